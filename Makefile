@@ -1,6 +1,9 @@
 # The front door. Everything else is meson.
 BUILD ?= build
 SHELL := /bin/bash
+# Random calls are new with every change of src, and the same each time that it is tested; `make soak` draws new ones.
+TREE := $(shell git rev-parse --short=8 HEAD:src 2>/dev/null)
+export KR_CHECK_SEED ?= $(shell printf %d 0x$(or $(TREE),1))
 
 help: ## print this help
 	@echo "krait: Mamba and attention models on any CPU and any NVIDIA GPU"; echo
@@ -41,6 +44,10 @@ test-python: build ## run the Python tests under every Python with torch found h
 lint: ## check the include law, forbidden calls, sizes
 	@python3 tools/lint_rooms.py
 
+soak: build ## random calls with new seeds, round after round for SOAK_MINUTES=10: every op on the CPU's rows and on the GPU's, emulated
+	@ninja -C $(BUILD)
+	@tools/soak $(BUILD) $(or $(SOAK_MINUTES),10)
+
 sanitize: build ## run the tests under ASan + UBSan, and the threaded ones under TSan
 	@tools/run-sanitizers
 
@@ -77,5 +84,5 @@ deb: ## Debian packages of program, library and headers, checked by lintian (int
 	@tools/setup deb
 	@tools/deb $(BUILD)
 
-.PHONY: quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
+.PHONY: soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

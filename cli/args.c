@@ -15,24 +15,25 @@
 
 enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 80, HELP_COLUMN = 26 };
 
-int kr_usage_error(const char *verb, const char *format, ...) {
+int cli_usage_error(const char *verb, const char *format, ...) {
   char text[4096];
   va_list list;
   va_start(list, format);
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
-  fprintf(kr_err(), "krait %s: %s; krait %s --help tells more\n", verb, kr_clean(text), verb);
+  fprintf(cli_err(), "krait %s: %s; krait %s --help tells more\n", verb, cli_clean(text), verb);
   return 2;
 }
 
-int kr_report(const char *verb, int32_t status) { return kr_report_detail(verb, status, krait_error_detail()); }
+int cli_report(const char *verb, int32_t status) { return cli_report_detail(verb, status, krait_error_detail()); }
 
-int kr_report_detail(const char *verb, int32_t status, const char *detail) {
+int cli_report_detail(const char *verb, int32_t status, const char *detail) {
   char text[2048];
   const char *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
-  if (kr_is_stopped()) return 1;                                          /* the signal's line is the only one */
-  snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status), *cure ? " (" : "", cure, *cure ? ")" : "");
-  fprintf(kr_err(), "%s\n", kr_clean(text));
+  if (cli_is_stopped()) return 1;                                          /* the signal's line is the only one */
+  snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status),
+           *cure ? " (" : "", cure, *cure ? ")" : "");
+  fprintf(cli_err(), "%s\n", cli_clean(text));
   return 1;
 }
 
@@ -61,12 +62,13 @@ static void print_option(char letter, const char *name, const char *value, const
   print_wrapped(help, HELP_COLUMN);
 }
 
-static void print_help(const kr_verb *verb) {
-  printf("usage: krait %s%s%s%s\n\n", verb->name, *verb->operands ? " " : "", verb->operands, verb->n_options ? " [options]" : "");
+static void print_help(const cli_verb *verb) {
+  printf("usage: krait %s%s%s%s\n\n", verb->name, *verb->operands ? " " : "", verb->operands,
+         verb->n_options ? " [options]" : "");
   print_wrapped(verb->summary, 0);
   printf("\n");
   for (int i = 0; i < verb->n_options; i++) {
-    const kr_option *o = &verb->options[i];
+    const cli_option *o = &verb->options[i];
     print_option(o->letter, o->name, o->value, o->help);
   }
   print_option(HELP, "help", NULL, "print this and stop");
@@ -74,20 +76,20 @@ static void print_help(const kr_verb *verb) {
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */
 
-static int read_number(const kr_verb *verb, const kr_option *option, const char *text) {
+static int read_number(const cli_verb *verb, const cli_option *option, const char *text) {
   char *end = NULL;
   errno = 0;
   long long whole = option->whole ? strtoll(text, &end, 10) : 0;
   double value = option->whole ? (double)whole : strtod(text, &end);
   if (end == text || *end || errno || !(value >= option->low && value <= option->high))
-    return kr_usage_error(verb->name, "--%s is '%s', not a %s from %.10g to %.10g", option->name, text,
+    return cli_usage_error(verb->name, "--%s is '%s', not a %s from %.10g to %.10g", option->name, text,
                           option->whole ? "whole number" : "number", option->low, option->high);
   if (option->whole) *option->whole = whole;
   else *option->real = value;
   return -1;
 }
 
-static int take_value(const kr_verb *verb, const kr_option *option, const char *text) {
+static int take_value(const cli_verb *verb, const cli_option *option, const char *text) {
   if (option->is_set) *option->is_set = 1;
   else if (option->text) *option->text = text;
   else return read_number(verb, option, text);
@@ -96,17 +98,17 @@ static int take_value(const kr_verb *verb, const kr_option *option, const char *
 
 /* ---- getopt ----------------------------------------------------------------------------------------------------- */
 
-typedef struct kr_getopt {
+typedef struct cli_getopt {
   struct option longs[MAX_OPTIONS + 2];
   char shorts[2 * MAX_OPTIONS + 4];
-} kr_getopt;
+} cli_getopt;
 
-static void make_tables(const kr_verb *verb, kr_getopt *tables) {
+static void make_tables(const cli_verb *verb, cli_getopt *tables) {
   char *s = tables->shorts;
   *s++ = ':'; /* a missing value is ':' rather than a line of getopt's own */
   *s++ = HELP;
   for (int i = 0; i < verb->n_options; i++) {
-    const kr_option *o = &verb->options[i];
+    const cli_option *o = &verb->options[i];
     tables->longs[i] = (struct option){o->name, o->value ? required_argument : no_argument, NULL, FIRST_LONG + i};
     if (!o->letter) continue;
     *s++ = o->letter;
@@ -117,34 +119,36 @@ static void make_tables(const kr_verb *verb, kr_getopt *tables) {
   tables->longs[verb->n_options + 1] = (struct option){0};
 }
 
-static const kr_option *find_option(const kr_verb *verb, int code) {
+static const cli_option *find_option(const cli_verb *verb, int code) {
   if (code >= FIRST_LONG) return &verb->options[code - FIRST_LONG];
   for (int i = 0; i < verb->n_options; i++)
     if (verb->options[i].letter == code) return &verb->options[i];
   return NULL;
 }
 
-static int check_operands(const kr_verb *verb, int n) {
-  if (n < verb->min_operands) return kr_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
-                                                    verb->name, verb->operands);
-  if (verb->max_operands >= 0 && n > verb->max_operands) return kr_usage_error(verb->name, "%d operands, at most %d are taken", n,
-                                                                               verb->max_operands);
+static int check_operands(const cli_verb *verb, int n) {
+  if (n < verb->min_operands)
+    return cli_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
+                           verb->name, verb->operands);
+  if (verb->max_operands >= 0 && n > verb->max_operands)
+    return cli_usage_error(verb->name, "%d operands, at most %d are taken", n, verb->max_operands);
   return -1;
 }
 
-int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand) {
-  kr_getopt tables;
-  if (verb->n_options > MAX_OPTIONS) return kr_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
+int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand) {
+  cli_getopt tables;
+  if (verb->n_options > MAX_OPTIONS)
+    return cli_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
   make_tables(verb, &tables);
   opterr = 0;
   optind = 0; /* start afresh */
   for (int code; (code = getopt_long(argc, argv, tables.shorts, tables.longs, NULL)) != -1;) {
     const char *word = argv[optind - 1];
-    if (code == ':') return kr_usage_error(verb->name, "option '%s' needs a value", word);
+    if (code == ':') return cli_usage_error(verb->name, "option '%s' needs a value", word);
     if (code == HELP) return print_help(verb), 0;
-    const kr_option *option = find_option(verb, code);
-    if (!option && optopt && optopt < FIRST_LONG) return kr_usage_error(verb->name, "unknown option '-%c'", optopt);
-    if (!option) return kr_usage_error(verb->name, "unknown, unclear or overfull option '%s'", word);
+    const cli_option *option = find_option(verb, code);
+    if (!option && optopt && optopt < FIRST_LONG) return cli_usage_error(verb->name, "unknown option '-%c'", optopt);
+    if (!option) return cli_usage_error(verb->name, "unknown, unclear or overfull option '%s'", word);
     int status = take_value(verb, option, optarg);
     if (status >= 0) return status;
   }
@@ -154,7 +158,7 @@ int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand)
 
 /* ---- where to compute ------------------------------------------------------------------------------------------- */
 
-int kr_device_parse(const char *text, int32_t *device) {
+int cli_device_parse(const char *text, int32_t *device) {
   char *end;
   *device = KRAIT_DEVICE_AUTO;
   if (!text || strcmp(text, "auto") == 0) return 0;
@@ -166,29 +170,32 @@ int kr_device_parse(const char *text, int32_t *device) {
   return *end || index > 1023 ? -1 : 0;
 }
 
-int kr_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask) {
+int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask) {
   uint64_t by_caps = KRAIT_CAPS_ALL, by_tier = KRAIT_CAPS_ALL;
   int32_t status = caps ? krait_caps_parse(caps, &by_caps) : KRAIT_OK;
   if (status == KRAIT_OK && tier) status = krait_tier_parse(tier, &by_tier);
   *mask = caps || tier ? by_caps & by_tier : 0;
-  return status < 0 ? kr_report(verb, status) + 1 : -1;
+  return status < 0 ? cli_report(verb, status) + 1 : -1;
 }
 
-int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx) {
-  krait_ctx_options options = {.size = sizeof options, .n_threads = (int32_t)run->n_threads, .fallback = run->no_fallback ? KRAIT_FALLBACK_NEVER : KRAIT_FALLBACK_DEFAULT};
-  if (kr_device_parse(run->device, &options.device) != 0) return kr_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N",
-                                                                                run->device);
-  int exit_status = kr_mask_parse(verb, run->caps, run->tier, &options.caps_mask);
+int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
+  krait_ctx_options options = {.size = sizeof options,
+                               .n_threads = (int32_t)run->n_threads,
+                               .fallback = run->no_fallback ? KRAIT_FALLBACK_NEVER : KRAIT_FALLBACK_DEFAULT};
+  if (cli_device_parse(run->device, &options.device) != 0)
+    return cli_usage_error(verb, "--device is '%s', not auto, cpu, cuda or cuda:N", run->device);
+  int exit_status = cli_mask_parse(verb, run->caps, run->tier, &options.caps_mask);
   if (exit_status >= 0) return exit_status;
-  if (run->tier && options.device == KRAIT_DEVICE_AUTO) options.device = KRAIT_DEVICE_CUDA(0); /* the CPU has no tiers */
+  if (run->tier && options.device == KRAIT_DEVICE_AUTO)
+    options.device = KRAIT_DEVICE_CUDA(0); /* the CPU has no tiers */
   int32_t status = krait_ctx_open(&options, ctx);
-  return status < 0 ? kr_report(verb, status) + 1 : -1;
+  return status < 0 ? cli_report(verb, status) + 1 : -1;
 }
 
-int kr_precision_parse(const char *verb, const char *text, uint32_t *precision) {
+int cli_precision_parse(const char *verb, const char *text, uint32_t *precision) {
   if (!text) return -1;
   if (strcmp(text, "fp32") == 0) *precision = KRAIT_PRECISION_FP32;
   else if (strcmp(text, "tf32") == 0) *precision = KRAIT_PRECISION_TF32;
-  else return kr_usage_error(verb, "--precision is '%s', not fp32 or tf32", text);
+  else return cli_usage_error(verb, "--precision is '%s', not fp32 or tf32", text);
   return -1;
 }

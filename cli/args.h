@@ -1,18 +1,20 @@
-/* args.h: one way for every verb to read its command line, on getopt_long: a table of options that is also the help text.
+/* args.h: one way for every verb to read its command line, on getopt_long: a table of options that is also the help
+ * text.
  *
- *   const kr_option options[] = {KR_TEXT("output", 'o', "FILE", &out, "write here"), KR_SWITCH("json", 0, &json, "print JSON")};
- *   const kr_verb verb = {"convert", "IN OUT.safetensors", "Converts weights.", options, KR_N(options), 2, 2};
- *   int first, status = kr_args_read(&verb, argc, argv, &first);
+ *   const cli_option options[] = {CLI_TEXT("output", 'o', "FILE", &out, "write here"), CLI_SWITCH("json", 0, &json,
+ *     "print JSON")};
+ *   const cli_verb verb = {"convert", "IN OUT.safetensors", "Converts weights.", options, CLI_N(options), 2, 2};
+ *   int first, status = cli_args_read(&verb, argc, argv, &first);
  *   if (status >= 0) return status;             the operands are argv[first] ... argv[argc - 1]
  */
-#ifndef KR_ARGS_H
-#define KR_ARGS_H
+#ifndef CLI_ARGS_H
+#define CLI_ARGS_H
 
 #include <krait/krait.h>
 
-#define KR_N(array) (int)(sizeof(array) / sizeof *(array))
+#define CLI_N(array) (int)(sizeof(array) / sizeof *(array))
 
-typedef struct kr_option {
+typedef struct cli_option {
   const char *name;  /* "weights" for --weights */
   char letter;       /* 'o' for -o, or 0 */
   const char *value; /* how the help calls the value, NULL for a switch */
@@ -22,53 +24,62 @@ typedef struct kr_option {
   int64_t *whole;
   double *real;
   double low, high;  /* range of whole and real */
-} kr_option;
+} cli_option;
 
-#define KR_SWITCH(name, letter, target, help) {name, letter, NULL, help, target, NULL, NULL, NULL, 0, 0}
-#define KR_TEXT(name, letter, value, target, help) {name, letter, value, help, NULL, target, NULL, NULL, 0, 0}
-#define KR_WHOLE(name, letter, value, target, low, high, help) {name, letter, value, help, NULL, NULL, target, NULL, low, high}
-#define KR_REAL(name, letter, value, target, low, high, help) {name, letter, value, help, NULL, NULL, NULL, target, low, high}
+#define CLI_SWITCH(name, letter, target, help) {name, letter, NULL, help, target, NULL, NULL, NULL, 0, 0}
+#define CLI_TEXT(name, letter, value, target, help) {name, letter, value, help, NULL, target, NULL, NULL, 0, 0}
+#define CLI_WHOLE(name, letter, value, target, low, high, help) \
+  {name, letter, value, help, NULL, NULL, target, NULL, low, high}
+#define CLI_REAL(name, letter, value, target, low, high, help) \
+  {name, letter, value, help, NULL, NULL, NULL, target, low, high}
 
-typedef struct kr_verb {
+typedef struct cli_verb {
   const char *name, *operands, *summary; /* "enhance", "IN... [-o OUT]", one or more sentences */
-  const kr_option *options;
+  const cli_option *options;
   int n_options;
   int min_operands, max_operands; /* max -1: any number */
-} kr_verb;
+} cli_verb;
 
-/* argv[0] is the verb's name; options and operands may mix, "--" ends options. -1: go on; otherwise the exit status (0 after
- * --help on standard output, 2 after a line on standard error). */
-int kr_args_read(const kr_verb *verb, int argc, char **argv, int *first_operand);
+/* argv[0] is the verb's name; options and operands may mix, "--" ends options. -1: go on; otherwise the exit status (0
+ * after --help on standard output, 2 after a line on standard error). */
+int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand);
 
-/* Where and how to compute, for every verb that computes: put KR_RUN_OPTIONS(&run) into its table. */
-typedef struct kr_run {
+/* Where and how to compute, for every verb that computes: put CLI_RUN_OPTIONS(&run) into its table. */
+typedef struct cli_run {
   const char *device, *tier, *caps; /* NULL: automatic, the best, all */
   int64_t n_threads;                /* 0: every core */
   int no_fallback;
-} kr_run;
-#define KR_RUN_OPTIONS(run)                                                                                                \
-  KR_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),                              \
-  KR_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"),                      \
-  KR_TEXT("caps", 0, "LIST", &(run)->caps, "use only these capabilities, or all but -NAME ones (krait info lists them)"),    \
-  KR_TIER_OPTION(&(run)->tier),                                                                                             \
-  KR_SWITCH("no-fallback", 0, &(run)->no_fallback, "stop with an error instead of taking a slower device, tier or row")
+} cli_run;
+#define CLI_RUN_OPTIONS(run)                                                                                \
+  CLI_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),             \
+      CLI_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"), \
+      CLI_TEXT("caps", 0, "LIST", &(run)->caps,                                                             \
+               "use only these capabilities, or all but -NAME ones (krait info lists them)"),               \
+      CLI_TIER_OPTION(&(run)->tier),                                                                        \
+      CLI_SWITCH("no-fallback", 0, &(run)->no_fallback,                                                     \
+                 "stop with an error instead of taking a slower device, tier or row")
 /* For verbs that choose a device in their own way. */
-#define KR_TIER_OPTION(tier) KR_TEXT("tier", 0, "NAME", tier, "of device code, on a GPU: base, ampere or hopper (default: the best that the device takes)")
+#define CLI_TIER_OPTION(tier)       \
+  CLI_TEXT("tier", 0, "NAME", tier, \
+           "of device code, on a GPU: base, ampere or hopper (default: the best that the device takes)")
 /* -1: *mask has only what both texts (NULL: all) allow, 0 without any; otherwise the exit status 2. */
-int kr_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
+int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
 /* 0: *device is a KRAIT_DEVICE_*; NULL is automatic. */
-int kr_device_parse(const char *text, int32_t *device);
+int cli_device_parse(const char *text, int32_t *device);
 /* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */
-int kr_run_open_ctx(const char *verb, const kr_run *run, krait_ctx **ctx);
+int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx);
 
-/* For verbs that run models. -1: *precision is a KRAIT_PRECISION_*, untouched where text is NULL; otherwise the exit status 2. */
-#define KR_PRECISION_OPTION(text, default_text) KR_TEXT("precision", 0, "P", text, "of products on a GPU: tf32 (tensor cores, where it has them) or fp32 (default: " default_text ")")
-int kr_precision_parse(const char *verb, const char *text, uint32_t *precision);
+/* For verbs that run models. -1: *precision is a KRAIT_PRECISION_*, untouched where text is NULL; otherwise the exit
+ * status 2. */
+#define CLI_PRECISION_OPTION(text, default_text) \
+  CLI_TEXT("precision", 0, "P", text,            \
+           "of products on a GPU: tf32 (tensor cores, where it has them) or fp32 (default: " default_text ")")
+int cli_precision_parse(const char *verb, const char *text, uint32_t *precision);
 
 /* One line on standard error: the verb, the library's last failure, its cure. Returns the exit status 1. */
-int kr_report(const char *verb, int32_t status);
-int kr_report_detail(const char *verb, int32_t status, const char *detail); /* of an error of another thread */
+int cli_report(const char *verb, int32_t status);
+int cli_report_detail(const char *verb, int32_t status, const char *detail); /* of an error of another thread */
 /* One line on standard error: the verb and the given text. Returns the exit status 2. */
-int kr_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int cli_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -1,5 +1,5 @@
-/* bench_data.c: krait bench data: how many training items a second this machine makes, when files are met for the first time and when they are known, beside
- * what a training step eats. */
+/* bench_data.c: krait bench data: how many training items a second this machine makes, when files are met for the first
+ * time and when they are known, beside what a training step eats. */
 #include "bench_data.h"
 
 #include <jansson.h>
@@ -30,9 +30,9 @@ static double wall_s(void) {
 
 static void report_line(void *user, const char *line) {
   ++*(int *)user;
-  fprintf(kr_err(), "krait bench: ");
-  kr_print_clean(kr_err(), line);
-  fprintf(kr_err(), "\n");
+  fprintf(cli_err(), "krait bench: ");
+  cli_print_clean(cli_err(), line);
+  fprintf(cli_err(), "\n");
 }
 
 /* Steps from *step on for about PHASE_S, at least least_steps. */
@@ -53,17 +53,29 @@ static int32_t time_steps(krait_data *data, int64_t *step, int64_t least_steps, 
 }
 
 static int tell(const krait_data *data, const rate *first, const rate *later, double step_ms, int n_bad, int as_json) {
-  const double batch = (double)krait_data_batch(data), item_s = (double)krait_data_samples(data) / SAMPLE_RATE_HZ, need = step_ms > 0 ? 1e3 * batch / step_ms : 0;
+  const double batch = (double)krait_data_batch(data), item_s = (double)krait_data_samples(data) / SAMPLE_RATE_HZ,
+               need = step_ms > 0 ? 1e3 * batch / step_ms : 0;
   const int keeps_up = step_ms <= 0 || later->items_per_s >= need;
   if (as_json)
-    return kr_print_json("bench", json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:i}", "items", (json_int_t)krait_data_n_items(data), "batch", (json_int_t)krait_data_batch(data), "item_s",
-                                            item_s, "first_items_per_s", first->items_per_s, "items_per_s", later->items_per_s, "cpu_s_per_item", later->cpu_s, "shortest_step_ms", 1e3 * batch / later->items_per_s,
-                                            "needed_items_per_s", need, "keeps_up", keeps_up, "bad_files", n_bad), JSON_INDENT(2)) || !keeps_up;
-  printf("data: %lld items of %.2f s an epoch, batch %lld\n", (long long)krait_data_n_items(data), item_s, (long long)krait_data_batch(data));
-  printf("  files met first  %8.1f items/s   %8.1f s of sound per second\n", first->items_per_s, first->items_per_s * item_s);
-  printf("  from then on     %8.1f items/s   %8.1f s of sound per second, a step each %.1f ms\n", later->items_per_s, later->items_per_s * item_s, 1e3 * batch / later->items_per_s);
+    return cli_print_json(
+               "bench",
+               json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:i}", "items",
+                         (json_int_t)krait_data_n_items(data), "batch", (json_int_t)krait_data_batch(data), "item_s",
+                         item_s, "first_items_per_s", first->items_per_s, "items_per_s", later->items_per_s,
+                         "cpu_s_per_item", later->cpu_s, "shortest_step_ms", 1e3 * batch / later->items_per_s,
+                         "needed_items_per_s", need, "keeps_up", keeps_up, "bad_files", n_bad),
+               JSON_INDENT(2)) ||
+           !keeps_up;
+  printf("data: %lld items of %.2f s an epoch, batch %lld\n", (long long)krait_data_n_items(data), item_s,
+         (long long)krait_data_batch(data));
+  printf("  files met first  %8.1f items/s   %8.1f s of sound per second\n", first->items_per_s,
+         first->items_per_s * item_s);
+  printf("  from then on     %8.1f items/s   %8.1f s of sound per second, a step each %.1f ms\n", later->items_per_s,
+         later->items_per_s * item_s, 1e3 * batch / later->items_per_s);
   printf("  processor time   %8.2f ms an item first, %.2f ms from then on\n", first->cpu_s * 1e3, later->cpu_s * 1e3);
-  if (step_ms > 0) printf("  a step of %g ms needs %.1f items/s: %s, %.1f times\n", step_ms, need, keeps_up ? "there are enough" : "TOO FEW", later->items_per_s / need);
+  if (step_ms > 0)
+    printf("  a step of %g ms needs %.1f items/s: %s, %.1f times\n", step_ms, need,
+           keeps_up ? "there are enough" : "TOO FEW", later->items_per_s / need);
   if (n_bad) printf("  %d bad recordings left out\n", n_bad);
   return !keeps_up;
 }
@@ -74,17 +86,19 @@ int bench_data(char **arguments, int n_arguments, double step_ms, int as_json) {
   int n_bad = 0;
   int64_t step = 0;
   const int has_file = n_arguments > 0 && !strchr(arguments[0], '=');
-  kr_hush_libraries();
-  kr_catch_signals("bench");
-  int32_t status = krait_data_open(has_file ? arguments[0] : NULL, (const char *const *)arguments + has_file, n_arguments - has_file, "train", report_line, &n_bad, &data);
-  if (status < 0) return kr_report("bench", status) + 1;
+  cli_hush_libraries();
+  cli_catch_signals("bench");
+  int32_t status = krait_data_open(has_file ? arguments[0] : NULL, (const char *const *)arguments + has_file,
+                                   n_arguments - has_file, "train", report_line, &n_bad, &data);
+  if (status < 0) return cli_report("bench", status) + 1;
   const size_t n = (size_t)(krait_data_batch(data) * krait_data_samples(data));
   float *noisy = malloc(n * sizeof *noisy), *clean = malloc(n * sizeof *clean);
   if (!noisy || !clean) status = KRAIT_ERR_NO_MEMORY;
   if (status >= 0) status = time_steps(data, &step, 1, noisy, clean, &first);
   int64_t again = 0; /* the same steps once more */
   if (status >= 0) status = time_steps(data, &again, 1, noisy, clean, &later);
-  const int exit_status = status < 0 ? kr_report("bench", status) + 1 : tell(data, &first, &later, step_ms, n_bad, as_json);
+  const int exit_status =
+      status < 0 ? cli_report("bench", status) + 1 : tell(data, &first, &later, step_ms, n_bad, as_json);
   free(noisy);
   free(clean);
   krait_data_close(&data);

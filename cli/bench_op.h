@@ -1,8 +1,9 @@
 /* bench_op.h: the part of krait bench that times one operator. */
-#ifndef KR_BENCH_OP_H
-#define KR_BENCH_OP_H
+#ifndef CLI_BENCH_OP_H
+#define CLI_BENCH_OP_H
 #include "args.h"
 /* rows: NULL for the best row, "all", or the name of one. The exit status. */
-int kr_bench_dtype(const char *text, int32_t *dtype); /* -1: it is one; otherwise the exit status 2. NULL is float32 */
-int bench_op(const char *op, const char *shape, const char *dtype, const char *rows, int with_reference, int as_json, const kr_run *run);
+int cli_bench_dtype(const char *text, int32_t *dtype); /* -1: it is one; otherwise the exit status 2. NULL is float32 */
+int bench_op(const char *op, const char *shape, const char *dtype, const char *rows, int with_reference, int as_json,
+             const cli_run *run);
 #endif

@@ -1,4 +1,5 @@
-/* bench_train.c: krait bench train: what a step of training takes, whole and without its discriminator, and where the time goes. */
+/* bench_train.c: krait bench train: what a step of training takes, whole and without its discriminator, and where the
+ * time goes. */
 #include "bench_train.h"
 
 #include <jansson.h>
@@ -27,10 +28,13 @@ typedef struct kinds {
 static void add_call(void *user, const char *node, const char *op, const char *row, double seconds) {
   kinds *k = user;
   int i = 0;
-  while (i < k->n && (strcmp(k->all[i].op, op) != 0 || strncmp(k->all[i].row, row, sizeof k->all[i].row - 1) != 0 || strncmp(k->all[i].node, node, sizeof k->all[i].node - 1) != 0)) i++;
+  while (i < k->n && (strcmp(k->all[i].op, op) != 0 || strncmp(k->all[i].row, row, sizeof k->all[i].row - 1) != 0 ||
+                      strncmp(k->all[i].node, node, sizeof k->all[i].node - 1) != 0))
+    i++;
   if (i == MOST_KINDS) return;
   if (i == k->n) {
-    snprintf(k->all[i].op, sizeof k->all[i].op, "%s", op), snprintf(k->all[i].row, sizeof k->all[i].row, "%s", row), snprintf(k->all[i].node, sizeof k->all[i].node, "%s", node);
+    snprintf(k->all[i].op, sizeof k->all[i].op, "%s", op), snprintf(k->all[i].row, sizeof k->all[i].row, "%s", row),
+        snprintf(k->all[i].node, sizeof k->all[i].node, "%s", node);
     k->n++;
   }
   k->all[i].seconds += seconds, k->all[i].n_calls++;
@@ -47,40 +51,52 @@ static void print_kinds(kinds *k) {
   qsort(k->all, (size_t)k->n, sizeof *k->all, longest_first);
   printf("calls one by one, %.1f ms in all:\n", 1e3 * all);
   for (int i = 0; i < k->n; i++) {
-    if (i < 60) printf("  %8.3f ms %5ld x  %-20s %-26s %s\n", 1e3 * k->all[i].seconds, k->all[i].n_calls, k->all[i].op, k->all[i].row, k->all[i].node);
+    if (i < 60)
+      printf("  %8.3f ms %5ld x  %-20s %-26s %s\n", 1e3 * k->all[i].seconds, k->all[i].n_calls, k->all[i].op,
+             k->all[i].row, k->all[i].node);
     else rest += k->all[i].seconds;
   }
   if (rest > 0) printf("  %8.3f ms          others\n", 1e3 * rest);
 }
 
 static json_t *times_json(const krait_train_times *t, const kinds *k) {
-  json_t *calls = json_array(), *all = json_pack("{s:I, s:I, s:f, s:f, s:I, s:I}", "batch", (json_int_t)t->batch, "frames", (json_int_t)t->frames, "step_ms", 1e3 * t->step_s, "generator_ms", 1e3 * t->generator_s,
-                                                "step_bytes", (json_int_t)t->step_bytes, "generator_bytes", (json_int_t)t->generator_bytes);
+  json_t *calls = json_array(),
+         *all = json_pack("{s:I, s:I, s:f, s:f, s:I, s:I}", "batch", (json_int_t)t->batch, "frames",
+                          (json_int_t)t->frames, "step_ms", 1e3 * t->step_s, "generator_ms", 1e3 * t->generator_s,
+                          "step_bytes", (json_int_t)t->step_bytes, "generator_bytes", (json_int_t)t->generator_bytes);
   for (int i = 0; i < k->n; i++)
-    json_array_append_new(calls, json_pack("{s:s, s:s, s:s, s:I, s:f}", "node", k->all[i].node, "op", k->all[i].op, "row", k->all[i].row, "calls", (json_int_t)k->all[i].n_calls, "ms", 1e3 * k->all[i].seconds));
+    json_array_append_new(
+        calls, json_pack("{s:s, s:s, s:s, s:I, s:f}", "node", k->all[i].node, "op", k->all[i].op, "row", k->all[i].row,
+                         "calls", (json_int_t)k->all[i].n_calls, "ms", 1e3 * k->all[i].seconds));
   json_object_set_new(all, "calls", calls);
   return all;
 }
 
-int bench_train(char **arguments, int n_arguments, const kr_run *run, int64_t n_steps, int by_call, int as_json) {
+int bench_train(char **arguments, int n_arguments, const cli_run *run, int64_t n_steps, int by_call, int as_json) {
   static kinds all;
   krait_ctx *ctx = NULL;
   const char *config = n_arguments > 0 && !strchr(arguments[0], '=') ? arguments[0] : NULL;
   const int skip = config != NULL;
-  const krait_train_options options = {.size = sizeof options, .config = config, .settings = (const char *const *)arguments + skip, .n_settings = n_arguments - skip};
+  const krait_train_options options = {.size = sizeof options,
+                                       .config = config,
+                                       .settings = (const char *const *)arguments + skip,
+                                       .n_settings = n_arguments - skip};
   krait_train_times times = {.size = sizeof times, .n_steps = (uint32_t)n_steps};
   for (int i = skip; i < n_arguments; i++)
-    if (!strchr(arguments[i], '=')) return kr_usage_error("bench", "'%s' is no setting NAME=VALUE", arguments[i]);
-  const int opened = kr_run_open_ctx("bench", run, &ctx);
+    if (!strchr(arguments[i], '=')) return cli_usage_error("bench", "'%s' is no setting NAME=VALUE", arguments[i]);
+  const int opened = cli_run_open_ctx("bench", run, &ctx);
   if (opened >= 0) return opened;
   const int32_t status = krait_train_time(ctx, &options, &times, by_call ? add_call : NULL, &all);
   int failed = 0;
-  if (status >= 0 && as_json) failed = kr_print_json("bench", times_json(&times, &all), JSON_INDENT(2));
+  if (status >= 0 && as_json) failed = cli_print_json("bench", times_json(&times, &all), JSON_INDENT(2));
   else if (status >= 0) {
-    printf("batch %lld, %lld frames: a step %.2f ms, %.0f MB between operators; without a discriminator %.2f ms, %.0f MB\n", (long long)times.batch, (long long)times.frames, 1e3 * times.step_s,
-           1e-6 * (double)times.step_bytes, 1e3 * times.generator_s, 1e-6 * (double)times.generator_bytes);
+    printf(
+        "batch %lld, %lld frames: a step %.2f ms, %.0f MB between operators; without a discriminator %.2f ms, %.0f "
+        "MB\n",
+        (long long)times.batch, (long long)times.frames, 1e3 * times.step_s, 1e-6 * (double)times.step_bytes,
+        1e3 * times.generator_s, 1e-6 * (double)times.generator_bytes);
     if (by_call) print_kinds(&all);
   }
   krait_ctx_close(&ctx);
-  return status < 0 ? kr_report("bench", status) + 1 : failed;
+  return status < 0 ? cli_report("bench", status) + 1 : failed;
 }

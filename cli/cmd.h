@@ -1,7 +1,7 @@
 /* cmd.h: the verbs. Each gets its own name as argv[0] and returns the exit status: 0 done, 1 the answer is no or the
  * work failed, 2 bad usage or it could not run. */
-#ifndef KR_CMD_H
-#define KR_CMD_H
+#ifndef CLI_CMD_H
+#define CLI_CMD_H
 int cmd_bench(int argc, char **argv);
 int cmd_classify(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
@@ -12,6 +12,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_devices(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_live(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_selftest(int argc, char **argv);
 int cmd_train(int argc, char **argv);

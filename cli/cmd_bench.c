@@ -1,5 +1,5 @@
-/* cmd_bench.c: krait bench: how long things take here. Wall-clock medians and bests, and processor time, which a busy machine
- * disturbs less. */
+/* cmd_bench.c: krait bench: how long things take here. Wall-clock medians and bests, and processor time, which a busy
+ * machine disturbs less. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +13,7 @@
 #include "bench_generate.h"
 #include "bench_op.h"
 #include "bench_seedvr.h"
+#include "bench_tower.h"
 #include "bench_train.h"
 #include "cmd.h"
 #include "say.h"
@@ -25,13 +26,14 @@ typedef struct settings {
   const char *shape, *dtype, *rows, *sizes;
   int64_t n_prompt, n_tokens;
   double step_ms;
-  kr_run run;
+  cli_run run;
   const char *precision;
   krait_model_options model;
 } settings;
 
 typedef struct timing {
-  double open_s, median_s, best_s, cpu_s, device_s, audio_s; /* cpu_s: least processor time of a run, all threads together; device_s: median */
+  double open_s, median_s, best_s, cpu_s, device_s,
+      audio_s; /* cpu_s: least processor time of a run, all threads together; device_s: median */
 } timing;
 
 static double wall_s(void) {
@@ -70,7 +72,8 @@ static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bi
   float *in = malloc((size_t)n * sizeof *in), *com = malloc((size_t)n * sizeof *com);
   if (!in || !com) status = KRAIT_ERR_NO_MEMORY;
   else fill(in, n);
-  for (int64_t i = -3; status >= 0 && i < s->n_runs; i++) { /* the first three warm up: a GPU loads its kernels, then records a graph */
+  for (int64_t i = -3; status >= 0 && i < s->n_runs;
+       i++) { /* the first three warm up: a GPU loads its kernels, then records a graph */
     const double start_s = wall_s();
     const clock_t start = clock();
     status = krait_primeknet_forward(session, s->batch, s->n_frames, in, NULL, NULL, com);
@@ -92,12 +95,14 @@ static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bi
 }
 
 static json_t *timing_json(const settings *s, const krait_ctx *ctx, const timing *t) {
-  return json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames", (json_int_t)s->n_frames, "threads", krait_ctx_n_threads(ctx), "audio_s",
-                   t->audio_s, "open_s", t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s, "device_s", t->device_s);
+  return json_pack("{s:I, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "batch", (json_int_t)s->batch, "frames",
+                   (json_int_t)s->n_frames, "threads", krait_ctx_n_threads(ctx), "audio_s", t->audio_s, "open_s",
+                   t->open_s, "median_s", t->median_s, "best_s", t->best_s, "cpu_s", t->cpu_s, "device_s", t->device_s);
 }
 
 static void print_timing(const settings *s, const krait_ctx *ctx, const timing *t) {
-  printf("primeknet: batch %lld, %lld frames (%.2f s of audio), %d threads\n", (long long)s->batch, (long long)s->n_frames, t->audio_s, krait_ctx_n_threads(ctx));
+  printf("primeknet: batch %lld, %lld frames (%.2f s of audio), %d threads\n", (long long)s->batch,
+         (long long)s->n_frames, t->audio_s, krait_ctx_n_threads(ctx));
   printf("  open             %8.1f ms\n", t->open_s * 1e3);
   printf("  forward, median  %8.1f ms   %.4f s per second of audio\n", t->median_s * 1e3, t->median_s / t->audio_s);
   printf("  forward, best    %8.1f ms   %.4f s per second of audio\n", t->best_s * 1e3, t->best_s / t->audio_s);
@@ -105,7 +110,8 @@ static void print_timing(const settings *s, const krait_ctx *ctx, const timing *
   printf("  processor time   %8.1f ms   %.4f s per second of audio\n", t->cpu_s * 1e3, t->cpu_s / t->audio_s);
 }
 
-static void print_kernel(void *user, const char *kernel, int64_t n_launches, double seconds, double flops, double bytes) {
+static void print_kernel(void *user, const char *kernel, int64_t n_launches, double seconds, double flops,
+                         double bytes) {
   (void)user;
   printf("  %-24s %5lld launches %9.3f ms", kernel, (long long)n_launches, seconds * 1e3);
   if (flops > 0) printf(" %8.1f TFLOP/s %8.0f GB/s", flops / seconds * 1e-12, bytes / seconds * 1e-9);
@@ -129,7 +135,7 @@ static int bench_primeknet(const settings *given) {
   krait_session *session = NULL;
   timing t = {0};
   int64_t hop = 0, n_bins = 0;
-  int exit_status = kr_run_open_ctx("bench", &s->run, &ctx);
+  int exit_status = cli_run_open_ctx("bench", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const double start_s = wall_s();
   int32_t status = krait_model_open(ctx, &s->model, &model);
@@ -139,69 +145,119 @@ static int bench_primeknet(const settings *given) {
   if (status >= 0) status = time_runs(s, session, n_bins, &t);
   t.audio_s = (double)(s->batch * (s->n_frames > 1 ? s->n_frames - 1 : 1) * hop) / SAMPLE_RATE_HZ;
   int failed = 0;
-  if (status >= 0 && s->as_json) failed = kr_print_json("bench", timing_json(s, ctx, &t), JSON_INDENT(2));
+  if (status >= 0 && s->as_json) failed = cli_print_json("bench", timing_json(s, ctx, &t), JSON_INDENT(2));
   else if (status >= 0) print_timing(s, ctx, &t);
   if (status >= 0 && s->by_kernel) status = time_kernels(s, session, n_bins);
   krait_session_close(&session);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
-  return status < 0 ? kr_report("bench", status) + 1 : failed;
+  return status < 0 ? cli_report("bench", status) + 1 : failed;
 }
 
 static int bench_generate(const settings *s) {
-  kr_bench_generate b = {.model = s->sizes ? s->sizes : "mamba-130m", .batch = s->batch, .n_prompt = s->n_prompt, .n_tokens = s->n_tokens, .as_json = s->as_json, .by_kernel = s->by_kernel, .narrow_states = s->narrow_states};
-  const int is_q8 = s->dtype && strcmp(s->dtype, "q8_0") == 0, is_q4k = s->dtype && strcmp(s->dtype, "q4_k") == 0, exit_status = is_q8 || is_q4k ? -1 : kr_bench_dtype(s->dtype, &b.dtype);
+  cli_bench_generate b = {.model = s->sizes ? s->sizes : "mamba-130m",
+                          .batch = s->batch,
+                          .n_prompt = s->n_prompt,
+                          .n_tokens = s->n_tokens,
+                          .as_json = s->as_json,
+                          .by_kernel = s->by_kernel,
+                          .narrow_states = s->narrow_states};
+  const int is_q8 = s->dtype && strcmp(s->dtype, "q8_0") == 0, is_q4k = s->dtype && strcmp(s->dtype, "q4_k") == 0,
+            exit_status = is_q8 || is_q4k ? -1 : cli_bench_dtype(s->dtype, &b.dtype);
   if (is_q8 || is_q4k) b.dtype = is_q8 ? KRAIT_I32 : KRAIT_U8;
-  return exit_status >= 0 ? exit_status : kr_bench_generate_run(&s->run, &b);
+  return exit_status >= 0 ? exit_status : cli_bench_generate_run(&s->run, &b);
 }
 
 static int bench_describe(const settings *s) {
   int32_t dtype;
-  const int exit_status = kr_bench_dtype(s->dtype, &dtype);
-  return exit_status >= 0 ? exit_status : kr_bench_describe_run(&s->run, dtype, s->n_tokens, s->as_json);
+  const int exit_status = cli_bench_dtype(s->dtype, &dtype);
+  return exit_status >= 0 ? exit_status : cli_bench_describe_run(&s->run, dtype, s->n_tokens, s->as_json);
 }
 
 static int bench_seedvr(const settings *s) {
-  kr_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json, .by_kernel = s->by_kernel};
-  const int exit_status = kr_bench_dtype(s->dtype, &b.dtype);
-  return exit_status >= 0 ? exit_status : kr_bench_seedvr_run(&s->run, &b);
+  cli_bench_seedvr b = {.variant = s->sizes, .n_frames = s->n_frames, .as_json = s->as_json, .by_kernel = s->by_kernel};
+  const int exit_status = cli_bench_dtype(s->dtype, &b.dtype);
+  return exit_status >= 0 ? exit_status : cli_bench_seedvr_run(&s->run, &b);
+}
+
+static int bench_tower(const char *family, const settings *s) {
+  cli_bench_tower b = {.family = family,
+                       .sizes = s->sizes,
+                       .n_frames = s->n_frames,
+                       .n_runs = s->n_runs,
+                       .as_json = s->as_json,
+                       .by_kernel = s->by_kernel};
+  const int exit_status = cli_bench_dtype(s->dtype, &b.dtype);
+  return exit_status >= 0 ? exit_status : cli_bench_tower_run(&s->run, &b);
 }
 
 int cmd_bench(int argc, char **argv) {
   int first;
   settings s = {.batch = 1, .n_runs = 5, .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
-  const kr_option options[] = {
-      KR_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
-      KR_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
-      KR_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000, "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip (default: 1, 21 and 121; on a CPU 1)"),
-      KR_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
-      KR_TEXT("sizes", 0, "MODEL", &s.sizes, "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both)"),
-      KR_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
-      KR_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
-      KR_SWITCH("narrow-states", 0, &s.narrow_states, "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
-      KR_SWITCH("kernels", 0, &s.by_kernel, "also time the kernels of the denoiser (on a GPU), the calls of a training step or of SeedVR's blocks, or the kinds of calls of a prompt and a step of generate"),
-      KR_TEXT("shape", 0, "SIZES", &s.shape, "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named by its end: causal, tf32"),
-      KR_TEXT("dtype", 0, "TYPE", &s.dtype, "of an operator, or of generate's, describe's and seedvr's weights: float32, float16 or bfloat16 (default: float32); of generate also q8_0 and q4_k"),
-      KR_TEXT("rows", 0, "ROW", &s.rows, "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
-      KR_REAL("step", 0, "MS", &s.step_ms, 0, 1e6, "of the data: what a training step takes; exit status 1 where the data are slower"),
-      KR_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
-      KR_SWITCH("json", 0, &s.as_json, "print JSON"),
-      KR_PRECISION_OPTION(&s.precision, "tf32"),
-      KR_RUN_OPTIONS(&s.run),
+  const cli_option options[] = {
+      CLI_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
+      CLI_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
+      CLI_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000,
+                "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip "
+                "(default: 1, 21 and 121; on a CPU 1); of videomamba: of the clip (default: 8); of clip: pictures "
+                "(default: 16)"),
+      CLI_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
+      CLI_TEXT(
+          "sizes", 0, "MODEL", &s.sizes,
+          "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, "
+          "qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both); of videomamba: "
+          "t16, s16 or m16 (default: m16); of clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 "
+          "(default: base-patch16)"),
+      CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
+      CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
+      CLI_SWITCH("narrow-states", 0, &s.narrow_states,
+                 "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
+      CLI_SWITCH("kernels", 0, &s.by_kernel,
+                 "also time the kernels of the denoiser (on a GPU), the calls of a training step, of SeedVR's "
+                 "blocks or of a tower, or the kinds of calls of a prompt and a step of generate"),
+      CLI_TEXT("shape", 0, "SIZES", &s.shape,
+               "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named "
+               "by its end: causal, tf32"),
+      CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
+               "of an operator, or of the weights of generate, describe, seedvr, videomamba and clip: float32, "
+               "float16 or bfloat16 (default: float32); of generate also q8_0 and q4_k"),
+      CLI_TEXT(
+          "rows", 0, "ROW", &s.rows,
+          "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
+      CLI_REAL("step", 0, "MS", &s.step_ms, 0, 1e6,
+               "of the data: what a training step takes; exit status 1 where the data are slower"),
+      CLI_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
+      CLI_SWITCH("json", 0, &s.as_json, "print JSON"),
+      CLI_PRECISION_OPTION(&s.precision, "tf32"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"bench", "WHAT [CONFIG] [NAME=VALUE]...",
-                        "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random weights), describe (Mobile-VideoGPT with random weights, from decoded frames on), seedvr (blocks at 1280 x 720, random weights), data (the making of training items) or train (a step of training), both told as krait train would be, or an operator by its name. An operator stands beside the machine's copies, "
-                        "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls that take copies of the "
-                        "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.", options, KR_N(options), 1, -1};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
-  if (exit_status < 0) exit_status = kr_precision_parse("bench", s.precision, &s.model.precision);
+  const cli_verb verb = {
+      "bench",
+      "WHAT [CONFIG] [NAME=VALUE]...",
+      "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random "
+      "weights), describe (Mobile-VideoGPT with random weights, from decoded frames on), videomamba and clip (its two "
+      "towers by themselves, and the other published sizes), seedvr (blocks at 1280 x 720, "
+      "random weights), data (the making of training items) or train (a step of training), both told as krait train "
+      "would be, or an operator by its name. An operator stands beside the machine's copies, "
+      "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls "
+      "that take copies of the "
+      "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.",
+      options,
+      CLI_N(options),
+      1,
+      -1};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = cli_precision_parse("bench", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   if (strcmp(argv[first], "data") == 0) return bench_data(argv + first + 1, argc - first - 1, s.step_ms, s.as_json);
-  if (strcmp(argv[first], "train") == 0) return bench_train(argv + first + 1, argc - first - 1, &s.run, s.n_runs, s.by_kernel, s.as_json);
-  if (argc - first > 1) return kr_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
+  if (strcmp(argv[first], "train") == 0)
+    return bench_train(argv + first + 1, argc - first - 1, &s.run, s.n_runs, s.by_kernel, s.as_json);
+  if (argc - first > 1)
+    return cli_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);
   if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);
   if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
+  if (strcmp(argv[first], "videomamba") == 0 || strcmp(argv[first], "clip") == 0) return bench_tower(argv[first], &s);
   return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
 }

@@ -16,7 +16,7 @@ typedef struct settings {
   const char *weights, *labels;
   int64_t top;
   int as_json;
-  kr_run run;
+  cli_run run;
 } settings;
 
 typedef struct labels {
@@ -27,14 +27,15 @@ typedef struct labels {
 static int read_names(const char *path, int64_t n, labels *names) {
   size_t bytes = 0;
   if (!path) return -1;
-  const int exit_status = kr_text_read("classify", path, &names->text, &bytes);
+  const int exit_status = cli_text_read("classify", path, &names->text, &bytes);
   if (exit_status >= 0) return exit_status;
   names->of = calloc((size_t)n, sizeof *names->of);
   int64_t found = 0;
   for (char *line = names->of ? strtok(names->text, "\r\n") : NULL; line; line = strtok(NULL, "\r\n"), found++)
     if (found < n) names->of[found] = line;
   if (found == n) return -1;
-  return kr_usage_error("classify", "%s has %lld labels, the weights have %lld classes", path, (long long)found, (long long)n);
+  return cli_usage_error("classify", "%s has %lld labels, the weights have %lld classes", path, (long long)found,
+                         (long long)n);
 }
 
 static int64_t best_of(const float *p, int64_t n) {
@@ -44,20 +45,24 @@ static int64_t best_of(const float *p, int64_t n) {
   return best;
 }
 
-static int print_one(const settings *s, const char *path, float *p, int64_t n, const int64_t *at, int64_t n_frames, const labels *names) {
+static int print_one(const settings *s, const char *path, float *p, int64_t n, const int64_t *at, int64_t n_frames,
+                     const labels *names) {
   json_t *classes = json_array(), *frames = json_array();
   for (int64_t i = 0; i < n_frames; i++) json_array_append_new(frames, json_integer(at[i]));
-  if (!s->as_json) kr_print_clean(stdout, path), printf("\n");
+  if (!s->as_json) cli_print_clean(stdout, path), printf("\n");
   for (int64_t k = 0; k < s->top && k < n; k++) {
     const int64_t i = best_of(p, n);
     char *label = names->of ? names->of[i] : NULL;
-    if (!s->as_json) printf("  %6.2f %%  %lld%s%s\n", (double)p[i] * 100, (long long)i, label ? "  " : "", label ? kr_clean(label) : "");
-    json_array_append_new(classes, json_pack("{s:I, s:f, s:s*}", "class", (json_int_t)i, "probability", (double)p[i], "label", label));
+    if (!s->as_json)
+      printf("  %6.2f %%  %lld%s%s\n", (double)p[i] * 100, (long long)i, label ? "  " : "",
+             label ? cli_clean(label) : "");
+    json_array_append_new(
+        classes, json_pack("{s:I, s:f, s:s*}", "class", (json_int_t)i, "probability", (double)p[i], "label", label));
     p[i] = -1;
   }
   json_t *report = json_pack("{s:o, s:o}", "frames", frames, "classes", classes);
-  kr_json_set_name(report, "file", path);
-  if (s->as_json) return kr_print_json("classify", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
+  cli_json_set_name(report, "file", path);
+  if (s->as_json) return cli_print_json("classify", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
   json_decref(report);
   return 0;
 }
@@ -70,9 +75,9 @@ static int classify_files(const settings *s, krait_classifier *classifier, char 
   int failed = p && at ? read_names(s->labels, n, &names) : 1;
   if (failed < 0) {
     failed = 0;
-    for (int i = 0; i < n_paths && !kr_is_stopped(); i++) {
+    for (int i = 0; i < n_paths && !cli_is_stopped(); i++) {
       const int32_t status = krait_classifier_file(classifier, paths[i], p, at);
-      if (status < 0) failed |= kr_report("classify", status);
+      if (status < 0) failed |= cli_report("classify", status);
       else failed |= print_one(s, paths[i], p, n, at, n_frames, &names);
     }
   }
@@ -83,24 +88,31 @@ static int classify_files(const settings *s, krait_classifier *classifier, char 
 int cmd_classify(int argc, char **argv) {
   int first;
   settings s = {.top = 5};
-  const kr_option options[] = {
-      KR_TEXT("weights", 'w', "FILE", &s.weights, "VideoMamba with a head: upstream's .pth, or safetensors"),
-      KR_TEXT("labels", 0, "FILE", &s.labels, "the classes' names, one a line"),
-      KR_WHOLE("top", 0, "N", &s.top, 1, 1000000, "print the N likeliest classes (default: 5)"),
-      KR_SWITCH("json", 0, &s.as_json, "print a JSON object for each file"),
-      KR_RUN_OPTIONS(&s.run),
+  const cli_option options[] = {
+      CLI_TEXT("weights", 'w', "FILE", &s.weights, "VideoMamba with a head: upstream's .pth, or safetensors"),
+      CLI_TEXT("labels", 0, "FILE", &s.labels, "the classes' names, one a line"),
+      CLI_WHOLE("top", 0, "N", &s.top, 1, 1000000, "print the N likeliest classes (default: 5)"),
+      CLI_SWITCH("json", 0, &s.as_json, "print a JSON object for each file"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"classify", "FILM|PICTURE...", "Says what films and pictures show: frames spread evenly over a film go through VideoMamba. Needs FFmpeg's libavfilter.", options, KR_N(options), 1, -1};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {"classify",
+                         "FILM|PICTURE...",
+                         "Says what films and pictures show: frames spread evenly over a film go through VideoMamba. "
+                         "Needs FFmpeg's libavfilter.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         -1};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (!s.weights) return kr_usage_error(verb.name, "--weights is missing: a file with VideoMamba's weights");
+  if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a file with VideoMamba's weights");
   krait_ctx *ctx = NULL;
   krait_classifier *classifier = NULL;
-  kr_catch_signals(verb.name);
-  exit_status = kr_run_open_ctx(verb.name, &s.run, &ctx);
+  cli_catch_signals(verb.name);
+  exit_status = cli_run_open_ctx(verb.name, &s.run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_classifier_open(ctx, s.weights, &classifier);
-  exit_status = status < 0 ? kr_report(verb.name, status) : classify_files(&s, classifier, argv + first, argc - first);
+  exit_status = status < 0 ? cli_report(verb.name, status) : classify_files(&s, classifier, argv + first, argc - first);
   krait_classifier_close(&classifier);
   krait_ctx_close(&ctx);
   return exit_status;

@@ -14,9 +14,9 @@
 
 typedef struct settings {
   const char *weights, *tokenizer, *frames;
-  kr_telling telling;
+  cli_telling telling;
   int as_json, force;
-  kr_run run;
+  cli_run run;
 } settings;
 
 /* One film, one question, and what came of them. */
@@ -25,67 +25,67 @@ typedef struct work {
   const char *path, *question;
   krait_describer *describer;
   krait_film film;
-  kr_story story;
+  cli_story story;
   double start_s, read_s, first_s, end_s;
 } work;
 
 /* ---- results ---- */
 
 static void print_rates(const work *w) {
-  const kr_story *o = &w->story;
+  const cli_story *o = &w->story;
   const double seconds = w->end_s - w->read_s;
-  FILE *err = kr_err();
+  FILE *err = cli_err();
   fprintf(err, "looked at %d of %lld frames", w->film.n, (long long)w->film.n_frames);
   if (w->film.n < KRAIT_FILM_FRAMES)
     fprintf(err, " and %d black ones, which the model wants", KRAIT_FILM_FRAMES - w->film.n);
-  fprintf(
-      err,
-      " (decoding %.3f s, towers %.3f s), read %lld tokens in %.3f s, first token after %.3f s, generated %lld in %.3f s (%.1f/s)\n",
-      w->film.read_s, w->film.look_s, (long long)o->n_read, w->read_s - w->start_s,
-      w->first_s - w->start_s + w->film.look_s, (long long)o->n_drawn, seconds,
-      seconds > 0 ? (double)o->n_drawn / seconds : 0);
+  fprintf(err,
+          " (decoding %.3f s, towers %.3f s), read %lld tokens in %.3f s, first token after %.3f s, generated %lld in "
+          "%.3f s (%.1f/s)\n",
+          w->film.read_s, w->film.look_s, (long long)o->n_read, w->read_s - w->start_s,
+          w->first_s - w->start_s + w->film.look_s, (long long)o->n_drawn, seconds,
+          seconds > 0 ? (double)o->n_drawn / seconds : 0);
 }
 
 static json_t *film_json(const krait_film *f) {
   json_t *at = json_array(), *scores = json_array(), *chosen = json_array();
   for (int i = 0; i < f->n; i++) {
     json_array_append_new(at, json_integer((json_int_t)f->at[i]));
-    json_array_append_new(scores, kr_json_real(f->score[i]));
+    json_array_append_new(scores, cli_json_real(f->score[i]));
   }
   for (int i = 0; i < KRAIT_FILM_CHOSEN; i++)
     json_array_append_new(chosen, f->chosen[i] < f->n ? json_integer((json_int_t)f->at[f->chosen[i]]) : json_null());
-  return json_pack("{s:I, s:o, s:o, s:o, s:o}", "frames", (json_int_t)f->n_frames, "fps", kr_json_real(f->fps), "at",
+  return json_pack("{s:I, s:o, s:o, s:o, s:o}", "frames", (json_int_t)f->n_frames, "fps", cli_json_real(f->fps), "at",
                    at, "scores", scores, "chosen", chosen);
 }
 
 static int print_json(const work *w) {
-  const kr_story *o = &w->story;
+  const cli_story *o = &w->story;
   json_t *report = json_pack(
       "{s:o, s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o, s:o}", "film", film_json(&w->film), "question",
-      kr_json_text(w->question), "answer", kr_json_text(o->text ? o->text : ""), "prompt_tokens", (json_int_t)o->n_read,
-      "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s", kr_json_real(w->film.read_s), "towers_s",
-      kr_json_real(w->film.look_s), "first_token_s", kr_json_real(w->first_s - w->start_s + w->film.look_s),
-      "generate_s", kr_json_real(w->end_s - w->read_s));
-  if (report) kr_json_set_name(report, "path", w->path);
-  return kr_print_json("describe", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
+      cli_json_text(w->question), "answer", cli_json_text(o->text ? o->text : ""), "prompt_tokens",
+      (json_int_t)o->n_read, "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s",
+      cli_json_real(w->film.read_s), "towers_s", cli_json_real(w->film.look_s), "first_token_s",
+      cli_json_real(w->first_s - w->start_s + w->film.look_s), "generate_s", cli_json_real(w->end_s - w->read_s));
+  if (report) cli_json_set_name(report, "path", w->path);
+  return cli_print_json("describe", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
 }
 
 /* ---- the work ---- */
 
 static int answer(work *w) {
   const settings *s = w->s;
-  kr_story *o = &w->story;
-  const krait_lm_sampling sampling = kr_telling_sampling(&s->telling);
+  cli_story *o = &w->story;
+  const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
   int32_t status = krait_describer_film(w->describer, w->path, &w->film);
   if (status >= 0 && s->frames) status = krait_describer_sheet(w->describer, s->frames);
-  w->start_s = kr_now_s();
+  w->start_s = cli_now_s();
   if (status >= 0) status = krait_describer_ask(w->describer, w->question, &sampling, &o->session);
-  if (status < 0) return kr_report("describe", status);
+  if (status < 0) return cli_report("describe", status);
   o->n_read = krait_lm_n_tokens(o->session);
   o->reason = s->telling.n == 0 ? "length" : NULL;
-  w->read_s = kr_now_s();
-  const int exit_status = kr_stories_tell("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
-  w->end_s = kr_now_s();
+  w->read_s = cli_now_s();
+  const int exit_status = cli_stories_tell("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
+  w->end_s = cli_now_s();
   if (exit_status >= 0) return exit_status;
   if (s->as_json) return print_json(w);
   if (o->n_text == 0 || o->text[o->n_text - 1] != '\n') putchar('\n');
@@ -95,12 +95,12 @@ static int answer(work *w) {
 
 static int run(work *w) {
   krait_ctx *ctx = NULL;
-  int exit_status = kr_run_open_ctx("describe", &w->s->run, &ctx);
+  int exit_status = cli_run_open_ctx("describe", &w->s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const krait_describer_options options = {
       .size = sizeof options, .path = w->s->weights, .tokenizer_path = w->s->tokenizer};
   const int32_t status = krait_describer_open(ctx, &options, &w->describer);
-  exit_status = status < 0 ? kr_report("describe", status) + 1 : answer(w);
+  exit_status = status < 0 ? cli_report("describe", status) + 1 : answer(w);
   krait_lm_session_close(&w->story.session);
   krait_describer_close(&w->describer);
   krait_ctx_close(&ctx);
@@ -111,32 +111,32 @@ static int run(work *w) {
 int cmd_describe(int argc, char **argv) {
   int first;
   settings s = {.telling.n = 1024};
-  const kr_option options[] = {
-      KR_TEXT("weights", 'w', "DIR", &s.weights, "Mobile-VideoGPT: config.json, weights, tokenizer.json"),
-      KR_TEXT("frames", 0, "FILE.png", &s.frames,
+  const cli_option options[] = {
+      CLI_TEXT("weights", 'w', "DIR", &s.weights, "Mobile-VideoGPT: config.json, weights, tokenizer.json"),
+      CLI_TEXT("frames", 0, "FILE.png", &s.frames,
               "the frames that were looked at as one picture; those that the video tower saw have an orange border"),
-      KR_SWITCH("force", 'f', &s.force, "replace the file of --frames where it exists"),
-      KR_TELLING_OPTIONS(&s.telling, "1024"),
-      KR_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights)"),
-      KR_SWITCH("json", 0, &s.as_json, "print a JSON object when all is said, with frames and their scores"),
-      KR_RUN_OPTIONS(&s.run),
+      CLI_SWITCH("force", 'f', &s.force, "replace the file of --frames where it exists"),
+      CLI_TELLING_OPTIONS(&s.telling, "1024"),
+      CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights)"),
+      CLI_SWITCH("json", 0, &s.as_json, "print a JSON object when all is said, with frames and their scores"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {
-      "describe",
-      "FILM|PICTURE [QUESTION]",
-      "Answers a question about a film (\"Describe this video.\" without one), by Mobile-VideoGPT: one frame a second, 16 at most, spread evenly; the answer appears as it is made, "
-      "rates on standard error. Needs FFmpeg's libavfilter.",
-      options,
-      KR_N(options),
-      1,
-      2};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {"describe",
+                         "FILM|PICTURE [QUESTION]",
+                         "Answers a question about a film (\"Describe this video.\" without one), by Mobile-VideoGPT: "
+                         "one frame a second, 16 at most, spread evenly; the answer appears as it is made, "
+                         "rates on standard error. Needs FFmpeg's libavfilter.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         2};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (!s.weights) return kr_usage_error(verb.name, "--weights is missing: a folder with Mobile-VideoGPT's weights");
-  const kr_outputs_rule rule = {.verb = verb.name, .read_too = &s.weights, .n_read_too = 1, .force = s.force};
-  if (s.frames && (exit_status = kr_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
-  kr_catch_signals(verb.name);
-  kr_hush_libraries(); /* of fonts and films */
+  if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a folder with Mobile-VideoGPT's weights");
+  const cli_outputs_rule rule = {.verb = verb.name, .read_too = &s.weights, .n_read_too = 1, .force = s.force};
+  if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
+  cli_catch_signals(verb.name);
+  cli_hush_libraries(); /* of fonts and films */
   work w = {.s = &s,
             .path = argv[first],
             .question = argc - first > 1 ? argv[first + 1] : "Describe this video.",

@@ -2,6 +2,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,7 +16,7 @@
 #include "cmd.h"
 #include "say.h"
 
-enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20 };
+enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20, MAPPED_BYTES = 4 << 20 };
 static const long long MAX_READ_BYTES = 4ll << 30;
 
 typedef struct doctor_args {
@@ -26,17 +29,19 @@ typedef struct doctor_args {
 static int open_log(const char *path) {
   struct stat info;
   const int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd >= 0 && fstat(fd, &info) == 0 && (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || isatty(fd))) {
+  if (fd >= 0 && fstat(fd, &info) == 0 &&
+      (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || isatty(fd))) {
     if (strcmp(path, "-") != 0) fcntl(fd, F_SETFL, 0);
     return fd;
   }
   const int os_errno = fd < 0 ? errno : S_ISDIR(info.st_mode) ? EISDIR : 0;
   if (fd >= 0) close(fd);
-  kr_usage_error("doctor", "cannot read the log %s: %s", path, os_errno ? strerror(os_errno) : "a device has no end");
+  cli_usage_error("doctor", "cannot read the log %s: %s", path, os_errno ? strerror(os_errno) : "a device has no end");
   return -1;
 }
 
-/* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard error. */
+/* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard
+ * error. */
 static const char *read_log(const char *path, size_t *n) {
   static char text[MAX_LOG_BYTES];
   long long total = 0;
@@ -46,8 +51,9 @@ static const char *read_log(const char *path, size_t *n) {
     if (*n == sizeof text) memmove(text, text + sizeof text / 2, *n = sizeof text / 2);
     got = read(fd, text + *n, sizeof text - *n);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) kr_usage_error("doctor", "cannot read the log %s: %s", path, strerror(errno));
-    else if ((total += got) > MAX_READ_BYTES) kr_usage_error("doctor", "the log %s has more than %d GiB; give its end", path, (int)(MAX_READ_BYTES >> 30));
+    if (got < 0) cli_usage_error("doctor", "cannot read the log %s: %s", path, strerror(errno));
+    else if ((total += got) > MAX_READ_BYTES)
+      cli_usage_error("doctor", "the log %s has more than %d GiB; give its end", path, (int)(MAX_READ_BYTES >> 30));
     if (got < 0 || total > MAX_READ_BYTES) return close(fd), NULL;
     *n += (size_t)got;
   }
@@ -62,21 +68,25 @@ static int show(const char *text, krait_report **report, int status) {
 }
 
 static int fail(int32_t status) {
-  kr_report("doctor", status);
-  return status == KRAIT_ERR_ARGUMENT ? EXIT_USAGE : status <= KRAIT_ERR_FILE_OPEN && status >= KRAIT_ERR_UNSAFE ? 3 : EXIT_INTERNAL;
+  cli_report("doctor", status);
+  return status == KRAIT_ERR_ARGUMENT                                  ? EXIT_USAGE
+         : status <= KRAIT_ERR_FILE_OPEN && status >= KRAIT_ERR_UNSAFE ? 3
+                                                                       : EXIT_INTERNAL;
 }
 
 static int explain(const doctor_args *args) {
   krait_report *report;
   const char *text;
-  int32_t status = krait_doctor_explain(args->options.tables, strcmp(args->explain, "list") == 0 ? "" : args->explain, &report, &text);
+  int32_t status = krait_doctor_explain(args->options.tables, strcmp(args->explain, "list") == 0 ? "" : args->explain,
+                                        &report, &text);
   return status < 0 ? fail(status) : show(text, &report, 0);
 }
 
 static int list(const doctor_args *args) {
   krait_report *report;
   const char *text;
-  int32_t status = args->json ? krait_doctor_list_json(args->list, &report, &text) : krait_doctor_list(args->list, &report, &text);
+  int32_t status =
+      args->json ? krait_doctor_list_json(args->list, &report, &text) : krait_doctor_list(args->list, &report, &text);
   return status < 0 ? fail(status) : show(text, &report, 0);
 }
 
@@ -89,14 +99,17 @@ static int diagnose(doctor_args *args) {
   int32_t status = krait_doctor_run(&args->options, &report);
   if (status < 0) return fail(status);
   int code = krait_report_exit(report, args->strict);
-  const char *text = args->json ? krait_report_json(report, args->strict) : args->plan ? krait_report_plan(report) : args->issue ? krait_report_issue(report) : krait_report_text(report, !args->no_color && isatty(1), args->strict);
+  const char *text = args->json    ? krait_report_json(report, args->strict)
+                     : args->plan  ? krait_report_plan(report)
+                     : args->issue ? krait_report_issue(report)
+                                   : krait_report_text(report, !args->no_color && isatty(1), args->strict);
   if (!*text) {
     krait_report_close(&report);
-    kr_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "no memory for the report");
+    cli_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "no memory for the report");
     return EXIT_INTERNAL;
   }
   if (!args->json) return show(text, &report, code);
-  kr_print_json_text(stdout, text);
+  cli_print_json_text(stdout, text);
   putchar('\n');
   krait_report_close(&report);
   return code;
@@ -105,34 +118,46 @@ static int diagnose(doctor_args *args) {
 int cmd_doctor(int argc, char **argv) {
   doctor_args args = {.options = {.size = sizeof args.options}};
   krait_doctor_options *o = &args.options;
-  const kr_option options[] = {
-      KR_TEXT("gpu", 0, "NAME|CC", &o->gpu, "judge for this GPU: \"RTX 5090\", 12.0 (default: this machine's)"),
-      KR_TEXT("driver", 0, "VERSION", &o->driver, "judge for this driver: 570.86"),
-      KR_TEXT("torch", 0, "VERSION", &o->torch, "judge for this torch: 2.8.0+cu128"),
-      KR_TEXT("machine", 0, "NAME", &o->machine, "judge for this processor: x86_64, aarch64 (default: the GPU's or this machine's)"),
-      KR_TEXT("python", 0, "VERSION", &o->python, "judge for this Python: 3.11"),
-      KR_TEXT("glibc", 0, "VERSION", &o->glibc, "judge for this C library: 2.35"),
-      KR_TEXT("log", 0, "FILE", &args.log, "an error's text, - for standard input; combines with PATH"),
-      KR_SWITCH("fix-plan", 0, &args.plan, "print only the commands that mend it, in order"),
-      KR_SWITCH("issue", 0, &args.issue, "print a summary for a bug report, without paths and user names"),
-      KR_SWITCH("json", 0, &args.json, "print the report as docs/doctor.schema.json has it"),
-      KR_SWITCH("all", 0, &args.all, "show also what is fine or suppressed"),
-      KR_SWITCH("deep", 0, &args.deep, "search other sections for GPU code, check every hash"),
-      KR_SWITCH("strict", 0, &args.strict, "exit 2 when there are warnings only"),
-      KR_TEXT("root", 0, "DIR", &o->root, "read the machine's facts below DIR"),
-      KR_TEXT("tables", 0, "FILE", &o->tables, "use these tables instead of those built in"),
-      KR_TEXT("explain", 0, "ID", &args.explain, "the rule behind a diagnosis; 'list' names them all"),
-      KR_TEXT("list", 0, "FILE", &args.list, "list the images and kernels in a file"),
-      KR_SWITCH("no-color", 0, &args.no_color, "no colours"),
+  const cli_option options[] = {
+      CLI_TEXT("gpu", 0, "NAME|CC", &o->gpu, "judge for this GPU: \"RTX 5090\", 12.0 (default: this machine's)"),
+      CLI_TEXT("driver", 0, "VERSION", &o->driver, "judge for this driver: 570.86"),
+      CLI_TEXT("torch", 0, "VERSION", &o->torch, "judge for this torch: 2.8.0+cu128"),
+      CLI_TEXT("machine", 0, "NAME", &o->machine,
+               "judge for this processor: x86_64, aarch64 (default: the GPU's or this machine's)"),
+      CLI_TEXT("python", 0, "VERSION", &o->python, "judge for this Python: 3.11"),
+      CLI_TEXT("glibc", 0, "VERSION", &o->glibc, "judge for this C library: 2.35"),
+      CLI_TEXT("log", 0, "FILE", &args.log, "an error's text, - for standard input; combines with PATH"),
+      CLI_SWITCH("fix-plan", 0, &args.plan, "print only the commands that mend it, in order"),
+      CLI_SWITCH("issue", 0, &args.issue, "print a summary for a bug report, without paths and user names"),
+      CLI_SWITCH("json", 0, &args.json, "print the report as docs/doctor.schema.json has it"),
+      CLI_SWITCH("all", 0, &args.all, "show also what is fine or suppressed"),
+      CLI_SWITCH("deep", 0, &args.deep, "search other sections for GPU code, check every hash"),
+      CLI_SWITCH("strict", 0, &args.strict, "exit 2 when there are warnings only"),
+      CLI_TEXT("root", 0, "DIR", &o->root, "read the machine's facts below DIR"),
+      CLI_TEXT("tables", 0, "FILE", &o->tables, "use these tables instead of those built in"),
+      CLI_TEXT("explain", 0, "ID", &args.explain, "the rule behind a diagnosis; 'list' names them all"),
+      CLI_TEXT("list", 0, "FILE", &args.list, "list the images and kernels in a file"),
+      CLI_SWITCH("no-color", 0, &args.no_color, "no colours"),
   };
-  const kr_verb verb = {"doctor", "[PATH...]",
-                        "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a .so, .whl, .tar.gz, .conda, .fatbin, "
-                        ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
-                        "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU unknown, 64 bad usage.",
-                        options, KR_N(options), 0, -1};
-  int first, status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {
+      "doctor",
+      "[PATH...]",
+      "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a "
+      ".so, .whl, .tar.gz, .conda, .tar.bz2, .fatbin, "
+      ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
+      "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU "
+      "unknown, 64 bad usage.",
+      options,
+      CLI_N(options),
+      0,
+      -1};
+  int first, status = cli_args_read(&verb, argc, argv, &first);
   if (status >= 0) return status == 2 ? EXIT_USAGE : status;
   if (args.explain) return explain(&args);
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES); /* what was freed goes back to the system, or each of the threads that unpack
+                                              a wheel would keep its largest */
+#endif
   if (args.list) return list(&args);
   o->paths = (const char *const *)argv + first;
   o->n_paths = (uint32_t)(argc - first);

@@ -1,4 +1,5 @@
-/* cmd_enhance.c: krait enhance: which recordings go where, what the user sees meanwhile, and what is left after Ctrl-C. */
+/* cmd_enhance.c: krait enhance: which recordings go where, what the user sees meanwhile, and what is left after
+ * Ctrl-C. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@ typedef struct settings {
   int as_json, force, skip_existing;
   double limit_db; /* negative: none */
   int64_t n_jobs;
-  kr_run run;
+  cli_run run;
   const char *precision;
   krait_model_options model;
 } settings;
@@ -38,7 +39,8 @@ static const char *short_name(const char *path) {
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
 static json_t *scores_json(const krait_scores *scores) {
-  return json_pack("{s:o, s:o, s:o}", "si_sdr_db", kr_json_real(scores->si_sdr_db), "segmental_snr_db", kr_json_real(scores->segmental_snr_db), "stoi", kr_json_real(scores->stoi));
+  return json_pack("{s:o, s:o, s:o}", "si_sdr_db", cli_json_real(scores->si_sdr_db), "segmental_snr_db",
+                   cli_json_real(scores->segmental_snr_db), "stoi", cli_json_real(scores->stoi));
 }
 
 /* object, or NULL with object freed when it could not take all. */
@@ -48,36 +50,40 @@ static json_t *whole_or_null(json_t *object, int failed) {
   return NULL;
 }
 
-static json_t *names_json(const kr_pair *pair, int with_output) {
+static json_t *names_json(const cli_pair *pair, int with_output) {
   json_t *object = json_object();
-  int failed = kr_json_set_name(object, "input", pair->in);
-  if (with_output) failed |= kr_json_set_name(object, "output", pair->out);
+  int failed = cli_json_set_name(object, "input", pair->in);
+  if (with_output) failed |= cli_json_set_name(object, "output", pair->out);
   return whole_or_null(object, failed);
 }
 
-static json_t *error_json(const kr_pair *pair, int32_t status, const char *error) {
-  json_t *object = names_json(pair, 0), *more = json_pack("{s:s, s:o}", "status", krait_status_name(status), "error", kr_json_text(error));
+static json_t *error_json(const cli_pair *pair, int32_t status, const char *error) {
+  json_t *object = names_json(pair, 0),
+         *more = json_pack("{s:s, s:o}", "status", krait_status_name(status), "error", cli_json_text(error));
   object = whole_or_null(object, json_object_update(object, more));
   json_decref(more);
   return object;
 }
 
-static json_t *skipped_json(const kr_pair *pair) {
+static json_t *skipped_json(const cli_pair *pair) {
   json_t *object = names_json(pair, 1);
   return whole_or_null(object, json_object_set_new(object, "skipped", json_true()));
 }
 
-static json_t *result_json(const kr_pair *pair, const krait_ctx *ctx, const krait_enhance_result *r) {
+static json_t *result_json(const cli_pair *pair, const krait_ctx *ctx, const krait_enhance_result *r) {
   char device[32] = "cpu", caps[256];
-  if (krait_ctx_device(ctx) != KRAIT_DEVICE_CPU) snprintf(device, sizeof device, "cuda:%d", krait_ctx_device(ctx) - KRAIT_DEVICE_CUDA(0));
+  if (krait_ctx_device(ctx) != KRAIT_DEVICE_CPU)
+    snprintf(device, sizeof device, "cuda:%d", krait_ctx_device(ctx) - KRAIT_DEVICE_CUDA(0));
   krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
   json_t *object = names_json(pair, 1);
-  json_t *more = json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:b}", "device", device, "caps", caps, "threads", krait_ctx_n_threads(ctx), "sample_rate_hz",
-                           r->sample_rate_hz, "channels", r->n_channels, "samples", (json_int_t)r->n_samples, "audio_s", r->audio_s, "compute_s", r->compute_s, "total_s", r->total_s,
-                           "rtf", r->total_s / r->audio_s, "replaced", pair->out_exists);
+  json_t *more =
+      json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:b}", "device", device, "caps", caps, "threads",
+                krait_ctx_n_threads(ctx), "sample_rate_hz", r->sample_rate_hz, "channels", r->n_channels, "samples",
+                (json_int_t)r->n_samples, "audio_s", r->audio_s, "compute_s", r->compute_s, "total_s", r->total_s,
+                "rtf", r->total_s / r->audio_s, "replaced", pair->out_exists);
   int failed = json_object_update(object, more);
   json_decref(more);
-  if (*r->note) failed |= json_object_set_new(object, "note", kr_json_text(r->note));
+  if (*r->note) failed |= json_object_set_new(object, "note", cli_json_text(r->note));
   if (r->has_scores) {
     failed |= json_object_set_new(object, "noisy", scores_json(&r->noisy));
     failed |= json_object_set_new(object, "enhanced", scores_json(&r->enhanced));
@@ -90,18 +96,19 @@ static void print_score(FILE *file, const char *name, const char *unit, int digi
 }
 
 /* To standard error where standard output carries the sound. */
-static FILE *results_to(const kr_pair *pair) { return strcmp(pair->out, "-") == 0 ? kr_err() : stdout; }
+static FILE *results_to(const cli_pair *pair) { return strcmp(pair->out, "-") == 0 ? cli_err() : stdout; }
 
-static void print_names(FILE *file, const kr_pair *pair) {
-  kr_print_clean(file, strcmp(pair->in, "-") == 0 ? "standard input" : pair->in);
+static void print_names(FILE *file, const cli_pair *pair) {
+  cli_print_clean(file, strcmp(pair->in, "-") == 0 ? "standard input" : pair->in);
   fprintf(file, " -> ");
-  kr_print_clean(file, strcmp(pair->out, "-") == 0 ? "standard output" : pair->out);
+  cli_print_clean(file, strcmp(pair->out, "-") == 0 ? "standard output" : pair->out);
 }
 
-static void print_result(const kr_pair *pair, const krait_enhance_result *r) {
+static void print_result(const cli_pair *pair, const krait_enhance_result *r) {
   FILE *file = results_to(pair);
   print_names(file, pair);
-  fprintf(file, ": %.2f s of audio in %.2f s (RTF %.3f)%s\n", r->audio_s, r->total_s, r->total_s / r->audio_s, pair->out_exists ? ", in place of the one that was there" : "");
+  fprintf(file, ": %.2f s of audio in %.2f s (RTF %.3f)%s\n", r->audio_s, r->total_s, r->total_s / r->audio_s,
+          pair->out_exists ? ", in place of the one that was there" : "");
   if (*r->note) fprintf(file, "  %s\n", r->note);
   if (!r->has_scores) return;
   print_score(file, "SI-SDR", " dB", 2, r->noisy.si_sdr_db, r->enhanced.si_sdr_db);
@@ -121,8 +128,8 @@ typedef struct batch {
   const settings *s;
   const krait_ctx *ctx;
   const krait_model *model;
-  krait_session *sessions[KR_CREW_MOST];
-  const kr_pairs *pairs;
+  krait_session *sessions[CLI_CREW_MOST];
+  const cli_pairs *pairs;
   outcome *outcomes;
   int n_failed, n_untold; /* n_untold: results that could not be printed */
   double audio_s;
@@ -130,27 +137,38 @@ typedef struct batch {
 
 /* Of several recordings the first that is not done. */
 typedef struct watched {
-  kr_progress progress;
-  kr_crew *crew;
+  cli_progress progress;
+  cli_crew *crew;
   int piece;
 } watched;
 
 static int32_t show(void *user, int64_t done, int64_t total) {
   watched *w = user;
-  return kr_crew_is_next(w->crew, w->piece) ? kr_progress_show(&w->progress, done, total) : 0;
+  return cli_crew_is_next(w->crew, w->piece) ? cli_progress_show(&w->progress, done, total) : 0;
 }
 
-static void enhance_one(void *user, kr_crew *crew, int worker, int piece) {
+static void enhance_one(void *user, cli_crew *crew, int worker, int piece) {
   batch *b = user;
-  const kr_pair *pair = &b->pairs->pairs[piece];
+  const cli_pair *pair = &b->pairs->pairs[piece];
   outcome *o = &b->outcomes[piece];
   watched w = {.crew = crew, .piece = piece};
   if (pair->is_skipped) return;
-  kr_progress_begin(&w.progress, short_name(pair->in), &o->result.audio_s);
+  cli_progress_begin(&w.progress, short_name(pair->in), &o->result.audio_s);
   const int replaces = b->s->force || (b->pairs->is_default && pair->out_exists);
-  const krait_enhance_options options = {.size = sizeof options, .flags = replaces ? 0 : KRAIT_ENHANCE_KEEP, .in_path = pair->in, .out_path = pair->out, .plot_path = b->s->plot,
-                                         .reference_path = b->s->reference, .progress = show, .user = &w, .has_limit = b->s->limit_db >= 0, .limit_db = b->s->limit_db,
-                                         .noise_path = b->s->noise, .rir_path = b->s->rir, .mixed_path = b->s->mixed, .snr_db = b->s->snr_db};
+  const krait_enhance_options options = {.size = sizeof options,
+                                         .flags = replaces ? 0 : KRAIT_ENHANCE_KEEP,
+                                         .in_path = pair->in,
+                                         .out_path = pair->out,
+                                         .plot_path = b->s->plot,
+                                         .reference_path = b->s->reference,
+                                         .progress = show,
+                                         .user = &w,
+                                         .has_limit = b->s->limit_db >= 0,
+                                         .limit_db = b->s->limit_db,
+                                         .noise_path = b->s->noise,
+                                         .rir_path = b->s->rir,
+                                         .mixed_path = b->s->mixed,
+                                         .snr_db = b->s->snr_db};
   o->result.size = sizeof o->result;
   o->status = b->sessions[worker] ? KRAIT_OK : krait_session_open(b->model, &b->sessions[worker]);
   if (o->status == KRAIT_OK) o->status = krait_enhance_file(b->sessions[worker], &options, &o->result);
@@ -159,18 +177,19 @@ static void enhance_one(void *user, kr_crew *crew, int worker, int piece) {
 
 static void tell(void *user, int piece) {
   batch *b = user;
-  const kr_pair *pair = &b->pairs->pairs[piece];
+  const cli_pair *pair = &b->pairs->pairs[piece];
   const outcome *o = &b->outcomes[piece];
   const char *error = o->error ? o->error : "";
-  kr_progress_end();
+  cli_progress_end();
   if (o->status < 0) {
     b->n_failed++;
-    if (b->s->as_json) b->n_untold += kr_print_json("enhance", error_json(pair, o->status, error), JSON_COMPACT);
-    kr_report_detail("enhance", o->status, error);
+    if (b->s->as_json) b->n_untold += cli_print_json("enhance", error_json(pair, o->status, error), JSON_COMPACT);
+    cli_report_detail("enhance", o->status, error);
   } else if (pair->is_skipped) {
-    if (b->s->as_json) b->n_untold += kr_print_json("enhance", skipped_json(pair), JSON_COMPACT);
+    if (b->s->as_json) b->n_untold += cli_print_json("enhance", skipped_json(pair), JSON_COMPACT);
   } else if (b->s->as_json) {
-    b->n_untold += kr_print_json("enhance", result_json(pair, b->ctx, &o->result), JSON_COMPACT | JSON_REAL_PRECISION(9));
+    b->n_untold +=
+        cli_print_json("enhance", result_json(pair, b->ctx, &o->result), JSON_COMPACT | JSON_REAL_PRECISION(9));
   } else {
     print_result(pair, &o->result);
   }
@@ -187,45 +206,48 @@ static double now_s(void) {
 /* One line at the end of several recordings. */
 static void print_summary(const batch *b, double seconds) {
   const int n_done = b->pairs->n - b->pairs->n_skipped - b->n_failed;
-  if (b->pairs->n < 2 || b->s->as_json || kr_is_stopped()) return;
+  if (b->pairs->n < 2 || b->s->as_json || cli_is_stopped()) return;
   printf("%d of %d recordings done: %.2f s of audio in %.2f s", n_done, b->pairs->n, b->audio_s, seconds);
   if (b->pairs->n_skipped) printf(", %d skipped because their output exists", b->pairs->n_skipped);
   printf(", %d failed\n", b->n_failed);
 }
 
 static int enhance_pairs(batch *b) {
-  const kr_crew_work work = {.n_pieces = b->pairs->n, .n_workers = (int)b->s->n_jobs, .user = b, .work = enhance_one, .tell = tell};
+  const cli_crew_work work = {
+      .n_pieces = b->pairs->n, .n_workers = (int)b->s->n_jobs, .user = b, .work = enhance_one, .tell = tell};
   const double start_s = now_s();
   b->outcomes = calloc((size_t)b->pairs->n, sizeof *b->outcomes);
-  if (!b->outcomes || kr_crew_run(&work) != 0) b->n_untold += kr_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
+  if (!b->outcomes || cli_crew_run(&work) != 0)
+    b->n_untold += cli_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
   else print_summary(b, now_s() - start_s);
-  for (int i = 0; i < KR_CREW_MOST; i++) krait_session_close(&b->sessions[i]);
+  for (int i = 0; i < CLI_CREW_MOST; i++) krait_session_close(&b->sessions[i]);
   for (int i = 0; b->outcomes && i < b->pairs->n; i++) free(b->outcomes[i].error);
   free(b->outcomes);
   return b->n_failed > 0 || b->n_untold > 0;
 }
 
-/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each thread (docs/speed,
- * "short recordings"). What cannot be read counts for nothing; its own turn will tell. */
-static int is_worth_a_gpu(const kr_pairs *pairs, int32_t n_threads) {
+/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each
+ * thread (docs/speed, "short recordings"). What cannot be read counts for nothing; its own turn will tell. */
+static int is_worth_a_gpu(const cli_pairs *pairs, int32_t n_threads) {
   double audio_s = 0, one_s;
   for (int i = 0; i < pairs->n && audio_s <= n_threads; i++)
     if (!pairs->pairs[i].is_skipped && krait_audio_length(pairs->pairs[i].in, &one_s) == KRAIT_OK) audio_s += one_s;
   return audio_s > n_threads;
 }
 
-static int open_ctx(const settings *s, const kr_pairs *pairs, krait_ctx **ctx) {
-  kr_run run = s->run;
+static int open_ctx(const settings *s, const cli_pairs *pairs, krait_ctx **ctx) {
+  cli_run run = s->run;
   if ((!run.device || strcmp(run.device, "auto") == 0) && !run.tier && !run.caps) {
     run.device = "cpu";
-    const int exit_status = kr_run_open_ctx("enhance", &run, ctx);
-    if (exit_status >= 0 || (krait_ctx_caps(*ctx) & KRAIT_CAP_CPU && !is_worth_a_gpu(pairs, krait_ctx_n_threads(*ctx)))) return exit_status;
+    const int exit_status = cli_run_open_ctx("enhance", &run, ctx);
+    if (exit_status >= 0 || (krait_ctx_caps(*ctx) & KRAIT_CAP_CPU && !is_worth_a_gpu(pairs, krait_ctx_n_threads(*ctx))))
+      return exit_status;
     krait_ctx_close(ctx);
   }
-  return kr_run_open_ctx("enhance", &s->run, ctx);
+  return cli_run_open_ctx("enhance", &s->run, ctx);
 }
 
-static int enhance_all(const settings *s, const kr_pairs *pairs) {
+static int enhance_all(const settings *s, const cli_pairs *pairs) {
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
   int exit_status = open_ctx(s, pairs, &ctx);
@@ -234,80 +256,113 @@ static int enhance_all(const settings *s, const kr_pairs *pairs) {
   int32_t status = krait_model_open(ctx, &s->model, &model);
   b.model = model;
   if (status == KRAIT_OK) status = krait_session_open(model, &b.sessions[0]);
-  exit_status = status < 0 ? kr_report("enhance", status) + 1 : enhance_pairs(&b);
+  exit_status = status < 0 ? cli_report("enhance", status) + 1 : enhance_pairs(&b);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;
 }
 
-static int check_settings(const settings *s, const kr_pairs *pairs) {
+static int check_settings(const settings *s, const cli_pairs *pairs) {
   const int to_stdout = strcmp(pairs->pairs[0].out, "-") == 0;
   if (pairs->n > 1 && (s->plot || s->reference || s->mixed))
-    return kr_usage_error("enhance", "--%s takes one input, not %d", s->plot ? "plot" : s->reference ? "reference" : "mixed", pairs->n);
-  if (to_stdout && s->as_json) return kr_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
-  if (to_stdout && isatty(STDOUT_FILENO)) return kr_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
-  if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO)) return kr_usage_error("enhance", "standard input is a terminal; name a file");
+    return cli_usage_error("enhance", "--%s takes one input, not %d",
+                           s->plot        ? "plot"
+                           : s->reference ? "reference"
+                                          : "mixed",
+                           pairs->n);
+  if (to_stdout && s->as_json)
+    return cli_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
+  if (to_stdout && isatty(STDOUT_FILENO))
+    return cli_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
+  if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO))
+    return cli_usage_error("enhance", "standard input is a terminal; name a file");
   return -1;
 }
 
 /* What can be said before any file is looked at. */
 static int check_options(const settings *s) {
   struct stat info;
-  if (s->reference && strcmp(s->reference, "-") == 0) return kr_usage_error("enhance", "--reference must be a file, not standard input");
-  if (s->reference && stat(s->reference, &info) == 0 && !S_ISREG(info.st_mode)) return kr_usage_error("enhance", "--reference %s is not a regular file", s->reference);
-  if (s->plot && strcmp(s->plot, "-") == 0) return kr_usage_error("enhance", "--plot needs the name of a PNG file");
-  if ((s->noise || s->rir) && (s->plot || s->reference)) return kr_usage_error("enhance", "--%s does not go with --noise and --rir; krait evaluate measures mixtures", s->plot ? "plot" : "reference");
-  if (s->mixed && !s->noise && !s->rir) return kr_usage_error("enhance", "--mixed goes with --noise or --rir");
-  if (s->mixed && strcmp(s->mixed, "-") == 0) return kr_usage_error("enhance", "--mixed needs the name of a file");
-  if (!s->noise && s->snr_db != 0) return kr_usage_error("enhance", "--snr goes with --noise");
-  if (s->force && s->skip_existing) return kr_usage_error("enhance", "-f replaces what exists, --skip-existing leaves it; give one");
+  if (s->reference && strcmp(s->reference, "-") == 0)
+    return cli_usage_error("enhance", "--reference must be a file, not standard input");
+  if (s->reference && stat(s->reference, &info) == 0 && !S_ISREG(info.st_mode))
+    return cli_usage_error("enhance", "--reference %s is not a regular file", s->reference);
+  if (s->plot && strcmp(s->plot, "-") == 0) return cli_usage_error("enhance", "--plot needs the name of a PNG file");
+  if ((s->noise || s->rir) && (s->plot || s->reference))
+    return cli_usage_error("enhance", "--%s does not go with --noise and --rir; krait evaluate measures mixtures",
+                           s->plot ? "plot" : "reference");
+  if (s->mixed && !s->noise && !s->rir) return cli_usage_error("enhance", "--mixed goes with --noise or --rir");
+  if (s->mixed && strcmp(s->mixed, "-") == 0) return cli_usage_error("enhance", "--mixed needs the name of a file");
+  if (!s->noise && s->snr_db != 0) return cli_usage_error("enhance", "--snr goes with --noise");
+  if (s->force && s->skip_existing)
+    return cli_usage_error("enhance", "-f replaces what exists, --skip-existing leaves it; give one");
   return -1;
 }
 
 static int run(const settings *s, char **operands, int n_operands) {
   const char *const read_too[] = {s->model.weights_path, s->model.config_path, s->reference, s->noise, s->rir};
-  const kr_outputs_rule rule = {.verb = "enhance", .read_too = read_too, .n_read_too = KR_N(read_too), .write_too = s->plot ? s->plot : s->mixed, .force = s->force, .skip_existing = s->skip_existing};
-  kr_pairs pairs = {0};
-  int exit_status = kr_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
+  const cli_outputs_rule rule = {.verb = "enhance",
+                                 .read_too = read_too,
+                                 .n_read_too = CLI_N(read_too),
+                                 .write_too = s->plot ? s->plot : s->mixed,
+                                 .force = s->force,
+                                 .skip_existing = s->skip_existing};
+  cli_pairs pairs = {0};
+  int exit_status = cli_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
   if (exit_status < 0) exit_status = check_settings(s, &pairs);
   if (exit_status < 0) exit_status = enhance_all(s, &pairs);
-  kr_pairs_free(&pairs);
+  cli_pairs_free(&pairs);
   return exit_status;
 }
 
 int cmd_enhance(int argc, char **argv) {
   int first;
   settings s = {.n_jobs = 1, .limit_db = -1, .model.size = sizeof s.model};
-  const kr_option options[] = {
-      KR_TEXT("output", 'o', "FILE|DIR", &s.out, "write here; '-' is standard output. A file's extension names its format. Default: NAME.enhanced.EXT beside each input"),
-      KR_SWITCH("force", 'f', &s.force, "replace outputs that exist. Without it only NAME.enhanced.EXT of an earlier run is replaced"),
-      KR_SWITCH("skip-existing", 0, &s.skip_existing, "leave out recordings whose output exists: goes on where an earlier run ended"),
-      KR_REAL("limit", 0, "DB", &s.limit_db, 0, 1000, "attenuate nothing by more than DB decibels: 6 to 20 leave some of the room, 0 changes nothing"),
-      KR_TEXT("weights", 'w', "FILE", &s.model.weights_path, "weights (.safetensors, .th, .pt); default: those inside the program"),
-      KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
-      KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
-      KR_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
-      KR_TEXT("reference", 0, "CLEAN", &s.reference, "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
-      KR_TEXT("noise", 0, "FILE", &s.noise, "for demonstrations: mix this noise, repeated, into what is read, and enhance that"),
-      KR_REAL("snr", 0, "DB", &s.snr_db, -100, 100, "signal-to-noise ratio of that (default: 0)"),
-      KR_TEXT("rir", 0, "FILE", &s.rir, "put what is read into a room first: its impulse response"),
-      KR_TEXT("mixed", 0, "FILE", &s.mixed, "keep what was mixed"),
-      KR_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
-      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, KR_CREW_MOST, "recordings at a time (default: 1); each takes its own working memory. On a GPU 4 take about a quarter less time"),
-      KR_PRECISION_OPTION(&s.precision, "tf32"),
-      KR_RUN_OPTIONS(&s.run),
+  const cli_option options[] = {
+      CLI_TEXT("output", 'o', "FILE|DIR", &s.out,
+               "write here; '-' is standard output. A file's extension names its format. Default: NAME.enhanced.EXT "
+               "beside each input"),
+      CLI_SWITCH("force", 'f', &s.force,
+                 "replace outputs that exist. Without it only NAME.enhanced.EXT of an earlier run is replaced"),
+      CLI_SWITCH("skip-existing", 0, &s.skip_existing,
+                 "leave out recordings whose output exists: goes on where an earlier run ended"),
+      CLI_REAL("limit", 0, "DB", &s.limit_db, 0, 1000,
+               "attenuate nothing by more than DB decibels: 6 to 20 leave some of the room, 0 changes nothing"),
+      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path,
+               "weights (.safetensors, .th, .pt); default: those inside the program"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      CLI_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
+      CLI_TEXT("reference", 0, "CLEAN", &s.reference,
+               "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
+      CLI_TEXT("noise", 0, "FILE", &s.noise,
+               "for demonstrations: mix this noise, repeated, into what is read, and enhance that"),
+      CLI_REAL("snr", 0, "DB", &s.snr_db, -100, 100, "signal-to-noise ratio of that (default: 0)"),
+      CLI_TEXT("rir", 0, "FILE", &s.rir, "put what is read into a room first: its impulse response"),
+      CLI_TEXT("mixed", 0, "FILE", &s.mixed, "keep what was mixed"),
+      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
+      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, CLI_CREW_MOST,
+                "recordings at a time (default: 1); each takes its own working memory. On a GPU 4 take about a quarter "
+                "less time"),
+      CLI_PRECISION_OPTION(&s.precision, "tf32"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"enhance", "IN... [-o FILE|DIR]",
-                        "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel count that libsndfile reads (with FFmpeg's libavfilter "
-                        "installed also m4a, webm and films), a folder (with its subfolders) of them, or '-' for standard input. The output keeps rate, length, channels and, where it "
-                        "can be written, format. By default a GPU is taken where there is one and more than a "
-                        "second of sound for each thread of the CPU; less is done sooner on the CPU.",
-                        options, KR_N(options), 1, -1};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
-  if (exit_status < 0) exit_status = kr_precision_parse("enhance", s.precision, &s.model.precision);
+  const cli_verb verb = {"enhance",
+                         "IN... [-o FILE|DIR]",
+                         "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel "
+                         "count that libsndfile reads (with FFmpeg's libavfilter "
+                         "installed also m4a, webm and films), a folder (with its subfolders) of them, or '-' for "
+                         "standard input. The output keeps rate, length, channels and, where it "
+                         "can be written, format. By default a GPU is taken where there is one and more than a "
+                         "second of sound for each thread of the CPU; less is done sooner on the CPU.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         -1};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = cli_precision_parse("enhance", s.precision, &s.model.precision);
   if (exit_status < 0) exit_status = check_options(&s);
   if (exit_status >= 0) return exit_status;
-  kr_hush_libraries();
-  kr_catch_signals(verb.name);
+  cli_hush_libraries();
+  cli_catch_signals(verb.name);
   return run(&s, argv + first, argc - first);
 }

@@ -1,4 +1,5 @@
-/* cmd_evaluate.c: krait evaluate: which recordings are compared with which, by how many threads, and the tables that come of it. */
+/* cmd_evaluate.c: krait evaluate: which recordings are compared with which, by how many threads, and the tables that
+ * come of it. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <math.h>
@@ -35,14 +36,16 @@ static const struct {
                           {"llr", "LLR", offsetof(krait_quality, llr), 3},
                           {"wss", "WSS", offsetof(krait_quality, wss), 2}};
 
-static double measure(const krait_quality *q, int which) { return *(const double *)((const char *)q + measures[which].at); }
+static double measure(const krait_quality *q, int which) {
+  return *(const double *)((const char *)q + measures[which].at);
+}
 
 typedef struct settings {
   int as_json, enhance;
   const char *csv, *noise, *noise_dir, *rir, *rir_dir, *ratios;
   double reverb;
   int64_t n_jobs, repeats;
-  kr_run run;
+  cli_run run;
   const char *precision;
   krait_model_options model;
 } settings;
@@ -69,13 +72,13 @@ typedef struct means {
 typedef struct evaluation {
   const settings *s;
   const krait_model *model; /* NULL: recordings as they are */
-  krait_session *sessions[KR_CREW_MOST];
-  kr_pairs clean, other;
+  krait_session *sessions[CLI_CREW_MOST];
+  cli_pairs clean, other;
   krait_data *data[MOST_RATIOS];
   int ratios_db[MOST_RATIOS], n_ratios; /* 0: files */
   piece *pieces;
   int n_pieces, n_failed, n_untold;
-  kr_progress progress;
+  cli_progress progress;
   double audio_s;
   char *notes[MOST_NOTES];
   int n_notes;
@@ -89,16 +92,18 @@ static const char *base_name(const char *path) {
 }
 
 /* Below its folder, without extension. */
-static char *stem(const kr_pair *p) {
+static char *stem(const cli_pair *p) {
   const char *name = p->inside ? p->inside : base_name(p->in), *dot = strrchr(base_name(name), '.');
   return dot && dot != base_name(name) ? strndup(name, (size_t)(dot - name)) : strdup(name);
 }
 
-static int compare_stems(const void *a, const void *b) { return strcmp((*(kr_pair *const *)a)->out, (*(kr_pair *const *)b)->out); }
+static int compare_stems(const void *a, const void *b) {
+  return strcmp((*(cli_pair *const *)a)->out, (*(cli_pair *const *)b)->out);
+}
 
-/* kr_pair.out holds the stem; pointers sorted by it. */
-static kr_pair **sort_by_stem(kr_pairs *pairs) {
-  kr_pair **sorted = calloc((size_t)pairs->n + 1, sizeof *sorted);
+/* cli_pair.out holds the stem; pointers sorted by it. */
+static cli_pair **sort_by_stem(cli_pairs *pairs) {
+  cli_pair **sorted = calloc((size_t)pairs->n + 1, sizeof *sorted);
   for (int i = 0; sorted && i < pairs->n; i++) {
     sorted[i] = &pairs->pairs[i];
     if (!(sorted[i]->out = stem(sorted[i]))) return free(sorted), NULL;
@@ -107,16 +112,17 @@ static kr_pair **sort_by_stem(kr_pairs *pairs) {
   return sorted;
 }
 
-static int no_memory(void) { return kr_usage_error("evaluate", "out of memory"); }
+static int no_memory(void) { return cli_usage_error("evaluate", "out of memory"); }
 
 /* Recordings of both folders that have one name. */
 static int pair_folders(evaluation *e, char **operands) {
-  kr_pair **clean = sort_by_stem(&e->clean), **other = sort_by_stem(&e->other);
+  cli_pair **clean = sort_by_stem(&e->clean), **other = sort_by_stem(&e->other);
   e->pieces = calloc((size_t)e->clean.n + 1, sizeof *e->pieces);
   int i = 0, k = 0;
   while (clean && other && e->pieces && i < e->clean.n && k < e->other.n) {
     const int order = strcmp(clean[i]->out, other[k]->out);
-    if (order == 0) e->pieces[e->n_pieces++] = (piece){.name = strdup(clean[i]->out), .clean = clean[i]->in, .other = other[k]->in};
+    if (order == 0)
+      e->pieces[e->n_pieces++] = (piece){.name = strdup(clean[i]->out), .clean = clean[i]->in, .other = other[k]->in};
     i += order <= 0;
     k += order >= 0;
   }
@@ -124,8 +130,11 @@ static int pair_folders(evaluation *e, char **operands) {
   free(clean);
   free(other);
   if (failed) return no_memory();
-  if (e->n_pieces == 0) return kr_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
-  if (e->n_pieces < e->clean.n) fprintf(kr_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n", e->clean.n - e->n_pieces, e->clean.n, operands[0], operands[1]);
+  if (e->n_pieces == 0)
+    return cli_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
+  if (e->n_pieces < e->clean.n)
+    fprintf(cli_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n",
+            e->clean.n - e->n_pieces, e->clean.n, operands[0], operands[1]);
   return -1;
 }
 
@@ -136,10 +145,11 @@ static int is_folder(const char *path) {
 
 static int list_pairs(evaluation *e, char **operands) {
   for (int i = 0; i < 2; i++)
-    if (access(operands[i], F_OK) != 0) return kr_usage_error("evaluate", "there is no %s", operands[i]);
-  if (is_folder(operands[0]) != is_folder(operands[1])) return kr_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
-  int status = kr_inputs_list("evaluate", operands, 1, &e->clean);
-  if (status < 0) status = kr_inputs_list("evaluate", operands + 1, 1, &e->other);
+    if (access(operands[i], F_OK) != 0) return cli_usage_error("evaluate", "there is no %s", operands[i]);
+  if (is_folder(operands[0]) != is_folder(operands[1]))
+    return cli_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
+  int status = cli_inputs_list("evaluate", operands, 1, &e->clean);
+  if (status < 0) status = cli_inputs_list("evaluate", operands + 1, 1, &e->other);
   if (status >= 0) return status;
   if (is_folder(operands[0])) return pair_folders(e, operands);
   e->pieces = calloc(1, sizeof *e->pieces);
@@ -171,9 +181,9 @@ static void keep_line(void *user, const char *line) {
 
 static void print_notes(const evaluation *e) {
   for (int i = 0; i < e->n_notes; i++) {
-    fprintf(kr_err(), "krait evaluate: ");
-    kr_print_clean(kr_err(), e->notes[i]);
-    fprintf(kr_err(), "\n");
+    fprintf(cli_err(), "krait evaluate: ");
+    cli_print_clean(cli_err(), e->notes[i]);
+    fprintf(cli_err(), "\n");
   }
 }
 
@@ -195,22 +205,24 @@ static int open_ratio(evaluation *e, const char *clean, int which) {
   list[n++] = strdup(repeats);
   int missing = 0;
   for (int i = 0; i < n; i++) missing |= !list[i];
-  const int32_t status = missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", keep_line, e, &e->data[which]);
+  const int32_t status =
+      missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", keep_line, e, &e->data[which]);
   for (int i = 0; i < n; i++) free(list[i]);
   if (missing) return no_memory();
-  return status < 0 ? kr_report("evaluate", status) + 1 : -1;
+  return status < 0 ? cli_report("evaluate", status) + 1 : -1;
 }
 
 static int read_ratios(evaluation *e, const char *text) {
   for (const char *at = text; *at;) {
     char *end;
     const long db = strtol(at, &end, 10);
-    if (end == at || (*end && *end != ',') || db < -100 || db > 100) return kr_usage_error("evaluate", "--snr is '%s', not whole decibels from -100 to 100 like -5,0,5", text);
-    if (e->n_ratios == MOST_RATIOS) return kr_usage_error("evaluate", "--snr takes up to %d ratios", MOST_RATIOS);
+    if (end == at || (*end && *end != ',') || db < -100 || db > 100)
+      return cli_usage_error("evaluate", "--snr is '%s', not whole decibels from -100 to 100 like -5,0,5", text);
+    if (e->n_ratios == MOST_RATIOS) return cli_usage_error("evaluate", "--snr takes up to %d ratios", MOST_RATIOS);
     e->ratios_db[e->n_ratios++] = (int)db;
     at = *end ? end + 1 : end;
   }
-  return e->n_ratios ? -1 : kr_usage_error("evaluate", "--snr is empty");
+  return e->n_ratios ? -1 : cli_usage_error("evaluate", "--snr is empty");
 }
 
 static int list_items(evaluation *e, const char *clean) {
@@ -218,31 +230,35 @@ static int list_items(evaluation *e, const char *clean) {
   for (int i = 0; status < 0 && i < e->n_ratios; i++) status = open_ratio(e, clean, i);
   if (status >= 0) return status;
   const int64_t n = krait_data_n_items(e->data[0]);
-  if (n * e->n_ratios > 1 << 24) return kr_usage_error("evaluate", "%lld items are too many", (long long)n);
+  if (n * e->n_ratios > 1 << 24) return cli_usage_error("evaluate", "%lld items are too many", (long long)n);
   e->pieces = calloc((size_t)(n * e->n_ratios), sizeof *e->pieces);
   for (int r = 0; e->pieces && r < e->n_ratios; r++)
-    for (int64_t i = 0; i < n; i++) e->pieces[e->n_pieces++] = (piece){.name = strdup(krait_data_item_name(e->data[r], i)), .data = e->data[r], .index = i, .condition = r};
+    for (int64_t i = 0; i < n; i++)
+      e->pieces[e->n_pieces++] =
+          (piece){.name = strdup(krait_data_item_name(e->data[r], i)), .data = e->data[r], .index = i, .condition = r};
   return e->pieces ? -1 : no_memory();
 }
 
 /* ---- the work ---- */
-static void evaluate_one(void *user, kr_crew *crew, int worker, int which) {
+static void evaluate_one(void *user, cli_crew *crew, int worker, int which) {
   evaluation *e = user;
   piece *p = &e->pieces[which];
   p->found.size = sizeof p->found;
   if (e->model && !e->sessions[worker]) p->status = krait_session_open(e->model, &e->sessions[worker]);
-  if (p->status == 0) p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found) : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
+  if (p->status == 0)
+    p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found)
+                        : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
   if (p->status < 0) p->error = strdup(krait_error_detail());
-  if (kr_crew_is_next(crew, which)) kr_progress_show(&e->progress, which + 1, e->n_pieces);
+  if (cli_crew_is_next(crew, which)) cli_progress_show(&e->progress, which + 1, e->n_pieces);
 }
 
 static void tell(void *user, int which) {
   evaluation *e = user;
   const piece *p = &e->pieces[which];
   if (p->status >= 0) return;
-  kr_progress_end();
+  cli_progress_end();
   e->n_failed++;
-  kr_report_detail("evaluate", p->status, p->error ? p->error : "");
+  cli_report_detail("evaluate", p->status, p->error ? p->error : "");
 }
 
 static means mean_of(const evaluation *e, int condition) {
@@ -262,7 +278,9 @@ static means mean_of(const evaluation *e, int condition) {
   return m;
 }
 
-static double mean_at(const means *m, int side, int k) { return m->count[side][k] ? m->sum[side][k] / (double)m->count[side][k] : NAN; }
+static double mean_at(const means *m, int side, int k) {
+  return m->count[side][k] ? m->sum[side][k] / (double)m->count[side][k] : NAN;
+}
 
 /* ---- tables ---- */
 static void print_value(double value, int digits) {
@@ -285,14 +303,17 @@ static void print_table(const evaluation *e) {
       }
       printf("\n");
     }
-    if (least < m.n) printf("  %lld could not be measured in every way (too short, silent, or no speech was found)\n", (long long)(m.n - least));
+    if (least < m.n)
+      printf("  %lld could not be measured in every way (too short, silent, or no speech was found)\n",
+             (long long)(m.n - least));
     if (e->model && m.audio_s > 0) printf("  %.3f s of computing per second of sound\n", m.compute_s / m.audio_s);
   }
 }
 
 static json_t *means_json(const means *m, int side) {
   json_t *object = json_object();
-  for (int k = 0; k < N_MEASURES; k++) json_object_set_new(object, measures[k].name, kr_json_real(mean_at(m, side, k)));
+  for (int k = 0; k < N_MEASURES; k++)
+    json_object_set_new(object, measures[k].name, cli_json_real(mean_at(m, side, k)));
   return object;
 }
 
@@ -300,13 +321,15 @@ static int print_json(const evaluation *e) {
   json_t *list = json_array();
   for (int c = 0; c < (e->n_ratios ? e->n_ratios : 1); c++) {
     const means m = mean_of(e, c);
-    json_t *row = json_pack("{s:I, s:f, s:o}", "recordings", (json_int_t)m.n, "audio_s", m.audio_s, e->n_ratios || e->model ? "noisy" : "other", means_json(&m, 0));
+    json_t *row = json_pack("{s:I, s:f, s:o}", "recordings", (json_int_t)m.n, "audio_s", m.audio_s,
+                            e->n_ratios || e->model ? "noisy" : "other", means_json(&m, 0));
     if (e->n_ratios) json_object_set_new(row, "snr_db", json_integer(e->ratios_db[c]));
     if (e->model) json_object_set_new(row, "enhanced", means_json(&m, 1));
     if (e->model) json_object_set_new(row, "compute_s", json_real(m.compute_s));
     json_array_append_new(list, row);
   }
-  return kr_print_json("evaluate", json_pack("{s:i, s:o}", "failed", e->n_failed, "results", list), JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+  return cli_print_json("evaluate", json_pack("{s:i, s:o}", "failed", e->n_failed, "results", list),
+                        JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
 /* A name as CSV has it. */
@@ -324,7 +347,8 @@ static void print_rows(const evaluation *e, FILE *file) {
   static const char *const sides[] = {"noisy", "enhanced"};
   fprintf(file, "name,snr_db,audio_s");
   for (int side = 0; side <= (e->model != NULL); side++)
-    for (int k = 0; k < N_MEASURES; k++) fprintf(file, ",%s_%s", e->n_ratios || e->model ? sides[side] : "other", measures[k].name);
+    for (int k = 0; k < N_MEASURES; k++)
+      fprintf(file, ",%s_%s", e->n_ratios || e->model ? sides[side] : "other", measures[k].name);
   fprintf(file, "\n");
   for (int i = 0; i < e->n_pieces; i++) {
     const piece *p = &e->pieces[i];
@@ -352,18 +376,22 @@ static int write_csv(const evaluation *e) {
   if (fclose(file) != 0) return free(text), no_memory();
   const int32_t status = krait_text_write(e->s->csv, text);
   free(text);
-  return status < 0 ? kr_report("evaluate", status) : 0;
+  return status < 0 ? cli_report("evaluate", status) : 0;
 }
 
 /* ---- all of it ---- */
 static int compare_all(evaluation *e, int n_jobs) {
-  const kr_crew_work work = {.n_pieces = e->n_pieces, .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces, .user = e, .work = evaluate_one, .tell = tell};
+  const cli_crew_work work = {.n_pieces = e->n_pieces,
+                              .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces,
+                              .user = e,
+                              .work = evaluate_one,
+                              .tell = tell};
   for (int i = 0; i < e->n_pieces; i++)
     if (!e->pieces[i].name) return no_memory();
   e->audio_s = e->n_pieces;
-  kr_progress_begin(&e->progress, "evaluate", &e->audio_s);
-  if (kr_crew_run(&work) != 0) return no_memory();
-  kr_progress_end();
+  cli_progress_begin(&e->progress, "evaluate", &e->audio_s);
+  if (cli_crew_run(&work) != 0) return no_memory();
+  cli_progress_end();
   int failed = e->n_failed > 0;
   if (e->n_failed == e->n_pieces) return 1;
   print_notes(e);
@@ -376,14 +404,14 @@ static int compare_all(evaluation *e, int n_jobs) {
 static int with_model(evaluation *e) {
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
-  int exit_status = kr_run_open_ctx("evaluate", &e->s->run, &ctx);
+  int exit_status = cli_run_open_ctx("evaluate", &e->s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   int n_jobs = (int)e->s->n_jobs;
-  if (!n_jobs) n_jobs = krait_ctx_n_threads(ctx) < KR_CREW_MOST ? krait_ctx_n_threads(ctx) : KR_CREW_MOST;
+  if (!n_jobs) n_jobs = krait_ctx_n_threads(ctx) < CLI_CREW_MOST ? krait_ctx_n_threads(ctx) : CLI_CREW_MOST;
   int32_t status = e->s->enhance || e->s->model.weights_path ? krait_model_open(ctx, &e->s->model, &model) : 0;
   e->model = model;
-  exit_status = status < 0 ? kr_report("evaluate", status) + 1 : compare_all(e, n_jobs);
-  for (int i = 0; i < KR_CREW_MOST; i++) krait_session_close(&e->sessions[i]);
+  exit_status = status < 0 ? cli_report("evaluate", status) + 1 : compare_all(e, n_jobs);
+  for (int i = 0; i < CLI_CREW_MOST; i++) krait_session_close(&e->sessions[i]);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;
@@ -394,53 +422,71 @@ static void release(evaluation *e) {
   free(e->pieces);
   for (int i = 0; i < e->n_notes; i++) free(e->notes[i]);
   for (int i = 0; i < e->n_ratios; i++) krait_data_close(&e->data[i]);
-  kr_pairs_free(&e->clean);
-  kr_pairs_free(&e->other);
+  cli_pairs_free(&e->clean);
+  cli_pairs_free(&e->other);
 }
 
 static int check_options(const settings *s, int n_operands) {
   struct stat info;
-  if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0)) return kr_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir go with --noise");
-  if (!s->noise && n_operands != 2) return kr_usage_error("evaluate", "name CLEAN and OTHER, or CLEAN alone with --noise");
-  if (s->noise && n_operands != 1) return kr_usage_error("evaluate", "with --noise name CLEAN alone: the noisy recordings are mixed from it");
-  if (s->reverb > 0 && !s->rir) return kr_usage_error("evaluate", "--reverb needs --rir: a folder or list of room responses");
-  if (s->rir && s->reverb <= 0) return kr_usage_error("evaluate", "--rir needs --reverb: the share of the recordings that are put into a room, 1 for all");
-  if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path) return kr_usage_error("evaluate", "--config and --set go with -w or --enhance");
-  if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode)) return kr_usage_error("evaluate", "--csv %s is a folder", s->csv);
+  if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0))
+    return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir go with --noise");
+  if (!s->noise && n_operands != 2)
+    return cli_usage_error("evaluate", "name CLEAN and OTHER, or CLEAN alone with --noise");
+  if (s->noise && n_operands != 1)
+    return cli_usage_error("evaluate", "with --noise name CLEAN alone: the noisy recordings are mixed from it");
+  if (s->reverb > 0 && !s->rir)
+    return cli_usage_error("evaluate", "--reverb needs --rir: a folder or list of room responses");
+  if (s->rir && s->reverb <= 0)
+    return cli_usage_error("evaluate",
+                           "--rir needs --reverb: the share of the recordings that are put into a room, 1 for all");
+  if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path)
+    return cli_usage_error("evaluate", "--config and --set go with -w or --enhance");
+  if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode))
+    return cli_usage_error("evaluate", "--csv %s is a folder", s->csv);
   return -1;
 }
 
 int cmd_evaluate(int argc, char **argv) {
   int first;
   settings s = {.repeats = 1, .model.size = sizeof s.model};
-  const kr_option options[] = {
-      KR_TEXT("weights", 'w', "FILE", &s.model.weights_path, "enhance OTHER with these weights first, and measure both"),
-      KR_SWITCH("enhance", 0, &s.enhance, "the same with the weights inside the program"),
-      KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
-      KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
-      KR_TEXT("noise", 0, "SOURCE", &s.noise, "mix OTHER from CLEAN and this noise: a folder, a list (.txt), a file; the i-th recording gets the i-th noise"),
-      KR_TEXT("noise-dir", 0, "DIR", &s.noise_dir, "where the list's names begin (default: the list's folder)"),
-      KR_TEXT("snr", 0, "DB,...", &s.ratios, "signal-to-noise ratios, one table each (default: 0)"),
-      KR_TEXT("rir", 0, "SOURCE", &s.rir, "room impulse responses, likewise"),
-      KR_TEXT("rir-dir", 0, "DIR", &s.rir_dir, "where that list's names begin"),
-      KR_REAL("reverb", 0, "SHARE", &s.reverb, 0, 1, "share of the recordings that are put into a room"),
-      KR_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000, "so many times over the recordings, each with the next noises (default: 1)"),
-      KR_TEXT("csv", 0, "FILE", &s.csv, "a row for each recording"),
-      KR_SWITCH("json", 0, &s.as_json, "print means as JSON"),
-      KR_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, KR_CREW_MOST, "recordings at a time (default: as many as threads)"),
-      KR_PRECISION_OPTION(&s.precision, "tf32"),
-      KR_RUN_OPTIONS(&s.run),
+  const cli_option options[] = {
+      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path,
+               "enhance OTHER with these weights first, and measure both"),
+      CLI_SWITCH("enhance", 0, &s.enhance, "the same with the weights inside the program"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      CLI_TEXT("noise", 0, "SOURCE", &s.noise,
+               "mix OTHER from CLEAN and this noise: a folder, a list (.txt), a file; the i-th recording gets the i-th "
+               "noise"),
+      CLI_TEXT("noise-dir", 0, "DIR", &s.noise_dir, "where the list's names begin (default: the list's folder)"),
+      CLI_TEXT("snr", 0, "DB,...", &s.ratios, "signal-to-noise ratios, one table each (default: 0)"),
+      CLI_TEXT("rir", 0, "SOURCE", &s.rir, "room impulse responses, likewise"),
+      CLI_TEXT("rir-dir", 0, "DIR", &s.rir_dir, "where that list's names begin"),
+      CLI_REAL("reverb", 0, "SHARE", &s.reverb, 0, 1, "share of the recordings that are put into a room"),
+      CLI_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000,
+                "so many times over the recordings, each with the next noises (default: 1)"),
+      CLI_TEXT("csv", 0, "FILE", &s.csv, "a row for each recording"),
+      CLI_SWITCH("json", 0, &s.as_json, "print means as JSON"),
+      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST, "recordings at a time (default: as many as threads)"),
+      CLI_PRECISION_OPTION(&s.precision, "tf32"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"evaluate", "CLEAN OTHER | CLEAN --noise SOURCE",
-                        "Measures how close speech is to the same speech without noise: PESQ (P.862.2), CSIG, CBAK, COVL, segmental SNR, SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER "
-                        "are files, or folders whose files pair by name. With -w OTHER is what a model is given. With --noise the noisy recordings are mixed as in training's validation.",
-                        options, KR_N(options), 1, 2};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
-  if (exit_status < 0) exit_status = kr_precision_parse("evaluate", s.precision, &s.model.precision);
+  const cli_verb verb = {"evaluate",
+                         "CLEAN OTHER | CLEAN --noise SOURCE",
+                         "Measures how close speech is to the same speech without noise: PESQ (P.862.2), CSIG, CBAK, "
+                         "COVL, segmental SNR, SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER "
+                         "are files, or folders whose files pair by name. With -w OTHER is what a model is given. With "
+                         "--noise the noisy recordings are mixed as in training's validation.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         2};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = cli_precision_parse("evaluate", s.precision, &s.model.precision);
   if (exit_status < 0) exit_status = check_options(&s, argc - first);
   if (exit_status >= 0) return exit_status;
-  kr_hush_libraries();
-  kr_catch_signals(verb.name);
+  cli_hush_libraries();
+  cli_catch_signals(verb.name);
   static evaluation e = {.notes_lock = PTHREAD_MUTEX_INITIALIZER};
   e.s = &s;
   exit_status = s.noise ? list_items(&e, argv[first]) : list_pairs(&e, argv + first);

@@ -1,4 +1,5 @@
-/* cmd_generate.c: krait generate: which prompts a language model goes on from, what of its text is shown when, and how fast it was. */
+/* cmd_generate.c: krait generate: which prompts a language model goes on from, what of its text is shown when, and how
+ * fast it was. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdio.h>
@@ -17,9 +18,9 @@
 
 typedef struct settings {
   const char *prompt, *file, *save, *load, *tokenizer;
-  kr_telling telling;
+  cli_telling telling;
   int chat, as_json, force, narrow_states;
-  kr_run run;
+  cli_run run;
 } settings;
 
 typedef struct rates {
@@ -28,24 +29,24 @@ typedef struct rates {
 
 /* ---- the work ---- */
 
-static int tell_stories(const settings *s, krait_lm *lm, kr_story *stories, int n, int is_shown, rates *r) {
-  const krait_lm_sampling sampling = kr_telling_sampling(&s->telling);
-  r->start_s = kr_now_s();
+static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int n, int is_shown, rates *r) {
+  const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
+  r->start_s = cli_now_s();
   for (int i = 0; i < n; i++) {
-    kr_story *o = &stories[i];
+    cli_story *o = &stories[i];
     krait_lm_sampling own = sampling;
     own.seed += (uint64_t)i;
     int32_t status = krait_lm_session_open(lm, &own, &o->session);
     if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
     if (status >= 0) status = krait_lm_read(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
-    if (status < 0) return kr_report("generate", status);
+    if (status < 0) return cli_report("generate", status);
     o->n_read = krait_lm_n_tokens(o->session);
     o->reason = s->telling.n == 0 ? "length" : NULL;
   }
-  r->read_s = kr_now_s();
-  if (s->save) kr_let_interrupt_ask(); /* what was said until then is kept */
-  const int exit_status = kr_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
-  r->end_s = kr_now_s();
+  r->read_s = cli_now_s();
+  if (s->save) cli_let_interrupt_ask(); /* what was said until then is kept */
+  const int exit_status = cli_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
+  r->end_s = cli_now_s();
   return exit_status;
 }
 
@@ -53,17 +54,22 @@ static int tell_stories(const settings *s, krait_lm *lm, kr_story *stories, int 
 
 static double per_second(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
-static void print_rates(const kr_story *stories, int n, const rates *r) {
+static void print_rates(const cli_story *stories, int n, const rates *r) {
   int64_t n_read = 0, n_drawn = 0;
   for (int i = 0; i < n; i++) n_read += stories[i].n_read, n_drawn += stories[i].n_drawn;
-  fprintf(kr_err(), "read %lld tokens in %.3f s (%.1f/s), first token after %.3f s, generated %lld in %.3f s (%.1f/s)\n", (long long)n_read, r->read_s - r->start_s,
-          per_second((double)n_read, r->read_s - r->start_s), r->first_s - r->start_s, (long long)n_drawn, r->end_s - r->read_s, per_second((double)n_drawn, r->end_s - r->read_s));
+  fprintf(cli_err(),
+          "read %lld tokens in %.3f s (%.1f/s), first token after %.3f s, generated %lld in %.3f s (%.1f/s)\n",
+          (long long)n_read, r->read_s - r->start_s, per_second((double)n_read, r->read_s - r->start_s),
+          r->first_s - r->start_s, (long long)n_drawn, r->end_s - r->read_s,
+          per_second((double)n_drawn, r->end_s - r->read_s));
 }
 
-static json_t *story_json(const kr_story *o, const rates *r) {
-  return json_pack("{s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o}", "prompt", kr_json_text(o->prompt), "text", kr_json_text(o->text ? o->text : ""), "prompt_tokens", (json_int_t)o->n_read, "tokens",
-                   (json_int_t)o->n_drawn, "reason", o->reason, "read_s", kr_json_real(r->read_s - r->start_s), "first_token_s", kr_json_real(r->first_s - r->start_s), "generate_s",
-                   kr_json_real(r->end_s - r->read_s));
+static json_t *story_json(const cli_story *o, const rates *r) {
+  return json_pack("{s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o}", "prompt", cli_json_text(o->prompt), "text",
+                   cli_json_text(o->text ? o->text : ""), "prompt_tokens", (json_int_t)o->n_read, "tokens",
+                   (json_int_t)o->n_drawn, "reason", o->reason, "read_s", cli_json_real(r->read_s - r->start_s),
+                   "first_token_s", cli_json_real(r->first_s - r->start_s), "generate_s",
+                   cli_json_real(r->end_s - r->read_s));
 }
 
 /* A text as one line: what --file prints. */
@@ -71,35 +77,42 @@ static void print_line(const char *text) {
   for (; *text; text++) {
     if (*text == '\n') fputs("\\n", stdout);
     else if (*text == '\r') fputs("\\r", stdout);
-    else kr_story_show(text, 1);
+    else cli_story_show(text, 1);
   }
   putchar('\n');
 }
 
-static int print_results(const settings *s, const kr_story *stories, int n, const rates *r) {
+static int print_results(const settings *s, const cli_story *stories, int n, const rates *r) {
   int failed = 0;
   for (int i = 0; i < n; i++) {
-    if (s->as_json) failed |= kr_print_json("generate", story_json(&stories[i], r), JSON_COMPACT | JSON_REAL_PRECISION(6));
+    if (s->as_json)
+      failed |= cli_print_json("generate", story_json(&stories[i], r), JSON_COMPACT | JSON_REAL_PRECISION(6));
     else if (s->file) print_line(stories[i].text ? stories[i].text : "");
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
-  if (!s->as_json && !kr_is_asked_to_stop()) print_rates(stories, n, r);
+  if (!s->as_json && !cli_is_asked_to_stop()) print_rates(stories, n, r);
   return failed ? 1 : 0;
 }
 
-static int run_model(const settings *s, const char *path, kr_story *stories, int n) {
+static int run_model(const settings *s, const char *path, cli_story *stories, int n) {
   krait_ctx *ctx = NULL;
   krait_lm *lm = NULL;
   rates r = {0};
-  int exit_status = kr_run_open_ctx("generate", &s->run, &ctx);
+  int exit_status = cli_run_open_ctx("generate", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const krait_lm_options options = {.size = sizeof options, .n_sessions = n, .path = path, .tokenizer_path = s->tokenizer, .narrow_states = s->narrow_states};
+  const krait_lm_options options = {.size = sizeof options,
+                                    .n_sessions = n,
+                                    .path = path,
+                                    .tokenizer_path = s->tokenizer,
+                                    .narrow_states = s->narrow_states};
   int32_t status = krait_lm_open(ctx, &options, &lm);
-  exit_status = status < 0 ? kr_report("generate", status) + 1 : tell_stories(s, lm, stories, n, !s->as_json && !s->file, &r);
+  exit_status =
+      status < 0 ? cli_report("generate", status) + 1 : tell_stories(s, lm, stories, n, !s->as_json && !s->file, &r);
   if (exit_status < 0) exit_status = print_results(s, stories, n, &r);
-  if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0) exit_status = kr_report("generate", status);
-  if (exit_status == 0 && kr_is_asked_to_stop()) {
-    fprintf(kr_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
+  if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0)
+    exit_status = cli_report("generate", status);
+  if (exit_status == 0 && cli_is_asked_to_stop()) {
+    fprintf(cli_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
     exit_status = 130;
   }
   for (int i = 0; i < n; i++) krait_lm_session_close(&stories[i].session);
@@ -111,7 +124,7 @@ static int run_model(const settings *s, const char *path, kr_story *stories, int
 /* ---- prompts ---- */
 
 /* Lines of a text, which is changed; an empty line is no prompt. */
-static int cut_lines(const settings *s, char *text, size_t n, kr_story *stories, int *n_stories) {
+static int cut_lines(const settings *s, char *text, size_t n, cli_story *stories, int *n_stories) {
   char *end = text + n;
   for (char *line = text, *next; line < end; line = next) {
     char *stop = memchr(line, '\n', (size_t)(end - line));
@@ -120,21 +133,28 @@ static int cut_lines(const settings *s, char *text, size_t n, kr_story *stories,
     *stop = 0;
     if (stop > line && stop[-1] == '\r') *--stop = 0;
     if (stop == line) continue;
-    if (*n_stories == KR_MOST_STORIES) return kr_usage_error("generate", "%s has more than %d prompts", s->file, KR_MOST_STORIES);
-    stories[(*n_stories)++] = (kr_story){.prompt = line, .n_prompt = (size_t)(stop - line)};
+    if (*n_stories == CLI_MOST_STORIES)
+      return cli_usage_error("generate", "%s has more than %d prompts", s->file, CLI_MOST_STORIES);
+    stories[(*n_stories)++] = (cli_story){.prompt = line, .n_prompt = (size_t)(stop - line)};
   }
-  return *n_stories ? -1 : kr_usage_error("generate", "%s has no prompts, one a line", s->file);
+  return *n_stories ? -1 : cli_usage_error("generate", "%s has no prompts, one a line", s->file);
 }
 
 static int run(const settings *s, char **operands, int n_operands) {
-  static kr_story stories[KR_MOST_STORIES];
+  static cli_story stories[CLI_MOST_STORIES];
   int n = 0, exit_status = -1;
   char *text = NULL;
   size_t n_bytes = 0;
   const int is_stdin = n_operands > 1;
-  if (s->file || is_stdin) exit_status = kr_text_read("generate", is_stdin ? "-" : s->file, &text, &n_bytes);
+  if (s->file || is_stdin) exit_status = cli_text_read("generate", is_stdin ? "-" : s->file, &text, &n_bytes);
   if (exit_status < 0 && s->file) exit_status = cut_lines(s, text, n_bytes, stories, &n);
-  else if (exit_status < 0) stories[n++] = (kr_story){.prompt = is_stdin ? text : s->prompt ? s->prompt : "", .n_prompt = is_stdin ? n_bytes : s->prompt ? strlen(s->prompt) : 0};
+  else if (exit_status < 0)
+    stories[n++] = (cli_story){.prompt = is_stdin    ? text
+                                         : s->prompt ? s->prompt
+                                                     : "",
+                               .n_prompt = is_stdin    ? n_bytes
+                                           : s->prompt ? strlen(s->prompt)
+                                                       : 0};
   if (exit_status < 0) exit_status = run_model(s, operands[0], stories, n);
   for (int i = 0; i < n; i++) free(stories[i].text);
   free(text);
@@ -142,38 +162,53 @@ static int run(const settings *s, char **operands, int n_operands) {
 }
 
 static int check_settings(const settings *s, char **operands, int n_operands) {
-  if (n_operands > 1 && strcmp(operands[1], "-") != 0) return kr_usage_error("generate", "'%s' after the model: a prompt is given with -p, or '-' for standard input", operands[1]);
-  if ((s->prompt != NULL) + (s->file != NULL) + (n_operands > 1) > 1) return kr_usage_error("generate", "-p, --file and '-' are three ways to give prompts; take one");
-  if (!s->prompt && !s->file && n_operands < 2 && !s->load) return kr_usage_error("generate", "no prompt; give -p TEXT, --file FILE or '-' for standard input");
-  if (s->file && s->save) return kr_usage_error("generate", "--save-state keeps the state of one text; --file has several");
-  if (s->chat && s->load) return kr_usage_error("generate", "--chat begins a conversation; --load-state goes on with one");
-  const kr_outputs_rule rule = {.verb = "generate", .read_too = &s->load, .n_read_too = 1, .force = s->force};
-  return s->save ? kr_output_check(&rule, operands[0], s->save) : -1;
+  if (n_operands > 1 && strcmp(operands[1], "-") != 0)
+    return cli_usage_error("generate", "'%s' after the model: a prompt is given with -p, or '-' for standard input",
+                           operands[1]);
+  if ((s->prompt != NULL) + (s->file != NULL) + (n_operands > 1) > 1)
+    return cli_usage_error("generate", "-p, --file and '-' are three ways to give prompts; take one");
+  if (!s->prompt && !s->file && n_operands < 2 && !s->load)
+    return cli_usage_error("generate", "no prompt; give -p TEXT, --file FILE or '-' for standard input");
+  if (s->file && s->save)
+    return cli_usage_error("generate", "--save-state keeps the state of one text; --file has several");
+  if (s->chat && s->load)
+    return cli_usage_error("generate", "--chat begins a conversation; --load-state goes on with one");
+  const cli_outputs_rule rule = {.verb = "generate", .read_too = &s->load, .n_read_too = 1, .force = s->force};
+  return s->save ? cli_output_check(&rule, operands[0], s->save) : -1;
 }
 
 int cmd_generate(int argc, char **argv) {
   int first;
   settings s = {.telling.n = 128};
-  const kr_option options[] = {
-      KR_TEXT("prompt", 'p', "TEXT", &s.prompt, "the text to go on from"),
-      KR_TEXT("file", 0, "FILE", &s.file, "a prompt a line, all at once; prints a line for each"),
-      KR_SWITCH("chat", 0, &s.chat, "the prompt is what a user says, for models with Qwen2's chat template"),
-      KR_TELLING_OPTIONS(&s.telling, "128"),
-      KR_TEXT("save-state", 0, "FILE", &s.save, "keep what was read and generated: a file whose size does not depend on the text's"),
-      KR_TEXT("load-state", 0, "FILE", &s.load, "go on from such a file; -p then comes behind it"),
-      KR_SWITCH("force", 'f', &s.force, "replace the file of --save-state where it exists"),
-      KR_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights, or in the GGUF file)"),
-      KR_SWITCH("narrow-states", 0, &s.narrow_states, "on a GPU: Mamba's states in the weights' type, as mamba-ssm keeps them, not in float32"),
-      KR_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt, when all are done"),
-      KR_RUN_OPTIONS(&s.run),
+  const cli_option options[] = {
+      CLI_TEXT("prompt", 'p', "TEXT", &s.prompt, "the text to go on from"),
+      CLI_TEXT("file", 0, "FILE", &s.file, "a prompt a line, all at once; prints a line for each"),
+      CLI_SWITCH("chat", 0, &s.chat, "the prompt is what a user says, for models with Qwen2's chat template"),
+      CLI_TELLING_OPTIONS(&s.telling, "128"),
+      CLI_TEXT("save-state", 0, "FILE", &s.save,
+               "keep what was read and generated: a file whose size does not depend on the text's"),
+      CLI_TEXT("load-state", 0, "FILE", &s.load, "go on from such a file; -p then comes behind it"),
+      CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state where it exists"),
+      CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
+               "tokenizer.json (default: the one beside the weights, or in the GGUF file)"),
+      CLI_SWITCH("narrow-states", 0, &s.narrow_states,
+                 "on a GPU: Mamba's states in the weights' type, as mamba-ssm keeps them, not in float32"),
+      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt, when all are done"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"generate", "MODEL [-]",
-                        "Goes on with a text: tokens appear as they are made, rates on standard error. MODEL is a folder with config.json, weights (safetensors, in one file or several, or "
-                        "pytorch_model.bin) and tokenizer.json, a weights file beside the other two, or a GGUF file; Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from standard input.",
-                        options, KR_N(options), 1, 2};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {"generate",
+                         "MODEL [-]",
+                         "Goes on with a text: tokens appear as they are made, rates on standard error. MODEL is a "
+                         "folder with config.json, weights (safetensors, in one file or several, or "
+                         "pytorch_model.bin) and tokenizer.json, a weights file beside the other two, or a GGUF file; "
+                         "Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from standard input.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         2};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = check_settings(&s, argv + first, argc - first);
   if (exit_status >= 0) return exit_status;
-  kr_catch_signals(verb.name);
+  cli_catch_signals(verb.name);
   return run(&s, argv + first, argc - first);
 }

@@ -1,4 +1,5 @@
-/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds, and with --graph what the model computes. */
+/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds, and with --graph
+ * what the model computes. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ static json_t *rows_json(int32_t op, uint64_t caps) {
     uint64_t needs = krait_op_row_needs(op, row);
     char text[256];
     krait_caps_format(needs, text, sizeof text);
-    failed |= json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs", text, "usable", (needs & caps) == needs));
+    failed |= json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs",
+                                                    text, "usable", (needs & caps) == needs));
   }
   return whole_or_null(rows, failed);
 }
@@ -54,9 +56,11 @@ static json_t *device_code_json(void) {
   int32_t capability;
   json_t *ptx = json_object(), *machine = json_object();
   int failed = 0;
-  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++) failed |= json_object_set_new(ptx, tiers[i], json_integer(0));
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
+    failed |= json_object_set_new(ptx, tiers[i], json_integer(0));
   int32_t status = KRAIT_OK;
-  for (int32_t i = 0; (status = krait_embedded_ptx(i, &module, &tier, &text)) == KRAIT_OK; i++) failed |= count_module(ptx, tier);
+  for (int32_t i = 0; (status = krait_embedded_ptx(i, &module, &tier, &text)) == KRAIT_OK; i++)
+    failed |= count_module(ptx, tier);
   failed |= status == KRAIT_ERR_NO_MEMORY;
   for (int32_t i = 0; krait_embedded_cubin(i, &module, &tier, &capability) == KRAIT_OK; i++) {
     char name[16];
@@ -73,8 +77,11 @@ static json_t *program_json(void) {
   krait_caps_format(caps, text, sizeof text);
   json_t *ops = json_object();
   int failed = 0;
-  for (int32_t op = 0; op < krait_n_ops(); op++) failed |= json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
-  return whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code", device_code_json(), "ops", ops), failed);
+  for (int32_t op = 0; op < krait_n_ops(); op++)
+    failed |= json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
+  return whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code",
+                                 device_code_json(), "ops", ops),
+                       failed);
 }
 
 static void print_device_code(const json_t *code) {
@@ -131,12 +138,13 @@ static int dump_ptx(const char *folder, int replace) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
     const int failed = length < (int)sizeof path ? write_text(path, text, replace) : ENAMETOOLONG;
     if (!failed) continue;
-    fprintf(kr_err(), "krait info: %s: %s\n", kr_clean(path), failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
+    fprintf(cli_err(), "krait info: %s: %s\n", cli_clean(path),
+            failed == EEXIST && !replace ? "exists; -f replaces it" : strerror(failed));
     return 1;
   }
-  if (status == KRAIT_ERR_NO_MEMORY) return kr_report("info", status);
+  if (status == KRAIT_ERR_NO_MEMORY) return cli_report("info", status);
   printf("%d texts of device code written to ", n);
-  kr_print_clean(stdout, folder);
+  cli_print_clean(stdout, folder);
   printf("\n");
   return 0;
 }
@@ -146,7 +154,7 @@ static int dump_ptx(const char *folder, int replace) {
 /* Text from the file, padded to width; control characters must not reach the terminal. */
 static void print_text(const char *text, int width) {
   const int n = (int)strlen(text);
-  kr_print_clean(stdout, text);
+  cli_print_clean(stdout, text);
   printf("%*s", n < width ? width - n : 0, "");
 }
 
@@ -183,8 +191,11 @@ static int print_file(const json_t *info) {
   const char *model = json_string_value(json_object_get(info, "model"));
   printf("format: %s\nmodel: ", json_string_value(json_object_get(info, "format")));
   print_text(model ? model : "not stated", 0);
-  printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n", json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
-  if (print_pairs("configuration", json_object_get(info, "config")) || print_pairs("metadata", json_object_get(info, "metadata"))) return 1;
+  printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n",
+         json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
+  if (print_pairs("configuration", json_object_get(info, "config")) ||
+      print_pairs("metadata", json_object_get(info, "metadata")))
+    return 1;
   printf("\ntensors:\n");
   for (size_t i = 0; i < json_array_size(tensors); i++) print_tensor(json_array_get(tensors, i));
   return 0;
@@ -194,30 +205,31 @@ static int print_file(const json_t *info) {
 
 typedef struct graphs {
   int is_asked, profile;
-  kr_run run;
+  cli_run run;
   krait_model_options model;
 } graphs;
 
 static void print_line(void *user, const char *line) {
   (void)user;
-  kr_print_clean(stdout, line);
+  cli_print_clean(stdout, line);
   printf("\n");
 }
 
 static int print_graphs(const graphs *g) {
   krait_ctx *ctx = NULL;
-  const int exit_status = kr_run_open_ctx("info", &g->run, &ctx);
+  const int exit_status = cli_run_open_ctx("info", &g->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_line, NULL);
-  const int failed = status < 0 ? kr_report("info", status) : 0;
+  const int failed = status < 0 ? cli_report("info", status) : 0;
   krait_ctx_close(&ctx);
   return failed;
 }
 
 /* What only graphs have. */
 static int has_graph_options(const graphs *g) {
-  const kr_run *r = &g->run;
-  return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path || g->model.overrides;
+  const cli_run *r = &g->run;
+  return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path ||
+         g->model.overrides;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- */
@@ -226,34 +238,47 @@ int cmd_info(int argc, char **argv) {
   int as_json = 0, force = 0, first;
   const char *ptx_folder = NULL;
   graphs g = {.model.size = sizeof g.model};
-  const kr_option options[] = {KR_SWITCH("graph", 0, &g.is_asked, "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
-                               KR_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
-                               KR_TEXT("config", 0, "YAML", &g.model.config_path, "with --graph: the model's configuration, when the weights do not say it"),
-                               KR_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
-                               KR_SWITCH("json", 0, &as_json, "print JSON"),
-                               KR_TEXT("dump-ptx", 0, "DIR", &ptx_folder, "write the device code inside krait to this folder, one file for each module and tier"),
-                               KR_SWITCH("force", 'f', &force, "replace such files where they exist"),
-                               KR_RUN_OPTIONS(&g.run)};
-  const kr_verb verb = {"info", "[FILE]",
-                        "Without FILE: version, capabilities of this machine, and the rows of every operator. With FILE: the tensors, shapes, configuration and "
-                        "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's file or folder computes, line by line.",
-                        options, KR_N(options), 0, 1};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_option options[] = {
+      CLI_SWITCH("graph", 0, &g.is_asked,
+                 "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
+      CLI_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
+      CLI_TEXT("config", 0, "YAML", &g.model.config_path,
+               "with --graph: the model's configuration, when the weights do not say it"),
+      CLI_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
+      CLI_SWITCH("json", 0, &as_json, "print JSON"),
+      CLI_TEXT("dump-ptx", 0, "DIR", &ptx_folder,
+               "write the device code inside krait to this folder, one file for each module and tier"),
+      CLI_SWITCH("force", 'f', &force, "replace such files where they exist"),
+      CLI_RUN_OPTIONS(&g.run)};
+  const cli_verb verb = {"info",
+                         "[FILE]",
+                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With "
+                         "FILE: the tensors, shapes, configuration and "
+                         "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's "
+                         "file or folder computes, line by line.",
+                         options,
+                         CLI_N(options),
+                         0,
+                         1};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (ptx_folder && first < argc) return kr_usage_error(verb.name, "--dump-ptx takes no FILE");
-  if (g.is_asked && (first == argc || as_json || ptx_folder)) return kr_usage_error(verb.name, first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
-  if (!g.is_asked && has_graph_options(&g)) return kr_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
-  if (force && !ptx_folder) return kr_usage_error(verb.name, "--force goes with --dump-ptx");
+  if (ptx_folder && first < argc) return cli_usage_error(verb.name, "--dump-ptx takes no FILE");
+  if (g.is_asked && (first == argc || as_json || ptx_folder))
+    return cli_usage_error(verb.name,
+                           first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
+  if (!g.is_asked && has_graph_options(&g))
+    return cli_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
+  if (force && !ptx_folder) return cli_usage_error(verb.name, "--force goes with --dump-ptx");
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];
   if (g.is_asked) return print_graphs(&g);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
-  if (status < 0) return kr_report(verb.name, status);
+  if (status < 0) return cli_report(verb.name, status);
   json_t *info = text ? json_loads(text, 0, NULL) : program_json();
   krait_text_free(&text);
-  if (as_json) return kr_print_json(verb.name, info, JSON_INDENT(2));
+  if (as_json) return cli_print_json(verb.name, info, JSON_INDENT(2));
   const int failed = !info || (first < argc ? print_file : print_program)(info);
   json_decref(info);
-  return failed ? kr_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "no memory for what there is to print") : 0;
+  return failed ? cli_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "no memory for what there is to print") : 0;
 }

@@ -13,34 +13,37 @@
 #include "say.h"
 #include "texts.h"
 
-static int32_t show(void *user, int64_t done, int64_t total) { return kr_progress_show(user, done, total); }
+static int32_t show(void *user, int64_t done, int64_t total) { return cli_progress_show(user, done, total); }
 
 static int print_score(int as_json, double nats, int64_t n, size_t n_bytes) {
   const double mean = nats / (double)n, bits = nats / log(2) / (double)n_bytes;
   if (as_json)
-    return kr_print_json("score", json_pack("{s:o, s:o, s:o, s:I, s:I}", "perplexity", kr_json_real(exp(mean)), "nats_per_token", kr_json_real(mean), "bits_per_byte", kr_json_real(bits), "tokens",
-                                            (json_int_t)n, "bytes", (json_int_t)n_bytes),
-                         JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
+    return cli_print_json("score",
+                          json_pack("{s:o, s:o, s:o, s:I, s:I}", "perplexity", cli_json_real(exp(mean)),
+                                    "nats_per_token", cli_json_real(mean), "bits_per_byte", cli_json_real(bits),
+                                    "tokens", (json_int_t)n, "bytes", (json_int_t)n_bytes),
+                          JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
   printf("perplexity %.4f (%.4f nats a token, %.4f bits a byte, %lld tokens)\n", exp(mean), mean, bits, (long long)n);
   return 0;
 }
 
-static int score(const char *path, const char *tokenizer, const kr_run *run, const char *text, size_t n_bytes, int as_json) {
+static int score(const char *path, const char *tokenizer, const cli_run *run, const char *text, size_t n_bytes,
+                 int as_json) {
   krait_ctx *ctx = NULL;
   krait_lm *lm = NULL;
   krait_lm_session *session = NULL;
   double nats = 0;
   int64_t n = 0;
-  kr_progress progress;
-  int exit_status = kr_run_open_ctx("score", run, &ctx);
+  cli_progress progress;
+  int exit_status = cli_run_open_ctx("score", run, &ctx);
   if (exit_status >= 0) return exit_status;
   const krait_lm_options options = {.size = sizeof options, .path = path, .tokenizer_path = tokenizer};
   int32_t status = krait_lm_open(ctx, &options, &lm);
   if (status >= 0) status = krait_lm_session_open(lm, NULL, &session);
-  kr_progress_begin(&progress, "tokens", NULL);
+  cli_progress_begin(&progress, "tokens", NULL);
   if (status >= 0) status = krait_lm_score(session, text, n_bytes, show, &progress, &nats, &n);
-  kr_progress_end();
-  exit_status = status < 0 ? kr_report("score", status) + 1 : print_score(as_json, nats, n, n_bytes);
+  cli_progress_end();
+  exit_status = status < 0 ? cli_report("score", status) + 1 : print_score(as_json, nats, n, n_bytes);
   krait_lm_session_close(&session);
   krait_lm_close(&lm);
   krait_ctx_close(&ctx);
@@ -50,20 +53,26 @@ static int score(const char *path, const char *tokenizer, const kr_run *run, con
 int cmd_score(int argc, char **argv) {
   int first, as_json = 0;
   const char *tokenizer = NULL;
-  kr_run run = {0};
-  const kr_option options[] = {
-      KR_TEXT("tokenizer", 0, "FILE", &tokenizer, "tokenizer.json (default: the one beside the weights)"),
-      KR_SWITCH("json", 0, &as_json, "print a JSON object"),
-      KR_RUN_OPTIONS(&run),
+  cli_run run = {0};
+  const cli_option options[] = {
+      CLI_TEXT("tokenizer", 0, "FILE", &tokenizer, "tokenizer.json (default: the one beside the weights)"),
+      CLI_SWITCH("json", 0, &as_json, "print a JSON object"),
+      CLI_RUN_OPTIONS(&run),
   };
-  const kr_verb verb = {"score", "MODEL FILE", "Prints the perplexity of a text under a language model: e to the mean of -ln p of every token but the first. MODEL as for krait generate; FILE may be '-'.",
-                        options, KR_N(options), 2, 2};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {"score",
+                         "MODEL FILE",
+                         "Prints the perplexity of a text under a language model: e to the mean of -ln p of every "
+                         "token but the first. MODEL as for krait generate; FILE may be '-'.",
+                         options,
+                         CLI_N(options),
+                         2,
+                         2};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   char *text = NULL;
   size_t n_bytes = 0;
   if (exit_status >= 0) return exit_status;
-  kr_catch_signals(verb.name);
-  exit_status = kr_text_read(verb.name, argv[first + 1], &text, &n_bytes);
+  cli_catch_signals(verb.name);
+  exit_status = cli_text_read(verb.name, argv[first + 1], &text, &n_bytes);
   if (exit_status < 0) exit_status = score(argv[first], tokenizer, &run, text, n_bytes, as_json);
   free(text);
   return exit_status;

@@ -9,72 +9,118 @@
 #include "cmd.h"
 #include "gpus.h"
 #include "interrupt.h"
+#include "progress.h"
 #include "say.h"
 
 static void show(void *user, const krait_train_report *r) {
   (void)user;
-  printf("step %lld/%lld  total %.4f  magnitude %.4f  phase %.4f  complex %.4f  consistency %.4f  metric %.4f  disc %.4f  lr %.2e  %.2f s/s  %.0f s left", (long long)r->step, (long long)r->n_steps,
-         r->total, r->magnitude, r->phase, r->complex_part, r->consistency, r->metric, r->discriminator, r->lr, r->audio_s_per_s, r->left_s);
+  cli_progress_end();
+  printf(
+      "step %lld/%lld  total %.4f  magnitude %.4f  phase %.4f  complex %.4f  consistency %.4f  metric %.4f  disc %.4f  "
+      "lr %.2e  %.2f s/s  %.0f s left",
+      (long long)r->step, (long long)r->n_steps, r->total, r->magnitude, r->phase, r->complex_part, r->consistency,
+      r->metric, r->discriminator, r->lr, r->audio_s_per_s, r->left_s);
   if (!isnan(r->valid)) printf("  valid %.4f%s", r->valid, r->is_best ? " (best so far)" : "");
   printf("\n");
   fflush(stdout);
 }
 
+typedef struct watched {
+  cli_progress progress;
+  int64_t first; /* steps that an earlier run has done; -1 before the first of this one */
+} watched;
+
+static int32_t watch(void *user, int64_t done, int64_t total) {
+  watched *w = user;
+  if (w->first < 0) w->first = done - 1;
+  return cli_progress_show(&w->progress, done - w->first, total - w->first);
+}
+
 static void note(void *user, const char *line) {
   (void)user;
-  fprintf(kr_err(), "krait train: %s\n", line);
+  cli_progress_end();
+  fprintf(cli_err(), "krait train: %s\n", line);
 }
 
 /* Of several processes each takes the GPU of its number, where more than one can be seen. -1, or the exit status. */
-static int choose_device(const krait_train_place *place, int64_t n_gpus, kr_run *run, char *device, size_t bytes) {
+static int choose_device(const krait_train_place *place, int64_t n_gpus, cli_run *run, char *device, size_t bytes) {
   int32_t n = 0;
   if (place->n_ranks == 1) return -1;
-  if (n_gpus && n_gpus != place->n_ranks) return kr_usage_error("train", "--gpus %lld within %d processes that something else has started", (long long)n_gpus, place->n_ranks);
-  if (run->device && strcmp(run->device, "cuda") != 0) return kr_usage_error("train", "--device is '%s': several processes train on GPUs alone, each on that of its number", run->device);
+  if (n_gpus && n_gpus != place->n_ranks)
+    return cli_usage_error("train", "--gpus %lld within %d processes that something else has started",
+                           (long long)n_gpus, place->n_ranks);
+  if (run->device && strcmp(run->device, "cuda") != 0)
+    return cli_usage_error(
+        "train", "--device is '%s': several processes train on GPUs alone, each on that of its number", run->device);
   const int32_t status = krait_device_count(&n);
-  if (status < 0) return kr_report("train", status) + 1;
+  if (status < 0) return cli_report("train", status) + 1;
   snprintf(device, bytes, "cuda:%d", n > 1 ? place->local_rank : 0);
   run->device = device;
   return -1;
 }
 
 int cmd_train(int argc, char **argv) {
-  kr_run run = {0};
+  cli_run run = {0};
   int resume = 0;
   int64_t n_gpus = 0;
   char device[32];
+  watched watcher = {.first = -1};
   krait_train_place place = {.size = sizeof place};
-  krait_train_options options = {.size = sizeof options, .folder = "train-output", .valid_batches = 8, .report = show, .note = note};
-  const kr_option table[] = {
-      KR_TEXT("output", 'o', "DIR", &options.folder, "checkpoints, best.safetensors and log.jsonl (default: train-output)"),
-      KR_TEXT("weights", 'w', "FILE", &options.weights, "begin with these, and with their model's configuration"),
-      KR_SWITCH("resume", 0, &resume, "go on where the output's checkpoint was written"),
-      KR_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000, "stop after so many steps in all (default: the configuration's epochs)"),
-      KR_WHOLE("valid-batches", 0, "N", &options.valid_batches, 1, 1000000, "batches of a validation at most (default: 8)"),
-      KR_WHOLE("gpus", 0, "N", &n_gpus, 1, 64, "train on so many GPUs of this machine, a process each; batch_size counts the items of all"),
-      KR_TEXT("plot", 0, "PNG", &options.plot_path, "draw the losses, anew at the end of every epoch"),
-      KR_RUN_OPTIONS(&run),
+  krait_train_options options = {.size = sizeof options,
+                                 .folder = "train-output",
+                                 .valid_batches = 8,
+                                 .report = show,
+                                 .note = note,
+                                 .user = &watcher,
+                                 .progress = watch};
+  const cli_option table[] = {
+      CLI_TEXT("output", 'o', "DIR", &options.folder,
+               "checkpoints, best.safetensors and log.jsonl (default: train-output)"),
+      CLI_TEXT("weights", 'w', "FILE", &options.weights, "begin with these, and with their model's configuration"),
+      CLI_SWITCH("resume", 0, &resume, "go on where the output's checkpoint was written"),
+      CLI_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000,
+                "stop after so many steps in all (default: the configuration's epochs)"),
+      CLI_WHOLE("valid-batches", 0, "N", &options.valid_batches, 1, 1000000,
+                "batches of a validation at most (default: 8)"),
+      CLI_WHOLE("gpus", 0, "N", &n_gpus, 1, 64,
+                "train on so many GPUs of this machine, a process each; batch_size counts the items of all"),
+      CLI_TEXT("plot", 0, "PNG", &options.plot_path, "draw the losses, anew at the end of every epoch"),
+      CLI_RUN_OPTIONS(&run),
   };
-  const kr_verb verb = {"train", "[CONFIG] [NAME=VALUE | +NAME=VALUE]...",
-                        "Trains PrimeKnet. CONFIG is a YAML file or a run's folder; +model=primeknet_mamba_masking and +dset=taps name shipped parts.", table, KR_N(table), 0, -1};
+  const cli_verb verb = {"train",
+                         "[CONFIG] [NAME=VALUE | +NAME=VALUE]...",
+                         "Trains PrimeKnet. CONFIG is a YAML file or a run's folder; +model=primeknet_mamba_masking "
+                         "and +dset=taps name shipped parts.",
+                         table,
+                         CLI_N(table),
+                         0,
+                         -1};
   int first;
-  const int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   const char *path = first < argc && !strchr(argv[first], '=') ? argv[first++] : NULL;
   for (int i = first; i < argc; i++)
-    if (!strchr(argv[i], '=')) return kr_usage_error("train", "'%s' is no setting NAME=VALUE", argv[i]);
-  if (krait_train_place_read(&place) < 0) return kr_report("train", KRAIT_ERR_ARGUMENT) + 1;
-  if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0) return kr_usage_error("train", "--device is '%s': --gpus takes the first %lld GPUs", run.device, (long long)n_gpus);
-  if (n_gpus > 1 && place.n_ranks == 1) return kr_gpus_run((int)n_gpus, argc, argv);
+    if (!strchr(argv[i], '=')) return cli_usage_error("train", "'%s' is no setting NAME=VALUE", argv[i]);
+  if (krait_train_place_read(&place) < 0) return cli_report("train", KRAIT_ERR_ARGUMENT) + 1;
+  if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0)
+    return cli_usage_error("train", "--device is '%s': --gpus takes the first %lld GPUs", run.device,
+                           (long long)n_gpus);
+  if (n_gpus > 1 && place.n_ranks == 1) return cli_gpus_run((int)n_gpus, argc, argv);
   krait_ctx *ctx = NULL;
   int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
-  if (opened < 0) opened = kr_run_open_ctx("train", &run, &ctx);
+  if (opened < 0) opened = cli_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;
-  if (place.rank == 0) kr_catch_signals("train"); /* one line for all */
+  if (place.rank == 0) cli_catch_signals("train"); /* one line for all */
   options.place = &place;
-  options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first, options.resume = (uint32_t)resume;
+  options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first,
+  options.resume = (uint32_t)resume;
+  cli_progress_begin(&watcher.progress, options.folder, NULL);
   const int32_t status = krait_train(ctx, &options);
-  const int result = status >= 0 ? 0 : place.rank && status == KRAIT_ERR_CANCELLED ? 1 : kr_report("train", status); /* another rank says it */
+  cli_progress_end();
+  const int result = status >= 0 ? 0
+                     : place.rank && status == KRAIT_ERR_CANCELLED
+                         ? 1
+                         : cli_report("train", status); /* another rank says it */
   krait_ctx_close(&ctx);
   return result;
 }

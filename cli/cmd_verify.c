@@ -13,17 +13,21 @@ enum { MAX_ROWS = 16 };
 typedef struct settings {
   double rtol, atol;
   int as_json;
-  kr_run run;
+  cli_run run;
   const char *precision;
   krait_model_options model;
 } settings;
 
 /* NaN is not within anything. */
-static int is_within(const settings *s, const krait_verify_row *row) { return row->rel_l2 <= s->rtol && row->max_abs <= s->atol; }
+static int is_within(const settings *s, const krait_verify_row *row) {
+  return row->rel_l2 <= s->rtol && row->max_abs <= s->atol;
+}
 
 static void print_table(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
   printf("%-12s %14s %14s\n", "output", "rel. L2 error", "max |error|");
-  for (int32_t i = 0; i < n; i++) printf("%-12s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs, is_within(s, &rows[i]) ? "" : "   too large");
+  for (int32_t i = 0; i < n; i++)
+    printf("%-12s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs,
+           is_within(s, &rows[i]) ? "" : "   too large");
   printf("%s: rtol %g, atol %g\n", all ? "within tolerance" : "NOT within tolerance", s->rtol, s->atol);
 }
 
@@ -31,8 +35,9 @@ static json_t *rows_json(const settings *s, const krait_verify_row *rows, int32_
   json_t *list = json_array();
   int failed = 0;
   for (int32_t i = 0; i < n; i++)
-    failed |= json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:b}", "name", rows[i].name, "rel_l2", kr_json_real(rows[i].rel_l2), "max_abs", kr_json_real(rows[i].max_abs), "within",
-                                                    is_within(s, &rows[i])));
+    failed |= json_array_append_new(
+        list, json_pack("{s:s, s:o, s:o, s:b}", "name", rows[i].name, "rel_l2", cli_json_real(rows[i].rel_l2),
+                        "max_abs", cli_json_real(rows[i].max_abs), "within", is_within(s, &rows[i])));
   json_t *report = json_pack("{s:b, s:f, s:f, s:o}", "within", all, "rtol", s->rtol, "atol", s->atol, "outputs", list);
   if (!failed) return report;
   json_decref(report);
@@ -43,7 +48,7 @@ static int print_rows(const settings *s, const krait_verify_row *rows, int32_t n
   int all = 1;
   for (int32_t i = 0; i < n; i++) all &= is_within(s, &rows[i]);
   if (!s->as_json) print_table(s, rows, n, all);
-  else if (kr_print_json("verify", rows_json(s, rows, n, all), JSON_INDENT(2)) != 0) return 2;
+  else if (cli_print_json("verify", rows_json(s, rows, n, all), JSON_INDENT(2)) != 0) return 2;
   return all ? 0 : 1;
 }
 
@@ -53,12 +58,12 @@ static int verify(const settings *s, const char *golden_path) {
   krait_session *session = NULL;
   krait_verify_row rows[MAX_ROWS];
   int32_t n = 0;
-  int exit_status = kr_run_open_ctx("verify", &s->run, &ctx);
+  int exit_status = cli_run_open_ctx("verify", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_model_open(ctx, &s->model, &model);
   if (status == KRAIT_OK) status = krait_session_open(model, &session);
   if (status == KRAIT_OK) status = krait_verify(session, golden_path, rows, MAX_ROWS, &n);
-  exit_status = status < 0 ? kr_report("verify", status) + 1 : print_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
+  exit_status = status < 0 ? cli_report("verify", status) + 1 : print_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
   krait_session_close(&session);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
@@ -68,21 +73,26 @@ static int verify(const settings *s, const char *golden_path) {
 int cmd_verify(int argc, char **argv) {
   int first;
   settings s = {.rtol = 1e-4, .atol = 1e-3, .model.size = sizeof s.model, .model.precision = KRAIT_PRECISION_FP32};
-  const kr_option options[] = {
-      KR_REAL("rtol", 0, "R", &s.rtol, 0, 1e9, "largest relative L2 error (default: 1e-4)"),
-      KR_REAL("atol", 0, "A", &s.atol, 0, 1e9, "largest absolute error (default: 1e-3)"),
-      KR_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
-      KR_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
-      KR_SWITCH("json", 0, &s.as_json, "print JSON"),
-      KR_PRECISION_OPTION(&s.precision, "fp32"),
-      KR_RUN_OPTIONS(&s.run),
+  const cli_option options[] = {
+      CLI_REAL("rtol", 0, "R", &s.rtol, 0, 1e9, "largest relative L2 error (default: 1e-4)"),
+      CLI_REAL("atol", 0, "A", &s.atol, 0, 1e9, "largest absolute error (default: 1e-3)"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      CLI_SWITCH("json", 0, &s.as_json, "print JSON"),
+      CLI_PRECISION_OPTION(&s.precision, "fp32"),
+      CLI_RUN_OPTIONS(&s.run),
   };
-  const kr_verb verb = {"verify", "WEIGHTS GOLDEN",
-                        "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model and prints how far each output is from the "
-                        "recorded one. Exit status: 0 within tolerance, 1 not, 2 could not run.",
-                        options, KR_N(options), 2, 2};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
-  if (exit_status < 0) exit_status = kr_precision_parse("verify", s.precision, &s.model.precision);
+  const cli_verb verb = {"verify",
+                         "WEIGHTS GOLDEN",
+                         "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
+                         "and prints how far each output is from the "
+                         "recorded one. Exit status: 0 within tolerance, 1 not, 2 could not run.",
+                         options,
+                         CLI_N(options),
+                         2,
+                         2};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = cli_precision_parse("verify", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;
   s.model.weights_path = argv[first];
   return verify(&s, argv[first + 1]);

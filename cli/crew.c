@@ -7,8 +7,8 @@
 
 enum { STACK_BYTES = 2 << 20 };
 
-struct kr_crew {
-  const kr_crew_work *work;
+struct cli_crew {
+  const cli_crew_work *work;
   pthread_mutex_t lock;
   int next;        /* piece to begin */
   atomic_int told; /* pieces */
@@ -16,17 +16,17 @@ struct kr_crew {
 };
 
 typedef struct member {
-  kr_crew *crew;
+  cli_crew *crew;
   int worker;
   pthread_t thread;
 } member;
 
-int kr_crew_is_next(kr_crew *crew, int piece) { return atomic_load(&crew->told) == piece; }
+int cli_crew_is_next(cli_crew *crew, int piece) { return atomic_load(&crew->told) == piece; }
 
 static void *run_member(void *user) {
   const member *m = user;
-  kr_crew *crew = m->crew;
-  const kr_crew_work *w = crew->work;
+  cli_crew *crew = m->crew;
+  const cli_crew_work *w = crew->work;
   pthread_mutex_lock(&crew->lock);
   while (crew->next < w->n_pieces) {
     const int piece = crew->next++;
@@ -43,17 +43,19 @@ static void *run_member(void *user) {
   return NULL;
 }
 
-int kr_crew_run(const kr_crew_work *work) {
+int cli_crew_run(const cli_crew_work *work) {
   const int wanted = work->n_workers < work->n_pieces ? work->n_workers : work->n_pieces;
-  kr_crew crew = {.work = work, .lock = PTHREAD_MUTEX_INITIALIZER, .is_done = calloc((size_t)work->n_pieces, 1)};
-  member members[KR_CREW_MOST] = {{&crew, 0, 0}};
+  cli_crew crew = {.work = work, .lock = PTHREAD_MUTEX_INITIALIZER, .is_done = calloc((size_t)work->n_pieces, 1)};
+  member members[CLI_CREW_MOST] = {{&crew, 0, 0}};
   if (!crew.is_done) return -1;
   int n = 1;
   pthread_attr_t attributes;
-  const int has_attributes = pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* whatever ulimit -s says */
+  const int has_attributes = pthread_attr_init(&attributes) == 0 &&
+                             pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* whatever ulimit -s says */
   for (; n < wanted; n++) {
     members[n] = (member){&crew, n, 0};
-    if (pthread_create(&members[n].thread, has_attributes ? &attributes : NULL, run_member, &members[n]) != 0) break; /* fewer do it too */
+    if (pthread_create(&members[n].thread, has_attributes ? &attributes : NULL, run_member, &members[n]) != 0)
+      break; /* fewer do it too */
   }
   if (has_attributes) pthread_attr_destroy(&attributes);
   run_member(&members[0]);

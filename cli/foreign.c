@@ -24,9 +24,13 @@ static const char *base_of(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-static int is_c_library(const char *base) { return strncmp(base, "libc.so", 7) == 0 || strncmp(base, "libc-", 5) == 0 || strncmp(base, "libm.", 5) == 0 || strncmp(base, "ld", 2) == 0; }
+static int is_c_library(const char *base) {
+  return strncmp(base, "libc.so", 7) == 0 || strncmp(base, "libc-", 5) == 0 || strncmp(base, "libm.", 5) == 0 ||
+         strncmp(base, "ld", 2) == 0;
+}
 
-/* The frames begin in this handler; the signal's own frame is the C library's, and so are those of memset or abort that the culprit called. */
+/* The frames begin in this handler; the signal's own frame is the C library's, and so are those of memset or abort that
+ * the culprit called. */
 static const char *culprit(void) {
   void *frames[MAX_FRAMES];
   Dl_info info;
@@ -41,8 +45,9 @@ static const char *culprit(void) {
 }
 
 static int is_known(const char *base) {
-  static const char *const names[] = {"libsoxr", "libsndfile", "libcairo", "libpixman", "libpng", "libfreetype", "libfontconfig", "libexpat", "libmpg123", "libmp3lame",
-                                      "libvorbis", "libogg", "libopus", "libFLAC"};
+  static const char *const names[] = {"libsoxr",     "libsndfile",    "libcairo", "libpixman", "libpng",
+                                      "libfreetype", "libfontconfig", "libexpat", "libmpg123", "libmp3lame",
+                                      "libvorbis",   "libogg",        "libopus",  "libFLAC"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strncmp(base, names[i], strlen(names[i])) == 0) return 1;
   return 0;
@@ -57,12 +62,15 @@ static void end(int number) {
     raise(number);
     return;
   }
-  const int n = snprintf(line, sizeof line, "krait %s: %.40s failed, as it does where memory is short: run fewer recordings at once (-j 1), or free some\n", guarded_verb, base);
+  const int n = snprintf(
+      line, sizeof line,
+      "krait %s: %.40s failed, as it does where memory is short: run fewer recordings at once (-j 1), or free some\n",
+      guarded_verb, base);
   (void)!write(STDERR_FILENO, line, (size_t)n);
   _exit(guarded_status);
 }
 
-void kr_guard_foreign(const char *verb, int status) {
+void cli_guard_foreign(const char *verb, int status) {
   static char stack[STACK_BYTES];
   const stack_t own = {.ss_sp = stack, .ss_size = sizeof stack};
   struct sigaction action = {.sa_handler = end, .sa_flags = SA_ONSTACK | SA_NODEFER}, previous;
@@ -72,8 +80,9 @@ void kr_guard_foreign(const char *verb, int status) {
   sigfillset(&action.sa_mask);
   sigaltstack(&own, NULL);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler == SIG_DFL) sigaction(numbers[i], &action, NULL);
+    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler == SIG_DFL)
+      sigaction(numbers[i], &action, NULL);
 }
 #else
-void kr_guard_foreign(const char *verb, int status) { (void)verb, (void)status; }
+void cli_guard_foreign(const char *verb, int status) { (void)verb, (void)status; }
 #endif

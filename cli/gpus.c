@@ -29,7 +29,8 @@ static int free_port(void) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t bytes = sizeof at;
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  const int found = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && getsockname(fd, (struct sockaddr *)&at, &bytes) == 0;
+  const int found = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 &&
+                    getsockname(fd, (struct sockaddr *)&at, &bytes) == 0;
   if (fd >= 0) close(fd);
   return found ? ntohs(at.sin_port) : 0;
 }
@@ -47,7 +48,8 @@ static void become(int rank, int n, int port, pid_t parent, int argc, char **arg
   if (!words || getppid() != parent) return;
   words[0] = "krait";
   memcpy(words + 1, argv, (size_t)argc * sizeof *words);
-  set_number("RANK", rank), set_number("LOCAL_RANK", rank), set_number("WORLD_SIZE", n), set_number("MASTER_PORT", port);
+  set_number("RANK", rank), set_number("LOCAL_RANK", rank), set_number("WORLD_SIZE", n),
+      set_number("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   unsetenv("TORCHELASTIC_RUN_ID");
   execv("/proc/self/exe", words);
@@ -77,15 +79,15 @@ static int await_all(pid_t *children, int n) {
   return result;
 }
 
-int kr_gpus_run(int n, int argc, char **argv) {
+int cli_gpus_run(int n, int argc, char **argv) {
   static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   const struct sigaction on_signal = {.sa_handler = catch}, on_alarm = {.sa_handler = be_late};
   pid_t children[MOST] = {0};
   const pid_t parent = getpid();
   int32_t n_gpus = 0;
   const int32_t status = krait_device_count(&n_gpus);
-  if (status < 0) return kr_report(argv[0], status) + 1;
-  if (n > n_gpus || n > MOST) return kr_usage_error(argv[0], "--gpus %d: this machine has %d", n, (int)n_gpus);
+  if (status < 0) return cli_report(argv[0], status) + 1;
+  if (n > n_gpus || n > MOST) return cli_usage_error(argv[0], "--gpus %d: this machine has %d", n, (int)n_gpus);
   const int port = free_port();
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &on_signal, NULL);
   sigaction(SIGALRM, &on_alarm, NULL);
@@ -97,7 +99,7 @@ int kr_gpus_run(int n, int argc, char **argv) {
     }
     if (children[rank] > 0) continue;
     send_all(children, rank, SIGKILL);
-    return kr_report_detail(argv[0], KRAIT_ERR_NO_MEMORY, "cannot start a process for every GPU");
+    return cli_report_detail(argv[0], KRAIT_ERR_NO_MEMORY, "cannot start a process for every GPU");
   }
   const int result = await_all(children, n);
   return caught ? 128 + caught : result > 128 ? 1 : result;

@@ -1,5 +1,5 @@
-/* inputs.c: which recordings an operand stands for, where each result goes, and whether it may go there. Of the recordings only headers are read, and
- * only where the name leaves open what can be written. */
+/* inputs.c: which recordings an operand stands for, where each result goes, and whether it may go there. Of the
+ * recordings only headers are read, and only where the name leaves open what can be written. */
 #define _GNU_SOURCE
 #include "inputs.h"
 
@@ -18,8 +18,9 @@
 #include "args.h"
 
 enum { MAX_DEPTH = 64 };
-static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc", "au", "snd", "caf", "w64", "rf64", "voc", "sph", "gsm",
-                                         "m4a", "mp4", "aac", "webm", "mkv", "mka", "mov", "avi", "wma", "amr"};
+static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc",
+                                         "au",  "snd",  "caf", "w64", "rf64", "voc", "sph", "gsm", "m4a",  "mp4",
+                                         "aac", "webm", "mkv", "mka", "mov",  "avi", "wma", "amr"};
 /* What every recording of this extension can be written as. */
 static const char *const sure[] = {"wav", "flac", "aif", "aiff", "au", "snd", "caf", "w64", "rf64"};
 static const char mark[] = ".enhanced.";
@@ -61,14 +62,14 @@ static char *renamed(const char *in, const char *middle, const char *extension) 
   return asprintf(&path, "%.*s%s.%s", n, in, middle, last) < 0 ? NULL : path;
 }
 
-static int no_memory(const char *verb) { return kr_usage_error(verb, "out of memory"); }
+static int no_memory(const char *verb) { return cli_usage_error(verb, "out of memory"); }
 
 /* ---- what is read ---- */
 /* Takes both strings, also when it fails. */
-static int add(kr_pairs *pairs, char *in, char *inside) {
+static int add(cli_pairs *pairs, char *in, char *inside) {
   if (in && pairs->n == pairs->capacity) {
     const int capacity = pairs->capacity ? 2 * pairs->capacity : 16;
-    kr_pair *grown = realloc(pairs->pairs, (size_t)capacity * sizeof *grown);
+    cli_pair *grown = realloc(pairs->pairs, (size_t)capacity * sizeof *grown);
     if (grown) pairs->pairs = grown, pairs->capacity = capacity;
   }
   if (!in || pairs->n == pairs->capacity) {
@@ -76,13 +77,13 @@ static int add(kr_pairs *pairs, char *in, char *inside) {
     free(inside);
     return -1;
   }
-  pairs->pairs[pairs->n++] = (kr_pair){.in = in, .inside = inside};
+  pairs->pairs[pairs->n++] = (cli_pair){.in = in, .inside = inside};
   return 0;
 }
 
 typedef struct walk {
   const char *verb;
-  kr_pairs *pairs;
+  cli_pairs *pairs;
   struct stat out; /* the folder of the outputs, where there is one: earlier results are no recordings */
   int has_out;
 } walk;
@@ -104,7 +105,8 @@ static int walk_entry(walk *w, const char *folder, const char *inside, const cha
   }
   const int is_own = w->has_out && info.st_dev == w->out.st_dev && info.st_ino == w->out.st_ino;
   int status = -1;
-  if (!S_ISDIR(info.st_mode) && is_file(path) && has_extension(name, extensions, KR_N(extensions))) return add(w->pairs, path, below) == 0 ? -1 : no_memory(w->verb);
+  if (!S_ISDIR(info.st_mode) && is_file(path) && has_extension(name, extensions, CLI_N(extensions)))
+    return add(w->pairs, path, below) == 0 ? -1 : no_memory(w->verb);
   if (S_ISDIR(info.st_mode) && !is_own) status = walk_folder(w, path, below, depth + 1);
   free(path);
   free(below);
@@ -113,9 +115,9 @@ static int walk_entry(walk *w, const char *folder, const char *inside, const cha
 
 static int walk_folder(walk *w, const char *folder, const char *inside, int depth) {
   struct dirent **entries = NULL;
-  if (depth > MAX_DEPTH) return kr_usage_error(w->verb, "%s lies more than %d folders deep", folder, MAX_DEPTH);
+  if (depth > MAX_DEPTH) return cli_usage_error(w->verb, "%s lies more than %d folders deep", folder, MAX_DEPTH);
   const int n = scandir(folder, &entries, is_visible, alphasort);
-  if (n < 0) return kr_usage_error(w->verb, "cannot read the folder %s: %s", folder, strerror(errno));
+  if (n < 0) return cli_usage_error(w->verb, "cannot read the folder %s: %s", folder, strerror(errno));
   int status = -1;
   for (int i = 0; i < n; i++) {
     if (status < 0) status = walk_entry(w, folder, inside, entries[i]->d_name, depth);
@@ -125,27 +127,31 @@ static int walk_folder(walk *w, const char *folder, const char *inside, int dept
   return status;
 }
 
-static int list_inputs(const char *verb, char **operands, int n_operands, const char *out, kr_pairs *pairs) {
+static int list_inputs(const char *verb, char **operands, int n_operands, const char *out, cli_pairs *pairs) {
   walk w = {.verb = verb, .pairs = pairs};
   w.has_out = out && stat(out, &w.out) == 0;
   for (int i = 0; i < n_operands; i++) {
     const int before = pairs->n;
-    if (strcmp(operands[i], "-") == 0 && n_operands > 1) return kr_usage_error(verb, "'-' must be the only input");
-    const int status = is_folder(operands[i]) ? walk_folder(&w, operands[i], "", 0) : add(pairs, strdup(operands[i]), NULL) == 0 ? -1 : no_memory(verb);
+    if (strcmp(operands[i], "-") == 0 && n_operands > 1) return cli_usage_error(verb, "'-' must be the only input");
+    const int status = is_folder(operands[i])                       ? walk_folder(&w, operands[i], "", 0)
+                       : add(pairs, strdup(operands[i]), NULL) == 0 ? -1
+                                                                    : no_memory(verb);
     if (status >= 0) return status;
-    if (pairs->n == before) return kr_usage_error(verb, "no audio files in the folder %s", operands[i]);
+    if (pairs->n == before) return cli_usage_error(verb, "no audio files in the folder %s", operands[i]);
   }
   return -1;
 }
 
 /* ---- what is written ---- */
-/* Of a recording whose format may be one that cannot be written: the extension that its output takes, "" for its own. */
+/* Of a recording whose format may be one that cannot be written: the extension that its output takes, "" for its
+ * own. */
 static void other_extension(const char *in, char *extension, size_t bytes) {
   *extension = 0;
-  if (!has_extension(in, sure, KR_N(sure)) && is_file(in)) krait_audio_extension(in, extension, bytes); /* what cannot be read tells at its turn */
+  if (!has_extension(in, sure, CLI_N(sure)) && is_file(in))
+    krait_audio_extension(in, extension, bytes); /* what cannot be read tells at its turn */
 }
 
-static char *name_output(const kr_pair *p, const char *out, int to_folder) {
+static char *name_output(const cli_pair *p, const char *out, int to_folder) {
   char extension[16];
   if (!out && strcmp(p->in, "-") == 0) return strdup("-");
   if (out && !to_folder) return strdup(out);
@@ -158,14 +164,16 @@ static char *name_output(const kr_pair *p, const char *out, int to_folder) {
   return other;
 }
 
-static int name_outputs(const char *verb, const char *out, int several, kr_pairs *pairs) {
+static int name_outputs(const char *verb, const char *out, int several, cli_pairs *pairs) {
   const size_t n = out ? strlen(out) : 0;
   const int is_stdout = out && strcmp(out, "-") == 0;
   const int to_folder = out && !is_stdout && (several || is_folder(out) || (n > 0 && out[n - 1] == '/'));
   struct stat info;
-  if (is_stdout && several) return kr_usage_error(verb, "several inputs cannot all go to standard output; use -o DIR");
-  if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0) return kr_usage_error(verb, "standard input has no name; use -o FILE");
-  if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode)) return kr_usage_error(verb, "several inputs need a folder, and %s is none", out);
+  if (is_stdout && several) return cli_usage_error(verb, "several inputs cannot all go to standard output; use -o DIR");
+  if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0)
+    return cli_usage_error(verb, "standard input has no name; use -o FILE");
+  if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode))
+    return cli_usage_error(verb, "several inputs need a folder, and %s is none", out);
   pairs->is_default = !out;
   for (int i = 0; i < pairs->n; i++)
     if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return no_memory(verb);
@@ -193,7 +201,10 @@ static char *place_of(const char *path) {
   if (real) return real;
   char *copy = strdup(path), *rest = strdup(base_name(path));
   char *folder = copy && strchr(copy, '/') ? dirname(copy) : NULL;
-  char *above = !copy || !rest ? NULL : !folder ? realpath(".", NULL) : strcmp(folder, path) != 0 ? place_of(folder) : NULL;
+  char *above = !copy || !rest              ? NULL
+                : !folder                   ? realpath(".", NULL)
+                : strcmp(folder, path) != 0 ? place_of(folder)
+                                            : NULL;
   real = above ? join(above, rest) : NULL;
   free(above);
   free(copy);
@@ -203,7 +214,8 @@ static char *place_of(const char *path) {
 
 static void add_read(checklist *list, const char *name) {
   struct stat info;
-  if (name && strcmp(name, "-") != 0 && stat(name, &info) == 0 && S_ISREG(info.st_mode)) list->read[list->n_read++] = (known){info.st_dev, info.st_ino, name, NULL, NULL};
+  if (name && strcmp(name, "-") != 0 && stat(name, &info) == 0 && S_ISREG(info.st_mode))
+    list->read[list->n_read++] = (known){info.st_dev, info.st_ino, name, NULL, NULL};
 }
 
 /* What is no regular file (a pipe, /dev/null) may be written by anyone as often as they like. */
@@ -219,40 +231,49 @@ static int add_written(checklist *list, const char *name, const char *also) {
 
 static int compare_files(const void *a, const void *b) {
   const known *x = a, *y = b;
-  return x->device != y->device ? (x->device > y->device) - (x->device < y->device) : (x->inode > y->inode) - (x->inode < y->inode);
+  return x->device != y->device ? (x->device > y->device) - (x->device < y->device)
+                                : (x->inode > y->inode) - (x->inode < y->inode);
 }
 
-static int compare_places(const void *a, const void *b) { return strcmp(((const known *)a)->place, ((const known *)b)->place); }
+static int compare_places(const void *a, const void *b) {
+  return strcmp(((const known *)a)->place, ((const known *)b)->place);
+}
 
-static int check_stdout(const kr_outputs_rule *rule, checklist *list) {
+static int check_stdout(const cli_outputs_rule *rule, checklist *list) {
   struct stat info;
   if (fstat(STDOUT_FILENO, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
   const known standard = {info.st_dev, info.st_ino, NULL, NULL, NULL};
   const known *read = bsearch(&standard, list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
-  if (read) return kr_usage_error(rule->verb, "standard output goes to %s, which is read", read->name);
+  if (read) return cli_usage_error(rule->verb, "standard output goes to %s, which is read", read->name);
   for (int i = 0; i < list->n_written; i++)
-    if (compare_files(&standard, &list->written[i]) == 0) return kr_usage_error(rule->verb, "standard output goes to %s, which is written", list->written[i].name);
+    if (compare_files(&standard, &list->written[i]) == 0)
+      return cli_usage_error(rule->verb, "standard output goes to %s, which is written", list->written[i].name);
   return -1;
 }
 
-static int check_written(const kr_outputs_rule *rule, checklist *list) {
+static int check_written(const cli_outputs_rule *rule, checklist *list) {
   qsort(list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
   for (int i = 0; i < list->n_written; i++) {
-    const known *w = &list->written[i], *read = w->inode ? bsearch(w, list->read, (size_t)list->n_read, sizeof *list->read, compare_files) : NULL;
-    if (read && w->also && strcmp(read->name, w->also) == 0) return kr_usage_error(rule->verb, "%s would be overwritten by its own result; choose another -o", read->name);
-    if (read) return kr_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name", w->name, read->name);
+    const known *w = &list->written[i],
+                *read =
+                    w->inode ? bsearch(w, list->read, (size_t)list->n_read, sizeof *list->read, compare_files) : NULL;
+    if (read && w->also && strcmp(read->name, w->also) == 0)
+      return cli_usage_error(rule->verb, "%s would be overwritten by its own result; choose another -o", read->name);
+    if (read)
+      return cli_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name",
+                             w->name, read->name);
   }
   qsort(list->written, (size_t)list->n_written, sizeof *list->written, compare_places);
   for (int i = 1; i < list->n_written; i++) {
     const known *x = &list->written[i - 1], *y = &list->written[i];
     if (strcmp(x->place, y->place) != 0) continue;
-    if (!x->also || !y->also) return kr_usage_error(rule->verb, "%s is named twice; choose another -o", x->name);
-    return kr_usage_error(rule->verb, "%s and %s would both become %s", x->also, y->also, x->name);
+    if (!x->also || !y->also) return cli_usage_error(rule->verb, "%s is named twice; choose another -o", x->name);
+    return cli_usage_error(rule->verb, "%s and %s would both become %s", x->also, y->also, x->name);
   }
   return check_stdout(rule, list);
 }
 
-static int check_all(const kr_outputs_rule *rule, const kr_pairs *pairs) {
+static int check_all(const cli_outputs_rule *rule, const cli_pairs *pairs) {
   const size_t n = (size_t)pairs->n + (size_t)rule->n_read_too + 1;
   checklist list = {calloc(n, sizeof *list.read), calloc(n, sizeof *list.written), 0, 0};
   int failed = !list.read || !list.written;
@@ -270,11 +291,11 @@ static int check_all(const kr_outputs_rule *rule, const kr_pairs *pairs) {
 }
 
 /* Nothing that exists is replaced unasked, but what an earlier run named by itself. */
-static int check_existing(const kr_outputs_rule *rule, kr_pairs *pairs) {
+static int check_existing(const cli_outputs_rule *rule, cli_pairs *pairs) {
   const char *first = rule->write_too && !rule->force && is_file(rule->write_too) ? rule->write_too : NULL;
   int n = first != NULL;
   for (int i = 0; i < pairs->n; i++) {
-    kr_pair *p = &pairs->pairs[i];
+    cli_pair *p = &pairs->pairs[i];
     p->out_exists = strcmp(p->out, "-") != 0 && is_file(p->out);
     p->is_skipped = p->out_exists && rule->skip_existing;
     pairs->n_skipped += p->is_skipped;
@@ -283,8 +304,9 @@ static int check_existing(const kr_outputs_rule *rule, kr_pairs *pairs) {
     n++;
   }
   if (n == 0) return -1;
-  if (n == 1) return kr_usage_error(rule->verb, "%s exists; -f replaces it", first);
-  return kr_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing leaves them", n, first);
+  if (n == 1) return cli_usage_error(rule->verb, "%s exists; -f replaces it", first);
+  return cli_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing leaves them", n,
+                         first);
 }
 
 /* ---- folders ---- */
@@ -293,7 +315,8 @@ static int make_folders(const char *verb, const char *path) {
   int status = copy ? -1 : no_memory(verb);
   for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && status < 0; slash = strchr(slash + 1, '/')) {
     *slash = 0;
-    if (mkdir(copy, 0777) != 0 && errno != EEXIST && !is_folder(copy)) status = kr_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(errno));
+    if (mkdir(copy, 0777) != 0 && errno != EEXIST && !is_folder(copy))
+      status = cli_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(errno));
     *slash = '/';
   }
   free(copy);
@@ -301,15 +324,16 @@ static int make_folders(const char *verb, const char *path) {
 }
 
 /* Only -o DIR makes folders: a FILE in a folder that does not exist is a slip of the pen. */
-static int make_all_folders(const char *verb, const char *out, const kr_pairs *pairs) {
+static int make_all_folders(const char *verb, const char *out, const cli_pairs *pairs) {
   const size_t n = out ? strlen(out) : 0;
   int status = -1;
   for (int i = 0; n > 0 && i < pairs->n && status < 0; i++)
-    if (strncmp(pairs->pairs[i].out, out, n) == 0 && pairs->pairs[i].out[n]) status = make_folders(verb, pairs->pairs[i].out);
+    if (strncmp(pairs->pairs[i].out, out, n) == 0 && pairs->pairs[i].out[n])
+      status = make_folders(verb, pairs->pairs[i].out);
   return status;
 }
 
-int kr_pairs_plan(const kr_outputs_rule *rule, char **operands, int n_operands, const char *out, kr_pairs *pairs) {
+int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands, const char *out, cli_pairs *pairs) {
   int status = list_inputs(rule->verb, operands, n_operands, out, pairs);
   if (status < 0) status = name_outputs(rule->verb, out, pairs->n > 1 || is_folder(operands[0]), pairs);
   if (status < 0) status = check_all(rule, pairs);
@@ -317,21 +341,23 @@ int kr_pairs_plan(const kr_outputs_rule *rule, char **operands, int n_operands, 
   return status < 0 ? make_all_folders(rule->verb, out, pairs) : status;
 }
 
-int kr_inputs_list(const char *verb, char **operands, int n_operands, kr_pairs *pairs) { return list_inputs(verb, operands, n_operands, NULL, pairs); }
+int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs) {
+  return list_inputs(verb, operands, n_operands, NULL, pairs);
+}
 
-void kr_pairs_free(kr_pairs *pairs) {
+void cli_pairs_free(cli_pairs *pairs) {
   for (int i = 0; i < pairs->n; i++) {
     free(pairs->pairs[i].in);
     free(pairs->pairs[i].out);
     free(pairs->pairs[i].inside);
   }
   free(pairs->pairs);
-  *pairs = (kr_pairs){0};
+  *pairs = (cli_pairs){0};
 }
 
-int kr_output_check(const kr_outputs_rule *rule, const char *in, const char *out) {
-  kr_pair pair = {.in = (char *)in, .out = (char *)out}; /* only read */
-  kr_pairs pairs = {.pairs = &pair, .n = 1};
+int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *out) {
+  cli_pair pair = {.in = (char *)in, .out = (char *)out}; /* only read */
+  cli_pairs pairs = {.pairs = &pair, .n = 1};
   const int status = check_all(rule, &pairs);
   return status < 0 ? check_existing(rule, &pairs) : status;
 }

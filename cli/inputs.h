@@ -1,36 +1,38 @@
-/* inputs.h: from operands (files, folders, '-') and -o to pairs of input and output, none of which harms a file that is read or wanted. */
-#ifndef KR_INPUTS_H
-#define KR_INPUTS_H
+/* inputs.h: from operands (files, folders, '-') and -o to pairs of input and output, none of which harms a file that is
+ * read or wanted. */
+#ifndef CLI_INPUTS_H
+#define CLI_INPUTS_H
 
-typedef struct kr_pair {
+typedef struct cli_pair {
   char *in, *out;
   char *inside;     /* of an operand that is a folder: the path below it; else NULL */
   int out_exists;   /* as a regular file */
   int is_skipped;   /* out exists, and --skip-existing */
-} kr_pair;
+} cli_pair;
 
-typedef struct kr_pairs {
-  kr_pair *pairs;
+typedef struct cli_pairs {
+  cli_pair *pairs;
   int n, n_skipped, capacity;
   int is_default; /* no -o: NAME.enhanced.EXT beside each input, which a later run replaces */
-} kr_pairs;
+} cli_pairs;
 
 /* What the rules of the whole are, beside the pairs. */
-typedef struct kr_outputs_rule {
+typedef struct cli_outputs_rule {
   const char *verb;
-  const char *const *read_too; /* other files that are read: weights, configuration, reference; n_read_too, any may be NULL */
+  const char *const
+      *read_too; /* other files that are read: weights, configuration, reference; n_read_too, any may be NULL */
   int n_read_too;
   const char *write_too;       /* one more output, or NULL */
   int force, skip_existing;
-} kr_outputs_rule;
+} cli_outputs_rule;
 
-/* -1: pairs are filled and the folders for them are there; otherwise the exit status after one line. No output is a file that is read or another
- * output, by whatever name; none exists, unless it may be replaced. */
-int kr_pairs_plan(const kr_outputs_rule *rule, char **operands, int n_operands, const char *out, kr_pairs *pairs);
+/* -1: pairs are filled and the folders for them are there; otherwise the exit status after one line. No output is a
+ * file that is read or another output, by whatever name; none exists, unless it may be replaced. */
+int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands, const char *out, cli_pairs *pairs);
 /* Only the inputs: in and inside of every recording that the operands name. -1, or the exit status after one line. */
-int kr_inputs_list(const char *verb, char **operands, int n_operands, kr_pairs *pairs);
-void kr_pairs_free(kr_pairs *pairs);
+int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs);
+void cli_pairs_free(cli_pairs *pairs);
 /* The same rules for a verb with one input and one output. */
-int kr_output_check(const kr_outputs_rule *rule, const char *in, const char *out);
+int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *out);
 
 #endif

@@ -17,8 +17,8 @@ static char line[96];
 static int err_fd = STDERR_FILENO;
 static volatile sig_atomic_t is_stopped, is_asked;
 
-int kr_is_stopped(void) { return is_stopped; }
-int kr_is_asked_to_stop(void) { return is_asked; }
+int cli_is_stopped(void) { return is_stopped; }
+int cli_is_asked_to_stop(void) { return is_asked; }
 
 /* Standard error may be a pipe that nobody reads: the process must end all the same. */
 static void tell(const char *text) {
@@ -29,7 +29,7 @@ static void tell(const char *text) {
 static void stop(int number) {
   is_stopped = 1;
   krait_outputs_abandon();
-  if (kr_progress_is_shown()) tell("\r\033[K");
+  if (cli_progress_is_shown()) tell("\r\033[K");
   tell(line);
   _exit(128 + number);
 }
@@ -41,20 +41,22 @@ static void ask(int number) {
   sigaction(number, &action, NULL);
 }
 
-void kr_let_interrupt_ask(void) {
+void cli_let_interrupt_ask(void) {
   struct sigaction action = {.sa_handler = ask}, previous;
   sigfillset(&action.sa_mask);
   if (sigaction(SIGINT, NULL, &previous) == 0 && previous.sa_handler == stop) sigaction(SIGINT, &action, NULL);
 }
 
-void kr_catch_signals(const char *verb) {
-  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};
+void cli_catch_signals(const char *verb) {
+  static const int numbers[] = {SIGINT,  SIGTERM,   SIGHUP,  SIGQUIT, SIGXCPU,
+                                SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};
   struct sigaction action = {.sa_handler = stop}, previous;
   snprintf(line, sizeof line, "krait %s: stopped; no unfinished output is left\n", verb);
-  err_fd = fileno(kr_err());
+  err_fd = fileno(cli_err());
   sigfillset(&action.sa_mask);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) /* what nohup ignores stays ignored */
-    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
+    if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN)
+      sigaction(numbers[i], &action, NULL);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN);
 }

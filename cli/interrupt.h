@@ -1,14 +1,14 @@
 /* interrupt.h: what Ctrl-C leaves behind: nothing. */
-#ifndef KR_INTERRUPT_H
-#define KR_INTERRUPT_H
+#ifndef CLI_INTERRUPT_H
+#define CLI_INTERRUPT_H
 
-/* From here on a signal that ends a process (Ctrl-C, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, timers, SIGUSR1 and 2) removes unfinished outputs, says so
- * in one line and ends the process with 128 + the signal's number. SIGPIPE and SIGXFSZ are ignored: a reader that goes away and a file that may
- * not grow are write errors, which clean up too. */
-void kr_catch_signals(const char *verb);
-/* From here on the first Ctrl-C only asks: kr_is_asked_to_stop is then 1. The next one ends the process as above. */
-void kr_let_interrupt_ask(void);
-int kr_is_asked_to_stop(void);
-int kr_is_stopped(void); /* such a signal has come: other threads keep silent until the process is gone */
+/* From here on a signal that ends a process (Ctrl-C, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, timers, SIGUSR1 and 2) removes
+ * unfinished outputs, says so in one line and ends the process with 128 + the signal's number. SIGPIPE and SIGXFSZ are
+ * ignored: a reader that goes away and a file that may not grow are write errors, which clean up too. */
+void cli_catch_signals(const char *verb);
+/* From here on the first Ctrl-C only asks: cli_is_asked_to_stop is then 1. The next one ends the process as above. */
+void cli_let_interrupt_ask(void);
+int cli_is_asked_to_stop(void);
+int cli_is_stopped(void); /* such a signal has come: other threads keep silent until the process is gone */
 
 #endif

@@ -1,4 +1,5 @@
-/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, nothing of the maths. */
+/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, nothing of the
+ * maths. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@ static const struct {
   int cannot_print; /* the exit status when standard output does not take the result */
 } verbs[] = {
     {"enhance", cmd_enhance, "remove noise from recordings of speech", 1},
+    {"live", cmd_live, "remove noise from speech as it comes", 1},
     {"evaluate", cmd_evaluate, "how close speech is to its clean twin: PESQ, STOI, SI-SDR and more", 1},
     {"classify", cmd_classify, "what a film or picture shows, by VideoMamba", 1},
     {"describe", cmd_describe, "answer a question about a film, by Mobile-VideoGPT", 1},
@@ -23,7 +25,7 @@ static const struct {
     {"score", cmd_score, "how well a language model foresees a text", 1},
     {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},
     {"info", cmd_info, "what a weights file holds, or this program and machine", 1},
-    {"convert", cmd_convert, "weights of any format to safetensors", 1},
+    {"convert", cmd_convert, "weights of any format to safetensors or best.th", 1},
     {"train", cmd_train, "train PrimeKnet on recordings of your own", 1},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them", 1},
     {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure", 70},
@@ -35,8 +37,8 @@ enum { N_VERBS = sizeof verbs / sizeof *verbs };
 
 int cmd_version(int argc, char **argv) {
   int first;
-  const kr_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0};
-  int exit_status = kr_args_read(&verb, argc, argv, &first);
+  const cli_verb verb = {"version", "", "Prints the version.", NULL, 0, 0, 0};
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   printf("krait %s\n", krait_version());
   return 0;
@@ -51,26 +53,26 @@ static void print_help(FILE *file) {
 static int run_verb(int argc, char **argv) {
   for (int i = 0; i < N_VERBS; i++) {
     if (strcmp(argv[0], verbs[i].name) != 0) continue;
-    kr_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
-    kr_guard_foreign(verbs[i].name, verbs[i].cannot_print);
-    return kr_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
+    cli_guard_json(verbs[i].name, verbs[i].cannot_print > 2 ? verbs[i].cannot_print : 2);
+    cli_guard_foreign(verbs[i].name, verbs[i].cannot_print);
+    return cli_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
   }
   char name[64];
   snprintf(name, sizeof name, "%s", argv[0]);
-  fprintf(kr_err(), "krait: unknown verb '%s'; krait --help lists them\n", kr_clean(name));
+  fprintf(cli_err(), "krait: unknown verb '%s'; krait --help lists them\n", cli_clean(name));
   return 2;
 }
 
 int main(int argc, char **argv) {
   static char *version[] = {"version", NULL};
-  kr_open_streams();
+  cli_open_streams();
   if (argc < 2) {
     print_help(stderr);
     return 2;
   }
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
     print_help(stdout);
-    return kr_end_output("help", 0, 1);
+    return cli_end_output("help", 0, 1);
   }
   return strcmp(argv[1], "--version") == 0 ? run_verb(1, version) : run_verb(argc - 1, argv + 1);
 }

@@ -18,36 +18,39 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-int kr_progress_is_shown(void) { return is_shown; }
+int cli_progress_is_shown(void) { return is_shown; }
 
-void kr_progress_begin(kr_progress *p, const char *name, const double *audio_s) { *p = (kr_progress){name, audio_s, now_s(), 0}; }
+void cli_progress_begin(cli_progress *p, const char *name, const double *audio_s) {
+  *p = (cli_progress){name, audio_s, now_s(), 0};
+}
 
 /* RTF: seconds of work per second of audio. */
 static void print_speed(double elapsed_s, double share, double audio_s) {
   const long s = (long)(elapsed_s * (1 - share) / share + 0.5);
-  if (audio_s > 0) fprintf(kr_err(), "RTF %.3f  ", elapsed_s / (share * audio_s));
-  if (s >= 3600) fprintf(kr_err(), "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
-  else fprintf(kr_err(), "%ld:%02ld left", s / 60, s % 60);
+  if (audio_s > 0) fprintf(cli_err(), "RTF %.3f  ", elapsed_s / (share * audio_s));
+  if (s >= 3600) fprintf(cli_err(), "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
+  else fprintf(cli_err(), "%ld:%02ld left", s / 60, s % 60);
 }
 
-int32_t kr_progress_show(void *user, int64_t done, int64_t total) {
-  kr_progress *p = user;
+int32_t cli_progress_show(void *user, int64_t done, int64_t total) {
+  cli_progress *p = user;
   const double t = now_s(), share = total > 0 ? (double)done / (double)total : 1;
-  if (!isatty(fileno(kr_err())) || t - p->shown_s < 0.1) return 0;
+  if (!isatty(fileno(cli_err())) || t - p->shown_s < 0.1) return 0;
   p->shown_s = t;
   is_shown = 1;
   const int filled = (int)(share * BAR);
   char name[4 * NAME];
   snprintf(name, sizeof name, "%s", p->name);
-  fprintf(kr_err(), "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, kr_clean(name), filled, "========================", BAR - filled, "                        ", 100 * share);
+  fprintf(cli_err(), "\r\033[K%-*.*s [%.*s%.*s] %3.0f %%  ", NAME, NAME, cli_clean(name), filled,
+          "========================", BAR - filled, "                        ", 100 * share);
   if (done > 0) print_speed(t - p->start_s, share, p->audio_s ? *p->audio_s : 0);
-  fflush(kr_err());
+  fflush(cli_err());
   return 0;
 }
 
-void kr_progress_end(void) {
+void cli_progress_end(void) {
   if (!is_shown) return;
-  fprintf(kr_err(), "\r\033[K");
-  fflush(kr_err());
+  fprintf(cli_err(), "\r\033[K");
+  fflush(cli_err());
   is_shown = 0;
 }

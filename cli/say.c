@@ -14,10 +14,11 @@
 /* ---- streams ---- */
 static FILE *own_err;
 
-FILE *kr_err(void) { return own_err ? own_err : stderr; }
+FILE *cli_err(void) { return own_err ? own_err : stderr; }
 
-/* In glibc stderr is a variable like any other: what libraries print through it goes nowhere, while descriptor 2 stays as it is. */
-void kr_hush_libraries(void) {
+/* In glibc stderr is a variable like any other: what libraries print through it goes nowhere, while descriptor 2 stays
+ * as it is. */
+void cli_hush_libraries(void) {
 #ifdef __GLIBC__
   FILE *null = own_err ? NULL : fopen("/dev/null", "we");
   if (!null) return;
@@ -26,16 +27,17 @@ void kr_hush_libraries(void) {
 #endif
 }
 
-void kr_open_streams(void) {
+void cli_open_streams(void) {
   for (int fd = 0; fd <= 2; fd++)
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) _exit(2);
 }
 
-int kr_end_output(const char *verb, int status, int cannot_print) {
+int cli_end_output(const char *verb, int status, int cannot_print) {
   const int had_failed = ferror(stdout);
   errno = 0;
   if (fflush(stdout) == 0 && !had_failed && !ferror(stdout)) return status;
-  fprintf(kr_err(), "krait %s: cannot write standard output%s%s\n", verb, errno ? ": " : "", errno ? strerror(errno) : "");
+  fprintf(cli_err(), "krait %s: cannot write standard output%s%s\n", verb, errno ? ": " : "",
+          errno ? strerror(errno) : "");
   return cannot_print;
 }
 
@@ -52,7 +54,7 @@ static void *allocate_or_end(size_t bytes) {
   _exit(guarded_status);
 }
 
-void kr_guard_json(const char *verb, int status) {
+void cli_guard_json(const char *verb, int status) {
   guarded_verb = verb;
   guarded_status = status;
   json_set_alloc_funcs(allocate_or_end, free);
@@ -72,7 +74,7 @@ static int printable_length(const unsigned char *s) {
   return n && code >= least[n] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff) && !is_control ? n : 0;
 }
 
-char *kr_clean(char *text) {
+char *cli_clean(char *text) {
   for (unsigned char *s = (unsigned char *)text; *s;) {
     const int n = printable_length(s);
     if (n == 0) *s = '?';
@@ -81,7 +83,7 @@ char *kr_clean(char *text) {
   return text;
 }
 
-void kr_print_clean(FILE *file, const char *text) {
+void cli_print_clean(FILE *file, const char *text) {
   for (const unsigned char *s = (const unsigned char *)text; *s;) {
     const int n = printable_length(s);
     if (n == 0) fputc('?', file);
@@ -97,7 +99,7 @@ static int is_plain(const char *text) {
   return string != NULL;
 }
 
-json_t *kr_json_text(const char *text) {
+json_t *cli_json_text(const char *text) {
   static const char mark[] = "\xef\xbf\xbd";
   json_t *plain = json_string(text);
   if (plain) return plain;
@@ -115,7 +117,7 @@ json_t *kr_json_text(const char *text) {
   return plain;
 }
 
-json_t *kr_json_real(double value) {
+json_t *cli_json_real(double value) {
   json_t *number = json_real(value); /* NULL for NaN and infinities */
   return number ? number : json_null();
 }
@@ -135,17 +137,18 @@ static json_t *hexadecimal(const char *text) {
   return string;
 }
 
-int kr_json_set_name(json_t *object, const char *key, const char *name) {
+int cli_json_set_name(json_t *object, const char *key, const char *name) {
   char other[64];
-  int failed = json_object_set_new(object, key, kr_json_text(name));
+  int failed = json_object_set_new(object, key, cli_json_text(name));
   if (is_plain(name)) return failed;
   snprintf(other, sizeof other, "%s_bytes", key);
   return failed | json_object_set_new(object, other, hexadecimal(name));
 }
 
-void kr_print_json_text(FILE *file, const char *json) {
+void cli_print_json_text(FILE *file, const char *json) {
   for (const unsigned char *s = (const unsigned char *)json; *s; s++) {
-    const int is_c1 = s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0, is_line = s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0xa8 || s[2] == 0xa9);
+    const int is_c1 = s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0,
+              is_line = s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0xa8 || s[2] == 0xa9);
     if (*s == 0x7f) fputs("\\u007f", file);
     else if (is_c1) fprintf(file, "\\u%04x", *++s);
     else if (is_line) fprintf(file, "\\u20%x", s[2] - 0x80), s += 2;
@@ -153,14 +156,15 @@ void kr_print_json_text(FILE *file, const char *json) {
   }
 }
 
-int kr_print_json(const char *verb, json_t *object, size_t flags) {
-  char *text = object ? json_dumps(object, flags) : NULL; /* whole: kr_guard_json ends the process where its memory ends */
+int cli_print_json(const char *verb, json_t *object, size_t flags) {
+  char *text =
+      object ? json_dumps(object, flags) : NULL; /* whole: cli_guard_json ends the process where its memory ends */
   json_decref(object);
   if (!text) {
-    fprintf(kr_err(), "krait %s: no memory for the JSON\n", verb);
+    fprintf(cli_err(), "krait %s: no memory for the JSON\n", verb);
     return 1;
   }
-  kr_print_json_text(stdout, text); /* kr_end_output tells whether it arrived */
+  cli_print_json_text(stdout, text); /* cli_end_output tells whether it arrived */
   fputc('\n', stdout);
   free(text);
   return 0;

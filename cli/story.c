@@ -11,7 +11,7 @@
 #include "interrupt.h"
 #include "say.h"
 
-krait_lm_sampling kr_telling_sampling(const kr_telling *t) {
+krait_lm_sampling cli_telling_sampling(const cli_telling *t) {
   return (krait_lm_sampling){.size = sizeof(krait_lm_sampling),
                              .top_k = (int32_t)t->top_k,
                              .temperature = (float)t->temperature,
@@ -21,7 +21,7 @@ krait_lm_sampling kr_telling_sampling(const kr_telling *t) {
                              .seed = (uint64_t)t->seed};
 }
 
-double kr_now_s(void) {
+double cli_now_s(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -29,11 +29,11 @@ double kr_now_s(void) {
 
 /* ---- text ---- */
 
-static int add_text(const char *verb, kr_story *o, const char *text, size_t n) {
+static int add_text(const char *verb, cli_story *o, const char *text, size_t n) {
   if (o->n_text + n + 1 > o->room) {
     const size_t room = 2 * (o->n_text + n + 64);
     char *grown = realloc(o->text, room);
-    if (!grown) return kr_usage_error(verb, "no memory for the text");
+    if (!grown) return cli_usage_error(verb, "no memory for the text");
     o->text = grown;
     o->room = room;
   }
@@ -43,9 +43,9 @@ static int add_text(const char *verb, kr_story *o, const char *text, size_t n) {
   return -1;
 }
 
-/* Cuts the text off at --stop. Otherwise the bytes at its end that may be the beginning of it: they are not shown yet.
- */
-static size_t look_for_stop(const kr_telling *t, kr_story *o) {
+/* Cuts the text off at --stop. Otherwise the bytes at its end that may be the beginning of it: they are not shown
+ * yet. */
+static size_t look_for_stop(const cli_telling *t, cli_story *o) {
   const size_t n = t->stop ? strlen(t->stop) : 0;
   if (!n) return 0;
   const char *found = memmem(o->text + o->n_shown, o->n_text - o->n_shown, t->stop, n);
@@ -61,7 +61,7 @@ static size_t look_for_stop(const kr_telling *t, kr_story *o) {
 }
 
 /* What a terminal would take for a command is not shown to it. */
-void kr_story_show(const char *text, size_t n) {
+void cli_story_show(const char *text, size_t n) {
   const int is_terminal = isatty(STDOUT_FILENO);
   for (size_t i = 0; i < n; i++) {
     const unsigned char c = (unsigned char)text[i];
@@ -70,14 +70,14 @@ void kr_story_show(const char *text, size_t n) {
   fflush(stdout);
 }
 
-static int take_text(const char *verb, const kr_telling *t, kr_story *o, int is_shown) {
+static int take_text(const char *verb, const cli_telling *t, cli_story *o, int is_shown) {
   size_t n;
   const char *text = krait_lm_text(o->session, &n);
   if (n == 0 && !o->reason) return -1;
   const int exit_status = add_text(verb, o, text, n);
   if (exit_status >= 0) return exit_status;
   const size_t held = look_for_stop(t, o), until = o->n_text - (o->reason ? 0 : held);
-  if (is_shown) kr_story_show(o->text + o->n_shown, until - o->n_shown);
+  if (is_shown) cli_story_show(o->text + o->n_shown, until - o->n_shown);
   o->n_shown = until;
   return -1;
 }
@@ -85,15 +85,15 @@ static int take_text(const char *verb, const kr_telling *t, kr_story *o, int is_
 /* ---- steps ---- */
 
 /* A step of all stories that go on. */
-static int step(const char *verb, const kr_telling *t, kr_story *stories, int n, int is_shown) {
-  krait_lm_session *sessions[KR_MOST_STORIES] = {0};
+static int step(const char *verb, const cli_telling *t, cli_story *stories, int n, int is_shown) {
+  krait_lm_session *sessions[CLI_MOST_STORIES] = {0};
   int32_t n_open = 0;
   for (int i = 0; i < n; i++)
     if (!stories[i].reason) sessions[n_open++] = stories[i].session;
   const int32_t status = krait_lm_step(sessions, n_open);
-  if (status < 0) return kr_report(verb, status);
+  if (status < 0) return cli_report(verb, status);
   for (int i = 0; i < n; i++) {
-    kr_story *o = &stories[i];
+    cli_story *o = &stories[i];
     if (o->reason) continue;
     int exit_status = take_text(verb, t, o, is_shown);
     o->n_drawn++;
@@ -112,18 +112,18 @@ static int step(const char *verb, const kr_telling *t, kr_story *stories, int n,
   return -1;
 }
 
-static int is_any_open(const kr_story *stories, int n) {
+static int is_any_open(const cli_story *stories, int n) {
   for (int i = 0; i < n; i++)
     if (!stories[i].reason) return 1;
   return 0;
 }
 
-int kr_stories_tell(const char *verb, const kr_telling *t, kr_story *stories, int n, int is_shown, double *first_s) {
-  *first_s = kr_now_s();
-  for (int k = 0; is_any_open(stories, n) && !kr_is_asked_to_stop(); k++) {
+int cli_stories_tell(const char *verb, const cli_telling *t, cli_story *stories, int n, int is_shown, double *first_s) {
+  *first_s = cli_now_s();
+  for (int k = 0; is_any_open(stories, n) && !cli_is_asked_to_stop(); k++) {
     const int exit_status = step(verb, t, stories, n, is_shown);
     if (exit_status >= 0) return exit_status;
-    if (k == 0) *first_s = kr_now_s();
+    if (k == 0) *first_s = cli_now_s();
   }
   for (int i = 0; i < n; i++)
     if (!stories[i].reason) stories[i].reason = "interrupted";

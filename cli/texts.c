@@ -30,12 +30,13 @@ static int read_all(FILE *file, char **text, size_t *n_bytes) {
   return 1;
 }
 
-int kr_text_read(const char *verb, const char *path, char **text, size_t *n_bytes) {
+int cli_text_read(const char *verb, const char *path, char **text, size_t *n_bytes) {
   const int is_stdin = strcmp(path, "-") == 0;
   errno = 0;
   FILE *file = is_stdin ? stdin : fopen(path, "rb");
   const int is_read = file && read_all(file, text, n_bytes);
   const int error = errno;
   if (file && !is_stdin) fclose(file);
-  return is_read ? -1 : kr_usage_error(verb, "cannot read %s: %s", is_stdin ? "standard input" : path, strerror(error));
+  return is_read ? -1
+                 : cli_usage_error(verb, "cannot read %s: %s", is_stdin ? "standard input" : path, strerror(error));
 }

@@ -1,6 +1,7 @@
 /* checkop.c: walks ops.def: every row of every op against its reference, under every mask. One cmocka test per op and
- * mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer runs).
- * KR_CHECK_DEVICE=cuda: the rows of the first GPU instead, once per tier; KR_CHECK_ROW: only those whose name begins so. */
+ * mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer
+ * runs). KR_CHECK_DEVICE=cuda: the rows of the first GPU instead, once per tier; KR_CHECK_ROW: only those whose name
+ * begins so. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,10 +42,13 @@ static void check_under_masks(void **state) {
     krait_ctx *ctx;
     assert_int_equal(krait_caps_parse(on_gpu ? gpu_masks[m] : masks[m], &options.caps_mask), KRAIT_OK);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
-    kr_check_options check = {.seed = seed + m, .n_cases = case_count(op), .row = getenv("KR_CHECK_ROW"), .report = print_line};
+    kr_check_options check = {
+        .seed = seed + m, .n_cases = case_count(op), .row = getenv("KR_CHECK_ROW"), .report = print_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
-    print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name, on_gpu ? gpu_masks[m] : masks[m], (long long)result.n_runs, (long long)result.n_refused, result.worst);
+    print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name,
+                  on_gpu ? gpu_masks[m] : masks[m], (long long)result.n_runs, (long long)result.n_refused,
+                  result.worst);
     n_failures += result.n_failures;
     krait_ctx_close(&ctx);
   }

@@ -1,5 +1,5 @@
-/* checkop_bare.c: every op's rows against the reference, without cmocka: for machines that have no packages of their own, such as
- * an emulated one. Usage: checkop [CASES per op]; exit status 1 when a row differs. */
+/* checkop_bare.c: every op's rows against the reference, without cmocka: for machines that have no packages of their
+ * own, such as an emulated one. Usage: checkop [CASES per op]; exit status 1 when a row differs. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,7 +23,8 @@ int main(int argc, char **argv) {
     kr_check_result result;
     if (!kr_ops[i]->make_case) continue;
     if (kr_check_op(ctx, kr_ops[i], &check, &result) < 0) return 2;
-    printf("%-28s caps %s: %lld runs, %lld failures, worst %.2f of the bound\n", kr_ops[i]->name, caps, (long long)result.n_runs, (long long)result.n_failures, result.worst);
+    printf("%-28s caps %s: %lld runs, %lld failures, worst %.2f of the bound\n", kr_ops[i]->name, caps,
+           (long long)result.n_runs, (long long)result.n_failures, result.worst);
     n_failures += result.n_failures;
   }
   krait_ctx_close(&ctx);

@@ -7,7 +7,8 @@
 static inline int kr_count_files(const char *folder) { /* hidden ones too: temporary names are */
   int n = 0;
   DIR *dir = opendir(folder);
-  for (struct dirent *entry; dir && (entry = readdir(dir));) n += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+  for (struct dirent *entry; dir && (entry = readdir(dir));)
+    n += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
   if (dir) closedir(dir);
   return n;
 }

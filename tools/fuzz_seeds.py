@@ -1,4 +1,5 @@
 """Writes first inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/*, from the tests' own files."""
+import bz2
 import gzip
 import io
 import json
@@ -140,6 +141,7 @@ def tars():
         yield out.getvalue()
         if form == tarfile.PAX_FORMAT:
             yield gzip.compress(out.getvalue())
+            yield bz2.compress(out.getvalue())
 
 
 TABLES = b"date 2026-01-01\n[toolkit]\n12.8|8.7|570|80 90\n[gpu]\n9.0|H100\n[rule K01 x]\nclass C error M image\nsays {file} {cc}\nfix {build}\nexplain e\nsource s\nlog no kernel %w{x}\n"

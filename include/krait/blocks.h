@@ -1,5 +1,5 @@
-/* blocks.h: the insides of models' blocks as one call each: compositions of the operators in ops.h, whose conventions hold here. On a CPU and on a
- * GPU. Equations: docs/OPS.md. */
+/* blocks.h: the insides of models' blocks as one call each: compositions of the operators in ops.h, whose conventions
+ * hold here. On a CPU and on a GPU. Equations: docs/OPS.md. */
 #ifndef KRAIT_BLOCKS_H
 #define KRAIT_BLOCKS_H
 
@@ -10,17 +10,19 @@ extern "C" {
 #endif
 
 /* ==== mamba2_inner (a Mamba-2 block) =========================================================================
- * zxbcdt = in_proj_weight x + in_proj_bias, or x itself with K == 0; of its columns the first F are z0, then x0 (F), z (HP), xBC (HP + 2GN), dt (H);
- * xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias) clamped to dt_min ... dt_max, A, B, C, D;
- * gated = [silu(z0) x0, h], where h = y silu(z) without norm_weight, else the RMS norm over each of G groups of y silu(z) times norm_weight, or with
- * KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0.
- * Where the state starts again, by seq_idx, the convolution does too. Tensors between two of these steps are of x's type. */
+ * zxbcdt = in_proj_weight x + in_proj_bias, or x itself with K == 0; of its columns the first F are z0, then x0 (F), z
+ * (HP), xBC (HP + 2GN), dt (H); xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias)
+ * clamped to dt_min ... dt_max, A, B, C, D; gated = [silu(z0) x0, h], where h = y silu(z) without norm_weight, else the
+ * RMS norm over each of G groups of y silu(z) times norm_weight, or with KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times
+ * the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0. Where the state starts
+ * again, by seq_idx, the convolution does too. Tensors between two of these steps are of x's type. */
 #define KRAIT_MAMBA2_NORM_BEFORE_GATE 1u
 #define KRAIT_MAMBA2_LOG_A 2u /* A is -exp of what is given, which may be of any float type */
 
 typedef struct krait_mamba2_inner_args {
   krait_call call;
-  int64_t B, L, K, H, P, N, G, W, F, M; /* K: columns of x, 0 without in_proj_weight; F: channels of the MLP part; M: 0 without out_proj_weight */
+  int64_t B, L, K, H, P, N, G, W, F,
+      M; /* K: columns of x, 0 without in_proj_weight; F: channels of the MLP part; M: 0 without out_proj_weight */
   int32_t activation;              /* of the convolution: KRAIT_ACT_SILU or _NONE */
   float eps;                       /* of the norm */
   float dt_min, dt_max;            /* dt_max 0 stands for infinity */
@@ -46,7 +48,8 @@ typedef struct krait_mamba2_inner_args {
 } krait_mamba2_inner_args;
 
 KRAIT_API int32_t krait_mamba2_inner(const krait_ctx *ctx, const krait_mamba2_inner_args *args);
-KRAIT_API int32_t krait_mamba2_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_mamba2_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_args *args,
+                                                   uint64_t *bytes);
 
 /* zxbcdt, xBC, y and gated are what the forward call gave; what is absent is computed again. */
 typedef struct krait_mamba2_inner_bwd_args {
@@ -54,8 +57,8 @@ typedef struct krait_mamba2_inner_bwd_args {
   int64_t B, L, K, H, P, N, G, W, F, M;
   int32_t activation;
   float eps, dt_min, dt_max;
-  krait_view x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight, out_proj_bias, initial_states,
-      seq_idx, zxbcdt, xBC, y, gated; /* as forward */
+  krait_view x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight,
+      out_proj_bias, initial_states, seq_idx, zxbcdt, xBC, y, gated; /* as forward */
   krait_view dout;                 /* like out */
   krait_view dfinal_states;        /* (B,H,P,N) float type or absent */
   krait_view dx;                   /* like x */
@@ -66,7 +69,8 @@ typedef struct krait_mamba2_inner_bwd_args {
 } krait_mamba2_inner_bwd_args;
 
 KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args);
-KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
+                                                       uint64_t *bytes);
 
 #ifdef __cplusplus
 }

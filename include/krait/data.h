@@ -1,5 +1,5 @@
-/* data.h: pairs of noisy and clean speech: how close the two are, and where they come from, for training and for evaluation. Samples are float32,
- * one channel, 16 kHz. */
+/* data.h: pairs of noisy and clean speech: how close the two are, and where they come from, for training and for
+ * evaluation. Samples are float32, one channel, 16 kHz. */
 #ifndef KRAIT_DATA_H
 #define KRAIT_DATA_H
 
@@ -19,30 +19,34 @@ typedef struct krait_quality {
   double llr, wss;               /* distances: less is better */
 } krait_quality;
 
-KRAIT_API int32_t krait_quality_samples(const float *clean, const float *other, int64_t n_samples, krait_quality *quality);
+KRAIT_API int32_t krait_quality_samples(const float *clean, const float *other, int64_t n_samples,
+                                        krait_quality *quality);
 
-/* ---- items of training and evaluation (docs/TRAIN.md) ------------------------------------------------------------- */
+/* ---- items of training and evaluation (docs/TRAIN.md) ------------------------------------------------------------ */
 typedef struct krait_data krait_data;
 typedef void (*krait_report_fn)(void *user, const char *line); /* a bad recording, once; by one thread at a time */
 
-/* config_path (YAML, a run's folder, or NULL) and settings ("dset.speech_dir=speech", "train_noise.snr_range=[-5,20]") over the shipped constants.
- * split: "train", "valid" or "test". */
-KRAIT_API int32_t krait_data_open(const char *config_path, const char *const *settings, int32_t n_settings, const char *split, krait_report_fn report, void *user,
-                                  krait_data **data);
+/* config_path (YAML, a run's folder, or NULL) and settings ("dset.speech_dir=speech", "train_noise.snr_range=[-5,20]")
+ * over the shipped constants. split: "train", "valid" or "test". */
+KRAIT_API int32_t krait_data_open(const char *config_path, const char *const *settings, int32_t n_settings,
+                                  const char *split, krait_report_fn report, void *user, krait_data **data);
 KRAIT_API void krait_data_close(krait_data **data);
 KRAIT_API int64_t krait_data_n_items(const krait_data *data); /* of an epoch */
 KRAIT_API int64_t krait_data_n_steps(const krait_data *data);
 KRAIT_API int64_t krait_data_batch(const krait_data *data);
-KRAIT_API int64_t krait_data_samples(const krait_data *data); /* of an item; of the longest where items are whole recordings */
+KRAIT_API int64_t
+krait_data_samples(const krait_data *data); /* of an item; of the longest where items are whole recordings */
 /* Any thread; noisy and clean have krait_data_samples. The same for (seed, epoch, index), always. */
-KRAIT_API int32_t krait_data_item(krait_data *data, int64_t epoch, int64_t index, float *noisy, float *clean, int64_t *n_samples);
+KRAIT_API int32_t krait_data_item(krait_data *data, int64_t epoch, int64_t index, float *noisy, float *clean,
+                                  int64_t *n_samples);
 KRAIT_API const char *krait_data_item_name(const krait_data *data, int64_t index);
-/* Threads work ahead from this step on; then step by step (batch, krait_data_samples) each. Seconds waited for them since begin. */
+/* Threads work ahead from this step on; then step by step (batch, krait_data_samples) each. Seconds waited for them
+ * since begin. */
 KRAIT_API int32_t krait_data_begin(krait_data *data, int64_t step);
 KRAIT_API int32_t krait_data_next(krait_data *data, float *noisy, float *clean);
 KRAIT_API double krait_data_waited_s(const krait_data *data);
 
-/* ---- evaluation --------------------------------------------------------------------------------------------------- */
+/* ---- evaluation -------------------------------------------------------------------------------------------------- */
 typedef struct krait_evaluation {
   uint32_t size;
   int32_t has_enhanced;
@@ -50,10 +54,13 @@ typedef struct krait_evaluation {
   krait_quality noisy, enhanced;  /* enhanced only with a session */
 } krait_evaluation;
 
-/* Two recordings of the same speech, cut to the shorter one, means over channels. With a session the other one is enhanced first. */
-KRAIT_API int32_t krait_evaluate_files(krait_session *session, const char *clean_path, const char *other_path, krait_evaluation *evaluation);
+/* Two recordings of the same speech, cut to the shorter one, means over channels. With a session the other one is
+ * enhanced first. */
+KRAIT_API int32_t krait_evaluate_files(krait_session *session, const char *clean_path, const char *other_path,
+                                       krait_evaluation *evaluation);
 /* The same of an item, mixed as the configuration says. */
-KRAIT_API int32_t krait_evaluate_item(krait_session *session, krait_data *data, int64_t index, krait_evaluation *evaluation);
+KRAIT_API int32_t krait_evaluate_item(krait_session *session, krait_data *data, int64_t index,
+                                      krait_evaluation *evaluation);
 
 /* A text to a file that appears under its name only when complete. */
 KRAIT_API int32_t krait_text_write(const char *path, const char *text);

@@ -1,8 +1,8 @@
 /* doctor.h: why a CUDA library, wheel or environment does not run, told from bytes, without a GPU or a toolkit.
  *
- * Two layers. The readers (krait_scan_*, krait_wheel_*, krait_rule) look into one file and allocate nothing per step. The
- * doctor (krait_doctor_run) collects facts, judges files and writes a report. Files are hostile input for both: damage is a
- * negative status, never a crash. Nothing is executed or loaded from the files, and nothing is written. */
+ * Two layers. The readers (krait_scan_*, krait_wheel_*, krait_rule) look into one file and allocate nothing per step.
+ * The doctor (krait_doctor_run) collects facts, judges files and writes a report. Files are hostile input for both:
+ * damage is a negative status, never a crash. Nothing is executed or loaded from the files, and nothing is written. */
 #ifndef KRAIT_DOCTOR_H
 #define KRAIT_DOCTOR_H
 
@@ -69,7 +69,8 @@ KRAIT_API int32_t krait_scan_next_image(krait_scan *scan, krait_image *image); /
 KRAIT_API int32_t krait_scan_next_kernel(krait_scan *scan, char *name, size_t cap);
 /* Unpacks the first cap bytes of the image that came last; *n says how many there are. */
 KRAIT_API int32_t krait_scan_decode(krait_scan *scan, void *out, size_t cap, size_t *n);
-/* Libraries that the loader needs, and dynamic symbols (defined 1: exported; 0: undefined and not weak). *cursor starts at 0. */
+/* Libraries that the loader needs, and dynamic symbols (defined 1: exported; 0: undefined and not weak). *cursor starts
+ * at 0. */
 KRAIT_API int32_t krait_scan_next_needed(krait_scan *scan, uint64_t *cursor, char *name, size_t cap);
 KRAIT_API int32_t krait_scan_next_symbol(krait_scan *scan, int32_t defined, uint64_t *cursor, char *name, size_t cap);
 
@@ -96,7 +97,8 @@ typedef struct krait_tables krait_tables;
 KRAIT_API int32_t krait_tables_load(const char *path, krait_tables **tables);
 KRAIT_API void krait_tables_close(krait_tables **tables);
 KRAIT_API const char *krait_tables_date(const krait_tables *tables);
-KRAIT_API int32_t krait_rule(const krait_tables *tables, const krait_image *image, const krait_target *target); /* KRAIT_VERDICT_* */
+KRAIT_API int32_t krait_rule(const krait_tables *tables, const krait_image *image,
+                             const krait_target *target);  /* KRAIT_VERDICT_* */
 KRAIT_API const char *krait_verdict_name(int32_t verdict); /* "native", … static */
 /* Capability of a GPU's marketing name, or of "8.9", "sm_89" or "89"; 0 when unknown. */
 KRAIT_API int32_t krait_tables_find_gpu(const krait_tables *tables, const char *name);
@@ -108,7 +110,8 @@ typedef struct krait_wheel_name {
   int32_t torch;     /* hundred times major plus minor: 208 for 2.8; 0 not named */
   int32_t cxx11abi;  /* 1, 0, or -1 not named */
   char dist[64], version[64], local[64], build[32], python[64], abi[64], platform[160];
-  char variant[32]; /* the label of a variant wheel (PEP 817), as cu128; since 0.2: a caller's struct may end before it */
+  char variant[32]; /* the label of a variant wheel (PEP 817), as cu128; since 0.2: a caller's struct may end before it
+                     */
 } krait_wheel_name;
 /* Takes a file name or a path or URL that ends in one. */
 KRAIT_API int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name);
@@ -144,13 +147,15 @@ typedef struct krait_report krait_report;
 /* Fails only for bad options, unreadable tables and lack of memory; everything else is in the report. */
 KRAIT_API int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report);
 KRAIT_API void krait_report_close(krait_report **report);
-/* Exit status of the program: 0 nothing wrong, 1 an error, 2 warnings and strict, 3 an unreadable input, 4 target unknown. */
+/* Exit status of the program: 0 nothing wrong, 1 an error, 2 warnings and strict, 3 an unreadable input, 4 target
+ * unknown. */
 KRAIT_API int32_t krait_report_exit(const krait_report *report, int32_t strict);
 /* Texts live as long as the report. */
 KRAIT_API const char *krait_report_text(krait_report *report, int32_t color, int32_t strict);
 KRAIT_API const char *krait_report_json(krait_report *report, int32_t strict);
 KRAIT_API const char *krait_report_plan(krait_report *report);
-KRAIT_API const char *krait_report_issue(krait_report *report); /* a summary for a bug report: no paths, no user names */
+KRAIT_API const char *krait_report_issue(
+    krait_report *report); /* a summary for a bug report: no paths, no user names */
 /* What is in one file, like a listing of its images and kernels; NULL with a failure's detail otherwise. */
 KRAIT_API int32_t krait_doctor_list(const char *path, krait_report **report, const char **text);
 /* The same for programs: an array of members, containers, images and kernels. */

@@ -100,7 +100,8 @@ KRAIT_API const char *krait_dtype_name(int32_t dtype);
 /* Parses "avx2,cpu" (only these) or "-avx512,-cuda_hopper" (all but these) or "all". An unknown name is
  * KRAIT_ERR_ARGUMENT, never ignored. "cpu" is always kept. */
 KRAIT_API int32_t krait_caps_parse(const char *text, uint64_t *caps);
-/* "base", "ampere" or "hopper": every capability but the other tiers of device code, for a mask that forces this tier. */
+/* "base", "ampere" or "hopper": every capability but the other tiers of device code, for a mask that forces this
+ * tier. */
 KRAIT_API int32_t krait_tier_parse(const char *text, uint64_t *caps);
 /* Writes the names of caps, comma separated and NUL terminated, into text; returns the length that was needed. */
 KRAIT_API size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes);
@@ -117,13 +118,14 @@ typedef struct krait_ctx krait_ctx;
 #define KRAIT_FALLBACK_DEFAULT 0 /* as KRAIT_FALLBACK in the environment says, else _WARN */
 #define KRAIT_FALLBACK_WARN 1    /* take the next row or device, say so once, count it */
 #define KRAIT_FALLBACK_NEVER 2   /* KRAIT_ERR_FALLBACK instead */
-#define KRAIT_FALLBACK_CPU 3     /* where no row of a GPU context takes a call, or the GPU no tier: copy its tensors to the host, run the CPU's
-                                  * row, copy back; waits for the stream. Each tensor moves from its first to its last element, gaps included */
+/* _CPU: where no row of a GPU context takes a call, or the GPU no tier: copy its tensors to the host, run the CPU's
+ * row, copy back; waits for the stream. Each tensor moves from its first to its last element, gaps included. */
+#define KRAIT_FALLBACK_CPU 3
 
 typedef struct krait_ctx_options {
   uint32_t size;      /* sizeof(krait_ctx_options) */
   int32_t device;     /* KRAIT_DEVICE_* */
-  uint64_t caps_mask; /* capabilities that may be used; 0 means all (less what KRAIT_CAPS and KRAIT_TIER mask, if set) */
+  uint64_t caps_mask; /* capabilities to use; 0: all (less what KRAIT_CAPS and KRAIT_TIER mask, if set) */
   int32_t n_threads;  /* 0: every core that this process may use */
   int32_t fallback;   /* KRAIT_FALLBACK_* */
 } krait_ctx_options;
@@ -188,9 +190,11 @@ typedef struct krait_selftest_line {
 /* device: KRAIT_DEVICE_*; AUTO tests the CPU and every GPU. n_cases: per op, 0 for a run of well under a minute.
  * report is called for each op and row; the strings live until it returns. Returns KRAIT_OK also when rows fail: count
  * n_failures; a negative status says that something could not be run at all. */
-KRAIT_API int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed, void (*report)(void *user, const krait_selftest_line *line), void *user);
+KRAIT_API int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed,
+                                 void (*report)(void *user, const krait_selftest_line *line), void *user);
 /* The same with rows that need no more than caps_mask (as in krait_ctx_options). */
-KRAIT_API int32_t krait_selftest_with(int32_t device, uint64_t caps_mask, int64_t n_cases, uint64_t seed, void (*report)(void *user, const krait_selftest_line *line), void *user);
+KRAIT_API int32_t krait_selftest_with(int32_t device, uint64_t caps_mask, int64_t n_cases, uint64_t seed,
+                                      void (*report)(void *user, const krait_selftest_line *line), void *user);
 
 #ifdef __cplusplus
 }

@@ -13,9 +13,14 @@ extern "C" {
 typedef struct krait_model krait_model;
 typedef struct krait_session krait_session;
 
-/* Of products on a GPU. TF32: factors are rounded to its 10 bits of mantissa for tensor cores (about 3e-4 relative), as PyTorch's convolutions
- * do, but go through float16, whose range ends at 65504. GPUs before Ampere and CPUs compute in float32 in any case. */
-enum { KRAIT_PRECISION_DEFAULT = 0, /* TF32 where the GPU has it */ KRAIT_PRECISION_FP32 = 1, KRAIT_PRECISION_TF32 = 2 };
+/* Of products on a GPU. TF32: factors are rounded to its 10 bits of mantissa for tensor cores (about 3e-4 relative), as
+ * PyTorch's convolutions do, but go through float16, whose range ends at 65504. GPUs before Ampere and CPUs compute in
+ * float32 in any case. */
+enum {
+  KRAIT_PRECISION_DEFAULT = 0,
+  /* TF32 where the GPU has it */ KRAIT_PRECISION_FP32 = 1,
+  KRAIT_PRECISION_TF32 = 2
+};
 
 typedef struct krait_model_options {
   uint32_t size;
@@ -28,36 +33,46 @@ typedef struct krait_model_options {
 /* options may be NULL for the embedded denoiser. */
 KRAIT_API int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **model);
 KRAIT_API void krait_model_close(krait_model **model);
-/* JSON: {"model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; lives with the model. */
+/* JSON: {"model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; lives with the
+ * model. */
 KRAIT_API const char *krait_model_json(const krait_model *model);
 
-/* The same for a weights file that is only read, not loaded into a model (krait info FILE). Free with krait_text_free. */
+/* The same for a weights file that is only read, not loaded into a model (krait info FILE). Free with
+ * krait_text_free. */
 KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
-/* Any weights file that krait reads to safetensors; metadata from config_path and overrides where given. */
-KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path, const char *overrides);
+/* Any weights file that krait reads to safetensors; metadata from config_path and overrides where given. An out_path
+ * that ends in .th becomes what upstream's best.th is, for torch.load, without metadata. */
+KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
+                                        const char *overrides);
 KRAIT_API void krait_text_free(char **text);
 
 KRAIT_API int32_t krait_session_open(const krait_model *model, krait_session **session);
 KRAIT_API void krait_session_close(krait_session **session);
 
 /* ---- PrimeKnet: one forward pass, sizes F = fft_len/2+1 bins, T frames ---------------------------------------------
- * com_in (B,F,T,2) compressed spectrum; any output may be NULL: mag (B,F,T), pha (B,F,T), com (B,F,T,2). Contiguous float32. */
+ * com_in (B,F,T,2) compressed spectrum; any output may be NULL: mag (B,F,T), pha (B,F,T), com (B,F,T,2). Contiguous
+ * float32. */
 KRAIT_API int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in,
                                           float *mag, float *pha, float *com);
 
 /* Seconds that the GPU computed in the session's last forward pass, copies not counted; 0 on the CPU. */
 KRAIT_API double krait_primeknet_device_s(const krait_session *session);
 
-/* A forward pass with the GPU's kernels timed one by one, called once per kind of kernel: how often it ran, seconds in all (each includes
- * a few microseconds of its launch), and of products the operations and the bytes that they cannot do without. */
-typedef void (*krait_kernel_fn)(void *user, const char *kernel, int64_t n_launches, double seconds, double flops, double bytes);
-KRAIT_API int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user);
+/* A forward pass with the GPU's kernels timed one by one, called once per kind of kernel: how often it ran, seconds in
+ * all (each includes a few microseconds of its launch), and of products the operations and the bytes that they cannot
+ * do without. */
+typedef void (*krait_kernel_fn)(void *user, const char *kernel, int64_t n_launches, double seconds, double flops,
+                                double bytes);
+KRAIT_API int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in,
+                                          krait_kernel_fn report, void *user);
 
 /* ---- enhance ---------------------------------------------------------------------------------------------------- */
-/* Called now and then; done and total in samples of the input file. Non-zero return asks to stop: KRAIT_ERR_CANCELLED. */
+/* Called now and then; done and total in samples of the input file. Non-zero return asks to stop:
+ * KRAIT_ERR_CANCELLED. */
 typedef int32_t (*krait_progress_fn)(void *user, int64_t done, int64_t total);
 
-/* Mono 16 kHz samples in memory, any length; in and out may be the same. Windows overlap and cross-fade for long input. */
+/* Mono 16 kHz samples in memory, any length; in and out may be the same. Windows overlap and cross-fade for long
+ * input. */
 KRAIT_API int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
                                         krait_progress_fn progress, void *user);
 
@@ -73,10 +88,11 @@ typedef struct krait_enhance_options {
   const char *reference_path; /* clean twin for scores, or NULL */
   krait_progress_fn progress; /* or NULL */
   void *user;
-  double limit_db;            /* with has_limit: no sound is attenuated by more than this; 0 leaves the recording as it is */
+  double limit_db; /* with has_limit: no sound is attenuated by more than this; 0 leaves the recording as it is */
   int32_t has_limit;
   int32_t reserved;
-  const char *noise_path, *rir_path; /* mixed in before: noise, repeated, at snr_db; the response of a room; or NULL. Not with plot_path or reference_path */
+  const char *noise_path, *rir_path; /* mixed in before: noise, repeated, at snr_db; the response of a room; or NULL.
+                                        Not with plot_path or reference_path */
   const char *mixed_path;     /* what is enhanced then, as a file, or NULL */
   double snr_db;
 } krait_enhance_options;
@@ -98,19 +114,21 @@ typedef struct krait_enhance_result {
   char note[160];         /* why the output's format is not the input's, when that cannot be written; else "" */
 } krait_enhance_result;
 
-/* The output keeps rate, length, channels and, where it can be written, format of the input. It appears under its name only when it is
- * complete and has been read again. */
-KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result);
+/* The output keeps rate, length, channels and, where it can be written, format of the input. It appears under its name
+ * only when it is complete and has been read again. */
+KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options,
+                                     krait_enhance_result *result);
 
-/* Seconds of sound in a recording, all channels added up, as its header says. INFINITY for standard input and pipes: they say it only
- * when they have been read. */
+/* Seconds of sound in a recording, all channels added up, as its header says. INFINITY for standard input and pipes:
+ * they say it only when they have been read. */
 KRAIT_API int32_t krait_audio_length(const char *path, double *audio_s);
 
-/* The extension ("wav") that an output beside in_path must take because the input's format cannot be written; "" where its own will do. */
+/* The extension ("wav") that an output beside in_path must take because the input's format cannot be written; "" where
+ * its own will do. */
 KRAIT_API int32_t krait_audio_extension(const char *in_path, char *extension, size_t extension_bytes);
 
-/* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. None appears afterwards:
- * threads that are about to finish one get KRAIT_ERR_CANCELLED. */
+/* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. None
+ * appears afterwards: threads that are about to finish one get KRAIT_ERR_CANCELLED. */
 KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
@@ -118,16 +136,20 @@ typedef struct krait_verify_row {
   char name[32];        /* "com", "mag", "wav" */
   double rel_l2, max_abs;
 } krait_verify_row;
-/* Fills up to n_rows rows; n_filled receives how many the file holds. A file without any output is KRAIT_ERR_FILE_FORMAT. */
-KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled);
+/* Fills up to n_rows rows; n_filled receives how many the file holds. A file without any output is
+ * KRAIT_ERR_FILE_FORMAT. */
+KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows,
+                               int32_t *n_filled);
 
 /* ---- graphs: what a model is made of ----------------------------------------------------------------------------- */
 typedef void (*krait_graph_line_fn)(void *user, const char *line);
 #define KRAIT_GRAPHS_PROFILE 1u /* run each graph on zeros, node by node, and say how long each node took */
-/* The graphs of a model as ctx would run them, for a usual size: for each a heading, then a line a node (its name, operator, row, time, bytes
- * that it has to read and write, what it writes and where in the graph's memory), then its memory. options->weights_path: a weights file, or the folder
- * of a language model, of CLIP or of Mobile-VideoGPT. PrimeKnet's is the graph that is trained; it cleans speech by kernels of its own. */
-KRAIT_API int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *options, uint32_t flags, krait_graph_line_fn line, void *user);
+/* The graphs of a model as ctx would run them, for a usual size: for each a heading, then a line a node (its name,
+ * operator, row, time, bytes that it has to read and write, what it writes and where in the graph's memory), then its
+ * memory. options->weights_path: a weights file, or the folder of a language model, of CLIP or of Mobile-VideoGPT.
+ * PrimeKnet's is the graph that is trained; it cleans speech by kernels of its own. */
+KRAIT_API int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *options, uint32_t flags,
+                                     krait_graph_line_fn line, void *user);
 
 #ifdef __cplusplus
 }

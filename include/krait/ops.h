@@ -48,8 +48,8 @@ typedef struct krait_call {
 #define KRAIT_ACT_EXP 6       /* pointwise only */
 
 /* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
- * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else 0.
- * With seq_idx a tap whose seq_idx differs from position t's is dropped; seq_idx[t] < 0 gives out 0.
+ * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else
+ * 0. With seq_idx a tap whose seq_idx differs from position t's is dropped; seq_idx[t] < 0 gives out 0.
  * KRAIT_CONV1D_REVERSE: time runs backwards, as if x, seq_idx and out were flipped in time; the states keep the
  * direction's own order (initial_states[W-2] is the input right after the end, final_states[W-2] is x at time 0). */
 #define KRAIT_CONV1D_REVERSE 1u
@@ -69,7 +69,8 @@ typedef struct krait_causal_conv1d_args {
 } krait_causal_conv1d_args;
 
 KRAIT_API int32_t krait_causal_conv1d(const krait_ctx *ctx, const krait_causal_conv1d_args *args);
-KRAIT_API int32_t krait_causal_conv1d_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_causal_conv1d_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_args *args,
+                                                    uint64_t *bytes);
 
 typedef struct krait_causal_conv1d_bwd_args {
   krait_call call; /* flags as forward */
@@ -86,7 +87,8 @@ typedef struct krait_causal_conv1d_bwd_args {
 } krait_causal_conv1d_bwd_args;
 
 KRAIT_API int32_t krait_causal_conv1d_bwd(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args);
-KRAIT_API int32_t krait_causal_conv1d_bwd_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_causal_conv1d_bwd_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args,
+                                                        uint64_t *bytes);
 
 /* L new tokens per sequence against a running state of the last S >= W-1 inputs. Without cache_seqlens the state
  * shifts left by L; with it the state is a ring whose write position is cache_seqlens % S. */
@@ -100,12 +102,15 @@ typedef struct krait_causal_conv1d_update_args {
   krait_view conv_state;         /* (n_states,D,S) read and written */
   krait_view weight, bias;       /* (D,W), (D) or absent */
   krait_view cache_seqlens;      /* (B) int32 or absent */
-  krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one
+                                    of n_states or more is refused on the CPU and taken for a negative one on a GPU */
   krait_view out;                /* (B,D,L); may be x itself */
 } krait_causal_conv1d_update_args;
 
 KRAIT_API int32_t krait_causal_conv1d_update(const krait_ctx *ctx, const krait_causal_conv1d_update_args *args);
-KRAIT_API int32_t krait_causal_conv1d_update_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_update_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_causal_conv1d_update_scratch_bytes(const krait_ctx *ctx,
+                                                           const krait_causal_conv1d_update_args *args,
+                                                           uint64_t *bytes);
 
 /* Per packed sequence its last state_len inputs, right aligned, zeros on the left. */
 typedef struct krait_causal_conv1d_varlen_states_args {
@@ -116,8 +121,11 @@ typedef struct krait_causal_conv1d_varlen_states_args {
   krait_view states;     /* (S,D,state_len) type of x, written */
 } krait_causal_conv1d_varlen_states_args;
 
-KRAIT_API int32_t krait_causal_conv1d_varlen_states(const krait_ctx *ctx, const krait_causal_conv1d_varlen_states_args *args);
-KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_varlen_states_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_causal_conv1d_varlen_states(const krait_ctx *ctx,
+                                                    const krait_causal_conv1d_varlen_states_args *args);
+KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ctx *ctx,
+                                                                  const krait_causal_conv1d_varlen_states_args *args,
+                                                                  uint64_t *bytes);
 
 /* ==== selective scan (Mamba 1: Gu & Dao 2023, section 3) =====================================================
  * dt = delta + delta_bias, softplus if asked; x_t = exp(dt A) x_{t-1} + dt B_t u_t; y_t = sum_n C_t x_t + D u_t;
@@ -128,7 +136,8 @@ KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ct
  * Directions: forward, reverse in time, or both in one call: out = scan(A) + reverse scan(A_reverse), where D u and
  * the gate are applied once to the sum (VideoMamba's bimamba v1 form: see docs/OPS.md).
  * With KRAIT_SCAN_REVERSE initial_state stands after the end, and last_state is the state after time 0. Complex A: u,
- * delta, D and z stay real; gradients of A, B and C are those of a real loss by real and imaginary part (dL/dre + i dL/dim). */
+ * delta, D and z stay real; gradients of A, B and C are those of a real loss by real and imaginary part (dL/dre + i
+ * dL/dim). */
 #define KRAIT_SCAN_SOFTPLUS 1u
 #define KRAIT_SCAN_B_CONSTANT 2u /* Bmat is (D,N) instead of (B,G,N,L) */
 #define KRAIT_SCAN_C_CONSTANT 4u
@@ -151,17 +160,19 @@ typedef struct krait_selective_scan_args {
   krait_view cu_seqlens;     /* (S+1) int32 or absent */
   krait_view A_reverse;      /* (D,N), only with KRAIT_SCAN_BOTH */
   krait_view out;            /* (B,D,L) type of u; may be u or z itself (same strides) */
-  krait_view last_state;     /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
+  krait_view last_state; /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
 } krait_selective_scan_args;
 
 KRAIT_API int32_t krait_selective_scan(const krait_ctx *ctx, const krait_selective_scan_args *args);
-KRAIT_API int32_t krait_selective_scan_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_selective_scan_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_args *args,
+                                                     uint64_t *bytes);
 
 /* The forward states are recomputed, nothing is saved by the forward call. */
 typedef struct krait_selective_scan_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, D, L, N, G, S;
-  krait_view u, delta, A, Bmat, Cmat, Dvec, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse; /* as forward */
+  krait_view u, delta, A, Bmat, Cmat, Dvec, z, delta_bias, initial_state, seq_idx, cu_seqlens,
+      A_reverse;             /* as forward */
   krait_view dout;           /* (B,D,L) */
   krait_view dlast_state;    /* like last_state, or absent */
   krait_view du, ddelta;     /* (B,D,L) */
@@ -174,16 +185,18 @@ typedef struct krait_selective_scan_bwd_args {
 } krait_selective_scan_bwd_args;
 
 KRAIT_API int32_t krait_selective_scan_bwd(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args);
-KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx,
+                                                         const krait_selective_scan_bwd_args *args, uint64_t *bytes);
 
 /* ==== mamba_inner (the inside of a Mamba-1 block) ============================================================
- * x, z = halves of xz along channels; x = silu(conv1d(x)); [dt, B, C] = x_proj_weight x for each step (columns: dt the first
- * R, then B, C the last), plus B_proj_bias, C_proj_bias; delta = dt_proj_weight dt; y = selective scan of x with delta, A, B, C, D,
- * gated by z; out = out_proj_weight y + out_proj_bias, or y itself with M == 0. Columns exist for B and C only where Bmat, Cmat are
- * absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x / sqrt(mean x^2 + eps) weight): of delta
- * after dt_proj, of the columns of B and of C after their bias. Flags: KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there;
- * KRAIT_SCAN_REVERSE lets time run backwards in the convolution too, as if xz, B, C and out were flipped.
- * Everything between xz and out is float32, whatever the storage. CPU contexts only. */
+ * x, z = halves of xz along channels; x = silu(conv1d(x)); [dt, B, C] = x_proj_weight x for each step (columns: dt the
+ * first R, then B, C the last), plus B_proj_bias, C_proj_bias; delta = dt_proj_weight dt; y = selective scan of x with
+ * delta, A, B, C, D, gated by z; out = out_proj_weight y + out_proj_bias, or y itself with M == 0. Columns exist for B
+ * and C only where Bmat, Cmat are absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x /
+ * sqrt(mean x^2 + eps) weight): of delta after dt_proj, of the columns of B and of C after their bias. Flags:
+ * KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there; KRAIT_SCAN_REVERSE lets time run backwards in the
+ * convolution too, as if xz, B, C and out were flipped. Everything between xz and out is float32, whatever the storage.
+ * CPU contexts only. */
 typedef struct krait_mamba_inner_args {
   krait_call call;
   int64_t B, D, L, N, W, R, M;
@@ -206,7 +219,8 @@ typedef struct krait_mamba_inner_args {
 } krait_mamba_inner_args;
 
 KRAIT_API int32_t krait_mamba_inner(const krait_ctx *ctx, const krait_mamba_inner_args *args);
-KRAIT_API int32_t krait_mamba_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_mamba_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_args *args,
+                                                  uint64_t *bytes);
 
 /* The forward call saves nothing: all of it but the output projection is computed again. */
 typedef struct krait_mamba_inner_bwd_args {
@@ -214,11 +228,13 @@ typedef struct krait_mamba_inner_bwd_args {
   int64_t B, D, L, N, W, R, M;
   float eps;
   int32_t reserved;
-  krait_view xz, conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat, Cmat, Dvec,
-      delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight, C_norm_weight; /* as forward */
+  krait_view xz, conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse,
+      Bmat, Cmat, Dvec, delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight,
+      C_norm_weight;               /* as forward */
   krait_view dout;                 /* like out */
   krait_view dxz;                  /* (B,2D,L) */
-  krait_view dconv_weight, dconv_bias, dx_proj_weight, ddt_proj_weight, dout_proj_weight, dout_proj_bias; /* like their inputs */
+  krait_view dconv_weight, dconv_bias, dx_proj_weight, ddt_proj_weight, dout_proj_weight,
+      dout_proj_bias;              /* like their inputs */
   krait_view dA, dA_reverse;       /* (D,N) type of A */
   krait_view dB, dC;               /* like Bmat, Cmat */
   krait_view dDvec, ddelta_bias;   /* (D) float32 */
@@ -226,23 +242,26 @@ typedef struct krait_mamba_inner_bwd_args {
 } krait_mamba_inner_bwd_args;
 
 KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args);
-KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args,
+                                                      uint64_t *bytes);
 
 /* ==== SSD (Mamba 2: Dao & Gu 2024, "Transformers are SSMs") ==================================================
- * d = dt + dt_bias, softplus if asked, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer) B_t; y_t = S_t C_t + D x_t;
- * out = y silu(z). One A for each head; head h uses B and C of group h / (H / G). The states are (P,N) per head.
- * seq_idx: the state becomes 0 wherever the index differs from that of the token before (0 before the first token, so that
- * initial_states reach a first sequence of index 0 only); at a negative index out is 0 and the token leaves no state.
- * cu_seqlens (B == 1) only names the tokens after which varlen_states are taken, 0 for an empty sequence: seq_idx is what separates.
- * Directions as for the scan: KRAIT_SSD_REVERSE walks from the end (initial_states stand after the end, final_states after time 0);
- * KRAIT_SSD_BOTH adds the scan with A and the reverse scan with A_reverse before D x and the gate. */
+ * d = dt + dt_bias, softplus if asked, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer) B_t;
+ * y_t = S_t C_t + D x_t; out = y silu(z). One A for each head; head h uses B and C of group h / (H / G). The states are
+ * (P,N) per head. seq_idx: the state becomes 0 wherever the index differs from that of the token before (0 before the
+ * first token, so that initial_states reach a first sequence of index 0 only); at a negative index out is 0 and the
+ * token leaves no state. cu_seqlens (B == 1) only names the tokens after which varlen_states are taken, 0 for an empty
+ * sequence: seq_idx is what separates. Directions as for the scan: KRAIT_SSD_REVERSE walks from the end (initial_states
+ * stand after the end, final_states after time 0); KRAIT_SSD_BOTH adds the scan with A and the reverse scan with
+ * A_reverse before D x and the gate. */
 #define KRAIT_SSD_SOFTPLUS 1u
 #define KRAIT_SSD_REVERSE 2u
 #define KRAIT_SSD_BOTH 4u /* needs A_reverse; excludes KRAIT_SSD_REVERSE, states, seq_idx and cu_seqlens */
 
 typedef struct krait_ssd_args {
   krait_call call;
-  int64_t B, L, H, P, N, G, S; /* H % G == 0; P in 1..256, N in 1..512; S = number of varlen states, 0 without cu_seqlens */
+  int64_t B, L, H, P, N, G,
+      S; /* H % G == 0; P in 1..256, N in 1..512; S = number of varlen states, 0 without cu_seqlens */
   float dt_min, dt_max;        /* dt_max 0 stands for infinity */
   krait_view x;                /* (B,L,H,P) activation type */
   krait_view dt;               /* (B,L,H) float type, may differ from x's */
@@ -253,7 +272,7 @@ typedef struct krait_ssd_args {
   krait_view dt_bias;          /* (H) any float type or absent */
   krait_view initial_states;   /* (B,H,P,N) any float type or absent */
   krait_view seq_idx;          /* (B,L) int32 or absent */
-  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, not decreasing; only with varlen_states and B == 1, not in reverse */
+  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, rising; only with varlen_states, B == 1, not in reverse */
   krait_view A_reverse;        /* (H) float32, only with KRAIT_SSD_BOTH */
   krait_view out;              /* (B,L,H,P) type of x; may be x or z itself (same strides) */
   krait_view final_states;     /* (B,H,P,N) float32 or absent: after the last token of the direction */
@@ -295,33 +314,38 @@ typedef struct krait_state_update_args {
   krait_view Bmat, Cmat;          /* (B,G,N) */
   krait_view Dvec, dt_bias;       /* (H,P) or absent */
   krait_view z;                   /* (B,H,P) or absent */
-  krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or
+                                     more is refused on the CPU and taken for a negative one on a GPU */
   krait_view out;                 /* (B,H,P) type of x */
 } krait_state_update_args;
 
 KRAIT_API int32_t krait_state_update(const krait_ctx *ctx, const krait_state_update_args *args);
-KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const krait_state_update_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const krait_state_update_args *args,
+                                                   uint64_t *bytes);
 
 /* ==== attention (Vaswani et al. 2017; Dao 2023, "FlashAttention-2") ===========================================
  * Of sequence b, query head h with key head h / (H / Hk), query i of nq and key j of nk:
  *   s_ij = scale q_i . k_j;  softcap: s := c tanh(s / c);  alibi_slopes: s -= slope |i + nk - nq - j|
  *   visible: j <= i + nk - nq with KRAIT_ATTENTION_CAUSAL (bottom right); with KRAIT_ATTENTION_WINDOW also
  *   i + nk - nq - window_left <= j <= i + nk - nq + window_right, where -1 is unlimited
- *   lse_i = log(sum_j exp(s_ij) + exp(sink_h));  P_ij = exp(s_ij - lse_i);  out_i = sum_j P_ij keep_ij / (1 - dropout) v_j
- * A query without a visible key: out 0, lse +inf (whatever the sink is), gradients 0. So are queries from nq on (seqused_q).
- * Queries lie in (B,Lq), or packed with cu_seqlens_q: then the first size of q, out and lse is 1 and Lq counts the tokens of all B sequences.
- * Keys and values are (Bk,Lk): sequence b is row b (Bk == B), row cache_batch_idx[b], packed with cu_seqlens_k (Bk == 1), or pages
- * of Lk keys, of which block_table (B,n_pages) names the row of each (entries past the last key in use are not read).
- * nk is Lk, the packed length, or Lk n_pages; seqused_k says less. leftpad_k: the first keys are skipped, nk is so many less, key 0 is the first
- * after them.
- * The CPU refuses offsets, lengths and rows that are out of range; on a GPU they must be right. A negative cache_batch_idx has no keys.
- * Dropout: Philox-4x32-10 (Salmon et al. 2011) with key (rng[0], rng[1] ^ rng[3]) and counter (j / 32 * 4 + j % 8 / 2, i / 16 * 8 + i % 8,
- * b H + h, rng[2]) gives 16 bytes, word 0 first, lowest bits first; key j of query i takes byte j % 32 / 8 * 4 + i % 16 / 8 * 2 + j % 2, and is kept
- * if that is less than the whole part of 256 (1 - dropout) + 0.5, in float32. i and j count within the sequence (j after leftpad_k). rng is
- * seed, then offset, low words first. */
+ *   lse_i = log(sum_j exp(s_ij) + exp(sink_h));  P_ij = exp(s_ij - lse_i);  out_i = sum_j P_ij keep_ij / (1 - dropout)
+ *                                                v_j
+ * A query without a visible key: out 0, lse +inf (whatever the sink is), gradients 0. So are queries from nq on
+ * (seqused_q). Queries lie in (B,Lq), or packed with cu_seqlens_q: then the first size of q, out and lse is 1 and Lq
+ * counts the tokens of all B sequences. Keys and values are (Bk,Lk): sequence b is row b (Bk == B), row
+ * cache_batch_idx[b], packed with cu_seqlens_k (Bk == 1), or pages of Lk keys, of which block_table (B,n_pages) names
+ * the row of each (entries past the last key in use are not read). nk is Lk, the packed length, or Lk n_pages;
+ * seqused_k says less. leftpad_k: the first keys are skipped, nk is so many less, key 0 is the first after them. The
+ * CPU refuses offsets, lengths and rows that are out of range; on a GPU they must be right. A negative cache_batch_idx
+ * has no keys. Dropout: Philox-4x32-10 (Salmon et al. 2011) with key (rng[0], rng[1] ^ rng[3]) and counter (j / 32 * 4
+ * + j % 8 / 2, i / 16 * 8 + i % 8, b H + h, rng[2]) gives 16 bytes, word 0 first, lowest bits first; key j of query i
+ * takes byte j % 32 / 8 * 4 + i % 16 / 8 * 2 + j % 2, and is kept if that is less than the whole part of 256 (1 -
+ * dropout) + 0.5, in float32. i and j count within the sequence (j after leftpad_k). rng is seed, then offset, low
+ * words first. */
 #define KRAIT_ATTENTION_CAUSAL 1u
 #define KRAIT_ATTENTION_WINDOW 2u    /* window_left and window_right count */
-#define KRAIT_ATTENTION_ANY_ORDER 4u /* the gradient may add in any order: not bitwise equal over repeats, faster on some GPUs */
+/* The gradient may add in any order: not bitwise equal over repeats, faster on some GPUs. */
+#define KRAIT_ATTENTION_ANY_ORDER 4u
 
 typedef struct krait_attention_args {
   krait_call call;
@@ -350,11 +374,15 @@ typedef struct krait_attention_args {
 } krait_attention_args;
 
 KRAIT_API int32_t krait_attention(const krait_ctx *ctx, const krait_attention_args *args);
-KRAIT_API int32_t krait_attention_scratch_bytes(const krait_ctx *ctx, const krait_attention_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_attention_scratch_bytes(const krait_ctx *ctx, const krait_attention_args *args,
+                                                uint64_t *bytes);
 
-/* P is computed again from lse; memory is O(L). Rows of k and v that no query may see have gradient 0. No pages, cache rows or left padding.
- *   delta_i = sum dout_i out_i;  dP = keep / (1 - dropout) dout v^T;  dS = P (dP - delta + dlse), times 1 - (s / c)^2 with softcap
- *   dq = scale dS k;  dk = scale dS^T q;  dv = (P keep / (1 - dropout))^T dout;  dsinks = sum exp(sink - lse) (dlse - delta) */
+/* P is computed again from lse; memory is O(L). Rows of k and v that no query may see have gradient 0. No pages, cache
+ * rows or left padding.
+ *   delta_i = sum dout_i out_i;  dP = keep / (1 - dropout) dout v^T;  dS = P (dP - delta + dlse), times 1 - (s / c)^2
+ *                                with softcap
+ *   dq = scale dS k;  dk = scale dS^T q;  dv = (P keep / (1 - dropout))^T dout;  dsinks = sum exp(sink - lse) (dlse -
+ *                     delta) */
 typedef struct krait_attention_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, Lq, Lk, H, Hk, D, Dv, Bk, n_pages, max_q, max_k, window_left, window_right; /* n_pages: 0 */
@@ -370,10 +398,12 @@ typedef struct krait_attention_bwd_args {
 } krait_attention_bwd_args;
 
 KRAIT_API int32_t krait_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_args *args);
-KRAIT_API int32_t krait_attention_bwd_scratch_bytes(const krait_ctx *ctx, const krait_attention_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_attention_bwd_scratch_bytes(const krait_ctx *ctx, const krait_attention_bwd_args *args,
+                                                    uint64_t *bytes);
 
-/* Rotary embedding (Su et al. 2021) of the first 2R of D features: of pair r, (x1, x2) becomes (x1 cos - x2 sin, x1 sin + x2 cos), with the
- * row of cos and sin of the token's position: its place in the sequence + offsets[b]. Pairs are (r, r + R), or (2r, 2r + 1) if interleaved. */
+/* Rotary embedding (Su et al. 2021) of the first 2R of D features: of pair r, (x1, x2) becomes (x1 cos - x2 sin, x1 sin
+ * + x2 cos), with the row of cos and sin of the token's position: its place in the sequence + offsets[b]. Pairs are (r,
+ * r + R), or (2r, 2r + 1) if interleaved. */
 #define KRAIT_ROTARY_INTERLEAVED 1u
 #define KRAIT_ROTARY_INVERSE 2u /* by the negative angle: the gradient */
 #define KRAIT_ROTARY_STILL 4u   /* every token of a sequence at offsets[b] */
@@ -383,7 +413,7 @@ typedef struct krait_rotary_args {
   int64_t B, L, H, D, R, T; /* 2R <= D */
   krait_view x;             /* (B,L,H,D), or (1,L,H,D) with cu_seqlens */
   krait_view cos, sin;      /* (T,R) any float type */
-  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (refused on the CPU; on a GPU taken for T - 1) */
+  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (CPU: refused; GPU: taken for T - 1) */
   krait_view cu_seqlens;    /* (B+1) int32, from 0 to L, or absent */
   krait_view out;           /* like x; may be x itself */
 } krait_rotary_args;
@@ -391,8 +421,9 @@ typedef struct krait_rotary_args {
 KRAIT_API int32_t krait_rotary(const krait_ctx *ctx, const krait_rotary_args *args);
 KRAIT_API int32_t krait_rotary_scratch_bytes(const krait_ctx *ctx, const krait_rotary_args *args, uint64_t *bytes);
 
-/* L new keys and values per sequence, written behind the cache_seqlens[b] that are there, in a cache as krait_attention reads it; keys are turned
- * by their position first, if cos and sin are given. seqused: cache_seqlens + L, what the attention then takes. */
+/* L new keys and values per sequence, written behind the cache_seqlens[b] that are there, in a cache as krait_attention
+ * reads it; keys are turned by their position first, if cos and sin are given. seqused: cache_seqlens + L, what the
+ * attention then takes. */
 typedef struct krait_attention_append_args {
   krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
   int64_t B, L, Hk, D, Dv, R, T, Bk, Lk, n_pages;
@@ -407,7 +438,8 @@ typedef struct krait_attention_append_args {
 } krait_attention_append_args;
 
 KRAIT_API int32_t krait_attention_append(const krait_ctx *ctx, const krait_attention_append_args *args);
-KRAIT_API int32_t krait_attention_append_scratch_bytes(const krait_ctx *ctx, const krait_attention_append_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_attention_append_scratch_bytes(const krait_ctx *ctx, const krait_attention_append_args *args,
+                                                       uint64_t *bytes);
 
 /* ==== norms ==================================================================================================
  * add_norm: v = x rowscale (+ x1) (+ residual); out = (v - mean) / sqrt(var + eps) weight + bias, or with RMS
@@ -443,7 +475,8 @@ typedef struct krait_add_norm_bwd_args {
   krait_view dweight, dbias, dweight1, dbias1;
 } krait_add_norm_bwd_args;
 KRAIT_API int32_t krait_add_norm_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *args);
-KRAIT_API int32_t krait_add_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_add_norm_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_add_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_add_norm_bwd_args *args,
+                                                   uint64_t *bytes);
 
 /* gated_norm: norm(x) weight + bias times silu(z), or with KRAIT_GATED_NORM_GATE_FIRST norm(x silu(z)) weight + bias.
  * Statistics over contiguous groups of group_size features. */
@@ -460,7 +493,8 @@ typedef struct krait_gated_norm_args {
   krait_view out;          /* (R,M) type of x */
 } krait_gated_norm_args;
 KRAIT_API int32_t krait_gated_norm(const krait_ctx *ctx, const krait_gated_norm_args *args);
-KRAIT_API int32_t krait_gated_norm_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_gated_norm_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_args *args,
+                                                 uint64_t *bytes);
 
 typedef struct krait_gated_norm_bwd_args {
   krait_call call;
@@ -472,14 +506,19 @@ typedef struct krait_gated_norm_bwd_args {
   krait_view dx, dz, dweight, dbias;
 } krait_gated_norm_bwd_args;
 KRAIT_API int32_t krait_gated_norm_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args);
-KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args,
+                                                     uint64_t *bytes);
 
 /* ==== layers ================================================================================================= */
-/* out = residual + act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times row_scale; B2 makes a gated
- * product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A layer with weight (N,K): Bmat is the weight with
- * strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as it lies; dW (N,K) = dYᵀ X has A = dY with its strides
- * swapped and Bmat = X. P products at once: every tensor but bias and bias2 then has P as one dimension more, the last. */
-#define KRAIT_GEMM_TF32 1u /* float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it */
+/* out = residual + act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times row_scale; B2
+ * makes a gated product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A layer with weight
+ * (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as it lies; dW
+ * (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X. P products at once: every tensor but bias and bias2
+ * then has P as one dimension more, the last. */
+
+/* Float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it. */
+#define KRAIT_GEMM_TF32 1u
+
 typedef struct krait_gemm_args {
   krait_call call;
   int64_t M, N, K;
@@ -498,9 +537,9 @@ typedef struct krait_gemm_args {
 KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
 KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);
 
-/* Element by element: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT. f is the activation or, with
- * KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, and y then 0 (1 in a product). Sums, gates, casts, copies into another
- * order of dimensions, constants, and the gradients of these. */
+/* Element by element: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT. f is the
+ * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, and y then 0 (1 in a
+ * product). Sums, gates, casts, copies into another order of dimensions, constants, and the gradients of these. */
 #define KRAIT_POINTWISE_PRODUCT 1u
 #define KRAIT_POINTWISE_SLOPE 2u
 typedef struct krait_pointwise_args {
@@ -514,7 +553,8 @@ typedef struct krait_pointwise_args {
 } krait_pointwise_args;
 
 KRAIT_API int32_t krait_pointwise(const krait_ctx *ctx, const krait_pointwise_args *args);
-KRAIT_API int32_t krait_pointwise_scratch_bytes(const krait_ctx *ctx, const krait_pointwise_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_pointwise_scratch_bytes(const krait_ctx *ctx, const krait_pointwise_args *args,
+                                                uint64_t *bytes);
 
 /* out[m] = sum of x[r,m] over r: the gradient of what was added to every row. */
 typedef struct krait_sum_rows_args {
@@ -527,7 +567,9 @@ typedef struct krait_sum_rows_args {
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
 KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
 
-/* ==== convolutions over (B,H,W,C), channels last ======================================================== * depthwise_conv: out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c], zeros outside. */
+/* ==== convolutions over (B,H,W,C), channels last ======================================================== *
+ * depthwise_conv: out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c], zeros
+ * outside. */
 typedef struct krait_depthwise_conv_args {
   krait_call call;
   int64_t B, H, W, C;
@@ -540,7 +582,8 @@ typedef struct krait_depthwise_conv_args {
   krait_view out;       /* (B,H,W,C) */
 } krait_depthwise_conv_args;
 KRAIT_API int32_t krait_depthwise_conv(const krait_ctx *ctx, const krait_depthwise_conv_args *args);
-KRAIT_API int32_t krait_depthwise_conv_scratch_bytes(const krait_ctx *ctx, const krait_depthwise_conv_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_depthwise_conv_scratch_bytes(const krait_ctx *ctx, const krait_depthwise_conv_args *args,
+                                                     uint64_t *bytes);
 
 typedef struct krait_depthwise_conv_bwd_args {
   krait_call call;
@@ -550,11 +593,12 @@ typedef struct krait_depthwise_conv_bwd_args {
   krait_view dx, dweight, dbias;
 } krait_depthwise_conv_bwd_args;
 KRAIT_API int32_t krait_depthwise_conv_bwd(const krait_ctx *ctx, const krait_depthwise_conv_bwd_args *args);
-KRAIT_API int32_t krait_depthwise_conv_bwd_scratch_bytes(const krait_ctx *ctx, const krait_depthwise_conv_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_depthwise_conv_bwd_scratch_bytes(const krait_ctx *ctx,
+                                                         const krait_depthwise_conv_bwd_args *args, uint64_t *bytes);
 
-/* unfold: what each window of KH by KW positions sees, as a row: out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l - PW, c], zeros outside. With
- * a product behind it: any dense convolution. fold adds the rows up where they came from, the gradient of unfold; with a product before it: a
- * transposed convolution, or overlap and add. K is KH KW C. */
+/* unfold: what each window of KH by KW positions sees, as a row: out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l -
+ * PW, c], zeros outside. With a product behind it: any dense convolution. fold adds the rows up where they came from,
+ * the gradient of unfold; with a product before it: a transposed convolution, or overlap and add. K is KH KW C. */
 typedef struct krait_unfold_args {
   krait_call call;
   int64_t B, H, W, C, OH, OW, K;
@@ -576,8 +620,8 @@ KRAIT_API int32_t krait_fold(const krait_ctx *ctx, const krait_fold_args *args);
 KRAIT_API int32_t krait_fold_scratch_bytes(const krait_ctx *ctx, const krait_fold_args *args, uint64_t *bytes);
 
 /* ==== instance norm and pools over (B,S,C) =====================================================================
- * instance_norm: v = (x - mean) / sqrt(var + eps) weight + bias with the statistics of each (b, c) over S; out = v, or where slope is given
- * and v is not above 0: slope v (PReLU). */
+ * instance_norm: v = (x - mean) / sqrt(var + eps) weight + bias with the statistics of each (b, c) over S; out = v, or
+ * where slope is given and v is not above 0: slope v (PReLU). */
 typedef struct krait_instance_norm_args {
   krait_call call;
   int64_t B, S, C;
@@ -589,7 +633,8 @@ typedef struct krait_instance_norm_args {
   krait_view out;          /* (B,S,C) */
 } krait_instance_norm_args;
 KRAIT_API int32_t krait_instance_norm(const krait_ctx *ctx, const krait_instance_norm_args *args);
-KRAIT_API int32_t krait_instance_norm_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_instance_norm_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_args *args,
+                                                    uint64_t *bytes);
 
 typedef struct krait_instance_norm_bwd_args {
   krait_call call;
@@ -601,9 +646,11 @@ typedef struct krait_instance_norm_bwd_args {
   krait_view dx, dweight, dbias, dslope;
 } krait_instance_norm_bwd_args;
 KRAIT_API int32_t krait_instance_norm_bwd(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args);
-KRAIT_API int32_t krait_instance_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_instance_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args,
+                                                        uint64_t *bytes);
 
-/* pool: the mean over S of each (b, c); the sum or the largest with a flag. The gradient of the largest goes to the first that is. */
+/* pool: the mean over S of each (b, c); the sum or the largest with a flag. The gradient of the largest goes to the
+ * first that is. */
 #define KRAIT_POOL_SUM 1u
 #define KRAIT_POOL_MAX 2u
 typedef struct krait_pool_args {
@@ -626,9 +673,10 @@ KRAIT_API int32_t krait_pool_bwd(const krait_ctx *ctx, const krait_pool_bwd_args
 KRAIT_API int32_t krait_pool_bwd_scratch_bytes(const krait_ctx *ctx, const krait_pool_bwd_args *args, uint64_t *bytes);
 
 /* ==== recurrent networks =======================================================================================
- * rnn: a layer of GRU, or with KRAIT_RNN_LSTM of LSTM, behind its input product: x has the gates' input parts (r, z, n; or i, f, g, o), bias of the
- * input included. U = weight h + bias. GRU: r, z = sigmoid(x + U), n = tanh(x + r U), h = (1 - z) n + z h. LSTM: i, f, o = sigmoid(x + U),
- * g = tanh(x + U), c = f c + i g, h = o tanh(c). h and c begin as 0. The gradient reads out, and with LSTM cells. */
+ * rnn: a layer of GRU, or with KRAIT_RNN_LSTM of LSTM, behind its input product: x has the gates' input parts (r, z, n;
+ * or i, f, g, o), bias of the input included. U = weight h + bias. GRU: r, z = sigmoid(x + U), n = tanh(x + r U), h =
+ * (1 - z) n + z h. LSTM: i, f, o = sigmoid(x + U), g = tanh(x + U), c = f c + i g, h = o tanh(c). h and c begin as 0.
+ * The gradient reads out, and with LSTM cells. */
 #define KRAIT_RNN_LSTM 1u
 typedef struct krait_rnn_args {
   krait_call call;
@@ -653,7 +701,8 @@ KRAIT_API int32_t krait_rnn_bwd(const krait_ctx *ctx, const krait_rnn_bwd_args *
 KRAIT_API int32_t krait_rnn_bwd_scratch_bytes(const krait_ctx *ctx, const krait_rnn_bwd_args *args, uint64_t *bytes);
 
 /* ==== spectra and losses =======================================================================================
- * to_polar: mag = (re^2 + im^2 + eps)^(power / 2), pha = atan2(im + im_add, re + re_add). from_polar: re, im = mag^power (cos, sin)(pha). */
+ * to_polar: mag = (re^2 + im^2 + eps)^(power / 2), pha = atan2(im + im_add, re + re_add). from_polar: re, im =
+ * mag^power (cos, sin)(pha). */
 typedef struct krait_to_polar_args {
   krait_call call;
   int64_t I, J, K;
@@ -673,7 +722,8 @@ typedef struct krait_to_polar_bwd_args {
   krait_view dre, dim;
 } krait_to_polar_bwd_args;
 KRAIT_API int32_t krait_to_polar_bwd(const krait_ctx *ctx, const krait_to_polar_bwd_args *args);
-KRAIT_API int32_t krait_to_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_to_polar_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_to_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_to_polar_bwd_args *args,
+                                                   uint64_t *bytes);
 
 typedef struct krait_from_polar_args {
   krait_call call;
@@ -684,7 +734,8 @@ typedef struct krait_from_polar_args {
   krait_view re, im;
 } krait_from_polar_args;
 KRAIT_API int32_t krait_from_polar(const krait_ctx *ctx, const krait_from_polar_args *args);
-KRAIT_API int32_t krait_from_polar_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_from_polar_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_args *args,
+                                                 uint64_t *bytes);
 
 typedef struct krait_from_polar_bwd_args {
   krait_call call;
@@ -696,9 +747,11 @@ typedef struct krait_from_polar_bwd_args {
   krait_view dmag, dpha;
 } krait_from_polar_bwd_args;
 KRAIT_API int32_t krait_from_polar_bwd(const krait_ctx *ctx, const krait_from_polar_bwd_args *args);
-KRAIT_API int32_t krait_from_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_from_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_bwd_args *args,
+                                                     uint64_t *bytes);
 
-/* loss: out = scale sum (x - y)^2, or with KRAIT_LOSS_ANGLE scale sum |d - 2 pi round(d / 2 pi)|, d = x - y. y absent: 0. */
+/* loss: out = scale sum (x - y)^2, or with KRAIT_LOSS_ANGLE scale sum |d - 2 pi round(d / 2 pi)|, d = x - y. y absent:
+ * 0. */
 #define KRAIT_LOSS_ANGLE 1u
 typedef struct krait_loss_args {
   krait_call call;
@@ -723,8 +776,8 @@ typedef struct krait_loss_bwd_args {
 KRAIT_API int32_t krait_loss_bwd(const krait_ctx *ctx, const krait_loss_bwd_args *args);
 KRAIT_API int32_t krait_loss_bwd_scratch_bytes(const krait_ctx *ctx, const krait_loss_bwd_args *args, uint64_t *bytes);
 
-/* transform: out = x matrix with sums in float64, for transforms between samples and spectra, where weak bins are differences of strong ones. The
- * matrix is a constant: it has no gradient. */
+/* transform: out = x matrix with sums in float64, for transforms between samples and spectra, where weak bins are
+ * differences of strong ones. The matrix is a constant: it has no gradient. */
 typedef struct krait_transform_args {
   krait_call call;
   int64_t R, K, N;
@@ -733,10 +786,11 @@ typedef struct krait_transform_args {
   krait_view out;    /* (R,N) */
 } krait_transform_args;
 KRAIT_API int32_t krait_transform(const krait_ctx *ctx, const krait_transform_args *args);
-KRAIT_API int32_t krait_transform_scratch_bytes(const krait_ctx *ctx, const krait_transform_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_transform_scratch_bytes(const krait_ctx *ctx, const krait_transform_args *args,
+                                                uint64_t *bytes);
 
-/* spectral_norm: one step of power iteration, v = normed(weight^T u), u_out = normed(weight v), sigma = u_out . weight v, out = weight / sigma.
- * Its gradient holds u_out and v constant: dweight = (dout - (dout . out) u v^T) / sigma. */
+/* spectral_norm: one step of power iteration, v = normed(weight^T u), u_out = normed(weight v), sigma = u_out . weight
+ * v, out = weight / sigma. Its gradient holds u_out and v constant: dweight = (dout - (dout . out) u v^T) / sigma. */
 typedef struct krait_spectral_norm_args {
   krait_call call;
   int64_t O, K;
@@ -748,7 +802,8 @@ typedef struct krait_spectral_norm_args {
   krait_view sigma;  /* (1) */
 } krait_spectral_norm_args;
 KRAIT_API int32_t krait_spectral_norm(const krait_ctx *ctx, const krait_spectral_norm_args *args);
-KRAIT_API int32_t krait_spectral_norm_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_spectral_norm_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_args *args,
+                                                    uint64_t *bytes);
 
 typedef struct krait_spectral_norm_bwd_args {
   krait_call call;
@@ -758,18 +813,21 @@ typedef struct krait_spectral_norm_bwd_args {
   krait_view dweight;          /* (O,K) */
 } krait_spectral_norm_bwd_args;
 KRAIT_API int32_t krait_spectral_norm_bwd(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args);
-KRAIT_API int32_t krait_spectral_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_spectral_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args,
+                                                        uint64_t *bytes);
 /* out[r,m] = table[index[r],m]: embeddings. */
 typedef struct krait_gather_rows_args {
   krait_call call;
   int64_t R, M, V;
   krait_view table;     /* (V,M) any float type */
-  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and taken for a
+                           negative one on a GPU */
   krait_view out;       /* (R,M) any float type */
 } krait_gather_rows_args;
 
 KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
-KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args,
+                                                  uint64_t *bytes);
 
 /* out[r] = the first m with the largest x[r,m]; NaN never counts, and a row of nothing else gives 0. */
 typedef struct krait_argmax_rows_args {
@@ -780,10 +838,12 @@ typedef struct krait_argmax_rows_args {
 } krait_argmax_rows_args;
 
 KRAIT_API int32_t krait_argmax_rows(const krait_ctx *ctx, const krait_argmax_rows_args *args);
-KRAIT_API int32_t krait_argmax_rows_scratch_bytes(const krait_ctx *ctx, const krait_argmax_rows_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_argmax_rows_scratch_bytes(const krait_ctx *ctx, const krait_argmax_rows_args *args,
+                                                  uint64_t *bytes);
 
-/* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: weights of 8 bits in blocks of 32 inputs, with a
- * scale each (q8_0). Four weights are a word, the first in its lowest byte, each -128 to 127. CPU contexts only. */
+/* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: weights of 8 bits in blocks
+ * of 32 inputs, with a scale each (q8_0). Four weights are a word, the first in its lowest byte, each -128 to 127. CPU
+ * contexts only. */
 typedef struct krait_gemm_q8_args {
   krait_call call;
   int64_t M, N, S;      /* rows, outputs, blocks of 32 inputs */
@@ -797,8 +857,9 @@ typedef struct krait_gemm_q8_args {
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
 KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
 
-/* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: weights of 4 bits in super-blocks of 256 inputs, of 36 words each (q4_K): two float16 d and e, eight
- * scales s and minima t of 6 bits, each of 32 inputs, and 256 q of 4 bits; w = d s q - e t. gemm_q4k_ref.c has the places of the bits. */
+/* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: weights of 4 bits in super-blocks of 256 inputs, of 36 words each
+ * (q4_K): two float16 d and e, eight scales s and minima t of 6 bits, each of 32 inputs, and 256 q of 4 bits; w = d s q
+ * - e t. gemm_q4k_ref.c has the places of the bits. */
 typedef struct krait_gemm_q4k_args {
   krait_call call;
   int64_t M, N, S;      /* rows, outputs, super-blocks of 256 inputs */
@@ -811,14 +872,18 @@ typedef struct krait_gemm_q4k_args {
 KRAIT_API int32_t krait_gemm_q4k(const krait_ctx *ctx, const krait_gemm_q4k_args *args);
 KRAIT_API int32_t krait_gemm_q4k_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q4k_args *args, uint64_t *bytes);
 
-/* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without dt_proj of Mamba-2, whose states move on. A layer, with h = x at first:
+/* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without dt_proj of Mamba-2, whose
+ * states move on. A layer, with h = x at first:
  *   n = norm_weight h / sqrt(mean(h h) + eps);  (x, z) = in_proj n, of Mamba-2 (z, x, B, C, dt) = in_proj n
- *   what the convolution takes (x, of Mamba-2 x, B and C) becomes silu(conv(.) + conv_bias), its last W - 1 inputs stay in conv_state
- *   Mamba: (r, B, C) = x_proj x;  dt = softplus(dt_proj r + dt_bias);  of Mamba-2 dt = softplus(dt + dt_bias), one for each head of E / H channels
+ *   what the convolution takes (x, of Mamba-2 x, B and C) becomes silu(conv(.) + conv_bias), its last W - 1 inputs stay
+ *     in conv_state
+ *   Mamba: (r, B, C) = x_proj x;  dt = softplus(dt_proj r + dt_bias);  of Mamba-2 dt = softplus(dt + dt_bias), one for
+ *                                 each head of E / H channels
  *   ssm_state = exp(dt A) ssm_state + dt x B;  y = sum over states of ssm_state C + Dvec x, times silu(z)
  *   Mamba-2, in G groups of channels: y = gate_norm y / sqrt(mean(y y) + 1e-5)
  *   h += out_proj y
- * Head h uses B and C of group h / (H / G). Layers lie at equal distances: stacked tensors may be views of what was loaded one by one. */
+ * Head h uses B and C of group h / (H / G). Layers lie at equal distances: stacked tensors may be views of what was
+ * loaded one by one. */
 typedef struct krait_mamba_decode_args {
   krait_call call;
   int64_t B, Y, D, E, N, W, R, H, G, n_states; /* R: of Mamba; H % G == 0, E % H == 0; Mamba: H == G == 1 */
@@ -826,11 +891,12 @@ typedef struct krait_mamba_decode_args {
   float eps;
   int32_t reserved;
   krait_view dt_proj;             /* (Y,E,R); absent: Mamba-2 */
-  krait_view in_proj_words, x_proj_words, out_proj_words;    /* (Y,.,8S) int32, as of krait_gemm_q8: instead of in_proj, x_proj and out_proj, all of them or none */
+  krait_view in_proj_words, x_proj_words, out_proj_words;    /* (Y,.,8S) int32, as of krait_gemm_q8: instead of in_proj,
+                                                                x_proj and out_proj, all of them or none */
   krait_view in_proj_scales, x_proj_scales, out_proj_scales; /* (Y,.,S) */
   krait_view x;                   /* (B,D) activation type */
   krait_view norm_weight;         /* (Y,D) */
-  krait_view in_proj;             /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_words, as x_proj and out_proj */
+  krait_view in_proj; /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_words, as x_proj and out_proj */
   krait_view conv_weight;         /* (Y,C,W), C = E, Mamba-2 E+2GN */
   krait_view conv_bias;           /* (Y,C) or absent */
   krait_view x_proj;              /* (Y,R+2N,E); absent: Mamba-2 */
@@ -841,12 +907,14 @@ typedef struct krait_mamba_decode_args {
   krait_view out_proj;            /* (Y,D,E) */
   krait_view conv_state;          /* (Y,n_states,C,W-1), read and written */
   krait_view ssm_state;           /* (Y,n_states,E,N), read and written */
-  krait_view state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write, one of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+  krait_view state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write, one
+                                     of n_states or more is refused on the CPU and taken for a negative one on a GPU */
   krait_view out;                 /* (B,D) float32 */
 } krait_mamba_decode_args;
 
 KRAIT_API int32_t krait_mamba_decode(const krait_ctx *ctx, const krait_mamba_decode_args *args);
-KRAIT_API int32_t krait_mamba_decode_scratch_bytes(const krait_ctx *ctx, const krait_mamba_decode_args *args, uint64_t *bytes);
+KRAIT_API int32_t krait_mamba_decode_scratch_bytes(const krait_ctx *ctx, const krait_mamba_decode_args *args,
+                                                   uint64_t *bytes);
 
 #ifdef __cplusplus
 }

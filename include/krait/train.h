@@ -1,4 +1,5 @@
-/* train.h: training of the models that krait runs, from a configuration to weights that `krait enhance --weights` takes. docs/TRAIN.md. */
+/* train.h: training of the models that krait runs, from a configuration to weights that `krait enhance --weights`
+ * takes. docs/TRAIN.md. */
 #ifndef KRAIT_TRAIN_H
 #define KRAIT_TRAIN_H
 
@@ -23,28 +24,35 @@ typedef struct krait_train_place {
   int32_t rank, n_ranks, local_rank; /* local: among those of its machine, and so its GPU */
   char meet[300];                   /* "HOST:PORT" where rank 0 waits for the others */
 } krait_train_place;
-/* From the environment, as torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or mpirun (OMPI_COMM_WORLD_...) sets it; without any of it n_ranks is 1. */
+/* From the environment, as torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or mpirun
+ * (OMPI_COMM_WORLD_...) sets it; without any of it n_ranks is 1. */
 KRAIT_API int32_t krait_train_place_read(krait_train_place *place);
 
 typedef struct krait_train_options {
-  uint32_t size, resume;          /* sizeof this struct; 1: from the folder's checkpoint */
+  uint32_t size, resume;          /* sizeof this struct; 1: from the folder's checkpoint, and with its configuration
+                                     where neither config nor settings are given */
   const char *config;             /* a YAML file, a run's folder, or NULL: the shipped constants */
   const char *const *settings;    /* "+model=primeknet_mamba_masking", "batch_size=8", ... */
   int64_t n_settings;
-  const char *folder;             /* made if it is not there: checkpoint.safetensors, best.safetensors, log.jsonl */
+  const char *folder;             /* made if it is not there: checkpoint.safetensors, best.safetensors, log.jsonl,
+                                     .hydra/config.yaml, tensorbd */
   const char *weights;            /* to begin with, and their model's configuration; NULL: drawn from the seed */
   int64_t most_steps;             /* 0: the configuration's epochs */
   int64_t valid_batches;          /* of a validation, at most; 0: 8 */
   void (*report)(void *user, const krait_train_report *report); /* every interval; may be NULL */
-  void (*note)(void *user, const char *line);                   /* a bad file, where it begins; may be NULL, may come from another thread */
+  void (*note)(void *user,
+               const char *line); /* a bad file, where it begins; may be NULL, may come from another thread */
   void *user;
   const char *plot_path;          /* a PNG of the losses, drawn anew at the end of every epoch; may be NULL */
   const krait_train_place *place; /* NULL: alone */
+  int32_t (*progress)(void *user, int64_t done, int64_t total); /* after every step, rank 0's alone; not 0: stop with
+                                                                   KRAIT_ERR_CANCELLED; may be NULL */
 } krait_train_options;
 
-/* Until all steps are done. Two runs of the same options give the same bits, whatever the number of threads; so does one that was
- * interrupted and resumed. A loss or gradient that is no number ends it: the sentence names step and tensor. Of several processes rank 0 alone reports and writes files, and says why a
- * run ended wherever the cause was; the others then return KRAIT_ERR_CANCELLED. */
+/* Until all steps are done. Two runs of the same options give the same bits, whatever the number of threads; so does
+ * one that was interrupted and resumed. A loss or gradient that is no number ends it: the sentence names step and
+ * tensor. Of several processes rank 0 alone reports and writes files, and says why a run ended wherever the cause was;
+ * the others then return KRAIT_ERR_CANCELLED. */
 KRAIT_API int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options);
 
 /* What a step takes: its work is the same whatever the numbers, so these are drawn, and no recordings are needed. */
@@ -54,9 +62,12 @@ typedef struct krait_train_times {
   double step_s, generator_s;        /* a whole step; one without a discriminator */
   uint64_t step_bytes, generator_bytes; /* memory between the operators of a step */
 } krait_train_times;
-/* config, settings and weights of options count. each, which may be NULL, is then told the time of every operator's call, by itself. */
+/* config, settings and weights of options count. each, which may be NULL, is then told the time of every operator's
+ * call, by itself. */
 KRAIT_API int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times,
-                                   void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user);
+                                   void (*each)(void *user, const char *node, const char *op, const char *row,
+                                                double seconds),
+                                   void *user);
 
 #ifdef __cplusplus
 }

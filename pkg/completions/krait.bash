@@ -12,7 +12,7 @@ _krait() {
       --tier) words="base ampere hopper" ;;
       --precision) words="tf32 fp32" ;;
       --dtype) words="float32 float16 bfloat16" ;;
-      bench) words="primeknet data describe generate seedvr train $("$krait" info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')" ;;
+      bench) words="primeknet clip data describe generate seedvr train videomamba $("$krait" info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')" ;;
     esac
     [ -n "$words" ] || return 0 # file names
   fi

@@ -1,4 +1,5 @@
-/* any_fft.h: transforms of real signals of any even length, by kissfft. The wheel's libkrait, which has no other libraries, does without (bundled.c). */
+/* any_fft.h: transforms of real signals of any even length, by kissfft. The wheel's libkrait, which has no other
+ * libraries, does without (bundled.c). */
 #ifndef KR_ANY_FFT_H
 #define KR_ANY_FFT_H
 

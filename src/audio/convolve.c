@@ -29,7 +29,8 @@ static kiss_fftr_cfg plan(int n_fft, int is_inverse) {
 }
 
 int32_t kr_convolver_open(int64_t n_fft, kr_convolver **convolver) {
-  KR_CHECK(n_fft >= 2 && n_fft <= 1 << 28 && kr_power_of_two(n_fft) == n_fft, KRAIT_ERR_ARGUMENT, "a transform of %lld samples: a power of two is needed", (long long)n_fft);
+  KR_CHECK(n_fft >= 2 && n_fft <= 1 << 28 && kr_power_of_two(n_fft) == n_fft, KRAIT_ERR_ARGUMENT,
+           "a transform of %lld samples: a power of two is needed", (long long)n_fft);
   kr_convolver *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a transform");
   c->n = n_fft;
@@ -83,10 +84,15 @@ static const float *multiply(kr_convolver *c, const float *a, int64_t n_a, const
   return back(c);
 }
 
-const float *kr_convolver_convolve(kr_convolver *c, const float *a, int64_t n_a, const float *b, int64_t n_b) { return multiply(c, a, n_a, b, n_b, 1); }
-const float *kr_convolver_correlate(kr_convolver *c, const float *a, int64_t n_a, const float *b, int64_t n_b) { return multiply(c, a, n_a, b, n_b, -1); }
+const float *kr_convolver_convolve(kr_convolver *c, const float *a, int64_t n_a, const float *b, int64_t n_b) {
+  return multiply(c, a, n_a, b, n_b, 1);
+}
+const float *kr_convolver_correlate(kr_convolver *c, const float *a, int64_t n_a, const float *b, int64_t n_b) {
+  return multiply(c, a, n_a, b, n_b, -1);
+}
 
-const float *kr_convolver_filter(kr_convolver *c, const float *a, int64_t n_a, double (*gain)(const void *user, int64_t bin), const void *user) {
+const float *kr_convolver_filter(kr_convolver *c, const float *a, int64_t n_a,
+                                 double (*gain)(const void *user, int64_t bin), const void *user) {
   transform(c, a, n_a, c->a);
   for (int64_t k = 0; k <= c->n / 2; k++) {
     const float g = (float)(gain(user, k) / (double)c->n);

@@ -1,10 +1,12 @@
-/* metrics.h: how close speech is to its clean twin, computed block by block. Blocks of both signals are pushed together.
+/* metrics.h: how close speech is to its clean twin, computed block by block. Blocks of both signals are pushed
+ * together.
  *
  *   SI-SDR   10 log10(|a c|^2 / |x - a c|^2), a = <x, c> / <c, c>: any rate, no mean removed
- *   SegSNR   16 kHz; frames of 30 ms (480), hop 120, window 0.5 (1 - cos(2 pi n / 481)); 10 log10(|c|^2 / |c - x|^2) per frame,
- *            clipped to [-10, 35] dB; mean. As in the usual scripts, the last full frame is left out.
- *   STOI     the classic measure (Taal 2011) at 10 kHz: 256-sample frames, 50 % overlap, frames 40 dB below the loudest clean one
- *            are removed; 512-point FFT; 15 third-octave bands from 150 Hz; segments of 30 frames; clipped at -15 dB. */
+ *   SegSNR   16 kHz; frames of 30 ms (480), hop 120, window 0.5 (1 - cos(2 pi n / 481)); 10 log10(|c|^2 / |c - x|^2)
+ *            per frame, clipped to [-10, 35] dB; mean. As in the usual scripts, the last full frame is left out.
+ *   STOI     the classic measure (Taal 2011) at 10 kHz: 256-sample frames, 50 % overlap, frames 40 dB below the loudest
+ *            clean one are removed; 512-point FFT; 15 third-octave bands from 150 Hz; segments of 30 frames; clipped at
+ *              -15 dB. */
 #ifndef KR_METRICS_H
 #define KR_METRICS_H
 

@@ -27,7 +27,8 @@ void kr_scale(float *x, int64_t n, double factor) {
 }
 
 double kr_set_level(float *x, int64_t n, double db) {
-  const double to_peak = 1 / (kr_peak(x, n) + EPS), factor = to_peak * pow(10, db / 20) / (kr_rms(x, n) * to_peak + EPS);
+  const double to_peak = 1 / (kr_peak(x, n) + EPS),
+               factor = to_peak * pow(10, db / 20) / (kr_rms(x, n) * to_peak + EPS);
   kr_scale(x, n, factor);
   return factor;
 }

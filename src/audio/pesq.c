@@ -1,4 +1,5 @@
-/* pesq.c: PESQ from two signals to a number: levels, the handset or wide-band filter, alignment, comparison, mapping to opinion scores. */
+/* pesq.c: PESQ from two signals to a number: levels, the handset or wide-band filter, alignment, comparison, mapping to
+ * opinion scores. */
 #include "pesq.h"
 
 #include <math.h>
@@ -24,8 +25,9 @@ typedef struct curve {
 /* Levels are compared in the telephone band. */
 static const point level_band[] = {{0, -500}, {300, -500}, {350, 0}, {3250, 0}, {3500, -500}, {8000, -500}};
 /* A telephone's receiving side (intermediate reference system). */
-static const point handset[] = {{0, -200}, {50, -40}, {100, -20}, {125, -12}, {160, -6}, {200, 0}, {250, 4}, {300, 6}, {350, 8}, {400, 10},
-                                {500, 11}, {600, 12}, {3250, 12}, {3500, 4}, {4000, -200}, {8000, -200}};
+static const point handset[] = {{0, -200},  {50, -40}, {100, -20},   {125, -12},  {160, -6}, {200, 0},
+                                {250, 4},   {300, 6},  {350, 8},     {400, 10},   {500, 11}, {600, 12},
+                                {3250, 12}, {3500, 4}, {4000, -200}, {8000, -200}};
 
 static double decibels(const curve *c, double hz) {
   int i = 1;
@@ -53,14 +55,21 @@ typedef struct section {
 
 static const section wide_input = {2.740826, -5.4816519, 2.740826, -1.9444777, 0.94597794};
 /* The band-pass for delays. */
-static const section delay_band[MOST_SECTIONS] = {{0.325631521, -0.086782860, -0.238848661, -1.079416490, 0.434583902}, {0.403961804, -0.556985881, 0.153024077, -0.415115835, 0.696590244},
-                                     {4.736162769, 3.287251046, 1.753289019, -1.859599046, 0.876284034},   {0.365373469, 0, 0, -0.634626531, 0},
-                                     {0.884811506, 0, 0, -0.256725271, 0.141536777},                       {0.723593055, -1.447186099, 0.723593044, -1.129587469, 0.657232737},
-                                     {1.644910855, -1.817280902, 1.249658063, -1.778403899, 0.801724355},  {0.633692689, -0.284644314, -0.319789663, 0, 0},
-                                     {1.032763031, 0.268428979, 0.602913323, 0, 0},                        {1.001616361, -0.823749013, 0.439731942, -0.885778255, 0},
-                                     {0.752472096, -0.375388990, 0.188977609, -0.077258216, 0.247230734},  {1.023700575, 0.001661628, 0.521284240, -0.183867259, 0.354324187}};
+static const section delay_band[MOST_SECTIONS] = {{0.325631521, -0.086782860, -0.238848661, -1.079416490, 0.434583902},
+                                                  {0.403961804, -0.556985881, 0.153024077, -0.415115835, 0.696590244},
+                                                  {4.736162769, 3.287251046, 1.753289019, -1.859599046, 0.876284034},
+                                                  {0.365373469, 0, 0, -0.634626531, 0},
+                                                  {0.884811506, 0, 0, -0.256725271, 0.141536777},
+                                                  {0.723593055, -1.447186099, 0.723593044, -1.129587469, 0.657232737},
+                                                  {1.644910855, -1.817280902, 1.249658063, -1.778403899, 0.801724355},
+                                                  {0.633692689, -0.284644314, -0.319789663, 0, 0},
+                                                  {1.032763031, 0.268428979, 0.602913323, 0, 0},
+                                                  {1.001616361, -0.823749013, 0.439731942, -0.885778255, 0},
+                                                  {0.752472096, -0.375388990, 0.188977609, -0.077258216, 0.247230734},
+                                                  {1.023700575, 0.001661628, 0.521284240, -0.183867259, 0.354324187}};
 
-/* All sections sample by sample, so that they overlap; what has died away is nothing, not a denormal number, which would take a hundred times as long. */
+/* All sections sample by sample, so that they overlap; what has died away is nothing, not a denormal number, which
+ * would take a hundred times as long. */
 static void run_sections(const section *sections, int n_sections, float *x, int64_t n) {
   double z1[MOST_SECTIONS] = {0}, z2[MOST_SECTIONS] = {0};
   for (int64_t i = 0; i < n; i++) {
@@ -80,7 +89,8 @@ static void run_sections(const section *sections, int n_sections, float *x, int6
 static int32_t set_level(kr_pesq_signal *s, int64_t n, kr_convolver *convolver) {
   const double target = 1e7;
   const int64_t n_heard = n - 2 * KR_PESQ_MARGIN + KR_PESQ_TAIL;
-  const float *band = filter(convolver, level_band, sizeof level_band / sizeof *level_band, s->samples + KR_PESQ_MARGIN, n_heard);
+  const float *band =
+      filter(convolver, level_band, sizeof level_band / sizeof *level_band, s->samples + KR_PESQ_MARGIN, n_heard);
   double power = 0;
   for (int64_t i = 0; i < n_heard; i++) power += (double)band[i] * band[i];
   power /= (double)n_heard;
@@ -95,7 +105,8 @@ static void filter_input(kr_pesq_signal *s, int64_t n, int mode, kr_convolver *c
   float *first = s->samples + KR_PESQ_MARGIN, *end = s->samples + n - KR_PESQ_MARGIN;
   if (mode == KR_PESQ_NARROW) {
     const int64_t n_heard = n - 2 * KR_PESQ_MARGIN + KR_PESQ_TAIL;
-    memcpy(first, filter(convolver, handset, sizeof handset / sizeof *handset, first, n_heard), (size_t)n_heard * sizeof(float));
+    memcpy(first, filter(convolver, handset, sizeof handset / sizeof *handset, first, n_heard),
+           (size_t)n_heard * sizeof(float));
     return;
   }
   for (int i = 1; i < RAMP; i++) {
@@ -121,7 +132,8 @@ static void filter_for_delays(kr_pesq_signal *s, int64_t n) {
   run_sections(delay_band, MOST_SECTIONS, s->aligned_by, n + KR_PESQ_TAIL);
 }
 
-static int32_t prepare(kr_pesq_signal *s, const float *samples, int64_t n_samples, int64_t n, int mode, kr_convolver *convolver) {
+static int32_t prepare(kr_pesq_signal *s, const float *samples, int64_t n_samples, int64_t n, int mode,
+                       kr_convolver *convolver) {
   const size_t n_all = (size_t)(n + KR_PESQ_TAIL), n_steps = (size_t)(n / KR_PESQ_STEP);
   s->samples = kr_alloc_array(n_all, sizeof(float));
   s->aligned_by = kr_alloc_array(n_all, sizeof(float));

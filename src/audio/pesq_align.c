@@ -1,5 +1,6 @@
-/* pesq_align.c: where the other signal's speech lies: pauses and speech by level, utterances, and for each a delay, first in steps of 4 ms by
- * the envelopes, then in samples by a vote of frames; long utterances are cut in two where that makes both halves surer. */
+/* pesq_align.c: where the other signal's speech lies: pauses and speech by level, utterances, and for each a delay,
+ * first in steps of 4 ms by the envelopes, then in samples by a vote of frames; long utterances are cut in two where
+ * that makes both halves surer. */
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +24,8 @@ typedef struct activity {
   double threshold;
 } activity;
 
-/* Where the next run of equal is_speech that begins at or after `from` ends; *from becomes its start. 0: none is left. */
+/* Where the next run of equal is_speech that begins at or after `from` ends; *from becomes its start. 0: none is
+ * left. */
 static int64_t next_run(const activity *a, int64_t *from) {
   while (*from < a->n && !a->is_speech[*from]) ++*from;
   if (*from == a->n) return 0;
@@ -84,7 +86,8 @@ static void drop_runs(activity *a, int is_quiet) {
 static void join_runs(activity *a) {
   int64_t start = 0, last_end = 0, end;
   for (; (end = next_run(a, &start)) > 0; last_end = start = end)
-    for (int64_t i = last_end; last_end > 0 && start - last_end <= LONGEST_GAP && i < start; i++) a->is_speech[i] = 1, a->level[i] = a->floor;
+    for (int64_t i = last_end; last_end > 0 && start - last_end <= LONGEST_GAP && i < start; i++)
+      a->is_speech[i] = 1, a->level[i] = a->floor;
   if (last_end > 0) return;
   memset(a->is_speech, 1, (size_t)a->n); /* no speech found: all is taken for it */
   close_ends(a);
@@ -148,7 +151,8 @@ static int64_t crude_delay(work *w, int64_t start, int64_t end, int64_t guess) {
   if (other_start < 0) start = -guess / STEP, other_start = 0;
   const int64_t n = end - start, n_other = other_start + n > n_steps ? n_steps - other_start : n;
   if (n <= 1 || n_other <= 1) return guess;
-  const float *at = kr_convolver_correlate(w->envelopes, w->pair->clean.logs + start, n, w->pair->other.logs + other_start, n_other);
+  const float *at =
+      kr_convolver_correlate(w->envelopes, w->pair->clean.logs + start, n, w->pair->other.logs + other_start, n_other);
   const int64_t size = kr_convolver_size(w->envelopes);
   float most = 0;
   int64_t best = 0;
@@ -205,7 +209,8 @@ static int64_t elect(const votes *v, double *confidence) {
   int64_t best = 0;
   for (int i = 0; i < FRAME; i++) {
     double sum = 0;
-    for (int k = 1 - SPREAD; k < SPREAD; k++) sum += v->counts[(i + k + FRAME) % FRAME] * (SPREAD - (k < 0 ? -k : k)) / SPREAD;
+    for (int k = 1 - SPREAD; k < SPREAD; k++)
+      sum += v->counts[(i + k + FRAME) % FRAME] * (SPREAD - (k < 0 ? -k : k)) / SPREAD;
     if (sum > most) most = sum, best = i;
   }
   *confidence = v->sum > 0 ? most / v->sum : 0;
@@ -216,14 +221,16 @@ static int64_t elect(const votes *v, double *confidence) {
 /* Runs of speech that are long enough and lie inside the other signal, with the delay of each. */
 static void find_utterances(work *w, int64_t overall) {
   kr_pesq_pair *p = w->pair;
-  const int64_t n_steps = n_steps_of(p), first = SHORTEST_UTTERANCE - overall / STEP, last = (p->n - overall) / STEP - SHORTEST_UTTERANCE;
+  const int64_t n_steps = n_steps_of(p), first = SHORTEST_UTTERANCE - overall / STEP,
+                last = (p->n - overall) / STEP - SHORTEST_UTTERANCE;
   for (int64_t i = 0, start = -1; i < n_steps && p->n_utterances < KR_PESQ_MOST_UTTERANCES - 1; i++) {
     const int is_speech = p->clean.level[i] > 0;
     if (is_speech && start < 0) start = i;
     if (start < 0 || (is_speech && i < n_steps - 1)) continue;
     if (i - start >= SHORTEST_UTTERANCE && start < last && i > first) {
       kr_pesq_utterance *u = &p->utterances[p->n_utterances++];
-      const int64_t from = start > MARGIN_STEPS ? start - MARGIN_STEPS : 0, to = i + MARGIN_STEPS < n_steps - 1 ? i + MARGIN_STEPS : n_steps - 1;
+      const int64_t from = start > MARGIN_STEPS ? start - MARGIN_STEPS : 0,
+                    to = i + MARGIN_STEPS < n_steps - 1 ? i + MARGIN_STEPS : n_steps - 1;
       *u = (kr_pesq_utterance){.start = start, .end = i, .crude_delay = crude_delay(w, from, to, overall)};
       votes v = votes_from(from * STEP, u->crude_delay);
       vote_forward(w, &v, to * STEP);
@@ -233,7 +240,8 @@ static void find_utterances(work *w, int64_t overall) {
   }
 }
 
-/* Each takes half the pause on both sides; none reaches out of the other signal, or into what a neighbour's delay has taken there. */
+/* Each takes half the pause on both sides; none reaches out of the other signal, or into what a neighbour's delay has
+ * taken there. */
 static void widen_utterances(kr_pesq_pair *p) {
   kr_pesq_utterance *u = p->utterances, *last = &u[p->n_utterances - 1];
   u[0].start = MARGIN_STEPS;
@@ -280,7 +288,8 @@ static void elect_before(work *w, const kr_pesq_utterance *u, cuts *c) {
 }
 
 static void elect_after(work *w, const kr_pesq_utterance *u, cuts *c) {
-  for (int i = 0; i < c->n; i++) c->after[i].is_done = c->before[i].confidence <= u->confidence; /* no better cut: left out */
+  for (int i = 0; i < c->n; i++)
+    c->after[i].is_done = c->before[i].confidence <= u->confidence; /* no better cut: left out */
   for (int last = c->n - 1; last >= 0; last--) {
     if (c->after[last].is_done) continue;
     votes v = votes_before(w->pair, u->end * STEP, c->after[last].crude_delay);
@@ -295,7 +304,8 @@ static void elect_after(work *w, const kr_pesq_utterance *u, cuts *c) {
 /* The cut whose halves are surest together, each surer than the whole, and apart by a step at least; -1: none. */
 static int best_cut(work *w, const kr_pesq_utterance *u, int64_t speech_start, int64_t speech_end, cuts *c) {
   const int64_t length = speech_end - speech_start, unit = FRAME / (4 * STEP);
-  const int64_t step = (int64_t)((0.801 * (double)length + (double)(40 * unit) - 1) / (double)(40 * unit)) * unit, pad = length / 10 < 75 ? 75 : length / 10;
+  const int64_t step = (int64_t)((0.801 * (double)length + (double)(40 * unit) - 1) / (double)(40 * unit)) * unit,
+                pad = length / 10 < 75 ? 75 : length / 10;
   memset(c, 0, sizeof *c);
   do {
     c->at[c->n] = speech_start + pad + c->n * step;
@@ -312,7 +322,9 @@ static int best_cut(work *w, const kr_pesq_utterance *u, int64_t speech_start, i
   for (int i = 0; i < c->n; i++) {
     const half *a = &c->before[i], *b = &c->after[i];
     const int64_t apart = b->delay > a->delay ? b->delay - a->delay : a->delay - b->delay;
-    if (apart >= STEP && a->confidence + b->confidence > most && a->confidence > u->confidence && b->confidence > u->confidence) best = i, most = a->confidence + b->confidence;
+    if (apart >= STEP && a->confidence + b->confidence > most && a->confidence > u->confidence &&
+        b->confidence > u->confidence)
+      best = i, most = a->confidence + b->confidence;
   }
   return best;
 }
@@ -321,7 +333,10 @@ static void cut_utterance(kr_pesq_pair *p, int which, int64_t at, const half *a,
   kr_pesq_utterance *u = &p->utterances[which];
   memmove(u + 1, u, (size_t)(p->n_utterances - which) * sizeof *u);
   p->n_utterances++;
-  const int64_t overlap = b->delay < a->delay ? 0 : (b->delay - a->delay) / (2 * STEP); /* time that was cut out of the other signal belongs to both */
+  const int64_t overlap =
+      b->delay < a->delay
+          ? 0
+          : (b->delay - a->delay) / (2 * STEP); /* time that was cut out of the other signal belongs to both */
   u[0] = (kr_pesq_utterance){u[0].start, at + overlap, a->crude_delay, a->delay, a->confidence};
   u[1] = (kr_pesq_utterance){at - overlap, u[1].end, b->crude_delay, b->delay, b->confidence};
   if ((u[0].start - MARGIN_STEPS) * STEP + a->delay < 0) u[0].start = MARGIN_STEPS + (STEP - 1 - a->delay) / STEP;

@@ -1,5 +1,6 @@
-/* pesq_model.c: what an ear hears of the difference: loudness in 49 bands of the Bark scale, frame by frame, of both signals; what one has
- * and the other lacks, added up over bands, syllables and time. Frames where that is bad are aligned and compared once more. */
+/* pesq_model.c: what an ear hears of the difference: loudness in 49 bands of the Bark scale, frame by frame, of both
+ * signals; what one has and the other lacks, added up over bands, syllables and time. Frames where that is bad are
+ * aligned and compared once more. */
 #include <math.h>
 #include <string.h>
 
@@ -19,18 +20,22 @@ typedef struct band {
 } band;
 
 static const band bands[N_BANDS] = {
-    {1, 0.157344, 100.000000, 77.1}, {1, 0.317994, 99.999992, 63.9}, {1, 0.322441, 100.000000, 48.5}, {1, 0.326934, 100.000008, 36.9},
-    {1, 0.331474, 100.000008, 30.7}, {1, 0.336061, 100.000015, 25.9}, {1, 0.340697, 99.999992, 20.2}, {1, 0.345381, 99.999969, 16.6},
-    {2, 0.350114, 50.000027, 12.5}, {1, 0.354897, 100.000000, 9.9}, {1, 0.359729, 99.999969, 6.9}, {1, 0.364611, 100.000015, 4.9},
-    {1, 0.369544, 99.999947, 2.8}, {1, 0.374529, 100.000061, 1.0}, {2, 0.379565, 53.047077, -0.1}, {1, 0.384653, 110.000046, -1.4},
-    {1, 0.389794, 117.991989, -2.5}, {2, 0.394989, 65.000000, -3.4}, {2, 0.400236, 68.760147, -4.1}, {2, 0.405538, 69.999931, -4.8},
-    {2, 0.410894, 71.428818, -5.3}, {2, 0.416306, 75.000038, -5.7}, {2, 0.421773, 76.843384, -5.9}, {2, 0.427297, 80.968781, -6.0},
-    {2, 0.432877, 88.646126, -6.0}, {3, 0.438514, 63.864388, -6.0}, {3, 0.444209, 68.155350, -6.0}, {3, 0.449962, 72.547775, -5.8},
-    {3, 0.455774, 75.584831, -5.4}, {4, 0.461645, 58.379192, -5.1}, {3, 0.467577, 80.950836, -4.7}, {4, 0.473569, 64.135651, -4.3},
-    {5, 0.479621, 54.384785, -4.0}, {4, 0.485736, 73.821884, -3.6}, {5, 0.491912, 64.437073, -3.3}, {6, 0.498151, 59.176456, -3.1},
-    {6, 0.504454, 65.521278, -3.0}, {7, 0.510819, 61.399822, -3.0}, {8, 0.517250, 58.144047, -2.9}, {9, 0.523745, 57.004543, -2.8},
-    {9, 0.530308, 64.126297, -2.8}, {12, 0.536934, 54.311001, -2.8}, {12, 0.543629, 61.114979, -2.9}, {15, 0.550390, 55.077751, -3.2},
-    {16, 0.557220, 56.849335, -3.7}, {18, 0.564119, 55.628868, -4.3}, {21, 0.571085, 53.137054, -4.4}, {25, 0.578125, 54.985844, -3.8},
+    {1, 0.157344, 100.000000, 77.1}, {1, 0.317994, 99.999992, 63.9},  {1, 0.322441, 100.000000, 48.5},
+    {1, 0.326934, 100.000008, 36.9}, {1, 0.331474, 100.000008, 30.7}, {1, 0.336061, 100.000015, 25.9},
+    {1, 0.340697, 99.999992, 20.2},  {1, 0.345381, 99.999969, 16.6},  {2, 0.350114, 50.000027, 12.5},
+    {1, 0.354897, 100.000000, 9.9},  {1, 0.359729, 99.999969, 6.9},   {1, 0.364611, 100.000015, 4.9},
+    {1, 0.369544, 99.999947, 2.8},   {1, 0.374529, 100.000061, 1.0},  {2, 0.379565, 53.047077, -0.1},
+    {1, 0.384653, 110.000046, -1.4}, {1, 0.389794, 117.991989, -2.5}, {2, 0.394989, 65.000000, -3.4},
+    {2, 0.400236, 68.760147, -4.1},  {2, 0.405538, 69.999931, -4.8},  {2, 0.410894, 71.428818, -5.3},
+    {2, 0.416306, 75.000038, -5.7},  {2, 0.421773, 76.843384, -5.9},  {2, 0.427297, 80.968781, -6.0},
+    {2, 0.432877, 88.646126, -6.0},  {3, 0.438514, 63.864388, -6.0},  {3, 0.444209, 68.155350, -6.0},
+    {3, 0.449962, 72.547775, -5.8},  {3, 0.455774, 75.584831, -5.4},  {4, 0.461645, 58.379192, -5.1},
+    {3, 0.467577, 80.950836, -4.7},  {4, 0.473569, 64.135651, -4.3},  {5, 0.479621, 54.384785, -4.0},
+    {4, 0.485736, 73.821884, -3.6},  {5, 0.491912, 64.437073, -3.3},  {6, 0.498151, 59.176456, -3.1},
+    {6, 0.504454, 65.521278, -3.0},  {7, 0.510819, 61.399822, -3.0},  {8, 0.517250, 58.144047, -2.9},
+    {9, 0.523745, 57.004543, -2.8},  {9, 0.530308, 64.126297, -2.8},  {12, 0.536934, 54.311001, -2.8},
+    {12, 0.543629, 61.114979, -2.9}, {15, 0.550390, 55.077751, -3.2}, {16, 0.557220, 56.849335, -3.7},
+    {18, 0.564119, 55.628868, -4.3}, {21, 0.571085, 53.137054, -4.4}, {25, 0.578125, 54.985844, -3.8},
     {20, 0.585232, 79.546974, -2.7},
 };
 static const double power_scale = 6.910853e-6, loudness_scale = 0.1866055;
@@ -146,7 +151,8 @@ static void skip_lost_frames(model *m) {
     const kr_pesq_utterance *a = &m->pair->utterances[i - 1], *b = a + 1;
     const int64_t jump = b->delay - a->delay;
     if (jump >= -HOP) continue;
-    const int64_t starts = ((b->start - KR_PESQ_MARGIN_STEPS) * KR_PESQ_STEP + b->delay) / HOP, ends = ((a->end - KR_PESQ_MARGIN_STEPS) * KR_PESQ_STEP + a->delay) / HOP;
+    const int64_t starts = ((b->start - KR_PESQ_MARGIN_STEPS) * KR_PESQ_STEP + b->delay) / HOP,
+                  ends = ((a->end - KR_PESQ_MARGIN_STEPS) * KR_PESQ_STEP + a->delay) / HOP;
     int64_t f = starts < ends ? starts : ends;
     const int64_t last = ((b->start - KR_PESQ_MARGIN_STEPS) * KR_PESQ_STEP - jump) / HOP + 1;
     for (f = f < 0 ? 0 : f; f <= last && f < m->n_frames - 1; f++) m->symmetric[f] = m->asymmetric[f] = 0;
@@ -215,7 +221,8 @@ static int32_t reshift_run(model *m, int64_t first, int64_t end) {
   const int64_t begin = first * HOP + KR_PESQ_MARGIN, stop = end * HOP + FRAME + KR_PESQ_MARGIN, n = m->pair->n;
   int64_t shift = 0;
   KR_TRY(find_shift(m, begin, stop, &shift));
-  for (int64_t i = begin; i < stop; i++) m->reshifted[i] = m->shifted[i + shift < 0 ? 0 : i + shift >= n ? n - 1 : i + shift];
+  for (int64_t i = begin; i < stop; i++)
+    m->reshifted[i] = m->shifted[i + shift < 0 ? 0 : i + shift >= n ? n - 1 : i + shift];
   return KRAIT_OK;
 }
 
@@ -304,13 +311,16 @@ static int32_t open_model(model *m, int64_t n_frames) {
   m->is_bad = kr_alloc_array((size_t)n_frames, 1);
   m->shifted = kr_alloc_array((size_t)m->n_all, sizeof(float));
   m->reshifted = kr_alloc_array((size_t)m->n_all, sizeof(float));
-  KR_CHECK(m->clean && m->other && m->symmetric && m->asymmetric && m->audible && m->is_silent && m->is_bad && m->shifted && m->reshifted, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  KR_CHECK(m->clean && m->other && m->symmetric && m->asymmetric && m->audible && m->is_silent && m->is_bad &&
+               m->shifted && m->reshifted,
+           KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
   return kr_spectrum_open(FRAME, window, FRAME, &m->spectrum);
 }
 
 static void close_model(model *m) {
   kr_spectrum_close(&m->spectrum);
-  void *const blocks[] = {m->clean, m->other, m->symmetric, m->asymmetric, m->audible, m->is_silent, m->is_bad, m->shifted, m->reshifted};
+  void *const blocks[] = {m->clean,     m->other,  m->symmetric, m->asymmetric, m->audible,
+                          m->is_silent, m->is_bad, m->shifted,   m->reshifted};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) kr_free(blocks[i]);
 }
 
@@ -326,7 +336,8 @@ static void weigh_by_loudness(model *m) {
 int32_t kr_pesq_compare(const kr_pesq_pair *pair, double *score) {
   model m = {.pair = pair, .n_all = pair->n + KR_PESQ_TAIL};
   const int64_t n_heard = m.n_all - 2 * KR_PESQ_MARGIN;
-  const int64_t first = quiet_samples(&m, KR_PESQ_MARGIN, 1) / HOP, n_frames = (n_heard - quiet_samples(&m, m.n_all - KR_PESQ_MARGIN - 1, -1)) / HOP;
+  const int64_t first = quiet_samples(&m, KR_PESQ_MARGIN, 1) / HOP,
+                n_frames = (n_heard - quiet_samples(&m, m.n_all - KR_PESQ_MARGIN - 1, -1)) / HOP;
   double gain = 1;
   int32_t status = open_model(&m, n_frames);
   if (status == KRAIT_OK) {

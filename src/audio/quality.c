@@ -17,7 +17,9 @@ static const double PI = 3.14159265358979323846;
 
 static double frame_weight(int i) { return 0.5 * (1 - cos(2 * PI * (i + 1) / (FRAME + 1))); }
 
-static int64_t n_frames_of(int64_t n) { return n < FRAME ? 0 : (n - FRAME) / HOP; } /* as the usual scripts, without the last */
+static int64_t n_frames_of(int64_t n) {
+  return n < FRAME ? 0 : (n - FRAME) / HOP;
+} /* as the usual scripts, without the last */
 
 static int compare(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
@@ -72,7 +74,8 @@ int32_t kr_llr(const float *clean, const float *other, int64_t n, double *llr) {
   KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for LLR");
   for (int64_t f = 0; f < n_frames; f++) {
     double c[FRAME], x[FRAME], r_clean[ORDER + 1], r_other[ORDER + 1], a_clean[ORDER + 1], a_other[ORDER + 1];
-    for (int i = 0; i < FRAME; i++) c[i] = frame_weight(i) * clean[f * HOP + i], x[i] = frame_weight(i) * other[f * HOP + i];
+    for (int i = 0; i < FRAME; i++)
+      c[i] = frame_weight(i) * clean[f * HOP + i], x[i] = frame_weight(i) * other[f * HOP + i];
     autocorrelate(c, r_clean);
     autocorrelate(x, r_other);
     if (!predict(r_clean, a_clean) || !predict(r_other, a_other)) continue;
@@ -86,10 +89,12 @@ int32_t kr_llr(const float *clean, const float *other, int64_t n, double *llr) {
 
 /* ---- weighted spectral slopes ---- */
 enum { N_BANDS = 25, N_SLOPES = N_BANDS - 1, N_FFT = 1024, N_BINS = N_FFT / 2 };
-static const double centre_hz[N_BANDS] = {50, 120, 190, 260, 330, 400, 470, 540, 617.372, 703.378, 798.717, 904.128, 1020.38, 1148.30, 1288.72, 1442.54, 1610.70,
-                                          1794.16, 1993.93, 2211.08, 2446.71, 2701.97, 2978.04, 3276.17, 3597.63};
-static const double width_hz[N_BANDS] = {70, 70, 70, 70, 70, 70, 70, 77.3724, 86.0056, 95.3398, 105.411, 116.256, 127.914, 140.423, 153.823, 168.154, 183.457,
-                                         199.776, 217.153, 235.631, 255.255, 276.072, 298.126, 321.465, 346.136};
+static const double centre_hz[N_BANDS] = {
+    50,      120,     190,     260,     330,     400,     470,     540,     617.372, 703.378, 798.717, 904.128, 1020.38,
+    1148.30, 1288.72, 1442.54, 1610.70, 1794.16, 1993.93, 2211.08, 2446.71, 2701.97, 2978.04, 3276.17, 3597.63};
+static const double width_hz[N_BANDS] = {
+    70,      70,      70,      70,      70,      70,      70,      77.3724, 86.0056, 95.3398, 105.411, 116.256, 127.914,
+    140.423, 153.823, 168.154, 183.457, 199.776, 217.153, 235.631, 255.255, 276.072, 298.126, 321.465, 346.136};
 
 typedef struct wss_work {
   kr_spectrum *spectrum;
@@ -100,10 +105,13 @@ typedef struct wss_work {
 static int32_t open_wss(wss_work *w) {
   float window[FRAME];
   const double least = exp(-30 / (2 * 2.303));
-  for (int i = 0; i < FRAME; i++) window[i] = (float)(frame_weight(i) / 32768); /* the usual scripts divide samples of whatever scale by this, and cut at -100 dB */
+  for (int i = 0; i < FRAME; i++)
+    window[i] = (float)(frame_weight(i) /
+                        32768); /* the usual scripts divide samples of whatever scale by this, and cut at -100 dB */
   for (int b = 0; b < N_BANDS; b++)
     for (int k = 0; k < N_BINS; k++) {
-      const double away = (k - floor(centre_hz[b] / (HZ / 2) * N_BINS)) / (width_hz[b] / (HZ / 2) * N_BINS), v = exp(-11 * away * away) * width_hz[0] / width_hz[b];
+      const double away = (k - floor(centre_hz[b] / (HZ / 2) * N_BINS)) / (width_hz[b] / (HZ / 2) * N_BINS),
+                   v = exp(-11 * away * away) * width_hz[0] / width_hz[b];
       w->filters[b][k] = v > least ? v : 0;
     }
   return kr_spectrum_open(N_FFT, window, FRAME, &w->spectrum);
@@ -155,7 +163,8 @@ int32_t kr_wss(const float *clean, const float *other, int64_t n, double *wss) {
   wss_work *w = kr_zalloc(sizeof *w);
   double *values = kr_alloc_array((size_t)n_frames + 1, sizeof *values);
   int32_t status = w && values ? open_wss(w) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for WSS");
-  for (int64_t f = 0; status == KRAIT_OK && f < n_frames; f++) values[f] = frame_wss(w, clean + f * HOP, other + f * HOP);
+  for (int64_t f = 0; status == KRAIT_OK && f < n_frames; f++)
+    values[f] = frame_wss(w, clean + f * HOP, other + f * HOP);
   if (status == KRAIT_OK) *wss = mean_of_lowest(values, n_frames);
   if (w) kr_spectrum_close(&w->spectrum);
   kr_free(w);

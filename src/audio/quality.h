@@ -1,4 +1,5 @@
-/* quality.h: all measures of how close speech is to its clean twin, of two signals in memory at 16 kHz (docs/METRICS.md). */
+/* quality.h: all measures of how close speech is to its clean twin, of two signals in memory at 16 kHz
+ * (docs/METRICS.md). */
 #ifndef KR_QUALITY_H
 #define KR_QUALITY_H
 
@@ -14,7 +15,9 @@ typedef struct kr_quality {
 int32_t kr_quality_of(const float *clean, const float *other, int64_t n, kr_quality *quality);
 
 /* Per frame of 30 ms, hop 7.5 ms; the mean of the lowest 95 %. NaN when shorter than a frame. */
-int32_t kr_llr(const float *clean, const float *other, int64_t n, double *llr); /* log-likelihood ratio of linear predictors of order 16; frames without sound left out */
-int32_t kr_wss(const float *clean, const float *other, int64_t n, double *wss); /* weighted spectral slopes (Klatt 1982) over 25 critical bands */
+int32_t kr_llr(const float *clean, const float *other, int64_t n,
+               double *llr); /* log-likelihood ratio of linear predictors of order 16; frames without sound left out */
+int32_t kr_wss(const float *clean, const float *other, int64_t n,
+               double *wss); /* weighted spectral slopes (Klatt 1982) over 25 critical bands */
 
 #endif

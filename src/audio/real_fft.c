@@ -1,5 +1,6 @@
-/* real_fft.c: see real_fft.h. A pass of radix r turns r interleaved half-complex spectra of length m into one of length r m, for every
- * one of l groups: in (l, r, m) with the spectrum index k innermost, out (l, m r) by frequency. Half-complex: re0, re1, im1, re2, ... */
+/* real_fft.c: see real_fft.h. A pass of radix r turns r interleaved half-complex spectra of length m into one of length
+ * r m, for every one of l groups: in (l, r, m) with the spectrum index k innermost, out (l, m r) by frequency.
+ * Half-complex: re0, re1, im1, re2, ... */
 #include "real_fft.h"
 
 #include <math.h>
@@ -43,9 +44,12 @@ static void fill_twiddles(pass *p, int64_t n) {
 
 int32_t kr_real_fft_open(int64_t n, kr_real_fft **fft) {
   *fft = NULL;
-  KR_CHECK(kr_real_fft_fits(n), KRAIT_ERR_ARGUMENT, "no transform of %lld samples: not a product of fours and fives", (long long)n);
+  KR_CHECK(kr_real_fft_fits(n), KRAIT_ERR_ARGUMENT, "no transform of %lld samples: not a product of fours and fives",
+           (long long)n);
   kr_real_fft *f = kr_zalloc(sizeof *f);
-  if (f) f->work = kr_alloc_array((size_t)n, sizeof *f->work), f->twiddles = kr_alloc_array((size_t)n * 4, sizeof *f->twiddles);
+  if (f)
+    f->work = kr_alloc_array((size_t)n, sizeof *f->work),
+    f->twiddles = kr_alloc_array((size_t)n * 4, sizeof *f->twiddles);
   if (!f || !f->work || !f->twiddles) {
     kr_real_fft_close(&f);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the transform");
@@ -84,7 +88,8 @@ static pair turned(const pass *p, const float *in, int j, int64_t k) {
   return (pair){w[0] * re + w[1] * im, w[0] * im - w[1] * re};
 }
 
-/* in[j] are the inputs of one group; out[b] its output blocks of m: block 0 is ascending, the others are met from both ends. */
+/* in[j] are the inputs of one group; out[b] its output blocks of m: block 0 is ascending, the others are met from both
+ * ends. */
 static void join_four(const pass *p, const float *const in[4], float *out) {
   const int64_t m = p->m, last = m - 1;
   float *const a = out, *const b = out + m, *const c = out + 2 * m, *const d = out + 3 * m;
@@ -94,7 +99,8 @@ static void join_four(const pass *p, const float *const in[4], float *out) {
   a[0] = even + odd;
   d[last] = even - odd;
   if (m % 2 == 0) {
-    const float half = 0.70710678118654752440f, down = -half * (in[1][last] + in[3][last]), across = half * (in[1][last] - in[3][last]);
+    const float half = 0.70710678118654752440f, down = -half * (in[1][last] + in[3][last]),
+                across = half * (in[1][last] - in[3][last]);
     a[last] = in[0][last] + across;
     c[last] = in[0][last] - across;
     d[0] = down + in[2][last];
@@ -113,10 +119,12 @@ static void join_four(const pass *p, const float *const in[4], float *out) {
 }
 
 static void join_five(const pass *p, const float *const in[5], float *out) {
-  const float c1 = 0.3090169943749474241f, s1 = 0.95105651629515357212f, c2 = -0.8090169943749474241f, s2 = 0.58778525229247312917f;
+  const float c1 = 0.3090169943749474241f, s1 = 0.95105651629515357212f, c2 = -0.8090169943749474241f,
+              s2 = 0.58778525229247312917f;
   const int64_t m = p->m, last = m - 1;
   float *const a = out, *const b = out + m, *const c = out + 2 * m, *const d = out + 3 * m, *const e = out + 4 * m;
-  const float x0 = in[0][0], p1 = in[4][0] + in[1][0], q1 = in[4][0] - in[1][0], p2 = in[3][0] + in[2][0], q2 = in[3][0] - in[2][0];
+  const float x0 = in[0][0], p1 = in[4][0] + in[1][0], q1 = in[4][0] - in[1][0], p2 = in[3][0] + in[2][0],
+              q2 = in[3][0] - in[2][0];
   a[0] = x0 + p1 + p2;
   b[last] = x0 + c1 * p1 + c2 * p2;
   c[0] = s1 * q1 + s2 * q2;
@@ -124,13 +132,15 @@ static void join_five(const pass *p, const float *const in[5], float *out) {
   e[0] = s2 * q1 - s1 * q2;
   for (int64_t k = 1; k + 1 < m; k += 2) {
     const int64_t back = m - k - 2;
-    const pair x1 = turned(p, in[1], 1, k), x2 = turned(p, in[2], 2, k), x3 = turned(p, in[3], 3, k), x4 = turned(p, in[4], 4, k);
+    const pair x1 = turned(p, in[1], 1, k), x2 = turned(p, in[2], 2, k), x3 = turned(p, in[3], 3, k),
+               x4 = turned(p, in[4], 4, k);
     const float re = in[0][k], im = in[0][k + 1];
     const float pr1 = x4.re + x1.re, qi1 = x4.re - x1.re, pi1 = x1.im + x4.im, qr1 = x1.im - x4.im;
     const float pr2 = x3.re + x2.re, qi2 = x3.re - x2.re, pi2 = x2.im + x3.im, qr2 = x2.im - x3.im;
     a[k] = re + pr1 + pr2;
     a[k + 1] = im + pi1 + pi2;
-    const float r2 = re + c1 * pr1 + c2 * pr2, i2 = im + c1 * pi1 + c2 * pi2, r3 = re + c2 * pr1 + c1 * pr2, i3 = im + c2 * pi1 + c1 * pi2;
+    const float r2 = re + c1 * pr1 + c2 * pr2, i2 = im + c1 * pi1 + c2 * pi2, r3 = re + c2 * pr1 + c1 * pr2,
+                i3 = im + c2 * pi1 + c1 * pi2;
     const float r5 = qr1 * s1 + qr2 * s2, r4 = qr1 * s2 - qr2 * s1, i5 = qi1 * s1 + qi2 * s2, i4 = qi1 * s2 - qi2 * s1;
     c[k] = r2 + r5, b[back] = r2 - r5;
     c[k + 1] = i5 + i2, b[back + 1] = i5 - i2;

@@ -1,5 +1,5 @@
-/* resample.c: soxr at its very high quality (linear phase, which soxr delivers with its delay already removed). Equal rates
- * pass through untouched. The input counts as silent before its start and after its end. */
+/* resample.c: soxr at its very high quality (linear phase, which soxr delivers with its delay already removed). Equal
+ * rates pass through untouched. The input counts as silent before its start and after its end. */
 #include "resample.h"
 
 #include <soxr.h>
@@ -34,7 +34,8 @@ int32_t kr_resampler_open(int32_t in_hz, int32_t out_hz, kr_sink sink, kr_resamp
     r->soxr = soxr_create(in_hz, out_hz, 1, &error, NULL, &quality, NULL);
     if (!r->soxr || error) {
       kr_resampler_close(&r);
-      return kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot resample %d Hz to %d Hz (%s)", in_hz, out_hz, error ? error : "no reason given");
+      return kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot resample %d Hz to %d Hz (%s)", in_hz, out_hz,
+                     error ? error : "no reason given");
     }
   }
   *resampler = r;
@@ -74,7 +75,8 @@ int32_t kr_resampler_push(kr_resampler *r, const float *samples, int64_t n) {
   return r->soxr ? convert(r, samples, n) : deliver(r, samples, n);
 }
 
-static int32_t push_zeros(kr_resampler *r, int64_t n, int32_t (*push)(kr_resampler *r, const float *samples, int64_t n)) {
+static int32_t push_zeros(kr_resampler *r, int64_t n,
+                          int32_t (*push)(kr_resampler *r, const float *samples, int64_t n)) {
   static const float zeros[1024];
   while (n > 0) {
     int64_t step = n < 1024 ? n : 1024;

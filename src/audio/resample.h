@@ -1,5 +1,5 @@
-/* resample.h: one channel from one rate to another, block by block, without delay: output sample k lies at time k / out_hz of
- * the input, and the caller says how many there are in all. */
+/* resample.h: one channel from one rate to another, block by block, without delay: output sample k lies at time k /
+ * out_hz of the input, and the caller says how many there are in all. */
 #ifndef KR_RESAMPLE_H
 #define KR_RESAMPLE_H
 

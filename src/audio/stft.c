@@ -1,6 +1,7 @@
-/* stft.c: see stft.h. Magnitudes and phases as upstream's front end computes them, epsilons included. The forward transform and
- * the window have the very roundings of PyTorch's CPU build, because the model sees the sign of what rounding leaves of an
- * imaginary part (real_fft.h); any other forward transform moves its output for such frames by a percent. */
+/* stft.c: see stft.h. Magnitudes and phases as upstream's front end computes them, epsilons included. The forward
+ * transform and the window have the very roundings of PyTorch's CPU build, because the model sees the sign of what
+ * rounding leaves of an imaginary part (real_fft.h); any other forward transform moves its output for such frames by a
+ * percent. */
 #include "stft.h"
 
 #include <math.h>
@@ -29,11 +30,13 @@ struct kr_stft {
 
 enum { SEGMENT = 32 }; /* frames that a thread takes at a time */
 
-/* cos(x), 0 <= x < 7, with the roundings of a float32 polynomial with a compensated end, accurate to 1 ulp: x is brought to
+/* cos(x), 0 <= x < 7, with the roundings of a float32 polynomial with a compensated end, accurate to 1 ulp: x is
+ * brought to
  * [-pi/2, pi/2] around an odd multiple of pi/2; what has two words there is a double here. */
 static float cos_of_vectors(float x) {
   const float odd = 2 * rintf(fmaf(x, 0.318309886f, -0.5f)) + 1; /* 0.318... = 1/pi */
-  const double t = (double)x + odd * -1.57073974609375f + odd * -5.65797090530395508e-05f + odd * -9.92093629470502945e-10f;
+  const double t =
+      (double)x + odd * -1.57073974609375f + odd * -5.65797090530395508e-05f + odd * -9.92093629470502945e-10f;
   const double square = t * t;
   const float s = (float)t * (float)t;
   float u = 2.60831598e-06f;
@@ -71,7 +74,8 @@ static int32_t open_parts(kr_stft *s) {
 
 int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_pool *pool, kr_stft **stft) {
   *stft = NULL;
-  KR_CHECK(n_fft >= 2 && n_fft % 2 == 0 && n_fft <= 1 << 20 && hop >= 1 && hop <= n_fft, KRAIT_ERR_ARGUMENT, "no transform of %lld samples every %lld", (long long)n_fft, (long long)hop);
+  KR_CHECK(n_fft >= 2 && n_fft % 2 == 0 && n_fft <= 1 << 20 && hop >= 1 && hop <= n_fft, KRAIT_ERR_ARGUMENT,
+           "no transform of %lld samples every %lld", (long long)n_fft, (long long)hop);
   kr_stft *s = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for the transform");
   s->n_fft = n_fft, s->hop = hop, s->F = n_fft / 2 + 1;
@@ -103,8 +107,8 @@ static void transform_frame(bench *b) {
   else kr_any_fft_forward(b->any, b->frame, b->re, b->im);
 }
 
-/* re, im -> n_fft times the frame. The signal of a spectrum is Re H + Im H, where H is the forward transform of Re + Im over all n_fft bins: an even and an odd
- * sequence, whose transforms are real and imaginary. */
+/* re, im -> n_fft times the frame. The signal of a spectrum is Re H + Im H, where H is the forward transform of Re + Im
+ * over all n_fft bins: an even and an odd sequence, whose transforms are real and imaginary. */
 static void transform_back(const kr_stft *s, bench *b) {
   const int64_t half = s->n_fft / 2;
   if (!b->exact) {
@@ -130,7 +134,8 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   const kr_stft *s = job->s;
   bench *b = &s->benches[worker];
   for (int64_t t = begin; t < end; t++) {
-    for (int64_t i = 0; i < s->n_fft; i++) b->frame[i] = job->wav[reflect(t * s->hop + i - s->n_fft / 2, job->n_samples)] * s->window[i];
+    for (int64_t i = 0; i < s->n_fft; i++)
+      b->frame[i] = job->wav[reflect(t * s->hop + i - s->n_fft / 2, job->n_samples)] * s->window[i];
     transform_frame(b);
     for (int64_t f = 0; f < s->F; f++) {
       const float re = b->re[f], im = b->im[f];
@@ -143,7 +148,8 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
   forward_job job = {s, wav, n_samples, kr_stft_n_frames(s, n_samples), (float)power, com};
-  KR_CHECK(n_samples > s->n_fft / 2, KRAIT_ERR_SHAPE, "%lld samples are too few for a transform of %lld", (long long)n_samples, (long long)s->n_fft);
+  KR_CHECK(n_samples > s->n_fft / 2, KRAIT_ERR_SHAPE, "%lld samples are too few for a transform of %lld",
+           (long long)n_samples, (long long)s->n_fft);
   kr_pool_run(s->pool, job.T, SEGMENT, forward_range, &job);
   return KRAIT_OK;
 }

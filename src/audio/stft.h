@@ -1,5 +1,5 @@
-/* stft.h: the spectral front end: frames of n_fft samples, hop apart, periodic Hann window, centred with reflection; and the
- * power-law compressed spectrum that PrimeKnet takes (MODEL.md section 1). */
+/* stft.h: the spectral front end: frames of n_fft samples, hop apart, periodic Hann window, centred with reflection;
+ * and the power-law compressed spectrum that PrimeKnet takes (MODEL.md section 1). */
 #ifndef KR_STFT_H
 #define KR_STFT_H
 
@@ -9,8 +9,8 @@
 
 typedef struct kr_stft kr_stft;
 
-/* n_fft even. Shares its frames among the pool's threads; holds working memory: one caller at a time. Results do not depend on
- * the number of threads. */
+/* n_fft even. Shares its frames among the pool's threads; holds working memory: one caller at a time. Results do not
+ * depend on the number of threads. */
 int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_pool *pool, kr_stft **stft);
 void kr_stft_close(kr_stft **stft);
 int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples); /* 1 + n_samples / hop */

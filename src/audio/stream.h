@@ -5,7 +5,8 @@
 #include <stdint.h>
 
 typedef struct kr_sink {
-  int32_t (*push)(void *user, const float *samples, int64_t n); /* a status; the samples are the callee's until it returns */
+  int32_t (*push)(void *user, const float *samples,
+                  int64_t n); /* a status; the samples are the callee's until it returns */
   void *user;
 } kr_sink;
 

@@ -1,4 +1,5 @@
-/* windows.c: overlapping windows with a cross-fade (windows.h). Positions are counted in samples from the start of the stream.
+/* windows.c: overlapping windows with a cross-fade (windows.h). Positions are counted in samples from the start of the
+ * stream.
  *
  *   window k     |------------------------------|
  *   window k+1                     |--------o---|----------------------|
@@ -38,10 +39,11 @@ int64_t kr_windows_count(const kr_windows_shape *shape, int64_t n) {
   return 1 + (n - shape->window + hop_of(shape) - 1) / hop_of(shape);
 }
 
-int32_t kr_windows_open(const kr_windows_shape *shape, kr_window_fn fn, void *user, kr_sink sink, kr_windows **windows) {
+int32_t kr_windows_open(const kr_windows_shape *shape, kr_window_fn fn, void *user, kr_sink sink,
+                        kr_windows **windows) {
   KR_CHECK(shape->fade >= 1 && shape->fade <= shape->overlap && shape->overlap <= shape->window / 2, KRAIT_ERR_ARGUMENT,
-           "windows of %lld samples cannot overlap by %lld with a fade of %lld", (long long)shape->window, (long long)shape->overlap,
-           (long long)shape->fade);
+           "windows of %lld samples cannot overlap by %lld with a fade of %lld", (long long)shape->window,
+           (long long)shape->overlap, (long long)shape->fade);
   kr_windows *w = kr_zalloc(sizeof *w);
   KR_CHECK(w, KRAIT_ERR_NO_MEMORY, "no memory for windows");
   *w = (kr_windows){.shape = *shape, .fn = fn, .user = user, .sink = sink};

@@ -1,9 +1,9 @@
 /* windows.h: a function of one window of samples, applied to a stream of any length in bounded memory.
  *
- * A stream of at most `window` samples is one call. A longer one is cut into windows of exactly `window` samples that share
- * `overlap` samples; the last ends with the stream and so shares more. Two neighbours are joined by a raised-cosine cross-fade of
- * `fade` samples in the middle of what they share, so that the outer (overlap - fade) / 2 samples of a window, where the function
- * sees no context on one side, are not used. */
+ * A stream of at most `window` samples is one call. A longer one is cut into windows of exactly `window` samples that
+ * share `overlap` samples; the last ends with the stream and so shares more. Two neighbours are joined by a
+ * raised-cosine cross-fade of `fade` samples in the middle of what they share, so that the outer (overlap - fade) / 2
+ * samples of a window, where the function sees no context on one side, are not used. */
 #ifndef KR_WINDOWS_H
 #define KR_WINDOWS_H
 

@@ -30,7 +30,9 @@ static size_t piece_bytes(const kr_ahead *a, uint64_t piece) {
   return left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
 }
 
-static uint8_t *piece_at(const kr_ahead *a, uint64_t piece) { return a->pieces + (size_t)(piece % N_PIECES) * PIECE_BYTES; }
+static uint8_t *piece_at(const kr_ahead *a, uint64_t piece) {
+  return a->pieces + (size_t)(piece % N_PIECES) * PIECE_BYTES;
+}
 
 /* A place for the next piece is free, and it is wanted. */
 static int wait_for_room(kr_ahead *a) {
@@ -94,7 +96,8 @@ int32_t kr_ahead_take(kr_ahead *a, void *out, size_t bytes) {
   KR_CHECK(bytes <= a->bytes - a->at, KRAIT_ERR_ARGUMENT, "%zu bytes are more than are left", bytes);
   for (uint8_t *to = out; bytes;) {
     const uint64_t piece = a->at / PIECE_BYTES;
-    const size_t within = (size_t)(a->at % PIECE_BYTES), whole = piece_bytes(a, piece), n = whole - within < bytes ? whole - within : bytes;
+    const size_t within = (size_t)(a->at % PIECE_BYTES), whole = piece_bytes(a, piece),
+                 n = whole - within < bytes ? whole - within : bytes;
     KR_TRY(wait_for_piece(a, piece));
     memcpy(to, piece_at(a, piece) + within, n);
     to += n, bytes -= n, a->at += n;

@@ -1,10 +1,19 @@
-/* lzma.c: the LZMA decoder. A range coder gives bits, each by the probability that its place has learned; bits make literals, and copies of what
- * was unpacked before: a length and a distance, new or one of the last four. `state` says what the last few of these were. */
+/* lzma.c: the LZMA decoder. A range coder gives bits, each by the probability that its place has learned; bits make
+ * literals, and copies of what was unpacked before: a length and a distance, new or one of the last four. `state` says
+ * what the last few of these were. */
 #include "lzma.h"
 
 #include <string.h>
 
-enum { BITS = 11, LEARNING = 5, N_STATES_AFTER_LITERAL = 7, SHORTEST = 2, FIRST_MODELLED = 4, FIRST_DIRECT = 14, ALIGN_BITS = 4 };
+enum {
+  BITS = 11,
+  LEARNING = 5,
+  N_STATES_AFTER_LITERAL = 7,
+  SHORTEST = 2,
+  FIRST_MODELLED = 4,
+  FIRST_DIRECT = 14,
+  ALIGN_BITS = 4
+};
 
 /* The part of kr_lzma that changes with every bit, where the compiler may keep it in registers. */
 typedef struct coder {
@@ -69,7 +78,8 @@ static inline size_t read_length(coder *c, kr_lzma_lengths *lengths) {
   return SHORTEST + 16 + read_tree(c, lengths->high, 8);
 }
 
-/* A distance's slot says its two highest bits and how many follow: the last four of many are modelled, those of few are too. */
+/* A distance's slot says its two highest bits and how many follow: the last four of many are modelled, those of few are
+ * too. */
 static inline uint32_t read_distance(kr_lzma *z, coder *c, size_t length) {
   const size_t kind = length - SHORTEST < 3 ? length - SHORTEST : 3;
   const uint32_t slot = read_tree(c, z->distance_slots[kind], 6);
@@ -81,7 +91,8 @@ static inline uint32_t read_distance(kr_lzma *z, coder *c, size_t length) {
   return high + middle + read_reversed(c, z->align, ALIGN_BITS);
 }
 
-/* After a copy the byte that it would have gone on with is the best guess, and is known to be wrong from the first bit on that differs. */
+/* After a copy the byte that it would have gone on with is the best guess, and is known to be wrong from the first bit
+ * on that differs. */
 static inline uint8_t read_literal(kr_lzma *z, coder *c) {
   kr_lzma_bit *tree = z->literals[z->at ? z->out[z->at - 1] >> 5 : 0];
   uint32_t node = 1;

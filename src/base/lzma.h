@@ -1,4 +1,5 @@
-/* lzma.h: unpacks a raw LZMA stream (LZMA1 without a container's header; lc 3, lp 0, pb 0), which tools/device_code.py packs device code into. */
+/* lzma.h: unpacks a raw LZMA stream (LZMA1 without a container's header; lc 3, lp 0, pb 0), which tools/device_code.py
+ * packs device code into. */
 #ifndef KR_LZMA_H
 #define KR_LZMA_H
 
@@ -24,8 +25,8 @@ typedef struct kr_lzma {
 
 /* out has room for n_out bytes, which the stream is known to unpack to. Returns 0 where the stream cannot be one. */
 int kr_lzma_begin(kr_lzma *lzma, const uint8_t *in, size_t n_in, uint8_t *out, size_t n_out);
-/* Unpacks until the first n bytes of out are there (or a few more), at most n_out; may be called again for more. Returns 0 where the stream is
- * damaged, which not every damage shows. */
+/* Unpacks until the first n bytes of out are there (or a few more), at most n_out; may be called again for more.
+ * Returns 0 where the stream is damaged, which not every damage shows. */
 int kr_lzma_unpack(kr_lzma *lzma, size_t n);
 
 #endif

@@ -18,7 +18,8 @@ static uint64_t hash_of(const char *text) {
 
 static struct kr_name *slot_of(const kr_names *names, const char *name, uint64_t hash) {
   size_t at = hash & (names->cap - 1);
-  while (names->slots[at].text && (names->slots[at].hash != hash || strcmp(names->slots[at].text, name) != 0)) at = (at + 1) & (names->cap - 1);
+  while (names->slots[at].text && (names->slots[at].hash != hash || strcmp(names->slots[at].text, name) != 0))
+    at = (at + 1) & (names->cap - 1);
   return &names->slots[at];
 }
 
@@ -33,7 +34,8 @@ static int grow(kr_arena *arena, kr_names *names) {
 }
 
 size_t *kr_names_put(kr_arena *arena, kr_names *names, const char *name) {
-  if (names->n * 2 >= names->cap && !grow(arena, names)) return kr_arena_alloc(arena, sizeof(size_t)); /* out of memory: the arena remembers it */
+  if (names->n * 2 >= names->cap && !grow(arena, names))
+    return kr_arena_alloc(arena, sizeof(size_t)); /* out of memory: the arena remembers it */
   uint64_t hash = hash_of(name);
   struct kr_name *slot = slot_of(names, name, hash);
   if (!slot->text) *slot = (struct kr_name){.text = name, .hash = hash}, names->n++;

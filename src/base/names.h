@@ -1,4 +1,5 @@
-/* names.h: a set of texts with a number each, for the places where comparing each with each would take too long. Lives in an arena. */
+/* names.h: a set of texts with a number each, for the places where comparing each with each would take too long. Lives
+ * in an arena. */
 #ifndef KR_NAMES_H
 #define KR_NAMES_H
 

@@ -1,4 +1,6 @@
-/* pool.c: workers sleep on a generation number; pieces are handed out by one atomic counter. */
+/* pool.c: workers sleep on a loop's number; pieces are handed out by one atomic counter. A worker joins a loop or finds
+ * it closed: the caller closes it when no piece is left and waits for those that joined, not for one that the system
+ * has yet to wake. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -8,8 +10,15 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "clock.h"
 
-enum { SPIN_ROUNDS = 2000, MAX_THREADS = 256 };
+enum { SPIN_NS = 20000, SPIN_ROUNDS = 32, MAX_THREADS = 256 };
+
+/* The word that says which loop there is: its number in the upper half, then whether it is closed, then how many
+ * workers are in it. */
+#define ONE_LOOP (1ull << 32)
+#define CLOSED (1ull << 31)
+#define WORKERS (CLOSED - 1)
 
 struct kr_pool {
   int n_threads;
@@ -17,8 +26,7 @@ struct kr_pool {
   pthread_mutex_t caller; /* held by the one caller whose loop the workers run */
   pthread_mutex_t mutex;
   pthread_cond_t wake, idle;
-  atomic_uint generation;
-  atomic_int n_running;
+  atomic_ullong loop;
   int stopping;
   kr_range_fn fn;
   void *user;
@@ -50,15 +58,40 @@ static void take_pieces(kr_pool *pool, int worker) {
   }
 }
 
-/* Spins for some microseconds first: loops follow each other closely inside a model. */
+/* Loops follow each other closely inside a model, nearer than a sleeping thread wakes: one waits awake for some
+ * microseconds first. */
+static int keeps_waiting(int round, int64_t *end_ns) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+  if (round % SPIN_ROUNDS) return 1;
+  const int64_t now = kr_clock_ns();
+  if (!*end_ns) *end_ns = now + SPIN_NS;
+  return now < *end_ns;
+}
+
+static unsigned number_of(const kr_pool *pool) {
+  return (unsigned)(atomic_load_explicit(&pool->loop, memory_order_acquire) / ONE_LOOP);
+}
+
 static int wait_for_work(kr_pool *pool, unsigned seen) {
-  for (int i = 0; i < SPIN_ROUNDS; i++)
-    if (atomic_load_explicit(&pool->generation, memory_order_acquire) != seen) break;
+  int64_t end_ns = 0;
+  for (int i = 1; number_of(pool) == seen && keeps_waiting(i, &end_ns); i++) continue;
   pthread_mutex_lock(&pool->mutex);
-  while (atomic_load(&pool->generation) == seen && !pool->stopping) pthread_cond_wait(&pool->wake, &pool->mutex);
+  while (number_of(pool) == seen && !pool->stopping) pthread_cond_wait(&pool->wake, &pool->mutex);
   int stopping = pool->stopping;
   pthread_mutex_unlock(&pool->mutex);
   return !stopping;
+}
+
+/* Whether the loop that there is was still open; its number either way. */
+static int join_loop(kr_pool *pool, unsigned *seen) {
+  unsigned long long loop = atomic_load(&pool->loop);
+  do {
+    *seen = (unsigned)(loop / ONE_LOOP);
+    if (loop & CLOSED) return 0;
+  } while (!atomic_compare_exchange_weak(&pool->loop, &loop, loop + 1));
+  return 1;
 }
 
 static void *worker_main(void *start) {
@@ -67,9 +100,9 @@ static void *worker_main(void *start) {
   kr_free(start);
   inside_loop = 1;
   for (unsigned seen = 0; wait_for_work(pool, seen);) {
-    seen = atomic_load(&pool->generation);
+    if (!join_loop(pool, &seen)) continue;
     take_pieces(pool, index);
-    if (atomic_fetch_sub(&pool->n_running, 1) != 1) continue;
+    if ((atomic_fetch_sub(&pool->loop, 1) & (CLOSED | WORKERS)) != (CLOSED | 1)) continue;
     pthread_mutex_lock(&pool->mutex);
     pthread_cond_signal(&pool->idle);
     pthread_mutex_unlock(&pool->mutex);
@@ -92,6 +125,7 @@ kr_pool *kr_pool_open(int n_threads) {
   if (n_threads < 1) n_threads = 1;
   if (n_threads > MAX_THREADS) n_threads = MAX_THREADS;
   pool->owner = getpid();
+  atomic_store(&pool->loop, CLOSED);
   pthread_mutex_init(&pool->caller, NULL);
   pthread_mutex_init(&pool->mutex, NULL);
   pthread_cond_init(&pool->wake, NULL);
@@ -118,23 +152,27 @@ void kr_pool_close(kr_pool **handle) {
 
 int kr_pool_size(const kr_pool *pool) { return pool->n_threads; }
 
+static int is_in_use(const kr_pool *pool) { return (atomic_load(&pool->loop) & WORKERS) != 0; }
+
 static void share_loop(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
   pool->fn = fn;
   pool->user = user;
   pool->n = n;
   pool->grain = grain;
   atomic_store(&pool->next, 0);
-  atomic_store(&pool->n_running, pool->n_threads - 1);
   pthread_mutex_lock(&pool->mutex);
-  atomic_fetch_add(&pool->generation, 1);
+  atomic_store(&pool->loop, (unsigned long long)(number_of(pool) + 1) * ONE_LOOP);
   pthread_cond_broadcast(&pool->wake);
   pthread_mutex_unlock(&pool->mutex);
   inside_loop = 1;
   take_pieces(pool, 0);
   inside_loop = 0;
-  for (int i = 0; i < SPIN_ROUNDS && atomic_load(&pool->n_running); i++) continue;
+  atomic_fetch_or(&pool->loop, CLOSED);
+  int64_t end_ns = 0;
+  for (int i = 1; is_in_use(pool) && keeps_waiting(i, &end_ns); i++) continue;
+  if (!is_in_use(pool)) return;
   pthread_mutex_lock(&pool->mutex);
-  while (atomic_load(&pool->n_running)) pthread_cond_wait(&pool->idle, &pool->mutex);
+  while (is_in_use(pool)) pthread_cond_wait(&pool->idle, &pool->mutex);
   pthread_mutex_unlock(&pool->mutex);
 }
 

@@ -7,7 +7,8 @@
 
 typedef struct kr_pool kr_pool;
 
-/* Called with disjoint [begin, end) that cover [0, n); worker is in 0..kr_pool_size-1 and unique among concurrent calls of one run. */
+/* Called with disjoint [begin, end) that cover [0, n); worker is in 0..kr_pool_size-1 and unique among concurrent calls
+ * of one run. */
 typedef void (*kr_range_fn)(void *user, int64_t begin, int64_t end, int worker);
 
 int kr_usable_cores(void);            /* cores that this process may run on */

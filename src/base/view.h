@@ -1,4 +1,5 @@
-/* view.h: element access to a krait_view in any float type, for reference rows and checks; and small argument helpers. */
+/* view.h: element access to a krait_view in any float type, for reference rows and checks; and small argument
+ * helpers. */
 #ifndef KR_VIEW_H
 #define KR_VIEW_H
 

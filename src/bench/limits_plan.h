@@ -4,7 +4,11 @@
 
 #include <stdint.h>
 
-enum { KR_LIMIT_THREADS = 256, KR_LIMIT_CHAINS = 8, KR_LIMIT_STEPS = 8 }; /* operations of a thread and round: chains times steps */
+enum {
+  KR_LIMIT_THREADS = 256,
+  KR_LIMIT_CHAINS = 8,
+  KR_LIMIT_STEPS = 8
+}; /* operations of a thread and round: chains times steps */
 
 typedef struct kr_limit_plan {
   float *out; /* a value for each thread */

@@ -1,5 +1,6 @@
-/* measure.c: times operators and the machine's limits: copies, exponentials and multiply-adds per second on all threads of a
- * context. Wall-clock; a result is the best and the median of several runs. measure_cuda.c does the same on a GPU. */
+/* measure.c: times operators and the machine's limits: copies, exponentials and multiply-adds per second on all threads
+ * of a context. Wall-clock; a result is the best and the median of several runs. measure_cuda.c does the same on a
+ * GPU. */
 #include <krait/bench.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ static int compare_times(const void *a, const void *b) {
 void kr_sort_times(double *times, int n) { qsort(times, (size_t)n, sizeof *times, compare_times); }
 
 /* Runs row until budget_s is spent, at least a few times after one to warm up. */
-static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_call *c, double budget_s, int most_runs, double *times, int *n_runs) {
+static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_call *c, double budget_s, int most_runs,
+                        double *times, int *n_runs) {
   krait_call *call = (krait_call *)c->args;
   call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, call) : 0;
   call->scratch = kr_alloc(call->scratch_bytes);
@@ -32,7 +34,8 @@ static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_cal
   int32_t status = most_runs > 1 ? row->run(ctx, call) : KRAIT_OK;
   const int64_t begin = kr_clock_ns();
   *n_runs = 0;
-  while (status >= 0 && *n_runs < most_runs && (*n_runs < FEWEST_RUNS || (double)(kr_clock_ns() - begin) * 1e-9 < budget_s)) {
+  while (status >= 0 && *n_runs < most_runs &&
+         (*n_runs < FEWEST_RUNS || (double)(kr_clock_ns() - begin) * 1e-9 < budget_s)) {
     const int64_t start = kr_clock_ns();
     status = row->run(ctx, call);
     times[(*n_runs)++] = (double)(kr_clock_ns() - start) * 1e-9;
@@ -42,7 +45,8 @@ static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_cal
   return status;
 }
 
-static int32_t measure_on_cpu(const krait_ctx *ctx, const kr_row *row, const kr_row *reference, kr_measured_call *c, double budget_s, krait_op_timing *out) {
+static int32_t measure_on_cpu(const krait_ctx *ctx, const kr_row *row, const kr_row *reference, kr_measured_call *c,
+                              double budget_s, krait_op_timing *out) {
   double times[KR_MEASURE_RUNS];
   int n_reference;
   KR_TRY(time_row(ctx, row, c, budget_s, KR_MEASURE_RUNS, times, &out->n_runs));
@@ -59,22 +63,26 @@ typedef struct request {
   double budget_s;
 } request;
 
-static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, const request *r, kr_measured_call *c, krait_op_timing *out) {
+static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, const request *r, kr_measured_call *c,
+                            krait_op_timing *out) {
   kr_cost cost = {0};
   kr_plan *plan = NULL;
-  KR_CHECK(!ctx->cuda || !r->with_reference, KRAIT_ERR_UNSUPPORTED, "the reference runs on the CPU only; time it there, with --device cpu");
+  KR_CHECK(!ctx->cuda || !r->with_reference, KRAIT_ERR_UNSUPPORTED,
+           "the reference runs on the CPU only; time it there, with --device cpu");
   KR_TRY(kr_plan_open(op, ctx, c->args, r->row, &plan));
   const kr_row *row = kr_plan_row(plan), *reference = r->with_reference ? &op->rows[op->n_rows - 1] : NULL;
   kr_plan_close(&plan);
   KR_CHECK(row, KRAIT_ERR_UNSUPPORTED, "%s goes through the host on this GPU: %s", op->name, krait_error_detail());
   op->cost(c->args, &cost);
   *out = (krait_op_timing){.flops = cost.flops, .bytes = cost.bytes, .exps = cost.exps, .row = row->name};
-  return ctx->cuda ? kr_measure_on_device(ctx, op, row, c, r->budget_s, out) : measure_on_cpu(ctx, row, reference, c, r->budget_s, out);
+  return ctx->cuda ? kr_measure_on_device(ctx, op, row, c, r->budget_s, out)
+                   : measure_on_cpu(ctx, row, reference, c, r->budget_s, out);
 }
 
 static int32_t measure_request(const krait_ctx *ctx, const request *r, krait_op_timing *timing) {
   KR_CHECK(ctx && r->op && timing, KRAIT_ERR_ARGUMENT, "ctx, name and timing must not be NULL");
-  KR_CHECK(timing->size >= offsetof(krait_op_timing, host_s), KRAIT_ERR_STRUCT_SIZE, "krait_op_timing.size is %u, must be %zu", timing->size, sizeof *timing);
+  KR_CHECK(timing->size >= offsetof(krait_op_timing, host_s), KRAIT_ERR_STRUCT_SIZE,
+           "krait_op_timing.size is %u, must be %zu", timing->size, sizeof *timing);
   const kr_op *op = kr_op_find(r->op);
   KR_CHECK(op, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", r->op);
   kr_measured_call *c = kr_alloc(sizeof *c);
@@ -91,12 +99,18 @@ static int32_t measure_request(const krait_ctx *ctx, const request *r, krait_op_
   return status;
 }
 
-int32_t krait_op_measure(const krait_ctx *ctx, const char *name, const char *shape, int32_t dtype, double budget_s, int32_t with_reference, krait_op_timing *timing) {
-  return measure_request(ctx, &(request){.op = name, .shape = shape, .dtype = dtype, .budget_s = budget_s, .with_reference = with_reference}, timing);
+int32_t krait_op_measure(const krait_ctx *ctx, const char *name, const char *shape, int32_t dtype, double budget_s,
+                         int32_t with_reference, krait_op_timing *timing) {
+  return measure_request(
+      ctx,
+      &(request){.op = name, .shape = shape, .dtype = dtype, .budget_s = budget_s, .with_reference = with_reference},
+      timing);
 }
 
-int32_t krait_op_measure_row(const krait_ctx *ctx, const char *name, const char *row, const char *shape, int32_t dtype, double budget_s, krait_op_timing *timing) {
-  return measure_request(ctx, &(request){.op = name, .row = row, .shape = shape, .dtype = dtype, .budget_s = budget_s}, timing);
+int32_t krait_op_measure_row(const krait_ctx *ctx, const char *name, const char *row, const char *shape, int32_t dtype,
+                             double budget_s, krait_op_timing *timing) {
+  return measure_request(ctx, &(request){.op = name, .row = row, .shape = shape, .dtype = dtype, .budget_s = budget_s},
+                         timing);
 }
 
 /* ---- limits ---- */
@@ -141,13 +155,16 @@ int32_t krait_measure_limits(const krait_ctx *ctx, krait_limits *limits) {
 #undef KR_ISA
   };
   KR_CHECK(ctx && limits, KRAIT_ERR_ARGUMENT, "ctx and limits must not be NULL");
-  KR_CHECK(limits->size >= sizeof *limits, KRAIT_ERR_STRUCT_SIZE, "krait_limits.size is %u, must be %zu", limits->size, sizeof *limits);
+  KR_CHECK(limits->size >= sizeof *limits, KRAIT_ERR_STRUCT_SIZE, "krait_limits.size is %u, must be %zu", limits->size,
+           sizeof *limits);
   if (ctx->cuda) return kr_measure_device_limits(ctx, limits);
   int k = 0;
   while ((loops[k].needs & ctx->caps) != loops[k].needs) k++; /* the last one needs nothing */
   const int64_t pieces = 4 * krait_ctx_n_threads(ctx);
   limit copy = {.from = kr_zalloc(COPY_BYTES), .to = kr_zalloc(COPY_BYTES)};
-  int32_t status = copy.from && copy.to ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for two blocks of %d bytes", COPY_BYTES);
+  int32_t status = copy.from && copy.to
+                       ? KRAIT_OK
+                       : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for two blocks of %d bytes", COPY_BYTES);
   if (status >= 0) {
     limits->copy_bytes_per_s = best_rate(ctx, &copy, COPY_BYTES / PIECE_BYTES, 2.0 * PIECE_BYTES);
     limits->exps_per_s = best_rate(ctx, &(limit){.loop = loops[k].exps}, pieces, 1024.0 * LOOP_ROUNDS);

@@ -1,6 +1,7 @@
-/* measure_cuda.c: times an operator on a GPU by events around a recorded graph of calls, so that the host is not in the way. Each call
- * takes the next of several copies of its tensors, together three times the L2 cache, so that none finds its inputs there. The host's
- * part is timed apart: calls into an empty stream until they return. Then the device's limits: a large copy, and limits.cu. */
+/* measure_cuda.c: times an operator on a GPU by events around a recorded graph of calls, so that the host is not in the
+ * way. Each call takes the next of several copies of its tensors, together three times the L2 cache, so that none finds
+ * its inputs there. The host's part is timed apart: calls into an empty stream until they return. Then the device's
+ * limits: a large copy, and limits.cu. */
 #include "measure_cuda.h"
 
 #include <string.h>
@@ -10,7 +11,14 @@
 #include "limits_plan.h"
 #include "status.h"
 
-enum { MOST_COPIES = 256, MOST_CALLS = 2048, FEWEST_RUNS = 3, HOST_ROUNDS = 50, TRIES = 5, ARGS_BYTES = sizeof((kr_measured_call *)0)->args };
+enum {
+  MOST_COPIES = 256,
+  MOST_CALLS = 2048,
+  FEWEST_RUNS = 3,
+  HOST_ROUNDS = 50,
+  TRIES = 5,
+  ARGS_BYTES = sizeof((kr_measured_call *)0)->args
+};
 static const double GRAPH_S = 2e-3;
 
 typedef struct device_calls {
@@ -42,7 +50,8 @@ static void choose_copies(device_calls *d, const kr_measured_call *c) {
   const kr_device_info *info = kr_cuda_info(d->ctx->cuda);
   for (int i = 0; i < c->n_blocks; i++) d->copy_bytes += (c->block_bytes[i] + 255) & ~(size_t)255;
   if (!d->copy_bytes) d->copy_bytes = 256;
-  const int64_t wanted = 3 * info->l2_bytes / (int64_t)d->copy_bytes + 1, room = info->memory_bytes / 4 / (int64_t)d->copy_bytes;
+  const int64_t wanted = 3 * info->l2_bytes / (int64_t)d->copy_bytes + 1,
+                room = info->memory_bytes / 4 / (int64_t)d->copy_bytes;
   d->n_copies = (int)(wanted > MOST_COPIES ? MOST_COPIES : wanted);
   if (d->n_copies > room) d->n_copies = room > 1 ? (int)room : 1;
 }
@@ -50,8 +59,10 @@ static void choose_copies(device_calls *d, const kr_measured_call *c) {
 static int32_t copy_tensors(device_calls *d, const kr_measured_call *c) {
   const kr_cuda *cuda = d->ctx->cuda;
   KR_TRY(kr_cuda_alloc(cuda, d->copy_bytes * (size_t)d->n_copies, (void **)&d->tensors));
-  for (int i = 0; i < c->n_blocks; i++) KR_TRY(kr_cuda_copy_in(cuda, moved(d, c, 0, c->blocks[i]), c->blocks[i], c->block_bytes[i], d->stream));
-  for (int k = 1; k < d->n_copies; k++) KR_TRY(kr_cuda_copy(cuda, d->tensors + (size_t)k * d->copy_bytes, d->tensors, d->copy_bytes, d->stream));
+  for (int i = 0; i < c->n_blocks; i++)
+    KR_TRY(kr_cuda_copy_in(cuda, moved(d, c, 0, c->blocks[i]), c->blocks[i], c->block_bytes[i], d->stream));
+  for (int k = 1; k < d->n_copies; k++)
+    KR_TRY(kr_cuda_copy(cuda, d->tensors + (size_t)k * d->copy_bytes, d->tensors, d->copy_bytes, d->stream));
   return kr_cuda_wait(cuda, d->stream);
 }
 
@@ -99,11 +110,14 @@ static void close_calls(device_calls *d) {
 }
 
 static int32_t enqueue(device_calls *d, int n) {
-  for (int i = 0; i < n; i++) KR_TRY(kr_op_run_row(d->op, d->row, d->ctx, call_of(d, i % d->n_copies), d->scratch_bytes));
+  for (int i = 0; i < n; i++)
+    KR_TRY(kr_op_run_row(d->op, d->row, d->ctx, call_of(d, i % d->n_copies), d->scratch_bytes));
   return KRAIT_OK;
 }
 
-static int32_t submit(device_calls *d) { return d->graph ? kr_cuda_graph_launch(d->ctx->cuda, d->graph, d->stream) : enqueue(d, d->n_calls); }
+static int32_t submit(device_calls *d) {
+  return d->graph ? kr_cuda_graph_launch(d->ctx->cuda, d->graph, d->stream) : enqueue(d, d->n_calls);
+}
 
 /* Seconds of a call. */
 static int32_t time_calls(device_calls *d, double *seconds) {
@@ -132,7 +146,8 @@ static int32_t prepare(device_calls *d) {
   KR_TRY(time_calls(d, &guess_s));
   KR_TRY(time_calls(d, &guess_s));
   const double rounds = GRAPH_S / (guess_s * d->n_copies + 1e-7);
-  if (rounds > 1) d->n_calls = rounds * d->n_copies < MOST_CALLS ? (int)rounds * d->n_copies : MOST_CALLS / d->n_copies * d->n_copies;
+  if (rounds > 1)
+    d->n_calls = rounds * d->n_copies < MOST_CALLS ? (int)rounds * d->n_copies : MOST_CALLS / d->n_copies * d->n_copies;
   return record(d);
 }
 
@@ -158,14 +173,16 @@ static int32_t measure(device_calls *d, double budget_s, krait_op_timing *out) {
   KR_TRY(prepare(d));
   const int64_t begin = kr_clock_ns();
   for (double warm_s; n < 2; n++) KR_TRY(time_calls(d, &warm_s));
-  for (n = 0; n < KR_MEASURE_RUNS && (n < FEWEST_RUNS || (double)(kr_clock_ns() - begin) * 1e-9 < 0.6 * budget_s); n++) KR_TRY(time_calls(d, &times[n]));
+  for (n = 0; n < KR_MEASURE_RUNS && (n < FEWEST_RUNS || (double)(kr_clock_ns() - begin) * 1e-9 < 0.6 * budget_s); n++)
+    KR_TRY(time_calls(d, &times[n]));
   kr_sort_times(times, n);
   out->n_runs = n * d->n_calls, out->n_copies = d->n_copies, out->from_graph = d->graph != NULL;
   out->best_s = times[0], out->median_s = times[n / 2];
   return time_host(d, out->median_s, 0.3 * budget_s, &out->host_s);
 }
 
-int32_t kr_measure_on_device(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_measured_call *c, double budget_s, krait_op_timing *out) {
+int32_t kr_measure_on_device(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_measured_call *c,
+                             double budget_s, krait_op_timing *out) {
   device_calls d = {.ctx = ctx, .op = op, .row = row};
   int32_t status = open_calls(&d, c);
   if (status >= 0) status = measure(&d, budget_s, out);
@@ -173,7 +190,7 @@ int32_t kr_measure_on_device(const krait_ctx *ctx, const kr_op *op, const kr_row
   return status;
 }
 
-/* ---- limits ------------------------------------------------------------------------------------------------------------ */
+/* ---- limits ------------------------------------------------------------------------------------------------------ */
 
 typedef struct device_limit {
   const kr_kernel *kernel; /* NULL: copy */
@@ -185,11 +202,13 @@ typedef struct device_limit {
 
 static int32_t run_limit(const kr_cuda *cuda, const device_limit *l) {
   if (!l->kernel) return kr_cuda_copy(cuda, l->to, l->from, l->bytes, l->stream);
-  const kr_grid grid = {.x = 8 * (uint32_t)kr_cuda_info(cuda)->n_multiprocessors, .block = KR_LIMIT_THREADS, .stream = l->stream};
+  const kr_grid grid = {
+      .x = 8 * (uint32_t)kr_cuda_info(cuda)->n_multiprocessors, .block = KR_LIMIT_THREADS, .stream = l->stream};
   return kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, l->kernel, &grid, &l->plan, sizeof l->plan);
 }
 
-static int32_t best_rate(const kr_cuda *cuda, const kr_cuda_timer *timer, const device_limit *l, double work, double *rate) {
+static int32_t best_rate(const kr_cuda *cuda, const kr_cuda_timer *timer, const device_limit *l, double work,
+                         double *rate) {
   *rate = 0;
   for (int i = -1; i < TRIES; i++) { /* one to warm up */
     double seconds;
@@ -204,7 +223,8 @@ static int32_t best_rate(const kr_cuda *cuda, const kr_cuda_timer *timer, const 
 
 static int32_t best_rates(const kr_cuda *cuda, device_limit *l, const kr_cuda_timer *timer, krait_limits *limits) {
   static const kr_kernel fmas = {"limits", "kr_limit_fmas"}, exps = {"limits", "kr_limit_exps"};
-  const double per_round = 8.0 * kr_cuda_info(cuda)->n_multiprocessors * KR_LIMIT_THREADS * KR_LIMIT_CHAINS * KR_LIMIT_STEPS;
+  const double per_round =
+      8.0 * kr_cuda_info(cuda)->n_multiprocessors * KR_LIMIT_THREADS * KR_LIMIT_CHAINS * KR_LIMIT_STEPS;
   KR_TRY(kr_cuda_fill(cuda, l->from, 0, l->bytes, l->stream));
   KR_TRY(best_rate(cuda, timer, l, 2.0 * (double)l->bytes, &limits->copy_bytes_per_s));
   l->kernel = &fmas, l->plan.rounds = 2048; /* about a millisecond each */

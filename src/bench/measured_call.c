@@ -9,11 +9,13 @@
 #include "status.h"
 #include "view.h"
 
-enum { DRAWN = 1 << 20, MOST_NAME = 32 }; /* values that are drawn; longer tensors repeat them */
+enum { DRAWN = 1 << 20 }; /* values that are drawn; longer tensors repeat them */
 
 /* ---- sizes ---- */
 
-static int is_word(const char *text, size_t length, const char *word) { return strlen(word) == length && memcmp(text, word, length) == 0; }
+static int is_word(const char *text, size_t length, const char *word) {
+  return strlen(word) == length && memcmp(text, word, length) == 0;
+}
 
 static int find_size(const kr_sig *sig, const char *text, size_t length) {
   for (int i = 0; i < sig->n_sizes; i++)
@@ -22,7 +24,8 @@ static int find_size(const kr_sig *sig, const char *text, size_t length) {
 }
 
 /* One "B=1" or "S=W"; given: of the caller's own, which a default does not change. */
-static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *word, size_t length, uint32_t *given, int is_default) {
+static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *word, size_t length, uint32_t *given,
+                         int is_default) {
   const char *sign = memchr(word, '=', length);
   const int size = sign ? find_size(sig, word, (size_t)(sign - word)) : -1;
   const size_t name_length = sign ? (size_t)(sign - word) : length, value_length = sign ? length - name_length - 1 : 0;
@@ -31,7 +34,8 @@ static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *wor
   KR_CHECK(size >= 0, KRAIT_ERR_ARGUMENT, "'%.*s' is not one of the sizes %s", (int)name_length, word, sig->bench);
   const int other = find_size(sig, sign + 1, value_length);
   const long long value = other >= 0 ? kr_sig_get_size(sig, c->args, other) : strtoll(sign + 1, &end, 10);
-  KR_CHECK((other >= 0 && is_default) || (end == word + length && value >= (is_default ? 0 : 1) && value < 1ll << 40), KRAIT_ERR_ARGUMENT, "'%.*s' is not a size such as B=1", (int)length, word);
+  KR_CHECK((other >= 0 && is_default) || (end == word + length && value >= (is_default ? 0 : 1) && value < 1ll << 40),
+           KRAIT_ERR_ARGUMENT, "'%.*s' is not a size such as B=1", (int)length, word);
   if (!is_default) *given |= 1u << size;
   else if (*given >> size & 1) return KRAIT_OK;
   kr_sig_set_size(sig, c->args, size, value);
@@ -64,14 +68,16 @@ static int32_t read_shape(kr_measured_call *c, const kr_sig *sig, const char *sh
 /* ---- tensors ---- */
 
 static void draw(const krait_view *v, int64_t n, const kr_sig_draw *d) {
-  const double half = 1.7 * (double)d->b, low = d->kind == KR_DRAW_UNIFORM ? d->a : d->a - half, high = d->kind == KR_DRAW_UNIFORM ? d->b : d->a + half;
+  const double half = 1.7 * (double)d->b, low = d->kind == KR_DRAW_UNIFORM ? d->a : d->a - half,
+               high = d->kind == KR_DRAW_UNIFORM ? d->b : d->a + half;
   const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype);
   uint32_t state = 12345;
   for (int64_t i = 0; i < n && i < DRAWN; i++) {
     state = state * 1664525u + 1013904223u;
     kr_put(v, i, low + (high - low) * (double)(state >> 8) * 0x1p-24);
   }
-  for (int64_t i = DRAWN; i < n; i += DRAWN) memcpy((char *)v->data + i * bytes, v->data, (size_t)((n - i < DRAWN ? n - i : DRAWN) * bytes));
+  for (int64_t i = DRAWN; i < n; i += DRAWN)
+    memcpy((char *)v->data + i * bytes, v->data, (size_t)((n - i < DRAWN ? n - i : DRAWN) * bytes));
 }
 
 static void fill(const kr_measured_call *c, const kr_sig *sig, int tensor, const krait_view *v, int64_t n) {
@@ -82,7 +88,10 @@ static void fill(const kr_measured_call *c, const kr_sig *sig, int tensor, const
     draw(v, n, d);
     return;
   }
-  for (int64_t i = 0; i < n; i++) ((int32_t *)v->data)[i] = (int32_t)(d->kind == KR_DRAW_OFFSETS ? total * i / (n > 1 ? n - 1 : 1) : d->kind == KR_DRAW_ROWS ? i : 0);
+  for (int64_t i = 0; i < n; i++)
+    ((int32_t *)v->data)[i] = (int32_t)(d->kind == KR_DRAW_OFFSETS ? total * i / (n > 1 ? n - 1 : 1)
+                                        : d->kind == KR_DRAW_ROWS  ? i
+                                                                   : 0);
 }
 
 static int32_t type_of(const kr_measured_call *c, const kr_sig *sig, uint32_t facts, int tensor) {
@@ -106,7 +115,8 @@ static int32_t give(kr_measured_call *c, const kr_sig *sig, uint32_t facts, int 
   int order[4] = {0, 1, 2, 3};
   int64_t n = 1;
   *v = (krait_view){.dtype = type_of(c, sig, facts, tensor)};
-  if (c->channel_last && is_sequence(sig, tensor, shape.n_dims)) order[shape.n_dims - 1] = shape.n_dims - 2, order[shape.n_dims - 2] = shape.n_dims - 1;
+  if (c->channel_last && is_sequence(sig, tensor, shape.n_dims))
+    order[shape.n_dims - 1] = shape.n_dims - 2, order[shape.n_dims - 2] = shape.n_dims - 1;
   for (int i = shape.n_dims - 1; i >= 0; i--) v->stride[order[i]] = n, n *= shape.size[order[i]];
   const size_t bytes = (size_t)n * krait_dtype_bytes(v->dtype);
   v->data = c->n_blocks < KR_MEASURE_BLOCKS ? kr_zalloc(bytes) : NULL;
@@ -121,7 +131,8 @@ static void set_fields(kr_measured_call *c, const kr_sig *sig) {
     if (sig->flag_list[i].chance >= 0.5f) ((krait_call *)c->args)->flags |= sig->flag_list[i].bit;
   for (int i = 0; i < sig->n_fields; i++) {
     const int32_t choice = (int32_t)sig->fields[i].usual;
-    memcpy(c->args + sig->fields[i].offset, sig->fields[i].kind == KR_FIELD_CHOICE ? (const void *)&choice : (const void *)&sig->fields[i].usual, 4);
+    memcpy(c->args + sig->fields[i].offset,
+           sig->fields[i].kind == KR_FIELD_CHOICE ? (const void *)&choice : (const void *)&sig->fields[i].usual, 4);
   }
 }
 
@@ -130,7 +141,8 @@ int32_t kr_measured_call_open(kr_measured_call *c, const kr_op *op, const char *
   memset(c, 0, sizeof *c);
   c->dtype = dtype;
   ((krait_call *)c->args)->size = op->args_bytes;
-  KR_CHECK(kr_is_activation_dtype(dtype), KRAIT_ERR_DTYPE, "dtype is %s, must be float32, float16 or bfloat16", krait_dtype_name(dtype));
+  KR_CHECK(kr_is_activation_dtype(dtype), KRAIT_ERR_DTYPE, "dtype is %s, must be float32, float16 or bfloat16",
+           krait_dtype_name(dtype));
   KR_TRY(read_shape(c, op->sig, shape ? shape : "", &given, 0));
   KR_TRY(read_shape(c, op->sig, op->sig->bench, &given, 1));
   set_fields(c, op->sig);

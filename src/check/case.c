@@ -8,7 +8,11 @@
 #include "status.h"
 #include "view.h"
 
-enum { MOST_EXACT = 5, GUARD_ELEMENTS = 32, POISON_BYTE = 0xfb }; /* 0xfbfb... reads as a huge negative number in every float type */
+enum {
+  MOST_EXACT = 5,
+  GUARD_ELEMENTS = 32,
+  POISON_BYTE = 0xfb
+}; /* 0xfbfb... reads as a huge negative number in every float type */
 
 static uint64_t next_random(kr_case *c) { /* splitmix64 */
   uint64_t z = (c->random += 0x9e3779b97f4a7c15ull);
@@ -26,13 +30,16 @@ double kr_case_normal(kr_case *c) {
   return radius * cos(6.283185307179586 * kr_case_uniform(c, 0, 1));
 }
 
-int64_t kr_case_int(kr_case *c, int64_t low, int64_t high) { return low + (int64_t)(next_random(c) % (uint64_t)(high - low + 1)); }
+int64_t kr_case_int(kr_case *c, int64_t low, int64_t high) {
+  return low + (int64_t)(next_random(c) % (uint64_t)(high - low + 1));
+}
 int64_t kr_case_pick(kr_case *c, int n, const int64_t *choices) { return choices[kr_case_int(c, 0, n - 1)]; }
 int kr_case_chance(kr_case *c, double p) { return kr_case_uniform(c, 0, 1) < p; }
 
 int64_t kr_case_edge(kr_case *c, int64_t most) {
   if (c->is_exact && most > MOST_EXACT) most = MOST_EXACT;
-  static const int64_t edges[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 1023, 1025, 2047, 2049};
+  static const int64_t edges[] = {1,  2,  3,  4,   5,   7,   8,   9,   15,  16,  17,   31,   32,   33,
+                                  63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 1023, 1025, 2047, 2049};
   int n = 0;
   while (n < (int)(sizeof edges / sizeof *edges) && edges[n] <= most) n++;
   return kr_case_chance(c, 0.7) ? kr_case_pick(c, n, edges) : kr_case_int(c, 1, most);
@@ -43,7 +50,10 @@ int32_t kr_case_activation_dtype(kr_case *c) {
 }
 
 static void default_bound(kr_case_tensor *t, int32_t dtype) {
-  t->rtol = dtype == KRAIT_F16 ? 2e-3 : dtype == KRAIT_BF16 ? 1.6e-2 : dtype == KRAIT_F32 || dtype == KRAIT_C64 ? 1e-5 : 0;
+  t->rtol = dtype == KRAIT_F16                         ? 2e-3
+            : dtype == KRAIT_BF16                      ? 1.6e-2
+            : dtype == KRAIT_F32 || dtype == KRAIT_C64 ? 1e-5
+                                                       : 0;
   t->atol = 1e-30;
 }
 
@@ -58,7 +68,8 @@ static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const in
       order[i] = order[j];
       order[j] = swap;
     }
-  int64_t stride = !c->contiguous && !c->anywhere && !c->channels_last && kr_case_chance(c, 0.15) ? kr_case_int(c, 2, 3) : 1;
+  int64_t stride =
+      !c->contiguous && !c->anywhere && !c->channels_last && kr_case_chance(c, 0.15) ? kr_case_int(c, 2, 3) : 1;
   for (int i = n_dims - 1; i >= 0; i--) {
     view->stride[order[i]] = stride;
     stride *= shape[order[i]] > 0 ? shape[order[i]] : 1;
@@ -67,10 +78,12 @@ static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const in
   return stride;
 }
 
-void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims, const int64_t *shape) {
+void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims,
+                  const int64_t *shape) {
   if (c->status < 0 || c->n_tensors == KR_CASE_MAX_VIEWS) return;
   kr_case_tensor *t = &c->tensors[c->n_tensors++];
-  *t = (kr_case_tensor){.view_offset = (size_t)((unsigned char *)view - c->args), .name = name, .role = role, .n_dims = n_dims};
+  *t = (kr_case_tensor){
+      .view_offset = (size_t)((unsigned char *)view - c->args), .name = name, .role = role, .n_dims = n_dims};
   memcpy(t->shape, shape, (size_t)n_dims * sizeof *shape);
   *view = (krait_view){.dtype = dtype};
   t->n_storage = choose_strides(c, view, n_dims, shape) + 2 * GUARD_ELEMENTS;
@@ -83,7 +96,8 @@ void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int3
     return;
   }
   memset(t->storage, POISON_BYTE, bytes);
-  view->data = t->storage + (size_t)(GUARD_ELEMENTS - (c->anywhere ? kr_case_int(c, 0, 7) : 0)) * krait_dtype_bytes(dtype);
+  view->data =
+      t->storage + (size_t)(GUARD_ELEMENTS - (c->anywhere ? kr_case_int(c, 0, 7) : 0)) * krait_dtype_bytes(dtype);
   default_bound(t, dtype);
 }
 
@@ -187,10 +201,12 @@ static void fill(kr_case *c, krait_view *view, const kr_sig_draw *draw, const kr
   switch (draw->kind) {
     case KR_DRAW_UNIFORM: kr_case_fill_uniform(c, view, draw->a, draw->b); break;
     case KR_DRAW_ROWS: /* every row once at most; some are none */
-      for (int64_t i = 0; i < shape->size[0]; i++) kr_case_set_i32(c, view, i, kr_case_chance(c, 0.2) ? -1 : (int32_t)(n - 1 - i));
+      for (int64_t i = 0; i < shape->size[0]; i++)
+        kr_case_set_i32(c, view, i, kr_case_chance(c, 0.2) ? -1 : (int32_t)(n - 1 - i));
       break;
     case KR_DRAW_COUNTS:
-      for (int64_t i = 0; i < shape->size[0]; i++) kr_case_set_i32(c, view, i, (int32_t)kr_case_int(c, (int64_t)draw->a, (int64_t)draw->b));
+      for (int64_t i = 0; i < shape->size[0]; i++)
+        kr_case_set_i32(c, view, i, (int32_t)kr_case_int(c, (int64_t)draw->a, (int64_t)draw->b));
       break;
     default: kr_case_fill_normal(c, view, draw->a, draw->b);
   }
@@ -225,7 +241,8 @@ static void give(kr_case *c, int i, uint32_t facts) {
   kr_case_view(c, view, t->name, t->role, draw_type(c, i, facts), shape.n_dims, shape.size);
   if (t->role & KR_IN) fill(c, view, &t->draw, &shape);
   if (t->draw.rtol < 0) kr_case_bound(c, view, 0, 0);
-  else if (t->draw.rtol > 0 && (view->dtype == KRAIT_F32 || view->dtype == KRAIT_C64)) kr_case_bound(c, view, t->draw.rtol, t->draw.atol);
+  else if (t->draw.rtol > 0 && (view->dtype == KRAIT_F32 || view->dtype == KRAIT_C64))
+    kr_case_bound(c, view, t->draw.rtol, t->draw.atol);
 }
 
 krait_view *kr_case_give(kr_case *c, const char *name) {

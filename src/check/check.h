@@ -1,8 +1,9 @@
-/* check.h: the walker that compares every row of every op with the reference, on random cases around every edge. Used by
- * the tests (tests/checkop.c) and by `krait selftest`.
+/* check.h: the walker that compares every row of every op with the reference, on random cases around every edge. Used
+ * by the tests (tests/checkop.c) and by `krait selftest`.
  *
- * A case is one random call by the op's signature; <op>_check.c chooses sizes and what is special about a case. Storage has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes
- * outside its elements, or leaves one unwritten, fails. */
+ * A case is one random call by the op's signature; <op>_check.c chooses sizes and what is special about a case. Storage
+ * has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes outside its elements,
+ * or leaves one unwritten, fails. */
 #ifndef KR_CHECK_H
 #define KR_CHECK_H
 
@@ -19,8 +20,10 @@ typedef struct kr_case_tensor {
   int64_t shape[4];
   int64_t n_storage; /* elements, guards included */
   unsigned char *storage, *initial, *expected;
-  double rtol, atol; /* |got - want| <= atol + rtol * max(|want|, rms of want), or what rounding the inputs would explain (conditioning.c) */
-  double *moved;     /* [element][part]: how far the reference moves with its inputs' last places; NULL until it is asked for */
+  double rtol, atol; /* |got - want| <= atol + rtol * max(|want|, rms of want), or what rounding the inputs would
+                        explain (conditioning.c) */
+  double *
+      moved; /* [element][part]: how far the reference moves with its inputs' last places; NULL until it is asked for */
 } kr_case_tensor;
 
 typedef struct kr_case {
@@ -52,10 +55,12 @@ int64_t kr_case_pick(kr_case *c, int n, const int64_t *choices);
 int kr_case_chance(kr_case *c, double p);
 double kr_case_uniform(kr_case *c, double low, double high);
 double kr_case_normal(kr_case *c);
-int64_t kr_case_edge(kr_case *c, int64_t most);                      /* 0, 1, 2, vector widths +-1, ..., at most `most`, at least 1 */
+int64_t kr_case_edge(kr_case *c, int64_t most); /* 0, 1, 2, vector widths +-1, ..., at most `most`, at least 1 */
 int32_t kr_case_activation_dtype(kr_case *c);                        /* float32, float16 or bfloat16 */
-/* Declares storage for a view of the args (a pointer into c->args), with random strides; innermost stride 1 half the time. */
-void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims, const int64_t *shape);
+/* Declares storage for a view of the args (a pointer into c->args), with random strides; innermost stride 1 half the
+ * time. */
+void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims,
+                  const int64_t *shape);
 #define KR_SHAPE(...) (sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
 void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation);
 void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high);
@@ -64,7 +69,7 @@ void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int
 void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L);
 /* S+1 offsets of packed sequences over total steps, some of them empty. */
 void kr_case_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t total);
-void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol);            /* else from the view's dtype */
+void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol); /* else from the view's dtype */
 
 /* ---- for callers ---- */
 typedef struct kr_check_options {
@@ -74,7 +79,8 @@ typedef struct kr_check_options {
   const char *row;       /* NULL: all; "cuda_ampere": of that tier */
   void (*report)(void *user, const char *line); /* each failure; may be NULL */
   void *user;
-  int32_t (*run_device)(const krait_ctx *ctx, kr_case *c, const kr_row *row); /* how a GPU row runs; NULL: on copies in device memory */
+  int32_t (*run_device)(const krait_ctx *ctx, kr_case *c,
+                        const kr_row *row); /* how a GPU row runs; NULL: on copies in device memory */
 } kr_check_options;
 
 typedef struct kr_check_result {
@@ -82,7 +88,8 @@ typedef struct kr_check_result {
   double worst; /* largest error as a share of its bound */
 } kr_check_result;
 
-/* Every row of op that ctx may run, except "ref", against "ref". Failures are in result, the status says only whether it could run. */
+/* Every row of op that ctx may run, except "ref", against "ref". Failures are in result, the status says only whether
+ * it could run. */
 int32_t kr_check_op(const krait_ctx *ctx, const kr_op *op, const kr_check_options *options, kr_check_result *result);
 
 #endif

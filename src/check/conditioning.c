@@ -1,7 +1,7 @@
-/* conditioning.c: the most that each output of the reference moves when every input moves by one unit in the last place of a
- * float32, up or down at random, in a few draws. A row that rounds as float32 must differs from the reference by a small multiple
- * of this, however small a sum came out next to its terms; a row that is wrong differs by far more. Inputs of 16 bits move by a
- * unit of their own, and what comes of it is scaled down. */
+/* conditioning.c: the most that each output of the reference moves when every input moves by one unit in the last place
+ * of a float32, up or down at random, in a few draws. A row that rounds as float32 must differs from the reference by a
+ * small multiple of this, however small a sum came out next to its terms; a row that is wrong differs by far more.
+ * Inputs of 16 bits move by a unit of their own, and what comes of it is scaled down. */
 #include "conditioning.h"
 
 #include <math.h>
@@ -15,7 +15,9 @@ enum { DRAWS = 8, POISON_BYTE = 0xfb };
 
 static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
 static int parts_of(const krait_view *view) { return view->dtype == KRAIT_C64 ? 2 : 1; }
-static size_t bytes_of(kr_case *c, const kr_case_tensor *t) { return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype); }
+static size_t bytes_of(kr_case *c, const kr_case_tensor *t) {
+  return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype);
+}
 
 int32_t kr_case_run_on_host(const krait_ctx *ctx, kr_case *c, const kr_row *row) {
   krait_call *call = (krait_call *)c->args;
@@ -61,7 +63,8 @@ static void nudge(kr_case *c, const kr_case_tensor *t) {
 static int nudge_group(kr_case *c, int group) {
   int n = 0;
   for (int i = 0; i < c->n_tensors; i++)
-    if (c->tensors[i].role & KR_IN && view_of(c, &c->tensors[i])->dtype == groups[group].dtype) nudge(c, &c->tensors[i]), n++;
+    if (c->tensors[i].role & KR_IN && view_of(c, &c->tensors[i])->dtype == groups[group].dtype)
+      nudge(c, &c->tensors[i]), n++;
   return n;
 }
 
@@ -86,6 +89,16 @@ static int32_t draw(kr_case *c, const krait_ctx *ctx, const kr_row *reference, i
   return KRAIT_OK;
 }
 
+/* A few draws may hardly move one element of thousands: none counts as moved by less than their root mean square. */
+static void level_moves(kr_case *c, kr_case_tensor *t) {
+  const int64_t n = kr_tensor_elements(t) * parts_of(view_of(c, t));
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += isfinite(t->moved[i]) ? t->moved[i] * t->moved[i] : 0;
+  const double least = n ? sqrt(sum / (double)n) : 0;
+  for (int64_t i = 0; i < n; i++)
+    if (t->moved[i] < least) t->moved[i] = least;
+}
+
 int32_t kr_case_measure(kr_case *c, const krait_ctx *ctx, const kr_row *reference) {
   unsigned char *kept[KR_CASE_MAX_VIEWS] = {0};
   int32_t status = KRAIT_OK;
@@ -99,6 +112,7 @@ int32_t kr_case_measure(kr_case *c, const krait_ctx *ctx, const kr_row *referenc
   for (int k = 0; k < DRAWS * N_GROUPS && status >= 0; k++) status = draw(c, ctx, reference, k / DRAWS);
   for (int i = 0; i < c->n_tensors; i++) {
     if (kept[i]) memcpy(c->tensors[i].storage, kept[i], bytes_of(c, &c->tensors[i]));
+    if (c->tensors[i].moved) level_moves(c, &c->tensors[i]);
     kr_free(kept[i]);
   }
   return status;

@@ -1,5 +1,5 @@
-/* device_case.c: the storage of a case, guards included, goes to the GPU as one block; the addresses in the args are moved
- * to it for the call and back again. Scratch has guards of its own. */
+/* device_case.c: the storage of a case, guards included, goes to the GPU as one block; the addresses in the args are
+ * moved to it for the call and back again. Scratch has guards of its own. */
 #include "device_case.h"
 
 #include <string.h>
@@ -32,7 +32,8 @@ static void lay_out(moved *m) {
 static int32_t copy_storage(moved *m, int to_device) {
   for (int i = 0; i < m->c->n_tensors; i++) {
     unsigned char *host = m->c->tensors[i].storage, *device = m->block + m->offsets[i];
-    KR_TRY(to_device ? kr_cuda_copy_in(m->ctx->cuda, device, host, m->bytes[i], NULL) : kr_cuda_copy_out(m->ctx->cuda, host, device, m->bytes[i], NULL));
+    KR_TRY(to_device ? kr_cuda_copy_in(m->ctx->cuda, device, host, m->bytes[i], NULL)
+                     : kr_cuda_copy_out(m->ctx->cuda, host, device, m->bytes[i], NULL));
   }
   return kr_cuda_wait(m->ctx->cuda, NULL);
 }
@@ -50,10 +51,12 @@ static int32_t check_scratch(moved *m) {
   unsigned char guards[2][SCRATCH_GUARD_BYTES];
   if (!m->scratch) return KRAIT_OK;
   KR_TRY(kr_cuda_copy_out(m->ctx->cuda, guards[0], m->scratch, SCRATCH_GUARD_BYTES, NULL));
-  KR_TRY(kr_cuda_copy_out(m->ctx->cuda, guards[1], m->scratch + SCRATCH_GUARD_BYTES + m->scratch_bytes, SCRATCH_GUARD_BYTES, NULL));
+  KR_TRY(kr_cuda_copy_out(m->ctx->cuda, guards[1], m->scratch + SCRATCH_GUARD_BYTES + m->scratch_bytes,
+                          SCRATCH_GUARD_BYTES, NULL));
   KR_TRY(kr_cuda_wait(m->ctx->cuda, NULL));
   for (int i = 0; i < SCRATCH_GUARD_BYTES; i++)
-    KR_CHECK(guards[0][i] == POISON_BYTE && guards[1][i] == POISON_BYTE, KRAIT_ERR_SCRATCH, "wrote outside its %llu bytes of scratch", (unsigned long long)m->scratch_bytes);
+    KR_CHECK(guards[0][i] == POISON_BYTE && guards[1][i] == POISON_BYTE, KRAIT_ERR_SCRATCH,
+             "wrote outside its %llu bytes of scratch", (unsigned long long)m->scratch_bytes);
   return KRAIT_OK;
 }
 
@@ -66,7 +69,8 @@ static int32_t run_moved(moved *m, const kr_row *row) {
   int32_t status = KRAIT_OK;
   if (m->scratch_bytes) {
     status = kr_cuda_alloc(cuda, m->scratch_bytes + 2 * SCRATCH_GUARD_BYTES, (void **)&m->scratch);
-    if (status >= 0) status = kr_cuda_fill(cuda, m->scratch, POISON_BYTE, m->scratch_bytes + 2 * SCRATCH_GUARD_BYTES, NULL);
+    if (status >= 0)
+      status = kr_cuda_fill(cuda, m->scratch, POISON_BYTE, m->scratch_bytes + 2 * SCRATCH_GUARD_BYTES, NULL);
     call->scratch = m->scratch + SCRATCH_GUARD_BYTES;
   }
   if (status >= 0) status = row->run(m->ctx, call);

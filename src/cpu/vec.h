@@ -1,4 +1,5 @@
-/* vec.h: the vector vocabulary that a _simd.c is written in, once; the build compiles the file once per line of isa.def.
+/* vec.h: the vector vocabulary that a _simd.c is written in, once; the build compiles the file once per line of
+ * isa.def.
  *
  *   kr_v    a vector of KR_VL floats        kr_vi  as many int32        kr_vm  a mask of as many lanes
  *   KR_FN(name)  the name with the ISA's suffix: every non-static function of a _simd.c is declared through it
@@ -7,14 +8,16 @@
  *   kr_v_load_from(p, n)   lanes n.. of the vector at p, zeros before them, which are not touched
  *   kr_v_load_h/store_h (float16), _b (bfloat16), also ...n forms; p is const uint16_t *
  *   kr_v_load_i8(p)   KR_VL bytes with a sign as floats
- *   kr_levels_of(scale, base)   the sixteen values scale q + base; load_levels(p, low, high, &l, &h) = those of the low four bits of
+ *   kr_levels_of(scale, base)   the sixteen values scale q + base; load_levels(p, low, high, &l, &h) = those of the low
+ *                               four bits of
  *                     KR_VL bytes in `low`, of the high four in `high`
  *   set1 zero add sub mul div min max sqrt neg abs; fma(a,b,c) = ab+c; fnma(a,b,c) = c-ab
  *   lost(a,b) = ab less its rounding, which is what fma(a, b, -ab) gives
  *   sum(v) largest(v) -> float; lanes added in a fixed tree; sum_each(r) = lane i the sum of r[i], KR_VL vectors
  *   gt(a,b) lt(a,b) isnan(a) -> mask; select(m, a, b) = m ? a : b
  *   round_i(v) -> kr_vi to nearest even; vi_to_v; scale2(v, i) = v 2^i for i in -126..127
- *   add_exponent(v, t) = v 2^n where t = n + KR_ROUND_MAGIC, bits only: v and the result must be normal numbers; of 0 it makes
+ *   add_exponent(v, t) = v 2^n where t = n + KR_ROUND_MAGIC, bits only: v and the result must be normal numbers; of 0
+ *     it makes
  *   the number whose exponent bits are n, 0 to 255
  *   split(v, &e) = m in [sqrt(1/2), sqrt(2)) with v = m 2^e, for normal positive v
  *   transpose(r)  KR_VL vectors as a square, in place

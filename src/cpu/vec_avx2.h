@@ -22,7 +22,9 @@ static inline __m256i kr_lanes(int n) {
 static inline kr_v kr_v_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void kr_v_store(float *p, kr_v v) { _mm256_storeu_ps(p, v); }
 static inline kr_v kr_v_loadn(const float *p, int n) { return _mm256_maskload_ps(p, kr_lanes(n)); }
-static inline kr_v kr_v_load_from(const float *p, int n) { return _mm256_maskload_ps(p, _mm256_xor_si256(kr_lanes(n), _mm256_set1_epi32(-1))); }
+static inline kr_v kr_v_load_from(const float *p, int n) {
+  return _mm256_maskload_ps(p, _mm256_xor_si256(kr_lanes(n), _mm256_set1_epi32(-1)));
+}
 static inline void kr_v_storen(float *p, kr_v v, int n) { _mm256_maskstore_ps(p, kr_lanes(n), v); }
 
 /* 16-bit types have no masked access: short rows go through a small buffer. */
@@ -58,12 +60,16 @@ static inline void kr_v_store_b(uint16_t *p, kr_v v) { _mm_storeu_si128((void *)
 static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) { return kr_from_b(kr_load_u16n(p, n)); }
 static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { kr_store_u16n(p, kr_to_b(v), n); }
 
-static inline kr_v kr_v_load_i8(const int8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p))); }
+static inline kr_v kr_v_load_i8(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+}
 
 typedef struct kr_levels {
   __m256 scale, base;
 } kr_levels;
-static inline kr_levels kr_levels_of(float scale, float base) { return (kr_levels){_mm256_set1_ps(scale), _mm256_set1_ps(base)}; }
+static inline kr_levels kr_levels_of(float scale, float base) {
+  return (kr_levels){_mm256_set1_ps(scale), _mm256_set1_ps(base)};
+}
 static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
   const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
   *l = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(15))), low.scale, low.base);
@@ -137,13 +143,17 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
 /* Halves of a transposition, added where they meet. */
 static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   kr_v a[4], b[2];
-  for (int i = 0; i < 4; i++) a[i] = _mm256_add_ps(_mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]));
-  for (int i = 0; i < 2; i++) b[i] = _mm256_add_ps(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+  for (int i = 0; i < 4; i++)
+    a[i] = _mm256_add_ps(_mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+  for (int i = 0; i < 2; i++)
+    b[i] =
+        _mm256_add_ps(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
   return _mm256_add_ps(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
 }
 
 static inline kr_v kr_v_gather(const float *p, int64_t stride) {
-  return _mm256_set_ps(p[7 * stride], p[6 * stride], p[5 * stride], p[4 * stride], p[3 * stride], p[2 * stride], p[stride], p[0]);
+  return _mm256_set_ps(p[7 * stride], p[6 * stride], p[5 * stride], p[4 * stride], p[3 * stride], p[2 * stride],
+                       p[stride], p[0]);
 }
 static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) {
   float lane[KR_VL];

@@ -27,7 +27,9 @@ static inline kr_v kr_v_load_h(const uint16_t *p) { return _mm512_cvtph_ps(_mm25
 static inline void kr_v_store_h(uint16_t *p, kr_v v) {
   _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-static inline kr_v kr_v_loadn_h(const uint16_t *p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(kr_lanes(n), p)); }
+static inline kr_v kr_v_loadn_h(const uint16_t *p, int n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(kr_lanes(n), p));
+}
 static inline void kr_v_storen_h(uint16_t *p, kr_v v, int n) {
   _mm256_mask_storeu_epi16(p, kr_lanes(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -42,14 +44,19 @@ static inline __m256i kr_to_b(kr_v v) {
 static inline kr_v kr_from_b(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 static inline kr_v kr_v_load_b(const uint16_t *p) { return kr_from_b(_mm256_loadu_si256((const void *)p)); }
 static inline void kr_v_store_b(uint16_t *p, kr_v v) { _mm256_storeu_si256((void *)p, kr_to_b(v)); }
-static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) { return kr_from_b(_mm256_maskz_loadu_epi16(kr_lanes(n), p)); }
+static inline kr_v kr_v_loadn_b(const uint16_t *p, int n) {
+  return kr_from_b(_mm256_maskz_loadu_epi16(kr_lanes(n), p));
+}
 static inline void kr_v_storen_b(uint16_t *p, kr_v v, int n) { _mm256_mask_storeu_epi16(p, kr_lanes(n), kr_to_b(v)); }
 
-static inline kr_v kr_v_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p))); }
+static inline kr_v kr_v_load_i8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+}
 
 typedef __m512 kr_levels; /* looked up */
 static inline kr_levels kr_levels_of(float scale, float base) {
-  return _mm512_fmadd_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_ps(scale), _mm512_set1_ps(base));
+  return _mm512_fmadd_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_ps(scale),
+                         _mm512_set1_ps(base));
 }
 static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
   const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
@@ -122,17 +129,27 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
 /* Halves of a transposition, added where they meet. */
 static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   kr_v a[8], b[4], c[2];
-  for (int i = 0; i < 8; i++) a[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
-  for (int i = 0; i < 4; i++) b[i] = _mm512_add_ps(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
-  for (int i = 0; i < 2; i++) c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xee));
+  for (int i = 0; i < 8; i++)
+    a[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+  for (int i = 0; i < 4; i++)
+    b[i] =
+        _mm512_add_ps(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+  for (int i = 0; i < 2; i++)
+    c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44),
+                         _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xee));
   return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
 static inline kr_vi kr_lane_offsets(int64_t stride) {
-  return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32((int)stride));
+  return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                            _mm512_set1_epi32((int)stride));
 }
 /* stride must fit 27 bits: callers walk longer rows element by element */
-static inline kr_v kr_v_gather(const float *p, int64_t stride) { return _mm512_i32gather_ps(kr_lane_offsets(stride), p, 4); }
-static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) { _mm512_i32scatter_ps(p, kr_lane_offsets(stride), v, 4); }
+static inline kr_v kr_v_gather(const float *p, int64_t stride) {
+  return _mm512_i32gather_ps(kr_lane_offsets(stride), p, 4);
+}
+static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) {
+  _mm512_i32scatter_ps(p, kr_lane_offsets(stride), v, 4);
+}
 
 #endif

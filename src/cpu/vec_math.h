@@ -1,10 +1,10 @@
 /* vec_math.h: exp, log1p, sigmoid, silu, softplus and tanh on vectors, from the vocabulary of vec.h.
  *
  * exp: n = round(x log2 e); r = x - n ln2 in two steps (Cody & Waite 1980); e^r = 1 + r + r^2 P(r), P of degree 4
- * (minimax in ulps on |r| <= ln2/2); then 2^n. The others are built on it without cancellation.
- * Bounds (tests/cpu/vec_math.c walks every float32): exp 1.1 ulp, log1p 1, tanh 1.5, sigmoid, silu and softplus 2, exp2 2.2.
- * NaN gives NaN, infinities their limits (silu(-inf) is -inf * 0, NaN), subnormal results are kept.
- * silu_fast and softplus_fast, for inner loops: 2.5 and 3 ulp; they give 0 below 2^-126 (silu_fast: 32 * 2^-126). */
+ * (minimax in ulps on |r| <= ln2/2); then 2^n. The others are built on it without cancellation. Bounds
+ * (tests/cpu/vec_math.c walks every float32): exp 1.1 ulp, log1p 1, tanh 1.5, sigmoid, silu and softplus 2, exp2 2.2.
+ * NaN gives NaN, infinities their limits (silu(-inf) is -inf * 0, NaN), subnormal results are kept. silu_fast and
+ * softplus_fast, for inner loops: 2.5 and 3 ulp; they give 0 below 2^-126 (silu_fast: 32 * 2^-126). */
 #ifndef KR_VEC_MATH_H
 #define KR_VEC_MATH_H
 
@@ -75,8 +75,9 @@ static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
   return kr_v_ldexp(kr_exp2_minus_poly(kr_v_sub(n, v)), n);
 }
 
-/* cos and sin of a b, for decays of complex states, within 2e-7 absolute: n = round(a b / pi), r = a b - n pi in three steps,
- * polynomials on |r| <= pi/2. near: |a b| up to KR_MOST_ANGLE. What the product lost in rounding is added back. */
+/* cos and sin of a b, for decays of complex states, within 2e-7 absolute: n = round(a b / pi), r = a b - n pi in three
+ * steps, polynomials on |r| <= pi/2. near: |a b| up to KR_MOST_ANGLE. What the product lost in rounding is added
+ * back. */
 #define KR_MOST_ANGLE 20000.0f
 static inline kr_v kr_v_cos_sin_near(kr_v a, kr_v b, kr_v *sine) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), one = kr_v_set1(1.0f);
@@ -85,7 +86,8 @@ static inline kr_v kr_v_cos_sin_near(kr_v a, kr_v b, kr_v *sine) {
   kr_v r = kr_v_fnma(n, kr_v_set1(3.140625f), angle);
   r = kr_v_fnma(n, kr_v_set1(9.67502593994140625e-4f), r);
   r = kr_v_add(kr_v_fnma(n, kr_v_set1(1.509957990978376432e-7f), r), lost);
-  kr_v half = kr_v_mul(kr_v_set1(0.5f), n), odd = kr_v_sub(half, kr_v_sub(kr_v_add(half, magic), magic)); /* 0, or +-1/2 where n is odd */
+  kr_v half = kr_v_mul(kr_v_set1(0.5f), n),
+       odd = kr_v_sub(half, kr_v_sub(kr_v_add(half, magic), magic)); /* 0, or +-1/2 where n is odd */
   kr_v sign = kr_v_fnma(kr_v_mul(odd, odd), kr_v_set1(8.0f), one), s = kr_v_mul(r, r);
   kr_v p = kr_v_set1(2.5999032350e-06f);
   p = kr_v_fma(p, s, kr_v_set1(-1.9806547093e-04f));
@@ -114,9 +116,9 @@ static inline kr_v kr_v_cos_sin_any(kr_v a, kr_v b, kr_v *sine) {
   return kr_v_load(cosines);
 }
 
-/* For n vectors, at most KR_EACH_MOST, step by step in turn: one after the other they would wait for their latencies. In: c in
- * -88.8 .. 87.9. Out: e^-c = p 2^n, n = round(-c log2 e), s = c + n ln2, p = 1 - s + s^2 P(s), minimax in ulps; 2^n is made of bits
- * alone: 0 for n = -127, infinity for n = 128. */
+/* For n vectors, at most KR_EACH_MOST, step by step in turn: one after the other they would wait for their latencies.
+ * In: c in -88.8 .. 87.9. Out: e^-c = p 2^n, n = round(-c log2 e), s = c + n ln2, p = 1 - s + s^2 P(s), minimax in
+ * ulps; 2^n is made of bits alone: 0 for n = -127, infinity for n = 128. */
 enum { KR_EACH_MOST = 4 };
 KR_INLINE void kr_exp_minus_each(const kr_v *c, kr_v *p, kr_v *power, int n) {
   static const float terms[] = {-8.36871053e-03f, 4.16683874e-02f, -1.66665207e-01f, 4.99999935e-01f, -1.0f, 1.0f};
@@ -165,7 +167,8 @@ static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
 /* log(1 + e) for e in 0..1 is e - e^2 Q(e); Q by halves, for its latency. */
 static inline kr_v kr_log1p_rest(kr_v e) {
   kr_v e2 = kr_v_mul(e, e), e4 = kr_v_mul(e2, e2);
-  kr_v low = kr_v_fma(kr_v_set1(2.4958586693e-01f), e2, kr_v_fma(kr_v_set1(-3.3330512047e-01f), e, kr_v_set1(4.9999931455e-01f)));
+  kr_v low = kr_v_fma(kr_v_set1(2.4958586693e-01f), e2,
+                      kr_v_fma(kr_v_set1(-3.3330512047e-01f), e, kr_v_set1(4.9999931455e-01f)));
   kr_v middle = kr_v_fma(kr_v_set1(1.5355394781e-01f), e, kr_v_set1(-1.9695399702e-01f));
   kr_v high = kr_v_fma(kr_v_set1(5.7664431632e-02f), e, kr_v_set1(-1.0680554062e-01f));
   kr_v top = kr_v_fma(kr_v_set1(3.3184716012e-03f), e, kr_v_set1(-2.0204579458e-02f));
@@ -219,7 +222,8 @@ static inline kr_exp_parts kr_exp_split(kr_v x) {
   return p;
 }
 
-/* (top + top_low) / (1 + e + e_low) from one division and what its parts lost; 1 - e/2 is near enough to 1 / (1 + e). */
+/* (top + top_low) / (1 + e + e_low) from one division and what its parts lost; 1 - e/2 is near enough to 1 / (1 +
+ * e). */
 static inline kr_v kr_divide_by_one_plus(kr_v top, kr_v top_low, const kr_exp_parts *p) {
   const kr_v one = kr_v_set1(1.0f);
   kr_v sum = kr_v_add(one, p->e), lost = kr_v_add(kr_v_sub(p->e, kr_v_sub(sum, one)), p->e_low);
@@ -251,10 +255,13 @@ static inline kr_v kr_v_softplus(kr_v x) {
   const kr_v zero = kr_v_zero(), half = kr_v_set1(0.5f), one = kr_v_set1(1.0f);
   kr_exp_parts p = kr_exp_split(x);
   kr_vm large = kr_v_gt(p.e, kr_v_set1(0.41421354f));
-  kr_v f = kr_v_select(large, kr_v_mul(half, kr_v_sub(p.e, one)), p.e), f_low = kr_v_select(large, kr_v_mul(half, p.e_low), p.e_low);
-  kr_v square = kr_v_mul(f, f), tail = kr_v_fma(f_low, kr_v_sub(one, f), kr_v_select(large, kr_v_set1(-2.12194440e-4f), zero));
+  kr_v f = kr_v_select(large, kr_v_mul(half, kr_v_sub(p.e, one)), p.e),
+       f_low = kr_v_select(large, kr_v_mul(half, p.e_low), p.e_low);
+  kr_v square = kr_v_mul(f, f),
+       tail = kr_v_fma(f_low, kr_v_sub(one, f), kr_v_select(large, kr_v_set1(-2.12194440e-4f), zero));
   tail = kr_v_fnma(half, square, kr_v_fma(kr_v_mul(square, f), kr_log1p_series(f), tail));
-  kr_v high = kr_v_select(large, kr_v_set1(0.693359375f), zero), sum = kr_v_add(high, f), lost = kr_v_sub(f, kr_v_sub(sum, high));
+  kr_v high = kr_v_select(large, kr_v_set1(0.693359375f), zero), sum = kr_v_add(high, f),
+       lost = kr_v_sub(f, kr_v_sub(sum, high));
   kr_v m = kr_v_max(zero, x), all = kr_v_add(m, sum), part = kr_v_sub(all, m); /* Knuth's two-sum */
   lost = kr_v_add(lost, kr_v_add(kr_v_sub(m, kr_v_sub(all, part)), kr_v_sub(sum, part)));
   kr_v result = kr_v_add(all, kr_v_add(lost, tail));

@@ -72,7 +72,9 @@ static inline kr_v kr_v_load_i8(const int8_t *p) {
 typedef struct kr_levels {
   float32x4_t scale, base;
 } kr_levels;
-static inline kr_levels kr_levels_of(float scale, float base) { return (kr_levels){vdupq_n_f32(scale), vdupq_n_f32(base)}; }
+static inline kr_levels kr_levels_of(float scale, float base) {
+  return (kr_levels){vdupq_n_f32(scale), vdupq_n_f32(base)};
+}
 static inline void kr_v_load_levels(const uint8_t *p, kr_levels low, kr_levels high, kr_v *l, kr_v *h) {
   uint32_t four;
   memcpy(&four, p, sizeof four);

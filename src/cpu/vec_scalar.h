@@ -1,4 +1,5 @@
-/* vec_scalar.h: the vocabulary of vec.h in plain C, four lanes in a struct; the compiler may use whatever the baseline has. */
+/* vec_scalar.h: the vocabulary of vec.h in plain C, four lanes in a struct; the compiler may use whatever the baseline
+ * has. */
 #ifndef KR_VEC_SCALAR_H
 #define KR_VEC_SCALAR_H
 
@@ -82,7 +83,10 @@ static inline kr_v kr_v_abs(kr_v a) { KR_EACH a.f[k] = fabsf(a.f[k]); return a; 
 /* Two roundings: a fused one would be a library call per lane on the baseline. */
 static inline kr_v kr_v_fma(kr_v a, kr_v b, kr_v c) { KR_EACH c.f[k] = a.f[k] * b.f[k] + c.f[k]; return c; }
 static inline kr_v kr_v_fnma(kr_v a, kr_v b, kr_v c) { KR_EACH c.f[k] = c.f[k] - a.f[k] * b.f[k]; return c; }
-static inline kr_v kr_v_lost(kr_v a, kr_v b) { KR_EACH a.f[k] = (float)((double)a.f[k] * (double)b.f[k] - (double)(a.f[k] * b.f[k])); return a; }
+static inline kr_v kr_v_lost(kr_v a, kr_v b) {
+  KR_EACH a.f[k] = (float)((double)a.f[k] * (double)b.f[k] - (double)(a.f[k] * b.f[k]));
+  return a;
+}
 static inline float kr_v_sum(kr_v v) { return (v.f[0] + v.f[2]) + (v.f[1] + v.f[3]); }
 static inline float kr_v_largest(kr_v v) {
   float largest = v.f[0];

@@ -1,7 +1,7 @@
-/* chains.c: one executable graph for each stream and sequence of kernels; every launch sets new parameters first. A graph waits for its
- * own launch before, so streams do not share one, until there are 128: then the one of that length that was used longest ago is given
- * another stream and other kernels, which takes 1.4 us a kernel more. While a stream records a graph nothing is done: launches are
- * then recorded one by one. */
+/* chains.c: one executable graph for each stream and sequence of kernels; every launch sets new parameters first. A
+ * graph waits for its own launch before, so streams do not share one, until there are 128: then the least recently used
+ * one of that length is given another stream and other kernels, which takes 1.4 us a kernel more. While a stream
+ * records a graph nothing is done: launches are then recorded one by one. */
 #include "chains.h"
 
 #include <pthread.h>
@@ -10,7 +10,10 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { MOST_ROWS = 128, QUICK_DRIVER = 12060 /* a graph of launches in a row takes the same time whatever its length */ };
+enum {
+  MOST_ROWS = 128,
+  QUICK_DRIVER = 12060 /* a graph of launches in a row takes the same time whatever its length */
+};
 
 typedef struct row {
   void *stream, *functions[KR_MOST_LAUNCHES];
@@ -29,7 +32,9 @@ struct kr_chains {
 
 int32_t kr_chains_open(const kr_driver *d, kr_chains **chains) {
   *chains = NULL;
-  if (d->version < QUICK_DRIVER || !d->GraphCreate || !d->GraphAddKernelNode || !d->GraphExecKernelNodeSetParams || !d->StreamIsCapturing || !d->GraphInstantiate || !d->GraphLaunch || !d->GraphExecDestroy || !d->GraphDestroy) return KRAIT_OK;
+  if (d->version < QUICK_DRIVER || !d->GraphCreate || !d->GraphAddKernelNode || !d->GraphExecKernelNodeSetParams ||
+      !d->StreamIsCapturing || !d->GraphInstantiate || !d->GraphLaunch || !d->GraphExecDestroy || !d->GraphDestroy)
+    return KRAIT_OK;
   kr_chains *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a device");
   c->driver = d;
@@ -72,7 +77,8 @@ static row *row_of(kr_chains *c, void *stream, void *const *functions, int n) {
 
 static kr_cu_kernel_node node_of(const row *r, const kr_chain *chain, int i, void **parameters) {
   const kr_grid *g = &chain->launches[i].grid;
-  return (kr_cu_kernel_node){r->functions[i], g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, parameters, NULL};
+  return (kr_cu_kernel_node){r->functions[i], g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
+                             parameters,      NULL};
 }
 
 static kr_cu_result build(const kr_driver *d, row *r, const kr_chain *chain) {

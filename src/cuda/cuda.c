@@ -69,7 +69,9 @@ int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **handle) {
   KR_TRY(kr_driver_load(&driver));
   int ptx = kr_driver_ptx_version(driver->version);
   info.caps = kr_ladder(&info, ptx, mask, why, sizeof why);
-  KR_CHECK(info.caps, KRAIT_ERR_UNSUPPORTED, "GPU %d (%s, compute capability %d.%d, driver for PTX %d.%d) takes no tier: %s", index, info.name, info.major, info.minor, ptx / 10, ptx % 10, why);
+  KR_CHECK(info.caps, KRAIT_ERR_UNSUPPORTED,
+           "GPU %d (%s, compute capability %d.%d, driver for PTX %d.%d) takes no tier: %s", index, info.name,
+           info.major, info.minor, ptx / 10, ptx % 10, why);
   return hold_device(index, &info, driver, handle);
 }
 
@@ -107,7 +109,8 @@ void kr_cuda_end(const kr_cuda *cuda) {
   cuda->driver->CtxPopCurrent(&popped);
 }
 
-/* Enters only when another context is current: the usual caller, a framework on the same device, costs one cheap call. */
+/* Enters only when another context is current: the usual caller, a framework on the same device, costs one cheap
+ * call. */
 static int32_t enter(const kr_cuda *cuda, int *entered) {
   void *current = NULL;
   *entered = 0;
@@ -150,7 +153,8 @@ static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *ke
   kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, image, 2, options, values);
   if (result) {
     int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
-    return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), kernel->module, log[0] ? ": " : "", log);
+    return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), kernel->module,
+                        log[0] ? ": " : "", log);
   }
   cuda->modules[cuda->n_modules++] = (loaded){image, *module};
   return KRAIT_OK;
@@ -163,7 +167,8 @@ static int32_t load_best(kr_cuda *cuda, const char *tier, const kr_kernel *kerne
     const int32_t status = load_module(cuda, cubin, kernel, module);
     if (status != KRAIT_ERR_DRIVER) return status;
     cuda->cubins_refused = 1;
-    kr_log("PTX instead of the machine code for compute capability %d.%d: %s", cuda->info.major, cuda->info.minor, krait_error_detail());
+    kr_log("PTX instead of the machine code for compute capability %d.%d: %s", cuda->info.major, cuda->info.minor,
+           krait_error_detail());
   }
   KR_TRY(find_text(kernel->module, tier, &text));
   return load_module(cuda, text, kernel, module);
@@ -175,14 +180,17 @@ static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel
   KR_CU_TRY(cuda->driver, ModuleGetFunction(function, module, kernel->name), kernel->name);
   int fixed = 0, allowed = (int)cuda->info.shared_bytes;
   KR_CU_TRY(cuda->driver, FuncGetAttribute(&fixed, KR_CU_SHARED_BYTES_STATIC, *function), kernel->name);
-  if (allowed > STATIC_SHARED_BYTES) KR_CU_TRY(cuda->driver, FuncSetAttribute(*function, KR_CU_SHARED_BYTES_MAX, allowed - fixed), kernel->name);
+  if (allowed > STATIC_SHARED_BYTES)
+    KR_CU_TRY(cuda->driver, FuncSetAttribute(*function, KR_CU_SHARED_BYTES_MAX, allowed - fixed), kernel->name);
   return KRAIT_OK;
 }
 
-/* The caller may be recording a graph, which forbids its thread to load: what is loaded meanwhile is no part of the recording. */
+/* The caller may be recording a graph, which forbids its thread to load: what is loaded meanwhile is no part of the
+ * recording. */
 static int32_t load_aside(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
   int mode = KR_CU_CAPTURE_RELAXED;
-  const int aside = cuda->driver->ThreadExchangeStreamCaptureMode && cuda->driver->ThreadExchangeStreamCaptureMode(&mode) == 0;
+  const int aside =
+      cuda->driver->ThreadExchangeStreamCaptureMode && cuda->driver->ThreadExchangeStreamCaptureMode(&mode) == 0;
   const int32_t status = load_kernel(cuda, tier, kernel, function);
   if (aside) cuda->driver->ThreadExchangeStreamCaptureMode(&mode);
   return status;
@@ -220,7 +228,9 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
 }
 
 /* Older drivers do not record such launches. */
-int kr_cuda_starts_together(const kr_cuda *cuda) { return cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000; }
+int kr_cuda_starts_together(const kr_cuda *cuda) {
+  return cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
+}
 
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
   int entered;
@@ -231,7 +241,8 @@ int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *ker
   return status;
 }
 
-static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g, const void *args) {
+static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g,
+                      const void *args) {
   void *parameters[] = {(void *)args};
   if (g->cluster) {
     struct {
@@ -249,14 +260,21 @@ static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kern
     return KRAIT_OK;
   }
   if (g->is_together) {
-    KR_CU_TRY(cuda->driver, LaunchCooperativeKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream, parameters), kernel->name);
+    KR_CU_TRY(cuda->driver,
+              LaunchCooperativeKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
+                                      g->stream, parameters),
+              kernel->name);
     return KRAIT_OK;
   }
-  KR_CU_TRY(cuda->driver, LaunchKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream, parameters, NULL), kernel->name);
+  KR_CU_TRY(cuda->driver,
+            LaunchKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream,
+                         parameters, NULL),
+            kernel->name);
   return KRAIT_OK;
 }
 
-int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *args, size_t args_bytes) {
+int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid,
+                       const void *args, size_t args_bytes) {
   int entered;
   void *function = NULL;
   (void)args_bytes; /* the kernel's own parameter size, which the driver knows */
@@ -273,7 +291,8 @@ static int32_t launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *
   KR_CHECK(chain->n <= KR_MOST_LAUNCHES, KRAIT_ERR_UNSUPPORTED, "more than %d launches in a row", KR_MOST_LAUNCHES);
   for (int i = 0; i < chain->n; i++) KR_TRY(function_of(cuda, tier, chain->launches[i].kernel, &functions[i]));
   if (chain->n > 1 && cuda->chains && kr_chains_launch(cuda->chains, chain, functions)) return KRAIT_OK;
-  for (int i = 0; i < chain->n; i++) KR_TRY(launch(cuda, functions[i], chain->launches[i].kernel, &chain->launches[i].grid, chain->launches[i].args));
+  for (int i = 0; i < chain->n; i++)
+    KR_TRY(launch(cuda, functions[i], chain->launches[i].kernel, &chain->launches[i].grid, chain->launches[i].args));
   return KRAIT_OK;
 }
 
@@ -296,7 +315,9 @@ int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes, void **block) {
   if (result == KR_CU_OUT_OF_MEMORY) cuda->driver->MemGetInfo(&free_bytes, &total_bytes);
   leave(cuda, entered);
   *block = (void *)(uintptr_t)address;
-  if (result == KR_CU_OUT_OF_MEMORY) return kr_fail_cuda(KRAIT_ERR_DEVICE_MEMORY, result, "out of device memory: %zu bytes needed, %zu of %zu free", bytes, free_bytes, total_bytes);
+  if (result == KR_CU_OUT_OF_MEMORY)
+    return kr_fail_cuda(KRAIT_ERR_DEVICE_MEMORY, result, "out of device memory: %zu bytes needed, %zu of %zu free",
+                        bytes, free_bytes, total_bytes);
   return result ? kr_driver_fail(cuda->driver, result, "allocating device memory") : KRAIT_OK;
 }
 
@@ -325,16 +346,19 @@ int32_t kr_cuda_copy_out(const kr_cuda *cuda, void *to, const void *from_device,
 }
 
 int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_device, size_t bytes, void *stream) {
-  IN_CONTEXT(MemcpyDtoDAsync((uint64_t)(uintptr_t)to_device, (uint64_t)(uintptr_t)from_device, bytes, stream), "copying on the device");
+  IN_CONTEXT(MemcpyDtoDAsync((uint64_t)(uintptr_t)to_device, (uint64_t)(uintptr_t)from_device, bytes, stream),
+             "copying on the device");
 }
 
 int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, void *stream) {
   IN_CONTEXT(MemsetD8Async((uint64_t)(uintptr_t)device, (unsigned char)byte, bytes, stream), "filling device memory");
 }
 
-int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream) { IN_CONTEXT(StreamSynchronize(stream), "waiting for the device"); }
+int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream) {
+  IN_CONTEXT(StreamSynchronize(stream), "waiting for the device");
+}
 
-/* ---- streams, graphs, timers ------------------------------------------------------------------------------------------- */
+/* ---- streams, graphs, timers ------------------------------------------------------------------------------------- */
 
 int32_t kr_cuda_stream_open(const kr_cuda *cuda, void **stream) {
   *stream = NULL;
@@ -351,7 +375,8 @@ void kr_cuda_stream_close(const kr_cuda *cuda, void **stream) {
 
 int32_t kr_cuda_graph_begin(const kr_cuda *cuda, void *stream) {
   const kr_driver *d = cuda->driver;
-  KR_CHECK(d->StreamBeginCapture && d->StreamEndCapture && d->GraphInstantiate && d->GraphLaunch && d->GraphExecDestroy && d->GraphDestroy,
+  KR_CHECK(d->StreamBeginCapture && d->StreamEndCapture && d->GraphInstantiate && d->GraphLaunch &&
+               d->GraphExecDestroy && d->GraphDestroy,
            KRAIT_ERR_UNSUPPORTED, "this driver has no graphs");
   IN_CONTEXT(StreamBeginCapture(stream, KR_CU_CAPTURE_RELAXED), "recording a graph");
 }
@@ -368,7 +393,9 @@ int32_t kr_cuda_graph_end(const kr_cuda *cuda, void *stream, void **graph) {
   return result ? kr_driver_fail(cuda->driver, result, "recording a graph") : KRAIT_OK;
 }
 
-int32_t kr_cuda_graph_launch(const kr_cuda *cuda, void *graph, void *stream) { IN_CONTEXT(GraphLaunch(graph, stream), "launching a graph"); }
+int32_t kr_cuda_graph_launch(const kr_cuda *cuda, void *graph, void *stream) {
+  IN_CONTEXT(GraphLaunch(graph, stream), "launching a graph");
+}
 
 void kr_cuda_graph_close(const kr_cuda *cuda, void **graph) {
   int entered;
@@ -397,9 +424,13 @@ void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer) {
   *timer = (kr_cuda_timer){0};
 }
 
-int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream) { IN_CONTEXT(EventRecord(point, stream), "recording an event"); }
+int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream) {
+  IN_CONTEXT(EventRecord(point, stream), "recording an event");
+}
 
-int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point, void *stream) { IN_CONTEXT(StreamWaitEvent(stream, point, 0), "waiting for an event"); }
+int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point, void *stream) {
+  IN_CONTEXT(StreamWaitEvent(stream, point, 0), "waiting for an event");
+}
 
 int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds) {
   int entered;

@@ -3,7 +3,8 @@
  *
  * An op declares its kernels as constants and launches them by address:
  *   static const kr_kernel scan_fwd = {"selective_scan", "kr_scan_fwd"};          // <op>.cu, its extern "C" name
- *   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &scan_fwd, &(kr_grid){.x = n, .block = 128, .stream = s}, &plan, sizeof plan));
+ *   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &scan_fwd, &(kr_grid){.x = n, .block = 128, .stream = s}, &plan, sizeof
+ *     plan));
  * The kernel takes one struct by value. */
 #ifndef KR_CUDA_H
 #define KR_CUDA_H
@@ -28,7 +29,8 @@ int32_t kr_cuda_device_info(int index, kr_device_info *info);
 uint64_t kr_cuda_built_tiers(void);
 /* The text behind the packed one, unpacked at the first call and kept in *kept; NULL when out of memory. */
 const char *kr_ptx_unpack(const char *packed, const char *end, char **kept);
-/* One embedded PTX text (text and bytes may be NULL: it is then not unpacked; *text is NULL when out of memory); returns 0 past the last. */
+/* One embedded PTX text (text and bytes may be NULL: it is then not unpacked; *text is NULL when out of memory);
+ * returns 0 past the last. */
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes);
 /* Machine code of one module for one architecture; NULL past the last. Absent from most builds. */
 typedef struct kr_cubin {
@@ -56,15 +58,18 @@ typedef struct kr_grid {
   uint32_t x, y, z;    /* blocks; 0 means 1 */
   uint32_t block;      /* threads */
   uint32_t shared_bytes;
-  int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together, and no more than fit */
+  int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together,
+                          and no more than fit */
   void *stream;
   uint32_t cluster;    /* blocks of a cluster; 0: none. Measured only */
 } kr_grid;
 
 /* Enqueues; does not wait. tier is a KRAIT_CAP_CUDA_*. A grid without blocks is success. */
-int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *args, size_t args_bytes);
-/* Launches in a row, each after the one before, on the stream of the first: put together with kr_chain_add, then enqueued at once, which takes
- * the driver less than a single launch does where it has graphs that are quick. What args point to must live until then. */
+int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid,
+                       const void *args, size_t args_bytes);
+/* Launches in a row, each after the one before, on the stream of the first: put together with kr_chain_add, then
+ * enqueued at once, which takes the driver less than a single launch does where it has graphs that are quick. What args
+ * point to must live until then. */
 enum { KR_MOST_LAUNCHES = 8 };
 typedef struct kr_chain {
   struct {
@@ -76,7 +81,9 @@ typedef struct kr_chain {
 } kr_chain;
 static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const kr_grid *grid, const void *args) {
   if (grid->x == 0) return;
-  if (chain->n < KR_MOST_LAUNCHES) chain->launches[chain->n].kernel = kernel, chain->launches[chain->n].grid = *grid, chain->launches[chain->n].args = args;
+  if (chain->n < KR_MOST_LAUNCHES)
+    chain->launches[chain->n].kernel = kernel, chain->launches[chain->n].grid = *grid,
+    chain->launches[chain->n].args = args;
   chain->n++;
 }
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
@@ -85,7 +92,8 @@ int kr_cuda_starts_together(const kr_cuda *cuda);
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
 
 /* Memory and copies for models, tests and the checker; ops use what the caller gives. */
-int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes, void **block); /* says needed and free bytes when there is too little */
+int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes,
+                      void **block); /* says needed and free bytes when there is too little */
 void kr_cuda_free(const kr_cuda *cuda, void *block);
 int32_t kr_cuda_copy_in(const kr_cuda *cuda, void *to_device, const void *from, size_t bytes, void *stream);
 int32_t kr_cuda_copy_out(const kr_cuda *cuda, void *to, const void *from_device, size_t bytes, void *stream);
@@ -93,8 +101,9 @@ int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_devi
 int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, void *stream);
 int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream);
 
-/* A stream of one's own, and graphs: what is launched on the stream between begin and end is recorded, not run. A driver without graphs
- * gives KRAIT_ERR_UNSUPPORTED from begin. A kernel's first launch may be recorded too: loading it is set aside. */
+/* A stream of one's own, and graphs: what is launched on the stream between begin and end is recorded, not run. A
+ * driver without graphs gives KRAIT_ERR_UNSUPPORTED from begin. A kernel's first launch may be recorded too: loading it
+ * is set aside. */
 int32_t kr_cuda_stream_open(const kr_cuda *cuda, void **stream);
 void kr_cuda_stream_close(const kr_cuda *cuda, void **stream);
 int32_t kr_cuda_graph_begin(const kr_cuda *cuda, void *stream);
@@ -109,7 +118,8 @@ typedef struct kr_cuda_timer {
 int32_t kr_cuda_timer_open(const kr_cuda *cuda, kr_cuda_timer *timer);
 void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer);
 int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream);
-int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point, void *stream); /* what follows on this stream waits for the mark on another */
+int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point,
+                         void *stream); /* what follows on this stream waits for the mark on another */
 int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds);
 
 /* Makes the device's context current on this thread; pairs nest. Rows need not: launches and copies do it. */

@@ -35,9 +35,11 @@ uint64_t kr_ladder(const kr_device_info *info, int ptx_version, uint64_t mask, c
   size_t used = 0;
   if (why_bytes) why[0] = 0;
   for (int i = 0; i < N_TIERS; i++) {
-    const char *refusal = mask & tiers[i].cap ? refuse_tier(&tiers[i], info->major * 10 + info->minor, ptx_version) : "masked";
+    const char *refusal =
+        mask & tiers[i].cap ? refuse_tier(&tiers[i], info->major * 10 + info->minor, ptx_version) : "masked";
     if (!refusal) caps |= tiers[i].cap;
-    else if (used < why_bytes) used += (size_t)snprintf(why + used, why_bytes - used, "%s%s: %s", used ? "; " : "", tiers[i].name, refusal);
+    else if (used < why_bytes)
+      used += (size_t)snprintf(why + used, why_bytes - used, "%s%s: %s", used ? "; " : "", tiers[i].name, refusal);
   }
   return caps;
 }
@@ -57,7 +59,8 @@ static int32_t read_attributes(const kr_driver *driver, int device, kr_device_in
   KR_CU_TRY(driver, DeviceGetName(info->name, (int)sizeof info->name, device), "asking a device's name");
   KR_CU_TRY(driver, DeviceGetAttribute(&info->major, KR_CU_ATTR_MAJOR, device), "asking the compute capability");
   KR_CU_TRY(driver, DeviceGetAttribute(&info->minor, KR_CU_ATTR_MINOR, device), "asking the compute capability");
-  KR_CU_TRY(driver, DeviceGetAttribute(&info->n_multiprocessors, KR_CU_ATTR_MULTIPROCESSORS, device), "asking the number of multiprocessors");
+  KR_CU_TRY(driver, DeviceGetAttribute(&info->n_multiprocessors, KR_CU_ATTR_MULTIPROCESSORS, device),
+            "asking the number of multiprocessors");
   KR_CU_TRY(driver, DeviceGetAttribute(&l2, KR_CU_ATTR_L2_BYTES, device), "asking the cache size");
   KR_CU_TRY(driver, DeviceTotalMem(&memory, device), "asking the memory size");
   if (driver->DeviceGetAttribute(&shared, KR_CU_ATTR_SHARED_OPTIN, device) || shared < 49152) shared = 49152;

@@ -19,14 +19,15 @@ static int64_t load_native;
 static char load_detail[512];
 
 static int32_t find_symbols(kr_dlib *lib, const char *path) {
-#define KR_CU(need, name, symbol, parameters)                          \
-  {                                                                    \
-    union {                                                            \
-      void *object;                                                    \
-      kr_cu_result(*function) parameters;                              \
-    } found = {kr_dlib_find(lib, symbol)};                             \
-    KR_CHECK(found.object || need == OPTIONAL, KRAIT_ERR_DRIVER_OLD, "%s has no %s: the driver is too old", path, symbol); \
-    table.name = found.function;                                       \
+#define KR_CU(need, name, symbol, parameters)                                                                     \
+  {                                                                                                               \
+    union {                                                                                                       \
+      void *object;                                                                                               \
+      kr_cu_result(*function) parameters;                                                                         \
+    } found = {kr_dlib_find(lib, symbol)};                                                                        \
+    KR_CHECK(found.object || need == OPTIONAL, KRAIT_ERR_DRIVER_OLD, "%s has no %s: the driver is too old", path, \
+             symbol);                                                                                             \
+    table.name = found.function;                                                                                  \
   }
 #include "driver.def"
 #undef KR_CU
@@ -39,10 +40,13 @@ static int32_t load_table(void) {
   KR_CHECK(lib, KRAIT_ERR_DRIVER_MISSING, "no NVIDIA driver: %s", why);
   KR_TRY(find_symbols(lib, path)); /* the library stays open: closing a driver that started threads is not safe */
   kr_cu_result result = table.Init(0);
-  if (result == KR_CU_NO_DEVICE) return kr_fail_cuda(KRAIT_ERR_NO_DEVICE, result, "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)");
+  if (result == KR_CU_NO_DEVICE)
+    return kr_fail_cuda(KRAIT_ERR_NO_DEVICE, result, "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)");
   if (result) return kr_driver_fail(&table, result, "starting the driver");
   KR_CU_TRY(&table, DriverGetVersion(&table.version), "asking the driver's version");
-  KR_CHECK(kr_driver_ptx_version(table.version) >= 60, KRAIT_ERR_DRIVER_OLD, "the driver supports CUDA %d.%d, krait needs 9.0 (driver R384) or later", table.version / 1000, table.version % 1000 / 10);
+  KR_CHECK(kr_driver_ptx_version(table.version) >= 60, KRAIT_ERR_DRIVER_OLD,
+           "the driver supports CUDA %d.%d, krait needs 9.0 (driver R384) or later", table.version / 1000,
+           table.version % 1000 / 10);
   return KRAIT_OK;
 }
 
@@ -56,7 +60,8 @@ int32_t kr_driver_load(const kr_driver **driver) {
   pthread_once(&once, load_once);
   *driver = load_status < 0 ? NULL : &table;
   if (load_status >= 0) return KRAIT_OK;
-  return load_native ? kr_fail_cuda(load_status, load_native, "%s", load_detail) : kr_fail(load_status, "%s", load_detail);
+  return load_native ? kr_fail_cuda(load_status, load_native, "%s", load_detail)
+                     : kr_fail(load_status, "%s", load_detail);
 }
 
 int kr_driver_ptx_version(int cuda_version) {
@@ -84,6 +89,9 @@ int32_t kr_driver_fail(const kr_driver *driver, kr_cu_result result, const char 
   const char *name = NULL, *text = NULL;
   driver->GetErrorName(result, &name);
   driver->GetErrorString(result, &text);
-  int32_t status = result == KR_CU_OUT_OF_MEMORY ? KRAIT_ERR_DEVICE_MEMORY : is_sticky(result) ? KRAIT_ERR_DEVICE_LOST : KRAIT_ERR_DRIVER;
-  return kr_fail_cuda(status, result, "%s: %s (%d, %s)", doing, name ? name : "unknown driver error", result, text ? text : "no text");
+  int32_t status = result == KR_CU_OUT_OF_MEMORY ? KRAIT_ERR_DEVICE_MEMORY
+                   : is_sticky(result)           ? KRAIT_ERR_DEVICE_LOST
+                                                 : KRAIT_ERR_DRIVER;
+  return kr_fail_cuda(status, result, "%s: %s (%d, %s)", doing, name ? name : "unknown driver error", result,
+                      text ? text : "no text");
 }

@@ -1,4 +1,5 @@
-/* driver.h: the NVIDIA driver, loaded at run time as a table of function pointers (driver.def). Nothing links against it. */
+/* driver.h: the NVIDIA driver, loaded at run time as a table of function pointers (driver.def). Nothing links against
+ * it. */
 #ifndef KR_DRIVER_H
 #define KR_DRIVER_H
 

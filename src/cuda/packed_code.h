@@ -25,9 +25,11 @@ extern const kr_cubin kr_packed_cubins[];
 extern const int kr_n_packed_texts, kr_n_packed_cubins;
 extern char *kr_kept_texts[]; /* one for each text: what it was unpacked to, NULL before */
 
-/* The text of kr_cuda_embedded's number, unpacked at the first call and kept until the process ends; NULL on failure. */
+/* The text of kr_cuda_embedded's number, unpacked at the first call and kept until the process ends; NULL on
+ * failure. */
 int32_t kr_cuda_text(int index, const char **text);
-/* Writes the PTX text that packed_text of tools/device_code.py made [p, end) of; returns 0 where it did not, or not of n_bytes. */
+/* Writes the PTX text that packed_text of tools/device_code.py made [p, end) of; returns 0 where it did not, or not of
+ * n_bytes. */
 int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes);
 
 #endif

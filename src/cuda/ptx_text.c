@@ -1,4 +1,5 @@
-/* ptx_text.c: the device code inside the library, PTX texts packed as tools/device_code.py says: unpacked when they are first asked for, then kept. */
+/* ptx_text.c: the device code inside the library, PTX texts packed as tools/device_code.py says: unpacked when they are
+ * first asked for, then kept. */
 #include "cuda.h"
 
 #include <pthread.h>
@@ -102,7 +103,8 @@ static int32_t open_stream(int index) {
   opened.stream = index;
   opened.bytes = kr_alloc(stream->n_unpacked);
   KR_CHECK(opened.bytes, KRAIT_ERR_NO_MEMORY, "no memory for %zu bytes of device code", stream->n_unpacked);
-  if (kr_lzma_begin(&opened.lzma, (const uint8_t *)stream->begin, stream->n_packed, opened.bytes, stream->n_unpacked)) return KRAIT_OK;
+  if (kr_lzma_begin(&opened.lzma, (const uint8_t *)stream->begin, stream->n_packed, opened.bytes, stream->n_unpacked))
+    return KRAIT_OK;
   kr_free(opened.bytes);
   opened.bytes = NULL;
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code in this library is damaged: install krait again");
@@ -113,9 +115,11 @@ static int32_t unpack(const kr_packed_text *packed, char **kept) {
   char *text = kr_alloc((size_t)packed->n_bytes + 1);
   KR_CHECK(text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", packed->module);
   text[packed->n_bytes] = 0;
-  if (!kr_lzma_unpack(&opened.lzma, packed->end) || !kr_ptx_expand(opened.bytes + packed->begin, opened.bytes + packed->end, text, packed->n_bytes)) {
+  if (!kr_lzma_unpack(&opened.lzma, packed->end) ||
+      !kr_ptx_expand(opened.bytes + packed->begin, opened.bytes + packed->end, text, packed->n_bytes)) {
     kr_free(text);
-    return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code of %s in this library is damaged: install krait again", packed->module);
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code of %s in this library is damaged: install krait again",
+                   packed->module);
   }
   *kept = text;
   return KRAIT_OK;
@@ -137,7 +141,9 @@ int kr_cuda_embedded(int index, const char **module, const char **tier, const ch
   return 1;
 }
 
-const kr_cubin *kr_cuda_cubin(int index) { return index >= 0 && index < kr_n_packed_cubins ? &kr_packed_cubins[index] : NULL; }
+const kr_cubin *kr_cuda_cubin(int index) {
+  return index >= 0 && index < kr_n_packed_cubins ? &kr_packed_cubins[index] : NULL;
+}
 
 uint64_t kr_cuda_built_tiers(void) {
   uint64_t caps = 0;

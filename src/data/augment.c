@@ -80,7 +80,8 @@ static double colour_gain(const void *user, int64_t bin) {
   const double hz = fmax((double)bin * c->bin_hz, 30), at = log2(hz / 30) / log2(HZ / 2 / 30.0) * (N_KNOTS - 1);
   const int i = at >= N_KNOTS - 1 ? N_KNOTS - 2 : (int)at;
   const double share = at - i, smooth = share * share * (3 - 2 * share);
-  return pow(10, (c->knots_db[i] * (1 - smooth) + c->knots_db[i + 1] * smooth + c->tilt_db * log2(fmax(hz, 60) / 1000)) / 20);
+  return pow(
+      10, (c->knots_db[i] * (1 - smooth) + c->knots_db[i + 1] * smooth + c->tilt_db * log2(fmax(hz, 60) / 1000)) / 20);
 }
 
 int32_t kr_augment_curve(kr_random *random, float *x, int64_t n, double spread_db, double tilt_db) {

@@ -12,7 +12,8 @@ void kr_augment_gain(kr_random *random, float *x, int64_t n, double most_db);
 int32_t kr_augment_speed(const float *x, int64_t n_in, double speed, float *out, int64_t n_out);
 /* A low-pass whose edge lies at hz, of the same phase for whatever is given the same hz. */
 int32_t kr_augment_band(float *x, int64_t n, double hz);
-/* A smooth gain over log frequency: knots an octave and a half apart, spread_db their deviation, and tilt_db an octave from 1 kHz. */
+/* A smooth gain over log frequency: knots an octave and a half apart, spread_db their deviation, and tilt_db an octave
+ * from 1 kHz. */
 int32_t kr_augment_curve(kr_random *random, float *x, int64_t n, double spread_db, double tilt_db);
 /* Cut off at share of the peak. */
 void kr_augment_clip(float *x, int64_t n, double share);

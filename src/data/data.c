@@ -47,19 +47,30 @@ static int is_share(double v) { return v >= 0 && v <= 1; }
 
 static int32_t check_config(const kr_data_config *c) {
   KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT, "speech: name a folder, a list or a safetensors file of clean recordings");
-  KR_CHECK(c->segment == 0 || (c->segment > 0 && c->stride > 0 && c->shift >= 0 && c->shift < c->segment), KRAIT_ERR_ARGUMENT,
-           "segment %lld, stride %lld, shift %lld: stride must be positive, shift less than segment; all three count samples", (long long)c->segment, (long long)c->stride, (long long)c->shift);
-  KR_CHECK(c->snr_low_db <= c->snr_high_db && c->snr_low_db >= -100 && c->snr_high_db <= 100, KRAIT_ERR_ARGUMENT, "snr_range %d..%d: the lower end comes first, within -100 to 100 dB",
-           c->snr_low_db, c->snr_high_db);
-  KR_CHECK(c->level_float_db >= 0, KRAIT_ERR_ARGUMENT, "target_dB_FS_floating_value %d must not be negative", c->level_float_db);
-  KR_CHECK(c->silence_s >= 0 && c->silence_s < 60 && c->reverb_early_s >= 0 && c->reverb_early_s < 10, KRAIT_ERR_ARGUMENT, "silence_length and reverb_early are seconds, and not negative");
-  KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) && is_share(c->gain_proportion) && is_share(c->speed_proportion) &&
-               is_share(c->band_proportion) && is_share(c->babble_proportion) && is_share(c->colour_proportion) && is_share(c->curve_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
+  KR_CHECK(c->segment == 0 || (c->segment > 0 && c->stride > 0 && c->shift >= 0 && c->shift < c->segment),
+           KRAIT_ERR_ARGUMENT,
+           "segment %lld, stride %lld, shift %lld: stride must be positive, shift less than segment; all three count "
+           "samples",
+           (long long)c->segment, (long long)c->stride, (long long)c->shift);
+  KR_CHECK(c->snr_low_db <= c->snr_high_db && c->snr_low_db >= -100 && c->snr_high_db <= 100, KRAIT_ERR_ARGUMENT,
+           "snr_range %d..%d: the lower end comes first, within -100 to 100 dB", c->snr_low_db, c->snr_high_db);
+  KR_CHECK(c->level_float_db >= 0, KRAIT_ERR_ARGUMENT, "target_dB_FS_floating_value %d must not be negative",
+           c->level_float_db);
+  KR_CHECK(c->silence_s >= 0 && c->silence_s < 60 && c->reverb_early_s >= 0 && c->reverb_early_s < 10,
+           KRAIT_ERR_ARGUMENT, "silence_length and reverb_early are seconds, and not negative");
+  KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) &&
+               is_share(c->gain_proportion) && is_share(c->speed_proportion) && is_share(c->band_proportion) &&
+               is_share(c->babble_proportion) && is_share(c->colour_proportion) && is_share(c->curve_proportion) &&
+               is_share(c->clip_proportion) && is_share(c->codec_proportion),
            KRAIT_ERR_ARGUMENT, "a proportion must lie between 0 and 1");
-  KR_CHECK(c->batch >= 1 && c->batch <= 65536 && c->n_ranks >= 1 && c->rank >= 0 && c->rank < c->n_ranks, KRAIT_ERR_ARGUMENT, "batch %lld of rank %d of %d", (long long)c->batch, c->rank, c->n_ranks);
-  KR_CHECK(c->repeats >= 1 && c->most_noises >= 1 && c->most_noises <= 16, KRAIT_ERR_ARGUMENT, "repeats must be 1 or more, most_noises 1 to 16");
-  KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0 || c->babble_proportion + c->colour_proportion >= 1, KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
-  KR_CHECK(c->rir || c->reverb_proportion == 0, KRAIT_ERR_ARGUMENT, "reverb_proportion %g needs rir: a folder or list of room responses", c->reverb_proportion);
+  KR_CHECK(c->batch >= 1 && c->batch <= 65536 && c->n_ranks >= 1 && c->rank >= 0 && c->rank < c->n_ranks,
+           KRAIT_ERR_ARGUMENT, "batch %lld of rank %d of %d", (long long)c->batch, c->rank, c->n_ranks);
+  KR_CHECK(c->repeats >= 1 && c->most_noises >= 1 && c->most_noises <= 16, KRAIT_ERR_ARGUMENT,
+           "repeats must be 1 or more, most_noises 1 to 16");
+  KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0 || c->babble_proportion + c->colour_proportion >= 1,
+           KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
+  KR_CHECK(c->rir || c->reverb_proportion == 0, KRAIT_ERR_ARGUMENT,
+           "reverb_proportion %g needs rir: a folder or list of room responses", c->reverb_proportion);
   return KRAIT_OK;
 }
 
@@ -71,19 +82,24 @@ static void report_line(void *user, const char *line) {
   pthread_mutex_unlock(&d->report_lock);
 }
 
-static const char *copy(kr_data *d, const char *text) { return text && *text ? kr_arena_copy(d->arena, text, strlen(text)) : NULL; }
+static const char *copy(kr_data *d, const char *text) {
+  return text && *text ? kr_arena_copy(d->arena, text, strlen(text)) : NULL;
+}
 
 static int32_t open_sources(kr_data *d) {
   kr_data_config *c = &d->config;
-  const char **const texts[] = {&c->speech, &c->speech_dir, &c->noisy, &c->noisy_dir, &c->noise, &c->noise_dir, &c->rir, &c->rir_dir};
+  const char **const texts[] = {&c->speech, &c->speech_dir, &c->noisy, &c->noisy_dir,
+                                &c->noise,  &c->noise_dir,  &c->rir,   &c->rir_dir};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *texts[i] = copy(d, *texts[i]);
   KR_TRY(check_config(c));
   if (c->noise_proportion < 0) c->noise_proportion = c->noisy ? 0 : 1;
   d->source.config = c;
   KR_TRY(kr_recordings_open(c->speech, c->speech_dir, "speech", report_line, d, &d->source.speech));
   if (c->noisy) KR_TRY(kr_recordings_open(c->noisy, c->noisy_dir, "noisy", report_line, d, &d->source.noisy));
-  if (c->noise && c->noise_proportion > 0) KR_TRY(kr_recordings_open(c->noise, c->noise_dir, "noise", report_line, d, &d->source.noise));
-  if (c->rir && c->reverb_proportion > 0) KR_TRY(kr_recordings_open(c->rir, c->rir_dir, "rir", report_line, d, &d->source.rir));
+  if (c->noise && c->noise_proportion > 0)
+    KR_TRY(kr_recordings_open(c->noise, c->noise_dir, "noise", report_line, d, &d->source.noise));
+  if (c->rir && c->reverb_proportion > 0)
+    KR_TRY(kr_recordings_open(c->rir, c->rir_dir, "rir", report_line, d, &d->source.rir));
   return KRAIT_OK;
 }
 
@@ -116,7 +132,9 @@ static int32_t count_pieces(kr_data *d) {
     longest = file.n_samples > longest ? file.n_samples : longest;
     d->files[s->n_files++] = file;
   }
-  KR_CHECK(s->n_files > 0, KRAIT_ERR_FILE_FORMAT, s->noisy ? "no recording of %s has a partner of the same name in %s" : "no recording of %s can be used", c->speech, c->noisy);
+  KR_CHECK(s->n_files > 0, KRAIT_ERR_FILE_FORMAT,
+           s->noisy ? "no recording of %s has a partner of the same name in %s" : "no recording of %s can be used",
+           c->speech, c->noisy);
   s->files = d->files;
   s->n_samples = c->segment ? c->segment - c->shift : longest;
   d->n_items = s->n_pieces * c->repeats;
@@ -130,7 +148,8 @@ static int32_t open_steps(kr_data *d) {
   for (int i = 0; i < d->config.n_ahead; i++) {
     d->steps[i].noisy = kr_alloc_array(n, sizeof(float));
     d->steps[i].clean = kr_alloc_array(n, sizeof(float));
-    KR_CHECK(d->steps[i].noisy && d->steps[i].clean, KRAIT_ERR_NO_MEMORY, "no memory for %d steps of %lld samples", d->config.n_ahead, (long long)n);
+    KR_CHECK(d->steps[i].noisy && d->steps[i].clean, KRAIT_ERR_NO_MEMORY, "no memory for %d steps of %lld samples",
+             d->config.n_ahead, (long long)n);
   }
   return KRAIT_OK;
 }
@@ -175,20 +194,27 @@ int64_t kr_data_n_steps(const kr_data *d) {
 }
 
 int32_t kr_data_item(kr_data *d, int64_t epoch, int64_t index, float *noisy, float *clean, int64_t *n_samples) {
-  KR_CHECK(index >= 0 && index < d->n_items, KRAIT_ERR_ARGUMENT, "item %lld of %lld", (long long)index, (long long)d->n_items);
+  KR_CHECK(index >= 0 && index < d->n_items, KRAIT_ERR_ARGUMENT, "item %lld of %lld", (long long)index,
+           (long long)d->n_items);
   return kr_item_make(&d->source, epoch, index, noisy, clean, n_samples);
 }
 
-const char *kr_data_item_name(const kr_data *d, int64_t index) { return kr_recordings_name(d->source.speech, kr_item_file(&d->source, index)->recording); }
-double kr_data_item_snr_db(kr_data *d, int64_t epoch, int64_t index) { return (double)kr_item_snr_db(&d->source, epoch, index); }
+const char *kr_data_item_name(const kr_data *d, int64_t index) {
+  return kr_recordings_name(d->source.speech, kr_item_file(&d->source, index)->recording);
+}
+double kr_data_item_snr_db(kr_data *d, int64_t epoch, int64_t index) {
+  return (double)kr_item_snr_db(&d->source, epoch, index);
+}
 
 /* ---- the ring ---- */
 static int32_t make_for_step(kr_data *d, int64_t at_step, int64_t item, float *noisy, float *clean) {
-  const int64_t n_steps = kr_data_n_steps(d), epoch = at_step / n_steps, global_batch = d->config.batch * d->config.n_ranks;
+  const int64_t n_steps = kr_data_n_steps(d), epoch = at_step / n_steps,
+                global_batch = d->config.batch * d->config.n_ranks;
   const int64_t position = (at_step % n_steps * global_batch + d->config.rank * d->config.batch + item) % d->n_items;
   const uint64_t key = kr_random_mix(d->config.seed ^ kr_random_mix((uint64_t)epoch + 1));
   int64_t n;
-  return kr_data_item(d, epoch, d->config.shuffle ? kr_random_place(key, d->n_items, position) : position, noisy, clean, &n);
+  return kr_data_item(d, epoch, d->config.shuffle ? kr_random_place(key, d->n_items, position) : position, noisy, clean,
+                      &n);
 }
 
 /* The lock is held on entry and on return. */
@@ -229,7 +255,8 @@ static void stop(kr_data *d) {
 }
 
 static int32_t start_workers(kr_data *d) {
-  while (d->n_threads < d->config.n_workers && pthread_create(&d->threads[d->n_threads], NULL, worker, d) == 0) d->n_threads++;
+  while (d->n_threads < d->config.n_workers && pthread_create(&d->threads[d->n_threads], NULL, worker, d) == 0)
+    d->n_threads++;
   KR_CHECK(d->n_threads > 0, KRAIT_ERR_NO_MEMORY, "no thread can be started for the training data");
   return KRAIT_OK;
 }

@@ -12,7 +12,8 @@ struct krait_data {
   int64_t batch;
 };
 
-static int32_t open_parts(krait_data *d, const char *path, const char *const *settings, int32_t n_settings, const char *split, krait_report_fn report, void *user) {
+static int32_t open_parts(krait_data *d, const char *path, const char *const *settings, int32_t n_settings,
+                          const char *split, krait_report_fn report, void *user) {
   static const char *const splits[] = {"train", "valid", "test"};
   int which = -1;
   for (int i = 0; i < 3; i++)
@@ -27,8 +28,10 @@ static int32_t open_parts(krait_data *d, const char *path, const char *const *se
   return kr_data_open(&config, &d->data);
 }
 
-int32_t krait_data_open(const char *config_path, const char *const *settings, int32_t n_settings, const char *split, krait_report_fn report, void *user, krait_data **data) {
-  KR_CHECK(split && data && (settings || n_settings == 0) && n_settings >= 0, KRAIT_ERR_ARGUMENT, "split, data and settings must not be NULL");
+int32_t krait_data_open(const char *config_path, const char *const *settings, int32_t n_settings, const char *split,
+                        krait_report_fn report, void *user, krait_data **data) {
+  KR_CHECK(split && data && (settings || n_settings == 0) && n_settings >= 0, KRAIT_ERR_ARGUMENT,
+           "split, data and settings must not be NULL");
   *data = NULL;
   krait_data *d = kr_zalloc(sizeof *d);
   KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for training data");
@@ -52,11 +55,14 @@ int64_t krait_data_batch(const krait_data *d) { return d ? d->batch : 0; }
 int64_t krait_data_samples(const krait_data *d) { return d ? kr_data_samples(d->data) : 0; }
 
 int32_t krait_data_item(krait_data *d, int64_t epoch, int64_t index, float *noisy, float *clean, int64_t *n_samples) {
-  KR_CHECK(d && noisy && clean && n_samples && epoch >= 0, KRAIT_ERR_ARGUMENT, "data, noisy, clean and n_samples must not be NULL, epoch not negative");
+  KR_CHECK(d && noisy && clean && n_samples && epoch >= 0, KRAIT_ERR_ARGUMENT,
+           "data, noisy, clean and n_samples must not be NULL, epoch not negative");
   return kr_data_item(d->data, epoch, index, noisy, clean, n_samples);
 }
 
-const char *krait_data_item_name(const krait_data *d, int64_t index) { return d && index >= 0 && index < kr_data_n_items(d->data) ? kr_data_item_name(d->data, index) : NULL; }
+const char *krait_data_item_name(const krait_data *d, int64_t index) {
+  return d && index >= 0 && index < kr_data_n_items(d->data) ? kr_data_item_name(d->data, index) : NULL;
+}
 
 int32_t krait_data_begin(krait_data *d, int64_t step) {
   KR_CHECK(d, KRAIT_ERR_ARGUMENT, "data must not be NULL");

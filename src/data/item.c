@@ -1,5 +1,5 @@
-/* item.c: one training item, step by step in the order of upstream's data set: piece, noise, ratio, room, levels; augmentation where it is asked for. Each step
- * draws from a stream of its own. */
+/* item.c: one training item, step by step in the order of upstream's data set: piece, noise, ratio, room, levels;
+ * augmentation where it is asked for. Each step draws from a stream of its own. */
 #include "item.h"
 
 #include <math.h>
@@ -13,7 +13,21 @@
 #include "status.h"
 
 enum { HZ = KR_RECORDINGS_HZ, MOST_TRIES = 64 };
-enum { FOR_SHIFT, FOR_NOISE, FOR_SNR, FOR_ROOM, FOR_LEVEL, FOR_GAIN, FOR_SPEED, FOR_BAND, FOR_CLIP, FOR_CODEC, FOR_ANOTHER, FOR_CURVE, FOR_KIND };
+enum {
+  FOR_SHIFT,
+  FOR_NOISE,
+  FOR_SNR,
+  FOR_ROOM,
+  FOR_LEVEL,
+  FOR_GAIN,
+  FOR_SPEED,
+  FOR_BAND,
+  FOR_CLIP,
+  FOR_CODEC,
+  FOR_ANOTHER,
+  FOR_CURVE,
+  FOR_KIND
+};
 static const double FULL = 0.999, BELOW_FULL = 0.99 - 1e-6;
 
 typedef struct draw {
@@ -26,7 +40,9 @@ static draw draw_for(const kr_item_source *s, int64_t epoch, int64_t index) {
   return (draw){s, s->config, s->config->deterministic ? 0 : (uint64_t)epoch, (uint64_t)index};
 }
 
-static kr_random stream(const draw *d, uint64_t purpose) { return kr_random_for(d->config->seed, d->epoch, d->index, purpose); }
+static kr_random stream(const draw *d, uint64_t purpose) {
+  return kr_random_for(d->config->seed, d->epoch, d->index, purpose);
+}
 
 /* ---- the piece ---- */
 int64_t kr_item_pieces(const kr_data_config *c, int64_t n_samples) {
@@ -44,7 +60,8 @@ const kr_piece_file *kr_item_file(const kr_item_source *s, int64_t index) {
   return &s->files[low];
 }
 
-/* Where the item begins in its file. The shift stays inside short files and last pieces: upstream's reaches into the zeros behind them. */
+/* Where the item begins in its file. The shift stays inside short files and last pieces: upstream's reaches into the
+ * zeros behind them. */
 static int64_t item_start(const draw *d, const kr_piece_file *file, int64_t piece, int64_t n) {
   const kr_data_config *c = d->config;
   if (c->segment == 0) return 0;
@@ -66,7 +83,9 @@ static int32_t read_side(kr_recordings *from, int64_t recording, int64_t start, 
 
 static double draw_speed(const draw *d) {
   kr_random r = stream(d, FOR_SPEED);
-  return !d->config->deterministic && kr_random_chance(&r, d->config->speed_proportion) ? 1 + 0.01 * (double)kr_random_whole(&r, -10, 10) : 1;
+  return !d->config->deterministic && kr_random_chance(&r, d->config->speed_proportion)
+             ? 1 + 0.01 * (double)kr_random_whole(&r, -10, 10)
+             : 1;
 }
 
 /* The target, and what is heard: the same, or the noisy side of a pair. */
@@ -153,7 +172,9 @@ static int32_t noise_at_random(const draw *d, kr_random *r, float *out, int64_t 
   memset(out, 0, (size_t)n * sizeof *out);
   for (int i = 0; i < count && at < n; i++) {
     const int64_t skipped = at < 0 ? -at : 0, to = at + skipped, left = stretches[i].length - skipped;
-    if (left > 0 && to < n) KR_TRY(kr_recordings_read(d->source->noise, stretches[i].recording, stretches[i].channel, skipped, left < n - to ? left : n - to, out + to));
+    if (left > 0 && to < n)
+      KR_TRY(kr_recordings_read(d->source->noise, stretches[i].recording, stretches[i].channel, skipped,
+                                left < n - to ? left : n - to, out + to));
     at += stretches[i].length + silence;
   }
   return KRAIT_OK;
@@ -165,9 +186,12 @@ static int32_t babble(const draw *d, kr_random *r, float *out, float *scratch, i
   for (int64_t left = kr_random_whole(r, 3, 8); left > 0; left--) {
     stretch voice;
     KR_TRY(draw_stretch(d->source->speech, r, &voice));
-    const int64_t start = kr_random_whole(r, 0, voice.length - 1), n_end = voice.length - start < n ? voice.length - start : n;
+    const int64_t start = kr_random_whole(r, 0, voice.length - 1),
+                  n_end = voice.length - start < n ? voice.length - start : n;
     KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, start, n, scratch));
-    if (n_end < n) KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, 0, n - n_end, scratch + n_end)); /* and on from its start */
+    if (n_end < n)
+      KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, 0, n - n_end,
+                                scratch + n_end)); /* and on from its start */
     kr_set_level(scratch, n, -25 + 4 * kr_random_normal(r));
     for (int64_t i = 0; i < n; i++) out[i] += scratch[i];
   }
@@ -186,7 +210,9 @@ static int32_t one_noise(const draw *d, kr_random *r, float *out, float *scratch
   if (at < c->babble_proportion) return babble(d, r, out, scratch, n);
   if (at < c->babble_proportion + c->colour_proportion) return coloured(r, out, n);
   KR_TRY(noise_at_random(d, r, out, n));
-  return kr_random_chance(&curve, c->curve_proportion) ? kr_augment_curve(&curve, out, n, 5, kr_random_between(&curve, -3, 1)) : KRAIT_OK;
+  return kr_random_chance(&curve, c->curve_proportion)
+             ? kr_augment_curve(&curve, out, n, 5, kr_random_between(&curve, -3, 1))
+             : KRAIT_OK;
 }
 
 /* One noise, or several at once, within 5 dB of each other. */
@@ -194,7 +220,8 @@ static int32_t make_noise(const draw *d, float *out, float *scratch, int64_t n) 
   if (d->config->deterministic) return noise_by_index(d, out, n);
   kr_random r = stream(d, FOR_NOISE);
   KR_TRY(one_noise(d, &r, out, scratch, n));
-  const int64_t more = d->config->most_noises > 1 && d->source->noise ? kr_random_whole(&r, 0, d->config->most_noises - 1) : 0;
+  const int64_t more =
+      d->config->most_noises > 1 && d->source->noise ? kr_random_whole(&r, 0, d->config->most_noises - 1) : 0;
   for (int64_t k = 0; k < more; k++) {
     KR_TRY(noise_at_random(d, &r, scratch, n));
     const double gain = kr_snr_gain(out, scratch, n, kr_random_between(&r, -5, 5));
@@ -218,12 +245,14 @@ static int32_t put_into_room(const draw *d, float *heard, float *clean, int64_t 
   kr_recordings *rir = d->source->rir;
   if (!rir || d->source->noisy || !kr_random_chance(&r, c->reverb_proportion)) return KRAIT_OK;
   stretch room = {.recording = (int64_t)d->index % kr_recordings_count(rir)};
-  int32_t n_channels, status = c->deterministic ? kr_recordings_check(rir, room.recording, &room.length, &n_channels) : KRAIT_ERR_FILE_FORMAT;
+  int32_t n_channels, status = c->deterministic ? kr_recordings_check(rir, room.recording, &room.length, &n_channels)
+                                                : KRAIT_ERR_FILE_FORMAT;
   if (status < 0) KR_TRY(draw_stretch(rir, &r, &room));
   float *response = kr_alloc_array((size_t)room.length, sizeof *response);
   KR_CHECK(response, KRAIT_ERR_NO_MEMORY, "no memory for a room response");
   status = kr_recordings_read(rir, room.recording, room.channel, 0, room.length, response);
-  if (status == KRAIT_OK) status = kr_reverberate(heard, n, response, room.length, (int64_t)(c->reverb_early_s * HZ), clean);
+  if (status == KRAIT_OK)
+    status = kr_reverberate(heard, n, response, room.length, (int64_t)(c->reverb_early_s * HZ), clean);
   kr_free(response);
   return status;
 }
@@ -248,7 +277,8 @@ static int32_t mix(const draw *d, float *heard, float *clean, int64_t n) {
   const int32_t status = make_noise(d, noise, noise + n, n);
   if (status == KRAIT_OK) {
     kr_set_level(noise, n, c->part_level_db);
-    const double gain = kr_snr_gain(heard, noise, n, (double)kr_item_snr_db(d->source, (int64_t)d->epoch, (int64_t)d->index));
+    const double gain =
+        kr_snr_gain(heard, noise, n, (double)kr_item_snr_db(d->source, (int64_t)d->epoch, (int64_t)d->index));
     for (int64_t i = 0; i < n; i++) heard[i] += (float)(gain * noise[i]);
   }
   kr_free(noise);
@@ -257,7 +287,8 @@ static int32_t mix(const draw *d, float *heard, float *clean, int64_t n) {
 
 static void set_final_level(const draw *d, float *heard, float *clean, int64_t n) {
   kr_random r = stream(d, FOR_LEVEL);
-  const int64_t db = kr_random_whole(&r, d->config->level_db - d->config->level_float_db, d->config->level_db + d->config->level_float_db);
+  const int64_t db = kr_random_whole(&r, d->config->level_db - d->config->level_float_db,
+                                     d->config->level_db + d->config->level_float_db);
   const double factor = pow(10, (double)db / 20) / (kr_rms(heard, n) + 1e-6);
   kr_scale(heard, n, factor);
   kr_scale(clean, n, factor);
@@ -275,17 +306,20 @@ static int32_t spoil(const draw *d, float *heard, float *clean, int64_t n) {
     KR_TRY(kr_augment_band(heard, n, hz));
     KR_TRY(kr_augment_band(clean, n, hz));
   }
-  if (kr_random_chance(&clip, d->config->clip_proportion)) kr_augment_clip(heard, n, kr_random_between(&clip, 0.25, 0.9));
+  if (kr_random_chance(&clip, d->config->clip_proportion))
+    kr_augment_clip(heard, n, kr_random_between(&clip, 0.25, 0.9));
   return KRAIT_OK;
 }
 
 static int32_t encode(const draw *d, float *heard, int64_t n) {
   kr_random r = stream(d, FOR_CODEC);
-  if (d->config->deterministic || !kr_random_chance(&r, d->config->codec_proportion) || kr_codec_count() == 0) return KRAIT_OK;
+  if (d->config->deterministic || !kr_random_chance(&r, d->config->codec_proportion) || kr_codec_count() == 0)
+    return KRAIT_OK;
   return kr_codec_pass((int)kr_random_whole(&r, 0, kr_codec_count() - 1), heard, n);
 }
 
-int32_t kr_item_make(const kr_item_source *source, int64_t epoch, int64_t index, float *noisy, float *clean, int64_t *n) {
+int32_t kr_item_make(const kr_item_source *source, int64_t epoch, int64_t index, float *noisy, float *clean,
+                     int64_t *n) {
   const draw d = draw_for(source, epoch, index);
   KR_TRY(read_some_piece(&d, noisy, clean, n));
   KR_TRY(equalise(&d, noisy, clean, *n));

@@ -24,6 +24,7 @@ int64_t kr_item_pieces(const kr_data_config *config, int64_t n_samples);
 const kr_piece_file *kr_item_file(const kr_item_source *source, int64_t index);
 int64_t kr_item_snr_db(const kr_item_source *source, int64_t epoch, int64_t index);
 /* noisy and clean have n_samples of the source; *n receives the item's own. */
-int32_t kr_item_make(const kr_item_source *source, int64_t epoch, int64_t index, float *noisy, float *clean, int64_t *n);
+int32_t kr_item_make(const kr_item_source *source, int64_t epoch, int64_t index, float *noisy, float *clean,
+                     int64_t *n);
 
 #endif

@@ -1,5 +1,5 @@
-/* random.h: random numbers that follow from what they are for alone: a stream per (seed, epoch, index, purpose), so that neither threads nor other
- * draws change them. SplitMix64 (Steele, Lea and Flood 2014). */
+/* random.h: random numbers that follow from what they are for alone: a stream per (seed, epoch, index, purpose), so
+ * that neither threads nor other draws change them. SplitMix64 (Steele, Lea and Flood 2014). */
 #ifndef KR_RANDOM_H
 #define KR_RANDOM_H
 
@@ -27,16 +27,21 @@ static inline kr_random kr_random_for(uint64_t seed, uint64_t epoch, uint64_t in
 
 /* [0, 1) */
 static inline double kr_random_unit(kr_random *r) { return (double)(kr_random_next(r) >> 11) * 0x1p-53; }
-static inline double kr_random_between(kr_random *r, double low, double high) { return low + (high - low) * kr_random_unit(r); }
+static inline double kr_random_between(kr_random *r, double low, double high) {
+  return low + (high - low) * kr_random_unit(r);
+}
 /* Whole, both ends included. */
-static inline int64_t kr_random_whole(kr_random *r, int64_t low, int64_t high) { return low + (int64_t)(kr_random_unit(r) * (double)(high - low + 1)); }
+static inline int64_t kr_random_whole(kr_random *r, int64_t low, int64_t high) {
+  return low + (int64_t)(kr_random_unit(r) * (double)(high - low + 1));
+}
 static inline int kr_random_chance(kr_random *r, double share) { return kr_random_unit(r) < share; }
 static inline double kr_random_normal(kr_random *r) {
   const double u = 1 - kr_random_unit(r), v = kr_random_unit(r);
   return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* Where `position` of a shuffled [0, n) comes from: a permutation without a table (a Feistel network of four rounds, walked until it is inside). */
+/* Where `position` of a shuffled [0, n) comes from: a permutation without a table (a Feistel network of four rounds,
+ * walked until it is inside). */
 static inline int64_t kr_random_place(uint64_t key, int64_t n, int64_t position) {
   int half_bits = 1;
   while (half_bits < 31 && (int64_t)1 << (2 * half_bits) < n) half_bits++;

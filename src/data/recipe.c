@@ -40,7 +40,9 @@ enum { N_FILES = sizeof files / sizeof *files };
 static const shipped *find_shipped(const char *group, const char *name) {
   const size_t n = strlen(group);
   for (int i = 0; i < N_FILES; i++)
-    if (strncmp(files[i].name, group, n) == 0 && (n == 0 || files[i].name[n] == '/') && strcmp(files[i].name + n + (n > 0), name) == 0) return &files[i];
+    if (strncmp(files[i].name, group, n) == 0 && (n == 0 || files[i].name[n] == '/') &&
+        strcmp(files[i].name + n + (n > 0), name) == 0)
+      return &files[i];
   return NULL;
 }
 
@@ -68,8 +70,23 @@ static int32_t read_yaml(const char *path, json_t **tree) {
 
 /* What upstream's configurations have beside, and krait does without. */
 static int is_without_meaning(const char *key) {
-  static const char *const keys[] = {"hydra", "defaults", "device", "log_dir", "save_code", "eval_stt", "eval_stt_every", "valid_start_epoch", "finetune", "deterministic", "bcs_gain_perturbation_db",
-                                     "scheduler", "num_examples", "verbose", "ddp", "model_lib", "pesq"};
+  static const char *const keys[] = {"hydra",
+                                     "defaults",
+                                     "device",
+                                     "log_dir",
+                                     "save_code",
+                                     "eval_stt",
+                                     "eval_stt_every",
+                                     "valid_start_epoch",
+                                     "finetune",
+                                     "deterministic",
+                                     "bcs_gain_perturbation_db",
+                                     "scheduler",
+                                     "num_examples",
+                                     "verbose",
+                                     "ddp",
+                                     "model_lib",
+                                     "pesq"};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     if (strcmp(keys[i], key) == 0) return 1;
   return 0;
@@ -80,7 +97,8 @@ static void list_names(json_t *section, char *text, size_t bytes) {
   json_t *value;
   size_t n = 0;
   text[0] = 0;
-  json_object_foreach(section, key, value) if (n < bytes) n += (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", " : "", key);
+  json_object_foreach(section, key, value) if (n < bytes) n +=
+      (size_t)snprintf(text + n, bytes - n, "%s%s", n ? ", " : "", key);
 }
 
 static int32_t refuse_name(json_t *section, const char *key, const char *label) {
@@ -89,14 +107,16 @@ static int32_t refuse_name(json_t *section, const char *key, const char *label) 
   return kr_fail(KRAIT_ERR_ARGUMENT, "%s: '%s' is not known there, but %s", label, key, known);
 }
 
-/* Sections are merged value by value, all else is replaced. A name that is not there yet is a misspelt one, but in the model's section. */
+/* Sections are merged value by value, all else is replaced. A name that is not there yet is a misspelt one, but in the
+ * model's section. */
 static int32_t merge(json_t *into, json_t *from, const char *label) {
   const char *key;
   json_t *value;
   json_object_foreach(from, key, value) {
     json_t *old = json_object_get(into, key);
     if (!old && label && strcmp(key, "model") != 0 && !is_without_meaning(key)) return refuse_name(into, key, label);
-    if (json_is_object(old) && json_is_object(value)) KR_TRY(merge(old, value, strcmp(key, "model") == 0 ? NULL : label));
+    if (json_is_object(old) && json_is_object(value))
+      KR_TRY(merge(old, value, strcmp(key, "model") == 0 ? NULL : label));
     else if (json_object_set(into, key, value) != 0) return no_memory();
   }
   return KRAIT_OK;
@@ -112,7 +132,8 @@ static int32_t add_section(kr_recipe *r, const char *group, const char *name) {
   if (file) KR_TRY(kr_yaml_read((const char *)file->bytes, *file->n_bytes, name, &tree));
   else if (length > 5 && strcmp(name + length - 5, ".yaml") == 0) KR_TRY(read_yaml(name, &tree));
   list_shipped(group, known, sizeof known);
-  KR_CHECK(tree, KRAIT_ERR_ARGUMENT, "there is no %s '%s'; shipped are %s, and a path ending in .yaml is read", group, name, known);
+  KR_CHECK(tree, KRAIT_ERR_ARGUMENT, "there is no %s '%s'; shipped are %s, and a path ending in .yaml is read", group,
+           name, known);
   json_t *section = json_object_get(r->values, group);
   int32_t status = KRAIT_OK;
   if (strcmp(group, "model") != 0 && json_is_object(section)) status = merge(section, tree, name);
@@ -134,7 +155,8 @@ static json_t *reach(json_t *values, const char *name, const char **last) {
 static int32_t set_value(kr_recipe *r, const char *name, const char *text, int is_new) {
   const char *last = NULL;
   json_t *value = NULL, *section = reach(r->values, name, &last);
-  KR_CHECK(section && *last && (is_new || json_object_get(section, last)), KRAIT_ERR_ARGUMENT, "there is no '%s' in the configuration; +%s=%s would add it", name, name, text);
+  KR_CHECK(section && *last && (is_new || json_object_get(section, last)), KRAIT_ERR_ARGUMENT,
+           "there is no '%s' in the configuration; +%s=%s would add it", name, name, text);
   if (*text) KR_TRY(kr_yaml_read(text, strlen(text), name, &value));
   if (!value) value = json_null();
   const int failed = json_object_set_new(section, last, value) != 0;
@@ -145,7 +167,8 @@ static int32_t apply(kr_recipe *r, const char *setting) {
   char name[128];
   const int is_new = setting[0] == '+';
   const char *from = setting + is_new, *equals = strchr(from, '=');
-  KR_CHECK(equals && equals > from && (size_t)(equals - from) < sizeof name, KRAIT_ERR_ARGUMENT, "'%s' is not name=value", setting);
+  KR_CHECK(equals && equals > from && (size_t)(equals - from) < sizeof name, KRAIT_ERR_ARGUMENT,
+           "'%s' is not name=value", setting);
   snprintf(name, sizeof name, "%.*s", (int)(equals - from), from);
   if (strcmp(name, "model") == 0 || strcmp(name, "dset") == 0) return add_section(r, name, equals + 1);
   return set_value(r, name, equals + 1, is_new);
@@ -156,7 +179,8 @@ static int32_t merge_file(kr_recipe *r, const char *path) {
   struct stat info;
   char *inside = NULL;
   json_t *tree = NULL;
-  if (stat(path, &info) == 0 && S_ISDIR(info.st_mode) && asprintf(&inside, "%s/.hydra/config.yaml", path) < 0) return no_memory();
+  if (stat(path, &info) == 0 && S_ISDIR(info.st_mode) && asprintf(&inside, "%s/.hydra/config.yaml", path) < 0)
+    return no_memory();
   int32_t status = read_yaml(inside ? inside : path, &tree);
   if (status == KRAIT_OK) status = merge(r->values, tree, path);
   if (tree) json_decref(tree);
@@ -192,18 +216,20 @@ static json_t *find(const kr_recipe *r, const char *name) {
 
 int kr_recipe_has(const kr_recipe *r, const char *name) { return find(r, name) != NULL; }
 
-int32_t kr_recipe_int(const kr_recipe *r, const char *name, int64_t fallback, int64_t low, int64_t high, int64_t *value) {
+int32_t kr_recipe_int(const kr_recipe *r, const char *name, int64_t fallback, int64_t low, int64_t high,
+                      int64_t *value) {
   const json_t *v = find(r, name);
   *value = json_is_integer(v) ? json_integer_value(v) : json_is_boolean(v) ? json_is_true(v) : fallback;
-  KR_CHECK(!v || ((json_is_integer(v) || json_is_boolean(v)) && *value >= low && *value <= high), KRAIT_ERR_ARGUMENT, "%s must be a whole number from %lld to %lld", name,
-           (long long)low, (long long)high);
+  KR_CHECK(!v || ((json_is_integer(v) || json_is_boolean(v)) && *value >= low && *value <= high), KRAIT_ERR_ARGUMENT,
+           "%s must be a whole number from %lld to %lld", name, (long long)low, (long long)high);
   return KRAIT_OK;
 }
 
 int32_t kr_recipe_float(const kr_recipe *r, const char *name, double fallback, double low, double high, double *value) {
   const json_t *v = find(r, name);
   *value = json_is_number(v) ? json_number_value(v) : fallback;
-  KR_CHECK(!v || (json_is_number(v) && *value >= low && *value <= high), KRAIT_ERR_ARGUMENT, "%s must be a number from %g to %g", name, low, high);
+  KR_CHECK(!v || (json_is_number(v) && *value >= low && *value <= high), KRAIT_ERR_ARGUMENT,
+           "%s must be a number from %g to %g", name, low, high);
   return KRAIT_OK;
 }
 
@@ -218,7 +244,8 @@ int32_t kr_recipe_floats(const kr_recipe *r, const char *name, double *values, i
   const json_t *v = find(r, name);
   if (!v) return KRAIT_OK;
   const size_t count = json_array_size(v);
-  KR_CHECK(json_is_array(v) && count > 0 && count <= (size_t)*n, KRAIT_ERR_ARGUMENT, "%s must be a list of one to %d numbers", name, *n);
+  KR_CHECK(json_is_array(v) && count > 0 && count <= (size_t)*n, KRAIT_ERR_ARGUMENT,
+           "%s must be a list of one to %d numbers", name, *n);
   for (size_t i = 0; i < count; i++) {
     KR_CHECK(json_is_number(json_array_get(v, i)), KRAIT_ERR_ARGUMENT, "%s must be a list of numbers", name);
     values[i] = json_number_value(json_array_get(v, i));
@@ -247,18 +274,22 @@ static int32_t take_source(const kr_recipe *r, const char *part, int split, cons
 static int32_t take_sources(const kr_recipe *r, int split, kr_data_config *c) {
   const char *input;
   KR_TRY(kr_recipe_text(r, "model.input_type", "acs", &input));
-  KR_CHECK(strcmp(input, "acs") == 0 || strcmp(input, "bcs") == 0, KRAIT_ERR_ARGUMENT, "model.input_type is '%s'; acs (acoustic) and bcs (throat microphone) can be trained", input);
+  KR_CHECK(strcmp(input, "acs") == 0 || strcmp(input, "bcs") == 0, KRAIT_ERR_ARGUMENT,
+           "model.input_type is '%s'; acs (acoustic) and bcs (throat microphone) can be trained", input);
   c->own_levels = strcmp(input, "bcs") == 0;
   KR_TRY(take_source(r, "speech", split, &c->speech, &c->speech_dir));
   KR_TRY(take_source(r, c->own_levels ? "throat" : "noisy", split, &c->noisy, &c->noisy_dir));
   KR_TRY(take_source(r, "noise", split, &c->noise, &c->noise_dir));
   KR_TRY(take_source(r, "rir", split, &c->rir, &c->rir_dir));
-  KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT, "dset.speech_%s: name a folder, a list or a safetensors file of clean recordings", split_names[split]);
-  KR_CHECK(!c->own_levels || c->noisy, KRAIT_ERR_ARGUMENT, "dset.throat_%s: model.input_type=bcs needs the throat microphone's recordings", split_names[split]);
+  KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT,
+           "dset.speech_%s: name a folder, a list or a safetensors file of clean recordings", split_names[split]);
+  KR_CHECK(!c->own_levels || c->noisy, KRAIT_ERR_ARGUMENT,
+           "dset.throat_%s: model.input_type=bcs needs the throat microphone's recordings", split_names[split]);
   return KRAIT_OK;
 }
 
-static int32_t take_int(const kr_recipe *r, const char *section, const char *key, int32_t *value, int64_t low, int64_t high) {
+static int32_t take_int(const kr_recipe *r, const char *section, const char *key, int32_t *value, int64_t low,
+                        int64_t high) {
   char name[64];
   int64_t found;
   snprintf(name, sizeof name, "%s%s%s", section, *section ? "." : "", key);
@@ -276,9 +307,13 @@ static int32_t take_share(const kr_recipe *r, const char *section, const char *k
 static int32_t take_ratios(const kr_recipe *r, int split, kr_data_config *c) {
   double values[64] = {c->snr_low_db, c->snr_high_db};
   int32_t n = split == KR_RECIPE_TEST ? 64 : 2;
-  const char *name = split == KR_RECIPE_TEST ? "test_noise.snr_step" : split == KR_RECIPE_VALID ? "valid_noise.snr_range" : "train_noise.snr_range";
+  const char *name = split == KR_RECIPE_TEST    ? "test_noise.snr_step"
+                     : split == KR_RECIPE_VALID ? "valid_noise.snr_range"
+                                                : "train_noise.snr_range";
   KR_TRY(kr_recipe_floats(r, name, values, &n));
-  for (int32_t i = 0; i < n; i++) KR_CHECK(values[i] == rint(values[i]) && fabs(values[i]) <= 100, KRAIT_ERR_ARGUMENT, "%s: %g is not a whole number of decibels within 100", name, values[i]);
+  for (int32_t i = 0; i < n; i++)
+    KR_CHECK(values[i] == rint(values[i]) && fabs(values[i]) <= 100, KRAIT_ERR_ARGUMENT,
+             "%s: %g is not a whole number of decibels within 100", name, values[i]);
   KR_CHECK(split == KR_RECIPE_TEST || n == 2, KRAIT_ERR_ARGUMENT, "%s must be [low, high]", name);
   c->snr_low_db = (int32_t)values[0];
   c->snr_high_db = (int32_t)values[split == KR_RECIPE_TEST ? 0 : 1];
@@ -342,7 +377,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   kr_recipe *r = NULL;
   kr_data_config config;
   json_t *tree = NULL;
-  if (kr_recipe_open(NULL, NULL, 0, &r) == KRAIT_OK && end && kr_yaml_read((const char *)end + 1, size - n - 1, "the file", &tree) == KRAIT_OK) {
+  if (kr_recipe_open(NULL, NULL, 0, &r) == KRAIT_OK && end &&
+      kr_yaml_read((const char *)end + 1, size - n - 1, "the file", &tree) == KRAIT_OK) {
     if (json_is_object(tree)) merge(r->values, tree, "the file");
     json_decref(tree);
   }

@@ -1,10 +1,12 @@
-/* recipe.h: the configuration of a training run: the shipped constants (recipes/train.yaml), then a file, then settings, later ones win value by value.
+/* recipe.h: the configuration of a training run: the shipped constants (recipes/train.yaml), then a file, then
+ * settings, later ones win value by value.
  *
- *   settings as upstream's command line has them: "+model=primeknet_mamba_masking" and "+dset=taps" put shipped sections in (a path ending in .yaml: that
+ *   settings as upstream's command line has them: "+model=primeknet_mamba_masking" and "+dset=taps" put shipped
+ *     sections in (a path ending in .yaml: that
  *   file), "batch_size=8" and "train_noise.snr_range=[-5,20]" replace values that are there, "+name=value" adds one.
  *
- * Names with dots reach into sections. Typed getters: null or a missing name gives the fallback; a wrong type or range is KRAIT_ERR_ARGUMENT and a
- * sentence with the name. */
+ * Names with dots reach into sections. Typed getters: null or a missing name gives the fallback; a wrong type or range
+ * is KRAIT_ERR_ARGUMENT and a sentence with the name. */
 #ifndef KR_RECIPE_H
 #define KR_RECIPE_H
 
@@ -17,17 +19,22 @@ int32_t kr_recipe_open(const char *path, const char *const *settings, int32_t n_
 void kr_recipe_close(kr_recipe **recipe);
 
 int kr_recipe_has(const kr_recipe *recipe, const char *name); /* there and not null */
-int32_t kr_recipe_int(const kr_recipe *recipe, const char *name, int64_t fallback, int64_t low, int64_t high, int64_t *value);
-int32_t kr_recipe_float(const kr_recipe *recipe, const char *name, double fallback, double low, double high, double *value);
-int32_t kr_recipe_text(const kr_recipe *recipe, const char *name, const char *fallback, const char **value); /* lives with the recipe */
-/* A list of numbers; *n is how many there is room for, then how many there are; a missing list leaves both as they are. */
+int32_t kr_recipe_int(const kr_recipe *recipe, const char *name, int64_t fallback, int64_t low, int64_t high,
+                      int64_t *value);
+int32_t kr_recipe_float(const kr_recipe *recipe, const char *name, double fallback, double low, double high,
+                        double *value);
+int32_t kr_recipe_text(const kr_recipe *recipe, const char *name, const char *fallback,
+                       const char **value); /* lives with the recipe */
+/* A list of numbers; *n is how many there is room for, then how many there are; a missing list leaves both as they
+ * are. */
 int32_t kr_recipe_floats(const kr_recipe *recipe, const char *name, double *values, int32_t *n);
-/* "" for all: as JSON, which is YAML too and what kr_config_open reads; free with kr_free. NULL when out of memory or not there. */
+/* "" for all: as JSON, which is YAML too and what kr_config_open reads; free with kr_free. NULL when out of memory or
+ * not there. */
 char *kr_recipe_json(const kr_recipe *recipe, const char *name);
 
 enum { KR_RECIPE_TRAIN, KR_RECIPE_VALID, KR_RECIPE_TEST };
-/* Fills config for one split; its texts live with the recipe; batch, ranks and report are the caller's. For KR_RECIPE_TEST the ratio is the first of
- * test_noise.snr_step. KRAIT_ERR_ARGUMENT where the split has no speech. */
+/* Fills config for one split; its texts live with the recipe; batch, ranks and report are the caller's. For
+ * KR_RECIPE_TEST the ratio is the first of test_noise.snr_step. KRAIT_ERR_ARGUMENT where the split has no speech. */
 int32_t kr_recipe_data(const kr_recipe *recipe, int split, kr_data_config *config);
 
 #endif

@@ -1,4 +1,5 @@
-/* recordings.c: folders, lists and safetensors as recordings; what is wrong with a file, once; recently read ones in memory. */
+/* recordings.c: folders, lists and safetensors as recordings; what is wrong with a file, once; recently read ones in
+ * memory. */
 #define _GNU_SOURCE
 #include "recordings.h"
 
@@ -70,7 +71,8 @@ static int32_t add(kr_recordings *r, const char *path, const char *inside, const
 }
 
 static int is_audio(const char *name) {
-  static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "aifc", "au", "snd", "caf", "w64", "rf64", "sph", "m4a", "mp4", "webm"};
+  static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "aifc",
+                                           "au",  "snd",  "caf", "w64", "rf64", "sph", "m4a", "mp4",  "webm"};
   const char *dot = strrchr(name, '.');
   for (size_t i = 0; dot && dot != name && i < sizeof extensions / sizeof *extensions; i++)
     if (strcasecmp(dot + 1, extensions[i]) == 0) return 1;
@@ -86,7 +88,9 @@ static int32_t walk(kr_recordings *r, const char *folder, const char *inside, in
   for (struct dirent *entry; status == KRAIT_OK && (entry = readdir(dir));) {
     struct stat info;
     if (entry->d_name[0] == '.') continue;
-    char *path = kr_arena_print(r->arena, "%s/%s", folder, entry->d_name), *below = *inside ? kr_arena_print(r->arena, "%s/%s", inside, entry->d_name) : kr_arena_print(r->arena, "%s", entry->d_name);
+    char *path = kr_arena_print(r->arena, "%s/%s", folder, entry->d_name),
+         *below = *inside ? kr_arena_print(r->arena, "%s/%s", inside, entry->d_name)
+                          : kr_arena_print(r->arena, "%s", entry->d_name);
     if (lstat(path, &info) != 0) continue;
     if (S_ISDIR(info.st_mode)) status = walk(r, path, below, depth + 1);
     else if (is_audio(entry->d_name)) status = add(r, path, below, NULL);
@@ -107,7 +111,8 @@ static int32_t read_list(kr_recordings *r, const char *list, const char *dir) {
     while (last > at && strchr(" \t\r", last[-1])) last--;
     while (at < last && strchr(" \t", *at)) at++;
     char *line = kr_arena_copy(r->arena, at, (size_t)(last - at));
-    if (*line && *line != '#') status = add(r, *line == '/' ? line : kr_arena_print(r->arena, "%s/%s", folder, line), line, NULL);
+    if (*line && *line != '#')
+      status = add(r, *line == '/' ? line : kr_arena_print(r->arena, "%s/%s", folder, line), line, NULL);
     at = next;
   }
   kr_mapfile_close(&file);
@@ -116,7 +121,8 @@ static int32_t read_list(kr_recordings *r, const char *list, const char *dir) {
 
 /* FILE or FILE:PREFIX. */
 static int32_t read_tensors(kr_recordings *r, const char *source, const char *colon) {
-  const char *path = colon ? kr_arena_copy(r->arena, source, (size_t)(colon - source)) : source, *prefix = colon ? colon + 1 : "";
+  const char *path = colon ? kr_arena_copy(r->arena, source, (size_t)(colon - source)) : source,
+             *prefix = colon ? colon + 1 : "";
   KR_TRY(kr_weights_open(path, &r->weights));
   for (int64_t i = 0; i < kr_weights_count(r->weights); i++) {
     const kr_weight *w = kr_weights_at(r->weights, i);
@@ -128,7 +134,9 @@ static int32_t read_tensors(kr_recordings *r, const char *source, const char *co
   return KRAIT_OK;
 }
 
-static int by_path(const void *a, const void *b) { return strcmp(((const recording *)a)->path, ((const recording *)b)->path); }
+static int by_path(const void *a, const void *b) {
+  return strcmp(((const recording *)a)->path, ((const recording *)b)->path);
+}
 
 static int by_base_name(const void *a, const void *b, void *user) {
   const kr_recordings *r = user;
@@ -150,14 +158,17 @@ static int32_t list_source(kr_recordings *r, const char *source, const char *dir
   return add(r, source, base_of(source), NULL);
 }
 
-int32_t kr_recordings_open(const char *source, const char *dir, const char *what, kr_recordings_report report, void *user, kr_recordings **recordings) {
+int32_t kr_recordings_open(const char *source, const char *dir, const char *what, kr_recordings_report report,
+                           void *user, kr_recordings **recordings) {
   kr_recordings *r = kr_zalloc(sizeof *r);
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for recordings");
-  *r = (kr_recordings){.what = what, .report = report, .user = user, .lock = PTHREAD_MUTEX_INITIALIZER, .arena = kr_arena_open()};
+  *r = (kr_recordings){
+      .what = what, .report = report, .user = user, .lock = PTHREAD_MUTEX_INITIALIZER, .arena = kr_arena_open()};
   int32_t status = r->arena ? list_source(r, source, dir) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for recordings");
   if (status == KRAIT_OK && r->n == 0) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: no recordings in %s", what, source);
   if (status == KRAIT_OK) r->by_base = kr_alloc_array((size_t)r->n, sizeof *r->by_base);
-  if (status == KRAIT_OK && (!r->by_base || kr_arena_failed(r->arena))) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld recordings", (long long)r->n);
+  if (status == KRAIT_OK && (!r->by_base || kr_arena_failed(r->arena)))
+    status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld recordings", (long long)r->n);
   if (status == KRAIT_OK) {
     for (int64_t i = 0; i < r->n; i++) r->by_base[i] = i;
     qsort_r(r->by_base, (size_t)r->n, sizeof *r->by_base, by_base_name, r);
@@ -182,7 +193,6 @@ void kr_recordings_close(kr_recordings **recordings) {
 }
 
 int64_t kr_recordings_count(const kr_recordings *r) { return r->n; }
-const char *kr_recordings_path(const kr_recordings *r, int64_t i) { return r->items[i].path; }
 const char *kr_recordings_name(const kr_recordings *r, int64_t i) { return r->items[i].name; }
 
 int64_t kr_recordings_n_bad(kr_recordings *r) {
@@ -210,7 +220,8 @@ static int32_t state_of(kr_recordings *r, recording *item) {
   return state;
 }
 
-/* Keeps the failure that has just been told to this thread as what is wrong with the recording; the first time it is reported. */
+/* Keeps the failure that has just been told to this thread as what is wrong with the recording; the first time it is
+ * reported. */
 static int32_t mark_bad(kr_recordings *r, recording *item, int32_t status) {
   char line[512];
   if (status == KRAIT_ERR_NO_MEMORY) return status; /* not the recording's fault */
@@ -234,7 +245,8 @@ static int32_t read_header(recording *item, int64_t *n_samples, int32_t *n_chann
   KR_TRY(kr_audio_open(item->path, &in));
   const kr_audio_info info = *kr_audio_in_info(in);
   kr_audio_close(&in);
-  KR_CHECK(info.sample_rate_hz >= KR_RECORDINGS_HZ, KRAIT_ERR_FILE_FORMAT, "%s has a sample rate of %d Hz; 16000 are needed", item->path, info.sample_rate_hz);
+  KR_CHECK(info.sample_rate_hz >= KR_RECORDINGS_HZ, KRAIT_ERR_FILE_FORMAT,
+           "%s has a sample rate of %d Hz; 16000 are needed", item->path, info.sample_rate_hz);
   *n_samples = kr_resampled_length(info.n_frames, info.sample_rate_hz, KR_RECORDINGS_HZ);
   *n_channels = info.n_channels;
   return KRAIT_OK;
@@ -274,22 +286,26 @@ static int32_t read_file(const recording *item, int32_t channel, int64_t from, i
   KR_TRY(kr_track_open(item->path, channel, KR_RECORDINGS_HZ, &track));
   int32_t status = KRAIT_OK;
   for (int64_t at = 0, got = 1; status == KRAIT_OK && got > 0 && at < from + n; at += got) {
-    const int64_t skipped = at < from, most = (int64_t)(sizeof block / sizeof *block), left = skipped ? from - at : from + n - at;
+    const int64_t skipped = at < from, most = (int64_t)(sizeof block / sizeof *block),
+                  left = skipped ? from - at : from + n - at;
     status = kr_track_read(track, skipped ? block : samples + (at - from), skipped && left > most ? most : left, &got);
   }
   kr_track_close(&track);
   return status;
 }
 
-/* All of its first channel once: is it sound? Into memory where there is room; what is read from there has the same bits as from the file. */
+/* All of its first channel once: is it sound? Into memory where there is room; what is read from there has the same
+ * bits as from the file. */
 static int32_t read_all(kr_recordings *r, recording *item) {
   float *all = kr_alloc_array((size_t)item->n_samples, sizeof *all);
   int16_t *kept = kr_alloc_array((size_t)item->n_samples, sizeof *kept);
-  int32_t status = all && kept ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld samples", (long long)item->n_samples);
+  int32_t status =
+      all && kept ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld samples", (long long)item->n_samples);
   if (status == KRAIT_OK && item->tensor) read_tensor(item->tensor, 0, item->n_samples, all);
   else if (status == KRAIT_OK) status = read_file(item, 0, 0, item->n_samples, all);
   const double level = status == KRAIT_OK ? kr_rms(all, item->n_samples) : 0;
-  if (status == KRAIT_OK && !isfinite(level)) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds samples that are not finite", item->path);
+  if (status == KRAIT_OK && !isfinite(level))
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds samples that are not finite", item->path);
   if (status == KRAIT_OK && !(level > 0)) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is silent", item->path);
   int is_exact = status == KRAIT_OK && !item->tensor;
   for (int64_t i = 0; is_exact && i < item->n_samples; i++) {

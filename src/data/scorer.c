@@ -1,4 +1,5 @@
-/* scorer.c: a few threads, one batch (scorer.h). A pair's score does not depend on the others, so neither does it on the threads. */
+/* scorer.c: a few threads, one batch (scorer.h). A pair's score does not depend on the others, so neither does it on
+ * the threads. */
 #include "scorer.h"
 
 #include <math.h>
@@ -52,7 +53,9 @@ int32_t kr_scorer_open(int32_t n_threads, kr_scorer **scorer) {
   pthread_cond_init(&s->work, NULL);
   pthread_cond_init(&s->done, NULL);
   const int cores = kr_usable_cores(), wanted = n_threads > 0 ? n_threads : cores > 1 ? cores - 1 : 1;
-  while (s->n_threads < wanted && s->n_threads < MOST_THREADS && pthread_create(&s->threads[s->n_threads], NULL, worker, s) == 0) s->n_threads++;
+  while (s->n_threads < wanted && s->n_threads < MOST_THREADS &&
+         pthread_create(&s->threads[s->n_threads], NULL, worker, s) == 0)
+    s->n_threads++;
   if (s->n_threads > 0) return *scorer = s, KRAIT_OK;
   kr_scorer_close(&s);
   return kr_fail(KRAIT_ERR_NO_MEMORY, "no thread can be started for scores");
@@ -90,13 +93,15 @@ static int32_t make_room(kr_scorer *s, int64_t batch, int64_t n) {
     s->mos = kr_alloc_array((size_t)batch, sizeof *s->mos);
     s->batch_capacity = s->mos ? batch : 0;
   }
-  KR_CHECK(s->capacity >= batch * n && s->batch_capacity >= batch, KRAIT_ERR_NO_MEMORY, "no memory for the scores of %lld signals", (long long)batch);
+  KR_CHECK(s->capacity >= batch * n && s->batch_capacity >= batch, KRAIT_ERR_NO_MEMORY,
+           "no memory for the scores of %lld signals", (long long)batch);
   return KRAIT_OK;
 }
 
 int32_t kr_scorer_begin(kr_scorer *s, const float *clean, const float *other, int64_t batch, int64_t n_samples) {
   pthread_mutex_lock(&s->lock);
-  int32_t status = s->batch == 0 ? KRAIT_OK : kr_fail(KRAIT_ERR_ARGUMENT, "kr_scorer_end comes before the next kr_scorer_begin");
+  int32_t status =
+      s->batch == 0 ? KRAIT_OK : kr_fail(KRAIT_ERR_ARGUMENT, "kr_scorer_end comes before the next kr_scorer_begin");
   if (status == KRAIT_OK) status = make_room(s, batch, n_samples);
   if (status == KRAIT_OK) {
     memcpy(s->clean, clean, (size_t)(batch * n_samples) * sizeof *clean);

@@ -1,4 +1,5 @@
-/* scorer.h: PESQ of a batch, by threads beside the training step: begin with this step's signals, go on, end when the scores are wanted. */
+/* scorer.h: PESQ of a batch, by threads beside the training step: begin with this step's signals, go on, end when the
+ * scores are wanted. */
 #ifndef KR_SCORER_H
 #define KR_SCORER_H
 

@@ -1,4 +1,5 @@
-/* archives.c: source releases (.tar.gz), of which the build's own text is read and nothing is run; and conda's packages (.conda, .tar.zst), whose index says what they are. */
+/* archives.c: source releases (.tar.gz), of which the build's own text is read and nothing is run; and conda's packages
+ * (.conda, .tar.bz2), whose index says what they are. */
 #include <ctype.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -31,7 +32,8 @@ int doc_is_archive(const char *path) {
 
 static void report_broken(doc *d, const char *path) {
   const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
-  doc_report(d, "F01", &(doc_file){.path = path, .name = base_of(path), .package = "", .package_version = ""}, "", keys);
+  doc_report(d, "F01", &(doc_file){.path = path, .name = base_of(path), .package = "", .package_version = ""}, "",
+             keys);
 }
 
 static const char *member_text(doc *d, kr_tar *tar, uint64_t bytes, uint64_t most) {
@@ -46,7 +48,8 @@ static const char *member_text(doc *d, kr_tar *tar, uint64_t bytes, uint64_t mos
 
 /* ---- what a build's text says ---- */
 static void add_target(doc *d, doc_build *b, int sm, const char *where) {
-  if (sm < OLDEST_TARGET || !kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", sm))) return; /* a number that is no GPU's */
+  if (sm < OLDEST_TARGET || !kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", sm)))
+    return; /* a number that is no GPU's */
   b->named_at = where;
   for (int i = 0; i < b->n_targets; i++)
     if (b->targets[i] == sm) return;
@@ -63,7 +66,8 @@ static void read_word(doc *d, doc_build *b, const char *word, const char *where)
   const size_t n = strspn(p, "0123456789."), is_named = p != word;
   const char *end = p + n + strspn(p + n, "af"), *dot = strchr(p, '.');
   if (!n || (*end && strcmp(end, "+PTX") != 0 && strcmp(end, "-real") != 0 && strcmp(end, "-virtual") != 0)) return;
-  if (dot && dot < p + n && (strchr(dot + 1, '.') || !isdigit((unsigned char)dot[1]) || isdigit((unsigned char)dot[2]))) return;
+  if (dot && dot < p + n && (strchr(dot + 1, '.') || !isdigit((unsigned char)dot[1]) || isdigit((unsigned char)dot[2])))
+    return;
   const int sm = dot && dot < p + n ? kr_parse_tenths(p) : atoi(p);
   if (!is_named && !dot && n > 3) return;
   add_target(d, b, sm, where);
@@ -91,7 +95,8 @@ static void read_flags(doc *d, doc_build *b, const char *line, const char *where
   for (const char *p = line; (p = strstr(p, "code=")); p += 5)
     for (const char *q = p + 5; *q && !strchr(" \t\"'", *q); q++) {
       if (strncmp(q, "sm_", 3) == 0 && isdigit((unsigned char)q[3])) add_target(d, b, atoi(q + 3), where);
-      if (strncmp(q, "compute_", 8) == 0 && isdigit((unsigned char)q[8])) add_target(d, b, atoi(q + 8), where), add_ptx(b, atoi(q + 8));
+      if (strncmp(q, "compute_", 8) == 0 && isdigit((unsigned char)q[8]))
+        add_target(d, b, atoi(q + 8), where), add_ptx(b, atoi(q + 8));
       if (*q == '-' && q > p + 5) break;
     }
 }
@@ -101,13 +106,16 @@ static const char *variable_in(doc *d, const char *line) {
   const char *at = strstr(line, "CUDA_ARCH");
   if (!at) return "";
   const char *begin = at, *end = at;
-  while (begin > line && (isupper((unsigned char)begin[-1]) || isdigit((unsigned char)begin[-1]) || begin[-1] == '_')) begin--;
+  while (begin > line && (isupper((unsigned char)begin[-1]) || isdigit((unsigned char)begin[-1]) || begin[-1] == '_'))
+    begin--;
   while (isupper((unsigned char)*end) || isdigit((unsigned char)*end) || *end == '_') end++;
   const char *name = kr_arena_copy(d->arena, begin, (size_t)(end - begin));
   return strcmp(name, "CUDA_ARCH") == 0 || strstr(name, "__") ? "" : name;
 }
 
-static int is_about_targets(const char *line) { return strstr(line, "arch") || strstr(line, "ARCH") || strstr(line, "Arch") || strstr(line, "apabilit"); }
+static int is_about_targets(const char *line) {
+  return strstr(line, "arch") || strstr(line, "ARCH") || strstr(line, "Arch") || strstr(line, "apabilit");
+}
 
 /* A requirement of torch in quotes, wherever a build keeps its requirements. */
 static void read_torch_pin(doc *d, doc_build *b, const char *line) {
@@ -127,7 +135,8 @@ static void read_build_text(doc *d, doc_build *b, const char *file, const char *
     read_torch_pin(d, b, line);
     if (strstr(line, "CUDAExtension") || strstr(line, "cpp_extension")) b->uses_torch = 1;
     if (!is_about_targets(line) && !strstr(line, "code=")) continue;
-    const char *where = kr_arena_print(d->arena, "%s, line %d: %.*s", file, number, MAX_SAID, start), *variable = variable_in(d, line);
+    const char *where = kr_arena_print(d->arena, "%s, line %d: %.*s", file, number, MAX_SAID, start),
+               *variable = variable_in(d, line);
     const int before = b->n_targets;
     if (strstr(line, "gencode") || strstr(line, "code=sm_")) b->sets_own = 1;
     read_flags(d, b, line, where);
@@ -145,28 +154,31 @@ static int is_build_file(const char *name) {
   return 0;
 }
 
-/* NAME-VERSION of the folder inside, where PKG-INFO is missing. */
-static void name_by_folder(doc *d, doc_package *p, const char *path) {
-  const char *base = base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
-  if (!end) end = base + strcspn(base, ".");
-  for (const char *q = base; q < end; q++)
-    if (*q == '-' && isdigit((unsigned char)q[1])) dash = q;
-  if (*p->name || !dash) return;
-  p->name = doc_normalise(d, base, (size_t)(dash - base));
-  p->version = kr_arena_copy(d->arena, dash + 1, (size_t)(end - dash - 1));
-}
-
 static doc_build *add_build(doc *d, const char *path) {
   doc_build *b = kr_list_push(d->arena, &d->builds);
-  *b = (doc_build){.path = path, .package = "", .version = "", .named_at = "", .variable = "", .python = "", .platform = "", .torch_pins = KR_LIST(const char *)};
+  *b = (doc_build){.path = path,
+                   .package = "",
+                   .version = "",
+                   .named_at = "",
+                   .variable = "",
+                   .python = "",
+                   .platform = "",
+                   .torch_pins = KR_LIST(const char *)};
   return b;
 }
 
-typedef struct conda_reader {
-  const char *path, *name, *version;
-} conda_reader;
+typedef struct reader {
+  const char *path, *name, *version; /* name: of the package, as soon as its index was read; "" */
+  doc_build *build;
+  const char *metadata; /* PKG-INFO of a source release; "" */
+  int is_conda;
+} reader;
 
-static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const conda_reader *r) {
+static reader begin_archive(doc *d, const char *path) {
+  return (reader){.path = path, .name = "", .version = "", .build = add_build(d, path), .metadata = ""};
+}
+
+static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const reader *r) {
   kr_source *source;
   const char *path = kr_arena_print(d->arena, "%s/%s", r->path, member->name), *base = base_of(path);
   if (strcmp(base, "ptxas") != 0 && (!doc_is_library_name(member->name) || !member->bytes)) return;
@@ -183,28 +195,6 @@ static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const co
   }
   d->owner = d->owner_version = "";
   kr_forward_close(&source);
-}
-
-/* Every member of an archive: texts of the build, metadata, and libraries, should there be any. */
-static void read_source_release(doc *d, kr_tar *tar, const char *path) {
-  doc_build *b = add_build(d, path);
-  const char *metadata = "";
-  kr_tar_member m;
-  int32_t status;
-  const conda_reader r = {.path = path, .name = "", .version = ""};
-  while (((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) && !kr_arena_failed(d->arena)) {
-    const char *slash = strchr(m.name, '/');
-    if (status != 1) report_broken(d, path);
-    else if (slash && strcmp(slash, "/PKG-INFO") == 0) metadata = member_text(d, tar, m.bytes, MAX_TEXT_BYTES);
-    else if (is_build_file(m.name)) read_build_text(d, b, kr_arena_print(d->arena, "%s", base_of(m.name)), member_text(d, tar, m.bytes, MAX_TEXT_BYTES));
-    else read_code(d, tar, &m, &r);
-  }
-  if (status < 0) report_broken(d, path);
-  doc_package *p = doc_add_package(d, metadata, "", "");
-  p->site = path;
-  name_by_folder(d, p, path);
-  b->package = p->name, b->version = p->version, b->python = doc_header(d, metadata, "Requires-Python");
-  doc_index_package(d, d->packages.n - 1);
 }
 
 /* ---- conda's packages ---- */
@@ -227,15 +217,16 @@ static const char *text_of(doc *d, const json_t *object, const char *key) {
   return text ? kr_arena_print(d->arena, "%s", text) : "";
 }
 
-static void read_index(doc *d, const char *path, const char *text, conda_reader *r) {
+static void read_index(doc *d, const char *text, reader *r) {
   json_t *index = json_loads(text, 0, NULL);
   const json_t *depends = json_object_get(index, "depends");
-  doc_build *b = add_build(d, path);
+  doc_build *b = r->build;
   doc_package *p = doc_add_package(d, "", "", "");
   p->name = r->name = b->package = pip_name(d, text_of(d, index, "name"));
   p->version = r->version = b->version = text_of(d, index, "version");
-  p->site = path;
+  p->site = r->path;
   b->platform = text_of(d, index, "subdir");
+  r->is_conda = 1;
   for (size_t i = 0; i < json_array_size(depends) && !kr_arena_failed(d->arena); i++) {
     const char *line = json_string_value(json_array_get(depends, i));
     const char *requirement = line ? pip_requirement(d, line) : "";
@@ -246,28 +237,73 @@ static void read_index(doc *d, const char *path, const char *text, conda_reader 
   json_decref(index);
 }
 
-/* Of one tar: info/index.json, then libraries. */
-static int read_conda_tar(doc *d, kr_source *packed, conda_reader *r) {
+/* Libraries that came before the index have its names, too. */
+static void name_owner(doc *d, size_t first_file, const reader *r) {
+  for (size_t i = first_file; i < d->files.n; i++) {
+    doc_file *file = KR_AT(d->files, doc_file, i);
+    if (!*file->package) file->package = r->name, file->package_version = r->version;
+  }
+}
+
+/* One member: conda's index, texts of a source release's build, its metadata, or a library. */
+static void read_member(doc *d, kr_tar *tar, const kr_tar_member *m, reader *r) {
+  const char *slash = strchr(m->name, '/');
+  if (!r->is_conda && strcmp(m->name, "info/index.json") == 0)
+    read_index(d, member_text(d, tar, m->bytes, MAX_INDEX_BYTES), r);
+  else if (!r->is_conda && slash && strcmp(slash, "/PKG-INFO") == 0)
+    r->metadata = member_text(d, tar, m->bytes, MAX_TEXT_BYTES);
+  else if (!r->is_conda && is_build_file(m->name))
+    read_build_text(d, r->build, kr_arena_print(d->arena, "%s", base_of(m->name)),
+                    member_text(d, tar, m->bytes, MAX_TEXT_BYTES));
+  else read_code(d, tar, m, r);
+}
+
+/* 0: it is no archive that is read here. */
+static int read_tar(doc *d, kr_source *packed, reader *r) {
+  const size_t first_file = d->files.n;
   kr_tar *tar;
   kr_tar_member m;
-  int32_t status = kr_tar_open(packed, &tar);
-  int found = 0;
-  while (status >= 0 && ((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) && !kr_arena_failed(d->arena)) {
-    if (status != 1) report_broken(d, r->path), status = KRAIT_OK;
-    else if (strcmp(m.name, "info/index.json") == 0) found = 1, read_index(d, r->path, member_text(d, tar, m.bytes, MAX_INDEX_BYTES), r);
-    else read_code(d, tar, &m, r);
+  int32_t status = KRAIT_OK;
+  if (kr_tar_open(packed, &tar) < 0) {
+    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
+    return 0;
+  }
+  while (status >= 0 && ((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) &&
+         !kr_arena_failed(d->arena)) {
+    if (status == 1) read_member(d, tar, &m, r);
+    else report_broken(d, r->path), status = KRAIT_OK;
   }
   if (status < 0) report_broken(d, r->path);
+  if (r->is_conda) name_owner(d, first_file, r);
   kr_tar_close(&tar);
-  return found;
+  return 1;
+}
+
+/* NAME-VERSION of the folder inside, where PKG-INFO is missing. */
+static void name_by_folder(doc *d, doc_package *p, const char *path) {
+  const char *base = base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
+  if (!end) end = base + strcspn(base, ".");
+  for (const char *q = base; q < end; q++)
+    if (*q == '-' && isdigit((unsigned char)q[1])) dash = q;
+  if (*p->name || !dash) return;
+  p->name = doc_normalise(d, base, (size_t)(dash - base));
+  p->version = kr_arena_copy(d->arena, dash + 1, (size_t)(end - dash - 1));
+}
+
+static void end_source_release(doc *d, const reader *r) {
+  doc_package *p = doc_add_package(d, r->metadata, "", "");
+  p->site = r->path;
+  name_by_folder(d, p, r->path);
+  r->build->package = p->name, r->build->version = p->version,
+  r->build->python = doc_header(d, r->metadata, "Requires-Python");
+  doc_index_package(d, d->packages.n - 1);
 }
 
 /* A zip archive of two: info- first, so that what the other holds has an owner. */
 static void read_conda(doc *d, const char *path) {
   static const char *const parts[] = {"info-", "pkg-"};
-  conda_reader r = {.path = path, .name = "", .version = ""};
+  reader r = begin_archive(d, path);
   kr_zip *zip;
-  int found = 0;
   if (kr_zip_open(path, &zip) < 0) {
     report_broken(d, path);
     return;
@@ -276,32 +312,34 @@ static void read_conda(doc *d, const char *path) {
     for (int64_t i = 0; i < kr_zip_n(zip); i++) {
       kr_zip_member m;
       kr_source *source;
-      if (kr_zip_member_at(zip, i, &m) < 0 || strncmp(m.name, parts[part], strlen(parts[part])) != 0 || !ends_with(m.name, ".tar.zst")) continue;
+      if (kr_zip_member_at(zip, i, &m) < 0 || strncmp(m.name, parts[part], strlen(parts[part])) != 0 ||
+          !ends_with(m.name, ".tar.zst"))
+        continue;
       if (kr_zip_source_open(zip, i, &source) < 0) {
         report_broken(d, path);
         continue;
       }
-      found += read_conda_tar(d, source, &r);
+      read_tar(d, source, &r);
       kr_zip_source_close(&source);
     }
-  if (!found) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s is no package of conda: it has no info/index.json", path));
+  if (!r.is_conda)
+    doc_add_text(d, &d->unreadable,
+                 kr_arena_print(d->arena, "%s is no package of conda: it has no info/index.json", path));
   kr_zip_close(&zip);
 }
 
 void doc_read_archive(doc *d, const char *path) {
   kr_source packed;
-  kr_tar *tar;
   if (ends_with(path, ".conda")) {
     read_conda(d, path);
     return;
   }
-  if (kr_source_open(&packed, path) < 0 || kr_tar_open(&packed, &tar) < 0) {
+  if (kr_source_open(&packed, path) < 0) {
     doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
-    kr_source_close(&packed);
     return;
   }
-  read_source_release(d, tar, path);
-  kr_tar_close(&tar);
+  reader r = begin_archive(d, path);
+  if (read_tar(d, &packed, &r) && !r.is_conda) end_source_release(d, &r);
   kr_source_close(&packed);
 }
 
@@ -327,20 +365,40 @@ static int serves(const doc_build *b, int cc) {
 static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
   const int cc = doc_main_cc(d);
   if (!b->n_targets) {
-    if (b->uses_torch) doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s: its build names no GPUs, so that torch's builder takes those of TORCH_CUDA_ARCH_LIST, or the machine's own", about->name));
+    if (b->uses_torch)
+      doc_add_text(d, &d->notes,
+                   kr_arena_print(d->arena,
+                                  "%s: its build names no GPUs, so that torch's builder takes those of "
+                                  "TORCH_CUDA_ARCH_LIST, or the machine's own",
+                                  about->name));
     return;
   }
   if (!cc || serves(b, cc)) {
-    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s: its build names the GPUs %s", about->name, print_targets(d, b)));
+    doc_add_text(d, &d->notes,
+                 kr_arena_print(d->arena, "%s: its build names the GPUs %s", about->name, print_targets(d, b)));
     return;
   }
-  const char *flags = kr_arena_print(d->arena, "in its setup.py add \"-gencode\", \"arch=compute_%d,code=sm_%d\"; then in its folder: pip install --no-build-isolation --no-deps --force-reinstall .", cc, cc);
-  const char *set = *b->variable ? kr_arena_print(d->arena, "%s=%s pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s", b->variable,
-                                                  strcmp(b->variable, "TORCH_CUDA_ARCH_LIST") == 0 ? kr_print_cc(d->arena, cc) : kr_arena_print(d->arena, "%d", cc), b->path) : flags;
-  const char *keys[] = {"set", print_targets(d, b), "cc", kr_print_cc(d->arena, cc), "add_target", doc_package_row(d, b->package) ? "" : set, NULL};
+  const char *flags = kr_arena_print(d->arena,
+                                     "in its setup.py add \"-gencode\", \"arch=compute_%d,code=sm_%d\"; then in its "
+                                     "folder: pip install --no-build-isolation --no-deps --force-reinstall .",
+                                     cc, cc);
+  const char *set =
+      *b->variable
+          ? kr_arena_print(d->arena,
+                           "%s=%s pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s",
+                           b->variable,
+                           strcmp(b->variable, "TORCH_CUDA_ARCH_LIST") == 0 ? kr_print_cc(d->arena, cc)
+                                                                            : kr_arena_print(d->arena, "%d", cc),
+                           b->path)
+          : flags;
+  const char *keys[] = {"set",        print_targets(d, b),
+                        "cc",         kr_print_cc(d->arena, cc),
+                        "add_target", doc_package_row(d, b->package) ? "" : set,
+                        NULL};
   doc_finding *f = doc_report(d, "W10", about, b->package, keys);
   doc_evidence(d, f, "%s", b->named_at);
-  if (f && !doc_package_row(d, b->package)) { /* its own name is known to no table: what its text says is all there is */
+  if (f &&
+      !doc_package_row(d, b->package)) { /* its own name is known to no table: what its text says is all there is */
     f->fixes.n = 0;
     doc_add_text(d, &f->fixes, set);
   }
@@ -351,22 +409,34 @@ static void check_torch_pins(doc *d, const doc_build *b, const doc_file *about) 
     doc_requirement r;
     const char *line = DOC_TEXT(b->torch_pins, i);
     if (!doc_read_requirement(d, line, &r) || strcmp(r.name, "torch") != 0 || doc_allows(d, r.spec, d->torch)) continue;
-    const char *keys[] = {"req", line, "have", d->torch, "v", b->version, "pair", doc_build_command(d, b->package), NULL};
+    const char *keys[] = {"req", line, "have", d->torch, "v", b->version, "pair", doc_build_command(d, b->package),
+                          NULL};
     doc_finding *f = doc_report(d, "P01", about, b->package, keys);
-    doc_evidence(d, f, "its build asks for \"%s\"; pip's isolated build would bring that torch, and what it makes may not load beside %s", line, d->torch);
-    if (f && f->fixes.n == 0) doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --force-reinstall %s", b->path));
+    doc_evidence(d, f,
+                 "its build asks for \"%s\"; pip's isolated build would bring that torch, and what it makes may not "
+                 "load beside %s",
+                 line, d->torch);
+    if (f && f->fixes.n == 0)
+      doc_add_text(
+          d, &f->fixes,
+          kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --force-reinstall %s", b->path));
     if (f) f->severity = KR_WARN, f->confidence = 'M';
   }
 }
 
 static void check_place(doc *d, const doc_build *b, const doc_file *about) {
-  const char *python = d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "", *platform = d->machine == KR_ELF_AARCH64 ? "linux-aarch64" : "linux-64";
+  const char *python = d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "",
+             *platform = d->machine == KR_ELF_AARCH64 ? "linux-aarch64" : "linux-64";
   if (*b->python && *python && !doc_allows(d, b->python, python)) {
-    const char *keys[] = {"tag", kr_arena_print(d->arena, "%s %s, which is for Python %s,", b->package, b->version, b->python), "why", kr_arena_print(d->arena, "Python %s", python), NULL};
+    const char *keys[] = {"tag",
+                          kr_arena_print(d->arena, "%s %s, which is for Python %s,", b->package, b->version, b->python),
+                          "why", kr_arena_print(d->arena, "Python %s", python), NULL};
     doc_report(d, "W01", about, b->package, keys);
   }
   if (*b->platform && strcmp(b->platform, "noarch") != 0 && strcmp(b->platform, platform) != 0) {
-    const char *keys[] = {"tag", b->platform, "why", d->machine == KR_ELF_AARCH64 ? "an aarch64 Linux" : "an x86_64 Linux", "best", platform, NULL};
+    const char *keys[] = {
+        "tag",  b->platform, "why", d->machine == KR_ELF_AARCH64 ? "an aarch64 Linux" : "an x86_64 Linux",
+        "best", platform,    NULL};
     doc_report(d, "W01", about, b->package, keys);
   }
 }
@@ -374,7 +444,8 @@ static void check_place(doc *d, const doc_build *b, const doc_file *about) {
 void doc_diagnose_archives(doc *d) {
   for (size_t i = 0; i < d->builds.n && !kr_arena_failed(d->arena); i++) {
     const doc_build *b = KR_AT(d->builds, doc_build, i);
-    const doc_file about = {.path = b->path, .name = base_of(b->path), .package = b->package, .package_version = b->version};
+    const doc_file about = {
+        .path = b->path, .name = base_of(b->path), .package = b->package, .package_version = b->version};
     check_place(d, b, &about);
     if (*b->platform) continue;
     check_targets(d, b, &about);

@@ -1,4 +1,5 @@
-/* commands.c: from a package and the target to commands that can be run as they stand. Versions are pinned; "" where nothing true can be said. */
+/* commands.c: from a package and the target to commands that can be run as they stand. Versions are pinned; "" where
+ * nothing true can be said. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +7,9 @@
 
 enum { NEWEST_MINOR = 40 };
 
-const kr_row *doc_package_row(const doc *d, const char *package) { return kr_tables_find(d->tables, "package", package); }
+const kr_row *doc_package_row(const doc *d, const char *package) {
+  return kr_tables_find(d->tables, "package", package);
+}
 
 static const char *source_of(const kr_row *row) { return row ? row->column[7] : ""; }
 
@@ -26,7 +29,8 @@ static int build_target(const kr_row *row, int cc) {
   return best;
 }
 
-/* "A=1 B=%cc%" with the target in place; words whose value is not known are left out: then the build looks at the machine's GPU itself. */
+/* "A=1 B=%cc%" with the target in place; words whose value is not known are left out: then the build looks at the
+ * machine's GPU itself. */
 static const char *fill_archs(doc *d, const char *text, int cc) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p; p += strspn(p, " ")) {
@@ -36,7 +40,9 @@ static const char *fill_archs(doc *d, const char *text, int cc) {
     if (mark && !cc) continue;
     if (out.length) kr_text_print(&out, " ");
     if (!mark) kr_text_print(&out, "%s", word);
-    else kr_text_print(&out, "%.*s%s%s", (int)(mark - word), word, mark[1] == 's' ? kr_arena_print(d->arena, "%d", cc) : kr_print_cc(d->arena, cc), mark + 4);
+    else
+      kr_text_print(&out, "%.*s%s%s", (int)(mark - word), word,
+                    mark[1] == 's' ? kr_arena_print(d->arena, "%d", cc) : kr_print_cc(d->arena, cc), mark + 4);
   }
   return out.at;
 }
@@ -48,18 +54,34 @@ static int serves(const doc *d, const kr_row *row, int cc) {
   return !cc || doc_covers(row->column[4], cc);
 }
 
-/* The release to take: this one if its wheels serve the device and the torch, else the newest that do. "" when the tables know none. */
+/* The release to take: this one if its wheels serve the device and the torch, else the newest that do. "" when the
+ * tables know none. */
+/* Of packages that are wheels only: the newest release whose wheels were read and have code for the device, newer than
+ * this version. */
+static const char *holder_of(doc *d, const char *package, const char *version, int cc) {
+  const kr_row *row;
+  const char *newest = "";
+  for (size_t at = 0; cc && (row = kr_tables_next(d->tables, "holds", &at));) {
+    const int ptx = atoi(row->column[3]);
+    if (strcmp(row->column[0], package) == 0 && (doc_covers(row->column[2], cc) || (ptx && ptx <= cc)) &&
+        (!*version || kr_compare_versions(row->column[1], version) > 0))
+      newest = row->column[1];
+  }
+  return newest;
+}
+
 static const char *release_of(doc *d, const char *package, const char *version, int cc, int not_this) {
   const kr_row *row;
   const char *newest = "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
     if (strcmp(row->column[0], package) != 0 || !serves(d, row, cc)) continue;
     const char *last = row->column[8];
-    int is_this = *version && kr_compare_versions(version, row->column[1]) >= 0 && (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0);
+    int is_this = *version && kr_compare_versions(version, row->column[1]) >= 0 &&
+                  (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0);
     if (is_this && !not_this) return version;
     if (*last && (!is_this || !not_this || kr_compare_versions(last, version) > 0)) newest = last;
   }
-  return newest;
+  return *newest ? newest : holder_of(d, package, version, cc);
 }
 
 /* The same number without what a local build adds, so that an index can have it. */
@@ -68,11 +90,17 @@ static const char *public_version(doc *d, const char *version) {
   return kr_arena_copy(d->arena, version, strcspn(version, "+"));
 }
 
-const kr_row *doc_torch_row(doc *d, int torch) { return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL; }
+const kr_row *doc_torch_row(doc *d, int torch) {
+  return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL;
+}
 
 /* Of a package that goes with one torch each. column: of [torch]. */
 int doc_companion_column(const char *package) {
-  return strcmp(package, "torchvision") == 0 ? 2 : strcmp(package, "torchaudio") == 0 ? 3 : strcmp(package, "triton") == 0 ? 4 : strcmp(package, "xformers") == 0 ? 7 : 0;
+  return strcmp(package, "torchvision") == 0  ? 2
+         : strcmp(package, "torchaudio") == 0 ? 3
+         : strcmp(package, "triton") == 0     ? 4
+         : strcmp(package, "xformers") == 0   ? 7
+                                              : 0;
 }
 
 /* ---- torch ---- */
@@ -81,9 +109,12 @@ const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag) {
   const kr_row *row;
   const char *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
-    int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]), gate = kr_tables_gate(d->tables, atoi(row->column[2] + 2) / 10);
+    int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]),
+        gate = kr_tables_gate(d->tables, atoi(row->column[2] + 2) / 10);
     if ((strcmp(row->column[4], "aarch64") == 0) != (d->machine == KR_ELF_AARCH64)) continue;
-    if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag) != 0) || (cc && !doc_covers(row->column[3], cc))) continue;
+    if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag) != 0) ||
+        (cc && !doc_covers(row->column[3], cc)))
+      continue;
     if (!d->driver_number || d->driver_number >= gate) found = row->column[2];
   }
   return found;
@@ -102,7 +133,8 @@ static int is_installed(const doc *d, const char *name) { return doc_find_packag
 static const char *torch_with(doc *d, int torch, const char *index) {
   const kr_row *row = doc_torch_row(d, torch);
   if (!row || !index) return "";
-  const char *same = d->torch_number == torch && strspn(d->torch, "0123456789.") >= 5 ? public_version(d, d->torch) : row->column[1];
+  const char *same =
+      d->torch_number == torch && strspn(d->torch, "0123456789.") >= 5 ? public_version(d, d->torch) : row->column[1];
   kr_text out = kr_text_begin(d->arena);
   kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
   static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
@@ -118,15 +150,18 @@ static const char *torch_with(doc *d, int torch, const char *index) {
 
 static const char *torch_for_driver(doc *d) {
   int cc = doc_main_cc(d);
-  const char *index = d->torch_number ? doc_torch_index(d, d->torch_number, cc, NULL) : NULL, *wanted = doc_index_for(d, cc);
+  const char *index = d->torch_number ? doc_torch_index(d, d->torch_number, cc, NULL) : NULL,
+             *wanted = doc_index_for(d, cc);
   if (index && doc_torch_index(d, d->torch_number, cc, wanted)) index = wanted;
   if (index && doc_torch_row(d, d->torch_number)) return torch_with(d, d->torch_number, index);
   for (int minor = 9; minor >= 0; minor--) /* the newest whose companions are all known */
-    if ((index = doc_torch_index(d, 200 + minor, cc, doc_torch_index(d, 200 + minor, cc, wanted) ? wanted : NULL))) return torch_with(d, 200 + minor, index);
+    if ((index = doc_torch_index(d, 200 + minor, cc, doc_torch_index(d, 200 + minor, cc, wanted) ? wanted : NULL)))
+      return torch_with(d, 200 + minor, index);
   return "";
 }
 
-/* The installed torch's minor version where a build of it serves the device, else the newest that has one; for the driver that is there, if any does. */
+/* The installed torch's minor version where a build of it serves the device, else the newest that has one; for the
+ * driver that is there, if any does. */
 static const char *torch_install(doc *d) {
   const int driver = d->driver_number;
   const char *command = torch_for_driver(d);
@@ -135,12 +170,18 @@ static const char *torch_install(doc *d) {
   d->driver_number = driver;
   if (doc_main_cc(d) == 87) return "pip install torch --index-url https://pypi.jetson-ai-lab.io/jp6/cu126";
   if (*command || !doc_main_cc(d)) return command;
-  return kr_arena_print(d->arena, "no wheel of torch that these tables know has code for %s on %s: build it from its source, with TORCH_CUDA_ARCH_LIST=%s", kr_print_cc(d->arena, doc_main_cc(d)),
-                        d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64", kr_print_cc(d->arena, doc_main_cc(d)));
+  return kr_arena_print(d->arena,
+                        "no wheel of torch that these tables know has code for %s on %s: build it from its source, "
+                        "with TORCH_CUDA_ARCH_LIST=%s",
+                        kr_print_cc(d->arena, doc_main_cc(d)), d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64",
+                        kr_print_cc(d->arena, doc_main_cc(d)));
 }
 
 static const char *torch_older(doc *d) {
-  int driver = d->driver_number ? d->driver_number : d->log.driver_cuda ? kr_tables_gate(d->tables, d->log.driver_cuda / 10) : 0, kept = d->driver_number;
+  int driver = d->driver_number     ? d->driver_number
+               : d->log.driver_cuda ? kr_tables_gate(d->tables, d->log.driver_cuda / 10)
+                                    : 0,
+      kept = d->driver_number;
   const char *index = NULL;
   int minor = 12;
   if (!driver) return "";
@@ -168,11 +209,17 @@ static const char *torch_libraries(doc *d) {
   kr_text out = kr_text_begin(d->arena);
   for (size_t i = 0; torch && i < torch->requires.n; i++) {
     doc_requirement r;
-    if (strncmp(DOC_TEXT(torch->requires, i), "nvidia-", 7) != 0 || !doc_read_requirement(d, DOC_TEXT(torch->requires, i), &r) || !*r.spec) continue;
+    if (strncmp(DOC_TEXT(torch->requires, i), "nvidia-", 7) != 0 ||
+        !doc_read_requirement(d, DOC_TEXT(torch->requires, i), &r) || !*r.spec)
+      continue;
     kr_text_print(&out, " \"%s%s\"", r.name, r.spec);
   }
   if (out.length) return kr_arena_print(d->arena, "pip install --force-reinstall --no-deps%s", out.at);
-  return d->torch_number && strspn(d->torch, "0123456789.") >= 5 ? torch_with(d, d->torch_number, strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL)) : "";
+  return d->torch_number && strspn(d->torch, "0123456789.") >= 5
+             ? torch_with(d, d->torch_number,
+                          strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1
+                                                  : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL))
+             : "";
 }
 
 /* ---- packages ---- */
@@ -183,18 +230,24 @@ static const char *pinned(doc *d, const char *package, const char *version) {
   const char *found = release_of(d, package, "", doc_main_cc(d), 0);
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
     if (strcmp(row->column[0], package) == 0 && *row->column[8]) last = row;
-  return *found || !last ? found : last->column[8];
+  if (*found || last) return *found ? found : last->column[8];
+  row = kr_tables_find(d->tables, "newest", package);
+  return row ? row->column[1] : "";
 }
 
 static const char *build(doc *d, const char *package, const char *version, int is_forced) {
   const kr_row *row = doc_package_row(d, package);
   version = pinned(d, package, version);
-  const char *source = source_of(row), *variables = row && is_forced ? fill_archs(d, row->column[2], build_target(row, doc_main_cc(d))) : "";
-  const char *head = kr_arena_print(d->arena, "%s%spip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall", variables, *variables ? " " : "");
+  const char *source = source_of(row),
+             *variables = row && is_forced ? fill_archs(d, row->column[2], build_target(row, doc_main_cc(d))) : "";
+  const char *head =
+      kr_arena_print(d->arena, "%s%spip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall",
+                     variables, *variables ? " " : "");
   if (!row || strcmp(source, "none") == 0 || strcmp(source, "torch") == 0 || strcmp(source, "python") == 0) return "";
   if (strncmp(source, "git+", 4) == 0) return kr_arena_print(d->arena, "%s %s", head, source);
   const char *pin = *version ? kr_arena_print(d->arena, "%s==%s", package, version) : package;
-  return kr_arena_print(d->arena, "%s %s%s%s", head, is_forced ? kr_arena_print(d->arena, "--no-binary %s ", package) : "", pin, "");
+  return kr_arena_print(d->arena, "%s %s%s%s", head,
+                        is_forced ? kr_arena_print(d->arena, "--no-binary %s ", package) : "", pin, "");
 }
 
 /* A ready build for this torch and device; "" when the tables know none. */
@@ -202,43 +255,65 @@ static const char *release(doc *d, const char *package, const char *version, int
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
   const kr_row *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
   int column = doc_companion_column(package);
-  if (*found && about && strcmp(about->column[7], "none") == 0) return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
-  if (*found && (d->torch_number || doc_main_cc(d))) return kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s", package, found);
+  if (*found && about && strcmp(about->column[7], "none") == 0)
+    return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
+  if (*found && (d->torch_number || doc_main_cc(d)))
+    return kr_arena_print(
+        d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s", package, found);
   if (!column || !row || !*row->column[column]) return "";
-  const char *index = strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL);
+  const char *index =
+      strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL);
   int is_first_patch = strcmp(public_version(d, d->torch), row->column[1]) != 0 && strspn(d->torch, "0123456789.") >= 5;
-  if (is_first_patch) return kr_arena_print(d->arena, "pip install --force-reinstall %s torch==%s --index-url https://download.pytorch.org/whl/%s", package, public_version(d, d->torch), index ? index : "cu128");
-  return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s --index-url https://download.pytorch.org/whl/%s", package, row->column[column], index ? index : "cu128");
+  if (is_first_patch)
+    return kr_arena_print(d->arena,
+                          "pip install --force-reinstall %s torch==%s --index-url https://download.pytorch.org/whl/%s",
+                          package, public_version(d, d->torch), index ? index : "cu128");
+  return kr_arena_print(
+      d->arena, "pip install --no-deps --force-reinstall %s==%s --index-url https://download.pytorch.org/whl/%s",
+      package, row->column[column], index ? index : "cu128");
 }
 
-/* The release for the torch that is there, where the tables know it; else the same release again, which brings its torch. */
+/* The release for the torch that is there, where the tables know it; else the same release again, which brings its
+ * torch. */
 static const char *wheels_only(doc *d, const char *package, const char *version) {
   const kr_row *row;
   for (size_t at = 0; d->torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
-    if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number) return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
+    if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number)
+      return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
   return kr_arena_print(d->arena, "pip install --force-reinstall %s%s%s", package, *version ? "==" : "", version);
 }
 
 /* For an extension that does not fit the torch that stays: a ready release of it, else its source, built here. */
 static const char *rebuild(doc *d, const char *package, const char *version) {
-  const char *ready = release(d, package, public_version(d, version), 0), *built = build(d, package, public_version(d, version), 1);
+  const char *ready = release(d, package, public_version(d, version), 0),
+             *built = build(d, package, public_version(d, version), 1);
   const kr_row *row = doc_package_row(d, package);
-  if (*ready) return ready;
-  if (*d->log.source && *package) return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .", d->log.source);
+  if (*ready && (d->torch_number || !doc_companion_column(package))) return ready;
+  if (*d->log.source && *package)
+    return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .",
+                          d->log.source);
   if (*built) return built;
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
-  if (row && strcmp(source_of(row), "none") == 0) return wheels_only(d, package, public_version(d, version)); /* its metadata asks for the torch that it was built for */
-  return *package ? kr_arena_print(d->arena, "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .", package) : "";
+  if (row && strcmp(source_of(row), "none") == 0)
+    return wheels_only(d, package,
+                       public_version(d, version)); /* its metadata asks for the torch that it was built for */
+  return *package ? kr_arena_print(
+                        d->arena,
+                        "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .",
+                        package)
+                  : "";
 }
 
 static const char *reinstall(doc *d, const char *package, const char *version) {
   const kr_row *row = doc_package_row(d, package);
   const char *number = public_version(d, version);
   if (row && strcmp(source_of(row), "pypi") == 0 && *number) return build(d, package, number, 0);
-  if (doc_comes_with_torch(package) && strncmp(package, "nvidia-", 7) != 0 && strcmp(package, "triton") != 0) return torch_install(d);
+  if (doc_comes_with_torch(package) && strncmp(package, "nvidia-", 7) != 0 && strcmp(package, "triton") != 0)
+    return torch_install(d);
   if (row && strncmp(source_of(row), "git+", 4) == 0) return build(d, package, "", 1);
   if (row && strcmp(source_of(row), "pypi") == 0) return rebuild(d, package, number);
-  if (*number) return kr_arena_print(d->arena, "pip install --force-reinstall --no-cache-dir --no-deps %s==%s", package, number);
+  if (*number)
+    return kr_arena_print(d->arena, "pip install --force-reinstall --no-cache-dir --no-deps %s==%s", package, number);
   return row ? kr_arena_print(d->arena, "pip install --force-reinstall --no-cache-dir %s", package) : "";
 }
 
@@ -246,17 +321,28 @@ const char *doc_no_build(doc *d, const char *package) {
   const kr_row *row = doc_package_row(d, package);
   int cc = doc_main_cc(d);
   if (!cc || !row) return "";
-  if (strcmp(source_of(row), "none") == 0) return kr_arena_print(d->arena, "no release of %s that these tables know has code for %s, and it has no source release to build", package, kr_print_cc(d->arena, cc));
+  if (strcmp(source_of(row), "none") == 0)
+    return kr_arena_print(
+        d->arena, "no release of %s that these tables know has code for %s, and it has no source release to build",
+        package, kr_print_cc(d->arena, cc));
   if (build_target(row, cc)) return "";
-  return kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package, kr_print_cc(d->arena, cc), row->column[6]);
+  return kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package,
+                        kr_print_cc(d->arena, cc), row->column[6]);
 }
 
-int doc_comes_with_torch(const char *package) { return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0; }
+int doc_comes_with_torch(const char *package) {
+  return strcmp(package, "torch") == 0 || strcmp(package, "triton") == 0 || strncmp(package, "nvidia-", 7) == 0;
+}
 
 /* "" when krait does not replace the package. */
 const char *doc_own_dropin(doc *d, const char *package) {
   const kr_row *row = doc_package_row(d, package);
-  return row && strcmp(row->column[5], "yes") == 0 ? kr_arena_print(d->arena, "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait dropin on --force", package) : "";
+  return row && strcmp(row->column[5], "yes") == 0
+             ? kr_arena_print(d->arena,
+                              "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait "
+                              "dropin on --force",
+                              package)
+             : "";
 }
 
 const char *doc_build_command(doc *d, const char *package) { return build(d, package, "", 1); }
@@ -265,14 +351,22 @@ static void add(doc *d, kr_list *fixes, const char *text) {
   if (*text && !doc_has_text(fixes, text)) doc_add_text(d, fixes, text);
 }
 
-/* nvcc for the device must come from the major version that torch was built with: if that one is too old, torch goes first. */
+/* nvcc for the device must come from the major version that torch was built with: if that one is too old, torch goes
+ * first. */
 static void add_toolkit(doc *d, kr_list *fixes, int cc) {
-  int need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0, major = kr_parse_tenths(d->torch_cuda) / 10;
+  int need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0,
+      major = kr_parse_tenths(d->torch_cuda) / 10;
   if (!need) return;
-  const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc, kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "") : "none found here: see B10";
-  add(d, fixes, kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need), found));
+  const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc,
+                                                kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "")
+                               : "none found here: see B10";
+  add(d, fixes,
+      kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need),
+                     found));
   if (major && need / 10 > major)
-    add(d, fixes, kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: %s", d->torch_cuda, torch_install(d)));
+    add(d, fixes,
+        kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: %s",
+                       d->torch_cuda, torch_install(d)));
 }
 
 void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version) {
@@ -280,11 +374,17 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
   const kr_row *row = doc_package_row(d, package);
   if (doc_comes_with_torch(package)) {
     add(d, fixes, torch_install(d));
-    if (cc) add(d, fixes, kr_arena_print(d->arena, "which brings its own torch, triton and nvidia packages%s", cc < 75 ? "; the last that serve this GPU" : ""));
+    if (cc)
+      add(d, fixes,
+          kr_arena_print(d->arena, "which brings its own torch, triton and nvidia packages%s",
+                         cc < 75 ? "; the last that serve this GPU" : ""));
     return;
   }
   if (!*package && cc) {
-    add(d, fixes, kr_arena_print(d->arena, "build it again with -gencode arch=compute_%d,code=sm_%d (nvcc >= %s)", cc, cc, kr_print_tenths(d->arena, kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)))));
+    add(d, fixes,
+        kr_arena_print(
+            d->arena, "build it again with -gencode arch=compute_%d,code=sm_%d (nvcc >= %s)", cc, cc,
+            kr_print_tenths(d->arena, kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)))));
     return;
   }
   const char *ready = release(d, package, public_version(d, version), must_change), *none = doc_no_build(d, package);
@@ -303,32 +403,48 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
 /* Both of a pair in releases that call each other rightly, or a package in the release for the torch that is there. */
 const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
   const kr_row *row = doc_package_row(d, package);
-  const char *ready = doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
+  const char *ready =
+      doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
   if (*ready) return ready;
   if (!pair && doc_companion_column(package)) {
     const kr_row *torch = doc_torch_row(d, 209);
-    return !torch ? "" : kr_arena_print(d->arena, "pip install --force-reinstall torch==%s %s==%s --index-url https://download.pytorch.org/whl/%s", torch->column[1], package,
-                                        torch->column[doc_companion_column(package)], doc_index_for(d, doc_main_cc(d)));
+    return !torch
+               ? ""
+               : kr_arena_print(
+                     d->arena,
+                     "pip install --force-reinstall torch==%s %s==%s --index-url https://download.pytorch.org/whl/%s",
+                     torch->column[1], package, torch->column[doc_companion_column(package)],
+                     doc_index_for(d, doc_main_cc(d)));
   }
   if (!pair) return row && strcmp(source_of(row), "pypi") == 0 && !*row->column[3] ? build(d, package, "", 0) : "";
-  const char *first = release_of(d, pair->column[0], "", doc_main_cc(d), 0), *second = release_of(d, pair->column[3], "", doc_main_cc(d), 0);
+  const char *first = release_of(d, pair->column[0], "", doc_main_cc(d), 0),
+             *second = release_of(d, pair->column[3], "", doc_main_cc(d), 0);
   if (!*first || !*second) return "";
-  return kr_arena_print(d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s %s==%s", pair->column[0], first, pair->column[3], second);
+  return kr_arena_print(d->arena,
+                        "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s %s==%s",
+                        pair->column[0], first, pair->column[3], second);
 }
 
 /* ---- by key ---- */
 static const char *driver_install(doc *d) {
   const kr_row *row = kr_tables_find(d->tables, "driver", "branch");
   const char *branch = row ? row->column[1] : "580";
-  if (d->log.is_windows) return kr_arena_print(d->arena, "install driver %s or newer from https://www.nvidia.com/drivers and restart", branch);
-  return kr_arena_print(d->arena, "sudo apt install nvidia-driver-%s%s && sudo reboot", branch, doc_main_cc(d) >= 100 ? "-open" : "");
+  if (d->log.is_windows)
+    return kr_arena_print(d->arena, "install driver %s or newer from https://www.nvidia.com/drivers and restart",
+                          branch);
+  return kr_arena_print(d->arena, "sudo apt install nvidia-driver-%s%s && sudo reboot", branch,
+                        doc_main_cc(d) >= 100 ? "-open" : "");
 }
 
 /* The folder of the environment that a log or the command line named, as a shell writes it. */
-static const char *environment(doc *d) { return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site : "\"$VIRTUAL_ENV\""; }
+static const char *environment(doc *d) {
+  return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site : "\"$VIRTUAL_ENV\"";
+}
 
 static const char *compiler_install(doc *d) {
-  return d->log.is_windows ? "winget install Microsoft.VisualStudio.2022.BuildTools --override \"--add Microsoft.VisualStudio.Workload.VCTools\"" : "sudo apt install build-essential";
+  return d->log.is_windows ? "winget install Microsoft.VisualStudio.2022.BuildTools --override \"--add "
+                             "Microsoft.VisualStudio.Workload.VCTools\""
+                           : "sudo apt install build-essential";
 }
 
 static const char *build_here(doc *d, const char *package, const char *version) {
@@ -350,8 +466,13 @@ const char *doc_command(doc *d, const char *key, const char *package, const char
   if (strcmp(key, "reinstall") == 0) return reinstall(d, package, version);
   if (strcmp(key, "release") == 0) return release(d, package, public_version(d, version), 0);
   if (strcmp(key, "build_here") == 0) return build_here(d, package, version);
-  if (strcmp(key, "build_forced") == 0) return *build(d, package, "", 1) ? build(d, package, public_version(d, version), 1) : build_here(d, package, version);
-  if (strcmp(key, "build_jobs") == 0) return *build(d, package, "", 1) ? kr_arena_print(d->arena, "MAX_JOBS=2 %s", build(d, package, public_version(d, version), 1)) : "export MAX_JOBS=2";
+  if (strcmp(key, "build_forced") == 0)
+    return *build(d, package, "", 1) ? build(d, package, public_version(d, version), 1)
+                                     : build_here(d, package, version);
+  if (strcmp(key, "build_jobs") == 0)
+    return *build(d, package, "", 1)
+               ? kr_arena_print(d->arena, "MAX_JOBS=2 %s", build(d, package, public_version(d, version), 1))
+               : "export MAX_JOBS=2";
   if (strcmp(key, "compiler_install") == 0) return compiler_install(d);
   if (strcmp(key, "environment") == 0) return environment(d);
   if (strcmp(key, "multiarch") == 0) return machine;

@@ -1,4 +1,5 @@
-/* compilers.c: what packages bring besides kernels: ptxas and NVRTC, which must know the GPU, and libraries of which one is loaded by CUDA's version. */
+/* compilers.c: what packages bring besides kernels: ptxas and NVRTC, which must know the GPU, and libraries of which
+ * one is loaded by CUDA's version. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,10 @@ void doc_read_compiler(doc *d, kr_source *source, const doc_file *about) {
   int cuda = find_release(source);
   if (!cuda) return;
   doc_compiler *c = kr_list_push(d->arena, &d->compilers);
-  *c = (doc_compiler){.path = about->path, .package = about->package, .cuda = cuda, .is_nvrtc = strncmp(about->name, "libnvrtc", 8) == 0};
+  *c = (doc_compiler){.path = about->path,
+                      .package = about->package,
+                      .cuda = cuda,
+                      .is_nvrtc = strncmp(about->name, "libnvrtc", 8) == 0};
 }
 
 void doc_diagnose_compilers(doc *d) {
@@ -39,18 +43,30 @@ void doc_diagnose_compilers(doc *d) {
     if (c->cuda >= need || kr_tables_first_cuda_for(d->tables, "90") > c->cuda) continue;
     const kr_row *newest = kr_tables_find(d->tables, "capabilities", kr_print_tenths(d->arena, c->cuda));
     const char *slash = strrchr(c->path, '/'), *version = kr_print_tenths(d->arena, c->cuda);
-    const doc_file about = {.path = c->path, .name = slash ? slash + 1 : c->path, .package = c->package, .package_version = doc_version_of(d, c->package)};
-    const char *keys[] = {"nvcc", version, "cuda", version, "arch", kr_arena_print(d->arena, "sm_%d", cc), "need", kr_print_tenths(d->arena, need), "newest", newest ? newest->column[1] : "", NULL};
+    const doc_file about = {.path = c->path,
+                            .name = slash ? slash + 1 : c->path,
+                            .package = c->package,
+                            .package_version = doc_version_of(d, c->package)};
+    const char *keys[] = {"nvcc",   version,
+                          "cuda",   version,
+                          "arch",   kr_arena_print(d->arena, "sm_%d", cc),
+                          "need",   kr_print_tenths(d->arena, need),
+                          "newest", newest ? newest->column[1] : "",
+                          NULL};
     doc_finding *f = doc_report(d, c->is_nvrtc ? "K23" : "B11", &about, c->package, keys);
-    doc_evidence(d, f, "%s says that it was built as CUDA %s; %s is known since CUDA %s", about.name, version, kr_arena_print(d->arena, "sm_%d", cc), kr_print_tenths(d->arena, need));
-    if (f && c->is_nvrtc) f->severity = KR_WARN; /* some callers compile for an older GPU then, and let the driver do the rest */
+    doc_evidence(d, f, "%s says that it was built as CUDA %s; %s is known since CUDA %s", about.name, version,
+                 kr_arena_print(d->arena, "sm_%d", cc), kr_print_tenths(d->arena, need));
+    if (f && c->is_nvrtc)
+      f->severity = KR_WARN; /* some callers compile for an older GPU then, and let the driver do the rest */
   }
 }
 
 /* ---- variants ---- */
 static int variant_of(const kr_row *row, const doc_file *file) {
   size_t n = strlen(row->column[1]);
-  return strcmp(file->package, row->column[0]) == 0 && strncmp(file->name, row->column[1], n) == 0 ? atoi(file->name + n) : 0;
+  return strcmp(file->package, row->column[0]) == 0 && strncmp(file->name, row->column[1], n) == 0
+             ? atoi(file->name + n)
+             : 0;
 }
 
 static int serves_target(doc *d, const doc_file *file) {
@@ -58,7 +74,8 @@ static int serves_target(doc *d, const doc_file *file) {
   for (size_t i = 0; i < file->containers.n && cc; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
     int best = KRAIT_VERDICT_NONE;
-    const krait_target target = {.size = sizeof target, .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda};
+    const krait_target target = {
+        .size = sizeof target, .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda};
     for (size_t k = 0; k < c->images.n; k++) {
       int verdict = krait_rule(d->tables, KR_AT(c->images, krait_image, k), &target);
       if (verdict < best) best = verdict;
@@ -86,10 +103,22 @@ static int chosen_variant(doc *d, const kr_row *row) {
 static void report_no_variant(doc *d, const kr_row *row, int chosen) {
   const doc_package *p = doc_find_package(d, row->column[0]);
   int want = kr_parse_tenths(d->torch_cuda);
-  if (!p || !want || chosen == want || (chosen && kr_compare_versions(p->version, "0.49") >= 0)) return; /* later ones take the nearest */
-  const doc_file about = {.path = *p->dist_info ? p->dist_info : p->site, .name = p->name, .package = p->name, .package_version = p->version};
-  const char *release = doc_command(d, "release", p->name, p->version, ""), *keys[] = {"bnb", kr_arena_print(d->arena, "%d", want), "bnb_cuda", d->torch_cuda, "bnb_install",
-                                      *release && !strstr(release, p->version) ? release : "pip install --no-deps --force-reinstall bitsandbytes==0.50.2", NULL};
+  if (!p || !want || chosen == want || (chosen && kr_compare_versions(p->version, "0.49") >= 0))
+    return; /* later ones take the nearest */
+  const doc_file about = {.path = *p->dist_info ? p->dist_info : p->site,
+                          .name = p->name,
+                          .package = p->name,
+                          .package_version = p->version};
+  const char *release = doc_command(d, "release", p->name, p->version, ""),
+             *keys[] = {"bnb",
+                        kr_arena_print(d->arena, "%d", want),
+                        "bnb_cuda",
+                        d->torch_cuda,
+                        "bnb_install",
+                        *release && !strstr(release, p->version)
+                            ? release
+                            : "pip install --no-deps --force-reinstall bitsandbytes==0.50.2",
+                        NULL};
   doc_report(d, "L08", &about, p->name, keys);
 }
 
@@ -99,11 +128,17 @@ void doc_choose_variants(doc *d) {
     int chosen = chosen_variant(d, row), n = 0;
     for (size_t i = 0; i < d->files.n; i++) {
       doc_file *file = KR_AT(d->files, doc_file, i);
-      int is_other = strncmp(file->name, "libbitsandbytes_", 16) == 0 && !variant_of(row, file) && strcmp(file->package, row->column[0]) == 0; /* other makers' GPUs, and the CPU */
-      file->is_unused |= is_other || (variant_of(row, file) && variant_of(row, file) != chosen) || (variant_of(row, file) && strstr(file->name, "nocublaslt") && doc_main_cc(d) >= 75);
+      int is_other = strncmp(file->name, "libbitsandbytes_", 16) == 0 && !variant_of(row, file) &&
+                     strcmp(file->package, row->column[0]) == 0; /* other makers' GPUs, and the CPU */
+      file->is_unused |= is_other || (variant_of(row, file) && variant_of(row, file) != chosen) ||
+                         (variant_of(row, file) && strstr(file->name, "nocublaslt") && doc_main_cc(d) >= 75);
       n += variant_of(row, file) && file->is_unused;
     }
-    if (n) doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s: %s%d.so is the one that is loaded; %d others are for other CUDA releases", row->column[0], row->column[1], chosen, n));
+    if (n)
+      doc_add_text(
+          d, &d->notes,
+          kr_arena_print(d->arena, "%s: %s%d.so is the one that is loaded; %d others are for other CUDA releases",
+                         row->column[0], row->column[1], chosen, n));
     if (chosen || n) report_no_variant(d, row, chosen);
   }
 }

@@ -1,5 +1,5 @@
-/* demangle.c: reads enough of the Itanium C++ name grammar to print torch's functions: nested names, constructors, builtin
- * and pointer types, substitutions, template arguments. What it cannot read stays as it is. */
+/* demangle.c: reads enough of the Itanium C++ name grammar to print torch's functions: nested names, constructors,
+ * builtin and pointer types, substitutions, template arguments. What it cannot read stays as it is. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -12,7 +12,8 @@ typedef struct reader {
   int n_steps;
   const char *p;
   int failed, depth, n_subs, n_arguments, arguments_depth, is_signature;
-  const char *subs[MAX_SUBSTITUTIONS], *arguments[MAX_ARGUMENTS]; /* arguments: of the function's own template, which T_ means */
+  const char *subs[MAX_SUBSTITUTIONS],
+      *arguments[MAX_ARGUMENTS]; /* arguments: of the function's own template, which T_ means */
   const char *last_name; /* for constructors */
 } reader;
 
@@ -37,9 +38,17 @@ static const char *remember(reader *r, const char *text) {
 
 static const char *builtin(char c) {
   static const char letters[] = "vwbcahstijlmxynofdegz";
-  static const char *const names[] = {"void", "wchar_t", "bool", "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned int",
-                                      "long", "unsigned long", "long long", "unsigned long long", "__int128", "unsigned __int128", "float", "double",
-                                      "long double", "__float128", "..."};
+  static const char *const names[] = {"void",        "wchar_t",
+                                      "bool",        "char",
+                                      "signed char", "unsigned char",
+                                      "short",       "unsigned short",
+                                      "int",         "unsigned int",
+                                      "long",        "unsigned long",
+                                      "long long",   "unsigned long long",
+                                      "__int128",    "unsigned __int128",
+                                      "float",       "double",
+                                      "long double", "__float128",
+                                      "..."};
   const char *at = c ? strchr(letters, c) : NULL;
   return at ? names[at - letters] : NULL;
 }
@@ -61,8 +70,11 @@ static const char *read_identifier(reader *r) {
 }
 
 static const char *read_substitution(reader *r) {
-  static const struct { char letter; const char *text; } fixed[] = {{'t', "std"}, {'a', "std::allocator"}, {'b', "std::basic_string"}, {'s', "std::string"},
-                                                                    {'i', "std::istream"}, {'o', "std::ostream"}, {'d', "std::iostream"}};
+  static const struct {
+    char letter;
+    const char *text;
+  } fixed[] = {{'t', "std"},          {'a', "std::allocator"}, {'b', "std::basic_string"}, {'s', "std::string"},
+               {'i', "std::istream"}, {'o', "std::ostream"},   {'d', "std::iostream"}};
   r->p++;
   for (int i = 0; i < 7; i++)
     if (*r->p == fixed[i].letter) {
@@ -91,7 +103,9 @@ static const char *read_literal(reader *r) {
   if (!n || r->p[n] != 'E') return fail(r);
   const char *digits = kr_arena_print(r->arena, "%s%.*s", minus, (int)n, r->p);
   r->p += n + 1;
-  static const char *const ends[][2] = {{"int", ""}, {"unsigned int", "u"}, {"long", "l"}, {"unsigned long", "ul"}, {"long long", "ll"}, {"unsigned long long", "ull"}};
+  static const char *const ends[][2] = {{"int", ""},         {"unsigned int", "u"},
+                                        {"long", "l"},       {"unsigned long", "ul"},
+                                        {"long long", "ll"}, {"unsigned long long", "ull"}};
   if (strcmp(type, "bool") == 0) return *digits == '0' ? "false" : "true";
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
     if (strcmp(type, ends[i][0]) == 0) return kr_arena_print(r->arena, "%s%s", digits, ends[i][1]);
@@ -134,9 +148,11 @@ static const char *read_template_parameter(reader *r) {
 }
 
 static const char *read_operator(reader *r) {
-  static const struct { const char *code, *text; } operators[] = {{"ls", "operator<<"}, {"rs", "operator>>"}, {"eq", "operator=="}, {"ne", "operator!="},
-                                                                  {"cl", "operator()"}, {"ix", "operator[]"}, {"aS", "operator="}, {"pl", "operator+"},
-                                                                  {"mi", "operator-"}, {"ml", "operator*"}, {"dv", "operator/"}};
+  static const struct {
+    const char *code, *text;
+  } operators[] = {{"ls", "operator<<"}, {"rs", "operator>>"}, {"eq", "operator=="}, {"ne", "operator!="},
+                   {"cl", "operator()"}, {"ix", "operator[]"}, {"aS", "operator="},  {"pl", "operator+"},
+                   {"mi", "operator-"},  {"ml", "operator*"},  {"dv", "operator/"}};
   for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
     if (strncmp(r->p, operators[i].code, 2) == 0) {
       r->p += 2;
@@ -219,12 +235,14 @@ static const char *read_function_name(reader *r, int *is_const) {
 
 /* The part of a template's name that everybody knows by another: one std::string is as long as all the rest. */
 static const char *shorten_strings(doc *d, const char *text) {
-  static const char *const longs[] = {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char>>", "std::basic_string<char, std::char_traits<char>, std::allocator<char>>"};
+  static const char *const longs[] = {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char>>",
+                                      "std::basic_string<char, std::char_traits<char>, std::allocator<char>>"};
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
     int found = 0;
     for (size_t i = 0; i < 2 && !found; i++)
-      if (strncmp(p, longs[i], strlen(longs[i])) == 0) kr_text_print(&out, "std::string"), p += strlen(longs[i]), found = 1;
+      if (strncmp(p, longs[i], strlen(longs[i])) == 0)
+        kr_text_print(&out, "std::string"), p += strlen(longs[i]), found = 1;
     if (!found) kr_text_add(&out, p++, 1);
   }
   return out.at;
@@ -237,7 +255,8 @@ static const char *demangle(kr_arena *arena, const char *name) {
   kr_text text = kr_text_begin(arena);
   if (!*r.p) return r.failed ? name : function; /* a variable */
   r.is_signature = 1;
-  if (function[strlen(function) - (*function != '\0')] == '>') read_type(&r); /* a template's signature begins with what it returns */
+  if (function[strlen(function) - (*function != '\0')] == '>')
+    read_type(&r); /* a template's signature begins with what it returns */
   kr_text_print(&text, "%s(", function);
   for (int i = 0; *r.p && !r.failed && text.length <= MAX_TEXT; i++) {
     if (i == 0 && strcmp(r.p, "v") == 0) break;
@@ -248,12 +267,15 @@ static const char *demangle(kr_arena *arena, const char *name) {
 }
 
 const char *doc_demangle(doc *d, const char *name) {
-  const char *inner = strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel of one source file alone */
+  const char *inner =
+      strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel of one source file alone */
   if (inner) name = inner + 1;
-  if (strncmp(name, "_Z", 2) != 0 || strnlen(name, MAX_NAME + 1) > MAX_NAME || name[2] == 'T' || name[2] == 'G') return name;
+  if (strncmp(name, "_Z", 2) != 0 || strnlen(name, MAX_NAME + 1) > MAX_NAME || name[2] == 'T' || name[2] == 'G')
+    return name;
   kr_arena *arena = kr_arena_open();
   if (!arena) return name;
-  const char *text = demangle(arena, name), *kept = text == name || kr_arena_failed(arena) ? name : shorten_strings(d, text);
+  const char *text = demangle(arena, name),
+             *kept = text == name || kr_arena_failed(arena) ? name : shorten_strings(d, text);
   kr_arena_close(&arena);
   return kept;
 }

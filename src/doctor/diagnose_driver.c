@@ -22,8 +22,10 @@ static void check_gate(doc *d, int major, const char *who) {
   if (gate > d->driver_needed) d->driver_needed = gate;
   const char *older = d->driver_number >= kr_tables_gate(d->tables, 12) ? "cu126" : "cu118";
   const char *need = floor > gate ? kr_arena_print(d->arena, "R%d", floor / 1000000) : kr_print_driver(d->arena, gate);
-  const char *keys[] = {"driver", d->driver, "need", need, "cuda", kr_arena_print(d->arena, "%d", major), "older", older, NULL};
-  doc_evidence(d, doc_report(d, "D01", NULL, "", keys), "%s is built with CUDA %d; driver %s is from %s", who, major, d->driver, d->driver_source);
+  const char *keys[] = {"driver", d->driver, "need", need, "cuda", kr_arena_print(d->arena, "%d", major),
+                        "older",  older,     NULL};
+  doc_evidence(d, doc_report(d, "D01", NULL, "", keys), "%s is built with CUDA %d; driver %s is from %s", who, major,
+               d->driver, d->driver_source);
 }
 
 static void check_runtimes(doc *d) {
@@ -48,7 +50,8 @@ static void check_split(doc *d) {
   if (!*d->kernel_driver || !*d->user_driver || d->options.driver) return;
   if (kr_parse_driver(d->kernel_driver) == kr_parse_driver(d->user_driver)) return;
   const char *keys[] = {"kernel", d->kernel_driver, "user", d->user_driver, NULL};
-  doc_evidence(d, doc_report(d, "D03", NULL, "", keys), "kernel module %s, libcuda.so.%s", d->kernel_driver, d->user_driver);
+  doc_evidence(d, doc_report(d, "D03", NULL, "", keys), "kernel module %s, libcuda.so.%s", d->kernel_driver,
+               d->user_driver);
 }
 
 static void check_environment(doc *d) {
@@ -58,7 +61,9 @@ static void check_environment(doc *d) {
     doc_report(d, "D04", NULL, "", keys);
   }
   if (d->env_visible && (!*d->env_visible || strcmp(d->env_visible, "-1") == 0))
-    doc_evidence(d, doc_report(d, "D08", NULL, "", NULL), "CUDA_VISIBLE_DEVICES=\"%s\"", d->env_visible);
+    doc_evidence(
+        d, doc_report(d, "D08", NULL, "", (const char *[]){"visible", *d->env_visible ? d->env_visible : "\"\"", NULL}),
+        "CUDA_VISIBLE_DEVICES=\"%s\"", d->env_visible);
 }
 
 static void check_machine_driver(doc *d) {
@@ -76,7 +81,10 @@ static void check_floor(doc *d) {
   if (!floor || !d->driver_number || d->driver_number >= floor) return;
   for (size_t i = 0; i < d->findings.n; i++)
     if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "D01") == 0) return;
-  const char *keys[] = {"driver", d->driver, "need", kr_arena_print(d->arena, "R%d", floor / 1000000), "cuda", kr_arena_print(d->arena, "support for %s", kr_print_cc(d->arena, doc_main_cc(d))), NULL};
+  const char *keys[] = {"driver", d->driver,
+                        "need",   kr_arena_print(d->arena, "R%d", floor / 1000000),
+                        "cuda",   kr_arena_print(d->arena, "support for %s", kr_print_cc(d->arena, doc_main_cc(d))),
+                        NULL};
   doc_finding *f = doc_report(d, "D01", NULL, "", keys);
   if (f) f->confidence = 'M', f->severity = KR_WARN;
 }
@@ -86,17 +94,21 @@ static void check_nvcc(doc *d) {
   int cc = doc_main_cc(d), have = kr_parse_tenths(d->nvcc), build = 0;
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    build |= f->severity == KR_ERROR && (f->rule->stage == KR_STAGE_IMAGE || f->rule->stage == KR_STAGE_SYMBOL) && !doc_comes_with_torch(f->package);
+    build |= f->severity == KR_ERROR && (f->rule->stage == KR_STAGE_IMAGE || f->rule->stage == KR_STAGE_SYMBOL) &&
+             !doc_comes_with_torch(f->package);
   }
   if (!cc || !have || !build || d->log.given) return;
   int need = kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc));
   const char *number = kr_print_tenths(d->arena, need);
-  const char *keys[] = {"nvcc", d->nvcc, "arch", kr_print_cc(d->arena, cc), "need", number, "need_dash", kr_arena_print(d->arena, "%d-%d", need / 10, need % 10), NULL};
+  const char *keys[] = {"nvcc", d->nvcc, "arch",      kr_print_cc(d->arena, cc),
+                        "need", number,  "need_dash", kr_arena_print(d->arena, "%d-%d", need / 10, need % 10),
+                        NULL};
   if (need && have < need) doc_evidence(d, doc_report(d, "B01", NULL, "", keys), "%s", d->nvcc_path);
   if (cc < 75 && have >= 130) doc_evidence(d, doc_report(d, "B02", NULL, "", keys), "%s", d->nvcc_path);
   int torch = kr_parse_tenths(d->torch_cuda);
   const char *majors[] = {"nvcc", d->nvcc, "cuda", d->torch_cuda, NULL};
-  if (torch && torch / 10 != have / 10) doc_evidence(d, doc_report(d, "B06", NULL, "", majors), "%s; torch %s", d->nvcc_path, d->torch);
+  if (torch && torch / 10 != have / 10)
+    doc_evidence(d, doc_report(d, "B06", NULL, "", majors), "%s; torch %s", d->nvcc_path, d->torch);
 }
 
 /* --torch 2.8.0+cpu, and something that asks for torch's CUDA libraries. */
@@ -105,7 +117,8 @@ static void report_cpu_option(doc *d) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!file->is_cuda || !file->is_extension) continue;
-    doc_evidence(d, doc_report(d, "D07", NULL, "torch", NULL), "%s asks for libraries that only a torch with CUDA has", file->name);
+    doc_evidence(d, doc_report(d, "D07", NULL, "torch", NULL), "%s asks for libraries that only a torch with CUDA has",
+                 file->name);
     return;
   }
 }

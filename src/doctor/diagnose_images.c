@@ -6,7 +6,9 @@
 static const char *nth_cc(doc *d) { return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "this GPU"; }
 
 /* The library whose code decides whether torch itself runs; old releases split it. */
-static int is_torch_main(const doc_file *file) { return strncmp(file->name, "libtorch_cuda.so", 16) == 0 || strncmp(file->name, "libtorch_cuda_c", 15) == 0; }
+static int is_torch_main(const doc_file *file) {
+  return strncmp(file->name, "libtorch_cuda.so", 16) == 0 || strncmp(file->name, "libtorch_cuda_c", 15) == 0;
+}
 
 /* Libraries that look at the GPU and pick a kernel: those that they never pick there need no code for it. */
 static int picks_kernels(const doc *d, const doc_file *file) {
@@ -16,7 +18,8 @@ static int picks_kernels(const doc *d, const doc_file *file) {
   return 0;
 }
 
-/* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension that may be to blame. */
+/* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension that may be to
+ * blame. */
 static int is_own_extension(const doc_file *file) {
   return file->is_cuda && !file->is_torch && !doc_comes_with_torch(file->package);
 }
@@ -24,7 +27,7 @@ static int is_own_extension(const doc_file *file) {
 static int is_set(const char *variable) { return *variable && strcmp(variable, "0") != 0; }
 
 typedef struct shape { /* of the images that did not fit */
-  int n, n_arch, n_family, n_newer_minor, n_zstd, n_ptx_blocked, highest_ptx, sm, higher;
+  int n, n_arch, n_family, n_newer_minor, highest_ptx, sm, higher;
 } shape;
 
 static shape shape_of(const doc_file *file, int cc) {
@@ -38,7 +41,8 @@ static shape shape_of(const doc_file *file, int cc) {
       s.sm = image->sm;
       s.n_arch += image->suffix == 'a';
       s.n_family += image->suffix == 'f';
-      if (image->kind == KRAIT_IMAGE_CUBIN && !image->suffix && image->sm / 10 == cc / 10 && image->sm > cc) s.n_newer_minor++, s.higher = image->sm;
+      if (image->kind == KRAIT_IMAGE_CUBIN && !image->suffix && image->sm / 10 == cc / 10 && image->sm > cc)
+        s.n_newer_minor++, s.higher = image->sm;
       if (image->kind == KRAIT_IMAGE_PTX && image->ptx > s.highest_ptx) s.highest_ptx = image->ptx;
     }
   }
@@ -46,7 +50,11 @@ static shape shape_of(const doc_file *file, int cc) {
 }
 
 /* Verdicts as a set: what a finding is about. */
-enum { NONE = 1 << KRAIT_VERDICT_NONE, JIT_BLOCKED = 1 << KRAIT_VERDICT_JIT_BLOCKED, ZSTD_BLOCKED = 1 << KRAIT_VERDICT_ZSTD_BLOCKED };
+enum {
+  NONE = 1 << KRAIT_VERDICT_NONE,
+  JIT_BLOCKED = 1 << KRAIT_VERDICT_JIT_BLOCKED,
+  ZSTD_BLOCKED = 1 << KRAIT_VERDICT_ZSTD_BLOCKED
+};
 
 static int is_lost(const doc_container *c, int verdicts) { return (1 << c->verdict & verdicts) != 0; }
 
@@ -62,11 +70,14 @@ static void add_image_evidence(doc *d, doc_finding *f, const doc_file *file, int
     const doc_container *c = KR_AT(file->containers, doc_container, i);
     if (!is_lost(c, verdicts)) continue;
     if (f->offset < 0) f->offset = (int64_t)c->offset;
-    const char *by = c->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, c->toolkit)) : "";
-    doc_evidence(d, f, "%s at offset %llu: %s%s", c->section, (unsigned long long)c->offset, doc_print_container(d, c), by);
+    const char *by =
+        c->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, c->toolkit)) : "";
+    doc_evidence(d, f, "%s at offset %llu: %s%s", c->section, (unsigned long long)c->offset, doc_print_container(d, c),
+                 by);
     shown++;
   }
-  doc_evidence(d, f, "%d of %d container%s cannot run on %s", count_lost(file, verdicts), file->n_judged, file->n_judged == 1 ? "" : "s", nth_cc(d));
+  doc_evidence(d, f, "%d of %d container%s cannot run on %s", count_lost(file, verdicts), file->n_judged,
+               file->n_judged == 1 ? "" : "s", nth_cc(d));
 }
 
 /* Names of templates may fill a page; their beginning tells enough. */
@@ -81,7 +92,8 @@ static const char *lost_kernels(doc *d, const doc_file *file, int verdicts) {
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
     if (!is_lost(c, verdicts)) continue;
-    for (size_t k = 0; k < c->kernels.n && n < 4; k++, n++) kr_text_print(&text, "%s%s", n ? ", " : "", shorten(d, doc_demangle(d, DOC_TEXT(c->kernels, k))));
+    for (size_t k = 0; k < c->kernels.n && n < 4; k++, n++)
+      kr_text_print(&text, "%s%s", n ? ", " : "", shorten(d, doc_demangle(d, DOC_TEXT(c->kernels, k))));
   }
   return n ? text.at : "";
 }
@@ -104,9 +116,12 @@ static int is_served(const doc *d, const char *package) {
 }
 
 static void set_optional(doc *d, doc_finding *f, const kr_row *row) {
-  if (!f || !row || (*row->column[2] && doc_covers(row->column[2], doc_main_cc(d))) || (!*row->column[4] && !is_served(d, row->column[0]))) return;
+  if (!f || !row || (*row->column[2] && doc_covers(row->column[2], doc_main_cc(d))) ||
+      (!*row->column[4] && !is_served(d, row->column[0])))
+    return;
   f->severity = KR_INFO, f->hidden = 1;
-  doc_evidence(d, f, "no fault: this part of %s is for sm %s; %s serves other GPUs", row->column[0], row->column[2], row->column[3]);
+  doc_evidence(d, f, "no fault: this part of %s is for sm %s; %s serves other GPUs", row->column[0], row->column[2],
+               row->column[3]);
 }
 
 /* Nobody compiles general code for one GPU alone: arch-specific and family images are chosen by a test of the GPU. */
@@ -128,19 +143,27 @@ static void report_partial(doc *d, const doc_file *file, int verdicts) {
   if (f && picks_kernels(d, file)) {
     f->severity = KR_INFO, f->hidden = 1;
     doc_evidence(d, f, "this library chooses kernels by GPU: code for other GPUs only is no fault");
-    if (count_lost(file, verdicts) == file->n_lost) doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s  %d of %d containers run on %s, the others are for GPUs that it tests for", file->name,
-                                              file->n_judged - file->n_lost, file->n_judged, nth_cc(d)));
+    if (count_lost(file, verdicts) == file->n_lost)
+      doc_add_text(
+          d, &d->notes,
+          kr_arena_print(d->arena, "%s  %d of %d containers run on %s, the others are for GPUs that it tests for",
+                         file->name, file->n_judged - file->n_lost, file->n_judged, nth_cc(d)));
   } else if (f && lost_is_specific(file, verdicts)) {
     f->severity = KR_WARN;
-    doc_evidence(d, f, "arch-specific code alone: no fault if %s tests the GPU before it picks these", *file->package ? file->package : file->name);
+    doc_evidence(d, f, "arch-specific code alone: no fault if %s tests the GPU before it picks these",
+                 *file->package ? file->package : file->name);
   }
 }
 
 static void report_blocked(doc *d, const doc_file *file, const shape *s) {
-  krait_target target = {.size = sizeof target, .cc = doc_main_cc(d), .driver = d->driver_number, .driver_cuda = d->driver_cuda};
+  krait_target target = {
+      .size = sizeof target, .cc = doc_main_cc(d), .driver = d->driver_number, .driver_cuda = d->driver_cuda};
   int most = kr_tables_ptx_of_driver(d->tables, &target), branch = kr_tables_branch_of_ptx(d->tables, s->highest_ptx);
-  const char *keys[] = {"cc", nth_cc(d), "ptx", kr_print_tenths(d->arena, s->highest_ptx), "ptx_most", kr_print_tenths(d->arena, most), "branch",
-                        branch ? kr_arena_print(d->arena, "%d", branch) : "newer than these tables", NULL};
+  const char *keys[] = {"cc",       nth_cc(d),
+                        "ptx",      kr_print_tenths(d->arena, s->highest_ptx),
+                        "ptx_most", kr_print_tenths(d->arena, most),
+                        "branch",   branch ? kr_arena_print(d->arena, "%d", branch) : "newer than these tables",
+                        NULL};
   add_image_evidence(d, doc_report(d, "K08", file, "", keys), file, JIT_BLOCKED);
 }
 
@@ -155,9 +178,14 @@ static const char *reason_id(const doc_file *file, const shape *s) {
 
 static void report_none(doc *d, const doc_file *file, const shape *s) {
   int cc = doc_main_cc(d), family = s->sm / 10 == cc / 10 ? s->sm : cc;
-  const char *keys[] = {"cc", nth_cc(d), "set", doc_print_set(d, file), "sm", kr_arena_print(d->arena, "%d", cc), "higher",
-                        kr_arena_print(d->arena, "%d.%d", s->higher / 10, s->higher % 10), "index", doc_index_for(d, cc), "family",
-                        kr_arena_print(d->arena, "%d%s", family, family >= 100 ? "f" : ""), "name", nth_cc(d), NULL};
+  const char *keys[] = {"cc",     nth_cc(d),
+                        "set",    doc_print_set(d, file),
+                        "sm",     kr_arena_print(d->arena, "%d", cc),
+                        "higher", kr_arena_print(d->arena, "%d.%d", s->higher / 10, s->higher % 10),
+                        "index",  doc_index_for(d, cc),
+                        "family", kr_arena_print(d->arena, "%d%s", family, family >= 100 ? "f" : ""),
+                        "name",   nth_cc(d),
+                        NULL};
   const char *id = reason_id(file, s);
   doc_finding *f = doc_report(d, id, file, "", keys);
   const kr_row *row = kr_tables_find(d->tables, "package", file->package);
@@ -167,14 +195,16 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
   doc_evidence(d, f, "setup.py of %s sets its own targets: TORCH_CUDA_ARCH_LIST changes nothing (B04)", file->package);
   size_t n = 0;
   for (size_t i = 0; i < f->fixes.n; i++)
-    if (strncmp(DOC_TEXT(f->fixes, i), "TORCH_CUDA_ARCH_LIST", 20) != 0) DOC_TEXT(f->fixes, n++) = DOC_TEXT(f->fixes, i);
+    if (strncmp(DOC_TEXT(f->fixes, i), "TORCH_CUDA_ARCH_LIST", 20) != 0)
+      DOC_TEXT(f->fixes, n++) = DOC_TEXT(f->fixes, i);
   f->fixes.n = n;
 }
 
 /* Containers without code for the GPU are one trouble, those that a newer driver would run another. */
 static void judge_lost(doc *d, const doc_file *file) {
   shape s = shape_of(file, doc_main_cc(d));
-  int n_none = count_lost(file, NONE), has_choice = picks_kernels(d, file) && file->n_lost < file->n_judged, unneeded = NONE | (has_choice ? JIT_BLOCKED : 0);
+  int n_none = count_lost(file, NONE), has_choice = picks_kernels(d, file) && file->n_lost < file->n_judged,
+      unneeded = NONE | (has_choice ? JIT_BLOCKED : 0);
   if (is_set(d->env_force_jit) && !s.highest_ptx) return; /* K10 says it */
   if (n_none == file->n_judged) report_none(d, file, &s);
   else if (count_lost(file, unneeded)) report_partial(d, file, unneeded);
@@ -192,8 +222,12 @@ static void judge_hollow(doc *d, const doc_file *file) {
   }
   if (!n) return;
   const kr_row *row = doc_optional_row(d, file);
-  const char *number = kr_arena_print(d->arena, "%d kernel%s", n, n == 1 ? "" : "s"), *how = file->verdict == KRAIT_VERDICT_JIT ? "the PTX for an older GPU" : "the code for an older GPU";
-  const char *keys[] = {"cc", nth_cc(d), "hollow", how, "n", number, "full", kr_arena_print(d->arena, "%d.%d%s", full / 4 / 10, full / 4 % 10, full % 4 ? "a" : ""), NULL};
+  const char *number = kr_arena_print(d->arena, "%d kernel%s", n, n == 1 ? "" : "s"),
+             *how = file->verdict == KRAIT_VERDICT_JIT ? "the PTX for an older GPU" : "the code for an older GPU";
+  const char *keys[] = {
+      "cc", nth_cc(d), "hollow", how,
+      "n",  number,    "full",   kr_arena_print(d->arena, "%d.%d%s", full / 4 / 10, full / 4 % 10, full % 4 ? "a" : ""),
+      NULL};
   doc_finding *f = doc_report(d, "K20", file, "", keys);
   doc_evidence(d, f, "their code is at most %d bytes beside kilobytes for %d.%d", 256, full / 4 / 10, full / 4 % 10);
   if (f && row) {
@@ -226,11 +260,14 @@ static void judge_running(doc *d, const doc_file *file) {
   if (f) f->hidden = doc_comes_with_torch(file->package);
   if (is_set(d->env_no_cache)) doc_evidence(d, f, "CUDA_CACHE_DISABLE is set: it is compiled at every start");
   if (f && is_set(d->env_no_cache)) doc_add_text(d, &f->fixes, "unset CUDA_CACHE_DISABLE");
-  if (is_set(d->env_disable_jit)) doc_evidence(d, doc_report(d, "K19", file, "", keys), "it holds %s", doc_print_set(d, file));
-  if (d->has_driver && !d->has_jit && !d->options.driver && !doc_exists(d, "/dev/dxg")) doc_report(d, "K12", file, "", keys);
+  if (is_set(d->env_disable_jit))
+    doc_evidence(d, doc_report(d, "K19", file, "", keys), "it holds %s", doc_print_set(d, file));
+  if (d->has_driver && !d->has_jit && !d->options.driver && !doc_exists(d, "/dev/dxg"))
+    doc_report(d, "K12", file, "", keys);
 }
 
-/* A CUDA package without any kernel: its module links CUDA, no file of it holds code, and its name is known for kernels. */
+/* A CUDA package without any kernel: its module links CUDA, no file of it holds code, and its name is known for
+ * kernels. */
 static void judge_empty(doc *d, const doc_file *file) {
   const kr_row *row = kr_tables_find(d->tables, "package", file->package);
   if (!row || !file->is_extension || file->has_fatbin) return;
@@ -238,7 +275,9 @@ static void judge_empty(doc *d, const doc_file *file) {
     const doc_file *other = KR_AT(d->files, doc_file, i);
     if (strcmp(other->package, file->package) == 0 && other->n_judged) return;
   }
-  const char *skip = strcmp(file->package, "flash-attn") == 0 ? "FLASH_ATTENTION_SKIP_CUDA_BUILD" : strcmp(file->package, "mamba-ssm") == 0 ? "MAMBA_SKIP_CUDA_BUILD" : "CAUSAL_CONV1D_SKIP_CUDA_BUILD";
+  const char *skip = strcmp(file->package, "flash-attn") == 0  ? "FLASH_ATTENTION_SKIP_CUDA_BUILD"
+                     : strcmp(file->package, "mamba-ssm") == 0 ? "MAMBA_SKIP_CUDA_BUILD"
+                                                               : "CAUSAL_CONV1D_SKIP_CUDA_BUILD";
   const char *keys[] = {"skip", skip, NULL};
   doc_report(d, "K17", file, "", keys);
 }
@@ -251,7 +290,8 @@ static void judge_labels(doc *d, const doc_file *file) {
       const krait_image *image = KR_AT(c->images, krait_image, k);
       if (image->kind != KRAIT_IMAGE_CUBIN || image->damaged || !image->sm || image->sm == image->label_sm) continue;
       doc_finding *f = doc_report(d, "R03", file, "", NULL);
-      doc_evidence(d, f, "the image at offset %llu is labelled sm_%d and says sm_%d itself", (unsigned long long)image->offset, image->label_sm, image->sm);
+      doc_evidence(d, f, "the image at offset %llu is labelled sm_%d and says sm_%d itself",
+                   (unsigned long long)image->offset, image->label_sm, image->sm);
       return;
     }
   }
@@ -270,7 +310,9 @@ static void report_covered(doc *d, const doc_file *file) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
     for (size_t k = 0; k < c->images.n; k++) {
       const krait_image *image = KR_AT(c->images, krait_image, k);
-      if (image->kind == KRAIT_IMAGE_CUBIN && !image->suffix && image->sm / 10 == cc / 10 && image->sm <= cc && image->sm > best) best = image->sm;
+      if (image->kind == KRAIT_IMAGE_CUBIN && !image->suffix && image->sm / 10 == cc / 10 && image->sm <= cc &&
+          image->sm > best)
+        best = image->sm;
     }
   }
   const char *keys[] = {"cc", nth_cc(d), "sm", best ? kr_arena_print(d->arena, "sm_%d", best) : "its PTX", NULL};
@@ -288,7 +330,9 @@ static void blame(doc *d) {
     const char *keys[] = {"ext", file->name, "cc", nth_cc(d), NULL};
     if (file->verdict <= KRAIT_VERDICT_JIT) report_covered(d, file);
     else if (torch && torch->verdict <= KRAIT_VERDICT_JIT && d->log.is_frame_torch)
-      doc_evidence(d, doc_report(d, "K03", file, "", keys), "the error surfaced in %s, in a call of torch, whose library has code for %s", d->log.last_frame, nth_cc(d));
+      doc_evidence(d, doc_report(d, "K03", file, "", keys),
+                   "the error surfaced in %s, in a call of torch, whose library has code for %s", d->log.last_frame,
+                   nth_cc(d));
   }
 }
 
@@ -337,12 +381,14 @@ void doc_diagnose_named_torch(doc *d) {
   for (size_t i = 0; i < d->findings.n; i++)
     if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "K14") == 0) return;
   d->driver_number = 0; /* D01 is about that */
-  const int is_known = doc_torch_index(d, d->torch_number, 0, tag + 1) != NULL, has_code = doc_torch_index(d, d->torch_number, cc, tag + 1) != NULL;
+  const int is_known = doc_torch_index(d, d->torch_number, 0, tag + 1) != NULL,
+            has_code = doc_torch_index(d, d->torch_number, cc, tag + 1) != NULL;
   d->driver_number = driver;
   if (!is_known || has_code) return;
   doc_finding *f = doc_report(d, "K14", NULL, "torch", NULL);
   if (!f) return;
   f->from_log = d->log.given;
   f->is_named = 1;
-  doc_evidence(d, f, "torch %s (from %s); wheels of %s for torch %s are built without %s", d->torch, d->torch_source, tag + 1, kr_print_torch(d->arena, d->torch_number), kr_print_cc(d->arena, cc));
+  doc_evidence(d, f, "torch %s (from %s); wheels of %s for torch %s are built without %s", d->torch, d->torch_source,
+               tag + 1, kr_print_torch(d->arena, d->torch_number), kr_print_cc(d->arena, cc));
 }

@@ -11,8 +11,9 @@ static int is_torch_library(const char *name) {
 }
 
 static int is_base_library(const char *name) {
-  static const char *const names[] = {"libc.so.", "libm.so.", "libdl.so.", "libpthread.so.", "librt.so.", "libgcc_s.so.", "libstdc++.so.", "ld-linux",
-                                      "libutil.so.", "libcuda.so.", "libgomp.so.", "libpython", "libnvidia-ml.so."};
+  static const char *const names[] = {
+      "libc.so.", "libm.so.",    "libdl.so.",   "libpthread.so.", "librt.so.", "libgcc_s.so.",    "libstdc++.so.",
+      "ld-linux", "libutil.so.", "libcuda.so.", "libgomp.so.",    "libpython", "libnvidia-ml.so."};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strncmp(name, names[i], strlen(names[i])) == 0) return 1;
   return 0;
@@ -23,7 +24,8 @@ static int is_below(const char *path, const char *folder, const char *rest) {
   return n && strncmp(path, folder, n) == 0 && strncmp(path + n, rest, m) == 0;
 }
 
-/* The library of this name that `import torch` loads: out of its own folder, or of the nvidia packages. Its name then wins over every path. */
+/* The library of this name that `import torch` loads: out of its own folder, or of the nvidia packages. Its name then
+ * wins over every path. */
 static const doc_file *loaded_with_torch(const doc *d, const char *name) {
   const size_t *at = kr_names_find(&d->loaded, name);
   return at && *at ? KR_AT(d->files, doc_file, *at - 1) : NULL;
@@ -68,14 +70,20 @@ static void check_needed(doc *d, const doc_file *file) {
     if (loaded_with_torch(d, name)) continue;
     if (!row && !file->is_cuda) continue;
     n_other++;
-    const char *keys[] = {"lib", name, "of", doc_major_of(d, row), "library_install", doc_install_library(d, name, file->package), NULL};
+    const char *keys[] = {
+        "lib", name, "of", doc_major_of(d, row), "library_install", doc_install_library(d, name, file->package), NULL};
     doc_finding *f = doc_report(d, "L01", file, "", keys);
-    doc_evidence(d, f, "NEEDED %s: not found by RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, in the system's folders or beside torch", name);
+    doc_evidence(
+        d, f,
+        "NEEDED %s: not found by RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, in the system's folders or beside torch",
+        name);
     add_nearby(d, f, name);
     const kr_row *optional = doc_optional_row(d, file);
-    if (f && optional && !*optional->column[2]) f->severity = KR_INFO, f->hidden = 1, doc_evidence(d, f, "no fault: %s serves without it", optional->column[3]);
+    if (f && optional && !*optional->column[2])
+      f->severity = KR_INFO, f->hidden = 1, doc_evidence(d, f, "no fault: %s serves without it", optional->column[3]);
   }
-  doc_finding *f = n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;
+  doc_finding *f =
+      n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;
   if (f) f->hidden = !d->log.given; /* true of every extension: news only to somebody with an error */
 }
 
@@ -85,7 +93,9 @@ static const char *newest_needed(doc *d, const doc_file *file, const char *prefi
   (void)d;
   for (size_t i = 0; i < file->versions.n; i++) {
     const char *version = KR_AT(file->versions, doc_version, i)->version;
-    if (strncmp(version, prefix, n) == 0 && isdigit((unsigned char)version[n]) && kr_compare_versions(version + n, best) > 0) best = version + n;
+    if (strncmp(version, prefix, n) == 0 && isdigit((unsigned char)version[n]) &&
+        kr_compare_versions(version + n, best) > 0)
+      best = version + n;
   }
   return best;
 }
@@ -93,14 +103,16 @@ static const char *newest_needed(doc *d, const doc_file *file, const char *prefi
 static void add_provided(void *user, const char *file, const char *version) {
   doc *d = user;
   (void)file;
-  doc_add_text(d, &KR_AT(d->provided, doc_provided, d->provided.n - 1)->versions, kr_arena_copy(d->arena, version, strlen(version)));
+  doc_add_text(d, &KR_AT(d->provided, doc_provided, d->provided.n - 1)->versions,
+               kr_arena_copy(d->arena, version, strlen(version)));
 }
 
 /* The versions that a library defines; each library is read once. */
 static const kr_list *versions_of(doc *d, const char *path) {
   krait_scan *scan;
   for (size_t i = 0; i < d->provided.n; i++)
-    if (strcmp(KR_AT(d->provided, doc_provided, i)->path, path) == 0) return &KR_AT(d->provided, doc_provided, i)->versions;
+    if (strcmp(KR_AT(d->provided, doc_provided, i)->path, path) == 0)
+      return &KR_AT(d->provided, doc_provided, i)->versions;
   doc_provided *kept = kr_list_push(d->arena, &d->provided);
   *kept = (doc_provided){.path = path, .versions = KR_LIST(const char *)};
   if (krait_scan_open(path, &scan) == KRAIT_OK) {
@@ -121,21 +133,28 @@ static const char *newest_like(const kr_list *versions, const char *like) {
   size_t n = (size_t)(number_of(like) - like);
   for (size_t i = 0; i < versions->n; i++) {
     const char *version = DOC_TEXT(*versions, i);
-    if (strncmp(version, like, n) == 0 && isdigit((unsigned char)version[n]) && (!*best || kr_compare_versions(version + n, best + n) > 0)) best = version;
+    if (strncmp(version, like, n) == 0 && isdigit((unsigned char)version[n]) &&
+        (!*best || kr_compare_versions(version + n, best + n) > 0))
+      best = version;
   }
   return best;
 }
 
 static void report_version(doc *d, const doc_file *file, const doc_version *v, const char *path, const kr_list *has) {
   int is_gcc = strncmp(v->file, "libstdc++.", 10) == 0 || strncmp(v->file, "libgcc_s.", 9) == 0;
-  const char *best = newest_like(has, v->version), *folder = kr_arena_copy(d->arena, path, (size_t)(strrchr(path, '/') ? strrchr(path, '/') - path : 0));
+  const char *best = newest_like(has, v->version),
+             *folder = kr_arena_copy(d->arena, path, (size_t)(strrchr(path, '/') ? strrchr(path, '/') - path : 0));
   const doc_package *p = NULL;
   for (size_t i = 0; i < d->files.n; i++)
-    if (strcmp(KR_AT(d->files, doc_file, i)->path, path) == 0) p = doc_find_package(d, KR_AT(d->files, doc_file, i)->package);
-  const char *fixed = p ? kr_arena_print(d->arena, "pip install --upgrade %s", p->name) : kr_arena_print(d->arena, "install a newer %s, or a build made for this one", v->file);
-  const char *keys[] = {"need", v->version, "have", *best ? best : "no such version", "lib", v->file, "fixed", fixed, NULL};
+    if (strcmp(KR_AT(d->files, doc_file, i)->path, path) == 0)
+      p = doc_find_package(d, KR_AT(d->files, doc_file, i)->package);
+  const char *fixed = p ? kr_arena_print(d->arena, "pip install --upgrade %s", p->name)
+                        : kr_arena_print(d->arena, "install a newer %s, or a build made for this one", v->file);
+  const char *keys[] = {"need",  v->version, "have", *best ? best : "no such version", "lib", v->file,
+                        "fixed", fixed,      NULL};
   doc_finding *f = doc_report(d, is_gcc ? "L04" : strncmp(v->file, "libc.so.", 8) == 0 ? "L03" : "L07", file, "", keys);
-  doc_evidence(d, f, ".gnu.version_r asks for %s of %s; .gnu.version_d of %s has %s", v->version, v->file, path, *best ? best : "no such version");
+  doc_evidence(d, f, ".gnu.version_r asks for %s of %s; .gnu.version_d of %s has %s", v->version, v->file, path,
+               *best ? best : "no such version");
   if (f && !*d->root && *folder && strstr(d->env_library_path, folder)) {
     doc_evidence(d, f, "LD_LIBRARY_PATH leads there");
     f->fixes.n = 0;
@@ -143,13 +162,14 @@ static void report_version(doc *d, const doc_file *file, const doc_version *v, c
   }
 }
 
-/* Every version that the file asks for, against the library that the loader would take; the newest missing one of a library tells enough. A
- * library without any versions is taken as it is. */
+/* Every version that the file asks for, against the library that the loader would take; the newest missing one of a
+ * library tells enough. A library without any versions is taken as it is. */
 static void check_each_version(doc *d, const doc_file *file) {
   for (size_t i = 0; i < file->versions.n; i++) {
     const doc_version *v = KR_AT(file->versions, doc_version, i);
     const doc_file *loaded = loaded_with_torch(d, v->file);
-    if (strncmp(v->version, "GLIBC_", 6) == 0 && isdigit((unsigned char)v->version[6])) continue; /* L03 compares these with the C library that runs */
+    if (strncmp(v->version, "GLIBC_", 6) == 0 && isdigit((unsigned char)v->version[6]))
+      continue; /* L03 compares these with the C library that runs */
     const char *path = loaded ? loaded->path : doc_find_library(d, file, v->file);
     const kr_list *has = *path ? versions_of(d, path) : NULL;
     if (!has || !has->n || doc_has_text(has, v->version)) continue;
@@ -157,7 +177,8 @@ static void check_each_version(doc *d, const doc_file *file) {
     for (size_t k = 0; k < file->versions.n; k++) {
       const doc_version *other = KR_AT(file->versions, doc_version, k);
       if (k == i || strcmp(other->file, v->file) != 0 || doc_has_text(has, other->version)) continue;
-      is_newest &= kr_compare_versions(number_of(other->version), number_of(v->version)) < 0 || (k > i && strcmp(number_of(other->version), number_of(v->version)) == 0);
+      is_newest &= kr_compare_versions(number_of(other->version), number_of(v->version)) < 0 ||
+                   (k > i && strcmp(number_of(other->version), number_of(v->version)) == 0);
     }
     if (is_newest) report_version(d, file, v, path, has);
   }
@@ -174,10 +195,14 @@ static void check_versions(doc *d, const doc_file *file) {
 }
 
 static const char *machine_name(doc *d, int machine) {
-  return machine == KR_ELF_X86_64 ? "x86_64" : machine == KR_ELF_AARCH64 ? "aarch64" : kr_arena_print(d->arena, "ELF machine %d", machine);
+  return machine == KR_ELF_X86_64    ? "x86_64"
+         : machine == KR_ELF_AARCH64 ? "aarch64"
+                                     : kr_arena_print(d->arena, "ELF machine %d", machine);
 }
 
-static int is_foreign(const doc *d, const doc_file *file) { return file->kind == KRAIT_FILE_ELF && d->machine && (file->machine != d->machine || file->bits != 64); }
+static int is_foreign(const doc *d, const doc_file *file) {
+  return file->kind == KRAIT_FILE_ELF && d->machine && (file->machine != d->machine || file->bits != 64);
+}
 
 /* What pip has to fetch again, on the right machine. */
 static const char *fetch_again(doc *d, const kr_list *files) {
@@ -186,9 +211,12 @@ static const char *fetch_again(doc *d, const kr_list *files) {
   int has_torch = 0;
   for (size_t i = 0; i < files->n; i++) {
     const doc_file *file = *KR_AT(*files, const doc_file *, i);
-    if (!*file->package || !*file->package_version || file->in_wheel || (*kr_names_put(d->arena, &seen, file->package))++) continue;
+    if (!*file->package || !*file->package_version || file->in_wheel ||
+        (*kr_names_put(d->arena, &seen, file->package))++)
+      continue;
     if (strcmp(file->package, "torch") == 0) has_torch = 1;
-    else kr_text_print(&out, " %s==%.*s", file->package, (int)strcspn(file->package_version, "+"), file->package_version);
+    else
+      kr_text_print(&out, " %s==%.*s", file->package, (int)strcspn(file->package_version, "+"), file->package_version);
   }
   const char *torch = has_torch ? doc_torch_install(d) : "";
   if (!out.length) return torch;
@@ -200,20 +228,29 @@ static void check_machines(doc *d) {
   kr_list foreign = KR_LIST(const doc_file *);
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
-    if ((file->is_cuda || file->is_extension) && is_foreign(d, file)) *(const doc_file **)kr_list_push(d->arena, &foreign) = file;
+    if ((file->is_cuda || file->is_extension) && is_foreign(d, file))
+      *(const doc_file **)kr_list_push(d->arena, &foreign) = file;
   }
   if (!foreign.n) return;
   const doc_file *file = *KR_AT(foreign, const doc_file *, 0);
-  const char *built = file->bits == 64 ? machine_name(d, file->machine) : kr_arena_print(d->arena, "%s, 32-bit", machine_name(d, file->machine)), *again = fetch_again(d, &foreign);
-  const char *keys[] = {"built", built, "machine", machine_name(d, d->machine), "machine_fix", *again ? again : kr_arena_print(d->arena, "take the wheel tagged %s", machine_name(d, d->machine)), NULL};
+  const char *built = file->bits == 64 ? machine_name(d, file->machine)
+                                       : kr_arena_print(d->arena, "%s, 32-bit", machine_name(d, file->machine)),
+             *again = fetch_again(d, &foreign);
+  const char *keys[] = {
+      "built",       built,
+      "machine",     machine_name(d, d->machine),
+      "machine_fix", *again ? again : kr_arena_print(d->arena, "take the wheel tagged %s", machine_name(d, d->machine)),
+      NULL};
   doc_finding *f = doc_report(d, "L05", file, "", keys);
-  for (size_t i = 1; i < foreign.n && i < 6; i++) doc_evidence(d, f, "also %s", (*KR_AT(foreign, const doc_file *, i))->name);
+  for (size_t i = 1; i < foreign.n && i < 6; i++)
+    doc_evidence(d, f, "also %s", (*KR_AT(foreign, const doc_file *, i))->name);
   if (foreign.n > 6) doc_evidence(d, f, "and %zu more", foreign.n - 6);
 }
 
 /* ---- S05: LD_LIBRARY_PATH ---- */
 static int is_shadowing(const char *name) {
-  static const char *const names[] = {"libtorch", "libc10", "libcudart.so", "libnvJitLink.so", "libcublas", "libcudnn.so", "libnccl.so"};
+  static const char *const names[] = {"libtorch",  "libc10",      "libcudart.so", "libnvJitLink.so",
+                                      "libcublas", "libcudnn.so", "libnccl.so"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strncmp(name, names[i], strlen(names[i])) == 0) return 1;
   return 0;
@@ -240,11 +277,13 @@ static void check_elements(doc *d, const doc_file *file, const char *paths, cons
   if (!doc_has_empty_element(paths)) return;
   for (const char *p = paths; *p; p += strcspn(p, ":"), p += *p == ':')
     if (*p != ':') kr_text_print(&clean, "%s%.*s", clean.length ? ":" : "", (int)strcspn(p, ":"), p);
-  const char *fixed = file ? kr_arena_print(d->arena, "patchelf --set-rpath '%s' %s", clean.at, file->path) : kr_arena_print(d->arena, "export LD_LIBRARY_PATH=%s", clean.at);
+  const char *fixed = file ? kr_arena_print(d->arena, "patchelf --set-rpath '%s' %s", clean.at, file->path)
+                           : kr_arena_print(d->arena, "export LD_LIBRARY_PATH=%s", clean.at);
   const char *keys[] = {"what", what, "fixed", clean.length ? fixed : "unset LD_LIBRARY_PATH", NULL};
   doc_finding *f = doc_report(d, "S07", file, "", keys);
   doc_evidence(d, f, "%s=\"%s\"", what, paths);
-  if (f && file && doc_comes_with_torch(file->package)) f->severity = KR_INFO, f->hidden = 1; /* its publisher's, and the same in every healthy environment */
+  if (f && file && doc_comes_with_torch(file->package))
+    f->severity = KR_INFO, f->hidden = 1; /* its publisher's, and the same in every healthy environment */
 }
 
 /* ---- S06: what torch's metadata asks for ---- */
@@ -274,6 +313,7 @@ void doc_diagnose_libraries(doc *d) {
     check_elements(d, file, *file->runpath ? file->runpath : file->rpath, *file->runpath ? "RUNPATH" : "RPATH");
     if (d->is_environment && !file->in_wheel && !file->is_torch) check_needed(d, file);
   }
-  if (!d->options.root && d->is_environment) check_library_path(d), check_elements(d, NULL, d->env_library_path, "LD_LIBRARY_PATH");
+  if (!d->options.root && d->is_environment)
+    check_library_path(d), check_elements(d, NULL, d->env_library_path, "LD_LIBRARY_PATH");
   for (size_t i = 0; torch && i < torch->requires.n; i++) check_requirement(d, DOC_TEXT(torch->requires, i));
 }

@@ -1,5 +1,5 @@
-/* diagnose_log.c: what a pasted error suggests by itself. A text alone is medium evidence at best, unless the rule says that the
- * text is the evidence; a diagnosis that the bytes made already is not repeated. */
+/* diagnose_log.c: what a pasted error suggests by itself. A text alone is medium evidence at best, unless the rule says
+ * that the text is the evidence; a diagnosis that the bytes made already is not repeated. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,13 +44,14 @@ static int already_found(const doc *d, const char *ids) {
 /* ---- what the hit is about ---- */
 static int is_someone(const char *package) { return *package && strcmp(package, "torch") != 0; }
 
-/* The package of its own line, the one named last before it, that of the innermost frame, of the library or the name that the text has last. torch only
- * when nobody else is there: it is on every path. */
+/* The package of its own line, the one named last before it, that of the innermost frame, of the library or the name
+ * that the text has last. torch only when nobody else is there: it is on every path. */
 static const char *package_of(doc *d, const doc_hit *hit) {
   const char *here = doc_package_in(d, hit->line), *owner = d->log.owner ? d->log.owner : "";
   if (is_someone(here)) return here;
   if (is_someone(hit->near)) return hit->near;
   if (is_someone(owner)) return owner;
+  if (!d->log.last_frame && d->log.names.n == 1) return DOC_TEXT(d->log.names, 0); /* a program without Python */
   if (hit->rule->stage != KR_STAGE_IMAGE || *owner) /* which file fails only bytes can say */
     for (size_t i = d->log.files.n; i-- > 0;)
       if (is_someone(doc_package_in(d, DOC_TEXT(d->log.files, i)))) return doc_package_in(d, DOC_TEXT(d->log.files, i));
@@ -64,10 +65,12 @@ static const char *base_of(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-/* The library that a line is about: in front of ": undefined symbol", behind "required by", else the last that the text names. */
+/* The library that a line is about: in front of ": undefined symbol", behind "required by", else the last that the text
+ * names. */
 static const char *library_of(doc *d, const doc_hit *hit) {
   kr_list keys = KR_LIST(const char *);
-  if (doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) || doc_match(d, "(required by %s{x})", hit->line, &keys)) {
+  if (doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) ||
+      doc_match(d, "(required by %s{x})", hit->line, &keys)) {
     const char *path = DOC_TEXT(keys, 1);
     size_t n = strlen(path);
     return kr_arena_copy(d->arena, path, n && path[n - 1] == ')' ? n - 1 : n);
@@ -75,21 +78,30 @@ static const char *library_of(doc *d, const doc_hit *hit) {
   return d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "";
 }
 
-/* The text may name a library that has nothing to do with the hit: without code for a GPU is what the bytes say, so there its own line must name it. */
+/* The text may name a library that has nothing to do with the hit: without code for a GPU is what the bytes say, so
+ * there its own line must name it. */
 static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const char *path = library_of(d, hit), *name = base_of(path), *folder = name - path > 1 ? kr_arena_copy(d->arena, path, (size_t)(name - path - 1)) : "";
-  if (!*name || !(strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY)) return;
-  if (*folder == '/' && !strstr(path, "-packages/") && strrchr(folder, '/') > folder) d->log.source = kr_arena_copy(d->arena, folder, (size_t)(strrchr(folder, '/') - folder)); /* X/vllm/_C.so: X is a checkout */
+  const char *path = library_of(d, hit), *name = base_of(path),
+             *folder = name - path > 1 ? kr_arena_copy(d->arena, path, (size_t)(name - path - 1)) : "";
+  if (!*name ||
+      !(strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY))
+    return;
+  if (*folder == '/' && !strstr(path, "-packages/") && strrchr(folder, '/') > folder)
+    d->log.source =
+        kr_arena_copy(d->arena, folder, (size_t)(strrchr(folder, '/') - folder)); /* X/vllm/_C.so: X is a checkout */
   const doc_file file = {.path = path, .name = name};
   const char *shown = doc_shown_name(&file);
   size_t dot = (size_t)(strrchr(shown, '/') ? strrchr(shown, '/') + 1 - shown : 0);
   put(keys, "file", shown);
-  put(keys, "ext", kr_arena_copy(d->arena, shown, strncmp(shown + dot, "lib", 3) == 0 ? strlen(shown) : dot + strcspn(shown + dot, ".")));
+  put(keys, "ext",
+      kr_arena_copy(d->arena, shown,
+                    strncmp(shown + dot, "lib", 3) == 0 ? strlen(shown) : dot + strcspn(shown + dot, ".")));
 }
 
 /* ---- symbols ---- */
 static int is_torch_symbol(const char *symbol) {
-  return strstr(symbol, "N3c10") || strstr(symbol, "NK3c10") || strstr(symbol, "N2at") || strstr(symbol, "NK2at") || strstr(symbol, "5torch") || strstr(symbol, "6caffe2") || begins(symbol, "aoti_torch_") ||
+  return strstr(symbol, "N3c10") || strstr(symbol, "NK3c10") || strstr(symbol, "N2at") || strstr(symbol, "NK2at") ||
+         strstr(symbol, "5torch") || strstr(symbol, "6caffe2") || begins(symbol, "aoti_torch_") ||
          begins(symbol, "torch_");
 }
 
@@ -102,15 +114,19 @@ static int abi_of_torch(const doc *d) {
 }
 
 static const char *print_first_last(doc *d, int first, int last) {
-  if (first && last) return kr_arena_print(d->arena, "%s to %s", kr_print_torch(d->arena, first), kr_print_torch(d->arena, last));
+  if (first && last)
+    return kr_arena_print(d->arena, "%s to %s", kr_print_torch(d->arena, first), kr_print_torch(d->arena, last));
   return kr_arena_print(d->arena, "%s %s", first ? ">=" : "<=", kr_print_torch(d->arena, first ? first : last));
 }
 
-/* Which of the reasons for a missing name it is: another string ABI, another torch, another libstdc++ or Python. 0: this rule's is not it. */
+/* Which of the reasons for a missing name it is: another string ABI, another torch, another libstdc++ or Python. 0:
+ * this rule's is not it. */
 static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *symbol = doc_symbol_in(d, hit->line);
   if (!*symbol) symbol = d->log.symbol ? d->log.symbol : "";
-  int abi = doc_abi_of_name(symbol), torch = abi_of_torch(d), is_abi = is_torch_symbol(symbol) && ((abi == DOC_ABI_OLD && torch != DOC_ABI_OLD) || (abi == DOC_ABI_NEW && torch == DOC_ABI_OLD));
+  int abi = doc_abi_of_name(symbol), torch = abi_of_torch(d),
+      is_abi = is_torch_symbol(symbol) &&
+               ((abi == DOC_ABI_OLD && torch != DOC_ABI_OLD) || (abi == DOC_ABI_NEW && torch == DOC_ABI_OLD));
   int first = 0, last = 0;
   if (is(hit, "S01") && strstr(hit->line, "undefined symbol")) {
     if (!is_torch_symbol(symbol) || is_abi) return 0;
@@ -125,7 +141,8 @@ static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
     put(keys, "torch_abi", abi == DOC_ABI_OLD ? "new (cxx11)" : "old");
     put(keys, "TRUE", abi == DOC_ABI_OLD ? "TRUE" : "FALSE");
   }
-  if (hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY) put(keys, "symbol", doc_demangle(d, symbol));
+  if (hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY)
+    put(keys, "symbol", doc_demangle(d, symbol));
   if (is(hit, "S03") && !log_suggests(d, "S01") && !log_suggests(d, "S02")) return 0;
   return 1;
 }
@@ -144,7 +161,10 @@ static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *want = torch && *torch->column[5] ? torch->column[5] : row ? row->column[1] : "";
   if (!*taken(hit, "nccl_symbol")) return;
   put(keys, "symbol", name);
-  put(keys, "nccl", kr_parse_tenths(d->torch_cuda) >= 130 ? "nvidia-nccl-cu13" : kr_parse_tenths(d->torch_cuda) / 10 == 11 ? "nvidia-nccl-cu11" : "nvidia-nccl-cu12");
+  put(keys, "nccl",
+      kr_parse_tenths(d->torch_cuda) >= 130       ? "nvidia-nccl-cu13"
+      : kr_parse_tenths(d->torch_cuda) / 10 == 11 ? "nvidia-nccl-cu11"
+                                                  : "nvidia-nccl-cu12");
   put(keys, "nccl_want", want);
 }
 
@@ -153,8 +173,10 @@ const char *doc_install_library(doc *d, const char *lib, const char *package) {
   const kr_row *row = kr_tables_find(d->tables, "soname", lib);
   int have = kr_parse_tenths(d->torch_cuda) / 10, want = row ? atoi(row->column[1]) : 0;
   if (row && begins(row->column[2], "apt:")) return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
-  if (want && have && want != have && is_someone(package)) return "{rebuild}"; /* it was built for another CUDA than torch */
-  return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2]) : kr_arena_print(d->arena, "install the package that brings %s; the tables do not know it", lib);
+  if (want && have && want != have && is_someone(package))
+    return "{rebuild}"; /* it was built for another CUDA than torch */
+  return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2])
+             : kr_arena_print(d->arena, "install the package that brings %s; the tables do not know it", lib);
 }
 
 static const char *cudnn_major(const char *text) {
@@ -170,30 +192,46 @@ static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *major = cudnn_major(hit->line);
   kr_list names = KR_LIST(const char *);
   put(keys, "major", major);
-  if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library %w{x}", hit->line, &names) || doc_match(d, "%w{x}: cannot open", hit->line, &names)) put(keys, "lib", DOC_TEXT(names, 1));
+  if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library %w{x}", hit->line, &names) ||
+      doc_match(d, "%w{x}: cannot open", hit->line, &names))
+    put(keys, "lib", DOC_TEXT(names, 1));
   if (kr_tables_is_tegra(d->tables, doc_main_cc(d))) { /* JetPack's cuDNN, and the torch that was built for it */
     put(keys, "cudnn_install", doc_torch_install(d));
     put(keys, "cudnn_path", "python3 -c 'import torch'");
     return;
   }
-  put(keys, "cudnn_install", *major == '8' ? "pip install nvidia-cudnn-cu12==8.9.7.29" : "pip install \"nvidia-cudnn-cu12>=9,<10\"");
-  put(keys, "cudnn_path", "export LD_LIBRARY_PATH=$(python3 -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0] + \"/lib\")'):$LD_LIBRARY_PATH");
+  put(keys, "cudnn_install",
+      *major == '8' ? "pip install nvidia-cudnn-cu12==8.9.7.29" : "pip install \"nvidia-cudnn-cu12>=9,<10\"");
+  put(keys, "cudnn_path",
+      "export LD_LIBRARY_PATH=$(python3 -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0] + "
+      "\"/lib\")'):$LD_LIBRARY_PATH");
 }
 
 static void fill_cudnn_versions(doc *d, const doc_hit *hit, hit_keys *keys) {
   static const char *const sides[][4] = {{"want", "w1", "w2", "w3"}, {"have", "h1", "h2", "h3"}};
   for (int i = 0; i < 2; i++)
-    if (*taken(hit, sides[i][1])) put(keys, sides[i][0], kr_arena_print(d->arena, "cuDNN %s.%s.%s", taken(hit, sides[i][1]), taken(hit, sides[i][2]), taken(hit, sides[i][3])));
+    if (*taken(hit, sides[i][1]))
+      put(keys, sides[i][0],
+          kr_arena_print(d->arena, "cuDNN %s.%s.%s", taken(hit, sides[i][1]), taken(hit, sides[i][2]),
+                         taken(hit, sides[i][3])));
 }
 
 static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *number = taken(hit, "bnb"), *version = doc_version_of(d, "bitsandbytes");
-  int is_source = strstr(hit->line, ".egg") || strstr(hit->line, "/bitsandbytes/bitsandbytes/") || strstr(version, "dev");
-  for (size_t i = 0; i < d->log.files.n; i++) is_source |= strstr(DOC_TEXT(d->log.files, i), ".egg/") || strstr(DOC_TEXT(d->log.files, i), "/bitsandbytes/bitsandbytes/");
+  int is_source =
+      strstr(hit->line, ".egg") || strstr(hit->line, "/bitsandbytes/bitsandbytes/") || strstr(version, "dev");
+  for (size_t i = 0; i < d->log.files.n; i++)
+    is_source |=
+        strstr(DOC_TEXT(d->log.files, i), ".egg/") || strstr(DOC_TEXT(d->log.files, i), "/bitsandbytes/bitsandbytes/");
   if (is_source) put(keys, "source_build", "source");
   if (strlen(number) == 3) put(keys, "bnb_cuda", kr_arena_print(d->arena, "%.2s.%s", number, number + 2));
   const char *release = doc_command(d, "release", "bitsandbytes", is_source ? "" : version, "");
-  put(keys, "bnb_install", *release ? release : d->torch_number && d->torch_number < 204 ? "pip install --force-reinstall --no-deps bitsandbytes==0.45.5" : "pip install --force-reinstall --no-deps bitsandbytes==0.50.2"); /* which takes the nearest of its libraries, and asks for torch 2.4 */
+  put(keys, "bnb_install",
+      *release ? release
+      : d->torch_number && d->torch_number < 204
+          ? "pip install --force-reinstall --no-deps bitsandbytes==0.45.5"
+          : "pip install --force-reinstall --no-deps bitsandbytes==0.50.2"); /* which takes the nearest of its
+                                                                                libraries, and asks for torch 2.4 */
 }
 
 static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
@@ -211,11 +249,41 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
   put(keys, "gcc", gcc);
 }
 
+/* The row of a library by its name, or by the name's begin in the release of torch's CUDA: libcublas. */
+static const kr_row *soname_row(doc *d, const char *lib) {
+  const kr_row *row, *found = kr_tables_find(d->tables, "soname", lib);
+  const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
+  const char *begin = kr_arena_print(d->arena, "%s.so.", lib);
+  for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "soname", &at));)
+    if (begins(row->column[0], begin) && (!of_torch || !atoi(row->column[1]) || atoi(row->column[1]) == of_torch))
+      found = row;
+  return found;
+}
+
+/* 90100 and 8907 as 9.1.0 and 8.9.7; other libraries' numbers as they are. */
+static const char *library_number(doc *d, const char *what, const char *text) {
+  const int n = atoi(text);
+  if (strcmp(what, "cuDNN") != 0 || n < 1000) return text;
+  return n >= 90000 ? kr_arena_print(d->arena, "%d.%d.%d", n / 10000, n / 100 % 100, n % 100)
+                    : kr_arena_print(d->arena, "%d.%d.%d", n / 1000, n / 100 % 10, n % 100);
+}
+
+static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const kr_row *row = kr_tables_find(d->tables, "holds", "jax-cuda12-plugin");
+  put(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
+  put(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
+  if (row) put(keys, "jax_install", kr_arena_print(d->arena, "pip install \"jax[cuda12]==%s\"", row->column[1]));
+}
+
 static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *lib = taken(hit, "lib");
   if (is(hit, "L01")) {
-    if (begins(lib, "libc10") || begins(lib, "libtorch") || begins(lib, "libcuda.so") || begins(lib, "libcudnn") || begins(lib, "libbitsandbytes") || begins(lib, "cudnn")) return 0;
-    if (*taken(hit, "plain_lib")) put(keys, "lib", kr_arena_print(d->arena, "lib%s", taken(hit, "plain_lib")));
+    if (begins(lib, "libc10") || begins(lib, "libtorch") || begins(lib, "libcuda.so") || begins(lib, "libcudnn") ||
+        begins(lib, "libbitsandbytes") || begins(lib, "cudnn"))
+      return 0;
+    if (*taken(hit, "plain_lib")) lib = kr_arena_print(d->arena, "lib%s", taken(hit, "plain_lib"));
+    if (soname_row(d, lib)) lib = soname_row(d, lib)->column[0];
+    put(keys, "lib", lib);
     put(keys, "of", doc_major_of(d, kr_tables_find(d->tables, "soname", lib)));
     put(keys, "library_install", doc_install_library(d, lib, package));
   }
@@ -230,7 +298,8 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
     if (strstr(hit->line, "not defined in file") && !*lib) return 0;
     if (begins(lib, "GLIBC") || begins(lib, "CXXABI") || begins(lib, "libc.so")) return 0;
     for (size_t i = 0; i < sizeof names / sizeof *names && !*lib; i++)
-      if (begins(symbol, names[i]) || (i == 2 && begins(symbol, "cuda"))) put(keys, "lib", kr_arena_print(d->arena, "lib%s", names[i]));
+      if (begins(symbol, names[i]) || (i == 2 && begins(symbol, "cuda")))
+        put(keys, "lib", kr_arena_print(d->arena, "lib%s", names[i]));
     if (*taken(hit, "jit")) put(keys, "lib", "libnvJitLink.so.12");
     put(keys, "user_lib", base_of(taken(hit, "user_lib")));
     put(keys, "symbol", *taken(hit, "symbol") ? taken(hit, "symbol") : symbol);
@@ -241,19 +310,94 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
   if (is(hit, "L08")) fill_bitsandbytes(d, hit, keys);
   if (is(hit, "L09")) fill_cudnn(d, hit, keys);
   if (is(hit, "L10")) fill_cudnn_versions(d, hit, keys);
+  if (is(hit, "L11")) fill_jax(d, hit, keys);
+  if (is(hit, "L12")) put(keys, "newer", doc_command(d, "release", package, doc_version_of(d, package), ""));
   if (is(hit, "L06")) put(keys, "lib", lib);
   return 1;
 }
 
 /* ---- packages that go together ---- */
+/* Another torch than the one that is there. */
+static const char *newest_torch(doc *d) {
+  const int number = d->torch_number;
+  d->torch_number = 0;
+  const char *command = doc_torch_install(d);
+  d->torch_number = number;
+  return command;
+}
+
+/* A name that another release of torch or transformers has. */
+static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
+  const char *attribute = taken(hit, "attribute");
+  const kr_row *row = kr_tables_find(d->tables, "attribute", attribute);
+  const int is_torch = strstr(hit->line, "transformers") == NULL || strstr(hit->line, "'torch") != NULL,
+            since = row ? kr_parse_torch(row->column[1]) : 0;
+  if (kr_tables_has_word("version __version__ Tensor tensor nn device cuda float32 no_grad", attribute))
+    return 0; /* that is no torch at all */
+  if (!is_torch) {
+    put(keys, "partner", "transformers");
+    put(keys, "attribute_fix", strstr(attribute, "DecoderOnlyOutput") ? "pip install \"transformers>=4.39,<5\"" : "");
+    return is_someone(package);
+  }
+  if (row && since) put(keys, "since", row->column[1]);
+  if (row && !since) put(keys, "until", row->column[2]);
+  if (d->torch_number && since && d->torch_number < since) put(keys, "have_torch", d->torch);
+  if (row && !since) put(keys, "attribute_fix", doc_command(d, "release", package, "", ""));
+  else if (d->torch_number < 209) put(keys, "attribute_fix", newest_torch(d));
+  return 1;
+}
+
+/* "(from versions: 2.2.0, 2.2.1, 2.3.0)": the last, and the one to take in the place of the one that is asked for: the
+ * next newer, else the last. */
+static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *req = taken(hit, "req"), *at = strstr(hit->line, "(from versions: "), *last = "", *nearest = "";
+  const size_t n = strcspn(req, "=<>!~;[");
+  const char *name = kr_arena_copy(d->arena, req, n), *asked = begins(req + n, "==") ? req + n + 2 : "";
+  if (strcmp(taken(hit, "first_listed"), "none") == 0) {
+    put(keys, "which_python", "python3 -m pip --version && uname -m");
+    return 1;
+  }
+  for (const char *p = at ? at + 16 : ""; *p && *p != ')'; p += strspn(p, ", ")) {
+    const size_t length = strcspn(p, ",)");
+    const char *version = kr_arena_copy(d->arena, p, length);
+    if (!length || version[strspn(version, "0123456789.")]) { /* a release before the release, or a variant */
+      p += length + !length;
+      continue;
+    }
+    last = version;
+    if (!*nearest && *asked && kr_compare_versions(version, asked) >= 0) nearest = version;
+    p += length;
+  }
+  if (!*last) return 0;
+  put(keys, "first_release", taken(hit, "first_listed"));
+  put(keys, "last_release", last);
+  put(keys, "nearest_install", kr_arena_print(d->arena, "pip install %s==%s", name, *nearest ? nearest : last));
+  return 1;
+}
+
+static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+  const char *asker = taken(hit, "asker"), *have = taken(hit, "have_name");
+  if (!strstr(hit->line, asker)) return 0; /* over wrapped lines a name may have grown */
+  *package = doc_normalise(d, asker, strlen(asker));
+  put(keys, "have", kr_arena_print(d->arena, "%s %s", have, taken(hit, "have_version")));
+  put(keys, "pair",
+      strcmp(have, "torch") == 0 ? doc_pair_command(d, *package, NULL)
+                                 : kr_arena_print(d->arena, "pip install \"%s\"", taken(hit, "req")));
+  return 1;
+}
+
 static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const kr_row *row, *pair = NULL;
+  if (is(hit, "P01")) return fill_requirement(d, hit, keys, package);
+  if (is(hit, "P06")) return fill_other_release(d, hit, keys, *package);
+  if (is(hit, "P07")) return fill_no_release(d, hit, keys);
   if (is(hit, "P02")) {
     static const char *const members[] = {"torchvision", "torchaudio"};
     for (int i = 0; i < 2; i++)
       if (strstr(hit->line, members[i]) || (i == 1 && strstr(hit->line, "TorchAudio"))) *package = members[i];
     if (strstr(hit->line, "ops") && strstr(hit->line, "C++") && !is_someone(*package)) *package = "torchvision";
-    if (strstr(hit->line, "(you have ")) *package = strstr(hit->line, "xFormers") || !is_someone(*package) ? "xformers" : *package;
+    if (strstr(hit->line, "(you have "))
+      *package = strstr(hit->line, "xFormers") || !is_someone(*package) ? "xformers" : *package;
     if (strstr(hit->line, "triton.ops")) *package = "bitsandbytes";
     if (!is_someone(*package) || !doc_package_row(d, *package)) return 0;
     for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));)
@@ -262,15 +406,35 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
     put(keys, "pair", doc_pair_command(d, *package, pair));
   }
   if (is(hit, "P03")) {
-    if (!is_someone(*package) || !doc_package_row(d, *package) || kr_tables_has_word("torch packaging wheel setuptools", taken(hit, "module"))) return 0;
-    if (strstr(hit->line, "is not defined") && !strstr(taken(hit, "fn"), "cuda") && !doc_package_in(d, taken(hit, "fn"))[0]) return 0;
-    if (strstr(hit->line, "No module named") && !strstr(hit->line, "_cuda") && strcmp(doc_package_in(d, taken(hit, "module")), *package) != 0) return 0;
+    if (!is_someone(*package) || !doc_package_row(d, *package) ||
+        kr_tables_has_word("torch packaging wheel setuptools", taken(hit, "module")))
+      return 0;
+    if (strstr(hit->line, "is not defined") && !strstr(taken(hit, "fn"), "cuda") &&
+        !doc_package_in(d, taken(hit, "fn"))[0])
+      return 0;
+    if (strstr(hit->line, "No module named") && !strstr(hit->line, "_cuda") &&
+        strcmp(doc_package_in(d, taken(hit, "module")), *package) != 0)
+      return 0;
     if (strstr(taken(hit, "module"), ".ops")) return 0;
   }
   return 1;
 }
 
 /* ---- driver ---- */
+static int fill_hidden(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const int is_false = strstr(hit->line, "is_available() is False") != NULL, is_cpu = strstr(d->torch, "+cpu") != NULL;
+  if (is(hit, "D07")) return !is_false || is_cpu;
+  if (!is(hit, "D08")) return 1;
+  if (is_false && is_cpu) return 0;
+  if (is_false)
+    put(keys, "unavailable", ": torch.cuda.is_available() is False"),
+        put(keys, "look", "python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'; nvidia-smi");
+  else if (strstr(hit->line, "ordinal") || strstr(hit->line, "INVALID_DEVICE"))
+    put(keys, "ordinal", "invalid device ordinal"), put(keys, "look", "nvidia-smi -L");
+  else put(keys, "look", "echo \"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES\"; nvidia-smi -L");
+  return 1;
+}
+
 static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is(hit, "D01") && *taken(hit, "found")) {
     int found = atoi(taken(hit, "found"));
@@ -278,10 +442,14 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
     d->log.driver_cuda = found / 1000 * 10 + found / 10 % 10;
   }
   if (is(hit, "D06")) put(keys, "branch", "580");
-  if (is(hit, "D10") && d->log.is_wsl) put(keys, "wsl", "nothing of NVIDIA's driver is to be installed inside"), put(keys, "wsl_fix", "wsl --update && wsl --shutdown");
+  if (is(hit, "D10") && d->log.is_wsl)
+    put(keys, "wsl", "nothing of NVIDIA's driver is to be installed inside"),
+        put(keys, "wsl_fix", "wsl --update && wsl --shutdown");
   if (is(hit, "W01") && *taken(hit, "tag")) {
     krait_wheel_name name = {.size = sizeof name};
-    if (krait_wheel_name_parse(taken(hit, "tag"), &name) == KRAIT_OK) put(keys, "why", kr_arena_print(d->arena, "this Python, glibc or machine (it is for %s, %s)", name.python, name.platform));
+    if (krait_wheel_name_parse(taken(hit, "tag"), &name) == KRAIT_OK)
+      put(keys, "why",
+          kr_arena_print(d->arena, "this Python, glibc or machine (it is for %s, %s)", name.python, name.platform));
   }
 }
 
@@ -289,7 +457,9 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
 static const char *fill_words(doc *d, const char *text, const char *cuda) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
-    if (begins(p, "%py%")) kr_text_print(&out, "%s", d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "3"), p += 4;
+    if (begins(p, "%py%"))
+      kr_text_print(&out, "%s", d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "3"),
+          p += 4;
     else if (begins(p, "%cuda%")) kr_text_print(&out, "%s", cuda), p += 6;
     else kr_text_add(&out, p++, 1);
   }
@@ -305,7 +475,8 @@ static void put_need(doc *d, hit_keys *keys, int need) {
 
 /* The toolkit to install where any would do: torch's own, else the oldest that knows the GPU. */
 static int usual_toolkit(doc *d) {
-  int of_torch = kr_parse_tenths(d->torch_cuda), of_gpu = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 0;
+  int of_torch = kr_parse_tenths(d->torch_cuda),
+      of_gpu = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 0;
   return of_torch > of_gpu ? of_torch : of_gpu >= 118 ? of_gpu : of_torch ? of_torch : 128;
 }
 
@@ -330,24 +501,58 @@ static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is(hit, "B02") && sm >= 75) return 0;
   if (is(hit, "B03")) return 1;
   if (is(hit, "B11")) put(keys, "arch", kr_arena_print(d->arena, "sm_%s", arch));
-  else if (sm) put(keys, "arch", kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
+  else if (sm)
+    put(keys, "arch",
+        kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
   if (have) put(keys, "nvcc", d->log.nvcc); /* this machine's need not be the one that failed */
   else if (kr_parse_tenths(d->nvcc) && kr_parse_tenths(d->nvcc) < need) put(keys, "nvcc", d->nvcc);
   put_need(d, keys, need);
   return 1;
 }
 
+/* The newest GCC that a toolkit takes. */
+static const char *newest_gcc(doc *d, const char *cuda) {
+  const kr_row *row;
+  const char *newest = "";
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "host", &at));)
+    if (kr_parse_tenths(row->column[0]) <= kr_parse_tenths(cuda)) newest = row->column[1];
+  return newest;
+}
+
+static void fill_host(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const char *cuda = *taken(hit, "host_cuda") ? taken(hit, "host_cuda") : d->log.nvcc, *newest = newest_gcc(d, cuda);
+  if (*taken(hit, "gcc_most")) return;
+  put(keys, "gcc_most", strstr(hit->line, "parameter packs") ? "10" : *newest ? newest : "12");
+}
+
+static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const int year = atoi(taken(hit, "std_year"));
+  put(keys, "std", kr_arena_print(d->arena, "C++%d", year));
+  put_need(d, keys, year >= 20 ? 120 : year >= 17 ? 110 : 0);
+  return year == 17 || year == 20;
+}
+
 static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (*taken(hit, "arch") && (is(hit, "B01") || is(hit, "B02") || is(hit, "B11"))) return fill_nvcc(d, hit, keys);
   if (is(hit, "B10")) put_need(d, keys, usual_toolkit(d));
   if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module"))) return 0;
-  if (is(hit, "B08") && d->log.first_error) put(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
+  if (is(hit, "B08") && d->log.first_error)
+    put(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
   if (is(hit, "B09") && strstr(hit->line, "clang")) return 1;
-  if (is(hit, "B09") && !*taken(hit, "gcc_most")) put(keys, "gcc_most", "12");
+  if (is(hit, "B05") && d->log.no_wheel) return 0;
+  if (is(hit, "B09")) fill_host(d, hit, keys);
+  if (is(hit, "B06") && !*taken(hit, "nvcc")) put(keys, "nvcc", d->log.nvcc);
+  if (is(hit, "B20"))
+    put(keys, "gcc_take",
+        atoi(taken(hit, "gcc_least")) > 11 ? taken(hit, "gcc_least")
+                                           : "11"); /* which every system of these years has */
+  if (is(hit, "B19")) put(keys, "nvcc", d->log.nvcc);
+  if (is(hit, "B21")) return fill_language(d, hit, keys);
   if (is(hit, "B13") && !d->log.is_build) return 0;
   if (is(hit, "R08") && (d->log.is_build || strstr(hit->line, "Killed signal"))) return 0;
   if (is(hit, "B14")) return fill_header(d, hit, keys);
-  if (is(hit, "B15") && (strcmp(taken(hit, "plain"), "cuda") == 0 || strcmp(taken(hit, "plain"), "cuda:") == 0)) return 0;
+  if (is(hit, "B15") && (strcmp(taken(hit, "plain"), "cuda") == 0 || strcmp(taken(hit, "plain"), "cuda:") == 0))
+    return 0;
   if (is(hit, "B18")) put(keys, "arch_name", taken(hit, "arch_name"));
   return 1;
 }
@@ -374,55 +579,86 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
     if (!strstr(hit->line, "Ampere")) *package = "";
   }
   if (is(hit, "K21") && cc < 80) return 0;
+  if (is(hit, "K21") && strstr(hit->line, "(too new)"))
+    *package = "xformers", put(keys, "newer", doc_pair_command(d, "xformers", NULL));
   if (is(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount")) return 0; /* nothing was launched yet: D10 */
   if (is(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
-  if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14"))) *package = ""; /* torch also reports the launches of others */
+  if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14")))
+    *package = ""; /* torch also reports the launches of others */
   if ((is(hit, "K22") || is(hit, "K23")) && !is_someone(*package)) *package = "torch";
   return 1;
 }
 
+static void fill_fault(const doc_hit *hit, hit_keys *keys) {
+  static const char *const faults[][2] = {{" ECC ", "a memory error that cannot be corrected"},
+                                          {"ECC_UNCORR", "a memory error that cannot be corrected"},
+                                          {"ECCUncorr", "a memory error that cannot be corrected"},
+                                          {"off the bus", "it has left the bus"},
+                                          {"is lost", "it does not answer any more"},
+                                          {"device handle", "it does not answer any more"}};
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+    if (strstr(hit->line, faults[i][0])) {
+      put(keys, "fault", faults[i][1]);
+      return;
+    }
+}
+
 static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
+  if (is(hit, "R09")) fill_fault(hit, keys);
   static const char *const libs[][2] = {{"cublas", "CUBLAS"}, {"cudnn", "CUDNN"}, {"cusolver", "CUSOLVER"}};
   for (int i = 0; i < 3 && is(hit, "R06"); i++)
-    if (*taken(hit, libs[i][0])) put(keys, "lib", libs[i][1]), put(keys, "status", kr_arena_print(d->arena, "%s_STATUS_%s", libs[i][1], taken(hit, libs[i][0])));
-  if (is(hit, "R05")) put(keys, "resource", strcmp(taken(hit, "resource"), "shared") == 0 ? "shared memory" : taken(hit, "resource"));
+    if (*taken(hit, libs[i][0]))
+      put(keys, "lib", libs[i][1]),
+          put(keys, "status", kr_arena_print(d->arena, "%s_STATUS_%s", libs[i][1], taken(hit, libs[i][0])));
+  if (is(hit, "R05"))
+    put(keys, "resource", strcmp(taken(hit, "resource"), "shared") == 0 ? "shared memory" : taken(hit, "resource"));
 }
 
 static const char *check_for(doc *d, int stage) {
   const char *where = doc_command(d, "environment", "", "", "");
-  if (stage == KR_STAGE_IMAGE) return kr_arena_print(d->arena, "to be certain: krait doctor %s reads what every library holds", where);
-  if (stage == KR_STAGE_SYMBOL) return kr_arena_print(d->arena, "to be certain: krait doctor %s compares the library's names with torch's", where);
+  if (stage == KR_STAGE_IMAGE)
+    return kr_arena_print(d->arena, "to be certain: krait doctor %s reads what every library holds", where);
+  if (stage == KR_STAGE_SYMBOL)
+    return kr_arena_print(d->arena, "to be certain: krait doctor %s compares the library's names with torch's", where);
   if (stage == KR_STAGE_DRIVER) return "to be certain: run krait doctor on the machine itself";
   return kr_arena_print(d->arena, "to be certain: krait doctor %s", where);
 }
 
 /* ---- reporting ---- */
-static const char *log_file(doc *d) { return d->options.log_name && *d->options.log_name ? d->options.log_name : "error.txt"; }
+static const char *log_file(doc *d) {
+  return d->options.log_name && *d->options.log_name ? d->options.log_name : "error.txt";
+}
 
 static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const char *package) {
   doc_finding *f = doc_report(d, hit->rule->id, NULL, package, keys->at);
   if (!f) return;
   f->from_log = f->is_named = 1;
   f->confidence = hit->rule->log_confidence;
-  if (hit->rule->severity != KR_INFO) f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* what a crash says is what went wrong, if not why */
+  if (hit->rule->severity != KR_INFO)
+    f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* what a crash says is what went wrong, if not why */
   doc_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
   if (d->log.last_frame && is(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
-  if (d->log.is_frame_torch && is(hit, "K01")) doc_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
+  if (d->log.is_frame_torch && is(hit, "K01"))
+    doc_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
   if (!f->fixes.n || (!*f->package && is(hit, "K01"))) {
     f->fixes.n = 0;
-    doc_add_text(d, &f->fixes, kr_arena_print(d->arena, "krait doctor --log %s %s", log_file(d), doc_command(d, "environment", "", "", "")));
+    doc_add_text(
+        d, &f->fixes,
+        kr_arena_print(d->arena, "krait doctor --log %s %s", log_file(d), doc_command(d, "environment", "", "", "")));
     doc_add_text(d, &f->fixes, "it names the library; then build that again, or take a newer release");
   }
   if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(d, hit->rule->stage));
 }
 
-/* B04 is about packages that set their own targets; one finding for each that the line names, or the whole text when the line names none. */
+/* B04 is about packages that set their own targets; one finding for each that the line names, or the whole text when
+ * the line names none. */
 static void report_arch_list(doc *d, const doc_hit *hit) {
   int is_here = *doc_package_in(d, hit->line) != '\0';
   for (size_t i = 0; i < d->log.names.n; i++) {
     const kr_row *row = doc_package_row(d, DOC_TEXT(d->log.names, i));
     hit_keys keys = {.n = 0};
-    if (row && strcmp(row->column[4], "no") == 0 && (!is_here || doc_is_named(row, hit->line))) report_hit(d, hit, &keys, row->column[0]);
+    if (row && strcmp(row->column[4], "no") == 0 && (!is_here || doc_is_named(row, hit->line)))
+      report_hit(d, hit, &keys, row->column[0]);
   }
 }
 
@@ -434,19 +670,46 @@ static int is_said(doc *d, const doc_hit *hit, const char *package) {
 }
 
 static void judge_hit(doc *d, const doc_hit *hit) {
-  static const struct { const char *id, *by; } explained[] = {
-      {"K01", "K01 K02 K03 K04 K05 K06 K07 K09 K10 K14 K20"}, {"S01", "S01 S02 D07"}, {"S02", "S02 S01 D07"}, {"S04", "S04"}, {"K08", "K08"}, {"K09", "K09"}, {"K14", "K14"}, {"K17", "K17"},
-      {"L01", "L01 D07 P01"}, {"L03", "L03"}, {"L04", "L04"}, {"L05", "L05"}, {"D01", "D01"}, {"D02", "D02"}, {"D03", "D03"}, {"D07", "D07"}, {"D08", "D08"}, {"W06", "W06 F01"},
-      {"K12", "K12"}, {"D10", "D01 D02 D03 D04 D05 D08 D09"}, {"S05", "S05 L07"}, {"S06", "S06"}, {"D09", "D09"}, {"P02", "P01 P02 D07"}, {"L07", "L07"}};
+  static const struct { const char *id, *by;
+  } explained[] = {{"K01", "K01 K02 K03 K04 K05 K06 K07 K09 K10 K14 K20"},
+                   {"S01", "S01 S02 D07"},
+                   {"S02", "S02 S01 D07"},
+                   {"S04", "S04"},
+                   {"K08", "K08"},
+                   {"K09", "K09"},
+                   {"K14", "K14"},
+                   {"K17", "K17"},
+                   {"L01", "L01 D07 P01"},
+                   {"L03", "L03"},
+                   {"L04", "L04"},
+                   {"L05", "L05"},
+                   {"D01", "D01"},
+                   {"D02", "D02"},
+                   {"D03", "D03"},
+                   {"D07", "D07"},
+                   {"D08", "D08"},
+                   {"W06", "W06 F01"},
+                   {"K12", "K12"},
+                   {"D10", "D01 D02 D03 D04 D05 D08 D09"},
+                   {"S05", "S05 L07"},
+                   {"S06", "S06"},
+                   {"D09", "D09"},
+                   {"P02", "P01 P02 D07"},
+                   {"L07", "L07"}};
   hit_keys keys = {.n = 0};
-  const char *package = kr_tables_has_word("K14 K15 K23 D07 L10", hit->rule->id) ? "torch" : is(hit, "L08") ? "bitsandbytes" : hit->rule->stage == KR_STAGE_DRIVER && !is(hit, "D01") ? "" : package_of(d, hit);
+  const char *package = kr_tables_has_word("K14 K15 K23 D07 L10", hit->rule->id) ? "torch"
+                        : is(hit, "L08")                                         ? "bitsandbytes"
+                        : hit->rule->stage == KR_STAGE_DRIVER && !is(hit, "D01") ? ""
+                                                                                 : package_of(d, hit);
   for (size_t i = 0; i < sizeof explained / sizeof *explained; i++)
     if (is(hit, explained[i].id) && already_found(d, explained[i].by)) return;
   if (is(hit, "B04")) {
     report_arch_list(d, hit);
     return;
   }
-  if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys, package) || !fill_image(d, hit, &keys, &package) || !fill_pair(d, hit, &keys, &package)) return;
+  if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys, package) ||
+      !fill_image(d, hit, &keys, &package) || !fill_pair(d, hit, &keys, &package) || !fill_hidden(d, hit, &keys))
+    return;
   if (is_said(d, hit, package)) return;
   fill_driver(d, hit, &keys);
   fill_use(d, hit, &keys);
@@ -465,7 +728,8 @@ static void mark_named(doc *d) {
   }
   for (size_t i = 0; i < d->findings.n; i++) {
     doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    f->is_named |= kr_names_find(&named, base_of(f->file)) || (*f->package && kr_names_find(&named, f->package)) || f->rule->stage == KR_STAGE_DRIVER;
+    f->is_named |= kr_names_find(&named, base_of(f->file)) || (*f->package && kr_names_find(&named, f->package)) ||
+                   f->rule->stage == KR_STAGE_DRIVER;
   }
 }
 
@@ -477,6 +741,7 @@ void doc_diagnose_log(doc *d) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (strncmp(file->name, "libtorch_cuda", 13) != 0 || file->verdict != KRAIT_VERDICT_NATIVE_MINOR) continue;
     for (size_t k = 0; k < d->findings.n; k++)
-      if (strcmp(KR_AT(d->findings, doc_finding, k)->rule->id, "K15") == 0) KR_AT(d->findings, doc_finding, k)->confidence = 'H';
+      if (strcmp(KR_AT(d->findings, doc_finding, k)->rule->id, "K15") == 0)
+        KR_AT(d->findings, doc_finding, k)->confidence = 'H';
   }
 }

@@ -1,4 +1,5 @@
-/* diagnose_packages.c: W01 to W05: what names and tags claim, against the target, the metadata inside, and the bytes. */
+/* diagnose_packages.c: W01 to W05: what names and tags claim, against the target, the metadata inside, and the
+ * bytes. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,10 @@ static int platform_fits(const doc *d, const char *part) {
   if (strcmp(part, "any") == 0) return 1;
   if (n < m || strcmp(part + n - m, machine) != 0) return 0;
   if (strncmp(part, "linux_", 6) == 0 || !d->glibc) return strncmp(part, "musllinux", 9) != 0;
-  int need = strncmp(part, "manylinux1_", 11) == 0 ? 205 : strncmp(part, "manylinux2010_", 14) == 0 ? 212 : strncmp(part, "manylinux2014_", 14) == 0 ? 217 : 0;
+  int need = strncmp(part, "manylinux1_", 11) == 0      ? 205
+             : strncmp(part, "manylinux2010_", 14) == 0 ? 212
+             : strncmp(part, "manylinux2014_", 14) == 0 ? 217
+                                                        : 0;
   if (strncmp(part, "manylinux_2_", 12) == 0) need = 200 + atoi(part + 12);
   return need && need <= d->glibc;
 }
@@ -43,25 +47,33 @@ static int python_fits(const doc *d, const char *part) {
   return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) == d->python;
 }
 
-static int python_is_older(const doc *d, const char *part) { return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) <= d->python; }
+static int python_is_older(const doc *d, const char *part) {
+  return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) <= d->python;
+}
 
 static const char *tag_complaint(doc *d, const char *python, const char *abi, const char *platform) {
   int limited = strstr(abi, "abi3") != NULL;
-  if (d->python && !any_part(python, limited ? python_is_older : python_fits, d)) return kr_arena_print(d->arena, "Python %d.%d", d->python / 100, d->python % 100);
-  if (!limited && strcmp(abi, "none") != 0 && d->python && !any_part(abi, python_fits, d)) return kr_arena_print(d->arena, "the ABI of Python %d.%d", d->python / 100, d->python % 100);
+  if (d->python && !any_part(python, limited ? python_is_older : python_fits, d))
+    return kr_arena_print(d->arena, "Python %d.%d", d->python / 100, d->python % 100);
+  if (!limited && strcmp(abi, "none") != 0 && d->python && !any_part(abi, python_fits, d))
+    return kr_arena_print(d->arena, "the ABI of Python %d.%d", d->python / 100, d->python % 100);
   if (strstr(abi, "cp3") && abi[strlen(abi) - 1] == 't') return "a Python with the global lock";
   if (any_part(platform, platform_fits, d)) return NULL;
-  if (d->glibc && strstr(platform, "manylinux") && strstr(platform, d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"))
+  if (d->glibc && strstr(platform, "manylinux") &&
+      strstr(platform, d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"))
     return kr_arena_print(d->arena, "glibc %d.%d", d->glibc / 100, d->glibc % 100);
   return d->machine == KR_ELF_AARCH64 ? "an aarch64 Linux with glibc" : "an x86_64 Linux with glibc";
 }
 
-static void check_tag(doc *d, const doc_file *about, const char *package, const char *python, const char *abi, const char *platform) {
+static void check_tag(doc *d, const doc_file *about, const char *package, const char *python, const char *abi,
+                      const char *platform) {
   const char *why = tag_complaint(d, python, abi, platform);
   if (!why) return;
   const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
-  const char *best = d->python ? kr_arena_print(d->arena, "cp%d-cp%d-linux_%s", d->python, d->python, machine) : machine;
-  const char *keys[] = {"tag", kr_arena_print(d->arena, "%s-%s-%s", python, abi, platform), "why", why, "best", best, "other", kr_arena_print(d->arena, "3.%d", atoi(python + 3)), NULL};
+  const char *best =
+      d->python ? kr_arena_print(d->arena, "cp%d-cp%d-linux_%s", d->python, d->python, machine) : machine;
+  const char *keys[] = {"tag",   kr_arena_print(d->arena, "%s-%s-%s", python, abi, platform), "why", why, "best", best,
+                        "other", kr_arena_print(d->arena, "3.%d", atoi(python + 3)),          NULL};
   doc_report(d, "W01", about, package, keys);
 }
 
@@ -77,7 +89,8 @@ static void check_installed_tags(doc *d, const doc_package *p) {
     memcpy(part[2], tag + a + 2 + b, strlen(tag + a + 2 + b) + 1);
     if (!tag_complaint(d, part[0], part[1], part[2])) return;
   }
-  check_tag(d, &(doc_file){.path = p->dist_info, .name = base_of(p->dist_info), .package = p->name}, p->name, part[0], part[1], part[2]);
+  check_tag(d, &(doc_file){.path = p->dist_info, .name = base_of(p->dist_info), .package = p->name}, p->name, part[0],
+            part[1], part[2]);
 }
 
 /* ---- W02, W03 ---- */
@@ -87,7 +100,8 @@ static int is_repaired(const char *inside, const char *outside) {
   if (!a || !b || a - inside != b - outside || strncmp(inside, outside, (size_t)(a - inside)) != 0) return 0;
   size_t n = strlen(a), m = strlen(b);
   if (strcmp(a, b) == 0) return 1;
-  return strncmp(a, "-linux_", 7) == 0 && strncmp(b, "-manylinux", 10) == 0 && n > 7 && m >= n - 7 && strcmp(a + 7, b + m - (n - 7)) == 0;
+  return strncmp(a, "-linux_", 7) == 0 && strncmp(b, "-manylinux", 10) == 0 && n > 7 && m >= n - 7 &&
+         strcmp(a + 7, b + m - (n - 7)) == 0;
 }
 
 static void check_renamed(doc *d, const doc_file *about, const krait_wheel_name *name, const doc_package *inside) {
@@ -95,9 +109,13 @@ static void check_renamed(doc *d, const doc_file *about, const krait_wheel_name 
   const char *version = kr_arena_print(d->arena, "%s%s%s", name->version, *name->local ? "+" : "", name->local);
   const char *tag = kr_arena_print(d->arena, "%s-%s-%s", name->python, name->abi, name->platform);
   int tag_differs = inside->tags.n == 1 && !strchr(tag, '.') && !is_repaired(DOC_TEXT(inside->tags, 0), tag);
-  int version_differs = *inside->version && strcmp(doc_normalise(d, version, strlen(version)), doc_normalise(d, inside->version, strlen(inside->version))) != 0;
+  int version_differs = *inside->version && strcmp(doc_normalise(d, version, strlen(version)),
+                                                   doc_normalise(d, inside->version, strlen(inside->version))) != 0;
   if (!*inside->name || (strcmp(dist, inside->name) == 0 && !version_differs && !tag_differs)) return;
-  const char *keys[] = {"inside", kr_arena_print(d->arena, "%s %s%s%s", inside->name, inside->version, inside->tags.n ? ", " : "", inside->tags.n ? DOC_TEXT(inside->tags, 0) : ""), NULL};
+  const char *keys[] = {"inside",
+                        kr_arena_print(d->arena, "%s %s%s%s", inside->name, inside->version, inside->tags.n ? ", " : "",
+                                       inside->tags.n ? DOC_TEXT(inside->tags, 0) : ""),
+                        NULL};
   doc_report(d, "W02", about, inside->name, keys);
 }
 
@@ -115,19 +133,25 @@ static void report_claim(doc *d, const doc_file *file, const char *claim, const 
 static void check_claims(doc *d, const doc_file *file, const krait_wheel_name *name) {
   int first, last, cuda = cudart_major(file);
   if ((file->abi == DOC_ABI_OLD || file->abi == DOC_ABI_NEW) && name->cxx11abi >= 0 && name->cxx11abi != file->abi)
-    report_claim(d, file, name->cxx11abi ? "cxx11abiTRUE" : "cxx11abiFALSE", file->abi ? "the new std::string" : "the old std::string");
-  if (cuda && name->cuda && name->cuda / 10 != cuda) report_claim(d, file, kr_arena_print(d->arena, "CUDA %d", name->cuda / 10), kr_arena_print(d->arena, "CUDA %d (libcudart)", cuda));
+    report_claim(d, file, name->cxx11abi ? "cxx11abiTRUE" : "cxx11abiFALSE",
+                 file->abi ? "the new std::string" : "the old std::string");
+  if (cuda && name->cuda && name->cuda / 10 != cuda)
+    report_claim(d, file, kr_arena_print(d->arena, "CUDA %d", name->cuda / 10),
+                 kr_arena_print(d->arena, "CUDA %d (libcudart)", cuda));
   doc_torch_range(d, &file->undefined, &first, &last);
   if (name->torch && ((first && name->torch < first) || (last && name->torch > last)))
     report_claim(d, file, kr_arena_print(d->arena, "torch %s", kr_print_torch(d->arena, name->torch)),
-                 first ? kr_arena_print(d->arena, "torch %s or newer", kr_print_torch(d->arena, first)) : kr_arena_print(d->arena, "torch %s or older", kr_print_torch(d->arena, last)));
+                 first ? kr_arena_print(d->arena, "torch %s or newer", kr_print_torch(d->arena, first))
+                       : kr_arena_print(d->arena, "torch %s or older", kr_print_torch(d->arena, last)));
 }
 
 /* ---- W04: names that no release has ---- */
 static const kr_row *wheel_row(const doc *d, const char *package, const char *version) {
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
-    if (strcmp(row->column[0], package) == 0 && kr_compare_versions(version, row->column[1]) >= 0 && (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0)) return row;
+    if (strcmp(row->column[0], package) == 0 && kr_compare_versions(version, row->column[1]) >= 0 &&
+        (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0))
+      return row;
   return NULL;
 }
 
@@ -156,11 +180,14 @@ static void check_published(doc *d, const char *file) {
   if (!row || !about || !*word) return;
   if (kr_tables_has_word(row->column[7], word) && name.torch >= first && (!last || name.torch <= last)) return;
   int torch = name.torch < first ? first : last && name.torch > last ? last : name.torch;
-  const char *nearest = kr_arena_print(d->arena, "%s-%s+%storch%scxx11abi%s-%s-%s-%s.whl", name.dist, name.version, best_bucket(d, row->column[7], word),
-                                       kr_print_torch(d->arena, torch), name.cxx11abi ? "TRUE" : "FALSE", name.python, name.abi, name.platform);
-  const char *keys[] = {"name", base_of(file), "nearest", nearest, "repo", about->column[3], "ver", name.version, "buckets", row->column[7], NULL};
+  const char *nearest = kr_arena_print(d->arena, "%s-%s+%storch%scxx11abi%s-%s-%s-%s.whl", name.dist, name.version,
+                                       best_bucket(d, row->column[7], word), kr_print_torch(d->arena, torch),
+                                       name.cxx11abi ? "TRUE" : "FALSE", name.python, name.abi, name.platform);
+  const char *keys[] = {"name", base_of(file), "nearest", nearest,        "repo", about->column[3],
+                        "ver",  name.version,  "buckets", row->column[7], NULL};
   doc_finding *f = doc_report(d, "W04", NULL, package, keys);
-  doc_evidence(d, f, "releases of %s %s use %s, for torch %s to %s", package, name.version, row->column[7], row->column[5], *row->column[6] ? row->column[6] : "newer");
+  doc_evidence(d, f, "releases of %s %s use %s, for torch %s to %s", package, name.version, row->column[7],
+               row->column[5], *row->column[6] ? row->column[6] : "newer");
 }
 
 /* ---- W05 ---- */
@@ -172,8 +199,12 @@ static void check_copies(doc *d, const doc_package *p) {
     if (kr_compare_versions(newest->version, other->version) < 0) newest = other;
   for (const doc_package *other = p; other; other = doc_twin_package(d, other)) {
     if (!*p->dist_info || !*other->dist_info || strcmp(newest->version, other->version) == 0) continue;
-    const char *single = kr_arena_print(d->arena, "pip uninstall -y %s && rm -rf %s && pip install --no-deps %s==%.*s", p->name, other->dist_info, p->name, (int)strcspn(newest->version, "+"), newest->version);
-    const char *keys[] = {"where", kr_arena_print(d->arena, "%s and %s", base_of(newest->dist_info), base_of(other->dist_info)), "single", single, NULL};
+    const char *single =
+        kr_arena_print(d->arena, "pip uninstall -y %s && rm -rf %s && pip install --no-deps %s==%.*s", p->name,
+                       other->dist_info, p->name, (int)strcspn(newest->version, "+"), newest->version);
+    const char *keys[] = {"where",
+                          kr_arena_print(d->arena, "%s and %s", base_of(newest->dist_info), base_of(other->dist_info)),
+                          "single", single, NULL};
     doc_report(d, "W05", NULL, p->name, keys);
   }
 }
@@ -187,7 +218,8 @@ static const char *module_path(const doc *d, const doc_file *file) {
   return file->path;
 }
 
-/* mod.so beside mod.cpython-311-….so, or one module in two site-packages. Modules for different Pythons may stand together. */
+/* mod.so beside mod.cpython-311-….so, or one module in two site-packages. Modules for different Pythons may stand
+ * together. */
 static int is_twin(const doc *d, const doc_file *a, const doc_file *b) {
   const char *x = module_path(d, a), *y = module_path(d, b);
   size_t n = (size_t)(strrchr(x, '/') ? strrchr(x, '/') + 1 - x : 0) + strcspn(a->name, ".");
@@ -200,13 +232,19 @@ static void check_twin_modules(doc *d, kr_names *modules, size_t index) {
   const doc_file *file = KR_AT(d->files, doc_file, index);
   if (file->in_wheel || strncmp(file->name, "lib", 3) == 0) return;
   const char *path = module_path(d, file), *slash = strrchr(path, '/');
-  size_t *seen = kr_names_put(d->arena, modules, kr_arena_copy(d->arena, path, (size_t)(slash ? slash + 1 - path : 0) + strcspn(file->name, ".")));
+  size_t *seen =
+      kr_names_put(d->arena, modules,
+                   kr_arena_copy(d->arena, path, (size_t)(slash ? slash + 1 - path : 0) + strcspn(file->name, ".")));
   if (*seen) {
     const doc_file *other = file;
     file = KR_AT(d->files, doc_file, *seen - 1);
-    if ((!file->is_extension && !file->is_cuda && !other->is_extension && !other->is_cuda) || !is_twin(d, file, other)) return;
-    const char *keys[] = {"pkg", *file->package ? file->package : *other->package ? other->package : file->name, "where",
-                          kr_arena_print(d->arena, "%s and %s", file->path, other->path), "single", kr_arena_print(d->arena, "rm %s", *other->package && !*file->package ? file->path : other->path), NULL};
+    if ((!file->is_extension && !file->is_cuda && !other->is_extension && !other->is_cuda) || !is_twin(d, file, other))
+      return;
+    const char *keys[] = {
+        "pkg",    *file->package ? file->package : *other->package ? other->package : file->name,
+        "where",  kr_arena_print(d->arena, "%s and %s", file->path, other->path),
+        "single", kr_arena_print(d->arena, "rm %s", *other->package && !*file->package ? file->path : other->path),
+        NULL};
     doc_report(d, "W05", file, file->package, keys);
   } else {
     *seen = index + 1;
@@ -232,7 +270,9 @@ static void check_wheel(doc *d, const doc_package *inside) {
 static void check_installed_claims(doc *d, const doc_package *p) {
   if (!strstr(p->version, "torch") || !p->tags.n) return;
   krait_wheel_name name = {.size = sizeof name};
-  if (krait_wheel_name_parse(kr_arena_print(d->arena, "%s-%s-%s.whl", "x", p->version, DOC_TEXT(p->tags, 0)), &name) < 0) return;
+  if (krait_wheel_name_parse(kr_arena_print(d->arena, "%s-%s-%s.whl", "x", p->version, DOC_TEXT(p->tags, 0)), &name) <
+      0)
+    return;
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (strcmp(file->package, p->name) == 0) check_claims(d, file, &name);
@@ -259,7 +299,8 @@ static void check_owners(doc *d) {
       const doc_owner *other = KR_AT(d->owners, doc_owner, k);
       if (other->row != first->row || strcmp(other->site, first->site) != 0) continue;
       if (k < i) n = -100; /* told already */
-      if (place_of(first->row->column[1], other->package) < place_of(first->row->column[1], best->package)) best = other;
+      if (place_of(first->row->column[1], other->package) < place_of(first->row->column[1], best->package))
+        best = other;
       kr_text_print(&names, "%s%s %s", names.length ? " and " : "", other->package, other->version);
       n++;
     }
@@ -267,8 +308,10 @@ static void check_owners(doc *d) {
     kr_text command = kr_text_begin(d->arena);
     kr_text_print(&command, "pip uninstall -y");
     for (size_t k = 0; k < d->owners.n; k++)
-      if (KR_AT(d->owners, doc_owner, k)->row == first->row) kr_text_print(&command, " %s", KR_AT(d->owners, doc_owner, k)->package);
-    kr_text_print(&command, " && pip install --no-deps %s==%.*s", best->package, (int)strcspn(best->version, "+"), best->version);
+      if (KR_AT(d->owners, doc_owner, k)->row == first->row)
+        kr_text_print(&command, " %s", KR_AT(d->owners, doc_owner, k)->package);
+    kr_text_print(&command, " && pip install --no-deps %s==%.*s", best->package, (int)strcspn(best->version, "+"),
+                  best->version);
     const char *keys[] = {"owners", names.at, "folder", first->row->column[0], "single", command.at, NULL};
     doc_report(d, "W07", NULL, best->package, keys);
   }
@@ -289,8 +332,13 @@ static void check_path_line(doc *d, const char *pth, const char *folder) {
     const kr_row *row = strcmp(p->name, "torch") == 0 ? NULL : doc_package_row(d, p->name);
     const char *modules = row ? row->column[1] : strcmp(p->name, "torch") == 0 ? "torch" : "";
     const char *module = kr_arena_copy(d->arena, modules, strcspn(modules, " "));
-    if (!*module || !*p->dist_info || access(kr_arena_print(d->arena, "%s/%s", folder, module), F_OK) != 0 || access(kr_arena_print(d->arena, "%s/%s", p->site, module), F_OK) != 0) continue;
-    const char *keys[] = {"where", kr_arena_print(d->arena, "%s/%s", folder, module), "pth", base_of(pth), "pth_fix", kr_arena_print(d->arena, "rm %s", pth), NULL};
+    if (!*module || !*p->dist_info || access(kr_arena_print(d->arena, "%s/%s", folder, module), F_OK) != 0 ||
+        access(kr_arena_print(d->arena, "%s/%s", p->site, module), F_OK) != 0)
+      continue;
+    const char *keys[] = {"where",   kr_arena_print(d->arena, "%s/%s", folder, module),
+                          "pth",     base_of(pth),
+                          "pth_fix", kr_arena_print(d->arena, "rm %s", pth),
+                          NULL};
     doc_report(d, "W09", NULL, p->name, keys);
   }
 }

@@ -1,152 +1,23 @@
-/* doc.h: everything that one run of the doctor knows: facts about the target, files with their images, packages, findings. */
+/* doc.h: one run of the doctor: facts about the target, and the files, packages, log and findings of the headers below;
+ * what its parts give each other. */
 #ifndef KR_DOC_H
 #define KR_DOC_H
 
 #include <krait/doctor.h>
 
 #include "arena.h"
+#include "doc_files.h"
+#include "doc_findings.h"
+#include "doc_log.h"
+#include "doc_packages.h"
 #include "names.h"
 #include "scan.h"
 #include "tables.h"
-
-enum { DOC_KEPT_KERNELS = 6, DOC_MAX_SYMBOLS = 1 << 22 };
 
 typedef struct doc_gpu {
   const char *name, *source;
   int cc; /* 0: unknown */
 } doc_gpu;
-
-typedef struct doc_bodies { /* of one image's kernels, where another image of the container has fuller ones */
-  int sm, n, n_hollow; /* hollow: no more than an exit beside a full body */
-  int full_sm;
-} doc_bodies;
-
-typedef struct doc_container {
-  const char *section;
-  uint64_t offset, bytes;
-  int relocatable, linked;
-  kr_list images;  /* krait_image */
-  kr_list kernels; /* const char *, the first DOC_KEPT_KERNELS */
-  kr_list bodies;  /* doc_bodies: only of images with hollow kernels */
-  int n_hollow;    /* of the image that the device would take */
-  int n_kernels;   /* -1: could not be counted, but there are some */
-  int toolkit;
-  int verdict;     /* for the worst device */
-  const char *listing; /* of its images, where it was asked for; NULL */
-} doc_container;
-
-typedef struct doc_version {
-  const char *file, *version;
-} doc_version;
-
-typedef struct doc_provided { /* the symbol versions that a library defines */
-  const char *path;
-  kr_list versions; /* const char * */
-} doc_provided;
-
-enum { DOC_ABI_UNKNOWN = -1, DOC_ABI_OLD = 0, DOC_ABI_NEW = 1, DOC_ABI_MIXED = 2 };
-
-typedef struct doc_file {
-  const char *path, *name; /* name: the last part */
-  const char *package;     /* normalised; "" unknown */
-  const char *package_version;
-  int kind, machine, bits;
-  int has_relfatbin, has_fatbin, is_torch, is_extension; /* extension: uses torch's C++ names */
-  int is_cuda;             /* GPU code, or needs a CUDA library */
-  uint64_t bytes;
-  const char *sha256;      /* "" when it was not computed */
-  kr_list containers;      /* doc_container */
-  kr_list needed;          /* const char * */
-  kr_list versions;        /* doc_version: symbol versions that it needs */
-  const char *soname, *rpath, *runpath;
-  kr_list undefined;       /* const char *: names of torch */
-  kr_list missing;         /* of these, not exported by the installed torch */
-  int abi, uses_torch_cxx, python_symbols;
-  int toolkit;             /* newest that compiled an image */
-  int verdict, n_judged, n_lost;
-  int in_wheel;
-  size_t damage;           /* the finding that says that it is damaged: index + 1; 0 */
-  const char *damage_says;
-  int is_unused;           /* a variant for another CUDA: it is not loaded */
-} doc_file;
-
-typedef struct doc_compiler { /* ptxas or NVRTC that a package brings */
-  const char *path, *package;
-  int cuda, is_nvrtc;
-} doc_compiler;
-
-typedef struct doc_package {
-  const char *name, *version; /* normalised name: flash-attn */
-  const char *dist_info;      /* folder */
-  const char *site;           /* the site-packages folder */
-  kr_list tags, requires;     /* const char * */
-  int by_distribution;        /* Debian and others: the files are theirs */
-  size_t next;                /* of the same name: index + 1; 0 */
-  int built_here;             /* an sdist, folder or VCS checkout, not a downloaded wheel */
-} doc_package;
-
-typedef struct doc_build { /* what a source release's own files say of its build, and what conda's index says of a package */
-  const char *path, *package, *version;
-  int targets[64], n_targets; /* GPUs that are named in it */
-  int ptx;                    /* the oldest capability that it has PTX for; 0 */
-  const char *named_at;       /* "setup.py, line 12: …": where the last of them is named; "" */
-  int uses_torch, sets_own;   /* torch's builder; flags of its own, so that torch's builder adds none */
-  const char *variable;       /* NAME_CUDA_ARCHS: what sets the targets; "" */
-  const char *python;         /* Requires-Python; "" */
-  const char *platform;       /* conda: linux-64; "" */
-  kr_list torch_pins;         /* const char *: "torch==2.3.0", of the build or the package */
-} doc_build;
-
-typedef struct doc_need { /* of a library: the files that ask for it, a chain */
-  size_t file, next; /* next: index + 1; 0 */
-} doc_need;
-
-typedef struct doc_owner { /* of an import name that several distributions bring */
-  const kr_row *row;
-  const char *package, *version, *site;
-} doc_owner;
-
-typedef struct doc_finding {
-  const kr_rule *rule;
-  char confidence;
-  int severity;
-  const char *file;   /* "" none */
-  const char *package, *version;
-  int64_t offset;     /* -1: none */
-  const char *says;
-  kr_list evidence, fixes; /* const char * */
-  int from_log, hidden; /* hidden: shown with --all only */
-  int is_named;         /* about the file or package that the log names */
-  int n_also;           /* other files with the same trouble that it stands for */
-} doc_finding;
-
-typedef struct doc_hit { /* a diagnosis that the log's text suggests */
-  const kr_rule *rule;
-  const char *line;
-  const char *near; /* the package named last before it; "" */
-  kr_list keys;     /* const char *: pairs name, value */
-} doc_hit;
-
-typedef struct doc_log {
-  int given;
-  kr_list hits;        /* doc_hit */
-  kr_list names;       /* const char *: packages, modules and .so names that it mentions */
-  kr_list wheels;      /* const char *: wheel file names */
-  kr_list files;       /* const char *: shared libraries with their path */
-  kr_list modules;     /* const char *: top-level Python modules in its frames and imports */
-  const char *symbol;  /* the last undefined symbol; "" */
-  const char *last_frame, *first_error, *last_exception;
-  const char *nvcc;    /* the version that it names; "" */
-  const char *site;    /* its site-packages folder; "" */
-  const char *source;  /* the folder that a library outside of site-packages was built in; "" */
-  const char *owner;   /* the package of its last frame that is not torch's; "" */
-  kr_list versions;    /* const char *: pairs package, version */
-  int is_windows, is_wsl, is_build, is_crash; /* crash: it holds an error */
-  int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
-  int is_frame_open, is_frame_torch; /* the last frame's code is still to come; it is torch's file, or code that calls torch */
-  int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
-  const char *near;    /* while lines are read: the package named last */
-} doc_log;
 
 struct krait_report {
   kr_arena *arena;
@@ -157,7 +28,8 @@ struct krait_report {
   kr_list gpus; /* doc_gpu */
   int judged_cc; /* while its files are judged: this device's; 0: not now */
   const char *driver, *driver_source, *kernel_driver, *user_driver;
-  int driver_number, driver_cuda; /* as krait_target; of a branch, as --driver 580, the number is that of its last release */
+  int driver_number,
+      driver_cuda; /* as krait_target; of a branch, as --driver 580, the number is that of its last release */
   int driver_needed;              /* the newest that D01 asks for; 0 */
   const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
   int torch_number, torch_abi, torch_is_cpu;
@@ -191,7 +63,8 @@ struct krait_report {
   kr_list notes;      /* const char *: what is fine */
   kr_list unjudged;   /* const char *: names of requirements that no table knows */
   kr_names said;      /* findings, by their words */
-  kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries that are needed (loader.c) */
+  kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries
+                                       that are needed (loader.c) */
   kr_list needs;      /* doc_need */
   int knows_needs;
   kr_names known_files, package_names; /* paths of files; names of packages: index + 1 of the first */
@@ -202,16 +75,20 @@ struct krait_report {
 typedef krait_report doc;
 
 #define DOC_TEXT(list, i) (*KR_AT(list, const char *, i))
-static inline void doc_add_text(doc *d, kr_list *list, const char *text) { *(const char **)kr_list_push(d->arena, list) = text; }
+static inline void doc_add_text(doc *d, kr_list *list, const char *text) {
+  *(const char **)kr_list_push(d->arena, list) = text;
+}
 int doc_has_text(const kr_list *list, const char *text);
 
 /* inspect.c */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
-/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first walk was not right. Negative: damage. */
+/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first
+ * walk was not right. Negative: damage. */
 typedef void (*doc_image_fn)(doc *d, krait_scan *scan, const krait_image *image, doc_container *container, void *user);
-int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user, const kr_list **containers);
-void doc_judge_all(doc *d);                                       /* verdicts, once the target is known: for the device that a file serves worst */
+int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user,
+                        const kr_list **containers);
+void doc_judge_all(doc *d); /* verdicts, once the target is known: for the device that a file serves worst */
 void doc_judge_for(doc *d, int cc);                               /* for this one */
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
 const char *doc_print_container(doc *d, const doc_container *container);
@@ -232,7 +109,8 @@ void doc_find_missing(doc *d);
 int doc_abi_of_name(const char *name);                           /* DOC_ABI_* */
 const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be read */
 const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead; "" */
-/* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the tables do not know. */
+/* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the
+ * tables do not know. */
 int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown);
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 0: open */
 
@@ -262,7 +140,8 @@ const char *doc_path(doc *d, const char *path); /* below --root */
 int doc_exists(doc *d, const char *path);       /* the same */
 
 /* loader.c */
-const char *doc_system_library(doc *d, const char *name); /* path, by ld.so.cache or in the system's library folders; or "" */
+const char *doc_system_library(doc *d,
+                               const char *name); /* path, by ld.so.cache or in the system's library folders; or "" */
 int doc_has_empty_element(const char *paths);
 const char *doc_find_library(doc *d, const doc_file *file, const char *name); /* path, or "" */
 
@@ -278,7 +157,8 @@ void doc_read_log(doc *d, const char *text, size_t n);
 /* The values that a pattern takes from text; 1 when it matches. */
 int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
 int doc_is_named(const kr_row *package, const char *text);     /* by its own name or a module's */
-const char *doc_package_in(doc *d, const char *text);    /* the package that a text names, by a path or a word of the tables; "" */
+const char *doc_package_in(doc *d,
+                           const char *text); /* the package that a text names, by a path or a word of the tables; "" */
 const char *doc_version_of(const doc *d, const char *package); /* installed, or as the log has it; "" */
 const char *doc_shown_name(const doc_file *file); /* a module called _C.so with its folder */
 
@@ -290,16 +170,19 @@ int doc_read_requirement(doc *d, const char *line, doc_requirement *out); /* 0: 
 int doc_allows(doc *d, const char *spec, const char *version);
 void doc_diagnose_requirements(doc *d);
 
-/* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the rule. */
+/* findings.c: keys is a list of name, value pairs for the {names} in the rule's texts. NULL when the tables lack the
+ * rule. */
 doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys);
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* commands.c */
 int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch brings another */
 const char *doc_build_command(doc *d, const char *package);
-const char *doc_command(doc *d, const char *key, const char *package, const char *version, const char *nvcc); /* a command by its name in a rule; "" */
+const char *doc_command(doc *d, const char *key, const char *package, const char *version,
+                        const char *nvcc); /* a command by its name in a rule; "" */
 void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version);
-const char *doc_pair_command(doc *d, const char *package, const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
+const char *doc_pair_command(doc *d, const char *package,
+                             const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
 const kr_row *doc_torch_row(doc *d, int torch);
 int doc_companion_column(const char *package); /* of [torch], where a package goes with one torch each; 0 */
@@ -316,7 +199,8 @@ int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unk
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
 void doc_diagnose_named_torch(doc *d); /* after the log: what it says is known then */
-const kr_row *doc_optional_row(const doc *d, const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
+const kr_row *doc_optional_row(const doc *d,
+                               const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
 void doc_diagnose_libraries(doc *d);

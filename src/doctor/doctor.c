@@ -16,7 +16,9 @@ static int ends_with(const char *text, const char *end) {
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static int is_pins(const char *path) { return ends_with(path, ".txt") || ends_with(path, ".in") || ends_with(path, ".toml"); }
+static int is_pins(const char *path) {
+  return ends_with(path, ".txt") || ends_with(path, ".in") || ends_with(path, ".toml");
+}
 
 /* A file that was named, and is nothing that can be looked into. */
 static void refuse_other(doc *d, const doc_file *file) {
@@ -57,12 +59,54 @@ static void set_torch_option(doc *d) {
 static doc *new_report(void) {
   doc *d = kr_zalloc(sizeof *d);
   if (!d) return NULL;
-  *d = (doc){.arena = kr_arena_open(), .root = "", .gpus = KR_LIST(doc_gpu), .driver = "", .driver_source = "", .kernel_driver = "", .user_driver = "", .torch = "",
-             .torch_cuda = "", .torch_source = "", .torch_lib = "", .torch_abi = DOC_ABI_UNKNOWN, .python_source = "", .prefix = "", .nvcc = "",
-             .nvcc_path = "", .env_library_path = "", .env_force_jit = "", .env_disable_jit = "", .env_no_cache = "", .sites = KR_LIST(const char *),
-             .system_libraries = KR_LIST(doc_version), .provided = KR_LIST(doc_provided), .interpreter_rpath = "", .interpreter_origin = "", .files = KR_LIST(doc_file),
-             .owner = "", .owner_version = "", .packages = KR_LIST(doc_package), .left_overs = KR_LIST(const char *), .path_files = KR_LIST(const char *), .owners = KR_LIST(doc_owner), .compilers = KR_LIST(doc_compiler), .builds = KR_LIST(doc_build), .needs = KR_LIST(doc_need), .findings = KR_LIST(doc_finding), .unreadable = KR_LIST(const char *), .notes = KR_LIST(const char *), .unjudged = KR_LIST(const char *),
-             .log = {.hits = KR_LIST(doc_hit), .names = KR_LIST(const char *), .wheels = KR_LIST(const char *), .files = KR_LIST(const char *), .modules = KR_LIST(const char *), .versions = KR_LIST(const char *), .site = "", .source = "", .owner = ""}};
+  *d = (doc){.arena = kr_arena_open(),
+             .root = "",
+             .gpus = KR_LIST(doc_gpu),
+             .driver = "",
+             .driver_source = "",
+             .kernel_driver = "",
+             .user_driver = "",
+             .torch = "",
+             .torch_cuda = "",
+             .torch_source = "",
+             .torch_lib = "",
+             .torch_abi = DOC_ABI_UNKNOWN,
+             .python_source = "",
+             .prefix = "",
+             .nvcc = "",
+             .nvcc_path = "",
+             .env_library_path = "",
+             .env_force_jit = "",
+             .env_disable_jit = "",
+             .env_no_cache = "",
+             .sites = KR_LIST(const char *),
+             .system_libraries = KR_LIST(doc_version),
+             .provided = KR_LIST(doc_provided),
+             .interpreter_rpath = "",
+             .interpreter_origin = "",
+             .files = KR_LIST(doc_file),
+             .owner = "",
+             .owner_version = "",
+             .packages = KR_LIST(doc_package),
+             .left_overs = KR_LIST(const char *),
+             .path_files = KR_LIST(const char *),
+             .owners = KR_LIST(doc_owner),
+             .compilers = KR_LIST(doc_compiler),
+             .builds = KR_LIST(doc_build),
+             .needs = KR_LIST(doc_need),
+             .findings = KR_LIST(doc_finding),
+             .unreadable = KR_LIST(const char *),
+             .notes = KR_LIST(const char *),
+             .unjudged = KR_LIST(const char *),
+             .log = {.hits = KR_LIST(doc_hit),
+                     .names = KR_LIST(const char *),
+                     .wheels = KR_LIST(const char *),
+                     .files = KR_LIST(const char *),
+                     .modules = KR_LIST(const char *),
+                     .versions = KR_LIST(const char *),
+                     .site = "",
+                     .source = "",
+                     .owner = ""}};
   if (d->arena) return d;
   kr_free(d);
   return NULL;
@@ -92,21 +136,43 @@ static void read_all_pins(doc *d) {
 }
 
 static void diagnose(doc *d) {
-  static void (*const steps[])(doc *) = {doc_find_missing, doc_choose_variants, doc_judge_all, doc_diagnose_packages, doc_diagnose_archives, doc_diagnose_requirements, doc_diagnose_images, doc_diagnose_compilers, doc_diagnose_symbols,
-                                         doc_diagnose_libraries, doc_diagnose_driver, read_all_pins, doc_set_unreached_aside, doc_diagnose_log, doc_diagnose_named_torch, doc_keep_causes, doc_rank};
+  static void (*const steps[])(doc *) = {doc_find_missing,
+                                         doc_choose_variants,
+                                         doc_judge_all,
+                                         doc_diagnose_packages,
+                                         doc_diagnose_archives,
+                                         doc_diagnose_requirements,
+                                         doc_diagnose_images,
+                                         doc_diagnose_compilers,
+                                         doc_diagnose_symbols,
+                                         doc_diagnose_libraries,
+                                         doc_diagnose_driver,
+                                         read_all_pins,
+                                         doc_set_unreached_aside,
+                                         doc_diagnose_log,
+                                         doc_diagnose_named_torch,
+                                         doc_keep_causes,
+                                         doc_rank};
   for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
 }
 
 static int32_t refuse_gpu(doc *d, const char *name) {
   const char *similar = kr_tables_similar_gpus(d->tables, d->arena, name);
-  if (*similar) return kr_fail(KRAIT_ERR_ARGUMENT, "'%.80s' is no GPU that the tables of %s know; did you mean %s? or give its capability, as in --gpu 12.0", name, krait_tables_date(d->tables), similar);
-  return kr_fail(KRAIT_ERR_ARGUMENT, "'%.80s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", name, krait_tables_date(d->tables));
+  if (*similar)
+    return kr_fail(
+        KRAIT_ERR_ARGUMENT,
+        "'%.80s' is no GPU that the tables of %s know; did you mean %s? or give its capability, as in --gpu 12.0", name,
+        krait_tables_date(d->tables), similar);
+  return kr_fail(KRAIT_ERR_ARGUMENT,
+                 "'%.80s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", name,
+                 krait_tables_date(d->tables));
 }
 
 int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report) {
   KR_CHECK(report, KRAIT_ERR_ARGUMENT, "report must not be NULL");
   *report = NULL;
-  KR_CHECK(options && options->size >= offsetof(krait_doctor_options, machine), KRAIT_ERR_STRUCT_SIZE, "options: size is not set");
+  KR_CHECK(options && options->size >= offsetof(krait_doctor_options, machine), KRAIT_ERR_STRUCT_SIZE,
+           "options: size is not set");
   KR_TRY(doc_open_report(options->tables, report));
   doc *d = *report;
   memcpy(&d->options, options, options->size < sizeof d->options ? options->size : sizeof d->options);
@@ -114,13 +180,19 @@ int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **rep
   int32_t status = KRAIT_OK;
   if (options->gpu && !krait_tables_find_gpu(d->tables, options->gpu))
     status = refuse_gpu(d, options->gpu);
-  if (options->driver && !kr_parse_driver(options->driver)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version; give it as in --driver 580.82", options->driver);
-  if (options->torch && !kr_parse_torch(options->torch)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version; give it as in --torch 2.8.0+cu128", options->torch);
+  if (options->driver && !kr_parse_driver(options->driver))
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version; give it as in --driver 580.82", options->driver);
+  if (options->torch && !kr_parse_torch(options->torch))
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version; give it as in --torch 2.8.0+cu128", options->torch);
   if (d->options.machine && strcmp(d->options.machine, "x86_64") != 0 && strcmp(d->options.machine, "aarch64") != 0)
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no machine that is judged; give x86_64 or aarch64", d->options.machine);
-  if (d->options.python && (strncmp(d->options.python, "3.", 2) != 0 || atoi(d->options.python + 2) < 1)) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no Python version; give it as in --python 3.11", d->options.python);
-  if (d->options.glibc && strncmp(d->options.glibc, "2.", 2) != 0) status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no version of glibc; give it as in --glibc 2.35", d->options.glibc);
-  if (status == KRAIT_OK && d->options.python) d->python = 300 + atoi(d->options.python + 2), d->python_source = "--python";
+    status =
+        kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no machine that is judged; give x86_64 or aarch64", d->options.machine);
+  if (d->options.python && (strncmp(d->options.python, "3.", 2) != 0 || atoi(d->options.python + 2) < 1))
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no Python version; give it as in --python 3.11", d->options.python);
+  if (d->options.glibc && strncmp(d->options.glibc, "2.", 2) != 0)
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no version of glibc; give it as in --glibc 2.35", d->options.glibc);
+  if (status == KRAIT_OK && d->options.python)
+    d->python = 300 + atoi(d->options.python + 2), d->python_source = "--python";
   if (status == KRAIT_OK) {
     set_torch_option(d);
     read_inputs(d);
@@ -155,13 +227,16 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
     damaged |= strcmp(f->rule->id, "F01") == 0;
   }
   if (damaged) return 3;
-  if (errors || (d->log.given && d->log.is_crash && !n_told(d))) return 1; /* a crash is no success, whether or not it is understood */
+  if (errors || (d->log.given && d->log.is_crash && (warnings || !n_told(d))))
+    return 1; /* a crash is no success, whether or not it is understood */
   if (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins)) return 4;
   return warnings && strict ? 2 : 0;
 }
 
 /* ---- explain ---- */
-static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
+static const char *confidence_word(char c) {
+  return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess";
+}
 
 static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
   enum { INDENT = 11 };
@@ -194,7 +269,8 @@ int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The first byte says what the rest is: a file by its name, a log, tables, or an environment's texts between NUL bytes. The machine's facts come from an empty folder. */
+/* The first byte says what the rest is: a file by its name, a log, tables, or an environment's texts between NUL bytes.
+ * The machine's facts come from an empty folder. */
 enum { FUZZ_FILES = 7, FUZZ_LOG = FUZZ_FILES, FUZZ_TABLES, FUZZ_SITE, N_FUZZ };
 
 static void put_file(const char *path, const uint8_t *data, size_t n) {
@@ -206,7 +282,16 @@ static void put_file(const char *path, const uint8_t *data, size_t n) {
 
 /* METADATA, WHEEL, RECORD, direct_url.json, torch/version.py, x.pth and a library. */
 static void put_site(const char *site, const uint8_t *data, size_t n, int is_end) {
-  static const char *const names[] = {"x-1.dist-info/METADATA", "x-1.dist-info/WHEEL", "x-1.dist-info/RECORD", "x-1.dist-info/direct_url.json", "torch/version.py", "x.pth", "a.so", "x-1.dist-info", "torch", ""};
+  static const char *const names[] = {"x-1.dist-info/METADATA",
+                                      "x-1.dist-info/WHEEL",
+                                      "x-1.dist-info/RECORD",
+                                      "x-1.dist-info/direct_url.json",
+                                      "torch/version.py",
+                                      "x.pth",
+                                      "a.so",
+                                      "x-1.dist-info",
+                                      "torch",
+                                      ""};
   char path[160];
   for (int i = 9; i >= 7 && !is_end; i--) snprintf(path, sizeof path, "%s/%s", site, names[i]), mkdir(path, 0700);
   for (int i = 0; i < 7; i++) {
@@ -222,12 +307,19 @@ static void put_site(const char *site, const uint8_t *data, size_t n, int is_end
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static const char *const names[FUZZ_FILES] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl", "x.so", "requirements.txt", "pyproject.toml", "x.fatbin", "x.a", "x-1.0.tar"};
+  static const char *const names[FUZZ_FILES] = {"x-1.0+cu128-cp311-cp311-linux_x86_64.whl",
+                                                "x.so",
+                                                "requirements.txt",
+                                                "pyproject.toml",
+                                                "x.fatbin",
+                                                "x.a",
+                                                "x-1.0.tar"};
   static const char folder[] = "/tmp/krait-fuzz";
   char path[96];
   if (size < 1 || (mkdir(folder, 0700) != 0 && access(folder, W_OK) != 0)) return 0;
   const size_t kind = data[0] % N_FUZZ;
-  krait_doctor_options options = {.size = sizeof options, .gpu = "12.0", .driver = "570.86", .torch = "2.8.0+cu128", .root = folder, .deep = 1};
+  krait_doctor_options options = {
+      .size = sizeof options, .gpu = "12.0", .driver = "570.86", .torch = "2.8.0+cu128", .root = folder, .deep = 1};
   krait_report *report = NULL;
   const char *text = NULL, *const paths[] = {path};
   snprintf(path, sizeof path, "%s/%d-%s", folder, (int)getpid(), kind < FUZZ_FILES ? names[kind] : "site");
@@ -235,7 +327,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   options.n_paths = kind != FUZZ_LOG && kind != FUZZ_TABLES;
   if (kind < FUZZ_FILES || kind == FUZZ_TABLES) put_file(path, data + 1, size - 1);
   if (kind == FUZZ_SITE) put_site(path, data + 1, size - 1, 0), options.torch = NULL;
-  if (kind == FUZZ_TABLES) options.tables = path, options.log = "no kernel image is available\nundefined symbol: _ZN3c10x", options.log_bytes = strlen(options.log);
+  if (kind == FUZZ_TABLES)
+    options.tables = path, options.log = "no kernel image is available\nundefined symbol: _ZN3c10x",
+    options.log_bytes = strlen(options.log);
   if (kind == FUZZ_LOG) options.log = (const char *)data + 1, options.log_bytes = size - 1;
   if (krait_doctor_run(&options, &report) == KRAIT_OK) {
     krait_report_text(report, 0, 0);

@@ -1,4 +1,5 @@
-/* facts.c: the machine: GPUs, driver, toolkit, C library, each with its source. First answer wins. Nothing needs root or network. */
+/* facts.c: the machine: GPUs, driver, toolkit, C library, each with its source. First answer wins. Nothing needs root
+ * or network. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -22,7 +23,9 @@
 
 enum { CHILD_LIMIT_MS = 10000, CHILD_TEXT_BYTES = 65536 };
 
-const char *doc_path(doc *d, const char *path) { return *d->root ? kr_arena_print(d->arena, "%s%s", d->root, path) : path; }
+const char *doc_path(doc *d, const char *path) {
+  return *d->root ? kr_arena_print(d->arena, "%s%s", d->root, path) : path;
+}
 int doc_exists(doc *d, const char *path) { return access(doc_path(d, path), F_OK) == 0; }
 
 const char *doc_read_text(doc *d, const char *path, size_t max_bytes) {
@@ -73,8 +76,8 @@ static void ask_driver(int out) {
   const char *why;
   kr_dlib *lib = kr_dlib_open("libcuda.so.1", &why);
   if (!lib) return;
-  int (*init)(unsigned) = NULL, (*version)(int *) = NULL, (*count)(int *) = NULL, (*get)(int *, int) = NULL, (*name)(char *, int, int) = NULL,
-      (*attribute)(int *, int, int) = NULL;
+  int (*init)(unsigned) = NULL, (*version)(int *) = NULL, (*count)(int *) = NULL, (*get)(int *, int) = NULL,
+      (*name)(char *, int, int) = NULL, (*attribute)(int *, int, int) = NULL;
   *(void **)&init = kr_dlib_find(lib, "cuInit");
   *(void **)&version = kr_dlib_find(lib, "cuDriverGetVersion");
   *(void **)&count = kr_dlib_find(lib, "cuDeviceGetCount");
@@ -90,7 +93,9 @@ static void ask_driver(int out) {
   for (int i = 0; i < n && i < 64; i++) {
     char text[128] = "";
     int device, major, minor;
-    if (get(&device, i) != 0 || name(text, sizeof text, device) != 0 || attribute(&major, 75, device) != 0 || attribute(&minor, 76, device) != 0) continue;
+    if (get(&device, i) != 0 || name(text, sizeof text, device) != 0 || attribute(&major, 75, device) != 0 ||
+        attribute(&minor, 76, device) != 0)
+      continue;
     dprintf(out, "gpu %d %s\n", major * 10 + minor, text);
   }
 }
@@ -100,7 +105,8 @@ static void run_nvidia_smi(int out) {
   dup2(out, 1);
   dup2(null, 2);
   dup2(null, 0);
-  execlp("nvidia-smi", "nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader", (char *)NULL);
+  execlp("nvidia-smi", "nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader",
+         (char *)NULL);
   _exit(127);
 }
 
@@ -118,7 +124,8 @@ static void gpus_from_driver(doc *d) {
       d->driver_cuda = atoi(line + 5);
     } else if (strncmp(line, "gpu ", 4) == 0) {
       const char *blank = strchr(line + 4, ' ');
-      if (blank) add_gpu(d, kr_arena_copy(d->arena, blank + 1, n - (size_t)(blank + 1 - line)), atoi(line + 4), "libcuda");
+      if (blank)
+        add_gpu(d, kr_arena_copy(d->arena, blank + 1, n - (size_t)(blank + 1 - line)), atoi(line + 4), "libcuda");
     }
     line += n + (line[n] == '\n');
   }
@@ -128,16 +135,21 @@ static void gpus_from_smi(doc *d) {
   const char *text = run_child(d, run_nvidia_smi);
   for (const char *line = text; *line;) {
     size_t n = strcspn(line, "\n");
-    const char *comma = memchr(line, ',', n), *second = comma ? memchr(comma + 1, ',', n - (size_t)(comma + 1 - line)) : NULL;
+    const char *comma = memchr(line, ',', n),
+               *second = comma ? memchr(comma + 1, ',', n - (size_t)(comma + 1 - line)) : NULL;
     if (second) {
       add_gpu(d, kr_arena_copy(d->arena, line, (size_t)(comma - line)), kr_parse_tenths(comma + 2), "nvidia-smi");
-      if (!*d->driver) d->driver = kr_arena_copy(d->arena, second + 2, n - (size_t)(second + 2 - line)), d->driver_source = "nvidia-smi";
+      if (!*d->driver)
+        d->driver = kr_arena_copy(d->arena, second + 2, n - (size_t)(second + 2 - line)),
+        d->driver_source = "nvidia-smi";
     }
     line += n + (line[n] == '\n');
   }
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int compare_names(const void *a, const void *b) {
+  return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 /* Calls fn with each entry's path of a folder, by name. */
 static void each_entry(doc *d, const char *folder, void (*fn)(doc *d, const char *path)) {
@@ -160,7 +172,8 @@ static void gpu_from_proc(doc *d, const char *path) {
 }
 
 static void gpu_from_pci(doc *d, const char *path) {
-  const char *vendor = first_line(d, kr_arena_print(d->arena, "%s/vendor", path)), *class = first_line(d, kr_arena_print(d->arena, "%s/class", path));
+  const char *vendor = first_line(d, kr_arena_print(d->arena, "%s/vendor", path)),
+             *class = first_line(d, kr_arena_print(d->arena, "%s/class", path));
   if (strcmp(vendor, "0x10de") != 0 || strncmp(class, "0x03", 4) != 0) return;
   const char *device = first_line(d, kr_arena_print(d->arena, "%s/device", path));
   add_gpu(d, kr_arena_print(d->arena, "PCI device 10de:%s", strncmp(device, "0x", 2) == 0 ? device + 2 : device),
@@ -214,7 +227,8 @@ static void collect_driver(doc *d) {
 
 static void settle_driver(doc *d) {
   d->driver_number = kr_parse_driver(d->driver);
-  if (d->options.driver && !strchr(d->options.driver, '.')) d->driver_number += 999999; /* a branch: whatever some release of it does is not held against it */
+  if (d->options.driver && !strchr(d->options.driver, '.'))
+    d->driver_number += 999999; /* a branch: whatever some release of it does is not held against it */
   if (d->options.driver || !d->driver_cuda) {
     int cuda = d->driver_number ? kr_tables_cuda_of_driver(d->tables, d->driver_number) : 0;
     d->driver_cuda = cuda / 10 * 1000 + cuda % 10 * 10;
@@ -268,7 +282,8 @@ int doc_machine_of_gpu(doc *d, const char *name) {
   for (const char *p = row->column[1]; *p; p += strspn(p, ", ")) {
     size_t n = strcspn(p, ",");
     const char *word = kr_arena_copy(d->arena, p, n);
-    if (strcasestr(name, word) || (strspn(word, "0123456789.") == n && cc == kr_parse_tenths(word))) return KR_ELF_AARCH64;
+    if (strcasestr(name, word) || (strspn(word, "0123456789.") == n && cc == kr_parse_tenths(word)))
+      return KR_ELF_AARCH64;
     p += n;
   }
   return 0;
@@ -317,7 +332,8 @@ static void collect_toolkit(doc *d) {
   }
   try_toolkit(d, doc_path(d, "/usr/local/cuda"));
   try_toolkit(d, foreign("CONDA_PREFIX"));
-  for (size_t i = 0; i < d->sites.n; i++) try_toolkit(d, kr_arena_print(d->arena, "%s/nvidia/cu13", DOC_TEXT(d->sites, i)));
+  for (size_t i = 0; i < d->sites.n; i++)
+    try_toolkit(d, kr_arena_print(d->arena, "%s/nvidia/cu13", DOC_TEXT(d->sites, i)));
 }
 
 void doc_collect_facts(doc *d) {

@@ -1,4 +1,5 @@
-/* findings.c: from a rule and its values to a finding: the sentence whose values are all known, fixes, causes, order. */
+/* findings.c: from a rule and its values to a finding: the sentence whose values are all known, fixes, causes,
+ * order. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,14 +37,17 @@ static const char *value_of(const values *v, const char *key) {
   if (strcmp(key, "cc") == 0) return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "";
   if (strcmp(key, "torch") == 0) return d->torch;
   if (strcmp(key, "torch_cuda") == 0) return d->torch_cuda;
-  if (strcmp(key, "python") == 0) return d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "";
+  if (strcmp(key, "python") == 0)
+    return d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "";
   if (strcmp(key, "driver") == 0) return d->driver;
-  if (strcmp(key, "driver_cuda") == 0) return d->driver_cuda ? kr_arena_print(d->arena, "%d.%d", d->driver_cuda / 1000, d->driver_cuda / 10 % 100) : "";
+  if (strcmp(key, "driver_cuda") == 0)
+    return d->driver_cuda ? kr_arena_print(d->arena, "%d.%d", d->driver_cuda / 1000, d->driver_cuda / 10 % 100) : "";
   if (strcmp(key, "nvcc") == 0) return d->nvcc;
   return doc_command(d, key, v->package, v->version, given(v, "nvcc"));
 }
 
-/* The text with its values in place; NULL when one is not known. {name?} may be missing; a value may be a template itself. */
+/* The text with its values in place; NULL when one is not known. {name?} may be missing; a value may be a template
+ * itself. */
 static const char *expand(const values *v, const char *text, int depth) {
   kr_text out = kr_text_begin(v->d->arena);
   for (const char *p = text; *p;) {
@@ -93,14 +97,17 @@ int doc_main_cc(const doc *d) {
 const char *doc_shown_name(const doc_file *file) {
   size_t stem = strcspn(file->name, ".");
   const char *folder = file->name;
-  int is_plain = *file->name == '_' || stem <= 3 || strncmp(file->name, "common_ops", 10) == 0 || strncmp(file->name, "core_cc", 7) == 0;
+  int is_plain = *file->name == '_' || stem <= 3 || strncmp(file->name, "common_ops", 10) == 0 ||
+                 strncmp(file->name, "core_cc", 7) == 0;
   if (!is_plain || folder - file->path < 2) return file->name;
   for (folder--; folder > file->path && folder[-1] != '/';) folder--;
-  return strstr(folder, "-packages/") || strstr(folder, ".whl/") == folder + strcspn(folder, "/") - 4 ? file->name : folder;
+  return strstr(folder, "-packages/") || strstr(folder, ".whl/") == folder + strcspn(folder, "/") - 4 ? file->name
+                                                                                                      : folder;
 }
 
 static int is_repeated(doc *d, const doc_finding *f) {
-  size_t *seen = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "%s\1%s\1%s", f->rule->id, f->file, f->says));
+  size_t *seen =
+      kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "%s\1%s\1%s", f->rule->id, f->file, f->says));
   return (*seen)++ != 0;
 }
 
@@ -108,15 +115,26 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
   const kr_rule *rule = kr_tables_rule(d->tables, id);
   if (!rule || kr_arena_failed(d->arena)) return NULL;
   if (!package || !*package) package = file ? file->package : "";
-  const char *version = file && file->package_version && strcmp(file->package, package) == 0 ? file->package_version : doc_version_of(d, package);
+  const char *version = file && file->package_version && strcmp(file->package, package) == 0
+                            ? file->package_version
+                            : doc_version_of(d, package);
   const char *name = file ? doc_shown_name(file) : "";
   const char *own[] = {"file", name, "ext", name, "pkg", package, "v", version};
   values v = {.d = d, .package = package, .version = version};
   size_t k = 0;
-  for (size_t i = 0; keys && keys[i] && k + sizeof own / sizeof *own < MAX_KEYS; i++) v.keys[k++] = keys[i]; /* given values come first: they may be better than the file's */
+  for (size_t i = 0; keys && keys[i] && k + sizeof own / sizeof *own < MAX_KEYS; i++)
+    v.keys[k++] = keys[i]; /* given values come first: they may be better than the file's */
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) v.keys[k++] = own[i];
-  doc_finding f = {.rule = rule, .confidence = rule->confidence, .severity = rule->severity, .file = file ? file->path : "", .package = package, .version = version,
-                   .offset = -1, .says = say(&v, rule), .evidence = KR_LIST(const char *), .fixes = KR_LIST(const char *)};
+  doc_finding f = {.rule = rule,
+                   .confidence = rule->confidence,
+                   .severity = rule->severity,
+                   .file = file ? file->path : "",
+                   .package = package,
+                   .version = version,
+                   .offset = -1,
+                   .says = say(&v, rule),
+                   .evidence = KR_LIST(const char *),
+                   .fixes = KR_LIST(const char *)};
   if (is_repeated(d, &f)) return NULL;
   if (f.severity == KR_ERROR && rule->confidence != 'C' && rule->confidence != 'H') f.severity = KR_WARN;
   add_fixes(&v, &f);
@@ -147,12 +165,15 @@ static int is_torchs(const doc *d, const doc_finding *f) {
   return doc_comes_with_torch(f->package) || (n && strncmp(f->file, d->torch_lib, n) == 0);
 }
 
-static const char *consequence_of(const doc *d, const doc_finding *f, const doc_finding *torch, const doc_finding *driver, const doc_finding *packed) {
-  const int is_ours = f->rule->stage == KR_STAGE_IMAGE && *f->rule->id == 'K' && is_torchs(d, f), is_packed = strcmp(f->rule->id, "K11") == 0;
+static const char *consequence_of(const doc *d, const doc_finding *f, const doc_finding *torch,
+                                  const doc_finding *driver, const doc_finding *packed) {
+  const int is_ours = f->rule->stage == KR_STAGE_IMAGE && *f->rule->id == 'K' && is_torchs(d, f),
+            is_packed = strcmp(f->rule->id, "K11") == 0;
   if (torch && !torch->from_log && is_ours && f->rule != torch->rule) return "K14: another torch brings others";
   if (driver && driver->severity != KR_ERROR) driver = NULL; /* a guess explains no certainty away */
   if (driver && is_ours && strcmp(f->rule->id, "K08") == 0) return "D01: a newer driver compiles newer PTX";
-  if (driver && is_packed && d->driver_needed >= kr_parse_driver(kr_tables_zstd_driver(d->tables))) return "D01: the driver that it asks for unpacks them";
+  if (driver && is_packed && d->driver_needed >= kr_parse_driver(kr_tables_zstd_driver(d->tables)))
+    return "D01: the driver that it asks for unpacks them";
   return is_packed && is_ours && f != packed && is_torchs(d, packed) ? "the same driver" : NULL;
 }
 
@@ -161,16 +182,25 @@ static void set_aside(doc *d, doc_finding *f, const char *cause) {
   doc_evidence(d, f, "a consequence of %s", cause);
 }
 
-/* A cause counts for its own package; the driver's and a torch without CUDA's for all; in a log, also for what names no package. */
-static const char *cause_key(doc *d, const doc_finding *f, const char *package) { return kr_arena_print(d->arena, "%s\1%s\1%d", f->rule->id, package, f->from_log); }
+/* A cause counts for its own package; the driver's and a torch without CUDA's for all; in a log, also for what names no
+ * package. */
+static const char *cause_key(doc *d, const doc_finding *f, const char *package) {
+  return kr_arena_print(d->arena, "%s\1%s\1%d", f->rule->id, package, f->from_log);
+}
 
-static int is_for_all(const doc_finding *f) { return f->rule->stage == KR_STAGE_DRIVER || strcmp(f->rule->id, "L05") == 0; }
+static int is_for_all(const doc_finding *f) {
+  return f->rule->stage == KR_STAGE_DRIVER || strcmp(f->rule->id, "L05") == 0;
+}
 
 static int has_cause(doc *d, const kr_names *causes, const kr_rule *rule, const doc_finding *f) {
   for (int from_log = 0; from_log <= f->from_log; from_log++) {
     const doc_finding probe = {.rule = rule, .from_log = from_log};
-    if (kr_names_find(causes, cause_key(d, &probe, "*")) || (*f->package && kr_names_find(causes, cause_key(d, &probe, f->package)))) return 1;
-    if (from_log && (kr_names_find(causes, cause_key(d, &probe, "")) || (!*f->package && kr_names_find(causes, cause_key(d, &probe, "+"))))) return 1;
+    if (kr_names_find(causes, cause_key(d, &probe, "*")) ||
+        (*f->package && kr_names_find(causes, cause_key(d, &probe, f->package))))
+      return 1;
+    if (from_log && (kr_names_find(causes, cause_key(d, &probe, "")) ||
+                     (!*f->package && kr_names_find(causes, cause_key(d, &probe, "+")))))
+      return 1;
   }
   return 0;
 }
@@ -201,7 +231,8 @@ static void group_by_package(doc *d) {
     doc_finding *f = KR_AT(d->findings, doc_finding, i);
     if (f->hidden || f->severity == KR_INFO || !*f->package || !*f->file) continue;
     const char *fix = f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";
-    size_t *first = kr_names_put(d->arena, &groups, kr_arena_print(d->arena, "%s\1%s\1%s\1%d", f->rule->id, f->package, fix, f->severity));
+    size_t *first = kr_names_put(d->arena, &groups,
+                                 kr_arena_print(d->arena, "%s\1%s\1%s\1%d", f->rule->id, f->package, fix, f->severity));
     if (!*first) {
       *first = i + 1;
       continue;
@@ -216,7 +247,8 @@ static void group_by_package(doc *d) {
   }
 }
 
-/* A torch without code for the GPU is one trouble, not twenty: its own and NVIDIA's libraries were built for the same GPUs. So is a driver too old. */
+/* A torch without code for the GPU is one trouble, not twenty: its own and NVIDIA's libraries were built for the same
+ * GPUs. So is a driver too old. */
 void doc_keep_causes(doc *d) {
   const doc_finding *torch = first_of(d, "K14"), *driver = first_of(d, "D01"), *packed = first_of(d, "K11");
   for (size_t i = 0; i < d->findings.n; i++) {
@@ -232,7 +264,8 @@ void doc_keep_causes(doc *d) {
 static int order_of(const doc_finding *f) {
   int confidence = f->confidence == 'C' ? 0 : f->confidence == 'H' ? 1 : f->confidence == 'M' ? 2 : 3;
   int is_torch = doc_comes_with_torch(f->package) && f->rule->stage >= KR_STAGE_LIBRARY;
-  return f->severity * 10000 + (f->is_named ? 0 : 5000) + f->rule->is_advice * 2000 + (is_torch ? 0 : 1) * 100 * (f->rule->stage >= KR_STAGE_LIBRARY) + confidence * 200 + f->rule->stage * 10;
+  return f->severity * 10000 + (f->is_named ? 0 : 5000) + f->rule->is_advice * 2000 +
+         (is_torch ? 0 : 1) * 100 * (f->rule->stage >= KR_STAGE_LIBRARY) + confidence * 200 + f->rule->stage * 10;
 }
 
 static int compare_findings(const void *a, const void *b) {
@@ -243,7 +276,8 @@ static int compare_findings(const void *a, const void *b) {
   return order ? order : strcmp(x->says, y->says);
 }
 
-/* Where the first way is not known, the second is no "or": "or, outside conda: export X" becomes the command, "or take Y" its sentence. */
+/* Where the first way is not known, the second is no "or": "or, outside conda: export X" becomes the command, "or take
+ * Y" its sentence. */
 static const char *without_or(doc *d, const char *fix) {
   if (strncmp(fix, "or ", 3) != 0 && strncmp(fix, "or:", 3) != 0 && strncmp(fix, "or,", 3) != 0) return fix;
   const char *colon = strstr(fix, ": ");

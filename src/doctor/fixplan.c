@@ -1,4 +1,5 @@
-/* fixplan.c: the commands that mend what was found, in order; and whether the rules that made them would be content afterwards. */
+/* fixplan.c: the commands that mend what was found, in order; and whether the rules that made them would be content
+ * afterwards. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,8 @@
 #include "report.h"
 
 /* ---- whose pip ---- */
-/* The interpreter of the environment that was looked into, where a plain pip would be that of another; "" when it is the same, or not known. */
+/* The interpreter of the environment that was looked into, where a plain pip would be that of another; "" when it is
+ * the same, or not known. */
 static const char *other_python(doc *d) {
   static const char *const active[] = {"VIRTUAL_ENV", "CONDA_PREFIX"};
   const char *python = *d->prefix ? kr_arena_print(d->arena, "%s/bin/python", d->prefix) : "";
@@ -26,7 +28,8 @@ const char *doc_addressed(doc *d, const char *command) {
   if (!*python || !doc_is_command(command)) return command;
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = command; *p;) {
-    const int is_word = (p == command || p[-1] == ' ') && (strncmp(p, "pip install", 11) == 0 || strncmp(p, "pip uninstall", 13) == 0);
+    const int is_word =
+        (p == command || p[-1] == ' ') && (strncmp(p, "pip install", 11) == 0 || strncmp(p, "pip uninstall", 13) == 0);
     if (is_word) kr_text_print(&out, "%s -m ", python);
     kr_text_add(&out, p++, 1);
   }
@@ -52,17 +55,22 @@ static const char *plan_command(doc *d, const doc_finding *f) {
   }
   if (!f->fixes.n) return "";
   const char *other = f->fixes.n > 1 && strncmp(DOC_TEXT(f->fixes, 1), "or", 2) == 0 ? DOC_TEXT(f->fixes, 1) : "";
-  return kr_arena_print(d->arena, "# %s%s%s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0), *other ? ", " : "", other);
+  return kr_arena_print(d->arena, "# %s%s%s%s%s", f->file, *f->file ? ": " : "", DOC_TEXT(f->fixes, 0),
+                        *other ? ", " : "", other);
 }
 
 /* One way to another build of a package is enough. */
-static int step_of_package(const doc_finding *f) { return *f->package && plan_step(f) >= 3 && f->rule->stage != KR_STAGE_USE; }
+static int step_of_package(const doc_finding *f) {
+  return *f->package && plan_step(f) >= 3 && f->rule->stage != KR_STAGE_USE;
+}
 
 static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {
   for (size_t i = 0; i < planned->n; i++) {
     const doc_finding *other = *KR_AT(*planned, const doc_finding *, i);
     if (strcmp(plan_command(d, other), command) == 0) return 1;
-    if (step_of_package(f) && step_of_package(other) && strcmp(other->package, f->package) == 0 && plan_step(f) == plan_step(other)) return 1;
+    if (step_of_package(f) && step_of_package(other) && strcmp(other->package, f->package) == 0 &&
+        plan_step(f) == plan_step(other))
+      return 1;
   }
   return 0;
 }
@@ -71,7 +79,8 @@ static int already_planned(doc *d, const kr_list *planned, const doc_finding *f,
 static void assume_torch(doc *d, const char *command) {
   const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/cu");
   if (!at) return;
-  d->torch = kr_arena_print(d->arena, "%.*s%s%.*s", (int)strspn(at + 7, "0123456789."), at + 7, index ? "+" : "", index ? (int)strcspn(index + 5, " \"") : 0, index ? index + 5 : "");
+  d->torch = kr_arena_print(d->arena, "%.*s%s%.*s", (int)strspn(at + 7, "0123456789."), at + 7, index ? "+" : "",
+                            index ? (int)strcspn(index + 5, " \"") : 0, index ? index + 5 : "");
   d->torch_number = kr_parse_torch(d->torch);
   if (index) d->torch_cuda = kr_print_tenths(d->arena, atoi(index + 7));
 }
@@ -87,7 +96,9 @@ static void plan_rebuilds(doc *d, kr_list *commands) {
   kr_names seen = {0};
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
-    if (!file->uses_torch_cxx || file->is_torch || file->in_wheel || !*file->package || strcmp(file->package, "torch") == 0) continue;
+    if (!file->uses_torch_cxx || file->is_torch || file->in_wheel || !*file->package ||
+        strcmp(file->package, "torch") == 0)
+      continue;
     if ((*kr_names_put(d->arena, &seen, file->package))++ || is_in_plan(commands, file->package)) continue;
     const char *command = doc_command(d, "rebuild", file->package, file->package_version, "");
     if (*command) doc_add_text(d, commands, command);
@@ -97,7 +108,8 @@ static void plan_rebuilds(doc *d, kr_list *commands) {
 /* Fixes that name a torch's release were made for the one that is there: once it changes, they are made anew. */
 static const char *command_now(doc *d, const doc_finding *f, int torch_changes) {
   kr_list fixes = KR_LIST(const char *);
-  if (!torch_changes || !*f->package || doc_comes_with_torch(f->package) || plan_step(f) != 5) return plan_command(d, f);
+  if (!torch_changes || !*f->package || doc_comes_with_torch(f->package) || plan_step(f) != 5)
+    return plan_command(d, f);
   if (f->rule->stage == KR_STAGE_IMAGE) doc_add_build_fixes(d, &fixes, f->package, f->version);
   if (f->rule->stage == KR_STAGE_SYMBOL) doc_add_text(d, &fixes, doc_command(d, "rebuild", f->package, f->version, ""));
   for (size_t i = 0; i < fixes.n; i++)
@@ -140,30 +152,49 @@ static void take_system(outcome *o, const char *command) {
 
 static void check_torch(outcome *o) {
   doc *d = o->d;
-  const int cc = doc_main_cc(d), driver = d->driver_number, gate = strncmp(o->tag, "cu", 2) == 0 ? kr_tables_gate(d->tables, atoi(o->tag + 2) / 10) : 0;
+  const int cc = doc_main_cc(d), driver = d->driver_number,
+            gate = strncmp(o->tag, "cu", 2) == 0 ? kr_tables_gate(d->tables, atoi(o->tag + 2) / 10) : 0;
   if (!o->torch_number || !cc || !*o->tag || strncmp(o->tag, "cu", 2) != 0) return;
   d->driver_number = 0;
-  if (doc_torch_index(d, o->torch_number, 0, o->tag) && !doc_torch_index(d, o->torch_number, cc, o->tag)) complain(o, kr_arena_print(d->arena, "torch %s of %s has no code for %s", o->torch, o->tag, kr_print_cc(d->arena, cc)));
+  if (doc_torch_index(d, o->torch_number, 0, o->tag) && !doc_torch_index(d, o->torch_number, cc, o->tag))
+    complain(
+        o, kr_arena_print(d->arena, "torch %s of %s has no code for %s", o->torch, o->tag, kr_print_cc(d->arena, cc)));
   d->driver_number = driver;
-  if (o->driver && gate && o->driver < gate) complain(o, kr_arena_print(d->arena, "torch of %s asks for driver %s, and %s is here", o->tag, kr_print_driver(d->arena, gate), d->driver));
+  if (o->driver && gate && o->driver < gate)
+    complain(o, kr_arena_print(d->arena, "torch of %s asks for driver %s, and %s is here", o->tag,
+                               kr_print_driver(d->arena, gate), d->driver));
 }
 
-/* One name==version of an install: a ready wheel must have code for the device and fit the torch; a build needs a toolkit that knows the device and is of torch's CUDA. */
+/* One name==version of an install: a ready wheel must have code for the device and fit the torch; a build needs a
+ * toolkit that knows the device and is of torch's CUDA. */
 static void check_install(outcome *o, const char *name, const char *version, int is_built) {
   doc *d = o->d;
   const kr_row *row, *torch = doc_torch_row(d, o->torch_number);
-  const int cc = doc_main_cc(d), column = doc_companion_column(name), need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0;
+  const int cc = doc_main_cc(d), column = doc_companion_column(name),
+            need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0;
   for (size_t at = 0; !is_built && (row = kr_tables_next(d->tables, "wheel", &at));) {
-    if (strcmp(row->column[0], name) != 0 || kr_compare_versions(version, row->column[1]) < 0 || (*row->column[2] && kr_compare_versions(version, row->column[2]) > 0)) continue;
+    if (strcmp(row->column[0], name) != 0 || kr_compare_versions(version, row->column[1]) < 0 ||
+        (*row->column[2] && kr_compare_versions(version, row->column[2]) > 0))
+      continue;
     const int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]);
-    if (cc && !doc_covers(row->column[4], cc)) complain(o, kr_arena_print(d->arena, "%s %s has no code for %s", name, version, kr_print_cc(d->arena, cc)));
-    if (o->torch_number && (o->torch_number < first || (last && o->torch_number > last))) complain(o, kr_arena_print(d->arena, "%s %s has no wheel for torch %s", name, version, kr_print_torch(d->arena, o->torch_number)));
+    if (cc && !doc_covers(row->column[4], cc))
+      complain(o, kr_arena_print(d->arena, "%s %s has no code for %s", name, version, kr_print_cc(d->arena, cc)));
+    if (o->torch_number && (o->torch_number < first || (last && o->torch_number > last)))
+      complain(o, kr_arena_print(d->arena, "%s %s has no wheel for torch %s", name, version,
+                                 kr_print_torch(d->arena, o->torch_number)));
   }
-  if (column && torch && *torch->column[column] && strchr(version, '.') && atoi(version + strcspn(version, ".") + 1) != atoi(torch->column[column] + strcspn(torch->column[column], ".") + 1))
+  if (column && torch && *torch->column[column] && strchr(version, '.') &&
+      atoi(version + strcspn(version, ".") + 1) !=
+          atoi(torch->column[column] + strcspn(torch->column[column], ".") + 1))
     complain(o, kr_arena_print(d->arena, "%s %s is not the one of torch %s", name, version, torch->column[0]));
   const int major = strncmp(o->tag, "cu", 2) == 0 ? atoi(o->tag + 2) / 10 : kr_parse_tenths(d->torch_cuda) / 10;
-  if (is_built && o->toolkit && need && o->toolkit < need) complain(o, kr_arena_print(d->arena, "CUDA %s cannot build %s for %s: that needs %s", kr_print_tenths(d->arena, o->toolkit), name, kr_print_cc(d->arena, cc), kr_print_tenths(d->arena, need)));
-  if (is_built && o->toolkit && major && o->toolkit / 10 != major) complain(o, kr_arena_print(d->arena, "%s would be built with CUDA %s beside a torch of CUDA %d", name, kr_print_tenths(d->arena, o->toolkit), major));
+  if (is_built && o->toolkit && need && o->toolkit < need)
+    complain(o, kr_arena_print(d->arena, "CUDA %s cannot build %s for %s: that needs %s",
+                               kr_print_tenths(d->arena, o->toolkit), name, kr_print_cc(d->arena, cc),
+                               kr_print_tenths(d->arena, need)));
+  if (is_built && o->toolkit && major && o->toolkit / 10 != major)
+    complain(o, kr_arena_print(d->arena, "%s would be built with CUDA %s beside a torch of CUDA %d", name,
+                               kr_print_tenths(d->arena, o->toolkit), major));
 }
 
 static void check_command(outcome *o, const char *command) {
@@ -173,15 +204,23 @@ static void check_command(outcome *o, const char *command) {
     const char *word = word_at(d, p), *equals = strstr(word, "==");
     if (!equals || strncmp(p, "--", 2) == 0) continue;
     const char *name = doc_normalise(d, word, (size_t)(equals - word)), *version = equals + 2;
-    if (strcmp(name, "torch") != 0 && !strchr(version, '*')) check_install(o, name, version, strstr(command, kr_arena_print(d->arena, "--no-binary %s ", name)) != NULL);
+    if (strcmp(name, "torch") != 0 && !strchr(version, '*'))
+      check_install(o, name, version, strstr(command, kr_arena_print(d->arena, "--no-binary %s ", name)) != NULL);
   }
 }
 
 /* What the rules would still say. */
 static kr_list check_plan(doc *d, const kr_list *commands) {
   const char *tag = strstr(d->torch, "+cu");
-  outcome o = {.d = d, .torch = d->torch, .torch_number = d->torch_number, .tag = tag ? tag + 1 : "", .toolkit = kr_parse_tenths(d->nvcc), .driver = d->driver_number, .complaints = KR_LIST(const char *)};
-  for (size_t i = 0; i < commands->n; i++) take_torch(&o, DOC_TEXT(*commands, i)), take_system(&o, DOC_TEXT(*commands, i));
+  outcome o = {.d = d,
+               .torch = d->torch,
+               .torch_number = d->torch_number,
+               .tag = tag ? tag + 1 : "",
+               .toolkit = kr_parse_tenths(d->nvcc),
+               .driver = d->driver_number,
+               .complaints = KR_LIST(const char *)};
+  for (size_t i = 0; i < commands->n; i++)
+    take_torch(&o, DOC_TEXT(*commands, i)), take_system(&o, DOC_TEXT(*commands, i));
   check_torch(&o);
   for (size_t i = 0; i < commands->n; i++) check_command(&o, DOC_TEXT(*commands, i));
   return o.complaints;
@@ -204,10 +243,12 @@ const char *krait_report_plan(krait_report *d) {
       if (strstr(command, "pip install") && strstr(command, " torch==")) torch_changes = 1, assume_torch(d, command);
     }
   if (torch_changes && d->torch_number != torch_number) plan_rebuilds(d, &commands);
-  for (size_t i = 0; i < commands.n; i++) kr_text_print(&out, "%s\n", doc_printable(d, doc_addressed(d, DOC_TEXT(commands, i))));
+  for (size_t i = 0; i < commands.n; i++)
+    kr_text_print(&out, "%s\n", doc_printable(d, doc_addressed(d, DOC_TEXT(commands, i))));
   d->torch = torch, d->torch_cuda = torch_cuda, d->torch_number = torch_number;
   const kr_list left = check_plan(d, &commands);
-  for (size_t i = 0; i < left.n; i++) kr_text_print(&out, "# not mended by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
+  for (size_t i = 0; i < left.n; i++)
+    kr_text_print(&out, "# not mended by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
   if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
   if (!out.length) kr_text_print(&out, "# nothing to do\n");
   return out.at;

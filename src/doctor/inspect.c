@@ -8,7 +8,13 @@
 #include "sha256.h"
 #include "status.h"
 
-enum { MAX_CONTAINERS_KEPT = 100000, MAX_COUNTED_KERNELS = 100000, HASH_LIMIT_BYTES = 32 << 20, MAX_KERNEL_NAME = 2048, MAX_VERSIONS = 2048 };
+enum {
+  MAX_CONTAINERS_KEPT = 100000,
+  MAX_COUNTED_KERNELS = 100000,
+  HASH_LIMIT_BYTES = 32 << 20,
+  MAX_KERNEL_NAME = 2048,
+  MAX_VERSIONS = 2048
+};
 
 int doc_has_text(const kr_list *list, const char *text) {
   for (size_t i = 0; i < list->n; i++)
@@ -23,7 +29,9 @@ static doc_finding *report_as_damaged(doc *d, doc_file *file, const char *why) {
   return f;
 }
 
-static void report_damage(doc *d, doc_file *file) { report_as_damaged(d, file, kr_arena_print(d->arena, "%s", krait_error_detail())); }
+static void report_damage(doc *d, doc_file *file) {
+  report_as_damaged(d, file, kr_arena_print(d->arena, "%s", krait_error_detail()));
+}
 
 /* One walk over a file's containers. A trial is silent: at the first damage it has failed, and another way is taken. */
 typedef struct body { /* one kernel's code in one image */
@@ -45,7 +53,8 @@ typedef struct walk {
 
 static void damaged(walk *w) {
   w->is_damaged = 1;
-  if (!w->is_trial && !w->file->damage_says) w->file->damage_says = kr_arena_print(w->d->arena, "%s", krait_error_detail());
+  if (!w->is_trial && !w->file->damage_says)
+    w->file->damage_says = kr_arena_print(w->d->arena, "%s", krait_error_detail());
   if (!w->is_trial && !w->fn) report_damage(w->d, w->file);
 }
 
@@ -63,7 +72,8 @@ static void keep_body(walk *w, const char *name, const krait_image *image) {
   }
   uint64_t h = 1469598103934665603ull, bytes = kr_scan_kernel_bytes(w->scan);
   for (; *name; name++) h = (h ^ (unsigned char)*name) * 1099511628211ull;
-  w->bodies[w->n_bodies++] = (body){h, bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX, image->sm * 4 + (image->suffix == 'a')};
+  w->bodies[w->n_bodies++] =
+      (body){h, bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX, image->sm * 4 + (image->suffix == 'a')};
 }
 
 static int compare_bodies(const void *a, const void *b) {
@@ -79,14 +89,16 @@ static doc_bodies *bodies_of(doc *d, doc_container *c, int sm) {
   return made;
 }
 
-/* A body of a few instructions is nothing by itself; beside one of hundreds for another GPU, of the same kernel, it was left out by an #if. */
+/* A body of a few instructions is nothing by itself; beside one of hundreds for another GPU, of the same kernel, it was
+ * left out by an #if. */
 static void find_hollow(walk *w, doc_container *c) {
   if (w->n_bodies) qsort(w->bodies, w->n_bodies, sizeof(body), compare_bodies);
   for (size_t i = 0, end; i < w->n_bodies; i = end) {
     const body *full = &w->bodies[i];
     for (end = i; end < w->n_bodies && w->bodies[end].name == w->bodies[i].name; end++)
       if (w->bodies[end].bytes > full->bytes) full = &w->bodies[end];
-    /* full ones for an arch-specific newer GPU only: code that older GPUs need and newer ones have another kernel for is empty on purpose */
+    /* full ones for an arch-specific newer GPU only: code that older GPUs need and newer ones have another kernel for
+     * is empty on purpose */
     for (size_t k = i; k < end && full->bytes >= FULL_BYTES && full->sm % 4; k++) {
       if (w->bodies[k].sm / 4 >= full->sm / 4) continue;
       if (w->bodies[k].bytes > HOLLOW_BYTES || w->bodies[k].bytes * 8 > full->bytes) continue;
@@ -114,14 +126,18 @@ static void read_kernels(walk *w, doc_container *c, const krait_image *image) {
 
 /* What is packed is unpacked once, to see that there is a kernel; what lies plain is looked into for every GPU. */
 static int wants_kernels(const doc_container *c, const krait_image *image) {
-  return image->kind == KRAIT_IMAGE_CUBIN && !image->damaged && (c->n_kernels == 0 || image->compression == KRAIT_COMPRESSION_NONE);
+  return image->kind == KRAIT_IMAGE_CUBIN && !image->damaged &&
+         (c->n_kernels == 0 || image->compression == KRAIT_COMPRESSION_NONE);
 }
 
 static void report_image(walk *w, const krait_image *image) {
   doc *d = w->d;
   w->is_damaged = 1;
   if (w->is_trial || w->fn) return;
-  doc_finding *f = report_as_damaged(d, w->file, kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says", image->label_sm, (unsigned long long)image->offset));
+  doc_finding *f =
+      report_as_damaged(d, w->file,
+                        kr_arena_print(d->arena, "the image for sm_%d at offset %llu is not what its header says",
+                                       image->label_sm, (unsigned long long)image->offset));
   if (f) f->offset = (int64_t)image->offset;
 }
 
@@ -140,7 +156,8 @@ static void read_images(walk *w, doc_container *c) {
     if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
   }
   if (w->fn) w->fn(d, w->scan, NULL, c, w->user);
-  if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins))) c->n_kernels = -1; /* only cubins can show that they are a stub */
+  if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins)))
+    c->n_kernels = -1; /* only cubins can show that they are a stub */
   find_hollow(w, c);
   if (c->toolkit > w->file->toolkit) w->file->toolkit = c->toolkit;
   if (status < 0) damaged(w);
@@ -152,11 +169,16 @@ static void walk_containers(walk *w) {
   doc_file *file = w->file;
   int32_t status = 0;
   file->containers = KR_LIST(doc_container);
-  while (!(w->is_trial && w->is_damaged) && (status = krait_scan_next_container(w->scan, &container)) == 1 && file->containers.n < MAX_CONTAINERS_KEPT &&
-         !kr_arena_failed(d->arena)) {
+  while (!(w->is_trial && w->is_damaged) && (status = krait_scan_next_container(w->scan, &container)) == 1 &&
+         file->containers.n < MAX_CONTAINERS_KEPT && !kr_arena_failed(d->arena)) {
     doc_container *c = kr_list_push(d->arena, &file->containers);
-    *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)), .offset = container.offset,
-                         .bytes = container.bytes, .relocatable = container.relocatable, .images = KR_LIST(krait_image), .kernels = KR_LIST(const char *), .bodies = KR_LIST(doc_bodies),
+    *c = (doc_container){.section = kr_arena_copy(d->arena, container.section, strlen(container.section)),
+                         .offset = container.offset,
+                         .bytes = container.bytes,
+                         .relocatable = container.relocatable,
+                         .images = KR_LIST(krait_image),
+                         .kernels = KR_LIST(const char *),
+                         .bodies = KR_LIST(doc_bodies),
                          .verdict = KRAIT_VERDICT_STUB};
     read_images(w, c);
   }
@@ -165,8 +187,8 @@ static void walk_containers(walk *w) {
 
 static uint64_t end_of(const doc_container *c) { return (c->offset + c->bytes + 7) & ~7ull; }
 
-/* What the section table says of the containers that a search found: 1 when they fill its sections without a gap, so that a walk over the
- * sections would have found the same. Those outside were bytes that look like one. */
+/* What the section table says of the containers that a search found: 1 when they fill its sections without a gap, so
+ * that a walk over the sections would have found the same. Those outside were bytes that look like one. */
 static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
   int n;
   size_t n_placed = 0, k = 0;
@@ -190,9 +212,11 @@ static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
   return 1;
 }
 
-/* Sections are named at the end of a file. Where that is far away, first search, then ask; if in doubt, walk again by sections. */
+/* Sections are named at the end of a file. Where that is far away, first search, then ask; if in doubt, walk again by
+ * sections. */
 static void read_containers(doc *d, krait_scan *scan, doc_file *file, doc_image_fn fn, void *user) {
-  walk trial = {.d = d, .scan = scan, .file = file, .is_trial = 1, .fn = fn, .user = user}, whole = {.d = d, .scan = scan, .file = file, .fn = fn, .user = user};
+  walk trial = {.d = d, .scan = scan, .file = file, .is_trial = 1, .fn = fn, .user = user},
+       whole = {.d = d, .scan = scan, .file = file, .fn = fn, .user = user};
   int is_done = 0;
   if (kr_scan_source(scan)->is_forward && kr_scan_set_forward(scan)) {
     walk_containers(&trial);
@@ -218,7 +242,8 @@ static void add_version(void *user, const char *file, const char *version) {
   version_user *u = user;
   if (u->file->versions.n >= MAX_VERSIONS) return;
   doc_version *v = kr_list_push(u->d->arena, &u->file->versions);
-  *v = (doc_version){kr_arena_copy(u->d->arena, file, strlen(file)), kr_arena_copy(u->d->arena, version, strlen(version))};
+  *v = (doc_version){kr_arena_copy(u->d->arena, file, strlen(file)),
+                     kr_arena_copy(u->d->arena, version, strlen(version))};
 }
 
 static const char *dynamic_string(doc *d, krait_scan *scan, uint64_t value) {
@@ -246,32 +271,52 @@ static void read_dynamic(doc *d, krait_scan *scan, doc_file *file) {
 static void classify(doc_file *file) {
   for (size_t i = 0; i < file->needed.n; i++) {
     const char *name = DOC_TEXT(file->needed, i);
-    if (strncmp(name, "libcudart", 9) == 0 || strncmp(name, "libcublas", 9) == 0 || strncmp(name, "libcuda.so", 10) == 0) file->is_cuda = 1;
+    if (strncmp(name, "libcudart", 9) == 0 || strncmp(name, "libcublas", 9) == 0 ||
+        strncmp(name, "libcuda.so", 10) == 0)
+      file->is_cuda = 1;
     if (strncmp(name, "libc10", 6) == 0 || strncmp(name, "libtorch", 8) == 0) file->is_extension = 1;
     if (strncmp(name, "libc10_cuda", 11) == 0 || strncmp(name, "libtorch_cuda", 13) == 0) file->is_cuda = 1;
   }
-  if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0) file->is_torch = 1, file->is_extension = 0;
+  if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0)
+    file->is_torch = 1, file->is_extension = 0;
   if (file->has_fatbin) file->is_cuda = 1;
 }
 
 static doc_file *add_file(doc *d, const char *path) {
   doc_file *file = kr_list_push(d->arena, &d->files);
   const char *slash = strrchr(path, '/');
-  *file = (doc_file){.path = path, .name = slash ? slash + 1 : path, .package = d->owner, .package_version = d->owner_version, .sha256 = "", .soname = "", .rpath = "", .runpath = "",
-                     .containers = KR_LIST(doc_container), .needed = KR_LIST(const char *), .versions = KR_LIST(doc_version),
-                     .undefined = KR_LIST(const char *), .missing = KR_LIST(const char *), .abi = DOC_ABI_UNKNOWN, .verdict = KRAIT_VERDICT_STUB};
+  *file = (doc_file){.path = path,
+                     .name = slash ? slash + 1 : path,
+                     .package = d->owner,
+                     .package_version = d->owner_version,
+                     .sha256 = "",
+                     .soname = "",
+                     .rpath = "",
+                     .runpath = "",
+                     .containers = KR_LIST(doc_container),
+                     .needed = KR_LIST(const char *),
+                     .versions = KR_LIST(doc_version),
+                     .undefined = KR_LIST(const char *),
+                     .missing = KR_LIST(const char *),
+                     .abi = DOC_ABI_UNKNOWN,
+                     .verdict = KRAIT_VERDICT_STUB};
   return file;
 }
 
-/* A name that promises what this program reads, and bytes that are neither that nor text, such as a linker's script, nor another system's program. */
+/* A name that promises what this program reads, and bytes that are neither that nor text, such as a linker's script,
+ * nor another system's program. */
 static int is_garbage(const doc_file *file, const char *head, size_t n) {
-  static const char *const ends[] = {".cubin", ".fatbin", ".a"}, *const others[] = {"MZ", "\xcf\xfa\xed\xfe", "\xfe\xed\xfa\xcf", "\xca\xfe\xba\xbe"};
+  static const char *const ends[] = {".cubin", ".fatbin", ".a"}, *const others[] = {"MZ", "\xcf\xfa\xed\xfe",
+                                                                                    "\xfe\xed\xfa\xcf",
+                                                                                    "\xca\xfe\xba\xbe"};
   const char *dot = strrchr(file->name, '.'), *so = strstr(file->name, ".so");
   int promises = so && so[3 + strspn(so + 3, ".0123456789")] == '\0';
   for (int i = 0; i < 3; i++) promises |= dot && strcmp(dot, ends[i]) == 0;
   for (int i = 0; i < 4; i++) promises &= n < 4 || memcmp(head, others[i], strlen(others[i])) != 0;
   for (size_t i = 0; i < n && promises; i++)
-    if ((unsigned char)head[i] < 9 || ((unsigned char)head[i] > 13 && (unsigned char)head[i] < 32) || (unsigned char)head[i] > 126) return 1;
+    if ((unsigned char)head[i] < 9 || ((unsigned char)head[i] > 13 && (unsigned char)head[i] < 32) ||
+        (unsigned char)head[i] > 126)
+      return 1;
   return 0;
 }
 
@@ -284,7 +329,8 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   size_t n_head = source->size < sizeof head ? (size_t)source->size : sizeof head;
   if (n_head) kr_source_read(source, 0, head, n_head);
   if (source->size == 0 || strncmp(head, "version https://git-lfs", 23) == 0) {
-    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it has no bytes", NULL};
+    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it has no bytes",
+                          NULL};
     doc_report(d, "W06", file, "", keys);
     return file;
   }
@@ -293,7 +339,8 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
     return file;
   }
   file->kind = krait_scan_kind(scan);
-  if (strncmp(file->name, "libnvrtc.so", 11) == 0 || strncmp(file->name, "libnvrtc-", 9) == 0) doc_read_compiler(d, source, file);
+  if (strncmp(file->name, "libnvrtc.so", 11) == 0 || strncmp(file->name, "libnvrtc-", 9) == 0)
+    doc_read_compiler(d, source, file);
   if (file->kind == KRAIT_FILE_OTHER && is_garbage(file, head, n_head)) {
     report_as_damaged(d, file, "it begins like no library, archive or GPU code (Python would say: invalid ELF header)");
   }
@@ -312,12 +359,15 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   classify(file);
   krait_scan_close(&scan);
   char hex[65];
-  const uint64_t most = source->is_forward ? KR_FORWARD_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
-  if ((source->size <= most || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK) file->sha256 = kr_arena_copy(d->arena, hex, 64);
+  const uint64_t most =
+      source->is_forward ? KR_FORWARD_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
+  if ((source->size <= most || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK)
+    file->sha256 = kr_arena_copy(d->arena, hex, 64);
   return file;
 }
 
-int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user, const kr_list **containers) {
+int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user,
+                        const kr_list **containers) {
   krait_scan *scan;
   doc_file *file = add_file(d, path);
   *containers = &file->containers;
@@ -341,7 +391,11 @@ doc_file *doc_inspect_path(doc *d, const char *path) {
 
 /* ---- verdicts ---- */
 static krait_target target_of(const doc *d, int cc) {
-  return (krait_target){.size = sizeof(krait_target), .cc = cc, .driver = d->driver_number, .driver_cuda = d->driver_cuda, .force_ptx_jit = *d->env_force_jit && strcmp(d->env_force_jit, "0") != 0};
+  return (krait_target){.size = sizeof(krait_target),
+                        .cc = cc,
+                        .driver = d->driver_number,
+                        .driver_cuda = d->driver_cuda,
+                        .force_ptx_jit = *d->env_force_jit && strcmp(d->env_force_jit, "0") != 0};
 }
 
 static int best_image(const doc *d, const doc_container *c, const krait_target *target, int want_relocatable, int *sm) {
@@ -358,7 +412,8 @@ static int best_image(const doc *d, const doc_container *c, const krait_target *
   return best;
 }
 
-/* Kernels without code in the image that the device takes; PTX was made from the same source as the machine code for its capability. */
+/* Kernels without code in the image that the device takes; PTX was made from the same source as the machine code for
+ * its capability. */
 static int count_hollow(const doc_container *c, int sm) {
   for (size_t i = 0; i < c->bodies.n; i++)
     if (KR_AT(c->bodies, doc_bodies, i)->sm == sm) return KR_AT(c->bodies, doc_bodies, i)->n_hollow;
@@ -392,12 +447,14 @@ static int has_linked_container(const doc_file *file) {
 
 static void judge_file(const doc *d, doc_file *file, int cc) {
   krait_target target = target_of(d, cc);
-  int final = has_final_container(file), from_ptx = file->has_relfatbin ? best_relocatable_ptx(d, file, &target) : KRAIT_VERDICT_NONE;
+  int final = has_final_container(file),
+      from_ptx = file->has_relfatbin ? best_relocatable_ptx(d, file, &target) : KRAIT_VERDICT_NONE;
   int any_linked = has_linked_container(file);
   file->n_judged = file->n_lost = 0;
   file->verdict = KRAIT_VERDICT_STUB;
   if (file->is_unused) return;
-  if (file->kind == KRAIT_FILE_ELF && d->machine && file->machine != d->machine) return; /* its host code does not run there: L05 says it */
+  if (file->kind == KRAIT_FILE_ELF && d->machine && file->machine != d->machine)
+    return; /* its host code does not run there: L05 says it */
   for (size_t i = 0; i < file->containers.n; i++) {
     doc_container *c = KR_AT(file->containers, doc_container, i);
     if (c->n_kernels == 0 || (c->relocatable && final)) continue;
@@ -448,7 +505,8 @@ static int collect(const kr_list *images, int kind, int *keys, int n, int cap, i
 
 static void print_keys(kr_text *text, int *keys, int n) {
   qsort(keys, (size_t)n, sizeof *keys, compare_ints);
-  for (int i = 0; i < n; i++) kr_text_print(text, " %d%s", keys[i] / 4, keys[i] % 4 == 1 ? "a" : keys[i] % 4 == 2 ? "f" : "");
+  for (int i = 0; i < n; i++)
+    kr_text_print(text, " %d%s", keys[i] / 4, keys[i] % 4 == 1 ? "a" : keys[i] % 4 == 2 ? "f" : "");
 }
 
 static const char *print_images(doc *d, const kr_list *const *lists, size_t n_lists) {
@@ -460,7 +518,9 @@ static const char *print_images(doc *d, const kr_list *const *lists, size_t n_li
   }
   kr_text text = kr_text_begin(d->arena);
   if (n_cubins) kr_text_print(&text, "sm"), print_keys(&text, cubins, n_cubins);
-  if (n_ptxs) kr_text_print(&text, "%sPTX %d.%d for", n_cubins ? ", " : "", version / 10, version % 10), print_keys(&text, ptxs, n_ptxs);
+  if (n_ptxs)
+    kr_text_print(&text, "%sPTX %d.%d for", n_cubins ? ", " : "", version / 10, version % 10),
+        print_keys(&text, ptxs, n_ptxs);
   if (n_cubins && !n_ptxs) kr_text_print(&text, ", no PTX");
   if (n_others) kr_text_print(&text, "%sLTO", text.length ? ", " : "");
   if (!text.length) kr_text_print(&text, "nothing that can run");

@@ -4,7 +4,8 @@
 #include "status.h"
 #include "tables.h"
 
-static const char *const verdict_names[] = {"native", "native_minor", "jit", "jit_blocked", "zstd_blocked", "none", "stub"};
+static const char *const verdict_names[] = {"native",       "native_minor", "jit", "jit_blocked",
+                                            "zstd_blocked", "none",         "stub"};
 
 const char *krait_verdict_name(int32_t verdict) {
   return verdict >= 0 && verdict <= KRAIT_VERDICT_STUB ? verdict_names[verdict] : "unknown";
@@ -35,6 +36,7 @@ int32_t krait_rule(const krait_tables *t, const krait_image *image, const krait_
   if (!t || !image || !target || image->damaged || target->cc <= 0) return verdict;
   if (image->kind == KRAIT_IMAGE_CUBIN && !target->force_ptx_jit) verdict = rule_cubin(t, image, target->cc);
   if (image->kind == KRAIT_IMAGE_PTX) verdict = rule_ptx(t, image, target);
-  if (verdict <= KRAIT_VERDICT_JIT && image->compression == KRAIT_COMPRESSION_ZSTD && !can_unpack_zstd(t, target)) return KRAIT_VERDICT_ZSTD_BLOCKED;
+  if (verdict <= KRAIT_VERDICT_JIT && image->compression == KRAIT_COMPRESSION_ZSTD && !can_unpack_zstd(t, target))
+    return KRAIT_VERDICT_ZSTD_BLOCKED;
   return verdict;
 }

@@ -35,8 +35,11 @@ static void json_text(lister *l, const char *text) {
 /* ---- one image ---- */
 static const char *image_name(doc *d, const krait_image *image) {
   const char *suffix = image->suffix == 'a' ? "a" : image->suffix == 'f' ? "f" : "";
-  if (image->kind == KRAIT_IMAGE_PTX) return kr_arena_print(d->arena, "ptx   compute_%d%s  version %d.%d", image->sm, suffix, image->ptx / 10, image->ptx % 10);
-  if (image->kind == KRAIT_IMAGE_CUBIN) return kr_arena_print(d->arena, "cubin sm_%d%s%s", image->sm, suffix, image->relocatable ? "  relocatable" : "");
+  if (image->kind == KRAIT_IMAGE_PTX)
+    return kr_arena_print(d->arena, "ptx   compute_%d%s  version %d.%d", image->sm, suffix, image->ptx / 10,
+                          image->ptx % 10);
+  if (image->kind == KRAIT_IMAGE_CUBIN)
+    return kr_arena_print(d->arena, "cubin sm_%d%s%s", image->sm, suffix, image->relocatable ? "  relocatable" : "");
   if (image->kind == KRAIT_IMAGE_LTO) return kr_arena_print(d->arena, "lto   %d", image->sm);
   return kr_arena_print(d->arena, "kind %d  %d", image->raw_kind, image->sm);
 }
@@ -64,22 +67,34 @@ static int shown_before(lister *l, uint64_t hash, int image) {
 static void text_image(lister *l, krait_scan *scan, const krait_image *image, int number) {
   static const char *const packs[] = {"", "  old packing", "  lz4", "  zstd"};
   uint64_t hash;
-  kr_text_print(&l->out, "  %llu: %s  %llu bytes%s", (unsigned long long)image->offset, image_name(&l->scratch, image), (unsigned long long)image->unpacked_bytes, packs[image->compression]);
+  kr_text_print(&l->out, "  %llu: %s  %llu bytes%s", (unsigned long long)image->offset, image_name(&l->scratch, image),
+                (unsigned long long)image->unpacked_bytes, packs[image->compression]);
   if (image->toolkit) kr_text_print(&l->out, "  CUDA %d.%d", image->toolkit / 10, image->toolkit % 10);
   kr_text_print(&l->out, "%s\n", image->damaged ? "  DAMAGED" : "");
   if (image->damaged) return;
   const kr_list names = read_kernels(l, scan, &hash);
   const int before = names.n > 1 ? shown_before(l, hash, number) : 0;
   if (before) kr_text_print(&l->out, "      the %zu kernels of this container's image %d\n", names.n, before);
-  for (size_t i = 0; i < names.n && !before; i++) kr_text_print(&l->out, "      %s\n", doc_printable(&l->scratch, doc_demangle(&l->scratch, DOC_TEXT(names, i))));
+  for (size_t i = 0; i < names.n && !before; i++)
+    kr_text_print(&l->out, "      %s\n", doc_printable(&l->scratch, doc_demangle(&l->scratch, DOC_TEXT(names, i))));
 }
 
 static void json_image(lister *l, krait_scan *scan, const krait_image *image, int number) {
   static const char *const packs[] = {"none", "old", "lz4", "zstd"};
-  const char *kind = image->kind == KRAIT_IMAGE_PTX ? "ptx" : image->kind == KRAIT_IMAGE_CUBIN ? "cubin" : image->kind == KRAIT_IMAGE_LTO ? "lto" : "other", *suffix = image->suffix == 'a' ? "a" : image->suffix == 'f' ? "f" : "";
+  const char *kind = image->kind == KRAIT_IMAGE_PTX     ? "ptx"
+                     : image->kind == KRAIT_IMAGE_CUBIN ? "cubin"
+                     : image->kind == KRAIT_IMAGE_LTO   ? "lto"
+                                                        : "other",
+             *suffix = image->suffix == 'a'   ? "a"
+                       : image->suffix == 'f' ? "f"
+                                              : "";
   uint64_t hash;
-  kr_text_print(&l->out, "%s{\"kind\": \"%s\", \"sm\": %d, \"suffix\": \"%s\", \"ptx\": %d, \"compression\": \"%s\", \"toolkit\": %d, \"offset\": %llu, \"bytes\": %llu, \"damaged\": %s, \"kernels\": [", number > 1 ? ", " : "",
-                kind, image->sm, suffix, image->ptx, packs[image->compression], image->toolkit, (unsigned long long)image->offset, (unsigned long long)image->unpacked_bytes, image->damaged ? "true" : "false");
+  kr_text_print(&l->out,
+                "%s{\"kind\": \"%s\", \"sm\": %d, \"suffix\": \"%s\", \"ptx\": %d, \"compression\": \"%s\", "
+                "\"toolkit\": %d, \"offset\": %llu, \"bytes\": %llu, \"damaged\": %s, \"kernels\": [",
+                number > 1 ? ", " : "", kind, image->sm, suffix, image->ptx, packs[image->compression], image->toolkit,
+                (unsigned long long)image->offset, (unsigned long long)image->unpacked_bytes,
+                image->damaged ? "true" : "false");
   const kr_list names = image->damaged ? KR_LIST(const char *) : read_kernels(l, scan, &hash);
   for (size_t i = 0; i < names.n; i++) {
     if (i) kr_text_add(&l->out, ", ", 2);
@@ -126,9 +141,11 @@ static void head_of_container(lister *l, const doc_container *c, int number) {
   if (l->is_json) {
     kr_text_print(&l->out, "%s{\"section\": ", number ? "]}, " : "");
     json_text(l, c->section);
-    kr_text_print(&l->out, ", \"offset\": %llu, \"bytes\": %llu, \"relocatable\": %s, \"images\": [", offset, bytes, c->relocatable ? "true" : "false");
+    kr_text_print(&l->out, ", \"offset\": %llu, \"bytes\": %llu, \"relocatable\": %s, \"images\": [", offset, bytes,
+                  c->relocatable ? "true" : "false");
   } else {
-    kr_text_print(&l->out, "container at %llu in %s, %llu bytes%s\n", offset, doc_printable(l->d, c->section), bytes, c->relocatable ? ", relocatable" : "");
+    kr_text_print(&l->out, "container at %llu in %s, %llu bytes%s\n", offset, doc_printable(l->d, c->section), bytes,
+                  c->relocatable ? ", relocatable" : "");
   }
   add_piece(l->d, kr_arena_copy(l->d->arena, l->out.at, l->out.length));
 }
@@ -163,7 +180,8 @@ static void list_member(doc *own, kr_source *source, const char *name, void *use
   const int is_json = *(const int *)user;
   if (!doc_is_library_name(name) || (is_json && !source->size)) return;
   add_piece(own, is_json ? ",\n " : kr_arena_print(own->arena, "%s\n", doc_printable(own, name)));
-  if (source->size && list_source(own, source, name, is_json) < 0) doc_add_text(own, &own->unreadable, kr_arena_print(own->arena, "%s", krait_error_detail()));
+  if (source->size && list_source(own, source, name, is_json) < 0)
+    doc_add_text(own, &own->unreadable, kr_arena_print(own->arena, "%s", krait_error_detail()));
 }
 
 static int32_t list_wheel(doc *d, const char *path, int is_json) {
@@ -211,5 +229,9 @@ static int32_t list(const char *path, int is_json, krait_report **report, const 
   return status < 0 ? status : KRAIT_OK;
 }
 
-int32_t krait_doctor_list(const char *path, krait_report **report, const char **text) { return list(path, 0, report, text); }
-int32_t krait_doctor_list_json(const char *path, krait_report **report, const char **text) { return list(path, 1, report, text); }
+int32_t krait_doctor_list(const char *path, krait_report **report, const char **text) {
+  return list(path, 0, report, text);
+}
+int32_t krait_doctor_list_json(const char *path, krait_report **report, const char **text) {
+  return list(path, 1, report, text);
+}

@@ -1,5 +1,6 @@
-/* loader.c: where the dynamic loader would find a library that a file needs, in glibc's order: RPATH of the file, of whatever loaded it, and of
- * the interpreter (unless the file has a RUNPATH), LD_LIBRARY_PATH, RUNPATH, ld.so.cache, the system's folders. */
+/* loader.c: where the dynamic loader would find a library that a file needs, in glibc's order: RPATH of the file, of
+ * whatever loaded it, and of the interpreter (unless the file has a RUNPATH), LD_LIBRARY_PATH, RUNPATH, ld.so.cache,
+ * the system's folders. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,8 @@ static int is_loadable(const doc *d, const char *path) {
   uint8_t head[20];
   if (access(path, F_OK) != 0) return 0;
   if (!d->machine || kr_source_open(&source, path) < 0) return 1;
-  const int is_elf = source.size >= sizeof head && kr_source_read(&source, 0, head, sizeof head) == KRAIT_OK && memcmp(head, "\177ELF", 4) == 0;
+  const int is_elf = source.size >= sizeof head && kr_source_read(&source, 0, head, sizeof head) == KRAIT_OK &&
+                     memcmp(head, "\177ELF", 4) == 0;
   kr_source_close(&source);
   return !is_elf || kr_le16(head + 18) == d->machine;
 }
@@ -33,7 +35,8 @@ static void read_list(doc *d) {
   d->knows_list = 1;
   if (kr_source_open(&source, path) < 0) return;
   char *bytes = source.size <= MAX_CACHE_BYTES ? kr_arena_try(d->arena, (size_t)source.size + 1) : NULL;
-  if (bytes && kr_source_read(&source, 0, bytes, (size_t)source.size) == KRAIT_OK) d->list = bytes, d->list_bytes = (size_t)source.size;
+  if (bytes && kr_source_read(&source, 0, bytes, (size_t)source.size) == KRAIT_OK)
+    d->list = bytes, d->list_bytes = (size_t)source.size;
   kr_source_close(&source);
 }
 
@@ -42,14 +45,18 @@ static const char *find_in_list(doc *d, const char *name) {
   kr_ldcache cache;
   if (!d->knows_list) read_list(d);
   kr_source source = kr_source_memory(d->list, d->list_bytes, "/etc/ld.so.cache");
-  if (!d->list || kr_ldcache_open(&cache, &source) < 0 || kr_ldcache_find(&cache, name, d->machine, path, sizeof path) != 1) return "";
+  if (!d->list || kr_ldcache_open(&cache, &source) < 0 ||
+      kr_ldcache_find(&cache, name, d->machine, path, sizeof path) != 1)
+    return "";
   const char *below = doc_path(d, path);
   return is_loadable(d, below) ? kr_arena_print(d->arena, "%s", below) : "";
 }
 
 static const char *find_in_folders(doc *d, const char *name) {
-  static const char *const folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib/x86_64-linux-gnu",
-                                        "/lib/aarch64-linux-gnu", "/lib64", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"};
+  static const char *const folders[] = {
+      "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+      "/lib/x86_64-linux-gnu",     "/lib/aarch64-linux-gnu",     "/lib64",     "/usr/local/nvidia/lib64",
+      "/usr/lib/wsl/lib"};
   for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
     const char *path = doc_path(d, kr_arena_print(d->arena, "%s/%s", folders[i], name));
     if (is_loadable(d, path)) return path;
@@ -61,7 +68,8 @@ static const char *find_in_folders(doc *d, const char *name) {
 const char *doc_system_library(doc *d, const char *name) {
   if (strchr(name, '/')) return "";
   for (size_t i = 0; i < d->system_libraries.n; i++)
-    if (strcmp(KR_AT(d->system_libraries, doc_version, i)->file, name) == 0) return KR_AT(d->system_libraries, doc_version, i)->version;
+    if (strcmp(KR_AT(d->system_libraries, doc_version, i)->file, name) == 0)
+      return KR_AT(d->system_libraries, doc_version, i)->version;
   const char *path = find_in_list(d, name);
   if (!*path) path = find_in_folders(d, name);
   doc_version *kept = kr_list_push(d->arena, &d->system_libraries);
@@ -81,7 +89,8 @@ static const char *expand(doc *d, const char *element, size_t n, const char *ori
   for (size_t i = 0, skip; i < n; i += skip) {
     if ((skip = token(element + i, "$ORIGIN", "${ORIGIN}"))) kr_text_print(&text, "%s", origin);
     else if ((skip = token(element + i, "$LIB", "${LIB}"))) kr_text_print(&text, "%s", lib);
-    else if ((skip = token(element + i, "$PLATFORM", "${PLATFORM}"))) kr_text_print(&text, "%s", d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64");
+    else if ((skip = token(element + i, "$PLATFORM", "${PLATFORM}")))
+      kr_text_print(&text, "%s", d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64");
     else skip = 1, kr_text_add(&text, element + i, 1);
   }
   return text.at;
@@ -89,7 +98,8 @@ static const char *expand(doc *d, const char *element, size_t n, const char *ori
 
 /* What $LIB stands for depends on how the loader was built: Debian's way, the others' way. */
 static const char *search_path(doc *d, const char *paths, const char *origin, const char *name) {
-  const char *const libs[] = {d->machine == KR_ELF_AARCH64 ? "lib/aarch64-linux-gnu" : "lib/x86_64-linux-gnu", "lib64", "lib"};
+  const char *const libs[] = {d->machine == KR_ELF_AARCH64 ? "lib/aarch64-linux-gnu" : "lib/x86_64-linux-gnu", "lib64",
+                              "lib"};
   for (const char *p = paths; *p;) {
     size_t n = strcspn(p, ":");
     int n_libs = memmem(p, n, "LIB", 3) ? 3 : 1;
@@ -140,7 +150,8 @@ static const char *search_rpaths(doc *d, const doc_file *file, const char *name)
   const char *found = "";
   if (!d->knows_needs) index_needs(d);
   for (size_t at = 0, n = 1; at < n && !*found; at++) {
-    if (*chain[at]->rpath && !*chain[at]->runpath) found = search_path(d, chain[at]->rpath, folder_of(d, chain[at]->path), name);
+    if (*chain[at]->rpath && !*chain[at]->runpath)
+      found = search_path(d, chain[at]->rpath, folder_of(d, chain[at]->path), name);
     if (!*found) n = add_needers(d, chain[at]->name, chain, n), n = add_needers(d, chain[at]->soname, chain, n);
   }
   return found;
@@ -153,12 +164,17 @@ static void read_interpreter(doc *d) {
   krait_scan *scan;
   d->knows_interpreter = 1;
   d->interpreter_origin = d->interpreter_rpath = "";
-  if (!*d->prefix || !realpath(kr_arena_print(d->arena, "%s/bin/python3", d->prefix), real) || krait_scan_open(real, &scan) < 0) return;
+  if (!*d->prefix || !realpath(kr_arena_print(d->arena, "%s/bin/python3", d->prefix), real) ||
+      krait_scan_open(real, &scan) < 0)
+    return;
   const kr_dynamic *dynamic = kr_scan_elf(scan) ? kr_scan_dynamic(scan) : NULL;
   int has_runpath = 0;
-  for (uint64_t i = 0, tag, value; dynamic && i < dynamic->n_entries && kr_elf_dynamic_entry(kr_scan_elf(scan), dynamic, i, &tag, &value) == KRAIT_OK; i++) {
+  for (uint64_t i = 0, tag, value; dynamic && i < dynamic->n_entries &&
+                                   kr_elf_dynamic_entry(kr_scan_elf(scan), dynamic, i, &tag, &value) == KRAIT_OK;
+       i++) {
     has_runpath |= tag == DT_RUNPATH;
-    if (tag == DT_RPATH && kr_elf_string(kr_scan_elf(scan), dynamic->strings + value, text, sizeof text) > 0) d->interpreter_rpath = kr_arena_copy(d->arena, text, strlen(text));
+    if (tag == DT_RPATH && kr_elf_string(kr_scan_elf(scan), dynamic->strings + value, text, sizeof text) > 0)
+      d->interpreter_rpath = kr_arena_copy(d->arena, text, strlen(text));
   }
   if (has_runpath) d->interpreter_rpath = "";
   if (dynamic) d->interpreter_origin = folder_of(d, kr_arena_print(d->arena, "%s", real));
@@ -174,6 +190,7 @@ const char *doc_find_library(doc *d, const doc_file *file, const char *name) {
   if (!*found && !*d->root) found = search_path(d, d->env_library_path, origin, name);
   if (!*found) found = search_path(d, file->runpath, origin, name);
   /* Without an interpreter to read, assume conda's. */
-  if (!*found && *d->prefix && !*d->interpreter_origin) found = search_path(d, kr_arena_print(d->arena, "%s/lib", d->prefix), origin, name);
+  if (!*found && *d->prefix && !*d->interpreter_origin)
+    found = search_path(d, kr_arena_print(d->arena, "%s/lib", d->prefix), origin, name);
   return *found ? found : doc_system_library(d, name);
 }

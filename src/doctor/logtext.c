@@ -6,7 +6,14 @@
 
 #include "doc.h"
 
-enum { MAX_LINE_BYTES = 65536, MAX_LOG_BYTES = 4 << 20, MAX_TOKEN = 512, MAX_GAP = 200, MAX_HITS = 400, MAX_CAPTURES = 8 };
+enum {
+  MAX_LINE_BYTES = 65536,
+  MAX_LOG_BYTES = 4 << 20,
+  MAX_TOKEN = 512,
+  MAX_GAP = 200,
+  MAX_HITS = 400,
+  MAX_CAPTURES = 8
+};
 
 /* ---- patterns ---- */
 static int is_word(char c) { return isalnum((unsigned char)c) || c == '_' || c == '.' || c == '+' || c == '-'; }
@@ -31,7 +38,8 @@ typedef struct captures {
 
 static int match_here(const char *pattern, const char *text, captures *taken);
 
-/* One %x{name}: longest first for tokens, shortest first for gaps; both bounded, so the work stays linear in the text. */
+/* One %x{name}: longest first for tokens, shortest first for gaps; both bounded, so the work stays linear in the
+ * text. */
 static int match_token(const char *pattern, const char *text, captures *taken) {
   char kind = pattern[1];
   const char *rest = pattern + 2;
@@ -50,7 +58,8 @@ static int match_token(const char *pattern, const char *text, captures *taken) {
     taken->n = kept;
     if (own.name && kept < MAX_CAPTURES) taken->at[taken->n++] = own;
     if (match_here(rest, text + own.text_bytes, taken)) return 1;
-    if (kind != '*' && *rest && *rest != '%' && !takes(kind, *rest)) break; /* a shorter token cannot end where rest begins */
+    if (kind != '*' && *rest && *rest != '%' && !takes(kind, *rest))
+      break; /* a shorter token cannot end where rest begins */
   }
   taken->n = kept;
   return 0;
@@ -87,7 +96,9 @@ static int match_text(doc *d, const char *pattern, const char *text, size_t n_te
   return 1;
 }
 
-int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys) { return match_text(d, pattern, text, strlen(text), keys); }
+int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys) {
+  return match_text(d, pattern, text, strlen(text), keys);
+}
 
 /* ---- cleaning ---- */
 /* Drops ANSI sequences and control bytes, and a "[rank0]: " in front of a line; keeps newlines. */
@@ -158,7 +169,8 @@ static void match_rules(doc *d, const char *text, int is_line) {
     const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, i);
     for (size_t k = 0; k < rule->logs.n; k++) {
       kr_list keys = KR_LIST(const char *);
-      if (match_text(d, DOC_TEXT(rule->logs, k), text, n, &keys)) add_hit(d, rule, is_line ? text : "(over wrapped lines)", &keys);
+      if (match_text(d, DOC_TEXT(rule->logs, k), text, n, &keys))
+        add_hit(d, rule, is_line ? text : "(over wrapped lines)", &keys);
     }
   }
 }
@@ -180,7 +192,8 @@ static void collect_files(doc *d, const char *text) {
       const char *token = kr_arena_copy(d->arena, p, end);
       if (strcmp(token + end - 4, ".whl") == 0) add_name(d, &d->log.wheels, token, end);
       const char *so = strstr(token, ".so");
-      if (so && (so[3] == '\0' || so[3] == '.' || so[3] == ':') && strchr(token, '/')) add_name(d, &d->log.files, token, (size_t)(so + 3 - token));
+      if (so && (so[3] == '\0' || so[3] == '.' || so[3] == ':') && strchr(token, '/'))
+        add_name(d, &d->log.files, token, (size_t)(so + 3 - token));
     }
     p += n + (p[n] != '\0');
   }
@@ -216,7 +229,8 @@ static const kr_row *row_of_module(const doc *d, const char *module) {
   return NULL;
 }
 
-/* The module at the start of a path's part: "selective_scan_cuda.cpython-312.so", "flash_attn/flash_attn_interface.py". */
+/* The module at the start of a path's part: "selective_scan_cuda.cpython-312.so",
+ * "flash_attn/flash_attn_interface.py". */
 static const char *package_of_part(doc *d, const char *part) {
   size_t n = strcspn(part, "/\\.\"' \t:,)"), m = strcspn(part, "/\\");
   if (m > 4 && memcmp(part + m - 4, ".egg", 4) == 0 && part[m]) return package_of_part(d, part + m + 1);
@@ -225,7 +239,8 @@ static const char *package_of_part(doc *d, const char *part) {
   if (!n || strcmp(module, "__pycache__") == 0) return "";
   if (row) return row->column[0];
   if (strcmp(module, "torch") == 0 || strcmp(module, "nvidia") == 0) return "torch";
-  const char *so = strstr(part, ".so"), *pyd = strstr(part, ".pyd"), *library = so ? so : pyd; /* of others, only what is compiled can be the cause */
+  const char *so = strstr(part, ".so"), *pyd = strstr(part, ".pyd"),
+             *library = so ? so : pyd; /* of others, only what is compiled can be the cause */
   return library && library < part + strcspn(part, " \t\"',;)") ? doc_normalise(d, module, n) : "";
 }
 
@@ -244,7 +259,8 @@ const char *doc_package_in(doc *d, const char *text) {
   if (*best && strcmp(best, "torch") != 0 && strcmp(best, "triton") != 0) return best;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
     size_t n = strcmp(row->column[0], "triton") == 0 ? 0 : named_length(row, text);
-    if (strchr(row->column[3], '/') && strstr(text, row->column[3])) n = strlen(row->column[3]); /* where its releases are */
+    if (strchr(row->column[3], '/') && strstr(text, row->column[3]))
+      n = strlen(row->column[3]); /* where its releases are */
     if (n > most) most = n, best = row->column[0];
   }
   return best;
@@ -287,8 +303,10 @@ static void collect_versions(doc *d, const char *text) {
       if (!strchr(found, '.')) found = "";
     }
     size_t n = strcspn(found, "-"); /* a wheel's or an archive's name goes on */
-    for (const char *end = found; (end = strstr(end, ".tar")); end++) n = (size_t)(end - found) < n ? (size_t)(end - found) : n;
-    if (*found) doc_add_text(d, &d->log.versions, name), doc_add_text(d, &d->log.versions, kr_arena_copy(d->arena, found, n));
+    for (const char *end = found; (end = strstr(end, ".tar")); end++)
+      n = (size_t)(end - found) < n ? (size_t)(end - found) : n;
+    if (*found)
+      doc_add_text(d, &d->log.versions, name), doc_add_text(d, &d->log.versions, kr_arena_copy(d->arena, found, n));
   }
 }
 
@@ -303,6 +321,8 @@ const char *doc_version_of(const doc *d, const char *package) {
 /* ---- the GPU ---- */
 static int set_gpu(doc *d, const char *name, int cc) {
   if (!cc) return 0;
+  if (!d->options.machine && !d->is_environment && doc_machine_of_gpu(d, name))
+    d->machine = doc_machine_of_gpu(d, name);
   *(doc_gpu *)kr_list_push(d->arena, &d->gpus) = (doc_gpu){name, "the log", cc};
   return 1;
 }
@@ -315,7 +335,10 @@ static int gpu_from_listing(doc *d, const char *text) {
   }
   for (const char *p = text; (p = strstr(p, "|   0  ")); p++) {
     const char *name = p + 7, *end = strstr(name, "  ");
-    if (end && end - name < 64 && set_gpu(d, kr_arena_copy(d->arena, name, (size_t)(end - name)), krait_tables_find_gpu(d->tables, kr_arena_copy(d->arena, name, (size_t)(end - name))))) return 1;
+    if (end && end - name < 64 &&
+        set_gpu(d, kr_arena_copy(d->arena, name, (size_t)(end - name)),
+                krait_tables_find_gpu(d->tables, kr_arena_copy(d->arena, name, (size_t)(end - name)))))
+      return 1;
   }
   return 0;
 }
@@ -329,7 +352,8 @@ static int gpu_from_words(doc *d, const char *text) {
     for (const char *p = row->column[1]; *p; p += strspn(p, ", ")) {
       size_t n = strcspn(p, ",");
       const char *name = kr_arena_copy(d->arena, p, n), *shown = n > best ? find_word(text, name, n) : NULL;
-      int is_short = n < 7 && !(n >= 4 && isdigit((unsigned char)name[1]) && isdigit((unsigned char)name[2]) && isdigit((unsigned char)name[3]));
+      int is_short = n < 7 && !(n >= 4 && isdigit((unsigned char)name[1]) && isdigit((unsigned char)name[2]) &&
+                                isdigit((unsigned char)name[3]));
       if (shown && is_short) shown = find_word(text, kr_arena_print(d->arena, "Tesla %s", name), n + 6);
       if (!shown && is_short) shown = find_word(text, kr_arena_print(d->arena, "NVIDIA %s", name), n + 7);
       if (shown && n > best) best = n, found = (doc_gpu){name, "the log", kr_parse_tenths(row->column[0])};
@@ -339,12 +363,21 @@ static int gpu_from_words(doc *d, const char *text) {
 }
 
 static int gpu_from_capability(doc *d, const char *text) {
-  static const char *const patterns[] = {"CUDA capability sm_%d{sm}", "of cuda capability %d{cc}", "compute capability %d{cc}", "compute capability: %d{cc}", "compute_capability=%d{cc}", "cuda capability %d{cc}"};
+  static const char *const patterns[] = {"CUDA capability sm_%d{sm}",
+                                         "of cuda capability %d{cc}",
+                                         "compute capability %d{cc}",
+                                         "compute capability: %d{cc}",
+                                         "compute_capability=%d{cc}",
+                                         "cuda capability %d{cc}",
+                                         "your GPU has capability (%d{major}, %d{minor})"};
   for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
     kr_list keys = KR_LIST(const char *);
     if (!doc_match(d, patterns[i], text, &keys)) continue;
     const char *value = DOC_TEXT(keys, 1);
-    int cc = strchr(value, '.') ? kr_parse_tenths(value) : atoi(value) >= 30 ? atoi(value) : 0;
+    int cc = keys.n == 4          ? 10 * atoi(value) + atoi(DOC_TEXT(keys, 3))
+             : strchr(value, '.') ? kr_parse_tenths(value)
+             : atoi(value) >= 30  ? atoi(value)
+                                  : 0;
     if (set_gpu(d, kr_arena_print(d->arena, "sm_%d", cc), cc)) return 1;
   }
   return 0;
@@ -352,9 +385,25 @@ static int gpu_from_capability(doc *d, const char *text) {
 
 /* ---- torch, driver, toolkit ---- */
 static void torch_from_text(doc *d, const char *text) {
-  static const char *const words[] = {"(you have ", "torch==", "torch-", "torch: ", "torch version: ", "torch.__version__ '", "torch.__version__ ", "PyTorch version: ", "PyTorch Version: ",
-                                      "PyTorch version ", "PyTorch ", "pytorch ", "Torch ", "torch ", "torch=", NULL};
-  static const char *const cuda[] = {"CUDA used to build PyTorch: ", "torch.version.cuda: ", "torch.version.cuda ", NULL};
+  static const char *const words[] = {"(you have ",
+                                      "you have torch ",
+                                      "torch==",
+                                      "torch-",
+                                      "torch: ",
+                                      "torch version: ",
+                                      "torch.__version__ '",
+                                      "torch.__version__ ",
+                                      "PyTorch version: ",
+                                      "PyTorch Version: ",
+                                      "PyTorch version ",
+                                      "PyTorch ",
+                                      "pytorch ",
+                                      "Torch ",
+                                      "torch ",
+                                      "torch=",
+                                      NULL};
+  static const char *const cuda[] = {"CUDA used to build PyTorch: ", "torch.version.cuda: ", "torch.version.cuda ",
+                                     NULL};
   const char *version = first_token(d, text, words), *tag = strstr(version, "+cu");
   int number = kr_parse_torch(version);
   if (number < 100 || number > 399 || !strchr(version, '.')) return;
@@ -363,7 +412,8 @@ static void torch_from_text(doc *d, const char *text) {
 }
 
 static void driver_from_text(doc *d, const char *text) {
-  static const char *const words[] = {"Driver Version: ", "driver version: ", "Nvidia driver version: ", "driver ", NULL};
+  static const char *const words[] = {"Driver Version: ", "driver version: ", "Nvidia driver version: ", "driver ",
+                                      NULL};
   static const char *const cuda[] = {"CUDA Version: ", "CUDA UMD Version: ", NULL};
   const char *version = first_token(d, text, words);
   int number = kr_parse_driver(version), most = kr_parse_tenths(first_token(d, text, cuda));
@@ -374,7 +424,8 @@ static void driver_from_text(doc *d, const char *text) {
 }
 
 static void python_from_text(doc *d, const char *text) {
-  static const char *const words[] = {"Python version: 3.", ".cpython-3", "python3.", "Python 3.", "-cp3", "Python3", NULL};
+  static const char *const words[] = {
+      "Python version: 3.", ".cpython-3", "python3.", "Python 3.", "-cp3", "Python3", NULL};
   int minor = atoi(first_token(d, text, words));
   if (minor < 6 || minor > 40) return;
   d->python = 300 + minor, d->python_source = "the log";
@@ -394,10 +445,30 @@ static void site_from_text(doc *d, const char *text) {
 }
 
 static void fill_facts(doc *d, const char *text) {
-  static const char *const nvcc[] = {"Cuda compilation tools, release ", "CUDA runtime version: ", "nvcc version ", "nvcc: ", "nvcc ", NULL};
+  static const char *const nvcc[] = {
+      "Cuda compilation tools, release ", "CUDA runtime version: ", "nvcc version ", "nvcc: ", "nvcc ", NULL};
   static const char *const windows[] = {"C:\\", "D:\\", "E:\\", "F:\\", ".pyd", "win_amd64", ".dll", NULL};
-  static const char *const build[] = {"ninja", "nvcc", "cc1plus", "uilding wheel", "setup.py", "gcc", "g++", "FAILED:", "collect2", "subprocess-exited", "cl.exe", "uilding extension", NULL};
-  static const char *const crash[] = {"Error", "ERROR", "error", "fatal", "Traceback", "Killed", "FAILED", "ailed", "Exception", "Segmentation fault", "Aborted", "WARN", "annot ", "not found", "Unable", NULL};
+  static const char *const build[] = {
+      "ninja",   "nvcc",     "cc1plus",           "uilding wheel", "setup.py",          "gcc", "g++",
+      "FAILED:", "collect2", "subprocess-exited", "cl.exe",        "uilding extension", NULL};
+  static const char *const crash[] = {"Error",
+                                      "ERROR",
+                                      "error",
+                                      "fatal",
+                                      "Traceback",
+                                      "Killed",
+                                      "FAILED",
+                                      "ailed",
+                                      "Exception",
+                                      "Segmentation fault",
+                                      "Aborted",
+                                      "WARN",
+                                      "annot ",
+                                      "not found",
+                                      "Unable",
+                                      "dumped",
+                                      "Illegal instruction",
+                                      NULL};
   if (!*d->torch) torch_from_text(d, text);
   if (!*d->driver) driver_from_text(d, text);
   if (!d->python) python_from_text(d, text);
@@ -405,7 +476,9 @@ static void fill_facts(doc *d, const char *text) {
   if (!*d->nvcc) d->nvcc = d->log.nvcc, d->nvcc_path = *d->nvcc ? "the log" : "";
   if (!doc_main_cc(d) && !gpu_from_listing(d, text) && !gpu_from_words(d, text)) gpu_from_capability(d, text);
   d->log.is_wsl = strstr(text, "WSL") || strstr(text, "/lib/wsl") || strstr(text, "microsoft-standard");
-  d->log.is_windows = holds_any(text, windows), d->log.is_build = holds_any(text, build), d->log.is_crash = holds_any(text, crash);
+  d->log.is_windows = holds_any(text, windows), d->log.is_build = holds_any(text, build),
+  d->log.is_crash = holds_any(text, crash);
+  d->log.no_wheel = strstr(text, "Precompiled wheel not found") || strstr(text, "HTTP Error 404");
   site_from_text(d, text);
   collect_versions(d, text);
 }
@@ -424,14 +497,18 @@ static void read_line(doc *d, const char *line) {
     d->log.is_frame_torch = strstr(d->log.last_frame, "/torch/") || strstr(d->log.last_frame, "\\torch\\");
     const char *owner = doc_package_in(d, d->log.last_frame);
     if (*owner && strcmp(owner, "torch") != 0) d->log.owner = owner;
-  } else if (d->log.is_frame_open) { /* many of torch's functions are no Python and have no frame: the code that calls them is all there is */
+  } else if (d->log.is_frame_open) { /* many of torch's functions are no Python and have no frame: the code that calls
+                                        them is all there is */
     d->log.is_frame_torch |= strstr(line, "torch.") != NULL || strstr(line, " F.") != NULL;
   }
   d->log.is_frame_open = frame != NULL;
   doc_add_modules(d, line);
-  if (!d->log.first_error && (strstr(line, "error:") || strstr(line, "FAILED:")) && !strstr(line, "error: subprocess-exited")) d->log.first_error = line;
+  if (!d->log.first_error && (strstr(line, "error:") || strstr(line, "FAILED:")) &&
+      !strstr(line, "error: subprocess-exited"))
+    d->log.first_error = line;
   size_t n = strcspn(line, ":");
-  if (line[n] == ':' && n > 5 && !isspace((unsigned char)*line) && (strncmp(line + n - 5, "Error", 5) == 0 || (n > 9 && strncmp(line + n - 9, "Exception", 9) == 0)))
+  if (line[n] == ':' && n > 5 && !isspace((unsigned char)*line) &&
+      (strncmp(line + n - 5, "Error", 5) == 0 || (n > 9 && strncmp(line + n - 9, "Exception", 9) == 0)))
     d->log.last_exception = line;
   const char *symbol = doc_symbol_in(d, line);
   if (*symbol) d->log.symbol = symbol;

@@ -1,5 +1,6 @@
-/* members.c: the members of a wheel that may hold code, the largest first and several at a time: each thread has its own handle of the archive and its own
- * lists; what was found is put together in the archive's order, so that a report does not depend on who was faster. */
+/* members.c: the members of a wheel that may hold code, the largest first and several at a time: each thread has its
+ * own handle of the archive and its own lists; what was found is put together in the archive's order, so that a report
+ * does not depend on who was faster. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +8,10 @@
 #include "pool.h"
 #include "zip_file.h"
 
-enum { MAX_THREADS = 2, WORTH_BYTES = 32 << 20 }; /* two: one large member takes as long as all others together, and memory is theirs twice */
+enum {
+  MAX_THREADS = 2,
+  WORTH_BYTES = 32 << 20
+}; /* two: one large member takes as long as all others together, and memory is theirs twice */
 
 typedef struct member {
   const char *name;
@@ -32,13 +36,17 @@ typedef struct crew {
 static doc begin_part(const doc *d, kr_arena *arena) {
   doc part = *d;
   part.arena = arena;
-  part.files = KR_LIST(doc_file), part.findings = KR_LIST(doc_finding), part.compilers = KR_LIST(doc_compiler), part.unreadable = KR_LIST(const char *);
+  part.files = KR_LIST(doc_file), part.findings = KR_LIST(doc_finding), part.compilers = KR_LIST(doc_compiler),
+  part.unreadable = KR_LIST(const char *);
   part.notes = KR_LIST(const char *);
   part.said = (kr_names){0};
   return part;
 }
 
-static void keep_part(member *m, const doc *part) { m->files = part->files, m->findings = part->findings, m->compilers = part->compilers, m->unreadable = part->unreadable, m->notes = part->notes; }
+static void keep_part(member *m, const doc *part) {
+  m->files = part->files, m->findings = part->findings, m->compilers = part->compilers,
+  m->unreadable = part->unreadable, m->notes = part->notes;
+}
 
 /* Of one thread. A handle that cannot be opened is the same failure for each of its members. */
 static void run_members(void *user, int64_t begin, int64_t end, int worker) {
@@ -50,7 +58,8 @@ static void run_members(void *user, int64_t begin, int64_t end, int worker) {
     if (!arena) continue;
     doc part = begin_part(c->d, arena);
     m->is_done = 1;
-    if ((!c->zips[worker] && kr_zip_open(c->path, &c->zips[worker]) < 0) || kr_zip_source_open(c->zips[worker], m->index, &source) < 0) {
+    if ((!c->zips[worker] && kr_zip_open(c->path, &c->zips[worker]) < 0) ||
+        kr_zip_source_open(c->zips[worker], m->index, &source) < 0) {
       m->why = kr_arena_print(arena, "%s", krait_error_detail());
       continue;
     }
@@ -73,13 +82,15 @@ static void take_part(doc *d, const char *path, const member *m) {
     doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
   }
   const size_t base = d->findings.n;
-  for (size_t i = 0; i < m->findings.n; i++) *(doc_finding *)kr_list_push(d->arena, &d->findings) = *KR_AT(m->findings, doc_finding, i);
+  for (size_t i = 0; i < m->findings.n; i++)
+    *(doc_finding *)kr_list_push(d->arena, &d->findings) = *KR_AT(m->findings, doc_finding, i);
   for (size_t i = 0; i < m->files.n; i++) {
     doc_file *file = kr_list_push(d->arena, &d->files);
     *file = *KR_AT(m->files, doc_file, i);
     if (file->damage) file->damage += base;
   }
-  for (size_t i = 0; i < m->compilers.n; i++) *(doc_compiler *)kr_list_push(d->arena, &d->compilers) = *KR_AT(m->compilers, doc_compiler, i);
+  for (size_t i = 0; i < m->compilers.n; i++)
+    *(doc_compiler *)kr_list_push(d->arena, &d->compilers) = *KR_AT(m->compilers, doc_compiler, i);
   for (size_t i = 0; i < m->notes.n; i++) doc_add_text(d, &d->notes, DOC_TEXT(m->notes, i));
   for (size_t i = 0; i < m->unreadable.n; i++) doc_add_text(d, &d->unreadable, DOC_TEXT(m->unreadable, i));
 }
@@ -98,7 +109,8 @@ static kr_list choose(doc *d, const char *path, kr_zip *zip, uint64_t *bytes) {
       const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
       doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
     } else if (is_wanted(&found)) {
-      *(member *)kr_list_push(d->arena, &list) = (member){.name = kr_arena_copy(d->arena, found.name, strlen(found.name)), .index = i, .bytes = found.bytes};
+      *(member *)kr_list_push(d->arena, &list) =
+          (member){.name = kr_arena_copy(d->arena, found.name, strlen(found.name)), .index = i, .bytes = found.bytes};
       *bytes += found.bytes;
     }
   }
@@ -108,8 +120,15 @@ static kr_list choose(doc *d, const char *path, kr_zip *zip, uint64_t *bytes) {
 void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, void *user) {
   uint64_t bytes = 0;
   kr_list list = choose(d, path, zip, &bytes);
-  crew c = {.d = d, .path = path, .fn = fn, .user = user, .zips = {zip}, .order = kr_arena_alloc(d->arena, (list.n + 1) * sizeof *c.order)};
-  const int cores = kr_usable_cores(), n_threads = bytes < WORTH_BYTES || list.n < 2 ? 1 : cores < MAX_THREADS ? cores : MAX_THREADS;
+  crew c = {.d = d,
+            .path = path,
+            .fn = fn,
+            .user = user,
+            .zips = {zip},
+            .order = kr_arena_alloc(d->arena, (list.n + 1) * sizeof *c.order)};
+  const int cores = kr_usable_cores(), n_threads = bytes < WORTH_BYTES || list.n < 2 ? 1
+                                                   : cores < MAX_THREADS             ? cores
+                                                                                     : MAX_THREADS;
   c.n_cores = cores;
   kr_pool *pool = n_threads > 1 ? kr_pool_open(n_threads) : NULL;
   if (!c.order || kr_arena_failed(d->arena)) list.n = 0;

@@ -1,4 +1,5 @@
-/* pins.c: requirements.txt and pyproject.toml before any download: which pins have no wheel for the target, and which combination has. */
+/* pins.c: requirements.txt and pyproject.toml before any download: which pins have no wheel for the target, and which
+ * combination has. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -46,7 +47,8 @@ static const char *next_version(doc *d, const char *version, int n_parts) {
 
 static int count_parts(const char *version) {
   int n = 1;
-  for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++) n += *p == '.' && isdigit((unsigned char)p[1]);
+  for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++)
+    n += *p == '.' && isdigit((unsigned char)p[1]);
   return n;
 }
 
@@ -56,7 +58,8 @@ static void read_bound(doc *d, pin *p, const char *op, const char *version) {
   int parts = count_parts(version);
   if (star) {
     add_bound(p, ">=", kr_arena_copy(d->arena, version, (size_t)(star - version)));
-    add_bound(p, "<", next_version(d, version, count_parts(kr_arena_copy(d->arena, version, (size_t)(star - version)))));
+    add_bound(p, "<",
+              next_version(d, version, count_parts(kr_arena_copy(d->arena, version, (size_t)(star - version)))));
   } else if (strcmp(op, "~=") == 0 || strcmp(op, "^") == 0 || strcmp(op, "~") == 0) {
     add_bound(p, ">=", version);
     add_bound(p, "<", next_version(d, version, *op == '^' ? 1 : op[1] ? parts > 1 ? parts - 1 : 1 : 2));
@@ -94,7 +97,12 @@ static int allows(const pin *p, const char *version) {
   for (int i = 0; i < p->n_bounds; i++) {
     const char *op = p->bounds[i].op;
     int order = kr_compare_versions(version, p->bounds[i].version);
-    int fits = strcmp(op, "==") == 0 ? order == 0 : strcmp(op, "!=") == 0 ? order != 0 : strcmp(op, ">=") == 0 ? order >= 0 : strcmp(op, "<=") == 0 ? order <= 0 : *op == '>' ? order > 0 : order < 0;
+    int fits = strcmp(op, "==") == 0   ? order == 0
+               : strcmp(op, "!=") == 0 ? order != 0
+               : strcmp(op, ">=") == 0 ? order >= 0
+               : strcmp(op, "<=") == 0 ? order <= 0
+               : *op == '>'            ? order > 0
+                                       : order < 0;
     if (!fits) return 0;
   }
   return 1;
@@ -150,7 +158,8 @@ static void add_pin(pins *all, const char *file, const char *text, size_t n, int
   doc_requirement whole;
   if (!read_pin(all->d, text, n, &p)) return;
   p.line = line, p.file = file, p.has_marker = memchr(text, ';', n) != NULL;
-  if (p.has_marker && !doc_read_requirement(all->d, kr_arena_copy(all->d->arena, text, n), &whole) && all->d->python) return; /* for another Python or system */
+  if (p.has_marker && !doc_read_requirement(all->d, kr_arena_copy(all->d->arena, text, n), &whole) && all->d->python)
+    return; /* for another Python or system */
   *(pin *)kr_list_push(all->d->arena, &all->list) = p;
   size_t *first = kr_names_put(all->d->arena, &all->first, p.name);
   if (!*first) *first = all->list.n;
@@ -169,7 +178,10 @@ static void read_include(pins *all, const char *path, const char *line, size_t n
     size_t length = 0;
     while (skip + length < n && !isspace((unsigned char)line[skip + length])) length++;
     const char *name = kr_arena_copy(all->d->arena, line + skip, length);
-    if (length && !strstr(name, "://")) read_pins(all, *name == '/' || !slash ? name : kr_arena_print(all->d->arena, "%.*s/%s", (int)(slash - path), path, name));
+    if (length && !strstr(name, "://"))
+      read_pins(all, *name == '/' || !slash
+                         ? name
+                         : kr_arena_print(all->d->arena, "%.*s/%s", (int)(slash - path), path, name));
     return;
   }
 }
@@ -188,13 +200,16 @@ static void read_requirements(pins *all, const char *path, const char *text) {
 
 /* name = "2.6.0" and name = {version = "^2.6", ...} */
 static void read_poetry(pins *all, const char *path, const char *line, const char *equals, int number) {
-  const char *inside = strchr(equals, '{') ? strstr(equals, "version") : equals, *quote = inside ? strpbrk(inside, "\"'") : NULL;
+  const char *inside = strchr(equals, '{') ? strstr(equals, "version") : equals,
+             *quote = inside ? strpbrk(inside, "\"'") : NULL;
   if (!quote) return;
-  const char *pinned = kr_arena_print(all->d->arena, "%.*s %.*s", (int)strcspn(line, " =\t"), line, (int)strcspn(quote + 1, "\"'"), quote + 1);
+  const char *pinned = kr_arena_print(all->d->arena, "%.*s %.*s", (int)strcspn(line, " =\t"), line,
+                                      (int)strcspn(quote + 1, "\"'"), quote + 1);
   add_pin(all, path, pinned, strlen(pinned), number);
 }
 
-/* Every quoted string of an array called dependencies or requires, or of one inside a table of dependencies, and Poetry's lines. */
+/* Every quoted string of an array called dependencies or requires, or of one inside a table of dependencies, and
+ * Poetry's lines. */
 static void read_pyproject(pins *all, const char *path, const char *text) {
   int number = 0, in_array = 0, in_poetry = 0, in_group = 0;
   for (const char *line = text; *line && !kr_arena_failed(all->d->arena);) {
@@ -206,7 +221,9 @@ static void read_pyproject(pins *all, const char *path, const char *text) {
       in_group = strstr(p, "optional-dependencies]") || strstr(p, "dependency-groups]");
     }
     const char *equals = strchr(p, '=');
-    if (!in_array && equals && equals[1 + strspn(equals + 1, " ")] == '[' && (in_group || strstr(p, "dependencies") || strstr(p, "requires"))) in_array = 1, p = equals + 1;
+    if (!in_array && equals && equals[1 + strspn(equals + 1, " ")] == '[' &&
+        (in_group || strstr(p, "dependencies") || strstr(p, "requires")))
+      in_array = 1, p = equals + 1;
     if (in_array) {
       for (const char *q = p; *q && *q != '#'; q++) {
         if (*q == ']') in_array = 0;
@@ -242,7 +259,9 @@ static int torch_fits(const kr_row *row, int torch) {
 static const kr_row *working_row(const doc *d, const char *package, int cc, int torch) {
   const kr_row *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
-    if (strcmp(row->column[0], package) == 0 && *row->column[8] && (!cc || doc_covers(row->column[4], cc)) && torch_fits(row, torch)) found = row;
+    if (strcmp(row->column[0], package) == 0 && *row->column[8] && (!cc || doc_covers(row->column[4], cc)) &&
+        torch_fits(row, torch))
+      found = row;
   return found;
 }
 
@@ -255,28 +274,37 @@ static int is_repeated(const pins *all, size_t i) {
   return first && *first != i + 1;
 }
 
-/* The command that installs a torch, so that the others' setup.py finds it: the pinned one, or the newest of a minor version. */
+/* The command that installs a torch, so that the others' setup.py finds it: the pinned one, or the newest of a minor
+ * version. */
 static const char *torch_command(doc *d, int torch, const char *index, int keep) {
   const char *tag = keep ? strstr(d->torch, "+cu") : NULL;
-  const char *version = keep && strchr(d->torch, '.') != strrchr(d->torch, '.') ? d->torch : kr_arena_print(d->arena, "%s.*", kr_print_torch(d->arena, torch));
+  const char *version = keep && strchr(d->torch, '.') != strrchr(d->torch, '.')
+                            ? d->torch
+                            : kr_arena_print(d->arena, "%s.*", kr_print_torch(d->arena, torch));
   if (keep && d->options.torch) return ""; /* it is installed */
-  return kr_arena_print(d->arena, "pip install \"torch==%s\" --index-url https://download.pytorch.org/whl/%s && ", version, tag ? tag + 1 : index);
+  return kr_arena_print(d->arena, "pip install \"torch==%s\" --index-url https://download.pytorch.org/whl/%s && ",
+                        version, tag ? tag + 1 : index);
 }
 
-/* The command that installs this torch, if it is not to be kept, then all pinned packages of the tables; "" when one of them has no wheel for it. */
+/* The command that installs this torch, if it is not to be kept, then all pinned packages of the tables; "" when one of
+ * them has no wheel for it. */
 static const char *try_torch(pins *all, int torch, int cc, int keep) {
   doc *d = all->d;
   const char *index = doc_torch_index(d, torch, cc, NULL);
   kr_text command = kr_text_begin(d->arena);
   if (!index && !(keep && d->options.torch)) return "";
-  kr_text_print(&command, "%spip install --no-build-isolation", torch_command(d, torch, index, keep)); /* isolated, they would see another torch */
+  kr_text_print(&command, "%spip install --no-build-isolation",
+                torch_command(d, torch, index, keep)); /* isolated, they would see another torch */
   for (size_t i = 0; i < all->list.n; i++) {
     const pin *p = KR_AT(all->list, pin, i);
     const kr_row *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
     if (row && !best) return "";
-    if (row && cc && doc_covers(row->column[4], cc) && torch_fits(row, torch)) best = row; /* what is pinned already works */
+    if (row && cc && doc_covers(row->column[4], cc) && torch_fits(row, torch))
+      best = row; /* what is pinned already works */
     const char *exact = best == row ? exact_of(p) : "";
-    const char *part = !best ? "" : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact) : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
+    const char *part = !best    ? ""
+                       : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact)
+                                : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
     if (best && !is_repeated(all, i)) kr_text_print(&command, " %s", part);
   }
   return command.at;
@@ -287,8 +315,10 @@ static const char *combination(pins *all) {
   doc *d = all->d;
   if (all->combination) return all->combination;
   int cc = doc_main_cc(d);
-  const char *command = d->torch_number && doc_torch_index(d, d->torch_number, cc, NULL) ? try_torch(all, d->torch_number, cc, 1) : "";
-  for (int minor = NEWEST_MINOR; minor >= 0 && !*command && !d->options.torch; minor--) command = try_torch(all, 200 + minor, cc, 0);
+  const char *command =
+      d->torch_number && doc_torch_index(d, d->torch_number, cc, NULL) ? try_torch(all, d->torch_number, cc, 1) : "";
+  for (int minor = NEWEST_MINOR; minor >= 0 && !*command && !d->options.torch; minor--)
+    command = try_torch(all, 200 + minor, cc, 0);
   return all->combination = command;
 }
 
@@ -300,7 +330,10 @@ static void set_fix(pins *all, doc_finding *f, const pin *p) {
   f->fixes.n = 0;
   if (*command) doc_add_text(all->d, &f->fixes, command);
   else if (*doc_no_build(all->d, p->name)) doc_add_text(all->d, &f->fixes, doc_no_build(all->d, p->name));
-  else doc_add_text(all->d, &f->fixes, kr_arena_print(all->d->arena, "no torch has wheels of all these packages for it; build here: %s", doc_build_command(all->d, p->name)));
+  else
+    doc_add_text(all->d, &f->fixes,
+                 kr_arena_print(all->d->arena, "no torch has wheels of all these packages for it; build here: %s",
+                                doc_build_command(all->d, p->name)));
   if (*doc_own_dropin(all->d, p->name)) doc_add_text(all->d, &f->fixes, doc_own_dropin(all->d, p->name));
 }
 
@@ -308,7 +341,9 @@ static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
   doc *d = all->d;
   const char *tag = strstr(exact_of(p), "+cu");
   int torch = d->torch_number, cc = doc_main_cc(d);
-  if (!torch || !cc || doc_torch_index(d, torch, cc, tag ? tag + 1 : NULL) || !doc_torch_index(d, torch, 0, tag ? tag + 1 : NULL)) return;
+  if (!torch || !cc || doc_torch_index(d, torch, cc, tag ? tag + 1 : NULL) ||
+      !doc_torch_index(d, torch, 0, tag ? tag + 1 : NULL))
+    return;
   const char *keys[] = {"cc", kr_print_cc(d->arena, cc), "index", doc_index_for(d, cc), NULL};
   doc_finding *f = doc_report(d, "K14", about, "torch", keys);
   doc_evidence(d, f, "line %d: torch %s; its wheels hold nothing for %s", p->line, p->spec, kr_print_cc(d->arena, cc));
@@ -318,7 +353,8 @@ static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
 static const char *what_of(doc *d, const pin *p, const kr_row *row) {
   const char *exact = exact_of(p), *last = row->column[2];
   if (*exact) return kr_arena_print(d->arena, "%s %s", p->name, exact);
-  const char *newest = *last && allows(p, last) ? kr_arena_print(d->arena, "%s", last) : kr_arena_print(d->arena, ">=%s", row->column[1]);
+  const char *newest = *last && allows(p, last) ? kr_arena_print(d->arena, "%s", last)
+                                                : kr_arena_print(d->arena, ">=%s", row->column[1]);
   return kr_arena_print(d->arena, "%s %s (the newest%s%s)", p->name, newest, *p->spec ? " in " : "", p->spec);
 }
 
@@ -330,14 +366,18 @@ static void check_pin(pins *all, const pin *p) {
   int cc = doc_main_cc(d);
   if (strcmp(p->name, "torch") == 0) check_torch_pin(all, p, &about);
   if (!row) return;
-  const char *what = what_of(d, p, row), *range = kr_arena_print(d->arena, "torch %s to %s", row->column[5], *row->column[6] ? row->column[6] : "newer");
+  const char *what = what_of(d, p, row), *range = kr_arena_print(d->arena, "torch %s to %s", row->column[5],
+                                                                 *row->column[6] ? row->column[6] : "newer");
   if (cc && !doc_covers(row->column[4], cc)) {
-    const char *keys[] = {"file", what, "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[4]), "cc", kr_print_cc(d->arena, cc), NULL};
+    const char *keys[] = {
+        "file", what, "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[4]), "cc", kr_print_cc(d->arena, cc),
+        NULL};
     doc_finding *f = doc_report(d, "K01", &about, p->name, keys);
     doc_evidence(d, f, "line %d; released wheels are built by nvcc %s", p->line, row->column[3]);
     set_fix(all, f, p);
   } else if (!torch_fits(row, d->torch_number)) {
-    const char *keys[] = {"tag", what, "why", kr_arena_print(d->arena, "torch %s: its wheels are for %s", d->torch, range), NULL};
+    const char *keys[] = {"tag", what, "why",
+                          kr_arena_print(d->arena, "torch %s: its wheels are for %s", d->torch, range), NULL};
     doc_finding *f = doc_report(d, "W01", &about, p->name, keys);
     doc_evidence(d, f, "line %d", p->line);
     set_fix(all, f, p);
@@ -376,14 +416,22 @@ static void check_conflict(pins *all, size_t i) {
   const pin *other = first ? KR_AT(all->list, pin, *first - 1) : p;
   doc_file about;
   if (other == p || p->has_marker || other->has_marker || !excludes(p, other)) return;
-  const int goes = *exact_of(p) && !*exact_of(other) ? other->line : !*exact_of(p) && *exact_of(other) ? p->line : other->line; /* what is exact was chosen */
+  const int goes = *exact_of(p) && !*exact_of(other)   ? other->line
+                   : !*exact_of(p) && *exact_of(other) ? p->line
+                                                       : other->line; /* what is exact was chosen */
   const pin *gone = goes == p->line && strcmp(p->file, other->file) == 0 ? p : goes == p->line ? p : other;
-  const char *keys[] = {"a", kr_arena_print(d->arena, "%s%s (line %d)", p->name, other->spec, other->line), "b", kr_arena_print(d->arena, "%s%s (line %d)", p->name, p->spec, p->line),
-                        "line", kr_arena_print(d->arena, "%d", gone->line), "pins", gone->file, NULL};
+  const char *keys[] = {"a",    kr_arena_print(d->arena, "%s%s (line %d)", p->name, other->spec, other->line),
+                        "b",    kr_arena_print(d->arena, "%s%s (line %d)", p->name, p->spec, p->line),
+                        "line", kr_arena_print(d->arena, "%d", gone->line),
+                        "pins", gone->file,
+                        NULL};
   doc_report(d, "P04", about_pin(d, p, &about), p->name, keys);
 }
 
-static int same_minor(const char *a, const char *b) { return atoi(a) == atoi(b) && atoi(a + strcspn(a, ".") + (a[strcspn(a, ".")] == '.')) == atoi(b + strcspn(b, ".") + (b[strcspn(b, ".")] == '.')); }
+static int same_minor(const char *a, const char *b) {
+  return atoi(a) == atoi(b) && atoi(a + strcspn(a, ".") + (a[strcspn(a, ".")] == '.')) ==
+                                   atoi(b + strcspn(b, ".") + (b[strcspn(b, ".")] == '.'));
+}
 
 /* A release of the same minor version as this may be taken. */
 static int allows_minor(doc *d, const pin *p, const char *version) {
@@ -394,7 +442,8 @@ static int allows_minor(doc *d, const pin *p, const char *version) {
   return allows(p, version);
 }
 
-static void report_pair(pins *all, const pin *p, const char *partner, const char *have, const char *want, const char *fix) {
+static void report_pair(pins *all, const pin *p, const char *partner, const char *have, const char *want,
+                        const char *fix) {
   doc *d = all->d;
   doc_file about;
   const char *version = *exact_of(p) ? exact_of(p) : p->spec;
@@ -413,17 +462,30 @@ static void check_companion(pins *all, const pin *p) {
     for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at)) && !want;)
       if (*row->column[column] && column != 7 && allows_minor(d, p, row->column[column])) want = row;
     for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at));)
-      if (*row->column[column] && *exact_of(p) && (column == 7 ? kr_compare_versions(row->column[column], exact_of(p)) == 0 : same_minor(row->column[column], exact_of(p)))) want = row;
+      if (*row->column[column] && *exact_of(p) &&
+          (column == 7 ? kr_compare_versions(row->column[column], exact_of(p)) == 0
+                       : same_minor(row->column[column], exact_of(p))))
+        want = row;
     if (column == 7 ? !want || want == torch : allows_minor(d, p, right)) return;
-    const char *index = doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL), *base = kr_arena_copy(d->arena, d->torch, strcspn(d->torch, "+"));
-    const char *fix = kr_arena_print(d->arena, "pip install torch==%s \"%s==%.*s.*\" --index-url https://download.pytorch.org/whl/%s", strchr(base, '.') != strrchr(base, '.') ? base : torch->column[1], p->name,
-                                     (int)(strrchr(right, '.') - right), right, index ? index : doc_index_for(d, doc_main_cc(d)));
-    if (column == 7) fix = kr_arena_print(d->arena, "pip install torch==%s xformers==%s --index-url https://download.pytorch.org/whl/%s", torch->column[1], right, index ? index : doc_index_for(d, doc_main_cc(d)));
+    const char *index = doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL),
+               *base = kr_arena_copy(d->arena, d->torch, strcspn(d->torch, "+"));
+    const char *fix =
+        kr_arena_print(d->arena, "pip install torch==%s \"%s==%.*s.*\" --index-url https://download.pytorch.org/whl/%s",
+                       strchr(base, '.') != strrchr(base, '.') ? base : torch->column[1], p->name,
+                       (int)(strrchr(right, '.') - right), right, index ? index : doc_index_for(d, doc_main_cc(d)));
+    if (column == 7)
+      fix =
+          kr_arena_print(d->arena, "pip install torch==%s xformers==%s --index-url https://download.pytorch.org/whl/%s",
+                         torch->column[1], right, index ? index : doc_index_for(d, doc_main_cc(d)));
     report_pair(all, p, "torch", d->torch, want ? want->column[0] : "of another release", fix);
   }
   for (size_t at = 0; (row = kr_tables_next(d->tables, "asks", &at)) && *exact_of(p) && d->torch_number;) {
-    if (strcmp(row->column[0], p->name) != 0 || kr_compare_versions(exact_of(p), row->column[1]) < 0 || kr_compare_versions(exact_of(p), row->column[2]) > 0) continue;
-    if (strncmp(d->torch, row->column[3], strlen(row->column[3])) != 0) report_pair(all, p, "torch", d->torch, row->column[3], kr_arena_print(d->arena, "pip install %s==%s torch==%s", p->name, exact_of(p), row->column[3]));
+    if (strcmp(row->column[0], p->name) != 0 || kr_compare_versions(exact_of(p), row->column[1]) < 0 ||
+        kr_compare_versions(exact_of(p), row->column[2]) > 0)
+      continue;
+    if (strncmp(d->torch, row->column[3], strlen(row->column[3])) != 0)
+      report_pair(all, p, "torch", d->torch, row->column[3],
+                  kr_arena_print(d->arena, "pip install %s==%s torch==%s", p->name, exact_of(p), row->column[3]));
   }
 }
 
@@ -431,13 +493,19 @@ static void check_pairs(pins *all) {
   doc *d = all->d;
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
-    const size_t *first = kr_names_find(&all->first, row->column[0]), *second = kr_names_find(&all->first, row->column[3]);
+    const size_t *first = kr_names_find(&all->first, row->column[0]),
+                 *second = kr_names_find(&all->first, row->column[3]);
     if (!first || !second) continue;
     const pin *p = KR_AT(all->list, pin, *first - 1), *partner = KR_AT(all->list, pin, *second - 1);
     const char *a = exact_of(p), *b = exact_of(partner);
-    if (!*a || !*b || kr_compare_versions(a, row->column[1]) < 0 || (*row->column[2] && kr_compare_versions(a, row->column[2]) > 0)) continue;
-    if (kr_compare_versions(b, row->column[4]) >= 0 && (!*row->column[5] || kr_compare_versions(b, row->column[5]) <= 0)) continue;
-    const char *want = *row->column[5] ? kr_arena_print(d->arena, "%s to %s", row->column[4], row->column[5]) : kr_arena_print(d->arena, "%s or newer", row->column[4]);
+    if (!*a || !*b || kr_compare_versions(a, row->column[1]) < 0 ||
+        (*row->column[2] && kr_compare_versions(a, row->column[2]) > 0))
+      continue;
+    if (kr_compare_versions(b, row->column[4]) >= 0 &&
+        (!*row->column[5] || kr_compare_versions(b, row->column[5]) <= 0))
+      continue;
+    const char *want = *row->column[5] ? kr_arena_print(d->arena, "%s to %s", row->column[4], row->column[5])
+                                       : kr_arena_print(d->arena, "%s or newer", row->column[4]);
     report_pair(all, p, partner->name, b, want, doc_pair_command(d, p->name, row));
   }
 }
@@ -448,13 +516,16 @@ static void check_open_torch(pins *all) {
   const size_t *first = kr_names_find(&all->first, "torch");
   const pin *torch = first ? KR_AT(all->list, pin, *first - 1) : NULL;
   int is_bounded = d->options.torch != NULL;
-  for (int i = 0; torch && i < torch->n_bounds; i++) is_bounded |= *torch->bounds[i].op == '<' || *torch->bounds[i].op == '=';
+  for (int i = 0; torch && i < torch->n_bounds; i++)
+    is_bounded |= *torch->bounds[i].op == '<' || *torch->bounds[i].op == '=';
   for (size_t i = 0; i < all->list.n && !is_bounded; i++) {
     const pin *p = KR_AT(all->list, pin, i);
     const kr_row *row = row_of(d, p);
     doc_file about;
     if (!row || !*row->column[6]) continue;
-    const char *keys[] = {"open", torch ? kr_arena_print(d->arena, "torch%s has no upper end", torch->spec) : "torch is not pinned", "last", row->column[6], NULL};
+    const char *keys[] = {
+        "open", torch ? kr_arena_print(d->arena, "torch%s has no upper end", torch->spec) : "torch is not pinned",
+        "last", row->column[6], NULL};
     doc_finding *f = doc_report(d, "P05", about_pin(d, torch ? torch : p, &about), p->name, keys);
     if (f && *combination(all)) f->fixes.n = 0, doc_add_text(d, &f->fixes, combination(all));
     return;
@@ -476,10 +547,15 @@ static int check_release(pins *all, const pin *p) {
   doc_file about;
   if (!row) return 0;
   if (!cc || doc_covers(row->column[2], cc) || (ptx && ptx <= cc)) {
-    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s %s: its wheels hold sm %s%s", p->name, row->column[1], row->column[2], ptx ? kr_arena_print(d->arena, " and PTX for %s", row->column[3]) : ""));
+    doc_add_text(d, &d->notes,
+                 kr_arena_print(d->arena, "%s %s: its wheels hold sm %s%s", p->name, row->column[1], row->column[2],
+                                ptx ? kr_arena_print(d->arena, " and PTX for %s", row->column[3]) : ""));
     return 1;
   }
-  const char *keys[] = {"file", kr_arena_print(d->arena, "%s %s", p->name, row->column[1]), "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[2]), "cc", kr_print_cc(d->arena, cc), NULL};
+  const char *keys[] = {"file", kr_arena_print(d->arena, "%s %s", p->name, row->column[1]),
+                        "set",  kr_arena_print(d->arena, "sm %s, no PTX", row->column[2]),
+                        "cc",   kr_print_cc(d->arena, cc),
+                        NULL};
   doc_finding *f = doc_report(d, "K01", about_pin(d, p, &about), p->name, keys);
   doc_evidence(d, f, "line %d; as its released wheel holds", p->line);
   if (f) f->confidence = 'H';
@@ -524,7 +600,8 @@ void doc_read_pins(doc *d, const char *path) {
     check_companion(&all, p);
     check_pin(&all, p);
     if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->torch_number)) continue;
-    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated(&all, i)) doc_add_text(d, &others, p->name);
+    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated(&all, i))
+      doc_add_text(d, &others, p->name);
   }
   check_pairs(&all);
   check_open_torch(&all);

@@ -1,5 +1,5 @@
-/* reach.c: which packages the imports in a pasted error lead to. A library without code for the GPU that none of them reaches is not the
- * reporter's trouble: what was said of it is kept for --all. */
+/* reach.c: which packages the imports in a pasted error lead to. A library without code for the GPU that none of them
+ * reaches is not the reporter's trouble: what was said of it is kept for --all. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -32,14 +32,18 @@ static void add_module(doc *d, kr_list *modules, const char *text, size_t n) {
 /* ---- the text ---- */
 /* "File ".../site-packages/mamba_ssm/ops/x.py", line 3", and the line of code below it when it imports. */
 void doc_add_modules(doc *d, const char *line) {
-  for (const char *p = line; (p = strstr(p, "-packages/")); p++) add_module(d, &d->log.modules, p + 10, module_length(p + 10));
+  for (const char *p = line; (p = strstr(p, "-packages/")); p++)
+    add_module(d, &d->log.modules, p + 10, module_length(p + 10));
   line += strspn(line, " \t>");
-  size_t skip = strncmp(line, "import ", 7) == 0 ? 7 : strncmp(line, "from ", 5) == 0 && strstr(line, " import ") ? 5 : 0;
+  size_t skip = strncmp(line, "import ", 7) == 0                             ? 7
+                : strncmp(line, "from ", 5) == 0 && strstr(line, " import ") ? 5
+                                                                             : 0;
   if (skip) add_module(d, &d->log.modules, line + skip, module_length(line + skip));
 }
 
 /* ---- sources ---- */
-/* Every `import a.b, c` and `from a.b import c` at a line's start, indented or not; "from ." stays inside the package. */
+/* Every `import a.b, c` and `from a.b import c` at a line's start, indented or not; "from ." stays inside the
+ * package. */
 static void read_imports(reach *r, const char *text) {
   for (const char *line = text; *line;) {
     size_t length = strcspn(line, "\n");
@@ -81,7 +85,9 @@ static void read_sources(reach *r, const char *folder, int depth) {
 
 /* torch and the large libraries beside it are on every path and import none of the packages in question. */
 static int leads_nowhere(const char *module) {
-  static const char *const names[] = {"torch", "torchvision", "torchaudio", "numpy", "scipy", "sympy", "triton", "nvidia", "pandas", "PIL", "networkx", "sklearn", "matplotlib"};
+  static const char *const names[] = {"torch",    "torchvision", "torchaudio", "numpy",  "scipy",
+                                      "sympy",    "triton",      "nvidia",     "pandas", "PIL",
+                                      "networkx", "sklearn",     "matplotlib"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strcmp(module, names[i]) == 0) return 1;
   return 0;
@@ -91,7 +97,8 @@ static void follow(reach *r) {
   for (size_t i = 0; i < r->modules.n && !r->is_lost && !kr_arena_failed(r->d->arena); i++) {
     const char *module = DOC_TEXT(r->modules, i);
     for (size_t k = 0; k < r->d->sites.n && !leads_nowhere(module); k++) {
-      const char *base = kr_arena_print(r->d->arena, "%s/%s", DOC_TEXT(r->d->sites, k), module), *single = kr_arena_print(r->d->arena, "%s.py", base);
+      const char *base = kr_arena_print(r->d->arena, "%s/%s", DOC_TEXT(r->d->sites, k), module),
+                 *single = kr_arena_print(r->d->arena, "%s.py", base);
       read_sources(r, base, 0);
       if (access(single, F_OK) == 0) read_source(r, single);
     }
@@ -103,7 +110,8 @@ static void follow(reach *r) {
 static const char *module_of(doc *d, const doc_file *file) {
   for (size_t i = 0; i < d->sites.n; i++) {
     size_t n = strlen(DOC_TEXT(d->sites, i));
-    if (strncmp(file->path, DOC_TEXT(d->sites, i), n) == 0 && file->path[n] == '/') return kr_arena_copy(d->arena, file->path + n + 1, module_length(file->path + n + 1));
+    if (strncmp(file->path, DOC_TEXT(d->sites, i), n) == 0 && file->path[n] == '/')
+      return kr_arena_copy(d->arena, file->path + n + 1, module_length(file->path + n + 1));
   }
   return "";
 }
@@ -112,17 +120,23 @@ static int is_package_reached(const reach *r, const char *package) {
   const kr_row *row = kr_tables_find(r->d->tables, "package", package);
   for (size_t i = 0; i < r->modules.n; i++) {
     const char *module = DOC_TEXT(r->modules, i);
-    if (strcmp(doc_normalise(r->d, module, strlen(module)), package) == 0 || (row && kr_tables_has_word(row->column[1], module))) return 1;
+    if (strcmp(doc_normalise(r->d, module, strlen(module)), package) == 0 ||
+        (row && kr_tables_has_word(row->column[1], module)))
+      return 1;
   }
   return 0;
 }
 
 static int is_reached(const reach *r, const doc_file *file) {
   const char *module = module_of(r->d, file);
-  if (!*module || doc_has_text(&r->modules, module) || doc_has_text(&r->d->log.names, file->package) || is_package_reached(r, file->package)) return 1;
+  if (!*module || doc_has_text(&r->modules, module) || doc_has_text(&r->d->log.names, file->package) ||
+      is_package_reached(r, file->package))
+    return 1;
   for (size_t i = 0; i < r->d->files.n; i++) { /* as a library of one that is */
     const doc_file *other = KR_AT(r->d->files, doc_file, i);
-    if (other == file || !(doc_has_text(&other->needed, file->name) || (*file->soname && doc_has_text(&other->needed, file->soname)))) continue;
+    if (other == file ||
+        !(doc_has_text(&other->needed, file->name) || (*file->soname && doc_has_text(&other->needed, file->soname))))
+      continue;
     const char *from = module_of(r->d, other);
     if (!*from || doc_has_text(&r->modules, from)) return 1;
   }

@@ -4,7 +4,8 @@
 #include "doc.h"
 /* Control bytes and broken UTF-8 as \xNN: names in files must not move a terminal's cursor or break JSON. */
 const char *doc_printable(doc *d, const char *text);
-/* text after head, wrapped at 80 columns; the following lines begin with indent blanks. A command's break is a backslash. */
+/* text after head, wrapped at 80 columns; the following lines begin with indent blanks. A command's break is a
+ * backslash. */
 void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command);
 int32_t doc_open_report(const char *tables, krait_report **report); /* without any facts */
 int doc_is_command(const char *fix); /* a line that a shell takes as it stands */

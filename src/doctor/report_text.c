@@ -11,7 +11,11 @@ enum { WIDTH = 80 };
 /* ---- safe text ---- */
 /* Bytes of the UTF-8 character at p, 0 when it is none or a control character. */
 static size_t utf8_length(const unsigned char *p) {
-  size_t n = *p < 0x80 ? 1 : *p >= 0xc2 && *p < 0xe0 ? 2 : *p >= 0xe0 && *p < 0xf0 ? 3 : *p >= 0xf0 && *p < 0xf5 ? 4 : 0;
+  size_t n = *p < 0x80                 ? 1
+             : *p >= 0xc2 && *p < 0xe0 ? 2
+             : *p >= 0xe0 && *p < 0xf0 ? 3
+             : *p >= 0xf0 && *p < 0xf5 ? 4
+                                       : 0;
   for (size_t i = 1; i < n; i++)
     if ((p[i] & 0xc0) != 0x80) return 0;
   if (n == 1 && (*p < 32 || *p == 127)) return 0;
@@ -78,7 +82,9 @@ typedef struct printer {
 
 static const char *paint(const printer *p, const char *code) { return p->color ? code : ""; }
 
-static void wrap(printer *p, const char *head, size_t indent, const char *text, int is_command) { doc_wrap(p->d, &p->out, head, indent, text, is_command); }
+static void wrap(printer *p, const char *head, size_t indent, const char *text, int is_command) {
+  doc_wrap(p->d, &p->out, head, indent, text, is_command);
+}
 
 /* ---- head ---- */
 static void print_head(printer *p) {
@@ -93,10 +99,14 @@ static void print_head(printer *p) {
     else kr_text_print(&line, "GPU %s (from %s)", cc, gpu->source);
   }
   if (!d->gpus.n) kr_text_print(&line, "no GPU known");
-  if (*d->driver) kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->driver, d->driver_cuda / 1000, d->driver_cuda / 10 % 100, d->driver_source);
+  if (*d->driver)
+    kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->driver, d->driver_cuda / 1000,
+                  d->driver_cuda / 10 % 100, d->driver_source);
   if (*d->torch) kr_text_print(&line, " · torch %s (from %s)", d->torch, d->torch_source);
   if (d->python) kr_text_print(&line, " · Python %d.%d", d->python / 100, d->python % 100);
-  if (d->sites.n) kr_text_print(&line, " · %s%s", *d->prefix ? d->prefix : DOC_TEXT(d->sites, 0), d->sites.n > 1 ? kr_arena_print(d->arena, " and %zu more", d->sites.n - 1) : "");
+  if (d->sites.n)
+    kr_text_print(&line, " · %s%s", *d->prefix ? d->prefix : DOC_TEXT(d->sites, 0),
+                  d->sites.n > 1 ? kr_arena_print(d->arena, " and %zu more", d->sites.n - 1) : "");
   wrap(p, "krait doctor: ", 2, line.at, 0);
 }
 
@@ -108,11 +118,15 @@ static void print_good_driver(printer *p) {
   const kr_row *row;
   const char *oldest = NULL, *newest = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "gate", &at));)
-    if (d->driver_number >= kr_parse_driver(row->column[1])) oldest = oldest ? oldest : row->column[0], newest = row->column[0];
+    if (d->driver_number >= kr_parse_driver(row->column[1]))
+      oldest = oldest ? oldest : row->column[0], newest = row->column[0];
   if (!d->driver_number || !newest) return;
   wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
-       kr_arena_print(d->arena, "driver %s  runs CUDA %s%s%s%s", d->driver, oldest, strcmp(oldest, newest) ? " to " : "", strcmp(oldest, newest) ? newest : "",
-                      ptx ? kr_arena_print(d->arena, ", compiles PTX up to %s", kr_print_tenths(d->arena, ptx)) : ", is newer than these tables"), 0);
+       kr_arena_print(d->arena, "driver %s  runs CUDA %s%s%s%s", d->driver, oldest,
+                      strcmp(oldest, newest) ? " to " : "", strcmp(oldest, newest) ? newest : "",
+                      ptx ? kr_arena_print(d->arena, ", compiles PTX up to %s", kr_print_tenths(d->arena, ptx))
+                          : ", is newer than these tables"),
+       0);
 }
 
 /* "8.0 and 12.0" */
@@ -132,10 +146,14 @@ static void print_good_files(printer *p) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!file->n_judged || file->verdict > KRAIT_VERDICT_JIT || !doc_main_cc(d)) continue;
-    const char *how = file->verdict == KRAIT_VERDICT_NATIVE ? "native" : file->verdict == KRAIT_VERDICT_NATIVE_MINOR ? "code of a lower minor version" : "PTX, compiled at first start";
+    const char *how = file->verdict == KRAIT_VERDICT_NATIVE         ? "native"
+                      : file->verdict == KRAIT_VERDICT_NATIVE_MINOR ? "code of a lower minor version"
+                                                                    : "PTX, compiled at first start";
     wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
-         kr_arena_print(d->arena, "%s  %d container%s run%s on %s: %s (%s)", doc_shown_name(file), file->n_judged, file->n_judged > 1 ? "s" : "", file->n_judged > 1 ? "" : "s",
-                        print_devices(d), how, doc_print_set(d, file)), 0);
+         kr_arena_print(d->arena, "%s  %d container%s run%s on %s: %s (%s)", doc_shown_name(file), file->n_judged,
+                        file->n_judged > 1 ? "s" : "", file->n_judged > 1 ? "" : "s", print_devices(d), how,
+                        doc_print_set(d, file)),
+         0);
   }
   for (size_t i = 0; i < d->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->notes, i), 0);
 }
@@ -145,17 +163,26 @@ static void print_inventory(printer *p) {
   for (size_t i = 0; i < d->files.n && !doc_main_cc(d); i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!file->has_fatbin) continue;
-    const char *by = file->toolkit ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, file->toolkit)) : "";
-    wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "%s  %zu container%s: %s%s", doc_shown_name(file), file->containers.n, file->containers.n > 1 ? "s" : "", doc_print_set(d, file), by), 0);
+    const char *by = file->toolkit
+                         ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, file->toolkit))
+                         : "";
+    wrap(p, "[ ] ", 4,
+         kr_arena_print(d->arena, "%s  %zu container%s: %s%s", doc_shown_name(file), file->containers.n,
+                        file->containers.n > 1 ? "s" : "", doc_print_set(d, file), by),
+         0);
   }
 }
 
 /* ---- findings ---- */
-static const char *confidence_word(char c) { return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess"; }
+static const char *confidence_word(char c) {
+  return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess";
+}
 
 /* A line that a shell takes as it stands: a program of these, or variables in capitals before one. */
 int doc_is_command(const char *fix) {
-  static const char *const starts[] = {"pip ", "sudo ", "apt ", "export ", "unset ", "rm ", "conda ", "docker ", "krait ", "patchelf ", "git ", "winget ", "wsl ", "free ", "sed ", "cd "};
+  static const char *const starts[] = {"pip ",    "sudo ",  "apt ",      "export ", "unset ",   "rm ",       "conda ",
+                                       "docker ", "krait ", "patchelf ", "git ",    "winget ",  "wsl ",      "free ",
+                                       "sed ",    "cd ",    "echo ",     "grep ",   "python3 ", "nvidia-smi"};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
@@ -168,10 +195,12 @@ static void print_finding(printer *p, const doc_finding *f) {
   const char *about = *f->file ? f->file : *f->package ? f->package : f->rule->name;
   const char *version = *f->package && *f->version ? kr_arena_print(d->arena, " (%s %s)", f->package, f->version) : "";
   if (*f->file && *f->package) about = kr_arena_print(d->arena, "%s%s", f->file, version);
-  wrap(p, kr_arena_print(d->arena, "%s%s%s ", paint(p, colors[f->severity]), marks[f->severity], paint(p, "\033[0m")), 4, about, 0);
+  wrap(p, kr_arena_print(d->arena, "%s%s%s ", paint(p, colors[f->severity]), marks[f->severity], paint(p, "\033[0m")),
+       4, about, 0);
   wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, confidence_word(f->confidence)), 17, f->says, 0);
   for (size_t i = 0; i < f->evidence.n; i++) wrap(p, i ? "" : "    seen", 17, DOC_TEXT(f->evidence, i), 0);
-  for (size_t i = 0; i < f->fixes.n; i++) wrap(p, i ? "" : "    fix", 17, doc_addressed(d, DOC_TEXT(f->fixes, i)), doc_is_command(DOC_TEXT(f->fixes, i)));
+  for (size_t i = 0; i < f->fixes.n; i++)
+    wrap(p, i ? "" : "    fix", 17, doc_addressed(d, DOC_TEXT(f->fixes, i)), doc_is_command(DOC_TEXT(f->fixes, i)));
 }
 
 int doc_is_shown(const doc *d, const doc_finding *f) { return !f->hidden || d->options.all; }
@@ -182,7 +211,8 @@ static int holds_code(const doc *d) {
   return 0;
 }
 
-/* ---- the first screen: what is wrong and since which package, and the command; each on a line of its own, so that it can be copied ---- */
+/* ---- the first screen: what is wrong and since which package, and the command; each on a line of its own, so that it
+ * can be copied ---- */
 static const char *first_command(const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++)
     if (doc_is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
@@ -209,16 +239,29 @@ static void print_first(printer *p) {
   doc *d = p->d;
   const doc_finding *f = main_finding(d);
   if (!f) return;
-  const char *since = names_package(f) ? "" : kr_arena_print(d->arena, "%s%s%s: ", f->package, *f->version ? " " : "", f->version);
-  kr_text_print(&p->out, "%s%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"), doc_printable(d, since), doc_printable(d, f->says), paint(p, "\033[0m"), doc_printable(d, doc_addressed(d, first_command(f))));
+  const char *since =
+      names_package(f) ? "" : kr_arena_print(d->arena, "%s%s%s: ", f->package, *f->version ? " " : "", f->version);
+  kr_text_print(&p->out, "%s%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"),
+                doc_printable(d, since), doc_printable(d, f->says), paint(p, "\033[0m"),
+                doc_printable(d, doc_addressed(d, first_command(f))));
 }
 
 /* Nothing in the text is known: what was looked for, and what would tell more. */
 static void print_unknown_log(printer *p) {
   doc *d = p->d;
-  wrap(p, "[ ] ", 4, kr_arena_print(d->arena, "The log's text names nothing that this program knows: it was searched for %zu kinds of failure of drivers, libraries, wheels, builds and GPU code.", d->tables->rules.n), 0);
-  if (d->log.is_crash && d->log.last_exception) wrap(p, "    ", 4, kr_arena_print(d->arena, "Its last error: %.200s", d->log.last_exception), 0);
-  if (d->log.is_crash) wrap(p, "    ", 4, "To find out more, give the whole text from the command on, the output of python3 -m torch.utils.collect_env behind it, and the environment's folder.", 0);
+  wrap(p, "[ ] ", 4,
+       kr_arena_print(d->arena,
+                      "The log's text names nothing that this program knows: it was searched for %zu kinds of failure "
+                      "of drivers, libraries, wheels, builds and GPU code.",
+                      d->tables->rules.n),
+       0);
+  if (d->log.is_crash && d->log.last_exception)
+    wrap(p, "    ", 4, kr_arena_print(d->arena, "Its last error: %.200s", d->log.last_exception), 0);
+  if (d->log.is_crash)
+    wrap(p, "    ", 4,
+         "To find out more, give the whole text from the command on, the output of python3 -m torch.utils.collect_env "
+         "behind it, and the environment's folder.",
+         0);
 }
 
 const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
@@ -239,20 +282,44 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     print_finding(&p, f);
   }
   if (d->n_unreached && !d->options.all)
-    wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.", d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"), 0);
+    wrap(&p, "[ ] ", 4,
+         kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.",
+                        d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"),
+         0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
-  if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere && !d->unreadable.n) wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
-  if (d->n_pins && !d->findings.n && !d->notes.n) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.", d->n_pins), 0);
-  for (size_t i = 0; i < d->unjudged.n; i++) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.", DOC_TEXT(d->unjudged, i)), 0);
-  if (d->is_nowhere) wrap(&p, "[ ] ", 4, "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
+  if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere &&
+      !d->unreadable.n)
+    wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
+  if (d->n_pins && !d->findings.n && !d->notes.n)
+    wrap(&p, "[ ] ", 4,
+         kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.",
+                        d->n_pins),
+         0);
+  for (size_t i = 0; i < d->unjudged.n; i++)
+    wrap(&p, "[ ] ", 4,
+         kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.", DOC_TEXT(d->unjudged, i)),
+         0);
+  if (d->is_nowhere)
+    wrap(&p, "[ ] ", 4,
+         "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
   if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)
-    wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Looked at: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu libraries of the environment above. To ask about another GPU: krait doctor --gpu \"RTX 5090\".",
-                                       d->packages.n, d->files.n), 0);
-  if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0]) wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
-  if (!doc_main_cc(d) && d->n_pins) wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
-  if (!doc_main_cc(d) && holds_code(d)) wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
-  kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
+    wrap(
+        &p, "[ ] ", 4,
+        kr_arena_print(d->arena,
+                       "Looked at: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu "
+                       "libraries of the environment above. To ask about another GPU: krait doctor --gpu \"RTX 5090\".",
+                       d->packages.n, d->files.n),
+        0);
+  if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0])
+    wrap(&p, "[ ] ", 4,
+         kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
+  if (!doc_main_cc(d) && d->n_pins)
+    wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
+  if (!doc_main_cc(d) && holds_code(d))
+    wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
+  kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s",
+                krait_report_exit(d, strict));
   if (first) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");
   return p.out.at;
@@ -286,20 +353,32 @@ const char *krait_report_issue(krait_report *d) {
   static const char *const severities[] = {"error", "warning", "note"};
   printer p = {.d = d, .out = kr_text_begin(d->arena)};
   kr_text_print(&p.out, "krait doctor %s, tables of %s\n\n", krait_version(), krait_tables_date(d->tables));
-  for (size_t i = 0; i < d->gpus.n; i++) kr_text_print(&p.out, "- GPU: %s%s\n", doc_printable(d, KR_AT(d->gpus, doc_gpu, i)->name), KR_AT(d->gpus, doc_gpu, i)->cc ? kr_arena_print(d->arena, " (%s)", kr_print_cc(d->arena, KR_AT(d->gpus, doc_gpu, i)->cc)) : "");
+  for (size_t i = 0; i < d->gpus.n; i++)
+    kr_text_print(&p.out, "- GPU: %s%s\n", doc_printable(d, KR_AT(d->gpus, doc_gpu, i)->name),
+                  KR_AT(d->gpus, doc_gpu, i)->cc
+                      ? kr_arena_print(d->arena, " (%s)", kr_print_cc(d->arena, KR_AT(d->gpus, doc_gpu, i)->cc))
+                      : "");
   if (*d->driver) kr_text_print(&p.out, "- driver: %s\n", doc_printable(d, d->driver));
-  if (*d->torch) kr_text_print(&p.out, "- torch: %s%s%s\n", doc_printable(d, d->torch), *d->torch_cuda ? ", CUDA " : "", doc_printable(d, d->torch_cuda));
-  if (d->python) kr_text_print(&p.out, "- Python %d.%d, glibc %d.%d\n", d->python / 100, d->python % 100, d->glibc / 100, d->glibc % 100);
+  if (*d->torch)
+    kr_text_print(&p.out, "- torch: %s%s%s\n", doc_printable(d, d->torch), *d->torch_cuda ? ", CUDA " : "",
+                  doc_printable(d, d->torch_cuda));
+  if (d->python)
+    kr_text_print(&p.out, "- Python %d.%d, glibc %d.%d\n", d->python / 100, d->python % 100, d->glibc / 100,
+                  d->glibc % 100);
   for (size_t i = 0; i < d->packages.n; i++) {
     const doc_package *package = KR_AT(d->packages, doc_package, i);
-    if (strcmp(package->name, "torch") == 0 || doc_package_row(d, package->name) || strncmp(package->name, "nvidia-", 7) == 0) kr_text_print(&p.out, "- %s %s\n", doc_printable(d, package->name), doc_printable(d, package->version));
+    if (strcmp(package->name, "torch") == 0 || doc_package_row(d, package->name) ||
+        strncmp(package->name, "nvidia-", 7) == 0)
+      kr_text_print(&p.out, "- %s %s\n", doc_printable(d, package->name), doc_printable(d, package->version));
   }
   kr_text_print(&p.out, "\n");
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
     if (!doc_is_shown(d, f)) continue;
-    kr_text_print(&p.out, "%s %s: %s\n", severities[f->severity], f->rule->id, doc_printable(d, shorten_path(d, f->says)));
-    for (size_t k = 0; k < f->evidence.n; k++) kr_text_print(&p.out, "    %s\n", doc_printable(d, shorten_path(d, DOC_TEXT(f->evidence, k))));
+    kr_text_print(&p.out, "%s %s: %s\n", severities[f->severity], f->rule->id,
+                  doc_printable(d, shorten_path(d, f->says)));
+    for (size_t k = 0; k < f->evidence.n; k++)
+      kr_text_print(&p.out, "    %s\n", doc_printable(d, shorten_path(d, DOC_TEXT(f->evidence, k))));
     if (f->fixes.n) kr_text_print(&p.out, "    fix: %s\n", doc_printable(d, shorten_path(d, first_command(f))));
   }
   if (!d->findings.n) kr_text_print(&p.out, "nothing wrong was found\n");

@@ -27,9 +27,14 @@ static int read_value(marker *m, char out[MAX_WORD]) {
   out[kept] = '\0';
   m->p += n + (quote && m->p[n] == quote);
   if (quote) return 1;
-  const char *value = strcmp(out, "platform_system") == 0 ? "Linux" : strcmp(out, "sys_platform") == 0 ? "linux" : strcmp(out, "os_name") == 0 ? "posix" : strcmp(out, "extra") == 0 ? "" :
-                      strcmp(out, "implementation_name") == 0 ? "cpython" : strcmp(out, "platform_python_implementation") == 0 ? "CPython" :
-                      strcmp(out, "platform_machine") == 0 ? m->d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64" : NULL;
+  const char *value = strcmp(out, "platform_system") == 0                  ? "Linux"
+                      : strcmp(out, "sys_platform") == 0                   ? "linux"
+                      : strcmp(out, "os_name") == 0                        ? "posix"
+                      : strcmp(out, "extra") == 0                          ? ""
+                      : strcmp(out, "implementation_name") == 0            ? "cpython"
+                      : strcmp(out, "platform_python_implementation") == 0 ? "CPython"
+                      : strcmp(out, "platform_machine") == 0 ? m->d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"
+                                                             : NULL;
   if (strcmp(out, "python_version") == 0 || strcmp(out, "python_full_version") == 0) {
     int python = m->d->python ? m->d->python : 311;
     memcpy(out, "3.", 2);
@@ -112,7 +117,8 @@ int doc_read_requirement(doc *d, const char *line, doc_requirement *out) {
 /* ---- versions ---- */
 static int count_parts(const char *version) {
   int n = 1;
-  for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++) n += *p == '.' && isdigit((unsigned char)p[1]);
+  for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++)
+    n += *p == '.' && isdigit((unsigned char)p[1]);
   return n;
 }
 
@@ -127,7 +133,8 @@ static int begins_alike(const char *version, const char *prefix, int parts) {
 
 static int fits_one(const char *op, const char *bound, const char *version) {
   int order = kr_compare_versions(version, bound), is_prefix = strstr(bound, ".*") != NULL;
-  if (strcmp(op, "==") == 0 || strcmp(op, "===") == 0) return is_prefix ? begins_alike(version, bound, count_parts(bound)) : order == 0;
+  if (strcmp(op, "==") == 0 || strcmp(op, "===") == 0)
+    return is_prefix ? begins_alike(version, bound, count_parts(bound)) : order == 0;
   if (strcmp(op, "!=") == 0) return is_prefix ? !begins_alike(version, bound, count_parts(bound)) : order != 0;
   if (strcmp(op, "~=") == 0) return order >= 0 && begins_alike(version, bound, count_parts(bound) - 1);
   if (strcmp(op, ">=") == 0) return order >= 0;
@@ -167,18 +174,34 @@ typedef struct missing { /* of one package */
   int n;
 } missing;
 
-static void report(doc *d, const doc_package *p, const doc_requirement *r, const char *have, int severity, const char *fix) {
-  const char *keys[] = {"req", kr_arena_print(d->arena, "%s%s%s", r->name, *r->spec && isalnum((unsigned char)*r->spec) ? " " : "", r->spec), "have", have, "v", p->version, "pair", fix, NULL};
-  const doc_file about = {.path = *p->dist_info ? p->dist_info : p->site, .name = p->name, .package = p->name, .package_version = p->version};
+static void report(doc *d, const doc_package *p, const doc_requirement *r, const char *have, int severity,
+                   const char *fix) {
+  const char *keys[] = {
+      "req",
+      kr_arena_print(d->arena, "%s%s%s", r->name, *r->spec && isalnum((unsigned char)*r->spec) ? " " : "", r->spec),
+      "have",
+      have,
+      "v",
+      p->version,
+      "pair",
+      fix,
+      NULL};
+  const doc_file about = {.path = *p->dist_info ? p->dist_info : p->site,
+                          .name = p->name,
+                          .package = p->name,
+                          .package_version = p->version};
   doc_finding *f = doc_report(d, "P01", &about, p->name, keys);
   if (f && severity != KR_ERROR) f->severity = severity;
-  doc_evidence(d, f, "METADATA of %s %s: Requires-Dist: %s%s; here is %s", p->name, p->version, r->name, *r->spec ? kr_arena_print(d->arena, " %s", r->spec) : "", *have ? have : "none");
+  doc_evidence(d, f, "METADATA of %s %s: Requires-Dist: %s%s; here is %s", p->name, p->version, r->name,
+               *r->spec ? kr_arena_print(d->arena, " %s", r->spec) : "", *have ? have : "none");
 }
 
 static const char *fix_of(doc *d, const doc_package *p, const doc_requirement *r) {
   const char *pair = doc_pair_command(d, p->name, NULL);
   if (*pair) return pair;
-  if (strcmp(r->name, "torch") == 0) return kr_arena_print(d->arena, "pip install --force-reinstall %s==%.*s", p->name, (int)strcspn(p->version, "+"), p->version); /* pip brings the torch that it asks for */
+  if (strcmp(r->name, "torch") == 0)
+    return kr_arena_print(d->arena, "pip install --force-reinstall %s==%.*s", p->name, (int)strcspn(p->version, "+"),
+                          p->version); /* pip brings the torch that it asks for */
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall \"%s%s\"", r->name, r->spec);
 }
 
@@ -186,7 +209,8 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
   doc_requirement r;
   if (!doc_read_requirement(d, line, &r) || !is_of_interest(d, r.name)) return;
   const char *have = version_here(d, r.name);
-  int is_nvidia = strncmp(r.name, "nvidia-", 7) == 0, is_torch = strcmp(r.name, "torch") == 0, in_wheel = !*p->dist_info;
+  int is_nvidia = strncmp(r.name, "nvidia-", 7) == 0, is_torch = strcmp(r.name, "torch") == 0,
+      in_wheel = !*p->dist_info;
   if (!*have && in_wheel) return; /* pip would bring it */
   if (!*have && is_nvidia) {
     kr_text_print(&nvidia->names, "%s%s%s", nvidia->n ? ", " : "", r.name, r.spec);
@@ -203,9 +227,11 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
 static void report_nvidia(doc *d, const doc_package *p, const missing *m) {
   if (!m->n) return;
   const char *what = m->n == 1 ? m->names.at : kr_arena_print(d->arena, "%d NVIDIA packages", m->n);
-  const char *keys[] = {"req", what, "v", p->version, "pair", kr_arena_print(d->arena, "pip install --no-deps%s", m->command.at), NULL};
+  const char *keys[] = {
+      "req", what, "v", p->version, "pair", kr_arena_print(d->arena, "pip install --no-deps%s", m->command.at), NULL};
   const doc_file about = {.path = p->dist_info, .name = p->name, .package = p->name, .package_version = p->version};
-  doc_evidence(d, doc_report(d, "P01", &about, p->name, keys), "METADATA of %s %s asks for %s", p->name, p->version, m->names.at);
+  doc_evidence(d, doc_report(d, "P01", &about, p->name, keys), "METADATA of %s %s asks for %s", p->name, p->version,
+               m->names.at);
 }
 
 /* ---- pairs of the tables ---- */
@@ -217,9 +243,17 @@ static void check_pairs(doc *d) {
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
     const doc_package *p = doc_find_package(d, row->column[0]), *partner = doc_find_package(d, row->column[3]);
-    if (!p || !partner || !in_range(p->version, row->column[1], row->column[2]) || in_range(partner->version, row->column[4], row->column[5])) continue;
-    const char *want = *row->column[5] ? kr_arena_print(d->arena, "%s to %s", row->column[4], row->column[5]) : kr_arena_print(d->arena, "%s or newer", row->column[4]);
-    const char *keys[] = {"v", p->version, "partner", partner->name, "have", partner->version, "want", want, "pair", doc_pair_command(d, p->name, row), NULL};
+    if (!p || !partner || !in_range(p->version, row->column[1], row->column[2]) ||
+        in_range(partner->version, row->column[4], row->column[5]))
+      continue;
+    const char *want = *row->column[5] ? kr_arena_print(d->arena, "%s to %s", row->column[4], row->column[5])
+                                       : kr_arena_print(d->arena, "%s or newer", row->column[4]);
+    const char *keys[] = {"v",       p->version,
+                          "partner", partner->name,
+                          "have",    partner->version,
+                          "want",    want,
+                          "pair",    doc_pair_command(d, p->name, row),
+                          NULL};
     doc_report(d, "P02", NULL, p->name, keys);
   }
 }

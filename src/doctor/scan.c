@@ -47,8 +47,8 @@ static void add_region(krait_scan *s, const char *section, uint64_t offset, uint
   memcpy(r->section, section, n);
 }
 
-/* Read at the first question, for most files have none and sources may be costly to go back in. The linker may leave no addend; then
- * nothing is known. */
+/* Read at the first question, for most files have none and sources may be costly to go back in. The linker may leave no
+ * addend; then nothing is known. */
 static void read_wrappers(krait_scan *s) {
   const uint64_t at = s->wrappers, n = s->n_wrappers < MAX_WRAPPERS ? s->n_wrappers : MAX_WRAPPERS;
   s->n_wrappers = 0;
@@ -56,7 +56,9 @@ static void read_wrappers(krait_scan *s) {
   s->linked = kr_alloc_array((size_t)n, sizeof *s->linked);
   for (uint64_t i = 0; s->linked && i < n; i++) {
     uint8_t w[24];
-    if (kr_elf_read(&s->elf, at + i * 24, w, sizeof w) < 0 || kr_le32(w) != KR_FATBIN_WRAPPER_MAGIC || kr_le64(w + 8) == 0) return;
+    if (kr_elf_read(&s->elf, at + i * 24, w, sizeof w) < 0 || kr_le32(w) != KR_FATBIN_WRAPPER_MAGIC ||
+        kr_le64(w + 8) == 0)
+      return;
     if (kr_le32(w + 4) == 2 && kr_elf_offset_of(&s->elf, kr_le64(w + 8), &s->linked[s->n_linked]) == 1) s->n_linked++;
   }
   s->knows_linked = s->linked != NULL;
@@ -71,10 +73,14 @@ static int32_t add_elf_regions(krait_scan *s, kr_elf *elf) {
     KR_TRY(kr_elf_section(elf, i, &section));
     if (section.type == KR_SHT_NOBITS || kr_elf_section_name(elf, &section, name, sizeof name) < 0) continue;
     if (strcmp(name, ".text") == 0 || strcmp(name, ".dynsym") == 0 || strcmp(name, ".symtab") == 0) named = 1;
-    if (strcmp(name, ".nv_fatbin") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 0);
-    if (strcmp(name, "__nv_relfatbin") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 1);
-    if (strcmp(name, ".nvFatBinSegment") == 0 && elf == &s->elf) s->wrappers = section.offset, s->n_wrappers = section.size / 24;
-    if (s->deep && strcmp(name, ".cask_resource") == 0) add_region(s, name, elf->base + section.offset, section.size, FIND_SEARCH, 0); /* cuBLAS */
+    if (strcmp(name, ".nv_fatbin") == 0)
+      add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 0);
+    if (strcmp(name, "__nv_relfatbin") == 0)
+      add_region(s, name, elf->base + section.offset, section.size, FIND_BACK_TO_BACK, 1);
+    if (strcmp(name, ".nvFatBinSegment") == 0 && elf == &s->elf)
+      s->wrappers = section.offset, s->n_wrappers = section.size / 24;
+    if (s->deep && strcmp(name, ".cask_resource") == 0)
+      add_region(s, name, elf->base + section.offset, section.size, FIND_SEARCH, 0); /* cuBLAS */
     if (s->deep && (strcmp(name, ".rodata") == 0 || strcmp(name, ".data") == 0))
       add_region(s, name, elf->base + section.offset, section.size, FIND_CUBIN, 0);
   }
@@ -225,7 +231,8 @@ int kr_scan_set_forward(krait_scan *s) {
 /* The source has just passed a part of the file: what lies at its end may be asked for later, when it is gone. */
 static void touch_end(krait_scan *s, const kr_scan_region *r) {
   uint8_t bytes[64];
-  for (uint64_t back = sizeof bytes; back <= 8192 && back <= r->end - r->offset; back *= 2) kr_source_read(s->source, r->end - back, bytes, sizeof bytes);
+  for (uint64_t back = sizeof bytes; back <= 8192 && back <= r->end - r->offset; back *= 2)
+    kr_source_read(s->source, r->end - back, bytes, sizeof bytes);
 }
 
 int32_t kr_scan_begin_sections(krait_scan *s) {
@@ -285,7 +292,8 @@ static int32_t next_in_region(krait_scan *s, const kr_scan_region *r, kr_fatbin 
   uint64_t from = s->have_fatbin ? s->fatbin.offset + s->fatbin.size : r->offset;
   if (r->find == FIND_CUBIN) return find_bare_cubin(s, from, r, found);
   if (r->find == FIND_SEARCH) {
-    if (s->have_fatbin && kr_fatbin_next(s->source, r->offset, r->end, &s->fatbin, found) == 1) return 1; /* usual, and cheaper than a search */
+    if (s->have_fatbin && kr_fatbin_next(s->source, r->offset, r->end, &s->fatbin, found) == 1)
+      return 1; /* usual, and cheaper than a search */
     int32_t status = kr_fatbin_search(s->source, from, r->end, found);
     if (status == 0 && s->is_forward) touch_end(s, r);
     return status;
@@ -362,7 +370,8 @@ static void describe_ptx(krait_scan *s, krait_image *image) {
   size_t n = 0;
   kr_ptx ptx;
   image->damaged = 1;
-  if (head && kr_entry_unpack(s->source, &s->entry, head, HEAD_BYTES, &n) == KRAIT_OK && kr_ptx_read((const char *)head, n, &ptx) == KRAIT_OK) {
+  if (head && kr_entry_unpack(s->source, &s->entry, head, HEAD_BYTES, &n) == KRAIT_OK &&
+      kr_ptx_read((const char *)head, n, &ptx) == KRAIT_OK) {
     image->damaged = 0;
     image->ptx = ptx.version;
     image->sm = ptx.sm;
@@ -387,7 +396,8 @@ static void describe_cubin(krait_scan *s, krait_image *image) {
   kr_cubin cubin;
   image->damaged = 1;
   if (image->compression == KRAIT_COMPRESSION_NONE) {
-    if (kr_elf_open(&elf, s->source, s->entry.payload, s->entry.payload_bytes) < 0 || kr_cubin_read(&elf, &cubin) < 0) return;
+    if (kr_elf_open(&elf, s->source, s->entry.payload, s->entry.payload_bytes) < 0 || kr_cubin_read(&elf, &cubin) < 0)
+      return;
   } else {
     if (kr_entry_unpack(s->source, &s->entry, head, sizeof head, &n) < 0) return;
     kr_source memory = kr_source_memory(head, n, s->source->name);
@@ -402,7 +412,9 @@ static void describe_cubin(krait_scan *s, krait_image *image) {
 /* A file, or a place in a section, that is one image without container or entry. */
 static int32_t bare_image(krait_scan *s) {
   if (s->n_entries++) return 0;
-  s->entry = (kr_entry){.kind = s->kind == KRAIT_FILE_PTX ? KR_ENTRY_PTX : KR_ENTRY_CUBIN, .offset = s->fatbin.offset, .payload = s->fatbin.offset,
+  s->entry = (kr_entry){.kind = s->kind == KRAIT_FILE_PTX ? KR_ENTRY_PTX : KR_ENTRY_CUBIN,
+                        .offset = s->fatbin.offset,
+                        .payload = s->fatbin.offset,
                         .payload_bytes = s->fatbin.size};
   return 1;
 }
@@ -412,16 +424,25 @@ int32_t krait_scan_next_image(krait_scan *s, krait_image *image) {
   KR_CHECK(image->size >= sizeof *image, KRAIT_ERR_STRUCT_SIZE, "image: size is not set");
   s->have_entry = s->kernels_open = 0;
   if (!s->have_fatbin) return 0;
-  KR_CHECK(s->n_entries < KR_FATBIN_MAX_ENTRIES, KRAIT_ERR_FILE_FORMAT, "%s: a container with more than %d entries", s->source->name, KR_FATBIN_MAX_ENTRIES);
+  KR_CHECK(s->n_entries < KR_FATBIN_MAX_ENTRIES, KRAIT_ERR_FILE_FORMAT, "%s: a container with more than %d entries",
+           s->source->name, KR_FATBIN_MAX_ENTRIES);
   int32_t status = s->is_bare ? bare_image(s) : kr_entry_next(s->source, &s->fatbin, &s->entry_at, &s->entry);
   if (status < 0) s->n_entries = KR_FATBIN_MAX_ENTRIES;
   if (status <= 0) return status;
   if (!s->is_bare) s->n_entries++;
   s->have_entry = 1;
   const kr_entry *e = &s->entry;
-  *image = (krait_image){.size = sizeof *image, .raw_kind = e->kind, .sm = (int32_t)(e->sm & 0xffff), .label_sm = (int32_t)(e->sm & 0xffff),
-                         .suffix = kr_entry_suffix(e), .compression = kr_entry_pack(e), .flags = e->flags, .offset = e->offset,
-                         .payload = e->payload, .payload_bytes = e->payload_bytes, .unpacked_bytes = kr_entry_bytes(e)};
+  *image = (krait_image){.size = sizeof *image,
+                         .raw_kind = e->kind,
+                         .sm = (int32_t)(e->sm & 0xffff),
+                         .label_sm = (int32_t)(e->sm & 0xffff),
+                         .suffix = kr_entry_suffix(e),
+                         .compression = kr_entry_pack(e),
+                         .flags = e->flags,
+                         .offset = e->offset,
+                         .payload = e->payload,
+                         .payload_bytes = e->payload_bytes,
+                         .unpacked_bytes = kr_entry_bytes(e)};
   if (e->kind == KR_ENTRY_PTX || e->kind == KR_ENTRY_CUBIN || e->kind == KR_ENTRY_LTO) image->kind = e->kind;
   if (image->kind == KRAIT_IMAGE_PTX) describe_ptx(s, image);
   if (image->kind == KRAIT_IMAGE_CUBIN) describe_cubin(s, image);
@@ -432,7 +453,8 @@ int32_t krait_scan_next_image(krait_scan *s, krait_image *image) {
 /* ---- kernels ---- */
 static int32_t unpack_all(krait_scan *s) {
   uint64_t bytes = kr_entry_bytes(&s->entry);
-  KR_CHECK(bytes <= MAX_UNPACK_BYTES, KRAIT_ERR_UNSUPPORTED, "%s: an image of %llu bytes is too large to look into", s->source->name, (unsigned long long)bytes);
+  KR_CHECK(bytes <= MAX_UNPACK_BYTES, KRAIT_ERR_UNSUPPORTED, "%s: an image of %llu bytes is too large to look into",
+           s->source->name, (unsigned long long)bytes);
   if (s->unpacked_bytes < bytes) {
     kr_free(s->unpacked);
     s->unpacked = kr_alloc((size_t)bytes);
@@ -450,7 +472,8 @@ static int32_t open_kernels(krait_scan *s) {
   s->cubin = (kr_cubin){0};
   if (kr_entry_pack(&s->entry) != KR_PACK_NONE || s->entry.kind == KR_ENTRY_PTX) {
     KR_TRY(unpack_all(s));
-    if (s->entry.kind == KR_ENTRY_CUBIN) KR_TRY(kr_elf_open(&s->cubin_elf, &s->unpacked_source, 0, s->unpacked_source.size));
+    if (s->entry.kind == KR_ENTRY_CUBIN)
+      KR_TRY(kr_elf_open(&s->cubin_elf, &s->unpacked_source, 0, s->unpacked_source.size));
   } else {
     KR_TRY(kr_elf_open(&s->cubin_elf, s->source, s->entry.payload, s->entry.payload_bytes));
   }
@@ -464,7 +487,8 @@ int32_t krait_scan_next_kernel(krait_scan *s, char *name, size_t cap) {
   if (!s->have_entry || (s->entry.kind != KR_ENTRY_CUBIN && s->entry.kind != KR_ENTRY_PTX)) return 0;
   if (!s->kernels_open) KR_TRY(open_kernels(s));
   s->kernel_bytes = 0;
-  if (s->entry.kind == KR_ENTRY_CUBIN) return kr_cubin_kernel_sized(&s->cubin_elf, &s->cubin, &s->next_kernel, name, cap, &s->kernel_bytes);
+  if (s->entry.kind == KR_ENTRY_CUBIN)
+    return kr_cubin_kernel_sized(&s->cubin_elf, &s->cubin, &s->next_kernel, name, cap, &s->kernel_bytes);
   return kr_ptx_kernel((const char *)s->unpacked_source.memory, (size_t)s->unpacked_source.size, &s->ptx_at, name, cap);
 }
 

@@ -10,9 +10,9 @@
 /* The source must outlive the scan. */
 int32_t kr_scan_open_source(kr_source *source, krait_scan **scan);
 void kr_scan_set_deep(krait_scan *scan); /* before the first container: also search for cubins in other sections */
-/* For sources that are costly to go back in, before the first container: looks for containers wherever the loader maps the file, in one
- * direction. The section table lies at the end and must then say what they are: kr_scan_begin_sections and kr_scan_region. 1, or 0 when
- * the file cannot be walked so. */
+/* For sources that are costly to go back in, before the first container: looks for containers wherever the loader maps
+ * the file, in one direction. The section table lies at the end and must then say what they are: kr_scan_begin_sections
+ * and kr_scan_region. 1, or 0 when the file cannot be walked so. */
 int kr_scan_set_forward(krait_scan *scan);
 /* Begins again with the first container, now section by section. */
 int32_t kr_scan_begin_sections(krait_scan *scan);

@@ -15,7 +15,13 @@
 #include "status.h"
 #include "zip_file.h"
 
-enum { MAX_META_BYTES = 8 << 20, MAX_RECORD_BYTES = 64 << 20, MAX_DEPTH = 12, MAX_FILES = 20000, HASH_LIMIT_BYTES = 4 << 20 };
+enum {
+  MAX_META_BYTES = 8 << 20,
+  MAX_RECORD_BYTES = 64 << 20,
+  MAX_DEPTH = 12,
+  MAX_FILES = 20000,
+  HASH_LIMIT_BYTES = 4 << 20
+};
 
 const char *doc_normalise(doc *d, const char *name, size_t n) {
   char *out = kr_arena_copy(d->arena, name, n);
@@ -36,14 +42,18 @@ const doc_package *doc_find_package(const doc *d, const char *name) {
   return first && *first ? KR_AT(d->packages, doc_package, *first - 1) : NULL;
 }
 
-const doc_package *doc_twin_package(const doc *d, const doc_package *p) { return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL; }
+const doc_package *doc_twin_package(const doc *d, const doc_package *p) {
+  return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL;
+}
 
 /* The first of a name, and from each the next of the same name. */
 void doc_index_package(doc *d, size_t i) {
   doc_package *p = KR_AT(d->packages, doc_package, i);
   size_t *first = kr_names_put(d->arena, &d->package_names, p->name);
   if (!*first) *first = i + 1;
-  else p->next = KR_AT(d->packages, doc_package, *first - 1)->next, KR_AT(d->packages, doc_package, *first - 1)->next = i + 1;
+  else
+    p->next = KR_AT(d->packages, doc_package, *first - 1)->next,
+    KR_AT(d->packages, doc_package, *first - 1)->next = i + 1;
 }
 
 const char *doc_header(doc *d, const char *text, const char *key) {
@@ -109,7 +119,8 @@ static void check_record(doc *d, const doc_file *file, const doc_package *p, con
   uint64_t bytes = strtoull(size, NULL, 10);
   if (file->bytes == 0 || p->by_distribution) return; /* reported already; distributions strip files and keep RECORD */
   if (*size && bytes != file->bytes)
-    report_record(d, file, kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
+    report_record(d, file,
+                  kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
   else if (strncmp(hash, "sha256=", 7) == 0 && hash[7] && *file->sha256 && !same_hash(hash + 7, file->sha256))
     report_record(d, file, "its content differs from the hash in RECORD");
 }
@@ -175,7 +186,9 @@ static void read_record(doc *d, const doc_package *p) {
     own_folder(d, p, field[0]);
     if (doc_is_library_name(field[0]) && field[0][0] != '/') {
       const char *path = kr_arena_print(d->arena, "%s/%s", p->site, field[0]);
-      if (access(path, F_OK) != 0) report_record(d, &(doc_file){.path = path, .name = path, .package = p->name, .package_version = p->version}, "RECORD names it, and it is not there");
+      if (access(path, F_OK) != 0)
+        report_record(d, &(doc_file){.path = path, .name = path, .package = p->name, .package_version = p->version},
+                      "RECORD names it, and it is not there");
       doc_file *file = access(path, F_OK) == 0 ? inspect_once(d, path, p) : NULL;
       if (file) check_record(d, file, p, field[1], field[2]);
     }
@@ -187,13 +200,18 @@ static void read_record(doc *d, const doc_package *p) {
 doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
   doc_package *p = kr_list_push(d->arena, &d->packages);
   const char *name = doc_header(d, metadata, "Name");
-  *p = (doc_package){.name = doc_normalise(d, name, strlen(name)), .version = doc_header(d, metadata, "Version"), .dist_info = "", .site = "",
-                     .tags = KR_LIST(const char *), .requires = KR_LIST(const char *)};
+  *p = (doc_package){.name = doc_normalise(d, name, strlen(name)),
+                     .version = doc_header(d, metadata, "Version"),
+                     .dist_info = "",
+                     .site = "",
+                     .tags = KR_LIST(const char *),
+                     .requires = KR_LIST(const char *)};
   add_headers(d, metadata, "Requires-Dist", &p->requires);
   add_headers(d, wheel, "Tag", &p->tags);
   int local_tag = 0;
   for (size_t i = 0; i < p->tags.n; i++) local_tag |= strstr(DOC_TEXT(p->tags, i), "-linux_") != NULL;
-  p->built_here = (*direct_url && !strstr(direct_url, ".whl\"")) || (local_tag && !strchr(p->version, '+') && !*direct_url);
+  p->built_here =
+      (*direct_url && !strstr(direct_url, ".whl\"")) || (local_tag && !strchr(p->version, '+') && !*direct_url);
   return p;
 }
 
@@ -204,11 +222,13 @@ static const char *read_or_empty(doc *d, const char *folder, const char *name) {
 
 static void read_dist_info(doc *d, const char *site, const char *folder) {
   const char *path = kr_arena_print(d->arena, "%s/%s", site, folder);
-  doc_package *p = doc_add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"), read_or_empty(d, path, "direct_url.json"));
+  doc_package *p = doc_add_package(d, read_or_empty(d, path, "METADATA"), read_or_empty(d, path, "WHEEL"),
+                                   read_or_empty(d, path, "direct_url.json"));
   p->dist_info = path;
   p->site = site;
   const char *installer = read_or_empty(d, path, "INSTALLER");
-  p->by_distribution = strstr(path, "/usr/lib/python3") != NULL || strncmp(installer, "debian", 6) == 0 || strncmp(installer, "rpm", 3) == 0;
+  p->by_distribution = strstr(path, "/usr/lib/python3") != NULL || strncmp(installer, "debian", 6) == 0 ||
+                       strncmp(installer, "rpm", 3) == 0;
   if (!*p->name) { /* METADATA is missing: the folder's name is NAME-VERSION.dist-info */
     size_t n = strcspn(folder, "-");
     p->name = doc_normalise(d, folder, n);
@@ -250,7 +270,8 @@ static int has_prefix_in(const char *folder, const char *prefix) {
   DIR *dir = opendir(folder);
   int found = 0;
   if (!dir) return 0;
-  for (struct dirent *entry; !found && (entry = readdir(dir));) found = strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+  for (struct dirent *entry; !found && (entry = readdir(dir));)
+    found = strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
   closedir(dir);
   return found;
 }
@@ -308,9 +329,11 @@ void doc_read_site(doc *d, const char *site) {
   size_t first = d->packages.n;
   for (struct dirent *entry; (entry = readdir(dir));) {
     size_t n = strlen(entry->d_name);
-    if (n > 10 && strcmp(entry->d_name + n - 10, ".dist-info") == 0 && *entry->d_name != '~') read_dist_info(d, site, kr_arena_print(d->arena, "%s", entry->d_name));
+    if (n > 10 && strcmp(entry->d_name + n - 10, ".dist-info") == 0 && *entry->d_name != '~')
+      read_dist_info(d, site, kr_arena_print(d->arena, "%s", entry->d_name));
     if (*entry->d_name == '~') doc_add_text(d, &d->left_overs, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
-    if (n > 4 && strcmp(entry->d_name + n - 4, ".pth") == 0) doc_add_text(d, &d->path_files, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
+    if (n > 4 && strcmp(entry->d_name + n - 4, ".pth") == 0)
+      doc_add_text(d, &d->path_files, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
   }
   closedir(dir);
   if (!d->python) d->python = python_of_path(site), d->python_source = "the folder's name";
@@ -354,12 +377,15 @@ static int read_prefix(doc *d, const char *prefix);
 
 /* What a virtual environment takes from the interpreter below it: its version, and its packages if it says so. */
 static void read_base(doc *d, const char *prefix) {
-  const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/pyvenv.cfg", prefix), 65536), *home = setting(d, text, "home"), *slash = strrchr(home, '/');
+  const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/pyvenv.cfg", prefix), 65536),
+             *home = setting(d, text, "home"), *slash = strrchr(home, '/');
   const char *version = setting(d, text, "version");
   if (!*version) version = setting(d, text, "version_info");
-  if (strncmp(version, "3.", 2) == 0 && atoi(version + 2) > 0 && !d->has_pyvenv) d->python = 300 + atoi(version + 2), d->python_source = "pyvenv.cfg";
+  if (strncmp(version, "3.", 2) == 0 && atoi(version + 2) > 0 && !d->has_pyvenv)
+    d->python = 300 + atoi(version + 2), d->python_source = "pyvenv.cfg";
   if (text && d->has_pyvenv++) return; /* one level: a base is no virtual environment */
-  if (strncasecmp(setting(d, text, "include-system-site-packages"), "true", 4) == 0 && slash) read_prefix(d, doc_path(d, kr_arena_copy(d->arena, home, (size_t)(slash - home))));
+  if (strncasecmp(setting(d, text, "include-system-site-packages"), "true", 4) == 0 && slash)
+    read_prefix(d, doc_path(d, kr_arena_copy(d->arena, home, (size_t)(slash - home))));
 }
 
 /* lib/python3.*'s site-packages of an environment; 1 when there was one. */
@@ -458,19 +484,22 @@ static kr_names index_record(doc *d, const char *record) {
   kr_names lines = {0};
   for (const char *line = record; *line && !kr_arena_failed(d->arena);) {
     size_t length = strcspn(line, "\n"), n = strcspn(line, ",\n");
-    if (doc_is_library_name(kr_arena_copy(d->arena, line, n))) *kr_names_put(d->arena, &lines, kr_arena_copy(d->arena, line, n)) = (size_t)(line - record) + 1;
+    if (doc_is_library_name(kr_arena_copy(d->arena, line, n)))
+      *kr_names_put(d->arena, &lines, kr_arena_copy(d->arena, line, n)) = (size_t)(line - record) + 1;
     line += length + (line[length] == '\n');
   }
   return lines;
 }
 
-static void check_member(doc *d, const char *record, const kr_names *lines, const char *member, const doc_file *file, const doc_package *p) {
+static void check_member(doc *d, const char *record, const kr_names *lines, const char *member, const doc_file *file,
+                         const doc_package *p) {
   const size_t *at = kr_names_find(lines, member);
   const char *field[3];
   if (!at) return;
   const char *line = record + *at - 1;
   size_t length = strcspn(line, "\n");
-  if (split_record(kr_arena_copy(d->arena, line, length - (length && line[length - 1] == '\r')), field)) check_record(d, file, p, field[1], field[2]);
+  if (split_record(kr_arena_copy(d->arena, line, length - (length && line[length - 1] == '\r')), field))
+    check_record(d, file, p, field[1], field[2]);
 }
 
 typedef struct wheel_reader {
@@ -482,7 +511,8 @@ static void read_member(doc *own, kr_source *source, const char *name, void *use
   const wheel_reader *r = user;
   const char *path = kr_arena_print(own->arena, "%s/%s", r->path, name), *slash = strrchr(name, '/');
   if (!doc_is_library_name(name)) {
-    doc_read_compiler(own, source, &(doc_file){.path = path, .name = slash ? slash + 1 : name, .package = r->package.name});
+    doc_read_compiler(own, source,
+                      &(doc_file){.path = path, .name = slash ? slash + 1 : name, .package = r->package.name});
     return;
   }
   own->owner = r->package.name, own->owner_version = r->package.version;
@@ -497,7 +527,8 @@ void doc_read_wheel(doc *d, const char *path) {
     doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
     return;
   }
-  const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")), *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
+  const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")),
+             *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
   const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
   wheel_reader r = {.path = path, .package = *doc_add_package(d, metadata, wheel, "")};
   const size_t first = d->files.n, n = strlen(path) + 1;
@@ -506,5 +537,6 @@ void doc_read_wheel(doc *d, const char *path) {
   const kr_names lines = index_record(d, record);
   doc_each_member(d, path, zip, read_member, &r);
   kr_zip_close(&zip);
-  for (size_t i = first; i < d->files.n; i++) check_member(d, record, &lines, KR_AT(d->files, doc_file, i)->path + n, KR_AT(d->files, doc_file, i), &r.package);
+  for (size_t i = first; i < d->files.n; i++)
+    check_member(d, record, &lines, KR_AT(d->files, doc_file, i)->path + n, KR_AT(d->files, doc_file, i), &r.package);
 }

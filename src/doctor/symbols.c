@@ -24,14 +24,16 @@ static const char *skip_prefix(const char *name) {
 static int is_torch_cxx(const char *name) {
   const char *rest = skip_prefix(name);
   if (!rest) return 0;
-  return strncmp(rest, "3c10", 4) == 0 || strncmp(rest, "2at", 3) == 0 || strncmp(rest, "5torch", 6) == 0 || strncmp(rest, "6caffe2", 7) == 0;
+  return strncmp(rest, "3c10", 4) == 0 || strncmp(rest, "2at", 3) == 0 || strncmp(rest, "5torch", 6) == 0 ||
+         strncmp(rest, "6caffe2", 7) == 0;
 }
 
 static int is_torch_name(const char *name) {
   return is_torch_cxx(name) || strncmp(name, "aoti_torch_", 11) == 0 || strncmp(name, "torch_", 6) == 0;
 }
 
-/* The old std::string is the substitution Ss, other old strings begin with Sb; inside a length-prefixed identifier the two letters mean nothing. */
+/* The old std::string is the substitution Ss, other old strings begin with Sb; inside a length-prefixed identifier the
+ * two letters mean nothing. */
 static int has_old_string(const char *name) {
   for (const char *p = name; *p;) {
     if (*p >= '0' && *p <= '9') {
@@ -64,14 +66,16 @@ void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan) {
   char name[MAX_NAME];
   uint64_t cursor = 0, n = 0;
   if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0) return;
-  while (n++ < DOC_MAX_SYMBOLS && !kr_arena_failed(d->arena) && krait_scan_next_symbol(scan, 0, &cursor, name, sizeof name) == 1) {
+  while (n++ < DOC_MAX_SYMBOLS && !kr_arena_failed(d->arena) &&
+         krait_scan_next_symbol(scan, 0, &cursor, name, sizeof name) == 1) {
     if (strncmp(name, "Py", 2) == 0 || strncmp(name, "_Py", 3) == 0) file->python_symbols = 1;
     if (!is_torch_name(name)) continue;
     if (is_torch_cxx(name)) {
       file->uses_torch_cxx = 1;
       file->abi = join_abi(file->abi, doc_abi_of_name(name));
     }
-    if (file->undefined.n < MAX_KEPT_UNDEFINED) doc_add_text(d, &file->undefined, kr_arena_copy(d->arena, name, strlen(name)));
+    if (file->undefined.n < MAX_KEPT_UNDEFINED)
+      doc_add_text(d, &file->undefined, kr_arena_copy(d->arena, name, strlen(name)));
   }
 }
 
@@ -137,7 +141,8 @@ static void each_torch_export(doc *d, name_fn fn, void *user) {
   DIR *folder = *d->torch_lib ? opendir(d->torch_lib) : NULL;
   if (!folder) return;
   for (struct dirent *entry; (entry = readdir(folder));)
-    if (strncmp(entry->d_name, "libc10", 6) == 0 || strncmp(entry->d_name, "libtorch", 8) == 0 || strncmp(entry->d_name, "libshm", 6) == 0)
+    if (strncmp(entry->d_name, "libc10", 6) == 0 || strncmp(entry->d_name, "libtorch", 8) == 0 ||
+        strncmp(entry->d_name, "libshm", 6) == 0)
       each_export(kr_arena_print(d->arena, "%s/%s", d->torch_lib, entry->d_name), fn, user);
   closedir(folder);
 }
@@ -150,7 +155,8 @@ typedef struct export_user {
 static int add_export(void *user, const char *name) {
   export_user *u = user;
   insert(&u->set, name);
-  if (strncmp(name, "_ZN3c105ErrorC1ENS_14SourceLocation", 35) == 0) u->d->torch_abi = join_abi(u->d->torch_abi, doc_abi_of_name(name));
+  if (strncmp(name, "_ZN3c105ErrorC1ENS_14SourceLocation", 35) == 0)
+    u->d->torch_abi = join_abi(u->d->torch_abi, doc_abi_of_name(name));
   return 1;
 }
 
@@ -177,7 +183,8 @@ void doc_find_missing(doc *d) {
   for (size_t i = 0; i < d->files.n && user.set.n; i++) {
     doc_file *file = KR_AT(d->files, doc_file, i);
     for (size_t k = 0; k < file->undefined.n; k++)
-      if (!contains(&user.set, DOC_TEXT(file->undefined, k))) doc_add_text(d, &file->missing, DOC_TEXT(file->undefined, k));
+      if (!contains(&user.set, DOC_TEXT(file->undefined, k)))
+        doc_add_text(d, &file->missing, DOC_TEXT(file->undefined, k));
     if (file->missing.n) drop_resolved(d, file);
   }
   kr_free(user.set.slots);

@@ -56,14 +56,17 @@ static int stage_of(const char *word) {
 }
 
 static int32_t set_class(kr_rule *rule, char *text) {
-  const char *confidence = take_word(&text), *severity = take_word(&text), *log = take_word(&text), *stage = take_word(&text);
-  KR_CHECK(strchr("CHML", *confidence) && *confidence && strchr("CHML", *log) && *log && stage_of(stage) >= 0, KRAIT_ERR_FILE_FORMAT,
-           "tables: rule %s has a bad class line", rule->id);
+  const char *confidence = take_word(&text), *severity = take_word(&text), *log = take_word(&text),
+             *stage = take_word(&text);
+  KR_CHECK(strchr("CHML", *confidence) && *confidence && strchr("CHML", *log) && *log && stage_of(stage) >= 0,
+           KRAIT_ERR_FILE_FORMAT, "tables: rule %s has a bad class line", rule->id);
   rule->confidence = *confidence;
   rule->log_confidence = *log;
   rule->stage = stage_of(stage);
   rule->is_advice = strcmp(severity, "advice") == 0;
-  rule->severity = strcmp(severity, "error") == 0 ? KR_ERROR : strcmp(severity, "warn") == 0 || rule->is_advice ? KR_WARN : KR_INFO;
+  rule->severity = strcmp(severity, "error") == 0                     ? KR_ERROR
+                   : strcmp(severity, "warn") == 0 || rule->is_advice ? KR_WARN
+                                                                      : KR_INFO;
   return KRAIT_OK;
 }
 
@@ -93,7 +96,13 @@ static int32_t parse(krait_tables *t, char *text) {
       rule = NULL;
       if (strcmp(section, "rule") == 0) {
         rule = kr_list_push(t->arena, &t->rules);
-        *rule = (kr_rule){.confidence = 'L', .log_confidence = 'L', .logs = KR_LIST(const char *), .says = {""}, .explain = "", .source = "", .explains = ""};
+        *rule = (kr_rule){.confidence = 'L',
+                          .log_confidence = 'L',
+                          .logs = KR_LIST(const char *),
+                          .says = {""},
+                          .explain = "",
+                          .source = "",
+                          .explains = ""};
         rule->id = take_word(&rest);
         rule->name = take_word(&rest);
       }
@@ -113,7 +122,8 @@ static int32_t parse(krait_tables *t, char *text) {
 static int32_t load_text(krait_tables *t, const char *path, char **text) {
   kr_source source = kr_source_memory(kr_embed_doctor_tables, kr_embed_doctor_tables_bytes, "tables");
   if (path) KR_TRY(kr_source_open(&source, path));
-  int32_t status = source.size > MAX_TABLES_BYTES ? kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is too large for tables", path) : KRAIT_OK;
+  int32_t status =
+      source.size > MAX_TABLES_BYTES ? kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is too large for tables", path) : KRAIT_OK;
   *text = status == KRAIT_OK ? kr_arena_alloc(t->arena, (size_t)source.size + 1) : NULL;
   if (status == KRAIT_OK && !*text) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tables");
   if (status == KRAIT_OK) status = kr_source_read(&source, 0, *text, (size_t)source.size);
@@ -217,17 +227,26 @@ int kr_parse_driver(const char *text) {
 }
 
 const char *kr_print_cc(kr_arena *arena, int cc) { return kr_arena_print(arena, "%d.%d", cc / 10, cc % 10); }
-const char *kr_print_tenths(kr_arena *arena, int tenths) { return kr_arena_print(arena, "%d.%d", tenths / 10, tenths % 10); }
-const char *kr_print_torch(kr_arena *arena, int torch) { return kr_arena_print(arena, "%d.%d", torch / 100, torch % 100); }
+const char *kr_print_tenths(kr_arena *arena, int tenths) {
+  return kr_arena_print(arena, "%d.%d", tenths / 10, tenths % 10);
+}
+const char *kr_print_torch(kr_arena *arena, int torch) {
+  return kr_arena_print(arena, "%d.%d", torch / 100, torch % 100);
+}
 
 const char *kr_print_driver(kr_arena *arena, int driver) {
   int major = driver / 1000000, minor = driver / 1000 % 1000, patch = driver % 1000;
-  return patch ? kr_arena_print(arena, "%d.%d.%02d", major, minor, patch) : kr_arena_print(arena, "%d.%d", major, minor);
+  return patch ? kr_arena_print(arena, "%d.%d.%02d", major, minor, patch)
+               : kr_arena_print(arena, "%d.%d", major, minor);
 }
 
-/* A version as a sortable row of numbers: eight release parts, then kind (dev < a < b < rc < release < post) and its number. */
+/* A version as a sortable row of numbers: eight release parts, then kind (dev < a < b < rc < release < post) and its
+ * number. */
 static void version_key(const char *v, int key[10]) {
-  static const struct { const char *word; int rank; } kinds[] = {{"dev", -4}, {"a", -3}, {"b", -2}, {"rc", -1}, {"post", 1}};
+  static const struct {
+    const char *word;
+    int rank;
+  } kinds[] = {{"dev", -4}, {"a", -3}, {"b", -2}, {"rc", -1}, {"post", 1}};
   memset(key, 0, 10 * sizeof *key);
   if (!*v) key[0] = -1;
   for (int i = 0; i < 8; i++) {
@@ -273,7 +292,8 @@ int kr_tables_cuda_of_driver(const krait_tables *t, int driver) {
 }
 
 int kr_tables_ptx_of_driver(const krait_tables *t, const krait_target *target) {
-  int cuda = target->driver_cuda ? target->driver_cuda / 1000 * 10 + target->driver_cuda / 10 % 100 : kr_tables_cuda_of_driver(t, target->driver);
+  int cuda = target->driver_cuda ? target->driver_cuda / 1000 * 10 + target->driver_cuda / 10 % 100
+                                 : kr_tables_cuda_of_driver(t, target->driver);
   int ptx = 0, newest = 0;
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));) {
@@ -334,7 +354,8 @@ int kr_tables_pci(const krait_tables *t, int device_id) {
 static int drop_word(char *text, const char *word) {
   size_t n = strlen(word);
   for (char *at = text; *at; at++)
-    if ((at == text || at[-1] == ' ') && strncasecmp(at, word, n) == 0 && (at[n] == ' ' || !at[n] || word[n - 1] == ' ')) {
+    if ((at == text || at[-1] == ' ') && strncasecmp(at, word, n) == 0 &&
+        (at[n] == ' ' || !at[n] || word[n - 1] == ' ')) {
       memmove(at, at + n, strlen(at + n) + 1);
       return 1;
     }
@@ -343,7 +364,10 @@ static int drop_word(char *text, const char *word) {
 
 /* "NVIDIA GeForce RTX 4090 Laptop GPU" becomes "RTX 4090". */
 static void normalise(const char *name, char *out, size_t cap) {
-  static const char *const words[] = {"NVIDIA", "Tesla", "GeForce", "Laptop GPU", "Laptop", "Mobile", "Max-Q", "MaxQ", "Workstation", "Server", "Edition", "Generation", "PCIe", "NVL", "Graphics", "GPU", "SXM2", "SXM3", "SXM4", "SXM5", "SXM"};
+  static const char *const words[] = {"NVIDIA", "Tesla", "GeForce",     "Laptop GPU", "Laptop",  "Mobile",
+                                      "Max-Q",  "MaxQ",  "Workstation", "Server",     "Edition", "Generation",
+                                      "PCIe",   "NVL",   "Graphics",    "GPU",        "SXM2",    "SXM3",
+                                      "SXM4",   "SXM5",  "SXM"};
   size_t n = 0;
   for (const char *p = name; *p && n + 1 < cap; p++) {
     char c = *p == '-' && strncasecmp(p, "-Q", 2) != 0 ? ' ' : *p;
@@ -372,12 +396,19 @@ static size_t squash(const char *name, size_t n, char out[128]) {
 
 enum { NO_MATCH, BEGINS_ROW, BEGINS_NAME, SAME_WITHOUT_SERIES, SAME };
 
-/* How well a name is the row's: the same, the same without RTX or GTX, the row's and more behind it, or its beginning. */
+/* How well a name is the row's: the same, the same without RTX or GTX, the row's and more behind it, or its
+ * beginning. */
 static int match_name(const char *name, size_t n_name, const char *row, size_t n_row) {
   if (n_name == n_row && memcmp(name, row, n_row) == 0) return SAME;
-  if (n_row == n_name + 3 && memcmp(row + 3, name, n_name) == 0 && (memcmp(row, "RTX", 3) == 0 || memcmp(row, "GTX", 3) == 0)) return SAME_WITHOUT_SERIES;
-  if (n_name > n_row && n_row >= 2 && memcmp(name, row, n_row) == 0 && !(isdigit((unsigned char)name[n_row]) && isdigit((unsigned char)row[n_row - 1]))) return BEGINS_NAME;
-  if (n_row > n_name && n_name >= 5 && memcmp(name, row, n_name) == 0 && !(isdigit((unsigned char)row[n_name]) && isdigit((unsigned char)name[n_name - 1]))) return BEGINS_ROW;
+  if (n_row == n_name + 3 && memcmp(row + 3, name, n_name) == 0 &&
+      (memcmp(row, "RTX", 3) == 0 || memcmp(row, "GTX", 3) == 0))
+    return SAME_WITHOUT_SERIES;
+  if (n_name > n_row && n_row >= 2 && memcmp(name, row, n_row) == 0 &&
+      !(isdigit((unsigned char)name[n_row]) && isdigit((unsigned char)row[n_row - 1])))
+    return BEGINS_NAME;
+  if (n_row > n_name && n_name >= 5 && memcmp(name, row, n_name) == 0 &&
+      !(isdigit((unsigned char)row[n_name]) && isdigit((unsigned char)name[n_name - 1])))
+    return BEGINS_ROW;
   return NO_MATCH;
 }
 
@@ -402,7 +433,8 @@ int32_t krait_tables_find_gpu(const krait_tables *t, const char *name) {
       size_t length = strcspn(p, ","), m = squash(p, length, row_text);
       int how = match_name(squashed, n, row_text, m), cc = kr_parse_tenths(row->column[0]);
       is_ambiguous |= how == BEGINS_ROW && best == BEGINS_ROW && cc != best_cc;
-      if (how > best || (how == BEGINS_NAME && best == how && m > best_length)) best = how, best_cc = cc, best_length = m;
+      if (how > best || (how == BEGINS_NAME && best == how && m > best_length))
+        best = how, best_cc = cc, best_length = m;
       p += length;
       p += strspn(p, ", ");
     }
@@ -439,7 +471,8 @@ const char *kr_tables_similar_gpus(const krait_tables *t, kr_arena *arena, const
       for (const char *p = row->column[1]; *p && n_shown < 4; p += strspn(p, ", ")) {
         size_t length = strcspn(p, ",");
         squash(p, length, row_text);
-        int fits = most == 0 ? strstr(row_text, squashed) != NULL : !strstr(row_text, squashed) && distance(squashed, row_text) == most;
+        int fits = most == 0 ? strstr(row_text, squashed) != NULL
+                             : !strstr(row_text, squashed) && distance(squashed, row_text) == most;
         if (fits && n_shown++ < 4) kr_text_print(&out, "%s'%.*s'", out.length ? ", " : "", (int)length, p);
         p += length;
       }

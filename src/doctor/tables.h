@@ -15,7 +15,15 @@ typedef struct kr_row {
 
 enum { KR_ERROR = 0, KR_WARN = 1, KR_INFO = 2 };
 /* Earlier stages are earlier causes. */
-enum { KR_STAGE_FILE, KR_STAGE_DRIVER, KR_STAGE_LIBRARY, KR_STAGE_SYMBOL, KR_STAGE_IMAGE, KR_STAGE_BUILD, KR_STAGE_USE };
+enum {
+  KR_STAGE_FILE,
+  KR_STAGE_DRIVER,
+  KR_STAGE_LIBRARY,
+  KR_STAGE_SYMBOL,
+  KR_STAGE_IMAGE,
+  KR_STAGE_BUILD,
+  KR_STAGE_USE
+};
 
 typedef struct kr_rule {
   const char *id, *name, *explain, *source;
@@ -42,17 +50,20 @@ const kr_rule *kr_tables_rule(const krait_tables *tables, const char *id); /* NU
 const kr_row *kr_tables_next(const krait_tables *tables, const char *section, size_t *at);
 const kr_row *kr_tables_find(const krait_tables *tables, const char *section, const char *first_column);
 
-/* Facts that several rules need. CUDA versions are ten times the number (128), PTX too (87), drivers as krait_target.driver. */
+/* Facts that several rules need. CUDA versions are ten times the number (128), PTX too (87), drivers as
+ * krait_target.driver. */
 int kr_tables_has_word(const char *words, const char *word); /* blank or comma separated */
 int kr_tables_is_tegra(const krait_tables *tables, int sm);
-int kr_tables_ptx_of_driver(const krait_tables *tables, const krait_target *target); /* 0: unknown or newer than the tables */
+int kr_tables_ptx_of_driver(const krait_tables *tables,
+                            const krait_target *target); /* 0: unknown or newer than the tables */
 int kr_tables_cuda_of_driver(const krait_tables *tables, int driver);                /* 0: unknown */
-int kr_tables_first_cuda_for(const krait_tables *tables, const char *sm);            /* oldest toolkit with this target; 0: none */
-int kr_tables_branch_of_ptx(const krait_tables *tables, int ptx);                    /* driver branch; 0: newer than the tables */
+int kr_tables_first_cuda_for(const krait_tables *tables, const char *sm); /* oldest toolkit with this target; 0: none */
+int kr_tables_branch_of_ptx(const krait_tables *tables, int ptx);         /* driver branch; 0: newer than the tables */
 int kr_tables_family_covers(const krait_tables *tables, int sm, int cc);
 int kr_tables_gate(const krait_tables *tables, int cuda_major);                      /* oldest driver; 0: unknown */
 int kr_tables_pci(const krait_tables *tables, int device_id);                        /* capability; 0: unknown */
-const char *kr_tables_similar_gpus(const krait_tables *tables, kr_arena *arena, const char *name); /* "'RTX 5090', 'RTX 5090 D'"; "" */
+const char *kr_tables_similar_gpus(const krait_tables *tables, kr_arena *arena,
+                                   const char *name); /* "'RTX 5090', 'RTX 5090 D'"; "" */
 const char *kr_tables_zstd_driver(const krait_tables *tables);
 
 int kr_parse_tenths(const char *text);  /* "12.8" 128, "12" 120, "13.0.1" 130; 0 when it is no number */

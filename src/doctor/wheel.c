@@ -16,7 +16,8 @@ static int copy_part(char *out, size_t cap, const char *from, size_t n) {
   return 1;
 }
 
-/* Past the digits and dots of a number after word, which may begin with a lower- or upper-case letter; NULL: not there. */
+/* Past the digits and dots of a number after word, which may begin with a lower- or upper-case letter; NULL: not
+ * there. */
 static const char *find_number(const char *text, const char *word) {
   size_t n = strlen(word);
   for (const char *p = text; *p; p++)
@@ -67,8 +68,11 @@ static int32_t base_name(const char *file, char *out, size_t cap) {
 static int32_t split_version(krait_wheel_name *name, const char *version, size_t n) {
   const char *plus = memchr(version, '+', n);
   size_t length = plus ? (size_t)(plus - version) : n;
-  KR_CHECK(copy_part(name->version, sizeof name->version, version, length), KRAIT_ERR_ARGUMENT, "a wheel name with a very long version");
-  if (plus) KR_CHECK(copy_part(name->local, sizeof name->local, plus + 1, n - length - 1), KRAIT_ERR_ARGUMENT, "a wheel name with a very long version");
+  KR_CHECK(copy_part(name->version, sizeof name->version, version, length), KRAIT_ERR_ARGUMENT,
+           "a wheel name with a very long version");
+  if (plus)
+    KR_CHECK(copy_part(name->local, sizeof name->local, plus + 1, n - length - 1), KRAIT_ERR_ARGUMENT,
+             "a wheel name with a very long version");
   read_local(name);
   return KRAIT_OK;
 }
@@ -103,13 +107,18 @@ int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name) {
   }
   /* NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM(-VARIANT): a build begins with a digit, and a Python's tag does not */
   has_build = n >= 6 && isdigit((unsigned char)*part[2]);
-  has_variant = n - has_build == 6 && (memchr(part[4 + has_build], '_', length[4 + has_build]) || strncmp(part[4 + has_build], "any-", 4) == 0);
-  KR_CHECK(n - has_build == 5 || has_variant, KRAIT_ERR_ARGUMENT, "%s.whl is no wheel name: NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl", text);
+  has_variant = n - has_build == 6 && (memchr(part[4 + has_build], '_', length[4 + has_build]) ||
+                                       strncmp(part[4 + has_build], "any-", 4) == 0);
+  KR_CHECK(n - has_build == 5 || has_variant, KRAIT_ERR_ARGUMENT,
+           "%s.whl is no wheel name: NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl", text);
   const int tags = 2 + has_build;
-  int fits = copy_part(name->dist, sizeof name->dist, part[0], length[0]) && copy_part(name->python, sizeof name->python, part[tags], length[tags]) &&
-             copy_part(name->abi, sizeof name->abi, part[tags + 1], length[tags + 1]) && copy_part(name->platform, sizeof name->platform, part[tags + 2], length[tags + 2]);
+  int fits = copy_part(name->dist, sizeof name->dist, part[0], length[0]) &&
+             copy_part(name->python, sizeof name->python, part[tags], length[tags]) &&
+             copy_part(name->abi, sizeof name->abi, part[tags + 1], length[tags + 1]) &&
+             copy_part(name->platform, sizeof name->platform, part[tags + 2], length[tags + 2]);
   if (has_build) fits = fits && copy_part(name->build, sizeof name->build, part[2], length[2]);
-  if (has_variant && size >= sizeof *name) fits = fits && copy_part(name->variant, sizeof name->variant, part[tags + 3], length[tags + 3]);
+  if (has_variant && size >= sizeof *name)
+    fits = fits && copy_part(name->variant, sizeof name->variant, part[tags + 3], length[tags + 3]);
   KR_CHECK(fits, KRAIT_ERR_ARGUMENT, "%s.whl has a part that is too long", text);
   KR_TRY(split_version(name, part[1], length[1]));
   if (has_variant && !name->cuda) read_variant(name, part[tags + 3]);

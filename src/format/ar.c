@@ -18,11 +18,12 @@ int32_t kr_ar_next(kr_source *source, uint64_t *at, kr_ar_member *member) {
   if (*at >= source->size) return 0;
   KR_TRY(kr_source_read(source, *at, h, sizeof h));
   while (n < 10 && h[48 + n] >= '0' && h[48 + n] <= '9') size = size * 10 + (uint64_t)(h[48 + n++] - '0');
-  KR_CHECK(n && h[58] == '`' && h[59] == '\n', KRAIT_ERR_FILE_FORMAT, "%s: a damaged archive header at offset %llu", source->name, (unsigned long long)*at);
+  KR_CHECK(n && h[58] == '`' && h[59] == '\n', KRAIT_ERR_FILE_FORMAT, "%s: a damaged archive header at offset %llu",
+           source->name, (unsigned long long)*at);
   *member = (kr_ar_member){.offset = *at + HEADER_BYTES, .size = size};
   for (n = 0; n < 16 && h[n] != '/' && h[n] != ' ' && h[n]; n++) member->name[n] = (char)h[n];
-  KR_CHECK(kr_range_fits(member->offset, size, source->size), KRAIT_ERR_FILE_FORMAT, "%s: the archive member at offset %llu leaves the file",
-           source->name, (unsigned long long)*at);
+  KR_CHECK(kr_range_fits(member->offset, size, source->size), KRAIT_ERR_FILE_FORMAT,
+           "%s: the archive member at offset %llu leaves the file", source->name, (unsigned long long)*at);
   *at = member->offset + size + (size & 1);
   return 1;
 }

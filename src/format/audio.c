@@ -25,7 +25,8 @@ const char *kr_sndfile_text(SNDFILE *file, char *text, size_t text_bytes) {
   if (strncmp(from, "Error : ", 8) == 0) from += 8;
   if (strncmp(from, "System error : ", 15) == 0) from += 15;
   snprintf(text, text_bytes, "%s", from);
-  for (size_t n = strlen(text); n > 0 && (text[n - 1] == '.' || text[n - 1] == '\n' || text[n - 1] == ' '); n--) text[n - 1] = 0;
+  for (size_t n = strlen(text); n > 0 && (text[n - 1] == '.' || text[n - 1] == '\n' || text[n - 1] == ' '); n--)
+    text[n - 1] = 0;
   return text;
 }
 
@@ -42,7 +43,8 @@ static int32_t write_block(int to, const char *block, ssize_t n, const char *nam
 }
 
 /* Up to most_bytes; *is_all: the end was reached. */
-static int32_t copy_some(int from, int to, int64_t most_bytes, const char *from_name, const char *to_name, int *is_all) {
+static int32_t copy_some(int from, int to, int64_t most_bytes, const char *from_name, const char *to_name,
+                         int *is_all) {
   char block[1 << 14];
   for (*is_all = 0; most_bytes > 0;) {
     const ssize_t n = read(from, block, sizeof block);
@@ -60,16 +62,21 @@ int32_t kr_copy_bytes(int from, int to, const char *from_name, const char *to_na
   return copy_some(from, to, INT64_MAX, from_name, to_name, &is_all);
 }
 
-/* Whether what has come so far can be the start of a recording: an endless input that is none must not fill the disk. */
+/* Whether what has come so far can be the start of a recording: an endless input that is none must not fill the
+ * disk. */
 static int32_t check_start(int fd, const char *name) {
   SF_INFO info = {0};
   const int again = dup(fd);
-  if (again < 0 || lseek(fd, 0, SEEK_SET) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read the copy of %s", name);
+  if (again < 0 || lseek(fd, 0, SEEK_SET) != 0)
+    return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read the copy of %s", name);
   SNDFILE *file = sf_open_fd(again, SFM_READ, &info, SF_TRUE);
   const int is_sound = file || kr_movie_is(fd);
   if (file) sf_close(file);
   lseek(fd, 0, SEEK_END);
-  return is_sound ? KRAIT_OK : kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not an audio file that can be read: its first %d MiB are no recording", name, START_BYTES >> 20);
+  return is_sound ? KRAIT_OK
+                  : kr_fail(KRAIT_ERR_FILE_FORMAT,
+                            "%s is not an audio file that can be read: its first %d MiB are no recording", name,
+                            START_BYTES >> 20);
 }
 
 /* A nameless copy that can be rewound; *fd is open and at its start. */
@@ -81,7 +88,8 @@ static int32_t spool(int from, const char *name, int *fd) {
   if (status == KRAIT_OK && size == 0) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is empty", name);
   if (status == KRAIT_OK && !is_all) status = check_start(*fd, name);
   if (status == KRAIT_OK && !is_all) status = kr_copy_bytes(from, *fd, name, "the temporary copy of the input");
-  if (status == KRAIT_OK && lseek(*fd, 0, SEEK_SET) != 0) status = kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read the copy of %s", name);
+  if (status == KRAIT_OK && lseek(*fd, 0, SEEK_SET) != 0)
+    status = kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read the copy of %s", name);
   if (status < 0) close(*fd), *fd = -1;
   return status;
 }
@@ -107,8 +115,8 @@ static int32_t reach(const char *path, const char *name, struct stat *info, int 
   return status;
 }
 
-/* Header lines of libsndfile's log that promise more bytes of sound than the file has. Streams that were written to a pipe promise
- * nothing (0) or about 2 or 4 GiB, and are fine. */
+/* Header lines of libsndfile's log that promise more bytes of sound than the file has. Streams that were written to a
+ * pipe promise nothing (0) or about 2 or 4 GiB, and are fine. */
 static int promises_more(SNDFILE *file) {
   static const char *const labels[] = {"data :", "SSND :", "BODY :", "Data Size   :", "riff :"};
   char log[8192] = "";
@@ -128,10 +136,11 @@ static int promises_more(SNDFILE *file) {
 
 static int32_t check_header(const kr_audio_in *in) {
   const kr_audio_info *info = &in->info;
-  KR_CHECK(info->n_channels >= 1 && info->n_channels <= KR_AUDIO_MAX_CHANNELS, KRAIT_ERR_FILE_FORMAT, "%s has %d channels; up to %d can be read",
-           in->name, info->n_channels, KR_AUDIO_MAX_CHANNELS);
+  KR_CHECK(info->n_channels >= 1 && info->n_channels <= KR_AUDIO_MAX_CHANNELS, KRAIT_ERR_FILE_FORMAT,
+           "%s has %d channels; up to %d can be read", in->name, info->n_channels, KR_AUDIO_MAX_CHANNELS);
   KR_CHECK(info->sample_rate_hz >= KR_AUDIO_MIN_HZ && info->sample_rate_hz <= KR_AUDIO_MAX_HZ, KRAIT_ERR_FILE_FORMAT,
-           "%s has a sample rate of %d Hz; %d to %d can be read", in->name, info->sample_rate_hz, KR_AUDIO_MIN_HZ, KR_AUDIO_MAX_HZ);
+           "%s has a sample rate of %d Hz; %d to %d can be read", in->name, info->sample_rate_hz, KR_AUDIO_MIN_HZ,
+           KR_AUDIO_MAX_HZ);
   KR_CHECK(info->n_frames != 0, KRAIT_ERR_FILE_FORMAT, "%s holds no samples", in->name);
   KR_CHECK(info->n_frames > 0 && info->n_frames < SF_COUNT_MAX && !promises_more(in->file), KRAIT_ERR_FILE_READ,
            "%s ends too early: its header promises more sound than the file holds", in->name);
@@ -182,17 +191,19 @@ static void open_through_us(kr_audio_in *in, SF_INFO *info) {
 /* Recordings without a header that libsndfile knows by their names. */
 static int has_telling_name(const char *path) {
   const char *dot = strrchr(path, '.');
-  return dot && (strcasecmp(dot, ".gsm") == 0 || strcasecmp(dot, ".vox") == 0 || strcasecmp(dot, ".au") == 0 || strcasecmp(dot, ".snd") == 0);
+  return dot && (strcasecmp(dot, ".gsm") == 0 || strcasecmp(dot, ".vox") == 0 || strcasecmp(dot, ".au") == 0 ||
+                 strcasecmp(dot, ".snd") == 0);
 }
 
-/* libsndfile does not read it: through FFmpeg's libraries where they are, as if it had been a pipe with a sound file in it. */
+/* libsndfile does not read it: through FFmpeg's libraries where they are, as if it had been a pipe with a sound file in
+ * it. */
 static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   char text[200];
   const int is_damaged = sf_error(NULL) == SF_ERR_MALFORMED_FILE;
   kr_sndfile_text(NULL, text, sizeof text);
   if (in->os_errno) return kr_fail_os(KRAIT_ERR_FILE_READ, in->os_errno, "cannot read %s", in->name);
-  KR_CHECK(kr_movie_is(in->fd), is_damaged ? KRAIT_ERR_FILE_READ : KRAIT_ERR_FILE_FORMAT, "%s is %s (libsndfile: %s)", in->name,
-           is_damaged ? "a damaged audio file" : "not an audio file that can be read", text);
+  KR_CHECK(kr_movie_is(in->fd), is_damaged ? KRAIT_ERR_FILE_READ : KRAIT_ERR_FILE_FORMAT, "%s is %s (libsndfile: %s)",
+           in->name, is_damaged ? "a damaged audio file" : "not an audio file that can be read", text);
   int copy = -1;
   KR_TRY(kr_private_file(in->name, &copy));
   const int32_t status = kr_movie_decode(in->fd, copy, in->name);
@@ -202,7 +213,8 @@ static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   in->is_copy = 1;
   in->is_converted = "read through FFmpeg's libraries";
   open_through_us(in, info);
-  KR_CHECK(in->file, KRAIT_ERR_FILE_READ, "%s: the sound cannot be read again (libsndfile: %s)", in->name, kr_sndfile_text(NULL, text, sizeof text));
+  KR_CHECK(in->file, KRAIT_ERR_FILE_READ, "%s: the sound cannot be read again (libsndfile: %s)", in->name,
+           kr_sndfile_text(NULL, text, sizeof text));
   return KRAIT_OK;
 }
 
@@ -218,8 +230,11 @@ static int32_t open_sound(kr_audio_in *in, const char *path) {
   snprintf(again, sizeof again, "/proc/self/fd/%d", in->fd);
   in->path = kr_strdup(in->is_copy ? again : path);
   KR_CHECK(in->path, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
-  in->info = (kr_audio_info){.sample_rate_hz = info.samplerate, .n_channels = info.channels, .format = info.format, .n_frames = info.frames};
-  if (in->is_converted) in->info.format = SF_FORMAT_WAV | SF_FORMAT_PCM_16; /* the copy is in float; what it came from was not finer than this */
+  in->info = (kr_audio_info){
+      .sample_rate_hz = info.samplerate, .n_channels = info.channels, .format = info.format, .n_frames = info.frames};
+  if (in->is_converted)
+    in->info.format =
+        SF_FORMAT_WAV | SF_FORMAT_PCM_16; /* the copy is in float; what it came from was not finer than this */
   return check_header(in);
 }
 
@@ -229,7 +244,8 @@ int32_t kr_audio_open(const char *path, kr_audio_in **out) {
   KR_CHECK(in, KRAIT_ERR_NO_MEMORY, "no memory for a file");
   in->fd = -1;
   in->name = kr_strdup(strcmp(path, "-") == 0 ? "standard input" : path);
-  int32_t status = in->name ? reach(path, in->name, &info, &in->fd) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
+  int32_t status =
+      in->name ? reach(path, in->name, &info, &in->fd) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   in->device = info.st_dev;
   in->inode = info.st_ino;
   in->is_copy = strcmp(path, "-") == 0 || !S_ISREG(info.st_mode);
@@ -257,8 +273,10 @@ static int32_t check_finite(const kr_audio_in *in, const float *samples, int64_t
   for (int64_t i = 0; i < n_frames * n_channels; i++) {
     if (isfinite(samples[i])) continue;
     const int64_t frame = in->position + i / n_channels;
-    return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: sample %lld (at %.3f s) of channel %lld is %s; repair the recording first", in->name, (long long)frame,
-                   (double)frame / in->info.sample_rate_hz, (long long)(i % n_channels + 1), isnan(samples[i]) ? "not a number" : "infinite");
+    return kr_fail(KRAIT_ERR_FILE_FORMAT,
+                   "%s: sample %lld (at %.3f s) of channel %lld is %s; repair the recording first", in->name,
+                   (long long)frame, (double)frame / in->info.sample_rate_hz, (long long)(i % n_channels + 1),
+                   isnan(samples[i]) ? "not a number" : "infinite");
   }
   return KRAIT_OK;
 }
@@ -278,10 +296,11 @@ int32_t kr_audio_read(kr_audio_in *in, float *samples, int64_t n_frames, int64_t
   KR_TRY(check_finite(in, samples, *n_read));
   in->position += *n_read;
   if (*n_read == n_frames) return KRAIT_OK;
-  KR_CHECK(sf_error(in->file) == SF_ERR_NO_ERROR, KRAIT_ERR_FILE_READ, "%s is damaged after sample %lld of %lld (libsndfile: %s)", in->name,
-           (long long)in->position, (long long)in->info.n_frames, kr_sndfile_text(in->file, text, sizeof text));
-  KR_CHECK(!ends_early(in), KRAIT_ERR_FILE_READ, "%s ends too early, after sample %lld of %lld", in->name, (long long)in->position,
-           (long long)in->info.n_frames);
+  KR_CHECK(sf_error(in->file) == SF_ERR_NO_ERROR, KRAIT_ERR_FILE_READ,
+           "%s is damaged after sample %lld of %lld (libsndfile: %s)", in->name, (long long)in->position,
+           (long long)in->info.n_frames, kr_sndfile_text(in->file, text, sizeof text));
+  KR_CHECK(!ends_early(in), KRAIT_ERR_FILE_READ, "%s ends too early, after sample %lld of %lld", in->name,
+           (long long)in->position, (long long)in->info.n_frames);
   return KRAIT_OK;
 }
 
@@ -308,7 +327,9 @@ int32_t kr_audio_rewind(kr_audio_in *in) {
 /* The input as a file: opened, read to the end, rewound, read again. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void) { return "leak:vorbis_info_init\n"; } /* libsndfile, on damaged Ogg headers */
+const char *__lsan_default_suppressions(void) {
+  return "leak:vorbis_info_init\n";
+} /* libsndfile, on damaged Ogg headers */
 
 static void read_some(kr_audio_in *in) {
   static float samples[KR_AUDIO_MAX_CHANNELS * 64];

@@ -1,5 +1,6 @@
-/* audio_out.c: writing audio: which format an output gets, and how it appears only when it is complete and has been read again. What is not a
- * regular file (standard output, pipes, devices) gets a finished copy at the end, because headers are written last. */
+/* audio_out.c: writing audio: which format an output gets, and how it appears only when it is complete and has been
+ * read again. What is not a regular file (standard output, pipes, devices) gets a finished copy at the end, because
+ * headers are written last. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +25,7 @@ struct kr_audio_out {
   int is_copied, is_stdout, keep;
   SNDFILE *file;
   sf_count_t offset; /* libsndfile's place in the file */
-  int os_errno;      /* of the first write that failed: not every encoder tells libsndfile, and it does not tell us why */
+  int os_errno; /* of the first write that failed: not every encoder tells libsndfile, and it does not tell us why */
   int64_t n_frames;  /* written */
   char note[160];
   int format, n_channels, sample_rate_hz, n_bits; /* bits of integer samples, 0 for other encodings */
@@ -36,26 +37,50 @@ static const struct {
   const char *extension;
   int container, encoding; /* encoding 0: the nearest to the input's */
 } by_extension[] = {
-    {"wav", SF_FORMAT_WAV, 0},   {"flac", SF_FORMAT_FLAC, 0}, {"ogg", SF_FORMAT_OGG, SF_FORMAT_VORBIS}, {"oga", SF_FORMAT_OGG, SF_FORMAT_VORBIS},
-    {"opus", SF_FORMAT_OGG, SF_FORMAT_OPUS}, {"mp3", KR_SF_FORMAT_MPEG, KR_SF_SUBTYPE_MPEG_3}, {"aif", SF_FORMAT_AIFF, 0},
-    {"aiff", SF_FORMAT_AIFF, 0}, {"au", SF_FORMAT_AU, 0},     {"snd", SF_FORMAT_AU, 0},                 {"caf", SF_FORMAT_CAF, 0},
-    {"w64", SF_FORMAT_W64, 0},   {"rf64", SF_FORMAT_RF64, 0}, {"mp1", NOT_WRITTEN, 0}, {"mp2", NOT_WRITTEN, 0}, {"m4a", NOT_WRITTEN, 0},
-    {"mp4", NOT_WRITTEN, 0},     {"aac", NOT_WRITTEN, 0},     {"webm", NOT_WRITTEN, 0},                 {"mkv", NOT_WRITTEN, 0},
-    {"mka", NOT_WRITTEN, 0},     {"mov", NOT_WRITTEN, 0},     {"avi", NOT_WRITTEN, 0},                  {"wma", NOT_WRITTEN, 0},
+    {"wav", SF_FORMAT_WAV, 0},
+    {"flac", SF_FORMAT_FLAC, 0},
+    {"ogg", SF_FORMAT_OGG, SF_FORMAT_VORBIS},
+    {"oga", SF_FORMAT_OGG, SF_FORMAT_VORBIS},
+    {"opus", SF_FORMAT_OGG, SF_FORMAT_OPUS},
+    {"mp3", KR_SF_FORMAT_MPEG, KR_SF_SUBTYPE_MPEG_3},
+    {"aif", SF_FORMAT_AIFF, 0},
+    {"aiff", SF_FORMAT_AIFF, 0},
+    {"au", SF_FORMAT_AU, 0},
+    {"snd", SF_FORMAT_AU, 0},
+    {"caf", SF_FORMAT_CAF, 0},
+    {"w64", SF_FORMAT_W64, 0},
+    {"rf64", SF_FORMAT_RF64, 0},
+    {"mp1", NOT_WRITTEN, 0},
+    {"mp2", NOT_WRITTEN, 0},
+    {"m4a", NOT_WRITTEN, 0},
+    {"mp4", NOT_WRITTEN, 0},
+    {"aac", NOT_WRITTEN, 0},
+    {"webm", NOT_WRITTEN, 0},
+    {"mkv", NOT_WRITTEN, 0},
+    {"mka", NOT_WRITTEN, 0},
+    {"mov", NOT_WRITTEN, 0},
+    {"avi", NOT_WRITTEN, 0},
+    {"wma", NOT_WRITTEN, 0},
 };
 
-/* Formats that come back as they were given: speech codecs of few bits (GSM 6.10, G.72x, ADPCM) and a few old containers fill up their last
- * block, and would lose more of a cleaned recording than the noise did. Not ALAC either: libsndfile's encoder keeps a temporary file with a name,
- * and crashes when that finds no room. */
+/* Formats that come back as they were given: speech codecs of few bits (GSM 6.10, G.72x, ADPCM) and a few old
+ * containers fill up their last block, and would lose more of a cleaned recording than the noise did. Not ALAC either:
+ * libsndfile's encoder keeps a temporary file with a name, and crashes when that finds no room. */
 static int is_kept(int format) {
-  static const int containers[] = {SF_FORMAT_WAV, SF_FORMAT_WAVEX, SF_FORMAT_FLAC, SF_FORMAT_OGG, KR_SF_FORMAT_MPEG, SF_FORMAT_AIFF, SF_FORMAT_AU, SF_FORMAT_CAF,
-                                   SF_FORMAT_W64, SF_FORMAT_RF64, SF_FORMAT_NIST, SF_FORMAT_IRCAM, SF_FORMAT_AVR, SF_FORMAT_PVF, SF_FORMAT_MAT4, SF_FORMAT_MAT5};
-  static const int encodings[] = {SF_FORMAT_PCM_S8, SF_FORMAT_PCM_U8, SF_FORMAT_PCM_16, SF_FORMAT_PCM_24, SF_FORMAT_PCM_32, SF_FORMAT_FLOAT, SF_FORMAT_DOUBLE, SF_FORMAT_ULAW,
-                                  SF_FORMAT_ALAW, SF_FORMAT_VORBIS, SF_FORMAT_OPUS, KR_SF_SUBTYPE_MPEG_3};
+  static const int containers[] = {SF_FORMAT_WAV,     SF_FORMAT_WAVEX, SF_FORMAT_FLAC, SF_FORMAT_OGG,
+                                   KR_SF_FORMAT_MPEG, SF_FORMAT_AIFF,  SF_FORMAT_AU,   SF_FORMAT_CAF,
+                                   SF_FORMAT_W64,     SF_FORMAT_RF64,  SF_FORMAT_NIST, SF_FORMAT_IRCAM,
+                                   SF_FORMAT_AVR,     SF_FORMAT_PVF,   SF_FORMAT_MAT4, SF_FORMAT_MAT5};
+  static const int encodings[] = {SF_FORMAT_PCM_S8, SF_FORMAT_PCM_U8, SF_FORMAT_PCM_16, SF_FORMAT_PCM_24,
+                                  SF_FORMAT_PCM_32, SF_FORMAT_FLOAT,  SF_FORMAT_DOUBLE, SF_FORMAT_ULAW,
+                                  SF_FORMAT_ALAW,   SF_FORMAT_VORBIS, SF_FORMAT_OPUS,   KR_SF_SUBTYPE_MPEG_3};
   int is_container = 0, is_encoding = 0;
-  for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) is_container |= containers[i] == (format & SF_FORMAT_TYPEMASK);
-  for (size_t i = 0; i < sizeof encodings / sizeof *encodings; i++) is_encoding |= encodings[i] == (format & SF_FORMAT_SUBMASK);
-  const int is_mpeg = (format & SF_FORMAT_TYPEMASK) == KR_SF_FORMAT_MPEG; /* sf_format_check also takes MP3 in WAV, which sf_open then refuses */
+  for (size_t i = 0; i < sizeof containers / sizeof *containers; i++)
+    is_container |= containers[i] == (format & SF_FORMAT_TYPEMASK);
+  for (size_t i = 0; i < sizeof encodings / sizeof *encodings; i++)
+    is_encoding |= encodings[i] == (format & SF_FORMAT_SUBMASK);
+  const int is_mpeg = (format & SF_FORMAT_TYPEMASK) ==
+                      KR_SF_FORMAT_MPEG; /* sf_format_check also takes MP3 in WAV, which sf_open then refuses */
   return is_container && is_encoding && is_mpeg == ((format & SF_FORMAT_SUBMASK) == KR_SF_SUBTYPE_MPEG_3);
 }
 
@@ -64,14 +89,19 @@ static int is_writable(int format, const kr_audio_info *info) {
   return is_kept(format) && sf_format_check(&probe);
 }
 
-/* The encoding of the container that loses least: the same, else the next deeper, else 16 bit; 0 if it has none for these channels. */
+/* The encoding of the container that loses least: the same, else the next deeper, else 16 bit; 0 if it has none for
+ * these channels. */
 static int nearest_format(int container, const kr_audio_info *info) {
   const int same = info->format & SF_FORMAT_SUBMASK;
   const int is_float = same == SF_FORMAT_FLOAT || same == SF_FORMAT_DOUBLE;
   const int is_deep = is_float || same == SF_FORMAT_PCM_24 || same == SF_FORMAT_PCM_32;
   const int is_byte = same == SF_FORMAT_PCM_U8 || same == SF_FORMAT_PCM_S8;
-  const int choices[] = {same, is_float ? SF_FORMAT_FLOAT : 0, is_deep ? SF_FORMAT_PCM_24 : 0, is_byte ? SF_FORMAT_PCM_U8 : 0,
-                         is_byte ? SF_FORMAT_PCM_S8 : 0, SF_FORMAT_PCM_16};
+  const int choices[] = {same,
+                         is_float ? SF_FORMAT_FLOAT : 0,
+                         is_deep ? SF_FORMAT_PCM_24 : 0,
+                         is_byte ? SF_FORMAT_PCM_U8 : 0,
+                         is_byte ? SF_FORMAT_PCM_S8 : 0,
+                         SF_FORMAT_PCM_16};
   for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
     if (choices[i] && is_writable(container | choices[i], info)) return container | choices[i];
   return 0;
@@ -94,7 +124,8 @@ static int find_extension(const char *path) {
 static int format_of_row(int row, const kr_audio_info *info) {
   const int container = by_extension[row].container, encoding = by_extension[row].encoding;
   if (container == NOT_WRITTEN) return 0;
-  const int fits = same_container(info->format, container) && (!encoding || encoding == (info->format & SF_FORMAT_SUBMASK));
+  const int fits =
+      same_container(info->format, container) && (!encoding || encoding == (info->format & SF_FORMAT_SUBMASK));
   if (fits && is_writable(info->format, info)) return info->format;
   if (encoding) return is_writable(container | encoding, info) ? container | encoding : 0;
   return nearest_format(container, info);
@@ -109,7 +140,8 @@ static int format_like(const kr_audio_info *info) {
 
 const char *kr_audio_extension(const kr_audio_in *in, const char *name) {
   const int row = find_extension(name);
-  const int is_own = row >= 0 ? format_of_row(row, &in->info) != 0 : same_container(format_like(&in->info), in->info.format & SF_FORMAT_TYPEMASK);
+  const int is_own = row >= 0 ? format_of_row(row, &in->info) != 0
+                              : same_container(format_like(&in->info), in->info.format & SF_FORMAT_TYPEMASK);
   return is_own ? NULL : "wav";
 }
 
@@ -120,18 +152,24 @@ static const char *format_name(int format, int what) {
 
 static void describe_format(kr_audio_out *out, const kr_audio_in *like, int format) {
   const int own = like->info.format;
-  if (like->is_converted) snprintf(out->note, sizeof out->note, "%s; written as %s", like->is_converted, format_name(format, SF_FORMAT_TYPEMASK));
+  if (like->is_converted)
+    snprintf(out->note, sizeof out->note, "%s; written as %s", like->is_converted,
+             format_name(format, SF_FORMAT_TYPEMASK));
   else if (!is_writable(own, &like->info))
-    snprintf(out->note, sizeof out->note, "%s is not written; this is %s in %s", format_name(own, is_kept((own & SF_FORMAT_TYPEMASK) | SF_FORMAT_PCM_16) ? SF_FORMAT_SUBMASK : SF_FORMAT_TYPEMASK),
+    snprintf(out->note, sizeof out->note, "%s is not written; this is %s in %s",
+             format_name(
+                 own, is_kept((own & SF_FORMAT_TYPEMASK) | SF_FORMAT_PCM_16) ? SF_FORMAT_SUBMASK : SF_FORMAT_TYPEMASK),
              format_name(format, SF_FORMAT_TYPEMASK), format_name(format, SF_FORMAT_SUBMASK));
 }
 
 static int32_t choose_format(kr_audio_out *out, const char *path, const kr_audio_in *like, int *format) {
   const int row = find_extension(path);
-  KR_CHECK(row < 0 || by_extension[row].container != NOT_WRITTEN, KRAIT_ERR_FILE_WRITE, "%s: .%s can be read but not written; name the output NAME.wav or NAME.flac", path,
+  KR_CHECK(row < 0 || by_extension[row].container != NOT_WRITTEN, KRAIT_ERR_FILE_WRITE,
+           "%s: .%s can be read but not written; name the output NAME.wav or NAME.flac", path,
            by_extension[row].extension);
   *format = row >= 0 ? format_of_row(row, &like->info) : format_like(&like->info);
-  KR_CHECK(*format, KRAIT_ERR_FILE_WRITE, "%s: this format does not take %d channels at %d Hz; use -o NAME.wav", path, like->info.n_channels, like->info.sample_rate_hz);
+  KR_CHECK(*format, KRAIT_ERR_FILE_WRITE, "%s: this format does not take %d channels at %d Hz; use -o NAME.wav", path,
+           like->info.n_channels, like->info.sample_rate_hz);
   describe_format(out, like, *format);
   return KRAIT_OK;
 }
@@ -176,8 +214,8 @@ static sf_count_t file_tell(void *user) { return ((kr_audio_out *)user)->offset;
 static int32_t begin_target(kr_audio_out *out, const char *path, const kr_audio_in *like) {
   struct stat info;
   const int exists = !out->is_stdout && stat(path, &info) == 0;
-  KR_CHECK(!exists || info.st_dev != like->device || info.st_ino != like->inode || !S_ISREG(info.st_mode), KRAIT_ERR_ARGUMENT,
-           "%s is the input itself; choose another output", path);
+  KR_CHECK(!exists || info.st_dev != like->device || info.st_ino != like->inode || !S_ISREG(info.st_mode),
+           KRAIT_ERR_ARGUMENT, "%s is the input itself; choose another output", path);
   KR_CHECK(!exists || !S_ISDIR(info.st_mode), KRAIT_ERR_FILE_WRITE, "%s is a folder", path);
   out->is_copied = out->is_stdout || (exists && !S_ISREG(info.st_mode));
   if (out->is_copied) {
@@ -221,13 +259,15 @@ static int32_t open_file(kr_audio_out *out, int format, const kr_audio_in *like)
   SF_INFO info = {.format = format, .samplerate = like->info.sample_rate_hz, .channels = like->info.n_channels};
   out->file = sf_open_virtual(&io, SFM_WRITE, &info, out);
   if (!out->file && out->os_errno) return kr_fail_os(KRAIT_ERR_FILE_WRITE, out->os_errno, "cannot write %s", out->path);
-  KR_CHECK(out->file, KRAIT_ERR_FILE_WRITE, "cannot write %s (libsndfile: %s)", out->path, kr_sndfile_text(NULL, text, sizeof text));
+  KR_CHECK(out->file, KRAIT_ERR_FILE_WRITE, "cannot write %s (libsndfile: %s)", out->path,
+           kr_sndfile_text(NULL, text, sizeof text));
   out->format = format;
   out->n_channels = info.channels;
   out->sample_rate_hz = info.samplerate;
   out->n_bits = integer_bits(format & SF_FORMAT_SUBMASK);
   sf_command(out->file, SFC_SET_CLIPPING, NULL, SF_TRUE);
-  sf_command(out->file, SFC_SET_ADD_PEAK_CHUNK, NULL, SF_FALSE); /* it carries the time: equal inputs give equal files */
+  sf_command(out->file, SFC_SET_ADD_PEAK_CHUNK, NULL,
+             SF_FALSE); /* it carries the time: equal inputs give equal files */
   copy_tags(like->file, out->file, like->info.n_channels);
   return KRAIT_OK;
 }
@@ -240,7 +280,8 @@ int32_t kr_audio_create(const char *path, const kr_audio_in *like, int keep_exis
   out->keep = keep_existing;
   out->is_stdout = strcmp(path, "-") == 0;
   out->path = kr_strdup(out->is_stdout ? "standard output" : path);
-  int32_t status = out->path ? choose_format(out, path, like, &format) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
+  int32_t status =
+      out->path ? choose_format(out, path, like, &format) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   if (status == KRAIT_OK) status = begin_target(out, path, like);
   if (status == KRAIT_OK) status = open_file(out, format, like);
   if (status < 0) kr_audio_abandon(&out);
@@ -278,7 +319,8 @@ static int32_t fail_write(const kr_audio_out *out, const char *why) {
 
 int32_t kr_audio_write(kr_audio_out *out, const float *samples, int64_t n_frames) {
   char text[200];
-  const int64_t done = out->n_bits ? write_steps(out, samples, n_frames) : sf_writef_float(out->file, samples, n_frames);
+  const int64_t done =
+      out->n_bits ? write_steps(out, samples, n_frames) : sf_writef_float(out->file, samples, n_frames);
   if (done != n_frames || out->os_errno) return fail_write(out, kr_sndfile_text(out->file, text, sizeof text));
   out->n_frames += n_frames;
   return KRAIT_OK;
@@ -286,7 +328,8 @@ int32_t kr_audio_write(kr_audio_out *out, const float *samples, int64_t n_frames
 
 /* libsndfile reads the padding byte of an odd AIFF as one more frame. */
 static int is_whole(const kr_audio_out *out, int64_t found) {
-  const int is_padded = (out->format & SF_FORMAT_TYPEMASK) == SF_FORMAT_AIFF && out->n_frames * out->n_channels % 2 != 0 && out->n_channels == 1;
+  const int is_padded = (out->format & SF_FORMAT_TYPEMASK) == SF_FORMAT_AIFF &&
+                        out->n_frames * out->n_channels % 2 != 0 && out->n_channels == 1;
   return found == out->n_frames || (is_padded && found == out->n_frames + 1);
 }
 
@@ -298,7 +341,8 @@ static int32_t count_frames(kr_audio_in *in, int64_t *n_frames) {
   return KRAIT_OK;
 }
 
-/* What an encoder or a disk lost shows only when the file is read again; a recording must not be replaced by less than was written. */
+/* What an encoder or a disk lost shows only when the file is read again; a recording must not be replaced by less than
+ * was written. */
 static int32_t read_again(const kr_audio_out *out) {
   kr_audio_in *in = NULL;
   int64_t found = 0;
@@ -306,10 +350,12 @@ static int32_t read_again(const kr_audio_out *out) {
   int32_t status = kr_audio_open(kr_audio_out_path(out), &in);
   if (status == KRAIT_OK) status = count_frames(in, &found);
   if (status < 0) snprintf(why, sizeof why, "; %s", krait_error_detail());
-  const int is_same = status == KRAIT_OK && in->info.n_channels == out->n_channels && in->info.sample_rate_hz == out->sample_rate_hz && is_whole(out, found);
+  const int is_same = status == KRAIT_OK && in->info.n_channels == out->n_channels &&
+                      in->info.sample_rate_hz == out->sample_rate_hz && is_whole(out, found);
   kr_audio_close(&in);
   if (status == KRAIT_ERR_NO_MEMORY) return status;
-  KR_CHECK(is_same, KRAIT_ERR_FILE_WRITE, "cannot write %s: read again, it has %lld of %lld samples%s", out->path, (long long)found, (long long)out->n_frames, why);
+  KR_CHECK(is_same, KRAIT_ERR_FILE_WRITE, "cannot write %s: read again, it has %lld of %lld samples%s", out->path,
+           (long long)found, (long long)out->n_frames, why);
   return KRAIT_OK;
 }
 
@@ -321,14 +367,19 @@ int32_t kr_audio_finish(kr_audio_out *out) {
   return read_again(out);
 }
 
-const char *kr_audio_out_path(const kr_audio_out *out) { return out->is_copied ? out->copy_path : out->target.temp_path; }
+const char *kr_audio_out_path(const kr_audio_out *out) {
+  return out->is_copied ? out->copy_path : out->target.temp_path;
+}
 const char *kr_audio_out_note(const kr_audio_out *out) { return out->note; }
 
 static int32_t copy_out(const kr_audio_out *out) {
-  if (lseek(out->fd, 0, SEEK_SET) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read the temporary copy of %s", out->path);
+  if (lseek(out->fd, 0, SEEK_SET) != 0)
+    return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read the temporary copy of %s", out->path);
   int to = out->is_stdout ? STDOUT_FILENO : open(out->path, O_WRONLY | O_CLOEXEC);
-  int32_t status = to < 0 ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->path) : kr_copy_bytes(out->fd, to, "the temporary copy", out->path);
-  if (to >= 0 && !out->is_stdout && close(to) != 0 && status == KRAIT_OK) status = kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->path);
+  int32_t status = to < 0 ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->path)
+                          : kr_copy_bytes(out->fd, to, "the temporary copy", out->path);
+  if (to >= 0 && !out->is_stdout && close(to) != 0 && status == KRAIT_OK)
+    status = kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->path);
   return status;
 }
 

@@ -9,7 +9,8 @@
 #include "status.h"
 
 int kr_av_load(kr_av *av) {
-  static const char *const names[] = {"libavfilter.so.11", "libavfilter.so.10", "libavfilter.so.9", "libavfilter.so.8", "libavfilter.so.7"};
+  static const char *const names[] = {"libavfilter.so.11", "libavfilter.so.10", "libavfilter.so.9", "libavfilter.so.8",
+                                      "libavfilter.so.7"};
   const char *why;
   for (size_t i = 0; i < sizeof names / sizeof *names && !av->lib; i++) av->lib = kr_dlib_open(names[i], &why);
   if (!av->lib) return 0;
@@ -25,7 +26,8 @@ int kr_av_load(kr_av *av) {
 }
 
 /* ---- what goes wrong inside ---- */
-/* amovie takes a damaged end for the end; only its log tells. Messages of other threads of the host go where they went. */
+/* amovie takes a damaged end for the end; only its log tells. Messages of other threads of the host go where they
+ * went. */
 static _Thread_local char *damage; /* 200 bytes of the thread that decodes, else NULL */
 static void (*_Atomic log_of_host)(void *, int, const char *, va_list);
 static atomic_int n_listening;

@@ -32,7 +32,8 @@ enum {
   KR_AV_END = -('E' | 'O' << 8 | 'F' << 16 | ' ' << 24), /* what av_buffersink_get_frame says at the end */
 };
 
-/* 0: not installed, or without a function that is needed. The library then stays: it keeps threads and tables of its own. */
+/* 0: not installed, or without a function that is needed. The library then stays: it keeps threads and tables of its
+ * own. */
 int kr_av_load(kr_av *av);
 /* While this thread decodes: the first error that the library would print goes into text (KR_AV_TEXT_BYTES). */
 void kr_av_listen(const kr_av *av, char *text);

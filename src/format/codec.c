@@ -11,9 +11,13 @@
 static const struct {
   const char *name;
   int format;
-} codecs[] = {{"mu-law", SF_FORMAT_WAV | SF_FORMAT_ULAW},          {"A-law", SF_FORMAT_WAV | SF_FORMAT_ALAW}, {"IMA ADPCM", SF_FORMAT_WAV | SF_FORMAT_IMA_ADPCM},
-              {"MS ADPCM", SF_FORMAT_WAV | SF_FORMAT_MS_ADPCM},    {"GSM 6.10", SF_FORMAT_WAV | SF_FORMAT_GSM610},
-              {"Vorbis", SF_FORMAT_OGG | SF_FORMAT_VORBIS},        {"Opus", SF_FORMAT_OGG | SF_FORMAT_OPUS}};
+} codecs[] = {{"mu-law", SF_FORMAT_WAV | SF_FORMAT_ULAW},
+              {"A-law", SF_FORMAT_WAV | SF_FORMAT_ALAW},
+              {"IMA ADPCM", SF_FORMAT_WAV | SF_FORMAT_IMA_ADPCM},
+              {"MS ADPCM", SF_FORMAT_WAV | SF_FORMAT_MS_ADPCM},
+              {"GSM 6.10", SF_FORMAT_WAV | SF_FORMAT_GSM610},
+              {"Vorbis", SF_FORMAT_OGG | SF_FORMAT_VORBIS},
+              {"Opus", SF_FORMAT_OGG | SF_FORMAT_OPUS}};
 enum { N_CODECS = sizeof codecs / sizeof *codecs, HZ = 16000 };
 
 static int is_there(int codec) {

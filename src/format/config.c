@@ -31,7 +31,8 @@ static int32_t set_model(kr_config *config, const json_t *name, const char *labe
 
 /* Keys of a section that say which model it is, or what it is trained on, rather than how it is built. */
 static int is_about_model(const char *key) {
-  return strcmp(key, "model") == 0 || strcmp(key, "model_lib") == 0 || strcmp(key, "model_class") == 0 || strcmp(key, "input_type") == 0;
+  return strcmp(key, "model") == 0 || strcmp(key, "model_lib") == 0 || strcmp(key, "model_class") == 0 ||
+         strcmp(key, "input_type") == 0;
 }
 
 static int32_t merge_values(kr_config *config, json_t *values) {
@@ -48,12 +49,14 @@ static int32_t merge_values(kr_config *config, json_t *values) {
 static int32_t merge_tree(kr_config *config, json_t *root, const char *label) {
   json_t *model = json_object_get(root, "model");
   json_t *section = json_is_object(model) ? model : root;
-  KR_CHECK(json_is_object(section), KRAIT_ERR_FILE_FORMAT, "%s: not a configuration (key: value lines are expected)", label);
+  KR_CHECK(json_is_object(section), KRAIT_ERR_FILE_FORMAT, "%s: not a configuration (key: value lines are expected)",
+           label);
   json_t *inner = json_object_get(section, "param");
   if (!inner) inner = json_object_get(section, "config");
   KR_CHECK(!inner || json_is_object(inner), KRAIT_ERR_FILE_FORMAT, "%s: 'param' is not a section", label);
   KR_TRY(set_model(config, json_object_get(section, "model_lib"), label));
-  if (!json_is_object(json_object_get(section, "model"))) KR_TRY(set_model(config, json_object_get(section, "model"), label));
+  if (!json_is_object(json_object_get(section, "model")))
+    KR_TRY(set_model(config, json_object_get(section, "model"), label));
   return merge_values(config, inner ? inner : section);
 }
 
@@ -96,15 +99,17 @@ static size_t override_length(const char *text) {
   return i;
 }
 
-static int is_key_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-                                  c == '.' || c == '-'; }
+static int is_key_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
+}
 
 static int32_t merge_override(kr_config *config, const char *text, size_t length) {
   const char *equals = memchr(text, '=', length);
   size_t key_length = equals ? (size_t)(equals - text) : 0;
-  KR_CHECK(key_length > 0 && key_length < 64 && key_length + 1 < length, KRAIT_ERR_ARGUMENT, "'%.*s' is not key=value", (int)length, text);
-  for (size_t i = 0; i < key_length; i++) KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not the name of a value",
-                                                   (int)key_length, text);
+  KR_CHECK(key_length > 0 && key_length < 64 && key_length + 1 < length, KRAIT_ERR_ARGUMENT, "'%.*s' is not key=value",
+           (int)length, text);
+  for (size_t i = 0; i < key_length; i++)
+    KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not the name of a value", (int)key_length, text);
   char label[96], key[64];
   snprintf(label, sizeof label, "the value of '%.*s'", (int)key_length, text);
   snprintf(key, sizeof key, "%.*s", (int)key_length, text);
@@ -112,7 +117,10 @@ static int32_t merge_override(kr_config *config, const char *text, size_t length
   KR_TRY(kr_yaml_read(equals + 1, length - key_length - 1, label, &value));
   int32_t status;
   if (strcmp(key, "model") == 0) status = set_model(config, value, "the flags");
-  else status = json_object_set(config->values, key, value) == 0 ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a configuration");
+  else
+    status = json_object_set(config->values, key, value) == 0
+                 ? KRAIT_OK
+                 : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a configuration");
   json_decref(value);
   return status;
 }
@@ -126,7 +134,8 @@ static int32_t merge_overrides(kr_config *config, const char *text) {
   return KRAIT_OK;
 }
 
-static int32_t merge_sources(kr_config *config, const kr_weights *weights, const char *config_path, const char *overrides) {
+static int32_t merge_sources(kr_config *config, const kr_weights *weights, const char *config_path,
+                             const char *overrides) {
   config->values = json_object();
   KR_CHECK(config->values, KRAIT_ERR_NO_MEMORY, "no memory for a configuration");
   if (weights) KR_TRY(merge_metadata(config, weights));
@@ -171,23 +180,26 @@ static int whole_number(const json_t *value, int64_t *number) {
   return 1;
 }
 
-int32_t kr_config_int(const kr_config *config, const char *key, int64_t fallback, int64_t low, int64_t high, int64_t *value) {
+int32_t kr_config_int(const kr_config *config, const char *key, int64_t fallback, int64_t low, int64_t high,
+                      int64_t *value) {
   const json_t *found = value_of(config, key);
   *value = fallback;
   if (!found) return KRAIT_OK;
   KR_CHECK(whole_number(found, value), KRAIT_ERR_WEIGHTS, "configuration: %s is not a whole number", key);
-  KR_CHECK(*value >= low && *value <= high, KRAIT_ERR_WEIGHTS, "configuration: %s is %" PRId64 ", not within %" PRId64 "..%" PRId64, key,
-           *value, low, high);
+  KR_CHECK(*value >= low && *value <= high, KRAIT_ERR_WEIGHTS,
+           "configuration: %s is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, *value, low, high);
   return KRAIT_OK;
 }
 
-int32_t kr_config_float(const kr_config *config, const char *key, double fallback, double low, double high, double *value) {
+int32_t kr_config_float(const kr_config *config, const char *key, double fallback, double low, double high,
+                        double *value) {
   const json_t *found = value_of(config, key);
   *value = fallback;
   if (!found) return KRAIT_OK;
   KR_CHECK(json_is_number(found), KRAIT_ERR_WEIGHTS, "configuration: %s is not a number", key);
   *value = json_number_value(found);
-  KR_CHECK(*value >= low && *value <= high, KRAIT_ERR_WEIGHTS, "configuration: %s is %g, not within %g..%g", key, *value, low, high);
+  KR_CHECK(*value >= low && *value <= high, KRAIT_ERR_WEIGHTS, "configuration: %s is %g, not within %g..%g", key,
+           *value, low, high);
   return KRAIT_OK;
 }
 
@@ -216,19 +228,22 @@ int32_t kr_config_text(const kr_config *config, const char *key, const char *fal
 
 static int32_t read_ints(const json_t *list, const char *key, int64_t low, int64_t high, int64_t *values) {
   for (size_t i = 0; i < json_array_size(list); i++) {
-    KR_CHECK(whole_number(json_array_get(list, i), &values[i]), KRAIT_ERR_WEIGHTS, "configuration: %s[%zu] is not a whole number", key, i);
+    KR_CHECK(whole_number(json_array_get(list, i), &values[i]), KRAIT_ERR_WEIGHTS,
+             "configuration: %s[%zu] is not a whole number", key, i);
     KR_CHECK(values[i] >= low && values[i] <= high, KRAIT_ERR_WEIGHTS,
              "configuration: %s[%zu] is %" PRId64 ", not within %" PRId64 "..%" PRId64, key, i, values[i], low, high);
   }
   return KRAIT_OK;
 }
 
-int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, int64_t high, int32_t max_n, int64_t *values, int32_t *n) {
+int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, int64_t high, int32_t max_n,
+                       int64_t *values, int32_t *n) {
   const json_t *found = value_of(config, key);
   if (!found) return KRAIT_OK;
   size_t count = json_array_size(found);
   KR_CHECK(json_is_array(found), KRAIT_ERR_WEIGHTS, "configuration: %s is not a list", key);
-  KR_CHECK(count <= (size_t)max_n, KRAIT_ERR_WEIGHTS, "configuration: %s has %zu values, more than %d", key, count, max_n);
+  KR_CHECK(count <= (size_t)max_n, KRAIT_ERR_WEIGHTS, "configuration: %s has %zu values, more than %d", key, count,
+           max_n);
   KR_TRY(read_ints(found, key, low, high, values));
   *n = (int32_t)count;
   return KRAIT_OK;
@@ -247,9 +262,11 @@ int32_t kr_config_text_at(const kr_config *config, const char *key, int64_t i, c
   return KRAIT_OK;
 }
 
-int32_t kr_config_ints_at(const kr_config *config, const char *key, int64_t i, int64_t low, int64_t high, int32_t n, int64_t *values) {
+int32_t kr_config_ints_at(const kr_config *config, const char *key, int64_t i, int64_t low, int64_t high, int32_t n,
+                          int64_t *values) {
   const json_t *list = json_array_get(value_of(config, key), (size_t)i);
-  KR_CHECK(json_array_size(list) == (size_t)n, KRAIT_ERR_WEIGHTS, "configuration: %s[%" PRId64 "] is not a list of %d values", key, i, n);
+  KR_CHECK(json_array_size(list) == (size_t)n, KRAIT_ERR_WEIGHTS,
+           "configuration: %s[%" PRId64 "] is not a list of %d values", key, i, n);
   return read_ints(list, key, low, high, values);
 }
 

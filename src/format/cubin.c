@@ -1,4 +1,5 @@
-/* cubin.c: which GPU a device ELF image was made for. Two layouts of e_flags exist; EI_OSABI tells which, never the SM. */
+/* cubin.c: which GPU a device ELF image was made for. Two layouts of e_flags exist; EI_OSABI tells which, never the
+ * SM. */
 #include <string.h>
 
 #include "elf.h"
@@ -23,7 +24,8 @@ static int32_t read_compat(kr_elf *elf, const kr_section *s, kr_cubin *cubin) {
   uint8_t bytes[1024];
   uint32_t n = s->size < sizeof bytes ? (uint32_t)s->size : (uint32_t)sizeof bytes, attribute, value;
   KR_TRY(kr_elf_read(elf, s->offset, bytes, n));
-  for (uint32_t at = 0, step; at < n && (step = read_attribute(bytes + at, n - at, &attribute, &value)) != 0; at += step)
+  for (uint32_t at = 0, step; at < n && (step = read_attribute(bytes + at, n - at, &attribute, &value)) != 0;
+       at += step)
     if (attribute == COMPAT_ARCH_SPECIFIC && value == 1 && !cubin->suffix) cubin->suffix = 'a';
   return KRAIT_OK;
 }
@@ -38,7 +40,8 @@ static int32_t read_note(kr_elf *elf, const kr_section *s, kr_cubin *cubin) {
   if (name_bytes > n - 12) return KRAIT_OK;
   const uint8_t *data = bytes + 12 + name_bytes;
   uint32_t room = n - 12 - name_bytes;
-  if (type == CUINFO && room >= 6 && kr_le16(data + 4) >= 50 && kr_le16(data + 4) < 1000) cubin->toolkit = kr_le16(data + 4);
+  if (type == CUINFO && room >= 6 && kr_le16(data + 4) >= 50 && kr_le16(data + 4) < 1000)
+    cubin->toolkit = kr_le16(data + 4);
   if (type != TKINFO) return KRAIT_OK;
   for (uint32_t i = 0; i + 9 < room; i++) {
     if (memcmp(data + i, "-arch sm_", 9) != 0) continue;
@@ -62,7 +65,8 @@ static int32_t read_symtab(kr_elf *elf, const kr_section *s, kr_cubin *cubin) {
 int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin) {
   *cubin = (kr_cubin){.relocatable = elf->type == ET_REL};
   KR_CHECK(elf->machine == KR_ELF_CUDA && elf->bits == 64 && !elf->big_endian, KRAIT_ERR_FILE_FORMAT,
-           "%s: the ELF image at offset %llu is for machine %u, not for a GPU", elf->source->name, (unsigned long long)elf->base, elf->machine);
+           "%s: the ELF image at offset %llu is for machine %u, not for a GPU", elf->source->name,
+           (unsigned long long)elf->base, elf->machine);
   cubin->new_abi = elf->osabi == OSABI_NEW || elf->osabi == OSABI_LLVM;
   if (cubin->new_abi) {
     cubin->sm = elf->flags >> 8 & 0xff;
@@ -98,7 +102,8 @@ int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next
   return kr_cubin_kernel_sized(elf, cubin, next, name, cap, &bytes);
 }
 
-int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap, uint64_t *bytes) {
+int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap,
+                              uint64_t *bytes) {
   while (*next < cubin->n_symbols) {
     kr_symbol many[64];
     uint32_t n = cubin->n_symbols - *next < 64 ? (uint32_t)(cubin->n_symbols - *next) : 64;

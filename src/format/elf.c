@@ -5,7 +5,16 @@
 
 #include "status.h"
 
-enum { EHDR_BYTES = 64, SHDR_BYTES = 64, PHDR_BYTES = 56, SYM_BYTES = 24, DYN_BYTES = 16, MAX_DYNAMIC = 65536, MAX_CHAIN = 65536, MAX_SECTIONS = 1 << 18 };
+enum {
+  EHDR_BYTES = 64,
+  SHDR_BYTES = 64,
+  PHDR_BYTES = 56,
+  SYM_BYTES = 24,
+  DYN_BYTES = 16,
+  MAX_DYNAMIC = 65536,
+  MAX_CHAIN = 65536,
+  MAX_SECTIONS = 1 << 18
+};
 enum { PT_LOAD = 1, PT_DYNAMIC = 2, SHT_DYNAMIC = 6 };
 enum { DT_NULL = 0, DT_HASH = 4, DT_STRTAB = 5, DT_SYMTAB = 6, DT_STRSZ = 10 };
 #define DT_GNU_HASH 0x6ffffef5u
@@ -15,12 +24,14 @@ enum { DT_NULL = 0, DT_HASH = 4, DT_STRTAB = 5, DT_SYMTAB = 6, DT_STRSZ = 10 };
 #define DT_VERNEEDNUM 0x6fffffffu
 
 int32_t kr_elf_read(const kr_elf *elf, uint64_t offset, void *out, size_t bytes) {
-  KR_CHECK(kr_range_fits(offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT, "%s: ELF image of %llu bytes has nothing at offset %llu",
-           elf->source->name, (unsigned long long)elf->size, (unsigned long long)offset);
+  KR_CHECK(kr_range_fits(offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT,
+           "%s: ELF image of %llu bytes has nothing at offset %llu", elf->source->name, (unsigned long long)elf->size,
+           (unsigned long long)offset);
   return kr_source_read(elf->source, elf->base + offset, out, bytes);
 }
 
-/* Counts that do not fit their fields live in section 0, which is read for no other reason: it lies at the end of the file. */
+/* Counts that do not fit their fields live in section 0, which is read for no other reason: it lies at the end of the
+ * file. */
 static int32_t read_long_counts(kr_elf *elf) {
   uint8_t h[SHDR_BYTES];
   if (!elf->shoff || !kr_range_fits(elf->shoff, SHDR_BYTES, elf->size)) {
@@ -31,17 +42,21 @@ static int32_t read_long_counts(kr_elf *elf) {
   if (elf->n_sections == 0) elf->n_sections = kr_le64(h + 32) > UINT32_MAX ? 0 : (uint32_t)kr_le64(h + 32);
   if (elf->name_section == 0xffff) elf->name_section = kr_le32(h + 40);
   uint64_t room = (elf->size - elf->shoff) / SHDR_BYTES;
-  if (elf->n_sections > room || elf->n_sections > MAX_SECTIONS) elf->n_sections = 0; /* a table that leaves the file is no table */
+  if (elf->n_sections > room || elf->n_sections > MAX_SECTIONS)
+    elf->n_sections = 0; /* a table that leaves the file is no table */
   return KRAIT_OK;
 }
 
 int32_t kr_elf_open(kr_elf *elf, kr_source *source, uint64_t base, uint64_t size) {
   uint8_t h[EHDR_BYTES];
   *elf = (kr_elf){.source = source, .base = base, .size = size};
-  KR_CHECK(kr_range_fits(base, size, source->size), KRAIT_ERR_FILE_FORMAT, "%s: ELF image leaves the file", source->name);
-  KR_CHECK(size >= EHDR_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: %llu bytes are no ELF image", source->name, (unsigned long long)size);
+  KR_CHECK(kr_range_fits(base, size, source->size), KRAIT_ERR_FILE_FORMAT, "%s: ELF image leaves the file",
+           source->name);
+  KR_CHECK(size >= EHDR_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: %llu bytes are no ELF image", source->name,
+           (unsigned long long)size);
   KR_TRY(kr_source_read(source, base, h, sizeof h));
-  KR_CHECK(memcmp(h, "\177ELF", 4) == 0, KRAIT_ERR_FILE_FORMAT, "%s: no ELF magic at offset %llu", source->name, (unsigned long long)base);
+  KR_CHECK(memcmp(h, "\177ELF", 4) == 0, KRAIT_ERR_FILE_FORMAT, "%s: no ELF magic at offset %llu", source->name,
+           (unsigned long long)base);
   elf->bits = h[4] == 2 ? 64 : 32;
   elf->big_endian = h[5] != 1;
   elf->osabi = h[7];
@@ -74,8 +89,14 @@ int32_t kr_elf_section(kr_elf *elf, uint32_t i, kr_section *section) {
   KR_CHECK(i < elf->n_sections, KRAIT_ERR_FILE_FORMAT, "%s: no section %u", elf->source->name, i);
   if (i < elf->cache_first || i - elf->cache_first >= elf->cache_n) KR_TRY(fill_section_cache(elf, i));
   const uint8_t *h = elf->cache + (size_t)(i - elf->cache_first) * SHDR_BYTES;
-  *section = (kr_section){.name = kr_le32(h), .type = kr_le32(h + 4), .flags = kr_le64(h + 8), .address = kr_le64(h + 16),
-                          .offset = kr_le64(h + 24), .size = kr_le64(h + 32), .link = kr_le32(h + 40), .info = kr_le32(h + 44),
+  *section = (kr_section){.name = kr_le32(h),
+                          .type = kr_le32(h + 4),
+                          .flags = kr_le64(h + 8),
+                          .address = kr_le64(h + 16),
+                          .offset = kr_le64(h + 24),
+                          .size = kr_le64(h + 32),
+                          .link = kr_le32(h + 40),
+                          .info = kr_le32(h + 44),
                           .entry_bytes = kr_le64(h + 56)};
   return KRAIT_OK;
 }
@@ -84,7 +105,8 @@ int32_t kr_elf_segment(const kr_elf *elf, uint32_t i, kr_segment *segment) {
   uint8_t h[PHDR_BYTES];
   KR_CHECK(i < elf->n_segments, KRAIT_ERR_FILE_FORMAT, "%s: no segment %u", elf->source->name, i);
   KR_TRY(kr_elf_read(elf, elf->phoff + (uint64_t)i * PHDR_BYTES, h, sizeof h));
-  *segment = (kr_segment){.type = kr_le32(h), .offset = kr_le64(h + 8), .address = kr_le64(h + 16), .file_bytes = kr_le64(h + 32)};
+  *segment = (kr_segment){
+      .type = kr_le32(h), .offset = kr_le64(h + 8), .address = kr_le64(h + 16), .file_bytes = kr_le64(h + 32)};
   return KRAIT_OK;
 }
 
@@ -101,7 +123,8 @@ int32_t kr_elf_string(const kr_elf *elf, uint64_t offset, char *out, size_t cap)
     offset += piece;
   }
   if (cap) out[0] = '\0';
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a name before offset %llu does not end", elf->source->name, (unsigned long long)offset);
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a name before offset %llu does not end", elf->source->name,
+                 (unsigned long long)offset);
 }
 
 int32_t kr_elf_section_name(kr_elf *elf, const kr_section *section, char *out, size_t cap) {
@@ -112,15 +135,6 @@ int32_t kr_elf_section_name(kr_elf *elf, const kr_section *section, char *out, s
   KR_CHECK(section->name < names.size && kr_add_u64(names.offset, section->name, &offset), KRAIT_ERR_FILE_FORMAT,
            "%s: a section's name lies outside of the name table", elf->source->name);
   return kr_elf_string(elf, offset, out, cap);
-}
-
-int32_t kr_elf_find(kr_elf *elf, const char *name, kr_section *section) {
-  char text[64];
-  for (uint32_t i = 1; i < elf->n_sections; i++) {
-    KR_TRY(kr_elf_section(elf, i, section));
-    if (kr_elf_section_name(elf, section, text, sizeof text) >= 0 && strcmp(text, name) == 0) return 1;
-  }
-  return 0;
 }
 
 int32_t kr_elf_offset_of(const kr_elf *elf, uint64_t address, uint64_t *offset) {
@@ -201,7 +215,8 @@ int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *d) {
   *d = (kr_dynamic){0};
   int32_t found = find_dynamic(elf, &d->offset, &bytes);
   if (found <= 0) return found;
-  KR_CHECK(kr_range_fits(d->offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT, "%s: the dynamic table leaves the file", elf->source->name);
+  KR_CHECK(kr_range_fits(d->offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT, "%s: the dynamic table leaves the file",
+           elf->source->name);
   uint64_t most = bytes / DYN_BYTES < MAX_DYNAMIC ? bytes / DYN_BYTES : MAX_DYNAMIC;
   for (; d->n_entries < most; d->n_entries++) {
     uint64_t tag, value;
@@ -223,15 +238,18 @@ int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *d) {
   if (verdef) kr_elf_offset_of(elf, verdef, &d->verdef);
   uint64_t at;
   if (d->symbols) KR_TRY(count_by_section(elf, d->symbols, &d->n_symbols));
-  if (d->symbols && !d->n_symbols && hash && kr_elf_offset_of(elf, hash, &at) == 1) d->n_symbols = count_by_hash(elf, at);
-  if (d->symbols && !d->n_symbols && gnu_hash && kr_elf_offset_of(elf, gnu_hash, &at) == 1) d->n_symbols = count_by_gnu_hash(elf, at);
+  if (d->symbols && !d->n_symbols && hash && kr_elf_offset_of(elf, hash, &at) == 1)
+    d->n_symbols = count_by_hash(elf, at);
+  if (d->symbols && !d->n_symbols && gnu_hash && kr_elf_offset_of(elf, gnu_hash, &at) == 1)
+    d->n_symbols = count_by_gnu_hash(elf, at);
   uint64_t room = d->symbols < elf->size ? (elf->size - d->symbols) / SYM_BYTES : 0;
   if (d->n_symbols > room) d->n_symbols = room;
   if (d->strings && d->strings_bytes > elf->size - d->strings) d->strings_bytes = elf->size - d->strings;
   return 1;
 }
 
-int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32_t n, uint64_t strings, kr_symbol *out) {
+int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32_t n, uint64_t strings,
+                       kr_symbol *out) {
   uint8_t bytes[256 * SYM_BYTES];
   uint64_t skip, at;
   KR_CHECK(n <= 256 && kr_mul_u64(first, SYM_BYTES, &skip) && kr_add_u64(table, skip, &at), KRAIT_ERR_FILE_FORMAT,
@@ -247,13 +265,14 @@ int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32
 
 enum { MAX_VERSIONS = 4096, VER_FLG_WEAK = 2 };
 
-static int32_t walk_aux(const kr_elf *elf, const kr_dynamic *d, uint64_t at, uint32_t n, int need, const char *file, kr_version_fn fn, void *user,
-                        uint32_t *budget) {
+static int32_t walk_aux(const kr_elf *elf, const kr_dynamic *d, uint64_t at, uint32_t n, int need, const char *file,
+                        kr_version_fn fn, void *user, uint32_t *budget) {
   char name[256];
   for (uint32_t k = 0; k < n && *budget; k++, --*budget) {
     uint8_t aux[16];
     KR_TRY(kr_elf_read(elf, at, aux, need ? 16 : 8));
-    uint32_t offset = kr_le32(aux + (need ? 8 : 0)), next = kr_le32(aux + (need ? 12 : 4)), is_weak = need && (kr_le16(aux + 4) & VER_FLG_WEAK);
+    uint32_t offset = kr_le32(aux + (need ? 8 : 0)), next = kr_le32(aux + (need ? 12 : 4)),
+             is_weak = need && (kr_le16(aux + 4) & VER_FLG_WEAK);
     KR_TRY(kr_elf_string(elf, d->strings + offset, name, sizeof name));
     if (!is_weak) fn(user, file, name);
     if (!next || !need) break; /* a definition's further names are its parents */
@@ -270,7 +289,8 @@ int32_t kr_elf_versions(const kr_elf *elf, const kr_dynamic *d, int need, kr_ver
   for (uint64_t i = 0; i < n && budget; i++, budget--) {
     uint8_t h[20];
     KR_TRY(kr_elf_read(elf, at, h, need ? 16 : 20));
-    uint32_t n_aux = kr_le16(h + (need ? 2 : 6)), aux = kr_le32(h + (need ? 8 : 12)), next = kr_le32(h + (need ? 12 : 16));
+    uint32_t n_aux = kr_le16(h + (need ? 2 : 6)), aux = kr_le32(h + (need ? 8 : 12)),
+             next = kr_le32(h + (need ? 12 : 16));
     if (need) KR_TRY(kr_elf_string(elf, d->strings + kr_le32(h + 4), file, sizeof file));
     KR_TRY(walk_aux(elf, d, at + aux, n_aux, need, file, fn, user, &budget));
     if (!next) break;
@@ -292,7 +312,8 @@ static void walk_dynamic(kr_elf *elf) {
   char name[64];
   uint64_t tag, value;
   if (kr_elf_dynamic(elf, &d) != 1) return;
-  for (uint64_t i = 0; i < d.n_entries && i < 256 && kr_elf_dynamic_entry(elf, &d, i, &tag, &value) >= 0; i++) kr_elf_offset_of(elf, value, &tag);
+  for (uint64_t i = 0; i < d.n_entries && i < 256 && kr_elf_dynamic_entry(elf, &d, i, &tag, &value) >= 0; i++)
+    kr_elf_offset_of(elf, value, &tag);
   uint32_t n = d.n_symbols < 256 ? (uint32_t)d.n_symbols : 256;
   if (n && kr_elf_symbols(elf, d.symbols, 0, n, d.strings, symbols) >= 0)
     for (uint32_t i = 0; i < n; i++) kr_elf_string(elf, symbols[i].name, name, sizeof name);

@@ -20,7 +20,8 @@ enum {
 typedef struct kr_elf {
   kr_source *source;
   uint64_t base, size; /* where the image lies inside the source */
-  uint8_t bits, big_endian, osabi, abiversion; /* bits: 32 or 64; only 64-bit little-endian images can be read further */
+  uint8_t bits, big_endian, osabi,
+      abiversion; /* bits: 32 or 64; only 64-bit little-endian images can be read further */
   uint16_t type, machine;
   uint32_t version, flags;
   uint64_t shoff, phoff;
@@ -64,10 +65,10 @@ int32_t kr_elf_open(kr_elf *elf, kr_source *source, uint64_t base, uint64_t size
 int32_t kr_elf_read(const kr_elf *elf, uint64_t offset, void *out, size_t bytes); /* offset in the image */
 int32_t kr_elf_section(kr_elf *elf, uint32_t i, kr_section *section);
 int32_t kr_elf_segment(const kr_elf *elf, uint32_t i, kr_segment *segment);
-/* Copies a NUL-terminated string of at most cap - 1 bytes; longer or unterminated ones are an error. Returns its length. */
+/* Copies a NUL-terminated string of at most cap - 1 bytes; longer or unterminated ones are an error. Returns its
+ * length. */
 int32_t kr_elf_string(const kr_elf *elf, uint64_t offset, char *out, size_t cap);
 int32_t kr_elf_section_name(kr_elf *elf, const kr_section *section, char *out, size_t cap);
-int32_t kr_elf_find(kr_elf *elf, const char *name, kr_section *section); /* 1 found, 0 not */
 int32_t kr_elf_offset_of(const kr_elf *elf, uint64_t address, uint64_t *offset); /* through PT_LOAD; 1 or 0 */
 
 int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *dynamic); /* 1 when there is one, 0 for static images */
@@ -75,8 +76,8 @@ int32_t kr_elf_dynamic_entry(const kr_elf *elf, const kr_dynamic *dynamic, uint6
 /* Reads n symbols from first of a table at offset into out: n at most 256. */
 int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32_t n, uint64_t strings, kr_symbol *out);
 
-/* Walks `.gnu.version_r` (need 1) or `.gnu.version_d` (need 0): calls fn(user, file, version); file is "" for definitions. Versions that
- * are wanted but not necessary (weak) are passed over. */
+/* Walks `.gnu.version_r` (need 1) or `.gnu.version_d` (need 0): calls fn(user, file, version); file is "" for
+ * definitions. Versions that are wanted but not necessary (weak) are passed over. */
 typedef void (*kr_version_fn)(void *user, const char *file, const char *version);
 int32_t kr_elf_versions(const kr_elf *elf, const kr_dynamic *dynamic, int need, kr_version_fn fn, void *user);
 
@@ -94,6 +95,7 @@ int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin);
 /* The next kernel at or after *next; 1 and its name, or 0. *next starts at 0. */
 int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap);
 /* The same, and how many bytes of instructions it has. */
-int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap, uint64_t *bytes);
+int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap,
+                              uint64_t *bytes);
 
 #endif

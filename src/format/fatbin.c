@@ -24,16 +24,19 @@ int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin
   if (magic == 0) return 0;
   if (magic == KR_FATBIN_MAGIC_OLD) return damage(source, offset, "a fatbin older than CUDA 4");
   if (magic != KR_FATBIN_MAGIC) return damage(source, offset, "no fatbin container");
-  if (kr_le16(h + 4) != 1 || kr_le16(h + 6) != KR_FATBIN_HEADER_BYTES) return damage(source, offset, "a fatbin container of unknown version");
+  if (kr_le16(h + 4) != 1 || kr_le16(h + 6) != KR_FATBIN_HEADER_BYTES)
+    return damage(source, offset, "a fatbin container of unknown version");
   uint64_t body = kr_le64(h + 8);
-  if (body > end - offset - KR_FATBIN_HEADER_BYTES) return damage(source, offset, "a fatbin container that is larger than its room");
+  if (body > end - offset - KR_FATBIN_HEADER_BYTES)
+    return damage(source, offset, "a fatbin container that is larger than its room");
   *fatbin = (kr_fatbin){.offset = offset, .size = body + KR_FATBIN_HEADER_BYTES};
   return 1;
 }
 
 static uint64_t align8(uint64_t offset) { return offset > UINT64_MAX - 7 ? offset : (offset + 7) & ~7ull; }
 
-/* Linkers align a section's parts, to 256 bytes on AArch64: the first offset from this one that holds something, or the end. */
+/* Linkers align a section's parts, to 256 bytes on AArch64: the first offset from this one that holds something, or the
+ * end. */
 static int32_t skip_zeros(kr_source *source, uint64_t *offset, uint64_t end) {
   uint8_t words[512];
   static const uint8_t zeros[8];
@@ -71,16 +74,27 @@ int32_t kr_fatbin_search(kr_source *source, uint64_t from, uint64_t end, kr_fatb
 }
 
 static void fill_entry(const uint8_t *h, uint64_t at, kr_entry *e) {
-  *e = (kr_entry){.kind = kr_le16(h), .unknown = kr_le16(h + 2) != 0x0101, .header_bytes = kr_le32(h + 4), .packed_bytes = kr_le32(h + 16),
-                  .offset = at, .payload = at + kr_le32(h + 4), .payload_bytes = kr_le64(h + 8), .unpacked_bytes = kr_le64(h + 56),
-                  .minor = kr_le16(h + 24), .major = kr_le16(h + 26), .sm = kr_le32(h + 28), .flags = kr_le64(h + 40),
-                  .name = kr_le32(h + 32), .n_name = kr_le32(h + 36)};
+  *e = (kr_entry){.kind = kr_le16(h),
+                  .unknown = kr_le16(h + 2) != 0x0101,
+                  .header_bytes = kr_le32(h + 4),
+                  .packed_bytes = kr_le32(h + 16),
+                  .offset = at,
+                  .payload = at + kr_le32(h + 4),
+                  .payload_bytes = kr_le64(h + 8),
+                  .unpacked_bytes = kr_le64(h + 56),
+                  .minor = kr_le16(h + 24),
+                  .major = kr_le16(h + 26),
+                  .sm = kr_le32(h + 28),
+                  .flags = kr_le64(h + 40),
+                  .name = kr_le32(h + 32),
+                  .n_name = kr_le32(h + 36)};
 }
 
 static int32_t read_options(kr_source *source, uint32_t block, kr_entry *e) {
   uint8_t h[8];
   if (!block) return KRAIT_OK;
-  if (block < KR_ENTRY_HEADER_BYTES || e->header_bytes < 8 || block > e->header_bytes - 8) return damage(source, e->offset, "an option block outside of its header");
+  if (block < KR_ENTRY_HEADER_BYTES || e->header_bytes < 8 || block > e->header_bytes - 8)
+    return damage(source, e->offset, "an option block outside of its header");
   KR_TRY(kr_source_read(source, e->offset + block, h, sizeof h));
   if (!kr_range_fits(kr_le32(h), kr_le32(h + 4), e->header_bytes)) return KRAIT_OK; /* hints only */
   e->options = kr_le32(h);
@@ -96,10 +110,13 @@ int32_t kr_entry_next(kr_source *source, const kr_fatbin *fatbin, uint64_t *at, 
   KR_TRY(kr_source_read(source, *at, h, sizeof h));
   fill_entry(h, *at, e);
   uint64_t room = end - *at;
-  if (e->header_bytes < KR_ENTRY_HEADER_BYTES || e->header_bytes > room) return damage(source, *at, "an entry with an impossible header size");
-  if (e->payload_bytes > room - e->header_bytes) return damage(source, *at, "an entry that is larger than its container");
+  if (e->header_bytes < KR_ENTRY_HEADER_BYTES || e->header_bytes > room)
+    return damage(source, *at, "an entry with an impossible header size");
+  if (e->payload_bytes > room - e->header_bytes)
+    return damage(source, *at, "an entry that is larger than its container");
   if (e->packed_bytes > e->payload_bytes) return damage(source, *at, "an entry with more packed bytes than payload");
-  if (e->n_name && !kr_range_fits(e->name, e->n_name, e->header_bytes)) return damage(source, *at, "a source name outside of its header");
+  if (e->n_name && !kr_range_fits(e->name, e->n_name, e->header_bytes))
+    return damage(source, *at, "a source name outside of its header");
   KR_TRY(read_options(source, kr_le32(h + 20), e));
   *at += e->header_bytes + e->payload_bytes;
   return 1;
@@ -142,7 +159,8 @@ static int32_t unpack_zstd(kr_source *source, const kr_entry *e, uint8_t *out, s
   *n_out = to.pos;
   ZSTD_freeDCtx(ctx);
   kr_free(piece);
-  if (status == KRAIT_OK && to.pos < cap) status = damage(source, e->payload, "a zstd frame that is shorter than its header says");
+  if (status == KRAIT_OK && to.pos < cap)
+    status = damage(source, e->payload, "a zstd frame that is shorter than its header says");
   return status;
 }
 
@@ -169,7 +187,8 @@ int32_t kr_entry_unpack(kr_source *source, const kr_entry *e, uint8_t *out, size
   *n_out = 0;
   if (cap > bytes) cap = (size_t)bytes;
   if (pack == KR_PACK_OLD) return damage(source, e->offset, "an entry packed in a way that only old drivers know");
-  if (pack != KR_PACK_NONE && (bytes > MAX_UNPACKED || bytes / MAX_RATIO > e->packed_bytes)) return damage(source, e->offset, "an entry that unpacks to an absurd size");
+  if (pack != KR_PACK_NONE && (bytes > MAX_UNPACKED || bytes / MAX_RATIO > e->packed_bytes))
+    return damage(source, e->offset, "an entry that unpacks to an absurd size");
   if (cap == 0) return KRAIT_OK;
   if (pack == KR_PACK_ZSTD) return unpack_zstd(source, e, out, cap, n_out);
   if (pack == KR_PACK_LZ4) return unpack_lz4(source, e, out, cap, n_out);

@@ -12,7 +12,7 @@
 #define KR_FATBIN_MAGIC_OLD 0x1EE55A01u
 #define KR_FATBIN_WRAPPER_MAGIC 0x466243B1u
 
-enum { KR_FATBIN_HEADER_BYTES = 16, KR_ENTRY_HEADER_BYTES = 64, KR_FATBIN_MAX_ENTRIES = 4096, KR_FATBIN_MAX_CONTAINERS = 1000000 };
+enum { KR_FATBIN_HEADER_BYTES = 16, KR_ENTRY_HEADER_BYTES = 64, KR_FATBIN_MAX_ENTRIES = 4096 };
 enum { KR_ENTRY_PTX = 1, KR_ENTRY_CUBIN = 2, KR_ENTRY_LTO = 8 };
 enum { KR_PACK_NONE = 0, KR_PACK_OLD = 1, KR_PACK_LZ4 = 2, KR_PACK_ZSTD = 3 };
 
@@ -39,8 +39,8 @@ typedef struct kr_entry {
   uint32_t name, n_name;       /* source file name, relative to the entry; 0 none */
 } kr_entry;
 
-/* Reads the container at offset, which must end at or before end. 1 found; 0 no container there (offset at the end, or only
- * padding is left); KRAIT_ERR_FILE_FORMAT for damage. */
+/* Reads the container at offset, which must end at or before end. 1 found; 0 no container there (offset at the end, or
+ * only padding is left); KRAIT_ERR_FILE_FORMAT for damage. */
 int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin *fatbin);
 /* The next container after one (NULL: from start), and what zeros lie between. */
 int32_t kr_fatbin_next(kr_source *source, uint64_t start, uint64_t end, const kr_fatbin *previous, kr_fatbin *fatbin);
@@ -50,9 +50,10 @@ int32_t kr_fatbin_search(kr_source *source, uint64_t from, uint64_t end, kr_fatb
 int32_t kr_entry_next(kr_source *source, const kr_fatbin *fatbin, uint64_t *at, kr_entry *entry);
 
 int kr_entry_pack(const kr_entry *entry);
-uint64_t kr_entry_bytes(const kr_entry *entry); /* of the payload once unpacked; padding included when it is not packed */
-/* Unpacks the first cap bytes (or all, if fewer) into out; *n_out says how many. Damage, a bomb (more than 2000-fold, or
- * 1 GiB) and the old packing are errors. */
+uint64_t kr_entry_bytes(
+    const kr_entry *entry); /* of the payload once unpacked; padding included when it is not packed */
+/* Unpacks the first cap bytes (or all, if fewer) into out; *n_out says how many. Damage, a bomb (more than 2000-fold,
+ * or 1 GiB) and the old packing are errors. */
 int32_t kr_entry_unpack(kr_source *source, const kr_entry *entry, uint8_t *out, size_t cap, size_t *n_out);
 /* 'a', 'f' or 0, from the entry's flags alone. */
 char kr_entry_suffix(const kr_entry *entry);
@@ -72,6 +73,7 @@ typedef struct kr_ar_member {
   char name[64];
   uint64_t offset, size;
 } kr_ar_member;
-int32_t kr_ar_next(kr_source *source, uint64_t *at, kr_ar_member *member); /* *at starts at 0; 1, 0 at the end, or damage */
+int32_t kr_ar_next(kr_source *source, uint64_t *at,
+                   kr_ar_member *member); /* *at starts at 0; 1, 0 at the end, or damage */
 
 #endif

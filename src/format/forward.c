@@ -6,7 +6,15 @@
 #include "alloc.h"
 #include "status.h"
 
-enum { PIECE_BYTES = 1 << 18, WINDOW_BYTES = KR_FORWARD_WINDOW_BYTES, LONG_BYTES = 12 << 20, HEAD_BYTES = 2 << 20, SMALL_BYTES = 1 << 20, MAX_RESTARTS = 16, N_BLOCKS = 64, BLOCK_BYTES = 1 << 16 };
+enum {
+  PIECE_BYTES = 1 << 18,
+  WINDOW_BYTES = KR_FORWARD_WINDOW_BYTES,
+  LONG_BYTES = 12 << 20,
+  HEAD_BYTES = 2 << 20,
+  MAX_RESTARTS = 16,
+  N_BLOCKS = 32,
+  BLOCK_BYTES = 1 << 16
+};
 
 typedef struct stream {
   kr_source source; /* first: its functions get a pointer to it */
@@ -16,7 +24,8 @@ typedef struct stream {
   uint64_t begin, end; /* the window holds these bytes of the member: a ring of pieces */
   size_t cap;
   int n_starts;
-  kr_forward_room at; /* window; head, which stays: headers and string tables are read again and again; blocks, where small reads went lately: section headers, the dynamic table */
+  kr_forward_room at; /* window; head, which stays: headers and string tables are read again and again; blocks, where
+                         small reads went lately: section headers, the dynamic table */
   size_t head_bytes, head_cap;
   uint64_t block_at[N_BLOCKS];
   size_t block_bytes[N_BLOCKS];
@@ -26,7 +35,8 @@ typedef struct stream {
 static int32_t restart(stream *s) {
   s->begin = s->end = 0;
   s->is_begun = 0;
-  KR_CHECK(s->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often", s->source.name);
+  KR_CHECK(s->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often",
+           s->source.name);
   KR_TRY(s->feed.begin(s->feed.user));
   s->is_begun = 1;
   return KRAIT_OK;
@@ -105,9 +115,10 @@ void kr_forward_free_room(kr_forward_room *room) {
   *room = (kr_forward_room){0};
 }
 
-/* Small ones are many, as the texts of an archive; larger ones take a window of full size, that of the next one. What is longer than any window has three quarters of it (a patched library's section table lies 11 MiB before its end), and a head. */
+/* As much as the member has, or the room of the one before it. What is longer than any window has three quarters of it
+ * (a patched library's section table lies 11 MiB before its end), and a head. */
 static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r) {
-  const size_t cap = bytes < SMALL_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : bytes <= WINDOW_BYTES ? WINDOW_BYTES : LONG_BYTES;
+  const size_t cap = bytes <= WINDOW_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : LONG_BYTES;
   *r = *spare;
   *spare = (kr_forward_room){0};
   if (r->cap < cap) {
@@ -119,7 +130,8 @@ static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r)
   return r->window && (r->head || bytes <= WINDOW_BYTES);
 }
 
-int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name, kr_source **source) {
+int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
+                        kr_source **source) {
   kr_forward_room r = {0};
   stream *s = kr_zalloc(sizeof *s);
   *source = NULL;
@@ -128,7 +140,11 @@ int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uin
     kr_forward_free_room(&r);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", name);
   }
-  *s = (stream){.source = {.read = read_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1}, .feed = *feed, .spare = spare, .cap = r.cap, .at = r,
+  *s = (stream){.source = {.read = read_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1},
+                .feed = *feed,
+                .spare = spare,
+                .cap = r.cap,
+                .at = r,
                 .head_cap = bytes > WINDOW_BYTES ? HEAD_BYTES : 0};
   *source = &s->source;
   return KRAIT_OK;

@@ -1,5 +1,6 @@
-/* forward.h: bytes that come in one direction only, as when an archive's member is unpacked, as a source: the first 2 MiB and the last
- * KR_FORWARD_WINDOW_BYTES (three quarters of that, of what is longer) are kept; reading elsewhere begins again, a few times. */
+/* forward.h: bytes that come in one direction only, as when an archive's member is unpacked, as a source: the first 2
+ * MiB and the last KR_FORWARD_WINDOW_BYTES (three quarters of that, of what is longer) are kept; reading elsewhere
+ * begins again, a few times. */
 #ifndef KR_FORWARD_H
 #define KR_FORWARD_H
 
@@ -7,7 +8,8 @@
 
 enum { KR_FORWARD_WINDOW_BYTES = 16 << 20 };
 
-typedef struct kr_forward_room { /* for the next one to take: system calls and fragments of memory for each member would be many */
+typedef struct kr_forward_room { /* for the next one to take: system calls and fragments of memory for each member would
+                                    be many */
   uint8_t *window, *head, *blocks;
   size_t cap; /* of the window */
 } kr_forward_room;
@@ -19,7 +21,8 @@ typedef struct kr_forward_feed {
 } kr_forward_feed;
 
 /* spare gives memory, and gets it back at the end: it must outlive the source. name is borrowed. */
-int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name, kr_source **source);
+int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
+                        kr_source **source);
 void *kr_forward_user(kr_source *source);
 void kr_forward_close(kr_source **source);
 void kr_forward_free_room(kr_forward_room *room);

@@ -1,4 +1,5 @@
-/* gguf.c: reads the container of version 2 and 3, little-endian: a header, values, tensors' names and places, and their data from an aligned byte on. */
+/* gguf.c: reads the container of version 2 and 3, little-endian: a header, values, tensors' names and places, and their
+ * data from an aligned byte on. */
 #include "gguf.h"
 
 #include <string.h>
@@ -10,17 +11,10 @@ enum { MAX_VALUES = 1 << 16, MAX_TENSORS = 1 << 16, MAX_NAME_BYTES = 1 << 12, MA
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64, N_TYPES };
 static const uint8_t bytes_of_type[N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* Of a block: weights, bytes. Types that are not read have a name alone, for the sentence. */
-static const struct {
-  uint32_t type;
-  const char *name;
-  uint32_t weights, bytes;
-} types[] = {{KR_GGUF_F32, "F32", 1, 4}, {KR_GGUF_F16, "F16", 1, 2}, {KR_GGUF_BF16, "BF16", 1, 2}, {KR_GGUF_Q8_0, "Q8_0", 32, 34}, {KR_GGUF_Q4_K, "Q4_K", 256, 144}, {KR_GGUF_Q6_K, "Q6_K", 256, 210},
-             {2, "Q4_0", 0, 0}, {3, "Q4_1", 0, 0}, {6, "Q5_0", 0, 0}, {7, "Q5_1", 0, 0}, {10, "Q2_K", 0, 0}, {11, "Q3_K", 0, 0}, {13, "Q5_K", 0, 0}};
-enum { N_GGML_TYPES = sizeof types / sizeof *types };
-
 #define FORMAT_CHECK(condition, ...) KR_CHECK(condition, KRAIT_ERR_FILE_FORMAT, __VA_ARGS__)
-#define WHOLE(condition) KR_CHECK(condition, KRAIT_ERR_FILE_READ, "%s: its header ends at byte %zu; the file is truncated or lies", c->label, c->n)
+#define WHOLE(condition)                                                                                               \
+  KR_CHECK(condition, KRAIT_ERR_FILE_READ, "%s: its header ends at byte %zu; the file is truncated or lies", c->label, \
+           c->n)
 
 typedef struct cursor {
   const char *label;
@@ -70,7 +64,8 @@ static int32_t take_value(cursor *c, kr_gguf_value *v) {
     KR_TRY(take_number(c, 8, &v->count));
     v->item_type = (uint32_t)type;
   }
-  FORMAT_CHECK(type < N_TYPES && type != ARRAY, "%s: value '%.*s' is of type %llu, which is none", c->label, (int)v->n_key, v->key, (unsigned long long)type);
+  FORMAT_CHECK(type < N_TYPES && type != ARRAY, "%s: value '%.*s' is of type %llu, which is none", c->label,
+               (int)v->n_key, v->key, (unsigned long long)type);
   v->at = c->bytes + c->at;
   if (type == TEXT) return skip_texts(c, v->count);
   WHOLE(v->count <= (c->n - c->at) / bytes_of_type[type]);
@@ -115,29 +110,22 @@ const char *kr_gguf_text(const kr_gguf_value *v, uint64_t *at, size_t *n) {
 
 /* ---- tensors ---- */
 
-static int32_t check_type(const cursor *c, const kr_gguf_tensor *t, uint64_t *weights, uint64_t *bytes) {
-  for (int i = 0; i < N_GGML_TYPES; i++) {
-    if (types[i].type != t->type) continue;
-    *weights = types[i].weights, *bytes = types[i].bytes;
-    KR_CHECK(types[i].weights, KRAIT_ERR_UNSUPPORTED, "%s: tensor '%s' is of type %s; F32, F16, BF16, Q8_0, Q4_K and Q6_K are read: take the model in one of those", c->label, t->name, types[i].name);
-    return KRAIT_OK;
-  }
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: tensor '%s' is of ggml's type %u; F32, F16, BF16, Q8_0, Q4_K and Q6_K are read: take the model in one of those", c->label, t->name, t->type);
-}
-
 /* offset: from the first byte of data on, which is not known yet. */
 static int32_t take_tensor(cursor *c, kr_arena *arena, kr_gguf_tensor *t, uint64_t *offset) {
   const char *name;
   uint64_t n, n_dims, size, type;
   KR_TRY(take_text(c, &name, &n));
-  FORMAT_CHECK(n >= 1 && n <= MAX_NAME_BYTES && !memchr(name, 0, (size_t)n), "%s: a tensor's name is empty, longer than %d bytes, or has a NUL in it", c->label, MAX_NAME_BYTES);
+  FORMAT_CHECK(n >= 1 && n <= MAX_NAME_BYTES && !memchr(name, 0, (size_t)n),
+               "%s: a tensor's name is empty, longer than %d bytes, or has a NUL in it", c->label, MAX_NAME_BYTES);
   t->name = kr_arena_copy(arena, name, (size_t)n);
   KR_TRY(take_number(c, 4, &n_dims));
-  FORMAT_CHECK(n_dims >= 1 && n_dims <= MAX_DIMS, "%s: tensor '%s' has %llu dimensions", c->label, t->name, (unsigned long long)n_dims);
+  FORMAT_CHECK(n_dims >= 1 && n_dims <= MAX_DIMS, "%s: tensor '%s' has %llu dimensions", c->label, t->name,
+               (unsigned long long)n_dims);
   t->n_dims = (int32_t)n_dims;
   for (int i = t->n_dims - 1; i >= 0; i--) {
     KR_TRY(take_number(c, 8, &size));
-    FORMAT_CHECK(size >= 1 && size <= 1ull << 40, "%s: tensor '%s' has a size of %llu", c->label, t->name, (unsigned long long)size);
+    FORMAT_CHECK(size >= 1 && size <= 1ull << 40, "%s: tensor '%s' has a size of %llu", c->label, t->name,
+                 (unsigned long long)size);
     t->shape[i] = (int64_t)size;
   }
   KR_TRY(take_number(c, 4, &type));
@@ -146,17 +134,22 @@ static int32_t take_tensor(cursor *c, kr_arena *arena, kr_gguf_tensor *t, uint64
 }
 
 static int32_t place_tensor(const cursor *c, size_t data, kr_gguf_tensor *t, uint64_t offset) {
-  uint64_t weights, block, elements;
-  KR_TRY(check_type(c, t, &weights, &block));
-  FORMAT_CHECK(t->shape[t->n_dims - 1] % (int64_t)weights == 0, "%s: tensor '%s' has rows of %lld weights, no whole blocks of %llu", c->label, t->name, (long long)t->shape[t->n_dims - 1],
-               (unsigned long long)weights);
-  elements = 1;
+  const kr_gguf_type *type = kr_gguf_type_find(t->type);
+  uint64_t elements = 1;
+  KR_CHECK(type, KRAIT_ERR_UNSUPPORTED,
+           "%s: tensor '%s' is of ggml's type %u; " KR_GGUF_TYPES " are read: take the model in one of those", c->label,
+           t->name, t->type);
+  FORMAT_CHECK(t->shape[t->n_dims - 1] % type->weights == 0,
+               "%s: tensor '%s' has rows of %lld weights, no whole blocks of %u", c->label, t->name,
+               (long long)t->shape[t->n_dims - 1], type->weights);
   for (int i = 0; i < t->n_dims; i++) {
-    FORMAT_CHECK(elements <= (1ull << 50) / (uint64_t)t->shape[i], "%s: tensor '%s' has more than 2^50 weights", c->label, t->name);
+    FORMAT_CHECK(elements <= (1ull << 50) / (uint64_t)t->shape[i], "%s: tensor '%s' has more than 2^50 weights",
+                 c->label, t->name);
     elements *= (uint64_t)t->shape[i];
   }
-  const uint64_t bytes = elements / weights * block;
-  KR_CHECK(data <= c->n && offset <= c->n - data && bytes <= c->n - data - offset, KRAIT_ERR_FILE_READ, "%s: tensor '%s' ends behind the file's %zu bytes; the file is truncated or lies", c->label, t->name, c->n);
+  const uint64_t bytes = elements / type->weights * type->bytes;
+  KR_CHECK(data <= c->n && offset <= c->n - data && bytes <= c->n - data - offset, KRAIT_ERR_FILE_READ,
+           "%s: tensor '%s' ends behind the file's %zu bytes; the file is truncated or lies", c->label, t->name, c->n);
   t->data = c->bytes + data + offset;
   return KRAIT_OK;
 }
@@ -190,7 +183,8 @@ static int32_t read_tensors(cursor *c, uint64_t n, kr_gguf *g) {
   kr_gguf_whole(kr_gguf_find(g, "general.alignment"), &alignment);
   FORMAT_CHECK(alignment >= 1 && alignment <= 1 << 16, "%s: general.alignment is %lld", c->label, (long long)alignment);
   const size_t data = (c->at + (size_t)alignment - 1) / (size_t)alignment * (size_t)alignment;
-  for (uint64_t i = 0; i < n; i++) KR_TRY(place_tensor(c, data, KR_AT(g->tensors, kr_gguf_tensor, i), *KR_AT(offsets, uint64_t, i)));
+  for (uint64_t i = 0; i < n; i++)
+    KR_TRY(place_tensor(c, data, KR_AT(g->tensors, kr_gguf_tensor, i), *KR_AT(offsets, uint64_t, i)));
   return KRAIT_OK;
 }
 
@@ -198,7 +192,8 @@ static int32_t read_all(cursor *c, kr_gguf *g) {
   uint64_t version, n_tensors, n_values;
   KR_TRY(take_number(c, 4, &version));
   KR_TRY(take_number(c, 4, &version));
-  FORMAT_CHECK(version == 2 || version == 3, "%s: GGUF of version %llu; 2 and 3, little-endian, are read", c->label, (unsigned long long)version);
+  FORMAT_CHECK(version == 2 || version == 3, "%s: GGUF of version %llu; 2 and 3, little-endian, are read", c->label,
+               (unsigned long long)version);
   KR_TRY(take_number(c, 8, &n_tensors));
   KR_TRY(take_number(c, 8, &n_values));
   KR_TRY(read_values(c, n_values, g));
@@ -206,7 +201,8 @@ static int32_t read_all(cursor *c, kr_gguf *g) {
 }
 
 int32_t kr_gguf_open(const unsigned char *bytes, size_t n_bytes, const char *label, kr_gguf *g) {
-  *g = (kr_gguf){.label = label, .arena = kr_arena_open(), .values = KR_LIST(kr_gguf_value), .tensors = KR_LIST(kr_gguf_tensor)};
+  *g = (kr_gguf){
+      .label = label, .arena = kr_arena_open(), .values = KR_LIST(kr_gguf_value), .tensors = KR_LIST(kr_gguf_tensor)};
   KR_CHECK(g->arena, KRAIT_ERR_NO_MEMORY, "%s: no memory for its header", label);
   const int32_t status = read_all(&(cursor){label, bytes, n_bytes, 0}, g);
   if (status < 0) kr_gguf_close(g);

@@ -1,14 +1,14 @@
-/* gguf.h: the GGUF container: typed values by name, then tensors in the types of ggml. And what language models in it are: their tensors, configuration and
- * tokenizer by the names that Hugging Face's folders have. docs/FORMATS.md has the limits. */
+/* gguf.h: the GGUF container: typed values by name, then tensors in the types of ggml. And what language models in it
+ * are: their tensors, configuration and tokenizer by the names that Hugging Face's folders have. docs/FORMATS.md has
+ * the limits. */
 #ifndef KR_GGUF_H
 #define KR_GGUF_H
 
 #include <jansson.h>
 
 #include "arena.h"
+#include "gguf_blocks.h"
 #include "weights.h"
-
-enum { KR_GGUF_F32 = 0, KR_GGUF_F16 = 1, KR_GGUF_Q8_0 = 8, KR_GGUF_Q4_K = 12, KR_GGUF_Q6_K = 14, KR_GGUF_BF16 = 30 };
 
 typedef struct kr_gguf_value {
   const char *key; /* of n_key bytes */
@@ -41,11 +41,13 @@ const kr_gguf_value *kr_gguf_find(const kr_gguf *g, const char *key); /* NULL: t
 /* A whole number or a real one; 0: it is none. */
 int kr_gguf_whole(const kr_gguf_value *value, int64_t *number);
 int kr_gguf_real(const kr_gguf_value *value, double *number);
-/* The text, or element i of an array of texts, walked through in order: *at begins as 0 and moves on. NULL: it is none. */
+/* The text, or element i of an array of texts, walked through in order: *at begins as 0 and moves on. NULL: it is
+ * none. */
 const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
 
 /* ---- language models (gguf_model.c) ---- */
-/* Adds the tensors to weights, by the names and shapes of Hugging Face's files; q8_0 and q4_k as quantize.h has them, Q6_K as float16. */
+/* Adds the tensors to weights, by the names and shapes of Hugging Face's files; blocks as gguf_blocks.h and quantize.h
+ * have them. Metadata say which types were there and what became of them. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
 /* What config.json and tokenizer.json would be. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);

@@ -1,5 +1,6 @@
-/* gguf_model.c: language models of a GGUF file as Hugging Face's folders have them: names of tensors, config.json and tokenizer.json. What lies in the file as
- * it is needed stays there; q8_0's scales go beside its bytes, Q6_K becomes float16, and A what its logarithm was. */
+/* gguf_model.c: language models of a GGUF file as Hugging Face's folders have them: names of tensors, config.json and
+ * tokenizer.json. What lies in the file as it is needed stays there; q8_0's scales go beside its bytes, blocks that no
+ * operator takes become float16, and A what its logarithm was. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,31 +30,65 @@ static int32_t find_kind(const kr_gguf *g, int *kind) {
   for (*kind = 0; *kind < N_KINDS; ++*kind)
     if (is_text(v, kinds[*kind])) return KRAIT_OK;
   const char *found = v && v->count == 1 ? kr_gguf_text(v, &at, &n) : NULL;
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: its general.architecture is '%.*s'; mamba, mamba2 and qwen2 are read", g->label, (int)(n < 40 ? n : 40), found ? found : "");
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: its general.architecture is '%.*s'; mamba, mamba2 and qwen2 are read",
+                 g->label, (int)(n < 40 ? n : 40), found ? found : "");
 }
 
 /* ---- tensors ---- */
 
-enum { AS_IS, TAPS, FLAT, DECAY, FLAT_DECAY }; /* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: -exp of what is wanted */
+enum {
+  AS_IS,
+  TAPS,
+  FLAT,
+  DECAY,
+  FLAT_DECAY
+}; /* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: -exp of what is wanted */
 
 typedef struct naming {
   const char *from, *to;
   int how;
 } naming;
 
-static const naming of_mamba[] = {{"attn_norm.weight", "norm.weight", AS_IS}, {"ssm_in.weight", "mixer.in_proj.weight", AS_IS}, {"ssm_conv1d.weight", "mixer.conv1d.weight", TAPS}, {"ssm_conv1d.bias", "mixer.conv1d.bias", AS_IS},
-  {"ssm_x.weight", "mixer.x_proj.weight", AS_IS}, {"ssm_dt.weight", "mixer.dt_proj.weight", AS_IS}, {"ssm_dt.bias", "mixer.dt_proj.bias", AS_IS}, {"ssm_a", "mixer.A_log", DECAY}, {"ssm_d", "mixer.D", AS_IS},
-  {"ssm_out.weight", "mixer.out_proj.weight", AS_IS}, {0}};
-static const naming of_mamba2[] = {{"attn_norm.weight", "norm.weight", AS_IS}, {"ssm_in.weight", "mixer.in_proj.weight", AS_IS}, {"ssm_conv1d.weight", "mixer.conv1d.weight", TAPS}, {"ssm_conv1d.bias", "mixer.conv1d.bias", AS_IS},
-  {"ssm_dt.bias", "mixer.dt_bias", AS_IS}, {"ssm_a", "mixer.A_log", FLAT_DECAY}, {"ssm_d", "mixer.D", FLAT}, {"ssm_norm.weight", "mixer.norm.weight", FLAT}, {"ssm_out.weight", "mixer.out_proj.weight", AS_IS}, {0}};
-static const naming of_qwen2[] = {{"attn_norm.weight", "input_layernorm.weight", AS_IS}, {"attn_q.weight", "self_attn.q_proj.weight", AS_IS}, {"attn_q.bias", "self_attn.q_proj.bias", AS_IS},
-  {"attn_k.weight", "self_attn.k_proj.weight", AS_IS}, {"attn_k.bias", "self_attn.k_proj.bias", AS_IS}, {"attn_v.weight", "self_attn.v_proj.weight", AS_IS}, {"attn_v.bias", "self_attn.v_proj.bias", AS_IS},
-  {"attn_output.weight", "self_attn.o_proj.weight", AS_IS}, {"ffn_norm.weight", "post_attention_layernorm.weight", AS_IS}, {"ffn_gate.weight", "mlp.gate_proj.weight", AS_IS}, {"ffn_up.weight", "mlp.up_proj.weight", AS_IS},
-  {"ffn_down.weight", "mlp.down_proj.weight", AS_IS}, {0}};
+static const naming of_mamba[] = {{"attn_norm.weight", "norm.weight", AS_IS},
+                                  {"ssm_in.weight", "mixer.in_proj.weight", AS_IS},
+                                  {"ssm_conv1d.weight", "mixer.conv1d.weight", TAPS},
+                                  {"ssm_conv1d.bias", "mixer.conv1d.bias", AS_IS},
+                                  {"ssm_x.weight", "mixer.x_proj.weight", AS_IS},
+                                  {"ssm_dt.weight", "mixer.dt_proj.weight", AS_IS},
+                                  {"ssm_dt.bias", "mixer.dt_proj.bias", AS_IS},
+                                  {"ssm_a", "mixer.A_log", DECAY},
+                                  {"ssm_d", "mixer.D", AS_IS},
+                                  {"ssm_out.weight", "mixer.out_proj.weight", AS_IS},
+                                  {0}};
+static const naming of_mamba2[] = {{"attn_norm.weight", "norm.weight", AS_IS},
+                                   {"ssm_in.weight", "mixer.in_proj.weight", AS_IS},
+                                   {"ssm_conv1d.weight", "mixer.conv1d.weight", TAPS},
+                                   {"ssm_conv1d.bias", "mixer.conv1d.bias", AS_IS},
+                                   {"ssm_dt.bias", "mixer.dt_bias", AS_IS},
+                                   {"ssm_a", "mixer.A_log", FLAT_DECAY},
+                                   {"ssm_d", "mixer.D", FLAT},
+                                   {"ssm_norm.weight", "mixer.norm.weight", FLAT},
+                                   {"ssm_out.weight", "mixer.out_proj.weight", AS_IS},
+                                   {0}};
+static const naming of_qwen2[] = {{"attn_norm.weight", "input_layernorm.weight", AS_IS},
+                                  {"attn_q.weight", "self_attn.q_proj.weight", AS_IS},
+                                  {"attn_q.bias", "self_attn.q_proj.bias", AS_IS},
+                                  {"attn_k.weight", "self_attn.k_proj.weight", AS_IS},
+                                  {"attn_k.bias", "self_attn.k_proj.bias", AS_IS},
+                                  {"attn_v.weight", "self_attn.v_proj.weight", AS_IS},
+                                  {"attn_v.bias", "self_attn.v_proj.bias", AS_IS},
+                                  {"attn_output.weight", "self_attn.o_proj.weight", AS_IS},
+                                  {"ffn_norm.weight", "post_attention_layernorm.weight", AS_IS},
+                                  {"ffn_gate.weight", "mlp.gate_proj.weight", AS_IS},
+                                  {"ffn_up.weight", "mlp.up_proj.weight", AS_IS},
+                                  {"ffn_down.weight", "mlp.down_proj.weight", AS_IS},
+                                  {0}};
 static const naming *const of_layers[N_KINDS] = {of_mamba, of_mamba2, of_qwen2};
 static const char embedding[] = "token_embd.weight";
-static const char *const globals[N_KINDS][3] = {{"backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight"}, {"backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight"},
-                                                {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}};
+static const char *const globals[N_KINDS][3] = {
+    {"backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight"},
+    {"backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight"},
+    {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}};
 
 /* The name in Hugging Face's files, and what becomes of the values. A tensor that is not known keeps its name. */
 static int find_name(int kind, const char *from, char *name, size_t n) {
@@ -84,40 +119,17 @@ static int32_t get_room(const maker *m, const kr_gguf_tensor *t, uint64_t bytes,
   return KRAIT_OK;
 }
 
-static uint16_t half_at(const unsigned char *at) { return (uint16_t)(at[0] | at[1] << 8); }
-
-/* The weights of one block; how many they are. */
-static int widen_block(const kr_gguf_tensor *t, uint64_t i, float *to) {
-  if (t->type == KR_GGUF_Q8_0) {
-    const unsigned char *block = t->data + i * 34;
-    for (int k = 0; k < 32; k++) to[k] = kr_f16_to_float(half_at(block)) * (float)(int8_t)block[2 + k];
-    return 32;
-  }
-  if (t->type == KR_GGUF_Q4_K) {
-    int32_t words[36];
-    memcpy(words, t->data + i * 144, sizeof words);
-    kr_q4k_row(words, 1, to);
-    return 256;
-  }
-  const unsigned char *block = t->data + i * 210; /* Q6_K: 128 bytes of low fours, 64 of high twos, 16 scales, a factor */
-  for (int k = 0; k < 256; k++) {
-    const int half = k / 128, part = k % 128 / 32, l = k % 32;
-    const int low = block[half * 64 + l + part % 2 * 32] >> (part / 2 * 4) & 15, high = block[128 + half * 32 + l] >> (2 * part) & 3;
-    to[k] = kr_f16_to_float(half_at(block + 208)) * (float)(int8_t)block[192 + k / 16] * (float)((low | high << 4) - 32);
-  }
-  return 256;
-}
-
 static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weight *as) {
   kr_weight item = *as;
   uint16_t *halves;
-  float values[256];
+  const kr_gguf_type *type = kr_gguf_type_find(t->type);
+  float values[KR_GGUF_MOST_WEIGHTS];
   item.dtype = KRAIT_F16;
   KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
   KR_TRY(get_room(m, t, item.bytes, &halves));
   for (uint64_t i = 0, at = 0; at < item.bytes / 2 && !m->to->is_header_only; i++) {
-    const int n = widen_block(t, i, values);
-    for (int k = 0; k < n; k++) halves[at++] = kr_float_to_f16(values[k]);
+    kr_gguf_widen(t->type, t->data + i * type->bytes, values);
+    for (uint32_t k = 0; k < type->weights; k++) halves[at++] = kr_float_to_f16(values[k]);
   }
   item.data = halves;
   return kr_weights_add(m->to, &item);
@@ -126,14 +138,13 @@ static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weig
 static int32_t add_q8(const maker *m, const kr_gguf_tensor *t, const char *name) {
   const uint64_t blocks = (uint64_t)(t->shape[0] * (t->shape[1] / 32));
   char own[224];
-  unsigned char *words;
+  int8_t *words;
   uint16_t *scales;
+  const kr_gguf_type *type = kr_gguf_type_find(t->type);
   KR_TRY(get_room(m, t, blocks * 32, &words));
   KR_TRY(get_room(m, t, blocks * 2, &scales));
-  for (uint64_t i = 0; i < blocks && !m->to->is_header_only; i++) {
-    memcpy(words + 32 * i, t->data + 34 * i + 2, 32);
-    scales[i] = half_at(t->data + 34 * i);
-  }
+  for (uint64_t i = 0; i < blocks && !m->to->is_header_only; i++)
+    scales[i] = kr_gguf_as_q8(t->type, t->data + i * type->bytes, words + 32 * i);
   snprintf(own, sizeof own, "%.200s.q8_0", name);
   KR_TRY(kr_weights_add(m->to, &(kr_weight){own, KRAIT_I32, 2, {t->shape[0], t->shape[1] / 4}, words, blocks * 32}));
   snprintf(own, sizeof own, "%.200s.q8_0.scales", name);
@@ -144,7 +155,8 @@ static int32_t add_q4k(const maker *m, const kr_gguf_tensor *t, const char *name
   const uint64_t blocks = (uint64_t)(t->shape[0] * (t->shape[1] / 256));
   char own[224];
   snprintf(own, sizeof own, "%.200s.q4_k", name);
-  return kr_weights_add(m->to, &(kr_weight){own, KRAIT_I32, 2, {t->shape[0], t->shape[1] / 256 * 36}, t->data, blocks * 144});
+  return kr_weights_add(m->to,
+                        &(kr_weight){own, KRAIT_I32, 2, {t->shape[0], t->shape[1] / 256 * 36}, t->data, blocks * 144});
 }
 
 /* ln -A, as the files before had it. */
@@ -164,10 +176,17 @@ static int32_t add_log(const maker *m, const kr_gguf_tensor *t, const kr_weight 
 
 static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
   char name[200];
-  const int how = find_name(m->kind, t->name, name, sizeof name), is_block = t->type == KR_GGUF_Q8_0 || t->type == KR_GGUF_Q4_K || t->type == KR_GGUF_Q6_K;
-  kr_weight item = {.name = name, .dtype = t->type == KR_GGUF_F32 ? KRAIT_F32 : t->type == KR_GGUF_BF16 ? KRAIT_BF16 : KRAIT_F16, .n_dims = t->n_dims, .data = t->data};
+  const int how = find_name(m->kind, t->name, name, sizeof name), as = kr_gguf_type_find(t->type)->as,
+            is_block = as != KR_GGUF_PLAIN;
+  kr_weight item = {.name = name,
+                    .dtype = t->type == KR_GGUF_F32    ? KRAIT_F32
+                             : t->type == KR_GGUF_BF16 ? KRAIT_BF16
+                                                       : KRAIT_F16,
+                    .n_dims = t->n_dims,
+                    .data = t->data};
   memcpy(item.shape, t->shape, sizeof t->shape);
-  FORMAT_CHECK(!is_block || (t->n_dims == 2 && how == AS_IS), "%s: tensor '%s' has weights in blocks, and is no matrix", m->g->label, t->name);
+  FORMAT_CHECK(!is_block || (t->n_dims == 2 && how == AS_IS), "%s: tensor '%s' has weights in blocks, and is no matrix",
+               m->g->label, t->name);
   if (how == TAPS && t->n_dims == 2) item.n_dims = 3, item.shape[2] = t->shape[1], item.shape[1] = 1;
   if (how == FLAT || how == FLAT_DECAY) {
     item.n_dims = 1;
@@ -177,10 +196,11 @@ static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
   if (how == DECAY || how == FLAT_DECAY) return add_log(m, t, &item);
   if (!is_block) return kr_weights_add(m->to, &item);
   const int is_embedding = strcmp(t->name, embedding) == 0;
-  if (is_embedding || t->type == KR_GGUF_Q6_K) KR_TRY(add_halves(m, t, &item));
-  if ((is_embedding && !m->is_tied) || t->type == KR_GGUF_Q6_K) return KRAIT_OK;
-  const char *as = is_embedding ? "lm_head.weight" : name; /* tied: looked up in float16, multiplied by as it is stored */
-  return t->type == KR_GGUF_Q8_0 ? add_q8(m, t, as) : add_q4k(m, t, as);
+  if (is_embedding || as == KR_GGUF_AS_HALF) KR_TRY(add_halves(m, t, &item));
+  if ((is_embedding && !m->is_tied) || as == KR_GGUF_AS_HALF) return KRAIT_OK;
+  const char *own =
+      is_embedding ? "lm_head.weight" : name; /* tied: looked up in float16, multiplied by as it is stored */
+  return as == KR_GGUF_AS_Q8 ? add_q8(m, t, own) : add_q4k(m, t, own);
 }
 
 static int has_tensor(const kr_gguf *g, const char *name) {
@@ -189,13 +209,34 @@ static int has_tensor(const kr_gguf *g, const char *name) {
   return 0;
 }
 
+/* What became of the types of blocks, as metadata. */
+static int32_t tell_types(const kr_gguf *g, kr_weights *to) {
+  static const char *const became[] = {[KR_GGUF_AS_Q8] = "q8_0, of the same values",
+                                       [KR_GGUF_AS_Q4K] = "q4_k, as they are",
+                                       [KR_GGUF_AS_HALF] = "float16"};
+  for (int i = 0; i < KR_GGUF_N_TYPES; i++) {
+    const kr_gguf_type *type = &kr_gguf_types[i];
+    char key[32], value[64];
+    size_t n = 0;
+    for (size_t k = 0; k < g->tensors.n; k++) n += KR_AT(g->tensors, kr_gguf_tensor, k)->type == type->type;
+    if (!n || type->as == KR_GGUF_PLAIN) continue;
+    snprintf(key, sizeof key, "gguf.%s", type->name);
+    snprintf(value, sizeof value, "%zu tensor%s read as %s", n, n == 1 ? "" : "s", became[type->as]);
+    KR_TRY(kr_weights_add_metadata(to, key, value));
+  }
+  return KRAIT_OK;
+}
+
 static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
   maker m = {.g = g, .to = to, .is_tied = !has_tensor(g, "output.weight")};
   int64_t n_files = 1;
   KR_TRY(find_kind(g, &m.kind));
   kr_gguf_whole(kr_gguf_find(g, "split.count"), &n_files);
-  KR_CHECK(n_files <= 1, KRAIT_ERR_UNSUPPORTED, "%s: one of the %lld files of a model; join them first (llama-gguf-split --merge)", g->label, (long long)n_files);
+  KR_CHECK(n_files <= 1, KRAIT_ERR_UNSUPPORTED,
+           "%s: one of the %lld files of a model; join them first (llama-gguf-split --merge)", g->label,
+           (long long)n_files);
   for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_tensor(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
+  KR_TRY(tell_types(g, to));
   return kr_weights_add_metadata(to, "general.architecture", kinds[m.kind]);
 }
 
@@ -227,15 +268,25 @@ static int set_real(json_t *to, const char *name, const kr_gguf_value *v) {
 }
 
 static json_t *make_config(const kr_gguf *g, int kind) {
-  static const char *const names[][2] = {{"hidden_size", "embedding_length"}, {"num_hidden_layers", "block_count"}, {"intermediate_size", "feed_forward_length"}, {"num_attention_heads", "attention.head_count"},
-    {"num_key_value_heads", "attention.head_count_kv"}, {"head_dim", "attention.key_length"}, {"state_size", "ssm.state_size"}, {"conv_kernel", "ssm.conv_kernel"}, {"time_step_rank", "ssm.time_step_rank"}, {"n_groups", "ssm.group_count"}};
+  static const char *const names[][2] = {{"hidden_size", "embedding_length"},
+                                         {"num_hidden_layers", "block_count"},
+                                         {"intermediate_size", "feed_forward_length"},
+                                         {"num_attention_heads", "attention.head_count"},
+                                         {"num_key_value_heads", "attention.head_count_kv"},
+                                         {"head_dim", "attention.key_length"},
+                                         {"state_size", "ssm.state_size"},
+                                         {"conv_kernel", "ssm.conv_kernel"},
+                                         {"time_step_rank", "ssm.time_step_rank"},
+                                         {"n_groups", "ssm.group_count"}};
   int64_t is_falcon = 0;
   kr_gguf_whole(find_own(g, kind, "ssm.dt_b_c_rms"), &is_falcon);
   json_t *c = json_pack("{s:s}", "model_type", kind == MAMBA && is_falcon ? "falcon_mamba" : kinds[kind]);
   int failed = !c;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (kind == QWEN2 || (i != 2 && i != 3 && i != 4)) failed |= set_whole(c, names[i][0], find_own(g, kind, names[i][1]));
-  failed |= set_real(c, kind == QWEN2 ? "rms_norm_eps" : "layer_norm_epsilon", find_own(g, kind, "attention.layer_norm_rms_epsilon"));
+    if (kind == QWEN2 || (i != 2 && i != 3 && i != 4))
+      failed |= set_whole(c, names[i][0], find_own(g, kind, names[i][1]));
+  failed |= set_real(c, kind == QWEN2 ? "rms_norm_eps" : "layer_norm_epsilon",
+                     find_own(g, kind, "attention.layer_norm_rms_epsilon"));
   failed |= set_real(c, "rope_theta", find_own(g, kind, "rope.freq_base"));
   failed |= set_whole(c, "eos_token_id", kr_gguf_find(g, "tokenizer.ggml.eos_token_id"));
   failed |= json_object_set_new(c, "tie_word_embeddings", json_boolean(!has_tensor(g, "output.weight")));
@@ -250,9 +301,11 @@ int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *l
   *config = NULL;
   KR_TRY(kr_gguf_open(bytes, n_bytes, label, &g));
   int32_t status = find_kind(&g, &kind);
-  if (status >= 0 && kind == QWEN2 && kr_gguf_find(&g, "qwen2.rope.scaling.type") && !is_text(kr_gguf_find(&g, "qwen2.rope.scaling.type"), "none"))
+  if (status >= 0 && kind == QWEN2 && kr_gguf_find(&g, "qwen2.rope.scaling.type") &&
+      !is_text(kr_gguf_find(&g, "qwen2.rope.scaling.type"), "none"))
     status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: qwen2.rope.scaling.type is not 'none', which is not supported", label);
-  if (status >= 0 && !(*config = make_config(&g, kind))) status = kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory for its configuration", label);
+  if (status >= 0 && !(*config = make_config(&g, kind)))
+    status = kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory for its configuration", label);
   kr_gguf_close(&g);
   return status;
 }
@@ -272,28 +325,37 @@ static const char *cut_of(const kr_gguf *g, int kind) {
 }
 
 static json_t *pre_tokenizer(const char *cut) {
-  static const char qwen2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+  static const char qwen2[] =
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+      "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
   if (strcmp(cut, "qwen2") != 0) return json_pack("{s:s, s:b}", "type", "ByteLevel", "add_prefix_space", 0);
-  return json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, {s:s, s:b, s:b}]}", "type", "Sequence", "pretokenizers", "type", "Split", "pattern", "Regex", qwen2, "behavior", "Isolated", "invert", 0, "type", "ByteLevel",
+  return json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, {s:s, s:b, s:b}]}", "type", "Sequence", "pretokenizers", "type",
+                   "Split", "pattern", "Regex", qwen2, "behavior", "Isolated", "invert", 0, "type", "ByteLevel",
                    "add_prefix_space", 0, "use_regex", 0);
 }
 
 /* Every token as one of the vocabulary, or as an added one. */
 static int32_t add_tokens(const kr_gguf *g, json_t *vocab, json_t *added) {
-  const kr_gguf_value *tokens = kr_gguf_find(g, "tokenizer.ggml.tokens"), *type = kr_gguf_find(g, "tokenizer.ggml.token_type");
+  const kr_gguf_value *tokens = kr_gguf_find(g, "tokenizer.ggml.tokens"),
+                      *type = kr_gguf_find(g, "tokenizer.ggml.token_type");
   uint64_t at = 0;
   size_t n;
-  FORMAT_CHECK(tokens && kr_gguf_text(tokens, &(uint64_t){0}, &n), "%s: it has no tokenizer.ggml.tokens; name a tokenizer with --tokenizer", g->label);
-  FORMAT_CHECK(!type || (type->type == 9 && type->count == tokens->count && (type->item_type == 4 || type->item_type == 5)), "%s: tokenizer.ggml.token_type is no list of %llu whole numbers", g->label,
-               (unsigned long long)tokens->count);
+  FORMAT_CHECK(tokens && kr_gguf_text(tokens, &(uint64_t){0}, &n),
+               "%s: it has no tokenizer.ggml.tokens; name a tokenizer with --tokenizer", g->label);
+  FORMAT_CHECK(
+      !type || (type->type == 9 && type->count == tokens->count && (type->item_type == 4 || type->item_type == 5)),
+      "%s: tokenizer.ggml.token_type is no list of %llu whole numbers", g->label, (unsigned long long)tokens->count);
   for (uint64_t i = 0; i < tokens->count; i++) {
     const char *text = kr_gguf_text(tokens, &at, &n);
     const int kind = type ? type->at[4 * i] : NORMAL, is_word = kind == NORMAL || kind == BYTE;
     if (kind == UNUSED) continue;
-    json_t *name = json_stringn(text, n);
-    FORMAT_CHECK(name && !memchr(text, 0, n), "%s: token %llu is not UTF-8", g->label, (unsigned long long)i);
+    json_t *name = memchr(text, 0, n) ? NULL : json_stringn(text, n);
+    FORMAT_CHECK(name, "%s: token %llu is not UTF-8", g->label, (unsigned long long)i);
     int failed = is_word && json_object_set_new(vocab, json_string_value(name), json_integer((json_int_t)i));
-    if (!is_word) failed = json_array_append_new(added, json_pack("{s:I, s:O, s:b, s:b}", "id", (json_int_t)i, "content", name, "special", kind != USER_DEFINED, "normalized", kind == USER_DEFINED));
+    if (!is_word)
+      failed =
+          json_array_append_new(added, json_pack("{s:I, s:O, s:b, s:b}", "id", (json_int_t)i, "content", name,
+                                                 "special", kind != USER_DEFINED, "normalized", kind == USER_DEFINED));
     json_decref(name);
     KR_CHECK(!failed, KRAIT_ERR_NO_MEMORY, "%s: no memory for its tokens", g->label);
   }
@@ -304,7 +366,10 @@ static int32_t add_merges(const kr_gguf *g, json_t *merges) {
   const kr_gguf_value *v = kr_gguf_find(g, "tokenizer.ggml.merges");
   uint64_t at = 0;
   size_t n;
-  FORMAT_CHECK(v && v->item_type == 8, "%s: it has no tokenizer.ggml.merges; only byte pair encoding is read: name a tokenizer with --tokenizer", g->label);
+  FORMAT_CHECK(
+      v && v->item_type == 8,
+      "%s: it has no tokenizer.ggml.merges; only byte pair encoding is read: name a tokenizer with --tokenizer",
+      g->label);
   for (uint64_t i = 0; i < v->count; i++) {
     const char *text = kr_gguf_text(v, &at, &n);
     json_t *merge = json_stringn(text, n);
@@ -320,11 +385,19 @@ static int32_t make_tokenizer(const kr_gguf *g, json_t **tokenizer) {
   size_t n = 0;
   int kind;
   KR_TRY(find_kind(g, &kind));
-  FORMAT_CHECK(is_text(model, "gpt2"), "%s: its tokenizer.ggml.model is not 'gpt2'; only byte-level tokenizers are read: name one with --tokenizer", g->label);
+  FORMAT_CHECK(
+      is_text(model, "gpt2"),
+      "%s: its tokenizer.ggml.model is not 'gpt2'; only byte-level tokenizers are read: name one with --tokenizer",
+      g->label);
   const char *cut = cut_of(g, kind), *name = cut ? NULL : kr_gguf_text(pre, &at, &n);
-  KR_CHECK(cut, KRAIT_ERR_UNSUPPORTED, "%s: its tokenizer.ggml.pre is '%.*s'; gpt-2, gpt-neox, mpt, olmo and qwen2 are read: name a tokenizer with --tokenizer", g->label, (int)(n < 40 ? n : 40), name ? name : "");
+  KR_CHECK(cut, KRAIT_ERR_UNSUPPORTED,
+           "%s: its tokenizer.ggml.pre is '%.*s'; gpt-2, gpt-neox, mpt, olmo and qwen2 are read: name a tokenizer with "
+           "--tokenizer",
+           g->label, (int)(n < 40 ? n : 40), name ? name : "");
   json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
-  *tokenizer = json_pack("{s:{s:s}, s:o, s:{s:s, s:o, s:o}, s:o}", "normalizer", "type", "NFC", "pre_tokenizer", pre_tokenizer(cut), "model", "type", "BPE", "vocab", vocab, "merges", merges, "added_tokens", added);
+  *tokenizer =
+      json_pack("{s:{s:s}, s:o, s:{s:s, s:o, s:o}, s:o}", "normalizer", "type", "NFC", "pre_tokenizer",
+                pre_tokenizer(cut), "model", "type", "BPE", "vocab", vocab, "merges", merges, "added_tokens", added);
   KR_CHECK(*tokenizer, KRAIT_ERR_NO_MEMORY, "%s: no memory for its tokenizer", g->label);
   int32_t status = add_tokens(g, vocab, added);
   if (status >= 0) status = add_merges(g, merges);

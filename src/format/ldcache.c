@@ -6,7 +6,14 @@
 #include "elf.h"
 #include "status.h"
 
-enum { OLD_HEAD_BYTES = 16, OLD_ENTRY_BYTES = 12, HEAD_BYTES = 48, ENTRY_BYTES = 24, MAX_ENTRIES = 1 << 20, MAX_NAME = 4096 };
+enum {
+  OLD_HEAD_BYTES = 16,
+  OLD_ENTRY_BYTES = 12,
+  HEAD_BYTES = 48,
+  ENTRY_BYTES = 24,
+  MAX_ENTRIES = 1 << 20,
+  MAX_NAME = 4096
+};
 enum { FLAGS_X86_64 = 0x0303, FLAGS_AARCH64 = 0x0a03 };
 static const char old_magic[] = "ld.so-1.7.0", magic[] = "glibc-ld.so.cache1.1";
 
@@ -15,14 +22,18 @@ int32_t kr_ldcache_open(kr_ldcache *cache, kr_source *source) {
   *cache = (kr_ldcache){.source = source};
   if (source->size >= OLD_HEAD_BYTES) {
     KR_TRY(kr_source_read(source, 0, h, OLD_HEAD_BYTES));
-    if (memcmp(h, old_magic, sizeof old_magic - 1) == 0) cache->base = (OLD_HEAD_BYTES + (uint64_t)kr_le32(h + 12) * OLD_ENTRY_BYTES + 7) & ~7ull;
+    if (memcmp(h, old_magic, sizeof old_magic - 1) == 0)
+      cache->base = (OLD_HEAD_BYTES + (uint64_t)kr_le32(h + 12) * OLD_ENTRY_BYTES + 7) & ~7ull;
   }
-  KR_CHECK(kr_range_fits(cache->base, HEAD_BYTES, source->size), KRAIT_ERR_FILE_FORMAT, "%s is no list of libraries", source->name);
+  KR_CHECK(kr_range_fits(cache->base, HEAD_BYTES, source->size), KRAIT_ERR_FILE_FORMAT, "%s is no list of libraries",
+           source->name);
   KR_TRY(kr_source_read(source, cache->base, h, sizeof h));
-  KR_CHECK(memcmp(h, magic, sizeof magic - 1) == 0, KRAIT_ERR_FILE_FORMAT, "%s is no list of libraries that this program knows", source->name);
+  KR_CHECK(memcmp(h, magic, sizeof magic - 1) == 0, KRAIT_ERR_FILE_FORMAT,
+           "%s is no list of libraries that this program knows", source->name);
   cache->n = kr_le32(h + 20);
-  KR_CHECK(cache->n <= MAX_ENTRIES && kr_range_fits(cache->base + HEAD_BYTES, (uint64_t)cache->n * ENTRY_BYTES, source->size), KRAIT_ERR_FILE_FORMAT,
-           "%s ends inside its list", source->name);
+  KR_CHECK(cache->n <= MAX_ENTRIES &&
+               kr_range_fits(cache->base + HEAD_BYTES, (uint64_t)cache->n * ENTRY_BYTES, source->size),
+           KRAIT_ERR_FILE_FORMAT, "%s ends inside its list", source->name);
   return KRAIT_OK;
 }
 

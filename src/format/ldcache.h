@@ -1,5 +1,5 @@
-/* ldcache.h: the loader's list of libraries, /etc/ld.so.cache, which ldconfig writes. The list of glibc 2.2 and later is read, alone or
- * behind the older one. Nothing is trusted; no allocation. */
+/* ldcache.h: the loader's list of libraries, /etc/ld.so.cache, which ldconfig writes. The list of glibc 2.2 and later
+ * is read, alone or behind the older one. Nothing is trusted; no allocation. */
 #ifndef KR_LDCACHE_H
 #define KR_LDCACHE_H
 
@@ -12,8 +12,8 @@ typedef struct kr_ldcache {
 } kr_ldcache;
 
 int32_t kr_ldcache_open(kr_ldcache *cache, kr_source *source); /* KRAIT_ERR_FILE_FORMAT when it is none */
-/* The path that the list has for a library's name and an ELF machine: 1, 0 when it has none, or damage. Variants for better processors come
- * last in the choice. */
+/* The path that the list has for a library's name and an ELF machine: 1, 0 when it has none, or damage. Variants for
+ * better processors come last in the choice. */
 int32_t kr_ldcache_find(const kr_ldcache *cache, const char *name, int machine, char *path, size_t cap);
 
 #endif

@@ -43,10 +43,12 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   struct stat info;
   KR_TRY(check_kind(fd, path, &info));
   const size_t n = (size_t)info.st_size;
-  void *bytes = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (only_header ? MAP_NORESERVE : 0), -1, 0);
+  void *bytes =
+      mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (only_header ? MAP_NORESERVE : 0), -1, 0);
   if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for the %zu bytes of %s", n, path);
   int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n) : n);
-  if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0) status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);
+  if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0)
+    status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);
   if (status < 0) munmap(bytes, n);
   else *file = (kr_mapfile){bytes, n};
   return status;

@@ -24,7 +24,8 @@ struct kr_model_folder {
 static char *join(const char *folder, size_t n_folder, const char *name) {
   const size_t n = n_folder + strlen(name) + 2;
   char *path = kr_alloc(n);
-  if (path) snprintf(path, n, "%.*s%s%s", (int)n_folder, folder, n_folder && folder[n_folder - 1] != '/' ? "/" : "", name);
+  if (path)
+    snprintf(path, n, "%.*s%s%s", (int)n_folder, folder, n_folder && folder[n_folder - 1] != '/' ? "/" : "", name);
   return path;
 }
 
@@ -70,7 +71,8 @@ static int32_t read_index(const char *path, json_t **tree) {
   *tree = json_loadb((const char *)file.bytes, file.n_bytes, JSON_REJECT_DUPLICATES, &error);
   kr_mapfile_close(&file);
   KR_CHECK(*tree, KRAIT_ERR_FILE_FORMAT, "%s: line %d: %s", path, error.line, error.text);
-  KR_CHECK(json_is_object(json_object_get(*tree, "weight_map")), KRAIT_ERR_FILE_FORMAT, "%s: it has no weight_map", path);
+  KR_CHECK(json_is_object(json_object_get(*tree, "weight_map")), KRAIT_ERR_FILE_FORMAT, "%s: it has no weight_map",
+           path);
   return KRAIT_OK;
 }
 
@@ -89,10 +91,14 @@ static int find_file(const kr_model_folder *f, const char *name) {
 }
 
 static int32_t add_shard(kr_model_folder *f, const char *index, const char *name) {
-  KR_CHECK(name && *name && !strchr(name, '/') && *name != '.', KRAIT_ERR_UNSAFE, "%s: it names the file '%.100s', which is not in its folder", index, name ? name : "");
+  KR_CHECK(name && *name && !strchr(name, '/') && *name != '.', KRAIT_ERR_UNSAFE,
+           "%s: it names the file '%.100s', which is not in its folder", index, name ? name : "");
   if (find_file(f, name) < f->n_files) return KRAIT_OK;
   char *path = beside(f->path, name);
-  int32_t status = is_there(path) ? add_file(f, path, name) : kr_fail(KRAIT_ERR_FILE_OPEN, "%s: it names %s, which is missing; download the whole model again", index, name);
+  int32_t status = is_there(path)
+                       ? add_file(f, path, name)
+                       : kr_fail(KRAIT_ERR_FILE_OPEN,
+                                 "%s: it names %s, which is missing; download the whole model again", index, name);
   kr_free(path);
   return status;
 }
@@ -105,7 +111,8 @@ static int32_t open_shards(kr_model_folder *f, const char *index) {
   if (status >= 0) json_object_foreach(map, tensor, file) {
     const char *name = json_string_value(file);
     if (status >= 0) status = add_shard(f, index, name);
-    if (status >= 0 && !kr_weights_find(f->files[find_file(f, name)], tensor)) status = kr_fail(KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not in %s", index, tensor, name);
+    if (status >= 0 && !kr_weights_find(f->files[find_file(f, name)], tensor))
+      status = kr_fail(KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not in %s", index, tensor, name);
   }
   json_decref(tree);
   return status;
@@ -115,7 +122,10 @@ static int32_t open_weights(kr_model_folder *f) {
   static const struct {
     const char *name;
     int is_index;
-  } forms[] = {{"model.safetensors.index.json", 1}, {"model.safetensors", 0}, {"pytorch_model.bin.index.json", 1}, {"pytorch_model.bin", 0}};
+  } forms[] = {{"model.safetensors.index.json", 1},
+               {"model.safetensors", 0},
+               {"pytorch_model.bin.index.json", 1},
+               {"pytorch_model.bin", 0}};
   if (!is_folder(f->path)) return add_file(f, f->path, f->path);
   for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
     char *path = kr_model_folder_file(f->path, forms[i].name);

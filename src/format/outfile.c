@@ -1,8 +1,9 @@
 /* outfile.c: nameless files, the step that names them, and a small table of temporary names for signal handlers.
  *
- * The order that no signal can break, for the few moments in which a name exists: a thread announces itself (n_naming), then looks whether
- * the process is stopping; the handler first says that it is stopping, then waits until no thread is announced, then removes what the table
- * holds. Signals are blocked in an announced thread, so the handler never waits for its own. */
+ * The order that no signal can break, for the few moments in which a name exists: a thread announces itself (n_naming),
+ * then looks whether the process is stopping; the handler first says that it is stopping, then waits until no thread is
+ * announced, then removes what the table holds. Signals are blocked in an announced thread, so the handler never waits
+ * for its own. */
 #define _GNU_SOURCE
 #include "outfile.h"
 
@@ -74,8 +75,10 @@ void kr_outfile_abandon_all(void) {
 static void draw_name(char *name, size_t folder_bytes) {
   static atomic_uint counter;
   uint64_t random = 0;
-  if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random) random = (uint64_t)getpid(); /* O_EXCL and link refuse what exists */
-  snprintf(name + folder_bytes, NAME_ROOM, ".krait-%016llx-%x.part", (unsigned long long)random, atomic_fetch_add(&counter, 1));
+  if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
+    random = (uint64_t)getpid(); /* O_EXCL and link refuse what exists */
+  snprintf(name + folder_bytes, NAME_ROOM, ".krait-%016llx-%x.part", (unsigned long long)random,
+           atomic_fetch_add(&counter, 1));
 }
 
 static size_t folder_bytes_of(const char *path) {
@@ -88,7 +91,9 @@ static void clear_name(kr_outfile *file) {
   file->temp_name[folder_bytes_of(file->path)] = 0;
 }
 
-static int has_name(const kr_outfile *file) { return file->temp_name && file->temp_name[folder_bytes_of(file->path)] != 0; }
+static int has_name(const kr_outfile *file) {
+  return file->temp_name && file->temp_name[folder_bytes_of(file->path)] != 0;
+}
 
 static char *room_for_name(const char *path) {
   const size_t folder_bytes = folder_bytes_of(path);
@@ -102,7 +107,8 @@ static char *room_for_name(const char *path) {
 static int descriptor_path(int fd, char *text, size_t bytes) {
   struct stat direct, again;
   snprintf(text, bytes, "/proc/self/fd/%d", fd);
-  return fstat(fd, &direct) == 0 && stat(text, &again) == 0 && direct.st_ino == again.st_ino && direct.st_dev == again.st_dev;
+  return fstat(fd, &direct) == 0 && stat(text, &again) == 0 && direct.st_ino == again.st_ino &&
+         direct.st_dev == again.st_dev;
 }
 
 /* -1 where the file system or the kernel cannot, or /proc is missing, through which the file is opened again. */
@@ -147,7 +153,8 @@ static int32_t begin_named(kr_outfile *file) {
     file->fd = create_named(file);
     const int os_errno = errno;
     end_naming(&before);
-    if (file->fd < 0 && os_errno != EEXIST) return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create %s", file->path);
+    if (file->fd < 0 && os_errno != EEXIST)
+      return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create %s", file->path);
   }
   KR_CHECK(file->fd >= 0, KRAIT_ERR_FILE_WRITE, "cannot create %s: no free temporary name", file->path);
   return KRAIT_OK;
@@ -170,7 +177,8 @@ static int32_t resolve(kr_outfile *file, const char *path) {
   free(target);
   KR_CHECK(file->path, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   const size_t name_bytes = strlen(file->path) - folder_bytes_of(file->path);
-  KR_CHECK(name_bytes <= LONGEST_NAME, KRAIT_ERR_FILE_WRITE, "cannot create %s: the name has %zu bytes, more than %d", file->path, name_bytes, LONGEST_NAME);
+  KR_CHECK(name_bytes <= LONGEST_NAME, KRAIT_ERR_FILE_WRITE, "cannot create %s: the name has %zu bytes, more than %d",
+           file->path, name_bytes, LONGEST_NAME);
   file->temp_name = room_for_name(file->path);
   KR_CHECK(file->temp_name, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   return KRAIT_OK;
@@ -207,7 +215,9 @@ static int name_without_replacing(const char *from, const char *to) {
 static int give_temp_name(kr_outfile *file) {
   for (int attempt = 0; attempt < MAX_ATTEMPTS; attempt++) {
     draw_name(file->temp_name, folder_bytes_of(file->path));
-    if (remember(file->temp_name) && linkat(AT_FDCWD, file->temp_path, AT_FDCWD, file->temp_name, AT_SYMLINK_FOLLOW) == 0) return 0;
+    if (remember(file->temp_name) &&
+        linkat(AT_FDCWD, file->temp_path, AT_FDCWD, file->temp_name, AT_SYMLINK_FOLLOW) == 0)
+      return 0;
     const int os_errno = errno;
     clear_name(file);
     if ((errno = os_errno) != EEXIST) return -1;
@@ -217,14 +227,16 @@ static int give_temp_name(kr_outfile *file) {
 }
 
 static int name_nameless(kr_outfile *file) {
-  if (linkat(AT_FDCWD, file->temp_path, AT_FDCWD, file->path, AT_SYMLINK_FOLLOW) == 0) return 0; /* the usual case: a new name */
+  if (linkat(AT_FDCWD, file->temp_path, AT_FDCWD, file->path, AT_SYMLINK_FOLLOW) == 0)
+    return 0; /* the usual case: a new name */
   return errno != EEXIST || file->keep ? -1 : give_temp_name(file);
 }
 
 static int move_into_place(kr_outfile *file) {
   if (file->is_nameless && name_nameless(file) != 0) return -1;
   if (!has_name(file)) return 0;
-  const int failed = file->keep ? name_without_replacing(file->temp_name, file->path) : rename(file->temp_name, file->path);
+  const int failed =
+      file->keep ? name_without_replacing(file->temp_name, file->path) : rename(file->temp_name, file->path);
   const int os_errno = errno;
   if (failed) unlink(file->temp_name);
   clear_name(file);
@@ -234,11 +246,13 @@ static int move_into_place(kr_outfile *file) {
 
 static int32_t commit(kr_outfile *file) {
   sigset_t before;
-  if (fsync(file->fd) != 0 && errno != EINVAL) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", file->path);
+  if (fsync(file->fd) != 0 && errno != EINVAL)
+    return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", file->path);
   KR_TRY(begin_naming(&before));
   const int failed = move_into_place(file), os_errno = errno;
   end_naming(&before);
-  if (failed && os_errno == EEXIST) return kr_fail(KRAIT_ERR_FILE_WRITE, "%s exists; nothing is replaced unasked", file->path);
+  if (failed && os_errno == EEXIST)
+    return kr_fail(KRAIT_ERR_FILE_WRITE, "%s exists; nothing is replaced unasked", file->path);
   return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot write %s", file->path) : KRAIT_OK;
 }
 
@@ -264,13 +278,16 @@ int32_t kr_private_file(const char *purpose, int *fd) {
   sigset_t before;
   *fd = open_nameless(folder, 0600);
   if (*fd >= 0) return KRAIT_OK;
-  KR_CHECK(snprintf(path, sizeof path, "%s/krait-XXXXXX", folder) < (int)sizeof path, KRAIT_ERR_FILE_WRITE, "TMPDIR is too long a name for %s", purpose);
+  KR_CHECK(snprintf(path, sizeof path, "%s/krait-XXXXXX", folder) < (int)sizeof path, KRAIT_ERR_FILE_WRITE,
+           "TMPDIR is too long a name for %s", purpose);
   KR_TRY(begin_naming(&before));
   *fd = mkostemp(path, O_CLOEXEC);
   const int os_errno = errno;
   if (*fd >= 0) unlink(path);
   end_naming(&before);
-  return *fd >= 0 ? KRAIT_OK : kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create a temporary file in %s for %s", folder, purpose);
+  return *fd >= 0 ? KRAIT_OK
+                  : kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot create a temporary file in %s for %s", folder,
+                               purpose);
 }
 
 int32_t kr_outfile_text(const char *path, const char *text) {

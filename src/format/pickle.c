@@ -1,5 +1,6 @@
-/* pickle.c: the virtual machine of pickle protocols 2 to 5, without the part that runs code. Every length is checked against
- * what is left of the file, and the number of values is bounded, so memory stays within about 100 bytes per byte of pickle. */
+/* pickle.c: the virtual machine of pickle protocols 2 to 5, without the part that runs code. Every length is checked
+ * against what is left of the file, and the number of values is bounded, so memory stays within about 100 bytes per
+ * byte of pickle. */
 #include "pickle.h"
 
 #include <string.h>
@@ -32,7 +33,8 @@ static int32_t bad(const kr_pickle *p, const char *what) {
 
 static int32_t take(kr_pickle *p, uint64_t n, const unsigned char **bytes) {
   KR_CHECK(n <= p->n_bytes - p->at, KRAIT_ERR_FILE_READ,
-           "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or lies", p->label, p->at, p->n_bytes);
+           "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or lies", p->label,
+           p->at, p->n_bytes);
   *bytes = p->bytes + p->at;
   p->at += (size_t)n;
   return KRAIT_OK;
@@ -48,7 +50,8 @@ static int32_t take_number(kr_pickle *p, int n, uint64_t *number) {
 
 static int32_t take_line(kr_pickle *p, const char **text, size_t *length) {
   const unsigned char *begin = p->bytes + p->at, *end = memchr(begin, '\n', p->n_bytes - p->at);
-  KR_CHECK(end, KRAIT_ERR_FILE_READ, "%s: the pickle ends in the middle of a name; the file is truncated or lies", p->label);
+  KR_CHECK(end, KRAIT_ERR_FILE_READ, "%s: the pickle ends in the middle of a name; the file is truncated or lies",
+           p->label);
   *text = (const char *)begin;
   *length = (size_t)(end - begin);
   p->at += *length + 1;
@@ -57,10 +60,13 @@ static int32_t take_line(kr_pickle *p, const char **text, size_t *length) {
 
 /* ---- values, stack, memo ---------------------------------------------------------------------------------------- */
 
-static int32_t no_memory(const kr_pickle *p) { return kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory for its pickle", p->label); }
+static int32_t no_memory(const kr_pickle *p) {
+  return kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory for its pickle", p->label);
+}
 
 static int32_t new_value(kr_pickle *p, int32_t kind, kr_pickle_value **value) {
-  KR_CHECK(++p->n_values <= MAX_VALUES, KRAIT_ERR_FILE_FORMAT, "%s: the pickle holds more than %d values", p->label, MAX_VALUES);
+  KR_CHECK(++p->n_values <= MAX_VALUES, KRAIT_ERR_FILE_FORMAT, "%s: the pickle holds more than %d values", p->label,
+           MAX_VALUES);
   *value = kr_arena_try(p->arena, sizeof **value);
   if (!*value) return no_memory(p);
   (*value)->kind = kind;
@@ -148,16 +154,66 @@ static int32_t memo_get(kr_pickle *p, uint64_t index) {
 
 /* Modules that run code, start programs or reach the machine. No state of a training run needs them. */
 static const char *const unsafe_modules[] = {
-    "os", "posix", "nt", "subprocess", "sys", "importlib", "imp", "runpy", "shutil", "socket", "ctypes", "_ctypes", "cffi", "pty", "pdb", "bdb",
-    "code", "codeop", "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "operator", "_operator", "commands", "popen2",
-    "multiprocessing", "threading", "_thread", "signal", "webbrowser", "timeit", "profile", "cProfile", "trace", "platform", "pkgutil",
-    "zipimport", "asyncio", "http", "urllib", "requests", "ftplib", "smtplib", "pip", "setuptools", "distutils", "torch.hub", "torch.jit",
-    "torch.utils.cpp_extension", "torch.package", "numpy.testing",
+    "os",
+    "posix",
+    "nt",
+    "subprocess",
+    "sys",
+    "importlib",
+    "imp",
+    "runpy",
+    "shutil",
+    "socket",
+    "ctypes",
+    "_ctypes",
+    "cffi",
+    "pty",
+    "pdb",
+    "bdb",
+    "code",
+    "codeop",
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "marshal",
+    "operator",
+    "_operator",
+    "commands",
+    "popen2",
+    "multiprocessing",
+    "threading",
+    "_thread",
+    "signal",
+    "webbrowser",
+    "timeit",
+    "profile",
+    "cProfile",
+    "trace",
+    "platform",
+    "pkgutil",
+    "zipimport",
+    "asyncio",
+    "http",
+    "urllib",
+    "requests",
+    "ftplib",
+    "smtplib",
+    "pip",
+    "setuptools",
+    "distutils",
+    "torch.hub",
+    "torch.jit",
+    "torch.utils.cpp_extension",
+    "torch.package",
+    "numpy.testing",
 };
 /* Of Python's builtins only types and constructors of plain data pass. */
 static const char *const safe_builtins[] = {
-    "dict", "list", "tuple", "set", "frozenset", "int", "float", "complex", "bool", "str", "unicode", "long", "bytes", "bytearray", "object",
-    "slice", "range", "xrange", "type", "Ellipsis", "NotImplemented",
+    "dict",    "list",  "tuple", "set",     "frozenset", "int",      "float",
+    "complex", "bool",  "str",   "unicode", "long",      "bytes",    "bytearray",
+    "object",  "slice", "range", "xrange",  "type",      "Ellipsis", "NotImplemented",
 };
 
 static int is_listed(const char *const *list, size_t n, const char *name, size_t length) {
@@ -174,13 +230,15 @@ static int is_unsafe_module(const char *module, size_t length) {
   return 0;
 }
 
-static int32_t push_global(kr_pickle *p, const char *module, size_t module_length, const char *name, size_t name_length) {
-  int is_possible = module_length > 0 && module_length <= MAX_GLOBAL_BYTES && name_length > 0 && name_length <= MAX_GLOBAL_BYTES;
+static int32_t push_global(kr_pickle *p, const char *module, size_t module_length, const char *name,
+                           size_t name_length) {
+  int is_possible =
+      module_length > 0 && module_length <= MAX_GLOBAL_BYTES && name_length > 0 && name_length <= MAX_GLOBAL_BYTES;
   if (!is_possible) return bad(p, "a global's name of impossible length");
   int is_builtin = IS_LISTED(((const char *const[]){"builtins", "__builtin__"}), module, module_length);
   int is_unsafe = is_builtin ? !IS_LISTED(safe_builtins, name, name_length) : is_unsafe_module(module, module_length);
-  KR_CHECK(!is_unsafe, KRAIT_ERR_UNSAFE, "%s: its pickle wants %.*s.%.*s, which could run code", p->label, (int)module_length, module,
-           (int)name_length, name);
+  KR_CHECK(!is_unsafe, KRAIT_ERR_UNSAFE, "%s: its pickle wants %.*s.%.*s, which could run code", p->label,
+           (int)module_length, module, (int)name_length, name);
   kr_pickle_value *value;
   KR_TRY(push_new(p, KR_PICKLE_GLOBAL, &value));
   char text[2 * MAX_GLOBAL_BYTES + 1];
@@ -210,7 +268,7 @@ static int32_t op_stack_global(kr_pickle *p, int unused) {
   return push_global(p, module->text, module->length, name->text, name->length);
 }
 
-/* ---- what would call ---------------------------------------------------------------------------------------------- */
+/* ---- what would call --------------------------------------------------------------------------------------------- */
 
 /* callee(args), or callee.__new__(args): the difference is the caller's. With keyword arguments n is 3. */
 static int32_t op_call(kr_pickle *p, int n) {
@@ -242,7 +300,7 @@ static int32_t op_persistent(kr_pickle *p, int unused) {
   return KRAIT_OK;
 }
 
-/* ---- plain values ------------------------------------------------------------------------------------------------- */
+/* ---- plain values ------------------------------------------------------------------------------------------------ */
 
 static int32_t op_none(kr_pickle *p, int unused) {
   kr_pickle_value *value;
@@ -308,7 +366,7 @@ static int32_t push_text(kr_pickle *p, int length_bytes, int32_t kind) {
 static int32_t op_text(kr_pickle *p, int length_bytes) { return push_text(p, length_bytes, KR_PICKLE_TEXT); }
 static int32_t op_bytes(kr_pickle *p, int length_bytes) { return push_text(p, length_bytes, KR_PICKLE_BYTES); }
 
-/* ---- containers --------------------------------------------------------------------------------------------------- */
+/* ---- containers -------------------------------------------------------------------------------------------------- */
 
 static int32_t op_empty(kr_pickle *p, int kind) {
   kr_pickle_value *value;
@@ -373,7 +431,7 @@ static int32_t op_set_item(kr_pickle *p, int unused) {
   return add_items(p, pair, 2, KR_PICKLE_MAP);
 }
 
-/* ---- stack and frame ---------------------------------------------------------------------------------------------- */
+/* ---- stack and frame --------------------------------------------------------------------------------------------- */
 
 static int32_t op_pop(kr_pickle *p, int unused) {
   kr_pickle_value *value;
@@ -432,37 +490,79 @@ static const struct {
   int32_t (*run)(kr_pickle *p, int argument);
   int argument;
 } opcodes[256] = {
-    [0x80] = {op_proto, 0}, [0x95] = {op_frame, 0}, ['.'] = {op_stop, 0},
-    ['N'] = {op_none, 0}, [0x88] = {op_bool, 1}, [0x89] = {op_bool, 0},
-    ['J'] = {op_int, 4}, ['K'] = {op_int, 1}, ['M'] = {op_int, 2}, [0x8a] = {op_long, 1}, [0x8b] = {op_long, 4}, ['G'] = {op_float, 0},
-    ['X'] = {op_text, 4}, [0x8c] = {op_text, 1}, [0x8d] = {op_text, 8}, ['U'] = {op_text, 1}, ['T'] = {op_text, 4},
-    ['C'] = {op_bytes, 1}, ['B'] = {op_bytes, 4}, [0x8e] = {op_bytes, 8}, [0x96] = {op_bytes, 8},
-    [']'] = {op_empty, KR_PICKLE_LIST}, [')'] = {op_empty, KR_PICKLE_TUPLE}, ['}'] = {op_empty, KR_PICKLE_MAP},
-    [0x8f] = {op_empty, KR_PICKLE_SET}, ['('] = {op_mark, 0}, ['t'] = {op_marked, KR_PICKLE_TUPLE}, ['l'] = {op_marked, KR_PICKLE_LIST},
-    ['d'] = {op_marked, KR_PICKLE_MAP}, [0x91] = {op_marked, KR_PICKLE_SET}, [0x85] = {op_tuple, 1}, [0x86] = {op_tuple, 2},
-    [0x87] = {op_tuple, 3}, ['a'] = {op_append, 0}, ['e'] = {op_add_marked, KR_PICKLE_LIST}, ['s'] = {op_set_item, 0},
-    ['u'] = {op_add_marked, KR_PICKLE_MAP}, [0x90] = {op_add_marked, KR_PICKLE_SET}, ['0'] = {op_pop, 0}, ['1'] = {op_pop_mark, 0},
-    ['q'] = {op_put, 1}, ['r'] = {op_put, 4}, [0x94] = {op_memoize, 0}, ['h'] = {op_get, 1}, ['j'] = {op_get, 4},
-    ['c'] = {op_global, 0}, [0x93] = {op_stack_global, 0}, ['R'] = {op_call, 2}, [0x81] = {op_call, 2}, [0x92] = {op_call, 3},
-    ['b'] = {op_build, 0}, ['Q'] = {op_persistent, 0},
+    [0x80] = {op_proto, 0},
+    [0x95] = {op_frame, 0},
+    ['.'] = {op_stop, 0},
+    ['N'] = {op_none, 0},
+    [0x88] = {op_bool, 1},
+    [0x89] = {op_bool, 0},
+    ['J'] = {op_int, 4},
+    ['K'] = {op_int, 1},
+    ['M'] = {op_int, 2},
+    [0x8a] = {op_long, 1},
+    [0x8b] = {op_long, 4},
+    ['G'] = {op_float, 0},
+    ['X'] = {op_text, 4},
+    [0x8c] = {op_text, 1},
+    [0x8d] = {op_text, 8},
+    ['U'] = {op_text, 1},
+    ['T'] = {op_text, 4},
+    ['C'] = {op_bytes, 1},
+    ['B'] = {op_bytes, 4},
+    [0x8e] = {op_bytes, 8},
+    [0x96] = {op_bytes, 8},
+    [']'] = {op_empty, KR_PICKLE_LIST},
+    [')'] = {op_empty, KR_PICKLE_TUPLE},
+    ['}'] = {op_empty, KR_PICKLE_MAP},
+    [0x8f] = {op_empty, KR_PICKLE_SET},
+    ['('] = {op_mark, 0},
+    ['t'] = {op_marked, KR_PICKLE_TUPLE},
+    ['l'] = {op_marked, KR_PICKLE_LIST},
+    ['d'] = {op_marked, KR_PICKLE_MAP},
+    [0x91] = {op_marked, KR_PICKLE_SET},
+    [0x85] = {op_tuple, 1},
+    [0x86] = {op_tuple, 2},
+    [0x87] = {op_tuple, 3},
+    ['a'] = {op_append, 0},
+    ['e'] = {op_add_marked, KR_PICKLE_LIST},
+    ['s'] = {op_set_item, 0},
+    ['u'] = {op_add_marked, KR_PICKLE_MAP},
+    [0x90] = {op_add_marked, KR_PICKLE_SET},
+    ['0'] = {op_pop, 0},
+    ['1'] = {op_pop_mark, 0},
+    ['q'] = {op_put, 1},
+    ['r'] = {op_put, 4},
+    [0x94] = {op_memoize, 0},
+    ['h'] = {op_get, 1},
+    ['j'] = {op_get, 4},
+    ['c'] = {op_global, 0},
+    [0x93] = {op_stack_global, 0},
+    ['R'] = {op_call, 2},
+    [0x81] = {op_call, 2},
+    [0x92] = {op_call, 3},
+    ['b'] = {op_build, 0},
+    ['Q'] = {op_persistent, 0},
 };
 
 static int32_t run(kr_pickle *p) {
   while (!p->result) {
     const unsigned char *code;
     KR_TRY(take(p, 1, &code));
-    KR_CHECK(opcodes[*code].run, KRAIT_ERR_FILE_FORMAT, "%s: its pickle uses opcode 0x%02x, which torch.save does not write", p->label,
-             *code);
+    KR_CHECK(opcodes[*code].run, KRAIT_ERR_FILE_FORMAT,
+             "%s: its pickle uses opcode 0x%02x, which torch.save does not write", p->label, *code);
     KR_TRY(opcodes[*code].run(p, opcodes[*code].argument));
   }
   return KRAIT_OK;
 }
 
-int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_arena *arena, const kr_pickle_value **root) {
+int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_arena *arena,
+                       const kr_pickle_value **root) {
   *root = NULL;
-  KR_CHECK(n_bytes <= MAX_PICKLE_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: a pickle of %zu bytes, more than %d", label, n_bytes, MAX_PICKLE_BYTES);
+  KR_CHECK(n_bytes <= MAX_PICKLE_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: a pickle of %zu bytes, more than %d", label,
+           n_bytes, MAX_PICKLE_BYTES);
   kr_pickle p = {.bytes = bytes, .n_bytes = n_bytes, .label = label, .arena = arena};
-  int32_t status = reserve(&p, (void **)&p.stack, &p.stack_capacity, 1, sizeof *p.stack); /* so that adding 0 to it is defined */
+  int32_t status =
+      reserve(&p, (void **)&p.stack, &p.stack_capacity, 1, sizeof *p.stack); /* so that adding 0 to it is defined */
   if (status == KRAIT_OK) status = run(&p);
   kr_free(p.stack);
   kr_free(p.marks);

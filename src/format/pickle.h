@@ -1,5 +1,5 @@
-/* pickle.h: Python's pickle as data. Nothing is imported or called: what a pickle asks to call becomes a KR_PICKLE_OBJECT
- * that remembers the callable's name and arguments, and its reader decides which names mean something.
+/* pickle.h: Python's pickle as data. Nothing is imported or called: what a pickle asks to call becomes a
+ * KR_PICKLE_OBJECT that remembers the callable's name and arguments, and its reader decides which names mean something.
  * Globals that exist to run code (os.system, builtins.eval ...) are refused wherever they stand: KRAIT_ERR_UNSAFE.
  * Values may be shared and even cyclic, as in Python; readers must not walk them without a bound. */
 #ifndef KR_PICKLE_H
@@ -40,7 +40,8 @@ struct kr_pickle_value {
 };
 
 /* bytes is the whole pickle; *root lives in arena. */
-int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_arena *arena, const kr_pickle_value **root);
+int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_arena *arena,
+                       const kr_pickle_value **root);
 /* The value under a text key of a MAP or OBJECT (the last one wins, as in Python), or NULL. */
 const kr_pickle_value *kr_pickle_find(const kr_pickle_value *map, const char *key);
 

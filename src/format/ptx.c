@@ -1,4 +1,5 @@
-/* ptx.c: version, target and entry points of PTX text. The entry header's version is only a claim; the driver reads the text. */
+/* ptx.c: version, target and entry points of PTX text. The entry header's version is only a claim; the driver reads the
+ * text. */
 #include <string.h>
 
 #include "fatbin.h"
@@ -7,12 +8,14 @@
 static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
-/* Past a directive at a line's start, or n. Comments hold no directives that matter: `//` lines never start with a dot. */
+/* Past a directive at a line's start, or n. Comments hold no directives that matter: `//` lines never start with a
+ * dot. */
 static size_t find_directive(const char *text, size_t n, const char *word) {
   size_t length = strlen(word);
   int line_start = 1;
   for (size_t i = 0; i < n && text[i]; i++) {
-    if (line_start && n - i > length && memcmp(text + i, word, length) == 0 && is_blank(text[i + length])) return i + length;
+    if (line_start && n - i > length && memcmp(text + i, word, length) == 0 && is_blank(text[i + length]))
+      return i + length;
     if (text[i] == '\n') line_start = 1;
     else if (!is_blank(text[i]) && text[i] != '\r') line_start = 0;
   }
@@ -49,7 +52,9 @@ int kr_ptx_kernel(const char *text, size_t n, size_t *at, char *name, size_t cap
     if (text[*at] != '.' || memcmp(text + *at, ".entry", 6) != 0 || !is_blank(text[*at + 6])) continue;
     size_t i = *at + 7, k = 0;
     while (i < n && is_blank(text[i])) i++;
-    for (; i < n && k + 1 < cap && text[i] != '(' && text[i] != ' ' && text[i] != '\n' && text[i] != '\r' && text[i]; i++) name[k++] = text[i];
+    for (; i < n && k + 1 < cap && text[i] != '(' && text[i] != ' ' && text[i] != '\n' && text[i] != '\r' && text[i];
+         i++)
+      name[k++] = text[i];
     if (cap) name[k] = '\0';
     *at = i;
     return 1;

@@ -7,7 +7,10 @@
 
 enum { BLOCK = 32 };
 
-int kr_q8_fits(const kr_weight *item) { return item->n_dims == 2 && item->shape[0] > 0 && item->shape[1] > 0 && item->shape[1] % BLOCK == 0 && kr_is_float_dtype(item->dtype); }
+int kr_q8_fits(const kr_weight *item) {
+  return item->n_dims == 2 && item->shape[0] > 0 && item->shape[1] > 0 && item->shape[1] % BLOCK == 0 &&
+         kr_is_float_dtype(item->dtype);
+}
 
 static uint16_t quantize_block(const krait_view *view, int64_t at, int32_t *words) {
   float w[BLOCK], most = 0;
@@ -35,5 +38,6 @@ void kr_q8_quantize(const kr_weight *item, int32_t *words, uint16_t *scales) {
 }
 
 void kr_q8_row(const int32_t *words, const uint16_t *scales, int64_t S, float *to) {
-  for (int64_t k = 0; k < S * BLOCK; k++) to[k] = kr_f16_to_float(scales[k / BLOCK]) * (float)(int8_t)((uint32_t)words[k / 4] >> (k % 4 * 8) & 255);
+  for (int64_t k = 0; k < S * BLOCK; k++)
+    to[k] = kr_f16_to_float(scales[k / BLOCK]) * (float)(int8_t)((uint32_t)words[k / 4] >> (k % 4 * 8) & 255);
 }

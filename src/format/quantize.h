@@ -1,8 +1,8 @@
 /* quantize.h: weights in few bits.
- * q8_0: 32 weights share a scale, the largest magnitude / 127 as float16, and each is the nearest multiple of it. In a file, a matrix NAME of
- * (rows, 32 S) is NAME.q8_0, (rows, 8 S) int32 of four bytes each, the first weight lowest, and NAME.q8_0.scales, (rows, S) float16.
- * q4_k: 256 weights share two float16 factors, 32 of them a scale and a minimum of six bits (gemm_q4k_ref.c has the places of the bits): NAME of (rows, 256 S) is
- * NAME.q4_k, (rows, 36 S) int32. */
+ * q8_0: 32 weights share a scale, the largest magnitude / 127 as float16, and each is the nearest multiple of it. In a
+ * file, a matrix NAME of (rows, 32 S) is NAME.q8_0, (rows, 8 S) int32 of four bytes each, the first weight lowest, and
+ * NAME.q8_0.scales, (rows, S) float16. q4_k: 256 weights share two float16 factors, 32 of them a scale and a minimum of
+ * six bits (gemm_q4k_ref.c has the places of the bits): NAME of (rows, 256 S) is NAME.q4_k, (rows, 36 S) int32. */
 #ifndef KR_QUANTIZE_H
 #define KR_QUANTIZE_H
 

@@ -1,5 +1,6 @@
-/* quantize_q4k.c: of 32 weights the scale and base by least squares, tried from several ranges; then both in six bits, each moved by one where that lowers the
- * error, and last the two factors that a super-block's share. Errors are sums of squares. */
+/* quantize_q4k.c: of 32 weights the scale and base by least squares, tried from several ranges; then both in six bits,
+ * each moved by one where that lowers the error, and last the two factors that a super-block's share. Errors are sums
+ * of squares. */
 #include <math.h>
 #include <string.h>
 
@@ -61,7 +62,8 @@ static line fit_part(const float *w) {
   if (high <= low) return (line){0, low};
   line best = {(high - low) / LEVELS, low};
   float least = error_of(w, best);
-  for (float range = LEVELS - 1; range <= LEVELS + 3; range += 0.5f) try_line(w, (line){(high - low) / range, low}, &best, &least); /* above LEVELS the ends are cut */
+  for (float range = LEVELS - 1; range <= LEVELS + 3; range += 0.5f)
+    try_line(w, (line){(high - low) / range, low}, &best, &least); /* above LEVELS the ends are cut */
   line l = best;
   for (int round = 0; round < 2; round++) l = try_line(w, l, &best, &least);
   return best;
@@ -74,7 +76,9 @@ typedef struct super {
   int scale[PARTS], minimum[PARTS];
 } super;
 
-static line line_of(const super *s, int j) { return (line){kr_f16_to_float(s->d) * (float)s->scale[j], -kr_f16_to_float(s->e) * (float)s->minimum[j]}; }
+static line line_of(const super *s, int j) {
+  return (line){kr_f16_to_float(s->d) * (float)s->scale[j], -kr_f16_to_float(s->e) * (float)s->minimum[j]};
+}
 
 static int six_bits(float v, float factor) {
   const float q = factor > 0 ? nearest(v / factor) : 0;
@@ -114,7 +118,9 @@ static void refit(const float *w, super *s) {
   }
   const double determinant = xx * yy - xy * xy;
   super other = *s;
-  if (determinant > 0) other.d = kr_float_to_f16((float)((wx * yy - wy * xy) / determinant)), other.e = kr_float_to_f16((float)((wy * xx - wx * xy) / determinant));
+  if (determinant > 0)
+    other.d = kr_float_to_f16((float)((wx * yy - wy * xy) / determinant)),
+    other.e = kr_float_to_f16((float)((wy * xx - wx * xy) / determinant));
   else if (xx > 0) other.d = kr_float_to_f16((float)(wx / xx));
   if (!(other.d >> 15) && !(other.e >> 15) && super_error(w, &other) < super_error(w, s)) *s = other;
 }
@@ -126,10 +132,13 @@ static super fit_super(const float *w) {
   float scale = 0, minimum = 0;
   for (int j = 0; j < PARTS; j++) {
     lines[j] = fit_part(w + j * PART);
-    scale = lines[j].scale > scale ? lines[j].scale : scale, minimum = -lines[j].base > minimum ? -lines[j].base : minimum;
+    scale = lines[j].scale > scale ? lines[j].scale : scale,
+    minimum = -lines[j].base > minimum ? -lines[j].base : minimum;
   }
   super s = {.d = factor_of(scale), .e = factor_of(minimum)};
-  for (int j = 0; j < PARTS; j++) s.scale[j] = six_bits(lines[j].scale, kr_f16_to_float(s.d)), s.minimum[j] = six_bits(-lines[j].base, kr_f16_to_float(s.e));
+  for (int j = 0; j < PARTS; j++)
+    s.scale[j] = six_bits(lines[j].scale, kr_f16_to_float(s.d)),
+    s.minimum[j] = six_bits(-lines[j].base, kr_f16_to_float(s.e));
   for (int round = 0; round < 2; round++) {
     for (int j = 0; j < PARTS; j++) move_part(w, &s, j);
     refit(w, &s);
@@ -155,7 +164,10 @@ static void put_super(const float *w, const super *s, uint8_t *bytes) {
   }
 }
 
-int kr_q4k_fits(const kr_weight *item) { return item->n_dims == 2 && item->shape[0] > 0 && item->shape[1] > 0 && item->shape[1] % SUPER == 0 && kr_is_float_dtype(item->dtype); }
+int kr_q4k_fits(const kr_weight *item) {
+  return item->n_dims == 2 && item->shape[0] > 0 && item->shape[1] > 0 && item->shape[1] % SUPER == 0 &&
+         kr_is_float_dtype(item->dtype);
+}
 
 void kr_q4k_quantize(const kr_weight *item, int64_t from, int64_t to, int32_t *words) {
   const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
@@ -173,8 +185,10 @@ void kr_q4k_row(const int32_t *words, int64_t S, float *to) {
   for (int64_t i = 0; i < S * SUPER; i++) {
     const uint8_t *at = bytes + i / SUPER * WORDS * 4;
     const int64_t k = i % SUPER, j = k / PART;
-    const float d = kr_f16_to_float((uint16_t)(at[0] | at[1] << 8)), e = kr_f16_to_float((uint16_t)(at[2] | at[3] << 8));
-    const int scale = j < 4 ? at[4 + j] & 63 : (at[8 + j] & 15) | at[j] >> 6 << 4, minimum = j < 4 ? at[8 + j] & 63 : at[8 + j] >> 4 | at[4 + j] >> 6 << 4;
+    const float d = kr_f16_to_float((uint16_t)(at[0] | at[1] << 8)),
+                e = kr_f16_to_float((uint16_t)(at[2] | at[3] << 8));
+    const int scale = j < 4 ? at[4 + j] & 63 : (at[8 + j] & 15) | at[j] >> 6 << 4,
+              minimum = j < 4 ? at[8 + j] & 63 : at[8 + j] >> 4 | at[4 + j] >> 6 << 4;
     to[i] = d * (float)scale * (float)(at[16 + k / 64 * 32 + k % 32] >> (j % 2 * 4) & 15) - e * (float)minimum;
   }
 }

@@ -1,5 +1,5 @@
-/* safetensors.c: reads and writes safetensors. The header is believed in nothing: lengths, shapes and byte ranges must agree
- * with each other and with the file, and the ranges must cover the data exactly once, as the format demands. */
+/* safetensors.c: reads and writes safetensors. The header is believed in nothing: lengths, shapes and byte ranges must
+ * agree with each other and with the file, and the ranges must cover the data exactly once, as the format demands. */
 #include "safetensors.h"
 
 #include <errno.h>
@@ -21,10 +21,9 @@ static const struct {
   const char *name;
   int32_t dtype;
 } dtypes[] = {
-    {"F32", KRAIT_F32}, {"F16", KRAIT_F16}, {"BF16", KRAIT_BF16}, {"F64", KRAIT_F64}, {"I32", KRAIT_I32}, {"I64", KRAIT_I64}, {"C64",
-                                                                                                                               KRAIT_C64},
-    {"I16", KRAIT_I16}, {"I8", KRAIT_I8}, {"U8", KRAIT_U8}, {"BOOL", KRAIT_BOOL}, {"U16", KRAIT_U16}, {"U32", KRAIT_U32}, {"U64",
-                                                                                                                           KRAIT_U64},
+    {"F32", KRAIT_F32},   {"F16", KRAIT_F16}, {"BF16", KRAIT_BF16}, {"F64", KRAIT_F64}, {"I32", KRAIT_I32},
+    {"I64", KRAIT_I64},   {"C64", KRAIT_C64}, {"I16", KRAIT_I16},   {"I8", KRAIT_I8},   {"U8", KRAIT_U8},
+    {"BOOL", KRAIT_BOOL}, {"U16", KRAIT_U16}, {"U32", KRAIT_U32},   {"U64", KRAIT_U64},
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 
@@ -39,8 +38,8 @@ typedef struct kr_header {
 static int32_t read_shape(const kr_header *header, const char *name, const json_t *shape, kr_weight *item) {
   size_t n = json_array_size(shape);
   KR_CHECK(json_is_array(shape), KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has no list 'shape'", header->label, name);
-  KR_CHECK(n <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has %zu dimensions, more than %d", header->label, name, n,
-           KR_WEIGHT_MAX_DIMS);
+  KR_CHECK(n <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has %zu dimensions, more than %d",
+           header->label, name, n, KR_WEIGHT_MAX_DIMS);
   item->n_dims = (int32_t)n;
   for (size_t i = 0; i < n; i++) {
     const json_t *size = json_array_get(shape, i);
@@ -59,7 +58,8 @@ static int32_t read_dtype(const kr_header *header, const char *name, const json_
     item->dtype = dtypes[i].dtype;
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has data type '%.16s', which krait does not read", header->label, name, text);
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has data type '%.16s', which krait does not read",
+                 header->label, name, text);
 }
 
 static int32_t read_range(const kr_header *header, const json_t *offsets, kr_weight *item) {
@@ -67,19 +67,22 @@ static int32_t read_range(const kr_header *header, const json_t *offsets, kr_wei
   KR_CHECK(json_array_size(offsets) == 2 && json_is_integer(first) && json_is_integer(last), KRAIT_ERR_FILE_FORMAT,
            "%s: tensor '%s' has no pair 'data_offsets'", header->label, item->name);
   int64_t begin = json_integer_value(first), end = json_integer_value(last);
-  KR_CHECK(begin >= 0 && begin <= end, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' lies at bytes %" PRId64 " to %" PRId64, header->label,
-           item->name, begin, end);
+  KR_CHECK(begin >= 0 && begin <= end, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' lies at bytes %" PRId64 " to %" PRId64,
+           header->label, item->name, begin, end);
   KR_CHECK((uint64_t)end <= header->data_bytes, KRAIT_ERR_FILE_READ,
-           "%s: tensor '%s' ends at byte %" PRId64 " of %" PRIu64 "; the file is truncated or lies", header->label, item->name, end, header->data_bytes);
+           "%s: tensor '%s' ends at byte %" PRId64 " of %" PRIu64 "; the file is truncated or lies", header->label,
+           item->name, end, header->data_bytes);
   KR_CHECK((uint64_t)(end - begin) == item->bytes, KRAIT_ERR_FILE_FORMAT,
-           "%s: tensor '%s' has %" PRId64 " bytes, its shape and type need %" PRIu64, header->label, item->name, end - begin, item->bytes);
+           "%s: tensor '%s' has %" PRId64 " bytes, its shape and type need %" PRIu64, header->label, item->name,
+           end - begin, item->bytes);
   item->data = header->data + begin;
   return KRAIT_OK;
 }
 
 static int32_t read_tensor(const kr_header *header, const char *name, const json_t *entry, kr_weights *weights) {
   kr_weight item = {.name = name};
-  KR_CHECK(json_is_object(entry), KRAIT_ERR_FILE_FORMAT, "%s: the entry of tensor '%s' is not an object", header->label, name);
+  KR_CHECK(json_is_object(entry), KRAIT_ERR_FILE_FORMAT, "%s: the entry of tensor '%s' is not an object", header->label,
+           name);
   KR_TRY(read_dtype(header, name, json_object_get(entry, "dtype"), &item));
   KR_TRY(read_shape(header, name, json_object_get(entry, "shape"), &item));
   int32_t status = kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes);
@@ -112,21 +115,23 @@ static int32_t check_cover(const kr_header *header, const kr_weights *weights, c
   qsort(places, (size_t)weights->n_items, sizeof *places, compare_places);
   for (int64_t i = 0; i < weights->n_items; i++) {
     const unsigned char *begin = places[i]->data;
-    KR_CHECK(begin >= reached, KRAIT_ERR_FILE_FORMAT, "%s: tensors '%s' and '%s' overlap", header->label, places[i - (i > 0)]->name,
-             places[i]->name);
-    KR_CHECK(begin == reached, KRAIT_ERR_FILE_FORMAT, "%s: %td bytes in front of tensor '%s' belong to no tensor", header->label,
-             begin - reached, places[i]->name);
+    KR_CHECK(begin >= reached, KRAIT_ERR_FILE_FORMAT, "%s: tensors '%s' and '%s' overlap", header->label,
+             places[i - (i > 0)]->name, places[i]->name);
+    KR_CHECK(begin == reached, KRAIT_ERR_FILE_FORMAT, "%s: %td bytes in front of tensor '%s' belong to no tensor",
+             header->label, begin - reached, places[i]->name);
     reached = begin + places[i]->bytes;
   }
   uint64_t rest = header->data_bytes - (uint64_t)(reached - header->data);
-  KR_CHECK(rest == 0, KRAIT_ERR_FILE_FORMAT, "%s: %" PRIu64 " bytes after the last tensor belong to no tensor", header->label, rest);
+  KR_CHECK(rest == 0, KRAIT_ERR_FILE_FORMAT, "%s: %" PRIu64 " bytes after the last tensor belong to no tensor",
+           header->label, rest);
   return KRAIT_OK;
 }
 
 static int32_t read_entries(const kr_header *header, json_t *root, kr_weights *weights) {
   const char *name;
   json_t *entry;
-  KR_CHECK(json_object_size(root) <= MAX_TENSORS, KRAIT_ERR_FILE_FORMAT, "%s: more than %d tensors", header->label, MAX_TENSORS);
+  KR_CHECK(json_object_size(root) <= MAX_TENSORS, KRAIT_ERR_FILE_FORMAT, "%s: more than %d tensors", header->label,
+           MAX_TENSORS);
   json_object_foreach(root, name, entry) {
     if (strcmp(name, "__metadata__") == 0) KR_TRY(read_metadata(header, entry, weights));
     else KR_TRY(read_tensor(header, name, entry, weights));
@@ -150,8 +155,8 @@ int32_t kr_safetensors_read(const unsigned char *bytes, size_t n_bytes, const ch
   json_t *root = json_loadb((const char *)bytes + LENGTH_BYTES, (size_t)header_bytes, JSON_REJECT_DUPLICATES, &error);
   KR_CHECK(root, KRAIT_ERR_FILE_FORMAT, "%s: the header is not JSON: %s (byte %d)", label, error.text, error.position);
   const kr_header header = {label, bytes + LENGTH_BYTES + header_bytes, n_bytes - LENGTH_BYTES - header_bytes};
-  int32_t status = json_is_object(root) ? read_entries(&header, root, weights) : kr_fail(KRAIT_ERR_FILE_FORMAT,
-                                                                                         "%s: the header is not an object", label);
+  int32_t status = json_is_object(root) ? read_entries(&header, root, weights)
+                                        : kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: the header is not an object", label);
   json_decref(root);
   return status;
 }
@@ -173,11 +178,12 @@ static json_t *entry_of(const kr_weight *item, uint64_t begin) {
     json_decref(shape);
     return NULL;
   }
-  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->dtype), "shape", shape, "data_offsets", (json_int_t)begin,
-                   (json_int_t)(begin + item->bytes));
+  return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->dtype), "shape", shape, "data_offsets",
+                   (json_int_t)begin, (json_int_t)(begin + item->bytes));
 }
 
-/* Wide elements first, otherwise in the given order: so every tensor is aligned. Calls put for each; returns the total. */
+/* Wide elements first, otherwise in the given order: so every tensor is aligned. Calls put for each; returns the
+ * total. */
 typedef int (*kr_place_fn)(void *user, const kr_weight *item, uint64_t begin);
 static int place_all(const kr_weight *items, int64_t n_items, kr_place_fn put, void *user) {
   uint64_t begin = 0;
@@ -190,8 +196,9 @@ static int place_all(const kr_weight *items, int64_t n_items, kr_place_fn put, v
   return 0;
 }
 
-static int put_entry(void *user, const kr_weight *item, uint64_t begin) { return json_object_set_new(user, item->name,
-                                                                                                     entry_of(item, begin)); }
+static int put_entry(void *user, const kr_weight *item, uint64_t begin) {
+  return json_object_set_new(user, item->name, entry_of(item, begin));
+}
 
 static int put_data(void *user, const kr_weight *item, uint64_t begin) {
   (void)begin;
@@ -202,7 +209,8 @@ static int put_data(void *user, const kr_weight *item, uint64_t begin) {
 static char *header_text(const kr_weight *items, int64_t n_items, const kr_metadata *metadata, int64_t n_metadata) {
   json_t *root = json_object(), *entry = json_object();
   int failed = 0;
-  for (int64_t i = 0; i < n_metadata; i++) failed |= json_object_set_new(entry, metadata[i].key, json_string(metadata[i].value));
+  for (int64_t i = 0; i < n_metadata; i++)
+    failed |= json_object_set_new(entry, metadata[i].key, json_string(metadata[i].value));
   if (n_metadata) failed |= json_object_set(root, "__metadata__", entry);
   failed |= place_all(items, n_items, put_entry, root);
   char *text = failed ? NULL : kr_json_dump(root, JSON_COMPACT);
@@ -236,10 +244,11 @@ static int32_t write_file(const char *path, const char *header, const kr_weight 
   return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot write %s", path);
 }
 
-int32_t kr_safetensors_write(const char *path, const kr_weight *items, int64_t n_items, const kr_metadata *metadata, int64_t n_metadata) {
+int32_t kr_safetensors_write(const char *path, const kr_weight *items, int64_t n_items, const kr_metadata *metadata,
+                             int64_t n_metadata) {
   for (int64_t i = 0; i < n_items; i++)
-    KR_CHECK(dtype_name(items[i].dtype), KRAIT_ERR_DTYPE, "tensor '%s' is %s, which safetensors does not hold", items[i].name,
-             krait_dtype_name(items[i].dtype));
+    KR_CHECK(dtype_name(items[i].dtype), KRAIT_ERR_DTYPE, "tensor '%s' is %s, which safetensors does not hold",
+             items[i].name, krait_dtype_name(items[i].dtype));
   char *header = header_text(items, n_items, metadata, n_metadata);
   KR_CHECK(header, KRAIT_ERR_NO_MEMORY, "%s: no memory for the header, or a name is not UTF-8", path);
   int32_t status = write_file(path, header, items, n_items);

@@ -65,7 +65,8 @@ kr_source kr_source_memory(const void *bytes, size_t n, const char *name) {
 }
 
 int32_t kr_source_read(kr_source *source, uint64_t offset, void *out, size_t bytes) {
-  KR_CHECK(kr_range_fits(offset, bytes, source->size), KRAIT_ERR_FILE_FORMAT, "%s ends at %llu but %zu bytes at offset %llu are needed",
-           source->name, (unsigned long long)source->size, bytes, (unsigned long long)offset);
+  KR_CHECK(kr_range_fits(offset, bytes, source->size), KRAIT_ERR_FILE_FORMAT,
+           "%s ends at %llu but %zu bytes at offset %llu are needed", source->name, (unsigned long long)source->size,
+           bytes, (unsigned long long)offset);
   return bytes ? source->read(source, offset, out, bytes) : KRAIT_OK;
 }

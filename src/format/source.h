@@ -30,7 +30,9 @@ int kr_mul_u64(uint64_t a, uint64_t b, uint64_t *product);
 int kr_range_fits(uint64_t offset, uint64_t bytes, uint64_t size);
 
 static inline uint16_t kr_le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
-static inline uint32_t kr_le32(const uint8_t *p) { return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24; }
+static inline uint32_t kr_le32(const uint8_t *p) {
+  return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
 static inline uint64_t kr_le64(const uint8_t *p) { return kr_le32(p) | (uint64_t)kr_le32(p + 4) << 32; }
 
 #endif

@@ -1,7 +1,8 @@
-/* tar_file.c: headers of POSIX and GNU tar over a stream that gzip or zstd unpack. */
+/* tar_file.c: headers of POSIX and GNU tar over a stream that gzip, bzip2 or zstd unpack. */
 #define _POSIX_C_SOURCE 200809L
 #include "tar_file.h"
 
+#include <bzlib.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zlib.h>
@@ -11,10 +12,20 @@
 #include "forward.h"
 #include "status.h"
 
-enum { BLOCK_BYTES = 512, PIECE_BYTES = 1 << 16, MAX_MEMBERS = 200000, MAX_NAME = 4096, MAX_EXTRA_BYTES = 1 << 16, MAX_RATIO = 1000, MAX_RESTARTS = 16, GZIP_WINDOW = 16 + MAX_WBITS, ZSTD_WINDOW_LOG = 27 };
+enum {
+  BLOCK_BYTES = 512,
+  PIECE_BYTES = 1 << 16,
+  MAX_MEMBERS = 200000,
+  MAX_NAME = 4096,
+  MAX_EXTRA_BYTES = 1 << 16,
+  MAX_RATIO = 1000,
+  MAX_RESTARTS = 16,
+  GZIP_WINDOW = 16 + MAX_WBITS,
+  ZSTD_WINDOW_LOG = 27
+};
 #define MAX_TOTAL_BYTES (64ull << 30)
 
-typedef enum packing { PLAIN, GZIP, ZSTD } packing;
+typedef enum packing { PLAIN, GZIP, BZIP2, ZSTD } packing;
 
 struct kr_tar {
   kr_source *packed;
@@ -23,7 +34,8 @@ struct kr_tar {
   uint8_t *in;            /* a piece of packed, from in_at to in_end */
   size_t in_at, in_end;
   z_stream z;
-  int has_z, n_starts, n_members, is_open; /* open: a frame began and has not ended */
+  bz_stream bz;
+  int has_z, has_bz, n_starts, n_members, is_open; /* open: a frame began and has not ended */
   ZSTD_DCtx *zstd;
   uint64_t next, member_at, member_bytes; /* unpacked offsets: of the next header, of the member's bytes */
   char name[MAX_NAME + 1];
@@ -32,14 +44,27 @@ struct kr_tar {
 
 /* ---- unpacking ---- */
 static int32_t damage(const kr_tar *t, const char *what) {
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: %s at offset %llu", t->packed->name, what, (unsigned long long)t->packed_at - (t->in_end - t->in_at));
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: %s at offset %llu", t->packed->name, what,
+                 (unsigned long long)t->packed_at - (t->in_end - t->in_at));
+}
+
+/* bzip2 has no way back but a new start. */
+static int32_t begin_bzip2(kr_tar *t) {
+  if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
+  t->bz = (bz_stream){0};
+  t->has_bz = BZ2_bzDecompressInit(&t->bz, 0, 0) == BZ_OK;
+  KR_CHECK(t->has_bz, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
+  return KRAIT_OK;
 }
 
 static int32_t restart(kr_tar *t) {
-  KR_CHECK(t->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often", t->packed->name);
+  KR_CHECK(t->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often",
+           t->packed->name);
   t->packed_at = t->at = t->in_at = t->in_end = 0;
   t->is_open = 0;
-  if (t->packing == GZIP && t->has_z && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that cannot begin again");
+  if (t->packing == GZIP && t->has_z && inflateReset(&t->z) != Z_OK)
+    return damage(t, "a gzip stream that cannot begin again");
+  if (t->packing == BZIP2) KR_TRY(begin_bzip2(t));
   if (t->packing == ZSTD) ZSTD_DCtx_reset(t->zstd, ZSTD_reset_session_only);
   return KRAIT_OK;
 }
@@ -54,30 +79,50 @@ static int32_t refill(kr_tar *t) {
   return KRAIT_OK;
 }
 
-/* Some bytes, at least one. */
+/* Of each packing: what one call makes of the bytes at hand; another stream may follow the first. */
+static int32_t take_gzip(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+  t->z.next_in = t->in + t->in_at, t->z.avail_in = (uInt)(t->in_end - t->in_at), t->z.next_out = out,
+  t->z.avail_out = (uInt)room;
+  const int status = inflate(&t->z, Z_NO_FLUSH);
+  if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
+    return damage(t, "a gzip stream that does not unpack");
+  t->in_at = t->in_end - t->z.avail_in, *n = room - t->z.avail_out;
+  t->is_open = status != Z_STREAM_END;
+  if (status == Z_STREAM_END && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that does not unpack");
+  return KRAIT_OK;
+}
+
+static int32_t take_bzip2(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+  t->bz.next_in = (char *)t->in + t->in_at, t->bz.avail_in = (unsigned)(t->in_end - t->in_at),
+  t->bz.next_out = (char *)out, t->bz.avail_out = (unsigned)room;
+  const int status = BZ2_bzDecompress(&t->bz);
+  KR_CHECK(status != BZ_MEM_ERROR, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
+  if (status != BZ_OK && status != BZ_STREAM_END) return damage(t, "a bzip2 stream that does not unpack");
+  t->in_at = t->in_end - t->bz.avail_in, *n = room - t->bz.avail_out;
+  t->is_open = status != BZ_STREAM_END;
+  return status == BZ_STREAM_END ? begin_bzip2(t) : KRAIT_OK;
+}
+
+static int32_t take_zstd(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+  ZSTD_inBuffer from = {.src = t->in + t->in_at, .size = t->in_end - t->in_at};
+  ZSTD_outBuffer to = {.dst = out, .size = room};
+  const size_t left = ZSTD_decompressStream(t->zstd, &to, &from);
+  if (ZSTD_isError(left)) return damage(t, "a zstd frame that does not unpack");
+  t->is_open = left != 0;
+  t->in_at += from.pos, *n = to.pos;
+  return KRAIT_OK;
+}
+
+/* Some bytes, if the stream gives any yet. */
 static int32_t take_some(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
   KR_TRY(refill(t));
   const size_t have = t->in_end - t->in_at;
-  *n = 0;
-  if (t->packing == PLAIN) {
-    *n = have < room ? have : room;
-    memcpy(out, t->in + t->in_at, *n);
-    t->in_at += *n;
-  } else if (t->packing == ZSTD) {
-    ZSTD_inBuffer from = {.src = t->in + t->in_at, .size = have};
-    ZSTD_outBuffer to = {.dst = out, .size = room};
-    const size_t left = ZSTD_decompressStream(t->zstd, &to, &from);
-    if (ZSTD_isError(left)) return damage(t, "a zstd frame that does not unpack");
-    t->is_open = left != 0;
-    t->in_at += from.pos, *n = to.pos;
-  } else {
-    t->z.next_in = t->in + t->in_at, t->z.avail_in = (uInt)have, t->z.next_out = out, t->z.avail_out = (uInt)room;
-    const int status = inflate(&t->z, Z_NO_FLUSH);
-    if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) return damage(t, "a gzip stream that does not unpack");
-    t->in_at = t->in_end - t->z.avail_in, *n = room - t->z.avail_out;
-    t->is_open = status != Z_STREAM_END;
-    if (status == Z_STREAM_END && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that does not unpack"); /* another may follow */
-  }
+  if (t->packing == GZIP) return take_gzip(t, out, room, n);
+  if (t->packing == BZIP2) return take_bzip2(t, out, room, n);
+  if (t->packing == ZSTD) return take_zstd(t, out, room, n);
+  *n = have < room ? have : room;
+  memcpy(out, t->in + t->in_at, *n);
+  t->in_at += *n;
   return KRAIT_OK;
 }
 
@@ -89,7 +134,8 @@ static int32_t take(kr_tar *t, void *out, size_t bytes) {
     KR_TRY(take_some(t, (uint8_t *)out + have, room, &n));
     if (!n && t->in_at == before && t->in_at < t->in_end) return damage(t, "a stream that does not go on");
     have += n, t->at += n;
-    KR_CHECK(t->at <= MAX_TOTAL_BYTES && t->at / MAX_RATIO <= t->packed_at, KRAIT_ERR_FILE_FORMAT, "%s unpacks to an absurd size", t->packed->name);
+    KR_CHECK(t->at <= MAX_TOTAL_BYTES && t->at / MAX_RATIO <= t->packed_at, KRAIT_ERR_FILE_FORMAT,
+             "%s unpacks to an absurd size", t->packed->name);
   }
   return KRAIT_OK;
 }
@@ -101,7 +147,8 @@ static int32_t finish(kr_tar *t) {
   while (t->in_at < t->in_end || t->packed_at < t->packed->size) {
     KR_TRY(take_some(t, scrap, sizeof scrap, &n));
     t->at += n;
-    KR_CHECK(t->at <= MAX_TOTAL_BYTES && t->at / MAX_RATIO <= t->packed_at, KRAIT_ERR_FILE_FORMAT, "%s unpacks to an absurd size", t->packed->name);
+    KR_CHECK(t->at <= MAX_TOTAL_BYTES && t->at / MAX_RATIO <= t->packed_at, KRAIT_ERR_FILE_FORMAT,
+             "%s unpacks to an absurd size", t->packed->name);
   }
   return t->is_open ? damage(t, "the archive ends in the middle") : KRAIT_OK;
 }
@@ -109,7 +156,8 @@ static int32_t finish(kr_tar *t) {
 static int32_t go_to(kr_tar *t, uint64_t offset) {
   uint8_t scrap[4096];
   if (offset < t->at) KR_TRY(restart(t));
-  while (t->at < offset) KR_TRY(take(t, scrap, offset - t->at < sizeof scrap ? (size_t)(offset - t->at) : sizeof scrap));
+  while (t->at < offset)
+    KR_TRY(take(t, scrap, offset - t->at < sizeof scrap ? (size_t)(offset - t->at) : sizeof scrap));
   return KRAIT_OK;
 }
 
@@ -117,12 +165,20 @@ static int32_t go_to(kr_tar *t, uint64_t offset) {
 static int32_t detect(kr_tar *t) {
   uint8_t head[4] = {0};
   KR_TRY(kr_source_read(t->packed, 0, head, t->packed->size < sizeof head ? (size_t)t->packed->size : sizeof head));
-  KR_CHECK(memcmp(head, "BZh", 3) != 0, KRAIT_ERR_UNSUPPORTED, "%s is packed with bzip2, which is not read here: unpack it and name the folder: mkdir unpacked && tar -xjf %s -C unpacked", t->packed->name, t->packed->name);
-  KR_CHECK(memcmp(head, "\3757z", 3) != 0, KRAIT_ERR_UNSUPPORTED, "%s is packed with xz, which is not read here: unpack it and name the folder: mkdir unpacked && tar -xJf %s -C unpacked", t->packed->name, t->packed->name);
-  t->packing = head[0] == 0x1f && head[1] == 0x8b ? GZIP : kr_le32(head) == 0xFD2FB528 ? ZSTD : PLAIN;
+  KR_CHECK(memcmp(head, "\3757z", 3) != 0, KRAIT_ERR_UNSUPPORTED,
+           "%s is packed with xz, which is not read here: unpack it and name the folder: mkdir unpacked && tar -xJf %s "
+           "-C unpacked",
+           t->packed->name, t->packed->name);
+  t->packing = head[0] == 0x1f && head[1] == 0x8b ? GZIP
+               : memcmp(head, "BZh", 3) == 0      ? BZIP2
+               : kr_le32(head) == 0xFD2FB528      ? ZSTD
+                                                  : PLAIN;
   if (t->packing == GZIP) t->has_z = inflateInit2(&t->z, GZIP_WINDOW) == Z_OK;
-  if (t->packing == ZSTD && (t->zstd = ZSTD_createDCtx())) ZSTD_DCtx_setParameter(t->zstd, ZSTD_d_windowLogMax, ZSTD_WINDOW_LOG);
-  KR_CHECK(t->packing == PLAIN || t->has_z || t->zstd, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
+  if (t->packing == ZSTD && (t->zstd = ZSTD_createDCtx()))
+    ZSTD_DCtx_setParameter(t->zstd, ZSTD_d_windowLogMax, ZSTD_WINDOW_LOG);
+  if (t->packing == BZIP2) KR_TRY(begin_bzip2(t));
+  KR_CHECK(t->packing == PLAIN || t->has_z || t->has_bz || t->zstd, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s",
+           t->packed->name);
   return KRAIT_OK;
 }
 
@@ -131,7 +187,8 @@ int32_t kr_tar_open(kr_source *packed, kr_tar **tar) {
   *tar = t;
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory to open %s", packed->name);
   t->packed = packed;
-  int32_t status = (t->in = kr_alloc(PIECE_BYTES)) ? detect(t) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to open %s", packed->name);
+  int32_t status =
+      (t->in = kr_alloc(PIECE_BYTES)) ? detect(t) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to open %s", packed->name);
   if (status < 0) kr_tar_close(tar);
   return status;
 }
@@ -140,6 +197,7 @@ void kr_tar_close(kr_tar **tar) {
   if (!tar || !*tar) return;
   kr_tar *t = *tar;
   if (t->has_z) inflateEnd(&t->z);
+  if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
   ZSTD_freeDCtx(t->zstd);
   kr_forward_free_room(&t->spare);
   kr_free(t->in);
@@ -182,7 +240,8 @@ static void read_pax(kr_tar *t, const char *text, size_t n, uint64_t *size) {
     const unsigned long length = strtoul(text + at, &end, 10);
     if (length < 5 || length > n - at || *end != ' ') return;
     const char *word = end + 1, *last = text + at + length - 1;
-    if (word < last && strncmp(word, "path=", 5) == 0 && (size_t)(last - word - 5) < sizeof t->name) memcpy(t->name, word + 5, (size_t)(last - word - 5)), t->name[last - word - 5] = '\0';
+    if (word < last && strncmp(word, "path=", 5) == 0 && (size_t)(last - word - 5) < sizeof t->name)
+      memcpy(t->name, word + 5, (size_t)(last - word - 5)), t->name[last - word - 5] = '\0';
     if (word < last && strncmp(word, "size=", 5) == 0) *size = strtoull(word + 5, NULL, 10);
     at += length;
   }
@@ -201,7 +260,8 @@ static int32_t read_extra(kr_tar *t, char type, uint64_t bytes, uint64_t *size) 
 }
 
 static void read_name(kr_tar *t, const uint8_t *h) {
-  const size_t n_prefix = memcmp(h + 257, "ustar", 5) == 0 && h[263] == '0' ? strnlen((const char *)h + 345, 155) : 0, n = strnlen((const char *)h, 100);
+  const size_t n_prefix = memcmp(h + 257, "ustar", 5) == 0 && h[263] == '0' ? strnlen((const char *)h + 345, 155) : 0,
+               n = strnlen((const char *)h, 100);
   if (n_prefix) memcpy(t->name, h + 345, n_prefix), t->name[n_prefix] = '/';
   memcpy(t->name + n_prefix + (n_prefix > 0), h, n);
   t->name[n_prefix + (n_prefix > 0) + n] = '\0';
@@ -212,15 +272,19 @@ int32_t kr_tar_next(kr_tar *t, kr_tar_member *member) {
   uint64_t long_size = UINT64_MAX;
   t->name[0] = '\0';
   for (;;) {
-    KR_CHECK(t->n_members++ < MAX_MEMBERS, KRAIT_ERR_FILE_FORMAT, "%s holds more than %d names", t->packed->name, MAX_MEMBERS);
+    KR_CHECK(t->n_members++ < MAX_MEMBERS, KRAIT_ERR_FILE_FORMAT, "%s holds more than %d names", t->packed->name,
+             MAX_MEMBERS);
     KR_TRY(go_to(t, t->next));
     KR_TRY(take(t, h, sizeof h));
     if (h[0] == 0 && number(h + 148, 8) == 0) return finish(t);
-    KR_CHECK(is_sound(h), KRAIT_ERR_FILE_FORMAT, "%s is no sound tar archive: a header at offset %llu has a wrong sum", t->packed->name, (unsigned long long)t->next);
+    KR_CHECK(is_sound(h), KRAIT_ERR_FILE_FORMAT, "%s is no sound tar archive: a header at offset %llu has a wrong sum",
+             t->packed->name, (unsigned long long)t->next);
     const char type = (char)h[156];
-    const int is_extra = type == 'x' || type == 'L' || type == 'K' || type == 'g', is_file = type == '0' || type == '\0' || type == '7';
+    const int is_extra = type == 'x' || type == 'L' || type == 'K' || type == 'g',
+              is_file = type == '0' || type == '\0' || type == '7';
     const uint64_t size = !is_extra && long_size != UINT64_MAX ? long_size : number(h + 124, 12);
-    KR_CHECK(size <= MAX_TOTAL_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: a member of %llu bytes", t->packed->name, (unsigned long long)size);
+    KR_CHECK(size <= MAX_TOTAL_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: a member of %llu bytes", t->packed->name,
+             (unsigned long long)size);
     t->member_at = t->next + BLOCK_BYTES, t->member_bytes = size;
     t->next = t->member_at + (size + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
     if (is_extra) {
@@ -232,7 +296,8 @@ int32_t kr_tar_next(kr_tar *t, kr_tar_member *member) {
     t->name[0] = '\0', long_size = UINT64_MAX;
   }
   *member = (kr_tar_member){.name = t->name, .bytes = t->member_bytes};
-  KR_CHECK(!leaves_the_folder(t->name), KRAIT_ERR_UNSAFE, "the archive has a member that would leave its folder: %.80s", t->name);
+  KR_CHECK(!leaves_the_folder(t->name), KRAIT_ERR_UNSAFE, "the archive has a member that would leave its folder: %.80s",
+           t->name);
   return 1;
 }
 
@@ -253,10 +318,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   kr_tar_member member;
   uint8_t bytes[64];
   if (kr_tar_open(&packed, &tar) < 0) return 0;
-  for (int32_t status, i = 0; i < 64 && ((status = kr_tar_next(tar, &member)) == 1 || status == KRAIT_ERR_UNSAFE); i++) {
+  for (int32_t status, i = 0; i < 64 && ((status = kr_tar_next(tar, &member)) == 1 || status == KRAIT_ERR_UNSAFE);
+       i++) {
     kr_source *source;
     if (status != 1 || kr_tar_source_open(tar, &source) < 0) continue;
-    if (source->size >= sizeof bytes && source->size < 1 << 24 && kr_source_read(source, source->size - sizeof bytes, bytes, sizeof bytes) >= 0)
+    if (source->size >= sizeof bytes && source->size < 1 << 24 &&
+        kr_source_read(source, source->size - sizeof bytes, bytes, sizeof bytes) >= 0)
       kr_source_read(source, 0, bytes, sizeof bytes);
     kr_forward_close(&source);
   }

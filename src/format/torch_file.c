@@ -1,7 +1,7 @@
-/* torch_file.c: a zip of one pickle (NAME/data.pkl), one entry per storage (NAME/data/KEY) and NAME/byteorder. The pickle is
- * read as data (pickle.h); here is the whole list of what its calls may mean. torch.save stores without compression, so
- * nothing may grow: everything read from the zip together is at most as large as the file, and so are all copies of
- * strided tensors. */
+/* torch_file.c: a zip of one pickle (NAME/data.pkl), one entry per storage (NAME/data/KEY) and NAME/byteorder. The
+ * pickle is read as data (pickle.h); here is the whole list of what its calls may mean. torch.save stores without
+ * compression, so nothing may grow: everything read from the zip together is at most as large as the file, and so are
+ * all copies of strided tensors. */
 #include "torch_file.h"
 
 #include <inttypes.h>
@@ -53,12 +53,14 @@ static int32_t open_zip(kr_torch *torch, const unsigned char *bytes, size_t n_by
 }
 
 /* The whole entry in memory of the weights (or of arena, where given). */
-static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, const unsigned char **bytes, uint64_t *n_bytes) {
+static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, const unsigned char **bytes,
+                          uint64_t *n_bytes) {
   zip_stat_t info;
-  KR_CHECK(zip_stat_index(torch->zip, index, 0, &info) == 0 && info.valid & ZIP_STAT_SIZE && info.name, KRAIT_ERR_FILE_FORMAT,
-           "%s: an entry of the zip is damaged", torch->label);
+  KR_CHECK(zip_stat_index(torch->zip, index, 0, &info) == 0 && info.valid & ZIP_STAT_SIZE && info.name,
+           KRAIT_ERR_FILE_FORMAT, "%s: an entry of the zip is damaged", torch->label);
   KR_CHECK(info.comp_method == ZIP_CM_STORE && info.encryption_method == ZIP_EM_NONE, KRAIT_ERR_FILE_FORMAT,
-           "%s: entry %s is compressed or encrypted, which torch.save does not do; save it again with torch.save", torch->label, info.name);
+           "%s: entry %s is compressed or encrypted, which torch.save does not do; save it again with torch.save",
+           torch->label, info.name);
   KR_CHECK(info.size <= torch->read_budget_bytes, KRAIT_ERR_FILE_FORMAT,
            "%s: the entries of the zip claim more bytes than the file has (at %s)", torch->label, info.name);
   torch->read_budget_bytes -= info.size;
@@ -73,8 +75,8 @@ static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, 
 #ifdef KR_FUZZ
   is_whole = 1; /* else no mutation would get past the checksum */
 #endif
-  KR_CHECK(is_whole, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or its checksum is wrong; copy the file again", torch->label,
-           info.name);
+  KR_CHECK(is_whole, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or its checksum is wrong; copy the file again",
+           torch->label, info.name);
   *bytes = copy;
   *n_bytes = info.size;
   return KRAIT_OK;
@@ -94,13 +96,16 @@ static int32_t find_pickle(kr_torch *torch, zip_uint64_t *index) {
   for (zip_int64_t i = 0; i < n; i++) {
     const char *name = zip_get_name(torch->zip, (zip_uint64_t)i, 0);
     size_t length = name ? strlen(name) : 0, folder = length - (sizeof tail - 1);
-    if (length < sizeof tail || length >= MAX_ENTRY_NAME || strcmp(name + folder, tail) != 0 || memchr(name, '/', folder)) continue;
+    if (length < sizeof tail || length >= MAX_ENTRY_NAME || strcmp(name + folder, tail) != 0 ||
+        memchr(name, '/', folder))
+      continue;
     memcpy(torch->prefix, name, folder);
     torch->prefix[folder] = 0;
     *index = (zip_uint64_t)i;
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a zip without NAME/data.pkl; this is not what torch.save writes", torch->label);
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a zip without NAME/data.pkl; this is not what torch.save writes",
+                 torch->label);
 }
 
 static int32_t check_byte_order(kr_torch *torch, kr_arena *arena) {
@@ -110,7 +115,8 @@ static int32_t check_byte_order(kr_torch *torch, kr_arena *arena) {
   if (index < 0) return KRAIT_OK; /* older than torch 2.1: written on little-endian machines */
   KR_TRY(read_entry(torch, (zip_uint64_t)index, arena, &bytes, &n_bytes));
   KR_CHECK(n_bytes == 6 && memcmp(bytes, "little", 6) == 0, KRAIT_ERR_FILE_FORMAT,
-           "%s: byteorder is '%.16s'; load it with PyTorch and save it on a little-endian machine", torch->label, (const char *)bytes);
+           "%s: byteorder is '%.16s'; load it with PyTorch and save it on a little-endian machine", torch->label,
+           (const char *)bytes);
   return KRAIT_OK;
 }
 
@@ -123,7 +129,9 @@ static const char *callee_of(const kr_pickle_value *value) {
 
 static int calls(const kr_pickle_value *value, const char *name) { return strcmp(callee_of(value), name) == 0; }
 
-static int is_map(const kr_pickle_value *value) { return value->kind == KR_PICKLE_MAP || calls(value, "collections.OrderedDict"); }
+static int is_map(const kr_pickle_value *value) {
+  return value->kind == KR_PICKLE_MAP || calls(value, "collections.OrderedDict");
+}
 
 static const kr_pickle_value *argument(const kr_pickle_value *call, int64_t i) {
   return i < call->args->n_items ? call->args->items[i] : NULL;
@@ -132,8 +140,9 @@ static const kr_pickle_value *argument(const kr_pickle_value *call, int64_t i) {
 /* Looks through nn.Parameter and torch.Size: both wrap their first argument. */
 static const kr_pickle_value *unwrap(const kr_pickle_value *value) {
   for (int depth = 0; depth < MAX_NESTED && value; depth++) {
-    if (!calls(value, "torch._utils._rebuild_parameter") && !calls(value, "torch._utils._rebuild_parameter_with_state") &&
-        !calls(value, "torch.Size")) break;
+    if (!calls(value, "torch._utils._rebuild_parameter") &&
+        !calls(value, "torch._utils._rebuild_parameter_with_state") && !calls(value, "torch.Size"))
+      break;
     value = argument(value, 0);
   }
   return value;
@@ -145,34 +154,43 @@ static int is_tensor(const kr_pickle_value *value) {
 }
 
 static int32_t refuse_call(const kr_torch *torch, const char *where, const kr_pickle_value *value) {
-  return kr_fail(KRAIT_ERR_UNSAFE, "%s: %s is made by calling %s, which krait does not do; save model.state_dict() instead", torch->label,
+  return kr_fail(KRAIT_ERR_UNSAFE,
+                 "%s: %s is made by calling %s, which krait does not do; save model.state_dict() instead", torch->label,
                  where, callee_of(value));
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
+static const struct {
+  const char *name;
+  int32_t dtype;
+} storages[] = {{"Float", KRAIT_F32}, {"Half", KRAIT_F16},  {"BFloat16", KRAIT_BF16},   {"Double", KRAIT_F64},
+                {"Long", KRAIT_I64},  {"Int", KRAIT_I32},   {"Short", KRAIT_I16},       {"Char", KRAIT_I8},
+                {"Byte", KRAIT_U8},   {"Bool", KRAIT_BOOL}, {"ComplexFloat", KRAIT_C64}};
+
+const char *kr_torch_storage(int32_t dtype) {
+  for (size_t i = 0; i < sizeof storages / sizeof *storages; i++)
+    if (storages[i].dtype == dtype) return storages[i].name;
+  return NULL;
+}
+
 static int32_t dtype_of_storage(const char *name) {
-  static const struct {
-    const char *name;
-    int32_t dtype;
-  } names[] = {{"Float", KRAIT_F32}, {"Half", KRAIT_F16}, {"BFloat16", KRAIT_BF16}, {"Double", KRAIT_F64}, {"Long", KRAIT_I64},
-               {"Int", KRAIT_I32},   {"Short", KRAIT_I16}, {"Char", KRAIT_I8},      {"Byte", KRAIT_U8},   {"Bool", KRAIT_BOOL},
-               {"ComplexFloat", KRAIT_C64}};
   char full[64];
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    snprintf(full, sizeof full, "torch.%sStorage", names[i].name);
-    if (strcmp(full, name) == 0) return names[i].dtype;
+  for (size_t i = 0; i < sizeof storages / sizeof *storages; i++) {
+    snprintf(full, sizeof full, "torch.%sStorage", storages[i].name);
+    if (strcmp(full, name) == 0) return storages[i].dtype;
   }
   return -1;
 }
 
 static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_storage **storage) {
   char name[128];
-  KR_CHECK(key->length < 100 && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT, "%s: a storage with an impossible name",
-           torch->label);
+  KR_CHECK(key->length < 100 && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT,
+           "%s: a storage with an impossible name", torch->label);
   snprintf(name, sizeof name, "data/%s", key->text);
   zip_int64_t index = find_entry(torch, name);
-  KR_CHECK(index >= 0, KRAIT_ERR_FILE_READ, "%s: entry %s/%s is missing; the file is damaged", torch->label, torch->prefix, name);
+  KR_CHECK(index >= 0, KRAIT_ERR_FILE_READ, "%s: entry %s/%s is missing; the file is damaged", torch->label,
+           torch->prefix, name);
   *storage = &torch->storages[index];
   if ((*storage)->bytes) return KRAIT_OK;
   return read_entry(torch, (zip_uint64_t)index, torch->weights->owned, &(*storage)->bytes, &(*storage)->n_bytes);
@@ -182,14 +200,17 @@ static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_stor
 static int32_t find_storage(kr_torch *torch, const kr_pickle_value *value, int32_t *dtype, kr_storage **storage) {
   const kr_pickle_value *id = value && value->kind == KR_PICKLE_PERSISTENT ? value->callee : NULL;
   int is_id = id && id->kind == KR_PICKLE_TUPLE && id->n_items >= 5 && id->items[0]->kind == KR_PICKLE_TEXT &&
-              strcmp(id->items[0]->text, "storage") == 0 && id->items[1]->kind == KR_PICKLE_GLOBAL && id->items[2]->kind == KR_PICKLE_TEXT;
+              strcmp(id->items[0]->text, "storage") == 0 && id->items[1]->kind == KR_PICKLE_GLOBAL &&
+              id->items[2]->kind == KR_PICKLE_TEXT;
   KR_CHECK(is_id, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a storage", torch->label);
   *dtype = dtype_of_storage(id->items[1]->text);
-  KR_CHECK(*dtype >= 0, KRAIT_ERR_FILE_FORMAT, "%s: a tensor of type %s, which krait does not read", torch->label, id->items[1]->text);
+  KR_CHECK(*dtype >= 0, KRAIT_ERR_FILE_FORMAT, "%s: a tensor of type %s, which krait does not read", torch->label,
+           id->items[1]->text);
   return load_storage(torch, id->items[2], storage);
 }
 
-static int32_t read_sizes(const kr_torch *torch, const kr_pickle_value *value, int64_t sizes[KR_WEIGHT_MAX_DIMS], int32_t *n) {
+static int32_t read_sizes(const kr_torch *torch, const kr_pickle_value *value, int64_t sizes[KR_WEIGHT_MAX_DIMS],
+                          int32_t *n) {
   value = value ? unwrap(value) : NULL;
   KR_CHECK(value && value->kind == KR_PICKLE_TUPLE && value->n_items <= KR_WEIGHT_MAX_DIMS, KRAIT_ERR_FILE_FORMAT,
            "%s: a tensor without a shape, or of more than %d dimensions", torch->label, KR_WEIGHT_MAX_DIMS);
@@ -211,7 +232,8 @@ typedef struct kr_strided {
 static int is_within(const kr_weight *item, const kr_strided *view, uint64_t storage_bytes) {
   int64_t last = view->offset, step, width = (int64_t)krait_dtype_bytes(item->dtype), end;
   for (int32_t i = 0; i < item->n_dims; i++)
-    if (__builtin_mul_overflow(item->shape[i] - 1, view->stride[i], &step) || __builtin_add_overflow(last, step, &last)) return 0;
+    if (__builtin_mul_overflow(item->shape[i] - 1, view->stride[i], &step) || __builtin_add_overflow(last, step, &last))
+      return 0;
   if (view->offset < 0 || __builtin_add_overflow(last, 1, &end) || __builtin_mul_overflow(end, width, &end)) return 0;
   return (uint64_t)end <= storage_bytes;
 }
@@ -225,7 +247,8 @@ static int is_contiguous(const kr_weight *item, const int64_t *stride) {
   return 1;
 }
 
-/* Row-major copy by an odometer. Every place that it reaches is in the storage; it never steps beyond (a stride may be any number below 2^63). */
+/* Row-major copy by an odometer. Every place that it reaches is in the storage; it never steps beyond (a stride may be
+ * any number below 2^63). */
 static void copy_strided(const kr_weight *item, const kr_strided *view, unsigned char *out) {
   size_t width = krait_dtype_bytes(item->dtype);
   int64_t index[KR_WEIGHT_MAX_DIMS] = {0}, at = view->offset, n = (int64_t)(item->bytes / width);
@@ -244,7 +267,8 @@ static void copy_strided(const kr_weight *item, const kr_strided *view, unsigned
 
 static int32_t make_contiguous(kr_torch *torch, kr_weight *item, const kr_strided *view) {
   KR_CHECK(item->bytes <= torch->copy_budget_bytes, KRAIT_ERR_FILE_FORMAT,
-           "%s: tensor '%s' is an expanded view, or strided copies need more memory than the file has; call .contiguous() before saving",
+           "%s: tensor '%s' is an expanded view, or strided copies need more memory than the file has; call "
+           ".contiguous() before saving",
            torch->label, item->name);
   torch->copy_budget_bytes -= item->bytes;
   unsigned char *copy = kr_arena_try(torch->weights->owned, (size_t)item->bytes);
@@ -285,7 +309,8 @@ static int32_t read_tensor(kr_torch *torch, const char *name, const kr_pickle_va
 static int32_t find_state(const kr_torch *torch, const kr_pickle_value *root, const kr_pickle_value **state) {
   static const char *const names[] = {"model", "state_dict", "model_state_dict", "generator"};
   if (root->kind == KR_PICKLE_OBJECT && !is_map(root)) return refuse_call(torch, "its content", root);
-  KR_CHECK(is_map(root), KRAIT_ERR_FILE_FORMAT, "%s: its content is not a dictionary of tensors; save model.state_dict()", torch->label);
+  KR_CHECK(is_map(root), KRAIT_ERR_FILE_FORMAT,
+           "%s: its content is not a dictionary of tensors; save model.state_dict()", torch->label);
   *state = root;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     const kr_pickle_value *inner = kr_pickle_find(root, names[i]);
@@ -302,8 +327,8 @@ static int32_t find_state(const kr_torch *torch, const kr_pickle_value *root, co
 static int32_t read_state(kr_torch *torch, const kr_pickle_value *state) {
   for (int64_t i = 0; i + 1 < state->n_items; i += 2) {
     const kr_pickle_value *key = state->items[i], *value = unwrap(state->items[i + 1]);
-    KR_CHECK(key->kind == KR_PICKLE_TEXT && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a name",
-             torch->label);
+    KR_CHECK(key->kind == KR_PICKLE_TEXT && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT,
+             "%s: a tensor without a name", torch->label);
     if (!value || value->kind != KR_PICKLE_OBJECT || is_map(value)) continue;
     if (!is_tensor(value)) return refuse_call(torch, key->text, value);
     kr_weight item;
@@ -337,7 +362,8 @@ int32_t kr_torch_file_read(const unsigned char *bytes, size_t n_bytes, const cha
   kr_torch torch = {.label = label, .weights = weights, .read_budget_bytes = n_bytes, .copy_budget_bytes = n_bytes};
   KR_TRY(open_zip(&torch, bytes, n_bytes));
   kr_arena *arena = kr_arena_open();
-  int32_t status = arena ? read_archive(&torch, arena) : kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory to read it", label);
+  int32_t status =
+      arena ? read_archive(&torch, arena) : kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory to read it", label);
   kr_arena_close(&arena);
   kr_free(torch.storages);
   zip_discard(torch.zip);

@@ -25,7 +25,9 @@ int32_t kr_shape_bytes(int32_t n_dims, const int64_t *shape, int32_t dtype, uint
   for (int32_t i = 0; i < n_dims; i++) {
     KR_CHECK(shape[i] >= 0, KRAIT_ERR_FILE_FORMAT, "a negative size");
     if (shape[i] == 0) is_empty = 1;
-    else KR_CHECK(product <= (uint64_t)INT64_MAX / (uint64_t)shape[i], KRAIT_ERR_FILE_FORMAT, "a shape of more than 2^63 bytes");
+    else
+      KR_CHECK(product <= (uint64_t)INT64_MAX / (uint64_t)shape[i], KRAIT_ERR_FILE_FORMAT,
+               "a shape of more than 2^63 bytes");
     if (shape[i]) product *= (uint64_t)shape[i];
   }
   *bytes = is_empty ? 0 : product;
@@ -66,7 +68,9 @@ int32_t kr_weights_add(kr_weights *weights, const kr_weight *item) {
   KR_CHECK(length <= MAX_NAME_BYTES, KRAIT_ERR_FILE_FORMAT, "a tensor name of %zu bytes", length);
   KR_CHECK(is_utf8(item->name), KRAIT_ERR_FILE_FORMAT, "a tensor name that is not UTF-8");
   const char *name = kr_arena_copy(weights->owned, item->name, length);
-  kr_weight *items = !kr_arena_failed(weights->owned) ? grow(weights->items, weights->n_items, &weights->capacity, sizeof *items) : NULL;
+  kr_weight *items = !kr_arena_failed(weights->owned)
+                         ? grow(weights->items, weights->n_items, &weights->capacity, sizeof *items)
+                         : NULL;
   KR_CHECK(items, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
   weights->items = items;
   items[weights->n_items] = *item;
@@ -75,9 +79,11 @@ int32_t kr_weights_add(kr_weights *weights, const kr_weight *item) {
 }
 
 int32_t kr_weights_add_metadata(kr_weights *weights, const char *key, const char *value) {
-  kr_metadata pair = {kr_arena_copy(weights->owned, key, strlen(key)), kr_arena_copy(weights->owned, value, strlen(value))};
-  kr_metadata *list = !kr_arena_failed(weights->owned) ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity,
-                                                              sizeof *list) : NULL;
+  kr_metadata pair = {kr_arena_copy(weights->owned, key, strlen(key)),
+                      kr_arena_copy(weights->owned, value, strlen(value))};
+  kr_metadata *list = !kr_arena_failed(weights->owned)
+                          ? grow(weights->metadata, weights->n_metadata, &weights->metadata_capacity, sizeof *list)
+                          : NULL;
   KR_CHECK(list, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
   weights->metadata = list;
   list[weights->n_metadata++] = pair;
@@ -106,8 +112,8 @@ int32_t kr_weights_finish(kr_weights *weights, const char *label) {
   }
   qsort(weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
   for (int64_t i = 1; i < weights->n_items; i++)
-    KR_CHECK(strcmp(weights->by_name[i - 1]->name, weights->by_name[i]->name) != 0, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' appears twice",
-             label, weights->by_name[i]->name);
+    KR_CHECK(strcmp(weights->by_name[i - 1]->name, weights->by_name[i]->name) != 0, KRAIT_ERR_FILE_FORMAT,
+             "%s: tensor '%s' appears twice", label, weights->by_name[i]->name);
   return KRAIT_OK;
 }
 
@@ -127,23 +133,30 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
   return kr_weights_finish(weights, label);
 }
 
-static int32_t open_weights(const char *path, int only_header, const void *bytes, size_t n_bytes, const char *label, kr_weights **handle) {
+static int32_t open_weights(const char *path, int only_header, const void *bytes, size_t n_bytes, const char *label,
+                            kr_weights **handle) {
   *handle = NULL;
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   weights->owned = kr_arena_open();
   int32_t status = weights->owned ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  if (status == KRAIT_OK && path) status = (only_header ? kr_mapfile_open_header : kr_mapfile_open)(path, &weights->file);
+  if (status == KRAIT_OK && path)
+    status = (only_header ? kr_mapfile_open_header : kr_mapfile_open)(path, &weights->file);
   weights->is_header_only = only_header;
   if (status == KRAIT_OK)
-    status = path ? read_any(weights, weights->file.bytes, weights->file.n_bytes, label) : read_any(weights, bytes, n_bytes, label);
+    status = path ? read_any(weights, weights->file.bytes, weights->file.n_bytes, label)
+                  : read_any(weights, bytes, n_bytes, label);
   if (status < 0) kr_weights_close(&weights);
   *handle = weights;
   return status;
 }
 
-int32_t kr_weights_open(const char *path, kr_weights **weights) { return open_weights(path, 0, NULL, 0, path, weights); }
-int32_t kr_weights_open_header(const char *path, kr_weights **weights) { return open_weights(path, 1, NULL, 0, path, weights); }
+int32_t kr_weights_open(const char *path, kr_weights **weights) {
+  return open_weights(path, 0, NULL, 0, path, weights);
+}
+int32_t kr_weights_open_header(const char *path, kr_weights **weights) {
+  return open_weights(path, 1, NULL, 0, path, weights);
+}
 
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {
   return open_weights(NULL, 0, bytes, n_bytes, label, weights);
@@ -175,7 +188,8 @@ const kr_metadata *kr_weights_metadata_at(const kr_weights *weights, int64_t i) 
 
 const kr_weight *kr_weights_find(const kr_weights *weights, const char *name) {
   const kr_weight wanted = {.name = name}, *key = &wanted;
-  const kr_weight **found = bsearch(&key, weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
+  const kr_weight **found =
+      bsearch(&key, weights->by_name, (size_t)weights->n_items, sizeof *weights->by_name, compare_names);
   return found ? *found : NULL;
 }
 
@@ -207,13 +221,15 @@ int32_t kr_weights_check_finite(const kr_weights *weights) {
     const float *values = item->data;
     const uint64_t n = item->dtype == KRAIT_F32 ? item->bytes / sizeof *values : 0;
     for (uint64_t k = 0; k < n; k++)
-      KR_CHECK(isfinite(values[k]), KRAIT_ERR_WEIGHTS, "tensor '%s' holds %s at element %" PRIu64 "; the file is damaged, or its training went wrong", item->name,
-               isnan(values[k]) ? "NaN" : "an infinity", k);
+      KR_CHECK(isfinite(values[k]), KRAIT_ERR_WEIGHTS,
+               "tensor '%s' holds %s at element %" PRIu64 "; the file is damaged, or its training went wrong",
+               item->name, isnan(values[k]) ? "NaN" : "an infinity", k);
   }
   return KRAIT_OK;
 }
 
-int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data) {
+int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape,
+                            const float **data) {
   char wanted[192], found[192];
   const kr_weight *item = kr_weights_find(weights, name);
   kr_shape_format(n_dims, shape, wanted, sizeof wanted);
@@ -222,7 +238,8 @@ int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t
   for (int32_t i = 0; is_same && i < n_dims; i++) is_same = item->shape[i] == shape[i];
   KR_CHECK(is_same, KRAIT_ERR_WEIGHTS, "tensor '%s' has shape %s, the configuration wants %s", name,
            kr_shape_format(item->n_dims, item->shape, found, sizeof found), wanted);
-  KR_CHECK(item->dtype == KRAIT_F32, KRAIT_ERR_WEIGHTS, "tensor '%s' is %s, not float32", name, krait_dtype_name(item->dtype));
+  KR_CHECK(item->dtype == KRAIT_F32, KRAIT_ERR_WEIGHTS, "tensor '%s' is %s, not float32", name,
+           krait_dtype_name(item->dtype));
   *data = item->data;
   return KRAIT_OK;
 }

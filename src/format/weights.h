@@ -1,8 +1,10 @@
-/* weights.h: named tensors and metadata of a weights file, whatever its format: safetensors, what torch.save wrote, or GGUF.
+/* weights.h: named tensors and metadata of a weights file, whatever its format: safetensors, what torch.save wrote, or
+ * GGUF.
  *
- * Immutable after open; any number of threads may read. Names are unique. Tensors are contiguous, row-major and aligned to
- * their element size; they live as long as the kr_weights (for kr_weights_open_memory also as long as the given bytes).
- * Names and shapes come from a hostile file: they are bounded and consistent with `bytes`, but mean nothing yet. */
+ * Immutable after open; any number of threads may read. Names are unique. Tensors are contiguous, row-major and aligned
+ * to their element size; they live as long as the kr_weights (for kr_weights_open_memory also as long as the given
+ * bytes). Names and shapes come from a hostile file: they are bounded and consistent with `bytes`, but mean nothing
+ * yet. */
 #ifndef KR_WEIGHTS_H
 #define KR_WEIGHTS_H
 
@@ -38,12 +40,15 @@ const unsigned char *kr_weights_file(const kr_weights *weights, size_t *n_bytes)
 int64_t kr_weights_count(const kr_weights *weights);
 const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i); /* in the file's order */
 const kr_weight *kr_weights_find(const kr_weights *weights, const char *name); /* NULL if there is none */
-/* Makes every float16, bfloat16 and float64 tensor float32, for models that compute in it; before the handle is shared. */
+/* Makes every float16, bfloat16 and float64 tensor float32, for models that compute in it; before the handle is
+ * shared. */
 int32_t kr_weights_widen(kr_weights *weights);
 /* Every float32 element, after widening; KRAIT_ERR_WEIGHTS names the first that is not finite. */
 int32_t kr_weights_check_finite(const kr_weights *weights);
-/* The tensor, float32 and of exactly this shape, or KRAIT_ERR_WEIGHTS with a sentence that says what was found instead. */
-int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data);
+/* The tensor, float32 and of exactly this shape, or KRAIT_ERR_WEIGHTS with a sentence that says what was found
+ * instead. */
+int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape,
+                            const float **data);
 
 int64_t kr_weights_n_metadata(const kr_weights *weights);
 const kr_metadata *kr_weights_metadata_at(const kr_weights *weights, int64_t i);

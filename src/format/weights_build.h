@@ -1,4 +1,5 @@
-/* weights_build.h: what the readers of weights files share: filling a kr_weights, with every bound checked in one place. */
+/* weights_build.h: what the readers of weights files share: filling a kr_weights, with every bound checked in one
+ * place. */
 #ifndef KR_WEIGHTS_BUILD_H
 #define KR_WEIGHTS_BUILD_H
 
@@ -21,7 +22,8 @@ struct kr_weights {
 /* Multiplies out; KRAIT_ERR_FILE_FORMAT when the product does not fit 63 bits or a size is negative. */
 int32_t kr_shape_bytes(int32_t n_dims, const int64_t *shape, int32_t dtype, uint64_t *bytes);
 
-int32_t kr_weights_add(kr_weights *weights, const kr_weight *item); /* copies the name, which must be UTF-8; refers to the data */
+int32_t kr_weights_add(kr_weights *weights,
+                       const kr_weight *item); /* copies the name, which must be UTF-8; refers to the data */
 int32_t kr_weights_add_metadata(kr_weights *weights, const char *key, const char *value); /* copies both */
 /* Copies tensors that are not aligned to their element size, sorts names and refuses duplicates. */
 int32_t kr_weights_finish(kr_weights *weights, const char *label);

@@ -54,7 +54,8 @@ static int read_number(const char *text, json_t **number) {
 /* libyaml has checked that the text is UTF-8; NULL is out of memory. */
 static json_t *scalar_of(const yaml_event_t *event) {
   static const char *const nulls[] = {"", "~", "null", "Null", "NULL", NULL};
-  static const char *const trues[] = {"true", "True", "TRUE", NULL}, *const falses[] = {"false", "False", "FALSE", NULL};
+  static const char *const trues[] = {"true", "True", "TRUE", NULL}, *const falses[] = {"false", "False", "FALSE",
+                                                                                        NULL};
   const char *text = (const char *)event->data.scalar.value;
   if (event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE) {
     if (is_one_of(text, nulls)) return json_null();
@@ -99,8 +100,9 @@ static int32_t read_map(kr_yaml *yaml, int depth, json_t *map) {
     KR_TRY(next_event(yaml, &event));
     int32_t status = KRAIT_OK;
     int is_end = event.type == YAML_MAPPING_END_EVENT;
-    if (!is_end && event.type != YAML_SCALAR_EVENT) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a key that is not plain text",
-                                                                     yaml->label, event.start_mark.line + 1);
+    if (!is_end && event.type != YAML_SCALAR_EVENT)
+      status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a key that is not plain text", yaml->label,
+                       event.start_mark.line + 1);
     else if (!is_end) status = read_value_of(yaml, (const char *)event.data.scalar.value, depth, map);
     yaml_event_delete(&event);
     if (is_end || status < 0) return status;
@@ -119,12 +121,13 @@ static int32_t read_node(kr_yaml *yaml, const yaml_event_t *event, int depth, js
   *node = NULL;
   KR_CHECK(depth < MAX_DEPTH && ++yaml->n_nodes <= MAX_NODES, KRAIT_ERR_FILE_FORMAT,
            "%s: line %zu: nested too deeply, or more than %d values", yaml->label, line, MAX_NODES);
-  KR_CHECK(event->type != YAML_ALIAS_EVENT, KRAIT_ERR_FILE_FORMAT, "%s: line %zu: aliases (*name) are not read; write the value out",
-           yaml->label, line);
+  KR_CHECK(event->type != YAML_ALIAS_EVENT, KRAIT_ERR_FILE_FORMAT,
+           "%s: line %zu: aliases (*name) are not read; write the value out", yaml->label, line);
   int is_scalar = event->type == YAML_SCALAR_EVENT;
-  KR_CHECK(!tag_of(event), KRAIT_ERR_FILE_FORMAT, "%s: line %zu: tags (%.64s) are not read", yaml->label, line, tag_of(event));
-  KR_CHECK(!is_scalar || strlen((const char *)event->data.scalar.value) == event->data.scalar.length, KRAIT_ERR_FILE_FORMAT,
-           "%s: line %zu: a text with a NUL in it", yaml->label, line);
+  KR_CHECK(!tag_of(event), KRAIT_ERR_FILE_FORMAT, "%s: line %zu: tags (%.64s) are not read", yaml->label, line,
+           tag_of(event));
+  KR_CHECK(!is_scalar || strlen((const char *)event->data.scalar.value) == event->data.scalar.length,
+           KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a text with a NUL in it", yaml->label, line);
   *node = is_scalar ? scalar_of(event) : event->type == YAML_SEQUENCE_START_EVENT ? json_array() : json_object();
   KR_CHECK(*node, KRAIT_ERR_NO_MEMORY, "%s: no memory", yaml->label);
   int32_t status = KRAIT_OK;
@@ -146,8 +149,8 @@ static int32_t read_stream(kr_yaml *yaml, json_t **tree) {
     if (status < 0) return status;
     int type = event.type;
     int is_frame = type == YAML_STREAM_START_EVENT || type == YAML_DOCUMENT_END_EVENT || type == YAML_STREAM_END_EVENT;
-    if (type == YAML_DOCUMENT_START_EVENT && n_documents++) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: more than one document",
-                                                                             yaml->label);
+    if (type == YAML_DOCUMENT_START_EVENT && n_documents++)
+      status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: more than one document", yaml->label);
     else if (!is_frame && type != YAML_DOCUMENT_START_EVENT) status = read_node(yaml, &event, 0, tree);
     yaml_event_delete(&event);
     if (status < 0 || type == YAML_STREAM_END_EVENT) return status;
@@ -156,7 +159,8 @@ static int32_t read_stream(kr_yaml *yaml, json_t **tree) {
 
 int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t **tree) {
   kr_yaml yaml = {.label = label};
-  KR_CHECK(length <= MAX_TEXT_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: larger than %d bytes; this is no configuration", label, MAX_TEXT_BYTES);
+  KR_CHECK(length <= MAX_TEXT_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: larger than %d bytes; this is no configuration", label,
+           MAX_TEXT_BYTES);
   *tree = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL); /* tabs and some escapes of JSON are not YAML */
   if (*tree) return KRAIT_OK;
   KR_CHECK(yaml_parser_initialize(&yaml.parser), KRAIT_ERR_NO_MEMORY, "%s: no memory", label);

@@ -35,8 +35,10 @@ static int32_t check_total(kr_zip *z, const char *path) {
     if (zip_stat_index(z->zip, (zip_uint64_t)i, 0, &info) != 0) continue;
     if (info.name) ++*kr_names_put(z->arena, &z->names, info.name);
     if (!(info.valid & ZIP_STAT_SIZE)) continue;
-    KR_CHECK(kr_add_u64(z->total_bytes, info.size, &z->total_bytes) && z->total_bytes <= MAX_TOTAL_BYTES, KRAIT_ERR_UNSAFE, "%s unpacks to more than 64 GiB", path);
-    KR_CHECK(kr_add_u64(packed_bytes, info.comp_size, &packed_bytes) && packed_bytes <= (uint64_t)file.st_size, KRAIT_ERR_UNSAFE, "the members of %s overlap", path);
+    KR_CHECK(kr_add_u64(z->total_bytes, info.size, &z->total_bytes) && z->total_bytes <= MAX_TOTAL_BYTES,
+             KRAIT_ERR_UNSAFE, "%s unpacks to more than 64 GiB", path);
+    KR_CHECK(kr_add_u64(packed_bytes, info.comp_size, &packed_bytes) && packed_bytes <= (uint64_t)file.st_size,
+             KRAIT_ERR_UNSAFE, "the members of %s overlap", path);
   }
   KR_CHECK(!kr_arena_failed(z->arena), KRAIT_ERR_NO_MEMORY, "no memory to open %s", path);
   return KRAIT_OK;
@@ -76,7 +78,6 @@ void kr_zip_close(kr_zip **zip) {
 }
 
 int64_t kr_zip_n(const kr_zip *zip) { return zip_get_num_entries(zip->zip, 0); }
-int64_t kr_zip_find(kr_zip *zip, const char *name) { return zip_name_locate(zip->zip, name, 0); }
 
 static int leaves_the_folder(const char *name) {
   if (*name == '/' || *name == '\\' || (name[0] && name[1] == ':')) return 1;
@@ -98,14 +99,20 @@ static int is_link(zip_t *zip, zip_uint64_t i) {
 int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member) {
   zip_stat_t info;
   *member = (kr_zip_member){.name = "?"};
-  KR_CHECK(zip_stat_index(zip->zip, (zip_uint64_t)i, 0, &info) == 0 && info.name, KRAIT_ERR_UNSAFE, "zip member %lld cannot be read", (long long)i);
+  KR_CHECK(zip_stat_index(zip->zip, (zip_uint64_t)i, 0, &info) == 0 && info.name, KRAIT_ERR_UNSAFE,
+           "zip member %lld cannot be read", (long long)i);
   size_t length = strlen(info.name);
-  *member = (kr_zip_member){.name = info.name, .bytes = info.size, .packed_bytes = info.comp_size, .is_folder = length && info.name[length - 1] == '/'};
-  KR_CHECK(!leaves_the_folder(info.name), KRAIT_ERR_UNSAFE, "the archive has a member that would leave its folder: %.80s", info.name);
+  *member = (kr_zip_member){.name = info.name,
+                            .bytes = info.size,
+                            .packed_bytes = info.comp_size,
+                            .is_folder = length && info.name[length - 1] == '/'};
+  KR_CHECK(!leaves_the_folder(info.name), KRAIT_ERR_UNSAFE,
+           "the archive has a member that would leave its folder: %.80s", info.name);
   KR_CHECK(!is_link(zip->zip, (zip_uint64_t)i), KRAIT_ERR_UNSAFE, "the archive has a symbolic link: %.80s", info.name);
   const size_t *n_named = kr_names_find(&zip->names, info.name);
   KR_CHECK(n_named && *n_named == 1, KRAIT_ERR_UNSAFE, "the archive has two members of one name: %.80s", info.name);
-  KR_CHECK(info.size / MAX_RATIO <= info.comp_size, KRAIT_ERR_UNSAFE, "a member unpacks more than %d-fold: %.80s", MAX_RATIO, info.name);
+  KR_CHECK(info.size / MAX_RATIO <= info.comp_size, KRAIT_ERR_UNSAFE, "a member unpacks more than %d-fold: %.80s",
+           MAX_RATIO, info.name);
   return KRAIT_OK;
 }
 
@@ -124,7 +131,8 @@ static int32_t unpack_here(void *user, void *out, size_t bytes) {
   unpacker *u = user;
   for (size_t have = 0; have < bytes;) {
     zip_int64_t got = zip_fread(u->file, (uint8_t *)out + have, bytes - have);
-    KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", u->name, (unsigned long long)u->at);
+    KR_CHECK(got > 0, KRAIT_ERR_FILE_FORMAT, "%s: the archive's data is damaged at offset %llu", u->name,
+             (unsigned long long)u->at);
     have += (size_t)got, u->at += (uint64_t)got;
   }
   return KRAIT_OK;

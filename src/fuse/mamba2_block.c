@@ -1,5 +1,5 @@
-/* mamba2_block.c: tensors between two calls are rows (b, l) of columns: in_proj's output is written once, and what reads some of its columns reads
- * them there, as their gradients are written there. */
+/* mamba2_block.c: tensors between two calls are rows (b, l) of columns: in_proj's output is written once, and what
+ * reads some of its columns reads them there, as their gradients are written there. */
 #include "mamba2_block.h"
 
 #include "op_list.h"
@@ -11,20 +11,33 @@ typedef struct inner {
 } inner;
 
 static krait_view view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
-static kr_tensor new_rows(const inner *i, int64_t columns) { return kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B, i->L, columns)); }
-static kr_tensor columns_of(const inner *i, kr_tensor t, int64_t from, int64_t n) { return kr_graph_slice(i->g, t, 2, from, n); }
+static kr_tensor new_rows(const inner *i, int64_t columns) {
+  return kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B, i->L, columns));
+}
+static kr_tensor columns_of(const inner *i, kr_tensor t, int64_t from, int64_t n) {
+  return kr_graph_slice(i->g, t, 2, from, n);
+}
 static kr_tensor as_channels(const inner *i, kr_tensor t) { return kr_graph_permute(i->g, t, (int[]){0, 2, 1}); }
-static kr_tensor as_matrix(const inner *i, kr_tensor t) { return kr_graph_reshape(i->g, t, KR_DIMS(i->B * i->L, kr_graph_dims(i->g, t).size[2])); }
-static kr_tensor as_heads(const inner *i, kr_tensor t, int64_t heads, int64_t each) { return kr_graph_reshape(i->g, t, KR_DIMS(i->B, i->L, heads, each)); }
-static void copy(const inner *i, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to); }
+static kr_tensor as_matrix(const inner *i, kr_tensor t) {
+  return kr_graph_reshape(i->g, t, KR_DIMS(i->B * i->L, kr_graph_dims(i->g, t).size[2]));
+}
+static kr_tensor as_heads(const inner *i, kr_tensor t, int64_t heads, int64_t each) {
+  return kr_graph_reshape(i->g, t, KR_DIMS(i->B, i->L, heads, each));
+}
+static void copy(const inner *i, const char *name, kr_tensor from, kr_tensor to) {
+  kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+}
 
 /* Whether rows of one token can be seen as those of a matrix, in the type of the work. */
 static int is_rows(const inner *i, kr_tensor t) {
-  return kr_graph_dtype(i->g, t) == i->b->dtype && kr_graph_can_reshape(i->g, t, KR_DIMS(i->B * i->L, kr_graph_dims(i->g, t).size[2]));
+  return kr_graph_dtype(i->g, t) == i->b->dtype &&
+         kr_graph_can_reshape(i->g, t, KR_DIMS(i->B * i->L, kr_graph_dims(i->g, t).size[2]));
 }
 
 /* What a step may write in place of `out` (0: none): itself, or rows that are copied there by finish_rows. */
-static kr_tensor begin_rows(const inner *i, kr_tensor out, int64_t columns) { return out && is_rows(i, out) ? out : new_rows(i, columns); }
+static kr_tensor begin_rows(const inner *i, kr_tensor out, int64_t columns) {
+  return out && is_rows(i, out) ? out : new_rows(i, columns);
+}
 static kr_tensor finish_rows(const inner *i, const char *name, kr_tensor rows, kr_tensor out) {
   if (out && out != rows) copy(i, name, rows, out);
   return rows;
@@ -32,8 +45,11 @@ static kr_tensor finish_rows(const inner *i, const char *name, kr_tensor rows, k
 
 /* Rows times a weight stored (columns, inputs). */
 static void project(const inner *i, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias, kr_tensor out) {
-  kr_graph_call(i->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(i, as_matrix(i, rows)), .Bmat = view(i, kr_graph_permute(i->g, weight, (int[]){1, 0})),
-                .bias = view(i, bias), .out = view(i, as_matrix(i, out))});
+  kr_graph_call(i->g, name, &kr_op_gemm,
+                &(krait_gemm_args){.A = view(i, as_matrix(i, rows)),
+                                   .Bmat = view(i, kr_graph_permute(i->g, weight, (int[]){1, 0})),
+                                   .bias = view(i, bias),
+                                   .out = view(i, as_matrix(i, out))});
 }
 
 static kr_tensor project_in(const inner *i) {
@@ -51,8 +67,13 @@ static kr_tensor project_in(const inner *i) {
 
 static kr_tensor convolve(const inner *i, kr_tensor rows) {
   const kr_tensor out = begin_rows(i, i->b->xBC, kr_graph_dims(i->g, rows).size[2]);
-  kr_graph_call(i->g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = i->b->activation, .x = view(i, as_channels(i, rows)), .weight = view(i, i->b->conv_weight),
-                .bias = view(i, i->b->conv_bias), .seq_idx = view(i, i->b->seq_idx), .out = view(i, as_channels(i, out))});
+  kr_graph_call(i->g, "conv", &kr_op_causal_conv1d,
+                &(krait_causal_conv1d_args){.activation = i->b->activation,
+                                            .x = view(i, as_channels(i, rows)),
+                                            .weight = view(i, i->b->conv_weight),
+                                            .bias = view(i, i->b->conv_bias),
+                                            .seq_idx = view(i, i->b->seq_idx),
+                                            .out = view(i, as_channels(i, out))});
   return finish_rows(i, "xBC", out, i->b->xBC);
 }
 
@@ -60,25 +81,47 @@ static kr_tensor convolve(const inner *i, kr_tensor rows) {
 static void scan(const inner *i, kr_tensor xBC, kr_tensor dt, kr_tensor z, kr_tensor out) {
   const kr_mamba2_block *b = i->b;
   const int64_t D = i->H * i->P, S = i->G * i->N;
-  const kr_tensor A = b->log_A ? kr_graph_temp(i->g, b->dtype == KRAIT_F64 ? KRAIT_F64 : KRAIT_F32, KR_DIMS(i->H)) : b->A;
-  if (b->log_A) kr_graph_pointwise(i->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, b->A, 0, A);
-  kr_graph_call(i->g, "ssd", &kr_op_ssd, &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS, .dt_min = b->dt_min, .dt_max = b->dt_max, .x = view(i, as_heads(i, columns_of(i, xBC, 0, D), i->H, i->P)),
-                .dt = view(i, dt), .A = view(i, A), .Bmat = view(i, as_heads(i, columns_of(i, xBC, D, S), i->G, i->N)), .Cmat = view(i, as_heads(i, columns_of(i, xBC, D + S, S), i->G, i->N)),
-                .Dvec = view(i, b->Dvec), .z = z ? view(i, as_heads(i, z, i->H, i->P)) : (krait_view){0}, .dt_bias = view(i, b->dt_bias), .initial_states = view(i, b->initial_states),
-                .seq_idx = view(i, b->seq_idx), .out = view(i, as_heads(i, out, i->H, i->P)), .final_states = view(i, b->final_states)});
+  const kr_tensor A =
+      b->log_A ? kr_graph_temp(i->g, b->dtype == KRAIT_F64 ? KRAIT_F64 : KRAIT_F32, KR_DIMS(i->H)) : b->A;
+  if (b->log_A)
+    kr_graph_pointwise(i->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, b->A, 0, A);
+  kr_graph_call(i->g, "ssd", &kr_op_ssd,
+                &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
+                                  .dt_min = b->dt_min,
+                                  .dt_max = b->dt_max,
+                                  .x = view(i, as_heads(i, columns_of(i, xBC, 0, D), i->H, i->P)),
+                                  .dt = view(i, dt),
+                                  .A = view(i, A),
+                                  .Bmat = view(i, as_heads(i, columns_of(i, xBC, D, S), i->G, i->N)),
+                                  .Cmat = view(i, as_heads(i, columns_of(i, xBC, D + S, S), i->G, i->N)),
+                                  .Dvec = view(i, b->Dvec),
+                                  .z = z ? view(i, as_heads(i, z, i->H, i->P)) : (krait_view){0},
+                                  .dt_bias = view(i, b->dt_bias),
+                                  .initial_states = view(i, b->initial_states),
+                                  .seq_idx = view(i, b->seq_idx),
+                                  .out = view(i, as_heads(i, out, i->H, i->P)),
+                                  .final_states = view(i, b->final_states)});
 }
 
 static void norm(const inner *i, kr_tensor y, kr_tensor z, kr_tensor out) {
   const kr_mamba2_block *b = i->b;
-  kr_graph_call(i->g, "norm", &kr_op_gated_norm, &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | (b->norm_before_gate ? 0 : KRAIT_GATED_NORM_GATE_FIRST), .eps = b->eps,
-                .group_size = i->H * i->P / i->G, .x = view(i, as_matrix(i, y)), .z = view(i, as_matrix(i, z)), .weight = view(i, b->norm_weight), .out = view(i, as_matrix(i, out))});
+  kr_graph_call(i->g, "norm", &kr_op_gated_norm,
+                &(krait_gated_norm_args){
+                    .call.flags = KRAIT_GATED_NORM_RMS | (b->norm_before_gate ? 0 : KRAIT_GATED_NORM_GATE_FIRST),
+                    .eps = b->eps,
+                    .group_size = i->H * i->P / i->G,
+                    .x = view(i, as_matrix(i, y)),
+                    .z = view(i, as_matrix(i, z)),
+                    .weight = view(i, b->norm_weight),
+                    .out = view(i, as_matrix(i, out))});
 }
 
 /* The scan, gated and normed, into the last columns of `gated`, the MLP part into the first. */
 static void mix(const inner *i, kr_tensor zxbcdt, kr_tensor gated) {
   kr_mamba2_block *b = i->b;
   const int64_t F = i->F, D = i->H * i->P, C = D + 2 * i->G * i->N;
-  const kr_tensor z = columns_of(i, zxbcdt, 2 * F, D), dt = columns_of(i, zxbcdt, 2 * F + D + C, i->H), h = columns_of(i, gated, F, D);
+  const kr_tensor z = columns_of(i, zxbcdt, 2 * F, D), dt = columns_of(i, zxbcdt, 2 * F + D + C, i->H),
+                  h = columns_of(i, gated, F, D);
   const kr_tensor xBC = b->xBC = convolve(i, columns_of(i, zxbcdt, 2 * F + D, C));
   if (b->norm_weight) {
     const kr_tensor y = begin_rows(i, b->y, D);
@@ -88,7 +131,11 @@ static void mix(const inner *i, kr_tensor zxbcdt, kr_tensor gated) {
   } else {
     scan(i, xBC, dt, z, h);
   }
-  if (F) kr_graph_pointwise(i->g, "mlp", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, columns_of(i, zxbcdt, 0, F), columns_of(i, zxbcdt, F, F), columns_of(i, gated, 0, F));
+  if (F)
+    kr_graph_pointwise(
+        i->g, "mlp",
+        (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1},
+        columns_of(i, zxbcdt, 0, F), columns_of(i, zxbcdt, F, F), columns_of(i, gated, 0, F));
 }
 
 void kr_mamba2_block_record(kr_graph *g, kr_mamba2_block *b) {

@@ -10,9 +10,11 @@ typedef struct kr_mamba2_block {
   float eps, dt_min, dt_max;
   int32_t dtype;   /* of tensors between two steps */
   /* As in krait_mamba2_inner_args; 0: absent. */
-  kr_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight, out_proj_bias, initial_states, seq_idx;
+  kr_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight,
+      out_proj_bias, initial_states, seq_idx;
   kr_tensor out, final_states; /* written; out (B,L,M), or (B,L,F + HP) without out_proj_weight */
-  /* (B,L,...): written where they are given (0: temps of the block); afterwards, what holds these values. y is 0 without norm_weight. */
+  /* (B,L,...): written where they are given (0: temps of the block); afterwards, what holds these values. y is 0
+   * without norm_weight. */
   kr_tensor zxbcdt, xBC, y, gated;
 } kr_mamba2_block;
 

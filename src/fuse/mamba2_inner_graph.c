@@ -1,5 +1,6 @@
-/* mamba2_inner_graph.c: the rows of mamba2_inner and of its gradient: the block's graph, planned into the call's scratch; in a reference row on the
- * operators' reference rows, in float64 between two of them unless the tensors' type is one of 16 bits, which the block rounds to. */
+/* mamba2_inner_graph.c: the rows of mamba2_inner and of its gradient: the block's graph, planned into the call's
+ * scratch; in a reference row on the operators' reference rows, in float64 between two of them unless the tensors' type
+ * is one of 16 bits, which the block rounds to. */
 #include "graph_kept.h"
 #include "graph_rewrite.h"
 #include "mamba2_block.h"
@@ -27,14 +28,24 @@ static int64_t columns(const inner_args *a) { return 2 * a->F + a->H * a->P + ch
 static kr_dims out_dims(const inner_args *a) { return KR_DIMS(a->B, a->L, a->M ? a->M : inner_columns(a)); }
 static kr_dims state_dims(const inner_args *a) { return KR_DIMS(a->B, a->H, a->P, a->N); }
 
-static kr_tensor argument(recorded *r, const krait_view *view, int32_t role, const char *name, kr_dims dims) { return kr_graph_argument(r->g, r->args, view, role, name, dims); }
+static kr_tensor argument(recorded *r, const krait_view *view, int32_t role, const char *name, kr_dims dims) {
+  return kr_graph_argument(r->g, r->args, view, role, name, dims);
+}
 
 static void record_inputs(recorded *r, int32_t dtype) {
   const inner_args *a = r->args;
   kr_mamba2_block *b = &r->block;
   const int is_half = a->x.dtype == KRAIT_F16 || a->x.dtype == KRAIT_BF16;
-  *b = (kr_mamba2_block){.P = a->P, .G = a->G, .F = a->F, .activation = a->activation, .norm_before_gate = (a->call.flags & KRAIT_MAMBA2_NORM_BEFORE_GATE) != 0, .log_A = (a->call.flags & KRAIT_MAMBA2_LOG_A) != 0,
-                         .eps = a->eps, .dt_min = a->dt_min, .dt_max = a->dt_max, .dtype = is_half ? a->x.dtype : dtype};
+  *b = (kr_mamba2_block){.P = a->P,
+                         .G = a->G,
+                         .F = a->F,
+                         .activation = a->activation,
+                         .norm_before_gate = (a->call.flags & KRAIT_MAMBA2_NORM_BEFORE_GATE) != 0,
+                         .log_A = (a->call.flags & KRAIT_MAMBA2_LOG_A) != 0,
+                         .eps = a->eps,
+                         .dt_min = a->dt_min,
+                         .dt_max = a->dt_max,
+                         .dtype = is_half ? a->x.dtype : dtype};
 #define INPUT(field, ...) b->field = kr_graph_own_argument(r->g, a, &a->field, #field, KR_DIMS(__VA_ARGS__))
   INPUT(x, a->B, a->L, a->K ? a->K : columns(a));
   INPUT(in_proj_weight, columns(a), a->K);
@@ -80,7 +91,8 @@ static void want(recorded *r, const char *name, kr_tensor of, const krait_view *
   if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
 }
 
-/* What a forward call kept is read instead of being computed again; first of all as a copy, where its tokens are not rows of one matrix. */
+/* What a forward call kept is read instead of being computed again; first of all as a copy, where its tokens are not
+ * rows of one matrix. */
 static void use_kept(recorded *r, const char *name, kr_tensor t, const krait_view *view) {
   const kr_dims dims = kr_graph_dims(r->g, t);
   kr_tensor kept = t ? argument(r, view, KR_IN, name, dims) : 0;
@@ -105,7 +117,8 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   if (dfinal) b->final_states = kr_graph_temp(g, KRAIT_F32, state_dims(args));
   record_block(&r);
 #define WANT(field) want(&r, "d" #field, b->field, &d->d##field)
-  WANT(x), WANT(in_proj_weight), WANT(in_proj_bias), WANT(conv_weight), WANT(conv_bias), WANT(dt_bias), WANT(A), WANT(Dvec), WANT(norm_weight);
+  WANT(x), WANT(in_proj_weight), WANT(in_proj_bias), WANT(conv_weight), WANT(conv_bias), WANT(dt_bias), WANT(A),
+      WANT(Dvec), WANT(norm_weight);
   WANT(out_proj_weight), WANT(out_proj_bias), WANT(initial_states);
 #undef WANT
   r.seeds[r.n_seeds++] = (kr_gradient){b->out, argument(&r, &d->dout, KR_IN, "dout", out_dims(args))};
@@ -117,10 +130,12 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   if (b->out_proj_weight) use_kept(&r, "gated", b->gated, &d->gated);
 }
 
-#define ROW(name, op_of, record, type, flags_of) \
-  static const kr_graph_row name##_row = {&kr_op_##op_of, record, type, flags_of};  \
+#define ROW(name, op_of, record, type, flags_of)                                                                 \
+  static const kr_graph_row name##_row = {&kr_op_##op_of, record, type, flags_of};                               \
   int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&name##_row, ctx, args); } \
-  uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&name##_row, ctx, args); }
+  uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) {                                         \
+    return kr_graph_row_scratch(&name##_row, ctx, args);                                                         \
+  }
 
 ROW(mamba2_inner_composed, mamba2_inner, record_forward, KRAIT_F32, 0)
 ROW(mamba2_inner_bwd_composed, mamba2_inner_bwd, record_backward, KRAIT_F32, 0)

@@ -1,5 +1,5 @@
-/* mamba_block.c: tensors between two calls are rows (b, l) of D (or other) columns, so that products take them as they are and the scan reads B and
- * C where x_proj wrote them. */
+/* mamba_block.c: tensors between two calls are rows (b, l) of D (or other) columns, so that products take them as they
+ * are and the scan reads B and C where x_proj wrote them. */
 #include "mamba_block.h"
 
 #include "op_list.h"
@@ -15,21 +15,34 @@ static kr_tensor dims_turned(kr_graph *g, kr_tensor t) { return kr_graph_permute
 static krait_view view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
 
 /* Rows (b, l) of the type of the work, as a matrix; and the same as (B,D,L). */
-static kr_tensor new_rows(const inner *i, int64_t columns) { return kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B * i->L, columns)); }
+static kr_tensor new_rows(const inner *i, int64_t columns) {
+  return kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B * i->L, columns));
+}
 static kr_tensor as_channels(const inner *i, kr_tensor rows) {
-  return kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, kr_graph_dims(i->g, rows).size[1])), (int[]){0, 2, 1});
+  return kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, kr_graph_dims(i->g, rows).size[1])),
+                          (int[]){0, 2, 1});
 }
 
-static void copy(const inner *i, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to); }
+static void copy(const inner *i, const char *name, kr_tensor from, kr_tensor to) {
+  kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+}
 
 /* Rows times a weight stored (columns, inputs). */
 static void project(const inner *i, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias, kr_tensor out) {
-  kr_graph_call(i->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(i, rows), .Bmat = view(i, dims_turned(i->g, weight)), .bias = view(i, bias), .out = view(i, out)});
+  kr_graph_call(
+      i->g, name, &kr_op_gemm,
+      &(krait_gemm_args){
+          .A = view(i, rows), .Bmat = view(i, dims_turned(i->g, weight)), .bias = view(i, bias), .out = view(i, out)});
 }
 
 static kr_tensor normed(const inner *i, const char *name, kr_tensor rows, kr_tensor weight) {
   if (!weight) return rows;
-  return kr_graph_call(i->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = i->b->eps, .x = view(i, rows), .weight = view(i, weight), .out = kr_graph_ask()});
+  return kr_graph_call(i->g, name, &kr_op_add_norm,
+                       &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                              .eps = i->b->eps,
+                                              .x = view(i, rows),
+                                              .weight = view(i, weight),
+                                              .out = kr_graph_ask()});
 }
 
 /* silu(conv(x)) as rows. */
@@ -41,8 +54,15 @@ static kr_tensor convolve(const inner *i) {
     copy(i, "x", x, cast);
     x = cast;
   }
-  kr_graph_call(i->g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.call.flags = i->b->flags & KRAIT_SCAN_REVERSE ? KRAIT_CONV1D_REVERSE : 0, .activation = KRAIT_ACT_SILU,
-                .x = view(i, x), .weight = view(i, i->b->conv_weight), .bias = view(i, i->b->conv_bias), .out = view(i, as_channels(i, u))});
+  kr_graph_call(i->g, "conv", &kr_op_causal_conv1d,
+                &(krait_causal_conv1d_args){.call.flags = i->b->flags & KRAIT_SCAN_REVERSE ? KRAIT_CONV1D_REVERSE : 0,
+                                            .activation = KRAIT_ACT_SILU,
+                                            .x = view(i, x),
+                                            .weight = view(i, i->b->conv_weight),
+                                            .bias = view(i, i->b->conv_bias),
+                                            .initial_states = view(i, i->b->conv_states),
+                                            .final_states = view(i, i->b->conv_states_out),
+                                            .out = view(i, as_channels(i, u))});
   return u;
 }
 
@@ -51,26 +71,43 @@ static kr_tensor columns_bias(const inner *i, int64_t n_columns, int64_t B_colum
   const kr_tensor from_B = i->b->B_proj_bias, from_C = i->b->C_proj_bias;
   if (!from_B && !from_C) return 0;
   const kr_tensor bias = kr_graph_temp(i->g, i->b->dtype, KR_DIMS(n_columns));
-  const kr_tensor parts[] = {kr_graph_slice(i->g, bias, 0, 0, i->R), kr_graph_slice(i->g, bias, 0, i->R, B_columns), kr_graph_slice(i->g, bias, 0, n_columns - C_columns, C_columns)};
+  const kr_tensor parts[] = {kr_graph_slice(i->g, bias, 0, 0, i->R), kr_graph_slice(i->g, bias, 0, i->R, B_columns),
+                             kr_graph_slice(i->g, bias, 0, n_columns - C_columns, C_columns)};
   const kr_tensor sources[] = {0, from_B, from_C};
-  for (int k = 0; k < 3; k++) kr_graph_pointwise(i->g, "bias", (krait_pointwise_args){.x_scale = sources[k] != 0}, sources[k], 0, parts[k]);
+  for (int k = 0; k < 3; k++)
+    kr_graph_pointwise(i->g, "bias", (krait_pointwise_args){.x_scale = sources[k] != 0}, sources[k], 0, parts[k]);
   return bias;
 }
 
-/* Rows of columns as the scan reads them: (B,1,N,L), or (B,1,N,2L) with real and imaginary parts side by side in time. */
+/* Rows of columns as the scan reads them: (B,1,N,L), or (B,1,N,2L) with real and imaginary parts side by side in
+ * time. */
 static kr_tensor scan_parameter(const inner *i, kr_tensor rows) {
-  if (!i->is_complex) return kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, 1, i->N)), (int[]){0, 2, 3, 1});
+  if (!i->is_complex)
+    return kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, 1, i->N)), (int[]){0, 2, 3, 1});
   const kr_tensor pairs = kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B, 1, i->N, 2 * i->L));
-  const kr_tensor from = kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, i->N, 2)), (int[]){0, 2, 1, 3});
+  const kr_tensor from =
+      kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, i->N, 2)), (int[]){0, 2, 1, 3});
   copy(i, "pairs", from, kr_graph_reshape(i->g, pairs, KR_DIMS(i->B, i->N, i->L, 2)));
   return pairs;
 }
 
 static void scan(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_tensor C, kr_tensor out) {
   const kr_mamba_block *b = i->b;
-  kr_graph_call(i->g, "scan", &kr_op_selective_scan, &(krait_selective_scan_args){.call.flags = b->flags, .u = view(i, as_channels(i, u)), .delta = view(i, as_channels(i, delta)), .A = view(i, b->A),
-                .A_reverse = view(i, b->A_reverse), .Bmat = view(i, B), .Cmat = view(i, C), .G = 1, .Dvec = view(i, b->Dvec), .z = view(i, kr_graph_slice(i->g, b->xz, 1, i->D, i->D)),
-                .delta_bias = view(i, b->delta_bias), .out = view(i, out)});
+  kr_graph_call(i->g, "scan", &kr_op_selective_scan,
+                &(krait_selective_scan_args){.call.flags = b->flags,
+                                             .u = view(i, as_channels(i, u)),
+                                             .delta = view(i, as_channels(i, delta)),
+                                             .A = view(i, b->A),
+                                             .A_reverse = view(i, b->A_reverse),
+                                             .Bmat = view(i, B),
+                                             .Cmat = view(i, C),
+                                             .G = 1,
+                                             .Dvec = view(i, b->Dvec),
+                                             .z = view(i, kr_graph_slice(i->g, b->xz, 1, i->D, i->D)),
+                                             .delta_bias = view(i, b->delta_bias),
+                                             .initial_state = view(i, b->scan_state),
+                                             .last_state = view(i, b->scan_state_out),
+                                             .out = view(i, out)});
 }
 
 /* y, gated, into out: itself, or projected. */
@@ -98,14 +135,24 @@ static void finish(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr
 void kr_mamba_block_record(kr_graph *g, const kr_mamba_block *b) {
   if (kr_graph_status(g) < 0) return;
   const kr_dims xz = kr_graph_dims(g, b->xz), A = kr_graph_dims(g, b->A);
-  const inner i = {g, b, xz.size[0], A.size[0], xz.size[2], A.size[1], kr_graph_dims(g, b->dt_proj_weight).size[1], kr_graph_dtype(g, b->A) == KRAIT_C64};
-  const int64_t wide = i.is_complex ? 2 * i.N : i.N, B_columns = b->Bmat ? 0 : wide, C_columns = b->Cmat ? 0 : wide, n_columns = i.R + B_columns + C_columns;
+  const inner i = {g,
+                   b,
+                   xz.size[0],
+                   A.size[0],
+                   xz.size[2],
+                   A.size[1],
+                   kr_graph_dims(g, b->dt_proj_weight).size[1],
+                   kr_graph_dtype(g, b->A) == KRAIT_C64};
+  const int64_t wide = i.is_complex ? 2 * i.N : i.N, B_columns = b->Bmat ? 0 : wide, C_columns = b->Cmat ? 0 : wide,
+                n_columns = i.R + B_columns + C_columns;
   const kr_tensor u = convolve(&i), proj = new_rows(&i, n_columns), delta = new_rows(&i, i.D);
   project(&i, "x_proj", u, b->x_proj_weight, columns_bias(&i, n_columns, B_columns, C_columns), proj);
   project(&i, "dt_proj", kr_graph_slice(g, proj, 1, 0, i.R), b->dt_proj_weight, 0, delta);
   const kr_tensor delta_normed = normed(&i, "dt_norm", delta, b->dt_norm_weight);
   kr_tensor B = b->Bmat, C = b->Cmat;
   if (!B) B = scan_parameter(&i, normed(&i, "B_norm", kr_graph_slice(g, proj, 1, i.R, B_columns), b->B_norm_weight));
-  if (!C) C = scan_parameter(&i, normed(&i, "C_norm", kr_graph_slice(g, proj, 1, n_columns - C_columns, C_columns), b->C_norm_weight));
+  if (!C)
+    C = scan_parameter(
+        &i, normed(&i, "C_norm", kr_graph_slice(g, proj, 1, n_columns - C_columns, C_columns), b->C_norm_weight));
   finish(&i, u, delta_normed, B, C);
 }

@@ -1,5 +1,5 @@
-/* mamba_block.h: the inside of a Mamba-1 block as calls of a graph (the equation is in mamba_inner_ref.c). It serves krait_mamba_inner, and
- * models whose layers are made of it. */
+/* mamba_block.h: the inside of a Mamba-1 block as calls of a graph (the equation is in mamba_inner_ref.c). It serves
+ * krait_mamba_inner, and models whose layers are made of it. */
 #ifndef KR_MAMBA_BLOCK_H
 #define KR_MAMBA_BLOCK_H
 
@@ -11,8 +11,10 @@ typedef struct kr_mamba_block {
   int32_t dtype;  /* of tensors between xz and out */
   kr_tensor xz;   /* (B,2D,L): x, then z */
   /* As in krait_mamba_inner_args; 0: absent. */
-  kr_tensor conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat, Cmat, Dvec, delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight,
-      B_norm_weight, C_norm_weight;
+  kr_tensor conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat,
+      Cmat, Dvec, delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight, C_norm_weight;
+  /* (B,D,W-1) and (B,D,N), 0: absent: of the time before, read; of the time after, written. */
+  kr_tensor conv_states, scan_state, conv_states_out, scan_state_out;
   kr_tensor out;  /* (B,L,M), or (B,D,L) without out_proj_weight; written */
 } kr_mamba_block;
 

@@ -1,5 +1,5 @@
-/* mamba_inner_graph.c: the rows of mamba_inner and of its gradient that are made of other operators: the block's graph, planned into the call's
- * scratch. The gradient's reference is the same graph in float64 on reference rows. */
+/* mamba_inner_graph.c: the rows of mamba_inner and of its gradient that are made of other operators: the block's graph,
+ * planned into the call's scratch. The gradient's reference is the same graph in float64 on reference rows. */
 #include "graph_kept.h"
 #include "mamba_block.h"
 #include "mamba_inner/mamba_inner_chain.h"
@@ -75,19 +75,34 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   r.block.out = kr_graph_temp(g, dtype, out); /* nothing reads it: what makes it is dropped */
   kr_mamba_block_record(g, b);
 #define WANT(field) want(&r, "d" #field, b->field, &d->d##field)
-  WANT(xz), WANT(conv_weight), WANT(conv_bias), WANT(x_proj_weight), WANT(dt_proj_weight), WANT(out_proj_weight), WANT(out_proj_bias), WANT(A), WANT(A_reverse);
-  WANT(Dvec), WANT(delta_bias), WANT(B_proj_bias), WANT(C_proj_bias), WANT(dt_norm_weight), WANT(B_norm_weight), WANT(C_norm_weight);
+  WANT(xz), WANT(conv_weight), WANT(conv_bias), WANT(x_proj_weight), WANT(dt_proj_weight), WANT(out_proj_weight),
+      WANT(out_proj_bias), WANT(A), WANT(A_reverse);
+  WANT(Dvec), WANT(delta_bias), WANT(B_proj_bias), WANT(C_proj_bias), WANT(dt_norm_weight), WANT(B_norm_weight),
+      WANT(C_norm_weight);
   want(&r, "dB", b->Bmat, &d->dB), want(&r, "dC", b->Cmat, &d->dC);
   const kr_gradient seed = {b->out, kr_graph_argument(g, args, &d->dout, KR_IN, "dout", out)};
   kr_graph_backward(g, &seed, 1, r.wanted, r.n_wanted);
 }
 
-static const kr_graph_row forward = {&kr_op_mamba_inner, record_forward, KRAIT_F32, 0}, backward = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F32, 0},
+static const kr_graph_row forward = {&kr_op_mamba_inner, record_forward, KRAIT_F32, 0},
+                          backward = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F32, 0},
                           backward_ref = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE};
 
-int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&forward, ctx, args); }
-uint64_t kr_mamba_inner_composed_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&forward, ctx, args); }
-int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&backward, ctx, args); }
-uint64_t kr_mamba_inner_bwd_composed_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&backward, ctx, args); }
-int32_t kr_mamba_inner_bwd_ref(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&backward_ref, ctx, args); }
-uint64_t kr_mamba_inner_bwd_ref_scratch(const krait_ctx *ctx, const void *args) { return kr_graph_row_scratch(&backward_ref, ctx, args); }
+int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args) {
+  return kr_graph_row_run(&forward, ctx, args);
+}
+uint64_t kr_mamba_inner_composed_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_graph_row_scratch(&forward, ctx, args);
+}
+int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args) {
+  return kr_graph_row_run(&backward, ctx, args);
+}
+uint64_t kr_mamba_inner_bwd_composed_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_graph_row_scratch(&backward, ctx, args);
+}
+int32_t kr_mamba_inner_bwd_ref(const krait_ctx *ctx, const void *args) {
+  return kr_graph_row_run(&backward_ref, ctx, args);
+}
+uint64_t kr_mamba_inner_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_graph_row_scratch(&backward_ref, ctx, args);
+}

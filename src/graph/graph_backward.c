@@ -1,5 +1,6 @@
-/* graph_backward.c: reverse mode. The gradient of a tensor lies in a storage of its own shape, where each use of the tensor contributes to the
- * part that it read: the first writes, later ones add. Parts that overlap without being equal, or that leave gaps, begin as zeros. */
+/* graph_backward.c: reverse mode. The gradient of a tensor lies in a storage of its own shape, where each use of the
+ * tensor contributes to the part that it read: the first writes, later ones add. Parts that overlap without being
+ * equal, or that leave gaps, begin as zeros. */
 #include <string.h>
 
 #include "graph_rules.h"
@@ -35,11 +36,19 @@ kr_tensor kr_back_tensor(const kr_node *node, size_t offset) {
   return 0;
 }
 
-static void copy_tensor(kr_back *b, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to); }
-static void fill_zero(kr_back *b, const char *name, kr_tensor to) { kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 0}, 0, 0, to); }
-static void add_tensor(kr_back *b, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, from, to, to); }
+static void copy_tensor(kr_back *b, const char *name, kr_tensor from, kr_tensor to) {
+  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+}
+static void fill_zero(kr_back *b, const char *name, kr_tensor to) {
+  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 0}, 0, 0, to);
+}
+static void add_tensor(kr_back *b, const char *name, kr_tensor from, kr_tensor to) {
+  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, from, to, to);
+}
 
-const char *kr_back_name(kr_back *b, const char *what) { return kr_arena_print(b->g->arena, "%s.%s", b->node >= 0 ? KR_NODE(b->g, b->node)->name : "seed", what); }
+const char *kr_back_name(kr_back *b, const char *what) {
+  return kr_arena_print(b->g->arena, "%s.%s", b->node >= 0 ? KR_NODE(b->g, b->node)->name : "seed", what);
+}
 
 /* ---- values of the forward run ---- */
 
@@ -85,10 +94,14 @@ static void clone_node(kr_back *b, int32_t n) {
     const int32_t storage = storage_of(b, u->tensor);
     kr_tensor to;
     if (u->role & KR_WRITE && KR_STORAGE(b->g, storage)->home != KR_HOME_TEMP) {
-      kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) cannot run again: it writes %s", node.name, node.op->name, kr_graph_name(b->g, u->tensor));
+      kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) cannot run again: it writes %s", node.name,
+                    node.op->name, kr_graph_name(b->g, u->tensor));
       return;
     }
-    if (u->role & KR_WRITE) to = kr_graph_moved(b->g, u->tensor, KR_STORAGE(b->g, storage)->again ? fresh_of(b, storage) : storage_of(b, kr_graph_temp_like(b->g, storage)));
+    if (u->role & KR_WRITE)
+      to = kr_graph_moved(
+          b->g, u->tensor,
+          KR_STORAGE(b->g, storage)->again ? fresh_of(b, storage) : storage_of(b, kr_graph_temp_like(b->g, storage)));
     else to = value_for(b, u->tensor, n);
     *kr_view_in(args, u->offset) = kr_graph_view(b->g, to);
   }
@@ -105,7 +118,8 @@ static kr_tensor value_for(kr_back *b, kr_tensor t, int32_t reader) {
   }
   const int32_t other = overwriter(b, t, reader);
   if (other < 0) return t;
-  kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) overwrites %s, which the gradient of node %s reads", KR_NODE(b->g, other)->name, KR_NODE(b->g, other)->op->name, kr_graph_name(b->g, t),
+  kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) overwrites %s, which the gradient of node %s reads",
+                KR_NODE(b->g, other)->name, KR_NODE(b->g, other)->op->name, kr_graph_name(b->g, t),
                 KR_NODE(b->g, reader)->name);
   return 0;
 }
@@ -116,7 +130,9 @@ kr_tensor kr_back_value(kr_back *b, kr_tensor t) { return value_for(b, t, b->nod
 
 static kr_tensor in_gradient(kr_back *b, kr_tensor t) {
   const kr_tensor at = kr_graph_moved(b->g, t, flow_of(b, t)->gradient);
-  if (!at && !is_failed(b)) kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED, "graph: the gradient of %s has strides that this view of it does not fit", kr_graph_name(b->g, t));
+  if (!at && !is_failed(b))
+    kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED,
+                  "graph: the gradient of %s has strides that this view of it does not fit", kr_graph_name(b->g, t));
   return at;
 }
 
@@ -153,13 +169,17 @@ static int spread_dims(const kr_part *p) {
   return n;
 }
 
-static int works_in_place(const kr_back *b, kr_tensor t) { return b->node >= 0 && writes(b, KR_NODE(b->g, b->node), storage_of(b, t)); }
+static int works_in_place(const kr_back *b, kr_tensor t) {
+  return b->node >= 0 && writes(b, KR_NODE(b->g, b->node), storage_of(b, t));
+}
 
 static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, int can_add) {
   *target = (kr_back_target){.of = t};
   if (!t || is_failed(b) || !is_active(flow_of(b, t))) return 0;
   if (works_in_place(b, t)) {
-    kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) works in place on %s: its gradient needs what was there before", KR_NODE(b->g, b->node)->name, KR_NODE(b->g, b->node)->op->name, kr_graph_name(b->g, t));
+    kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT,
+                  "graph: node %s (%s) works in place on %s: its gradient needs what was there before",
+                  KR_NODE(b->g, b->node)->name, KR_NODE(b->g, b->node)->op->name, kr_graph_name(b->g, t));
     return 0;
   }
   open_gradient(b, storage_of(b, t));
@@ -178,7 +198,8 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, int can_
 kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 0); }
 kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 1); }
 
-/* What was spread over dimensions that follow one another is summed over them; before, rows, columns: sizes before, in and behind these. */
+/* What was spread over dimensions that follow one another is summed over them; before, rows, columns: sizes before, in
+ * and behind these. */
 typedef struct spread_sum {
   int64_t before, rows, columns;
   kr_tensor place; /* the tensor without them */
@@ -190,7 +211,10 @@ static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
   *s = (spread_sum){1, 1, 1, 0};
   for (int i = 0; i < p.dims.n; i++) {
     const int spread = p.dims.size[i] > 1 && p.stride[i] == 0;
-    if (spread && state == 2) return kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED, "graph: no gradient of %s, which is spread over dimensions that are apart", kr_graph_name(b->g, t));
+    if (spread && state == 2)
+      return kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED,
+                           "graph: no gradient of %s, which is spread over dimensions that are apart",
+                           kr_graph_name(b->g, t));
     if (spread) state = 1, s->rows *= p.dims.size[i], p.dims.size[i] = 1;
     else if (p.dims.size[i] > 1) {
       if (state) state = 2, s->columns *= p.dims.size[i];
@@ -204,13 +228,21 @@ static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
 static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tensor sums) {
   kr_graph *g = b->g;
   if (s->before > 1 && s->columns > 1) {
-    kr_graph_call(g, kr_back_name(b, "sum"), &kr_op_pool, &(krait_pool_args){.call.flags = KRAIT_POOL_SUM, .x = kr_graph_view(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows, s->columns))),
-                  .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(s->before, s->columns)))});
+    kr_graph_call(
+        g, kr_back_name(b, "sum"), &kr_op_pool,
+        &(krait_pool_args){.call.flags = KRAIT_POOL_SUM,
+                           .x = kr_graph_view(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows, s->columns))),
+                           .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(s->before, s->columns)))});
     return;
   }
   const int across = s->before > 1;
-  const kr_tensor rows = across ? kr_graph_permute(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows)), (int[]){1, 0}) : kr_graph_reshape(g, full, KR_DIMS(s->rows, s->columns));
-  kr_graph_call(g, kr_back_name(b, "sum"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(g, rows), .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(across ? s->before : s->columns)))});
+  const kr_tensor rows =
+      across ? kr_graph_permute(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows)), (int[]){1, 0})
+             : kr_graph_reshape(g, full, KR_DIMS(s->rows, s->columns));
+  kr_graph_call(g, kr_back_name(b, "sum"), &kr_op_sum_rows,
+                &(krait_sum_rows_args){
+                    .x = kr_graph_view(g, rows),
+                    .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(across ? s->before : s->columns)))});
 }
 
 /* Where nothing came before and the place can be seen as the sums are, they are written there. */
@@ -255,7 +287,8 @@ void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to) {
   const int32_t source = storage_of(b, from), target = storage_of(b, to);
   if (source == target) return; /* in place: the sum goes through */
   flow *f = &b->flows[source], *t = &b->flows[target];
-  if (t->gradient < 0 && !t->zeroed && !f->given && same_layout(b->g, source, target) && is_whole(b->g, from) && is_whole(b->g, to)) {
+  if (t->gradient < 0 && !t->zeroed && !f->given && same_layout(b->g, source, target) && is_whole(b->g, from) &&
+      is_whole(b->g, to)) {
     t->gradient = f->gradient, t->opened = 1;
     note_part(b, to);
     return;
@@ -263,20 +296,25 @@ void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to) {
   kr_back_target into;
   if (!kr_back_begin(b, to, &into)) return;
   const kr_tensor gradient = kr_back_gradient(b, from);
-  if (into.home && !spread_dims(KR_PART(b->g, to))) add_tensor(b, kr_back_name(b, "add"), gradient, in_gradient(b, to)); /* no copy before the sum */
+  if (into.home && !spread_dims(KR_PART(b->g, to)))
+    add_tensor(b, kr_back_name(b, "add"), gradient, in_gradient(b, to)); /* no copy before the sum */
   else copy_tensor(b, kr_back_name(b, "pass"), gradient, into.at), kr_back_end(b, &into);
 }
 
 /* ---- which parts there will be ---- */
 
-static int reaches_back(const kr_op *op, const kr_use *u) { return u->role == KR_READ && kr_rule_reaches(op, u->offset); }
+static int reaches_back(const kr_op *op, const kr_use *u) {
+  return u->role == KR_READ && kr_rule_reaches(op, u->offset);
+}
 
 static void mark_needed(kr_back *b) {
   for (int32_t n = 0; n < b->n_nodes; n++) {
     const kr_node *node = KR_NODE(b->g, n);
     int needed = 0;
     for (int32_t i = 0; i < node->n_uses && !needed; i++)
-      if (node->uses[i].role & KR_READ) needed = flow_of(b, node->uses[i].tensor)->needed && (!kr_rule_of(node->op) || kr_rule_reaches(node->op, node->uses[i].offset));
+      if (node->uses[i].role & KR_READ)
+        needed = flow_of(b, node->uses[i].tensor)->needed &&
+                 (!kr_rule_of(node->op) || kr_rule_reaches(node->op, node->uses[i].offset));
     for (int32_t i = 0; i < node->n_uses && needed; i++)
       if (node->uses[i].role & KR_WRITE) flow_of(b, node->uses[i].tensor)->needed = 1;
   }
@@ -354,20 +392,24 @@ static int fits_gradient(kr_back *b, kr_tensor at, int32_t storage) {
 static void place_wanted(kr_back *b, const kr_gradient *wanted, int n_wanted) {
   for (int i = 0; i < n_wanted; i++) {
     flow *f = flow_of(b, wanted[i].of);
-    if (!wanted[i].at || f->gradient >= 0 || !is_whole(b->g, wanted[i].of) || !fits_gradient(b, wanted[i].at, storage_of(b, wanted[i].of))) continue;
+    if (!wanted[i].at || f->gradient >= 0 || !is_whole(b->g, wanted[i].of) ||
+        !fits_gradient(b, wanted[i].at, storage_of(b, wanted[i].of)))
+      continue;
     f->gradient = storage_of(b, wanted[i].at), f->given = 1;
   }
 }
 
 static void begin_seed(kr_back *b, const kr_gradient *seed, const kr_gradient *seeds, int n_seeds) {
   flow *f = flow_of(b, seed->of);
-  int alone = is_active(f) && f->gradient < 0 && !f->zeroed && is_whole(b->g, seed->of) && fits_gradient(b, seed->at, storage_of(b, seed->of));
+  int alone = is_active(f) && f->gradient < 0 && !f->zeroed && is_whole(b->g, seed->of) &&
+              fits_gradient(b, seed->at, storage_of(b, seed->of));
   for (int32_t n = 0; n < b->n_nodes && alone; n++)
     for (int32_t i = 0; i < KR_NODE(b->g, n)->n_uses && alone; i++) {
       const kr_use *u = &KR_NODE(b->g, n)->uses[i];
       alone = !(u->role & KR_READ) || storage_of(b, u->tensor) != storage_of(b, seed->of);
     }
-  for (int i = 0; i < n_seeds && alone; i++) alone = &seeds[i] == seed || storage_of(b, seeds[i].of) != storage_of(b, seed->of);
+  for (int i = 0; i < n_seeds && alone; i++)
+    alone = &seeds[i] == seed || storage_of(b, seeds[i].of) != storage_of(b, seed->of);
   if (alone) {
     f->gradient = storage_of(b, seed->at), f->given = 1;
     note_part(b, seed->of);
@@ -397,10 +439,14 @@ static int32_t check_pairs(kr_graph *g, const kr_gradient *pairs, int n, int nee
   char of[96], at[96];
   for (int i = 0; i < n; i++) {
     const kr_gradient *p = &pairs[i];
-    const int known = p->of > 0 && (size_t)p->of < g->parts.n && (p->at > 0 || !needs_at) && p->at >= 0 && (size_t)p->at < g->parts.n;
-    if (!known) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: gradient %d of tensor %d: not tensors of this graph", p->at, p->of);
+    const int known =
+        p->of > 0 && (size_t)p->of < g->parts.n && (p->at > 0 || !needs_at) && p->at >= 0 && (size_t)p->at < g->parts.n;
+    if (!known)
+      return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: gradient %d of tensor %d: not tensors of this graph", p->at,
+                           p->of);
     if (p->at && !kr_dims_same(kr_graph_dims(g, p->of), kr_graph_dims(g, p->at)))
-      return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: the gradient of %s %s cannot be %s %s", kr_graph_name(g, p->of), kr_dims_text(kr_graph_dims(g, p->of), of), kr_graph_name(g, p->at),
+      return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: the gradient of %s %s cannot be %s %s", kr_graph_name(g, p->of),
+                           kr_dims_text(kr_graph_dims(g, p->of), of), kr_graph_name(g, p->at),
                            kr_dims_text(kr_graph_dims(g, p->at), at));
   }
   return KRAIT_OK;

@@ -1,5 +1,5 @@
-/* graph_kept.c: the graphs that a context keeps. Args are told apart by all their bytes but addresses, of which only presence counts. The one used
- * least recently makes room; a graph in use stays until its last user is done. */
+/* graph_kept.c: the graphs that a context keeps. Args are told apart by all their bytes but addresses, of which only
+ * presence counts. The one used least recently makes room; a graph in use stays until its last user is done. */
 #include "graph_kept.h"
 
 #include <string.h>
@@ -71,7 +71,8 @@ static void write_key(const kr_op *op, const void *args, unsigned char *key) {
   }
 }
 
-static entry *make_entry(const kr_graph_row *row, const krait_ctx *ctx, const void *args, const unsigned char *key, int32_t *status) {
+static entry *make_entry(const kr_graph_row *row, const krait_ctx *ctx, const void *args, const unsigned char *key,
+                         int32_t *status) {
   entry *e = kr_zalloc(sizeof *e);
   if (e) e->key = kr_alloc(row->op->args_bytes);
   *status = e && e->key ? kr_graph_open(&e->graph) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
@@ -148,9 +149,11 @@ static void put(const krait_ctx *ctx, entry *e, int own) {
 
 /* ---- rows ---- */
 
-kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name, kr_dims dims) {
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name,
+                            kr_dims dims) {
   if (!view->data) return 0;
-  const kr_tensor t = role == KR_IN ? kr_graph_input_like(g, name, view, dims) : kr_graph_output_like(g, name, view, dims);
+  const kr_tensor t =
+      role == KR_IN ? kr_graph_input_like(g, name, view, dims) : kr_graph_output_like(g, name, view, dims);
   if (t) KR_STORAGE(g, KR_PART(g, t)->storage)->source = (const char *)view - (const char *)args;
   return t;
 }

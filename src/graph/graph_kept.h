@@ -1,4 +1,5 @@
-/* graph_kept.h: ops whose row is a graph: planned once for each set of args that differ in more than addresses, and kept with the context. */
+/* graph_kept.h: ops whose row is a graph: planned once for each set of args that differ in more than addresses, and
+ * kept with the context. */
 #ifndef KR_GRAPH_KEPT_H
 #define KR_GRAPH_KEPT_H
 
@@ -14,8 +15,10 @@ typedef struct kr_graph_row {
 } kr_graph_row;
 
 /* A view of the args as input or output of the graph; 0: it is absent. */
-kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name, kr_dims dims);
-/* An input of a gradient: where its elements share memory, by a stride of 0, it is a copy, so that each gets a gradient of its own (complex ones: not). */
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name,
+                            kr_dims dims);
+/* An input of a gradient: where its elements share memory, by a stride of 0, it is a copy, so that each gets a gradient
+ * of its own (complex ones: not). */
 kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims);
 /* The row's run and scratch_bytes. */
 int32_t kr_graph_row_run(const kr_graph_row *row, const krait_ctx *ctx, const void *args);

@@ -88,7 +88,8 @@ typedef struct kr_box {
 kr_box kr_box_of(const kr_graph *g, kr_tensor t);
 int kr_boxes_meet(const kr_box *a, const kr_box *b);
 int kr_boxes_equal(const kr_box *a, const kr_box *b);
-/* The same elements of another storage with the same dimensions as those that t has of its own; 0 where strides do not allow it. */
+/* The same elements of another storage with the same dimensions as those that t has of its own; 0 where strides do not
+ * allow it. */
 kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage);
 
 /* The plan once more, by brute force: a status that names two tensors that live at the same time in the same bytes. */

@@ -1,5 +1,6 @@
-/* graph_plan.c: from a recorded graph to one that can run: nodes that nothing needs are dropped, every op's row is chosen, and each tensor between
- * two nodes gets its place in one arena: the largest first, each as low as those that live at the same time allow. */
+/* graph_plan.c: from a recorded graph to one that can run: nodes that nothing needs are dropped, every op's row is
+ * chosen, and each tensor between two nodes gets its place in one arena: the largest first, each as low as those that
+ * live at the same time allow. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +37,9 @@ static int32_t find_lives(kr_graph *g) {
     for (int32_t i = 0; i < node->n_uses && !node->dead; i++) {
       kr_storage *s = KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage);
       if (s->home == KR_HOME_TEMP && s->last < 0 && node->uses[i].role & KR_READ)
-        return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) reads tensor %s, which no node before it writes", node->name, node->op->name, kr_graph_name(g, node->uses[i].tensor));
+        return kr_graph_fail(g, KRAIT_ERR_ARGUMENT,
+                             "graph: node %s (%s) reads tensor %s, which no node before it writes", node->name,
+                             node->op->name, kr_graph_name(g, node->uses[i].tensor));
       if (s->first > (int32_t)n) s->first = (int32_t)n;
       s->last = (int32_t)n;
     }
@@ -49,7 +52,8 @@ static int32_t find_lives(kr_graph *g) {
 static int32_t choose_row(kr_graph *g, kr_node *node) {
   int32_t status = KRAIT_OK;
   if (g->flags & KR_PLAN_TF32 && node->op == &kr_op_gemm) ((krait_call *)node->args)->flags |= KRAIT_GEMM_TF32;
-  node->row = g->flags & KR_PLAN_REFERENCE ? &node->op->rows[node->op->n_rows - 1] : kr_op_resolve(node->op, g->ctx, node->args, &status);
+  node->row = g->flags & KR_PLAN_REFERENCE ? &node->op->rows[node->op->n_rows - 1]
+                                           : kr_op_resolve(node->op, g->ctx, node->args, &status);
   if (!node->row) {
     const char *why = kr_arena_print(g->arena, "%s", krait_error_detail());
     return kr_graph_fail(g, status, "graph: node %s: %s", node->name, why);
@@ -96,11 +100,13 @@ static int32_t lay_out(kr_graph *g) {
   if (!blocks || !order) return kr_graph_status(g);
   for (size_t i = 0; i < g->storages.n; i++) {
     kr_storage *s = KR_STORAGE(g, i);
-    if (s->home == KR_HOME_TEMP && s->last >= 0 && s->bytes) blocks[n++] = (block){round_up(s->bytes), &s->at, s->first, s->last};
+    if (s->home == KR_HOME_TEMP && s->last >= 0 && s->bytes)
+      blocks[n++] = (block){round_up(s->bytes), &s->at, s->first, s->last};
   }
   for (size_t i = 0; i < g->nodes.n; i++) {
     kr_node *node = KR_NODE(g, i);
-    if (!node->dead && node->scratch_bytes) blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, (int32_t)i, (int32_t)i};
+    if (!node->dead && node->scratch_bytes)
+      blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, (int32_t)i, (int32_t)i};
   }
   qsort(blocks, (size_t)n, sizeof *blocks, larger_first);
   for (int32_t i = 0; i < n; i++) {
@@ -121,7 +127,8 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   if (g->planned) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned already");
   if (!ctx && !(flags & KR_PLAN_REFERENCE)) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: ctx must not be NULL");
   if (!(flags & KR_PLAN_REFERENCE)) KR_TRY(kr_graph_rewrite(g, ctx, kr_rewrites, kr_n_rewrites));
-  g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx, g->flags = flags; /* reference rows run on the host, and look at no context */
+  g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,
+  g->flags = flags; /* reference rows run on the host, and look at no context */
   KR_TRY(drop_dead_nodes(g));
   KR_TRY(find_lives(g));
   for (size_t n = 0; n < g->nodes.n; n++)
@@ -140,8 +147,11 @@ typedef struct span {
 } span;
 
 static int32_t check_pair(const kr_graph *g, const span *a, const span *b) {
-  const int share = a->at < b->at + b->bytes && b->at < a->at + a->bytes, together = a->first <= b->last && b->first <= a->last;
-  KR_CHECK(!share || !together, KRAIT_ERR_ARGUMENT, "graph: tensors %s and %s live at the same time (nodes %s and %s) in the same bytes", a->name, b->name, KR_NODE(g, a->first)->name, KR_NODE(g, b->first)->name);
+  const int share = a->at < b->at + b->bytes && b->at < a->at + a->bytes,
+            together = a->first <= b->last && b->first <= a->last;
+  KR_CHECK(!share || !together, KRAIT_ERR_ARGUMENT,
+           "graph: tensors %s and %s live at the same time (nodes %s and %s) in the same bytes", a->name, b->name,
+           KR_NODE(g, a->first)->name, KR_NODE(g, b->first)->name);
   return KRAIT_OK;
 }
 
@@ -149,7 +159,10 @@ static span span_of(const kr_graph *g, size_t i) {
   if (i < g->storages.n) {
     const kr_storage *s = KR_STORAGE(g, i);
     const int lives = s->home == KR_HOME_TEMP && s->last >= 0;
-    return (span){*s->name ? s->name : lives ? KR_NODE(g, s->first)->name : "", s->at, lives ? s->bytes : 0, s->first, s->last};
+    return (span){*s->name ? s->name
+                  : lives  ? KR_NODE(g, s->first)->name
+                           : "",
+                  s->at, lives ? s->bytes : 0, s->first, s->last};
   }
   const int32_t n = (int32_t)(i - g->storages.n);
   const kr_node *node = KR_NODE(g, n);

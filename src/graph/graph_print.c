@@ -1,4 +1,4 @@
-/* graph_print.c: a planned graph as lines to read. */
+/* graph_print.c: a planned graph as lines to read, and what its calls cost. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,9 @@ typedef struct widths {
   int name, op, row;
 } widths;
 
-static const char *row_name(const kr_graph *g, const kr_runner *r, size_t n) { return (r && r->settled ? r->rows[n] : KR_NODE(g, n)->row)->name; }
+static const char *row_name(const kr_graph *g, const kr_runner *r, size_t n) {
+  return (r && r->settled ? r->rows[n] : KR_NODE(g, n)->row)->name;
+}
 
 static void widen(int *width, const char *text) {
   const int n = (int)strlen(text);
@@ -27,14 +29,27 @@ static widths find_widths(const kr_graph *g, const kr_runner *r) {
   return w;
 }
 
+static kr_cost cost_of(const kr_node *node) {
+  kr_cost cost = {0};
+  if (!node->dead && node->op->cost) node->op->cost(node->args, &cost);
+  return cost;
+}
+
+kr_cost kr_graph_cost(const kr_graph *g) {
+  kr_cost sum = {0};
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    const kr_cost cost = cost_of(KR_NODE(g, n));
+    sum.flops += cost.flops, sum.bytes += cost.bytes, sum.exps += cost.exps;
+  }
+  return sum;
+}
+
 static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, widths w, size_t n) {
   const kr_node *node = KR_NODE(g, n);
   char dims[96];
-  kr_cost cost = {0};
-  if (node->op->cost) node->op->cost(node->args, &cost);
   kr_text_print(text, "%4zu %-*s %-*s %-*s", n, w.name, node->name, w.op, node->op->name, w.row, row_name(g, r, n));
   if (r) kr_text_print(text, " %9.1f us", r->seconds[n] * 1e6);
-  kr_text_print(text, " %9.3f MB", cost.bytes * 1e-6);
+  kr_text_print(text, " %9.3f MB", cost_of(node).bytes * 1e-6);
   for (int32_t i = 0; i < node->n_uses; i++) {
     const kr_part *p = KR_PART(g, node->uses[i].tensor);
     const kr_storage *s = KR_STORAGE(g, p->storage);
@@ -45,7 +60,8 @@ static void print_node(kr_text *text, const kr_graph *g, const kr_runner *r, wid
   }
 }
 
-int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text), void *user) {
+int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text),
+                       void *user) {
   KR_TRY(kr_graph_status(g));
   KR_CHECK(g->planned, KRAIT_ERR_ARGUMENT, "graph: it must be planned before it is printed");
   kr_arena *arena = kr_arena_open();
@@ -68,8 +84,9 @@ int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(
     if (s->home == KR_HOME_WEIGHT) weights += s->bytes;
   }
   kr_text text = kr_text_begin(arena);
-  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB",
-                n_live, (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6, (double)weights * 1e-6);
+  kr_text_print(&text, "%zu nodes; arena %.3f MB for %.3f MB of tensors, states %.3f MB, weights %.3f MB", n_live,
+                (double)g->arena_bytes * 1e-6, (double)apart * 1e-6, (double)g->state_bytes * 1e-6,
+                (double)weights * 1e-6);
   if (runner) kr_text_print(&text, "; %.1f us in nodes", seconds * 1e6);
   line(user, text.at);
   kr_arena_close(&arena);

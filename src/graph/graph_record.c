@@ -1,5 +1,6 @@
-/* graph_record.c: tensors, their views and calls, as a builder records them. A view in recorded args holds, in place of an address, the number of
- * its storage in the upper bits and the offset in the lower ones: checks that compare addresses then work as with real ones. */
+/* graph_record.c: tensors, their views and calls, as a builder records them. A view in recorded args holds, in place of
+ * an address, the number of its storage in the upper bits and the offset in the lower ones: checks that compare
+ * addresses then work as with real ones. */
 #include <stdio.h>
 #include <string.h>
 
@@ -28,7 +29,8 @@ int32_t kr_graph_status(const kr_graph *g) {
 
 /* Recording goes on: nothing failed, and the plan was not made yet. */
 static int is_open(kr_graph *g) {
-  if (g->status >= 0 && g->planned) kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned, nothing can be recorded any more");
+  if (g->status >= 0 && g->planned)
+    kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned, nothing can be recorded any more");
   return kr_graph_status(g) >= 0;
 }
 
@@ -40,7 +42,11 @@ int32_t kr_graph_open(kr_graph **graph) {
     kr_arena_close(&arena);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
   }
-  *g = (kr_graph){.arena = arena, .storages = KR_LIST(kr_storage), .parts = KR_LIST(kr_part), .nodes = KR_LIST(kr_node), .rewrites_off = KR_LIST(const char *)};
+  *g = (kr_graph){.arena = arena,
+                  .storages = KR_LIST(kr_storage),
+                  .parts = KR_LIST(kr_part),
+                  .nodes = KR_LIST(kr_node),
+                  .rewrites_off = KR_LIST(const char *)};
   kr_list_push(arena, &g->parts);
   *graph = g;
   return KRAIT_OK;
@@ -69,7 +75,8 @@ int64_t kr_dims_elements(kr_dims d) {
 
 const char *kr_dims_text(kr_dims d, char *text) {
   size_t used = (size_t)snprintf(text, 96, "(");
-  for (int i = 0; i < d.n; i++) used += (size_t)snprintf(text + used, 96 - used, "%s%lld", i ? "," : "", (long long)d.size[i]);
+  for (int i = 0; i < d.n; i++)
+    used += (size_t)snprintf(text + used, 96 - used, "%s%lld", i ? "," : "", (long long)d.size[i]);
   snprintf(text + used, 96 - used, ")");
   return text;
 }
@@ -83,11 +90,15 @@ int kr_dims_same(kr_dims a, kr_dims b) {
 /* Rank, no negative size, and bytes that fit the offset of a view. */
 static int32_t check_dims(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) {
   char text[96];
-  if (dims.n < 1 || dims.n > 4) return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: tensor %s has %d dimensions, must have 1 to 4", name, dims.n);
-  if (!krait_dtype_bytes(dtype)) return kr_graph_fail(g, KRAIT_ERR_DTYPE, "graph: tensor %s has the unknown type %d", name, dtype);
+  if (dims.n < 1 || dims.n > 4)
+    return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: tensor %s has %d dimensions, must have 1 to 4", name, dims.n);
+  if (!krait_dtype_bytes(dtype))
+    return kr_graph_fail(g, KRAIT_ERR_DTYPE, "graph: tensor %s has the unknown type %d", name, dtype);
   double bytes = (double)krait_dtype_bytes(dtype);
   for (int i = 0; i < dims.n; i++) bytes *= dims.size[i] < 0 ? -1 : (double)dims.size[i];
-  if (bytes < 0 || bytes >= (double)(1ll << OFFSET_BITS)) return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: tensor %s is %s: a size is negative or the whole too large", name, kr_dims_text(dims, text));
+  if (bytes < 0 || bytes >= (double)(1ll << OFFSET_BITS))
+    return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: tensor %s is %s: a size is negative or the whole too large", name,
+                         kr_dims_text(dims, text));
   return KRAIT_OK;
 }
 
@@ -124,7 +135,8 @@ kr_tensor kr_graph_whole(kr_graph *g, int32_t storage) {
   return kr_graph_part(g, &p);
 }
 
-static kr_tensor add_storage(kr_graph *g, int32_t home, const char *name, int32_t dtype, kr_dims dims, const int64_t *stride, void *data) {
+static kr_tensor add_storage(kr_graph *g, int32_t home, const char *name, int32_t dtype, kr_dims dims,
+                             const int64_t *stride, void *data) {
   if (!is_open(g) || check_dims(g, name, dtype, dims) < 0) return 0;
   kr_storage *s = kr_list_push(g->arena, &g->storages);
   *s = (kr_storage){.home = home, .dtype = dtype, .dims = dims, .data = data, .source = -1};
@@ -135,10 +147,18 @@ static kr_tensor add_storage(kr_graph *g, int32_t home, const char *name, int32_
   return kr_graph_whole(g, (int32_t)g->storages.n - 1);
 }
 
-kr_tensor kr_graph_input(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) { return add_storage(g, KR_HOME_INPUT, name, dtype, dims, NULL, NULL); }
-kr_tensor kr_graph_output(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) { return add_storage(g, KR_HOME_OUTPUT, name, dtype, dims, NULL, NULL); }
-kr_tensor kr_graph_state(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) { return add_storage(g, KR_HOME_STATE, name, dtype, dims, NULL, NULL); }
-kr_tensor kr_graph_temp(kr_graph *g, int32_t dtype, kr_dims dims) { return add_storage(g, KR_HOME_TEMP, "", dtype, dims, NULL, NULL); }
+kr_tensor kr_graph_input(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) {
+  return add_storage(g, KR_HOME_INPUT, name, dtype, dims, NULL, NULL);
+}
+kr_tensor kr_graph_output(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) {
+  return add_storage(g, KR_HOME_OUTPUT, name, dtype, dims, NULL, NULL);
+}
+kr_tensor kr_graph_state(kr_graph *g, const char *name, int32_t dtype, kr_dims dims) {
+  return add_storage(g, KR_HOME_STATE, name, dtype, dims, NULL, NULL);
+}
+kr_tensor kr_graph_temp(kr_graph *g, int32_t dtype, kr_dims dims) {
+  return add_storage(g, KR_HOME_TEMP, "", dtype, dims, NULL, NULL);
+}
 kr_tensor kr_graph_weight(kr_graph *g, const char *name, int32_t dtype, kr_dims dims, const void *data) {
   return add_storage(g, KR_HOME_WEIGHT, name, dtype, dims, NULL, (void *)data);
 }
@@ -196,7 +216,8 @@ kr_tensor kr_graph_slice(kr_graph *g, kr_tensor t, int dim, int64_t from, int64_
   if (!old) return 0;
   kr_part p = *old;
   if (dim < 0 || dim >= p.dims.n || from < 0 || n < 0 || from + n > p.dims.size[dim]) {
-    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: slice of %s %s: %lld from %lld of dimension %d", kr_graph_name(g, t), kr_dims_text(p.dims, text), (long long)n, (long long)from, dim);
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: slice of %s %s: %lld from %lld of dimension %d", kr_graph_name(g, t),
+                  kr_dims_text(p.dims, text), (long long)n, (long long)from, dim);
     return 0;
   }
   p.at_bytes += from * p.stride[dim] * (int64_t)krait_dtype_bytes(p.dtype);
@@ -210,7 +231,8 @@ kr_tensor kr_graph_permute(kr_graph *g, kr_tensor t, const int *order) {
   kr_part p = *old;
   for (int i = 0, seen = 0; i < p.dims.n; i++) {
     if (order[i] < 0 || order[i] >= p.dims.n || seen >> order[i] & 1) {
-      kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: permutation of %s: not an order of %d dimensions", kr_graph_name(g, t), p.dims.n);
+      kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: permutation of %s: not an order of %d dimensions", kr_graph_name(g, t),
+                    p.dims.n);
       return 0;
     }
     seen |= 1 << order[i];
@@ -220,7 +242,8 @@ kr_tensor kr_graph_permute(kr_graph *g, kr_tensor t, const int *order) {
   return kr_graph_part(g, &p);
 }
 
-/* Both shapes are walked from the last dimension; each new one must lie within a run of old ones that has one stride. */
+/* Both shapes are walked from the last dimension; each new one must lie within a run of old ones that has one
+ * stride. */
 static int restride(const kr_part *old, kr_dims dims, int64_t *stride) {
   int k = old->dims.n - 1;
   int64_t left = 1, step = 1;
@@ -245,7 +268,8 @@ kr_tensor kr_graph_reshape(kr_graph *g, kr_tensor t, kr_dims dims) {
   if (fits && n) fits = restride(old, dims, p.stride);
   else fill_strides(dims, p.stride);
   if (!fits) {
-    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be seen as %s without a copy", kr_graph_name(g, t), kr_dims_text(old->dims, from), kr_dims_text(dims, to));
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be seen as %s without a copy", kr_graph_name(g, t),
+                  kr_dims_text(old->dims, from), kr_dims_text(dims, to));
     return 0;
   }
   return kr_graph_part(g, &p);
@@ -269,14 +293,19 @@ kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t, kr_dims dims) {
     fits = p.dims.size[i] == dims.size[i];
   }
   if (!fits) {
-    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be spread to %s", kr_graph_name(g, t), kr_dims_text(old->dims, from), kr_dims_text(dims, to));
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be spread to %s", kr_graph_name(g, t),
+                  kr_dims_text(old->dims, from), kr_dims_text(dims, to));
     return 0;
   }
   return kr_graph_part(g, &p);
 }
 
-kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t) { return t > 0 && (size_t)t < g->parts.n ? KR_PART(g, t)->dims : (kr_dims){0}; }
-int32_t kr_graph_dtype(const kr_graph *g, kr_tensor t) { return t > 0 && (size_t)t < g->parts.n ? KR_PART(g, t)->dtype : -1; }
+kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t) {
+  return t > 0 && (size_t)t < g->parts.n ? KR_PART(g, t)->dims : (kr_dims){0};
+}
+int32_t kr_graph_dtype(const kr_graph *g, kr_tensor t) {
+  return t > 0 && (size_t)t < g->parts.n ? KR_PART(g, t)->dtype : -1;
+}
 
 krait_view kr_graph_view(const kr_graph *g, kr_tensor t) {
   krait_view v = {0};
@@ -303,7 +332,9 @@ static int32_t read_shapes(kr_graph *g, const kr_node *node, kr_shape *shapes, k
     v->reserved = 0;
     shapes[i] = (kr_shape){.n_dims = t == ASKED ? KR_SHAPE_ASKED : KR_SHAPE_ABSENT};
     if (t == ASKED || (t == 0 && !v->data)) continue;
-    if (t <= 0 || (size_t)t >= g->parts.n) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s): %s is not a tensor of this graph", node->name, sig->name, sig->tensors[i].name);
+    if (t <= 0 || (size_t)t >= g->parts.n)
+      return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s): %s is not a tensor of this graph", node->name,
+                           sig->name, sig->tensors[i].name);
     const kr_part *p = KR_PART(g, t);
     shapes[i].n_dims = p->dims.n;
     memcpy(shapes[i].size, p->dims.size, sizeof p->dims.size);
@@ -312,12 +343,14 @@ static int32_t read_shapes(kr_graph *g, const kr_node *node, kr_shape *shapes, k
 }
 
 /* An output that is asked for lies in memory as the first input of the same shape does. */
-static kr_tensor make_output(kr_graph *g, const kr_node *node, const kr_tensor *tensors, int which, const kr_shape *shape) {
+static kr_tensor make_output(kr_graph *g, const kr_node *node, const kr_tensor *tensors, int which,
+                             const kr_shape *shape) {
   const kr_sig *sig = node->op->sig;
   const kr_dims dims = kr_dims_of(shape->n_dims, shape->size);
   const int32_t dtype = kr_sig_output_type(sig, node->args, kr_sig_facts(sig, node->args), which);
   for (int i = 0; i < sig->n_tensors; i++) {
-    if (!(sig->tensors[i].role & KR_IN) || tensors[i] <= 0 || !kr_dims_same(kr_graph_dims(g, tensors[i]), dims)) continue;
+    if (!(sig->tensors[i].role & KR_IN) || tensors[i] <= 0 || !kr_dims_same(kr_graph_dims(g, tensors[i]), dims))
+      continue;
     const kr_part like = *KR_PART(g, tensors[i]);
     return temp_in_order(g, dtype, dims, like.stride);
   }
@@ -344,7 +377,8 @@ static int32_t add_use(kr_graph *g, kr_node *node, int which, kr_tensor t) {
   const kr_sig_tensor *s = &node->op->sig->tensors[which];
   const int32_t home = KR_STORAGE(g, KR_PART(g, t)->storage)->home;
   if (s->role & KR_OUT && (home == KR_HOME_INPUT || home == KR_HOME_WEIGHT))
-    return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s): %s is %s, which is %s", node->name, node->op->name, s->name, kr_graph_name(g, t), home == KR_HOME_INPUT ? "an input" : "a weight");
+    return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s): %s is %s, which is %s", node->name,
+                         node->op->name, s->name, kr_graph_name(g, t), home == KR_HOME_INPUT ? "an input" : "a weight");
   node->uses[node->n_uses++] = (kr_use){s->offset, s->role, t};
   return KRAIT_OK;
 }
@@ -374,7 +408,8 @@ static int32_t read_call(kr_graph *g, kr_node *node, kr_tensor *first) {
 
 kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const void *args) {
   if (!is_open(g)) return 0;
-  kr_node node = {.name = kr_arena_copy(g->arena, name, strlen(name)), .op = op, .args = kr_arena_alloc(g->arena, op->args_bytes)};
+  kr_node node = {
+      .name = kr_arena_copy(g->arena, name, strlen(name)), .op = op, .args = kr_arena_alloc(g->arena, op->args_bytes)};
   kr_tensor first = 0;
   if (kr_arena_failed(g->arena)) return 0;
   memcpy(node.args, args, op->args_bytes);
@@ -413,7 +448,8 @@ static krait_view padded_view(kr_graph *g, kr_tensor t) {
   return kr_graph_view(g, kr_graph_part(g, &p));
 }
 
-void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y, kr_tensor out) {
+void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
+                        kr_tensor out) {
   if (!out) return;
   args.x = padded_view(g, x), args.y = padded_view(g, y), args.out = padded_view(g, out);
   kr_graph_call(g, name, &kr_op_pointwise, &args);

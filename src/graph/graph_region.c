@@ -1,9 +1,12 @@
-/* graph_region.c: which elements of a storage a view has, as a box of the storage's own dimensions; and the same box in another storage. */
+/* graph_region.c: which elements of a storage a view has, as a box of the storage's own dimensions; and the same box in
+ * another storage. */
 #include <string.h>
 
 #include "graph_parts.h"
 
-static int fits(const kr_storage *s, int k, int64_t stride) { return s->dims.size[k] > 1 && s->stride[k] > 0 && stride >= s->stride[k] && stride % s->stride[k] == 0; }
+static int fits(const kr_storage *s, int k, int64_t stride) {
+  return s->dims.size[k] > 1 && s->stride[k] > 0 && stride >= s->stride[k] && stride % s->stride[k] == 0;
+}
 
 /* The dimension of the longest stride that a step of `stride` is a multiple of; -1: none. */
 static int dim_of(const kr_storage *s, int64_t stride) {
@@ -19,7 +22,8 @@ static void first_index(const kr_storage *s, int64_t at, int64_t *index) {
   for (int round = 0; round < s->dims.n; round++) {
     int k = -1;
     for (int i = 0; i < s->dims.n; i++)
-      if (s->dims.size[i] > 1 && s->stride[i] > 0 && s->stride[i] < below && (k < 0 || s->stride[i] > s->stride[k])) k = i;
+      if (s->dims.size[i] > 1 && s->stride[i] > 0 && s->stride[i] < below && (k < 0 || s->stride[i] > s->stride[k]))
+        k = i;
     if (k < 0) return;
     index[k] = at / s->stride[k];
     at -= index[k] * s->stride[k];
@@ -33,8 +37,8 @@ static kr_box whole_box(const kr_storage *s, int exact) {
   return box;
 }
 
-/* n steps of a view's dimension along dimension k of the storage; shorter ones came before. Past the end of k they go on in the next longer dimension,
- * if that continues it. */
+/* n steps of a view's dimension along dimension k of the storage; shorter ones came before. Past the end of k they go
+ * on in the next longer dimension, if that continues it. */
 static int extend(const kr_storage *s, kr_box *box, int k, int64_t n, int64_t step) {
   while (box->to[k] + (n - 1) * step >= s->dims.size[k]) {
     const int64_t size = s->dims.size[k];
@@ -77,7 +81,8 @@ int kr_boxes_meet(const kr_box *a, const kr_box *b) {
 }
 
 int kr_boxes_equal(const kr_box *a, const kr_box *b) {
-  return a->exact && b->exact && memcmp(a->from, b->from, sizeof a->from) == 0 && memcmp(a->to, b->to, sizeof a->to) == 0;
+  return a->exact && b->exact && memcmp(a->from, b->from, sizeof a->from) == 0 &&
+         memcmp(a->to, b->to, sizeof a->to) == 0;
 }
 
 /* Whether n steps along dimension k stay in it, or go on in the next longer one in both storages. */
@@ -85,7 +90,9 @@ static int runs_on(const kr_storage *from, const kr_storage *to, const int64_t *
   if (index[k] + (n - 1) * step < from->dims.size[k]) return 1;
   for (int64_t size = from->dims.size[k]; n > size;) {
     const int next = dim_of(from, size * from->stride[k]);
-    if (step != 1 || index[k] || next < 0 || n % size || from->stride[next] != size * from->stride[k] || to->stride[next] != size * to->stride[k]) return 0;
+    if (step != 1 || index[k] || next < 0 || n % size || from->stride[next] != size * from->stride[k] ||
+        to->stride[next] != size * to->stride[k])
+      return 0;
     k = next, n /= size, size = from->dims.size[k];
   }
   return 1;

@@ -1,5 +1,5 @@
-/* graph_rewrite.c: the rewrites: what a product can add or activate itself, what a norm can add itself, and on a CPU operands as the fast products
- * take them. */
+/* graph_rewrite.c: the rewrites: what a product can add or activate itself, what a norm can add itself, and on a CPU
+ * operands as the fast products take them. */
 #include "graph_rewrite.h"
 
 #include <stddef.h>
@@ -32,7 +32,8 @@ void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_ten
 
 static int same_part(const kr_graph *g, kr_tensor a, kr_tensor b) {
   const kr_part *x = KR_PART(g, a), *y = KR_PART(g, b);
-  if (x->storage != y->storage || x->at_bytes != y->at_bytes || kr_dims_elements(x->dims) != kr_dims_elements(y->dims)) return 0;
+  if (x->storage != y->storage || x->at_bytes != y->at_bytes || kr_dims_elements(x->dims) != kr_dims_elements(y->dims))
+    return 0;
   const kr_box p = kr_box_of(g, a), q = kr_box_of(g, b);
   return kr_boxes_equal(&p, &q);
 }
@@ -68,12 +69,14 @@ void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other) {
   for (size_t n = 0; n < g->nodes.n; n++)
     for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
       const kr_use u = KR_NODE(g, n)->uses[i];
-      const kr_tensor moved = u.role == KR_IN && KR_PART(g, u.tensor)->storage == from ? kr_graph_moved(g, u.tensor, to) : 0;
+      const kr_tensor moved =
+          u.role == KR_IN && KR_PART(g, u.tensor)->storage == from ? kr_graph_moved(g, u.tensor, to) : 0;
       if (moved) kr_node_set(g, KR_NODE(g, n), u.offset, u.role, moved);
     }
 }
 
-/* Whether anything between two nodes writes what t has: a call that reads t may then not move from the one to the other. */
+/* Whether anything between two nodes writes what t has: a call that reads t may then not move from the one to the
+ * other. */
 static int is_written_between(const kr_graph *g, size_t from, size_t to, kr_tensor t) {
   const kr_box box = kr_box_of(g, t);
   for (size_t n = from + 1; n < to; n++)
@@ -87,7 +90,9 @@ static int is_written_between(const kr_graph *g, size_t from, size_t to, kr_tens
 }
 
 /* The same elements as a matrix, rows before columns, as the product's output is; 0: not without a copy. */
-static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) { return kr_graph_can_reshape(g, t, dims) ? kr_graph_reshape(g, t, dims) : 0; }
+static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) {
+  return kr_graph_can_reshape(g, t, dims) ? kr_graph_reshape(g, t, dims) : 0;
+}
 
 #define GEMM(view) offsetof(krait_gemm_args, view)
 #define POINTWISE(view) offsetof(krait_pointwise_args, view)
@@ -98,10 +103,13 @@ static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) { return kr_g
 int kr_product_is_plain(const kr_node *node) {
   static const char *const known[] = {"A", "Bmat", "bias", "residual", "out"};
   const kr_sig *sig = node->op->sig;
-  if (node->op != &kr_op_gemm || kr_sig_shape(sig, node->args, kr_sig_facts(sig, node->args), kr_sig_find(sig, "out")).n_dims != 2) return 0;
+  if (node->op != &kr_op_gemm ||
+      kr_sig_shape(sig, node->args, kr_sig_facts(sig, node->args), kr_sig_find(sig, "out")).n_dims != 2)
+    return 0;
   for (int i = 0; i < sig->n_tensors; i++) {
     int is_known = !kr_sig_view(sig, node->args, i)->data;
-    for (size_t k = 0; k < sizeof known / sizeof *known && !is_known; k++) is_known = strcmp(sig->tensors[i].name, known[k]) == 0;
+    for (size_t k = 0; k < sizeof known / sizeof *known && !is_known; k++)
+      is_known = strcmp(sig->tensors[i].name, known[k]) == 0;
     if (!is_known) return 0;
   }
   for (int i = 0; i < sig->n_fields; i++) { /* scales: 0 stands for 1 */
@@ -118,7 +126,8 @@ static int32_t follower(const kr_graph *g, size_t n, int32_t activation) {
   const int32_t at = kr_graph_only_reader(g, n, kr_node_tensor(node, GEMM(out)));
   if (at < 0 || KR_NODE(g, at)->op != &kr_op_pointwise) return -1;
   const krait_pointwise_args *p = (const krait_pointwise_args *)KR_NODE(g, at)->args;
-  const int plain = p->call.flags == 0 && p->x_scale == 1 && p->activation == activation && p->out.dtype == ((const krait_gemm_args *)node->args)->out.dtype;
+  const int plain = p->call.flags == 0 && p->x_scale == 1 && p->activation == activation &&
+                    p->out.dtype == ((const krait_gemm_args *)node->args)->out.dtype;
   return plain ? at : -1;
 }
 
@@ -145,13 +154,15 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (at < 0 || !inputs_stay(g, n, (size_t)at)) return 0;
   const kr_node *sum = KR_NODE(g, at);
   const krait_pointwise_args *p = (const krait_pointwise_args *)sum->args;
-  const kr_tensor product = kr_node_tensor(KR_NODE(g, n), GEMM(out)), x = kr_node_tensor(sum, POINTWISE(x)), y = kr_node_tensor(sum, POINTWISE(y));
+  const kr_tensor product = kr_node_tensor(KR_NODE(g, n), GEMM(out)), x = kr_node_tensor(sum, POINTWISE(x)),
+                  y = kr_node_tensor(sum, POINTWISE(y));
   if (!x || !y || p->y_scale != 1 || x == y) return 0;
   const kr_tensor other = same_part(g, x, product) ? y : x;
   const kr_dims dims = kr_graph_dims(g, product);
   const kr_tensor residual = as_matrix(g, other, dims), out = as_matrix(g, kr_node_tensor(sum, POINTWISE(out)), dims);
   const int fits = residual && out && kr_graph_dtype(g, residual) == kr_graph_dtype(g, out);
-  const int in_place = fits && KR_PART(g, residual)->storage == KR_PART(g, out)->storage, active = ((const krait_gemm_args *)KR_NODE(g, n)->args)->activation != KRAIT_ACT_NONE;
+  const int in_place = fits && KR_PART(g, residual)->storage == KR_PART(g, out)->storage,
+            active = ((const krait_gemm_args *)KR_NODE(g, n)->args)->activation != KRAIT_ACT_NONE;
   if (!fits || (in_place && active)) return 0;
   kr_node_set(g, KR_NODE(g, n), GEMM(residual), KR_IN, residual);
   return replace_follower(g, n, (size_t)at, out);
@@ -160,10 +171,13 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
 static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
   const krait_gemm_args *a = (const krait_gemm_args *)KR_NODE(g, n)->args;
-  if (!kr_product_is_plain(KR_NODE(g, n)) || a->activation != KRAIT_ACT_NONE || kr_node_tensor(KR_NODE(g, n), GEMM(residual))) return 0;
+  if (!kr_product_is_plain(KR_NODE(g, n)) || a->activation != KRAIT_ACT_NONE ||
+      kr_node_tensor(KR_NODE(g, n), GEMM(residual)))
+    return 0;
   const int32_t at = follower(g, n, KRAIT_ACT_SILU);
   if (at < 0 || !inputs_stay(g, n, (size_t)at) || kr_node_tensor(KR_NODE(g, at), POINTWISE(y))) return 0;
-  const kr_tensor out = as_matrix(g, kr_node_tensor(KR_NODE(g, at), POINTWISE(out)), kr_graph_dims(g, kr_node_tensor(KR_NODE(g, n), GEMM(out))));
+  const kr_tensor out = as_matrix(g, kr_node_tensor(KR_NODE(g, at), POINTWISE(out)),
+                                  kr_graph_dims(g, kr_node_tensor(KR_NODE(g, n), GEMM(out))));
   if (!out) return 0;
   ((krait_gemm_args *)KR_NODE(g, n)->args)->activation = KRAIT_ACT_SILU;
   return replace_follower(g, n, (size_t)at, out);
@@ -176,16 +190,22 @@ static int add_into_norm(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
   kr_node *sum = KR_NODE(g, n);
   const krait_pointwise_args *p = (const krait_pointwise_args *)sum->args;
-  if (sum->op != &kr_op_pointwise || p->call.flags || p->activation != KRAIT_ACT_NONE || p->x_scale != 1 || p->y_scale != 1) return 0;
-  const kr_tensor x = kr_node_tensor(sum, POINTWISE(x)), y = kr_node_tensor(sum, POINTWISE(y)), out = kr_node_tensor(sum, POINTWISE(out));
+  if (sum->op != &kr_op_pointwise || p->call.flags || p->activation != KRAIT_ACT_NONE || p->x_scale != 1 ||
+      p->y_scale != 1)
+    return 0;
+  const kr_tensor x = kr_node_tensor(sum, POINTWISE(x)), y = kr_node_tensor(sum, POINTWISE(y)),
+                  out = kr_node_tensor(sum, POINTWISE(out));
   if (!x || !y || n + 1 >= g->nodes.n || KR_NODE(g, n + 1)->op != &kr_op_add_norm) return 0;
   const kr_node *norm = KR_NODE(g, n + 1);
   const kr_tensor h = kr_node_tensor(norm, NORM(x));
-  if (!same_part(g, h, out) || kr_node_tensor(norm, NORM(x1)) || kr_node_tensor(norm, NORM(residual)) || kr_node_tensor(norm, NORM(rowscale)) || kr_node_tensor(norm, NORM(residual_out))) return 0;
+  if (!same_part(g, h, out) || kr_node_tensor(norm, NORM(x1)) || kr_node_tensor(norm, NORM(residual)) ||
+      kr_node_tensor(norm, NORM(rowscale)) || kr_node_tensor(norm, NORM(residual_out)))
+    return 0;
   const kr_dims dims = kr_graph_dims(g, h);
   const int32_t dtype = kr_graph_dtype(g, h), storage = KR_PART(g, h)->storage;
   const kr_tensor a = as_matrix(g, x, dims), b = as_matrix(g, y, dims);
-  const int in_place = KR_PART(g, x)->storage == storage || KR_PART(g, y)->storage == storage || KR_PART(g, kr_node_tensor(norm, NORM(out)))->storage == storage;
+  const int in_place = KR_PART(g, x)->storage == storage || KR_PART(g, y)->storage == storage ||
+                       KR_PART(g, kr_node_tensor(norm, NORM(out)))->storage == storage;
   if (!a || !b || in_place || kr_graph_dtype(g, a) != dtype || kr_graph_dtype(g, b) != dtype) return 0;
   kr_node fused = *norm;
   kr_node_set(g, &fused, NORM(x), KR_IN, a);
@@ -211,10 +231,13 @@ static int lies_in_rows(const krait_view *v) { return v->dtype == KRAIT_F32 && v
 
 /* The transposed product, where its left factor is the smaller one to turn. */
 static void flip_product(kr_graph *g, kr_node *node) {
-  const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)), out = kr_node_tensor(node, GEMM(out)), residual = kr_node_tensor(node, GEMM(residual));
+  const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)),
+                  out = kr_node_tensor(node, GEMM(out)), residual = kr_node_tensor(node, GEMM(residual));
   const kr_dims a = kr_graph_dims(g, A), b = kr_graph_dims(g, B);
   krait_gemm_args *args = (krait_gemm_args *)node->args;
-  if (kr_node_tensor(node, GEMM(bias)) || kr_dims_elements(b) >= kr_dims_elements(a) || kr_graph_dtype(g, B) != kr_graph_dtype(g, A)) return;
+  if (kr_node_tensor(node, GEMM(bias)) || kr_dims_elements(b) >= kr_dims_elements(a) ||
+      kr_graph_dtype(g, B) != kr_graph_dtype(g, A))
+    return;
   const int order[] = {1, 0};
   kr_node_set(g, node, GEMM(A), KR_IN, kr_graph_permute(g, B, order));
   kr_node_set(g, node, GEMM(Bmat), KR_IN, kr_graph_permute(g, A, order));
@@ -227,10 +250,14 @@ static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   kr_node *node = KR_NODE(g, n);
   if (!ctx || ctx->cuda || !kr_product_is_plain(node)) return 0;
   const krait_gemm_args *a = (const krait_gemm_args *)node->args;
-  if (a->A.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 || kr_op_resolve(node->op, ctx, node->args, NULL) != &node->op->rows[node->op->n_rows - 1]) return 0;
+  if (a->A.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ||
+      kr_op_resolve(node->op, ctx, node->args, NULL) != &node->op->rows[node->op->n_rows - 1])
+    return 0;
   if (!lies_in_rows(&a->A)) flip_product(g, node);
-  const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)), out = kr_node_tensor(node, GEMM(out)), residual = kr_node_tensor(node, GEMM(residual));
-  const int turn_A = !lies_in_rows(&a->A), cast_B = a->Bmat.dtype != KRAIT_F32, move_out = !lies_in_rows(&a->out) || (residual && !lies_in_rows(&a->residual));
+  const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)),
+                  out = kr_node_tensor(node, GEMM(out)), residual = kr_node_tensor(node, GEMM(residual));
+  const int turn_A = !lies_in_rows(&a->A), cast_B = a->Bmat.dtype != KRAIT_F32,
+            move_out = !lies_in_rows(&a->out) || (residual && !lies_in_rows(&a->residual));
   if (!turn_A && !cast_B && !move_out) return 0;
   const char *name = node->name;
   if (turn_A) kr_node_set(g, KR_NODE(g, n + 1), GEMM(A), KR_IN, float_rows(g, n, name, A)), n++;
@@ -256,7 +283,9 @@ const size_t kr_n_rewrites = sizeof kr_rewrites / sizeof *kr_rewrites;
 
 static int is_off(const kr_graph *g, const char *name) {
   for (size_t i = 0; i < g->rewrites_off.n; i++)
-    if (strcmp(*KR_AT(g->rewrites_off, const char *, i), name) == 0 || strcmp(*KR_AT(g->rewrites_off, const char *, i), "all") == 0) return 1;
+    if (strcmp(*KR_AT(g->rewrites_off, const char *, i), name) == 0 ||
+        strcmp(*KR_AT(g->rewrites_off, const char *, i), "all") == 0)
+      return 1;
   return 0;
 }
 

@@ -1,5 +1,6 @@
-/* graph_rewrite.h: changes to a recorded graph before it is planned: several calls become one fused call, or a call becomes one that a fast row takes.
- * What a rewrite replaces is its reference: with the rewrite off the graph computes the same. */
+/* graph_rewrite.h: changes to a recorded graph before it is planned: several calls become one fused call, or a call
+ * becomes one that a fast row takes. What a rewrite replaces is its reference: with the rewrite off the graph computes
+ * the same. */
 #ifndef KR_GRAPH_REWRITE_H
 #define KR_GRAPH_REWRITE_H
 
@@ -20,12 +21,14 @@ extern const size_t kr_n_rewrites;
 kr_tensor kr_node_tensor(const kr_node *node, size_t offset); /* 0: absent */
 /* Puts another tensor, or none, into a call. */
 void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_tensor t);
-/* The only node that reads the storage of t, if all that it reads is t, nothing else writes it, and it is a temp; -1: there is no such node. */
+/* The only node that reads the storage of t, if all that it reads is t, nothing else writes it, and it is a temp; -1:
+ * there is no such node. */
 int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t);
 /* The last call recorded becomes the one before node n. */
 void kr_graph_move_last(kr_graph *g, size_t n);
 void kr_graph_drop(kr_graph *g, size_t n);
-/* Calls that read t, or part of it, read `other` from now on, of the same dimensions, which holds the same values; where its strides allow that. */
+/* Calls that read t, or part of it, read `other` from now on, of the same dimensions, which holds the same values;
+ * where its strides allow that. */
 void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other);
 /* A product of two matrices with no more than bias, residual and activation: what rewrites and the gradient know. */
 int kr_product_is_plain(const kr_node *node);

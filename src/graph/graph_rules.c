@@ -1,5 +1,5 @@
-/* graph_rules.c: the gradient of each op as calls. Most ops name a gradient op in their signature, and its tensors say what they belong to; those
- * whose gradient is calls of other ops have a rule of their own here. */
+/* graph_rules.c: the gradient of each op as calls. Most ops name a gradient op in their signature, and its tensors say
+ * what they belong to; those whose gradient is calls of other ops have a rule of their own here. */
 #include <stddef.h>
 #include <string.h>
 
@@ -10,7 +10,8 @@
 
 /* ---- ops with a gradient op ---- */
 
-/* A gradient that the op writes in one type alone, as sums in float32, goes to a tensor of another type through a temp. */
+/* A gradient that the op writes in one type alone, as sums in float32, goes to a tensor of another type through a
+ * temp. */
 static kr_tensor written_as(kr_graph *g, const kr_sig *sig, const void *args, int which, kr_tensor at) {
   const uint32_t types = kr_sig_types_of(sig, args, kr_sig_facts(sig, args), which), own = 1u << kr_graph_dtype(g, at);
   if (!types || types & (types - 1) || types & own || kr_graph_dtype(g, at) == KRAIT_F64) return at;
@@ -30,7 +31,8 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
     const kr_sig_tensor *s = &sig->tensors[i];
     krait_view *view = kr_sig_view(sig, args, i);
     *view = (krait_view){0};
-    for (int k = 0; k < 2 && s->rereads[k] >= 0 && !view->data; k++) *view = kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, forward->tensors[s->rereads[k]].offset)));
+    for (int k = 0; k < 2 && s->rereads[k] >= 0 && !view->data; k++)
+      *view = kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, forward->tensors[s->rereads[k]].offset)));
     if (s->gradient_of < 0) continue;
     const kr_tensor of = kr_back_tensor(node, forward->tensors[s->gradient_of].offset);
     if (s->role == KR_IN) *view = kr_graph_view(g, kr_back_gradient(b, of));
@@ -45,7 +47,9 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
   if (!n_wanted) return;
   kr_graph_call(g, kr_back_name(b, "bwd"), kr_op_find(sig->name), args);
   for (int i = 0; i < n_targets; i++) {
-    if (written[i] != targets[i].at) kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1}, written[i], 0, targets[i].at);
+    if (written[i] != targets[i].at)
+      kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1}, written[i], 0,
+                         targets[i].at);
     kr_back_end(b, &targets[i]);
   }
 }
@@ -55,11 +59,16 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
 static kr_tensor turned(kr_graph *g, kr_tensor t) { return t ? kr_graph_permute(g, t, (int[]){1, 0}) : 0; }
 
 /* out = A B, or added to what is there. */
-static void multiply(kr_back *b, const char *what, kr_tensor A, kr_tensor B, kr_tensor bias, kr_tensor out, int adding) {
+static void multiply(kr_back *b, const char *what, kr_tensor A, kr_tensor B, kr_tensor bias, kr_tensor out,
+                     int adding) {
   kr_graph *g = kr_back_graph(b);
   const krait_view to = kr_graph_view(g, out);
-  kr_graph_call(g, kr_back_name(b, what), &kr_op_gemm, &(krait_gemm_args){.A = kr_graph_view(g, A), .Bmat = kr_graph_view(g, B), .bias = kr_graph_view(g, bias),
-                .residual = adding ? to : (krait_view){0}, .out = to});
+  kr_graph_call(g, kr_back_name(b, what), &kr_op_gemm,
+                &(krait_gemm_args){.A = kr_graph_view(g, A),
+                                   .Bmat = kr_graph_view(g, B),
+                                   .bias = kr_graph_view(g, bias),
+                                   .residual = adding ? to : (krait_view){0},
+                                   .out = to});
 }
 
 /* The product whose rows are contiguous where the result's are; a result of another type goes through one of A's. */
@@ -68,14 +77,16 @@ static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B
   if (!target->at || kr_graph_status(g) < 0) return;
   const kr_part into = *KR_PART(g, target->at);
   const int across = into.dims.n == 2 && into.stride[1] != 1 && into.stride[0] == 1;
-  const kr_tensor left = across ? turned(g, B) : A, right = across ? turned(g, A) : B, out = across ? turned(g, target->at) : target->at;
+  const kr_tensor left = across ? turned(g, B) : A, right = across ? turned(g, A) : B,
+                  out = across ? turned(g, target->at) : target->at;
   if (kr_graph_dtype(g, left) == kr_graph_dtype(g, out)) {
     multiply(b, what, left, right, 0, out, target->adding);
     return;
   }
   const kr_tensor product = kr_graph_temp(g, kr_graph_dtype(g, left), kr_graph_dims(g, out));
   multiply(b, what, left, right, 0, product, 0);
-  kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, product, target->adding ? out : 0, out);
+  kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, product,
+                     target->adding ? out : 0, out);
 }
 
 static void run_gemm(kr_back *b, const kr_node *node) {
@@ -84,9 +95,11 @@ static void run_gemm(kr_back *b, const kr_node *node) {
 #define TENSOR(view) kr_back_tensor(node, offsetof(krait_gemm_args, view))
   const kr_tensor A = TENSOR(A), B = TENSOR(Bmat), bias = TENSOR(bias), residual = TENSOR(residual), out = TENSOR(out);
 #undef TENSOR
-  const int plain = a->P == 0 && !kr_back_tensor(node, offsetof(krait_gemm_args, B2)) && !kr_back_tensor(node, offsetof(krait_gemm_args, row_scale)) && (a->scale == 0 || a->scale == 1);
+  const int plain = a->P == 0 && !kr_back_tensor(node, offsetof(krait_gemm_args, B2)) &&
+                    !kr_back_tensor(node, offsetof(krait_gemm_args, row_scale)) && (a->scale == 0 || a->scale == 1);
   if (!plain) {
-    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of a gemm with P, scale, row_scale or B2", node->name);
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of a gemm with P, scale, row_scale or B2",
+                  node->name);
     return;
   }
   kr_tensor d = kr_back_gradient(b, out);
@@ -95,16 +108,24 @@ static void run_gemm(kr_back *b, const kr_node *node) {
     return;
   }
   if (a->activation != KRAIT_ACT_NONE) { /* what the activation was given is computed again */
-    const kr_tensor before = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out)), slope = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out));
+    const kr_tensor before = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out)),
+                    slope = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out));
     multiply(b, "again", kr_back_value(b, A), kr_back_value(b, B), kr_back_value(b, bias), before, 0);
-    kr_graph_pointwise(g, kr_back_name(b, "slope"), (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT | KRAIT_POINTWISE_SLOPE, .activation = a->activation, .x_scale = 1}, before, d, slope);
+    kr_graph_pointwise(
+        g, kr_back_name(b, "slope"),
+        (krait_pointwise_args){
+            .call.flags = KRAIT_POINTWISE_PRODUCT | KRAIT_POINTWISE_SLOPE, .activation = a->activation, .x_scale = 1},
+        before, d, slope);
     d = slope;
   }
   kr_back_target to;
-  if (kr_back_begin_adding(b, A, &to)) multiply_into(b, "dA", d, turned(g, kr_back_value(b, B)), &to), kr_back_end(b, &to);
-  if (kr_back_begin_adding(b, B, &to)) multiply_into(b, "dB", turned(g, kr_back_value(b, A)), d, &to), kr_back_end(b, &to);
+  if (kr_back_begin_adding(b, A, &to))
+    multiply_into(b, "dA", d, turned(g, kr_back_value(b, B)), &to), kr_back_end(b, &to);
+  if (kr_back_begin_adding(b, B, &to))
+    multiply_into(b, "dB", turned(g, kr_back_value(b, A)), d, &to), kr_back_end(b, &to);
   if (kr_back_begin(b, bias, &to)) {
-    kr_graph_call(g, kr_back_name(b, "dbias"), &kr_op_sum_rows, &(krait_sum_rows_args){.x = kr_graph_view(g, d), .out = kr_graph_view(g, to.at)});
+    kr_graph_call(g, kr_back_name(b, "dbias"), &kr_op_sum_rows,
+                  &(krait_sum_rows_args){.x = kr_graph_view(g, d), .out = kr_graph_view(g, to.at)});
     kr_back_end(b, &to);
   }
   kr_back_pass(b, out, residual);
@@ -116,7 +137,9 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const krait_pointwise_args *a = (const krait_pointwise_args *)node->args;
   const uint32_t product = KRAIT_POINTWISE_PRODUCT, slope = KRAIT_POINTWISE_SLOPE;
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pointwise_args, x)), y = kr_back_tensor(node, offsetof(krait_pointwise_args, y)), out = kr_back_tensor(node, offsetof(krait_pointwise_args, out));
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pointwise_args, x)),
+                  y = kr_back_tensor(node, offsetof(krait_pointwise_args, y)),
+                  out = kr_back_tensor(node, offsetof(krait_pointwise_args, out));
   const int is_product = (a->call.flags & product) != 0, is_linear = a->activation == KRAIT_ACT_NONE;
   const kr_tensor d = kr_back_gradient(b, out);
   kr_back_target to;
@@ -126,7 +149,8 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   }
   if (!is_product && y && a->y_scale == 1) kr_back_pass(b, out, y);
   else if (kr_back_begin(b, y, &to)) {
-    const krait_pointwise_args with_x = {.call.flags = product, .activation = a->activation, .x_scale = a->x_scale}, scaled = {.x_scale = a->y_scale};
+    const krait_pointwise_args with_x = {.call.flags = product, .activation = a->activation, .x_scale = a->x_scale},
+                               scaled = {.x_scale = a->y_scale};
     if (is_product) kr_graph_pointwise(g, kr_back_name(b, "dy"), with_x, kr_back_value(b, x), d, to.at);
     else kr_graph_pointwise(g, kr_back_name(b, "dy"), scaled, d, 0, to.at);
     kr_back_end(b, &to);
@@ -139,16 +163,24 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   kr_tensor other = d;
   if (is_product && y && !is_linear) { /* f'(x) dout first, then times y */
     other = kr_graph_temp(g, kr_graph_dtype(g, d), kr_graph_dims(g, d));
-    kr_graph_pointwise(g, kr_back_name(b, "gate"), (krait_pointwise_args){.call.flags = product, .x_scale = 1}, kr_back_value(b, y), d, other);
+    kr_graph_pointwise(g, kr_back_name(b, "gate"), (krait_pointwise_args){.call.flags = product, .x_scale = 1},
+                       kr_back_value(b, y), d, other);
   }
-  if (!is_linear) kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.call.flags = product | slope, .activation = a->activation, .x_scale = a->x_scale}, kr_back_value(b, x), other, to.at);
-  else kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.call.flags = product, .x_scale = a->x_scale}, d, is_product ? kr_back_value(b, y) : 0, to.at);
+  if (!is_linear)
+    kr_graph_pointwise(
+        g, kr_back_name(b, "dx"),
+        (krait_pointwise_args){.call.flags = product | slope, .activation = a->activation, .x_scale = a->x_scale},
+        kr_back_value(b, x), other, to.at);
+  else
+    kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.call.flags = product, .x_scale = a->x_scale},
+                       d, is_product ? kr_back_value(b, y) : 0, to.at);
   kr_back_end(b, &to);
 }
 
 static void run_sum_rows(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_sum_rows_args, x)), d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_sum_rows_args, out)));
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_sum_rows_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_sum_rows_args, out)));
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
   const kr_dims dims = kr_graph_dims(g, x);
@@ -160,15 +192,21 @@ static void run_sum_rows(kr_back *b, const kr_node *node) {
 /* ---- attention, rotary embedding ---- */
 
 static void run_attention(kr_back *b, const kr_node *node) {
-  static const struct { size_t offset; const char *name; } caches[] = {{offsetof(krait_attention_args, block_table), "block_table"}, {offsetof(krait_attention_args, cache_batch_idx), "cache_batch_idx"},
-                                                                       {offsetof(krait_attention_args, leftpad_k), "leftpad_k"}};
+  static const struct {
+    size_t offset;
+    const char *name;
+  } caches[] = {{offsetof(krait_attention_args, block_table), "block_table"},
+                {offsetof(krait_attention_args, cache_batch_idx), "cache_batch_idx"},
+                {offsetof(krait_attention_args, leftpad_k), "leftpad_k"}};
   for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
     if (kr_back_tensor(node, caches[i].offset)) {
-      kr_graph_fail(kr_back_graph(b), KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of attention with %s", node->name, caches[i].name);
+      kr_graph_fail(kr_back_graph(b), KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of attention with %s",
+                    node->name, caches[i].name);
       return;
     }
   if (!kr_back_tensor(node, offsetof(krait_attention_args, lse))) {
-    kr_graph_fail(kr_back_graph(b), KRAIT_ERR_ARGUMENT, "graph: node %s: the gradient of attention reads its lse: ask for it", node->name);
+    kr_graph_fail(kr_back_graph(b), KRAIT_ERR_ARGUMENT,
+                  "graph: node %s: the gradient of attention reads its lse: ask for it", node->name);
     return;
   }
   run_gradient_op(b, node);
@@ -181,14 +219,16 @@ static void run_rotary(kr_back *b, const kr_node *node) {
   const kr_tensor d = kr_back_gradient(b, TENSOR(out));
   kr_back_target to;
   if (kr_back_begin(b, TENSOR(cos), &to) || kr_back_begin(b, TENSOR(sin), &to)) {
-    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: cos and sin of a rotary embedding have no gradient", node->name);
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: cos and sin of a rotary embedding have no gradient",
+                  node->name);
     return;
   }
   if (!kr_back_begin(b, TENSOR(x), &to)) return;
   a.call.flags ^= KRAIT_ROTARY_INVERSE;
   a.x = kr_graph_view(g, d), a.out = kr_graph_view(g, to.at);
   a.cos = kr_graph_view(g, kr_back_value(b, TENSOR(cos))), a.sin = kr_graph_view(g, kr_back_value(b, TENSOR(sin)));
-  a.offsets = kr_graph_view(g, kr_back_value(b, TENSOR(offsets))), a.cu_seqlens = kr_graph_view(g, kr_back_value(b, TENSOR(cu_seqlens)));
+  a.offsets = kr_graph_view(g, kr_back_value(b, TENSOR(offsets))),
+  a.cu_seqlens = kr_graph_view(g, kr_back_value(b, TENSOR(cu_seqlens)));
 #undef TENSOR
   kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_rotary, &a);
   kr_back_end(b, &to);
@@ -199,7 +239,8 @@ static void run_rotary(kr_back *b, const kr_node *node) {
 static void run_window(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   krait_unfold_args a = *(const krait_unfold_args *)node->args;
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_unfold_args, x)), d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_unfold_args, out)));
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_unfold_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_unfold_args, out)));
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
   a.x = kr_graph_view(g, d), a.out = kr_graph_view(g, to.at);
@@ -211,11 +252,15 @@ static void run_window(kr_back *b, const kr_node *node) {
 
 static void run_transform(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_transform_args, x)), matrix = kr_back_tensor(node, offsetof(krait_transform_args, matrix));
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_transform_args, x)),
+                  matrix = kr_back_tensor(node, offsetof(krait_transform_args, matrix));
   const kr_tensor d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_transform_args, out)));
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
-  kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_transform, &(krait_transform_args){.x = kr_graph_view(g, d), .matrix = kr_graph_view(g, turned(g, kr_back_value(b, matrix))), .out = kr_graph_view(g, to.at)});
+  kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_transform,
+                &(krait_transform_args){.x = kr_graph_view(g, d),
+                                        .matrix = kr_graph_view(g, turned(g, kr_back_value(b, matrix))),
+                                        .out = kr_graph_view(g, to.at)});
   kr_back_end(b, &to);
 }
 
@@ -224,11 +269,17 @@ static void run_transform(kr_back *b, const kr_node *node) {
 static void run_spectral_norm(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
 #define VALUE(view) kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, offsetof(krait_spectral_norm_args, view))))
-  const kr_tensor weight = kr_back_tensor(node, offsetof(krait_spectral_norm_args, weight)), out = kr_back_tensor(node, offsetof(krait_spectral_norm_args, out));
+  const kr_tensor weight = kr_back_tensor(node, offsetof(krait_spectral_norm_args, weight)),
+                  out = kr_back_tensor(node, offsetof(krait_spectral_norm_args, out));
   kr_back_target to;
   if (!kr_back_begin(b, weight, &to)) return;
-  kr_graph_call(g, kr_back_name(b, "dweight"), &kr_op_spectral_norm_bwd, &(krait_spectral_norm_bwd_args){.out = VALUE(out), .u = VALUE(u_out), .v = VALUE(v_out), .sigma = VALUE(sigma),
-                .dout = kr_graph_view(g, kr_back_gradient(b, out)), .dweight = kr_graph_view(g, to.at)});
+  kr_graph_call(g, kr_back_name(b, "dweight"), &kr_op_spectral_norm_bwd,
+                &(krait_spectral_norm_bwd_args){.out = VALUE(out),
+                                                .u = VALUE(u_out),
+                                                .v = VALUE(v_out),
+                                                .sigma = VALUE(sigma),
+                                                .dout = kr_graph_view(g, kr_back_gradient(b, out)),
+                                                .dweight = kr_graph_view(g, to.at)});
   kr_back_end(b, &to);
 #undef VALUE
 }
@@ -238,9 +289,11 @@ static void run_spectral_norm(kr_back *b, const kr_node *node) {
 static const struct {
   const kr_op *op;
   kr_rule *run;
-} own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm}, {&kr_op_pointwise, run_pointwise},
-               {&kr_op_rotary, run_rotary}, {&kr_op_sum_rows, run_sum_rows}, {&kr_op_unfold, run_window}, {&kr_op_fold, run_window},
-               {&kr_op_spectral_norm, run_spectral_norm}, {&kr_op_transform, run_transform}};
+} own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm},
+                 {&kr_op_pointwise, run_pointwise}, {&kr_op_rotary, run_rotary},
+                 {&kr_op_sum_rows, run_sum_rows},   {&kr_op_unfold, run_window},
+                 {&kr_op_fold, run_window},         {&kr_op_spectral_norm, run_spectral_norm},
+                 {&kr_op_transform, run_transform}};
 
 static kr_rule *own_rule(const kr_op *op) {
   for (size_t i = 0; i < sizeof own_rules / sizeof *own_rules; i++)

@@ -1,5 +1,5 @@
-/* graph_rules.h: what a gradient rule of an op may use (graph_backward.c keeps the books). A rule records the calls that turn the gradients of a node's
- * outputs into those of its inputs. */
+/* graph_rules.h: what a gradient rule of an op may use (graph_backward.c keeps the books). A rule records the calls
+ * that turn the gradients of a node's outputs into those of its inputs. */
 #ifndef KR_GRAPH_RULES_H
 #define KR_GRAPH_RULES_H
 
@@ -15,7 +15,8 @@ kr_tensor kr_back_value(kr_back *b, kr_tensor t);
 /* The gradient that has reached an output; 0: none has. */
 kr_tensor kr_back_gradient(kr_back *b, kr_tensor t);
 
-/* Where to write the gradient of an input: begin gives `at`, 0 where nobody wants it; the call that writes it comes between begin and end. */
+/* Where to write the gradient of an input: begin gives `at`, 0 where nobody wants it; the call that writes it comes
+ * between begin and end. */
 typedef struct kr_back_target {
   kr_tensor of, at;
   kr_tensor home; /* where `at` goes when it is not the place itself; 0: it is */
@@ -23,7 +24,8 @@ typedef struct kr_back_target {
   int32_t adding; /* kr_back_begin_adding: `at` is a sum already, the call must read it and add */
 } kr_back_target;
 kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target);
-kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target); /* for calls that can add by themselves */
+kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t,
+                               kr_back_target *target); /* for calls that can add by themselves */
 void kr_back_end(kr_back *b, const kr_back_target *target);
 /* The gradient of `to` is that of `from`, of whose calls this is the last. */
 void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to);

@@ -1,5 +1,5 @@
-/* graph_run.c: one timeline of a planned graph: its memory, the addresses of what is bound, and runs: node by node, or on a GPU as one graph of
- * the driver once the same addresses come back. */
+/* graph_run.c: one timeline of a planned graph: its memory, the addresses of what is bound, and runs: node by node, or
+ * on a GPU as one graph of the driver once the same addresses come back. */
 #include <string.h>
 
 #include "alloc.h"
@@ -23,12 +23,32 @@ void *kr_runner_at(const kr_runner *r, kr_tensor t) {
   return at ? at + p->at_bytes : NULL;
 }
 
-static void set_views(kr_runner *r, size_t n) {
+/* Whether the row that took the node's addresses would be chosen for the new ones: rows look at the alignment to 16
+ * bytes, and at which are the same. */
+static int is_alike(const kr_runner *r, size_t n, void *const *now) {
   const kr_node *node = KR_NODE(r->graph, n);
-  for (int32_t i = 0; i < node->n_uses; i++) kr_view_in(r->args[n], node->uses[i].offset)->data = kr_runner_at(r, node->uses[i].tensor);
+  if (!r->rows[n]) return 0;
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    const void *then = kr_view_in(r->args[n], node->uses[i].offset)->data;
+    if (((uintptr_t)then ^ (uintptr_t)now[i]) % 16) return 0;
+    for (int32_t k = 0; k < i; k++)
+      if ((kr_view_in(r->args[n], node->uses[k].offset)->data == then) != (now[k] == now[i])) return 0;
+  }
+  return 1;
 }
 
-/* An address may lie less even than the plan took it to: rows are chosen again, and may need more scratch, which is then the runner's own. */
+/* Returns whether the node's row has to be chosen (again). */
+static int set_views(kr_runner *r, size_t n) {
+  const kr_node *node = KR_NODE(r->graph, n);
+  void *now[KR_MOST_VIEWS];
+  for (int32_t i = 0; i < node->n_uses; i++) now[i] = kr_runner_at(r, node->uses[i].tensor);
+  const int alike = is_alike(r, n, now);
+  for (int32_t i = 0; i < node->n_uses; i++) kr_view_in(r->args[n], node->uses[i].offset)->data = now[i];
+  return !alike;
+}
+
+/* An address may lie less even than the plan took it to: rows are chosen again, and may need more scratch, which is
+ * then the runner's own. */
 static int32_t fit_row(kr_runner *r, size_t n) {
   const kr_graph *g = r->graph;
   const kr_node *node = KR_NODE(g, n);
@@ -38,7 +58,8 @@ static int32_t fit_row(kr_runner *r, size_t n) {
   krait_call *call = (krait_call *)r->args[n];
   call->scratch_bytes = r->rows[n]->scratch_bytes ? r->rows[n]->scratch_bytes(g->ctx, r->args[n]) : 0;
   call->scratch = r->memory + node->scratch_at;
-  if (call->scratch_bytes > node->scratch_bytes && call->scratch_bytes > r->extra_needed) r->extra_needed = call->scratch_bytes;
+  if (call->scratch_bytes > node->scratch_bytes && call->scratch_bytes > r->extra_needed)
+    r->extra_needed = call->scratch_bytes;
   return KRAIT_OK;
 }
 
@@ -58,7 +79,8 @@ static void free_block(const kr_runner *r, char **block) {
 
 static int32_t get_extra(kr_runner *r) {
   if (r->extra_needed > r->extra_bytes) {
-    if (kr_graph_cuda(r->graph) && r->extra) KR_TRY(kr_cuda_wait(kr_graph_cuda(r->graph), r->stream)); /* the run before may still use it */
+    if (kr_graph_cuda(r->graph) && r->extra)
+      KR_TRY(kr_cuda_wait(kr_graph_cuda(r->graph), r->stream)); /* the run before may still use it */
     free_block(r, &r->extra);
     KR_TRY(get_block(r, r->extra_needed, &r->extra));
     r->extra_bytes = r->extra_needed;
@@ -71,7 +93,8 @@ static int32_t get_extra(kr_runner *r) {
 }
 
 static void forget_recordings(kr_runner *r) {
-  for (int32_t i = 0; i < r->n_recordings; i++) kr_cuda_graph_close(kr_graph_cuda(r->graph), &r->recordings[i].recorded);
+  for (int32_t i = 0; i < r->n_recordings; i++)
+    kr_cuda_graph_close(kr_graph_cuda(r->graph), &r->recordings[i].recorded);
   r->n_recordings = 0;
 }
 
@@ -83,10 +106,11 @@ static int32_t settle(kr_runner *r) {
     const kr_node *node = KR_NODE(g, n);
     if (node->dead) continue;
     for (int32_t i = 0; i < node->n_uses; i++)
-      KR_CHECK(kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes, KRAIT_ERR_ARGUMENT,
-               "graph: node %s: nothing is bound to %s", node->name, kr_graph_name(g, node->uses[i].tensor));
-    set_views(r, n);
-    KR_TRY(fit_row(r, n));
+      KR_CHECK(
+          kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes,
+          KRAIT_ERR_ARGUMENT, "graph: node %s: nothing is bound to %s", node->name,
+          kr_graph_name(g, node->uses[i].tensor));
+    if (set_views(r, n)) KR_TRY(fit_row(r, n));
   }
   KR_TRY(get_extra(r));
   r->settled = 1;
@@ -99,7 +123,8 @@ int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data) {
   KR_CHECK(t > 0 && (size_t)t < g->parts.n, KRAIT_ERR_ARGUMENT, "graph: %d is not a tensor of this graph", t);
   const kr_part *p = KR_PART(g, t);
   const kr_storage *s = KR_STORAGE(g, p->storage);
-  KR_CHECK(s->home != KR_HOME_TEMP && s->home != KR_HOME_STATE, KRAIT_ERR_ARGUMENT, "graph: %s has its memory from the graph", kr_graph_name(g, t));
+  KR_CHECK(s->home != KR_HOME_TEMP && s->home != KR_HOME_STATE, KRAIT_ERR_ARGUMENT,
+           "graph: %s has its memory from the graph", kr_graph_name(g, t));
   KR_CHECK(p->at_bytes == 0, KRAIT_ERR_ARGUMENT, "graph: bind %s itself, not a part of it", s->name);
   if (r->bound[p->storage] != data) r->settled = 0;
   r->bound[p->storage] = data;
@@ -113,7 +138,8 @@ static size_t aligned(size_t bytes) { return (bytes + 15) & ~(size_t)15; }
 /* The runner, its arrays and the args of its nodes are one block. */
 static kr_runner *new_runner(const kr_graph *g) {
   const size_t n = g->nodes.n;
-  size_t args_bytes = 0, head = aligned(sizeof(kr_runner)), bound = aligned(g->storages.n * sizeof(void *)), pointers = aligned(n * sizeof(void *)), seconds = aligned(n * sizeof(double));
+  size_t args_bytes = 0, head = aligned(sizeof(kr_runner)), bound = aligned(g->storages.n * sizeof(void *)),
+         pointers = aligned(n * sizeof(void *)), seconds = aligned(n * sizeof(double));
   for (size_t i = 0; i < n; i++) args_bytes += KR_NODE(g, i)->dead ? 0 : aligned(KR_NODE(g, i)->op->args_bytes);
   char *block = kr_zalloc(head + bound + 2 * pointers + seconds + args_bytes);
   if (!block) return NULL;
@@ -156,7 +182,8 @@ int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_ru
   static char nothing[KR_GRAPH_LINE]; /* the address of an arena of no bytes */
   *runner = NULL;
   KR_TRY(kr_graph_status(g));
-  KR_CHECK(bytes >= kr_graph_bytes(g) && (memory || !kr_graph_bytes(g)), KRAIT_ERR_SCRATCH, "graph: %llu bytes given, it needs %llu", (unsigned long long)bytes, (unsigned long long)kr_graph_bytes(g));
+  KR_CHECK(bytes >= kr_graph_bytes(g) && (memory || !kr_graph_bytes(g)), KRAIT_ERR_SCRATCH,
+           "graph: %llu bytes given, it needs %llu", (unsigned long long)bytes, (unsigned long long)kr_graph_bytes(g));
   KR_CHECK(!g->state_bytes, KRAIT_ERR_ARGUMENT, "graph: it has states, which borrowed memory does not keep");
   return open_runner(g, memory ? memory : nothing, runner);
 }
@@ -203,7 +230,8 @@ static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
     KR_TRY(run_node(r, n, stream));
     n_run++;
   }
-  if (r->graph->ctx) atomic_fetch_add_explicit(&((krait_ctx *)r->graph->ctx)->n_calls, (unsigned long long)n_run, memory_order_relaxed);
+  if (r->graph->ctx)
+    atomic_fetch_add_explicit(&((krait_ctx *)r->graph->ctx)->n_calls, (unsigned long long)n_run, memory_order_relaxed);
   return KRAIT_OK;
 }
 
@@ -244,7 +272,8 @@ static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
 static int32_t record(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (kr_cuda_graph_begin(cuda, r->recorder) < 0) return KRAIT_OK;
-  const int32_t status = run_range(r, k->from, k->to, r->recorder), ended = kr_cuda_graph_end(cuda, r->recorder, &k->recorded);
+  const int32_t status = run_range(r, k->from, k->to, r->recorder),
+                ended = kr_cuda_graph_end(cuda, r->recorder, &k->recorded);
   return status < 0 ? status : ended;
 }
 
@@ -259,8 +288,12 @@ static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
 }
 
 int32_t kr_runner_run(kr_runner *r, void *stream) { return run_part(r, 0, r->graph->nodes.n, stream); }
-int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) { return run_part(r, 0, end_of(r->graph, t), stream); }
-int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream) { return run_part(r, end_of(r->graph, t), r->graph->nodes.n, stream); }
+int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) {
+  return run_part(r, 0, end_of(r->graph, t), stream);
+}
+int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream) {
+  return run_part(r, end_of(r->graph, t), r->graph->nodes.n, stream);
+}
 
 static int32_t time_node(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t n, void *stream) {
   const int64_t start = kr_clock_ns();
@@ -286,15 +319,19 @@ int32_t kr_runner_profile(kr_runner *r, void *stream) {
   return status;
 }
 
-void kr_runner_each_time(const kr_runner *r, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user) {
+void kr_runner_each_time(const kr_runner *r,
+                         void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
+                         void *user) {
   for (size_t n = 0; n < r->graph->nodes.n; n++)
-    if (r->args[n]) each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, r->seconds[n]);
+    if (r->args[n])
+      each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, r->seconds[n]);
 }
 
 /* ---- kinds of calls ---- */
 
 static int same_kind(const kr_runner *r, size_t a, size_t b) {
-  return r->args[a] && r->args[b] && r->rows[a] == r->rows[b] && strcmp(KR_NODE(r->graph, a)->name, KR_NODE(r->graph, b)->name) == 0;
+  return r->args[a] && r->args[b] && r->rows[a] == r->rows[b] &&
+         strcmp(KR_NODE(r->graph, a)->name, KR_NODE(r->graph, b)->name) == 0;
 }
 
 static int32_t run_kind(kr_runner *r, size_t first, void *stream) {
@@ -313,7 +350,8 @@ static int32_t time_kind_here(kr_runner *r, size_t first, double *seconds) {
   return KRAIT_OK;
 }
 
-static int32_t time_kind_there(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t first, void *stream, double *seconds) {
+static int32_t time_kind_there(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t first,
+                               void *stream, double *seconds) {
   void *graph = NULL;
   KR_TRY(run_kind(r, first, stream)); /* loads kernels */
   KR_TRY(kr_cuda_graph_begin(cuda, stream));
@@ -345,7 +383,8 @@ int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user) {
     if (!r->args[n] || first < n) continue;
     for (size_t i = n; i < r->graph->nodes.n; i++) n_calls += same_kind(r, n, i);
     status = cuda ? time_kind_there(r, cuda, &timer, n, r->recorder, &seconds) : time_kind_here(r, n, &seconds);
-    if (status >= 0) fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, n_calls, seconds);
+    if (status >= 0)
+      fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, n_calls, seconds);
   }
   if (cuda) kr_cuda_timer_close(cuda, &timer);
   return status;

@@ -1,5 +1,5 @@
-/* bundled.c: weights.h and config.h for the wheel's libkrait, which holds one model and reads no files, so that it needs no other libraries; and what else of
- * them a model asks for. Not part of the program. */
+/* bundled.c: weights.h and config.h for the wheel's libkrait, which holds one model and reads no files, so that it
+ * needs no other libraries; and what else of them a model asks for. Not part of the program. */
 #include "bundled.h"
 
 #include <string.h>
@@ -20,7 +20,10 @@ const kr_model_kind *const kr_model_kinds[] = {&kr_model_primeknet};
 const size_t kr_n_model_kinds = 1;
 
 static int32_t no_files(const char *what) {
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "this libkrait knows the weights inside it alone, not %s; the program krait, or the libkrait that is installed with it, reads files", what);
+  return kr_fail(KRAIT_ERR_UNSUPPORTED,
+                 "this libkrait knows the weights inside it alone, not %s; the program krait, or the libkrait that is "
+                 "installed with it, reads files",
+                 what);
 }
 
 const unsigned char *kr_embedded_weights(size_t *n_bytes) {
@@ -52,7 +55,8 @@ const kr_weight *kr_weights_find(const kr_weights *weights, const char *name) {
   return NULL;
 }
 
-int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape, const float **data) {
+int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape,
+                            const float **data) {
   const kr_weight *item = kr_weights_find(weights, name);
   int is_same = item && item->n_dims == n_dims;
   for (int32_t i = 0; is_same && i < n_dims; i++) is_same = item->shape[i] == shape[i];
@@ -91,7 +95,8 @@ static const kr_bundled_value *find_value(const char *key) {
   return NULL;
 }
 
-int32_t kr_config_float(const kr_config *config, const char *key, double fallback, double low, double high, double *value) {
+int32_t kr_config_float(const kr_config *config, const char *key, double fallback, double low, double high,
+                        double *value) {
   const kr_bundled_value *found = find_value(key);
   (void)config;
   *value = found ? found->value : fallback;
@@ -99,7 +104,8 @@ int32_t kr_config_float(const kr_config *config, const char *key, double fallbac
   return KRAIT_OK;
 }
 
-int32_t kr_config_int(const kr_config *config, const char *key, int64_t fallback, int64_t low, int64_t high, int64_t *value) {
+int32_t kr_config_int(const kr_config *config, const char *key, int64_t fallback, int64_t low, int64_t high,
+                      int64_t *value) {
   double number = 0;
   KR_TRY(kr_config_float(config, key, (double)fallback, (double)low, (double)high, &number));
   *value = (int64_t)number;
@@ -113,7 +119,8 @@ int32_t kr_config_bool(const kr_config *config, const char *key, int fallback, i
   return KRAIT_OK;
 }
 
-int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, int64_t high, int32_t max_n, int64_t *values, int32_t *n) {
+int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, int64_t high, int32_t max_n,
+                       int64_t *values, int32_t *n) {
   (void)config, (void)low, (void)high, (void)max_n, (void)values, (void)n;
   return find_value(key) ? kr_fail(KRAIT_ERR_WEIGHTS, "%s is not a list", key) : KRAIT_OK;
 }
@@ -134,5 +141,9 @@ int32_t kr_any_fft_open(int64_t n, kr_any_fft **fft) {
   return kr_fail(KRAIT_ERR_UNSUPPORTED, "this libkrait has no transform of %lld samples", (long long)n);
 }
 void kr_any_fft_close(kr_any_fft **fft) { *fft = NULL; }
-void kr_any_fft_forward(kr_any_fft *fft, const float *x, float *re, float *im) { (void)fft, (void)x, (void)re, (void)im; }
-void kr_any_fft_inverse(kr_any_fft *fft, const float *re, const float *im, float *x) { (void)fft, (void)re, (void)im, (void)x; }
+void kr_any_fft_forward(kr_any_fft *fft, const float *x, float *re, float *im) {
+  (void)fft, (void)x, (void)re, (void)im;
+}
+void kr_any_fft_inverse(kr_any_fft *fft, const float *re, const float *im, float *x) {
+  (void)fft, (void)re, (void)im, (void)x;
+}

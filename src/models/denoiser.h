@@ -12,8 +12,8 @@ enum {
 };
 
 typedef struct kr_denoiser {
-  /* Cleans n_samples >= 1 of mono 16 kHz as one window: out has n_samples too and does not overlap in. Sizes that do not fit the
-   * model's frames are padded inside. */
+  /* Cleans n_samples >= 1 of mono 16 kHz as one window: out has n_samples too and does not overlap in. Sizes that do
+   * not fit the model's frames are padded inside. */
   int32_t (*run)(void *user, const float *in, float *out, int64_t n_samples);
   void *user;
   int32_t level;           /* KR_LEVEL_* */

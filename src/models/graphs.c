@@ -5,8 +5,7 @@
 
 #include <krait/model.h>
 
-#include "alloc.h"
-#include "clip/clip.h"
+#include "clip/clip_tower.h"
 #include "language/any_lm.h"
 #include "model_kind.h"
 #include "primeknet/primeknet_graph.h"
@@ -126,52 +125,23 @@ static int32_t show_file(const shower *s, int *found) {
 
 /* ---- folders with a config.json ---- */
 
-typedef struct clip {
-  kr_clip_config c;
-  kr_clip_weights w;
-} clip;
-
-static int32_t take_clip(kr_placer *p, void *user) {
-  clip *m = user;
-  return kr_clip_take(p, &m->c, m->c.n_layers, &m->w);
-}
-
-static int32_t record_clip(const shower *s, const clip *m, kr_graph *g) {
-  const kr_clip_config *c = &m->c;
-  const int64_t n = c->edge * c->edge;
-  const kr_tensor patches = kr_graph_input(g, "patches", KRAIT_F32, KR_DIMS(n, 3 * c->patch * c->patch)),
-                  features = kr_graph_output(g, "features", KRAIT_F32, KR_DIMS(1, n, c->C));
-  const kr_tensor hidden = kr_clip_record(g, c, &m->w, c->n_layers, 1, patches);
-  kr_graph_pointwise(g, "features", (krait_pointwise_args){.x_scale = 1}, hidden, 0, features);
-  KR_TRY(kr_graph_plan(g, s->ctx, 0));
-  return show((void *)s, "CLIP's vision tower, one picture", g);
-}
-
-static int32_t show_placed_clip(const shower *s, kr_placer *p, clip *m) {
-  kr_graph *g = NULL;
-  KR_TRY(kr_placer_run(p, take_clip, m));
-  KR_TRY(kr_graph_open(&g));
-  const int32_t status = record_clip(s, m, g);
-  kr_graph_close(&g);
-  return status;
-}
-
 static int32_t show_clip(const shower *s, const kr_model_folder *folder, const char *prefix) {
   const json_t *root = kr_model_folder_config(folder), *vision = json_object_get(root, "vision_config");
-  kr_placer p = {.ctx = s->ctx, .folder = folder, .prefix = prefix};
-  clip m = {0};
-  KR_TRY(kr_clip_config_read(&p, vision ? vision : root, &m.c));
-  m.w.layers = kr_alloc_array((size_t)m.c.n_layers + 1, sizeof *m.w.layers);
-  KR_CHECK(m.w.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m.c.n_layers);
-  const int32_t status = show_placed_clip(s, &p, &m);
-  kr_placer_close(&p);
-  kr_free(m.w.layers);
+  const kr_placer p = {.ctx = s->ctx, .folder = folder, .prefix = prefix};
+  kr_clip_config c;
+  kr_clip_tower tower;
+  KR_TRY(kr_clip_config_read(&p, vision ? vision : root, &c));
+  int32_t status = kr_clip_tower_open(&p, &c, 1, &tower);
+  if (status >= 0) status = show((void *)s, "CLIP's vision tower, one picture", tower.g);
+  kr_clip_tower_close(&tower);
   return status;
 }
 
 static int32_t show_describer(const shower *s) {
   krait_describer *d = NULL;
-  KR_TRY(krait_describer_open(s->ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = s->options->weights_path}, &d));
+  KR_TRY(krait_describer_open(
+      s->ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = s->options->weights_path},
+      &d));
   const int32_t status = kr_describer_graphs(d, show, (void *)s);
   krait_describer_close(&d);
   return status;
@@ -195,7 +165,8 @@ static int32_t show_language_model(const shower *s, const kr_model_folder *folde
 
 static int32_t show_kind(const shower *s, const kr_model_folder *folder) {
   if (kr_model_folder_find(folder, "model.mm_projector.mlp.mlp.0.weight")) return show_describer(s);
-  if (kr_model_folder_find(folder, "vision_model.embeddings.class_embedding")) return show_clip(s, folder, "vision_model.");
+  if (kr_model_folder_find(folder, "vision_model.embeddings.class_embedding"))
+    return show_clip(s, folder, "vision_model.");
   if (kr_model_folder_find(folder, "embeddings.class_embedding")) return show_clip(s, folder, "");
   return show_language_model(s, folder);
 }
@@ -208,7 +179,8 @@ static int32_t show_folder(const shower *s) {
   return status;
 }
 
-int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *given, uint32_t flags, krait_graph_line_fn line, void *user) {
+int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *given, uint32_t flags,
+                           krait_graph_line_fn line, void *user) {
   krait_model_options o;
   struct stat file;
   int found = 0;

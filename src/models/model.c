@@ -1,4 +1,5 @@
-/* model.c: handles of models and sessions: finds the family by the configuration's model name and lets it do the work. */
+/* model.c: handles of models and sessions: finds the family by the configuration's model name and lets it do the
+ * work. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -42,19 +43,26 @@ static int32_t open_weights(const krait_model_options *options, kr_weights **wei
 
 /* What the device does not take runs on a CPU context beside it, unless falling back is forbidden. */
 static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
-  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = krait_ctx_n_threads(ctx), .fallback = ctx->fallback};
+  krait_ctx_options options = {.size = sizeof options,
+                               .device = KRAIT_DEVICE_CPU,
+                               .n_threads = krait_ctx_n_threads(ctx),
+                               .fallback = ctx->fallback};
   char why[256];
   snprintf(why, sizeof why, "%s", krait_error_detail());
-  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s, and falling back to the CPU is forbidden", why);
+  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s, and falling back to the CPU is forbidden",
+           why);
   kr_log("running on the CPU: %s", why);
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_fallbacks, 1, memory_order_relaxed);
   return krait_ctx_open(&options, cpu);
 }
 
-static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights, kr_config **config, krait_model *model) {
+static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
+                          kr_config **config, krait_model *model) {
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
-  KR_CHECK(name, KRAIT_ERR_WEIGHTS, "nothing says which model the weights are for; give a configuration (a run's .hydra/config.yaml) or model=primeknet_mamba");
+  KR_CHECK(name, KRAIT_ERR_WEIGHTS,
+           "nothing says which model the weights are for; give a configuration (a run's .hydra/config.yaml) or "
+           "model=primeknet_mamba");
   model->kind = find_kind(name);
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
   KR_TRY(kr_weights_json(weights, *config, &model->json));
@@ -71,15 +79,19 @@ int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given,
   KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
   *out = NULL;
   krait_model_options known, *options = given ? &known : NULL;
-  if (given) KR_TRY(kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), &known, sizeof known));
-  KR_CHECK(!given || known.precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT, "options.precision is %u, not a KRAIT_PRECISION_*", known.precision);
+  if (given)
+    KR_TRY(
+        kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), &known, sizeof known));
+  KR_CHECK(!given || known.precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT,
+           "options.precision is %u, not a KRAIT_PRECISION_*", known.precision);
   kr_weights *weights = NULL;
   kr_config *config = NULL;
   krait_model *model = kr_zalloc(sizeof *model);
   int32_t status = model ? open_weights(options, &weights) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
   if (status >= 0) status = open_parts(ctx, options, weights, &config, model);
   if (status == KRAIT_ERR_WEIGHTS) /* tensors and values do not know which file they came from */
-    status = kr_fail(status, "%s: %s", options && options->weights_path ? options->weights_path : "embedded weights", krait_error_detail());
+    status = kr_fail(status, "%s: %s", options && options->weights_path ? options->weights_path : "embedded weights",
+                     krait_error_detail());
   kr_config_close(&config);
   kr_weights_close(&weights);
   if (status < 0) krait_model_close(&model);
@@ -128,7 +140,8 @@ int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
   return kind->denoiser(session->timeline, denoiser);
 }
 
-void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
+                   int32_t n_rows, int32_t *n_filled) {
   double error = 0, norm = 0, worst = 0;
   if (n <= 0) return; /* nothing is no agreement */
   for (int64_t i = 0; i < n; i++) {
@@ -146,15 +159,19 @@ void kr_verify_add(const char *name, const float *got, const float *want, int64_
   ++*n_filled;
 }
 
-int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
-  KR_CHECK(session && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT, "session, golden_path, rows and n_filled must not be NULL");
+int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows,
+                     int32_t *n_filled) {
+  KR_CHECK(session && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT,
+           "session, golden_path, rows and n_filled must not be NULL");
   const kr_model_kind *kind = session->model->kind;
   KR_CHECK(kind->verify, KRAIT_ERR_UNSUPPORTED, "%s has no recorded outputs to verify", kind->name);
   kr_weights *golden = NULL;
   *n_filled = 0;
   KR_TRY(kr_weights_open(golden_path, &golden));
   int32_t status = kind->verify(session->timeline, golden, rows, n_rows, n_filled);
-  if (status >= 0 && *n_filled == 0) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds no recorded output of %s; nothing was compared (docs/GOLDEN.md)", golden_path, kind->name);
+  if (status >= 0 && *n_filled == 0)
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds no recorded output of %s; nothing was compared (docs/GOLDEN.md)",
+                     golden_path, kind->name);
   kr_weights_close(&golden);
   return status;
 }

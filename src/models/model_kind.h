@@ -8,13 +8,16 @@
 typedef struct kr_model_kind {
   const char *name;
   int (*takes)(const char *model); /* is this name of the configuration ours? */
-  /* weights and config are the caller's and are gone after the call. With a device's context: on the device, or KRAIT_ERR_UNSUPPORTED. */
-  int32_t (*open)(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, int32_t precision, void **impl);
+  /* weights and config are the caller's and are gone after the call. With a device's context: on the device, or
+   * KRAIT_ERR_UNSUPPORTED. */
+  int32_t (*open)(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
+                  int32_t precision, void **impl);
   void (*close)(void **impl);
   int32_t (*session_open)(const void *impl, void **timeline);
   void (*session_close)(void **timeline);
   int32_t (*denoiser)(void *timeline, kr_denoiser *denoiser); /* NULL: cleans no speech */
-  int32_t (*verify)(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled);
+  int32_t (*verify)(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+                    int32_t *n_filled);
 } kr_model_kind;
 
 #define KR_MODEL(name) extern const kr_model_kind kr_model_##name;
@@ -28,7 +31,8 @@ extern const size_t kr_n_model_kinds;
 void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind);
 
 /* Adds a row: relative L2 error and largest absolute error of n values against what the golden file holds. */
-void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled);
+void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
+                   int32_t n_rows, int32_t *n_filled);
 
 /* The weights that the build embedded; n_bytes is 0 when it had none. */
 const unsigned char *kr_embedded_weights(size_t *n_bytes);

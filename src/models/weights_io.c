@@ -10,6 +10,7 @@
 #include "json_text.h"
 #include "safetensors.h"
 #include "status.h"
+#include "torch_file.h"
 
 /* "model" and "config" are shown and written from the merged configuration, not twice. */
 static int is_configuration(const char *key) { return strcmp(key, "model") == 0 || strcmp(key, "config") == 0; }
@@ -24,7 +25,8 @@ static json_t *metadata_json(const kr_weights *weights, int *failed) {
 }
 
 static int64_t count_params(const kr_weight *item) {
-  int is_float = item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16 || item->dtype == KRAIT_F64 || item->dtype == KRAIT_C64;
+  int is_float = item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16 ||
+                 item->dtype == KRAIT_F64 || item->dtype == KRAIT_C64;
   return is_float ? (int64_t)(item->bytes / krait_dtype_bytes(item->dtype)) : 0;
 }
 
@@ -35,8 +37,8 @@ static json_t *tensors_json(const kr_weights *weights, int64_t *n_params, int *f
     const kr_weight *item = kr_weights_at(weights, i);
     json_t *shape = json_array();
     for (int32_t d = 0; d < item->n_dims; d++) *failed |= json_array_append_new(shape, json_integer(item->shape[d]));
-    *failed |= json_array_append_new(list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape",
-                                                     shape));
+    *failed |= json_array_append_new(
+        list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape", shape));
     *n_params += count_params(item);
   }
   return list;
@@ -47,9 +49,10 @@ int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char
   int failed = 0;
   char *values = kr_config_json(config);
   json_t *tensors = tensors_json(weights, &n_params, &failed);
-  json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model", kr_config_model(config),
-                           "config", values ? json_loads(values, 0, NULL) : NULL, "n_params", (json_int_t)n_params,
-                           "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors, "metadata", metadata_json(weights, &failed));
+  json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model",
+                           kr_config_model(config), "config", values ? json_loads(values, 0, NULL) : NULL, "n_params",
+                           (json_int_t)n_params, "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors,
+                           "metadata", metadata_json(weights, &failed));
   *json = root && !failed ? kr_json_dump(root, JSON_COMPACT) : NULL;
   json_decref(root);
   kr_free(values);
@@ -75,30 +78,37 @@ void krait_text_free(char **text) {
   *text = NULL;
 }
 
-/* The input's metadata, with model and config as merged. */
-static int32_t write_converted(const kr_weights *weights, const kr_config *config, const char *values, const char *out_path) {
+/* The input's metadata, with model and config as merged; a best.th has none. */
+static int32_t write_converted(const kr_weights *weights, const kr_config *config, const char *values,
+                               const char *out_path) {
+  const size_t length = strlen(out_path);
+  const int64_t n_items = kr_weights_count(weights);
   int64_t n = 0;
+  if (length > 3 && strcmp(out_path + length - 3, ".th") == 0)
+    return kr_torch_file_write(out_path, n_items ? kr_weights_at(weights, 0) : NULL, n_items);
   kr_metadata *metadata = kr_alloc_array((size_t)kr_weights_n_metadata(weights) + 2, sizeof *metadata);
   KR_CHECK(metadata, KRAIT_ERR_NO_MEMORY, "no memory for metadata");
   if (kr_config_model(config)) metadata[n++] = (kr_metadata){"model", kr_config_model(config)};
   if (strcmp(values, "{}") != 0) metadata[n++] = (kr_metadata){"config", values};
   for (int64_t i = 0; i < kr_weights_n_metadata(weights); i++)
     if (!is_configuration(kr_weights_metadata_at(weights, i)->key)) metadata[n++] = *kr_weights_metadata_at(weights, i);
-  int32_t status = kr_safetensors_write(out_path, kr_weights_count(weights) ? kr_weights_at(weights, 0) : NULL, kr_weights_count(weights),
-                                        metadata, n);
+  int32_t status =
+      kr_safetensors_write(out_path, n_items ? kr_weights_at(weights, 0) : NULL, n_items, metadata, n);
   kr_free(metadata);
   return status;
 }
 
-int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path, const char *overrides) {
+int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
+                              const char *overrides) {
   kr_weights *weights;
   kr_config *config = NULL;
   KR_CHECK(in_path && out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
   KR_TRY(kr_weights_open(in_path, &weights));
   int32_t status = kr_config_open(weights, config_path, overrides, &config);
   char *values = status == KRAIT_OK ? kr_config_json(config) : NULL;
-  if (status == KRAIT_OK) status = values ? write_converted(weights, config, values, out_path) : kr_fail(KRAIT_ERR_NO_MEMORY,
-                                                                                                         "no memory for the configuration");
+  if (status == KRAIT_OK)
+    status = values ? write_converted(weights, config, values, out_path)
+                    : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
   kr_free(values);
   kr_config_close(&config);
   kr_weights_close(&weights);

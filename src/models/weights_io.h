@@ -5,7 +5,8 @@
 #include "config.h"
 #include "weights.h"
 
-/* {"format", "model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; free with kr_free. */
+/* {"format", "model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; free with
+ * kr_free. */
 int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json);
 
 #endif

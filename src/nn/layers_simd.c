@@ -1,5 +1,5 @@
-/* layers_simd.c: the layers of layers.h in the vocabulary of vec.h. Channels lie across lanes, so nothing but the channel
- * norm and the dot product ever adds lanes together. */
+/* layers_simd.c: the layers of layers.h in the vocabulary of vec.h. Channels lie across lanes, so nothing but the
+ * channel norm and the dot product ever adds lanes together. */
 #include "layers.h"
 
 #include "vec_math.h"
@@ -60,16 +60,19 @@ static void norm_row_any(const float *x, float *out, int64_t C, float eps) {
 
 static void norm_rows(const float *x, int64_t ldx, int64_t n, int64_t C, float eps, float *out, int64_t ldo) {
   if (C == 64 && KR_VL >= 8) {
-    for (int64_t p = 0; p < n; p++) norm_row(x + p * ldx, out + p * ldo, 64 / KR_VL < 8 ? 64 / KR_VL : 8, 1.0f / 64, eps);
+    for (int64_t p = 0; p < n; p++)
+      norm_row(x + p * ldx, out + p * ldo, 64 / KR_VL < 8 ? 64 / KR_VL : 8, 1.0f / 64, eps);
   } else {
     for (int64_t p = 0; p < n; p++) norm_row_any(x + p * ldx, out + p * ldo, C, eps);
   }
 }
 
-enum { BLOCK = 6 }; /* positions whose sums stay in registers: two filters, two weights and an input beside them fit 16 */
+enum {
+  BLOCK = 6
+}; /* positions whose sums stay in registers: two filters, two weights and an input beside them fit 16 */
 
-INLINE void pair_block(const float *x, int64_t ldx, const int positions, int64_t Cp, int64_t k, const float *ta, const float *tb, kr_v bias_a, kr_v bias_b,
-                       kr_v a[BLOCK], kr_v b[BLOCK]) {
+INLINE void pair_block(const float *x, int64_t ldx, const int positions, int64_t Cp, int64_t k, const float *ta,
+                       const float *tb, kr_v bias_a, kr_v bias_b, kr_v a[BLOCK], kr_v b[BLOCK]) {
 #pragma GCC unroll 8
   for (int i = 0; i < positions; i++) a[i] = bias_a, b[i] = bias_b;
   for (int64_t t = 0; t < k; t++, ta += Cp, tb += Cp, x += ldx) {
@@ -83,8 +86,8 @@ INLINE void pair_block(const float *x, int64_t ldx, const int positions, int64_t
   }
 }
 
-INLINE void pair_positions(const float *x, int64_t ldx, const int positions, int64_t Cp, int64_t k, const float *ta, const float *tb, kr_v bias_a, kr_v bias_b,
-                           float *out_a, float *out_b, int64_t ldo) {
+INLINE void pair_positions(const float *x, int64_t ldx, const int positions, int64_t Cp, int64_t k, const float *ta,
+                           const float *tb, kr_v bias_a, kr_v bias_b, float *out_a, float *out_b, int64_t ldo) {
   kr_v a[BLOCK], b[BLOCK];
   pair_block(x, ldx, positions, Cp, k, ta, tb, bias_a, bias_b, a, b);
 #pragma GCC unroll 8
@@ -94,21 +97,23 @@ INLINE void pair_positions(const float *x, int64_t ldx, const int positions, int
   }
 }
 
-static void depthwise_pair(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *const taps[2], const float *const bias[2],
-                           float *const out[2], int64_t ldo) {
+static void depthwise_pair(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *const taps[2],
+                           const float *const bias[2], float *const out[2], int64_t ldo) {
   for (int64_t c = 0; c < Cp; c += KR_VL) {
     const float *ta = taps[0] + c, *tb = taps[1] + c;
     kr_v bias_a = kr_v_load(bias[0] + c), bias_b = kr_v_load(bias[1] + c);
     int64_t p = 0;
     for (; p + BLOCK <= n; p += BLOCK)
-      pair_positions(x + p * ldx + c, ldx, BLOCK, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c, ldo);
+      pair_positions(x + p * ldx + c, ldx, BLOCK, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c,
+                     out[1] + p * ldo + c, ldo);
     for (; p < n; p++)
-      pair_positions(x + p * ldx + c, ldx, 1, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c, ldo);
+      pair_positions(x + p * ldx + c, ldx, 1, Cp, k, ta, tb, bias_a, bias_b, out[0] + p * ldo + c, out[1] + p * ldo + c,
+                     ldo);
   }
 }
 
-static void depthwise_gate(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *taps, const float *bias, float *out,
-                           int64_t ldo, float *sum) {
+static void depthwise_gate(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *taps,
+                           const float *bias, float *out, int64_t ldo, float *sum) {
   for (int64_t c = 0; c < Cp; c += KR_VL) {
     kr_v bias_a = kr_v_load(bias + c), bias_b = kr_v_load(bias + Cp + c), total = kr_v_zero();
     for (int64_t p = 0; p < n; p++) {
@@ -126,14 +131,16 @@ static void depthwise_gate(const float *x, int64_t ldx, int64_t n, int64_t Cp, i
   }
 }
 
-static void depthwise_3x3(const float *const rows[3], int64_t ldx, int64_t n, int64_t Cp, const float *taps, const float *bias, float *out, int64_t ldo) {
+static void depthwise_3x3(const float *const rows[3], int64_t ldx, int64_t n, int64_t Cp, const float *taps,
+                          const float *bias, float *out, int64_t ldo) {
   for (int64_t c = 0; c < Cp; c += KR_VL) {
     kr_v w[9], first = kr_v_load(bias + c);
     for (int i = 0; i < 9; i++) w[i] = kr_v_load(taps + i * Cp + c);
     const float *r0 = rows[0] + c - ldx, *r1 = rows[1] + c - ldx, *r2 = rows[2] + c - ldx;
     float *to = out + c;
     for (int64_t p = 0; p < n; p++, r0 += ldx, r1 += ldx, r2 += ldx, to += ldo) {
-      kr_v a = kr_v_fma(kr_v_load(r0), w[0], first), b = kr_v_mul(kr_v_load(r1), w[3]), d = kr_v_mul(kr_v_load(r2), w[6]);
+      kr_v a = kr_v_fma(kr_v_load(r0), w[0], first), b = kr_v_mul(kr_v_load(r1), w[3]),
+           d = kr_v_mul(kr_v_load(r2), w[6]);
       a = kr_v_fma(kr_v_load(r0 + ldx), w[1], a);
       b = kr_v_fma(kr_v_load(r1 + ldx), w[4], b);
       d = kr_v_fma(kr_v_load(r2 + ldx), w[7], d);
@@ -162,7 +169,8 @@ static void column_sums(const float *x, int64_t ldx, int64_t n, int64_t Cp, floa
 static void moments(const float *x, int64_t ldx, int64_t n, int64_t Cp, float *mean, float *m2) {
   kr_v inverse_n = kr_v_set1(1.0f / (float)n);
   for (int64_t c = 0; c < Cp; c += KR_VL) {
-    kr_v m = kr_v_mul(column_sum(x + c, ldx, n), inverse_n), s[4] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
+    kr_v m = kr_v_mul(column_sum(x + c, ldx, n), inverse_n),
+         s[4] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
     int64_t p = 0;
     for (; p + 4 <= n; p += 4)
       for (int i = 0; i < 4; i++) {
@@ -180,7 +188,8 @@ static void moments(const float *x, int64_t ldx, int64_t n, int64_t Cp, float *m
 
 INLINE kr_v prelu(kr_v v, kr_v slope) { return kr_v_select(kr_v_lt(v, kr_v_zero()), kr_v_mul(v, slope), v); }
 
-static void affine_prelu(float *x, int64_t ldx, int64_t n, int64_t Cp, const float *scale, const float *shift, const float *slope) {
+static void affine_prelu(float *x, int64_t ldx, int64_t n, int64_t Cp, const float *scale, const float *shift,
+                         const float *slope) {
   for (int64_t p = 0; p < n; p++, x += ldx)
     for (int64_t c = 0; c < Cp; c += KR_VL) {
       kr_v v = kr_v_fma(kr_v_load(x + c), kr_v_load(scale + c), kr_v_load(shift + c));
@@ -188,8 +197,8 @@ static void affine_prelu(float *x, int64_t ldx, int64_t n, int64_t Cp, const flo
     }
 }
 
-static void lift_pair(const float *a, const float *b, int64_t n, int64_t Cp, const float *wa, const float *wb, const float *shift,
-                      const float *slope, float *out, int64_t ldo) {
+static void lift_pair(const float *a, const float *b, int64_t n, int64_t Cp, const float *wa, const float *wb,
+                      const float *shift, const float *slope, float *out, int64_t ldo) {
   for (int64_t c = 0; c < Cp; c += KR_VL) {
     kr_v va = kr_v_load(wa + c), vb = kr_v_load(wb + c), vs = kr_v_load(shift + c), negative = kr_v_load(slope + c);
     for (int64_t p = 0; p < n; p++) {
@@ -199,7 +208,8 @@ static void lift_pair(const float *a, const float *b, int64_t n, int64_t Cp, con
   }
 }
 
-static void dot_rows(const float *x, int64_t ldx, int64_t n, int64_t K, const float *w, float bias, float *out, int64_t ldo) {
+static void dot_rows(const float *x, int64_t ldx, int64_t n, int64_t K, const float *w, float bias, float *out,
+                     int64_t ldo) {
   for (int64_t p = 0; p < n; p++, x += ldx) {
     kr_v sum = kr_v_zero();
     for (int64_t k = 0; k < K; k += KR_VL) sum = kr_v_fma(kr_v_load(x + k), kr_v_load(w + k), sum);
@@ -207,10 +217,12 @@ static void dot_rows(const float *x, int64_t ldx, int64_t n, int64_t K, const fl
   }
 }
 
-static void scale_add(const float *x, int64_t ldx, const float *y, int64_t ldy, int64_t n, int64_t Cp, const float *scale, float *out, int64_t ldo) {
+static void scale_add(const float *x, int64_t ldx, const float *y, int64_t ldy, int64_t n, int64_t Cp,
+                      const float *scale, float *out, int64_t ldo) {
   for (int64_t p = 0; p < n; p++)
     for (int64_t c = 0; c < Cp; c += KR_VL)
-      kr_v_store(out + p * ldo + c, kr_v_fma(kr_v_load(y + p * ldy + c), kr_v_load(scale + c), kr_v_load(x + p * ldx + c)));
+      kr_v_store(out + p * ldo + c,
+                 kr_v_fma(kr_v_load(y + p * ldy + c), kr_v_load(scale + c), kr_v_load(x + p * ldx + c)));
 }
 
 /* 2 sigmoid(2x) - 1: its error is absolute, which is what a gate needs. */

@@ -1,5 +1,6 @@
 /* cuda_row.h: the GPU rows of an op. <op>_cuda.c ends with KR_CUDA_TIERS(op, run), where run takes the tier as its last
- * argument and one kr_<op>_cuda_refuse and kr_<op>_cuda_scratch serve all tiers; <op>.c puts KR_CUDA_ROWS(op) on top. */
+ * argument and one kr_<op>_cuda_refuse and kr_<op>_cuda_scratch serve all tiers; <op>.c puts KR_CUDA_ROWS(op) on
+ * top. */
 #ifndef KR_CUDA_ROW_H
 #define KR_CUDA_ROW_H
 
@@ -12,32 +13,41 @@
   const char *kr_##op##_cuda_refuse(const krait_ctx *ctx, const void *args);                                     \
   uint64_t kr_##op##_cuda_scratch(const krait_ctx *ctx, const void *args)
 
-#define KR_CUDA_TIERS(op, run)                                                                                   \
+#define KR_CUDA_TIERS(op, run)                                                                                        \
   int32_t kr_##op##_cuda_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE); } \
-  int32_t kr_##op##_cuda_ampere(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_AMPERE); }
+  int32_t kr_##op##_cuda_ampere(const krait_ctx *ctx, const void *args) {                                             \
+    return run(ctx, args, KRAIT_CAP_CUDA_AMPERE);                                                                     \
+  }
 
 #define KR_CUDA_ROWS(op)                                                                                         \
   {"cuda_ampere", KRAIT_CAP_CUDA_AMPERE, kr_##op##_cuda_refuse, kr_##op##_cuda_ampere, kr_##op##_cuda_scratch},  \
   {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_##op##_cuda_refuse, kr_##op##_cuda_base, kr_##op##_cuda_scratch},
 
-/* Where an op has several families of kernels each is a row, "cuda_ampere_long_rows", with the calls that it takes as its refusal. A list of
- * them, best first, in the op's header: #define KR_NORM_FAMILIES(X, op) X(op, aligned_rows) X(op, long_rows); <op>.c puts it into its rows once a
- * tier, better tiers first; <op>_cuda.c defines each with KR_CUDA_FAMILY. */
+/* Where an op has several families of kernels each is a row, "cuda_ampere_long_rows", with the calls that it takes as
+ * its refusal. A list of them, best first, in the op's header: #define KR_NORM_FAMILIES(X, op) X(op, aligned_rows)
+ * X(op, long_rows); <op>.c puts it into its rows once a tier, better tiers first; <op>_cuda.c defines each with
+ * KR_CUDA_FAMILY. */
 #define KR_CUDA_FAMILY_DECLARE(op, family)                                                                       \
   int32_t kr_##op##_##family##_base(const krait_ctx *ctx, const void *args);                                     \
   int32_t kr_##op##_##family##_ampere(const krait_ctx *ctx, const void *args);                                   \
   const char *kr_##op##_##family##_refuse(const krait_ctx *ctx, const void *args);                               \
   uint64_t kr_##op##_##family##_scratch(const krait_ctx *ctx, const void *args);
-#define KR_CUDA_FAMILY_ROW(op, family, tier, cap)                                                                \
-  {"cuda_" #tier "_" #family, cap, kr_##op##_##family##_refuse, kr_##op##_##family##_##tier, kr_##op##_##family##_scratch},
+#define KR_CUDA_FAMILY_ROW(op, family, tier, cap)                                            \
+  {"cuda_" #tier "_" #family, cap, kr_##op##_##family##_refuse, kr_##op##_##family##_##tier, \
+   kr_##op##_##family##_scratch},
 #define KR_CUDA_FAMILY_AMPERE(op, family) KR_CUDA_FAMILY_ROW(op, family, ampere, KRAIT_CAP_CUDA_AMPERE)
 #define KR_CUDA_FAMILY_BASE(op, family) KR_CUDA_FAMILY_ROW(op, family, base, KRAIT_CAP_CUDA_BASE)
 #define KR_CUDA_FAMILIES(list, op) list(KR_CUDA_FAMILY_AMPERE, op) list(KR_CUDA_FAMILY_BASE, op)
 
-/* run(ctx, args, tier, which), refuse and scratch (ctx, args, which): which is a constant of the op's own for each family. */
-#define KR_CUDA_FAMILY(op, family, which, run, refuse, scratch)                                                  \
-  int32_t kr_##op##_##family##_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE, which); } \
-  int32_t kr_##op##_##family##_ampere(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, which); } \
+/* run(ctx, args, tier, which), refuse and scratch (ctx, args, which): which is a constant of the op's own for each
+ * family. */
+#define KR_CUDA_FAMILY(op, family, which, run, refuse, scratch)                                                        \
+  int32_t kr_##op##_##family##_base(const krait_ctx *ctx, const void *args) {                                          \
+    return run(ctx, args, KRAIT_CAP_CUDA_BASE, which);                                                                 \
+  }                                                                                                                    \
+  int32_t kr_##op##_##family##_ampere(const krait_ctx *ctx, const void *args) {                                        \
+    return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, which);                                                               \
+  }                                                                                                                    \
   const char *kr_##op##_##family##_refuse(const krait_ctx *ctx, const void *args) { return refuse(ctx, args, which); } \
   uint64_t kr_##op##_##family##_scratch(const krait_ctx *ctx, const void *args) { return scratch(ctx, args, which); }
 

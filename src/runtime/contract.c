@@ -8,7 +8,8 @@ static const char *types_text(int types, char *text, size_t bytes) {
   size_t used = 0;
   text[0] = 0;
   for (int32_t dtype = 0; krait_dtype_bytes(dtype) && used < bytes; dtype++)
-    if (types >> dtype & 1) used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? " or " : "", krait_dtype_name(dtype));
+    if (types >> dtype & 1)
+      used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? " or " : "", krait_dtype_name(dtype));
   return text;
 }
 
@@ -17,24 +18,31 @@ int32_t kr_need(const char *op, const char *name, const krait_view *view, int ty
   KR_CHECK(kr_has(view) || types & KR_OPTIONAL, KRAIT_ERR_ARGUMENT, "%s: %s must be given", op, name);
   if (!kr_has(view)) return KRAIT_OK;
   int known = krait_dtype_bytes(view->dtype) != 0;
-  KR_CHECK(known && types >> view->dtype & 1, KRAIT_ERR_DTYPE, "%s: %s is %s, must be %s", op, name, krait_dtype_name(view->dtype), types_text(types & ~KR_OPTIONAL, text, sizeof text));
+  KR_CHECK(known && types >> view->dtype & 1, KRAIT_ERR_DTYPE, "%s: %s is %s, must be %s", op, name,
+           krait_dtype_name(view->dtype), types_text(types & ~KR_OPTIONAL, text, sizeof text));
   return KRAIT_OK;
 }
 
-int32_t kr_need_same_type(const char *op, const char *name, const krait_view *view, const char *other_name, const krait_view *other) {
-  KR_CHECK(!kr_has(view) || !kr_has(other) || view->dtype == other->dtype, KRAIT_ERR_DTYPE, "%s: %s is %s but %s is %s", op, name, krait_dtype_name(view->dtype), other_name, krait_dtype_name(other->dtype));
+int32_t kr_need_same_type(const char *op, const char *name, const krait_view *view, const char *other_name,
+                          const krait_view *other) {
+  KR_CHECK(!kr_has(view) || !kr_has(other) || view->dtype == other->dtype, KRAIT_ERR_DTYPE, "%s: %s is %s but %s is %s",
+           op, name, krait_dtype_name(view->dtype), other_name, krait_dtype_name(other->dtype));
   return KRAIT_OK;
 }
 
-int32_t kr_need_same_place(const char *op, const char *name, const krait_view *view, const char *other_name, const krait_view *other, int n_dims) {
-  int same = view->data != other->data || memcmp(view->stride, other->stride, (size_t)n_dims * sizeof *view->stride) == 0;
+int32_t kr_need_same_place(const char *op, const char *name, const krait_view *view, const char *other_name,
+                           const krait_view *other, int n_dims) {
+  int same =
+      view->data != other->data || memcmp(view->stride, other->stride, (size_t)n_dims * sizeof *view->stride) == 0;
   KR_CHECK(same, KRAIT_ERR_ARGUMENT, "%s: %s is %s in place but their strides differ", op, name, other_name);
   return KRAIT_OK;
 }
 
 int32_t kr_need_size(const char *op, const char *name, int64_t size, int64_t low, int64_t high) {
-  KR_CHECK(size >= low, KRAIT_ERR_SHAPE, "%s: %s is %lld, must be at least %lld", op, name, (long long)size, (long long)low);
-  KR_CHECK(size <= high, KRAIT_ERR_SHAPE, "%s: %s is %lld, must be at most %lld", op, name, (long long)size, (long long)high);
+  KR_CHECK(size >= low, KRAIT_ERR_SHAPE, "%s: %s is %lld, must be at least %lld", op, name, (long long)size,
+           (long long)low);
+  KR_CHECK(size <= high, KRAIT_ERR_SHAPE, "%s: %s is %lld, must be at most %lld", op, name, (long long)size,
+           (long long)high);
   return KRAIT_OK;
 }
 
@@ -56,15 +64,16 @@ int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view
     KR_CHECK(offset >= before, KRAIT_ERR_ARGUMENT, "%s: %s decreases at %lld", op, name, (long long)i);
     before = offset;
   }
-  KR_CHECK(before == total, KRAIT_ERR_ARGUMENT, "%s: %s ends with %lld, must end with %lld", op, name, (long long)before, (long long)total);
+  KR_CHECK(before == total, KRAIT_ERR_ARGUMENT, "%s: %s ends with %lld, must end with %lld", op, name,
+           (long long)before, (long long)total);
   return KRAIT_OK;
 }
 
 int32_t kr_need_rows(const char *op, const char *name, const krait_view *view, int64_t n, int64_t n_rows) {
   for (int64_t i = 0; kr_has(view) && i < n; i++) {
     int64_t row = kr_get_i32(view, kr_at1(view, i));
-    KR_CHECK(row < n_rows, KRAIT_ERR_ARGUMENT, "%s: %s[%lld] is %lld, must be below %lld (or negative: skipped)", op, name, (long long)i, (long long)row,
-             (long long)n_rows);
+    KR_CHECK(row < n_rows, KRAIT_ERR_ARGUMENT, "%s: %s[%lld] is %lld, must be below %lld (or negative: skipped)", op,
+             name, (long long)i, (long long)row, (long long)n_rows);
   }
   return KRAIT_OK;
 }

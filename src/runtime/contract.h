@@ -1,4 +1,5 @@
-/* contract.h: the checks that every op's contract is made of, each a status and one sentence that names op and argument. */
+/* contract.h: the checks that every op's contract is made of, each a status and one sentence that names op and
+ * argument. */
 #ifndef KR_CONTRACT_H
 #define KR_CONTRACT_H
 
@@ -19,9 +20,11 @@ enum {
 /* view must be given (unless KR_OPTIONAL) and of one of the types. */
 int32_t kr_need(const char *op, const char *name, const krait_view *view, int types);
 /* Two present views must have one type. */
-int32_t kr_need_same_type(const char *op, const char *name, const krait_view *view, const char *other_name, const krait_view *other);
+int32_t kr_need_same_type(const char *op, const char *name, const krait_view *view, const char *other_name,
+                          const krait_view *other);
 /* If two views begin at the same address they must have the same strides: the op works in place. */
-int32_t kr_need_same_place(const char *op, const char *name, const krait_view *view, const char *other_name, const krait_view *other, int n_dims);
+int32_t kr_need_same_place(const char *op, const char *name, const krait_view *view, const char *other_name,
+                           const krait_view *other, int n_dims);
 /* A size in low..high. */
 int32_t kr_need_size(const char *op, const char *name, int64_t size, int64_t low, int64_t high);
 /* view must be absent because of reason ("with KRAIT_SCAN_BOTH"). */

@@ -11,7 +11,8 @@
 #include "status.h"
 
 static int32_t fallback_policy(int32_t asked, int32_t *policy) {
-  KR_CHECK(asked >= KRAIT_FALLBACK_DEFAULT && asked <= KRAIT_FALLBACK_CPU, KRAIT_ERR_ARGUMENT, "fallback is %d, not a KRAIT_FALLBACK_*", asked);
+  KR_CHECK(asked >= KRAIT_FALLBACK_DEFAULT && asked <= KRAIT_FALLBACK_CPU, KRAIT_ERR_ARGUMENT,
+           "fallback is %d, not a KRAIT_FALLBACK_*", asked);
   const char *text = kr_env_fallback();
   *policy = asked ? asked : KRAIT_FALLBACK_WARN;
   if (asked || !text) return KRAIT_OK;
@@ -52,7 +53,9 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
     ctx->device = KRAIT_DEVICE_CUDA(i);
     return KRAIT_OK;
   }
-  if (ctx->fallback == KRAIT_FALLBACK_NEVER) return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and falling back to the CPU is forbidden: %s", krait_error_detail());
+  if (ctx->fallback == KRAIT_FALLBACK_NEVER)
+    return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and falling back to the CPU is forbidden: %s",
+                   krait_error_detail());
   ctx->fell_back = status != KRAIT_ERR_DRIVER_MISSING;
   if (ctx->fell_back || kr_env_verbose()) say_no_gpu(krait_error_detail()); /* a machine without a GPU is not news */
   return KRAIT_OK;
@@ -62,13 +65,15 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
 static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted) {
   int32_t status = kr_cuda_open(index, wanted, &ctx->cuda);
   if (status != KRAIT_ERR_UNSUPPORTED || ctx->fallback != KRAIT_FALLBACK_CPU) return status;
-  kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)", krait_error_detail());
+  kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
+         krait_error_detail());
   atomic_flag_test_and_set(&ctx->said_fallback);
   return kr_cuda_open_for_copies(index, &ctx->cuda);
 }
 
 static int32_t open_device(krait_ctx *ctx, int32_t device, uint64_t wanted) {
-  KR_CHECK(device == KRAIT_DEVICE_AUTO || device == KRAIT_DEVICE_CPU || device >= KRAIT_DEVICE_CUDA(0), KRAIT_ERR_ARGUMENT, "device is %d, not a KRAIT_DEVICE_*", device);
+  KR_CHECK(device == KRAIT_DEVICE_AUTO || device == KRAIT_DEVICE_CPU || device >= KRAIT_DEVICE_CUDA(0),
+           KRAIT_ERR_ARGUMENT, "device is %d, not a KRAIT_DEVICE_*", device);
   ctx->device = KRAIT_DEVICE_CPU;
   if (device == KRAIT_DEVICE_AUTO && wanted & kr_device_tiers) KR_TRY(open_first_gpu(ctx, wanted));
   if (device >= KRAIT_DEVICE_CUDA(0)) {
@@ -99,7 +104,11 @@ int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
     if (!ctx->pool) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for threads");
   }
   if (status >= 0 && ctx->cuda && policy == KRAIT_FALLBACK_CPU) {
-    const krait_ctx_options cpu = {.size = sizeof cpu, .device = KRAIT_DEVICE_CPU, .caps_mask = wanted, .n_threads = n_threads, .fallback = KRAIT_FALLBACK_WARN};
+    const krait_ctx_options cpu = {.size = sizeof cpu,
+                                   .device = KRAIT_DEVICE_CPU,
+                                   .caps_mask = wanted,
+                                   .n_threads = n_threads,
+                                   .fallback = KRAIT_FALLBACK_WARN};
     status = krait_ctx_open(&cpu, &ctx->cpu);
   }
   if (status < 0) krait_ctx_close(&ctx);

@@ -1,4 +1,5 @@
-/* ctx.h: what a krait_ctx holds: capabilities, threads, policy, counters. It does not change after open, but for counters. */
+/* ctx.h: what a krait_ctx holds: capabilities, threads, policy, counters. It does not change after open, but for
+ * counters. */
 #ifndef KR_CTX_H
 #define KR_CTX_H
 

@@ -22,8 +22,15 @@ int32_t krait_device_read(int32_t index, krait_device_info *info) {
   KR_CHECK(info, KRAIT_ERR_ARGUMENT, "info must not be NULL");
   KR_TRY(kr_cuda_device_info(index, &d));
   KR_TRY(kr_driver_load(&driver));
-  krait_device_info known = {.index = index, .major = d.major, .minor = d.minor, .n_multiprocessors = d.n_multiprocessors,
-    .driver_version = driver->version, .ptx_version = kr_driver_ptx_version(driver->version), .memory_bytes = d.memory_bytes, .l2_bytes = d.l2_bytes, .caps = d.caps};
+  krait_device_info known = {.index = index,
+                             .major = d.major,
+                             .minor = d.minor,
+                             .n_multiprocessors = d.n_multiprocessors,
+                             .driver_version = driver->version,
+                             .ptx_version = kr_driver_ptx_version(driver->version),
+                             .memory_bytes = d.memory_bytes,
+                             .l2_bytes = d.l2_bytes,
+                             .caps = d.caps};
   memcpy(known.name, d.name, sizeof known.name);
   known.name[sizeof known.name - 1] = 0;
   return kr_struct_give("krait_device_info", info, sizeof known, &known, sizeof known);

@@ -13,10 +13,12 @@
 static int32_t complete_args(const kr_op *op, const void *args, void *buffer, const void **complete) {
   KR_CHECK(args, KRAIT_ERR_ARGUMENT, "%s: args must not be NULL", op->name);
   uint32_t size = ((const krait_call *)args)->size;
-  KR_CHECK(size >= sizeof(krait_call) && size <= KR_MOST_ARGS_BYTES, KRAIT_ERR_STRUCT_SIZE, "%s: args.call.size is %u, this library knows %u", op->name, size, op->args_bytes);
+  KR_CHECK(size >= sizeof(krait_call) && size <= KR_MOST_ARGS_BYTES, KRAIT_ERR_STRUCT_SIZE,
+           "%s: args.call.size is %u, this library knows %u", op->name, size, op->args_bytes);
   *complete = args;
   for (uint32_t i = op->args_bytes; i < size; i++)
-    KR_CHECK(((const unsigned char *)args)[i] == 0, KRAIT_ERR_STRUCT_SIZE, "%s: args is newer than this library and uses a field that it does not know (byte %u)", op->name, i);
+    KR_CHECK(((const unsigned char *)args)[i] == 0, KRAIT_ERR_STRUCT_SIZE,
+             "%s: args is newer than this library and uses a field that it does not know (byte %u)", op->name, i);
   if (size >= op->args_bytes) return KRAIT_OK;
   memset(buffer, 0, op->args_bytes);
   memcpy(buffer, args, size);
@@ -51,9 +53,12 @@ static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void 
   size_t used = 0;
   for (int32_t i = 0; i < op->n_rows && used < sizeof text; i++) {
     const char *why = refusal_of(&op->rows[i], ctx, args);
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i ? "; " : "", op->rows[i].name, why ? why : "willing");
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i ? "; " : "", op->rows[i].name,
+                             why ? why : "willing");
   }
-  const char *cure = ctx->cuda && ctx->fallback == KRAIT_FALLBACK_WARN ? "; KRAIT_FALLBACK=cpu copies its tensors to the host, computes there and copies back" : "";
+  const char *cure = ctx->cuda && ctx->fallback == KRAIT_FALLBACK_WARN
+                         ? "; KRAIT_FALLBACK=cpu copies its tensors to the host, computes there and copies back"
+                         : "";
   return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row takes this call (%s)%s", op->name, text, cure);
 }
 
@@ -83,7 +88,8 @@ static int32_t find_row(const kr_op *op, const krait_ctx *ctx, const void *args,
   return kr_fail(KRAIT_ERR_ARGUMENT, "%s has no row '%s'", op->name, name);
 }
 
-int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer, const void **complete, const kr_row **row) {
+int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer,
+                      const void **complete, const kr_row **row) {
   KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", op->name);
   KR_TRY(complete_args(op, args, buffer, complete));
   KR_TRY(kr_op_check(op, *complete));
@@ -103,10 +109,13 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   return KRAIT_OK;
 }
 
-/* The row of a better tier of device code that should have taken this call; NULL when it runs on the best that there is. */
+/* The row of a better tier of device code that should have taken this call; NULL when it runs on the best that there
+ * is. */
 static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx) {
   for (const kr_row *r = op->rows; r < row; r++)
-    if (strncmp(r->name, "cuda_", 5) == 0 && (r->needs & ctx->caps) == r->needs && (r->needs & kr_device_tiers) > (row->needs & kr_device_tiers)) return r;
+    if (strncmp(r->name, "cuda_", 5) == 0 && (r->needs & ctx->caps) == r->needs &&
+        (r->needs & kr_device_tiers) > (row->needs & kr_device_tiers))
+      return r;
   return NULL;
 }
 
@@ -118,8 +127,11 @@ static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
   if (!better) return KRAIT_OK; /* said when the context was opened */
   const char *why = refusal_of(better, ctx, args);
-  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s: row %s refuses (%s) and falling back to %s is forbidden", op->name, better->name, why, row->name);
-  if (!atomic_flag_test_and_set(&counters->said_fallback)) kr_log("%s: row %s instead of %s: %s (further fallbacks of this context are only counted)", op->name, row->name, better->name, why);
+  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK,
+           "%s: row %s refuses (%s) and falling back to %s is forbidden", op->name, better->name, why, row->name);
+  if (!atomic_flag_test_and_set(&counters->said_fallback))
+    kr_log("%s: row %s instead of %s: %s (further fallbacks of this context are only counted)", op->name, row->name,
+           better->name, why);
   return KRAIT_OK;
 }
 
@@ -127,7 +139,8 @@ static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx
 static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
   krait_ctx *counters = (krait_ctx *)ctx;
   if (!atomic_flag_test_and_set(&counters->said_fallback))
-    kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)", krait_error_detail());
+    kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
+           krait_error_detail());
   atomic_fetch_add_explicit(&counters->n_calls, 1, memory_order_relaxed);
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
   return kr_round_trip(op, ctx, args);
@@ -136,14 +149,17 @@ static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *arg
 static int32_t run_timed(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
   int64_t start = kr_clock_ns();
   int32_t status = row->run(ctx, args);
-  kr_log("%s: row %s, %.1f us%s", op->name, row->name, (double)(kr_clock_ns() - start) * 1e-3, status < 0 ? ", failed" : "");
+  kr_log("%s: row %s, %.1f us%s", op->name, row->name, (double)(kr_clock_ns() - start) * 1e-3,
+         status < 0 ? ", failed" : "");
   return status;
 }
 
 int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args, uint64_t needed) {
   const krait_call *call = args;
   if (!row) return round_trip(op, ctx, args);
-  KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH, "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes, row->name, (unsigned long long)needed);
+  KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH,
+           "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes,
+           row->name, (unsigned long long)needed);
   KR_TRY(note_fallback(op, row, ctx, args));
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
   return ctx->verbose ? run_timed(op, row, ctx, args) : row->run(ctx, args);

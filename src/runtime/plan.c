@@ -13,7 +13,8 @@ struct krait_plan {
   const krait_ctx *ctx;
   const kr_row *row;
   uint64_t scratch_bytes;
-  uint8_t offset[MOST_TENSORS], twin[MOST_TENSORS]; /* of an address: beyond the alignment; the first tensor that has it too, or itself */
+  uint8_t offset[MOST_TENSORS],
+      twin[MOST_TENSORS]; /* of an address: beyond the alignment; the first tensor that has it too, or itself */
   _Alignas(16) unsigned char args[];
 };
 
@@ -59,7 +60,9 @@ void kr_plan_close(kr_plan **plan) {
 static int is_alike(const kr_plan *p, void *const *addresses) {
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
     if (!address_of(p, i)) continue;
-    if ((uintptr_t)addresses[i] % ALIGNMENT != p->offset[i] || (p->twin[i] != i && addresses[p->twin[i]] != addresses[i])) return 0;
+    if ((uintptr_t)addresses[i] % ALIGNMENT != p->offset[i] ||
+        (p->twin[i] != i && addresses[p->twin[i]] != addresses[i]))
+      return 0;
     for (int k = 0; k < i; k++)
       if (p->twin[i] == i && address_of(p, k) && addresses[k] == addresses[i]) return 0;
   }
@@ -73,13 +76,14 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
   call->stream = stream, call->scratch = scratch, call->scratch_bytes = scratch_bytes;
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
     krait_view *view = kr_sig_view(p->op->sig, args, i);
-    if (view->data) KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned and must be given", p->op->name, p->op->sig->tensors[i].name);
+    if (view->data)
+      KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned and must be given", p->op->name,
+               p->op->sig->tensors[i].name);
   }
   if (!is_alike(p, addresses)) return kr_op_run(p->op, p->ctx, args);
   return kr_op_run_row(p->op, p->row, p->ctx, args, p->scratch_bytes);
 }
 
-uint64_t kr_plan_scratch_bytes(const kr_plan *p) { return p->scratch_bytes; }
 const kr_row *kr_plan_row(const kr_plan *p) { return p->row; }
 
 /* ---- sizes ---- */
@@ -98,7 +102,8 @@ int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, in
   for (int32_t i = 0; i < n_shapes; i++) {
     const int tensor = tensor_at(op->sig, shapes[i].view);
     KR_CHECK(tensor >= 0, KRAIT_ERR_ARGUMENT, "%s: there is no view at %u of its args", op->name, shapes[i].view);
-    KR_CHECK(shapes[i].n_dims >= 0 && shapes[i].n_dims <= 4, KRAIT_ERR_SHAPE, "%s: %s has %d dimensions", op->name, op->sig->tensors[tensor].name, shapes[i].n_dims);
+    KR_CHECK(shapes[i].n_dims >= 0 && shapes[i].n_dims <= 4, KRAIT_ERR_SHAPE, "%s: %s has %d dimensions", op->name,
+             op->sig->tensors[tensor].name, shapes[i].n_dims);
     of[tensor].n_dims = shapes[i].n_dims;
     memcpy(of[tensor].size, shapes[i].size, sizeof of[tensor].size);
   }
@@ -109,10 +114,13 @@ int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, in
 
 void krait_plan_close(krait_plan **plan) { kr_plan_close(plan); }
 
-int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes) {
+int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *stream, void *scratch,
+                       uint64_t scratch_bytes) {
   KR_CHECK(plan && addresses, KRAIT_ERR_ARGUMENT, "plan and addresses must not be NULL");
   return kr_plan_run(plan, addresses, stream, scratch, scratch_bytes);
 }
 
 uint64_t krait_plan_scratch_bytes(const krait_plan *plan) { return plan ? plan->scratch_bytes : 0; }
-const char *krait_plan_row_name(const krait_plan *plan) { return !plan ? NULL : plan->row ? plan->row->name : "through the host"; }
+const char *krait_plan_row_name(const krait_plan *plan) {
+  return !plan ? NULL : plan->row ? plan->row->name : "through the host";
+}

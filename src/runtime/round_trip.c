@@ -1,5 +1,6 @@
-/* round_trip.c: copies the tensors of a call to the host, each from its first to its last element (tensors that overlap, such as
- * halves of one allocation, as one block), runs the CPU's row there, and copies back the blocks that it wrote. */
+/* round_trip.c: copies the tensors of a call to the host, each from its first to its last element (tensors that
+ * overlap, such as halves of one allocation, as one block), runs the CPU's row there, and copies back the blocks that
+ * it wrote. */
 #include "round_trip.h"
 
 #include <string.h>
@@ -34,7 +35,9 @@ static block reach(const krait_view *view, const kr_view_use *use) {
     *(last < 0 ? &low : &high) += last;
   }
   const uint64_t address = (uint64_t)(uintptr_t)view->data;
-  return (block){.from = address + (uint64_t)(low * bytes), .to = address + (uint64_t)((high + 1) * bytes), .is_written = (use->role & 2) != 0};
+  return (block){.from = address + (uint64_t)(low * bytes),
+                 .to = address + (uint64_t)((high + 1) * bytes),
+                 .is_written = (use->role & 2) != 0};
 }
 
 /* Blocks never overlap: one that meets others takes them in. */
@@ -85,7 +88,8 @@ static int32_t run_on_cpu(const kr_op *op, trip *t) {
   call->stream = NULL;
   call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(t->ctx->cpu, t->args) : 0;
   call->scratch = kr_alloc(call->scratch_bytes);
-  KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for %llu bytes of scratch on the host", (unsigned long long)call->scratch_bytes);
+  KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for %llu bytes of scratch on the host",
+           (unsigned long long)call->scratch_bytes);
   status = row->run(t->ctx->cpu, t->args);
   kr_free(call->scratch);
   return status;
@@ -94,7 +98,8 @@ static int32_t run_on_cpu(const kr_op *op, trip *t) {
 static int32_t copy_back(trip *t) {
   for (int i = 0; i < t->n_blocks; i++) {
     const block *b = &t->blocks[i];
-    if (b->is_written) KR_TRY(kr_cuda_copy_in(t->ctx->cuda, (void *)(uintptr_t)b->from, b->host, (size_t)(b->to - b->from), t->stream));
+    if (b->is_written)
+      KR_TRY(kr_cuda_copy_in(t->ctx->cuda, (void *)(uintptr_t)b->from, b->host, (size_t)(b->to - b->from), t->stream));
   }
   return kr_cuda_wait(t->ctx->cuda, t->stream); /* the host's copies are freed next */
 }

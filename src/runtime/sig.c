@@ -27,7 +27,9 @@ int64_t kr_sig_get_size(const kr_sig *sig, const void *args, int size) {
   return value;
 }
 
-void kr_sig_set_size(const kr_sig *sig, void *args, int size, int64_t value) { memcpy((char *)args + sig->sizes[size].offset, &value, sizeof value); }
+void kr_sig_set_size(const kr_sig *sig, void *args, int size, int64_t value) {
+  memcpy((char *)args + sig->sizes[size].offset, &value, sizeof value);
+}
 
 /* ---- facts ---- */
 
@@ -39,7 +41,9 @@ static uint32_t facts_of(const kr_sig *sig, const void *args, const kr_shape *sh
     int holds = 0;
     switch (sig->facts[i].kind) {
       case KR_FACT_FLAG: holds = (((const krait_call *)args)->flags & which) != 0; break;
-      case KR_FACT_GIVEN: holds = shapes ? shapes[which].n_dims != KR_SHAPE_ABSENT : kr_has(kr_sig_view(sig, args, (int)which)); break;
+      case KR_FACT_GIVEN:
+        holds = shapes ? shapes[which].n_dims != KR_SHAPE_ABSENT : kr_has(kr_sig_view(sig, args, (int)which));
+        break;
       case KR_FACT_COMPLEX: holds = kr_sig_view(sig, args, (int)which)->dtype == KRAIT_C64; break;
       default: holds = kr_sig_get_size(sig, args, (int)which) == 0;
     }
@@ -66,7 +70,8 @@ static int64_t value_of(const kr_sig *sig, const void *args, uint32_t facts, kr_
     int64_t product = t->times;
     if (!kr_sig_holds(facts, t->when)) continue;
     for (int k = 0; k < 2; k++) /* sizes of hostile callers: what does not fit is no size of any tensor */
-      if (t->size[k] >= 0 && __builtin_mul_overflow(product, kr_sig_get_size(sig, args, t->size[k]), &product)) return INT64_MAX;
+      if (t->size[k] >= 0 && __builtin_mul_overflow(product, kr_sig_get_size(sig, args, t->size[k]), &product))
+        return INT64_MAX;
     if (__builtin_add_overflow(value, product, &value)) return INT64_MAX;
   }
   return value;
@@ -103,7 +108,8 @@ int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, 
     if (input >= 0 && types >> kr_sig_view(sig, args, input)->dtype & 1) return kr_sig_view(sig, args, input)->dtype;
   }
   for (int i = 0; i < sig->n_tensors; i++)
-    if (sig->tensors[i].role & KR_IN && sig->tensors[i].tensor_class == KR_CLASS_ACTIVATION) return kr_sig_view(sig, args, i)->dtype;
+    if (sig->tensors[i].role & KR_IN && sig->tensors[i].tensor_class == KR_CLASS_ACTIVATION)
+      return kr_sig_view(sig, args, i)->dtype;
   return KRAIT_F32;
 }
 
@@ -115,10 +121,12 @@ static int32_t check_limit(const kr_sig *sig, const void *args, uint32_t facts, 
   if (!kr_sig_holds(facts, l->when)) return KRAIT_OK;
   if (l->multiple_of >= 0) {
     const int64_t part = kr_sig_get_size(sig, args, l->multiple_of);
-    KR_CHECK(part != 0 && size % part == 0, KRAIT_ERR_SHAPE, "%s: %s %lld is not a multiple of %s %lld", sig->name, name, (long long)size, sig->sizes[l->multiple_of].name, (long long)part);
+    KR_CHECK(part != 0 && size % part == 0, KRAIT_ERR_SHAPE, "%s: %s %lld is not a multiple of %s %lld", sig->name,
+             name, (long long)size, sig->sizes[l->multiple_of].name, (long long)part);
     return KRAIT_OK;
   }
-  const int64_t low = l->low.n ? value_of(sig, args, facts, l->low) : INT64_MIN, high = l->high.n ? value_of(sig, args, facts, l->high) : INT64_MAX;
+  const int64_t low = l->low.n ? value_of(sig, args, facts, l->low) : INT64_MIN,
+                high = l->high.n ? value_of(sig, args, facts, l->high) : INT64_MAX;
   return kr_need_size(sig->name, name, size, low, high);
 }
 
@@ -136,11 +144,14 @@ static int32_t check_tensor(const kr_sig *sig, const void *args, uint32_t facts,
   const krait_view *view = kr_sig_view(sig, args, i);
   const char *forbidden = kr_sig_forbids(sig, facts, i);
   const int optional = t->is_optional ? KR_OPTIONAL : 0;
-  if (optional || !forbidden) KR_TRY(kr_need(sig->name, t->name, view, (int)kr_sig_types_of(sig, args, facts, i) | optional));
+  if (optional || !forbidden)
+    KR_TRY(kr_need(sig->name, t->name, view, (int)kr_sig_types_of(sig, args, facts, i) | optional));
   if (forbidden) KR_TRY(kr_need_absent(sig->name, t->name, view, forbidden));
-  if (t->same >= 0) KR_TRY(kr_need_same_type(sig->name, t->name, view, sig->tensors[t->same].name, kr_sig_view(sig, args, t->same)));
+  if (t->same >= 0)
+    KR_TRY(kr_need_same_type(sig->name, t->name, view, sig->tensors[t->same].name, kr_sig_view(sig, args, t->same)));
   for (int k = 0; k < KR_SIG_MOST_PLACES && t->in_place[k] >= 0; k++)
-    KR_TRY(kr_need_same_place(sig->name, t->name, view, sig->tensors[t->in_place[k]].name, kr_sig_view(sig, args, t->in_place[k]), dims_of(sig, facts, i)->n_dims));
+    KR_TRY(kr_need_same_place(sig->name, t->name, view, sig->tensors[t->in_place[k]].name,
+                              kr_sig_view(sig, args, t->in_place[k]), dims_of(sig, facts, i)->n_dims));
   return KRAIT_OK;
 }
 
@@ -150,7 +161,8 @@ int32_t kr_sig_check(const kr_sig *sig, const void *args) {
   KR_TRY(kr_need_flags(sig->name, args, sig->flags));
   for (int i = 0; i < sig->n_flags; i++) {
     const kr_sig_flag *f = &sig->flag_list[i];
-    KR_CHECK(!(flags & f->bit && flags & f->excludes), KRAIT_ERR_ARGUMENT, "%s: %s cannot be set with %s", sig->name, f->name, f->excludes_name);
+    KR_CHECK(!(flags & f->bit && flags & f->excludes), KRAIT_ERR_ARGUMENT, "%s: %s cannot be set with %s", sig->name,
+             f->name, f->excludes_name);
   }
   for (int i = 0; i < sig->n_limits; i++) KR_TRY(check_limit(sig, args, facts, &sig->limits[i]));
   for (int i = 0; i < sig->n_fields; i++) KR_TRY(check_field(sig, args, &sig->fields[i]));
@@ -162,14 +174,17 @@ int32_t kr_sig_check(const kr_sig *sig, const void *args) {
 
 static char *write_shape(const kr_shape *s, char *text, size_t bytes) {
   size_t used = (size_t)snprintf(text, bytes, "(");
-  for (int d = 0; d < s->n_dims && used < bytes; d++) used += (size_t)snprintf(text + used, bytes - used, "%s%lld", d ? "," : "", (long long)s->size[d]);
+  for (int d = 0; d < s->n_dims && used < bytes; d++)
+    used += (size_t)snprintf(text + used, bytes - used, "%s%lld", d ? "," : "", (long long)s->size[d]);
   if (used < bytes) snprintf(text + used, bytes - used, ")");
   return text;
 }
 
-static int32_t does_not_fit(const kr_sig *sig, const char *name, const kr_shape *given, const char *letters, const kr_shape *needed) {
+static int32_t does_not_fit(const kr_sig *sig, const char *name, const kr_shape *given, const char *letters,
+                            const kr_shape *needed) {
   char text[96], other[96];
-  return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s%s%s", sig->name, name, write_shape(given, text, sizeof text), letters, needed ? " = " : "",
+  return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s%s%s", sig->name, name,
+                 write_shape(given, text, sizeof text), letters, needed ? " = " : "",
                  needed ? write_shape(needed, other, sizeof other) : "");
 }
 
@@ -198,7 +213,8 @@ static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known,
 }
 
 /* unsure: facts that later sizes may turn; tensors whose shape depends on one of them wait. */
-static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t unsure, uint32_t *known, const kr_shape *shapes) {
+static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t unsure, uint32_t *known,
+                         const kr_shape *shapes) {
   int learnt = 0;
   for (int i = 0; i < sig->n_tensors; i++) {
     const kr_sig_dims *dims = dims_of(sig, facts, i);
@@ -216,7 +232,8 @@ static int32_t check_shape(const kr_sig *sig, const void *args, uint32_t facts, 
   const kr_shape needed = kr_sig_shape(sig, args, facts, tensor);
   if (given->n_dims != needed.n_dims) return does_not_fit(sig, name, given, dims->text, NULL);
   for (int d = 0; d < needed.n_dims; d++)
-    if (given->size[d] >= 0 && given->size[d] != needed.size[d]) return does_not_fit(sig, name, given, dims->text, &needed);
+    if (given->size[d] >= 0 && given->size[d] != needed.size[d])
+      return does_not_fit(sig, name, given, dims->text, &needed);
   return KRAIT_OK;
 }
 
@@ -249,14 +266,18 @@ __attribute__((format(printf, 2, 3))) static void write(writer *w, const char *f
   w->used = n < 0 || w->used + (size_t)n >= sizeof w->text ? sizeof w->text - 1 : w->used + (size_t)n;
 }
 
-static const char *other_dims(const kr_sig_tensor *t) { return t->dims[0].when.all | t->dims[0].when.none ? t->dims[1].text : ""; }
+static const char *other_dims(const kr_sig_tensor *t) {
+  return t->dims[0].when.all | t->dims[0].when.none ? t->dims[1].text : "";
+}
 
 static int have_one_shape(const kr_sig_tensor *a, const kr_sig_tensor *b) {
   return strcmp(a->dims[0].text, b->dims[0].text) == 0 && strcmp(other_dims(a), other_dims(b)) == 0;
 }
 
 /* Inputs that are given. */
-static int is_shown(const kr_sig *sig, const kr_shape *shapes, int tensor) { return sig->tensors[tensor].role & KR_IN && shapes[tensor].n_dims >= 0; }
+static int is_shown(const kr_sig *sig, const kr_shape *shapes, int tensor) {
+  return sig->tensors[tensor].role & KR_IN && shapes[tensor].n_dims >= 0;
+}
 
 static int is_named_before(const kr_sig *sig, const kr_shape *shapes, int tensor) {
   for (int i = 0; i < tensor; i++)
@@ -303,7 +324,8 @@ void kr_sig_begin_gradient(const kr_sig *forward, const void *args, void *gradie
   ((krait_call *)gradient_args)->size = sig->args_bytes;
   ((krait_call *)gradient_args)->flags = ((const krait_call *)args)->flags;
   for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, gradient_args, i, kr_sig_get_size(forward, args, i));
-  for (int i = 0; i < sig->n_fields; i++) memcpy((char *)gradient_args + sig->fields[i].offset, (const char *)args + forward->fields[i].offset, 4);
+  for (int i = 0; i < sig->n_fields; i++)
+    memcpy((char *)gradient_args + sig->fields[i].offset, (const char *)args + forward->fields[i].offset, 4);
   for (int i = 0; i < sig->n_tensors; i++)
     for (int k = 0; k < 2 && sig->tensors[i].rereads[k] >= 0; k++) {
       const krait_view *again = kr_sig_view(forward, args, sig->tensors[i].rereads[k]);

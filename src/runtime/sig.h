@@ -1,6 +1,6 @@
-/* sig.h: an operator's signature as data: its sizes, fields and tensors, what each may be, and which gradient belongs to which input.
- * Written once, in src/ops/<op>/<op>.sig; tools/make_sigs.py turns it into the tables kr_sig_<op>. The contract check, views, their
- * moving between host and device, and graphs read them. */
+/* sig.h: an operator's signature as data: its sizes, fields and tensors, what each may be, and which gradient belongs
+ * to which input. Written once, in src/ops/<op>/<op>.sig; tools/make_sigs.py turns it into the tables kr_sig_<op>. The
+ * contract check, views, their moving between host and device, and graphs read them. */
 #ifndef KR_SIG_H
 #define KR_SIG_H
 
@@ -75,7 +75,8 @@ enum { KR_USUAL = 1, KR_USUAL_F32 };
 /* How a usual call and a random one look: what values, how often an optional tensor is given. */
 enum { KR_DRAW_NORMAL, KR_DRAW_UNIFORM, KR_DRAW_SEQUENCES, KR_DRAW_OFFSETS, KR_DRAW_ROWS, KR_DRAW_COUNTS };
 typedef struct kr_sig_draw {
-  uint8_t kind, is_usual, is_mixed; /* is_usual: given where a call is timed, KR_USUAL*; mixed: of the parameters' type */
+  uint8_t kind, is_usual,
+      is_mixed; /* is_usual: given where a call is timed, KR_USUAL*; mixed: of the parameters' type */
   int8_t rows;                      /* KR_DRAW_ROWS, _OFFSETS: the size that they count to */
   float a, b, chance, rtol, atol;   /* rtol 0: from the type; below 0: exact */
 } kr_sig_draw;
@@ -88,7 +89,8 @@ typedef struct kr_sig_tensor {
   int8_t same;              /* the tensor whose type it must have, or -1; named in the sentence */
   int8_t in_place[KR_SIG_MOST_PLACES]; /* inputs that it may be itself, or -1 */
   int8_t gradient, reread;  /* tensors of the gradient op: this one's gradient; itself, read again; or -1 */
-  int8_t gradient_of, rereads[2]; /* of a gradient op, tensors of the forward op: whose gradient it is; what it is (the first that is given); or -1 */
+  int8_t gradient_of, rereads[2]; /* of a gradient op, tensors of the forward op: whose gradient it is; what it is (the
+                                     first that is given); or -1 */
   kr_sig_types types[KR_SIG_MOST_TYPES];
   kr_sig_dims dims[KR_SIG_MOST_DIMS];
   kr_sig_absent absent[KR_SIG_MOST_ABSENT];
@@ -131,7 +133,9 @@ static inline krait_view *kr_sig_view(const kr_sig *sig, const void *args, int t
   return (krait_view *)((char *)(uintptr_t)args + sig->tensors[tensor].offset);
 }
 uint32_t kr_sig_facts(const kr_sig *sig, const void *args);
-static inline int kr_sig_holds(uint32_t facts, kr_sig_when when) { return (facts & when.all) == when.all && !(facts & when.none); }
+static inline int kr_sig_holds(uint32_t facts, kr_sig_when when) {
+  return (facts & when.all) == when.all && !(facts & when.none);
+}
 int kr_sig_find(const kr_sig *sig, const char *name);      /* a tensor; -1 for none */
 int kr_sig_find_size(const kr_sig *sig, const char *name); /* a size; -1 for none */
 int64_t kr_sig_get_size(const kr_sig *sig, const void *args, int size);
@@ -147,13 +151,16 @@ int32_t kr_sig_check(const kr_sig *sig, const void *args);
 
 /* ---- of a call that is being built ---- */
 
-/* From the shapes of the tensors (shapes[i] of sig->tensors[i]; ABSENT or ASKED without sizes) to the args' size fields, as far as shapes
- * decide them (others must be set before), and to the shapes of the tensors that are ASKED. Flags and the types of views must be set; their
- * addresses are not looked at. Where shapes do not fit: a sentence that names the tensor and both shapes. */
+/* From the shapes of the tensors (shapes[i] of sig->tensors[i]; ABSENT or ASKED without sizes) to the args' size
+ * fields, as far as shapes decide them (others must be set before), and to the shapes of the tensors that are ASKED.
+ * Flags and the types of views must be set; their addresses are not looked at. Where shapes do not fit: a sentence that
+ * names the tensor and both shapes. */
 int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes);
-/* The type that an output should have by the types of the inputs' views: what its contract leaves, else the first activation's. */
+/* The type that an output should have by the types of the inputs' views: what its contract leaves, else the first
+ * activation's. */
 int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, int tensor);
-/* Begins a gradient's args from a forward call: flags, sizes, fields, and the tensors that it reads again. The rest is absent. */
+/* Begins a gradient's args from a forward call: flags, sizes, fields, and the tensors that it reads again. The rest is
+ * absent. */
 void kr_sig_begin_gradient(const kr_sig *forward, const void *args, void *gradient_args);
 
 #endif

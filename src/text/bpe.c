@@ -1,5 +1,5 @@
-/* bpe.c: a table of pairs by open addressing; a piece is a linked list of tokens, and a heap has its pairs by rank and place. A pair in the heap
- * whose tokens have changed meanwhile is skipped. */
+/* bpe.c: a table of pairs by open addressing; a piece is a linked list of tokens, and a heap has its pairs by rank and
+ * place. A pair in the heap whose tokens have changed meanwhile is skipped. */
 #include "bpe.h"
 
 #include "alloc.h"
@@ -86,7 +86,9 @@ typedef struct work {
   int64_t n_heap;
 } work;
 
-static int comes_before(const candidate *a, const candidate *b) { return a->rank != b->rank ? a->rank < b->rank : a->at < b->at; }
+static int comes_before(const candidate *a, const candidate *b) {
+  return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
+}
 
 static void push(work *w, int64_t at) {
   if (at < 0 || w->nodes[at].after < 0) return;

@@ -1,4 +1,5 @@
-/* split.c: an expression's alternatives in their order, each as one look ahead; a piece takes time in proportion to its length. */
+/* split.c: an expression's alternatives in their order, each as one look ahead; a piece takes time in proportion to its
+ * length. */
 #include "split.h"
 
 #include <string.h>
@@ -7,9 +8,13 @@
 #include "utf8.h"
 
 static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-static const char qwen2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+static const char qwen2[] =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-int32_t kr_split_find(const char *pattern) { return strcmp(pattern, gpt2) == 0 ? KR_SPLIT_GPT2 : strcmp(pattern, qwen2) == 0 ? KR_SPLIT_QWEN2 : KR_SPLIT_NONE; }
+int32_t kr_split_find(const char *pattern) {
+  return strcmp(pattern, gpt2) == 0 ? KR_SPLIT_GPT2 : strcmp(pattern, qwen2) == 0 ? KR_SPLIT_QWEN2 : KR_SPLIT_NONE;
+}
 
 enum { LETTER, NUMBER, SPACE, OTHER, END };
 

@@ -1,5 +1,6 @@
-/* tokenizer.c: reads tokenizer.json, and encodes: special tokens are cut out of the raw text, the rest is normalised, the other added tokens are cut
- * out of that, and what is left is cut by the rule and merged. Of added tokens that could begin at a place the longest counts. */
+/* tokenizer.c: reads tokenizer.json, and encodes: special tokens are cut out of the raw text, the rest is normalised,
+ * the other added tokens are cut out of that, and what is left is cut by the rule and merged. Of added tokens that
+ * could begin at a place the longest counts. */
 #include "tokenizer.h"
 
 #include <stdlib.h>
@@ -82,7 +83,8 @@ static int is_off(const json_t *object, const char *key) {
 
 static int32_t read_id(const kr_tokenizer *t, const json_t *value, const char *name, int32_t *id) {
   const json_int_t i = json_integer_value(value);
-  FORMAT_CHECK(json_is_integer(value) && i >= 0 && i < MOST_TOKENS, "%s: token '%.64s' has no id from 0 to %d", t->label, name, MOST_TOKENS - 1);
+  FORMAT_CHECK(json_is_integer(value) && i >= 0 && i < MOST_TOKENS, "%s: token '%.64s' has no id from 0 to %d",
+               t->label, name, MOST_TOKENS - 1);
   *id = (int32_t)i;
   return KRAIT_OK;
 }
@@ -90,7 +92,8 @@ static int32_t read_id(const kr_tokenizer *t, const json_t *value, const char *n
 static int32_t put_token(kr_tokenizer *t, int32_t id, const char *bytes, size_t n, int is_special) {
   const token *there = &t->tokens[id];
   FORMAT_CHECK(n <= MOST_TOKEN_BYTES, "%s: token %d has %zu bytes", t->label, id, n);
-  FORMAT_CHECK(!there->bytes || (there->n == n && memcmp(there->bytes, bytes, n) == 0), "%s: two tokens have id %d", t->label, id);
+  FORMAT_CHECK(!there->bytes || (there->n == n && memcmp(there->bytes, bytes, n) == 0), "%s: two tokens have id %d",
+               t->label, id);
   t->tokens[id] = (token){kr_arena_copy(t->arena, bytes, n), (uint32_t)n, is_special};
   KR_CHECK(!kr_arena_failed(t->arena), KRAIT_ERR_NO_MEMORY, "%s: no memory for its tokens", t->label);
   return KRAIT_OK;
@@ -133,20 +136,23 @@ static int32_t read_vocabulary(kr_tokenizer *t, json_t *vocab) {
     if (is_written && n_bytes == 1) t->byte_token[(unsigned char)*bytes] = id;
   }
   for (int i = 0; i < 256; i++) /* bytes that UTF-8 never has may be missing */
-    FORMAT_CHECK(t->byte_token[i] >= 0 || i == 0xc0 || i == 0xc1 || i > 0xf4, "%s: its vocabulary has no token for byte 0x%02x; only byte-level tokenizers are read", t->label, i);
+    FORMAT_CHECK(t->byte_token[i] >= 0 || i == 0xc0 || i == 0xc1 || i > 0xf4,
+                 "%s: its vocabulary has no token for byte 0x%02x; only byte-level tokenizers are read", t->label, i);
   return KRAIT_OK;
 }
 
 /* "a b", or ["a", "b"]. */
 static int32_t read_merge(kr_tokenizer *t, json_t *vocab, const json_t *merge, size_t index) {
   char left[4096], merged[8192];
-  const char *text = json_string_value(merge), *right = json_string_value(json_array_get(merge, 1)), *first = json_string_value(json_array_get(merge, 0));
+  const char *text = json_string_value(merge), *right = json_string_value(json_array_get(merge, 1)),
+             *first = json_string_value(json_array_get(merge, 0));
   size_t n = first ? strlen(first) : 0;
   if (text) {
     const char *gap = *text ? strchr(text + 1, ' ') : NULL;
     first = text, right = gap ? gap + 1 : NULL, n = gap ? (size_t)(gap - text) : 0;
   }
-  FORMAT_CHECK(right && n > 0 && n < sizeof left && strlen(right) < sizeof left, "%s: merge %zu is no pair of tokens", t->label, index);
+  FORMAT_CHECK(right && n > 0 && n < sizeof left && strlen(right) < sizeof left, "%s: merge %zu is no pair of tokens",
+               t->label, index);
   memcpy(left, first, n);
   left[n] = 0;
   memcpy(merged, first, n);
@@ -172,13 +178,17 @@ static int32_t read_merges(kr_tokenizer *t, json_t *vocab, const json_t *merges)
 }
 
 static int32_t read_model(kr_tokenizer *t, const json_t *root, const json_t *added_tokens) {
-  static const char *const unsupported[] = {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges"};
+  static const char *const unsupported[] = {
+      "dropout",       "unk_token",    "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+      "byte_fallback", "ignore_merges"};
   const json_t *model = json_object_get(root, "model");
   json_t *vocab = json_object_get(model, "vocab");
-  FORMAT_CHECK(json_is_object(model) && (strcmp(type_of(model), "BPE") == 0 || !*type_of(model)), "%s: its model is '%.32s'; only byte pair encoding is read", t->label, type_of(model));
+  FORMAT_CHECK(json_is_object(model) && (strcmp(type_of(model), "BPE") == 0 || !*type_of(model)),
+               "%s: its model is '%.32s'; only byte pair encoding is read", t->label, type_of(model));
   FORMAT_CHECK(json_is_object(vocab), "%s: its model has no vocabulary", t->label);
   for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) /* NeoX names an unk_token that no byte needs */
-    FORMAT_CHECK(is_off(model, unsupported[i]) || i == 1, "%s: its model has %s, which is not read", t->label, unsupported[i]);
+    FORMAT_CHECK(is_off(model, unsupported[i]) || i == 1, "%s: its model has %s, which is not read", t->label,
+                 unsupported[i]);
   KR_TRY(count_tokens(t, vocab, added_tokens));
   KR_TRY(read_vocabulary(t, vocab));
   return read_merges(t, vocab, json_object_get(model, "merges"));
@@ -196,7 +206,9 @@ static int32_t read_added_token(kr_tokenizer *t, const json_t *item) {
   char *normal = NULL;
   size_t n_normal;
   FORMAT_CHECK(content && *content, "%s: an added token without content", t->label);
-  for (int i = 0; i < 3; i++) FORMAT_CHECK(is_off(item, unsupported[i]), "%s: added token '%.64s' has %s, which is not read", t->label, content, unsupported[i]);
+  for (int i = 0; i < 3; i++)
+    FORMAT_CHECK(is_off(item, unsupported[i]), "%s: added token '%.64s' has %s, which is not read", t->label, content,
+                 unsupported[i]);
   added *a = &t->added[t->n_added++];
   *a = (added){content, strlen(content), 0, is_true(item, "special"), is_true(item, "normalized")};
   KR_TRY(read_id(t, json_object_get(item, "id"), content, &a->id));
@@ -225,7 +237,8 @@ static int32_t read_added(kr_tokenizer *t, const json_t *list) {
 }
 
 static int32_t read_byte_level(kr_tokenizer *t, const json_t *step, int32_t *rule) {
-  FORMAT_CHECK(!is_true(step, "add_prefix_space"), "%s: its pre-tokeniser has add_prefix_space, which is not read", t->label);
+  FORMAT_CHECK(!is_true(step, "add_prefix_space"), "%s: its pre-tokeniser has add_prefix_space, which is not read",
+               t->label);
   const json_t *use_regex = json_object_get(step, "use_regex");
   *rule = json_is_false(use_regex) ? KR_SPLIT_NONE : KR_SPLIT_GPT2;
   return KRAIT_OK;
@@ -233,17 +246,22 @@ static int32_t read_byte_level(kr_tokenizer *t, const json_t *step, int32_t *rul
 
 /* A ByteLevel by itself, or a Split by one of the known expressions and a ByteLevel that cuts no more. */
 static int32_t read_pre_tokenizer(kr_tokenizer *t, const json_t *pre) {
-  const json_t *list = json_object_get(pre, "pretokenizers"), *split = json_array_get(list, 0), *last = json_array_get(list, json_array_size(list) - 1);
+  const json_t *list = json_object_get(pre, "pretokenizers"), *split = json_array_get(list, 0),
+               *last = json_array_get(list, json_array_size(list) - 1);
   if (strcmp(type_of(pre), "ByteLevel") == 0) return read_byte_level(t, pre, &t->rule);
-  FORMAT_CHECK(strcmp(type_of(pre), "Sequence") == 0 && json_array_size(list) >= 1 && json_array_size(list) <= 2 && strcmp(type_of(last), "ByteLevel") == 0,
+  FORMAT_CHECK(strcmp(type_of(pre), "Sequence") == 0 && json_array_size(list) >= 1 && json_array_size(list) <= 2 &&
+                   strcmp(type_of(last), "ByteLevel") == 0,
                "%s: its pre-tokeniser is '%.32s' of another form than GPT-NeoX's or Qwen2's", t->label, type_of(pre));
   KR_TRY(read_byte_level(t, last, &t->rule));
   if (json_array_size(list) == 1) return KRAIT_OK;
-  const char *pattern = json_string_value(json_object_get(json_object_get(split, "pattern"), "Regex")), *behavior = json_string_value(json_object_get(split, "behavior"));
-  FORMAT_CHECK(strcmp(type_of(split), "Split") == 0 && t->rule == KR_SPLIT_NONE && pattern && behavior && strcmp(behavior, "Isolated") == 0 && !is_true(split, "invert"),
+  const char *pattern = json_string_value(json_object_get(json_object_get(split, "pattern"), "Regex")),
+             *behavior = json_string_value(json_object_get(split, "behavior"));
+  FORMAT_CHECK(strcmp(type_of(split), "Split") == 0 && t->rule == KR_SPLIT_NONE && pattern && behavior &&
+                   strcmp(behavior, "Isolated") == 0 && !is_true(split, "invert"),
                "%s: its pre-tokeniser is of another form than GPT-NeoX's or Qwen2's", t->label);
   t->rule = kr_split_find(pattern);
-  FORMAT_CHECK(t->rule != KR_SPLIT_NONE, "%s: its pre-tokeniser cuts by an unknown expression: %.100s", t->label, pattern);
+  FORMAT_CHECK(t->rule != KR_SPLIT_NONE, "%s: its pre-tokeniser cuts by an unknown expression: %.100s", t->label,
+               pattern);
   return KRAIT_OK;
 }
 
@@ -251,7 +269,8 @@ static int32_t read_normalizer(kr_tokenizer *t, const json_t *normalizer) {
   const json_t *list = json_object_get(normalizer, "normalizers");
   if (!normalizer || json_is_null(normalizer) || (json_is_array(list) && json_array_size(list) == 0)) return KRAIT_OK;
   if (json_array_size(list) == 1) normalizer = json_array_get(list, 0);
-  FORMAT_CHECK(strcmp(type_of(normalizer), "NFC") == 0, "%s: its normaliser is '%.32s'; only NFC is read", t->label, type_of(normalizer));
+  FORMAT_CHECK(strcmp(type_of(normalizer), "NFC") == 0, "%s: its normaliser is '%.32s'; only NFC is read", t->label,
+               type_of(normalizer));
   t->normalizes = 1;
   return KRAIT_OK;
 }
@@ -259,7 +278,8 @@ static int32_t read_normalizer(kr_tokenizer *t, const json_t *normalizer) {
 static int32_t read_tree(kr_tokenizer *t, const json_t *root) {
   const json_t *post = json_object_get(root, "post_processor"), *list = json_object_get(root, "added_tokens");
   FORMAT_CHECK(json_is_object(root), "%s: no tokenizer.json", t->label);
-  FORMAT_CHECK(!post || json_is_null(post) || strcmp(type_of(post), "ByteLevel") == 0, "%s: its post-processor is '%.32s', which is not read", t->label, type_of(post));
+  FORMAT_CHECK(!post || json_is_null(post) || strcmp(type_of(post), "ByteLevel") == 0,
+               "%s: its post-processor is '%.32s', which is not read", t->label, type_of(post));
   KR_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
   KR_TRY(read_pre_tokenizer(t, json_object_get(root, "pre_tokenizer")));
   KR_TRY(read_model(t, root, list));
@@ -338,7 +358,8 @@ static const added *added_at(const kr_tokenizer *t, const char *text, size_t n, 
 static int32_t encode_normal(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids);
 
 /* Text between added tokens of one kind. */
-static int32_t encode_rest(const kr_tokenizer *t, const char *text, size_t n, int is_normalized, uint32_t flags, kr_ids *ids) {
+static int32_t encode_rest(const kr_tokenizer *t, const char *text, size_t n, int is_normalized, uint32_t flags,
+                           kr_ids *ids) {
   char *normal = NULL;
   size_t n_normal = 0;
   if (n == 0) return KRAIT_OK;
@@ -349,7 +370,8 @@ static int32_t encode_rest(const kr_tokenizer *t, const char *text, size_t n, in
   return status;
 }
 
-static int32_t encode_around(const kr_tokenizer *t, const char *text, size_t n, int is_normalized, uint32_t flags, kr_ids *ids) {
+static int32_t encode_around(const kr_tokenizer *t, const char *text, size_t n, int is_normalized, uint32_t flags,
+                             kr_ids *ids) {
   size_t from = 0;
   for (size_t at = 0; at < n;) {
     const added *a = added_at(t, text + at, n - at, is_normalized, flags);
@@ -364,7 +386,9 @@ static int32_t encode_around(const kr_tokenizer *t, const char *text, size_t n, 
   return encode_rest(t, text + from, n - from, is_normalized, flags, ids);
 }
 
-static int32_t encode_normal(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids) { return encode_around(t, text, n, 1, flags, ids); }
+static int32_t encode_normal(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
+  return encode_around(t, text, n, 1, flags, ids);
+}
 
 int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
   const size_t good = kr_utf8_check(text, n);
@@ -382,7 +406,9 @@ const char *kr_tokenizer_bytes(const kr_tokenizer *t, int32_t id, size_t *n) {
   return is_token ? t->tokens[id].bytes : "";
 }
 
-int kr_tokenizer_is_special(const kr_tokenizer *t, int32_t id) { return id >= 0 && id < t->n_tokens && t->tokens[id].is_special; }
+int kr_tokenizer_is_special(const kr_tokenizer *t, int32_t id) {
+  return id >= 0 && id < t->n_tokens && t->tokens[id].is_special;
+}
 
 int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content) {
   for (int32_t i = 0; i < t->n_added; i++)
@@ -400,7 +426,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   kr_tokenizer *t = NULL;
   kr_ids ids = {0};
   const char *text = gap ? (const char *)gap + 1 : "";
-  if (kr_tokenizer_open_memory(data, n, "fuzz", &t) >= 0 && kr_tokenizer_encode(t, text, n_text, 0, &ids) >= 0 && !t->normalizes) {
+  if (kr_tokenizer_open_memory(data, n, "fuzz", &t) >= 0 && kr_tokenizer_encode(t, text, n_text, 0, &ids) >= 0 &&
+      !t->normalizes) {
     size_t at = 0;
     for (int64_t i = 0; i < ids.n; i++) {
       size_t length;

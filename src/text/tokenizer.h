@@ -1,7 +1,8 @@
-/* tokenizer.h: tokenizer.json of the byte-level kind: text to tokens and back. Immutable after open; any number of threads may use it.
+/* tokenizer.h: tokenizer.json of the byte-level kind: text to tokens and back. Immutable after open; any number of
+ * threads may use it.
  *
- * Read are: form C or no normalisation; the cuts of split.h; BPE on bytes; added tokens, special or not, that are cut out of the text first. Anything else
- * in the file is refused by name, because its tokens would be wrong. */
+ * Read are: form C or no normalisation; the cuts of split.h; BPE on bytes; added tokens, special or not, that are cut
+ * out of the text first. Anything else in the file is refused by name, because its tokens would be wrong. */
 #ifndef KR_TOKENIZER_H
 #define KR_TOKENIZER_H
 
@@ -31,8 +32,8 @@ typedef struct kr_message {
   const char *role, *content; /* "system", "user", "assistant" */
 } kr_message;
 int kr_chat_is_known(const kr_tokenizer *t); /* it has the template's special tokens */
-/* The messages and the beginning of the assistant's answer; its end is <|im_end|>. A content's special tokens are text. Without a system message
- * first the template's own stands there. */
+/* The messages and the beginning of the assistant's answer; its end is <|im_end|>. A content's special tokens are text.
+ * Without a system message first the template's own stands there. */
 int32_t kr_chat_encode(const kr_tokenizer *t, const kr_message *messages, int n, kr_ids *ids);
 
 #endif

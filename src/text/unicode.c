@@ -1,5 +1,5 @@
-/* unicode.c: utf8proc has the tables and composes; marks are put into their order here, because it does so in a time that grows with the square of
- * a run of them, and memory comes from src/base. */
+/* unicode.c: utf8proc has the tables and composes; marks are put into their order here, because it does so in a time
+ * that grows with the square of a run of them, and memory comes from src/base. */
 #include "unicode.h"
 
 #include <utf8proc.h>
@@ -20,7 +20,8 @@ int kr_is_number(uint32_t code) {
 
 int kr_is_space(uint32_t code) {
   if (code < 0x80) return (code >= 9 && code <= 13) || code == ' ';
-  return code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
+  return code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 ||
+         code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
 }
 
 /* Nothing below U+0300 combines or decomposes to anything but itself and back. */
@@ -54,7 +55,8 @@ static size_t decompose(const char *text, size_t n, utf8proc_int32_t *codes) {
   for (size_t i = 0; i < n; n_codes++) {
     int boundary = 0;
     i += (size_t)kr_utf8_read(text + i, n - i, &code);
-    const utf8proc_ssize_t more = utf8proc_decompose_char((utf8proc_int32_t)code, codes + n_codes, 4, UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundary);
+    const utf8proc_ssize_t more = utf8proc_decompose_char((utf8proc_int32_t)code, codes + n_codes, 4,
+                                                          UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundary);
     n_codes += more > 1 ? (size_t)more - 1 : 0;
   }
   return n_codes;
@@ -63,13 +65,15 @@ static size_t decompose(const char *text, size_t n, utf8proc_int32_t *codes) {
 int32_t kr_nfc(const char *text, size_t n, char **normal, size_t *n_normal) {
   *normal = NULL;
   if (is_plain(text, n)) return KRAIT_OK;
-  /* the longest canonical decomposition has 4 characters, and a character has a byte at least; of two bytes at least where it has more than one */
+  /* the longest canonical decomposition has 4 characters, and a character has a byte at least; of two bytes at least
+   * where it has more than one */
   const size_t most = 2 * n + 4;
   utf8proc_int32_t *codes = kr_alloc_array(2 * most, sizeof *codes);
   KR_CHECK(codes, KRAIT_ERR_NO_MEMORY, "no memory to normalise %zu bytes of text", n);
   size_t n_codes = decompose(text, n, codes), used = 0;
   order_marks(codes, codes + most, n_codes);
-  const utf8proc_ssize_t composed = utf8proc_normalize_utf32(codes, (utf8proc_ssize_t)n_codes, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+  const utf8proc_ssize_t composed =
+      utf8proc_normalize_utf32(codes, (utf8proc_ssize_t)n_codes, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
   if (composed >= 0) n_codes = (size_t)composed;
   *normal = kr_alloc(4 * n_codes + 1);
   for (size_t i = 0; *normal && i < n_codes; i++) used += (size_t)kr_utf8_write((uint32_t)codes[i], *normal + used);

@@ -1,4 +1,5 @@
-/* utf8.c: the table of well-formed sequences is Unicode's (3.9, table 3-7): only the second byte has ranges of its own. */
+/* utf8.c: the table of well-formed sequences is Unicode's (3.9, table 3-7): only the second byte has ranges of its
+ * own. */
 #include "utf8.h"
 
 #include <string.h>
@@ -11,7 +12,12 @@ static int length_of(unsigned char first) {
 }
 
 static int is_second(unsigned char first, unsigned char second) {
-  const unsigned char low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  const unsigned char low = first == 0xe0   ? 0xa0
+                            : first == 0xf0 ? 0x90
+                                            : 0x80,
+                      high = first == 0xed   ? 0x9f
+                             : first == 0xf4 ? 0x8f
+                                             : 0xbf;
   return second >= low && second <= high;
 }
 

@@ -5,15 +5,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the well-formed character at s, of which n >= 1 are there (no surrogates, nothing overlong); 0 if it is none. code may be NULL. */
+/* Bytes of the well-formed character at s, of which n >= 1 are there (no surrogates, nothing overlong); 0 if it is
+ * none. code may be NULL. */
 int kr_utf8_read(const char *s, size_t n, uint32_t *code);
 /* Writes up to 4 bytes; returns how many. */
 int kr_utf8_write(uint32_t code, char *to);
 /* The offset of the first byte that is not UTF-8; n if there is none. */
 size_t kr_utf8_check(const char *text, size_t n);
 
-/* Bytes that arrive in pieces, as whole characters: the start of a character waits for its rest, and what can be none becomes U+FFFD, one for
- * each longest start of a character. */
+/* Bytes that arrive in pieces, as whole characters: the start of a character waits for its rest, and what can be none
+ * becomes U+FFFD, one for each longest start of a character. */
 typedef struct kr_utf8_stream {
   char pending[4];
   int n;

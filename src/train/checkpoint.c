@@ -1,4 +1,5 @@
-/* checkpoint.c: see checkpoint.h. Numbers that are no tensors stand in the metadata, floats in hexadecimal: nothing is rounded. */
+/* checkpoint.c: see checkpoint.h. Numbers that are no tensors stand in the metadata, floats in hexadecimal: nothing is
+ * rounded. */
 #include "checkpoint.h"
 
 #include <math.h>
@@ -15,17 +16,21 @@ typedef struct part {
   kr_parameters *parameters;
   float *array;
 } part;
-enum { N_PARTS = 7, MOST_METADATA = 12 };
+enum { N_PARTS = 7 };
 
 static void list_parts(kr_trainer *t, part *parts) {
   kr_parameters *g = kr_trainer_generator(t), *d = kr_trainer_discriminator(t);
-  const part all[N_PARTS] = {{"model.", g, g->value}, {"model_m.", g, g->m}, {"model_v.", g, g->v}, {"model_average.", g, g->average}, {"disc.", d, d->value}, {"disc_m.", d, d->m}, {"disc_v.", d, d->v}};
+  const part all[N_PARTS] = {
+      {"model.", g, g->value}, {"model_m.", g, g->m}, {"model_v.", g, g->v}, {"model_average.", g, g->average},
+      {"disc.", d, d->value},  {"disc_m.", d, d->m},  {"disc_v.", d, d->v}};
   memcpy(parts, all, sizeof all);
 }
 
-static const char *const u_names[KR_DISC_NORMS] = {"disc_u.0", "disc_u.3", "disc_u.6", "disc_u.9", "disc_u.14", "disc_u.17"};
+static const char *const u_names[KR_DISC_NORMS] = {"disc_u.0", "disc_u.3",  "disc_u.6",
+                                                   "disc_u.9", "disc_u.14", "disc_u.17"};
 
-int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_state *s, const kr_checkpoint_text *text) {
+int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_state *s,
+                            const kr_checkpoint_text *text) {
   part parts[N_PARTS];
   char numbers[6][40];
   int64_t n = 0, most = KR_DISC_NORMS;
@@ -40,11 +45,20 @@ int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_s
     n += parts[k].parameters->n_items;
   }
   for (int k = 0; k < KR_DISC_NORMS && kr_trainer_discriminator(t)->n_items; k++)
-    items[n++] = (kr_weight){.name = u_names[k], .dtype = KRAIT_F32, .n_dims = 1, .shape = {kr_disc_outputs(k)}, .data = kr_trainer_u(t, k), .bytes = (uint64_t)kr_disc_outputs(k) * sizeof(float)};
-  snprintf(numbers[0], 40, "%lld", (long long)s->step), snprintf(numbers[1], 40, "%lld", (long long)kr_trainer_updates(t));
-  snprintf(numbers[2], 40, "%a", s->epoch_loss), snprintf(numbers[3], 40, "%a", s->epoch_steps), snprintf(numbers[4], 40, "%a", s->best_loss);
-  const kr_metadata metadata[] = {{"format", "krait training 1"}, {"step", numbers[0]}, {"updates", numbers[1]}, {"epoch_loss", numbers[2]}, {"epoch_steps", numbers[3]}, {"best_loss", numbers[4]},
-                                  {"model", text->model}, {"config", text->config}, {"recipe", text->recipe}};
+    items[n++] = (kr_weight){.name = u_names[k],
+                             .dtype = KRAIT_F32,
+                             .n_dims = 1,
+                             .shape = {kr_disc_outputs(k)},
+                             .data = kr_trainer_u(t, k),
+                             .bytes = (uint64_t)kr_disc_outputs(k) * sizeof(float)};
+  snprintf(numbers[0], 40, "%lld", (long long)s->step),
+      snprintf(numbers[1], 40, "%lld", (long long)kr_trainer_updates(t));
+  snprintf(numbers[2], 40, "%a", s->epoch_loss), snprintf(numbers[3], 40, "%a", s->epoch_steps),
+      snprintf(numbers[4], 40, "%a", s->best_loss);
+  const kr_metadata metadata[] = {
+      {"format", "krait training 1"}, {"step", numbers[0]},        {"updates", numbers[1]},
+      {"epoch_loss", numbers[2]},     {"epoch_steps", numbers[3]}, {"best_loss", numbers[4]},
+      {"model", text->model},         {"config", text->config},    {"recipe", text->recipe}};
   const int32_t status = kr_safetensors_write(path, items, n, metadata, sizeof metadata / sizeof *metadata);
   kr_free(items);
   return status;

@@ -1,4 +1,5 @@
-/* checkpoint.h: a training run on disk: all that the next step depends on, in one safetensors file that appears whole or not at all; and its model alone. */
+/* checkpoint.h: a training run on disk: all that the next step depends on, in one safetensors file that appears whole
+ * or not at all; and its model alone. */
 #ifndef KR_CHECKPOINT_H
 #define KR_CHECKPOINT_H
 
@@ -14,7 +15,8 @@ typedef struct kr_checkpoint_text {
   const char *model, *config, *recipe; /* "primeknet_mamba"; its arguments and the whole configuration as JSON */
 } kr_checkpoint_text;
 
-int32_t kr_checkpoint_write(const char *path, kr_trainer *trainer, const kr_progress_state *state, const kr_checkpoint_text *text);
+int32_t kr_checkpoint_write(const char *path, kr_trainer *trainer, const kr_progress_state *state,
+                            const kr_checkpoint_text *text);
 /* Into a trainer of the same model. */
 int32_t kr_checkpoint_read(const char *path, kr_trainer *trainer, kr_progress_state *state);
 /* What `krait enhance --weights` takes: the values, or their moving average. */

@@ -1,5 +1,6 @@
-/* discriminator.h: the metric discriminator of MetricGAN (Fu et al. 2019) as PrimeKnet's training has it, as calls of a graph: four convolutions with
- * spectral norm, instance norm and PReLU, the largest of each channel, two layers, a sigmoid. */
+/* discriminator.h: the metric discriminator of MetricGAN (Fu et al. 2019) as PrimeKnet's training has it, as calls of a
+ * graph: four convolutions with spectral norm, instance norm and PReLU, the largest of each channel, two layers, a
+ * sigmoid. */
 #ifndef KR_DISCRIMINATOR_H
 #define KR_DISCRIMINATOR_H
 

@@ -19,8 +19,9 @@ enum { WIDTH = 1000, HEIGHT = 640, LEFT = 78, RIGHT = 170, TOP = 30, BOTTOM = 56
 static const struct {
   const char *key;
   double red, green, blue;
-} curves[N_CURVES] = {{"total", 0, 0, 0}, {"valid", 0.84, 0.15, 0.16}, {"magnitude", 0.12, 0.47, 0.71}, {"phase_ip", 1, 0.5, 0.05}, {"complex", 0.17, 0.63, 0.17}, {"consistency", 0.58, 0.4, 0.74},
-                      {"metric", 0.55, 0.34, 0.29}, {"disc_g", 0.89, 0.47, 0.76}, {"disc_r", 0.5, 0.5, 0.5}};
+} curves[N_CURVES] = {{"total", 0, 0, 0},           {"valid", 0.84, 0.15, 0.16},   {"magnitude", 0.12, 0.47, 0.71},
+                      {"phase_ip", 1, 0.5, 0.05},   {"complex", 0.17, 0.63, 0.17}, {"consistency", 0.58, 0.4, 0.74},
+                      {"metric", 0.55, 0.34, 0.29}, {"disc_g", 0.89, 0.47, 0.76},  {"disc_r", 0.5, 0.5, 0.5}};
 
 typedef struct history {
   double *values; /* (n, 1 + N_CURVES): the step, then a value of each curve; NAN: none */
@@ -35,7 +36,8 @@ static int32_t take_line(history *h, const char *line) {
   }
   if (h->n == h->room) {
     const int64_t room = h->room ? 2 * h->room : 256;
-    double *values = kr_realloc(h->values, (size_t)(h->room * (1 + N_CURVES)) * sizeof *values, (size_t)(room * (1 + N_CURVES)) * sizeof *values);
+    double *values = kr_realloc(h->values, (size_t)(h->room * (1 + N_CURVES)) * sizeof *values,
+                                (size_t)(room * (1 + N_CURVES)) * sizeof *values);
     if (!values) json_decref(record);
     KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a run's log");
     h->values = values, h->room = room;
@@ -77,8 +79,12 @@ static axes axes_of(const history *h) {
   return a;
 }
 
-static double x_of(const axes *a, double step) { return LEFT + (step - a->step0) / (a->step1 - a->step0) * (WIDTH - LEFT - RIGHT); }
-static double y_of(const axes *a, double power) { return HEIGHT - BOTTOM - (power - a->low) / (a->high - a->low) * (HEIGHT - TOP - BOTTOM); }
+static double x_of(const axes *a, double step) {
+  return LEFT + (step - a->step0) / (a->step1 - a->step0) * (WIDTH - LEFT - RIGHT);
+}
+static double y_of(const axes *a, double power) {
+  return HEIGHT - BOTTOM - (power - a->low) / (a->high - a->low) * (HEIGHT - TOP - BOTTOM);
+}
 
 static void put_text(cairo_t *c, double x, double y, double part, const char *text) {
   cairo_text_extents_t extents;
@@ -120,12 +126,15 @@ static void put_curve(cairo_t *c, const history *h, const axes *a, int i, double
   }
   cairo_stroke(c);
   if (!n_points) return;
-  cairo_move_to(c, WIDTH - RIGHT + 16, *legend_y - 4), cairo_line_to(c, WIDTH - RIGHT + 40, *legend_y - 4), cairo_stroke(c);
+  cairo_move_to(c, WIDTH - RIGHT + 16, *legend_y - 4), cairo_line_to(c, WIDTH - RIGHT + 40, *legend_y - 4),
+      cairo_stroke(c);
   put_text(c, WIDTH - RIGHT + 48, *legend_y, 0, curves[i].key);
   *legend_y += 22;
 }
 
-static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) { return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR; }
+static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) {
+  return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR;
+}
 
 static int32_t write_png(cairo_surface_t *surface, const char *path) {
   kr_outfile out;
@@ -133,7 +142,8 @@ static int32_t write_png(cairo_surface_t *surface, const char *path) {
   FILE *file = fopen(out.temp_path, "wb");
   int failed = !file || cairo_surface_write_to_png_stream(surface, write_bytes, file) != CAIRO_STATUS_SUCCESS;
   if (file && fclose(file) != 0) failed = 1;
-  const int32_t status = failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", path) : kr_outfile_commit(&out);
+  const int32_t status =
+      failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", path) : kr_outfile_commit(&out);
   kr_outfile_abandon(&out);
   return status;
 }
@@ -148,11 +158,14 @@ int32_t kr_loss_plot_write(const char *log_path, const char *png_path) {
     cairo_t *c = cairo_create(surface);
     const locale_t locale = kr_c_locale_begin();
     cairo_set_source_rgb(c, 1, 1, 1), cairo_paint(c);
-    cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL), cairo_set_font_size(c, 13);
+    cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL),
+        cairo_set_font_size(c, 13);
     put_axes(c, &a);
     for (int i = N_CURVES - 1; i >= 0; i--) put_curve(c, &h, &a, i, &legend_y);
     kr_c_locale_end(locale);
-    status = cairo_status(c) == CAIRO_STATUS_SUCCESS ? write_png(surface, png_path) : kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", png_path, cairo_status_to_string(cairo_status(c)));
+    status = cairo_status(c) == CAIRO_STATUS_SUCCESS ? write_png(surface, png_path)
+                                                     : kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", png_path,
+                                                               cairo_status_to_string(cairo_status(c)));
     cairo_destroy(c);
     cairo_surface_destroy(surface);
   }

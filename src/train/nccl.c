@@ -38,12 +38,17 @@ static int32_t find_symbols(kr_dlib *lib, const char *path) {
 
 static int32_t load_table(void) {
   const char *path = kr_env_libnccl() ? kr_env_libnccl() : "libnccl.so.2", *why = "";
-  kr_env_offer("NCCL_ALGO", "Ring"), kr_env_offer("NCCL_PROTO", "Simple"), kr_env_offer("NCCL_NVLS_ENABLE", "0"); /* multicast would go unused, and asks more of a machine */
+  kr_env_offer("NCCL_ALGO", "Ring"), kr_env_offer("NCCL_PROTO", "Simple"),
+      kr_env_offer("NCCL_NVLS_ENABLE", "0"); /* multicast would go unused, and asks more of a machine */
   kr_dlib *lib = kr_dlib_open(path, &why);
-  KR_CHECK(lib, KRAIT_ERR_UNSUPPORTED, "several GPUs need NCCL (%s): set KRAIT_LIBNCCL to a libnccl.so.2, such as that of PyTorch's nvidia/nccl/lib", why);
+  KR_CHECK(
+      lib, KRAIT_ERR_UNSUPPORTED,
+      "several GPUs need NCCL (%s): set KRAIT_LIBNCCL to a libnccl.so.2, such as that of PyTorch's nvidia/nccl/lib",
+      why);
   KR_TRY(find_symbols(lib, path)); /* stays open: it starts threads */
   KR_NCCL_TRY(&table, GetVersion(&table.version), "asking its version");
-  KR_CHECK(table.version >= OLDEST, KRAIT_ERR_UNSUPPORTED, "%s is NCCL %d, krait needs 2.4 or later", path, table.version);
+  KR_CHECK(table.version >= OLDEST, KRAIT_ERR_UNSUPPORTED, "%s is NCCL %d, krait needs 2.4 or later", path,
+           table.version);
   return KRAIT_OK;
 }
 
@@ -59,5 +64,6 @@ int32_t kr_nccl_load(const kr_nccl **nccl) {
 }
 
 int32_t kr_nccl_fail(const kr_nccl *nccl, int result, const char *doing) {
-  return kr_fail(KRAIT_ERR_DRIVER, "NCCL, %s: %s (%d)", doing, nccl->GetErrorString ? nccl->GetErrorString(result) : "no text", result);
+  return kr_fail(KRAIT_ERR_DRIVER, "NCCL, %s: %s (%d)", doing,
+                 nccl->GetErrorString ? nccl->GetErrorString(result) : "no text", result);
 }

@@ -1,4 +1,5 @@
-/* nccl.h: NVIDIA's collective library, loaded at run time as a table of function pointers (nccl.def). Nothing links against it. */
+/* nccl.h: NVIDIA's collective library, loaded at run time as a table of function pointers (nccl.def). Nothing links
+ * against it. */
 #ifndef KR_NCCL_H
 #define KR_NCCL_H
 
@@ -19,8 +20,9 @@ typedef struct kr_nccl {
 
 enum { KR_NCCL_FLOAT32 = 7, KR_NCCL_SUM = 0, KR_NCCL_IN_PROGRESS = 7 }; /* part of its ABI */
 
-/* Loads the library (KRAIT_LIBNCCL, else libnccl.so.2) once per process; later calls repeat the first answer. Sums are pinned to one algorithm, whose order of
- * terms does not change from run to run, unless NCCL_ALGO and NCCL_PROTO say otherwise. */
+/* Loads the library (KRAIT_LIBNCCL, else libnccl.so.2) once per process; later calls repeat the first answer. Sums are
+ * pinned to one algorithm, whose order of terms does not change from run to run, unless NCCL_ALGO and NCCL_PROTO say
+ * otherwise. */
 int32_t kr_nccl_load(const kr_nccl **nccl);
 /* A failed call as a status, with the library's sentence. */
 int32_t kr_nccl_fail(const kr_nccl *nccl, int result, const char *doing);

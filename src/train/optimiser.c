@@ -1,4 +1,5 @@
-/* optimiser.c: see optimiser.h: AdamW (Loshchilov & Hutter 2019) in float32, as PyTorch orders its operations; on a GPU by the kernels of optimiser.cu. */
+/* optimiser.c: see optimiser.h: AdamW (Loshchilov & Hutter 2019) in float32, as PyTorch orders its operations; on a GPU
+ * by the kernels of optimiser.cu. */
 #include "optimiser.h"
 
 #include <math.h>
@@ -6,18 +7,35 @@
 #include "optimiser_plan.h"
 #include "status.h"
 
-static const kr_kernel adamw = {"optimiser", "kr_optimiser_adamw"}, add = {"optimiser", "kr_optimiser_add"}, squares = {"optimiser", "kr_optimiser_squares"}, squares_sum = {"optimiser", "kr_optimiser_squares_sum"};
+static const kr_kernel adamw = {"optimiser", "kr_optimiser_adamw"}, add = {"optimiser", "kr_optimiser_add"},
+                       squares = {"optimiser", "kr_optimiser_squares"},
+                       squares_sum = {"optimiser", "kr_optimiser_squares_sum"};
 
 static float *on_device(const kr_parameters *p, float *host) { return p->device + (host - p->value); }
-static kr_grid grid_of(const kr_parameters *p) { return (kr_grid){.x = (uint32_t)((p->n + KR_OPTIMISER_THREADS - 1) / KR_OPTIMISER_THREADS), .block = KR_OPTIMISER_THREADS}; }
+static kr_grid grid_of(const kr_parameters *p) {
+  return (kr_grid){.x = (uint32_t)((p->n + KR_OPTIMISER_THREADS - 1) / KR_OPTIMISER_THREADS),
+                   .block = KR_OPTIMISER_THREADS};
+}
 
 /* ---- a step ---- */
 
 static kr_optimiser_plan plan_of(const kr_parameters *p, const kr_adamw *o, double scale, double decay) {
   const double t = (double)o->step;
-  return (kr_optimiser_plan){.value = p->value, .m = p->m, .v = p->v, .average = decay > 0 ? p->average : NULL, .gradient = p->gradient, .n = p->n, .scale = (float)scale,
-                             .keep = (float)(1 - o->lr * o->weight_decay), .beta1 = (float)o->beta1, .beta2 = (float)o->beta2, .step = (float)(o->lr / (1 - pow(o->beta1, t))),
-                             .root = (float)sqrt(1 - pow(o->beta2, t)), .eps = (float)o->eps, .average_keep = (float)decay, .average_take = (float)(1 - decay)};
+  return (kr_optimiser_plan){.value = p->value,
+                             .m = p->m,
+                             .v = p->v,
+                             .average = decay > 0 ? p->average : NULL,
+                             .gradient = p->gradient,
+                             .n = p->n,
+                             .scale = (float)scale,
+                             .keep = (float)(1 - o->lr * o->weight_decay),
+                             .beta1 = (float)o->beta1,
+                             .beta2 = (float)o->beta2,
+                             .step = (float)(o->lr / (1 - pow(o->beta1, t))),
+                             .root = (float)sqrt(1 - pow(o->beta2, t)),
+                             .eps = (float)o->eps,
+                             .average_keep = (float)decay,
+                             .average_take = (float)(1 - decay)};
 }
 
 static void update_range(void *user, int64_t begin, int64_t end, int worker) {
@@ -31,7 +49,8 @@ static void update_range(void *user, int64_t begin, int64_t end, int worker) {
     v[i] = v[i] * u->beta2 + g * g * (1 - u->beta2);
     value[i] = value[i] * u->keep - u->step * m[i] / (sqrtf(v[i]) / u->root + u->eps);
   }
-  for (int64_t i = begin; i < end && average; i++) average[i] = u->average_keep * average[i] + u->average_take * value[i];
+  for (int64_t i = begin; i < end && average; i++)
+    average[i] = u->average_keep * average[i] + u->average_take * value[i];
 }
 
 int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *options, double scale, double decay) {
@@ -40,7 +59,8 @@ int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw
     kr_parallel(ctx, p->n, 65536, update_range, &u);
     return KRAIT_OK;
   }
-  u.value = on_device(p, p->value), u.m = on_device(p, p->m), u.v = on_device(p, p->v), u.gradient = on_device(p, p->gradient), u.average = u.average ? on_device(p, p->average) : NULL;
+  u.value = on_device(p, p->value), u.m = on_device(p, p->m), u.v = on_device(p, p->v),
+  u.gradient = on_device(p, p->gradient), u.average = u.average ? on_device(p, p->average) : NULL;
   const kr_grid grid = grid_of(p);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &adamw, &grid, &u, sizeof u);
 }
@@ -49,7 +69,11 @@ int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw
 
 int32_t kr_optimiser_accumulate(const krait_ctx *ctx, kr_parameters *p, float *total, int64_t at, int64_t n) {
   if (p->device) {
-    const kr_optimiser_plan u = {.gradient = on_device(p, p->gradient), .total = total, .n = p->n, .total_keep = at ? 1 : 0, .by = at + 1 < n ? 0 : (float)n};
+    const kr_optimiser_plan u = {.gradient = on_device(p, p->gradient),
+                                 .total = total,
+                                 .n = p->n,
+                                 .total_keep = at ? 1 : 0,
+                                 .by = at + 1 < n ? 0 : (float)n};
     const kr_grid grid = grid_of(p);
     return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add, &grid, &u, sizeof u);
   }
@@ -64,8 +88,10 @@ int32_t kr_optimiser_norm(const krait_ctx *ctx, const kr_parameters *p, void *sc
   double sum = 0;
   if (p->device) {
     const kr_optimiser_plan u = {.gradient = on_device(p, p->gradient), .squares = scratch, .n = p->n};
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &squares, &(kr_grid){.x = KR_OPTIMISER_PARTS, .block = KR_OPTIMISER_THREADS}, &u, sizeof u));
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &squares_sum, &(kr_grid){.x = 1, .block = KR_OPTIMISER_THREADS}, &u, sizeof u));
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &squares,
+                          &(kr_grid){.x = KR_OPTIMISER_PARTS, .block = KR_OPTIMISER_THREADS}, &u, sizeof u));
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &squares_sum,
+                          &(kr_grid){.x = 1, .block = KR_OPTIMISER_THREADS}, &u, sizeof u));
     KR_TRY(kr_cuda_copy_out(ctx->cuda, &sum, u.squares + KR_OPTIMISER_PARTS, sizeof sum, NULL));
     KR_TRY(kr_cuda_wait(ctx->cuda, NULL));
   }

@@ -1,5 +1,5 @@
-/* optimiser.cu: what happens to all parameters of a model between two steps, element by element as parameters.c does it on the host, and the sum of the gradients'
- * squares in float64, always in the same order. */
+/* optimiser.cu: what happens to all parameters of a model between two steps, element by element as parameters.c does it
+ * on the host, and the sum of the gradients' squares in float64, always in the same order. */
 #include "kernel.cuh"
 #include "optimiser_plan.h"
 
@@ -12,7 +12,8 @@
 KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_adamw(const kr_optimiser_plan p) {
   const int64_t i = (int64_t)kr_block_x() * KR_OPTIMISER_THREADS + kr_thread();
   if (i >= p.n) return;
-  const float g = p.gradient[i] * p.scale, m = p.m[i] + (g - p.m[i]) * (1.0f - p.beta1), v = p.v[i] * p.beta2 + g * g * (1.0f - p.beta2);
+  const float g = p.gradient[i] * p.scale, m = p.m[i] + (g - p.m[i]) * (1.0f - p.beta1),
+              v = p.v[i] * p.beta2 + g * g * (1.0f - p.beta2);
   const float value = p.value[i] * p.keep - p.step * m / (ROOT(v) / p.root + p.eps);
   p.m[i] = m, p.v[i] = v, p.value[i] = value;
   if (p.average) p.average[i] = p.average_keep * p.average[i] + p.average_take * value;
@@ -39,7 +40,9 @@ KR_DEV double sum_block(double v) {
 
 KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_squares(const kr_optimiser_plan p) {
   double sum = 0.0;
-  for (int64_t i = (int64_t)kr_block_x() * KR_OPTIMISER_THREADS + kr_thread(); i < p.n; i += KR_OPTIMISER_PARTS * KR_OPTIMISER_THREADS) sum += (double)p.gradient[i] * (double)p.gradient[i];
+  for (int64_t i = (int64_t)kr_block_x() * KR_OPTIMISER_THREADS + kr_thread(); i < p.n;
+       i += KR_OPTIMISER_PARTS * KR_OPTIMISER_THREADS)
+    sum += (double)p.gradient[i] * (double)p.gradient[i];
   sum = sum_block(sum);
   if (kr_thread() == 0) p.squares[kr_block_x()] = sum;
 }

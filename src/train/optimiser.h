@@ -1,4 +1,5 @@
-/* optimiser.h: what happens to parameters between two steps, where they lie: on the host, or on the GPU of the context. */
+/* optimiser.h: what happens to parameters between two steps, where they lie: on the host, or on the GPU of the
+ * context. */
 #ifndef KR_OPTIMISER_H
 #define KR_OPTIMISER_H
 
@@ -9,7 +10,8 @@ typedef struct kr_adamw {
   double lr, beta1, beta2, eps, weight_decay;
   int64_t step; /* 1 for the first */
 } kr_adamw;
-/* One step; gradients are scaled by `scale` first. average = decay average + (1 - decay) value behind it, where decay is not 0. */
+/* One step; gradients are scaled by `scale` first. average = decay average + (1 - decay) value behind it, where decay
+ * is not 0. */
 int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *options, double scale, double decay);
 /* total (p->n floats, where p lies) sums batch `at` of n; the last leaves their mean as the gradient. */
 int32_t kr_optimiser_accumulate(const krait_ctx *ctx, kr_parameters *p, float *total, int64_t at, int64_t n);

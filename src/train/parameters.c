@@ -34,7 +34,9 @@ int32_t kr_parameters_allocate(const krait_ctx *ctx, kr_parameters *p) {
   return kr_parameters_push(p);
 }
 
-int32_t kr_parameters_push(const kr_parameters *p) { return p->device ? kr_cuda_copy_in(p->cuda, p->device, p->value, (size_t)p->n * 5 * sizeof(float), NULL) : KRAIT_OK; }
+int32_t kr_parameters_push(const kr_parameters *p) {
+  return p->device ? kr_cuda_copy_in(p->cuda, p->device, p->value, (size_t)p->n * 5 * sizeof(float), NULL) : KRAIT_OK;
+}
 
 int32_t kr_parameters_pull(const kr_parameters *p) {
   if (!p->device) return KRAIT_OK;
@@ -42,7 +44,9 @@ int32_t kr_parameters_pull(const kr_parameters *p) {
   return kr_cuda_wait(p->cuda, NULL);
 }
 
-float *kr_parameters_at(const kr_parameters *p, float *host) { return p->device ? p->device + (host - p->value) : host; }
+float *kr_parameters_at(const kr_parameters *p, float *host) {
+  return p->device ? p->device + (host - p->value) : host;
+}
 
 void kr_parameters_free(kr_parameters *p) {
   if (p->device) kr_cuda_free(p->cuda, p->device);
@@ -61,7 +65,8 @@ kr_tensor kr_parameters_tensor(void *parameters, kr_graph *g, const char *name, 
   const kr_parameters *p = parameters;
   kr_parameter *item = kr_parameters_find(p, name);
   if (!item) return 0;
-  if (item->graph != g) item->graph = g, item->tensor = kr_graph_weight(g, name, KRAIT_F32, dims, kr_parameters_at(p, p->value + item->at));
+  if (item->graph != g)
+    item->graph = g, item->tensor = kr_graph_weight(g, name, KRAIT_F32, dims, kr_parameters_at(p, p->value + item->at));
   return item->tensor;
 }
 
@@ -81,7 +86,11 @@ void kr_parameters_items(const kr_parameters *p, const char *prefix, const float
   for (int64_t i = 0; i < p->n_items; i++) {
     const kr_parameter *item = &p->items[i];
     snprintf(text + 224 * i, 224, "%s%s", prefix, item->name);
-    items[i] = (kr_weight){.name = text + 224 * i, .dtype = KRAIT_F32, .n_dims = item->dims.n, .data = from + item->at, .bytes = (uint64_t)item->n * sizeof *from};
+    items[i] = (kr_weight){.name = text + 224 * i,
+                           .dtype = KRAIT_F32,
+                           .n_dims = item->dims.n,
+                           .data = from + item->at,
+                           .bytes = (uint64_t)item->n * sizeof *from};
     memcpy(items[i].shape, item->dims.size, (size_t)item->dims.n * sizeof(int64_t));
   }
 }

@@ -1,4 +1,5 @@
-/* parameters.h: a model's parameters, their gradients and what an optimiser keeps of them, each as one array in host memory, and the same on a GPU where steps run there. */
+/* parameters.h: a model's parameters, their gradients and what an optimiser keeps of them, each as one array in host
+ * memory, and the same on a GPU where steps run there. */
 #ifndef KR_PARAMETERS_H
 #define KR_PARAMETERS_H
 
@@ -33,7 +34,8 @@ float *kr_parameters_at(const kr_parameters *p, float *host); /* the address tha
 kr_tensor kr_parameters_tensor(void *parameters, kr_graph *g, const char *name, kr_dims dims);
 kr_parameter *kr_parameters_find(const kr_parameters *p, const char *name);
 
-/* Every parameter from a file, which must have all of them with their shapes; prefix stands before the names there. Into values, or m, v, ... */
+/* Every parameter from a file, which must have all of them with their shapes; prefix stands before the names there.
+ * Into values, or m, v, ... */
 int32_t kr_parameters_read(const kr_parameters *p, const kr_weights *weights, const char *prefix, float *to);
 /* As items of a file; names live as long as text, of n_items * 224 bytes. */
 void kr_parameters_items(const kr_parameters *p, const char *prefix, const float *from, char *text, kr_weight *items);

@@ -1,5 +1,5 @@
-/* ranks.c: see ranks.h. Connections form a star around rank 0. A thread of each process waits for their ends; when one comes it stops NCCL, in whose sums the process would else
- * wait for ever. */
+/* ranks.c: see ranks.h. Connections form a star around rank 0. A thread of each process waits for their ends; when one
+ * comes it stops NCCL, in whose sums the process would else wait for ever. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -87,7 +87,9 @@ static int32_t hear(kr_ranks *r, int fd, uint32_t kind, void *data, size_t bytes
     r->farewell[h.bytes] = 0;
     return kr_fail(KRAIT_ERR_CANCELLED, "another rank stopped");
   }
-  KR_CHECK(h.kind == kind && h.bytes == bytes, KRAIT_ERR_DEVICE_LOST, "a message of kind %u and %llu bytes instead of kind %u and %zu: are all ranks of the same build?", h.kind, (unsigned long long)h.bytes, kind, bytes);
+  KR_CHECK(h.kind == kind && h.bytes == bytes, KRAIT_ERR_DEVICE_LOST,
+           "a message of kind %u and %llu bytes instead of kind %u and %zu: are all ranks of the same build?", h.kind,
+           (unsigned long long)h.bytes, kind, bytes);
   return move(fd, data, bytes, 0);
 }
 
@@ -122,7 +124,9 @@ static int32_t find_address(const char *meet, int is_server, struct addrinfo **f
   *colon = 0;
   const int is_local = strcmp(host, "127.0.0.1") == 0 || strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = is_server && !is_local ? AI_PASSIVE : 0};
-  const int result = getaddrinfo(is_server && !is_local ? NULL : host, colon + 1, &hints, found); /* one's own name may stand for another address than the one that others take */
+  const int result =
+      getaddrinfo(is_server && !is_local ? NULL : host, colon + 1, &hints,
+                  found); /* one's own name may stand for another address than the one that others take */
   KR_CHECK(result == 0, KRAIT_ERR_ARGUMENT, "MASTER_ADDR %s: %s", host, gai_strerror(result));
   return KRAIT_OK;
 }
@@ -137,7 +141,9 @@ static int32_t listen_at(const char *meet, int *listener) {
   failed = failed || bind(*listener, found->ai_addr, found->ai_addrlen) != 0 || listen(*listener, 128) != 0;
   const int why = errno;
   freeaddrinfo(found);
-  return failed ? kr_fail_os(KRAIT_ERR_ARGUMENT, why, "rank 0 cannot wait at %s (another MASTER_PORT may be free)", meet) : KRAIT_OK;
+  return failed
+             ? kr_fail_os(KRAIT_ERR_ARGUMENT, why, "rank 0 cannot wait at %s (another MASTER_PORT may be free)", meet)
+             : KRAIT_OK;
 }
 
 /* Whoever is no rank of this run is sent away. */
@@ -145,7 +151,8 @@ static void greet(kr_ranks *r, int fd) {
   hello who;
   const struct timeval patience = {.tv_sec = 5}, none = {0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  const int known = hear(r, fd, HELLO, &who, sizeof who) >= 0 && who.n_ranks == r->n && who.rank > 0 && who.rank < r->n && r->peers[who.rank].fd < 0;
+  const int known = hear(r, fd, HELLO, &who, sizeof who) >= 0 && who.n_ranks == r->n && who.rank > 0 &&
+                    who.rank < r->n && r->peers[who.rank].fd < 0;
   if (!known) {
     close(fd);
     return;
@@ -166,7 +173,9 @@ static int32_t await_all(kr_ranks *r, const char *meet) {
     if (left_ms > 0 && poll(&wait, 1, (int)left_ms) > 0) {
       const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
       if (fd >= 0) greet(r, fd);
-    } else if (left_ms <= 0) status = kr_fail(KRAIT_ERR_CANCELLED, "%d of %d processes came to %s within %d seconds", n_here, r->n, meet, COME_WITHIN_S);
+    } else if (left_ms <= 0)
+      status = kr_fail(KRAIT_ERR_CANCELLED, "%d of %d processes came to %s within %d seconds", n_here, r->n, meet,
+                       COME_WITHIN_S);
     n_here = 1;
     for (int k = 1; k < r->n; k++) n_here += r->peers[k].fd >= 0;
   }
@@ -203,7 +212,8 @@ static int32_t go_to(kr_ranks *r, const char *meet) {
 /* The main thread may stand in a call of NCCL, which then ends; one that does not is interrupted. */
 static void stop_nccl(kr_ranks *r) {
   int locked = 0;
-  for (int ms = 0; ms < ABORT_AFTER_MS && !(locked = pthread_mutex_trylock(&r->lock) == 0); ms += 10) nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  for (int ms = 0; ms < ABORT_AFTER_MS && !(locked = pthread_mutex_trylock(&r->lock) == 0); ms += 10)
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
   void *comm = r->comm;
   r->comm = NULL;
   if (comm && kr_cuda_begin(r->ctx->cuda) >= 0) {
@@ -217,7 +227,8 @@ static void *watch(void *user) {
   kr_ranks *r = user;
   struct pollfd waits[1 + 4096] = {{.fd = r->stop[0], .events = POLLIN}};
   const int from = first_peer(r), n = last_peer(r) - from;
-  for (int i = 0; i < n && i < 4096; i++) waits[1 + i] = (struct pollfd){.fd = r->peers[from + i].fd, .events = POLLRDHUP};
+  for (int i = 0; i < n && i < 4096; i++)
+    waits[1 + i] = (struct pollfd){.fd = r->peers[from + i].fd, .events = POLLRDHUP};
   for (;;) {
     if (poll(waits, (nfds_t)(1 + n), -1) < 0) continue;
     if (waits[0].revents) return NULL;
@@ -235,7 +246,8 @@ static void *watch(void *user) {
 
 static int32_t meet_others(kr_ranks *r, const krait_train_place *place) {
   KR_TRY(r->rank == 0 ? await_all(r, place->meet) : go_to(r, place->meet));
-  KR_CHECK(pipe2(r->stop, O_CLOEXEC) == 0 && pthread_create(&r->watcher, NULL, watch, r) == 0, KRAIT_ERR_NO_MEMORY, "no thread to watch the other ranks");
+  KR_CHECK(pipe2(r->stop, O_CLOEXEC) == 0 && pthread_create(&r->watcher, NULL, watch, r) == 0, KRAIT_ERR_NO_MEMORY,
+           "no thread to watch the other ranks");
   r->is_watched = 1;
   return KRAIT_OK;
 }
@@ -243,7 +255,8 @@ static int32_t meet_others(kr_ranks *r, const krait_train_place *place) {
 int32_t kr_ranks_open(const krait_train_place *place, kr_ranks **ranks) {
   *ranks = NULL;
   if (!place || place->n_ranks <= 1) return KRAIT_OK;
-  KR_CHECK(place->size == sizeof *place && place->n_ranks <= 4096 && place->rank >= 0 && place->rank < place->n_ranks, KRAIT_ERR_ARGUMENT, "rank %d of %d processes", place->rank, place->n_ranks);
+  KR_CHECK(place->size == sizeof *place && place->n_ranks <= 4096 && place->rank >= 0 && place->rank < place->n_ranks,
+           KRAIT_ERR_ARGUMENT, "rank %d of %d processes", place->rank, place->n_ranks);
   kr_ranks *r = kr_zalloc(sizeof *r + (size_t)place->n_ranks * sizeof(peer));
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for %d ranks", place->n_ranks);
   r->rank = place->rank, r->n = place->n_ranks, r->peers = (peer *)(r + 1), r->stop[0] = r->stop[1] = -1;
@@ -322,7 +335,10 @@ int32_t kr_ranks_mean(kr_ranks *r, double *values, int n) {
   const size_t bytes = (size_t)n * sizeof *values;
   if (!r) return KRAIT_OK;
   KR_CHECK(n <= MOST_VALUES, KRAIT_ERR_ARGUMENT, "%d values at once", n);
-  if (r->rank) return tell(r->peers[0].fd, VALUES, values, bytes) < 0 || hear(r, r->peers[0].fd, VALUES, values, bytes) < 0 ? lose(r, 0) : KRAIT_OK;
+  if (r->rank)
+    return tell(r->peers[0].fd, VALUES, values, bytes) < 0 || hear(r, r->peers[0].fd, VALUES, values, bytes) < 0
+               ? lose(r, 0)
+               : KRAIT_OK;
   for (int k = 1; k < r->n; k++) {
     if (hear(r, r->peers[k].fd, VALUES, others, bytes) < 0) return lose(r, k);
     for (int i = 0; i < n; i++) values[i] += others[i];
@@ -336,7 +352,8 @@ int32_t kr_ranks_mean(kr_ranks *r, double *values, int n) {
 int32_t kr_ranks_agree(kr_ranks *r, uint32_t value, const char *what) {
   double both[2] = {(double)value, (double)value * (double)value}; /* no spread around the mean */
   KR_TRY(kr_ranks_mean(r, both, 2));
-  KR_CHECK(!r || (both[0] == (double)value && both[1] == (double)value * (double)value), KRAIT_ERR_ARGUMENT, "the ranks differ in their %s", what);
+  KR_CHECK(!r || (both[0] == (double)value && both[1] == (double)value * (double)value), KRAIT_ERR_ARGUMENT,
+           "the ranks differ in their %s", what);
   return KRAIT_OK;
 }
 
@@ -386,7 +403,8 @@ int kr_ranks_blame(kr_ranks *r) {
   return 1;
 }
 
-/* Until they have closed their sides, or for two seconds: a connection that is closed with words unread takes those under way with it. */
+/* Until they have closed their sides, or for two seconds: a connection that is closed with words unread takes those
+ * under way with it. */
 static void let_go(int fd) {
   char rest[256];
   const struct timeval patience = {.tv_sec = 2};
@@ -409,6 +427,8 @@ int32_t kr_ranks_end(kr_ranks *r, int32_t status) {
     if (k != lost) heard += tell(r->peers[k].fd, FAREWELL, why, strlen(why)) >= 0;
   for (int k = first_peer(r); k < last_peer(r) && r->rank == 0; k++)
     if (k != lost) let_go(r->peers[k].fd);
-  const int is_said = r->rank > 0 && (lost < 0 ? heard > 0 : r->farewell[0] || r->rank > 1); /* by rank 0; where that one is gone, by rank 1 */
+  const int is_said =
+      r->rank > 0 &&
+      (lost < 0 ? heard > 0 : r->farewell[0] || r->rank > 1); /* by rank 0; where that one is gone, by rank 1 */
   return kr_fail(is_said ? KRAIT_ERR_CANCELLED : status, "%s", why);
 }

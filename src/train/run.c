@@ -1,5 +1,7 @@
-/* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its folder: checkpoint.safetensors, written anew with every line of progress,
- * best.safetensors whenever an epoch's validation improves, log.jsonl. */
+/* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its
+ * folder: checkpoint.safetensors, written anew with every line of progress, best.safetensors whenever an epoch's
+ * validation improves, log.jsonl, tensorbd with the same for TensorBoard,
+ * .hydra/config.yaml. */
 #include <krait/train.h>
 
 #include <errno.h>
@@ -13,8 +15,10 @@
 #include "alloc.h"
 #include "checkpoint.h"
 #include "clock.h"
+#include "event_file.h"
 #include "json_text.h"
 #include "loss_plot.h"
+#include "outfile.h"
 #include "pesq.h"
 #include "ranks.h"
 #include "recipe.h"
@@ -32,18 +36,21 @@ typedef struct run {
   char *config_json, *recipe_json;
   kr_checkpoint_text text;
   FILE *log;
+  kr_event_file *events; /* the same for TensorBoard */
   kr_progress_state state;
   kr_train_options train;
   kr_ranks *ranks; /* NULL: alone */
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
   float *noisy, *clean, *com_in, *mag, *pha, *com, *valid_noisy;
-  int64_t begun_ns, begun_step;
+  int64_t begun_ns, begun_step, saved_step; /* saved_step: what the folder's checkpoint has; 0: there is none */
 } run;
 
 static int is_first(const run *r) { return kr_ranks_rank(r->ranks) == 0; } /* it alone writes and reports */
 
-static void path_in(const run *r, const char *name, char *path, size_t bytes) { snprintf(path, bytes, "%s/%s", r->options->folder, name); }
+static void path_in(const run *r, const char *name, char *path, size_t bytes) {
+  snprintf(path, bytes, "%s/%s", r->options->folder, name);
+}
 
 /* ---- configuration ---- */
 
@@ -52,12 +59,15 @@ static int32_t settings_of(const kr_recipe *recipe, char *text, size_t bytes) {
   const char *model = NULL, *key;
   json_t *value;
   KR_TRY(kr_recipe_text(recipe, "model.model_lib", NULL, &model));
-  KR_CHECK(model, KRAIT_ERR_ARGUMENT, "the configuration names no model: add +model=primeknet_mamba_masking (or _gru_, _lstm_), or begin with --weights");
+  KR_CHECK(model, KRAIT_ERR_ARGUMENT,
+           "the configuration names no model: add +model=primeknet_mamba_masking (or _gru_, _lstm_), or begin with "
+           "--weights");
   char *json = kr_recipe_json(recipe, "model.param");
   size_t n = (size_t)snprintf(text, bytes, "model=%s", model);
   json_t *tree = json ? json_loads(json, JSON_DECODE_ANY, NULL) : NULL;
   json_object_foreach(tree, key, value) {
-    char *one = json_is_string(value) ? kr_strdup(json_string_value(value)) : kr_json_dump(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *one = json_is_string(value) ? kr_strdup(json_string_value(value))
+                                      : kr_json_dump(value, JSON_ENCODE_ANY | JSON_COMPACT);
     if (one && n < bytes) n += (size_t)snprintf(text + n, bytes - n, ",%s=%s", key, one);
     kr_free(one);
   }
@@ -85,7 +95,8 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
   KR_TRY(kr_recipe_int(c, "at_once", 0, 0, 64, &o->at_once));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
-  KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT, "precision is '%s', not float32 or tf32", precision);
+  KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT,
+           "precision is '%s', not float32 or tf32", precision);
   o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute;
   KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
   KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
@@ -94,19 +105,30 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "eta_min", 1e-6, 0, 1, &r->eta_min));
   KR_TRY(kr_recipe_int(c, "epochs", 200, 1, 1000000, &r->n_epochs));
   KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64 * n_ranks, &r->B));
-  KR_CHECK(r->B % n_ranks == 0 && r->B / n_ranks <= 64, KRAIT_ERR_ARGUMENT, "batch_size %lld must be a multiple of %lld, the number of GPUs, and at most 64 times as much", (long long)r->B, (long long)n_ranks);
+  KR_CHECK(r->B % n_ranks == 0 && r->B / n_ranks <= 64, KRAIT_ERR_ARGUMENT,
+           "batch_size %lld must be a multiple of %lld, the number of GPUs, and at most 64 times as much",
+           (long long)r->B, (long long)n_ranks);
   r->B /= n_ranks, o->ranks = r->ranks;
-  static const struct { const char *name; int from, to; } terms[] = {{"loss.magnitude", KR_TERM_MAGNITUDE, KR_TERM_MAGNITUDE}, {"loss.phase", KR_TERM_PHASE_IP, KR_TERM_PHASE_IAF},
-      {"loss.complex", KR_TERM_COMPLEX, KR_TERM_COMPLEX}, {"loss.consistency", KR_TERM_CONSISTENCY, KR_TERM_CONSISTENCY}, {"loss.metric", KR_TERM_METRIC, KR_TERM_METRIC}, {"loss.time", KR_TERM_TIME, KR_TERM_TIME}};
+  static const struct {
+    const char *name;
+    int from, to;
+  } terms[] = {{"loss.magnitude", KR_TERM_MAGNITUDE, KR_TERM_MAGNITUDE},
+               {"loss.phase", KR_TERM_PHASE_IP, KR_TERM_PHASE_IAF},
+               {"loss.complex", KR_TERM_COMPLEX, KR_TERM_COMPLEX},
+               {"loss.consistency", KR_TERM_CONSISTENCY, KR_TERM_CONSISTENCY},
+               {"loss.metric", KR_TERM_METRIC, KR_TERM_METRIC},
+               {"loss.time", KR_TERM_TIME, KR_TERM_TIME}};
   for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
-    for (int k = terms[i].from; k <= terms[i].to; k++) KR_TRY(kr_recipe_float(c, terms[i].name, o->weights[k], 0, 1e6, &o->weights[k]));
+    for (int k = terms[i].from; k <= terms[i].to; k++)
+      KR_TRY(kr_recipe_float(c, terms[i].name, o->weights[k], 0, 1e6, &o->weights[k]));
   o->beta1 = betas[0], o->beta2 = betas[1], o->seed = (uint64_t)seed, o->discriminator = o->weights[KR_TERM_METRIC] > 0;
   return KRAIT_OK;
 }
 
 static double lr_of(const run *r, int64_t epoch) {
   if (r->warmup <= 0) return r->train.lr * pow(r->lr_decay, (double)epoch);
-  if (epoch < r->warmup) return r->train.lr * (r->warmup_start + (1 - r->warmup_start) * (double)epoch / (double)r->warmup);
+  if (epoch < r->warmup)
+    return r->train.lr * (r->warmup_start + (1 - r->warmup_start) * (double)epoch / (double)r->warmup);
   const double part = (double)(epoch - r->warmup) / (double)(r->n_epochs > r->warmup ? r->n_epochs - r->warmup : 1);
   return r->eta_min + (r->train.lr - r->eta_min) * (1 + cos(3.14159265358979323846 * part)) / 2;
 }
@@ -160,13 +182,27 @@ static int32_t judge(void *user, const float *wav, float *quality) {
 /* ---- the folder ---- */
 
 static int32_t write_log(run *r, const kr_step *losses, const krait_train_report *report) {
-  fprintf(r->log, "{\"step\":%lld,\"epoch\":%lld,\"lr\":%.9g", (long long)report->step, (long long)report->epoch, report->lr);
+  fprintf(r->log, "{\"step\":%lld,\"epoch\":%lld,\"lr\":%.9g", (long long)report->step, (long long)report->epoch,
+          report->lr);
   fprintf(r->log, ",\"total\":%.9g,\"gradient_norm\":%.9g", losses->total, losses->gradient_norm);
   for (int k = 0; k < KR_TERMS; k++) fprintf(r->log, ",\"%s\":%.9g", kr_term_names[k], losses->terms[k]);
-  if (!isnan(report->valid)) fprintf(r->log, ",\"valid\":%.9g,\"best\":%s", report->valid, report->is_best ? "true" : "false");
+  if (!isnan(report->valid))
+    fprintf(r->log, ",\"valid\":%.9g,\"best\":%s", report->valid, report->is_best ? "true" : "false");
   fprintf(r->log, ",\"audio_s_per_s\":%.4g}\n", report->audio_s_per_s);
   KR_CHECK(fflush(r->log) == 0, KRAIT_ERR_FILE_WRITE, "%s/log.jsonl: %s", r->options->folder, strerror(errno));
   return KRAIT_OK;
+}
+
+static int32_t write_events(run *r, const kr_step *losses, const krait_train_report *report) {
+  enum { OTHERS = 5 };
+  static const char *const others[OTHERS] = {"total", "valid", "lr", "gradient_norm", "audio_s_per_s"};
+  const double values_of_others[OTHERS] = {losses->total, report->valid, report->lr, losses->gradient_norm,
+                                           report->audio_s_per_s};
+  const char *tags[OTHERS + KR_TERMS];
+  double values[OTHERS + KR_TERMS];
+  memcpy(tags, others, sizeof others), memcpy(values, values_of_others, sizeof values_of_others);
+  for (int k = 0; k < KR_TERMS; k++) tags[OTHERS + k] = kr_term_names[k], values[OTHERS + k] = losses->terms[k];
+  return kr_event_file_add(r->events, report->step, tags, values, OTHERS + KR_TERMS);
 }
 
 static int32_t save(run *r, int is_best) {
@@ -177,19 +213,24 @@ static int32_t save(run *r, int is_best) {
     KR_TRY(kr_checkpoint_write_model(path, r->trainer, r->train.average_decay > 0, &r->text));
   }
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  return kr_checkpoint_write(path, r->trainer, &r->state, &r->text);
+  KR_TRY(kr_checkpoint_write(path, r->trainer, &r->state, &r->text));
+  r->saved_step = r->state.step;
+  return KRAIT_OK;
 }
 
 static int32_t validate(run *r, double *mean) {
   kr_batch batch;
   kr_step step;
   double sum = 0;
-  const int64_t n_items = kr_data_n_items(r->valid), batch_of_all = r->B * kr_ranks_n(r->ranks), own = r->B * kr_ranks_rank(r->ranks);
-  const int64_t all = (n_items + batch_of_all - 1) / batch_of_all, most = r->options->valid_batches ? r->options->valid_batches : 8, n = all < most ? all : most;
+  const int64_t n_items = kr_data_n_items(r->valid), batch_of_all = r->B * kr_ranks_n(r->ranks),
+                own = r->B * kr_ranks_rank(r->ranks);
+  const int64_t all = (n_items + batch_of_all - 1) / batch_of_all,
+                most = r->options->valid_batches ? r->options->valid_batches : 8, n = all < most ? all : most;
   for (int64_t k = 0; k < n; k++) {
     for (int64_t b = 0; b < r->B; b++) {
       int64_t length;
-      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->valid_noisy + b * r->N, r->clean + b * r->N, &length));
+      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->valid_noisy + b * r->N,
+                          r->clean + b * r->N, &length));
     }
     KR_TRY(make_batch(r, r->valid_noisy, r->clean, &batch));
     KR_TRY(kr_trainer_validate(r->trainer, &batch, &step, NULL));
@@ -204,9 +245,19 @@ static int32_t validate(run *r, double *mean) {
 static void describe(const run *r, const kr_step *s, krait_train_report *report) {
   const double seconds = (double)(kr_clock_ns() - r->begun_ns) * 1e-9, done = (double)(r->state.step - r->begun_step);
   const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
-  *report = (krait_train_report){.step = r->state.step, .n_steps = all, .epoch = (r->state.step - 1) / r->n_steps, .n_epochs = r->n_epochs, .total = s->total, .magnitude = s->terms[KR_TERM_MAGNITUDE],
-    .phase = s->phase, .complex_part = s->terms[KR_TERM_COMPLEX], .consistency = s->terms[KR_TERM_CONSISTENCY], .metric = s->terms[KR_TERM_METRIC],
-    .discriminator = s->terms[KR_TERM_DISC_R] + s->terms[KR_TERM_DISC_G], .gradient_norm = s->gradient_norm, .valid = NAN};
+  *report = (krait_train_report){.step = r->state.step,
+                                 .n_steps = all,
+                                 .epoch = (r->state.step - 1) / r->n_steps,
+                                 .n_epochs = r->n_epochs,
+                                 .total = s->total,
+                                 .magnitude = s->terms[KR_TERM_MAGNITUDE],
+                                 .phase = s->phase,
+                                 .complex_part = s->terms[KR_TERM_COMPLEX],
+                                 .consistency = s->terms[KR_TERM_CONSISTENCY],
+                                 .metric = s->terms[KR_TERM_METRIC],
+                                 .discriminator = s->terms[KR_TERM_DISC_R] + s->terms[KR_TERM_DISC_G],
+                                 .gradient_norm = s->gradient_norm,
+                                 .valid = NAN};
   report->lr = lr_of(r, report->epoch);
   report->audio_s_per_s = done * (double)(kr_ranks_n(r->ranks) * r->B * r->N) / 16000 / seconds;
   report->left_s = seconds / done * (double)(all - r->state.step);
@@ -231,9 +282,16 @@ static int32_t draw_losses(const run *r) {
 
 static int32_t tell(run *r, const kr_step *step, const krait_train_report *report, int ends) {
   KR_TRY(write_log(r, step, report));
+  KR_TRY(write_events(r, step, report));
   if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
   if (r->options->report) r->options->report(r->options->user, report);
   return KRAIT_OK;
+}
+
+static int32_t tell_progress(const run *r, int64_t all) {
+  return r->options->progress && r->options->progress(r->options->user, r->state.step, all)
+             ? kr_fail(KRAIT_ERR_CANCELLED, "stopped on request")
+             : KRAIT_OK;
 }
 
 static int32_t run_steps(run *r) {
@@ -241,7 +299,7 @@ static int32_t run_steps(run *r) {
   int64_t prints = 10;
   KR_TRY(kr_recipe_int(r->recipe, "num_prints", 10, 1, 1000000, &prints));
   const int64_t interval = r->n_steps > prints ? r->n_steps / prints : 1;
-  r->begun_ns = kr_clock_ns(), r->begun_step = r->state.step;
+  r->begun_ns = kr_clock_ns(), r->begun_step = r->saved_step = r->state.step;
   KR_TRY(kr_data_begin(r->data, r->state.step));
   while (r->state.step < all) {
     kr_batch batch;
@@ -252,8 +310,10 @@ static int32_t run_steps(run *r) {
     KR_TRY(kr_trainer_step(r->trainer, &batch, lr_of(r, r->state.step / r->n_steps), judge, r, &step));
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
+    if (is_first(r)) KR_TRY(tell_progress(r, all));
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
-    if (!ends && r->state.step % interval) continue;
+    if (!ends && (r->state.step % interval || r->state.step % r->train.accumulate))
+      continue; /* a checkpoint has no half of a step */
     describe(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
@@ -287,14 +347,18 @@ static int32_t open_data(run *r) {
   kr_data_config c;
   KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_TRAIN, &c));
   void (*const note)(void *, const char *) = is_first(r) ? r->options->note : NULL;
-  c.batch = r->B, c.report = note, c.user = r->options->user, c.rank = kr_ranks_rank(r->ranks), c.n_ranks = kr_ranks_n(r->ranks);
+  c.batch = r->B, c.report = note, c.user = r->options->user, c.rank = kr_ranks_rank(r->ranks),
+  c.n_ranks = kr_ranks_n(r->ranks);
   KR_TRY(kr_data_open(&c, &r->data));
   r->N = kr_data_samples(r->data), r->n_steps = kr_data_n_steps(r->data);
   if (!kr_recipe_has(r->recipe, "dset.speech_valid") && !kr_recipe_has(r->recipe, "dset.noisy_valid")) return KRAIT_OK;
   KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_VALID, &c));
-  c.segment = c.stride = r->N, c.shift = 0, c.report = note, c.user = r->options->user; /* pieces as long as in training: one graph serves both */
+  c.segment = c.stride = r->N, c.shift = 0, c.report = note,
+  c.user = r->options->user; /* pieces as long as in training: one graph serves both */
   KR_TRY(kr_data_open(&c, &r->valid));
-  KR_CHECK(kr_data_samples(r->valid) == r->N, KRAIT_ERR_ARGUMENT, "validation has pieces of %lld samples, training of %lld", (long long)kr_data_samples(r->valid), (long long)r->N);
+  KR_CHECK(kr_data_samples(r->valid) == r->N, KRAIT_ERR_ARGUMENT,
+           "validation has pieces of %lld samples, training of %lld", (long long)kr_data_samples(r->valid),
+           (long long)r->N);
   return KRAIT_OK;
 }
 
@@ -302,8 +366,48 @@ static int32_t open_memory(run *r) {
   const int64_t plane = r->B * r->F * r->T, wav = r->B * r->N;
   r->noisy = kr_alloc_array((size_t)(6 * plane + 3 * wav), sizeof(float));
   KR_CHECK(r->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
-  r->clean = r->noisy + wav, r->valid_noisy = r->clean + wav, r->com_in = r->valid_noisy + wav, r->com = r->com_in + 2 * plane, r->mag = r->com + 2 * plane, r->pha = r->mag + plane;
+  r->clean = r->noisy + wav, r->valid_noisy = r->clean + wav, r->com_in = r->valid_noisy + wav,
+  r->com = r->com_in + 2 * plane, r->mag = r->com + 2 * plane, r->pha = r->mag + plane;
   return kr_stft_open(2 * (r->F - 1), (r->F - 1) / 2, r->ctx->pool, &r->stft);
+}
+
+/* Where a run's configuration lies in its folder, as upstream has it. */
+static void config_path(const char *folder, char *path, size_t bytes) {
+  snprintf(path, bytes, "%s/.hydra/config.yaml", folder);
+}
+
+static int is_same_file(const char *a, const char *b) {
+  struct stat x, y;
+  return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* The whole configuration, with the model that the run has, whatever it began with: JSON is YAML, too. NULL when out of
+ * memory. */
+static char *whole_config(const run *r) {
+  json_t *tree = json_loads(r->recipe_json, 0, NULL), *model = json_object_get(tree, "model");
+  int failed = !tree;
+  if (!json_is_object(model)) failed |= json_object_set_new(tree, "model", json_object());
+  model = json_object_get(tree, "model");
+  failed |= json_object_set_new(model, "model_lib", json_string(kr_config_model(r->config)));
+  failed |= json_object_set_new(model, "param", json_loads(r->config_json, 0, NULL));
+  failed |= json_object_set_new(tree, "continue_from", json_null());
+  char *text = failed ? NULL : kr_json_dump(tree, JSON_INDENT(2));
+  json_decref(tree);
+  return text;
+}
+
+static int32_t write_config(const run *r) {
+  char path[4096], folder[4096];
+  path_in(r, ".hydra", folder, sizeof folder), config_path(r->options->folder, path, sizeof path);
+  if (r->options->config &&
+      (is_same_file(r->options->config, r->options->folder) || is_same_file(r->options->config, path)))
+    return KRAIT_OK; /* what was read stays as it is */
+  KR_CHECK(mkdir(folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", folder, strerror(errno));
+  char *text = whole_config(r);
+  KR_CHECK(text, KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
+  const int32_t status = kr_outfile_text(path, text);
+  kr_free(text);
+  return status;
 }
 
 static int32_t open_folder(run *r) {
@@ -312,14 +416,17 @@ static int32_t open_folder(run *r) {
     path_in(r, "checkpoint.safetensors", path, sizeof path);
     return r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : KRAIT_OK;
   }
-  KR_CHECK(mkdir(r->options->folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", r->options->folder, strerror(errno));
+  KR_CHECK(mkdir(r->options->folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", r->options->folder,
+           strerror(errno));
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  if (r->options->resume) KR_TRY(kr_checkpoint_read(path, r->trainer, &r->state));
-  else KR_CHECK(access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT, "%s is there already: --resume goes on with it, another --output begins anew", path);
+  KR_CHECK(r->options->resume || access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT,
+           "%s is there already: --resume goes on with it, another --output begins anew", path);
+  KR_TRY(r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : write_config(r));
   path_in(r, "log.jsonl", path, sizeof path);
   r->log = fopen(path, "a");
   KR_CHECK(r->log, KRAIT_ERR_FILE_WRITE, "%s: %s", path, strerror(errno));
-  return KRAIT_OK;
+  path_in(r, "tensorbd", path, sizeof path);
+  return kr_event_file_open(path, &r->events);
 }
 
 static uint32_t hash(uint32_t h, const void *data, size_t bytes) { /* FNV-1a */
@@ -331,9 +438,14 @@ static uint32_t hash(uint32_t h, const void *data, size_t bytes) { /* FNV-1a */
 static int32_t compare_ranks(run *r) {
   const kr_parameters *g = kr_trainer_generator(r->trainer), *d = kr_trainer_discriminator(r->trainer);
   const int64_t counts[] = {kr_data_n_items(r->data), r->valid ? kr_data_n_items(r->valid) : 0, r->n_steps};
-  KR_TRY(kr_ranks_agree(r->ranks, hash(hash(2166136261u, r->recipe_json, strlen(r->recipe_json)), r->config_json, strlen(r->config_json)), "settings"));
+  KR_TRY(kr_ranks_agree(
+      r->ranks, hash(hash(2166136261u, r->recipe_json, strlen(r->recipe_json)), r->config_json, strlen(r->config_json)),
+      "settings"));
   KR_TRY(kr_ranks_agree(r->ranks, hash(2166136261u, counts, sizeof counts), "recordings"));
-  return kr_ranks_agree(r->ranks, hash(hash(hash(2166136261u, g->value, (size_t)g->n * 4), d->value, (size_t)d->n * 4), &r->state.step, sizeof r->state.step), "weights or checkpoints");
+  return kr_ranks_agree(r->ranks,
+                        hash(hash(hash(2166136261u, g->value, (size_t)g->n * 4), d->value, (size_t)d->n * 4),
+                             &r->state.step, sizeof r->state.step),
+                        "weights or checkpoints");
 }
 
 static int32_t open_run(run *r, kr_weights **weights) {
@@ -343,7 +455,9 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_TRY(open_model(r, weights, &config));
   KR_TRY(open_data(r));
   r->F = config.F, r->T = 1 + r->N / (config.fft_len / 4);
-  KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT, "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N, (long long)config.fft_len / 4);
+  KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
+           "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N,
+           (long long)config.fft_len / 4);
   KR_TRY(open_memory(r));
   KR_TRY(kr_ranks_join(r->ranks, r->ctx));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
@@ -355,41 +469,61 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_TRY(open_folder(r));
   KR_TRY(compare_ranks(r));
   const kr_data_counts n = kr_data_count(r->data);
-  snprintf(line, sizeof line, "%lld recordings, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step", (long long)n.n_files, n.speech_s, (long long)r->n_steps, (double)kr_trainer_bytes(r->trainer) * 1e-6);
+  snprintf(line, sizeof line, "%lld recordings, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step",
+           (long long)n.n_files, n.speech_s, (long long)r->n_steps, (double)kr_trainer_bytes(r->trainer) * 1e-6);
   if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
   return KRAIT_OK;
 }
 
 static void close_run(run *r) {
-  kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_stft_close(&r->stft), kr_config_close(&r->config);
+  kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_stft_close(&r->stft),
+      kr_config_close(&r->config);
   kr_free(r->config_json), kr_free(r->recipe_json), kr_free(r->noisy);
   if (r->log) fclose(r->log);
+  kr_event_file_close(&r->events);
   kr_ranks_close(&r->ranks);
 }
 
-/* Where another rank is the cause, the first keeps what all have reached. */
+/* The error's line also says where to go on: where another rank is the cause, the first keeps what all have reached. */
 static int32_t end_run(run *r, int32_t status) {
   char why[600], path[4096];
   if (status >= 0) status = kr_ranks_end(r->ranks, KRAIT_OK);
   if (status >= 0) return status;
-  if (kr_ranks_blame(r->ranks) && is_first(r) && r->begun_ns && r->state.step > r->begun_step) {
-    snprintf(why, sizeof why, "%s", krait_error_detail());
-    path_in(r, "checkpoint.safetensors", path, sizeof path);
-    if (save(r, 0) >= 0) status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)r->state.step + 1, why, path, (long long)r->state.step);
-    else status = kr_fail(status, "step %lld: %s", (long long)r->state.step + 1, why);
-  }
+  const int is_blamed = kr_ranks_blame(r->ranks); /* the sentence is the other's now */
+  if (!is_first(r) || !r->begun_ns) return kr_ranks_end(r->ranks, status);
+  const int is_other = is_blamed && r->state.step > r->begun_step;
+  snprintf(why, sizeof why, "%s", krait_error_detail());
+  path_in(r, "checkpoint.safetensors", path, sizeof path);
+  if (is_other) (void)save(r, 0);
+  const int64_t at = r->state.step + 1;
+  if (r->saved_step && is_other)
+    status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)at, why, path,
+                     (long long)r->saved_step);
+  else if (r->saved_step)
+    status = kr_fail(status, "%s; the last checkpoint, %s, has step %lld", why, path, (long long)r->saved_step);
+  else if (is_other) status = kr_fail(status, "step %lld: %s", (long long)at, why);
   return kr_ranks_end(r->ranks, status);
+}
+
+/* A run that goes on and is told nothing has its own. */
+static const char *config_of(const krait_train_options *o) {
+  char path[4096];
+  config_path(o->folder, path, sizeof path);
+  return o->resume && !o->config && !o->n_settings && access(path, F_OK) == 0 ? o->folder : o->config;
 }
 
 int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
   KR_CHECK(ctx && options, KRAIT_ERR_ARGUMENT, "krait_train: ctx and options must not be NULL");
-  KR_CHECK(options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "krait_train: options.size is %u, must be %zu", options->size, sizeof *options);
-  KR_CHECK(options->folder && (options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000, KRAIT_ERR_ARGUMENT, "krait_train: folder and settings must be given");
+  KR_CHECK(options->size == sizeof *options, KRAIT_ERR_STRUCT_SIZE, "krait_train: options.size is %u, must be %zu",
+           options->size, sizeof *options);
+  KR_CHECK(options->folder && (options->settings || !options->n_settings) && options->n_settings >= 0 &&
+               options->n_settings < 10000,
+           KRAIT_ERR_ARGUMENT, "krait_train: folder and settings must be given");
   run r = {.ctx = ctx, .options = options, .train = kr_train_defaults, .state = {.best_loss = INFINITY}};
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;
   KR_TRY(kr_ranks_open(options->place, &r.ranks));
-  int32_t status = kr_recipe_open(options->config, options->settings, (int32_t)options->n_settings, &recipe);
+  int32_t status = kr_recipe_open(config_of(options), options->settings, (int32_t)options->n_settings, &recipe);
   r.recipe = recipe;
   if (status >= 0) status = open_run(&r, &weights);
   kr_weights_close(&weights);
@@ -405,8 +539,12 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
 static void draw_batch(const run *r, kr_batch *batch) {
   const int64_t plane = r->B * r->F * r->T;
   uint32_t state = 1;
-  for (int64_t i = 0; i < 4 * plane; i++) state = state * 1664525u + 1013904223u, r->com_in[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 2; /* com behind com_in */
-  for (int64_t i = 0; i < plane; i++) r->mag[i] = sqrtf(r->com[2 * i] * r->com[2 * i] + r->com[2 * i + 1] * r->com[2 * i + 1]), r->pha[i] = atan2f(r->com[2 * i + 1], r->com[2 * i]);
+  for (int64_t i = 0; i < 4 * plane; i++)
+    state = state * 1664525u + 1013904223u,
+    r->com_in[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 2; /* com behind com_in */
+  for (int64_t i = 0; i < plane; i++)
+    r->mag[i] = sqrtf(r->com[2 * i] * r->com[2 * i] + r->com[2 * i + 1] * r->com[2 * i + 1]),
+    r->pha[i] = atan2f(r->com[2 * i + 1], r->com[2 * i]);
   memset(r->clean, 0, (size_t)(r->B * r->N) * sizeof(float));
   *batch = (kr_batch){.com_in = r->com_in, .mag = r->mag, .pha = r->pha, .com = r->com, .wav = r->clean};
 }
@@ -418,7 +556,8 @@ static int32_t give_half(void *user, const float *wav, float *quality) {
   return KRAIT_OK;
 }
 
-static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps, double *seconds, uint64_t *bytes, void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps, double *seconds, uint64_t *bytes,
+                            void (*each)(void *, const char *, const char *, const char *, double), void *user) {
   kr_batch batch;
   kr_step step;
   KR_TRY(kr_trainer_open(r->ctx, config, &r->train, r->B, r->T, &r->trainer));
@@ -436,7 +575,8 @@ static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps,
   return KRAIT_OK;
 }
 
-static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times, void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
+                         void (*each)(void *, const char *, const char *, const char *, double), void *user) {
   kr_pk_config config;
   int64_t segment, shift;
   KR_TRY(read_options(r));
@@ -444,22 +584,30 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
   KR_TRY(kr_recipe_int(r->recipe, "segment", 64000, 1, 1 << 30, &segment));
   KR_TRY(kr_recipe_int(r->recipe, "shift", 32000, 0, 1 << 30, &shift));
   r->F = config.F, r->N = segment - shift, r->T = 1 + r->N / (config.fft_len / 4);
-  KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT, "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N, (long long)config.fft_len / 4);
+  KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
+           "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N,
+           (long long)config.fft_len / 4);
   KR_TRY(open_memory(r));
   times->batch = r->B, times->frames = r->T;
-  if (r->train.discriminator) KR_TRY(time_trainer(r, &config, times->n_steps, &times->step_s, &times->step_bytes, each, user));
+  if (r->train.discriminator)
+    KR_TRY(time_trainer(r, &config, times->n_steps, &times->step_s, &times->step_bytes, each, user));
   const int has_discriminator = r->train.discriminator;
   r->train.discriminator = 0;
-  KR_TRY(time_trainer(r, &config, times->n_steps, &times->generator_s, &times->generator_bytes, has_discriminator ? NULL : each, user));
+  KR_TRY(time_trainer(r, &config, times->n_steps, &times->generator_s, &times->generator_bytes,
+                      has_discriminator ? NULL : each, user));
   if (!has_discriminator) times->step_s = times->generator_s, times->step_bytes = times->generator_bytes;
   return KRAIT_OK;
 }
 
-int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times, void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times,
+                         void (*each)(void *, const char *, const char *, const char *, double), void *user) {
   KR_CHECK(ctx && options && times, KRAIT_ERR_ARGUMENT, "krait_train_time: ctx, options and times must not be NULL");
-  KR_CHECK(options->size == sizeof *options && times->size == sizeof *times, KRAIT_ERR_STRUCT_SIZE, "krait_train_time: options.size or times.size is not that of its struct");
-  KR_CHECK(times->n_steps > 0 && times->n_steps < 1000000, KRAIT_ERR_ARGUMENT, "krait_train_time: n_steps must be 1 to 999999");
-  KR_CHECK((options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000, KRAIT_ERR_ARGUMENT, "krait_train_time: settings must be given");
+  KR_CHECK(options->size == sizeof *options && times->size == sizeof *times, KRAIT_ERR_STRUCT_SIZE,
+           "krait_train_time: options.size or times.size is not that of its struct");
+  KR_CHECK(times->n_steps > 0 && times->n_steps < 1000000, KRAIT_ERR_ARGUMENT,
+           "krait_train_time: n_steps must be 1 to 999999");
+  KR_CHECK((options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000,
+           KRAIT_ERR_ARGUMENT, "krait_train_time: settings must be given");
   run r = {.ctx = ctx, .options = options, .train = kr_train_defaults};
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;

@@ -1,5 +1,5 @@
-/* spectral.h: from a compressed spectrum to samples and back, as calls of a graph, so that gradients flow through both (the transform of audio/stft as products
- * with its matrix). */
+/* spectral.h: from a compressed spectrum to samples and back, as calls of a graph, so that gradients flow through both
+ * (the transform of audio/stft as products with its matrix). */
 #ifndef KR_SPECTRAL_H
 #define KR_SPECTRAL_H
 
@@ -19,7 +19,8 @@ int32_t kr_spectral_open(const krait_ctx *ctx, int64_t n_fft, int64_t hop, int64
 void kr_spectral_close(kr_spectral *s);
 
 /* mag, pha (B,F,T), power as audio/stft -> wav (B, (T-1) hop), written if given, else made. */
-kr_tensor kr_spectral_inverse(kr_graph *g, const kr_spectral *s, double power, kr_tensor mag, kr_tensor pha, kr_tensor wav);
+kr_tensor kr_spectral_inverse(kr_graph *g, const kr_spectral *s, double power, kr_tensor mag, kr_tensor pha,
+                              kr_tensor wav);
 /* wav (B, (T-1) hop) -> mag and pha (B,F,T), to be given. */
 void kr_spectral_forward(kr_graph *g, const kr_spectral *s, double power, kr_tensor wav, kr_tensor mag, kr_tensor pha);
 

@@ -1,5 +1,5 @@
-/* trainer.c: two graphs and what lies between them. A step runs the generator's graph up to the magnitude of the signal that it makes, lets the
- * discriminator judge and be updated, and runs the rest: losses and gradients. */
+/* trainer.c: two graphs and what lies between them. A step runs the generator's graph up to the magnitude of the signal
+ * that it makes, lets the discriminator judge and be updated, and runs the rest: losses and gradients. */
 #include "trainer.h"
 
 #include <math.h>
@@ -13,12 +13,21 @@
 #include "spectral.h"
 #include "status.h"
 
-const char *const kr_term_names[KR_TERMS] = {"magnitude", "phase_ip", "phase_gd", "phase_iaf", "complex", "consistency", "metric", "time", "disc_r", "disc_g"};
-const kr_train_options kr_train_defaults = {.lr = 5e-4, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01, .discriminator = 1, .accumulate = 1, .seed = 2039,
+const char *const kr_term_names[KR_TERMS] = {"magnitude",   "phase_ip", "phase_gd", "phase_iaf", "complex",
+                                             "consistency", "metric",   "time",     "disc_r",    "disc_g"};
+const kr_train_options kr_train_defaults = {.lr = 5e-4,
+                                            .beta1 = 0.8,
+                                            .beta2 = 0.99,
+                                            .eps = 1e-8,
+                                            .weight_decay = 0.01,
+                                            .discriminator = 1,
+                                            .accumulate = 1,
+                                            .seed = 2039,
                                             .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
 static const double compress = 0.3, dropout_rate = 0.3;
 
-/* ---- memory of a batch: where the generator takes some of it at once, these are copied to its graph, or from it ---- */
+/* ---- memory of a batch: where the generator takes some of it at once, these are copied to its graph, or from it
+ * ---- */
 enum { COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES, HANDED, MADE = MAG_CON };
 typedef struct handed {
   float *all, *some; /* the same where it takes all */
@@ -34,7 +43,8 @@ struct kr_trainer {
   kr_spectral spectral;
   kr_parameters generator, discriminator;
   int64_t n_steps, n_updates; /* batches; updates of the weights */
-  float *sum;                 /* gradients of the batches before, where several make a step: the generator's, the discriminator's; where these lie */
+  float *sum; /* gradients of the batches before, where several make a step: the generator's, the discriminator's; where
+                 these lie */
   kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
   kr_runner *run_g, *run_d;
   kr_tensor mag_con, terms[KR_TERMS];
@@ -43,14 +53,16 @@ struct kr_trainer {
   float *memory, *host;       /* what follows, where graphs run; and the same on the host, the same memory on a CPU */
   double *squares;            /* the optimiser's scratch on a GPU */
   float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
-  float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores, *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
-  handed now[HANDED];         /* what the generator's graph reads and writes: of the whole batch, and of the items that it has now */
-  float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS], *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
+  float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores,
+      *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
+  handed now[HANDED]; /* what the generator's graph reads and writes: of the whole batch, and of the items that it has
+                         now */
+  float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS],
+      *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
 
 kr_parameters *kr_trainer_generator(kr_trainer *t) { return &t->generator; }
 kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminator; }
-int64_t kr_trainer_steps(const kr_trainer *t) { return t->n_steps; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
 uint64_t kr_trainer_bytes(const kr_trainer *t) {
@@ -70,17 +82,28 @@ static float *cut(float **memory, int64_t n) {
 static int64_t lay_out(kr_trainer *t, float *memory) {
   float *const begin = memory;
   const int64_t plane = t->B * t->F * t->T;
-  t->v_com_in = cut(&memory, 2 * plane), t->v_mag = cut(&memory, plane), t->v_pha = cut(&memory, plane), t->v_com = cut(&memory, 2 * plane), t->v_wav = cut(&memory, t->B * t->N);
+  t->v_com_in = cut(&memory, 2 * plane), t->v_mag = cut(&memory, plane), t->v_pha = cut(&memory, plane),
+  t->v_com = cut(&memory, 2 * plane), t->v_wav = cut(&memory, t->B * t->N);
   t->v_mag_con = cut(&memory, plane), t->v_wav_hat = cut(&memory, t->B * t->N);
-  t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B), t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
-  t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS), t->v_sigma = cut(&memory, 16 * 3 * KR_DISC_NORMS);
-  const handed now[HANDED] = {[COM_IN] = {t->v_com_in, NULL, 2 * t->F * t->T}, [MAG] = {t->v_mag, NULL, t->F * t->T}, [PHA] = {t->v_pha, NULL, t->F * t->T}, [COM] = {t->v_com, NULL, 2 * t->F * t->T},
-      [WAV] = {t->v_wav, NULL, t->N}, [DROPOUT] = {t->v_dropout + 2 * t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH}, [MAG_CON] = {t->v_mag_con, NULL, t->F * t->T}, [WAV_HAT] = {t->v_wav_hat, NULL, t->N},
-      [SCORES] = {t->v_scores + 2 * t->B, NULL, 1}};
+  t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B),
+  t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
+  t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS),
+  t->v_sigma = cut(&memory, 16 * 3 * KR_DISC_NORMS);
+  const handed now[HANDED] = {[COM_IN] = {t->v_com_in, NULL, 2 * t->F * t->T},
+                              [MAG] = {t->v_mag, NULL, t->F * t->T},
+                              [PHA] = {t->v_pha, NULL, t->F * t->T},
+                              [COM] = {t->v_com, NULL, 2 * t->F * t->T},
+                              [WAV] = {t->v_wav, NULL, t->N},
+                              [DROPOUT] = {t->v_dropout + 2 * t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
+                              [MAG_CON] = {t->v_mag_con, NULL, t->F * t->T},
+                              [WAV_HAT] = {t->v_wav_hat, NULL, t->N},
+                              [SCORES] = {t->v_scores + 2 * t->B, NULL, 1}};
   t->v_part_terms = t->n_parts > 1 ? cut(&memory, 16 * KR_TERMS * t->n_parts) : t->v_terms;
-  for (int k = 0; k < HANDED; k++) t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
+  for (int k = 0; k < HANDED; k++)
+    t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
   for (int k = 0; k < KR_DISC_NORMS; k++) {
-    t->u[k] = cut(&memory, kr_disc_outputs(k)), t->u_next[0][k] = cut(&memory, kr_disc_outputs(k)), t->u_next[1][k] = cut(&memory, kr_disc_outputs(k));
+    t->u[k] = cut(&memory, kr_disc_outputs(k)), t->u_next[0][k] = cut(&memory, kr_disc_outputs(k)),
+    t->u_next[1][k] = cut(&memory, kr_disc_outputs(k));
     t->v[k] = cut(&memory, kr_disc_inputs(k)), t->v_aside[k] = cut(&memory, kr_disc_inputs(k));
   }
   return memory - begin;
@@ -97,7 +120,9 @@ static int32_t put(kr_trainer *t, float *at, const float *from, int64_t n) {
   if (from) memcpy(at, from, bytes);
   return KRAIT_OK;
 }
-static int32_t fetch(kr_trainer *t, float *at, int64_t n) { return t->ctx->cuda ? kr_cuda_copy_out(t->ctx->cuda, on_host(t, at), at, (size_t)n * sizeof *at, NULL) : KRAIT_OK; }
+static int32_t fetch(kr_trainer *t, float *at, int64_t n) {
+  return t->ctx->cuda ? kr_cuda_copy_out(t->ctx->cuda, on_host(t, at), at, (size_t)n * sizeof *at, NULL) : KRAIT_OK;
+}
 static int32_t wait(kr_trainer *t) { return t->ctx->cuda ? kr_cuda_wait(t->ctx->cuda, NULL) : KRAIT_OK; }
 static int32_t copy(kr_trainer *t, float *to, const float *from, int64_t n) {
   const size_t bytes = (size_t)n * sizeof *to;
@@ -112,8 +137,12 @@ static krait_view layout_of(kr_dims dims, float *data) {
   for (int k = dims.n - 1; k >= 0; step *= dims.size[k--]) layout.stride[k] = step;
   return layout;
 }
-static kr_tensor input(kr_graph *g, const char *name, kr_dims dims, float *data) { return kr_graph_input_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims); }
-static kr_tensor output(kr_graph *g, const char *name, kr_dims dims, float *data) { return kr_graph_output_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims); }
+static kr_tensor input(kr_graph *g, const char *name, kr_dims dims, float *data) {
+  return kr_graph_input_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims);
+}
+static kr_tensor output(kr_graph *g, const char *name, kr_dims dims, float *data) {
+  return kr_graph_output_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims);
+}
 
 /* ---- the graphs ---- */
 
@@ -123,8 +152,12 @@ static void add_term(kr_trainer *t, kr_graph *g, int k, uint32_t flags, double s
   kr_dims four = {.n = 4, .size = {1, 1, 1, 1}};
   for (int i = 0; i < d.n; i++) four.size[4 - d.n + i] = d.size[i];
   t->terms[k] = output(g, kr_term_names[k], KR_DIMS(1), t->v_terms + 16 * k);
-  kr_graph_call(g, kr_term_names[k], &kr_op_loss, &(krait_loss_args){.call.flags = flags, .scale = (float)scale, .x = kr_graph_view(g, kr_graph_reshape(g, x, four)),
-                .y = y ? kr_graph_view(g, kr_graph_reshape(g, y, four)) : (krait_view){0}, .out = kr_graph_view(g, t->terms[k])});
+  kr_graph_call(g, kr_term_names[k], &kr_op_loss,
+                &(krait_loss_args){.call.flags = flags,
+                                   .scale = (float)scale,
+                                   .x = kr_graph_view(g, kr_graph_reshape(g, x, four)),
+                                   .y = y ? kr_graph_view(g, kr_graph_reshape(g, y, four)) : (krait_view){0},
+                                   .out = kr_graph_view(g, t->terms[k])});
 }
 
 /* The mean angle between neighbours along a dimension. */
@@ -132,15 +165,21 @@ static void add_neighbours_term(kr_trainer *t, int k, kr_tensor d, int dim) {
   kr_dims dims = kr_graph_dims(t->g, d);
   dims.size[dim]--;
   const kr_tensor out = kr_graph_temp(t->g, KRAIT_F32, dims);
-  kr_graph_pointwise(t->g, "neighbours", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, kr_graph_slice(t->g, d, dim, 1, dims.size[dim]), kr_graph_slice(t->g, d, dim, 0, dims.size[dim]), out);
-  add_term(t, t->g, k, KRAIT_LOSS_ANGLE, 1 / ((double)dims.size[0] * (double)dims.size[1] * (double)dims.size[2]), out, 0);
+  kr_graph_pointwise(t->g, "neighbours", (krait_pointwise_args){.x_scale = 1, .y_scale = -1},
+                     kr_graph_slice(t->g, d, dim, 1, dims.size[dim]), kr_graph_slice(t->g, d, dim, 0, dims.size[dim]),
+                     out);
+  add_term(t, t->g, k, KRAIT_LOSS_ANGLE, 1 / ((double)dims.size[0] * (double)dims.size[1] * (double)dims.size[2]), out,
+           0);
 }
 
 /* Calls 0 and 1 are of the discriminator's own graph, 2 of the generator's. */
-static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor reference, kr_tensor judged, const kr_tensor *u) {
+static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor reference, kr_tensor judged,
+                           const kr_tensor *u) {
   const int64_t n = call == 2 ? t->some : t->B;
-  float *const dropout = call == 2 ? t->now[DROPOUT].some : t->v_dropout + call * t->B * KR_DISC_WIDTH, *const scores = call == 2 ? t->now[SCORES].some : t->v_scores + call * t->B;
-  kr_disc disc = {.reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(n, KR_DISC_WIDTH), dropout)};
+  float *const dropout = call == 2 ? t->now[DROPOUT].some : t->v_dropout + call * t->B * KR_DISC_WIDTH,
+               *const scores = call == 2 ? t->now[SCORES].some : t->v_scores + call * t->B;
+  kr_disc disc = {
+      .reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(n, KR_DISC_WIDTH), dropout)};
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     disc.u[k] = u ? u[k] : input(g, "u", KR_DIMS(kr_disc_outputs(k)), call ? t->u_next[0][k] : t->u[k]);
     disc.v[k] = output(g, "v", KR_DIMS(kr_disc_inputs(k)), call ? t->v[k] : t->v_aside[k]);
@@ -148,8 +187,10 @@ static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor refer
   }
   kr_disc_record(g, kr_parameters_tensor, &t->discriminator, &disc);
   for (int k = 0; k < KR_DISC_NORMS && call; k++)
-    kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0, output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
-  kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0, output(g, "scores", KR_DIMS(n), scores));
+    kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0,
+                       output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
+  kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0,
+                     output(g, "scores", KR_DIMS(n), scores));
   return disc;
 }
 
@@ -161,7 +202,8 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
     if (t->terms[k]) from[n++] = (kr_gradient){t->terms[k], input(g, "term_weight", KR_DIMS(1), t->v_seeds + 16 * k)};
   for (int64_t i = 0; i < p->n_items; i++) {
     const kr_parameter *item = &p->items[i];
-    wanted[i] = (kr_gradient){kr_parameters_tensor(p, g, item->name, item->dims), output(g, item->name, item->dims, kr_parameters_at(p, p->gradient + item->at))};
+    wanted[i] = (kr_gradient){kr_parameters_tensor(p, g, item->name, item->dims),
+                              output(g, item->name, item->dims, kr_parameters_at(p, p->gradient + item->at))};
   }
   const int32_t status = kr_graph_backward(g, from, n, wanted, (int)p->n_items);
   kr_free(wanted);
@@ -172,15 +214,25 @@ static int32_t record_generator(kr_trainer *t) {
   kr_graph *g = t->g;
   const kr_dims plane = KR_DIMS(t->some, t->F, t->T), pairs = KR_DIMS(t->some, t->F, t->T, 2);
   const double n = (double)t->some * (double)t->F * (double)t->T;
-  const kr_tensor mag = input(g, "mag", plane, t->now[MAG].some), pha = input(g, "pha", plane, t->now[PHA].some), com = input(g, "com", pairs, t->now[COM].some);
-  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->now[COM_IN].some), .com = kr_graph_temp(g, KRAIT_F32, pairs), .recompute = t->options.recompute};
+  const kr_tensor mag = input(g, "mag", plane, t->now[MAG].some), pha = input(g, "pha", plane, t->now[PHA].some),
+                  com = input(g, "com", pairs, t->now[COM].some);
+  kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->now[COM_IN].some),
+                    .com = kr_graph_temp(g, KRAIT_F32, pairs),
+                    .recompute = t->options.recompute};
   kr_pk_graph_record(g, &t->config, kr_parameters_tensor, &t->generator, &io);
-  const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha, output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
-  const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs), d = kr_graph_temp(g, KRAIT_F32, plane);
+  const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha,
+                                            output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
+  const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs),
+                  d = kr_graph_temp(g, KRAIT_F32, plane);
   t->mag_con = output(g, "mag_con", plane, t->now[MAG_CON].some);
   kr_spectral_forward(g, &t->spectral, compress, wav, t->mag_con, pha_con);
 #define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, con, 3, k, 1), plane))
-  kr_graph_call(g, "com_con", &kr_op_from_polar, &(krait_from_polar_args){.power = 1, .mag = kr_graph_view(g, t->mag_con), .pha = kr_graph_view(g, pha_con), .re = PART(0), .im = PART(1)});
+  kr_graph_call(g, "com_con", &kr_op_from_polar,
+                &(krait_from_polar_args){.power = 1,
+                                         .mag = kr_graph_view(g, t->mag_con),
+                                         .pha = kr_graph_view(g, pha_con),
+                                         .re = PART(0),
+                                         .im = PART(1)});
 #undef PART
   kr_graph_pointwise(g, "phase_difference", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, pha, io.pha, d);
   add_term(t, g, KR_TERM_MAGNITUDE, 0, 1 / n, mag, io.mag);
@@ -189,7 +241,9 @@ static int32_t record_generator(kr_trainer *t) {
   add_neighbours_term(t, KR_TERM_PHASE_IAF, d, 2);
   add_term(t, g, KR_TERM_COMPLEX, 0, 1 / n, com, io.com); /* 2 MSE over twice as many numbers */
   add_term(t, g, KR_TERM_CONSISTENCY, 0, 1 / n, io.com, con);
-  if (t->options.weights[KR_TERM_TIME] != 0) add_term(t, g, KR_TERM_TIME, 0, 1 / ((double)t->some * (double)t->N), input(g, "wav", KR_DIMS(t->some, t->N), t->now[WAV].some), wav);
+  if (t->options.weights[KR_TERM_TIME] != 0)
+    add_term(t, g, KR_TERM_TIME, 0, 1 / ((double)t->some * (double)t->N),
+             input(g, "wav", KR_DIMS(t->some, t->N), t->now[WAV].some), wav);
   t->last_term = t->terms[KR_TERM_TIME] ? KR_TERM_TIME : KR_TERM_CONSISTENCY;
   if (t->options.discriminator) {
     const kr_disc disc = record_disc(t, g, 2, mag, t->mag_con, NULL);
@@ -202,7 +256,8 @@ static int32_t record_generator(kr_trainer *t) {
 static int32_t record_discriminator(kr_trainer *t) {
   kr_graph *g = t->d;
   const kr_dims plane = KR_DIMS(t->B, t->F, t->T);
-  const kr_tensor mag = input(g, "mag", plane, t->v_mag), con = input(g, "mag_con", plane, t->v_mag_con), ones = input(g, "ones", KR_DIMS(t->B), t->v_ones);
+  const kr_tensor mag = input(g, "mag", plane, t->v_mag), con = input(g, "mag_con", plane, t->v_mag_con),
+                  ones = input(g, "ones", KR_DIMS(t->B), t->v_ones);
   const kr_disc real = record_disc(t, g, 0, mag, mag, NULL);
   add_term(t, g, KR_TERM_DISC_R, 0, 1 / (double)t->B, real.score, ones);
   const kr_disc made = record_disc(t, g, 1, mag, con, real.u);
@@ -216,7 +271,8 @@ static int32_t list_parameters(kr_trainer *t) {
   kr_graph *g = NULL;
   KR_TRY(kr_graph_open(&g));
   kr_pk_graph io = {.com_in = kr_graph_input(g, "com", KRAIT_F32, KR_DIMS(1, t->F, 16, 2))};
-  kr_disc disc = {.reference = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32)), .judged = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32))};
+  kr_disc disc = {.reference = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32)),
+                  .judged = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32))};
   kr_pk_graph_record(g, &t->config, kr_parameters_note, &t->generator, &io);
   for (int k = 0; k < KR_DISC_NORMS; k++) disc.u[k] = kr_graph_input(g, "u", KRAIT_F32, KR_DIMS(kr_disc_outputs(k)));
   if (t->options.discriminator) kr_disc_record(g, kr_parameters_note, &t->discriminator, &disc);
@@ -239,7 +295,8 @@ static int32_t open_memory(kr_trainer *t) {
     KR_TRY(kr_cuda_alloc(cuda, (size_t)kr_optimiser_scratch_bytes(), (void **)&t->squares));
   }
   lay_out(t, t->memory);
-  if (t->options.ranks && t->discriminator.n) KR_TRY(kr_cuda_alloc(cuda, (size_t)t->discriminator.n * 5 * sizeof(float), (void **)&t->aside));
+  if (t->options.ranks && t->discriminator.n)
+    KR_TRY(kr_cuda_alloc(cuda, (size_t)t->discriminator.n * 5 * sizeof(float), (void **)&t->aside));
   for (int64_t b = 0; b < t->B; b++) on_host(t, t->v_ones)[b] = 1;
   for (int64_t i = 0; i < 3 * t->B * KR_DISC_WIDTH; i++) on_host(t, t->v_dropout)[i] = 1;
   return put(t, t->v_ones, NULL, t->B);
@@ -260,17 +317,22 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(record_discriminator(t));
   KR_TRY(kr_graph_plan(t->d, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
   if (t->n_parts == 1) return kr_runner_open(t->d, &t->run_d); /* the generator's forward pass stays in its own */
-  if (kr_graph_bytes(t->d) <= kr_graph_bytes(t->g)) return kr_runner_open_in(t->d, kr_runner_memory(t->run_g), kr_graph_bytes(t->g), &t->run_d);
+  if (kr_graph_bytes(t->d) <= kr_graph_bytes(t->g))
+    return kr_runner_open_in(t->d, kr_runner_memory(t->run_g), kr_graph_bytes(t->g), &t->run_d);
   return kr_runner_open(t->d, &t->run_d);
 }
 
-int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B, int64_t T, kr_trainer **trainer) {
+int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B,
+                        int64_t T, kr_trainer **trainer) {
   kr_trainer *t = *trainer = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for training");
-  t->ctx = ctx, t->config = *config, t->options = *options, t->B = B, t->F = config->F, t->T = T, t->N = (T - 1) * (config->fft_len / 4);
+  t->ctx = ctx, t->config = *config, t->options = *options, t->B = B, t->F = config->F, t->T = T,
+  t->N = (T - 1) * (config->fft_len / 4);
   const int64_t at_once = options->at_once > 0 && options->at_once < B ? options->at_once : B;
   if (B % at_once == 0) t->some = at_once, t->n_parts = B / at_once;
-  const int32_t status = t->some ? open_parts(t) : kr_fail(KRAIT_ERR_ARGUMENT, "at_once %lld does not divide a batch of %lld", (long long)at_once, (long long)B);
+  const int32_t status = t->some ? open_parts(t)
+                                 : kr_fail(KRAIT_ERR_ARGUMENT, "at_once %lld does not divide a batch of %lld",
+                                           (long long)at_once, (long long)B);
   if (status < 0) kr_trainer_close(trainer);
   return status;
 }
@@ -282,7 +344,9 @@ void kr_trainer_close(kr_trainer **trainer) {
   kr_graph_close(&t->g), kr_graph_close(&t->d);
   kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
-  if (t->ctx->cuda) kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares), kr_cuda_free(t->ctx->cuda, t->aside);
+  if (t->ctx->cuda)
+    kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
+        kr_cuda_free(t->ctx->cuda, t->aside);
   else kr_free(t->sum);
   kr_free(t->host), kr_free(t);
   *trainer = NULL;
@@ -318,7 +382,9 @@ static uint64_t mix(uint64_t x) { /* splitmix64 */
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
   return x ^ x >> 31;
 }
-static double uniform(uint64_t seed, uint64_t stream, uint64_t i) { return (double)(mix(mix(seed ^ mix(stream)) + i) >> 11) * 0x1p-53; }
+static double uniform(uint64_t seed, uint64_t stream, uint64_t i) {
+  return (double)(mix(mix(seed ^ mix(stream)) + i) >> 11) * 0x1p-53;
+}
 
 static int ends(const char *name, const char *with) {
   const size_t n = strlen(name), m = strlen(with);
@@ -329,7 +395,9 @@ static int ends(const char *name, const char *with) {
 static void draw_parameter(kr_trainer *t, kr_parameters *p, int64_t index, uint64_t stream, double *reach) {
   const kr_parameter *item = &p->items[index];
   float *value = p->value + item->at;
-  const int is_norm = strstr(item->name, "norm.") || (item->dims.n == 1 && index + 1 < p->n_items && ends(item->name, ".weight") && !strstr(item->name, "gru") && !strstr(item->name, "lstm"));
+  const int is_norm =
+      strstr(item->name, "norm.") || (item->dims.n == 1 && index + 1 < p->n_items && ends(item->name, ".weight") &&
+                                      !strstr(item->name, "gru") && !strstr(item->name, "lstm"));
   int64_t inputs = 1;
   for (int i = 1; i < item->dims.n; i++) inputs *= item->dims.size[i];
   if (item->dims.n > 1) *reach = 1 / sqrt((double)inputs);
@@ -352,10 +420,16 @@ static void draw_parameter(kr_trainer *t, kr_parameters *p, int64_t index, uint6
 /* What stands behind an instance norm's weight of one dimension: its bias is 0, and a PReLU begins with 0.25. */
 static void draw_norms(kr_parameters *p) {
   for (int64_t i = 0; i + 1 < p->n_items; i++) {
-    const kr_parameter *weight = &p->items[i], *bias = &p->items[i + 1], *slope = i + 2 < p->n_items ? &p->items[i + 2] : NULL;
-    if (weight->dims.n != 1 || !ends(weight->name, ".weight") || !ends(bias->name, ".bias") || strncmp(weight->name, bias->name, strlen(weight->name) - 6) != 0) continue;
+    const kr_parameter *weight = &p->items[i], *bias = &p->items[i + 1],
+                       *slope = i + 2 < p->n_items ? &p->items[i + 2] : NULL;
+    if (weight->dims.n != 1 || !ends(weight->name, ".weight") || !ends(bias->name, ".bias") ||
+        strncmp(weight->name, bias->name, strlen(weight->name) - 6) != 0)
+      continue;
     for (int64_t k = 0; k < bias->n; k++) p->value[bias->at + k] = 0;
-    for (int64_t k = 0; slope && slope->dims.n == 1 && ends(slope->name, ".weight") && !strstr(slope->name, "norm") && k < slope->n; k++) p->value[slope->at + k] = 0.25f;
+    for (int64_t k = 0;
+         slope && slope->dims.n == 1 && ends(slope->name, ".weight") && !strstr(slope->name, "norm") && k < slope->n;
+         k++)
+      p->value[slope->at + k] = 0.25f;
   }
 }
 
@@ -371,7 +445,8 @@ int32_t kr_trainer_draw_weights(kr_trainer *t) {
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     float *const u = kr_trainer_u(t, k);
     double sum = 0;
-    for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] = (float)(uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5), sum += (double)u[i] * (double)u[i];
+    for (int64_t i = 0; i < kr_disc_outputs(k); i++)
+      u[i] = (float)(uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5), sum += (double)u[i] * (double)u[i];
     for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] /= (float)sqrt(sum);
   }
   memcpy(t->generator.average, t->generator.value, (size_t)t->generator.n * sizeof(float));
@@ -391,10 +466,12 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
 
 /* By the place in the batch of all ranks: the same for any number of them. */
 static int32_t draw_dropout(kr_trainer *t, const float *given) {
-  const int64_t n = 3 * t->B * KR_DISC_WIDTH, own = t->B * KR_DISC_WIDTH, all = own * kr_ranks_n(t->options.ranks), before = own * kr_ranks_rank(t->options.ranks);
+  const int64_t n = 3 * t->B * KR_DISC_WIDTH, own = t->B * KR_DISC_WIDTH, all = own * kr_ranks_n(t->options.ranks),
+                before = own * kr_ranks_rank(t->options.ranks);
   float *const factors = on_host(t, t->v_dropout);
   for (int64_t i = 0; i < n; i++) {
-    const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps, (uint64_t)(i / own * all + before + i % own)) >= dropout_rate;
+    const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps,
+                             (uint64_t)(i / own * all + before + i % own)) >= dropout_rate;
     factors[i] = given ? given[i] : keep ? (float)(1 / (1 - dropout_rate)) : 0;
   }
   return put(t, t->v_dropout, NULL, n);
@@ -404,10 +481,17 @@ static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to)
   for (int k = from; k < to; k++) {
     if (isfinite(step->terms[k])) continue;
     KR_TRY(kr_trainer_pull(t));
-    const char *value = kr_parameters_not_finite(&t->generator, t->generator.value), *gradient = kr_parameters_not_finite(&t->generator, t->generator.gradient);
+    const char *value = kr_parameters_not_finite(&t->generator, t->generator.value),
+               *gradient = kr_parameters_not_finite(&t->generator, t->generator.gradient);
     if (!value) value = kr_parameters_not_finite(&t->discriminator, t->discriminator.value);
-    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is no number; %s%s", (long long)t->n_steps + 1, kr_term_names[k],
-                   value ? "so is a weight of " : gradient ? "the first gradient that is none: " : "all weights and gradients are finite", value ? value : gradient ? gradient : "");
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is no number; %s%s", (long long)t->n_steps + 1,
+                   kr_term_names[k],
+                   value      ? "so is a weight of "
+                   : gradient ? "the first gradient that is none: "
+                              : "all weights and gradients are finite",
+                   value      ? value
+                   : gradient ? gradient
+                              : "");
   }
   return KRAIT_OK;
 }
@@ -485,51 +569,65 @@ static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, 
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, KR_TERM_DISC_R, KR_TERMS));
   KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, 0, 1, &is_last));
-  if (is_last) KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient), t->discriminator.n));
+  if (is_last)
+    KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
+                        t->discriminator.n));
   return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
 }
 
 static int32_t open_sums(kr_trainer *t) {
   const size_t n = (size_t)(t->generator.n + t->discriminator.n);
   if ((t->options.accumulate == 1 && t->n_parts == 1) || t->sum) return KRAIT_OK;
-  if (t->ctx->cuda) return kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum);
+  if (t->ctx->cuda) {
+    KR_TRY(kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum));
+    return kr_cuda_fill(t->ctx->cuda, t->sum, 0, n * sizeof(float), NULL);
+  }
   t->sum = kr_alloc_array(n, sizeof(float));
   KR_CHECK(t->sum, KRAIT_ERR_NO_MEMORY, "no memory for sums of gradients");
+  memset(t->sum, 0, n * sizeof *t->sum);
   return KRAIT_OK;
 }
 
 /* From the generator's gradients to its new values. */
 static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
-  if (step->updated) KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
+  if (step->updated)
+    KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   KR_TRY(kr_ranks_check(t->options.ranks));
   if (!isfinite(step->gradient_norm)) {
     KR_TRY(kr_trainer_pull(t));
     const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
-    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s", (long long)t->n_steps + 1, name ? name : "all together");
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s", (long long)t->n_steps + 1,
+                   name ? name : "all together");
   }
   t->n_steps++;
   if (!step->updated || lr <= 0) return KRAIT_OK;
   const kr_adamw o = adamw_of(t, lr, t->n_updates - (t->d ? t->options.discriminator_first : 0));
   const double clip = t->options.clip;
   t->n_updates++;
-  return kr_optimiser_step(t->ctx, &t->generator, &o, clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1, t->options.average_decay);
+  return kr_optimiser_step(t->ctx, &t->generator, &o,
+                           clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1,
+                           t->options.average_decay);
 }
 
 /* The discriminator moves before the generator's half of a step. */
 static int32_t set_aside(kr_trainer *t, int back) {
   const size_t bytes = (size_t)t->discriminator.n * 5 * sizeof(float);
-  return t->aside ? kr_cuda_copy(t->ctx->cuda, back ? t->discriminator.device : t->aside, back ? t->aside : t->discriminator.device, bytes, NULL) : KRAIT_OK;
+  return t->aside ? kr_cuda_copy(t->ctx->cuda, back ? t->discriminator.device : t->aside,
+                                 back ? t->aside : t->discriminator.device, bytes, NULL)
+                  : KRAIT_OK;
 }
 
 /* To the generator's graph, or from it. */
 static int32_t hand_over(kr_trainer *t, int64_t part) {
   for (int k = 0; k < MADE && t->n_parts > 1; k++)
-    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0) KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
+    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0)
+      KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
   return KRAIT_OK;
 }
 static int32_t take_over(kr_trainer *t, int64_t part) {
-  for (int k = MADE; k < HANDED && t->n_parts > 1; k++) KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
+  for (int k = MADE; k < HANDED && t->n_parts > 1; k++)
+    KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
   return KRAIT_OK;
 }
 
@@ -559,9 +657,12 @@ static int32_t run_whole(kr_trainer *t, double lr, kr_judge_fn *judge, void *use
 }
 
 /* Of the generator's terms alone: each part's are means over its items. */
-static int32_t keep_terms(kr_trainer *t, int64_t part) { return t->n_parts == 1 ? KRAIT_OK : copy(t, t->v_part_terms + 16 * KR_TERMS * part, t->v_terms, 16 * KR_TERM_DISC_R); }
+static int32_t keep_terms(kr_trainer *t, int64_t part) {
+  return t->n_parts == 1 ? KRAIT_OK : copy(t, t->v_part_terms + 16 * KR_TERMS * part, t->v_terms, 16 * KR_TERM_DISC_R);
+}
 
-/* What a part keeps for its gradients is gone when the next one runs: the discriminator has its signals from a pass of their own. */
+/* What a part keeps for its gradients is gone when the next one runs: the discriminator has its signals from a pass of
+ * their own. */
 static int32_t run_parts(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts && t->d; k++) {
     KR_TRY(hand_over(t, k));
@@ -579,7 +680,8 @@ static int32_t run_parts(kr_trainer *t, double lr, kr_judge_fn *judge, void *use
   return KRAIT_OK;
 }
 
-static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user,
+                         kr_step *step) {
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
   if (!t->d) KR_TRY(put_seeds(t));
@@ -593,7 +695,8 @@ static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_jud
   return KRAIT_OK;
 }
 
-int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user,
+                        kr_step *step) {
   memset(step, 0, sizeof *step);
   KR_TRY(open_sums(t));
   KR_TRY(set_aside(t, 0));
@@ -623,7 +726,9 @@ int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step,
 
 /* ---- times ---- */
 
-int32_t kr_trainer_profile(kr_trainer *t, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user) {
+int32_t kr_trainer_profile(kr_trainer *t,
+                           void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
+                           void *user) {
   kr_runner *const runners[] = {t->run_g, t->run_d};
   for (int k = 0; k < 2; k++) {
     if (!runners[k]) continue;

@@ -1,5 +1,6 @@
-/* trainer.h: PrimeKnet's training, a step at a time: the discriminator's update, then the generator's, with the losses of the published solver. Every step's
- * result depends on its inputs and the state alone: not on threads, not on time. */
+/* trainer.h: PrimeKnet's training, a step at a time: the discriminator's update, then the generator's, with the losses
+ * of the published solver. Every step's result depends on its inputs and the state alone: not on threads, not on
+ * time. */
 #ifndef KR_TRAINER_H
 #define KR_TRAINER_H
 
@@ -8,7 +9,19 @@
 #include "primeknet/primeknet.h"
 #include "ranks.h"
 
-enum { KR_TERM_MAGNITUDE, KR_TERM_PHASE_IP, KR_TERM_PHASE_GD, KR_TERM_PHASE_IAF, KR_TERM_COMPLEX, KR_TERM_CONSISTENCY, KR_TERM_METRIC, KR_TERM_TIME, KR_TERM_DISC_R, KR_TERM_DISC_G, KR_TERMS };
+enum {
+  KR_TERM_MAGNITUDE,
+  KR_TERM_PHASE_IP,
+  KR_TERM_PHASE_GD,
+  KR_TERM_PHASE_IAF,
+  KR_TERM_COMPLEX,
+  KR_TERM_CONSISTENCY,
+  KR_TERM_METRIC,
+  KR_TERM_TIME,
+  KR_TERM_DISC_R,
+  KR_TERM_DISC_G,
+  KR_TERMS
+};
 extern const char *const kr_term_names[KR_TERMS];
 
 typedef struct kr_train_options {
@@ -17,10 +30,12 @@ typedef struct kr_train_options {
   double average_decay;     /* of the exponential moving average of the weights; 0: none */
   double weights[KR_TERMS]; /* of the terms in the total; the discriminator's are not read */
   int discriminator;        /* 0: without the metric term */
-  int64_t discriminator_first; /* steps at the beginning in which the discriminator learns alone: a young one pushes a generator that has learnt already */
+  int64_t discriminator_first; /* steps at the beginning in which the discriminator learns alone: a young one pushes a
+                                  generator that has learnt already */
   int64_t accumulate;       /* batches whose gradients make one step */
   int recompute;            /* less memory, more time: kr_pk_graph */
-  int64_t at_once;          /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a discriminator one more forward pass */
+  int64_t at_once; /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a
+                      discriminator one more forward pass */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
   kr_ranks *ranks;          /* of which each has B items of every batch, in order; NULL: alone */
@@ -37,7 +52,8 @@ typedef struct kr_trainer kr_trainer;
 /* The judge's word on what the model made of a batch: quality[B] in 0..1, 0 status; negative: not for this batch. */
 typedef int32_t kr_judge_fn(void *user, const float *wav, float *quality);
 
-int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B, int64_t T, kr_trainer **trainer);
+int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B,
+                        int64_t T, kr_trainer **trainer);
 void kr_trainer_close(kr_trainer **trainer);
 
 /* From the seed, as the published modules begin. */
@@ -49,23 +65,27 @@ float *kr_trainer_u(kr_trainer *t, int norm); /* what power iterations have reac
 float *kr_trainer_v(kr_trainer *t, int norm);
 int32_t kr_trainer_push(kr_trainer *t);
 int32_t kr_trainer_pull(kr_trainer *t);
-int64_t kr_trainer_steps(const kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
-uint64_t kr_trainer_bytes(const kr_trainer *t); /* of both graphs, which share it where the generator does not take a batch at once */
+uint64_t kr_trainer_bytes(
+    const kr_trainer *t); /* of both graphs, which share it where the generator does not take a batch at once */
 
 typedef struct kr_step {
   double terms[KR_TERMS], phase, total; /* before the update */
   double gradient_norm;                 /* of the generator, before clipping */
-  float scores[3 * 64], sigma[3 * KR_DISC_NORMS]; /* the discriminator's, in the order of its calls; B at most 64 are kept */
+  float scores[3 * 64],
+      sigma[3 * KR_DISC_NORMS]; /* the discriminator's, in the order of its calls; B at most 64 are kept */
   int updated, alone; /* alone: the discriminator learnt by itself, and the generator's terms are none */
 } kr_step;
-/* Terms are means over all ranks; scores and sigma are this one's. A step that fails because another rank is gone leaves all as it was before.
- * With lr 0 nothing moves but the power iterations: gradients can be looked at. KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
+/* Terms are means over all ranks; scores and sigma are this one's. A step that fails because another rank is gone
+ * leaves all as it was before. With lr 0 nothing moves but the power iterations: gradients can be looked at.
+ * KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
 int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step);
 /* Losses without an update, power iteration or dropout. wav (B,(T-1) hop) may be NULL: else what the model made. */
 int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav);
 /* Both graphs node by node, each timed by itself. */
-int32_t kr_trainer_profile(kr_trainer *t, void (*each)(void *user, const char *node, const char *op, const char *row, double seconds), void *user);
+int32_t kr_trainer_profile(kr_trainer *t,
+                           void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
+                           void *user);
 
 #endif

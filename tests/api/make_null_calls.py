@@ -18,7 +18,7 @@ def arguments(parameters):
 
 
 def value(parameter, objects):
-    name = re.search(r"(\w+)$", re.sub(r"\(\*(\w+)\).*", r"\1", parameter)).group(1)
+    name = re.search(r"(\w+)$", re.sub(r"\(\*(\w+)\).*", r"\1", parameter, flags=re.S)).group(1)
     for kind in ("ctx", "model", "session"):
         if objects and re.match(rf"(const )?krait_{kind} \*\w+$", parameter):
             return kind

@@ -1,5 +1,5 @@
-/* metrics.c: SI-SDR and segmental SNR against closed forms, STOI against properties that it has by definition. The comparison with
- * published implementations is tools/check_metrics.py. */
+/* metrics.c: SI-SDR and segmental SNR against closed forms, STOI against properties that it has by definition. The
+ * comparison with published implementations is tools/check_metrics.py. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -95,7 +95,8 @@ static void stoi_falls_with_noise_and_ignores_gain(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(si_sdr_ignores_gain_and_counts_noise), cmocka_unit_test(segsnr_of_a_gain_error),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(si_sdr_ignores_gain_and_counts_noise),
+                                     cmocka_unit_test(segsnr_of_a_gain_error),
                                      cmocka_unit_test(stoi_falls_with_noise_and_ignores_gain)};
   return cmocka_run_group_tests(tests, make_signals, NULL);
 }

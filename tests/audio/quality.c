@@ -1,5 +1,5 @@
-/* quality.c: all measures of the demo recording, as it is, mixed, late, with a stretch lost and with gaps, against what independent programs say
- * (tests/golden/metrics/demo.tsv, by tools/make_metric_golden.py). */
+/* quality.c: all measures of the demo recording, as it is, mixed, late, with a stretch lost and with gaps, against what
+ * independent programs say (tests/golden/metrics/demo.tsv, by tools/make_metric_golden.py). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,12 +43,14 @@ static int close_demo(void **state) {
 
 static void make_variant(const char *name) {
   enum { LATE = 600, LOST = 4000, GAP = 1500 };
-  const int is_noisy = strcmp(name, "noisy") == 0, is_late = strcmp(name, "late") == 0, is_lost = strcmp(name, "lost") == 0;
+  const int is_noisy = strcmp(name, "noisy") == 0, is_late = strcmp(name, "late") == 0,
+            is_lost = strcmp(name, "lost") == 0;
   for (int64_t i = 0; i < n; i++) {
     const int64_t from = is_late ? i - LATE : is_lost && i >= n / 2 ? i + LOST : i;
     other[i] = from < 0 || from >= n ? 0 : is_noisy ? noisy[from] : 0.5f * clean[from] + 0.5f * noisy[from];
   }
-  for (int64_t i = 10000; strcmp(name, "gone") == 0 && i < n - GAP; i += 20000) memset(other + i, 0, GAP * sizeof *other);
+  for (int64_t i = 10000; strcmp(name, "gone") == 0 && i < n - GAP; i += 20000)
+    memset(other + i, 0, GAP * sizeof *other);
 }
 
 static void as_independent_programs(void **state) {
@@ -62,14 +64,17 @@ static void as_independent_programs(void **state) {
   for (double v[10]; fgets(line, sizeof line, file); n_rows++) {
     kr_quality q;
     double narrow;
-    assert_int_equal(sscanf(line, "%31s%lf%lf%lf%lf%lf%lf%lf%lf%lf%lf", name, v, v + 1, v + 2, v + 3, v + 4, v + 5, v + 6, v + 7, v + 8, v + 9), 11);
+    assert_int_equal(sscanf(line, "%31s%lf%lf%lf%lf%lf%lf%lf%lf%lf%lf", name, v, v + 1, v + 2, v + 3, v + 4, v + 5,
+                            v + 6, v + 7, v + 8, v + 9),
+                     11);
     make_variant(name);
     assert_int_equal(kr_quality_of(clean, other, n, &q), KRAIT_OK);
     assert_int_equal(kr_pesq(clean, other, n, KR_PESQ_NARROW, &narrow), KRAIT_OK);
     const double found[] = {q.pesq, narrow, q.csig, q.cbak, q.covl, q.segsnr_db, q.si_sdr_db, q.stoi, q.llr, q.wss};
     const double bounds[] = {1e-3, 1e-3, 2e-3, 2e-3, 2e-3, 1e-3, 1e-3, 1e-3, 1e-3, 2e-2};
     for (int i = 0; i < 10; i++) {
-      if (!(fabs(found[i] - v[i]) <= bounds[i])) print_message("%s, column %d: %.6f instead of %.6f\n", name, i + 1, found[i], v[i]);
+      if (!(fabs(found[i] - v[i]) <= bounds[i]))
+        print_message("%s, column %d: %.6f instead of %.6f\n", name, i + 1, found[i], v[i]);
       assert_true(fabs(found[i] - v[i]) <= bounds[i]);
     }
   }
@@ -135,6 +140,7 @@ static void batches(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs), cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs),
+                                     cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing)};
   return cmocka_run_group_tests(tests, open_demo, close_demo);
 }

@@ -1,5 +1,6 @@
-/* resample.c: lengths to the sample, no delay (cross-correlation peaks at 0), and a round trip that gives the signal back: 75 dB,
- * which is soxr's pass-band droop of 0.003 dB at 6.4 kHz for ratios such as 441 : 160; the others reach 135 dB and more. */
+/* resample.c: lengths to the sample, no delay (cross-correlation peaks at 0), and a round trip that gives the signal
+ * back: 75 dB, which is soxr's pass-band droop of 0.003 dB at 6.4 kHz for ratios such as 441 : 160; the others reach
+ * 135 dB and more. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -22,10 +23,12 @@ static float *make(int64_t n, int32_t hz, double length_s, double top_hz) {
   return x;
 }
 
-static void convert(const float *x, int64_t n, int32_t in_hz, int32_t out_hz, int64_t n_out, int64_t piece, kr_queue *queue) {
+static void convert(const float *x, int64_t n, int32_t in_hz, int32_t out_hz, int64_t n_out, int64_t piece,
+                    kr_queue *queue) {
   kr_resampler *r = NULL;
   assert_int_equal(kr_resampler_open(in_hz, out_hz, (kr_sink){kr_queue_push, queue}, &r), KRAIT_OK);
-  for (int64_t i = 0; i < n; i += piece) assert_int_equal(kr_resampler_push(r, x + i, n - i < piece ? n - i : piece), KRAIT_OK);
+  for (int64_t i = 0; i < n; i += piece)
+    assert_int_equal(kr_resampler_push(r, x + i, n - i < piece ? n - i : piece), KRAIT_OK);
   assert_int_equal(kr_resampler_finish(r, n_out), KRAIT_OK);
   kr_resampler_close(&r);
   assert_null(r);
@@ -55,7 +58,8 @@ static int64_t best_lag(const float *a, const float *b, int64_t n) {
   return at;
 }
 
-static const int32_t rates[] = {1000, 8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 96000, 192000, 384000};
+static const int32_t rates[] = {1000,  8000,  11025, 12000, 16000,  22050, 24000,
+                                32000, 44100, 48000, 96000, 192000, 384000};
 enum { N_RATES = sizeof rates / sizeof *rates };
 
 static void no_delay_and_the_same_signal(void **state) {
@@ -110,7 +114,7 @@ static void pieces_do_not_matter(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(no_delay_and_the_same_signal), cmocka_unit_test(any_length_is_exact),
-                                     cmocka_unit_test(pieces_do_not_matter)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(no_delay_and_the_same_signal),
+                                     cmocka_unit_test(any_length_is_exact), cmocka_unit_test(pieces_do_not_matter)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,7 +8,10 @@
 #include "status.h"
 #include "stft.h"
 
-static float wave(int64_t i) { return (float)(0.4 * sin(0.05 * (double)i) + 0.3 * sin(0.31 * (double)i + 1) + 0.2 * cos(1.7 * (double)i * (double)i)); }
+static float wave(int64_t i) {
+  return (float)(0.4 * sin(0.05 * (double)i) + 0.3 * sin(0.31 * (double)i + 1) +
+                 0.2 * cos(1.7 * (double)i * (double)i));
+}
 
 static double worst_of(int64_t n) {
   kr_real_fft *fft = NULL;
@@ -36,7 +39,8 @@ static void transform_is_the_definition(void **state) {
   (void)state;
   static const int64_t lengths[] = {4, 5, 16, 20, 25, 64, 80, 100, 125, 320, 400, 500};
   for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
-    if (!(worst_of(lengths[i]) < 1e-6)) fail_msg("length %lld is off by %.1e", (long long)lengths[i], worst_of(lengths[i]));
+    if (!(worst_of(lengths[i]) < 1e-6))
+      fail_msg("length %lld is off by %.1e", (long long)lengths[i], worst_of(lengths[i]));
   static const int64_t others[] = {0, 1, 2, 3, 6, 8, 10, 30, 402, 512};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_false(kr_real_fft_fits(others[i]));
 }
@@ -50,7 +54,8 @@ static void there_and_back(int64_t n_fft, double power, int n_threads, float *ba
   const int64_t hop = n_fft / 4, F = n_fft / 2 + 1;
   assert_int_equal(kr_stft_open(n_fft, hop, pool, &stft), KRAIT_OK);
   const int64_t n = N / hop * hop, T = kr_stft_n_frames(stft, n);
-  float *com = kr_alloc((size_t)(F * T) * 8), *mag = kr_alloc((size_t)(F * T) * 4), *pha = kr_alloc((size_t)(F * T) * 4);
+  float *com = kr_alloc((size_t)(F * T) * 8), *mag = kr_alloc((size_t)(F * T) * 4),
+        *pha = kr_alloc((size_t)(F * T) * 4);
   for (int64_t i = 0; i < n; i++) wav[i] = wave(i);
   assert_int_equal(kr_stft_forward(stft, wav, n, power, com), KRAIT_OK);
   for (int64_t i = 0; i < F * T; i++) {
@@ -60,7 +65,9 @@ static void there_and_back(int64_t n_fft, double power, int n_threads, float *ba
   assert_int_equal(kr_stft_inverse(stft, mag, pha, T, power, back), KRAIT_OK);
   /* The front end's epsilons turn phases by up to 1e-5 / |x|. */
   for (int64_t i = 0; i < n; i++)
-    if (!(fabsf(back[i] - wav[i]) < 3e-4f)) fail_msg("n_fft %lld: sample %lld is %g, was %g", (long long)n_fft, (long long)i, (double)back[i], (double)wav[i]);
+    if (!(fabsf(back[i] - wav[i]) < 3e-4f))
+      fail_msg("n_fft %lld: sample %lld is %g, was %g", (long long)n_fft, (long long)i, (double)back[i],
+               (double)wav[i]);
   kr_free(com);
   kr_free(mag);
   kr_free(pha);
@@ -93,7 +100,8 @@ static void what_it_refuses(void **state) {
   assert_int_equal(kr_stft_open(400, 0, pool, &stft), KRAIT_ERR_ARGUMENT);
   assert_null(stft);
   assert_int_equal(kr_stft_open(400, 100, pool, &stft), KRAIT_OK);
-  assert_int_equal(kr_stft_forward(stft, wav, 200, 0.3, com), KRAIT_ERR_SHAPE); /* reflection needs more than half a frame */
+  assert_int_equal(kr_stft_forward(stft, wav, 200, 0.3, com),
+                   KRAIT_ERR_SHAPE); /* reflection needs more than half a frame */
   assert_int_equal(kr_stft_forward(stft, wav, 201, 0.3, com), KRAIT_OK);
   assert_int_equal(kr_stft_inverse(stft, wav, wav, 0, 0.3, com), KRAIT_ERR_SHAPE);
   kr_stft_close(&stft);

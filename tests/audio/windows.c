@@ -1,5 +1,5 @@
-/* windows.c: identity, gain and position functions through overlapping windows: every length, cut in every way, comes out
- * sample-exact; the windows are where windows.h says. */
+/* windows.c: identity, gain and position functions through overlapping windows: every length, cut in every way, comes
+ * out sample-exact; the windows are where windows.h says. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -24,7 +24,8 @@ static int32_t identity(void *user, const float *in, float *out, int64_t n) {
   return KRAIT_OK;
 }
 
-static int32_t run(const kr_windows_shape *shape, kr_window_fn fn, void *user, int64_t n, int64_t piece, kr_queue *queue) {
+static int32_t run(const kr_windows_shape *shape, kr_window_fn fn, void *user, int64_t n, int64_t piece,
+                   kr_queue *queue) {
   kr_windows *windows = NULL;
   assert_int_equal(kr_windows_open(shape, fn, user, (kr_sink){kr_queue_push, queue}, &windows), KRAIT_OK);
   int32_t status = KRAIT_OK;

@@ -1,4 +1,5 @@
-/* ahead.c: what one thread makes the other takes, in order, whatever the sizes; a failure arrives behind what was made before it; closing early waits for nobody. */
+/* ahead.c: what one thread makes the other takes, in order, whatever the sizes; a failure arrives behind what was made
+ * before it; closing early waits for nobody. */
 #include "../test.h"
 
 #include "ahead.h"
@@ -16,7 +17,8 @@ static int32_t make(void *user, void *out, size_t bytes) {
   maker *m = user;
   for (size_t i = 0; i < bytes; i++) ((uint8_t *)out)[i] = byte_at(m->at + i);
   m->at += bytes;
-  if (m->fails_at && m->at >= m->fails_at) return kr_fail(KRAIT_ERR_FILE_FORMAT, "damaged before %llu", (unsigned long long)m->at);
+  if (m->fails_at && m->at >= m->fails_at)
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "damaged before %llu", (unsigned long long)m->at);
   return KRAIT_OK;
 }
 
@@ -74,6 +76,8 @@ static void closing_early(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_byte_in_order), cmocka_unit_test(a_failure_comes_behind_what_was_made), cmocka_unit_test(closing_early)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_byte_in_order),
+                                     cmocka_unit_test(a_failure_comes_behind_what_was_made),
+                                     cmocka_unit_test(closing_early)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

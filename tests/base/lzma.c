@@ -1,4 +1,5 @@
-/* lzma.c: streams of liblzma are unpacked to what they were made of, at once and in pieces; a damaged one ends, within its bounds. */
+/* lzma.c: streams of liblzma are unpacked to what they were made of, at once and in pieces; a damaged one ends, within
+ * its bounds. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,7 +64,8 @@ static void damaged_streams_end(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(unpacks_what_liblzma_packs), cmocka_unit_test(short_streams_are_refused),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(unpacks_what_liblzma_packs),
+                                     cmocka_unit_test(short_streams_are_refused),
                                      cmocka_unit_test(damaged_streams_end)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

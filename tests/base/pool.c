@@ -64,7 +64,25 @@ static void busy_pool_serves_second_callers(void **state) {
   kr_pool_close(&v.pool);
 }
 
+/* Short loops, one after the other, each with its own data: a worker that comes late must not take a piece of another
+ * loop. */
+static void short_loops_in_turn(void **state) {
+  (void)state;
+  kr_pool *pool = kr_pool_open(4);
+  for (int round = 0; round < 5000; round++) {
+    static visits two[2];
+    visits *v = &two[round % 2];
+    const int n = 1 + round % 9;
+    for (int i = 0; i < n; i++) atomic_store(&v->count[i], 0);
+    kr_pool_run(pool, n, 1 + round % 2, visit, v);
+    for (int i = 0; i < n; i++) assert_int_equal(atomic_load(&v->count[i]), 1);
+  }
+  kr_pool_close(&pool);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once), cmocka_unit_test(busy_pool_serves_second_callers)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once),
+                                     cmocka_unit_test(busy_pool_serves_second_callers),
+                                     cmocka_unit_test(short_loops_in_turn)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,7 +43,8 @@ static void results_fill_what_the_caller_has(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(an_older_caller_leaves_the_rest_zero), cmocka_unit_test(a_newer_caller_may_not_use_what_is_unknown),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(an_older_caller_leaves_the_rest_zero),
+                                     cmocka_unit_test(a_newer_caller_may_not_use_what_is_unknown),
                                      cmocka_unit_test(results_fill_what_the_caller_has)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,8 @@ static void control_characters_do_not_pass(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_status_has_a_text), cmocka_unit_test(detail_may_quote_the_old_detail),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_status_has_a_text),
+                                     cmocka_unit_test(detail_may_quote_the_old_detail),
                                      cmocka_unit_test(control_characters_do_not_pass)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-"""krait classify: a made-up film and pictures through a made-up VideoMamba: which frames, which pixels, probabilities; and what is refused. Without libavfilter one
+"""krait classify: a made-up film and pictures through a made-up VideoMamba: which frames, which pixels, probabilities; and what is refused. krait bench of the towers. Without libavfilter one
 line says so."""
 import json
 import pathlib
@@ -126,9 +126,38 @@ def refusals(folder, model):
         check(done.returncode == 1 and words in done.stderr, f"{change}: {done.stderr!r}")
 
 
+def bench(*arguments):
+    return subprocess.run([KRAIT, "bench", *map(str, arguments), "--runs", "1", "--device", "cpu"], capture_output=True, text=True, timeout=120)
+
+
+def towers():
+    """krait bench videomamba and clip: operations as the sizes have them, shares, and what is refused."""
+    def told(*arguments):
+        done = bench(*arguments, "--json")
+        check(done.returncode == 0, f"{arguments}: {done.stderr!r}")
+        return json.loads(done.stdout)
+    t, L, D = told("videomamba", "--sizes", "t16", "--frames", 1), 197, 192
+    products = 24 * 2 * L * (D * 4 * D + 2 * (2 * D * (12 + 32) + 12 * 2 * D) + 2 * D * D) + 2 * 196 * 768 * D
+    check(t["tokens"] == L and products < t["flops"] < 1.35 * products, f"videomamba: {t}, products {products}")
+    check(28e6 < t["weight_bytes"] + 24 * 4 * 2 * 2 * D < 29e6, f"videomamba: {t}")  # 7.15 million and 400 classes less 600
+    both = told("videomamba", "--sizes", "t16", "--frames", 2, "--dtype", "float16")
+    check(1.97 < both["flops"] / t["flops"] < 2.01 and both["weight_bytes"] < 0.6 * t["weight_bytes"], f"videomamba, two frames: {both}")
+    c, L, C = told("clip", "--sizes", "base-patch32", "--frames", 1), 50, 768
+    products = 12 * 2 * L * 12 * C * C + 2 * 49 * 3072 * C
+    check(c["tokens"] == L and products < c["flops"] < 1.06 * products, f"clip: {c}, products {products}")
+    for timed in (t, c):
+        check(0 < timed["best_s"] <= timed["median_s"] and 0 < timed["cpu_s"] and timed["flops"] / timed["cpu_s"] < 1.5 * timed["product_flops_per_cpu_s"], f"times: {timed}")
+    listed = bench("videomamba", "--sizes", "t16", "--frames", 1, "--kernels").stdout
+    check(listed.count(" scan ") == 48 and "% of a large product's" in listed, listed)
+    for arguments, words in ((("clip", "--sizes", "t16"), "there is no tower 'clip-vit-t16'"), (("videomamba", "--frames", 5000), "5000 pictures"), (("clip", "--dtype", "int8"), "--dtype is 'int8'")):
+        done = bench(*arguments)
+        check(done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, f"{arguments}: {done}")
+
+
 with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     model = weights(folder / "model.safetensors")
+    towers()
     films(folder, model)
     refusals(folder, model)
 print(failures, "failures")

@@ -364,26 +364,79 @@ def gguf():
     check(done.returncode == 0 and parts_of(here / "of-gguf.safetensors")["lm_head.weight.q8_0"] == parts_of(here / "mamba1-8" / "model.safetensors")["lm_head.weight.q8_0"], f"convert of GGUF: {done}")
 
 
-def six_bits():
-    """Q6_K, whose super-blocks are float16 in memory: random bytes, widened here by its definition."""
+def small_block(kind, rng):
+    """32 weights of Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0: its bytes, multiples of the factor, the factor, the weights. Few bits everywhere, so that no order of operations rounds."""
+    bits, factor, least = int(kind[1]), rng.randint(1, 60) / 4096, rng.randint(-60, 60) / 1024 if kind[-1] == "1" else None
+    levels = [rng.randrange(1 << bits) for _ in range(32)]
+    head = struct.pack("<e", factor) if least is None else struct.pack("<2e", factor, least)
+    multiples = [level - (1 << bits - 1 if least is None else 0) for level in levels]
+    if bits == 8:
+        return head + struct.pack("<32b", *multiples), multiples, factor, [factor * m for m in multiples]
+    fifths = sum((level >> 4) << i for i, level in enumerate(levels)).to_bytes(4, "little") if bits == 5 else b""
+    return head + fifths + bytes(levels[i] & 15 | (levels[i + 16] & 15) << 4 for i in range(16)), multiples, factor, [factor * m + (least or 0) for m in multiples]
+
+
+def large_block(kind, rng):
+    """256 weights of Q2_K to Q6_K: their bytes and the weights."""
+    bits = int(kind[1])
+    q, factor, least = [rng.randrange(1 << bits) for _ in range(256)], rng.randint(1, 7) / 65536, rng.randint(1, 7) / 8192
+    two = lambda levels, shift: bytes(sum((levels[128 * h + 32 * j + i] >> shift & 3) << 2 * j for j in range(4)) for h in range(2) for i in range(32))
+    top = lambda levels: bytes(sum((levels[32 * j + i] >> bits - 1) << j for j in range(8)) for i in range(32))
+    fours = lambda levels: bytes(levels[64 * p + i] & 15 | (levels[64 * p + 32 + i] & 15) << 4 for p in range(4) for i in range(32))
+    if bits in (4, 5):
+        s, m = ([rng.randrange(64) for _ in range(8)] for _ in range(2))
+        packed = bytes([s[j] | s[j + 4] >> 4 << 6 for j in range(4)] + [m[j] | m[j + 4] >> 4 << 6 for j in range(4)] + [s[j + 4] & 15 | (m[j + 4] & 15) << 4 for j in range(4)])
+        return struct.pack("<2e", factor, least) + packed + (top(q) if bits == 5 else b"") + fours(q), [factor * s[k // 32] * q[k] - least * m[k // 32] for k in range(256)]
+    if bits == 2:
+        s, m = ([rng.randrange(16) for _ in range(16)] for _ in range(2))
+        return bytes(s[i] | m[i] << 4 for i in range(16)) + two(q, 0) + struct.pack("<2e", factor, least), [factor * s[k // 16] * q[k] - least * m[k // 16] for k in range(256)]
+    s = [rng.randint(-32, 31) if bits == 3 else rng.randint(-128, 127) for _ in range(16)]
+    values = [factor * s[k // 16] * (q[k] - (1 << bits - 1)) for k in range(256)]
+    if bits == 3:
+        u = [v + 32 for v in s]
+        packed = bytes([u[i] & 15 | (u[i + 8] & 15) << 4 for i in range(8)] + [sum((u[4 * j + i] >> 4) << 2 * j for j in range(4)) for i in range(4)])
+        return top(q) + two(q, 0) + packed + struct.pack("<e", factor), values
+    low = bytes(q[128 * h + 32 * p + i] & 15 | (q[128 * h + 32 * p + 64 + i] & 15) << 4 for h in range(2) for p in range(2) for i in range(32))
+    return low + two(q, 4) + struct.pack("<16be", *s, factor), values
+
+
+def gguf_blocks():
+    """ggml's types of blocks, made here from levels that are drawn: what convert says of them is bit for bit what they mean, kept as multiples of a scale or as float16."""
     rng = random.Random(3)
     values, tensors = tiny.gguf_values(here / "mamba1-wide"), gguf_tensors(here / "mamba1-wide" / "model.safetensors")
-    file, back = here / "six.gguf", here / "six-back.gguf"
-    for i, (name, shape, kind, blob) in enumerate(tensors):
-        if name != "blk.1.ssm_out.weight":
-            continue
-        blocks = [rng.randbytes(192) + struct.pack("<16be", *(rng.randint(-128, 127) for _ in range(16)), 3e-5) for _ in range(shape[0] * shape[1] // 256)]
-        wide = []
-        for block in blocks:
-            d, scales = struct.unpack("<e", block[208:])[0], struct.unpack("<16b", block[192:208])
-            for k in range(256):
-                half, part, at = k // 128, k % 128 // 32, k % 32
-                low = block[64 * half + 32 * (part & 1) + at] >> (4 if part > 1 else 0) & 15
-                wide.append(d * scales[k // 16] * ((low | (block[128 + 32 * half + at] >> 2 * part & 3) << 4) - 32))
-        six = (name, shape, "Q6_K", b"".join(blocks))
-        tiny.write_gguf(file, values, tensors[:i] + [six] + tensors[i + 1:])
-        tiny.write_gguf(back, values, tensors[:i] + [(name, shape, "F16", struct.pack(f"<{len(wide)}e", *wide))] + tensors[i + 1:])
-    check(score_of(file, b"the rain in the north") == score_of(back, b"the rain in the north"), "Q6_K")
+    file, out, own, ours = here / "blocks.gguf", here / "blocks.safetensors", "blk.1.ssm_out.weight", "backbone.layers.1.mixer.out_proj.weight"
+    i, shape = next((i, t[1]) for i, t in enumerate(tensors) if t[0] == own)
+    for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+        made = [(small_block if kind[-1] != "K" else large_block)(kind, rng) for _ in range(shape[0] * shape[1] // (256 if kind[-1] == "K" else 32))]
+        blob, weights = b"".join(m[0] for m in made), [w for m in made for w in m[-1]]
+        tiny.write_gguf(file, values, tensors[:i] + [(own, shape, kind, blob)] + tensors[i + 1:])
+        out.unlink(missing_ok=True)
+        done = krait("convert", file, out)
+        check(done.returncode == 0, f"{kind}: {done}")
+        got = parts_of(out)
+        if kind in ("Q4_0", "Q5_0", "Q8_0"):
+            check(got[ours + ".q8_0"][2] == b"".join(struct.pack("<32b", *m[1]) for m in made) and got[ours + ".q8_0.scales"][2] == b"".join(struct.pack("<e", m[2]) for m in made), f"{kind}: other multiples")
+        elif kind == "Q4_K":
+            check(got[ours + ".q4_k"][2] == blob, "Q4_K: other bytes")
+            lost = here / "wide-lost.gguf"
+            tiny.write_gguf(lost, values, tensors[:i] + [(own, shape, "F32", struct.pack(f"<{len(weights)}f", *weights))] + tensors[i + 1:])
+            want, is_ = score_of(lost, b"the rain in the north"), score_of(file, b"the rain in the north")
+            check(abs(is_ - want) < 1e-5 * want, f"Q4_K: {is_}, its weights as float32 {want}")
+        else:
+            check(got[ours][1] == "F16" and got[ours][2] == struct.pack(f"<{len(weights)}e", *weights), f"{kind}: other weights")
+        said = krait("info", file).stdout.decode()
+        check(f"gguf.{kind}" in said and "1 tensor read as " + ("q4_k" if kind == "Q4_K" else "q8_0" if kind in ("Q4_0", "Q5_0", "Q8_0") else "float16") in said, f"info of {kind}: {said}")
+    mixed = []  # every matrix of blocks of 32, the embedding too, which is the output matrix: q8_0's scores, bit for bit
+    for kind in ("Q5_0", "Q8_0"):
+        rng.seed(4)
+        for name, shape, was, blob in tensors:
+            if len(shape) == 2 and shape[1] % 32 == 0 and "ssm_a" not in name and "conv" not in name:
+                made = [small_block("Q5_0", rng) for _ in range(shape[0] * shape[1] // 32)]
+                blob, was = b"".join(m[0] if kind == "Q5_0" else struct.pack("<e32b", m[2], *m[1]) for m in made), kind
+            mixed.append((name, shape, was, blob))
+        tiny.write_gguf(here / f"all-{kind}.gguf", values, mixed)
+        mixed = []
+    check(score_of(here / "all-Q5_0.gguf", b"the rain") == score_of(here / "all-Q8_0.gguf", b"the rain"), "Q5_0 is not Q8_0 of the same values")
 
 
 def gguf_refused():
@@ -405,7 +458,6 @@ def gguf_refused():
     bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": None})
     bad("is not 'gpt2'", {"tokenizer.ggml.model": "llama"})
     bad("is missing", keep=tensors[:-1])
-    bad("is of type Q5_K", keep=[(n, s, 13 if "ssm_in" in n else k, b) for n, s, k, b in tensors])
     bad("is of ggml's type 99", keep=[(n, s, 99 if "ssm_in" in n else k, b) for n, s, k, b in tensors])
     bad("no whole blocks of 256", keep=[(n, s, "Q4_K" if "ssm_in" in n else k, b) for n, s, k, b in tensors])
     bad("one of the 3 files of a model", {"split.count": 3})
@@ -515,7 +567,7 @@ several()
 quantised()
 quantised_4()
 gguf()
-six_bits()
+gguf_blocks()
 gguf_refused()
 refused()
 little_memory()

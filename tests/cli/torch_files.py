@@ -3,6 +3,7 @@ import io
 import json
 import math
 import pathlib
+import pickle
 import resource
 import struct
 import tempfile
@@ -158,6 +159,40 @@ check_error(1, "not a readable zip", "info", path)
 path.write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
 check_error(1, "before 1.6", "info", path)
 
+
+
+class Stored(pickle.Unpickler):
+    """What torch.load would find, without torch: {name: (shape, bytes)}; only rows of contiguous tensors."""
+
+    def __init__(self, archive):
+        super().__init__(archive.open("archive/data.pkl"))
+        self.archive = archive
+
+    def find_class(self, module, name):
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            def rebuild(data, offset, size, stride, requires_grad, hooks):
+                check(offset == 0 and not requires_grad and stride == tuple(math.prod(size[d + 1:]) for d in range(len(size))), f"{size}, {stride}")
+                return list(size), data
+            return rebuild
+        return {("collections", "OrderedDict"): dict, ("torch", "FloatStorage"): 4, ("torch", "LongStorage"): 8}[module, name]
+
+    def persistent_load(self, pid):
+        word, width, key, place, n = pid
+        data = self.archive.read(f"archive/data/{key}")
+        check((word, place, n * width) == ("storage", "cpu", len(data)), f"{pid}")
+        return data
+
+
+def back(file):
+    with zipfile.ZipFile(file) as archive:
+        check(archive.testzip() is None and archive.read("archive/byteorder") == b"little" and archive.read("archive/version") == b"3\n", f"{archive.namelist()}")
+        with open(file, "rb") as raw:
+            for info in archive.infolist():
+                raw.seek(info.header_offset + 26)
+                check((raw.tell() + 4 + sum(struct.unpack("<2H", raw.read(4)))) % 64 == 0 and info.compress_type == 0, f"{info} can be mapped")
+        return Stored(archive).load()
+
+
 # ---- a training run's folder, best.th beside .hydra/config.yaml: computes what the same weights as safetensors do
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
@@ -181,6 +216,26 @@ for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     done = krait("verify", out, GOLDEN / f"{golden}.golden.safetensors")
     check(done.returncode == 0, f"verify {golden} converted: {done.stdout.decode()}{done.stderr.decode()}")
     check_error(2, "model", "verify", best, GOLDEN / f"{golden}.golden.safetensors")
+    again = folder / "again.th"
+    check(krait("convert", "-f", out, again).returncode == 0, "convert back to best.th")
+    done = krait("verify", again, GOLDEN / f"{golden}.golden.safetensors", "--config", config)
+    check(done.returncode == 0, f"verify {golden} converted back: {done.stdout.decode()}{done.stderr.decode()}")
+    check(back(again) == {"model": {key: (entry["shape"], storages[str(i)]) for i, (key, entry) in enumerate(header.items())}}, f"{golden}: what Python's own zip and pickle read of it")
+
+# ---- other types, no dimensions, nothing in it; a type that PyTorch has not; no disk
+def tensors_file(header, data):
+    raw = json.dumps(header).encode()
+    out.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+
+
+tensors_file({"n": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]}, "none": {"dtype": "F32", "shape": [0, 3], "data_offsets": [8, 8]}}, struct.pack("<q", 7))
+check(krait("convert", "-f", out, path).returncode == 0 and back(path) == {"model": {"n": ([], struct.pack("<q", 7)), "none": ([0, 3], b"")}}, f"{back(path)}")
+check(krait("convert", out, path).returncode == 2 and back(path)["model"]["n"][0] == [], "a .th that exists stays")
+full = folder / "full.th"
+full.symlink_to("/dev/full")
+check_error(1, "No space left", "convert", "-f", out, full)
+tensors_file({"n": {"dtype": "U16", "shape": [2], "data_offsets": [0, 4]}}, bytes(4))
+check_error(1, "PyTorch has no storage of", "convert", "-f", out, path)
 
 # ---- what torch itself saves
 try:
@@ -193,6 +248,9 @@ else:
         buffer = io.BytesIO()
         torch.save({"model": {k: v for k, v in net.state_dict().items() if v.dtype == torch.float32}}, buffer, pickle_protocol=protocol)
         got = tensors_of(buffer.getvalue())
+        krait("convert", "-f", out, path)
+        read = torch.load(path, weights_only=True) if protocol > 2 else torch.load(path)
+        check(all(torch.equal(read["model"][k], v) for k, v in net.state_dict().items() if v.dtype == torch.float32), "torch.load of what krait wrote")
         check({k: (list(v.shape), v.flatten().tolist()) for k, v in net.state_dict().items() if v.dtype == torch.float32} == got, f"torch.save, protocol {protocol}: {got}")
 
 for p in folder.iterdir():

@@ -1,6 +1,8 @@
 """krait train on the bundled recording: losses fall, a killed run goes on with the same bits, best.safetensors enhances, bad input is one line."""
 import json
+import os
 import pathlib
+import resource
 import shutil
 import signal
 import struct
@@ -28,6 +30,46 @@ def train(folder, config, *more):
     return ["train", config, f"dset.speech_train={base / 'clean'}", f"dset.noisy_train={base / 'noisy'}", "--output", folder, *more]
 
 
+def checksum(data):
+    """CRC-32C as TFRecord masks it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def fields(data):
+    """(number, value) of a message in protocol buffers' wire format."""
+    def varint():
+        nonlocal data
+        value = shift = 0
+        while True:
+            value, shift, more, data = value | (data[0] & 127) << shift, shift + 7, data[0] & 128, data[1:]
+            if not more:
+                return value
+    while data:
+        key = varint()
+        n = {0: None, 1: 8, 5: 4}[key & 7] if key & 7 != 2 else varint()
+        value = varint() if n is None else data[:n]
+        data = data if n is None else data[n:]
+        yield key >> 3, value
+
+
+def events(data):
+    """(time, step, {tag: value}) of each record of a TensorBoard file."""
+    while data:
+        length, own = struct.unpack("<QI", data[:12])
+        body, (of_body,) = data[12:12 + length], struct.unpack("<I", data[12 + length:16 + length])
+        check(own == checksum(data[:8]) and of_body == checksum(body), "checksums of a record")
+        found = dict(fields(body))
+        values = [dict(fields(one)) for number, one in fields(found.get(5, b"")) if number == 1]
+        yield struct.unpack("<d", found[1])[0], found.get(2, 0), {v[1].decode(): struct.unpack("<f", v[2])[0] for v in values}
+        data = data[16 + length:]
+
+
 with tempfile.TemporaryDirectory() as base:
     base = pathlib.Path(base)
     for side in ("clean", "noisy"):
@@ -43,9 +85,24 @@ with tempfile.TemporaryDirectory() as base:
     check(last < 0.99 * first, f"the loss falls: {first} to {last}")
     check(any(line.get("best") for line in lines), "an epoch was the best")
     check((base / "losses.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n", "a picture of the losses")
+    seen = [event for file in (base / "whole" / "tensorbd").iterdir() for event in events(file.read_bytes())]
+    check(seen[0][1:] == (0, {}) and [step for _, step, _ in seen[1:]] == [line["step"] for line in lines], f"a TensorBoard event a line: {seen}")
+    check(all(abs(value - line[tag]) <= 1e-6 * abs(line[tag]) for line, event in zip(lines, seen[1:]) for tag, value in event[2].items() if tag != "audio_s_per_s") and len(seen[1][2]) >= 12, f"what the log says: {seen[1]}")
     out = base / "out.wav"
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
+
+    # a terminal sees how far it is, and at the end nothing of that
+    master, slave = os.openpty()
+    process = subprocess.Popen([KRAIT, *map(str, train(base / "seen", config, "--threads", "2", "--steps", "2"))], stdout=subprocess.DEVNULL, stderr=slave)
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(master, 4096)
+        except OSError:  # the other side is closed
+            break
+    check(process.wait() == 0 and b"50 %" in seen and b" left" in seen and seen.rstrip().endswith(b"\x1b[K"), f"a progress bar: {seen}")
 
     # killed after some lines, and resumed with another number of threads: the same bits
     process = subprocess.Popen([KRAIT, *map(str, train(base / "killed", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -59,15 +116,49 @@ with tempfile.TemporaryDirectory() as base:
     for name in ("checkpoint.safetensors", "best.safetensors"):
         check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
 
-    # a weight that is no number: step and tensor are named
-    raw = bytearray((base / "whole" / "best.safetensors").read_bytes())
-    length = struct.unpack("<Q", raw[:8])[0]
-    begin = json.loads(raw[8:8 + length])["phase_decoder.phase_conv_r.bias"]["data_offsets"][0] + 8 + length
-    raw[begin:begin + 4] = struct.pack("<f", float("nan"))
-    (base / "nan.safetensors").write_bytes(raw)
+    # the folder's own configuration is whole: it resumes, begins another run, and is upstream's beside best.th
+    check(krait(*train(base / "told", config, "--threads", "2", "--steps", "2")).returncode == 0, "two steps")
+    done = krait("train", "--resume", "--output", base / "told", "--threads", "2")
+    check(done.returncode == 0 and (base / "told" / "checkpoint.safetensors").read_bytes() == (base / "whole" / "checkpoint.safetensors").read_bytes(), f"resumed by its own configuration: {done}")
+    done = krait("train", base / "whole", "--output", base / "second", "--steps", "1")
+    check(done.returncode == 0 and (base / "second" / ".hydra" / "config.yaml").read_bytes() == (base / "whole" / ".hydra" / "config.yaml").read_bytes(), f"the same configuration again: {done}")
+    done = krait("train", base / "whole", "-w", base / "whole" / "best.safetensors", "model=primeknet_gru_masking", "--output", base / "third", "--steps", "1")
+    told = json.loads((base / "third" / ".hydra" / "config.yaml").read_text())["model"]
+    check(done.returncode == 0 and told["model_lib"] == "primeknet_mamba" and told["param"]["dense_channel"] == 8, f"the model of the weights: {told}")
+    best = base / "best.th"
+    check(krait("convert", base / "whole" / "best.safetensors", best).returncode == 0, "best.th")
+    done = krait("convert", best, base / "back.safetensors", "--config", base / "whole" / ".hydra" / "config.yaml")
+    check(done.returncode == 0 and (base / "back.safetensors").read_bytes() == (base / "whole" / "best.safetensors").read_bytes(), f"best.th and .hydra/config.yaml are best.safetensors: {done}")
+
+    # a weight that is no number: step, tensor and the checkpoint that is there are named
+    def spoil(path, name, to):
+        raw = bytearray(path.read_bytes())
+        length = struct.unpack("<Q", raw[:8])[0]
+        begin = json.loads(raw[8:8 + length])[name]["data_offsets"][0] + 8 + length
+        raw[begin:begin + 4] = struct.pack("<f", float("nan"))
+        to.write_bytes(raw)
+
+    spoil(base / "whole" / "best.safetensors", "phase_decoder.phase_conv_r.bias", base / "nan.safetensors")
     done = krait(*train(base / "nan", config, "--weights", base / "nan.safetensors"))
     text = done.stderr.decode()
     check(done.returncode == 1 and "step 1" in text and "no number" in text and "phase_decoder.phase_conv_r.bias" in text, f"a NaN stops the run: {text}")
+    check("checkpoint" not in text, f"there is no checkpoint yet: {text}")
+    steps = lines[-1]["step"]
+    (base / "late").mkdir()
+    spoil(base / "whole" / "checkpoint.safetensors", "model.phase_decoder.phase_conv_r.bias", base / "late" / "checkpoint.safetensors")
+    done = krait(*train(base / "late", config, "--resume", "--steps", steps + 1))
+    text = done.stderr.decode()
+    check(done.returncode == 1 and f"step {steps + 1}: " in text and f"late/checkpoint.safetensors, has step {steps}" in text, f"the last checkpoint is named: {text}")
+
+    # a disk that is full while a checkpoint is written: one line, and the checkpoint before it is as it was, and goes on
+    full = base / "full"
+    check(krait(*train(full, config, "--steps", "2")).returncode == 0, "two steps")
+    before = (full / "checkpoint.safetensors").read_bytes()
+    for limit in (8192, len(before) // 2, len(before) - 1):
+        done = krait(*train(full, config, "--resume", "--steps", "3"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        check(done.returncode == 1 and done.stderr.decode().splitlines()[-1].endswith("checkpoint.safetensors, has step 2"), f"a full disk: {done}")
+        check((full / "checkpoint.safetensors").read_bytes() == before and not [p for p in full.iterdir() if p.is_file() and p.suffix not in (".safetensors", ".jsonl")], f"{limit} bytes of a checkpoint leave the one before: {list(full.iterdir())}")
+    check(krait(*train(full, config, "--resume", "--steps", "3")).returncode == 0, "and it goes on")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")

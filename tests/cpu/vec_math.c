@@ -1,5 +1,6 @@
 /* vec_math.c: the functions of vec_math.h against double libm, in units of the last place. Built once per ISA.
- * By default one float32 in 1021; KR_VEC_MATH_STEP=1 walks all of them (half an hour, or with KR_VEC_MATH_PART=0 to 15 a sixteenth). */
+ * By default one float32 in 1021; KR_VEC_MATH_STEP=1 walks all of them (half an hour, or with KR_VEC_MATH_PART=0 to 15
+ * a sixteenth). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,9 @@ static double exact_sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1
 static double exact_silu(double x) { return x * exact_sigmoid(x); }
 static double exact_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 static kr_v vector_exp2_any(kr_v x) { return kr_v_exp2_any(x, kr_v_set1(1.0f)); }
-static kr_v vector_exp2_near(kr_v x) { return kr_v_exp2_product(kr_v_min(kr_v_set1(126.0f), kr_v_max(kr_v_set1(-126.0f), x)), kr_v_set1(1.0f)); }
+static kr_v vector_exp2_near(kr_v x) {
+  return kr_v_exp2_product(kr_v_min(kr_v_set1(126.0f), kr_v_max(kr_v_set1(-126.0f), x)), kr_v_set1(1.0f));
+}
 static double exact_exp2_near(double x) { return exp2(x > 126 ? 126 : x < -126 ? -126 : x); }
 
 #ifdef KR_ISA_scalar
@@ -66,7 +69,8 @@ static double error_in_ulps(const function *f, float x, float got) {
 static double worst_error(const function *f, uint64_t step, float *where) {
   double worst = 0;
   const char *given = getenv("KR_VEC_MATH_PART");
-  const uint64_t part = given ? strtoull(given, NULL, 10) & 15 : 0, begin = part << 28, end = given ? (part + 1) << 28 : 1ull << 32;
+  const uint64_t part = given ? strtoull(given, NULL, 10) & 15 : 0, begin = part << 28,
+                 end = given ? (part + 1) << 28 : 1ull << 32;
   for (uint64_t bits = begin; bits < end; bits += step * KR_VL) {
     float x[KR_VL], got[KR_VL];
     for (int i = 0; i < KR_VL; i++) x[i] = kr_bits_float((uint32_t)(bits + (uint64_t)i * step));
@@ -88,7 +92,8 @@ static void functions_keep_their_bounds(void **state) {
   for (int i = 0; i < N_FUNCTIONS; i++) {
     float where = 0;
     double worst = worst_error(&functions[i], step ? step : 1, &where);
-    print_message("%-8s %-13s %.3f ulp at %.9g, bound %.1f\n", TEXT(KR_ISA_NAME), functions[i].name, worst, (double)where, functions[i].bound_ulp);
+    print_message("%-8s %-13s %.3f ulp at %.9g, bound %.1f\n", TEXT(KR_ISA_NAME), functions[i].name, worst,
+                  (double)where, functions[i].bound_ulp);
     failed |= !(worst <= functions[i].bound_ulp);
   }
   assert_false(failed);
@@ -96,14 +101,18 @@ static void functions_keep_their_bounds(void **state) {
 
 static void special_values(void **state) {
   (void)state;
-  static const float specials[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 0x1p-149f, -0x1p-149f, 0x1.fffffep127f, -0x1.fffffep127f, 20.0f, 88.722839f, 88.7229f, -87.3365f, -103.97f, -104.0f, 0.625f, 0x1p24f};
+  static const float specials[] = {0.0f,       -0.0f,     1.0f,       -1.0f,           INFINITY,         -INFINITY,
+                                   NAN,        0x1p-149f, -0x1p-149f, 0x1.fffffep127f, -0x1.fffffep127f, 20.0f,
+                                   88.722839f, 88.7229f,  -87.3365f,  -103.97f,        -104.0f,          0.625f,
+                                   0x1p24f};
   for (int i = 0; i < N_FUNCTIONS; i++)
     for (size_t k = 0; k < sizeof specials / sizeof *specials; k++) {
       if (isnan(specials[k]) && functions[i].vector == vector_exp2_near) continue;
       float got[KR_VL];
       kr_v_store(got, functions[i].vector(kr_v_set1(specials[k])));
       double error = error_in_ulps(&functions[i], specials[k], got[0]);
-      if (error > functions[i].bound_ulp) fail_msg("%s(%g) is %.9g", functions[i].name, (double)specials[k], (double)got[0]);
+      if (error > functions[i].bound_ulp)
+        fail_msg("%s(%g) is %.9g", functions[i].name, (double)specials[k], (double)got[0]);
     }
 }
 
@@ -112,7 +121,8 @@ static void angles(void **state) {
   (void)state;
   double worst = 0, worst_any = 0;
   for (int k = 0; k < 400000; k++) {
-    const float a = ldexpf(1 + (float)(k % 997) / 997, k % 24 - 12), b = (k & 1 ? -1 : 1) * (1 + (float)(k % 1009) / 1009);
+    const float a = ldexpf(1 + (float)(k % 997) / 997, k % 24 - 12),
+                b = (k & 1 ? -1 : 1) * (1 + (float)(k % 1009) / 1009);
     const double exact = (double)a * (double)b;
     float cosine[KR_VL], sine[KR_VL];
     kr_v s, c = kr_v_cos_sin_any(kr_v_set1(a), kr_v_set1(b), &s);
@@ -157,7 +167,8 @@ static void partial_loads_and_stores(void **state) {
   for (int n = 1; n < KR_VL; n++) {
     float in[KR_VL], out[KR_VL];
     uint16_t half[KR_VL], half_out[KR_VL];
-    for (int i = 0; i < KR_VL; i++) in[i] = (float)(i + 1), out[i] = -1, half[i] = kr_float_to_f16((float)(i + 1)), half_out[i] = 7;
+    for (int i = 0; i < KR_VL; i++)
+      in[i] = (float)(i + 1), out[i] = -1, half[i] = kr_float_to_f16((float)(i + 1)), half_out[i] = 7;
     kr_v v = kr_v_loadn(in, n), h = kr_v_loadn_h(half, n);
     assert_true(kr_v_sum(v) == (float)(n * (n + 1) / 2) && kr_v_sum(h) == (float)(n * (n + 1) / 2));
     kr_v_storen(out, v, n);
@@ -178,7 +189,8 @@ int main(void) {
     printf("skipped: this CPU has no %s\n", TEXT(KR_ISA_NAME));
     return 77;
   }
-  const struct CMUnitTest tests[] = {cmocka_unit_test(functions_keep_their_bounds), cmocka_unit_test(special_values), cmocka_unit_test(angles),
-                                     cmocka_unit_test(transpose_and_split), cmocka_unit_test(partial_loads_and_stores)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(functions_keep_their_bounds), cmocka_unit_test(special_values),
+                                     cmocka_unit_test(angles), cmocka_unit_test(transpose_and_split),
+                                     cmocka_unit_test(partial_loads_and_stores)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

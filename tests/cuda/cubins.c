@@ -1,5 +1,6 @@
-/* cubins.c: which of a module's images is loaded: machine code for exactly this device first, PTX where there is none or where the
- * driver refuses it. The device's room alone is linked, with a table of this test's in place of the build's. */
+/* cubins.c: which of a module's images is loaded: machine code for exactly this device first, PTX where there is none
+ * or where the driver refuses it. The device's room alone is linked, with a table of this test's in place of the
+ * build's. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -11,12 +12,16 @@
 #include "packed_code.h"
 #include <krait/krait.h>
 
-static const char base_text[] = "base", ampere_text[] = "ampere", other_text[] = "other", exact_image[] = "\177ELF exact", newer_image[] = "\177ELF newer";
-static const kr_cubin cubins[] = {{"one", "ampere", 86, newer_image, sizeof newer_image}, {"one", "ampere", 80, exact_image, sizeof exact_image}};
+static const char base_text[] = "base", ampere_text[] = "ampere", other_text[] = "other",
+                  exact_image[] = "\177ELF exact", newer_image[] = "\177ELF newer";
+static const kr_cubin cubins[] = {{"one", "ampere", 86, newer_image, sizeof newer_image},
+                                  {"one", "ampere", 80, exact_image, sizeof exact_image}};
 
 uint64_t kr_cuda_built_tiers(void) { return KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE; }
 const kr_cubin *kr_cuda_cubin(int index) { return index >= 0 && index < 2 ? &cubins[index] : NULL; }
-static const struct { const char *module, *tier, *text; } texts[] = {{"one", "base", base_text}, {"one", "ampere", ampere_text}, {"two", "ampere", other_text}};
+static const struct {
+  const char *module, *tier, *text;
+} texts[] = {{"one", "base", base_text}, {"one", "ampere", ampere_text}, {"two", "ampere", other_text}};
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes) {
   (void)text, (void)bytes;
   if (index < 0 || index >= 3) return 0;
@@ -45,8 +50,9 @@ static void the_exact_cubin_comes_first(void **state) {
   (void)state;
   assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), exact_image);
   assert_ptr_equal(image_of("capability=86,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), newer_image);
-  assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_BASE, &one), base_text);     /* a lower tier, forced */
-  assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_AMPERE, &two), other_text);  /* a module without machine code */
+  assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_BASE, &one), base_text); /* a lower tier, forced */
+  assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_AMPERE, &two),
+                   other_text); /* a module without machine code */
   assert_ptr_equal(image_of("capability=90,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), ampere_text); /* another device */
 }
 
@@ -59,7 +65,10 @@ static void ptx_takes_over_where_machine_code_is_refused(void **state) {
 /* Not where PTX would fare no better. */
 static void other_failures_are_told(void **state) {
   static const kr_kernel one = {"one", "kr_one"};
-  static const struct { int result; int32_t status; } cases[] = {{2, KRAIT_ERR_DEVICE_MEMORY}, {700, KRAIT_ERR_DEVICE_LOST}};
+  static const struct {
+    int result;
+    int32_t status;
+  } cases[] = {{2, KRAIT_ERR_DEVICE_MEMORY}, {700, KRAIT_ERR_DEVICE_LOST}};
   kr_cuda *cuda;
   (void)state;
   setenv("KR_FAKE_CUDA", "capability=80,cubins=1", 1);
@@ -84,7 +93,8 @@ int main(int argc, char **argv) {
   *(void **)&fail_at = kr_dlib_find(fake, "fake_cuda_fail_at");
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
   *(void **)&loaded = kr_dlib_find(fake, "fake_cuda_loaded");
-  const struct CMUnitTest tests[] = {cmocka_unit_test(the_exact_cubin_comes_first), cmocka_unit_test(ptx_takes_over_where_machine_code_is_refused),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(the_exact_cubin_comes_first),
+                                     cmocka_unit_test(ptx_takes_over_where_machine_code_is_refused),
                                      cmocka_unit_test(other_failures_are_told)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

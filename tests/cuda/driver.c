@@ -1,5 +1,5 @@
-/* driver.c: the ladder, the fall-back to the CPU and every failing driver call, against a fake driver library. Start-up is
- * read once per process, so each start-up case runs in a child. */
+/* driver.c: the ladder, the fall-back to the CPU and every failing driver call, against a fake driver library. Start-up
+ * is read once per process, so each start-up case runs in a child. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -18,7 +18,8 @@
 static const char *fake_path;
 
 /* In a child with its own environment: opens the device and returns the status; what it said is in text. */
-static int32_t open_in_child(const char *library, const char *fake, int32_t device, int32_t fallback, char *text, size_t text_bytes) {
+static int32_t open_in_child(const char *library, const char *fake, int32_t device, int32_t fallback, char *text,
+                             size_t text_bytes) {
   int ends[2];
   struct { int32_t status, device; char detail[600]; } answer = {0};
   assert_int_equal(pipe(ends), 0);
@@ -56,17 +57,29 @@ static void start_up_failures_have_reasons(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *library = cases[i].library ? cases[i].library : fake_path;
-    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_CUDA(0), 0, text, sizeof text), cases[i].status);
+    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_CUDA(0), 0, text, sizeof text),
+                     cases[i].status);
     assert_non_null(strstr(text, cases[i].says));
     assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_AUTO, 0, text, sizeof text), KRAIT_DEVICE_CPU);
-    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_AUTO, KRAIT_FALLBACK_NEVER, text, sizeof text), KRAIT_ERR_FALLBACK);
+    assert_int_equal(open_in_child(library, cases[i].fake, KRAIT_DEVICE_AUTO, KRAIT_FALLBACK_NEVER, text, sizeof text),
+                     KRAIT_ERR_FALLBACK);
     assert_non_null(strstr(text, cases[i].says));
   }
 }
 
 static void tiers_follow_device_and_driver(void **state) {
-  static const struct { int capability, ptx; const char *tiers; } cases[] = {
-    {50, 60, "cuda_base"}, {75, 90, "cuda_base"}, {80, 65, "cuda_base"}, {80, 70, "cuda_base,cuda_ampere"}, {86, 90, "cuda_base,cuda_ampere"}, {90, 78, "cuda_base,cuda_ampere"}, {90, 80, "cuda_base,cuda_ampere,cuda_hopper"}, {100, 86, "cuda_base,cuda_ampere"}, {120, 90, "cuda_base,cuda_ampere"}, {35, 90, ""}, {90, 59, ""}};
+  static const struct { int capability, ptx; const char *tiers;
+  } cases[] = {{50, 60, "cuda_base"},
+               {75, 90, "cuda_base"},
+               {80, 65, "cuda_base"},
+               {80, 70, "cuda_base,cuda_ampere"},
+               {86, 90, "cuda_base,cuda_ampere"},
+               {90, 78, "cuda_base,cuda_ampere"},
+               {90, 80, "cuda_base,cuda_ampere,cuda_hopper"},
+               {100, 86, "cuda_base,cuda_ampere"},
+               {120, 90, "cuda_base,cuda_ampere"},
+               {35, 90, ""},
+               {90, 59, ""}};
   (void)state;
   if (!kr_cuda_built_tiers()) skip(); /* this build holds no device code */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -92,7 +105,20 @@ static int32_t work(void) {
   if (status >= 0) status = kr_cuda_alloc(cuda, sizeof values, &block);
   if (status >= 0) status = kr_cuda_copy_in(cuda, block, values, sizeof values, NULL);
   krait_view view = {.data = block, .stride = {1, 1, 1, 1}, .dtype = KRAIT_F32};
-  krait_state_update_args args = {.call = {.size = sizeof args}, .B = 1, .H = 1, .P = 1, .N = 4, .G = 1, .n_states = 1, .state = view, .x = view, .dt = view, .A = view, .Bmat = view, .Cmat = view, .out = view};
+  krait_state_update_args args = {.call = {.size = sizeof args},
+                                  .B = 1,
+                                  .H = 1,
+                                  .P = 1,
+                                  .N = 4,
+                                  .G = 1,
+                                  .n_states = 1,
+                                  .state = view,
+                                  .x = view,
+                                  .dt = view,
+                                  .A = view,
+                                  .Bmat = view,
+                                  .Cmat = view,
+                                  .out = view};
   if (status >= 0) status = krait_state_update(ctx, &args);
   if (status >= 0) status = kr_cuda_copy_out(cuda, values, block, sizeof values, NULL);
   if (status >= 0) status = kr_cuda_wait(cuda, NULL);
@@ -141,8 +167,13 @@ static void out_of_memory_says_how_much(void **state) {
 }
 
 static void sticky_errors_are_told_apart(void **state) {
-  static const struct { int result; int32_t status; } cases[] = {{1, KRAIT_ERR_DRIVER}, {2, KRAIT_ERR_DEVICE_MEMORY}, {209, KRAIT_ERR_DRIVER}, {218, KRAIT_ERR_DRIVER},
-    {600, KRAIT_ERR_DRIVER}, {700, KRAIT_ERR_DEVICE_LOST}, {715, KRAIT_ERR_DEVICE_LOST}, {719, KRAIT_ERR_DEVICE_LOST}, {214, KRAIT_ERR_DEVICE_LOST}, {701, KRAIT_ERR_DRIVER}};
+  static const struct {
+    int result;
+    int32_t status;
+  } cases[] = {{1, KRAIT_ERR_DRIVER},        {2, KRAIT_ERR_DEVICE_MEMORY}, {209, KRAIT_ERR_DRIVER},
+               {218, KRAIT_ERR_DRIVER},      {600, KRAIT_ERR_DRIVER},      {700, KRAIT_ERR_DEVICE_LOST},
+               {715, KRAIT_ERR_DEVICE_LOST}, {719, KRAIT_ERR_DEVICE_LOST}, {214, KRAIT_ERR_DEVICE_LOST},
+               {701, KRAIT_ERR_DRIVER}};
   const kr_driver *driver;
   (void)state;
   assert_int_equal(kr_driver_load(&driver), KRAIT_OK);
@@ -183,7 +214,8 @@ static void a_launch_is_two_driver_calls(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* The table of loaded kernels is finite; when it is full, a further one is refused, and those that it holds still run. */
+/* The table of loaded kernels is finite; when it is full, a further one is refused, and those that it holds still
+ * run. */
 static void more_kernels_than_a_context_holds(void **state) {
   enum { MORE = 2049 };
   static kr_kernel kernels[MORE];
@@ -219,8 +251,16 @@ static void a_first_call_may_be_recorded(void **state) {
 /* Two launches, and how many driver calls they were. */
 static int32_t norm_gradient(krait_ctx *ctx, void *stream) {
   static float values[64], scratch[4096];
-  krait_view view = {.data = values, .stride = {8, 1, 1, 1}, .dtype = KRAIT_F32}, row = {.data = values, .stride = {1}, .dtype = KRAIT_F32};
-  krait_add_norm_bwd_args args = {.call = {.size = sizeof args, .scratch = scratch, .scratch_bytes = sizeof scratch, .stream = stream}, .R = 8, .M = 8, .v = view, .dout = view, .dx = view, .dweight = row};
+  krait_view view = {.data = values, .stride = {8, 1, 1, 1}, .dtype = KRAIT_F32},
+             row = {.data = values, .stride = {1}, .dtype = KRAIT_F32};
+  krait_add_norm_bwd_args args = {
+      .call = {.size = sizeof args, .scratch = scratch, .scratch_bytes = sizeof scratch, .stream = stream},
+      .R = 8,
+      .M = 8,
+      .v = view,
+      .dout = view,
+      .dx = view,
+      .dweight = row};
   return krait_add_norm_bwd(ctx, &args);
 }
 
@@ -230,7 +270,8 @@ static long calls_of_gradient(krait_ctx *ctx) {
   return n_calls();
 }
 
-/* Which context is current, whether the stream records, two kernels and one launch; with an older driver, or while the stream records, two launches. */
+/* Which context is current, whether the stream records, two kernels and one launch; with an older driver, or while the
+ * stream records, two launches. */
 static void launches_in_a_row_are_one(void **state) {
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
@@ -301,7 +342,8 @@ static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
   krait_op_timing timing = {.size = sizeof timing};
   assert_int_equal(time_norm(ctx, &timing), KRAIT_OK);
   assert_string_equal(timing.row, "cuda_ampere_aligned_rows");
-  assert_int_equal(timing.n_copies, 3 * 4096 / (4 * 512 + 256) + 1); /* four tensors of 512 bytes, and one of 128 that takes 256 */
+  assert_int_equal(timing.n_copies,
+                   3 * 4096 / (4 * 512 + 256) + 1); /* four tensors of 512 bytes, and one of 128 that takes 256 */
   assert_int_equal(timing.n_runs % timing.n_copies, 0);
   assert_int_equal(timing.from_graph, 1);
   assert_true(timing.best_s > 0 && timing.best_s <= timing.median_s && timing.host_s > 0);
@@ -317,7 +359,8 @@ static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
   for (long i = 1; i <= n; i++) {
     fail_at(i, 2);
     n_failed += time_norm(ctx, &timing) < 0;
-    if (n_held() != held_before) fail_msg("call %ld of %ld failed and %d things were kept", i, n, n_held() - held_before);
+    if (n_held() != held_before)
+      fail_msg("call %ld of %ld failed and %d things were kept", i, n, n_held() - held_before);
   }
   assert_true(n_failed > n / 2);
   fail_at(0, 0);
@@ -331,9 +374,16 @@ static int32_t run_gemm(int32_t device, uint64_t caps, int32_t fallback, float *
   static const float A[6] = {1, 2, 3, 4, 5, 6};
   static const double B[6] = {1, -1, 2, 0.5, 3, 7};
   krait_ctx *ctx = NULL;
-  krait_ctx_options options = {.size = sizeof options, .device = device, .caps_mask = caps, .n_threads = 1, .fallback = fallback};
-  krait_gemm_args args = {.call = {.size = sizeof args}, .M = 2, .N = 2, .K = 3, .A = {.data = (void *)(A + 5), .stride = {-3, -1}}, .Bmat = {.data = (void *)B, .stride = {2, 1}, .dtype = KRAIT_F64},
-    .residual = {.data = out, .stride = {3, 1}}, .out = {.data = out, .stride = {3, 1}}};
+  krait_ctx_options options = {
+      .size = sizeof options, .device = device, .caps_mask = caps, .n_threads = 1, .fallback = fallback};
+  krait_gemm_args args = {.call = {.size = sizeof args},
+                          .M = 2,
+                          .N = 2,
+                          .K = 3,
+                          .A = {.data = (void *)(A + 5), .stride = {-3, -1}},
+                          .Bmat = {.data = (void *)B, .stride = {2, 1}, .dtype = KRAIT_F64},
+                          .residual = {.data = out, .stride = {3, 1}},
+                          .out = {.data = out, .stride = {3, 1}}};
   uint64_t scratch_bytes = 1;
   int32_t status = krait_ctx_open(&options, &ctx);
   if (status >= 0) status = krait_gemm_scratch_bytes(ctx, &args, &scratch_bytes);
@@ -365,7 +415,8 @@ static void a_call_without_a_row_goes_through_the_host_only_if_asked(void **stat
   assert_memory_equal(got, want, sizeof got);
   const uint64_t no_tiers = KRAIT_CAP_CUDA_BASE - 1;
   float no_tier[6] = {1, 2, 99, 3, 4, 99};
-  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), no_tiers, KRAIT_FALLBACK_WARN, no_tier, &stats), KRAIT_ERR_UNSUPPORTED);
+  assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), no_tiers, KRAIT_FALLBACK_WARN, no_tier, &stats),
+                   KRAIT_ERR_UNSUPPORTED);
   assert_int_equal(run_gemm(KRAIT_DEVICE_CUDA(0), no_tiers, KRAIT_FALLBACK_CPU, no_tier, &stats), KRAIT_OK);
   assert_int_equal(stats.n_fallbacks, 1);
   assert_memory_equal(no_tier, want, sizeof want);
@@ -392,9 +443,18 @@ int main(int argc, char **argv) {
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
   *(void **)&capture = kr_dlib_find(fake, "fake_cuda_capture");
   *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
-  const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons), cmocka_unit_test(tiers_follow_device_and_driver),
-                                     cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing), cmocka_unit_test(out_of_memory_says_how_much),
-                                     cmocka_unit_test(sticky_errors_are_told_apart), cmocka_unit_test(a_launch_is_two_driver_calls), cmocka_unit_test(a_first_call_may_be_recorded), cmocka_unit_test(more_kernels_than_a_context_holds), cmocka_unit_test(launches_in_a_row_are_one), cmocka_unit_test(a_graph_that_fails_is_launches), cmocka_unit_test(streams_beyond_the_graphs_share_them), cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons),
+                                     cmocka_unit_test(tiers_follow_device_and_driver),
+                                     cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing),
+                                     cmocka_unit_test(out_of_memory_says_how_much),
+                                     cmocka_unit_test(sticky_errors_are_told_apart),
+                                     cmocka_unit_test(a_launch_is_two_driver_calls),
+                                     cmocka_unit_test(a_first_call_may_be_recorded),
+                                     cmocka_unit_test(more_kernels_than_a_context_holds),
+                                     cmocka_unit_test(launches_in_a_row_are_one),
+                                     cmocka_unit_test(a_graph_that_fails_is_launches),
+                                     cmocka_unit_test(streams_beyond_the_graphs_share_them),
+                                     cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
                                      cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

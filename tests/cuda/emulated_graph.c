@@ -1,5 +1,6 @@
-/* emulated_graph.c: a planned graph on a GPU whose kernels run on the host: the same results as on the CPU, launched one by one at first, then as
- * one graph of the driver; new addresses, states, a stream that its owner records. Usage: emulated_graph LIBRARY. */
+/* emulated_graph.c: a planned graph on a GPU whose kernels run on the host: the same results as on the CPU, launched
+ * one by one at first, then as one graph of the driver; new addresses, states, a stream that its owner records. Usage:
+ * emulated_graph LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -27,21 +28,38 @@ typedef struct model {
   kr_runner *r;
 } model;
 
-/* One step of a convolution with its state; then a norm, a gate and the step itself again. Host memory is device memory here. */
+/* One step of a convolution with its state; then a norm, a gate and the step itself again. Host memory is device memory
+ * here. */
 static model open_model(int32_t device, const float *weight) {
   model m = {0};
-  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER}, &m.ctx), KRAIT_OK);
+  assert_int_equal(
+      krait_ctx_open(
+          &(krait_ctx_options){
+              .size = sizeof(krait_ctx_options), .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER},
+          &m.ctx),
+      KRAIT_OK);
   assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
   kr_graph *g = m.g;
   const kr_dims rows = KR_DIMS(B, D);
   m.x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(B, D, 1));
   m.y = kr_graph_output(g, "y", KRAIT_F32, rows);
-  const kr_tensor w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight), past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(B, D, W));
-  const kr_tensor stepped = kr_graph_call(g, "step", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU, .x = kr_graph_view(g, m.x), .conv_state = kr_graph_view(g, past),
-                                          .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+  const kr_tensor w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight),
+                  past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(B, D, W));
+  const kr_tensor stepped = kr_graph_call(g, "step", &kr_op_causal_conv1d_update,
+                                          &(krait_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU,
+                                                                             .x = kr_graph_view(g, m.x),
+                                                                             .conv_state = kr_graph_view(g, past),
+                                                                             .weight = kr_graph_view(g, w),
+                                                                             .out = kr_graph_ask()});
   const kr_tensor flat = kr_graph_reshape(g, stepped, rows), gated = kr_graph_temp(g, KRAIT_F32, rows);
-  const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = 1e-3f, .x = kr_graph_view(g, flat), .out = kr_graph_ask()});
-  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, normed, kr_graph_reshape(g, m.x, rows), gated);
+  const kr_tensor normed = kr_graph_call(
+      g, "norm", &kr_op_add_norm,
+      &(krait_add_norm_args){
+          .call.flags = KRAIT_NORM_RMS, .eps = 1e-3f, .x = kr_graph_view(g, flat), .out = kr_graph_ask()});
+  kr_graph_pointwise(
+      g, "gate",
+      (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, normed,
+      kr_graph_reshape(g, m.x, rows), gated);
   kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 0.5f}, gated, flat, m.y);
   if (kr_graph_plan(g, m.ctx, 0) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(kr_graph_check_plan(g), KRAIT_OK);
@@ -69,14 +87,18 @@ static void steps_are_those_of_the_cpu(void **state) {
   for (int i = 0; i < D * W; i++) weight[i] = draw();
   model cpu = open_model(KRAIT_DEVICE_CPU, weight), gpu = open_model(KRAIT_DEVICE_CUDA(0), weight);
   int n_recorded = 0;
-  for (int t = 0; t < 12; t++) { /* the addresses change after six steps, and the states go on; then everything begins again */
+  for (int t = 0; t < 12;
+       t++) { /* the addresses change after six steps, and the states go on; then everything begins again */
     const int at = t >= 6;
     for (int i = 0; i < N; i++) x[at][i] = draw();
-    if (t == 10) assert_int_equal(kr_runner_reset(cpu.r, NULL), KRAIT_OK), assert_int_equal(kr_runner_reset(gpu.r, NULL), KRAIT_OK);
+    if (t == 10)
+      assert_int_equal(kr_runner_reset(cpu.r, NULL), KRAIT_OK),
+          assert_int_equal(kr_runner_reset(gpu.r, NULL), KRAIT_OK);
     run(&cpu, x[at], want, NULL);
     run(&gpu, x[at], y[at], NULL);
     for (int i = 0; i < N; i++)
-      if (!(fabsf(y[at][i] - want[i]) <= 1e-5f * (1 + fabsf(want[i])))) fail_msg("step %d, element %d: %g on the GPU, %g on the CPU", t, i, (double)y[at][i], (double)want[i]);
+      if (!(fabsf(y[at][i] - want[i]) <= 1e-5f * (1 + fabsf(want[i]))))
+        fail_msg("step %d, element %d: %g on the GPU, %g on the CPU", t, i, (double)y[at][i], (double)want[i]);
     n_recorded += gpu.r->recordings[0].recorded != NULL;
   }
   assert_int_equal(n_recorded, 10); /* all but the first run with each pair of addresses */
@@ -119,6 +141,7 @@ int main(int argc, char **argv) {
   if (!kr_cuda_built_tiers()) return 77;
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, "hopper") != 0) kr_emulated_name(text, module);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu), cmocka_unit_test(a_recorded_stream_gets_the_launches)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
+                                     cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
-/* emulated_primeknet.c: PrimeKnet's kernels on the host, under AddressSanitizer and UBSan, through the real session: recorded outputs of the
- * PyTorch twin, the published widths against the CPU, batches against single windows, a shape that comes back, a window that does not fit
- * any more. Usage: emulated_primeknet LIBRARY TIER, base or ampere: the latter's products for tensor cores as well. */
+/* emulated_primeknet.c: PrimeKnet's kernels on the host, under AddressSanitizer and UBSan, through the real session:
+ * recorded outputs of the PyTorch twin, the published widths against the CPU, batches against single windows, a shape
+ * that comes back, a window that does not fit any more. Usage: emulated_primeknet LIBRARY TIER, base or ampere: the
+ * latter's products for tensor cores as well. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -22,7 +23,8 @@ static opened open_pair(const char *name, int32_t device, int32_t precision) {
   opened o = {0};
   char weights[512];
   snprintf(weights, sizeof weights, GOLDEN "/%s.weights.safetensors", name);
-  const krait_ctx_options options = {.size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
+  const krait_ctx_options options = {
+      .size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
   const krait_model_options which = {.size = sizeof which, .weights_path = weights, .precision = precision};
   assert_int_equal(krait_ctx_open(&options, &o.ctx), KRAIT_OK);
   if (krait_model_open(o.ctx, &which, &o.model) < 0) fail_msg("%s: %s", name, krait_error_detail());
@@ -57,7 +59,8 @@ static void compare_recorded(int n_models, int32_t precision, double rel, double
     assert_int_equal(n_rows, 3);
     for (int r = 0; r < n_rows; r++)
       if (!(rows[r].rel_l2 <= (r == 2 ? wav_rel : rel)) || (r < 2 && !(rows[r].max_abs <= max_abs)))
-        fail_msg("%s: %s is off by %.2e relative, %.2e at most", names[i], rows[r].name, rows[r].rel_l2, rows[r].max_abs);
+        fail_msg("%s: %s is off by %.2e relative, %.2e at most", names[i], rows[r].name, rows[r].rel_l2,
+                 rows[r].max_abs);
     close_pair(&o);
   }
   kr_emulated_order(KR_ORDER_FORWARDS);
@@ -90,15 +93,18 @@ static float *random_spectrum(int64_t n) {
 
 static double distance(const float *got, const float *want, int64_t n) {
   double error = 0, norm = 0;
-  for (int64_t i = 0; i < n; i++) error += (double)(got[i] - want[i]) * (double)(got[i] - want[i]), norm += (double)want[i] * (double)want[i];
+  for (int64_t i = 0; i < n; i++)
+    error += (double)(got[i] - want[i]) * (double)(got[i] - want[i]), norm += (double)want[i] * (double)want[i];
   return sqrt(error / norm);
 }
 
 static void a_batch_is_its_windows(void **state) {
   (void)state;
-  opened o = open_pair("tiny-mamba", KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32), cpu = open_pair("tiny-mamba", KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32);
+  opened o = open_pair("tiny-mamba", KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32),
+         cpu = open_pair("tiny-mamba", KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32);
   const int64_t F = n_bins(o.model), T = 7, B = 3, n = F * T * 2;
-  float *in = random_spectrum(B * n), *all = malloc((size_t)(B * n) * sizeof *all), *one = malloc((size_t)n * sizeof *one);
+  float *in = random_spectrum(B * n), *all = malloc((size_t)(B * n) * sizeof *all),
+        *one = malloc((size_t)n * sizeof *one);
   assert_true(all && one);
   assert_int_equal(krait_primeknet_forward(o.session, B, T, in, NULL, NULL, all), KRAIT_OK);
   for (int64_t b = 0; b < B; b++) {
@@ -115,8 +121,8 @@ static void a_batch_is_its_windows(void **state) {
   close_pair(&cpu);
 }
 
-/* Kernels made for 64 channels, states or hidden units; layers of recurrences one behind the other in one launch, for 16 sequences a window
- * on 16 multiprocessors: one, two and three windows take different kernels. */
+/* Kernels made for 64 channels, states or hidden units; layers of recurrences one behind the other in one launch, for
+ * 16 sequences a window on 16 multiprocessors: one, two and three windows take different kernels. */
 static void compare_with_cpu(const char *name, int64_t B, int64_t T, int32_t precision, double bound) {
   opened o = open_pair(name, KRAIT_DEVICE_CUDA(0), precision), cpu = open_pair(name, KRAIT_DEVICE_CPU, precision);
   const int64_t n = B * n_bins(o.model) * T * 2;
@@ -131,8 +137,12 @@ static void compare_with_cpu(const char *name, int64_t B, int64_t T, int32_t pre
 }
 
 static void published_widths(int32_t precision, double bound) {
-  static const struct { const char *name; int64_t B, T; } runs[] = {{"wide/wide-lstm", 1, 19}, {"wide/wide-gru", 1, 19}, {"wide/wide-mamba", 1, 19}, {"wide/wide-lstm", 3, 6},
-                                                                    {"wide/wide-gru", 3, 6},   {"wide/wide-mamba", 3, 6}, {"wide/wide-lstm", 2, 4}, {"wide/wide-gru", 2, 1}};
+  static const struct {
+    const char *name;
+    int64_t B, T;
+  } runs[] = {{"wide/wide-lstm", 1, 19}, {"wide/wide-gru", 1, 19}, {"wide/wide-mamba", 1, 19},
+              {"wide/wide-lstm", 3, 6},  {"wide/wide-gru", 3, 6},  {"wide/wide-mamba", 3, 6},
+              {"wide/wide-lstm", 2, 4},  {"wide/wide-gru", 2, 1}};
   kr_emulated_blocks_in_order(1);
   for (int i = 0; i < share_of(8); i++) {
     kr_emulated_order((i + i / 3) % KR_N_ORDERS);
@@ -159,11 +169,16 @@ int main(int argc, char **argv) {
   const int ampere = strcmp(argv[2], "ampere") == 0;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
-  setenv("KR_FAKE_CUDA", ampere ? "capability=80,shared=98304,multiprocessors=16" : "capability=50,shared=98304,multiprocessors=16", 1);
+  setenv("KR_FAKE_CUDA",
+         ampere ? "capability=80,shared=98304,multiprocessors=16" : "capability=50,shared=98304,multiprocessors=16", 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, argv[2]) == 0) kr_emulated_name(text, module);
-  const struct CMUnitTest base[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(widths_of_published_models), cmocka_unit_test(a_batch_is_its_windows)};
-  const struct CMUnitTest tensor_cores[] = {cmocka_unit_test(recorded_outputs_by_tensor_cores), cmocka_unit_test(widths_of_published_models_by_tensor_cores), cmocka_unit_test(widths_of_published_models)};
-  return ampere ? cmocka_run_group_tests_name("PrimeKnet on an emulated device with tensor cores", tensor_cores, NULL, NULL)
+  const struct CMUnitTest base[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(widths_of_published_models),
+                                    cmocka_unit_test(a_batch_is_its_windows)};
+  const struct CMUnitTest tensor_cores[] = {cmocka_unit_test(recorded_outputs_by_tensor_cores),
+                                            cmocka_unit_test(widths_of_published_models_by_tensor_cores),
+                                            cmocka_unit_test(widths_of_published_models)};
+  return ampere ? cmocka_run_group_tests_name("PrimeKnet on an emulated device with tensor cores", tensor_cores, NULL,
+                                              NULL)
                 : cmocka_run_group_tests_name("PrimeKnet on an emulated device", base, NULL, NULL);
 }

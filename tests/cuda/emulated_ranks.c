@@ -1,5 +1,6 @@
-/* emulated_ranks.c: krait_train as two processes on GPUs whose kernels run on the host, gradients summed by fake_nccl.c: the losses of one process with the same batch of all; a process
- * that is killed, one that fails, and one that begins with other settings end both with one sentence. Usage: emulated_ranks LIBCUDA LIBNCCL. */
+/* emulated_ranks.c: krait_train as two processes on GPUs whose kernels run on the host, gradients summed by
+ * fake_nccl.c: the losses of one process with the same batch of all; a process that is killed, one that fails, and one
+ * that begins with other settings end both with one sentence. Usage: emulated_ranks LIBCUDA LIBNCCL. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -26,7 +27,8 @@ static int port;
 
 /* ---- what a process does ---- */
 
-static int64_t stop_after; /* 0: never; this process ends without a word behind this many reports of its own, or sleeps */
+static int64_t
+    stop_after; /* 0: never; this process ends without a word behind this many reports of its own, or sleeps */
 static void count(void *user, const krait_train_report *report) {
   (void)user;
   if (stop_after && report->step >= stop_after) raise(SIGSTOP); /* the test kills the other one meanwhile */
@@ -36,13 +38,43 @@ static int train(const krait_train_place *place, const char *run, int64_t n_step
   char output[400], speech[400], noise[400];
   krait_ctx *ctx = NULL;
   const int resumes = extra && strcmp(extra, "resume") == 0;
-  snprintf(output, sizeof output, "%s/%s", folder, run), snprintf(speech, sizeof speech, "dset.speech_train=%s/speech.safetensors", folder);
+  snprintf(output, sizeof output, "%s/%s", folder, run),
+      snprintf(speech, sizeof speech, "dset.speech_train=%s/speech.safetensors", folder);
   snprintf(noise, sizeof noise, "dset.noise_train=%s/noise.safetensors", folder);
-  const char *const settings[] = {speech, noise, "+model=primeknet_gru_masking", "model.param.fft_len=16", "model.param.dense_channel=4", "model.param.dense_depth=1", "model.param.num_tsblock=1",
-                                  "model.param.time_block_num=1", "model.param.freq_block_num=1", "model.param.freq_block_kernel=[3]", "model.param.gru_hidden_size=4", "segment=128", "stride=128", "shift=0",
-                                  "batch_size=2", "loss.metric=0", "precision=float32", "num_prints=1000", "lr=1e-4", "max_grad_norm=5", "average_decay=0.9", extra && !resumes ? extra : "epochs=50"};
-  const krait_ctx_options o = {.size = sizeof o, .device = KRAIT_DEVICE_CUDA(place->local_rank), .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
-  const krait_train_options options = {.size = sizeof options, .settings = settings, .n_settings = sizeof settings / sizeof *settings, .folder = output, .most_steps = n_steps, .place = place, .report = count, .resume = (uint32_t)resumes};
+  const char *const settings[] = {speech,
+                                  noise,
+                                  "+model=primeknet_gru_masking",
+                                  "model.param.fft_len=16",
+                                  "model.param.dense_channel=4",
+                                  "model.param.dense_depth=1",
+                                  "model.param.num_tsblock=1",
+                                  "model.param.time_block_num=1",
+                                  "model.param.freq_block_num=1",
+                                  "model.param.freq_block_kernel=[3]",
+                                  "model.param.gru_hidden_size=4",
+                                  "segment=128",
+                                  "stride=128",
+                                  "shift=0",
+                                  "batch_size=2",
+                                  "loss.metric=0",
+                                  "precision=float32",
+                                  "num_prints=1000",
+                                  "lr=1e-4",
+                                  "max_grad_norm=5",
+                                  "average_decay=0.9",
+                                  extra && !resumes ? extra : "epochs=50"};
+  const krait_ctx_options o = {.size = sizeof o,
+                               .device = KRAIT_DEVICE_CUDA(place->local_rank),
+                               .n_threads = 1,
+                               .fallback = KRAIT_FALLBACK_NEVER};
+  const krait_train_options options = {.size = sizeof options,
+                                       .settings = settings,
+                                       .n_settings = sizeof settings / sizeof *settings,
+                                       .folder = output,
+                                       .most_steps = n_steps,
+                                       .place = place,
+                                       .report = count,
+                                       .resume = (uint32_t)resumes};
   int32_t status = krait_ctx_open(&o, &ctx);
   if (status >= 0) status = krait_train(ctx, &options);
   if (status < 0 && status != KRAIT_ERR_CANCELLED) fprintf(stderr, "%s\n", krait_error_detail());
@@ -63,7 +95,8 @@ static pid_t start(int rank, int n_ranks, const char *run, int64_t n_steps, int6
   if (child) return child;
   char path[400];
   krait_train_place place = {.size = sizeof place, .rank = rank, .n_ranks = n_ranks, .local_rank = rank};
-  snprintf(place.meet, sizeof place.meet, "127.0.0.1:%d", port), snprintf(path, sizeof path, "%s/%s.%d.txt", folder, run, rank);
+  snprintf(place.meet, sizeof place.meet, "127.0.0.1:%d", port),
+      snprintf(path, sizeof path, "%s/%s.%d.txt", folder, run, rank);
   if (!freopen(path, "w", stderr)) _exit(9);
   stop_after = pause;
   const int result = train(&place, run, n_steps, extra);
@@ -100,7 +133,12 @@ static void write_recordings(const char *name, uint32_t seed, double hz) {
       seed = seed * 1664525u + 1013904223u;
       samples[i][n] = 0.2f * sinf((float)(hz * (1 + i) * n / 16000)) + 0.1f * ((float)(seed >> 8) * 0x1p-24f - 0.5f);
     }
-    items[i] = (kr_weight){.name = names[i], .dtype = KRAIT_F32, .n_dims = 1, .shape = {N_SAMPLES}, .data = samples[i], .bytes = sizeof samples[i]};
+    items[i] = (kr_weight){.name = names[i],
+                           .dtype = KRAIT_F32,
+                           .n_dims = 1,
+                           .shape = {N_SAMPLES},
+                           .data = samples[i],
+                           .bytes = sizeof samples[i]};
   }
   snprintf(path, sizeof path, "%s/%s.safetensors", folder, name);
   assert_int_equal(kr_safetensors_write(path, items, N_RECORDINGS, NULL, 0), KRAIT_OK);
@@ -122,7 +160,8 @@ static int read_log(const char *run, const char *key, double *values) {
 }
 
 static double furthest(const char *run, const char *other, int n_steps) {
-  static const char *const keys[] = {"total", "magnitude", "phase_gd", "complex", "consistency", "metric", "disc_r", "gradient_norm"};
+  static const char *const keys[] = {"total",       "magnitude", "phase_gd", "complex",
+                                     "consistency", "metric",    "disc_r",   "gradient_norm"};
   double worst = 0, a[MOST_STEPS], b[MOST_STEPS];
   for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
     assert_int_equal(read_log(run, keys[k], a), n_steps);
@@ -154,7 +193,8 @@ static void two_as_one(void **state) {
   assert_true(fabs(a[0] / b[0] - 1) > 1e-4);
 }
 
-/* The second is killed while the first waits for it: that one keeps the last whole step, from which a resumed pair comes to the same losses. */
+/* The second is killed while the first waits for it: that one keeps the last whole step, from which a resumed pair
+ * comes to the same losses. */
 static void killed(void **state) {
   enum { N = 3 };
   (void)state;
@@ -195,7 +235,8 @@ static void differ(void **state) {
   assert_non_null(strstr(said("fails", 0), "rank 1: "));
   assert_non_null(strstr(said("fails", 0), "frobnicate"));
   assert_string_equal(said("fails", 1), "");
-  const pid_t fifth = start(1, 2, "gone", 40, 0, NULL), sixth = start(0, 2, "gone", 40, 1, NULL); /* and without rank 0, rank 1 speaks */
+  const pid_t fifth = start(1, 2, "gone", 40, 0, NULL),
+              sixth = start(0, 2, "gone", 40, 1, NULL); /* and without rank 0, rank 1 speaks */
   int how;
   assert_int_equal(waitpid(sixth, &how, WUNTRACED), sixth);
   kill(sixth, SIGKILL);

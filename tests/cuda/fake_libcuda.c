@@ -1,6 +1,7 @@
-/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory, kernels do nothing (or run in
- * the emulator: KR_EMULATE), and it fails as it is told. What start-up should do comes from KR_FAKE_CUDA ("init=999,version=8000,count=0,capability=50"); the
- * n-th later call fails through fake_cuda_fail_at. fake_cuda_held counts what was taken and not given back. */
+/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory, kernels do nothing (or run
+ * in the emulator: KR_EMULATE), and it fails as it is told. What start-up should do comes from KR_FAKE_CUDA
+ * ("init=999,version=8000,count=0,capability=50"); the n-th later call fails through fake_cuda_fail_at. fake_cuda_held
+ * counts what was taken and not given back. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +56,12 @@ int cuInit(unsigned flags) { return UNUSED(flags), (int)setting("init=", 0); }
 EXPORT int cuDriverGetVersion(int *version);
 int cuDriverGetVersion(int *version) { return *version = (int)setting("version=", 13000), 0; }
 EXPORT int cuGetErrorName(int result, const char **text);
-int cuGetErrorName(int result, const char **text) { return *text = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE", 0; }
+int cuGetErrorName(int result, const char **text) {
+  return *text = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                 : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY"
+                               : "CUDA_ERROR_FAKE",
+         0;
+}
 EXPORT int cuGetErrorString(int result, const char **text);
 int cuGetErrorString(int result, const char **text) { return UNUSED(result), *text = "as the test asked", 0; }
 
@@ -64,46 +70,63 @@ FAKE(cuDeviceGet, (int *device, int ordinal), *device = ordinal)
 FAKE(cuDeviceGetName, (char *name, int bytes, int device), UNUSED(device), snprintf(name, (size_t)bytes, "Fake GPU"))
 FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = (size_t)setting("memory=", 1 << 30))
 FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(device),
-     *value = attribute == 75 ? (int)setting("capability=", 90) / 10 : attribute == 76 ? (int)setting("capability=", 90) % 10 : attribute == 97 ? (int)setting("shared=", 49152) : attribute == 16 ? (int)setting("multiprocessors=", 8) : attribute == 38 ? (int)setting("l2=", 8) : 8)
+     *value = attribute == 75   ? (int)setting("capability=", 90) / 10
+              : attribute == 76 ? (int)setting("capability=", 90) % 10
+              : attribute == 97 ? (int)setting("shared=", 49152)
+              : attribute == 16 ? (int)setting("multiprocessors=", 8)
+              : attribute == 38 ? (int)setting("l2=", 8)
+                                : 8)
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
-FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_mode; capture_mode = *mode, *mode = before)
+FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_mode;
+     capture_mode = *mode, *mode = before)
 /* Machine code is taken only where the test asks for it. */
-FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n), UNUSED(options), UNUSED(values);
+FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n),
+     UNUSED(options), UNUSED(values);
      if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
      if (memcmp(image, "\177ELF", 4) == 0 && !setting("cubins=", 0)) return NO_BINARY;
      loaded_image = image, *module = (void *)(uintptr_t)image, held++)
 #ifdef KR_EMULATE
 #include "emulator.h"
 static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) { kr_emulated_launch(function, grid, block, shared, args); }
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
+  kr_emulated_launch(function, grid, block, shared, args);
+}
 #else
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) { UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args); }
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
+  UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args);
+}
 #endif
 /* Tensor maps as the emulator reads them: elements of 16 bits, 128-byte swizzling. */
 #ifdef KR_EMULATE
-FAKE(cuTensorMapEncodeTiled, (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill),
-     UNUSED(type), UNUSED(steps), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
-     if (rank > 4 || swizzle != 3 || (uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
-     kr_emulated_map m = {.data = address, .rank = rank, .bytes = 2};
-     for (uint32_t i = 0; i < rank; i++) {
-       m.sizes[i] = sizes[i], m.box[i] = box[i];
-       if (i && (strides[i - 1] % 16 || strides[i - 1] >> 40)) return INVALID_VALUE;
-       if (i) m.strides[i - 1] = strides[i - 1];
-       if (!sizes[i] || sizes[i] >> 32 || !box[i] || box[i] > 256) return INVALID_VALUE;
-     }
-     memcpy(map, &m, sizeof m))
+FAKE(
+    cuTensorMapEncodeTiled,
+    (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides,
+     const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill),
+    UNUSED(type), UNUSED(steps), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
+    if (rank > 4 || swizzle != 3 || (uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
+    kr_emulated_map m = {.data = address, .rank = rank, .bytes = 2}; for (uint32_t i = 0; i < rank; i++) {
+      m.sizes[i] = sizes[i], m.box[i] = box[i];
+      if (i && (strides[i - 1] % 16 || strides[i - 1] >> 40)) return INVALID_VALUE;
+      if (i) m.strides[i - 1] = strides[i - 1];
+      if (!sizes[i] || sizes[i] >> 32 || !box[i] || box[i] > 256) return INVALID_VALUE;
+    } memcpy(map, &m, sizeof m))
 #endif
-FAKE(cuModuleGetFunction, (void **function, void *module, const char *name), if (!(*function = find(module, name))) return NOT_FOUND)
+FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),
+     if (!(*function = find(module, name))) return NOT_FOUND)
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
-FAKE(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream), UNUSED(stream), memcpy((void *)(uintptr_t)to, from, bytes))
-FAKE(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream), UNUSED(stream), memcpy(to, (void *)(uintptr_t)from, bytes))
-FAKE(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream), UNUSED(stream), memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes))
-FAKE(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void *stream), UNUSED(stream), memset((void *)(uintptr_t)to, value, bytes))
+FAKE(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream), UNUSED(stream),
+     memcpy((void *)(uintptr_t)to, from, bytes))
+FAKE(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream), UNUSED(stream),
+     memcpy(to, (void *)(uintptr_t)from, bytes))
+FAKE(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream), UNUSED(stream),
+     memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes))
+FAKE(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void *stream), UNUSED(stream),
+     memset((void *)(uintptr_t)to, value, bytes))
 FAKE(cuMemAllocHost_v2, (void **block, size_t bytes), *block = malloc(bytes), held++)
 FAKE(cuStreamCreate, (void **stream, unsigned flags), UNUSED(flags), *stream = &held, held++)
 FAKE(cuStreamSynchronize, (void *stream), UNUSED(stream))
@@ -113,8 +136,9 @@ FAKE(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), UNUSED(stre
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
 FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
 
-/* Graphs: those that are put together run their kernels. Those that are recorded do, too, where the test asks for it by record=1 (only launches are
- * recorded: copies are made at once); else they hold nothing, and where kernels run there is no recording. */
+/* Graphs: those that are put together run their kernels. Those that are recorded do, too, where the test asks for it by
+ * record=1 (only launches are recorded: copies are made at once); else they hold nothing, and where kernels run there
+ * is no recording. */
 enum { MOST_ARGS = 4096 }; /* how long the args are only the kernel knows: as much as any may have */
 typedef struct fake_graph {
   struct {
@@ -139,31 +163,43 @@ __attribute__((no_sanitize("address"))) static void copy_args(volatile unsigned 
 
 static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
   if (!recording || !recorded) return run(function, grid, block, shared, args), 0;
-  if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes)) return setting("record=", 0) ? OUT_OF_MEMORY : 0;
-  recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block, recorded->nodes[recorded->n].shared = shared;
+  if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes))
+    return setting("record=", 0) ? OUT_OF_MEMORY : 0;
+  recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block,
+  recorded->nodes[recorded->n].shared = shared;
   copy_args(recorded->nodes[recorded->n].copied, args);
   memcpy(recorded->nodes[recorded->n++].grid, grid, 3 * sizeof *grid);
   return 0;
 }
-FAKE(cuLaunchKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra),
-     UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra); const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]); if (launched) return launched)
+FAKE(cuLaunchKernel,
+     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+      void *stream, void **parameters, void **extra),
+     UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra);
+     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]);
+     if (launched) return launched)
 
 FAKE(cuLaunchCooperativeKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters),
      UNUSED(by), UNUSED(bz), UNUSED(stream); const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]); if (launched) return launched)
 
 /* args are not copied: whoever sets them launches while they live. */
 static void set_node(fake_graph *graph, int i, const fake_node *from) {
-  graph->nodes[i].function = from->function, graph->nodes[i].block = from->block[0], graph->nodes[i].shared = from->shared, graph->nodes[i].args = from->parameters[0];
+  graph->nodes[i].function = from->function, graph->nodes[i].block = from->block[0],
+  graph->nodes[i].shared = from->shared, graph->nodes[i].args = from->parameters[0];
   memcpy(graph->nodes[i].grid, from->grid, sizeof from->grid);
 }
 FAKE(cuStreamIsCapturing, (void *stream, int *status), UNUSED(stream), *status = recording)
 FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = calloc(1, sizeof(fake_graph)), held++)
-FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel), UNUSED(after), UNUSED(n_after);
+FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel),
+     UNUSED(after), UNUSED(n_after);
      fake_graph *g = graph; set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
-FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel), set_node(instance, (int)(uintptr_t)node - 1, kernel))
-FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags), *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), held++)
+FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel),
+     set_node(instance, (int)(uintptr_t)node - 1, kernel))
+FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags),
+     *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), held++)
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
-     fake_graph *g = instance; for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared, g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied))
+     fake_graph *g = instance;
+     for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared,
+                                        g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied))
 EXPORT int cuGraphExecDestroy(void *instance);
 int cuGraphExecDestroy(void *instance) { return free(instance), held--, 0; }
 EXPORT int cuGraphDestroy(void *graph);
@@ -173,7 +209,8 @@ int cuGraphDestroy(void *graph) { return free(graph), held--, 0; }
 #else
 #define TAKES_RECORDING 1
 #endif
-FAKE(cuStreamBeginCapture_v2, (void *stream, int mode), UNUSED(stream), UNUSED(mode); if (!TAKES_RECORDING) return NOT_FOUND; recorded = calloc(1, sizeof *recorded), recording = 1)
+FAKE(cuStreamBeginCapture_v2, (void *stream, int mode), UNUSED(stream), UNUSED(mode);
+     if (!TAKES_RECORDING) return NOT_FOUND; recorded = calloc(1, sizeof *recorded), recording = 1)
 EXPORT int cuStreamEndCapture(void *stream, void **graph);
 int cuStreamEndCapture(void *stream, void **graph) {
   const int result = failed();

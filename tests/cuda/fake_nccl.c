@@ -1,5 +1,6 @@
-/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that sum for real through a shared file, in the order of ranks; a call returns when all are
- * there, or when the communicator is aborted by another thread. KR_FAKE_NCCL ("version=2300,off=3"): the version; a rank whose gradients come a thousandth too large. */
+/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that sum for real through a shared
+ * file, in the order of ranks; a call returns when all are there, or when the communicator is aborted by another
+ * thread. KR_FAKE_NCCL ("version=2300,off=3"): the version; a rank whose gradients come a thousandth too large. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -47,7 +48,8 @@ int ncclGetVersion(int *version) { return *version = (int)setting("version=", 22
 const char *ncclGetErrorString(int result) { return result == SYSTEM_ERROR ? "as the test asked" : "unknown"; }
 
 int ncclGetUniqueId(id *made) {
-  snprintf(made->bytes, sizeof made->bytes, "%s/fake_nccl.%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+  snprintf(made->bytes, sizeof made->bytes, "%s/fake_nccl.%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
+           (int)getpid());
   const int fd = open(made->bytes, O_RDWR | O_CREAT | O_EXCL, 0600);
   const int failed = fd < 0 || ftruncate(fd, (off_t)sizeof(shared)) != 0;
   if (fd >= 0) close(fd);
@@ -96,6 +98,10 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation,
   return SUCCESS;
 }
 
-int ncclCommAbort(communicator *c) { return atomic_store(&c->aborted, 1), SUCCESS; } /* another thread may stand in it: kept */
+int ncclCommAbort(communicator *c) {
+  return atomic_store(&c->aborted, 1), SUCCESS;
+} /* another thread may stand in it: kept */
 int ncclCommDestroy(communicator *c) { return munmap(c->file, sizeof(shared)), free(c), SUCCESS; }
-int ncclCommGetAsyncError(communicator *c, int *result) { return *result = atomic_load(&c->aborted) ? SYSTEM_ERROR : SUCCESS, SUCCESS; }
+int ncclCommGetAsyncError(communicator *c, int *result) {
+  return *result = atomic_load(&c->aborted) ? SYSTEM_ERROR : SUCCESS, SUCCESS;
+}

@@ -1,4 +1,5 @@
-/* data.c: training items by their definition: the same whoever makes them, mixed and levelled as stated, every piece once an epoch; bad files named once. */
+/* data.c: training items by their definition: the same whoever makes them, mixed and levelled as stated, every piece
+ * once an epoch; bad files named once. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -25,13 +26,24 @@ static void put_wav(const char *name, int hz, int n_channels, int n, double hz_o
   FILE *file = fopen(path, "wb");
   assert_non_null(file);
   const uint32_t bytes = (uint32_t)(2 * n * n_channels);
-  const uint32_t head[] = {0x46464952, 36 + bytes, 0x45564157, 0x20746d66, 16, 1u | (uint32_t)n_channels << 16, (uint32_t)hz, (uint32_t)(hz * n_channels * 2), (uint32_t)(2 * n_channels) | 16u << 16, 0x61746164, bytes};
+  const uint32_t head[] = {0x46464952,
+                           36 + bytes,
+                           0x45564157,
+                           0x20746d66,
+                           16,
+                           1u | (uint32_t)n_channels << 16,
+                           (uint32_t)hz,
+                           (uint32_t)(hz * n_channels * 2),
+                           (uint32_t)(2 * n_channels) | 16u << 16,
+                           0x61746164,
+                           bytes};
   fwrite(head, 1, sizeof head, file);
   uint64_t random = (uint64_t)(hz_of_tone * 1000) + 1;
   for (int i = 0; i < n; i++)
     for (int c = 0; c < n_channels; c++) {
       random = random * 6364136223846793005ull + 1442695040888963407ull;
-      const double noise = (double)(random >> 40) / 8388608.0 - 1, tone = sin(6.2831853 * hz_of_tone * i / hz) * (0.6 + 0.4 * sin(i * 0.002));
+      const double noise = (double)(random >> 40) / 8388608.0 - 1,
+                   tone = sin(6.2831853 * hz_of_tone * i / hz) * (0.6 + 0.4 * sin(i * 0.002));
       const int16_t v = (int16_t)lrint(level * 32767 * (0.7 * tone + 0.3 * noise) * (c ? 0.5 : 1));
       fwrite(&v, 2, 1, file);
     }
@@ -139,7 +151,9 @@ static uint64_t hash_steps(kr_data_config c, int64_t from, int64_t n_steps, int 
 static void same_bits_for_any_threads_ranks_and_start(void **state) {
   (void)state;
   kr_data_config c = config();
-  c.most_noises = 3, c.babble_proportion = c.colour_proportion = 0.3, c.curve_proportion = c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
+  c.most_noises = 3, c.babble_proportion = c.colour_proportion = 0.3,
+  c.curve_proportion = c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion =
+      c.codec_proportion = 0.5;
   const uint64_t one = hash_steps(c, 0, 9, 1, 1);
   assert_int_equal(hash_steps(c, 0, 9, 1, 7), one);
   assert_int_equal(hash_steps(c, 0, 9, 2, 3), one);
@@ -250,7 +264,8 @@ static void validation_by_the_formulas(void **state) {
   const int64_t most = kr_data_samples(data);
   assert_int_equal(most, 170000);
   assert_int_equal(kr_data_n_items(data), N_SPEECH);
-  float *noisy = malloc((size_t)most * 4), *clean = malloc((size_t)most * 4), *s = malloc((size_t)most * 4), *v = malloc((size_t)most * 4);
+  float *noisy = malloc((size_t)most * 4), *clean = malloc((size_t)most * 4), *s = malloc((size_t)most * 4),
+        *v = malloc((size_t)most * 4);
   for (int i = 0; i < N_SPEECH; i++) {
     const int64_t n = 20000 + 30000 * i, n_noise = 9000 + 20000 * (i % N_NOISE);
     char name[32];
@@ -266,7 +281,8 @@ static void validation_by_the_formulas(void **state) {
     double speech_gain = 1 / (kr_peak(s, n) + 1e-6), noise_gain = 1 / (kr_peak(v, n) + 1e-6);
     speech_gain *= pow(10, -25 / 20.0) / (kr_rms(s, n) * speech_gain + 1e-6);
     noise_gain *= pow(10, -25 / 20.0) / (kr_rms(v, n) * noise_gain + 1e-6);
-    noise_gain *= kr_rms(s, n) * speech_gain / pow(10, kr_data_item_snr_db(data, 0, i) / 20) / (kr_rms(v, n) * noise_gain + 1e-6);
+    noise_gain *=
+        kr_rms(s, n) * speech_gain / pow(10, kr_data_item_snr_db(data, 0, i) / 20) / (kr_rms(v, n) * noise_gain + 1e-6);
     double power = 0, peak = 0;
     for (int64_t k = 0; k < n; k++) power += pow(speech_gain * s[k] + noise_gain * v[k], 2);
     double scale = pow(10, -25 / 20.0) / (sqrt(power / (double)n) + 1e-6);
@@ -304,7 +320,8 @@ static void made_up_noises(void **state) {
       for (int64_t k = 0; k < n; k++) noisy[k] -= clean[k];
       assert_float_equal(db(kr_rms(clean, n) / kr_rms(noisy, n)), kr_data_item_snr_db(data, 1, i), 0.05);
       for (int64_t k = 1; k < n; k++) slope += pow(noisy[k] - noisy[k - 1], 2), power += pow(noisy[k], 2);
-      low = fmin(low, slope / power), high = fmax(high, slope / power); /* 2 for white noise, less for low, more for high sounds */
+      low = fmin(low, slope / power),
+      high = fmax(high, slope / power); /* 2 for white noise, less for low, more for high sounds */
     }
     if (kind == 1) assert_true(low < 0.5 && high > 1);
     if (kind == 0) assert_true(high < 1.5); /* the voices are tones of 200 to 700 Hz and some noise */
@@ -328,13 +345,15 @@ static void rooms(void **state) {
   fclose(file);
   for (int early = 0; early < 2; early++) {
     kr_data_config c = config();
-    c.rir = rir_path, c.reverb_proportion = 1, c.snr_low_db = c.snr_high_db = 100, c.level_float_db = 0, c.reverb_early_s = early * 0.05;
+    c.rir = rir_path, c.reverb_proportion = 1, c.snr_low_db = c.snr_high_db = 100, c.level_float_db = 0,
+    c.reverb_early_s = early * 0.05;
     kr_data *data = open_data(&c);
     const int64_t n = kr_data_samples(data);
     float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
     int64_t own;
     assert_int_equal(kr_data_item(data, 0, 5, noisy, clean, &own), KRAIT_OK);
-    for (int64_t i = DELAY; i < n; i++) assert_float_equal(noisy[i], clean[early ? i : i - DELAY], 4e-3 * kr_peak(clean, n));
+    for (int64_t i = DELAY; i < n; i++)
+      assert_float_equal(noisy[i], clean[early ? i : i - DELAY], 4e-3 * kr_peak(clean, n));
     free(noisy);
     free(clean);
     kr_data_close(&data);
@@ -352,7 +371,8 @@ static void pairs(void **state) {
     c.speech = clean_path, c.noisy = noisy_path, c.noise = NULL, c.own_levels = own_levels, c.segment = 0;
     kr_data *data = open_data(&c);
     const int64_t n = kr_data_samples(data);
-    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4), *s = malloc((size_t)n * 4), *v = malloc((size_t)n * 4);
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4), *s = malloc((size_t)n * 4),
+          *v = malloc((size_t)n * 4);
     int64_t own;
     read_wav("pair/clean/b.wav", 1, s, n);
     read_wav("pair/noisy/b.wav", 1, v, n);
@@ -369,7 +389,8 @@ static void pairs(void **state) {
   }
 }
 
-/* What is kept in memory has the same bits as what a file gives: a 48 kHz recording and a second channel, read whole, in parts and again. */
+/* What is kept in memory has the same bits as what a file gives: a 48 kHz recording and a second channel, read whole,
+ * in parts and again. */
 static void kept_or_read(void **state) {
   (void)state;
   enum { N = 6000 };
@@ -417,15 +438,20 @@ static void safetensors_sources(void **state) {
   static double wide[N];
   read_wav("pair/clean/a.wav", 1, read, N);
   for (int i = 0; i < N; i++) whole[i] = (int16_t)lrintf(read[i] * 32768), real[i] = read[i] * 0.5f;
-  const kr_weight items[] = {{"clean/a", KRAIT_I16, 1, {N}, whole, sizeof whole}, {"noisy/a", KRAIT_F32, 1, {N}, real, sizeof real}, {"noisy/other", KRAIT_F32, 1, {N}, real, sizeof real},
-                             {"clean/silent", KRAIT_I16, 1, {N}, silent, sizeof silent}, {"clean/wide", KRAIT_F64, 1, {N}, wide, sizeof wide}, {"clean/plane", KRAIT_I16, 2, {2, N / 2}, whole, sizeof whole}};
+  const kr_weight items[] = {{"clean/a", KRAIT_I16, 1, {N}, whole, sizeof whole},
+                             {"noisy/a", KRAIT_F32, 1, {N}, real, sizeof real},
+                             {"noisy/other", KRAIT_F32, 1, {N}, real, sizeof real},
+                             {"clean/silent", KRAIT_I16, 1, {N}, silent, sizeof silent},
+                             {"clean/wide", KRAIT_F64, 1, {N}, wide, sizeof wide},
+                             {"clean/plane", KRAIT_I16, 2, {2, N / 2}, whole, sizeof whole}};
   char path[128], clean_source[160], noisy_source[160];
   snprintf(path, sizeof path, "%s/set.safetensors", folder);
   snprintf(clean_source, sizeof clean_source, "%s:clean/", path);
   snprintf(noisy_source, sizeof noisy_source, "%s:noisy/", path);
   assert_int_equal(kr_safetensors_write(path, items, sizeof items / sizeof *items, NULL, 0), KRAIT_OK);
   kr_data_config c = config();
-  c.speech = clean_source, c.noisy = noisy_source, c.noise = NULL, c.segment = 0, c.level_float_db = 0, c.report = note_line;
+  c.speech = clean_source, c.noisy = noisy_source, c.noise = NULL, c.segment = 0, c.level_float_db = 0,
+  c.report = note_line;
   lines[0] = 0;
   kr_data *data = open_data(&c);
   assert_int_equal(kr_data_n_items(data), 1); /* silent has no partner; float64 and two dimensions are no recordings */
@@ -440,7 +466,8 @@ static void safetensors_sources(void **state) {
   c.noisy = NULL, c.noise = noise_path;
   data = open_data(&c);
   assert_int_equal(kr_data_n_items(data), 2);
-  for (int i = 0; i < 2; i++) assert_int_equal(kr_data_item(data, 0, i, noisy, clean, &own), KRAIT_OK); /* the silent one's place is taken */
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(kr_data_item(data, 0, i, noisy, clean, &own), KRAIT_OK); /* the silent one's place is taken */
   assert_int_equal(count_lines_with("clean/silent is silent"), 1);
   kr_data_close(&data);
   snprintf(clean_source, sizeof clean_source, "%s:nothing/", path);
@@ -542,19 +569,29 @@ static void codecs_keep_the_time(void **state) {
     int best_lag = -1000;
     for (int lag = -400; lag <= 400; lag++) {
       double xy = 0, xx = 0, yy = 0;
-      for (int i = 1000; i < N - 1000; i++) xy += (double)x[i] * y[i + lag], xx += (double)x[i] * x[i], yy += (double)y[i + lag] * y[i + lag];
+      for (int i = 1000; i < N - 1000; i++)
+        xy += (double)x[i] * y[i + lag], xx += (double)x[i] * x[i], yy += (double)y[i + lag] * y[i + lag];
       if (xy / sqrt(xx * yy) > best) best = xy / sqrt(xx * yy), best_lag = lag;
     }
-    if (best_lag != 0 || best < 0.8) print_message("%s: correlation %.3f at %d\n", kr_codec_name(codec), best, best_lag);
+    if (best_lag != 0 || best < 0.8)
+      print_message("%s: correlation %.3f at %d\n", kr_codec_name(codec), best, best_lag);
     assert_int_equal(best_lag, 0);
     assert_true(best > 0.8);
   }
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(same_bits_for_any_threads_ranks_and_start), cmocka_unit_test(every_piece_once_an_epoch), cmocka_unit_test(ratios_and_levels_as_drawn),
-      cmocka_unit_test(validation_by_the_formulas), cmocka_unit_test(rooms), cmocka_unit_test(made_up_noises), cmocka_unit_test(pairs), cmocka_unit_test(kept_or_read), cmocka_unit_test(safetensors_sources), cmocka_unit_test(bad_files_are_told_once_and_left_out),
-      cmocka_unit_test(refusals), cmocka_unit_test(codecs_keep_the_time)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_for_any_threads_ranks_and_start),
+                                     cmocka_unit_test(every_piece_once_an_epoch),
+                                     cmocka_unit_test(ratios_and_levels_as_drawn),
+                                     cmocka_unit_test(validation_by_the_formulas),
+                                     cmocka_unit_test(rooms),
+                                     cmocka_unit_test(made_up_noises),
+                                     cmocka_unit_test(pairs),
+                                     cmocka_unit_test(kept_or_read),
+                                     cmocka_unit_test(safetensors_sources),
+                                     cmocka_unit_test(bad_files_are_told_once_and_left_out),
+                                     cmocka_unit_test(refusals),
+                                     cmocka_unit_test(codecs_keep_the_time)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }

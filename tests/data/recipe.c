@@ -1,4 +1,5 @@
-/* recipe.c: shipped constants, a file and settings become one configuration; misspelt names and wrong values are named. */
+/* recipe.c: shipped constants, a file and settings become one configuration; misspelt names and wrong values are
+ * named. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,13 +29,16 @@ static void upstreams_constants(void **state) {
   int32_t n = 2;
   const char *lib;
   assert_int_equal(kr_recipe_data(r, KR_RECIPE_TRAIN, &c), KRAIT_OK);
-  assert_true(c.segment == 64000 && c.stride == 32000 && c.shift == 32000 && c.batch == 4 && c.seed == 2039 && !c.deterministic && c.shuffle);
-  assert_true(c.snr_low_db == -15 && c.snr_high_db == 20 && c.level_db == -25 && c.level_float_db == 10 && c.part_level_db == -25 && c.silence_s == 0.2 && c.reverb_proportion == 0);
+  assert_true(c.segment == 64000 && c.stride == 32000 && c.shift == 32000 && c.batch == 4 && c.seed == 2039 &&
+              !c.deterministic && c.shuffle);
+  assert_true(c.snr_low_db == -15 && c.snr_high_db == 20 && c.level_db == -25 && c.level_float_db == 10 &&
+              c.part_level_db == -25 && c.silence_s == 0.2 && c.reverb_proportion == 0);
   assert_string_equal(c.noise, "dataset/taps/noise_train.txt");
   assert_string_equal(c.noise_dir, "dataset/noise_16k");
   assert_null(c.noisy);
   assert_int_equal(kr_recipe_data(r, KR_RECIPE_VALID, &c), KRAIT_OK);
-  assert_true(c.segment == 0 && c.deterministic && c.snr_low_db == -15 && c.snr_high_db == 10 && c.level_float_db == 0 && c.batch == 1 && c.repeats == 1);
+  assert_true(c.segment == 0 && c.deterministic && c.snr_low_db == -15 && c.snr_high_db == 10 &&
+              c.level_float_db == 0 && c.batch == 1 && c.repeats == 1);
   assert_int_equal(kr_recipe_data(r, KR_RECIPE_TEST, &c), KRAIT_OK);
   assert_true(c.snr_low_db == 0 && c.snr_high_db == 0 && c.repeats == 2 && c.deterministic);
   assert_string_equal(c.rir, "dataset/taps/rir_test.txt");
@@ -63,15 +67,19 @@ static void later_ones_win(void **state) {
   (void)state;
   char path[] = "/tmp/krait-recipe-XXXXXX.yaml";
   const int fd = mkstemps(path, 5);
-  static const char text[] = "batch_size: 16\ntrain_noise: {snr_range: [-5, 5]}\ndset:\n  speech_dir: my/speech\n  noise_dir: my/noise\nmodel: {param: {anything: 1}}\ndevice: cuda\n";
+  static const char text[] =
+      "batch_size: 16\ntrain_noise: {snr_range: [-5, 5]}\ndset:\n  speech_dir: my/speech\n  noise_dir: "
+      "my/noise\nmodel: {param: {anything: 1}}\ndevice: cuda\n";
   assert_int_equal(write(fd, text, sizeof text - 1), (int)sizeof text - 1);
   close(fd);
-  const char *const settings[] = {"batch_size=8", "augment.codecs=0.25", "+extra=[1, 2]", "model.param.anything=2", "dset.noise_train="};
+  const char *const settings[] = {"batch_size=8", "augment.codecs=0.25", "+extra=[1, 2]", "model.param.anything=2",
+                                  "dset.noise_train="};
   kr_recipe *r = open_with(path, 5, settings);
   kr_data_config c;
   int64_t anything;
   assert_int_equal(kr_recipe_data(r, KR_RECIPE_TRAIN, &c), KRAIT_OK);
-  assert_true(c.batch == 8 && c.snr_low_db == -5 && c.snr_high_db == 5 && c.codec_proportion == 0.25 && c.level_float_db == 10);
+  assert_true(c.batch == 8 && c.snr_low_db == -5 && c.snr_high_db == 5 && c.codec_proportion == 0.25 &&
+              c.level_float_db == 10);
   assert_string_equal(c.speech, "my/speech"); /* the folder alone: all of it */
   assert_string_equal(c.noise, "my/noise");
   assert_int_equal(kr_recipe_int(r, "model.param.anything", 0, 0, 9, &anything), KRAIT_OK);
@@ -92,7 +100,8 @@ static void refuse(const char *setting, const char *text) {
   const char *const settings[] = {"+dset=taps", setting};
   int32_t status = kr_recipe_open(NULL, settings, 2, &r);
   if (status == KRAIT_OK) status = kr_recipe_data(r, KR_RECIPE_TRAIN, &c);
-  if (status >= 0 || !strstr(krait_error_detail(), text)) print_message("%s: %d %s\n", setting, status, krait_error_detail());
+  if (status >= 0 || !strstr(krait_error_detail(), text))
+    print_message("%s: %d %s\n", setting, status, krait_error_detail());
   assert_true(status < 0 && strstr(krait_error_detail(), text));
   kr_recipe_close(&r);
 }
@@ -118,7 +127,8 @@ static void refusals(void **state) {
   assert_int_equal(write(fd, "trian_noise: 3\n", 15), 15);
   close(fd);
   kr_recipe *r = NULL;
-  assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 && strstr(krait_error_detail(), "'trian_noise' is not known there, but sampling_rate, segment"));
+  assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 &&
+              strstr(krait_error_detail(), "'trian_noise' is not known there, but sampling_rate, segment"));
   assert_null(r);
   unlink(path);
   char list[] = "/tmp/krait-recipe-XXXXXX.yaml";
@@ -131,6 +141,7 @@ static void refusals(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(upstreams_constants), cmocka_unit_test(throat_microphones), cmocka_unit_test(later_ones_win), cmocka_unit_test(refusals)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(upstreams_constants), cmocka_unit_test(throat_microphones),
+                                     cmocka_unit_test(later_ones_win), cmocka_unit_test(refusals)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

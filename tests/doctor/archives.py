@@ -1,5 +1,5 @@
 """archives.py PROGRAM: source releases, whose build is read and not run, and conda's packages: what they say of the GPUs, torch and Python they are for."""
-import gzip, io, tarfile
+import bz2, gzip, io, lzma, random, tarfile
 
 from fake import *
 
@@ -101,10 +101,36 @@ def packages_of_conda(doctor, folder):
     assert "W01" not in doctor(other, "--gpu", "8.0", "--root", folder, "--machine", "aarch64").ids()
 
 
+def old_packages_of_conda(doctor, folder):
+    """.tar.bz2: one archive, the index anywhere in it, several streams one after the other."""
+    about = index("causal-conv1d", "1.5.2", ["python >=3.11,<3.12.0a0", "pytorch >=2.6.0,<2.7.0a0"])
+    library = {"lib/python3.11/site-packages/causal_conv1d_cuda.so": elf(fatbin=container(80, 90)) + bytes(3_000_000) + random.Random(1).randbytes(300_000)}
+    setup = {"site-packages/setup.py": FLAGS.encode()}  # of a package that was built: no source release's
+    at = ("--gpu", "12.0", "--driver", "580", "--root", folder)
+    p = folder / "causal-conv1d-1.5.2-py311_0.tar.bz2"
+    for files in ({"info/index.json": about, **library, **setup}, {**library, "info/index.json": about, **setup}):
+        data = tar(files)
+        for packed in (bz2.compress(data), bz2.compress(data, 1), bz2.compress(data[:70_000]) + bz2.compress(data[70_000:])):
+            p.write_bytes(packed)
+            a = doctor(p, *at, "--torch", "2.6.0")
+            assert a.ids() == ["K01"] and a.find("K01")["package"] == "causal-conv1d" and a.find("K01")["package_version"] == "1.5.2", a["findings"]
+            assert doctor(p, "--gpu", "8.0", "--root", folder, "--torch", "2.6.0").ids() == []
+    assert "torch>=2.6.0,<2.7.0a0" in doctor(p, *at, "--torch", "2.8.0+cu128").find("P01")["explain"].replace(" ", "")
+    whole = p.read_bytes()
+    for cut in (5, len(whole) // 2, len(whole) - 5):
+        p.write_bytes(whole[:cut])
+        assert doctor(p, *at)["exit"] == 3, cut
+    p.write_bytes(whole[:60_000] + b"x" + whole[60_001:])
+    assert "bzip2 stream that does not unpack" in doctor(p, *at).find("F01")["explain"]
+    source = folder / "some_ext-1.2.tar.bz2"  # and a source release that is packed so
+    source.write_bytes(bz2.compress(tar({"some_ext-1.2/setup.py": FLAGS.encode()})))
+    assert doctor(source, "--gpu", "12.0", "--root", folder).ids() == ["W10"]
+
+
 def what_cannot_be_read_says_what_to_do(doctor, folder):
-    (folder / "x-1.0-0.tar.bz2").write_bytes(b"BZh91AY&SY" + bytes(100))
-    done = doctor.run(folder / "x-1.0-0.tar.bz2", "--gpu", "8.0", "--root", folder)
-    assert done.returncode == 3 and "tar -xjf" in " ".join(done.stdout.decode().split()), done.stdout
+    (folder / "x-1.0-0.tar.xz").write_bytes(lzma.compress(tar({"x-1.0/setup.py": b"1"})))
+    done = doctor.run(folder / "x-1.0-0.tar.xz", "--gpu", "8.0", "--root", folder)
+    assert done.returncode == 3 and "tar -xJf" in " ".join(done.stdout.decode().split()), done.stdout
     (folder / "y.conda").write_bytes(zipfile_bytes())
     assert "info/index.json" in " ".join(doctor.text(folder / "y.conda", "--gpu", "8.0", "--root", folder).split())
 
@@ -126,6 +152,10 @@ def hostile_archives(doctor, folder):
     bomb.write_bytes(gzip.compress(tar({"bomb-1.0/setup.py": b"#" + b"\0" * 200_000_000})))
     a = doctor(bomb, *at)
     assert a["exit"] == 3 and "absurd" in a.find("F01")["explain"]
+    bomb = folder / "bomb-1.0.tar.bz2"
+    bomb.write_bytes(bz2.compress(tar({"bomb-1.0/setup.py": b"#" + b"\0" * 200_000_000})))
+    a = doctor(bomb, *at)
+    assert a["exit"] == 3 and "absurd" in a.find("F01")["explain"]
     whole, sound = release(folder, FLAGS * 50).read_bytes(), folder / "z-1.0.tar.gz"
     for cut in (1, 9, 20, len(whole) // 2, len(whole) - 9):
         sound.write_bytes(whole[:cut])
@@ -138,4 +168,4 @@ def hostile_archives(doctor, folder):
     assert b"\x1b" not in text
 
 
-run_tests([flags_name_the_gpus, a_variable_sets_them, pins_of_torch_and_python, packages_of_conda, what_cannot_be_read_says_what_to_do, hostile_archives])
+run_tests([flags_name_the_gpus, a_variable_sets_them, pins_of_torch_and_python, packages_of_conda, old_packages_of_conda, what_cannot_be_read_says_what_to_do, hostile_archives])

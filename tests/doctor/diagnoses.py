@@ -374,6 +374,17 @@ for number, (rule, _, text) in enumerate(TEXTS):
     log_case(rule, None, "error", text, f"{rule}_text_{number}")
 log_case("B15", "H", "error", "/usr/bin/ld: cannot find -lcudart\n", "B15_linker")
 log_case("B17", "H", "error", "RuntimeError: Ninja is required to load C++ extensions\n", "B17_ninja")
+log_case("D11", "M", "error", "Failed to initialize NVML: Unknown Error\n", "D11_lost")
+log_case("L12", "H", "error", "ImportError: /v/libx.so: cannot enable executable stack as shared object requires: Invalid argument\n", "L12_stack")
+log_case("B19", "H", "error", '/usr/include/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous function "sinpi"\n', "B19_libc")
+log_case("B20", "H", "error", "#error \"You're trying to build PyTorch with a too old version of GCC. We need GCC 13 or later.\"\n", "B20_gcc")
+log_case("B21", "H", "error", "nvcc fatal   : Value 'c++17' is not defined for option 'std'\n", "B21_std")
+log_case("P06", "M", "error", "AttributeError: module 'torch.library' has no attribute 'register_fake'\ntorch 2.3.1+cu121\n", "P06_torch")
+log_case("P07", "M", "error", "ERROR: Could not find a version that satisfies the requirement onnxruntime-gpu>=1.18 (from versions: none)\n", "P07_none")
+log_case("L11", "H", "error", "RuntimeError: Found cuDNN version 8600, but JAX was built against version 8900, which is newer.\n", "L11_jax")
+log_case("R09", "H", "error", "Unable to determine the device handle for GPU0000:41:00.0: GPU is lost.  Reboot the system to recover this GPU\n", "R09_lost")
+log_case("R10", "M", "error", "RuntimeError: cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.\n", "R10_cudnn")
+log_case("R11", "M", "error", "Program received signal SIGILL, Illegal instruction.\n", "R11_sigill")
 log_case("B18", "H", "error", "ValueError: Unknown CUDA arch (12.0) or GPU not supported\n", "B18_arch")
 log_case("R07", "M", "error", "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclSystemError\n", "R07_nccl")
 log_case("R08", "M", "error", "step 100\nKilled\n", "R08_host_memory")
@@ -426,7 +437,7 @@ def every_rule_has_a_case(doctor, folder):
     rules = set(re.findall(r"^\[rule (\w+)", TABLES.read_text(), re.M))
     covered = {c[0] for c in CASES.values()}
     assert rules == covered, rules ^ covered
-    assert len(rules) == 94, len(rules)
+    assert len(rules) == 105, len(rules)
 
 
 run_tests([every_rule_has_a_case] + [check(name) for name in CASES])

@@ -1,4 +1,5 @@
-/* library.c: krait/doctor.h from C: the rule on single images, wheel names, tables, and a run in which every allocation fails once. */
+/* library.c: krait/doctor.h from C: the rule on single images, wheel names, tables, and a run in which every allocation
+ * fails once. */
 #include "../test.h"
 
 #include <krait/doctor.h>
@@ -69,7 +70,13 @@ static void every_allocation_may_fail(void **state) {
   (void)state;
   const char *const paths[] = {FIXTURES "/zstd.fatbin", FIXTURES};
   const char log[] = "ImportError: /x/selective_scan_cuda.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa\n";
-  const krait_doctor_options options = {.size = sizeof options, .n_paths = 2, .paths = paths, .gpu = "12.0", .root = FIXTURES, .log = log, .log_bytes = sizeof log - 1};
+  const krait_doctor_options options = {.size = sizeof options,
+                                        .n_paths = 2,
+                                        .paths = paths,
+                                        .gpu = "12.0",
+                                        .root = FIXTURES,
+                                        .log = log,
+                                        .log_bytes = sizeof log - 1};
   int failures = 0, successes = 0;
   for (long n = 1; n < 400 && successes < 2; n++) {
     krait_report *report = NULL;
@@ -87,7 +94,8 @@ static void every_allocation_may_fail(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(one_rule_for_every_image), cmocka_unit_test(wheel_names_are_read), cmocka_unit_test(every_allocation_may_fail)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(one_rule_for_every_image), cmocka_unit_test(wheel_names_are_read),
+                                     cmocka_unit_test(every_allocation_may_fail)};
   if (krait_tables_load(NULL, &tables) != KRAIT_OK) return 1;
   int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_tables_close(&tables);

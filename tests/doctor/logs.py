@@ -28,6 +28,23 @@ def every_text_is_answered_on_the_first_screen(doctor, folder):
     assert not wrong, "\n".join(map(str, wrong))
 
 
+def builds_name_their_release(doctor, folder):
+    """A package that is built from its source is named with a release in every command, whether the text names one or not."""
+    section, packages, bare = "", set(), set()
+    for line in TABLES.read_text().splitlines():
+        section = line if line.startswith("[") else section
+        if section == "[package]" and "|pypi" in line:
+            packages.add(line.split("|")[0])
+    assert len(packages) > 15, packages
+    for _, _, text in TEXTS:
+        for args in ((), ("--gpu", "12.0")):
+            out = doctor.run("--root", folder, "--json", *args, log=text).stdout.decode()
+            for command in re.findall(r"pip install [^\"]*", out):
+                words = [w for w in re.sub(r"--no-binary \S+|xformers torch==", "", command).split() if w in packages]
+                bare.update((w, command) for w in words)
+    assert not bare, bare
+
+
 def shared_logs_are_answered_as_their_table_says(doctor, folder):
     if not SHARED.is_dir():
         print("shared logs: skipped: there is no folder of them beside this tree")

@@ -1,4 +1,5 @@
-/* members.c: a wheel of large members, read by one thread and by several: one answer, no race (ThreadSanitizer runs this). */
+/* members.c: a wheel of large members, read by one thread and by several: one answer, no race (ThreadSanitizer runs
+ * this). */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -24,8 +25,8 @@ static size_t load(const char *name, uint8_t *out, size_t cap) {
   return n;
 }
 
-/* Containers far apart, zeros between them, and noise behind the last: every way to look for the next one. A list takes noise for a broken
- * container, so its members have none. */
+/* Containers far apart, zeros between them, and noise behind the last: every way to look for the next one. A list takes
+ * noise for a broken container, so its members have none. */
 static uint8_t *make_member(int i, size_t bytes, int with_noise) {
   uint8_t *data = calloc(1, bytes);
   uint32_t x = 12345 + (uint32_t)i;
@@ -51,7 +52,8 @@ static void make_wheel(int with_noise) {
     const size_t bytes = i < 2 ? LARGE : SMALL;
     char name[20];
     snprintf(name, sizeof name, "m%d.so", i);
-    const zip_int64_t at = zip_file_add(zip, name, zip_source_buffer(zip, make_member(i, bytes, with_noise), bytes, 1), 0);
+    const zip_int64_t at =
+        zip_file_add(zip, name, zip_source_buffer(zip, make_member(i, bytes, with_noise), bytes, 1), 0);
     assert_true(at >= 0);
     zip_set_file_compression(zip, (zip_uint64_t)at, i == 1 ? ZIP_CM_STORE : ZIP_CM_DEFLATE, 1);
   }
@@ -68,7 +70,13 @@ static int remove_wheel(void **state) {
 static char *ask(int is_list) {
   krait_report *report = NULL;
   const char *text = NULL, *const paths[] = {path};
-  const krait_doctor_options options = {.size = sizeof options, .paths = paths, .n_paths = 1, .gpu = "9.0", .driver = "570.86", .root = "/nonexistent", .all = 1};
+  const krait_doctor_options options = {.size = sizeof options,
+                                        .paths = paths,
+                                        .n_paths = 1,
+                                        .gpu = "9.0",
+                                        .driver = "570.86",
+                                        .root = "/nonexistent",
+                                        .all = 1};
   if (is_list) assert_int_equal(krait_doctor_list(path, &report, &text), KRAIT_OK);
   else if (krait_doctor_run(&options, &report) == KRAIT_OK) text = krait_report_json(report, 0);
   char *copy = strdup(text ? text : "");
@@ -98,6 +106,7 @@ static void several_threads_say_what_one_says(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(several_threads_say_what_one_says, make_folder, remove_wheel)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(several_threads_say_what_one_says, make_folder, remove_wheel)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

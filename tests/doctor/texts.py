@@ -254,4 +254,160 @@ TEXTS = [
      'PyTorch version: 2.5.1+cu124\nCUDA used to build PyTorch: 12.4\nGPU models and configuration: GPU 0: NVIDIA GeForce RTX 5090\nNvidia driver version: 570.86.10'),
     ('D01', 'driver 535|too old|older',
      'PyTorch version: 2.9.1+cu130\nCUDA used to build PyTorch: 13.0\nGPU models and configuration: GPU 0: NVIDIA L4\nNvidia driver version: 535.183.01'),
+    ('K14', '2\\.6\\.0.*12\\.0',
+     'Traceback (most recent call last):\n'
+     '  File "/srv/a/run.py", line 3, in <module>\n'
+     '    torch.zeros(1).cuda() + 1\n'
+     'torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device\n'
+     "Search for `cudaErrorNoKernelImageForDevice' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html "
+     'for more information.\n'
+     'CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n'
+     ">>> torch.__version__ '2.6.0+cu124'; torch.cuda.get_device_name() 'NVIDIA GeForce RTX 5070'"),
+    ('L01', 'libcublas\\.so\\.12.*\\n.*nvidia-cublas-cu12',
+     '  File "/opt/v/lib/python3.11/site-packages/torch/__init__.py", line 178, in _preload_cuda_deps\n'
+     '    raise ValueError(f"{lib_name} not found in the system path {sys.path}")\n'
+     "ValueError: libcublas.so.*[0-9] not found in the system path ['', '/usr/lib/python311.zip', '/opt/v/lib/python3.11/site-packages']\n"
+     'torch 2.4.0+cu121'),
+    ('L11', 'cuDNN 9\\.1\\.0.*8\\.9\\.7',
+     'jax/_src/xla_bridge.py:902: CUDA backend failed to initialize: Unable to use CUDA because of the following issues with CUDA components:\n'
+     'Outdated cuDNN installation found.\n'
+     'Version JAX was built against: 90100\n'
+     'Minimum supported: 90100\n'
+     'Installed version: 8907'),
+    ('L01', 'libcudart',
+     "W tensorflow/stream_executor/platform/default/dso_loader.cc:64] Could not load dynamic library 'libcudart.so.11.0'; dler"
+     'ror: libcudart.so.11.0: cannot open shared object file: No such file or directory\n'
+     'W tensorflow/core/common_runtime/gpu/gpu_device.cc:1850] Cannot dlopen some GPU libraries. Skipping registering GPU devices...'),
+    ('L01', 'onnxruntime-gpu.*libcublasLt',
+     '[E:onnxruntime:Default, provider_bridge_ort.cc:1992 TryGetProviderInfo_CUDA] /onnxruntime_src/onnxruntime/core/session/p'
+     'rovider_bridge_ort.cc:1637 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : FAIL : Fa'
+     'iled to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open shared object file: No '
+     'such file or directory\n'
+     '[W:onnxruntime:Default, onnxruntime_pybind_state.cc:965 CreateExecutionProviderInstance] Failed to create CUDAExecutionP'
+     'rovider. Require cuDNN 9.* and CUDA 12.*, and the latest MSVC runtime.'),
+    ('K08', '550.54.15',
+     '(EngineCore_0 pid=212) torch.AcceleratorError: CUDA error: the provided PTX was compiled with an unsupported toolchain.\n'
+     '(EngineCore_0 pid=212)   File "/opt/v/lib/python3.12/site-packages/vllm/attention/ops/paged_attn.py", line 52\n'
+     'Driver Version: 550.54.15      CUDA Version: 12.4'),
+    ('K01', 'llama-cpp-python.*6\\.1',
+     'ggml_cuda_init: found 1 CUDA devices:\n'
+     '  Device 0: Quadro P1000, compute capability 6.1, VMM: yes\n'
+     'ggml_cuda_compute_forward: RMS_NORM failed\n'
+     'CUDA error: no kernel image is available for execution on the device\n'
+     '  current device: 0, in function ggml_cuda_compute_forward at /tmp/pip-install-x/llama-cpp-python/vendor/llama.cpp/ggml/'
+     'src/ggml-cuda/ggml-cuda.cu:2482\n'
+     '/llama.cpp/ggml/src/ggml-cuda/ggml-cuda.cu:77: CUDA error\n'
+     'Aborted (core dumped)'),
+    ('B06', '12\\.5.*12\\.1',
+     'deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.5 does not ma'
+     'tch the version torch was compiled with 12.1, unable to compile cuda/cpp extensions without a matching cuda version.'),
+    ('B06', '11\\.8.*12\\.1',
+     'torch.__version__  = 2.2.0+cu121\n'
+     'Compiling cuda extensions with\n'
+     'nvcc: NVIDIA (R) Cuda compiler driver\n'
+     'Cuda compilation tools, release 11.8, V11.8.89\n'
+     'RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not match the version used to compile '
+     'Pytorch binaries.  Pytorch binaries were compiled with Cuda 12.1.\n'
+     'In some cases, a minor-version mismatch will not cause later errors:  https://github.com/NVIDIA/apex/pull/323#discussion_r287021798.'),
+    ('P06', 'mamba-ssm asks transformers.*\n.*transformers>=4',
+     '  File "/opt/v/lib/python3.10/site-packages/mamba_ssm/utils/generation.py", line 14, in <module>\n'
+     '    from transformers.generation import GreedySearchDecoderOnlyOutput, SampleDecoderOnlyOutput, TextStreamer\n'
+     "ImportError: cannot import name 'GreedySearchDecoderOnlyOutput' from 'transformers.generation' (/opt/v/lib/python3.10/si"
+     'te-packages/transformers/generation/__init__.py)'),
+    ('P06', '2\\.7, and torch is 2\\.5\\.1.*\\n.*torch==2\\.9',
+     '  File "/opt/v/lib/python3.11/site-packages/torchao/quantization/quant_primitives.py", line 60\n'
+     "AttributeError: module 'torch' has no attribute 'float8_e8m0fnu'\n"
+     'torch 2.5.1+cu121'),
+    ('B19', 'cospi.*\n.*cuda-toolkit-13-3',
+     '/usr/include/x86_64-linux-gnu/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous'
+     ' function "cospi" (declared at line 2601 of /usr/local/cuda-12.8/bin/../targets/x86_64-linux/include/crt/math_functions.h)\n'
+     '   extern double cospi (double __x) noexcept (true); extern double __cospi (double __x) noexcept (true);\n'
+     '1 error detected in the compilation of "/tmp/b/causal_conv1d_fwd.cu".\n'
+     'ninja: build stopped: subcommand failed.'),
+    ('B09', 'GCC up to 10',
+     "/usr/include/c++/11/bits/std_function.h:435:145: error: parameter packs not expanded with '...':\n"
+     '  435 |         function(_Functor&& __f)\n'
+     "/usr/include/c++/11/bits/std_function.h:435:145: note:         '_ArgTypes'\n"
+     'ninja: build stopped: subcommand failed.\n'
+     'RuntimeError: Error compiling objects for extension'),
+    ('B20', 'GCC 9',
+     '/opt/v/lib/python3.10/site-packages/torch/include/c10/util/C++17.h:16:2: error: #error "You\'re trying to build PyTorch w'
+     'ith a too old version of GCC. We need GCC 9 or later."\n'
+     '   16 | #error \\\n'
+     "error: command '/usr/bin/gcc' failed with exit code 1"),
+    ('B16', 'no C\\+\\+ compiler',
+     '  File "/opt/v/lib/python3.11/site-packages/torch/utils/cpp_extension.py", line 373, in check_compiler_ok_for_platform\n'
+     "    which = subprocess.check_output(['which', compiler], stderr=subprocess.STDOUT)\n"
+     "subprocess.CalledProcessError: Command '['which', 'g++']' returned non-zero exit status 1."),
+    ('R09', 'memory error',
+     'RuntimeError: CUDA error: uncorrectable ECC error encountered\n'
+     'CUDA kernel errors might be asynchronously reported at some other API call'),
+    ('D08', 'no GPU is visible.*\n.*nvidia-smi',
+     '  File "/opt/v/lib/python3.11/site-packages/torch/cuda/__init__.py", line 319, in _lazy_init\n'
+     '    torch._C._cuda_init()\n'
+     'RuntimeError: No CUDA GPUs are available'),
+    ('K21', 'xformers.*12\\.0.*\\n.*xformers==0',
+     'NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:\n'
+     '     query       : shape=(1, 4096, 1, 512) (torch.float16)\n'
+     '`fa3F@0.0.0` is not supported because:\n'
+     '    requires device with capability <= (9, 0) but your GPU has capability (12, 0) (too new)\n'
+     "    operator wasn't built - see `python -m xformers.info` for more info\n"
+     '`cutlassF-pt` is not supported because:\n'
+     '    requires device with capability <= (9, 0) but your GPU has capability (12, 0) (too new)'),
+    ('D01', 'older',
+     'docker: Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create '
+     'failed: runc create failed: unable to start container process: error during container init: error running prestart hook '
+     "#0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\n"
+     'nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6, please update your driver to a newer version'
+     ', or use an earlier cuda container: unknown.'),
+    ('D02', 'driver',
+     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is"
+     ' installed and running.'),
+    ('P01', 'torch==2\\.4\\.0, and torch 2\\.5\\.1.*\\n.*torchvision==0\\.20\\.1',
+     "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed. This behaviou"
+     'r is the source of the following dependency conflicts.\n'
+     'torchvision 0.19.0+cu121 requires torch==2.4.0, but you have torch 2.5.1 which is incompatible.\n'
+     'xformers 0.0.27.post2 requires torch==2.4.0, but you have torch 2.5.1 which is incompatible.'),
+    ('P07', '2\\.2\\.0 to 2\\.4\\.0.*\\n.*torch==2\\.2\\.0',
+     'ERROR: Ignored the following versions that require a different python version: 0.55.2 Requires-Python <3.5\n'
+     'ERROR: Could not find a version that satisfies the requirement torch==2.0.1 (from versions: 2.2.0, 2.2.1, 2.2.2, 2.3.0, 2.3.1, 2.4.0)\n'
+     'ERROR: No matching distribution found for torch==2.0.1'),
+    ('B14', 'cuda_fp16',
+     'cupy.cuda.compiler.CompileException: /opt/v/lib/python3.11/site-packages/cupy/_core/include/cupy/cuda_workaround.h(5): c'
+     'atastrophic error: cannot open source file "cuda_fp16.h"\n'
+     '1 catastrophic error detected in the compilation of "/tmp/tmpx/x.cubin.cu".'),
+    ('L01', 'libnvrtc',
+     'RuntimeError: CuPy failed to load libnvrtc.so.12: OSError: libnvrtc.so.12: cannot open shared object file: No such file or directory'),
+    ('K08', 'driver',
+     'numba.cuda.cudadrv.driver.LinkerError: [222] Call to cuLinkAddData results in CUDA_ERROR_UNSUPPORTED_PTX_VERSION\n'
+     "ptxas application ptx input, line 9; fatal   : Unsupported .version 8.4; current version is '8.0'"),
+    ('R11', 'processor',
+     '>>> import torch\n'
+     'Illegal instruction (core dumped)'),
+    ('D08', 'sees no GPU.*\n.*python3 -c',
+     'RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are runni'
+     "ng on a CPU-only machine, please use torch.load with map_location=torch.device('cpu') to map your storages to the CPU."),
+    ('R10', 'cuDNN found no kernel',
+     'RuntimeError: GET was unable to find an engine to execute this computation'),
+    ('K14', '11\\.0.*\\n.*cu130',
+     '/opt/v/lib/python3.12/site-packages/torch/cuda/__init__.py:283: UserWarning:\n'
+     '    Found GPU0 NVIDIA Thor which is of cuda capability 11.0.\n'
+     '    Minimum and Maximum cuda capability supported by this version of PyTorch is\n'
+     '    (8.0) - (12.0)\n'
+     'torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device\n'
+     'torch 2.9.1+cu128'),
+    ('B21', 'C\\+\\+20.*12\\.0',
+     "nvcc fatal   : Value 'c++20' is not defined for option 'std'\n"
+     'ninja: build stopped: subcommand failed.'),
+    ('S06', '2\\.28\\.9',
+     'ImportError: /opt/v/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: ncclGetUniqueIdV2\n'
+     'torch==2.11.0+cu130'),
+    ('D11', 'lost its GPU',
+     'Failed to initialize NVML: Unknown Error'),
+    ('L12', 'executable stack',
+     'ImportError: libctranslate2-bc15bf3f.so.4.5.0: cannot enable executable stack as shared object requires: Invalid argument'),
+    ('K01', 'bitsandbytes has no code for 12.0.*\\n.*bitsandbytes==0.50.2',
+     'Error no kernel image is available for execution on the device at line 62 in file /src/csrc/ops.cu\n'
+     '  File "/opt/v/lib/python3.11/site-packages/bitsandbytes/functional.py", line 1\n'
+     'bitsandbytes 0.43.0  NVIDIA GeForce RTX 5060 Ti'),
 ]

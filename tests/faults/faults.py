@@ -66,6 +66,7 @@ def cases(folder):
     yield harness.Case("evaluate", [KRAIT, "evaluate", *RUN, "s.wav", "s.wav", "-j", "1", "--csv", "out.csv"], folder, outputs=("out.csv",), text=False)
     yield harness.Case("evaluate --noise", [KRAIT, "evaluate", "s.wav", "--noise", "s.wav", "--snr", "3", "-j", "1", "--json"], folder, bad=(1, 2))
     yield harness.Case("convert", [KRAIT, "convert", "-f", "small.safetensors", "out.safetensors"], folder, outputs=("out.safetensors",))
+    yield harness.Case("convert to best.th", [KRAIT, "convert", "-f", "small.safetensors", "out.th"], folder, outputs=("out.th",))
     yield harness.Case("doctor", [KRAIT, "doctor", "--log", "log", "--gpu", "9.0", "--root", folder], folder, good=(0, 1, 2, 4), bad=(3, 64, 70))
 
 

@@ -1,16 +1,18 @@
-/* inject.c: makes calls into libc fail, for a whole program: LD_PRELOAD=libinject.so. Nothing counts before main, so that neither the loader nor
- * constructors of other libraries are hit.
+/* inject.c: makes calls into libc fail, for a whole program: LD_PRELOAD=libinject.so. Nothing counts before main, so
+ * that neither the loader nor constructors of other libraries are hit.
  *
  *   KRAIT_FAULT=malloc:7          the seventh allocation fails          malloc:7+  the seventh and all after it
- *   KRAIT_FAULT=write:3:28        the third write fails with errno 28   kinds: malloc write read open mmap fsync rename link close
+ *   KRAIT_FAULT=write:3:28        the third write fails with errno 28   kinds: malloc write read open mmap fsync rename
+ *                                 link close
  *   KRAIT_FAULT=eintr:3           every third read, write and open is interrupted first
  *   KRAIT_FAULT=short:100         no read or write moves more than 100 bytes
  *   KRAIT_FAULT=named:1           no file without a name (O_TMPFILE), as on file systems that have none
  * Several have commas between them.
  *
  *   KRAIT_FAULT_COUNTS=FILE       at the end, how often each kind was called: "malloc 1234\n..."
- *   KRAIT_FAULT_SERVER=1          main does not run: for every line "malloc:7" on descriptor 198 a child runs it with that fault, and its wait status goes to
- *                                 descriptor 199 as a line. Loading the program once saves most of the time of a thousand runs. */
+ *   KRAIT_FAULT_SERVER=1          main does not run: for every line "malloc:7" on descriptor 198 a child runs it with
+ *                                 that fault, and its wait status goes to descriptor 199 as a line. Loading the program
+ *                                   once saves most of the time of a thousand runs. */
 #undef _FILE_OFFSET_BITS /* both names of each call are needed, not one under the other */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +31,8 @@
 
 enum { MALLOC, WRITE, READ, OPEN, MMAP, FSYNC, RENAME, LINK, CLOSE, N_KINDS };
 enum { REQUESTS = 198, ANSWERS = 199 };
-static const char *const kinds[N_KINDS] = {"malloc", "write", "read", "open", "mmap", "fsync", "rename", "link", "close"};
+static const char *const kinds[N_KINDS] = {"malloc", "write",  "read", "open", "mmap",
+                                           "fsync",  "rename", "link", "close"};
 static atomic_long counts[N_KINDS], n_calls;
 static long fail_at[N_KINDS], eintr_every, short_bytes;
 static int fail_errno, fail_from_then_on, is_active, is_named;
@@ -49,14 +52,17 @@ static int is_interrupted(void) {
   return 1;
 }
 
-static size_t shorter(size_t n) { return is_active && short_bytes && n > (size_t)short_bytes ? (size_t)short_bytes : n; }
+static size_t shorter(size_t n) {
+  return is_active && short_bytes && n > (size_t)short_bytes ? (size_t)short_bytes : n;
+}
 
 #define REAL(name, type)                                     \
   static __typeof__(type) real;                               \
   if (!real) *(void **)&real = dlsym(RTLD_NEXT, name)
 
 /* ---- memory: glibc's own names, because dlsym allocates ---- */
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+    *__libc_memalign(size_t, size_t);
 
 void *malloc(size_t n) { return must_fail(MALLOC) ? NULL : __libc_malloc(n); }
 void *calloc(size_t n, size_t bytes) { return must_fail(MALLOC) ? NULL : __libc_calloc(n, bytes); }
@@ -71,7 +77,8 @@ int posix_memalign(void **block, size_t alignment, size_t n) {
 /* ---- bytes ---- */
 ssize_t write(int fd, const void *bytes, size_t n) {
   REAL("write", ssize_t (*)(int, const void *, size_t));
-  if (fd > 2 && (is_interrupted() || must_fail(WRITE))) return -1; /* lines on standard error are how a failure is told */
+  if (fd > 2 && (is_interrupted() || must_fail(WRITE)))
+    return -1; /* lines on standard error are how a failure is told */
   return real(fd, bytes, fd > 2 ? shorter(n) : n);
 }
 
@@ -231,8 +238,10 @@ static int run_program(int argc, char **argv, char **environment) {
   return program(argc, argv, environment);
 }
 
-int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void), void (*rtld_fini)(void), void *stack_end) {
-  REAL("__libc_start_main", int (*)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *));
+int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*rtld_fini)(void), void *stack_end) {
+  REAL("__libc_start_main",
+       int (*)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *));
   program = main;
   return real(run_program, argc, argv, init, fini, rtld_fini, stack_end);
 }

@@ -34,16 +34,19 @@ static int bool_of(const kr_config *config, const char *key) {
   return value;
 }
 
-#define PARAM(indent)                                                                          \
-  indent "param:\n" indent "  fft_len: 400\n" indent "  sigmoid_beta: 2.0\n" indent "  causal: True\n" indent "  freq_block_kernel:\n" indent "  - 3\n" indent "  - 11\n"
+#define PARAM(indent)                                                                                         \
+  indent "param:\n" indent "  fft_len: 400\n" indent "  sigmoid_beta: 2.0\n" indent "  causal: True\n" indent \
+         "  freq_block_kernel:\n" indent "  - 3\n" indent "  - 11\n"
 
 static void layouts_are_understood(void **state) {
   (void)state;
   const char *const texts[] = {
-      "n_fft: 512\nbatch_size: 4\nmodel:\n  model_lib: primeknet_mamba\n  model_class: PrimeKnet\n  input_type: acs\n" PARAM("  ") "dset: {root: ./x}\n",
+      "n_fft: 512\nbatch_size: 4\nmodel:\n  model_lib: primeknet_mamba\n  model_class: PrimeKnet\n  input_type: "
+      "acs\n" PARAM("  ") "dset: {root: ./x}\n",
       "model_lib: primeknet_mamba\nmodel_class: PrimeKnet\n" PARAM(""),
       "# plain\nmodel: primeknet_mamba\nfft_len: 400\nsigmoid_beta: 2\ncausal: true\nfreq_block_kernel: [3, 11]\n",
-      "{\n\t\"model\": \"primeknet\\u005fmamba\",\n\t\"note\": \"\\ud83d\\ude00\",\n\t\"config\": {\"fft_len\": 400, \"sigmoid_beta\": 2e0, \"causal\": true, \"freq_block_kernel\": [3, 11]}}",
+      "{\n\t\"model\": \"primeknet\\u005fmamba\",\n\t\"note\": \"\\ud83d\\ude00\",\n\t\"config\": {\"fft_len\": 400, "
+      "\"sigmoid_beta\": 2e0, \"causal\": true, \"freq_block_kernel\": [3, 11]}}",
   };
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
     kr_config *config = NULL;
@@ -58,7 +61,8 @@ static void layouts_are_understood(void **state) {
     assert_int_equal(bool_of(config, "causal"), 1);
     assert_int_equal(kr_config_ints(config, "freq_block_kernel", 1, 99, 4, kernels, &n), KRAIT_OK);
     assert_true(n == 2 && kernels[0] == 3 && kernels[1] == 11);
-    assert_int_equal(kr_config_check_keys(config, (const char *const[]){"fft_len", "sigmoid_beta", "causal", "freq_block_kernel"}, 4),
+    assert_int_equal(kr_config_check_keys(
+                         config, (const char *const[]){"fft_len", "sigmoid_beta", "causal", "freq_block_kernel"}, 4),
                      KRAIT_OK);
     kr_config_close(&config);
   }
@@ -66,7 +70,8 @@ static void layouts_are_understood(void **state) {
 
 static void flags_win_over_file_over_metadata(void **state) {
   (void)state;
-  const char header[] = "{\"__metadata__\":{\"model\":\"primeknet_mamba\",\"config\":\"{\\\"a\\\":1,\\\"b\\\":1,\\\"c\\\":1}\"}}";
+  const char header[] =
+      "{\"__metadata__\":{\"model\":\"primeknet_mamba\",\"config\":\"{\\\"a\\\":1,\\\"b\\\":1,\\\"c\\\":1}\"}}";
   unsigned char bytes[256] = {sizeof header - 1};
   memcpy(bytes + 8, header, sizeof header - 1);
   kr_weights *weights = NULL;
@@ -128,11 +133,20 @@ static void bad_texts_are_refused(void **state) {
   const struct {
     const char *text, *words;
   } bad[] = {
-      {"a: b: c\n", "not YAML"}, {"- 1\n- 2\n", "not a configuration"}, {"a: 1\na: 2\n", "twice"}, {wide, "aliases"}, {deep,
-                                                                                                                       "nested too deeply"},
-      {"? [1, 2]\n: 3\n", "key that is not plain"}, {"--- 1\n--- 2\n", "more than one document"}, {"a: \xff\n", "not YAML"},
-      {"model:\n  param: 7\n", "'param' is not a section"}, {"model: [1]\n", "name is not a text"}, {"just words", "not a configuration"},
-      {"a: !!python/object/apply:os.system [ls]\n", "tags"}, {"a: !!str 3\n", "tags"}, {"a: !x {}\n", "tags"},
+      {"a: b: c\n", "not YAML"},
+      {"- 1\n- 2\n", "not a configuration"},
+      {"a: 1\na: 2\n", "twice"},
+      {wide, "aliases"},
+      {deep, "nested too deeply"},
+      {"? [1, 2]\n: 3\n", "key that is not plain"},
+      {"--- 1\n--- 2\n", "more than one document"},
+      {"a: \xff\n", "not YAML"},
+      {"model:\n  param: 7\n", "'param' is not a section"},
+      {"model: [1]\n", "name is not a text"},
+      {"just words", "not a configuration"},
+      {"a: !!python/object/apply:os.system [ls]\n", "tags"},
+      {"a: !!str 3\n", "tags"},
+      {"a: !x {}\n", "tags"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     kr_config *config = NULL;
@@ -185,7 +199,8 @@ static void a_locale_with_a_comma_changes_nothing(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_are_understood), cmocka_unit_test(flags_win_over_file_over_metadata),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_are_understood),
+                                     cmocka_unit_test(flags_win_over_file_over_metadata),
                                      cmocka_unit_test(getters_name_the_key), cmocka_unit_test(bad_texts_are_refused),
                                      cmocka_unit_test(a_locale_with_a_comma_changes_nothing)};
   return cmocka_run_group_tests(tests, NULL, NULL);

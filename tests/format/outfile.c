@@ -188,7 +188,8 @@ static void the_longest_name_can_be_written(void **state) {
   kr_outfile_use_names(0);
 }
 
-/* Six threads make outputs while the process is told to stop at a random moment: nothing may be left but finished ones. */
+/* Six threads make outputs while the process is told to stop at a random moment: nothing may be left but finished
+ * ones. */
 static void *write_until_stopped(void *name) {
   kr_outfile file;
   char own[96];
@@ -255,9 +256,14 @@ static int leave_folder(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(commit_replaces_and_abandon_keeps), cmocka_unit_test(a_link_stays_a_link),            cmocka_unit_test(what_is_no_file_is_written_directly),
-      cmocka_unit_test(impossible_places_are_refused),     cmocka_unit_test(a_handler_removes_what_is_open), cmocka_unit_test(threads_do_not_share_names),
-      cmocka_unit_test(nothing_is_replaced_unasked),       cmocka_unit_test(the_longest_name_can_be_written), cmocka_unit_test(no_name_survives_a_stop)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(commit_replaces_and_abandon_keeps),
+                                     cmocka_unit_test(a_link_stays_a_link),
+                                     cmocka_unit_test(what_is_no_file_is_written_directly),
+                                     cmocka_unit_test(impossible_places_are_refused),
+                                     cmocka_unit_test(a_handler_removes_what_is_open),
+                                     cmocka_unit_test(threads_do_not_share_names),
+                                     cmocka_unit_test(nothing_is_replaced_unasked),
+                                     cmocka_unit_test(the_longest_name_can_be_written),
+                                     cmocka_unit_test(no_name_survives_a_stop)};
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -28,7 +28,10 @@ static void assert_refused(int32_t status, const char *words) {
 
 static void plain_values(void **state) {
   (void)state;
-  assert_int_equal(READ("\x80\2(K\7M\1\2J\xff\xff\xff\xff\x8a\0\x8a\2\xff\x7f\x8a\1\x80\x8a\x09\0\0\0\0\0\0\0\0\1G\x3f\xf8\0\0\0\0\0\0N\x88X\3\0\0\0abct."), KRAIT_OK);
+  assert_int_equal(READ("\x80\2("
+                        "K\7M\1\2J\xff\xff\xff\xff\x8a\0\x8a\2\xff\x7f\x8a\1\x80\x8a\x09\0\0\0\0\0\0\0\0\1G\x3f\xf8\0\0"
+                        "\0\0\0\0N\x88X\3\0\0\0abct."),
+                   KRAIT_OK);
   const int64_t whole[] = {7, 513, -1, 0, 32767, -128};
   assert_int_equal(root->kind, KR_PICKLE_TUPLE);
   assert_int_equal(root->n_items, 11);
@@ -57,7 +60,9 @@ static void maps_and_memo(void **state) {
 
 static void calls_are_kept_not_made(void **state) {
   (void)state;
-  assert_int_equal(READ("\x80\2c" "evil\nThing\nq\0)\x81}(X\1\0\0\0aK\1ub."), KRAIT_OK); /* NEWOBJ, then BUILD: __setstate__ in Python */
+  assert_int_equal(READ("\x80\2c"
+                        "evil\nThing\nq\0)\x81}(X\1\0\0\0aK\1ub."),
+                   KRAIT_OK); /* NEWOBJ, then BUILD: __setstate__ in Python */
   assert_int_equal(root->kind, KR_PICKLE_OBJECT);
   assert_string_equal(root->callee->text, "evil.Thing");
   assert_int_equal(READ("\x80\2cevil\nf\n(K\1K\2tR."), KRAIT_OK);
@@ -70,12 +75,22 @@ static void code_is_refused(void **state) {
   (void)state;
   static const struct {
     const char *module, *name;
-  } unsafe[] = {{"os", "system"}, {"posix", "system"}, {"nt", "system"}, {"subprocess", "Popen"}, {"builtins", "eval"}, {"__builtin__",
-                                                                                                                         "exec"},
-                {"builtins", "getattr"}, {"builtins", "__import__"}, {"importlib", "import_module"}, {"os.path", "join"}, {"torch.hub",
-                                                                                                                           "load"},
-                {"torch.utils.cpp_extension", "load"}, {"pickle", "loads"}, {"operator", "attrgetter"}, {"runpy",
-                                                                                                         "_run_code"}, {"numpy.testing._private.utils", "runstring"}};
+  } unsafe[] = {{"os", "system"},
+                {"posix", "system"},
+                {"nt", "system"},
+                {"subprocess", "Popen"},
+                {"builtins", "eval"},
+                {"__builtin__", "exec"},
+                {"builtins", "getattr"},
+                {"builtins", "__import__"},
+                {"importlib", "import_module"},
+                {"os.path", "join"},
+                {"torch.hub", "load"},
+                {"torch.utils.cpp_extension", "load"},
+                {"pickle", "loads"},
+                {"operator", "attrgetter"},
+                {"runpy", "_run_code"},
+                {"numpy.testing._private.utils", "runstring"}};
   for (size_t i = 0; i < sizeof unsafe / sizeof *unsafe; i++) {
     char text[256], full[128];
     int n = snprintf(text, sizeof text, "\x80\2c%s\n%s\n(X\4%c%c%cls /tR.", unsafe[i].module, unsafe[i].name, 0, 0, 0);
@@ -167,7 +182,8 @@ static int close_arena(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(plain_values),     cmocka_unit_test(maps_and_memo), cmocka_unit_test(calls_are_kept_not_made), cmocka_unit_test(code_is_refused),
-      cmocka_unit_test(lengths_that_lie), cmocka_unit_test(broken_stacks), cmocka_unit_test(bombs_stay_small)};
+      cmocka_unit_test(plain_values),    cmocka_unit_test(maps_and_memo),    cmocka_unit_test(calls_are_kept_not_made),
+      cmocka_unit_test(code_is_refused), cmocka_unit_test(lengths_that_lie), cmocka_unit_test(broken_stacks),
+      cmocka_unit_test(bombs_stay_small)};
   return cmocka_run_group_tests(tests, NULL, close_arena);
 }

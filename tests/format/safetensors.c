@@ -42,32 +42,49 @@ static void assert_refused(const char *header, size_t data_bytes, int32_t status
   if (!strstr(krait_error_detail(), words)) fail_msg("'%s' lacks '%s'", krait_error_detail(), words);
 }
 
-#define GOOD "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[8,16]}}"
+#define GOOD                                                                                                      \
+  "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"I64\",\"shape\":[],\"data_" \
+  "offsets\":[8,16]}}"
 
 static void lies_are_refused(void **state) {
   (void)state;
   const int32_t format = KRAIT_ERR_FILE_FORMAT, read = KRAIT_ERR_FILE_READ;
   assert_refused(GOOD, 15, read, "truncated");
   assert_refused(GOOD, 17, format, "1 bytes after the last tensor");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, format, "overlap");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, format, "overlap");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}}", 16, format, "belong to no tensor");
+  assert_refused(
+      "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_"
+      "offsets\":[4,12]}}",
+      12, format, "overlap");
+  assert_refused(
+      "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_"
+      "offsets\":[0,8]}}",
+      8, format, "overlap");
+  assert_refused(
+      "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
+      "offsets\":[12,16]}}",
+      16, format, "belong to no tensor");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, format, "lies at bytes 8 to 0");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, format, "lies at bytes");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, format, "need 12");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775807]}}", 8, read, "lies");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775808]}}", 8, format, "not JSON");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0, format, "2^63");
+  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775808]}}", 8, format,
+                 "not JSON");
+  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0, format,
+                 "2^63");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, format, "not a count");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]}}", 4, format, "not a count");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, format, "9 dimensions");
+  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, format,
+                 "9 dimensions");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":7,\"data_offsets\":[0,4]}}", 4, format, "no list 'shape'");
   assert_refused("{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, format, "F8_E4M3");
   assert_refused("{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format, "no 'dtype'");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, format, "data_offsets");
   assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, format, "data_offsets");
   assert_refused("{\"a\":[]}", 0, format, "not an object");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, format, "duplicate");
+  assert_refused(
+      "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
+      "offsets\":[4,8]}}",
+      8, format, "duplicate");
   assert_refused("{\"\xff\xfe\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format, "not JSON");
   assert_refused("{\"__metadata__\":{\"k\":3}}", 0, format, "not a string");
   assert_refused("{\"__metadata__\":[]}", 0, format, "__metadata__");
@@ -101,7 +118,10 @@ static void misaligned_tensors_are_aligned(void **state) {
   (void)state;
   kr_made file;
   kr_weights *weights = NULL;
-  make(&file, 0, "{\"u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"d\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[1,9]}}", 9);
+  make(&file, 0,
+       "{\"u\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"d\":{\"dtype\":\"F64\",\"shape\":[1],\"data_"
+       "offsets\":[1,9]}}",
+       9);
   assert_int_equal(kr_weights_open_memory(file.bytes, file.n_bytes, "made", &weights), KRAIT_OK);
   const kr_weight *item = kr_weights_find(weights, "d");
   assert_int_equal((uintptr_t)item->data % 8, 0);
@@ -114,10 +134,11 @@ static void a_written_file_reads_back(void **state) {
   const float a[6] = {1, -2, 3.5f, 0, 1e-30f, 6};
   const uint8_t b[3] = {7, 8, 9};
   const double c = 2.5;
-  const kr_weight items[] = {{.name = "b \"quoted\"", .dtype = KRAIT_U8, .n_dims = 1, .shape = {3}, .data = b, .bytes = 3},
-                             {.name = "a", .dtype = KRAIT_F32, .n_dims = 2, .shape = {2, 3}, .data = a, .bytes = 24},
-                             {.name = "c", .dtype = KRAIT_F64, .data = &c, .bytes = 8},
-                             {.name = "none", .dtype = KRAIT_F32, .n_dims = 2, .shape = {0, 5}, .data = a, .bytes = 0}};
+  const kr_weight items[] = {
+      {.name = "b \"quoted\"", .dtype = KRAIT_U8, .n_dims = 1, .shape = {3}, .data = b, .bytes = 3},
+      {.name = "a", .dtype = KRAIT_F32, .n_dims = 2, .shape = {2, 3}, .data = a, .bytes = 24},
+      {.name = "c", .dtype = KRAIT_F64, .data = &c, .bytes = 8},
+      {.name = "none", .dtype = KRAIT_F32, .n_dims = 2, .shape = {0, 5}, .data = a, .bytes = 0}};
   const kr_metadata metadata[] = {{"model", "primeknet_gru"}, {"config", "{\"causal\": true}"}};
   char path[] = "/tmp/krait-test-XXXXXX";
   close(mkstemp(path));

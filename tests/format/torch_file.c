@@ -1,5 +1,5 @@
-/* torch_file.c: what PyTorch saved (tests/golden/torch) reads as the same tensors; damaged files are refused; no allocation
- * may fail unnoticed. Runs in the project's root. */
+/* torch_file.c: what PyTorch saved (tests/golden/torch) reads as the same tensors; damaged files are refused; no
+ * allocation may fail unnoticed. Runs in the project's root. */
 #include "../test.h"
 
 #include <jansson.h>
@@ -102,7 +102,8 @@ static void every_damaged_byte_is_survived(void **state) {
   kr_mapfile_close(&file);
 }
 
-/* Opens, configures and describes the file with the n-th allocation failing, for every n: out of memory is said, nothing leaks. */
+/* Opens, configures and describes the file with the n-th allocation failing, for every n: out of memory is said,
+ * nothing leaks. */
 static int32_t walk_once(const char *path, char **json) {
   kr_weights *weights = NULL;
   kr_config *config = NULL;
@@ -126,25 +127,28 @@ static void walk_allocations(const char *path, int is_strict) {
     kr_alloc_fail_after(0);
     if (json && is_strict) assert_string_equal(json, expected);
     kr_free(json);
-    if (is_strict && status != KRAIT_OK && status != KRAIT_ERR_NO_MEMORY) fail_msg("%s, allocation %ld: %s", path, n, krait_error_detail());
+    if (is_strict && status != KRAIT_OK && status != KRAIT_ERR_NO_MEMORY)
+      fail_msg("%s, allocation %ld: %s", path, n, krait_error_detail());
   } while (status != KRAIT_OK && n < 100000);
   kr_free(expected);
   if (status != KRAIT_OK || n <= 8) fail_msg("%s: ends after %ld allocations: %s", path, n, krait_error_detail());
 }
 
 static void failing_allocations_are_reported(void **state) {
-  const char *const paths[] = {GOLDEN "odd.pt", GOLDEN "odd.safetensors", "tests/golden/primeknet/tiny-gru.weights.safetensors"};
+  const char *const paths[] = {GOLDEN "odd.pt", GOLDEN "odd.safetensors",
+                               "tests/golden/primeknet/tiny-gru.weights.safetensors"};
   (void)state;
   for (int i = 0; i < 3; i++) walk_allocations(paths[i], 1);
-  json_set_alloc_funcs(kr_alloc,
-                       kr_free); /* jansson calls some of its failures syntax errors and loses text in others: no leak, no crash */
+  json_set_alloc_funcs(
+      kr_alloc,
+      kr_free); /* jansson calls some of its failures syntax errors and loses text in others: no leak, no crash */
   for (int i = 0; i < 3; i++) walk_allocations(paths[i], 0);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(what_torch_saves_is_read), cmocka_unit_test(narrow_floats_become_float32),
-                                     cmocka_unit_test(what_is_no_state_dict_is_refused),
-                                     cmocka_unit_test(every_prefix_is_refused), cmocka_unit_test(every_damaged_byte_is_survived),
-                                     cmocka_unit_test(failing_allocations_are_reported)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_torch_saves_is_read),         cmocka_unit_test(narrow_floats_become_float32),
+      cmocka_unit_test(what_is_no_state_dict_is_refused), cmocka_unit_test(every_prefix_is_refused),
+      cmocka_unit_test(every_damaged_byte_is_survived),   cmocka_unit_test(failing_allocations_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* cli.c: fuzz target: what the program prints. Files go to verbs that describe them, as text and as JSON, and words to every verb that only looks: no control byte on either
- * stream, well-formed UTF-8, JSON that can be read, at most one line of error, and an exit status that is one. */
+/* cli.c: fuzz target: what the program prints. Files go to verbs that describe them, as text and as JSON, and words to
+ * every verb that only looks: no control byte on either stream, well-formed UTF-8, JSON that can be read, at most one
+ * line of error, and an exit status that is one. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdint.h>
@@ -42,7 +43,8 @@ static size_t take_output(FILE *file, int fd) {
 static void check_text(size_t n) {
   if (strlen(text) != n) fail("a NUL byte");
   for (const unsigned char *s = (const unsigned char *)text; *s; s++)
-    if ((*s < 32 && *s != '\n') || *s == 127 || (*s == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0)) fail("a control character");
+    if ((*s < 32 && *s != '\n') || *s == 127 || (*s == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0))
+      fail("a control character");
   json_t *whole = json_stringn(text, n);
   if (!whole && n) fail("broken UTF-8");
   json_decref(whole);
@@ -81,7 +83,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
   return 0;
 }
 
-/* The first byte: what the rest is. "devices" and "version" look at nothing but the machine; words for "info" may name any file, which is only read. */
+/* The first byte: what the rest is. "devices" and "version" look at nothing but the machine; words for "info" may name
+ * any file, which is only read. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const char *const verbs[] = {"info", "version", "devices"};

@@ -1,4 +1,5 @@
-/* model.c: fuzz target: weights that are opened and verified, and recordings that are verified against. The first byte says which the rest is; the other one is sound. */
+/* model.c: fuzz target: weights that are opened and verified, and recordings that are verified against. The first byte
+ * says which the rest is; the other one is sound. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <sys/mman.h>
@@ -10,7 +11,8 @@ enum { MAX_ROWS = 8 };
 
 static void verify(const char *weights, const char *golden) {
   const krait_ctx_options on_cpu = {.size = sizeof on_cpu, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
-  const krait_model_options options = {.size = sizeof options, .precision = KRAIT_PRECISION_FP32, .weights_path = weights};
+  const krait_model_options options = {
+      .size = sizeof options, .precision = KRAIT_PRECISION_FP32, .weights_path = weights};
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
   krait_session *session = NULL;

@@ -1,6 +1,6 @@
-/* backward.c: gradients that are derived from a graph: against finite differences in float64 where values are used twice, in part, and spread; the
- * same bits with values computed again; nothing for what is frozen; and what a gradient cannot do. Then rewrites: on and off give the same, and a
- * wrong one is found. */
+/* backward.c: gradients that are derived from a graph: against finite differences in float64 where values are used
+ * twice, in part, and spread; the same bits with values computed again; nothing for what is frozen; and what a gradient
+ * cannot do. Then rewrites: on and off give the same, and a wrong one is found. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -20,7 +20,10 @@ static double draw(void) {
 
 static krait_ctx *open_ctx(void) {
   krait_ctx *ctx = NULL;
-  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 1}, &ctx), KRAIT_OK);
+  assert_int_equal(
+      krait_ctx_open(
+          &(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 1}, &ctx),
+      KRAIT_OK);
   return ctx;
 }
 
@@ -39,30 +42,55 @@ typedef struct model {
 static krait_view v(const model *m, kr_tensor t) { return kr_graph_view(m->g, t); }
 
 static void record_inputs(model *m) {
-  const kr_dims dims[N_INPUTS] = {KR_DIMS(B * L, D), KR_DIMS(D, H), KR_DIMS(H), KR_DIMS(D), KR_DIMS(D, 3), KR_DIMS(D, D), KR_DIMS(1, D)};
+  const kr_dims dims[N_INPUTS] = {KR_DIMS(B * L, D), KR_DIMS(D, H), KR_DIMS(H),   KR_DIMS(D),
+                                  KR_DIMS(D, 3),     KR_DIMS(D, D), KR_DIMS(1, D)};
   for (int i = 0; i < N_INPUTS; i++) {
     m->in[i] = kr_graph_input(m->g, names[i], m->dtype, dims[i]);
     m->n[i] = kr_dims_elements(dims[i]);
   }
 }
 
-/* x goes into a norm and around it; h is read in parts that overlap; the convolution runs along time with channels last. */
+/* x goes into a norm and around it; h is read in parts that overlap; the convolution runs along time with channels
+ * last. */
 static void record(model *m, int again) {
   kr_graph *g = m->g;
   record_inputs(m);
   const kr_tensor *in = m->in;
-  const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = 1e-2f, .x = v(m, in[X]), .weight = v(m, in[NORM]), .out = kr_graph_ask()});
-  const kr_tensor h = kr_graph_call(g, "lift", &kr_op_gemm, &(krait_gemm_args){.activation = KRAIT_ACT_SILU, .A = v(m, normed), .Bmat = v(m, in[W_IN]), .bias = v(m, in[B_IN]), .out = kr_graph_ask()});
-  const kr_tensor left = kr_graph_slice(g, h, 1, 0, D), middle = kr_graph_slice(g, h, 1, 3, D), right = kr_graph_slice(g, h, 1, H - D, D); /* left and middle overlap, and so do middle and right */
+  const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm,
+                                         &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                                                .eps = 1e-2f,
+                                                                .x = v(m, in[X]),
+                                                                .weight = v(m, in[NORM]),
+                                                                .out = kr_graph_ask()});
+  const kr_tensor h = kr_graph_call(g, "lift", &kr_op_gemm,
+                                    &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
+                                                       .A = v(m, normed),
+                                                       .Bmat = v(m, in[W_IN]),
+                                                       .bias = v(m, in[B_IN]),
+                                                       .out = kr_graph_ask()});
+  const kr_tensor left = kr_graph_slice(g, h, 1, 0, D), middle = kr_graph_slice(g, h, 1, 3, D),
+                  right = kr_graph_slice(g, h, 1, H - D, D); /* left and middle overlap, and so do middle and right */
   const kr_tensor channels = kr_graph_permute(g, kr_graph_reshape(g, left, KR_DIMS(B, L, D)), (int[]){0, 2, 1});
   const kr_tensor convolved = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
-  kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.activation = KRAIT_ACT_SILU, .x = v(m, channels), .weight = v(m, in[W_CONV]),
-                .out = v(m, kr_graph_permute(g, kr_graph_reshape(g, convolved, KR_DIMS(B, L, D)), (int[]){0, 2, 1}))});
-  const kr_tensor gated = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)), scaled = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
-  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 0.5f}, middle, convolved, gated);
-  kr_graph_pointwise(g, "scale", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, gated, kr_graph_spread(g, in[SCALE], KR_DIMS(B * L, D)), scaled);
-  const kr_tensor mixed = kr_graph_call(g, "mix", &kr_op_gemm, &(krait_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_ask()});
-  const kr_tensor sum = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)), twice = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
+  kr_graph_call(
+      g, "conv", &kr_op_causal_conv1d,
+      &(krait_causal_conv1d_args){
+          .activation = KRAIT_ACT_SILU,
+          .x = v(m, channels),
+          .weight = v(m, in[W_CONV]),
+          .out = v(m, kr_graph_permute(g, kr_graph_reshape(g, convolved, KR_DIMS(B, L, D)), (int[]){0, 2, 1}))});
+  const kr_tensor gated = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)),
+                  scaled = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
+  kr_graph_pointwise(
+      g, "gate",
+      (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 0.5f},
+      middle, convolved, gated);
+  kr_graph_pointwise(g, "scale", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, gated,
+                     kr_graph_spread(g, in[SCALE], KR_DIMS(B * L, D)), scaled);
+  const kr_tensor mixed = kr_graph_call(
+      g, "mix", &kr_op_gemm, &(krait_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_ask()});
+  const kr_tensor sum = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)),
+                  twice = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
   kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, mixed, in[X], sum);
   kr_graph_pointwise(g, "right", (krait_pointwise_args){.x_scale = 1, .y_scale = -0.75f}, sum, right, twice);
   m->y = kr_graph_output(g, "y", m->dtype, KR_DIMS(B * L, D));
@@ -75,7 +103,9 @@ static void record_gradient(model *m, uint32_t frozen) {
   int n = 0;
   m->dy = kr_graph_input(m->g, "dy", m->dtype, KR_DIMS(B * L, D));
   for (int i = 0; i < N_INPUTS; i++)
-    if (!(frozen >> i & 1)) m->wanted[n++] = (kr_gradient){m->in[i], kr_graph_output(m->g, names[i], m->dtype, kr_graph_dims(m->g, m->in[i]))};
+    if (!(frozen >> i & 1))
+      m->wanted[n++] =
+          (kr_gradient){m->in[i], kr_graph_output(m->g, names[i], m->dtype, kr_graph_dims(m->g, m->in[i]))};
   assert_int_equal(kr_graph_backward(m->g, &(kr_gradient){m->y, m->dy}, 1, m->wanted, n), KRAIT_OK);
 }
 
@@ -98,7 +128,8 @@ static void convert(int32_t dtype, const double *from, void *to, int64_t n) {
   }
 }
 static void convert_back(int32_t dtype, const void *from, double *to, int64_t n) {
-  for (int64_t i = 0; i < n; i++) to[i] = dtype == KRAIT_F64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
+  for (int64_t i = 0; i < n; i++)
+    to[i] = dtype == KRAIT_F64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
 }
 
 static void run(model *m, uint32_t frozen, result *out) {
@@ -107,7 +138,8 @@ static void run(model *m, uint32_t frozen, result *out) {
   assert_int_equal(kr_runner_open(m->g, &r), KRAIT_OK);
   memset(r->memory, 0xfb, kr_graph_bytes(m->g));
   memset(gradients, 0, sizeof gradients);
-  for (int i = 0; i < N_INPUTS; i++) convert(m->dtype, m->values[i], in[i], m->n[i]), kr_runner_bind(r, m->in[i], in[i]);
+  for (int i = 0; i < N_INPUTS; i++)
+    convert(m->dtype, m->values[i], in[i], m->n[i]), kr_runner_bind(r, m->in[i], in[i]);
   convert(m->dtype, m->seed, dy, B * L * D);
   kr_runner_bind(r, m->y, y);
   int n = 0;
@@ -154,7 +186,8 @@ static void agrees_with_finite_differences(void **state) {
       for (int s = 0; s < 4; s++) forward.values[i][k] = at + step * (double[]){1, -1, 2, -2}[s], f[s] = loss(&forward);
       forward.values[i][k] = at;
       const double want = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * step), got = r.gradients[i][k];
-      if (!(fabs(want - got) <= 1e-7 * (1 + fabs(want)))) fail_msg("gradient of %s[%d] is %.12g, differences give %.12g", names[i], (int)k, got, want);
+      if (!(fabs(want - got) <= 1e-7 * (1 + fabs(want))))
+        fail_msg("gradient of %s[%d] is %.12g, differences give %.12g", names[i], (int)k, got, want);
     }
   kr_graph_close(&m.g);
   kr_graph_close(&forward.g);
@@ -198,7 +231,8 @@ static void what_is_frozen_costs_nothing(void **state) {
     const char *name = KR_NODE(some.g, n)->name;
     if (strncmp(name, "lift.", 5) == 0 || strncmp(name, "norm.", 5) == 0) fail_msg("%s is computed for nobody", name);
   }
-  for (int i = W_CONV; i < N_INPUTS; i++) assert_memory_equal(with.gradients[i], without.gradients[i], sizeof with.gradients[i]);
+  for (int i = W_CONV; i < N_INPUTS; i++)
+    assert_memory_equal(with.gradients[i], without.gradients[i], sizeof with.gradients[i]);
   kr_graph_close(&all.g);
   kr_graph_close(&some.g);
   krait_ctx_close(&ctx);
@@ -218,26 +252,39 @@ static void faults_are_named(void **state) {
   /* the convolution reads x, which is then overwritten */
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   const kr_dims dims = KR_DIMS(1, 3, 5);
-  kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)), d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
+  kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)),
+            d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
   kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
-  kr_tensor y = kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+  kr_tensor y = kr_graph_call(
+      g, "conv", &kr_op_causal_conv1d,
+      &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
   kr_graph_pointwise(g, "over", (krait_pointwise_args){.x_scale = 0}, 0, 0, h);
   kr_gradient wanted = {w, 0};
   kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node over (pointwise) overwrites double, which the gradient of node conv reads");
+  expect(&g, KRAIT_ERR_ARGUMENT,
+         "graph: node over (pointwise) overwrites double, which the gradient of node conv reads");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
-  x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)), d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
+  x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)),
+  d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
   kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
-  kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, h)});
+  kr_graph_call(
+      g, "conv", &kr_op_causal_conv1d,
+      &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, h)});
   wanted = (kr_gradient){x, 0};
   kr_graph_backward(g, &(kr_gradient){h, d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node conv (causal_conv1d) works in place on double: its gradient needs what was there before");
+  expect(&g, KRAIT_ERR_ARGUMENT,
+         "graph: node conv (causal_conv1d) works in place on double: its gradient needs what was there before");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   const kr_tensor past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(1, 3, 2));
-  x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)), d = kr_graph_input(g, "d", KRAIT_F32, dims);
-  y = kr_graph_call(g, "step", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, x), .conv_state = kr_graph_view(g, past), .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+  x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)),
+  d = kr_graph_input(g, "d", KRAIT_F32, dims);
+  y = kr_graph_call(g, "step", &kr_op_causal_conv1d_update,
+                    &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, x),
+                                                       .conv_state = kr_graph_view(g, past),
+                                                       .weight = kr_graph_view(g, w),
+                                                       .out = kr_graph_ask()});
   wanted = (kr_gradient){w, 0};
   kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
   expect(&g, KRAIT_ERR_UNSUPPORTED, "graph: node step: causal_conv1d_update has no gradient");
@@ -253,8 +300,12 @@ static void faults_are_named(void **state) {
 
 enum { TOKENS = 7, HEADS = 2, HEAD = 4, ALL = TOKENS * HEADS * HEAD };
 
-static krait_view heads_of(float *data) { return (krait_view){.data = data, .stride = {ALL, HEADS * HEAD, HEAD, 1}, .dtype = KRAIT_F32}; }
-static krait_view angles_of(float *data) { return (krait_view){.data = data, .stride = {HEAD / 2, 1}, .dtype = KRAIT_F32}; }
+static krait_view heads_of(float *data) {
+  return (krait_view){.data = data, .stride = {ALL, HEADS * HEAD, HEAD, 1}, .dtype = KRAIT_F32};
+}
+static krait_view angles_of(float *data) {
+  return (krait_view){.data = data, .stride = {HEAD / 2, 1}, .dtype = KRAIT_F32};
+}
 
 static void run_directly(const kr_op *op, krait_ctx *ctx, void *args) {
   krait_call *call = args;
@@ -269,11 +320,48 @@ static void run_directly(const kr_op *op, krait_ctx *ctx, void *args) {
 static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float *dout, float *dx) {
   float turned[ALL], out[ALL], lse[HEADS * TOKENS], dq[ALL], dk[ALL], dv[ALL];
   const krait_view lse_view = {.data = lse, .stride = {0, TOKENS, 1}, .dtype = KRAIT_F32};
-  krait_rotary_args turn = {.B = 1, .L = TOKENS, .H = HEADS, .D = HEAD, .R = HEAD / 2, .T = TOKENS, .x = heads_of(x), .cos = angles_of(c), .sin = angles_of(s), .out = heads_of(turned)};
-  krait_attention_args a = {.call.flags = KRAIT_ATTENTION_CAUSAL, .B = 1, .Bk = 1, .Lq = TOKENS, .Lk = TOKENS, .H = HEADS, .Hk = HEADS, .D = HEAD, .Dv = HEAD,
-                            .q = heads_of(turned), .k = heads_of(turned), .v = heads_of(x), .out = heads_of(out), .lse = lse_view};
-  krait_attention_bwd_args b = {.call.flags = KRAIT_ATTENTION_CAUSAL, .B = 1, .Bk = 1, .Lq = TOKENS, .Lk = TOKENS, .H = HEADS, .Hk = HEADS, .D = HEAD, .Dv = HEAD, .q = heads_of(turned),
-                                .k = heads_of(turned), .v = heads_of(x), .out = heads_of(out), .lse = lse_view, .dout = heads_of(dout), .dq = heads_of(dq), .dk = heads_of(dk), .dv = heads_of(dv)};
+  krait_rotary_args turn = {.B = 1,
+                            .L = TOKENS,
+                            .H = HEADS,
+                            .D = HEAD,
+                            .R = HEAD / 2,
+                            .T = TOKENS,
+                            .x = heads_of(x),
+                            .cos = angles_of(c),
+                            .sin = angles_of(s),
+                            .out = heads_of(turned)};
+  krait_attention_args a = {.call.flags = KRAIT_ATTENTION_CAUSAL,
+                            .B = 1,
+                            .Bk = 1,
+                            .Lq = TOKENS,
+                            .Lk = TOKENS,
+                            .H = HEADS,
+                            .Hk = HEADS,
+                            .D = HEAD,
+                            .Dv = HEAD,
+                            .q = heads_of(turned),
+                            .k = heads_of(turned),
+                            .v = heads_of(x),
+                            .out = heads_of(out),
+                            .lse = lse_view};
+  krait_attention_bwd_args b = {.call.flags = KRAIT_ATTENTION_CAUSAL,
+                                .B = 1,
+                                .Bk = 1,
+                                .Lq = TOKENS,
+                                .Lk = TOKENS,
+                                .H = HEADS,
+                                .Hk = HEADS,
+                                .D = HEAD,
+                                .Dv = HEAD,
+                                .q = heads_of(turned),
+                                .k = heads_of(turned),
+                                .v = heads_of(x),
+                                .out = heads_of(out),
+                                .lse = lse_view,
+                                .dout = heads_of(dout),
+                                .dq = heads_of(dq),
+                                .dk = heads_of(dk),
+                                .dv = heads_of(dv)};
   run_directly(&kr_op_rotary, ctx, &turn);
   run_directly(&kr_op_attention, ctx, &a);
   run_directly(&kr_op_attention_bwd, ctx, &b);
@@ -284,9 +372,17 @@ static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float 
 }
 
 static kr_tensor record_attention(kr_graph *g, kr_tensor x, kr_tensor c, kr_tensor s, int with_lse) {
-  const kr_tensor turned = kr_graph_call(g, "turn", &kr_op_rotary, &(krait_rotary_args){.x = kr_graph_view(g, x), .cos = kr_graph_view(g, c), .sin = kr_graph_view(g, s), .out = kr_graph_ask()});
-  return kr_graph_call(g, "attend", &kr_op_attention, &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL, .q = kr_graph_view(g, turned), .k = kr_graph_view(g, turned),
-                       .v = kr_graph_view(g, x), .out = kr_graph_ask(), .lse = with_lse ? kr_graph_ask() : (krait_view){0}});
+  const kr_tensor turned = kr_graph_call(
+      g, "turn", &kr_op_rotary,
+      &(krait_rotary_args){
+          .x = kr_graph_view(g, x), .cos = kr_graph_view(g, c), .sin = kr_graph_view(g, s), .out = kr_graph_ask()});
+  return kr_graph_call(g, "attend", &kr_op_attention,
+                       &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
+                                               .q = kr_graph_view(g, turned),
+                                               .k = kr_graph_view(g, turned),
+                                               .v = kr_graph_view(g, x),
+                                               .out = kr_graph_ask(),
+                                               .lse = with_lse ? kr_graph_ask() : (krait_view){0}});
 }
 
 static void attention_has_its_gradient(void **state) {
@@ -301,13 +397,15 @@ static void attention_has_its_gradient(void **state) {
   expect_by_calls(ctx, x, c, s, dout, want);
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   const kr_dims dims = KR_DIMS(1, TOKENS, HEADS, HEAD), angles = KR_DIMS(TOKENS, HEAD / 2);
-  kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, dims), tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
+  kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, dims),
+            tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
   const kr_tensor y = record_attention(g, in, tc, ts, 1);
   kr_gradient wanted = {in, kr_graph_output(g, "dx", KRAIT_F32, dims)};
   if (kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
   assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
-  kr_runner_bind(r, in, x), kr_runner_bind(r, d, dout), kr_runner_bind(r, tc, c), kr_runner_bind(r, ts, s), kr_runner_bind(r, wanted.at, got);
+  kr_runner_bind(r, in, x), kr_runner_bind(r, d, dout), kr_runner_bind(r, tc, c), kr_runner_bind(r, ts, s),
+      kr_runner_bind(r, wanted.at, got);
   assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
   for (int i = 0; i < ALL; i++)
     if (!(fabsf(got[i] - want[i]) <= 1e-5f)) fail_msg("dx[%d] is %g, by calls %g", i, (double)got[i], (double)want[i]);
@@ -316,7 +414,8 @@ static void attention_has_its_gradient(void **state) {
   krait_ctx_close(&ctx);
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
-  in = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, dims), tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
+  in = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, dims),
+  tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
   wanted = (kr_gradient){in, 0};
   kr_graph_backward(g, &(kr_gradient){record_attention(g, in, tc, ts, 0), d}, 1, &wanted, 1);
   expect(&g, KRAIT_ERR_ARGUMENT, "graph: node attend: the gradient of attention reads its lse: ask for it");
@@ -350,15 +449,18 @@ static void rewrites_change_nothing(void **state) {
   for (int i = 0; i < 3; i++) {
     make(&m[i], KRAIT_F32, 0, 1, 0);
     if (i == 1) kr_graph_rewrite_off(m[i].g, "all");
-    if (i == 2) assert_int_equal(kr_graph_rewrite(m[i].g, ctx, &(kr_rewrite){"planted", forget_a_summand}, 1), KRAIT_OK);
+    if (i == 2)
+      assert_int_equal(kr_graph_rewrite(m[i].g, ctx, &(kr_rewrite){"planted", forget_a_summand}, 1), KRAIT_OK);
     assert_int_equal(kr_graph_plan(m[i].g, ctx, 0), KRAIT_OK);
     assert_int_equal(kr_graph_check_plan(m[i].g), KRAIT_OK);
     run(&m[i], 0, &r[i]);
   }
   const double allowed = 1e-5, same = distance(&r[0], &r[1], &m[0]), planted = distance(&r[1], &r[2], &m[0]);
-  print_message("  with and without rewrites: %d and %d calls, results differ by %.2g; a planted fault by %.2g\n", n_live(m[0].g), n_live(m[1].g), same, planted);
+  print_message("  with and without rewrites: %d and %d calls, results differ by %.2g; a planted fault by %.2g\n",
+                n_live(m[0].g), n_live(m[1].g), same, planted);
   assert_true(same <= allowed && planted > 100 * allowed);
-  for (size_t n = 0; n < m[0].g->nodes.n; n++) assert_string_not_equal(KR_NODE(m[0].g, n)->name, "around"); /* the product before it adds */
+  for (size_t n = 0; n < m[0].g->nodes.n; n++)
+    assert_string_not_equal(KR_NODE(m[0].g, n)->name, "around"); /* the product before it adds */
   for (int i = 0; i < 3; i++) kr_graph_close(&m[i].g);
 
   kr_graph *g = NULL;
@@ -379,9 +481,12 @@ static void a_norm_adds(void **state) {
     kr_runner *r = NULL;
     assert_int_equal(kr_graph_open(&g), KRAIT_OK);
     const kr_dims dims = KR_DIMS(3, 4);
-    const kr_tensor a = kr_graph_input(g, "a", KRAIT_F32, dims), b = kr_graph_input(g, "b", KRAIT_F32, dims), sum = kr_graph_output(g, "sum", KRAIT_F32, dims), normed = kr_graph_output(g, "normed", KRAIT_F32, dims);
+    const kr_tensor a = kr_graph_input(g, "a", KRAIT_F32, dims), b = kr_graph_input(g, "b", KRAIT_F32, dims),
+                    sum = kr_graph_output(g, "sum", KRAIT_F32, dims),
+                    normed = kr_graph_output(g, "normed", KRAIT_F32, dims);
     kr_graph_pointwise(g, "add", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, a, b, sum);
-    kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.eps = 1e-5f, .x = kr_graph_view(g, sum), .out = kr_graph_view(g, normed)});
+    kr_graph_call(g, "norm", &kr_op_add_norm,
+                  &(krait_add_norm_args){.eps = 1e-5f, .x = kr_graph_view(g, sum), .out = kr_graph_view(g, normed)});
     if (off) kr_graph_rewrite_off(g, "add_into_norm");
     assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
     assert_int_equal(n_live(g), off ? 2 : 1);
@@ -396,7 +501,10 @@ static void a_norm_adds(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(computing_again_changes_no_bit), cmocka_unit_test(what_is_frozen_costs_nothing),
-                                     cmocka_unit_test(faults_are_named), cmocka_unit_test(rewrites_change_nothing), cmocka_unit_test(a_norm_adds), cmocka_unit_test(attention_has_its_gradient)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(computing_again_changes_no_bit),
+      cmocka_unit_test(what_is_frozen_costs_nothing),   cmocka_unit_test(faults_are_named),
+      cmocka_unit_test(rewrites_change_nothing),        cmocka_unit_test(a_norm_adds),
+      cmocka_unit_test(attention_has_its_gradient)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,7 +26,8 @@ static double loss_of(const layer *m, const float *x, const float *dy, float *y,
 }
 
 static void says_what_it_does(void **state) {
-  static float storage[N_WEIGHTS][512], x[B * L * M], dy[B * L * M], y[B * L * M], dx[B * L * M], dw[2 * D * M], other[2 * D * M];
+  static float storage[N_WEIGHTS][512], x[B * L * M], dy[B * L * M], y[B * L * M], dx[B * L * M], dw[2 * D * M],
+      other[2 * D * M];
   const float *weights[N_WEIGHTS];
   krait_ctx *ctx = NULL;
   layer m = {0};
@@ -36,7 +37,10 @@ static void says_what_it_does(void **state) {
     for (int k = 0; k < 512; k++) storage[i][k] = i == 5 ? -0.5f + 0.4f * draw() : 0.5f * draw();
   }
   for (int i = 0; i < B * L * M; i++) x[i] = draw(), dy[i] = draw();
-  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 2}, &ctx), KRAIT_OK);
+  assert_int_equal(
+      krait_ctx_open(
+          &(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 2}, &ctx),
+      KRAIT_OK);
   if (record_layer(&m, ctx, B, L, M, D, N, R, weights) < 0) fail_msg("%s", krait_error_detail());
   loss_of(&m, x, dy, y, dx, dw);
   for (int k = 0; k < 6; k++) {
@@ -46,10 +50,12 @@ static void says_what_it_does(void **state) {
       static float ignored[B * L * M];
       const float was = *at[i], step = 0.02f;
       double f[4];
-      for (int s = 0; s < 4; s++) *at[i] = was + step * (float[]){1, -1, 2, -2}[s], f[s] = loss_of(&m, x, dy, y, ignored, other);
+      for (int s = 0; s < 4; s++)
+        *at[i] = was + step * (float[]){1, -1, 2, -2}[s], f[s] = loss_of(&m, x, dy, y, ignored, other);
       *at[i] = was;
       const double want = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * (double)step);
-      if (fabs(want - (double)got[i]) > 2e-3 * (1 + fabs(want))) fail_msg("gradient %d of %s is %g, differences give %g", k, i ? "in_proj" : "x", (double)got[i], want);
+      if (fabs(want - (double)got[i]) > 2e-3 * (1 + fabs(want)))
+        fail_msg("gradient %d of %s is %g, differences give %g", k, i ? "in_proj" : "x", (double)got[i], want);
     }
   }
   kr_graph_close(&m.g);

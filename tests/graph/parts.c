@@ -1,4 +1,5 @@
-/* parts.c: which elements a view has, against counting them one by one; and graphs that a context keeps for an op: many sizes, many threads. */
+/* parts.c: which elements a view has, against counting them one by one; and graphs that a context keeps for an op: many
+ * sizes, many threads. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -27,7 +28,8 @@ static kr_tensor random_storage(kr_graph *g) {
     const int k = (int)draw(0, i), swap = order[i];
     order[i] = order[k], order[k] = swap;
   }
-  for (int i = dims.n - 1; i >= 0; i--) layout.stride[order[i]] = next, next = next * dims.size[order[i]] + draw(0, 3) / 3;
+  for (int i = dims.n - 1; i >= 0; i--)
+    layout.stride[order[i]] = next, next = next * dims.size[order[i]] + draw(0, 3) / 3;
   return draw(0, 1) ? kr_graph_temp(g, KRAIT_F32, dims) : kr_graph_input_like(g, "x", &layout, dims);
 }
 
@@ -47,7 +49,8 @@ static kr_tensor random_view(kr_graph *g, kr_tensor t) {
     } else if (d.n > 1) { /* two dimensions as one, or one as two */
       kr_dims merged = {.n = d.n - 1};
       const int at = (int)draw(0, d.n - 2);
-      for (int i = 0; i < merged.n; i++) merged.size[i] = i < at ? d.size[i] : i == at ? d.size[i] * d.size[i + 1] : d.size[i + 1];
+      for (int i = 0; i < merged.n; i++)
+        merged.size[i] = i < at ? d.size[i] : i == at ? d.size[i] * d.size[i + 1] : d.size[i + 1];
       if (kr_graph_can_reshape(g, t, merged)) t = kr_graph_reshape(g, t, merged);
     }
   }
@@ -90,7 +93,8 @@ static void boxes_are_what_views_have(void **state) {
     if (kr_boxes_equal(&x, &y)) assert_true(share == n_a && share == n_b);
     n_exact += x.exact, n_meet += share > 0;
     /* the same elements in memory of another layout: as many, and apart where they were apart */
-    const kr_tensor other = kr_graph_temp_like(g, storage), moved_a = kr_graph_moved(g, a, KR_PART(g, other)->storage), moved_b = kr_graph_moved(g, b, KR_PART(g, other)->storage);
+    const kr_tensor other = kr_graph_temp_like(g, storage), moved_a = kr_graph_moved(g, a, KR_PART(g, other)->storage),
+                    moved_b = kr_graph_moved(g, b, KR_PART(g, other)->storage);
     if (moved_a && moved_b) {
       assert_int_equal(mark(g, moved_a, a_has), n_a);
       assert_int_equal(mark(g, moved_b, b_has), n_b);
@@ -120,9 +124,11 @@ typedef struct job {
 
 static void call(const krait_ctx *ctx, const float *x, int64_t L, float *out, int32_t *status) {
   float *at = (float *)x;
-  krait_mamba_inner_args a = {.call = {.size = sizeof a, .flags = KRAIT_SCAN_SOFTPLUS}, .B = 1, .D = D, .L = L, .N = N, .W = 3, .R = R, .M = M};
+  krait_mamba_inner_args a = {
+      .call = {.size = sizeof a, .flags = KRAIT_SCAN_SOFTPLUS}, .B = 1, .D = D, .L = L, .N = N, .W = 3, .R = R, .M = M};
 #define TAKE(field, ...) a.field = (krait_view){at, {__VA_ARGS__}, KRAIT_F32, 0}, at += 512
-  TAKE(conv_weight, 3, 1), TAKE(x_proj_weight, D, 1), TAKE(dt_proj_weight, R, 1), TAKE(out_proj_weight, D, 1), TAKE(A, N, 1), TAKE(xz, 2 * D * L, L, 1);
+  TAKE(conv_weight, 3, 1), TAKE(x_proj_weight, D, 1), TAKE(dt_proj_weight, R, 1), TAKE(out_proj_weight, D, 1),
+      TAKE(A, N, 1), TAKE(xz, 2 * D * L, L, 1);
   a.out = (krait_view){out, {L * M, M, 1}, KRAIT_F32, 0};
   *status = krait_mamba_inner_scratch_bytes(ctx, &a, &a.call.scratch_bytes);
   if (*status < 0) return;
@@ -151,17 +157,22 @@ static void many_sizes_and_threads(void **state) {
   random_state = 2;
   for (size_t i = 0; i < sizeof values / sizeof *values; i++) values[i] = (float)draw(-1000, 1000) * 5e-4f;
   for (int i = 0; i < 512; i++) values[4 * 512 + i] -= 1; /* A */
-  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 2}, &ctx), KRAIT_OK);
+  assert_int_equal(
+      krait_ctx_open(
+          &(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 2}, &ctx),
+      KRAIT_OK);
   for (int i = 0; i < THREADS; i++) {
     jobs[i] = (job){ctx, values, out[i], i * 31, KRAIT_OK};
     assert_int_equal(pthread_create(&threads[i], NULL, walk, &jobs[i]), 0);
   }
-  for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0), assert_int_equal(jobs[i].status, KRAIT_OK);
+  for (int i = 0; i < THREADS; i++)
+    assert_int_equal(pthread_join(threads[i], NULL), 0), assert_int_equal(jobs[i].status, KRAIT_OK);
   for (int i = 1; i < THREADS; i++) assert_memory_equal(out[0], out[i], sizeof out[0]);
   krait_ctx_close(&ctx);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(boxes_are_what_views_have), cmocka_unit_test(many_sizes_and_threads)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(boxes_are_what_views_have),
+                                     cmocka_unit_test(many_sizes_and_threads)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* plan.c: the planner on random graphs: sharing memory must not change a bit of what a run without any sharing gives, from poisoned memory;
- * and planted faults must be found: by the check of the plan, and by the comparison itself. */
+/* plan.c: the planner on random graphs: sharing memory must not change a bit of what a run without any sharing gives,
+ * from poisoned memory; and planted faults must be found: by the check of the plan, and by the comparison itself. */
 #include <stdlib.h>
 
 #include "../test.h"
@@ -18,7 +18,10 @@ static float draw_value(void) { return (float)draw(-1000, 1000) * 1e-3f; }
 
 static krait_ctx *open_ctx(void) {
   krait_ctx *ctx = NULL;
-  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 1}, &ctx), KRAIT_OK);
+  assert_int_equal(
+      krait_ctx_open(
+          &(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 1}, &ctx),
+      KRAIT_OK);
   return ctx;
 }
 
@@ -35,12 +38,18 @@ static const int64_t n_weights = 64 * 64;
 static void product(world *w, kr_tensor x, kr_tensor residual, kr_tensor out) {
   const int64_t K = kr_graph_dims(w->g, x).size[1], N = kr_graph_dims(w->g, out).size[1];
   const kr_tensor weight = kr_graph_weight(w->g, "weight", KRAIT_F32, KR_DIMS(K, N), w->weights);
-  kr_graph_call(w->g, "product", &kr_op_gemm, &(krait_gemm_args){.A = kr_graph_view(w->g, x), .Bmat = kr_graph_view(w->g, weight),
-                .residual = kr_graph_view(w->g, residual), .out = kr_graph_view(w->g, out)});
+  kr_graph_call(w->g, "product", &kr_op_gemm,
+                &(krait_gemm_args){.A = kr_graph_view(w->g, x),
+                                   .Bmat = kr_graph_view(w->g, weight),
+                                   .residual = kr_graph_view(w->g, residual),
+                                   .out = kr_graph_view(w->g, out)});
 }
 
 static void norm(world *w, kr_tensor x, kr_tensor out) {
-  kr_graph_call(w->g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = 1e-5f, .x = kr_graph_view(w->g, x), .out = kr_graph_view(w->g, out)});
+  kr_graph_call(
+      w->g, "norm", &kr_op_add_norm,
+      &(krait_add_norm_args){
+          .call.flags = KRAIT_NORM_RMS, .eps = 1e-5f, .x = kr_graph_view(w->g, x), .out = kr_graph_view(w->g, out)});
 }
 
 /* Products, norms, residuals, slices, values used many times, values never used. */
@@ -88,7 +97,9 @@ static int share_two(kr_graph *g) {
   for (size_t i = 0; i < g->storages.n; i++)
     for (size_t k = i + 1; k < g->storages.n; k++) {
       kr_storage *a = KR_STORAGE(g, i), *b = KR_STORAGE(g, k);
-      if (a->home != KR_HOME_TEMP || b->home != KR_HOME_TEMP || a->last < 0 || b->last < 0 || b->first >= a->last || a->first >= b->last || b->first == a->first) continue;
+      if (a->home != KR_HOME_TEMP || b->home != KR_HOME_TEMP || a->last < 0 || b->last < 0 || b->first >= a->last ||
+          a->first >= b->last || b->first == a->first)
+        continue;
       if (a->bytes < b->bytes) a->at = b->at;
       else b->at = a->at;
       return 1;
@@ -133,7 +144,8 @@ static void sharing_changes_nothing(void **state) {
     }
     free(weights), free(x);
   }
-  print_message("  arena %.2f of the tensors; %d plans with a planted fault, %d of them seen in the results\n", (double)shared_bytes / (double)apart_bytes, n_planted, n_seen);
+  print_message("  arena %.2f of the tensors; %d plans with a planted fault, %d of them seen in the results\n",
+                (double)shared_bytes / (double)apart_bytes, n_planted, n_seen);
   assert_true(n_planted > 50 && n_seen > n_planted * 9 / 10);
   assert_true(shared_bytes < apart_bytes * 3 / 4);
   krait_ctx_close(&ctx);
@@ -152,12 +164,20 @@ static void states_live_from_run_to_run(void **state) {
   for (int i = 0; i < B * D * L; i++) x[i] = draw_value();
   for (int i = 0; i < D * W; i++) weight[i] = draw_value();
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
-  const kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(B, D, 1)), out = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(B, D, 1)), w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight);
+  const kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(B, D, 1)),
+                  out = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(B, D, 1)),
+                  w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight);
   const kr_tensor past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(B, D, W));
   kr_graph_call(g, "conv", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, in),
                 .conv_state = kr_graph_view(g, past), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, out)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
-  krait_causal_conv1d_args all = {.call.size = sizeof all, .B = B, .D = D, .L = L, .W = W, .x = {x, {D * L, L, 1}, KRAIT_F32, 0}, .weight = {weight, {W, 1}, KRAIT_F32, 0},
+  krait_causal_conv1d_args all = {.call.size = sizeof all,
+                                  .B = B,
+                                  .D = D,
+                                  .L = L,
+                                  .W = W,
+                                  .x = {x, {D * L, L, 1}, KRAIT_F32, 0},
+                                  .weight = {weight, {W, 1}, KRAIT_F32, 0},
                                   .out = {whole, {D * L, L, 1}, KRAIT_F32, 0}};
   uint64_t bytes = 0;
   assert_int_equal(krait_causal_conv1d_scratch_bytes(ctx, &all, &bytes), KRAIT_OK);
@@ -195,14 +215,18 @@ static void faults_name_the_node(void **state) {
   kr_graph *g = NULL;
   (void)state;
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
-  kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(7, 3), NULL), y = kr_graph_temp(g, KRAIT_F32, KR_DIMS(4, 3));
-  kr_graph_call(g, "lift", &kr_op_gemm, &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
+  kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)),
+            w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(7, 3), NULL), y = kr_graph_temp(g, KRAIT_F32, KR_DIMS(4, 3));
+  kr_graph_call(g, "lift", &kr_op_gemm,
+                &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
   kr_graph_slice(g, y, 5, 0, 1); /* the first failure stays */
   expect(&g, KRAIT_ERR_SHAPE, "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3)");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
-  x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), w = kr_graph_weight(g, "w", KRAIT_F16, KR_DIMS(6, 3), NULL), y = kr_graph_temp(g, KRAIT_F16, KR_DIMS(4, 3));
-  kr_graph_call(g, "lift", &kr_op_gemm, &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
+  x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), w = kr_graph_weight(g, "w", KRAIT_F16, KR_DIMS(6, 3), NULL),
+  y = kr_graph_temp(g, KRAIT_F16, KR_DIMS(4, 3));
+  kr_graph_call(g, "lift", &kr_op_gemm,
+                &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
   expect(&g, KRAIT_ERR_DTYPE, "graph: node lift: gemm: out is float16 but A is float32");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -212,13 +236,15 @@ static void faults_name_the_node(void **state) {
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_temp(g, KRAIT_F32, KR_DIMS(4, 6)), y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(4, 6));
-  kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
+  kr_graph_call(g, "norm", &kr_op_add_norm,
+                &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_ERR_ARGUMENT);
   expect(&g, KRAIT_ERR_ARGUMENT, "graph: node norm (add_norm) reads tensor ?, which no node before it writes");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(4, 6));
-  kr_graph_call(g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
+  kr_graph_call(g, "norm", &kr_op_add_norm,
+                &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
   kr_runner *r = NULL;
   assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
@@ -230,6 +256,8 @@ static void faults_name_the_node(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(sharing_changes_nothing), cmocka_unit_test(states_live_from_run_to_run), cmocka_unit_test(faults_name_the_node)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(sharing_changes_nothing),
+                                     cmocka_unit_test(states_live_from_run_to_run),
+                                     cmocka_unit_test(faults_name_the_node)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* enhance.c: recordings through trivial denoisers: what goes in comes out, sample-exact, in every format, rate and channel count;
- * failures leave no file behind. */
+/* enhance.c: recordings through trivial denoisers: what goes in comes out, sample-exact, in every format, rate and
+ * channel count; failures leave no file behind. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <sndfile.h>
@@ -38,7 +38,8 @@ static int32_t scale(void *user, const float *in, float *out, int64_t n) {
 
 static int32_t enhance(probe *p, int32_t level, krait_progress_fn progress, void *user, krait_enhance_result *result) {
   const kr_denoiser denoiser = {.run = scale, .user = p, .level = level, .window_samples = 8000};
-  const krait_enhance_options options = {.size = sizeof options, .in_path = in_path, .out_path = out_path, .progress = progress, .user = user};
+  const krait_enhance_options options = {
+      .size = sizeof options, .in_path = in_path, .out_path = out_path, .progress = progress, .user = user};
   return kr_enhance_file(&denoiser, &options, result);
 }
 
@@ -51,7 +52,8 @@ static void name_files(const char *in, const char *out) {
 /* A chirp below 4 kHz, other in every channel, that begins and ends gently. */
 static float sample_at(int64_t i, int64_t n, int channel, int32_t hz, double level) {
   const double t = (double)i / hz;
-  return (float)(level * sin(2 * 3.14159265 * (100 + 50 * channel + 800 * t) * t) * fmin(1, 20 * fmin(t, (double)(n - i) / hz)));
+  return (float)(level * sin(2 * 3.14159265 * (100 + 50 * channel + 800 * t) * t) *
+                 fmin(1, 20 * fmin(t, (double)(n - i) / hz)));
 }
 
 static float *write_file(int format, int32_t hz, int n_channels, int64_t n, double level) {
@@ -111,11 +113,16 @@ static void same_rate_length_channels_and_format(void **state) {
     int64_t n;
     double worst_db;
   } cases[] = {
-      {SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 50000, -70},  {SF_FORMAT_WAV | SF_FORMAT_FLOAT, 44100, 2, 60001, -75},
-      {SF_FORMAT_WAV | SF_FORMAT_PCM_U8, 8000, 1, 4001, -30},    {SF_FORMAT_FLAC | SF_FORMAT_PCM_24, 48000, 1, 100003, -75},
-      {SF_FORMAT_AIFF | SF_FORMAT_PCM_24, 22050, 3, 12345, -75}, {SF_FORMAT_CAF | SF_FORMAT_PCM_32, 96000, 2, 77777, -75},
-      {SF_FORMAT_WAV | SF_FORMAT_ULAW, 8000, 1, 8000, -25},      {SF_FORMAT_OGG | SF_FORMAT_VORBIS, 44100, 2, 44100, -10},
-      {SF_FORMAT_WAVEX | SF_FORMAT_PCM_16, 16000, 6, 9000, -70}, {SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 1, -1},
+      {SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 50000, -70},
+      {SF_FORMAT_WAV | SF_FORMAT_FLOAT, 44100, 2, 60001, -75},
+      {SF_FORMAT_WAV | SF_FORMAT_PCM_U8, 8000, 1, 4001, -30},
+      {SF_FORMAT_FLAC | SF_FORMAT_PCM_24, 48000, 1, 100003, -75},
+      {SF_FORMAT_AIFF | SF_FORMAT_PCM_24, 22050, 3, 12345, -75},
+      {SF_FORMAT_CAF | SF_FORMAT_PCM_32, 96000, 2, 77777, -75},
+      {SF_FORMAT_WAV | SF_FORMAT_ULAW, 8000, 1, 8000, -25},
+      {SF_FORMAT_OGG | SF_FORMAT_VORBIS, 44100, 2, 44100, -10},
+      {SF_FORMAT_WAVEX | SF_FORMAT_PCM_16, 16000, 6, 9000, -70},
+      {SF_FORMAT_WAV | SF_FORMAT_PCM_16, 16000, 1, 1, -1},
       {SF_FORMAT_WAV | SF_FORMAT_FLOAT, 11025, 1, 2, 100},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -196,7 +203,10 @@ static void loudness_is_brought_into_range_and_back(void **state) {
   static const struct {
     double level, model_rms;
     int32_t rule;
-  } cases[] = {{0.1, 0.0707, KR_LEVEL_AS_IS}, {1e-4, 0.01778, KR_LEVEL_AS_IS}, {200, 0.1778, KR_LEVEL_AS_IS}, {0.01, 1, KR_LEVEL_UNIT_RMS}};
+  } cases[] = {{0.1, 0.0707, KR_LEVEL_AS_IS},
+               {1e-4, 0.01778, KR_LEVEL_AS_IS},
+               {200, 0.1778, KR_LEVEL_AS_IS},
+               {0.01, 1, KR_LEVEL_UNIT_RMS}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     SF_INFO info;
     probe p = {.gain = 1};
@@ -247,7 +257,11 @@ static void running_out_of_memory_leaves_nothing(void **state) {
   snprintf(plot_path, sizeof plot_path, "%s/plot.png", folder);
   free(write_file(SF_FORMAT_WAV | SF_FORMAT_PCM_16, 8000, 2, 9000, 0.3));
   const kr_denoiser denoiser = {.run = scale, .user = &p, .window_samples = 8000};
-  const krait_enhance_options options = {.size = sizeof options, .in_path = in_path, .out_path = out_path, .plot_path = plot_path, .reference_path = in_path};
+  const krait_enhance_options options = {.size = sizeof options,
+                                         .in_path = in_path,
+                                         .out_path = out_path,
+                                         .plot_path = plot_path,
+                                         .reference_path = in_path};
   int32_t status = KRAIT_ERR_NO_MEMORY;
   int n = 0;
   while (status == KRAIT_ERR_NO_MEMORY) {

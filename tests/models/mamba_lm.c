@@ -1,5 +1,6 @@
-/* mamba_lm.c: language models against the shared golden files: logits, states, greedy continuations, pieces and steps against one pass; and what is
- * refused. Skipped where the golden files are not beside this tree; tests/cli/generate.py has a model of its own. */
+/* mamba_lm.c: language models against the shared golden files: logits, states, greedy continuations, pieces and steps
+ * against one pass; and what is refused. Skipped where the golden files are not beside this tree; tests/cli/generate.py
+ * has a model of its own. */
 #include "../test.h"
 
 #include <math.h>
@@ -8,7 +9,15 @@
 
 #include "mamba_lm/mamba_lm.h"
 
-static const char *const models[][2] = {{"mamba1", "mamba1"}, {"mamba1-hf", "mamba1"}, {"mamba2", "mamba2"}, {"mamba2-hf", "mamba2"}, {"falcon-hf", "falcon"}, {"mamba1/pytorch_model.bin", "mamba1"}, {"mamba2/pytorch_model.bin", "mamba2"}, {"hybrid", "hybrid"}, {"hybrid/pytorch_model.bin", "hybrid"}};
+static const char *const models[][2] = {{"mamba1", "mamba1"},
+                                        {"mamba1-hf", "mamba1"},
+                                        {"mamba2", "mamba2"},
+                                        {"mamba2-hf", "mamba2"},
+                                        {"falcon-hf", "falcon"},
+                                        {"mamba1/pytorch_model.bin", "mamba1"},
+                                        {"mamba2/pytorch_model.bin", "mamba2"},
+                                        {"hybrid", "hybrid"},
+                                        {"hybrid/pytorch_model.bin", "hybrid"}};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static krait_ctx *ctx;
@@ -25,7 +34,8 @@ static kr_weights *open_golden(const char *name) {
 static void open_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_mlm **m) {
   char path[1000];
   snprintf(path, sizeof path, "%s/mamba_lm/%s", SHARED_GOLDEN, name);
-  if (kr_model_folder_open(path, folder) < 0 || kr_mlm_open(ctx, *folder, n_slots, 0, m) < 0) fail_msg("%s: %s", name, krait_error_detail());
+  if (kr_model_folder_open(path, folder) < 0 || kr_mlm_open(ctx, *folder, n_slots, 0, m) < 0)
+    fail_msg("%s: %s", name, krait_error_detail());
 }
 
 static const float *floats(const kr_weights *golden, const char *name) {
@@ -38,7 +48,8 @@ static int32_t *ids_of(const kr_weights *golden, const char *name, int64_t *n) {
   const kr_weight *item = kr_weights_find(golden, name);
   *n = item->shape[item->n_dims - 1];
   int32_t *ids = malloc((size_t)*n * sizeof *ids);
-  for (int64_t i = 0; i < *n; i++) ids[i] = item->dtype == KRAIT_I64 ? (int32_t)((const int64_t *)item->data)[i] : ((const int32_t *)item->data)[i];
+  for (int64_t i = 0; i < *n; i++)
+    ids[i] = item->dtype == KRAIT_I64 ? (int32_t)((const int64_t *)item->data)[i] : ((const int32_t *)item->data)[i];
   return ids;
 }
 
@@ -96,7 +107,8 @@ static int32_t compare_state(void *user, const char *name, int32_t n_dims, const
   snprintf(key, sizeof key, "golden.%s_state%s", is_conv ? "conv" : "ssm", strchr(name, '.'));
   const float *want = floats(s->golden, key);
   if (is_conv) {
-    for (int64_t c = 0; c < shape[0]; c++) assert_close(key, data + c * shape[1], want + c * (shape[1] + 1) + 1, shape[1], 1e-4);
+    for (int64_t c = 0; c < shape[0]; c++)
+      assert_close(key, data + c * shape[1], want + c * (shape[1] + 1) + 1, shape[1], 1e-4);
   } else {
     assert_int_equal(n_dims, 3);
     assert_close(key, data, want, shape[0] * shape[1] * shape[2], 1e-5);
@@ -154,7 +166,10 @@ static void continue_greedily(int whole) {
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
-  assert_true(whole ? n_whole >= 4 : n_whole == 0); /* weights of the others do not lie at equal distances, or have parts that the call has not */
+  assert_true(
+      whole ? n_whole >= 4
+            : n_whole ==
+                  0); /* weights of the others do not lie at equal distances, or have parts that the call has not */
 }
 
 static void greedy_continuations(void **state) { (void)state, continue_greedily(0); }
@@ -223,7 +238,9 @@ static int close_ctx(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(states_after_a_prompt), cmocka_unit_test(greedy_continuations), cmocka_unit_test(greedy_by_one_call_a_token), cmocka_unit_test(pieces_and_batches), cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(logits_of_a_prompt),   cmocka_unit_test(states_after_a_prompt),
+      cmocka_unit_test(greedy_continuations), cmocka_unit_test(greedy_by_one_call_a_token),
+      cmocka_unit_test(pieces_and_batches),   cmocka_unit_test(what_is_refused),
   };
   return cmocka_run_group_tests(tests, open_ctx, close_ctx);
 }

@@ -1,5 +1,6 @@
-/* primeknet.c: the forward pass against recorded outputs of the PyTorch twin (tests/golden/primeknet, and the larger ones beside the
- * project where they are), over instruction sets, thread counts and the tiers of a GPU; and weights that do not fit. */
+/* primeknet.c: the forward pass against recorded outputs of the PyTorch twin (tests/golden/primeknet, and the larger
+ * ones beside the project where they are), over instruction sets, thread counts and the tiers of a GPU; and weights
+ * that do not fit. */
 #include "test.h"
 
 #include <krait/model.h>
@@ -21,9 +22,12 @@ static krait_ctx *open_context_on(int32_t device, const char *caps, int32_t n_th
   return ctx;
 }
 
-static krait_ctx *open_context(const char *caps, int32_t n_threads) { return open_context_on(KRAIT_DEVICE_CPU, caps, n_threads); }
+static krait_ctx *open_context(const char *caps, int32_t n_threads) {
+  return open_context_on(KRAIT_DEVICE_CPU, caps, n_threads);
+}
 
-static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, const char *folder, const char *name, const bounds *most) {
+static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, const char *folder, const char *name,
+                      const bounds *most) {
   char weights[512], golden[512];
   snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
   snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
@@ -38,8 +42,10 @@ static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, cons
   assert_int_equal(n_rows, 3);
   for (int i = 0; i < n_rows; i++) {
     double bound = i == 2 ? most->wav : most->spectrum;
-    if (!(rows[i].rel_l2 <= bound)) fail_msg("%s, caps %s: %s is off by %.2e relative", name, caps, rows[i].name, rows[i].rel_l2);
-    if (i < 2 && !(rows[i].max_abs <= most->worst)) fail_msg("%s, caps %s: %s is off by %.2e", name, caps, rows[i].name, rows[i].max_abs);
+    if (!(rows[i].rel_l2 <= bound))
+      fail_msg("%s, caps %s: %s is off by %.2e relative", name, caps, rows[i].name, rows[i].rel_l2);
+    if (i < 2 && !(rows[i].max_abs <= most->worst))
+      fail_msg("%s, caps %s: %s is off by %.2e", name, caps, rows[i].name, rows[i].max_abs);
   }
   krait_session_close(&session);
   krait_model_close(&model);
@@ -47,7 +53,8 @@ static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, cons
 }
 
 static void verify_pair(const char *caps, int32_t n_threads, const char *folder, const char *name, double wav_bound) {
-  verify_on(open_context(caps, n_threads), caps, KRAIT_PRECISION_DEFAULT, folder, name, &(bounds){1e-5, wav_bound, 2e-4});
+  verify_on(open_context(caps, n_threads), caps, KRAIT_PRECISION_DEFAULT, folder, name,
+            &(bounds){1e-5, wav_bound, 2e-4});
 }
 
 static const char *const small[] = {"tiny-mamba", "tiny-mamba-causal", "odd-mamba", "tiny-gru", "tiny-lstm"};
@@ -72,7 +79,8 @@ static void full_width_pairs(void **state) {
     print_message("no recorded pairs beside the project\n");
     skip();
   }
-  for (size_t i = 0; i < sizeof full_width / sizeof *full_width; i++) verify_pair("all", 0, SHARED_GOLDEN, full_width[i], 1e-5);
+  for (size_t i = 0; i < sizeof full_width / sizeof *full_width; i++)
+    verify_pair("all", 0, SHARED_GOLDEN, full_width[i], 1e-5);
 }
 
 /* TF32 rounds to 10 bits; narrow models average less of it out. */
@@ -95,9 +103,11 @@ static void this_machines_gpu(void **state) {
     assert_int_equal(krait_caps_parse(runs[r].caps, &wanted), KRAIT_OK);
     if (!(caps & wanted & ~(uint64_t)KRAIT_CAP_CPU)) continue;
     for (size_t i = 0; i < sizeof small / sizeof *small; i++)
-      verify_on(open_context_on(KRAIT_DEVICE_CUDA(0), runs[r].caps, 1), runs[r].caps, runs[r].precision, GOLDEN, small[i], &runs[r].narrow);
+      verify_on(open_context_on(KRAIT_DEVICE_CUDA(0), runs[r].caps, 1), runs[r].caps, runs[r].precision, GOLDEN,
+                small[i], &runs[r].narrow);
     for (size_t i = 0; access(SHARED_GOLDEN, R_OK) == 0 && i < sizeof full_width / sizeof *full_width; i++)
-      verify_on(open_context_on(KRAIT_DEVICE_CUDA(0), runs[r].caps, 1), runs[r].caps, runs[r].precision, SHARED_GOLDEN, full_width[i], &runs[r].wide);
+      verify_on(open_context_on(KRAIT_DEVICE_CUDA(0), runs[r].caps, 1), runs[r].caps, runs[r].precision, SHARED_GOLDEN,
+                full_width[i], &runs[r].wide);
   }
 }
 
@@ -206,7 +216,8 @@ static void every_allocation_may_fail(void **state) {
     long n = 1;
     for (int32_t status = -1; status < 0; n += 1 + n / 16) { /* every one of the first, then ever fewer */
       status = run_with_failure(ctx, path, n, in, com);
-      if (status < 0 && status != KRAIT_ERR_NO_MEMORY) fail_msg("%s, allocation %ld: %s: %s", small[i], n, krait_status_name(status), krait_error_detail());
+      if (status < 0 && status != KRAIT_ERR_NO_MEMORY)
+        fail_msg("%s, allocation %ld: %s: %s", small[i], n, krait_status_name(status), krait_error_detail());
     }
     assert_true(n > 50);
   }

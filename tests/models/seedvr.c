@@ -1,4 +1,5 @@
-/* seedvr.c: SeedVR against golden files (tools/seedvr_twin.py; the shared ones where they are beside this tree), its windows, and what is refused. */
+/* seedvr.c: SeedVR against golden files (tools/seedvr_twin.py; the shared ones where they are beside this tree), its
+ * windows, and what is refused. */
 #include "../test.h"
 
 #include <stdio.h>
@@ -24,7 +25,9 @@ static void verify(const char *folder, const char *name, int n_least) {
   snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
   snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
   if (!is_there(weights)) skip();
-  if (krait_model_open(ctx, &(krait_model_options){.size = sizeof(krait_model_options), .weights_path = weights}, &model) < 0) fail_msg("%s", krait_error_detail());
+  if (krait_model_open(ctx, &(krait_model_options){.size = sizeof(krait_model_options), .weights_path = weights},
+                       &model) < 0)
+    fail_msg("%s", krait_error_detail());
   if (krait_session_open(model, &session) < 0) fail_msg("%s", krait_error_detail());
   if (krait_verify(session, golden, rows, 32, &n) < 0) fail_msg("%s", krait_error_detail());
   assert_in_range(n, n_least, 32);
@@ -83,8 +86,11 @@ static void upstreams_windows(void **state) {
     const kr_weight *item = kr_weights_at(golden, i);
     const int is_shifted = strncmp(item->name, "golden.shifted.", 15) == 0;
     long long s[3], c[3];
-    assert_int_equal(sscanf(strchr(item->name + 7, '.') + 1, "%lldx%lldx%lld.w%lld-%lld-%lld", &s[0], &s[1], &s[2], &c[0], &c[1], &c[2]), 6);
-    const int64_t size[3] = {s[0], s[1], s[2]}, count[3] = {c[0], c[1], c[2]}, n = kr_seedvr_windows(size, count, is_shifted, NULL, 0);
+    assert_int_equal(sscanf(strchr(item->name + 7, '.') + 1, "%lldx%lldx%lld.w%lld-%lld-%lld", &s[0], &s[1], &s[2],
+                            &c[0], &c[1], &c[2]),
+                     6);
+    const int64_t size[3] = {s[0], s[1], s[2]}, count[3] = {c[0], c[1], c[2]},
+                  n = kr_seedvr_windows(size, count, is_shifted, NULL, 0);
     assert_int_equal(n, item->shape[0]);
     kr_seedvr_window *windows = calloc((size_t)n, sizeof *windows);
     kr_seedvr_windows(size, count, is_shifted, windows, n);
@@ -98,7 +104,8 @@ static void upstreams_windows(void **state) {
 
 static void refuse(const char *overrides, int32_t status, const char *word) {
   krait_model *model = NULL;
-  krait_model_options options = {.size = sizeof options, .weights_path = "tests/golden/seedvr/dit3b.weights.safetensors", .overrides = overrides};
+  krait_model_options options = {
+      .size = sizeof options, .weights_path = "tests/golden/seedvr/dit3b.weights.safetensors", .overrides = overrides};
   assert_int_equal(krait_model_open(ctx, &options, &model), status);
   if (!strstr(krait_error_detail(), word)) fail_msg("'%s' is not in: %s", word, krait_error_detail());
   assert_null(model);
@@ -125,8 +132,10 @@ static void golden_of_other_shapes(void **state) {
   krait_verify_row row;
   int32_t n;
   (void)state;
-  krait_model_options options = {.size = sizeof options, .weights_path = "tests/golden/seedvr/dit3b.weights.safetensors"};
-  if (krait_model_open(ctx, &options, &model) < 0 || krait_session_open(model, &session) < 0) fail_msg("%s", krait_error_detail());
+  krait_model_options options = {.size = sizeof options,
+                                 .weights_path = "tests/golden/seedvr/dit3b.weights.safetensors"};
+  if (krait_model_open(ctx, &options, &model) < 0 || krait_session_open(model, &session) < 0)
+    fail_msg("%s", krait_error_detail());
   assert_int_equal(krait_verify(session, options.weights_path, &row, 1, &n), KRAIT_ERR_WEIGHTS);
   assert_non_null(strstr(krait_error_detail(), "golden.vid_shape"));
   krait_session_close(&session);
@@ -134,10 +143,18 @@ static void golden_of_other_shapes(void **state) {
 }
 
 int main(void) {
-  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx) < 0) return 1;
+  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx) < 0)
+    return 1;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(own_3b), cmocka_unit_test(own_7b), cmocka_unit_test(upstreams_3b), cmocka_unit_test(upstreams_7b), cmocka_unit_test(windows_of_720p), cmocka_unit_test(windows_cover_any_grid),
-      cmocka_unit_test(upstreams_windows), cmocka_unit_test(what_is_refused), cmocka_unit_test(golden_of_other_shapes),
+      cmocka_unit_test(own_3b),
+      cmocka_unit_test(own_7b),
+      cmocka_unit_test(upstreams_3b),
+      cmocka_unit_test(upstreams_7b),
+      cmocka_unit_test(windows_of_720p),
+      cmocka_unit_test(windows_cover_any_grid),
+      cmocka_unit_test(upstreams_windows),
+      cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(golden_of_other_shapes),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&ctx);

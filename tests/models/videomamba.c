@@ -1,4 +1,5 @@
-/* videomamba.c: VideoMamba against the shared golden files, and what is refused. Skipped where they are not beside this tree. */
+/* videomamba.c: VideoMamba against the shared golden files, and what is refused. Skipped where they are not beside this
+ * tree. */
 #include "../test.h"
 
 #include <stdio.h>
@@ -37,7 +38,8 @@ static void check(const char *name, const char *output) {
   for (int64_t b = 0; b < B; b++) {
     const float *clip = (const float *)input->data + b * (int64_t)(input->bytes / sizeof(float)) / B;
     const int is_class = kr_videomamba_config_of(m)->n_classes > 0;
-    if (kr_videomamba_run(m, clip, is_class ? got : NULL, is_class ? NULL : got) < 0) fail_msg("%s", krait_error_detail());
+    if (kr_videomamba_run(m, clip, is_class ? got : NULL, is_class ? NULL : got) < 0)
+      fail_msg("%s", krait_error_detail());
     const double error = relative(got, (const float *)want->data + b * n, n);
     if (!(error < bound * bound)) fail_msg("%s, clip %d: relative error %.2g squared", output, (int)b, error);
   }
@@ -69,7 +71,8 @@ int main(int argc, char **argv) {
   if (argc > 1) bound = 1e-4;
   if (argc > 3) kind_of_weights = argv[2], bound = atof(argv[3]);
   if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx) < 0) return 1;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(classes), cmocka_unit_test(all_tokens), cmocka_unit_test(what_is_refused)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(classes), cmocka_unit_test(all_tokens),
+                                     cmocka_unit_test(what_is_refused)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&ctx);
   return failed;

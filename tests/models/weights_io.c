@@ -1,4 +1,5 @@
-/* weights_io.c: describe and convert through the public header; with every allocation failing in turn. Runs in the project's root. */
+/* weights_io.c: describe and convert through the public header; with every allocation failing in turn. Runs in the
+ * project's root. */
 #define _GNU_SOURCE
 #include "../folder.h"
 #include "../test.h"
@@ -23,7 +24,9 @@ static int enter_folder(void **state) {
   snprintf(out_path, sizeof out_path, "%s/out.safetensors", folder);
   snprintf(config_path, sizeof config_path, "%s/config.yaml", folder);
   FILE *file = fopen(config_path, "w");
-  fputs("lr: 5e-4\nmodel:\n  model_lib: primeknet_gru\n  input_type: acs\n  param:\n    fft_len: 400\n    causal: True\n", file);
+  fputs(
+      "lr: 5e-4\nmodel:\n  model_lib: primeknet_gru\n  input_type: acs\n  param:\n    fft_len: 400\n    causal: True\n",
+      file);
   return fclose(file);
 }
 
@@ -31,14 +34,17 @@ static void a_conversion_keeps_tensors_and_adds_the_configuration(void **state) 
   (void)state;
   kr_weights *weights = NULL;
   char *json = NULL;
-  assert_int_equal(krait_weights_convert(GOLDEN "best.th", out_path, config_path, "causal=false,gru_layers=1"), KRAIT_OK);
+  assert_int_equal(krait_weights_convert(GOLDEN "best.th", out_path, config_path, "causal=false,gru_layers=1"),
+                   KRAIT_OK);
   assert_int_equal(kr_weights_open(out_path, &weights), KRAIT_OK);
   assert_int_equal(kr_weights_count(weights), 12);
   assert_string_equal(kr_weights_metadata(weights, "model"), "primeknet_gru");
   assert_string_equal(kr_weights_metadata(weights, "config"), "{\"fft_len\":400,\"causal\":false,\"gru_layers\":1}");
   kr_weights_close(&weights);
   assert_int_equal(krait_weights_describe(out_path, &json), KRAIT_OK);
-  assert_non_null(strstr(json, "\"model\":\"primeknet_gru\",\"config\":{\"fft_len\":400,\"causal\":false,\"gru_layers\":1},\"n_params\":225,\"n_tensors\":12"));
+  assert_non_null(strstr(json,
+                         "\"model\":\"primeknet_gru\",\"config\":{\"fft_len\":400,\"causal\":false,\"gru_layers\":1},"
+                         "\"n_params\":225,\"n_tensors\":12"));
   krait_text_free(&json);
   assert_null(json);
   /* In place, and once more: nothing changes. */
@@ -86,6 +92,7 @@ static int leave_folder(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(a_conversion_keeps_tensors_and_adds_the_configuration),
-                                     cmocka_unit_test(failures_leave_nothing), cmocka_unit_test(failing_allocations_leave_nothing)};
+                                     cmocka_unit_test(failures_leave_nothing),
+                                     cmocka_unit_test(failing_allocations_leave_nothing)};
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -1,5 +1,6 @@
-/* contracts.c: every rule of the state-space operators' contracts: a call that breaks one gives its status and a sentence that
- * names the op and the argument. A table per op: the field that is spoiled, how, and what must come back. */
+/* contracts.c: every rule of the state-space operators' contracts: a call that breaks one gives its status and a
+ * sentence that names the op and the argument. A table per op: the field that is spoiled, how, and what must come
+ * back. */
 #include <stdio.h>
 
 #include <krait/blocks.h>
@@ -105,15 +106,18 @@ static void fill(const char *op, unsigned char *args) {
     krait_gated_norm_args *a = (krait_gated_norm_args *)args;
     a->R = a->M = a->group_size = 2;
   } else if (!strcmp(op, "mamba_decode")) {
-    GIVE(mamba_decode, &a->dt_proj, &a->x, &a->norm_weight, &a->in_proj, &a->conv_weight, &a->x_proj, &a->dt_bias, &a->A, &a->Dvec, &a->out_proj, &a->conv_state, &a->ssm_state, &a->out);
+    GIVE(mamba_decode, &a->dt_proj, &a->x, &a->norm_weight, &a->in_proj, &a->conv_weight, &a->x_proj, &a->dt_bias,
+         &a->A, &a->Dvec, &a->out_proj, &a->conv_state, &a->ssm_state, &a->out);
     krait_mamba_decode_args *a = (krait_mamba_decode_args *)args;
     a->B = a->Y = a->D = a->E = a->N = a->W = a->R = a->n_states = 2, a->H = a->G = 1;
   } else if (!strcmp(op, "mamba_inner")) {
-    GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->out);
+    GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
+         &a->out);
     krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
   } else if (!strcmp(op, "mamba_inner_bwd")) {
-    GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A, &a->dout);
+    GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
+         &a->dout);
     krait_mamba_inner_bwd_args *a = (krait_mamba_inner_bwd_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
   } else if (!strcmp(op, "gated_norm_bwd")) {
@@ -122,7 +126,9 @@ static void fill(const char *op, unsigned char *args) {
     a->R = a->M = a->group_size = 2;
   } else { /* by its signature: what must be given */
     const kr_sig *sig = o->sig;
-    for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, args, i, sig->sizes[i].name[0] == 'K' && !sig->sizes[i].name[1] && strstr(op, "fold") ? 8 : 2);
+    for (int i = 0; i < sig->n_sizes; i++)
+      kr_sig_set_size(sig, args, i,
+                      sig->sizes[i].name[0] == 'K' && !sig->sizes[i].name[1] && strstr(op, "fold") ? 8 : 2);
     for (int i = 0, n = 0; i < sig->n_tensors; i++)
       if (!sig->tensors[i].is_optional) {
         krait_view *v = kr_sig_view(sig, args, i);
@@ -135,41 +141,93 @@ static void fill(const char *op, unsigned char *args) {
 #define ARG KRAIT_ERR_ARGUMENT
 #define SHAPE KRAIT_ERR_SHAPE
 #define DTYPE KRAIT_ERR_DTYPE
-#define VIEW(type, field, required)                                                                            \
-  {#type, AT(type, field), required ? ABSENT : PRESENT, KRAIT_I64, required ? ARG : DTYPE, required ? #field " must be given" : #field " is int64, must be", 0}, \
-  {#type, AT(type, field), PRESENT, KRAIT_I64, DTYPE, #field " is int64, must be", 0}
+#define VIEW(type, field, required)                                                                     \
+  {#type,     AT(type, field),        required ? ABSENT : PRESENT,                                      \
+   KRAIT_I64, required ? ARG : DTYPE, required ? #field " must be given" : #field " is int64, must be", \
+   0},                                                                                                  \
+      {#type, AT(type, field), PRESENT, KRAIT_I64, DTYPE, #field " is int64, must be", 0}
 #define LEAST(type, field, least) {#type, AT(type, field), SIZE, (least) - 1, SHAPE, #field " is ", 0}
 #define MODE(type, field, types, f, text) {#type, AT(type, field), PRESENT, types, ARG, text, f}
 
 static const rule rules[] = {
-    LEAST(causal_conv1d, B, 0), LEAST(causal_conv1d, D, 0), LEAST(causal_conv1d, L, 0), LEAST(causal_conv1d, W, 1),
-    VIEW(causal_conv1d, x, 1), VIEW(causal_conv1d, weight, 1), VIEW(causal_conv1d, out, 1), VIEW(causal_conv1d, bias, 0),
-    VIEW(causal_conv1d, seq_idx, 0), VIEW(causal_conv1d, initial_states, 0), VIEW(causal_conv1d, final_states, 0),
+    LEAST(causal_conv1d, B, 0),
+    LEAST(causal_conv1d, D, 0),
+    LEAST(causal_conv1d, L, 0),
+    LEAST(causal_conv1d, W, 1),
+    VIEW(causal_conv1d, x, 1),
+    VIEW(causal_conv1d, weight, 1),
+    VIEW(causal_conv1d, out, 1),
+    VIEW(causal_conv1d, bias, 0),
+    VIEW(causal_conv1d, seq_idx, 0),
+    VIEW(causal_conv1d, initial_states, 0),
+    VIEW(causal_conv1d, final_states, 0),
     {"causal_conv1d", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
     {"causal_conv1d", AT(causal_conv1d, activation), ACTIVATION, 7, ARG, "activation is 7", 0},
     {"causal_conv1d", AT(causal_conv1d, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
-    LEAST(causal_conv1d_bwd, B, 0), LEAST(causal_conv1d_bwd, W, 1), VIEW(causal_conv1d_bwd, x, 1), VIEW(causal_conv1d_bwd, weight, 1),
-    VIEW(causal_conv1d_bwd, dout, 0), VIEW(causal_conv1d_bwd, dx, 0), VIEW(causal_conv1d_bwd, dweight, 0), VIEW(causal_conv1d_bwd, dbias, 0),
-    VIEW(causal_conv1d_bwd, dfinal_states, 0), VIEW(causal_conv1d_bwd, dinitial_states, 0), {"causal_conv1d_bwd", 0, FLAGS, 2, ARG, "unknown flags", 0},
-    LEAST(causal_conv1d_update, B, 0), LEAST(causal_conv1d_update, D, 0), LEAST(causal_conv1d_update, L, 0), LEAST(causal_conv1d_update, W, 1),
-    LEAST(causal_conv1d_update, S, 1), LEAST(causal_conv1d_update, n_states, 2), VIEW(causal_conv1d_update, x, 1),
-    VIEW(causal_conv1d_update, conv_state, 1), VIEW(causal_conv1d_update, weight, 1), VIEW(causal_conv1d_update, bias, 0),
-    VIEW(causal_conv1d_update, cache_seqlens, 0), VIEW(causal_conv1d_update, conv_state_indices, 0), VIEW(causal_conv1d_update, out, 1),
+    LEAST(causal_conv1d_bwd, B, 0),
+    LEAST(causal_conv1d_bwd, W, 1),
+    VIEW(causal_conv1d_bwd, x, 1),
+    VIEW(causal_conv1d_bwd, weight, 1),
+    VIEW(causal_conv1d_bwd, dout, 0),
+    VIEW(causal_conv1d_bwd, dx, 0),
+    VIEW(causal_conv1d_bwd, dweight, 0),
+    VIEW(causal_conv1d_bwd, dbias, 0),
+    VIEW(causal_conv1d_bwd, dfinal_states, 0),
+    VIEW(causal_conv1d_bwd, dinitial_states, 0),
+    {"causal_conv1d_bwd", 0, FLAGS, 2, ARG, "unknown flags", 0},
+    LEAST(causal_conv1d_update, B, 0),
+    LEAST(causal_conv1d_update, D, 0),
+    LEAST(causal_conv1d_update, L, 0),
+    LEAST(causal_conv1d_update, W, 1),
+    LEAST(causal_conv1d_update, S, 1),
+    LEAST(causal_conv1d_update, n_states, 2),
+    VIEW(causal_conv1d_update, x, 1),
+    VIEW(causal_conv1d_update, conv_state, 1),
+    VIEW(causal_conv1d_update, weight, 1),
+    VIEW(causal_conv1d_update, bias, 0),
+    VIEW(causal_conv1d_update, cache_seqlens, 0),
+    VIEW(causal_conv1d_update, conv_state_indices, 0),
+    VIEW(causal_conv1d_update, out, 1),
     {"causal_conv1d_update", AT(causal_conv1d_update, activation), ACTIVATION, -1, ARG, "activation is -1", 0},
-    LEAST(causal_conv1d_varlen_states, S, 0), LEAST(causal_conv1d_varlen_states, D, 0), LEAST(causal_conv1d_varlen_states, total, 0),
-    LEAST(causal_conv1d_varlen_states, state_len, 0), VIEW(causal_conv1d_varlen_states, x, 1), VIEW(causal_conv1d_varlen_states, cu_seqlens, 1),
-    VIEW(causal_conv1d_varlen_states, states, 1), {"causal_conv1d_varlen_states", AT(causal_conv1d_varlen_states, states), TYPE, KRAIT_BF16, DTYPE, "states is bfloat16 but x is float32", 0},
-    LEAST(selective_scan, B, 0), LEAST(selective_scan, D, 1), LEAST(selective_scan, L, 0), LEAST(selective_scan, N, 1), LEAST(selective_scan, G, 1),
+    LEAST(causal_conv1d_varlen_states, S, 0),
+    LEAST(causal_conv1d_varlen_states, D, 0),
+    LEAST(causal_conv1d_varlen_states, total, 0),
+    LEAST(causal_conv1d_varlen_states, state_len, 0),
+    VIEW(causal_conv1d_varlen_states, x, 1),
+    VIEW(causal_conv1d_varlen_states, cu_seqlens, 1),
+    VIEW(causal_conv1d_varlen_states, states, 1),
+    {"causal_conv1d_varlen_states", AT(causal_conv1d_varlen_states, states), TYPE, KRAIT_BF16, DTYPE,
+     "states is bfloat16 but x is float32", 0},
+    LEAST(selective_scan, B, 0),
+    LEAST(selective_scan, D, 1),
+    LEAST(selective_scan, L, 0),
+    LEAST(selective_scan, N, 1),
+    LEAST(selective_scan, G, 1),
     {"selective_scan", AT(selective_scan, N), SIZE, 513, SHAPE, "N is 513, must be at most 512", 0},
     {"selective_scan", AT(selective_scan, D), SIZE, 3, SHAPE, "D 3 is not a multiple of G 2", 0},
     {"selective_scan", AT(selective_scan, S), SIZE, 1, SHAPE, "S without cu_seqlens is 1", 0},
-    {"selective_scan", AT(selective_scan, cu_seqlens), PRESENT, KRAIT_I32, SHAPE, "B is 2, must be 1 with cu_seqlens", 0},
+    {"selective_scan", AT(selective_scan, cu_seqlens), PRESENT, KRAIT_I32, SHAPE, "B is 2, must be 1 with cu_seqlens",
+     0},
     {"selective_scan", AT(selective_scan, G), SIZE, 3, SHAPE, "G is 3, must be at most 2", 0},
-    VIEW(selective_scan, u, 1), VIEW(selective_scan, delta, 1), VIEW(selective_scan, A, 1), VIEW(selective_scan, Bmat, 1), VIEW(selective_scan, Cmat, 1),
-    VIEW(selective_scan, out, 1), VIEW(selective_scan, Dvec, 0), VIEW(selective_scan, z, 0), VIEW(selective_scan, delta_bias, 0),
-    VIEW(selective_scan, initial_state, 0), VIEW(selective_scan, seq_idx, 0), VIEW(selective_scan, last_state, 0),
+    VIEW(selective_scan, u, 1),
+    VIEW(selective_scan, delta, 1),
+    VIEW(selective_scan, A, 1),
+    VIEW(selective_scan, Bmat, 1),
+    VIEW(selective_scan, Cmat, 1),
+    VIEW(selective_scan, out, 1),
+    VIEW(selective_scan, Dvec, 0),
+    VIEW(selective_scan, z, 0),
+    VIEW(selective_scan, delta_bias, 0),
+    VIEW(selective_scan, initial_state, 0),
+    VIEW(selective_scan, seq_idx, 0),
+    VIEW(selective_scan, last_state, 0),
     {"selective_scan", 0, FLAGS, 64, ARG, "unknown flags 0x40", 0},
-    LEAST(ssd, B, 0), LEAST(ssd, L, 0), LEAST(ssd, H, 1), LEAST(ssd, P, 1), LEAST(ssd, N, 1), LEAST(ssd, G, 1),
+    LEAST(ssd, B, 0),
+    LEAST(ssd, L, 0),
+    LEAST(ssd, H, 1),
+    LEAST(ssd, P, 1),
+    LEAST(ssd, N, 1),
+    LEAST(ssd, G, 1),
     {"ssd", AT(ssd, P), SIZE, 257, SHAPE, "P is 257, must be at most 256", 0},
     {"ssd", AT(ssd, N), SIZE, 513, SHAPE, "N is 513, must be at most 512", 0},
     {"ssd", AT(ssd, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0},
@@ -178,14 +236,33 @@ static const rule rules[] = {
     {"ssd", AT(ssd, varlen_states), PRESENT, KRAIT_F32, ARG, "varlen_states cannot be given without cu_seqlens", 0},
     {"ssd", AT(ssd, cu_seqlens), PRESENT, KRAIT_I32, ARG, "varlen_states must be given", 0},
     {"ssd", AT(ssd, dt_min), SIZE, 0x3f0000003f800000, ARG, "dt_min 1 is above dt_max 0.5", 0},
-    VIEW(ssd, x, 1), VIEW(ssd, dt, 1), VIEW(ssd, A, 1), VIEW(ssd, Bmat, 1), VIEW(ssd, Cmat, 1), VIEW(ssd, out, 1), VIEW(ssd, Dvec, 0),
-    VIEW(ssd, z, 0), VIEW(ssd, dt_bias, 0), VIEW(ssd, initial_states, 0), VIEW(ssd, seq_idx, 0), VIEW(ssd, final_states, 0),
+    VIEW(ssd, x, 1),
+    VIEW(ssd, dt, 1),
+    VIEW(ssd, A, 1),
+    VIEW(ssd, Bmat, 1),
+    VIEW(ssd, Cmat, 1),
+    VIEW(ssd, out, 1),
+    VIEW(ssd, Dvec, 0),
+    VIEW(ssd, z, 0),
+    VIEW(ssd, dt_bias, 0),
+    VIEW(ssd, initial_states, 0),
+    VIEW(ssd, seq_idx, 0),
+    VIEW(ssd, final_states, 0),
     {"ssd", AT(ssd, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
     {"ssd", 0, FLAGS, 64, ARG, "unknown flags 0x40", 0},
-    {"ssd", 0, FLAGS, KRAIT_SSD_BOTH | KRAIT_SSD_REVERSE, ARG, "KRAIT_SSD_REVERSE cannot be set with KRAIT_SSD_BOTH", 0},
+    {"ssd", 0, FLAGS, KRAIT_SSD_BOTH | KRAIT_SSD_REVERSE, ARG, "KRAIT_SSD_REVERSE cannot be set with KRAIT_SSD_BOTH",
+     0},
     {"ssd", 0, FLAGS, KRAIT_SSD_BOTH, ARG, "A_reverse must be given", 0},
-    LEAST(attention, B, 0), LEAST(attention, Lq, 0), LEAST(attention, Lk, 0), LEAST(attention, H, 1), LEAST(attention, Hk, 1), LEAST(attention, D, 1), LEAST(attention, Dv, 1),
-    LEAST(attention, window_left, -1), LEAST(attention, window_right, -1), LEAST(attention, max_q, 0),
+    LEAST(attention, B, 0),
+    LEAST(attention, Lq, 0),
+    LEAST(attention, Lk, 0),
+    LEAST(attention, H, 1),
+    LEAST(attention, Hk, 1),
+    LEAST(attention, D, 1),
+    LEAST(attention, Dv, 1),
+    LEAST(attention, window_left, -1),
+    LEAST(attention, window_right, -1),
+    LEAST(attention, max_q, 0),
     {"attention", AT(attention, D), SIZE, 264, SHAPE, "D is 264, must be at most 256", 0},
     {"attention", AT(attention, Dv), SIZE, 257, SHAPE, "Dv is 257, must be at most 256", 0},
     {"attention", AT(attention, H), SIZE, 3, SHAPE, "H 3 is not a multiple of Hk 2", 0},
@@ -194,95 +271,240 @@ static const rule rules[] = {
     {"attention", AT(attention, n_pages), SIZE, 1, SHAPE, "n_pages without block_table is 1", 0},
     {"attention", AT(attention, rng), PRESENT, KRAIT_I32, ARG, "rng cannot be given without dropout", 0},
     {"attention", AT(attention, scale), SIZE, 0x7f800000, ARG, "scale is not finite", 0},
-    {"attention", AT(attention, softcap), SIZE, 0x3dcccccd41200000, ARG, "softcap cannot be set with dropout", 0}, /* 10; dropout 0.1 */
+    {"attention", AT(attention, softcap), SIZE, 0x3dcccccd41200000, ARG, "softcap cannot be set with dropout",
+     0}, /* 10; dropout 0.1 */
     {"attention", AT(attention, softcap), SIZE, 0xbf800000, ARG, "softcap is -1", 0},
-    {"attention", AT(attention, softcap), SIZE, 0x3f80000000000000, ARG, "dropout is 1, must be at least 0 and below 1", 0},
+    {"attention", AT(attention, softcap), SIZE, 0x3f80000000000000, ARG, "dropout is 1, must be at least 0 and below 1",
+     0},
     {"attention", AT(attention, softcap), SIZE, 0x3f00000000000000, ARG, "rng must be given", 0},
-    VIEW(attention, q, 1), VIEW(attention, k, 1), VIEW(attention, v, 1), VIEW(attention, out, 1), VIEW(attention, lse, 0), VIEW(attention, cu_seqlens_q, 0), VIEW(attention, seqused_q, 0),
-    VIEW(attention, seqused_k, 0), VIEW(attention, leftpad_k, 0), VIEW(attention, cache_batch_idx, 0), VIEW(attention, block_table, 0), VIEW(attention, alibi_slopes, 0), VIEW(attention, sinks, 0),
-    {"attention", AT(attention, k), TYPE, KRAIT_F16, DTYPE, "k is float16 but q is float32", 0}, {"attention", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
-    VIEW(attention_bwd, q, 1), VIEW(attention_bwd, out, 1), VIEW(attention_bwd, dout, 1), VIEW(attention_bwd, dq, 0), VIEW(attention_bwd, dk, 0), VIEW(attention_bwd, dv, 0),
+    VIEW(attention, q, 1),
+    VIEW(attention, k, 1),
+    VIEW(attention, v, 1),
+    VIEW(attention, out, 1),
+    VIEW(attention, lse, 0),
+    VIEW(attention, cu_seqlens_q, 0),
+    VIEW(attention, seqused_q, 0),
+    VIEW(attention, seqused_k, 0),
+    VIEW(attention, leftpad_k, 0),
+    VIEW(attention, cache_batch_idx, 0),
+    VIEW(attention, block_table, 0),
+    VIEW(attention, alibi_slopes, 0),
+    VIEW(attention, sinks, 0),
+    {"attention", AT(attention, k), TYPE, KRAIT_F16, DTYPE, "k is float16 but q is float32", 0},
+    {"attention", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    VIEW(attention_bwd, q, 1),
+    VIEW(attention_bwd, out, 1),
+    VIEW(attention_bwd, dout, 1),
+    VIEW(attention_bwd, dq, 0),
+    VIEW(attention_bwd, dk, 0),
+    VIEW(attention_bwd, dv, 0),
     {"attention_bwd", AT(attention_bwd, lse), ABSENT, 0, ARG, "lse must be given", 0},
     {"attention_bwd", AT(attention_bwd, n_pages), SIZE, 1, SHAPE, "n_pages without block_table is 1", 0},
     {"attention_bwd", AT(attention_bwd, dsinks), PRESENT, KRAIT_F32, ARG, "dsinks cannot be given without sinks", 0},
-    LEAST(rotary, L, 0), LEAST(rotary, H, 1), LEAST(rotary, D, 2), VIEW(rotary, x, 1), VIEW(rotary, out, 1), {"rotary", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
-    LEAST(attention_append, L, 0), LEAST(attention_append, Hk, 1), VIEW(attention_append, k, 1), VIEW(attention_append, k_cache, 1),
-    {"attention_append", AT(attention_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx and block_table is 3", 0},
+    LEAST(rotary, L, 0),
+    LEAST(rotary, H, 1),
+    LEAST(rotary, D, 2),
+    VIEW(rotary, x, 1),
+    VIEW(rotary, out, 1),
+    {"rotary", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    LEAST(attention_append, L, 0),
+    LEAST(attention_append, Hk, 1),
+    VIEW(attention_append, k, 1),
+    VIEW(attention_append, k_cache, 1),
+    {"attention_append", AT(attention_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx and block_table is 3",
+     0},
     {"attention_append", AT(attention_append, sin), PRESENT, KRAIT_F32, ARG, "sin cannot be given without cos", 0},
     {"attention_append", AT(attention_append, cos), PRESENT, KRAIT_F32, ARG, "sin must be given", 0},
-    VIEW(ssd_bwd, x, 1), VIEW(ssd_bwd, dout, 1), VIEW(ssd_bwd, dx, 0), VIEW(ssd_bwd, ddt, 0), VIEW(ssd_bwd, dA, 0), VIEW(ssd_bwd, dB, 0), VIEW(ssd_bwd, dC, 0),
+    VIEW(ssd_bwd, x, 1),
+    VIEW(ssd_bwd, dout, 1),
+    VIEW(ssd_bwd, dx, 0),
+    VIEW(ssd_bwd, ddt, 0),
+    VIEW(ssd_bwd, dA, 0),
+    VIEW(ssd_bwd, dB, 0),
+    VIEW(ssd_bwd, dC, 0),
     {"ssd_bwd", AT(ssd_bwd, S), SIZE, 1, SHAPE, "S is 1, must be at most 0", 0},
     {"ssd_bwd", AT(ssd_bwd, dz), PRESENT, KRAIT_F32, ARG, "dz cannot be given without z", 0},
     {"ssd_bwd", AT(ssd_bwd, dDvec), PRESENT, KRAIT_F32, ARG, "dDvec cannot be given without Dvec", 0},
-    {"selective_scan", 0, FLAGS, KRAIT_SCAN_BOTH | KRAIT_SCAN_REVERSE, ARG, "KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", 0},
+    {"selective_scan", 0, FLAGS, KRAIT_SCAN_BOTH | KRAIT_SCAN_REVERSE, ARG,
+     "KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", 0},
     {"selective_scan", 0, FLAGS, KRAIT_SCAN_BOTH, ARG, "A_reverse must be given", 0},
     MODE(selective_scan, A_reverse, KRAIT_F32, 0, "A_reverse cannot be given without KRAIT_SCAN_BOTH"),
-    MODE(selective_scan, initial_state, KRAIT_F32, KRAIT_SCAN_BOTH, "initial_state cannot be given with KRAIT_SCAN_BOTH"),
+    MODE(selective_scan, initial_state, KRAIT_F32, KRAIT_SCAN_BOTH,
+         "initial_state cannot be given with KRAIT_SCAN_BOTH"),
     {"selective_scan", AT(selective_scan, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but u is float32", 0},
     {"selective_scan", AT(selective_scan, Dvec), PRESENT, KRAIT_F16, DTYPE, "Dvec is float16, must be float32", 0},
-    LEAST(selective_scan_bwd, D, 1), LEAST(selective_scan_bwd, N, 1), VIEW(selective_scan_bwd, u, 1), VIEW(selective_scan_bwd, A, 1),
-    VIEW(selective_scan_bwd, dout, 0), VIEW(selective_scan_bwd, dlast_state, 0), VIEW(selective_scan_bwd, du, 0), VIEW(selective_scan_bwd, ddelta, 0),
-    VIEW(selective_scan_bwd, dA, 0), VIEW(selective_scan_bwd, dB, 0), VIEW(selective_scan_bwd, dC, 0), VIEW(selective_scan_bwd, dDvec, 0),
-    VIEW(selective_scan_bwd, ddelta_bias, 0), VIEW(selective_scan_bwd, dinitial_state, 0),
+    LEAST(selective_scan_bwd, D, 1),
+    LEAST(selective_scan_bwd, N, 1),
+    VIEW(selective_scan_bwd, u, 1),
+    VIEW(selective_scan_bwd, A, 1),
+    VIEW(selective_scan_bwd, dout, 0),
+    VIEW(selective_scan_bwd, dlast_state, 0),
+    VIEW(selective_scan_bwd, du, 0),
+    VIEW(selective_scan_bwd, ddelta, 0),
+    VIEW(selective_scan_bwd, dA, 0),
+    VIEW(selective_scan_bwd, dB, 0),
+    VIEW(selective_scan_bwd, dC, 0),
+    VIEW(selective_scan_bwd, dDvec, 0),
+    VIEW(selective_scan_bwd, ddelta_bias, 0),
+    VIEW(selective_scan_bwd, dinitial_state, 0),
     MODE(selective_scan_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
     MODE(selective_scan_bwd, dA_reverse, KRAIT_F32, 0, "dA_reverse cannot be given without KRAIT_SCAN_BOTH"),
-    LEAST(state_update, B, 0), LEAST(state_update, H, 1), LEAST(state_update, P, 1), LEAST(state_update, N, 1), LEAST(state_update, G, 1),
-    LEAST(state_update, n_states, 2), VIEW(state_update, state, 1), VIEW(state_update, x, 1), VIEW(state_update, dt, 1), VIEW(state_update, A, 1),
-    VIEW(state_update, Bmat, 1), VIEW(state_update, Cmat, 1), VIEW(state_update, out, 1), VIEW(state_update, Dvec, 0), VIEW(state_update, dt_bias, 0),
-    VIEW(state_update, z, 0), VIEW(state_update, state_batch_indices, 0), {"state_update", 0, FLAGS, 4, ARG, "unknown flags", 0},
+    LEAST(state_update, B, 0),
+    LEAST(state_update, H, 1),
+    LEAST(state_update, P, 1),
+    LEAST(state_update, N, 1),
+    LEAST(state_update, G, 1),
+    LEAST(state_update, n_states, 2),
+    VIEW(state_update, state, 1),
+    VIEW(state_update, x, 1),
+    VIEW(state_update, dt, 1),
+    VIEW(state_update, A, 1),
+    VIEW(state_update, Bmat, 1),
+    VIEW(state_update, Cmat, 1),
+    VIEW(state_update, out, 1),
+    VIEW(state_update, Dvec, 0),
+    VIEW(state_update, dt_bias, 0),
+    VIEW(state_update, z, 0),
+    VIEW(state_update, state_batch_indices, 0),
+    {"state_update", 0, FLAGS, 4, ARG, "unknown flags", 0},
     {"state_update", AT(state_update, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0},
-    LEAST(add_norm, R, 0), LEAST(add_norm, M, 1), VIEW(add_norm, x, 1), VIEW(add_norm, out, 1), VIEW(add_norm, x1, 0), VIEW(add_norm, residual, 0),
-    VIEW(add_norm, rowscale, 0), VIEW(add_norm, weight, 0), VIEW(add_norm, bias, 0), VIEW(add_norm, weight1, 0), VIEW(add_norm, residual_out, 0),
-    MODE(add_norm, out1, KRAIT_F32, 0, "out1 cannot be given without weight1"), MODE(add_norm, bias1, KRAIT_F32, 0, "bias1 cannot be given without weight1"),
-    LEAST(add_norm_bwd, R, 0), LEAST(add_norm_bwd, M, 1), VIEW(add_norm_bwd, v, 1), VIEW(add_norm_bwd, dout, 0), VIEW(add_norm_bwd, dx, 0),
-    VIEW(add_norm_bwd, dweight, 0), VIEW(add_norm_bwd, dbias, 0), MODE(add_norm_bwd, dout1, KRAIT_F32, 0, "dout1 cannot be given without weight1"),
-    LEAST(gated_norm, R, 0), LEAST(gated_norm, M, 1), LEAST(gated_norm, group_size, 1), VIEW(gated_norm, x, 1), VIEW(gated_norm, out, 1),
-    VIEW(gated_norm, z, 0), VIEW(gated_norm, bias, 0), {"gated_norm", AT(gated_norm, M), SIZE, 3, SHAPE, "M 3 is not a multiple of group_size 2", 0},
-    VIEW(gated_norm_bwd, x, 1), VIEW(gated_norm_bwd, dout, 1), VIEW(gated_norm_bwd, dx, 0), VIEW(gated_norm_bwd, dweight, 0),
-    VIEW(gated_norm_bwd, dbias, 0), MODE(gated_norm_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
-    LEAST(mamba_inner, B, 0), LEAST(mamba_inner, D, 1), LEAST(mamba_inner, L, 0), LEAST(mamba_inner, N, 1), LEAST(mamba_inner, W, 1), LEAST(mamba_inner, R, 1),
-    LEAST(mamba_inner, M, 0), {"mamba_inner", AT(mamba_inner, N), SIZE, 513, SHAPE, "N is 513, must be at most 512", 0},
-    VIEW(mamba_inner, xz, 1), VIEW(mamba_inner, conv_weight, 1), VIEW(mamba_inner, x_proj_weight, 1), VIEW(mamba_inner, dt_proj_weight, 1), VIEW(mamba_inner, out_proj_weight, 1),
-    VIEW(mamba_inner, A, 1), VIEW(mamba_inner, out, 1), VIEW(mamba_inner, conv_bias, 0), VIEW(mamba_inner, out_proj_bias, 0), VIEW(mamba_inner, Bmat, 0), VIEW(mamba_inner, Cmat, 0),
-    VIEW(mamba_inner, Dvec, 0), VIEW(mamba_inner, delta_bias, 0), VIEW(mamba_inner, B_proj_bias, 0), VIEW(mamba_inner, C_proj_bias, 0), VIEW(mamba_inner, dt_norm_weight, 0),
-    VIEW(mamba_inner, B_norm_weight, 0), VIEW(mamba_inner, C_norm_weight, 0), {"mamba_inner", 0, FLAGS, 32, ARG, "unknown flags 0x20", 0},
-    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_BOTH | KRAIT_SCAN_REVERSE, ARG, "KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", 0},
-    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_BOTH, ARG, "A_reverse must be given", 0}, MODE(mamba_inner, A_reverse, KRAIT_F32, 0, "A_reverse cannot be given without KRAIT_SCAN_BOTH"),
+    LEAST(add_norm, R, 0),
+    LEAST(add_norm, M, 1),
+    VIEW(add_norm, x, 1),
+    VIEW(add_norm, out, 1),
+    VIEW(add_norm, x1, 0),
+    VIEW(add_norm, residual, 0),
+    VIEW(add_norm, rowscale, 0),
+    VIEW(add_norm, weight, 0),
+    VIEW(add_norm, bias, 0),
+    VIEW(add_norm, weight1, 0),
+    VIEW(add_norm, residual_out, 0),
+    MODE(add_norm, out1, KRAIT_F32, 0, "out1 cannot be given without weight1"),
+    MODE(add_norm, bias1, KRAIT_F32, 0, "bias1 cannot be given without weight1"),
+    LEAST(add_norm_bwd, R, 0),
+    LEAST(add_norm_bwd, M, 1),
+    VIEW(add_norm_bwd, v, 1),
+    VIEW(add_norm_bwd, dout, 0),
+    VIEW(add_norm_bwd, dx, 0),
+    VIEW(add_norm_bwd, dweight, 0),
+    VIEW(add_norm_bwd, dbias, 0),
+    MODE(add_norm_bwd, dout1, KRAIT_F32, 0, "dout1 cannot be given without weight1"),
+    LEAST(gated_norm, R, 0),
+    LEAST(gated_norm, M, 1),
+    LEAST(gated_norm, group_size, 1),
+    VIEW(gated_norm, x, 1),
+    VIEW(gated_norm, out, 1),
+    VIEW(gated_norm, z, 0),
+    VIEW(gated_norm, bias, 0),
+    {"gated_norm", AT(gated_norm, M), SIZE, 3, SHAPE, "M 3 is not a multiple of group_size 2", 0},
+    VIEW(gated_norm_bwd, x, 1),
+    VIEW(gated_norm_bwd, dout, 1),
+    VIEW(gated_norm_bwd, dx, 0),
+    VIEW(gated_norm_bwd, dweight, 0),
+    VIEW(gated_norm_bwd, dbias, 0),
+    MODE(gated_norm_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
+    LEAST(mamba_inner, B, 0),
+    LEAST(mamba_inner, D, 1),
+    LEAST(mamba_inner, L, 0),
+    LEAST(mamba_inner, N, 1),
+    LEAST(mamba_inner, W, 1),
+    LEAST(mamba_inner, R, 1),
+    LEAST(mamba_inner, M, 0),
+    {"mamba_inner", AT(mamba_inner, N), SIZE, 513, SHAPE, "N is 513, must be at most 512", 0},
+    VIEW(mamba_inner, xz, 1),
+    VIEW(mamba_inner, conv_weight, 1),
+    VIEW(mamba_inner, x_proj_weight, 1),
+    VIEW(mamba_inner, dt_proj_weight, 1),
+    VIEW(mamba_inner, out_proj_weight, 1),
+    VIEW(mamba_inner, A, 1),
+    VIEW(mamba_inner, out, 1),
+    VIEW(mamba_inner, conv_bias, 0),
+    VIEW(mamba_inner, out_proj_bias, 0),
+    VIEW(mamba_inner, Bmat, 0),
+    VIEW(mamba_inner, Cmat, 0),
+    VIEW(mamba_inner, Dvec, 0),
+    VIEW(mamba_inner, delta_bias, 0),
+    VIEW(mamba_inner, B_proj_bias, 0),
+    VIEW(mamba_inner, C_proj_bias, 0),
+    VIEW(mamba_inner, dt_norm_weight, 0),
+    VIEW(mamba_inner, B_norm_weight, 0),
+    VIEW(mamba_inner, C_norm_weight, 0),
+    {"mamba_inner", 0, FLAGS, 32, ARG, "unknown flags 0x20", 0},
+    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_BOTH | KRAIT_SCAN_REVERSE, ARG,
+     "KRAIT_SCAN_REVERSE cannot be set with KRAIT_SCAN_BOTH", 0},
+    {"mamba_inner", 0, FLAGS, KRAIT_SCAN_BOTH, ARG, "A_reverse must be given", 0},
+    MODE(mamba_inner, A_reverse, KRAIT_F32, 0, "A_reverse cannot be given without KRAIT_SCAN_BOTH"),
     {"mamba_inner", 0, FLAGS, KRAIT_SCAN_B_CONSTANT, ARG, "Bmat must be given where it is constant", 0},
     {"mamba_inner", 0, FLAGS, KRAIT_SCAN_C_CONSTANT, ARG, "Cmat must be given where it is constant", 0},
     {"mamba_inner", AT(mamba_inner, M), SIZE, 0, ARG, "out_proj_weight cannot be given with M == 0", 0},
     {"mamba_inner", AT(mamba_inner, Dvec), PRESENT, KRAIT_BF16, DTYPE, "Dvec is bfloat16, must be float32", 0},
-    LEAST(mamba_inner_bwd, D, 1), LEAST(mamba_inner_bwd, R, 1), VIEW(mamba_inner_bwd, xz, 1), VIEW(mamba_inner_bwd, A, 1), VIEW(mamba_inner_bwd, dout, 1), VIEW(mamba_inner_bwd, dxz, 0),
-    VIEW(mamba_inner_bwd, dconv_weight, 0), VIEW(mamba_inner_bwd, dconv_bias, 0), VIEW(mamba_inner_bwd, dx_proj_weight, 0), VIEW(mamba_inner_bwd, ddt_proj_weight, 0),
-    VIEW(mamba_inner_bwd, dout_proj_weight, 0), VIEW(mamba_inner_bwd, dout_proj_bias, 0), VIEW(mamba_inner_bwd, dA, 0), VIEW(mamba_inner_bwd, dDvec, 0),
-    VIEW(mamba_inner_bwd, ddelta_bias, 0), VIEW(mamba_inner_bwd, dB_proj_bias, 0), VIEW(mamba_inner_bwd, dC_proj_bias, 0),
+    LEAST(mamba_inner_bwd, D, 1),
+    LEAST(mamba_inner_bwd, R, 1),
+    VIEW(mamba_inner_bwd, xz, 1),
+    VIEW(mamba_inner_bwd, A, 1),
+    VIEW(mamba_inner_bwd, dout, 1),
+    VIEW(mamba_inner_bwd, dxz, 0),
+    VIEW(mamba_inner_bwd, dconv_weight, 0),
+    VIEW(mamba_inner_bwd, dconv_bias, 0),
+    VIEW(mamba_inner_bwd, dx_proj_weight, 0),
+    VIEW(mamba_inner_bwd, ddt_proj_weight, 0),
+    VIEW(mamba_inner_bwd, dout_proj_weight, 0),
+    VIEW(mamba_inner_bwd, dout_proj_bias, 0),
+    VIEW(mamba_inner_bwd, dA, 0),
+    VIEW(mamba_inner_bwd, dDvec, 0),
+    VIEW(mamba_inner_bwd, ddelta_bias, 0),
+    VIEW(mamba_inner_bwd, dB_proj_bias, 0),
+    VIEW(mamba_inner_bwd, dC_proj_bias, 0),
     MODE(mamba_inner_bwd, dA_reverse, KRAIT_F32, 0, "dA_reverse cannot be given without KRAIT_SCAN_BOTH"),
-    MODE(mamba_inner_bwd, dB, KRAIT_F32, 0, "dB cannot be given without Bmat"), MODE(mamba_inner_bwd, dC, KRAIT_F32, 0, "dC cannot be given without Cmat"),
+    MODE(mamba_inner_bwd, dB, KRAIT_F32, 0, "dB cannot be given without Bmat"),
+    MODE(mamba_inner_bwd, dC, KRAIT_F32, 0, "dC cannot be given without Cmat"),
     MODE(mamba_inner_bwd, ddt_norm_weight, KRAIT_F32, 0, "ddt_norm_weight cannot be given without dt_norm_weight"),
     MODE(mamba_inner_bwd, dB_norm_weight, KRAIT_F32, 0, "dB_norm_weight cannot be given without B_norm_weight"),
     MODE(mamba_inner_bwd, dC_norm_weight, KRAIT_F32, 0, "dC_norm_weight cannot be given without C_norm_weight"),
-    LEAST(mamba2_inner, B, 0), LEAST(mamba2_inner, H, 1), LEAST(mamba2_inner, P, 1), LEAST(mamba2_inner, N, 1), LEAST(mamba2_inner, G, 1), LEAST(mamba2_inner, F, 0),
-    {"mamba2_inner", AT(mamba2_inner, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0}, {"mamba2_inner", AT(mamba2_inner, P), SIZE, 257, SHAPE, "P is 257, must be at most 256", 0},
+    LEAST(mamba2_inner, B, 0),
+    LEAST(mamba2_inner, H, 1),
+    LEAST(mamba2_inner, P, 1),
+    LEAST(mamba2_inner, N, 1),
+    LEAST(mamba2_inner, G, 1),
+    LEAST(mamba2_inner, F, 0),
+    {"mamba2_inner", AT(mamba2_inner, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0},
+    {"mamba2_inner", AT(mamba2_inner, P), SIZE, 257, SHAPE, "P is 257, must be at most 256", 0},
     {"mamba2_inner", AT(mamba2_inner, K), SIZE, 0, ARG, "in_proj_weight cannot be given with K == 0", 0},
     {"mamba2_inner", AT(mamba2_inner, M), SIZE, 0, ARG, "out_proj_weight cannot be given with M == 0", 0},
-    {"mamba2_inner", AT(mamba2_inner, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0}, {"mamba2_inner", 0, FLAGS, 4, ARG, "unknown flags 0x4", 0},
-    VIEW(mamba2_inner, x, 1), VIEW(mamba2_inner, in_proj_weight, 1), VIEW(mamba2_inner, conv_weight, 1), VIEW(mamba2_inner, A, 1), VIEW(mamba2_inner, out_proj_weight, 1),
-    VIEW(mamba2_inner, out, 1), VIEW(mamba2_inner, Dvec, 0), VIEW(mamba2_inner, dt_bias, 0), VIEW(mamba2_inner, norm_weight, 0), VIEW(mamba2_inner, initial_states, 0),
-    MODE(mamba2_inner, y, KRAIT_F32, 0, "y cannot be given without norm_weight"), 
-    VIEW(mamba2_inner_bwd, x, 1), VIEW(mamba2_inner_bwd, dout, 1), VIEW(mamba2_inner_bwd, din_proj_weight, 0), VIEW(mamba2_inner_bwd, ddt_bias, 0), VIEW(mamba2_inner_bwd, dA, 0),
+    {"mamba2_inner", AT(mamba2_inner, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0},
+    {"mamba2_inner", 0, FLAGS, 4, ARG, "unknown flags 0x4", 0},
+    VIEW(mamba2_inner, x, 1),
+    VIEW(mamba2_inner, in_proj_weight, 1),
+    VIEW(mamba2_inner, conv_weight, 1),
+    VIEW(mamba2_inner, A, 1),
+    VIEW(mamba2_inner, out_proj_weight, 1),
+    VIEW(mamba2_inner, out, 1),
+    VIEW(mamba2_inner, Dvec, 0),
+    VIEW(mamba2_inner, dt_bias, 0),
+    VIEW(mamba2_inner, norm_weight, 0),
+    VIEW(mamba2_inner, initial_states, 0),
+    MODE(mamba2_inner, y, KRAIT_F32, 0, "y cannot be given without norm_weight"),
+    VIEW(mamba2_inner_bwd, x, 1),
+    VIEW(mamba2_inner_bwd, dout, 1),
+    VIEW(mamba2_inner_bwd, din_proj_weight, 0),
+    VIEW(mamba2_inner_bwd, ddt_bias, 0),
+    VIEW(mamba2_inner_bwd, dA, 0),
     MODE(mamba2_inner_bwd, dnorm_weight, KRAIT_F32, 0, "dnorm_weight cannot be given without norm_weight"),
-    {"mamba2_inner_bwd", AT(mamba2_inner_bwd, zxbcdt), PRESENT, KRAIT_BF16, DTYPE, "zxbcdt is bfloat16 but x is float32", 0},
+    {"mamba2_inner_bwd", AT(mamba2_inner_bwd, zxbcdt), PRESENT, KRAIT_BF16, DTYPE,
+     "zxbcdt is bfloat16 but x is float32", 0},
 };
 
 static void spoil(unsigned char *args, const rule *r) {
   krait_call *call = (krait_call *)args;
   krait_view *view = (krait_view *)(args + r->offset);
   call->flags = r->flags;
-  if (r->flags & KRAIT_SCAN_BOTH && !strcmp(r->op, "selective_scan")) ((krait_selective_scan_args *)args)->A_reverse = ((krait_selective_scan_args *)args)->A;
+  if (r->flags & KRAIT_SCAN_BOTH && !strcmp(r->op, "selective_scan"))
+    ((krait_selective_scan_args *)args)->A_reverse = ((krait_selective_scan_args *)args)->A;
   if (r->how == SIZE) memcpy(args + r->offset, &r->value, sizeof r->value);
   if (r->how == TYPE) view->dtype = (int32_t)r->value;
   if (r->how == ABSENT) view->data = NULL;
-  if (r->how == PRESENT) *view = (krait_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = (int32_t)r->value};
+  if (r->how == PRESENT)
+    *view = (krait_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = (int32_t)r->value};
   if (r->how == FLAGS) call->flags = (uint32_t)r->value;
   if (r->how == ACTIVATION) memcpy(args + r->offset, &(int32_t){(int32_t)r->value}, sizeof(int32_t));
 }
@@ -296,10 +518,13 @@ static void every_rule_names_what_broke_it(void **state) {
     assert_int_equal(kr_op_check(kr_op_find(r->op), args), KRAIT_OK);
     spoil(args, r);
     int32_t status = kr_op_check(kr_op_find(r->op), args);
-    if (status != r->status) fail_msg("%s, rule %zu (%s): %s, expected %s", r->op, i, r->says, krait_status_name(status), krait_status_name(r->status));
+    if (status != r->status)
+      fail_msg("%s, rule %zu (%s): %s, expected %s", r->op, i, r->says, krait_status_name(status),
+               krait_status_name(r->status));
     if (status == KRAIT_OK) continue;
     const char *detail = krait_error_detail();
-    if (!strstr(detail, r->says) || strncmp(detail, r->op, strlen(r->op)) != 0) fail_msg("%s: the detail is '%s', without '%s'", r->op, detail, r->says);
+    if (!strstr(detail, r->says) || strncmp(detail, r->op, strlen(r->op)) != 0)
+      fail_msg("%s: the detail is '%s', without '%s'", r->op, detail, r->says);
   }
 }
 
@@ -312,17 +537,22 @@ static void in_place(const char *op, const char *says, size_t out, size_t in) {
   assert_int_equal(kr_op_check(kr_op_find(op), args), KRAIT_OK);
   to->stride[1] = 3;
   assert_int_equal(kr_op_check(kr_op_find(op), args), KRAIT_ERR_ARGUMENT);
-  if (!strstr(krait_error_detail(), says)) fail_msg("%s: the detail is '%s', without '%s'", op, krait_error_detail(), says);
+  if (!strstr(krait_error_detail(), says))
+    fail_msg("%s: the detail is '%s', without '%s'", op, krait_error_detail(), says);
 }
 
 static void strides_in_place(void **state) {
   (void)state;
   in_place("causal_conv1d", "out is x in place but their strides differ", AT(causal_conv1d, out), AT(causal_conv1d, x));
-  in_place("causal_conv1d_update", "out is x in place but their strides differ", AT(causal_conv1d_update, out), AT(causal_conv1d_update, x));
-  in_place("selective_scan", "out is u in place but their strides differ", AT(selective_scan, out), AT(selective_scan, u));
-  in_place("selective_scan", "out is z in place but their strides differ", AT(selective_scan, out), AT(selective_scan, z));
+  in_place("causal_conv1d_update", "out is x in place but their strides differ", AT(causal_conv1d_update, out),
+           AT(causal_conv1d_update, x));
+  in_place("selective_scan", "out is u in place but their strides differ", AT(selective_scan, out),
+           AT(selective_scan, u));
+  in_place("selective_scan", "out is z in place but their strides differ", AT(selective_scan, out),
+           AT(selective_scan, z));
   in_place("add_norm", "out is x in place but their strides differ", AT(add_norm, out), AT(add_norm, x));
-  in_place("add_norm", "residual_out is residual in place but their strides differ", AT(add_norm, residual_out), AT(add_norm, residual));
+  in_place("add_norm", "residual_out is residual in place but their strides differ", AT(add_norm, residual_out),
+           AT(add_norm, residual));
   in_place("gated_norm", "out is x in place but their strides differ", AT(gated_norm, out), AT(gated_norm, x));
   static unsigned char args[4096];
   krait_selective_scan_args *a = (krait_selective_scan_args *)args;
@@ -345,15 +575,19 @@ static void limits_of_time_steps(void **state) {
 
 static void offsets_are_read_before_they_are_used(void **state) {
   (void)state;
-  static const struct { int32_t offsets[3]; const char *says; } cases[] = {
-      {{1, 1, 2}, "begins with 1"}, {{0, 2, 1}, "decreases at 2"}, {{0, 1, 3}, "ends with 3, must end with 2"}, {{0, -1, 2}, "decreases at 1"}};
+  static const struct { int32_t offsets[3]; const char *says;
+  } cases[] = {{{1, 1, 2}, "begins with 1"},
+               {{0, 2, 1}, "decreases at 2"},
+               {{0, 1, 3}, "ends with 3, must end with 2"},
+               {{0, -1, 2}, "decreases at 1"}};
   static unsigned char args[4096];
   krait_ctx *ctx;
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     fill("causal_conv1d_varlen_states", args);
-    ((krait_causal_conv1d_varlen_states_args *)args)->cu_seqlens = (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    ((krait_causal_conv1d_varlen_states_args *)args)->cu_seqlens =
+        (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
     assert_int_equal(kr_op_run(&kr_op_causal_conv1d_varlen_states, ctx, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
     static float scratch[1 << 18]; /* rows for wide vectors want more of it */
@@ -381,7 +615,13 @@ static void keys_are_looked_for_where_they_are(void **state) {
   (void)state;
   static int32_t values[4];
   static const krait_view view = {.data = values, .stride = {1, 1}, .dtype = KRAIT_I32};
-  static const struct { const char *op; size_t at; int32_t values[3]; int64_t B, Bk, n_pages; const char *says; } cases[] = {
+  static const struct {
+    const char *op;
+    size_t at;
+    int32_t values[3];
+    int64_t B, Bk, n_pages;
+    const char *says;
+  } cases[] = {
       {"attention", AT(attention, cu_seqlens_q), {0, 2, 1}, 2, 2, 0, "cu_seqlens_q decreases at 2"},
       {"attention", AT(attention, cu_seqlens_q), {0, 1, 3}, 2, 2, 0, "cu_seqlens_q ends with 3, must end with 2"},
       {"attention", AT(attention, cu_seqlens_k), {1, 2, 2}, 2, 1, 0, "cu_seqlens_k begins with 1"},
@@ -391,11 +631,35 @@ static void keys_are_looked_for_where_they_are(void **state) {
       {"attention", AT(attention, cache_batch_idx), {0, 7}, 2, 2, 0, "cache_batch_idx[1] is 7, must be below 2"},
       {"attention", AT(attention, block_table), {0, 5}, 2, 2, 1, "block_table[1,0] is 5, must be in 0..1"},
       {"attention", AT(attention, block_table), {0, -1}, 2, 2, 1, "block_table[1,0] is -1, must be in 0..1"},
-      {"attention_bwd", AT(attention_bwd, cu_seqlens_q), {0, 1, 1}, 2, 2, 0, "cu_seqlens_q ends with 1, must end with 2"},
+      {"attention_bwd",
+       AT(attention_bwd, cu_seqlens_q),
+       {0, 1, 1},
+       2,
+       2,
+       0,
+       "cu_seqlens_q ends with 1, must end with 2"},
       {"attention_bwd", AT(attention_bwd, seqused_k), {0, 3}, 2, 2, 0, "seqused_k[1] is 3"},
-      {"attention_append", AT(attention_append, cache_seqlens), {0, 1}, 2, 2, 0, "cache_seqlens[1] is 1: with L 2 more there is room for 2"},
-      {"attention_append", AT(attention_append, block_table), {0, 9}, 2, 2, 1, "block_table[1,0] is 9, must be in 0..1"},
-      {"rotary", AT(rotary, offsets), {0, 1}, 2, 2, 0, "rotary: sequence 1 takes positions 1 to 2, cos and sin have 0..1"}};
+      {"attention_append",
+       AT(attention_append, cache_seqlens),
+       {0, 1},
+       2,
+       2,
+       0,
+       "cache_seqlens[1] is 1: with L 2 more there is room for 2"},
+      {"attention_append",
+       AT(attention_append, block_table),
+       {0, 9},
+       2,
+       2,
+       1,
+       "block_table[1,0] is 9, must be in 0..1"},
+      {"rotary",
+       AT(rotary, offsets),
+       {0, 1},
+       2,
+       2,
+       0,
+       "rotary: sequence 1 takes positions 1 to 2, cos and sin have 0..1"}};
   static unsigned char args[4096];
   static float scratch[1 << 22];
   krait_ctx *ctx;
@@ -406,16 +670,21 @@ static void keys_are_looked_for_where_they_are(void **state) {
     fill(cases[i].op, args);
     memcpy(values, cases[i].values, sizeof cases[i].values);
     *(krait_view *)(args + cases[i].at) = view;
-    if (kr_sig_find_size(op->sig, "Bk") >= 0) kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "Bk"), cases[i].Bk);
-    if (kr_sig_find_size(op->sig, "n_pages") >= 0) kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "n_pages"), cases[i].n_pages);
+    if (kr_sig_find_size(op->sig, "Bk") >= 0)
+      kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "Bk"), cases[i].Bk);
+    if (kr_sig_find_size(op->sig, "n_pages") >= 0)
+      kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "n_pages"), cases[i].n_pages);
     for (int r = 0; r < op->n_rows; r++) {
       const kr_row *row = &op->rows[r];
-      if (!(row->needs & KRAIT_CAP_CPU) || (row->needs & krait_ctx_caps(ctx)) != row->needs || (row->refuse && row->refuse(ctx, args))) continue;
+      if (!(row->needs & KRAIT_CAP_CPU) || (row->needs & krait_ctx_caps(ctx)) != row->needs ||
+          (row->refuse && row->refuse(ctx, args)))
+        continue;
       assert_int_equal(kr_op_check(op, args), KRAIT_OK);
       ((krait_call *)args)->scratch = scratch;
       assert_true(!row->scratch_bytes || row->scratch_bytes(ctx, args) <= sizeof scratch);
       assert_int_equal(row->run(ctx, args), KRAIT_ERR_ARGUMENT);
-      if (!strstr(krait_error_detail(), cases[i].says)) fail_msg("%s, row %s says '%s', not '%s'", op->name, row->name, krait_error_detail(), cases[i].says);
+      if (!strstr(krait_error_detail(), cases[i].says))
+        fail_msg("%s, row %s says '%s', not '%s'", op->name, row->name, krait_error_detail(), cases[i].says);
     }
   }
   krait_ctx_close(&ctx);
@@ -475,29 +744,123 @@ typedef struct joint_rule {
 #define PACKED(type) TO(type, B, SIZE, 1), TO(type, cu_seqlens, PRESENT, KRAIT_I32)
 
 static const joint_rule joint_rules[] = {
-    {"causal_conv1d", 0, {TO(causal_conv1d, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d, initial_states, PRESENT, KRAIT_F32)}, ARG, "initial_states cannot be given with seq_idx"},
-    {"causal_conv1d", 0, {TO(causal_conv1d, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d, final_states, PRESENT, KRAIT_F32)}, ARG, "final_states cannot be given with seq_idx"},
-    {"causal_conv1d_bwd", 0, {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, initial_states, PRESENT, KRAIT_F32)}, ARG, "initial_states cannot be given with seq_idx"},
-    {"causal_conv1d_bwd", 0, {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, dfinal_states, PRESENT, KRAIT_F32)}, ARG, "dfinal_states cannot be given with seq_idx"},
-    {"causal_conv1d_bwd", 0, {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, dinitial_states, PRESENT, KRAIT_F32)}, ARG, "dinitial_states cannot be given with seq_idx"},
-    {"causal_conv1d_update", 0, {TO(causal_conv1d_update, W, SIZE, 4), TO(causal_conv1d_update, S, SIZE, 2)}, SHAPE, "S is 2, must be at least 3"},
-    {"causal_conv1d_update", 0, {TO(causal_conv1d_update, n_states, SIZE, 1), TO(causal_conv1d_update, B, SIZE, 2)}, SHAPE, "n_states is 1, must be at least 2"},
-    {"selective_scan", 0, {PACKED(selective_scan), TO(selective_scan, S, SIZE, 0)}, SHAPE, "S is 0, must be at least 1"},
-    {"selective_scan", 0, {PACKED(selective_scan), TO(selective_scan, S, SIZE, 2), TO(selective_scan, seq_idx, PRESENT, KRAIT_I32)}, ARG, "seq_idx cannot be given with cu_seqlens"},
-    {"selective_scan", KRAIT_SCAN_BOTH, {TO(selective_scan, seq_idx, PRESENT, KRAIT_I32)}, ARG, "seq_idx cannot be given with KRAIT_SCAN_BOTH"},
-    {"selective_scan", KRAIT_SCAN_BOTH, {PACKED(selective_scan), TO(selective_scan, S, SIZE, 2)}, ARG, "cu_seqlens cannot be given with KRAIT_SCAN_BOTH"},
-    {"selective_scan", KRAIT_SCAN_BOTH, {TO(selective_scan, last_state, PRESENT, KRAIT_F32)}, ARG, "last_state cannot be given with KRAIT_SCAN_BOTH"},
-    {"selective_scan", KRAIT_SCAN_BOTH, {TO(selective_scan, A_reverse, PRESENT, KRAIT_C64)}, DTYPE, "A_reverse is complex64 but A is float32"},
-    {"selective_scan", KRAIT_SCAN_B_CONSTANT, {TO(selective_scan, A, TYPE, KRAIT_C64)}, DTYPE, "Bmat is float32, must be complex64"},
-    {"selective_scan", KRAIT_SCAN_C_CONSTANT, {TO(selective_scan, A, TYPE, KRAIT_C64)}, DTYPE, "Cmat is float32, must be complex64"},
-    {"selective_scan", 0, {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, Bmat, TYPE, KRAIT_C64)}, DTYPE, "Bmat is complex64, must be float32"},
-    {"selective_scan", 0, {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, initial_state, PRESENT, KRAIT_F32)}, DTYPE, "initial_state is float32, must be complex64"},
-    {"selective_scan", 0, {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, last_state, PRESENT, KRAIT_F32)}, DTYPE, "last_state is float32, must be complex64"},
-    {"selective_scan_bwd", KRAIT_SCAN_BOTH, {TO(selective_scan_bwd, A_reverse, PRESENT, KRAIT_F32), TO(selective_scan_bwd, dlast_state, PRESENT, KRAIT_F32)}, ARG, "dlast_state cannot be given with KRAIT_SCAN_BOTH"},
-    {"selective_scan_bwd", KRAIT_SCAN_BOTH, {TO(selective_scan_bwd, A_reverse, PRESENT, KRAIT_F32), TO(selective_scan_bwd, dinitial_state, PRESENT, KRAIT_F32)}, ARG, "dinitial_state cannot be given with KRAIT_SCAN_BOTH"},
-    {"selective_scan_bwd", 0, {TO(selective_scan_bwd, A, TYPE, KRAIT_C64), TO(selective_scan_bwd, dA, PRESENT, KRAIT_F32)}, DTYPE, "dA is float32, must be complex64"},
-    {"selective_scan_bwd", KRAIT_SCAN_B_CONSTANT, {TO(selective_scan_bwd, A, TYPE, KRAIT_C64), TO(selective_scan_bwd, Bmat, TYPE, KRAIT_C64), TO(selective_scan_bwd, dB, PRESENT, KRAIT_F32)}, DTYPE, "dB is float32, must be complex64"},
-    {"add_norm_bwd", 0, {TO(add_norm_bwd, dweight1, PRESENT, KRAIT_F32)}, ARG, "dweight1 cannot be given without weight1"},
+    {"causal_conv1d",
+     0,
+     {TO(causal_conv1d, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d, initial_states, PRESENT, KRAIT_F32)},
+     ARG,
+     "initial_states cannot be given with seq_idx"},
+    {"causal_conv1d",
+     0,
+     {TO(causal_conv1d, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d, final_states, PRESENT, KRAIT_F32)},
+     ARG,
+     "final_states cannot be given with seq_idx"},
+    {"causal_conv1d_bwd",
+     0,
+     {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, initial_states, PRESENT, KRAIT_F32)},
+     ARG,
+     "initial_states cannot be given with seq_idx"},
+    {"causal_conv1d_bwd",
+     0,
+     {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, dfinal_states, PRESENT, KRAIT_F32)},
+     ARG,
+     "dfinal_states cannot be given with seq_idx"},
+    {"causal_conv1d_bwd",
+     0,
+     {TO(causal_conv1d_bwd, seq_idx, PRESENT, KRAIT_I32), TO(causal_conv1d_bwd, dinitial_states, PRESENT, KRAIT_F32)},
+     ARG,
+     "dinitial_states cannot be given with seq_idx"},
+    {"causal_conv1d_update",
+     0,
+     {TO(causal_conv1d_update, W, SIZE, 4), TO(causal_conv1d_update, S, SIZE, 2)},
+     SHAPE,
+     "S is 2, must be at least 3"},
+    {"causal_conv1d_update",
+     0,
+     {TO(causal_conv1d_update, n_states, SIZE, 1), TO(causal_conv1d_update, B, SIZE, 2)},
+     SHAPE,
+     "n_states is 1, must be at least 2"},
+    {"selective_scan",
+     0,
+     {PACKED(selective_scan), TO(selective_scan, S, SIZE, 0)},
+     SHAPE,
+     "S is 0, must be at least 1"},
+    {"selective_scan",
+     0,
+     {PACKED(selective_scan), TO(selective_scan, S, SIZE, 2), TO(selective_scan, seq_idx, PRESENT, KRAIT_I32)},
+     ARG,
+     "seq_idx cannot be given with cu_seqlens"},
+    {"selective_scan",
+     KRAIT_SCAN_BOTH,
+     {TO(selective_scan, seq_idx, PRESENT, KRAIT_I32)},
+     ARG,
+     "seq_idx cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan",
+     KRAIT_SCAN_BOTH,
+     {PACKED(selective_scan), TO(selective_scan, S, SIZE, 2)},
+     ARG,
+     "cu_seqlens cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan",
+     KRAIT_SCAN_BOTH,
+     {TO(selective_scan, last_state, PRESENT, KRAIT_F32)},
+     ARG,
+     "last_state cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan",
+     KRAIT_SCAN_BOTH,
+     {TO(selective_scan, A_reverse, PRESENT, KRAIT_C64)},
+     DTYPE,
+     "A_reverse is complex64 but A is float32"},
+    {"selective_scan",
+     KRAIT_SCAN_B_CONSTANT,
+     {TO(selective_scan, A, TYPE, KRAIT_C64)},
+     DTYPE,
+     "Bmat is float32, must be complex64"},
+    {"selective_scan",
+     KRAIT_SCAN_C_CONSTANT,
+     {TO(selective_scan, A, TYPE, KRAIT_C64)},
+     DTYPE,
+     "Cmat is float32, must be complex64"},
+    {"selective_scan",
+     0,
+     {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, Bmat, TYPE, KRAIT_C64)},
+     DTYPE,
+     "Bmat is complex64, must be float32"},
+    {"selective_scan",
+     0,
+     {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, initial_state, PRESENT, KRAIT_F32)},
+     DTYPE,
+     "initial_state is float32, must be complex64"},
+    {"selective_scan",
+     0,
+     {TO(selective_scan, A, TYPE, KRAIT_C64), TO(selective_scan, last_state, PRESENT, KRAIT_F32)},
+     DTYPE,
+     "last_state is float32, must be complex64"},
+    {"selective_scan_bwd",
+     KRAIT_SCAN_BOTH,
+     {TO(selective_scan_bwd, A_reverse, PRESENT, KRAIT_F32), TO(selective_scan_bwd, dlast_state, PRESENT, KRAIT_F32)},
+     ARG,
+     "dlast_state cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan_bwd",
+     KRAIT_SCAN_BOTH,
+     {TO(selective_scan_bwd, A_reverse, PRESENT, KRAIT_F32),
+      TO(selective_scan_bwd, dinitial_state, PRESENT, KRAIT_F32)},
+     ARG,
+     "dinitial_state cannot be given with KRAIT_SCAN_BOTH"},
+    {"selective_scan_bwd",
+     0,
+     {TO(selective_scan_bwd, A, TYPE, KRAIT_C64), TO(selective_scan_bwd, dA, PRESENT, KRAIT_F32)},
+     DTYPE,
+     "dA is float32, must be complex64"},
+    {"selective_scan_bwd",
+     KRAIT_SCAN_B_CONSTANT,
+     {TO(selective_scan_bwd, A, TYPE, KRAIT_C64), TO(selective_scan_bwd, Bmat, TYPE, KRAIT_C64),
+      TO(selective_scan_bwd, dB, PRESENT, KRAIT_F32)},
+     DTYPE,
+     "dB is float32, must be complex64"},
+    {"add_norm_bwd",
+     0,
+     {TO(add_norm_bwd, dweight1, PRESENT, KRAIT_F32)},
+     ARG,
+     "dweight1 cannot be given without weight1"},
     {"add_norm_bwd", 0, {TO(add_norm_bwd, dbias1, PRESENT, KRAIT_F32)}, ARG, "dbias1 cannot be given without weight1"},
 };
 
@@ -507,15 +870,24 @@ static void rules_of_several_fields(void **state) {
   for (size_t i = 0; i < sizeof joint_rules / sizeof *joint_rules; i++) {
     const joint_rule *r = &joint_rules[i];
     fill(r->op, args);
-    for (int k = 0; k < MOST_STEPS && r->steps[k].offset; k++) spoil(args, &(rule){.op = r->op, .offset = r->steps[k].offset, .how = r->steps[k].how, .value = r->steps[k].value, .flags = r->flags});
+    for (int k = 0; k < MOST_STEPS && r->steps[k].offset; k++)
+      spoil(args, &(rule){.op = r->op,
+                          .offset = r->steps[k].offset,
+                          .how = r->steps[k].how,
+                          .value = r->steps[k].value,
+                          .flags = r->flags});
     int32_t status = kr_op_check(kr_op_find(r->op), args);
-    if (status != r->status) fail_msg("%s, joint rule %zu (%s): %s, expected %s", r->op, i, r->says, krait_status_name(status), krait_status_name(r->status));
+    if (status != r->status)
+      fail_msg("%s, joint rule %zu (%s): %s, expected %s", r->op, i, r->says, krait_status_name(status),
+               krait_status_name(r->status));
     const char *detail = krait_error_detail();
-    if (!strstr(detail, r->says) || strncmp(detail, r->op, strlen(r->op)) != 0) fail_msg("%s: the detail is '%s', without '%s'", r->op, detail, r->says);
+    if (!strstr(detail, r->says) || strncmp(detail, r->op, strlen(r->op)) != 0)
+      fail_msg("%s: the detail is '%s', without '%s'", r->op, detail, r->says);
   }
 }
 
-/* Every op's call itself: no context, no args, a struct too short or with a tail that this library does not know, no place for an answer. */
+/* Every op's call itself: no context, no args, a struct too short or with a tail that this library does not know, no
+ * place for an answer. */
 static void calls_of_every_op(void **state) {
   (void)state;
   static _Alignas(16) unsigned char args[4096];
@@ -525,9 +897,11 @@ static void calls_of_every_op(void **state) {
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   for (int32_t i = 0; i < kr_n_ops; i++) {
     const kr_op *op = kr_ops[i];
-    if (strcmp(op->name, "gemm") == 0 || strcmp(op->name, "pointwise") == 0 || strcmp(op->name, "sum_rows") == 0) continue; /* have no place in fill */
+    if (strcmp(op->name, "gemm") == 0 || strcmp(op->name, "pointwise") == 0 || strcmp(op->name, "sum_rows") == 0)
+      continue; /* have no place in fill */
     fill(op->name, args);
-    if ((strncmp(op->name, "attention", 9) == 0 || strcmp(op->name, "rotary") == 0) && kr_op_check(op, args) < 0) continue; /* sizes that hang together in their own way */
+    if ((strncmp(op->name, "attention", 9) == 0 || strcmp(op->name, "rotary") == 0) && kr_op_check(op, args) < 0)
+      continue; /* sizes that hang together in their own way */
     assert_int_equal(kr_op_run(op, NULL, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "ctx must not be NULL"));
     assert_int_equal(kr_op_run(op, ctx, NULL), KRAIT_ERR_ARGUMENT);
@@ -579,7 +953,15 @@ static void projected_or_given(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it), cmocka_unit_test(rules_of_several_fields), cmocka_unit_test(calls_of_every_op), cmocka_unit_test(projected_or_given), cmocka_unit_test(strides_in_place), cmocka_unit_test(limits_of_time_steps),
-                                     cmocka_unit_test(offsets_are_read_before_they_are_used), cmocka_unit_test(keys_are_looked_for_where_they_are), cmocka_unit_test(rows_that_are_not_there_are_refused), cmocka_unit_test(scratch_too_small)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_rule_names_what_broke_it),
+                                     cmocka_unit_test(rules_of_several_fields),
+                                     cmocka_unit_test(calls_of_every_op),
+                                     cmocka_unit_test(projected_or_given),
+                                     cmocka_unit_test(strides_in_place),
+                                     cmocka_unit_test(limits_of_time_steps),
+                                     cmocka_unit_test(offsets_are_read_before_they_are_used),
+                                     cmocka_unit_test(keys_are_looked_for_where_they_are),
+                                     cmocka_unit_test(rows_that_are_not_there_are_refused),
+                                     cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

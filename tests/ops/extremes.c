@@ -1,5 +1,5 @@
-/* extremes.c: what the checker's random calls do not draw, for every operator: NaN or infinity among the inputs, elements more than
- * 2^31 apart, outputs that are inputs. */
+/* extremes.c: what the checker's random calls do not draw, for every operator: NaN or infinity among the inputs,
+ * elements more than 2^31 apart, outputs that are inputs. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,9 @@ static krait_ctx *open_ctx(int n_threads) {
 }
 
 static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
-static size_t bytes_of(kr_case *c, const kr_case_tensor *t) { return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype); }
+static size_t bytes_of(kr_case *c, const kr_case_tensor *t) {
+  return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype);
+}
 static int is_float(kr_case *c, const kr_case_tensor *t) { return view_of(c, t)->dtype != KRAIT_I32; }
 
 /* KR_CHECK_PERCENT scales this test as it does the checker's, to a half at the least. */
@@ -30,14 +32,18 @@ static int64_t n_cases(void) {
 }
 
 static void keep_outputs(kr_case *c) {
-  for (int i = 0; i < c->n_tensors; i++) memcpy(c->tensors[i].expected, c->tensors[i].storage, bytes_of(c, &c->tensors[i]));
+  for (int i = 0; i < c->n_tensors; i++)
+    memcpy(c->tensors[i].expected, c->tensors[i].storage, bytes_of(c, &c->tensors[i]));
 }
 
 /* ---- NaN and infinity ---- */
 
-/* A filter's taps meet the zeros around a sequence, and decays the empty state before it, or they do not: both are right. */
+/* A filter's taps meet the zeros around a sequence, and decays the empty state before it, or they do not: both are
+ * right. */
 static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) {
-  const int is_tap = strcmp(t->name, "conv_weight") == 0 || (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0), is_decay = strstr(op->name, "_bwd") && t->name[0] == 'A';
+  const int is_tap =
+                strcmp(t->name, "conv_weight") == 0 || (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0),
+            is_decay = strstr(op->name, "_bwd") && t->name[0] == 'A';
   return t->role & KR_IN && is_float(c, t) && !is_tap && !is_decay;
 }
 
@@ -63,12 +69,17 @@ static void compare_kinds(kr_case *c, const kr_op *op, const kr_row *row, const 
     krait_view got = *view_of(c, t), want = got;
     want.data = t->expected + ((unsigned char *)got.data - t->storage);
     const int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
-    /* What a first step gives the decay, and with it the SSD's step size, is its gradient times the empty state before it, or nothing: both are right. */
-    if (strstr(op->name, "_bwd") && (strncmp(t->name, "dA", 2) == 0 || (strcmp(op->name, "ssd_bwd") == 0 && strncmp(t->name, "ddt", 3) == 0))) continue;
+    /* What a first step gives the decay, and with it the SSD's step size, is its gradient times the empty state before
+     * it, or nothing: both are right. */
+    if (strstr(op->name, "_bwd") &&
+        (strncmp(t->name, "dA", 2) == 0 || (strcmp(op->name, "ssd_bwd") == 0 && strncmp(t->name, "ddt", 3) == 0)))
+      continue;
     for (int64_t k = 0; t->role & KR_OUT && k < kr_tensor_elements(t) * n_parts; k++) {
       const int64_t at = kr_tensor_offset(t, &got, k / n_parts);
       const double g = kr_tensor_part(&got, at, (int)(k % n_parts)), w = kr_tensor_part(&want, at, (int)(k % n_parts));
-      if (!same_kind(g, w)) fail_msg("%s, row %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name, row->name, (int)index, planted, t->name, (int)(k / n_parts), g, w);
+      if (!same_kind(g, w))
+        fail_msg("%s, row %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name, row->name,
+                 (int)index, planted, t->name, (int)(k / n_parts), g, w);
     }
   }
 }
@@ -113,11 +124,13 @@ static void nan_spreads_as_in_the_reference(void **state) {
 /* Where nothing but the planted value can overflow. */
 static void infinity_spreads_as_in_the_reference(void **state) {
   (void)state;
-  static const char *const names[] = {"causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "state_update", "gemm"};
+  static const char *const names[] = {"causal_conv1d",  "causal_conv1d_update", "causal_conv1d_varlen_states",
+                                      "selective_scan", "state_update",         "gemm"};
   krait_ctx *ctx = open_ctx(2);
   kr_case *c = malloc(sizeof *c);
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    for (int64_t index = 0, n = n_cases(); index < n; index++) spread(ctx, kr_op_find(names[i]), c, index, index % 2 ? INFINITY : -INFINITY);
+    for (int64_t index = 0, n = n_cases(); index < n; index++)
+      spread(ctx, kr_op_find(names[i]), c, index, index % 2 ? INFINITY : -INFINITY);
   free(c);
   krait_ctx_close(&ctx);
 }
@@ -134,7 +147,12 @@ static void nan_stays_in_its_sequence(void **state) {
   u[2 * L + 9] = NAN;       /* channel 2, sequence 1 */
   u[3 * L + 10] = INFINITY; /* channel 3, sequence 1 */
   krait_ctx *ctx = open_ctx(1);
-  krait_selective_scan_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch}, .B = 1, .D = D, .L = L, .N = N, .G = 1};
+  krait_selective_scan_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch},
+                                 .B = 1,
+                                 .D = D,
+                                 .L = L,
+                                 .N = N,
+                                 .G = 1};
   a.u = (krait_view){.data = u, .stride = {0, L, 1}};
   a.delta = (krait_view){.data = delta, .stride = {0, L, 1}};
   a.out = (krait_view){.data = out, .stride = {0, L, 1}};
@@ -168,11 +186,13 @@ static int dim_of_two(const kr_case_tensor *t) {
 static void copy_elements(kr_case *c, const kr_case_tensor *t, const krait_view *to, const krait_view *from) {
   const size_t bytes = krait_dtype_bytes(view_of(c, t)->dtype);
   for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
-    memcpy((unsigned char *)to->data + (size_t)kr_tensor_offset(t, to, i) * bytes, (unsigned char *)from->data + (size_t)kr_tensor_offset(t, from, i) * bytes, bytes);
+    memcpy((unsigned char *)to->data + (size_t)kr_tensor_offset(t, to, i) * bytes,
+           (unsigned char *)from->data + (size_t)kr_tensor_offset(t, from, i) * bytes, bytes);
 }
 
 /* The case once more with one tensor spread out; every output must come out bit for bit. Returns whether it was run. */
-static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t, const field *f) {
+static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t,
+                   const field *f) {
   const int dim = dim_of_two(t);
   krait_view *view = view_of(c, t), near = *view, distant = near;
   if (dim < 0 || !is_float(c, t) || near.dtype == KRAIT_C64) return 0;
@@ -219,7 +239,8 @@ static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, 
       n++;
       for (int k = 0; k < c->n_tensors; k++)
         if (c->tensors[k].role & KR_OUT && !is_same(c, row, &c->tensors[k]))
-          fail_msg("%s, row %s, case %d: %s differs where %s is spread out", op->name, row->name, (int)index, c->tensors[k].name, c->tensors[i].name);
+          fail_msg("%s, row %s, case %d: %s differs where %s is spread out", op->name, row->name, (int)index,
+                   c->tensors[k].name, c->tensors[i].name);
     }
     kr_case_close(c);
   }
@@ -236,7 +257,8 @@ static void elements_beyond_two_to_the_31(void **state) {
   kr_case *c = malloc(sizeof *c);
   for (int32_t i = 0; i < kr_n_ops; i++)
     for (int k = 0; k < kr_ops[i]->n_rows; k++)
-      if ((kr_ops[i]->rows[k].needs & ctx->caps) == kr_ops[i]->rows[k].needs) far_cases(ctx, kr_ops[i], &kr_ops[i]->rows[k], c, &f);
+      if ((kr_ops[i]->rows[k].needs & ctx->caps) == kr_ops[i]->rows[k].needs)
+        far_cases(ctx, kr_ops[i], &kr_ops[i]->rows[k], c, &f);
   free(c);
   krait_ctx_close(&ctx);
   munmap(f.memory, f.bytes);
@@ -250,7 +272,9 @@ typedef struct pair {
 } pair;
 #define PAIR(type, in, out) {#type, offsetof(krait_##type##_args, in), offsetof(krait_##type##_args, out)}
 
-static const pair pairs[] = {PAIR(causal_conv1d, x, out), PAIR(causal_conv1d_update, x, out), PAIR(selective_scan, u, out), PAIR(selective_scan, z, out), PAIR(add_norm, x, out), PAIR(add_norm, residual, residual_out)};
+static const pair pairs[] = {PAIR(causal_conv1d, x, out),  PAIR(causal_conv1d_update, x, out),
+                             PAIR(selective_scan, u, out), PAIR(selective_scan, z, out),
+                             PAIR(add_norm, x, out),       PAIR(add_norm, residual, residual_out)};
 
 static const kr_case_tensor *tensor_at(const kr_case *c, size_t offset) {
   const kr_case_tensor *t = c->tensors;
@@ -263,7 +287,8 @@ static void in_place(const krait_ctx *ctx, const pair *p, const kr_row *row, kr_
   assert_int_equal(kr_case_open(c, op, 3, index, 0), KRAIT_OK);
   krait_view *in = (krait_view *)(c->args + p->in), *out = (krait_view *)(c->args + p->out);
   const kr_case_tensor *t = tensor_at(c, p->in);
-  const int possible = kr_has(in) && kr_has(out) && in->dtype == out->dtype && !(row->refuse && row->refuse(ctx, c->args));
+  const int possible =
+      kr_has(in) && kr_has(out) && in->dtype == out->dtype && !(row->refuse && row->refuse(ctx, c->args));
   if (possible) {
     assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
     krait_view apart = *out;
@@ -275,8 +300,10 @@ static void in_place(const krait_ctx *ctx, const pair *p, const kr_row *row, kr_
     if (!(row->refuse && row->refuse(ctx, c->args))) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
     else copy_elements(c, t, out, &apart);
     for (int64_t i = 0; i < kr_tensor_elements(t); i++) {
-      const double want = kr_get(&apart, kr_tensor_offset(t, &apart, i)), got = kr_get(out, kr_tensor_offset(t, out, i));
-      if (want != got && !(isnan(want) && isnan(got))) fail_msg("%s, row %s, case %d: in place %g, apart %g", op->name, row->name, (int)index, got, want);
+      const double want = kr_get(&apart, kr_tensor_offset(t, &apart, i)),
+                   got = kr_get(out, kr_tensor_offset(t, out, i));
+      if (want != got && !(isnan(want) && isnan(got)))
+        fail_msg("%s, row %s, case %d: in place %g, apart %g", op->name, row->name, (int)index, got, want);
     }
   }
   kr_case_close(c);
@@ -289,14 +316,17 @@ static void outputs_that_are_inputs(void **state) {
   for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
     const kr_op *op = kr_op_find(pairs[i].op);
     for (int k = 0; k < op->n_rows; k++)
-      for (int64_t index = 0; (op->rows[k].needs & ctx->caps) == op->rows[k].needs && index < 60; index++) in_place(ctx, &pairs[i], &op->rows[k], c, index);
+      for (int64_t index = 0; (op->rows[k].needs & ctx->caps) == op->rows[k].needs && index < 60; index++)
+        in_place(ctx, &pairs[i], &op->rows[k], c, index);
   }
   free(c);
   krait_ctx_close(&ctx);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(nan_spreads_as_in_the_reference), cmocka_unit_test(infinity_spreads_as_in_the_reference), cmocka_unit_test(nan_stays_in_its_sequence),
-                                     cmocka_unit_test(elements_beyond_two_to_the_31), cmocka_unit_test(outputs_that_are_inputs)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(nan_spreads_as_in_the_reference), cmocka_unit_test(infinity_spreads_as_in_the_reference),
+      cmocka_unit_test(nan_stays_in_its_sequence), cmocka_unit_test(elements_beyond_two_to_the_31),
+      cmocka_unit_test(outputs_that_are_inputs)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

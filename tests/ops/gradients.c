@@ -1,6 +1,6 @@
-/* gradients.c: the reference gradients against finite differences of the reference forward calls, in float64, to 1e-6. Fourth order central
- * differences on random calls of the walker, which are made exact: small, in float64, with every output given. Which gradient belongs to which
- * input is in the signatures; every op that names a gradient is here. */
+/* gradients.c: the reference gradients against finite differences of the reference forward calls, in float64, to 1e-6.
+ * Fourth order central differences on random calls of the walker, which are made exact: small, in float64, with every
+ * output given. Which gradient belongs to which input is in the signatures; every op that names a gradient is here. */
 #include <math.h>
 
 #include "../test.h"
@@ -42,7 +42,9 @@ static void *place(const krait_view *v, const kr_case_tensor *t, int64_t i) {
   const int64_t at = kr_tensor_offset(t, v, i / parts) * parts + i % parts;
   return v->dtype == KRAIT_F64 ? (void *)((double *)v->data + at) : (void *)((float *)v->data + at);
 }
-static double get(const krait_view *v, const kr_case_tensor *t, int64_t i) { return v->dtype == KRAIT_F64 ? *(double *)place(v, t, i) : *(float *)place(v, t, i); }
+static double get(const krait_view *v, const kr_case_tensor *t, int64_t i) {
+  return v->dtype == KRAIT_F64 ? *(double *)place(v, t, i) : *(float *)place(v, t, i);
+}
 static void put(const krait_view *v, const kr_case_tensor *t, int64_t i, double value) {
   if (v->dtype == KRAIT_F64) *(double *)place(v, t, i) = value;
   else *(float *)place(v, t, i) = (float)value;
@@ -53,7 +55,8 @@ static int64_t numbers_of(const krait_view *v, const kr_case_tensor *t) { return
 static void give_gradient(problem *p, int tensor) {
   const kr_sig_tensor *t = &p->op->sig->tensors[tensor];
   const kr_case_tensor *of = find(p, tensor);
-  krait_view *v = kr_sig_view(p->gradient->sig, p->backward, t->gradient), *view = kr_sig_view(p->op->sig, p->c.args, tensor);
+  krait_view *v = kr_sig_view(p->gradient->sig, p->backward, t->gradient),
+             *view = kr_sig_view(p->op->sig, p->c.args, tensor);
   *v = *view;
   unsigned char *block = p->blocks[p->n_blocks++] = kr_zalloc((size_t)of->n_storage * krait_dtype_bytes(v->dtype));
   v->data = block + ((unsigned char *)view->data - of->storage);
@@ -75,7 +78,8 @@ static double loss(problem *p) {
   for (int t = 0; t < p->op->sig->n_tensors; t++) {
     const kr_sig_tensor *about = &p->op->sig->tensors[t];
     if (!(about->role & KR_OUT) || about->gradient < 0 || !is_given(p, t)) continue;
-    const krait_view *out = kr_sig_view(p->op->sig, p->c.args, t), *weight = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
+    const krait_view *out = kr_sig_view(p->op->sig, p->c.args, t),
+                     *weight = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
     for (int64_t i = 0, n = numbers_of(out, find(p, t)); i < n; i++) {
       const double value = get(out, find(p, t), i);
       if (isfinite(value)) sum += value * get(weight, find(p, t), i); /* the logarithm of nothing has no slope */
@@ -99,7 +103,8 @@ static double slope(problem *p, const krait_view *v, const kr_case_tensor *t, in
 static int compare(problem *p, int tensor, uint64_t seed, int64_t index) {
   const kr_sig_tensor *about = &p->op->sig->tensors[tensor];
   const kr_case_tensor *t = find(p, tensor);
-  const krait_view *view = kr_sig_view(p->op->sig, p->c.args, tensor), *grad = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
+  const krait_view *view = kr_sig_view(p->op->sig, p->c.args, tensor),
+                   *grad = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
   const int64_t n = numbers_of(view, t), stride = n / MOST_SAMPLES + 1;
   double square = 0;
   for (int64_t i = 0; i < n; i++) square += get(grad, t, i) * get(grad, t, i);
@@ -107,7 +112,8 @@ static int compare(problem *p, int tensor, uint64_t seed, int64_t index) {
   for (int64_t i = 0; i < n; i += stride) {
     const double want = slope(p, view, t, i), got = get(grad, t, i);
     if (!(fabs(got - want) <= 1e-6 * (fabs(want) + rms) + 1e-10))
-      fail_msg("%s, case %d, seed %d: gradient of %s[%d] is %.12g, differences give %.12g (rms %.3g)", p->op->name, (int)index, (int)seed, about->name, (int)i, got, want, rms);
+      fail_msg("%s, case %d, seed %d: gradient of %s[%d] is %.12g, differences give %.12g (rms %.3g)", p->op->name,
+               (int)index, (int)seed, about->name, (int)i, got, want, rms);
   }
   return 1;
 }
@@ -116,7 +122,8 @@ static int compare(problem *p, int tensor, uint64_t seed, int64_t index) {
 static void round_complex(problem *p) {
   for (int i = 0; i < p->c.n_tensors; i++) {
     const krait_view *v = (const krait_view *)(p->c.args + p->c.tensors[i].view_offset);
-    for (int64_t k = 0; v->dtype == KRAIT_C64 && p->c.tensors[i].role & KR_IN && k < numbers_of(v, &p->c.tensors[i]); k++)
+    for (int64_t k = 0; v->dtype == KRAIT_C64 && p->c.tensors[i].role & KR_IN && k < numbers_of(v, &p->c.tensors[i]);
+         k++)
       put(v, &p->c.tensors[i], k, round(get(v, &p->c.tensors[i], k) * 1024) / 1024);
   }
 }
@@ -141,7 +148,8 @@ static void check_case(problem *p, uint64_t seed, int64_t index, int *seen) {
     if (sig->tensors[t].gradient >= 0 && is_given(p, t)) give_gradient(p, t);
   run(p, p->gradient, p->backward);
   for (int t = 0; t < sig->n_tensors; t++)
-    if (!(sig->tensors[t].role & KR_OUT) && sig->tensors[t].gradient >= 0 && is_given(p, t)) seen[t] += compare(p, t, seed, index);
+    if (!(sig->tensors[t].role & KR_OUT) && sig->tensors[t].gradient >= 0 && is_given(p, t))
+      seen[t] += compare(p, t, seed, index);
   while (p->n_blocks) kr_free(p->blocks[--p->n_blocks]);
   kr_case_close(&p->c);
 }
@@ -156,7 +164,8 @@ static void check_op(void **state) {
   for (uint64_t seed = 1; seed <= SEEDS; seed++)
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) check_case(&p, seed, cases[k], seen);
   for (int t = 0; t < p.op->sig->n_tensors; t++)
-    if (!(p.op->sig->tensors[t].role & KR_OUT) && p.op->sig->tensors[t].gradient >= 0 && !seen[t]) fail_msg("%s: no case has %s", p.op->name, p.op->sig->tensors[t].name);
+    if (!(p.op->sig->tensors[t].role & KR_OUT) && p.op->sig->tensors[t].gradient >= 0 && !seen[t])
+      fail_msg("%s: no case has %s", p.op->name, p.op->sig->tensors[t].name);
   krait_ctx_close(&p.ctx);
 }
 
@@ -164,6 +173,7 @@ int main(void) {
   struct CMUnitTest tests[64];
   size_t n = 0;
   for (int32_t i = 0; i < kr_n_ops; i++)
-    if (kr_ops[i]->sig->gradient) tests[n++] = (struct CMUnitTest){kr_ops[i]->name, check_op, NULL, NULL, (void *)kr_ops[i]};
+    if (kr_ops[i]->sig->gradient)
+      tests[n++] = (struct CMUnitTest){kr_ops[i]->name, check_op, NULL, NULL, (void *)kr_ops[i]};
   return _cmocka_run_group_tests("gradients", tests, n, NULL, NULL);
 }

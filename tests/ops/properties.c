@@ -1,4 +1,5 @@
-/* properties.c: what holds beyond single calls: results that do not depend on threads or repeats, and eight threads on one context. */
+/* properties.c: what holds beyond single calls: results that do not depend on threads or repeats, and eight threads on
+ * one context. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -23,7 +24,12 @@ static void run_case(const kr_op *op, const krait_ctx *ctx, kr_case *c) {
   free(call->scratch);
 }
 
-static const char *const op_names[] = {"causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_bwd", "ssd", "ssd_bwd", "attention", "attention_bwd", "state_update", "add_norm", "add_norm_bwd", "gated_norm", "gated_norm_bwd", "mamba_inner", "mamba_inner_bwd", "mamba2_inner", "mamba2_inner_bwd"};
+static const char *const op_names[] = {"causal_conv1d",   "causal_conv1d_bwd",  "causal_conv1d_update",
+                                       "selective_scan",  "selective_scan_bwd", "ssd",
+                                       "ssd_bwd",         "attention",          "attention_bwd",
+                                       "state_update",    "add_norm",           "add_norm_bwd",
+                                       "gated_norm",      "gated_norm_bwd",     "mamba_inner",
+                                       "mamba_inner_bwd", "mamba2_inner",       "mamba2_inner_bwd"};
 enum { N_OPS = sizeof op_names / sizeof *op_names };
 
 static void bits_do_not_depend_on_threads(void **state) {
@@ -39,9 +45,11 @@ static void bits_do_not_depend_on_threads(void **state) {
         run_case(op, contexts[k], c);
         for (int t = 0; t < c->n_tensors; t++) {
           kr_case_tensor *tensor = &c->tensors[t];
-          size_t bytes = (size_t)tensor->n_storage * krait_dtype_bytes(((krait_view *)(c->args + tensor->view_offset))->dtype);
+          size_t bytes =
+              (size_t)tensor->n_storage * krait_dtype_bytes(((krait_view *)(c->args + tensor->view_offset))->dtype);
           if (k == 0) memcpy(tensor->expected, tensor->storage, bytes);
-          else if (memcmp(tensor->expected, tensor->storage, bytes) != 0) fail_msg("%s, case %d: %s depends on the threads", op->name, (int)index, tensor->name);
+          else if (memcmp(tensor->expected, tensor->storage, bytes) != 0)
+            fail_msg("%s, case %d: %s depends on the threads", op->name, (int)index, tensor->name);
         }
       }
       kr_case_close(c);
@@ -75,10 +83,40 @@ static void eight_threads_share_a_context(void **state) {
 /* 8 heads of 128 features in bfloat16: all tensors and the scratch of both directions. */
 static double attention_bytes(krait_ctx *ctx, int64_t L) {
   static float some[1];
-  const krait_view view = {.data = some, .stride = {L * 1024, 1024, 128, 1}, .dtype = KRAIT_BF16}, lse = {.data = some, .stride = {L * 8, L, 1}, .dtype = KRAIT_F32};
-  const krait_attention_args a = {.call = {.size = sizeof a, .flags = KRAIT_ATTENTION_CAUSAL}, .B = 1, .Bk = 1, .Lq = L, .Lk = L, .H = 8, .Hk = 8, .D = 128, .Dv = 128, .q = view, .k = view, .v = view, .out = view, .lse = lse};
-  const krait_attention_bwd_args b = {.call = {.size = sizeof b, .flags = KRAIT_ATTENTION_CAUSAL}, .B = 1, .Bk = 1, .Lq = L, .Lk = L, .H = 8, .Hk = 8, .D = 128, .Dv = 128, .q = view, .k = view, .v = view,
-                                      .out = view, .lse = lse, .dout = view, .dq = view, .dk = view, .dv = view};
+  const krait_view view = {.data = some, .stride = {L * 1024, 1024, 128, 1}, .dtype = KRAIT_BF16},
+                   lse = {.data = some, .stride = {L * 8, L, 1}, .dtype = KRAIT_F32};
+  const krait_attention_args a = {.call = {.size = sizeof a, .flags = KRAIT_ATTENTION_CAUSAL},
+                                  .B = 1,
+                                  .Bk = 1,
+                                  .Lq = L,
+                                  .Lk = L,
+                                  .H = 8,
+                                  .Hk = 8,
+                                  .D = 128,
+                                  .Dv = 128,
+                                  .q = view,
+                                  .k = view,
+                                  .v = view,
+                                  .out = view,
+                                  .lse = lse};
+  const krait_attention_bwd_args b = {.call = {.size = sizeof b, .flags = KRAIT_ATTENTION_CAUSAL},
+                                      .B = 1,
+                                      .Bk = 1,
+                                      .Lq = L,
+                                      .Lk = L,
+                                      .H = 8,
+                                      .Hk = 8,
+                                      .D = 128,
+                                      .Dv = 128,
+                                      .q = view,
+                                      .k = view,
+                                      .v = view,
+                                      .out = view,
+                                      .lse = lse,
+                                      .dout = view,
+                                      .dq = view,
+                                      .dk = view,
+                                      .dv = view};
   uint64_t forward, backward;
   assert_int_equal(krait_attention_scratch_bytes(ctx, &a, &forward), KRAIT_OK);
   assert_int_equal(krait_attention_bwd_scratch_bytes(ctx, &b, &backward), KRAIT_OK);
@@ -97,6 +135,7 @@ static void attention_needs_memory_by_tokens(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest threaded[] = {cmocka_unit_test(eight_threads_share_a_context)};
   if (argc > 1 && strcmp(argv[1], "threads") == 0) return cmocka_run_group_tests(threaded, NULL, NULL);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_threads), cmocka_unit_test(attention_needs_memory_by_tokens)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_threads),
+                                     cmocka_unit_test(attention_needs_memory_by_tokens)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* sigs.c: signatures as their readers use them: tensors of a call, sizes and outputs from shapes, from forward call to gradient. The
- * walker's random cases stand for calls: their sizes are set by hand or drawn, their tensors declared in <op>_check.c. */
+/* sigs.c: signatures as their readers use them: tensors of a call, sizes and outputs from shapes, from forward call to
+ * gradient. The walker's random cases stand for calls: their sizes are set by hand or drawn, their tensors declared in
+ * <op>_check.c. */
 #include "../test.h"
 
 #include "case.h"
@@ -21,28 +22,37 @@ static void tensors_of_random_calls_are_listed_with_their_sizes(void **state) {
       kr_view_uses uses = {.args = c.args};
       assert_int_equal(kr_case_open(&c, kr_ops[i], 7, k, 0), KRAIT_OK);
       kr_op_views(kr_ops[i], &uses);
-      if (uses.n != c.n_tensors) fail_msg("%s: lists %d tensors, the walker drew %d", kr_ops[i]->name, uses.n, c.n_tensors);
+      if (uses.n != c.n_tensors)
+        fail_msg("%s: lists %d tensors, the walker drew %d", kr_ops[i]->name, uses.n, c.n_tensors);
       for (int t = 0; t < c.n_tensors; t++) {
         const kr_view_use *use = find_use(&uses, c.tensors[t].view_offset);
         if (!use) fail_msg("%s: %s is not listed", kr_ops[i]->name, c.tensors[t].name);
         assert_int_equal(use->role, c.tensors[t].role);
         assert_int_equal(use->n_dims, c.tensors[t].n_dims);
-        if (memcmp(use->shape, c.tensors[t].shape, (size_t)use->n_dims * sizeof *use->shape) != 0) fail_msg("%s: %s has other sizes than the walker's", kr_ops[i]->name, c.tensors[t].name);
+        if (memcmp(use->shape, c.tensors[t].shape, (size_t)use->n_dims * sizeof *use->shape) != 0)
+          fail_msg("%s: %s has other sizes than the walker's", kr_ops[i]->name, c.tensors[t].name);
       }
       kr_case_close(&c);
     }
 }
 
-static int is_given(const kr_case *c, const kr_sig *sig, int tensor) { return kr_has(kr_sig_view(sig, c->args, tensor)); }
+static int is_given(const kr_case *c, const kr_sig *sig, int tensor) {
+  return kr_has(kr_sig_view(sig, c->args, tensor));
+}
 
 /* Sizes that no tensor of this call has: the caller's. */
 static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   const uint32_t constants = KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT;
-  if (strncmp(sig->name, "selective_scan", 14) == 0 && strcmp(size, "G") == 0) return (((const krait_call *)c->args)->flags & constants) == constants;
-  if (strncmp(sig->name, "mamba2_inner", 12) == 0 && strchr("FGKMNP", *size)) return 1; /* tensors have sums of them, or none where they are 0 */
-  if (strcmp(sig->name, "mamba_decode") == 0 && strchr("GH", *size)) return 1; /* of Mamba no tensor has them, of Mamba-2 one a sum of both */
+  if (strncmp(sig->name, "selective_scan", 14) == 0 && strcmp(size, "G") == 0)
+    return (((const krait_call *)c->args)->flags & constants) == constants;
+  if (strncmp(sig->name, "mamba2_inner", 12) == 0 && strchr("FGKMNP", *size))
+    return 1; /* tensors have sums of them, or none where they are 0 */
+  if (strcmp(sig->name, "mamba_decode") == 0 && strchr("GH", *size))
+    return 1; /* of Mamba no tensor has them, of Mamba-2 one a sum of both */
   if (strcmp(sig->name, "gemm") == 0 && strcmp(size, "P") == 0) return 1; /* it decides how many dimensions there are */
-  if (strcmp(sig->name, "unfold") == 0 || strcmp(sig->name, "fold") == 0) return strlen(size) == 2 || (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they leave out */
+  if (strcmp(sig->name, "unfold") == 0 || strcmp(sig->name, "fold") == 0)
+    return strlen(size) == 2 ||
+           (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they leave out */
   if (strncmp(sig->name, "depthwise_conv", 14) == 0) return strchr("DP", *size) && strlen(size) == 2;
   static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
@@ -60,13 +70,16 @@ static void infer_again(const kr_case *c, const kr_op *op) {
     if (!is_undecided(c, sig, sig->sizes[s].name)) kr_sig_set_size(sig, args, s, 0);
   for (int i = 0; i < sig->n_tensors; i++) {
     const int out = sig->tensors[i].role == KR_OUT;
-    shapes[i] = !is_given(c, sig, i) ? (kr_shape){.n_dims = KR_SHAPE_ABSENT} : out ? (kr_shape){.n_dims = KR_SHAPE_ASKED} : kr_sig_shape(sig, c->args, facts, i);
+    shapes[i] = !is_given(c, sig, i) ? (kr_shape){.n_dims = KR_SHAPE_ABSENT}
+                : out                ? (kr_shape){.n_dims = KR_SHAPE_ASKED}
+                                     : kr_sig_shape(sig, c->args, facts, i);
     kr_sig_view(sig, args, i)->data = NULL;
   }
   if (kr_sig_infer(sig, args, shapes) < 0) fail_msg("%s", krait_error_detail());
   for (int s = 0; s < sig->n_sizes; s++)
     if (kr_sig_get_size(sig, args, s) != kr_sig_get_size(sig, c->args, s))
-      fail_msg("%s: %s is %lld, shapes say %lld", sig->name, sig->sizes[s].name, (long long)kr_sig_get_size(sig, c->args, s), (long long)kr_sig_get_size(sig, args, s));
+      fail_msg("%s: %s is %lld, shapes say %lld", sig->name, sig->sizes[s].name,
+               (long long)kr_sig_get_size(sig, c->args, s), (long long)kr_sig_get_size(sig, args, s));
   for (int i = 0; i < sig->n_tensors; i++) {
     if (!is_given(c, sig, i)) continue;
     const kr_shape want = kr_sig_shape(sig, c->args, facts, i);
@@ -94,9 +107,11 @@ static void shapes_that_do_not_fit_are_named(void **state) {
   krait_causal_conv1d_args a = {.call.size = sizeof a};
   kr_shape shapes[16];
   for (int i = 0; i < sig->n_tensors; i++) shapes[i].n_dims = KR_SHAPE_ABSENT;
-  const int x = kr_sig_find(sig, "x"), weight = kr_sig_find(sig, "weight"), out = kr_sig_find(sig, "out"), final = kr_sig_find(sig, "final_states");
+  const int x = kr_sig_find(sig, "x"), weight = kr_sig_find(sig, "weight"), out = kr_sig_find(sig, "out"),
+            final = kr_sig_find(sig, "final_states");
   assert_int_equal(kr_sig_find(sig, "nothing"), -1);
-  shapes[x] = shape_of(3, 2, 64, 100, 0), shapes[weight] = shape_of(2, 64, 4, 0, 0), shapes[out].n_dims = shapes[final].n_dims = KR_SHAPE_ASKED;
+  shapes[x] = shape_of(3, 2, 64, 100, 0), shapes[weight] = shape_of(2, 64, 4, 0, 0),
+  shapes[out].n_dims = shapes[final].n_dims = KR_SHAPE_ASKED;
   assert_int_equal(kr_sig_infer(sig, &a, shapes), KRAIT_OK);
   assert_true(a.B == 2 && a.D == 64 && a.L == 100 && a.W == 4);
   assert_true(shapes[final].n_dims == 3 && shapes[final].size[2] == 3 && shapes[out].size[2] == 100);
@@ -119,16 +134,23 @@ static void check_refusal(int32_t status, const char *sentence) {
 static void sizes_of_args_come_from_shapes(void **state) {
   (void)state;
   krait_causal_conv1d_args a = {.call.size = sizeof a};
-  krait_shape shapes[] = {ROW(krait_causal_conv1d_args, x, 2, 64, 100), ROW(krait_causal_conv1d_args, weight, 64, 4), ROW(krait_causal_conv1d_args, bias, -1)};
+  krait_shape shapes[] = {ROW(krait_causal_conv1d_args, x, 2, 64, 100), ROW(krait_causal_conv1d_args, weight, 64, 4),
+                          ROW(krait_causal_conv1d_args, bias, -1)};
   assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 3), KRAIT_OK);
   assert_true(a.B == 2 && a.D == 64 && a.L == 100 && a.W == 4);
   shapes[1].size[0] = 96;
-  check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2), "causal_conv1d: x must be (B,D,L), weight (D,W); got x (2,64,100), weight (96,4): weight is (96,4), must be (D,W) = (64,4)");
+  check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2),
+                "causal_conv1d: x must be (B,D,L), weight (D,W); got x (2,64,100), weight (96,4): weight is (96,4), "
+                "must be (D,W) = (64,4)");
   shapes[1].n_dims = 5;
   check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2), "causal_conv1d: weight has 5 dimensions");
   krait_ssd_args s = {.call.size = sizeof s};
-  const krait_shape rows[] = {ROW(krait_ssd_args, x, 2, 9, 4, 3), ROW(krait_ssd_args, dt, 2, 9, 4), ROW(krait_ssd_args, A, 4), ROW(krait_ssd_args, Bmat, 2, 9, 3, 5), ROW(krait_ssd_args, Cmat, 2, 9, 3, 5)};
-  check_refusal(krait_args_sizes("ssd", &s, rows, 5), "ssd: x must be (B,L,H,P), dt (B,L,H), A (H), Bmat and Cmat (B,L,G,N); got x (2,9,4,3), dt (2,9,4), A (4), Bmat (2,9,3,5), Cmat (2,9,3,5): H 4 is not a multiple of G 3");
+  const krait_shape rows[] = {ROW(krait_ssd_args, x, 2, 9, 4, 3), ROW(krait_ssd_args, dt, 2, 9, 4),
+                              ROW(krait_ssd_args, A, 4), ROW(krait_ssd_args, Bmat, 2, 9, 3, 5),
+                              ROW(krait_ssd_args, Cmat, 2, 9, 3, 5)};
+  check_refusal(krait_args_sizes("ssd", &s, rows, 5),
+                "ssd: x must be (B,L,H,P), dt (B,L,H), A (H), Bmat and Cmat (B,L,G,N); got x (2,9,4,3), dt (2,9,4), A "
+                "(4), Bmat (2,9,3,5), Cmat (2,9,3,5): H 4 is not a multiple of G 3");
   assert_int_equal(krait_args_sizes("nothing", &a, shapes, 2), KRAIT_ERR_ARGUMENT);
   shapes[0].view = 1;
   assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 1), KRAIT_ERR_ARGUMENT);
@@ -150,9 +172,11 @@ static void gradients_belong_to_inputs(void **state) {
         assert_string_equal(gradient->tensors[to->gradient].dims[0].text, to->dims[0].text);
         n++;
       }
-      if (to->reread >= 0) assert_true(gradient->tensors[to->reread].rereads[0] == t || gradient->tensors[to->reread].rereads[1] == t);
+      if (to->reread >= 0)
+        assert_true(gradient->tensors[to->reread].rereads[0] == t || gradient->tensors[to->reread].rereads[1] == t);
     }
-    for (int g = 0; g < gradient->n_tensors; g++) assert_true((gradient->tensors[g].gradient_of >= 0) != (gradient->tensors[g].rereads[0] >= 0));
+    for (int g = 0; g < gradient->n_tensors; g++)
+      assert_true((gradient->tensors[g].gradient_of >= 0) != (gradient->tensors[g].rereads[0] >= 0));
   }
   assert_true(n > 40);
   const kr_sig *scan = &kr_sig_selective_scan;
@@ -164,8 +188,15 @@ static void gradients_belong_to_inputs(void **state) {
 static void a_gradient_call_begins_as_the_forward_call_was(void **state) {
   (void)state;
   float storage[64] = {0};
-  const krait_view view = {.data = storage, .stride = {4, 1}, .dtype = KRAIT_F16}, other = {.data = storage + 8, .stride = {4, 1}};
-  krait_add_norm_args a = {.call = {.size = sizeof a, .flags = KRAIT_NORM_RMS}, .R = 2, .M = 4, .eps = 0.5f, .x = view, .out = view, .weight = other};
+  const krait_view view = {.data = storage, .stride = {4, 1}, .dtype = KRAIT_F16},
+                   other = {.data = storage + 8, .stride = {4, 1}};
+  krait_add_norm_args a = {.call = {.size = sizeof a, .flags = KRAIT_NORM_RMS},
+                           .R = 2,
+                           .M = 4,
+                           .eps = 0.5f,
+                           .x = view,
+                           .out = view,
+                           .weight = other};
   krait_add_norm_bwd_args g;
   kr_sig_begin_gradient(&kr_sig_add_norm, &a, &g);
   assert_true(g.call.size == sizeof g && g.call.flags == KRAIT_NORM_RMS && g.R == 2 && g.M == 4 && g.eps == 0.5f);
@@ -175,11 +206,13 @@ static void a_gradient_call_begins_as_the_forward_call_was(void **state) {
   a.residual_out = other;
   kr_sig_begin_gradient(&kr_sig_add_norm, &a, &g);
   assert_ptr_equal(g.v.data, storage + 8);
-  assert_int_equal(kr_sig_output_type(&kr_sig_add_norm_bwd, &g, 0, kr_sig_find(&kr_sig_add_norm_bwd, "dweight")), KRAIT_F32);
+  assert_int_equal(kr_sig_output_type(&kr_sig_add_norm_bwd, &g, 0, kr_sig_find(&kr_sig_add_norm_bwd, "dweight")),
+                   KRAIT_F32);
   assert_int_equal(kr_sig_output_type(&kr_sig_add_norm, &a, 0, kr_sig_find(&kr_sig_add_norm, "out")), KRAIT_F16);
 }
 
-/* A plan on other addresses gives what a call gives; misaligned ones too, and in place; a row that is named is taken, or says why not. */
+/* A plan on other addresses gives what a call gives; misaligned ones too, and in place; a row that is named is taken,
+ * or says why not. */
 static void plans_run_on_other_addresses(void **state) {
   (void)state;
   enum { M = 3, N = 8, K = 5 };
@@ -191,14 +224,17 @@ static void plans_run_on_other_addresses(void **state) {
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   for (int i = 0; i < M * K; i++) A[i] = (float)i;
   for (int i = 0; i < K * N; i++) B[i] = 1 / (float)(i + 1);
-  krait_gemm_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch}, .M = M, .N = N, .K = K};
-  a.A = (krait_view){.data = A, .stride = {K, 1}}, a.Bmat = (krait_view){.data = B, .stride = {N, 1}}, a.out = (krait_view){.data = want, .stride = {N, 1}};
+  krait_gemm_args a = {
+      .call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch}, .M = M, .N = N, .K = K};
+  a.A = (krait_view){.data = A, .stride = {K, 1}}, a.Bmat = (krait_view){.data = B, .stride = {N, 1}},
+  a.out = (krait_view){.data = want, .stride = {N, 1}};
   a.residual = (krait_view){.data = residual, .stride = {N, 1}};
   assert_int_equal(krait_gemm(ctx, &a), KRAIT_OK);
   assert_int_equal(krait_plan_open(ctx, "gemm", &a, NULL, &plan), KRAIT_OK);
   assert_true(krait_plan_scratch_bytes(plan) <= sizeof scratch);
   void *addresses[8] = {0};
-  const int at_A = kr_sig_find(&kr_sig_gemm, "A"), at_B = kr_sig_find(&kr_sig_gemm, "Bmat"), at_residual = kr_sig_find(&kr_sig_gemm, "residual"), at_out = kr_sig_find(&kr_sig_gemm, "out");
+  const int at_A = kr_sig_find(&kr_sig_gemm, "A"), at_B = kr_sig_find(&kr_sig_gemm, "Bmat"),
+            at_residual = kr_sig_find(&kr_sig_gemm, "residual"), at_out = kr_sig_find(&kr_sig_gemm, "out");
   addresses[at_A] = A, addresses[at_B] = B, addresses[at_residual] = residual;
   for (int shift = 0; shift < 2; shift++) { /* as aligned as planned; and not */
     addresses[at_out] = out + shift;
@@ -208,7 +244,8 @@ static void plans_run_on_other_addresses(void **state) {
   addresses[at_out] = residual; /* in place, which was not planned */
   assert_int_equal(krait_plan_run(plan, addresses, NULL, scratch, sizeof scratch), KRAIT_OK);
   assert_memory_equal(residual, want, sizeof want);
-  assert_int_equal(krait_plan_run(plan, addresses, NULL, NULL, 0), krait_plan_scratch_bytes(plan) ? KRAIT_ERR_SCRATCH : KRAIT_OK);
+  assert_int_equal(krait_plan_run(plan, addresses, NULL, NULL, 0),
+                   krait_plan_scratch_bytes(plan) ? KRAIT_ERR_SCRATCH : KRAIT_OK);
   addresses[at_A] = NULL;
   assert_int_equal(krait_plan_run(plan, addresses, NULL, scratch, sizeof scratch), KRAIT_ERR_ARGUMENT);
   assert_string_equal(krait_error_detail(), "gemm: A was planned and must be given");
@@ -227,8 +264,12 @@ static void plans_run_on_other_addresses(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(tensors_of_random_calls_are_listed_with_their_sizes), cmocka_unit_test(sizes_come_from_shapes), cmocka_unit_test(shapes_that_do_not_fit_are_named),
-      cmocka_unit_test(gradients_belong_to_inputs), cmocka_unit_test(sizes_of_args_come_from_shapes), cmocka_unit_test(plans_run_on_other_addresses), cmocka_unit_test(a_gradient_call_begins_as_the_forward_call_was)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(tensors_of_random_calls_are_listed_with_their_sizes),
+                                     cmocka_unit_test(sizes_come_from_shapes),
+                                     cmocka_unit_test(shapes_that_do_not_fit_are_named),
+                                     cmocka_unit_test(gradients_belong_to_inputs),
+                                     cmocka_unit_test(sizes_of_args_come_from_shapes),
+                                     cmocka_unit_test(plans_run_on_other_addresses),
+                                     cmocka_unit_test(a_gradient_call_begins_as_the_forward_call_was)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 """Clients that are no users of mamba_ssm's own blocks: Vim, VideoMamba, SegMamba and VMamba construct and call these."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import selective_scan_cuda_core
 import selective_scan_cuda_ndstate
 import selective_scan_cuda_oflex
 from mamba_ssm import Mamba
+from mamba_ssm.ops.triton.layernorm import RMSNorm, rms_norm_fn  # where version 1 has them
 
 
 # ---- bidirectional blocks ---------------------------------------------------------------------------------------------
@@ -152,3 +154,59 @@ def test_ndstate(device):
     refs.close(out, want, (1e-4, 1e-4))
     for got, given, twin in zip(selective_scan_cuda_ndstate.bwd(*flat, dout, x, True, 1), flat, twins):
         refs.close(got, twin.grad.reshape(given.shape), (1e-3, 1e-3))
+
+
+# ---- VideoMamba whole: its recorded outputs and gradients, by its own weights -------------------------------------------
+class VideoMambaBlock(torch.nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.mixer, self.norm = Mamba(d, bimamba=True), RMSNorm(d, eps=1e-5)
+
+    def forward(self, hidden, stream):
+        hidden, stream = rms_norm_fn(hidden, self.norm.weight, self.norm.bias, residual=stream, prenorm=True, residual_in_fp32=True, eps=self.norm.eps)
+        return self.mixer(hidden, inference_params=None), stream
+
+
+class VideoMamba(torch.nn.Module):
+    """The equations of src/models/videomamba/MODEL.md on the drop-ins that its published model calls, with the published names of its parameters."""
+
+    def __init__(self, side, patch, depth, d, frames, last_norm):
+        super().__init__()
+        self.patch_embed = torch.nn.Module()
+        self.patch_embed.proj = torch.nn.Conv3d(3, d, (1, patch, patch), (1, patch, patch))
+        self.cls_token, self.last_norm = torch.nn.Parameter(torch.zeros(1, 1, d)), last_norm
+        self.pos_embed = torch.nn.Parameter(torch.zeros(1, 1 + (side // patch) ** 2, d))
+        self.temporal_pos_embedding = torch.nn.Parameter(torch.zeros(1, frames, d))
+        self.layers = torch.nn.ModuleList(VideoMambaBlock(d) for _ in range(depth))
+        setattr(self, last_norm, RMSNorm(d, eps=1e-5))
+
+    def forward(self, film):
+        patches = self.patch_embed.proj(film).flatten(3).permute(0, 2, 3, 1) + self.pos_embed[:, None, 1:] + self.temporal_pos_embedding[:, :, None]
+        first = (self.cls_token + self.pos_embed[:, :1]).expand(len(film), -1, -1)
+        hidden, stream = torch.cat((first, patches.flatten(1, 2)), dim=1), None
+        for layer in self.layers:
+            hidden, stream = layer(hidden, stream)
+        norm = getattr(self, self.last_norm)
+        return rms_norm_fn(hidden, norm.weight, norm.bias, residual=stream, prenorm=False, residual_in_fp32=True, eps=norm.eps)
+
+
+@pytest.mark.parametrize("path", refs.golden_files("videomamba"))
+def test_videomamba(device, path):
+    """Outputs to 1e-5, gradients of every parameter and of the film to 1e-4."""
+    metadata, golden = refs.read_safetensors(path)
+    _, weights = refs.read_safetensors(str(path).replace(".golden.", ".weights."))
+    config, is_classes = json.loads(metadata["config"]), "head.weight" in weights
+    model = VideoMamba(config["img_size"], config["patch_size"], config["depth"], config["embed_dim"], config["num_frames"], "norm_f" if is_classes else "norm").to(device)
+    if is_classes:
+        model.head = torch.nn.Linear(config["embed_dim"], config["num_classes"]).to(device)
+    model.load_state_dict({k: v for k, v in weights.items() if not k.startswith("clip_decoder.")})
+    film = golden["golden.input"].to(device).requires_grad_()
+    out = model(film)
+    name = "logits" if is_classes else "x_vis"
+    out = model.head(out[:, 0]) if is_classes else out
+    assert refs.relative(out, golden["golden." + name]) < 1e-5, refs.relative(out, golden["golden." + name])
+    (out * golden["golden.loss_w_" + name].to(device)).sum().backward()
+    assert refs.relative(film.grad, golden["golden.grad_input"]) < 1e-4
+    for key, parameter in model.named_parameters():  # zeros where classes see the first token alone: the last layer's decay forwards
+        want = golden["golden.grad." + key].double()
+        assert float((parameter.grad.cpu().double() - want).norm()) <= 1e-4 * float(want.norm()), key

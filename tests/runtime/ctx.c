@@ -23,7 +23,8 @@ static void caps_are_written(void **state) {
 static void masks_and_threads_are_kept(void **state) {
   (void)state;
   krait_ctx *ctx;
-  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .caps_mask = KRAIT_CAP_CPU, .n_threads = 3};
+  krait_ctx_options options = {
+      .size = sizeof options, .device = KRAIT_DEVICE_CPU, .caps_mask = KRAIT_CAP_CPU, .n_threads = 3};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   assert_int_equal(krait_ctx_caps(ctx), KRAIT_CAP_CPU);
   assert_int_equal(krait_ctx_n_threads(ctx), 3);
@@ -35,6 +36,7 @@ static void masks_and_threads_are_kept(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(caps_are_parsed_or_refused), cmocka_unit_test(caps_are_written), cmocka_unit_test(masks_and_threads_are_kept)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(caps_are_parsed_or_refused), cmocka_unit_test(caps_are_written),
+                                     cmocka_unit_test(masks_and_threads_are_kept)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

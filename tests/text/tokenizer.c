@@ -1,5 +1,5 @@
-/* tokenizer.c: UTF-8 in pieces, form C, the cuts, merges, added tokens, the chat template, what is refused; with the shared golden files also every
- * recorded text, and a round trip over a mebibyte of random Unicode. */
+/* tokenizer.c: UTF-8 in pieces, form C, the cuts, merges, added tokens, the chat template, what is refused; with the
+ * shared golden files also every recorded text, and a round trip over a mebibyte of random Unicode. */
 #include "../test.h"
 
 #include <jansson.h>
@@ -17,14 +17,18 @@
 /* ---- UTF-8 ---- */
 
 static void bytes_become_whole_characters(void **state) {
-  static const char in[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \x80\xe2\x82z\xf0\x9f\x98\xc3\xa9\xed\xa0\x80\xc0\xff";
-  static const char want[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \xef\xbf\xbd\xef\xbf\xbdz\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
+  static const char in[] =
+      "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \x80\xe2\x82z\xf0\x9f\x98\xc3\xa9\xed\xa0\x80\xc0\xff";
+  static const char want[] =
+      "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 "
+      "\xef\xbf\xbd\xef\xbf\xbdz\xef\xbf\xbd\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
   (void)state;
   for (size_t piece = 1; piece < sizeof in; piece++) {
     char out[300];
     size_t n = 0;
     kr_utf8_stream stream = {0};
-    for (size_t i = 0; i < sizeof in - 1; i += piece) n += kr_utf8_push(&stream, in + i, i + piece < sizeof in ? piece : sizeof in - 1 - i, out + n);
+    for (size_t i = 0; i < sizeof in - 1; i += piece)
+      n += kr_utf8_push(&stream, in + i, i + piece < sizeof in ? piece : sizeof in - 1 - i, out + n);
     n += kr_utf8_end(&stream, out + n);
     assert_int_equal(n, sizeof want - 1);
     assert_memory_equal(out, want, n);
@@ -113,15 +117,20 @@ static void add_char(char *to, int byte, int *more) {
 /* The 256 bytes as tokens 0 to 255, then the given tokens. */
 static char *make(const options *o) {
   char *text = malloc(20000), one[8];
-  int more = 256, used = sprintf(text, "{\"normalizer\": %s, \"pre_tokenizer\": %s, \"post_processor\": %s, \"added_tokens\": [%s], \"model\": {%s \"vocab\": {", o->normalizer ? o->normalizer : "null",
-                                 o->pre ? o->pre : "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}", o->post ? o->post : "null", o->added ? o->added : "",
-                                 o->model ? o->model : "\"type\": \"BPE\",");
+  int more = 256,
+      used = sprintf(text,
+                     "{\"normalizer\": %s, \"pre_tokenizer\": %s, \"post_processor\": %s, \"added_tokens\": [%s], "
+                     "\"model\": {%s \"vocab\": {",
+                     o->normalizer ? o->normalizer : "null",
+                     o->pre ? o->pre : "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}",
+                     o->post ? o->post : "null", o->added ? o->added : "", o->model ? o->model : "\"type\": \"BPE\",");
   for (int byte = 0; byte < 256; byte++) {
     add_char(one, byte, &more);
     if (o->drop && strcmp(one, o->drop) == 0) continue;
     used += sprintf(text + used, "\"%s%s\": %d, ", *one == '"' || *one == '\\' ? "\\" : "", one, byte);
   }
-  sprintf(text + used, "\"ab\": 256, \"abab\": 257, \"bc\": 258, \"aa\": 259, \"aaa\": 260}, \"merges\": %s}}", o->merges ? o->merges : "[\"a b\", \"ab ab\", [\"b\", \"c\"], \"a a\", \"aa a\"]");
+  sprintf(text + used, "\"ab\": 256, \"abab\": 257, \"bc\": 258, \"aa\": 259, \"aaa\": 260}, \"merges\": %s}}",
+          o->merges ? o->merges : "[\"a b\", \"ab ab\", [\"b\", \"c\"], \"a a\", \"aa a\"]");
   return text;
 }
 
@@ -139,7 +148,8 @@ static void assert_ids(const kr_tokenizer *t, const char *text, uint32_t flags, 
   assert_memory_equal(ids.at, want, (size_t)n * sizeof *want);
   kr_ids_free(&ids);
 }
-#define IDS(t, text, flags, ...) assert_ids(t, text, flags, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__})
+#define IDS(t, text, flags, ...) \
+  assert_ids(t, text, flags, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__})
 
 static void merges_by_rank(void **state) {
   kr_tokenizer *t;
@@ -159,13 +169,19 @@ static void merges_by_rank(void **state) {
   kr_tokenizer_close(&t);
 }
 
-#define ADDED(content, id, special, normalized) "{\"id\": " #id ", \"content\": \"" content "\", \"special\": " #special ", \"normalized\": " #normalized "}"
+#define ADDED(content, id, special, normalized) \
+  "{\"id\": " #id ", \"content\": \"" content "\", \"special\": " #special ", \"normalized\": " #normalized "}"
 
 static void added_tokens_come_first(void **state) {
   kr_tokenizer *t;
   size_t n;
   (void)state;
-  assert_int_equal(open_made(&(options){.normalizer = "{\"type\": \"NFC\"}", .added = ADDED("<|end|>", 300, true, false) "," ADDED("  ", 301, false, true) "," ADDED("   ", 302, false, true) "," ADDED("\xc3\xa9!", 303, false, true)}, &t), KRAIT_OK);
+  assert_int_equal(
+      open_made(&(options){.normalizer = "{\"type\": \"NFC\"}",
+                           .added = ADDED("<|end|>", 300, true, false) "," ADDED("  ", 301, false, true) "," ADDED(
+                               "   ", 302, false, true) "," ADDED("\xc3\xa9!", 303, false, true)},
+                &t),
+      KRAIT_OK);
   IDS(t, "a<|end|>b", 0, 'a', 300, 'b');
   IDS(t, "a<|end|>", KR_ENCODE_PLAIN, 'a', '<', '|', 'e', 'n', 'd', '|', '>');
   IDS(t, "   b", 0, 302, 'b');
@@ -173,7 +189,8 @@ static void added_tokens_come_first(void **state) {
   IDS(t, "e\xcc\x81!", 0, 303); /* after normalisation */
   assert_int_equal(kr_tokenizer_find_added(t, "<|end|>"), 300);
   assert_int_equal(kr_tokenizer_find_added(t, "ab"), -1);
-  assert_true(kr_tokenizer_is_special(t, 300) && !kr_tokenizer_is_special(t, 301) && !kr_tokenizer_is_special(t, 256) && !kr_tokenizer_is_special(t, 9999));
+  assert_true(kr_tokenizer_is_special(t, 300) && !kr_tokenizer_is_special(t, 301) && !kr_tokenizer_is_special(t, 256) &&
+              !kr_tokenizer_is_special(t, 9999));
   assert_string_equal(kr_tokenizer_bytes(t, 257, &n), "abab");
   kr_tokenizer_bytes(t, 299, &n);
   assert_int_equal(n, 0);
@@ -197,7 +214,9 @@ static void what_is_refused(void **state) {
       {{.normalizer = "{\"type\": \"NFKC\"}"}, "its normaliser is 'NFKC'"},
       {{.pre = "{\"type\": \"Metaspace\"}"}, "its pre-tokeniser is 'Metaspace'"},
       {{.pre = "{\"type\": \"ByteLevel\", \"add_prefix_space\": true}"}, "add_prefix_space"},
-      {{.pre = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"x+\"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}"}, "unknown expression: x+"},
+      {{.pre = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"x+\"}, "
+               "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}"},
+       "unknown expression: x+"},
       {{.post = "{\"type\": \"TemplateProcessing\"}"}, "its post-processor is 'TemplateProcessing'"},
       {{.added = ADDED("x", 300, false, false) "," ADDED("y", 300, false, false)}, "two tokens have id 300"},
       {{.added = ADDED("x", -1, false, false)}, "no id"},
@@ -209,7 +228,8 @@ static void what_is_refused(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     assert_int_equal(open_made(&cases[i].o, &t), KRAIT_ERR_FILE_FORMAT);
     assert_null(t);
-    if (!strstr(krait_error_detail(), cases[i].words)) fail_msg("'%s' lacks '%s'", krait_error_detail(), cases[i].words);
+    if (!strstr(krait_error_detail(), cases[i].words))
+      fail_msg("'%s' lacks '%s'", krait_error_detail(), cases[i].words);
   }
   assert_int_equal(kr_tokenizer_open_memory("[", 1, "made", &t), KRAIT_ERR_FILE_FORMAT);
   assert_int_equal(kr_tokenizer_open_memory("[]", 2, "made", &t), KRAIT_ERR_FILE_FORMAT);
@@ -268,11 +288,15 @@ static void recorded(const char *folder) {
   size_t i;
   assert_true(json_array_size(cases) >= 200);
   json_array_foreach(cases, i, one) {
-    const json_t *text = json_object_get(one, "text"), *want = json_object_get(one, "ids"), *decoded = json_object_get(one, "decoded");
+    const json_t *text = json_object_get(one, "text"), *want = json_object_get(one, "ids"),
+                 *decoded = json_object_get(one, "decoded");
     kr_ids ids = {0};
     assert_int_equal(kr_tokenizer_encode(t, json_string_value(text), json_string_length(text), 0, &ids), KRAIT_OK);
-    if (ids.n != (int64_t)json_array_size(want)) fail_msg("%s: case %zu '%s': %lld tokens, not %zu", folder, i, json_string_value(text), (long long)ids.n, json_array_size(want));
-    for (int64_t k = 0; k < ids.n; k++) assert_int_equal(ids.at[k], json_integer_value(json_array_get(want, (size_t)k)));
+    if (ids.n != (int64_t)json_array_size(want))
+      fail_msg("%s: case %zu '%s': %lld tokens, not %zu", folder, i, json_string_value(text), (long long)ids.n,
+               json_array_size(want));
+    for (int64_t k = 0; k < ids.n; k++)
+      assert_int_equal(ids.at[k], json_integer_value(json_array_get(want, (size_t)k)));
     const json_t *back = decoded ? decoded : text;
     char *out = malloc(20 * json_string_length(text) + 100);
     const size_t n = decode(t, &ids, out);
@@ -326,7 +350,9 @@ static void round_trip_qwen2(void **state) { (void)state, round_trip("tokenizer-
 
 static void chat(void **state) {
   kr_tokenizer *t = shared_tokenizer("tokenizer-qwen2");
-  static const char whole[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n\n  What's 2+2?<|im_end|>\n<|im_start|>assistant\n";
+  static const char whole[] =
+      "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n\n  What's "
+      "2+2?<|im_end|>\n<|im_start|>assistant\n";
   kr_ids got = {0}, want = {0};
   (void)state;
   assert_int_equal(kr_chat_encode(t, &(kr_message){"user", "\n  What's 2+2?"}, 1, &got), KRAIT_OK);
@@ -348,9 +374,19 @@ static void chat(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bytes_become_whole_characters), cmocka_unit_test(form_c), cmocka_unit_test(long_runs_of_marks), cmocka_unit_test(cuts),
-      cmocka_unit_test(merges_by_rank), cmocka_unit_test(added_tokens_come_first), cmocka_unit_test(what_is_refused), cmocka_unit_test(a_long_word),
-      cmocka_unit_test(recorded_neox), cmocka_unit_test(recorded_qwen2), cmocka_unit_test(round_trip_neox), cmocka_unit_test(round_trip_qwen2), cmocka_unit_test(chat),
+      cmocka_unit_test(bytes_become_whole_characters),
+      cmocka_unit_test(form_c),
+      cmocka_unit_test(long_runs_of_marks),
+      cmocka_unit_test(cuts),
+      cmocka_unit_test(merges_by_rank),
+      cmocka_unit_test(added_tokens_come_first),
+      cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(a_long_word),
+      cmocka_unit_test(recorded_neox),
+      cmocka_unit_test(recorded_qwen2),
+      cmocka_unit_test(round_trip_neox),
+      cmocka_unit_test(round_trip_qwen2),
+      cmocka_unit_test(chat),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* trainer.c: losses, gradients and five steps of PrimeKnet's training against those of the published solver in float64 (recorded beside the project): on the CPU,
- * or on a GPU. Usage: trainer [cuda]. */
+/* trainer.c: losses, gradients and five steps of PrimeKnet's training against those of the published solver in float64
+ * (recorded beside the project): on the CPU, or on a GPU. Usage: trainer [cuda]. */
 #include "test.h"
 
 #include <math.h>
@@ -17,7 +17,8 @@ typedef struct fixture {
   kr_weights *speech, *disc, *weights, *golden;
   kr_config *config;
   kr_trainer *trainer;
-  float com_in[MOST_B * F * T * 2], mag[MOST_B * F * T], pha[MOST_B * F * T], com[MOST_B * F * T * 2], dropout[3 * MOST_B * KR_DISC_WIDTH], quality[MOST_B];
+  float com_in[MOST_B * F * T * 2], mag[MOST_B * F * T], pha[MOST_B * F * T], com[MOST_B * F * T * 2],
+      dropout[3 * MOST_B * KR_DISC_WIDTH], quality[MOST_B];
   float clean[3][F * T * 2]; /* spectra */
   int64_t B;
 } fixture;
@@ -52,7 +53,8 @@ static void open_fixture(fixture *f, const char *name, const char *kind, int64_t
   how.at_once = at_once;
   if (kr_trainer_open(f->ctx, &c, &how, B, T, &f->trainer) < 0) fail_msg("%s", krait_error_detail());
   kr_parameters *g = kr_trainer_generator(f->trainer), *d = kr_trainer_discriminator(f->trainer);
-  if (kr_parameters_read(g, f->weights, "", g->value) < 0 || kr_parameters_read(d, f->disc, "", d->value) < 0) fail_msg("%s", krait_error_detail());
+  if (kr_parameters_read(g, f->weights, "", g->value) < 0 || kr_parameters_read(d, f->disc, "", d->value) < 0)
+    fail_msg("%s", krait_error_detail());
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     char key[64];
     snprintf(key, sizeof key, "layers.%d.weight_u", kr_disc_layers[k]);
@@ -93,7 +95,8 @@ static kr_batch batch_of(fixture *f, int step) {
     }
   }
   const float *keep = find(f->golden, "golden.dropout_keep"), *quality = find(f->golden, "golden.pesq_target");
-  for (int64_t i = 0; i < 3 * f->B * KR_DISC_WIDTH; i++) f->dropout[i] = keep ? keep[step * 3 * f->B * KR_DISC_WIDTH + i] / 0.7f : 1;
+  for (int64_t i = 0; i < 3 * f->B * KR_DISC_WIDTH; i++)
+    f->dropout[i] = keep ? keep[step * 3 * f->B * KR_DISC_WIDTH + i] / 0.7f : 1;
   memcpy(f->quality, quality + step * f->B, (size_t)f->B * sizeof(float));
   return (kr_batch){.com_in = f->com_in, .mag = f->mag, .pha = f->pha, .com = f->com, .dropout = f->dropout};
 }
@@ -105,11 +108,20 @@ static int32_t judge(void *user, const float *wav, float *quality) {
   return KRAIT_OK;
 }
 
-static void check_terms(const fixture *f, const char *name, const kr_step *s, const char *prefix, int step, double bound) {
-  const struct { const char *name; double value; } terms[] = {
-      {"magnitude", s->terms[KR_TERM_MAGNITUDE]}, {"phase_ip", s->terms[KR_TERM_PHASE_IP]}, {"phase_gd", s->terms[KR_TERM_PHASE_GD]}, {"phase_iaf", s->terms[KR_TERM_PHASE_IAF]}, {"phase", s->phase},
-      {"complex", s->terms[KR_TERM_COMPLEX]}, {"consistency", s->terms[KR_TERM_CONSISTENCY]}, {"metric", s->terms[KR_TERM_METRIC]}, {"total", s->total}, {"disc_r", s->terms[KR_TERM_DISC_R]},
-      {"disc_g", s->terms[KR_TERM_DISC_G]}};
+static void check_terms(const fixture *f, const char *name, const kr_step *s, const char *prefix, int step,
+                        double bound) {
+  const struct { const char *name; double value;
+  } terms[] = {{"magnitude", s->terms[KR_TERM_MAGNITUDE]},
+               {"phase_ip", s->terms[KR_TERM_PHASE_IP]},
+               {"phase_gd", s->terms[KR_TERM_PHASE_GD]},
+               {"phase_iaf", s->terms[KR_TERM_PHASE_IAF]},
+               {"phase", s->phase},
+               {"complex", s->terms[KR_TERM_COMPLEX]},
+               {"consistency", s->terms[KR_TERM_CONSISTENCY]},
+               {"metric", s->terms[KR_TERM_METRIC]},
+               {"total", s->total},
+               {"disc_r", s->terms[KR_TERM_DISC_R]},
+               {"disc_g", s->terms[KR_TERM_DISC_G]}};
   double worst = 0;
   for (size_t i = 0; i < sizeof terms / sizeof *terms; i++) {
     char key[64];
@@ -119,7 +131,9 @@ static void check_terms(const fixture *f, const char *name, const kr_step *s, co
     if (!isfinite(want[step])) continue;
     const double off = fabs(terms[i].value - (double)want[step]) / (want[step] == 0 ? 1 : fabs((double)want[step]));
     if (off > worst) worst = off;
-    if (!(off <= bound)) print_message("%s, step %d: %s is %.8g, not %.8g (%.1e)\n", name, step, terms[i].name, terms[i].value, (double)want[step], off);
+    if (!(off <= bound))
+      print_message("%s, step %d: %s is %.8g, not %.8g (%.1e)\n", name, step, terms[i].name, terms[i].value,
+                    (double)want[step], off);
   }
   print_message("%s, step %d: losses within %.1e\n", name, step, worst);
   assert_true(worst <= bound);
@@ -132,8 +146,12 @@ static int is_listed(const kr_weights *golden, const char *list, const char *nam
   return text && strstr(text, quoted) != NULL;
 }
 
-static void check_gradients(const fixture *f, const char *name, const kr_parameters *p, const char *prefix, double bound) {
-  double worst = 0;
+/* Float32 itself is off by up to 6e-4 in the generator's worst tensor and 3e-5 in all together
+ * (tools/gradient_rounding.py: float64, with nothing but results rounded), since a few bins have a phase that hardly
+ * any number of the model supports. */
+static void check_gradients(const fixture *f, const char *name, const kr_parameters *p, const char *prefix,
+                            double bound, double bound_of_all) {
+  double worst = 0, sum = 0, of_sum = 0;
   const char *of = "";
   int n_checked = 0;
   for (int64_t i = 0; i < p->n_items; i++) {
@@ -149,15 +167,19 @@ static void check_gradients(const fixture *f, const char *name, const kr_paramet
       const double want = (double)((const float *)w->data)[k], off = (double)p->gradient[item->at + k * stride] - want;
       d += off * off, all += want * want;
     }
-    n_checked++;
+    n_checked++, sum += d, of_sum += all;
     if (sqrt(d / all) > worst) worst = sqrt(d / all), of = item->name;
   }
-  print_message("%s: %d gradients %s within %.1e (%s)\n", name, n_checked, prefix, worst, of);
-  assert_true(n_checked > 20);
+  print_message("%s: %d gradients %s within %.1e (%s), all together %.1e\n", name, n_checked, prefix, worst, of,
+                sqrt(sum / of_sum));
+  assert_true(n_checked > 20 && sqrt(sum / of_sum) <= bound_of_all);
   if (!(worst <= bound)) fail_msg("%s: the gradient of %s is off by %.2e relative", name, of, worst);
 }
 
-static const struct { const char *name; int64_t B_loss, B_steps, at_once; } cases[] = {{"mamba", 2, 2, 0}, {"mamba", 2, 2, 1}, {"gru", 1, 1, 0}, {"lstm", 2, 2, 1}};
+static const struct {
+  const char *name;
+  int64_t B_loss, B_steps, at_once;
+} cases[] = {{"mamba", 2, 2, 0}, {"mamba", 2, 2, 1}, {"gru", 1, 1, 0}, {"lstm", 2, 2, 1}};
 
 static int is_missing(void) {
   if (access(SHARED_GOLDEN, R_OK) == 0) return 0;
@@ -179,12 +201,13 @@ static void losses_and_gradients(void **state) {
     const float *scores = find(f.golden, "golden.D"), *sigma = find(f.golden, "golden.sigma");
     for (int k = 0; k < 3 * f.B; k++) assert_true(fabsf(step.scores[k] - scores[k]) < 1e-5f);
     for (int k = 0; k < 3 * KR_DISC_NORMS; k++) assert_true(fabsf(step.sigma[k] - sigma[k]) < 1e-5f * sigma[k]);
-    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 2e-4);
-    check_gradients(&f, cases[i].name, kr_trainer_discriminator(f.trainer), "golden.grad_disc.", 1e-4);
+    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 2e-4, 5e-5);
+    check_gradients(&f, cases[i].name, kr_trainer_discriminator(f.trainer), "golden.grad_disc.", 1e-4, 2e-5);
     for (int k = 0; k < KR_DISC_NORMS; k++) {
       char key[64];
       snprintf(key, sizeof key, "golden.disc_after.layers.%d.weight_v", kr_disc_layers[k]);
-      for (int64_t n = 0; n < kr_disc_inputs(k); n++) assert_true(fabsf(kr_trainer_v(f.trainer, k)[n] - find(f.golden, key)[n]) < 1e-5f);
+      for (int64_t n = 0; n < kr_disc_inputs(k); n++)
+        assert_true(fabsf(kr_trainer_v(f.trainer, k)[n] - find(f.golden, key)[n]) < 1e-5f);
     }
     close_fixture(&f);
   }

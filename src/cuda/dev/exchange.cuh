@@ -1,4 +1,5 @@
-/* exchange.cuh: sums in global memory by bulk copies (sm_90a), for kernels that the emulator runs too; and its matrices' stores. */
+/* exchange.cuh: sums in global memory by bulk copies (sm_90a), for kernels that the emulator runs too; and its
+ * matrices' stores. */
 #ifndef KR_EXCHANGE_CUH
 #define KR_EXCHANGE_CUH
 
@@ -7,7 +8,10 @@
 /* A multiple of 16 bytes of shared memory, each float32 of it added to what is there; from and to multiples of 16. */
 #ifndef KR_EMULATE
 KR_DEV void kr_add_bytes(void *to, uint32_t from, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" : : "l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(from), "r"(bytes)
+               : "memory");
 }
 #else
 KR_DEV void kr_add_bytes(void *to, uint32_t from, int bytes) {
@@ -20,7 +24,8 @@ KR_DEV void kr_store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, u
   const int lane = kr_thread() & 31;
   for (int m = 0; m < 4; m++) {
     const int from = (kr_thread() & ~31) + 8 * m + lane / 4;
-    const float low = kr_emulated_shuffle((float)(to & 0xffff), from), high = kr_emulated_shuffle((float)(to >> 16), from);
+    const float low = kr_emulated_shuffle((float)(to & 0xffff), from),
+                high = kr_emulated_shuffle((float)(to >> 16), from);
     *(uint32_t *)kr_emulated_at(((uint32_t)high << 16 | (uint32_t)low) + (uint32_t)(lane % 4) * 4) = words[m];
   }
 }

@@ -30,7 +30,8 @@ KR_DEV float pack_at(kr_raw16 raw, int k, int32_t dtype) {
   return dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k & 3]) : kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
-/* The same as floats; v[k] is 0 from `left` on and, for 32-bit types, from 4 on. dtype is r.dtype, best as a constant. */
+/* The same as floats; v[k] is 0 from `left` on and, for 32-bit types, from 4 on. dtype is r.dtype, best as a
+ * constant. */
 KR_DEV void read_pack(const kr_rows &r, const int32_t dtype, int64_t offset, int64_t left, float (&v)[8]) {
   kr_raw16 raw = load_pack(r.data, offset, r.t, dtype, r.packs, left);
 #pragma unroll

@@ -15,7 +15,8 @@ KR_DEV float kr_atan2(float y, float x) {
   const float ax = __builtin_fabsf(x), ay = __builtin_fabsf(y), high = ax > ay ? ax : ay, low = ax > ay ? ay : ax;
   const float t = high == low ? (high > 0.0f ? 1.0f : 0.0f) : low / high, z = t * t;
   float a = kr_fma(z, 0.00283406419f, -0.0160050299f);
-  a = kr_fma(z, a, 0.0425876081f), a = kr_fma(z, a, -0.0749544576f), a = kr_fma(z, a, 0.106367543f), a = kr_fma(z, a, -0.142025709f);
+  a = kr_fma(z, a, 0.0425876081f), a = kr_fma(z, a, -0.0749544576f), a = kr_fma(z, a, 0.106367543f),
+  a = kr_fma(z, a, -0.142025709f);
   a = kr_fma(z, a, 0.199924842f), a = kr_fma(z, a, -0.333330661f), a = kr_fma(z * t, a, t);
   if (ay > ax) a = 1.5707964f - a - 4.371139e-8f;
   if (kr_float_to_bits(x) >> 31) a = 3.1415927f - a - 8.742278e-8f;
@@ -25,9 +26,12 @@ KR_DEV float kr_atan2(float y, float x) {
 
 /* Angles up to some thousands. */
 KR_DEV void kr_sine_cosine(float x, float &sine, float &cosine) {
-  const float turns = kr_nearest(x * 0.63661977f), r = kr_fma(turns, 1.7763568e-15f, kr_fma(turns, 4.371139e-8f, kr_fma(turns, -1.5707964f, x))), z = r * r;
-  const float s = kr_fma(r * z, kr_fma(z, kr_fma(z, kr_fma(z, 2.72439775e-6f, -0.000198400405f), 0.00833333191f), -0.166666672f), r);
-  const float c = kr_fma(z, kr_fma(z, kr_fma(z, -1.71195921e-7f, 2.46885029e-5f), -0.00138885353f), 0.0416666642f), cosine_r = kr_fma(z * z, c, kr_fma(z, -0.5f, 1.0f));
+  const float turns = kr_nearest(x * 0.63661977f),
+              r = kr_fma(turns, 1.7763568e-15f, kr_fma(turns, 4.371139e-8f, kr_fma(turns, -1.5707964f, x))), z = r * r;
+  const float s = kr_fma(
+      r * z, kr_fma(z, kr_fma(z, kr_fma(z, 2.72439775e-6f, -0.000198400405f), 0.00833333191f), -0.166666672f), r);
+  const float c = kr_fma(z, kr_fma(z, kr_fma(z, -1.71195921e-7f, 2.46885029e-5f), -0.00138885353f), 0.0416666642f),
+              cosine_r = kr_fma(z * z, c, kr_fma(z, -0.5f, 1.0f));
   const int quarter = (int)turns & 3;
   sine = quarter & 1 ? cosine_r : s, cosine = quarter & 1 ? s : cosine_r;
   if (quarter & 2) sine = -sine;

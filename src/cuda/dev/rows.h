@@ -10,8 +10,8 @@ typedef struct kr_rows {
   int32_t dtype, packs;  /* packs: 16-byte accesses along time are aligned */
 } kr_rows;
 
-/* Division by a number that the host knows, as a multiplication: 64-bit division takes a GPU over a hundred instructions.
- * For dividends below 2^31. */
+/* Division by a number that the host knows, as a multiplication: 64-bit division takes a GPU over a hundred
+ * instructions. For dividends below 2^31. */
 typedef struct kr_divisor {
   uint32_t by, multiplier, shift;
 } kr_divisor;

@@ -2,8 +2,8 @@
  *
  *   file block -> gain -> resample to 16 kHz -> overlapping windows -> resample back -> 1 / gain -> queue
  *
- * and when all channels have samples waiting they are written as one block. The file is read twice: first for its length, its
- * level and its flaws, so that nothing is computed for a file that cannot be finished. */
+ * and when all channels have samples waiting they are written as one block. The file is read twice: first for its
+ * length, its level and its flaws, so that nothing is computed for a file that cannot be finished. */
 #include "enhance.h"
 
 #include <math.h>
@@ -73,7 +73,8 @@ static int32_t scan(run *r) {
         r->channels[c].sum_squares += v * v;
       }
   }
-  for (int32_t c = 0; c < n_channels; c++) r->channels[c].gain = kr_job_gain(r->denoiser, r->channels[c].sum_squares / (double)r->n_frames);
+  for (int32_t c = 0; c < n_channels; c++)
+    r->channels[c].gain = kr_job_gain(r->denoiser, r->channels[c].sum_squares / (double)r->n_frames);
   if (r->mixture) KR_TRY(kr_mixture_begin(r->mixture));
   return kr_audio_rewind(r->in);
 }
@@ -98,7 +99,8 @@ static void close_channel(channel *c) {
 }
 
 static int32_t open_channels(run *r) {
-  kr_job_begin(&r->job, r->denoiser, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ), r->info.n_channels);
+  kr_job_begin(&r->job, r->denoiser, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ),
+               r->info.n_channels);
   r->job.n_samples = r->n_frames;
   r->job.progress = r->options->progress;
   r->job.user = r->options->user;
@@ -115,7 +117,9 @@ static int32_t mix_channel(run *r, int32_t c, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     const double clean = (double)wet[i] / ch->gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
     const float v = (float)mixed;
-    KR_CHECK(isfinite(v), KRAIT_ERR_UNSUPPORTED, "%s: the model's result is not a finite number; the weights or the recording's level are out of range", o->in_path);
+    KR_CHECK(isfinite(v), KRAIT_ERR_UNSUPPORTED,
+             "%s: the model's result is not a finite number; the weights or the recording's level are out of range",
+             o->in_path);
     r->frames[i * r->info.n_channels + c] = v;
   }
   kr_queue_pop(&ch->queue, n);
@@ -155,7 +159,8 @@ static int32_t stream(run *r) {
     KR_TRY(drain(r));
   }
   for (int32_t c = 0; c < n_channels; c++) {
-    KR_TRY(kr_resampler_finish(r->channels[c].down, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ)));
+    KR_TRY(kr_resampler_finish(r->channels[c].down,
+                               kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ)));
     KR_TRY(kr_windows_finish(r->channels[c].windows));
     KR_TRY(kr_resampler_finish(r->channels[c].up, r->n_frames));
   }
@@ -174,8 +179,11 @@ static int32_t prepare(run *r) {
   r->mono = kr_alloc_array(BLOCK, sizeof(float));
   KR_CHECK(r->channels && r->frames && r->mono, KRAIT_ERR_NO_MEMORY, "no memory for %d channels", r->info.n_channels);
   if (o->reference_path)
-    KR_TRY(kr_score_check_reference(o->reference_path, (double)r->info.n_frames / r->info.sample_rate_hz, r->info.n_channels));
-  if (o->noise_path || o->rir_path) KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels, &r->mixture));
+    KR_TRY(kr_score_check_reference(o->reference_path, (double)r->info.n_frames / r->info.sample_rate_hz,
+                                    r->info.n_channels));
+  if (o->noise_path || o->rir_path)
+    KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels,
+                           &r->mixture));
   KR_TRY(scan(r));
   if (o->mixed_path) KR_TRY(kr_audio_create(o->mixed_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->mixed_out));
   KR_TRY(kr_audio_create(o->out_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->out));
@@ -229,7 +237,8 @@ static int32_t commit(run *r) {
   return kr_audio_commit(&r->out);
 }
 
-int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options, krait_enhance_result *result) {
+int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options,
+                        krait_enhance_result *result) {
   const int64_t start_ns = kr_clock_ns();
   krait_enhance_result found = {.size = sizeof found};
   run r = {.options = options, .denoiser = denoiser, .result = result};

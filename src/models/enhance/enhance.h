@@ -6,7 +6,9 @@
 
 #include "denoiser.h"
 
-int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user);
-int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options, krait_enhance_result *result);
+int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples,
+                           krait_progress_fn progress, void *user);
+int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options,
+                        krait_enhance_result *result);
 
 #endif

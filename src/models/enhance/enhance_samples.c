@@ -30,7 +30,8 @@ static int32_t push_scaled(kr_windows *windows, const float *in, int64_t n_sampl
   return kr_windows_finish(windows);
 }
 
-int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
+int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples,
+                           krait_progress_fn progress, void *user) {
   KR_CHECK(in && out && n_samples >= 0, KRAIT_ERR_ARGUMENT, "in and out must not be NULL, n_samples not negative");
   double sum = 0;
   for (int64_t i = 0; i < n_samples; i++) {
@@ -51,12 +52,14 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
   kr_windows_close(&windows);
   for (int64_t i = 0; i < n_samples && status == KRAIT_OK; i++) {
     out[i] /= gain;
-    if (!isfinite(out[i])) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld", (long long)i);
+    if (!isfinite(out[i]))
+      status = kr_fail(KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld", (long long)i);
   }
   return status;
 }
 
-int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples, krait_progress_fn progress, void *user) {
+int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
+                              krait_progress_fn progress, void *user) {
   kr_denoiser denoiser;
   KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
   KR_TRY(kr_session_denoiser(session, &denoiser));

@@ -13,17 +13,24 @@
 #include "status.h"
 
 /* Structs of 0.1, before there was more in them. */
-enum { OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db), OLD_RESULT_BYTES = offsetof(krait_enhance_result, note) };
+enum {
+  OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db),
+  OLD_RESULT_BYTES = offsetof(krait_enhance_result, note)
+};
 
 static int32_t take_options(const krait_enhance_options *options, krait_enhance_options *taken) {
   KR_TRY(kr_struct_take("krait_enhance_options", options, OLD_OPTIONS_BYTES, taken, sizeof *taken));
   KR_CHECK(taken->in_path && taken->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
-  KR_CHECK((taken->flags & ~(uint32_t)KRAIT_ENHANCE_KEEP) == 0, KRAIT_ERR_ARGUMENT, "options.flags is %u; this library knows only %d", taken->flags, KRAIT_ENHANCE_KEEP);
-  KR_CHECK(!taken->has_limit || (taken->limit_db >= 0 && taken->limit_db <= 1000), KRAIT_ERR_ARGUMENT, "options.limit_db is %g, not 0 to 1000", taken->limit_db);
+  KR_CHECK((taken->flags & ~(uint32_t)KRAIT_ENHANCE_KEEP) == 0, KRAIT_ERR_ARGUMENT,
+           "options.flags is %u; this library knows only %d", taken->flags, KRAIT_ENHANCE_KEEP);
+  KR_CHECK(!taken->has_limit || (taken->limit_db >= 0 && taken->limit_db <= 1000), KRAIT_ERR_ARGUMENT,
+           "options.limit_db is %g, not 0 to 1000", taken->limit_db);
   const int is_mixed = taken->noise_path || taken->rir_path;
   KR_CHECK(is_mixed || !taken->mixed_path, KRAIT_ERR_ARGUMENT, "mixed_path needs noise_path or rir_path");
-  KR_CHECK(!is_mixed || (!taken->plot_path && !taken->reference_path), KRAIT_ERR_ARGUMENT, "plot_path and reference_path do not go with what is mixed");
-  KR_CHECK(!taken->noise_path || fabs(taken->snr_db) <= 100, KRAIT_ERR_ARGUMENT, "options.snr_db is %g, not -100 to 100", taken->snr_db);
+  KR_CHECK(!is_mixed || (!taken->plot_path && !taken->reference_path), KRAIT_ERR_ARGUMENT,
+           "plot_path and reference_path do not go with what is mixed");
+  KR_CHECK(!taken->noise_path || fabs(taken->snr_db) <= 100, KRAIT_ERR_ARGUMENT,
+           "options.snr_db is %g, not -100 to 100", taken->snr_db);
   return KRAIT_OK;
 }
 
@@ -32,15 +39,16 @@ int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *
   krait_enhance_options taken;
   KR_CHECK(session && options, KRAIT_ERR_ARGUMENT, "session and options must not be NULL");
   KR_TRY(take_options(options, &taken));
-  KR_CHECK(!result || (result->size >= OLD_RESULT_BYTES && result->size <= sizeof *result), KRAIT_ERR_STRUCT_SIZE, "result.size is %u, this library knows %d to %zu", result->size,
-           OLD_RESULT_BYTES, sizeof *result);
+  KR_CHECK(!result || (result->size >= OLD_RESULT_BYTES && result->size <= sizeof *result), KRAIT_ERR_STRUCT_SIZE,
+           "result.size is %u, this library knows %d to %zu", result->size, OLD_RESULT_BYTES, sizeof *result);
   KR_TRY(kr_session_denoiser(session, &denoiser));
   return kr_enhance_file(&denoiser, &taken, result);
 }
 
 int32_t krait_audio_extension(const char *in_path, char *extension, size_t extension_bytes) {
   kr_audio_in *in = NULL;
-  KR_CHECK(in_path && extension && extension_bytes >= 8, KRAIT_ERR_ARGUMENT, "in_path and extension must not be NULL, extension_bytes at least 8");
+  KR_CHECK(in_path && extension && extension_bytes >= 8, KRAIT_ERR_ARGUMENT,
+           "in_path and extension must not be NULL, extension_bytes at least 8");
   *extension = 0;
   KR_TRY(kr_audio_open(in_path, &in));
   const char *other = kr_audio_extension(in, in_path);

@@ -12,7 +12,8 @@ enum { WINDOW_MS = 6000, OVERLAP_MS = 500, FADE_MS = 250 };
 /* The model was trained on recordings between these levels (dB of full scale, root mean square). */
 static const double QUIETEST_DB = -35, LOUDEST_DB = -15;
 
-/* Windows of equal length, as few as can be: a recording that is a little longer than one window is not computed twice. */
+/* Windows of equal length, as few as can be: a recording that is a little longer than one window is not computed
+ * twice. */
 static kr_windows_shape choose_shape(int64_t longest, int64_t n_samples) {
   kr_windows_shape shape = {longest, OVERLAP_MS * KR_MODEL_HZ / 1000, FADE_MS * KR_MODEL_HZ / 1000};
   if (shape.overlap > longest / 4) shape.overlap = longest / 4;
@@ -39,8 +40,10 @@ static int is_silent(const float *samples, int64_t n) {
 static int32_t check_finite(const kr_job *job, const float *samples, int64_t n) {
   int64_t i = 0;
   while (i < n && isfinite(samples[i])) i++;
-  KR_CHECK(i == n, KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number in window %lld; the weights are damaged or not for this kind of sound",
-           (long long)job->n_windows_done);
+  KR_CHECK(
+      i == n, KRAIT_ERR_UNSUPPORTED,
+      "the model's result is not a finite number in window %lld; the weights are damaged or not for this kind of sound",
+      (long long)job->n_windows_done);
   return KRAIT_OK;
 }
 
@@ -55,7 +58,8 @@ int32_t kr_job_run_window(void *user, const float *in, float *out, int64_t n) {
   KR_TRY(tell_progress(job));
   const int64_t start = kr_clock_ns();
   int32_t status = KRAIT_OK;
-  if (is_silent(in, n)) memset(out, 0, (size_t)n * sizeof(float)); /* nothing to clean, and no noise of the model's own */
+  if (is_silent(in, n))
+    memset(out, 0, (size_t)n * sizeof(float)); /* nothing to clean, and no noise of the model's own */
   else status = job->denoiser->run(job->denoiser->user, in, out, n);
   job->compute_ns += kr_clock_ns() - start;
   job->n_windows_done++;

@@ -1,4 +1,5 @@
-/* mixture.c: overlap-added rooms and repeated noise, in two passes: the first finds by what the noise has to be multiplied (mixture.h). */
+/* mixture.c: overlap-added rooms and repeated noise, in two passes: the first finds by what the noise has to be
+ * multiplied (mixture.h). */
 #include "mixture.h"
 
 #include <math.h>
@@ -59,7 +60,8 @@ static int32_t open_parts(kr_mixture *m, const char *noise_path, const char *rir
   return kr_convolver_open(kr_power_of_two(BLOCK + m->n_rir), &m->convolver);
 }
 
-int32_t kr_mixture_open(const char *noise_path, const char *rir_path, double snr_db, int32_t hz, int32_t n_channels, kr_mixture **mixture) {
+int32_t kr_mixture_open(const char *noise_path, const char *rir_path, double snr_db, int32_t hz, int32_t n_channels,
+                        kr_mixture **mixture) {
   kr_mixture *m = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory to mix");
   *m = (kr_mixture){.n_channels = n_channels, .snr_db = snr_db, .gain = 1};
@@ -123,7 +125,8 @@ int32_t kr_mixture_begin(kr_mixture *m) {
   const double speech = m->speech_power / (double)m->n_measured;
   if (m->noise) {
     const double noise = noise_power(m);
-    KR_CHECK(speech > 0 && noise > 0, KRAIT_ERR_FILE_FORMAT, "the %s is silent: there is no signal-to-noise ratio", speech > 0 ? "noise" : "recording");
+    KR_CHECK(speech > 0 && noise > 0, KRAIT_ERR_FILE_FORMAT, "the %s is silent: there is no signal-to-noise ratio",
+             speech > 0 ? "noise" : "recording");
     m->noise_gain = sqrt(speech / noise) / pow(10, m->snr_db / 20);
   }
   const double most = m->speech_peak + m->noise_gain * (m->noise ? kr_peak(m->noise, m->n_noise) : 0);
@@ -138,7 +141,8 @@ int32_t kr_mixture_mix(kr_mixture *m, float *frames, int64_t n_frames) {
     put_all_into_room(m, block, n);
     for (int64_t i = 0; i < n; i++) {
       const double noise = m->noise ? m->noise_gain * m->noise[(m->n_mixed + i) % m->n_noise] : 0;
-      for (int32_t c = 0; c < m->n_channels; c++) block[i * m->n_channels + c] = (float)(m->gain * (block[i * m->n_channels + c] + noise));
+      for (int32_t c = 0; c < m->n_channels; c++)
+        block[i * m->n_channels + c] = (float)(m->gain * (block[i * m->n_channels + c] + noise));
     }
     m->n_mixed += n;
   }

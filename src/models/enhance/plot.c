@@ -1,5 +1,5 @@
-/* plot.c: spectrograms of a fixed size in pixels, whatever the length of the recording: each column is the mean power of the
- * frames that fall into it. Decibels are relative to a sine at full scale. */
+/* plot.c: spectrograms of a fixed size in pixels, whatever the length of the recording: each column is the mean power
+ * of the frames that fall into it. Decibels are relative to a sine at full scale. */
 #define _GNU_SOURCE
 #include "plot.h"
 
@@ -19,7 +19,14 @@
 #include "track.h"
 
 enum { N_FFT = 512, N_BINS = N_FFT / 2 + 1, N_COLUMNS = 1000, MAX_HZ = 16000, RANGE_DB = 70 };
-enum { LEFT = 74, TOP = 66, GAP = 62, PANEL_HEIGHT = 2 * N_BINS / 2 + 23, BAR_LEFT = LEFT + N_COLUMNS + 24, BAR_WIDTH = 16 };
+enum {
+  LEFT = 74,
+  TOP = 66,
+  GAP = 62,
+  PANEL_HEIGHT = 2 * N_BINS / 2 + 23,
+  BAR_LEFT = LEFT + N_COLUMNS + 24,
+  BAR_WIDTH = 16
+};
 enum { IMAGE_WIDTH = BAR_LEFT + BAR_WIDTH + 74, IMAGE_HEIGHT = TOP + 2 * PANEL_HEIGHT + GAP + 62 };
 
 struct kr_plot {
@@ -130,7 +137,11 @@ static void put_text(cairo_t *c, double x, double y, int align, double size, con
   cairo_text_extents_t extents;
   cairo_set_font_size(c, size);
   cairo_text_extents(c, text, &extents);
-  cairo_move_to(c, x - (align == ALIGN_LEFT ? 0 : align == ALIGN_CENTER ? extents.x_advance / 2 : extents.x_advance), y);
+  cairo_move_to(c,
+                x - (align == ALIGN_LEFT     ? 0
+                     : align == ALIGN_CENTER ? extents.x_advance / 2
+                                             : extents.x_advance),
+                y);
   cairo_show_text(c, text);
 }
 
@@ -171,7 +182,8 @@ static int32_t put_pixels(cairo_t *c, const panel *p, double y, double top_db) {
   const int stride = cairo_image_surface_get_stride(image);
   for (int k = 0; k < N_BINS; k++) {
     uint32_t *row = (uint32_t *)(void *)(data + (size_t)(N_BINS - 1 - k) * (size_t)stride);
-    for (int i = 0; i < N_COLUMNS; i++) row[i] = kr_color(1 + (10 * log10(p->power[(size_t)i * N_BINS + (size_t)k] + 1e-20) - top_db) / RANGE_DB);
+    for (int i = 0; i < N_COLUMNS; i++)
+      row[i] = kr_color(1 + (10 * log10(p->power[(size_t)i * N_BINS + (size_t)k] + 1e-20) - top_db) / RANGE_DB);
   }
   cairo_surface_mark_dirty(image);
   cairo_save(c);
@@ -239,7 +251,10 @@ static int32_t draw(cairo_t *c, const char *title, const panel *before, const pa
   put_axes(c, before, TOP, "before");
   put_axes(c, after, second, "after");
   put_text(c, LEFT + N_COLUMNS / 2.0, IMAGE_HEIGHT - 16, ALIGN_CENTER, 13, "time (s)");
-  put_text(c, LEFT + N_COLUMNS / 2.0, 28, ALIGN_CENTER, 18, strcmp(title, "-") == 0 ? "standard input" : slash ? slash + 1 : title);
+  put_text(c, LEFT + N_COLUMNS / 2.0, 28, ALIGN_CENTER, 18,
+           strcmp(title, "-") == 0 ? "standard input"
+           : slash                 ? slash + 1
+                                   : title);
   put_color_bar(c, top_db);
   return KRAIT_OK;
 }
@@ -264,7 +279,8 @@ static int32_t draw_surface(const kr_plot *plot, const char *title, const panel 
   int32_t status = draw(c, title, before, after);
   kr_c_locale_end(locale);
   if (status == KRAIT_OK && cairo_status(c) != CAIRO_STATUS_SUCCESS)
-    status = kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", plot->target.path, cairo_status_to_string(cairo_status(c)));
+    status = kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", plot->target.path,
+                     cairo_status_to_string(cairo_status(c)));
   if (status == KRAIT_OK) status = write_png(plot, surface);
   cairo_destroy(c);
   cairo_surface_destroy(surface);

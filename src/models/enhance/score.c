@@ -13,7 +13,8 @@ enum { BLOCK = 4096 };
 typedef int32_t (*pair_fn)(void *user, const float *clean, const float *other, int64_t n);
 
 /* Both files side by side until the shorter one ends. */
-static int32_t walk_pair(const char *clean_path, const char *other_path, int32_t channel, int32_t hz, pair_fn fn, void *user) {
+static int32_t walk_pair(const char *clean_path, const char *other_path, int32_t channel, int32_t hz, pair_fn fn,
+                         void *user) {
   float clean[BLOCK], other[BLOCK];
   kr_track *clean_track = NULL, *other_track = NULL;
   int32_t status = kr_track_open(clean_path, channel, hz, &clean_track);
@@ -88,9 +89,11 @@ int32_t kr_score_check_reference(const char *clean_path, double audio_s, int32_t
   const kr_audio_info info = *kr_audio_in_info(in);
   kr_audio_close(&in);
   const double clean_s = (double)info.n_frames / info.sample_rate_hz;
-  KR_CHECK(fabs(clean_s - audio_s) <= 0.1, KRAIT_ERR_FILE_FORMAT, "the reference %s lasts %.3f s but the input %.3f s; it must be the same recording without noise",
+  KR_CHECK(fabs(clean_s - audio_s) <= 0.1, KRAIT_ERR_FILE_FORMAT,
+           "the reference %s lasts %.3f s but the input %.3f s; it must be the same recording without noise",
            clean_path, clean_s, audio_s);
-  KR_CHECK(info.n_channels == 1 || info.n_channels == n_channels, KRAIT_ERR_FILE_FORMAT, "the reference %s has %d channels but the input %d; give one or as many",
-           clean_path, info.n_channels, n_channels);
+  KR_CHECK(info.n_channels == 1 || info.n_channels == n_channels, KRAIT_ERR_FILE_FORMAT,
+           "the reference %s has %d channels but the input %d; give one or as many", clean_path, info.n_channels,
+           n_channels);
   return KRAIT_OK;
 }

@@ -4,7 +4,8 @@
 
 #include <krait/model.h>
 
-/* Means over n_channels channels; a mono reference serves every channel. Lengths may differ by 0.1 s, the rest is not compared. */
+/* Means over n_channels channels; a mono reference serves every channel. Lengths may differ by 0.1 s, the rest is not
+ * compared. */
 int32_t kr_score_files(const char *clean_path, const char *noisy_path, const char *enhanced_path, int32_t n_channels,
                        krait_scores *noisy, krait_scores *enhanced);
 /* Says before the work starts whether clean_path can serve as reference for this file. */

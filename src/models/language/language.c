@@ -1,5 +1,6 @@
-/* language.c: sessions of a language model: a slot of its states, the logits behind the last token, and what of the text is not shown yet. A token that was
- * drawn is read by the model only with the next step: the last one of a text need not be. */
+/* language.c: sessions of a language model: a slot of its states, the logits behind the last token, and what of the
+ * text is not shown yet. A token that was drawn is read by the model only with the next step: the last one of a text
+ * need not be. */
 #include <krait/language.h>
 
 #include <math.h>
@@ -54,7 +55,10 @@ static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *
     return status;
   }
   char *path = kr_model_folder_file(o->path, "tokenizer.json");
-  KR_CHECK(path, KRAIT_ERR_FILE_OPEN, "%s has no tokenizer.json; name one with --tokenizer (the original Mamba models have that of EleutherAI/gpt-neox-20b)", o->path);
+  KR_CHECK(path, KRAIT_ERR_FILE_OPEN,
+           "%s has no tokenizer.json; name one with --tokenizer (the original Mamba models have that of "
+           "EleutherAI/gpt-neox-20b)",
+           o->path);
   const int32_t status = kr_tokenizer_open(path, tokenizer);
   kr_free(path);
   return status;
@@ -66,7 +70,8 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait
   KR_TRY(kr_any_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
   if (o->narrow_states && lm->model.mamba) KR_TRY(kr_mlm_narrow_states(lm->model.mamba));
   const int64_t V = lm->model.V, n = kr_tokenizer_size(lm->tokenizer);
-  KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together", o->path, (long long)n, (long long)V);
+  KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together",
+           o->path, (long long)n, (long long)V);
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
   lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
   KR_CHECK(lm->taken && lm->logits, KRAIT_ERR_NO_MEMORY, "no memory for %d sessions", lm->n_sessions);
@@ -80,8 +85,10 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
   *out = NULL;
   KR_TRY(kr_struct_take("krait_lm_options", given, offsetof(krait_lm_options, narrow_states), &o, sizeof o));
   KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must not be NULL");
-  KR_CHECK(o.n_sessions >= 0 && o.n_sessions <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT, "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
-  KR_CHECK(o.narrow_states == 0 || o.narrow_states == 1, KRAIT_ERR_ARGUMENT, "options.narrow_states is %d, must be 0 or 1", o.narrow_states);
+  KR_CHECK(o.n_sessions >= 0 && o.n_sessions <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT,
+           "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
+  KR_CHECK(o.narrow_states == 0 || o.narrow_states == 1, KRAIT_ERR_ARGUMENT,
+           "options.narrow_states is %d, must be 0 or 1", o.narrow_states);
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
   KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   lm->n_sessions = o.n_sessions ? o.n_sessions : 1;
@@ -136,7 +143,8 @@ int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *given, krai
   if (given) KR_TRY(kr_struct_take("krait_lm_sampling", given, sizeof sampling, &sampling, sizeof sampling));
   int32_t slot = 0;
   while (slot < lm->n_sessions && lm->taken[slot]) slot++;
-  KR_CHECK(slot < lm->n_sessions, KRAIT_ERR_ARGUMENT, "the model was opened for %d sessions, and all are open", lm->n_sessions);
+  KR_CHECK(slot < lm->n_sessions, KRAIT_ERR_ARGUMENT, "the model was opened for %d sessions, and all are open",
+           lm->n_sessions);
   krait_lm_session *s = *out = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->lm = lm, s->slot = slot;
@@ -161,7 +169,8 @@ void krait_lm_session_close(krait_lm_session **handle) {
 /* ---- reading ---- */
 
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
-  if (!(flags & KRAIT_LM_CHAT)) return kr_tokenizer_encode(lm->tokenizer, text, n, flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0, ids);
+  if (!(flags & KRAIT_LM_CHAT))
+    return kr_tokenizer_encode(lm->tokenizer, text, n, flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0, ids);
   char *content = kr_alloc(n + 1);
   KR_CHECK(content, KRAIT_ERR_NO_MEMORY, "no memory for a message");
   if (n) memcpy(content, text, n);
@@ -185,7 +194,8 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
   KR_CHECK(!(flags & ~(KRAIT_LM_CHAT | KRAIT_LM_PLAIN)), KRAIT_ERR_ARGUMENT, "unknown flags 0x%x", flags);
   const int64_t before = s->ids.n;
   int32_t status = encode(s->lm, text ? text : "", n_bytes, flags, &s->ids);
-  if (status >= 0 && s->ids.n == 0) status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs a token to go on from");
+  if (status >= 0 && s->ids.n == 0)
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs a token to go on from");
   if (status >= 0) status = read_ids(s, before);
   else s->ids.n = before;
   s->is_done = 0;
@@ -205,11 +215,14 @@ int32_t kr_lm_read_rows(krait_lm_session *s, const int32_t *ids, const void *row
 /* ---- steps ---- */
 
 static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
-  KR_CHECK(sessions && n >= 1 && n <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT, "a step of %d sessions; it takes 1 to %d", n, MOST_SESSIONS);
+  KR_CHECK(sessions && n >= 1 && n <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT, "a step of %d sessions; it takes 1 to %d", n,
+           MOST_SESSIONS);
   for (int32_t i = 0; i < n; i++) {
-    KR_CHECK(sessions[i] && sessions[i]->lm == sessions[0]->lm, KRAIT_ERR_ARGUMENT, "session %d of a step is NULL or of another model", i);
+    KR_CHECK(sessions[i] && sessions[i]->lm == sessions[0]->lm, KRAIT_ERR_ARGUMENT,
+             "session %d of a step is NULL or of another model", i);
     KR_CHECK(sessions[i]->ids.n, KRAIT_ERR_ARGUMENT, "session %d of a step has read nothing yet", i);
-    for (int32_t k = 0; k < i; k++) KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is there twice", i);
+    for (int32_t k = 0; k < i; k++)
+      KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is there twice", i);
   }
   return KRAIT_OK;
 }
@@ -221,7 +234,8 @@ static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
   return 1;
 }
 
-/* The model reads what was drawn: one run for all sessions that have a pending token. next: the likeliest tokens are enough. */
+/* The model reads what was drawn: one run for all sessions that have a pending token. next: the likeliest tokens are
+ * enough. */
 static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int next) {
   krait_lm *lm = sessions[0]->lm;
   int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], best[MOST_SESSIONS], n_pending = 0;
@@ -242,7 +256,8 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int ne
 static int is_end(const krait_lm *lm, int32_t id) {
   for (int i = 0; i < lm->model.n_eos; i++)
     if (lm->model.eos[i] == id) return 1;
-  return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") || id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
+  return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") ||
+         id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
 }
 
 static int32_t show_token(krait_lm_session *s, int32_t id) {
@@ -315,7 +330,8 @@ static int32_t keep_state(void *user, const char *name, int32_t n_dims, const in
 static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
   const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", s->lm->fingerprint}};
   KR_TRY(kr_any_states_out(&s->lm->model, s->slot, keep_state, f));
-  f->items[f->n] = (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
+  f->items[f->n] =
+      (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
   f->items[f->n + 1] = (kr_weight){"ids", KRAIT_I32, 1, {s->ids.n}, s->ids.at, (uint64_t)s->ids.n * sizeof(int32_t)};
   return kr_safetensors_write(path, f->items, f->n + 2, metadata, 2);
 }
@@ -325,8 +341,10 @@ int32_t krait_lm_save(krait_lm_session *s, const char *path) {
   KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
   KR_TRY(read_pending(&s, 1, 0));
   const int64_t most = 3 * s->lm->model.n_layers + 2;
-  file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items), .names = kr_alloc_array((size_t)most, sizeof *f.names)};
-  int32_t status = f.items && f.names ? write_states(s, path, &f) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the states");
+  file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items),
+            .names = kr_alloc_array((size_t)most, sizeof *f.names)};
+  int32_t status =
+      f.items && f.names ? write_states(s, path, &f) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the states");
   for (int64_t i = 0; f.items && i < f.n; i++) kr_free((void *)f.items[i].data);
   kr_free(f.items);
   kr_free(f.names);
@@ -351,9 +369,12 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   const char *fingerprint = kr_weights_metadata(f->from, "weights");
   const kr_weight *ids = kr_weights_find(f->from, "ids");
   const float *logits;
-  KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT, "%s is no file that --save-state wrote", f->path);
-  KR_CHECK(strcmp(fingerprint, s->lm->fingerprint) == 0, KRAIT_ERR_WEIGHTS, "%s: its states are those of another model", f->path);
-  KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT, "%s: it has no tokens", f->path);
+  KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT,
+           "%s is no file that --save-state wrote", f->path);
+  KR_CHECK(strcmp(fingerprint, s->lm->fingerprint) == 0, KRAIT_ERR_WEIGHTS, "%s: its states are those of another model",
+           f->path);
+  KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT,
+           "%s: it has no tokens", f->path);
   KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
   KR_TRY(begin(s));
   KR_TRY(kr_any_states_in(&s->lm->model, s->slot, ids->shape[0], give_state, f));
@@ -386,23 +407,27 @@ static double surprise(const float *logits, int64_t n, int32_t id) {
   return most + log(sum) - logits[id];
 }
 
-static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, void *user, float *logits, int64_t piece, double *nats) {
+static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, void *user, float *logits, int64_t piece,
+                         double *nats) {
   const int64_t n = s->ids.n - 1;
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < piece ? n - at : piece;
     KR_TRY(kr_any_read(&s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
-    for (int64_t i = 0; i < L; i++) *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
+    for (int64_t i = 0; i < L; i++)
+      *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
     KR_CHECK(!progress || progress(user, at + L, n) == 0, KRAIT_ERR_CANCELLED, "stopped");
   }
   return KRAIT_OK;
 }
 
-int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens) {
+int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user,
+                       double *nats, int64_t *n_tokens) {
   enum { PIECE = 128 };
   KR_CHECK(s && text && nats && n_tokens, KRAIT_ERR_ARGUMENT, "session, text, nats and n_tokens must not be NULL");
   KR_TRY(begin(s));
   KR_TRY(kr_tokenizer_encode(s->lm->tokenizer, text, n_bytes, 0, &s->ids));
-  KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs two at least", (long long)s->ids.n);
+  KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs two at least",
+           (long long)s->ids.n);
   float *logits = kr_alloc_array((size_t)(PIECE * vocabulary(s->lm)), sizeof *logits);
   KR_CHECK(logits, KRAIT_ERR_NO_MEMORY, "no memory for the logits of %d tokens", PIECE);
   *nats = 0;

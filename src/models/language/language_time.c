@@ -1,4 +1,5 @@
-/* language_time.c: how long a prompt and a token take with the sizes of published models; their weights are random, which changes no time. */
+/* language_time.c: how long a prompt and a token take with the sizes of published models; their weights are random,
+ * which changes no time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +18,10 @@ static const struct {
   int32_t mixer;
   int64_t d, n_layers;
 } sizes[] = {
-    {"mamba-130m", KR_MIXER_MAMBA1, 768, 24},   {"mamba-370m", KR_MIXER_MAMBA1, 1024, 48},  {"mamba-790m", KR_MIXER_MAMBA1, 1536, 48},  {"mamba-1.4b", KR_MIXER_MAMBA1, 2048, 48},
-    {"mamba-2.8b", KR_MIXER_MAMBA1, 2560, 64},  {"mamba2-130m", KR_MIXER_MAMBA2, 768, 24},  {"mamba2-370m", KR_MIXER_MAMBA2, 1024, 48}, {"mamba2-780m", KR_MIXER_MAMBA2, 1536, 48},
+    {"mamba-130m", KR_MIXER_MAMBA1, 768, 24},   {"mamba-370m", KR_MIXER_MAMBA1, 1024, 48},
+    {"mamba-790m", KR_MIXER_MAMBA1, 1536, 48},  {"mamba-1.4b", KR_MIXER_MAMBA1, 2048, 48},
+    {"mamba-2.8b", KR_MIXER_MAMBA1, 2560, 64},  {"mamba2-130m", KR_MIXER_MAMBA2, 768, 24},
+    {"mamba2-370m", KR_MIXER_MAMBA2, 1024, 48}, {"mamba2-780m", KR_MIXER_MAMBA2, 1536, 48},
     {"mamba2-1.3b", KR_MIXER_MAMBA2, 2048, 48}, {"mamba2-2.7b", KR_MIXER_MAMBA2, 2560, 64},
 };
 
@@ -26,25 +29,50 @@ static int32_t find_sizes(const char *model, kr_mlm_config *c) {
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     if (strcmp(sizes[i].name, model) != 0) continue;
     const int is_second = sizes[i].mixer == KR_MIXER_MAMBA2;
-    *c = (kr_mlm_config){.mixer = sizes[i].mixer, .d = sizes[i].d, .n_layers = sizes[i].n_layers, .V = is_second ? 50288 : 50280, .n_used = 50277, .Di = 2 * sizes[i].d, .N = is_second ? 128 : 16, .W = 4,
-                         .eps = 1e-5f, .is_rms = 1, .G = 1, .R = (sizes[i].d + 15) / 16};
+    *c = (kr_mlm_config){.mixer = sizes[i].mixer,
+                         .d = sizes[i].d,
+                         .n_layers = sizes[i].n_layers,
+                         .V = is_second ? 50288 : 50280,
+                         .n_used = 50277,
+                         .Di = 2 * sizes[i].d,
+                         .N = is_second ? 128 : 16,
+                         .W = 4,
+                         .eps = 1e-5f,
+                         .is_rms = 1,
+                         .G = 1,
+                         .R = (sizes[i].d + 15) / 16};
     c->H = is_second ? c->Di / 64 : 1;
     c->P = c->Di / c->H;
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_ARGUMENT, "the sizes of '%s' are not known; mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, and qwen2-0.5b, -1.5b are", model);
+  return kr_fail(KRAIT_ERR_ARGUMENT,
+                 "the sizes of '%s' are not known; mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, "
+                 "-1.3b, -2.7b, and qwen2-0.5b, -1.5b are",
+                 model);
 }
 
 /* Qwen2.5's. */
 static int find_qwen2_sizes(const char *model, kr_qwen2_config *c) {
-  *c = (kr_qwen2_config){.d = 896, .n_layers = 24, .V = 151936, .F = 4864, .H = 14, .Hk = 2, .D = 64, .eps = 1e-6f, .base = 1e6, .n_used = 151665, .is_tied = 1};
+  *c = (kr_qwen2_config){.d = 896,
+                         .n_layers = 24,
+                         .V = 151936,
+                         .F = 4864,
+                         .H = 14,
+                         .Hk = 2,
+                         .D = 64,
+                         .eps = 1e-6f,
+                         .base = 1e6,
+                         .n_used = 151665,
+                         .is_tied = 1};
   if (strcmp(model, "qwen2-0.5b") == 0) return 1;
   c->d = 1536, c->n_layers = 28, c->F = 8960, c->H = 12, c->D = 128;
   return strcmp(model, "qwen2-1.5b") == 0;
 }
 
 static int32_t check_dtype(int32_t dtype) {
-  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_I32 || dtype == KRAIT_U8, KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0 and q4_k, int32 and uint8", dtype);
+  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_I32 || dtype == KRAIT_U8,
+           KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0 and q4_k, int32 and uint8",
+           dtype);
   return KRAIT_OK;
 }
 
@@ -52,7 +80,8 @@ static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtyp
   kr_mlm_config mamba;
   kr_qwen2_config qwen2;
   const int is_qwen2 = find_qwen2_sizes(model, &qwen2);
-  KR_CHECK(!is_qwen2 || (dtype != KRAIT_I32 && dtype != KRAIT_U8), KRAIT_ERR_UNSUPPORTED, "%s is not taken in 8 or 4 bits; Mamba's models are", model);
+  KR_CHECK(!is_qwen2 || (dtype != KRAIT_I32 && dtype != KRAIT_U8), KRAIT_ERR_UNSUPPORTED,
+           "%s is not taken in 8 or 4 bits; Mamba's models are", model);
   if (is_qwen2) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
   KR_TRY(find_sizes(model, &mamba));
   return kr_any_open_random(ctx, &mamba, NULL, dtype, n_slots, m);
@@ -118,13 +147,15 @@ static int32_t measure(const krait_ctx *ctx, const char *model, int32_t dtype, w
   return time_tokens(w, t);
 }
 
-int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing) {
+int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
+                         int64_t n_tokens, krait_lm_timing *timing) {
   krait_lm_timing t;
   KR_CHECK(ctx && model && timing, KRAIT_ERR_ARGUMENT, "ctx, model and timing must not be NULL");
   KR_TRY(kr_struct_take("krait_lm_timing", timing, sizeof t, &t, sizeof t));
   KR_TRY(check_dtype(dtype));
-  KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS, KRAIT_ERR_ARGUMENT,
-           "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
+  KR_CHECK(
+      batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS,
+      KRAIT_ERR_ARGUMENT, "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
   work w = {.B = batch, .n_prompt = n_prompt, .n_tokens = n_tokens};
   int32_t status = measure(ctx, model, dtype, &w, &t);
   kr_any_close(&w.model);
@@ -145,7 +176,8 @@ static void tell_kind(void *user, const char *name, const char *op, const char *
   k->kind(k->user, k->run, name, op, row, n_calls, seconds);
 }
 
-static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, int32_t narrow, krait_lm_kind_fn kind, void *user) {
+static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, int32_t narrow,
+                          krait_lm_kind_fn kind, void *user) {
   KR_TRY(open_random(ctx, model, dtype, w->B, &w->model));
   if (narrow && w->model.mamba) KR_TRY(kr_mlm_narrow_states(w->model.mamba));
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
@@ -156,13 +188,19 @@ static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype
   return kr_any_kinds(&w->model, tell_kind, &(kinds){"step", kind, user});
 }
 
-int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user) {
+int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
+                       int32_t narrow_states, krait_lm_kind_fn kind, void *user) {
   KR_CHECK(ctx && model && kind, KRAIT_ERR_ARGUMENT, "ctx, model and kind must not be NULL");
   KR_TRY(check_dtype(dtype));
-  KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24, KRAIT_ERR_ARGUMENT, "batch must be 1 to 1024, n_prompt 1 to 2^24");
+  KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24, KRAIT_ERR_ARGUMENT,
+           "batch must be 1 to 1024, n_prompt 1 to 2^24");
   const int64_t n_ids = n_prompt > batch ? n_prompt : batch;
-  work w = {.B = batch, .n_prompt = n_prompt, .ids = kr_alloc_array((size_t)n_ids, sizeof *w.ids), .slots = kr_alloc_array((size_t)batch, sizeof *w.slots)};
-  const int32_t status = w.ids && w.slots ? time_kinds(ctx, model, dtype, &w, narrow_states, kind, user) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
+  work w = {.B = batch,
+            .n_prompt = n_prompt,
+            .ids = kr_alloc_array((size_t)n_ids, sizeof *w.ids),
+            .slots = kr_alloc_array((size_t)batch, sizeof *w.slots)};
+  const int32_t status = w.ids && w.slots ? time_kinds(ctx, model, dtype, &w, narrow_states, kind, user)
+                                          : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
   kr_any_close(&w.model);
   kr_free(w.ids), kr_free(w.slots);
   return status;

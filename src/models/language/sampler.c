@@ -1,4 +1,5 @@
-/* sampler.c: candidates are thinned out rule by rule; of equal logits the smaller token comes first, so that the same seed gives the same text. */
+/* sampler.c: candidates are thinned out rule by rule; of equal logits the smaller token comes first, so that the same
+ * seed gives the same text. */
 #include "sampler.h"
 
 #include <math.h>
@@ -9,11 +10,13 @@
 #include "status.h"
 
 static int32_t check_rules(const krait_lm_sampling *r) {
-  KR_CHECK(r->temperature >= 0 && r->temperature < 1e6f, KRAIT_ERR_ARGUMENT, "temperature is %g, must be 0 or more", (double)r->temperature);
+  KR_CHECK(r->temperature >= 0 && r->temperature < 1e6f, KRAIT_ERR_ARGUMENT, "temperature is %g, must be 0 or more",
+           (double)r->temperature);
   KR_CHECK(r->top_k >= 0, KRAIT_ERR_ARGUMENT, "top_k is %d, must be 0 or more", r->top_k);
   KR_CHECK(r->top_p >= 0 && r->top_p <= 1, KRAIT_ERR_ARGUMENT, "top_p is %g, must be from 0 to 1", (double)r->top_p);
   KR_CHECK(r->min_p >= 0 && r->min_p <= 1, KRAIT_ERR_ARGUMENT, "min_p is %g, must be from 0 to 1", (double)r->min_p);
-  KR_CHECK(r->repetition_penalty >= 0 && r->repetition_penalty < 1e6f, KRAIT_ERR_ARGUMENT, "repetition_penalty is %g, must be 0 (none) or more", (double)r->repetition_penalty);
+  KR_CHECK(r->repetition_penalty >= 0 && r->repetition_penalty < 1e6f, KRAIT_ERR_ARGUMENT,
+           "repetition_penalty is %g, must be 0 (none) or more", (double)r->repetition_penalty);
   return KRAIT_OK;
 }
 
@@ -51,7 +54,9 @@ static float logit_of(const kr_sampler *s, const float *logits, int64_t id) {
   return logit < 0 ? logit * penalty : logit / penalty;
 }
 
-static int comes_before(const kr_candidate *a, const kr_candidate *b) { return a->logit != b->logit ? a->logit > b->logit : a->id < b->id; }
+static int comes_before(const kr_candidate *a, const kr_candidate *b) {
+  return a->logit != b->logit ? a->logit > b->logit : a->id < b->id;
+}
 static int order(const void *a, const void *b) { return comes_before(a, b) ? -1 : 1; }
 
 static int32_t likeliest(const kr_sampler *s, const float *logits) {

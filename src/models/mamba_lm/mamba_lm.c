@@ -1,5 +1,5 @@
-/* mamba_lm.c: a model with the states of its slots, and the graphs that run over them: one for steps of each number of sequences, one for pieces of a
- * prompt of each length that came lately. */
+/* mamba_lm.c: a model with the states of its slots, and the graphs that run over them: one for steps of each number of
+ * sequences, one for pieces of a prompt of each length that came lately. */
 #include "mamba_lm.h"
 
 #include <math.h>
@@ -11,16 +11,23 @@
 #include "status.h"
 #include "view.h"
 
-enum { MOST_GRAPHS = 8, PIECE = 1024, PIECE_ALL = 128, FIRST_ROOM = 256 }; /* logits of a whole piece take much more memory */
+enum {
+  MOST_GRAPHS = 8,
+  PIECE = 1024,
+  PIECE_ALL = 128,
+  FIRST_ROOM = 256
+}; /* logits of a whole piece take much more memory */
 
 struct kr_mlm {
   const krait_ctx *ctx;
   kr_mlm_config config;
   kr_mlm_weights weights;
   int64_t n_slots;
-  char *states;    /* where the context computes: of each layer the conv states of all slots, then the ssm states of all slots */
+  char *states;    /* where the context computes: of each layer the conv states of all slots, then the ssm states of all
+                      slots */
   int64_t *at;     /* bytes before each layer's, and one more */
-  char **keys, **values; /* of each layer of attention: (n_slots, room, Hk, D) of the weights' type, as long as the longest text needs */
+  char **keys, **values; /* of each layer of attention: (n_slots, room, Hk, D) of the weights' type, as long as the
+                            longest text needs */
   int32_t *lengths; /* of each slot's text */
   int64_t room;
   float *turns;    /* cos, then sin: (room, R) each */
@@ -31,16 +38,26 @@ struct kr_mlm {
   uint64_t logits_floats; /* room for so many */
 };
 
-static int64_t conv_bytes(const kr_mlm *m, int64_t layer) { return kr_mlm_taps(&m->config, layer) ? kr_mlm_channels(&m->config, layer) * (kr_mlm_taps(&m->config, layer) - 1) * (int64_t)sizeof(float) : 0; }
+static int64_t conv_bytes(const kr_mlm *m, int64_t layer) {
+  return kr_mlm_taps(&m->config, layer)
+             ? kr_mlm_channels(&m->config, layer) * (kr_mlm_taps(&m->config, layer) - 1) * (int64_t)sizeof(float)
+             : 0;
+}
 static int64_t ssm_bytes(const kr_mlm *m, int64_t layer) {
   const kr_mlm_config *c = &m->config;
   return c->attention.layers[layer] ? 0 : c->Di * c->N * (int64_t)krait_dtype_bytes(c->state_dtype);
 }
 static uint64_t state_bytes(const kr_mlm *m) { return (uint64_t)m->at[m->config.n_layers]; }
-static char *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) { return m->states + m->at[layer] + slot * conv_bytes(m, layer); }
-static char *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) { return conv_of(m, layer, m->n_slots) + slot * ssm_bytes(m, layer); }
+static char *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) {
+  return m->states + m->at[layer] + slot * conv_bytes(m, layer);
+}
+static char *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) {
+  return conv_of(m, layer, m->n_slots) + slot * ssm_bytes(m, layer);
+}
 /* Bytes of a token's keys of a layer. */
-static size_t token_bytes(const kr_mlm *m) { return (size_t)(m->config.attention.Hk * m->config.attention.D) * krait_dtype_bytes(m->weights.dtype); }
+static size_t token_bytes(const kr_mlm *m) {
+  return (size_t)(m->config.attention.Hk * m->config.attention.D) * krait_dtype_bytes(m->weights.dtype);
+}
 
 /* ---- memory where the context computes ---- */
 
@@ -81,7 +98,8 @@ static int32_t get_states(kr_mlm *m) {
   m->at = kr_alloc_array((size_t)n + 1, sizeof *m->at);
   m->keys = kr_alloc_array((size_t)n, 2 * sizeof *m->keys);
   m->lengths = kr_alloc_array((size_t)m->n_slots, sizeof *m->lengths);
-  KR_CHECK(m->at && m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences", (long long)m->n_slots);
+  KR_CHECK(m->at && m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences",
+           (long long)m->n_slots);
   m->values = m->keys + n;
   for (int64_t i = 0; i < n; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
   return get_block(m, "the states", (size_t)state_bytes(m), (void **)&m->states);
@@ -90,7 +108,8 @@ static int32_t get_states(kr_mlm *m) {
 int32_t kr_mlm_narrow_states(kr_mlm *m) {
   for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
   m->config.state_dtype = m->weights.dtype;
-  for (int64_t i = 0; i < m->config.n_layers; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
+  for (int64_t i = 0; i < m->config.n_layers; i++)
+    m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
   for (int64_t slot = 0; slot < m->n_slots; slot++) KR_TRY(kr_mlm_reset(m, slot)); /* they take less than there is */
   return KRAIT_OK;
 }
@@ -125,7 +144,8 @@ static int32_t move_rows(const kr_mlm *m, char **block, int64_t before, int64_t 
   KR_TRY(get_block(m, "keys and values; the text is too long", (size_t)m->n_slots * row, (void **)&larger));
   int32_t status = KRAIT_OK;
   for (int64_t slot = 0; *block && slot < m->n_slots && status >= 0; slot++) {
-    if (m->ctx->cuda) status = kr_cuda_copy(m->ctx->cuda, larger + (size_t)slot * row, *block + (size_t)slot * old, old, NULL);
+    if (m->ctx->cuda)
+      status = kr_cuda_copy(m->ctx->cuda, larger + (size_t)slot * row, *block + (size_t)slot * old, old, NULL);
     else memcpy(larger + (size_t)slot * row, *block + (size_t)slot * old, old);
   }
   if (m->ctx->cuda && status >= 0) status = kr_cuda_wait(m->ctx->cuda, NULL);
@@ -153,7 +173,8 @@ static int32_t get_key_room(kr_mlm *m, int64_t n) {
   return fill_turns(m);
 }
 
-int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens, kr_mlm **model) {
+int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
+                    kr_mlm **model) {
   kr_mlm *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   m->ctx = ctx, m->n_slots = n_slots;
@@ -165,7 +186,8 @@ int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t
   return status;
 }
 
-int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, int64_t n_slots, kr_mlm **model) {
+int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, int64_t n_slots,
+                           kr_mlm **model) {
   kr_mlm *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   m->ctx = ctx, m->n_slots = n_slots, m->config = *config;
@@ -202,7 +224,9 @@ static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph)
   for (int i = 0; i < MOST_GRAPHS; i++) {
     kr_mlm_graph *g = *graph = &m->graphs[i];
     const kr_mlm_run *r = &g->run;
-    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all && r->whole == run->whole && r->apart == run->apart) return KRAIT_OK;
+    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all &&
+        r->whole == run->whole && r->apart == run->apart)
+      return KRAIT_OK;
     if (g->used < oldest->used || !g->g) oldest = g;
     if (!oldest->g) break;
   }
@@ -249,7 +273,8 @@ static int32_t put_lists(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const i
   int32_t lengths[PIECE];
   for (int64_t b = 0; b < run->B; b++) lengths[b] = m->lengths[slots ? slots[b] : slot];
   if (run->is_step) KR_TRY(put(m, m->device + IDS_BYTES, slots, (size_t)run->B * sizeof *slots));
-  return m->config.attention.n ? put(m, m->device + 2 * IDS_BYTES, lengths, (size_t)run->B * sizeof *lengths) : KRAIT_OK;
+  return m->config.attention.n ? put(m, m->device + 2 * IDS_BYTES, lengths, (size_t)run->B * sizeof *lengths)
+                               : KRAIT_OK;
 }
 
 static int32_t get_all_room(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, uint64_t floats) {
@@ -262,10 +287,16 @@ static int32_t get_all_room(kr_mlm *m, const kr_mlm_run *run, int64_t slot, cons
   return get_room(m, floats);
 }
 
-static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
-  const uint64_t rows = (uint64_t)(run->is_step ? run->B : run->all ? run->L : 1), floats = rows * (uint64_t)m->config.V;
+static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t *slots, const int32_t *ids,
+                   float *logits, int32_t *best) {
+  const uint64_t rows = (uint64_t)(run->is_step ? run->B
+                                   : run->all   ? run->L
+                                                : 1),
+                 floats = rows * (uint64_t)m->config.V;
   kr_mlm_graph *g;
-  for (int64_t i = 0; i < run->B * run->L; i++) KR_CHECK(ids[i] >= 0 && ids[i] < m->config.V, KRAIT_ERR_ARGUMENT, "token %d is not one of the model's %lld", ids[i], (long long)m->config.V);
+  for (int64_t i = 0; i < run->B * run->L; i++)
+    KR_CHECK(ids[i] >= 0 && ids[i] < m->config.V, KRAIT_ERR_ARGUMENT, "token %d is not one of the model's %lld", ids[i],
+             (long long)m->config.V);
   KR_TRY(get_all_room(m, run, slot, slots, floats));
   KR_TRY(get_graph(m, run, &g));
   g->used = ++m->clock;
@@ -281,7 +312,8 @@ static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t
 /* ---- what callers ask for ---- */
 
 static int32_t check_slot(const kr_mlm *m, int64_t slot) {
-  KR_CHECK(slot >= 0 && slot < m->n_slots, KRAIT_ERR_ARGUMENT, "slot %lld is not one of the model's %lld", (long long)slot, (long long)m->n_slots);
+  KR_CHECK(slot >= 0 && slot < m->n_slots, KRAIT_ERR_ARGUMENT, "slot %lld is not one of the model's %lld",
+           (long long)slot, (long long)m->n_slots);
   return KRAIT_OK;
 }
 
@@ -305,7 +337,11 @@ int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int 
   KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < most ? n - at : most;
-    KR_TRY(run(m, &(kr_mlm_run){.B = 1, .L = L, .all = all}, slot, NULL, ids + at, all ? logits + at * m->config.V : at + L == n ? logits : NULL, NULL));
+    KR_TRY(run(m, &(kr_mlm_run){.B = 1, .L = L, .all = all}, slot, NULL, ids + at,
+               all           ? logits + at * m->config.V
+               : at + L == n ? logits
+                             : NULL,
+               NULL));
   }
   return KRAIT_OK;
 }
@@ -313,7 +349,8 @@ int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int 
 int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
   KR_CHECK(B >= 1 && B <= PIECE, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; it takes 1 to %d", (long long)B, PIECE);
   for (int64_t b = 0; b < B; b++) KR_TRY(check_slot(m, slots[b]));
-  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1, .whole = m->whole > 0, .apart = m->whole < 0}, 0, slots, ids, logits, best);
+  return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1, .whole = m->whole > 0, .apart = m->whole < 0}, 0, slots,
+             ids, logits, best);
 }
 
 static const kr_mlm_graph *latest_of(const kr_mlm *m) {
@@ -358,7 +395,8 @@ typedef struct mover {
 } mover;
 
 /* Stored as dtype, seen as float32. */
-static int32_t move_one(kr_mlm *m, const mover *v, const char *kind, int64_t layer, int32_t n_dims, const int64_t *shape, void *at, int32_t dtype) {
+static int32_t move_one(kr_mlm *m, const mover *v, const char *kind, int64_t layer, int32_t n_dims,
+                        const int64_t *shape, void *at, int32_t dtype) {
   int64_t n = 1;
   char name[32];
   for (int i = 0; i < n_dims; i++) n *= shape[i];
@@ -380,8 +418,11 @@ static int32_t move_one(kr_mlm *m, const mover *v, const char *kind, int64_t lay
 static int32_t move_layer(kr_mlm *m, int64_t slot, int64_t i, const mover *v) {
   const kr_mlm_config *c = &m->config;
   const kr_mlm_attention *a = &c->attention;
-  if (conv_bytes(m, i)) KR_TRY(move_one(m, v, "conv", i, 2, (int64_t[]){kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1}, conv_of(m, i, slot), KRAIT_F32));
-  if (!a->layers[i]) return move_one(m, v, "ssm", i, 3, (int64_t[]){c->H, c->P, c->N}, ssm_of(m, i, slot), c->state_dtype);
+  if (conv_bytes(m, i))
+    KR_TRY(move_one(m, v, "conv", i, 2, (int64_t[]){kr_mlm_channels(c, i), kr_mlm_taps(c, i) - 1}, conv_of(m, i, slot),
+                    KRAIT_F32));
+  if (!a->layers[i])
+    return move_one(m, v, "ssm", i, 3, (int64_t[]){c->H, c->P, c->N}, ssm_of(m, i, slot), c->state_dtype);
   const size_t row = (size_t)(slot * m->room) * token_bytes(m);
   const int64_t shape[] = {m->lengths[slot], a->Hk, a->D};
   KR_TRY(move_one(m, v, "keys", i, 3, shape, m->keys[i] + row, m->weights.dtype));
@@ -400,7 +441,8 @@ int32_t kr_mlm_states_out(kr_mlm *m, int64_t slot, kr_mlm_state_fn take, void *u
 
 int32_t kr_mlm_states_in(kr_mlm *m, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give, void *user) {
   KR_TRY(check_slot(m, slot));
-  KR_CHECK(n_tokens >= 0 && n_tokens <= INT32_MAX / 2, KRAIT_ERR_ARGUMENT, "a text of %lld tokens", (long long)n_tokens);
+  KR_CHECK(n_tokens >= 0 && n_tokens <= INT32_MAX / 2, KRAIT_ERR_ARGUMENT, "a text of %lld tokens",
+           (long long)n_tokens);
   KR_TRY(get_key_room(m, n_tokens));
   m->lengths[slot] = (int32_t)n_tokens;
   return move_states(m, slot, &(mover){give, user, 0});

@@ -1,5 +1,5 @@
-/* mamba_lm_config.c: config.json of both kinds, upstream's and Hugging Face's. Sizes come from the tensors; the file says which model it is, and must
- * not contradict them. */
+/* mamba_lm_config.c: config.json of both kinds, upstream's and Hugging Face's. Sizes come from the tensors; the file
+ * says which model it is, and must not contradict them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,12 +14,14 @@ typedef struct reader {
   const char *label;
 } reader;
 
-static int32_t read_whole(const reader *r, const json_t *from, const char *key, int64_t fallback, int64_t low, int64_t high, int64_t *value) {
+static int32_t read_whole(const reader *r, const json_t *from, const char *key, int64_t fallback, int64_t low,
+                          int64_t high, int64_t *value) {
   const json_t *item = json_object_get(from, key);
   *value = fallback;
   if (!item || json_is_null(item)) return KRAIT_OK;
-  CONFIG_CHECK(json_is_integer(item) && json_integer_value(item) >= low && json_integer_value(item) <= high, "%s: config.json: %s is not a whole number from %lld to %lld", r->label, key,
-               (long long)low, (long long)high);
+  CONFIG_CHECK(json_is_integer(item) && json_integer_value(item) >= low && json_integer_value(item) <= high,
+               "%s: config.json: %s is not a whole number from %lld to %lld", r->label, key, (long long)low,
+               (long long)high);
   *value = json_integer_value(item);
   return KRAIT_OK;
 }
@@ -38,15 +40,19 @@ static float real_of(const json_t *from, const char *key, double fallback) {
 }
 
 /* The first Mamba layer's tensor; only its shape counts here. */
-static int32_t need_tensor(const reader *r, const kr_mlm_config *c, const char *name, int32_t n_dims, const kr_weight **item) {
+static int32_t need_tensor(const reader *r, const kr_mlm_config *c, const char *name, int32_t n_dims,
+                           const kr_weight **item) {
   char key[128];
   int64_t layer = 0;
   while (c->attention.layers[layer]) layer++;
   snprintf(key, sizeof key, "backbone.layers.%lld.%s", (long long)layer, name);
   *item = kr_model_folder_find(r->folder, key);
   CONFIG_CHECK(*item, "%s: tensor '%s' is missing; this is no Mamba language model", r->label, key);
-  CONFIG_CHECK((*item)->n_dims == n_dims, "%s: tensor '%s' has %d dimensions, not %d", r->label, key, (*item)->n_dims, n_dims);
-  for (int i = 0; i < n_dims; i++) CONFIG_CHECK((*item)->shape[i] >= 1 && (*item)->shape[i] <= 1 << 24, "%s: tensor '%s' has a size of %lld", r->label, key, (long long)(*item)->shape[i]);
+  CONFIG_CHECK((*item)->n_dims == n_dims, "%s: tensor '%s' has %d dimensions, not %d", r->label, key, (*item)->n_dims,
+               n_dims);
+  for (int i = 0; i < n_dims; i++)
+    CONFIG_CHECK((*item)->shape[i] >= 1 && (*item)->shape[i] <= 1 << 24, "%s: tensor '%s' has a size of %lld", r->label,
+                 key, (long long)(*item)->shape[i]);
   return KRAIT_OK;
 }
 
@@ -56,13 +62,16 @@ static int32_t read_mamba1(const reader *r, kr_mlm_config *c) {
   KR_TRY(need_tensor(r, c, "mixer.dt_proj.weight", 2, &dt));
   c->Di = A->shape[0], c->N = A->shape[1], c->R = dt->shape[1];
   c->H = 1, c->P = c->Di, c->G = 1;
-  if (strcmp(text_of(r->root, "model_type", ""), "falcon_mamba") == 0) c->dt_eps = real_of(r->root, "mixer_rms_eps", 1e-6);
+  if (strcmp(text_of(r->root, "model_type", ""), "falcon_mamba") == 0)
+    c->dt_eps = real_of(r->root, "mixer_rms_eps", 1e-6);
   return KRAIT_OK;
 }
 
 /* [0, infinity]: infinity is no number of JSON, and is written in several ways. */
 static int is_unlimited(const json_t *limit) {
-  return !limit || json_is_null(limit) || (json_array_size(limit) == 2 && json_number_value(json_array_get(limit, 0)) == 0 && !json_is_number(json_array_get(limit, 1)));
+  return !limit || json_is_null(limit) ||
+         (json_array_size(limit) == 2 && json_number_value(json_array_get(limit, 0)) == 0 &&
+          !json_is_number(json_array_get(limit, 1)));
 }
 
 static int32_t read_mamba2(const reader *r, int is_upstream, kr_mlm_config *c) {
@@ -70,12 +79,15 @@ static int32_t read_mamba2(const reader *r, int is_upstream, kr_mlm_config *c) {
   KR_TRY(need_tensor(r, c, "mixer.dt_bias", 1, &dt));
   KR_TRY(need_tensor(r, c, "mixer.norm.weight", 1, &norm));
   c->H = dt->shape[0], c->Di = norm->shape[0];
-  CONFIG_CHECK(c->Di % c->H == 0, "%s: %lld inner channels are not a multiple of %lld heads", r->label, (long long)c->Di, (long long)c->H);
+  CONFIG_CHECK(c->Di % c->H == 0, "%s: %lld inner channels are not a multiple of %lld heads", r->label,
+               (long long)c->Di, (long long)c->H);
   c->P = c->Di / c->H;
   KR_TRY(read_whole(r, r->ssm, is_upstream ? "d_state" : "state_size", 128, 1, 512, &c->N));
   KR_TRY(read_whole(r, r->ssm, is_upstream ? "ngroups" : "n_groups", is_upstream ? 1 : 8, 1, 1 << 16, &c->G));
-  CONFIG_CHECK(c->H % c->G == 0, "%s: %lld heads are not a multiple of %lld groups", r->label, (long long)c->H, (long long)c->G);
-  CONFIG_CHECK(is_unlimited(json_object_get(r->ssm, is_upstream ? "dt_limit" : "time_step_limit")), "%s: config.json limits the time step, which is not supported", r->label);
+  CONFIG_CHECK(c->H % c->G == 0, "%s: %lld heads are not a multiple of %lld groups", r->label, (long long)c->H,
+               (long long)c->G);
+  CONFIG_CHECK(is_unlimited(json_object_get(r->ssm, is_upstream ? "dt_limit" : "time_step_limit")),
+               "%s: config.json limits the time step, which is not supported", r->label);
   CONFIG_CHECK(!is_true(r->ssm, "norm_before_gate"), "%s: config.json: norm_before_gate is not supported", r->label);
   CONFIG_CHECK(!is_false(r->ssm, "rmsnorm"), "%s: config.json: a mixer without its norm is not supported", r->label);
   return KRAIT_OK;
@@ -97,7 +109,8 @@ static int32_t read_kind(const reader *r, int is_upstream, kr_mlm_config *c) {
   const char *kind = is_upstream ? text_of(r->ssm, "layer", "Mamba1") : text_of(r->root, "model_type", "");
   const int is_second = strcmp(kind, "Mamba2") == 0 || strcmp(kind, "mamba2") == 0;
   const int is_first = strcmp(kind, "Mamba1") == 0 || strcmp(kind, "mamba") == 0 || strcmp(kind, "falcon_mamba") == 0;
-  CONFIG_CHECK(is_first || is_second, "%s: config.json says '%.40s'; krait generates with Mamba, Mamba-2 and FalconMamba", r->label, kind);
+  CONFIG_CHECK(is_first || is_second,
+               "%s: config.json says '%.40s'; krait generates with Mamba, Mamba-2 and FalconMamba", r->label, kind);
   c->mixer = is_second ? KR_MIXER_MAMBA2 : KR_MIXER_MAMBA1;
   return is_second ? read_mamba2(r, is_upstream, c) : read_mamba1(r, c);
 }
@@ -111,11 +124,13 @@ static int32_t read_attention_sizes(const reader *r, const json_t *cfg, kr_mlm_a
   KR_TRY(read_whole(r, cfg, "d_conv", 0, 0, 64, &a->W));
   KR_TRY(read_whole(r, cfg, "rotary_emb_dim", 0, 0, 256, &pairs));
   a->R = pairs / 2;
-  CONFIG_CHECK(a->H > 0 && a->D > 0 && a->H % a->Hk == 0 && pairs % 2 == 0 && pairs <= a->D && a->W != 1, "%s: config.json: attn_cfg has sizes that do not fit together", r->label);
+  CONFIG_CHECK(a->H > 0 && a->D > 0 && a->H % a->Hk == 0 && pairs % 2 == 0 && pairs <= a->D && a->W != 1,
+               "%s: config.json: attn_cfg has sizes that do not fit together", r->label);
   a->is_interleaved = is_true(cfg, "rotary_emb_interleaved");
   a->scale = real_of(cfg, "softmax_scale", 0);
   a->base = real_of(cfg, "rotary_emb_base", 10000);
-  CONFIG_CHECK(is_true(cfg, "causal") && !json_integer_value(json_object_get(cfg, "mlp_dim")), "%s: config.json: attention that is not causal, or has an MLP, is not supported", r->label);
+  CONFIG_CHECK(is_true(cfg, "causal") && !json_integer_value(json_object_get(cfg, "mlp_dim")),
+               "%s: config.json: attention that is not causal, or has an MLP, is not supported", r->label);
   return KRAIT_OK;
 }
 
@@ -125,11 +140,13 @@ static int32_t read_attention(const reader *r, kr_mlm_config *c) {
   if (json_array_size(list) == 0) return KRAIT_OK;
   json_array_foreach(list, i, item) {
     const json_int_t layer = json_integer_value(item);
-    CONFIG_CHECK(json_is_integer(item) && layer >= 0 && layer < c->n_layers, "%s: config.json: attn_layer_idx names a layer that is not there", r->label);
+    CONFIG_CHECK(json_is_integer(item) && layer >= 0 && layer < c->n_layers,
+                 "%s: config.json: attn_layer_idx names a layer that is not there", r->label);
     c->attention.n += !c->attention.layers[layer];
     c->attention.layers[layer] = 1;
   }
-  CONFIG_CHECK(c->attention.n < c->n_layers, "%s: config.json: every layer is attention; this is no Mamba language model", r->label);
+  CONFIG_CHECK(c->attention.n < c->n_layers,
+               "%s: config.json: every layer is attention; this is no Mamba language model", r->label);
   return read_attention_sizes(r, json_object_get(r->root, "attn_cfg"), &c->attention);
 }
 
@@ -137,8 +154,10 @@ static int32_t read_sizes(const reader *r, kr_mlm_config *c) {
   const kr_weight *conv, *embedding = kr_model_folder_find(r->folder, "backbone.embeddings.weight");
   int64_t said;
   if (!embedding) embedding = kr_model_folder_find(r->folder, "backbone.embedding.weight");
-  CONFIG_CHECK(embedding && embedding->n_dims == 2 && embedding->shape[0] >= 1 && embedding->shape[0] <= 1 << 24 && embedding->shape[1] >= 1,
-               "%s: tensor 'backbone.embedding.weight' is missing or no matrix; this is no Mamba language model", r->label);
+  CONFIG_CHECK(embedding && embedding->n_dims == 2 && embedding->shape[0] >= 1 && embedding->shape[0] <= 1 << 24 &&
+                   embedding->shape[1] >= 1,
+               "%s: tensor 'backbone.embedding.weight' is missing or no matrix; this is no Mamba language model",
+               r->label);
   c->V = embedding->shape[0], c->d = embedding->shape[1];
   KR_TRY(need_tensor(r, c, "mixer.conv1d.weight", 3, &conv));
   c->W = conv->shape[2];
@@ -150,9 +169,11 @@ static int32_t read_sizes(const reader *r, kr_mlm_config *c) {
   }
   KR_TRY(read_whole(r, r->root, "d_model", c->d, 1, 1 << 24, &said));
   KR_TRY(read_whole(r, r->root, "hidden_size", said, 1, 1 << 24, &said));
-  CONFIG_CHECK(said == c->d, "%s: config.json says a width of %lld, the embedding has %lld", r->label, (long long)said, (long long)c->d);
+  CONFIG_CHECK(said == c->d, "%s: config.json says a width of %lld, the embedding has %lld", r->label, (long long)said,
+               (long long)c->d);
   KR_TRY(read_whole(r, r->root, "vocab_size", c->V, 1, 1 << 24, &c->n_used));
-  CONFIG_CHECK(c->n_used <= c->V, "%s: config.json says %lld tokens, the embedding has %lld", r->label, (long long)c->n_used, (long long)c->V);
+  CONFIG_CHECK(c->n_used <= c->V, "%s: config.json says %lld tokens, the embedding has %lld", r->label,
+               (long long)c->n_used, (long long)c->V);
   return KRAIT_OK;
 }
 
@@ -161,9 +182,13 @@ int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   const int is_upstream = !json_object_get(root, "model_type");
   const reader r = {folder, root, is_upstream ? ssm : root, kr_model_folder_label(folder)};
   *c = (kr_mlm_config){.is_rms = !is_false(root, "rms_norm")};
-  CONFIG_CHECK(json_object_get(root, is_upstream ? "n_layer" : "num_hidden_layers"), "%s: config.json does not say %s; this is no Mamba language model", r.label, is_upstream ? "n_layer" : "num_hidden_layers");
-  KR_TRY(read_whole(&r, root, is_upstream ? "n_layer" : "num_hidden_layers", 0, 1, KR_MLM_MOST_LAYERS - 1, &c->n_layers));
-  CONFIG_CHECK(strcmp(text_of(root, "hidden_act", "silu"), "silu") == 0, "%s: config.json: hidden_act is not silu", r.label);
+  CONFIG_CHECK(json_object_get(root, is_upstream ? "n_layer" : "num_hidden_layers"),
+               "%s: config.json does not say %s; this is no Mamba language model", r.label,
+               is_upstream ? "n_layer" : "num_hidden_layers");
+  KR_TRY(
+      read_whole(&r, root, is_upstream ? "n_layer" : "num_hidden_layers", 0, 1, KR_MLM_MOST_LAYERS - 1, &c->n_layers));
+  CONFIG_CHECK(strcmp(text_of(root, "hidden_act", "silu"), "silu") == 0, "%s: config.json: hidden_act is not silu",
+               r.label);
   c->eps = real_of(root, "layer_norm_epsilon", 1e-5);
   KR_TRY(read_attention(&r, c));
   KR_TRY(read_sizes(&r, c));

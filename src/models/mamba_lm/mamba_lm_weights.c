@@ -1,5 +1,5 @@
-/* mamba_lm_weights.c: every tensor by its key and shape. Large ones stay where the files have them (a GPU gets copies); of A_log, D and dt_bias float32
- * ones are made, A is -exp(A_log). */
+/* mamba_lm_weights.c: every tensor by its key and shape. Large ones stay where the files have them (a GPU gets copies);
+ * of A_log, D and dt_bias float32 ones are made, A is -exp(A_log). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +24,8 @@ typedef struct loader {
   uint64_t used;
   const uint16_t *random; /* instead of a folder: values for the largest tensor, of type random_type */
   int32_t random_type;
-  const uint16_t *random_scales, *random_halves; /* of 8 bits: scales for the largest tensor, and what it is in float16; else NULL */
+  const uint16_t *random_scales,
+      *random_halves; /* of 8 bits: scales for the largest tensor, and what it is in float16; else NULL */
   const int32_t *random_supers;                  /* of 4 bits: super-blocks for it; else NULL */
 } loader;
 
@@ -46,7 +47,11 @@ static uint64_t elements_of(shape s) {
 static const kr_weight *find_item(const loader *l, const char *name, int is_needed, shape want, kr_weight *made) {
   if (l->folder) return kr_model_folder_find(l->folder, name);
   if (!is_needed) return NULL;
-  *made = (kr_weight){.name = name, .dtype = l->random_type, .n_dims = want.n, .data = l->random, .bytes = elements_of(want) * krait_dtype_bytes(l->random_type)};
+  *made = (kr_weight){.name = name,
+                      .dtype = l->random_type,
+                      .n_dims = want.n,
+                      .data = l->random,
+                      .bytes = elements_of(want) * krait_dtype_bytes(l->random_type)};
   for (int i = 0; i < want.n; i++) made->shape[i] = want.size[i];
   return made;
 }
@@ -56,8 +61,11 @@ static int32_t check_shape(const loader *l, const kr_weight *item, shape want) {
   int same = item->n_dims == want.n;
   for (int i = 0; same && i < want.n; i++) same = item->shape[i] == want.size[i];
   KR_CHECK(same, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has shape %s, the model wants %s", label_of(l), item->name,
-           kr_shape_format(item->n_dims, item->shape, found, sizeof found), kr_shape_format(want.n, want.size, wanted, sizeof wanted));
-  KR_CHECK(item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is %s, not float32, float16 or bfloat16", label_of(l), item->name, krait_dtype_name(item->dtype));
+           kr_shape_format(item->n_dims, item->shape, found, sizeof found),
+           kr_shape_format(want.n, want.size, wanted, sizeof wanted));
+  KR_CHECK(item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16, KRAIT_ERR_WEIGHTS,
+           "%s: tensor '%s' is %s, not float32, float16 or bfloat16", label_of(l), item->name,
+           krait_dtype_name(item->dtype));
   return KRAIT_OK;
 }
 
@@ -76,8 +84,9 @@ static int32_t compute(loader *l, const kr_weight *item, int how, const void **d
   for (uint64_t i = 0; i < n; i++) {
     const double v = kr_get(&view, (int64_t)i);
     values[i] = (float)(how == AS_DECAY ? -exp(v) : v);
-    KR_CHECK(isfinite(values[i]), KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not finite at element %llu; the file is damaged, or its training went wrong", label_of(l), item->name,
-             (unsigned long long)i);
+    KR_CHECK(isfinite(values[i]), KRAIT_ERR_WEIGHTS,
+             "%s: tensor '%s' is not finite at element %llu; the file is damaged, or its training went wrong",
+             label_of(l), item->name, (unsigned long long)i);
   }
   *data = values;
   *bytes = n * sizeof *values;
@@ -112,9 +121,11 @@ static int32_t copy_random(loader *l, const kr_weight *words, const kr_weight *s
 /* A matrix that was quantised: as it is on a CPU; on a GPU for steps, and for prompts float16 again. */
 static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scales, shape want, kr_mlm_tensor *to) {
   const int64_t N = want.size[0], S = want.size[1] / 32;
-  const int fits = want.size[1] % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N && words->shape[1] == 8 * S && scales && scales->n_dims == 2 &&
-                   scales->dtype == KRAIT_F16 && scales->shape[0] == N && scales->shape[1] == S;
-  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", label_of(l), words->name, words->name, (long long)N, (long long)want.size[1]);
+  const int fits = want.size[1] % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
+                   words->shape[1] == 8 * S && scales && scales->n_dims == 2 && scales->dtype == KRAIT_F16 &&
+                   scales->shape[0] == N && scales->shape[1] == S;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", label_of(l),
+           words->name, words->name, (long long)N, (long long)want.size[1]);
   l->w->bytes += words->bytes + scales->bytes;
   if (!l->ctx->cuda) {
     *to = (kr_mlm_tensor){.data = words->data, .dtype = KRAIT_I32, .scales = scales->data};
@@ -123,7 +134,8 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
   KR_TRY(to_device(l, words->data, words->bytes, &to->words));
   KR_TRY(to_device(l, scales->data, scales->bytes, &to->word_scales));
   to->dtype = KRAIT_F16;
-  if (l->random_halves || !l->device) return to_device(l, l->random_halves, (uint64_t)(N * want.size[1]) * sizeof *l->random_halves, &to->data);
+  if (l->random_halves || !l->device)
+    return to_device(l, l->random_halves, (uint64_t)(N * want.size[1]) * sizeof *l->random_halves, &to->data);
   uint16_t *halves = kr_alloc_array((size_t)(N * want.size[1]), sizeof *halves);
   float *row = kr_alloc_array((size_t)want.size[1], sizeof *row);
   int32_t status = halves && row ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
@@ -140,13 +152,16 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
 /* Words of q4_k as they are. */
 static int32_t take_q4k(loader *l, const kr_weight *words, shape want, kr_mlm_tensor *to) {
   const int64_t N = want.size[0], K = want.size[1];
-  const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N && words->shape[1] == K / 256 * 36;
-  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", label_of(l), words->name, (long long)N, (long long)K);
+  const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
+                   words->shape[1] == K / 256 * 36;
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", label_of(l), words->name,
+           (long long)N, (long long)K);
   l->w->bytes += words->bytes;
   *to = (kr_mlm_tensor){.data = words->data, .dtype = KRAIT_I32};
   if (l->ctx->cuda) return to_device(l, words->data, words->bytes, &to->data);
   if (l->folder) return KRAIT_OK;
-  void *copy = kr_arena_try(l->arena, (size_t)words->bytes); /* memory of its own: a token must read as much as it would */
+  void *copy =
+      kr_arena_try(l->arena, (size_t)words->bytes); /* memory of its own: a token must read as much as it would */
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
   to->data = memcpy(copy, words->data, (size_t)words->bytes);
   return KRAIT_OK;
@@ -157,15 +172,31 @@ static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor 
   static const char *const ends[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", "lm_head.weight"};
   const int64_t N = want.size[0], S = want.size[1] / 32;
   int is_one = 0;
-  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) is_one = is_one || (strlen(name) >= strlen(ends[i]) && strcmp(name + strlen(name) - strlen(ends[i]), ends[i]) == 0);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+    is_one = is_one || (strlen(name) >= strlen(ends[i]) && strcmp(name + strlen(name) - strlen(ends[i]), ends[i]) == 0);
   if (!is_one || want.size[1] % 32) return 0;
   if (l->random_supers && want.size[1] % 256 == 0 && !strstr(name, "x_proj") && !strstr(name, "lm_head")) {
-    const kr_weight supers = {.name = name, .dtype = KRAIT_I32, .n_dims = 2, .shape = {N, want.size[1] / 256 * 36}, .data = l->random_supers, .bytes = (uint64_t)(N * want.size[1] / 256) * 144};
+    const kr_weight supers = {.name = name,
+                              .dtype = KRAIT_I32,
+                              .n_dims = 2,
+                              .shape = {N, want.size[1] / 256 * 36},
+                              .data = l->random_supers,
+                              .bytes = (uint64_t)(N * want.size[1] / 256) * 144};
     const int32_t taken = take_q4k(l, &supers, want, to);
     return taken < 0 ? taken : 1;
   }
-  const kr_weight words = {.name = name, .dtype = KRAIT_I32, .n_dims = 2, .shape = {N, 8 * S}, .data = l->random, .bytes = (uint64_t)(N * 8 * S) * 4};
-  const kr_weight scales = {.name = name, .dtype = KRAIT_F16, .n_dims = 2, .shape = {N, S}, .data = l->random_scales, .bytes = (uint64_t)(N * S) * 2};
+  const kr_weight words = {.name = name,
+                           .dtype = KRAIT_I32,
+                           .n_dims = 2,
+                           .shape = {N, 8 * S},
+                           .data = l->random,
+                           .bytes = (uint64_t)(N * 8 * S) * 4};
+  const kr_weight scales = {.name = name,
+                            .dtype = KRAIT_F16,
+                            .n_dims = 2,
+                            .shape = {N, S},
+                            .data = l->random_scales,
+                            .bytes = (uint64_t)(N * S) * 2};
   const int32_t status = take_q8(l, &words, &scales, want, to);
   return status < 0 ? status : 1;
 }
@@ -248,7 +279,8 @@ static int32_t take_layer(loader *l, int64_t i, kr_mlm_layer *to) {
   KR_TRY(take(l, i, "norm.bias", 0, SHAPE(c->d), AS_STORED, &to->norm_bias));
   const int is_attention = c->attention.layers[i];
   KR_TRY((is_attention ? take_attention : c->mixer == KR_MIXER_MAMBA1 ? take_mamba1 : take_mamba2)(l, i, to));
-  KR_TRY(take(l, i, "mixer.out_proj.weight", 1, SHAPE(c->d, is_attention ? c->attention.H * c->attention.D : c->Di), AS_STORED, &to->out_proj));
+  KR_TRY(take(l, i, "mixer.out_proj.weight", 1, SHAPE(c->d, is_attention ? c->attention.H * c->attention.D : c->Di),
+              AS_STORED, &to->out_proj));
   KR_TRY(take(l, i, "mixer.out_proj.bias", 0, SHAPE(c->d), AS_STORED, &to->out_proj_bias));
   if (!c->F) return KRAIT_OK;
   KR_TRY(take(l, i, "norm2.weight", 1, SHAPE(c->d), AS_STORED, &to->norm2));
@@ -259,7 +291,8 @@ static int32_t take_layer(loader *l, int64_t i, kr_mlm_layer *to) {
   return take(l, i, "mlp.fc2.bias", 0, SHAPE(c->d), AS_STORED, &to->fc2_bias);
 }
 
-static int32_t take_global(loader *l, const char *name, const char *other, int is_needed, shape want, kr_mlm_tensor *to) {
+static int32_t take_global(loader *l, const char *name, const char *other, int is_needed, shape want,
+                           kr_mlm_tensor *to) {
   kr_weight made;
   const kr_weight *item = find_item(l, name, is_needed, want, &made);
   if (!item && other) item = find_item(l, other, is_needed, want, &made);
@@ -273,7 +306,8 @@ static int32_t take_all(loader *l) {
   const kr_weight *head = l->folder ? kr_model_folder_find(l->folder, "lm_head.weight") : NULL;
   const kr_weight *embedding = l->folder ? kr_model_folder_find(l->folder, "backbone.embedding.weight") : NULL;
   l->used = w->bytes = 0;
-  KR_TRY(take_global(l, "backbone.embeddings.weight", "backbone.embedding.weight", 1, SHAPE(c->V, c->d), &w->embedding));
+  KR_TRY(
+      take_global(l, "backbone.embeddings.weight", "backbone.embedding.weight", 1, SHAPE(c->V, c->d), &w->embedding));
   const int32_t is_quantised = try_quantised(l, "lm_head.weight", SHAPE(c->V, c->d), &w->head);
   KR_TRY(is_quantised);
   const int is_tied = !is_quantised && (!head || (embedding && head->data == embedding->data));
@@ -289,7 +323,9 @@ static int32_t take_all(loader *l) {
 
 static int32_t read_all(loader *l) {
   KR_TRY(take_all(l));
-  l->w->dtype = !l->ctx->cuda ? KRAIT_F32 : l->w->layers[0].in_proj.dtype == KRAIT_I32 ? KRAIT_F16 : l->w->layers[0].in_proj.dtype;
+  l->w->dtype = !l->ctx->cuda                                ? KRAIT_F32
+                : l->w->layers[0].in_proj.dtype == KRAIT_I32 ? KRAIT_F16
+                                                             : l->w->layers[0].in_proj.dtype;
   if (!l->ctx->cuda) {
     l->w->owned = l->arena;
     l->arena = NULL;
@@ -305,14 +341,17 @@ static int32_t load(loader *l) {
   kr_mlm_weights *w = l->w;
   *w = (kr_mlm_weights){.layers = kr_alloc_array((size_t)l->c->n_layers, sizeof *w->layers)};
   l->arena = kr_arena_open();
-  int32_t status = w->layers && l->arena ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)l->c->n_layers);
+  int32_t status = w->layers && l->arena
+                       ? KRAIT_OK
+                       : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)l->c->n_layers);
   if (status >= 0) status = read_all(l);
   if (l->arena) kr_arena_close(&l->arena);
   if (status < 0) kr_mlm_weights_free(l->ctx, w);
   return status;
 }
 
-int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder, const kr_mlm_config *c, kr_mlm_weights *w) {
+int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder, const kr_mlm_config *c,
+                            kr_mlm_weights *w) {
   return load(&(loader){.ctx = ctx, .folder = folder, .c = c, .w = w});
 }
 
@@ -328,10 +367,12 @@ static void fill_random(void *data, int32_t dtype, uint64_t n) {
 
 /* 8 bits: the random bytes themselves, one scale for all of them. */
 static int32_t load_q8(loader *l, uint64_t n) {
-  uint16_t *scales = kr_alloc_array((size_t)(n / 32 + 1), sizeof *scales), *halves = kr_alloc_array((size_t)n, sizeof *halves);
+  uint16_t *scales = kr_alloc_array((size_t)(n / 32 + 1), sizeof *scales),
+           *halves = kr_alloc_array((size_t)n, sizeof *halves);
   int32_t status = scales && halves ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for random weights");
   for (uint64_t i = 0; status >= 0 && i <= n / 32; i++) scales[i] = kr_float_to_f16(0.0003f);
-  for (uint64_t i = 0; status >= 0 && i < n; i++) halves[i] = kr_float_to_f16((float)((const int8_t *)l->random)[i] * kr_f16_to_float(scales[0]));
+  for (uint64_t i = 0; status >= 0 && i < n; i++)
+    halves[i] = kr_float_to_f16((float)((const int8_t *)l->random)[i] * kr_f16_to_float(scales[0]));
   l->random_scales = scales, l->random_halves = halves;
   if (status >= 0) status = load(l);
   kr_free(scales), kr_free(halves);
@@ -343,7 +384,8 @@ static int32_t load_q4k(loader *l, uint64_t n) {
   const uint64_t n_words = (n / 256 + 1) * 36, factors = kr_float_to_f16(0.00003f);
   int32_t *supers = kr_alloc_array((size_t)n_words, sizeof *supers);
   KR_CHECK(supers, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
-  for (uint64_t i = 0; i < n_words; i++) supers[i] = i % 36 ? ((const int32_t *)l->random)[i % (n / 4)] : (int32_t)(factors | factors << 16);
+  for (uint64_t i = 0; i < n_words; i++)
+    supers[i] = i % 36 ? ((const int32_t *)l->random)[i % (n / 4)] : (int32_t)(factors | factors << 16);
   l->random_supers = supers;
   const int32_t status = load_q8(l, n);
   kr_free(supers);
@@ -352,7 +394,8 @@ static int32_t load_q4k(loader *l, uint64_t n) {
 
 int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *c, int32_t dtype, kr_mlm_weights *w) {
   const int32_t type = dtype == KRAIT_I32 || dtype == KRAIT_U8 ? KRAIT_F16 : dtype;
-  const uint64_t rows = (uint64_t)(c->V > 4 * c->Di + 4 * c->G * c->N ? c->V : 4 * c->Di + 4 * c->G * c->N), n = rows * (uint64_t)(c->d > c->Di ? c->d : c->Di);
+  const uint64_t rows = (uint64_t)(c->V > 4 * c->Di + 4 * c->G * c->N ? c->V : 4 * c->Di + 4 * c->G * c->N),
+                 n = rows * (uint64_t)(c->d > c->Di ? c->d : c->Di);
   void *random = kr_alloc_array((size_t)n, krait_dtype_bytes(type));
   *w = (kr_mlm_weights){0};
   KR_CHECK(random, KRAIT_ERR_NO_MEMORY, "no memory for random weights");

@@ -73,7 +73,8 @@ static pk_linear linear_alloc(pk_builder *builder, int64_t N, int64_t K) {
   return map;
 }
 
-pk_linear pk_linear_read(pk_builder *builder, int64_t N, int64_t K, const float *w, int64_t stride_n, int64_t stride_k, const float *b) {
+pk_linear pk_linear_read(pk_builder *builder, int64_t N, int64_t K, const float *w, int64_t stride_n, int64_t stride_k,
+                         const float *b) {
   pk_linear map = linear_alloc(builder, N, K);
   for (int64_t n = 0; n < map.N; n++) {
     for (int64_t k = 0; k < K; k++) map.w[n * K + k] = w[n * stride_n + k * stride_k];
@@ -122,7 +123,8 @@ kr_panels pk_pack(pk_builder *builder, pk_linear map, int64_t group_K, int64_t g
     return (kr_panels){0};
   }
   if (!group_K) group_K = map.K;
-  int64_t padded_K = map.K == group_K ? map.K : map.K / group_K * kr_padded(layers, group_K), unit_K = padded_K / (map.K / group_K);
+  int64_t padded_K = map.K == group_K ? map.K : map.K / group_K * kr_padded(layers, group_K),
+          unit_K = padded_K / (map.K / group_K);
   int64_t unit_N = gate ? group_N : kr_padded(layers, group_N), padded_N = map.N / group_N * unit_N;
   kr_panels panels = {0};
   float *B = kr_alloc_array((size_t)padded_N * (size_t)(padded_K + 1), sizeof *B);
@@ -140,4 +142,16 @@ kr_panels pk_pack(pk_builder *builder, pk_linear map, int64_t group_K, int64_t g
   kr_free(B);
   kr_free(map.w);
   return panels;
+}
+
+kr_panels pk_plain(pk_builder *builder, pk_linear map) {
+  kr_panels rows = {.K = map.K, .N = map.N};
+  rows.data = pk_storage_take(builder, (size_t)(map.K * map.N) * sizeof *rows.data);
+  rows.bias = pk_storage_take(builder, (size_t)map.N * sizeof *rows.bias);
+  for (int64_t n = 0; rows.data && rows.bias && n < map.N; n++) {
+    for (int64_t k = 0; k < map.K; k++) rows.data[k * map.N + n] = (float)map.w[n * map.K + k];
+    rows.bias[n] = (float)map.b[n];
+  }
+  kr_free(map.w);
+  return rows;
 }

@@ -1,5 +1,5 @@
-/* linear_map.h: y = W x + b in double, while weights are loaded: read, multiply maps together, fold norms and scales in, pack.
- * Errors stick: after one, every function is harmless and pk_pack gives empty panels. */
+/* linear_map.h: y = W x + b in double, while weights are loaded: read, multiply maps together, fold norms and scales
+ * in, pack. Errors stick: after one, every function is harmless and pk_pack gives empty panels. */
 #ifndef KR_LINEAR_MAP_H
 #define KR_LINEAR_MAP_H
 
@@ -23,15 +23,18 @@ const struct pk_chunk *pk_storage_block(const struct pk_chunk *storage, const vo
 float *pk_padded_copy(pk_builder *builder, const float *from, int64_t n); /* n values and zeros up to whole vectors */
 
 /* w[n][k] at w + n * stride_n + k * stride_k; b may be NULL */
-pk_linear pk_linear_read(pk_builder *builder, int64_t N, int64_t K, const float *w, int64_t stride_n, int64_t stride_k, const float *b);
+pk_linear pk_linear_read(pk_builder *builder, int64_t N, int64_t K, const float *w, int64_t stride_n, int64_t stride_k,
+                         const float *b);
 /* outer after inner; both are consumed */
 pk_linear pk_linear_chain(pk_builder *builder, pk_linear outer, pk_linear inner);
 /* x is scale * (what comes in) + shift */
 void pk_linear_fold_input(pk_linear *map, const float *scale, const float *shift);
 /* y is scale * y + shift; shift may be NULL */
 void pk_linear_fold_output(pk_linear *map, const float *scale, const float *shift);
-/* Packs and consumes. Inputs come in groups of group_K (outputs of group_N), each padded to whole vectors; group_K 0: inputs
- * are not padded; gate: see gemm_kernel.h. */
+/* Packs and consumes. Inputs come in groups of group_K (outputs of group_N), each padded to whole vectors; group_K 0:
+ * inputs are not padded; gate: see gemm_kernel.h. */
 kr_panels pk_pack(pk_builder *builder, pk_linear map, int64_t group_K, int64_t group_N, int gate);
+/* For the products of graphs: data is (K, N) and bias (N), nothing padded. Consumes. */
+kr_panels pk_plain(pk_builder *builder, pk_linear map);
 
 #endif

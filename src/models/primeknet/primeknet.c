@@ -1,4 +1,5 @@
-/* primeknet.c: PrimeKnet towards the rest: its kr_model_kind, the public forward pass, windows of samples, verification. */
+/* primeknet.c: PrimeKnet towards the rest: its kr_model_kind, the public forward pass, windows of samples,
+ * verification. */
 #include "primeknet.h"
 
 #include <string.h>
@@ -35,7 +36,8 @@ static void close_impl(void **handle) {
   kr_free(impl);
 }
 
-static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, int32_t precision, void **handle) {
+static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
+                         int32_t precision, void **handle) {
   kr_pk_config read;
   const char *level = kr_weights_metadata(weights, "normalize");
   KR_TRY(kr_pk_config_read(model, config, &read));
@@ -106,11 +108,13 @@ static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_s
 
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   const pk_timeline *line = timeline;
-  *denoiser = (kr_denoiser){.run = run_denoiser, .user = timeline, .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS};
+  *denoiser = (kr_denoiser){
+      .run = run_denoiser, .user = timeline, .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS};
   return KRAIT_OK;
 }
 
-int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
+int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in, float *mag,
+                                float *pha, float *com) {
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   KR_CHECK(line, KRAIT_ERR_ARGUMENT, "krait_primeknet_forward: the session is NULL or of another model");
   return kr_pk_forward(line->session, B, T, com_in, mag, pha, com);
@@ -121,17 +125,20 @@ double krait_primeknet_device_s(const krait_session *session) {
   return line ? kr_pk_device_seconds(line->session) : 0;
 }
 
-int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
+int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in,
+                                krait_kernel_fn report, void *user) {
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
-  KR_CHECK(line && com_in && report, KRAIT_ERR_ARGUMENT, "krait_primeknet_kernels: the session is NULL or of another model, or com_in or report is NULL");
+  KR_CHECK(line && com_in && report, KRAIT_ERR_ARGUMENT,
+           "krait_primeknet_kernels: the session is NULL or of another model, or com_in or report is NULL");
   return kr_pk_kernels(line->session, B, T, com_in, report, user);
 }
 
-static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+                              int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.input_com");
   const int64_t F = kr_primeknet_config(line->impl->net)->F;
-  KR_CHECK(input && input->n_dims == 4 && input->shape[0] >= 1 && input->shape[1] == F && input->shape[2] >= 1, KRAIT_ERR_WEIGHTS,
-           "the golden file has no golden.input_com of shape (B, %lld, T, 2)", (long long)F);
+  KR_CHECK(input && input->n_dims == 4 && input->shape[0] >= 1 && input->shape[1] == F && input->shape[2] >= 1,
+           KRAIT_ERR_WEIGHTS, "the golden file has no golden.input_com of shape (B, %lld, T, 2)", (long long)F);
   const int64_t B = input->shape[0], T = input->shape[2], n = B * F * T;
   const float *in, *com, *mag;
   KR_TRY(kr_weights_take_f32(golden, "golden.input_com", 4, (int64_t[]){B, F, T, 2}, &in));
@@ -146,10 +153,12 @@ static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait
   return status;
 }
 
-static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+                          int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.wav_in");
   if (!input) return KRAIT_OK;
-  const int64_t hop = kr_primeknet_config(line->impl->net)->fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0, n_out = n / hop * hop;
+  const int64_t hop = kr_primeknet_config(line->impl->net)->fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0,
+                n_out = n / hop * hop;
   const float *in, *out;
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_in", 1, &n, &in));
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_out", 1, &n_out, &out));
@@ -161,9 +170,11 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
   return status;
 }
 
-static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+                      int32_t *n_filled) {
   KR_TRY(verify_spectra(timeline, golden, rows, n_rows, n_filled));
   return verify_wav(timeline, golden, rows, n_rows, n_filled);
 }
 
-const kr_model_kind kr_model_primeknet = {"primeknet", takes, open_impl, close_impl, open_timeline, close_timeline, fill_denoiser, verify};
+const kr_model_kind kr_model_primeknet = {"primeknet",   takes,          open_impl,     close_impl,
+                                          open_timeline, close_timeline, fill_denoiser, verify};

@@ -1,4 +1,5 @@
-/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, packed weights, and the forward pass of a window. */
+/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, packed weights, and the forward pass of a
+ * window. */
 #ifndef KR_PRIMEKNET_H
 #define KR_PRIMEKNET_H
 
@@ -27,17 +28,21 @@ typedef struct kr_pk_session kr_pk_session;
 
 /* The configuration that `model` ("primeknet_gru", ...) and `config` describe. */
 int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_config *out);
-/* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. KRAIT_ERR_UNSUPPORTED: not on this device. */
-int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights, int32_t precision, kr_primeknet **model);
+/* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. KRAIT_ERR_UNSUPPORTED: not on this
+ * device. */
+int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
+                          int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
 const kr_pk_config *kr_primeknet_config(const kr_primeknet *model);
 
 int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session);
 void kr_pk_session_close(kr_pk_session **session);
 /* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
-int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com);
+int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
+                      float *com);
 /* Of the last forward pass, kernels alone; 0 on the CPU. */
 double kr_pk_device_seconds(const kr_pk_session *session);
-int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user);
+int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,
+                      void *user);
 
 #endif

@@ -5,14 +5,18 @@
 #include "status.h"
 
 static const char *const known_keys[] = {
-    "fft_len", "dense_channel", "sigmoid_beta", "dense_depth", "num_tsblock", "time_block_num", "freq_block_num", "mamba_hidden_size",
-    "mamba_d_state", "mamba_d_conv", "mamba_expand", "gru_layers", "gru_hidden_size", "lstm_layers", "lstm_hidden_size", "freq_block_kernel",
-    "infer_type", "causal", "hop_len", "hop_length", "win_len", "win_length", "compress_factor",
+    "fft_len",         "dense_channel",  "sigmoid_beta",     "dense_depth",
+    "num_tsblock",     "time_block_num", "freq_block_num",   "mamba_hidden_size",
+    "mamba_d_state",   "mamba_d_conv",   "mamba_expand",     "gru_layers",
+    "gru_hidden_size", "lstm_layers",    "lstm_hidden_size", "freq_block_kernel",
+    "infer_type",      "causal",         "hop_len",          "hop_length",
+    "win_len",         "win_length",     "compress_factor",
 };
 
 static int32_t read_stage(const char *model, int32_t *stage) {
   static const char *const names[] = {"primeknet_mamba", "primeknet_gru", "primeknet_lstm"};
-  KR_CHECK(model, KRAIT_ERR_WEIGHTS, "no source says which model the weights are for; give model=primeknet_mamba (or _gru, _lstm)");
+  KR_CHECK(model, KRAIT_ERR_WEIGHTS,
+           "no source says which model the weights are for; give model=primeknet_mamba (or _gru, _lstm)");
   for (*stage = KR_PK_MAMBA; *stage <= KR_PK_LSTM; ++*stage)
     if (strcmp(model, names[*stage]) == 0) return KRAIT_OK;
   return kr_fail(KRAIT_ERR_WEIGHTS, "unknown model '%s'", model);
@@ -53,7 +57,8 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
   KR_TRY(kr_config_check_keys(config, known_keys, sizeof known_keys / sizeof *known_keys));
   KR_TRY(kr_config_int(config, "fft_len", 400, 8, 65536, &out->fft_len));
   KR_CHECK(out->fft_len % 4 == 0, KRAIT_ERR_WEIGHTS,
-           "fft_len is %lld, must be a multiple of 4: the decoders cannot give back an even number of bins", (long long)out->fft_len);
+           "fft_len is %lld, must be a multiple of 4: the decoders cannot give back an even number of bins",
+           (long long)out->fft_len);
   out->F = out->fft_len / 2 + 1;
   out->F2 = (out->F - 3) / 2 + 1;
   KR_TRY(kr_config_int(config, "dense_channel", 64, 1, 4096, &out->C));

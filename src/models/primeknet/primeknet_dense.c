@@ -18,7 +18,7 @@ static void clear_edges(const kr_pk_session *s, const pk_map *map, int64_t t) {
   memset(map_row(map, t) + map->width * s->model->Cp, 0, bytes);
 }
 
-/* ---- instance norm: per-frame statistics, merged in frame order in double, then applied ----------------------------- */
+/* ---- instance norm: per-frame statistics, merged in frame order in double, then applied -------------------------- */
 
 static void measure_row(const kr_pk_session *s, const pk_map *map, int64_t t) {
   const int64_t Cp = s->model->Cp;
@@ -43,7 +43,8 @@ static void finish_norm(kr_pk_session *s, const pk_norm *norm, int64_t width) {
 }
 
 static void normalise_row(const kr_pk_session *s, const pk_norm *norm, const pk_map *map, int64_t t) {
-  s->model->layers->affine_prelu(map_row(map, t), s->model->Cp, map->width, s->model->Cp, s->scale, s->shift, norm->slope);
+  s->model->layers->affine_prelu(map_row(map, t), s->model->Cp, map->width, s->model->Cp, s->scale, s->shift,
+                                 norm->slope);
 }
 
 typedef struct norm_job {
@@ -64,9 +65,9 @@ static void normalise(const kr_pk_session *s, const pk_norm *norm, const pk_map 
 }
 
 /* ---- dense layer ----------------------------------------------------------------------------------------------------
- * Layer i filters frames t - d, t and t + d, d = 2^i. Frames of one residue modulo d never meet those of another, so that a thread walks
- * one residue in order of time: what it computed for a frame serves the next two, and the block's last output can take the place of the
- * newest source, d frames behind the reading. */
+ * Layer i filters frames t - d, t and t + d, d = 2^i. Frames of one residue modulo d never meet those of another, so
+ * that a thread walks one residue in order of time: what it computed for a frame serves the next two, and the block's
+ * last output can take the place of the newest source, d frames behind the reading. */
 
 typedef struct lift { /* x0 of the encoder, computed where it is needed: prelu(w0 mag + w1 pha + shift) */
   const float *w0, *w1, *shift, *slope;
@@ -86,17 +87,21 @@ typedef struct dense_job {
   pk_map out;
 } dense_job;
 
-static int64_t first_tap(const kr_pk_session *s, int64_t t, int64_t dilation) { return t - dilation * (s->model->config.causal ? 2 : 1); }
+static int64_t first_tap(const kr_pk_session *s, int64_t t, int64_t dilation) {
+  return t - dilation * (s->model->config.causal ? 2 : 1);
+}
 
 static void lift_positions(const dense_job *job, int64_t t, int64_t f, int64_t n, float *to) {
   const kr_pk_session *s = job->s;
   const int64_t at = t * s->model->config.F + f, Cp = s->model->Cp;
-  s->model->layers->lift_pair(s->mag + at, s->pha + at, n, Cp, job->lift->w0, job->lift->w1, job->lift->shift, job->lift->slope, to, Cp);
+  s->model->layers->lift_pair(s->mag + at, s->pha + at, n, Cp, job->lift->w0, job->lift->w1, job->lift->shift,
+                              job->lift->slope, to, Cp);
 }
 
 /* Positions f - 1 .. f + n of frame t of the lifted input, zeros outside. */
 static void lift_tile(const dense_job *job, int64_t t, int64_t f, int64_t n, float *to) {
-  const int64_t F = job->s->model->config.F, Cp = job->s->model->Cp, begin = f > 0 ? f - 1 : 0, end = f + n < F ? f + n + 1 : F;
+  const int64_t F = job->s->model->config.F, Cp = job->s->model->Cp, begin = f > 0 ? f - 1 : 0,
+                end = f + n < F ? f + n + 1 : F;
   if (f == 0) memset(to, 0, (size_t)Cp * sizeof(float));
   if (f + n == F) memset(to + (n + 1) * Cp, 0, (size_t)Cp * sizeof(float));
   lift_positions(job, t, begin, end - begin, to + (begin - f + 1) * Cp);
@@ -144,7 +149,8 @@ static void filter_source(const dense_job *job, int64_t source, int64_t t, int64
     else if (source < job->n_maps) rows[r] = map_row(&job->sources[source], at) + f * Cp;
     else rows[r] = computed_row(job, source == job->i ? LIFTED : FIRST, at, w) + f * Cp;
   }
-  s->model->layers->depthwise_3x3(rows, Cp, n, Cp, layer->taps[source], layer->taps_bias[source], w->mixed + source * Cp, (job->i + 1) * Cp);
+  s->model->layers->depthwise_3x3(rows, Cp, n, Cp, layer->taps[source], layer->taps_bias[source],
+                                  w->mixed + source * Cp, (job->i + 1) * Cp);
 }
 
 /* Through a row of its own: writing in place must not touch positions that the next tile still reads. */
@@ -184,10 +190,11 @@ static void run_layer(dense_job *job) {
   finish_norm(job->s, &job->layers[job->i].norm, job->out.width);
 }
 
-/* Runs the block on input (or on the lifted one). Output i goes to bases[i - 1]; the encoder's first is only measured unless it is the
- * last, and the last one lies over its predecessor where that is a map. Returns the last output before its norm, which is left in
- * s->scale and s->shift for whoever reads it. */
-static pk_map dense_block(kr_pk_session *s, const pk_dense *layers, const pk_map *input, const lift *lifted, int64_t width, float *const *bases) {
+/* Runs the block on input (or on the lifted one). Output i goes to bases[i - 1]; the encoder's first is only measured
+ * unless it is the last, and the last one lies over its predecessor where that is a map. Returns the last output before
+ * its norm, which is left in s->scale and s->shift for whoever reads it. */
+static pk_map dense_block(kr_pk_session *s, const pk_dense *layers, const pk_map *input, const lift *lifted,
+                          int64_t width, float *const *bases) {
   const int64_t depth = s->model->config.depth;
   dense_job job = {.s = s, .layers = layers, .lift = lifted};
   if (input) job.sources[job.n_maps++] = *input;
@@ -212,7 +219,7 @@ static pk_map dense_block(kr_pk_session *s, const pk_dense *layers, const pk_map
   return job.out;
 }
 
-/* ---- encoder ------------------------------------------------------------------------------------------------------- */
+/* ---- encoder ----------------------------------------------------------------------------------------------------- */
 
 /* The norm behind the lift, from the moments of its two inputs: the lift is linear. */
 static void lift_norm(kr_pk_session *s, const pk_encoder *e) {
@@ -225,7 +232,8 @@ static void lift_norm(kr_pk_session *s, const pk_encoder *e) {
     mm += a * a, pp += b * b, mp += a * b;
   }
   for (int64_t c = 0; c < s->model->Cp; c++) {
-    double w0 = e->lift_w0[c], w1 = e->lift_w1[c], variance = (w0 * w0 * mm + 2 * w0 * w1 * mp + w1 * w1 * pp) / (double)n;
+    double w0 = e->lift_w0[c], w1 = e->lift_w1[c],
+           variance = (w0 * w0 * mm + 2 * w0 * w1 * mp + w1 * w1 * pp) / (double)n;
     double scale = e->lift_norm.weight[c] / sqrt((variance > 0 ? variance : 0) + 1e-5);
     s->scale[c] = (float)scale;
     s->shift[c] = (float)(e->lift_norm.bias[c] - scale * (w0 * mean_m + w1 * mean_p));
@@ -247,8 +255,8 @@ static void down_range(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t t = begin; t < end; t++) {
     const float *row = map_row(job->from, t);
     if (job->lift)
-      s->model->layers->lift_pair(s->mag + t * F, s->pha + t * F, F, Cp, job->lift->w0, job->lift->w1, job->lift->shift, job->lift->slope,
-                                  map_row(job->from, t), Cp);
+      s->model->layers->lift_pair(s->mag + t * F, s->pha + t * F, F, Cp, job->lift->w0, job->lift->w1, job->lift->shift,
+                                  job->lift->slope, map_row(job->from, t), Cp);
     if (job->norm) normalise_row(s, job->norm, job->from, t);
     pk_gemm(s->model, &s->model->encoder.down, row, 2 * Cp, job->to->width, map_row(job->to, t), Cp, KR_GEMM_SET);
     clear_edges(s, job->to, t);
@@ -268,7 +276,8 @@ void pk_encode(kr_pk_session *s, pk_map *x) {
     s->lift[2][c] = s->shift[c];
   }
   lift first = {s->lift[0], s->lift[1], s->lift[2], e->lift_norm.slope};
-  pk_map last = depth ? dense_block(s, e->dense, NULL, &first, m->config.F, s->encoder_maps) : make_map(s, s->encoder_maps[0], m->config.F);
+  pk_map last = depth ? dense_block(s, e->dense, NULL, &first, m->config.F, s->encoder_maps)
+                      : make_map(s, s->encoder_maps[0], m->config.F);
   *x = make_map(s, s->x, m->config.F2);
   down_job job = {s, &last, x, depth ? &e->dense[depth - 1].norm : NULL, depth ? NULL : &first};
   kr_parallel(m->ctx, s->T, 2, down_range, &job);
@@ -276,7 +285,7 @@ void pk_encode(kr_pk_session *s, pk_map *x) {
   normalise(s, &e->down_norm, x);
 }
 
-/* ---- decoders ------------------------------------------------------------------------------------------------------ */
+/* ---- decoders ---------------------------------------------------------------------------------------------------- */
 
 typedef struct up_job {
   kr_pk_session *s;

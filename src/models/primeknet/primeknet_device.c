@@ -1,5 +1,5 @@
-/* primeknet_device.c: weights for a GPU: packed once for FMA units and, as float16, once for tensor cores, then copied block by block. Structs keep
- * the host's pointers; launches translate them. */
+/* primeknet_device.c: weights for a GPU: packed once for FMA units and, as float16, once for tensor cores, then copied
+ * block by block. Structs keep the host's pointers; launches translate them. */
 #include "primeknet_device.h"
 
 #include <krait/model.h>
@@ -16,17 +16,21 @@ enum { UNIT = 16 };
 static int64_t round_up(int64_t n) { return (n + UNIT - 1) / UNIT * UNIT; }
 static int64_t packed_columns(int64_t N, int gate) { return gate ? 2 * round_up(N / 2) : round_up(N); }
 
-static int64_t panels_floats(int64_t K, int64_t N, int gate) { return packed_columns(N, gate) * (round_up(K) * 3 / 2 + 1); }
+static int64_t panels_floats(int64_t K, int64_t N, int gate) {
+  return packed_columns(N, gate) * (round_up(K) * 3 / 2 + 1);
+}
 
-/* Which half among the fragments has (k, n): blocks of 16 by 16; a lane has eight halves of one, side by side: two columns of four
- * rows each. The cores' own numbers of rows and columns are permuted within a block so that a lane's rows, and the columns of its results,
- * are neighbours (primeknet_tile.cuh). */
+/* Which half among the fragments has (k, n): blocks of 16 by 16; a lane has eight halves of one, side by side: two
+ * columns of four rows each. The cores' own numbers of rows and columns are permuted within a block so that a lane's
+ * rows, and the columns of its results, are neighbours (primeknet_tile.cuh). */
 static int64_t half_of(int64_t k, int64_t n, int64_t columns) {
-  const int64_t block = k / 16 * (columns / 16) + n / 16, column = n % 16, own_column = column / 4 * 2 + column % 2, own_row = k % 16 / 4;
+  const int64_t block = k / 16 * (columns / 16) + n / 16, column = n % 16, own_column = column / 4 * 2 + column % 2,
+                own_row = k % 16 / 4;
   return ((block * 32 + own_column * 4 + own_row) * 2 + column / 2 % 2) * 4 + k % 4;
 }
 
-static void panels_pack(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, int64_t stride_k, int64_t stride_n, const float *bias) {
+static void panels_pack(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, int64_t stride_k,
+                        int64_t stride_n, const float *bias) {
   const int64_t columns = packed_columns(N, gate), rows = round_up(K);
   uint16_t *fragments = (uint16_t *)(storage + rows * columns);
   *p = (kr_panels){.K = K, .N = N, .gate = gate, .data = storage, .bias = storage + rows * columns * 3 / 2};
@@ -42,16 +46,20 @@ static void panels_pack(kr_panels *p, float *storage, int64_t K, int64_t N, int 
   }
 }
 
-const kr_layers kr_layers_device = {.isa = "device", .vl = UNIT, .mr = 1, .panels_floats = panels_floats, .panels_pack = panels_pack};
+const kr_layers kr_layers_device = {
+    .isa = "device", .vl = UNIT, .mr = 1, .panels_floats = panels_floats, .panels_pack = panels_pack};
 
 int64_t pk_panel_columns(const kr_panels *w) { return packed_columns(w->N, w->gate); }
 int64_t pk_panel_fragments(const kr_panels *w) { return round_up(w->K) * pk_panel_columns(w); }
 
 int32_t pk_device_check(const kr_pk_config *c) {
   KR_CHECK(c->C <= 64, KRAIT_ERR_UNSUPPORTED, "dense_channel is %lld; the GPU takes up to 64", (long long)c->C);
-  KR_CHECK(c->stage != KR_PK_MAMBA || c->d_state <= 64, KRAIT_ERR_UNSUPPORTED, "mamba_d_state is %lld; the GPU takes up to 64", (long long)c->d_state);
-  KR_CHECK(c->stage != KR_PK_MAMBA || c->dt_rank <= 16, KRAIT_ERR_UNSUPPORTED, "mamba_hidden_size is %lld; the GPU takes up to 256", (long long)c->hidden);
-  KR_CHECK(c->stage == KR_PK_MAMBA || c->hidden <= 1024, KRAIT_ERR_UNSUPPORTED, "the hidden size is %lld; the GPU takes up to 1024", (long long)c->hidden);
+  KR_CHECK(c->stage != KR_PK_MAMBA || c->d_state <= 64, KRAIT_ERR_UNSUPPORTED,
+           "mamba_d_state is %lld; the GPU takes up to 64", (long long)c->d_state);
+  KR_CHECK(c->stage != KR_PK_MAMBA || c->dt_rank <= 16, KRAIT_ERR_UNSUPPORTED,
+           "mamba_hidden_size is %lld; the GPU takes up to 256", (long long)c->hidden);
+  KR_CHECK(c->stage == KR_PK_MAMBA || c->hidden <= 1024, KRAIT_ERR_UNSUPPORTED,
+           "the hidden size is %lld; the GPU takes up to 1024", (long long)c->hidden);
   return KRAIT_OK;
 }
 
@@ -100,7 +108,8 @@ void pk_device_close(pk_device **device) {
 const float *pk_on_device(const pk_device *d, const float *host) {
   for (size_t i = 0; i < d->n_blocks; i++) {
     const size_t offset = (size_t)((const char *)host - (const char *)d->blocks[i].host);
-    if ((const char *)host >= (const char *)d->blocks[i].host && offset < d->blocks[i].bytes) return (const float *)((char *)d->blocks[i].device + offset);
+    if ((const char *)host >= (const char *)d->blocks[i].host && offset < d->blocks[i].bytes)
+      return (const float *)((char *)d->blocks[i].device + offset);
   }
   return NULL;
 }

@@ -21,9 +21,11 @@ typedef struct pk_device_session pk_device_session;
 int32_t pk_device_session_open(const kr_primeknet *model, pk_device_session **session);
 void pk_device_session_close(pk_device_session **session);
 /* As kr_pk_forward; seconds receives the time of the kernels alone. */
-int32_t pk_device_forward(pk_device_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com, double *seconds);
+int32_t pk_device_forward(pk_device_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
+                          float *com, double *seconds);
 
 /* A pass with every kernel timed (krait_primeknet_kernels). */
-int32_t pk_device_kernels(pk_device_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user);
+int32_t pk_device_kernels(pk_device_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,
+                          void *user);
 
 #endif

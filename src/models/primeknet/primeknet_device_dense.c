@@ -1,9 +1,11 @@
-/* primeknet_device_dense.c: encoder and decoders on the GPU. A map is written before its norm, with the moments of its tiles; norm and
- * PReLU follow in a pass of their own, because the filters behind read every value nine times. */
+/* primeknet_device_dense.c: encoder and decoders on the GPU. A map is written before its norm, with the moments of its
+ * tiles; norm and PReLU follow in a pass of their own, because the filters behind read every value nine times. */
 #include "primeknet_launch.h"
 
-static const kr_kernel polar = {"primeknet_planes", "kr_pk_polar"}, mask_kernel = {"primeknet_planes", "kr_pk_mask"}, angle = {"primeknet_planes", "kr_pk_angle"};
-static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"}, pointwise = {"primeknet_layers", "kr_pk_pointwise"};
+static const kr_kernel polar = {"primeknet_planes", "kr_pk_polar"}, mask_kernel = {"primeknet_planes", "kr_pk_mask"},
+                       angle = {"primeknet_planes", "kr_pk_angle"};
+static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"},
+                       pointwise = {"primeknet_layers", "kr_pk_pointwise"};
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -21,7 +23,9 @@ static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t 
 }
 
 /* A product whose rows are positions of maps of `width` frequencies, measured. */
-static pk_product position_product(const pk_device_session *s, const kr_panels *w, int kind, const float *const *sources, int64_t n_sources, int64_t width, int64_t out_width, float *out) {
+static pk_product position_product(const pk_device_session *s, const kr_panels *w, int kind,
+                                   const float *const *sources, int64_t n_sources, int64_t width, int64_t out_width,
+                                   float *out) {
   const kr_primeknet *m = s->model;
   pk_product p = pk_product_of(s, w, kind, sources[0], m->Cp, m->Cp, out, m->Cp);
   p.rows_per_item = pk_rows(s, out_width);
@@ -32,24 +36,31 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   p.causal = m->config.causal;
   for (int64_t i = 0; i < n_sources; i++) p.A[i] = sources[i];
   p.partial = s->lane->partial;
-  p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE) : blocks_of(p.rows_per_item, KR_PK_ROWS));
+  p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE)
+                                                    : blocks_of(p.rows_per_item, KR_PK_ROWS));
   return p;
 }
 
 /* Norm and PReLU of what the product wrote, in place. */
 static void normalise(pk_device_session *s, const pk_norm *norm, const pk_product *made) {
   const int64_t per_item = made->rows_per_item * s->model->Cp, n = s->n_items * per_item;
-  const pk_pointwise p = {.x = made->out, .affine = finish_norm(s, norm, made->partial_tiles), .n = n, .per_item = per_item, .Cp = (int32_t)s->model->Cp};
+  const pk_pointwise p = {.x = made->out,
+                          .affine = finish_norm(s, norm, made->partial_tiles),
+                          .n = n,
+                          .per_item = per_item,
+                          .Cp = (int32_t)s->model->Cp};
   pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n / 4, 128), .block = 128}, &p, sizeof p);
 }
 
 /* Output i goes to maps[i]. */
-static const float *dense_block(pk_device_session *s, const pk_dense *layers, const float *input, int64_t width, float *const *maps) {
+static const float *dense_block(pk_device_session *s, const pk_dense *layers, const float *input, int64_t width,
+                                float *const *maps) {
   const float *sources[KR_PK_MAX_DEPTH + 1] = {input};
   for (int64_t i = 0; i < s->model->config.depth; i++) {
     pk_product p = position_product(s, &layers[i].mix, KR_PK_A_DENSE, sources, i + 1, width, width, maps[i]);
     p.dilation = 1 << i;
-    for (int64_t k = 0; k <= i; k++) p.taps[k] = pk_weight(s, layers[i].taps[k]), p.taps_bias[k] = pk_weight(s, layers[i].taps_bias[k]);
+    for (int64_t k = 0; k <= i; k++)
+      p.taps[k] = pk_weight(s, layers[i].taps[k]), p.taps_bias[k] = pk_weight(s, layers[i].taps_bias[k]);
     pk_launch_product(s, &p);
     for (int64_t k = i + 1; k; k--) sources[k] = sources[k - 1];
     sources[0] = maps[i];
@@ -60,7 +71,12 @@ static const float *dense_block(pk_device_session *s, const pk_dense *layers, co
 
 static pk_planes planes_of(const pk_device_session *s) {
   const kr_pk_config *c = &s->model->config;
-  return (pk_planes){.n = s->n_items * c->F * s->T, .T = kr_divisor_of(s->T), .F = (int32_t)c->F, .F2 = (int32_t)c->F2, .Cp = (int32_t)s->model->Cp, .n_items = (int32_t)s->n_items};
+  return (pk_planes){.n = s->n_items * c->F * s->T,
+                     .T = kr_divisor_of(s->T),
+                     .F = (int32_t)c->F,
+                     .F2 = (int32_t)c->F2,
+                     .Cp = (int32_t)s->model->Cp,
+                     .n_items = (int32_t)s->n_items};
 }
 
 void pk_device_encode(pk_device_session *s) {
@@ -75,7 +91,8 @@ void pk_device_encode(pk_device_session *s) {
   pk_launch_product(s, &lift);
   normalise(s, &e->lift_norm, &lift);
   const float *last = depth ? dense_block(s, e->dense, s->maps[0], F, s->maps + 1) : s->maps[0];
-  pk_product down = position_product(s, &e->down, KR_PK_A_TAPS, (const float *const[]){last, last, last}, 3, F, m->config.F2, s->x);
+  pk_product down =
+      position_product(s, &e->down, KR_PK_A_TAPS, (const float *const[]){last, last, last}, 3, F, m->config.F2, s->x);
   down.f_step = 2;
   for (int i = 0; i < 3; i++) down.f_offset[i] = i;
   pk_launch_product(s, &down);
@@ -91,7 +108,8 @@ static void decode_mask(pk_device_session *s) {
   p.w0 = pk_weight(s, k->even_w), p.w1 = pk_weight(s, k->odd_w), p.b0 = k->bias;
   p.plane = s->mask, p.partial = s->lane->partial;
   const int64_t n = pk_rows(s, m->config.F);
-  pk_launch(s, &mask_kernel, (kr_grid){.x = blocks_of(n, KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p, sizeof p);
+  pk_launch(s, &mask_kernel, (kr_grid){.x = blocks_of(n, KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p,
+            sizeof p);
   pk_moments norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1};
   merge_moments(s, &norm, blocks_of(n, KR_PK_POSITIONS), s->mask_scale, s->mask_shift);
 }
@@ -100,7 +118,8 @@ static void decode_mask(pk_device_session *s) {
 static pk_affine upsample(pk_device_session *s, const float *from) {
   const kr_primeknet *m = s->model;
   const int64_t F2 = m->config.F2;
-  pk_product even = position_product(s, &m->phase.even, KR_PK_A_TAPS, (const float *const[]){from, from}, 2, F2, F2 + 1, s->wide);
+  pk_product even =
+      position_product(s, &m->phase.even, KR_PK_A_TAPS, (const float *const[]){from, from}, 2, F2, F2 + 1, s->wide);
   pk_product odd = position_product(s, &m->phase.odd, KR_PK_A_TAPS, &from, 1, F2, F2, s->wide);
   even.f_offset[0] = -1;
   odd.partial_first = even.partial_tiles;
@@ -122,7 +141,10 @@ static void decode_phase(pk_device_session *s) {
   p.map = s->wide;
   p.w0 = pk_weight(s, k->real_w), p.b0 = k->real_b, p.w1 = pk_weight(s, k->imag_w), p.b1 = k->imag_b;
   p.plane = s->phase;
-  pk_launch(s, &angle, (kr_grid){.x = blocks_of(pk_rows(s, m->config.F), KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p, sizeof p);
+  pk_launch(
+      s, &angle,
+      (kr_grid){.x = blocks_of(pk_rows(s, m->config.F), KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p,
+      sizeof p);
 }
 
 /* What is launched on `later` from here on waits for what is on `stream`. */

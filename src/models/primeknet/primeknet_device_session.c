@@ -1,5 +1,5 @@
-/* primeknet_device_session.c: the forward pass on the GPU: as many windows of the batch at once as fit the memory it allows itself,
- * launched one by one the first time and as a recorded graph when a shape comes back. */
+/* primeknet_device_session.c: the forward pass on the GPU: as many windows of the batch at once as fit the memory it
+ * allows itself, launched one by one the first time and as a recorded graph when a shape comes back. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,9 +10,11 @@
 static const uint64_t most_bytes = (uint64_t)900 << 20; /* unless a single window needs more */
 static const int64_t most_positions = 100000;           /* with more of them one decoder alone fills any device */
 
-#define PRODUCTS(module)                                                                                                        \
-  {[KR_PK_A_ROWS] = {module, "kr_pk_product"},     [KR_PK_A_HELD] = {module, "kr_pk_product_held"}, [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},   [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
-   [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_CONV] = {module, "kr_pk_product_conv"}, [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"}, [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
+#define PRODUCTS(module)                                                                                 \
+  {[KR_PK_A_ROWS] = {module, "kr_pk_product"},          [KR_PK_A_HELD] = {module, "kr_pk_product_held"}, \
+   [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},     [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
+   [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_CONV] = {module, "kr_pk_product_conv"}, \
+   [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"},     [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
 static const kr_kernel products[2][8] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_halves")};
 static const kr_kernel spectrum = {"primeknet_planes", "kr_pk_spectrum"};
 
@@ -24,7 +26,8 @@ static pk_timed *timed_of(pk_device_session *s, const char *name) {
   return &s->timed[KR_PK_N_TIMED - 1];
 }
 
-static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const kr_grid *grid, const void *plan, size_t plan_bytes) {
+static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const kr_grid *grid, const void *plan,
+                            size_t plan_bytes) {
   const kr_cuda *cuda = s->device->cuda;
   const pk_product *p = plan_bytes == sizeof *p ? plan : NULL;
   char name[sizeof s->timed->name];
@@ -39,7 +42,8 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
   t->n_launches++;
   t->seconds += seconds;
   if (!p) return KRAIT_OK;
-  const double rows = (double)p->rows_per_item * p->n_items, in = (double)p->K * p->n_sources, out = (double)(p->epilogue == KR_PK_GATE ? p->Np / 2 : p->Np) * p->n_panels;
+  const double rows = (double)p->rows_per_item * p->n_items, in = (double)p->K * p->n_sources,
+               out = (double)(p->epilogue == KR_PK_GATE ? p->Np / 2 : p->Np) * p->n_panels;
   t->flops += 2 * rows * in * p->Np * p->n_panels + (p->kind == KR_PK_A_DENSE ? 18 * rows * in : 0);
   t->bytes += 4 * rows * (in + out * (p->E ? 2 : 1) + (p->X ? out : 0));
   return KRAIT_OK;
@@ -48,38 +52,61 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
 void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, const void *plan, size_t plan_bytes) {
   grid.stream = s->lane->stream;
   if (s->timed && s->status >= 0) s->status = launch_timed(s, kernel, &grid, plan, plan_bytes);
-  else if (s->status >= 0) s->status = kr_cuda_launch(s->device->cuda, s->device->tier, kernel, &grid, plan, plan_bytes);
+  else if (s->status >= 0)
+    s->status = kr_cuda_launch(s->device->cuda, s->device->tier, kernel, &grid, plan, plan_bytes);
 }
 
-pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo) {
+pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda,
+                         int64_t K, float *out, int64_t ldo) {
   const kr_primeknet *m = s->model;
-  return (pk_product){.rows_per_item = s->n_items * pk_rows(s, m->config.F2), .n_items = 1, .kind = kind, .T = kr_divisor_of(s->T), .K = (int32_t)K, .n_channels = (int32_t)m->config.C,
-                      .n_sources = 1, .n_panels = 1, .Np = (int32_t)pk_panel_columns(w), .silu_from = (int32_t)pk_panel_columns(w), .A = {A}, .zeros = s->zeros, .lda = lda,
-                      .F = (int32_t)m->config.F2, .w = {pk_weight(s, w->data)}, .bias = {pk_weight(s, w->bias)}, .fragments = pk_panel_fragments(w), .out = out, .ldo = ldo};
+  return (pk_product){.rows_per_item = s->n_items * pk_rows(s, m->config.F2),
+                      .n_items = 1,
+                      .kind = kind,
+                      .T = kr_divisor_of(s->T),
+                      .K = (int32_t)K,
+                      .n_channels = (int32_t)m->config.C,
+                      .n_sources = 1,
+                      .n_panels = 1,
+                      .Np = (int32_t)pk_panel_columns(w),
+                      .silu_from = (int32_t)pk_panel_columns(w),
+                      .A = {A},
+                      .zeros = s->zeros,
+                      .lda = lda,
+                      .F = (int32_t)m->config.F2,
+                      .w = {pk_weight(s, w->data)},
+                      .bias = {pk_weight(s, w->bias)},
+                      .fragments = pk_panel_fragments(w),
+                      .out = out,
+                      .ldo = ldo};
 }
 
 /* Rows that are made once serve all columns, unless that leaves multiprocessors without work. */
 static int32_t tiles_per_block(const pk_device_session *s, const pk_product *p, int64_t row_blocks, int32_t tiles) {
   if (p->kind != KR_PK_A_NORM && p->kind != KR_PK_A_HELD) return 1;
   int32_t per_block = tiles;
-  while (per_block % 2 == 0 && row_blocks * (tiles / per_block) < 4 * (int64_t)kr_cuda_info(s->device->cuda)->n_multiprocessors) per_block /= 2;
+  while (per_block % 2 == 0 &&
+         row_blocks * (tiles / per_block) < 4 * (int64_t)kr_cuda_info(s->device->cuda)->n_multiprocessors)
+    per_block /= 2;
   return per_block;
 }
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
 void pk_launch_product(pk_device_session *s, const pk_product *p) {
-  const int halves = s->device->halves && p->kind != KR_PK_A_PAIR && p->kind != KR_PK_A_TAPS; /* angles before and after would lose too much */
+  const int halves = s->device->halves && p->kind != KR_PK_A_PAIR &&
+                     p->kind != KR_PK_A_TAPS; /* angles before and after would lose too much */
   const int32_t tiles = (int32_t)blocks_of(p->Np, KR_PK_COLUMNS) * p->n_panels;
   pk_product whole = *p;
-  kr_grid grid = {.x = blocks_of(p->rows_per_item, KR_PK_ROWS), .z = (uint32_t)p->n_items, .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
+  kr_grid grid = {.x = blocks_of(p->rows_per_item, KR_PK_ROWS),
+                  .z = (uint32_t)p->n_items,
+                  .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
   whole.tiles_per_block = tiles_per_block(s, p, grid.x * p->n_items, tiles);
   grid.y = (uint32_t)(tiles / whole.tiles_per_block);
   if (p->kind == KR_PK_A_DENSE) grid.x = blocks_of(s->T, KR_PK_SIDE), grid.y = blocks_of(p->F, KR_PK_SIDE);
   pk_launch(s, &products[halves][p->kind], grid, &whole, sizeof whole);
 }
 
-/* ---- memory: everything that lives through a pass, then what one phase uses and the next does not ---------------------- */
+/* ---- memory: everything that lives through a pass, then what one phase uses and the next does not ---------------- */
 
 typedef struct layout {
   char *base;
@@ -98,8 +125,10 @@ static int64_t n_zeros(const pk_device_session *s, int64_t n) { return 4 + n * s
 
 static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
-  const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T, flat = 2 + (m->config.F + 1) * s->T / KR_PK_ROWS;
-  const int64_t square = (int64_t)blocks_of(m->config.F, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE), tiles = flat > square ? flat : square;
+  const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T,
+                flat = 2 + (m->config.F + 1) * s->T / KR_PK_ROWS;
+  const int64_t square = (int64_t)blocks_of(m->config.F, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE),
+                tiles = flat > square ? flat : square;
   float **const planes[] = {&s->mag, &s->pha, &s->mask, &s->phase};
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};
   for (int i = 0; i < 4; i++) *planes[i] = place(l, bins);
@@ -123,7 +152,8 @@ static void place_stages(layout *l, pk_device_session *s, int64_t n) {
   s->g = place(l, half * m->Cp);
   s->factors = place(l, n * longest * m->Cp);
   const uint64_t shared = l->used;
-  if (c->stage == KR_PK_MAMBA) s->xz = place(l, half * 2 * m->Ep), s->xc = place(l, half * m->Ep), s->dbl = place(l, half * m->Xp);
+  if (c->stage == KR_PK_MAMBA)
+    s->xz = place(l, half * 2 * m->Ep), s->xc = place(l, half * m->Ep), s->dbl = place(l, half * m->Xp);
   else s->gates = place(l, half * 4 * m->Hp), s->steps = place(l, half * m->Hp);
   l->used = shared;
   s->pair = place(l, half * 2 * m->Cp);
@@ -140,7 +170,8 @@ static void place_all(layout *l, pk_device_session *s, int64_t n) {
   place_stages(l, s, n);
   l->used = shared;
   for (int64_t i = 0; i < m->config.depth; i++) s->lanes[0].maps[i] = place(l, half);
-  for (int64_t i = 0; i < m->config.depth; i++) s->lanes[1].maps[i] = n * pk_rows(s, m->config.F2) <= most_positions ? place(l, half) : NULL;
+  for (int64_t i = 0; i < m->config.depth; i++)
+    s->lanes[1].maps[i] = n * pk_rows(s, m->config.F2) <= most_positions ? place(l, half) : NULL;
   s->wide = place(l, full);
 }
 
@@ -179,15 +210,28 @@ static int64_t group_size(pk_device_session *s, int64_t B) {
   return (B + n_groups - 1) / n_groups;
 }
 
-/* ---- a pass -------------------------------------------------------------------------------------------------------------- */
+/* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
 static void write_spectrum(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_mask *k = &m->mask;
   const int64_t n = s->n_items * m->config.F * s->T;
-  const pk_planes p = {.n = n, .T = kr_divisor_of(s->T), .F = (int32_t)m->config.F, .polar = s->polar, .mask = s->mask, .mask_scale = s->mask_scale, .mask_shift = s->mask_shift, .phase = s->phase,
-                       .sigmoid_slope = pk_weight(s, k->sigmoid_slope), .slope = k->slope, .last_weight = k->last_weight, .last_bias = k->last_bias, .beta = (float)m->config.sigmoid_beta,
-                       .mag = s->mag, .pha = s->pha, .com = s->com};
+  const pk_planes p = {.n = n,
+                       .T = kr_divisor_of(s->T),
+                       .F = (int32_t)m->config.F,
+                       .polar = s->polar,
+                       .mask = s->mask,
+                       .mask_scale = s->mask_scale,
+                       .mask_shift = s->mask_shift,
+                       .phase = s->phase,
+                       .sigmoid_slope = pk_weight(s, k->sigmoid_slope),
+                       .slope = k->slope,
+                       .last_weight = k->last_weight,
+                       .last_bias = k->last_bias,
+                       .beta = (float)m->config.sigmoid_beta,
+                       .mag = s->mag,
+                       .pha = s->pha,
+                       .com = s->com};
   pk_launch(s, &spectrum, (kr_grid){.x = (uint32_t)((n + 127) / 128), .block = 128}, &p, sizeof p);
 }
 
@@ -216,7 +260,8 @@ static pk_recorded *recorded_of(pk_device_session *s) {
   return free_one;
 }
 
-/* The first pass of a shape loads kernels, the second records. Without graphs, or with too many shapes, every pass is like the first. */
+/* The first pass of a shape loads kernels, the second records. Without graphs, or with too many shapes, every pass is
+ * like the first. */
 static int32_t run_kernels(pk_device_session *s) {
   const kr_cuda *cuda = s->device->cuda;
   pk_recorded *r = recorded_of(s);
@@ -252,10 +297,12 @@ static int32_t forward_group(pk_device_session *s, const float *com_in, double *
   return KRAIT_OK;
 }
 
-int32_t pk_device_forward(pk_device_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com, double *seconds) {
+int32_t pk_device_forward(pk_device_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
+                          float *com, double *seconds) {
   const kr_primeknet *m = s->model;
   /* Rows of a window must be countable in 31 bits. */
-  KR_CHECK(T <= ((int64_t)1 << 31) / (2 * m->config.F), KRAIT_ERR_SHAPE, "T is %lld, too many frames for one window", (long long)T);
+  KR_CHECK(T <= ((int64_t)1 << 31) / (2 * m->config.F), KRAIT_ERR_SHAPE, "T is %lld, too many frames for one window",
+           (long long)T);
   s->T = T;
   *seconds = 0;
   const int64_t group = group_size(s, B), bins = m->config.F * T;
@@ -268,7 +315,8 @@ int32_t pk_device_forward(pk_device_session *s, int64_t B, int64_t T, const floa
 }
 
 /* Twice: the first time kernels are loaded. */
-int32_t pk_device_kernels(pk_device_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
+int32_t pk_device_kernels(pk_device_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,
+                          void *user) {
   double seconds;
   KR_TRY(pk_device_forward(s, B, T, com_in, NULL, NULL, NULL, &seconds));
   forget_graphs(s);

@@ -1,13 +1,23 @@
-/* primeknet_device_stages.c: the blocks' stages on the GPU: products with what lies between them, the residuals in the products' ends. */
+/* primeknet_device_stages.c: the blocks' stages on the GPU: products with what lies between them, the residuals in the
+ * products' ends. */
 #include "primeknet_launch.h"
 
-static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"}, scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"}, scan_any = {"primeknet_layers", "kr_pk_scan_any"};
-static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"}, {"primeknet_recurrence", "kr_pk_recurrence_64_2"}, {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
-static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"}, recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"}, {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
-static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_two", "kr_pk_recurrence_two_2"}, {"primeknet_recurrence_two", "kr_pk_recurrence_two_4"}, {"primeknet_recurrence_two", "kr_pk_recurrence_two_8"}};
+static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"},
+                       scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"},
+                       scan_any = {"primeknet_layers", "kr_pk_scan_any"};
+static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"},
+                                        {"primeknet_recurrence", "kr_pk_recurrence_64_2"},
+                                        {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
+static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"},
+                       recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"},
+                                              {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
+static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_two", "kr_pk_recurrence_two_2"},
+                                           {"primeknet_recurrence_two", "kr_pk_recurrence_two_4"},
+                                           {"primeknet_recurrence_two", "kr_pk_recurrence_two_8"}};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
 static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
-static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"}, {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
+static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"},
+                                                 {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
 enum { POOL_THREADS = 256 }; /* as in primeknet_layers.cu */
 
@@ -34,8 +44,16 @@ static void without_sub_blocks(pk_device_session *s, const float *beta) {
 static void attend(pk_device_session *s, const pk_attention *a, const float *from, int frames_are_sequences) {
   const kr_primeknet *m = s->model;
   const int64_t n = frames_are_sequences ? m->config.F2 : s->T, n_sequences = all_rows(s) / n;
-  const pk_pool mean = {.x = s->g, .w = pk_weight(s, a->attn.data), .bias = pk_weight(s, a->attn.bias), .out = s->factors, .n = (int32_t)n, .Cp = (int32_t)m->Cp,
-                        .Np = (int32_t)pk_panel_columns(&a->attn), .frames_are_sequences = frames_are_sequences, .F = (int32_t)m->config.F2, .T = kr_divisor_of(s->T)};
+  const pk_pool mean = {.x = s->g,
+                        .w = pk_weight(s, a->attn.data),
+                        .bias = pk_weight(s, a->attn.bias),
+                        .out = s->factors,
+                        .n = (int32_t)n,
+                        .Cp = (int32_t)m->Cp,
+                        .Np = (int32_t)pk_panel_columns(&a->attn),
+                        .frames_are_sequences = frames_are_sequences,
+                        .F = (int32_t)m->config.F2,
+                        .T = kr_divisor_of(s->T)};
   pk_launch(s, &pool, (kr_grid){.x = (uint32_t)n_sequences, .block = POOL_THREADS}, &mean, sizeof mean);
   pk_product p = pk_product_of(s, &a->out, KR_PK_A_SCALED, s->g, m->Cp, m->Cp, s->y, m->Cp);
   p.factors = s->factors;
@@ -44,11 +62,12 @@ static void attend(pk_device_session *s, const pk_attention *a, const float *fro
   end_product(s, &p, from, NULL);
 }
 
-/* ---- time ------------------------------------------------------------------------------------------------------------ */
+/* ---- time -------------------------------------------------------------------------------------------------------- */
 
 /* Two threads a channel where blocks are few. */
 static void scan(pk_device_session *s, const pk_ssm *ssm) {
-  const int even = ssm->N == 16 && ssm->R == 4, two = even && ssm->n_sequences * blocks_of(ssm->E, 128) < 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
+  const int even = ssm->N == 16 && ssm->R == 4, two = even && ssm->n_sequences * blocks_of(ssm->E, 128) <
+                                                                  2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
   const kr_grid grid = {.x = (uint32_t)ssm->n_sequences, .y = blocks_of(ssm->E, two ? 64 : 128), .block = 128};
   pk_launch(s, two ? &scan_even_2 : even ? &scan_even : &scan_any, grid, ssm, sizeof *ssm);
 }
@@ -64,9 +83,21 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
   x_proj.n_convolved = (int32_t)c->d_inner, x_proj.n_taps = (int32_t)c->d_conv;
   x_proj.made = s->xc;
   pk_launch_product(s, &x_proj);
-  const pk_ssm ssm = {.xz = s->xz, .dt_w = pk_weight(s, net->dt_proj.data), .dt_b = pk_weight(s, net->dt_bias), .A = pk_weight(s, net->A), .D = pk_weight(s, net->D),
-                      .dbl = s->dbl, .xc = s->xc, .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T, .E = (int32_t)c->d_inner, .Ep = (int32_t)m->Ep,
-                      .R = (int32_t)c->dt_rank, .N = (int32_t)c->d_state, .Xp = (int32_t)m->Xp, .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
+  const pk_ssm ssm = {.xz = s->xz,
+                      .dt_w = pk_weight(s, net->dt_proj.data),
+                      .dt_b = pk_weight(s, net->dt_bias),
+                      .A = pk_weight(s, net->A),
+                      .D = pk_weight(s, net->D),
+                      .dbl = s->dbl,
+                      .xc = s->xc,
+                      .n_sequences = all_rows(s) / s->T,
+                      .T = (int32_t)s->T,
+                      .E = (int32_t)c->d_inner,
+                      .Ep = (int32_t)m->Ep,
+                      .R = (int32_t)c->dt_rank,
+                      .N = (int32_t)c->d_state,
+                      .Xp = (int32_t)m->Xp,
+                      .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
   scan(s, &ssm);
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
   end_product(s, &out, s->y, beta);
@@ -74,27 +105,51 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
 
 static pk_recurrence recurrence_of(const pk_device_session *s, const pk_recurrent *net, int64_t layer) {
   const kr_panels *hidden = &net->hidden[layer];
-  return (pk_recurrence){.gates = s->gates, .w = pk_weight(s, hidden->data), .bias = pk_weight(s, hidden->bias), .out = s->steps, .n_sequences = all_rows(s) / s->T, .T = (int32_t)s->T,
-                         .Hp = (int32_t)s->model->Hp, .G = s->model->config.stage == KR_PK_GRU ? 3 : 4, .Np = (int32_t)pk_panel_columns(hidden)};
+  return (pk_recurrence){.gates = s->gates,
+                         .w = pk_weight(s, hidden->data),
+                         .bias = pk_weight(s, hidden->bias),
+                         .out = s->steps,
+                         .n_sequences = all_rows(s) / s->T,
+                         .T = (int32_t)s->T,
+                         .Hp = (int32_t)s->model->Hp,
+                         .G = s->model->config.stage == KR_PK_GRU ? 3 : 4,
+                         .Np = (int32_t)pk_panel_columns(hidden)};
 }
 
-static int is_tensor(const pk_device_session *s) { return s->model->Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE; }
+static int is_tensor(const pk_device_session *s) {
+  return s->model->Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE;
+}
 
 static pk_layer layer_of(const pk_device_session *s, const pk_recurrent *net, int64_t i) {
   const kr_panels *in = &net->input[i], *own = &net->hidden[i];
-  return (pk_layer){pk_weight(s, in->data) + pk_panel_fragments(in), pk_weight(s, in->bias), pk_weight(s, own->data) + pk_panel_fragments(own), pk_weight(s, own->bias)};
+  return (pk_layer){pk_weight(s, in->data) + pk_panel_fragments(in), pk_weight(s, in->bias),
+                    pk_weight(s, own->data) + pk_panel_fragments(own), pk_weight(s, own->bias)};
 }
 
-/* The first two layers in one launch, their inputs' products included. Returns whether it did: its factors are float16. Few sequences are
- * spread over all multiprocessors. */
+/* The first two layers in one launch, their inputs' products included. Returns whether it did: its factors are float16.
+ * Few sequences are spread over all multiprocessors. */
 static int run_two_layers(pk_device_session *s, const pk_recurrent *net) {
   const kr_primeknet *m = s->model;
   if (!is_tensor(s) || !s->device->halves || m->config.layers < 2) return 0;
   const int64_t n_sequences = all_rows(s) / s->T, n_multiprocessors = kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  const uint32_t kind = n_sequences <= n_multiprocessors ? 0 : n_sequences <= 2 * n_multiprocessors ? 1 : 2, per_block = 2u << kind;
-  const pk_two_layers two = {.x = s->y, .layers = {layer_of(s, net, 0), layer_of(s, net, 1)}, .between = s->gates, .out = s->steps, .progress = s->progress, .n_sequences = n_sequences,
-                             .T = (int32_t)s->T, .Cp = (int32_t)m->Cp, .n_channels = (int32_t)m->config.C, .G = m->config.stage == KR_PK_GRU ? 3 : 4, .n_blocks = (int32_t)blocks_of(n_sequences, per_block)};
-  const kr_grid grid = {.x = 2 * (uint32_t)two.n_blocks, .block = per_block == 8 ? KR_PK_TWO_THREADS : KR_PK_TWO_THREADS + 32, .shared_bytes = per_block * KR_PK_SEQUENCE_BYTES};
+  const uint32_t kind = n_sequences <= n_multiprocessors       ? 0
+                        : n_sequences <= 2 * n_multiprocessors ? 1
+                                                               : 2,
+                 per_block = 2u << kind;
+  const pk_two_layers two = {.x = s->y,
+                             .layers = {layer_of(s, net, 0), layer_of(s, net, 1)},
+                             .between = s->gates,
+                             .out = s->steps,
+                             .progress = s->progress,
+                             .n_sequences = n_sequences,
+                             .T = (int32_t)s->T,
+                             .Cp = (int32_t)m->Cp,
+                             .n_channels = (int32_t)m->config.C,
+                             .G = m->config.stage == KR_PK_GRU ? 3 : 4,
+                             .n_blocks = (int32_t)blocks_of(n_sequences, per_block)};
+  const kr_grid grid = {.x = 2 * (uint32_t)two.n_blocks,
+                        .block = per_block == 8 ? KR_PK_TWO_THREADS : KR_PK_TWO_THREADS + 32,
+                        .shared_bytes = per_block * KR_PK_SEQUENCE_BYTES};
   pk_launch(s, &recurrence_two[kind], grid, &two, sizeof two);
   return 1;
 }
@@ -104,12 +159,16 @@ static void run_layer(pk_device_session *s, const pk_recurrent *net, int64_t lay
   const int64_t most_blocks = 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
   if (is_tensor(s)) {
     const int many = r.n_sequences > 2 * most_blocks;
-    pk_launch(s, &recurrence_tensor[many], (kr_grid){.x = blocks_of(r.n_sequences, many ? 8 : 4), .block = 512}, &r, sizeof r);
+    pk_launch(s, &recurrence_tensor[many], (kr_grid){.x = blocks_of(r.n_sequences, many ? 8 : 4), .block = 512}, &r,
+              sizeof r);
   } else if (r.Hp == 64) {
     const int log_group = r.n_sequences <= most_blocks ? 0 : r.n_sequences <= 2 * most_blocks ? 1 : 2;
-    pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(r.n_sequences, 1 << log_group), .block = 256}, &r, sizeof r);
+    pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(r.n_sequences, 1 << log_group), .block = 256}, &r,
+              sizeof r);
   } else {
-    pk_launch(s, &recurrence, (kr_grid){.x = (uint32_t)r.n_sequences, .block = 256, .shared_bytes = (uint32_t)((2 + r.G) * r.Hp) * 4}, &r, sizeof r);
+    pk_launch(s, &recurrence,
+              (kr_grid){.x = (uint32_t)r.n_sequences, .block = 256, .shared_bytes = (uint32_t)((2 + r.G) * r.Hp) * 4},
+              &r, sizeof r);
   }
 }
 
@@ -117,7 +176,8 @@ static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const f
   const kr_primeknet *m = s->model;
   const int64_t n_gates = (m->config.stage == KR_PK_GRU ? 3 : 4) * m->Hp;
   for (int64_t i = run_two_layers(s, net) ? 2 : 0; i < m->config.layers; i++) {
-    pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_PK_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->gates, n_gates)
+    pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_PK_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS, s->steps,
+                                      m->Hp, m->Hp, s->gates, n_gates)
                       : pk_product_of(s, &net->input[i], KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->gates, n_gates);
     pk_launch_product(s, &in);
     run_layer(s, net, i);
@@ -141,16 +201,27 @@ void pk_device_time_stage(pk_device_session *s, const pk_block *block) {
   if (!m->config.n_time) without_sub_blocks(s, block->beta_t);
 }
 
-/* ---- frequency --------------------------------------------------------------------------------------------------------- */
+/* ---- frequency --------------------------------------------------------------------------------------------------- */
 
 static void gate_frequencies(pk_device_session *s, const pk_attention *a, const float *from) {
   const kr_primeknet *m = s->model;
   const pk_product both = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
   pk_launch_product(s, &both);
-  const pk_gate gate = {.T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .k = (int32_t)a->k,
-                        .x = s->pair, .taps = pk_weight(s, a->taps), .bias = pk_weight(s, a->taps_bias), .zeros = s->zeros, .out = s->g};
+  const pk_gate gate = {.T = kr_divisor_of(s->T),
+                        .F = (int32_t)m->config.F2,
+                        .Cp = (int32_t)m->Cp,
+                        .causal = m->config.causal,
+                        .k = (int32_t)a->k,
+                        .x = s->pair,
+                        .taps = pk_weight(s, a->taps),
+                        .bias = pk_weight(s, a->taps_bias),
+                        .zeros = s->zeros,
+                        .out = s->g};
   const uint32_t per_row = (uint32_t)m->Cp / 4, side = KR_PK_GATE_THREADS / per_row;
-  pk_launch(s, gate.k == 3 ? &gate_3 : &gate_any, (kr_grid){.x = (uint32_t)s->T, .y = blocks_of(gate.F, side), .z = (uint32_t)s->n_items, .block = side * per_row}, &gate, sizeof gate);
+  pk_launch(
+      s, gate.k == 3 ? &gate_3 : &gate_any,
+      (kr_grid){.x = (uint32_t)s->T, .y = blocks_of(gate.F, side), .z = (uint32_t)s->n_items, .block = side * per_row},
+      &gate, sizeof gate);
 }
 
 /* The first product of all chunks at once, then the rest. */
@@ -158,8 +229,18 @@ static void feed_forward(pk_device_session *s, const pk_prime *prime, const floa
   const kr_primeknet *m = s->model;
   const int32_t J = m->config.n_kernels;
   pk_product in = pk_product_of(s, &prime[0].in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->chunks, J * m->Cp);
-  pk_feed_forward f = {.T = kr_divisor_of(s->T), .F = (int32_t)m->config.F2, .Cp = (int32_t)m->Cp, .causal = m->config.causal, .n_chunks = J, .Np = (int32_t)pk_panel_columns(&prime[0].out),
-                       .fragments = pk_panel_fragments(&prime[0].out), .h = s->chunks, .zeros = s->zeros, .bias = pk_weight(s, prime[0].out.bias), .E = s->y, .out = beta ? s->x : s->y};
+  pk_feed_forward f = {.T = kr_divisor_of(s->T),
+                       .F = (int32_t)m->config.F2,
+                       .Cp = (int32_t)m->Cp,
+                       .causal = m->config.causal,
+                       .n_chunks = J,
+                       .Np = (int32_t)pk_panel_columns(&prime[0].out),
+                       .fragments = pk_panel_fragments(&prime[0].out),
+                       .h = s->chunks,
+                       .zeros = s->zeros,
+                       .bias = pk_weight(s, prime[0].out.bias),
+                       .E = s->y,
+                       .out = beta ? s->x : s->y};
   if (beta) f.X = s->x, f.beta = pk_weight(s, beta);
   in.n_panels = J;
   in.out_panel = m->Cp;
@@ -169,11 +250,15 @@ static void feed_forward(pk_device_session *s, const pk_prime *prime, const floa
     f.k[j] = (int32_t)p->k;
     f.taps[j] = pk_weight(s, p->attn_taps), f.taps_bias[j] = pk_weight(s, p->attn_taps_bias);
     f.other_taps[j] = pk_weight(s, p->conv_taps), f.other_bias[j] = pk_weight(s, p->conv_taps_bias);
-    f.attn[j] = pk_weight(s, p->attn.data), f.attn_bias[j] = pk_weight(s, p->attn.bias), f.w[j] = pk_weight(s, p->out.data);
+    f.attn[j] = pk_weight(s, p->attn.data), f.attn_bias[j] = pk_weight(s, p->attn.bias),
+    f.w[j] = pk_weight(s, p->out.data);
   }
   pk_launch_product(s, &in);
   const int halves = s->device->halves;
-  const kr_grid grid = {.x = blocks_of(s->T, KR_PK_SIDE), .y = blocks_of(m->config.F2, KR_PK_SIDE), .z = (uint32_t)s->n_items, .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
+  const kr_grid grid = {.x = blocks_of(s->T, KR_PK_SIDE),
+                        .y = blocks_of(m->config.F2, KR_PK_SIDE),
+                        .z = (uint32_t)s->n_items,
+                        .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
   pk_launch(s, &feed_forward_kernels[halves], grid, &f, sizeof f);
 }
 

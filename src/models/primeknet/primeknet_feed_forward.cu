@@ -1,6 +1,7 @@
-/* primeknet_feed_forward.cu: the prime kernel net of the frequency stage but for its first product: per chunk two filters along the
- * frequencies, the product of one, times the other, and the product with the output's rows, summed over the chunks. A block has SIDE
- * frequencies of SIDE frames; while it filters, a warp has a frame, a lane two channels. */
+/* primeknet_feed_forward.cu: the prime kernel net of the frequency stage but for its first product: per chunk two
+ * filters along the frequencies, the product of one, times the other, and the product with the output's rows, summed
+ * over the chunks. A block has SIDE frequencies of SIDE frames; while it filters, a warp has a frame, a lane two
+ * channels. */
 #include "primeknet_tile.cuh"
 
 enum { GATE_PITCH = 80, MOST_TAPS = 32, BATCH = 4 }; /* floats from row to row, 16 banks apart */
@@ -12,11 +13,13 @@ typedef struct filtered {
 /* Taps j of both filters at channels c and c + 1. */
 KR_DEV kr_float4 taps_in_memory(const pk_feed_forward &p, int chunk, int j, int c) {
   const int used = j < p.k[chunk] && c < p.Cp;
-  const kr_float2 a = load2(used ? p.taps[chunk] + j * p.Cp + c : p.zeros), b = load2(used ? p.other_taps[chunk] + j * p.Cp + c : p.zeros);
+  const kr_float2 a = load2(used ? p.taps[chunk] + j * p.Cp + c : p.zeros),
+                  b = load2(used ? p.other_taps[chunk] + j * p.Cp + c : p.zeros);
   return kr_float4{{a.v[0], a.v[1], b.v[0], b.v[1]}};
 }
 
-/* The tensor cores' blocks keep MOST_TAPS of a chunk's taps in shared memory, beyond the last zeros; the others have no room for them. */
+/* The tensor cores' blocks keep MOST_TAPS of a chunk's taps in shared memory, beyond the last zeros; the others have no
+ * room for them. */
 #ifdef KR_HALVES
 typedef struct staged_taps {
   kr_float4 of[MOST_TAPS][32];
@@ -24,7 +27,8 @@ typedef struct staged_taps {
 
 KR_DEV void stage_taps(const pk_feed_forward &p, int chunk, int first, staged_taps &to) {
   const int lane = kr_thread() & 31;
-  for (int j = kr_thread() >> 5; j < MOST_TAPS && first + j < p.k[chunk] + BATCH; j += THREADS / 32) to.of[j][lane] = taps_in_memory(p, chunk, first + j, lane * 2);
+  for (int j = kr_thread() >> 5; j < MOST_TAPS && first + j < p.k[chunk] + BATCH; j += THREADS / 32)
+    to.of[j][lane] = taps_in_memory(p, chunk, first + j, lane * 2);
 }
 
 /* For chunks of more taps: all threads come here together. */
@@ -35,24 +39,30 @@ KR_DEV void stage_more(const pk_feed_forward &p, int chunk, int j0, staged_taps 
   kr_sync();
 }
 
-KR_DEV kr_float4 taps_at(const pk_feed_forward &, int, int j, const staged_taps &staged) { return staged.of[j % MOST_TAPS][kr_thread() & 31]; }
+KR_DEV kr_float4 taps_at(const pk_feed_forward &, int, int j, const staged_taps &staged) {
+  return staged.of[j % MOST_TAPS][kr_thread() & 31];
+}
 #else
 typedef struct staged_taps {
 } staged_taps;
 
 KR_DEV void stage_taps(const pk_feed_forward &, int, int, staged_taps &) {}
 KR_DEV void stage_more(const pk_feed_forward &, int, int, staged_taps &) {}
-KR_DEV kr_float4 taps_at(const pk_feed_forward &p, int chunk, int j, const staged_taps &) { return taps_in_memory(p, chunk, j, (kr_thread() & 31) * 2); }
+KR_DEV kr_float4 taps_at(const pk_feed_forward &p, int chunk, int j, const staged_taps &) {
+  return taps_in_memory(p, chunk, j, (kr_thread() & 31) * 2);
+}
 #endif
 
-/* Both filters of a chunk at the block's frequencies of one frame. The input moves through a window of registers: the BATCH values
- * behind the others are on their way while those are used. */
-KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, int t, staged_taps &staged, filtered &h) {
+/* Both filters of a chunk at the block's frequencies of one frame. The input moves through a window of registers: the
+ * BATCH values behind the others are on their way while those are used. */
+KR_DEV void filter_both(const pk_feed_forward &p, int chunk, int item, int f0, int t, staged_taps &staged,
+                        filtered &h) {
   const int c = (kr_thread() & 31) * 2, k = p.k[chunk], before = p.causal ? k - 1 : (k - 1) / 2;
   const uint32_t limit = c < p.Cp && t < (int)p.T.by ? (uint32_t)p.F : 0; /* no channel, no frequencies */
   const int64_t width = (int64_t)p.n_chunks * p.Cp, step = p.T.by * width;
   const float *x = p.h + (((int64_t)item * p.F + f0 - before) * p.T.by + t) * width + (int64_t)chunk * p.Cp + c;
-  const kr_float2 bias_a = load2(c < p.Cp ? p.taps_bias[chunk] + c : p.zeros), bias_b = load2(c < p.Cp ? p.other_bias[chunk] + c : p.zeros);
+  const kr_float2 bias_a = load2(c < p.Cp ? p.taps_bias[chunk] + c : p.zeros),
+                  bias_b = load2(c < p.Cp ? p.other_bias[chunk] + c : p.zeros);
   kr_float2 window[SIDE + BATCH];
   int f = f0 - before;
 #pragma unroll
@@ -84,7 +94,8 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_feed_forward(const pk_feed_forwa
   KR_SHARED tile rows;
   KR_SHARED float gates[ROWS * GATE_PITCH];
   KR_SHARED staged_taps staged;
-  const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t0 = kr_block_x() * SIDE, warp = kr_thread() >> 5, c = (kr_thread() & 31) * 2;
+  const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t0 = kr_block_x() * SIDE, warp = kr_thread() >> 5,
+            c = (kr_thread() & 31) * 2;
   sums total;
   clear(total);
   stage_taps(p, 0, 0, staged);

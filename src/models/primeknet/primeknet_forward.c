@@ -1,4 +1,5 @@
-/* primeknet_forward.c: one window through the model (MODEL.md): input planes, encoder, blocks, decoders, output planes. */
+/* primeknet_forward.c: one window through the model (MODEL.md): input planes, encoder, blocks, decoders, output
+ * planes. */
 #include <math.h>
 
 #include "primeknet_device.h"
@@ -56,14 +57,16 @@ static int32_t forward_item(kr_pk_session *s, const plane_job *planes) {
 }
 
 int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
-  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE, "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
+  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
+           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
   KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
   if (s->device) return pk_device_forward(s->device, B, T, com_in, mag, pha, com, &s->device_s);
   KR_TRY(pk_session_prepare(s, T));
   for (int i = 0; i < s->n_threads; i++) s->scratch[i].status = KRAIT_OK;
   const int64_t plane = s->model->config.F * T;
   for (int64_t b = 0; b < B; b++) {
-    plane_job planes = {s, com_in + b * plane * 2, mag ? mag + b * plane : NULL, pha ? pha + b * plane : NULL, com ? com + b * plane * 2 : NULL};
+    plane_job planes = {s, com_in + b * plane * 2, mag ? mag + b * plane : NULL, pha ? pha + b * plane : NULL,
+                        com ? com + b * plane * 2 : NULL};
     KR_TRY(forward_item(s, &planes));
   }
   return KRAIT_OK;
@@ -72,7 +75,8 @@ int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_i
 double kr_pk_device_seconds(const kr_pk_session *session) { return session->device_s; }
 
 int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
-  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE, "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
+  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
+           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
   KR_CHECK(s->device, KRAIT_ERR_UNSUPPORTED, "kernels are timed on a GPU only");
   return pk_device_kernels(s->device, B, T, com_in, report, user);
 }

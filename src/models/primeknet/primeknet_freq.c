@@ -1,5 +1,6 @@
-/* primeknet_freq.c: the frequency stage (MODEL.md section 3.3): each frame is a sequence of F2 positions, worked through while it is
- * in the cache: channel attention with a depthwise filter of 3, then the feed-forward net with one prime kernel per chunk. */
+/* primeknet_freq.c: the frequency stage (MODEL.md section 3.3): each frame is a sequence of F2 positions, worked
+ * through while it is in the cache: channel attention with a depthwise filter of 3, then the feed-forward net with one
+ * prime kernel per chunk. */
 #include <string.h>
 
 #include "primeknet_session.h"
@@ -30,7 +31,8 @@ static void prime_chunk(const kr_primeknet *m, const pk_prime *p, pk_scratch *w)
   float *inside = w->narrow + m->config.max_kernel * Cp;
   pk_gemm(m, &p->in, w->normed, Cp, F2, inside, Cp, KR_GEMM_SET);
   m->layers->depthwise_pair(inside - before * Cp, Cp, F2, Cp, p->k, (const float *const[]){p->attn_taps, p->conv_taps},
-                            (const float *const[]){p->attn_taps_bias, p->conv_taps_bias}, (float *const[]){w->taps_a, w->taps_b}, Cp);
+                            (const float *const[]){p->attn_taps_bias, p->conv_taps_bias},
+                            (float *const[]){w->taps_a, w->taps_b}, Cp);
   pk_gemm(m, &p->attn, w->taps_a, Cp, F2, w->taps_b, Cp, KR_GEMM_MUL);
   pk_gemm(m, &p->out, w->taps_b, Cp, F2, w->y, Cp, KR_GEMM_ADD);
 }

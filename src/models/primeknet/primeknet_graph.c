@@ -1,4 +1,5 @@
-/* primeknet_graph.c: PrimeKnet as calls of a graph. Biases in front of an instance norm are left out: they cancel in it, and so do their gradients. */
+/* primeknet_graph.c: PrimeKnet as calls of a graph. Biases in front of an instance norm are left out: they cancel in
+ * it, and so do their gradients. */
 #include "primeknet_graph.h"
 
 #include <stdio.h>
@@ -18,7 +19,8 @@ typedef struct maker {
   int recompute;
 } maker;
 
-/* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for ---- */
+/* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for
+ * ---- */
 
 static kr_tensor take(const maker *m, const char *prefix, const char *key, int64_t number, kr_dims dims) {
   char name[MAX_NAME];
@@ -93,10 +95,14 @@ typedef struct pk_phase_p {
 static krait_view view(const maker *m, kr_tensor t) { return kr_graph_view(m->g, t); }
 static kr_tensor reshape(const maker *m, kr_tensor t, kr_dims dims) { return kr_graph_reshape(m->g, t, dims); }
 static kr_tensor new_tensor(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->dtype, dims); }
-static kr_tensor columns(const maker *m, kr_tensor rows, int64_t from, int64_t n) { return kr_graph_slice(m->g, rows, 1, from, n); }
+static kr_tensor columns(const maker *m, kr_tensor rows, int64_t from, int64_t n) {
+  return kr_graph_slice(m->g, rows, 1, from, n);
+}
 static kr_tensor turned(const maker *m, kr_tensor t) { return kr_graph_permute(m->g, t, (int[]){1, 0}); }
 
-static void copy(const maker *m, const char *name, kr_tensor from, kr_tensor to) { kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to); }
+static void copy(const maker *m, const char *name, kr_tensor from, kr_tensor to) {
+  kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+}
 
 static kr_tensor add(const maker *m, const char *name, kr_tensor x, kr_tensor y) {
   const kr_tensor out = new_tensor(m, kr_graph_dims(m->g, x));
@@ -107,10 +113,13 @@ static kr_tensor add(const maker *m, const char *name, kr_tensor x, kr_tensor y)
 /* out, or a new tensor like x. */
 static kr_tensor multiply_into(const maker *m, const char *name, kr_tensor x, kr_tensor y, kr_tensor out) {
   if (!out) out = new_tensor(m, kr_graph_dims(m->g, x));
-  kr_graph_pointwise(m->g, name, (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y, out);
+  kr_graph_pointwise(m->g, name, (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y,
+                     out);
   return out;
 }
-static kr_tensor multiply(const maker *m, const char *name, kr_tensor x, kr_tensor y) { return multiply_into(m, name, x, y, 0); }
+static kr_tensor multiply(const maker *m, const char *name, kr_tensor x, kr_tensor y) {
+  return multiply_into(m, name, x, y, 0);
+}
 
 /* A vector beside every row. */
 static kr_tensor beside(const maker *m, kr_tensor v, int64_t rows) {
@@ -121,10 +130,16 @@ static kr_tensor beside(const maker *m, kr_tensor v, int64_t rows) {
 }
 
 /* rows times a weight (outputs, inputs), plus bias, plus residual; into out or a new tensor. */
-static kr_tensor product(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias, kr_tensor residual, kr_tensor out) {
+static kr_tensor product(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
+                         kr_tensor residual, kr_tensor out) {
   const kr_dims x = kr_graph_dims(m->g, rows), w = kr_graph_dims(m->g, weight);
   if (!out) out = new_tensor(m, KR_DIMS(x.size[0], w.size[0]));
-  return kr_graph_call(m->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(m, rows), .Bmat = view(m, turned(m, weight)), .bias = view(m, bias), .residual = view(m, residual), .out = view(m, out)});
+  return kr_graph_call(m->g, name, &kr_op_gemm,
+                       &(krait_gemm_args){.A = view(m, rows),
+                                          .Bmat = view(m, turned(m, weight)),
+                                          .bias = view(m, bias),
+                                          .residual = view(m, residual),
+                                          .out = view(m, out)});
 }
 
 /* A kernel of length 1 as a matrix. */
@@ -146,31 +161,50 @@ static kr_tensor part_of(const maker *m, kr_tensor x, kr_tensor y) {
 }
 
 static kr_tensor channel_norm(const maker *m, kr_tensor rows, kr_tensor weight, kr_tensor bias) {
-  return kr_graph_call(m->g, "norm", &kr_op_add_norm, &(krait_add_norm_args){.eps = 1e-6f, .x = view(m, rows), .weight = view(m, weight), .bias = view(m, bias), .out = kr_graph_ask()});
+  return kr_graph_call(
+      m->g, "norm", &kr_op_add_norm,
+      &(krait_add_norm_args){
+          .eps = 1e-6f, .x = view(m, rows), .weight = view(m, weight), .bias = view(m, bias), .out = kr_graph_ask()});
 }
 
 /* x (B, ., ., C), normalised over all positions, through PReLU; into out of the same shape or a new tensor. */
-static kr_tensor norm_and_slope(const maker *m, kr_tensor x, kr_tensor weight, kr_tensor bias, kr_tensor slope, kr_tensor out) {
+static kr_tensor norm_and_slope(const maker *m, kr_tensor x, kr_tensor weight, kr_tensor bias, kr_tensor slope,
+                                kr_tensor out) {
   const kr_dims d = kr_graph_dims(m->g, x), flat = KR_DIMS(d.size[0], d.size[1] * d.size[2], d.size[3]);
   if (!out) out = new_tensor(m, d);
-  kr_graph_call(m->g, "instance_norm", &kr_op_instance_norm, &(krait_instance_norm_args){.eps = 1e-5f, .x = view(m, reshape(m, x, flat)), .weight = view(m, weight), .bias = view(m, bias),
-                .slope = view(m, slope), .out = view(m, reshape(m, out, flat))});
+  kr_graph_call(m->g, "instance_norm", &kr_op_instance_norm,
+                &(krait_instance_norm_args){.eps = 1e-5f,
+                                            .x = view(m, reshape(m, x, flat)),
+                                            .weight = view(m, weight),
+                                            .bias = view(m, bias),
+                                            .slope = view(m, slope),
+                                            .out = view(m, reshape(m, out, flat))});
   return out;
 }
 
 /* One filter a channel over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency). */
-static kr_tensor filter(const maker *m, const char *name, kr_tensor x, kr_tensor taps, kr_tensor bias, int64_t time_dilation) {
+static kr_tensor filter(const maker *m, const char *name, kr_tensor x, kr_tensor taps, kr_tensor bias,
+                        int64_t time_dilation) {
   const kr_dims d = kr_graph_dims(m->g, taps);
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
-  const kr_tensor weight = kr_graph_permute(m->g, reshape(m, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1}), out = new_tensor(m, kr_graph_dims(m->g, x));
+  const kr_tensor weight = kr_graph_permute(m->g, reshape(m, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1}),
+                  out = new_tensor(m, kr_graph_dims(m->g, x));
   const int one_sided = m->c->causal;
-  return kr_graph_call(m->g, name, &kr_op_depthwise_conv, &(krait_depthwise_conv_args){.DH = 1, .DW = time_dilation, .PH = one_sided && KW == 1 ? KH - 1 : (KH - 1) / 2,
-                       .PW = (one_sided ? KW - 1 : (KW - 1) / 2) * time_dilation, .x = view(m, x), .weight = view(m, weight), .bias = view(m, bias), .out = view(m, out)});
+  return kr_graph_call(m->g, name, &kr_op_depthwise_conv,
+                       &(krait_depthwise_conv_args){.DH = 1,
+                                                    .DW = time_dilation,
+                                                    .PH = one_sided && KW == 1 ? KH - 1 : (KH - 1) / 2,
+                                                    .PW = (one_sided ? KW - 1 : (KW - 1) / 2) * time_dilation,
+                                                    .x = view(m, x),
+                                                    .weight = view(m, weight),
+                                                    .bias = view(m, bias),
+                                                    .out = view(m, out)});
 }
 
 /* ---- encoder and decoders ---- */
 
-/* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first. Returns the last output. */
+/* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first.
+ * Returns the last output. */
 static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
   const int64_t C = m->c->C, depth = m->c->depth;
   const kr_dims d = kr_graph_dims(m->g, all);
@@ -185,9 +219,11 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
 #undef KR_SCOPE_dense
     const kr_tensor x = kr_graph_slice(m->g, all, 3, (depth - 1 - i) * C, I);
     const kr_tensor filtered = not_kept(m, filter(m, "dense_filter", x, p.taps, p.taps_b, (int64_t)1 << i));
-    const kr_tensor mixed = product(m, "dense_mix", reshape(m, filtered, KR_DIMS(d.size[0] * d.size[1] * d.size[2], I)), matrix(m, p.w), 0, 0, 0);
+    const kr_tensor mixed = product(m, "dense_mix", reshape(m, filtered, KR_DIMS(d.size[0] * d.size[1] * d.size[2], I)),
+                                    matrix(m, p.w), 0, 0, 0);
     const kr_tensor to = i + 1 < depth ? kr_graph_slice(m->g, all, 3, (depth - 2 - i) * C, C) : 0;
-    last = norm_and_slope(m, reshape(m, mixed, KR_DIMS(d.size[0], d.size[1], d.size[2], C)), p.norm_w, p.norm_b, p.slope, to);
+    last = norm_and_slope(m, reshape(m, mixed, KR_DIMS(d.size[0], d.size[1], d.size[2], C)), p.norm_w, p.norm_b,
+                          p.slope, to);
   }
   return last;
 }
@@ -208,22 +244,31 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
 #define KR_SCOPE_encoder
 #include "primeknet_weights.def"
 #undef KR_SCOPE_encoder
-  const kr_tensor lifted = product(m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w), 0, 0, 0), all = dense_room(m, F, &input);
+  const kr_tensor lifted = product(m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w), 0, 0, 0),
+                  all = dense_room(m, F, &input);
   norm_and_slope(m, reshape(m, lifted, KR_DIMS(m->B, F, m->T, C)), p.lift_norm_w, p.lift_norm_b, p.lift_slope, input);
   const kr_tensor dense = dense_block(m, "dense_encoder", all);
   /* every other frequency with its two neighbours above: (tap, input) by output */
   const kr_tensor weight = new_tensor(m, KR_DIMS(C, 3, C)), windows = new_tensor(m, KR_DIMS(m->B, F2, m->T, 3 * C));
   copy(m, "down_weight", kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), weight);
-  kr_graph_call(m->g, "down_windows", &kr_op_unfold, &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
+  kr_graph_call(m->g, "down_windows", &kr_op_unfold,
+                &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
   not_kept(m, windows);
-  const kr_tensor down = product(m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)), reshape(m, weight, KR_DIMS(C, 3 * C)), 0, 0, 0);
+  const kr_tensor down = product(m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)),
+                                 reshape(m, weight, KR_DIMS(C, 3 * C)), 0, 0, 0);
   return norm_and_slope(m, reshape(m, down, KR_DIMS(m->B, F2, m->T, C)), p.down_norm_w, p.down_norm_b, p.down_slope, 0);
 }
 
 /* The way back to F bins: rows (B F2 T, 3 n), a tap after the other, added where they belong. */
 static kr_tensor fold_up(const maker *m, kr_tensor rows, int64_t n) {
   const kr_tensor out = new_tensor(m, KR_DIMS(m->B, m->c->F, m->T, n));
-  return kr_graph_call(m->g, "up_fold", &kr_op_fold, &(krait_fold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, reshape(m, rows, KR_DIMS(m->B, m->c->F2, m->T, 3 * n))), .out = view(m, out)});
+  return kr_graph_call(m->g, "up_fold", &kr_op_fold,
+                       &(krait_fold_args){.KH = 3,
+                                          .KW = 1,
+                                          .SH = 2,
+                                          .SW = 1,
+                                          .x = view(m, reshape(m, rows, KR_DIMS(m->B, m->c->F2, m->T, 3 * n))),
+                                          .out = view(m, out)});
 }
 
 /* (input, output, 1, 3) as (input, tap, output). */
@@ -251,14 +296,19 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
 #include "primeknet_weights.def"
 #undef KR_SCOPE_mask
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
-  const kr_tensor taps = product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
+  const kr_tensor taps =
+      product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
   const kr_tensor up = fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1);
   const kr_tensor u = norm_and_slope(m, up, p.norm_w, p.norm_b, p.slope, 0);
   const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(n, 1)), matrix(m, p.last_w), p.last_b, 0, 0);
   const kr_tensor frames = kr_graph_permute(m->g, reshape(m, last, KR_DIMS(m->B, F, m->T)), by_frame);
-  const kr_tensor slopes = kr_graph_spread(m->g, reshape(m, p.sigmoid_slope, KR_DIMS(1, 1, F)), KR_DIMS(m->B, m->T, F)), v = multiply(m, "slope", frames, slopes);
-  kr_graph_pointwise(m->g, "mask", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = (float)m->c->sigmoid_beta}, v,
-                     kr_graph_permute(m->g, mag_in, by_frame), kr_graph_permute(m->g, mag, by_frame));
+  const kr_tensor slopes = kr_graph_spread(m->g, reshape(m, p.sigmoid_slope, KR_DIMS(1, 1, F)), KR_DIMS(m->B, m->T, F)),
+                  v = multiply(m, "slope", frames, slopes);
+  kr_graph_pointwise(
+      m->g, "mask",
+      (krait_pointwise_args){
+          .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = (float)m->c->sigmoid_beta},
+      v, kr_graph_permute(m->g, mag_in, by_frame), kr_graph_permute(m->g, mag, by_frame));
 }
 
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
@@ -269,19 +319,27 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
 #define KR_SCOPE_phase
 #include "primeknet_weights.def"
 #undef KR_SCOPE_phase
-  const kr_tensor up = fold_up(m, product(m, "up", rows, turned(m, reshape(m, up_weight(m, p.up_w), KR_DIMS(C, 3 * C))), 0, 0, 0), C);
-  const kr_tensor u = norm_and_slope(m, up, p.norm_w, p.norm_b, p.slope, 0), weight = new_tensor(m, KR_DIMS(2, C)), bias = new_tensor(m, KR_DIMS(2));
-  copy(m, "phase_weight", matrix(m, p.real_w), kr_graph_slice(m->g, weight, 0, 0, 1)), copy(m, "phase_weight", matrix(m, p.imag_w), kr_graph_slice(m->g, weight, 0, 1, 1));
-  copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)), copy(m, "phase_bias", p.imag_b, kr_graph_slice(m->g, bias, 0, 1, 1));
+  const kr_tensor up =
+      fold_up(m, product(m, "up", rows, turned(m, reshape(m, up_weight(m, p.up_w), KR_DIMS(C, 3 * C))), 0, 0, 0), C);
+  const kr_tensor u = norm_and_slope(m, up, p.norm_w, p.norm_b, p.slope, 0), weight = new_tensor(m, KR_DIMS(2, C)),
+                  bias = new_tensor(m, KR_DIMS(2));
+  copy(m, "phase_weight", matrix(m, p.real_w), kr_graph_slice(m->g, weight, 0, 0, 1)),
+      copy(m, "phase_weight", matrix(m, p.imag_w), kr_graph_slice(m->g, weight, 0, 1, 1));
+  copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)),
+      copy(m, "phase_bias", p.imag_b, kr_graph_slice(m->g, bias, 0, 1, 1));
   const kr_tensor parts = product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, 0);
-  kr_graph_call(m->g, "phase", &kr_op_to_polar, &(krait_to_polar_args){.power = 1, .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),
-                .im = view(m, reshape(m, columns(m, parts, 1, 1), KR_DIMS(m->B, F, m->T))), .pha = view(m, pha)});
+  kr_graph_call(m->g, "phase", &kr_op_to_polar,
+                &(krait_to_polar_args){.power = 1,
+                                       .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),
+                                       .im = view(m, reshape(m, columns(m, parts, 1, 1), KR_DIMS(m->B, F, m->T))),
+                                       .pha = view(m, pha)});
 }
 
 /* ---- the two stages; x: rows (B F2 T, C) ---- */
 
 /* x + beta (W h + b), beta in the weights. */
-static kr_tensor scaled_back(const maker *m, kr_tensor h, kr_tensor weight, kr_tensor bias, kr_tensor beta, kr_tensor x) {
+static kr_tensor scaled_back(const maker *m, kr_tensor h, kr_tensor weight, kr_tensor bias, kr_tensor beta,
+                             kr_tensor x) {
   const kr_dims w = kr_graph_dims(m->g, weight);
   const kr_tensor scaled = turned(m, multiply(m, "scale_weight", turned(m, weight), beside(m, beta, w.size[1])));
   return product(m, "out", h, scaled, multiply(m, "scale_bias", bias, reshape(m, beta, KR_DIMS(w.size[0]))), x, 0);
@@ -298,32 +356,42 @@ static kr_tensor attention(const maker *m, const char *stage, int64_t b, int64_t
   const kr_tensor normed = not_kept(m, channel_norm(m, x, p.norm_w, p.norm_b));
   kr_tensor gate;
   if (along_time) { /* filters of length 1 go into the product */
-    const kr_tensor taps = reshape(m, p.taps, KR_DIMS(2 * C)), weight = multiply(m, "gate_weight", turned(m, matrix(m, p.gate_w)), beside(m, taps, C));
-    gate = product(m, "gate", normed, turned(m, weight), add(m, "gate_bias", multiply(m, "gate_bias", p.gate_b, taps), p.taps_b), 0, 0);
+    const kr_tensor taps = reshape(m, p.taps, KR_DIMS(2 * C)),
+                    weight = multiply(m, "gate_weight", turned(m, matrix(m, p.gate_w)), beside(m, taps, C));
+    gate = product(m, "gate", normed, turned(m, weight),
+                   add(m, "gate_bias", multiply(m, "gate_bias", p.gate_b, taps), p.taps_b), 0, 0);
   } else {
     const kr_tensor wide = product(m, "gate", normed, matrix(m, p.gate_w), p.gate_b, 0, 0);
-    gate = reshape(m, filter(m, "gate_filter", reshape(m, wide, KR_DIMS(m->B, F2, m->T, 2 * C)), p.taps, p.taps_b, 1), KR_DIMS(rows, 2 * C));
+    gate = reshape(m, filter(m, "gate_filter", reshape(m, wide, KR_DIMS(m->B, F2, m->T, 2 * C)), p.taps, p.taps_b, 1),
+                   KR_DIMS(rows, 2 * C));
   }
   const kr_tensor g = multiply(m, "gated", columns(m, gate, 0, C), columns(m, gate, C, C));
   /* the mean of each sequence, and its product beside every position */
   const kr_dims sequences = along_time ? KR_DIMS(m->B * F2, m->T, C) : KR_DIMS(m->B, F2, m->T * C);
   const int64_t n_means = along_time ? m->B * F2 : m->B * m->T;
-  const kr_tensor mean = kr_graph_call(m->g, "mean", &kr_op_pool, &(krait_pool_args){.x = view(m, reshape(m, g, sequences)), .out = kr_graph_ask()});
-  const kr_tensor scale = product(m, "attention", reshape(m, mean, KR_DIMS(n_means, C)), matrix(m, p.attn_w), p.attn_b, 0, 0);
-  const kr_tensor spread = kr_graph_spread(m->g, reshape(m, scale, KR_DIMS(sequences.size[0], 1, sequences.size[2])), sequences);
-  const kr_tensor scaled = reshape(m, not_kept(m, multiply(m, "attended", reshape(m, g, sequences), spread)), KR_DIMS(rows, C));
+  const kr_tensor mean = kr_graph_call(
+      m->g, "mean", &kr_op_pool, &(krait_pool_args){.x = view(m, reshape(m, g, sequences)), .out = kr_graph_ask()});
+  const kr_tensor scale =
+      product(m, "attention", reshape(m, mean, KR_DIMS(n_means, C)), matrix(m, p.attn_w), p.attn_b, 0, 0);
+  const kr_tensor spread =
+      kr_graph_spread(m->g, reshape(m, scale, KR_DIMS(sequences.size[0], 1, sequences.size[2])), sequences);
+  const kr_tensor scaled =
+      reshape(m, not_kept(m, multiply(m, "attended", reshape(m, g, sequences), spread)), KR_DIMS(rows, C));
   return scaled_back(m, scaled, matrix(m, p.out_w), p.out_b, p.beta, x);
 }
 
 /* weight (outputs, H) behind proj_conv1: weight W1 and weight b1 + bias. */
-static kr_tensor behind_first(const maker *m, const pk_wrap_p *w, kr_tensor weight, kr_tensor bias, kr_tensor *both_bias) {
+static kr_tensor behind_first(const maker *m, const pk_wrap_p *w, kr_tensor weight, kr_tensor bias,
+                              kr_tensor *both_bias) {
   const int64_t n = kr_graph_dims(m->g, weight).size[0], H = kr_graph_dims(m->g, weight).size[1];
   *both_bias = reshape(m, product(m, "in_bias", reshape(m, w->in_b, KR_DIMS(1, H)), weight, bias, 0, 0), KR_DIMS(n));
   return product(m, "in_weight", weight, turned(m, matrix(m, w->in_w)), 0, 0, 0);
 }
 
-static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, kr_tensor normed, kr_tensor *out_weight) {
-  const int64_t H = m->c->hidden, E = m->c->d_inner, N = m->c->d_state, R = m->c->dt_rank, W = m->c->d_conv, number = 0, sequences = m->B * m->c->F2;
+static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, kr_tensor normed,
+                       kr_tensor *out_weight) {
+  const int64_t H = m->c->hidden, E = m->c->d_inner, N = m->c->d_state, R = m->c->dt_rank, W = m->c->d_conv, number = 0,
+                sequences = m->B * m->c->F2;
   char prefix[MAX_PREFIX + 8];
   pk_mamba_p p;
   kr_tensor bias;
@@ -331,16 +399,27 @@ static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, k
 #define KR_SCOPE_mamba
 #include "primeknet_weights.def"
 #undef KR_SCOPE_mamba
-  const kr_tensor weight = behind_first(m, w, p.in_w, 0, &bias), A = new_tensor(m, KR_DIMS(E, N)), y = new_tensor(m, KR_DIMS(sequences, m->T, E));
+  const kr_tensor weight = behind_first(m, w, p.in_w, 0, &bias), A = new_tensor(m, KR_DIMS(E, N)),
+                  y = new_tensor(m, KR_DIMS(sequences, m->T, E));
   const kr_tensor xz = reshape(m, product(m, "in", normed, weight, bias, 0, 0), KR_DIMS(sequences, m->T, 2 * E));
   kr_graph_pointwise(m->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
-  kr_mamba_block_record(m->g, &(kr_mamba_block){.flags = KRAIT_SCAN_SOFTPLUS, .dtype = m->dtype, .xz = kr_graph_permute(m->g, xz, (int[]){0, 2, 1}), .conv_weight = reshape(m, p.conv_w, KR_DIMS(E, W)),
-                        .conv_bias = p.conv_b, .x_proj_weight = p.x_w, .dt_proj_weight = p.dt_w, .delta_bias = p.dt_b, .A = A, .Dvec = p.D, .out = kr_graph_permute(m->g, y, (int[]){0, 2, 1})});
+  kr_mamba_block_record(m->g, &(kr_mamba_block){.flags = KRAIT_SCAN_SOFTPLUS,
+                                                .dtype = m->dtype,
+                                                .xz = kr_graph_permute(m->g, xz, (int[]){0, 2, 1}),
+                                                .conv_weight = reshape(m, p.conv_w, KR_DIMS(E, W)),
+                                                .conv_bias = p.conv_b,
+                                                .x_proj_weight = p.x_w,
+                                                .dt_proj_weight = p.dt_w,
+                                                .delta_bias = p.dt_b,
+                                                .A = A,
+                                                .Dvec = p.D,
+                                                .out = kr_graph_permute(m->g, y, (int[]){0, 2, 1})});
   *out_weight = product(m, "out_weight", matrix(m, w->out_w), turned(m, p.out_w), 0, 0, 0);
   return reshape(m, y, KR_DIMS(sequences * m->T, E));
 }
 
-static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *w, kr_tensor normed, kr_tensor *out_weight) {
+static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *w, kr_tensor normed,
+                           kr_tensor *out_weight) {
   const int is_lstm = m->c->stage == KR_PK_LSTM;
   const int64_t H = m->c->hidden, G = is_lstm ? 4 : 3, sequences = m->B * m->c->F2;
   char prefix[MAX_PREFIX + 8];
@@ -352,9 +431,15 @@ static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *
 #include "primeknet_weights.def"
 #undef KR_SCOPE_recurrent
     kr_tensor bias = p.ih_b;
-    const kr_tensor weight = number ? p.ih_w : behind_first(m, w, p.ih_w, p.ih_b, &bias), gates = reshape(m, product(m, "gates", x, weight, bias, 0, 0), KR_DIMS(sequences, m->T, G * H));
-    const kr_tensor h = kr_graph_call(m->g, "recurrence", &kr_op_rnn, &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0, .x = view(m, gates), .weight = view(m, p.hh_w), .bias = view(m, p.hh_b),
-                                      .out = kr_graph_ask(), .cells = is_lstm ? kr_graph_ask() : (krait_view){0}});
+    const kr_tensor weight = number ? p.ih_w : behind_first(m, w, p.ih_w, p.ih_b, &bias),
+                    gates = reshape(m, product(m, "gates", x, weight, bias, 0, 0), KR_DIMS(sequences, m->T, G * H));
+    const kr_tensor h = kr_graph_call(m->g, "recurrence", &kr_op_rnn,
+                                      &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
+                                                        .x = view(m, gates),
+                                                        .weight = view(m, p.hh_w),
+                                                        .bias = view(m, p.hh_b),
+                                                        .out = kr_graph_ask(),
+                                                        .cells = is_lstm ? kr_graph_ask() : (krait_view){0}});
     x = reshape(m, h, KR_DIMS(sequences * m->T, H));
   }
   *out_weight = matrix(m, w->out_w);
@@ -371,7 +456,8 @@ static kr_tensor time_network(const maker *m, int64_t b, int64_t n, kr_tensor x)
 #include "primeknet_weights.def"
 #undef KR_SCOPE_wrap
   const kr_tensor normed = not_kept(m, channel_norm(m, x, p.norm_w, p.norm_b));
-  const kr_tensor y = m->c->stage == KR_PK_MAMBA ? mamba(m, prefix, &p, normed, &weight) : recurrent(m, prefix, &p, normed, &weight);
+  const kr_tensor y =
+      m->c->stage == KR_PK_MAMBA ? mamba(m, prefix, &p, normed, &weight) : recurrent(m, prefix, &p, normed, &weight);
   return scaled_back(m, y, weight, p.out_b, p.beta, x);
 }
 
@@ -388,7 +474,9 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 #undef KR_SCOPE_wrap
     w = p;
   }
-  const kr_tensor h = product(m, "in", not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), matrix(m, w.in_w), w.in_b, 0, 0), gated = new_tensor(m, KR_DIMS(rows, H));
+  const kr_tensor h = product(m, "in", not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), matrix(m, w.in_w), w.in_b,
+                              0, 0),
+                  gated = new_tensor(m, KR_DIMS(rows, H));
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
     const int64_t K = m->c->kernels[j], number = K;
     pk_prime_p p;
@@ -396,9 +484,11 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 #include "primeknet_weights.def"
 #undef KR_SCOPE_prime
     const kr_tensor chunk = reshape(m, columns(m, h, j * C, C), KR_DIMS(m->B, m->c->F2, m->T, C));
-    const kr_tensor filtered = reshape(m, not_kept(m, filter(m, "prime_filter", chunk, p.attn_taps, p.attn_taps_b, 1)), KR_DIMS(rows, C));
+    const kr_tensor filtered =
+        reshape(m, not_kept(m, filter(m, "prime_filter", chunk, p.attn_taps, p.attn_taps_b, 1)), KR_DIMS(rows, C));
     const kr_tensor other = reshape(m, filter(m, "prime_conv", chunk, p.conv_taps, p.conv_taps_b, 1), KR_DIMS(rows, C));
-    multiply_into(m, "prime_gated", product(m, "prime_mix", filtered, matrix(m, p.attn_w), p.attn_b, 0, 0), other, columns(m, gated, j * C, C));
+    multiply_into(m, "prime_gated", product(m, "prime_mix", filtered, matrix(m, p.attn_w), p.attn_b, 0, 0), other,
+                  columns(m, gated, j * C, C));
   }
   return scaled_back(m, gated, matrix(m, w.out_w), w.out_b, w.beta, x);
 }
@@ -425,13 +515,19 @@ static kr_tensor block(const maker *m, int64_t b, kr_tensor x) {
   return add(m, "freq_skip", y, multiply(m, "freq_skip", x, beside(m, p.beta_f, rows)));
 }
 
-void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user, kr_pk_graph *io) {
+void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
+                        kr_pk_graph *io) {
   if (kr_graph_status(g) < 0) return;
   const kr_dims in = kr_graph_dims(g, io->com_in), plane = KR_DIMS(in.size[0], in.size[1], in.size[2]);
   const maker m = {g, config, parameter, user, in.size[0], in.size[2], kr_graph_dtype(g, io->com_in), io->recompute};
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
   const kr_tensor features = new_tensor(&m, in);
-  kr_graph_call(g, "features", &kr_op_to_polar, &(krait_to_polar_args){.power = 1, .re = PART(io->com_in, 0), .im = PART(io->com_in, 1), .mag = PART(features, 0), .pha = PART(features, 1)});
+  kr_graph_call(g, "features", &kr_op_to_polar,
+                &(krait_to_polar_args){.power = 1,
+                                       .re = PART(io->com_in, 0),
+                                       .im = PART(io->com_in, 1),
+                                       .mag = PART(features, 0),
+                                       .pha = PART(features, 1)});
   io->mag_in = reshape(&m, kr_graph_slice(g, features, 3, 0, 1), plane);
   if (!io->mag) io->mag = new_tensor(&m, plane);
   if (!io->pha) io->pha = new_tensor(&m, plane);
@@ -441,6 +537,11 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   mask_decoder(&m, x, io->mag_in, io->mag);
   phase_decoder(&m, x, io->pha);
   if (io->com)
-    kr_graph_call(g, "com", &kr_op_from_polar, &(krait_from_polar_args){.power = 1, .mag = view(&m, io->mag), .pha = view(&m, io->pha), .re = PART(io->com, 0), .im = PART(io->com, 1)});
+    kr_graph_call(g, "com", &kr_op_from_polar,
+                  &(krait_from_polar_args){.power = 1,
+                                           .mag = view(&m, io->mag),
+                                           .pha = view(&m, io->pha),
+                                           .re = PART(io->com, 0),
+                                           .im = PART(io->com, 1)});
 #undef PART
 }

@@ -1,22 +1,26 @@
-/* primeknet_graph.h: PrimeKnet as calls of a graph, for training and wherever a graph is wanted: the model of MODEL.md section 3 with nothing folded but
- * what folds by itself into the parameters of one product. Tensors lie (B, F, T, C): positions of a frequency side by side. */
+/* primeknet_graph.h: PrimeKnet as calls of a graph, for training and wherever a graph is wanted: the model of MODEL.md
+ * section 3 with nothing folded but what folds by itself into the parameters of one product. Tensors lie (B, F, T, C):
+ * positions of a frequency side by side. */
 #ifndef KR_PRIMEKNET_GRAPH_H
 #define KR_PRIMEKNET_GRAPH_H
 
 #include "graph.h"
 #include "primeknet.h"
 
-/* A parameter of the state_dict, of the published shape: called once for each, in the order of the table. Returns its tensor. */
+/* A parameter of the state_dict, of the published shape: called once for each, in the order of the table. Returns its
+ * tensor. */
 typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, kr_dims dims);
 
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
   kr_tensor mag_in;        /* (B,F,T): made */
-  int recompute;           /* gradients keep what lies between the parts of a block, and run these again: a third of the memory for a third more time */
+  int recompute; /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
+                    for a third more time */
 } kr_pk_graph;
 
 /* Failures are the graph's. */
-void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user, kr_pk_graph *io);
+void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
+                        kr_pk_graph *io);
 
 #endif

@@ -70,12 +70,15 @@ const float *pk_on_device(const pk_device *d, const float *host);
 int64_t pk_panel_columns(const kr_panels *w);   /* as packed */
 int64_t pk_panel_fragments(const kr_panels *w); /* floats from the rows to the fragments */
 
-static inline const float *pk_weight(const pk_device_session *s, const float *host) { return pk_on_device(s->device, host); }
+static inline const float *pk_weight(const pk_device_session *s, const float *host) {
+  return pk_on_device(s->device, host);
+}
 static inline int64_t pk_rows(const pk_device_session *s, int64_t width) { return width * s->T; } /* of one item */
 
 void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, const void *plan, size_t plan_bytes);
 /* The whole of one map as one item, nothing set but what every product needs. */
-pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda, int64_t K, float *out, int64_t ldo);
+pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda,
+                         int64_t K, float *out, int64_t ldo);
 void pk_launch_product(pk_device_session *s, const pk_product *p);
 void pk_device_time_stage(pk_device_session *s, const pk_block *block);
 void pk_device_freq_stage(pk_device_session *s, const pk_block *block);

@@ -1,12 +1,12 @@
-/* primeknet_layers.cu: what lies between PrimeKnet's products: filters along frequency, pooled means, the middle of Mamba, the moments of
- * instance norms. */
+/* primeknet_layers.cu: what lies between PrimeKnet's products: filters along frequency, pooled means, the middle of
+ * Mamba, the moments of instance norms. */
 #include "pack.cuh"
 #include "primeknet_plan.h"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV int64_t thread_index(void) { return (int64_t)kr_block_x() * kr_block_threads() + kr_thread(); }
 
-/* ---- instance norm: all tiles of eight channels by one block ------------------------------------------------------------ */
+/* ---- instance norm: all tiles of eight channels by one block ----------------------------------------------------- */
 
 enum { MOMENT_CHANNELS = 8, MOMENT_THREADS = 512, MOMENT_PARTS = MOMENT_THREADS / MOMENT_CHANNELS };
 
@@ -32,7 +32,8 @@ KR_DEV double sum_parts(double own, double *sums) {
 /* Sums of squares around zero, of float32 means in double: what cancels has digits enough. */
 KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_pk_moments(const pk_moments p) {
   KR_SHARED double sums[3][MOMENT_THREADS / 32 * MOMENT_CHANNELS];
-  const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(), c = own < p.C ? own : 0;
+  const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(),
+            c = own < p.C ? own : 0;
   double n = 0, sum = 0, squares = 0;
 #pragma unroll 4
   for (int i = kr_thread() / MOMENT_CHANNELS; i < p.n_tiles; i += MOMENT_PARTS) {
@@ -50,8 +51,9 @@ KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_pk_moments(const pk_moments p) {
   p.shift[(int64_t)item * p.C + c] = (float)((p.bias ? p.bias[c] : p.bias_one) - mean * scale);
 }
 
-/* ---- the gate of the frequency stage's attention ------------------------------------------------------------------------
- * A thread has four channels of a row, a block some frequencies next to each other of one frame: neighbours' rows come from L1. */
+/* ---- the gate of the frequency stage's attention
+ * ------------------------------------------------------------------------ A thread has four channels of a row, a block
+ * some frequencies next to each other of one frame: neighbours' rows come from L1. */
 
 KR_DEV void add_tap(kr_float4 &sum, const kr_float4 &tap, const kr_float4 &x) {
 #pragma unroll
@@ -75,12 +77,14 @@ KR_DEV void gate(const pk_gate &p) {
       xa[i] = load4(from), xb[i] = load4(within ? from + p.Cp : p.zeros);
     }
 #pragma unroll
-    for (int i = 0; i < K; i++) add_tap(a, load4(tap + i * 2 * p.Cp), xa[i]), add_tap(b, load4(tap + (i * 2 + 1) * p.Cp), xb[i]);
+    for (int i = 0; i < K; i++)
+      add_tap(a, load4(tap + i * 2 * p.Cp), xa[i]), add_tap(b, load4(tap + (i * 2 + 1) * p.Cp), xb[i]);
   } else {
     for (int i = 0; i < taps; i++) {
       if (f + i < before || f + i - before >= p.F) continue;
       const float *from = x + (int64_t)(i - before) * p.T.by * 2 * p.Cp;
-      add_tap(a, load4(tap + (int64_t)i * 2 * p.Cp), load4(from)), add_tap(b, load4(tap + (int64_t)(i * 2 + 1) * p.Cp), load4(from + p.Cp));
+      add_tap(a, load4(tap + (int64_t)i * 2 * p.Cp), load4(from)),
+          add_tap(b, load4(tap + (int64_t)(i * 2 + 1) * p.Cp), load4(from + p.Cp));
     }
   }
 #pragma unroll
@@ -91,7 +95,7 @@ KR_DEV void gate(const pk_gate &p) {
 KR_KERNEL void KR_BOUNDS(KR_PK_GATE_THREADS, 8) kr_pk_gate_3(const pk_gate p) { gate<3>(p); }
 KR_KERNEL void KR_BOUNDS(KR_PK_GATE_THREADS, 6) kr_pk_gate(const pk_gate p) { gate<0>(p); }
 
-/* ---- mean over a sequence, and the product behind it ------------------------------------------------------------------ */
+/* ---- mean over a sequence, and the product behind it ------------------------------------------------------------- */
 
 enum { POOL_THREADS = 256, POOL_HELD = 8, POOL_WEIGHTS = 16 };
 
@@ -114,15 +118,19 @@ KR_DEV kr_float4 sum_sequence(const pk_pool &p, const float *x, int64_t step, in
 KR_KERNEL void KR_BOUNDS(POOL_THREADS, 4) kr_pk_pool(const pk_pool p) {
   KR_SHARED float sums[POOL_THREADS * 4];
   KR_SHARED float mean[128];
-  const int sequence = kr_block_x(), per_row = p.Cp / 4, lanes = POOL_THREADS / per_row, lane = kr_thread() / per_row, c = kr_thread() % per_row * 4;
+  const int sequence = kr_block_x(), per_row = p.Cp / 4, lanes = POOL_THREADS / per_row, lane = kr_thread() / per_row,
+            c = kr_thread() % per_row * 4;
   const uint32_t high = kr_divide((uint32_t)sequence, p.T);
-  const int64_t first = p.frames_are_sequences ? (int64_t)high * p.F * p.T.by + (sequence - high * p.T.by) : (int64_t)sequence * p.n;
+  const int64_t first =
+      p.frames_are_sequences ? (int64_t)high * p.F * p.T.by + (sequence - high * p.T.by) : (int64_t)sequence * p.n;
   const int64_t step = (int64_t)p.Cp * (p.frames_are_sequences ? p.T.by : 1);
-  const int parts = POOL_THREADS / p.Cp, part = kr_thread() / p.Cp, out = kr_thread() % p.Cp, share = (p.Cp + parts - 1) / parts, k0 = part * share;
+  const int parts = POOL_THREADS / p.Cp, part = kr_thread() / p.Cp, out = kr_thread() % p.Cp,
+            share = (p.Cp + parts - 1) / parts, k0 = part * share;
   float w[POOL_WEIGHTS];
 #pragma unroll
   for (int k = 0; k < POOL_WEIGHTS; k++) w[k] = k < share && k0 + k < p.Cp ? p.w[(int64_t)(k0 + k) * p.Np + out] : 0.0f;
-  *(kr_float4 *)(sums + kr_thread() * 4) = sum_sequence(p, p.x + first * p.Cp + c, step, lane < lanes ? lane : p.n, lanes);
+  *(kr_float4 *)(sums + kr_thread() * 4) =
+      sum_sequence(p, p.x + first * p.Cp + c, step, lane < lanes ? lane : p.n, lanes);
   kr_sync();
   if (kr_thread() < p.Cp) {
     float total = 0.0f;
@@ -143,13 +151,14 @@ KR_KERNEL void KR_BOUNDS(POOL_THREADS, 4) kr_pk_pool(const pk_pool p) {
   p.out[(int64_t)sequence * p.Cp + kr_thread()] = y;
 }
 
-/* ---- Mamba: the scan with its step and gate; a row of dbl has the step's rank, then B, then C ------------------------------ */
+/* ---- Mamba: the scan with its step and gate; a row of dbl has the step's rank, then B, then C -------------------- */
 
 enum { STEPS = 8, MOST_RANK = 4 };
 
 /* One step of OWN states: all of them exist, and B and C are aligned. */
 template <int OWN>
-KR_DEV float step_even(const float *all_B, const float *all_C, float delta, float du, const float (&A)[OWN], float (&state)[OWN]) {
+KR_DEV float step_even(const float *all_B, const float *all_C, float delta, float du, const float (&A)[OWN],
+                       float (&state)[OWN]) {
   float y[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < OWN; n += 4) {
@@ -175,7 +184,8 @@ KR_DEV float step_any(const float *BC, int N, float delta, float du, const float
   return y;
 }
 
-/* What a block needs of STEPS frames, fetched some frames ahead: inputs and gates of its channels, rank, B and C of all. */
+/* What a block needs of STEPS frames, fetched some frames ahead: inputs and gates of its channels, rank, B and C of
+ * all. */
 template <int CHANNELS, int MOST_XP>
 struct __attribute__((aligned(16))) scan_stage {
   float u[STEPS * CHANNELS], z[STEPS * CHANNELS], dbl[STEPS * MOST_XP];
@@ -196,7 +206,8 @@ KR_DEV void fetch(const pk_ssm &p, int64_t first, int t0, scan_stage<CHANNELS, M
       kr_copy16(to.z + n * 4, p.xz + row * 2 * p.Ep + p.Ep + e0 + e);
     }
     const int left = (p.T - t0 < STEPS ? p.T - t0 : STEPS) * per_dbl;
-    for (int n = kr_thread(); n < STEPS * per_dbl; n += 128) kr_copy16(to.dbl + n * 4, p.dbl + (first + t0) * p.Xp + (n < left ? n : 0) * 4);
+    for (int n = kr_thread(); n < STEPS * per_dbl; n += 128)
+      kr_copy16(to.dbl + n * 4, p.dbl + (first + t0) * p.Xp + (n < left ? n : 0) * 4);
   }
   kr_commit_copies();
 }
@@ -206,13 +217,15 @@ template <int MOST_N, int MOST_XP, int LANES, int EVEN>
 KR_DEV void scan(const pk_ssm &p) {
   enum { OWN = MOST_N / LANES, CHANNELS = 128 / LANES, STAGES = EVEN ? 3 : 2 };
   KR_SHARED scan_stage<CHANNELS, MOST_XP> stages[STAGES];
-  const int channel = kr_thread() / LANES, e = kr_block_y() * CHANNELS + channel, part = kr_thread() % LANES * OWN, stores = e < p.E && part == 0, at = e < p.E ? e : 0;
+  const int channel = kr_thread() / LANES, e = kr_block_y() * CHANNELS + channel, part = kr_thread() % LANES * OWN,
+            stores = e < p.E && part == 0, at = e < p.E ? e : 0;
   const int64_t first = (int64_t)kr_block_x() * p.T;
   float A[OWN], state[OWN], rank[MOST_RANK];
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) fetch(p, first, i * STEPS, stages[i]);
 #pragma unroll
-  for (int n = 0; n < OWN; n++) A[n] = part + n < p.N ? p.A[(int64_t)at * p.N + part + n] * KR_LOG2E : 0.0f, state[n] = 0.0f;
+  for (int n = 0; n < OWN; n++)
+    A[n] = part + n < p.N ? p.A[(int64_t)at * p.N + part + n] * KR_LOG2E : 0.0f, state[n] = 0.0f;
 #pragma unroll
   for (int r = 0; r < MOST_RANK; r++) rank[r] = r < p.R ? p.dt_w[(int64_t)r * p.dt_ld + at] : 0.0f;
   const float bias = p.dt_b[at], skip = p.D[at];
@@ -231,7 +244,8 @@ KR_DEV void scan(const pk_ssm &p) {
 #pragma unroll
       for (int r = 0; r < MOST_RANK; r++)
         if (EVEN || r < p.R) sum = kr_fma(stage.dbl[i * Xp + r], rank[r], sum);
-      for (int r = MOST_RANK; !EVEN && r < p.R; r++) sum = kr_fma(stage.dbl[i * Xp + r], p.dt_w[(int64_t)r * p.dt_ld + at], sum);
+      for (int r = MOST_RANK; !EVEN && r < p.R; r++)
+        sum = kr_fma(stage.dbl[i * Xp + r], p.dt_w[(int64_t)r * p.dt_ld + at], sum);
       delta[i] = kr_select(t0 + i < p.T, kr_softplus(sum), 0.0f); /* steps beyond the last leave the states alone */
     }
 #pragma unroll
@@ -254,7 +268,7 @@ KR_KERNEL void KR_BOUNDS(128, 7) kr_pk_scan_even(const pk_ssm p) { scan<16, 48, 
 KR_KERNEL void KR_BOUNDS(128, 4) kr_pk_scan_even_2(const pk_ssm p) { scan<16, 48, 2, 1>(p); }
 KR_KERNEL void KR_BOUNDS(128, 1) kr_pk_scan_any(const pk_ssm p) { scan<64, 144, 1, 0>(p); }
 
-/* ---- four values at a time ------------------------------------------------------------------------------------------------ */
+/* ---- four values at a time --------------------------------------------------------------------------------------- */
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pointwise(const pk_pointwise p) {
   const int64_t i = thread_index() * 4;
@@ -266,7 +280,8 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pointwise(const pk_pointwise p) {
     if (p.beta) v.v[j] = kr_fma(p.beta[c + j], v.v[j], v.v[j]);
   if (p.affine.scale) {
     const int64_t at = i / p.per_item * p.Cp + c;
-    const kr_float4 scale = load4(p.affine.scale + at), shift = load4(p.affine.shift + at), slope = load4(p.affine.slope + c);
+    const kr_float4 scale = load4(p.affine.scale + at), shift = load4(p.affine.shift + at),
+                    slope = load4(p.affine.slope + c);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       v.v[j] = kr_fma(v.v[j], scale.v[j], shift.v[j]);

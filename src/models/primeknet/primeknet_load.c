@@ -1,5 +1,5 @@
-/* primeknet_load.c: from a state_dict to packed weights: every tensor of primeknet_weights.def is read once by name, checked,
- * and folded with its neighbours; a tensor of the file that nothing asked for is an error. */
+/* primeknet_load.c: from a state_dict to packed weights: every tensor of primeknet_weights.def is read once by name,
+ * checked, and folded with its neighbours; a tensor of the file that nothing asked for is an error. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +30,8 @@ static void compose_name(char *name, const char *prefix, const char *key, int ca
   name[used] = 0;
 }
 
-static int32_t take(loader *l, const char *prefix, const char *key, int64_t number, int32_t n_dims, const int64_t *shape, const float **data) {
+static int32_t take(loader *l, const char *prefix, const char *key, int64_t number, int32_t n_dims,
+                    const int64_t *shape, const float **data) {
   char name[MAX_NAME];
   compose_name(name, prefix, key, l->config->causal, number);
   KR_TRY(kr_weights_take_f32(l->weights, name, n_dims, shape, data));
@@ -48,7 +49,8 @@ static int32_t check_nothing_left(const loader *l) {
   for (int64_t i = 0; i < kr_weights_count(l->weights); i++) {
     const kr_weight *item = kr_weights_at(l->weights, i);
     char shape[96];
-    KR_CHECK(was_seen(l, item), KRAIT_ERR_WEIGHTS, "the weights hold a tensor that this configuration does not have: %s, shape %s", item->name,
+    KR_CHECK(was_seen(l, item), KRAIT_ERR_WEIGHTS,
+             "the weights hold a tensor that this configuration does not have: %s, shape %s", item->name,
              kr_shape_format(item->n_dims, item->shape, shape, sizeof shape));
   }
   return KRAIT_OK;
@@ -57,7 +59,8 @@ static int32_t check_nothing_left(const loader *l) {
 /* Each scope of the list becomes a struct of pointers and its reader; `number` is what '#' stands for. */
 #define N_DIMS(...) (int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 #define FIELD(field, key, ...) const float *field;
-#define READ(field, key, ...) KR_TRY(take(l, prefix, key, number, N_DIMS(__VA_ARGS__), (int64_t[]){__VA_ARGS__}, &raw->field));
+#define READ(field, key, ...) \
+  KR_TRY(take(l, prefix, key, number, N_DIMS(__VA_ARGS__), (int64_t[]){__VA_ARGS__}, &raw->field));
 
 #define KR_TENSOR FIELD
 typedef struct raw_encoder {
@@ -227,7 +230,8 @@ static int32_t load_dense_block(loader *l, const char *owner, pk_dense **layers)
 }
 
 /* (a, b, 1, 3) weights: map k-th tap of input channel c to inputs of a product over `n_taps` neighbouring positions. */
-static pk_linear read_taps_map(loader *l, const float *w, int64_t stride_out, int64_t stride_in, const float *bias, int n_taps, const int *taps) {
+static pk_linear read_taps_map(loader *l, const float *w, int64_t stride_out, int64_t stride_in, const float *bias,
+                               int n_taps, const int *taps) {
   const int64_t C = l->config->C;
   pk_linear map = pk_linear_read(&l->builder, C, n_taps * C, w, 0, 0, bias);
   for (int64_t n = 0; n < map.N; n++)
@@ -241,11 +245,14 @@ static int32_t load_encoder(loader *l, pk_encoder *out) {
   raw_encoder raw;
   KR_TRY(read_encoder(l, "dense_encoder.", &raw));
   out->lift_norm = take_norm(l, raw.lift_norm_w, raw.lift_norm_b, raw.lift_slope);
-  float *w0 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w0), *w1 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w1);
+  float *w0 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w0),
+        *w1 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w1);
   for (int64_t c = 0; w0 && w1 && c < C; c++) w0[c] = raw.lift_w[2 * c], w1[c] = raw.lift_w[2 * c + 1];
   out->lift_w0 = w0, out->lift_w1 = w1;
-  if (l->builder.layers == &kr_layers_device) out->lift = pk_pack(&l->builder, pk_linear_read(&l->builder, C, 2, raw.lift_w, 2, 1, NULL), 0, C, 0);
-  out->down = pk_pack(&l->builder, read_taps_map(l, raw.down_w, 3 * C, 3, raw.down_b, 3, (const int[]){0, 1, 2}), C, C, 0);
+  if (l->builder.layers == &kr_layers_device)
+    out->lift = pk_pack(&l->builder, pk_linear_read(&l->builder, C, 2, raw.lift_w, 2, 1, NULL), 0, C, 0);
+  out->down =
+      pk_pack(&l->builder, read_taps_map(l, raw.down_w, 3 * C, 3, raw.down_b, 3, (const int[]){0, 1, 2}), C, C, 0);
   out->down_norm = take_norm(l, raw.down_norm_w, raw.down_norm_b, raw.down_slope);
   return load_dense_block(l, "dense_encoder", &out->dense);
 }
@@ -255,7 +262,8 @@ static int32_t load_attention(loader *l, const char *prefix, int64_t k, pk_atten
   pk_builder *b = &l->builder;
   raw_attention raw;
   KR_TRY(read_attention(l, prefix, k, &raw));
-  pk_linear gate = pk_linear_read(b, 2 * C, C, raw.gate_w, C, 1, raw.gate_b), last = pk_linear_read(b, C, C, raw.out_w, C, 1, raw.out_b);
+  pk_linear gate = pk_linear_read(b, 2 * C, C, raw.gate_w, C, 1, raw.gate_b),
+            last = pk_linear_read(b, C, C, raw.out_w, C, 1, raw.out_b);
   pk_linear_fold_input(&gate, raw.norm_w, raw.norm_b);
   pk_linear_fold_output(&last, raw.beta, NULL);
   out->k = k;
@@ -290,14 +298,18 @@ static const float *negated_exponentials(loader *l, const float *A_log, int64_t 
   return A;
 }
 
+static kr_panels mamba_map(loader *l, pk_linear map, int64_t group_N) {
+  return l->builder.layers == &kr_layers_device ? pk_pack(&l->builder, map, 0, group_N, 0) : pk_plain(&l->builder, map);
+}
+
 static int32_t pack_mamba(loader *l, const raw_mamba *raw, pk_linear *in, pk_linear *last, pk_mamba *out) {
   const kr_pk_config *c = l->config;
   const int64_t H = c->hidden, E = c->d_inner, R = c->dt_rank, N = c->d_state;
   pk_builder *b = &l->builder;
-  out->in = pk_pack(b, pk_linear_chain(b, pk_linear_read(b, 2 * E, H, raw->in_w, H, 1, NULL), *in), 0, E, 0);
-  out->x_proj = pk_pack(b, pk_linear_read(b, R + 2 * N, E, raw->x_w, E, 1, NULL), 0, R + 2 * N, 0);
-  out->dt_proj = pk_pack(b, pk_linear_read(b, E, R, raw->dt_w, R, 1, NULL), 0, E, 0);
-  out->out = pk_pack(b, pk_linear_chain(b, *last, pk_linear_read(b, H, E, raw->out_w, E, 1, NULL)), 0, c->C, 0);
+  out->in = mamba_map(l, pk_linear_chain(b, pk_linear_read(b, 2 * E, H, raw->in_w, H, 1, NULL), *in), E);
+  out->x_proj = mamba_map(l, pk_linear_read(b, R + 2 * N, E, raw->x_w, E, 1, NULL), R + 2 * N);
+  out->dt_proj = mamba_map(l, pk_linear_read(b, E, R, raw->dt_w, R, 1, NULL), E);
+  out->out = mamba_map(l, pk_linear_chain(b, *last, pk_linear_read(b, H, E, raw->out_w, E, 1, NULL)), c->C);
   out->conv_w = pk_padded_copy(b, raw->conv_w, E * c->d_conv);
   out->conv_b = padded(l, raw->conv_b, E);
   out->dt_bias = padded(l, raw->dt_b, E);
@@ -420,15 +432,23 @@ static int32_t load_mask(loader *l, pk_mask *out) {
   const int64_t C = l->config->C, Cp = l->model->Cp;
   raw_mask raw;
   KR_TRY(read_mask(l, "mask_decoder.", &raw));
-  float *even = pk_storage_take(&l->builder, (size_t)(2 * Cp) * sizeof *even), *odd = pk_storage_take(&l->builder, (size_t)Cp * sizeof *odd);
+  float *even = pk_storage_take(&l->builder, (size_t)(2 * Cp) * sizeof *even),
+        *odd = pk_storage_take(&l->builder, (size_t)Cp * sizeof *odd);
   KR_TRY(l->builder.status);
   merge_taps(l, &raw, 2, even);
   merge_taps(l, &raw, 0, even + Cp);
   merge_taps(l, &raw, 1, odd);
   double bias = raw.merge_b[0];
   for (int64_t o = 0; o < C; o++) bias += (double)raw.up_b[o] * raw.merge_w[o];
-  *out = (pk_mask){.even_w = even, .odd_w = odd, .bias = (float)bias, .norm_weight = raw.norm_w[0], .norm_bias = raw.norm_b[0], .slope = raw.slope[0],
-                   .last_weight = raw.last_w[0], .last_bias = raw.last_b[0], .sigmoid_slope = padded(l, raw.sigmoid_slope, l->config->F)};
+  *out = (pk_mask){.even_w = even,
+                   .odd_w = odd,
+                   .bias = (float)bias,
+                   .norm_weight = raw.norm_w[0],
+                   .norm_bias = raw.norm_b[0],
+                   .slope = raw.slope[0],
+                   .last_weight = raw.last_w[0],
+                   .last_bias = raw.last_b[0],
+                   .sigmoid_slope = padded(l, raw.sigmoid_slope, l->config->F)};
   return load_dense_block(l, "mask_decoder", &out->dense);
 }
 
@@ -457,11 +477,16 @@ static int32_t load_all(loader *l) {
   return check_nothing_left(l);
 }
 
-int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights, int32_t precision, kr_primeknet **model) {
+int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
+                          int32_t precision, kr_primeknet **model) {
   *model = NULL;
   if (ctx->cuda) KR_TRY(pk_device_check(config));
   kr_primeknet *m = kr_zalloc(sizeof *m);
-  loader l = {.builder = {.layers = ctx->cuda ? &kr_layers_device : kr_layers_of(ctx)}, .model = m, .config = config, .weights = weights, .n_most = kr_weights_count(weights) * 2};
+  loader l = {.builder = {.layers = ctx->cuda ? &kr_layers_device : kr_layers_of(ctx)},
+              .model = m,
+              .config = config,
+              .weights = weights,
+              .n_most = kr_weights_count(weights) * 2};
   l.seen = kr_alloc_array((size_t)l.n_most + 1, sizeof *l.seen);
   int32_t status = m && l.seen ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the model");
   if (status >= 0) {

@@ -28,15 +28,10 @@ static void place_time(layout *l, const kr_pk_session *s, pk_scratch *w) {
   w->g = place(l, largest(s->group * s->T, c->F2) * m->Cp);
   w->normed = place(l, largest(chunk * s->group, c->F2) * m->Cp);
   if (c->stage == KR_PK_MAMBA) {
-    w->xz = place(l, chunk * 2 * m->Ep);
-    w->xc = place(l, chunk * m->Ep);
-    w->delta = place(l, chunk * m->Ep);
-    w->dbl = place(l, chunk * m->Xp);
     for (int i = 0; i < 2; i++) {
-      w->conv_state[i] = place(l, c->d_conv * m->Ep);
+      w->conv_state[i] = place(l, c->d_conv * c->d_inner);
       w->scan_state[i] = place(l, c->d_inner * c->d_state);
     }
-    w->op_scratch = place(l, (int64_t)(s->op_scratch_bytes + 3) / 4);
   } else {
     const int64_t gates = (c->stage == KR_PK_GRU ? 3 : 4) * m->Hp;
     w->gates_x = place(l, chunk * s->group * gates);
@@ -65,16 +60,19 @@ static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   w->taps_b = place(l, c->F2 * m->Cp);
 }
 
-/* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become maps; the last one
- * needs rows of room in front of its predecessor). x lies at the start: the encoder's oldest map is dead by the time x is written,
- * unless it is also the last. F + 2 columns are less than twice F2 + 2, so that the wide map fits over x and the decoder's x1. */
+/* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become
+ * maps; the last one needs rows of room in front of its predecessor). x lies at the start: the encoder's oldest map is
+ * dead by the time x is written, unless it is also the last. F + 2 columns are less than twice F2 + 2, so that the wide
+ * map fits over x and the decoder's x1. */
 static void place_maps(layout *l, kr_pk_session *s) {
   const kr_primeknet *m = s->model;
   const int64_t depth = m->config.depth, wide_row = (m->config.F + 2) * m->Cp, row = (m->config.F2 + 2) * m->Cp;
   const int64_t room = depth > 1 ? ((int64_t)1 << (depth - 1)) * (m->config.causal ? 2 : 1) : 0;
   const int64_t full = s->T * wide_row, half = s->T * row;
-  const int64_t encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2, n_decoder = depth < 2 ? depth : depth - 1;
-  const int64_t encoder = encoder_start + n_encoder * full + room * wide_row, decoder = (1 + n_decoder) * half + room * row;
+  const int64_t encoder_start = depth < 4 ? half : 0, n_encoder = depth < 3 ? 1 : depth - 2,
+                n_decoder = depth < 2 ? depth : depth - 1;
+  const int64_t encoder = encoder_start + n_encoder * full + room * wide_row,
+                decoder = (1 + n_decoder) * half + room * row;
   float *base = place(l, largest(encoder, decoder + (depth < 3 ? full : 0)));
   if (!base) return;
   s->x = base;
@@ -112,8 +110,8 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   if (s->T == T) return KRAIT_OK;
   const kr_pk_config *c = &s->model->config;
   /* Far above what memory holds, far below where sizes overflow. */
-  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (s->model->Cp * (c->depth + 2)), KRAIT_ERR_SHAPE,
-           "T is %lld, too many frames for one window", (long long)T);
+  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (s->model->Cp * (c->depth + 2)),
+           KRAIT_ERR_SHAPE, "T is %lld, too many frames for one window", (long long)T);
   s->T = T;
   layout count = {NULL, 0};
   place_all(&count, s);
@@ -124,17 +122,21 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   }
   if (!s->memory) {
     s->T = 0;
-    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld frames (%llu MiB)", (long long)T, (unsigned long long)(count.used >> 20));
+    return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld frames (%llu MiB)", (long long)T,
+                   (unsigned long long)(count.used >> 20));
   }
   layout real = {(unsigned char *)s->memory, 0};
   place_all(&real, s);
   memset(s->zeros, 0, (size_t)((KR_PK_TILE + 2) * s->model->Cp) * sizeof(float));
   for (int i = 0; i < s->n_threads; i++) {
-    for (int r = 0; r < 6; r++) memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
+    for (int r = 0; r < 6; r++)
+      memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].wide, 0, (size_t)((c->F2 + 4) * 2 * s->model->Cp) * sizeof(float));
     memset(s->scratch[i].narrow, 0, (size_t)((c->F2 + 2 * c->max_kernel) * s->model->Cp) * sizeof(float));
   }
-  return KRAIT_OK;
+  const int32_t status = pk_mamba_prepare(s);
+  if (status < 0) s->T = 0;
+  return status;
 }
 
 int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
@@ -148,9 +150,11 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
   }
   s->n_threads = kr_pool_size(model->ctx->pool);
   s->group = model->config.stage == KR_PK_MAMBA ? 1 : model->layers->mr;
-  s->scratch = kr_alloc_array((size_t)s->n_threads, sizeof *s->scratch);
+  s->scratch = kr_zalloc((size_t)s->n_threads * sizeof *s->scratch);
   int32_t status = s->scratch ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  if (status >= 0 && model->config.stage == KR_PK_MAMBA) status = pk_scan_scratch_bytes(model, &s->op_scratch_bytes);
+  const krait_ctx_options one = {
+      .size = sizeof one, .device = KRAIT_DEVICE_CPU, .caps_mask = model->ctx->caps, .n_threads = 1};
+  if (status >= 0 && model->config.stage == KR_PK_MAMBA) status = krait_ctx_open(&one, &s->alone);
   if (status < 0) kr_pk_session_close(session);
   return status;
 }
@@ -158,6 +162,8 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
 void kr_pk_session_close(kr_pk_session **session) {
   if (!*session) return;
   pk_device_session_close(&(*session)->device);
+  pk_mamba_close(*session);
+  krait_ctx_close(&(*session)->alone);
   kr_free((*session)->memory);
   kr_free((*session)->scratch);
   kr_free(*session);

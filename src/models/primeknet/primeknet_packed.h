@@ -1,6 +1,6 @@
 /* primeknet_packed.h: PrimeKnet's weights as the forward pass wants them: neighbouring linear maps multiplied together,
- * affine parts of norms and the block's beta folded in, matrices packed, per-channel vectors padded to Cp (Ep, Hp for the
- * inner widths). "(k, Cp)" means k rows of padded channels. */
+ * affine parts of norms and the block's beta folded in, matrices packed, per-channel vectors padded to Cp (Ep, Hp for
+ * the inner widths). "(k, Cp)" means k rows of padded channels. */
 #ifndef KR_PRIMEKNET_PACKED_H
 #define KR_PRIMEKNET_PACKED_H
 
@@ -25,7 +25,7 @@ typedef struct pk_attention { /* channel attention block */
   int64_t k;
 } pk_attention;
 
-typedef struct pk_mamba {
+typedef struct pk_mamba {        /* its matrices are packed for devices only, see pk_plain */
   kr_panels in;                  /* C -> x and z: columns 0..E-1 and Ep..Ep+E-1 */
   const float *conv_w, *conv_b;  /* (Ep, W) and (Ep) */
   kr_panels x_proj;              /* E -> R + 2N */
@@ -74,7 +74,8 @@ typedef struct pk_encoder {
 
 typedef struct pk_mask {
   pk_dense *dense;
-  const float *even_w, *odd_w; /* (2 Cp) over columns f-1, f; (Cp): the transposed conv and the merge to one channel in one */
+  const float *even_w,
+      *odd_w; /* (2 Cp) over columns f-1, f; (Cp): the transposed conv and the merge to one channel in one */
   float bias, norm_weight, norm_bias, slope, last_weight, last_bias;
   const float *sigmoid_slope; /* (F) */
 } pk_mask;

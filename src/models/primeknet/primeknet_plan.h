@@ -1,6 +1,6 @@
-/* primeknet_plan.h: what PrimeKnet's kernels are told; host and device read the same structs. Activations are maps (item, frequency,
- * frame, channel), float32, channels padded to 16 with zeros, no other padding: a frequency's sequence is contiguous. A "row" is one
- * (frequency, frame) of an item; an item is one window of the batch. */
+/* primeknet_plan.h: what PrimeKnet's kernels are told; host and device read the same structs. Activations are maps
+ * (item, frequency, frame, channel), float32, channels padded to 16 with zeros, no other padding: a frequency's
+ * sequence is contiguous. A "row" is one (frequency, frame) of an item; an item is one window of the batch. */
 #ifndef KR_PRIMEKNET_PLAN_H
 #define KR_PRIMEKNET_PLAN_H
 
@@ -8,8 +8,17 @@
 
 #include "rows.h"
 
-/* A product's tile, its block of threads in float32 and with halves, the side of a square tile; bins of a decoder's last step. */
-enum { KR_PK_ROWS = 64, KR_PK_COLUMNS = 64, KR_PK_THREADS = 128, KR_PK_THREADS_HALVES = 256, KR_PK_SIDE = 8, KR_PK_SOURCES = 16, KR_PK_POSITIONS = 64 };
+/* A product's tile, its block of threads in float32 and with halves, the side of a square tile; bins of a decoder's
+ * last step. */
+enum {
+  KR_PK_ROWS = 64,
+  KR_PK_COLUMNS = 64,
+  KR_PK_THREADS = 128,
+  KR_PK_THREADS_HALVES = 256,
+  KR_PK_SIDE = 8,
+  KR_PK_SOURCES = 16,
+  KR_PK_POSITIONS = 64
+};
 
 /* Instance norm and PReLU that a map still needs when it is read: per item and channel, (n_items, Cp), slope (Cp). */
 typedef struct pk_affine {
@@ -25,7 +34,8 @@ enum {
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
   KR_PK_A_CONV,   /* causal convolution of a sequence's channels with its silu; also written to made */
   KR_PK_A_TAPS,   /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
-  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter; tiles are KR_PK_SIDE frequencies by as many frames */
+  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter; tiles are KR_PK_SIDE frequencies by as
+                     many frames */
 };
 
 /* out = what the epilogue makes of A W + bias */
@@ -35,9 +45,11 @@ enum {
   KR_PK_GATE  /* neighbouring columns times each other */
 };
 
-/* Weights of a panel: row-major (K, Np) for the FMA units, then the same as float16 in the order of tensor core fragments. */
+/* Weights of a panel: row-major (K, Np) for the FMA units, then the same as float16 in the order of tensor core
+ * fragments. */
 typedef struct pk_product {
-  int64_t rows_per_item, n_items; /* tiles do not straddle items; grid: x tiles of an item, y column tiles of all panels, z items; dense: x frames, y frequencies */
+  int64_t rows_per_item, n_items; /* tiles do not straddle items; grid: x tiles of an item, y column tiles of all
+                                     panels, z items; dense: x frames, y frequencies */
   int32_t kind, epilogue, causal, dilation;
   kr_divisor T;                   /* frames: row = frequency * T + frame */
   int32_t K, n_channels;          /* columns of one source, a multiple of 16; real channels, for the norm */
@@ -61,7 +73,7 @@ typedef struct pk_product {
   const float *E, *X, *beta;
   int64_t ldo, out_panel;         /* of out and E */
   int32_t out_F, out_step, out_offset; /* step 0: rows as they are; else frequency f goes to f step + offset of out_F */
-  float *partial;                 /* (n_items, all tiles, 3, Np): count, mean and squared deviations of a tile's columns; or NULL */
+  float *partial; /* (n_items, all tiles, 3, Np): count, mean and squared deviations of a tile's columns; or NULL */
   int32_t partial_first, partial_tiles;
 } pk_product;
 
@@ -76,8 +88,8 @@ typedef struct pk_moments {
 
 enum { KR_PK_GATE_THREADS = 160 }; /* at most: as many frequencies as their rows' fours fit */
 
-/* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. Grid: x frames, y groups of
- * frequencies, z items. */
+/* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. Grid: x
+ * frames, y groups of frequencies, z items. */
 typedef struct pk_gate {
   kr_divisor T;
   int32_t F, Cp, causal, k;
@@ -86,8 +98,9 @@ typedef struct pk_gate {
   float *out;
 } pk_gate;
 
-/* All of the prime kernel net but its first product: for each chunk of h two filters along the frequencies, the product of one, times the
- * other, and the product with the output's rows, summed. A block has KR_PK_SIDE frequencies by as many frames; grid: x frames, y frequencies, z items. */
+/* All of the prime kernel net but its first product: for each chunk of h two filters along the frequencies, the product
+ * of one, times the other, and the product with the output's rows, summed. A block has KR_PK_SIDE frequencies by as
+ * many frames; grid: x frames, y frequencies, z items. */
 typedef struct pk_feed_forward {
   kr_divisor T;
   int32_t F, Cp, causal, n_chunks, Np;
@@ -129,8 +142,9 @@ typedef struct pk_recurrence {
   int32_t T, Hp, G, Np; /* G 3: GRU, 4: LSTM */
 } pk_recurrence;
 
-/* The first two recurrent layers, 64 wide, in one launch: blocks n_blocks.. have the second one. Weights are fragments. A block has two,
- * four or eight sequences, and so much shared memory for each; 32 threads more, unless it has eight, exchange messages. */
+/* The first two recurrent layers, 64 wide, in one launch: blocks n_blocks.. have the second one. Weights are fragments.
+ * A block has two, four or eight sequences, and so much shared memory for each; 32 threads more, unless it has eight,
+ * exchange messages. */
 enum { KR_PK_TWO_THREADS = 256, KR_PK_SEQUENCE_BYTES = 9312 };
 typedef struct pk_layer {
   const float *in_w, *in_bias, *w, *bias;

@@ -1,5 +1,5 @@
-/* primeknet_planes.cu: the ends of PrimeKnet: the spectrum to magnitude and phase, the decoders' maps to one number per bin, and back
- * to a spectrum. */
+/* primeknet_planes.cu: the ends of PrimeKnet: the spectrum to magnitude and phase, the decoders' maps to one number per
+ * bin, and back to a spectrum. */
 #include "pack.cuh"
 #include "primeknet_plan.h"
 
@@ -9,13 +9,16 @@
 KR_DEV float atan_unit(float x) {
   const int high = x > 0.41421356f;
   const float v = kr_select(high, (x - 1.0f) / (x + 1.0f), x), s = v * v;
-  float y = kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, -0.06039303f, 0.10575461f), -0.14240388f), 0.19998236f), -0.33333308f), 1.0f);
+  float y = kr_fma(
+      s, kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, -0.06039303f, 0.10575461f), -0.14240388f), 0.19998236f), -0.33333308f),
+      1.0f);
   y = v * y;
   return kr_select(high, y + 0.78539816f, y);
 }
 
 KR_DEV float atan2_of(float y, float x) {
-  const float ay = kr_bits_to_float(kr_float_to_bits(y) & 0x7fffffffu), ax = kr_bits_to_float(kr_float_to_bits(x) & 0x7fffffffu);
+  const float ay = kr_bits_to_float(kr_float_to_bits(y) & 0x7fffffffu),
+              ax = kr_bits_to_float(kr_float_to_bits(x) & 0x7fffffffu);
   const float most = ay > ax ? ay : ax, least = ay > ax ? ax : ay;
   float a = most > 0.0f ? atan_unit(least / most) : 0.0f;
   if (ay > ax) a = 0.5f * PI - a;
@@ -30,8 +33,10 @@ KR_DEV void sin_cos(float x, float *sine, float *cosine) {
   float r = kr_fma(turns, -1.5707964f, x);
   r = kr_fma(turns, 4.3711388e-8f, r);
   const float s = r * r;
-  const float sr = r * kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, 2.7557319e-6f, -1.9841270e-4f), 8.3333333e-3f), -0.16666667f), 1.0f);
-  const float cr = kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, 2.4801587e-5f, -1.3888889e-3f), 4.1666667e-2f), -0.5f), 1.0f);
+  const float sr =
+      r * kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, 2.7557319e-6f, -1.9841270e-4f), 8.3333333e-3f), -0.16666667f), 1.0f);
+  const float cr =
+      kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, 2.4801587e-5f, -1.3888889e-3f), 4.1666667e-2f), -0.5f), 1.0f);
   const float a = quarter & 1 ? cr : sr, b = quarter & 1 ? sr : cr;
   *sine = quarter & 2 ? -a : a;
   *cosine = (quarter + 1) & 2 ? -b : b;
@@ -45,7 +50,7 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_polar(const pk_planes p) {
   p.polar[i * 2 + 1] = atan2_of(im, re);
 }
 
-/* ---- dots with a decoder's map: sixteen lanes have a position, each of them four channels; Cp is at most 64 --------------------- */
+/* ---- dots with a decoder's map: sixteen lanes have a position, each of them four channels; Cp is at most 64 ------ */
 
 enum { LANES = 16, GROUPS = 128 / LANES, AT_ONCE = 4, STRIDE = GROUPS * AT_ONCE };
 
@@ -61,7 +66,9 @@ KR_DEV kr_float4 lane_of(const float *from, int Cp, float otherwise) {
 
 /* Without a norm the slope is 1. */
 KR_DEV lane_norm norm_of(const pk_affine &a, int item, int Cp) {
-  return lane_norm{lane_of(a.scale ? a.scale + item * Cp : NULL, Cp, 1.0f), lane_of(a.scale ? a.shift + item * Cp : NULL, Cp, 0.0f), lane_of(a.scale ? a.slope : NULL, Cp, 1.0f)};
+  return lane_norm{lane_of(a.scale ? a.scale + item * Cp : NULL, Cp, 1.0f),
+                   lane_of(a.scale ? a.shift + item * Cp : NULL, Cp, 0.0f),
+                   lane_of(a.scale ? a.slope : NULL, Cp, 1.0f)};
 }
 
 /* This lane's channels of a map of `width` frequencies; positions outside read the nearest one. */
@@ -97,22 +104,26 @@ typedef struct bin {
 } bin;
 
 KR_DEV bin bin_of(const pk_planes &p, int i) {
-  const int n = p.F * (int)p.T.by, first = kr_block_x() * KR_PK_POSITIONS, exists = first + i < n, at = exists ? first + i : first;
+  const int n = p.F * (int)p.T.by, first = kr_block_x() * KR_PK_POSITIONS, exists = first + i < n,
+            at = exists ? first + i : first;
   const int f = (int)kr_divide((uint32_t)at, p.T);
   return bin{at, f, at - f * (int)p.T.by, exists};
 }
 
 /* Moments of the block's bins, by its first warp. */
 KR_DEV void leave_moments(const pk_planes &p, const float *values) {
-  const int n = p.F * (int)p.T.by, left = n - kr_block_x() * KR_PK_POSITIONS, count = left < KR_PK_POSITIONS ? left : KR_PK_POSITIONS, lane = kr_thread();
+  const int n = p.F * (int)p.T.by, left = n - kr_block_x() * KR_PK_POSITIONS,
+            count = left < KR_PK_POSITIONS ? left : KR_PK_POSITIONS, lane = kr_thread();
   if (lane >= 32) return;
   float own[KR_PK_POSITIONS / 32], mean = 0.0f, squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < KR_PK_POSITIONS / 32; i++) own[i] = values[lane + i * 32], mean += lane + i * 32 < count ? own[i] : 0.0f;
+  for (int i = 0; i < KR_PK_POSITIONS / 32; i++)
+    own[i] = values[lane + i * 32], mean += lane + i * 32 < count ? own[i] : 0.0f;
   mean = sum_lanes(mean);
   mean = (mean + kr_shuffle_xor(mean, 16)) / (float)count;
 #pragma unroll
-  for (int i = 0; i < KR_PK_POSITIONS / 32; i++) squares += lane + i * 32 < count ? (own[i] - mean) * (own[i] - mean) : 0.0f;
+  for (int i = 0; i < KR_PK_POSITIONS / 32; i++)
+    squares += lane + i * 32 < count ? (own[i] - mean) * (own[i] - mean) : 0.0f;
   squares = sum_lanes(squares);
   squares += kr_shuffle_xor(squares, 16);
   float *to = p.partial + ((int64_t)kr_block_y() * ((n + KR_PK_POSITIONS - 1) / KR_PK_POSITIONS) + kr_block_x()) * 3;
@@ -123,7 +134,8 @@ KR_DEV void leave_moments(const pk_planes &p, const float *values) {
 KR_KERNEL void KR_BOUNDS(128, 7) kr_pk_mask(const pk_planes p) {
   KR_SHARED float values[KR_PK_POSITIONS];
   const int item = kr_block_y(), lead = kr_thread() % LANES == 0;
-  const kr_float4 before = lane_of(p.w0, p.Cp, 0.0f), here = lane_of(p.w0 + p.Cp, p.Cp, 0.0f), odd = lane_of(p.w1, p.Cp, 0.0f);
+  const kr_float4 before = lane_of(p.w0, p.Cp, 0.0f), here = lane_of(p.w0 + p.Cp, p.Cp, 0.0f),
+                  odd = lane_of(p.w1, p.Cp, 0.0f);
 #pragma unroll 1
   for (int i0 = kr_thread() / LANES; i0 < KR_PK_POSITIONS; i0 += STRIDE) {
     kr_float4 x[AT_ONCE], y[AT_ONCE];

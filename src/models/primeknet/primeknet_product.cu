@@ -1,10 +1,11 @@
-/* primeknet_product.cu: tiles of rows made on the way into shared memory (normalised, scaled, filtered), multiplied with one panel of
- * weights or several, results changed on the way out; column moments for the norms behind. */
+/* primeknet_product.cu: tiles of rows made on the way into shared memory (normalised, scaled, filtered), multiplied
+ * with one panel of weights or several, results changed on the way out; column moments for the norms behind. */
 #include "primeknet_tile.cuh"
 
 enum { HELD = ROWS * 16 / THREADS };
 
-/* A thread makes four columns of some rows. They stay in registers until the tile is free, so that loads overlap each other. */
+/* A thread makes four columns of some rows. They stay in registers until the tile is free, so that loads overlap each
+ * other. */
 typedef struct held {
   kr_float4 v[HELD];
 } held;
@@ -36,7 +37,8 @@ KR_DEV void load_taps(const pk_product &p, int s, int item, int64_t first_row, i
 }
 
 KR_DEV const float *factors_of(const pk_product &p, uint32_t row, int c) {
-  const uint32_t f = kr_divide(row, p.T), sequence = p.frames_are_sequences ? kr_divide(row, p.window) * p.T.by + (row - f * p.T.by) : f;
+  const uint32_t f = kr_divide(row, p.T),
+                 sequence = p.frames_are_sequences ? kr_divide(row, p.window) * p.T.by + (row - f * p.T.by) : f;
   return p.factors + (int64_t)sequence * p.K + c;
 }
 
@@ -47,7 +49,9 @@ KR_DEV void load_rows(const pk_product &p, int item, int64_t first_row, int c, h
   for (int i = 0; i < HELD; i++) {
     const int64_t row = whole + clamped_row(p, first_row, own_row<KIND>(i));
     if (KIND != KR_PK_A_PAIR) h.v[i] = load4(p.A[0] + row * p.lda + c);
-    else h.v[i].v[0] = c ? 0.0f : p.A[0][row * 2], h.v[i].v[1] = c ? 0.0f : p.A[0][row * 2 + 1], h.v[i].v[2] = h.v[i].v[3] = 0.0f;
+    else
+      h.v[i].v[0] = c ? 0.0f : p.A[0][row * 2], h.v[i].v[1] = c ? 0.0f : p.A[0][row * 2 + 1],
+      h.v[i].v[2] = h.v[i].v[3] = 0.0f;
   }
   if (KIND != KR_PK_A_SCALED) return;
 #pragma unroll
@@ -83,7 +87,8 @@ KR_DEV void load_convolved(const pk_product &p, int64_t first_row, int c, held &
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int w = 0; w < TAPS_HELD; w++) taps[j][w] = *(c + j < p.n_convolved && w0 + w < p.n_taps ? p.conv_w + (c + j) * p.n_taps + w0 + w : p.zeros);
+      for (int w = 0; w < TAPS_HELD; w++)
+        taps[j][w] = *(c + j < p.n_convolved && w0 + w < p.n_taps ? p.conv_w + (c + j) * p.n_taps + w0 + w : p.zeros);
 #pragma unroll
     for (int i = 0; i < HELD; i++)
 #pragma unroll
@@ -112,7 +117,7 @@ KR_DEV void load(const pk_product &p, int s, int item, int64_t first_row, int c0
   else load_rows<KIND>(p, item, first_row, c, h);
 }
 
-/* ---- norm over the channels: of one tile at most; sixteen threads share a row ----------------------------------------------------------- */
+/* ---- norm over the channels: of one tile at most; sixteen threads share a row ------------------------------------ */
 
 KR_DEV float row_sum(float v) {
 #pragma unroll
@@ -139,7 +144,7 @@ KR_DEV void normalise(const pk_product &p, held &h) {
   }
 }
 
-/* ---- the way out --------------------------------------------------------------------------------------------------- */
+/* ---- the way out ------------------------------------------------------------------------------------------------- */
 
 template <int MOVED>
 KR_DEV spots flat_spots(const pk_product &p, int item, int64_t first_row) {
@@ -150,7 +155,8 @@ KR_DEV spots flat_spots(const pk_product &p, int item, int64_t first_row) {
   for (int i = 0; i < RESULTS; i++) {
     const uint32_t row = clamped_row(p, first_row, result_row(i)), f = kr_divide(row, p.T);
     at.row[i] = (uint32_t)((int64_t)item * p.rows_per_item) + row;
-    if (MOVED && p.out_step) at.row[i] = ((uint32_t)item * p.out_F + f * p.out_step + p.out_offset) * p.T.by + (row - f * p.T.by);
+    if (MOVED && p.out_step)
+      at.row[i] = ((uint32_t)item * p.out_F + f * p.out_step + p.out_offset) * p.T.by + (row - f * p.T.by);
     at.exists |= (uint32_t)(result_row(i) < at.count) << i;
   }
   return at;
@@ -176,7 +182,8 @@ KR_DEV kr_float4 column_sums(const kr_float4 &own, float *totals) {
 }
 
 /* Count, mean and squared deviations of the tile's columns; the bias adds to the mean alone. */
-KR_DEV void measure(const pk_product &p, const spots &at, int item, int tile_index, int column0, const sums &s, float (&totals)[2][PARTS * COLUMNS]) {
+KR_DEV void measure(const pk_product &p, const spots &at, int item, int tile_index, int column0, const sums &s,
+                    float (&totals)[2][PARTS * COLUMNS]) {
   kr_float4 sum = zero4(), squares = zero4();
 #pragma unroll
   for (int i = 0; i < RESULTS; i++)
@@ -198,7 +205,8 @@ KR_DEV void measure(const pk_product &p, const spots &at, int item, int tile_ind
   if (row_part() || !first_of_rows() || column >= p.Np) return;
   float *to = p.partial + ((int64_t)item * p.partial_tiles + p.partial_first + tile_index) * 3 * p.Np + column;
 #pragma unroll
-  for (int j = 0; j < 4; j++) to[j] = (float)at.count, to[p.Np + j] = mean.v[j] + p.bias[0][column + j], to[2 * p.Np + j] = squares.v[j];
+  for (int j = 0; j < 4; j++)
+    to[j] = (float)at.count, to[p.Np + j] = mean.v[j] + p.bias[0][column + j], to[2 * p.Np + j] = squares.v[j];
 }
 
 template <int KIND>
@@ -206,7 +214,9 @@ KR_DEV void product(const pk_product &p) {
   KR_SHARED tile tiles[2];
   KR_SHARED float totals[2][PARTS * COLUMNS];
   const int per_panel = (p.Np + COLUMNS - 1) / COLUMNS, item = kr_block_z();
-  const int n_chunks = KIND == KR_PK_A_NORM || KIND == KR_PK_A_HELD || KIND == KR_PK_A_SCALED ? 1 : (p.K + WIDTH - 1) / WIDTH * p.n_sources;
+  const int n_chunks = KIND == KR_PK_A_NORM || KIND == KR_PK_A_HELD || KIND == KR_PK_A_SCALED
+                           ? 1
+                           : (p.K + WIDTH - 1) / WIDTH * p.n_sources;
   const int n_tiles = KIND == KR_PK_A_NORM || KIND == KR_PK_A_HELD ? p.tiles_per_block : 1;
   const int64_t first_row = (int64_t)kr_block_x() * ROWS;
   enum { ADD = KIND == KR_PK_A_ROWS || KIND == KR_PK_A_SCALED };
@@ -214,7 +224,8 @@ KR_DEV void product(const pk_product &p) {
   factors f;
   weights w;
   addends more;
-  int side = 0, panel = (int)(kr_block_y() * p.tiles_per_block) / per_panel, column0 = ((int)(kr_block_y() * p.tiles_per_block) - panel * per_panel) * COLUMNS;
+  int side = 0, panel = (int)(kr_block_y() * p.tiles_per_block) / per_panel,
+      column0 = ((int)(kr_block_y() * p.tiles_per_block) - panel * per_panel) * COLUMNS;
   load<KIND>(p, 0, item, first_row, 0, h);
   fetch(panel_rows(p.w[panel], p.fragments, 0, p.Np), p.Np, p.K < WIDTH ? p.K : WIDTH, column0, w);
   const spots at = flat_spots<KIND == KR_PK_A_TAPS>(p, item, first_row);
@@ -233,16 +244,21 @@ KR_DEV void product(const pk_product &p) {
       }
       c0 += WIDTH;
       if (c0 >= p.K) c0 = 0, s++;
-      if (KIND != KR_PK_A_NORM && KIND != KR_PK_A_CONV && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h);
+      if (KIND != KR_PK_A_NORM && KIND != KR_PK_A_CONV && chunk + 1 < n_chunks)
+        load<KIND>(p, s, item, first_row, c0, h);
       multiply(tiles[side], f, w, acc);
-      if (KIND == KR_PK_A_CONV && chunk + 1 < n_chunks) load<KIND>(p, s, item, first_row, c0, h); /* its taps need the registers */
-      if (chunk + 1 < n_chunks) fetch(panel_rows(p.w[panel], p.fragments, s * p.K + c0, p.Np), p.Np, p.K - c0 < WIDTH ? p.K - c0 : WIDTH, column0, w);
+      if (KIND == KR_PK_A_CONV && chunk + 1 < n_chunks)
+        load<KIND>(p, s, item, first_row, c0, h); /* its taps need the registers */
+      if (chunk + 1 < n_chunks)
+        fetch(panel_rows(p.w[panel], p.fragments, s * p.K + c0, p.Np), p.Np, p.K - c0 < WIDTH ? p.K - c0 : WIDTH,
+              column0, w);
     }
     const int own_panel = panel, own_column0 = column0;
     column0 += COLUMNS;
     if (column0 >= p.Np) column0 = 0, panel++;
     if (i + 1 < n_tiles) fetch(panel_rows(p.w[panel], p.fragments, 0, p.Np), p.Np, p.K, column0, w);
-    if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE) store_gated(ending_of(p, own_panel), at, p.Np, own_column0, acc);
+    if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE)
+      store_gated(ending_of(p, own_panel), at, p.Np, own_column0, acc);
     else store<ADD>(ending_of(p, own_panel), at, p.Np, own_column0, acc, more);
     if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) measure(p, at, item, kr_block_x(), own_column0, acc, totals);
   }
@@ -258,7 +274,8 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_pair(const pk_product p)
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_taps(const pk_product p) { product<KR_PK_A_TAPS>(p); }
 #endif
 
-/* ---- sources after their 3x3 filters: tiles of SIDE frequencies by SIDE frames; a warp has a frame, a lane two channels -------------- */
+/* ---- sources after their 3x3 filters: tiles of SIDE frequencies by SIDE frames; a warp has a frame, a lane two
+ * channels -------------- */
 
 KR_DEV void filter_nine(const pk_product &p, int s, int item, int f0, int t, int c, tile &to, int row0) {
   const int64_t step = (int64_t)p.T.by * p.K;
@@ -271,7 +288,8 @@ KR_DEV void filter_nine(const pk_product &p, int s, int item, int f0, int t, int
 #pragma unroll 1
   for (int dt = 0; dt < 3; dt++) {
     const int from_t = t + (dt - (p.causal ? 2 : 1)) * p.dilation;
-    const uint32_t limit = c < p.K && (uint32_t)from_t < p.T.by ? (uint32_t)p.F : 0; /* no frame or channel, no frequencies */
+    const uint32_t limit =
+        c < p.K && (uint32_t)from_t < p.T.by ? (uint32_t)p.F : 0; /* no frame or channel, no frequencies */
     const float *x = p.A[s] + (((int64_t)item * p.F + f0 - 1) * p.T.by + from_t) * p.K + c;
     kr_float2 in[SIDE + 2], taps[3];
 #pragma unroll
@@ -292,14 +310,16 @@ KR_DEV void filter_nine(const pk_product &p, int s, int item, int f0, int t, int
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS + 1) kr_pk_product_dense(const pk_product p) {
   KR_SHARED tile tiles[2];
   KR_SHARED float totals[2][PARTS * COLUMNS];
-  const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t0 = kr_block_x() * SIDE, warp = kr_thread() >> 5, c = (kr_thread() & 31) * 2;
+  const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t0 = kr_block_x() * SIDE, warp = kr_thread() >> 5,
+            c = (kr_thread() & 31) * 2;
   sums acc;
   clear(acc);
 #pragma unroll 1
   for (int s = 0; s < p.n_sources; s++) {
     factors f;
 #pragma unroll 1
-    for (int i = 0; i < FRAMES; i++) filter_nine(p, s, item, f0, t0 + i * (SIDE / FRAMES) + warp, c, tiles[s & 1], i * (SIDE / FRAMES) + warp);
+    for (int i = 0; i < FRAMES; i++)
+      filter_nine(p, s, item, f0, t0 + i * (SIDE / FRAMES) + warp, c, tiles[s & 1], i * (SIDE / FRAMES) + warp);
     weights w;
     fetch(panel_rows(p.w[0], p.fragments, s * p.K, p.Np), p.Np, p.K, 0, w);
     kr_sync();

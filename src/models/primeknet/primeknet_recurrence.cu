@@ -1,5 +1,5 @@
-/* primeknet_recurrence.cu: the steps of GRU and LSTM. The input's part of the gates is there; a block keeps the recurrent weights in its
- * registers, states in shared memory, and goes through the frames of its sequences. */
+/* primeknet_recurrence.cu: the steps of GRU and LSTM. The input's part of the gates is there; a block keeps the
+ * recurrent weights in its registers, states in shared memory, and goes through the frames of its sequences. */
 #include "primeknet_recurrence.cuh"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
@@ -30,8 +30,9 @@ KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], flo
   for (int q = 0; q < GROUP; q++) gates[q * n_gates] = (sums[q][0] + sums[q][1]) + (sums[q][2] + sums[q][3]);
 }
 
-/* States 64 wide: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256 threads); what the unit
- * reads of the next steps, AHEAD of them, is on its way during this one. Shared: states (GROUP, 64), gates (GROUP, G 64). */
+/* States 64 wide: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256
+ * threads); what the unit reads of the next steps, AHEAD of them, is on its way during this one. Shared: states (GROUP,
+ * 64), gates (GROUP, G 64). */
 template <int GROUP>
 KR_DEV void recurrence_64(const pk_recurrence &p) {
   enum { H = 64, AHEAD = 3 };

@@ -12,15 +12,16 @@ KR_DEV float gate_scale(int g) { return g == 2 ? -2.0f * KR_LOG2E : -KR_LOG2E; }
 /* At most 2^40, so that three may be multiplied. */
 KR_DEV float bounded_exp2(float x) { return kr_exp2(kr_at_most(x, 40.0f)); }
 
-/* A unit's step with as few reciprocals as there can be: fractions are brought to one denominator. x: gates as above; of a GRU's third one
- * that is the input's part, own the recurrent one. */
+/* A unit's step with as few reciprocals as there can be: fractions are brought to one denominator. x: gates as above;
+ * of a GRU's third one that is the input's part, own the recurrent one. */
 template <int G>
 KR_DEV void advance_unit(const float (&x)[4], float own, float *h, float *c) {
   if (G == 3) {
     const float r = kr_rcp(1.0f + bounded_exp2(x[0])), z = bounded_exp2(x[1]), n = bounded_exp2(kr_fma(r, own, x[2]));
     *h = kr_fma(*h, 1.0f + n, z * (1.0f - n)) * kr_rcp((1.0f + z) * (1.0f + n));
   } else {
-    const float input = 1.0f + bounded_exp2(x[0]), forget = 1.0f + bounded_exp2(x[1]), cell = bounded_exp2(x[2]), new_part = input * (1.0f + cell);
+    const float input = 1.0f + bounded_exp2(x[0]), forget = 1.0f + bounded_exp2(x[1]), cell = bounded_exp2(x[2]),
+                new_part = input * (1.0f + cell);
     *c = kr_fma(*c, new_part, (1.0f - cell) * forget) * kr_rcp(new_part * forget);
     const float out = bounded_exp2(x[3]), t = bounded_exp2(gate_scale(2) * *c);
     *h = (1.0f - t) * kr_rcp((1.0f + out) * (1.0f + t));

@@ -1,8 +1,13 @@
-/* primeknet_recurrence_tensor.cu: the steps of GRU and LSTM with states 64 wide, from Ampere on: gates are the rows of a product by tensor
- * cores, sequences its columns. It computes as float32 does: factors are split into two halves. */
+/* primeknet_recurrence_tensor.cu: the steps of GRU and LSTM with states 64 wide, from Ampere on: gates are the rows of
+ * a product by tensor cores, sequences its columns. It computes as float32 does: factors are split into two halves. */
 #include "primeknet_recurrence.cuh"
 
-enum { H = 64, COLUMNS = 8, STATE_PITCH = 36, PLANE = COLUMNS * STATE_PITCH }; /* words of two states; columns 4 banks apart */
+enum {
+  H = 64,
+  COLUMNS = 8,
+  STATE_PITCH = 36,
+  PLANE = COLUMNS * STATE_PITCH
+}; /* words of two states; columns 4 banks apart */
 
 /* A float32 as the sum of two halves: 22 bits of it. */
 KR_DEV void split(float v, uint32_t *high, uint32_t *low) {
@@ -11,8 +16,9 @@ KR_DEV void split(float v, uint32_t *high, uint32_t *low) {
   *low = kr_to_f16(v - kr_from_f16(h));
 }
 
-/* Rows g and g + 8 of product i are gates 2 i and 2 i + 1 of unit g of the warp's eight, so that a thread's results are all gates of a
- * unit. Sums know no order: a lane's 16 states are neighbours, 16 bytes twice. [4 states of each lane][product][register] */
+/* Rows g and g + 8 of product i are gates 2 i and 2 i + 1 of unit g of the warp's eight, so that a thread's results are
+ * all gates of a unit. Sums know no order: a lane's 16 states are neighbours, 16 bytes twice. [4 states of each
+ * lane][product][register] */
 typedef struct fragments {
   uint32_t high[4][2][4], low[4][2][4];
 } fragments;
@@ -24,31 +30,33 @@ KR_DEV void load_weights(const pk_recurrence &p, const float *from, int unit, fr
     const int k = q * 16 + n / 8 * 4 + n % 4 / 2 * 2, gate = n / 4 % 2 * 2 + n % 2;
     uint32_t high[2], low[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) split(gate < p.G ? from[(int64_t)(k + i) * p.Np + gate * H + unit] : 0.0f, &high[i], &low[i]);
+    for (int i = 0; i < 2; i++)
+      split(gate < p.G ? from[(int64_t)(k + i) * p.Np + gate * H + unit] : 0.0f, &high[i], &low[i]);
     w.high[n / 8][n / 4 % 2][n % 4] = high[1] << 16 | high[0];
     w.low[n / 8][n / 4 % 2][n % 4] = low[1] << 16 | low[0];
   }
 }
 
-/* States of a block's 4 OWN sequences. Four: columns 0-3 are the high parts, 4-7 the low ones. Eight: a plane of high parts, then one
- * of low ones. */
+/* States of a block's 4 OWN sequences. Four: columns 0-3 are the high parts, 4-7 the low ones. Eight: a plane of high
+ * parts, then one of low ones. */
 template <int OWN>
 struct __attribute__((aligned(16))) states {
   uint32_t words[OWN * PLANE];
 };
 
-/* Adds weights times eight columns, half of the states each to sums and more, so that fewer products wait for each other; column: this
- * lane's 16 states. */
+/* Adds weights times eight columns, half of the states each to sums and more, so that fewer products wait for each
+ * other; column: this lane's 16 states. */
 KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float (&sums)[2][4], float (&more)[2][4]) {
   const kr_raw16 b[2] = {((const kr_raw16 *)column)[0], ((const kr_raw16 *)column)[1]};
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) kr_mma(k % 2 ? more[i] : sums[i], w[k][i], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
+    for (int i = 0; i < 2; i++)
+      kr_mma(k % 2 ? more[i] : sums[i], w[k][i], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
 }
 
-/* What this thread's unit adds to its exponents: x[sequence][gate] + scale times the recurrent product, but for the product of both low
- * parts. column: in the states, this lane's. */
+/* What this thread's unit adds to its exponents: x[sequence][gate] + scale times the recurrent product, but for the
+ * product of both low parts. column: in the states, this lane's. */
 template <int OWN, int G>
 KR_DEV void unit_gates(const fragments &w, const uint32_t *column, float (&x)[OWN][4]) {
   float sums[2][4] = {}, more[2][4] = {}, low[2][4] = {}, rest[2][4] = {};
@@ -59,7 +67,8 @@ KR_DEV void unit_gates(const fragments &w, const uint32_t *column, float (&x)[OW
 #pragma unroll
     for (int g = 0; g < G; g++) {
       const int i = g / 2, n = g % 2 * 2;
-      const float even = (sums[i][n] + more[i][n]) + (low[i][n] + rest[i][n]), odd = (sums[i][n + 1] + more[i][n + 1]) + (low[i][n + 1] + rest[i][n + 1]);
+      const float even = (sums[i][n] + more[i][n]) + (low[i][n] + rest[i][n]),
+                  odd = (sums[i][n + 1] + more[i][n + 1]) + (low[i][n + 1] + rest[i][n + 1]);
       const float other = kr_shuffle_xor(kr_select(second, even, odd), 2);
       x[0][g] = kr_fma(gate_scale(g), other, kr_fma(gate_scale(g), kr_select(second, odd, even), x[0][g]));
     }
@@ -67,7 +76,9 @@ KR_DEV void unit_gates(const fragments &w, const uint32_t *column, float (&x)[OW
     multiply(w.high, column + PLANE, low, rest);
 #pragma unroll
     for (int n = 0; n < 2 * G; n++)
-      x[n % 2][n / 2] = kr_fma(gate_scale(n / 2), (sums[n / 4][n % 4] + more[n / 4][n % 4]) + (low[n / 4][n % 4] + rest[n / 4][n % 4]), x[n % 2][n / 2]);
+      x[n % 2][n / 2] =
+          kr_fma(gate_scale(n / 2),
+                 (sums[n / 4][n % 4] + more[n / 4][n % 4]) + (low[n / 4][n % 4] + rest[n / 4][n % 4]), x[n % 2][n / 2]);
   }
 }
 
@@ -87,7 +98,7 @@ KR_DEV void store_state(uint32_t *h, int j, int unit, float state) {
   at[OWN == 1 ? 4 * 2 * STATE_PITCH : 2 * PLANE] = (uint16_t)low;
 }
 
-/* ---- frames on their way ------------------------------------------------------------------------------------------------- */
+/* ---- frames on their way ----------------------------------------------------------------------------------------- */
 
 /* A block's threads: 256 have a unit of each of its sequences, as many bring frames. */
 enum { THREADS = 256, GATE_PITCH = 4 * H + 4, AHEAD = 4 };
@@ -119,13 +130,14 @@ KR_DEV void load_bias(const pk_recurrence &p, const float *from, int unit, float
   for (int g = 0; g < 4; g++) bias[g] = g < p.G ? from[g * H + unit] : 0.0f;
 }
 
-/* ---- a layer: both halves of the block meet before every frame and after the last one --------------------------------------- */
+/* ---- a layer: both halves of the block meet before every frame and after the last one ---------------------------- */
 
 /* A frame's part of a unit's exponents, with the bias; a GRU's third gate has its own part apart (advance_unit). */
 template <int G>
 KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4], float *third) {
 #pragma unroll
-  for (int g = 0; g < G; g++) x[g] = G == 3 && g == 2 ? gate_scale(g) * bias[g] : gate_scale(g) * (gates[g * H] + bias[g]);
+  for (int g = 0; g < G; g++)
+    x[g] = G == 3 && g == 2 ? gate_scale(g) * bias[g] : gate_scale(g) * (gates[g * H] + bias[g]);
   *third = G == 3 ? gate_scale(2) * gates[2 * H] : 0.0f;
 }
 
@@ -137,14 +149,16 @@ KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared)
   load_weights(p, p.w, unit, w);
   load_bias(p, p.bias, unit, bias);
   for (int i = kr_thread(); i < OWN * PLANE; i += THREADS) shared.h[0].words[i] = 0;
-  int now = 0; /* words from the first states to those before frame t: known before the barrier, which addresses are not to be made behind */
+  int now = 0; /* words from the first states to those before frame t: known before the barrier, which addresses are not
+                  to be made behind */
 #pragma unroll 1
   for (int t = 0; t < p.T; t++) {
     const int next = OWN * PLANE - now;
     float x[OWN][4], third[OWN];
     kr_sync();
 #pragma unroll
-    for (int j = 0; j < OWN; j++) frame_gates<G>(shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit, bias, x[j], &third[j]);
+    for (int j = 0; j < OWN; j++)
+      frame_gates<G>(shared.frames[t % AHEAD].gates + sequence_of<OWN>(j) * GATE_PITCH + unit, bias, x[j], &third[j]);
     unit_gates<OWN, G>(w, shared.h[0].words + mine + now, x);
 #pragma unroll
     for (int j = 0; j < OWN; j++) {
@@ -152,7 +166,8 @@ KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared)
       if (G == 3) x[j][2] = third[j];
       advance_unit<G>(x[j], own, &state[j], &cell[j]);
       store_state<OWN>(shared.h[0].words + next, j, unit, state[j]);
-      if (first + sequence_of<OWN>(j) < p.n_sequences) p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
+      if (first + sequence_of<OWN>(j) < p.n_sequences)
+        p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
     }
     now = next;
   }

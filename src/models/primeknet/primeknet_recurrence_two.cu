@@ -1,10 +1,12 @@
-/* primeknet_recurrence_two.cu: the first two layers of a GRU or an LSTM with states 64 wide in one launch, from Ampere on, factors of products in
- * float16 as everywhere in that mode: the second layer on other multiprocessors than the first, some frames behind it. What counts is the
- * time from a state to the next one. Four warps of a block do that alone; gates are the rows of their product, sequences its columns. Four
- * more make the input's part of the gates a group of frames ahead. */
+/* primeknet_recurrence_two.cu: the first two layers of a GRU or an LSTM with states 64 wide in one launch, from Ampere
+ * on, factors of products in float16 as everywhere in that mode: the second layer on other multiprocessors than the
+ * first, some frames behind it. What counts is the time from a state to the next one. Four warps of a block do that
+ * alone; gates are the rows of their product, sequences its columns. Four more make the input's part of the gates a
+ * group of frames ahead. */
 #include "primeknet_recurrence.cuh"
 
-/* FRAMES: of a group. HALF: threads of either four warps. PITCH: words from column to column of a product, 4 banks apart. */
+/* FRAMES: of a group. HALF: threads of either four warps. PITCH: words from column to column of a product, 4 banks
+ * apart. */
 enum { H = 64, FRAMES = 4, HALF = KR_PK_TWO_THREADS / 2, PITCH = 36 };
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
@@ -12,8 +14,8 @@ KR_DEV int lane_row(void) { return (kr_thread() & 31) >> 2; }
 KR_DEV int lane_quarter(void) { return kr_thread() & 3; }
 KR_DEV int own_warp(void) { return kr_thread() % HALF / 32; }
 
-/* SEQUENCES: of a block. A column's 64 numbers lie so that a lane reads 16 of them in a row, and those of its two units make a word: numbers
- * k and k + 2, k % 4 < 2, are word k % 16 / 4 * 8 + k / 16 * 2 + k % 2. */
+/* SEQUENCES: of a block. A column's 64 numbers lie so that a lane reads 16 of them in a row, and those of its two units
+ * make a word: numbers k and k + 2, k % 4 < 2, are word k % 16 / 4 * 8 + k / 16 * 2 + k % 2. */
 template <int SEQUENCES>
 struct __attribute__((aligned(16))) room {
   enum { GATES = 4 * H + (SEQUENCES == 8 ? 4 : 8) }; /* other banks for a warp's other sequences */
@@ -22,14 +24,16 @@ struct __attribute__((aligned(16))) room {
   uint32_t states[2][SEQUENCES][PITCH];              /* before frame t: t % 2 */
 };
 
-/* The weights of sixteen units as rows of products, one for each gate: a lane's rows are of the units own_unit() and two further. */
+/* The weights of sixteen units as rows of products, one for each gate: a lane's rows are of the units own_unit() and
+ * two further. */
 typedef struct fragments {
   uint32_t a[4][4][4]; /* [16 states][gate][register] */
 } fragments;
 
 KR_DEV int own_unit(void) { return own_warp() * 16 + lane_row() / 2 * 4 + lane_row() % 2; }
 
-/* from: packed as the columns of other products (primeknet_device.c), n_rows of them; neighbours there are two apart here. */
+/* from: packed as the columns of other products (primeknet_device.c), n_rows of them; neighbours there are two apart
+ * here. */
 template <int G>
 KR_DEV void load_weights(const float *from, int n_rows, fragments &w) {
 #pragma unroll
@@ -37,7 +41,8 @@ KR_DEV void load_weights(const float *from, int n_rows, fragments &w) {
 #pragma unroll
     for (int gate = 0; gate < G; gate++) {
       kr_raw16 packed = {{0, 0, 0, 0}};
-      if (k * 16 < n_rows) packed = *(const kr_raw16 *)(from + ((k * G * 4 + gate * 4 + own_warp()) * 32 + (kr_thread() & 31)) * 4);
+      if (k * 16 < n_rows)
+        packed = *(const kr_raw16 *)(from + ((k * G * 4 + gate * 4 + own_warp()) * 32 + (kr_thread() & 31)) * 4);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const uint32_t first = packed.w[i * 2], second = packed.w[i * 2 + 1];
@@ -54,13 +59,14 @@ KR_DEV void multiply(const fragments &w, const uint32_t *column, float (&sums)[G
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int gate = 0; gate < G; gate++) kr_mma(sums[gate], w.a[k][gate], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
+    for (int gate = 0; gate < G; gate++)
+      kr_mma(sums[gate], w.a[k][gate], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
 }
 
-/* ---- the steps ------------------------------------------------------------------------------------------------------------- */
+/* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* What a lane has of a step: of two sequences a unit of one of them, of four two units of one, of eight two units of two. Of two and four
- * sequences every column is there several times. */
+/* What a lane has of a step: of two sequences a unit of one of them, of four two units of one, of eight two units of
+ * two. Of two and four sequences every column is there several times. */
 template <int SEQUENCES>
 struct own_share {
   enum { OWN = SEQUENCES == 8 ? 2 : 1, UNITS = SEQUENCES == 2 ? 1 : 2 };
@@ -70,7 +76,9 @@ struct own_share {
 };
 
 template <int SEQUENCES>
-KR_DEV int share_sequence(int j) { return SEQUENCES == 2 ? lane_quarter() & 1 : SEQUENCES == 4 ? lane_quarter() : lane_quarter() * 2 + j; }
+KR_DEV int share_sequence(int j) {
+  return SEQUENCES == 2 ? lane_quarter() & 1 : SEQUENCES == 4 ? lane_quarter() : lane_quarter() * 2 + j;
+}
 template <int SEQUENCES>
 KR_DEV int share_unit(int i) { return own_unit() + (SEQUENCES == 2 ? lane_quarter() & 2 : i * 2); }
 template <int SEQUENCES>
@@ -78,7 +86,8 @@ KR_DEV int column_sequence(void) { return SEQUENCES == 2 ? lane_row() / 2 % 2 : 
 
 /* One frame. */
 template <int SEQUENCES, int G>
-KR_DEV void step(const fragments &w, const float (&gates)[SEQUENCES][room<SEQUENCES>::GATES], const uint32_t (&before)[SEQUENCES][PITCH], uint32_t (&after)[SEQUENCES][PITCH],
+KR_DEV void step(const fragments &w, const float (&gates)[SEQUENCES][room<SEQUENCES>::GATES],
+                 const uint32_t (&before)[SEQUENCES][PITCH], uint32_t (&after)[SEQUENCES][PITCH],
                  own_share<SEQUENCES> &own) {
   typedef own_share<SEQUENCES> share;
   float sums[G][4] = {};
@@ -91,8 +100,10 @@ KR_DEV void step(const fragments &w, const float (&gates)[SEQUENCES][room<SEQUEN
       float x[4];
 #pragma unroll
       for (int gate = 0; gate < G; gate++) {
-        const float product = SEQUENCES == 2 ? kr_select(lane_quarter() & 2, sums[gate][2], sums[gate][0]) : sums[gate][i * 2 + j];
-        x[gate] = kr_fma(gate_scale(gate), product, gate_scale(gate) * (G == 3 && gate == 2 ? own.bias[i] : in.v[gate]));
+        const float product =
+            SEQUENCES == 2 ? kr_select(lane_quarter() & 2, sums[gate][2], sums[gate][0]) : sums[gate][i * 2 + j];
+        x[gate] =
+            kr_fma(gate_scale(gate), product, gate_scale(gate) * (G == 3 && gate == 2 ? own.bias[i] : in.v[gate]));
       }
       const float third = x[2];
       if (G == 3) x[2] = gate_scale(2) * in.v[2];
@@ -136,7 +147,7 @@ KR_DEV void step_units(const pk_two_layers &p, int second, int64_t first, room<S
   kr_sync();
 }
 
-/* ---- the input's part: rows of a group are columns of a product -------------------------------------------------------------- */
+/* ---- the input's part: rows of a group are columns of a product -------------------------------------------------- */
 
 /* PER_ROW threads share a row, each with every PER_ROW-th four of its numbers. */
 template <int SEQUENCES>
@@ -150,10 +161,12 @@ KR_DEV int sequence_of(int row, int sequences) { return row % 8 / (8 / sequences
 
 /* Frames beyond the last are read as the last, sequences as the first of the block. */
 template <int SEQUENCES>
-KR_DEV void load_row(const pk_two_layers &p, const float *from, int width, int64_t first, int t0, own_row<SEQUENCES> &row) {
+KR_DEV void load_row(const pk_two_layers &p, const float *from, int width, int64_t first, int t0,
+                     own_row<SEQUENCES> &row) {
   typedef own_row<SEQUENCES> own;
   const int thread = kr_thread() % HALF, n = thread / own::PER_ROW, t = t0 + frame_of(n, SEQUENCES);
-  const int64_t sequence = first + sequence_of(n, SEQUENCES) < p.n_sequences ? first + sequence_of(n, SEQUENCES) : first;
+  const int64_t sequence =
+      first + sequence_of(n, SEQUENCES) < p.n_sequences ? first + sequence_of(n, SEQUENCES) : first;
   from += (sequence * p.T + (t < p.T ? t : p.T - 1)) * width;
 #pragma unroll
   for (int k = 0; k < own::QUADS; k++) {
@@ -201,13 +214,15 @@ KR_DEV void store_row(const own_row<SEQUENCES> &row, uint32_t (&rows)[FRAMES * S
   for (int k = 0; k < own::QUADS; k++) {
     const int quad = thread % own::PER_ROW + k * own::PER_ROW;
     uint32_t *to = rows[thread / own::PER_ROW] + quad % 4 * 8 + quad / 4 * 2;
-    *(uint64_t *)to = (uint64_t)kr_pack_f16(row.v[k].v[1], row.v[k].v[3]) << 32 | kr_pack_f16(row.v[k].v[0], row.v[k].v[2]);
+    *(uint64_t *)to =
+        (uint64_t)kr_pack_f16(row.v[k].v[1], row.v[k].v[3]) << 32 | kr_pack_f16(row.v[k].v[0], row.v[k].v[2]);
   }
 }
 
 /* All gates of a group. bias: of the lane's two units. */
 template <int SEQUENCES, int G>
-KR_DEV void make_gates(const fragments &w, const float (&bias)[2][4], const uint32_t (&rows)[FRAMES * SEQUENCES][PITCH], float (&to)[FRAMES][SEQUENCES][room<SEQUENCES>::GATES]) {
+KR_DEV void make_gates(const fragments &w, const float (&bias)[2][4], const uint32_t (&rows)[FRAMES * SEQUENCES][PITCH],
+                       float (&to)[FRAMES][SEQUENCES][room<SEQUENCES>::GATES]) {
 #pragma unroll 1
   for (int set = 0; set < FRAMES * SEQUENCES; set += 8) {
     float sums[G][4];
@@ -233,12 +248,12 @@ KR_DEV void load_bias(const pk_layer &layer, float (&bias)[2][4]) {
   }
 }
 
-/* ---- both layers ------------------------------------------------------------------------------------------------------------- */
+/* ---- both layers ------------------------------------------------------------------------------------------------- */
 
 KR_DEV int first_of_both(int frames, int T) { return frames < T ? frames : T; }
 
-/* While the group at t0 is under way, one thread of the first layer says so, and one of the second waits for the rows that the group after
- * the next one will read. */
+/* While the group at t0 is under way, one thread of the first layer says so, and one of the second waits for the rows
+ * that the group after the next one will read. */
 KR_DEV void exchange(const pk_two_layers &p, int second, int32_t *progress, int t0) {
   if (second) kr_await(progress, first_of_both(t0 + 4 * FRAMES, p.T));
   else if (t0) kr_publish(progress, t0);
@@ -249,7 +264,8 @@ KR_DEV void end_exchange(const pk_two_layers &p, int second, int32_t *progress) 
   else kr_publish(progress, p.T);
 }
 
-/* Messages take as long as several frames: eight sequences' gates do so too, and two such blocks have no room for a warp of their own. */
+/* Messages take as long as several frames: eight sequences' gates do so too, and two such blocks have no room for a
+ * warp of their own. */
 template <int SEQUENCES>
 struct messages {
   enum { BY = SEQUENCES == 8 ? KR_PK_TWO_THREADS - 32 : KR_PK_TWO_THREADS }; /* the thread that exchanges them */
@@ -294,7 +310,9 @@ KR_DEV void exchange_messages(const pk_two_layers &p, int second, int speaks, in
 
 template <int SEQUENCES, int G>
 KR_DEV void run_layer(const pk_two_layers &p, room<SEQUENCES> &shared) {
-  const int second = kr_block_x() >= p.n_blocks, block = kr_block_x() - (second ? p.n_blocks : 0); /* first layers come first: who waits, waits for blocks that run */
+  const int second = kr_block_x() >= p.n_blocks,
+            block = kr_block_x() -
+                    (second ? p.n_blocks : 0); /* first layers come first: who waits, waits for blocks that run */
   const int64_t first = (int64_t)block * SEQUENCES;
   if (kr_thread() < HALF) step_units<SEQUENCES, G>(p, second, first, shared);
   else if (kr_thread() < 2 * HALF) bring_gates<SEQUENCES, G>(p, second, first, p.progress + block, shared);

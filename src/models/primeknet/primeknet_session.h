@@ -1,8 +1,10 @@
-/* primeknet_session.h: the working memory of one forward pass, and the stages that share it. Activations are maps: (T, width,
- * Cp) with one zero column before and after each row's positions, so that filters over frequency need no edges. */
+/* primeknet_session.h: the working memory of one forward pass, and the stages that share it. Activations are maps: (T,
+ * width, Cp) with one zero column before and after each row's positions, so that filters over frequency need no
+ * edges. */
 #ifndef KR_PRIMEKNET_SESSION_H
 #define KR_PRIMEKNET_SESSION_H
 
+#include "graph.h"
 #include "primeknet_packed.h"
 
 enum { KR_PK_TILE = 36, KR_PK_CHUNK = 64 };
@@ -22,17 +24,23 @@ typedef struct pk_scratch {
   int64_t ring_frame[2][3];
   float *y, *g;            /* time: (group, T, Cp) each; freq: (F2, Cp) */
   float *normed;           /* (CHUNK group or F2, Cp) */
-  float *xz, *xc, *delta, *dbl; /* Mamba: (CHUNK, 2Ep), (CHUNK, Ep), (CHUNK, Ep), (CHUNK, Xp) */
-  float *conv_state[2], *scan_state[2]; /* Mamba: (W-1, Ep), (E, N) */
+  kr_runner *layer[2];     /* Mamba: of the session's graphs */
+  float *conv_state[2], *scan_state[2]; /* Mamba: (W-1, E), (E, N) */
   float *gates_x, *gates_h, *steps; /* recurrent: (CHUNK group, G Hp), (group, G Hp), (CHUNK group, Hp) */
   float *h, *c;            /* recurrent: (layers, group, Hp) each */
   float *mean, *attn;      /* (Cp) each */
   float *scaled;           /* panels of C -> C */
   float *wide, *narrow;    /* freq: rows of 2Cp and of Cp with zero rows before and after */
   float *taps_a, *taps_b;  /* freq: (F2, Cp) each */
-  void *op_scratch;        /* for the scan */
   int32_t status;          /* first failure of this thread */
 } pk_scratch;
+
+/* A Mamba layer over a chunk as a graph, for any layer's weights (primeknet_mamba.c). */
+typedef struct pk_mamba_chunk {
+  kr_graph *graph;
+  kr_tensor y, out, conv[2], scan[2]; /* rows before and after: may be the same; states before and after */
+  kr_tensor in_w, in_b, conv_w, conv_b, x_w, dt_w, dt_b, A, D, out_w, out_b;
+} pk_mamba_chunk;
 
 struct kr_pk_session {
   const kr_primeknet *model;
@@ -45,7 +53,7 @@ struct kr_pk_session {
   float *x;                                 /* half width */
   float *decoder_maps[KR_PK_MAX_DEPTH + 1]; /* where output i + 1 of a decoder's dense block goes, half width */
   float *encoder_maps[KR_PK_MAX_DEPTH + 1]; /* by output as well: the encoder's, full width; over the same memory */
-  float *wide_map;                          /* the phase decoder's upsampled map, full width, clear of its last output */
+  float *wide_map;         /* the phase decoder's upsampled map, full width, clear of its last output */
   pk_scratch *scratch;     /* per thread */
   int n_threads;
   float *zeros;            /* (TILE + 2, Cp), or one row of a recurrence */
@@ -55,7 +63,9 @@ struct kr_pk_session {
   float *scale, *shift;    /* (Cp) */
   float *first_scale, *first_shift; /* (Cp) the norm of the encoder's x1 */
   float *lift[3];          /* (Cp) the encoder's first layer with its norm folded in */
-  uint64_t op_scratch_bytes;
+  krait_ctx *alone;        /* the model's context with one thread: what a thread's graphs are planned for */
+  int64_t chunk;           /* frames that a Mamba layer takes at once */
+  pk_mamba_chunk layer[2]; /* of whole chunks, and of what is left */
 };
 
 /* Lays the memory out for windows of T frames (primeknet_memory.c). */
@@ -70,14 +80,19 @@ void pk_decode_phase(kr_pk_session *s, const pk_map *x);    /* -> s->phase; x is
 void pk_time_stage(kr_pk_session *s, const pk_block *block, const pk_map *x);
 void pk_freq_stage(kr_pk_session *s, const pk_block *block, const pk_map *x);
 
-/* Bytes of scratch that the scan wants for a chunk (primeknet_time.c). */
-int32_t pk_scan_scratch_bytes(const kr_primeknet *model, uint64_t *bytes);
+/* Graphs for windows of s->T frames; a layer over one sequence, in place (primeknet_mamba.c). */
+int32_t pk_mamba_prepare(kr_pk_session *s);
+void pk_mamba_close(kr_pk_session *s);
+int32_t pk_mamba_run(const kr_pk_session *s, const pk_mamba *net, pk_scratch *w, float *y);
 
-/* Steps that both stages share (primeknet_freq.c). C += g A with the attention's weights scaled by the channel means. */
+/* Steps that both stages share (primeknet_freq.c). C += g A with the attention's weights scaled by the channel
+ * means. */
 void pk_attend(const kr_primeknet *m, const pk_attention *a, pk_scratch *w, const float *g, int64_t n, float *y);
 
-static inline void pk_gemm(const kr_primeknet *m, const kr_panels *weights, const float *A, int64_t lda, int64_t M, float *C, int64_t ldc, int epilogue) {
-  kr_gemm_rows_call call = {weights, A, lda, M, C, ldc, NULL, 0, weights->gate ? kr_padded(m->layers, weights->N / 2) : weights->N, epilogue};
+static inline void pk_gemm(const kr_primeknet *m, const kr_panels *weights, const float *A, int64_t lda, int64_t M,
+                           float *C, int64_t ldc, int epilogue) {
+  kr_gemm_rows_call call = {
+      weights, A, lda, M, C, ldc, NULL, 0, weights->gate ? kr_padded(m->layers, weights->N / 2) : weights->N, epilogue};
   m->layers->gemm_rows(&call);
 }
 

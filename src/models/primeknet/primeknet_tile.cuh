@@ -1,15 +1,16 @@
-/* primeknet_tile.cuh: the product that PrimeKnet spends its time in: a block multiplies 64 rows in shared memory with 64 columns of a panel
- * of weights; results stay in registers. In float32 by FMA; or with KR_HALVES, in modules of their own, by tensor cores from Ampere on:
- * factors rounded to float16, which has the digits of TF32, sums in float32. Rows and columns have their plain order everywhere; what
- * the tensor cores want lies in the order of the packed weights alone (primeknet_device.c). */
+/* primeknet_tile.cuh: the product that PrimeKnet spends its time in: a block multiplies 64 rows in shared memory with
+ * 64 columns of a panel of weights; results stay in registers. In float32 by FMA; or with KR_HALVES, in modules of
+ * their own, by tensor cores from Ampere on: factors rounded to float16, which has the digits of TF32, sums in float32.
+ * Rows and columns have their plain order everywhere; what the tensor cores want lies in the order of the packed
+ * weights alone (primeknet_device.c). */
 #ifndef KR_PRIMEKNET_TILE_CUH
 #define KR_PRIMEKNET_TILE_CUH
 
 #include "pack.cuh"
 #include "primeknet_plan.h"
 
-/* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column. PITCH: words from row to row, so that what a warp
- * reads lies in different banks. */
+/* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column.
+ * PITCH: words from row to row, so that what a warp reads lies in different banks. */
 #ifdef KR_HALVES
 enum { THREADS = KR_PK_THREADS_HALVES, BLOCKS = 2, PITCH = 40, RESULTS = 4, PARTS = 2 };
 #else
@@ -27,7 +28,9 @@ typedef struct __attribute__((aligned(16))) tile {
 } tile;
 
 #ifdef KR_HALVES
-KR_DEV void put2(tile &to, int row, int column, float a, float b) { to.words[row * PITCH + column / 2] = kr_pack_f16(a, b); }
+KR_DEV void put2(tile &to, int row, int column, float a, float b) {
+  to.words[row * PITCH + column / 2] = kr_pack_f16(a, b);
+}
 
 KR_DEV void put4(tile &to, int row, int column, const kr_float4 &v) {
   const uint64_t pair = (uint64_t)kr_pack_f16(v.v[2], v.v[3]) << 32 | kr_pack_f16(v.v[0], v.v[1]);
@@ -44,7 +47,9 @@ KR_DEV void clear(sums &s) {
   for (int i = 0; i < 16; i++) s.v[i / 8][i / 4 % 2][i % 4] = 0.0f;
 }
 
-KR_DEV int result_row(int i) { return (kr_thread() >> 5 & 1) * 32 + (i >> 1) * 16 + (i & 1) * 8 + ((kr_thread() & 31) >> 2); }
+KR_DEV int result_row(int i) {
+  return (kr_thread() >> 5 & 1) * 32 + (i >> 1) * 16 + (i & 1) * 8 + ((kr_thread() & 31) >> 2);
+}
 KR_DEV int result_column(void) { return (kr_thread() >> 6) * 16 + (kr_thread() & 3) * 4; }
 
 KR_DEV kr_float4 result(const sums &s, int i) {
@@ -67,7 +72,8 @@ typedef struct factors {
 } factors;
 
 KR_DEV void take(const tile &from, factors &f) {
-  const uint32_t *row = from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 2;
+  const uint32_t *row =
+      from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 2;
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -96,14 +102,21 @@ KR_DEV void multiply(const tile &, const factors &f, const weights &w, sums &s) 
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 2; i++) kr_mma(s.v[i][0], f.a[i][k], w.b[k].w[0], w.b[k].w[1]), kr_mma(s.v[i][1], f.a[i][k], w.b[k].w[2], w.b[k].w[3]);
+    for (int i = 0; i < 2; i++)
+      kr_mma(s.v[i][0], f.a[i][k], w.b[k].w[0], w.b[k].w[1]), kr_mma(s.v[i][1], f.a[i][k], w.b[k].w[2], w.b[k].w[3]);
 }
 
-KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) { return w + fragments + (int64_t)k * Np / 2; }
+KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) {
+  return w + fragments + (int64_t)k * Np / 2;
+}
 
 #else
-KR_DEV void put2(tile &to, int row, int column, float a, float b) { *(kr_float2 *)(to.words + row * PITCH + column) = kr_float2{{a, b}}; }
-KR_DEV void put4(tile &to, int row, int column, const kr_float4 &v) { *(kr_float4 *)(to.words + row * PITCH + column) = v; }
+KR_DEV void put2(tile &to, int row, int column, float a, float b) {
+  *(kr_float2 *)(to.words + row * PITCH + column) = kr_float2{{a, b}};
+}
+KR_DEV void put4(tile &to, int row, int column, const kr_float4 &v) {
+  *(kr_float4 *)(to.words + row * PITCH + column) = v;
+}
 
 /* A thread has 8 rows by 4 columns. */
 typedef struct sums {
@@ -161,9 +174,10 @@ KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &
 KR_DEV const float *panel_rows(const float *w, int64_t, int k, int Np) { return w + (int64_t)k * Np; }
 #endif
 
-/* ---- where results go ---------------------------------------------------------------------------------------------------- */
+/* ---- where results go -------------------------------------------------------------------------------------------- */
 
-/* The rows of this thread's results in the map they go to; bit i of exists: result i is one of them. The others repeat a row that is. */
+/* The rows of this thread's results in the map they go to; bit i of exists: result i is one of them. The others repeat
+ * a row that is. */
 typedef struct spots {
   uint32_t row[RESULTS], exists;
   int count; /* of the whole tile */
@@ -200,7 +214,9 @@ KR_DEV kr_float4 with_bias(const sums &s, int i, const kr_float4 &bias) {
   return v;
 }
 
-KR_DEV kr_float4 addend(const ending &e, const spots &at, int i, int column) { return load4(e.E ? e.E + (int64_t)at.row[i] * e.ldo + column : e.zeros); }
+KR_DEV kr_float4 addend(const ending &e, const spots &at, int i, int column) {
+  return load4(e.E ? e.E + (int64_t)at.row[i] * e.ldo + column : e.zeros);
+}
 
 /* What is added to the results: E, for panels of one tile. Read early where there are registers for it. */
 #ifdef KR_HALVES
@@ -219,10 +235,13 @@ typedef struct addends {
 } addends;
 
 KR_DEV void fetch(const ending &, const spots &, int, addends &) {}
-KR_DEV kr_float4 fetched(const ending &e, const spots &at, int i, int column, const addends &) { return addend(e, at, i, column); }
+KR_DEV kr_float4 fetched(const ending &e, const spots &at, int i, int column, const addends &) {
+  return addend(e, at, i, column);
+}
 #endif
 
-/* Columns column0.. of the panel. ADD: there are addends, and beta X is looked for; all reads come before the writes. */
+/* Columns column0.. of the panel. ADD: there are addends, and beta X is looked for; all reads come before the
+ * writes. */
 template <int ADD>
 KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s, const addends &more) {
   const int column = column0 + result_column();
@@ -265,7 +284,8 @@ KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, c
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) {
     const kr_float4 v = with_bias(s, i, bias);
-    if (at.exists >> i & 1) *(kr_float2 *)(e.out + (int64_t)at.row[i] * e.ldo + column / 2) = kr_float2{{v.v[0] * v.v[1], v.v[2] * v.v[3]}};
+    if (at.exists >> i & 1)
+      *(kr_float2 *)(e.out + (int64_t)at.row[i] * e.ldo + column / 2) = kr_float2{{v.v[0] * v.v[1], v.v[2] * v.v[3]}};
   }
 }
 

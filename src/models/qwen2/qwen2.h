@@ -62,7 +62,8 @@ int32_t kr_qwen2_step(kr_qwen2 *model, int64_t B, const int32_t *slots, const in
 int32_t kr_qwen2_step_again(kr_qwen2 *model);
 /* What kinds of calls the latest run is made of (kr_runner_kinds); the states are lost. */
 int32_t kr_qwen2_kinds(kr_qwen2 *model, kr_runner_kind_fn fn, void *user);
-/* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; the model's, until its next run. */
+/* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; the model's, until its next
+ * run. */
 int32_t kr_qwen2_graph_of(kr_qwen2 *model, int64_t n, int with_rows, const kr_graph **graph);
 int32_t kr_qwen2_wait(const kr_qwen2 *model);
 

@@ -1,5 +1,5 @@
-/* qwen2_graph.c: the model as calls of a graph, for B sequences of one token or for L tokens of one. Rows are tokens.
- */
+/* qwen2_graph.c: the model as calls of a graph, for B sequences of one token or for L tokens of one. Rows are
+ * tokens. */
 #include <stdio.h>
 
 #include "alloc.h"

@@ -129,8 +129,8 @@ static int32_t take_all(kr_placer *p, void *user) {
   kr_qwen2_weights *w = t->w;
   KR_TRY(kr_place(p, "model.embed_tokens.weight", 1, KR_SIZES(c->V, c->d), &w->embedding));
   w->head = w->embedding;
-  if (!c->is_tied ||
-      kr_placer_look(p, "lm_head.weight.q8_0") || kr_placer_look(p, "lm_head.weight.q4_k")) { /* a quantised model keeps its embedding for looking tokens up */
+  if (!c->is_tied || kr_placer_look(p, "lm_head.weight.q8_0") ||
+      kr_placer_look(p, "lm_head.weight.q4_k")) { /* a quantised model keeps its embedding for looking tokens up */
     const uint64_t looked_up = p->bytes;
     KR_TRY(kr_place(p, "lm_head.weight", 1, KR_SIZES(c->V, c->d), &w->head));
     p->bytes -= looked_up;

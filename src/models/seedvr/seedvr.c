@@ -25,7 +25,8 @@ static void close_model(void **handle) {
   kr_free(m);
 }
 
-static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights, int32_t precision, void **handle) {
+static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
+                          int32_t precision, void **handle) {
   kr_seedvr_config c;
   (void)precision; /* float32 */
   KR_TRY(kr_seedvr_config_read(model, config, &c));
@@ -52,12 +53,14 @@ typedef struct sample {
   float timestep;
 } sample;
 
-/* Patches' values side by side, row by row, channels innermost; which is also how they come out. */
-static void cut(const kr_seedvr_config *c, const int64_t size[3], int64_t channels, float *patches, float *latents, int is_back) {
+/* Patches' values side by side, row by row, channels-last; which is also how they come out. */
+static void cut(const kr_seedvr_config *c, const int64_t size[3], int64_t channels, float *patches, float *latents,
+                int is_back) {
   const int64_t ph = c->patch[1], pw = c->patch[2], H = size[1] / ph, W = size[2] / pw;
   for (int64_t i = 0; i < size[0] * H * W; i++)
     for (int64_t k = 0; k < ph; k++) {
-      float *row = patches + (i * ph + k) * pw * channels, *at = latents + ((i / (H * W) * size[1] + i / W % H * ph + k) * size[2] + i % W * pw) * channels;
+      float *row = patches + (i * ph + k) * pw * channels,
+            *at = latents + ((i / (H * W) * size[1] + i / W % H * ph + k) * size[2] + i % W * pw) * channels;
       memcpy(is_back ? at : row, is_back ? row : at, (size_t)(pw * channels) * sizeof *row);
     }
 }
@@ -118,7 +121,8 @@ static int32_t room_for(check *c, int which, const char *name, int64_t n, float 
     KR_CHECK(c->got[which], KRAIT_ERR_NO_MEMORY, "no memory for outputs");
   }
   *to = c->room[which] ? c->got[which] + c->used[which] : NULL; /* not recorded: not compared */
-  KR_CHECK(!c->room[which] || c->used[which] + n <= c->room[which], KRAIT_ERR_WEIGHTS, "golden.%s has fewer rows than the samples", name);
+  KR_CHECK(!c->room[which] || c->used[which] + n <= c->room[which], KRAIT_ERR_WEIGHTS,
+           "golden.%s has fewer rows than the samples", name);
   c->used[which] += n;
   return KRAIT_OK;
 }
@@ -159,8 +163,11 @@ static int32_t run_bound(check *c, const sample *s, float *patches, void *blocks
 static int32_t run_sample(check *c, const sample *s) {
   const kr_seedvr_config *config = &c->m->c;
   void *blocks[4 + KR_SEEDVR_MOST_TAPS] = {NULL};
-  KR_CHECK(s->size[1] % config->patch[1] == 0 && s->size[2] % config->patch[2] == 0, KRAIT_ERR_WEIGHTS, "golden.vid_shape: sample %lld is no whole number of patches", (long long)c->i);
-  c->g = (kr_seedvr_graph){.size = {s->size[0], s->size[1] / config->patch[1], s->size[2] / config->patch[2]}, .n_text = s->n, .with_taps = 1};
+  KR_CHECK(s->size[1] % config->patch[1] == 0 && s->size[2] % config->patch[2] == 0, KRAIT_ERR_WEIGHTS,
+           "golden.vid_shape: sample %lld is no whole number of patches", (long long)c->i);
+  c->g = (kr_seedvr_graph){.size = {s->size[0], s->size[1] / config->patch[1], s->size[2] / config->patch[2]},
+                           .n_text = s->n,
+                           .with_taps = 1};
   KR_TRY(kr_seedvr_graph_open(c->m->ctx, config, &c->m->w, &c->g));
   const int64_t widest = config->vid_in > config->vid_out ? config->vid_in : config->vid_out;
   float *patches = kr_alloc_array((size_t)(s->size[0] * s->size[1] * s->size[2] * widest), sizeof *patches);
@@ -174,11 +181,13 @@ static int32_t run_sample(check *c, const sample *s) {
 /* Shapes of the samples: (B, n) int32, each 1 to 65536. */
 static int32_t take_shapes(const kr_weights *golden, const char *key, int64_t n, int64_t *B, const int32_t **shapes) {
   const kr_weight *item = kr_weights_find(golden, key);
-  KR_CHECK(item && item->dtype == KRAIT_I32 && item->n_dims == 2 && item->shape[1] == n && item->shape[0] >= 1 && (*B == 0 || *B == item->shape[0]), KRAIT_ERR_WEIGHTS,
-           "the golden file has no %s of shape (samples, %lld), int32", key, (long long)n);
+  KR_CHECK(item && item->dtype == KRAIT_I32 && item->n_dims == 2 && item->shape[1] == n && item->shape[0] >= 1 &&
+               (*B == 0 || *B == item->shape[0]),
+           KRAIT_ERR_WEIGHTS, "the golden file has no %s of shape (samples, %lld), int32", key, (long long)n);
   *B = item->shape[0], *shapes = item->data;
   for (int64_t i = 0; i < *B * n; i++)
-    KR_CHECK((*shapes)[i] >= 1 && (*shapes)[i] <= 1 << 16, KRAIT_ERR_WEIGHTS, "%s: %d is not within 1 to 65536", key, (*shapes)[i]);
+    KR_CHECK((*shapes)[i] >= 1 && (*shapes)[i] <= 1 << 16, KRAIT_ERR_WEIGHTS, "%s: %d is not within 1 to 65536", key,
+             (*shapes)[i]);
   return KRAIT_OK;
 }
 
@@ -211,7 +220,8 @@ static int32_t run_samples(check *c) {
   return KRAIT_OK;
 }
 
-static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled) {
+static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+                      int32_t *n_filled) {
   check *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for outputs");
   c->m = timeline, c->golden = golden;
@@ -220,7 +230,9 @@ static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row
     char key[64];
     snprintf(key, sizeof key, "golden.%s", c->name[i]);
     const kr_weight *item = c->room[i] ? kr_weights_find(golden, key) : NULL;
-    if (status >= 0 && item && c->used[i] != c->room[i]) status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples give %lld", key, (long long)c->room[i], (long long)c->used[i]);
+    if (status >= 0 && item && c->used[i] != c->room[i])
+      status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples give %lld", key, (long long)c->room[i],
+                       (long long)c->used[i]);
     if (status >= 0 && item) kr_verify_add(c->name[i], c->got[i], item->data, c->used[i], rows, n_rows, n_filled);
     kr_free(c->got[i]);
   }
@@ -228,4 +240,5 @@ static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row
   return status;
 }
 
-const kr_model_kind kr_model_seedvr = {"seedvr", takes, open_model, close_model, open_session, close_session, NULL, verify};
+const kr_model_kind kr_model_seedvr = {"seedvr",     takes,         open_model, close_model,
+                                       open_session, close_session, NULL,       verify};

@@ -1,4 +1,5 @@
-/* seedvr.h: SeedVR's transformer (MODEL.md): configuration, weights, windows, and its graph for a sample of one shape. */
+/* seedvr.h: SeedVR's transformer (MODEL.md): configuration, weights, windows, and its graph for a sample of one
+ * shape. */
 #ifndef KR_SEEDVR_H
 #define KR_SEEDVR_H
 
@@ -48,7 +49,8 @@ typedef struct kr_seedvr_weights {
 } kr_seedvr_weights;
 
 /* weights: float32, NULL: random ones. */
-int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights, int32_t dtype, kr_seedvr_weights *to);
+int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
+                               int32_t dtype, kr_seedvr_weights *to);
 void kr_seedvr_weights_close(const krait_ctx *ctx, kr_seedvr_weights *w);
 
 /* ---- windows (seedvr_windows.c) ---- */
@@ -57,9 +59,11 @@ typedef struct kr_seedvr_window {
   int64_t edge[6];
 } kr_seedvr_window;
 /* How many windows a grid of size[3] tokens has; writes the first `most` of them. */
-int64_t kr_seedvr_windows(const int64_t size[3], const int64_t count[3], int is_shifted, kr_seedvr_window *windows, int64_t most);
+int64_t kr_seedvr_windows(const int64_t size[3], const int64_t count[3], int is_shifted, kr_seedvr_window *windows,
+                          int64_t most);
 
-/* Where the rows of video and text stand in the packed sequences of a partition, and their angles. Host memory, of one block. */
+/* Where the rows of video and text stand in the packed sequences of a partition, and their angles. Host memory, of one
+ * block. */
 typedef struct kr_seedvr_layout {
   int64_t n_windows, n_packed, longest, n_turned; /* n_turned: rows with angles: all, or the video's */
   double pairs;        /* of query and key, over all sequences */
@@ -69,7 +73,8 @@ typedef struct kr_seedvr_layout {
   void *memory;
   size_t bytes;
 } kr_seedvr_layout;
-int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int64_t n_freqs, const int64_t size[3], int64_t n_text, int is_shifted, kr_seedvr_layout *to);
+int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int64_t n_freqs, const int64_t size[3],
+                              int64_t n_text, int is_shifted, kr_seedvr_layout *to);
 void kr_seedvr_layout_close(kr_seedvr_layout *layout);
 
 /* ---- the graph (seedvr_graph.c) ---- */
@@ -83,10 +88,12 @@ typedef struct kr_seedvr_tap {
 typedef struct kr_seedvr_graph {
   const krait_ctx *ctx;
   int64_t size[3], n_text, T;   /* of the token grid; text; video tokens */
-  int32_t with_taps, blocks_only; /* with_taps: what a golden file holds comes out too; blocks_only: rows in, rows out, for timing */
+  int32_t with_taps,
+      blocks_only; /* with_taps: what a golden file holds comes out too; blocks_only: rows in, rows out, for timing */
   kr_graph *g;
   kr_runner *runner;
-  kr_tensor patches, text, sinusoids, out; /* (T, 4 vid_in), (n_text, txt_in), (1, 256) of the weights' type; (T, 4 vid_out) float32 */
+  kr_tensor patches, text, sinusoids,
+      out; /* (T, 4 vid_in), (n_text, txt_in), (1, 256) of the weights' type; (T, 4 vid_out) float32 */
   kr_tensor rows, emb;          /* blocks_only: (T + n_text, C); (1, 6C) float32 */
   kr_seedvr_layout layout[KR_SEEDVR_PARTITIONS];
   kr_seedvr_tap taps[KR_SEEDVR_MOST_TAPS];
@@ -95,7 +102,8 @@ typedef struct kr_seedvr_graph {
   double flops;                 /* of a run: products and attention */
 } kr_seedvr_graph;
 /* size, n_text, with_taps and blocks_only say which; the rest is filled in. */
-int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w, kr_seedvr_graph *graph);
+int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
+                             kr_seedvr_graph *graph);
 void kr_seedvr_graph_close(kr_seedvr_graph *graph);
 
 #endif

@@ -1,19 +1,24 @@
-/* seedvr_config.c: the constructor's arguments of both variants, with the published models' values as defaults, checked. */
+/* seedvr_config.c: the constructor's arguments of both variants, with the published models' values as defaults,
+ * checked. */
 #include <string.h>
 
 #include "seedvr.h"
 #include "status.h"
 
 static const char *const known_keys[] = {
-    "ada", "block_type", "emb_dim", "expand_ratio", "head_dim", "heads", "mlp_type", "mm_layers", "msa_type", "norm", "norm_eps", "num_layers", "patch_size", "qk_bias", "qk_norm", "qk_rope",
-    "rope_dim", "rope_type", "shared_mlp", "shared_qkv", "txt_dim", "txt_in_dim", "txt_in_norm", "vid_dim", "vid_in_channels", "vid_out_channels", "vid_out_norm", "window", "window_method",
+    "ada",           "block_type",  "emb_dim",  "expand_ratio",    "head_dim",         "heads",        "mlp_type",
+    "mm_layers",     "msa_type",    "norm",     "norm_eps",        "num_layers",       "patch_size",   "qk_bias",
+    "qk_norm",       "qk_rope",     "rope_dim", "rope_type",       "shared_mlp",       "shared_qkv",   "txt_dim",
+    "txt_in_dim",    "txt_in_norm", "vid_dim",  "vid_in_channels", "vid_out_channels", "vid_out_norm", "window",
+    "window_method",
 };
 
 /* What has one value that is computed here. */
 static int32_t need_text(const kr_config *config, const char *key, const char *only) {
   const char *text;
   KR_TRY(kr_config_text(config, key, only, &text));
-  KR_CHECK(strcmp(text, only) == 0, KRAIT_ERR_UNSUPPORTED, "configuration: %s is '%.40s'; only '%s' is supported", key, text, only);
+  KR_CHECK(strcmp(text, only) == 0, KRAIT_ERR_UNSUPPORTED, "configuration: %s is '%.40s'; only '%s' is supported", key,
+           text, only);
   return KRAIT_OK;
 }
 
@@ -27,7 +32,8 @@ static int32_t need_bool(const kr_config *config, const char *key, int only) {
 static int32_t need_int(const kr_config *config, const char *key, int64_t only) {
   int64_t value;
   KR_TRY(kr_config_int(config, key, only, INT64_MIN, INT64_MAX, &value));
-  KR_CHECK(value == only, KRAIT_ERR_WEIGHTS, "configuration: %s is %lld, must be %lld", key, (long long)value, (long long)only);
+  KR_CHECK(value == only, KRAIT_ERR_WEIGHTS, "configuration: %s is %lld, must be %lld", key, (long long)value,
+           (long long)only);
   return KRAIT_OK;
 }
 
@@ -44,7 +50,8 @@ static int32_t check_fixed(const kr_config *config, const kr_seedvr_config *c) {
   for (int64_t i = 0; i < n; i++) {
     const char *type;
     KR_TRY(kr_config_text_at(config, "block_type", i, &type));
-    KR_CHECK(strcmp(type, "mmdit_sr") == 0, KRAIT_ERR_UNSUPPORTED, "configuration: block_type[%lld] is '%.40s'; only 'mmdit_sr' is supported", (long long)i, type);
+    KR_CHECK(strcmp(type, "mmdit_sr") == 0, KRAIT_ERR_UNSUPPORTED,
+             "configuration: block_type[%lld] is '%.40s'; only 'mmdit_sr' is supported", (long long)i, type);
   }
   if (!c->is_3b) {
     KR_TRY(need_bool(config, "qk_rope", 1));
@@ -65,7 +72,8 @@ static int32_t read_window(const kr_config *config, kr_seedvr_config *c) {
     int64_t window[3];
     KR_TRY(kr_config_ints_at(config, "window", i, 1, 1 << 16, 3, window));
     if (i == 0) memcpy(c->window, window, sizeof window);
-    KR_CHECK(memcmp(c->window, window, sizeof window) == 0, KRAIT_ERR_UNSUPPORTED, "configuration: window[%lld] is another than window[0]", (long long)i);
+    KR_CHECK(memcmp(c->window, window, sizeof window) == 0, KRAIT_ERR_UNSUPPORTED,
+             "configuration: window[%lld] is another than window[0]", (long long)i);
   }
   return KRAIT_OK;
 }
@@ -73,12 +81,14 @@ static int32_t read_window(const kr_config *config, kr_seedvr_config *c) {
 static int32_t read_methods(const kr_config *config, kr_seedvr_config *c) {
   int64_t n;
   KR_TRY(kr_config_count(config, "window_method", &n));
-  KR_CHECK(n == 0 || n == c->n_layers, KRAIT_ERR_WEIGHTS, "configuration: window_method has %lld values for %lld layers", (long long)n, (long long)c->n_layers);
+  KR_CHECK(n == 0 || n == c->n_layers, KRAIT_ERR_WEIGHTS,
+           "configuration: window_method has %lld values for %lld layers", (long long)n, (long long)c->n_layers);
   for (int64_t i = 0; i < c->n_layers; i++) {
     const char *method = i % 2 ? "720pswin_by_size_bysize" : "720pwin_by_size_bysize";
     if (n) KR_TRY(kr_config_text_at(config, "window_method", i, &method));
     c->is_shifted[i] = strcmp(method, "720pswin_by_size_bysize") == 0;
-    KR_CHECK(c->is_shifted[i] || strcmp(method, "720pwin_by_size_bysize") == 0, KRAIT_ERR_UNSUPPORTED, "configuration: unknown window_method '%.40s'", method);
+    KR_CHECK(c->is_shifted[i] || strcmp(method, "720pwin_by_size_bysize") == 0, KRAIT_ERR_UNSUPPORTED,
+             "configuration: unknown window_method '%.40s'", method);
   }
   return KRAIT_OK;
 }

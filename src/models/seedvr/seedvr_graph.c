@@ -1,4 +1,5 @@
-/* seedvr_graph.c: the model as calls of a graph, for one sample of one shape. Rows are tokens: the video's in raster order, then the text's. */
+/* seedvr_graph.c: the model as calls of a graph, for one sample of one shape. Rows are tokens: the video's in raster
+ * order, then the text's. */
 #include <stdio.h>
 
 #include "ctx.h"
@@ -32,10 +33,15 @@ typedef struct part {
 } part;
 
 static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
-static kr_tensor temp(const builder *b, int64_t rows, int64_t columns) { return kr_graph_temp(b->g, b->dtype, KR_DIMS(rows, columns)); }
-static kr_tensor rows_of(const builder *b, kr_tensor t, const part *p) { return kr_graph_slice(b->g, t, 0, p->from, p->n); }
+static kr_tensor temp(const builder *b, int64_t rows, int64_t columns) {
+  return kr_graph_temp(b->g, b->dtype, KR_DIMS(rows, columns));
+}
+static kr_tensor rows_of(const builder *b, kr_tensor t, const part *p) {
+  return kr_graph_slice(b->g, t, 0, p->from, p->n);
+}
 
-static kr_tensor weight_as(const builder *b, const char *name, char tag, int32_t dtype, kr_dims dims, const void *data) {
+static kr_tensor weight_as(const builder *b, const char *name, char tag, int32_t dtype, kr_dims dims,
+                           const void *data) {
   char full[64];
   snprintf(full, sizeof full, b->i < 0 ? "%.0lld%s" : "%lld.%s.%c", b->i < 0 ? 0 : (long long)b->i, name, tag);
   return data ? kr_graph_weight(b->g, full, dtype, dims, data) : 0;
@@ -44,15 +50,24 @@ static kr_tensor weight_as(const builder *b, const char *name, char tag, int32_t
 #define END(name, ...) weight_as(b, #name, 0, b->dtype, KR_DIMS(__VA_ARGS__), b->w->name)
 
 /* act(rows times a weight (columns, inputs) + bias) + residual. */
-static void project(const builder *b, const char *name, int32_t activation, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor residual, kr_tensor out) {
+static void project(const builder *b, const char *name, int32_t activation, kr_tensor rows, kr_tensor w, kr_tensor bias,
+                    kr_tensor residual, kr_tensor out) {
   const kr_dims from = kr_graph_dims(b->g, rows), to = kr_graph_dims(b->g, out);
   b->to->flops += 2 * (double)from.size[0] * (double)from.size[1] * (double)to.size[1];
-  kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.activation = activation, .A = view(b, rows), .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})), .bias = view(b, bias),
-                .residual = view(b, residual), .out = view(b, out)});
+  kr_graph_call(b->g, name, &kr_op_gemm,
+                &(krait_gemm_args){.activation = activation,
+                                   .A = view(b, rows),
+                                   .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})),
+                                   .bias = view(b, bias),
+                                   .residual = view(b, residual),
+                                   .out = view(b, out)});
 }
 
 static void combine(const builder *b, const char *name, int is_product, kr_tensor x, kr_tensor y, kr_tensor out) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.call.flags = is_product ? KRAIT_POINTWISE_PRODUCT : 0, .x_scale = 1, .y_scale = 1}, x, y, out);
+  kr_graph_pointwise(
+      b->g, name,
+      (krait_pointwise_args){.call.flags = is_product ? KRAIT_POINTWISE_PRODUCT : 0, .x_scale = 1, .y_scale = 1}, x, y,
+      out);
 }
 
 /* What a golden file holds comes out as float32 too. */
@@ -79,21 +94,31 @@ static void tap_rows(const builder *b, const char *name, kr_tensor t) {
 /* ---- modulation ---- */
 
 /* Row k of the modulation, as a vector. */
-static kr_tensor mod_of(const builder *b, const part *p, int k) { return p->mods ? kr_graph_reshape(b->g, kr_graph_slice(b->g, p->mods, 0, k, 1), KR_DIMS(b->c->C)) : 0; }
+static kr_tensor mod_of(const builder *b, const part *p, int k) {
+  return p->mods ? kr_graph_reshape(b->g, kr_graph_slice(b->g, p->mods, 0, k, 1), KR_DIMS(b->c->C)) : 0;
+}
 
 /* The modulated norm: which is 0 before attention, 1 before the mlp. */
 static void norm_rows(const builder *b, const char *name, const part *p, int which, kr_tensor x, kr_tensor out) {
-  kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = b->c->eps, .x = view(b, rows_of(b, x, p)), .weight = view(b, mod_of(b, p, 3 * which + 1)),
-                .bias = view(b, mod_of(b, p, 3 * which)), .out = view(b, rows_of(b, out, p))});
+  kr_graph_call(b->g, name, &kr_op_add_norm,
+                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                       .eps = b->c->eps,
+                                       .x = view(b, rows_of(b, x, p)),
+                                       .weight = view(b, mod_of(b, p, 3 * which + 1)),
+                                       .bias = view(b, mod_of(b, p, 3 * which)),
+                                       .out = view(b, rows_of(b, out, p))});
 }
 
 /* x + gate (rows w' + bias): the gate scales the rows of w. */
-static void project_gated(const builder *b, const char *name, const part *p, int which, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor x, kr_tensor out) {
+static void project_gated(const builder *b, const char *name, const part *p, int which, kr_tensor rows, kr_tensor w,
+                          kr_tensor bias, kr_tensor x, kr_tensor out) {
   const kr_dims dims = kr_graph_dims(b->g, w);
   const kr_tensor gate = mod_of(b, p, 3 * which + 2);
   if (gate) {
-    const kr_tensor gated = kr_graph_temp(b->g, b->dtype, dims), gated_bias = bias ? kr_graph_temp(b->g, b->dtype, KR_DIMS(dims.size[0])) : 0;
-    combine(b, "gate", 1, w, kr_graph_spread(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims), gated);
+    const kr_tensor gated = kr_graph_temp(b->g, b->dtype, dims),
+                    gated_bias = bias ? kr_graph_temp(b->g, b->dtype, KR_DIMS(dims.size[0])) : 0;
+    combine(b, "gate", 1, w, kr_graph_spread(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims),
+            gated);
     if (bias) combine(b, "gate_bias", 1, bias, gate, gated_bias);
     w = gated, bias = gated_bias;
   }
@@ -103,14 +128,18 @@ static void project_gated(const builder *b, const char *name, const part *p, int
 /* ---- attention ---- */
 
 /* Rows as heads: one packed row of sequences. */
-static kr_tensor as_heads(const builder *b, kr_tensor t) { return kr_graph_reshape(b->g, t, KR_DIMS(1, kr_graph_dims(b->g, t).size[0], b->c->H, b->c->D)); }
+static kr_tensor as_heads(const builder *b, kr_tensor t) {
+  return kr_graph_reshape(b->g, t, KR_DIMS(1, kr_graph_dims(b->g, t).size[0], b->c->H, b->c->D));
+}
 
 /* The k-th third of proj_qkv of all rows. */
 static kr_tensor project_third(const builder *b, const char *name, const part *parts, int n_parts, int k, kr_tensor x) {
   const int64_t inner = b->c->H * b->c->D;
   const kr_tensor out = temp(b, b->rows, inner);
   for (int i = 0; i < n_parts; i++)
-    project(b, name, KRAIT_ACT_NONE, rows_of(b, x, &parts[i]), kr_graph_slice(b->g, WEIGHT(&parts[i], qkv, 3 * inner, b->c->C), 0, k * inner, inner), 0, 0, rows_of(b, out, &parts[i]));
+    project(b, name, KRAIT_ACT_NONE, rows_of(b, x, &parts[i]),
+            kr_graph_slice(b->g, WEIGHT(&parts[i], qkv, 3 * inner, b->c->C), 0, k * inner, inner), 0, 0,
+            rows_of(b, out, &parts[i]));
   return out;
 }
 
@@ -120,15 +149,27 @@ static void norm_and_turn(const builder *b, const char *name, const part *parts,
   const kr_seedvr_layout *layout = &b->to->layout[b->c->is_shifted[b->i]];
   const places *at = &b->of[b->c->is_shifted[b->i]];
   for (int i = 0; i < n_parts; i++) {
-    const kr_tensor heads = kr_graph_reshape(b->g, rows_of(b, t, &parts[i]), KR_DIMS(parts[i].n * H, D)), w = is_key ? WEIGHT(&parts[i], norm_k, D) : WEIGHT(&parts[i], norm_q, D);
-    kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = b->c->eps, .x = view(b, heads), .weight = view(b, w), .out = view(b, heads)});
+    const kr_tensor heads = kr_graph_reshape(b->g, rows_of(b, t, &parts[i]), KR_DIMS(parts[i].n * H, D)),
+                    w = is_key ? WEIGHT(&parts[i], norm_k, D) : WEIGHT(&parts[i], norm_q, D);
+    kr_graph_call(b->g, name, &kr_op_add_norm,
+                  &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                         .eps = b->c->eps,
+                                         .x = view(b, heads),
+                                         .weight = view(b, w),
+                                         .out = view(b, heads)});
   }
   const kr_tensor turned = as_heads(b, kr_graph_slice(b->g, t, 0, 0, layout->n_turned));
-  kr_graph_call(b->g, "rotary", &kr_op_rotary, &(krait_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED, .x = view(b, turned), .cos = view(b, at->cos), .sin = view(b, at->sin), .out = view(b, turned)});
+  kr_graph_call(b->g, "rotary", &kr_op_rotary,
+                &(krait_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED,
+                                     .x = view(b, turned),
+                                     .cos = view(b, at->cos),
+                                     .sin = view(b, at->sin),
+                                     .out = view(b, turned)});
 }
 
 static kr_tensor gather(const builder *b, const char *name, kr_tensor table, kr_tensor index, kr_tensor out) {
-  kr_graph_call(b->g, name, &kr_op_gather_rows, &(krait_gather_rows_args){.table = view(b, table), .index = view(b, index), .out = view(b, out)});
+  kr_graph_call(b->g, name, &kr_op_gather_rows,
+                &(krait_gather_rows_args){.table = view(b, table), .index = view(b, index), .out = view(b, out)});
   return out;
 }
 
@@ -138,9 +179,13 @@ static kr_tensor unpack(const builder *b, kr_tensor packed) {
   const places *at = &b->of[b->c->is_shifted[b->i]];
   const kr_tensor out = temp(b, b->rows, inner);
   gather(b, "video_back", packed, at->video_at, kr_graph_slice(b->g, out, 0, 0, b->T));
-  const kr_tensor copies = gather(b, "text_back", packed, at->text_at, temp(b, n * b->n, inner)), sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->n * inner));
-  kr_graph_call(b->g, "text_sum", &kr_op_sum_rows, &(krait_sum_rows_args){.x = view(b, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))), .out = view(b, sum)});
-  kr_graph_pointwise(b->g, "text_mean", (krait_pointwise_args){.x_scale = 1 / (float)n}, kr_graph_reshape(b->g, sum, KR_DIMS(b->n, inner)), 0, kr_graph_slice(b->g, out, 0, b->T, b->n));
+  const kr_tensor copies = gather(b, "text_back", packed, at->text_at, temp(b, n * b->n, inner)),
+                  sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->n * inner));
+  kr_graph_call(b->g, "text_sum", &kr_op_sum_rows,
+                &(krait_sum_rows_args){.x = view(b, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
+                                       .out = view(b, sum)});
+  kr_graph_pointwise(b->g, "text_mean", (krait_pointwise_args){.x_scale = 1 / (float)n},
+                     kr_graph_reshape(b->g, sum, KR_DIMS(b->n, inner)), 0, kr_graph_slice(b->g, out, 0, b->T, b->n));
   return out;
 }
 
@@ -148,16 +193,25 @@ static kr_tensor attend(const builder *b, const part *parts, int n_parts, kr_ten
   const kr_seedvr_config *c = b->c;
   const kr_seedvr_layout *layout = &b->to->layout[c->is_shifted[b->i]];
   const places *at = &b->of[c->is_shifted[b->i]];
-  const kr_tensor q = project_third(b, "q", parts, n_parts, 0, x), k = project_third(b, "k", parts, n_parts, 1, x), v = project_third(b, "v", parts, n_parts, 2, x);
+  const kr_tensor q = project_third(b, "q", parts, n_parts, 0, x), k = project_third(b, "k", parts, n_parts, 1, x),
+                  v = project_third(b, "v", parts, n_parts, 2, x);
   norm_and_turn(b, "norm_q", parts, n_parts, 0, q);
   norm_and_turn(b, "norm_k", parts, n_parts, 1, k);
   kr_tensor packed[3];
   const kr_tensor from[] = {q, k, v};
-  for (int i = 0; i < 3; i++) packed[i] = gather(b, "pack", from[i], at->to_packed, temp(b, layout->n_packed, c->H * c->D));
+  for (int i = 0; i < 3; i++)
+    packed[i] = gather(b, "pack", from[i], at->to_packed, temp(b, layout->n_packed, c->H * c->D));
   if (b->i == 1) tap(b, "window_q1", packed[0]);
   const kr_tensor out = temp(b, layout->n_packed, c->H * c->D);
-  kr_graph_call(b->g, "attention", &kr_op_attention, &(krait_attention_args){.max_q = layout->longest, .max_k = layout->longest, .q = view(b, as_heads(b, packed[0])), .k = view(b, as_heads(b, packed[1])),
-                .v = view(b, as_heads(b, packed[2])), .cu_seqlens_q = view(b, at->starts), .cu_seqlens_k = view(b, at->starts), .out = view(b, as_heads(b, out))});
+  kr_graph_call(b->g, "attention", &kr_op_attention,
+                &(krait_attention_args){.max_q = layout->longest,
+                                        .max_k = layout->longest,
+                                        .q = view(b, as_heads(b, packed[0])),
+                                        .k = view(b, as_heads(b, packed[1])),
+                                        .v = view(b, as_heads(b, packed[2])),
+                                        .cu_seqlens_q = view(b, at->starts),
+                                        .cu_seqlens_k = view(b, at->starts),
+                                        .out = view(b, as_heads(b, out))});
   b->to->flops += 4 * layout->pairs * (double)(c->H * c->D);
   return unpack(b, out);
 }
@@ -169,10 +223,18 @@ static int divide(const builder *b, part parts[2]) {
   const kr_seedvr_layer *l = &b->w->layers[b->i];
   for (int i = 0; i < l->n_parts; i++) {
     part *p = &parts[i];
-    *p = (part){.w = &l->part[i], .from = i ? b->T : 0, .n = l->n_parts == 1 ? b->rows : i ? b->n : b->T, .tag = l->n_parts == 1 ? 'a' : i ? 't' : 'v'};
+    *p = (part){.w = &l->part[i],
+                .from = i ? b->T : 0,
+                .n = l->n_parts == 1 ? b->rows
+                     : i             ? b->n
+                                     : b->T,
+                .tag = l->n_parts == 1 ? 'a'
+                       : i             ? 't'
+                                       : 'v'};
     if (!p->w->ada) continue;
     p->mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(6, b->c->C));
-    combine(b, "modulation", 0, weight_as(b, "ada", p->tag, KRAIT_F32, KR_DIMS(6, b->c->C), p->w->ada), b->emb, p->mods);
+    combine(b, "modulation", 0, weight_as(b, "ada", p->tag, KRAIT_F32, KR_DIMS(6, b->c->C), p->w->ada), b->emb,
+            p->mods);
   }
   return l->n_parts;
 }
@@ -182,8 +244,12 @@ static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, 
   const kr_tensor hidden = temp(b, p->n, c->F), in = WEIGHT(p, mlp_in, c->F, c->C);
   if (c->is_3b) {
     const kr_tensor gate = WEIGHT(p, mlp_gate, c->F, c->C);
-    kr_graph_call(b->g, "mlp_in", &kr_op_gemm, &(krait_gemm_args){.activation = KRAIT_ACT_SILU, .A = view(b, rows_of(b, normed, p)), .Bmat = view(b, kr_graph_permute(b->g, gate, (int[]){1, 0})),
-                  .B2 = view(b, kr_graph_permute(b->g, in, (int[]){1, 0})), .out = view(b, hidden)});
+    kr_graph_call(b->g, "mlp_in", &kr_op_gemm,
+                  &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
+                                     .A = view(b, rows_of(b, normed, p)),
+                                     .Bmat = view(b, kr_graph_permute(b->g, gate, (int[]){1, 0})),
+                                     .B2 = view(b, kr_graph_permute(b->g, in, (int[]){1, 0})),
+                                     .out = view(b, hidden)});
     b->to->flops += 4 * (double)p->n * (double)c->C * (double)c->F;
   } else {
     project(b, "mlp_in", KRAIT_ACT_GELU_TANH, rows_of(b, normed, p), in, WEIGHT(p, mlp_in_bias, c->F), 0, hidden);
@@ -194,7 +260,8 @@ static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, 
 /* The text of the last block: neither modulated nor through the mlp; nothing reads it but who asks for it. */
 static void end_text(const builder *b, kr_tensor attended, kr_tensor out) {
   const part text = {.from = b->T, .n = b->n};
-  kr_graph_pointwise(b->g, "text_end", (krait_pointwise_args){.x_scale = 2}, rows_of(b, attended, &text), 0, rows_of(b, out, &text));
+  kr_graph_pointwise(b->g, "text_end", (krait_pointwise_args){.x_scale = 2}, rows_of(b, attended, &text), 0,
+                     rows_of(b, out, &text));
 }
 
 /* Where the text ends, its rows are a part of their own from here on, without modulation. */
@@ -212,11 +279,14 @@ static kr_tensor record_block(builder *b, kr_tensor x) {
   int n_ends = n_parts;
   for (int i = 0; i < n_parts; i++) ends[i] = parts[i];
   if (text_ends) n_ends = divide_end(b, ends, n_parts);
-  const kr_tensor normed = temp(b, b->rows, c->C), attended = temp(b, b->rows, c->C), normed2 = temp(b, b->rows, c->C), out = temp(b, b->rows, c->C);
+  const kr_tensor normed = temp(b, b->rows, c->C), attended = temp(b, b->rows, c->C), normed2 = temp(b, b->rows, c->C),
+                  out = temp(b, b->rows, c->C);
   for (int i = 0; i < n_ends; i++) norm_rows(b, "attn_norm", &ends[i], 0, x, normed);
   if (b->i == 0) tap_rows(b, "attn0.in_", normed);
   const kr_tensor y = attend(b, parts, n_parts, normed);
-  for (int i = 0; i < n_ends; i++) project_gated(b, "proj_out", &ends[i], 0, rows_of(b, y, &ends[i]), WEIGHT(&ends[i], out, c->C, c->H * c->D), WEIGHT(&ends[i], out_bias, c->C), x, attended);
+  for (int i = 0; i < n_ends; i++)
+    project_gated(b, "proj_out", &ends[i], 0, rows_of(b, y, &ends[i]), WEIGHT(&ends[i], out, c->C, c->H * c->D),
+                  WEIGHT(&ends[i], out_bias, c->C), x, attended);
   for (int i = 0; i < (text_ends ? 1 : n_parts); i++) {
     norm_rows(b, "mlp_norm", &ends[i], 1, attended, normed2);
     mlp(b, &ends[i], normed2, attended, out);
@@ -231,8 +301,10 @@ static kr_tensor record_block(builder *b, kr_tensor x) {
 
 static kr_tensor embed_time(const builder *b) {
   const int64_t C = b->c->C;
-  const kr_tensor first = temp(b, 1, C), second = temp(b, 1, C), emb = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, 6 * C));
-  project(b, "emb_in", KRAIT_ACT_SILU, b->to->sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS), END(emb_in_bias, C), 0, first);
+  const kr_tensor first = temp(b, 1, C), second = temp(b, 1, C),
+                  emb = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, 6 * C));
+  project(b, "emb_in", KRAIT_ACT_SILU, b->to->sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS), END(emb_in_bias, C), 0,
+          first);
   project(b, "emb_hid", KRAIT_ACT_SILU, first, END(emb_hid, C, C), END(emb_hid_bias, C), 0, second);
   project(b, "emb_out", KRAIT_ACT_NONE, second, END(emb_out, 6 * C, C), END(emb_out_bias, 6 * C), 0, emb);
   tap(b, "emb", emb);
@@ -246,8 +318,10 @@ static kr_tensor embed_rows(const builder *b) {
   const kr_tensor x = temp(b, b->rows, c->C), text = kr_graph_slice(b->g, x, 0, b->T, b->n);
   to->patches = kr_graph_input(b->g, "patches", b->dtype, KR_DIMS(b->T, K));
   to->text = kr_graph_input(b->g, "text", b->dtype, KR_DIMS(b->n, c->txt_in));
-  project(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0, kr_graph_slice(b->g, x, 0, 0, b->T));
-  if (b->w->txt_in) project(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0, text);
+  project(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0,
+          kr_graph_slice(b->g, x, 0, 0, b->T));
+  if (b->w->txt_in)
+    project(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0, text);
   else combine(b, "txt_in", 0, to->text, 0, text);
   tap(b, "vid_tokens", kr_graph_slice(b->g, x, 0, 0, b->T));
   tap(b, "txt_tokens", text);
@@ -260,11 +334,20 @@ static void record_out(const builder *b, kr_tensor x) {
   const int64_t N = c->patch[1] * c->patch[2] * c->vid_out;
   x = kr_graph_slice(b->g, x, 0, 0, b->T);
   if (c->is_3b) {
-    const kr_tensor mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(2, c->C)), scale = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->C)), normed = temp(b, b->T, c->C);
-    combine(b, "out_mod", 0, weight_as(b, "out_ada", 0, KRAIT_F32, KR_DIMS(2, c->C), b->w->out_ada), kr_graph_slice(b->g, b->emb, 0, 0, 2), mods);
-    combine(b, "out_scale", 1, weight_as(b, "out_norm", 0, KRAIT_F32, KR_DIMS(1, c->C), b->w->out_norm), kr_graph_slice(b->g, mods, 0, 1, 1), scale);
-    kr_graph_call(b->g, "out_norm", &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = c->eps, .x = view(b, x), .weight = view(b, kr_graph_reshape(b->g, scale, KR_DIMS(c->C))),
-                  .bias = view(b, kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C))), .out = view(b, normed)});
+    const kr_tensor mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(2, c->C)),
+                    scale = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->C)), normed = temp(b, b->T, c->C);
+    combine(b, "out_mod", 0, weight_as(b, "out_ada", 0, KRAIT_F32, KR_DIMS(2, c->C), b->w->out_ada),
+            kr_graph_slice(b->g, b->emb, 0, 0, 2), mods);
+    combine(b, "out_scale", 1, weight_as(b, "out_norm", 0, KRAIT_F32, KR_DIMS(1, c->C), b->w->out_norm),
+            kr_graph_slice(b->g, mods, 0, 1, 1), scale);
+    kr_graph_call(b->g, "out_norm", &kr_op_add_norm,
+                  &(krait_add_norm_args){
+                      .call.flags = KRAIT_NORM_RMS,
+                      .eps = c->eps,
+                      .x = view(b, x),
+                      .weight = view(b, kr_graph_reshape(b->g, scale, KR_DIMS(c->C))),
+                      .bias = view(b, kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C))),
+                      .out = view(b, normed)});
     x = normed;
   }
   b->to->out = kr_graph_output(b->g, "vid_out", KRAIT_F32, KR_DIMS(b->T, N));
@@ -272,7 +355,8 @@ static void record_out(const builder *b, kr_tensor x) {
 }
 
 /* Tables lie where the context computes: at the same places within their block as on the host. */
-static kr_tensor table(const builder *b, const kr_seedvr_layout *l, const char *block, const char *name, const void *at, int32_t dtype, kr_dims dims) {
+static kr_tensor table(const builder *b, const kr_seedvr_layout *l, const char *block, const char *name, const void *at,
+                       int32_t dtype, kr_dims dims) {
   return kr_graph_weight(b->g, name, dtype, dims, block + ((const char *)at - (const char *)l->memory));
 }
 
@@ -304,10 +388,13 @@ static void record(builder *b) {
   for (b->i = 0; b->i < b->c->n_layers; b->i++) x = record_block(b, x);
   b->i = -1;
   if (!to->blocks_only) record_out(b, x);
-  else to->out = kr_graph_output(b->g, "rows_out", b->dtype, KR_DIMS(b->rows, C)), combine(b, "rows_out", 0, x, 0, to->out);
+  else
+    to->out = kr_graph_output(b->g, "rows_out", b->dtype, KR_DIMS(b->rows, C)),
+    combine(b, "rows_out", 0, x, 0, to->out);
 }
 
-static int32_t make_tables(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w, kr_seedvr_graph *to, const char *blocks[]) {
+static int32_t make_tables(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
+                           kr_seedvr_graph *to, const char *blocks[]) {
   size_t bytes = 0;
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) {
     KR_TRY(kr_seedvr_layout_open(c, w->freqs, w->n_freqs, to->size, to->n_text, i, &to->layout[i]));
@@ -335,13 +422,17 @@ static int32_t open_graph(builder *b, const krait_ctx *ctx) {
   return kr_runner_open(to->g, &to->runner);
 }
 
-int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w, kr_seedvr_graph *to) {
+int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
+                             kr_seedvr_graph *to) {
   const int64_t *s = to->size, most = INT32_MAX;
-  KR_CHECK(s[0] >= 1 && s[1] >= 1 && s[2] >= 1 && s[0] <= most / s[1] / s[2], KRAIT_ERR_SHAPE, "seedvr: a grid of %lld x %lld x %lld tokens is empty or too large", (long long)s[0], (long long)s[1],
+  KR_CHECK(s[0] >= 1 && s[1] >= 1 && s[2] >= 1 && s[0] <= most / s[1] / s[2], KRAIT_ERR_SHAPE,
+           "seedvr: a grid of %lld x %lld x %lld tokens is empty or too large", (long long)s[0], (long long)s[1],
            (long long)s[2]);
-  KR_CHECK(to->n_text >= 1 && to->n_text <= 1 << 20, KRAIT_ERR_SHAPE, "seedvr: %lld text tokens, must be 1 to 2^20", (long long)to->n_text);
+  KR_CHECK(to->n_text >= 1 && to->n_text <= 1 << 20, KRAIT_ERR_SHAPE, "seedvr: %lld text tokens, must be 1 to 2^20",
+           (long long)to->n_text);
   to->ctx = ctx, to->T = s[0] * s[1] * s[2];
-  builder b = {.c = c, .w = w, .to = to, .dtype = w->dtype, .T = to->T, .n = to->n_text, .rows = to->T + to->n_text, .i = -1};
+  builder b = {
+      .c = c, .w = w, .to = to, .dtype = w->dtype, .T = to->T, .n = to->n_text, .rows = to->T + to->n_text, .i = -1};
   const int32_t status = open_graph(&b, ctx);
   if (status < 0) kr_seedvr_graph_close(to);
   return status;

@@ -1,4 +1,5 @@
-/* seedvr_time.c: how long a block takes with the published sizes and random weights: two of them, plain and shifted windows, over a clip. */
+/* seedvr_time.c: how long a block takes with the published sizes and random weights: two of them, plain and shifted
+ * windows, over a clip. */
 #include <stdlib.h>
 
 #include <krait/vision.h>
@@ -14,8 +15,10 @@ enum { N_BLOCKS = 2, MOST_RUNS = 8, TEXT_TOKENS = 58 };
 
 /* Latents: one frame, then one of each four; an eighth of the pixels along each edge; patches of two by two. */
 static int32_t token_grid(const krait_seedvr_shape *shape, int64_t grid[3]) {
-  KR_CHECK(shape->n_frames >= 1 && shape->n_frames <= 1 << 16 && shape->width >= 16 && shape->height >= 16 && shape->width <= 1 << 15 && shape->height <= 1 << 15, KRAIT_ERR_ARGUMENT,
-           "krait_seedvr_measure: %lld frames of %lld x %lld, must be 1 to 65536 of 16 to 32768", (long long)shape->n_frames, (long long)shape->width, (long long)shape->height);
+  KR_CHECK(shape->n_frames >= 1 && shape->n_frames <= 1 << 16 && shape->width >= 16 && shape->height >= 16 &&
+               shape->width <= 1 << 15 && shape->height <= 1 << 15,
+           KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: %lld frames of %lld x %lld, must be 1 to 65536 of 16 to 32768",
+           (long long)shape->n_frames, (long long)shape->width, (long long)shape->height);
   grid[0] = (shape->n_frames - 1) / 4 + 1, grid[1] = shape->height / 16, grid[2] = shape->width / 16;
   return KRAIT_OK;
 }
@@ -28,7 +31,8 @@ typedef struct work {
   void *blocks[3];
 } work;
 
-/* Zeros, which a norm leaves as they are, would be no usual values: 1 in every second byte's place is a small number in any type. */
+/* Zeros, which a norm leaves as they are, would be no usual values: 1 in every second byte's place is a small number in
+ * any type. */
 static int32_t bind(work *m, int i, kr_tensor t, uint64_t bytes) {
   if (m->ctx->cuda) {
     KR_TRY(kr_cuda_alloc(m->ctx->cuda, (size_t)bytes, &m->blocks[i]));
@@ -87,13 +91,16 @@ static int32_t measure(work *m, int32_t dtype, double budget_s, krait_seedvr_tim
   return time_runs(m, budget_s, t);
 }
 
-int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s, krait_seedvr_report_fn report, void *user, krait_seedvr_timing *timing) {
+int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s,
+                             krait_seedvr_report_fn report, void *user, krait_seedvr_timing *timing) {
   krait_seedvr_timing t = {.size = sizeof t};
   krait_seedvr_shape s;
   KR_CHECK(ctx && shape && timing, KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: ctx, shape and timing must not be NULL");
   KR_TRY(kr_struct_take("krait_seedvr_shape", shape, sizeof s, &s, sizeof s));
-  KR_CHECK(s.variant == 3 || s.variant == 7, KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: variant is %d, must be 3 or 7", s.variant);
-  KR_CHECK(dtype == KRAIT_F32 || (ctx->cuda && (dtype == KRAIT_F16 || dtype == KRAIT_BF16)), KRAIT_ERR_DTYPE, "krait_seedvr_measure: dtype must be float32, or on a GPU float16 or bfloat16");
+  KR_CHECK(s.variant == 3 || s.variant == 7, KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: variant is %d, must be 3 or 7",
+           s.variant);
+  KR_CHECK(dtype == KRAIT_F32 || (ctx->cuda && (dtype == KRAIT_F16 || dtype == KRAIT_BF16)), KRAIT_ERR_DTYPE,
+           "krait_seedvr_measure: dtype must be float32, or on a GPU float16 or bfloat16");
   work m = {.ctx = ctx};
   kr_config *config;
   KR_TRY(token_grid(&s, m.g.size));

@@ -1,4 +1,5 @@
-/* seedvr_weights.c: every tensor by its key and shape, where the context computes; the modulation's six vectors of a layer side by side. */
+/* seedvr_weights.c: every tensor by its key and shape, where the context computes; the modulation's six vectors of a
+ * layer side by side. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -170,16 +171,19 @@ static int32_t take_freqs(loader *l) {
   key_text key;
   float *freqs = kr_arena_try(l->w->arena, (size_t)n * sizeof *freqs + 1);
   KR_CHECK(freqs, KRAIT_ERR_NO_MEMORY, "no memory for %lld frequencies", (long long)n);
-  KR_CHECK(n >= 1 && 6 * n <= c->D, KRAIT_ERR_WEIGHTS, "configuration: a rope_dim of %lld does not fit heads of %lld", (long long)c->rope_dim, (long long)c->D);
+  KR_CHECK(n >= 1 && 6 * n <= c->D, KRAIT_ERR_WEIGHTS, "configuration: a rope_dim of %lld does not fit heads of %lld",
+           (long long)c->rope_dim, (long long)c->D);
   for (int64_t j = 0; j < n; j++)
-    freqs[j] = (float)(c->is_3b ? pow(10000, -2 * (double)j / (double)per_axis) : 3.14159265358979323846 * (n > 1 ? 1 + 127 * (double)j / (double)(n - 1) : 1));
+    freqs[j] = (float)(c->is_3b ? pow(10000, -2 * (double)j / (double)per_axis)
+                                : 3.14159265358979323846 * (n > 1 ? 1 + 127 * (double)j / (double)(n - 1) : 1));
   for (int64_t i = 0; l->weights && i < c->n_layers; i++) {
     snprintf(key, sizeof key, "blocks.%lld.attn.rope.rope.freqs", (long long)i);
     const float *own;
     if (!kr_weights_find(l->weights, key)) continue;
     KR_TRY(kr_weights_take_f32(l->weights, key, SHAPE(n), &own));
     if (i == 0) memcpy(freqs, own, (size_t)n * sizeof *freqs);
-    KR_CHECK(memcmp(freqs, own, (size_t)n * sizeof *freqs) == 0, KRAIT_ERR_UNSUPPORTED, "tensor '%s' is not that of block 0; frequencies that differ from block to block are not supported", key);
+    KR_CHECK(memcmp(freqs, own, (size_t)n * sizeof *freqs) == 0, KRAIT_ERR_UNSUPPORTED,
+             "tensor '%s' is not that of block 0; frequencies that differ from block to block are not supported", key);
   }
   l->w->freqs = freqs, l->w->n_freqs = n;
   return KRAIT_OK;
@@ -201,10 +205,13 @@ static int32_t check_count(const loader *l) {
     const kr_seedvr_layer *layer = &l->w->layers[i];
     const int64_t of_mlp = l->c->is_3b ? 3 : 4;
     snprintf(key, sizeof key, "blocks.%lld.attn.rope.rope.freqs", (long long)i);
-    n += layer->n_parts * (5 + 6 + of_mlp) - (layer->n_parts == 2 && layer->text_ends ? 6 + of_mlp : 0) + (kr_weights_find(l->weights, key) != NULL);
+    n += layer->n_parts * (5 + 6 + of_mlp) - (layer->n_parts == 2 && layer->text_ends ? 6 + of_mlp : 0) +
+         (kr_weights_find(l->weights, key) != NULL);
   }
-  KR_CHECK(kr_weights_count(l->weights) == n, KRAIT_ERR_WEIGHTS, "the file has %lld tensors, %s of %lld layers has %lld: the configuration is another model's", (long long)kr_weights_count(l->weights),
-           l->c->is_3b ? "seedvr_dit3b" : "seedvr_dit7b", (long long)l->c->n_layers, (long long)n);
+  KR_CHECK(kr_weights_count(l->weights) == n, KRAIT_ERR_WEIGHTS,
+           "the file has %lld tensors, %s of %lld layers has %lld: the configuration is another model's",
+           (long long)kr_weights_count(l->weights), l->c->is_3b ? "seedvr_dit3b" : "seedvr_dit7b",
+           (long long)l->c->n_layers, (long long)n);
   return KRAIT_OK;
 }
 
@@ -222,7 +229,8 @@ static int32_t load(loader *l) {
   return take_all(l);
 }
 
-int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights, int32_t dtype, kr_seedvr_weights *w) {
+int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
+                               int32_t dtype, kr_seedvr_weights *w) {
   *w = (kr_seedvr_weights){.dtype = dtype};
   const int32_t status = load(&(loader){.ctx = ctx, .c = c, .weights = weights, .w = w});
   if (status < 0) kr_seedvr_weights_close(ctx, w);

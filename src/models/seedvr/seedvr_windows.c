@@ -1,4 +1,5 @@
-/* seedvr_windows.c: how tokens are cut into windows, where each stands in the packed sequences, and by which angles it turns. */
+/* seedvr_windows.c: how tokens are cut into windows, where each stands in the packed sequences, and by which angles it
+ * turns. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +11,9 @@ enum { AREA_720P = 45 * 80, MOST_FRAMES = 30 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int64_t extent_of(const kr_seedvr_window *w) { return (w->edge[1] - w->edge[0]) * (w->edge[3] - w->edge[2]) * (w->edge[5] - w->edge[4]); }
+static int64_t extent_of(const kr_seedvr_window *w) {
+  return (w->edge[1] - w->edge[0]) * (w->edge[3] - w->edge[2]) * (w->edge[5] - w->edge[4]);
+}
 
 /* A window's tokens along t, h, w; halves to even, as upstream rounds. */
 static void window_extent(const int64_t size[3], const int64_t count[3], int64_t extent[3]) {
@@ -23,7 +26,9 @@ static void window_extent(const int64_t size[3], const int64_t count[3], int64_t
 }
 
 /* Pieces of an axis: how many may be, and the edges of the i-th; an empty one has to <= from. */
-static int64_t count_pieces(int64_t size, int64_t k, int is_shifted) { return is_shifted && k < size ? (int64_t)ceil(((double)size - 0.5) / (double)k) + 1 : ceil_div(size, k); }
+static int64_t count_pieces(int64_t size, int64_t k, int is_shifted) {
+  return is_shifted && k < size ? (int64_t)ceil(((double)size - 0.5) / (double)k) + 1 : ceil_div(size, k);
+}
 static void piece(int64_t size, int64_t k, int is_shifted, int64_t i, int64_t *edge) {
   const double shift = is_shifted && k < size ? 0.5 : 0;
   const int64_t from = (int64_t)(((double)i - shift) * (double)k), to = (int64_t)(((double)i + 1 - shift) * (double)k);
@@ -31,7 +36,8 @@ static void piece(int64_t size, int64_t k, int is_shifted, int64_t i, int64_t *e
   edge[1] = to < size ? to : size;
 }
 
-int64_t kr_seedvr_windows(const int64_t size[3], const int64_t count[3], int is_shifted, kr_seedvr_window *windows, int64_t most) {
+int64_t kr_seedvr_windows(const int64_t size[3], const int64_t count[3], int is_shifted, kr_seedvr_window *windows,
+                          int64_t most) {
   int64_t extent[3], n[3], found = 0;
   window_extent(size, count, extent);
   for (int d = 0; d < 3; d++) n[d] = count_pieces(size[d], extent[d], is_shifted);
@@ -81,7 +87,8 @@ static int64_t fill_window(const filler *f, const kr_seedvr_window *w, int64_t a
   for (int64_t i = 0; i < extent_of(w); i++) {
     const int64_t n_w = e[5] - e[4], n_h = e[3] - e[2], in[3] = {i / (n_h * n_w), i / n_w % n_h, i % n_w};
     const int64_t row = ((e[0] + in[0]) * f->size[1] + e[2] + in[1]) * f->size[2] + e[4] + in[2];
-    const double place[3] = {place_of(f, 0, in[0], e[1] - e[0]), place_of(f, 1, in[1], n_h), place_of(f, 2, in[2], n_w)};
+    const double place[3] = {place_of(f, 0, in[0], e[1] - e[0]), place_of(f, 1, in[1], n_h),
+                             place_of(f, 2, in[2], n_w)};
     turn(f, row, place);
     f->to->video_at[row] = (int32_t)at;
     f->to->to_packed[at++] = (int32_t)row;
@@ -124,12 +131,20 @@ static void take_tables(const filler *f, kr_seedvr_layout *to) {
   to->sin = take(to, to->n_turned * 3 * f->n_freqs, sizeof *to->sin);
 }
 
-int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int64_t n_freqs, const int64_t size[3], int64_t n_text, int is_shifted, kr_seedvr_layout *to) {
-  const filler f = {.c = c, .freqs = freqs, .n_freqs = n_freqs, .n_text = n_text, .T = size[0] * size[1] * size[2], .size = size, .to = to};
+int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int64_t n_freqs, const int64_t size[3],
+                              int64_t n_text, int is_shifted, kr_seedvr_layout *to) {
+  const filler f = {.c = c,
+                    .freqs = freqs,
+                    .n_freqs = n_freqs,
+                    .n_text = n_text,
+                    .T = size[0] * size[1] * size[2],
+                    .size = size,
+                    .to = to};
   *to = (kr_seedvr_layout){.n_windows = kr_seedvr_windows(size, c->window, is_shifted, NULL, 0)};
   to->n_packed = f.T + to->n_windows * n_text;
   to->n_turned = f.T + (c->is_3b ? n_text : 0);
-  KR_CHECK(to->n_packed < INT32_MAX, KRAIT_ERR_SHAPE, "seedvr: %lld tokens in %lld windows are more than 2^31", (long long)to->n_packed, (long long)to->n_windows);
+  KR_CHECK(to->n_packed < INT32_MAX, KRAIT_ERR_SHAPE, "seedvr: %lld tokens in %lld windows are more than 2^31",
+           (long long)to->n_packed, (long long)to->n_windows);
   kr_seedvr_window *windows = kr_alloc_array((size_t)to->n_windows, sizeof *windows);
   take_tables(&f, to);
   to->memory = windows ? kr_alloc(to->bytes) : NULL;

@@ -75,12 +75,12 @@ static int32_t open_video(krait_describer *d, const char *path) {
 static int32_t check_parts(const krait_describer *d, const char *path) {
   const kr_videomamba_config *c = kr_videomamba_config_of(d->video);
   const kr_any_lm *lm = kr_lm_model(d->lm);
-  KR_CHECK(
-      c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
-      KRAIT_ERR_WEIGHTS,
-      "%s: its video tower takes %lld frames of %lld x %lld patches and is %lld wide; Mobile-VideoGPT wants %d of %d x %d, and %lld",
-      path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
-      KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(d->model));
+  KR_CHECK(c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
+           KRAIT_ERR_WEIGHTS,
+           "%s: its video tower takes %lld frames of %lld x %lld patches and is %lld wide; Mobile-VideoGPT wants %d of "
+           "%d x %d, and %lld",
+           path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
+           KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(d->model));
   KR_CHECK(kr_videogpt_d(d->model) == kr_qwen2_config_of(lm->qwen2)->d, KRAIT_ERR_WEIGHTS,
            "%s: its projectors give rows of %lld, its language model takes %lld", path,
            (long long)kr_videogpt_d(d->model), (long long)kr_qwen2_config_of(lm->qwen2)->d);

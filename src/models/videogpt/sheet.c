@@ -1,5 +1,5 @@
-/* sheet.c: a contact sheet: four frames a row with their times, those that the video tower saw in a frame of their own.
- */
+/* sheet.c: a contact sheet: four frames a row with their times, those that the video tower saw in a frame of their
+ * own. */
 #define _GNU_SOURCE
 #include <cairo.h>
 #include <errno.h>

@@ -208,7 +208,9 @@ void kr_videogpt_close(kr_videogpt **model) {
   *model = NULL;
 }
 
-const kr_graph *kr_videogpt_graph_of(const kr_videogpt *m, int is_video) { return (is_video ? m->video : m->context).g; }
+const kr_graph *kr_videogpt_graph_of(const kr_videogpt *m, int is_video) {
+  return (is_video ? m->video : m->context).g;
+}
 uint64_t kr_videogpt_bytes(const kr_videogpt *m) { return m->placer.bytes + m->clip_placer.bytes; }
 int64_t kr_videogpt_side(const kr_videogpt *m) { return m->w.clip_config.edge * m->w.clip_config.patch; }
 int64_t kr_videogpt_width(const kr_videogpt *m) { return m->w.video.K; }

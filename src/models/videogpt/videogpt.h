@@ -61,7 +61,8 @@ typedef struct kr_videogpt_source {
 } kr_videogpt_source;
 int32_t kr_videogpt_open(const krait_ctx *ctx, const kr_videogpt_source *source, kr_videogpt **model);
 void kr_videogpt_close(kr_videogpt **model);
-const kr_graph *kr_videogpt_graph_of(const kr_videogpt *model, int is_video); /* CLIP's tower with what follows it, or what follows the video tower */
+const kr_graph *kr_videogpt_graph_of(
+    const kr_videogpt *model, int is_video); /* CLIP's tower with what follows it, or what follows the video tower */
 uint64_t kr_videogpt_bytes(const kr_videogpt *model); /* of weights */
 int64_t kr_videogpt_side(const kr_videogpt *model);   /* pixels of CLIP's pictures */
 int64_t kr_videogpt_width(const kr_videogpt *model);  /* of the video tower's tokens */

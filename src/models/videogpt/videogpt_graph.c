@@ -1,5 +1,5 @@
-/* videogpt_graph.c: the two graphs between the towers and the language model. Rows are patches, row-major in a picture.
- */
+/* videogpt_graph.c: the two graphs between the towers and the language model. Rows are patches, row-major in a
+ * picture. */
 #include <math.h>
 #include <stdio.h>
 

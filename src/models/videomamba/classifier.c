@@ -22,7 +22,8 @@ static int32_t open_all(const krait_ctx *ctx, const char *path, krait_classifier
   KR_TRY(kr_weights_check_finite(c->weights));
   KR_TRY(kr_videomamba_open(ctx, c->weights, &c->model));
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
-  KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS, "%s has no head: these weights give tokens to a model above them, not classes", path);
+  KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS,
+           "%s has no head: these weights give tokens to a model above them, not classes", path);
   c->rgb = kr_alloc_array((size_t)(m->T * m->side * m->side), 3);
   c->frames = kr_alloc_array((size_t)(m->T * m->side * m->side), 3 * sizeof *c->frames);
   KR_CHECK(c->rgb && c->frames, KRAIT_ERR_NO_MEMORY, "no memory for %lld frames", (long long)m->T);
@@ -52,7 +53,9 @@ void krait_classifier_close(krait_classifier **classifier) {
   *classifier = NULL;
 }
 
-int64_t krait_classifier_n_classes(const krait_classifier *c) { return c ? kr_videomamba_config_of(c->model)->n_classes : 0; }
+int64_t krait_classifier_n_classes(const krait_classifier *c) {
+  return c ? kr_videomamba_config_of(c->model)->n_classes : 0;
+}
 int64_t krait_classifier_n_frames(const krait_classifier *c) { return c ? kr_videomamba_config_of(c->model)->T : 0; }
 
 static void normalise(const kr_videomamba_config *m, const uint8_t *rgb, float *frames) {
@@ -66,7 +69,8 @@ static int32_t softmax(float *x, int64_t n) {
   float most = x[0];
   double sum = 0;
   for (int64_t i = 0; i < n; i++) {
-    KR_CHECK(isfinite(x[i]), KRAIT_ERR_WEIGHTS, "class %lld is not finite: the weights are damaged, or their training went wrong", (long long)i);
+    KR_CHECK(isfinite(x[i]), KRAIT_ERR_WEIGHTS,
+             "class %lld is not finite: the weights are damaged, or their training went wrong", (long long)i);
     most = x[i] > most ? x[i] : most;
   }
   for (int64_t i = 0; i < n; i++) sum += exp((double)x[i] - most);
@@ -84,7 +88,10 @@ static int32_t read_frames(krait_classifier *c, const char *path, int64_t *frame
 }
 
 int32_t krait_classifier_file(krait_classifier *c, const char *path, float *probabilities, int64_t *frames_at) {
-  KR_CHECK(c && path && probabilities, KRAIT_ERR_ARGUMENT, "krait_classifier_file: %s is NULL", !c ? "classifier" : path ? "probabilities" : "path");
+  KR_CHECK(c && path && probabilities, KRAIT_ERR_ARGUMENT, "krait_classifier_file: %s is NULL",
+           !c     ? "classifier"
+           : path ? "probabilities"
+                  : "path");
   KR_TRY(read_frames(c, path, frames_at));
   normalise(kr_videomamba_config_of(c->model), c->rgb, c->frames);
   KR_TRY(kr_videomamba_run(c->model, c->frames, probabilities, NULL));

@@ -14,7 +14,9 @@ typedef struct builder {
 } builder;
 
 static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
-static kr_tensor new_rows(const builder *b, int64_t columns) { return kr_graph_temp(b->g, b->dtype, KR_DIMS(b->L, columns)); }
+static kr_tensor new_rows(const builder *b, int64_t columns) {
+  return kr_graph_temp(b->g, b->dtype, KR_DIMS(b->L, columns));
+}
 
 static kr_tensor weight(const builder *b, int64_t layer, const char *name, const kr_placed *t, kr_dims dims) {
   char full[64];
@@ -23,14 +25,20 @@ static kr_tensor weight(const builder *b, int64_t layer, const char *name, const
 }
 
 /* Rows times a weight stored (columns, inputs). */
-static void project(const builder *b, const char *name, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor residual, kr_tensor out) {
-  kr_graph_call(b->g, name, &kr_op_gemm, &(krait_gemm_args){.A = view(b, rows), .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})), .bias = view(b, bias),
-                .residual = view(b, residual), .out = view(b, out)});
+static void project(const builder *b, const char *name, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor residual,
+                    kr_tensor out) {
+  kr_graph_call(b->g, name, &kr_op_gemm,
+                &(krait_gemm_args){.A = view(b, rows),
+                                   .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})),
+                                   .bias = view(b, bias),
+                                   .residual = view(b, residual),
+                                   .out = view(b, out)});
 }
 
 /* (L,C) as (1,C,L). */
 static kr_tensor as_channels(const builder *b, kr_tensor rows) {
-  return kr_graph_permute(b->g, kr_graph_reshape(b->g, rows, KR_DIMS(1, b->L, kr_graph_dims(b->g, rows).size[1])), (int[]){0, 2, 1});
+  return kr_graph_permute(b->g, kr_graph_reshape(b->g, rows, KR_DIMS(1, b->L, kr_graph_dims(b->g, rows).size[1])),
+                          (int[]){0, 2, 1});
 }
 
 /* The class token's row is its place; the others are their patches' products and places. */
@@ -43,17 +51,26 @@ static kr_tensor embed(const builder *b, const kr_vm_parameters *p, kr_tensor pa
     patches = cast;
   }
   const kr_tensor tokens = new_rows(b, c->D), places = weight(b, -1, "places", &p->places, KR_DIMS(b->L, c->D));
-  kr_graph_pointwise(b->g, "cls", (krait_pointwise_args){.x_scale = 1}, kr_graph_slice(b->g, places, 0, 0, 1), 0, kr_graph_slice(b->g, tokens, 0, 0, 1));
-  project(b, "embed", patches, weight(b, -1, "embed.weight", &p->embed, KR_DIMS(c->D, K)), weight(b, -1, "embed.bias", &p->embed_bias, KR_DIMS(c->D)),
-          kr_graph_slice(b->g, places, 0, 1, b->L - 1), kr_graph_slice(b->g, tokens, 0, 1, b->L - 1));
+  kr_graph_pointwise(b->g, "cls", (krait_pointwise_args){.x_scale = 1}, kr_graph_slice(b->g, places, 0, 0, 1), 0,
+                     kr_graph_slice(b->g, tokens, 0, 0, 1));
+  project(b, "embed", patches, weight(b, -1, "embed.weight", &p->embed, KR_DIMS(c->D, K)),
+          weight(b, -1, "embed.bias", &p->embed_bias, KR_DIMS(c->D)), kr_graph_slice(b->g, places, 0, 1, b->L - 1),
+          kr_graph_slice(b->g, tokens, 0, 1, b->L - 1));
   return tokens;
 }
 
 /* The stream takes h in; its norm goes on. */
-static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, kr_tensor w, kr_tensor out) {
+static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, kr_tensor w,
+                          kr_tensor out) {
   const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->L, b->c->D)); /* the stream */
-  kr_graph_call(b->g, name, &kr_op_add_norm, &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS, .eps = 1e-5f, .x = view(b, h), .residual = view(b, *stream), .weight = view(b, w),
-                .out = view(b, out), .residual_out = view(b, sum)});
+  kr_graph_call(b->g, name, &kr_op_add_norm,
+                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                       .eps = 1e-5f,
+                                       .x = view(b, h),
+                                       .residual = view(b, *stream),
+                                       .weight = view(b, w),
+                                       .out = view(b, out),
+                                       .residual_out = view(b, sum)});
   *stream = sum;
   return out;
 }
@@ -63,11 +80,21 @@ static kr_tensor scan(const builder *b, int64_t layer, const kr_vm_scan *s, int 
   const kr_videomamba_config *c = b->c;
   const kr_tensor y = new_rows(b, c->Di);
 #define PART(name, ...) .name = weight(b, layer, is_reverse ? #name "_b" : #name, &s->name, KR_DIMS(__VA_ARGS__))
-  kr_mamba_block_record(b->g, &(kr_mamba_block){.flags = KRAIT_SCAN_SOFTPLUS | (is_reverse ? KRAIT_SCAN_REVERSE : 0), .dtype = b->dtype, .xz = as_channels(b, xz), .out = as_channels(b, y),
-                        PART(A, c->Di, c->N), PART(Dvec, c->Di), .conv_weight = weight(b, layer, is_reverse ? "conv_b" : "conv", &s->conv, KR_DIMS(c->Di, c->W)), PART(conv_bias, c->Di),
-                        .x_proj_weight = weight(b, layer, is_reverse ? "x_proj_b" : "x_proj", &s->x_proj, KR_DIMS(c->R + 2 * c->N, c->Di)),
-                        .dt_proj_weight = weight(b, layer, is_reverse ? "dt_proj_b" : "dt_proj", &s->dt_proj, KR_DIMS(c->Di, c->R)),
-                        .delta_bias = weight(b, layer, is_reverse ? "dt_bias_b" : "dt_bias", &s->dt_bias, KR_DIMS(c->Di))});
+  kr_mamba_block_record(
+      b->g,
+      &(kr_mamba_block){
+          .flags = KRAIT_SCAN_SOFTPLUS | (is_reverse ? KRAIT_SCAN_REVERSE : 0),
+          .dtype = b->dtype,
+          .xz = as_channels(b, xz),
+          .out = as_channels(b, y),
+          PART(A, c->Di, c->N),
+          PART(Dvec, c->Di),
+          .conv_weight = weight(b, layer, is_reverse ? "conv_b" : "conv", &s->conv, KR_DIMS(c->Di, c->W)),
+          PART(conv_bias, c->Di),
+          .x_proj_weight =
+              weight(b, layer, is_reverse ? "x_proj_b" : "x_proj", &s->x_proj, KR_DIMS(c->R + 2 * c->N, c->Di)),
+          .dt_proj_weight = weight(b, layer, is_reverse ? "dt_proj_b" : "dt_proj", &s->dt_proj, KR_DIMS(c->Di, c->R)),
+          .delta_bias = weight(b, layer, is_reverse ? "dt_bias_b" : "dt_bias", &s->dt_bias, KR_DIMS(c->Di))});
 #undef PART
   return y;
 }
@@ -82,20 +109,24 @@ static kr_tensor mix(const builder *b, int64_t layer, const kr_vm_layer *l, kr_t
   return out;
 }
 
-int32_t kr_vm_graph_record(const krait_ctx *ctx, const kr_videomamba_config *c, const kr_vm_parameters *p, kr_vm_graph *to) {
+int32_t kr_vm_graph_record(const krait_ctx *ctx, const kr_videomamba_config *c, const kr_vm_parameters *p,
+                           kr_vm_graph *to) {
   KR_TRY(kr_graph_open(&to->g));
   const builder b = {to->g, c, kr_videomamba_tokens(c), p->dtype};
   to->patches = kr_graph_input(b.g, "patches", KRAIT_F32, KR_DIMS(b.L - 1, 3 * c->patch * c->patch));
   to->tokens = kr_graph_output(b.g, "tokens", KRAIT_F32, KR_DIMS(b.L, c->D));
   kr_tensor h = embed(&b, p, to->patches), stream = 0;
   for (int64_t i = 0; i < c->n_layers; i++)
-    h = mix(&b, i, &p->layers[i], add_norm(&b, "norm", h, &stream, weight(&b, i, "norm", &p->layers[i].norm, KR_DIMS(c->D)), new_rows(&b, c->D)));
+    h = mix(
+        &b, i, &p->layers[i],
+        add_norm(&b, "norm", h, &stream, weight(&b, i, "norm", &p->layers[i].norm, KR_DIMS(c->D)), new_rows(&b, c->D)));
   const kr_tensor last = b.dtype == KRAIT_F32 ? to->tokens : new_rows(&b, c->D);
   add_norm(&b, "norm_f", h, &stream, weight(&b, -1, "norm_f", &p->norm, KR_DIMS(c->D)), last);
   if (last != to->tokens) kr_graph_pointwise(b.g, "tokens", (krait_pointwise_args){.x_scale = 1}, last, 0, to->tokens);
   if (c->n_classes) {
     to->logits = kr_graph_output(b.g, "logits", KRAIT_F32, KR_DIMS(1, c->n_classes));
-    project(&b, "head", kr_graph_slice(b.g, last, 0, 0, 1), weight(&b, -1, "head.weight", &p->head, KR_DIMS(c->n_classes, c->D)),
+    project(&b, "head", kr_graph_slice(b.g, last, 0, 0, 1),
+            weight(&b, -1, "head.weight", &p->head, KR_DIMS(c->n_classes, c->D)),
             weight(&b, -1, "head.bias", &p->head_bias, KR_DIMS(c->n_classes)), 0, to->logits);
   }
   return kr_graph_plan(b.g, ctx, 0);

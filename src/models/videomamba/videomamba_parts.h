@@ -1,4 +1,5 @@
-/* videomamba_parts.h: what the files of this folder share: parameters where the context computes, and the graph over them. */
+/* videomamba_parts.h: what the files of this folder share: parameters where the context computes, and the graph over
+ * them. */
 #ifndef KR_VIDEOMAMBA_PARTS_H
 #define KR_VIDEOMAMBA_PARTS_H
 
@@ -25,9 +26,11 @@ typedef struct kr_vm_parameters {
 
 typedef struct kr_vm_graph {
   kr_graph *g;
-  kr_tensor patches, logits, tokens; /* (T patches, 3 patch patch); (1, n_classes) or 0; (1 + T patches, D); float32 all */
+  kr_tensor patches, logits,
+      tokens; /* (T patches, 3 patch patch); (1, n_classes) or 0; (1 + T patches, D); float32 all */
 } kr_vm_graph;
 
-int32_t kr_vm_graph_record(const krait_ctx *ctx, const kr_videomamba_config *c, const kr_vm_parameters *p, kr_vm_graph *to);
+int32_t kr_vm_graph_record(const krait_ctx *ctx, const kr_videomamba_config *c, const kr_vm_parameters *p,
+                           kr_vm_graph *to);
 
 #endif

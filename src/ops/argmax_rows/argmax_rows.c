@@ -1,4 +1,5 @@
-/* argmax_rows.c: cost and rows of the largest element of each row. The equation is in argmax_rows_ref.c, which serves CPUs as well: it is bound by memory. Exact. */
+/* argmax_rows.c: cost and rows of the largest element of each row. The equation is in argmax_rows_ref.c, which serves
+ * CPUs as well: it is bound by memory. Exact. */
 #include "op_list.h"
 #include "status.h"
 #include "view.h"

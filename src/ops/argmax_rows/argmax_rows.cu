@@ -1,5 +1,5 @@
-/* argmax_rows.cu: a block takes a row; each thread keeps the first largest of its elements, which lie KR_ARGMAX_THREADS apart, and a tree finds the first of
- * these. An element that is NaN never counts. */
+/* argmax_rows.cu: a block takes a row; each thread keeps the first largest of its elements, which lie KR_ARGMAX_THREADS
+ * apart, and a tree finds the first of these. An element that is NaN never counts. */
 #include "kernel.cuh"
 #include "argmax_rows_plan.h"
 

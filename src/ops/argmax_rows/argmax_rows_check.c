@@ -1,4 +1,5 @@
-/* argmax_rows_check.c: random calls: rows around a block's threads; with float16 the largest value often stands several times. */
+/* argmax_rows_check.c: random calls: rows around a block's threads; with float16 the largest value often stands several
+ * times. */
 #include "check.h"
 #include "op_list.h"
 

@@ -1,5 +1,6 @@
 /* attention.c: contract, cost and rows of softmax attention. The equation is in attention_ref.c.
- * Bound: float32 1e-5 of the output's scale; 16-bit storage one rounding more. Rows on tensor cores round P to the storage type. */
+ * Bound: float32 1e-5 of the output's scale; 16-bit storage one rounding more. Rows on tensor cores round P to the
+ * storage type. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
 #include "attention_rows.h"
@@ -13,7 +14,8 @@ static int32_t check_rules(const void *args) {
 
 /* Pairs of a query and a key that a dense call's masks leave. */
 double kr_attention_pairs(const kr_attention_inputs *in) {
-  const double nq = (double)in->Lq, nk = (double)kr_attention_most_keys(in), packed = kr_has(in->cu_seqlens_q) && in->B > 0 ? (double)in->B : 1;
+  const double nq = (double)in->Lq, nk = (double)kr_attention_most_keys(in),
+               packed = kr_has(in->cu_seqlens_q) && in->B > 0 ? (double)in->B : 1;
   double pairs = nq * nk / packed;
   if (in->right == 0) pairs = nk > nq ? nq * (nk - nq / 2) : nk * nk / 2;
   const double width = (double)in->left + (double)in->right + 1;
@@ -24,7 +26,8 @@ double kr_attention_pairs(const kr_attention_inputs *in) {
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_attention_args *a = args;
   const kr_attention_inputs in = kr_attention_inputs_of(a);
-  const double pairs = kr_attention_pairs(&in), D = (double)a->D + (double)a->Dv, queries = (double)a->Lq * (kr_has(&a->cu_seqlens_q) ? 1 : (double)a->B);
+  const double pairs = kr_attention_pairs(&in), D = (double)a->D + (double)a->Dv,
+               queries = (double)a->Lq * (kr_has(&a->cu_seqlens_q) ? 1 : (double)a->B);
   const double keys = kr_has(&a->cu_seqlens_k) ? (double)a->Lk : (double)a->B * (double)kr_attention_most_keys(&in);
   cost->flops = 2 * pairs * D;
   cost->bytes = (queries * (double)a->H + keys * (double)a->Hk) * D * (double)krait_dtype_bytes(a->q.dtype);
@@ -33,12 +36,15 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const kr_row rows[] = {
     {"cuda_ampere_keys", KRAIT_CAP_CUDA_AMPERE, kr_attention_keys_refuse, kr_attention_keys, kr_attention_keys_scratch},
-    {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper, kr_attention_hopper_scratch},
-    {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere, kr_attention_ampere_scratch},
+    {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper,
+     kr_attention_hopper_scratch},
+    {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere,
+     kr_attention_ampere_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_base_refuse, kr_attention_base, kr_attention_base_scratch},
-#define KR_ISA(isa, cap)                                                                                                                        \
-  {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, kr_attention_few_refuse_##isa, kr_attention_few_##isa, kr_attention_few_scratch_##isa}, \
-  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
+#define KR_ISA(isa, cap)                                                                            \
+  {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, kr_attention_few_refuse_##isa, kr_attention_few_##isa, \
+   kr_attention_few_scratch_##isa},                                                                 \
+      {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_##isa, kr_attention_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_ref, kr_attention_ref_scratch},

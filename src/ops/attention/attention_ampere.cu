@@ -1,6 +1,7 @@
-/* attention_ampere.cu: attention by warps' tensor cores: a block of four warps takes a tile of rows and walks over tiles of keys, the last first. Keys come
- * past the registers a tile ahead, values while scores are made. Compiled per type (KR_HALF: float16).
- * kr_attention_ampere_D: heads of up to D channels, every option but softcap, slopes and dropout; kr_attention_ampere_D_any: those, too. */
+/* attention_ampere.cu: attention by warps' tensor cores: a block of four warps takes a tile of rows and walks over
+ * tiles of keys, the last first. Keys come past the registers a tile ahead, values while scores are made. Compiled per
+ * type (KR_HALF: float16). kr_attention_ampere_D: heads of up to D channels, every option but softcap, slopes and
+ * dropout; kr_attention_ampere_D_any: those, too. */
 #include "attention_mma.cuh"
 
 /* A block's rows and what its thread has of them: rows 16 m + g and + 8 of the warp's, of M. */
@@ -11,7 +12,8 @@ typedef struct block {
 
 /* Rows of a tile past the registers: 16 bytes a thread, zeros from `end` on and beyond the head's channels. */
 template <int D, int ROWS, int KEYS>
-KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attention_tensor &v, const block &at, int first, int end) {
+KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attention_tensor &v, const block &at, int first,
+                      int end) {
   const int PER_ROW = D / 8, STEP = THREADS / PER_ROW;
   const int chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
   const int exists = chunk * 8 < p.D;
@@ -22,7 +24,9 @@ KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attentio
   to += kr_swizzle<D * 2>(row, chunk);
   if (p.D == D && first + ROWS <= end && (!KEYS || !at.s.pages)) {
 #pragma unroll
-    for (int k = 0; k < ROWS / STEP; k++, from += step) kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, from, 16); /* the swizzle goes by eight rows */
+    for (int k = 0; k < ROWS / STEP; k++, from += step)
+      kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, from,
+                      16); /* the swizzle goes by eight rows */
     return;
   }
 #pragma unroll 1
@@ -30,20 +34,23 @@ KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attentio
     const int there = exists && first + row + k * STEP < end;
     const uint16_t *one = from;
     if (KEYS && at.s.pages) one = there ? data + key_at(p, v, at.s, at.kv, first + row + k * STEP) : data;
-    kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, there ? one : (const uint16_t *)v.data, there ? 16 : 0);
+    kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, there ? one : (const uint16_t *)v.data,
+                    there ? 16 : 0);
   }
 }
 
 /* Softcap and slopes: scores in powers of two. */
 template <int M, int N>
-KR_DEV void make_any_scores(const kr_attention_plan &p, const block &at, float slope, int key, float (&s)[M][N / 8][4]) {
+KR_DEV void make_any_scores(const kr_attention_plan &p, const block &at, float slope, int key,
+                            float (&s)[M][N / 8][4]) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        s[m][j][i] = KR_LOG2E * score_of(p, s[m][j][i], slope, at.warp_row + 16 * m + at.lane / 4 + i / 2 * 8, key + 8 * j + at.lane % 4 * 2 + i % 2, at.s.shift);
+        s[m][j][i] = KR_LOG2E * score_of(p, s[m][j][i], slope, at.warp_row + 16 * m + at.lane / 4 + i / 2 * 8,
+                                         key + 8 * j + at.lane % 4 * 2 + i % 2, at.s.shift);
 }
 
 template <int M, int N>
@@ -52,7 +59,8 @@ KR_DEV void hide(const kr_attention_plan &p, const block &at, int key, float (&s
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int i = at.warp_row + 16 * m + at.lane / 4 + 8 * r, first = first_key(p, at.s, i) - key - at.lane % 4 * 2, end = end_key(p, at.s, i) - key - at.lane % 4 * 2;
+      const int i = at.warp_row + 16 * m + at.lane / 4 + 8 * r, first = first_key(p, at.s, i) - key - at.lane % 4 * 2,
+                end = end_key(p, at.s, i) - key - at.lane % 4 * 2;
 #pragma unroll
       for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -73,13 +81,15 @@ KR_DEV void drop(const kr_attention_plan &p, const block &at, int key, float (&s
 #pragma unroll
       for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) s[m][j + k][i] = (int)(words[k] >> i * 8 & 255) < p.keep_below ? s[m][j + k][i] * p.keep_scale : 0.0f;
+        for (int i = 0; i < 4; i++)
+          s[m][j + k][i] = (int)(words[k] >> i * 8 & 255) < p.keep_below ? s[m][j + k][i] * p.keep_scale : 0.0f;
     }
 }
 
 /* Scores become weights; o is scaled where the highest product of a row has grown. */
 template <int D, int M, int N>
-KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], float (&sum)[M][2], float (&o)[M][D / 8][4]) {
+KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], float (&sum)[M][2],
+                  float (&o)[M][D / 8][4]) {
   float high[M][2];
   int grows = 0;
 #pragma unroll
@@ -98,7 +108,8 @@ KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], flo
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const float now = higher(most[m][r], high[m][r]), shrink = now == MINUS_INFINITY ? 1.0f : kr_exp2((most[m][r] - now) * scale);
+        const float now = higher(most[m][r], high[m][r]),
+                    shrink = now == MINUS_INFINITY ? 1.0f : kr_exp2((most[m][r] - now) * scale);
         most[m][r] = now, sum[m][r] *= shrink;
 #pragma unroll
         for (int j = 0; j < D / 8; j++) o[m][j][2 * r] *= shrink, o[m][j][2 * r + 1] *= shrink;
@@ -122,7 +133,8 @@ KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], flo
 }
 
 template <int D, int M, int N>
-KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, const float (&most)[M][2], const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
+KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, const float (&most)[M][2],
+                   const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -134,7 +146,8 @@ KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, con
       for (int j = 0; j < D / 8; j += 4) {
         uint32_t w[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++) w[k] = by > 0 ? kr_pack(o[m][j + k][2 * r] * by, o[m][j + k][2 * r + 1] * by, DTYPE) : 0;
+        for (int k = 0; k < 4; k++)
+          w[k] = by > 0 ? kr_pack(o[m][j + k][2 * r] * by, o[m][j + k][2 * r + 1] * by, DTYPE) : 0;
         const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
         const int column = 8 * j + at.lane % 4 * 8;
         if (i < at.s.rows_q && column < p.D) *(kr_raw16 *)(to + column) = eight;
@@ -157,11 +170,14 @@ KR_DEV void run(const kr_attention_plan &p) {
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int r = 0; r < 2; r++) most[m][r] = MINUS_INFINITY, sum[m][r] = 0;
-  const int last = at_most(at.row + ROWS, at.s.n_q) - 1, end = at.row < at.s.n_q ? end_key(p, at.s, last) : 0, first = at.row < at.s.n_q ? first_key(p, at.s, at.row) / N : 0;
+  const int last = at_most(at.row + ROWS, at.s.n_q) - 1, end = at.row < at.s.n_q ? end_key(p, at.s, last) : 0,
+            first = at.row < at.s.n_q ? first_key(p, at.s, at.row) / N : 0;
   const int all_from = first_key(p, at.s, at.warp_row + 16 * M - 1), all_to = end_key(p, at.s, at.warp_row);
   /* the lane's rows of matrices: of q 16 rows by 16 channels, of k 16 keys by 16 channels, of v turned */
   const int l = at.lane, low = (l & 7) + (l >> 3 & 1) * 8;
-  const uint32_t lane_q = q + (at.warp_row - at.row) * D * 2 + kr_swizzle<D * 2>(low, l >> 4), lane_k = kr_swizzle<D * 2>((l & 7) + (l >> 4) * 8, l >> 3 & 1), lane_v = v + kr_swizzle<D * 2>(low, l >> 4);
+  const uint32_t lane_q = q + (at.warp_row - at.row) * D * 2 + kr_swizzle<D * 2>(low, l >> 4),
+                 lane_k = kr_swizzle<D * 2>((l & 7) + (l >> 4) * 8, l >> 3 & 1),
+                 lane_v = v + kr_swizzle<D * 2>(low, l >> 4);
   int n = (end + N - 1) / N - 1, buffer = 0;
   if (n >= first) {
     copy_rows<D, ROWS, 0>(p, q, p.q, at, at.row, at.s.n_q);

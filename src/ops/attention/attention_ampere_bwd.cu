@@ -1,7 +1,8 @@
-/* attention_ampere_bwd.cu: the gradient of attention by warps' tensor cores, in two walks that make the probabilities again each (attention_base_bwd.cu has
- * the equation): every sum is made by one block in one order. Compiled per type (KR_HALF: float16); _any: softcap, slopes, dropout, too.
- * kr_attention_dq_D   a block takes 128 rows and walks over tiles of 32 keys
- * kr_attention_dkv_D  a block takes 64 keys and walks over tiles of 64 rows of every head that shares them; its scores are turned: a row is a key */
+/* attention_ampere_bwd.cu: the gradient of attention by warps' tensor cores, in two walks that make the probabilities
+ * again each (attention_base_bwd.cu has the equation): every sum is made by one block in one order. Compiled per type
+ * (KR_HALF: float16); _any: softcap, slopes, dropout, too. kr_attention_dq_D   a block takes 128 rows and walks over
+ * tiles of 32 keys kr_attention_dkv_D  a block takes 64 keys and walks over tiles of 64 rows of every head that shares
+ * them; its scores are turned: a row is a key */
 #include "attention_mma.cuh"
 
 typedef struct block {
@@ -24,12 +25,17 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   }
 }
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) { return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i; }
-KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) { return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)]; }
+KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
+}
+KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
+}
 
 /* One element: dS, scale left out, and the probability that the output had. */
 template <int ANY>
-KR_DEV float gradient_of(const kr_attention_plan &p, float product, float by_dout, float lse, float delta, float slope, float keep, int i, int j, int shift, float *probability) {
+KR_DEV float gradient_of(const kr_attention_plan &p, float product, float by_dout, float lse, float delta, float slope,
+                         float keep, int i, int j, int shift, float *probability) {
   if (!ANY) {
     *probability = kr_exp2(kr_fma(product, p.scale * KR_LOG2E, -lse));
     return *probability * (by_dout - delta);
@@ -40,7 +46,8 @@ KR_DEV float gradient_of(const kr_attention_plan &p, float product, float by_dou
 }
 
 template <int D, int M>
-KR_DEV void store_rows(const kr_attention_tensor &to, const float (&o)[M][D / 8][4], const int64_t (&at)[M][2], const int (&there)[M][2], float scale, int channels) {
+KR_DEV void store_rows(const kr_attention_tensor &to, const float (&o)[M][D / 8][4], const int64_t (&at)[M][2],
+                       const int (&there)[M][2], float scale, int channels) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -57,7 +64,7 @@ KR_DEV void store_rows(const kr_attention_tensor &to, const float (&o)[M][D / 8]
       }
 }
 
-/* ---- dq ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- dq ---------------------------------------------------------------------------------------------------------- */
 
 template <int D, int ANY>
 KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
@@ -66,10 +73,12 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
   const uint32_t q = kr_shared_at(shared), dout = q + ROWS * D * 2, tiles = dout + ROWS * D * 2; /* two of k and v */
   const task mine = task_of(p, kr_block_x());
   const block at = {sequence_of(p, mine.b), mine.h, mine.b};
-  const int row = mine.tile * ROWS, kv = at.h / p.heads, lane = kr_thread() & 31, warp_row = row + (kr_thread() >> 5) * 16 * M;
+  const int row = mine.tile * ROWS, kv = at.h / p.heads, lane = kr_thread() & 31,
+            warp_row = row + (kr_thread() >> 5) * 16 * M;
   if (row >= at.s.rows_q) return;
   const float slope = ANY ? slope_of(p, at.b, at.h) : 0.0f;
-  const int last = at_most(row + ROWS, at.s.n_q) - 1, end = row < at.s.n_q ? end_key(p, at.s, last) : 0, first = row < at.s.n_q ? first_key(p, at.s, row) / N : 0;
+  const int last = at_most(row + ROWS, at.s.n_q) - 1, end = row < at.s.n_q ? end_key(p, at.s, last) : 0,
+            first = row < at.s.n_q ? first_key(p, at.s, row) / N : 0;
   const int64_t k_at = end ? key_at(p, p.k, at.s, kv, 0) : 0, v_at = end ? key_at(p, p.v, at.s, kv, 0) : 0;
   float dq[M][D / 8][4] = {}, lse[M][2], delta[M][2];
   int first_of[M][2], end_of[M][2];
@@ -78,7 +87,8 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int i = warp_row + 16 * m + lane / 4 + 8 * r, there = i < at.s.n_q;
-      lse[m][r] = there ? lse_of(p, at.s, at.h, i) * KR_LOG2E : -MINUS_INFINITY, delta[m][r] = there ? p.delta[delta_at(p, at.s, at.h, i)] : 0.0f;
+      lse[m][r] = there ? lse_of(p, at.s, at.h, i) * KR_LOG2E : -MINUS_INFINITY,
+      delta[m][r] = there ? p.delta[delta_at(p, at.s, at.h, i)] : 0.0f;
       first_of[m][r] = first_key(p, at.s, i), end_of[m][r] = there ? end_key(p, at.s, i) : 0;
     }
   int n = (end + N - 1) / N - 1, buffer = 0;
@@ -111,10 +121,14 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
       for (int j = 0; j < N / 8; j++)
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-          const int r = c / 2, key = n * N + 8 * j + lane % 4 * 2 + c % 2, seen = key >= first_of[m][r] && key < end_of[m][r];
-          const float keep = !ANY || !p.rng.data ? 1.0f : (int)(words[j] >> c * 8 & 255) < p.keep_below ? p.keep_scale : 0.0f;
+          const int r = c / 2, key = n * N + 8 * j + lane % 4 * 2 + c % 2,
+                    seen = key >= first_of[m][r] && key < end_of[m][r];
+          const float keep = !ANY || !p.rng.data                             ? 1.0f
+                             : (int)(words[j] >> c * 8 & 255) < p.keep_below ? p.keep_scale
+                                                                             : 0.0f;
           float probability;
-          const float ds = gradient_of<ANY>(p, s[m][j][c], dp[m][j][c], lse[m][r], delta[m][r], slope, keep, warp_row + 16 * m + lane / 4 + 8 * r, key, at.s.shift, &probability);
+          const float ds = gradient_of<ANY>(p, s[m][j][c], dp[m][j][c], lse[m][r], delta[m][r], slope, keep,
+                                            warp_row + 16 * m + lane / 4 + 8 * r, key, at.s.shift, &probability);
           s[m][j][c] = seen ? ds : 0.0f;
         }
     }
@@ -133,11 +147,15 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
   store_rows<D, M>(p.dq, dq, to, there, p.scale, p.D);
 }
 
-/* ---- dk, dv -------------------------------------------------------------------------------------------------------------------- */
+/* ---- dk, dv ------------------------------------------------------------------------------------------------------ */
 
 template <int D>
 struct walk {
-  enum { ROWS = 64, TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4 }; /* q, dout, and of the rows log-sum-exp and delta */
+  enum {
+    ROWS = 64,
+    TILE = ROWS * D * 2,
+    STAGE = 2 * TILE + 2 * ROWS * 4
+  }; /* q, dout, and of the rows log-sum-exp and delta */
 };
 
 /* Rows from i0 on of a head. */
@@ -148,7 +166,8 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const block &at, unsigned cha
   copy_rows<D, ROWS>(to + TILE, p.dout.data, query_at(p.dout, at.s, h, i0), p.dout.t, at.s.n_q - i0, p.D);
   float *const values = (float *)(shared + (to - kr_shared_at(shared)) + 2 * TILE);
   const int thread = kr_thread(), i = i0 + thread % ROWS;
-  const float *const from = thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, at.s, h, i) : p.delta + delta_at(p, at.s, h, i);
+  const float *const from =
+      thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, at.s, h, i) : p.delta + delta_at(p, at.s, h, i);
   if (i < at.s.n_q) kr_copy4(values + thread, from);
   else values[thread] = -MINUS_INFINITY; /* rows that are not there: no probability, whatever delta */
 }
@@ -158,13 +177,17 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
   const int KEYS = 64, N = walk<D>::ROWS, TILE = walk<D>::TILE, STAGE = walk<D>::STAGE, H = p.H / p.heads;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, stages = v + KEYS * D * 2;
-  const int n_tiles = (p.rows_k + KEYS - 1) / KEYS, rest = kr_block_x() / (H * p.B), lane = kr_thread() & 31, head = kr_block_x() - rest * H * p.B;
-  const int first_of_block = (p.left < 0 ? rest : n_tiles - 1 - rest) * KEYS, warp = kr_thread() >> 5; /* a causal mask: the first keys are seen most */
+  const int n_tiles = (p.rows_k + KEYS - 1) / KEYS, rest = kr_block_x() / (H * p.B), lane = kr_thread() & 31,
+            head = kr_block_x() - rest * H * p.B;
+  const int first_of_block = (p.left < 0 ? rest : n_tiles - 1 - rest) * KEYS,
+            warp = kr_thread() >> 5; /* a causal mask: the first keys are seen most */
   const block at = {sequence_of(p, head / H), head % H, head / H};
   if (first_of_block >= at.s.rows_k) return;
   float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
   const int has_keys = first_of_block < at.s.n_k, last = at_most(first_of_block + KEYS, at.s.n_k) - 1;
-  const int i_first = has_keys ? first_row(p, at.s, first_of_block) / N : 0, i_end = has_keys ? (end_row(p, at.s, last) + N - 1) / N : 0, per_head = at_least(i_end - i_first, 0), n_steps = per_head * p.heads;
+  const int i_first = has_keys ? first_row(p, at.s, first_of_block) / N : 0,
+            i_end = has_keys ? (end_row(p, at.s, last) + N - 1) / N : 0, per_head = at_least(i_end - i_first, 0),
+            n_steps = per_head * p.heads;
   const uint32_t lane_k = k + warp * 16 * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
   if (n_steps) {
     copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, at.s, at.h, first_of_block), p.k.t, at.s.n_k - first_of_block, p.D);
@@ -185,16 +208,20 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
     kr_commit_copies();
     make_scores<D, 1, N>(s, lane_k, q + lane_of_columns<D>());
     make_scores<D, 1, N>(dp, lane_v, q + TILE + lane_of_columns<D>());
-    const int key0 = first_of_block + warp * 16, all = i0 + N <= at.s.n_q && key0 + 16 <= at.s.n_k && key0 >= first_key(p, at.s, i0 + N - 1) && key0 + 16 <= end_key(p, at.s, i0);
+    const int key0 = first_of_block + warp * 16, all = i0 + N <= at.s.n_q && key0 + 16 <= at.s.n_k &&
+                                                       key0 >= first_key(p, at.s, i0 + N - 1) &&
+                                                       key0 + 16 <= end_key(p, at.s, i0);
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         const int column = 8 * j + lane % 4 * 2 + c % 2, i = i0 + column, key = key0 + lane / 4 + c / 2 * 8;
-        const int seen = all || (i < at.s.n_q && key < at.s.n_k && key >= first_key(p, at.s, i) && key < end_key(p, at.s, i));
+        const int seen =
+            all || (i < at.s.n_q && key < at.s.n_k && key >= first_key(p, at.s, i) && key < end_key(p, at.s, i));
         const float keep = ANY && p.rng.data ? kept(p, at.b, h, i, key) : 1.0f;
         float probability;
-        const float ds = gradient_of<ANY>(p, s[0][j][c], dp[0][j][c], lse[column] * KR_LOG2E, delta[column], slope, keep, i, key, at.s.shift, &probability);
+        const float ds = gradient_of<ANY>(p, s[0][j][c], dp[0][j][c], lse[column] * KR_LOG2E, delta[column], slope,
+                                          keep, i, key, at.s.shift, &probability);
         s[0][j][c] = seen ? probability : 0.0f, dp[0][j][c] = seen ? ds : 0.0f;
       }
     pack_weights<1, N>(s, w);
@@ -208,7 +235,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = first_of_block + warp * 16 + lane / 4 + 8 * r;
-    there[0][r] = key < at.s.rows_k, to_k[0][r] = key_at(p, p.dk, at.s, at.h, key), to_v[0][r] = key_at(p, p.dv, at.s, at.h, key);
+    there[0][r] = key < at.s.rows_k, to_k[0][r] = key_at(p, p.dk, at.s, at.h, key),
+    to_v[0][r] = key_at(p, p.dv, at.s, at.h, key);
   }
   if (p.dk.data) store_rows<D, 1>(p.dk, dk, to_k, there, p.scale, p.D);
   if (p.dv.data) store_rows<D, 1>(p.dv, dv, to_v, there, 1.0f, p.D);
@@ -216,9 +244,15 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64(const kr_attention_plan p) { gradient_of_queries<64, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128(const kr_attention_plan p) { gradient_of_queries<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64_any(const kr_attention_plan p) { gradient_of_queries<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128_any(const kr_attention_plan p) { gradient_of_queries<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64_any(const kr_attention_plan p) {
+  gradient_of_queries<64, 1>(p);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128_any(const kr_attention_plan p) {
+  gradient_of_queries<128, 1>(p);
+}
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_64(const kr_attention_plan p) { gradient_of_keys<64, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128(const kr_attention_plan p) { gradient_of_keys<128, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_64_any(const kr_attention_plan p) { gradient_of_keys<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128_any(const kr_attention_plan p) { gradient_of_keys<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128_any(const kr_attention_plan p) {
+  gradient_of_keys<128, 1>(p);
+}

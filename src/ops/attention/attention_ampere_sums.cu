@@ -1,10 +1,11 @@
-/* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any order (KRAIT_ATTENTION_ANY_ORDER):
- * attention_sums.cuh says how. A block takes 128 keys, 16 a warp, and walks over tiles of 64 rows of every head that shares them; its scores are turned: a
- * row is a key. dS goes through shared memory; then a warp makes dq of 16 rows and half of the channels. Heads of 65 to 128
- * channels: smaller ones lose by it. Compiled per type (KR_HALF: float16).
- * kr_attention_sums_pairs  the same with less of shared memory's bandwidth, which such products wait for: two warps share 32 keys. Each makes half of the
- * rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in shared memory: 544 KiB a tile are
- * read for its five products instead of 736. */
+/* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any
+ * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes 128 keys, 16 a warp, and walks over
+ * tiles of 64 rows of every head that shares them; its scores are turned: a row is a key. dS goes through shared
+ * memory; then a warp makes dq of 16 rows and half of the channels. Heads of 65 to 128 channels: smaller ones lose by
+ * it. Compiled per type (KR_HALF: float16). kr_attention_sums_pairs  the same with less of shared memory's bandwidth,
+ * which such products wait for: two warps share 32 keys. Each makes half of the rows' scores, and dk and dv of half of
+ * the channels from its own probabilities in registers and the other's in shared memory: 544 KiB a tile are read for
+ * its five products instead of 736. */
 #include "attention_mma.cuh"
 #include "attention_sums.cuh"
 
@@ -13,7 +14,9 @@ enum { KEYS = KR_AMPERE_SUMS_KEYS, ROWS = KR_AMPERE_SUMS_ROWS, WALKERS = KR_AMPE
 #ifdef KR_EMULATE
 KR_DEV void add_float(float *to, float v) { *to += v; }
 #else
-KR_DEV void add_float(float *to, float v) { asm volatile("red.global.add.f32 [%0], %1;" : : "l"(to), "f"(v) : "memory"); }
+KR_DEV void add_float(float *to, float v) {
+  asm volatile("red.global.add.f32 [%0], %1;" : : "l"(to), "f"(v) : "memory");
+}
 #endif
 
 /* N rows of D channels, from element `from` on, `t` apart: zeros from `n` on and beyond the head's channels. */
@@ -31,7 +34,9 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   }
 }
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) { return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i; }
+KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
+}
 
 /* q, dout, and of the rows log-sum-exp and delta. */
 template <int D>
@@ -41,7 +46,8 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char 
   float *const values = (float *)(shared + (to - kr_shared_at(shared)) + 2 * ROWS * D * 2);
   const int thread = kr_thread(), i = i0 + thread % ROWS;
   if (thread >= 2 * ROWS) return;
-  const float *const from = thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, u.s, h, i) : p.delta + delta_at(p, u.s, h, i);
+  const float *const from =
+      thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, u.s, h, i) : p.delta + delta_at(p, u.s, h, i);
   if (i < u.s.n_q) kr_copy4(values + thread, from);
   else values[thread] = thread < ROWS ? -MINUS_INFINITY : 0.0f; /* rows that are not there: no probability */
 }
@@ -50,7 +56,8 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char 
 template <int D>
 KR_DEV void add_queries(uint32_t ds, uint32_t k, float *sums) {
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5, rows = warp & 3, half = warp >> 2;
-  const uint32_t lane_k = k + lane_of_rows<D>(), lane_ds = ds + kr_swizzle<ROWS * 2>((lane & 7) + (lane >> 4) * 8, 2 * rows + (lane >> 3 & 1));
+  const uint32_t lane_k = k + lane_of_rows<D>(),
+                 lane_ds = ds + kr_swizzle<ROWS * 2>((lane & 7) + (lane >> 4) * 8, 2 * rows + (lane >> 3 & 1));
   float o[D / 16][4] = {};
 #pragma unroll
   for (int t = 0; t < KEYS / 16; t++) {
@@ -70,7 +77,8 @@ KR_DEV void add_queries(uint32_t ds, uint32_t k, float *sums) {
 }
 
 template <int D>
-KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const float (&o)[D / 8][4], const int (&there)[2], const int (&counts)[2], float scale, int channels) {
+KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const float (&o)[D / 8][4],
+                       const int (&there)[2], const int (&counts)[2], float scale, int channels) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int r = 0; r < 2; r++)
@@ -78,7 +86,8 @@ KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const f
     for (int j = 0; j < D / 8; j += 4) {
       uint32_t w[4];
 #pragma unroll
-      for (int k = 0; k < 4; k++) w[k] = counts[r] ? kr_pack(o[j + k][2 * r] * scale, o[j + k][2 * r + 1] * scale, DTYPE) : 0;
+      for (int k = 0; k < 4; k++)
+        w[k] = counts[r] ? kr_pack(o[j + k][2 * r] * scale, o[j + k][2 * r + 1] * scale, DTYPE) : 0;
       const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
       const int column = 8 * j + lane % 4 * 8;
       if (there[r] && column < channels) *(kr_raw16 *)((uint16_t *)to.data + at + (int64_t)8 * r * t + column) = eight;
@@ -92,7 +101,8 @@ KR_DEV void walk(const kr_attention_plan &p) {
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, ds = v + KEYS * D * 2, stages = ds + KEYS * ROWS * 2;
   const unit u = unit_here<KEYS, ROWS>(p);
   if (u.key0 >= u.s.rows_k) return;
-  const int lane = kr_thread() & 31, warp = kr_thread() >> 5, key_row = warp * 16 + lane / 4, n_steps = (u.end - u.first) * p.heads, warp_key = u.key0 + warp * 16;
+  const int lane = kr_thread() & 31, warp = kr_thread() >> 5, key_row = warp * 16 + lane / 4,
+            n_steps = (u.end - u.first) * p.heads, warp_key = u.key0 + warp * 16;
   const float scale = p.scale * KR_LOG2E;
   const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
   float *sums = p.partial + u.kv * p.heads * head_sums + (int64_t)sums_tile(p, u.s, u.b) * 64 * D;
@@ -104,10 +114,15 @@ KR_DEV void walk(const kr_attention_plan &p) {
     copy_stage<D>(p, u, shared, stages, u.kv * p.heads, u.start * ROWS);
     kr_commit_copies();
   }
-  for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps; step++, buffer ^= 1) {
+  for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps;
+       step++, buffer ^= 1) {
     const uint32_t q = stages + buffer * STAGE;
     const float *const lse = (const float *)(shared + (q - k) + 2 * TILE) + lane % 4 * 2, *const delta = lse + ROWS;
-    const int is_last = --left == 0, next = is_last ? u.start : tile + 1 == u.end ? u.first : tile + 1, i0 = tile * ROWS;
+    const int is_last = --left == 0,
+              next = is_last             ? u.start
+                     : tile + 1 == u.end ? u.first
+                                         : tile + 1,
+              i0 = tile * ROWS;
     float s[1][ROWS / 8][4], dp[1][ROWS / 8][4];
     uint32_t w[1][ROWS / 16][4];
     kr_copied<0>();
@@ -116,7 +131,8 @@ KR_DEV void walk(const kr_attention_plan &p) {
     kr_commit_copies();
     make_scores<D, 1, ROWS>(s, lane_k, q + lane_of_columns<D>());
     make_scores<D, 1, ROWS>(dp, lane_v, q + TILE + lane_of_columns<D>());
-    const int all = i0 + ROWS <= u.s.n_q && warp_key + 16 <= u.s.n_k && warp_key >= first_key(p, u.s, i0 + ROWS - 1) && warp_key + 16 <= end_key(p, u.s, i0);
+    const int all = i0 + ROWS <= u.s.n_q && warp_key + 16 <= u.s.n_k && warp_key >= first_key(p, u.s, i0 + ROWS - 1) &&
+                    warp_key + 16 <= end_key(p, u.s, i0);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
@@ -134,19 +150,21 @@ KR_DEV void walk(const kr_attention_plan &p) {
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++)
 #pragma unroll
-      for (int r = 0; r < 2; r++) *(uint32_t *)(line + kr_swizzle<ROWS * 2>(key_row + 8 * r, j) + lane % 4 * 4) = w[0][j / 2][j % 2 * 2 + r];
+      for (int r = 0; r < 2; r++)
+        *(uint32_t *)(line + kr_swizzle<ROWS * 2>(key_row + 8 * r, j) + lane % 4 * 4) = w[0][j / 2][j % 2 * 2 + r];
     add_output<D, 1, ROWS>(dk, w, q + lane_of_rows<D>());
     kr_sync();
     add_queries<D>(ds, k, sums + (int64_t)tile * ROWS * D);
     tile = next;
     if (is_last) h++, left = u.end - u.first, sums += head_sums;
   }
-  const int there[2] = {u.key0 + key_row < u.s.rows_k, u.key0 + key_row + 8 < u.s.rows_k}, counts[2] = {u.key0 + key_row < u.s.n_k, u.key0 + key_row + 8 < u.s.n_k};
+  const int there[2] = {u.key0 + key_row < u.s.rows_k, u.key0 + key_row + 8 < u.s.rows_k},
+            counts[2] = {u.key0 + key_row < u.s.n_k, u.key0 + key_row + 8 < u.s.n_k};
   store_keys<D>(p.dk, key_at(p, p.dk, u.s, u.kv, u.key0 + key_row), (int)p.dk.t, dk[0], there, counts, p.scale, p.D);
   store_keys<D>(p.dv, key_at(p, p.dv, u.s, u.kv, u.key0 + key_row), (int)p.dv.t, dv[0], there, counts, 1.0f, p.D);
 }
 
-/* ---- by pairs of warps --------------------------------------------------------------------------------------------------------- */
+/* ---- by pairs of warps ------------------------------------------------------------------------------------------- */
 
 /* Keys 32 pair and on; rows, and channels, of half `half`. */
 typedef struct pair_place {
@@ -161,7 +179,8 @@ KR_DEV void share_weights(unsigned char *tile, const pair_place &me, const uint3
     for (int j = 0; j < 4; j++)
 #pragma unroll
       for (int r = 0; r < 2; r++)
-        *(uint32_t *)(tile + kr_swizzle<ROWS * 2>(32 * me.pair + 16 * m + me.lane / 4 + 8 * r, 4 * me.half + j) + me.lane % 4 * 4) = w[m][j / 2][j % 2 * 2 + r];
+        *(uint32_t *)(tile + kr_swizzle<ROWS * 2>(32 * me.pair + 16 * m + me.lane / 4 + 8 * r, 4 * me.half + j) +
+                      me.lane % 4 * 4) = w[m][j / 2][j % 2 * 2 + r];
 }
 
 /* o += w rows of 16 tokens, 64 channels of them; lane_v: the lane's first row of matrices. */
@@ -172,17 +191,21 @@ KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32
     uint32_t b[4];
     kr_load_matrices_turned_at(b, lane_v ^ j * 32);
 #pragma unroll
-    for (int m = 0; m < 2; m++) kr_mma_as(element(), o[m][2 * j], w[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], w[m], b[2], b[3]);
+    for (int m = 0; m < 2; m++)
+      kr_mma_as(element(), o[m][2 * j], w[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], w[m], b[2], b[3]);
   }
 }
 
-/* o += (P or dS) rows: of its own half of the rows from registers, of the other from shared memory. lane_rows: of the tile of rows, at the warp's channels. */
+/* o += (P or dS) rows: of its own half of the rows from registers, of the other from shared memory. lane_rows: of the
+ * tile of rows, at the warp's channels. */
 template <int D>
-KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][2][4], uint32_t tile, uint32_t lane_rows) {
+KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][2][4], uint32_t tile,
+                     uint32_t lane_rows) {
   const uint32_t other = (tile + me.pair * 32 * ROWS * 2 + lane_of_rows<ROWS>()) ^ (1 - me.half) * 64;
 #pragma unroll
   for (int t = 0; t < 2; t++) {
-    const uint32_t w[2][4] = {{own[0][t][0], own[0][t][1], own[0][t][2], own[0][t][3]}, {own[1][t][0], own[1][t][1], own[1][t][2], own[1][t][3]}};
+    const uint32_t w[2][4] = {{own[0][t][0], own[0][t][1], own[0][t][2], own[0][t][3]},
+                              {own[1][t][0], own[1][t][1], own[1][t][2], own[1][t][3]}};
     add_rows<D>(o, w, lane_rows + (32 * me.half + 16 * t) * D * 2);
   }
 #pragma unroll
@@ -197,7 +220,8 @@ KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint3
 /* dq = dS k of 32 rows and a quarter of the channels, added to the sums. */
 template <int D>
 KR_DEV void add_queries_of_pairs(const pair_place &me, uint32_t ds, uint32_t k, float *sums) {
-  const uint32_t lane_k = k + lane_of_rows<D>(), lane_ds = ds + kr_swizzle<ROWS * 2>((me.lane & 7) + (me.lane >> 4) * 8, 4 * me.half + (me.lane >> 3 & 1));
+  const uint32_t lane_k = k + lane_of_rows<D>(), lane_ds = ds + kr_swizzle<ROWS * 2>((me.lane & 7) + (me.lane >> 4) * 8,
+                                                                                     4 * me.half + (me.lane >> 3 & 1));
   float o[2][D / 32][4] = {};
 #pragma unroll
   for (int t = 0; t < KEYS / 16; t++) {
@@ -208,7 +232,8 @@ KR_DEV void add_queries_of_pairs(const pair_place &me, uint32_t ds, uint32_t k, 
     for (int j = 0; j < D / 64; j++) {
       kr_load_matrices_turned_at(b, (lane_k ^ (me.pair * (D / 64) + j) * 32) + t * 16 * D * 2);
 #pragma unroll
-      for (int m = 0; m < 2; m++) kr_mma_as(element(), o[m][2 * j], a[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], a[m], b[2], b[3]);
+      for (int m = 0; m < 2; m++)
+        kr_mma_as(element(), o[m][2 * j], a[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], a[m], b[2], b[3]);
     }
   }
   sums += (2 * me.half * (D / 8) + me.pair * (D / 32)) * 128 + me.lane;
@@ -222,9 +247,11 @@ KR_DEV void add_queries_of_pairs(const pair_place &me, uint32_t ds, uint32_t k, 
 
 /* P and dS from the products of 32 keys and 32 rows, as factors. */
 template <int D>
-KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][4][4], float (&dp)[2][4][4], const float *lse, const float *delta, int i0, uint32_t (&P)[2][2][4],
+KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][4][4],
+                  float (&dp)[2][4][4], const float *lse, const float *delta, int i0, uint32_t (&P)[2][2][4],
                   uint32_t (&dS)[2][2][4]) {
-  const int key0 = u.key0 + 32 * me.pair, all = i0 + 32 <= u.s.n_q && key0 + 32 <= u.s.n_k && key0 >= first_key(p, u.s, i0 + 31) && key0 + 32 <= end_key(p, u.s, i0);
+  const int key0 = u.key0 + 32 * me.pair, all = i0 + 32 <= u.s.n_q && key0 + 32 <= u.s.n_k &&
+                                                key0 >= first_key(p, u.s, i0 + 31) && key0 + 32 <= end_key(p, u.s, i0);
   const float scale = p.scale * KR_LOG2E;
 #pragma unroll
   for (int j = 0; j < 4; j++)
@@ -234,7 +261,8 @@ KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &m
       const float offset = -KR_LOG2E * lse[column], less = delta[column];
 #pragma unroll
       for (int m = 0; m < 2; m++) {
-        const int key = key0 + 16 * m + me.lane / 4 + c / 2 * 8, seen = all || (i < u.s.n_q && key >= first_key(p, u.s, i) && key < end_key(p, u.s, i));
+        const int key = key0 + 16 * m + me.lane / 4 + c / 2 * 8,
+                  seen = all || (i < u.s.n_q && key >= first_key(p, u.s, i) && key < end_key(p, u.s, i));
         const float v = seen ? kr_exp2(kr_fma(s[m][j][c], scale, offset)) : 0.0f;
         s[m][j][c] = v, dp[m][j][c] = seen ? v * (dp[m][j][c] - less) : 0.0f;
       }
@@ -247,7 +275,8 @@ template <int D>
 KR_DEV void walk_pairs(const kr_attention_plan &p) {
   const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4, WEIGHTS = KEYS * ROWS * 2;
   KR_DYNAMIC_SHARED(shared);
-  const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, P_at = v + KEYS * D * 2, dS_at = P_at + WEIGHTS, stages = dS_at + WEIGHTS;
+  const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, P_at = v + KEYS * D * 2, dS_at = P_at + WEIGHTS,
+                 stages = dS_at + WEIGHTS;
   const unit u = unit_here<KEYS, ROWS>(p);
   if (u.key0 >= u.s.rows_k) return;
   const pair_place me = {(int)(kr_thread() & 31), (int)(kr_thread() >> 5 & 3), (int)(kr_thread() >> 7)};
@@ -262,8 +291,10 @@ KR_DEV void walk_pairs(const kr_attention_plan &p) {
     copy_stage<D>(p, u, shared, stages, u.kv * p.heads, u.start * ROWS);
     kr_commit_copies();
   }
-  for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps; step++, buffer ^= 1) {
-    const uint32_t q = stages + buffer * STAGE, rows = q + me.half * 32 * D * 2 + lane_of_columns<D>(), channels = q + me.half * D + lane_of_rows<D>();
+  for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps;
+       step++, buffer ^= 1) {
+    const uint32_t q = stages + buffer * STAGE, rows = q + me.half * 32 * D * 2 + lane_of_columns<D>(),
+                   channels = q + me.half * D + lane_of_rows<D>();
     const float *const lse = (const float *)(shared + (q - k) + 2 * TILE) + 32 * me.half;
     const int is_last = --left == 0, next = is_last ? u.start : tile + 1 == u.end ? u.first : tile + 1;
     float s[2][4][4], dp[2][4][4];
@@ -288,8 +319,10 @@ KR_DEV void walk_pairs(const kr_attention_plan &p) {
   for (int m = 0; m < 2; m++) {
     const int key = u.key0 + 32 * me.pair + 16 * m + me.lane / 4, from = me.half * (D / 2);
     const int there[2] = {key < u.s.rows_k, key + 8 < u.s.rows_k}, counts[2] = {key < u.s.n_k, key + 8 < u.s.n_k};
-    store_keys<D / 2>(p.dk, key_at(p, p.dk, u.s, u.kv, key) + from, (int)p.dk.t, dk[m], there, counts, p.scale, p.D - from);
-    store_keys<D / 2>(p.dv, key_at(p, p.dv, u.s, u.kv, key) + from, (int)p.dv.t, dv[m], there, counts, 1.0f, p.D - from);
+    store_keys<D / 2>(p.dk, key_at(p, p.dk, u.s, u.kv, key) + from, (int)p.dk.t, dk[m], there, counts, p.scale,
+                      p.D - from);
+    store_keys<D / 2>(p.dv, key_at(p, p.dv, u.s, u.kv, key) + from, (int)p.dv.t, dv[m], there, counts, 1.0f,
+                      p.D - from);
   }
 }
 

@@ -1,4 +1,5 @@
-/* attention_append.c: contract, cost and rows of what writes new keys and values into a cache. Bound: float32 1e-5, 16-bit storage one rounding. */
+/* attention_append.c: contract, cost and rows of what writes new keys and values into a cache. Bound: float32 1e-5,
+ * 16-bit storage one rounding. */
 #include "attention_rows.h"
 #include "contract.h"
 #include "op_list.h"
@@ -8,7 +9,9 @@ static int32_t check_rules(const void *args) {
   const krait_attention_append_args *a = args;
   if (kr_has(&a->block_table)) return kr_need_size("attention_append", "Lk with block_table", a->Lk, 1, INT32_MAX);
   KR_TRY(kr_need_size("attention_append", "n_pages without block_table", a->n_pages, 0, 0));
-  return kr_has(&a->cache_batch_idx) ? KRAIT_OK : kr_need_size("attention_append", "Bk without cache_batch_idx and block_table", a->Bk, a->B, a->B);
+  return kr_has(&a->cache_batch_idx)
+             ? KRAIT_OK
+             : kr_need_size("attention_append", "Bk without cache_batch_idx and block_table", a->Bk, a->B, a->B);
 }
 
 static void count_cost(const void *args, kr_cost *cost) {
@@ -21,7 +24,8 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const kr_row rows[] = {
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_append_cuda_refuse, kr_attention_append_cuda, NULL},
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_attention_append_refuse_##isa, kr_attention_append_##isa, NULL},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, kr_attention_append_refuse_##isa, kr_attention_append_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_append_ref, NULL},

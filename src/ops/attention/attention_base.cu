@@ -1,5 +1,5 @@
-/* attention_base.cu: attention for every type, size and option: a warp takes a few rows and walks over the keys that they see, 32 at a time.
- * kr_attention_kK: heads of up to 32 K channels. */
+/* attention_base.cu: attention for every type, size and option: a warp takes a few rows and walks over the keys that
+ * they see, 32 at a time. kr_attention_kK: heads of up to 32 K channels. */
 #include "attention_base.cuh"
 
 template <int K>
@@ -19,7 +19,9 @@ KR_DEV void forward(const kr_attention_plan &p) {
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const int d = lane_of() + 32 * k;
-      rows[(warp_of() * R + r) * 32 * K + d] = row0 + r < s.n_q && d < p.D ? kr_load(p.q.data, query_at(p.q, s, at.h, row0 + r) + d * p.q.d, p.q.dtype) : 0.0f;
+      rows[(warp_of() * R + r) * 32 * K + d] =
+          row0 + r < s.n_q && d < p.D ? kr_load(p.q.data, query_at(p.q, s, at.h, row0 + r) + d * p.q.d, p.q.dtype)
+                                      : 0.0f;
     }
   }
   const int last = at_most(block_row + WARPS * R, s.n_q) - 1, end = end_key(p, s, last);
@@ -32,8 +34,10 @@ KR_DEV void forward(const kr_attention_plan &p) {
 #pragma unroll
     for (int r = 0; r < R; r++) {
       const int i = row0 + r, j = j0 + lane_of(), seen = i < s.n_q && j >= first_key(p, s, i) && j < end_key(p, s, i);
-      const float score = seen ? score_of(p, products[r], slope, i, j, s.shift) : MINUS_INFINITY, highest = highest_lane(score);
-      const float now = highest > most[r] ? highest : most[r], shrink = now == MINUS_INFINITY ? 1.0f : kr_exp(most[r] - now);
+      const float score = seen ? score_of(p, products[r], slope, i, j, s.shift) : MINUS_INFINITY,
+                  highest = highest_lane(score);
+      const float now = highest > most[r] ? highest : most[r],
+                  shrink = now == MINUS_INFINITY ? 1.0f : kr_exp(most[r] - now);
       weights[r] = score == MINUS_INFINITY ? 0.0f : kr_exp(score - now);
       sum[r] = kr_fma(sum[r], shrink, sum_lanes(weights[r])), most[r] = now;
       if (p.rng.data && seen) weights[r] *= kept(p, at.b, at.h, i, j);
@@ -56,7 +60,8 @@ KR_DEV void forward(const kr_attention_plan &p) {
     }
     store_row<K>(p.out, query_at(p.out, s, at.h, i), o[r], sum[r] > 0 ? scale / sum[r] : 0.0f, p.Dv);
     if (p.lse.data && lane_of() == 0)
-      ((float *)p.lse.data)[query_at(p.lse, s, at.h, i)] = sum[r] > 0 ? most[r] + KR_LN2 * kr_log2(sum[r]) : -MINUS_INFINITY;
+      ((float *)p.lse.data)[query_at(p.lse, s, at.h, i)] =
+          sum[r] > 0 ? most[r] + KR_LN2 * kr_log2(sum[r]) : -MINUS_INFINITY;
   }
 }
 

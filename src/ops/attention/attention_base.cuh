@@ -1,5 +1,6 @@
-/* attention_base.cuh: what the base tier's kernels of attention share: a block of four warps holds a tile of 32 keys (or rows) in float32; a
- * lane makes the products of one of them with its warp's R rows (or keys), which lie in shared memory, too. Any type, strides, size and option. */
+/* attention_base.cuh: what the base tier's kernels of attention share: a block of four warps holds a tile of 32 keys
+ * (or rows) in float32; a lane makes the products of one of them with its warp's R rows (or keys), which lie in shared
+ * memory, too. Any type, strides, size and option. */
 #ifndef KR_ATTENTION_BASE_CUH
 #define KR_ATTENTION_BASE_CUH
 
@@ -39,7 +40,8 @@ KR_DEV constexpr int pitch(void) { return 32 * K + 1; }
 
 /* 32 keys, or rows, from `first` on, zeros from `end` on. */
 template <int K>
-KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attention_tensor &v, const sequence &s, int h, int first, int end, int D) {
+KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attention_tensor &v, const sequence &s, int h,
+                      int first, int end, int D) {
   for (int r = warp_of(); r < TILE; r += WARPS) {
     const int64_t at = first + r < end ? key_at(p, v, s, h, first + r) : 0;
 #pragma unroll
@@ -50,7 +52,8 @@ KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attentio
   }
 }
 template <int K>
-KR_DEV void load_queries(float *tile, const kr_attention_tensor &v, const sequence &s, int h, int first, int end, int D) {
+KR_DEV void load_queries(float *tile, const kr_attention_tensor &v, const sequence &s, int h, int first, int end,
+                         int D) {
   for (int r = warp_of(); r < TILE; r += WARPS) {
     const int64_t at = first + r < end ? query_at(v, s, h, first + r) : 0;
 #pragma unroll

@@ -1,12 +1,16 @@
-/* attention_base_bwd.cu: the gradient of attention for every type, size and option. Probabilities are made again from the scores and the rows' log-sum-exp;
- * with P them, D the dropout's factors and delta the sum of dout out less dlse: dS = P (D (dout V^T) - delta).
- * kr_attention_delta      delta; kr_attention_dsinks  of it, the gradient of the sinks
+/* attention_base_bwd.cu: the gradient of attention for every type, size and option. Probabilities are made again from
+ * the scores and the rows' log-sum-exp; with P them, D the dropout's factors and delta the sum of dout out less dlse:
+ * dS = P (D (dout V^T) - delta). kr_attention_delta      delta; kr_attention_dsinks  of it, the gradient of the sinks
  * kr_attention_dq_kK      a warp walks with a few rows over their keys
  * kr_attention_dkv_kK     a warp walks with a few keys over the rows that see them, of every head that shares them */
 #include "attention_base.cuh"
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) { return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i; }
-KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) { return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)]; }
+KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
+}
+KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
+}
 
 KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const kr_attention_plan p) {
   const task at = task_of((p.rows_q + WARPS - 1) / WARPS, p.H);
@@ -15,9 +19,11 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const 
   if (i >= s.n_q) return;
   float sum = 0;
   for (int d = lane_of(); d < p.Dv; d += 32)
-    sum = kr_fma(kr_load(p.out.data, query_at(p.out, s, at.h, i) + d * p.out.d, p.out.dtype), kr_load(p.dout.data, query_at(p.dout, s, at.h, i) + d * p.dout.d, p.dout.dtype), sum);
+    sum = kr_fma(kr_load(p.out.data, query_at(p.out, s, at.h, i) + d * p.out.d, p.out.dtype),
+                 kr_load(p.dout.data, query_at(p.dout, s, at.h, i) + d * p.dout.d, p.dout.dtype), sum);
   sum = sum_lanes(sum);
-  if (p.dlse.data && lse_of(p, s, at.h, i) < __builtin_inff()) sum -= ((const float *)p.dlse.data)[query_at(p.dlse, s, at.h, i)];
+  if (p.dlse.data && lse_of(p, s, at.h, i) < __builtin_inff())
+    sum -= ((const float *)p.dlse.data)[query_at(p.dlse, s, at.h, i)];
   if (lane_of() == 0) p.delta[delta_at(p, s, at.h, i)] = sum;
 }
 
@@ -43,8 +49,10 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const
 }
 
 /* dS, scale left out, and, dropped, the probability that the output had. */
-KR_DEV float score_gradient(const kr_attention_plan &p, const task &at, int h, int i, int j, int shift, float slope, float product, float by_dout, float lse, float delta, float *probability) {
-  const float P = kr_exp(score_of(p, product, slope, i, j, shift) - lse), keep = p.rng.data ? kept(p, at.b, h, i, j) : 1.0f;
+KR_DEV float score_gradient(const kr_attention_plan &p, const task &at, int h, int i, int j, int shift, float slope,
+                            float product, float by_dout, float lse, float delta, float *probability) {
+  const float P = kr_exp(score_of(p, product, slope, i, j, shift) - lse),
+              keep = p.rng.data ? kept(p, at.b, h, i, j) : 1.0f;
   *probability = P * keep;
   return P * kr_fma(by_dout, keep, -delta) * score_slope(p, product);
 }
@@ -68,7 +76,9 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
     for (int k = 0; k < K; k++) {
       const int d = lane_of() + 32 * k, to = (warp_of() * R + r) * 32 * K + d;
       rows[to] = there && d < p.D ? kr_load(p.q.data, query_at(p.q, s, at.h, row0 + r) + d * p.q.d, p.q.dtype) : 0.0f;
-      drows[to] = there && d < p.Dv ? kr_load(p.dout.data, query_at(p.dout, s, at.h, row0 + r) + d * p.dout.d, p.dout.dtype) : 0.0f;
+      drows[to] = there && d < p.Dv
+                      ? kr_load(p.dout.data, query_at(p.dout, s, at.h, row0 + r) + d * p.dout.d, p.dout.dtype)
+                      : 0.0f;
     }
   }
   const int last = at_most(block_row + WARPS * R, s.n_q) - 1, end = end_key(p, s, last);
@@ -86,7 +96,9 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
     for (int r = 0; r < R; r++) {
       const int i = row0 + r, j = j0 + lane_of(), seen = i < s.n_q && j >= first_key(p, s, i) && j < end_key(p, s, i);
       float probability;
-      ds[r] = seen ? score_gradient(p, at, at.h, i, j, s.shift, slope, products[r], by_dout[r], lse[r], delta[r], &probability) : 0.0f;
+      ds[r] = seen ? score_gradient(p, at, at.h, i, j, s.shift, slope, products[r], by_dout[r], lse[r], delta[r],
+                                    &probability)
+                   : 0.0f;
     }
     accumulate<K, R>(dq, ds, tile);
   }
@@ -99,7 +111,8 @@ template <int K>
 KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K), H = p.H / p.heads;
   KR_DYNAMIC_SHARED(shared);
-  float *const tile = (float *)shared, *const keys = tile + TILE * pitch<K>(), *const values = keys + WARPS * R * 32 * K;
+  float *const tile = (float *)shared, *const keys = tile + TILE * pitch<K>(),
+               *const values = keys + WARPS * R * 32 * K;
   const task at = task_of((p.rows_k + WARPS * R - 1) / (WARPS * R), H);
   const sequence s = sequence_of(p, at.b);
   const int block_key = at.tile * WARPS * R, key0 = block_key + warp_of() * R;
@@ -111,7 +124,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
     for (int k = 0; k < K; k++) {
       const int d = lane_of() + 32 * k, to = (warp_of() * R + r) * 32 * K + d, there = key0 + r < s.n_k;
       keys[to] = there && d < p.D ? kr_load(p.k.data, key_at(p, p.k, s, at.h, key0 + r) + d * p.k.d, p.k.dtype) : 0.0f;
-      values[to] = there && d < p.Dv ? kr_load(p.v.data, key_at(p, p.v, s, at.h, key0 + r) + d * p.v.d, p.v.dtype) : 0.0f;
+      values[to] =
+          there && d < p.Dv ? kr_load(p.v.data, key_at(p, p.v, s, at.h, key0 + r) + d * p.v.d, p.v.dtype) : 0.0f;
     }
   const int last = at_most(block_key + WARPS * R, s.n_k) - 1, end = end_row(p, s, last);
   for (int h = at.h * p.heads; h < (at.h + 1) * p.heads; h++) {
@@ -132,7 +146,9 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
       for (int r = 0; r < R; r++) {
         const int j = key0 + r, seen = there && j >= first_key(p, s, i) && j < end_key(p, s, i);
         probabilities[r] = 0;
-        ds[r] = seen ? score_gradient(p, at, h, i, j, s.shift, slope, products[r], by_dout[r], lse, delta, &probabilities[r]) : 0.0f;
+        ds[r] = seen ? score_gradient(p, at, h, i, j, s.shift, slope, products[r], by_dout[r], lse, delta,
+                                      &probabilities[r])
+                     : 0.0f;
       }
       accumulate<K, R>(dv, probabilities, tile);
       kr_sync();
@@ -149,9 +165,21 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k2(const kr_attention_plan p) { gradient_of_queries<2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k4(const kr_attention_plan p) { gradient_of_queries<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dq_k8(const kr_attention_plan p) { gradient_of_queries<8>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dkv_k2(const kr_attention_plan p) { gradient_of_keys<2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 3) kr_attention_dkv_k4(const kr_attention_plan p) { gradient_of_keys<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dkv_k8(const kr_attention_plan p) { gradient_of_keys<8>(p); }
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k2(const kr_attention_plan p) {
+  gradient_of_queries<2>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k4(const kr_attention_plan p) {
+  gradient_of_queries<4>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dq_k8(const kr_attention_plan p) {
+  gradient_of_queries<8>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dkv_k2(const kr_attention_plan p) {
+  gradient_of_keys<2>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 3) kr_attention_dkv_k4(const kr_attention_plan p) {
+  gradient_of_keys<4>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dkv_k8(const kr_attention_plan p) {
+  gradient_of_keys<8>(p);
+}

@@ -16,20 +16,30 @@ static int32_t check_rules(const void *args) {
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_attention_bwd_args *a = args;
   const kr_attention_inputs in = kr_attention_bwd_inputs_of(a);
-  const double pairs = kr_attention_pairs(&in), D = (double)a->D, Dv = (double)a->Dv, packed_q = kr_has(&a->cu_seqlens_q) ? 1 : (double)a->B;
+  const double pairs = kr_attention_pairs(&in), D = (double)a->D, Dv = (double)a->Dv,
+               packed_q = kr_has(&a->cu_seqlens_q) ? 1 : (double)a->B;
   cost->flops = 2 * pairs * (3 * D + 2 * Dv);
-  cost->bytes = (packed_q * (double)a->Lq * (double)a->H * (2 * D + 2 * Dv) + (double)a->Bk * (double)a->Lk * (double)a->Hk * 2 * (D + Dv)) * (double)krait_dtype_bytes(a->q.dtype);
+  cost->bytes = (packed_q * (double)a->Lq * (double)a->H * (2 * D + 2 * Dv) +
+                 (double)a->Bk * (double)a->Lk * (double)a->Hk * 2 * (D + Dv)) *
+                (double)krait_dtype_bytes(a->q.dtype);
   cost->exps = pairs;
 }
 
 static const kr_row rows[] = {
-    {"cuda_hopper_any_order", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_sums_refuse, kr_attention_bwd_hopper_sums, kr_attention_bwd_hopper_sums_scratch},
-    {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_refuse, kr_attention_bwd_hopper, kr_attention_bwd_hopper_scratch},
-    {"cuda_ampere_any_order", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_sums_refuse, kr_attention_bwd_ampere_sums, kr_attention_bwd_ampere_sums_scratch},
-    {"cuda_ampere_any_order_pairs", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_pairs_refuse, kr_attention_bwd_ampere_pairs, kr_attention_bwd_ampere_pairs_scratch},
-    {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_refuse, kr_attention_bwd_ampere, kr_attention_bwd_ampere_scratch},
-    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base, kr_attention_bwd_base_scratch},
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_bwd_##isa, kr_attention_bwd_scratch_##isa},
+    {"cuda_hopper_any_order", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_sums_refuse, kr_attention_bwd_hopper_sums,
+     kr_attention_bwd_hopper_sums_scratch},
+    {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_refuse, kr_attention_bwd_hopper,
+     kr_attention_bwd_hopper_scratch},
+    {"cuda_ampere_any_order", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_sums_refuse, kr_attention_bwd_ampere_sums,
+     kr_attention_bwd_ampere_sums_scratch},
+    {"cuda_ampere_any_order_pairs", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_pairs_refuse,
+     kr_attention_bwd_ampere_pairs, kr_attention_bwd_ampere_pairs_scratch},
+    {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_refuse, kr_attention_bwd_ampere,
+     kr_attention_bwd_ampere_scratch},
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base,
+     kr_attention_bwd_base_scratch},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_attention_bwd_##isa, kr_attention_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_bwd_ref, kr_attention_bwd_ref_scratch},

@@ -9,16 +9,47 @@
 #include "view.h"
 
 static kr_attention_tensor tensor(const krait_view *v) {
-  return (kr_attention_tensor){.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
+  return (kr_attention_tensor){
+      .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
 
 kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *b) {
-  krait_attention_args a = {.call = b->call, .B = b->B, .Lq = b->Lq, .Lk = b->Lk, .H = b->H, .Hk = b->Hk, .D = b->D, .Dv = b->Dv, .Bk = b->Bk, .n_pages = b->n_pages, .max_q = b->max_q, .max_k = b->max_k,
-    .window_left = b->window_left, .window_right = b->window_right, .scale = b->scale, .softcap = b->softcap, .dropout = b->dropout, .q = b->q, .k = b->k, .v = b->v, .cu_seqlens_q = b->cu_seqlens_q,
-    .cu_seqlens_k = b->cu_seqlens_k, .seqused_q = b->seqused_q, .seqused_k = b->seqused_k, .alibi_slopes = b->alibi_slopes, .sinks = b->sinks, .rng = b->rng, .out = b->out, .lse = b->lse};
+  krait_attention_args a = {.call = b->call,
+                            .B = b->B,
+                            .Lq = b->Lq,
+                            .Lk = b->Lk,
+                            .H = b->H,
+                            .Hk = b->Hk,
+                            .D = b->D,
+                            .Dv = b->Dv,
+                            .Bk = b->Bk,
+                            .n_pages = b->n_pages,
+                            .max_q = b->max_q,
+                            .max_k = b->max_k,
+                            .window_left = b->window_left,
+                            .window_right = b->window_right,
+                            .scale = b->scale,
+                            .softcap = b->softcap,
+                            .dropout = b->dropout,
+                            .q = b->q,
+                            .k = b->k,
+                            .v = b->v,
+                            .cu_seqlens_q = b->cu_seqlens_q,
+                            .cu_seqlens_k = b->cu_seqlens_k,
+                            .seqused_q = b->seqused_q,
+                            .seqused_k = b->seqused_k,
+                            .alibi_slopes = b->alibi_slopes,
+                            .sinks = b->sinks,
+                            .rng = b->rng,
+                            .out = b->out,
+                            .lse = b->lse};
   kr_attention_plan p = kr_attention_plan_of(&a);
   p.dout = tensor(&b->dout), p.dq = tensor(&b->dq), p.dk = tensor(&b->dk), p.dv = tensor(&b->dv);
-  p.dlse = (kr_attention_tensor){.data = b->dlse.data, .b = b->dlse.stride[0], .h = b->dlse.stride[1], .t = b->dlse.stride[2], .dtype = b->dlse.dtype};
+  p.dlse = (kr_attention_tensor){.data = b->dlse.data,
+                                 .b = b->dlse.stride[0],
+                                 .h = b->dlse.stride[1],
+                                 .t = b->dlse.stride[2],
+                                 .dtype = b->dlse.dtype};
   p.dsinks = (kr_attention_tensor){.data = b->dsinks.data, .h = b->dsinks.stride[0], .dtype = b->dsinks.dtype};
   p.delta = b->call.scratch;
   p.delta_h = (kr_has(&b->cu_seqlens_q) ? 1 : b->B) * b->Lq;
@@ -39,22 +70,30 @@ uint64_t kr_attention_bwd_base_scratch(const krait_ctx *ctx, const void *args) {
 
 /* What every row begins with. */
 static void add_delta(kr_chain *chain, const kr_attention_plan *p, void *stream) {
-  static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"}, dsinks = {"attention_base_bwd", "kr_attention_dsinks"};
-  const kr_grid rows = {.x = (uint32_t)((p->rows_q + 3) / 4) * (uint32_t)(p->B * p->H), .block = KR_ATTENTION_BASE_THREADS, .stream = stream};
+  static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"},
+                         dsinks = {"attention_base_bwd", "kr_attention_dsinks"};
+  const kr_grid rows = {.x = (uint32_t)((p->rows_q + 3) / 4) * (uint32_t)(p->B * p->H),
+                        .block = KR_ATTENTION_BASE_THREADS,
+                        .stream = stream};
   const kr_grid heads = {.x = (uint32_t)p->H, .block = KR_ATTENTION_BASE_THREADS, .stream = stream};
   kr_chain_add(chain, &delta, &rows, p);
   if (p->dsinks.data) kr_chain_add(chain, &dsinks, &heads, p);
 }
 
-#define BY_SIZE(name) {{"attention_base_bwd", name "_k2"}, {"attention_base_bwd", name "_k4"}, {"attention_base_bwd", name "_k8"}}
+#define BY_SIZE(name) \
+  {{"attention_base_bwd", name "_k2"}, {"attention_base_bwd", name "_k4"}, {"attention_base_bwd", name "_k8"}}
 
 int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[] = BY_SIZE("kr_attention_dq"), dkv[] = BY_SIZE("kr_attention_dkv");
   const krait_attention_bwd_args *a = args;
   kr_attention_plan p = kr_attention_bwd_plan_of(a);
-  const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which, rows = 4 * KR_ATTENTION_BASE_ROWS(K), all = p.B * p.H;
+  const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which,
+            rows = 4 * KR_ATTENTION_BASE_ROWS(K), all = p.B * p.H;
   p.n_q_tiles = (p.rows_q + rows - 1) / rows;
-  kr_grid grid = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all, .block = KR_ATTENTION_BASE_THREADS, .shared_bytes = KR_ATTENTION_BASE_SHARED(K, 2), .stream = a->call.stream};
+  kr_grid grid = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all,
+                  .block = KR_ATTENTION_BASE_THREADS,
+                  .shared_bytes = KR_ATTENTION_BASE_SHARED(K, 2),
+                  .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   add_delta(&chain, &p, a->call.stream);
   if (p.dq.data) kr_chain_add(&chain, &dq[which], &grid, &p);
@@ -63,7 +102,7 @@ int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
 }
 
-/* ---- ampere --------------------------------------------------------------------------------------------------------------------- */
+/* ---- ampere ------------------------------------------------------------------------------------------------------ */
 
 const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
@@ -72,38 +111,63 @@ const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *arg
   if (why) return why;
   if (p.q.dtype == KRAIT_F32) return "float32";
   if (p.lse.dtype != KRAIT_F32) return "lse is not float32";
-  if (p.dout.dtype != p.q.dtype || (p.dq.data && p.dq.dtype != p.q.dtype) || (p.dk.data && p.dk.dtype != p.q.dtype) || (p.dv.data && p.dv.dtype != p.q.dtype)) return "a gradient of another type than q";
-  if (p.D != p.Dv || p.D % 8 != 0 || p.D > 128) return "heads above 128 channels, not of a multiple of eight, or of another size in v";
+  if (p.dout.dtype != p.q.dtype || (p.dq.data && p.dq.dtype != p.q.dtype) || (p.dk.data && p.dk.dtype != p.q.dtype) ||
+      (p.dv.data && p.dv.dtype != p.q.dtype))
+    return "a gradient of another type than q";
+  if (p.D != p.Dv || p.D % 8 != 0 || p.D > 128)
+    return "heads above 128 channels, not of a multiple of eight, or of another size in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const kr_attention_tensor *const all[] = {&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows that are not aligned to 16 bytes";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64)
+             ? "too little shared memory"
+             : NULL;
 }
 
-uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args) { return kr_attention_bwd_base_scratch(ctx, args); }
+uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_attention_bwd_base_scratch(ctx, args);
+}
 
-#define AMPERE(name) {{{"attention_ampere_bwd_f16", name "_64"}, {"attention_ampere_bwd_bf16", name "_64"}}, {{"attention_ampere_bwd_f16", name "_128"}, {"attention_ampere_bwd_bf16", name "_128"}}}
-#define AMPERE_ANY(name) {{{"attention_ampere_bwd_f16", name "_64_any"}, {"attention_ampere_bwd_bf16", name "_64_any"}}, {{"attention_ampere_bwd_f16", name "_128_any"}, {"attention_ampere_bwd_bf16", name "_128_any"}}}
+#define AMPERE(name)                                                                         \
+  {                                                                                          \
+    {{"attention_ampere_bwd_f16", name "_64"}, {"attention_ampere_bwd_bf16", name "_64"}}, { \
+      {"attention_ampere_bwd_f16", name "_128"}, {"attention_ampere_bwd_bf16", name "_128"}  \
+    }                                                                                        \
+  }
+#define AMPERE_ANY(name)                                                                             \
+  {                                                                                                  \
+    {{"attention_ampere_bwd_f16", name "_64_any"}, {"attention_ampere_bwd_bf16", name "_64_any"}}, { \
+      {"attention_ampere_bwd_f16", name "_128_any"}, {"attention_ampere_bwd_bf16", name "_128_any"}  \
+    }                                                                                                \
+  }
 
 int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel dq[2][2][2] = {AMPERE("kr_attention_dq"), AMPERE_ANY("kr_attention_dq")}, dkv[2][2][2] = {AMPERE("kr_attention_dkv"), AMPERE_ANY("kr_attention_dkv")};
+  static const kr_kernel dq[2][2][2] = {AMPERE("kr_attention_dq"), AMPERE_ANY("kr_attention_dq")},
+                         dkv[2][2][2] = {AMPERE("kr_attention_dkv"), AMPERE_ANY("kr_attention_dkv")};
   const krait_attention_bwd_args *a = args;
   kr_attention_plan p = kr_attention_bwd_plan_of(a);
-  const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64, bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
+  const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64,
+            bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
   p.n_q_tiles = (p.rows_q + 127) / 128, p.section = kr_attention_heads_together(ctx, &p);
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, &p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
-  const kr_grid rows = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all, .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_DQ_SHARED(D), .stream = a->call.stream};
-  const kr_grid keys = {.x = (uint32_t)((p.rows_k + 63) / 64) * (uint32_t)(all / p.heads), .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_DKV_SHARED(D), .stream = a->call.stream};
+  const kr_grid rows = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all,
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = KR_ATTENTION_DQ_SHARED(D),
+                        .stream = a->call.stream};
+  const kr_grid keys = {.x = (uint32_t)((p.rows_k + 63) / 64) * (uint32_t)(all / p.heads),
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = KR_ATTENTION_DKV_SHARED(D),
+                        .stream = a->call.stream};
   if (p.dq.data) kr_chain_add(&rest, &dq[any][wide][bf16], &rows, &p);
   if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }
 
-/* ---- hopper --------------------------------------------------------------------------------------------------------------------- */
+/* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
 const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
@@ -113,14 +177,20 @@ const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *arg
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
-  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.dout, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk))
+  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.dout, a->Lq, a->H, Bq) ||
+      !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk))
     return "rows that are not aligned to 16 bytes";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_BWD_SHARED(128, KR_HOPPER_DQ_KEYS) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_BWD_SHARED(128, KR_HOPPER_DQ_KEYS)
+             ? "too little shared memory"
+             : NULL;
 }
 
-uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) { return kr_attention_bwd_base_scratch(ctx, args); }
+uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_attention_bwd_base_scratch(ctx, args);
+}
 
-static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_bwd_args *a, int rows, int keys) {
+static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_bwd_args *a, int rows,
+                         int keys) {
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, Bq, rows));
   KR_TRY(kr_attention_make_map(ctx, &h->dout, &h->plan.dout, a->D, a->Lq, a->H, Bq, rows));
@@ -128,14 +198,20 @@ static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, cons
   return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
 }
 
-#define HOPPER(name) {{"attention_hopper_bwd_f16_64", name}, {"attention_hopper_bwd_bf16_64", name}}, {{"attention_hopper_bwd_f16_128", name}, {"attention_hopper_bwd_bf16_128", name}}
+#define HOPPER(name)                                                                  \
+  {{"attention_hopper_bwd_f16_64", name}, {"attention_hopper_bwd_bf16_64", name}}, {  \
+    {"attention_hopper_bwd_f16_128", name}, { "attention_hopper_bwd_bf16_128", name } \
+  }
 
 int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel dq[2][2][2] = {{HOPPER("kr_attention_hopper_dq")}, {HOPPER("kr_attention_hopper_dq_edged")}}, dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")}, {HOPPER("kr_attention_hopper_dkv_edged")}};
+  static const kr_kernel dq[2][2][2] = {{HOPPER("kr_attention_hopper_dq")}, {HOPPER("kr_attention_hopper_dq_edged")}},
+                         dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")},
+                                         {HOPPER("kr_attention_hopper_dkv_edged")}};
   const krait_attention_bwd_args *a = args;
   kr_attention_hopper_plan rows = {.plan = kr_attention_bwd_plan_of(a)}, keys;
   kr_attention_plan *p = &rows.plan;
-  const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
+  const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0,
+            bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
   keys = rows;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
@@ -146,18 +222,25 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
-  const kr_grid by_rows = {.x = (uint32_t)p->n_q_tiles * (uint32_t)(p->B * p->H), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DQ_KEYS), .stream = a->call.stream};
-  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DKV_ROWS), .stream = a->call.stream};
+  const kr_grid by_rows = {.x = (uint32_t)p->n_q_tiles * (uint32_t)(p->B * p->H),
+                           .block = KR_HOPPER_BWD_THREADS,
+                           .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DQ_KEYS),
+                           .stream = a->call.stream};
+  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads),
+                           .block = KR_HOPPER_BWD_THREADS,
+                           .shared_bytes = KR_HOPPER_BWD_SHARED(D, KR_HOPPER_DKV_ROWS),
+                           .stream = a->call.stream};
   if (p->dq.data) kr_chain_add(&rest, &dq[edged][wide][bf16], &by_rows, &rows);
   if (p->dk.data || p->dv.data) kr_chain_add(&rest, &dkv[edged][wide][bf16], &by_keys, &keys);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }
 
-/* ---- one walk: dq is added up in memory ----------------------------------------------------------------------------------------------- */
+/* ---- one walk: dq is added up in memory -------------------------------------------------------------------------- */
 
 /* Tiles of 64 rows of a head. */
 static int64_t sums_tiles(const krait_attention_bwd_args *a) {
-  return kr_has(&a->cu_seqlens_q) ? 2 * ((a->Lq + KR_SUMS_ROWS * a->B) / KR_SUMS_ROWS + 1) : 2 * a->B * ((a->Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS);
+  return kr_has(&a->cu_seqlens_q) ? 2 * ((a->Lq + KR_SUMS_ROWS * a->B) / KR_SUMS_ROWS + 1)
+                                  : 2 * a->B * ((a->Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS);
 }
 
 static const char *refuse_order(const krait_attention_bwd_args *a) {
@@ -169,37 +252,52 @@ static const char *refuse_order(const krait_attention_bwd_args *a) {
 static int64_t sums_channels(const krait_attention_bwd_args *a) { return a->D > 64 ? 128 : 64; }
 
 static uint64_t sums_scratch(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
-  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a)) + (uint64_t)(sums_tiles(a) * 64 * sums_channels(a) * a->H) * sizeof(float);
+  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a)) +
+         (uint64_t)(sums_tiles(a) * 64 * sums_channels(a) * a->H) * sizeof(float);
 }
 
 /* Heads of keys whose rows and sums share half of the L2 cache. */
 static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
-  const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H / p->heads;
+  const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,
+                most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H / p->heads;
   return (int32_t)(most < 1 ? 1 : most < all ? most : all);
 }
 
 static kr_attention_plan sums_plan_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
   kr_attention_plan p = kr_attention_bwd_plan_of(a);
-  p.partial = (float *)((char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a))), p.n_splits = (int32_t)sums_tiles(a);
+  p.partial = (float *)((char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a))),
+  p.n_splits = (int32_t)sums_tiles(a);
   p.section = keys_together(ctx, &p, sums_channels(a));
   return p;
 }
 
-static kr_grid sums_clear_grid(const krait_ctx *ctx, void *stream) { return (kr_grid){.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors * 4, .block = 256, .stream = stream}; }
-static kr_grid sums_end_grid(const kr_attention_plan *p, void *stream) { return (kr_grid){.x = (uint32_t)((p->rows_q + 63) / 64) * (uint32_t)(p->B * p->H), .block = 128, .stream = stream}; }
+static kr_grid sums_clear_grid(const krait_ctx *ctx, void *stream) {
+  return (kr_grid){.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors * 4, .block = 256, .stream = stream};
+}
+static kr_grid sums_end_grid(const kr_attention_plan *p, void *stream) {
+  return (kr_grid){.x = (uint32_t)((p->rows_q + 63) / 64) * (uint32_t)(p->B * p->H), .block = 128, .stream = stream};
+}
 
 const char *kr_attention_bwd_hopper_sums_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = refuse_order(args);
   if (!why) why = kr_attention_bwd_hopper_refuse(ctx, args);
-  return why ? why : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SUMS_SHARED(128) ? "too little shared memory" : NULL;
+  return why                                                                           ? why
+         : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SUMS_SHARED(128) ? "too little shared memory"
+                                                                                       : NULL;
 }
 
-uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
+uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *args) {
+  return sums_scratch(ctx, args);
+}
 
-#define SUMS(name) {{"attention_hopper_sums_f16_64", name}, {"attention_hopper_sums_bf16_64", name}}, {{"attention_hopper_sums_f16_128", name}, {"attention_hopper_sums_bf16_128", name}}
+#define SUMS(name)                                                                      \
+  {{"attention_hopper_sums_f16_64", name}, {"attention_hopper_sums_bf16_64", name}}, {  \
+    {"attention_hopper_sums_f16_128", name}, { "attention_hopper_sums_bf16_128", name } \
+  }
 
 int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")}, walk[2][2] = {SUMS("kr_attention_hopper_sums")};
+  static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")},
+                         walk[2][2] = {SUMS("kr_attention_hopper_sums")};
   const krait_attention_bwd_args *a = args;
   kr_attention_hopper_plan h = {.plan = sums_plan_of(ctx, a)};
   const kr_attention_plan *p = &h.plan;
@@ -212,7 +310,10 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   add_delta(&first, p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
   const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(p, a->call.stream);
-  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads), .block = KR_HOPPER_BWD_THREADS, .shared_bytes = KR_HOPPER_SUMS_SHARED(D), .stream = a->call.stream};
+  const kr_grid by_keys = {.x = (uint32_t)((p->rows_k + own - 1) / own) * (uint32_t)(p->B * p->H / p->heads),
+                           .block = KR_HOPPER_BWD_THREADS,
+                           .shared_bytes = KR_HOPPER_SUMS_SHARED(D),
+                           .stream = a->call.stream};
   kr_chain_add(&rest, &clear[wide][bf16], &all, &h);
   kr_chain_add(&rest, &walk[wide][bf16], &by_keys, &h);
   kr_chain_add(&rest, &end[wide][bf16], &by_rows, &h);
@@ -226,13 +327,17 @@ const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void
   if (why) return why;
   if (a->D <= 64) return "heads of up to 64 channels, which gain nothing";
   if (a->softcap > 0 || kr_has(&a->alibi_slopes) || kr_has(&a->rng)) return "softcap, alibi_slopes or dropout";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_SUMS_SHARED(128) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_SUMS_SHARED(128) ? "too little shared memory"
+                                                                                     : NULL;
 }
 
-uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
+uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *args) {
+  return sums_scratch(ctx, args);
+}
 
 #define OF_TYPES(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
-static int32_t run_ampere_sums(const krait_ctx *ctx, const krait_attention_bwd_args *a, const kr_kernel (*walk)[2], uint32_t shared_bytes) {
+static int32_t run_ampere_sums(const krait_ctx *ctx, const krait_attention_bwd_args *a, const kr_kernel (*walk)[2],
+                               uint32_t shared_bytes) {
   static const kr_kernel clear[] = OF_TYPES("kr_attention_sums_clear"), end[] = OF_TYPES("kr_attention_sums_end");
   const kr_attention_plan p = sums_plan_of(ctx, a);
   const int bf16 = p.q.dtype == KRAIT_BF16;
@@ -240,7 +345,11 @@ static int32_t run_ampere_sums(const krait_ctx *ctx, const krait_attention_bwd_a
   add_delta(&first, &p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
   const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(&p, a->call.stream);
-  const kr_grid by_keys = {.x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads), .block = KR_AMPERE_SUMS_THREADS, .shared_bytes = shared_bytes, .stream = a->call.stream};
+  const kr_grid by_keys = {
+      .x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads),
+      .block = KR_AMPERE_SUMS_THREADS,
+      .shared_bytes = shared_bytes,
+      .stream = a->call.stream};
   kr_chain_add(&rest, &clear[bf16], &all, &p);
   kr_chain_add(&rest, &(*walk)[bf16], &by_keys, &p);
   kr_chain_add(&rest, &end[bf16], &by_rows, &p);
@@ -256,10 +365,14 @@ int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
 
 const char *kr_attention_bwd_ampere_pairs_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_attention_bwd_ampere_sums_refuse(ctx, args);
-  return why ? why : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_PAIRS_SHARED(128) ? "too little shared memory" : NULL;
+  return why                                                                            ? why
+         : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_PAIRS_SHARED(128) ? "too little shared memory"
+                                                                                        : NULL;
 }
 
-uint64_t kr_attention_bwd_ampere_pairs_scratch(const krait_ctx *ctx, const void *args) { return sums_scratch(ctx, args); }
+uint64_t kr_attention_bwd_ampere_pairs_scratch(const krait_ctx *ctx, const void *args) {
+  return sums_scratch(ctx, args);
+}
 
 int32_t kr_attention_bwd_ampere_pairs(const krait_ctx *ctx, const void *args) {
   static const kr_kernel walk[] = OF_TYPES("kr_attention_sums_pairs");

@@ -1,5 +1,6 @@
-/* attention_check.c: random calls of attention, its gradient, rotary embedding and the cache: tile edges, unequal lengths, packed sequences (some
- * empty), pages, masks. The gradient reads what the forward call gives: the reference makes it. */
+/* attention_check.c: random calls of attention, its gradient, rotary embedding and the cache: tile edges, unequal
+ * lengths, packed sequences (some empty), pages, masks. The gradient reads what the forward call gives: the reference
+ * makes it. */
 #include "alloc.h"
 #include "attention_inputs.h"
 #include "attention_rows.h"
@@ -8,19 +9,26 @@
 #include "status.h"
 
 static void choose_sizes(kr_case *c, int64_t index) {
-  const int usual = index % 3 == 0 && !c->is_exact; /* what kernels for the usual sizes take: aligned tensors, whole vectors */
+  const int usual =
+      index % 3 == 0 && !c->is_exact; /* what kernels for the usual sizes take: aligned tensors, whole vectors */
   const int64_t Hk = kr_case_int(c, 1, 2);
   int64_t *D = kr_case_size(c, "D"), *Lq = kr_case_size(c, "Lq"), *Lk = kr_case_size(c, "Lk");
   c->contiguous = usual;
   c->anywhere = !usual && index % 5 == 2; /* as rows for few queries want keys */
   *kr_case_size(c, "B") = *kr_case_size(c, "Bk") = kr_case_int(c, 1, 2);
   *kr_case_size(c, "Hk") = Hk, *kr_case_size(c, "H") = Hk * (kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 2, 3));
-  *D = c->is_exact ? kr_case_int(c, 1, 5) : usual ? kr_case_pick(c, 6, (int64_t[]){32, 64, 64, 96, 128, 128}) : index % 20 == 4 ? kr_case_edge(c, 256) : kr_case_edge(c, 70);
+  *D = c->is_exact       ? kr_case_int(c, 1, 5)
+       : usual           ? kr_case_pick(c, 6, (int64_t[]){32, 64, 64, 96, 128, 128})
+       : index % 20 == 4 ? kr_case_edge(c, 256)
+                         : kr_case_edge(c, 70);
   if (usual && index % 15 == 0) *D = kr_case_pick(c, 4, (int64_t[]){8, 80, 192, 256});
   *kr_case_size(c, "Dv") = !usual && kr_case_chance(c, 0.3) ? kr_case_edge(c, 40) : *D;
   const int64_t most = *D > 128 ? 100 : index % 8 == 1 ? 300 : 150;
-  if (index % 40 == 7 && !c->is_exact) *Lq = kr_case_int(c, 1, 9), *Lk = kr_case_int(c, 500, 1300); /* more keys than a chunk of few queries */
-  else *Lq = index % 5 == 2 ? kr_case_int(c, 1, 3) : kr_case_edge(c, most), *Lk = kr_case_chance(c, 0.4) ? *Lq : kr_case_edge(c, index % 5 == 2 ? 2 * most : most);
+  if (index % 40 == 7 && !c->is_exact)
+    *Lq = kr_case_int(c, 1, 9), *Lk = kr_case_int(c, 500, 1300); /* more keys than a chunk of few queries */
+  else
+    *Lq = index % 5 == 2 ? kr_case_int(c, 1, 3) : kr_case_edge(c, most),
+    *Lk = kr_case_chance(c, 0.4) ? *Lq : kr_case_edge(c, index % 5 == 2 ? 2 * most : most);
 }
 
 /* Values in 0..most, one for each sequence. */
@@ -33,16 +41,20 @@ static void give_counts(kr_case *c, const char *name, int64_t low, int64_t most)
 static void give_used(kr_case *c, const char *name, const krait_view *cu_seqlens, int64_t length) {
   krait_view *view = kr_case_give(c, name);
   for (int64_t b = 0; b < *kr_case_size(c, "B"); b++) {
-    if (kr_has(cu_seqlens)) length = kr_get_i32(cu_seqlens, kr_at1(cu_seqlens, b + 1)) - kr_get_i32(cu_seqlens, kr_at1(cu_seqlens, b));
+    if (kr_has(cu_seqlens))
+      length = kr_get_i32(cu_seqlens, kr_at1(cu_seqlens, b + 1)) - kr_get_i32(cu_seqlens, kr_at1(cu_seqlens, b));
     kr_case_set_i32(c, view, b, (int32_t)kr_case_int(c, 0, length));
   }
 }
 
-static krait_view *view_of(kr_case *c, const char *name) { return kr_sig_view(c->sig, c->args, kr_sig_find(c->sig, name)); }
+static krait_view *view_of(kr_case *c, const char *name) {
+  return kr_sig_view(c->sig, c->args, kr_sig_find(c->sig, name));
+}
 
 static void choose_lengths(kr_case *c) {
   const int64_t mode = kr_case_int(c, 0, 9);
-  int64_t *B = kr_case_size(c, "B"), *Bk = kr_case_size(c, "Bk"), *Lq = kr_case_size(c, "Lq"), *Lk = kr_case_size(c, "Lk");
+  int64_t *B = kr_case_size(c, "B"), *Bk = kr_case_size(c, "Bk"), *Lq = kr_case_size(c, "Lq"),
+          *Lk = kr_case_size(c, "Lk");
   if (mode <= 2) { /* packed */
     *B = kr_case_int(c, 1, 4);
     kr_case_give(c, "cu_seqlens_q");
@@ -63,7 +75,11 @@ static void give_pages(kr_case *c) {
   for (int64_t b = 0; b < a->B; b++) {
     const int64_t n = kr_case_int(c, 0, a->n_pages * page);
     kr_case_set_i32(c, used, b, (int32_t)n);
-    for (int64_t p = 0; p < a->n_pages; p++) kr_case_set_i32(c, table, b * a->n_pages + p, p * page < n ? (int32_t)((p * a->B + b + spare) % a->Bk) : p % 2 ? -1 : INT32_MAX);
+    for (int64_t p = 0; p < a->n_pages; p++)
+      kr_case_set_i32(c, table, b * a->n_pages + p,
+                      p * page < n ? (int32_t)((p * a->B + b + spare) % a->Bk)
+                      : p % 2      ? -1
+                                   : INT32_MAX);
   }
 }
 
@@ -77,7 +93,8 @@ static void choose_cache(kr_case *c) {
   if (kr_case_chance(c, 0.6)) {
     a->Bk = kr_case_int(c, 1, 3);
     krait_view *rows = kr_case_give(c, "cache_batch_idx");
-    for (int64_t b = 0; b < a->B; b++) kr_case_set_i32(c, rows, b, (int32_t)kr_case_int(c, kr_case_chance(c, 0.8) ? 0 : -1, a->Bk - 1));
+    for (int64_t b = 0; b < a->B; b++)
+      kr_case_set_i32(c, rows, b, (int32_t)kr_case_int(c, kr_case_chance(c, 0.8) ? 0 : -1, a->Bk - 1));
   }
   if (!kr_has(&a->seqused_k) && kr_case_chance(c, 0.5)) give_counts(c, "leftpad_k", 0, a->Lk);
 }
@@ -88,21 +105,27 @@ static void choose_masks(kr_case *c) {
   if (kr_case_chance(c, 0.45)) a->call.flags |= KRAIT_ATTENTION_CAUSAL;
   if (kr_case_chance(c, 0.25)) a->call.flags |= KRAIT_ATTENTION_WINDOW;
   if (c->sig->forward && kr_case_chance(c, 0.4)) a->call.flags |= KRAIT_ATTENTION_ANY_ORDER;
-  a->window_left = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100), a->window_right = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100);
+  a->window_left = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100),
+  a->window_right = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100);
   a->scale = kr_case_chance(c, 0.3) ? (float)kr_case_uniform(c, 0.02, 0.5) : 0;
   a->softcap = a->dropout = 0;
   if (kr_case_chance(c, 0.15)) a->softcap = (float)kr_case_uniform(c, 0.5, 5);
   else if (kr_case_chance(c, 0.15)) a->dropout = (float)kr_case_uniform(c, 0.1, 0.9), kr_case_give(c, "rng");
 }
 
-_Static_assert(offsetof(krait_attention_args, reserved) == offsetof(krait_attention_bwd_args, reserved), "sizes and fields of both");
+_Static_assert(offsetof(krait_attention_args, reserved) == offsetof(krait_attention_bwd_args, reserved),
+               "sizes and fields of both");
 
-/* P and, on tensor cores, dS are rounded to the storage type before they are multiplied: errors as large as a row's terms. dP - delta is a
- * difference of sums of terms about 1, and nothing where a query sees one key. */
+/* P and, on tensor cores, dS are rounded to the storage type before they are multiplied: errors as large as a row's
+ * terms. dP - delta is a difference of sums of terms about 1, and nothing where a query sees one key. */
 static void set_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32 && !c->is_exact; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
-    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, c->sig->forward ? 1e-4 : view->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30);
+    if (c->sig->tensors[i].role & KR_OUT && view->data)
+      kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2,
+                    c->sig->forward            ? 1e-4
+                    : view->dtype == KRAIT_F16 ? 1.2e-7
+                                               : 1e-30);
   }
 }
 
@@ -119,7 +142,8 @@ int32_t kr_attention_case(kr_case *c, int64_t index) {
 static int32_t make_forward(const krait_attention_bwd_args *b) {
   krait_attention_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
   memcpy(&a.B, &b->B, offsetof(krait_attention_args, q) - offsetof(krait_attention_args, B));
-  a.q = b->q, a.k = b->k, a.v = b->v, a.cu_seqlens_q = b->cu_seqlens_q, a.cu_seqlens_k = b->cu_seqlens_k, a.seqused_q = b->seqused_q, a.seqused_k = b->seqused_k;
+  a.q = b->q, a.k = b->k, a.v = b->v, a.cu_seqlens_q = b->cu_seqlens_q, a.cu_seqlens_k = b->cu_seqlens_k,
+  a.seqused_q = b->seqused_q, a.seqused_k = b->seqused_k;
   a.alibi_slopes = b->alibi_slopes, a.sinks = b->sinks, a.rng = b->rng, a.out = b->out, a.lse = b->lse;
   a.call.scratch = kr_alloc(kr_attention_ref_scratch(NULL, &a) + 1);
   KR_CHECK(a.call.scratch, KRAIT_ERR_NO_MEMORY, "no memory for a case");
@@ -159,14 +183,16 @@ int32_t kr_attention_append_case(kr_case *c, int64_t index) {
   c->contiguous = index % 3 == 0;
   a->B = kr_case_int(c, 1, 3), a->L = kr_case_edge(c, 20), a->Hk = kr_case_int(c, 1, 3);
   a->R = c->contiguous ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, 33) - kr_case_int(c, 0, 1);
-  a->D = 2 * a->R + (kr_case_chance(c, 0.5) ? 0 : kr_case_int(c, 0, 9)) + (a->R == 0), a->Dv = kr_case_chance(c, 0.5) ? a->D : kr_case_edge(c, 40);
+  a->D = 2 * a->R + (kr_case_chance(c, 0.5) ? 0 : kr_case_int(c, 0, 9)) + (a->R == 0),
+  a->Dv = kr_case_chance(c, 0.5) ? a->D : kr_case_edge(c, 40);
   a->Lk = a->L + kr_case_int(c, 0, 20), a->Bk = a->B, a->n_pages = 0;
   const int64_t room = a->Lk;
   a->T = room + kr_case_int(c, 0, 5);
   if (kr_case_chance(c, 0.6) && a->R > 0) kr_case_give(c, "cos");
   else kr_case_leave_out(c, "cos"), a->R = a->T = 0;
   if (kr_case_chance(c, 0.4)) {
-    a->Lk = kr_case_pick(c, 3, (int64_t[]){1, 4, 16}), a->n_pages = (room + a->Lk - 1) / a->Lk, a->Bk = a->B * a->n_pages + 1;
+    a->Lk = kr_case_pick(c, 3, (int64_t[]){1, 4, 16}), a->n_pages = (room + a->Lk - 1) / a->Lk,
+    a->Bk = a->B * a->n_pages + 1;
     krait_view *table = kr_case_give(c, "block_table");
     for (int64_t i = 0; i < a->B * a->n_pages; i++) kr_case_set_i32(c, table, i, (int32_t)(a->Bk - 1 - i));
   }

@@ -10,11 +10,13 @@
 
 /* (B,L,H,D) */
 static kr_attention_tensor tensor(const krait_view *v) {
-  return (kr_attention_tensor){.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
+  return (kr_attention_tensor){
+      .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
 /* (B,H,L) */
 static kr_attention_tensor rows_tensor(const krait_view *v) {
-  return (kr_attention_tensor){.data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .dtype = v->dtype};
+  return (kr_attention_tensor){
+      .data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .dtype = v->dtype};
 }
 static kr_attention_index indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
@@ -23,17 +25,30 @@ static int32_t window(int64_t keys) { return keys < 0 || keys > INT32_MAX / 4 ? 
 static int32_t clamp_size(int64_t n) { return n > INT32_MAX / 4 ? INT32_MAX / 4 : (int32_t)n; }
 
 kr_attention_plan kr_attention_plan_of(const krait_attention_args *a) {
-  const int windowed = (a->call.flags & KRAIT_ATTENTION_WINDOW) != 0, packed_q = kr_has(&a->cu_seqlens_q), packed_k = kr_has(&a->cu_seqlens_k);
-  kr_attention_plan p = {.B = (int32_t)a->B, .H = (int32_t)a->H, .heads = (int32_t)(a->H / a->Hk), .D = (int32_t)a->D, .Dv = (int32_t)a->Dv, .Bk = (int32_t)a->Bk, .n_pages = (int32_t)a->n_pages};
+  const int windowed = (a->call.flags & KRAIT_ATTENTION_WINDOW) != 0, packed_q = kr_has(&a->cu_seqlens_q),
+            packed_k = kr_has(&a->cu_seqlens_k);
+  kr_attention_plan p = {.B = (int32_t)a->B,
+                         .H = (int32_t)a->H,
+                         .heads = (int32_t)(a->H / a->Hk),
+                         .D = (int32_t)a->D,
+                         .Dv = (int32_t)a->Dv,
+                         .Bk = (int32_t)a->Bk,
+                         .n_pages = (int32_t)a->n_pages};
   p.q = tensor(&a->q), p.k = tensor(&a->k), p.v = tensor(&a->v), p.out = tensor(&a->out), p.lse = rows_tensor(&a->lse);
   p.Lq = clamp_size(a->Lq), p.Lk = clamp_size(a->Lk);
   p.rows_q = packed_q && a->max_q > 0 && a->max_q < a->Lq ? (int32_t)a->max_q : p.Lq;
-  p.rows_k = kr_has(&a->block_table) ? clamp_size(a->Lk * a->n_pages) : packed_k && a->max_k > 0 && a->max_k < a->Lk ? (int32_t)a->max_k : p.Lk;
-  p.cu_q = indices(&a->cu_seqlens_q), p.cu_k = indices(&a->cu_seqlens_k), p.used_q = indices(&a->seqused_q), p.used_k = indices(&a->seqused_k);
+  p.rows_k = kr_has(&a->block_table)                        ? clamp_size(a->Lk * a->n_pages)
+             : packed_k && a->max_k > 0 && a->max_k < a->Lk ? (int32_t)a->max_k
+                                                            : p.Lk;
+  p.cu_q = indices(&a->cu_seqlens_q), p.cu_k = indices(&a->cu_seqlens_k), p.used_q = indices(&a->seqused_q),
+  p.used_k = indices(&a->seqused_k);
   p.leftpad = indices(&a->leftpad_k), p.cache_row = indices(&a->cache_batch_idx), p.rng = indices(&a->rng);
   p.table = (kr_attention_index){a->block_table.data, a->block_table.stride[1]}, p.table_b = a->block_table.stride[0];
-  p.left = windowed ? window(a->window_left) : -1, p.right = a->call.flags & KRAIT_ATTENTION_CAUSAL ? 0 : windowed ? window(a->window_right) : -1;
-  p.scale = a->scale != 0 ? a->scale : (float)(1 / sqrt((double)a->D)), p.softcap = a->softcap, p.scale_by_cap = a->softcap > 0 ? p.scale / a->softcap : 0;
+  p.left = windowed ? window(a->window_left) : -1, p.right = a->call.flags & KRAIT_ATTENTION_CAUSAL ? 0
+                                                             : windowed ? window(a->window_right)
+                                                                        : -1;
+  p.scale = a->scale != 0 ? a->scale : (float)(1 / sqrt((double)a->D)), p.softcap = a->softcap,
+  p.scale_by_cap = a->softcap > 0 ? p.scale / a->softcap : 0;
   p.keep_below = (int32_t)(256 * (1 - a->dropout) + 0.5f), p.keep_scale = 1 / (1 - a->dropout);
   p.slopes = a->alibi_slopes.data, p.slopes_b = a->alibi_slopes.stride[0], p.slopes_h = a->alibi_slopes.stride[1];
   p.sinks = a->sinks.data, p.sinks_h = a->sinks.stride[0], p.sinks_dtype = a->sinks.dtype;
@@ -42,11 +57,12 @@ kr_attention_plan kr_attention_plan_of(const krait_attention_args *a) {
 
 const char *kr_attention_refuse_sizes(const kr_attention_plan *p) {
   if (p->rows_q >= INT32_MAX / 4 || p->rows_k >= INT32_MAX / 4) return "more than 2^29 rows";
-  if ((int64_t)p->B * p->H * (p->rows_q / 8 + 1) > INT32_MAX || (int64_t)p->B * p->H * (p->rows_k / 8 + 1) > INT32_MAX) return "more than 2^31 tiles";
+  if ((int64_t)p->B * p->H * (p->rows_q / 8 + 1) > INT32_MAX || (int64_t)p->B * p->H * (p->rows_k / 8 + 1) > INT32_MAX)
+    return "more than 2^31 tiles";
   return NULL;
 }
 
-/* ---- base ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- base -------------------------------------------------------------------------------------------------------- */
 
 const char *kr_attention_base_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_plan p = kr_attention_plan_of(args);
@@ -57,21 +73,30 @@ const char *kr_attention_base_refuse(const krait_ctx *ctx, const void *args) {
 uint64_t kr_attention_base_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[] = {{"attention_base", "kr_attention_k2"}, {"attention_base", "kr_attention_k4"}, {"attention_base", "kr_attention_k8"}};
+  static const kr_kernel kernels[] = {{"attention_base", "kr_attention_k2"},
+                                      {"attention_base", "kr_attention_k4"},
+                                      {"attention_base", "kr_attention_k8"}};
   const krait_attention_args *a = args;
   kr_attention_plan p = kr_attention_plan_of(a);
-  const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which, rows = 4 * KR_ATTENTION_BASE_ROWS(K);
+  const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which,
+            rows = 4 * KR_ATTENTION_BASE_ROWS(K);
   p.n_q_tiles = (p.rows_q + rows - 1) / rows;
-  const kr_grid grid = {.x = (uint32_t)p.n_q_tiles * (uint32_t)(p.B * p.H), .block = KR_ATTENTION_BASE_THREADS, .shared_bytes = KR_ATTENTION_BASE_SHARED(K, 1), .stream = a->call.stream};
+  const kr_grid grid = {.x = (uint32_t)p.n_q_tiles * (uint32_t)(p.B * p.H),
+                        .block = KR_ATTENTION_BASE_THREADS,
+                        .shared_bytes = KR_ATTENTION_BASE_SHARED(K, 1),
+                        .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[which], &grid, &p, sizeof p);
 }
 
-/* ---- ampere -------------------------------------------------------------------------------------------------------------------- */
+/* ---- ampere ------------------------------------------------------------------------------------------------------ */
 
-int kr_attention_rows_take_packs(const kr_attention_tensor *t) { return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
+int kr_attention_rows_take_packs(const kr_attention_tensor *t) {
+  return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0;
+}
 
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
-  const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1, most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
+  const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1,
+                most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
   const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
   return (int32_t)(group < all ? group : all);
 }
@@ -87,8 +112,12 @@ const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
-  if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) || !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p)) ? "too little shared memory" : NULL;
+  if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) ||
+      !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out))
+    return "rows that are not aligned to 16 bytes";
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p))
+             ? "too little shared memory"
+             : NULL;
 }
 
 uint64_t kr_attention_ampere_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
@@ -96,17 +125,25 @@ uint64_t kr_attention_ampere_scratch(const krait_ctx *ctx, const void *args) { r
 #define AMPERE(name) {{"attention_ampere_f16", name}, {"attention_ampere_bf16", name}}
 
 int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][3][2] = {{AMPERE("kr_attention_ampere_64"), AMPERE("kr_attention_ampere_128"), AMPERE("kr_attention_ampere_256")},
-    {AMPERE("kr_attention_ampere_64_any"), AMPERE("kr_attention_ampere_128_any"), AMPERE("kr_attention_ampere_256_any")}};
+  static const kr_kernel kernels[2][3][2] = {
+      {AMPERE("kr_attention_ampere_64"), AMPERE("kr_attention_ampere_128"), AMPERE("kr_attention_ampere_256")},
+      {AMPERE("kr_attention_ampere_64_any"), AMPERE("kr_attention_ampere_128_any"),
+       AMPERE("kr_attention_ampere_256_any")}};
   const krait_attention_args *a = args;
   kr_attention_plan p = kr_attention_plan_of(a);
-  const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D), any = p.softcap > 0 || p.slopes || p.rng.data;
-  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H, p.section = kr_attention_heads_together(ctx, &p);
-  const kr_grid grid = {.x = (uint32_t)p.n_units, .block = KR_ATTENTION_AMPERE_THREADS, .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D), .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+  const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D),
+            any = p.softcap > 0 || p.slopes || p.rng.data;
+  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H,
+  p.section = kr_attention_heads_together(ctx, &p);
+  const kr_grid grid = {.x = (uint32_t)p.n_units,
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D),
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p,
+                        sizeof p);
 }
 
-/* ---- few rows, many keys -------------------------------------------------------------------------------------------------------- */
+/* ---- few rows, many keys ----------------------------------------------------------------------------------------- */
 
 enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 256 };
 
@@ -123,7 +160,8 @@ const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
 static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
   const int64_t slots = 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
   p->n_q_tiles = (p->rows_q * p->heads + 15) / 16;
-  const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads), most = p->rows_k / KEYS_OF_A_SPLIT < MOST_SPLITS ? p->rows_k / KEYS_OF_A_SPLIT : MOST_SPLITS;
+  const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads),
+                most = p->rows_k / KEYS_OF_A_SPLIT < MOST_SPLITS ? p->rows_k / KEYS_OF_A_SPLIT : MOST_SPLITS;
   double best = 0;
   p->n_splits = 1;
   for (int64_t n = 1; n <= most; n++) {
@@ -136,31 +174,42 @@ static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
 uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
   kr_attention_plan p = kr_attention_plan_of(args);
   plan_keys(ctx, &p);
-  return p.n_splits == 1 ? 0 : (uint64_t)p.n_splits * (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.rows_q * (uint64_t)(p.D + 1) * sizeof(float);
+  return p.n_splits == 1 ? 0
+                         : (uint64_t)p.n_splits * (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.rows_q *
+                               (uint64_t)(p.D + 1) * sizeof(float);
 }
 
 int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel parts[2][2] = {{{"attention_keys_f16", "kr_attention_keys_64"}, {"attention_keys_bf16", "kr_attention_keys_64"}}, {{"attention_keys_f16", "kr_attention_keys_128"}, {"attention_keys_bf16", "kr_attention_keys_128"}}};
-  static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"}, {"attention_keys_bf16", "kr_attention_join"}};
+  static const kr_kernel parts[2][2] = {
+      {{"attention_keys_f16", "kr_attention_keys_64"}, {"attention_keys_bf16", "kr_attention_keys_64"}},
+      {{"attention_keys_f16", "kr_attention_keys_128"}, {"attention_keys_bf16", "kr_attention_keys_128"}}};
+  static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"},
+                                     {"attention_keys_bf16", "kr_attention_join"}};
   const krait_attention_args *a = args;
   kr_attention_plan p = kr_attention_plan_of(a);
   plan_keys(ctx, &p);
   p.partial = a->call.scratch;
   const int wide = p.D > 64, bf16 = p.q.dtype == KRAIT_BF16;
-  const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits), .block = KR_ATTENTION_KEYS_THREADS, .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64), .stream = a->call.stream};
-  const kr_grid rows = {.x = (uint32_t)(p.B * p.H * p.rows_q), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
+  const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits),
+                        .block = KR_ATTENTION_KEYS_THREADS,
+                        .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64),
+                        .stream = a->call.stream};
+  const kr_grid rows = {
+      .x = (uint32_t)(p.B * p.H * p.rows_q), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
   if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chain);
 }
 
-/* ---- hopper -------------------------------------------------------------------------------------------------------------------- */
+/* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
 int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B) {
   const int64_t limit = (int64_t)1 << 38;
   if (t->d != 1 || (uintptr_t)t->data % 16 != 0) return 0;
-  if ((L > 1 && (t->t % 8 != 0 || t->t <= 0 || t->t >= limit)) || (H > 1 && (t->h % 8 != 0 || t->h <= 0 || t->h >= limit))) return 0;
+  if ((L > 1 && (t->t % 8 != 0 || t->t <= 0 || t->t >= limit)) ||
+      (H > 1 && (t->h % 8 != 0 || t->h <= 0 || t->h >= limit)))
+    return 0;
   return B <= 1 || (t->b % 8 == 0 && t->b > 0 && t->b < limit);
 }
 
@@ -180,43 +229,65 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
-  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out)) return "rows that are not aligned to 16 bytes";
+  if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) ||
+      !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out))
+    return "rows that are not aligned to 16 bytes";
   const int D = hopper_channels(&p);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D)) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D))
+             ? "too little shared memory"
+             : NULL;
 }
 
 uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 /* A dimension of one element has no stride of its own. */
-int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D, int64_t L, int64_t H, int64_t B, int rows) {
+int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D,
+                              int64_t L, int64_t H, int64_t B, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   const uint64_t sizes[4] = {(uint64_t)D, (uint64_t)L, (uint64_t)H, (uint64_t)B};
-  const uint64_t strides[3] = {(uint64_t)(L > 1 ? t->t : 128) * 2, (uint64_t)(H > 1 ? t->h : 128) * 2, (uint64_t)(B > 1 ? t->b : 128) * 2};
+  const uint64_t strides[3] = {(uint64_t)(L > 1 ? t->t : 128) * 2, (uint64_t)(H > 1 ? t->h : 128) * 2,
+                               (uint64_t)(B > 1 ? t->b : 128) * 2};
   const uint32_t box[4] = {64, (uint32_t)rows, 1, 1}, steps[4] = {1, 1, 1, 1};
   const int type = t->dtype == KRAIT_BF16 ? KR_CU_MAP_BF16 : KR_CU_MAP_F16;
-  KR_CU_TRY(driver, TensorMapEncodeTiled(map, type, 4, t->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128, KR_CU_MAP_PROMOTE_256, 0), "describing a tensor");
+  KR_CU_TRY(driver,
+            TensorMapEncodeTiled(map, type, 4, t->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128,
+                                 KR_CU_MAP_PROMOTE_256, 0),
+            "describing a tensor");
   return KRAIT_OK;
 }
 
-static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_args *a, int rows, int keys) {
+static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_args *a, int rows,
+                         int keys) {
   KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
   KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
   return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
 }
 
 int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
-#define HOPPER(name, wide) {{"attention_hopper_f16_64", name}, {"attention_hopper_bf16_64", name}}, {{"attention_hopper_f16_128", name}, {"attention_hopper_bf16_128", name}}, {{"attention_hopper_f16_256", wide}, {"attention_hopper_bf16_256", wide}}
-  static const kr_kernel kernels[2][3][2] = {{HOPPER("kr_attention_hopper", "kr_attention_hopper_edged")}, {HOPPER("kr_attention_hopper_edged", "kr_attention_hopper_edged")}};
+#define HOPPER(name, wide)                                                         \
+  {{"attention_hopper_f16_64", name}, {"attention_hopper_bf16_64", name}},         \
+      {{"attention_hopper_f16_128", name}, {"attention_hopper_bf16_128", name}}, { \
+    {"attention_hopper_f16_256", wide}, { "attention_hopper_bf16_256", wide }      \
+  }
+  static const kr_kernel kernels[2][3][2] = {{HOPPER("kr_attention_hopper", "kr_attention_hopper_edged")},
+                                             {HOPPER("kr_attention_hopper_edged", "kr_attention_hopper_edged")}};
 #undef HOPPER
   const krait_attention_args *a = args;
   kr_attention_hopper_plan h = {.plan = kr_attention_plan_of(a)};
   kr_attention_plan *p = &h.plan;
-  const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0, keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
-  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H, p->section = kr_attention_heads_together(ctx, p);
+  const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0,
+            keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
+  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H,
+  p->section = kr_attention_heads_together(ctx, p);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
-  const int32_t status = make_maps(ctx, &h, a, rows, keys), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int32_t status = make_maps(ctx, &h, a, rows, keys),
+                n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
-  const kr_grid grid = {.x = (uint32_t)(p->n_units < n_multiprocessors ? p->n_units : n_multiprocessors), .block = (uint32_t)KR_HOPPER_THREADS_OF(D), .shared_bytes = KR_HOPPER_SHARED(D, keys), .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[edged][size][p->q.dtype == KRAIT_BF16], &grid, &h, sizeof h);
+  const kr_grid grid = {.x = (uint32_t)(p->n_units < n_multiprocessors ? p->n_units : n_multiprocessors),
+                        .block = (uint32_t)KR_HOPPER_THREADS_OF(D),
+                        .shared_bytes = KR_HOPPER_SHARED(D, keys),
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[edged][size][p->q.dtype == KRAIT_BF16], &grid, &h,
+                        sizeof h);
 }

@@ -16,7 +16,8 @@ int kr_attention_rows_take_packs(const kr_attention_tensor *t); /* 16 bytes alig
 /* Whether bulk copies take the tensor of L tokens, H heads, B batches: 16 bytes aligned, channels side by side. */
 int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B);
 /* Boxes of 64 channels by `rows` tokens, 128-byte swizzling. The device's context must be current. */
-int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D, int64_t L, int64_t H, int64_t B, int rows);
+int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D,
+                              int64_t L, int64_t H, int64_t B, int rows);
 /* Heads whose keys and values share the L2 cache, half of which they may have. */
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p);
 

@@ -1,5 +1,5 @@
-/* attention_fragments.cuh: what the kernels on tensor cores share: the order of the work, and the end of a row, from fragments of accumulators: a
- * lane has, of its rows, columns 8 j + 2 q and the next, with q = lane % 4. */
+/* attention_fragments.cuh: what the kernels on tensor cores share: the order of the work, and the end of a row, from
+ * fragments of accumulators: a lane has, of its rows, columns 8 j + 2 q and the next, with q = lane % 4. */
 #ifndef KR_ATTENTION_FRAGMENTS_CUH
 #define KR_ATTENTION_FRAGMENTS_CUH
 
@@ -16,25 +16,34 @@ typedef struct task {
 /* A section's heads go together, the last tiles of rows, which see most under a causal mask, first. */
 KR_DEV task task_of(const kr_attention_plan &p, int index) {
   const int per_section = p.section * p.n_q_tiles, section = index / per_section, rest = index - section * per_section;
-  const int left = p.H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads, head = section * p.section + rest - tile * heads;
+  const int left = p.H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads,
+            head = section * p.section + rest - tile * heads;
   return task{p.n_q_tiles - 1 - tile, head % p.H, head / p.H};
 }
 
 KR_DEV float higher(float a, float b) { return a > b ? a : b; }
 
 /* Four words of a lane, one of each of four columns of eight, for the four words of one. */
-KR_DEV uint32_t shuffle_word(uint32_t v, int mask) { return kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float(v), mask)); }
+KR_DEV uint32_t shuffle_word(uint32_t v, int mask) {
+  return kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float(v), mask));
+}
 KR_DEV kr_raw16 gather_quad(const uint32_t w0, const uint32_t w1, const uint32_t w2, const uint32_t w3) {
   const int odd = kr_thread() & 1, high = kr_thread() & 2;
-  const uint32_t mine0 = odd ? w1 : w0, mine1 = odd ? w3 : w2, theirs0 = shuffle_word(odd ? w0 : w1, 1), theirs1 = shuffle_word(odd ? w2 : w3, 1);
-  const uint32_t lower0 = odd ? theirs0 : mine0, upper0 = odd ? mine0 : theirs0, lower1 = odd ? theirs1 : mine1, upper1 = odd ? mine1 : theirs1; /* of one of the first two columns, of one of the last */
-  const uint32_t kept_lower = high ? lower1 : lower0, kept_upper = high ? upper1 : upper0, other_lower = shuffle_word(high ? lower0 : lower1, 2), other_upper = shuffle_word(high ? upper0 : upper1, 2);
-  return kr_raw16{{high ? other_lower : kept_lower, high ? other_upper : kept_upper, high ? kept_lower : other_lower, high ? kept_upper : other_upper}};
+  const uint32_t mine0 = odd ? w1 : w0, mine1 = odd ? w3 : w2, theirs0 = shuffle_word(odd ? w0 : w1, 1),
+                 theirs1 = shuffle_word(odd ? w2 : w3, 1);
+  const uint32_t lower0 = odd ? theirs0 : mine0, upper0 = odd ? mine0 : theirs0, lower1 = odd ? theirs1 : mine1,
+                 upper1 = odd ? mine1 : theirs1; /* of one of the first two columns, of one of the last */
+  const uint32_t kept_lower = high ? lower1 : lower0, kept_upper = high ? upper1 : upper0,
+                 other_lower = shuffle_word(high ? lower0 : lower1, 2),
+                 other_upper = shuffle_word(high ? upper0 : upper1, 2);
+  return kr_raw16{{high ? other_lower : kept_lower, high ? other_upper : kept_upper, high ? kept_lower : other_lower,
+                   high ? kept_upper : other_upper}};
 }
 
-/* Of row i, whose highest product so far is `most` and whose lanes' sums are `sum`: writes its log-sum-exp, if `writes`, and returns what the output is
- * to be multiplied by: 0 for rows without keys. */
-KR_DEV float end_sum(const kr_attention_plan &p, const sequence &s, int h, int i, float scale, float most, float sum, int writes) {
+/* Of row i, whose highest product so far is `most` and whose lanes' sums are `sum`: writes its log-sum-exp, if
+ * `writes`, and returns what the output is to be multiplied by: 0 for rows without keys. */
+KR_DEV float end_sum(const kr_attention_plan &p, const sequence &s, int h, int i, float scale, float most, float sum,
+                     int writes) {
   float total = sum + kr_shuffle_xor(sum, 1), offset = most * scale, by = 1.0f;
   total += kr_shuffle_xor(total, 2);
   if (p.sinks && total > 0) {
@@ -42,7 +51,8 @@ KR_DEV float end_sum(const kr_attention_plan &p, const sequence &s, int h, int i
     by = kr_exp2(offset - now), total = kr_fma(total, by, kr_exp2(sink - now)), offset = now;
   }
   by = total > 0 && i < s.n_q ? by / total : 0.0f;
-  if (p.lse.data && i < s.rows_q && writes) ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = by > 0 ? KR_LN2 * (offset + kr_log2(total)) : -MINUS_INFINITY;
+  if (p.lse.data && i < s.rows_q && writes)
+    ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = by > 0 ? KR_LN2 * (offset + kr_log2(total)) : -MINUS_INFINITY;
   return by;
 }
 

@@ -1,8 +1,10 @@
-/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64, 128 or 256 channels (KR_D). A block is resident and takes tiles of rows in turn:
- * one warp copies boxes of q, k and v; two or three warpgroups take 64 rows each. While the tensor cores make a tile's scores and the output of the tile before,
- * the other warpgroup has its exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
- * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows first; from one round of blocks to the next the order is turned round, so that all get as much.
- * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
+/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64, 128 or 256 channels (KR_D). A block is
+ * resident and takes tiles of rows in turn: one warp copies boxes of q, k and v; two or three warpgroups take 64 rows
+ * each. While the tensor cores make a tile's scores and the output of the tile before, the other warpgroup has its
+ * exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
+ * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows first; from one round
+ * of blocks to the next the order is turned round, so that all get as much. Compiled per type (KR_HALF: float16).
+ * kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
 
@@ -19,7 +21,15 @@ enum { DTYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
-enum { D = KR_D, GROUPS = KR_HOPPER_GROUPS(D), ROWS = KR_HOPPER_ROWS(D), STAGES = KR_HOPPER_KV_STAGES, BLOCKS = D / 64, THREADS = KR_HOPPER_THREADS_OF(D), ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */ };
+enum {
+  D = KR_D,
+  GROUPS = KR_HOPPER_GROUPS(D),
+  ROWS = KR_HOPPER_ROWS(D),
+  STAGES = KR_HOPPER_KV_STAGES,
+  BLOCKS = D / 64,
+  THREADS = KR_HOPPER_THREADS_OF(D),
+  ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */
+};
 
 typedef struct layout {
   uint32_t q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty, units;
@@ -67,14 +77,16 @@ KR_DEV unit unit_at(const kr_attention_plan &p, int round) {
 KR_DEV int stage_of(int use) { return use & 1; }
 KR_DEV uint32_t parity_of(int use) { return (uint32_t)use >> 1 & 1; }
 
-/* What the multiplying warpgroups are told of a unit, four of them in a ring: a barrier's full q says that it is there. */
+/* What the multiplying warpgroups are told of a unit, four of them in a ring: a barrier's full q says that it is
+ * there. */
 typedef struct told {
-  int row, h, first, end, shift, n_k, n_q, rows_q, q_b, q_at, spoilt; /* end -1: no more; spoilt: keys behind the last one may be anything */
+  int row, h, first, end, shift, n_k, n_q, rows_q, q_b, q_at,
+      spoilt; /* end -1: no more; spoilt: keys behind the last one may be anything */
 } told;
 enum { TOLD = 4 };
 KR_DEV told *told_at(unsigned char *units, int index) { return (told *)units + (index & (TOLD - 1)); }
 
-/* ---- the copying thread ---------------------------------------------------------------------------------------------------- */
+/* ---- the copying thread ------------------------------------------------------------------------------------------ */
 
 template <int N>
 KR_DEV void load_tile(uint32_t to, uint64_t map, uint32_t full, uint32_t empty, int use, const unit &u, int tile) {
@@ -82,7 +94,9 @@ KR_DEV void load_tile(uint32_t to, uint64_t map, uint32_t full, uint32_t empty, 
   kr_barrier_await(empty + stage * 8, parity_of(use) ^ 1);
   kr_barrier_expect(full + stage * 8, N * D * 2);
 #pragma unroll
-  for (int i = 0; i < BLOCKS; i++) kr_load_box(to + stage * N * D * 2 + i * N * 128, map, full + stage * 8, 64 * i, (int)u.s.k_at + tile * N, u.kv, u.s.k_b);
+  for (int i = 0; i < BLOCKS; i++)
+    kr_load_box(to + stage * N * D * 2 + i * N * 128, map, full + stage * 8, 64 * i, (int)u.s.k_at + tile * N, u.kv,
+                u.s.k_b);
 }
 
 template <int N, int EDGED>
@@ -96,10 +110,22 @@ KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t ma
     if (u.end == u.first) continue;
     const uint32_t full = at.q_full + stage_of(q) * 8;
     kr_barrier_await(at.q_empty + stage_of(q) * 8, parity_of(q) ^ 1);
-    *told_at(units, q) = told{u.row, u.h, u.first, u.end, u.s.shift, u.s.n_k, u.s.n_q, u.s.rows_q, u.s.q_b, (int)u.s.q_at, u.s.k_at + u.s.n_k < p.Lk};
+    *told_at(units, q) = told{u.row,
+                              u.h,
+                              u.first,
+                              u.end,
+                              u.s.shift,
+                              u.s.n_k,
+                              u.s.n_q,
+                              u.s.rows_q,
+                              u.s.q_b,
+                              (int)u.s.q_at,
+                              u.s.k_at + u.s.n_k < p.Lk};
     kr_barrier_expect(full, ROWS * D * 2);
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++) kr_load_box(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128, map_q, full, 64 * i, (int)u.s.q_at + u.row, u.h, u.s.q_b);
+    for (int i = 0; i < BLOCKS; i++)
+      kr_load_box(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128, map_q, full, 64 * i, (int)u.s.q_at + u.row, u.h,
+                  u.s.q_b);
     q++;
     load_tile<N>(at.k, map_k, at.k_full, at.k_empty, k++, u, u.end - 1);
     if (before.first >= 0) load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v++, before, before.first);
@@ -130,10 +156,11 @@ KR_DEV void clear_rows(const kr_attention_plan &p) {
   }
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------------------- */
+/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
 
 typedef struct lanes {
-  int group, thread, first_row, column; /* of the block's rows: first_row and + 8; of a tile's keys: 8 j + column and the next */
+  int group, thread, first_row,
+      column; /* of the block's rows: first_row and + 8; of a tile's keys: 8 j + column and the next */
 } lanes;
 
 /* The sequence as far as masks and results go by it. */
@@ -150,8 +177,10 @@ KR_DEV void start_scores(const layout &at, const lanes &me, int q, int k, float 
   for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      kr_wgmma_step<N, element, 0, 0>(s, kr_k_major(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES), kr_k_major(at.k + stage_of(k) * N * D * 2 + i * N * 128 + step * KR_K_STEP_BYTES),
-                                      i + step > 0);
+      kr_wgmma_step<N, element, 0, 0>(
+          s,
+          kr_k_major(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES),
+          kr_k_major(at.k + stage_of(k) * N * D * 2 + i * N * 128 + step * KR_K_STEP_BYTES), i + step > 0);
   kr_wgmma_commit();
 }
 
@@ -161,7 +190,9 @@ KR_DEV void start_output(const layout &at, int v, const uint32_t (&w)[N / 4], fl
   kr_wgmma_begin();
 #pragma unroll
   for (int step = 0; step < N / 16; step++)
-    kr_wgmma_step_registers<D, element, 1>(o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3], kr_mn_major(at.v + stage_of(v) * N * D * 2 + step * KR_MN_STEP_BYTES, N * 128), 1);
+    kr_wgmma_step_registers<D, element, 1>(
+        o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3],
+        kr_mn_major(at.v + stage_of(v) * N * D * 2 + step * KR_MN_STEP_BYTES, N * 128), 1);
   kr_wgmma_commit();
 }
 
@@ -182,7 +213,8 @@ KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int
   const int key = n * N;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int i = u->row + me.first_row + 8 * r, before = key + me.column, first = (EDGED ? first_key(p, q, i) : 0) - before, end = (EDGED ? end_key(p, q, i) : q.n_k) - before;
+    const int i = u->row + me.first_row + 8 * r, before = key + me.column,
+              first = (EDGED ? first_key(p, q, i) : 0) - before, end = (EDGED ? end_key(p, q, i) : q.n_k) - before;
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -191,7 +223,8 @@ KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int
   }
 }
 
-/* Scores become weights; most: the highest product of a row so far, or a little less; returns whether o must be scaled, by shrink. */
+/* Scores become weights; most: the highest product of a row so far, or a little less; returns whether o must be scaled,
+ * by shrink. */
 template <int N>
 KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[2], float (&shrink)[2]) {
   float high[2], part[2][2] = {};
@@ -199,7 +232,9 @@ KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[
   for (int r = 0; r < 2; r++) {
     float a = higher(s[2 * r], s[2 * r + 1]), b = higher(s[4 + 2 * r], s[5 + 2 * r]);
 #pragma unroll
-    for (int j = 2; j < N / 8; j += 2) a = higher(a, higher(s[4 * j + 2 * r], s[4 * j + 2 * r + 1])), b = higher(b, higher(s[4 * j + 4 + 2 * r], s[4 * j + 5 + 2 * r]));
+    for (int j = 2; j < N / 8; j += 2)
+      a = higher(a, higher(s[4 * j + 2 * r], s[4 * j + 2 * r + 1])),
+      b = higher(b, higher(s[4 * j + 4 + 2 * r], s[4 * j + 5 + 2 * r]));
     a = higher(a, b);
     a = higher(a, kr_shuffle_xor(a, 1));
     high[r] = higher(a, kr_shuffle_xor(a, 2));
@@ -247,7 +282,8 @@ KR_DEV void clear_behind(const layout &at, const told *u, const lanes &me, unsig
 }
 
 /* Rows without keys: 0, and infinity. */
-KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, float scale, const float (&most)[2], const float (&sum)[2], const float (&o)[D / 2]) {
+KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, float scale, const float (&most)[2],
+                   const float (&sum)[2], const float (&o)[D / 2]) {
   const sequence q = sequence_told(u);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -259,7 +295,8 @@ KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, f
     for (int j = 0; j < D / 8; j += 4) {
       uint32_t w[4];
 #pragma unroll
-      for (int k = 0; k < 4; k++) w[k] = by > 0 ? kr_pack(o[4 * (j + k) + 2 * r] * by, o[4 * (j + k) + 2 * r + 1] * by, DTYPE) : 0;
+      for (int k = 0; k < 4; k++)
+        w[k] = by > 0 ? kr_pack(o[4 * (j + k) + 2 * r] * by, o[4 * (j + k) + 2 * r + 1] * by, DTYPE) : 0;
       const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
       const int column = 8 * j + 4 * me.column;
       if (there && column < p.D) *(kr_raw16 *)(to + column) = eight;
@@ -274,7 +311,8 @@ KR_DEV void release(uint32_t empty, int use, const lanes &me) {
 }
 
 template <int N, int EDGED>
-KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigned char *shared_v, unsigned char *units) {
+KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigned char *shared_v,
+                           unsigned char *units) {
   const int thread = kr_thread() - 128, lane = thread & 31;
   const lanes me = {thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
   const float scale = p.scale * KR_LOG2E;
@@ -310,7 +348,8 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
       kr_wgmma_wait<N, 1>(s);
       release(at.k_empty, k++, me);
       if (n == first) release(at.q_empty, index, me);
-      if (EDGED && (n < all.begin || n >= all.end)) hide<N, EDGED>(p, told_at(units, index), me, n, s); /* else the first tile alone goes beyond the keys */
+      if (EDGED && (n < all.begin || n >= all.end))
+        hide<N, EDGED>(p, told_at(units, index), me, n, s); /* else the first tile alone goes beyond the keys */
       const int grows = weigh<N>(s, scale, most, sum, shrink);
       kr_wgmma_wait<D, 0>(o);
       release(at.v_empty, k - 2, me);

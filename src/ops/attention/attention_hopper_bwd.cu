@@ -1,8 +1,10 @@
-/* attention_hopper_bwd.cu: the gradient of attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D), in two walks that make the
- * probabilities again each (attention_base_bwd.cu has the equation): every sum is made by one warpgroup in one order, all of it in registers.
- * kr_attention_hopper_dq    a block takes 128 rows, 64 a warpgroup, and walks over tiles of keys
- * kr_attention_hopper_dkv   a block takes 128 keys and walks over tiles of 64 rows of every head that shares them; its scores are turned: a row is a key
- * One warp copies boxes into a ring; in the second walk another brings the rows' log-sum-exp and delta. Compiled per type (KR_HALF: float16); _edged: causal, windows. */
+/* attention_hopper_bwd.cu: the gradient of attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D),
+ * in two walks that make the probabilities again each (attention_base_bwd.cu has the equation): every sum is made by
+ * one warpgroup in one order, all of it in registers. kr_attention_hopper_dq    a block takes 128 rows, 64 a warpgroup,
+ * and walks over tiles of keys kr_attention_hopper_dkv   a block takes 128 keys and walks over tiles of 64 rows of
+ * every head that shares them; its scores are turned: a row is a key One warp copies boxes into a ring; in the second
+ * walk another brings the rows' log-sum-exp and delta. Compiled per type (KR_HALF: float16); _edged: causal,
+ * windows. */
 #include "attention_hopper_bwd.cuh"
 
 enum { KEYS = KR_HOPPER_DQ_KEYS, ROWS = KR_HOPPER_DKV_ROWS, STAGES = KR_HOPPER_BWD_STAGES };
@@ -40,7 +42,7 @@ KR_DEV void open_barriers(const layout &at, int announcers) {
   kr_sync();
 }
 
-/* ---- dq ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- dq ---------------------------------------------------------------------------------------------------------- */
 
 template <int EDGED>
 KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
@@ -51,12 +53,14 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
   const sequence s = sequence_of(p, mine.b);
   const int row = mine.tile * OWN, kv = mine.h / p.heads;
   if (row >= s.rows_q) return;
-  const int last = at_most(row + OWN, s.n_q) - 1, seen = row < s.n_q ? EDGED ? end_key(p, s, last) : s.n_k : 0, end = (seen + KEYS - 1) / KEYS, first = EDGED && row < s.n_q ? first_key(p, s, row) / KEYS : 0;
+  const int last = at_most(row + OWN, s.n_q) - 1, seen = row < s.n_q ? EDGED ? end_key(p, s, last) : s.n_k : 0,
+            end = (seen + KEYS - 1) / KEYS, first = EDGED && row < s.n_q ? first_key(p, s, row) / KEYS : 0;
   open_barriers(at, 1);
   if (kr_thread() < 128) {
     kr_give_registers<40>();
     if (kr_thread() != 0 || end <= first) return;
-    const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map), dout = maps + 3 * sizeof(kr_attention_map);
+    const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map),
+                   dout = maps + 3 * sizeof(kr_attention_map);
     place to = {0, 1};
     kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
     load_boxes<OWN>(at.own, q, at.own_full, (int)s.q_at + row, mine.h, s.q_b);
@@ -80,10 +84,12 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + me.first_row + 8 * r, there = i < s.n_q;
-    lse[r] = there ? lse_of(p, s, mine.h, i) * KR_LOG2E : -MINUS_INFINITY, delta[r] = there ? p.delta[delta_at(p, s, mine.h, i)] : 0.0f;
+    lse[r] = there ? lse_of(p, s, mine.h, i) * KR_LOG2E : -MINUS_INFINITY,
+    delta[r] = there ? p.delta[delta_at(p, s, mine.h, i)] : 0.0f;
     first_of[r] = EDGED ? first_key(p, s, i) : 0, end_of[r] = EDGED ? end_key(p, s, i) : s.n_k;
   }
-  const int group_row = row + 64 * me.group, all_from = EDGED ? first_key(p, s, group_row + 63) : 0, all_to = EDGED ? end_key(p, s, group_row) : s.n_k;
+  const int group_row = row + 64 * me.group, all_from = EDGED ? first_key(p, s, group_row + 63) : 0,
+            all_to = EDGED ? end_key(p, s, group_row) : s.n_k;
   place from = {0, 0};
   if (end > first) kr_barrier_await(at.own_full, 0);
   int before = -1;
@@ -122,18 +128,21 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
-/* ---- dk, dv -------------------------------------------------------------------------------------------------------------------- */
+/* ---- dk, dv ------------------------------------------------------------------------------------------------------ */
 
 template <int EDGED>
 KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<ROWS>(base);
-  const int H = p.H / p.heads, tile = kr_block_x() / (H * p.B), head = kr_block_x() - tile * H * p.B, b = head / H, kv = head - b * H, key0 = tile * OWN; /* a causal mask: the first keys are seen most */
+  const int H = p.H / p.heads, tile = kr_block_x() / (H * p.B), head = kr_block_x() - tile * H * p.B, b = head / H,
+            kv = head - b * H, key0 = tile * OWN; /* a causal mask: the first keys are seen most */
   const sequence s = sequence_of(p, b);
   if (key0 >= s.rows_k) return;
-  const int has_keys = key0 < s.n_k, last = at_most(key0 + OWN, s.n_k) - 1, first = EDGED && has_keys ? first_row(p, s, key0) / ROWS : 0;
-  const int end = has_keys ? ((EDGED ? end_row(p, s, last) : s.n_q) + ROWS - 1) / ROWS : 0, n_steps = at_least(end - first, 0) * p.heads;
+  const int has_keys = key0 < s.n_k, last = at_most(key0 + OWN, s.n_k) - 1,
+            first = EDGED && has_keys ? first_row(p, s, key0) / ROWS : 0;
+  const int end = has_keys ? ((EDGED ? end_row(p, s, last) : s.n_q) + ROWS - 1) / ROWS : 0,
+            n_steps = at_least(end - first, 0) * p.heads;
   open_barriers(at, 2);
   float *const values = (float *)(shared + (at.values - base));
   if (kr_thread() < 128) {
@@ -141,7 +150,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     if (n_steps == 0) return;
     place to = {0, 1};
     if (kr_thread() == 0) {
-      const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map), dout = maps + 3 * sizeof(kr_attention_map);
+      const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map),
+                     dout = maps + 3 * sizeof(kr_attention_map);
       kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
       load_boxes<OWN>(at.own, k, at.own_full, (int)s.k_at + key0, kv, s.k_b);
       load_boxes<OWN>(at.own + OWN * D * 2, v, at.own_full, (int)s.k_at + key0, kv, s.k_b);
@@ -181,7 +191,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     const int key = key0 + me.first_row + 8 * r;
     first_of[r] = EDGED ? first_row(p, s, key) : 0, end_of[r] = EDGED ? end_row(p, s, key) : s.n_q;
   }
-  const int group_key = key0 + 64 * me.group, all_from = EDGED ? first_row(p, s, group_key + 63) : 0, all_to = EDGED ? end_row(p, s, group_key) : INT32_MAX;
+  const int group_key = key0 + 64 * me.group, all_from = EDGED ? first_row(p, s, group_key + 63) : 0,
+            all_to = EDGED ? end_row(p, s, group_key) : INT32_MAX;
   place from = {0, 0};
   if (n_steps) kr_barrier_await(at.own_full, 0);
   int n = first;
@@ -198,7 +209,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     start_scores<ROWS>(at.own + OWN * D * 2, stage + ROWS * D * 2, me, by_dout);
     give_turn(me);
     kr_wgmma_wait<ROWS, 1>(products);
-    if (EDGED && (n * ROWS < all_from || n * ROWS + ROWS > all_to)) hide<ROWS>(products, me, n * ROWS, first_of, end_of);
+    if (EDGED && (n * ROWS < all_from || n * ROWS + ROWS > all_to))
+      hide<ROWS>(products, me, n * ROWS, first_of, end_of);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
       const kr_float2 l = *(const kr_float2 *)(lse + 8 * j);
@@ -218,7 +230,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
     start_sum<ROWS>(stage, dw, dk);
     give_turn(me);
-    kr_wgmma_wait<D, 0>(dv); /* more under way than this needs more registers than there are: the other warpgroup has the tensor cores meanwhile */
+    kr_wgmma_wait<D, 0>(dv); /* more under way than this needs more registers than there are: the other warpgroup has
+                                the tensor cores meanwhile */
     kr_wgmma_wait<D, 0>(dk);
     if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     advance(from);
@@ -228,8 +241,11 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = key0 + me.first_row + 8 * r;
-    if (p.dk.data) store_row(p, (uint16_t *)p.dk.data + key_at(p, p.dk, s, kv, key), me, r, dk, p.scale, key < s.rows_k, key < s.n_k);
-    if (p.dv.data) store_row(p, (uint16_t *)p.dv.data + key_at(p, p.dv, s, kv, key), me, r, dv, 1.0f, key < s.rows_k, key < s.n_k);
+    if (p.dk.data)
+      store_row(p, (uint16_t *)p.dk.data + key_at(p, p.dk, s, kv, key), me, r, dk, p.scale, key < s.rows_k,
+                key < s.n_k);
+    if (p.dv.data)
+      store_row(p, (uint16_t *)p.dv.data + key_at(p, p.dv, s, kv, key), me, r, dv, 1.0f, key < s.rows_k, key < s.n_k);
   }
 }
 

@@ -1,4 +1,5 @@
-/* attention_hopper_bwd.cuh: what the kernels of attention's gradient by warpgroups share: lanes, copies of boxes, products, masks, turns. A block has OWN rows or keys. */
+/* attention_hopper_bwd.cuh: what the kernels of attention's gradient by warpgroups share: lanes, copies of boxes,
+ * products, masks, turns. A block has OWN rows or keys. */
 #ifndef KR_ATTENTION_HOPPER_BWD_CUH
 #define KR_ATTENTION_HOPPER_BWD_CUH
 
@@ -16,15 +17,20 @@ enum { D = KR_D, BLOCKS = D / 64, THREADS = KR_HOPPER_BWD_THREADS, OWN = KR_HOPP
 enum { GROUP_BARRIER = 1 /* and the next */, TURN = 3 /* and the next */ };
 
 typedef struct lanes {
-  int group, thread, first_row, column; /* of the block's rows or keys: first_row and + 8; of a tile: 8 j + column and the next */
+  int group, thread, first_row,
+      column; /* of the block's rows or keys: first_row and + 8; of a tile: 8 j + column and the next */
 } lanes;
 KR_DEV lanes lanes_here(void) {
   const int thread = kr_thread() - 128, lane = thread & 31;
   return lanes{thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
 }
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) { return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i; }
-KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) { return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)]; }
+KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
+}
+KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) {
+  return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
+}
 
 template <int N>
 KR_DEV void load_boxes(uint32_t to, uint64_t map, uint32_t barrier, int t, int h, int b) {
@@ -40,7 +46,8 @@ KR_DEV void start_scores(uint32_t own, uint32_t tile, const lanes &me, float (&s
   for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      kr_wgmma_step<N, element, 0, 0>(s, kr_k_major(own + i * OWN * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES), kr_k_major(tile + i * N * 128 + step * KR_K_STEP_BYTES), i + step > 0);
+      kr_wgmma_step<N, element, 0, 0>(s, kr_k_major(own + i * OWN * 128 + me.group * 64 * 128 + step * KR_K_STEP_BYTES),
+                                      kr_k_major(tile + i * N * 128 + step * KR_K_STEP_BYTES), i + step > 0);
   kr_wgmma_commit();
 }
 
@@ -50,7 +57,8 @@ KR_DEV void start_sum(uint32_t tile, const uint32_t (&w)[N / 4], float (&o)[D / 
   kr_wgmma_begin();
 #pragma unroll
   for (int step = 0; step < N / 16; step++)
-    kr_wgmma_step_registers<D, element, 1>(o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3], kr_mn_major(tile + step * KR_MN_STEP_BYTES, N * 128), 1);
+    kr_wgmma_step_registers<D, element, 1>(o, w[4 * step], w[4 * step + 1], w[4 * step + 2], w[4 * step + 3],
+                                           kr_mn_major(tile + step * KR_MN_STEP_BYTES, N * 128), 1);
   kr_wgmma_commit();
 }
 
@@ -74,19 +82,22 @@ KR_DEV void pack_all(const float (&s)[N / 2], uint32_t (&w)[N / 4]) {
 }
 
 /* Of row r of the lane's two. */
-KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me, int r, const float (&o)[D / 2], float scale, int there, int counts) {
+KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me, int r, const float (&o)[D / 2],
+                      float scale, int there, int counts) {
 #pragma unroll
   for (int j = 0; j < D / 8; j += 4) {
     uint32_t w[4];
 #pragma unroll
-    for (int k = 0; k < 4; k++) w[k] = counts ? kr_pack(o[4 * (j + k) + 2 * r] * scale, o[4 * (j + k) + 2 * r + 1] * scale, DTYPE) : 0;
+    for (int k = 0; k < 4; k++)
+      w[k] = counts ? kr_pack(o[4 * (j + k) + 2 * r] * scale, o[4 * (j + k) + 2 * r + 1] * scale, DTYPE) : 0;
     const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
     const int column = 8 * j + 4 * me.column;
     if (there && column < p.D) *(kr_raw16 *)(to + column) = eight;
   }
 }
 
-/* The warpgroups issue their products in turn, so that one has its exponentials while the tensor cores work for the other. */
+/* The warpgroups issue their products in turn, so that one has its exponentials while the tensor cores work for the
+ * other. */
 KR_DEV void take_turn(const lanes &me) { kr_sync_at<256>(TURN + me.group); }
 KR_DEV void give_turn(const lanes &me) { kr_arrive_at<256>(TURN + 1 - me.group); }
 

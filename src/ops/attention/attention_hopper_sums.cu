@@ -1,14 +1,22 @@
-/* attention_hopper_sums.cu: the gradient of attention by warpgroups (sm_90a) in one walk, for callers who allow any order (KRAIT_ATTENTION_ANY_ORDER): the
- * probabilities are made once, dk and dv stay in registers, and every block adds its keys' part of dq to float32 sums in memory, by reducing bulk copies.
- * kr_attention_hopper_sums   a block takes 128 keys, 64 a warpgroup, and walks over tiles of rows of every head that shares them; scores are turned: a row is a key.
- *                            dS goes through shared memory, so that each warpgroup has half of the tile's dq: half of the channels, or with small heads of the rows
+/* attention_hopper_sums.cu: the gradient of attention by warpgroups (sm_90a) in one walk, for callers who allow any
+ * order (KRAIT_ATTENTION_ANY_ORDER): the probabilities are made once, dk and dv stay in registers, and every block adds
+ * its keys' part of dq to float32 sums in memory, by reducing bulk copies. kr_attention_hopper_sums   a block takes 128
+ * keys, 64 a warpgroup, and walks over tiles of rows of every head that shares them; scores are turned: a row is a key.
+ *                            dS goes through shared memory, so that each warpgroup has half of the tile's dq: half of
+ *                              the channels, or with small heads of the rows
  * kr_attention_sums_clear, kr_attention_sums_end   zeros before it; dq from the sums after it
  * Compiled per type (KR_HALF: float16). */
 #include "attention_hopper_bwd.cuh"
 #include "exchange.cuh"
 #include "attention_sums.cuh"
 
-enum { ROWS = KR_HOPPER_SUMS_ROWS(D), STAGES = KR_HOPPER_SUMS_STAGES, DS_BYTES = OWN * ROWS * 2, DQ_N = D == 128 ? 64 : D /* channels of a warpgroup's dq */, WARP_SUMS = 16 * DQ_N * 4 };
+enum {
+  ROWS = KR_HOPPER_SUMS_ROWS(D),
+  STAGES = KR_HOPPER_SUMS_STAGES,
+  DS_BYTES = OWN * ROWS * 2,
+  DQ_N = D == 128 ? 64 : D /* channels of a warpgroup's dq */,
+  WARP_SUMS = 16 * DQ_N * 4
+};
 enum { EXCHANGE = 5 /* a barrier */ };
 
 typedef struct place {
@@ -19,7 +27,8 @@ KR_DEV void advance(place &at) {
   if (++at.stage == STAGES) at.stage = 0, at.round ^= 1;
 }
 
-/* The block's keys and values, a ring of tiles of q and dout, two of dS, each warp's sums on their way, the rows' log-sum-exp and delta. */
+/* The block's keys and values, a ring of tiles of q and dout, two of dS, each warp's sums on their way, the rows'
+ * log-sum-exp and delta. */
 typedef struct layout {
   uint32_t own, ring, ds, sums, values, own_full, full, empty;
 } layout;
@@ -45,10 +54,11 @@ KR_DEV void open_barriers(const layout &at) {
   kr_sync();
 }
 
-/* ---- the copying warps ---------------------------------------------------------------------------------------------------------- */
+/* ---- the copying warps ------------------------------------------------------------------------------------------- */
 
 KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, const unit &u, uint64_t maps) {
-  const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map), dout = maps + 3 * sizeof(kr_attention_map);
+  const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map),
+                 dout = maps + 3 * sizeof(kr_attention_map);
   place to = {0, 1};
   kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
   load_boxes<OWN>(at.own, k, at.own_full, (int)u.s.k_at + u.key0, u.kv, u.s.k_b);
@@ -79,7 +89,7 @@ KR_DEV void copy_values(const kr_attention_plan &p, const layout &at, const unit
     }
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------------------------ */
+/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
 
 /* Keys behind the sequence's last one may be anything, and would reach dq. */
 KR_DEV void clear_keys(unsigned char *own, const lanes &me, int from) {
@@ -94,24 +104,29 @@ KR_DEV void clear_keys(unsigned char *own, const lanes &me, int from) {
   kr_sync_at<256>(EXCHANGE);
 }
 
-/* The warpgroup's dS, keys by rows, to shared memory: blocks of 64 rows, each with the keys of both warpgroups, swizzled as a box would be. */
+/* The warpgroup's dS, keys by rows, to shared memory: blocks of 64 rows, each with the keys of both warpgroups,
+ * swizzled as a box would be. */
 KR_DEV void show_ds(uint32_t ds, const lanes &me, const uint32_t (&w)[ROWS / 4]) {
   const int lane = me.thread & 31, key = 16 * (me.thread / 32) + (lane >> 3 & 1) * 8 + (lane & 7);
   const uint32_t line = ds + me.group * 64 * 128 + key * 128;
 #pragma unroll
   for (int j = 0; j < ROWS / 8; j += 2) {
     const int chunk = (j & 7) + (lane >> 4);
-    kr_store_matrices(line + j / 8 * 2 * 64 * 128 + ((chunk ^ (key & 7)) << 4), w[2 * j], w[2 * j + 1], w[2 * j + 2], w[2 * j + 3]);
+    kr_store_matrices(line + j / 8 * 2 * 64 * 128 + ((chunk ^ (key & 7)) << 4), w[2 * j], w[2 * j + 1], w[2 * j + 2],
+                      w[2 * j + 3]);
   }
   kr_show_to_copies();
 }
 
 /* dq = dS k of 64 rows, under way. */
 KR_DEV void start_dq(uint32_t ds, uint32_t own, const lanes &me, float (&dq)[DQ_N / 2]) {
-  const uint32_t rows = D == 128 ? ds : ds + me.group * 2 * 64 * 128, keys = D == 128 ? own + me.group * OWN * 128 : own;
+  const uint32_t rows = D == 128 ? ds : ds + me.group * 2 * 64 * 128,
+                 keys = D == 128 ? own + me.group * OWN * 128 : own;
   kr_wgmma_begin();
 #pragma unroll
-  for (int step = 0; step < OWN / 16; step++) kr_wgmma_step<DQ_N, element, 1, 1>(dq, kr_mn_major(rows + step * KR_MN_STEP_BYTES, 0), kr_mn_major(keys + step * KR_MN_STEP_BYTES, OWN * 128), step > 0);
+  for (int step = 0; step < OWN / 16; step++)
+    kr_wgmma_step<DQ_N, element, 1, 1>(dq, kr_mn_major(rows + step * KR_MN_STEP_BYTES, 0),
+                                       kr_mn_major(keys + step * KR_MN_STEP_BYTES, OWN * 128), step > 0);
   kr_wgmma_commit();
 }
 
@@ -121,19 +136,23 @@ KR_DEV void add_sums(unsigned char *stage, uint32_t stage_at, float *to, const f
   kr_sync_warp();
 #pragma unroll
   for (int j = 0; j < DQ_N / 8; j++)
-    *(kr_raw16 *)(stage + (j * 32 + lane) * 16) = (kr_raw16){{kr_float_to_bits(dq[4 * j]), kr_float_to_bits(dq[4 * j + 1]), kr_float_to_bits(dq[4 * j + 2]), kr_float_to_bits(dq[4 * j + 3])}};
+    *(kr_raw16 *)(stage + (j * 32 + lane) * 16) =
+        (kr_raw16){{kr_float_to_bits(dq[4 * j]), kr_float_to_bits(dq[4 * j + 1]), kr_float_to_bits(dq[4 * j + 2]),
+                    kr_float_to_bits(dq[4 * j + 3])}};
   kr_show_to_copies();
   kr_sync_warp();
   if (lane == 0) kr_add_bytes(to, stage_at, WARP_SUMS), kr_commit_stores();
 }
 
-KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const unit &u, unsigned char *shared, uint32_t base) {
+KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const unit &u, unsigned char *shared,
+                           uint32_t base) {
   const lanes me = lanes_here();
   const int lane = me.thread & 31, warp = me.thread / 32, n_steps = (u.end - u.first) * p.heads;
   const float scale = p.scale * KR_LOG2E, *const values = (const float *)(shared + (at.values - base));
   const uint32_t own_sums = at.sums + (4 * me.group + warp) * WARP_SUMS;
   const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
-  float *sums = p.partial + u.kv * p.heads * head_sums + ((int64_t)sums_tile(p, u.s, u.b) * 4 + warp) * 16 * D + (D == 128 ? me.group * 16 * 64 : me.group * 64 * D);
+  float *sums = p.partial + u.kv * p.heads * head_sums + ((int64_t)sums_tile(p, u.s, u.b) * 4 + warp) * 16 * D +
+                (D == 128 ? me.group * 16 * 64 : me.group * 64 * D);
   float dk[D / 2], dv[D / 2];
   int first_of[2], end_of[2];
 #pragma unroll
@@ -143,7 +162,8 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
     const int key = u.key0 + me.first_row + 8 * r;
     first_of[r] = first_row(p, u.s, key), end_of[r] = end_row(p, u.s, key);
   }
-  const int group_key = u.key0 + 64 * me.group, all_from = first_row(p, u.s, group_key + 63), all_to = end_row(p, u.s, group_key);
+  const int group_key = u.key0 + 64 * me.group, all_from = first_row(p, u.s, group_key + 63),
+            all_to = end_row(p, u.s, group_key);
   place from = {0, 0};
   if (n_steps) {
     kr_barrier_await(at.own_full, 0);
@@ -192,8 +212,10 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = u.key0 + me.first_row + 8 * r;
-    store_row(p, (uint16_t *)p.dk.data + key_at(p, p.dk, u.s, u.kv, key), me, r, dk, p.scale, key < u.s.rows_k, key < u.s.n_k);
-    store_row(p, (uint16_t *)p.dv.data + key_at(p, p.dv, u.s, u.kv, key), me, r, dv, 1.0f, key < u.s.rows_k, key < u.s.n_k);
+    store_row(p, (uint16_t *)p.dk.data + key_at(p, p.dk, u.s, u.kv, key), me, r, dk, p.scale, key < u.s.rows_k,
+              key < u.s.n_k);
+    store_row(p, (uint16_t *)p.dv.data + key_at(p, p.dv, u.s, u.kv, key), me, r, dv, 1.0f, key < u.s.rows_k,
+              key < u.s.n_k);
   }
   if (lane == 0) kr_stores_read<0>();
 }
@@ -222,7 +244,11 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums(const kr_attention
   gradient(plan.plan, maps);
 }
 
-/* ---- before and after ------------------------------------------------------------------------------------------------------------- */
+/* ---- before and after -------------------------------------------------------------------------------------------- */
 
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_hopper_plan plan) { clear_sums<D>(plan.plan); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_hopper_plan plan) { end_sums<D, 1>(plan.plan, DTYPE); }
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_hopper_plan plan) {
+  clear_sums<D>(plan.plan);
+}
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_hopper_plan plan) {
+  end_sums<D, 1>(plan.plan, DTYPE);
+}

@@ -1,7 +1,8 @@
-/* attention_keys.cu: attention of few rows with many keys, bound by memory: the rows of all heads that share a key head are 16 of one tile. A block takes
- * a part of a sequence's keys, a warp every fourth run of 16 of them, which come past the registers through a ring of its own. The warps' sums are joined in
- * shared memory, the parts' by a second kernel, always in the same order. Compiled per type (KR_HALF: float16).
- * kr_attention_keys_D: heads of up to D channels; kr_attention_join. */
+/* attention_keys.cu: attention of few rows with many keys, bound by memory: the rows of all heads that share a key head
+ * are 16 of one tile. A block takes a part of a sequence's keys, a warp every fourth run of 16 of them, which come past
+ * the registers through a ring of its own. The warps' sums are joined in shared memory, the parts' by a second kernel,
+ * always in the same order. Compiled per type (KR_HALF: float16). kr_attention_keys_D: heads of up to D channels;
+ * kr_attention_join. */
 #include "attention_fragments.cuh"
 #include "mma.cuh"
 
@@ -14,14 +15,17 @@ enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { THREADS = KR_ATTENTION_KEYS_THREADS, WARPS = THREADS / 32, RUN = 16, STAGES = KR_ATTENTION_KEYS_STAGES };
 
-/* A block's part of the keys, from begin to end - 1, and its 16 rows: row r is of query r / heads, the first first_row. */
+/* A block's part of the keys, from begin to end - 1, and its 16 rows: row r is of query r / heads, the first
+ * first_row. */
 typedef struct part {
   sequence s;
   int b, kv, first_row, begin, end, number;
 } part;
 
 KR_DEV int query_of(const kr_attention_plan &p, const part &at, int r) { return (at.first_row + r) / p.heads; }
-KR_DEV int head_of(const kr_attention_plan &p, const part &at, int r) { return at.kv * p.heads + (at.first_row + r) % p.heads; }
+KR_DEV int head_of(const kr_attention_plan &p, const part &at, int r) {
+  return at.kv * p.heads + (at.first_row + r) % p.heads;
+}
 
 KR_DEV part part_of(const kr_attention_plan &p) {
   part at;
@@ -30,14 +34,17 @@ KR_DEV part part_of(const kr_attention_plan &p) {
   at.b = head / H, at.kv = head - at.b * H;
   at.s = sequence_of(p, at.b);
   const int rows = at.s.n_q * p.heads, last = at_most(at.first_row + 16, rows) - 1;
-  const int first = first_key(p, at.s, query_of(p, at, 0)) / RUN * RUN, end = at.first_row < rows ? end_key(p, at.s, last / p.heads) : 0;
+  const int first = first_key(p, at.s, query_of(p, at, 0)) / RUN * RUN,
+            end = at.first_row < rows ? end_key(p, at.s, last / p.heads) : 0;
   const int each = (at_least(end - first, 0) + p.n_splits * RUN * WARPS - 1) / (p.n_splits * RUN * WARPS) * RUN * WARPS;
   at.begin = first + at.number * each, at.end = at_most(at.begin + each, end);
   return at;
 }
 
 /* The page that a run lies in, where pages hold whole runs; looked up ahead of its copies. */
-KR_DEV int64_t page_ahead(const kr_attention_plan &p, const part &at, int first) { return at.s.pages && first < at.end ? page_of(p, at.s, first / p.Lk) : 0; }
+KR_DEV int64_t page_ahead(const kr_attention_plan &p, const part &at, int first) {
+  return at.s.pages && first < at.end ? page_of(p, at.s, first / p.Lk) : 0;
+}
 
 /* A run's keys and values, by a warp: zeros from the last key on. */
 template <int D>
@@ -46,7 +53,8 @@ KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, in
   const int exists = chunk * 8 < p.D, whole = !at.s.pages || p.Lk % RUN == 0, n = exists ? at.end - first : 0;
   if (whole) {
     const int64_t t = at.s.pages ? first % p.Lk : at.s.k_at + first, b = at.s.pages ? page : at.s.k_b;
-    const uint16_t *k = (const uint16_t *)p.k.data + b * p.k.b + at.kv * p.k.h + (t + row) * p.k.t + chunk * 8, *v = (const uint16_t *)p.v.data + b * p.v.b + at.kv * p.v.h + (t + row) * p.v.t + chunk * 8;
+    const uint16_t *k = (const uint16_t *)p.k.data + b * p.k.b + at.kv * p.k.h + (t + row) * p.k.t + chunk * 8,
+                   *v = (const uint16_t *)p.v.data + b * p.v.b + at.kv * p.v.h + (t + row) * p.v.t + chunk * 8;
     const int64_t k_step = STEP * p.k.t, v_step = STEP * p.v.t;
 #pragma unroll
     for (int i = 0; i < RUN / STEP; i++, k += k_step, v += v_step) {
@@ -59,9 +67,11 @@ KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, in
 #pragma unroll 1
   for (int i = 0; i < RUN / STEP; i++) {
     const int r = row + i * STEP, there = r < n;
-    const int64_t from_k = there ? key_at(p, p.k, at.s, at.kv, first + r) + chunk * 8 : 0, from_v = there ? key_at(p, p.v, at.s, at.kv, first + r) + chunk * 8 : 0;
+    const int64_t from_k = there ? key_at(p, p.k, at.s, at.kv, first + r) + chunk * 8 : 0,
+                  from_v = there ? key_at(p, p.v, at.s, at.kv, first + r) + chunk * 8 : 0;
     kr_copy_some_at(to + kr_swizzle<D * 2>(r, chunk), (const uint16_t *)p.k.data + from_k, there ? 16 : 0);
-    kr_copy_some_at(to + RUN * D * 2 + kr_swizzle<D * 2>(r, chunk), (const uint16_t *)p.v.data + from_v, there ? 16 : 0);
+    kr_copy_some_at(to + RUN * D * 2 + kr_swizzle<D * 2>(r, chunk), (const uint16_t *)p.v.data + from_v,
+                    there ? 16 : 0);
   }
 }
 
@@ -102,7 +112,8 @@ KR_DEV void write_row(const kr_attention_plan &p, const part &at, int r, int col
     const float sink = kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype) * KR_LOG2E, most = higher(sink, lse);
     all = most + kr_log2(kr_exp2(lse - most) + kr_exp2(sink - most)), by = kr_exp2(lse - all);
   }
-  if (column == 0 && p.lse.data) ((float *)p.lse.data)[query_at(p.lse, at.s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * all;
+  if (column == 0 && p.lse.data)
+    ((float *)p.lse.data)[query_at(p.lse, at.s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * all;
   kr_raw16 packed;
 #pragma unroll
   for (int k = 0; k < 4; k++) packed.w[k] = none ? 0 : kr_pack(o[2 * k] * by, o[2 * k + 1] * by, DTYPE);
@@ -117,7 +128,8 @@ KR_DEV void run(const kr_attention_plan &p) {
   const uint32_t ring = kr_shared_at(shared) + warp * STAGES * STAGE;
   const part at = part_of(p);
   const int low = (lane & 7) + (lane >> 3 & 1) * 8;
-  const uint32_t lane_k = kr_swizzle<D * 2>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), lane_v = RUN * D * 2 + kr_swizzle<D * 2>(low, lane >> 4);
+  const uint32_t lane_k = kr_swizzle<D * 2>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1),
+                 lane_v = RUN * D * 2 + kr_swizzle<D * 2>(low, lane >> 4);
   const int any = p.softcap > 0 || p.slopes;
   const float scale = any ? 1.0f : p.scale * KR_LOG2E;
   float o[D / 8][4] = {}, most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0, 0};
@@ -126,7 +138,8 @@ KR_DEV void run(const kr_attention_plan &p) {
   int run_at = at.begin + warp * RUN;
 #pragma unroll
   for (int k = 0; k < STAGES - 1; k++) {
-    if (run_at + k * RUN * WARPS < at.end) copy_run<D>(p, at, ring + k * STAGE, run_at + k * RUN * WARPS, page_ahead(p, at, run_at + k * RUN * WARPS));
+    if (run_at + k * RUN * WARPS < at.end)
+      copy_run<D>(p, at, ring + k * STAGE, run_at + k * RUN * WARPS, page_ahead(p, at, run_at + k * RUN * WARPS));
     kr_commit_copies();
   }
   int64_t page = page_ahead(p, at, run_at + (STAGES - 1) * RUN * WARPS);
@@ -158,7 +171,9 @@ KR_DEV void run(const kr_attention_plan &p) {
       for (int j = 0; j < 4; j++) {
         const int key = run_at + 8 * (j / 2) + lane % 4 * 2 + j % 2;
         float &one = s[j / 2][2 * r + j % 2];
-        if (any) one = KR_LOG2E * score_of(p, one, slope_of(p, at.b, head_of(p, at, lane / 4 + 8 * r)), query_of(p, at, lane / 4 + 8 * r), key, at.s.shift);
+        if (any)
+          one = KR_LOG2E * score_of(p, one, slope_of(p, at.b, head_of(p, at, lane / 4 + 8 * r)),
+                                    query_of(p, at, lane / 4 + 8 * r), key, at.s.shift);
         if (key < first[r] || key >= end[r]) one = MINUS_INFINITY;
         high[r] = higher(high[r], one);
       }
@@ -181,7 +196,8 @@ KR_DEV void run(const kr_attention_plan &p) {
       const float offset = most[r] == MINUS_INFINITY ? 0.0f : most[r] * scale;
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const float a = kr_exp2(kr_fma(s[j][2 * r], scale, -offset)), b = kr_exp2(kr_fma(s[j][2 * r + 1], scale, -offset));
+        const float a = kr_exp2(kr_fma(s[j][2 * r], scale, -offset)),
+                    b = kr_exp2(kr_fma(s[j][2 * r + 1], scale, -offset));
         sum[r] += a + b;
         w[2 * j + r] = kr_pack(a, b, DTYPE);
       }
@@ -201,7 +217,8 @@ KR_DEV void run(const kr_attention_plan &p) {
     float total = sum[r] + kr_shuffle_xor(sum[r], 1);
     total += kr_shuffle_xor(total, 2);
 #pragma unroll
-    for (int j = 0; j < D / 8; j++) *(kr_float2 *)(mine + 8 * r * ROW + 8 * j + lane % 4 * 2) = (kr_float2){{o[j][2 * r], o[j][2 * r + 1]}};
+    for (int j = 0; j < D / 8; j++)
+      *(kr_float2 *)(mine + 8 * r * ROW + 8 * j + lane % 4 * 2) = (kr_float2){{o[j][2 * r], o[j][2 * r + 1]}};
     if (lane % 4 == 0) mine[8 * r * ROW + D] = most[r] * scale, mine[8 * r * ROW + D + 1] = total;
   }
   kr_sync();
@@ -212,7 +229,8 @@ KR_DEV void run(const kr_attention_plan &p) {
     for (int v = 0; v < WARPS; v++) highest = higher(highest, sums[(v * 16 + r) * ROW + D]);
 #pragma unroll
     for (int v = 0; v < WARPS; v++) {
-      const float *const from = sums + (v * 16 + r) * ROW, by = highest == MINUS_INFINITY ? 0.0f : kr_exp2(from[D] - highest);
+      const float *const from = sums + (v * 16 + r) * ROW,
+                         by = highest == MINUS_INFINITY ? 0.0f : kr_exp2(from[D] - highest);
       total = kr_fma(from[D + 1], by, total);
 #pragma unroll
       for (int c = 0; c < 8; c++) all[c] = kr_fma(from[column + c], by, all[c]);
@@ -232,7 +250,9 @@ KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p
   const sequence s = sequence_of(p, b);
   if (i >= s.rows_q) return;
   const float sink = p.sinks ? kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype) * KR_LOG2E : MINUS_INFINITY;
-  const float mine = thread < p.n_splits ? p.partial[(int64_t)p.n_splits * n_rows * p.D + (int64_t)thread * n_rows + row] : MINUS_INFINITY;
+  const float mine = thread < p.n_splits
+                         ? p.partial[(int64_t)p.n_splits * n_rows * p.D + (int64_t)thread * n_rows + row]
+                         : MINUS_INFINITY;
   float most = mine;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) most = higher(most, kr_shuffle_xor(most, d));
@@ -253,7 +273,8 @@ KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p
 #pragma unroll
   for (int w = 0; w < WARPS; w++) total += warps[WARPS + w];
   const float by = none ? 0.0f : 1.0f / total;
-  if (thread == 0 && p.lse.data) ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * (most + kr_log2(total));
+  if (thread == 0 && p.lse.data)
+    ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * (most + kr_log2(total));
   if (thread >= p.D) return;
   const float *from = p.partial + (int64_t)row * p.D + thread;
   const int64_t step = (int64_t)n_rows * p.D;

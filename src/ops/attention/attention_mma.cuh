@@ -1,5 +1,5 @@
-/* attention_mma.cuh: the two products of attention by a warp's tensor cores, from tiles in shared memory whose rows are D channels, swizzled; for the
- * forward kernel and the gradient's. */
+/* attention_mma.cuh: the two products of attention by a warp's tensor cores, from tiles in shared memory whose rows are
+ * D channels, swizzled; for the forward kernel and the gradient's. */
 #ifndef KR_ATTENTION_MMA_CUH
 #define KR_ATTENTION_MMA_CUH
 
@@ -15,7 +15,8 @@ enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { THREADS = KR_ATTENTION_AMPERE_THREADS };
 
-/* Where a lane's row of matrices lies in a tile: of a factor whose rows are m, or keys to be added up, and of one whose rows are n. */
+/* Where a lane's row of matrices lies in a tile: of a factor whose rows are m, or keys to be added up, and of one whose
+ * rows are n. */
 template <int D>
 KR_DEV uint32_t lane_of_rows(void) {
   const int lane = kr_thread() & 31;
@@ -49,7 +50,9 @@ KR_DEV void make_scores(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_
       for (int m = 0; m < M; m++) kr_load_matrices_at(a[(k + 1) & 1][m], (lane_q ^ (k + 1) * 32) + m * 16 * D * 2);
     }
 #pragma unroll
-    for (int m = 0; m < M; m++) kr_mma_as(element(), s[m][2 * j], a[k & 1][m], b[t & 1][0], b[t & 1][1]), kr_mma_as(element(), s[m][2 * j + 1], a[k & 1][m], b[t & 1][2], b[t & 1][3]);
+    for (int m = 0; m < M; m++)
+      kr_mma_as(element(), s[m][2 * j], a[k & 1][m], b[t & 1][0], b[t & 1][1]),
+          kr_mma_as(element(), s[m][2 * j + 1], a[k & 1][m], b[t & 1][2], b[t & 1][3]);
   }
 }
 
@@ -61,9 +64,12 @@ KR_DEV void add_output(float (&o)[M][D / 8][4], const uint32_t (&w)[M][N / 16][4
 #pragma unroll
   for (int t = 0; t < N / 16 * (D / 16); t++) {
     const int k = t / (D / 16), j = t % (D / 16), next_k = (t + 1) / (D / 16), next_j = (t + 1) % (D / 16);
-    if (t + 1 < N / 16 * (D / 16)) kr_load_matrices_turned_at(b[(t + 1) & 1], (lane_v ^ next_j * 32) + next_k * 16 * D * 2);
+    if (t + 1 < N / 16 * (D / 16))
+      kr_load_matrices_turned_at(b[(t + 1) & 1], (lane_v ^ next_j * 32) + next_k * 16 * D * 2);
 #pragma unroll
-    for (int m = 0; m < M; m++) kr_mma_as(element(), o[m][2 * j], w[m][k], b[t & 1][0], b[t & 1][1]), kr_mma_as(element(), o[m][2 * j + 1], w[m][k], b[t & 1][2], b[t & 1][3]);
+    for (int m = 0; m < M; m++)
+      kr_mma_as(element(), o[m][2 * j], w[m][k], b[t & 1][0], b[t & 1][1]),
+          kr_mma_as(element(), o[m][2 * j + 1], w[m][k], b[t & 1][2], b[t & 1][3]);
   }
 }
 
@@ -74,7 +80,8 @@ KR_DEV void pack_weights(const float (&s)[M][N / 8][4], uint32_t (&w)[M][N / 16]
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) w[m][k][i] = kr_pack(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1], DTYPE);
+      for (int i = 0; i < 4; i++)
+        w[m][k][i] = kr_pack(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1], DTYPE);
 }
 
 #endif

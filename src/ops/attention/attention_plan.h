@@ -1,4 +1,5 @@
-/* attention_plan.h: what the host tells the kernels of attention and of its gradient; host and device read the same struct. */
+/* attention_plan.h: what the host tells the kernels of attention and of its gradient; host and device read the same
+ * struct. */
 #ifndef KR_ATTENTION_PLAN_H
 #define KR_ATTENTION_PLAN_H
 
@@ -9,7 +10,8 @@
 enum { KR_ATTENTION_BASE_THREADS = 128 };
 /* Rows, or keys, of a warp of the base tier by the size of heads: 32 K channels. */
 #define KR_ATTENTION_BASE_ROWS(K) ((K) > 4 ? 2 : 4)
-#define KR_ATTENTION_BASE_SHARED(K, factors) ((uint32_t)(32 * (32 * (K) + 1) + (factors) * 4 * KR_ATTENTION_BASE_ROWS(K) * 32 * (K)) * 4)
+#define KR_ATTENTION_BASE_SHARED(K, factors) \
+  ((uint32_t)(32 * (32 * (K) + 1) + (factors) * 4 * KR_ATTENTION_BASE_ROWS(K) * 32 * (K)) * 4)
 
 /* (batch or block of the cache, token, head, channel): strides in elements. Packed sequences: batch 0 alone. */
 typedef struct kr_attention_tensor {
@@ -27,21 +29,23 @@ typedef struct kr_attention_plan {
   kr_attention_tensor q, k, v, out;         /* t of pages: tokens of a page */
   kr_attention_tensor lse;
   int32_t B, H, heads, D, Dv;               /* heads: of q to one of k and v */
-  int32_t Lq, Lk, rows_q, rows_k;           /* Lq, Lk: of q and k in memory, a page's where there are pages; rows: the most that a sequence may have */
+  int32_t Lq, Lk, rows_q, rows_k; /* Lq, Lk: of q and k in memory, a page's where there are pages; rows: the most that a
+                                     sequence may have */
   int32_t Bk, n_pages;
   kr_attention_index cu_q, cu_k, used_q, used_k, leftpad, cache_row, rng;
   kr_attention_index table;                 /* pages; table_b from sequence to sequence */
   int64_t table_b;
   int32_t left, right;                      /* the window; -1: no limit */
   float scale, softcap, scale_by_cap;       /* softcap 0: none; scale_by_cap: scale / softcap */
-  int32_t keep_below;                       /* dropout, if there is rng: an element stays whose random byte is below it */
+  int32_t keep_below; /* dropout, if there is rng: an element stays whose random byte is below it */
   float keep_scale;
   int32_t sinks_dtype;
   const float *slopes;                      /* ALiBi: (batch, head) */
   const void *sinks;                        /* one more logit of a head */
   int64_t slopes_b, slopes_h, sinks_h;
   int32_t n_q_tiles, n_splits, split_keys;
-  int32_t n_units, section;                 /* tiles of rows by heads by batches; so many heads and batches go together, for the L2 cache */
+  int32_t n_units,
+      section; /* tiles of rows by heads by batches; so many heads and batches go together, for the L2 cache */
   float *partial;                           /* sums of parts of the keys */
   /* the gradient */
   kr_attention_tensor dout, dq, dk, dv, dlse, dsinks;
@@ -81,11 +85,19 @@ typedef struct kr_attention_hopper_plan {
 #define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : (D) == 128 ? 160 : 48)
 #define KR_HOPPER_EDGED(D) ((D) > 128 ? 48 : 128)
 enum { KR_HOPPER_KV_STAGES = 2 };
-#define KR_HOPPER_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 512))
-
+#define KR_HOPPER_SHARED(D, N) \
+  ((uint32_t)((2 * KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 512))
 
 /* The gradient: a block has 128 rows, or keys, of its own; tiles of so many keys, or rows, in a ring. */
-enum { KR_HOPPER_BWD_ROWS = 128, KR_HOPPER_DQ_KEYS = 96, KR_HOPPER_DKV_ROWS = 64, KR_HOPPER_BWD_STAGES = 3, KR_HOPPER_BWD_THREADS = 384 };
-#define KR_HOPPER_BWD_SHARED(D, N) ((uint32_t)((2 * KR_HOPPER_BWD_ROWS + KR_HOPPER_BWD_STAGES * 2 * (N)) * (D) * 2 + KR_HOPPER_BWD_STAGES * 2 * (N) * 4 + 1024 + 128))
+enum {
+  KR_HOPPER_BWD_ROWS = 128,
+  KR_HOPPER_DQ_KEYS = 96,
+  KR_HOPPER_DKV_ROWS = 64,
+  KR_HOPPER_BWD_STAGES = 3,
+  KR_HOPPER_BWD_THREADS = 384
+};
+#define KR_HOPPER_BWD_SHARED(D, N)                                                  \
+  ((uint32_t)((2 * KR_HOPPER_BWD_ROWS + KR_HOPPER_BWD_STAGES * 2 * (N)) * (D) * 2 + \
+              KR_HOPPER_BWD_STAGES * 2 * (N) * 4 + 1024 + 128))
 
 #endif

@@ -1,4 +1,5 @@
-/* attention_rows.h: the rows of attention, its gradient and what goes before them, beyond the functions that op_list.h knows. */
+/* attention_rows.h: the rows of attention, its gradient and what goes before them, beyond the functions that op_list.h
+ * knows. */
 #ifndef KR_ATTENTION_ROWS_H
 #define KR_ATTENTION_ROWS_H
 

@@ -1,6 +1,7 @@
-/* attention_sums.cuh: the gradient in one walk, whose blocks take keys and add their parts of dq to float32 sums in memory: the order of the work, and what
- * comes before and after it. The sums lie as accumulators do: (head, tile of 64 rows, 16 of them, 8 channels), and of these 128 (lane, 4), as bulk copies
- * take them, or (4, lane), as warps' stores do (BY_LANE 0). */
+/* attention_sums.cuh: the gradient in one walk, whose blocks take keys and add their parts of dq to float32 sums in
+ * memory: the order of the work, and what comes before and after it. The sums lie as accumulators do: (head, tile of 64
+ * rows, 16 of them, 8 channels), and of these 128 (lane, 4), as bulk copies take them, or (4, lane), as warps' stores
+ * do (BY_LANE 0). */
 #ifndef KR_ATTENTION_SUMS_CUH
 #define KR_ATTENTION_SUMS_CUH
 
@@ -8,7 +9,10 @@
 #include "attention_sums.h"
 
 /* Tiles of 64 rows before a sequence's first one, for a head; sequences begin at multiples of 128 rows. */
-KR_DEV int sums_tile(const kr_attention_plan &p, const sequence &s, int b) { return p.cu_q.data ? (int)((s.q_at + (int64_t)KR_SUMS_ROWS * b) / KR_SUMS_ROWS) * 2 : b * ((p.Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS) * 2; }
+KR_DEV int sums_tile(const kr_attention_plan &p, const sequence &s, int b) {
+  return p.cu_q.data ? (int)((s.q_at + (int64_t)KR_SUMS_ROWS * b) / KR_SUMS_ROWS) * 2
+                     : b * ((p.Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS) * 2;
+}
 
 /* A block's keys, and the tiles of rows that see them: from first to end - 1, beginning at start. */
 typedef struct unit {
@@ -18,8 +22,10 @@ typedef struct unit {
 /* Sections of heads one after the other; in each the first keys, which a causal mask lets most rows see, first. */
 template <int OWN, int ROWS>
 KR_DEV unit unit_here(const kr_attention_plan &p) {
-  const int H = p.H / p.heads, n_tiles = (p.rows_k + OWN - 1) / OWN, per_section = p.section * n_tiles, section = kr_block_x() / per_section, rest = kr_block_x() - section * per_section;
-  const int left = H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads, head = section * p.section + rest - tile * heads;
+  const int H = p.H / p.heads, n_tiles = (p.rows_k + OWN - 1) / OWN, per_section = p.section * n_tiles,
+            section = kr_block_x() / per_section, rest = kr_block_x() - section * per_section;
+  const int left = H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads,
+            head = section * p.section + rest - tile * heads;
   unit u;
   u.b = head / H, u.kv = head - u.b * H, u.key0 = tile * OWN;
   u.s = sequence_of(p, u.b);
@@ -27,23 +33,27 @@ KR_DEV unit unit_here(const kr_attention_plan &p) {
   u.first = has_keys ? first_row(p, u.s, u.key0) / ROWS : 0;
   u.end = has_keys ? (end_row(p, u.s, last) + ROWS - 1) / ROWS : 0;
   u.end = at_least(u.end, u.first);
-  u.start = p.left >= 0 || p.right >= 0 || u.end == u.first ? u.first : tile * 2 % u.end; /* not all blocks at the same rows */
+  u.start = p.left >= 0 || p.right >= 0 || u.end == u.first ? u.first
+                                                            : tile * 2 % u.end; /* not all blocks at the same rows */
   return u;
 }
 
 template <int D>
 KR_DEV void clear_sums(const kr_attention_plan &p) {
   const int64_t n = (int64_t)p.H * p.n_splits * 64 * D / 4, step = (int64_t)kr_grid_x() * 256;
-  for (int64_t i = (int64_t)kr_block_x() * 256 + kr_thread(); i < n; i += step) ((kr_raw16 *)p.partial)[i] = (kr_raw16){{0, 0, 0, 0}};
+  for (int64_t i = (int64_t)kr_block_x() * 256 + kr_thread(); i < n; i += step)
+    ((kr_raw16 *)p.partial)[i] = (kr_raw16){{0, 0, 0, 0}};
 }
 
 /* A warp takes 16 rows of a head, 32 channels at a time. */
 template <int D, int BY_LANE>
 KR_DEV void end_sums(const kr_attention_plan &p, const int dtype) {
-  const int n_tiles = (p.rows_q + 63) / 64, head = kr_block_x() / n_tiles, tile = kr_block_x() - head * n_tiles, b = head / p.H, h = head - b * p.H, lane = kr_thread() & 31, warp = kr_thread() >> 5;
+  const int n_tiles = (p.rows_q + 63) / 64, head = kr_block_x() / n_tiles, tile = kr_block_x() - head * n_tiles,
+            b = head / p.H, h = head - b * p.H, lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const sequence s = sequence_of(p, b);
   if (tile * 64 >= s.rows_q) return;
-  const float *const from = p.partial + (int64_t)h * p.n_splits * 64 * D + ((int64_t)(sums_tile(p, s, b) + tile) * 4 + warp) * 16 * D;
+  const float *const from =
+      p.partial + (int64_t)h * p.n_splits * 64 * D + ((int64_t)(sums_tile(p, s, b) + tile) * 4 + warp) * 16 * D;
 #pragma unroll
   for (int j = 0; j < D / 8; j += 4) {
     float v[4][4];
@@ -63,7 +73,8 @@ KR_DEV void end_sums(const kr_attention_plan &p, const int dtype) {
       for (int k = 0; k < 4; k++) w[k] = counts ? kr_pack(v[k][2 * r] * p.scale, v[k][2 * r + 1] * p.scale, dtype) : 0;
       const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
       const int column = 8 * j + lane % 4 * 8;
-      if (row < s.rows_q && column < p.D) *(kr_raw16 *)((uint16_t *)p.dq.data + query_at(p.dq, s, h, row) + column) = eight;
+      if (row < s.rows_q && column < p.D)
+        *(kr_raw16 *)((uint16_t *)p.dq.data + query_at(p.dq, s, h, row) + column) = eight;
     }
   }
 }

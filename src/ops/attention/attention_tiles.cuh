@@ -1,5 +1,6 @@
-/* attention_tiles.cuh: what all kernels of attention know: where a sequence lies, which keys a row sees, what becomes of a score.
- * Rows i and keys j count from the sequence's own beginning; its last row and its last key meet (bottom right). */
+/* attention_tiles.cuh: what all kernels of attention know: where a sequence lies, which keys a row sees, what becomes
+ * of a score. Rows i and keys j count from the sequence's own beginning; its last row and its last key meet (bottom
+ * right). */
 #ifndef KR_ATTENTION_TILES_CUH
 #define KR_ATTENTION_TILES_CUH
 
@@ -46,11 +47,19 @@ KR_DEV sequence sequence_of(const kr_attention_plan &p, int b) {
 }
 
 /* Keys first to end - 1 are those that a row sees. */
-KR_DEV int first_key(const kr_attention_plan &p, const sequence &s, int i) { return p.left < 0 ? 0 : at_least(i + s.shift - p.left, 0); }
-KR_DEV int end_key(const kr_attention_plan &p, const sequence &s, int i) { return p.right < 0 ? s.n_k : at_least(at_most(i + s.shift + p.right + 1, s.n_k), 0); }
+KR_DEV int first_key(const kr_attention_plan &p, const sequence &s, int i) {
+  return p.left < 0 ? 0 : at_least(i + s.shift - p.left, 0);
+}
+KR_DEV int end_key(const kr_attention_plan &p, const sequence &s, int i) {
+  return p.right < 0 ? s.n_k : at_least(at_most(i + s.shift + p.right + 1, s.n_k), 0);
+}
 /* Rows first to end - 1 are those that see a key. */
-KR_DEV int first_row(const kr_attention_plan &p, const sequence &s, int j) { return p.right < 0 ? 0 : at_least(j - s.shift - p.right, 0); }
-KR_DEV int end_row(const kr_attention_plan &p, const sequence &s, int j) { return p.left < 0 ? s.n_q : at_least(at_most(j - s.shift + p.left + 1, s.n_q), 0); }
+KR_DEV int first_row(const kr_attention_plan &p, const sequence &s, int j) {
+  return p.right < 0 ? 0 : at_least(j - s.shift - p.right, 0);
+}
+KR_DEV int end_row(const kr_attention_plan &p, const sequence &s, int j) {
+  return p.left < 0 ? s.n_q : at_least(at_most(j - s.shift + p.left + 1, s.n_q), 0);
+}
 
 KR_DEV int64_t page_of(const kr_attention_plan &p, const sequence &s, int number) {
   const int page = s.pages[number * p.table.step];
@@ -61,21 +70,28 @@ KR_DEV int64_t key_at(const kr_attention_plan &p, const kr_attention_tensor &v, 
   if (s.pages) return page_of(p, s, j / p.Lk) * v.b + j % p.Lk * v.t + h * v.h;
   return s.k_b * v.b + (s.k_at + j) * v.t + h * v.h;
 }
-KR_DEV int64_t query_at(const kr_attention_tensor &v, const sequence &s, int h, int i) { return s.q_b * v.b + (s.q_at + i) * v.t + h * v.h; }
+KR_DEV int64_t query_at(const kr_attention_tensor &v, const sequence &s, int h, int i) {
+  return s.q_b * v.b + (s.q_at + i) * v.t + h * v.h;
+}
 
-KR_DEV float slope_of(const kr_attention_plan &p, int b, int h) { return p.slopes ? p.slopes[b * p.slopes_b + h * p.slopes_h] : 0.0f; }
+KR_DEV float slope_of(const kr_attention_plan &p, int b, int h) {
+  return p.slopes ? p.slopes[b * p.slopes_b + h * p.slopes_h] : 0.0f;
+}
 
 /* Philox 4 x 32, ten rounds. */
 KR_DEV void philox(uint32_t (&c)[4], uint32_t key0, uint32_t key1) {
 #pragma unroll
   for (int round = 0; round < 10; round++, key0 += 0x9e3779b9u, key1 += 0xbb67ae85u) {
-    const uint32_t high0 = kr_mul_high(0xd2511f53u, c[0]), low0 = 0xd2511f53u * c[0], high1 = kr_mul_high(0xcd9e8d57u, c[2]), low1 = 0xcd9e8d57u * c[2];
+    const uint32_t high0 = kr_mul_high(0xd2511f53u, c[0]), low0 = 0xd2511f53u * c[0],
+                   high1 = kr_mul_high(0xcd9e8d57u, c[2]), low1 = 0xcd9e8d57u * c[2];
     c[0] = high1 ^ c[1] ^ key0, c[1] = low1, c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
   }
 }
-/* The bytes of key j / 32 * 32 + {0, 8, 16, 24} + column (even) and the next, of rows row (of 0 to 7 in 16) and row + 8: ops.h says which. */
+/* The bytes of key j / 32 * 32 + {0, 8, 16, 24} + column (even) and the next, of rows row (of 0 to 7 in 16) and row +
+ * 8: ops.h says which. */
 KR_DEV void roll(const kr_attention_plan &p, uint32_t (&words)[4], int b, int h, int i, int j) {
-  words[0] = (uint32_t)(j / 32 * 4 + j % 8 / 2), words[1] = (uint32_t)(i / 16 * 8 + i % 8), words[2] = (uint32_t)(b * p.H + h), words[3] = (uint32_t)index_at(p.rng, 2);
+  words[0] = (uint32_t)(j / 32 * 4 + j % 8 / 2), words[1] = (uint32_t)(i / 16 * 8 + i % 8),
+  words[2] = (uint32_t)(b * p.H + h), words[3] = (uint32_t)index_at(p.rng, 2);
   philox(words, (uint32_t)index_at(p.rng, 0), (uint32_t)index_at(p.rng, 1) ^ (uint32_t)index_at(p.rng, 3));
 }
 /* What a probability is multiplied by: 0 where it is dropped. */
@@ -89,7 +105,9 @@ KR_DEV float kept(const kr_attention_plan &p, int b, int h, int i, int j) {
 
 /* To float32's last places: where the argument is small the difference would lose them. */
 KR_DEV float tanh_of(float x) {
-  const float square = x * x, small = x * kr_fma(square, kr_fma(square, kr_fma(square, -0.053968254f, 0.13333334f), -0.33333334f), 1.0f);
+  const float square = x * x,
+              small =
+                  x * kr_fma(square, kr_fma(square, kr_fma(square, -0.053968254f, 0.13333334f), -0.33333334f), 1.0f);
   return kr_select(square < 0.04f, small, 1.0f - 2.0f * kr_rcp(1.0f + kr_exp2(2.0f * KR_LOG2E * x)));
 }
 

@@ -1,5 +1,5 @@
-/* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and strides; or packs of 16 bytes, whose threads
- * have a token's angles for several heads. Bound by memory. */
+/* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and
+ * strides; or packs of 16 bytes, whose threads have a token's angles for several heads. Bound by memory. */
 #include "kernel.cuh"
 
 #include "rotary_plan.h"
@@ -15,12 +15,15 @@ KR_DEV void turn(const kr_rotary_plan &p, int64_t from, int64_t to, int64_t posi
   const int64_t step = p.interleaved ? 1 : p.R;
   for (int r = lane_of(); r < p.R; r += 32) {
     const int64_t d = p.interleaved ? 2 * r : r;
-    const float c = kr_load(p.cos.data, row * p.cos.t + r * p.cos.d, p.cos.dtype), s = p.sign * kr_load(p.sin.data, row * p.sin.t + r * p.sin.d, p.sin.dtype);
-    const float x1 = kr_load(p.x.data, from + d * p.x.d, p.x.dtype), x2 = kr_load(p.x.data, from + (d + step) * p.x.d, p.x.dtype);
+    const float c = kr_load(p.cos.data, row * p.cos.t + r * p.cos.d, p.cos.dtype),
+                s = p.sign * kr_load(p.sin.data, row * p.sin.t + r * p.sin.d, p.sin.dtype);
+    const float x1 = kr_load(p.x.data, from + d * p.x.d, p.x.dtype),
+                x2 = kr_load(p.x.data, from + (d + step) * p.x.d, p.x.dtype);
     kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_fma(x1, c, -(x2 * s)));
     kr_store(p.out.data, to + (d + step) * p.out.d, p.out.dtype, kr_fma(x1, s, x2 * c));
   }
-  for (int d = 2 * p.R + lane_of(); d < p.D; d += 32) kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_load(p.x.data, from + d * p.x.d, p.x.dtype));
+  for (int d = 2 * p.R + lane_of(); d < p.D; d += 32)
+    kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_load(p.x.data, from + d * p.x.d, p.x.dtype));
 }
 
 /* The packed sequence that a token belongs to: the last one that begins at it or before. */
@@ -40,11 +43,13 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p)
   if (token >= (p.packed ? 1 : (int64_t)p.B) * p.L) return;
   const int row = (int)(token / p.L), t = (int)(token - (int64_t)row * p.L), b = p.packed ? sequence_at(p, t) : row;
   const int64_t place = p.still ? 0 : p.packed ? t - index_at(p.cu, b) : t;
-  turn(p, row * p.x.b + t * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h, place + (p.offsets.data ? index_at(p.offsets, b) : 0));
+  turn(p, row * p.x.b + t * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h,
+       place + (p.offsets.data ? index_at(p.offsets, b) : 0));
 }
 
 /* Eight channels of 16 bits, and the eight that they turn with: those beside them, or R further on. */
-KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, kr_raw16 &to_other, const float (&c)[8], const float (&s)[8], int interleaved, int32_t dtype) {
+KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, kr_raw16 &to_other, const float (&c)[8],
+                      const float (&s)[8], int interleaved, int32_t dtype) {
   if (interleaved) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -66,17 +71,29 @@ KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, 
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_plan p) {
-  const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(), turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8), per_token = turned + (uint32_t)(p.D / 8) - (p.interleaved ? turned : 2 * turned);
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(),
+                 turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8),
+                 per_token = turned + (uint32_t)(p.D / 8) - (p.interleaved ? turned : 2 * turned);
   const uint32_t token = thread / per_token, pack = thread - token * per_token;
   if (token >= (uint32_t)(p.packed ? 1 : p.B) * (uint32_t)p.L) return;
-  const int row = (int)(token / (uint32_t)p.L), t = (int)(token - (uint32_t)row * (uint32_t)p.L), b = p.packed ? sequence_at(p, t) : row, first = kr_block_y() * KR_ROTARY_HEADS;
-  const int end = p.H < first + KR_ROTARY_HEADS ? p.H : first + KR_ROTARY_HEADS, turns = pack < turned, d = (int)(turns || p.interleaved ? pack : pack + turned) * 8;
-  const int64_t last = p.T - 1, place = (p.still ? 0 : p.packed ? t - index_at(p.cu, b) : t) + (p.offsets.data ? index_at(p.offsets, b) : 0), position = place < 0 ? 0 : place > last ? last : place;
+  const int row = (int)(token / (uint32_t)p.L), t = (int)(token - (uint32_t)row * (uint32_t)p.L),
+            b = p.packed ? sequence_at(p, t) : row, first = kr_block_y() * KR_ROTARY_HEADS;
+  const int end = p.H < first + KR_ROTARY_HEADS ? p.H : first + KR_ROTARY_HEADS, turns = pack < turned,
+            d = (int)(turns || p.interleaved ? pack : pack + turned) * 8;
+  const int64_t last = p.T - 1,
+                place = (p.still    ? 0
+                         : p.packed ? t - index_at(p.cu, b)
+                                    : t) +
+                        (p.offsets.data ? index_at(p.offsets, b) : 0),
+                position = place < 0      ? 0
+                           : place > last ? last
+                                          : place;
   float c[8], s[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int r = p.interleaved ? d / 2 + (i & 3) : d + i, has = turns && r < p.R;
-    c[i] = has ? kr_load(p.cos.data, position * p.cos.t + r * p.cos.d, p.cos.dtype) : 1.0f, s[i] = has ? p.sign * kr_load(p.sin.data, position * p.sin.t + r * p.sin.d, p.sin.dtype) : 0.0f;
+    c[i] = has ? kr_load(p.cos.data, position * p.cos.t + r * p.cos.d, p.cos.dtype) : 1.0f,
+    s[i] = has ? p.sign * kr_load(p.sin.data, position * p.sin.t + r * p.sin.d, p.sin.dtype) : 0.0f;
   }
   const uint16_t *from = (const uint16_t *)p.x.data + row * p.x.b + t * p.x.t + first * p.x.h + d;
   uint16_t *to = (uint16_t *)p.out.data + row * p.out.b + t * p.out.t + first * p.out.h + d;
@@ -92,10 +109,12 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) {
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
-  const int h = (int)(unit - token * p.H), most = p.L > 0 ? p.L : 1, b = (int)(token / most), i = (int)(token - (int64_t)b * most);
+  const int h = (int)(unit - token * p.H), most = p.L > 0 ? p.L : 1, b = (int)(token / most),
+            i = (int)(token - (int64_t)b * most);
   if (b >= p.B) return;
   const int64_t position = (p.offsets.data ? (int64_t)index_at(p.offsets, b) : 0) + i;
-  if (p.seqused.data && i == 0 && h == 0 && lane_of() == 0) ((int32_t *)p.seqused.data)[b * p.seqused.step] = (int32_t)(position + p.L);
+  if (p.seqused.data && i == 0 && h == 0 && lane_of() == 0)
+    ((int32_t *)p.seqused.data)[b * p.seqused.step] = (int32_t)(position + p.L);
   const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
   if (i >= p.L || position < 0 || position >= room) return;
   int64_t row = p.cache_row.data ? index_at(p.cache_row, b) : b, t = position;
@@ -103,5 +122,6 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rota
   if (row < 0 || row >= p.Bk) return;
   turn(p, b * p.x.b + i * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h, position);
   const int64_t from = b * p.v.b + i * p.v.t + h * p.v.h, to = row * p.v_cache.b + t * p.v_cache.t + h * p.v_cache.h;
-  for (int d = lane_of(); d < p.Dv; d += 32) kr_store(p.v_cache.data, to + d * p.v_cache.d, p.v_cache.dtype, kr_load(p.v.data, from + d * p.v.d, p.v.dtype));
+  for (int d = lane_of(); d < p.Dv; d += 32)
+    kr_store(p.v_cache.data, to + d * p.v_cache.d, p.v_cache.dtype, kr_load(p.v.data, from + d * p.v.d, p.v.dtype));
 }

@@ -7,9 +7,12 @@
 #include "view.h"
 
 static kr_attention_tensor tensor(const krait_view *v) {
-  return (kr_attention_tensor){.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
+  return (kr_attention_tensor){
+      .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
-static kr_attention_tensor angles(const krait_view *v) { return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype}; }
+static kr_attention_tensor angles(const krait_view *v) {
+  return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype};
+}
 static kr_attention_index indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
 static const char *refuse_sizes(int64_t rows, int64_t H, int64_t most) {
@@ -23,13 +26,28 @@ const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
   return refuse_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
 }
 
-static kr_grid grid_of(int64_t units, void *stream) { return (kr_grid){.x = (uint32_t)((units + 3) / 4), .block = KR_ROTARY_THREADS, .stream = stream}; }
+static kr_grid grid_of(int64_t units, void *stream) {
+  return (kr_grid){.x = (uint32_t)((units + 3) / 4), .block = KR_ROTARY_THREADS, .stream = stream};
+}
 
 static kr_rotary_plan rotary_plan_of(const krait_rotary_args *a) {
   const int packed = kr_has(&a->cu_seqlens);
-  return (kr_rotary_plan){.x = tensor(&a->x), .out = tensor(&a->out), .cos = angles(&a->cos), .sin = angles(&a->sin), .offsets = indices(&a->offsets), .cu = indices(&a->cu_seqlens),
-    .B = (int32_t)a->B, .L = (int32_t)a->L, .H = (int32_t)a->H, .D = (int32_t)a->D, .R = (int32_t)a->R, .T = (int32_t)a->T, .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
-    .still = (a->call.flags & KRAIT_ROTARY_STILL) != 0, .sign = a->call.flags & KRAIT_ROTARY_INVERSE ? -1.0f : 1.0f, .packed = packed};
+  return (kr_rotary_plan){.x = tensor(&a->x),
+                          .out = tensor(&a->out),
+                          .cos = angles(&a->cos),
+                          .sin = angles(&a->sin),
+                          .offsets = indices(&a->offsets),
+                          .cu = indices(&a->cu_seqlens),
+                          .B = (int32_t)a->B,
+                          .L = (int32_t)a->L,
+                          .H = (int32_t)a->H,
+                          .D = (int32_t)a->D,
+                          .R = (int32_t)a->R,
+                          .T = (int32_t)a->T,
+                          .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
+                          .still = (a->call.flags & KRAIT_ROTARY_STILL) != 0,
+                          .sign = a->call.flags & KRAIT_ROTARY_INVERSE ? -1.0f : 1.0f,
+                          .packed = packed};
 }
 
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
@@ -41,7 +59,9 @@ int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
-static int packs_take(const kr_attention_tensor *t) { return t->d == 1 && t->b % 8 == 0 && t->t % 8 == 0 && t->h % 8 == 0 && (uintptr_t)t->data % 16 == 0; }
+static int packs_take(const kr_attention_tensor *t) {
+  return t->d == 1 && t->b % 8 == 0 && t->t % 8 == 0 && t->h % 8 == 0 && (uintptr_t)t->data % 16 == 0;
+}
 
 const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
@@ -49,7 +69,8 @@ const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_rotary_cuda_refuse(ctx, args);
   if (why) return why;
   if (a->x.dtype != KRAIT_F16 && a->x.dtype != KRAIT_BF16) return "x is not float16 or bfloat16";
-  if (a->D % 8 != 0 || (!p.interleaved && a->R % 8 != 0) || !packs_take(&p.x) || !packs_take(&p.out)) return "packs of 16 bytes do not fit D, R, or the strides of x or out";
+  if (a->D % 8 != 0 || (!p.interleaved && a->R % 8 != 0) || !packs_take(&p.x) || !packs_take(&p.out))
+    return "packs of 16 bytes do not fit D, R, or the strides of x or out";
   return (p.packed ? 1 : a->B) * a->L * (a->D / 8) >= INT32_MAX || a->H > 8 * 65535 ? "2^31 packs or more" : NULL;
 }
 
@@ -58,8 +79,13 @@ int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
   const kr_rotary_plan p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
-  const int64_t turned = p.interleaved ? (2 * a->R + 7) / 8 : a->R / 8, per_token = turned + a->D / 8 - (p.interleaved ? turned : 2 * turned), n = (p.packed ? 1 : a->B) * a->L * per_token;
-  const kr_grid grid = {.x = (uint32_t)((n + KR_ROTARY_THREADS - 1) / KR_ROTARY_THREADS), .y = (uint32_t)((a->H + KR_ROTARY_HEADS - 1) / KR_ROTARY_HEADS), .block = KR_ROTARY_THREADS, .stream = a->call.stream};
+  const int64_t turned = p.interleaved ? (2 * a->R + 7) / 8 : a->R / 8,
+                per_token = turned + a->D / 8 - (p.interleaved ? turned : 2 * turned),
+                n = (p.packed ? 1 : a->B) * a->L * per_token;
+  const kr_grid grid = {.x = (uint32_t)((n + KR_ROTARY_THREADS - 1) / KR_ROTARY_THREADS),
+                        .y = (uint32_t)((a->H + KR_ROTARY_HEADS - 1) / KR_ROTARY_HEADS),
+                        .block = KR_ROTARY_THREADS,
+                        .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
@@ -73,10 +99,29 @@ int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernel = {"rotary", "kr_attention_append"};
   const krait_attention_append_args *a = args;
   const int turned = kr_has(&a->cos);
-  const kr_rotary_plan p = {.x = tensor(&a->k), .out = tensor(&a->k_cache), .cos = angles(&a->cos), .sin = angles(&a->sin), .offsets = indices(&a->cache_seqlens), .B = (int32_t)a->B, .L = (int32_t)a->L,
-    .H = (int32_t)a->Hk, .D = (int32_t)a->D, .R = turned ? (int32_t)a->R : 0, .T = (int32_t)a->T, .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0, .sign = 1, .v = tensor(&a->v),
-    .v_cache = tensor(&a->v_cache), .cache_row = indices(&a->cache_batch_idx), .table = {a->block_table.data, a->block_table.stride[1]}, .table_b = a->block_table.stride[0], .seqused = indices(&a->seqused),
-    .Dv = (int32_t)a->Dv, .Bk = (int32_t)a->Bk, .Lk = (int32_t)a->Lk, .n_pages = (int32_t)a->n_pages};
+  const kr_rotary_plan p = {.x = tensor(&a->k),
+                            .out = tensor(&a->k_cache),
+                            .cos = angles(&a->cos),
+                            .sin = angles(&a->sin),
+                            .offsets = indices(&a->cache_seqlens),
+                            .B = (int32_t)a->B,
+                            .L = (int32_t)a->L,
+                            .H = (int32_t)a->Hk,
+                            .D = (int32_t)a->D,
+                            .R = turned ? (int32_t)a->R : 0,
+                            .T = (int32_t)a->T,
+                            .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
+                            .sign = 1,
+                            .v = tensor(&a->v),
+                            .v_cache = tensor(&a->v_cache),
+                            .cache_row = indices(&a->cache_batch_idx),
+                            .table = {a->block_table.data, a->block_table.stride[1]},
+                            .table_b = a->block_table.stride[0],
+                            .seqused = indices(&a->seqused),
+                            .Dv = (int32_t)a->Dv,
+                            .Bk = (int32_t)a->Bk,
+                            .Lk = (int32_t)a->Lk,
+                            .n_pages = (int32_t)a->n_pages};
   if (a->B == 0) return KRAIT_OK;
   const kr_grid grid = grid_of(a->B * (a->L ? a->L : 1) * a->Hk, a->call.stream);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);

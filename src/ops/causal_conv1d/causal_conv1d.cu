@@ -1,8 +1,11 @@
 /* causal_conv1d.cu: the short causal convolution forward and its last inputs (causal_conv1d_ref.c has the equation).
  *   kr_conv_rows   a thread makes four steps of one row of any length, alignment and stride. W up to 4
- *   kr_conv_whole  rows of whole packs of 16 bytes: two packs a thread, both on their way at once; kr_conv_whole_1 one, for short calls
- *   kr_conv_last   channels innermost: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on their way. W up to 4
- *   kr_conv_last_ring  the same for runs of any length, of which the next steps are always on their way past the registers
+ *   kr_conv_whole  rows of whole packs of 16 bytes: two packs a thread, both on their way at once; kr_conv_whole_1 one,
+ *                  for short calls
+ *   kr_conv_last   channels-last: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on
+ *                  their way. W up to 4
+ *   kr_conv_last_ring  the same for runs of any length, of which the next steps are always on their way past the
+ *                      registers
  *   kr_conv_walk   a block walks along one row; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs
  * Bound by memory: 2 accesses of 16 bytes per 8 outputs. */
@@ -15,11 +18,14 @@ KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
   for (int k = 0; k < E; k++) y[k] = kr_silu(y[k]);
 }
 
-/* Four steps of one row a thread, of any length, alignment and stride; all loads are on their way before the first is used. */
+/* Four steps of one row a thread, of any length, alignment and stride; all loads are on their way before the first is
+ * used. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) {
-  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row), b32 = kr_divide(row, p.rows);
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row),
+                 b32 = kr_divide(row, p.rows);
   if (b32 >= p.B) return;
-  const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * 4, at = b * p.x.b + d * p.x.row + t * p.x.t, to = b * p.out.b + d * p.out.row + t * p.out.t;
+  const int64_t b = b32, d = row - b32 * p.rows.by, t = (int64_t)(i - row * p.packs_per_row.by) * 4,
+                at = b * p.x.b + d * p.x.row + t * p.x.t, to = b * p.out.b + d * p.out.row + t * p.out.t;
   const int left = (int)min64(4, p.L - t);
   quad now = no_quad(), before = no_quad();
   uint32_t one[7];
@@ -38,7 +44,10 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) 
   load_taps(p, d, w);
   const float bias = load_bias(p, d);
 #pragma unroll
-  for (int k = 0; k < 7; k++) x[k] = p.quads ? quad_at(k < 3 ? before : now, (k + 1) & 3) : E == 4 ? kr_bits_to_float(one[k]) : kr_unpack(one[k], 0, KR_DTYPE);
+  for (int k = 0; k < 7; k++)
+    x[k] = p.quads  ? quad_at(k < 3 ? before : now, (k + 1) & 3)
+           : E == 4 ? kr_bits_to_float(one[k])
+                    : kr_unpack(one[k], 0, KR_DTYPE);
   if (p.initial.data && t == 0) {
 #pragma unroll
     for (int k = 0; k < 3; k++) x[k] = k >= 4 - p.W ? input_at(p, b, d, k - 3) : 0.0f;
@@ -63,7 +72,8 @@ typedef struct whole_pack {
 
 KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
   whole_pack packs[2];
-  const uint32_t first = (uint32_t)kr_block_x() * (n_packs * KR_CONV_THREADS) + kr_thread(), n = (uint32_t)(p.B * p.D) * p.packs_per_row.by;
+  const uint32_t first = (uint32_t)kr_block_x() * (n_packs * KR_CONV_THREADS) + kr_thread(),
+                 n = (uint32_t)(p.B * p.D) * p.packs_per_row.by;
 #pragma unroll
   for (int k = 0; k < n_packs; k++) {
     const uint32_t i = first + k * KR_CONV_THREADS, row = kr_divide(i, p.packs_per_row), b = kr_divide(row, p.rows);
@@ -73,7 +83,9 @@ KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
     if (i >= n) continue;
     packs[k].now = *(const kr_raw16 *)((const char *)p.x.data + at * (16 / E));
     if (packs[k].t > 0) packs[k].before = load_quad(p.x, at - 4);
-    if (E == 4) load_taps(p, packs[k].d, packs[k].w), packs[k].bias = load_bias(p, packs[k].d); /* 16-bit types would rather have more warps */
+    if (E == 4)
+      load_taps(p, packs[k].d, packs[k].w),
+          packs[k].bias = load_bias(p, packs[k].d); /* 16-bit types would rather have more warps */
   }
 #pragma unroll
   for (int k = 0; k < n_packs; k++) {
@@ -86,7 +98,9 @@ KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
 #pragma unroll
     for (int j = 0; j < 8; j++) x[j + 4] = j < E ? pack_at(pack.now, j, KR_DTYPE) : 0.0f;
 #pragma unroll
-    for (int j = 0; j < 8; j++) y[j] = kr_fma(pack.w[3], x[j + 4], kr_fma(pack.w[2], x[j + 3], kr_fma(pack.w[1], x[j + 2], kr_fma(pack.w[0], x[j + 1], pack.bias))));
+    for (int j = 0; j < 8; j++)
+      y[j] = kr_fma(pack.w[3], x[j + 4],
+                    kr_fma(pack.w[2], x[j + 3], kr_fma(pack.w[1], x[j + 2], kr_fma(pack.w[0], x[j + 1], pack.bias))));
     activate(p, y);
     write_pack(p.out, KR_DTYPE, pack.b * p.out.b + pack.d * p.out.row + pack.t, E, y);
   }
@@ -96,12 +110,15 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p)
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole_1(const kr_conv_plan p) { whole_packs(p, 1); }
 
 /* Two steps of four channels, of which n are there. The pointer moves on. */
-KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4], int n, char *&to) {
+KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4],
+                        int n, char *&to) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     float y[4];
 #pragma unroll
-    for (int k = 0; k < 4; k++) y[k] = kr_fma(w[k][3], x[s + 3][k], kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k]))));
+    for (int k = 0; k < 4; k++)
+      y[k] = kr_fma(w[k][3], x[s + 3][k],
+                    kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k]))));
     if (p.silu) {
 #pragma unroll
       for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
@@ -122,7 +139,8 @@ KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)
 
 /* Four channels a thread, a run of steps, the next four always on their way. x.row is 1. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
-  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
+                 b = kr_divide(run, p.runs);
   if (b >= p.B) return;
   const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * p.run_steps;
   const int n = (int)min64(p.L - t0, p.run_steps), n_before = t0 > 0 ? 3 : 0;
@@ -166,7 +184,8 @@ KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *fir
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan p) {
   enum { GROUPS = KR_CONV_RUN / 4 }; /* of four steps; the three steps before the run are the first */
   KR_SHARED quad steps[E == 4 ? 1 : KR_CONV_RUN + 3][KR_CONV_THREADS];
-  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
+                 b = kr_divide(run, p.runs);
   if (E == 4 || b >= p.B) return;
   const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN;
   const int n = (int)min64(p.L - t0, KR_CONV_RUN);
@@ -208,7 +227,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_plan p) {
   enum { AHEAD = 5, PAIRS = AHEAD + 1 /* of steps; what was taken last is overwritten first */ };
   KR_SHARED quad ring[PAIRS][2][E == 4 ? 1 : KR_CONV_THREADS];
-  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row), b = kr_divide(run, p.runs);
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
+                 b = kr_divide(run, p.runs);
   if (E == 4 || b >= p.B) return;
   const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * p.run_steps;
   const int n = (int)min64(p.L - t0, p.run_steps), n_before = t0 > 0 ? 3 : 0;
@@ -253,7 +273,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_plan p) {
       float sum = bias;
       int32_t mine = p.seq_idx ? sequence_at(p, b, t) : 0;
       for (int w = 0; w <= keep; w++)
-        if (!p.seq_idx || (t - keep + w >= 0 && sequence_at(p, b, t - keep + w) == mine)) sum = kr_fma(weight_at(p, d, w), window[thread + w], sum);
+        if (!p.seq_idx || (t - keep + w >= 0 && sequence_at(p, b, t - keep + w) == mine))
+          sum = kr_fma(weight_at(p, d, w), window[thread + w], sum);
       if (p.silu) sum = kr_silu(sum);
       kr_store(p.out.data, b * p.out.b + d * p.out.row + t * p.out.t, p.out.dtype, mine < 0 ? 0.0f : sum);
     }
@@ -268,5 +289,6 @@ KR_KERNEL void kr_conv_final(const kr_conv_plan p) {
   const int64_t keep = p.W - 1, i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * keep) return;
   const int64_t k = i % keep, d = i / keep % p.D, b = i / keep / p.D;
-  kr_store(p.final.data, b * p.final.b + d * p.final.row + k * p.final.t, p.final.dtype, input_at(p, b, d, p.L - keep + k));
+  kr_store(p.final.data, b * p.final.b + d * p.final.row + k * p.final.t, p.final.dtype,
+           input_at(p, b, d, p.L - keep + k));
 }

@@ -1,5 +1,6 @@
-/* causal_conv1d_bwd.c: contract, cost and rows of the convolution's gradient. The equations are in causal_conv1d_bwd_ref.c.
- * Bound: float32 1e-5 of each gradient's scale (1e-4 for sums over batch and time), 16-bit storage one rounding. */
+/* causal_conv1d_bwd.c: contract, cost and rows of the convolution's gradient. The equations are in
+ * causal_conv1d_bwd_ref.c. Bound: float32 1e-5 of each gradient's scale (1e-4 for sums over batch and time), 16-bit
+ * storage one rounding. */
 #include "conv_rows.h"
 #include "op_list.h"
 
@@ -18,7 +19,8 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
 
 static const kr_row rows[] = {
     KR_CUDA_FAMILIES(KR_CONV_BWD_FAMILIES, causal_conv1d_bwd)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_causal_conv1d_bwd_##isa, kr_causal_conv1d_bwd_scratch_##isa},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_causal_conv1d_bwd_##isa, kr_causal_conv1d_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_bwd_ref, kr_causal_conv1d_bwd_ref_scratch},

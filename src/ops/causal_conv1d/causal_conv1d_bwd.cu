@@ -1,11 +1,15 @@
 /* causal_conv1d_bwd.cu: gradients of the short causal convolution (causal_conv1d_bwd_ref.c has the equation).
- *   kr_conv_bwd_rows   blocks share a channel; a thread takes packs of 16 bytes, W up to 4, and sums its own part of the
- *                      weights' gradient, which the block then adds up in a fixed order
- *   kr_conv_bwd_whole  the same where rows are whole packs: two neighbouring packs a thread, so that fewer steps are computed twice
+ *   kr_conv_bwd_rows   blocks share a channel; a thread takes packs of 16 bytes, W up to 4, and sums its own part of
+ *                      the weights' gradient, which the block then adds up in a fixed order
+ *   kr_conv_bwd_whole  the same where rows are whole packs: two neighbouring packs a thread, so that fewer steps are
+ *                      computed twice
  *   kr_conv_bwd_fours  the same where rows of 16-bit types are whole groups of four steps
- *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row; _block: the few warps of a channel are a block, which adds up
- *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the registers
- *   kr_conv_bwd_last   channels innermost: a thread takes 4 channels and walks along runs of steps; kr_conv_bwd_last_far has more of them on their way
+ *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row; _block: the few warps of a channel
+ *                      are a block, which adds up
+ *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the
+ *                      registers
+ *   kr_conv_bwd_last   channels-last: a thread takes 4 channels and walks along runs of steps; kr_conv_bwd_last_far has
+ *                      more of them on their way
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
  *   kr_conv_bwd_sum   adds the parts of a channel
  *   kr_conv_bwd_initial  gradient of the inputs before the start
@@ -105,7 +109,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan
 #pragma unroll
       for (int k = 0; k < 8; k++) {
         int64_t q = t + k - (p.L - (p.W - 1));
-        if (k < E && k < left && q >= 0) dx[k] += kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype);
+        if (k < E && k < left && q >= 0)
+          dx[k] += kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype);
       }
     }
     if (p.dx.data) write_pack(p.dx, KR_DTYPE, b * p.dx.b + d * p.dx.row + t * p.dx.t, min64(E, left), dx);
@@ -117,19 +122,26 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan
 /* What dfinal adds to the gradient of the input at t. */
 KR_DEV float from_final(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
   const int64_t q = t - (p.L - (p.W - 1));
-  return p.dfinal.data && q >= 0 && t < p.L ? kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype) : 0.0f;
+  return p.dfinal.data && q >= 0 && t < p.L
+             ? kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype)
+             : 0.0f;
 }
 
-KR_DEV kr_raw16 whole(const kr_rows &v, int64_t offset) { return *(const kr_raw16 *)((const char *)v.data + offset * (16 / E)); }
+KR_DEV kr_raw16 whole(const kr_rows &v, int64_t offset) {
+  return *(const kr_raw16 *)((const char *)v.data + offset * (16 / E));
+}
 
 /* The gradients at n outputs, g, become those at the pre-activation; x begins three steps earlier. */
-KR_DEV void gradients_before(const kr_conv_plan &p, const int n, const float (&w)[4], float bias, const float *x, float *g) {
+KR_DEV void gradients_before(const kr_conv_plan &p, const int n, const float (&w)[4], float bias, const float *x,
+                             float *g) {
   if (!p.silu) return;
 #pragma unroll
-  for (int k = 0; k < n; k++) g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
+  for (int k = 0; k < n; k++)
+    g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
 }
 
-/* The gradient of one input from those at its own and the three next steps; adds its share of the weights' gradients. x begins three steps before it. */
+/* The gradient of one input from those at its own and the three next steps; adds its share of the weights' gradients. x
+ * begins three steps before it. */
 KR_DEV float input_gradient(const float (&w)[4], const float *x, const float *g, float (&sums)[5]) {
 #pragma unroll
   for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[0], x[j], sums[j]);
@@ -160,7 +172,8 @@ KR_DEV void load_pair(const kr_conv_plan &p, int64_t d, int64_t i, pair &to) {
 KR_DEV kr_raw16 stored(const float (&v)[E]) {
   kr_raw16 raw;
 #pragma unroll
-  for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(v[k]) : kr_pack(v[2 * k % E], v[(2 * k + 1) % E], KR_DTYPE);
+  for (int k = 0; k < 4; k++)
+    raw.w[k] = E == 4 ? kr_float_to_bits(v[k]) : kr_pack(v[2 * k % E], v[(2 * k + 1) % E], KR_DTYPE);
   return raw;
 }
 
@@ -172,7 +185,9 @@ KR_DEV void store_pair(const kr_conv_plan &p, int64_t d, int64_t b, int64_t t, c
     kr_raw16 raw;
     if (h && t + E >= p.L) break;
 #pragma unroll
-    for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(dx[h * E + k]) : kr_pack(dx[(h * E + 2 * k) % M], dx[(h * E + 2 * k + 1) % M], KR_DTYPE);
+    for (int k = 0; k < 4; k++)
+      raw.w[k] = E == 4 ? kr_float_to_bits(dx[h * E + k])
+                        : kr_pack(dx[(h * E + 2 * k) % M], dx[(h * E + 2 * k + 1) % M], KR_DTYPE);
     *(kr_raw16 *)((char *)p.dx.data + (at + h * E) * (16 / E)) = raw;
   }
 }
@@ -188,9 +203,11 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_pla
     load_pair(p, d, i, now);
     float x[M + 6], g[M + 3], dx[M];
 #pragma unroll
-    for (int k = 0; k < 3; k++) x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
+    for (int k = 0; k < 3; k++)
+      x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
 #pragma unroll
-    for (int k = 0; k < M; k++) x[k + 3] = pack_at(now.x[k / E], k % E, KR_DTYPE), g[k] = pack_at(now.g[k / E], k % E, KR_DTYPE);
+    for (int k = 0; k < M; k++)
+      x[k + 3] = pack_at(now.x[k / E], k % E, KR_DTYPE), g[k] = pack_at(now.g[k / E], k % E, KR_DTYPE);
     gradients_before(p, M + 3, w, bias, x, g);
 #pragma unroll
     for (int k = 0; k < M; k++) dx[k] = input_gradient(w, x + k, g + k, sums);
@@ -217,7 +234,8 @@ KR_DEV void load_fours(const kr_conv_plan &p, int64_t d, int64_t i, fours &to) {
   }
   to.x_left = to.x_right = to.g_right = no_quad();
   if (to.t > 0) to.x_left = load_quad(p.x, at - 4);
-  if (to.t + 4 * FOURS < p.L) to.x_right = load_quad(p.x, at + 4 * FOURS), to.g_right = load_quad(p.dout, g_at + 4 * FOURS);
+  if (to.t + 4 * FOURS < p.L)
+    to.x_right = load_quad(p.x, at + 4 * FOURS), to.g_right = load_quad(p.dout, g_at + 4 * FOURS);
 }
 
 /* Rows of 16-bit types by fours: whole packs they are not. */
@@ -233,7 +251,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_pla
     load_fours(p, d, i, now);
     float x[M + 6], g[M + 3];
 #pragma unroll
-    for (int k = 0; k < 3; k++) x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
+    for (int k = 0; k < 3; k++)
+      x[k] = quad_at(now.x_left, k + 1), x[M + 3 + k] = quad_at(now.x_right, k), g[M + k] = quad_at(now.g_right, k);
 #pragma unroll
     for (int k = 0; k < M; k++) x[k + 3] = quad_at(now.x[k / 4], k % 4), g[k] = quad_at(now.g[k / 4], k % 4);
     gradients_before(p, M + 3, w, bias, x, g);
@@ -242,7 +261,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_pla
       float dx[4];
 #pragma unroll
       for (int k = 0; k < 4; k++) dx[k] = input_gradient(w, x + q * 4 + k, g + q * 4 + k, sums);
-      if (p.dx.data && now.t + 4 * q < p.L) store_quad(quad_pointer(p.dx, now.b * p.dx.b + d * p.dx.row + now.t + 4 * q), dx);
+      if (p.dx.data && now.t + 4 * q < p.L)
+        store_quad(quad_pointer(p.dx, now.b * p.dx.b + d * p.dx.row + now.t + 4 * q), dx);
     }
   }
   keep_parts(p, d, part, sums);
@@ -256,7 +276,9 @@ KR_DEV quad pass_tail(const kr_raw16 &pack) {
   const int from = (kr_thread() + 31) & 31;
   quad tail = no_quad();
 #pragma unroll
-  for (int k = 0; k < TAIL_WORDS; k++) tail.w[(E == 4 ? 1 : 0) + k] = kr_float_to_bits(kr_shuffle_from(kr_bits_to_float(pack.w[4 - TAIL_WORDS + k]), from));
+  for (int k = 0; k < TAIL_WORDS; k++)
+    tail.w[(E == 4 ? 1 : 0) + k] =
+        kr_float_to_bits(kr_shuffle_from(kr_bits_to_float(pack.w[4 - TAIL_WORDS + k]), from));
   return tail;
 }
 
@@ -274,20 +296,24 @@ KR_DEV lane_packs load_lane(const char *x, const char *g, int q, int first, int 
 }
 
 /* The gradient at the pre-activation of the three steps from pack q on, which the run before it needs. */
-KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char *g_row, int q, int n, const float (&w)[4], float bias, float (&g)[3]) {
+KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char *g_row, int q, int n,
+                           const float (&w)[4], float bias, float (&g)[3]) {
 #pragma unroll
   for (int k = 0; k < 3; k++) g[k] = 0.0f;
   if (q >= n) return;
   const char *const at = x_row + (int64_t)q * 16;
-  const quad x_left = *(const quad *)(at - sizeof(quad)), x_right = *(const quad *)at, g_right = *(const quad *)(g_row + (int64_t)q * 16);
+  const quad x_left = *(const quad *)(at - sizeof(quad)), x_right = *(const quad *)at,
+             g_right = *(const quad *)(g_row + (int64_t)q * 16);
   float x[6];
 #pragma unroll
   for (int k = 0; k < 3; k++) x[k] = quad_at(x_left, k + 1), x[k + 3] = quad_at(x_right, k), g[k] = quad_at(g_right, k);
   gradients_before(p, 3, w, bias, x, g);
 }
 
-/* A lane's pack: dx from x, the steps before, g, and the gradient of the pack after, of which lane 31 has the first steps in `carry`. */
-KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad &left, const float (&w)[4], float bias, float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
+/* A lane's pack: dx from x, the steps before, g, and the gradient of the pack after, of which lane 31 has the first
+ * steps in `carry`. */
+KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad &left, const float (&w)[4], float bias,
+                       float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
   const int lane = kr_thread() & 31;
   float x[E + 3], g[E + 3];
 #pragma unroll
@@ -305,8 +331,9 @@ KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad 
   for (int k = 0; k < E; k++) dx[k] = input_gradient(w, x + k, g + k, sums);
 }
 
-/* Long rows of whole packs: a warp walks back along runs of a row, every n_warps-th of all, 32 packs at a time, and has the next ones on
- * their way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is read or computed twice. */
+/* Long rows of whole packs: a warp walks back along runs of a row, every n_warps-th of all, 32 packs at a time, and has
+ * the next ones on their way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is
+ * read or computed twice. */
 KR_DEV void walk_runs(const kr_conv_plan &p, int64_t d, int warp, int n_warps, float (&sums)[5]) {
   enum { FAR = E != 4 }; /* two loads on their way instead of one; 32-bit types would rather have more warps */
   const int lane = kr_thread() & 31, n = (int)p.packs_per_row.by;
@@ -316,8 +343,10 @@ KR_DEV void walk_runs(const kr_conv_plan &p, int64_t d, int warp, int n_warps, f
   const float bias = load_bias(p, d);
   for (int64_t task = warp; task < n_tasks; task += n_warps) {
     const uint32_t b32 = kr_divide((uint32_t)task, p.runs);
-    const int first = (int)(((uint32_t)task - b32 * p.runs.by) * (uint32_t)p.run_packs), end = first + (int)p.run_packs < n ? first + (int)p.run_packs : n;
-    const char *const x_row = (const char *)p.x.data + (b32 * p.x.b + d * p.x.row) * (16 / E), *const g_row = (const char *)p.dout.data + (b32 * p.dout.b + d * p.dout.row) * (16 / E);
+    const int first = (int)(((uint32_t)task - b32 * p.runs.by) * (uint32_t)p.run_packs),
+              end = first + (int)p.run_packs < n ? first + (int)p.run_packs : n;
+    const char *const x_row = (const char *)p.x.data + (b32 * p.x.b + d * p.x.row) * (16 / E),
+                      *const g_row = (const char *)p.dout.data + (b32 * p.dout.b + d * p.dout.row) * (16 / E);
     char *const dx_row = (char *)p.dx.data + (b32 * p.dx.b + d * p.dx.row) * (16 / E);
     int q = first + (end - 1 - first) / 32 * 32 + lane;
     lane_packs next = load_lane(x_row, g_row, q, first, n), after = {};
@@ -350,7 +379,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, E == 4 ? 4 : 3) kr_conv_bwd_block(cons
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
-/* Where a warp is on its way back along runs of rows: at 32 packs from pack c on, of which this lane's is at x and g; below `first` it is at its end. */
+/* Where a warp is on its way back along runs of rows: at 32 packs from pack c on, of which this lane's is at x and g;
+ * below `first` it is at its end. */
 typedef struct walk {
   const char *x, *g;
   int task, c, first; /* task: row and run */
@@ -360,9 +390,11 @@ KR_DEV int n_tasks_of(const kr_conv_plan &p) { return (int)(p.B * p.runs.by); }
 
 KR_DEV walk begin_run(const kr_conv_plan &p, int64_t d, int task) {
   const uint32_t b = kr_divide((uint32_t)task, p.runs), run = (uint32_t)task - b * p.runs.by;
-  const int n = (int)p.packs_per_row.by, first = (int)run * (int)p.run_packs, end = first + (int)p.run_packs, c = first + ((end < n ? end : n) - 1 - first) / 32 * 32;
+  const int n = (int)p.packs_per_row.by, first = (int)run * (int)p.run_packs, end = first + (int)p.run_packs,
+            c = first + ((end < n ? end : n) - 1 - first) / 32 * 32;
   const int64_t at = (int64_t)(c + kr_thread()) * 16;
-  return walk{(const char *)p.x.data + (b * p.x.b + d * p.x.row) * (16 / E) + at, (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E) + at, task, c, first};
+  return walk{(const char *)p.x.data + (b * p.x.b + d * p.x.row) * (16 / E) + at,
+              (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E) + at, task, c, first};
 }
 
 KR_DEV void next_packs(const kr_conv_plan &p, int64_t d, walk &w) {
@@ -370,7 +402,8 @@ KR_DEV void next_packs(const kr_conv_plan &p, int64_t d, walk &w) {
   if (w.c < w.first && w.task + p.n_parts < n_tasks_of(p)) w = begin_run(p, d, w.task + p.n_parts);
 }
 
-/* The packs that are on their way, past the ends of runs. A lane reads only what it copied itself, so no barrier is needed. */
+/* The packs that are on their way, past the ends of runs. A lane reads only what it copied itself, so no barrier is
+ * needed. */
 enum { AHEAD = 3, SLOTS = AHEAD + 1 /* what was taken last is overwritten first */ };
 typedef struct slot {
   kr_raw16 x[32], g[32], left; /* left: the pack before lane 0's */
@@ -419,7 +452,8 @@ KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_plan p) {
     const int end = at.first + (int)p.run_packs < n ? at.first + (int)p.run_packs : n;
     int64_t to = (b * p.dx.b + d * p.dx.row) * (16 / E) + (int64_t)(at.c + lane) * 16;
     float carry[3];
-    gradient_after(p, (const char *)p.x.data + (b * p.x.b + d * p.x.row) * (16 / E), (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E), end, n, w, bias, carry);
+    gradient_after(p, (const char *)p.x.data + (b * p.x.b + d * p.x.row) * (16 / E),
+                   (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E), end, n, w, bias, carry);
 #pragma unroll 1
     for (int q = at.c + lane; q >= at.first; q -= 32, to -= 512) {
       const slot &taken = ring[(put + 1) % SLOTS];
@@ -438,11 +472,15 @@ KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_plan p) {
 #endif
 
 /* Step t of a run of `own` and three more, which lies s after the three steps before. */
-KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own, const float (&w)[4][4], const float (&bias)[4], float (&dw)[4][4], float (&db)[4], char *to) {
+KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own,
+                      const float (&w)[4][4], const float (&bias)[4], float (&dw)[4][4], float (&db)[4], char *to) {
   float dx[4];
 #pragma unroll
   for (int k = 0; k < 4; k++) {
-    if (p.silu) g[s + 3][k] *= slope(kr_fma(w[k][3], x[s + 3][k], kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k])))));
+    if (p.silu)
+      g[s + 3][k] *=
+          slope(kr_fma(w[k][3], x[s + 3][k],
+                       kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k])))));
     dx[k] = kr_fma(w[k][0], g[s + 3][k], kr_fma(w[k][1], g[s + 2][k], kr_fma(w[k][2], g[s + 1][k], w[k][3] * g[s][k])));
   }
   if (t >= 3 && t < own + 3 && p.dx.data) store_quad(to, dx);
@@ -456,7 +494,8 @@ KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[
 }
 
 /* A block's sums of its 128 channels, of all its warps, in one order. */
-KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][4], const float (&db)[4], float (*sums)[32 * 20]) {
+KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][4], const float (&db)[4],
+                      float (*sums)[32 * 20]) {
   enum { WARPS = KR_CONV_THREADS / 32 };
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
 #pragma unroll
@@ -467,7 +506,8 @@ KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][
   }
   kr_sync();
   for (int i = kr_thread(); i < 32 * 20; i += KR_CONV_THREADS) {
-    const int64_t channel = ((int64_t)(kr_block_x() / p.n_parts) * 32 + i % 32) * 4 + i / 160, slot = i / 32 % 5 < 4 ? i / 32 % 5 - 4 + p.W : p.W;
+    const int64_t channel = ((int64_t)(kr_block_x() / p.n_parts) * 32 + i % 32) * 4 + i / 160,
+                  slot = i / 32 % 5 < 4 ? i / 32 % 5 - 4 + p.W : p.W;
     float sum = 0;
     for (int k = 0; k < WARPS; k++) sum += sums[k][i];
     if (channel < p.D && slot >= 0) keep_part(p, channel, part, slot, sum);
@@ -479,7 +519,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
   KR_SHARED float sums[KR_CONV_THREADS / 32][32 * 20];
   enum { WARPS = KR_CONV_THREADS / 32, HALVES = E == 4 ? 1 : 2 }; /* HALVES of two steps are on their way */
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
-  const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts, n_tasks = p.B * p.runs.by;
+  const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts,
+                n_tasks = p.B * p.runs.by;
   const int exists = d < p.D;
   float w[4][4], bias[4], dw[4][4], db[4];
 #pragma unroll
@@ -492,14 +533,17 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
   for (int64_t task = part * WARPS + warp; task < n_tasks && exists; task += (int64_t)p.n_parts * WARPS) {
     const uint32_t b = kr_divide((uint32_t)task, p.runs);
     const int64_t t0 = (int64_t)((uint32_t)task - b * p.runs.by) * p.run_steps;
-    const int own = (int)min64(p.L - t0, p.run_steps), n = (int)min64(p.L - t0, p.run_steps + 3), n_before = t0 > 0 ? 3 : 0;
-    const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t), *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
+    const int own = (int)min64(p.L - t0, p.run_steps), n = (int)min64(p.L - t0, p.run_steps + 3),
+              n_before = t0 > 0 ? 3 : 0;
+    const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t),
+               *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
     char *to = p.dx.data ? quad_pointer(p.dx, b * p.dx.b + d + (t0 - 3) * p.dx.t) : 0;
     float x[5][4], g[5][4]; /* three steps before the two at hand, and those */
     quad x_ahead[HALVES][2], g_ahead[HALVES][2];
     start_steps(from, p.x_step, n_before, x);
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) fetch_steps(from, p.x_step, n - 2 * h, x_ahead[h]), fetch_steps(g_from, p.dout_step, n - 2 * h, g_ahead[h]);
+    for (int h = 0; h < HALVES; h++)
+      fetch_steps(from, p.x_step, n - 2 * h, x_ahead[h]), fetch_steps(g_from, p.dout_step, n - 2 * h, g_ahead[h]);
 #pragma unroll
     for (int k = 0; k < 4; k++) g[2][k] = g[3][k] = g[4][k] = 0.0f;
 #pragma unroll 1
@@ -524,7 +568,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
-/* The same for 16-bit types, with the next steps of x and dout on their way past the registers. A thread reads only what it copied itself. */
+/* The same for 16-bit types, with the next steps of x and dout on their way past the registers. A thread reads only
+ * what it copied itself. */
 typedef struct last_pair {
   quad x[2][KR_CONV_THREADS], g[2][KR_CONV_THREADS]; /* two steps */
 } last_pair;
@@ -546,7 +591,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_
   enum { WARPS = KR_CONV_THREADS / 32, PAIRS = KR_CONV_AHEAD + 1 /* what was taken last is overwritten first */ };
   last_pair *const ring = (last_pair *)memory;
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
-  const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts, n_tasks = p.B * p.runs.by;
+  const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts,
+                n_tasks = p.B * p.runs.by;
   const int exists = d < p.D;
   float w[4][4], bias[4], dw[4][4], db[4];
   if (E == 4) return;
@@ -560,8 +606,10 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_
   for (int64_t task = part * WARPS + warp; task < n_tasks && exists; task += (int64_t)p.n_parts * WARPS) {
     const uint32_t b = kr_divide((uint32_t)task, p.runs);
     const int64_t t0 = (int64_t)((uint32_t)task - b * p.runs.by) * p.run_steps;
-    const int own = (int)min64(p.L - t0, p.run_steps), n = (int)min64(p.L - t0, p.run_steps + 3), n_before = t0 > 0 ? 3 : 0;
-    const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t), *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
+    const int own = (int)min64(p.L - t0, p.run_steps), n = (int)min64(p.L - t0, p.run_steps + 3),
+              n_before = t0 > 0 ? 3 : 0;
+    const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t),
+               *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
     char *to = p.dx.data ? quad_pointer(p.dx, b * p.dx.b + d + (t0 - 3) * p.dx.t) : 0;
     float x[5][4], g[5][4]; /* three steps before the two at hand, and those */
     start_steps(from, p.x_step, n_before, x);
@@ -574,7 +622,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_
     for (int t = 0; t < own + 3; t += 2) {
       kr_copied<KR_CONV_AHEAD - 1>();
       const last_pair *const taken = &ring[take];
-      const quad xs[2] = {taken->x[0][kr_thread()], taken->x[1][kr_thread()]}, gs[2] = {taken->g[0][kr_thread()], taken->g[1][kr_thread()]};
+      const quad xs[2] = {taken->x[0][kr_thread()], taken->x[1][kr_thread()]},
+                 gs[2] = {taken->g[0][kr_thread()], taken->g[1][kr_thread()]};
       take_steps(xs, x);
       take_steps(gs, g);
       fetch_pair(p, from, g_from, n - t - 2 * KR_CONV_AHEAD, &ring[take ? take - 1 : PAIRS - 1]);
@@ -600,7 +649,8 @@ KR_DEV float gradient_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t)
   if (!p.silu) return dout;
   for (int64_t w = 0; w < p.W; w++) {
     int64_t from = t - (p.W - 1) + w;
-    if (!p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t))) pre = kr_fma(weight_at(p, d, w), input_at(p, b, d, from), pre);
+    if (!p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t)))
+      pre = kr_fma(weight_at(p, d, w), input_at(p, b, d, from), pre);
   }
   return dout * slope(pre);
 }
@@ -627,7 +677,8 @@ KR_DEV void keep_block_sum(const kr_conv_plan &p, int64_t d, int64_t part, int64
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan p) {
   KR_SHARED float shared[32];
-  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, step = (int64_t)p.n_parts * KR_CONV_THREADS;
+  const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts,
+                step = (int64_t)p.n_parts * KR_CONV_THREADS;
   float db = 0;
   for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < p.B * p.L; i += step) {
     const int64_t b = i / p.L, t = i % p.L;
@@ -654,7 +705,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan 
 /* Adds up the parts of a sum, always in the same order: a thread or, where there are many, a warp. */
 KR_KERNEL void kr_conv_bwd_sum(const kr_conv_plan p) {
   const int lanes = p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1, lane = kr_thread() & (lanes - 1);
-  const int64_t i = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) / lanes, d = i / (p.W + 1), slot = i % (p.W + 1);
+  const int64_t i = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) / lanes, d = i / (p.W + 1),
+                slot = i % (p.W + 1);
   float sum = 0;
   if (d >= p.D) return;
 #pragma unroll 8
@@ -671,6 +723,7 @@ KR_KERNEL void kr_conv_bwd_initial(const kr_conv_plan p) {
   for (int64_t w = 0; w < p.W; w++)
     if (t + keep - w >= 0) dx = kr_fma(weight_at(p, d, w), gradient_at(p, b, d, t + keep - w), dx);
   int64_t q = t - (p.L - keep); /* short sequences: the last inputs reach before the start */
-  if (p.dfinal.data && q >= 0) dx += kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype);
+  if (p.dfinal.data && q >= 0)
+    dx += kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype);
   kr_store(p.dinitial.data, b * p.dinitial.b + d * p.dinitial.row + k * p.dinitial.t, p.dinitial.dtype, dx);
 }

@@ -1,51 +1,73 @@
-/* causal_conv1d_bwd_cuda.c: the families of kernels of the convolution's gradient, which calls each takes, how many blocks share a channel,
- * and the launches. */
+/* causal_conv1d_bwd_cuda.c: the families of kernels of the convolution's gradient, which calls each takes, how many
+ * blocks share a channel, and the launches. */
 #include "conv_host.h"
 #include "conv_rows.h"
 
 enum { CHANNELS_LAST, LONG_PACKED_ROWS, PACKED_ROWS, ROWS_BY_FOURS, ANY_ROWS, STEP_BY_STEP };
 
-static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"), any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
-static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"), last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
-static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long"), far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_far");
-static const kr_kernel block_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_block"), fours_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_fours");
+static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_rows"),
+                       any_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_any");
+static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_whole"),
+                       last_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last");
+static const kr_kernel long_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_long"),
+                       far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_far");
+static const kr_kernel block_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_block"),
+                       fours_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_fours");
 static const kr_kernel last_far_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_last_far");
-static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"), initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
+static const kr_kernel sum_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_sum"),
+                       initial_kernel[] = KR_BY_TYPE("causal_conv1d_bwd", "kr_conv_bwd_initial");
 
-enum { FEWEST_PACKS = 64, FEWEST_STEPS = 8, FEW_STEPS = 32, MOST_STEPS = 256, FEW_RUNS = 8, ENOUGH_RUNS = 4096, FAR_PACKS = 128, BLOCK_WARPS = KR_CONV_THREADS / 32, FEW_WARPS = 96 }; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS, FEW_RUNS: for a multiprocessor */
+enum {
+  FEWEST_PACKS = 64,
+  FEWEST_STEPS = 8,
+  FEW_STEPS = 32,
+  MOST_STEPS = 256,
+  FEW_RUNS = 8,
+  ENOUGH_RUNS = 4096,
+  FAR_PACKS = 128,
+  BLOCK_WARPS = KR_CONV_THREADS / 32,
+  FEW_WARPS = 96
+}; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS, FEW_RUNS: for a multiprocessor */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 /* Enough blocks for the device, and two packs for each thread or more. */
 static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   const int64_t packs = a->B * ((a->L + 7) / 8), wanted = 16ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1, most = (packs + 2 * KR_CONV_THREADS - 1) / (2 * KR_CONV_THREADS);
+  int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1,
+          most = (packs + 2 * KR_CONV_THREADS - 1) / (2 * KR_CONV_THREADS);
   if (parts > most) parts = most;
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
 /* Runs of so many steps of 128 channels each. */
-static int64_t runs_of(const krait_causal_conv1d_bwd_args *a, int64_t steps) { return a->B * (a->L / steps) * ((a->D + 127) / 128); }
+static int64_t runs_of(const krait_causal_conv1d_bwd_args *a, int64_t steps) {
+  return a->B * (a->L / steps) * ((a->D + 127) / 128);
+}
 
-/* Steps of a run where channels are innermost: many where there are plenty, since each run computes three steps of the next one too. */
+/* Steps of a run where tensors are channels-last: many where there are plenty, since each run computes three steps of
+ * the next one too. */
 static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   int32_t steps = FEW_STEPS;
   while (steps < MOST_STEPS && runs_of(a, 2 * steps) >= ENOUGH_RUNS) steps *= 2;
-  while (steps > FEWEST_STEPS && runs_of(a, steps) < (int64_t)FEW_RUNS * kr_cuda_info(ctx->cuda)->n_multiprocessors) steps /= 2;
+  while (steps > FEWEST_STEPS && runs_of(a, steps) < (int64_t)FEW_RUNS * kr_cuda_info(ctx->cuda)->n_multiprocessors)
+    steps /= 2;
   return steps;
 }
 
 /* Blocks of 128 channels, and two runs for each warp. */
 static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
-  const int64_t run_steps = run_steps_of(ctx, a), blocks = (a->D + 127) / 128, runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32, wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t run_steps = run_steps_of(ctx, a), blocks = (a->D + 127) / 128,
+                runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32,
+                wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int64_t parts = blocks > 0 ? (wanted + blocks - 1) / blocks : 1, most = (runs + 2 * warps - 1) / (2 * warps);
   if (blocks * most < wanted / 2) most = (runs + warps - 1) / warps;
   if (parts > most) parts = most;
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
-/* The same where steps are on their way past the registers: one block of each resident pair at most, and runs that keep their warps busy to
- * the end; each run costs three steps of the next one and the wait for its first. */
+/* The same where steps are on their way past the registers: one block of each resident pair at most, and runs that keep
+ * their warps busy to the end; each run costs three steps of the next one and the wait for its first. */
 enum { RESIDENT = 2, RUN_COST = 11, MOST_ROUNDS = 8, FAR_BYTES = (KR_CONV_AHEAD + 1) * 2 * 2 * 8 * KR_CONV_THREADS };
 _Static_assert(FAR_BYTES >= KR_CONV_THREADS / 32 * 32 * 20 * 4, "the sums of a block fit");
 
@@ -54,7 +76,9 @@ typedef struct far_cut {
 } far_cut;
 
 static far_cut cut_far(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
-  const int64_t blocks = (a->D + 127) / 128 > 0 ? (a->D + 127) / 128 : 1, resident = (int64_t)RESIDENT * kr_cuda_info(ctx->cuda)->n_multiprocessors, most = resident > blocks ? resident / blocks : 1;
+  const int64_t blocks = (a->D + 127) / 128 > 0 ? (a->D + 127) / 128 : 1,
+                resident = (int64_t)RESIDENT * kr_cuda_info(ctx->cuda)->n_multiprocessors,
+                most = resident > blocks ? resident / blocks : 1;
   int64_t best = INT64_MAX;
   far_cut cut = {FEWEST_STEPS, 1};
   for (int64_t rounds = 1; rounds <= MOST_ROUNDS && a->B > 0 && a->L > 0; rounds++) {
@@ -64,7 +88,9 @@ static far_cut cut_far(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args 
     const int64_t tasks = a->B * ((a->L + steps - 1) / steps), cost = (tasks + warps - 1) / warps * (steps + RUN_COST);
     if (cost >= best || steps > INT32_MAX / 2) continue;
     best = cost, cut.run_steps = (int32_t)steps;
-    cut.n_parts = (int32_t)((tasks + KR_CONV_THREADS / 32 - 1) / (KR_CONV_THREADS / 32) < most ? (tasks + KR_CONV_THREADS / 32 - 1) / (KR_CONV_THREADS / 32) : most);
+    cut.n_parts = (int32_t)((tasks + KR_CONV_THREADS / 32 - 1) / (KR_CONV_THREADS / 32) < most
+                                ? (tasks + KR_CONV_THREADS / 32 - 1) / (KR_CONV_THREADS / 32)
+                                : most);
   }
   return cut;
 }
@@ -73,11 +99,14 @@ static far_cut cut_far(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args 
 static int is_long(int64_t n_packs) { return n_packs >= 256 || (n_packs >= 64 && n_packs % 32 == 0); }
 
 /* Rows of whole groups of four steps, of a type of 16 bits. */
-static int by_fours(const kr_rows *v, int64_t L) { return L % 4 == 0 && v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % 8 == 0; }
+static int by_fours(const kr_rows *v, int64_t L) {
+  return L % 4 == 0 && v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % 8 == 0;
+}
 
 /* Long rows are cut into runs so that the device's warps have work, a few for each; returns the warps of a channel. */
 static int32_t cut_long(const krait_ctx *ctx, kr_conv_plan *p, int64_t B, int64_t D, int64_t n_packs) {
-  const int64_t rows = B * D > 0 ? B * D : 1, wanted = 96ll * kr_cuda_info(ctx->cuda)->n_multiprocessors, most_runs = n_packs / FEWEST_PACKS;
+  const int64_t rows = B * D > 0 ? B * D : 1, wanted = 96ll * kr_cuda_info(ctx->cuda)->n_multiprocessors,
+                most_runs = n_packs / FEWEST_PACKS;
   int64_t runs = (wanted + rows - 1) / rows, most_warps = (2 * wanted + D - 1) / (D > 0 ? D : 1);
   if (runs > most_runs) runs = most_runs;
   if (runs < 1) runs = 1;
@@ -97,7 +126,8 @@ static kr_conv_plan plan_of(const krait_causal_conv1d_bwd_args *a) {
   p.dx = kr_rows_of(&a->dx, reverse, a->L);
   p.dfinal = kr_rows_of(&a->dfinal_states, 0, 0);
   p.dinitial = kr_rows_of(&a->dinitial_states, 0, 0);
-  p.dweight = a->dweight.data, p.dweight_d = a->dweight.stride[0], p.dweight_w = a->dweight.stride[1], p.dweight_dtype = a->dweight.dtype;
+  p.dweight = a->dweight.data, p.dweight_d = a->dweight.stride[0], p.dweight_w = a->dweight.stride[1],
+  p.dweight_dtype = a->dweight.dtype;
   p.dbias = a->dbias.data, p.dbias_d = a->dbias.stride[0], p.dbias_dtype = a->dbias.dtype;
   p.part = a->call.scratch;
   return p;
@@ -111,19 +141,28 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (a->W > KR_CONV_TAPS) return "W above 4";
   if (kr_has(&a->seq_idx)) return "seq_idx";
   if (!kr_has(&a->dout)) return "no dout";
-  if (a->dout.dtype != a->x.dtype || (kr_has(&a->dx) && a->dx.dtype != a->x.dtype)) return "dout or dx of another type than x";
+  if (a->dout.dtype != a->x.dtype || (kr_has(&a->dx) && a->dx.dtype != a->x.dtype))
+    return "dout or dx of another type than x";
   if (a->B * ((a->L + 3) / 4) >= 1ll << 31) return "2^31 groups of four steps or more";
   if (family == ANY_ROWS) return NULL;
   if (kr_has(&a->initial_states) || kr_has(&a->dfinal_states)) return "states"; /* rare: the general kernels do them */
   const kr_conv_plan p = plan_of(a);
-  if (family == CHANNELS_LAST) return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx)) ? NULL : "channels do not lie together in aligned groups of four";
-  if (family == ROWS_BY_FOURS) return per_pack_of(&p) == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L)) ? NULL : "rows are not of aligned groups of four 16-bit steps";
-  if (p.L % per_pack_of(&p) || !p.x.packs || !p.dout.packs || (p.dx.data && !p.dx.packs)) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == CHANNELS_LAST)
+    return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx))
+               ? NULL
+               : "channels do not lie together in aligned groups of four";
+  if (family == ROWS_BY_FOURS)
+    return per_pack_of(&p) == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L))
+               ? NULL
+               : "rows are not of aligned groups of four 16-bit steps";
+  if (p.L % per_pack_of(&p) || !p.x.packs || !p.dout.packs || (p.dx.data && !p.dx.packs))
+    return "rows are not of whole aligned packs of 16 bytes";
   return family == LONG_PACKED_ROWS && !is_long(p.L / per_pack_of(&p)) ? "rows are short" : NULL;
 }
 
 /* Blocks that share a channel's sums; cuts long rows. */
-static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, kr_conv_plan *p, int family) {
+static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, kr_conv_plan *p,
+                              int family) {
   if (family == CHANNELS_LAST) return last_parts_of(ctx, a);
   return family == LONG_PACKED_ROWS ? cut_long(ctx, p, p->B, p->D, p->L / per_pack_of(p)) : parts_of(ctx, a);
 }
@@ -138,16 +177,21 @@ static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
 
 /* Of long rows: a warp a part, or all of a channel's in one block, or far apart. */
 static const kr_kernel *long_rows(const krait_ctx *ctx, uint64_t tier, kr_conv_plan *p, kr_grid *grid) {
-  const int far = tier == KRAIT_CAP_CUDA_AMPERE && p->x.dtype != KRAIT_F32 && p->B * p->runs.by * p->run_packs >= (int64_t)FAR_PACKS * p->n_parts;
+  const int far = tier == KRAIT_CAP_CUDA_AMPERE && p->x.dtype != KRAIT_F32 &&
+                  p->B * p->runs.by * p->run_packs >= (int64_t)FAR_PACKS * p->n_parts;
   grid->block = 32;
-  if (far || p->n_parts > BLOCK_WARPS || p->D * p->n_parts > (int64_t)FEW_WARPS * kr_cuda_info(ctx->cuda)->n_multiprocessors) return far ? far_kernel : long_kernel;
+  if (far || p->n_parts > BLOCK_WARPS ||
+      p->D * p->n_parts > (int64_t)FEW_WARPS * kr_cuda_info(ctx->cuda)->n_multiprocessors)
+    return far ? far_kernel : long_kernel;
   grid->x = (uint32_t)p->D, grid->block = 32 * (uint32_t)p->n_parts, p->n_parts = 1;
   return block_kernel;
 }
 
 /* Of channels that lie together. */
-static const kr_kernel *channels_last(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier, kr_conv_plan *p, kr_grid *grid) {
-  if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32 || kr_cuda_info(ctx->cuda)->shared_bytes < FAR_BYTES) return last_kernel;
+static const kr_kernel *channels_last(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier,
+                                      kr_conv_plan *p, kr_grid *grid) {
+  if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32 || kr_cuda_info(ctx->cuda)->shared_bytes < FAR_BYTES)
+    return last_kernel;
   const far_cut cut = cut_far(ctx, a);
   p->n_parts = cut.n_parts, p->run_steps = cut.run_steps;
   p->runs = kr_divisor_of((p->L + p->run_steps - 1) / p->run_steps);
@@ -155,7 +199,8 @@ static const kr_kernel *channels_last(const krait_ctx *ctx, const krait_causal_c
   return last_far_kernel;
 }
 
-static const kr_kernel *kernel_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier, kr_conv_plan *p, kr_grid *grid, int family) {
+static const kr_kernel *kernel_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier,
+                                  kr_conv_plan *p, kr_grid *grid, int family) {
   switch (family) {
     case CHANNELS_LAST: return channels_last(ctx, a, tier, p, grid);
     case LONG_PACKED_ROWS: return long_rows(ctx, tier, p, grid);
@@ -169,13 +214,20 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   const krait_causal_conv1d_bwd_args *a = args;
   kr_conv_plan p = plan_of(a);
   const int64_t packs = (p.L + per_pack_of(&p) - 1) / per_pack_of(&p);
-  p.packs_per_row = kr_divisor_of(family == ROWS_BY_FOURS ? (p.L + 15) / 16 : family == PACKED_ROWS ? (packs + 1) / 2 : packs);
-  p.run_steps = run_steps_of(ctx, a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout), p.dx_step = kr_conv_step(&p.dx);
+  p.packs_per_row = kr_divisor_of(family == ROWS_BY_FOURS ? (p.L + 15) / 16
+                                  : family == PACKED_ROWS ? (packs + 1) / 2
+                                                          : packs);
+  p.run_steps = run_steps_of(ctx, a), p.x_step = kr_conv_step(&p.x), p.dout_step = kr_conv_step(&p.dout),
+  p.dx_step = kr_conv_step(&p.dx);
   p.runs = kr_divisor_of((p.L + p.run_steps - 1) / p.run_steps);
   p.n_parts = share_channels(ctx, a, &p, family);
-  kr_grid grid = {.x = (uint32_t)((family == CHANNELS_LAST ? (p.D + 127) / 128 : p.D) * p.n_parts), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  kr_grid grid = {.x = (uint32_t)((family == CHANNELS_LAST ? (p.D + 127) / 128 : p.D) * p.n_parts),
+                  .block = KR_CONV_THREADS,
+                  .stream = a->call.stream};
   const kr_kernel *kernel = kernel_of(ctx, a, tier, &p, &grid, family);
-  const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128), .block = 128, .stream = a->call.stream};
+  const kr_grid sum = {.x = blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128),
+                       .block = 128,
+                       .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);
   if (p.dinitial.data && p.W > 1) {

@@ -11,15 +11,20 @@
 
 typedef krait_causal_conv1d_bwd_args bwd_args;
 
-static int64_t position(const bwd_args *a, int64_t t) { return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t; }
-static int32_t sequence(const bwd_args *a, int64_t b, int64_t t) { return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, b, position(a, t))); }
+static int64_t position(const bwd_args *a, int64_t t) {
+  return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t;
+}
+static int32_t sequence(const bwd_args *a, int64_t b, int64_t t) {
+  return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, b, position(a, t)));
+}
 
 static double input(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
   if (t >= 0) return kr_get(&a->x, kr_at3(&a->x, b, d, position(a, t)));
   return kr_has(&a->initial_states) ? kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, t + a->W - 1)) : 0;
 }
 
-/* Whether the input of time `from` reaches the output of time t: a negative sequence's outputs are 0, whatever its inputs. */
+/* Whether the input of time `from` reaches the output of time t: a negative sequence's outputs are 0, whatever its
+ * inputs. */
 static int connected(const bwd_args *a, int64_t b, int64_t from, int64_t t) {
   return !kr_has(&a->seq_idx) || (from >= 0 && sequence(a, b, t) >= 0 && sequence(a, b, from) == sequence(a, b, t));
 }
@@ -27,7 +32,8 @@ static int connected(const bwd_args *a, int64_t b, int64_t from, int64_t t) {
 static double before_activation(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
   double sum = kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
   for (int64_t w = 0; w < a->W; w++)
-    if (connected(a, b, t - (a->W - 1) + w, t)) sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * input(a, b, d, t - (a->W - 1) + w);
+    if (connected(a, b, t - (a->W - 1) + w, t))
+      sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * input(a, b, d, t - (a->W - 1) + w);
   return sum;
 }
 
@@ -46,7 +52,8 @@ static double input_gradient(const bwd_args *a, int64_t b, int64_t d, int64_t t,
     if (to >= 0 && to < a->L && connected(a, b, t, to)) sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * g[to];
   }
   int64_t k = t - (a->L - (a->W - 1));
-  return k >= 0 && kr_has(&a->dfinal_states) ? sum + kr_get(&a->dfinal_states, kr_at3(&a->dfinal_states, b, d, k)) : sum;
+  return k >= 0 && kr_has(&a->dfinal_states) ? sum + kr_get(&a->dfinal_states, kr_at3(&a->dfinal_states, b, d, k))
+                                             : sum;
 }
 
 /* sums: W weights, then the bias. */
@@ -57,7 +64,8 @@ static void run_row(const bwd_args *a, int64_t b, int64_t d, double *g, double *
     for (int64_t w = 0; w < a->W; w++)
       if (connected(a, b, t - (a->W - 1) + w, t)) sums[w] += g[t] * input(a, b, d, t - (a->W - 1) + w);
   }
-  for (int64_t t = 0; kr_has(&a->dx) && t < a->L; t++) kr_put(&a->dx, kr_at3(&a->dx, b, d, position(a, t)), input_gradient(a, b, d, t, g));
+  for (int64_t t = 0; kr_has(&a->dx) && t < a->L; t++)
+    kr_put(&a->dx, kr_at3(&a->dx, b, d, position(a, t)), input_gradient(a, b, d, t, g));
   for (int64_t k = 0; kr_has(&a->dinitial_states) && k < a->W - 1; k++)
     kr_put(&a->dinitial_states, kr_at3(&a->dinitial_states, b, d, k), input_gradient(a, b, d, k - (a->W - 1), g));
 }

@@ -45,7 +45,8 @@ static float state_at(const item *it, const krait_view *v, int lane, int64_t k) 
 static void read_inputs(item *it, int64_t i0, int n) {
   int missing = i0 < it->keep ? it->keep - (int)i0 : 0;
   for (int row = 0; row < missing; row++)
-    for (int lane = 0; lane < KR_VL; lane++) it->x[row * KR_VL + lane] = state_at(it, &it->a->initial_states, lane, i0 + row);
+    for (int lane = 0; lane < KR_VL; lane++)
+      it->x[row * KR_VL + lane] = state_at(it, &it->a->initial_states, lane, i0 + row);
   kr_plane x = plane_of(it, &it->a->x, i0 - it->keep + missing);
   kr_tile_load(it->x + missing * KR_VL, KR_VL, &x, n + it->keep - missing, it->lanes);
 }
@@ -58,7 +59,8 @@ static void mark_taps(item *it, int64_t i0, int n) {
     int32_t here = kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, it->b, time_of(a, i0 + i)));
     int bits = 0;
     for (int k = 0; k < it->W && here >= 0; k++)
-      if (i0 + i - k >= 0 && kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, it->b, time_of(a, i0 + i - k))) == here) bits |= 1 << k;
+      if (i0 + i - k >= 0 && kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, it->b, time_of(a, i0 + i - k))) == here)
+        bits |= 1 << k;
     it->taps[i] = (unsigned char)bits;
   }
 }
@@ -130,7 +132,8 @@ static void run_tile(item *it, int64_t i0, int n) {
 static void add_final_states(const item *it, float *rows, int64_t i0, int n) {
   for (int i = 0; kr_has(&it->a->dfinal_states) && i < n; i++) {
     int64_t k = i0 + i - (it->a->L - it->keep);
-    for (int lane = 0; k >= 0 && k < it->keep && lane < it->lanes; lane++) rows[i * KR_VL + lane] += state_at(it, &it->a->dfinal_states, lane, k);
+    for (int lane = 0; k >= 0 && k < it->keep && lane < it->lanes; lane++)
+      rows[i * KR_VL + lane] += state_at(it, &it->a->dfinal_states, lane, k);
   }
 }
 
@@ -145,7 +148,8 @@ static void write_initial_states(const item *it, int n_known) {
     }
   add_final_states(it, rows, -it->keep, it->keep);
   for (int row = 0; row < it->keep; row++)
-    for (int lane = 0; lane < it->lanes; lane++) kr_put(v, kr_at3(v, it->b, it->d + lane, row), rows[row * KR_VL + lane]);
+    for (int lane = 0; lane < it->lanes; lane++)
+      kr_put(v, kr_at3(v, it->b, it->d + lane, row), rows[row * KR_VL + lane]);
 }
 
 static void run_sequence(item *it) {
@@ -169,7 +173,8 @@ static void run_sequence(item *it) {
 static void run_item(const run *r, int64_t index) {
   const bwd_args *a = r->a;
   int64_t block = index % r->n_blocks, chunk = index / r->n_blocks, left = a->D - block * KR_VL;
-  item it = {.a = a, .d = block * KR_VL, .W = (int)a->W, .keep = (int)a->W - 1, .lanes = (int)(left < KR_VL ? left : KR_VL)};
+  item it = {
+      .a = a, .d = block * KR_VL, .W = (int)a->W, .keep = (int)a->W - 1, .lanes = (int)(left < KR_VL ? left : KR_VL)};
   for (int lane = 0; lane < it.lanes; lane++) {
     for (int k = 0; k < it.W; k++) it.weight[k][lane] = (float)kr_get(&a->weight, kr_at2(&a->weight, it.d + lane, k));
     if (kr_has(&a->bias)) it.bias[lane] = (float)kr_get(&a->bias, kr_at1(&a->bias, it.d + lane));
@@ -185,7 +190,10 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 static run plan_run(const bwd_args *a) {
-  run r = {.a = a, .n_blocks = (a->D + KR_VL - 1) / KR_VL, .rows_per_item = (a->B + MOST_CHUNKS - 1) / MOST_CHUNKS, .sums = a->call.scratch};
+  run r = {.a = a,
+           .n_blocks = (a->D + KR_VL - 1) / KR_VL,
+           .rows_per_item = (a->B + MOST_CHUNKS - 1) / MOST_CHUNKS,
+           .sums = a->call.scratch};
   if (r.rows_per_item < 1) r.rows_per_item = 1;
   r.n_chunks = (a->B + r.rows_per_item - 1) / r.rows_per_item;
   return r;

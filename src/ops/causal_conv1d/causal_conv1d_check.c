@@ -1,5 +1,6 @@
-/* causal_conv1d_check.c: sizes of random calls of the convolution and its gradient. Mostly short rows; now and then long ones of whole
- * packs, of which GPU rows are fond, and a few steps of more channels than one item of the CPU takes. */
+/* causal_conv1d_check.c: sizes of random calls of the convolution and its gradient. Mostly short rows; now and then
+ * long ones of whole packs, of which GPU rows are fond, and a few steps of more channels than one item of the CPU
+ * takes. */
 #include "check.h"
 #include "conv_rows.h"
 
@@ -9,15 +10,22 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
   const int is_long = index % 8 == 7, is_wide = index % 16 == 3;
   c->contiguous = is_long;
   *kr_case_size(c, "B") = kr_case_int(c, 1, 3);
-  *kr_case_size(c, "D") = is_long ? (index % 16 == 15 ? 24 : kr_case_int(c, 1, 5)) : is_wide ? kr_case_pick(c, 4, wide) : kr_case_edge(c, 70);
-  *kr_case_size(c, "L") = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, is_wide ? 12 : 300);
+  *kr_case_size(c, "D") = is_long   ? (index % 16 == 15 ? 24 : kr_case_int(c, 1, 5))
+                          : is_wide ? kr_case_pick(c, 4, wide)
+                                    : kr_case_edge(c, 70);
+  *kr_case_size(c, "L") = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows)
+                                  : kr_case_edge(c, is_wide ? 12 : 300);
   *kr_case_size(c, "W") = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
   if (index % 8 == 1) { /* channels of a token side by side, as models have them */
     c->contiguous = c->channels_last = 1;
     *kr_case_size(c, "D") = 4 * kr_case_int(c, 1, 40), *kr_case_size(c, "W") = kr_case_int(c, 2, 4);
-    if (index % 16 == 9) *kr_case_size(c, "B") = 3, *kr_case_size(c, "D") = 4 * kr_case_int(c, 35, 60), *kr_case_size(c, "L") = kr_case_int(c, 150, 300); /* more than a small device holds at once */
+    if (index % 16 == 9)
+      *kr_case_size(c, "B") = 3, *kr_case_size(c, "D") = 4 * kr_case_int(c, 35, 60),
+                       *kr_case_size(c, "L") = kr_case_int(c, 150, 300); /* more than a small device holds at once */
   }
-  if (is_long || index % 8 == 1) kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states"), kr_case_leave_out(c, "dfinal_states"), kr_case_leave_out(c, "dinitial_states");
+  if (is_long || index % 8 == 1)
+    kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states"), kr_case_leave_out(c, "dfinal_states"),
+        kr_case_leave_out(c, "dinitial_states");
   return KRAIT_OK;
 }
 
@@ -28,7 +36,8 @@ int32_t kr_conv_update_case(kr_case *c, int64_t index) {
   a->D = kr_case_edge(c, 70);
   a->L = kr_case_chance(c, 0.5) ? 1 : kr_case_edge(c, index % 15 == 0 ? 70 : 9);
   a->W = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
-  a->S = a->W - (a->W > 1 && kr_case_chance(c, 0.4)) + (kr_case_chance(c, 0.5) ? kr_case_int(c, 0, index % 15 == 1 ? 60 : 6) : 0);
+  a->S = a->W - (a->W > 1 && kr_case_chance(c, 0.4)) +
+         (kr_case_chance(c, 0.5) ? kr_case_int(c, 0, index % 15 == 1 ? 60 : 6) : 0);
   return KRAIT_OK;
 }
 

@@ -1,15 +1,23 @@
-/* causal_conv1d_cuda.c: the families of kernels of the forward convolution, which calls each takes, and their launches. */
+/* causal_conv1d_cuda.c: the families of kernels of the forward convolution, which calls each takes, and their
+ * launches. */
 #include "conv_host.h"
 #include "conv_rows.h"
 
 enum { CHANNELS_LAST, PACKED_ROWS, ANY_ROWS, STEP_BY_STEP };
 
-static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"), last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last"), last_far_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last_far");
+static const kr_kernel rows_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_rows"),
+                       last_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last"),
+                       last_far_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last_far");
 static const kr_kernel last_ring_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_last_ring");
-static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole"), whole_1_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole_1");
-static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"), final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
+static const kr_kernel whole_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole"),
+                       whole_1_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_whole_1");
+static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk"),
+                       final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
 
-enum { SHORT_BLOCKS = 16 /* of a multiprocessor, up to which threads rather make one pack than two */, RESIDENT = 4 /* that it holds where channels lie together */ };
+enum {
+  SHORT_BLOCKS = 16 /* of a multiprocessor, up to which threads rather make one pack than two */,
+  RESIDENT = 4 /* that it holds where channels lie together */
+};
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -41,9 +49,13 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (a->B * a->D * (a->L / 4 + 1) >= 1ll << 31) return "2^31 groups of four steps or more";
   const kr_conv_plan p = plan_of(a);
   if (family == ANY_ROWS) return NULL;
-  if (family == CHANNELS_LAST) return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.out) ? NULL : "channels do not lie together in aligned groups of four";
+  if (family == CHANNELS_LAST)
+    return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.out)
+               ? NULL
+               : "channels do not lie together in aligned groups of four";
   if (p.initial.data) return "initial_states";
-  return p.x.packs && p.out.packs && p.L % per_pack_of(&p) == 0 ? NULL : "rows are not of whole aligned packs of 16 bytes";
+  return p.x.packs && p.out.packs && p.L % per_pack_of(&p) == 0 ? NULL
+                                                                : "rows are not of whole aligned packs of 16 bytes";
 }
 
 /* Runs as long as one wave of blocks allows. */
@@ -92,8 +104,10 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   kr_conv_plan p = plan_of(a);
   kr_grid grid = {.block = KR_CONV_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
-  const kr_kernel *const kernel = family == CHANNELS_LAST ? channels_last(ctx, &p, tier, &grid) : family == PACKED_ROWS ? packed_rows(ctx, &p, &grid)
-    : family == ANY_ROWS ? any_rows(&p, &grid) : step_by_step(&p, &grid);
+  const kr_kernel *const kernel = family == CHANNELS_LAST ? channels_last(ctx, &p, tier, &grid)
+                                  : family == PACKED_ROWS ? packed_rows(ctx, &p, &grid)
+                                  : family == ANY_ROWS    ? any_rows(&p, &grid)
+                                                          : step_by_step(&p, &grid);
   if (p.final.data && p.W > 1) { /* first: out may be x */
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     kr_chain_add(&chain, &final_kernel[p.x.dtype], &few, &p);
@@ -102,7 +116,9 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) { return (void)ctx, (void)args, (void)family, 0; }
+static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
+  return (void)ctx, (void)args, (void)family, 0;
+}
 
 KR_CUDA_FAMILY(causal_conv1d, channels_last, CHANNELS_LAST, run, refuse, no_scratch)
 KR_CUDA_FAMILY(causal_conv1d, packed_rows, PACKED_ROWS, run, refuse, no_scratch)

@@ -1,5 +1,6 @@
 /* causal_conv1d_ref.c: the short causal convolution, written to be read (specs: causal_conv1d_fn).
- *   out[b,d,t] = act(bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w]),  X = x for t >= 0, initial_states before, else 0
+ *   out[b,d,t] = act(bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w]),  X = x for t >= 0, initial_states before, else
+ *     0
  * With seq_idx a tap of another sequence is dropped, and a position of a negative sequence gives 0.
  * Reverse: as if x, seq_idx and out were flipped in time; the states keep the direction's own order.
  * Time t below counts in the direction. Double accumulation; works from the last step back, so that out may be x. */
@@ -8,7 +9,9 @@
 #include "op_list.h"
 #include "view.h"
 
-static int64_t position(const krait_causal_conv1d_args *a, int64_t t) { return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t; }
+static int64_t position(const krait_causal_conv1d_args *a, int64_t t) {
+  return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t;
+}
 
 static double input(const krait_causal_conv1d_args *a, int64_t b, int64_t d, int64_t t) {
   if (t >= 0) return kr_get(&a->x, kr_at3(&a->x, b, d, position(a, t)));
@@ -37,7 +40,8 @@ int32_t kr_causal_conv1d_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t d = 0; d < a->D; d++) {
       for (int64_t k = 0; kr_has(&a->final_states) && k < a->W - 1; k++)
         kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), input(a, b, d, a->L - (a->W - 1) + k));
-      for (int64_t t = a->L - 1; t >= 0; t--) kr_put(&a->out, kr_at3(&a->out, b, d, position(a, t)), output(a, b, d, t));
+      for (int64_t t = a->L - 1; t >= 0; t--)
+        kr_put(&a->out, kr_at3(&a->out, b, d, position(a, t)), output(a, b, d, t));
     }
   return KRAIT_OK;
 }

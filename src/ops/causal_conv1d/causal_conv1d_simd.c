@@ -1,7 +1,7 @@
-/* causal_conv1d_simd.c: three bodies. Unit stride in time: a row at a time, lanes are time steps, taps are shifted loads from
- * a float window that keeps the last W-1 inputs. Contiguous channels, not in place: lanes are channels, four steps at once from
- * memory to memory, cut in time and channels. Otherwise lanes are channels and a ring of W float rows holds the taps. The
- * first and the last read every input before the output overwrites it. */
+/* causal_conv1d_simd.c: three bodies. Unit stride in time: a row at a time, lanes are time steps, taps are shifted
+ * loads from a float window that keeps the last W-1 inputs. Contiguous channels, not in place: lanes are channels, four
+ * steps at once from memory to memory, cut in time and channels. Otherwise lanes are channels and a ring of W float
+ * rows holds the taps. The first and the last read every input before the output overwrites it. */
 #include <string.h>
 
 #include "op_list.h"
@@ -19,7 +19,9 @@ typedef struct run {
 
 static int is_reverse(const krait_causal_conv1d_args *a) { return (a->call.flags & KRAIT_CONV1D_REVERSE) != 0; }
 
-static float bias_of(const krait_causal_conv1d_args *a, int64_t d) { return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, d)) : 0; }
+static float bias_of(const krait_causal_conv1d_args *a, int64_t d) {
+  return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
+}
 
 /* The W-1 inputs before the first step, in the direction's order. */
 static float initial_input(const krait_causal_conv1d_args *a, int64_t b, int64_t d, int64_t k) {
@@ -35,16 +37,18 @@ KR_INLINE kr_v filter_vector(const float *from, const kr_v *tap, kr_v start, int
 }
 
 /* n vectors of outputs, at most two, from steps at[0] and at[1] on; they may overlap. */
-KR_INLINE void filter_vectors(const float *from, float *out, const int64_t *at, int n, const kr_v *tap, kr_v start, int W, int silu) {
+KR_INLINE void filter_vectors(const float *from, float *out, const int64_t *at, int n, const kr_v *tap, kr_v start,
+                              int W, int silu) {
   kr_v sum[2];
   for (int k = 0; k < n; k++) sum[k] = filter_vector(from + at[k], tap, start, W);
   if (silu) kr_v_silu_fast_each(sum, n);
   for (int k = 0; k < n; k++) kr_v_store(out + at[k], sum[k]);
 }
 
-/* Outputs i..n-1, n - i or i a whole vector at least: two vectors at a time, the last of which may overlap the one before. Inputs are
- * asked for `ahead` floats before their turn. */
-KR_INLINE void filter_pairs(const float *from, float *out, int64_t i, int64_t n, const kr_v *tap, kr_v start, int W, int silu, int ahead) {
+/* Outputs i..n-1, n - i or i a whole vector at least: two vectors at a time, the last of which may overlap the one
+ * before. Inputs are asked for `ahead` floats before their turn. */
+KR_INLINE void filter_pairs(const float *from, float *out, int64_t i, int64_t n, const kr_v *tap, kr_v start, int W,
+                            int silu, int ahead) {
   for (; i + KR_VL < n; i += 2 * KR_VL) {
     const int64_t second = i + 2 * KR_VL <= n ? i + KR_VL : n - KR_VL;
     for (int k = 0; k < 2 * KR_VL && ahead; k += 16) __builtin_prefetch(from + i + ahead + k);
@@ -104,17 +108,19 @@ typedef struct row {
 static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = {.a = a, .b = b, .d = d, .W = (int)a->W, .reverse = is_reverse(a), .bias = bias_of(a, d)};
   const int keep = r.W - 1;
-  for (int k = 0; k <= keep; k++) r.taps[k] = kr_scalar_load(a->weight.data, kr_at2(&a->weight, d, r.reverse ? keep - k : k), a->weight.dtype);
+  for (int k = 0; k <= keep; k++)
+    r.taps[k] = kr_scalar_load(a->weight.data, kr_at2(&a->weight, d, r.reverse ? keep - k : k), a->weight.dtype);
   for (int k = 0; k < keep; k++) r.history[r.reverse ? keep - 1 - k : k] = initial_input(a, b, d, k);
   return r;
 }
 
-/* Steps first..first+n-1 through a window: [history, piece] forwards, [piece, history] in reverse. Short copies are loops: a call
- * of memcpy takes longer than a vector of the filter. */
+/* Steps first..first+n-1 through a window: [history, piece] forwards, [piece, history] in reverse. Short copies are
+ * loops: a call of memcpy takes longer than a vector of the filter. */
 static void filter_piece(row *r, int64_t first, int n) {
   float window[WINDOW + MAX_W + 2 * KR_VL], out[WINDOW];
   const int keep = r->W - 1;
-  for (int i = 0; i < 2 * KR_VL; i += KR_VL) kr_v_store(window + n + i, kr_v_zero()); /* what whole vectors read beyond the piece */
+  for (int i = 0; i < 2 * KR_VL; i += KR_VL)
+    kr_v_store(window + n + i, kr_v_zero()); /* what whole vectors read beyond the piece */
   read_piece(r->reverse ? window : window + keep, &r->a->x, kr_at3(&r->a->x, r->b, r->d, first), n);
   float *past = r->reverse ? window + n : window, *next = r->reverse ? window : window + n;
   for (int k = 0; k < keep; k++) past[k] = r->history[k]; /* after whole vectors were stored */
@@ -123,8 +129,8 @@ static void filter_piece(row *r, int64_t first, int n) {
   write_piece(&r->a->out, kr_at3(&r->a->out, r->b, r->d, first), out, n);
 }
 
-/* The same from memory to memory, for float32 that is not in place: the steps that do not reach into the history, then the
- * others through a window. */
+/* The same from memory to memory, for float32 that is not in place: the steps that do not reach into the history, then
+ * the others through a window. */
 static void filter_direct(row *r, const float *x, float *out, int64_t L) {
   const int keep = r->W - 1, silu = r->a->activation;
   const int64_t head = keep <= KR_VL ? KR_VL : 2 * KR_VL, n = L - head;
@@ -136,7 +142,8 @@ static void filter_direct(row *r, const float *x, float *out, int64_t L) {
 static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = begin_row(a, b, d);
   if (a->x.dtype == KRAIT_F32 && a->x.data != a->out.data && a->L >= 3 * KR_VL)
-    filter_direct(&r, (const float *)a->x.data + kr_at3(&a->x, b, d, 0), (float *)a->out.data + kr_at3(&a->out, b, d, 0), a->L);
+    filter_direct(&r, (const float *)a->x.data + kr_at3(&a->x, b, d, 0),
+                  (float *)a->out.data + kr_at3(&a->out, b, d, 0), a->L);
   else
     for (int64_t done = 0, n; done < a->L; done += n) {
       n = a->L - done < WINDOW ? a->L - done : WINDOW;
@@ -146,16 +153,20 @@ static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) 
     kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), r.history[r.reverse ? r.W - 2 - k : k]);
 }
 
-/* ---- lanes are time steps, the usual call: float32 forwards from zeros, not in place; a row is never out of registers ---- */
+/* ---- lanes are time steps, the usual call: float32 forwards from zeros, not in place; a row is never out of registers
+ * ---- */
 
 enum { AHEAD_FLOATS = 256 };
 
 static int is_plain(const krait_causal_conv1d_args *a) {
-  const int float32 = a->x.dtype == KRAIT_F32 && a->weight.dtype == KRAIT_F32 && (!kr_has(&a->bias) || a->bias.dtype == KRAIT_F32);
-  return float32 && a->W >= 2 && a->W <= 4 && a->L >= 2 * KR_VL && a->x.data != a->out.data && !is_reverse(a) && !kr_has(&a->initial_states) && !kr_has(&a->final_states);
+  const int float32 =
+      a->x.dtype == KRAIT_F32 && a->weight.dtype == KRAIT_F32 && (!kr_has(&a->bias) || a->bias.dtype == KRAIT_F32);
+  return float32 && a->W >= 2 && a->W <= 4 && a->L >= 2 * KR_VL && a->x.data != a->out.data && !is_reverse(a) &&
+         !kr_has(&a->initial_states) && !kr_has(&a->final_states);
 }
 
-KR_INLINE void plain_row(const float *x, float *out, int64_t L, const float *weight, int64_t weight_stride, float bias, int W, int silu) {
+KR_INLINE void plain_row(const float *x, float *out, int64_t L, const float *weight, int64_t weight_stride, float bias,
+                         int W, int silu) {
   const int keep = W - 1;
   kr_v tap[MAX_W];
   const kr_v start = kr_v_set1(bias);
@@ -172,7 +183,8 @@ KR_INLINE void plain_rows(const krait_causal_conv1d_args *a, int64_t begin, int6
   const int64_t D = a->D;
   float *out = a->out.data;
   for (int64_t i = begin, b = begin / D, d = begin % D; i < end; i++) {
-    plain_row(x + kr_at3(&a->x, b, d, 0), out + kr_at3(&a->out, b, d, 0), a->L, weight + kr_at2(&a->weight, d, 0), a->weight.stride[1], bias ? bias[kr_at1(&a->bias, d)] : 0, W, silu);
+    plain_row(x + kr_at3(&a->x, b, d, 0), out + kr_at3(&a->out, b, d, 0), a->L, weight + kr_at2(&a->weight, d, 0),
+              a->weight.stride[1], bias ? bias[kr_at1(&a->bias, d)] : 0, W, silu);
     if (++d == D) d = 0, b++;
   }
 }
@@ -225,18 +237,21 @@ static void scatter_lanes(const kr_plane *out, int i, int n, kr_v v) {
 }
 
 /* `some` lanes from channel i on; plain: unit stride and this dtype on both sides. */
-KR_INLINE void step_block(lanes *l, const float *const *tap, float *newest, const kr_plane *x, const kr_plane *out, int i, int some, int W, int silu, int packed, int plain, int32_t dtype) {
+KR_INLINE void step_block(lanes *l, const float *const *tap, float *newest, const kr_plane *x, const kr_plane *out,
+                          int i, int some, int W, int silu, int packed, int plain, int32_t dtype) {
   kr_v sum = kr_v_load(l->bias + i);
   kr_v input = plain ? kr_v_load_as(x->data, x->offset + i, some, dtype) : gather_lanes(x, i, some);
   kr_v_store(newest + i, input);
   for (int k = 0; k < W; k++)
-    if (!packed || !l->dropped[k]) sum = kr_v_fma(kr_v_load(l->weight[k] + i), k == W - 1 ? input : kr_v_load(tap[k] + i), sum);
+    if (!packed || !l->dropped[k])
+      sum = kr_v_fma(kr_v_load(l->weight[k] + i), k == W - 1 ? input : kr_v_load(tap[k] + i), sum);
   if (silu) sum = kr_v_silu_fast(sum);
   if (plain) kr_v_store_as(out->data, out->offset + i, some, dtype, sum);
   else scatter_lanes(out, i, some, sum);
 }
 
-KR_INLINE void step_lanes(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed, int plain, int32_t dtype) {
+KR_INLINE void step_lanes(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed, int plain,
+                          int32_t dtype) {
   const float *tap[MAX_W];
   const kr_plane from = *x, to = *out;
   float *newest = l->tap[W - 1];
@@ -328,7 +343,8 @@ typedef struct stream {
   int64_t chunk, width, n_chunks, n_blocks; /* steps and channels of an item; items along time, along channels */
 } stream;
 
-/* A column for each channel, passed on as a pointer to the first one's; the last row is the bias. Rows do not meet in a cache's sets. */
+/* A column for each channel, passed on as a pointer to the first one's; the last row is the bias. Rows do not meet in a
+ * cache's sets. */
 typedef float stream_taps[MAX_W + 1][TAPS];
 
 /* Steps and element types; at: of the first step; step: to the next one. */
@@ -337,32 +353,40 @@ typedef struct stream_side {
   int64_t at, step;
 } stream_side;
 
-KR_INLINE void prefetch_at(const stream_side *x, int64_t at, int32_t dtype) { __builtin_prefetch((const char *)x->data + at * (dtype == KRAIT_F32 ? 4 : 2)); }
+KR_INLINE void prefetch_at(const stream_side *x, int64_t at, int32_t dtype) {
+  __builtin_prefetch((const char *)x->data + at * (dtype == KRAIT_F32 ? 4 : 2));
+}
 
-KR_INLINE void stream_vector(const float *taps, const stream_side *x, const stream_side *out, int i, int some, int W, int steps, int silu, int32_t x_dtype, int32_t dtype) {
+KR_INLINE void stream_vector(const float *taps, const stream_side *x, const stream_side *out, int i, int some, int W,
+                             int steps, int silu, int32_t x_dtype, int32_t dtype) {
   kr_v input[MAX_W - 1 + STEPS], sum[STEPS];
   for (int k = 0; k < steps; k++) prefetch_at(x, x->at + (LEAD + k) * x->step + i, x_dtype);
-  for (int k = 0; k < W - 1 + steps; k++) input[k] = kr_v_load_as(x->data, x->at + (k - (W - 1)) * x->step + i, some, x_dtype);
+  for (int k = 0; k < W - 1 + steps; k++)
+    input[k] = kr_v_load_as(x->data, x->at + (k - (W - 1)) * x->step + i, some, x_dtype);
   for (int r = 0; r < steps; r++) sum[r] = kr_v_load(taps + MAX_W * TAPS + i);
   for (int k = 0; k < W; k++) {
     const kr_v weight = kr_v_load(taps + k * TAPS + i);
     for (int r = 0; r < steps; r++) sum[r] = kr_v_fma(weight, input[r + k], sum[r]);
   }
-  for (int r = 0; r < steps; r++) kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, silu ? kr_v_silu_fast(sum[r]) : sum[r]);
+  for (int r = 0; r < steps; r++)
+    kr_v_store_as(out->data, out->at + r * out->step + i, some, dtype, silu ? kr_v_silu_fast(sum[r]) : sum[r]);
 }
 
 /* n_steps steps of n channels. */
-KR_INLINE void stream_steps(const float *taps, stream_side x, stream_side out, int64_t n_steps, int n, int W, int silu, int32_t x_dtype, int32_t dtype) {
+KR_INLINE void stream_steps(const float *taps, stream_side x, stream_side out, int64_t n_steps, int n, int W, int silu,
+                            int32_t x_dtype, int32_t dtype) {
   const int whole = n / KR_VL * KR_VL;
   for (; n_steps >= STEPS; n_steps -= STEPS, x.at += STEPS * x.step, out.at += STEPS * out.step) {
     for (int i = 0; i < whole; i += KR_VL) stream_vector(taps, &x, &out, i, KR_VL, W, STEPS, silu, x_dtype, dtype);
     if (whole < n) stream_vector(taps, &x, &out, whole, n - whole, W, STEPS, silu, x_dtype, dtype);
   }
   for (; n_steps > 0; n_steps--, x.at += x.step, out.at += out.step)
-    for (int i = 0; i < n; i += KR_VL) stream_vector(taps, &x, &out, i, n - i < KR_VL ? n - i : KR_VL, W, 1, silu, x_dtype, dtype);
+    for (int i = 0; i < n; i += KR_VL)
+      stream_vector(taps, &x, &out, i, n - i < KR_VL ? n - i : KR_VL, W, 1, silu, x_dtype, dtype);
 }
 
-static void stream_any(const float *taps, const stream_side *x, const stream_side *out, int64_t n_steps, int n, int W, int silu, int32_t dtype) {
+static void stream_any(const float *taps, const stream_side *x, const stream_side *out, int64_t n_steps, int n, int W,
+                       int silu, int32_t dtype) {
   if (dtype == KRAIT_F32) {
     if (W == 4 && silu) stream_steps(taps, *x, *out, n_steps, n, 4, 1, KRAIT_F32, KRAIT_F32);
     else if (W == 4) stream_steps(taps, *x, *out, n_steps, n, 4, 0, KRAIT_F32, KRAIT_F32);
@@ -376,8 +400,10 @@ static void stream_any(const float *taps, const stream_side *x, const stream_sid
   }
 }
 
-/* The first steps of at most HEAD channels, whose taps reach before the sequence: through a float copy of what they see. */
-static void stream_head(const krait_causal_conv1d_args *a, const float *taps, int64_t b, int64_t d0, int n, const stream_side *x, const stream_side *out, int n_steps) {
+/* The first steps of at most HEAD channels, whose taps reach before the sequence: through a float copy of what they
+ * see. */
+static void stream_head(const krait_causal_conv1d_args *a, const float *taps, int64_t b, int64_t d0, int n,
+                        const stream_side *x, const stream_side *out, int n_steps) {
   float seen[2 * MAX_W][HEAD];
   const int keep = (int)a->W - 1, W = keep + 1, silu = a->activation;
   for (int k = 0; k < keep; k++)
@@ -394,7 +420,8 @@ static void stream_final(const krait_causal_conv1d_args *a, int64_t b, int64_t d
   for (int k = 0; kr_has(&a->final_states) && k < keep; k++) {
     const int64_t t = a->L - keep + k;
     for (int i = 0; i < n; i++) {
-      double value = t < 0 ? initial_input(a, b, d0 + i, keep + t) : kr_get(&a->x, kr_at3(&a->x, b, d0 + i, is_reverse(a) ? a->L - 1 - t : t));
+      double value = t < 0 ? initial_input(a, b, d0 + i, keep + t)
+                           : kr_get(&a->x, kr_at3(&a->x, b, d0 + i, is_reverse(a) ? a->L - 1 - t : t));
       kr_put(&a->final_states, kr_at3(&a->final_states, b, d0 + i, k), value);
     }
   }
@@ -403,13 +430,17 @@ static void stream_final(const krait_causal_conv1d_args *a, int64_t b, int64_t d
 static void stream_item(const stream *s, int64_t b, int64_t chunk, int64_t block) {
   const krait_causal_conv1d_args *a = s->a;
   stream_taps taps;
-  const int64_t d0 = block * s->width, first = chunk * s->chunk, left = a->L - first, sign = is_reverse(a) ? -1 : 1, start = is_reverse(a) ? a->L - 1 - first : first;
+  const int64_t d0 = block * s->width, first = chunk * s->chunk, left = a->L - first, sign = is_reverse(a) ? -1 : 1,
+                start = is_reverse(a) ? a->L - 1 - first : first;
   const int n = (int)(a->D - d0 < s->width ? a->D - d0 : s->width), W = (int)a->W;
   int64_t n_steps = left < s->chunk ? left : s->chunk;
-  for (int k = 0; k < W; k++) kr_row_load(taps[k], a->weight.data, a->weight.dtype, kr_at2(&a->weight, d0, k), a->weight.stride[0], n);
-  if (kr_has(&a->bias)) kr_row_load(taps[MAX_W], a->bias.data, a->bias.dtype, kr_at1(&a->bias, d0), a->bias.stride[0], n);
+  for (int k = 0; k < W; k++)
+    kr_row_load(taps[k], a->weight.data, a->weight.dtype, kr_at2(&a->weight, d0, k), a->weight.stride[0], n);
+  if (kr_has(&a->bias))
+    kr_row_load(taps[MAX_W], a->bias.data, a->bias.dtype, kr_at1(&a->bias, d0), a->bias.stride[0], n);
   else memset(taps[MAX_W], 0, sizeof taps[MAX_W]);
-  stream_side x = {a->x.data, kr_at3(&a->x, b, d0, start), sign * a->x.stride[2]}, out = {a->out.data, kr_at3(&a->out, b, d0, start), sign * a->out.stride[2]};
+  stream_side x = {a->x.data, kr_at3(&a->x, b, d0, start), sign * a->x.stride[2]},
+              out = {a->out.data, kr_at3(&a->out, b, d0, start), sign * a->out.stride[2]};
   if (chunk == 0) {
     const int head = (int)(n_steps < W - 1 ? n_steps : W - 1);
     for (int i = 0; i < n; i += HEAD) {
@@ -425,7 +456,8 @@ static void stream_item(const stream *s, int64_t b, int64_t chunk, int64_t block
 static void stream_items(void *user, int64_t begin, int64_t end, int worker) {
   const stream *s = user;
   (void)worker;
-  for (int64_t i = begin; i < end; i++) stream_item(s, i / s->n_blocks / s->n_chunks, i / s->n_blocks % s->n_chunks, i % s->n_blocks);
+  for (int64_t i = begin; i < end; i++)
+    stream_item(s, i / s->n_blocks / s->n_chunks, i / s->n_blocks % s->n_chunks, i % s->n_blocks);
 }
 
 static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }

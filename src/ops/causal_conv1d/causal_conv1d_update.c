@@ -1,5 +1,6 @@
-/* causal_conv1d_update.c: contract, cost and rows of the convolution on a running state, and of the states of packed sequences.
- * Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact copies; outputs as causal_conv1d. */
+/* causal_conv1d_update.c: contract, cost and rows of the convolution on a running state, and of the states of packed
+ * sequences. Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact copies; outputs
+ * as causal_conv1d. */
 #include "conv_rows.h"
 #include "op_list.h"
 
@@ -8,7 +9,8 @@ static void count_update(const void *args, kr_cost *cost) {
   double channels = (double)a->B * (double)a->D, outputs = channels * (double)a->L;
   cost->exps = a->activation == KRAIT_ACT_SILU ? outputs : 0;
   cost->flops = outputs * (double)a->W * 2;
-  cost->bytes = outputs * 2 * (double)krait_dtype_bytes(a->x.dtype) + channels * (double)a->S * 2 * (double)krait_dtype_bytes(a->conv_state.dtype);
+  cost->bytes = outputs * 2 * (double)krait_dtype_bytes(a->x.dtype) +
+                channels * (double)a->S * 2 * (double)krait_dtype_bytes(a->conv_state.dtype);
 }
 
 static const char *refuse_update(const krait_ctx *ctx, const void *args) {
@@ -29,7 +31,8 @@ static const kr_row update_rows[] = {
 
 static void count_varlen(const void *args, kr_cost *cost) {
   const krait_causal_conv1d_varlen_states_args *a = args;
-  *cost = (kr_cost){.bytes = 2 * (double)a->S * (double)a->D * (double)a->state_len * (double)krait_dtype_bytes(a->x.dtype)};
+  *cost = (kr_cost){.bytes =
+                        2 * (double)a->S * (double)a->D * (double)a->state_len * (double)krait_dtype_bytes(a->x.dtype)};
 }
 
 /* A copy has no arithmetic to make fast: one row on the CPU. */

@@ -1,7 +1,8 @@
 /* causal_conv1d_update_ref.c: L new tokens against a running state of S inputs (specs: causal_conv1d_update).
  *   out[t] = act(bias + sum_w weight[w] X[t-(W-1)+w]), X = x for t >= 0, before it the last inputs that the state holds
  *   without cache_seqlens: the state's inputs end at S-1; it shifts left by L and takes x at the right
- *   with it: the next place to write is cache_seqlens % S, the inputs end just before it; x_t goes to (cache_seqlens + t) % S
+ *   with it: the next place to write is cache_seqlens % S, the inputs end just before it; x_t goes to (cache_seqlens +
+ *     t) % S
  * A negative conv_state_indices entry: out 0, nothing written. Double accumulation. */
 #include <math.h>
 
@@ -25,12 +26,14 @@ static double input(const update_args *a, int64_t b, int64_t row, int64_t d, int
 
 static double output(const update_args *a, int64_t b, int64_t row, int64_t d, int64_t t) {
   double sum = kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
-  for (int64_t w = 0; w < a->W; w++) sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * input(a, b, row, d, t - (a->W - 1) + w);
+  for (int64_t w = 0; w < a->W; w++)
+    sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * input(a, b, row, d, t - (a->W - 1) + w);
   return a->activation == KRAIT_ACT_SILU ? sum / (1 + exp(-sum)) : sum;
 }
 
 static void store_inputs(const update_args *a, int64_t b, int64_t row, int64_t d, const double *x) {
-  for (int64_t t = 0; kr_has(&a->cache_seqlens) && t < a->L; t++) kr_put(&a->conv_state, kr_at3(&a->conv_state, row, d, place(a, b, t)), x[t]);
+  for (int64_t t = 0; kr_has(&a->cache_seqlens) && t < a->L; t++)
+    kr_put(&a->conv_state, kr_at3(&a->conv_state, row, d, place(a, b, t)), x[t]);
   for (int64_t s = 0; !kr_has(&a->cache_seqlens) && s < a->S; s++) {
     int64_t from = s + a->L;
     double value = from < a->S ? kr_get(&a->conv_state, kr_at3(&a->conv_state, row, d, from)) : x[from - a->S];
@@ -49,10 +52,12 @@ int32_t kr_causal_conv1d_update_ref(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
   for (int64_t b = 0; b < a->B; b++) {
-    int64_t row = kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, b)) : b;
+    int64_t row =
+        kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, b)) : b;
     for (int64_t d = 0; d < a->D; d++) {
       for (int64_t t = 0; t < a->L; t++) x[t] = kr_get(&a->x, kr_at3(&a->x, b, d, t));
-      for (int64_t t = a->L - 1; t >= 0; t--) kr_put(&a->out, kr_at3(&a->out, b, d, t), row < 0 ? 0 : output(a, b, row, d, t));
+      for (int64_t t = a->L - 1; t >= 0; t--)
+        kr_put(&a->out, kr_at3(&a->out, b, d, t), row < 0 ? 0 : output(a, b, row, d, t));
       if (row >= 0) store_inputs(a, b, row, d, x);
     }
   }

@@ -1,5 +1,5 @@
-/* causal_conv1d_update_simd.c: the running convolution with channels across lanes: the last W-1 inputs and the new ones form a
- * small float window [step][lane]. */
+/* causal_conv1d_update_simd.c: the running convolution with channels across lanes: the last W-1 inputs and the new ones
+ * form a small float window [step][lane]. */
 #include <string.h>
 
 #include "contract.h"
@@ -17,7 +17,40 @@ typedef struct place {
   int lanes;
 } place;
 
-static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) { return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]}; }
+static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) {
+  return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]};
+}
+
+/* Four values of each channel, channel behind channel, as weights and states of language models lie: a matrix of
+ * KR_VL x 4, for which a transposition of whole vectors is four times the work. */
+enum { FOUR = 4 };
+static int is_four(const kr_plane *p, int n_rows, int n_lanes) {
+  return n_rows == FOUR && n_lanes == KR_VL && p->row_stride == 1 && p->lane_stride == FOUR;
+}
+
+static void load_taps(float *tile, const kr_plane *p, int n_rows, int n_lanes) {
+  float rows[FOUR * KR_VL];
+  if (!is_four(p, n_rows, n_lanes)) {
+    kr_tile_load(tile, KR_VL, p, n_rows, n_lanes);
+    return;
+  }
+  kr_row_load(rows, p->data, p->dtype, p->offset, 1, FOUR * KR_VL);
+#pragma GCC unroll 16
+  for (int lane = 0; lane < KR_VL; lane++)
+    for (int row = 0; row < FOUR; row++) tile[row * KR_VL + lane] = rows[lane * FOUR + row];
+}
+
+static void store_taps(const float *tile, const kr_plane *p, int n_rows, int n_lanes) {
+  float rows[FOUR * KR_VL];
+  if (!is_four(p, n_rows, n_lanes)) {
+    kr_tile_store(tile, KR_VL, p, n_rows, n_lanes);
+    return;
+  }
+#pragma GCC unroll 16
+  for (int lane = 0; lane < KR_VL; lane++)
+    for (int row = 0; row < FOUR; row++) rows[lane * FOUR + row] = tile[row * KR_VL + lane];
+  kr_row_store(rows, p->data, p->dtype, p->offset, 1, FOUR * KR_VL);
+}
 
 static int64_t ring_start(const update_args *a, int64_t b) {
   if (!kr_has(&a->cache_seqlens)) return 0;
@@ -28,8 +61,9 @@ static int64_t ring_start(const update_args *a, int64_t b) {
 /* inputs: S rows of the state, oldest first, then L of x. */
 static void read_inputs(const update_args *a, const place *p, float *inputs) {
   int64_t start = ring_start(a, p->b);
-  kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0), x = plane3(&a->x, p->b, p->d, 0);
-  kr_tile_load(inputs, KR_VL, &old, (int)(a->S - start), p->lanes);
+  kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0),
+           x = plane3(&a->x, p->b, p->d, 0);
+  load_taps(inputs, &old, (int)(a->S - start), p->lanes);
   kr_tile_load(inputs + (a->S - start) * KR_VL, KR_VL, &young, (int)start, p->lanes);
   kr_tile_load(inputs + a->S * KR_VL, KR_VL, &x, (int)a->L, p->lanes);
 }
@@ -37,7 +71,7 @@ static void read_inputs(const update_args *a, const place *p, float *inputs) {
 static void write_state(const update_args *a, const place *p, const float *inputs) {
   if (!kr_has(&a->cache_seqlens)) {
     kr_plane state = plane3(&a->conv_state, p->row, p->d, 0);
-    kr_tile_store(inputs + a->L * KR_VL, KR_VL, &state, (int)a->S, p->lanes);
+    store_taps(inputs + a->L * KR_VL, &state, (int)a->S, p->lanes);
     return;
   }
   int64_t start = ring_start(a, p->b);
@@ -47,12 +81,30 @@ static void write_state(const update_args *a, const place *p, const float *input
   }
 }
 
+/* What a block some blocks on will read, where channels lie one after the other: lines that nothing else asks for in
+ * time. */
+static void ask_ahead(const update_args *a, const place *p) {
+  enum { BLOCKS = 6, LINE = 64 };
+  const krait_view *const views[] = {&a->conv_state, &a->weight};
+  const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]},
+                at[] = {kr_at3(&a->conv_state, p->row, p->d, 0), kr_at2(&a->weight, p->d, 0)};
+  for (int i = 0; i < 2; i++) {
+    const int64_t bytes = (int64_t)krait_dtype_bytes(views[i]->dtype), step = stride[i] * KR_VL * bytes;
+    if (step <= 0 || step > 16 * LINE) continue;
+    const char *next = (const char *)views[i]->data + at[i] * bytes + BLOCKS * step;
+    for (int64_t byte = 0; byte < step; byte += LINE) __builtin_prefetch(next + byte);
+  }
+}
+
 static void update_block(const update_args *a, const place *p) {
   float inputs[(MAX_S + MAX_L) * KR_VL], weight[MAX_W * KR_VL], bias[KR_VL] = {0}, out[MAX_L * KR_VL];
   const int W = (int)a->W, L = (int)a->L;
-  kr_plane weights = {a->weight.data, a->weight.dtype, kr_at2(&a->weight, p->d, 0), a->weight.stride[1], a->weight.stride[0]};
-  kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]}, to = plane3(&a->out, p->b, p->d, 0);
-  kr_tile_load(weight, KR_VL, &weights, W, p->lanes);
+  kr_plane weights = {a->weight.data, a->weight.dtype, kr_at2(&a->weight, p->d, 0), a->weight.stride[1],
+                      a->weight.stride[0]};
+  kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]},
+           to = plane3(&a->out, p->b, p->d, 0);
+  ask_ahead(a, p);
+  load_taps(weight, &weights, W, p->lanes);
   if (kr_has(&a->bias)) kr_tile_load(bias, KR_VL, &biases, 1, p->lanes);
   read_inputs(a, p, inputs);
   const float *window = inputs + (a->S - (W - 1)) * KR_VL;
@@ -77,7 +129,8 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     place p = {.b = i / n_blocks, .d = i % n_blocks * KR_VL};
-    p.row = kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
+    p.row =
+        kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
     p.lanes = (int)(a->D - p.d < KR_VL ? a->D - p.d : KR_VL);
     if (p.row < 0) silence_block(a, &p);
     else update_block(a, &p);
@@ -87,6 +140,6 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_causal_conv1d_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
-  kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 64, update_blocks, (void *)args);
+  kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 24, update_blocks, (void *)args);
   return KRAIT_OK;
 }

@@ -1,4 +1,5 @@
-/* causal_conv1d_varlen_states_ref.c: states[s,d,k] = x[end_s - state_len + k, d], 0 before the sequence begins. Bits are copied. */
+/* causal_conv1d_varlen_states_ref.c: states[s,d,k] = x[end_s - state_len + k, d], 0 before the sequence begins. Bits
+ * are copied. */
 #include <string.h>
 
 #include "contract.h"
@@ -6,7 +7,8 @@
 
 static void copy_channels(const krait_causal_conv1d_varlen_states_args *a, int64_t s, int64_t k) {
   const size_t bytes = krait_dtype_bytes(a->x.dtype);
-  int64_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)), end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
+  int64_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)),
+          end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
   int64_t from = end - a->state_len + k;
   for (int64_t d = 0; d < a->D; d++) {
     char *to = (char *)a->states.data + kr_at3(&a->states, s, d, k) * (int64_t)bytes;

@@ -7,8 +7,12 @@
 
 enum { E = KR_DTYPE == KRAIT_F32 ? 4 : 8 }; /* elements of x in 16 bytes; compiled once per storage type KR_DTYPE */
 
-KR_DEV float weight_at(const kr_conv_plan &p, int64_t d, int64_t w) { return kr_load(p.weight, d * p.weight_d + w * p.weight_w, p.weight_dtype); }
-KR_DEV float load_bias(const kr_conv_plan &p, int64_t d) { return p.bias ? kr_load(p.bias, d * p.bias_d, p.bias_dtype) : 0.0f; }
+KR_DEV float weight_at(const kr_conv_plan &p, int64_t d, int64_t w) {
+  return kr_load(p.weight, d * p.weight_d + w * p.weight_w, p.weight_dtype);
+}
+KR_DEV float load_bias(const kr_conv_plan &p, int64_t d) {
+  return p.bias ? kr_load(p.bias, d * p.bias_d, p.bias_dtype) : 0.0f;
+}
 KR_DEV int32_t sequence_at(const kr_conv_plan &p, int64_t b, int64_t t) { return p.seq_idx[b * p.seq_b + t * p.seq_t]; }
 
 /* Four taps, the last at the step itself; zeros in front when there are fewer. */
@@ -23,7 +27,7 @@ KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
   for (int j = 0; j < 4; j++) w[j] = j >= 4 - p.W ? weight_at(p, d, j - 4 + p.W) : 0.0f;
 }
 
-/* Four elements as stored: along time, or along channels where those are innermost. */
+/* Four elements as stored: along time, or along channels where the tensor is channels-last. */
 #if KR_DTYPE == 0
 typedef kr_raw16 quad;
 #else
@@ -32,13 +36,18 @@ typedef struct __attribute__((aligned(8))) quad {
 } quad;
 #endif
 KR_DEV quad no_quad(void) { return quad{}; }
-KR_DEV quad load_quad(const kr_rows &v, int64_t offset) { return *(const quad *)((const char *)v.data + offset * (16 / E)); }
+KR_DEV quad load_quad(const kr_rows &v, int64_t offset) {
+  return *(const quad *)((const char *)v.data + offset * (16 / E));
+}
 KR_DEV char *quad_pointer(const kr_rows &v, int64_t offset) { return (char *)v.data + offset * (16 / E); }
-KR_DEV float quad_at(const quad &q, int k) { return E == 4 ? kr_bits_to_float(q.w[k % (E == 4 ? 4 : 2)]) : kr_unpack(q.w[k >> 1], k & 1, KR_DTYPE); }
+KR_DEV float quad_at(const quad &q, int k) {
+  return E == 4 ? kr_bits_to_float(q.w[k % (E == 4 ? 4 : 2)]) : kr_unpack(q.w[k >> 1], k & 1, KR_DTYPE);
+}
 KR_DEV void store_quad(char *to, const float (&y)[4]) {
   quad q;
 #pragma unroll
-  for (int k = 0; k < 16 / E; k++) q.w[k % (E == 4 ? 4 : 2)] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % 4], y[(2 * k + 1) % 4], KR_DTYPE);
+  for (int k = 0; k < 16 / E; k++)
+    q.w[k % (E == 4 ? 4 : 2)] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % 4], y[(2 * k + 1) % 4], KR_DTYPE);
   *(quad *)to = q;
 }
 
@@ -61,7 +70,8 @@ KR_DEV void take_steps(const quad (&q)[2], float (&v)[5][4]) {
     for (int k = 0; k < 4; k++) v[s][k] = s < 3 ? v[s < 3 ? s + 2 : 0][k] : quad_at(q[s < 3 ? 0 : s - 3], k);
 }
 
-/* What take_steps() needs before the first step: the last n_before (0 or 3) of the steps from there on. The pointer is then at the first step. */
+/* What take_steps() needs before the first step: the last n_before (0 or 3) of the steps from there on. The pointer is
+ * then at the first step. */
 KR_DEV void start_steps(const char *&from, int64_t step_bytes, int n_before, float (&v)[5][4]) {
 #pragma unroll
   for (int s = 0; s < 3; s++) {
@@ -75,7 +85,9 @@ KR_DEV void start_steps(const char *&from, int64_t step_bytes, int n_before, flo
 
 KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
   if (t >= 0) return kr_load(p.x.data, b * p.x.b + d * p.x.row + t * p.x.t, p.x.dtype);
-  return p.initial.data ? kr_load(p.initial.data, b * p.initial.b + d * p.initial.row + (t + p.W - 1) * p.initial.t, p.initial.dtype) : 0.0f;
+  return p.initial.data ? kr_load(p.initial.data, b * p.initial.b + d * p.initial.row + (t + p.W - 1) * p.initial.t,
+                                  p.initial.dtype)
+                        : 0.0f;
 }
 
 /* The inputs at t - 4 ... t - 1, as far as taps reach. */

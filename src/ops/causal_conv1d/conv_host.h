@@ -16,15 +16,19 @@ static inline int kr_conv_quads(const kr_rows *v) {
 /* Bytes from step to step. */
 static inline int64_t kr_conv_step(const kr_rows *v) { return v->t * (int64_t)krait_dtype_bytes(v->dtype); }
 
-#define KR_CONV_PLAN(a, reverse)                                                                                            \
-  (kr_conv_plan) {                                                                                                          \
-    .B = (a)->B, .D = (a)->D, .L = (a)->L, .W = (a)->W, .silu = (a)->activation == KRAIT_ACT_SILU,                          \
-    .x = kr_rows_of(&(a)->x, reverse, (a)->L), .initial = kr_rows_of(&(a)->initial_states, 0, 0),                           \
-    .weight = (a)->weight.data, .weight_d = (a)->weight.stride[0], .weight_w = (a)->weight.stride[1], .weight_dtype = (a)->weight.dtype, \
-    .taps_packed = (a)->W == 4 && (a)->weight.dtype == KRAIT_F32 && (a)->weight.stride[1] == 1 && (a)->weight.stride[0] == 4 && (uintptr_t)(a)->weight.data % 16 == 0, \
-    .bias = (a)->bias.data, .bias_d = (a)->bias.stride[0], .bias_dtype = (a)->bias.dtype,                                   \
-    .seq_idx = !(a)->seq_idx.data ? NULL : (const int32_t *)(a)->seq_idx.data + (reverse ? ((a)->L - 1) * (a)->seq_idx.stride[1] : 0), \
-    .seq_b = (a)->seq_idx.stride[0], .seq_t = reverse ? -(a)->seq_idx.stride[1] : (a)->seq_idx.stride[1]                    \
+#define KR_CONV_PLAN(a, reverse)                                                                                 \
+  (kr_conv_plan) {                                                                                               \
+    .B = (a)->B, .D = (a)->D, .L = (a)->L, .W = (a)->W, .silu = (a)->activation == KRAIT_ACT_SILU,               \
+    .x = kr_rows_of(&(a)->x, reverse, (a)->L), .initial = kr_rows_of(&(a)->initial_states, 0, 0),                \
+    .weight = (a)->weight.data, .weight_d = (a)->weight.stride[0], .weight_w = (a)->weight.stride[1],            \
+    .weight_dtype = (a)->weight.dtype,                                                                           \
+    .taps_packed = (a)->W == 4 && (a)->weight.dtype == KRAIT_F32 && (a)->weight.stride[1] == 1 &&                \
+                   (a)->weight.stride[0] == 4 && (uintptr_t)(a)->weight.data % 16 == 0,                          \
+    .bias = (a)->bias.data, .bias_d = (a)->bias.stride[0], .bias_dtype = (a)->bias.dtype,                        \
+    .seq_idx = !(a)->seq_idx.data                                                                                \
+                   ? NULL                                                                                        \
+                   : (const int32_t *)(a)->seq_idx.data + (reverse ? ((a)->L - 1) * (a)->seq_idx.stride[1] : 0), \
+    .seq_b = (a)->seq_idx.stride[0], .seq_t = reverse ? -(a)->seq_idx.stride[1] : (a)->seq_idx.stride[1]         \
   }
 
 #endif

@@ -5,13 +5,21 @@
 
 #include "rows.h"
 
-enum { KR_CONV_TAPS = 4, KR_CONV_THREADS = 256, KR_CONV_WALK = 128, KR_CONV_MOST_TAPS = 128, KR_CONV_FEW_PARTS = 16, KR_CONV_RUN = 16 /* forward, channels innermost: steps of a thread */, KR_CONV_AHEAD = 5 /* backward, channels innermost: pairs of steps on their way */ };
+enum {
+  KR_CONV_TAPS = 4,
+  KR_CONV_THREADS = 256,
+  KR_CONV_WALK = 128,
+  KR_CONV_MOST_TAPS = 128,
+  KR_CONV_FEW_PARTS = 16,
+  KR_CONV_RUN = 16 /* forward, channels-last: steps of a thread */,
+  KR_CONV_AHEAD = 5 /* backward, channels innermost: pairs of steps on their way */
+};
 
 typedef struct kr_conv_plan {
   int64_t B, D, L, W;
   kr_divisor packs_per_row, rows, runs; /* by packs of a row (or of D), D and runs of steps */
   int64_t run_packs;          /* of long rows, a multiple of 32 */
-  int64_t x_step, out_step, dout_step, dx_step; /* channels innermost: bytes from step to step */
+  int64_t x_step, out_step, dout_step, dx_step; /* channels-last: bytes from step to step */
   int32_t run_steps;          /* of such a run, a multiple of 4 */
   int32_t taps_packed;        /* weight is (D,4) float32, 16-byte aligned */
   int32_t silu, n_parts;      /* n_parts: blocks that share a channel's gradient sums */

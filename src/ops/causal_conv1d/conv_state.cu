@@ -22,7 +22,9 @@ KR_DEV channel channel_of(const kr_conv_update_plan &p, uint32_t i) {
 }
 
 KR_DEV float get(const krait_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
-KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return i * v.stride[0] + j * v.stride[1] + k * v.stride[2]; }
+KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
+  return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
+}
 
 /* Where step t (negative: before the first new one) lies in the state. */
 KR_DEV int64_t state_place(const kr_conv_update_plan &p, const channel &c, int64_t t) {
@@ -32,26 +34,36 @@ KR_DEV int64_t state_place(const kr_conv_update_plan &p, const channel &c, int64
   return at < 0 ? at + a.S : at;
 }
 
-KR_DEV float state_at(const kr_conv_update_plan &p, const channel &c, int64_t t) { return get(p.a.conv_state, at3(p.a.conv_state, c.row, c.d, state_place(p, c, t))); }
-KR_DEV float input_at(const kr_conv_update_plan &p, const channel &c, int64_t t) { return get(p.a.x, at3(p.a.x, c.b, c.d, t)); }
+KR_DEV float state_at(const kr_conv_update_plan &p, const channel &c, int64_t t) {
+  return get(p.a.conv_state, at3(p.a.conv_state, c.row, c.d, state_place(p, c, t)));
+}
+KR_DEV float input_at(const kr_conv_update_plan &p, const channel &c, int64_t t) {
+  return get(p.a.x, at3(p.a.x, c.b, c.d, t));
+}
 
 KR_DEV void move_state(const kr_conv_update_plan &p, const channel &c) {
   const krait_causal_conv1d_update_args &a = p.a;
   if (a.cache_seqlens.data) {
-    for (int64_t t = 0; t < a.L; t++) kr_store(a.conv_state.data, at3(a.conv_state, c.row, c.d, state_place(p, c, t)), a.conv_state.dtype, input_at(p, c, t));
+    for (int64_t t = 0; t < a.L; t++)
+      kr_store(a.conv_state.data, at3(a.conv_state, c.row, c.d, state_place(p, c, t)), a.conv_state.dtype,
+               input_at(p, c, t));
     return;
   }
   for (int64_t s = 0; s < a.S; s++) {
-    const float v = s + a.L < a.S ? get(a.conv_state, at3(a.conv_state, c.row, c.d, s + a.L)) : input_at(p, c, s + a.L - a.S);
+    const float v =
+        s + a.L < a.S ? get(a.conv_state, at3(a.conv_state, c.row, c.d, s + a.L)) : input_at(p, c, s + a.L - a.S);
     kr_store(a.conv_state.data, at3(a.conv_state, c.row, c.d, s), a.conv_state.dtype, v);
   }
 }
 
 KR_DEV void write_output(const kr_conv_update_plan &p, const channel &c, int64_t t, float sum) {
-  kr_store(p.a.out.data, at3(p.a.out, c.b, c.d, t), p.a.out.dtype, p.a.activation == KRAIT_ACT_SILU ? kr_silu(sum) : sum);
+  kr_store(p.a.out.data, at3(p.a.out, c.b, c.d, t), p.a.out.dtype,
+           p.a.activation == KRAIT_ACT_SILU ? kr_silu(sum) : sum);
 }
 
-KR_DEV float bias_of(const kr_conv_update_plan &p, const channel &c) { return p.a.bias.data ? get(p.a.bias, c.d * p.a.bias.stride[0]) : 0.0f; }
+KR_DEV float bias_of(const kr_conv_update_plan &p, const channel &c) {
+  return p.a.bias.data ? get(p.a.bias, c.d * p.a.bias.stride[0]) : 0.0f;
+}
 
 KR_DEV void write_zeros(const kr_conv_update_plan &p, const channel &c) {
   for (int64_t t = 0; t < p.a.L; t++) kr_store(p.a.out.data, at3(p.a.out, c.b, c.d, t), p.a.out.dtype, 0.0f);
@@ -100,7 +112,8 @@ KR_KERNEL void kr_conv_update_any(const kr_conv_update_plan p) {
     window[newest * KR_CONV_UPDATE_ANY_THREADS] = input_at(p, c, t);
     for (int w = 0, at = newest; w < W; w++) {
       at = at + 1 == W ? 0 : at + 1;
-      sum = kr_fma(get(p.a.weight, c.d * p.a.weight.stride[0] + w * p.a.weight.stride[1]), window[at * KR_CONV_UPDATE_ANY_THREADS], sum);
+      sum = kr_fma(get(p.a.weight, c.d * p.a.weight.stride[0] + w * p.a.weight.stride[1]),
+                   window[at * KR_CONV_UPDATE_ANY_THREADS], sum);
     }
     newest = newest + 1 == W ? 0 : newest + 1;
     write_output(p, c, t, sum);
@@ -110,11 +123,13 @@ KR_KERNEL void kr_conv_update_any(const kr_conv_update_plan p) {
 /* Offsets were given by the caller in device memory: those that point outside x read as 0. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_varlen_states(const kr_varlen_plan p) {
   const krait_causal_conv1d_varlen_states_args &a = p.a;
-  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread(), row = kr_divide(i, p.state_len), s32 = kr_divide(row, p.D);
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread(), row = kr_divide(i, p.state_len),
+                 s32 = kr_divide(row, p.D);
   if (s32 >= a.S) return;
   const int64_t k = i - row * p.state_len.by, d = row - s32 * p.D.by, s = s32;
   const int32_t *offsets = (const int32_t *)a.cu_seqlens.data;
-  const int64_t begin = offsets[s * a.cu_seqlens.stride[0]], end = offsets[(s + 1) * a.cu_seqlens.stride[0]], from = end - a.state_len + k;
+  const int64_t begin = offsets[s * a.cu_seqlens.stride[0]], end = offsets[(s + 1) * a.cu_seqlens.stride[0]],
+                from = end - a.state_len + k;
   const int inside = from >= begin && from >= 0 && from < a.total;
   const int64_t source = from * a.x.stride[0] + d * a.x.stride[1], to = at3(a.states, s, d, k);
   if (a.x.dtype == KRAIT_F32) ((uint32_t *)a.states.data)[to] = inside ? ((const uint32_t *)a.x.data)[source] : 0;

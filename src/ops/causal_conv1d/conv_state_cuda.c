@@ -1,9 +1,11 @@
-/* conv_state_cuda.c: launches of the running convolution, of up to four taps and of any number, and of packed sequences' states. */
+/* conv_state_cuda.c: launches of the running convolution, of up to four taps and of any number, and of packed
+ * sequences' states. */
 #include "conv_state_plan.h"
 #include "conv_rows.h"
 #include "op_list.h"
 
-static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {"conv_state", "kr_conv_update_any"}, varlen = {"conv_state", "kr_varlen_states"};
+static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {"conv_state", "kr_conv_update_any"},
+                       varlen = {"conv_state", "kr_varlen_states"};
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
@@ -26,7 +28,9 @@ static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier,
   return kr_cuda_launch(ctx->cuda, tier, family == FEW_TAPS ? &update : &update_any, &grid, &p, sizeof p);
 }
 
-static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) { return (void)ctx, (void)args, (void)family, 0; }
+static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
+  return (void)ctx, (void)args, (void)family, 0;
+}
 
 KR_CUDA_FAMILY(causal_conv1d_update, few_taps, FEW_TAPS, run_update, refuse_update, no_scratch)
 KR_CUDA_FAMILY(causal_conv1d_update, any_taps, ANY_TAPS, run_update, refuse_update, no_scratch)
@@ -36,7 +40,8 @@ static int32_t run_varlen(const krait_ctx *ctx, const void *args, uint64_t tier)
   const int64_t n = p.a.S * p.a.D * p.a.state_len;
   if (n == 0) return KRAIT_OK;
   p.D = kr_divisor_of(p.a.D), p.state_len = kr_divisor_of(p.a.state_len);
-  const kr_grid grid = {.x = blocks_of(n, KR_CONV_UPDATE_THREADS), .block = KR_CONV_UPDATE_THREADS, .stream = p.a.call.stream};
+  const kr_grid grid = {
+      .x = blocks_of(n, KR_CONV_UPDATE_THREADS), .block = KR_CONV_UPDATE_THREADS, .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &varlen, &grid, &p, sizeof p);
 }
 

@@ -6,7 +6,12 @@
 
 #include "rows.h"
 
-enum { KR_CONV_UPDATE_THREADS = 128, KR_CONV_UPDATE_TAPS = 4, KR_CONV_UPDATE_ANY_THREADS = 32, KR_CONV_UPDATE_MOST_TAPS = 128 };
+enum {
+  KR_CONV_UPDATE_THREADS = 128,
+  KR_CONV_UPDATE_TAPS = 4,
+  KR_CONV_UPDATE_ANY_THREADS = 32,
+  KR_CONV_UPDATE_MOST_TAPS = 128
+};
 
 typedef struct kr_conv_update_plan {
   krait_causal_conv1d_update_args a;

@@ -1,11 +1,13 @@
-/* conv2d.c: contracts, costs and rows of convolutions over (B,H,W,C): one filter a channel with its gradient, windows as rows, and their sum.
- * The equations are in conv2d_ref.c. */
+/* conv2d.c: contracts, costs and rows of convolutions over (B,H,W,C): one filter a channel with its gradient, windows
+ * as rows, and their sum. The equations are in conv2d_ref.c. */
 #include "conv2d/conv2d_rows.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-static double positions(const krait_depthwise_conv_args *a) { return (double)a->B * (double)a->H * (double)a->W * (double)a->C; }
+static double positions(const krait_depthwise_conv_args *a) {
+  return (double)a->B * (double)a->H * (double)a->W * (double)a->C;
+}
 
 static void count_conv(const void *args, kr_cost *cost) {
   const krait_depthwise_conv_args *a = args;
@@ -18,11 +20,13 @@ static void count_conv_bwd(const void *args, kr_cost *cost) {
 }
 static void count_unfold(const void *args, kr_cost *cost) {
   const krait_unfold_args *a = args;
-  *cost = (kr_cost){.bytes = 4 * ((double)a->B * (double)a->H * (double)a->W * (double)a->C + (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
+  *cost = (kr_cost){.bytes = 4 * ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
+                                  (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
 }
 static void count_fold(const void *args, kr_cost *cost) {
   const krait_fold_args *a = args;
-  *cost = (kr_cost){.bytes = 4 * ((double)a->B * (double)a->H * (double)a->W * (double)a->C + (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
+  *cost = (kr_cost){.bytes = 4 * ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
+                                  (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
   cost->flops = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
 }
 
@@ -51,25 +55,29 @@ static const char *refuse_fold(const krait_ctx *ctx, const void *args) {
 
 static int32_t check_unfold(const void *args) {
   const krait_unfold_args *a = args;
-  KR_CHECK(a->K == a->KH * a->KW * a->C, KRAIT_ERR_SHAPE, "unfold: K is %lld, must be KH KW C = %lld", (long long)a->K, (long long)(a->KH * a->KW * a->C));
+  KR_CHECK(a->K == a->KH * a->KW * a->C, KRAIT_ERR_SHAPE, "unfold: K is %lld, must be KH KW C = %lld", (long long)a->K,
+           (long long)(a->KH * a->KW * a->C));
   return KRAIT_OK;
 }
 static int32_t check_fold(const void *args) {
   const krait_fold_args *a = args;
-  KR_CHECK(a->K == a->KH * a->KW * a->C, KRAIT_ERR_SHAPE, "fold: K is %lld, must be KH KW C = %lld", (long long)a->K, (long long)(a->KH * a->KW * a->C));
+  KR_CHECK(a->K == a->KH * a->KW * a->C, KRAIT_ERR_SHAPE, "fold: K is %lld, must be KH KW C = %lld", (long long)a->K,
+           (long long)(a->KH * a->KW * a->C));
   return KRAIT_OK;
 }
 
 static const kr_row conv_rows[] = {
     KR_CUDA_ROWS(depthwise_conv)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv, kr_depthwise_conv_##isa, kr_depthwise_conv_scratch},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv, kr_depthwise_conv_##isa, kr_depthwise_conv_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_depthwise_conv_ref, NULL},
 };
 static const kr_row conv_bwd_rows[] = {
     KR_CUDA_ROWS(depthwise_conv_bwd)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv_bwd, kr_depthwise_conv_bwd_##isa, kr_depthwise_conv_bwd_scratch},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv_bwd, kr_depthwise_conv_bwd_##isa, kr_depthwise_conv_bwd_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_depthwise_conv_bwd_ref, NULL},

@@ -1,9 +1,11 @@
 /* conv2d.cu: convolutions over (B,H,W,C) (conv2d_ref.c has the equations). 32 threads side by side take 32 channels.
- *   kr_filter_strip, _one  a thread makes KR_CONV_STRIP outputs along H (or one, where taps lie apart): each input is read once for all of them, and the weights
- *                          pass by in registers
- *   kr_filter_KHxKW        the same for the taps that models have, all of whose weights lie in registers: nothing is left but loads and multiply-adds
+ *   kr_filter_strip, _one  a thread makes KR_CONV_STRIP outputs along H (or one, where taps lie apart): each input is
+ *                          read once for all of them, and the weights pass by in registers
+ *   kr_filter_KHxKW        the same for the taps that models have, all of whose weights lie in registers: nothing is
+ *                          left but loads and multiply-adds
  *   kr_taps_many, _one     gradients of KR_CONV_TAPS taps along H (or of one): the inputs pass by in registers
- *   kr_taps_KHxKW          of all taps at once: the gradients lie in registers, those of KR_CONV_STRIP outputs meet the inputs that pass by
+ *   kr_taps_KHxKW          of all taps at once: the gradients lie in registers, those of KR_CONV_STRIP outputs meet the
+ *                          inputs that pass by
  *   kr_taps_sum            adds the parts, always in the same order
  *   kr_unfold, kr_fold     a thread takes one element of out */
 #include "conv2d_plan.h"
@@ -18,7 +20,8 @@ typedef struct strip {
   int step_weight;
 } strip;
 
-/* One column of taps: inputs of rows first, first + apart, ... of H pass by, and the weights with them. INSIDE: all of the rows exist. */
+/* One column of taps: inputs of rows first, first + apart, ... of H pass by, and the weights with them. INSIDE: all of
+ * the rows exist. */
 template <int N, int INSIDE>
 KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (&sum)[N]) {
   float w[N];
@@ -57,7 +60,9 @@ KR_DEV void filter(const kr_filter_plan &p) {
   const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
   for (int tap = slot; tap < taps; tap += KR_CONV_THREADS / 32) {
     const int from = p.flip ? taps - 1 - tap : tap;
-    weight[tap * 32 + lane] = c < p.C ? get(p.weight, c * p.weight.stride[0] + from / p.KW * p.weight.stride[1] + from % p.KW * p.weight.stride[2]) : 0.0f;
+    weight[tap * 32 + lane] = c < p.C ? get(p.weight, c * p.weight.stride[0] + from / p.KW * p.weight.stride[1] +
+                                                          from % p.KW * p.weight.stride[2])
+                                      : 0.0f;
   }
   kr_sync();
   if (w >= p.W || c >= p.C) return;
@@ -71,7 +76,8 @@ KR_DEV void filter(const kr_filter_plan &p) {
     for (int j = 0; j < p.KW; j++) {
       const int x = w + j * p.DW - p.PW;
       if (x < 0 || x >= p.W) continue;
-      const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3], p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
+      const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3],
+                       p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
       if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
       else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
     }
@@ -107,8 +113,12 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
 #pragma unroll
   for (int i = 0; i < KH; i++)
 #pragma unroll
-    for (int j = 0; j < KW; j++) weight[i][j] = get(p.weight, c * p.weight.stride[0] + (p.flip ? KH - 1 - i : i) * p.weight.stride[1] + (p.flip ? KW - 1 - j : j) * p.weight.stride[2]);
-  const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f, *const in = (const float *)p.in.data + b * p.in.stride[0] + c * p.in.stride[3];
+    for (int j = 0; j < KW; j++)
+      weight[i][j] = get(p.weight, c * p.weight.stride[0] + (p.flip ? KH - 1 - i : i) * p.weight.stride[1] +
+                                       (p.flip ? KW - 1 - j : j) * p.weight.stride[2]);
+  const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f, *const in = (const float *)p.in.data +
+                                                                                         b * p.in.stride[0] +
+                                                                                         c * p.in.stride[3];
   float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
   for (int h = begin; h < end; h += N) {
     float sum[N];
@@ -151,7 +161,8 @@ KR_DEV void sum_taps(const kr_taps_plan &p) {
   uint32_t block = (uint32_t)kr_block_x();
   const int part = (int)(block % p.n_columns);
   block /= p.n_columns;
-  const int group = (int)(block % p.n_groups), j = group / per_column, i = group % per_column * N, with_bias = group == 0 && p.dbias.data != 0;
+  const int group = (int)(block % p.n_groups), j = group / per_column, i = group % per_column * N,
+            with_bias = group == 0 && p.dbias.data != 0;
   block /= p.n_groups;
   const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
   const int H = (int)p.H, begin = part * KR_CONV_COLUMNS, end = (int)min64(p.W, begin + KR_CONV_COLUMNS);
@@ -160,8 +171,10 @@ KR_DEV void sum_taps(const kr_taps_plan &p) {
   for (int o = 0; o < N; o++) sum[o] = 0.0f;
   for (int w = begin + slot; w < end && c < p.C; w += KR_CONV_THREADS / 32) {
     const int x = w + j * p.DW - p.PW, first = i * p.DH - p.PH, there = x >= 0 && x < p.W;
-    const float *const in = (const float *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
-    const float *const dout = (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const float *const in =
+        (const float *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
+    const float *const dout =
+        (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
     if (!there && !with_bias) continue;
     float v[N];
 #pragma unroll
@@ -189,7 +202,8 @@ KR_DEV void sum_taps(const kr_taps_plan &p) {
     float all = 0.0f;
     for (int k = 0; k < KR_CONV_THREADS / 32; k++) all += shared[o * KR_CONV_THREADS + k * 32 + lane];
     const int tap = o == N ? p.KH * p.KW : (i + o) * p.KW + j;
-    if (c < p.C && (o == N ? with_bias : i + o < p.KH)) p.partial[((b * p.n_columns + part) * (p.KH * p.KW + 1) + tap) * p.C + c] = all;
+    if (c < p.C && (o == N ? with_bias : i + o < p.KH))
+      p.partial[((b * p.n_columns + part) * (p.KH * p.KW + 1) + tap) * p.C + c] = all;
   }
 }
 
@@ -212,7 +226,8 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
 #pragma unroll
   for (int o = 0; o <= TAPS; o++) sum[o] = 0.0f;
   for (int w = begin + slot; w < end && c < p.C; w += SLOTS) {
-    const float *const dout = (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const float *const dout =
+        (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
     const float *const in = (const float *)p.x.data + b * p.x.stride[0] + c * p.x.stride[3];
     for (int h = 0; h < H; h += N) {
       float d[N];
@@ -225,7 +240,8 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
         const int x = w + j * p.DW - p.PW, first = h - p.PH;
         if (x < 0 || x >= p.W) continue;
         float v[KH + N - 1];
-        if (first >= 0 && first + KH + N - 2 < H) load_column<1>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
+        if (first >= 0 && first + KH + N - 2 < H)
+          load_column<1>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
         else load_column<0>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
 #pragma unroll
         for (int k = 0; k < KH + N - 1; k++)
@@ -259,13 +275,16 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
   const int64_t c = (int64_t)kr_block_x() * 32 + lane, n_parts = p.B * p.n_columns;
   const int wanted = tap == taps ? p.dbias.data != 0 : p.dweight.data != 0;
   float sum = 0.0f;
-  for (int64_t part = slice; part < n_parts && c < p.C && wanted; part += KR_CONV_THREADS / 32) sum += p.partial[(part * (taps + 1) + tap) * p.C + c];
+  for (int64_t part = slice; part < n_parts && c < p.C && wanted; part += KR_CONV_THREADS / 32)
+    sum += p.partial[(part * (taps + 1) + tap) * p.C + c];
   shared[kr_thread()] = sum;
   kr_sync();
   if (slice || c >= p.C || !wanted) return;
   for (int k = 1; k < KR_CONV_THREADS / 32; k++) sum += shared[k * 32 + lane];
   if (tap == taps) ((float *)p.dbias.data)[c * p.dbias.stride[0]] = sum;
-  else ((float *)p.dweight.data)[c * p.dweight.stride[0] + tap / p.KW * p.dweight.stride[1] + tap % p.KW * p.dweight.stride[2]] = sum;
+  else
+    ((float *)p.dweight
+         .data)[c * p.dweight.stride[0] + tap / p.KW * p.dweight.stride[1] + tap % p.KW * p.dweight.stride[2]] = sum;
 }
 
 /* ---- windows ---- */
@@ -273,8 +292,10 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
 KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_unfold(const kr_windows_plan p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_WINDOW_THREADS + kr_thread();
   if (thread >= p.n) return;
-  const uint32_t row = kr_divide((uint32_t)thread, p.inner), k = (uint32_t)thread - row * p.inner.by, tap = kr_divide(k, p.C), c = k - tap * p.C.by;
-  const uint32_t plane = kr_divide(row, p.columns), j = row - plane * p.columns.by, b = kr_divide(plane, p.rows), i = plane - b * p.rows.by;
+  const uint32_t row = kr_divide((uint32_t)thread, p.inner), k = (uint32_t)thread - row * p.inner.by,
+                 tap = kr_divide(k, p.C), c = k - tap * p.C.by;
+  const uint32_t plane = kr_divide(row, p.columns), j = row - plane * p.columns.by, b = kr_divide(plane, p.rows),
+                 i = plane - b * p.rows.by;
   const uint32_t above = kr_divide(tap, p.taps);
   const int y = (int)i * p.SH + (int)above - p.PH, x = (int)j * p.SW + (int)(tap - above * p.taps.by) - p.PW;
   const int inside = y >= 0 && y < p.H && x >= 0 && x < p.W;
@@ -287,9 +308,11 @@ KR_DEV int rounded_up(int a, int by) { return a <= 0 ? 0 : (a + by - 1) / by; }
 KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_fold(const kr_windows_plan p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_WINDOW_THREADS + kr_thread();
   if (thread >= p.n) return;
-  const uint32_t row = kr_divide((uint32_t)thread, p.C), c = (uint32_t)thread - row * p.C.by, plane = kr_divide(row, p.columns), w = row - plane * p.columns.by;
+  const uint32_t row = kr_divide((uint32_t)thread, p.C), c = (uint32_t)thread - row * p.C.by,
+                 plane = kr_divide(row, p.columns), w = row - plane * p.columns.by;
   const uint32_t b = kr_divide(plane, p.rows), h = plane - b * p.rows.by;
-  const int y = (int)h + p.PH, x = (int)w + p.PW, last_i = y / p.SH < p.OH - 1 ? y / p.SH : p.OH - 1, last_j = x / p.SW < p.OW - 1 ? x / p.SW : p.OW - 1;
+  const int y = (int)h + p.PH, x = (int)w + p.PW, last_i = y / p.SH < p.OH - 1 ? y / p.SH : p.OH - 1,
+            last_j = x / p.SW < p.OW - 1 ? x / p.SW : p.OW - 1;
   float sum = 0.0f;
   for (int i = rounded_up(y - p.KH + 1, p.SH); i <= last_i; i++)
     for (int j = rounded_up(x - p.KW + 1, p.SW); j <= last_j; j++) {

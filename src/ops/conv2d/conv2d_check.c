@@ -5,8 +5,10 @@
 int32_t kr_depthwise_conv_case(kr_case *c, int64_t index) {
   krait_depthwise_conv_args *a = (krait_depthwise_conv_args *)c->args; /* the gradient's args begin alike */
   c->contiguous = index % 2;
-  a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9), a->C = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 130) + 1;
-  a->KH = kr_case_int(c, 1, index % 4 == 0 ? 11 : 3), a->KW = kr_case_int(c, 1, 3), a->DH = kr_case_int(c, 1, 2), a->DW = kr_case_int(c, 1, 4);
+  a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9),
+  a->C = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 130) + 1;
+  a->KH = kr_case_int(c, 1, index % 4 == 0 ? 11 : 3), a->KW = kr_case_int(c, 1, 3), a->DH = kr_case_int(c, 1, 2),
+  a->DW = kr_case_int(c, 1, 4);
   if (index % 4 == 1 && !c->is_exact) { /* taps that models have, for which there are kernels */
     static const int64_t taps[][2] = {{3, 3}, {3, 1}, {11, 1}, {23, 1}, {31, 1}};
     const int64_t which = kr_case_int(c, 0, 4);
@@ -19,9 +21,12 @@ int32_t kr_depthwise_conv_case(kr_case *c, int64_t index) {
 int32_t kr_unfold_case(kr_case *c, int64_t index) {
   krait_unfold_args *a = (krait_unfold_args *)c->args; /* fold's args are the same */
   c->contiguous = index % 2;
-  a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9), a->C = kr_case_edge(c, 40) + 1;
-  a->KH = kr_case_int(c, 1, 4), a->KW = kr_case_int(c, 1, index % 8 == 0 ? 20 : 4), a->SH = kr_case_int(c, 1, 2), a->SW = kr_case_int(c, 1, 3);
-  a->PH = kr_case_int(c, 0, 2), a->PW = kr_case_int(c, 0, 2), a->OH = kr_case_int(c, 1, 6), a->OW = kr_case_int(c, 1, 6), a->K = a->KH * a->KW * a->C;
+  a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9),
+  a->C = kr_case_edge(c, 40) + 1;
+  a->KH = kr_case_int(c, 1, 4), a->KW = kr_case_int(c, 1, index % 8 == 0 ? 20 : 4), a->SH = kr_case_int(c, 1, 2),
+  a->SW = kr_case_int(c, 1, 3);
+  a->PH = kr_case_int(c, 0, 2), a->PW = kr_case_int(c, 0, 2), a->OH = kr_case_int(c, 1, 6),
+  a->OW = kr_case_int(c, 1, 6), a->K = a->KH * a->KW * a->C;
   return KRAIT_OK;
 }
 

@@ -4,15 +4,20 @@
 #include "op_list.h"
 #include "view.h"
 
-static const kr_kernel filter_strip = {"conv2d", "kr_filter_strip"}, filter_one = {"conv2d", "kr_filter_one"}, taps_many = {"conv2d", "kr_taps_many"}, taps_few = {"conv2d", "kr_taps_few"},
-                       taps_one = {"conv2d", "kr_taps_one"}, taps_sum = {"conv2d", "kr_taps_sum"}, unfold = {"conv2d", "kr_unfold"}, fold = {"conv2d", "kr_fold"};
+static const kr_kernel filter_strip = {"conv2d", "kr_filter_strip"}, filter_one = {"conv2d", "kr_filter_one"},
+                       taps_many = {"conv2d", "kr_taps_many"}, taps_few = {"conv2d", "kr_taps_few"},
+                       taps_one = {"conv2d", "kr_taps_one"}, taps_sum = {"conv2d", "kr_taps_sum"},
+                       unfold = {"conv2d", "kr_unfold"}, fold = {"conv2d", "kr_fold"};
 
 /* Kernels for taps that models have. */
 static const struct {
   int64_t KH, KW;
   kr_kernel filter, taps;
-} known[] = {{3, 3, {"conv2d", "kr_filter_3x3"}, {"conv2d", "kr_taps_3x3"}}, {3, 1, {"conv2d", "kr_filter_3x1"}, {"conv2d", "kr_taps_3x1"}}, {11, 1, {"conv2d", "kr_filter_11x1"}, {"conv2d", "kr_taps_11x1"}},
-             {23, 1, {"conv2d", "kr_filter_23x1"}, {"conv2d", "kr_taps_23x1"}}, {31, 1, {"conv2d", "kr_filter_31x1"}, {"conv2d", "kr_taps_31x1"}}};
+} known[] = {{3, 3, {"conv2d", "kr_filter_3x3"}, {"conv2d", "kr_taps_3x3"}},
+             {3, 1, {"conv2d", "kr_filter_3x1"}, {"conv2d", "kr_taps_3x1"}},
+             {11, 1, {"conv2d", "kr_filter_11x1"}, {"conv2d", "kr_taps_11x1"}},
+             {23, 1, {"conv2d", "kr_filter_23x1"}, {"conv2d", "kr_taps_23x1"}},
+             {31, 1, {"conv2d", "kr_filter_31x1"}, {"conv2d", "kr_taps_31x1"}}};
 static int which_known(int64_t KH, int64_t KW, int64_t DH) {
   for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
     if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
@@ -23,10 +28,16 @@ static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n +
 
 /* ---- depthwise convolution ---- */
 
-static const char *refuse_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int64_t KH, int64_t KW, int64_t DH, int64_t DW, int64_t PH, int64_t PW) {
+static const char *refuse_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int64_t KH, int64_t KW, int64_t DH,
+                                int64_t DW, int64_t PH, int64_t PW) {
   if (KH > KR_CONV_MOST_TAPS || KW > KR_CONV_MOST_TAPS || KH * KW > KR_CONV_MOST_TAPS) return "more than 384 taps";
-  if (H >= 1 << 24 || W >= 1 << 24 || DH >= 1 << 20 || DW >= 1 << 20 || PH >= 1 << 24 || PW >= 1 << 24) return "more than 2^24 positions along H or W, or 2^20 between taps";
-  return (double)B * (double)H * (double)(W + KR_CONV_COLUMNS) * (double)(C + 31) * (double)KH * (double)KW / (double)(H < 64 ? 1 : 64) >= 2147483648.0 * 32 ? "more than 2^31 blocks" : NULL;
+  if (H >= 1 << 24 || W >= 1 << 24 || DH >= 1 << 20 || DW >= 1 << 20 || PH >= 1 << 24 || PW >= 1 << 24)
+    return "more than 2^24 positions along H or W, or 2^20 between taps";
+  return (double)B * (double)H * (double)(W + KR_CONV_COLUMNS) * (double)(C + 31) * (double)KH * (double)KW /
+                     (double)(H < 64 ? 1 : 64) >=
+                 2147483648.0 * 32
+             ? "more than 2^31 blocks"
+             : NULL;
 }
 
 const char *kr_depthwise_conv_cuda_refuse(const krait_ctx *ctx, const void *args) {
@@ -43,23 +54,41 @@ uint64_t kr_depthwise_conv_cuda_scratch(const krait_ctx *ctx, const void *args) 
 uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_bwd_args *a = args;
   (void)ctx;
-  return kr_scratch_round((uint64_t)(a->B * blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) * sizeof(float));
+  return kr_scratch_round((uint64_t)(a->B * blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) *
+                          sizeof(float));
 }
 
 static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
   const int strip = p->DH == 1 ? KR_CONV_STRIP : 1;
   p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_channels = blocks_of(p->C, 32);
-  const int64_t strips = blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels, runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
-  p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1), p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
-  const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels, .block = KR_CONV_THREADS, .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float), .stream = stream};
+  const int64_t strips = blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels,
+                runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
+  p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1),
+  p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
+  const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels,
+                        .block = KR_CONV_THREADS,
+                        .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float),
+                        .stream = stream};
   const int which = which_known(p->KH, p->KW, p->DH);
   kr_chain_add(chain, which >= 0 ? &known[which].filter : strip == 1 ? &filter_one : &filter_strip, &grid, p);
 }
 
 static int32_t run_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_depthwise_conv_args *a = args;
-  kr_filter_plan p = {.in = a->x, .weight = a->weight, .bias = a->bias, .out = a->out, .B = a->B, .H = a->H, .W = a->W, .C = a->C, .KH = (int32_t)a->KH, .KW = (int32_t)a->KW, .DH = (int32_t)a->DH,
-                      .DW = (int32_t)a->DW, .PH = (int32_t)a->PH, .PW = (int32_t)a->PW};
+  kr_filter_plan p = {.in = a->x,
+                      .weight = a->weight,
+                      .bias = a->bias,
+                      .out = a->out,
+                      .B = a->B,
+                      .H = a->H,
+                      .W = a->W,
+                      .C = a->C,
+                      .KH = (int32_t)a->KH,
+                      .KW = (int32_t)a->KW,
+                      .DH = (int32_t)a->DH,
+                      .DW = (int32_t)a->DW,
+                      .PH = (int32_t)a->PH,
+                      .PW = (int32_t)a->PW};
   kr_chain chain = {.n = 0};
   add_filter(&chain, &p, a->call.stream);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
@@ -67,21 +96,55 @@ static int32_t run_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_depthwise_conv_bwd_args *a = args;
-  kr_filter_plan back = {.in = a->dout, .weight = a->weight, .out = a->dx, .B = a->B, .H = a->H, .W = a->W, .C = a->C, .KH = (int32_t)a->KH, .KW = (int32_t)a->KW, .DH = (int32_t)a->DH,
-                         .DW = (int32_t)a->DW, .PH = (int32_t)((a->KH - 1) * a->DH - a->PH), .PW = (int32_t)((a->KW - 1) * a->DW - a->PW), .flip = 1};
-  kr_taps_plan taps = {.x = a->x, .dout = a->dout, .dweight = a->dweight, .dbias = a->dbias, .partial = a->call.scratch, .B = a->B, .H = a->H, .W = a->W, .C = a->C, .KH = (int32_t)a->KH,
-                       .KW = (int32_t)a->KW, .DH = (int32_t)a->DH, .DW = (int32_t)a->DW, .PH = (int32_t)a->PH, .PW = (int32_t)a->PW};
+  kr_filter_plan back = {.in = a->dout,
+                         .weight = a->weight,
+                         .out = a->dx,
+                         .B = a->B,
+                         .H = a->H,
+                         .W = a->W,
+                         .C = a->C,
+                         .KH = (int32_t)a->KH,
+                         .KW = (int32_t)a->KW,
+                         .DH = (int32_t)a->DH,
+                         .DW = (int32_t)a->DW,
+                         .PH = (int32_t)((a->KH - 1) * a->DH - a->PH),
+                         .PW = (int32_t)((a->KW - 1) * a->DW - a->PW),
+                         .flip = 1};
+  kr_taps_plan taps = {.x = a->x,
+                       .dout = a->dout,
+                       .dweight = a->dweight,
+                       .dbias = a->dbias,
+                       .partial = a->call.scratch,
+                       .B = a->B,
+                       .H = a->H,
+                       .W = a->W,
+                       .C = a->C,
+                       .KH = (int32_t)a->KH,
+                       .KW = (int32_t)a->KW,
+                       .DH = (int32_t)a->DH,
+                       .DW = (int32_t)a->DW,
+                       .PH = (int32_t)a->PH,
+                       .PW = (int32_t)a->PW};
   const int together = a->DH != 1 || a->KH == 1 ? 1 : a->KH <= 3 ? 3 : KR_CONV_TAPS;
-  taps.n_columns = blocks_of(a->W, KR_CONV_COLUMNS), taps.n_groups = blocks_of(a->KH, together) * (uint32_t)a->KW, taps.n_channels = blocks_of(a->C, 32);
+  taps.n_columns = blocks_of(a->W, KR_CONV_COLUMNS), taps.n_groups = blocks_of(a->KH, together) * (uint32_t)a->KW,
+  taps.n_channels = blocks_of(a->C, 32);
   const int which = which_known(a->KH, a->KW, a->DH);
   const uint32_t n_groups = kr_has(&a->dweight) && which < 0 ? taps.n_groups : 1;
-  const kr_grid grid = {.x = (uint32_t)a->B * taps.n_columns * n_groups * taps.n_channels, .block = KR_CONV_THREADS, .stream = a->call.stream};
-  const kr_grid sum = {.x = taps.n_channels, .y = (uint32_t)(a->KH * a->KW + 1), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  const kr_grid grid = {.x = (uint32_t)a->B * taps.n_columns * n_groups * taps.n_channels,
+                        .block = KR_CONV_THREADS,
+                        .stream = a->call.stream};
+  const kr_grid sum = {
+      .x = taps.n_channels, .y = (uint32_t)(a->KH * a->KW + 1), .block = KR_CONV_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   if (kr_has(&a->dx)) add_filter(&chain, &back, a->call.stream);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
     taps.n_groups = n_groups;
-    kr_chain_add(&chain, which >= 0 ? &known[which].taps : together == 1 ? &taps_one : together == 3 ? &taps_few : &taps_many, &grid, &taps);
+    kr_chain_add(&chain,
+                 which >= 0      ? &known[which].taps
+                 : together == 1 ? &taps_one
+                 : together == 3 ? &taps_few
+                                 : &taps_many,
+                 &grid, &taps);
     kr_chain_add(&chain, &taps_sum, &sum, &taps);
   }
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
@@ -94,9 +157,14 @@ KR_CUDA_TIERS(depthwise_conv_bwd, run_conv_bwd)
 
 /* Both structs are alike. */
 static const char *refuse_windows(const krait_unfold_args *a) {
-  const double in = (double)a->B * (double)a->H * (double)a->W * (double)a->C, rows = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
-  if (in >= 2147483648.0 - KR_WINDOW_THREADS || rows >= 2147483648.0 - KR_WINDOW_THREADS) return "2^31 elements or more";
-  return a->SH >= 1 << 20 || a->SW >= 1 << 20 || a->PH >= 1 << 20 || a->PW >= 1 << 20 || a->OH * a->SH + a->KH >= 1 << 30 || a->OW * a->SW + a->KW >= 1 << 30 ? "strides or edges of 2^20 or more" : NULL;
+  const double in = (double)a->B * (double)a->H * (double)a->W * (double)a->C,
+               rows = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
+  if (in >= 2147483648.0 - KR_WINDOW_THREADS || rows >= 2147483648.0 - KR_WINDOW_THREADS)
+    return "2^31 elements or more";
+  return a->SH >= 1 << 20 || a->SW >= 1 << 20 || a->PH >= 1 << 20 || a->PW >= 1 << 20 ||
+                 a->OH * a->SH + a->KH >= 1 << 30 || a->OW * a->SW + a->KW >= 1 << 30
+             ? "strides or edges of 2^20 or more"
+             : NULL;
 }
 const char *kr_unfold_cuda_refuse(const krait_ctx *ctx, const void *args) { return (void)ctx, refuse_windows(args); }
 const char *kr_fold_cuda_refuse(const krait_ctx *ctx, const void *args) { return (void)ctx, refuse_windows(args); }
@@ -104,22 +172,41 @@ uint64_t kr_unfold_cuda_scratch(const krait_ctx *ctx, const void *args) { return
 uint64_t kr_fold_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 static kr_windows_plan plan_windows(const krait_unfold_args *a) {
-  return (kr_windows_plan){.x = a->x, .out = a->out, .H = (int32_t)a->H, .W = (int32_t)a->W, .OH = (int32_t)a->OH, .OW = (int32_t)a->OW, .KH = (int32_t)a->KH, .KW = (int32_t)a->KW,
-                           .SH = (int32_t)a->SH, .SW = (int32_t)a->SW, .PH = (int32_t)a->PH, .PW = (int32_t)a->PW, .C = kr_divisor_of(a->C), .taps = kr_divisor_of(a->KW)};
+  return (kr_windows_plan){.x = a->x,
+                           .out = a->out,
+                           .H = (int32_t)a->H,
+                           .W = (int32_t)a->W,
+                           .OH = (int32_t)a->OH,
+                           .OW = (int32_t)a->OW,
+                           .KH = (int32_t)a->KH,
+                           .KW = (int32_t)a->KW,
+                           .SH = (int32_t)a->SH,
+                           .SW = (int32_t)a->SW,
+                           .PH = (int32_t)a->PH,
+                           .PW = (int32_t)a->PW,
+                           .C = kr_divisor_of(a->C),
+                           .taps = kr_divisor_of(a->KW)};
 }
 
 static int32_t run_unfold(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_unfold_args *a = args;
   kr_windows_plan p = plan_windows(a);
-  p.n = a->B * a->OH * a->OW * a->K, p.inner = kr_divisor_of(a->K), p.columns = kr_divisor_of(a->OW), p.rows = kr_divisor_of(a->OH);
-  return kr_cuda_launch(ctx->cuda, tier, &unfold, &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p, sizeof p);
+  p.n = a->B * a->OH * a->OW * a->K, p.inner = kr_divisor_of(a->K), p.columns = kr_divisor_of(a->OW),
+  p.rows = kr_divisor_of(a->OH);
+  return kr_cuda_launch(
+      ctx->cuda, tier, &unfold,
+      &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p,
+      sizeof p);
 }
 
 static int32_t run_fold(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_fold_args *a = args;
   kr_windows_plan p = plan_windows(args);
   p.n = a->B * a->H * a->W * a->C, p.columns = kr_divisor_of(a->W), p.rows = kr_divisor_of(a->H);
-  return kr_cuda_launch(ctx->cuda, tier, &fold, &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p, sizeof p);
+  return kr_cuda_launch(
+      ctx->cuda, tier, &fold,
+      &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p,
+      sizeof p);
 }
 
 KR_CUDA_TIERS(unfold, run_unfold)

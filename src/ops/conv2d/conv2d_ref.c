@@ -1,7 +1,9 @@
 /* conv2d_ref.c: convolutions over (B,H,W,C) and their gradients, written to be read; double accumulation.
- *   depthwise_conv  out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c], zeros outside
+ *   depthwise_conv  out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c],
+ *                   zeros outside
  *   unfold          out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l - PW, c]
- *   fold            out[b,h,w,c] = sum of x[b,i,j,(k,l,c)] over all i, j, k, l with i SH + k - PH = h and j SW + l - PW = w */
+ *   fold            out[b,h,w,c] = sum of x[b,i,j,(k,l,c)] over all i, j, k, l with i SH + k - PH = h and j SW + l - PW
+ *                   = w */
 #include "op_list.h"
 #include "view.h"
 
@@ -16,7 +18,8 @@ int32_t kr_depthwise_conv_ref(const krait_ctx *ctx, const void *args) {
           for (int64_t i = 0; i < a->KH; i++)
             for (int64_t j = 0; j < a->KW; j++) {
               const int64_t y = h + i * a->DH - a->PH, x = w + j * a->DW - a->PW;
-              if (y >= 0 && y < a->H && x >= 0 && x < a->W) sum += kr_get(&a->weight, kr_at3(&a->weight, c, i, j)) * kr_get(&a->x, kr_at4(&a->x, b, y, x, c));
+              if (y >= 0 && y < a->H && x >= 0 && x < a->W)
+                sum += kr_get(&a->weight, kr_at3(&a->weight, c, i, j)) * kr_get(&a->x, kr_at4(&a->x, b, y, x, c));
             }
           kr_put(&a->out, kr_at4(&a->out, b, h, w, c), sum);
         }
@@ -32,7 +35,8 @@ static void conv_dx(const krait_depthwise_conv_bwd_args *a) {
           for (int64_t i = 0; i < a->KH; i++)
             for (int64_t j = 0; j < a->KW; j++) {
               const int64_t y = h - i * a->DH + a->PH, x = w - j * a->DW + a->PW;
-              if (y >= 0 && y < a->H && x >= 0 && x < a->W) sum += kr_get(&a->weight, kr_at3(&a->weight, c, i, j)) * kr_get(&a->dout, kr_at4(&a->dout, b, y, x, c));
+              if (y >= 0 && y < a->H && x >= 0 && x < a->W)
+                sum += kr_get(&a->weight, kr_at3(&a->weight, c, i, j)) * kr_get(&a->dout, kr_at4(&a->dout, b, y, x, c));
             }
           kr_put(&a->dx, kr_at4(&a->dx, b, h, w, c), sum);
         }

@@ -1,5 +1,5 @@
-/* conv2d_simd.c: convolutions over (B,H,W,C) with channels as lanes: up to four vectors of sums in registers, over all taps. The weights' gradient goes
- * by chunks of rows, whose sums are added in order. */
+/* conv2d_simd.c: convolutions over (B,H,W,C) with channels as lanes: up to four vectors of sums in registers, over all
+ * taps. The weights' gradient goes by chunks of rows, whose sums are added in order. */
 #include <string.h>
 
 #include "conv2d/conv2d_rows.h"
@@ -9,14 +9,19 @@
 
 enum { BLOCK = 4 * KR_VL };
 
-static inline kr_v load_some(const float *p, int64_t n) { return n >= KR_VL ? kr_v_load(p) : n > 0 ? kr_v_loadn(p, (int)n) : kr_v_zero(); }
+static inline kr_v load_some(const float *p, int64_t n) {
+  return n >= KR_VL ? kr_v_load(p) : n > 0 ? kr_v_loadn(p, (int)n) : kr_v_zero();
+}
 static inline void store_some(float *p, kr_v v, int64_t n) {
   if (n >= KR_VL) kr_v_store(p, v);
   else if (n > 0) kr_v_storen(p, v, (int)n);
 }
-static const float *at_row(const krait_view *v, int64_t b, int64_t h) { return (const float *)v->data + kr_at4(v, b, h, 0, 0); }
+static const float *at_row(const krait_view *v, int64_t b, int64_t h) {
+  return (const float *)v->data + kr_at4(v, b, h, 0, 0);
+}
 
-/* out = bias + taps over x; to_x: in a row from the output's position to the tap's, +1 forwards and -1 for the gradient. */
+/* out = bias + taps over x; to_x: in a row from the output's position to the tap's, +1 forwards and -1 for the
+ * gradient. */
 typedef struct conv {
   int64_t H, W, C, KH, KW, DH, DW, PH, PW;
   int sign;
@@ -28,17 +33,20 @@ static int64_t least_tap(int64_t at, int64_t step, int64_t K) { /* the first tap
   const int64_t k = at >= 0 ? 0 : (-at + step - 1) / step;
   return k < K ? k : K;
 }
-static int64_t end_tap(int64_t at, int64_t step, int64_t size, int64_t K) { /* behind the last with at + k step < size */
+static int64_t end_tap(int64_t at, int64_t step, int64_t size,
+                       int64_t K) { /* behind the last with at + k step < size */
   const int64_t k = at >= size ? 0 : (size - 1 - at) / step + 1;
   return k < K ? k : K;
 }
 /* The taps that lie inside, of position `at` along a dimension. */
-static void tap_range(int sign, int64_t at, int64_t P, int64_t step, int64_t size, int64_t K, int64_t *from, int64_t *to) {
+static void tap_range(int sign, int64_t at, int64_t P, int64_t step, int64_t size, int64_t K, int64_t *from,
+                      int64_t *to) {
   const int64_t first = sign > 0 ? at - P : size - 1 - (at + P); /* the gradient's mirrored */
   *from = least_tap(first, step, K), *to = end_tap(first, step, size, K);
 }
 
-KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64_t x_step, float *out, int64_t lanes, int64_t h, int64_t w, int64_t c, int n_vectors) {
+KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64_t x_step, float *out, int64_t lanes,
+                             int64_t h, int64_t w, int64_t c, int n_vectors) {
   kr_v sum[4];
   int64_t i0, i1, j0, j1;
   tap_range(p->sign, h, p->PH, p->DH, p->H, p->KH, &i0, &i1);
@@ -47,29 +55,92 @@ KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64
   for (int64_t i = i0; i < i1; i++)
     for (int64_t j = j0; j < j1; j++) {
       const float *tap = p->taps + (i * p->KW + j) * lanes + c;
-      const float *from = x + (h + p->sign * (i * p->DH - p->PH)) * x_row + (w + p->sign * (j * p->DW - p->PW)) * x_step + c;
-      for (int k = 0; k < n_vectors; k++) sum[k] = kr_v_fma(load_some(from + k * KR_VL, p->C - c - k * KR_VL), kr_v_load(tap + k * KR_VL), sum[k]);
+      const float *from =
+          x + (h + p->sign * (i * p->DH - p->PH)) * x_row + (w + p->sign * (j * p->DW - p->PW)) * x_step + c;
+      for (int k = 0; k < n_vectors; k++)
+        sum[k] = kr_v_fma(load_some(from + k * KR_VL, p->C - c - k * KR_VL), kr_v_load(tap + k * KR_VL), sum[k]);
     }
   for (int k = 0; k < n_vectors; k++) store_some(out + c + k * KR_VL, sum[k], p->C - c - k * KR_VL);
 }
 
-static void conv_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const conv *p = user;
-  const int64_t lanes = kr_whole_lanes(p->C);
-  (void)worker;
-  for (int64_t row = begin; row < end; row++) {
-    const int64_t b = row / p->H, h = row % p->H;
-    const float *x = at_row(p->x, b, 0);
-    float *out = (float *)p->out->data + kr_at4(p->out, b, h, 0, 0);
-    for (int64_t w = 0; w < p->W; w++)
-      for (int64_t c = 0; c < p->C; c += BLOCK) {
-        const int64_t left = (p->C - c + KR_VL - 1) / KR_VL;
-        if (left >= 4) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 4);
-        else if (left == 2) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 2);
-        else if (left == 1) conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 1);
-        else conv_position(p, x, p->x->stride[1], p->x->stride[2], out + w * p->out->stride[2], lanes, h, w, c, 3);
+/* ROWS rows by COLUMNS positions of one vector of channels, where every position's taps along the row lie inside: a tap
+ * is loaded for all COLUMNS, an input for all ROWS. DH is 1. */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { ROWS = 5, COLUMNS = 4 };
+#else
+enum { ROWS = 2, COLUMNS = 4 };
+#endif
+
+KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lanes, int64_t h, int64_t w, int64_t c,
+                          int sign) {
+  const int64_t x_row = p->x->stride[1], x_step = p->x->stride[2], left = p->C - c,
+                first = sign > 0 ? h - p->PH : h + p->PH - (p->KH - 1), last = first + ROWS - 1 + p->KH - 1;
+  kr_v sum[ROWS * COLUMNS];
+#pragma GCC unroll 20
+  for (int k = 0; k < ROWS * COLUMNS; k++) sum[k] = p->bias ? kr_v_load(p->bias + c) : kr_v_zero();
+  for (int64_t j = 0; j < p->KW; j++) {
+    const float *taps = p->taps + j * lanes + c, *column = x + (w + sign * (j * p->DW - p->PW)) * x_step + c;
+    for (int64_t y = first > 0 ? first : 0; y <= last && y < p->H; y++) {
+      kr_v in[COLUMNS];
+#pragma GCC unroll 4
+      for (int q = 0; q < COLUMNS; q++) in[q] = load_some(column + y * x_row + q * x_step, left);
+#pragma GCC unroll 5
+      for (int r = 0; r < ROWS; r++) {
+        const int64_t tap = sign > 0 ? y - (h + r) + p->PH : h + r + p->PH - y;
+        if (tap < 0 || tap >= p->KH) continue;
+        const kr_v t = kr_v_load(taps + tap * p->KW * lanes);
+#pragma GCC unroll 4
+        for (int q = 0; q < COLUMNS; q++) sum[r * COLUMNS + q] = kr_v_fma(in[q], t, sum[r * COLUMNS + q]);
       }
+    }
   }
+#pragma GCC unroll 20
+  for (int k = 0; k < ROWS * COLUMNS; k++)
+    store_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k], left);
+}
+
+static void conv_columns(const conv *p, const float *x, float *out, int64_t h, int64_t from, int64_t to) {
+  const int64_t lanes = kr_whole_lanes(p->C), x_row = p->x->stride[1], x_step = p->x->stride[2];
+  for (int64_t w = from; w < to; w++)
+    for (int64_t c = 0; c < p->C; c += BLOCK) {
+      const int64_t left = (p->C - c + KR_VL - 1) / KR_VL;
+      float *at = out + h * p->out->stride[1] + w * p->out->stride[2];
+      if (left >= 4) conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 4);
+      else if (left == 2) conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 2);
+      else if (left == 1) conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 1);
+      else conv_position(p, x, x_row, x_step, at, lanes, h, w, c, 3);
+    }
+}
+
+/* Rows h to h + ROWS; positions from w0 to w1 have all their taps inside. */
+static void conv_band(const conv *p, const float *x, float *out, int64_t h, int64_t w0, int64_t w1) {
+  const int64_t lanes = kr_whole_lanes(p->C), whole = w0 + (w1 - w0) / COLUMNS * COLUMNS;
+  for (int64_t w = w0; w < whole; w += COLUMNS)
+    for (int64_t c = 0; c < p->C; c += KR_VL)
+      if (p->sign > 0) conv_block(p, x, out, lanes, h, w, c, 1);
+      else conv_block(p, x, out, lanes, h, w, c, -1);
+  for (int r = 0; r < ROWS; r++) conv_columns(p, x, out, h + r, 0, w0), conv_columns(p, x, out, h + r, whole, p->W);
+}
+
+static void conv_bands(void *user, int64_t begin, int64_t end, int worker) {
+  const conv *p = user;
+  const int64_t n_bands = (p->H + ROWS - 1) / ROWS,
+                back = (p->KW - 1) * p->DW - p->PW; /* how far taps reach the other way */
+  const int64_t before = p->sign > 0 ? p->PW : back, behind = p->sign > 0 ? back : p->PW;
+  int64_t w0 = before > 0 ? before : 0, w1 = p->W - (behind > 0 ? behind : 0);
+  if (p->DH != 1 || w1 < w0) w0 = w1 = 0;
+  (void)worker;
+  for (int64_t band = begin; band < end; band++) {
+    const int64_t b = band / n_bands, h = band % n_bands * ROWS;
+    const float *x = at_row(p->x, b, 0);
+    float *out = (float *)p->out->data + kr_at4(p->out, b, 0, 0, 0);
+    if (h + ROWS <= p->H) conv_band(p, x, out, h, w0, w1);
+    for (int64_t k = h; k < p->H && h + ROWS > p->H; k++) conv_columns(p, x, out, k, 0, p->W);
+  }
+}
+
+static void run_conv(const krait_ctx *ctx, conv *p, int64_t B) {
+  kr_parallel(ctx, B * ((p->H + ROWS - 1) / ROWS), 1 + 16384 / (ROWS * p->W * p->C + 1), conv_bands, p);
 }
 
 static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH, int64_t KW) {
@@ -77,7 +148,8 @@ static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH,
   memset(to, 0, (size_t)(KH * KW * lanes) * sizeof *to);
   for (int64_t i = 0; i < KH; i++)
     for (int64_t j = 0; j < KW; j++)
-      for (int64_t c = 0; c < C; c++) to[(i * KW + j) * lanes + c] = ((const float *)weight->data)[kr_at3(weight, c, i, j)];
+      for (int64_t c = 0; c < C; c++)
+        to[(i * KW + j) * lanes + c] = ((const float *)weight->data)[kr_at3(weight, c, i, j)];
 }
 
 int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
@@ -85,9 +157,10 @@ int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
   const int64_t lanes = kr_whole_lanes(a->C);
   float *taps = a->call.scratch, *bias = taps + a->KH * a->KW * lanes;
   lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
-  for (int64_t c = 0; c < lanes; c++) bias[c] = c < a->C && kr_has(&a->bias) ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
+  for (int64_t c = 0; c < lanes; c++)
+    bias[c] = c < a->C && kr_has(&a->bias) ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
   conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, 1, &a->x, &a->out, taps, bias};
-  kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), conv_rows, &p);
+  run_conv(ctx, &p, a->B);
   return KRAIT_OK;
 }
 
@@ -100,7 +173,8 @@ typedef struct taps_run {
 } taps_run;
 
 /* sum += over a row of d x, or of d alone; n positions. */
-KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *x, int64_t x_step, int64_t n, int64_t left) {
+KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *x, int64_t x_step, int64_t n,
+                       int64_t left) {
   const int whole = left >= 2 * KR_VL;
   kr_v s0 = kr_v_zero(), s1 = s0, t0 = s0, t1 = s0;
   int64_t i = 0;
@@ -131,7 +205,9 @@ static void add_position_row(const taps_run *r, float *sums, int64_t b, int64_t 
       const float *x = at_row(&a->x, b, y);
       for (int64_t j = 0; j < a->KW; j++) {
         const int64_t move = j * a->DW - a->PW, from = move < 0 ? -move : 0, to = move > 0 ? a->W - move : a->W;
-        if (from < to) add_row(sums + (i * a->KW + j) * r->lanes + c, d + from * d_step + c, d_step, x + (from + move) * x_step + c, x_step, to - from, a->C - c);
+        if (from < to)
+          add_row(sums + (i * a->KW + j) * r->lanes + c, d + from * d_step + c, d_step, x + (from + move) * x_step + c,
+                  x_step, to - from, a->C - c);
       }
     }
     if (kr_has(&a->dbias)) add_row(sums + a->KH * a->KW * r->lanes + c, d + c, d_step, NULL, 0, a->W, a->C - c);
@@ -145,7 +221,8 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t chunk = begin; chunk < end; chunk++) {
     memset(r->sums + chunk * size, 0, (size_t)size * sizeof(float));
-    for (int64_t row = chunk * rows / r->n_chunks; row < (chunk + 1) * rows / r->n_chunks; row++) add_position_row(r, r->sums + chunk * size, row / a->H, row % a->H);
+    for (int64_t row = chunk * rows / r->n_chunks; row < (chunk + 1) * rows / r->n_chunks; row++)
+      add_position_row(r, r->sums + chunk * size, row / a->H, row % a->H);
   }
 }
 
@@ -156,7 +233,8 @@ static void write_taps(const taps_run *r) {
     for (int64_t k = 0; k <= taps; k++) {
       float sum = 0;
       for (int64_t chunk = 0; chunk < r->n_chunks; chunk++) sum += r->sums[chunk * size + k * r->lanes + c];
-      if (k < taps && kr_has(&a->dweight)) ((float *)a->dweight.data)[kr_at3(&a->dweight, c, k / a->KW, k % a->KW)] = sum;
+      if (k < taps && kr_has(&a->dweight))
+        ((float *)a->dweight.data)[kr_at3(&a->dweight, c, k / a->KW, k % a->KW)] = sum;
       if (k == taps && kr_has(&a->dbias)) ((float *)a->dbias.data)[kr_at1(&a->dbias, c)] = sum;
     }
 }
@@ -169,7 +247,7 @@ int32_t KR_FN(kr_depthwise_conv_bwd)(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->dx)) {
     lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
     conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, -1, &a->dout, &a->dx, taps, NULL};
-    kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), conv_rows, &p);
+    run_conv(ctx, &p, a->B);
   }
   if (!kr_has(&a->dweight) && !kr_has(&a->dbias)) return KRAIT_OK;
   kr_parallel(ctx, r.n_chunks, 1, add_chunks, &r);
@@ -194,9 +272,12 @@ static void unfold_rows(void *user, int64_t begin, int64_t end, int worker) {
     for (int64_t k = 0; k < a->KH; k++) {
       const int64_t y = i * a->SH + k - a->PH;
       const float *x = y >= 0 && y < a->H ? at_row(&a->x, b, y) : NULL;
-      if (x && together && x0 >= 0 && x0 + a->KW <= a->W) copy_lanes(out + k * a->KW * a->C, x + x0 * a->C, a->KW * a->C);
+      if (x && together && x0 >= 0 && x0 + a->KW <= a->W)
+        copy_lanes(out + k * a->KW * a->C, x + x0 * a->C, a->KW * a->C);
       else
-        for (int64_t l = 0; l < a->KW; l++) copy_lanes(out + (k * a->KW + l) * a->C, x && x0 + l >= 0 && x0 + l < a->W ? x + (x0 + l) * a->x.stride[2] : NULL, a->C);
+        for (int64_t l = 0; l < a->KW; l++)
+          copy_lanes(out + (k * a->KW + l) * a->C,
+                     x && x0 + l >= 0 && x0 + l < a->W ? x + (x0 + l) * a->x.stride[2] : NULL, a->C);
     }
   }
 }

@@ -1,11 +1,13 @@
-/* gather_rows.c: cost and rows of taking rows of a table. The equation is in gather_rows_ref.c. Bound: one rounding, where the types differ. */
+/* gather_rows.c: cost and rows of taking rows of a table. The equation is in gather_rows_ref.c. Bound: one rounding,
+ * where the types differ. */
 #include "gather_rows/gather_rows_rows.h"
 #include "op_list.h"
 #include "view.h"
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_gather_rows_args *a = args;
-  cost->bytes = (double)a->R * (double)a->M * (double)(krait_dtype_bytes(a->table.dtype) + krait_dtype_bytes(a->out.dtype));
+  cost->bytes =
+      (double)a->R * (double)a->M * (double)(krait_dtype_bytes(a->table.dtype) + krait_dtype_bytes(a->out.dtype));
 }
 
 static const kr_row rows[] = {

@@ -1,4 +1,5 @@
-/* gather_rows_copies.c: a CPU's row for tables whose rows lie without gaps and keep their type: one copy of memory a row. */
+/* gather_rows_copies.c: a CPU's row for tables whose rows lie without gaps and keep their type: one copy of memory a
+ * row. */
 #include <string.h>
 
 #include "contract.h"

@@ -1,6 +1,6 @@
-/* gemm.c: contract, cost and rows of the product of rows with a weight matrix. The equation is in gemm_ref.c. Bound: float32
- * 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32 float32 factors may lose all but 11
- * significant bits: 6e-3. */
+/* gemm.c: contract, cost and rows of the product of rows with a weight matrix. The equation is in gemm_ref.c. Bound:
+ * float32 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32 float32
+ * factors may lose all but 11 significant bits: 6e-3. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_rows.h"
 #include "op_list.h"
@@ -10,7 +10,8 @@
 /* No memory holds more elements; within them no size, offset or scratch overflows. */
 static int32_t check_product(const char *what, int64_t a, int64_t b) {
   const int64_t most = (int64_t)1 << 48;
-  KR_CHECK(b == 0 || a <= most / b, KRAIT_ERR_SHAPE, "gemm: %s is %lld x %lld, more than 2^48 elements", what, (long long)a, (long long)b);
+  KR_CHECK(b == 0 || a <= most / b, KRAIT_ERR_SHAPE, "gemm: %s is %lld x %lld, more than 2^48 elements", what,
+           (long long)a, (long long)b);
   return KRAIT_OK;
 }
 
@@ -20,27 +21,33 @@ static int32_t check_rules(const void *args) {
   KR_TRY(check_product("Bmat", a->K, a->N));
   KR_TRY(check_product("out", a->M, a->N));
   const int in_place = kr_has(&a->residual) && a->residual.data == a->out.data;
-  KR_CHECK(!kr_has(&a->residual) || a->residual.dtype == KRAIT_F32 || a->residual.dtype == a->A.dtype, KRAIT_ERR_DTYPE, "gemm: residual is %s but A is %s",
-           krait_dtype_name(a->residual.dtype), krait_dtype_name(a->A.dtype));
-  KR_CHECK(a->out.dtype == KRAIT_F32 || a->out.dtype == a->A.dtype, KRAIT_ERR_DTYPE, "gemm: out is %s but A is %s", krait_dtype_name(a->out.dtype), krait_dtype_name(a->A.dtype));
-  KR_CHECK(!in_place || a->residual.dtype == a->out.dtype, KRAIT_ERR_DTYPE, "gemm: out is residual but %s, not %s", krait_dtype_name(a->out.dtype), krait_dtype_name(a->residual.dtype));
-  KR_CHECK(!in_place || (a->activation == KRAIT_ACT_NONE && !kr_has(&a->B2)), KRAIT_ERR_ARGUMENT, "gemm: out may be residual only without an activation");
+  KR_CHECK(!kr_has(&a->residual) || a->residual.dtype == KRAIT_F32 || a->residual.dtype == a->A.dtype, KRAIT_ERR_DTYPE,
+           "gemm: residual is %s but A is %s", krait_dtype_name(a->residual.dtype), krait_dtype_name(a->A.dtype));
+  KR_CHECK(a->out.dtype == KRAIT_F32 || a->out.dtype == a->A.dtype, KRAIT_ERR_DTYPE, "gemm: out is %s but A is %s",
+           krait_dtype_name(a->out.dtype), krait_dtype_name(a->A.dtype));
+  KR_CHECK(!in_place || a->residual.dtype == a->out.dtype, KRAIT_ERR_DTYPE, "gemm: out is residual but %s, not %s",
+           krait_dtype_name(a->out.dtype), krait_dtype_name(a->residual.dtype));
+  KR_CHECK(!in_place || (a->activation == KRAIT_ACT_NONE && !kr_has(&a->B2)), KRAIT_ERR_ARGUMENT,
+           "gemm: out may be residual only without an activation");
   KR_CHECK(a->scale - a->scale == 0, KRAIT_ERR_ARGUMENT, "gemm: scale is not finite");
   return KRAIT_OK;
 }
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_gemm_args *a = args;
-  const double P = (double)kr_gemm_products(a), M = P * (double)a->M, N = (double)a->N, K = (double)a->K, factors = kr_has(&a->B2) ? 2 : 1;
+  const double P = (double)kr_gemm_products(a), M = P * (double)a->M, N = (double)a->N, K = (double)a->K,
+               factors = kr_has(&a->B2) ? 2 : 1;
   cost->flops = 2 * M * N * K * factors;
-  cost->bytes = M * K * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype) + factors * P * K * N * (double)krait_dtype_bytes(a->Bmat.dtype);
+  cost->bytes = M * K * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype) +
+                factors * P * K * N * (double)krait_dtype_bytes(a->Bmat.dtype);
   if (kr_has(&a->residual)) cost->bytes += M * N * (double)krait_dtype_bytes(a->residual.dtype);
   cost->exps = a->activation != KRAIT_ACT_NONE ? M * N : 0;
 }
 
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  const krait_view *const views[] = {&a->A, &a->Bmat, &a->bias, &a->residual, &a->out, &a->B2, &a->bias2, &a->row_scale};
+  const krait_view *const views[] = {&a->A,   &a->Bmat, &a->bias,  &a->residual,
+                                     &a->out, &a->B2,   &a->bias2, &a->row_scale};
   (void)ctx;
   for (int i = 0; i < 8; i++)
     if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64";
@@ -50,10 +57,10 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
 static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   (void)ctx;
-  if (a->M > 8) return "more than 8 rows";
-  if (kr_gemm_products(a) > 1 || kr_has(&a->B2) || a->activation != KRAIT_ACT_NONE) return "several products, a gate or an activation";
-  if (a->A.dtype != KRAIT_F32 || a->A.stride[1] != 1) return "rows of A are not float32 without gaps";
-  if (!kr_is_activation_dtype(a->Bmat.dtype) || (a->Bmat.stride[0] != 1 && a->K > 1)) return "the inputs of an output do not lie side by side";
+  if (a->M > KR_GEMM_MOST_FEW) return "more than 16 rows";
+  if (kr_gemm_products(a) > 1) return "several products";
+  if ((a->Bmat.stride[0] != 1 && a->K > 1) || (kr_has(&a->B2) && a->B2.stride[0] != 1 && a->K > 1))
+    return "the inputs of an output do not lie side by side";
   return refuse_simd(ctx, args);
 }
 
@@ -63,7 +70,8 @@ static const kr_row rows[] = {
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
-#define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, NULL},
+#define KR_ISA(isa, cap) \
+  {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, kr_gemm_few_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_gemm_##isa, kr_gemm_scratch_##isa},

@@ -1,6 +1,7 @@
-/* gemm_ampere.cu: products by warps' tensor cores, of 16-bit factors or of float32 ones rounded to tf32. A block makes a tile of 128 x BN with a warp for every 64 x 64 of it;
- * A and B come past the registers into a ring of stages of BK of K. Any strides: where 16 bytes are not aligned, elements are
- * copied one by one. Compiled once per type (KR_HALF: float16, KR_TF32) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products with a gate, too. */
+/* gemm_ampere.cu: products by warps' tensor cores, of 16-bit factors or of float32 ones rounded to tf32. A block makes
+ * a tile of 128 x BN with a warp for every 64 x 64 of it; A and B come past the registers into a ring of stages of BK
+ * of K. Any strides: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type (KR_HALF:
+ * float16, KR_TF32) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products with a gate, too. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
@@ -15,12 +16,19 @@ typedef kr_bf16 element;
 typedef uint16_t stored;
 #endif
 /* CHUNK: elements of 16 bytes; STEP_K: of k that one mma takes. */
-enum { BM = KR_AMPERE_BM, K_ROW_BYTES = KR_AMPERE_K_BYTES, BK = K_ROW_BYTES / sizeof(stored), CHUNK = 16 / sizeof(stored), STEP_K = 2 * CHUNK, STAGED_ROW = 72 };
+enum {
+  BM = KR_AMPERE_BM,
+  K_ROW_BYTES = KR_AMPERE_K_BYTES,
+  BK = K_ROW_BYTES / sizeof(stored),
+  CHUNK = 16 / sizeof(stored),
+  STEP_K = 2 * CHUNK,
+  STAGED_ROW = 72
+};
 
-/* ---- to shared memory ---------------------------------------------------------------------------------------------------- */
+/* ---- to shared memory -------------------------------------------------------------------------------------------- */
 
-/* Of a tile of ROWS m (or n) and BK of k: the chunk in its memory order. tf32 with m side by side is read element by element, eight of each
- * of four lines at a time: two chunks a line. */
+/* Of a tile of ROWS m (or n) and BK of k: the chunk in its memory order. tf32 with m side by side is read element by
+ * element, eight of each of four lines at a time: two chunks a line. */
 template <int ROWS, int MN>
 KR_DEV int chunk_at(int line, int chunk) {
   if (MN && sizeof(stored) == 4) return line * ROWS * 4 + (chunk ^ (line & 3) << 1) * 16;
@@ -30,7 +38,12 @@ KR_DEV int chunk_at(int line, int chunk) {
 /* What a thread copies of a factor: chunks in lines `LINES` apart, the same chunk of each. */
 template <int ROWS, int MN, int THREADS, int HALVES>
 struct copier {
-  enum { PER_LINE = MN ? ROWS / CHUNK : BK / CHUNK, LINES = THREADS / PER_LINE, N = ROWS * BK / CHUNK / THREADS, LINE_BYTES = MN ? ROWS * sizeof(stored) : K_ROW_BYTES };
+  enum {
+    PER_LINE = MN ? ROWS / CHUNK : BK / CHUNK,
+    LINES = THREADS / PER_LINE,
+    N = ROWS * BK / CHUNK / THREADS,
+    LINE_BYTES = MN ? ROWS * sizeof(stored) : K_ROW_BYTES
+  };
   const stored *at;    /* of the next stage */
   int64_t step, advance; /* elements from line to line, from stage to stage */
   int64_t along;         /* from element to element of a chunk, where they are copied one by one */
@@ -38,7 +51,8 @@ struct copier {
   int packs;
 
   /* HALVES: of every 64 rows the latter 32 belong to `second`. */
-  KR_DEV void open(copier &c, const kr_gemm_matrix &matrix, const kr_gemm_matrix &second, int batch, int first, int limit, int k, int is_b) {
+  KR_DEV void open(copier &c, const kr_gemm_matrix &matrix, const kr_gemm_matrix &second, int batch, int first,
+                   int limit, int k, int is_b) {
     const int chunk = kr_thread() % PER_LINE;
     c.line = kr_thread() / PER_LINE;
     c.place = chunk_at<ROWS, MN>(c.line, chunk);
@@ -49,7 +63,8 @@ struct copier {
     c.along = MN ? row_stride : k_stride;
     c.step = MN ? LINES * k_stride : (HALVES ? LINES / 2 : LINES) * row_stride;
     c.advance = BK * k_stride;
-    c.at = (const stored *)m.data + batch * m.batch + (first + row) * row_stride + (k + (MN ? c.line : chunk * CHUNK)) * k_stride;
+    c.at = (const stored *)m.data + batch * m.batch + (first + row) * row_stride +
+           (k + (MN ? c.line : chunk * CHUNK)) * k_stride;
     c.left = limit - first - row;
     if (!MN) c.line = chunk * CHUNK;
   }
@@ -90,7 +105,7 @@ struct copier {
   }
 };
 
-/* ---- from shared memory ------------------------------------------------------------------------------------------------------ */
+/* ---- from shared memory ------------------------------------------------------------------------------------------ */
 
 /* Element by element: what kr_load_matrices cannot turn. */
 template <int ROWS, int AS_B>
@@ -103,8 +118,9 @@ KR_DEV void read_elements(uint32_t (&f)[4], const unsigned char *tile, int row, 
   }
 }
 
-/* Two factors of 16 rows (m, or two times 8 of n) by STEP_K, from row `row` and step `step` on. As a: a[0], a[1] are rows 0..7, 8..15 of the first
- * half of k, a[2], a[3] of the others. As b: b[0], b[1] the first eight rows', b[2], b[3] the others'. */
+/* Two factors of 16 rows (m, or two times 8 of n) by STEP_K, from row `row` and step `step` on. As a: a[0], a[1] are
+ * rows 0..7, 8..15 of the first half of k, a[2], a[3] of the others. As b: b[0], b[1] the first eight rows', b[2], b[3]
+ * the others'. */
 template <int ROWS, int MN, int AS_B>
 KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, int step) {
   const int lane = kr_thread() & 31, second = lane / 8 & 1, upper = lane / 16, within = lane & 7;
@@ -119,7 +135,8 @@ KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, in
 }
 
 template <int BN>
-KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[4][4], const unsigned char *stage, int row, int column, int step) {
+KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[4][4], const unsigned char *stage, int row, int column,
+                         int step) {
 #pragma unroll
   for (int i = 0; i < 4; i++) read_factor<BM, KR_A_MN, 0>(a[i], stage, row + 16 * i, step);
 #pragma unroll
@@ -133,11 +150,13 @@ KR_DEV void multiply(float (&d)[4][8][4], const uint32_t (&a)[4][4], const uint3
     for (int i = 0; i < 4; i++) kr_mma_as(element(), d[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
 }
 
-/* ---- a tile ------------------------------------------------------------------------------------------------------------------- */
+/* ---- a tile ------------------------------------------------------------------------------------------------------ */
 
-/* 16 rows of the warp's 64 columns at a time through its own shared memory, so that a lane has eight columns side by side. */
+/* 16 rows of the warp's 64 columns at a time through its own shared memory, so that a lane has eight columns side by
+ * side. */
 template <int GATED>
-KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged, const float (&d)[8][4], int slab, int batch, int m, int n) {
+KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged, const float (&d)[8][4],
+                        int slab, int batch, int m, int n) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
   kr_sync_warp();
 #pragma unroll
@@ -163,7 +182,8 @@ KR_DEV void run(const kr_gemm_plan &p) {
   const int THREADS = BN, STAGE_BYTES = (BM + BN) * K_ROW_BYTES, STEPS = BK / STEP_K, WIDTH = GATED ? BN / 2 : BN;
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, slab = u.slab, batch = u.batch;
-  const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split, n_blocks = (end - begin + BK - 1) / BK;
+  const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split,
+            n_blocks = (end - begin + BK - 1) / BK;
   const int warp = kr_thread() / 32, row = warp % 2 * 64, column = warp / 2 * 64;
   copier<BM, KR_A_MN, THREADS, 0> from_a;
   copier<BN, KR_B_MN, THREADS, GATED> from_b;
@@ -203,7 +223,8 @@ KR_DEV void run(const kr_gemm_plan &p) {
       } else {
         kr_copied<STAGES - 2>();
         kr_sync();
-        read_factors<BN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column, 0); /* behind the last block: not used */
+        read_factors<BN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column,
+                         0); /* behind the last block: not used */
       }
       multiply(d, a[s % 2], b[s % 2]);
     }
@@ -214,7 +235,9 @@ KR_DEV void run(const kr_gemm_plan &p) {
   kr_copied<0>();
   kr_sync();
 #pragma unroll
-  for (int i = 0; i < 4; i++) finish_rows<GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i, to_column);
+  for (int i = 0; i < 4; i++)
+    finish_rows<GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
+                       to_column);
 }
 
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 0>(plan); }

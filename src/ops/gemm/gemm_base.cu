@@ -1,7 +1,8 @@
-/* gemm_base.cu: products of factors of any type and strides by float32 multiply-adds, for every GPU. A block of 256 threads makes a tile of
- * 128 x 128; a thread has rows 4 y + {0..3} and 64 on, columns 4 x + {0..3} and 64 on. Where the product is gated, the tile's
- * second half of columns belongs to B2: a thread has both factors of a result. While a stage is multiplied, the next is on its way
- * to registers. Then kr_gemm_sum: the parts of a product whose K was split. */
+/* gemm_base.cu: products of factors of any type and strides by float32 multiply-adds, for every GPU. A block of 256
+ * threads makes a tile of 128 x 128; a thread has rows 4 y + {0..3} and 64 on, columns 4 x + {0..3} and 64 on. Where
+ * the product is gated, the tile's second half of columns belongs to B2: a thread has both factors of a result. While a
+ * stage is multiplied, the next is on its way to registers. Then kr_gemm_sum: the parts of a product whose K was
+ * split. */
 #include "gemm_finish.cuh"
 
 enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
@@ -10,11 +11,13 @@ enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
 typedef struct copier {
   const kr_gemm_matrix *matrix;
   int64_t at, advance, along; /* elements: of the next stage, from stage to stage, from one to the next of the eight */
-  int row, k, left, turned;   /* place in the stage; rows that exist from the first one on; turned: the eight are rows, not k */
+  int row, k, left,
+      turned; /* place in the stage; rows that exist from the first one on; turned: the eight are rows, not k */
 } copier;
 
 /* first: the row (m or n) in the matrix, place: in the stage. */
-KR_DEV copier copier_of(const kr_gemm_matrix &matrix, int64_t row_stride, int64_t k_stride, int batch, int first, int place, int limit, int turned, int k) {
+KR_DEV copier copier_of(const kr_gemm_matrix &matrix, int64_t row_stride, int64_t k_stride, int batch, int first,
+                        int place, int limit, int turned, int k) {
   copier c = {&matrix, 0, BK * k_stride, turned ? row_stride : k_stride, place, 0, 0, turned};
   c.k = turned ? kr_thread() / 16 : kr_thread() % 2 * 8;
   c.left = limit - first;
@@ -70,7 +73,8 @@ KR_DEV void finish_tile(const kr_gemm_plan &p, float *staged, const float (&d)[8
     for (int row = kr_thread() / RUNS; row < 64; row += KR_BASE_THREADS / RUNS) {
       float v[8], second[8];
 #pragma unroll
-      for (int i = 0; i < 8; i++) v[i] = staged[row * ROW + column + i], second[i] = GATED ? staged[row * ROW + 64 + column + i] : 0.0f;
+      for (int i = 0; i < 8; i++)
+        v[i] = staged[row * ROW + column + i], second[i] = GATED ? staged[row * ROW + 64 + column + i] : 0.0f;
       if (!GATED && p.n_splits > 1) kr_keep_run<8>(p, slab, m + 64 * half + row, n + column, v);
       else kr_finish_run<8, GATED>(p, terms, slab % p.P, m + 64 * half + row, n + column, v, second);
     }
@@ -84,7 +88,9 @@ KR_DEV void run(const kr_gemm_plan &p) {
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * (GATED ? BN / 2 : BN), slab = u.slab, batch = u.batch;
   const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split;
-  const int a_turned = p.A.row == 1 && p.A.column != 1, b_turned = p.B.column == 1 && (!GATED || p.B2.column == 1), a_row = a_turned ? kr_thread() % 16 * 8 : kr_thread() / 2, b_row = b_turned ? kr_thread() % 16 * 8 : kr_thread() / 2;
+  const int a_turned = p.A.row == 1 && p.A.column != 1, b_turned = p.B.column == 1 && (!GATED || p.B2.column == 1),
+            a_row = a_turned ? kr_thread() % 16 * 8 : kr_thread() / 2,
+            b_row = b_turned ? kr_thread() % 16 * 8 : kr_thread() / 2;
   copier from_a = copier_of(p.A, p.A.row, p.A.column, batch, m + a_row, a_row, p.M, a_turned, begin);
   const kr_gemm_matrix &B = GATED && b_row >= 64 ? p.B2 : p.B;
   copier from_b = copier_of(B, B.column, B.row, batch, n + (GATED ? b_row % 64 : b_row), b_row, p.N, b_turned, begin);
@@ -109,7 +115,8 @@ KR_DEV void run(const kr_gemm_plan &p) {
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_plan plan) { run<0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base_gated(kr_gemm_plan plan) { run<1>(plan); }
 
-/* sum_lanes threads add the parts of eight columns, each those that lie sum_lanes apart in their order; the first finishes. */
+/* sum_lanes threads add the parts of eight columns, each those that lie sum_lanes apart in their order; the first
+ * finishes. */
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
   const int per_row = (int)(p.partial_row / 8);
   const int lane = kr_thread() & (p.sum_lanes - 1);

@@ -1,10 +1,10 @@
-/* gemm_check.c: sizes of random products around the edges of tiles and panels; every third call as layers make it, rows or columns without
- * gaps and aligned, often of 16 bits and often of few rows. */
+/* gemm_check.c: sizes of random products around the edges of tiles and panels; every third call as layers make it, rows
+ * or columns without gaps and aligned, often of 16 bits and often of few rows. */
 #include "check.h"
 #include "op_list.h"
 
-/* A tensor (rows, columns, P) without gaps, given other strides over the same memory: product after product, of each row after row or, turned,
- * column after column. */
+/* A tensor (rows, columns, P) without gaps, given other strides over the same memory: product after product, of each
+ * row after row or, turned, column after column. */
 static void lay_out(krait_view *view, int64_t rows, int64_t columns, int turned) {
   if (!view) return;
   view->stride[0] = turned ? 1 : columns, view->stride[1] = turned ? rows : 1, view->stride[2] = rows * columns;
@@ -17,7 +17,8 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
 }
 
 static void give_aligned(kr_case *c, krait_gemm_args *a) {
-  const int turned = (int)kr_case_int(c, 0, 4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
+  const int turned =
+      (int)kr_case_int(c, 0, 4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
   c->contiguous = 1;
   lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
   lay_out(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
@@ -26,13 +27,14 @@ static void give_aligned(kr_case *c, krait_gemm_args *a) {
   lay_out(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
 }
 
-/* What rounding both factors to 11 bits makes of a sum of random terms, in units of the sums' own size; and what is left of GELU's two terms
- * far below zero, where rows differ by the last places of a sum of about one. */
+/* What rounding both factors to 11 bits makes of a sum of random terms, in units of the sums' own size; and what is
+ * left of GELU's two terms far below zero, where rows differ by the last places of a sum of about one. */
 static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
   kr_case_give_rest(c);
   const int is_tf32 = a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
   const int is_gelu = a->activation == KRAIT_ACT_GELU || a->activation == KRAIT_ACT_GELU_TANH;
-  if (!c->is_exact && a->out.dtype == KRAIT_F32 && (is_tf32 || is_gelu)) kr_case_bound(c, &a->out, is_tf32 ? 6e-3 : 1e-5, is_gelu ? 2e-6 : 1e-30);
+  if (!c->is_exact && a->out.dtype == KRAIT_F32 && (is_tf32 || is_gelu))
+    kr_case_bound(c, &a->out, is_tf32 ? 6e-3 : 1e-5, is_gelu ? 2e-6 : 1e-30);
   return KRAIT_OK;
 }
 
@@ -48,8 +50,9 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   a->K = kr_case_edge(c, index % 8 == 1 ? 600 : 130);
   a->P = !c->is_exact && kr_case_chance(c, 0.2) ? kr_case_int(c, 1, 4) : 0;
   a->scale = !c->is_exact && kr_case_chance(c, 0.2) ? (float)kr_case_uniform(c, 0.1, 2) : 0;
-  if (!aligned && index % 7 == 1 && !c->is_exact) { /* a CPU's few rows: float32 against weights of any type, as layers store them */
-    a->M = kr_case_int(c, 1, 9), a->P = 0;
+  if (!aligned && index % 7 == 1 &&
+      !c->is_exact) { /* a CPU's few rows: float32 against weights of any type, as layers store them */
+    a->M = kr_case_int(c, 1, 17), a->P = 0;
     c->contiguous = 1, c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
     lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
     lay_out(kr_case_give(c, "Bmat"), a->K, a->N, 1);
@@ -58,9 +61,12 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
     if (kr_case_chance(c, 0.7)) a->activation = KRAIT_ACT_NONE;
   }
   if (!aligned) return bound_result(c, a);
-  a->M = kr_case_chance(c, 0.4) ? kr_case_int(c, 1, 16) : 8 * kr_case_int(c, 1, 20), a->N = 8 * kr_case_int(c, 1, 20), a->K = 8 * kr_case_int(c, 1, 24);
+  a->M = kr_case_chance(c, 0.4) ? kr_case_int(c, 1, 16) : 8 * kr_case_int(c, 1, 20), a->N = 8 * kr_case_int(c, 1, 20),
+  a->K = 8 * kr_case_int(c, 1, 24);
   if (kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);
-  if (kr_case_chance(c, 0.05)) a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2), a->P = 0; /* many parts of K */
+  if (kr_case_chance(c, 0.05))
+    a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2),
+    a->P = 0; /* many parts of K */
   give_aligned(c, a);
   return bound_result(c, a);
 }

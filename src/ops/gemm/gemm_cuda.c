@@ -1,4 +1,5 @@
-/* gemm_cuda.c: products on a GPU: which kernels take a call, how the result is cut into tiles and K into parts, tensor maps, launches. */
+/* gemm_cuda.c: products on a GPU: which kernels take a call, how the result is cut into tiles and K into parts, tensor
+ * maps, launches. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 #include "status.h"
 #include "view.h"
 
-/* ---- what a call looks like ------------------------------------------------------------------------------------------------ */
+/* ---- what a call looks like -------------------------------------------------------------------------------------- */
 
 /* Order in memory of the factors: a factor's k lie side by side (K), or its m or n (M, N). */
 enum { ORDER_KK, ORDER_KN, ORDER_MN, N_ORDERS, NO_ORDER };
@@ -21,7 +22,8 @@ static kr_gemm_matrix matrix_of(const krait_view *v, int64_t rows, int64_t colum
   if (rows == 1) m.row = m.column == 1 ? (columns + 7) / 8 * 8 : 1;
   if (columns == 1) m.column = m.row == 1 ? (rows + 7) / 8 * 8 : 1;
   const int64_t across = m.column == 1 ? m.row : m.column;
-  m.packs = (m.column == 1 || m.row == 1) && across % per_pack == 0 && m.batch % per_pack == 0 && (uintptr_t)v->data % 16 == 0 && v->dtype != KRAIT_F64;
+  m.packs = (m.column == 1 || m.row == 1) && across % per_pack == 0 && m.batch % per_pack == 0 &&
+            (uintptr_t)v->data % 16 == 0 && v->dtype != KRAIT_F64;
   return m;
 }
 
@@ -32,9 +34,21 @@ static kr_gemm_matrix vector_of(const krait_view *v, int64_t P) {
 
 static kr_gemm_plan describe(const krait_gemm_args *a) {
   const int64_t P = kr_gemm_products(a);
-  kr_gemm_plan p = {.A = matrix_of(&a->A, a->M, a->K, P), .B = matrix_of(&a->Bmat, a->K, a->N, P), .B2 = matrix_of(&a->B2, a->K, a->N, P), .out = matrix_of(&a->out, a->M, a->N, P),
-                    .residual = matrix_of(&a->residual, a->M, a->N, P), .bias = vector_of(&a->bias, 1), .bias2 = vector_of(&a->bias2, 1), .row_scale = vector_of(&a->row_scale, P),
-                    .M = (int32_t)a->M, .N = (int32_t)a->N, .K = (int32_t)a->K, .P = (int32_t)P, .n_splits = 1, .activation = a->activation, .scale = a->scale != 0 ? a->scale : 1};
+  kr_gemm_plan p = {.A = matrix_of(&a->A, a->M, a->K, P),
+                    .B = matrix_of(&a->Bmat, a->K, a->N, P),
+                    .B2 = matrix_of(&a->B2, a->K, a->N, P),
+                    .out = matrix_of(&a->out, a->M, a->N, P),
+                    .residual = matrix_of(&a->residual, a->M, a->N, P),
+                    .bias = vector_of(&a->bias, 1),
+                    .bias2 = vector_of(&a->bias2, 1),
+                    .row_scale = vector_of(&a->row_scale, P),
+                    .M = (int32_t)a->M,
+                    .N = (int32_t)a->N,
+                    .K = (int32_t)a->K,
+                    .P = (int32_t)P,
+                    .n_splits = 1,
+                    .activation = a->activation,
+                    .scale = a->scale != 0 ? a->scale : 1};
   p.out.packs = p.out.packs && p.out.column == 1;
   p.residual.packs = p.residual.packs && p.residual.column == 1;
   return p;
@@ -49,21 +63,27 @@ static int order_of(const kr_gemm_plan *p) {
 
 static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
-/* ---- tiles ------------------------------------------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
 static int32_t ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
-/* Time in units of 64 k of a 128 x 256 tile, as measured on an H200: a stage's products, what a tile costs beside them, and the sums of
- * parts. n_at_once: tiles that run at the same time. */
+/* Time in units of 64 k of a 128 x 256 tile, as measured on an H200: a stage's products, what a tile costs beside them,
+ * and the sums of parts. n_at_once: tiles that run at the same time. */
 static double cost_of(const kr_gemm_plan *p, int width, int bn, int n_splits, int stage_k, int n_at_once) {
-  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k), rate = bn == 256 ? 1 : bn == 192 ? 0.80 : bn == 128 ? 0.68 : 0.45;
+  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k), rate = bn == 256   ? 1
+                                                                           : bn == 192 ? 0.80
+                                                                           : bn == 128 ? 0.68
+                                                                                       : 0.45;
   const int64_t units = (int64_t)ceil_div(p->M, 128) * ceil_div(p->N, width) * p->P * n_splits;
   const double tile = steps * stage_k / 64 * rate + 0.6 * bn / 256 + 0.8;
   const double sums = n_splits > 1 ? 4 + 3e-6 * (double)n_splits * p->M * p->N * p->P : 0;
   return (double)((units + n_at_once - 1) / n_at_once) * tile + sums;
 }
 
-enum { MOST_SPLITS = 512, MOST_SPLIT_UNITS = 4096 }; /* few tiles of a long K: the gradient of a small layer's weights */
+enum {
+  MOST_SPLITS = 512,
+  MOST_SPLIT_UNITS = 4096
+}; /* few tiles of a long K: the gradient of a small layer's weights */
 
 /* The cheapest of the widths (0 ends them), and how often K is split. */
 static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_at_once) {
@@ -71,7 +91,8 @@ static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_a
   double best = 1e300;
   for (int i = 0; widths[i]; i++) {
     const double tiles = (double)ceil_div(p->M, 128) * ceil_div(p->N, widths[i]) * p->P;
-    const int most = p->B2.data || p->K < 512 || tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / tiles);
+    const int most =
+        p->B2.data || p->K < 512 || tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / tiles);
     for (int s = 1; s <= most && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
       const double cost = cost_of(p, p->B2.data ? widths[i] / 2 : widths[i], widths[i], s, stage_k, n_at_once);
       if (cost < best * 0.999) best = cost, best_bn = widths[i], best_splits = s;
@@ -85,22 +106,28 @@ static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_a
   if (p->n_splits == 1) p->k_split = p->K;
   p->sum_lanes = p->n_splits >= 64 ? 32 : p->n_splits >= 16 ? 4 : 1;
   p->partial_row = (p->N + 7) / 8 * 8;
-  p->by_tiles = kr_divisor_of((int64_t)p->n_m * p->n_n), p->by_P = kr_divisor_of(p->P), p->by_group = kr_divisor_of((int64_t)p->group * p->n_n);
+  p->by_tiles = kr_divisor_of((int64_t)p->n_m * p->n_n), p->by_P = kr_divisor_of(p->P),
+  p->by_group = kr_divisor_of((int64_t)p->group * p->n_n);
   p->by_rows = kr_divisor_of(p->group), p->by_last_rows = kr_divisor_of((p->n_m - 1) % p->group + 1);
   return best_bn;
 }
 
 static uint64_t partial_bytes(const kr_gemm_plan *p) {
-  return p->n_splits > 1 ? kr_scratch_round((uint64_t)p->n_splits * (uint64_t)p->P * (uint64_t)p->M * (uint64_t)p->partial_row * 4) : 0;
+  return p->n_splits > 1
+             ? kr_scratch_round((uint64_t)p->n_splits * (uint64_t)p->P * (uint64_t)p->M * (uint64_t)p->partial_row * 4)
+             : 0;
 }
 
-/* The product's launch, and that of the sums where K is split: then the product leaves all but the sums to the second. */
-static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid, const void *plan, const kr_gemm_plan *p) {
+/* The product's launch, and that of the sums where K is split: then the product leaves all but the sums to the
+ * second. */
+static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid,
+                          const void *plan, const kr_gemm_plan *p) {
   static const kr_kernel sum = {"gemm_base", "kr_gemm_sum"};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, plan, 0));
   if (p->n_splits == 1) return KRAIT_OK;
   const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8) * p->sum_lanes;
-  const kr_grid sums = {.x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS), .block = KR_SUM_THREADS, .stream = grid->stream};
+  const kr_grid sums = {
+      .x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS), .block = KR_SUM_THREADS, .stream = grid->stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &sum, &sums, p, sizeof *p);
 }
 
@@ -111,7 +138,7 @@ static int fits(const krait_gemm_args *a) {
 }
 static const char too_large[] = "too large for 32-bit numbers of tiles";
 
-/* ---- base --------------------------------------------------------------------------------------------------------------------- */
+/* ---- base -------------------------------------------------------------------------------------------------------- */
 
 static void plan_base(const krait_ctx *ctx, kr_gemm_plan *p) {
   choose_tiles(p, (const int[]){128, 0}, KR_BASE_BK, 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors);
@@ -139,13 +166,19 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   kr_gemm_plan p = describe(a);
   plan_base(ctx, &p);
   p.partial = a->call.scratch;
-  const kr_grid grid = {.x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = KR_BASE_THREADS, .stream = a->call.stream};
+  const kr_grid grid = {
+      .x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = KR_BASE_THREADS, .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_BASE, p.B2.data ? &gated : &plain, &grid, &p, &p);
 }
 
-/* ---- ampere ------------------------------------------------------------------------------------------------------------------- */
+/* ---- ampere ------------------------------------------------------------------------------------------------------ */
 
-#define BY_ORDER(tier, type, suffix, name) {{"gemm_" tier "_" type "_kk" suffix, name}, {"gemm_" tier "_" type "_kn" suffix, name}, {"gemm_" tier "_" type "_mn" suffix, name}}
+#define BY_ORDER(tier, type, suffix, name)                                                    \
+  {                                                                                           \
+    {"gemm_" tier "_" type "_kk" suffix, name}, {"gemm_" tier "_" type "_kn" suffix, name}, { \
+      "gemm_" tier "_" type "_mn" suffix, name                                                \
+    }                                                                                         \
+  }
 #define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
 
 /* An order for which there are kernels. */
@@ -153,7 +186,9 @@ static const char *refuse_order(const krait_gemm_args *a) {
   if (!fits(a)) return too_large;
   const kr_gemm_plan p = describe(a);
   const int order = order_of(&p);
-  if (order == NO_ORDER || (p.B2.data && order != ORDER_KK)) return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored (N,K)";
+  if (order == NO_ORDER || (p.B2.data && order != ORDER_KK))
+    return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored "
+           "(N,K)";
   return NULL;
 }
 
@@ -168,7 +203,8 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_K_BYTES / 2, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_K_BYTES / 2,
+                      kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
@@ -177,23 +213,32 @@ uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   return partial_bytes(&p);
 }
 
-static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_plan *p, const kr_kernel *kernel, int bn) {
-  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits), .block = (uint32_t)bn, .shared_bytes = KR_AMPERE_SHARED_BYTES(bn), .stream = a->call.stream};
+static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_plan *p, const kr_kernel *kernel,
+                             int bn) {
+  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
+                        .block = (uint32_t)bn,
+                        .shared_bytes = KR_AMPERE_SHARED_BYTES(bn),
+                        .stream = a->call.stream};
   p->partial = a->call.scratch;
   return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, p, p);
 }
 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"), narrow[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
+  static const kr_kernel wide[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"),
+                         narrow[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
                          gated[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_plan p = describe(a);
   const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
-  return launch_ampere(ctx, a, &p, p.B2.data ? &gated[type][order] : bn == 256 ? &wide[type][order] : &narrow[type][order], bn);
+  return launch_ampere(ctx, a, &p,
+                       p.B2.data   ? &gated[type][order]
+                       : bn == 256 ? &wide[type][order]
+                                   : &narrow[type][order],
+                       bn);
 }
 
-/* ---- ampere, float32 factors rounded to tf32 ------------------------------------------------------------------------------------ */
+/* ---- ampere, float32 factors rounded to tf32 --------------------------------------------------------------------- */
 
 const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
@@ -204,7 +249,8 @@ const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 64, 0}, KR_AMPERE_K_BYTES / 4, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 64, 0}, KR_AMPERE_K_BYTES / 4,
+                      kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
@@ -214,42 +260,59 @@ uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_256"), narrow[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
-                         narrowest[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_64"), gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
+  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_256"),
+                         narrow[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
+                         narrowest[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_64"),
+                         gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_plan p = describe(a);
   const int bn = plan_tf32(ctx, &p), order = order_of(&p);
-  return launch_ampere(ctx, a, &p, p.B2.data ? &gated : bn == 256 ? &wide[order] : bn == 128 ? &narrow[order] : &narrowest[order], bn);
+  return launch_ampere(ctx, a, &p,
+                       p.B2.data   ? &gated
+                       : bn == 256 ? &wide[order]
+                       : bn == 128 ? &narrow[order]
+                                   : &narrowest[order],
+                       bn);
 }
 
-/* ---- few rows ----------------------------------------------------------------------------------------------------------------- */
+/* ---- few rows ---------------------------------------------------------------------------------------------------- */
 
 const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_ampere_refuse(ctx, args);
   if (why) return why;
   const kr_gemm_plan p = describe(a);
-  if (order_of(&p) != ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0) return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
+  if (order_of(&p) != ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0)
+    return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2][2] = {{{{"gemm_few_f16", "kr_gemm_few_8"}, {"gemm_few_bf16", "kr_gemm_few_8"}}, {{"gemm_few_f16", "kr_gemm_few_16"}, {"gemm_few_bf16", "kr_gemm_few_16"}}},
-    {{{"gemm_few_f16", "kr_gemm_few_8_gated"}, {"gemm_few_bf16", "kr_gemm_few_8_gated"}}, {{"gemm_few_f16", "kr_gemm_few_16_gated"}, {"gemm_few_bf16", "kr_gemm_few_16_gated"}}}};
+  static const kr_kernel kernels[2][2][2] = {
+      {{{"gemm_few_f16", "kr_gemm_few_8"}, {"gemm_few_bf16", "kr_gemm_few_8"}},
+       {{"gemm_few_f16", "kr_gemm_few_16"}, {"gemm_few_bf16", "kr_gemm_few_16"}}},
+      {{{"gemm_few_f16", "kr_gemm_few_8_gated"}, {"gemm_few_bf16", "kr_gemm_few_8_gated"}},
+       {{"gemm_few_f16", "kr_gemm_few_16_gated"}, {"gemm_few_bf16", "kr_gemm_few_16_gated"}}}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS), .y = (uint32_t)p.P, .block = KR_FEW_THREADS, .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
+                        .y = (uint32_t)p.P,
+                        .block = KR_FEW_THREADS,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
+                        &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
 
-/* ---- hopper ------------------------------------------------------------------------------------------------------------------- */
+/* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
-/* Whether bulk copies take the matrix: 16 bytes aligned, rows (of the contiguous dimension, `along` long) that do not overlap. */
+/* Whether bulk copies take the matrix: 16 bytes aligned, rows (of the contiguous dimension, `along` long) that do not
+ * overlap. */
 static int boxes_take(const kr_gemm_matrix *m, int64_t along, int64_t P) {
   const int64_t across = m->column == 1 ? m->row : m->column;
-  return m->packs && across >= along && across < (int64_t)1 << 30 && (P == 1 || (m->batch > 0 && m->batch < (int64_t)1 << 38));
+  return m->packs && across >= along && across < (int64_t)1 << 30 &&
+         (P == 1 || (m->batch > 0 && m->batch < (int64_t)1 << 38));
 }
 
 static int pairs_take(const kr_gemm_matrix *m) {
@@ -265,15 +328,20 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_plan p = describe(a);
   const int order = order_of(&p);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
-  if (!boxes_take(&p.A, order == ORDER_MN ? p.M : p.K, p.P) || !boxes_take(&p.B, order == ORDER_KK ? p.K : p.N, p.P) || (p.B2.data && !boxes_take(&p.B2, p.K, p.P)))
+  if (!boxes_take(&p.A, order == ORDER_MN ? p.M : p.K, p.P) || !boxes_take(&p.B, order == ORDER_KK ? p.K : p.N, p.P) ||
+      (p.B2.data && !boxes_take(&p.B2, p.K, p.P)))
     return "the rows of A and Bmat must be aligned to 16 bytes";
-  if (p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) || (p.out.dtype == KRAIT_F32 && !pairs_take(&p.out))) return "N must be even, and rows of residual and out aligned to pairs";
-  if (p.out.dtype != KRAIT_F32 && (p.out.column != 1 || !boxes_take(&p.out, p.N, p.P))) return "the rows of out must be aligned to 16 bytes";
+  if (p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) ||
+      (p.out.dtype == KRAIT_F32 && !pairs_take(&p.out)))
+    return "N must be even, and rows of residual and out aligned to pairs";
+  if (p.out.dtype != KRAIT_F32 && (p.out.column != 1 || !boxes_take(&p.out, p.N, p.P)))
+    return "the rows of out must be aligned to 16 bytes";
   return NULL;
 }
 
 static int plan_hopper(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 192, 128, 0}, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 192, 128, 0}, KR_HOPPER_BK,
+                      kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
@@ -283,13 +351,18 @@ uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 /* Boxes of 64 along the contiguous dimension by `rows` across, 128-byte swizzling. */
-static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_matrix *m, int64_t along, int64_t across, int64_t P, int rows) {
+static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_matrix *m, int64_t along, int64_t across,
+                        int64_t P, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
-  const uint64_t sizes[3] = {(uint64_t)along, (uint64_t)across, (uint64_t)P}, line = (uint64_t)(m->column == 1 ? m->row : m->column) * 2;
+  const uint64_t sizes[3] = {(uint64_t)along, (uint64_t)across, (uint64_t)P},
+                 line = (uint64_t)(m->column == 1 ? m->row : m->column) * 2;
   const uint64_t strides[2] = {line, P > 1 ? (uint64_t)m->batch * 2 : line * (uint64_t)across};
   const uint32_t box[3] = {64, (uint32_t)rows, 1}, steps[3] = {1, 1, 1};
   const int type = m->dtype == KRAIT_BF16 ? KR_CU_MAP_BF16 : KR_CU_MAP_F16;
-  KR_CU_TRY(driver, TensorMapEncodeTiled(map, type, 3, m->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128, KR_CU_MAP_PROMOTE_256, 0), "describing a tensor");
+  KR_CU_TRY(driver,
+            TensorMapEncodeTiled(map, type, 3, m->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128,
+                                 KR_CU_MAP_PROMOTE_256, 0),
+            "describing a tensor");
   return KRAIT_OK;
 }
 
@@ -305,19 +378,26 @@ static int32_t make_maps(const krait_ctx *ctx, kr_gemm_hopper_plan *h, int order
 }
 
 int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel by_width[3][2][N_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"), BY_HALF("hopper", "_192", "kr_gemm_hopper"),
+  static const kr_kernel by_width[3][2][N_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"),
+                                                     BY_HALF("hopper", "_192", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_256", "kr_gemm_hopper")};
-  static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"}, {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
+  static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"},
+                                     {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_plan h = {.plan = describe(a)};
-  const int bn = plan_hopper(ctx, &h.plan), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.plan), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int bn = plan_hopper(ctx, &h.plan), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.plan),
+            n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.plan.n_m * h.plan.n_n * h.plan.P * h.plan.n_splits;
   h.plan.partial = a->call.scratch;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   const int32_t status = make_maps(ctx, &h, order, bn);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
-  const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors), .block = KR_HOPPER_THREADS, .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn), .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order], &grid, &h, &h.plan);
+  const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
+                        .block = KR_HOPPER_THREADS,
+                        .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn),
+                        .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
+                    &grid, &h, &h.plan);
 }

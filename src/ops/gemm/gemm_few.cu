@@ -1,6 +1,7 @@
-/* gemm_few.cu: up to 16 rows of A (tokens) times weights whose k lie side by side, 16 bits: bound by reading the weights once. A block makes 16
- * columns of the result; its warps share K, each reading 128 bytes of 16 rows of the weights at a time straight into registers as the left
- * factor of tensor cores, tokens being the right one: the order of k within a step does not matter as long as both have the same. */
+/* gemm_few.cu: up to 16 rows of A (tokens) times weights whose k lie side by side, 16 bits: bound by reading the
+ * weights once. A block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of the
+ * weights at a time straight into registers as the left factor of tensor cores, tokens being the right one: the order
+ * of k within a step does not matter as long as both have the same. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
@@ -22,7 +23,8 @@ KR_DEV void read_step(kr_raw16 (&v)[2], const uint16_t *row, int k, int K) {
   for (int h = 0; h < 2; h++) v[h] = read_16(row + k + 32 * h, k + 32 * h < K);
 }
 
-KR_DEV void read_weights(kr_raw16 (&low)[2], kr_raw16 (&high)[2], const uint16_t *low_row, const uint16_t *high_row, int k, int K) {
+KR_DEV void read_weights(kr_raw16 (&low)[2], kr_raw16 (&high)[2], const uint16_t *low_row, const uint16_t *high_row,
+                         int k, int K) {
   read_step(low, low_row, k, K), read_step(high, high_row, k, K);
 }
 
@@ -36,7 +38,8 @@ KR_DEV void read_tokens(kr_raw16 (&x)[TOKENS][2], const kr_gemm_plan &p, const u
 }
 
 template <int TOKENS>
-KR_DEV void multiply(float (&d)[TOKENS][4], const kr_raw16 (&low)[2], const kr_raw16 (&high)[2], const kr_raw16 (&x)[TOKENS][2]) {
+KR_DEV void multiply(float (&d)[TOKENS][4], const kr_raw16 (&low)[2], const kr_raw16 (&high)[2],
+                     const kr_raw16 (&x)[TOKENS][2]) {
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -51,10 +54,14 @@ KR_DEV void multiply(float (&d)[TOKENS][4], const kr_raw16 (&low)[2], const kr_r
 template <int TOKENS, int GATED>
 KR_DEV void run(const kr_gemm_plan &p) {
   KR_SHARED float sums[1 + GATED][WARPS][8 * TOKENS][COLUMNS + 1];
-  const int lane = kr_thread() & 31, warp = kr_thread() / 32, g = lane / 4, q = lane % 4, n = kr_block_x() * COLUMNS, batch = kr_block_y(), K = p.K;
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, g = lane / 4, q = lane % 4, n = kr_block_x() * COLUMNS,
+            batch = kr_block_y(), K = p.K;
   const int low_row = n + g < p.N ? n + g : p.N - 1, high_row = n + g + 8 < p.N ? n + g + 8 : p.N - 1;
-  const uint16_t *B = (const uint16_t *)p.B.data + batch * p.B.batch + 8 * q, *B2 = (const uint16_t *)p.B2.data + batch * p.B2.batch + 8 * q, *A = (const uint16_t *)p.A.data + batch * p.A.batch + 8 * q;
-  const uint16_t *low = B + low_row * p.B.column, *high = B + high_row * p.B.column, *low2 = B2 + low_row * p.B2.column, *high2 = B2 + high_row * p.B2.column;
+  const uint16_t *B = (const uint16_t *)p.B.data + batch * p.B.batch + 8 * q,
+                 *B2 = (const uint16_t *)p.B2.data + batch * p.B2.batch + 8 * q,
+                 *A = (const uint16_t *)p.A.data + batch * p.A.batch + 8 * q;
+  const uint16_t *low = B + low_row * p.B.column, *high = B + high_row * p.B.column, *low2 = B2 + low_row * p.B2.column,
+                 *high2 = B2 + high_row * p.B2.column;
   float d[TOKENS][4], d2[TOKENS][4];
 #pragma unroll
   for (int i = 0; i < 4 * TOKENS; i++) d[i / 4][i % 4] = d2[i / 4][i % 4] = 0.0f;

@@ -1,93 +1,189 @@
-/* gemm_few_simd.c: few rows of A against weights as layers store them, each output's K inputs side by side: dot products, so that the weights are read once,
- * where they lie and as they are. Bound by memory. */
+/* gemm_few_simd.c: few rows of A against weights as layers store them, each output's K inputs side by side: dot
+ * products, so that the weights are read once, where they lie and as they are. Bound by memory: the lines that the next
+ * outputs need are asked for while these are multiplied. */
 #include "gemm/gemm_rows.h"
+#include "gemm/gemm_vectors.h"
 #include "op_list.h"
-#include "vec_math.h"
-#include "view.h"
 
-enum { ROWS = 4, OUTPUTS = 4 }; /* of A, and outputs, whose sums are under way at once */
+/* Rows of A and outputs at once: their sums, with a vector of each, must fit the register file (16 or 32). */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { ROWS = 6 };
+#else
+enum { ROWS = 3 };
+#endif
+enum {
+  OUTPUTS = 4,
+  FAR_BYTES = 16384,
+  LINE_BYTES = 64,
+  PART_BYTES = 24 * 1024
+}; /* PART_BYTES: of A, which stay in the L1 cache */
 
-KR_INLINE kr_v load(const void *data, int64_t at, int32_t dtype) {
-  if (dtype == KRAIT_F32) return kr_v_load((const float *)data + at);
-  return dtype == KRAIT_F16 ? kr_v_load_h((const uint16_t *)data + at) : kr_v_load_b((const uint16_t *)data + at);
-}
+typedef struct product {
+  const krait_gemm_args *args;
+  const float *A;    /* rows without gaps, lda apart */
+  int64_t lda, part; /* part: of K that is multiplied at once */
+  int n_parts;       /* of the rows */
+} product;
 
-KR_INLINE kr_v load_rest(const void *data, int64_t at, int32_t dtype, int n) {
-  if (dtype == KRAIT_F32) return kr_v_loadn((const float *)data + at, n);
-  return dtype == KRAIT_F16 ? kr_v_loadn_h((const uint16_t *)data + at, n) : kr_v_loadn_b((const uint16_t *)data + at, n);
-}
+typedef struct weights { /* of some outputs, a part of K */
+  const void *data;
+  int64_t at, next, K,
+      ahead; /* elements to the first output, and from one to the next; bytes to what will be read soon */
+  unsigned fetch;             /* a bit for each output whose lines are asked for */
+} weights;
 
-/* sums[m * outputs + n] = A[m] . B[n]; rows, outputs and dtype are constants after inlining. */
-KR_INLINE void dots(const int rows, const int outputs, const int32_t dtype, const float *A, int64_t lda, const void *B, int64_t at, int64_t ldb, int64_t K, float *sums) {
+/* sums[m * KR_VL + n] += A[m] . B[n], not added across yet; rows and dtype are constants after inlining. */
+KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t lda, const weights *w, kr_v *sums) {
+  const int64_t K = w->K, bytes = dtype == KRAIT_F32 ? 4 : 2, line = LINE_BYTES / bytes,
+                step = line > KR_VL ? line : KR_VL;
+  const char *B = (const char *)w->data + w->at * bytes;
   kr_v sum[ROWS * OUTPUTS];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows * outputs; i++) sum[i] = kr_v_zero();
+#pragma GCC unroll 8
+  for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+    for (int n = 0; n < OUTPUTS; n++) sum[m * OUTPUTS + n] = sums[m * KR_VL + n];
   int64_t k = 0;
-  for (; k + KR_VL <= K; k += KR_VL) {
-    kr_v a[ROWS];
+  for (; k + step <= K; k += step) {
 #pragma GCC unroll 4
-    for (int m = 0; m < rows; m++) a[m] = kr_v_load(A + m * lda + k);
+    for (int n = 0; n < OUTPUTS; n++)
+      if (w->fetch >> n & 1) __builtin_prefetch(B + (n * w->next + k) * bytes + w->ahead, 0, 2);
+#pragma GCC unroll 8
+    for (int64_t j = k; j < k + step; j += KR_VL)
 #pragma GCC unroll 4
-    for (int n = 0; n < outputs; n++) {
-      const kr_v b = load(B, at + n * ldb + k, dtype);
+      for (int n = 0; n < OUTPUTS; n++) {
+        const kr_v b = kr_v_load_as(B, n * w->next + j, KR_VL, dtype);
+#pragma GCC unroll 8
+        for (int m = 0; m < rows; m++)
+          sum[m * OUTPUTS + n] = kr_v_fma(kr_v_load(A + m * lda + j), b, sum[m * OUTPUTS + n]);
+      }
+  }
+  for (; k < K; k += KR_VL) {
+    const int rest = K - k < KR_VL ? (int)(K - k) : KR_VL;
 #pragma GCC unroll 4
-      for (int m = 0; m < rows; m++) sum[m * outputs + n] = kr_v_fma(a[m], b, sum[m * outputs + n]);
+    for (int n = 0; n < OUTPUTS; n++) {
+      const kr_v b = kr_v_load_as(B, n * w->next + k, rest, dtype);
+#pragma GCC unroll 8
+      for (int m = 0; m < rows; m++)
+        sum[m * OUTPUTS + n] = kr_v_fma(rest == KR_VL ? kr_v_load(A + m * lda + k) : kr_v_loadn(A + m * lda + k, rest),
+                                        b, sum[m * OUTPUTS + n]);
     }
   }
-  if (k < K) {
-    const int rest = (int)(K - k);
-    for (int n = 0; n < outputs; n++) {
-      const kr_v b = load_rest(B, at + n * ldb + k, dtype, rest);
-      for (int m = 0; m < rows; m++) sum[m * outputs + n] = kr_v_fma(kr_v_loadn(A + m * lda + k, rest), b, sum[m * outputs + n]);
+#pragma GCC unroll 8
+  for (int m = 0; m < rows; m++)
+#pragma GCC unroll 4
+    for (int n = 0; n < OUTPUTS; n++) sums[m * KR_VL + n] = sum[m * OUTPUTS + n];
+}
+
+typedef void dots_fn(const float *A, int64_t lda, const weights *w, kr_v *sums);
+#define DOTS(rows)                                                                            \
+  static void dots_##rows##_f32(const float *A, int64_t lda, const weights *w, kr_v *sums) {  \
+    dots(rows, KRAIT_F32, A, lda, w, sums);                                                   \
+  }                                                                                           \
+  static void dots_##rows##_f16(const float *A, int64_t lda, const weights *w, kr_v *sums) {  \
+    dots(rows, KRAIT_F16, A, lda, w, sums);                                                   \
+  }                                                                                           \
+  static void dots_##rows##_bf16(const float *A, int64_t lda, const weights *w, kr_v *sums) { \
+    dots(rows, KRAIT_BF16, A, lda, w, sums);                                                  \
+  }
+#define ENTRY(rows) {dots_##rows##_f32, dots_##rows##_f16, dots_##rows##_bf16},
+DOTS(1) DOTS(2) DOTS(3)
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+DOTS(4) DOTS(5) DOTS(6)
+#endif
+
+static dots_fn *const kernels[ROWS][3] = {
+    ENTRY(1) ENTRY(2) ENTRY(3)
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+    ENTRY(4) ENTRY(5) ENTRY(6)
+#endif
+};
+
+/* All rows against some outputs, in parts as even as can be, which take turns at asking for what comes next. */
+static void add_rows(const product *p, int64_t k, int32_t dtype, weights *w, kr_v *sums) {
+  const int M = (int)p->args->M;
+  for (int part = 0, m = 0; part < p->n_parts; part++) {
+    const int left = p->n_parts - part, rows = (M - m + left - 1) / left;
+    w->fetch = 0;
+    for (int n = part; n < OUTPUTS; n += p->n_parts) w->fetch |= 1u << n;
+    kernels[rows - 1][dtype](p->A + m * p->lda + k, p->lda, w, sums + m * KR_VL);
+    m += rows;
+  }
+}
+
+/* n outputs, fewer than a kernel makes: one after the other as if it were several. */
+static void add_last(const product *p, int64_t k, int32_t dtype, weights w, int n, kr_v *sums) {
+  const int64_t next = w.next;
+  kr_v same[KR_GEMM_MOST_FEW * KR_VL];
+  w.next = 0;
+  for (int i = 0; i < n; i++, w.at += next) {
+    for (int r = 0; r < p->args->M * KR_VL; r++) same[r] = kr_v_zero();
+    add_rows(p, k, dtype, &w, same);
+    for (int m = 0; m < p->args->M; m++) sums[m * KR_VL + i] = kr_v_add(sums[m * KR_VL + i], same[m * KR_VL]);
+  }
+}
+
+/* sums[m * KR_VL + n] of a vector of outputs from n0 on. */
+static void sum_outputs(const product *p, const krait_view *B, int64_t n0, int lanes, kr_v *sums) {
+  const int64_t K = p->args->K, next = B->stride[1], far = OUTPUTS * next * (int64_t)krait_dtype_bytes(B->dtype);
+  for (int64_t k = 0; k < K; k += p->part)
+    for (int n = 0; n < lanes; n += OUTPUTS) {
+      weights w = {B->data,
+                   (n0 + n) * next + k,
+                   next,
+                   K - k < p->part ? K - k : p->part,
+                   far > 0 ? (FAR_BYTES + far - 1) / far * far : 0,
+                   0};
+      if (n + OUTPUTS <= lanes) add_rows(p, k, B->dtype, &w, sums + n);
+      else add_last(p, k, B->dtype, w, lanes - n, sums + n);
     }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows * outputs; i++) sums[i] = kr_v_sum(sum[i]);
 }
-
-static void finish(const krait_gemm_args *a, int64_t m, int64_t n, float sum) {
-  const float scale = a->scale != 0 ? a->scale : 1;
-  float v = sum * (kr_has(&a->row_scale) ? scale * (float)kr_get(&a->row_scale, kr_at1(&a->row_scale, m)) : scale);
-  if (kr_has(&a->bias)) v += (float)kr_get(&a->bias, kr_at1(&a->bias, n));
-  if (kr_has(&a->residual)) v += (float)kr_get(&a->residual, kr_at2(&a->residual, m, n));
-  kr_put(&a->out, kr_at2(&a->out, m, n), (double)v);
-}
-
-#define SOME(rows, outputs, dtype)                                                                                                                        \
-  for (; left >= rows; m += rows, left -= rows) {                                                                                                         \
-    float sums[rows * outputs];                                                                                                                           \
-    dots(rows, outputs, dtype, (const float *)a->A.data + m * a->A.stride[0], a->A.stride[0], a->Bmat.data, n * a->Bmat.stride[1], a->Bmat.stride[1], a->K, sums); \
-    for (int i = 0; i < rows * outputs; i++) finish(a, m + i / outputs, n + i % outputs, sums[i]);                                                       \
-  }
-
-#define BY_TYPE(name, outputs, dtype)                               \
-  static void name(const krait_gemm_args *a, int64_t n) {           \
-    int64_t m = 0, left = a->M;                                     \
-    SOME(4, outputs, dtype) SOME(2, outputs, dtype) SOME(1, outputs, dtype) \
-  }
-BY_TYPE(four_f32, OUTPUTS, KRAIT_F32)
-BY_TYPE(four_f16, OUTPUTS, KRAIT_F16)
-BY_TYPE(four_bf16, OUTPUTS, KRAIT_BF16)
-BY_TYPE(one_f32, 1, KRAIT_F32)
-BY_TYPE(one_f16, 1, KRAIT_F16)
-BY_TYPE(one_bf16, 1, KRAIT_BF16)
-
-typedef void outputs_fn(const krait_gemm_args *a, int64_t n);
 
 static void multiply(void *user, int64_t begin, int64_t end, int worker) {
-  static outputs_fn *const fours[] = {four_f32, four_f16, four_bf16}, *const ones[] = {one_f32, one_f16, one_bf16};
-  const krait_gemm_args *a = user;
+  const product *p = user;
+  const krait_gemm_args *a = p->args;
+  const int is_gated = kr_has(&a->B2);
+  kr_v sums[2][KR_GEMM_MOST_FEW * KR_VL];
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
-    int64_t n = i * OUTPUTS;
-    if (n + OUTPUTS <= a->N) fours[a->Bmat.dtype](a, n);
-    else
-      for (; n < a->N; n++) ones[a->Bmat.dtype](a, n);
+    const int64_t n = i * KR_VL;
+    const int lanes = gemm_lanes(a->N - n);
+    const kr_v bias =
+        kr_has(&a->bias) ? gemm_load(&a->bias, n * a->bias.stride[0], a->bias.stride[0], lanes) : kr_v_zero();
+    const kr_v bias2 =
+        kr_has(&a->bias2) ? gemm_load(&a->bias2, n * a->bias2.stride[0], a->bias2.stride[0], lanes) : kr_v_zero();
+    for (int k = 0; k < a->M * KR_VL; k++) sums[0][k] = sums[1][k] = kr_v_zero();
+    sum_outputs(p, &a->Bmat, n, lanes, sums[0]);
+    if (is_gated) sum_outputs(p, &a->B2, n, lanes, sums[1]);
+    for (int64_t m = 0; m < a->M; m++) {
+      const kr_v scale = kr_v_set1(gemm_scale(a, 0, m)), v = kr_v_fma(kr_v_sum_each(sums[0] + m * KR_VL), scale, bias);
+      const kr_v gate = is_gated ? kr_v_fma(kr_v_sum_each(sums[1] + m * KR_VL), scale, bias2) : kr_v_zero();
+      gemm_finish(a, 0, m, n, v, is_gated ? &gate : NULL);
+    }
   }
+}
+
+static int is_in_place(const krait_gemm_args *a) {
+  return a->A.dtype == KRAIT_F32 && (a->A.stride[1] == 1 || a->K == 1);
+}
+static int64_t row_floats(const krait_gemm_args *a) { return (a->K + 15) / 16 * 16; }
+
+uint64_t KR_FN(kr_gemm_few_scratch)(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  (void)ctx;
+  return is_in_place(a) ? 0 : (uint64_t)(a->M * row_floats(a)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_gemm_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  kr_parallel(ctx, (a->N + OUTPUTS - 1) / OUTPUTS, 1 + 32768 / (OUTPUTS * (a->K + 1)), multiply, (void *)args);
+  product p = {.args = a, .A = a->A.data, .lda = a->A.stride[0], .n_parts = (int)(a->M + ROWS - 1) / ROWS};
+  if (a->M == 0) return KRAIT_OK;
+  p.part = PART_BYTES / (int64_t)sizeof(float) / a->M / 16 * 16;
+  if (!is_in_place(a)) {
+    float *rows = a->call.scratch;
+    p.A = rows, p.lda = row_floats(a);
+    for (int64_t m = 0; m < a->M; m++)
+      kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
+  }
+  kr_parallel(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 32768 / (KR_VL * (a->K + 1)), multiply, &p);
   return KRAIT_OK;
 }

@@ -15,7 +15,8 @@ KR_DEV kr_gemm_unit kr_gemm_unit_at(const kr_gemm_plan &p, int index) {
   u.slab = (int)kr_divide((uint32_t)index, p.by_tiles);
   u.split = (int)kr_divide((uint32_t)u.slab, p.by_P);
   u.batch = u.slab - u.split * p.P;
-  const int tile = index - u.slab * p.n_m * p.n_n, group = (int)kr_divide((uint32_t)tile, p.by_group), within = tile - group * p.group * p.n_n;
+  const int tile = index - u.slab * p.n_m * p.n_n, group = (int)kr_divide((uint32_t)tile, p.by_group),
+            within = tile - group * p.group * p.n_n;
   const int last = (group + 1) * p.group > p.n_m, rows = last ? (int)p.by_last_rows.by : p.group;
   u.n = (int)(last ? kr_divide((uint32_t)within, p.by_last_rows) : kr_divide((uint32_t)within, p.by_rows));
   u.m = group * p.group + within - u.n * rows;
@@ -24,8 +25,11 @@ KR_DEV kr_gemm_unit kr_gemm_unit_at(const kr_gemm_plan &p, int index) {
 
 /* erf to 1.5e-7 (Abramowitz and Stegun 7.1.26). */
 KR_DEV float kr_gelu_exact(float x) {
-  const float z = kr_bits_to_float(kr_float_to_bits(x) & 0x7fffffffu) * 0.70710678f, t = kr_rcp(kr_fma(0.3275911f, z, 1.0f));
-  const float poly = t * kr_fma(t, kr_fma(t, kr_fma(t, kr_fma(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f);
+  const float z = kr_bits_to_float(kr_float_to_bits(x) & 0x7fffffffu) * 0.70710678f,
+              t = kr_rcp(kr_fma(0.3275911f, z, 1.0f));
+  const float poly =
+      t * kr_fma(t, kr_fma(t, kr_fma(t, kr_fma(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f),
+                 0.254829592f);
   const float tail = poly * kr_exp2(-KR_LOG2E * z * z); /* 1 - erf(z) */
   return 0.5f * x * kr_select(x < 0.0f, tail, 2.0f - tail);
 }
@@ -104,11 +108,13 @@ KR_DEV void kr_read_terms(const kr_gemm_plan &p, int n, kr_column_terms<N> &term
 
 /* The sums of N columns from n on of row m, and those with B2 if there is one: finished and stored. */
 template <int N, int GATED>
-KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms, int batch, int m, int n, float (&v)[N], const float (&gated)[N]) {
+KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms, int batch, int m, int n,
+                          float (&v)[N], const float (&gated)[N]) {
   const int left = p.N - n;
   if (m >= p.M || left <= 0) return;
   float scale = p.scale;
-  if (p.row_scale.data) scale *= kr_load(p.row_scale.data, batch * p.row_scale.batch + m * p.row_scale.row, p.row_scale.dtype);
+  if (p.row_scale.data)
+    scale *= kr_load(p.row_scale.data, batch * p.row_scale.batch + m * p.row_scale.row, p.row_scale.dtype);
 #pragma unroll
   for (int i = 0; i < N; i++) v[i] = kr_fma(v[i], scale, terms.bias[i]);
   kr_activate<N>(v, p.activation);
@@ -118,7 +124,8 @@ KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms
   }
   if (p.residual.data) {
     float added[N];
-    kr_read_run<N>(p.residual, batch * p.residual.batch + m * p.residual.row + n * p.residual.column, p.residual.column, left, added);
+    kr_read_run<N>(p.residual, batch * p.residual.batch + m * p.residual.row + n * p.residual.column, p.residual.column,
+                   left, added);
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] += added[i];
   }

@@ -1,7 +1,8 @@
-/* gemm_hopper.cu: products of 16-bit factors by warpgroups (sm_90a). A block is resident and takes tiles of 128 x BN in turn: one warp
- * of the first warpgroup copies boxes of A and B into a ring of stages, the other two warpgroups multiply 64 rows each and finish
- * them; the result's boxes are stored while the next tile is under way. Compiled once per type (KR_HALF: float16) and order of the
- * factors in memory: KR_A_MN, the rows m of A lie side by side instead of its k; KR_B_MN the same of B's n; and per KR_BN and KR_GATED. */
+/* gemm_hopper.cu: products of 16-bit factors by warpgroups (sm_90a). A block is resident and takes tiles of 128 x BN in
+ * turn: one warp of the first warpgroup copies boxes of A and B into a ring of stages, the other two warpgroups
+ * multiply 64 rows each and finish them; the result's boxes are stored while the next tile is under way. Compiled once
+ * per type (KR_HALF: float16) and order of the factors in memory: KR_A_MN, the rows m of A lie side by side instead of
+ * its k; KR_B_MN the same of B's n; and per KR_BN and KR_GATED. */
 #include "gemm_finish.cuh"
 #include "wgmma.cuh"
 
@@ -51,7 +52,7 @@ KR_DEV layout lay_out(uint32_t base) {
   return at;
 }
 
-/* ---- the copying thread ---------------------------------------------------------------------------------------------------- */
+/* ---- the copying thread ------------------------------------------------------------------------------------------ */
 
 /* `rows` rows or columns from `first`, 64 of k. */
 template <int MN_MAJOR>
@@ -82,10 +83,11 @@ KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, i
   }
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------------------- */
+/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
 
 typedef struct lanes {
-  int group, thread, row, column, first_row; /* warpgroup 0 or 1; of its 128; rows `row` and + 8 of its 64; columns 8 j + column */
+  int group, thread, row, column,
+      first_row; /* warpgroup 0 or 1; of its 128; rows `row` and + 8 of its 64; columns 8 j + column */
 } lanes;
 
 KR_DEV void sync_group(int group) {
@@ -113,7 +115,8 @@ KR_DEV void store_partial(const kr_gemm_plan &p, const unit &u, const lanes &me,
     if (m >= p.M) continue;
 #pragma unroll
     for (int j = 0; j < BN / 8; j++)
-      if (u.n + 8 * j + me.column < p.partial_row) *(kr_float2 *)(to + 8 * j) = (kr_float2){{d[4 * j + 2 * h], d[4 * j + 2 * h + 1]}};
+      if (u.n + 8 * j + me.column < p.partial_row)
+        *(kr_float2 *)(to + 8 * j) = (kr_float2){{d[4 * j + 2 * h], d[4 * j + 2 * h + 1]}};
   }
 }
 
@@ -175,21 +178,25 @@ KR_DEV void store_boxes(const unit &u, const lanes &me, uint32_t staged, uint64_
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; j += 2) {
     const uint32_t to = staged + j / 8 * BLOCK_BYTES + row * 128 + (((j & 7) + chunk) ^ (row & 7)) * 16;
-    kr_store_matrices(to, kr_pack(v[4 * j], v[4 * j + 1], DTYPE), kr_pack(v[4 * j + 2], v[4 * j + 3], DTYPE), kr_pack(v[4 * j + 4], v[4 * j + 5], DTYPE),
-                      kr_pack(v[4 * j + 6], v[4 * j + 7], DTYPE));
+    kr_store_matrices(to, kr_pack(v[4 * j], v[4 * j + 1], DTYPE), kr_pack(v[4 * j + 2], v[4 * j + 3], DTYPE),
+                      kr_pack(v[4 * j + 4], v[4 * j + 5], DTYPE), kr_pack(v[4 * j + 6], v[4 * j + 7], DTYPE));
   }
   kr_show_to_copies();
   sync_group(me.group);
   if (me.thread) return;
-  for (int i = 0; i < COLUMNS / 64; i++) kr_store_box(map, staged + i * BLOCK_BYTES, u.n + 64 * i, u.m + 64 * me.group, u.batch);
+  for (int i = 0; i < COLUMNS / 64; i++)
+    kr_store_box(map, staged + i * BLOCK_BYTES, u.n + 64 * i, u.m + 64 * me.group, u.batch);
   kr_commit_stores();
 }
 
 /* Whether there is more to a sum than the sum. */
-KR_DEV int has_terms(const kr_gemm_plan &p) { return p.scale != 1.0f || p.bias.data || p.bias2.data || p.row_scale.data; }
+KR_DEV int has_terms(const kr_gemm_plan &p) {
+  return p.scale != 1.0f || p.bias.data || p.bias2.data || p.row_scale.data;
+}
 
 template <int BN>
-KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias, float (&d)[BN / 2]) {
+KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias,
+                           float (&d)[BN / 2]) {
   const int m = u.m + me.first_row;
   float s[2] = {p.scale, p.scale};
   if (p.row_scale.data) {
@@ -205,7 +212,8 @@ KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me
   }
 }
 
-/* The exact GELU in steps of 16 columns, with a branch between them: taken together they need more registers than there are. */
+/* The exact GELU in steps of 16 columns, with a branch between them: taken together they need more registers than there
+ * are. */
 template <int COLUMNS>
 KR_DEV void activate(const kr_gemm_plan &p, const unit &u, float *d) {
   if (p.activation != KRAIT_ACT_GELU) {
@@ -218,7 +226,8 @@ KR_DEV void activate(const kr_gemm_plan &p, const unit &u, float *d) {
 }
 
 template <int BN, int GATED>
-KR_DEV void finish(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias, uint32_t staged, uint64_t map_out, float (&d)[BN / 2]) {
+KR_DEV void finish(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias, uint32_t staged,
+                   uint64_t map_out, float (&d)[BN / 2]) {
   const int COLUMNS = GATED ? BN / 2 : BN;
   if (has_terms(p)) scale_and_bias<BN>(p, u, me, bias, d);
   activate<COLUMNS>(p, u, d);
@@ -235,7 +244,8 @@ template <int BN, int GATED>
 KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *shared_bias, uint64_t maps, int n_units) {
   const int STAGES = KR_HOPPER_STAGES(BN);
   const int thread = kr_thread() - 128, group = thread >= 128, lane = thread & 31;
-  const lanes me = {group, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2, 64 * group + 16 * (thread / 32 & 3) + lane / 4};
+  const lanes me = {group, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2,
+                    64 * group + 16 * (thread / 32 & 3) + lane / 4};
   float d[BN / 2], *bias = shared_bias + 256 * group;
   const uint32_t staged = at.staged + group * 64 * BN * 2;
   place from = {0, 0};
@@ -244,9 +254,11 @@ KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *share
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     if (terms) fetch_bias<BN, GATED>(p, u, me, bias);
     for (int s = 0; s < u.n_steps; s++, advance<STAGES>(from)) {
-      const uint32_t stage = at.stages + from.stage * (BM + BN) * 128, a = stage + group * BLOCK_BYTES, b = stage + BM * 128;
+      const uint32_t stage = at.stages + from.stage * (BM + BN) * 128, a = stage + group * BLOCK_BYTES,
+                     b = stage + BM * 128;
       kr_barrier_await(at.full + from.stage * 8, from.round);
-      kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a), KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b), s > 0);
+      kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a),
+                                                 KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b), s > 0);
       if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     }
     if (p.n_splits > 1) {
@@ -268,7 +280,8 @@ KR_DEV void run(const kr_gemm_plan &p, uint64_t maps) {
   const layout at = lay_out<BN>(base);
   const int n_units = p.n_m * p.n_n * p.P * p.n_splits;
   if (kr_thread() == 0) {
-    for (int s = 0; s < KR_HOPPER_STAGES(BN); s++) kr_barrier_open(at.full + s * 8, 1), kr_barrier_open(at.empty + s * 8, 2);
+    for (int s = 0; s < KR_HOPPER_STAGES(BN); s++)
+      kr_barrier_open(at.full + s * 8, 1), kr_barrier_open(at.empty + s * 8, 2);
     kr_barriers_opened();
     for (int i = 0; i < 2; i++) kr_fetch_map(maps + i * sizeof(kr_gemm_map));
   }

@@ -19,7 +19,8 @@ typedef struct kr_gemm_plan {
   int64_t partial_row;
   int32_t M, N, K, P;
   int32_t n_m, n_n, group; /* tiles of the result; `group` rows of tiles go together, for the L2 cache */
-  kr_divisor by_tiles, by_P, by_group, by_rows, by_last_rows; /* tiles of a product; products; tiles of a group; rows of a group and of the last */
+  kr_divisor by_tiles, by_P, by_group, by_rows,
+      by_last_rows;          /* tiles of a product; products; tiles of a group; rows of a group and of the last */
   int32_t n_splits, k_split; /* k_split: of K, a multiple of the tile's */
   int32_t sum_lanes;         /* threads that add the parts of eight columns: 1, 4 or 32 */
   int32_t activation;
@@ -39,7 +40,8 @@ typedef struct kr_gemm_hopper_plan {
 /* Tiles of 128 x BN; a stage is 64 of K. */
 enum { KR_HOPPER_BM = 128, KR_HOPPER_BK = 64, KR_HOPPER_THREADS = 384, KR_HOPPER_SLACK_BYTES = 1024 + 2048 + 256 };
 #define KR_HOPPER_STAGES(BN) ((BN) == 256 ? 3 : (BN) == 192 ? 4 : 5)
-#define KR_HOPPER_SHARED_BYTES(BN) (KR_HOPPER_STAGES(BN) * (KR_HOPPER_BM + (BN)) * 128 + KR_HOPPER_BM * (BN) * 2 + KR_HOPPER_SLACK_BYTES)
+#define KR_HOPPER_SHARED_BYTES(BN) \
+  (KR_HOPPER_STAGES(BN) * (KR_HOPPER_BM + (BN)) * 128 + KR_HOPPER_BM * (BN) * 2 + KR_HOPPER_SLACK_BYTES)
 
 /* Tiles of 128 x BN by BN threads; a stage is 64 bytes of K. */
 enum { KR_AMPERE_BM = 128, KR_AMPERE_K_BYTES = 64, KR_AMPERE_STAGES = 4 };

@@ -15,7 +15,8 @@ static double activated(int32_t activation, double v) {
   }
 }
 
-static double linear(const krait_gemm_args *a, const krait_view *B, const krait_view *bias, int64_t m, int64_t n, int64_t p) {
+static double linear(const krait_gemm_args *a, const krait_view *B, const krait_view *bias, int64_t m, int64_t n,
+                     int64_t p) {
   double sum = 0, scale = a->scale != 0 ? (double)a->scale : 1;
   for (int64_t k = 0; k < a->K; k++) sum += kr_get(&a->A, kr_at3(&a->A, m, k, p)) * kr_get(B, kr_at3(B, k, n, p));
   if (kr_has(&a->row_scale)) scale *= kr_get(&a->row_scale, kr_at2(&a->row_scale, m, p));

@@ -12,14 +12,17 @@ typedef const char *kr_refuse_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_row_fn(const krait_ctx *ctx, const void *args);
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 
-/* few: up to 16 rows of A against weights as layers store them. hopper, ampere: tiles by tensor cores, factors of 16 bits. tf32: float32 factors where the
- * call allows it. base: everything. */
+/* few: up to 16 rows of A against weights as layers store them. hopper, ampere: tiles by tensor cores, factors of 16
+ * bits. tf32: float32 factors where the call allows it. base: everything. */
 kr_refuse_fn kr_gemm_few_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse, kr_gemm_tf32_refuse, kr_gemm_base_refuse;
 kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_base;
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch;
 
 /* The vector rows for few rows of A (gemm_few_simd.c). */
+enum { KR_GEMM_MOST_FEW = 16 };
 kr_row_fn kr_gemm_few_avx512, kr_gemm_few_avx2, kr_gemm_few_neon, kr_gemm_few_scalar;
+kr_scratch_fn kr_gemm_few_scratch_avx512, kr_gemm_few_scratch_avx2, kr_gemm_few_scratch_neon,
+    kr_gemm_few_scratch_scalar;
 
 /* The memory of the vector rows (gemm_simd.c). */
 kr_scratch_fn kr_gemm_scratch_avx512, kr_gemm_scratch_avx2, kr_gemm_scratch_neon, kr_gemm_scratch_scalar;

@@ -1,5 +1,5 @@
-/* gemm_q4k.c: cost and rows of products with weights of 4 bits. The equation is in gemm_q4k_ref.c. Bound: float32 1e-5 of the result's scale, 16-bit storage
- * one rounding; what quantisation itself loses is not this op's. */
+/* gemm_q4k.c: cost and rows of products with weights of 4 bits. The equation is in gemm_q4k_ref.c. Bound: float32 1e-5
+ * of the result's scale, 16-bit storage one rounding; what quantisation itself loses is not this op's. */
 #include "gemm_q4k/gemm_q4k_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -8,7 +8,8 @@ static void count_cost(const void *args, kr_cost *cost) {
   const krait_gemm_q4k_args *a = args;
   const double M = (double)a->M, N = (double)a->N, S = (double)a->S;
   cost->flops = 512 * M * N * S;
-  cost->bytes = 144 * N * S + 256 * M * S * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype);
+  cost->bytes = 144 * N * S + 256 * M * S * (double)krait_dtype_bytes(a->A.dtype) +
+                M * N * (double)krait_dtype_bytes(a->out.dtype);
 }
 
 /* What the vector rows take: rows of float32 and of words without gaps. */
@@ -16,12 +17,15 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
   (void)ctx;
   if (a->A.dtype != KRAIT_F32 || (a->A.stride[1] != 1 && a->S > 0)) return "rows of A are not float32 without gaps";
-  if (a->out.dtype != KRAIT_F32 || (a->out.stride[1] != 1 && a->N > 1)) return "rows of out are not float32 without gaps";
+  if (a->out.dtype != KRAIT_F32 || (a->out.stride[1] != 1 && a->N > 1))
+    return "rows of out are not float32 without gaps";
   if (a->words.stride[1] != 1 && a->S > 0) return "words of an output have gaps";
   return a->bias.dtype == KRAIT_F64 ? "no float64" : NULL;
 }
 
-static const char *refuse_few(const krait_ctx *ctx, const void *args) { return ((const krait_gemm_q4k_args *)args)->M > 8 ? "more than 8 rows" : refuse_simd(ctx, args); }
+static const char *refuse_few(const krait_ctx *ctx, const void *args) {
+  return ((const krait_gemm_q4k_args *)args)->M > 8 ? "more than 8 rows" : refuse_simd(ctx, args);
+}
 
 static const kr_row rows[] = {
     KR_Q4K_FAMILIES(KR_CUDA_FAMILY_BASE, gemm_q4k)

@@ -1,5 +1,6 @@
-/* gemm_q4k.cu: products with weights of 4 bits, for every GPU, by float32 multiply-adds. Few rows: a warp takes an output, a lane four bytes, eight weights,
- * of each super-block. Many rows: a block takes a tile of 64 rows and 64 outputs, 64 weights of each at a time, widened into shared memory. */
+/* gemm_q4k.cu: products with weights of 4 bits, for every GPU, by float32 multiply-adds. Few rows: a warp takes an
+ * output, a lane four bytes, eight weights, of each super-block. Many rows: a block takes a tile of 64 rows and 64
+ * outputs, 64 weights of each at a time, widened into shared memory. */
 #include "kernel.cuh"
 #include "gemm_q4k_plan.h"
 
@@ -9,11 +10,13 @@ typedef struct __attribute__((aligned(8))) kr_pair {
 
 enum { SUPER_WORDS = 36, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
 
-/* w = scale q + base in part j of 32 of a super-block that begins with head: d and e, then the three words of scales and minima. */
+/* w = scale q + base in part j of 32 of a super-block that begins with head: d and e, then the three words of scales
+ * and minima. */
 KR_DEV void read_part(const uint32_t (&head)[4], int j, float &scale, float &base) {
   const int shift = j % 4 * 8;
   const uint32_t first_s = head[1] >> shift, first_t = head[2] >> shift, rest = head[3] >> shift;
-  const uint32_t s = j < 4 ? first_s & 63 : (rest & 15) | (first_s >> 2 & 48), t = j < 4 ? first_t & 63 : (rest >> 4 & 15) | (first_t >> 2 & 48);
+  const uint32_t s = j < 4 ? first_s & 63 : (rest & 15) | (first_s >> 2 & 48),
+                 t = j < 4 ? first_t & 63 : (rest >> 4 & 15) | (first_t >> 2 & 48);
   scale = kr_from_f16((uint16_t)head[0]) * (float)s;
   base = -kr_from_f16((uint16_t)(head[0] >> 16)) * (float)t;
 }
@@ -41,7 +44,8 @@ KR_DEV void read_four(const void *data, int64_t at, float *v) {
 template <int DTYPE>
 KR_DEV void run_few(const krait_gemm_q4k_args &a) {
   const int lane = kr_thread() & 31, chunk = lane / 8;
-  const int64_t n = (int64_t)kr_block_x() * (KR_Q4K_FEW_THREADS / 32) + kr_thread() / 32, first = (int64_t)kr_block_y() * KR_Q4K_FEW_ROWS, row = a.A.stride[0];
+  const int64_t n = (int64_t)kr_block_x() * (KR_Q4K_FEW_THREADS / 32) + kr_thread() / 32,
+                first = (int64_t)kr_block_y() * KR_Q4K_FEW_ROWS, row = a.A.stride[0];
   if (n >= a.N) return;
   const int32_t *super = (const int32_t *)a.words.data + n * a.words.stride[0];
   const int rows = a.M - first < KR_Q4K_FEW_ROWS ? (int)(a.M - first) : KR_Q4K_FEW_ROWS;
@@ -72,7 +76,8 @@ KR_DEV void run_few(const krait_gemm_q4k_args &a) {
   const float bias = a.bias.data ? kr_load(a.bias.data, n * a.bias.stride[0], a.bias.dtype) : 0.0f;
 #pragma unroll
   for (int m = 0; m < KR_Q4K_FEW_ROWS; m++)
-    if (lane == m && m < rows) kr_store(a.out.data, (first + m) * a.out.stride[0] + n * a.out.stride[1], a.out.dtype, sum[m] + bias);
+    if (lane == m && m < rows)
+      kr_store(a.out.data, (first + m) * a.out.stride[0] + n * a.out.stride[1], a.out.dtype, sum[m] + bias);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 6) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
@@ -82,10 +87,12 @@ KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 6) kr_gemm_q4k_few(const krait_gemm
 }
 
 /* A thread's quarter of an output's 64 weights of a step: two words of bytes hold sixteen of them. */
-KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s, int chunk) {
+KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s,
+                        int chunk) {
   const int column = kr_thread() / 4, quarter = kr_thread() % 4;
   const int64_t n = first_n + column, step = a.words.stride[1];
-  const int32_t *super = (const int32_t *)a.words.data + (n < a.N ? n : a.N - 1) * a.words.stride[0] + s * SUPER_WORDS * step;
+  const int32_t *super =
+      (const int32_t *)a.words.data + (n < a.N ? n : a.N - 1) * a.words.stride[0] + s * SUPER_WORDS * step;
   uint32_t head[4];
   float scale[2], base[2];
   read_head(super, step, head);
@@ -94,7 +101,9 @@ KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH
   for (int h = 0; h < 2; h++) {
     const uint32_t q = (uint32_t)super[(4 + 8 * chunk + 2 * quarter + h) * step];
 #pragma unroll
-    for (int i = 0; i < 8; i++) stage[i / 4 * 32 + 8 * quarter + 4 * h + i % 4][column] = kr_fma((float)(q >> (i % 4 * 8 + i / 4 * 4) & 15), scale[i / 4], base[i / 4]);
+    for (int i = 0; i < 8; i++)
+      stage[i / 4 * 32 + 8 * quarter + 4 * h + i % 4][column] =
+          kr_fma((float)(q >> (i % 4 * 8 + i / 4 * 4) & 15), scale[i / 4], base[i / 4]);
   }
 }
 
@@ -104,7 +113,9 @@ KR_DEV void put_rows(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], 
 #pragma unroll
   for (int i = 0; i < TILE * TILE / KR_Q4K_TILE_THREADS; i++) {
     const int m = kr_thread() / TILE + i * (KR_Q4K_TILE_THREADS / TILE);
-    stage[column][m] = first_m + m < a.M ? kr_load(a.A.data, (first_m + m) * a.A.stride[0] + (k + column) * a.A.stride[1], a.A.dtype) : 0.0f;
+    stage[column][m] = first_m + m < a.M
+                           ? kr_load(a.A.data, (first_m + m) * a.A.stride[0] + (k + column) * a.A.stride[1], a.A.dtype)
+                           : 0.0f;
   }
 }
 

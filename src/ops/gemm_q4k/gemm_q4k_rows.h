@@ -1,4 +1,5 @@
-/* gemm_q4k_rows.h: the rows of gemm_q4k: on CPUs few rows of A straight from the bytes, many by way of float32 panels; on GPUs the same two families. */
+/* gemm_q4k_rows.h: the rows of gemm_q4k: on CPUs few rows of A straight from the bytes, many by way of float32 panels;
+ * on GPUs the same two families. */
 #ifndef KR_GEMM_Q4K_ROWS_H
 #define KR_GEMM_Q4K_ROWS_H
 
@@ -8,7 +9,8 @@
 typedef uint64_t kr_q4k_scratch_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_q4k_row_fn(const krait_ctx *ctx, const void *args);
 kr_q4k_row_fn kr_gemm_q4k_few_avx512, kr_gemm_q4k_few_avx2, kr_gemm_q4k_few_neon, kr_gemm_q4k_few_scalar;
-kr_q4k_scratch_fn kr_gemm_q4k_scratch_avx512, kr_gemm_q4k_scratch_avx2, kr_gemm_q4k_scratch_neon, kr_gemm_q4k_scratch_scalar;
+kr_q4k_scratch_fn kr_gemm_q4k_scratch_avx512, kr_gemm_q4k_scratch_avx2, kr_gemm_q4k_scratch_neon,
+    kr_gemm_q4k_scratch_scalar;
 
 #define KR_Q4K_FAMILIES(X, op) X(op, few) X(op, tiles)
 KR_Q4K_FAMILIES(KR_CUDA_FAMILY_DECLARE, gemm_q4k)

@@ -1,49 +1,75 @@
-/* gemm_q4k_simd.c: few rows: weights are made of their four bits in registers and multiplied at once; bound by reading the bytes. Many rows: groups of
- * outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
+/* gemm_q4k_simd.c: few rows: weights are made of their four bits in registers and multiplied at once; bound by reading
+ * the bytes. Many rows: groups of outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
 #include "gemm/gemm_kernel.h"
 #include "gemm_q4k/gemm_q4k_rows.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "view.h"
 
-enum { ROWS = 4, GROUP = 64, SUPER = 256, SUPER_BYTES = 144, PART = 32 /* weights of one scale and minimum */ };
+/* Rows of A at once, a group of outputs of many rows, super-blocks whose scales are read together, weights of one scale
+ * and minimum. */
+enum { ROWS = 4, GROUP = 64, SUPER = 256, SUPER_BYTES = 144, SUPERS = 16, PART = 32 };
 
-static const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) { return (const uint8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]); }
+static const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) {
+  return (const uint8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]);
+}
 
 /* Scales and minima of a super-block: w = scale q + base. */
 typedef struct parts {
   float scale[16], base[16];
 } parts;
 
-KR_INLINE void read_parts(const uint8_t *super, parts *p) {
+/* Of OUTPUTS outputs at once, and in steps: what is written as bytes is read as vectors, which waits for all that came
+ * before, once for many super-blocks instead of once for each. */
+typedef struct raw_parts {
+  int8_t scale[16], minimum[16];
+  float d, e;
+} raw_parts;
+
+KR_INLINE void read_raw(const uint8_t *super, raw_parts *p) {
   uint32_t w[3];
-  int8_t scale[16] = {0}, minimum[16] = {0};
   float halves[KR_VL];
   memcpy(w, super + 4, sizeof w);
   kr_v_store(halves, kr_v_load_h((const uint16_t *)super)); /* the first two are d and e */
   const uint32_t s[2] = {w[0] & 0x3f3f3f3f, (w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030)};
   const uint32_t t[2] = {w[1] & 0x3f3f3f3f, (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)};
-  memcpy(scale, s, sizeof s);
-  memcpy(minimum, t, sizeof t);
-  const kr_v d = kr_v_set1(halves[0]), e = kr_v_set1(-halves[1]);
+  memcpy(p->scale, s, sizeof s);
+  memcpy(p->minimum, t, sizeof t);
+  p->d = halves[0], p->e = -halves[1];
+}
+
+KR_INLINE void make_parts(const raw_parts *from, parts *p) {
+  const kr_v d = kr_v_set1(from->d), e = kr_v_set1(from->e);
   for (int k = 0; k < 8; k += KR_VL) {
-    kr_v_store(p->scale + k, kr_v_mul(kr_v_load_i8(scale + k), d));
-    kr_v_store(p->base + k, kr_v_mul(kr_v_load_i8(minimum + k), e));
+    kr_v_store(p->scale + k, kr_v_mul(kr_v_load_i8(from->scale + k), d));
+    kr_v_store(p->base + k, kr_v_mul(kr_v_load_i8(from->minimum + k), e));
   }
 }
 
-/* rows outputs' worth of one n: sums[m]. rows is a constant after inlining. */
-KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int64_t n, float *sums) {
+/* n super-blocks of each of n_outputs; n_outputs n <= SUPERS. */
+static void read_parts(const uint8_t *super, int64_t n, int64_t n_outputs, int64_t next_bytes, parts *p) {
+  raw_parts raw[SUPERS];
+  memset(raw, 0, (size_t)(n * n_outputs) * sizeof *raw);
+  for (int64_t i = 0; i < n_outputs; i++)
+    for (int64_t s = 0; s < n; s++) read_raw(super + i * next_bytes + s * SUPER_BYTES, &raw[i * n + s]);
+  for (int64_t i = 0; i < n * n_outputs; i++) make_parts(&raw[i], &p[i]);
+}
+
+/* rows outputs' worth of one n: sums[m]. rows is a constant after inlining. p: all of its super-blocks, or where those
+ * are more than SUPERS room for some. */
+KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int64_t n, parts *p, float *sums) {
   const uint8_t *w = bytes_of(a, n);
   const int64_t lda = a->A.stride[0];
   const float *A = (const float *)a->A.data + m * lda;
   kr_v sum[ROWS], other[ROWS];
   for (int i = 0; i < rows; i++) sum[i] = other[i] = kr_v_zero();
   for (int64_t s = 0; s < a->S; s++, w += SUPER_BYTES, A += SUPER) {
-    parts p;
-    read_parts(w, &p);
+    const int64_t left = a->S - s, at = s % SUPERS;
+    if (a->S > SUPERS && at == 0) read_parts(w, left < SUPERS ? left : SUPERS, 1, 0, p);
+    const parts *own = &p[at];
     for (int j = 0; j < 8; j += 2) {
-      const kr_levels low = kr_levels_of(p.scale[j], p.base[j]), high = kr_levels_of(p.scale[j + 1], p.base[j + 1]);
+      const kr_levels low = kr_levels_of(own->scale[j], own->base[j]),
+                      high = kr_levels_of(own->scale[j + 1], own->base[j + 1]);
       const float *x = A + PART * j;
 #pragma GCC unroll 8
       for (int k = 0; k < PART; k += KR_VL) {
@@ -63,20 +89,29 @@ KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int
 #define ROWS_OF(rows)                                                                                            \
   for (; m + rows <= a->M; m += rows) {                                                                          \
     float sums[rows];                                                                                            \
-    dots(rows, a, m, n, sums);                                                                                   \
-    for (int i = 0; i < rows; i++) out[(m + i) * a->out.stride[0] + n * a->out.stride[1]] = sums[i] + bias;      \
+    dots(rows, a, m, n, p + i * of_one, sums);                                                                   \
+    for (int k = 0; k < rows; k++) out[(m + k) * a->out.stride[0] + n * a->out.stride[1]] = sums[k] + bias;      \
   }
 
-static float bias_of(const krait_gemm_q4k_args *a, int64_t n) { return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0; }
+static float bias_of(const krait_gemm_q4k_args *a, int64_t n) {
+  return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0;
+}
 
 static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q4k_args *a = user;
   float *out = a->out.data;
   (void)worker;
-  for (int64_t n = begin; n < end; n++) {
-    const float bias = bias_of(a, n);
-    int64_t m = 0;
-    ROWS_OF(4) ROWS_OF(2) ROWS_OF(1)
+  parts p[SUPERS];
+  const int64_t of_one = a->S <= SUPERS ? a->S : 0, at_once = of_one ? SUPERS / of_one : 1;
+  for (int64_t first = begin; first < end; first += at_once) {
+    const int64_t n_outputs = end - first < at_once ? end - first : at_once;
+    if (of_one) read_parts(bytes_of(a, first), a->S, n_outputs, a->words.stride[0] * (int64_t)sizeof(int32_t), p);
+    for (int64_t i = 0; i < n_outputs; i++) {
+      const int64_t n = first + i;
+      const float bias = bias_of(a, n);
+      int64_t m = 0;
+      ROWS_OF(4) ROWS_OF(2) ROWS_OF(1)
+    }
   }
 }
 
@@ -87,13 +122,15 @@ int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
 }
 
 /* A thread's memory: a group's weights as float32, its biases, and its panels. */
-static int64_t thread_floats(const krait_gemm_q4k_args *a) { return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP, 0) + 31) / 16 * 16; }
+static int64_t thread_floats(const krait_gemm_q4k_args *a) {
+  return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP, 0) + 31) / 16 * 16;
+}
 
 static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
   const uint8_t *w = bytes_of(a, n);
   for (int64_t s = 0; s < a->S; s++, w += SUPER_BYTES) {
     parts p;
-    read_parts(w, &p);
+    read_parts(w, 1, 1, 0, &p);
     for (int j = 0; j < 8; j += 2, to += 2 * PART) {
       const kr_levels low = kr_levels_of(p.scale[j], p.base[j]), high = kr_levels_of(p.scale[j + 1], p.base[j + 1]);
       for (int k = 0; k < PART; k += KR_VL) {
@@ -109,7 +146,8 @@ static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
 static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q4k_args *a = user;
   const int64_t K = SUPER * a->S;
-  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * K, *storage = bias + GROUP;
+  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * K,
+        *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
     const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP;
     kr_panels panels;
@@ -118,12 +156,20 @@ static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) 
       bias[i] = bias_of(a, first + i);
     }
     KR_FN(kr_panels_pack)(&panels, storage, K, n, 0, weights, 1, K, bias);
-    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels, .A = a->A.data, .lda = a->A.stride[0], .M = a->M, .C = (float *)a->out.data + first, .ldc = a->out.stride[0], .n_store = n,
+    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels,
+                                             .A = a->A.data,
+                                             .lda = a->A.stride[0],
+                                             .M = a->M,
+                                             .C = (float *)a->out.data + first,
+                                             .ldc = a->out.stride[0],
+                                             .n_store = n,
                                              .epilogue = KR_GEMM_SET});
   }
 }
 
-uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) { return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float); }
+uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) {
+  return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
+}
 
 int32_t KR_FN(kr_gemm_q4k)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;

@@ -1,5 +1,6 @@
-/* gemm_q8.c: cost and rows of products with weights of 8 bits. The equation is in gemm_q8_ref.c. Bound: float32 1e-5 of the result's scale, 16-bit storage one
- * rounding; what quantisation itself loses is not this op's. CPU contexts only. */
+/* gemm_q8.c: cost and rows of products with weights of 8 bits. The equation is in gemm_q8_ref.c. Bound: float32 1e-5 of
+ * the result's scale, 16-bit storage one rounding; what quantisation itself loses is not this op's. CPU contexts
+ * only. */
 #include "gemm_q8/gemm_q8_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -8,7 +9,8 @@ static void count_cost(const void *args, kr_cost *cost) {
   const krait_gemm_q8_args *a = args;
   const double M = (double)a->M, N = (double)a->N, S = (double)a->S;
   cost->flops = 64 * M * N * S;
-  cost->bytes = N * S * (32 + (double)krait_dtype_bytes(a->scales.dtype)) + 32 * M * S * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype);
+  cost->bytes = N * S * (32 + (double)krait_dtype_bytes(a->scales.dtype)) +
+                32 * M * S * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype);
 }
 
 /* What the vector rows take: rows of float32 and of words without gaps. */
@@ -16,12 +18,15 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
   (void)ctx;
   if (a->A.dtype != KRAIT_F32 || (a->A.stride[1] != 1 && a->S > 0)) return "rows of A are not float32 without gaps";
-  if (a->out.dtype != KRAIT_F32 || (a->out.stride[1] != 1 && a->N > 1)) return "rows of out are not float32 without gaps";
+  if (a->out.dtype != KRAIT_F32 || (a->out.stride[1] != 1 && a->N > 1))
+    return "rows of out are not float32 without gaps";
   if (a->words.stride[1] != 1 && a->S > 0) return "words of an output have gaps";
   return !kr_is_activation_dtype(a->scales.dtype) || a->bias.dtype == KRAIT_F64 ? "no float64" : NULL;
 }
 
-static const char *refuse_few(const krait_ctx *ctx, const void *args) { return ((const krait_gemm_q8_args *)args)->M > 8 ? "more than 8 rows" : refuse_simd(ctx, args); }
+static const char *refuse_few(const krait_ctx *ctx, const void *args) {
+  return ((const krait_gemm_q8_args *)args)->M > KR_GEMM_Q8_MOST_FEW ? "more than 16 rows" : refuse_simd(ctx, args);
+}
 
 static const kr_row rows[] = {
 #define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few, kr_gemm_q8_few_##isa, NULL},

@@ -4,12 +4,14 @@
 
 static void fill_words(kr_case *c, const krait_view *words, int64_t N, int64_t n_words) {
   for (int64_t n = 0; n < N; n++)
-    for (int64_t k = 0; k < n_words; k++) ((int32_t *)words->data)[n * words->stride[0] + k * words->stride[1]] = (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535));
+    for (int64_t k = 0; k < n_words; k++)
+      ((int32_t *)words->data)[n * words->stride[0] + k * words->stride[1]] =
+          (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535));
 }
 
 int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
   krait_gemm_q8_args *a = (krait_gemm_q8_args *)c->args;
-  a->M = index % 4 == 0 ? kr_case_edge(c, 70) : kr_case_int(c, 1, 9);
+  a->M = index % 4 == 0 ? kr_case_edge(c, 70) : kr_case_int(c, 1, 17);
   a->N = kr_case_edge(c, 130), a->S = kr_case_int(c, 1, 5);
   c->contiguous = index % 3 != 2;
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);

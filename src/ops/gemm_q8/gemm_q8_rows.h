@@ -4,6 +4,8 @@
 
 #include "op.h"
 
+enum { KR_GEMM_Q8_MOST_FEW = 16 };
+
 typedef uint64_t kr_q8_scratch_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_q8_row_fn(const krait_ctx *ctx, const void *args);
 kr_q8_row_fn kr_gemm_q8_few_avx512, kr_gemm_q8_few_avx2, kr_gemm_q8_few_neon, kr_gemm_q8_few_scalar;

@@ -1,5 +1,5 @@
-/* instance_norm.cu: instance norm with PReLU, pools, and their gradients (instance_norm_ref.c has the equations). Bound by memory: the norm reads x twice, its
- * gradient x three times and dout twice.
+/* instance_norm.cu: instance norm with PReLU, pools, and their gradients (instance_norm_ref.c has the equations). Bound
+ * by memory: the norm reads x twice, its gradient x three times and dout twice.
  *   kr_instance_parts       sums of a part of the rows around its first row: mean and sum of squares of the part
  *   kr_instance_stats       mean and deviation of each (b, c) from the parts
  *   kr_instance_apply       out
@@ -22,7 +22,8 @@ typedef struct place {
 KR_DEV place here(const kr_middle_plan &p) {
   place at;
   uint32_t block = (uint32_t)kr_block_x();
-  at.lane = kr_thread() & (int)(p.lanes - 1), at.row = kr_thread() / (int)p.lanes, at.rows = KR_MIDDLE_THREADS / (int)p.lanes;
+  at.lane = kr_thread() & (int)(p.lanes - 1), at.row = kr_thread() / (int)p.lanes,
+  at.rows = KR_MIDDLE_THREADS / (int)p.lanes;
   at.c = (int64_t)(block % p.n_channels) * p.lanes + at.lane;
   block /= p.n_channels;
   at.part = block % p.n_parts, at.b = block / p.n_parts;
@@ -30,8 +31,12 @@ KR_DEV place here(const kr_middle_plan &p) {
   return at;
 }
 
-KR_DEV const float *column(const krait_view &v, int64_t b, int64_t c) { return (const float *)v.data + b * v.stride[0] + c * v.stride[2]; }
-KR_DEV float parameter(const krait_view &v, int64_t c, float other) { return v.data ? ((const float *)v.data)[c * v.stride[0]] : other; }
+KR_DEV const float *column(const krait_view &v, int64_t b, int64_t c) {
+  return (const float *)v.data + b * v.stride[0] + c * v.stride[2];
+}
+KR_DEV float parameter(const krait_view &v, int64_t c, float other) {
+  return v.data ? ((const float *)v.data)[c * v.stride[0]] : other;
+}
 
 /* Adds N values of the block's rows; thread row 0 has the sums. */
 template <int N>
@@ -43,7 +48,9 @@ KR_DEV void sum_rows(const kr_middle_plan &p, const place &at, float (&v)[N]) {
     kr_sync();
     if (at.row < half) {
 #pragma unroll
-      for (int k = 0; k < N; k++) shared[k * KR_MIDDLE_THREADS + kr_thread()] = v[k] += shared[k * KR_MIDDLE_THREADS + kr_thread() + half * (int)p.lanes];
+      for (int k = 0; k < N; k++)
+        shared[k * KR_MIDDLE_THREADS + kr_thread()] = v[k] +=
+            shared[k * KR_MIDDLE_THREADS + kr_thread() + half * (int)p.lanes];
     }
   }
 }
@@ -71,16 +78,19 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts(const kr_middle
 
 /* A thread takes a (b, c). */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle_plan p) {
-  const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C, c = thread - b * p.C;
+  const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C,
+                c = thread - b * p.C;
   if (b >= p.B) return;
   const float *const from = p.partial + b * p.n_parts * KR_MIDDLE_SUMS * p.C + c;
   float mean = 0.0f, squares = 0.0f;
   const float origin = from[0];
-  for (uint32_t part = 0; part < p.n_parts; part++) mean += (from[part * KR_MIDDLE_SUMS * p.C] - origin) * (float)(min64(p.S, (part + 1) * p.rows) - part * p.rows);
+  for (uint32_t part = 0; part < p.n_parts; part++)
+    mean += (from[part * KR_MIDDLE_SUMS * p.C] - origin) * (float)(min64(p.S, (part + 1) * p.rows) - part * p.rows);
   mean = kr_fma(mean, p.inverse_S, origin);
   for (uint32_t part = 0; part < p.n_parts; part++) {
     const float d = from[part * KR_MIDDLE_SUMS * p.C] - mean;
-    squares += kr_fma(d * d, (float)(min64(p.S, (part + 1) * p.rows) - part * p.rows), from[(part * KR_MIDDLE_SUMS + 1) * p.C]);
+    squares += kr_fma(d * d, (float)(min64(p.S, (part + 1) * p.rows) - part * p.rows),
+                      from[(part * KR_MIDDLE_SUMS + 1) * p.C]);
   }
   float *const to = p.stats + b * 4 * p.C + c;
   to[0] = mean, to[p.C] = kr_rsqrt(kr_fma(squares, p.inverse_S, p.eps));
@@ -89,8 +99,10 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply(const kr_middle_plan p) {
   const place at = here(p);
   if (at.c >= p.C) return;
-  const float *const x = column(p.x, at.b, at.c), mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
-  const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f), slope = parameter(p.slope, at.c, 1.0f);
+  const float *const x = column(p.x, at.b, at.c), mean = p.stats[at.b * 4 * p.C + at.c],
+                     scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
+  const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
+              slope = parameter(p.slope, at.c, 1.0f);
   float *const out = (float *)column(p.out, at.b, at.c);
   int64_t s = at.first + at.row;
   for (; s + (AHEAD - 1) * at.rows < at.end; s += AHEAD * at.rows) {
@@ -115,11 +127,14 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_m
   const place at = here(p);
   float sums[3] = {0.0f, 0.0f, 0.0f};
   if (at.c < p.C) {
-    const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c), mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
-    const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f), slope = parameter(p.slope, at.c, 1.0f);
+    const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c),
+                       mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
+    const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
+                slope = parameter(p.slope, at.c, 1.0f);
 #pragma unroll 4
     for (int64_t s = at.first + at.row; s < at.end; s += at.rows) {
-      const float xhat = (x[s * p.x.stride[1]] - mean) * scale, v = kr_fma(xhat, weight, bias), d = dout[s * p.dout.stride[1]], dz = v > 0.0f ? d : d * slope;
+      const float xhat = (x[s * p.x.stride[1]] - mean) * scale, v = kr_fma(xhat, weight, bias),
+                  d = dout[s * p.dout.stride[1]], dz = v > 0.0f ? d : d * slope;
       sums[0] += dz, sums[1] = kr_fma(dz, xhat, sums[1]);
       if (!(v > 0.0f)) sums[2] = kr_fma(d, v, sums[2]);
     }
@@ -132,7 +147,8 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_m
 
 /* The sums of a (b, c) take the place of its first part's. */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_middle_plan p) {
-  const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C, c = thread - b * p.C;
+  const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C,
+                c = thread - b * p.C;
   if (b >= p.B) return;
   float *const from = p.partial + b * p.n_parts * KR_MIDDLE_SUMS * p.C + c, sums[3] = {0.0f, 0.0f, 0.0f};
   for (uint32_t part = 0; part < p.n_parts; part++)
@@ -146,8 +162,11 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_m
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_plan p) {
   const place at = here(p);
   if (at.c >= p.C) return;
-  const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c), *const stats = p.stats + at.b * 4 * p.C + at.c;
-  const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f), slope = parameter(p.slope, at.c, 1.0f), mean = stats[0], scale = stats[p.C], level = stats[2 * p.C], along = stats[3 * p.C];
+  const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c),
+                     *const stats = p.stats + at.b * 4 * p.C + at.c;
+  const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
+              slope = parameter(p.slope, at.c, 1.0f), mean = stats[0], scale = stats[p.C], level = stats[2 * p.C],
+              along = stats[3 * p.C];
   float *const dx = (float *)column(p.out, at.b, at.c);
   const float by = scale * weight;
   int64_t s = at.first + at.row;
@@ -223,9 +242,12 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool(const kr_middle_plan p) {
 
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool_back(const kr_middle_plan p) {
   const place at = here(p);
-  const int64_t best = p.kind == KRAIT_POOL_MAX ? first_of_largest(p, at, at.c < p.C ? column(p.x, at.b, at.c) : 0) : -1;
+  const int64_t best =
+      p.kind == KRAIT_POOL_MAX ? first_of_largest(p, at, at.c < p.C ? column(p.x, at.b, at.c) : 0) : -1;
   if (at.c >= p.C) return;
-  const float d = ((const float *)p.dout.data)[at.b * p.dout.stride[0] + at.c * p.dout.stride[1]], value = p.kind == 0 ? d * p.inverse_S : d;
+  const float d = ((const float *)p.dout.data)[at.b * p.dout.stride[0] + at.c * p.dout.stride[1]],
+              value = p.kind == 0 ? d * p.inverse_S : d;
   float *const dx = (float *)column(p.out, at.b, at.c);
-  for (int64_t s = at.first + at.row; s < at.end; s += at.rows) dx[s * p.out.stride[1]] = best < 0 || s == best ? value : 0.0f;
+  for (int64_t s = at.first + at.row; s < at.end; s += at.rows)
+    dx[s * p.out.stride[1]] = best < 0 || s == best ? value : 0.0f;
 }

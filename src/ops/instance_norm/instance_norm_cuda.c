@@ -1,12 +1,17 @@
-/* instance_norm_cuda.c: plans and launches of instance norm and pools on a GPU. How rows are cut depends on the shape alone. */
+/* instance_norm_cuda.c: plans and launches of instance norm and pools on a GPU. How rows are cut depends on the shape
+ * alone. */
 #include "cuda_row.h"
 #include "instance_norm/instance_norm_plan.h"
 #include "op_list.h"
 #include "view.h"
 
-static const kr_kernel parts = {"instance_norm", "kr_instance_parts"}, stats = {"instance_norm", "kr_instance_stats"}, apply = {"instance_norm", "kr_instance_apply"},
-                       back_parts = {"instance_norm", "kr_instance_back_parts"}, back_stats = {"instance_norm", "kr_instance_back_stats"}, back_apply = {"instance_norm", "kr_instance_back_apply"},
-                       back_sums = {"instance_norm", "kr_instance_back_sums"}, pool = {"instance_norm", "kr_pool"}, pool_back = {"instance_norm", "kr_pool_back"};
+static const kr_kernel parts = {"instance_norm", "kr_instance_parts"}, stats = {"instance_norm", "kr_instance_stats"},
+                       apply = {"instance_norm", "kr_instance_apply"},
+                       back_parts = {"instance_norm", "kr_instance_back_parts"},
+                       back_stats = {"instance_norm", "kr_instance_back_stats"},
+                       back_apply = {"instance_norm", "kr_instance_back_apply"},
+                       back_sums = {"instance_norm", "kr_instance_back_sums"}, pool = {"instance_norm", "kr_pool"},
+                       pool_back = {"instance_norm", "kr_pool_back"};
 static const char *const too_many = "2^31 elements or more";
 
 static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_rows, int64_t most_parts) {
@@ -20,9 +25,15 @@ static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_row
 }
 static kr_middle_plan plan_norm(int64_t B, int64_t S, int64_t C) { return plan_of(B, S, C, 16, KR_MIDDLE_PARTS); }
 
-static uint64_t partial_floats(const kr_middle_plan *p) { return (uint64_t)(p->B * p->n_parts * KR_MIDDLE_SUMS * p->C); }
-static uint64_t norm_scratch(const kr_middle_plan *p) { return kr_scratch_round((partial_floats(p) + (uint64_t)(4 * p->B * p->C)) * sizeof(float)); }
-static int is_too_large(int64_t B, int64_t S, int64_t C) { return (double)B * (double)S * (double)(C + 32) >= 2147483648.0; }
+static uint64_t partial_floats(const kr_middle_plan *p) {
+  return (uint64_t)(p->B * p->n_parts * KR_MIDDLE_SUMS * p->C);
+}
+static uint64_t norm_scratch(const kr_middle_plan *p) {
+  return kr_scratch_round((partial_floats(p) + (uint64_t)(4 * p->B * p->C)) * sizeof(float));
+}
+static int is_too_large(int64_t B, int64_t S, int64_t C) {
+  return (double)B * (double)S * (double)(C + 32) >= 2147483648.0;
+}
 
 const char *kr_instance_norm_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
@@ -47,8 +58,15 @@ uint64_t kr_instance_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *arg
   return norm_scratch(&p);
 }
 
-static kr_grid by_parts(const kr_middle_plan *p, void *stream) { return (kr_grid){.x = (uint32_t)p->B * p->n_parts * p->n_channels, .block = KR_MIDDLE_THREADS, .stream = stream}; }
-static kr_grid by_columns(int64_t n, uint32_t y, void *stream) { return (kr_grid){.x = (uint32_t)((n + KR_MIDDLE_THREADS - 1) / KR_MIDDLE_THREADS), .y = y, .block = KR_MIDDLE_THREADS, .stream = stream}; }
+static kr_grid by_parts(const kr_middle_plan *p, void *stream) {
+  return (kr_grid){.x = (uint32_t)p->B * p->n_parts * p->n_channels, .block = KR_MIDDLE_THREADS, .stream = stream};
+}
+static kr_grid by_columns(int64_t n, uint32_t y, void *stream) {
+  return (kr_grid){.x = (uint32_t)((n + KR_MIDDLE_THREADS - 1) / KR_MIDDLE_THREADS),
+                   .y = y,
+                   .block = KR_MIDDLE_THREADS,
+                   .stream = stream};
+}
 
 static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_args *a = args;
@@ -69,7 +87,8 @@ static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->dx, p.eps = a->eps;
   p.dout = a->dout, p.dweight = a->dweight, p.dbias = a->dbias, p.dslope = a->dslope;
   p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
-  const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream), sums = by_columns(p.C, 3, a->call.stream);
+  const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream),
+                sums = by_columns(p.C, 3, a->call.stream);
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &parts, &all, &p);
   kr_chain_add(&chain, &stats, &columns, &p);

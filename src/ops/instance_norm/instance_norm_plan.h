@@ -6,7 +6,8 @@
 
 enum { KR_MIDDLE_THREADS = 256, KR_MIDDLE_PARTS = 128, KR_MIDDLE_SUMS = 3 };
 
-/* Over the middle of (B,S,C). lanes (a power of two up to 32) threads side by side take as many channels, the block's others further rows. */
+/* Over the middle of (B,S,C). lanes (a power of two up to 32) threads side by side take as many channels, the block's
+ * others further rows. */
 typedef struct kr_middle_plan {
   krait_view x, weight, bias, slope, out; /* out: or dx */
   krait_view dout, dweight, dbias, dslope;

@@ -1,5 +1,5 @@
-/* instance_norm_ref.c: instance norm, pools and their gradients, written to be read; double accumulation. For each (b, c), with m and r = 1 / sqrt(var + eps)
- * over S:  xhat = (x - m) r, v = xhat weight + bias, out = v > 0 ? v : slope v
+/* instance_norm_ref.c: instance norm, pools and their gradients, written to be read; double accumulation. For each (b,
+ * c), with m and r = 1 / sqrt(var + eps) over S:  xhat = (x - m) r, v = xhat weight + bias, out = v > 0 ? v : slope v
  *   dz = dout, or slope dout where v <= 0;  dslope = sum dout v there;  dbias = sum dz;  dweight = sum dz xhat
  *   dx = r weight (dz - mean dz - xhat mean (dz xhat)) */
 #include <math.h>
@@ -7,7 +7,9 @@
 #include "op_list.h"
 #include "view.h"
 
-static double parameter(const krait_view *v, int64_t c, double other) { return kr_has(v) ? kr_get(v, kr_at1(v, c)) : other; }
+static double parameter(const krait_view *v, int64_t c, double other) {
+  return kr_has(v) ? kr_get(v, kr_at1(v, c)) : other;
+}
 
 static void measure(const krait_view *x, int64_t b, int64_t S, int64_t c, double eps, double *mean, double *scale) {
   double square = 0;
@@ -28,7 +30,8 @@ int32_t kr_instance_norm_ref(const krait_ctx *ctx, const void *args) {
       double mean, scale;
       measure(&a->x, b, a->S, c, (double)a->eps, &mean, &scale);
       for (int64_t s = 0; s < a->S; s++) {
-        const double v = (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale * parameter(&a->weight, c, 1) + parameter(&a->bias, c, 0);
+        const double v = (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale * parameter(&a->weight, c, 1) +
+                         parameter(&a->bias, c, 0);
         kr_put(&a->out, kr_at3(&a->out, b, s, c), v > 0 ? v : v * parameter(&a->slope, c, 1));
       }
     }
@@ -41,16 +44,19 @@ typedef struct sums {
 
 /* One (b, c): adds to the sums of c and writes dx. */
 static void channel_back(const krait_instance_norm_bwd_args *a, int64_t b, int64_t c, sums *all) {
-  const double weight = parameter(&a->weight, c, 1), bias = parameter(&a->bias, c, 0), slope = parameter(&a->slope, c, 1), S = (double)a->S;
+  const double weight = parameter(&a->weight, c, 1), bias = parameter(&a->bias, c, 0),
+               slope = parameter(&a->slope, c, 1), S = (double)a->S;
   double mean, scale;
   sums own = {0, 0, 0};
   measure(&a->x, b, a->S, c, (double)a->eps, &mean, &scale);
   for (int pass = 0; pass < 2; pass++)
     for (int64_t s = 0; s < a->S; s++) {
-      const double xhat = (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale, v = xhat * weight + bias, d = kr_get(&a->dout, kr_at3(&a->dout, b, s, c));
+      const double xhat = (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale, v = xhat * weight + bias,
+                   d = kr_get(&a->dout, kr_at3(&a->dout, b, s, c));
       const double dz = v > 0 ? d : d * slope;
       if (pass == 0) own.weight += dz * xhat, own.bias += dz, own.slope += v > 0 ? 0 : d * v;
-      else if (kr_has(&a->dx)) kr_put(&a->dx, kr_at3(&a->dx, b, s, c), scale * weight * (dz - own.bias / S - xhat * own.weight / S));
+      else if (kr_has(&a->dx))
+        kr_put(&a->dx, kr_at3(&a->dx, b, s, c), scale * weight * (dz - own.bias / S - xhat * own.weight / S));
     }
   all->weight += own.weight, all->bias += own.bias, all->slope += own.slope;
 }
@@ -99,7 +105,8 @@ int32_t kr_pool_bwd_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t c = 0; c < a->C; c++) {
       const double d = kr_get(&a->dout, kr_at2(&a->dout, b, c));
       const int64_t best = largest ? first_of_largest(&a->x, b, a->S, c) : 0;
-      for (int64_t s = 0; s < a->S; s++) kr_put(&a->dx, kr_at3(&a->dx, b, s, c), largest ? (s == best ? d : 0) : is_sum ? d : d / (double)a->S);
+      for (int64_t s = 0; s < a->S; s++)
+        kr_put(&a->dx, kr_at3(&a->dx, b, s, c), largest ? (s == best ? d : 0) : is_sum ? d : d / (double)a->S);
     }
   return KRAIT_OK;
 }

@@ -1,5 +1,5 @@
-/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. A task is a vector of channels of one b; sums go by blocks of 64
- * positions, so that float32 sums stay short. */
+/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. A task is a vector of channels of
+ * one b; sums go by blocks of 64 positions, so that float32 sums stay short. */
 #include "op_list.h"
 #include "vec.h"
 #include "view.h"
@@ -50,7 +50,8 @@ static void norm_channels(void *user, int64_t begin, int64_t end, int worker) {
     const int n = lanes_of(a->C, c);
     kr_v mean, scale;
     measure(at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &mean, &scale);
-    const kr_v factor = kr_v_mul(scale, parameter(&a->weight, c, n, 1)), bias = parameter(&a->bias, c, n, 0), slope = parameter(&a->slope, c, n, 1), zero = kr_v_zero();
+    const kr_v factor = kr_v_mul(scale, parameter(&a->weight, c, n, 1)), bias = parameter(&a->bias, c, n, 0),
+               slope = parameter(&a->slope, c, n, 1), zero = kr_v_zero();
     for (int64_t s = 0; s < a->S; s++) {
       const kr_v v = kr_v_fma(kr_v_sub(load_some(at(&a->x, b, s, c), n), mean), factor, bias);
       store_some(at(&a->out, b, s, c), kr_v_select(kr_v_gt(v, zero), v, kr_v_mul(v, slope)), n);
@@ -85,20 +86,24 @@ static void channels_back(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t task = begin; task < end; task++) {
     const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
     const int n = lanes_of(a->C, c);
-    back_lanes l = {.weight = parameter(&a->weight, c, n, 1), .bias = parameter(&a->bias, c, n, 0), .slope = parameter(&a->slope, c, n, 1)};
+    back_lanes l = {.weight = parameter(&a->weight, c, n, 1),
+                    .bias = parameter(&a->bias, c, n, 0),
+                    .slope = parameter(&a->slope, c, n, 1)};
     kr_v sum[3] = {kr_v_zero(), kr_v_zero(), kr_v_zero()}, xhat, below;
     measure(at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &l.mean, &l.scale);
     for (int64_t s = 0; s < a->S; s += SUM_ROWS) {
       kr_v part[3] = {kr_v_zero(), kr_v_zero(), kr_v_zero()};
       for (int64_t i = s; i < s + SUM_ROWS && i < a->S; i++) {
-        const kr_v dz = through(&l, load_some(at(&a->x, b, i, c), n), load_some(at(&a->dout, b, i, c), n), &xhat, &below);
+        const kr_v dz =
+            through(&l, load_some(at(&a->x, b, i, c), n), load_some(at(&a->dout, b, i, c), n), &xhat, &below);
         part[0] = kr_v_fma(dz, xhat, part[0]), part[1] = kr_v_add(part[1], dz), part[2] = kr_v_add(part[2], below);
       }
       for (int k = 0; k < 3; k++) sum[k] = kr_v_add(sum[k], part[k]);
     }
     for (int k = 0; k < 3; k++) store_some(all + (k * a->B + b) * a->C + c, sum[k], n);
     if (!kr_has(&a->dx)) continue;
-    const kr_v inverse = kr_v_set1(1.0f / (float)a->S), along = kr_v_mul(sum[0], inverse), level = kr_v_mul(sum[1], inverse), factor = kr_v_mul(l.scale, l.weight);
+    const kr_v inverse = kr_v_set1(1.0f / (float)a->S), along = kr_v_mul(sum[0], inverse),
+               level = kr_v_mul(sum[1], inverse), factor = kr_v_mul(l.scale, l.weight);
     for (int64_t s = 0; s < a->S; s++) {
       const kr_v dz = through(&l, load_some(at(&a->x, b, s, c), n), load_some(at(&a->dout, b, s, c), n), &xhat, &below);
       store_some(at(&a->dx, b, s, c), kr_v_mul(factor, kr_v_fnma(xhat, along, kr_v_sub(dz, level))), n);
@@ -155,7 +160,8 @@ static void spread_largest(const krait_pool_bwd_args *a, int64_t b, int64_t c) {
   int64_t best = 0;
   for (int64_t s = 1; s < a->S; s++)
     if (*at(&a->x, b, s, c) > *at(&a->x, b, best, c)) best = s;
-  for (int64_t s = 0; s < a->S; s++) *at(&a->dx, b, s, c) = s == best ? ((const float *)a->dout.data)[kr_at2(&a->dout, b, c)] : 0;
+  for (int64_t s = 0; s < a->S; s++)
+    *at(&a->dx, b, s, c) = s == best ? ((const float *)a->dout.data)[kr_at2(&a->dout, b, c)] : 0;
 }
 
 static void pool_channels_back(void *user, int64_t begin, int64_t end, int worker) {
@@ -168,13 +174,15 @@ static void pool_channels_back(void *user, int64_t begin, int64_t end, int worke
       for (int k = 0; k < n; k++) spread_largest(a, b, c + k);
       continue;
     }
-    const kr_v d = kr_v_mul(load_some((const float *)a->dout.data + kr_at2(&a->dout, b, c), n), kr_v_set1(a->call.flags & KRAIT_POOL_SUM ? 1 : 1.0f / (float)a->S));
+    const kr_v d = kr_v_mul(load_some((const float *)a->dout.data + kr_at2(&a->dout, b, c), n),
+                            kr_v_set1(a->call.flags & KRAIT_POOL_SUM ? 1 : 1.0f / (float)a->S));
     for (int64_t s = 0; s < a->S; s++) store_some(at(&a->dx, b, s, c), d, n);
   }
 }
 
 int32_t KR_FN(kr_pool_bwd)(const krait_ctx *ctx, const void *args) {
   const krait_pool_bwd_args *a = args;
-  if (kr_has(&a->dx)) kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), pool_channels_back, (void *)args);
+  if (kr_has(&a->dx))
+    kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), pool_channels_back, (void *)args);
   return KRAIT_OK;
 }

@@ -1,5 +1,6 @@
-/* mamba2_inner.c: contracts, costs and rows of a Mamba-2 block and of its gradient: graphs of other operators (src/fuse). Bound: float32 1e-5 of
- * the output's scale, gradients 1e-4; 16-bit storage: what its operators do to tensors that are rounded between them. */
+/* mamba2_inner.c: contracts, costs and rows of a Mamba-2 block and of its gradient: graphs of other operators
+ * (src/fuse). Bound: float32 1e-5 of the output's scale, gradients 1e-4; 16-bit storage: what its operators do to
+ * tensors that are rounded between them. */
 #include "contract.h"
 #include "mamba2_inner_rows.h"
 #include "op_list.h"
@@ -14,11 +15,15 @@ static int32_t check_rules(const void *args) {
 
 /* passes: 1 forward, 3 with the gradient; the scan's chunked form with 64 tokens. */
 static kr_cost cost_of(const krait_mamba2_inner_args *a, double passes) {
-  const double rows = (double)a->B * (double)a->L, D = (double)(a->H * a->P), S = (double)(a->G * a->N), Q = 64, inner = (double)a->F + D, columns = 2 * inner + 2 * S + (double)a->H;
-  const double weights = columns * (double)a->K + inner * (double)a->M, element = (double)krait_dtype_bytes(a->x.dtype), wide = a->K ? (double)a->K : columns;
-  return (kr_cost){.flops = passes * 2 * rows * (weights + (D + 2 * S) * (double)a->W + D * (2 * (double)a->N + Q / 2) + S * Q / 2),
-                   .bytes = passes * (rows * element * (wide + (a->M ? (double)a->M : inner)) + weights * (double)krait_dtype_bytes(a->conv_weight.dtype)),
-                   .exps = passes * rows * ((double)a->H * Q / 2 + 2 * D + 2 * S)};
+  const double rows = (double)a->B * (double)a->L, D = (double)(a->H * a->P), S = (double)(a->G * a->N), Q = 64,
+               inner = (double)a->F + D, columns = 2 * inner + 2 * S + (double)a->H;
+  const double weights = columns * (double)a->K + inner * (double)a->M, element = (double)krait_dtype_bytes(a->x.dtype),
+               wide = a->K ? (double)a->K : columns;
+  return (kr_cost){
+      .flops = passes * 2 * rows * (weights + (D + 2 * S) * (double)a->W + D * (2 * (double)a->N + Q / 2) + S * Q / 2),
+      .bytes = passes * (rows * element * (wide + (a->M ? (double)a->M : inner)) +
+                         weights * (double)krait_dtype_bytes(a->conv_weight.dtype)),
+      .exps = passes * rows * ((double)a->H * Q / 2 + 2 * D + 2 * S)};
 }
 
 static void count_cost(const void *args, kr_cost *cost) { *cost = cost_of(args, 1); }
@@ -32,8 +37,10 @@ static const kr_row rows[] = {
 };
 
 static const kr_row bwd_rows[] = {
-    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba2_inner_bwd_composed, kr_mamba2_inner_bwd_composed_scratch},
-    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba2_inner_bwd_composed, kr_mamba2_inner_bwd_composed_scratch},
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba2_inner_bwd_composed,
+     kr_mamba2_inner_bwd_composed_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba2_inner_bwd_composed,
+     kr_mamba2_inner_bwd_composed_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba2_inner_bwd_composed, kr_mamba2_inner_bwd_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba2_inner_bwd_ref, kr_mamba2_inner_bwd_ref_scratch},
 };

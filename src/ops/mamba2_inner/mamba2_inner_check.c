@@ -1,5 +1,5 @@
-/* mamba2_inner_check.c: random calls of a Mamba-2 block and of its gradient: every option, type and stride. The gradient may read what the forward
- * call keeps: the reference makes it. */
+/* mamba2_inner_check.c: random calls of a Mamba-2 block and of its gradient: every option, type and stride. The
+ * gradient may read what the forward call keeps: the reference makes it. */
 #include <string.h>
 
 #include "alloc.h"
@@ -13,8 +13,13 @@ static void choose_sizes(kr_case *c, krait_mamba2_inner_args *a, int64_t index) 
   const int usual = index % 4 == 1 && !c->is_exact; /* what kernels for the usual sizes take: aligned rows */
   c->contiguous = usual;
   a->G = kr_case_chance(c, 0.3) ? 2 : 1, a->H = a->G * kr_case_int(c, 1, 2);
-  a->B = kr_case_int(c, 1, 2), a->L = kr_case_edge(c, c->is_exact ? 6 : index % 10 == 1 ? 200 : 40), a->W = kr_case_int(c, 1, 4);
-  a->P = usual ? 8 * kr_case_int(c, 1, 4) : kr_case_edge(c, c->is_exact ? 3 : 17), a->N = usual ? 8 * kr_case_int(c, 1, 4) : kr_case_edge(c, c->is_exact ? 4 : 17);
+  a->B = kr_case_int(c, 1, 2),
+  a->L = kr_case_edge(c, c->is_exact       ? 6
+                         : index % 10 == 1 ? 200
+                                           : 40),
+  a->W = kr_case_int(c, 1, 4);
+  a->P = usual ? 8 * kr_case_int(c, 1, 4) : kr_case_edge(c, c->is_exact ? 3 : 17),
+  a->N = usual ? 8 * kr_case_int(c, 1, 4) : kr_case_edge(c, c->is_exact ? 4 : 17);
   if (usual) a->H = 8;
   a->K = kr_case_chance(c, 0.7) ? usual ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, c->is_exact ? 5 : 33) : 0;
   a->F = kr_case_chance(c, 0.3) ? usual ? 8 * kr_case_int(c, 1, 4) : kr_case_edge(c, c->is_exact ? 4 : 17) : 0;
@@ -41,13 +46,15 @@ static void choose_norm(kr_case *c, krait_mamba2_inner_args *a) {
   else if (kr_case_chance(c, 0.75)) kr_case_give(c, "norm_weight");
 }
 
-/* As the SSD's, whose factors the tensor cores take in 16 bits; a parameter's gradient is a sum over all tokens of what was rounded before. */
+/* As the SSD's, whose factors the tensor cores take in 16 bits; a parameter's gradient is a sum over all tokens of what
+ * was rounded before. */
 static void set_bounds(kr_case *c) {
   const double half = c->dtype == KRAIT_F16 ? 1e-2 : 8e-2, atol = c->dtype == KRAIT_F16 ? 1e-4 : 1e-3;
   for (int i = 0; i < c->sig->n_tensors; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
     if (!(c->sig->tensors[i].role & KR_OUT) || !view->data) continue;
-    if (c->dtype == KRAIT_F32) kr_case_bound(c, view, view->dtype == KRAIT_F32 ? c->sig->forward ? 1e-4 : 2e-5 : 1.6e-2, 1e-6);
+    if (c->dtype == KRAIT_F32)
+      kr_case_bound(c, view, view->dtype == KRAIT_F32 ? c->sig->forward ? 1e-4 : 2e-5 : 1.6e-2, 1e-6);
     else kr_case_bound(c, view, c->sig->forward ? 2 * half : half, atol);
   }
 }
@@ -75,10 +82,13 @@ static int32_t make_kept(const krait_mamba2_inner_bwd_args *d) {
   a.call = (krait_call){.size = sizeof a, .flags = d->call.flags};
   a.zxbcdt = d->zxbcdt, a.xBC = d->xBC, a.y = d->y, a.gated = d->gated;
   const int64_t columns = a.M ? a.M : a.F + a.H * a.P;
-  a.out = (krait_view){.data = kr_alloc((size_t)(a.B * a.L * columns) * sizeof(double) + 1), .stride = {a.L * columns, columns, 1}, .dtype = KRAIT_F32};
+  a.out = (krait_view){.data = kr_alloc((size_t)(a.B * a.L * columns) * sizeof(double) + 1),
+                       .stride = {a.L * columns, columns, 1},
+                       .dtype = KRAIT_F32};
   a.call.scratch_bytes = kr_mamba2_inner_ref_scratch(NULL, &a);
   a.call.scratch = kr_alloc(a.call.scratch_bytes + 1);
-  const int32_t status = a.out.data && a.call.scratch ? kr_mamba2_inner_ref(NULL, &a) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a case");
+  const int32_t status = a.out.data && a.call.scratch ? kr_mamba2_inner_ref(NULL, &a)
+                                                      : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a case");
   kr_free(a.out.data);
   kr_free(a.call.scratch);
   return status;

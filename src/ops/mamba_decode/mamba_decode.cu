@@ -142,8 +142,8 @@ KR_DEV void advance(cursor &c, const kr_decode_plan &p, const shares &s) {
   find_product<Q8>(c, p, s);
 }
 
-/* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each row.
- */
+/* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each
+ * row. */
 template <int Q8>
 KR_DEV void fetch(cursor &c, const kr_decode_plan &p, const shares &s, unsigned char *slot) {
   if (c.phase < p.phase_to) {

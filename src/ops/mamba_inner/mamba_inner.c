@@ -5,8 +5,10 @@
 #include "op_list.h"
 
 static int32_t check_constants(const char *op, uint32_t flags, const krait_view *Bmat, const krait_view *Cmat) {
-  KR_CHECK(kr_has(Bmat) || !(flags & KRAIT_SCAN_B_CONSTANT), KRAIT_ERR_ARGUMENT, "%s: Bmat must be given where it is constant", op);
-  KR_CHECK(kr_has(Cmat) || !(flags & KRAIT_SCAN_C_CONSTANT), KRAIT_ERR_ARGUMENT, "%s: Cmat must be given where it is constant", op);
+  KR_CHECK(kr_has(Bmat) || !(flags & KRAIT_SCAN_B_CONSTANT), KRAIT_ERR_ARGUMENT,
+           "%s: Bmat must be given where it is constant", op);
+  KR_CHECK(kr_has(Cmat) || !(flags & KRAIT_SCAN_C_CONSTANT), KRAIT_ERR_ARGUMENT,
+           "%s: Cmat must be given where it is constant", op);
   return KRAIT_OK;
 }
 
@@ -22,12 +24,15 @@ static int32_t check_bwd_rules(const void *args) {
 
 /* Of one direction of the network; the gradient does the products three times in all. */
 static kr_cost cost_of(const krait_mamba_inner_args *a, double products, double scan_flops) {
-  double rows = (double)a->B * (double)a->L, D = (double)a->D, columns = (double)(a->R + kr_inner_columns(a, &a->Bmat) + kr_inner_columns(a, &a->Cmat));
+  double rows = (double)a->B * (double)a->L, D = (double)a->D,
+         columns = (double)(a->R + kr_inner_columns(a, &a->Bmat) + kr_inner_columns(a, &a->Cmat));
   double directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1, softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0;
   double weights = 2 * D * (columns + (double)a->R + (double)a->M), element = (double)krait_dtype_bytes(a->xz.dtype);
-  return (kr_cost){.exps = rows * D * ((double)a->N * directions + softplus + 2),
-                   .flops = rows * (products * weights + D * ((double)a->N * directions * scan_flops + 2 * (double)a->W)),
-                   .bytes = rows * element * (2 * D + (double)(a->M ? a->M : a->D)) + weights / 2 * (double)krait_dtype_bytes(a->x_proj_weight.dtype)};
+  return (kr_cost){
+      .exps = rows * D * ((double)a->N * directions + softplus + 2),
+      .flops = rows * (products * weights + D * ((double)a->N * directions * scan_flops + 2 * (double)a->W)),
+      .bytes = rows * element * (2 * D + (double)(a->M ? a->M : a->D)) +
+               weights / 2 * (double)krait_dtype_bytes(a->x_proj_weight.dtype)};
 }
 
 static void count_cost(const void *args, kr_cost *cost) { *cost = cost_of(args, 1, 6); }
@@ -39,11 +44,16 @@ static void count_bwd_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_ref, kr_mamba_inner_ref_scratch},
 };
 
 static const kr_row bwd_rows[] = {
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_bwd_composed,
+     kr_mamba_inner_bwd_composed_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_ref, kr_mamba_inner_bwd_ref_scratch},
 };

@@ -1,5 +1,5 @@
-/* mamba_inner_chain.h: what the files of mamba_inner say to each other: the composition of operators, in float32 on the rows
- * that a context prefers, or in float64 on their reference rows. */
+/* mamba_inner_chain.h: what the files of mamba_inner say to each other: the composition of operators, in float32 on the
+ * rows that a context prefers, or in float64 on their reference rows. */
 #ifndef KR_MAMBA_INNER_CHAIN_H
 #define KR_MAMBA_INNER_CHAIN_H
 
@@ -22,7 +22,8 @@ static inline int64_t kr_inner_columns(const krait_mamba_inner_args *a, const kr
 }
 
 typedef uint64_t kr_inner_scratch_fn(const krait_ctx *ctx, const void *args);
-kr_inner_scratch_fn kr_mamba_inner_composed_scratch, kr_mamba_inner_bwd_composed_scratch, kr_mamba_inner_ref_scratch, kr_mamba_inner_bwd_ref_scratch;
+kr_inner_scratch_fn kr_mamba_inner_composed_scratch, kr_mamba_inner_bwd_composed_scratch, kr_mamba_inner_ref_scratch,
+    kr_mamba_inner_bwd_ref_scratch;
 int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args);
 int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args);
 

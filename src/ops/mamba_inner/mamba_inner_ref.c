@@ -1,8 +1,11 @@
-/* mamba_inner_ref.c: the inside of a Mamba-1 block, written to be read (specs: mamba_inner_fn). For one batch entry, t a time:
+/* mamba_inner_ref.c: the inside of a Mamba-1 block, written to be read (specs: mamba_inner_fn). For one batch entry, t
+ * a time:
  *   x_t = silu(sum_w conv_weight[w] xz_{t-W+1+w} + conv_bias)              first half of xz
- *   p_t = x_proj_weight x_t;  dt = p_t[first R],  B = p_t[next] + B_proj_bias,  C = p_t[last] + C_proj_bias, normalised if asked
+ *   p_t = x_proj_weight x_t;  dt = p_t[first R],  B = p_t[next] + B_proj_bias,  C = p_t[last] + C_proj_bias, normalised
+ *                             if asked
  *   delta_t = dt_proj_weight dt, normalised if asked, + delta_bias, softplus if asked
- *   s_t = exp(delta_t A) s_{t-1} + delta_t B x_t;  y_t = (sum_n C s_t + D x_t) silu(z_t);  out_t = out_proj_weight y_t + out_proj_bias
+ *   s_t = exp(delta_t A) s_{t-1} + delta_t B x_t;  y_t = (sum_n C s_t + D x_t) silu(z_t);  out_t = out_proj_weight y_t
+ *                                                  + out_proj_bias
  * KRAIT_SCAN_REVERSE: t - W + 1 + w becomes t + W - 1 - w, and t - 1 becomes t + 1. */
 #include <math.h>
 
@@ -45,7 +48,8 @@ static void convolve(const inner_args *a, int64_t b, const work *w) {
       double sum = kr_has(&a->conv_bias) ? kr_get(&a->conv_bias, kr_at1(&a->conv_bias, d)) : 0;
       for (int64_t k = 0; k < a->W; k++) {
         int64_t from = t - back * (a->W - 1 - k);
-        if (from >= 0 && from < a->L) sum += kr_get(&a->conv_weight, kr_at2(&a->conv_weight, d, k)) * kr_get(&a->xz, kr_at3(&a->xz, b, d, from));
+        if (from >= 0 && from < a->L)
+          sum += kr_get(&a->conv_weight, kr_at2(&a->conv_weight, d, k)) * kr_get(&a->xz, kr_at3(&a->xz, b, d, from));
       }
       w->x[t * a->D + d] = silu(sum);
     }
@@ -67,7 +71,8 @@ static void project(const inner_args *a, const work *w) {
     double *p = w->p + t * w->columns, *B = p + a->R, *C = p + w->columns - w->C_columns, *delta = w->delta + t * a->D;
     for (int64_t n = 0; n < w->columns; n++) {
       p[n] = 0;
-      for (int64_t d = 0; d < a->D; d++) p[n] += kr_get(&a->x_proj_weight, kr_at2(&a->x_proj_weight, n, d)) * w->x[t * a->D + d];
+      for (int64_t d = 0; d < a->D; d++)
+        p[n] += kr_get(&a->x_proj_weight, kr_at2(&a->x_proj_weight, n, d)) * w->x[t * a->D + d];
     }
     add_bias(B, w->B_columns, &a->B_proj_bias);
     add_bias(C, w->C_columns, &a->C_proj_bias);
@@ -75,7 +80,8 @@ static void project(const inner_args *a, const work *w) {
     normalize(C, w->C_columns, a->eps, &a->C_norm_weight);
     for (int64_t d = 0; d < a->D; d++) {
       delta[d] = 0;
-      for (int64_t r = 0; r < a->R; r++) delta[d] += kr_get(&a->dt_proj_weight, kr_at2(&a->dt_proj_weight, d, r)) * p[r];
+      for (int64_t r = 0; r < a->R; r++)
+        delta[d] += kr_get(&a->dt_proj_weight, kr_at2(&a->dt_proj_weight, d, r)) * p[r];
     }
     normalize(delta, a->D, a->eps, &a->dt_norm_weight);
     add_bias(delta, a->D, &a->delta_bias);
@@ -83,7 +89,8 @@ static void project(const inner_args *a, const work *w) {
   }
 }
 
-static number parameter(const inner_args *a, const krait_view *given, uint32_t constant, const double *columns, int64_t b, int64_t d, int64_t n, int64_t t) {
+static number parameter(const inner_args *a, const krait_view *given, uint32_t constant, const double *columns,
+                        int64_t b, int64_t d, int64_t n, int64_t t) {
   int is_complex = a->A.dtype == KRAIT_C64;
   if (kr_has(given)) return get_parameter(given, (a->call.flags & constant) != 0, is_complex, b, 0, d, n, t);
   return is_complex ? (number){columns[2 * n], columns[2 * n + 1]} : number_of(columns[n]);
@@ -110,7 +117,8 @@ static void scan(const inner_args *a, int64_t b, const work *w) {
     if (a->call.flags & KRAIT_SCAN_BOTH) run_direction(a, w, b, d, &a->A_reverse, 1);
     for (int64_t t = 0; t < a->L; t++) {
       double skip = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at1(&a->Dvec, d)) : 0;
-      w->y[t * a->D + d] = (w->y[t * a->D + d] + skip * w->x[t * a->D + d]) * silu(kr_get(&a->xz, kr_at3(&a->xz, b, a->D + d, t)));
+      w->y[t * a->D + d] =
+          (w->y[t * a->D + d] + skip * w->x[t * a->D + d]) * silu(kr_get(&a->xz, kr_at3(&a->xz, b, a->D + d, t)));
     }
   }
 }

@@ -28,12 +28,14 @@ static const kr_row rows[] = {
 };
 
 static const kr_row bwd_rows[] = {
-    {"cuda_base_short_rows", KRAIT_CAP_CUDA_BASE, kr_add_norm_bwd_short_refuse, kr_add_norm_bwd_short, kr_add_norm_bwd_short_scratch},
+    {"cuda_base_short_rows", KRAIT_CAP_CUDA_BASE, kr_add_norm_bwd_short_refuse, kr_add_norm_bwd_short,
+     kr_add_norm_bwd_short_scratch},
     KR_CUDA_FAMILIES(KR_NORM_FAMILIES, add_norm_bwd)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_add_norm_bwd_##isa, kr_add_norm_bwd_scratch_##isa},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_add_norm_bwd_##isa, kr_add_norm_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
-    {"ref", KRAIT_CAP_CPU, NULL, kr_add_norm_bwd_ref, kr_add_norm_bwd_ref_scratch},
+        {"ref", KRAIT_CAP_CPU, NULL, kr_add_norm_bwd_ref, kr_add_norm_bwd_ref_scratch},
 };
 
 KR_OP_DEFINE(add_norm, rows, NULL, count_cost, kr_add_norm_case, 200)

@@ -12,7 +12,9 @@
 #include "view.h"
 
 static double element(const krait_view *v, int64_t r, int64_t m) { return kr_has(v) ? kr_get(v, kr_at2(v, r, m)) : 0; }
-static double feature(const krait_view *v, int64_t m, double other) { return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other; }
+static double feature(const krait_view *v, int64_t m, double other) {
+  return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other;
+}
 static void put(const krait_view *v, int64_t r, int64_t m, double value) {
   if (kr_has(v)) kr_put(v, kr_at2(v, r, m), value);
 }
@@ -60,7 +62,8 @@ static void norm_row_back(const krait_add_norm_bwd_args *a, int64_t r, double *s
   }
   for (int64_t m = 0; m < a->M; m++) {
     double xhat = (element(&a->v, r, m) - mean) * scale;
-    double w = element(&a->dout, r, m) * feature(&a->weight, m, 1) + element(&a->dout1, r, m) * feature(&a->weight1, m, 1);
+    double w =
+        element(&a->dout, r, m) * feature(&a->weight, m, 1) + element(&a->dout1, r, m) * feature(&a->weight1, m, 1);
     double dv = (w - xhat * along - level) * scale + element(&a->dresidual_out, r, m);
     put(&a->dx, r, m, dv * feature(&a->rowscale, r, 1));
     put(&a->dx1, r, m, dv);
@@ -81,6 +84,7 @@ int32_t kr_add_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
   memset(sums, 0, 4 * (size_t)a->M * sizeof *sums);
   for (int64_t r = 0; r < a->R; r++) norm_row_back(a, r, sums);
   for (int k = 0; k < 4; k++)
-    for (int64_t m = 0; kr_has(outputs[k]) && m < a->M; m++) kr_put(outputs[k], kr_at1(outputs[k], m), sums[k * a->M + m]);
+    for (int64_t m = 0; kr_has(outputs[k]) && m < a->M; m++)
+      kr_put(outputs[k], kr_at1(outputs[k], m), sums[k * a->M + m]);
   return KRAIT_OK;
 }

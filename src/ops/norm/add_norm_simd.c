@@ -4,6 +4,8 @@
 
 /* ---- forward ---- */
 
+enum { MOST_SHORT = 8, SHORT = 64 / KR_VL < MOST_SHORT ? 64 / KR_VL : MOST_SHORT }; /* vectors of a row of 64 */
+
 typedef struct fwd_work {
   float *v, *y, *weight, *bias, *weight1, *bias1; /* [M] each */
 } fwd_work;
@@ -32,10 +34,46 @@ static void add_row(const krait_add_norm_args *a, int64_t r, const fwd_work *w) 
   }
 }
 
-static void scale_row(const fwd_work *w, const float *weight, const float *bias, const krait_view *out, int64_t r, int64_t M) {
+static void scale_row(const fwd_work *w, const float *weight, const float *bias, const krait_view *out, int64_t r,
+                      int64_t M) {
   if (!kr_has(out)) return;
-  for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w->y + i, kr_v_fma(kr_v_load(w->v + i), kr_v_load(weight + i), kr_v_load(bias + i)));
+  for (int64_t i = 0; i < M; i += KR_VL)
+    kr_v_store(w->y + i, kr_v_fma(kr_v_load(w->v + i), kr_v_load(weight + i), kr_v_load(bias + i)));
   write_row(w->y, out, kr_at2(out, r, 0), out->stride[1], M);
+}
+
+/* A row that stays in registers between its sums. vectors and with_bias are constants after inlining. */
+KR_INLINE void short_row(const float *x, float *out, const int vectors, const int scaled, const fwd_work *w,
+                         const krait_add_norm_args *a) {
+  const float inverse = 1.0f / (float)(vectors * KR_VL);
+  kr_v v[MOST_SHORT], sum = kr_v_zero(), squares = kr_v_zero();
+  for (int i = 0; i < vectors; i++) sum = kr_v_add(sum, v[i] = kr_v_load(x + i * KR_VL));
+  const int is_rms = (a->call.flags & KRAIT_NORM_RMS) != 0;
+  const kr_v mean = kr_v_set1(is_rms ? 0 : kr_v_sum(sum) * inverse);
+  for (int i = 0; i < vectors; i++) v[i] = kr_v_sub(v[i], mean), squares = kr_v_fma(v[i], v[i], squares);
+  const kr_v scale = kr_v_div(kr_v_set1(1.0f), kr_v_sqrt(kr_v_set1(kr_v_sum(squares) * inverse + a->eps)));
+  for (int i = 0; i < vectors; i++) {
+    v[i] = kr_v_mul(v[i], scale);
+    if (scaled) v[i] = kr_v_fma(v[i], kr_v_load(w->weight + i * KR_VL), kr_v_load(w->bias + i * KR_VL));
+    kr_v_store(out + i * KR_VL, v[i]);
+  }
+}
+
+/* Rows of 64 in float32, side by side, with nothing added. */
+static int is_short(const krait_add_norm_args *a) {
+  return a->M == 64 && KR_VL >= 8 && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->x.stride[1] == 1 &&
+         a->out.stride[1] == 1 && !kr_has(&a->x1) && !kr_has(&a->residual) && !kr_has(&a->rowscale) &&
+         !kr_has(&a->residual_out) && !kr_has(&a->out1);
+}
+
+static void short_rows(const krait_add_norm_args *a, const fwd_work *w, int64_t begin, int64_t end) {
+  const int scaled = kr_has(&a->weight) || kr_has(&a->bias);
+  for (int64_t r = begin; r < end; r++) {
+    const float *x = (const float *)a->x.data + r * a->x.stride[0];
+    float *out = (float *)a->out.data + r * a->out.stride[0];
+    if (scaled) short_row(x, out, SHORT, 1, w, a);
+    else short_row(x, out, SHORT, 0, w, a);
+  }
 }
 
 typedef struct fwd_run {
@@ -50,6 +88,10 @@ static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
   read_features(w.bias, &a->bias, M, 0);
   read_features(w.weight1, &a->weight1, M, 1);
   read_features(w.bias1, &a->bias1, M, 0);
+  if (is_short(a)) {
+    short_rows(a, &w, begin, end);
+    return;
+  }
   for (int64_t r = begin; r < end; r++) {
     add_row(a, r, &w);
     write_row(w.v, &a->residual_out, kr_at2(&a->residual_out, r, 0), a->residual_out.stride[1], M);
@@ -88,7 +130,8 @@ uint64_t KR_FN(kr_add_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) 
 }
 
 /* Adds one output's share: w += d weight, dweight += d xhat, dbias += d. */
-static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d, float *w, float *dweight, float *dbias) {
+static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d,
+                        float *w, float *dweight, float *dbias) {
   if (!kr_has(dout)) return;
   read_row(d, dout, kr_at2(dout, r, 0), dout->stride[1], M);
   for (int64_t i = 0; i < M; i += KR_VL) {
@@ -142,7 +185,8 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
   const krait_view *const outputs[] = {&run->a->dweight, &run->a->dbias, &run->a->dweight1, &run->a->dbias1};
   (void)worker;
-  for (int k = 0; k < 4; k++) write_sums(run->sums + k * run->width, run->n_chunks, 4 * run->width, outputs[k], begin, end);
+  for (int k = 0; k < 4; k++)
+    write_sums(run->sums + k * run->width, run->n_chunks, 4 * run->width, outputs[k], begin, end);
 }
 
 int32_t KR_FN(kr_add_norm_bwd)(const krait_ctx *ctx, const void *args) {

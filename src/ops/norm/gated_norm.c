@@ -7,13 +7,17 @@
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_gated_norm_args *a = args;
   double values = (double)a->R * (double)a->M, gate = kr_has(&a->z) ? 1 : 0;
-  *cost = (kr_cost){.flops = values * (6 + 2 * gate), .exps = values * gate, .bytes = values * (2 + gate) * (double)krait_dtype_bytes(a->x.dtype)};
+  *cost = (kr_cost){.flops = values * (6 + 2 * gate),
+                    .exps = values * gate,
+                    .bytes = values * (2 + gate) * (double)krait_dtype_bytes(a->x.dtype)};
 }
 
 static void count_bwd_cost(const void *args, kr_cost *cost) {
   const krait_gated_norm_bwd_args *a = args;
   double values = (double)a->R * (double)a->M, gate = kr_has(&a->z) ? 1 : 0;
-  *cost = (kr_cost){.flops = values * (14 + 6 * gate), .exps = values * gate, .bytes = values * (3 + 2 * gate) * (double)krait_dtype_bytes(a->x.dtype)};
+  *cost = (kr_cost){.flops = values * (14 + 6 * gate),
+                    .exps = values * gate,
+                    .bytes = values * (3 + 2 * gate) * (double)krait_dtype_bytes(a->x.dtype)};
 }
 
 static const kr_row rows[] = {
@@ -26,7 +30,8 @@ static const kr_row rows[] = {
 
 static const kr_row bwd_rows[] = {
     KR_CUDA_FAMILIES(KR_NORM_FAMILIES, gated_norm_bwd)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_gated_norm_bwd_##isa, kr_gated_norm_bwd_scratch_##isa},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_gated_norm_bwd_##isa, kr_gated_norm_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_gated_norm_bwd_ref, kr_gated_norm_bwd_ref_scratch},

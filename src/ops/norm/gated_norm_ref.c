@@ -1,5 +1,5 @@
-/* gated_norm_ref.c: the gated norm and its gradient, written to be read (specs: layernorm_gated). Per group of features,
- * with gate(z) = silu(z), 1 without z, and norm as in add_norm_ref.c:
+/* gated_norm_ref.c: the gated norm and its gradient, written to be read (specs: layernorm_gated). Per group of
+ * features, with gate(z) = silu(z), 1 without z, and norm as in add_norm_ref.c:
  *   norm first: out = (norm(x) weight + bias) gate(z);   gate first: out = norm(x gate(z)) weight + bias
  * Backward: with do the gradient of norm(.) weight + bias, w = do weight, dh = (w - xhat mean(w xhat) - mean(w)) r:
  *   norm first: do = dout gate, dx = dh, dz = dout (xhat weight + bias) gate'(z)
@@ -17,9 +17,13 @@ typedef struct group {
   double mean, scale; /* 1 / sqrt(var + eps) */
 } group;
 
-static int gates_first(const krait_gated_norm_bwd_args *a) { return (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0; }
+static int gates_first(const krait_gated_norm_bwd_args *a) {
+  return (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0;
+}
 static double get(const krait_view *v, int64_t r, int64_t m) { return kr_get(v, kr_at2(v, r, m)); }
-static double feature(const krait_view *v, int64_t m, double other) { return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other; }
+static double feature(const krait_view *v, int64_t m, double other) {
+  return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other;
+}
 
 static double gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t m) {
   if (!kr_has(&a->z)) return 1;
@@ -37,8 +41,10 @@ static double normed(const krait_gated_norm_bwd_args *a, int64_t r, int64_t m) {
 static group measure(const krait_gated_norm_bwd_args *a, int64_t r, int64_t first) {
   group g = {a, r, first, a->group_size, 0, 0};
   double square = 0, n = (double)g.size;
-  for (int64_t m = first; m < first + g.size && !(a->call.flags & KRAIT_GATED_NORM_RMS); m++) g.mean += normed(a, r, m) / n;
-  for (int64_t m = first; m < first + g.size; m++) square += (normed(a, r, m) - g.mean) * (normed(a, r, m) - g.mean) / n;
+  for (int64_t m = first; m < first + g.size && !(a->call.flags & KRAIT_GATED_NORM_RMS); m++)
+    g.mean += normed(a, r, m) / n;
+  for (int64_t m = first; m < first + g.size; m++)
+    square += (normed(a, r, m) - g.mean) * (normed(a, r, m) - g.mean) / n;
   g.scale = 1 / sqrt(square + (double)a->eps);
   return g;
 }
@@ -49,12 +55,21 @@ static double affine(const group *g, int64_t m) {
 
 int32_t kr_gated_norm_ref(const krait_ctx *ctx, const void *args) {
   const krait_gated_norm_args *f = args;
-  const krait_gated_norm_bwd_args a = {.call = f->call, .R = f->R, .M = f->M, .group_size = f->group_size, .eps = f->eps, .x = f->x, .z = f->z, .weight = f->weight, .bias = f->bias};
+  const krait_gated_norm_bwd_args a = {.call = f->call,
+                                       .R = f->R,
+                                       .M = f->M,
+                                       .group_size = f->group_size,
+                                       .eps = f->eps,
+                                       .x = f->x,
+                                       .z = f->z,
+                                       .weight = f->weight,
+                                       .bias = f->bias};
   (void)ctx;
   for (int64_t r = 0; r < a.R; r++)
     for (int64_t first = 0; first < a.M; first += a.group_size) {
       group g = measure(&a, r, first);
-      for (int64_t m = first; m < first + g.size; m++) kr_put(&f->out, kr_at2(&f->out, r, m), affine(&g, m) * (gates_first(&a) ? 1 : gate(&a, r, m)));
+      for (int64_t m = first; m < first + g.size; m++)
+        kr_put(&f->out, kr_at2(&f->out, r, m), affine(&g, m) * (gates_first(&a) ? 1 : gate(&a, r, m)));
     }
   return KRAIT_OK;
 }
@@ -66,17 +81,21 @@ static void group_back(const group *g, double *sums) {
   const double n = (double)g->size;
   double along = 0, level = 0;
   for (int64_t m = g->first; m < g->first + g->size; m++) {
-    double xhat = (normed(a, g->r, m) - g->mean) * g->scale, d = get(&a->dout, g->r, m) * (first_gate ? 1 : gate(a, g->r, m));
+    double xhat = (normed(a, g->r, m) - g->mean) * g->scale,
+           d = get(&a->dout, g->r, m) * (first_gate ? 1 : gate(a, g->r, m));
     along += d * feature(&a->weight, m, 1) * xhat / n;
     level += is_rms ? 0 : d * feature(&a->weight, m, 1) / n;
     sums[m] += d * xhat;
     sums[a->M + m] += d;
   }
   for (int64_t m = g->first; m < g->first + g->size; m++) {
-    double xhat = (normed(a, g->r, m) - g->mean) * g->scale, dout = get(&a->dout, g->r, m), d = dout * (first_gate ? 1 : gate(a, g->r, m));
+    double xhat = (normed(a, g->r, m) - g->mean) * g->scale, dout = get(&a->dout, g->r, m),
+           d = dout * (first_gate ? 1 : gate(a, g->r, m));
     double dh = (d * feature(&a->weight, m, 1) - xhat * along - level) * g->scale;
     if (kr_has(&a->dx)) kr_put(&a->dx, kr_at2(&a->dx, g->r, m), dh * (first_gate ? gate(a, g->r, m) : 1));
-    if (kr_has(&a->dz)) kr_put(&a->dz, kr_at2(&a->dz, g->r, m), (first_gate ? dh * get(&a->x, g->r, m) : dout * affine(g, m)) * gate_slope(a, g->r, m));
+    if (kr_has(&a->dz))
+      kr_put(&a->dz, kr_at2(&a->dz, g->r, m),
+             (first_gate ? dh * get(&a->x, g->r, m) : dout * affine(g, m)) * gate_slope(a, g->r, m));
   }
 }
 

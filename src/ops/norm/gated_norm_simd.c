@@ -1,4 +1,5 @@
-/* gated_norm_simd.c: the gated norm and its gradient, a group of a row at a time in float scratch, lanes are features. */
+/* gated_norm_simd.c: the gated norm and its gradient, a group of a row at a time in float scratch, lanes are
+ * features. */
 #include "norm_block.h"
 #include "op_list.h"
 
@@ -11,14 +12,19 @@ static void read_grouped(float *to, const krait_view *v, int64_t M, int64_t size
   }
 }
 
-static void read_part(float *to, const krait_view *v, int64_t r, int64_t first, int64_t size) { read_row(to, v, kr_at2(v, r, first), v->stride[1], size); }
-static void write_part(const float *from, const krait_view *v, int64_t r, int64_t first, int64_t size) { write_row(from, v, kr_at2(v, r, first), v->stride[1], size); }
+static void read_part(float *to, const krait_view *v, int64_t r, int64_t first, int64_t size) {
+  read_row(to, v, kr_at2(v, r, first), v->stride[1], size);
+}
+static void write_part(const float *from, const krait_view *v, int64_t r, int64_t first, int64_t size) {
+  write_row(from, v, kr_at2(v, r, first), v->stride[1], size);
+}
 
 static void multiply(float *to, const float *by, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(to + i, kr_v_mul(kr_v_load(to + i), kr_v_load(by + i)));
 }
 static void multiply_add(float *to, const float *a, const float *b, const float *c, int64_t n) {
-  for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(to + i, kr_v_fma(kr_v_load(a + i), kr_v_load(b + i), kr_v_load(c + i)));
+  for (int64_t i = 0; i < n; i += KR_VL)
+    kr_v_store(to + i, kr_v_fma(kr_v_load(a + i), kr_v_load(b + i), kr_v_load(c + i)));
 }
 
 /* ---- forward ---- */
@@ -27,10 +33,12 @@ static int64_t grouped_floats(int64_t M, int64_t size) { return M / size * whole
 
 uint64_t KR_FN(kr_gated_norm_scratch)(const krait_ctx *ctx, const void *args) {
   const krait_gated_norm_args *a = args;
-  return (uint64_t)((2 * grouped_floats(a->M, a->group_size) + 2 * whole(a->group_size)) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  return (uint64_t)((2 * grouped_floats(a->M, a->group_size) + 2 * whole(a->group_size)) * krait_ctx_n_threads(ctx)) *
+         sizeof(float);
 }
 
-static void norm_group(const krait_gated_norm_args *a, int64_t r, int64_t first, const float *weight, const float *bias, float *x, float *gate) {
+static void norm_group(const krait_gated_norm_args *a, int64_t r, int64_t first, const float *weight, const float *bias,
+                       float *x, float *gate) {
   const int64_t n = a->group_size;
   const int gates_first = (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0;
   read_part(x, &a->x, r, first, n);
@@ -56,7 +64,8 @@ static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
   read_grouped(weight, &a->weight, a->M, size, 1);
   read_grouped(bias, &a->bias, a->M, size, 0);
   for (int64_t r = begin; r < end; r++)
-    for (int64_t k = 0; k < a->M / size; k++) norm_group(a, r, k * size, weight + k * width, bias + k * width, x, x + width);
+    for (int64_t k = 0; k < a->M / size; k++)
+      norm_group(a, r, k * size, weight + k * width, bias + k * width, x, x + width);
 }
 
 int32_t KR_FN(kr_gated_norm)(const krait_ctx *ctx, const void *args) {
@@ -101,7 +110,8 @@ static void open_gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t fir
 static void group_back(const run_bwd *run, int64_t r, int64_t k, float *work, float *sums) {
   const krait_gated_norm_bwd_args *a = run->a;
   const int64_t n = a->group_size, width = run->width, first = k * n;
-  const int gates_first = (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0, is_rms = (a->call.flags & KRAIT_GATED_NORM_RMS) != 0;
+  const int gates_first = (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0,
+            is_rms = (a->call.flags & KRAIT_GATED_NORM_RMS) != 0;
   const float *weight = work + k * width, *bias = work + run->all + k * width;
   float *xhat = work + 2 * run->all, *gate = xhat + width, *slope = gate + width, *d = slope + width, *w = d + width;
   float *dweight = sums + k * width, *dbias = sums + run->all + k * width;
@@ -156,7 +166,8 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
     krait_view outputs[2] = {run->a->dweight, run->a->dbias};
     for (int i = 0; i < 2; i++) {
       if (!outputs[i].data) continue;
-      outputs[i].data = (char *)outputs[i].data + (size_t)(k * size * outputs[i].stride[0]) * krait_dtype_bytes(outputs[i].dtype);
+      outputs[i].data =
+          (char *)outputs[i].data + (size_t)(k * size * outputs[i].stride[0]) * krait_dtype_bytes(outputs[i].dtype);
       write_sums(run->sums + i * run->all + k * run->width, run->n_chunks, 2 * run->all, &outputs[i], 0, size);
     }
   }

@@ -1,8 +1,10 @@
 /* norm.cu: add + norm and the gated norm (add_norm_ref.c and gated_norm_ref.c have the equations).
- *   kr_norm_1, kr_norm_2          the row lies in registers, 8 or 16 features a thread: each tensor is read or written once
+ *   kr_norm_1, kr_norm_2          the row lies in registers, 8 or 16 features a thread: each tensor is read or written
+ *                                 once
  *   kr_norm_single_8, _16         the same feature by feature, for rows of any alignment
  *   kr_norm_mixed_1, _2, _single  the same where some tensors of rows are float32 and some of the 16-bit type
- *   kr_norm_any                   rows of any length and mixed 16-bit types: inputs are read three times, twice from the cache
+ *   kr_norm_any                   rows of any length and mixed 16-bit types: inputs are read three times, twice from
+ *                                 the cache
  * Several short rows share a block. Bound by memory. */
 #include "norm.cuh"
 
@@ -18,7 +20,8 @@ KR_DEV void multiply_gate(const form f, const kr_norm_view &v, const raw_run &ra
   EACH(k) x[k] *= kr_silu(z[k]);
 }
 
-KR_DEV void scale_run(const form f, const kr_norm_view &weight, const kr_norm_view &bias, int64_t m, float scale, const float (&v)[8], float (&y)[8]) {
+KR_DEV void scale_run(const form f, const kr_norm_view &weight, const kr_norm_view &bias, int64_t m, float scale,
+                      const float (&v)[8], float (&y)[8]) {
   const form g = of_parameters(f);
   const raw_run raw_w = load_run(g, weight, 0, m, 1), raw_b = load_run(g, bias, 0, m, 1);
   float w[8], b[8];
@@ -64,7 +67,8 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   EACH_UNIT(u) EACH(k) mean += v[u][k];
   mean = p.rms ? 0.0f : sum_of_row(p, at, mean, shared) * p.inverse_n;
   EACH_UNIT(u) {
-    if (p.residual_out.data && first_feature(at, f, u) < n) write_run(f, p.residual_out, r, at.group + first_feature(at, f, u), v[u]);
+    if (p.residual_out.data && first_feature(at, f, u) < n)
+      write_run(f, p.residual_out, r, at.group + first_feature(at, f, u), v[u]);
     float own = 0.0f;
     EACH(k) {
       v[u][k] -= mean;
@@ -87,13 +91,27 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_1(const kr_norm_plan p) { norm_in_registers(p, form{8, 1, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, KR_DTYPE == 0 ? 1 : 2) kr_norm_2(const kr_norm_plan p) { norm_in_registers(p, form{8, 2, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_mixed_1(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 1, 1, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_mixed_2(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 2, 1, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_single_8(const kr_norm_plan p) { norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_single_16(const kr_norm_plan p) { norm_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 0, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_1(const kr_norm_plan p) {
+  norm_in_registers(p, form{8, 1, 0, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, KR_DTYPE == 0 ? 1 : 2) kr_norm_2(const kr_norm_plan p) {
+  norm_in_registers(p, form{8, 2, 0, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_mixed_1(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 1, 1, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_mixed_2(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 2, 1, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_single_8(const kr_norm_plan p) {
+  norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_single_16(const kr_norm_plan p) {
+  norm_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 0, 0});
+}
 
 /* What is normalised. */
 KR_DEV float summed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
@@ -119,7 +137,8 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_any(const kr_norm_plan p) {
   const float scale = kr_rsqrt(kr_fma(squares, p.inverse_n, p.eps));
   for (int64_t i = at.thread; i < n; i += at.threads) {
     const int64_t m = at.group + i;
-    const float v = summed_at(p, r, m), xhat = (v - mean) * scale, y = kr_fma(xhat, get(p.weight, 0, m, 1.0f), get(p.bias, 0, m, 0.0f));
+    const float v = summed_at(p, r, m), xhat = (v - mean) * scale,
+                y = kr_fma(xhat, get(p.weight, 0, m, 1.0f), get(p.bias, 0, m, 0.0f));
     put(p.residual_out, r, m, v);
     put(p.out, r, m, p.gate == KR_NORM_GATE_LAST ? y * kr_silu(get(p.second, r, m, 0.0f)) : y);
     put(p.out1, r, m, kr_fma(xhat, get(p.weight1, 0, m, 1.0f), get(p.bias1, 0, m, 0.0f)));

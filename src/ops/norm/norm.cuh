@@ -1,5 +1,5 @@
-/* norm.cuh: runs of features of any type, sums over a row's threads, gates. Compiled once per 16-bit storage type KR_DTYPE, whose tensors
- * may be mixed with float32 ones, and once for float32 alone. */
+/* norm.cuh: runs of features of any type, sums over a row's threads, gates. Compiled once per 16-bit storage type
+ * KR_DTYPE, whose tensors may be mixed with float32 ones, and once for float32 alone. */
 #ifndef KR_NORM_CUH
 #define KR_NORM_CUH
 
@@ -11,7 +11,8 @@ typedef struct form {
   int E, units; /* features of a run: 8 of 16 bytes, or one; runs of a thread, 32 runs apart */
   int mixed;    /* 0: the tensors of rows are all of type KR_DTYPE. Parameters may always be float32 */
   int ahead;    /* backward: the next row's loads are under way while a row is worked on; 2: but for `second` */
-  int keep;     /* backward: a row as stored and the weights stay in registers, else they are read again where they are needed */
+  int keep;     /* backward: a row as stored and the weights stay in registers, else they are read again where they are
+                   needed */
 } form;
 
 #define EACH(k) _Pragma("unroll") for (int k = 0; k < f.E; k++)
@@ -22,7 +23,9 @@ typedef struct raw_run {
   kr_raw16 low, high; /* high: of float32 */
 } raw_run;
 
-KR_DEV int is_wide(const form f, const kr_norm_view &v) { return KR_DTYPE == KRAIT_F32 || (f.mixed && v.dtype == KRAIT_F32); }
+KR_DEV int is_wide(const form f, const kr_norm_view &v) {
+  return KR_DTYPE == KRAIT_F32 || (f.mixed && v.dtype == KRAIT_F32);
+}
 
 /* Features m ... m + E - 1 of row r, which lie together; zeros outside, and where the view is absent. */
 KR_DEV raw_run load_run(const form f, const kr_norm_view &v, int64_t r, int64_t m, int inside) {
@@ -77,7 +80,9 @@ KR_DEV void write_run(const form f, const kr_norm_view &v, int64_t r, int64_t m,
 }
 
 /* One feature of a view of any type, for the kernels that take any. */
-KR_DEV float get(const kr_norm_view &v, int64_t r, int64_t m, float other) { return v.data ? kr_load(v.data, r * v.row + m * v.col, v.dtype) : other; }
+KR_DEV float get(const kr_norm_view &v, int64_t r, int64_t m, float other) {
+  return v.data ? kr_load(v.data, r * v.row + m * v.col, v.dtype) : other;
+}
 KR_DEV void put(const kr_norm_view &v, int64_t r, int64_t m, float x) {
   if (v.data) kr_store(v.data, r * v.row + m * v.col, v.dtype, x);
 }
@@ -98,12 +103,15 @@ KR_DEV place here(const kr_norm_plan &p) {
 }
 
 /* The thread's unit u, counted in the group. */
-KR_DEV int first_feature(const place &at, const form f, int u) { return ((at.thread >> 5) * 32 * f.units + (at.thread & 31)) * f.E + u * 32 * f.E; }
+KR_DEV int first_feature(const place &at, const form f, int u) {
+  return ((at.thread >> 5) * 32 * f.units + (at.thread & 31)) * f.E + u * 32 * f.E;
+}
 
 enum { MOST_WARPS = KR_NORM_THREADS / 32 };
 
-/* v summed over a row's threads, in the same order always; every thread of the block calls it. A block's sums by turns take different
- * places in shared memory, so that one barrier is enough for each. Lanes, not loops, add up the warps' sums: there are rows of 16 warps. */
+/* v summed over a row's threads, in the same order always; every thread of the block calls it. A block's sums by turns
+ * take different places in shared memory, so that one barrier is enough for each. Lanes, not loops, add up the warps'
+ * sums: there are rows of 16 warps. */
 KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
   const int k = kr_thread() & (MOST_WARPS - 1);
   for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);

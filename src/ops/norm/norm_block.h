@@ -1,4 +1,5 @@
-/* norm_block.h: what the vector rows of the norms share. Rows are read into float arrays of whole vectors, zero beyond. */
+/* norm_block.h: what the vector rows of the norms share. Rows are read into float arrays of whole vectors, zero
+ * beyond. */
 #ifndef KR_NORM_BLOCK_H
 #define KR_NORM_BLOCK_H
 
@@ -13,7 +14,9 @@ enum { MOST_CHUNKS = 64 };
 
 static inline int64_t whole(int64_t n) { return (n + 15) / 16 * 16; } /* vectors of every ISA, and cache lines */
 
-static inline void read_row(float *to, const krait_view *v, int64_t at, int64_t stride, int64_t n) { kr_row_load(to, v->data, v->dtype, at, stride, n); }
+static inline void read_row(float *to, const krait_view *v, int64_t at, int64_t stride, int64_t n) {
+  kr_row_load(to, v->data, v->dtype, at, stride, n);
+}
 static inline void write_row(const float *from, const krait_view *v, int64_t at, int64_t stride, int64_t n) {
   if (kr_has(v)) kr_row_store(from, v->data, v->dtype, at, stride, n);
 }
@@ -59,7 +62,8 @@ static inline void gradient_row(float *w, const float *xhat, int64_t n, float sc
     along = kr_v_fma(kr_v_load(w + i), kr_v_load(xhat + i), along);
     level = kr_v_add(level, kr_v_load(w + i));
   }
-  const kr_v c1 = kr_v_set1(kr_v_sum(along) / (float)n), c2 = kr_v_set1(is_rms ? 0 : kr_v_sum(level) / (float)n), r = kr_v_set1(scale);
+  const kr_v c1 = kr_v_set1(kr_v_sum(along) / (float)n), c2 = kr_v_set1(is_rms ? 0 : kr_v_sum(level) / (float)n),
+             r = kr_v_set1(scale);
   for (int64_t i = 0; i < n; i += KR_VL)
     kr_v_store(w + i, kr_v_mul(kr_v_sub(kr_v_fnma(kr_v_load(xhat + i), c1, kr_v_load(w + i)), c2), r));
 }
@@ -69,7 +73,8 @@ static inline int64_t rows_per_chunk(int64_t R) { return R > MOST_CHUNKS ? (R + 
 static inline int64_t n_chunks_of(int64_t R) { return (R + rows_per_chunk(R) - 1) / rows_per_chunk(R); }
 
 /* Adds the chunks of one sum in order and writes it. partial: [chunk][stride], this sum at offset. */
-static inline void write_sums(const float *partial, int64_t n_chunks, int64_t stride, const krait_view *v, int64_t begin, int64_t end) {
+static inline void write_sums(const float *partial, int64_t n_chunks, int64_t stride, const krait_view *v,
+                              int64_t begin, int64_t end) {
   for (int64_t m = begin; kr_has(v) && m < end; m++) {
     double sum = 0;
     for (int64_t chunk = 0; chunk < n_chunks; chunk++) sum += partial[chunk * stride + m];

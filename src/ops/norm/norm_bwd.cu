@@ -1,12 +1,14 @@
 /* norm_bwd.cu: gradients of add + norm and of the gated norm (add_norm_ref.c and gated_norm_ref.c have the equations).
- *   kr_norm_bwd_1              the row lies in registers, 8 features a thread, and the next row is on its way; a thread keeps the
- *                              parameters' gradients of its own features over all rows that its part is dealt
+ *   kr_norm_bwd_1              the row lies in registers, 8 features a thread, and the next row is on its way; a thread
+ *                              keeps the parameters' gradients of its own features over all rows that its part is dealt
  *   kr_norm_bwd_2              the same, 16 features a thread, one row at a time
  *   kr_norm_bwd_single_8, _16  the same two feature by feature, for rows of any alignment
  *   kr_norm_bwd_mixed_1, _2, _single  the same where some tensors of rows are float32 and some of the 16-bit type
- *   kr_norm_bwd_any            rows of any length, mixed 16-bit types, and the second pair of parameters: those sums lie in memory
+ *   kr_norm_bwd_any            rows of any length, mixed 16-bit types, and the second pair of parameters: those sums
+ *                              lie in memory
  *   kr_norm_sum                adds the parts of each sum, in one order
- * Statistics are recomputed. Bound by memory: each tensor is read or written once (a gate's inputs often again, from the cache). */
+ * Statistics are recomputed. Bound by memory: each tensor is read or written once (a gate's inputs often again, from
+ * the cache). */
 #include "norm.cuh"
 
 /* What a thread reads of one row. second: the gate, or the gradient of residual_out. */
@@ -14,7 +16,8 @@ typedef struct row_part {
   raw_run x[KR_NORM_SINGLES], dout[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
 } row_part;
 
-KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int64_t r, row_part &part, int with_second) {
+KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int64_t r, row_part &part,
+                      int with_second) {
   EACH_UNIT(u) {
     const int m = first_feature(at, f, u);
     const int inside = r < p.R && m < p.n;
@@ -25,7 +28,8 @@ KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int6
 }
 
 /* Row r of n features (0: no row, the thread only takes part in sums) becomes xhat. Returns 1 / sqrt(var + eps). */
-KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int n, float (&v)[KR_NORM_SINGLES][8], float *shared) {
+KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int n, float (&v)[KR_NORM_SINGLES][8],
+                       float *shared) {
   float mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) EACH(k) mean += v[u][k];
   mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
@@ -43,7 +47,8 @@ KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int
 }
 
 /* dv: the gradient at what was normalised, of one run. */
-KR_DEV void write_gradients(const kr_norm_plan &p, const form f, int64_t r, int64_t m, const raw_run &raw_x, const raw_run &raw_dout, const raw_run &raw_second, float (&dv)[8], const float (&xhat)[8],
+KR_DEV void write_gradients(const kr_norm_plan &p, const form f, int64_t r, int64_t m, const raw_run &raw_x,
+                            const raw_run &raw_dout, const raw_run &raw_second, float (&dv)[8], const float (&xhat)[8],
                             const float (&weight)[8]) {
   float a[8], b[8], second[8];
   convert_or(f, p.second, raw_second, 0.0f, second);
@@ -78,7 +83,8 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
   load_part(p, at, f, part, next, f.ahead != 2);
   EACH_UNIT(u) {
     EACH(k) dweight[u][k] = dbias[u][k] = 0.0f;
-    if (f.keep) read_parameter(f, p.weight, at.group + first_feature(at, f, u), first_feature(at, f, u) < p.n, 1.0f, weight[u]);
+    if (f.keep)
+      read_parameter(f, p.weight, at.group + first_feature(at, f, u), first_feature(at, f, u) < p.n, 1.0f, weight[u]);
   }
   for (int64_t r0 = part - at.sub; r0 < p.R; r0 += p.n_parts) {
     const int64_t r = r0 + at.sub;
@@ -90,14 +96,16 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
       convert_run(f, p.x, now.x[u], xhat[u]);
       convert_or(f, p.dout, now.dout[u], 0.0f, d[u]);
       if (p.gate == KR_NORM_NO_GATE) continue;
-      if (f.ahead == 2) now.second[u] = load_run(f, p.second, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
+      if (f.ahead == 2)
+        now.second[u] = load_run(f, p.second, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
       convert_run(f, p.second, now.second[u], other);
       if (p.gate == KR_NORM_GATE_FIRST) EACH(k) xhat[u][k] *= kr_silu(other[k]);
       else EACH(k) d[u][k] *= kr_silu(other[k]);
     }
     const float scale = normalise(p, at, f, n, xhat, shared);
     EACH_UNIT(u) {
-      if (!f.keep) read_parameter(f, p.weight, at.group + first_feature(at, f, u), first_feature(at, f, u) < n, 1.0f, weight[u]);
+      if (!f.keep)
+        read_parameter(f, p.weight, at.group + first_feature(at, f, u), first_feature(at, f, u) < n, 1.0f, weight[u]);
       EACH(k) {
         dweight[u][k] = kr_fma(d[u][k], xhat[u][k], dweight[u][k]);
         dbias[u][k] += d[u][k];
@@ -113,7 +121,9 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
       const int64_t m = at.group + first_feature(at, f, u);
       if (first_feature(at, f, u) >= n) continue;
       EACH(k) d[u][k] = (d[u][k] - kr_fma(xhat[u][k], along, level)) * scale;
-      if (!f.keep) now.x[u] = load_run(f, p.x, r, m, p.gate == KR_NORM_GATE_FIRST), now.dout[u] = load_run(f, p.dout, r, m, p.gate == KR_NORM_GATE_LAST);
+      if (!f.keep)
+        now.x[u] = load_run(f, p.x, r, m, p.gate == KR_NORM_GATE_FIRST),
+        now.dout[u] = load_run(f, p.dout, r, m, p.gate == KR_NORM_GATE_LAST);
       if (f.ahead != 1) now.second[u] = load_run(f, p.second, r, m, 1);
       if (!f.keep && p.gate == KR_NORM_GATE_LAST) read_parameter(f, p.weight, m, 1, 1.0f, weight[u]);
       write_gradients(p, f, r, m, now.x[u], now.dout[u], now.second[u], d[u], xhat[u], weight[u]);
@@ -128,15 +138,29 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
     }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_1(const kr_norm_plan p) { back_in_registers(p, form{8, 1, 0, KR_DTYPE == KRAIT_F32 ? 2 : 1, 1}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_2(const kr_norm_plan p) { back_in_registers(p, form{8, 2, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_1(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 1, 1, 1, 1}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_2(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 2, 1, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_8(const kr_norm_plan p) { back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 2, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_16(const kr_norm_plan p) { back_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0}); }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_single(const kr_norm_plan p) { if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 2, 0}); }
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_1(const kr_norm_plan p) {
+  back_in_registers(p, form{8, 1, 0, KR_DTYPE == KRAIT_F32 ? 2 : 1, 1});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_2(const kr_norm_plan p) {
+  back_in_registers(p, form{8, 2, 0, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_1(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 1, 1, 1, 1});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_2(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 2, 1, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_8(const kr_norm_plan p) {
+  back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 2, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_16(const kr_norm_plan p) {
+  back_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0});
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_single(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 2, 0});
+}
 
-/* ---- rows of any length -------------------------------------------------------------------------------------------- */
+/* ---- rows of any length ------------------------------------------------------------------------------------------ */
 
 KR_DEV float normed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
   const float x = get(p.x, r, m, 0.0f);
@@ -167,10 +191,13 @@ KR_DEV void put_gradients(const kr_norm_plan &p, int64_t r, int64_t m, float dv,
   if (p.gate == KR_NORM_NO_GATE) {
     put(p.dx1, r, m, dv + second);
     put(p.dresidual, r, m, dv + second);
-    put(p.dx, r, m, (dv + second) * (p.rowscale.data ? kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype) : 1.0f));
+    put(p.dx, r, m,
+        (dv + second) * (p.rowscale.data ? kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype) : 1.0f));
     return;
   }
-  const float level = p.gate == KR_NORM_GATE_FIRST ? dv * get(p.x, r, m, 0.0f) : get(p.dout, r, m, 0.0f) * kr_fma(xhat, get(p.weight, 0, m, 1.0f), get(p.bias, 0, m, 0.0f));
+  const float level = p.gate == KR_NORM_GATE_FIRST
+                          ? dv * get(p.x, r, m, 0.0f)
+                          : get(p.dout, r, m, 0.0f) * kr_fma(xhat, get(p.weight, 0, m, 1.0f), get(p.bias, 0, m, 0.0f));
   put(p.dz, r, m, level * gate_slope(second));
   put(p.dx, r, m, p.gate == KR_NORM_GATE_FIRST ? dv * kr_silu(second) : dv);
 }
@@ -214,7 +241,8 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 4) kr_norm_sum(const kr_norm_plan 
   const kr_norm_view &to = p.sums[which];
   float sum = 0.0f;
 #pragma unroll 8
-  for (int64_t part = slice; part < p.n_parts && m < p.M; part += KR_NORM_SUM_THREADS / 32) sum += p.part[(part * p.n_sums + which) * p.M + m];
+  for (int64_t part = slice; part < p.n_parts && m < p.M; part += KR_NORM_SUM_THREADS / 32)
+    sum += p.part[(part * p.n_sums + which) * p.M + m];
   slices[kr_thread()] = sum;
   kr_sync();
   if (slice || m >= p.M || !to.data) return;

@@ -1,6 +1,7 @@
-/* norm_bwd_ahead.cu: the gradient of the gated RMS norm for rows of 16-bit types (gated_norm_ref.c has the equation): a thread has eight features of a
- * row, and the next rows are on their way past the registers. Without a mean both sums over a row, of squares and of what the gradient has along it,
- * are of what is known at once: one barrier a row. The sum of a bias's gradient is not kept. Bound by memory. */
+/* norm_bwd_ahead.cu: the gradient of the gated RMS norm for rows of 16-bit types (gated_norm_ref.c has the equation): a
+ * thread has eight features of a row, and the next rows are on their way past the registers. Without a mean both sums
+ * over a row, of squares and of what the gradient has along it, are of what is known at once: one barrier a row. The
+ * sum of a bias's gradient is not kept. Bound by memory. */
 #include "norm.cuh"
 
 enum { STAGES = KR_NORM_AHEAD_STAGES, TENSORS = KR_NORM_AHEAD_TENSORS, WARPS = KR_NORM_AHEAD_THREADS / 32 };
@@ -42,7 +43,8 @@ KR_DEV void sum_block_pair(float &a, float &b, float (*shared)[WARPS], int n_war
 }
 
 /* Squares of what is normalised, and its product with the weighted gradient: of one run. */
-KR_DEV void add_sums(const kr_norm_plan &p, const ahead &a, int stage, const float (&weight)[8], float &squares, float &along) {
+KR_DEV void add_sums(const kr_norm_plan &p, const ahead &a, int stage, const float (&weight)[8], float &squares,
+                     float &along) {
   const kr_raw16 raw[TENSORS] = {taken(a, stage, 0), taken(a, stage, 1), taken(a, stage, 2)};
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -64,7 +66,8 @@ KR_DEV void write_run16(const kr_norm_view &v, int64_t r, int64_t m, const uint3
 }
 
 /* dx and dz of one run, and its part of the weight's gradient. along: of the row, divided by n. */
-KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stage, const float (&weight)[8], float scale, float along, float (&dweight)[8]) {
+KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stage, const float (&weight)[8],
+                      float scale, float along, float (&dweight)[8]) {
   const kr_raw16 raw[TENSORS] = {taken(a, stage, 0), taken(a, stage, 1), taken(a, stage, 2)};
   const int first = p.gate == KR_NORM_GATE_FIRST;
   uint32_t dx_words[4], dz_words[4];
@@ -74,14 +77,18 @@ KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stag
     convert(raw[0], half, x), convert(raw[1], half, dout), convert(raw[2], half, z);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const float s = kr_sigmoid(z[k]), gate = z[k] * s, slope = s * kr_fma(z[k], 1.0f - s, 1.0f), w = weight[4 * half + k];
-      const float xhat = (first ? x[k] * gate : x[k]) * scale, d = first ? dout[k] : dout[k] * gate, dv = (d * w - xhat * along) * scale;
+      const float s = kr_sigmoid(z[k]), gate = z[k] * s, slope = s * kr_fma(z[k], 1.0f - s, 1.0f),
+                  w = weight[4 * half + k];
+      const float xhat = (first ? x[k] * gate : x[k]) * scale, d = first ? dout[k] : dout[k] * gate,
+                  dv = (d * w - xhat * along) * scale;
       dweight[4 * half + k] = kr_fma(d, xhat, dweight[4 * half + k]);
       z[k] = (first ? dv * x[k] : dout[k] * (xhat * w)) * slope;
       x[k] = first ? dv * gate : dv;
     }
 #pragma unroll
-    for (int k = 0; k < 2; k++) dx_words[2 * half + k] = kr_pack(x[2 * k], x[2 * k + 1], KR_DTYPE), dz_words[2 * half + k] = kr_pack(z[2 * k], z[2 * k + 1], KR_DTYPE);
+    for (int k = 0; k < 2; k++)
+      dx_words[2 * half + k] = kr_pack(x[2 * k], x[2 * k + 1], KR_DTYPE),
+                          dz_words[2 * half + k] = kr_pack(z[2 * k], z[2 * k + 1], KR_DTYPE);
   }
   if (!a.inside) return;
   write_run16(p.dx, r, a.first, dx_words);
@@ -91,7 +98,8 @@ KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stag
 KR_KERNEL void KR_BOUNDS(KR_NORM_AHEAD_THREADS, 1) kr_norm_bwd_ahead(const kr_norm_plan p) {
   KR_DYNAMIC_SHARED(memory);
   KR_SHARED float shared[2][2][WARPS];
-  const ahead a = {(kr_raw16 *)memory + kr_thread(), kr_block_threads(), kr_thread() * 8 < p.n, (int64_t)kr_block_y() * p.n + kr_thread() * 8};
+  const ahead a = {(kr_raw16 *)memory + kr_thread(), kr_block_threads(), kr_thread() * 8 < p.n,
+                   (int64_t)kr_block_y() * p.n + kr_thread() * 8};
   float weight[8], dweight[8];
   int stage = 0, turn = 0;
 #pragma unroll 1

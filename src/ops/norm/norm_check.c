@@ -7,11 +7,14 @@ int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   static const int64_t long_rows[] = {2040, 2048, 2056, 3001, 4104, 8192, 8200};
   const int is_long = index % 16 == 15;
   c->contiguous = index % 2;
-  int64_t M = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, 300) + 1;
+  int64_t M =
+      is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, 300) + 1;
   if (c->contiguous && kr_case_chance(c, 0.7)) M = (M + 7) / 8 * 8; /* what the fast rows like */
   *kr_case_size(c, "R") = kr_case_edge(c, is_long ? 5 : 130);
   if (index % 8 == 5 && !c->is_exact) { /* short rows, alone */
-    static const char *const others[] = {"x1", "residual", "rowscale", "weight1", "residual_out", "dout1", "dresidual_out", "dx1", "dresidual", "dweight1", "dbias1"};
+    static const char *const others[] = {"x1",           "residual", "rowscale",      "weight1",
+                                         "residual_out", "dout1",    "dresidual_out", "dx1",
+                                         "dresidual",    "dweight1", "dbias1"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) kr_case_leave_out(c, others[i]);
     M = kr_case_pick(c, 4, (int64_t[]){16, 32, 64, 128}), c->contiguous = 1, c->dtype = KRAIT_F32;
     *kr_case_size(c, "R") = kr_case_int(c, 1, 300);

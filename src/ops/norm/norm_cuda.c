@@ -1,5 +1,6 @@
-/* norm_cuda.c: how many threads take a row, how rows are dealt to parts, and the launches of the norms. Three families: aligned_rows lie in
- * registers in runs of eight features, unaligned_rows feature by feature, long_rows not at all. A family is the run of its plans. */
+/* norm_cuda.c: how many threads take a row, how rows are dealt to parts, and the launches of the norms. Three families:
+ * aligned_rows lie in registers in runs of eight features, unaligned_rows feature by feature, long_rows not at all. A
+ * family is the run of its plans. */
 #include "cuda_row.h"
 #include "norm_plan.h"
 #include "norm_rows.h"
@@ -11,14 +12,28 @@ enum { LONG_ROWS = 0, UNALIGNED_ROWS = 1, ALIGNED_ROWS = 8 };
 
 /* Forms of a row in registers, and the kernels by form and storage type. */
 enum { ANY, RUNS_1, RUNS_2, SINGLE_8, SINGLE_16, MIXED_1, MIXED_2, MIXED_SINGLE };
-static const kr_kernel forward[][3] = {KR_BY_TYPE("norm", "kr_norm_any"), KR_BY_TYPE("norm", "kr_norm_1"), KR_BY_TYPE("norm", "kr_norm_2"), KR_BY_TYPE("norm", "kr_norm_single_8"),
-  KR_BY_TYPE("norm", "kr_norm_single_16"), KR_BY_TYPE("norm", "kr_norm_mixed_1"), KR_BY_TYPE("norm", "kr_norm_mixed_2"), KR_BY_TYPE("norm", "kr_norm_mixed_single")};
-static const kr_kernel backward[][3] = {KR_BY_TYPE("norm_bwd", "kr_norm_bwd_any"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_1"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_2"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_8"),
-  KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_16"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_1"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_2"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_single")};
-static const kr_kernel ahead_kernel[] = {{NULL, NULL}, {"norm_bwd_ahead_f16", "kr_norm_bwd_ahead"}, {"norm_bwd_ahead_bf16", "kr_norm_bwd_ahead"}};
+static const kr_kernel forward[][3] = {
+    KR_BY_TYPE("norm", "kr_norm_any"),       KR_BY_TYPE("norm", "kr_norm_1"),
+    KR_BY_TYPE("norm", "kr_norm_2"),         KR_BY_TYPE("norm", "kr_norm_single_8"),
+    KR_BY_TYPE("norm", "kr_norm_single_16"), KR_BY_TYPE("norm", "kr_norm_mixed_1"),
+    KR_BY_TYPE("norm", "kr_norm_mixed_2"),   KR_BY_TYPE("norm", "kr_norm_mixed_single")};
+static const kr_kernel backward[][3] = {
+    KR_BY_TYPE("norm_bwd", "kr_norm_bwd_any"),       KR_BY_TYPE("norm_bwd", "kr_norm_bwd_1"),
+    KR_BY_TYPE("norm_bwd", "kr_norm_bwd_2"),         KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_8"),
+    KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_16"), KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_1"),
+    KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_2"),   KR_BY_TYPE("norm_bwd", "kr_norm_bwd_mixed_single")};
+static const kr_kernel ahead_kernel[] = {
+    {NULL, NULL}, {"norm_bwd_ahead_f16", "kr_norm_bwd_ahead"}, {"norm_bwd_ahead_bf16", "kr_norm_bwd_ahead"}};
 static const kr_kernel sum_kernel[] = KR_BY_TYPE("norm_bwd", "kr_norm_sum");
 
-enum { SHARED_BLOCK_WARPS = 4, MOST_GROUPS = 65535, FEWEST_ROWS_PER_PART = 4, THREADS_PER_MULTIPROCESSOR = 512, FEWEST_AHEAD_THREADS = 64, AHEAD_PER_MULTIPROCESSOR = 640 };
+enum {
+  SHARED_BLOCK_WARPS = 4,
+  MOST_GROUPS = 65535,
+  FEWEST_ROWS_PER_PART = 4,
+  THREADS_PER_MULTIPROCESSOR = 512,
+  FEWEST_AHEAD_THREADS = 64,
+  AHEAD_PER_MULTIPROCESSOR = 640
+};
 
 /* A tensor (R, M), or (M) where by_row is 0; the plan learns its type and what runs of features there are in it. */
 static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row) {
@@ -32,15 +47,25 @@ static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row)
 }
 
 /* A vector that is read or written one by one. */
-static kr_norm_view vector_of(const krait_view *v) { return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0}; }
+static kr_norm_view vector_of(const krait_view *v) {
+  return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0};
+}
 
 static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float eps, int rms, int family) {
-  return (kr_norm_plan){.R = R, .M = M, .n = group_size, .eps = eps, .inverse_n = (float)(1.0 / (double)group_size), .rms = rms, .n_sums = 2,
-    .run = family == ALIGNED_ROWS && group_size % 8 ? UNALIGNED_ROWS : family};
+  return (kr_norm_plan){.R = R,
+                        .M = M,
+                        .n = group_size,
+                        .eps = eps,
+                        .inverse_n = (float)(1.0 / (double)group_size),
+                        .rms = rms,
+                        .n_sums = 2,
+                        .run = family == ALIGNED_ROWS && group_size % 8 ? UNALIGNED_ROWS : family};
 }
 
 /* The 16-bit type among the views, else float32. */
-static int dtype_of(const kr_norm_plan *p) { return p->types & 1 << KRAIT_F16 ? KRAIT_F16 : p->types & 1 << KRAIT_BF16 ? KRAIT_BF16 : KRAIT_F32; }
+static int dtype_of(const kr_norm_plan *p) {
+  return p->types & 1 << KRAIT_F16 ? KRAIT_F16 : p->types & 1 << KRAIT_BF16 ? KRAIT_BF16 : KRAIT_F32;
+}
 
 static int is_mixed(const kr_norm_plan *p) { return dtype_of(p) != KRAIT_F32 && (p->row_types & 1 << KRAIT_F32) != 0; }
 
@@ -50,9 +75,12 @@ static int form_of(const kr_norm_plan *p) {
   return is_mixed(p) ? MIXED_SINGLE : p->units == KR_NORM_FEW_SINGLES ? SINGLE_8 : SINGLE_16;
 }
 
-/* Once every view is known: runs of a thread, threads of a row, and rows of a block. most_threads: of a row where a thread has the fewer runs. */
+/* Once every view is known: runs of a thread, threads of a row, and rows of a block. most_threads: of a row where a
+ * thread has the fewer runs. */
 static void share_threads(kr_norm_plan *p, int64_t most_threads) {
-  const int64_t few = p->run == 8 ? 1 : KR_NORM_FEW_SINGLES, many = p->run == 8 ? 2 : is_mixed(p) ? few : KR_NORM_SINGLES;
+  const int64_t few = p->run == 8 ? 1 : KR_NORM_FEW_SINGLES, many = p->run == 8   ? 2
+                                                                    : is_mixed(p) ? few
+                                                                                  : KR_NORM_SINGLES;
   const int two_halves = p->types & 1 << KRAIT_F16 && p->types & 1 << KRAIT_BF16;
   if (p->n > KR_NORM_THREADS * many * p->run || two_halves || p->n_sums > 2) p->run = 0;
   if (is_mixed(p) && p->run == 1) most_threads = KR_NORM_THREADS;
@@ -71,41 +99,65 @@ static void halve_warps(kr_norm_plan *p) {
 static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }
 
 static int32_t run_forward(const krait_ctx *ctx, const kr_norm_plan *p, const krait_call *call, uint64_t tier) {
-  const kr_grid grid = {.x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->row_shift == 4 ? p->rows_per_block * 16 : p->warps * p->rows_per_block * 32), .stream = call->stream};
+  const kr_grid grid = {
+      .x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block),
+      .y = groups_of(p),
+      .block = (uint32_t)(p->row_shift == 4 ? p->rows_per_block * 16 : p->warps * p->rows_per_block * 32),
+      .stream = call->stream};
   return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }
 
 /* Parts: enough blocks to fill the device, and a few rows for each part. */
 static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
   share_threads(p, KR_NORM_THREADS);
-  const int64_t threads = 32ll * p->warps * p->rows_per_block, per_part = (int64_t)FEWEST_ROWS_PER_PART * p->rows_per_block;
-  int64_t blocks = (p->R + per_part - 1) / per_part, most = kr_cuda_info(ctx->cuda)->n_multiprocessors * (THREADS_PER_MULTIPROCESSOR / threads) / (p->M / p->n);
+  const int64_t threads = 32ll * p->warps * p->rows_per_block,
+                per_part = (int64_t)FEWEST_ROWS_PER_PART * p->rows_per_block;
+  int64_t blocks = (p->R + per_part - 1) / per_part,
+          most = kr_cuda_info(ctx->cuda)->n_multiprocessors * (THREADS_PER_MULTIPROCESSOR / threads) / (p->M / p->n);
   if (most < 1) most = 1;
   if (blocks > most) blocks = most;
   p->n_parts = (int32_t)(blocks * p->rows_per_block);
 }
 
 static uint32_t ahead_threads(const kr_norm_plan *p) { return (uint32_t)((p->n + 255) / 256 * 32); }
-static uint32_t ahead_bytes(const kr_norm_plan *p) { return KR_NORM_AHEAD_STAGES * KR_NORM_AHEAD_TENSORS * 16 * ahead_threads(p); }
+static uint32_t ahead_bytes(const kr_norm_plan *p) {
+  return KR_NORM_AHEAD_STAGES * KR_NORM_AHEAD_TENSORS * 16 * ahead_threads(p);
+}
 
 /* Of gated RMS norms in one 16-bit type, where a bias has no gradient. */
 static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_plan *p) {
-  const int takes = p->run == ALIGNED_ROWS && p->rms && p->gate != KR_NORM_NO_GATE && !p->bias.data && !p->sums[1].data && p->row_types == 1 << dtype_of(p) && dtype_of(p) != KRAIT_F32;
+  const int takes = p->run == ALIGNED_ROWS && p->rms && p->gate != KR_NORM_NO_GATE && !p->bias.data &&
+                    !p->sums[1].data && p->row_types == 1 << dtype_of(p) && dtype_of(p) != KRAIT_F32;
   const int64_t threads = ahead_threads(p);
-  if (!takes || threads < FEWEST_AHEAD_THREADS || threads > KR_NORM_AHEAD_THREADS || p->n_sums != 2 || kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ahead_bytes(p)) return 0;
-  int64_t parts = threads < AHEAD_PER_MULTIPROCESSOR ? kr_cuda_info(ctx->cuda)->n_multiprocessors * (AHEAD_PER_MULTIPROCESSOR / threads) : kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (!takes || threads < FEWEST_AHEAD_THREADS || threads > KR_NORM_AHEAD_THREADS || p->n_sums != 2 ||
+      kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ahead_bytes(p))
+    return 0;
+  int64_t parts = threads < AHEAD_PER_MULTIPROCESSOR
+                      ? kr_cuda_info(ctx->cuda)->n_multiprocessors * (AHEAD_PER_MULTIPROCESSOR / threads)
+                      : kr_cuda_info(ctx->cuda)->n_multiprocessors;
   parts /= p->M / p->n;
   if (parts > p->R / FEWEST_ROWS_PER_PART) parts = p->R / FEWEST_ROWS_PER_PART;
   return (int32_t)parts;
 }
 
-static uint64_t part_bytes(const kr_norm_plan *p) { return kr_scratch_round((uint64_t)(p->n_parts > p->ahead_parts ? p->n_parts : p->ahead_parts) * (uint64_t)p->n_sums * (uint64_t)p->M * 4); }
+static uint64_t part_bytes(const kr_norm_plan *p) {
+  return kr_scratch_round((uint64_t)(p->n_parts > p->ahead_parts ? p->n_parts : p->ahead_parts) * (uint64_t)p->n_sums *
+                          (uint64_t)p->M * 4);
+}
 
 static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_call *call, uint64_t tier) {
-  kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block), .y = groups_of(p), .block = (uint32_t)(p->warps * p->rows_per_block * 32), .stream = call->stream};
+  kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block),
+                  .y = groups_of(p),
+                  .block = (uint32_t)(p->warps * p->rows_per_block * 32),
+                  .stream = call->stream};
   const int ahead = p->ahead_parts && tier == KRAIT_CAP_CUDA_AMPERE;
-  if (ahead) p->n_parts = p->ahead_parts, grid.x = (uint32_t)p->n_parts, grid.block = ahead_threads(p), grid.shared_bytes = ahead_bytes(p);
-  const kr_grid sum = {.x = (uint32_t)((p->M + 31) / 32), .y = (uint32_t)p->n_sums, .block = KR_NORM_SUM_THREADS, .stream = call->stream};
+  if (ahead)
+    p->n_parts = p->ahead_parts, grid.x = (uint32_t)p->n_parts, grid.block = ahead_threads(p),
+    grid.shared_bytes = ahead_bytes(p);
+  const kr_grid sum = {.x = (uint32_t)((p->M + 31) / 32),
+                       .y = (uint32_t)p->n_sums,
+                       .block = KR_NORM_SUM_THREADS,
+                       .stream = call->stream};
   p->part = call->scratch;
   kr_chain chain = {.n = 0};
   int any = 0;
@@ -121,35 +173,38 @@ static const char *refuse_plan(const kr_norm_plan *p, int family) {
   if (p->M >= 1ll << 31) return "2^31 features or more";
   if (p->M / p->n > MOST_GROUPS) return "more than 65535 groups";
   if (p->run == family) return NULL;
-  return family == ALIGNED_ROWS ? "needs rows of whole, aligned groups of eight features that fit registers" : "needs contiguous rows of up to 8192 features and one 16-bit type";
+  return family == ALIGNED_ROWS ? "needs rows of whole, aligned groups of eight features that fit registers"
+                                : "needs contiguous rows of up to 8192 features and one 16-bit type";
 }
 
-#define FAMILIES(op, run, plan, scratch_of)                                                                                           \
-  static const char *refuse_##op(const krait_ctx *ctx, const void *args, int family) {                                                           \
-    const kr_norm_plan p = plan(ctx, args, family);                                                                                              \
-    return refuse_plan(&p, family);                                                                                                              \
-  }                                                                                                                                              \
-  static uint64_t scratch_##op(const krait_ctx *ctx, const void *args, int family) {                                                             \
-    const kr_norm_plan p = plan(ctx, args, family);                                                                                              \
-    return scratch_of(&p);                                                                                                                       \
-  }                                                                                                                                              \
-  static int32_t run_##op(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {                                                   \
-    kr_norm_plan p = plan(ctx, args, family);                                                                                                    \
-    return run(ctx, &p, args, tier);                                                                                                             \
-  }                                                                                                                                              \
-  KR_CUDA_FAMILY(op, aligned_rows, ALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                                                            \
-  KR_CUDA_FAMILY(op, unaligned_rows, UNALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                                                        \
+#define FAMILIES(op, run, plan, scratch_of)                                                                            \
+  static const char *refuse_##op(const krait_ctx *ctx, const void *args, int family) {                                 \
+    const kr_norm_plan p = plan(ctx, args, family);                                                                    \
+    return refuse_plan(&p, family);                                                                                    \
+  }                                                                                                                    \
+  static uint64_t scratch_##op(const krait_ctx *ctx, const void *args, int family) {                                   \
+    const kr_norm_plan p = plan(ctx, args, family);                                                                    \
+    return scratch_of(&p);                                                                                             \
+  }                                                                                                                    \
+  static int32_t run_##op(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {                         \
+    kr_norm_plan p = plan(ctx, args, family);                                                                          \
+    return run(ctx, &p, args, tier);                                                                                   \
+  }                                                                                                                    \
+  KR_CUDA_FAMILY(op, aligned_rows, ALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                                  \
+  KR_CUDA_FAMILY(op, unaligned_rows, UNALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                              \
   KR_CUDA_FAMILY(op, long_rows, LONG_ROWS, run_##op, refuse_##op, scratch_##op)
 
 static uint64_t no_bytes(const kr_norm_plan *p) { return (void)p, 0; }
 
-/* ---- add + norm ---------------------------------------------------------------------------------------------------- */
+/* ---- add + norm -------------------------------------------------------------------------------------------------- */
 
 static kr_norm_plan plan_add(const krait_ctx *ctx, const krait_add_norm_args *a, int family) {
   kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
   (void)ctx;
-  p.x = view_of(&p, &a->x, 1), p.x1 = view_of(&p, &a->x1, 1), p.second = view_of(&p, &a->residual, 1), p.rowscale = vector_of(&a->rowscale);
-  p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0), p.weight1 = view_of(&p, &a->weight1, 0), p.bias1 = view_of(&p, &a->bias1, 0);
+  p.x = view_of(&p, &a->x, 1), p.x1 = view_of(&p, &a->x1, 1), p.second = view_of(&p, &a->residual, 1),
+  p.rowscale = vector_of(&a->rowscale);
+  p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0), p.weight1 = view_of(&p, &a->weight1, 0),
+  p.bias1 = view_of(&p, &a->bias1, 0);
   p.out = view_of(&p, &a->out, 1), p.out1 = view_of(&p, &a->out1, 1), p.residual_out = view_of(&p, &a->residual_out, 1);
   share_threads(&p, KR_NORM_SMALL_THREADS);
   halve_warps(&p);
@@ -160,7 +215,8 @@ static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_
   kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
   const krait_view *const sums[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
   p.n_sums = kr_has(&a->weight1) ? 4 : 2;
-  p.x = view_of(&p, &a->v, 1), p.rowscale = vector_of(&a->rowscale), p.weight = view_of(&p, &a->weight, 0), p.weight1 = view_of(&p, &a->weight1, 0);
+  p.x = view_of(&p, &a->v, 1), p.rowscale = vector_of(&a->rowscale), p.weight = view_of(&p, &a->weight, 0),
+  p.weight1 = view_of(&p, &a->weight1, 0);
   p.dout = view_of(&p, &a->dout, 1), p.dout1 = view_of(&p, &a->dout1, 1), p.second = view_of(&p, &a->dresidual_out, 1);
   p.dx = view_of(&p, &a->dx, 1), p.dx1 = view_of(&p, &a->dx1, 1), p.dresidual = view_of(&p, &a->dresidual, 1);
   for (int i = 0; i < 4; i++) p.sums[i] = vector_of(sums[i]);
@@ -171,15 +227,18 @@ static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_
 FAMILIES(add_norm, run_forward, plan_add, no_bytes)
 FAMILIES(add_norm_bwd, run_backward, plan_add_bwd, part_bytes)
 
-/* ---- gated norm ---------------------------------------------------------------------------------------------------- */
+/* ---- gated norm -------------------------------------------------------------------------------------------------- */
 
-static int gate_of(uint32_t flags, const krait_view *z) { return !kr_has(z) ? KR_NORM_NO_GATE : flags & KRAIT_GATED_NORM_GATE_FIRST ? KR_NORM_GATE_FIRST : KR_NORM_GATE_LAST; }
+static int gate_of(uint32_t flags, const krait_view *z) {
+  return !kr_has(z) ? KR_NORM_NO_GATE : flags & KRAIT_GATED_NORM_GATE_FIRST ? KR_NORM_GATE_FIRST : KR_NORM_GATE_LAST;
+}
 
 static kr_norm_plan plan_gated(const krait_ctx *ctx, const krait_gated_norm_args *a, int family) {
   kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   (void)ctx;
   p.gate = gate_of(a->call.flags, &a->z);
-  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
+  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1),
+  p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
   share_threads(&p, KR_NORM_SMALL_THREADS);
   halve_warps(&p);
   return p;
@@ -188,7 +247,8 @@ static kr_norm_plan plan_gated(const krait_ctx *ctx, const krait_gated_norm_args
 static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a, int family) {
   kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   p.gate = gate_of(a->call.flags, &a->z);
-  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
+  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.weight = view_of(&p, &a->weight, 0),
+  p.bias = view_of(&p, &a->bias, 0);
   p.dout = view_of(&p, &a->dout, 1), p.dx = view_of(&p, &a->dx, 1), p.dz = view_of(&p, &a->dz, 1);
   p.sums[0] = vector_of(&a->dweight), p.sums[1] = vector_of(&a->dbias);
   deal_rows(ctx, &p);

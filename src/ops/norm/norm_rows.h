@@ -1,5 +1,5 @@
-/* norm_rows.h: scratch sizes of the norms' rows, and what their vector rows share: float rows in whole vectors, statistics,
- * and sums over rows in chunks that depend on the shape alone. */
+/* norm_rows.h: scratch sizes of the norms' rows, and what their vector rows share: float rows in whole vectors,
+ * statistics, and sums over rows in chunks that depend on the shape alone. */
 #ifndef KR_NORM_ROWS_H
 #define KR_NORM_ROWS_H
 
@@ -15,12 +15,15 @@ KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_norm)
 KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_norm_bwd)
 
 /* Kernels of short rows in float32: several rows a warp (norm_short_cuda.c). */
-const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args), *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args);
-int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args), kr_add_norm_bwd_short(const krait_ctx *ctx, const void *args);
+const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args),
+    *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args),
+    kr_add_norm_bwd_short(const krait_ctx *ctx, const void *args);
 uint64_t kr_add_norm_bwd_short_scratch(const krait_ctx *ctx, const void *args);
 
 typedef uint64_t kr_norm_scratch_fn(const krait_ctx *ctx, const void *args);
-#define KR_NORM_SCRATCH(op) kr_norm_scratch_fn kr_##op##_scratch_avx512, kr_##op##_scratch_avx2, kr_##op##_scratch_neon, kr_##op##_scratch_scalar
+#define KR_NORM_SCRATCH(op) \
+  kr_norm_scratch_fn kr_##op##_scratch_avx512, kr_##op##_scratch_avx2, kr_##op##_scratch_neon, kr_##op##_scratch_scalar
 KR_NORM_SCRATCH(add_norm);
 KR_NORM_SCRATCH(add_norm_bwd);
 KR_NORM_SCRATCH(gated_norm);

@@ -1,5 +1,5 @@
-/* norm_short.cu: norm of short rows in float32, and its gradient (add_norm_ref.c has the equations): M / 4 threads take a row, four features each, so that a warp has
- * several rows under way. Bound by memory.
+/* norm_short.cu: norm of short rows in float32, and its gradient (add_norm_ref.c has the equations): M / 4 threads take
+ * a row, four features each, so that a warp has several rows under way. Bound by memory.
  *   kr_norm_short           a thread takes KR_SHORT_ROWS rows
  *   kr_norm_short_back      dx; a block sums dweight and dbias of its part of the rows
  *   kr_norm_short_back_sum  a warp adds the parts of one sum, always in the same order */
@@ -8,8 +8,12 @@
 
 enum { AHEAD = 2 }; /* rows of a thread under way */
 
-KR_DEV kr_float4 load_four(const float *from, int64_t at, int exists) { return exists ? *(const kr_float4 *)(from + at) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}}; }
-KR_DEV kr_float4 parameter(const float *from, int m, float other) { return from ? kr_float4{{from[m], from[m + 1], from[m + 2], from[m + 3]}} : kr_float4{{other, other, other, other}}; }
+KR_DEV kr_float4 load_four(const float *from, int64_t at, int exists) {
+  return exists ? *(const kr_float4 *)(from + at) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}};
+}
+KR_DEV kr_float4 parameter(const float *from, int m, float other) {
+  return from ? kr_float4{{from[m], from[m + 1], from[m + 2], from[m + 3]}} : kr_float4{{other, other, other, other}};
+}
 KR_DEV float sum_row(const kr_norm_short_plan &p, float v) {
   for (int d = 1; d < p.lanes; d <<= 1) v += kr_shuffle_xor(v, d);
   return v;
@@ -32,7 +36,8 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short(const kr_norm_short_
   const kr_float4 weight = parameter(p.weight, m, 1.0f), bias = parameter(p.bias, m, 0.0f);
   kr_float4 v[KR_SHORT_ROWS];
 #pragma unroll
-  for (int i = 0; i < KR_SHORT_ROWS; i++) v[i] = load_four(p.x, (first + i * rows) * p.x_row + m, first + i * rows < p.R);
+  for (int i = 0; i < KR_SHORT_ROWS; i++)
+    v[i] = load_four(p.x, (first + i * rows) * p.x_row + m, first + i * rows < p.R);
 #pragma unroll
   for (int i = 0; i < KR_SHORT_ROWS; i++) {
     normalise(p, v[i]);
@@ -44,7 +49,8 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short(const kr_norm_short_
 
 KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_short_plan p) {
   KR_SHARED float shared[8 * KR_SHORT_THREADS];
-  const int lane = kr_thread() & (p.lanes - 1), m = lane * 4, rows = KR_SHORT_THREADS / p.lanes, row = kr_thread() / p.lanes;
+  const int lane = kr_thread() & (p.lanes - 1), m = lane * 4, rows = KR_SHORT_THREADS / p.lanes,
+            row = kr_thread() / p.lanes;
   const int64_t first = kr_block_x() * p.rows, end = min64(p.R, first + p.rows);
   const kr_float4 weight = parameter(p.weight, m, 1.0f);
   float sums[8] = {};
@@ -81,7 +87,9 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_s
     kr_sync();
     if (row >= half) continue;
 #pragma unroll
-    for (int k = 0; k < 8; k++) shared[k * KR_SHORT_THREADS + kr_thread()] = sums[k] += shared[k * KR_SHORT_THREADS + kr_thread() + half * p.lanes];
+    for (int k = 0; k < 8; k++)
+      shared[k * KR_SHORT_THREADS + kr_thread()] = sums[k] +=
+          shared[k * KR_SHORT_THREADS + kr_thread() + half * p.lanes];
   }
   if (row) return;
 #pragma unroll
@@ -89,11 +97,13 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_s
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back_sum(const kr_norm_short_plan p) {
-  const int lane = kr_thread() & 31, column = kr_block_x() * (KR_SHORT_THREADS / 32) + kr_thread() / 32, which = column / p.M, m = column - which * p.M;
+  const int lane = kr_thread() & 31, column = kr_block_x() * (KR_SHORT_THREADS / 32) + kr_thread() / 32,
+            which = column / p.M, m = column - which * p.M;
   const krait_view &to = which ? p.dbias : p.dweight;
   float sum = 0.0f;
 #pragma unroll 8
-  for (int part = lane; part < (which < 2 ? p.n_parts : 0); part += 32) sum += p.partial[((int64_t)part * 2 + which) * p.M + m];
+  for (int part = lane; part < (which < 2 ? p.n_parts : 0); part += 32)
+    sum += p.partial[((int64_t)part * 2 + which) * p.M + m];
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) sum += kr_shuffle_xor(sum, d);
   if (lane == 0 && which < 2 && to.data) ((float *)to.data)[m * to.stride[0]] = sum;

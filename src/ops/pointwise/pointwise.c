@@ -1,5 +1,5 @@
-/* pointwise.c: costs and rows of what happens element by element between other operators, and of the sum over rows. The equations are
- * in pointwise_ref.c. Bound: float32 1e-5 of the result's scale, 16-bit storage one rounding. */
+/* pointwise.c: costs and rows of what happens element by element between other operators, and of the sum over rows. The
+ * equations are in pointwise_ref.c. Bound: float32 1e-5 of the result's scale, 16-bit storage one rounding. */
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
@@ -17,7 +17,8 @@ static void count_pointwise(const void *args, kr_cost *cost) {
 static void count_sum_rows(const void *args, kr_cost *cost) {
   const krait_sum_rows_args *a = args;
   cost->flops = (double)a->R * (double)a->M;
-  cost->bytes = cost->flops * (double)krait_dtype_bytes(a->x.dtype) + (double)a->M * (double)krait_dtype_bytes(a->out.dtype);
+  cost->bytes =
+      cost->flops * (double)krait_dtype_bytes(a->x.dtype) + (double)a->M * (double)krait_dtype_bytes(a->out.dtype);
 }
 
 static const char *refuse_pointwise(const krait_ctx *ctx, const void *args) {

@@ -30,7 +30,9 @@ KR_DEV place place_of(const kr_pointwise_plan &p, uint32_t thread) {
   return place{i, plane - i * p.n[1].by, row - plane * p.n[2].by, thread - row * p.n[3].by};
 }
 
-KR_DEV int64_t at(const kr_pointwise_view &v, const place &o, int64_t n) { return o.i * v.stride[0] + o.j * v.stride[1] + o.k * v.stride[2] + n * v.stride[3]; }
+KR_DEV int64_t at(const kr_pointwise_view &v, const place &o, int64_t n) {
+  return o.i * v.stride[0] + o.j * v.stride[1] + o.k * v.stride[2] + n * v.stride[3];
+}
 
 KR_DEV void load_eight(const kr_pointwise_view &v, const place &o, float (&x)[8]) {
   if (!v.data) return;
@@ -45,7 +47,9 @@ KR_DEV void load_eight(const kr_pointwise_view &v, const place &o, float (&x)[8]
   const kr_raw16 *from = (const kr_raw16 *)((const char *)v.data + offset * bytes);
   const kr_raw16 low = from[0], high = v.dtype == KRAIT_F32 ? from[1] : low;
 #pragma unroll
-  for (int k = 0; k < 8; k++) x[k] = v.dtype == KRAIT_F32 ? kr_bits_to_float(k < 4 ? low.w[k & 3] : high.w[k & 3]) : kr_unpack(low.w[k >> 1], k & 1, v.dtype);
+  for (int k = 0; k < 8; k++)
+    x[k] = v.dtype == KRAIT_F32 ? kr_bits_to_float(k < 4 ? low.w[k & 3] : high.w[k & 3])
+                                : kr_unpack(low.w[k >> 1], k & 1, v.dtype);
 }
 
 KR_DEV void store_eight(const kr_pointwise_view &v, const place &o, const float (&x)[8]) {
@@ -77,14 +81,16 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_poin
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
   if (thread >= p.n_threads) return;
   const place o = place_of(p, thread);
-  const float x = p.x.data ? kr_load(p.x.data, at(p.x, o, o.n), p.x.dtype) : 0.0f, y = p.y.data ? kr_load(p.y.data, at(p.y, o, o.n), p.y.dtype) : 0.0f;
+  const float x = p.x.data ? kr_load(p.x.data, at(p.x, o, o.n), p.x.dtype) : 0.0f,
+              y = p.y.data ? kr_load(p.y.data, at(p.y, o, o.n), p.y.dtype) : 0.0f;
   kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_plan p) {
   KR_SHARED float shared[KR_SUM_THREADS];
   const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
-  const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes, rows = KR_SUM_THREADS / (int)p.lanes;
+  const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes,
+            rows = KR_SUM_THREADS / (int)p.lanes;
   const int64_t m = (int64_t)group * p.lanes + lane, end = min64((part + 1) * p.rows, p.R), step = rows * p.x.stride[0];
   int64_t r = part * p.rows + row, offset = r * p.x.stride[0] + m * p.x.stride[1];
   float sum = 0.0f;

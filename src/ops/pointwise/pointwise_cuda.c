@@ -5,7 +5,8 @@
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
 
-static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"}, sum_parts = {"pointwise", "kr_sum_parts"}, sum_all = {"pointwise", "kr_sum_all"};
+static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"},
+                       sum_parts = {"pointwise", "kr_sum_parts"}, sum_all = {"pointwise", "kr_sum_all"};
 
 static kr_pointwise_view view_of(const krait_view *v, const kr_walk *w, int which) {
   kr_pointwise_view to = {.data = v->data, .dtype = v->dtype};
@@ -23,14 +24,22 @@ static int takes_packs(const kr_pointwise_view *v) { return !v->data || v->packs
 static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_pointwise_args *a = args;
   const kr_walk w = kr_walk_of(a);
-  kr_pointwise_plan p = {.out = view_of(&a->out, &w, KR_WALK_OUT), .x = view_of(&a->x, &w, KR_WALK_X), .y = view_of(&a->y, &w, KR_WALK_Y), .activation = a->activation,
-                         .product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0, .slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, .x_scale = a->x_scale, .y_scale = a->y_scale};
+  kr_pointwise_plan p = {.out = view_of(&a->out, &w, KR_WALK_OUT),
+                         .x = view_of(&a->x, &w, KR_WALK_X),
+                         .y = view_of(&a->y, &w, KR_WALK_Y),
+                         .activation = a->activation,
+                         .product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
+                         .slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0,
+                         .x_scale = a->x_scale,
+                         .y_scale = a->y_scale};
   const int packed = p.out.packs && takes_packs(&p.x) && takes_packs(&p.y) && w.n[3] % KR_POINTWISE_PACK == 0;
   const int64_t inner = packed ? w.n[3] / KR_POINTWISE_PACK : w.n[3], n = w.n[0] * w.n[1] * w.n[2] * inner;
   if (n == 0) return KRAIT_OK;
   for (int d = 0; d < 4; d++) p.n[d] = kr_divisor_of(d == 3 ? inner : w.n[d]);
   p.n_threads = (uint32_t)n;
-  const kr_grid grid = {.x = (uint32_t)((n + KR_POINTWISE_THREADS - 1) / KR_POINTWISE_THREADS), .block = KR_POINTWISE_THREADS, .stream = a->call.stream};
+  const kr_grid grid = {.x = (uint32_t)((n + KR_POINTWISE_THREADS - 1) / KR_POINTWISE_THREADS),
+                        .block = KR_POINTWISE_THREADS,
+                        .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, tier, packed ? &packs : &any, &grid, &p, sizeof p);
 }
 
@@ -38,7 +47,9 @@ const char *kr_pointwise_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_pointwise_args *a = args;
   (void)ctx;
   if (a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
-  return (double)a->I * (double)a->J * (double)a->K * (double)a->N >= 2147483648.0 - KR_POINTWISE_THREADS ? "2^31 elements or more" : NULL;
+  return (double)a->I * (double)a->J * (double)a->K * (double)a->N >= 2147483648.0 - KR_POINTWISE_THREADS
+             ? "2^31 elements or more"
+             : NULL;
 }
 
 uint64_t kr_pointwise_cuda_scratch(const krait_ctx *ctx, const void *args) {
@@ -52,7 +63,8 @@ static kr_sum_plan plan_sums(const krait_sum_rows_args *a) {
   kr_sum_plan p = {.x = a->x, .out = a->out, .partial = a->call.scratch, .R = a->R, .M = a->M, .lanes = 1};
   while (p.lanes < KR_SUM_THREADS && p.lanes < p.M) p.lanes *= 2;
   const int64_t least = KR_SUM_ROWS * (KR_SUM_THREADS / p.lanes), even = (a->R + KR_SUM_PARTS - 1) / KR_SUM_PARTS;
-  p.rows = even > least ? even : least, p.n_parts = (a->R + p.rows - 1) / p.rows, p.n_groups = (uint32_t)((a->M + p.lanes - 1) / p.lanes);
+  p.rows = even > least ? even : least, p.n_parts = (a->R + p.rows - 1) / p.rows,
+  p.n_groups = (uint32_t)((a->M + p.lanes - 1) / p.lanes);
   return p;
 }
 
@@ -61,8 +73,13 @@ static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tie
   const kr_sum_plan p = plan_sums(a);
   kr_chain chain = {.n = 0};
   const uint32_t columns = KR_SUM_THREADS / 32;
-  kr_chain_add(&chain, &sum_parts, &(kr_grid){.x = p.n_groups * (uint32_t)p.n_parts, .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
-  kr_chain_add(&chain, &sum_all, &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream}, &p);
+  kr_chain_add(&chain, &sum_parts,
+               &(kr_grid){.x = p.n_groups * (uint32_t)p.n_parts, .block = KR_SUM_THREADS, .stream = a->call.stream},
+               &p);
+  kr_chain_add(
+      &chain, &sum_all,
+      &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream},
+      &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 

@@ -1,5 +1,6 @@
-/* pointwise_ref.c: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT, where f is the activation or, with
- * KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, y then 0 (1 in a product). And out[m] = sum over r of x[r,m]. */
+/* pointwise_ref.c: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT, where f is the
+ * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, y then 0 (1 in a product).
+ * And out[m] = sum over r of x[r,m]. */
 #include <math.h>
 
 #include "op_list.h"

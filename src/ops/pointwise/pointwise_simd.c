@@ -1,5 +1,6 @@
-/* pointwise_simd.c: rows of up to PIECE elements through a buffer in the cache, where out, x and y lie along one dimension; else tiles, so that
- * each has its own order in memory. A sum over rows goes in blocks of 64 rows, so that float32 sums stay short. */
+/* pointwise_simd.c: rows of up to PIECE elements through a buffer in the cache, where out, x and y lie along one
+ * dimension; else tiles, so that each has its own order in memory. A sum over rows goes in blocks of 64 rows, so that
+ * float32 sums stay short. */
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"
 #include "vec_math.h"
@@ -17,8 +18,10 @@ typedef struct job {
 /* n floats, whole vectors; x and y may be NULL. */
 static void compute(const krait_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
   const kr_v x_scale = kr_v_set1(a->x_scale), y_scale = kr_v_set1(a->y_scale), one = kr_v_set1(1);
-  const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0, slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
-  const int sigmoid = a->activation == KRAIT_ACT_SIGMOID, relu = a->activation == KRAIT_ACT_RELU, exponential = a->activation == KRAIT_ACT_EXP;
+  const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
+            slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
+  const int sigmoid = a->activation == KRAIT_ACT_SIGMOID, relu = a->activation == KRAIT_ACT_RELU,
+            exponential = a->activation == KRAIT_ACT_EXP;
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v v = x ? kr_v_load(x + i) : one, derivative = one;
     if (x && silu && slope) kr_v_silu_and_slope(v, &derivative);
@@ -44,33 +47,51 @@ static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
   _Alignas(64) float x[PIECE], y[PIECE];
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE, n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE;
+    int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE,
+            n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE;
     const int64_t k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
-    if (kr_has(&a->x)) kr_row_load(x, a->x.data, a->x.dtype, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
-    if (kr_has(&a->y)) kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
+    if (kr_has(&a->x))
+      kr_row_load(x, a->x.data, a->x.dtype, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
+    if (kr_has(&a->y))
+      kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
     compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, (n + KR_VL - 1) / KR_VL * KR_VL);
-    kr_row_store(x, a->out.data, a->out.dtype, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3], n);
+    kr_row_store(x, a->out.data, a->out.dtype, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3],
+                 n);
   }
 }
 
 /* ---- float32 side by side, without an activation: no buffer ---- */
 
-static inline kr_v plain_load(const float *from, int lanes) { return lanes >= KR_VL ? kr_v_load(from) : kr_v_loadn(from, lanes); }
+static inline kr_v plain_load(const float *from, int lanes) {
+  return lanes >= KR_VL ? kr_v_load(from) : kr_v_loadn(from, lanes);
+}
 static inline void plain_store(float *to, kr_v v, int lanes) {
   if (lanes >= KR_VL) kr_v_store(to, v);
   else kr_v_storen(to, v, lanes);
 }
 
-/* kind is a constant after inlining. */
 enum { COPY, SUM, PRODUCT };
-static inline __attribute__((always_inline)) void plain_row(const int kind, const float *x, const float *y, float *out, int64_t n, float x_scale, float y_scale) {
-  const kr_v by_x = kr_v_set1(x_scale), by_y = kr_v_set1(y_scale);
-  for (int64_t i = 0; i < n; i += KR_VL) {
-    const int lanes = n - i < KR_VL ? (int)(n - i) : KR_VL;
-    kr_v v = kr_v_mul(plain_load(x + i, lanes), by_x);
-    if (kind == PRODUCT) v = kr_v_mul(v, plain_load(y + i, lanes));
-    if (kind == SUM) v = kr_v_fma(plain_load(y + i, lanes), by_y, v);
-    plain_store(out + i, v, lanes);
+typedef struct plain_rows { /* n_rows of n floats */
+  const float *x, *y;
+  float *out;
+  int64_t n, n_rows, next_x, next_y, next_out;
+  float x_scale, y_scale;
+} plain_rows;
+
+/* kind is a constant after inlining. */
+static inline __attribute__((always_inline)) void run_rows(const int kind, plain_rows p) {
+  const kr_v by_x = kr_v_set1(p.x_scale), by_y = kr_v_set1(p.y_scale);
+  const int64_t whole = p.n / KR_VL * KR_VL;
+  const int rest = (int)(p.n - whole);
+  for (; p.n_rows > 0; p.n_rows--, p.x += p.next_x, p.out += p.next_out) {
+    for (int64_t i = 0; i < p.n; i += KR_VL) {
+      const int lanes = i < whole ? KR_VL : rest;
+      kr_v v = kr_v_mul(plain_load(p.x + i, lanes), by_x);
+      if (kind == PRODUCT) v = kr_v_mul(v, plain_load(p.y + i, lanes));
+      if (kind == SUM) v = kr_v_fma(plain_load(p.y + i, lanes), by_y, v);
+      plain_store(p.out + i, v, lanes);
+    }
+    if (kind != COPY) p.y += p.next_y;
   }
 }
 
@@ -78,21 +99,31 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
   const krait_pointwise_args *a = p->a;
   const int64_t n = p->w.n[3];
-  int64_t row = begin / p->n_pieces, first = begin % p->n_pieces * PLAIN_PIECE, k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
+  int64_t row = begin / p->n_pieces, first = begin % p->n_pieces * PLAIN_PIECE, k = row % p->w.n[2],
+          j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
   const float *const x = a->x.data, *const y = a->y.data;
   float *const out = a->out.data;
   const int kind = !kr_has(&a->y) ? COPY : a->call.flags & KRAIT_POINTWISE_PRODUCT ? PRODUCT : SUM;
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
-    const int64_t left = n - first, some = left < PLAIN_PIECE ? left : PLAIN_PIECE;
-    const float *from = x + at_of(&p->w, KR_WALK_X, i, j, k, first), *other = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first);
-    float *to = out + at_of(&p->w, KR_WALK_OUT, i, j, k, first);
-    if (kind == COPY) plain_row(COPY, from, other, to, some, a->x_scale, 0);
-    else if (kind == SUM) plain_row(SUM, from, other, to, some, a->x_scale, a->y_scale);
-    else plain_row(PRODUCT, from, other, to, some, a->x_scale, 0);
+    const int64_t left = n - first, rows_left = p->w.n[2] - k;
+    plain_rows r = {.x = x + at_of(&p->w, KR_WALK_X, i, j, k, first),
+                    .y = kind == COPY ? NULL : y + at_of(&p->w, KR_WALK_Y, i, j, k, first),
+                    .out = out + at_of(&p->w, KR_WALK_OUT, i, j, k, first),
+                    .n = left < PLAIN_PIECE ? left : PLAIN_PIECE,
+                    .n_rows = p->n_pieces > 1 ? 1 : rows_left < end - piece ? rows_left : end - piece,
+                    .next_x = p->w.stride[KR_WALK_X][2],
+                    .next_y = p->w.stride[KR_WALK_Y][2],
+                    .next_out = p->w.stride[KR_WALK_OUT][2],
+                    .x_scale = a->x_scale,
+                    .y_scale = a->y_scale};
+    if (kind == COPY) run_rows(COPY, r);
+    else if (kind == SUM) run_rows(SUM, r);
+    else run_rows(PRODUCT, r);
+    piece += r.n_rows - 1;
     if ((first += PLAIN_PIECE) < n) continue;
     first = 0;
-    if (++k < p->w.n[2]) continue;
+    if ((k += r.n_rows) < p->w.n[2]) continue;
     k = 0;
     if (++j == p->w.n[1]) j = 0, i++;
   }
@@ -101,8 +132,10 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
 static int is_plain(const job *p) {
   const krait_pointwise_args *a = p->a;
   const int64_t *const s[] = {p->w.stride[KR_WALK_X], p->w.stride[KR_WALK_Y], p->w.stride[KR_WALK_OUT]};
-  return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && (!kr_has(&a->y) || a->y.dtype == KRAIT_F32) && a->activation == KRAIT_ACT_NONE && !(a->call.flags & KRAIT_POINTWISE_SLOPE) &&
-         s[0][3] == 1 && s[2][3] == 1 && (!kr_has(&a->y) || s[1][3] == 1) && p->w.n[3] >= KR_VL;
+  return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 &&
+         (!kr_has(&a->y) || a->y.dtype == KRAIT_F32) && a->activation == KRAIT_ACT_NONE &&
+         !(a->call.flags & KRAIT_POINTWISE_SLOPE) && s[0][3] == 1 && s[2][3] == 1 && (!kr_has(&a->y) || s[1][3] == 1) &&
+         p->w.n[3] >= KR_VL;
 }
 
 static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
@@ -110,8 +143,11 @@ static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
   _Alignas(64) float x[TILE_ROWS * KR_VL], y[TILE_ROWS * KR_VL];
   const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
   kr_plane planes[KR_WALK_VIEWS];
-  const int rows = (int)(p->w.n[2] - k < TILE_ROWS ? p->w.n[2] - k : TILE_ROWS), lanes = (int)(p->w.n[3] - n < KR_VL ? p->w.n[3] - n : KR_VL);
-  for (int v = 0; v < KR_WALK_VIEWS; v++) planes[v] = (kr_plane){views[v]->data, views[v]->dtype, at_of(&p->w, v, i, j, k, n), p->w.stride[v][2], p->w.stride[v][3]};
+  const int rows = (int)(p->w.n[2] - k < TILE_ROWS ? p->w.n[2] - k : TILE_ROWS),
+            lanes = (int)(p->w.n[3] - n < KR_VL ? p->w.n[3] - n : KR_VL);
+  for (int v = 0; v < KR_WALK_VIEWS; v++)
+    planes[v] =
+        (kr_plane){views[v]->data, views[v]->dtype, at_of(&p->w, v, i, j, k, n), p->w.stride[v][2], p->w.stride[v][3]};
   if (kr_has(&a->x)) kr_tile_load(x, KR_VL, &planes[KR_WALK_X], rows, lanes);
   if (kr_has(&a->y)) kr_tile_load(y, KR_VL, &planes[KR_WALK_Y], rows, lanes);
   compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, rows * KR_VL);

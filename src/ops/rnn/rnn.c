@@ -20,7 +20,8 @@ static void count_bwd(const void *args, kr_cost *cost) {
 
 static int32_t check_bwd(const void *args) {
   const krait_rnn_bwd_args *a = args;
-  KR_CHECK(!(a->call.flags & KRAIT_RNN_LSTM) || kr_has(&a->cells), KRAIT_ERR_ARGUMENT, "rnn_bwd: cells must be given with KRAIT_RNN_LSTM");
+  KR_CHECK(!(a->call.flags & KRAIT_RNN_LSTM) || kr_has(&a->cells), KRAIT_ERR_ARGUMENT,
+           "rnn_bwd: cells must be given with KRAIT_RNN_LSTM");
   return KRAIT_OK;
 }
 
@@ -49,7 +50,9 @@ uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args) {
 uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
-  return (uint64_t)(G * H * (a->H + 1) + G * a->H * H + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (2 * G + 3) + KR_RNN_CHUNKS * (G * H * a->H + G * H)) * sizeof(float);
+  return (uint64_t)(G * H * (a->H + 1) + G * a->H * H + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (2 * G + 3) +
+                    KR_RNN_CHUNKS * (G * H * a->H + G * H)) *
+         sizeof(float);
 }
 
 int32_t kr_rnn_case(kr_case *c, int64_t index) {

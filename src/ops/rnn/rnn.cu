@@ -1,5 +1,6 @@
-/* rnn.cu: layers of GRU and LSTM behind their input product (rnn_ref.c has the equations). A block takes KR_RNN_SEQUENCES sequences through all steps; h lies in
- * shared memory with the sequences side by side, the weight comes from the cache.
+/* rnn.cu: layers of GRU and LSTM behind their input product (rnn_ref.c has the equations). A block takes
+ * KR_RNN_SEQUENCES sequences through all steps; h lies in shared memory with the sequences side by side, the weight
+ * comes from the cache.
  *   kr_rnn_turn      the weight with its units outermost, so that threads side by side read it side by side
  *   kr_rnn           the layer
  *   kr_rnn_back      dx, and what reaches U, step by step from the end
@@ -11,13 +12,19 @@
 enum { S = KR_RNN_SEQUENCES };
 
 KR_DEV float tanh_of(float x) {
-  const float e = kr_exp(-2.0f * __builtin_fabsf(x)), y = __builtin_fabsf(x) < 0.04f ? __builtin_fabsf(x) * kr_fma(x * x, kr_fma(x * x, 0.13333333f, -0.33333333f), 1.0f) : (1.0f - e) / (1.0f + e);
+  const float e = kr_exp(-2.0f * __builtin_fabsf(x)),
+              y = __builtin_fabsf(x) < 0.04f
+                      ? __builtin_fabsf(x) * kr_fma(x * x, kr_fma(x * x, 0.13333333f, -0.33333333f), 1.0f)
+                      : (1.0f - e) / (1.0f + e);
   return x < 0.0f ? -y : x > 0.0f ? y : x;
 }
-KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) { return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k * v.stride[2]]; }
+KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) {
+  return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k * v.stride[2]];
+}
 
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_turn(const kr_rnn_plan p) {
-  const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H, k = thread / all, g = thread - k * all;
+  const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H, k = thread / all,
+                g = thread - k * all;
   if (k < p.H) p.turned[thread] = ((const float *)p.weight.data)[g * p.weight.stride[0] + k * p.weight.stride[1]];
 }
 
@@ -41,7 +48,8 @@ KR_DEV void hidden_part(const kr_rnn_plan &p, const float *h, float *U) {
   }
 }
 
-/* Shared memory: h[H][S], c[H][S], U[gates H][S]. A thread takes units of one sequence: neighbours take neighbouring units, as they lie. */
+/* Shared memory: h[H][S], c[H][S], U[gates H][S]. A thread takes units of one sequence: neighbours take neighbouring
+ * units, as they lie. */
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H;
@@ -58,14 +66,19 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
       if (b >= p.B) continue;
       float next;
       if (p.is_lstm) {
-        const float in = kr_sigmoid(value(p.x, b, t, k) + U[at]), keep = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]);
-        const float g = tanh_of(value(p.x, b, t, 2 * H + k) + U[2 * H * S + at]), o = kr_sigmoid(value(p.x, b, t, 3 * H + k) + U[3 * H * S + at]);
+        const float in = kr_sigmoid(value(p.x, b, t, k) + U[at]),
+                    keep = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]);
+        const float g = tanh_of(value(p.x, b, t, 2 * H + k) + U[2 * H * S + at]),
+                    o = kr_sigmoid(value(p.x, b, t, 3 * H + k) + U[3 * H * S + at]);
         const float cell = kr_fma(keep, c[at], in * g);
         c[at] = cell;
-        if (p.cells.data) ((float *)p.cells.data)[b * p.cells.stride[0] + t * p.cells.stride[1] + k * p.cells.stride[2]] = cell;
+        if (p.cells.data)
+          ((float *)p.cells.data)[b * p.cells.stride[0] + t * p.cells.stride[1] + k * p.cells.stride[2]] = cell;
         next = o * tanh_of(cell);
       } else {
-        const float r = kr_sigmoid(value(p.x, b, t, k) + U[at]), z = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]), n = tanh_of(kr_fma(r, U[2 * H * S + at], value(p.x, b, t, 2 * H + k)));
+        const float r = kr_sigmoid(value(p.x, b, t, k) + U[at]),
+                    z = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]),
+                    n = tanh_of(kr_fma(r, U[2 * H * S + at], value(p.x, b, t, 2 * H + k)));
         next = kr_fma(z, h[at] - n, n);
       }
       h[at] = next;
@@ -75,12 +88,15 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
   }
 }
 
-/* Shared memory: h (of the step before), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]; sums of some gates each: [KR_RNN_THREADS][S]. */
+/* Shared memory: h (of the step before), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]; sums of some gates
+ * each: [KR_RNN_THREADS][S]. */
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H, all = p.gates * H;
-  float *const h = (float *)bytes, *const direct = h + H * S, *const dc = direct + H * S, *const dh = dc + H * S, *const U = dh + H * S, *const sums = U + all * S;
-  const int groups = KR_RNN_THREADS / H < all ? KR_RNN_THREADS / H : all, group = kr_thread() / H, unit = kr_thread() - group * H; /* threads of a group: a unit each */
+  float *const h = (float *)bytes, *const direct = h + H * S, *const dc = direct + H * S, *const dh = dc + H * S,
+               *const U = dh + H * S, *const sums = U + all * S;
+  const int groups = KR_RNN_THREADS / H < all ? KR_RNN_THREADS / H : all, group = kr_thread() / H,
+            unit = kr_thread() - group * H; /* threads of a group: a unit each */
   const int64_t b0 = (int64_t)kr_block_x() * S;
   for (int i = kr_thread(); i < 4 * H * S; i += KR_RNN_THREADS) h[i] = 0.0f;
   for (int64_t t = p.L - 1; t >= 0; t--) {
@@ -103,17 +119,25 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
       float *const dx = (float *)p.dx.data + b * p.dx.stride[0] + t * p.dx.stride[1];
       const float d = dh[at] + value(p.dout, b, t, k);
       if (p.is_lstm) {
-        const float in = kr_sigmoid(value(p.x, b, t, k) + U[at]), keep = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]);
-        const float g = tanh_of(value(p.x, b, t, 2 * H + k) + U[2 * H * S + at]), o = kr_sigmoid(value(p.x, b, t, 3 * H + k) + U[3 * H * S + at]);
-        const float before = t > 0 ? value(p.cells, b, t - 1, k) : 0.0f, squashed = tanh_of(value(p.cells, b, t, k)), cell = kr_fma(d * o, 1.0f - squashed * squashed, dc[at]);
-        const float slopes[4] = {cell * g * in * (1.0f - in), cell * before * keep * (1.0f - keep), cell * in * (1.0f - g * g), d * squashed * o * (1.0f - o)};
+        const float in = kr_sigmoid(value(p.x, b, t, k) + U[at]),
+                    keep = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]);
+        const float g = tanh_of(value(p.x, b, t, 2 * H + k) + U[2 * H * S + at]),
+                    o = kr_sigmoid(value(p.x, b, t, 3 * H + k) + U[3 * H * S + at]);
+        const float before = t > 0 ? value(p.cells, b, t - 1, k) : 0.0f, squashed = tanh_of(value(p.cells, b, t, k)),
+                    cell = kr_fma(d * o, 1.0f - squashed * squashed, dc[at]);
+        const float slopes[4] = {cell * g * in * (1.0f - in), cell * before * keep * (1.0f - keep),
+                                 cell * in * (1.0f - g * g), d * squashed * o * (1.0f - o)};
 #pragma unroll
         for (int gate = 0; gate < 4; gate++) dx[(gate * H + k) * p.dx.stride[2]] = U[gate * H * S + at] = slopes[gate];
         dc[at] = cell * keep, direct[at] = 0.0f;
       } else {
-        const float r = kr_sigmoid(value(p.x, b, t, k) + U[at]), z = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]), u = U[2 * H * S + at], n = tanh_of(kr_fma(r, u, value(p.x, b, t, 2 * H + k)));
-        const float dn = d * (1.0f - z) * (1.0f - n * n), dr = dn * u * r * (1.0f - r), dz = d * (h[at] - n) * z * (1.0f - z);
-        dx[k * p.dx.stride[2]] = U[at] = dr, dx[(H + k) * p.dx.stride[2]] = U[H * S + at] = dz, dx[(2 * H + k) * p.dx.stride[2]] = dn;
+        const float r = kr_sigmoid(value(p.x, b, t, k) + U[at]),
+                    z = kr_sigmoid(value(p.x, b, t, H + k) + U[H * S + at]), u = U[2 * H * S + at],
+                    n = tanh_of(kr_fma(r, u, value(p.x, b, t, 2 * H + k)));
+        const float dn = d * (1.0f - z) * (1.0f - n * n), dr = dn * u * r * (1.0f - r),
+                    dz = d * (h[at] - n) * z * (1.0f - z);
+        dx[k * p.dx.stride[2]] = U[at] = dr, dx[(H + k) * p.dx.stride[2]] = U[H * S + at] = dz,
+               dx[(2 * H + k) * p.dx.stride[2]] = dn;
         U[2 * H * S + at] = dn * r, p.scaled[(b * p.L + t) * H + k] = dn * r;
         direct[at] = d * z;
       }
@@ -129,7 +153,8 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
         const float by = w[g * p.weight.stride[0]];
         const kr_float4 low = *(const kr_float4 *)(U + g * S), high = *(const kr_float4 *)(U + g * S + 4);
 #pragma unroll
-        for (int s = 0; s < 4; s++) sum[s] = kr_fma(by, low.v[s], sum[s]), sum[s + 4] = kr_fma(by, high.v[s], sum[s + 4]);
+        for (int s = 0; s < 4; s++)
+          sum[s] = kr_fma(by, low.v[s], sum[s]), sum[s + 4] = kr_fma(by, high.v[s], sum[s + 4]);
       }
 #pragma unroll
       for (int s = 0; s < S; s++) sums[kr_thread() * S + s] = sum[s];
@@ -143,7 +168,8 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
   }
 }
 
-/* ---- the parameters: dweight[g][k] = sum over (b, t) of dU[g] h(t - 1)[k]; a block takes a tile of 64 x 64 of one part ---- */
+/* ---- the parameters: dweight[g][k] = sum over (b, t) of dU[g] h(t - 1)[k]; a block takes a tile of 64 x 64 of one
+ * part ---- */
 
 KR_DEV float dU_at(const kr_rnn_plan &p, uint32_t row, int64_t g) {
   if (!p.is_lstm && g >= 2 * p.H) return p.scaled[row * p.H + g - 2 * p.H];
@@ -157,7 +183,8 @@ KR_DEV float h_before(const kr_rnn_plan &p, uint32_t row, int64_t k) {
 
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_products(const kr_rnn_plan p) {
   KR_SHARED float left[KR_RNN_SUM_DEPTH][KR_RNN_SUM_TILE], right[KR_RNN_SUM_DEPTH][KR_RNN_SUM_TILE];
-  const int64_t g0 = (int64_t)kr_block_x() * KR_RNN_SUM_TILE, k0 = (int64_t)kr_block_y() * KR_RNN_SUM_TILE, all = p.gates * p.H, n = p.B * p.L;
+  const int64_t g0 = (int64_t)kr_block_x() * KR_RNN_SUM_TILE, k0 = (int64_t)kr_block_y() * KR_RNN_SUM_TILE,
+                all = p.gates * p.H, n = p.B * p.L;
   const int64_t first = kr_block_z() * p.rows, end = min64(n, first + p.rows);
   const int row = kr_thread() / 16, column = kr_thread() % 16;
   float sum[4][4] = {}, bias[4] = {};
@@ -193,7 +220,8 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_products(const kr_rnn_plan p)
 }
 
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_sums(const kr_rnn_plan p) {
-  const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H * (p.H + 1), g = thread / (p.H + 1), k = thread - g * (p.H + 1);
+  const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H * (p.H + 1),
+                g = thread / (p.H + 1), k = thread - g * (p.H + 1);
   if (thread >= all) return;
   float sum = 0.0f;
 #pragma unroll 8

@@ -4,7 +4,8 @@
 #include "rnn/rnn_plan.h"
 #include "view.h"
 
-static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"}, back = {"rnn", "kr_rnn_back"}, products = {"rnn", "kr_rnn_products"}, sums = {"rnn", "kr_rnn_sums"};
+static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"}, back = {"rnn", "kr_rnn_back"},
+                       products = {"rnn", "kr_rnn_products"}, sums = {"rnn", "kr_rnn_sums"};
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static const char *refuse_sizes(int64_t B, int64_t L, int64_t H) {
@@ -13,9 +14,15 @@ static const char *refuse_sizes(int64_t B, int64_t L, int64_t H) {
 }
 
 static kr_rnn_plan plan_of(uint32_t flags, int64_t B, int64_t L, int64_t H) {
-  kr_rnn_plan p = {.B = B, .L = L, .H = H, .is_lstm = (flags & KRAIT_RNN_LSTM) != 0, .gates = flags & KRAIT_RNN_LSTM ? 4 : 3, .steps = kr_divisor_of(L)};
+  kr_rnn_plan p = {.B = B,
+                   .L = L,
+                   .H = H,
+                   .is_lstm = (flags & KRAIT_RNN_LSTM) != 0,
+                   .gates = flags & KRAIT_RNN_LSTM ? 4 : 3,
+                   .steps = kr_divisor_of(L)};
   const int64_t n = B * L, parts = (n + 255) / 256;
-  p.n_parts = (int32_t)(parts < KR_RNN_SUM_PARTS ? parts : KR_RNN_SUM_PARTS), p.rows = p.n_parts ? (n + p.n_parts - 1) / p.n_parts : 0;
+  p.n_parts = (int32_t)(parts < KR_RNN_SUM_PARTS ? parts : KR_RNN_SUM_PARTS),
+  p.rows = p.n_parts ? (n + p.n_parts - 1) / p.n_parts : 0;
   return p;
 }
 
@@ -33,7 +40,8 @@ static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
   if (backwards) {
     p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));
     if (!p->is_lstm) p->scaled = cut(scratch, &at, steps * p->H);
-    if (!kr_has(&p->dx)) p->dx = (krait_view){.data = cut(scratch, &at, steps * all), .stride = {p->L * all, all, 1}, .dtype = KRAIT_F32};
+    if (!kr_has(&p->dx))
+      p->dx = (krait_view){.data = cut(scratch, &at, steps * all), .stride = {p->L * all, all, 1}, .dtype = KRAIT_F32};
   }
   return kr_scratch_round((uint64_t)at * sizeof(float));
 }
@@ -64,22 +72,53 @@ static int32_t run_layer(const krait_ctx *ctx, const void *args, uint64_t tier) 
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells;
   lay_out(&p, a->call.scratch, 0);
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &turn, &(kr_grid){.x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
-  kr_chain_add(&chain, &layer, &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES), .block = KR_RNN_THREADS, .shared_bytes = (uint32_t)((2 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float), .stream = a->call.stream}, &p);
+  kr_chain_add(
+      &chain, &turn,
+      &(kr_grid){
+          .x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream},
+      &p);
+  kr_chain_add(&chain, &layer,
+               &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES),
+                          .block = KR_RNN_THREADS,
+                          .shared_bytes = (uint32_t)((2 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float),
+                          .stream = a->call.stream},
+               &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_rnn_bwd_args *a = args;
   kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
-  p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells, p.dout = a->dout, p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
+  p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells, p.dout = a->dout,
+  p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
   lay_out(&p, a->call.scratch, 1);
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &turn, &(kr_grid){.x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
-  kr_chain_add(&chain, &back, &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES), .block = KR_RNN_THREADS, .shared_bytes = (uint32_t)(((4 + p.gates) * p.H + KR_RNN_THREADS) * KR_RNN_SEQUENCES) * sizeof(float), .stream = a->call.stream}, &p);
+  kr_chain_add(
+      &chain, &turn,
+      &(kr_grid){
+          .x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream},
+      &p);
+  kr_chain_add(
+      &chain, &back,
+      &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES),
+                 .block = KR_RNN_THREADS,
+                 .shared_bytes = (uint32_t)(((4 + p.gates) * p.H + KR_RNN_THREADS) * KR_RNN_SEQUENCES) * sizeof(float),
+                 .stream = a->call.stream},
+      &p);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
-    if (p.n_parts) kr_chain_add(&chain, &products, &(kr_grid){.x = blocks_of(p.gates * p.H, KR_RNN_SUM_TILE), .y = blocks_of(p.H, KR_RNN_SUM_TILE), .z = (uint32_t)p.n_parts, .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
-    kr_chain_add(&chain, &sums, &(kr_grid){.x = blocks_of(p.gates * p.H * (p.H + 1), KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream}, &p);
+    if (p.n_parts)
+      kr_chain_add(&chain, &products,
+                   &(kr_grid){.x = blocks_of(p.gates * p.H, KR_RNN_SUM_TILE),
+                              .y = blocks_of(p.H, KR_RNN_SUM_TILE),
+                              .z = (uint32_t)p.n_parts,
+                              .block = KR_RNN_THREADS,
+                              .stream = a->call.stream},
+                   &p);
+    kr_chain_add(&chain, &sums,
+                 &(kr_grid){.x = blocks_of(p.gates * p.H * (p.H + 1), KR_RNN_THREADS),
+                            .block = KR_RNN_THREADS,
+                            .stream = a->call.stream},
+                 &p);
   }
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }

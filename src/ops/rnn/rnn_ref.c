@@ -1,9 +1,10 @@
-/* rnn_ref.c: GRU and LSTM layers behind their input product, and their gradient, written to be read; everything between loads and stores in double.
+/* rnn_ref.c: GRU and LSTM layers behind their input product, and their gradient, written to be read; everything between
+ * loads and stores in double.
  *   U = weight h + bias
  *   GRU   r, z = sigmoid(x + U), n = tanh(x + r U), h' = (1 - z) n + z h
  *   LSTM  i, f, o = sigmoid(x + U), g = tanh(x + U), c' = f c + i g, h' = o tanh(c')
- * Backwards through time: the slopes of the gates give dx; what reaches U, dU, is dx, but r dx where GRU's n scales it; dh = weight^T dU + z dh',
- * dweight = sum dU h, dbias = sum dU. */
+ * Backwards through time: the slopes of the gates give dx; what reaches U, dU, is dx, but r dx where GRU's n scales it;
+ * dh = weight^T dU + z dh', dweight = sum dU h, dbias = sum dU. */
 #include <math.h>
 #include <string.h>
 
@@ -17,10 +18,12 @@ static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double value(const krait_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
 
 /* U of one step: gates of h(b, t - 1), which is 0 before the first: a weight that is not finite reaches that, too. */
-static void hidden_part(const krait_view *weight, const krait_view *bias, const krait_view *out, int64_t b, int64_t t, int64_t H, int64_t gates, double *U) {
+static void hidden_part(const krait_view *weight, const krait_view *bias, const krait_view *out, int64_t b, int64_t t,
+                        int64_t H, int64_t gates, double *U) {
   for (int64_t g = 0; g < gates; g++) {
     U[g] = kr_has(bias) ? kr_get(bias, kr_at1(bias, g)) : 0;
-    for (int64_t k = 0; k < H; k++) U[g] += kr_get(weight, kr_at2(weight, g, k)) * (t > 0 ? value(out, b, t - 1, k) : 0);
+    for (int64_t k = 0; k < H; k++)
+      U[g] += kr_get(weight, kr_at2(weight, g, k)) * (t > 0 ? value(out, b, t - 1, k) : 0);
   }
 }
 
@@ -38,7 +41,8 @@ int32_t kr_rnn_ref(const krait_ctx *ctx, const void *args) {
         double h = t > 0 ? value(&a->out, b, t - 1, k) : 0;
         if (is_lstm) {
           const double i = sigmoid(value(&a->x, b, t, k) + U[k]), f = sigmoid(value(&a->x, b, t, H + k) + U[H + k]);
-          const double g = tanh(value(&a->x, b, t, 2 * H + k) + U[2 * H + k]), o = sigmoid(value(&a->x, b, t, 3 * H + k) + U[3 * H + k]);
+          const double g = tanh(value(&a->x, b, t, 2 * H + k) + U[2 * H + k]),
+                       o = sigmoid(value(&a->x, b, t, 3 * H + k) + U[3 * H + k]);
           c[k] = f * (t > 0 ? c[k] : 0) + i * g;
           if (kr_has(&a->cells)) kr_put(&a->cells, kr_at3(&a->cells, b, t, k), c[k]);
           h = o * tanh(c[k]);
@@ -66,13 +70,17 @@ static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
   const double *U = w->U, d = w->dh[k];
 #define X(gate) value(&a->x, b, t, (gate) * H + k)
   if (a->call.flags & KRAIT_RNN_LSTM) {
-    const double i = sigmoid(X(0) + U[k]), f = sigmoid(X(1) + U[H + k]), g = tanh(X(2) + U[2 * H + k]), o = sigmoid(X(3) + U[3 * H + k]);
-    const double before = t > 0 ? value(&a->cells, b, t - 1, k) : 0, squashed = tanh(value(&a->cells, b, t, k)), dc = w->dc[k] + d * o * (1 - squashed * squashed);
-    w->dx[k] = dc * g * i * (1 - i), w->dx[H + k] = dc * before * f * (1 - f), w->dx[2 * H + k] = dc * i * (1 - g * g), w->dx[3 * H + k] = d * squashed * o * (1 - o);
+    const double i = sigmoid(X(0) + U[k]), f = sigmoid(X(1) + U[H + k]), g = tanh(X(2) + U[2 * H + k]),
+                 o = sigmoid(X(3) + U[3 * H + k]);
+    const double before = t > 0 ? value(&a->cells, b, t - 1, k) : 0, squashed = tanh(value(&a->cells, b, t, k)),
+                 dc = w->dc[k] + d * o * (1 - squashed * squashed);
+    w->dx[k] = dc * g * i * (1 - i), w->dx[H + k] = dc * before * f * (1 - f), w->dx[2 * H + k] = dc * i * (1 - g * g),
+    w->dx[3 * H + k] = d * squashed * o * (1 - o);
     for (int gate = 0; gate < 4; gate++) w->dU[gate * H + k] = w->dx[gate * H + k];
     w->dc[k] = dc * f, w->dh[k] = 0;
   } else {
-    const double r = sigmoid(X(0) + U[k]), z = sigmoid(X(1) + U[H + k]), n = tanh(X(2) + r * U[2 * H + k]), before = t > 0 ? value(&a->out, b, t - 1, k) : 0;
+    const double r = sigmoid(X(0) + U[k]), z = sigmoid(X(1) + U[H + k]), n = tanh(X(2) + r * U[2 * H + k]),
+                 before = t > 0 ? value(&a->out, b, t - 1, k) : 0;
     const double dn = d * (1 - z) * (1 - n * n);
     w->dx[k] = dn * U[2 * H + k] * r * (1 - r), w->dx[H + k] = d * (before - n) * z * (1 - z), w->dx[2 * H + k] = dn;
     w->dU[k] = w->dx[k], w->dU[H + k] = w->dx[H + k], w->dU[2 * H + k] = dn * r;
@@ -117,7 +125,8 @@ int32_t kr_rnn_bwd_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t b = 0; b < a->B; b++) sequence_back(&w, b);
   for (int64_t g = 0; g < gates; g++) {
     if (kr_has(&a->dbias)) kr_put(&a->dbias, kr_at1(&a->dbias, g), w.dbias[g]);
-    for (int64_t k = 0; k < H && kr_has(&a->dweight); k++) kr_put(&a->dweight, kr_at2(&a->dweight, g, k), w.dweight[g * H + k]);
+    for (int64_t k = 0; k < H && kr_has(&a->dweight); k++)
+      kr_put(&a->dweight, kr_at2(&a->dweight, g, k), w.dweight[g * H + k]);
   }
   return KRAIT_OK;
 }

@@ -1,5 +1,5 @@
-/* rnn_rows.h: how the vector rows of rnn lay out their scratch. A task has KR_RNN_TILE sequences; sums over sequences go by chunks that depend on the
- * shape alone. Widths are padded to KR_RNN_LANES floats. */
+/* rnn_rows.h: how the vector rows of rnn lay out their scratch. A task has KR_RNN_TILE sequences; sums over sequences
+ * go by chunks that depend on the shape alone. Widths are padded to KR_RNN_LANES floats. */
 #ifndef KR_RNN_ROWS_H
 #define KR_RNN_ROWS_H
 

@@ -1,5 +1,5 @@
-/* rnn_simd.c: a task takes KR_RNN_TILE sequences through time; weights are read once for all of them. Gates are rows of whole vectors; the weights lie
- * (k, gate, unit), and for the gradient (gate, unit, k) as well. */
+/* rnn_simd.c: a task takes KR_RNN_TILE sequences through time; weights are read once for all of them. Gates are rows of
+ * whole vectors; the weights lie (k, gate, unit), and for the gradient (gate, unit, k) as well. */
 #include <string.h>
 
 #include "op_list.h"
@@ -32,7 +32,8 @@ static void lay_weights(const rnn *p) {
 }
 
 /* to[TILE][n] = start + sum over k < K of from[TILE][from_pitch][k] rows[k][n]. */
-KR_INLINE void multiply(float *to, int64_t n, const float *start, int start_pitch, const float *from, int64_t from_pitch, const float *rows, int64_t K) {
+KR_INLINE void multiply(float *to, int64_t n, const float *start, int start_pitch, const float *from,
+                        int64_t from_pitch, const float *rows, int64_t K) {
   for (int64_t j = 0; j < n; j += 2 * KR_VL) {
     kr_v sum[TILE][2];
     for (int s = 0; s < TILE; s++)
@@ -73,9 +74,11 @@ static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, fl
     for (int64_t j = 0; j < n; j += KR_VL) {
       const float *u = U + from + j;
       float *hj = h + from + j, *cj = c + from + j;
-      const kr_v first = kr_v_sigmoid(kr_v_add(kr_v_load(x + j), kr_v_load(u))), second = kr_v_sigmoid(kr_v_add(kr_v_load(x + 64 + j), kr_v_load(u + W)));
+      const kr_v first = kr_v_sigmoid(kr_v_add(kr_v_load(x + j), kr_v_load(u))),
+                 second = kr_v_sigmoid(kr_v_add(kr_v_load(x + 64 + j), kr_v_load(u + W)));
       if (p->is_lstm) {
-        const kr_v g = kr_v_tanh(kr_v_add(kr_v_load(x + 128 + j), kr_v_load(u + 2 * W))), o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 192 + j), kr_v_load(u + 3 * W)));
+        const kr_v g = kr_v_tanh(kr_v_add(kr_v_load(x + 128 + j), kr_v_load(u + 2 * W))),
+                   o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 192 + j), kr_v_load(u + 3 * W)));
         const kr_v cell = kr_v_fma(second, kr_v_load(cj), kr_v_mul(first, g));
         kr_v_store(cj, cell);
         kr_v_store(hj, kr_v_mul(o, kr_v_tanh(cell)));
@@ -107,9 +110,18 @@ static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_rnn)(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
-  rnn p = {.x = &a->x, .weight = &a->weight, .bias = &a->bias, .out = &a->out, .cells = &a->cells, .B = a->B, .L = a->L, .H = a->H, .W = kr_rnn_whole(a->H)};
+  rnn p = {.x = &a->x,
+           .weight = &a->weight,
+           .bias = &a->bias,
+           .out = &a->out,
+           .cells = &a->cells,
+           .B = a->B,
+           .L = a->L,
+           .H = a->H,
+           .W = kr_rnn_whole(a->H)};
   p.is_lstm = (a->call.flags & KRAIT_RNN_LSTM) != 0, p.G = p.is_lstm ? 4 : 3;
-  p.forward = a->call.scratch, p.gate_bias = p.forward + p.G * p.W * p.H, p.work = p.gate_bias + p.G * p.W, p.work_floats = TILE * p.W * (p.G + 2);
+  p.forward = a->call.scratch, p.gate_bias = p.forward + p.G * p.W * p.H, p.work = p.gate_bias + p.G * p.W,
+  p.work_floats = TILE * p.W * (p.G + 2);
   lay_weights(&p);
   kr_parallel(ctx, (a->B + TILE - 1) / TILE, 1, run_tiles, &p);
   return KRAIT_OK;
@@ -117,7 +129,8 @@ int32_t KR_FN(kr_rnn)(const krait_ctx *ctx, const void *args) {
 
 /* ---- the gradient ---- */
 
-/* Slopes of one sequence at one step: U in, dx out (G W); U becomes dU; dh and dc go on, dh without its product. before: h of the step before. */
+/* Slopes of one sequence at one step: U in, dx out (G W); U becomes dU; dh and dc go on, dh without its product.
+ * before: h of the step before. */
 static void slopes(const rnn *p, int64_t b, int64_t t, float *U, float *dx, float *dh, float *dc, const float *before) {
   const int64_t W = p->W;
   const kr_v one = kr_v_set1(1);
@@ -132,21 +145,27 @@ static void slopes(const rnn *p, int64_t b, int64_t t, float *U, float *dx, floa
     for (int64_t j = 0; j < n; j += KR_VL) {
       float *u = U + from + j, *to = dx + from + j;
       const kr_v reached = kr_v_add(kr_v_load(dh + from + j), kr_v_load(d + j));
-      const kr_v first = kr_v_sigmoid(kr_v_add(kr_v_load(x + j), kr_v_load(u))), second = kr_v_sigmoid(kr_v_add(kr_v_load(x + 64 + j), kr_v_load(u + W)));
-      const kr_v first_slope = kr_v_mul(first, kr_v_sub(one, first)), second_slope = kr_v_mul(second, kr_v_sub(one, second));
+      const kr_v first = kr_v_sigmoid(kr_v_add(kr_v_load(x + j), kr_v_load(u))),
+                 second = kr_v_sigmoid(kr_v_add(kr_v_load(x + 64 + j), kr_v_load(u + W)));
+      const kr_v first_slope = kr_v_mul(first, kr_v_sub(one, first)),
+                 second_slope = kr_v_mul(second, kr_v_sub(one, second));
       kr_v dx4[4] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()}, third;
       if (p->is_lstm) {
-        const kr_v g = kr_v_tanh(kr_v_add(kr_v_load(x + 128 + j), kr_v_load(u + 2 * W))), o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 192 + j), kr_v_load(u + 3 * W)));
+        const kr_v g = kr_v_tanh(kr_v_add(kr_v_load(x + 128 + j), kr_v_load(u + 2 * W))),
+                   o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 192 + j), kr_v_load(u + 3 * W)));
         const kr_v squashed = kr_v_tanh(kr_v_load(c + j));
         const kr_v cell = kr_v_fma(kr_v_mul(reached, o), kr_v_fnma(squashed, squashed, one), kr_v_load(dc + from + j));
-        dx4[0] = kr_v_mul(kr_v_mul(cell, g), first_slope), dx4[1] = kr_v_mul(kr_v_mul(cell, kr_v_load(c_before + j)), second_slope);
-        dx4[2] = third = kr_v_mul(kr_v_mul(cell, first), kr_v_fnma(g, g, one)), dx4[3] = kr_v_mul(kr_v_mul(reached, squashed), kr_v_mul(o, kr_v_sub(one, o)));
+        dx4[0] = kr_v_mul(kr_v_mul(cell, g), first_slope),
+        dx4[1] = kr_v_mul(kr_v_mul(cell, kr_v_load(c_before + j)), second_slope);
+        dx4[2] = third = kr_v_mul(kr_v_mul(cell, first), kr_v_fnma(g, g, one)),
+        dx4[3] = kr_v_mul(kr_v_mul(reached, squashed), kr_v_mul(o, kr_v_sub(one, o)));
         kr_v_store(dc + from + j, kr_v_mul(cell, second));
         kr_v_store(dh + from + j, kr_v_zero());
       } else {
         const kr_v hidden = kr_v_load(u + 2 * W), n_gate = kr_v_tanh(kr_v_fma(first, hidden, kr_v_load(x + 128 + j)));
         dx4[2] = kr_v_mul(kr_v_mul(reached, kr_v_sub(one, second)), kr_v_fnma(n_gate, n_gate, one));
-        dx4[0] = kr_v_mul(kr_v_mul(dx4[2], hidden), first_slope), dx4[1] = kr_v_mul(kr_v_mul(reached, kr_v_sub(kr_v_load(before + from + j), n_gate)), second_slope);
+        dx4[0] = kr_v_mul(kr_v_mul(dx4[2], hidden), first_slope),
+        dx4[1] = kr_v_mul(kr_v_mul(reached, kr_v_sub(kr_v_load(before + from + j), n_gate)), second_slope);
         third = kr_v_mul(dx4[2], first);
         kr_v_store(dh + from + j, kr_v_mul(reached, second));
       }
@@ -174,7 +193,8 @@ static void add_outer(const rnn *p, float *sums, const float *dU, const float *h
 /* dU without the padding between gates, for the product with the weights (gate, unit). */
 static void pack_gates(const rnn *p, float *to, const float *dU) {
   for (int s = 0; s < TILE; s++)
-    for (int64_t g = 0; g < p->G; g++) memmove(to + s * p->G * p->W + g * p->H, dU + s * p->G * p->W + g * p->W, (size_t)p->H * sizeof *to);
+    for (int64_t g = 0; g < p->G; g++)
+      memmove(to + s * p->G * p->W + g * p->H, dU + s * p->G * p->W + g * p->W, (size_t)p->H * sizeof *to);
 }
 
 static void tile_back(const rnn *p, int64_t tile, float *work, float *sums) {
@@ -189,7 +209,8 @@ static void tile_back(const rnn *p, int64_t tile, float *work, float *sums) {
     multiply(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
     for (int64_t s = 0; s < n; s++) {
       slopes(p, b + s, t, U + s * GW, dx + s * GW, dh + s * p->W, dc + s * p->W, h + s * p->W);
-      for (int64_t g = 0; g < p->G && kr_has(p->dx); g++) store_row(dx + s * GW + g * p->W, p->dx, b + s, t, g * p->H, p->H);
+      for (int64_t g = 0; g < p->G && kr_has(p->dx); g++)
+        store_row(dx + s * GW + g * p->W, p->dx, b + s, t, g * p->H, p->H);
     }
     for (int64_t s = n; s < TILE; s++) memset(U + s * GW, 0, (size_t)GW * sizeof *U);
     add_outer(p, sums, U, h, t > 0);
@@ -204,16 +225,28 @@ static void chunks_back(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t chunk = begin; chunk < end; chunk++) {
     float *sums = p->sums + chunk * size;
     memset(sums, 0, (size_t)size * sizeof *sums);
-    for (int64_t tile = chunk * n_tiles / KR_RNN_CHUNKS; tile < (chunk + 1) * n_tiles / KR_RNN_CHUNKS; tile++) tile_back(p, tile, p->work + worker * p->work_floats, sums);
+    for (int64_t tile = chunk * n_tiles / KR_RNN_CHUNKS; tile < (chunk + 1) * n_tiles / KR_RNN_CHUNKS; tile++)
+      tile_back(p, tile, p->work + worker * p->work_floats, sums);
   }
 }
 
 int32_t KR_FN(kr_rnn_bwd)(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
-  rnn p = {.x = &a->x, .weight = &a->weight, .bias = &a->bias, .out = &a->out, .cells = &a->cells, .dout = &a->dout, .dx = &a->dx, .B = a->B, .L = a->L, .H = a->H, .W = kr_rnn_whole(a->H)};
+  rnn p = {.x = &a->x,
+           .weight = &a->weight,
+           .bias = &a->bias,
+           .out = &a->out,
+           .cells = &a->cells,
+           .dout = &a->dout,
+           .dx = &a->dx,
+           .B = a->B,
+           .L = a->L,
+           .H = a->H,
+           .W = kr_rnn_whole(a->H)};
   p.is_lstm = (a->call.flags & KRAIT_RNN_LSTM) != 0, p.G = p.is_lstm ? 4 : 3;
   const int64_t GW = p.G * p.W, size = GW * (p.H + 1);
-  p.forward = a->call.scratch, p.gate_bias = p.forward + GW * p.H, p.back = p.gate_bias + GW, p.sums = p.back + p.G * p.H * p.W;
+  p.forward = a->call.scratch, p.gate_bias = p.forward + GW * p.H, p.back = p.gate_bias + GW,
+  p.sums = p.back + p.G * p.H * p.W;
   p.work = p.sums + KR_RNN_CHUNKS * size, p.work_floats = TILE * p.W * (2 * p.G + 3);
   lay_weights(&p);
   kr_parallel(ctx, KR_RNN_CHUNKS, 1, chunks_back, &p);
@@ -221,7 +254,8 @@ int32_t KR_FN(kr_rnn_bwd)(const krait_ctx *ctx, const void *args) {
     for (int64_t k = 0; k <= p.H; k++) {
       const krait_view *to = k < p.H ? &a->dweight : &a->dbias;
       float sum = 0;
-      for (int64_t chunk = 0; chunk < KR_RNN_CHUNKS && kr_has(to); chunk++) sum += p.sums[chunk * size + k * GW + i / p.H * p.W + i % p.H];
+      for (int64_t chunk = 0; chunk < KR_RNN_CHUNKS && kr_has(to); chunk++)
+        sum += p.sums[chunk * size + k * GW + i / p.H * p.W + i % p.H];
       if (kr_has(to)) ((float *)to->data)[k < p.H ? kr_at2(to, i, k) : kr_at1(to, i)] = sum;
     }
   return KRAIT_OK;

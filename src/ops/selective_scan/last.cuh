@@ -1,16 +1,25 @@
-/* last.cuh: what the channels-last scan kernels share (selective_scan_last.cu, selective_scan_last_bwd.cu): where a block works, rows of a
- * tile past the registers to shared memory, B and C, step sizes.
- * A block has 32 channels and four warps; a lane is a channel, and each warp has a quarter of its states, S of them in a lane. So B and C are the
- * same for all lanes of a warp, sums over states are a lane's own but for four parts, and step sizes, gates and everything else that is done once per
- * element is done by other lanes: a thread takes STEPS steps of two neighbouring channels of a tile of TL steps.
- * ANY: rows may begin at any element (p.align: what all of them are multiples of, 16, 4 or 2 bytes), and the aligned words that they lie in are copied. */
+/* last.cuh: what the channels-last scan kernels share (selective_scan_last.cu, selective_scan_last_bwd.cu): where a
+ * block works, rows of a tile past the registers to shared memory, B and C, step sizes. A block has 32 channels and
+ * four warps; a lane is a channel, and each warp has a quarter of its states, S of them in a lane. So B and C are the
+ * same for all lanes of a warp, sums over states are a lane's own but for four parts, and step sizes, gates and
+ * everything else that is done once per element is done by other lanes: a thread takes STEPS steps of two neighbouring
+ * channels of a tile of TL steps. ANY: rows may begin at any element (p.align: what all of them are multiples of, 16, 4
+ * or 2 bytes), and the aligned words that they lie in are copied. */
 #ifndef KR_SCAN_LAST_CUH
 #define KR_SCAN_LAST_CUH
 
 #include "whole.cuh"
 
-enum { THREADS = KR_SCAN_THREADS, WARPS = THREADS / 32, CHANNELS = KR_SCAN_LAST_CHANNELS, BYTES = KR_DTYPE == KRAIT_F32 ? 4 : 2 };
-enum { ROW_WORDS = CHANNELS * BYTES / 4, RAW_ROW = ROW_WORDS + 4 }; /* words of a tile's row as it is stored; the gap is for the banks, and for a row's last half word */
+enum {
+  THREADS = KR_SCAN_THREADS,
+  WARPS = THREADS / 32,
+  CHANNELS = KR_SCAN_LAST_CHANNELS,
+  BYTES = KR_DTYPE == KRAIT_F32 ? 4 : 2
+};
+enum {
+  ROW_WORDS = CHANNELS * BYTES / 4,
+  RAW_ROW = ROW_WORDS + 4
+}; /* words of a tile's row as it is stored; the gap is for the banks, and for a row's last half word */
 
 typedef struct last_place {
   int64_t b, d0;                 /* d0: first channel of the block */
@@ -46,7 +55,11 @@ KR_DEV void copy_word(uint32_t *to, const char *from, int first, int last) {
   else kr_emulated_copy(to, nullptr, 4);
 #else
   (void)first;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(last > 0 ? 4 : 0) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               :
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from),
+                 "r"(last > 0 ? 4 : 0)
+               : "memory");
 #endif
 }
 
@@ -56,32 +69,46 @@ KR_DEV void copy_part(uint32_t *to, const char *from, int n) {
   if (n > 0) kr_emulated_copy(to, from, n);
   if (n < 16) kr_emulated_copy((char *)to + (n > 0 ? n : 0), nullptr, 16 - (n > 0 ? n : 0));
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(n > 0 ? n : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(n > 0 ? n : 0)
+               : "memory");
 #endif
 }
 
 /* The block's first channel at step t. Steps are less than 2^31 bytes apart: one product of 32 bits. */
-KR_DEV const char *row_at(const kr_rows &v, const last_place &w, int t) { return (const char *)v.data + (w.b * v.b + w.d0) * BYTES + (int64_t)t * ((int)v.t * BYTES); }
-KR_DEV int misfit_of(const kr_rows &v, const last_place &w, int t) { return BYTES == 4 ? 0 : (int)((uintptr_t)row_at(v, w, t) & 2); }
+KR_DEV const char *row_at(const kr_rows &v, const last_place &w, int t) {
+  return (const char *)v.data + (w.b * v.b + w.d0) * BYTES + (int64_t)t * ((int)v.t * BYTES);
+}
+KR_DEV int misfit_of(const kr_rows &v, const last_place &w, int t) {
+  return BYTES == 4 ? 0 : (int)((uintptr_t)row_at(v, w, t) & 2);
+}
 
-/* Where a thread's share of a tensor's tile lies: its first pack, where it copies rows; its two channels at its first step, where it stores them. ANY finds the words of
- * rows anew. */
+/* Where a thread's share of a tensor's tile lies: its first pack, where it copies rows; its two channels at its first
+ * step, where it stores them. ANY finds the words of rows anew. */
 enum { ROW_PACKS = ROW_WORDS / 4, ROWS_AT_ONCE = THREADS / ROW_PACKS };
 
 KR_DEV int step_bytes(const kr_rows &v) { return (int)v.t * BYTES; }
 
-KR_DEV const char *first_pack(const kr_rows &v, const last_place &w, int t0) { return v.data ? row_at(v, w, t0 + w.thread / ROW_PACKS) + w.thread % ROW_PACKS * 16 : 0; }
-KR_DEV char *first_two(const kr_rows &v, const last_place &w, int t0) { return v.data ? (char *)row_at(v, w, t0 + w.at) + w.pair * 2 * BYTES : 0; }
+KR_DEV const char *first_pack(const kr_rows &v, const last_place &w, int t0) {
+  return v.data ? row_at(v, w, t0 + w.thread / ROW_PACKS) + w.thread % ROW_PACKS * 16 : 0;
+}
+KR_DEV char *first_two(const kr_rows &v, const last_place &w, int t0) {
+  return v.data ? (char *)row_at(v, w, t0 + w.at) + w.pair * 2 * BYTES : 0;
+}
 
 /* The tile of steps t0 ... of one tensor; what does not exist comes as zeros. */
-KR_DEV void copy_rows(const int ANY, const kr_scan_plan &p, const last_place &w, const kr_rows &v, const char *from, const int TL, int t0, uint32_t *raw) {
+KR_DEV void copy_rows(const int ANY, const kr_scan_plan &p, const last_place &w, const kr_rows &v, const char *from,
+                      const int TL, int t0, uint32_t *raw) {
   const int n_bytes = w.n_channels * BYTES;
   if (!ANY) {
-    const int pack = w.thread % ROW_PACKS, row = w.thread / ROW_PACKS, n = n_bytes - pack * 16 < 16 ? n_bytes - pack * 16 : 16;
+    const int pack = w.thread % ROW_PACKS, row = w.thread / ROW_PACKS,
+              n = n_bytes - pack * 16 < 16 ? n_bytes - pack * 16 : 16;
 #pragma unroll
     for (int k = 0; k * ROWS_AT_ONCE < TL; k++)
       if (TL % ROWS_AT_ONCE == 0 || row + k * ROWS_AT_ONCE < TL)
-        copy_part(raw + (row + k * ROWS_AT_ONCE) * RAW_ROW + pack * 4, from + k * ROWS_AT_ONCE * (int64_t)step_bytes(v), t0 + row + k * ROWS_AT_ONCE < w.end ? n : 0);
+        copy_part(raw + (row + k * ROWS_AT_ONCE) * RAW_ROW + pack * 4, from + k * ROWS_AT_ONCE * (int64_t)step_bytes(v),
+                  t0 + row + k * ROWS_AT_ONCE < w.end ? n : 0);
     return;
   }
   enum { AT_ONCE = THREADS / ROW_WORDS };
@@ -90,8 +117,12 @@ KR_DEV void copy_rows(const int ANY, const kr_scan_plan &p, const last_place &w,
   for (int t = w.thread / ROW_WORDS; t < TL; t += AT_ONCE) {
     const int before = misfit_of(v, w, t0 + t), exists = t0 + t < w.end, end = before + n_bytes;
     const char *const row = row_at(v, w, t0 + t) - before;
-    copy_word(raw + t * RAW_ROW + word, row + word * 4, word ? 0 : before, !exists || end <= word * 4 ? 0 : end - word * 4 < 4 ? end - word * 4 : 4);
-    if (BYTES == 2 && p.align == 2 && word == ROW_WORDS - 1) copy_word(raw + t * RAW_ROW + ROW_WORDS, row + ROW_WORDS * 4, 0, exists && end > ROW_WORDS * 4 ? 2 : 0);
+    copy_word(raw + t * RAW_ROW + word, row + word * 4, word ? 0 : before,
+              !exists || end <= word * 4 ? 0
+              : end - word * 4 < 4       ? end - word * 4
+                                         : 4);
+    if (BYTES == 2 && p.align == 2 && word == ROW_WORDS - 1)
+      copy_word(raw + t * RAW_ROW + ROW_WORDS, row + ROW_WORDS * 4, 0, exists && end > ROW_WORDS * 4 ? 2 : 0);
   }
 }
 
@@ -100,7 +131,8 @@ typedef struct last_two {
   uint32_t w[BYTES / 2];
 } last_two;
 
-KR_DEV last_two read_two(const int ANY, const kr_scan_plan &p, const last_place &w, const kr_rows &v, const uint32_t *raw, int t0, int t) {
+KR_DEV last_two read_two(const int ANY, const kr_scan_plan &p, const last_place &w, const kr_rows &v,
+                         const uint32_t *raw, int t0, int t) {
   const uint32_t *const from = raw + t * RAW_ROW + w.pair * (BYTES / 2);
   if (BYTES == 4) {
     const kr_float2 q = *(const kr_float2 *)from;
@@ -114,7 +146,9 @@ KR_DEV last_two read_two(const int ANY, const kr_scan_plan &p, const last_place 
   return {{n >= 2 ? both : n == 1 ? both & 0xffffu : 0}};
 }
 
-KR_DEV float value_of(const last_two &two, int c) { return BYTES == 4 ? kr_bits_to_float(two.w[c * (BYTES / 2 - 1)]) : kr_unpack(two.w[0], c, KR_DTYPE); }
+KR_DEV float value_of(const last_two &two, int c) {
+  return BYTES == 4 ? kr_bits_to_float(two.w[c * (BYTES / 2 - 1)]) : kr_unpack(two.w[0], c, KR_DTYPE);
+}
 
 /* The thread's two channels at a step to memory. */
 KR_DEV void store_two(const int ANY, const kr_scan_plan &p, const last_place &w, char *to, float v0, float v1) {
@@ -130,8 +164,8 @@ KR_DEV void store_two(const int ANY, const kr_scan_plan &p, const last_place &w,
 
 /* ---- B and C ---- */
 
-/* Packs of E states that a thread takes of a tile: pack id is states id % (ROWS / E) * E ... of step id / (ROWS / E); ROWS: 4 S states of B, then
- * as many of C. They wait in registers until the tile before has been walked. */
+/* Packs of E states that a thread takes of a tile: pack id is states id % (ROWS / E) * E ... of step id / (ROWS / E);
+ * ROWS: 4 S states of B, then as many of C. They wait in registers until the tile before has been walked. */
 KR_DEV int n_bc_packs(const int TL, const int ROWS) { return (TL * ROWS / E + THREADS - 1) / THREADS; }
 
 KR_DEV kr_raw16 load_states(const kr_scan_mat &m, int align, const char *from, int left) {
@@ -161,7 +195,8 @@ template <int ROWS, int N_PACKS>
 KR_DEV void find_bc(const kr_scan_plan &p, const last_place &w, int t0, last_bc<N_PACKS> &bc) {
 #pragma unroll
   for (int i = 0; i < N_PACKS; i++) {
-    const int id = w.thread + i * THREADS, t = t0 + id / (ROWS / E), r = id % (ROWS / E) * E, is_C = r >= p.N_padded, n = is_C ? r - p.N_padded : r;
+    const int id = w.thread + i * THREADS, t = t0 + id / (ROWS / E), r = id % (ROWS / E) * E, is_C = r >= p.N_padded,
+              n = is_C ? r - p.N_padded : r;
     const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
     bc.from[i] = (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n) * BYTES + (int64_t)t * ((int)m.t * BYTES);
     kr_one_pointer(bc.from[i]);
@@ -173,7 +208,8 @@ template <int TL, int ROWS, int N_PACKS>
 KR_DEV void load_bc(const kr_scan_plan &p, const last_place &w, int t0, const int tiles, last_bc<N_PACKS> &bc) {
 #pragma unroll
   for (int i = 0; i < N_PACKS; i++) {
-    const int id = w.thread + i * THREADS, r = id % (ROWS / E) * E, is_C = r >= p.N_padded, n = is_C ? r - p.N_padded : r;
+    const int id = w.thread + i * THREADS, r = id % (ROWS / E) * E, is_C = r >= p.N_padded,
+              n = is_C ? r - p.N_padded : r;
     const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
     const int exists = (TL * (ROWS / E) % THREADS == 0 || id < TL * (ROWS / E)) && t0 + id / (ROWS / E) < w.end;
     bc.raw[i] = load_states(m, p.align_bc, bc.from[i], exists ? p.N - n : 0);
@@ -189,7 +225,9 @@ KR_DEV void put_bc(const last_place &w, const last_bc<N_PACKS> &bc, float *s_bc)
     if (TL * (ROWS / E) % THREADS && id >= TL * (ROWS / E)) break;
 #pragma unroll
     for (int h = 0; h < E; h += 4)
-      *(kr_float4 *)(s_bc + id * E + h) = kr_float4{{pack_at(bc.raw[i], h, KR_DTYPE), pack_at(bc.raw[i], h + 1, KR_DTYPE), pack_at(bc.raw[i], h + 2, KR_DTYPE), pack_at(bc.raw[i], h + 3, KR_DTYPE)}};
+      *(kr_float4 *)(s_bc + id * E + h) =
+          kr_float4{{pack_at(bc.raw[i], h, KR_DTYPE), pack_at(bc.raw[i], h + 1, KR_DTYPE),
+                     pack_at(bc.raw[i], h + 2, KR_DTYPE), pack_at(bc.raw[i], h + 3, KR_DTYPE)}};
   }
 }
 
@@ -220,7 +258,8 @@ KR_DEV void get_steps(const float *from, float (&v)[STEPS]) {
 /* A parameter of the thread's two channels. */
 KR_DEV void load_two(const last_place &w, const float *data, int64_t stride, float (&v)[2]) {
 #pragma unroll
-  for (int c = 0; c < 2; c++) v[c] = data && w.pair * 2 + c < w.n_channels ? data[(w.d0 + w.pair * 2 + c) * stride] : 0.0f;
+  for (int c = 0; c < 2; c++)
+    v[c] = data && w.pair * 2 + c < w.n_channels ? data[(w.d0 + w.pair * 2 + c) * stride] : 0.0f;
 }
 
 /* 16 bytes of shared memory at once: the compiler would take them apart where it needs one of them first. */
@@ -229,7 +268,10 @@ KR_DEV kr_float4 read_four(const float *from) {
   return *(const kr_float4 *)from;
 #else
   kr_float4 q;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(q.v[0]), "=f"(q.v[1]), "=f"(q.v[2]), "=f"(q.v[3]) : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) const void *)from) : "memory");
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(q.v[0]), "=f"(q.v[1]), "=f"(q.v[2]), "=f"(q.v[3])
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) const void *)from)
+               : "memory");
   return q;
 #endif
 }
@@ -247,7 +289,8 @@ KR_DEV void read_states(const float *from, float (&v)[S]) {
 
 /* The lane's states: of B and C rows warp * S ... */
 template <int S>
-KR_DEV void load_view(const kr_scan_plan &p, const last_place &w, const float *data, int64_t d_stride, int64_t n_stride, float scale, float (&v)[S]) {
+KR_DEV void load_view(const kr_scan_plan &p, const last_place &w, const float *data, int64_t d_stride, int64_t n_stride,
+                      float scale, float (&v)[S]) {
 #pragma unroll
   for (int s = 0; s < S; s++) {
     const int n = w.warp * S + s;
@@ -257,7 +300,9 @@ KR_DEV void load_view(const kr_scan_plan &p, const last_place &w, const float *d
 
 /* As chunk_state and its like have them. */
 template <int S>
-KR_DEV int64_t states_at(const kr_scan_plan &p, const last_place &w, int64_t slab) { return (slab * p.D + w.d0 + w.lane) * p.N_padded + w.warp * S; }
+KR_DEV int64_t states_at(const kr_scan_plan &p, const last_place &w, int64_t slab) {
+  return (slab * p.D + w.d0 + w.lane) * p.N_padded + w.warp * S;
+}
 
 template <int S>
 KR_DEV void put_states(const last_place &w, float *to, const float (&v)[S]) {
@@ -268,6 +313,8 @@ KR_DEV void put_states(const last_place &w, float *to, const float (&v)[S]) {
 
 /* The states kept before every 8 steps: lanes side by side. */
 template <int S>
-KR_DEV int64_t kept_at(const kr_scan_plan &p, const last_place &w, int64_t kept) { return (((w.b * p.n_kept + kept) * WARPS + w.warp) * p.D + w.d0 + w.lane) * S; }
+KR_DEV int64_t kept_at(const kr_scan_plan &p, const last_place &w, int64_t kept) {
+  return (((w.b * p.n_kept + kept) * WARPS + w.warp) * p.D + w.d0 + w.lane) * S;
+}
 
 #endif

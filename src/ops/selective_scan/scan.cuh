@@ -1,6 +1,6 @@
 /* scan.cuh: what the scan kernels share: where a block works, tiles of rows through registers, staging of B and C.
- * Compiled once per storage type KR_DTYPE of u, delta, z and the outputs: 16 bytes are E elements, a tile has PACKS packs of
- * E steps, and a thread holds one pack of each of R rows, thread / PACKS + ROWS i. */
+ * Compiled once per storage type KR_DTYPE of u, delta, z and the outputs: 16 bytes are E elements, a tile has PACKS
+ * packs of E steps, and a thread holds one pack of each of R rows, thread / PACKS + ROWS i. */
 #ifndef KR_SCAN_CUH
 #define KR_SCAN_CUH
 
@@ -11,7 +11,14 @@
 #ifndef KR_SCAN_PACKS
 #define KR_SCAN_PACKS 4
 #endif
-enum { E = KR_DTYPE == KRAIT_F32 ? 4 : 8, PACKS = KR_SCAN_PACKS, TL = PACKS * E, WIDTH = TL + 4, ROWS = KR_SCAN_THREADS / PACKS, R = 64 / ROWS };
+enum {
+  E = KR_DTYPE == KRAIT_F32 ? 4 : 8,
+  PACKS = KR_SCAN_PACKS,
+  TL = PACKS * E,
+  WIDTH = TL + 4,
+  ROWS = KR_SCAN_THREADS / PACKS,
+  R = 64 / ROWS
+};
 
 typedef struct scan_place {
   int64_t b, chunk, d0, begin, end; /* first channel of the block; steps of the chunk */
@@ -47,13 +54,15 @@ KR_DEV void load_rows(const scan_place &w, const kr_rows &v, int64_t t0, kr_raw1
 #pragma unroll
     for (int i = 0; i < R; i++) {
       raw[i].w[0] = raw[i].w[1] = raw[i].w[2] = raw[i].w[3] = 0;
-      if (w.row + i * ROWS < w.n_channels) raw[i] = *(const kr_raw16 *)((const char *)v.data + (offset + i * step) * (16 / E));
+      if (w.row + i * ROWS < w.n_channels)
+        raw[i] = *(const kr_raw16 *)((const char *)v.data + (offset + i * step) * (16 / E));
     }
     return;
   }
 #pragma unroll
   for (int i = 0; i < R; i++)
-    raw[i] = load_pack(v.data, offset + i * step, v.t, KR_DTYPE, 0, w.row + i * ROWS < w.n_channels ? w.end - t0 - w.at : 0);
+    raw[i] =
+        load_pack(v.data, offset + i * step, v.t, KR_DTYPE, 0, w.row + i * ROWS < w.n_channels ? w.end - t0 - w.at : 0);
 }
 
 KR_DEV void store_row(const scan_place &w, const kr_rows &v, int i, int64_t t0, const float (&y)[E]) {
@@ -61,7 +70,8 @@ KR_DEV void store_row(const scan_place &w, const kr_rows &v, int i, int64_t t0, 
   if (v.packs && v.dtype == KR_DTYPE && t0 + TL <= w.end) {
     kr_raw16 raw;
 #pragma unroll
-    for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
+    for (int k = 0; k < 4; k++)
+      raw.w[k] = E == 4 ? kr_float_to_bits(y[k]) : kr_pack(y[2 * k % E], y[(2 * k + 1) % E], KR_DTYPE);
     *(kr_raw16 *)((char *)v.data + offset * (16 / E)) = raw;
     return;
   }
@@ -70,7 +80,8 @@ KR_DEV void store_row(const scan_place &w, const kr_rows &v, int i, int64_t t0, 
     if (t0 + w.at + k < w.end) kr_store(v.data, offset + k * v.t, v.dtype, y[k]);
 }
 
-/* B and C of a tile: row r is state r of B, or r - N_padded of C; pack id covers row id % rows, steps id / rows * E ... */
+/* B and C of a tile: row r is state r of B, or r - N_padded of C; pack id covers row id % rows, steps id / rows * E
+ * ... */
 KR_DEV kr_raw16 load_bc(const kr_scan_plan &p, const scan_place &w, int id, int64_t t0) {
   const int rows = 2 * p.N_padded, r = id & (rows - 1), is_C = r >= p.N_padded, n = is_C ? r - p.N_padded : r;
   const int64_t t = t0 + (id >> p.rows_shift) * E;
@@ -84,13 +95,14 @@ KR_DEV void put_bc(const kr_scan_plan &p, float *s_bc, int id, const kr_raw16 &r
   for (int k = 0; k < E; k++) s_bc[(at + k) * rows + r] = element(raw, k);
 }
 
-/* Packs 0 ... 127 were fetched ahead; the rest, which exist when N is above 16, are read here. B or C of another type than u
- * are read element by element. */
+/* Packs 0 ... 127 were fetched ahead; the rest, which exist when N is above 16, are read here. B or C of another type
+ * than u are read element by element. */
 KR_DEV void stage_bc(const kr_scan_plan &p, const scan_place &w, float *s_bc, int64_t t0, const kr_raw16 &ready) {
   const int n_packs = 2 * PACKS * p.N_padded;
   if (!p.mixed) {
     if (w.thread < n_packs) put_bc(p, s_bc, w.thread, ready);
-    for (int id = w.thread + KR_SCAN_THREADS; id < n_packs; id += KR_SCAN_THREADS) put_bc(p, s_bc, id, load_bc(p, w, id, t0));
+    for (int id = w.thread + KR_SCAN_THREADS; id < n_packs; id += KR_SCAN_THREADS)
+      put_bc(p, s_bc, id, load_bc(p, w, id, t0));
     return;
   }
   const int rows = 2 * p.N_padded;
@@ -107,8 +119,10 @@ KR_DEV kr_raw16 prefetch_bc(const kr_scan_plan &p, const scan_place &w, int64_t 
   return !p.mixed && w.thread < 2 * PACKS * p.N_padded ? load_bc(p, w, w.thread, t0) : none;
 }
 
-/* dt and dt * u of the tile to shared memory, (channel, step). dt is 0 past the end, which leaves the state as it is. */
-KR_DEV void stage_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *delta, const float *bias, float *s_dt, float *s_du, int64_t t0) {
+/* dt and dt * u of the tile to shared memory, (channel, step). dt is 0 past the end, which leaves the state as it
+ * is. */
+KR_DEV void stage_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *delta,
+                       const float *bias, float *s_dt, float *s_du, int64_t t0) {
   const int left = (int)min64(TL, w.end - t0) - w.at;
 #pragma unroll
   for (int i = 0; i < R; i++) {

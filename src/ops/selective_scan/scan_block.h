@@ -1,7 +1,7 @@
 /* scan_block.h: how the vector rows of the scan and of its gradient cut the work. Lanes are channels of one group; a
- * block is KR_VL of them, an item is one sequence (or batch entry) and a range of blocks, walked in tiles of time steps.
- * What a block needs of a tile is read into small float arrays [step][lane], whatever its type and strides; B and C
- * are shared by all lanes and read in place where they are float32 with unit stride on N. */
+ * block is KR_VL of them, an item is one sequence (or batch entry) and a range of blocks, walked in tiles of time
+ * steps. What a block needs of a tile is read into small float arrays [step][lane], whatever its type and strides; B
+ * and C are shared by all lanes and read in place where they are float32 with unit stride on N. */
 #ifndef KR_SCAN_BLOCK_H
 #define KR_SCAN_BLOCK_H
 
@@ -33,7 +33,8 @@ typedef struct scan_walk {
   int step;
 } scan_walk;
 
-typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] (the gradient: [n * pitch + step]), imaginary parts `imaginary` further on */
+typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] (the gradient: [n * pitch + step]), imaginary
+                                parts `imaginary` further on */
   const float *data;
   int64_t pitch, imaginary;
 } scan_shared;
@@ -64,7 +65,8 @@ static inline scan_walk walk_row(const kr_scan_inputs *in, int64_t row, int reve
 
 /* Steps of a (B,D,L) view from step i on, lanes from channel d on. */
 static inline kr_plane plane_of(const krait_view *v, const scan_walk *w, int64_t d, int64_t i) {
-  return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2], v->stride[1]};
+  return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2],
+                    v->stride[1]};
 }
 
 /* What will be read next, asked for while something else is computed. */
@@ -74,7 +76,8 @@ typedef struct scan_ahead {
   int n;
 } scan_ahead;
 
-static inline void look_ahead(scan_ahead *ahead, const krait_view *v, const scan_walk *w, int64_t d, int64_t i, int64_t n, int n_lanes, int slots) {
+static inline void look_ahead(scan_ahead *ahead, const krait_view *v, const scan_walk *w, int64_t d, int64_t i,
+                              int64_t n, int n_lanes, int slots) {
   if (!kr_has(v) || n <= 0) return;
   const kr_plane plane = plane_of(v, w, d, i);
   ahead->views[ahead->n++] = kr_tile_ahead(&plane, (int)n, n_lanes, slots);
@@ -85,17 +88,22 @@ KR_INLINE void ask_ahead(scan_ahead *ahead) {
 }
 
 /* Steps of a (B,G,N,L) view, lanes are states; complex numbers interleave their parts on L. */
-static inline kr_plane shared_plane_of(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i, int part) {
+static inline kr_plane shared_plane_of(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g,
+                                       int64_t i, int part) {
   const int64_t at = (w->first + i * w->step) * p->width + part;
   return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, at), w->step * p->width * v->stride[3], v->stride[2]};
 }
 
 /* The same numbers with rows and lanes exchanged. */
-static inline kr_plane turned(const kr_plane *p) { return (kr_plane){p->data, p->dtype, p->offset, p->lane_stride, p->row_stride}; }
+static inline kr_plane turned(const kr_plane *p) {
+  return (kr_plane){p->data, p->dtype, p->offset, p->lane_stride, p->row_stride};
+}
 
-static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i, int n, float *buffer) {
+static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i,
+                                      int n, float *buffer) {
   kr_plane plane = shared_plane_of(p, v, w, g, i, 0);
-  if (plane.dtype == KRAIT_F32 && plane.lane_stride == 1) return (scan_shared){(const float *)plane.data + plane.offset, plane.row_stride, v->stride[3]};
+  if (plane.dtype == KRAIT_F32 && plane.lane_stride == 1)
+    return (scan_shared){(const float *)plane.data + plane.offset, plane.row_stride, v->stride[3]};
   for (int part = 0; part < p->width; part++) {
     plane = shared_plane_of(p, v, w, g, i, part);
     kr_matrix_load(buffer + part * p->pitch, p->pitch * p->width, &plane, n, p->in.N);
@@ -111,7 +119,8 @@ static inline kr_plane numbers_of(const krait_view *v, int64_t at, int64_t lane_
 
 /* values[n * KR_VL + lane] of a (D,N) view times factor, zero beyond n_lanes. Returns the largest magnitude (of the
  * imaginary parts, where there are any), infinity for NaN. */
-static inline float read_parameters(float *values, const krait_view *v, int64_t d, int n_lanes, int64_t N, float factor) {
+static inline float read_parameters(float *values, const krait_view *v, int64_t d, int n_lanes, int64_t N,
+                                    float factor) {
   const kr_v scale = kr_v_set1(factor), infinity = kr_v_set1(kr_bits_float(0x7f800000u));
   kr_v largest = kr_v_zero();
   for (int part = 0; part < (v->dtype == KRAIT_C64 ? 2 : 1); part++, values += N * KR_VL) {
@@ -128,7 +137,8 @@ static inline float read_parameters(float *values, const krait_view *v, int64_t 
 }
 
 static inline void read_channels(float *values, const krait_view *v, int64_t d, int n_lanes) {
-  for (int lane = 0; lane < KR_VL; lane++) values[lane] = kr_has(v) && lane < n_lanes ? (float)kr_get(v, kr_at1(v, d + lane)) : 0;
+  for (int lane = 0; lane < KR_VL; lane++)
+    values[lane] = kr_has(v) && lane < n_lanes ? (float)kr_get(v, kr_at1(v, d + lane)) : 0;
 }
 
 /* States of (row, d.., :) into [n][lane]; zero where there is no view. */
@@ -140,7 +150,8 @@ static inline void read_states(const scan_plan *p, float *x, const krait_view *v
   }
 }
 
-static inline void write_states(const scan_plan *p, const float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes) {
+static inline void write_states(const scan_plan *p, const float *x, const krait_view *v, int64_t row, int64_t d,
+                                int n_lanes) {
   for (int part = 0; kr_has(v) && part < p->width; part++) {
     const kr_plane plane = numbers_of(v, kr_at3(v, row, d, 0), v->stride[1], v->stride[2], part);
     kr_tile_store(x + part * p->in.N * KR_VL, KR_VL, &plane, (int)p->in.N, n_lanes);
@@ -149,21 +160,26 @@ static inline void write_states(const scan_plan *p, const float *x, const krait_
 
 /* ---- decays ---- */
 
-/* A is scaled once: real A by log2 e, complex A not at all. Whether the short form of a decay will do: for products of real
- * numbers within 2^+-126, for angles of complex ones within the reach of the vector functions. */
+/* A is scaled once: real A by log2 e, complex A not at all. Whether the short form of a decay will do: for products of
+ * real numbers within 2^+-126, for angles of complex ones within the reach of the vector functions. */
 static inline float scale_of_A(const scan_plan *p) { return p->width == 1 ? log2_e : 1; }
-static inline int is_near(const scan_plan *p, float largest_product) { return largest_product <= (p->width == 1 ? 126.0f : KR_MOST_ANGLE); }
+static inline int is_near(const scan_plan *p, float largest_product) {
+  return largest_product <= (p->width == 1 ? 126.0f : KR_MOST_ANGLE);
+}
 
 KR_INLINE kr_v decay_of(kr_v dt, kr_v A, int near) { return near ? kr_v_exp2_product(dt, A) : kr_v_exp2_any(dt, A); }
 
 /* exp(dt (A + i A_im)). */
 KR_INLINE kr_v complex_decay(kr_v dt, kr_v A, kr_v A_im, int near, kr_v *imaginary) {
-  kr_v sine, cosine = near ? kr_v_cos_sin_near(dt, A_im, &sine) : kr_v_cos_sin_any(dt, A_im, &sine), size = kr_v_exp(kr_v_mul(dt, A));
+  kr_v sine, cosine = near ? kr_v_cos_sin_near(dt, A_im, &sine) : kr_v_cos_sin_any(dt, A_im, &sine),
+             size = kr_v_exp(kr_v_mul(dt, A));
   *imaginary = kr_v_mul(size, sine);
   return kr_v_mul(size, cosine);
 }
 
-KR_INLINE kr_v shared_of(const float *p, int64_t n, int constant) { return constant ? kr_v_load(p + n * KR_VL) : kr_v_set1(p[n]); }
+KR_INLINE kr_v shared_of(const float *p, int64_t n, int constant) {
+  return constant ? kr_v_load(p + n * KR_VL) : kr_v_set1(p[n]);
+}
 
 /* dt of a tile from delta in place; returns the largest magnitude (NaN is not counted). */
 static inline float finish_steps(float *dt, int n, kr_v bias, int softplus) {

@@ -1,9 +1,11 @@
-/* scan_last_plan.c: which calls the channels-last scan kernels take (selective_scan_last.cu, selective_scan_last_bwd.cu), how time is cut for them, and
- * their shared memory. */
+/* scan_last_plan.c: which calls the channels-last scan kernels take (selective_scan_last.cu,
+ * selective_scan_last_bwd.cu), how time is cut for them, and their shared memory. */
 #include "scan_host.h"
 
 static int is_near(int64_t step) { return step > -(1ll << 28) && step < 1ll << 28; }
-static int is_last(const kr_scan_plan *p, const kr_rows *v) { return !v->data || (v->row == 1 && v->dtype == p->u.dtype && is_near(v->t)); }
+static int is_last(const kr_scan_plan *p, const kr_rows *v) {
+  return !v->data || (v->row == 1 && v->dtype == p->u.dtype && is_near(v->t));
+}
 
 /* The largest of 16, 4 and 2 that an address and strides are multiples of, in bytes. */
 static int32_t alignment(const void *data, int64_t strides, int64_t element_bytes) {
@@ -20,7 +22,9 @@ static int32_t rows_alignment(const kr_rows *v) {
 
 static int32_t mat_alignment(const kr_scan_mat *m) {
   const int64_t bytes = m->dtype == KRAIT_F32 ? 4 : 2;
-  return m->n == 1 ? least(alignment(m->data, m->b, bytes), least(alignment(NULL, m->g, bytes), alignment(NULL, m->t, bytes))) : 2;
+  return m->n == 1
+             ? least(alignment(m->data, m->b, bytes), least(alignment(NULL, m->g, bytes), alignment(NULL, m->t, bytes)))
+             : 2;
 }
 
 /* The limits of selective_scan_last.cu, and with is_gradient those of selective_scan_last_bwd.cu, too. */
@@ -33,12 +37,14 @@ const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient) {
   if (p->L <= 8 || p->L >= 1 << 28) return "8 steps or less, or 2^28 or more";
   if (p->D_group < 8) return "less than 8 channels";
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-    if (!is_last(p, rows[i])) return "rows that are not channels-last, of different types, or with steps 2^28 elements apart or more";
+    if (!is_last(p, rows[i]))
+      return "rows that are not channels-last, of different types, or with steps 2^28 elements apart or more";
   return is_near(p->B_mat.t) && is_near(p->C_mat.t) ? NULL : "B or C whose steps are 2^28 elements apart or more";
 }
 
-/* Blocks of 32 channels; chunks of time where that leaves multiprocessors idle: a walk over less than some 2.2 blocks on one of them takes as long as over that many, and where
- * time is cut each step is walked along twice. In steps: what a block takes to begin. */
+/* Blocks of 32 channels; chunks of time where that leaves multiprocessors idle: a walk over less than some 2.2 blocks
+ * on one of them takes as long as over that many, and where time is cut each step is walked along twice. In steps: what
+ * a block takes to begin. */
 static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, double passes) {
   enum { BEGIN = 32, LEAST = 64, MOST_CHUNKS = 256 };
   p->S = 4, p->T_shift = 2;
@@ -49,7 +55,8 @@ static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, double passes) 
   int64_t chunks = 1;
   double best = 0;
   for (int64_t c = 1; c <= MOST_CHUNKS && (c == 1 || p->L >= c * LEAST); c++) {
-    const double each = (double)((blocks * c + n_multiprocessors - 1) / n_multiprocessors), cost = (c > 1 ? passes : 1) * (each > 2.2 ? each : 2.2) * ((double)p->L / (double)c + BEGIN);
+    const double each = (double)((blocks * c + n_multiprocessors - 1) / n_multiprocessors),
+                 cost = (c > 1 ? passes : 1) * (each > 2.2 ? each : 2.2) * ((double)p->L / (double)c + BEGIN);
     if (c == 1 || cost < 0.9 * best) chunks = c, best = cost;
   }
   p->chunk = ((p->L + chunks - 1) / chunks + KR_SCAN_LAST_TILE - 1) / KR_SCAN_LAST_TILE * KR_SCAN_LAST_TILE;
@@ -58,8 +65,12 @@ static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, double passes) 
 
 int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->out, &p->dout, &p->du, &p->ddelta, &p->dz};
-  if (kr_scan_last_refuse(p, is_gradient) || (is_gradient ? kr_scan_last_back_bytes(p) : kr_scan_last_bytes(p, KR_SCAN_OUTPUT)) > kr_cuda_info(ctx->cuda)->shared_bytes) return 0;
-  p->align = p->G > 1 ? alignment(NULL, p->D_group, p->u.dtype == KRAIT_F32 ? 4 : 2) : 16, p->align_bc = least(mat_alignment(&p->B_mat), mat_alignment(&p->C_mat));
+  if (kr_scan_last_refuse(p, is_gradient) ||
+      (is_gradient ? kr_scan_last_back_bytes(p) : kr_scan_last_bytes(p, KR_SCAN_OUTPUT)) >
+          kr_cuda_info(ctx->cuda)->shared_bytes)
+    return 0;
+  p->align = p->G > 1 ? alignment(NULL, p->D_group, p->u.dtype == KRAIT_F32 ? 4 : 2) : 16,
+  p->align_bc = least(mat_alignment(&p->B_mat), mat_alignment(&p->C_mat));
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) p->align = least(p->align, rows_alignment(rows[i]));
   cut_last(p, kr_cuda_info(ctx->cuda)->n_multiprocessors, is_gradient ? 1.1 : 1.8);
   p->channels_last = 1;
@@ -68,14 +79,28 @@ int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient) {
 
 /* As scan_last lays it out. */
 uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk) {
-  const int raw = KR_SCAN_LAST_TILE * (KR_SCAN_LAST_CHANNELS * (p->u.dtype == KRAIT_F32 ? 4 : 2) / 4 + 4), values = KR_SCAN_LAST_CHANNELS * (KR_SCAN_LAST_TILE + 4);
-  const int inputs = walk == KR_SCAN_STATES ? 2 : walk == KR_SCAN_OUTPUT ? 3 : 4, arrays = walk == KR_SCAN_STATES ? 2 : walk == KR_SCAN_OUTPUT ? 6 : 3;
-  return (uint32_t)(inputs * raw + arrays * values + KR_SCAN_LAST_TILE * p->N_padded * (walk == KR_SCAN_STATES ? 1 : 2)) * 4;
+  const int raw = KR_SCAN_LAST_TILE * (KR_SCAN_LAST_CHANNELS * (p->u.dtype == KRAIT_F32 ? 4 : 2) / 4 + 4),
+            values = KR_SCAN_LAST_CHANNELS * (KR_SCAN_LAST_TILE + 4);
+  const int inputs = walk == KR_SCAN_STATES   ? 2
+                     : walk == KR_SCAN_OUTPUT ? 3
+                                              : 4,
+            arrays = walk == KR_SCAN_STATES   ? 2
+                     : walk == KR_SCAN_OUTPUT ? 6
+                                              : 3;
+  return (uint32_t)(inputs * raw + arrays * values +
+                    KR_SCAN_LAST_TILE * p->N_padded * (walk == KR_SCAN_STATES ? 1 : 2)) *
+         4;
 }
 
 /* As selective_scan_last_bwd.cu lays it out. */
 uint32_t kr_scan_last_back_bytes(const kr_scan_plan *p) {
-  enum { TILE = KR_SCAN_BWD_TILE, WARPS = KR_SCAN_THREADS / 32, STATES = 16, PARTS = TILE * (8 * (2 * STATES + 4) + 8) };
-  const int raw = TILE * (KR_SCAN_LAST_CHANNELS * (p->u.dtype == KRAIT_F32 ? 4 : 2) / 4 + 4), values = KR_SCAN_LAST_CHANNELS * (TILE + 4);
+  enum {
+    TILE = KR_SCAN_BWD_TILE,
+    WARPS = KR_SCAN_THREADS / 32,
+    STATES = 16,
+    PARTS = TILE * (8 * (2 * STATES + 4) + 8)
+  };
+  const int raw = TILE * (KR_SCAN_LAST_CHANNELS * (p->u.dtype == KRAIT_F32 ? 4 : 2) / 4 + 4),
+            values = KR_SCAN_LAST_CHANNELS * (TILE + 4);
   return (uint32_t)(4 * raw + (3 + 3 * WARPS) * values + TILE * 2 * STATES + PARTS) * 4;
 }

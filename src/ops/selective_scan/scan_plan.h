@@ -1,5 +1,5 @@
-/* scan_plan.h: what the host tells the scan kernels: every tensor as strides in scan order (a reversed scan is a base at
- * the far end and a negative stride), and how the work is cut.
+/* scan_plan.h: what the host tells the scan kernels: every tensor as strides in scan order (a reversed scan is a base
+ * at the far end and a negative stride), and how the work is cut.
  *
  * A lane group of T threads holds 2 channels x N states (S states of each channel per lane, T = N / S rounded up to a
  * power of two, at least 4); a block of 128 threads holds 2 * 128 / T channels and walks along time in
@@ -46,12 +46,14 @@ typedef struct kr_scan_plan {
   kr_scan_state initial, last;
   const int32_t *seq_idx; /* (batch, time) or absent */
   int64_t seq_b, seq_t;
-  const int32_t *offsets; /* sequence b lies in steps offsets[b] ... offsets[b + 1] - 1 of the one row there is, or absent */
+  const int32_t
+      *offsets; /* sequence b lies in steps offsets[b] ... offsets[b + 1] - 1 of the one row there is, or absent */
   int64_t offsets_step;
   int32_t reverse, brief, whole; /* brief: kr_scan_short; whole: selective_scan_whole.cu */
-  int32_t TT, direct, slab; /* lanes.cuh: lanes of a channel (0: not this way), all tensors aligned, states of B and C in shared memory at a time */
+  int32_t TT, direct, slab; /* lanes.cuh: lanes of a channel (0: not this way), all tensors aligned, states of B and C
+                               in shared memory at a time */
   int32_t few, few_shift; /* channels of a block of selective_scan_few.cu (0: not this way), log2 of it */
-  float *chunk_state;     /* (B, n_chunks, D, N_padded): end state of a chunk from zero, then start state of each chunk */
+  float *chunk_state; /* (B, n_chunks, D, N_padded): end state of a chunk from zero, then start state of each chunk */
   float *chunk_dt;        /* (B, n_chunks, D): sum of dt over the chunk */
 
   /* backward */
@@ -63,13 +65,15 @@ typedef struct kr_scan_plan {
   int32_t n_kept;         /* states kept over all of L, whole tiles */
   int32_t part_step;      /* floats between the two halves of a block's parts of dB and dC; 0: there is one */
   int32_t n_matrix_blocks, reserved; /* blocks that add up dB and dC */
-  float *kept_state;      /* (B, n_kept, D, N_padded): state before every KR_SCAN_KEPT steps, swept from zero if n_chunks > 1 */
+  float *
+      kept_state; /* (B, n_kept, D, N_padded): state before every KR_SCAN_KEPT steps, swept from zero if n_chunks > 1 */
   float *kept_dt;         /* (B, n_kept, D): sum of dt since the chunk began, if n_chunks > 1 */
   float *chunk_carry;     /* (B, n_chunks, D, N_padded): gradient of a chunk's last state from the chunks after it */
   float *part_bc;         /* (B, G, blocks_per_group, L, 2 N_padded): dB and dC of one block's channels */
   float *part_A;          /* (B, n_chunks, D, N_padded) */
   float *part_D, *part_bias; /* (B, n_chunks, D) */
-  int32_t channels_last, align, align_bc, reserved_last; /* last.cuh: taken this way; what all rows, and those of B and C, are multiples of, in bytes */
+  int32_t channels_last, align, align_bc,
+      reserved_last; /* last.cuh: taken this way; what all rows, and those of B and C, are multiples of, in bytes */
 } kr_scan_plan;
 
 #endif

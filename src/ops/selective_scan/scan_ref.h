@@ -59,7 +59,8 @@ static inline walk walk_of(int64_t row, int64_t L, const krait_view *cu_seqlens,
 }
 
 /* B or C of channel d, state n, time t: constant (D,N), or variable (B,G,N,L) with complex pairs interleaved on L. */
-static inline number get_parameter(const krait_view *v, int constant, int is_complex, int64_t b, int64_t g, int64_t d, int64_t n, int64_t t) {
+static inline number get_parameter(const krait_view *v, int constant, int is_complex, int64_t b, int64_t g, int64_t d,
+                                   int64_t n, int64_t t) {
   if (constant) return get_number(v, kr_at2(v, d, n));
   if (!is_complex) return number_of(kr_get(v, kr_at4(v, b, g, n, t)));
   return (number){kr_get(v, kr_at4(v, b, g, n, 2 * t)), kr_get(v, kr_at4(v, b, g, n, 2 * t + 1))};

@@ -1,4 +1,5 @@
-/* scan_rows.h: what the files of the scan say to each other: the inputs that both directions share, and scratch sizes. */
+/* scan_rows.h: what the files of the scan say to each other: the inputs that both directions share, and scratch
+ * sizes. */
 #ifndef KR_SCAN_ROWS_H
 #define KR_SCAN_ROWS_H
 
@@ -8,12 +9,16 @@
 typedef struct kr_scan_inputs {
   uint32_t flags;
   int64_t B, D, L, N, G, S;
-  const krait_view *u, *delta, *A, *Bmat, *Cmat, *Dvec, *z, *delta_bias, *initial_state, *seq_idx, *cu_seqlens, *A_reverse;
+  const krait_view *u, *delta, *A, *Bmat, *Cmat, *Dvec, *z, *delta_bias, *initial_state, *seq_idx, *cu_seqlens,
+      *A_reverse;
 } kr_scan_inputs;
 
-#define KR_SCAN_INPUTS(a)                                                                                              \
-  {(a)->call.flags, (a)->B, (a)->D, (a)->L, (a)->N, (a)->G, (a)->S, &(a)->u, &(a)->delta, &(a)->A, &(a)->Bmat,          \
-   &(a)->Cmat, &(a)->Dvec, &(a)->z, &(a)->delta_bias, &(a)->initial_state, &(a)->seq_idx, &(a)->cu_seqlens, &(a)->A_reverse}
+#define KR_SCAN_INPUTS(a)                                                    \
+  {(a)->call.flags, (a)->B,           (a)->D,           (a)->L,              \
+   (a)->N,          (a)->G,           (a)->S,           &(a)->u,             \
+   &(a)->delta,     &(a)->A,          &(a)->Bmat,       &(a)->Cmat,          \
+   &(a)->Dvec,      &(a)->z,          &(a)->delta_bias, &(a)->initial_state, \
+   &(a)->seq_idx,   &(a)->cu_seqlens, &(a)->A_reverse}
 
 /* Packed sequences: B and S, with cu_seqlens and without. */
 int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens);
@@ -24,7 +29,7 @@ int32_t kr_scan_case(struct kr_case *c, int64_t index); /* random calls of the s
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 kr_scratch_fn kr_selective_scan_ref_scratch, kr_selective_scan_scratch_avx512, kr_selective_scan_scratch_avx2,
     kr_selective_scan_scratch_neon, kr_selective_scan_scratch_scalar;
-kr_scratch_fn kr_selective_scan_bwd_ref_scratch, kr_selective_scan_bwd_scratch_avx512, kr_selective_scan_bwd_scratch_avx2,
-    kr_selective_scan_bwd_scratch_neon, kr_selective_scan_bwd_scratch_scalar;
+kr_scratch_fn kr_selective_scan_bwd_ref_scratch, kr_selective_scan_bwd_scratch_avx512,
+    kr_selective_scan_bwd_scratch_avx2, kr_selective_scan_bwd_scratch_neon, kr_selective_scan_bwd_scratch_scalar;
 
 #endif

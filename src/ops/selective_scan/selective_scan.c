@@ -1,6 +1,7 @@
 /* selective_scan.c: contract, cost and rows of the Mamba-1 scan. The equation is in selective_scan_ref.c.
- * Bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 steps (each decay is 2.2 ulp, each step one fused rounding), 4e-5 beyond 128 states
- * (their sum cancels), 1e-4 with complex A (the rounding of dt also turns the state); 16-bit storage one rounding. */
+ * Bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 steps (each decay is 2.2 ulp, each step one fused
+ * rounding), 4e-5 beyond 128 states (their sum cancels), 1e-4 with complex A (the rounding of dt also turns the state);
+ * 16-bit storage one rounding. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_families.h"
@@ -15,22 +16,27 @@ int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krai
 static int32_t check_rules(const void *args) {
   const krait_selective_scan_args *a = args;
   KR_TRY(kr_scan_check_sequences("selective_scan", a->B, a->S, &a->cu_seqlens));
-  return kr_has(&a->z) && a->z.data == a->out.data ? kr_need_same_type("selective_scan", "out", &a->out, "z", &a->z) : KRAIT_OK;
+  return kr_has(&a->z) && a->z.data == a->out.data ? kr_need_same_type("selective_scan", "out", &a->out, "z", &a->z)
+                                                   : KRAIT_OK;
 }
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_selective_scan_args *a = args;
   double steps = (double)a->B * (double)a->D * (double)a->L, directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1;
-  double element = (double)krait_dtype_bytes(a->u.dtype), softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0, gate = kr_has(&a->z) ? 1 : 0;
+  double element = (double)krait_dtype_bytes(a->u.dtype), softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0,
+         gate = kr_has(&a->z) ? 1 : 0;
   cost->exps = steps * ((double)a->N * directions + softplus + gate);
   cost->flops = steps * ((double)a->N * directions * 6 + 4);
-  cost->bytes = steps * ((2 + gate) * element + (double)krait_dtype_bytes(a->delta.dtype)) + (double)a->B * (double)a->G * (double)a->N * (double)a->L * 2 * (double)krait_dtype_bytes(a->Bmat.dtype);
+  cost->bytes =
+      steps * ((2 + gate) * element + (double)krait_dtype_bytes(a->delta.dtype)) +
+      (double)a->B * (double)a->G * (double)a->N * (double)a->L * 2 * (double)krait_dtype_bytes(a->Bmat.dtype);
 }
 
 static const kr_row rows[] = {
     KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan)
     KR_CUDA_FAMILIES(KR_SCAN_FAMILIES, selective_scan)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},

@@ -3,12 +3,13 @@
  *   kr_scan_state_s{1,4}  the chunk's last state from zero, and its sum of dt: phase one when channels are few
  *   kr_scan_combine         walks the chunks of each state: phase two
  * A tile of TL steps is staged in shared memory as float32: dt and dt*u per channel, B and C per step. Each thread then
- * advances S states of 2 channels, so that one read of B and of C serves both. The next tile's inputs are on their way in
- * registers meanwhile. */
+ * advances S states of 2 channels, so that one read of B and of C serves both. The next tile's inputs are on their way
+ * in registers meanwhile. */
 #include "scan.cuh"
 
 /* y of the tile, plus D u, times silu(z), to memory. */
-KR_DEV void write_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *z, const float *skip, const float *s_y, int64_t t0, const int PACKED) {
+KR_DEV void write_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *z,
+                       const float *skip, const float *s_y, int64_t t0, const int PACKED) {
 #pragma unroll
   for (int i = 0; i < R; i++) {
     const int row = w.row + i * ROWS;
@@ -40,7 +41,9 @@ KR_DEV void write_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw1
 }
 
 /* Four steps of S states of two channels: dt, du and y are [channel].v[step]. */
-KR_DEV void advance4(const int S, const int STATE, const int PACKED, const float *bc, int rows, int c_at, const float (&A)[2][4], const kr_float4 (&dt)[2], const kr_float4 (&du)[2], float (&x)[2][4], kr_float4 &y, int lane, uint32_t resets) {
+KR_DEV void advance4(const int S, const int STATE, const int PACKED, const float *bc, int rows, int c_at,
+                     const float (&A)[2][4], const kr_float4 (&dt)[2], const kr_float4 (&du)[2], float (&x)[2][4],
+                     kr_float4 &y, int lane, uint32_t resets) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float sum[2], B[4], C[4];
@@ -140,7 +143,9 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_plan p) { scan_chunk(p, 4, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_plan p) {
+  scan_chunk(p, 4, 0, 0);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s1(const kr_scan_plan p) { scan_chunk(p, 1, 0, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s4_packed(const kr_scan_plan p) { scan_chunk(p, 4, 0, 1); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s4(const kr_scan_plan p) { scan_chunk(p, 4, 1, 0); }

@@ -1,7 +1,8 @@
-/* selective_scan_any.cu: the scan and its gradient with every option, slow and plain: complex A, B or C constant over time, any N,
- * packed sequences by offsets, both directions, mixed types (selective_scan_bwd_ref.c has the equations).
+/* selective_scan_any.cu: the scan and its gradient with every option, slow and plain: complex A, B or C constant over
+ * time, any N, packed sequences by offsets, both directions, mixed types (selective_scan_bwd_ref.c has the equations).
  *   kr_scan_any_fwd     a warp for each (row, channel); lanes share the states
- *   kr_scan_any_bwd     a warp for each (row, group, part): its channels one after another; every state of a channel is kept
+ *   kr_scan_any_bwd     a warp for each (row, group, part): its channels one after another; every state of a channel is
+ *                       kept
  *   kr_scan_any_sum     adds the parts' dB and dC, and everything else that is a sum over rows */
 #include "kernel.cuh"
 #include "scan_any_plan.h"
@@ -34,18 +35,21 @@ KR_DEV pair turn(float angle) {
   r = kr_fma((float)quarter, -7.5497899548918821e-8f, r);
   const float q = r * r;
   const float sine = kr_fma(r * q, kr_fma(q, kr_fma(q, -1.9515296e-4f, 8.3321609e-3f), -0.16666655f), r);
-  const float cosine = kr_fma(q * q, kr_fma(q, kr_fma(q, 2.4433157e-5f, -1.3887316e-3f), 4.1666646e-2f), kr_fma(q, -0.5f, 1.0f));
+  const float cosine =
+      kr_fma(q * q, kr_fma(q, kr_fma(q, 2.4433157e-5f, -1.3887316e-3f), 4.1666646e-2f), kr_fma(q, -0.5f, 1.0f));
   const float s = quarter & 1 ? cosine : sine, c = quarter & 1 ? sine : cosine;
   return pair{(quarter + 1) & 2 ? -c : c, quarter & 2 ? -s : s};
 }
 
-/* e^x to half a unit more than its rounding: time is not short here, and long memories add up the errors of the fast one. */
+/* e^x to half a unit more than its rounding: time is not short here, and long memories add up the errors of the fast
+ * one. */
 KR_DEV float exponential_of(float x) {
   const float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
   const int n = (int)(bounded * KR_LOG2E + (bounded < 0 ? -0.5f : 0.5f));
   float r = kr_fma((float)n, -0.693359375f, bounded), y = 1.3888889e-3f;
   r = kr_fma((float)n, 2.1219444e-4f, r);
-  y = kr_fma(y, r, 8.3333333e-3f), y = kr_fma(y, r, 4.1666667e-2f), y = kr_fma(y, r, 0.16666667f), y = kr_fma(y, r, 0.5f);
+  y = kr_fma(y, r, 8.3333333e-3f), y = kr_fma(y, r, 4.1666667e-2f), y = kr_fma(y, r, 0.16666667f),
+  y = kr_fma(y, r, 0.5f);
   y = kr_fma(y, r, 1.0f), y = kr_fma(y, r, 1.0f);
   return x < -87.0f ? 0.0f : y * kr_bits_to_float((uint32_t)(n + 127) << 23);
 }
@@ -57,7 +61,9 @@ KR_DEV pair exponential(pair a) {
 
 KR_DEV int64_t at2(const krait_view &v, int64_t i, int64_t j) { return i * v.stride[0] + j * v.stride[1]; }
 KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return at2(v, i, j) + k * v.stride[2]; }
-KR_DEV float get3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return kr_load(v.data, at3(v, i, j, k), v.dtype); }
+KR_DEV float get3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
+  return kr_load(v.data, at3(v, i, j, k), v.dtype);
+}
 
 KR_DEV pair get_pair(const krait_view &v, int64_t offset) {
   if (v.dtype != KRAIT_C64) return pair_of(kr_load(v.data, offset, v.dtype));
@@ -74,14 +80,20 @@ KR_DEV void add_pair(float *at, int64_t i, pair x) { at[2 * i] += x.re, at[2 * i
 KR_DEV int has_flag(const kr_scan_any_plan &p, uint32_t flag) { return (p.a.call.flags & flag) != 0; }
 KR_DEV int is_complex(const kr_scan_any_plan &p) { return p.a.A.dtype == KRAIT_C64; }
 
-KR_DEV pair parameter(const kr_scan_any_plan &p, const krait_view &v, int constant, int64_t b, int64_t d, int64_t n, int64_t t) {
+KR_DEV pair parameter(const kr_scan_any_plan &p, const krait_view &v, int constant, int64_t b, int64_t d, int64_t n,
+                      int64_t t) {
   if (constant) return get_pair(v, at2(v, d, n));
   const int64_t at = at3(v, b, d / (p.a.D / p.a.G), n);
   if (!is_complex(p)) return pair_of(kr_load(v.data, at + t * v.stride[3], v.dtype));
-  return pair{kr_load(v.data, at + 2 * t * v.stride[3], v.dtype), kr_load(v.data, at + (2 * t + 1) * v.stride[3], v.dtype)};
+  return pair{kr_load(v.data, at + 2 * t * v.stride[3], v.dtype),
+              kr_load(v.data, at + (2 * t + 1) * v.stride[3], v.dtype)};
 }
-KR_DEV pair B_of(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t n, int64_t t) { return parameter(p, p.a.Bmat, has_flag(p, KRAIT_SCAN_B_CONSTANT), b, d, n, t); }
-KR_DEV pair C_of(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t n, int64_t t) { return parameter(p, p.a.Cmat, has_flag(p, KRAIT_SCAN_C_CONSTANT), b, d, n, t); }
+KR_DEV pair B_of(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t n, int64_t t) {
+  return parameter(p, p.a.Bmat, has_flag(p, KRAIT_SCAN_B_CONSTANT), b, d, n, t);
+}
+KR_DEV pair C_of(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t n, int64_t t) {
+  return parameter(p, p.a.Cmat, has_flag(p, KRAIT_SCAN_C_CONSTANT), b, d, n, t);
+}
 
 /* Offsets are clamped, so that wrong ones cannot leave the tensors. */
 KR_DEV any_walk walk_of(const kr_scan_any_plan &p, int64_t row, int reverse) {
@@ -97,11 +109,16 @@ KR_DEV any_walk walk_of(const kr_scan_any_plan &p, int64_t row, int reverse) {
   return w;
 }
 
-KR_DEV int32_t index_at(const kr_scan_any_plan &p, const any_walk &w, int64_t t) { return ((const int32_t *)p.a.seq_idx.data)[w.b * p.a.seq_idx.stride[0] + t * p.a.seq_idx.stride[1]]; }
-KR_DEV int restarts(const kr_scan_any_plan &p, const any_walk &w, int64_t i) {
-  return p.a.seq_idx.data && i > 0 && index_at(p, w, w.first + i * w.step) != index_at(p, w, w.first + (i - 1) * w.step);
+KR_DEV int32_t index_at(const kr_scan_any_plan &p, const any_walk &w, int64_t t) {
+  return ((const int32_t *)p.a.seq_idx.data)[w.b * p.a.seq_idx.stride[0] + t * p.a.seq_idx.stride[1]];
 }
-KR_DEV int silent(const kr_scan_any_plan &p, const any_walk &w, int64_t t) { return p.a.seq_idx.data && index_at(p, w, t) < 0; }
+KR_DEV int restarts(const kr_scan_any_plan &p, const any_walk &w, int64_t i) {
+  return p.a.seq_idx.data && i > 0 &&
+         index_at(p, w, w.first + i * w.step) != index_at(p, w, w.first + (i - 1) * w.step);
+}
+KR_DEV int silent(const kr_scan_any_plan &p, const any_walk &w, int64_t t) {
+  return p.a.seq_idx.data && index_at(p, w, t) < 0;
+}
 
 KR_DEV float raw_step(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t t) {
   const float raw = get3(p.a.delta, b, d, t);
@@ -111,7 +128,9 @@ KR_DEV float step_size(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t 
   const float raw = raw_step(p, b, d, t);
   return has_flag(p, KRAIT_SCAN_SOFTPLUS) ? kr_softplus(raw) : raw;
 }
-KR_DEV float skip_of(const kr_scan_any_plan &p, int64_t d) { return p.a.Dvec.data ? ((const float *)p.a.Dvec.data)[d * p.a.Dvec.stride[0]] : 0.0f; }
+KR_DEV float skip_of(const kr_scan_any_plan &p, int64_t d) {
+  return p.a.Dvec.data ? ((const float *)p.a.Dvec.data)[d * p.a.Dvec.stride[0]] : 0.0f;
+}
 
 KR_DEV float warp_sum(float v) {
   for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
@@ -122,8 +141,10 @@ KR_DEV pair initial_of(const kr_scan_any_plan &p, const any_walk &w, int64_t d, 
   return p.a.initial_state.data ? get_pair(p.a.initial_state, at3(p.a.initial_state, w.row, d, n)) : pair_of(0);
 }
 
-/* One direction of a channel: y of each step is added to y[t], every state goes to kept (step i of the walk, N) if asked. */
-KR_DEV void replay(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const krait_view &A_view, float *y, float *kept) {
+/* One direction of a channel: y of each step is added to y[t], every state goes to kept (step i of the walk, N) if
+ * asked. */
+KR_DEV void replay(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const krait_view &A_view, float *y,
+                   float *kept) {
   const int lane = kr_thread() & 31;
   pair x[PER_LANE], A[PER_LANE];
   for (int j = 0; j < PER_LANE; j++) {
@@ -177,14 +198,17 @@ KR_DEV float gradient_of(const kr_scan_any_plan &p, const any_walk &w, int64_t d
 }
 
 /* One direction of a channel backwards; its states lie in p.x + slab. */
-KR_DEV void back(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const krait_view &A_view, float *dA, int64_t slab) {
-  const int lane = kr_thread() & 31, constant_B = has_flag(p, KRAIT_SCAN_B_CONSTANT), constant_C = has_flag(p, KRAIT_SCAN_C_CONSTANT);
+KR_DEV void back(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const krait_view &A_view, float *dA,
+                 int64_t slab) {
+  const int lane = kr_thread() & 31, constant_B = has_flag(p, KRAIT_SCAN_B_CONSTANT),
+            constant_C = has_flag(p, KRAIT_SCAN_C_CONSTANT);
   const float *x = p.x + (slab + w.begin) * p.a.N * 2, k = is_complex(p) ? 2.0f : 1.0f;
   const int64_t own = (w.row * p.a.D + d) * p.a.N;
   pair carry[PER_LANE], A[PER_LANE];
   for (int j = 0; j < PER_LANE; j++) {
     const int64_t n = lane + 32 * j;
-    carry[j] = n < p.a.N && p.a.dlast_state.data ? get_pair(p.a.dlast_state, at3(p.a.dlast_state, w.row, d, n)) : pair_of(0);
+    carry[j] =
+        n < p.a.N && p.a.dlast_state.data ? get_pair(p.a.dlast_state, at3(p.a.dlast_state, w.row, d, n)) : pair_of(0);
     A[j] = n < p.a.N ? get_pair(A_view, at2(A_view, d, n)) : pair_of(0);
   }
   for (int64_t i = w.n - 1; i >= 0; i--) {
@@ -195,8 +219,11 @@ KR_DEV void back(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const 
     for (int j = 0; j < PER_LANE; j++) {
       const int64_t n = lane + 32 * j;
       if (n >= p.a.N) break;
-      const pair decay = exponential(scale(dt, A[j])), before = restart ? pair_of(0) : i ? read_pair(x, (i - 1) * p.a.N + n) : initial_of(p, w, d, n);
-      const pair h = times(decay, before), B = B_of(p, w.b, d, n, t), dx = add(scale(k * g, conjugate(C_of(p, w.b, d, n, t))), carry[j]);
+      const pair decay = exponential(scale(dt, A[j])), before = restart ? pair_of(0)
+                                                                : i     ? read_pair(x, (i - 1) * p.a.N + n)
+                                                                        : initial_of(p, w, d, n);
+      const pair h = times(decay, before), B = B_of(p, w.b, d, n, t),
+                 dx = add(scale(k * g, conjugate(C_of(p, w.b, d, n, t))), carry[j]);
       sum_B += times(conjugate(B), dx).re;
       sum_A += times(conjugate(times(A[j], h)), dx).re;
       add_pair(dA, own + n, scale(dt, times(conjugate(h), dx)));
@@ -225,11 +252,14 @@ KR_DEV void finish_channel(const kr_scan_any_plan &p, const any_walk &w, int64_t
     float ddelta = p.ddt[slab + t];
     if (has_flag(p, KRAIT_SCAN_SOFTPLUS)) ddelta *= kr_softplus_slope(kr_softplus(raw));
     dD += g * u, dbias += ddelta;
-    if (p.a.du.data) kr_store(p.a.du.data, at3(p.a.du, w.b, d, t), p.a.du.dtype, kr_fma(skip_of(p, d), g, p.du[slab + t]));
+    if (p.a.du.data)
+      kr_store(p.a.du.data, at3(p.a.du, w.b, d, t), p.a.du.dtype, kr_fma(skip_of(p, d), g, p.du[slab + t]));
     if (p.a.ddelta.data) kr_store(p.a.ddelta.data, at3(p.a.ddelta, w.b, d, t), p.a.ddelta.dtype, ddelta);
     if (!p.a.dz.data) continue;
-    const float z = get3(p.a.z, w.b, d, t), s = kr_sigmoid(z), dout = p.a.dout.data && !silent(p, w, t) ? get3(p.a.dout, w.b, d, t) : 0.0f;
-    kr_store(p.a.dz.data, at3(p.a.dz, w.b, d, t), p.a.dz.dtype, dout * kr_fma(skip_of(p, d), u, p.y[slab + t]) * kr_fma(z * s, 1.0f - s, s));
+    const float z = get3(p.a.z, w.b, d, t), s = kr_sigmoid(z),
+                dout = p.a.dout.data && !silent(p, w, t) ? get3(p.a.dout, w.b, d, t) : 0.0f;
+    kr_store(p.a.dz.data, at3(p.a.dz, w.b, d, t), p.a.dz.dtype,
+             dout * kr_fma(skip_of(p, d), u, p.y[slab + t]) * kr_fma(z * s, 1.0f - s, s));
   }
   dD = warp_sum(dD), dbias = warp_sum(dbias);
   if (lane == 0) p.dD[w.row * p.a.D + d] = dD, p.dbias[w.row * p.a.D + d] = dbias;
@@ -237,15 +267,20 @@ KR_DEV void finish_channel(const kr_scan_any_plan &p, const any_walk &w, int64_t
 
 KR_KERNEL void KR_BOUNDS(32, 8) kr_scan_any_bwd(const kr_scan_any_plan p) {
   const int lane = kr_thread() & 31;
-  const int64_t part = kr_block_x() % p.parts, g = kr_block_x() / p.parts % p.a.G, row = kr_block_x() / p.parts / p.a.G, per_group = p.a.D / p.a.G;
+  const int64_t part = kr_block_x() % p.parts, g = kr_block_x() / p.parts % p.a.G, row = kr_block_x() / p.parts / p.a.G,
+                per_group = p.a.D / p.a.G;
   const any_walk w = walk_of(p, row, has_flag(p, KRAIT_SCAN_REVERSE)), other = walk_of(p, row, 1);
-  const int64_t slab = ((g * p.parts + part) * p.a.B + w.b) * p.a.L, end = (part + 1) * p.per_part < per_group ? (part + 1) * p.per_part : per_group;
+  const int64_t slab = ((g * p.parts + part) * p.a.B + w.b) * p.a.L,
+                end = (part + 1) * p.per_part < per_group ? (part + 1) * p.per_part : per_group;
   const int both = has_flag(p, KRAIT_SCAN_BOTH);
   float *x = p.x + (slab + w.begin) * p.a.N * 2;
-  for (int64_t i = lane; i < w.n * p.a.N * 2; i += 32) p.dB[(slab + w.begin) * p.a.N * 2 + i] = p.dC[(slab + w.begin) * p.a.N * 2 + i] = 0.0f;
+  for (int64_t i = lane; i < w.n * p.a.N * 2; i += 32)
+    p.dB[(slab + w.begin) * p.a.N * 2 + i] = p.dC[(slab + w.begin) * p.a.N * 2 + i] = 0.0f;
   for (int64_t d = g * per_group + part * p.per_part; d < g * per_group + end; d++) {
-    for (int64_t i = lane; i < w.n; i += 32) p.y[slab + w.begin + i] = p.du[slab + w.begin + i] = p.ddt[slab + w.begin + i] = 0.0f;
-    for (int64_t i = (row * p.a.D + d) * p.a.N * 2 + lane; i < (row * p.a.D + d + 1) * p.a.N * 2; i += 32) p.dA[i] = p.dA_reverse[i] = p.constant_dB[i] = p.constant_dC[i] = 0.0f;
+    for (int64_t i = lane; i < w.n; i += 32)
+      p.y[slab + w.begin + i] = p.du[slab + w.begin + i] = p.ddt[slab + w.begin + i] = 0.0f;
+    for (int64_t i = (row * p.a.D + d) * p.a.N * 2 + lane; i < (row * p.a.D + d + 1) * p.a.N * 2; i += 32)
+      p.dA[i] = p.dA_reverse[i] = p.constant_dB[i] = p.constant_dC[i] = 0.0f;
     kr_sync_warp();
     if (both) {
       replay(p, other, d, p.a.A_reverse, p.y + slab, x);
@@ -270,9 +305,12 @@ KR_DEV void sum_matrices(const kr_scan_any_plan &p, int64_t i) {
     const float *from = is_C ? p.dC : p.dB;
     if (!v.data || has_flag(p, is_C ? KRAIT_SCAN_C_CONSTANT : KRAIT_SCAN_B_CONSTANT)) continue;
     pair sum = {0, 0};
-    for (int64_t k = 0; k < p.parts; k++) sum = add(sum, read_pair(from, (((g * p.parts + k) * p.a.B + b) * p.a.L + t) * p.a.N + n));
+    for (int64_t k = 0; k < p.parts; k++)
+      sum = add(sum, read_pair(from, (((g * p.parts + k) * p.a.B + b) * p.a.L + t) * p.a.N + n));
     const int64_t at = at3(v, b, g, n);
-    if (is_complex(p)) kr_store(v.data, at + 2 * t * v.stride[3], v.dtype, sum.re), kr_store(v.data, at + (2 * t + 1) * v.stride[3], v.dtype, sum.im);
+    if (is_complex(p))
+      kr_store(v.data, at + 2 * t * v.stride[3], v.dtype, sum.re),
+          kr_store(v.data, at + (2 * t + 1) * v.stride[3], v.dtype, sum.im);
     else kr_store(v.data, at + t * v.stride[3], v.dtype, sum.re);
   }
 }

@@ -1,5 +1,6 @@
 /* selective_scan_bwd.c: contract, cost and rows of the scan's gradient. The equations are in selective_scan_bwd_ref.c.
- * Bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A), 16-bit storage one rounding. */
+ * Bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A), 16-bit storage
+ * one rounding. */
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_rows.h"
@@ -16,13 +17,15 @@ static void count_cost(const void *args, kr_cost *cost) {
   double element = (double)krait_dtype_bytes(a->u.dtype), gate = kr_has(&a->z) ? 1 : 0;
   cost->exps = steps * ((double)a->N * directions + (a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0) + gate);
   cost->flops = steps * ((double)a->N * directions * 20 + 12);
-  cost->bytes = steps * element * (5 + 2 * gate) + (double)a->B * (double)a->G * (double)a->N * (double)a->L * 4 * (double)krait_dtype_bytes(a->Bmat.dtype);
+  cost->bytes = steps * element * (5 + 2 * gate) + (double)a->B * (double)a->G * (double)a->N * (double)a->L * 4 *
+                                                       (double)krait_dtype_bytes(a->Bmat.dtype);
 }
 
 static const kr_row rows[] = {
     KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan_bwd)
     KR_CUDA_FAMILIES(KR_SCAN_BWD_FAMILIES, selective_scan_bwd)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_bwd_##isa, kr_selective_scan_bwd_scratch_##isa},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_bwd_##isa, kr_selective_scan_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_bwd_ref, kr_selective_scan_bwd_ref_scratch},

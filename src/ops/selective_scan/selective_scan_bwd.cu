@@ -1,19 +1,24 @@
 /* selective_scan_bwd.cu: gradients of the scan, real A (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: the state before every 8 steps, to scratch; where time is cut, blocks of
- *                                       z 1 take the gradient of a chunk's first state from zero at its end
- *   kr_scan_bwd_{t4,t16,any,s1,packed}  one chunk per block, from the gradient of its last state; t4_two: two blocks on a multiprocessor
- *   kr_scan_bwd_walk                    walks the chunks of each state from the first to the last and, y 1, of its gradient from the last to the first
- *   kr_scan_bwd_sum                     adds the blocks' parts in a fixed order; _lanes: those of selective_scan_lanes_bwd.cu
- * A block takes the tiles of 16 steps of its chunk from the last: it recomputes 4 steps from the kept state into registers and
- * walks back through them, so every decay is computed 2.5 times and nothing of the forward call is kept. A chunk is swept
- * from zero; what its first state adds is one exponential per kept state. Each thread's share of dB and dC goes to shared
- * memory, where the block adds it up every 4 steps.
- * With g = dout silu(z) and carry = a_{t+1} dx_{t+1}:  dx = g C + carry;  q = a dx x_{t-1};
+ *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: the state before every 8 steps, to scratch; where time
+ *                                       is cut, blocks of z 1 take the gradient of a chunk's first state from zero at
+ *                                         its end
+ *   kr_scan_bwd_{t4,t16,any,s1,packed}  one chunk per block, from the gradient of its last state; t4_two: two blocks on
+ *                                       a multiprocessor
+ *   kr_scan_bwd_walk                    walks the chunks of each state from the first to the last and, y 1, of its
+ *                                       gradient from the last to the first
+ *   kr_scan_bwd_sum                     adds the blocks' parts in a fixed order; _lanes: those of
+ *                                       selective_scan_lanes_bwd.cu
+ * A block takes the tiles of 16 steps of its chunk from the last: it recomputes 4 steps from the kept state into
+ * registers and walks back through them, so every decay is computed 2.5 times and nothing of the forward call is kept.
+ * A chunk is swept from zero; what its first state adds is one exponential per kept state. Each thread's share of dB
+ * and dC goes to shared memory, where the block adds it up every 4 steps. With g = dout silu(z) and carry = a_{t+1}
+ * dx_{t+1}:  dx = g C + carry;  q = a dx x_{t-1};
  *   s1 = sum_n dx B;  s2 = sum_n A q;  du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #define KR_SCAN_PACKS (KR_DTYPE == 0 ? 4 : 2)
 #include "scan.cuh"
 
-/* Of a tile in shared memory: rows[channel][step]: dt, dt u, g, nothing, which become dt, s1, s2, y; then B and C; then parts. */
+/* Of a tile in shared memory: rows[channel][step]: dt, dt u, g, nothing, which become dt, s1, s2, y; then B and C; then
+ * parts. */
 enum { ROW = KR_SCAN_BWD_ROW };
 typedef struct bwd_shared {
   float *rows, *bc, *part;
@@ -43,10 +48,14 @@ KR_DEV void load_tile(const kr_scan_plan &p, const scan_place &w, const int BACK
   if (BACK && p.z.data) load_rows(w, p.z, t0, raw.z);
 }
 
-KR_DEV int masked(const kr_scan_plan &p, const scan_place &w, int64_t t) { return t < w.end && p.seq_idx[w.b * p.seq_b + t * p.seq_t] < 0; }
+KR_DEV int masked(const kr_scan_plan &p, const scan_place &w, int64_t t) {
+  return t < w.end && p.seq_idx[w.b * p.seq_b + t * p.seq_t] < 0;
+}
 
-/* dt, dt u and g = dout silu(z) of the tile. Past the end dt is 0, which leaves the state as it is; dout at masked outputs counts as 0. */
-KR_DEV void stage_tile(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int BACK, const int PACKED, const tile_raw &raw, const float *bias, int64_t t0) {
+/* dt, dt u and g = dout silu(z) of the tile. Past the end dt is 0, which leaves the state as it is; dout at masked
+ * outputs counts as 0. */
+KR_DEV void stage_tile(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int BACK,
+                       const int PACKED, const tile_raw &raw, const float *bias, int64_t t0) {
   const int left = (int)min64(TL, w.end - t0) - w.at;
 #pragma unroll
   for (int i = 0; i < R; i++) {
@@ -73,7 +82,8 @@ KR_DEV void stage_tile(const kr_scan_plan &p, const scan_place &w, const bwd_sha
     }
     float *to = m.rows + row * ROW + step_at(w.at);
 #pragma unroll
-    for (int k = 0; k < E; k++) *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * element(raw.u[i], k), g[k], 0.0f}};
+    for (int k = 0; k < E; k++)
+      *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * element(raw.u[i], k), g[k], 0.0f}};
   }
   stage_bc(p, w, m.bc, t0, raw.bc);
 }
@@ -95,7 +105,8 @@ KR_DEV void read_steps(const scan_place &w, const bwd_shared &m, int k, float2_o
 }
 
 /* Four steps forward, states only. */
-KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int PACKED, int k, uint32_t resets, const float (&A)[2][4], float (&x)[2][4], float (&sum_dt)[2]) {
+KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int PACKED,
+                     int k, uint32_t resets, const float (&A)[2][4], float (&x)[2][4], float (&sum_dt)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float B[4];
@@ -116,7 +127,8 @@ KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_share
 }
 
 /* Moves the lane's states between registers and a (slab, D, N_padded) array. */
-KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S, float *to, int64_t slab, const float (&x)[2][4]) {
+KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S, float *to, int64_t slab,
+                        const float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     const int row = w.group + w.n_groups * c;
@@ -128,7 +140,9 @@ KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S,
 }
 
 /* Where the lane's states lie in a slab of such an array. */
-KR_DEV int64_t lane_states(const kr_scan_plan &p, const scan_place &w, const int S, int64_t slab) { return (slab * p.D + w.d0 + w.group) * p.N_padded + w.lane * S; }
+KR_DEV int64_t lane_states(const kr_scan_plan &p, const scan_place &w, const int S, int64_t slab) {
+  return (slab * p.D + w.d0 + w.group) * p.N_padded + w.lane * S;
+}
 
 KR_DEV void fetch_states(const kr_scan_plan &p, const scan_place &w, const int S, const float *from, float (&x)[2][4]) {
 #pragma unroll
@@ -138,7 +152,8 @@ KR_DEV void fetch_states(const kr_scan_plan &p, const scan_place &w, const int S
   }
 }
 
-KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, const kr_scan_state &v, float (&x)[2][4]) {
+KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, const kr_scan_state &v,
+                       float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -148,10 +163,13 @@ KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, 
     }
 }
 
-KR_DEV int64_t kept_slab(const kr_scan_plan &p, const scan_place &w, int64_t t) { return w.b * p.n_kept + t / KR_SCAN_KEPT; }
+KR_DEV int64_t kept_slab(const kr_scan_plan &p, const scan_place &w, int64_t t) {
+  return w.b * p.n_kept + t / KR_SCAN_KEPT;
+}
 
 /* What the chunk's first state adds to a state that was swept from zero. */
-KR_DEV void add_first(const scan_place &w, const bwd_shared &m, const int S, const float (&A)[2][4], const float (&sum_dt)[2], float (&x)[2][4]) {
+KR_DEV void add_first(const scan_place &w, const bwd_shared &m, const int S, const float (&A)[2][4],
+                      const float (&sum_dt)[2], float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     float first[4];
@@ -174,19 +192,23 @@ KR_DEV void expect_rows(const scan_place &w, const kr_rows &v, int64_t t0) {
 #ifndef KR_EMULATE
 #pragma unroll
   for (int i = 0; i < R; i++)
-    if (v.data && w.row + i * ROWS < w.n_channels) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)v.data + (w.b * v.b + (w.d0 + w.row + i * ROWS) * v.row + (t0 + w.at) * v.t) * (16 / E)));
+    if (v.data && w.row + i * ROWS < w.n_channels)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(
+          (const char *)v.data + (w.b * v.b + (w.d0 + w.row + i * ROWS) * v.row + (t0 + w.at) * v.t) * (16 / E)));
 #else
   (void)w, (void)v, (void)t0;
 #endif
 }
 
 /* Before step t: keeps the state, and the sum of dt since the chunk began. */
-KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_t t, const float (&x)[2][4], const float (&sum_dt)[2]) {
+KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_t t, const float (&x)[2][4],
+                 const float (&sum_dt)[2]) {
   keep_states(p, w, S, p.kept_state, kept_slab(p, w, t), x);
   if (p.n_chunks == 1 || w.lane) return;
 #pragma unroll
   for (int c = 0; c < 2; c++)
-    if (w.group + w.n_groups * c < w.n_channels) p.kept_dt[kept_slab(p, w, t) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
+    if (w.group + w.n_groups * c < w.n_channels)
+      p.kept_dt[kept_slab(p, w, t) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
 }
 
 /* Over a chunk, from zero when there are several; then the chunk's last state and its sum of dt are kept too. */
@@ -220,7 +242,8 @@ KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
   keep_states(p, w, S, p.chunk_state, w.b * p.n_chunks + w.chunk, x);
 #pragma unroll
   for (int c = 0; c < 2; c++)
-    if (w.lane == 0 && w.group + w.n_groups * c < w.n_channels) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
+    if (w.lane == 0 && w.group + w.n_groups * c < w.n_channels)
+      p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_packed(const kr_scan_plan p) { sweep(p, 4, 1); }
@@ -240,7 +263,8 @@ KR_DEV void write_part(const kr_scan_plan &p, const scan_place &w, const float *
   const int rows = 2 * p.N_padded;
   to += t * rows;
   for (int id = w.thread; id < 4 * rows; id += KR_SCAN_THREADS)
-    if (t + (id >> p.rows_shift) < w.end) to[id] = part[id] + part[4 * rows + id] + (part[8 * rows + id] + part[12 * rows + id]);
+    if (t + (id >> p.rows_shift) < w.end)
+      to[id] = part[id] + part[4 * rows + id] + (part[8 * rows + id] + part[12 * rows + id]);
 }
 
 KR_DEV void add4(kr_float4 &sum, const float *from) {
@@ -249,9 +273,11 @@ KR_DEV void add4(kr_float4 &sum, const float *from) {
   for (int k = 0; k < 4; k++) sum.v[k] += v.v[k];
 }
 
-/* Four states per lane: part[step of four][B or C][thread] holds four floats each. Sixteen threads add the 128 of one step and
- * matrix, each the eight at q + 16 k, which belong to lane q mod T (T = 32: to lanes q and q + 16 by turns). */
-KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, const float *part, int64_t t, float *to) {
+/* Four states per lane: part[step of four][B or C][thread] holds four floats each. Sixteen threads add the 128 of one
+ * step and matrix, each the eight at q + 16 k, which belong to lane q mod T (T = 32: to lanes q and q + 16 by
+ * turns). */
+KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, const float *part, int64_t t,
+                      float *to) {
   const int q = w.thread & 15;
   const float *from = part + ((w.thread >> 4) * KR_SCAN_THREADS + q) * 4;
   to += t * (2 * p.N_padded);
@@ -273,7 +299,9 @@ KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, c
 }
 
 /* Four steps: forward into registers from x, then back. s1, s2 and y of the lane's channel replace du, g and y. */
-KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int T, const int PACKED, int k, uint32_t resets, float *part, const float (&A)[2][4], const float (&first)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
+KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int T,
+                  const int PACKED, int k, uint32_t resets, float *part, const float (&A)[2][4],
+                  const float (&first)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
   const int rows = 2 * p.N_padded, n0 = w.lane * S;
   float x[5][2][4], a[4][2][4];
 #pragma unroll
@@ -322,7 +350,8 @@ KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &
     else {
       float *to = part + (i * 2 * KR_SCAN_THREADS + w.thread) * 4;
       *(kr_float4 *)to = kr_float4{{v[0], v[1], v[2], v[3]}};
-      *(kr_float4 *)(to + 4 * KR_SCAN_THREADS) = kr_float4{{v[4 % (2 * S)], v[5 % (2 * S)], v[6 % (2 * S)], v[7 % (2 * S)]}};
+      *(kr_float4 *)(to + 4 * KR_SCAN_THREADS) =
+          kr_float4{{v[4 % (2 * S)], v[5 % (2 * S)], v[6 % (2 * S)], v[7 % (2 * S)]}};
     }
     sums.v[0] = kr_select(w.lane & 1, r[1].v[0], r[0].v[0]);
     sums.v[1] = reduce_channels(sum1[0], sum1[1], w.lane);
@@ -338,7 +367,8 @@ KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &
 }
 
 /* u, dout and z are read again: they lie in the cache, and registers are dear. */
-KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const float (&skip)[4], int64_t t0, const int PACKED, float (&dD)[2], float (&dbias)[2]) {
+KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const float (&skip)[4],
+                            int64_t t0, const int PACKED, float (&dD)[2], float (&dbias)[2]) {
   kr_raw16 u_raw[R], dout_raw[R], z_raw[R];
   load_rows(w, p.u, t0, u_raw);
   const kr_raw16 none = {{0, 0, 0, 0}};
@@ -429,7 +459,8 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int
     m.first = first;
     fetch_states(p, w, S, p.chunk_state + lane_states(p, w, S, w.b * p.n_chunks + w.chunk), x);
 #pragma unroll
-    for (int c = 0; c < 2; c++) *(kr_float4 *)(first + (c * KR_SCAN_THREADS + w.thread) * 4) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
+    for (int c = 0; c < 2; c++)
+      *(kr_float4 *)(first + (c * KR_SCAN_THREADS + w.thread) * 4) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
     fetch_sums(p, w, t0 + TL - KR_SCAN_KEPT, sum_dt);
   }
   if (t0 >= w.begin) fetch_states(p, w, S, kept_from, kept);
@@ -437,7 +468,9 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int
   for (; t0 >= w.begin; t0 -= TL) {
     if (!AHEAD) {
       load_tile(p, w, 1, t0, next);
-      if (t0 > w.begin) expect_rows(w, p.u, t0 - TL), expect_rows(w, p.delta, t0 - TL), expect_rows(w, p.dout, t0 - TL), expect_rows(w, p.z, t0 - TL);
+      if (t0 > w.begin)
+        expect_rows(w, p.u, t0 - TL), expect_rows(w, p.delta, t0 - TL), expect_rows(w, p.dout, t0 - TL),
+            expect_rows(w, p.z, t0 - TL);
     }
     stage_tile(p, w, m, 1, PACKED, next, bias, t0);
     kr_sync();
@@ -478,7 +511,8 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int
 #pragma unroll
     for (int s = 0; s < S; s++) {
       const int row = w.group + w.n_groups * c, n = w.lane * S + s;
-      if (row < w.n_channels && n < p.N) p.dinitial.data[w.b * p.dinitial.b + (w.d0 + row) * p.dinitial.d + n * p.dinitial.n] = carry[c][s];
+      if (row < w.n_channels && n < p.N)
+        p.dinitial.data[w.b * p.dinitial.b + (w.d0 + row) * p.dinitial.d + n * p.dinitial.n] = carry[c][s];
     }
 }
 
@@ -583,9 +617,11 @@ KR_DEV void sum_matrices(const kr_scan_plan &p, float (*tile)[33]) {
   }
 }
 
-/* The same from time over lanes, whose parts are (state, step) already: a thread per (batch, group, matrix, state, time). */
+/* The same from time over lanes, whose parts are (state, step) already: a thread per (batch, group, matrix, state,
+ * time). */
 KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
-  const int64_t n_times = (p.L + 255) / 256, t = kr_block_x() % n_times * 256 + kr_thread(), row = kr_block_x() / n_times;
+  const int64_t n_times = (p.L + 255) / 256, t = kr_block_x() % n_times * 256 + kr_thread(),
+                row = kr_block_x() / n_times;
   const int r = (int)(row % (2 * p.N)), is_C = r >= p.N, n = is_C ? r - p.N : r;
   const int64_t bg = row / (2 * p.N), step = p.L * 2 * p.N_padded;
   const kr_scan_mat &v = is_C ? p.dC : p.dB;
@@ -600,7 +636,8 @@ KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
 /* dA, then dD and ddelta_bias: a block adds 32 columns over batches and chunks, eight threads each. */
 KR_DEV void sum_parameters(const kr_scan_plan &p, float (*tile)[33]) {
   const int x = kr_thread() & 31, y = kr_thread() >> 5;
-  const int64_t i = ((int64_t)kr_block_x() - p.n_matrix_blocks) * 32 + x, n_A = p.D * p.N_padded, parts = p.B * p.n_chunks, is_bias = i - n_A >= p.D;
+  const int64_t i = ((int64_t)kr_block_x() - p.n_matrix_blocks) * 32 + x, n_A = p.D * p.N_padded,
+                parts = p.B * p.n_chunks, is_bias = i - n_A >= p.D;
   const float *from = i < n_A ? p.part_A + i : (is_bias ? p.part_bias : p.part_D) + (i - n_A) % p.D;
   const int64_t step = i < n_A ? n_A : p.D, d = i < n_A ? i / p.N_padded : (i - n_A) % p.D, n = i % p.N_padded;
   float sum = 0;

@@ -1,5 +1,6 @@
-/* selective_scan_bwd_cuda.c: the families of kernels of the scan's gradient (scan_families.h), which calls each takes, scratch and launches. When the channels are too few to fill
- * the device, time is cut into chunks: cheap passes first find each chunk's first state and the gradient of its last. */
+/* selective_scan_bwd_cuda.c: the families of kernels of the scan's gradient (scan_families.h), which calls each takes,
+ * scratch and launches. When the channels are too few to fill the device, time is cut into chunks: cheap passes first
+ * find each chunk's first state and the gradient of its last. */
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_host.h"
@@ -7,44 +8,79 @@
 
 enum { FEW_STATES, PACKED_ROWS, UNALIGNED_ROWS, STATES_OVER_LANES, TIME_OVER_LANES, GENERAL, CHANNELS_LAST };
 
-static const kr_kernel back_t4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t4"), back_any[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_any");
+static const kr_kernel back_t4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t4"),
+                       back_any[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_any");
 static const kr_kernel back_two[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t4_two");
-static const kr_kernel back_t16[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t16"), sweep_packed[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_packed");
-static const kr_kernel sweep_s4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_s4"), sweep_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_s1");
-static const kr_kernel back_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_s1"), back_packed[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_packed");
-static const kr_kernel walk_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_walk"), sum_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum");
+static const kr_kernel back_t16[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t16"),
+                       sweep_packed[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_packed");
+static const kr_kernel sweep_s4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_s4"),
+                       sweep_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_sweep_s1");
+static const kr_kernel back_s1[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_s1"),
+                       back_packed[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_packed");
+static const kr_kernel walk_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_walk"),
+                       sum_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum");
 static const kr_kernel lanes_sum[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_lanes");
 
 #define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
-static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"), WHOLE("kr_scan_whole_sweep_t16")};
-static const kr_kernel whole_sweep_any[] = WHOLE("kr_scan_whole_sweep_any"), whole_cut_any[] = WHOLE("kr_scan_whole_cut_any");
-static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("kr_scan_whole_cut_t8"), WHOLE("kr_scan_whole_cut_t16")};
+static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"),
+                                            WHOLE("kr_scan_whole_sweep_t16")};
+static const kr_kernel whole_sweep_any[] = WHOLE("kr_scan_whole_sweep_any"),
+                       whole_cut_any[] = WHOLE("kr_scan_whole_cut_any");
+static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("kr_scan_whole_cut_t8"),
+                                          WHOLE("kr_scan_whole_cut_t16")};
 #define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_whole_bwd", name)
-static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"), WHOLE_BACK("kr_scan_whole_back_t16")}, whole_back_any[] = WHOLE_BACK("kr_scan_whole_back_any");
+static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"),
+                                           WHOLE_BACK("kr_scan_whole_back_t16")},
+                       whole_back_any[] = WHOLE_BACK("kr_scan_whole_back_any");
 #define LAST(name) KR_BY_TYPE("selective_scan_last", name)
-static const kr_kernel last_sweep[2][3] = {LAST("kr_scan_last_sweep"), LAST("kr_scan_last_sweep_any")}, last_cut[2][3] = {LAST("kr_scan_last_cut"), LAST("kr_scan_last_cut_any")};
-static const kr_kernel last_back[2][3] = {KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back"), KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_any")};
+static const kr_kernel last_sweep[2][3] = {LAST("kr_scan_last_sweep"), LAST("kr_scan_last_sweep_any")},
+                       last_cut[2][3] = {LAST("kr_scan_last_cut"), LAST("kr_scan_last_cut_any")};
+static const kr_kernel last_back[2][3] = {KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back"),
+                                          KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_any")};
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
 static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")};
-static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")}, lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
-static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"), lanes_back_packed[] = LANES("kr_scan_lanes_back_packed");
+static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")},
+                       lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
+static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"),
+                       lanes_back_packed[] = LANES("kr_scan_lanes_back_packed");
 
-static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_sweep"), few_cut[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_cut"), few_back[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_back");
+static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_sweep"),
+                       few_cut[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_cut"),
+                       few_back[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_back");
 
 /* The forward arguments inside the backward ones. */
 static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
-  return (krait_selective_scan_args){.call = a->call, .B = a->B, .D = a->D, .L = a->L, .N = a->N, .G = a->G, .S = a->S, .u = a->u, .delta = a->delta, .A = a->A,
-    .Bmat = a->Bmat, .Cmat = a->Cmat, .Dvec = a->Dvec, .z = a->z, .delta_bias = a->delta_bias, .initial_state = a->initial_state, .seq_idx = a->seq_idx,
-    .cu_seqlens = a->cu_seqlens, .A_reverse = a->A_reverse};
+  return (krait_selective_scan_args){.call = a->call,
+                                     .B = a->B,
+                                     .D = a->D,
+                                     .L = a->L,
+                                     .N = a->N,
+                                     .G = a->G,
+                                     .S = a->S,
+                                     .u = a->u,
+                                     .delta = a->delta,
+                                     .A = a->A,
+                                     .Bmat = a->Bmat,
+                                     .Cmat = a->Cmat,
+                                     .Dvec = a->Dvec,
+                                     .z = a->z,
+                                     .delta_bias = a->delta_bias,
+                                     .initial_state = a->initial_state,
+                                     .seq_idx = a->seq_idx,
+                                     .cu_seqlens = a->cu_seqlens,
+                                     .A_reverse = a->A_reverse};
 }
 
 /* Rows of the tile, B and C, the threads' parts of dB and dC. */
 static uint32_t shared_bytes(const kr_scan_plan *p, int n_part_floats) {
-  return (uint32_t)(2 * KR_SCAN_THREADS / p->T * KR_SCAN_BWD_ROW + KR_SCAN_BWD_TILE * 2 * p->N_padded + n_part_floats) * 4;
+  return (uint32_t)(2 * KR_SCAN_THREADS / p->T * KR_SCAN_BWD_ROW + KR_SCAN_BWD_TILE * 2 * p->N_padded + n_part_floats) *
+         4;
 }
 
 static int part_floats(const kr_scan_plan *p) { return p->S == 1 ? 16 * 2 * p->N_padded : KR_SCAN_PART; }
-static uint32_t back_shared_bytes(const kr_scan_plan *p) { return shared_bytes(p, part_floats(p) * (p->part_step ? 2 : 1) + (p->n_chunks > 1 ? 8 * KR_SCAN_THREADS : 0)); }
+static uint32_t back_shared_bytes(const kr_scan_plan *p) {
+  return shared_bytes(p, part_floats(p) * (p->part_step ? 2 : 1) + (p->n_chunks > 1 ? 8 * KR_SCAN_THREADS : 0));
+}
 
 /* Takes bytes from scratch; with base NULL it only counts. */
 static void *take(char *base, uint64_t *used, int64_t n_floats) {
@@ -53,15 +89,23 @@ static void *take(char *base, uint64_t *used, int64_t n_floats) {
   return block;
 }
 
-enum { LANES_RUN = 8, LANES_PART = 4 * (KR_SCAN_THREADS * 4 + 16), LANES_SLAB = 16 }; /* as in selective_scan_lanes_bwd.cu */
+enum {
+  LANES_RUN = 8,
+  LANES_PART = 4 * (KR_SCAN_THREADS * 4 + 16),
+  LANES_SLAB = 16
+}; /* as in selective_scan_lanes_bwd.cu */
 
-/* n_matrices of B and C, and as many arrays of one float per state and channel; the gradient also has two halves of parts of dB and dC. */
+/* n_matrices of B and C, and as many arrays of one float per state and channel; the gradient also has two halves of
+ * parts of dB and dC. */
 static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int n_matrices, int n_states, int n_parts) {
-  return (uint32_t)(n_states * p->N * (KR_SCAN_THREADS / p->TT) + n_parts * LANES_PART + n_matrices * p->slab * (LANES_RUN / 4) * (p->TT * 4 + 4) + KR_SCAN_THREADS * (LANES_RUN + 4)) * 4;
+  return (uint32_t)(n_states * p->N * (KR_SCAN_THREADS / p->TT) + n_parts * LANES_PART +
+                    n_matrices * p->slab * (LANES_RUN / 4) * (p->TT * 4 + 4) + KR_SCAN_THREADS * (LANES_RUN + 4)) *
+         4;
 }
 static uint32_t lanes_back_bytes(const kr_scan_plan *p) { return lanes_shared_bytes(p, 2, 4, 2); }
 
-/* Time over lanes: one tile where it holds all of a sequence of up to 128 steps, else tiles of 64 steps of 16 channels, and chunks of time. */
+/* Time over lanes: one tile where it holds all of a sequence of up to 128 steps, else tiles of 64 steps of 16 channels,
+ * and chunks of time. */
 static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
   p->direct = kr_scan_is_aligned(p);
   p->TT = !p->seq_idx && p->L > 8 * LANES_RUN && p->L <= 16 * LANES_RUN ? 16 : 8;
@@ -70,7 +114,8 @@ static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
   p->blocks_per_group = (int)((p->D_group + slots - 1) / slots);
   const int64_t tile = p->TT * LANES_RUN, blocks = p->B * p->G * p->blocks_per_group, tiles = (p->L + tile - 1) / tile;
   int64_t chunks = 1;
-  if (!p->seq_idx && blocks > 0 && blocks < 2 * n_multiprocessors && tiles >= 4) chunks = 4 * n_multiprocessors / blocks < tiles / 2 ? 4 * n_multiprocessors / blocks : tiles / 2;
+  if (!p->seq_idx && blocks > 0 && blocks < 2 * n_multiprocessors && tiles >= 4)
+    chunks = 4 * n_multiprocessors / blocks < tiles / 2 ? 4 * n_multiprocessors / blocks : tiles / 2;
   p->chunk = (tiles + chunks - 1) / chunks * tile;
   p->n_chunks = p->chunk ? (int)((p->L + p->chunk - 1) / p->chunk) : 1;
   if (p->n_chunks < 1) p->n_chunks = 1;
@@ -80,32 +125,39 @@ enum { FEW_STEPS = 8, FEW_TILE = 16 };
 
 /* Shared memory of selective_scan_few.cu: two tiles of n_tensors tensors, B and C, parts of dB and dC. */
 static uint32_t few_bytes(const kr_scan_plan *p, int n_tensors, int has_parts) {
-  return (uint32_t)(2 * n_tensors * KR_SCAN_THREADS * 2 * 16 + KR_SCAN_THREADS / p->few * (256 + (FEW_TILE * 32 + 16) * 4) + (has_parts ? FEW_TILE * (2 * KR_SCAN_THREADS + 4) * 4 + KR_SCAN_THREADS * 48 : 0));
+  return (uint32_t)(2 * n_tensors * KR_SCAN_THREADS * 2 * 16 +
+                    KR_SCAN_THREADS / p->few * (256 + (FEW_TILE * 32 + 16) * 4) +
+                    (has_parts ? FEW_TILE * (2 * KR_SCAN_THREADS + 4) * 4 + KR_SCAN_THREADS * 48 : 0));
 }
 
-/* A few states and whole packs; rows of a block are found by offsets of 32 bits. Measured on an H200: time over lanes is better for float32,
- * short sequences, and as long as threads are few. */
+/* A few states and whole packs; rows of a block are found by offsets of 32 bits. Measured on an H200: time over lanes
+ * is better for float32, short sequences, and as long as threads are few. */
 static int is_few(const krait_ctx *ctx, const kr_scan_plan *p) {
   const kr_rows *rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
     if (rows[i]->data && (!rows[i]->packs || rows[i]->dtype != p->u.dtype || rows[i]->row != p->u.row)) return 0;
-  return p->N <= 4 && p->u.row >= 0 && p->u.row < 1 << 23 && !p->seq_idx && !p->offsets && !p->mixed && p->L >= 512 && p->L % FEW_STEPS == 0 && p->L < 1 << 27 && p->B_mat.packs && p->C_mat.packs
-    && p->u.dtype != KRAIT_F32 && p->B * p->D * p->L * p->N >= (p->D_group > 16 ? 3ll << 14 : 3ll << 19) * kr_cuda_info(ctx->cuda)->n_multiprocessors
-    && 3 * few_bytes(p, 4, 1) <= kr_cuda_info(ctx->cuda)->shared_bytes;
+  return p->N <= 4 && p->u.row >= 0 && p->u.row < 1 << 23 && !p->seq_idx && !p->offsets && !p->mixed && p->L >= 512 &&
+         p->L % FEW_STEPS == 0 && p->L < 1 << 27 && p->B_mat.packs && p->C_mat.packs && p->u.dtype != KRAIT_F32 &&
+         p->B * p->D * p->L * p->N >=
+             (p->D_group > 16 ? 3ll << 14 : 3ll << 19) * kr_cuda_info(ctx->cuda)->n_multiprocessors &&
+         3 * few_bytes(p, 4, 1) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
-/* A thread per channel and chunk. Three blocks run on a multiprocessor, and a block begins for the price of 48 steps; the walk before this one takes half of its time, or less where
- * it need not find the chunks' ends. Of the cuts into as many blocks as run at a time, or eight where that is less, the one that takes least. */
+/* A thread per channel and chunk. Three blocks run on a multiprocessor, and a block begins for the price of 48 steps;
+ * the walk before this one takes half of its time, or less where it need not find the chunks' ends. Of the cuts into as
+ * many blocks as run at a time, or eight where that is less, the one that takes least. */
 static void cut_few(kr_scan_plan *p, int64_t n_multiprocessors) {
   while (p->few > 16 && p->few >= 2 * p->D_group) p->few /= 2;
   for (p->few_shift = 4; 1 << p->few_shift < p->few;) p->few_shift++;
   const int64_t subs = KR_SCAN_THREADS / p->few, three = 3 * n_multiprocessors;
   p->blocks_per_group = (int)((p->D_group + p->few - 1) / p->few);
-  const int64_t blocks = p->B * p->G * p->blocks_per_group, most = blocks * 8 < three ? three / (blocks > 0 ? blocks : 1) : 8;
+  const int64_t blocks = p->B * p->G * p->blocks_per_group,
+                most = blocks * 8 < three ? three / (blocks > 0 ? blocks : 1) : 8;
   int64_t cuts = 1;
   double least = 0;
   for (int64_t i = 1; i <= most && (i == 1 || p->L >= i * subs * 4 * FEW_TILE); i++) {
-    const double rounds = (double)((blocks * i + three - 1) / three), cost = rounds * ((double)p->L / (double)(i * subs) + 48) * (i * subs > 1 ? 1.5 : 1.3);
+    const double rounds = (double)((blocks * i + three - 1) / three),
+                 cost = rounds * ((double)p->L / (double)(i * subs) + 48) * (i * subs > 1 ? 1.5 : 1.3);
     if (i == 1 || cost < least) cuts = i, least = cost;
   }
   p->chunk = (p->L + cuts * subs - 1) / (cuts * subs);
@@ -134,15 +186,20 @@ static int states_over_lanes(const kr_scan_plan *p) {
   if (p->seq_idx) return p->N > 4;
   if (p->L <= 8) return p->N <= 32 || p->N * p->D_group < p->B << 16;
   if (p->N <= 4) return 0;
-  if (p->L <= 16 * LANES_RUN) return (p->u.dtype == KRAIT_F32 || kr_scan_is_anywhere(p)) && p->N <= 16 && p->L > 32 && p->B * p->D >= 1 << 14;
+  if (p->L <= 16 * LANES_RUN)
+    return (p->u.dtype == KRAIT_F32 || kr_scan_is_anywhere(p)) && p->N <= 16 && p->L > 32 && p->B * p->D >= 1 << 14;
   return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 
 /* Shared memory of selective_scan_whole_bwd.cu. */
 static uint32_t whole_back_bytes(const kr_scan_plan *p, kr_scan_fit fit) {
-  const int tile = p->u.dtype == KRAIT_F32 ? 8 : 16, orders = p->T == 16 ? 2 : 4, own = p->T == 16 ? 8 : 7, part = p->T == 16 ? 128 : 64;
-  const int warp_rows = 2 * (32 / p->T * (tile * 4 + 4) + 8), bc = orders * (tile * 8 * p->T + 16), parts = 4 * tile * part, landed = (4 * (64 / p->T) + 4 * p->T) * 3 * 4;
-  return (uint32_t)(own * KR_SCAN_THREADS * 16 + (4 * warp_rows + bc + parts + KR_SCAN_THREADS + (fit == KR_SCAN_ANYWHERE && landed > warp_rows ? 4 * landed : 0)) * 4);
+  const int tile = p->u.dtype == KRAIT_F32 ? 8 : 16, orders = p->T == 16 ? 2 : 4, own = p->T == 16 ? 8 : 7,
+            part = p->T == 16 ? 128 : 64;
+  const int warp_rows = 2 * (32 / p->T * (tile * 4 + 4) + 8), bc = orders * (tile * 8 * p->T + 16),
+            parts = 4 * tile * part, landed = (4 * (64 / p->T) + 4 * p->T) * 3 * 4;
+  return (uint32_t)(own * KR_SCAN_THREADS * 16 + (4 * warp_rows + bc + parts + KR_SCAN_THREADS +
+                                                  (fit == KR_SCAN_ANYWHERE && landed > warp_rows ? 4 * landed : 0)) *
+                                                     4);
 }
 
 /* The walk back takes 32 bits for a warp's rows. */
@@ -150,14 +207,18 @@ static int is_near(int64_t stride) { return stride > -(1 << 28) && stride < 1 <<
 
 static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
-  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows), least = fit < rest ? fit : rest;
+  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows),
+                    least = fit < rest ? fit : rest;
   for (int i = 0; i < 7; i++)
     if (rows[i]->data && !is_near(rows[i]->row)) return KR_SCAN_NO_FIT;
-  if (!is_near(p->B_mat.n) || !is_near(p->C_mat.n) || 3 * whole_back_bytes(p, least) > kr_cuda_info(ctx->cuda)->shared_bytes) return KR_SCAN_NO_FIT;
+  if (!is_near(p->B_mat.n) || !is_near(p->C_mat.n) ||
+      3 * whole_back_bytes(p, least) > kr_cuda_info(ctx->cuda)->shared_bytes)
+    return KR_SCAN_NO_FIT;
   return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
 }
 
-static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_selective_scan_args *f, int64_t n_multiprocessors) {
+static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_selective_scan_args *f,
+                      int64_t n_multiprocessors) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
   kr_scan_plan_of(p, f, reverse, 3 * n_multiprocessors, 2);
   p->dout = kr_rows_of(&a->dout, reverse, a->L);
@@ -180,20 +241,24 @@ static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx) {
 
 static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
   p->few = KR_SCAN_THREADS;
-  if (!is_few(ctx, p)) return "more than 4 states, float32, little work, or rows that are not of whole aligned packs of 16 bytes";
+  if (!is_few(ctx, p))
+    return "more than 4 states, float32, little work, or rows that are not of whole aligned packs of 16 bytes";
   cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   return NULL;
 }
 
 /* States over lanes are passed over where time over lanes was measured to be quicker. */
-static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a, int family) {
+static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
+                              int family) {
   if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout of another type than u";
   if (!states_over_lanes(p)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : back_fit(ctx, p);
   if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
-  if (family == UNALIGNED_ROWS && (!fit || p->T != 4)) return "rows are not along time, of several types, or of more than 16 states";
+  if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
+    return "rows are not along time, of several types, or of more than 16 states";
   p->whole = family == PACKED_ROWS ? KR_SCAN_PACKS : family == UNALIGNED_ROWS ? KR_SCAN_ANYWHERE : KR_SCAN_NO_FIT;
-  if (p->whole && 3 * whole_back_bytes(p, p->whole) > kr_cuda_info(ctx->cuda)->shared_bytes) return "too little shared memory";
+  if (p->whole && 3 * whole_back_bytes(p, p->whole) > kr_cuda_info(ctx->cuda)->shared_bytes)
+    return "too little shared memory";
   if (p->whole) kr_scan_cut(p, 4 * kr_cuda_info(ctx->cuda)->n_multiprocessors, 2);
   return NULL;
 }
@@ -224,18 +289,38 @@ static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args 
 /* A block has one chunk, or several where it has few channels. */
 static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *stream) {
   const int32_t chunks = p->few ? KR_SCAN_THREADS / p->few : 1;
-  return (kr_grid){.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)((p->n_chunks + chunks - 1) / chunks), .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
+  return (kr_grid){.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
+                   .y = (uint32_t)((p->n_chunks + chunks - 1) / chunks),
+                   .block = KR_SCAN_THREADS,
+                   .shared_bytes = shared_bytes,
+                   .stream = stream};
 }
 
-/* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both ways, twice the blocks. */
+/* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both
+ * ways, twice the blocks. */
 static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
   const int cut = p->n_chunks > 1;
   const kr_scan_fit whole = p->whole;
-  const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any) : !whole ? NULL : cut ? whole_cut[p->T_shift - 2] : whole_sweep[p->T_shift - 2];
-  const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct], *of_few = cut ? few_cut : few_sweep;
-  const kr_kernel *kernel = p->channels_last ? (cut ? last_cut : last_sweep)[p->align < 16] : p->few ? of_few : p->TT ? of_lanes : whole ? of_whole : p->seq_idx ? sweep_packed : p->S == 1 ? sweep_s1 : sweep_s4;
-  const uint32_t shared = p->channels_last ? kr_scan_last_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES) : p->few ? few_bytes(p, cut ? 4 : 2, 0) : p->TT ? lanes_shared_bytes(p, 1, 2, 0) : whole ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole) : shared_bytes(p, 0);
-  const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
+  const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any)
+                              : !whole                  ? NULL
+                              : cut                     ? whole_cut[p->T_shift - 2]
+                                                        : whole_sweep[p->T_shift - 2];
+  const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct],
+                  *of_few = cut ? few_cut : few_sweep;
+  const kr_kernel *kernel = p->channels_last ? (cut ? last_cut : last_sweep)[p->align < 16]
+                            : p->few         ? of_few
+                            : p->TT          ? of_lanes
+                            : whole          ? of_whole
+                            : p->seq_idx     ? sweep_packed
+                            : p->S == 1      ? sweep_s1
+                                             : sweep_s4;
+  const uint32_t shared = p->channels_last ? kr_scan_last_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES)
+                          : p->few         ? few_bytes(p, cut ? 4 : 2, 0)
+                          : p->TT          ? lanes_shared_bytes(p, 1, 2, 0)
+                          : whole          ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole)
+                                           : shared_bytes(p, 0);
+  const kr_grid walk = {
+      .x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
   kr_grid grid = grid_of(p, shared, stream);
   grid.z = cut && !whole && !p->few && !p->channels_last ? 2 : 1;
   if (p->TT && p->n_kept == 0) return;
@@ -246,7 +331,8 @@ static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream)
 
 /* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
-  const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks, n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks,
+                n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (p->channels_last) return last_back[p->align < 16];
   if (p->few) return few_back;
   if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
@@ -271,7 +357,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
   const int64_t n_times = p.TT || p.few ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
-  const kr_grid sums = {.x = (uint32_t)(p.n_matrix_blocks + (p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
+  const kr_grid sums = {
+      .x = (uint32_t)(p.n_matrix_blocks + (p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
   kr_chain_add(&chain, &(p.TT || p.few ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }

@@ -38,17 +38,24 @@ static double step_size(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
 }
 static double at(const krait_view *v, int64_t b, int64_t d, int64_t t) { return kr_get(v, kr_at3(v, b, d, t)); }
 
-static int32_t sequence(const bwd_args *a, const walk *w, int64_t i) { return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i))); }
-static int restarts(const bwd_args *a, const walk *w, int64_t i) { return kr_has(&a->seq_idx) && i > 0 && sequence(a, w, i) != sequence(a, w, i - 1); }
+static int32_t sequence(const bwd_args *a, const walk *w, int64_t i) {
+  return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i)));
+}
+static int restarts(const bwd_args *a, const walk *w, int64_t i) {
+  return kr_has(&a->seq_idx) && i > 0 && sequence(a, w, i) != sequence(a, w, i - 1);
+}
 
 static number initial_state(const bwd_args *a, const walk *w, int64_t d, int64_t n) {
-  return kr_has(&a->initial_state) ? get_number(&a->initial_state, kr_at3(&a->initial_state, w->state_row, d, n)) : number_of(0);
+  return kr_has(&a->initial_state) ? get_number(&a->initial_state, kr_at3(&a->initial_state, w->state_row, d, n))
+                                   : number_of(0);
 }
 static number B_of(const bwd_args *a, int64_t b, int64_t d, int64_t n, int64_t t) {
-  return get_parameter(&a->Bmat, has_flag(a, KRAIT_SCAN_B_CONSTANT), a->A.dtype == KRAIT_C64, b, d / (a->D / a->G), d, n, t);
+  return get_parameter(&a->Bmat, has_flag(a, KRAIT_SCAN_B_CONSTANT), a->A.dtype == KRAIT_C64, b, d / (a->D / a->G), d,
+                       n, t);
 }
 static number C_of(const bwd_args *a, int64_t b, int64_t d, int64_t n, int64_t t) {
-  return get_parameter(&a->Cmat, has_flag(a, KRAIT_SCAN_C_CONSTANT), a->A.dtype == KRAIT_C64, b, d / (a->D / a->G), d, n, t);
+  return get_parameter(&a->Cmat, has_flag(a, KRAIT_SCAN_C_CONSTANT), a->A.dtype == KRAIT_C64, b, d / (a->D / a->G), d,
+                       n, t);
 }
 
 /* States of every step into s->x, and the sums over n added to y. */
@@ -70,17 +77,21 @@ static void replay(const bwd_args *a, const walk *w, int64_t d, const krait_view
 static void add_to(number *sum, number value) { *sum = add(*sum, value); }
 
 /* One step back: carry holds conj(exp(dt_{t+1} A)) dx_{t+1} on entry and the same for this step on return. */
-static void step_back(const bwd_args *a, const walk *w, int64_t i, int64_t d, const krait_view *A, number *dA, const sums *s, int64_t begin, number *carry) {
+static void step_back(const bwd_args *a, const walk *w, int64_t i, int64_t d, const krait_view *A, number *dA,
+                      const sums *s, int64_t begin, number *carry) {
   int64_t t = time_of(w, i);
-  double dt = step_size(a, w->b, d, t), u = at(&a->u, w->b, d, t), g = s->g[t - begin], k = A->dtype == KRAIT_C64 ? 2 : 1;
+  double dt = step_size(a, w->b, d, t), u = at(&a->u, w->b, d, t), g = s->g[t - begin],
+         k = A->dtype == KRAIT_C64 ? 2 : 1;
   int fresh = restarts(a, w, i);
   for (int64_t n = 0; n < a->N; n++) {
     number B = B_of(a, w->b, d, n, t), C = C_of(a, w->b, d, n, t), An = get_number(A, kr_at2(A, d, n));
     number before = fresh ? number_of(0) : i ? s->x[(i - 1) * a->N + n] : initial_state(a, w, d, n);
     number decay = exponential(scale(dt, An)), h = times(decay, before);
     number dx = add(scale(k * g, conjugate(C)), carry[n]);
-    add_to(has_flag(a, KRAIT_SCAN_C_CONSTANT) ? &s->constant_dC[d * a->N + n] : &s->dC[n * a->L + t], scale(k * g, conjugate(s->x[i * a->N + n])));
-    add_to(has_flag(a, KRAIT_SCAN_B_CONSTANT) ? &s->constant_dB[d * a->N + n] : &s->dB[n * a->L + t], scale(dt * u, dx));
+    add_to(has_flag(a, KRAIT_SCAN_C_CONSTANT) ? &s->constant_dC[d * a->N + n] : &s->dC[n * a->L + t],
+           scale(k * g, conjugate(s->x[i * a->N + n])));
+    add_to(has_flag(a, KRAIT_SCAN_B_CONSTANT) ? &s->constant_dB[d * a->N + n] : &s->dB[n * a->L + t],
+           scale(dt * u, dx));
     add_to(&dA[d * a->N + n], scale(dt, times(conjugate(h), dx)));
     s->du[t - begin] += dt * times(conjugate(B), dx).re;
     s->ddt[t - begin] += u * times(conjugate(B), dx).re + times(conjugate(times(An, h)), dx).re;
@@ -88,10 +99,12 @@ static void step_back(const bwd_args *a, const walk *w, int64_t i, int64_t d, co
   }
 }
 
-static void walk_back(const bwd_args *a, const walk *w, int64_t d, const krait_view *A, number *dA, const sums *s, int64_t begin) {
+static void walk_back(const bwd_args *a, const walk *w, int64_t d, const krait_view *A, number *dA, const sums *s,
+                      int64_t begin) {
   number carry[MAX_N];
   for (int64_t n = 0; n < a->N; n++)
-    carry[n] = kr_has(&a->dlast_state) ? get_number(&a->dlast_state, kr_at3(&a->dlast_state, w->state_row, d, n)) : number_of(0);
+    carry[n] = kr_has(&a->dlast_state) ? get_number(&a->dlast_state, kr_at3(&a->dlast_state, w->state_row, d, n))
+                                       : number_of(0);
   for (int64_t i = w->n - 1; i >= 0; i--) step_back(a, w, i, d, A, dA, s, begin, carry);
   for (int64_t n = 0; kr_has(&a->dinitial_state) && n < a->N; n++)
     put_number(&a->dinitial_state, kr_at3(&a->dinitial_state, w->state_row, d, n), carry[n]);
@@ -108,7 +121,8 @@ static void begin_channel(const bwd_args *a, const walk *w, int64_t d, const sum
 }
 
 static void finish_step(const bwd_args *a, const walk *w, int64_t d, const sums *s, int64_t i, int64_t t) {
-  double u = at(&a->u, w->b, d, t), D = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at1(&a->Dvec, d)) : 0, raw = raw_step(a, w->b, d, t);
+  double u = at(&a->u, w->b, d, t), D = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at1(&a->Dvec, d)) : 0,
+         raw = raw_step(a, w->b, d, t);
   double ddelta = has_flag(a, KRAIT_SCAN_SOFTPLUS) && raw <= 20 ? s->ddt[i] * sigmoid(raw) : s->ddt[i];
   s->dD[d] += s->g[i] * u;
   s->dbias[d] += ddelta;
@@ -117,11 +131,13 @@ static void finish_step(const bwd_args *a, const walk *w, int64_t d, const sums 
   if (!kr_has(&a->dz)) return;
   int silent = kr_has(&a->seq_idx) && kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, t)) < 0;
   double z = at(&a->z, w->b, d, t), gate = sigmoid(z) * (1 + z * sigmoid(-z));
-  kr_put(&a->dz, kr_at3(&a->dz, w->b, d, t), silent || !kr_has(&a->dout) ? 0 : at(&a->dout, w->b, d, t) * (s->y[i] + D * u) * gate);
+  kr_put(&a->dz, kr_at3(&a->dz, w->b, d, t),
+         silent || !kr_has(&a->dout) ? 0 : at(&a->dout, w->b, d, t) * (s->y[i] + D * u) * gate);
 }
 
 static void run_channel(const bwd_args *a, int64_t row, int64_t d, const sums *s) {
-  walk ahead = walk_of(row, a->L, &a->cu_seqlens, has_flag(a, KRAIT_SCAN_REVERSE)), back = walk_of(row, a->L, &a->cu_seqlens, 1);
+  walk ahead = walk_of(row, a->L, &a->cu_seqlens, has_flag(a, KRAIT_SCAN_REVERSE)),
+       back = walk_of(row, a->L, &a->cu_seqlens, 1);
   int64_t begin = walk_of(row, a->L, &a->cu_seqlens, 0).first;
   begin_channel(a, &ahead, d, s, begin);
   replay(a, &ahead, d, &a->A, s, begin);

@@ -1,15 +1,23 @@
 /* selective_scan_bwd_simd.c: the scan's gradient with channels across lanes (scan_block.h). An item walks its sequences
- * once forwards, keeping the states before every stretch of 8 steps (of a long sequence: before every tile, and those within it are
- * found again); then stretch by stretch backwards: state by state, a stretch's states and decays are computed again into registers and
- * swept from their end. dB and dC gather per lane over the blocks of an item and are added across lanes once per tile.
- * Items are cut by the shape alone, partial sums are added in one order: the result does not depend on threads. */
+ * once forwards, keeping the states before every stretch of 8 steps (of a long sequence: before every tile, and those
+ * within it are found again); then stretch by stretch backwards: state by state, a stretch's states and decays are
+ * computed again into registers and swept from their end. dB and dC gather per lane over the blocks of an item and are
+ * added across lanes once per tile. Items are cut by the shape alone, partial sums are added in one order: the result
+ * does not depend on threads. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_block.h"
 
 typedef krait_selective_scan_bwd_args bwd_args;
 
-enum { MOST_CHUNKS = 256, WANTED_ITEMS = 16, KEPT_VALUES = 256, MOST_CHECKPOINTS = 4096, LONGEST_TILE = 256, STRETCH = 8 };
+enum {
+  MOST_CHUNKS = 256,
+  WANTED_ITEMS = 16,
+  KEPT_VALUES = 256,
+  MOST_CHECKPOINTS = 4096,
+  LONGEST_TILE = 256,
+  STRETCH = 8
+};
 static const float ln_2 = 0.69314718f;
 
 /* Scratch: [sums of parameter gradients][dB by range][dC by range][a work area per thread]. */
@@ -19,7 +27,8 @@ typedef struct run {
   int64_t rows_per_item, n_chunks; /* sequences of an item, items along sequences */
   int64_t blocks;                  /* of a whole range */
   int64_t record, n_records;       /* floats of a block's sums; chunks x blocks */
-  int64_t shared, shared_row;      /* floats of dB (and of dC) by range, 0 where items write them themselves; of a state's steps, whole vectors */
+  int64_t shared, shared_row; /* floats of dB (and of dC) by range, 0 where items write them themselves; of a state's
+                                 steps, whole vectors */
   int64_t interval;                /* steps between kept states: a stretch or a tile */
   int64_t n_kept, work;            /* of the longest sequence; floats of a work area */
   float *sums, *shared_B, *shared_C, *works;
@@ -27,11 +36,13 @@ typedef struct run {
 
 static int has_flag(const run *r, uint32_t flag) { return (r->p.in.flags & flag) != 0; }
 
-/* A record: [n][lane] each for dA, dA_reverse, constant dB, constant dC (where they exist), then [lane] for dD and dbias. */
+/* A record: [n][lane] each for dA, dA_reverse, constant dB, constant dC (where they exist), then [lane] for dD and
+ * dbias. */
 enum { SUM_A, SUM_A_REVERSE, SUM_B, SUM_C, SUM_D, SUM_BIAS };
 
 static int64_t sum_offset(const run *r, int which) {
-  const uint32_t exists[] = {1, r->p.in.flags & KRAIT_SCAN_BOTH, r->p.in.flags & KRAIT_SCAN_B_CONSTANT, r->p.in.flags & KRAIT_SCAN_C_CONSTANT};
+  const uint32_t exists[] = {1, r->p.in.flags & KRAIT_SCAN_BOTH, r->p.in.flags & KRAIT_SCAN_B_CONSTANT,
+                             r->p.in.flags & KRAIT_SCAN_C_CONSTANT};
   int64_t offset = 0;
   for (int i = 0; i < 4 && i < which; i++) offset += exists[i] ? r->p.values * KR_VL : 0;
   return offset + (which > SUM_D ? (which - SUM_D) * KR_VL : 0);
@@ -40,10 +51,12 @@ static int64_t sum_offset(const run *r, int which) {
 static int64_t work_floats(const run *r) {
   int64_t values = r->p.values, tile = r->p.tile, states = whole_lines(r->blocks * values * KR_VL);
   int64_t constants = has_flag(r, KRAIT_SCAN_B_CONSTANT) + has_flag(r, KRAIT_SCAN_C_CONSTANT);
-  int64_t of_tile = 2 * whole_lines(tile * values * KR_VL) + whole_lines(tile / STRETCH * values * KR_VL) + whole_lines(values * KR_VL);
+  int64_t of_tile = 2 * whole_lines(tile * values * KR_VL) + whole_lines(tile / STRETCH * values * KR_VL) +
+                    whole_lines(values * KR_VL);
   int64_t both = has_flag(r, KRAIT_SCAN_BOTH) ? 3 * whole_lines(r->blocks * KR_VL * r->p.in.L) : 0;
-  return states * (2 + constants) + whole_lines(r->n_kept * r->blocks * values * KR_VL) + of_tile + both + 2 * whole_lines(r->blocks * KR_VL) +
-         whole_lines(r->blocks) + 2 * whole_lines(tile * values) + 9 * whole_lines(tile * KR_VL) + whole_lines(tile);
+  return states * (2 + constants) + whole_lines(r->n_kept * r->blocks * values * KR_VL) + of_tile + both +
+         2 * whole_lines(r->blocks * KR_VL) + whole_lines(r->blocks) + 2 * whole_lines(tile * values) +
+         9 * whole_lines(tile * KR_VL) + whole_lines(tile);
 }
 
 static void plan_items(run *r, const kr_scan_inputs *in) {
@@ -70,7 +83,8 @@ static run plan_run(const bwd_args *a) {
   r.interval = in.L / STRETCH > MOST_CHECKPOINTS ? r.p.tile : STRETCH;
   r.n_kept = (in.L + r.interval - 1) / r.interval;
   r.shared_row = whole_lines(in.L);
-  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH)) r.shared = in.B * in.G * r.p.n_ranges * r.p.values * r.shared_row;
+  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH))
+    r.shared = in.B * in.G * r.p.n_ranges * r.p.values * r.shared_row;
   r.work = work_floats(&r);
   float *scratch = a->call.scratch;
   r.sums = scratch;
@@ -93,7 +107,8 @@ typedef struct item {
   const run *r;
   scan_walk w;
   int64_t row, g, range_index, d0, n_channels, n_blocks;
-  float *A, *B, *C, *carry, *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per interval */
+  float *A, *B, *C, *carry,
+      *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per interval */
   float *bias, *skip, *size;                  /* [block][lane], [block][lane], [block] */
   float *gather_B, *gather_C, *within, *tile_dA; /* [n][step][lane] twice, [stretch of the tile][n][lane], [n][lane] */
   float *matrix_B, *matrix_C;                 /* [n][step of the tile] */
@@ -138,7 +153,9 @@ static int64_t part_of(const item *it, int64_t block) { return block * it->r->p.
 static float *checkpoint_of(const item *it, int64_t block, int64_t step) {
   return it->checkpoints + (step / it->r->interval * it->r->blocks + block) * it->r->p.values * KR_VL;
 }
-static float *sum_of(const item *it, int64_t block, int which) { return it->records + block * it->r->record + sum_offset(it->r, which); }
+static float *sum_of(const item *it, int64_t block, int which) {
+  return it->records + block * it->r->record + sum_offset(it->r, which);
+}
 
 static void begin_direction(item *it, const krait_view *A) {
   const kr_scan_inputs *in = &it->r->p.in;
@@ -185,10 +202,15 @@ static void plan_ahead(item *it, int64_t block, int64_t i0, int n, int forwards)
   const kr_scan_inputs *in = &it->r->p.in;
   const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->r->a->dout};
   const int last = block + 1 == it->n_blocks, tile = it->r->p.tile, slots = (n + STRETCH - 1) / STRETCH * (int)in->N;
-  const int64_t next = last ? 0 : block + 1, from = !last ? i0 : forwards ? i0 + tile : i0 - tile, left = it->w.n - from;
+  const int64_t next = last ? 0 : block + 1,
+                from = !last      ? i0
+                       : forwards ? i0 + tile
+                                  : i0 - tile,
+                left = it->w.n - from;
   it->ahead.n = 0;
   for (int i = 0; from >= 0 && i < (forwards ? 2 : MOST_AHEAD); i++)
-    look_ahead(&it->ahead, views[i], &it->w, it->d0 + next * KR_VL, from, left < tile ? left : tile, lanes_of(it, next), slots);
+    look_ahead(&it->ahead, views[i], &it->w, it->d0 + next * KR_VL, from, left < tile ? left : tile, lanes_of(it, next),
+               slots);
 }
 
 /* g = dout silu(z), and dout silu'(z). */
@@ -217,13 +239,15 @@ static void read_gradients(item *it, int64_t block, int64_t i0, int n) {
 /* ---- a stretch ---- */
 
 typedef struct core {
-  const float *dt, *du, *g, *A, *B, *C; /* [step][lane] three times, [n][lane]; B, C: [n][step], or constant [n][lane] */
+  const float *dt, *du, *g, *A, *B,
+      *C; /* [step][lane] three times, [n][lane]; B, C: [n][step], or constant [n][lane] */
   int64_t B_pitch, C_pitch, N;          /* from one n to the next */
   int constant_B, constant_C, is_complex, restarts; /* restarts: some step of the tile does */
   const unsigned char *marks;
   const float *before;                  /* [n][lane], the states before the stretch */
   float *after;                         /* [n][lane], what the walk forwards makes of them */
-  float *carry, *dA, *gather_B, *gather_C, *y, *q, *rest; /* [n][lane] twice; [n][step][lane], or constant [n][lane], twice; [step][lane] */
+  float *carry, *dA, *gather_B, *gather_C, *y, *q,
+      *rest; /* [n][lane] twice; [n][step][lane], or constant [n][lane], twice; [step][lane] */
   int64_t gather_B_pitch, gather_C_pitch; /* from one n to the next */
   scan_ahead *ahead;
 } core;
@@ -253,7 +277,8 @@ static void advance_complex(const core *c, int steps, int near) {
     const float *before = c->before + n * KR_VL;
     kr_v x = kr_v_load(before), x_im = kr_v_load(before + im);
     for (int i = 0; i < steps; i++) {
-      kr_v du = kr_v_load(c->du + i * KR_VL), decay_im, decay = complex_decay(kr_v_load(c->dt + i * KR_VL), kr_v_load(A), kr_v_load(A + im), near, &decay_im);
+      kr_v du = kr_v_load(c->du + i * KR_VL), decay_im,
+           decay = complex_decay(kr_v_load(c->dt + i * KR_VL), kr_v_load(A), kr_v_load(A + im), near, &decay_im);
       if (is_fresh(c->marks, i, 1)) x = x_im = kr_v_zero();
       const kr_v old = x;
       x = kr_v_fma(decay, x, kr_v_fnma(decay_im, x_im, kr_v_mul(du, shared_at(B, i, c->constant_B))));
@@ -283,10 +308,12 @@ static void advance(const core *c, int near) {
 KR_INLINE void add_product(float *sum, kr_v a, kr_v b) { kr_v_store(sum, kr_v_fma(a, b, kr_v_load(sum))); }
 
 /* One state over a stretch: forwards with its states and decays kept, then its gradients backwards. */
-KR_INLINE void sweep_state(const core *c, int64_t n, int steps, int near, int constant_B, int constant_C, int restarts, int with_y) {
+KR_INLINE void sweep_state(const core *c, int64_t n, int steps, int near, int constant_B, int constant_C, int restarts,
+                           int with_y) {
   const int64_t at = n * KR_VL, each_B = constant_B ? 0 : KR_VL, each_C = constant_C ? 0 : KR_VL;
   const float *dt = c->dt, *du = c->du, *g = c->g, *B = c->B + n * c->B_pitch, *C = c->C + n * c->C_pitch;
-  float *gather_B = c->gather_B + n * c->gather_B_pitch, *gather_C = c->gather_C + n * c->gather_C_pitch, *q = c->q, *rest = c->rest, *y = c->y;
+  float *gather_B = c->gather_B + n * c->gather_B_pitch, *gather_C = c->gather_C + n * c->gather_C_pitch, *q = c->q,
+        *rest = c->rest, *y = c->y;
   const unsigned char *marks = c->marks;
   const kr_v A = kr_v_load(c->A + at);
   kr_v x[STRETCH + 1], decay[STRETCH], carry = kr_v_load(c->carry + at), dA = kr_v_load(c->dA + at);
@@ -315,23 +342,30 @@ KR_INLINE void sweep_state(const core *c, int64_t n, int steps, int near, int co
   kr_v_store(c->dA + at, dA);
 }
 
-/* The same for a complex state; bars conjugate: dx = 2 g conj(C) + carry, carry = conj(decay) dx, part = conj(x) carry. */
+/* The same for a complex state; bars conjugate: dx = 2 g conj(C) + carry, carry = conj(decay) dx, part = conj(x)
+ * carry. */
 static void sweep_complex(const core *c, int64_t n, int steps, int near) {
   const int64_t at = n * KR_VL, im = c->N * KR_VL;
-  const float *A = c->A + at, *B = c->B + n * c->B_pitch, *B_im = B + c->N * c->B_pitch, *C = c->C + n * c->C_pitch, *C_im = C + c->N * c->C_pitch;
+  const float *A = c->A + at, *B = c->B + n * c->B_pitch, *B_im = B + c->N * c->B_pitch, *C = c->C + n * c->C_pitch,
+              *C_im = C + c->N * c->C_pitch;
   kr_v x[STRETCH + 1][2], decay[STRETCH][2], carry[2] = {kr_v_load(c->carry + at), kr_v_load(c->carry + at + im)};
   x[0][0] = kr_v_load(c->before + at);
   x[0][1] = kr_v_load(c->before + at + im);
   for (int i = 0; i < steps; i++) {
-    const kr_v du = kr_v_load(c->du + i * KR_VL), zero = kr_v_zero(), re = is_fresh(c->marks, i, 1) ? zero : x[i][0], x_im = is_fresh(c->marks, i, 1) ? zero : x[i][1];
+    const kr_v du = kr_v_load(c->du + i * KR_VL), zero = kr_v_zero(), re = is_fresh(c->marks, i, 1) ? zero : x[i][0],
+               x_im = is_fresh(c->marks, i, 1) ? zero : x[i][1];
     decay[i][0] = complex_decay(kr_v_load(c->dt + i * KR_VL), kr_v_load(A), kr_v_load(A + im), near, &decay[i][1]);
     x[i + 1][0] = kr_v_fma(decay[i][0], re, kr_v_fnma(decay[i][1], x_im, kr_v_mul(du, shared_at(B, i, c->constant_B))));
-    x[i + 1][1] = kr_v_fma(decay[i][0], x_im, kr_v_fma(decay[i][1], re, kr_v_mul(du, shared_at(B_im, i, c->constant_B))));
+    x[i + 1][1] =
+        kr_v_fma(decay[i][0], x_im, kr_v_fma(decay[i][1], re, kr_v_mul(du, shared_at(B_im, i, c->constant_B))));
   }
   for (int i = steps - 1; i >= 0; i--) {
-    const kr_v du = kr_v_load(c->du + i * KR_VL), dt = kr_v_load(c->dt + i * KR_VL), once = kr_v_load(c->g + i * KR_VL), g = kr_v_add(once, once);
-    const kr_v Ci = shared_at(C, i, c->constant_C), Ci_im = shared_at(C_im, i, c->constant_C), dx = kr_v_fma(Ci, g, carry[0]), dx_im = kr_v_fnma(Ci_im, g, carry[1]);
-    float *gather_B = c->gather_B + n * c->gather_B_pitch + (c->constant_B ? 0 : i * KR_VL), *gather_C = c->gather_C + n * c->gather_C_pitch + (c->constant_C ? 0 : i * KR_VL);
+    const kr_v du = kr_v_load(c->du + i * KR_VL), dt = kr_v_load(c->dt + i * KR_VL), once = kr_v_load(c->g + i * KR_VL),
+               g = kr_v_add(once, once);
+    const kr_v Ci = shared_at(C, i, c->constant_C), Ci_im = shared_at(C_im, i, c->constant_C),
+               dx = kr_v_fma(Ci, g, carry[0]), dx_im = kr_v_fnma(Ci_im, g, carry[1]);
+    float *gather_B = c->gather_B + n * c->gather_B_pitch + (c->constant_B ? 0 : i * KR_VL),
+          *gather_C = c->gather_C + n * c->gather_C_pitch + (c->constant_C ? 0 : i * KR_VL);
     float *q = c->q + i * KR_VL, *rest = c->rest + i * KR_VL, *y = c->y + i * KR_VL;
     add_product(gather_C, g, x[i + 1][0]);
     add_product(gather_C + c->N * c->gather_C_pitch, kr_v_neg(g), x[i + 1][1]);
@@ -344,7 +378,8 @@ static void sweep_complex(const core *c, int64_t n, int steps, int near) {
     if (is_fresh(c->marks, i, 1)) continue;
     carry[0] = kr_v_fma(decay[i][0], dx, kr_v_mul(decay[i][1], dx_im));
     carry[1] = kr_v_fnma(decay[i][1], dx, kr_v_mul(decay[i][0], dx_im));
-    const kr_v part = kr_v_fma(x[i][0], carry[0], kr_v_mul(x[i][1], carry[1])), part_im = kr_v_fnma(x[i][1], carry[0], kr_v_mul(x[i][0], carry[1]));
+    const kr_v part = kr_v_fma(x[i][0], carry[0], kr_v_mul(x[i][1], carry[1])),
+               part_im = kr_v_fnma(x[i][1], carry[0], kr_v_mul(x[i][0], carry[1]));
     add_product(c->dA + at, dt, part);
     add_product(c->dA + at + im, dt, part_im);
     add_product(rest, kr_v_load(A), part);
@@ -354,7 +389,8 @@ static void sweep_complex(const core *c, int64_t n, int steps, int near) {
   kr_v_store(c->carry + at + im, carry[1]);
 }
 
-KR_INLINE void sweep_states(const core *c, int steps, int near, int constant_B, int constant_C, int restarts, int with_y) {
+KR_INLINE void sweep_states(const core *c, int steps, int near, int constant_B, int constant_C, int restarts,
+                            int with_y) {
   const int64_t N = c->N;
   for (int64_t n = 0; n < N; n++) {
     ask_ahead(c->ahead);
@@ -378,13 +414,30 @@ static void sweep(const core *c, int steps, int near, int with_y) {
 /* Steps `at` and after of the tile. */
 static core core_of(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int at) {
   const int64_t part = part_of(it, block), from = at * KR_VL, gathered = it->r->p.tile * KR_VL;
-  return (core){.dt = it->dt + from, .du = it->du + from, .g = it->g_out + from, .A = it->A + part, .N = it->r->p.in.N,
-                .B = it->B ? it->B + part : B->data + at, .B_pitch = it->B ? KR_VL : B->pitch, .constant_B = it->B != NULL,
-                .C = it->C ? it->C + part : C->data + at, .C_pitch = it->C ? KR_VL : C->pitch, .constant_C = it->C != NULL,
-                .is_complex = it->r->p.width == 2, .restarts = kr_has(it->r->p.in.seq_idx), .marks = it->marks + at,
-                .carry = it->carry + part, .dA = it->tile_dA, .y = it->y + from, .q = it->q + from, .rest = it->rest + from,
-                .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B + from, .gather_B_pitch = it->B ? KR_VL : gathered,
-                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from, .gather_C_pitch = it->C ? KR_VL : gathered, .ahead = &it->ahead};
+  return (core){.dt = it->dt + from,
+                .du = it->du + from,
+                .g = it->g_out + from,
+                .A = it->A + part,
+                .N = it->r->p.in.N,
+                .B = it->B ? it->B + part : B->data + at,
+                .B_pitch = it->B ? KR_VL : B->pitch,
+                .constant_B = it->B != NULL,
+                .C = it->C ? it->C + part : C->data + at,
+                .C_pitch = it->C ? KR_VL : C->pitch,
+                .constant_C = it->C != NULL,
+                .is_complex = it->r->p.width == 2,
+                .restarts = kr_has(it->r->p.in.seq_idx),
+                .marks = it->marks + at,
+                .carry = it->carry + part,
+                .dA = it->tile_dA,
+                .y = it->y + from,
+                .q = it->q + from,
+                .rest = it->rest + from,
+                .gather_B = it->B ? sum_of(it, block, SUM_B) : it->gather_B + from,
+                .gather_B_pitch = it->B ? KR_VL : gathered,
+                .gather_C = it->C ? sum_of(it, block, SUM_C) : it->gather_C + from,
+                .gather_C_pitch = it->C ? KR_VL : gathered,
+                .ahead = &it->ahead};
 }
 
 static void put_tile(const item *it, const float *tile, const krait_view *v, int64_t block, int64_t i0, int n) {
@@ -410,7 +463,8 @@ static void exchange_terms(item *it, int64_t block, int64_t i0, int n, int is_fi
   float *const kept[] = {it->both_u, it->both_dt, it->both_y}, *const own[] = {it->q, it->rest, it->y};
   for (int k = 0; k < 3; k++)
     for (int i = 0; i < n; i++) {
-      float *place = kept[k] + (block * it->r->p.in.L + it->w.first + (i0 + i) * it->w.step) * KR_VL, *mine = own[k] + i * KR_VL;
+      float *place = kept[k] + (block * it->r->p.in.L + it->w.first + (i0 + i) * it->w.step) * KR_VL,
+            *mine = own[k] + i * KR_VL;
       if (is_first) kr_v_store(place, kr_v_load(mine));
       else kr_v_store(mine, kr_v_add(kr_v_load(mine), kr_v_load(place)));
     }
@@ -446,7 +500,8 @@ static void add_floats(float *sum, const float *more, int64_t n) {
 }
 
 /* The states before each stretch of a tile: kept ones, or found again from the one before the tile. */
-static const float *states_before(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n, int near, int at) {
+static const float *states_before(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0,
+                                  int n, int near, int at) {
   const int64_t row = it->r->p.values * KR_VL;
   if (it->r->interval == STRETCH) return checkpoint_of(it, block, i0 + at);
   for (int k = 0; at + STRETCH >= n && k < at; k += STRETCH) { /* the last one is asked for first */
@@ -458,7 +513,8 @@ static const float *states_before(item *it, int64_t block, const scan_shared *B,
   return at ? it->within + at / STRETCH * row : checkpoint_of(it, block, i0);
 }
 
-static void sweep_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n, int sum_A, int turn) {
+static void sweep_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n,
+                        int sum_A, int turn) {
   const int64_t row = it->r->p.values * KR_VL;
   int near = read_steps(it, block, i0, n, 1);
   read_gradients(it, block, i0, n);
@@ -489,7 +545,8 @@ static void add_across_lanes(float *matrix, const float *gather, int64_t n) {
 }
 
 /* matrix[n][step], a row every pitch floats, to steps i0.. of a (B,G,N,L) view. */
-static void write_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v, const scan_walk *w, int64_t g, int64_t i0, int n) {
+static void write_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v,
+                         const scan_walk *w, int64_t g, int64_t i0, int n) {
   for (int part = 0; part < p->width; part++) {
     const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
     kr_matrix_store(matrix + part * p->in.N * pitch, pitch, &states, (int)p->in.N, n);
@@ -501,7 +558,8 @@ static float *partial_of(const run *r, float *partial, int64_t b, int64_t g, int
   return partial + ((b * r->p.in.G + g) * r->p.n_ranges + range) * r->p.values * r->shared_row;
 }
 
-static void put_shared(item *it, const krait_view *v, float *partial, const float *gather, float *matrix, int64_t i0, int n, int turn) {
+static void put_shared(item *it, const krait_view *v, float *partial, const float *gather, float *matrix, int64_t i0,
+                       int n, int turn) {
   const scan_plan *p = &it->r->p;
   if (!kr_has(v)) return;
   add_across_lanes(matrix, gather, p->values * p->tile);
@@ -523,7 +581,8 @@ static void put_shared(item *it, const krait_view *v, float *partial, const floa
 /* ---- an item: a range of channels over some sequences ---- */
 
 /* data[n * pitch + step] of a tile. */
-static scan_shared read_states_by_step(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i0, int n, float *buffer) {
+static scan_shared read_states_by_step(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g,
+                                       int64_t i0, int n, float *buffer) {
   for (int part = 0; part < p->width; part++) {
     const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
     kr_matrix_load(buffer + part * p->in.N * p->tile, p->tile, &states, (int)p->in.N, n);
@@ -585,7 +644,8 @@ static void run_direction(item *it, const krait_view *A, int reverse, int turn) 
   walk_forwards(it);
   walk_backwards(it, turn == 1 ? SUM_A_REVERSE : SUM_A, turn);
   for (int64_t k = 0; k < it->n_blocks; k++)
-    write_states(&it->r->p, it->carry + part_of(it, k), &it->r->a->dinitial_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k));
+    write_states(&it->r->p, it->carry + part_of(it, k), &it->r->a->dinitial_state, it->row, it->d0 + k * KR_VL,
+                 lanes_of(it, k));
 }
 
 static void run_item(const run *r, int64_t index, float *work) {
@@ -666,8 +726,10 @@ static void finish_shared(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     int64_t t = i % pieces * FINISHED_STEPS, g = i / pieces % G, b = i / pieces / G;
-    if (kr_has(&r->a->dB) && !has_flag(r, KRAIT_SCAN_B_CONSTANT)) finish_shared_steps(r, &r->a->dB, r->shared_B, b, g, t);
-    if (kr_has(&r->a->dC) && !has_flag(r, KRAIT_SCAN_C_CONSTANT)) finish_shared_steps(r, &r->a->dC, r->shared_C, b, g, t);
+    if (kr_has(&r->a->dB) && !has_flag(r, KRAIT_SCAN_B_CONSTANT))
+      finish_shared_steps(r, &r->a->dB, r->shared_B, b, g, t);
+    if (kr_has(&r->a->dC) && !has_flag(r, KRAIT_SCAN_C_CONSTANT))
+      finish_shared_steps(r, &r->a->dC, r->shared_C, b, g, t);
   }
 }
 

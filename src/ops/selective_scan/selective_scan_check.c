@@ -27,10 +27,15 @@ static void set_sizes(kr_case *c, int64_t B, int64_t G, int64_t channels_of_grou
 static void choose_sizes(kr_case *c, int64_t index) {
   const int wide = index % 25 == 0;
   const int64_t G = kr_case_chance(c, 0.3) ? kr_case_int(c, 2, 3) : 1;
-  set_sizes(c, kr_case_int(c, 1, 2), G, kr_case_edge(c, wide ? 9 : 40), wide ? kr_case_int(c, 129, 512) : kr_case_edge(c, 33), kr_case_edge(c, wide ? 40 : 200));
+  set_sizes(c, kr_case_int(c, 1, 2), G, kr_case_edge(c, wide ? 9 : 40),
+            wide ? kr_case_int(c, 129, 512) : kr_case_edge(c, 33), kr_case_edge(c, wide ? 40 : 200));
   if (c->is_exact) return;
-  if (index % 50 == 7) set_sizes(c, 1, 1, kr_case_int(c, 1, 8), kr_case_int(c, 1, 5), kr_case_int(c, 4090, 5000)); /* time is cut into chunks */
-  if (index % 150 == 57) set_sizes(c, 1, 1, kr_case_int(c, 1, 3), kr_case_int(c, 1, 2), kr_case_int(c, 32769, 33500)); /* the gradient keeps fewer states */
+  if (index % 50 == 7)
+    set_sizes(c, 1, 1, kr_case_int(c, 1, 8), kr_case_int(c, 1, 5),
+              kr_case_int(c, 4090, 5000)); /* time is cut into chunks */
+  if (index % 150 == 57)
+    set_sizes(c, 1, 1, kr_case_int(c, 1, 3), kr_case_int(c, 1, 2),
+              kr_case_int(c, 32769, 33500)); /* the gradient keeps fewer states */
   if (index % 5 == 2) { /* aligned tensors; of them, some of a few channels that all lanes of a block take together */
     int64_t *L = kr_case_size(c, "L");
     c->contiguous = 1;
@@ -38,18 +43,22 @@ static void choose_sizes(kr_case *c, int64_t index) {
     if (index % 50 == 32) *kr_case_size(c, "D") = G * kr_case_int(c, 1, 5);
   }
   if (index % 50 == 22) /* aligned tensors of the usual sizes */
-    set_sizes(c, 2, 1, kr_case_int(c, 140, 160), kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48), kr_case_int(c, 17, 52) * 8);
+    set_sizes(c, 2, 1, kr_case_int(c, 140, 160),
+              kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48), kr_case_int(c, 17, 52) * 8);
   if (index % 50 == 47) { /* and of a few states: enough for a device of one multiprocessor */
     const int64_t groups = kr_case_int(c, 1, 3);
-    set_sizes(c, kr_case_int(c, 1, 2), groups, groups == 1 ? kr_case_int(c, 129, 150) : kr_case_int(c, 40, 80), kr_case_int(c, 1, 4), kr_case_int(c, 66, 72) * 8);
+    set_sizes(c, kr_case_int(c, 1, 2), groups, groups == 1 ? kr_case_int(c, 129, 150) : kr_case_int(c, 40, 80),
+              kr_case_int(c, 1, 4), kr_case_int(c, 66, 72) * 8);
     c->dtype = kr_case_chance(c, 0.5) ? KRAIT_BF16 : KRAIT_F16;
   }
   if (index % 25 == 24) { /* unaligned rows; most of them for the kernels that ask for nothing else */
     c->dtype = (int32_t[]){KRAIT_F16, KRAIT_F32, KRAIT_BF16}[index / 25 % 3];
     c->anywhere = 1;
     set_sizes(c, 4, 1, kr_case_int(c, 65, 70), kr_case_int(c, 5, 16), kr_case_int(c, 129, 300));
-  } else if (index % 5 == 1 && !c->is_complex && !c->is_exact) { /* channels-last rows, aligned or not, of the usual sizes */
-    c->channels_last = 1, c->contiguous = kr_case_chance(c, 0.4), c->anywhere = !c->contiguous && kr_case_chance(c, 0.5);
+  } else if (index % 5 == 1 && !c->is_complex &&
+             !c->is_exact) { /* channels-last rows, aligned or not, of the usual sizes */
+    c->channels_last = 1, c->contiguous = kr_case_chance(c, 0.4),
+    c->anywhere = !c->contiguous && kr_case_chance(c, 0.5);
     set_sizes(c, kr_case_int(c, 1, 2), G, c->contiguous ? kr_case_int(c, 1, 9) * 8 : kr_case_int(c, 8, 70),
               kr_case_chance(c, 0.7) ? kr_case_edge(c, 16) : kr_case_int(c, 17, 64), kr_case_int(c, 9, 140));
   }
@@ -70,7 +79,8 @@ static void set_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
     const int is_forward = !c->sig->forward, is_out = c->sig->tensors[i].tensor_class == KR_CLASS_ACTIVATION;
-    if (!(c->sig->tensors[i].role & KR_OUT) || !view->data || (view->dtype != KRAIT_F32 && view->dtype != KRAIT_C64)) continue;
+    if (!(c->sig->tensors[i].role & KR_OUT) || !view->data || (view->dtype != KRAIT_F32 && view->dtype != KRAIT_C64))
+      continue;
     if (c->is_complex) kr_case_bound(c, view, 1e-4, 1e-30);
     else if (is_forward && is_out && N > 128) kr_case_bound(c, view, 4e-5, 1e-30);
     else if (is_forward && L > 4000) kr_case_bound(c, view, 2e-5, 1e-30);

@@ -1,32 +1,52 @@
-/* selective_scan_cuda.c: the families of kernels of the forward scan (scan_families.h), which calls each takes, how it is cut into blocks,
- * chunks and directions, and its launch. When the channels are too few to fill the device, time is cut into chunks: end states from zero, a walk over the chunks, then every chunk
- * from its true first state. Both directions in one call are two scans; the first leaves its y in scratch. */
+/* selective_scan_cuda.c: the families of kernels of the forward scan (scan_families.h), which calls each takes, how it
+ * is cut into blocks, chunks and directions, and its launch. When the channels are too few to fill the device, time is
+ * cut into chunks: end states from zero, a walk over the chunks, then every chunk from its true first state. Both
+ * directions in one call are two scans; the first leaves its y in scratch. */
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_host.h"
 #include "view.h"
 
-enum { PACKED_ROWS, UNALIGNED_ROWS, STATES_OVER_LANES, FEW_STEPS, FEW_CHANNELS, TIME_OVER_LANES, BOTH_DIRECTIONS, GENERAL, CHANNELS_LAST };
+enum {
+  PACKED_ROWS,
+  UNALIGNED_ROWS,
+  STATES_OVER_LANES,
+  FEW_STEPS,
+  FEW_CHANNELS,
+  TIME_OVER_LANES,
+  BOTH_DIRECTIONS,
+  GENERAL,
+  CHANNELS_LAST
+};
 
 #define KERNELS(name) KR_BY_TYPE("selective_scan", name)
 static const kr_kernel fwd_s4[] = KERNELS("kr_scan_fwd_s4"), fwd_s1[] = KERNELS("kr_scan_fwd_s1");
 #define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
-static const kr_kernel whole[3][3] = {WHOLE("kr_scan_whole_t4"), WHOLE("kr_scan_whole_t8"), WHOLE("kr_scan_whole_t16")}, whole_any[] = WHOLE("kr_scan_whole_any");
-static const kr_kernel whole_state[3][3] = {WHOLE("kr_scan_whole_state_t4"), WHOLE("kr_scan_whole_state_t8"), WHOLE("kr_scan_whole_state_t16")}, whole_state_any[] = WHOLE("kr_scan_whole_state_any");
+static const kr_kernel whole[3][3] = {WHOLE("kr_scan_whole_t4"), WHOLE("kr_scan_whole_t8"), WHOLE("kr_scan_whole_t16")},
+                       whole_any[] = WHOLE("kr_scan_whole_any");
+static const kr_kernel whole_state[3][3] = {WHOLE("kr_scan_whole_state_t4"), WHOLE("kr_scan_whole_state_t8"),
+                                            WHOLE("kr_scan_whole_state_t16")},
+                       whole_state_any[] = WHOLE("kr_scan_whole_state_any");
 static const kr_kernel state_s4[] = KERNELS("kr_scan_state_s4"), state_s1[] = KERNELS("kr_scan_state_s1");
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes", name)
-static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("kr_scan_lanes_t8")}, lanes_t32[2][3] = {LANES("kr_scan_lanes_t32_any"), LANES("kr_scan_lanes_t32")};
+static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("kr_scan_lanes_t8")},
+                       lanes_t32[2][3] = {LANES("kr_scan_lanes_t32_any"), LANES("kr_scan_lanes_t32")};
 static const kr_kernel lanes_state[2][3] = {LANES("kr_scan_lanes_state_any"), LANES("kr_scan_lanes_state")};
-static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wide[] = LANES("kr_scan_lanes_wide"), brief[] = LANES("kr_scan_short");
+static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wide[] = LANES("kr_scan_lanes_wide"),
+                       brief[] = LANES("kr_scan_short");
 #define LAST(name) KR_BY_TYPE("selective_scan_last", name)
-static const kr_kernel last_out[2][3] = {LAST("kr_scan_last_out"), LAST("kr_scan_last_out_any")}, last_out_n32[] = LAST("kr_scan_last_out_n32"), last_out_n64[] = LAST("kr_scan_last_out_n64");
-static const kr_kernel last_state[2][3] = {LAST("kr_scan_last_state"), LAST("kr_scan_last_state_any")}, last_state_n32[] = LAST("kr_scan_last_state_n32"), last_state_n64[] = LAST("kr_scan_last_state_n64");
+static const kr_kernel last_out[2][3] = {LAST("kr_scan_last_out"), LAST("kr_scan_last_out_any")},
+                       last_out_n32[] = LAST("kr_scan_last_out_n32"), last_out_n64[] = LAST("kr_scan_last_out_n64");
+static const kr_kernel last_state[2][3] = {LAST("kr_scan_last_state"), LAST("kr_scan_last_state_any")},
+                       last_state_n32[] = LAST("kr_scan_last_state_n32"),
+                       last_state_n64[] = LAST("kr_scan_last_state_n64");
 static const kr_kernel fwd_packed[] = KERNELS("kr_scan_fwd_s4_packed"), combine[] = KERNELS("kr_scan_combine");
 
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
   kr_scan_mat m = {v->data, v->stride[0], v->stride[1], v->stride[2], v->stride[3], v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
-  m.packs = !reverse && m.t == 1 && m.b % per_pack == 0 && m.g % per_pack == 0 && m.n % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
+  m.packs = !reverse && m.t == 1 && m.b % per_pack == 0 && m.g % per_pack == 0 && m.n % per_pack == 0 &&
+            (uintptr_t)v->data % 16 == 0;
   if (reverse) {
     m.data = (char *)v->data + (L - 1) * m.t * (int64_t)krait_dtype_bytes(v->dtype);
     m.t = -m.t;
@@ -34,7 +54,9 @@ kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
   return m;
 }
 
-kr_scan_state kr_scan_state_of(const krait_view *v) { return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]}; }
+kr_scan_state kr_scan_state_of(const krait_view *v) {
+  return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]};
+}
 
 /* What no fast kernel takes. */
 const char *kr_scan_general(const krait_selective_scan_args *a) {
@@ -55,7 +77,8 @@ const char *kr_scan_refusal(const krait_selective_scan_args *a) {
 
 static int channels_per_block(const kr_scan_plan *p) { return 2 * KR_SCAN_THREADS / p->T; }
 
-/* blocks_wanted: as many as the device runs at a time. Cutting time costs a pass over the input, so it must gain least_chunks. */
+/* blocks_wanted: as many as the device runs at a time. Cutting time costs a pass over the input, so it must gain
+ * least_chunks. */
 void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks) {
   const int may_chunk = !p->seq_idx;
   /* One state per lane also where channels are too few for a block of four states per lane. */
@@ -83,10 +106,13 @@ enum { LANES_RUN = 16, LANES_TURN = LANES_RUN + 4, LANES_STAGED = 8448, SHORT_ST
 static int lanes_row_floats(const kr_scan_plan *p) { return LANES_RUN / 4 * (p->TT * 4 + 4); }
 
 static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int state) {
-  return (uint32_t)(2 * p->N * (KR_SCAN_THREADS / p->TT) + (state ? 1 : 2) * p->slab * lanes_row_floats(p) + KR_SCAN_THREADS * LANES_TURN) * 4;
+  return (uint32_t)(2 * p->N * (KR_SCAN_THREADS / p->TT) + (state ? 1 : 2) * p->slab * lanes_row_floats(p) +
+                    KR_SCAN_THREADS * LANES_TURN) *
+         4;
 }
 
-/* Time over lanes: tiles of 128 steps of 16 channels or, where those are too few blocks, of 512 steps of 4 channels; then chunks of time. */
+/* Time over lanes: tiles of 128 steps of 16 channels or, where those are too few blocks, of 512 steps of 4 channels;
+ * then chunks of time. */
 static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, int64_t most_shared_bytes) {
   const int64_t rows = p->B * p->G, wide = rows * ((p->D_group + 15) / 16);
   p->TT = p->N <= 128 && !p->seq_idx && (p->L <= 8 * LANES_RUN || wide >= 4 * n_multiprocessors) ? 8 : 32;
@@ -97,7 +123,8 @@ static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, int64_t most_s
   p->blocks_per_group = (int)((p->D_group + slots - 1) / slots);
   const int64_t tile = p->TT * LANES_RUN, blocks = rows * p->blocks_per_group, tiles = (p->L + tile - 1) / tile;
   int64_t chunks = 1;
-  if (p->TT == 32 && !p->seq_idx && !p->offsets && blocks > 0 && 3 * blocks < 4 * n_multiprocessors && tiles >= 16) chunks = 4 * n_multiprocessors / blocks < tiles / 2 ? 4 * n_multiprocessors / blocks : tiles / 2;
+  if (p->TT == 32 && !p->seq_idx && !p->offsets && blocks > 0 && 3 * blocks < 4 * n_multiprocessors && tiles >= 16)
+    chunks = 4 * n_multiprocessors / blocks < tiles / 2 ? 4 * n_multiprocessors / blocks : tiles / 2;
   p->chunk = (tiles + chunks - 1) / chunks * tile;
   p->n_chunks = p->chunk ? (int)((p->L + p->chunk - 1) / p->chunk) : 1;
   if (p->n_chunks < 1) p->n_chunks = 1;
@@ -121,9 +148,16 @@ static void cut_short(kr_scan_plan *p) {
 /* As scan_whole lays it out. */
 uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit) {
   enum { PACKS = KR_SCAN_WHOLE_PACKS, WARPS = KR_SCAN_THREADS / 32 };
-  const int rows = (walk == KR_SCAN_STATES ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32, tile = p->u.dtype == KRAIT_F32 ? PACKS * 4 : PACKS * 8;
-  const int inputs = walk == KR_SCAN_STATES ? 2 : walk == KR_SCAN_OUTPUT ? 3 : 4, arrays = walk == KR_SCAN_CUT ? 3 : 2, any = fit == KR_SCAN_ANYWHERE;
-  const int places = any ? WARPS * (64 / p->T) * (PACKS + 1) : per_lane * KR_SCAN_THREADS, bc_places = !any ? rows * PACKS : walk == KR_SCAN_OUTPUT ? rows : 0;
+  const int rows = (walk == KR_SCAN_STATES ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32,
+            tile = p->u.dtype == KRAIT_F32 ? PACKS * 4 : PACKS * 8;
+  const int inputs = walk == KR_SCAN_STATES   ? 2
+                     : walk == KR_SCAN_OUTPUT ? 3
+                                              : 4,
+            arrays = walk == KR_SCAN_CUT ? 3 : 2, any = fit == KR_SCAN_ANYWHERE;
+  const int places = any ? WARPS * (64 / p->T) * (PACKS + 1) : per_lane * KR_SCAN_THREADS,
+            bc_places = !any                     ? rows * PACKS
+                        : walk == KR_SCAN_OUTPUT ? rows
+                                                 : 0;
   const int warp_floats = 2 * (32 / p->T * (tile + 4) + 16) - (any ? 16 : 0), bc_floats = rows * tile + (any ? 32 : 0);
   return (uint32_t)((inputs * places + bc_places) * 16 + (arrays * WARPS * warp_floats + 2 * bc_floats) * 4);
 }
@@ -140,16 +174,21 @@ kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const 
 
 /* Less than three blocks on a multiprocessor would wait for shared memory. Rows that begin anywhere: N to 16. */
 kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
-  if (p->TT || p->brief || p->S != 4 || p->T > 16 || p->mixed || p->seq_idx || p->offsets || p->L <= 0 || p->L >= 1 << 28 || p->B_mat.t != 1 || p->C_mat.t != 1) return KR_SCAN_NO_FIT;
+  if (p->TT || p->brief || p->S != 4 || p->T > 16 || p->mixed || p->seq_idx || p->offsets || p->L <= 0 ||
+      p->L >= 1 << 28 || p->B_mat.t != 1 || p->C_mat.t != 1)
+    return KR_SCAN_NO_FIT;
   kr_scan_fit fit = kr_scan_rows_fit(p, 2, (const kr_rows *[]){&p->u, &p->delta});
-  if (p->L % (p->u.dtype == KRAIT_F32 ? 4 : 8) || !p->B_mat.packs || !p->C_mat.packs) fit = fit == KR_SCAN_PACKS ? KR_SCAN_ANYWHERE : fit;
+  if (p->L % (p->u.dtype == KRAIT_F32 ? 4 : 8) || !p->B_mat.packs || !p->C_mat.packs)
+    fit = fit == KR_SCAN_PACKS ? KR_SCAN_ANYWHERE : fit;
   if (fit == KR_SCAN_ANYWHERE && p->T != 4) return KR_SCAN_NO_FIT;
-  return 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, fit) <= kr_cuda_info(ctx->cuda)->shared_bytes ? fit : KR_SCAN_NO_FIT;
+  return 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, fit) <= kr_cuda_info(ctx->cuda)->shared_bytes ? fit
+                                                                                                  : KR_SCAN_NO_FIT;
 }
 
 /* How selective_scan_whole.cu takes a forward call. */
 static kr_scan_fit whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
-  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 2, (const kr_rows *[]){&p->z, &p->out}), least = fit < rest ? fit : rest;
+  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 2, (const kr_rows *[]){&p->z, &p->out}),
+                    least = fit < rest ? fit : rest;
   return p->add.data || (least == KR_SCAN_ANYWHERE && p->T != 4) ? KR_SCAN_NO_FIT : least;
 }
 
@@ -157,7 +196,8 @@ uint32_t kr_scan_shared_bytes(const kr_scan_plan *p) {
   return (uint32_t)(2 * channels_per_block(p) * (p->TL + 4) + p->TL * 2 * p->N_padded) * 4;
 }
 
-void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted, int64_t least_chunks) {
+void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted,
+                     int64_t least_chunks) {
   *p = (kr_scan_plan){.B = a->B, .L = a->L, .D = a->D, .D_group = a->D / a->G, .N = (int32_t)a->N, .G = (int32_t)a->G};
   p->softplus = (a->call.flags & KRAIT_SCAN_SOFTPLUS) != 0;
   p->u = kr_rows_of(&a->u, reverse, a->L);
@@ -182,37 +222,53 @@ void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int re
 
 /* Groups of four of a row of u's type: as is_aligned4 in lanes.cuh. */
 static int is_aligned4(const kr_scan_plan *p, const void *data, int64_t strides, int64_t step, int32_t dtype) {
-  return dtype == p->u.dtype && step == 1 && ((strides | p->L) & 3) == 0 && ((uintptr_t)data & (dtype == KRAIT_F32 ? 15 : 7)) == 0 && !p->offsets;
+  return dtype == p->u.dtype && step == 1 && ((strides | p->L) & 3) == 0 &&
+         ((uintptr_t)data & (dtype == KRAIT_F32 ? 15 : 7)) == 0 && !p->offsets;
 }
-static int rows_are_aligned(const kr_scan_plan *p, const kr_rows *v) { return !v->data || is_aligned4(p, v->data, v->b | v->row, v->t, v->dtype); }
-static int mat_is_aligned(const kr_scan_plan *p, const kr_scan_mat *m) { return is_aligned4(p, m->data, m->b | m->g | m->n, m->t, m->dtype); }
+static int rows_are_aligned(const kr_scan_plan *p, const kr_rows *v) {
+  return !v->data || is_aligned4(p, v->data, v->b | v->row, v->t, v->dtype);
+}
+static int mat_is_aligned(const kr_scan_plan *p, const kr_scan_mat *m) {
+  return is_aligned4(p, m->data, m->b | m->g | m->n, m->t, m->dtype);
+}
 
 int kr_scan_is_aligned(const kr_scan_plan *p) {
-  return rows_are_aligned(p, &p->u) && rows_are_aligned(p, &p->delta) && rows_are_aligned(p, &p->z) && rows_are_aligned(p, &p->out) && rows_are_aligned(p, &p->add) && mat_is_aligned(p, &p->B_mat) && mat_is_aligned(p, &p->C_mat)
-    && rows_are_aligned(p, &p->dout) && rows_are_aligned(p, &p->du) && rows_are_aligned(p, &p->ddelta) && rows_are_aligned(p, &p->dz);
+  return rows_are_aligned(p, &p->u) && rows_are_aligned(p, &p->delta) && rows_are_aligned(p, &p->z) &&
+         rows_are_aligned(p, &p->out) && rows_are_aligned(p, &p->add) && mat_is_aligned(p, &p->B_mat) &&
+         mat_is_aligned(p, &p->C_mat) && rows_are_aligned(p, &p->dout) && rows_are_aligned(p, &p->du) &&
+         rows_are_aligned(p, &p->ddelta) && rows_are_aligned(p, &p->dz);
 }
 
-int kr_scan_is_anywhere(const kr_scan_plan *p) { return p->S == 4 && p->u.t == 1 && !p->mixed && !kr_scan_is_aligned(p); }
+int kr_scan_is_anywhere(const kr_scan_plan *p) {
+  return p->S == 4 && p->u.t == 1 && !p->mixed && !kr_scan_is_aligned(p);
+}
 
 /* Sequences by offsets are batch entries that share one row of every tensor but the states. */
 static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
   if (!kr_has(&a->cu_seqlens)) return;
   p->offsets = a->cu_seqlens.data, p->offsets_step = a->cu_seqlens.stride[0], p->B = a->S;
   p->u.b = p->delta.b = p->z.b = p->out.b = p->B_mat.b = p->C_mat.b = 0;
-  p->u.packs = p->delta.packs = p->z.packs = p->out.packs = p->B_mat.packs = p->C_mat.packs = 0; /* sequences begin anywhere */
+  p->u.packs = p->delta.packs = p->z.packs = p->out.packs = p->B_mat.packs = p->C_mat.packs =
+      0; /* sequences begin anywhere */
 }
 
 /* Whether as many blocks, in rounds of one per multiprocessor, leave less than a sixth idle. */
-static int fills_rounds(int64_t n_blocks, int64_t n_multiprocessors) { return 5 * ((n_blocks + n_multiprocessors - 1) / n_multiprocessors * n_multiprocessors) <= 6 * n_blocks; }
+static int fills_rounds(int64_t n_blocks, int64_t n_multiprocessors) {
+  return 5 * ((n_blocks + n_multiprocessors - 1) / n_multiprocessors * n_multiprocessors) <= 6 * n_blocks;
+}
 
-/* Measured on an H200, as everything here: a few steps, a few states or a few channels are better off with time over lanes. */
+/* Measured on an H200, as everything here: a few steps, a few states or a few channels are better off with time over
+ * lanes. */
 static int states_over_lanes(const kr_scan_plan *p, int64_t n_multiprocessors) {
   const int64_t channels = p->B * p->D;
   if (p->seq_idx && p->L <= 8 * LANES_RUN) return 1;
   if (p->N <= 4) return 0;
   if (p->L <= SHORT_STEPS) return p->N <= 64 ? channels * p->N >= 1 << 17 : channels * p->N >= 1 << 18 && p->L > 4;
-  if (p->L <= 8 * LANES_RUN) return (p->u.dtype == KRAIT_F32 || kr_scan_is_anywhere(p)) && p->N <= 16 && p->L > 32 && channels >= 1 << 14;
-  if (p->N <= 16 && p->D_group >= 1024 && channels < 1 << 14 && (p->L <= 4096 || channels >= 4096) && kr_scan_is_aligned(p) && fills_rounds((channels + 3) / 4, n_multiprocessors)) return 0;
+  if (p->L <= 8 * LANES_RUN)
+    return (p->u.dtype == KRAIT_F32 || kr_scan_is_anywhere(p)) && p->N <= 16 && p->L > 32 && channels >= 1 << 14;
+  if (p->N <= 16 && p->D_group >= 1024 && channels < 1 << 14 && (p->L <= 4096 || channels >= 4096) &&
+      kr_scan_is_aligned(p) && fills_rounds((channels + 3) / 4, n_multiprocessors))
+    return 0;
   if (p->N <= 16) return p->D_group > 16 && (channels > n_multiprocessors || p->L >= 1 << 14);
   if (p->N <= 32) return 1;
   return channels <= 1024 || (channels >= 4096 && (p->N <= 64 || channels <= 8192));
@@ -220,17 +276,22 @@ static int states_over_lanes(const kr_scan_plan *p, int64_t n_multiprocessors) {
 
 static int is_wide(const kr_scan_plan *p, int64_t n_multiprocessors) {
   const int64_t tiles = p->L / (KR_SCAN_THREADS * LANES_RUN), channels = p->B * p->D;
-  return p->L >= 512 && !p->seq_idx && kr_scan_is_aligned(p) && (channels <= 4 * n_multiprocessors ? tiles <= 4 : channels <= 8 * n_multiprocessors);
+  return p->L >= 512 && !p->seq_idx && kr_scan_is_aligned(p) &&
+         (channels <= 4 * n_multiprocessors ? tiles <= 4 : channels <= 8 * n_multiprocessors);
 }
 
-/* Where rows are as the family takes them. States over lanes are passed over where time over lanes was measured to be quicker. */
+/* Where rows are as the family takes them. States over lanes are passed over where time over lanes was measured to be
+ * quicker. */
 static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int family) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (!states_over_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : whole_fit(ctx, p);
   if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
-  if (family == UNALIGNED_ROWS && (!fit || p->T != 4)) return "rows are not along time, of several types, or of more than 16 states";
-  if (family == UNALIGNED_ROWS && 3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, KR_SCAN_ANYWHERE) > kr_cuda_info(ctx->cuda)->shared_bytes) return "too little shared memory";
+  if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
+    return "rows are not along time, of several types, or of more than 16 states";
+  if (family == UNALIGNED_ROWS &&
+      3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, KR_SCAN_ANYWHERE) > kr_cuda_info(ctx->cuda)->shared_bytes)
+    return "too little shared memory";
   p->whole = family == PACKED_ROWS ? KR_SCAN_PACKS : family == UNALIGNED_ROWS ? KR_SCAN_ANYWHERE : KR_SCAN_NO_FIT;
   return NULL;
 }
@@ -258,7 +319,8 @@ static const char *plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_se
   if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
   if (family <= STATES_OVER_LANES) return cut_states(p, ctx, a, family);
   if (family == FEW_STEPS) return cut_few_steps(p);
-  if (family == FEW_CHANNELS && !is_wide(p, n)) return "many channels, few steps, packed sequences, or rows that are not aligned";
+  if (family == FEW_CHANNELS && !is_wide(p, n))
+    return "many channels, few steps, packed sequences, or rows that are not aligned";
   if (family == FEW_CHANNELS) cut_wide(p);
   else cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
   return NULL;
@@ -274,7 +336,8 @@ static void plan_direction(kr_scan_plan *p, const krait_ctx *ctx, const krait_se
 
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p) {
   if (p->n_chunks <= 1) return 0;
-  return kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N_padded) * 4) + kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D) * 4);
+  return kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D * p->N_padded) * 4) +
+         kr_scratch_round((uint64_t)(p->B * p->n_chunks * p->D) * 4);
 }
 
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
@@ -284,9 +347,23 @@ void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch) {
 
 /* Every chunk's first state. */
 static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
-  const uint32_t shared_bytes = p->channels_last ? kr_scan_last_bytes(p, KR_SCAN_STATES) : p->TT ? lanes_shared_bytes(p, 1) : p->whole ? kr_scan_whole_bytes(p, KR_SCAN_STATES, p->whole) : kr_scan_shared_bytes(p);
-  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks - 1, .block = KR_SCAN_THREADS, .shared_bytes = shared_bytes, .stream = stream};
-  const kr_kernel *kernel = p->channels_last ? (p->N > 32 ? last_state_n64 : p->N > 16 ? last_state_n32 : last_state[p->align < 16]) : p->TT ? lanes_state[p->direct] : p->whole == KR_SCAN_ANYWHERE ? whole_state_any : p->whole ? whole_state[p->T_shift - 2] : p->S == 1 ? state_s1 : state_s4;
+  const uint32_t shared_bytes = p->channels_last ? kr_scan_last_bytes(p, KR_SCAN_STATES)
+                                : p->TT          ? lanes_shared_bytes(p, 1)
+                                : p->whole       ? kr_scan_whole_bytes(p, KR_SCAN_STATES, p->whole)
+                                                 : kr_scan_shared_bytes(p);
+  const kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
+                        .y = (uint32_t)p->n_chunks - 1,
+                        .block = KR_SCAN_THREADS,
+                        .shared_bytes = shared_bytes,
+                        .stream = stream};
+  const kr_kernel *kernel = p->channels_last               ? (p->N > 32   ? last_state_n64
+                                                              : p->N > 16 ? last_state_n32
+                                                                          : last_state[p->align < 16])
+                            : p->TT                        ? lanes_state[p->direct]
+                            : p->whole == KR_SCAN_ANYWHERE ? whole_state_any
+                            : p->whole                     ? whole_state[p->T_shift - 2]
+                            : p->S == 1                    ? state_s1
+                                                           : state_s4;
   const kr_grid walk = {.x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .block = 128, .stream = stream};
   kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
@@ -296,18 +373,27 @@ static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
   if (p->channels_last) return p->N > 32 ? last_out_n64 : p->N > 16 ? last_out_n32 : last_out[p->align < 16];
   if (p->brief) return brief;
-  if (p->TT) return p->seq_idx ? lanes_packed : p->TT == 8 ? lanes_t8[p->direct] : p->TT == 32 ? lanes_t32[p->direct] : lanes_wide;
+  if (p->TT)
+    return p->seq_idx    ? lanes_packed
+           : p->TT == 8  ? lanes_t8[p->direct]
+           : p->TT == 32 ? lanes_t32[p->direct]
+                         : lanes_wide;
   if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_any : whole[p->T_shift - 2];
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
 static void add_scan(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
-  kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group), .y = (uint32_t)p->n_chunks, .block = KR_SCAN_THREADS, .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p), .stream = stream};
+  kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
+                  .y = (uint32_t)p->n_chunks,
+                  .block = KR_SCAN_THREADS,
+                  .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p),
+                  .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
   if (p->channels_last) grid.shared_bytes = kr_scan_last_bytes(p, KR_SCAN_OUTPUT);
   else p->direct = kr_scan_is_aligned(p);
   if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, p->whole);
-  if (p->brief) grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
+  if (p->brief)
+    grid.x = (uint32_t)((p->B * p->D * p->T + KR_SCAN_THREADS - 1) / KR_SCAN_THREADS), grid.shared_bytes = 0;
   if (p->n_chunks > 1) chunk_starts(chain, p, scratch, stream);
   kr_chain_add(chain, &kernel_of(p)[p->u.dtype], &grid, p);
 }
@@ -353,7 +439,8 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   kr_scan_plan p;
   if ((kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1) return "2^31 channels or more";
   if (family == GENERAL) return NULL;
-  if (family == BOTH_DIRECTIONS) return kr_scan_general(a) ? kr_scan_general(a) : a->call.flags & KRAIT_SCAN_BOTH ? NULL : "one direction";
+  if (family == BOTH_DIRECTIONS)
+    return kr_scan_general(a) ? kr_scan_general(a) : a->call.flags & KRAIT_SCAN_BOTH ? NULL : "one direction";
   return plan_of(&p, ctx, a, family);
 }
 

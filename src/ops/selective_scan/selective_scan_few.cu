@@ -1,26 +1,42 @@
-/* selective_scan_few.cu: gradients of the scan for up to four states (selective_scan_bwd_ref.c has the equations), where rows, B and C
- * are of one type of 16 bits and of whole packs of 16 bytes along time. A thread walks along a chunk of one channel with all of its states in
- * registers, so that sums over states stay in a thread and nothing joins runs of time; chunks of time fill the device.
+/* selective_scan_few.cu: gradients of the scan for up to four states (selective_scan_bwd_ref.c has the equations),
+ * where rows, B and C are of one type of 16 bits and of whole packs of 16 bytes along time. A thread walks along a
+ * chunk of one channel with all of its states in registers, so that sums over states stay in a thread and nothing joins
+ * runs of time; chunks of time fill the device.
  *   kr_scan_few_sweep   forward, where time is not cut: the state before every run of 8 steps, to scratch
- *   kr_scan_few_cut     forward over each chunk from zero: the same, the chunk's last state, its sum of dt, and the gradient of its
- *                       first state from zero at its end: the sum of g C times all decays from the chunk's beginning
+ *   kr_scan_few_cut     forward over each chunk from zero: the same, the chunk's last state, its sum of dt, and the
+ *                       gradient of its first state from zero at its end: the sum of g C times all decays from the
+ *                         chunk's beginning
  *   kr_scan_few_back    back, from the gradient of the chunk's last state; dB and dC of a block's channels as parts
- * A block has p.few channels of 128 / p.few neighbouring chunks. A warp copies the packs of its rows together; results go out through
- * the same places. A lane keeps state k in place k ^ (lane & 3), and B and C lie in shared memory once for each such order: so four
- * lanes add up dB and dC of a step without a selection, each keeping one state; the block does the rest once per tile.
- * With g = dout silu(z) and h = a_{t+1} dx_{t+1}:  dx = g C + h;  q = a dx x_{t-1};  s1 = sum_n dx B;  s2 = sum_n A q;  y = sum_n C x;
+ * A block has p.few channels of 128 / p.few neighbouring chunks. A warp copies the packs of its rows together; results
+ * go out through the same places. A lane keeps state k in place k ^ (lane & 3), and B and C lie in shared memory once
+ * for each such order: so four lanes add up dB and dC of a step without a selection, each keeping one state; the block
+ * does the rest once per tile. With g = dout silu(z) and h = a_{t+1} dx_{t+1}:  dx = g C + h;  q = a dx x_{t-1};  s1 =
+ * sum_n dx B;  s2 = sum_n A q;  y = sum_n C x;
  *   du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #include "whole.cuh"
 
 enum { S = 4, BYTES = 2, RUN = E, TILE = 2 * RUN, THREADS = KR_SCAN_THREADS, WARPS = THREADS / 32 };
-enum { U, DELTA, DOUT, Z, TENSOR = WARPS * 2 * 32 };                                    /* packs of a tile: [tensor][warp][half][row], rows of the second half in the order row ^ 4 */
-enum { STEP_BC = 4 * 2 * S, HALF_BC = 8, CHUNK_BC = TILE * STEP_BC + 16, STEP_PART = 2 * THREADS + 4 }; /* floats; odd ends are for the banks */
+enum {
+  U,
+  DELTA,
+  DOUT,
+  Z,
+  TENSOR = WARPS * 2 * 32
+}; /* packs of a tile: [tensor][warp][half][row], rows of the second half in the order row ^ 4 */
+enum {
+  STEP_BC = 4 * 2 * S,
+  HALF_BC = 8,
+  CHUNK_BC = TILE * STEP_BC + 16,
+  STEP_PART = 2 * THREADS + 4
+}; /* floats; odd ends are for the banks */
 
 typedef struct few_place {
   int64_t b, d0;                                      /* first channel of the block */
-  int g, n_channels, n_subs, n_tiles;                 /* channels that exist; chunks of the block; tiles of its longest chunk */
-  int thread, at, slot, sub, order, chunk, begin, exists; /* slot: the thread's channel in the block; sub: its chunk there; begin: its first step */
-  int warp_begin, warp_slot, whole_tiles;             /* the warp's first chunk and channel; tiles that exist in all channels and chunks of the block */
+  int g, n_channels, n_subs, n_tiles; /* channels that exist; chunks of the block; tiles of its longest chunk */
+  int thread, at, slot, sub, order, chunk, begin,
+      exists; /* slot: the thread's channel in the block; sub: its chunk there; begin: its first step */
+  int warp_begin, warp_slot,
+      whole_tiles; /* the warp's first chunk and channel; tiles that exist in all channels and chunks of the block */
 } few_place;
 
 KR_DEV few_place place_few(const kr_scan_plan &p) {
@@ -43,17 +59,23 @@ KR_DEV few_place place_few(const kr_scan_plan &p) {
   return w;
 }
 
-/* A sum, not a choice: of that the compiler would make a choice of addresses, and a copy of the whole plan to have some. */
-KR_DEV int64_t of_four(int k, int64_t v0, int64_t v1, int64_t v2, int64_t v3) { return (k == 0 ? v0 : 0) + (k == 1 ? v1 : 0) + (k == 2 ? v2 : 0) + (k == 3 ? v3 : 0); }
+/* A sum, not a choice: of that the compiler would make a choice of addresses, and a copy of the whole plan to have
+ * some. */
+KR_DEV int64_t of_four(int k, int64_t v0, int64_t v1, int64_t v2, int64_t v3) {
+  return (k == 0 ? v0 : 0) + (k == 1 ? v1 : 0) + (k == 2 ? v2 : 0) + (k == 3 ? v3 : 0);
+}
 
 /* ---- rows: packs of a tile, past the registers ---- */
 
-/* A lane copies of a warp's rows: of tensor lane / 8, pack lane & 1 of rows lane / 2 % 4, 4 further, 8 ... All tensors have the same
- * stride from row to row. Where the first is at the chunk's first tile; 0 if the tensor is absent. */
-KR_DEV uint64_t share_rows(const kr_scan_plan &p, const few_place &w, const kr_rows &v0, const kr_rows &v1, const kr_rows &v2, const kr_rows &v3) {
+/* A lane copies of a warp's rows: of tensor lane / 8, pack lane & 1 of rows lane / 2 % 4, 4 further, 8 ... All tensors
+ * have the same stride from row to row. Where the first is at the chunk's first tile; 0 if the tensor is absent. */
+KR_DEV uint64_t share_rows(const kr_scan_plan &p, const few_place &w, const kr_rows &v0, const kr_rows &v1,
+                           const kr_rows &v2, const kr_rows &v3) {
   const int k = w.at / 8, slot = w.warp_slot + w.at / 2 % 4;
-  const int64_t data = of_four(k, (int64_t)v0.data, (int64_t)v1.data, (int64_t)v2.data, (int64_t)v3.data), b = of_four(k, v0.b, v1.b, v2.b, v3.b);
-  return data ? (uint64_t)data + (uint64_t)(w.b * b + (w.d0 + slot) * p.u.row + w.warp_begin + (w.at & 1) * E) * BYTES : 0;
+  const int64_t data = of_four(k, (int64_t)v0.data, (int64_t)v1.data, (int64_t)v2.data, (int64_t)v3.data),
+                b = of_four(k, v0.b, v1.b, v2.b, v3.b);
+  return data ? (uint64_t)data + (uint64_t)(w.b * b + (w.d0 + slot) * p.u.row + w.warp_begin + (w.at & 1) * E) * BYTES
+              : 0;
 }
 
 KR_DEV char *row_at(const kr_scan_plan &p, uint64_t share, int i, int tile) {
@@ -64,14 +86,21 @@ KR_DEV char *row_at(const kr_scan_plan &p, uint64_t share, int i, int tile) {
 }
 
 /* Where the pack of the lane's row i lies. */
-KR_DEV int row_place(const few_place &w, int i) { return w.at / 8 * TENSOR + w.thread / 32 * 64 + (w.at & 1) * 32 + w.at / 2 % 4 + ((i & 1) ^ (w.at & 1)) * 4 + i / 2 * 8; }
+KR_DEV int row_place(const few_place &w, int i) {
+  return w.at / 8 * TENSOR + w.thread / 32 * 64 + (w.at & 1) * 32 + w.at / 2 % 4 + ((i & 1) ^ (w.at & 1)) * 4 +
+         i / 2 * 8;
+}
 
 /* Whether the lane's row i is there at a tile. */
 KR_DEV int row_exists(const kr_scan_plan &p, const few_place &w, int i, int tile) {
   const int row = i * 4 + w.at / 2 % 4, slot = p.few == 16 ? row & 15 : w.warp_slot + row;
-  return slot < w.n_channels && w.warp_begin + (p.few == 16 ? row / 16 * (int)p.chunk : 0) + tile * TILE + (w.at & 1) * E < p.L;
+  return slot < w.n_channels &&
+         w.warp_begin + (p.few == 16 ? row / 16 * (int)p.chunk : 0) + tile * TILE + (w.at & 1) * E < p.L;
 }
-KR_DEV void store_pack(char *to, const kr_raw16 &raw) { *(kr_float4 *)to = kr_float4{{kr_bits_to_float(raw.w[0]), kr_bits_to_float(raw.w[1]), kr_bits_to_float(raw.w[2]), kr_bits_to_float(raw.w[3])}}; }
+KR_DEV void store_pack(char *to, const kr_raw16 &raw) {
+  *(kr_float4 *)to = kr_float4{
+      {kr_bits_to_float(raw.w[0]), kr_bits_to_float(raw.w[1]), kr_bits_to_float(raw.w[2]), kr_bits_to_float(raw.w[3])}};
+}
 
 KR_DEV void copy_rows(const kr_scan_plan &p, const few_place &w, uint64_t share, int tile, kr_raw16 *rows) {
   if (!share) return;
@@ -104,7 +133,9 @@ KR_DEV void clear_rows(const few_place &w, uint64_t share, int n_packs, kr_raw16
 }
 
 /* The thread's pack of a run. */
-KR_DEV kr_raw16 &run_place(const few_place &w, kr_raw16 *tensor, int run) { return tensor[w.thread / 32 * 64 + run * 32 + (w.at ^ run * 4)]; }
+KR_DEV kr_raw16 &run_place(const few_place &w, kr_raw16 *tensor, int run) {
+  return tensor[w.thread / 32 * 64 + run * 32 + (w.at ^ run * 4)];
+}
 KR_DEV float at_step(const kr_raw16 &raw, int k) { return pack_at(raw, k, KR_DTYPE); }
 
 /* Steps come from the last; they are packed where the first of two is known. */
@@ -128,9 +159,11 @@ KR_DEV void run_sizes(const kr_scan_plan &p, const kr_raw16 &raw, float bias, in
 
 /* Packs as stored, past the registers: [chunk][half][B, C][state]. */
 KR_DEV void copy_bc(const kr_scan_plan &p, const few_place &w, int tile, kr_raw16 *s_raw) {
-  const int sub = w.thread / 16, is_C = w.thread >> 2 & 1, n = w.thread & 3, t = ((int)kr_block_y() * w.n_subs + sub) * (int)p.chunk + tile * TILE + (w.thread >> 3 & 1) * E;
+  const int sub = w.thread / 16, is_C = w.thread >> 2 & 1, n = w.thread & 3,
+            t = ((int)kr_block_y() * w.n_subs + sub) * (int)p.chunk + tile * TILE + (w.thread >> 3 & 1) * E;
   if (sub >= w.n_subs) return;
-  const int64_t of_B = (int64_t)p.B_mat.data + (w.b * p.B_mat.b + w.g * p.B_mat.g + n * p.B_mat.n) * BYTES, of_C = (int64_t)p.C_mat.data + (w.b * p.C_mat.b + w.g * p.C_mat.g + n * p.C_mat.n) * BYTES;
+  const int64_t of_B = (int64_t)p.B_mat.data + (w.b * p.B_mat.b + w.g * p.B_mat.g + n * p.B_mat.n) * BYTES,
+                of_C = (int64_t)p.C_mat.data + (w.b * p.C_mat.b + w.g * p.C_mat.g + n * p.C_mat.n) * BYTES;
   const char *from = (const char *)(of_four(is_C, of_B, of_C, 0, 0) + (int64_t)t * BYTES);
   kr_one_pointer(from);
   copy_pack(s_raw + w.thread, from, n < p.N && t < p.L);
@@ -150,18 +183,26 @@ KR_DEV void turn_bc(const few_place &w, const kr_raw16 *s_raw, float *s_bc) {
 }
 
 /* Of the thread's order, at the first step of a run. */
-KR_DEV const float *run_bc(const few_place &w, const float *s_bc, int run) { return s_bc + w.sub * CHUNK_BC + run * (RUN * STEP_BC + HALF_BC) + w.order * 2 * S; }
+KR_DEV const float *run_bc(const few_place &w, const float *s_bc, int run) {
+  return s_bc + w.sub * CHUNK_BC + run * (RUN * STEP_BC + HALF_BC) + w.order * 2 * S;
+}
 KR_DEV kr_float4 bc_at(const float *bc, int k, int is_C) { return *(const kr_float4 *)(bc + k * STEP_BC + is_C * S); }
 
 /* ---- states in scratch ---- */
 
-KR_DEV int64_t slab_at(const kr_scan_plan &p, const few_place &w) { return (w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.slot; }
-KR_DEV int64_t kept_at(const kr_scan_plan &p, const few_place &w, int t) { return (w.b * p.n_kept + t / RUN) * p.D + w.d0 + w.slot; }
+KR_DEV int64_t slab_at(const kr_scan_plan &p, const few_place &w) {
+  return (w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.slot;
+}
+KR_DEV int64_t kept_at(const kr_scan_plan &p, const few_place &w, int t) {
+  return (w.b * p.n_kept + t / RUN) * p.D + w.d0 + w.slot;
+}
 
 /* The thread's states between its order and an array of them; what does not exist is 0. */
-KR_DEV void fetch_places(const kr_scan_plan &p, const few_place &w, const float *from, int64_t by_n, float factor, float (&v)[S]) {
+KR_DEV void fetch_places(const kr_scan_plan &p, const few_place &w, const float *from, int64_t by_n, float factor,
+                         float (&v)[S]) {
 #pragma unroll
-  for (int i = 0; i < S; i++) v[i] = from && w.exists && (i ^ w.order) < p.N ? from[(i ^ w.order) * by_n] * factor : 0.0f;
+  for (int i = 0; i < S; i++)
+    v[i] = from && w.exists && (i ^ w.order) < p.N ? from[(i ^ w.order) * by_n] * factor : 0.0f;
 }
 KR_DEV void keep_places(const few_place &w, float *to, int64_t by_n, int n_states, const float (&v)[S]) {
   if (!w.exists) return;
@@ -169,11 +210,17 @@ KR_DEV void keep_places(const few_place &w, float *to, int64_t by_n, int n_state
   for (int i = 0; i < S; i++)
     if ((i ^ w.order) < n_states) to[(i ^ w.order) * by_n] = v[i];
 }
-KR_DEV const float *of_channel(const kr_scan_state &v, const few_place &w) { return v.data && w.exists ? v.data + w.b * v.b + (w.d0 + w.slot) * v.d : 0; }
-KR_DEV void fetch_A(const kr_scan_plan &p, const few_place &w, float (&A)[S]) { fetch_places(p, w, w.exists ? p.A + (w.d0 + w.slot) * p.A_d : 0, p.A_n, KR_LOG2E, A); }
+KR_DEV const float *of_channel(const kr_scan_state &v, const few_place &w) {
+  return v.data && w.exists ? v.data + w.b * v.b + (w.d0 + w.slot) * v.d : 0;
+}
+KR_DEV void fetch_A(const kr_scan_plan &p, const few_place &w, float (&A)[S]) {
+  fetch_places(p, w, w.exists ? p.A + (w.d0 + w.slot) * p.A_d : 0, p.A_n, KR_LOG2E, A);
+}
 
 /* g = dout silu(z). */
-KR_DEV float gated(const kr_scan_plan &p, float dout, float z) { return dout * kr_select(p.z.data != 0, kr_silu(z), 1.0f); }
+KR_DEV float gated(const kr_scan_plan &p, float dout, float z) {
+  return dout * kr_select(p.z.data != 0, kr_silu(z), 1.0f);
+}
 
 KR_DEV void sweep_few(const kr_scan_plan &p, const int CUT) {
   KR_DYNAMIC_SHARED(shared);
@@ -252,7 +299,8 @@ KR_DEV float sum_of_four(float (&v)[S]) {
   return v[0] + kr_shuffle_xor(v[1], 1);
 }
 
-/* The block's parts of dB and dC of a tile: a thread adds up one state of one step. Rows of part_bc are n (B) and S + n (C). */
+/* The block's parts of dB and dC of a tile: a thread adds up one state of one step. Rows of part_bc are n (B) and S + n
+ * (C). */
 KR_DEV void fold_tile(const kr_scan_plan &p, const few_place &w, int tile, const float *s_part) {
   const int n = w.thread & 3, step = w.thread / 4 % TILE, is_C = w.thread / (4 * TILE) & 1, quads = p.few / 4;
   const float *from = s_part + step * STEP_PART + is_C * THREADS + n;
@@ -271,15 +319,20 @@ typedef struct back_sums {
   float A[S], h[S], dA[S], dD, dbias;
 } back_sums;
 
-/* Steps from the last. x: the states before each step and after the last, a: decays. Results to the places of u, delta and z. */
-KR_DEV void back_run(const kr_scan_plan &p, const few_place &w, kr_raw16 *rows, int run, const float *bc, const float (&dt)[RUN], const float (&x)[RUN + 1][S], const float (&a)[RUN][S], float skip, float *part, back_sums &r) {
-  const kr_raw16 u = run_place(w, rows + U * TENSOR, run), dout = run_place(w, rows + DOUT * TENSOR, run), z = run_place(w, rows + Z * TENSOR, run);
+/* Steps from the last. x: the states before each step and after the last, a: decays. Results to the places of u, delta
+ * and z. */
+KR_DEV void back_run(const kr_scan_plan &p, const few_place &w, kr_raw16 *rows, int run, const float *bc,
+                     const float (&dt)[RUN], const float (&x)[RUN + 1][S], const float (&a)[RUN][S], float skip,
+                     float *part, back_sums &r) {
+  const kr_raw16 u = run_place(w, rows + U * TENSOR, run), dout = run_place(w, rows + DOUT * TENSOR, run),
+                 z = run_place(w, rows + Z * TENSOR, run);
   kr_raw16 du, ddelta, dz;
   float last_du = 0, last_ddelta = 0, last_dz = 0;
 #pragma unroll
   for (int k = RUN - 1; k >= 0; k--) {
     const kr_float4 B = bc_at(bc, k, 0), C = bc_at(bc, k, 1);
-    const float v = at_step(u, k), in = dt[k] * v, out = at_step(dout, k), s = kr_sigmoid(at_step(z, k)), silu = at_step(z, k) * s, g = out * kr_select(p.z.data != 0, silu, 1.0f);
+    const float v = at_step(u, k), in = dt[k] * v, out = at_step(dout, k), s = kr_sigmoid(at_step(z, k)),
+                silu = at_step(z, k) * s, g = out * kr_select(p.z.data != 0, silu, 1.0f);
     float s1 = 0, s2 = 0, y = 0, dB[S], dC[S];
 #pragma unroll
     for (int i = 0; i < S; i++) {
@@ -371,7 +424,9 @@ KR_DEV void back_few(const kr_scan_plan &p) {
       const float *from = run_bc(w, s_bc, run);
       float dt[RUN], x[RUN + 1][S], a[RUN][S];
 #pragma unroll
-      for (int i = 0; i < S; i++) x[0][i] = p.n_chunks > 1 ? kr_fma(kr_exp2(r.A[i] * kept.dt), own->first.v[i], kept.state.v[i]) : kept.state.v[i];
+      for (int i = 0; i < S; i++)
+        x[0][i] =
+            p.n_chunks > 1 ? kr_fma(kr_exp2(r.A[i] * kept.dt), own->first.v[i], kept.state.v[i]) : kept.state.v[i];
       at_kept -= p.D;
       kept = load_kept(p, w, t - RUN, at_kept);
       const kr_raw16 u = run_place(w, rows + U * TENSOR, run), delta = run_place(w, rows + DELTA * TENSOR, run);
@@ -397,7 +452,8 @@ KR_DEV void back_few(const kr_scan_plan &p) {
   }
   keep_places(w, p.part_A + slab_at(p, w) * S, 1, S, r.dA);
   if (w.exists) p.part_D[slab_at(p, w)] = r.dD, p.part_bias[slab_at(p, w)] = r.dbias;
-  if (p.dinitial.data && w.exists && w.chunk == 0) keep_places(w, p.dinitial.data + w.b * p.dinitial.b + d * p.dinitial.d, p.dinitial.n, p.N, r.h);
+  if (p.dinitial.data && w.exists && w.chunk == 0)
+    keep_places(w, p.dinitial.data + w.b * p.dinitial.b + d * p.dinitial.d, p.dinitial.n, p.N, r.h);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_few_back(const kr_scan_plan p) { back_few(p); }

@@ -1,16 +1,19 @@
-/* selective_scan_lanes.cu: the forward scan with time laid over lanes (lanes.cuh): for channels that are few, short sequences,
- * few states, packed sequences by offsets, mixed types (selective_scan_ref.c has the equation).
- *   kr_scan_lanes_{t8,t32}  y of one chunk per block; _packed: with sequence indices; _any: tensors that are not aligned, or mixed
+/* selective_scan_lanes.cu: the forward scan with time laid over lanes (lanes.cuh): for channels that are few, short
+ * sequences, few states, packed sequences by offsets, mixed types (selective_scan_ref.c has the equation).
+ *   kr_scan_lanes_{t8,t32}  y of one chunk per block; _packed: with sequence indices; _any: tensors that are not
+ *                           aligned, or mixed
  *   kr_scan_lanes_state     the chunk's last state from zero, and its sum of dt: phase one when time is cut into chunks
  *   kr_scan_lanes_wide      y of one channel per block, all of its lanes over time: for the fewest channels
  *   kr_scan_short           eight steps or fewer: lanes share the states, steps lie in registers
- * Per tile, a thread holds dt, dt u and y of its run; for each state in turn it advances its run from zero, the lanes join their
- * runs, and it advances its run again from the true state. B and C of a slab of states lie in shared memory as float32. */
+ * Per tile, a thread holds dt, dt u and y of its run; for each state in turn it advances its run from zero, the lanes
+ * join their runs, and it advances its run again from the true state. B and C of a slab of states lie in shared memory
+ * as float32. */
 #include "gate.cuh"
 #include "lanes.cuh"
 
 /* y of a run: plus the other direction's, times silu(z), 0 where masked, to memory. */
-KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED, int64_t t0, uint32_t marks, float *turn, float (&y)[RUN]) {
+KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED,
+                       int64_t t0, uint32_t marks, float *turn, float (&y)[RUN]) {
   float v[RUN];
   if (p.add.data) {
     read_row(p, w, p.add, TT, DIRECT, t0, turn, v);
@@ -34,13 +37,18 @@ KR_DEV void scan_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, TT);
   const int SLOTS = THREADS / TT;
-  float *s_A = (float *)shared, *s_carry = s_A + p.N * SLOTS, *s_bc = s_carry + p.N * SLOTS, *turn = s_bc + p.slab * 2 * row_floats(TT) + w.thread / 32 * 32 * TURN;
+  float *s_A = (float *)shared, *s_carry = s_A + p.N * SLOTS, *s_bc = s_carry + p.N * SLOTS,
+        *turn = s_bc + p.slab * 2 * row_floats(TT) + w.thread / 32 * 32 * TURN;
   const int64_t d = w.d0 + w.slot;
   const int exists = w.slot < w.n_channels;
-  const float bias = p.bias && exists ? p.bias[d * p.bias_stride] : 0.0f, skip = p.D_vec && exists ? p.D_vec[d * p.D_stride] : 0.0f;
+  const float bias = p.bias && exists ? p.bias[d * p.bias_stride] : 0.0f,
+              skip = p.D_vec && exists ? p.D_vec[d * p.D_stride] : 0.0f;
   fetch_states(p, w, TT, p.A + w.d0 * p.A_d, p.A_d, p.A_n, KR_LOG2E, s_A);
-  if (p.n_chunks > 1) fetch_states(p, w, TT, state_slab(p, w, p.chunk_state, w.b * p.n_chunks + w.chunk), p.N_padded, 1, 1.0f, s_carry);
-  else fetch_states(p, w, TT, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d, p.initial.n, 1.0f, s_carry);
+  if (p.n_chunks > 1)
+    fetch_states(p, w, TT, state_slab(p, w, p.chunk_state, w.b * p.n_chunks + w.chunk), p.N_padded, 1, 1.0f, s_carry);
+  else
+    fetch_states(p, w, TT, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d,
+                 p.initial.n, 1.0f, s_carry);
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TT * RUN) {
     float dt[RUN], du[RUN], y[RUN], sum_dt = 0;
     run_bits u_bits, delta_bits;
@@ -65,7 +73,8 @@ KR_DEV void scan_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
         float a[RUN], b[RUN], C[RUN];
         read_run(row, TT, w.lane, C);
-        float x = join_state(w, TT, PACKED, C, s_A[n * SLOTS + w.slot], s_carry + n * SLOTS + w.slot, marks, sum_dt, dt, du, a, b);
+        float x = join_state(w, TT, PACKED, C, s_A[n * SLOTS + w.slot], s_carry + n * SLOTS + w.slot, marks, sum_dt, dt,
+                             du, a, b);
         read_run(row + n_states * row_floats(TT), TT, w.lane, C);
 #pragma unroll
         for (int k = 0; k < RUN; k++) {
@@ -77,16 +86,29 @@ KR_DEV void scan_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
     finish_run(p, w, TT, DIRECT, PACKED, t0, marks, turn, y);
   }
   kr_sync_warp();
-  if (p.last.data && w.chunk + 1 >= p.n_chunks) keep_states(p, w, TT, s_carry, p.last.data + w.b * p.last.b + w.d0 * p.last.d, p.last.d, p.last.n);
+  if (p.last.data && w.chunk + 1 >= p.n_chunks)
+    keep_states(p, w, TT, s_carry, p.last.data + w.b * p.last.b + w.d0 * p.last.d, p.last.d, p.last.n);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_t8(const kr_scan_plan p) { scan_lanes(p, 8, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_t8_any(const kr_scan_plan p) { scan_lanes(p, 8, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_t32(const kr_scan_plan p) { scan_lanes(p, 32, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_t32_any(const kr_scan_plan p) { scan_lanes(p, 32, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_packed(const kr_scan_plan p) { scan_lanes(p, 32, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_t8(const kr_scan_plan p) {
+  scan_lanes(p, 8, 1, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_t8_any(const kr_scan_plan p) {
+  scan_lanes(p, 8, 0, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_t32(const kr_scan_plan p) {
+  scan_lanes(p, 32, 1, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_t32_any(const kr_scan_plan p) {
+  scan_lanes(p, 32, 0, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_packed(const kr_scan_plan p) {
+  scan_lanes(p, 32, 0, 1);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_state(const kr_scan_plan p) { sweep_lanes(p, 32, 1, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_state_any(const kr_scan_plan p) { sweep_lanes(p, 32, 0, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_state_any(const kr_scan_plan p) {
+  sweep_lanes(p, 32, 0, 0, 0);
+}
 
 /* A run of B or C straight from memory: rows whose groups of four are aligned. */
 KR_DEV void load_states(const lanes_place &w, const kr_scan_mat &m, int n, int64_t t, raw4 (&raw)[QUARTERS]) {
@@ -100,16 +122,18 @@ KR_DEV void unpack_states(const raw4 (&raw)[QUARTERS], float (&v)[RUN]) {
   for (int k = 0; k < RUN; k++) v[k] = element4(raw[k / 4], k & 3);
 }
 
-/* All of the block's lanes cover one channel, and its warps join their runs through shared memory: the shortest chain for a
- * channel, at the price of reading B and C anew for each. For tensors whose groups of four are aligned. */
+/* All of the block's lanes cover one channel, and its warps join their runs through shared memory: the shortest chain
+ * for a channel, at the price of reading B and C anew for each. For tensors whose groups of four are aligned. */
 KR_DEV void scan_wide(const kr_scan_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, THREADS);
   const int WARPS = THREADS / 32, warp = w.thread / 32;
-  float *s_A = (float *)shared, *s_carry = s_A + p.N, *s_ends = s_carry + p.N; /* of a state, by parity: each warp's end from zero and its decay */
+  float *s_A = (float *)shared, *s_carry = s_A + p.N,
+        *s_ends = s_carry + p.N; /* of a state, by parity: each warp's end from zero and its decay */
   const float bias = p.bias ? p.bias[w.d0 * p.bias_stride] : 0.0f, skip = p.D_vec ? p.D_vec[w.d0 * p.D_stride] : 0.0f;
   fetch_states(p, w, THREADS, p.A + w.d0 * p.A_d, p.A_d, p.A_n, KR_LOG2E, s_A);
-  fetch_states(p, w, THREADS, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d, p.initial.n, 1.0f, s_carry);
+  fetch_states(p, w, THREADS, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d,
+               p.initial.n, 1.0f, s_carry);
   for (int64_t t0 = w.begin; t0 < w.end; t0 += THREADS * RUN) {
     const int64_t t = t0 + w.lane * RUN;
     float dt[RUN], du[RUN], y[RUN], sum_dt = 0;
@@ -167,10 +191,14 @@ KR_DEV void scan_wide(const kr_scan_plan &p) {
     write_row(p, w, p.out, THREADS, 1, t0, 0, y);
   }
   kr_sync();
-  if (p.last.data) keep_states(p, w, THREADS, s_carry, p.last.data + w.b * p.last.b + w.d0 * p.last.d, p.last.d, p.last.n);
+  if (p.last.data)
+    keep_states(p, w, THREADS, s_carry, p.last.data + w.b * p.last.b + w.d0 * p.last.d, p.last.d, p.last.n);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 || KR_DTYPE == KRAIT_F32 ? 3 : 4) kr_scan_lanes_wide(const kr_scan_plan p) { scan_wide(p); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 || KR_DTYPE == KRAIT_F32 ? 3 : 4)
+    kr_scan_lanes_wide(const kr_scan_plan p) {
+  scan_wide(p);
+}
 
 enum { SHORT = 8 };
 
@@ -204,8 +232,12 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_short(const kr_scan_plan p)
     uint32_t B[SHORT], C[SHORT];
 #pragma unroll
     for (int k = 0; k < SHORT; k++) {
-      B[k] = k < p.L ? load_bits(p.B_mat.data, b * p.B_mat.b + g * p.B_mat.g + n * p.B_mat.n + k * p.B_mat.t, p.B_mat.dtype) : 0;
-      C[k] = k < p.L ? load_bits(p.C_mat.data, b * p.C_mat.b + g * p.C_mat.g + n * p.C_mat.n + k * p.C_mat.t, p.C_mat.dtype) : 0;
+      B[k] = k < p.L
+                 ? load_bits(p.B_mat.data, b * p.B_mat.b + g * p.B_mat.g + n * p.B_mat.n + k * p.B_mat.t, p.B_mat.dtype)
+                 : 0;
+      C[k] = k < p.L
+                 ? load_bits(p.C_mat.data, b * p.C_mat.b + g * p.C_mat.g + n * p.C_mat.n + k * p.C_mat.t, p.C_mat.dtype)
+                 : 0;
     }
 #pragma unroll
     for (int k = 0; k < SHORT; k++) {

@@ -1,19 +1,27 @@
-/* selective_scan_lanes_bwd.cu: gradients of the scan with time laid over lanes (lanes.cuh), real A (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_lanes_sweep, _sweep_packed     forward over each chunk: the state before every tile, to scratch; not needed where one tile is all
- *                                          where time is cut, blocks of z 1 take the gradient of a chunk's first state from zero at its end
- *   kr_scan_lanes_back_{t8,t16,packed}     one chunk per block, its tiles from the last, from the gradient of the chunk's last state
+/* selective_scan_lanes_bwd.cu: gradients of the scan with time laid over lanes (lanes.cuh), real A
+ * (selective_scan_bwd_ref.c has the equations).
+ *   kr_scan_lanes_sweep, _sweep_packed     forward over each chunk: the state before every tile, to scratch; not needed
+ *                                          where one tile is all where time is cut, blocks of z 1 take the gradient of
+ *                                            a chunk's first state from zero at its end
+ *   kr_scan_lanes_back_{t8,t16,packed}     one chunk per block, its tiles from the last, from the gradient of the
+ *                                          chunk's last state
  *   each also _any: tensors that are not aligned, or mixed
- * A thread holds dt, dt u, g and three sums over states of its run. For each state the lanes join their runs forwards, then backwards;
- * its shares of dB and dC go to shared memory, where the block adds them up over its channels, one barrier per state.
- * With g = dout silu(z) and dx_t = g C + a_{t+1} dx_{t+1}:  q = a dx x_{t-1};  s1 = sum_n dx B;  s2 = sum_n A q;  y = sum_n C x;
+ * A thread holds dt, dt u, g and three sums over states of its run. For each state the lanes join their runs forwards,
+ * then backwards; its shares of dB and dC go to shared memory, where the block adds them up over its channels, one
+ * barrier per state. With g = dout silu(z) and dx_t = g C + a_{t+1} dx_{t+1}:  q = a dx x_{t-1};  s1 = sum_n dx B;  s2
+ * = sum_n A q;  y = sum_n C x;
  *   du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #define KR_LANES_RUN 8
 #include "lanes.cuh"
 
-enum { PLANE = THREADS * 4 + 16, PART = 4 * PLANE }; /* of a block's parts of dB and dC: [B or C][half of a run][channel][lane][4] */
+enum {
+  PLANE = THREADS * 4 + 16,
+  PART = 4 * PLANE
+}; /* of a block's parts of dB and dC: [B or C][half of a run][channel][lane][4] */
 
 /* g = dout silu(z); dout at masked outputs counts as 0. */
-KR_DEV void gated_gradient(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED, int64_t t0, uint32_t marks, float *turn, float (&g)[RUN]) {
+KR_DEV void gated_gradient(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT,
+                           const int PACKED, int64_t t0, uint32_t marks, float *turn, float (&g)[RUN]) {
 #pragma unroll
   for (int k = 0; k < RUN; k++) g[k] = 0.0f;
   if (!p.dout.data) return;
@@ -31,23 +39,29 @@ KR_DEV void gated_gradient(const kr_scan_plan &p, const lanes_place &w, const in
 }
 
 /* The states before the tile at t0: from the chunk's first one and what was kept. */
-KR_DEV void first_states(const kr_scan_plan &p, const lanes_place &w, const int TT, int64_t t0, const float *s_A, float *s_first) {
+KR_DEV void first_states(const kr_scan_plan &p, const lanes_place &w, const int TT, int64_t t0, const float *s_A,
+                         float *s_first) {
   if (t0 == w.begin) {
-    if (p.n_chunks > 1) fetch_states(p, w, TT, state_slab(p, w, p.chunk_state, w.b * p.n_chunks + w.chunk), p.N_padded, 1, 1.0f, s_first);
-    else fetch_states(p, w, TT, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d, p.initial.n, 1.0f, s_first);
+    if (p.n_chunks > 1)
+      fetch_states(p, w, TT, state_slab(p, w, p.chunk_state, w.b * p.n_chunks + w.chunk), p.N_padded, 1, 1.0f, s_first);
+    else
+      fetch_states(p, w, TT, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d,
+                   p.initial.n, 1.0f, s_first);
     return;
   }
   const int64_t kept = w.b * p.n_kept + t0 / (TT * RUN);
   fetch_states(p, w, TT, state_slab(p, w, p.kept_state, kept), p.N_padded, 1, 1.0f, s_first);
   if (p.n_chunks == 1 || w.slot >= w.n_channels) return;
-  const float sum_dt = p.kept_dt[kept * p.D + w.d0 + w.slot], *first = state_slab(p, w, p.chunk_state, w.b * p.n_chunks + w.chunk) + w.slot * p.N_padded;
+  const float sum_dt = p.kept_dt[kept * p.D + w.d0 + w.slot],
+              *first = state_slab(p, w, p.chunk_state, w.b * p.n_chunks + w.chunk) + w.slot * p.N_padded;
   for (int n = w.lane; n < p.N; n += TT) {
     const int at = n * (THREADS / TT) + w.slot;
     s_first[at] = kr_fma(kr_exp2(s_A[at] * sum_dt), first[n], s_first[at]);
   }
 }
 
-/* Adds the block's parts of one state over its channels, in order. A thread keeps its steps from state to state: see fold_of. */
+/* Adds the block's parts of one state over its channels, in order. A thread keeps its steps from state to state: see
+ * fold_of. */
 typedef struct fold_place {
   int from[4], exists[4];
   float *to[4];
@@ -82,15 +96,18 @@ KR_DEV void fold_part(const kr_scan_plan &p, const int TT, const float *part, fo
 /* A lane's parts to its place; half 1 lies 16 banks further than half 0. */
 KR_DEV void put_part(float *part, int thread, const float (&v)[RUN]) {
 #pragma unroll
-  for (int h = 0; h < 2; h++) *(kr_float4 *)(part + h * PLANE + thread * 4) = kr_float4{{v[h * 4], v[h * 4 + 1], v[h * 4 + 2], v[h * 4 + 3]}};
+  for (int h = 0; h < 2; h++)
+    *(kr_float4 *)(part + h * PLANE + thread * 4) = kr_float4{{v[h * 4], v[h * 4 + 1], v[h * 4 + 2], v[h * 4 + 3]}};
 }
 
 typedef struct back_run {
   float dt[RUN], du[RUN], g[RUN], s1[RUN], s2[RUN], y[RUN], sum_dt;
 } back_run;
 
-/* One state of a run, both ways. carry: gradient of the state after the tile, which becomes that of the state before it, times its decay. */
-KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, const float *row_b, const float *row_c, float A, float *first, float *carry, float *dA, uint32_t marks, float *part, back_run &r) {
+/* One state of a run, both ways. carry: gradient of the state after the tile, which becomes that of the state before
+ * it, times its decay. */
+KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, const float *row_b, const float *row_c,
+                       float A, float *first, float *carry, float *dA, uint32_t marks, float *part, back_run &r) {
   float a[RUN], x[RUN], B[RUN], v[RUN], dx[RUN];
   read_run(row_b, TT, w.lane, B);
   const float after = *carry, before = join_state(w, TT, PACKED, B, A, first, marks, r.sum_dt, r.dt, r.du, a, x);
@@ -130,7 +147,8 @@ KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, con
 }
 
 /* Gradients of a run to memory. u, dout and z are read again: they lie in the cache, and registers are dear. */
-KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED, int64_t t0, uint32_t marks, float skip, float *turn, back_run &r, float &dD, float &dbias) {
+KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED,
+                       int64_t t0, uint32_t marks, float skip, float *turn, back_run &r, float &dD, float &dbias) {
   const int64_t left = w.end - t0 - w.lane * RUN;
   float u[RUN], v[RUN];
   read_row(p, w, p.u, TT, DIRECT, t0, turn, u);
@@ -163,21 +181,28 @@ KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT
   write_row(p, w, p.du, TT, DIRECT, t0, turn, v);
 }
 
-KR_DEV int64_t last_tile(const lanes_place &w, const int TT) { return w.end > w.begin ? w.begin + (w.end - w.begin - 1) / (TT * RUN) * (TT * RUN) : w.begin - TT * RUN; }
+KR_DEV int64_t last_tile(const lanes_place &w, const int TT) {
+  return w.end > w.begin ? w.begin + (w.end - w.begin - 1) / (TT * RUN) * (TT * RUN) : w.begin - TT * RUN;
+}
 
 KR_DEV void back_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, const int PACKED) {
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, TT);
   const int SLOTS = THREADS / TT, states = p.N * SLOTS;
-  float *s_A = (float *)shared, *s_first = s_A + states, *s_carry = s_first + states, *s_dA = s_carry + states, *s_part = s_dA + states, *s_bc = s_part + 2 * PART, *turn = s_bc + p.slab * 2 * row_floats(TT) + w.thread / 32 * 32 * TURN;
+  float *s_A = (float *)shared, *s_first = s_A + states, *s_carry = s_first + states, *s_dA = s_carry + states,
+        *s_part = s_dA + states, *s_bc = s_part + 2 * PART,
+        *turn = s_bc + p.slab * 2 * row_floats(TT) + w.thread / 32 * 32 * TURN;
   const int64_t d = w.d0 + w.slot, slab = w.b * p.n_chunks + w.chunk;
   const int exists = w.slot < w.n_channels;
-  const float bias = p.bias && exists ? p.bias[d * p.bias_stride] : 0.0f, skip = p.D_vec && exists ? p.D_vec[d * p.D_stride] : 0.0f;
+  const float bias = p.bias && exists ? p.bias[d * p.bias_stride] : 0.0f,
+              skip = p.D_vec && exists ? p.D_vec[d * p.D_stride] : 0.0f;
   float dD = 0, dbias = 0, *part_to = p.part_bc + (int64_t)kr_block_x() * p.L * 2 * p.N_padded;
   fetch_states(p, w, TT, p.A + w.d0 * p.A_d, p.A_d, p.A_n, KR_LOG2E, s_A);
   fetch_states(p, w, TT, 0, 0, 0, 1.0f, s_dA);
   if (p.n_chunks > 1) fetch_states(p, w, TT, state_slab(p, w, p.chunk_carry, slab), p.N_padded, 1, 1.0f, s_carry);
-  else fetch_states(p, w, TT, p.dlast.data ? p.dlast.data + w.b * p.dlast.b + w.d0 * p.dlast.d : 0, p.dlast.d, p.dlast.n, 1.0f, s_carry);
+  else
+    fetch_states(p, w, TT, p.dlast.data ? p.dlast.data + w.b * p.dlast.b + w.d0 * p.dlast.d : 0, p.dlast.d, p.dlast.n,
+                 1.0f, s_carry);
   for (int64_t t0 = last_tile(w, TT); t0 >= w.begin; t0 -= TT * RUN) {
     back_run r;
     const uint32_t marks = PACKED ? run_marks(p, w, t0) : 0;
@@ -207,7 +232,8 @@ KR_DEV void back_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
 #pragma unroll 1
       for (int n = n0; n < n0 + n_states; n++, row += row_floats(TT)) {
         const int at = n * SLOTS + w.slot;
-        back_state(w, TT, PACKED, row, row + n_states * row_floats(TT), s_A[at], s_first + at, s_carry + at, s_dA + at, marks, part, r);
+        back_state(w, TT, PACKED, row, row + n_states * row_floats(TT), s_A[at], s_first + at, s_carry + at, s_dA + at,
+                   marks, part, r);
         kr_sync();
         fold_part(p, TT, part, fold);
         float *const swap = part;
@@ -220,7 +246,9 @@ KR_DEV void back_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
   keep_states(p, w, TT, s_dA, state_slab(p, w, p.part_A, slab), p.N_padded, 1);
   dD = sum_of_lanes(TT, dD), dbias = sum_of_lanes(TT, dbias);
   if (w.lane == 0 && exists) p.part_D[slab * p.D + d] = dD, p.part_bias[slab * p.D + d] = dbias;
-  if (p.dinitial.data && w.chunk == 0) keep_states(p, w, TT, s_carry, p.dinitial.data + w.b * p.dinitial.b + w.d0 * p.dinitial.d, p.dinitial.d, p.dinitial.n);
+  if (p.dinitial.data && w.chunk == 0)
+    keep_states(p, w, TT, s_carry, p.dinitial.data + w.b * p.dinitial.b + w.d0 * p.dinitial.d, p.dinitial.d,
+                p.dinitial.n);
 }
 
 /* The gradient of a chunk's first state from zero at its end. */
@@ -228,7 +256,8 @@ KR_DEV void carry_lanes(const kr_scan_plan &p, const int TT, const int DIRECT) {
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, TT);
   const int SLOTS = THREADS / TT, states = p.N * SLOTS;
-  float *s_A = (float *)shared, *s_carry = s_A + states, *s_bc = s_carry + states, *turn = s_bc + p.slab * row_floats(TT) + w.thread / 32 * 32 * TURN;
+  float *s_A = (float *)shared, *s_carry = s_A + states, *s_bc = s_carry + states,
+        *turn = s_bc + p.slab * row_floats(TT) + w.thread / 32 * 32 * TURN;
   const int64_t d = w.d0 + w.slot;
   const float bias = p.bias && w.slot < w.n_channels ? p.bias[d * p.bias_stride] : 0.0f;
   fetch_states(p, w, TT, p.A + w.d0 * p.A_d, p.A_d, p.A_n, KR_LOG2E, s_A);
@@ -269,10 +298,24 @@ KR_DEV void sweep_or_carry(const kr_scan_plan &p, const int DIRECT) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_lanes_sweep(const kr_scan_plan p) { sweep_or_carry(p, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_any(const kr_scan_plan p) { sweep_or_carry(p, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_packed(const kr_scan_plan p) { sweep_lanes(p, 8, 0, 1, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8(const kr_scan_plan p) { back_lanes(p, 8, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16(const kr_scan_plan p) { back_lanes(p, 16, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8_any(const kr_scan_plan p) { back_lanes(p, 8, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16_any(const kr_scan_plan p) { back_lanes(p, 16, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 3) kr_scan_lanes_back_packed(const kr_scan_plan p) { back_lanes(p, 8, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_any(const kr_scan_plan p) {
+  sweep_or_carry(p, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_lanes_sweep_packed(const kr_scan_plan p) {
+  sweep_lanes(p, 8, 0, 1, 1);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8(const kr_scan_plan p) {
+  back_lanes(p, 8, 1, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16(const kr_scan_plan p) {
+  back_lanes(p, 16, 1, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t8_any(const kr_scan_plan p) {
+  back_lanes(p, 8, 0, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_back_t16_any(const kr_scan_plan p) {
+  back_lanes(p, 16, 0, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 3) kr_scan_lanes_back_packed(const kr_scan_plan p) {
+  back_lanes(p, 8, 0, 1);
+}

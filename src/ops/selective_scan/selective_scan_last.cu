@@ -1,12 +1,15 @@
-/* selective_scan_last.cu: the forward scan of channels-last rows (selective_scan_ref.c has the equation; last.cuh says how a block works): real A,
- * B and C per time step with any strides, one type.
- *   kr_scan_last_out               y of one chunk per block from the chunk's first state, N to 16; _n32, _n64: up to so many states
+/* selective_scan_last.cu: the forward scan of channels-last rows (selective_scan_ref.c has the equation; last.cuh says
+ * how a block works): real A, B and C per time step with any strides, one type.
+ *   kr_scan_last_out               y of one chunk per block from the chunk's first state, N to 16; _n32, _n64: up to so
+ *                                  many states
  *   kr_scan_last_state             the chunk's last state from zero, and its sum of dt: phase one when channels are few
  *   kr_scan_last_sweep             for the gradient, N to 16: the state before every 8 steps
- *   kr_scan_last_cut               the same where time is cut, from zero: last states, sums of dt, and the gradient of the chunk's first state from zero
- *                                  at its end, which is the sum of g C times all decays up to there
- * Of a tile: rows arrive as they are stored while the tile before is walked; dt and dt u (and g) go to shared memory as (channel, step), B and C as (step,
- * state); each warp walks along the tile and leaves its part of y there; the next barrier later the parts are added up, gated and stored. */
+ *   kr_scan_last_cut               the same where time is cut, from zero: last states, sums of dt, and the gradient of
+ *                                  the chunk's first state from zero at its end, which is the sum of g C times all
+ *                                    decays up to there
+ * Of a tile: rows arrive as they are stored while the tile before is walked; dt and dt u (and g) go to shared memory as
+ * (channel, step), B and C as (step, state); each warp walks along the tile and leaves its part of y there; the next
+ * barrier later the parts are added up, gated and stored. */
 #include "last.cuh"
 
 enum last_mode { OUTPUT, STATE, SWEEP, CUT };
@@ -16,7 +19,9 @@ enum { TL = KR_SCAN_LAST_TILE, STEPS = TL / 8, WIDTH = TL + 4, VALUES = CHANNELS
 #define KR_LAST_MOVED 8
 #endif
 /* One decay of so many keeps off the unit of special functions, which bounds these walks. */
-KR_DEV int is_moved(const int MODE, int i, int s) { return MODE != CUT && KR_LAST_MOVED && (i * 4 + s) % (KR_LAST_MOVED ? KR_LAST_MOVED : 1) == 0; }
+KR_DEV int is_moved(const int MODE, int i, int s) {
+  return MODE != CUT && KR_LAST_MOVED && (i * 4 + s) % (KR_LAST_MOVED ? KR_LAST_MOVED : 1) == 0;
+}
 
 KR_DEV int n_tensors(const int MODE) { return MODE == CUT ? 4 : MODE == OUTPUT ? 3 : 2; }
 
@@ -31,7 +36,8 @@ typedef struct last_rows {
   char *out;
 } last_rows;
 
-KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, int t0, uint32_t *raw, last_rows &r) {
+KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, int t0, uint32_t *raw,
+                      last_rows &r) {
   copy_rows(ANY, p, w, p.u, r.u, TL, t0, raw);
   copy_rows(ANY, p, w, p.delta, r.delta, TL, t0, raw + RAW);
   if ((MODE == OUTPUT || MODE == CUT) && p.z.data) copy_rows(ANY, p, w, p.z, r.z, TL, t0, raw + 2 * RAW);
@@ -43,7 +49,8 @@ KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w,
 }
 
 /* dt, dt u and g = dout silu(z); dt is 0 past the end, which leaves the state as it is. */
-KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, int t0, const uint32_t *raw, const float (&bias)[2], float *s_dt, last_tile &tile) {
+KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, int t0,
+                  const uint32_t *raw, const float (&bias)[2], float *s_dt, last_tile &tile) {
   float dt[2][STEPS], du[2][STEPS], g[2][STEPS];
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
@@ -86,7 +93,8 @@ KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, con
 }
 
 /* y of a tile: four parts, plus D u, times silu(z), to memory. */
-KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, int t0, const float *s_y, const float (&skip)[2], const last_tile &tile, char *&out) {
+KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, int t0, const float *s_y,
+                   const float (&skip)[2], const last_tile &tile, char *&out) {
   float y[2][STEPS];
 #pragma unroll
   for (int c = 0; c < 2; c++) {
@@ -114,7 +122,8 @@ KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, in
 
 /* Along the tile, of which `left` steps exist. */
 template <int S, int MODE>
-KR_DEV void walk(const kr_scan_plan &p, const last_place &w, int t0, const float *s_dt, const float *s_bc, const float (&A)[S], float (&x)[S], float (&decays)[S], float (&carry)[S], float &sum_dt, float *s_y) {
+KR_DEV void walk(const kr_scan_plan &p, const last_place &w, int t0, const float *s_dt, const float *s_bc,
+                 const float (&A)[S], float (&x)[S], float (&decays)[S], float (&carry)[S], float &sum_dt, float *s_y) {
   enum { ROWS = MODE == OUTPUT || MODE == CUT ? 8 * S : 4 * S };
   const float *step = s_dt + w.lane * WIDTH, *bc = s_bc + w.warp * S;
   float *y_to = s_y + w.warp * VALUES + w.lane * WIDTH;
@@ -126,7 +135,8 @@ KR_DEV void walk(const kr_scan_plan &p, const last_place &w, int t0, const float
     if (MODE >= SWEEP && k % KR_SCAN_KEPT == 0 && t0 + k < w.end) {
       const int64_t kept = (t0 + k) / KR_SCAN_KEPT;
       put_states<S>(w, p.kept_state + kept_at<S>(p, w, kept), x);
-      if (MODE == CUT && w.warp == 0 && w.lane < w.n_channels) p.kept_dt[(w.b * p.n_kept + kept) * p.D + w.d0 + w.lane] = sum_dt;
+      if (MODE == CUT && w.warp == 0 && w.lane < w.n_channels)
+        p.kept_dt[(w.b * p.n_kept + kept) * p.D + w.d0 + w.lane] = sum_dt;
     }
     if (MODE == STATE || MODE == CUT) sum_dt += dt.v[0] + dt.v[1] + (dt.v[2] + dt.v[3]);
 #pragma unroll
@@ -152,7 +162,8 @@ KR_DEV void scan_last(const kr_scan_plan &p) {
   enum { ROWS = MODE == OUTPUT || MODE == CUT ? 8 * S : 4 * S, N_PACKS = (TL * ROWS / E + THREADS - 1) / THREADS };
   const last_place w = place_block(p, STEPS);
   uint32_t *const raw = (uint32_t *)shared;
-  float *const s_dt = (float *)(raw + n_tensors(MODE) * RAW), *const s_bc = s_dt + (MODE == CUT ? 3 : 2) * VALUES, *const s_y = s_bc + TL * ROWS;
+  float *const s_dt = (float *)(raw + n_tensors(MODE) * RAW), *const s_bc = s_dt + (MODE == CUT ? 3 : 2) * VALUES,
+               *const s_y = s_bc + TL * ROWS;
   float A[S], x[S], decays[S], carry[S], bias[2], skip[2], sum_dt = 0;
   const int64_t slab = w.b * p.n_chunks + w.chunk;
   last_bc<N_PACKS> bc;
@@ -165,11 +176,16 @@ KR_DEV void scan_last(const kr_scan_plan &p) {
   if (MODE == OUTPUT && p.n_chunks > 1) {
 #pragma unroll
     for (int s = 0; s < S; s++) x[s] = w.lane < w.n_channels ? p.chunk_state[states_at<S>(p, w, slab) + s] : 0.0f;
-  } else if (MODE == OUTPUT || MODE == SWEEP) load_view<S>(p, w, p.initial.data ? p.initial.data + w.b * p.initial.b : 0, p.initial.d, p.initial.n, 1.0f, x);
+  } else if (MODE == OUTPUT || MODE == SWEEP)
+    load_view<S>(p, w, p.initial.data ? p.initial.data + w.b * p.initial.b : 0, p.initial.d, p.initial.n, 1.0f, x);
 #pragma unroll
   for (int s = 0; s < S; s++)
-    if ((is_moved(MODE, 0, s % 4) || is_moved(MODE, 1, s % 4) || is_moved(MODE, 2, s % 4) || is_moved(MODE, 3, s % 4)) && A[s] != A[s]) x[s] = A[s]; /* exp2_of_product has no NaN */
-  last_rows rows = {first_pack(p.u, w, w.begin), first_pack(p.delta, w, w.begin), first_pack(p.z, w, w.begin), first_pack(p.dout, w, w.begin), first_two(p.out, w, w.begin)};
+    if ((is_moved(MODE, 0, s % 4) || is_moved(MODE, 1, s % 4) || is_moved(MODE, 2, s % 4) ||
+         is_moved(MODE, 3, s % 4)) &&
+        A[s] != A[s])
+      x[s] = A[s]; /* exp2_of_product has no NaN */
+  last_rows rows = {first_pack(p.u, w, w.begin), first_pack(p.delta, w, w.begin), first_pack(p.z, w, w.begin),
+                    first_pack(p.dout, w, w.begin), first_two(p.out, w, w.begin)};
   if (!ANY) { /* moved on from tile to tile, which costs less than finding them again */
     kr_one_pointer(rows.u), kr_one_pointer(rows.delta), kr_one_pointer(rows.z), kr_one_pointer(rows.dout);
   }
@@ -198,7 +214,8 @@ KR_DEV void scan_last(const kr_scan_plan &p) {
     if (!p.last.data || w.chunk + 1 < p.n_chunks || w.lane >= w.n_channels) return;
 #pragma unroll
     for (int s = 0; s < S; s++)
-      if (w.warp * S + s < p.N) p.last.data[w.b * p.last.b + (w.d0 + w.lane) * p.last.d + (w.warp * S + s) * p.last.n] = x[s];
+      if (w.warp * S + s < p.N)
+        p.last.data[w.b * p.last.b + (w.d0 + w.lane) * p.last.d + (w.warp * S + s) * p.last.n] = x[s];
   } else if (MODE != SWEEP) {
     put_states<S>(w, p.chunk_state + states_at<S>(p, w, slab), x);
     if (MODE == CUT) put_states<S>(w, p.chunk_carry + states_at<S>(p, w, slab), carry);
@@ -213,7 +230,9 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_out_n64(const kr_scan_
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_state(const kr_scan_plan p) { scan_last<4, STATE, 0>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_state_any(const kr_scan_plan p) { scan_last<4, STATE, 1>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_state_n32(const kr_scan_plan p) { scan_last<8, STATE, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_state_n64(const kr_scan_plan p) { scan_last<16, STATE, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_state_n64(const kr_scan_plan p) {
+  scan_last<16, STATE, 1>(p);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_sweep(const kr_scan_plan p) { scan_last<4, SWEEP, 0>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_sweep_any(const kr_scan_plan p) { scan_last<4, SWEEP, 1>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_cut(const kr_scan_plan p) { scan_last<4, CUT, 0>(p); }

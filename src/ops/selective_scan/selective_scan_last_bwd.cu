@@ -1,14 +1,29 @@
-/* selective_scan_last_bwd.cu: the walk back of the scan's gradient for channels-last rows, N to 16 (last.cuh says how a block works, selective_scan_last.cu has the
- * sweep that keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
+/* selective_scan_last_bwd.cu: the walk back of the scan's gradient for channels-last rows, N to 16 (last.cuh says how a
+ * block works, selective_scan_last.cu has the sweep that keeps the state before every 8 steps). Equations and parts as
+ * in selective_scan_bwd.cu.
  *   kr_scan_last_back   one chunk per block, from the gradient of its last state; _any: rows that begin at any element
- * Of 8 steps a lane keeps all decays, and a x of the state before each, in registers. Sums over states (y, s1, s2) are left in shared memory as four parts per channel.
- * Sums over channels (dB, dC) are made by tensor cores, which add up the lanes of a quad: a lane's values are the first factor, the second
- * one picks the columns of the result that they go to. The factor has 11 bits; what is left of a value goes the same way, except
- * in bfloat16, where the result is rounded to 8. */
+ * Of 8 steps a lane keeps all decays, and a x of the state before each, in registers. Sums over states (y, s1, s2) are
+ * left in shared memory as four parts per channel. Sums over channels (dB, dC) are made by tensor cores, which add up
+ * the lanes of a quad: a lane's values are the first factor, the second one picks the columns of the result that they
+ * go to. The factor has 11 bits; what is left of a value goes the same way, except in bfloat16, where the result is
+ * rounded to 8. */
 #include "last.cuh"
 
-enum { TL = KR_SCAN_BWD_TILE, STEPS = TL / 8, WIDTH = TL + 4, VALUES = CHANNELS * WIDTH, RAW = TL * RAW_ROW, S = 4, RUN = KR_SCAN_KEPT, N_PACKS = TL * 8 * S / E / THREADS > 0 ? TL * 8 * S / E / THREADS : 1 };
-enum { QUADS = 8, PART_QUAD = 8 * S + 4, PART_STEP = QUADS * PART_QUAD + 8 }; /* floats of a quad's and of a step's parts of dB and dC; the ends are for the banks */
+enum {
+  TL = KR_SCAN_BWD_TILE,
+  STEPS = TL / 8,
+  WIDTH = TL + 4,
+  VALUES = CHANNELS * WIDTH,
+  RAW = TL * RAW_ROW,
+  S = 4,
+  RUN = KR_SCAN_KEPT,
+  N_PACKS = TL * 8 * S / E / THREADS > 0 ? TL * 8 * S / E / THREADS : 1
+};
+enum {
+  QUADS = 8,
+  PART_QUAD = 8 * S + 4,
+  PART_STEP = QUADS * PART_QUAD + 8
+}; /* floats of a quad's and of a step's parts of dB and dC; the ends are for the banks */
 enum { U, DELTA, DOUT, Z, N_TENSORS }; /* as they arrive */
 enum { DT, DU, G, N_VALUES };          /* as the walk reads them */
 enum { Y, S1, S2, N_RESULTS };         /* four parts each */
@@ -55,9 +70,11 @@ KR_DEV float slope_gate(float z) {
 #endif
 }
 
-/* dt, dt u and g = dout silu(z) of the thread's share; dt is 0 past the end, which leaves state and gradient as they are. */
+/* dt, dt u and g = dout silu(z) of the thread's share; dt is 0 past the end, which leaves state and gradient as they
+ * are. */
 template <int ANY>
-KR_DEV void stage(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&bias)[2], back_tile &tile) {
+KR_DEV void stage(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&bias)[2],
+                  back_tile &tile) {
   float dt[2][STEPS], du[2][STEPS], g[2][STEPS];
 #pragma unroll
   for (int i = 0; i < STEPS; i++) {
@@ -114,7 +131,8 @@ KR_DEV void add_parts(const last_place &w, const back_shared &m, int result, int
 
 /* The gradients of the tile that was walked, and the block's share of its dB and dC to scratch. */
 template <int ANY>
-KR_DEV void finish(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&skip)[2], const back_tile &tile, back_sums &sums) {
+KR_DEV void finish(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&skip)[2],
+                   const back_tile &tile, back_sums &sums) {
   float du[2][STEPS], ddelta[2][STEPS], dz[2][STEPS];
 #pragma unroll
   for (int c = 0; c < 2; c++) {
@@ -139,7 +157,8 @@ KR_DEV void finish(const kr_scan_plan &p, const last_place &w, int t0, const bac
       add_parts(w, m, Y, c, y);
 #pragma unroll
       for (int i = 0; i < STEPS; i++) {
-        const float z = value_of(tile.z[i], c), s = slope_gate(z), gate = z * s, dout = p.dout.data ? value_of(tile.dout[i], c) : 0.0f;
+        const float z = value_of(tile.z[i], c), s = slope_gate(z), gate = z * s,
+                    dout = p.dout.data ? value_of(tile.dout[i], c) : 0.0f;
         dz[c][i] = dout * kr_fma(skip[c], value_of(tile.u[i], c), y[i]) * kr_fma(gate, 1.0f - s, s);
       }
     }
@@ -176,12 +195,15 @@ KR_DEV void sum_quads(float (&d)[4], const float (&)[2], int i, const float (&v)
   }
 }
 #else
-/* d += a b by a warp's tensor cores: m16n8k8, factors of 11 bits (the rest of a float is not read). With g = lane / 4 and q = lane % 4 a lane has in a: rows g and g + 8
- * of column q, then of column q + 4; in b: rows q and q + 4 of column g; in d: columns 2 q and 2 q + 1 of row g, then of row g + 8. */
+/* d += a b by a warp's tensor cores: m16n8k8, factors of 11 bits (the rest of a float is not read). With g = lane / 4
+ * and q = lane % 4 a lane has in a: rows g and g + 8 of column q, then of column q + 4; in b: rows q and q + 4 of
+ * column g; in d: columns 2 q and 2 q + 1 of row g, then of row g + 8. */
 KR_DEV void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(kr_float_to_bits(a[0])), "r"(kr_float_to_bits(a[1])), "r"(kr_float_to_bits(a[2])), "r"(kr_float_to_bits(a[3])), "r"(kr_float_to_bits(b[0])), "r"(kr_float_to_bits(b[1])));
+      : "r"(kr_float_to_bits(a[0])), "r"(kr_float_to_bits(a[1])), "r"(kr_float_to_bits(a[2])),
+        "r"(kr_float_to_bits(a[3])), "r"(kr_float_to_bits(b[0])), "r"(kr_float_to_bits(b[1])));
 }
 
 /* The same: pick is 1 in the lanes of quad 2 i and of quad 2 i + 1, else 0. */
@@ -199,7 +221,9 @@ KR_DEV void sum_quads(float (&d)[4], const float (&pick)[2], int, const float (&
 #endif
 
 /* Four steps' sums: lane q of quad g has its quad's of step q. */
-KR_DEV void put_parts(const last_place &w, const float (&d)[4], float *to) { *(kr_float4 *)(to + (w.lane & 3) * PART_STEP + (w.lane >> 2) * PART_QUAD) = kr_float4{{d[0], d[1], d[2], d[3]}}; }
+KR_DEV void put_parts(const last_place &w, const float (&d)[4], float *to) {
+  *(kr_float4 *)(to + (w.lane & 3) * PART_STEP + (w.lane >> 2) * PART_QUAD) = kr_float4{{d[0], d[1], d[2], d[3]}};
+}
 
 /* ---- the walk ---- */
 
@@ -210,11 +234,14 @@ typedef struct back_state {
 /* 8 steps forward from the state before them, and back again. `at`: the first of them in the tile. */
 KR_DEV void walk_run(const last_place &w, const back_shared &m, int at, float (&x)[S], back_state &b) {
   const float *const values = m.values + w.lane * WIDTH + at, *const bc = m.bc + at * 8 * S + w.warp * S;
-  float *const results = m.results + w.warp * VALUES + w.lane * WIDTH + at, *const parts = m.parts + at * PART_STEP + w.warp * S;
+  float *const results = m.results + w.warp * VALUES + w.lane * WIDTH + at, *const parts =
+                                                                                m.parts + at * PART_STEP + w.warp * S;
   float dt[RUN], du[RUN], g[RUN], a[RUN][S], kept[RUN][S], sum[RUN], second[RUN];
 #pragma unroll
   for (int k = 0; k < RUN; k += 4) {
-    const kr_float4 q0 = *(const kr_float4 *)(values + DT * VALUES + k), q1 = *(const kr_float4 *)(values + DU * VALUES + k), q2 = *(const kr_float4 *)(values + G * VALUES + k);
+    const kr_float4 q0 = *(const kr_float4 *)(values + DT * VALUES + k),
+                    q1 = *(const kr_float4 *)(values + DU * VALUES + k),
+                    q2 = *(const kr_float4 *)(values + G * VALUES + k);
 #pragma unroll
     for (int j = 0; j < 4; j++) dt[k + j] = q0.v[j], du[k + j] = q1.v[j], g[k + j] = q2.v[j];
   }
@@ -258,11 +285,13 @@ KR_DEV void walk_run(const last_place &w, const back_shared &m, int at, float (&
     }
     put_parts(w, d, parts + k * PART_STEP);
     *(kr_float4 *)(results + S1 * WARPS * VALUES + k) = kr_float4{{sum[k], sum[k + 1], sum[k + 2], sum[k + 3]}};
-    *(kr_float4 *)(results + S2 * WARPS * VALUES + k) = kr_float4{{second[k], second[k + 1], second[k + 2], second[k + 3]}};
+    *(kr_float4 *)(results + S2 * WARPS * VALUES + k) =
+        kr_float4{{second[k], second[k + 1], second[k + 2], second[k + 3]}};
   }
 }
 
-/* The states kept before 8 steps that begin at t; where time is cut, with what the chunk's first state leaves of itself. */
+/* The states kept before 8 steps that begin at t; where time is cut, with what the chunk's first state leaves of
+ * itself. */
 typedef struct back_kept {
   kr_float4 x;
   float sum_dt;
@@ -277,7 +306,8 @@ KR_DEV back_kept load_kept(const kr_scan_plan &p, const last_place &w, int t) {
 }
 
 /* Sums over the chunk: dA, and dD and dbias over the threads that share a channel. */
-KR_DEV void write_sums(const kr_scan_plan &p, const last_place &w, const back_shared &m, const back_state &b, const back_sums &sums, int64_t slab) {
+KR_DEV void write_sums(const kr_scan_plan &p, const last_place &w, const back_shared &m, const back_state &b,
+                       const back_sums &sums, int64_t slab) {
   put_states<S>(w, p.part_A + states_at<S>(p, w, slab), b.dA);
   float *const at = m.results; /* (channel, share of a tile), twice */
 #pragma unroll
@@ -307,7 +337,8 @@ KR_DEV void scan_back(const kr_scan_plan &p) {
   load_two(w, p.bias, p.bias_stride, bias);
   load_two(w, p.D_vec, p.D_stride, skip);
   load_view<S>(p, w, p.A, p.A_d, p.A_n, KR_LOG2E, b.A);
-  if (p.n_chunks <= 1) load_view<S>(p, w, p.dlast.data ? p.dlast.data + w.b * p.dlast.b : 0, p.dlast.d, p.dlast.n, 1.0f, b.carry);
+  if (p.n_chunks <= 1)
+    load_view<S>(p, w, p.dlast.data ? p.dlast.data + w.b * p.dlast.b : 0, p.dlast.d, p.dlast.n, 1.0f, b.carry);
 #pragma unroll
   for (int s = 0; s < S; s++) {
     const int exists = p.n_chunks > 1 && w.lane < w.n_channels;
@@ -340,7 +371,8 @@ KR_DEV void scan_back(const kr_scan_plan &p) {
     for (int at = t0 + TL - RUN < w.end ? TL - RUN : 0; at >= 0; at -= RUN) {
       float x[S];
 #pragma unroll
-      for (int s = 0; s < S; s++) x[s] = p.n_chunks > 1 ? kr_fma(kr_exp2(b.A[s] * next.sum_dt), first[s], next.x.v[s]) : next.x.v[s];
+      for (int s = 0; s < S; s++)
+        x[s] = p.n_chunks > 1 ? kr_fma(kr_exp2(b.A[s] * next.sum_dt), first[s], next.x.v[s]) : next.x.v[s];
       next = load_kept(p, w, t0 + at - RUN);
       walk_run(w, m, at, x, b);
     }
@@ -353,11 +385,17 @@ KR_DEV void scan_back(const kr_scan_plan &p) {
   if (!p.dinitial.data || w.chunk > 0 || w.lane >= w.n_channels) return;
 #pragma unroll
   for (int s = 0; s < S; s++)
-    if (w.warp * S + s < p.N) p.dinitial.data[w.b * p.dinitial.b + (w.d0 + w.lane) * p.dinitial.d + (w.warp * S + s) * p.dinitial.n] = b.carry[s];
+    if (w.warp * S + s < p.N)
+      p.dinitial.data[w.b * p.dinitial.b + (w.d0 + w.lane) * p.dinitial.d + (w.warp * S + s) * p.dinitial.n] =
+          b.carry[s];
 }
 
 #ifndef KR_LAST_BACK_BLOCKS
 #define KR_LAST_BACK_BLOCKS 3
 #endif
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back(const kr_scan_plan p) { scan_back<0>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back_any(const kr_scan_plan p) { scan_back<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back(const kr_scan_plan p) {
+  scan_back<0>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back_any(const kr_scan_plan p) {
+  scan_back<1>(p);
+}

@@ -2,8 +2,8 @@
  *   dt = delta + delta_bias, softplus if asked
  *   x_t = exp(dt A) x_{t-1} + dt B_t u_t         x before the first step: initial_state, else 0
  *   y_t = sum_n C_t x_t (complex: 2 Re) + D u_t;  out = y silu(z)
- * seq_idx: x starts from 0 wherever the index changes; out is 0 at a negative index. cu_seqlens: S sequences in one row.
- * Reverse walks time backwards; both directions add their sums before D u and the gate. Double accumulation. */
+ * seq_idx: x starts from 0 wherever the index changes; out is 0 at a negative index. cu_seqlens: S sequences in one
+ * row. Reverse walks time backwards; both directions add their sums before D u and the gate. Double accumulation. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_ref.h"
@@ -19,16 +19,19 @@ static double step_size(const krait_selective_scan_args *a, int64_t b, int64_t d
 
 static int sequence_changes(const krait_selective_scan_args *a, const walk *w, int64_t i) {
   if (!kr_has(&a->seq_idx) || i == 0) return 0;
-  return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i))) != kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i - 1)));
+  return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i))) !=
+         kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i - 1)));
 }
 
 /* Adds sum_n C x of every step to y[time - begin of the sequence]. */
-static void run_direction(const krait_selective_scan_args *a, const walk *w, int64_t d, const krait_view *A, double *y) {
+static void run_direction(const krait_selective_scan_args *a, const walk *w, int64_t d, const krait_view *A,
+                          double *y) {
   const int is_complex = A->dtype == KRAIT_C64;
   const int64_t g = d / (a->D / a->G), begin = w->step > 0 ? w->first : w->first - (w->n - 1);
   number x[MAX_N];
   for (int64_t n = 0; n < a->N; n++)
-    x[n] = kr_has(&a->initial_state) ? get_number(&a->initial_state, kr_at3(&a->initial_state, w->state_row, d, n)) : number_of(0);
+    x[n] = kr_has(&a->initial_state) ? get_number(&a->initial_state, kr_at3(&a->initial_state, w->state_row, d, n))
+                                     : number_of(0);
   for (int64_t i = 0; i < w->n; i++) {
     int64_t t = time_of(w, i);
     double dt = step_size(a, w->b, d, t), u = kr_get(&a->u, kr_at3(&a->u, w->b, d, t)), sum = 0;
@@ -42,7 +45,8 @@ static void run_direction(const krait_selective_scan_args *a, const walk *w, int
     }
     y[t - begin] += sum;
   }
-  for (int64_t n = 0; kr_has(&a->last_state) && n < a->N; n++) put_number(&a->last_state, kr_at3(&a->last_state, w->state_row, d, n), x[n]);
+  for (int64_t n = 0; kr_has(&a->last_state) && n < a->N; n++)
+    put_number(&a->last_state, kr_at3(&a->last_state, w->state_row, d, n), x[n]);
 }
 
 static void run_channel(const krait_selective_scan_args *a, int64_t row, int64_t d, double *y) {

@@ -1,7 +1,7 @@
-/* selective_scan_simd.c: the scan with channels across lanes (scan_block.h). Per step and state one exponential (base 2,
- * log2 e folded into A once), three multiply-adds, and broadcasts of B and C; states and A stay in the first cache. A tile
- * whose products dt A all lie within 2^+-126 takes the short exponential, else the full one. Complex states are pairs of
- * vectors and take cosine and sine beside the exponential. */
+/* selective_scan_simd.c: the scan with channels across lanes (scan_block.h). Per step and state one exponential (base
+ * 2, log2 e folded into A once), three multiply-adds, and broadcasts of B and C; states and A stay in the first cache.
+ * A tile whose products dt A all lie within 2^+-126 takes the short exponential, else the full one. Complex states are
+ * pairs of vectors and take cosine and sine beside the exponential. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_block.h"
@@ -14,7 +14,8 @@ typedef struct core {
   scan_ahead *ahead;
 } core;
 
-KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, const float *C, int64_t n, kr_v y, int near, int constant_B, int constant_C) {
+KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, const float *C, int64_t n, kr_v y,
+                             int near, int constant_B, int constant_C) {
   kr_v A = kr_v_load(c->A + n * KR_VL), x = kr_v_load(c->x + n * KR_VL);
   x = kr_v_fma(decay_of(dt, A, near), x, kr_v_mul(du, shared_of(B, n, constant_B)));
   kr_v_store(c->x + n * KR_VL, x);
@@ -53,12 +54,15 @@ static void advance_complex(const core *c, int from, int to, int near, int const
     for (int64_t n = 0; n < c->N; n++) {
       float *x = c->x + n * KR_VL;
       const float *A = c->A + n * KR_VL;
-      kr_v re = kr_v_load(x), im = kr_v_load(x + imaginary), decay_im, decay = complex_decay(dt, kr_v_load(A), kr_v_load(A + imaginary), near, &decay_im);
+      kr_v re = kr_v_load(x), im = kr_v_load(x + imaginary), decay_im,
+           decay = complex_decay(dt, kr_v_load(A), kr_v_load(A + imaginary), near, &decay_im);
       kr_v new_re = kr_v_fma(decay, re, kr_v_fnma(decay_im, im, kr_v_mul(du, shared_of(B, n, constant_B))));
-      kr_v new_im = kr_v_fma(decay, im, kr_v_fma(decay_im, re, kr_v_mul(du, shared_of(B + c->B_imaginary, n, constant_B))));
+      kr_v new_im =
+          kr_v_fma(decay, im, kr_v_fma(decay_im, re, kr_v_mul(du, shared_of(B + c->B_imaginary, n, constant_B))));
       kr_v_store(x, new_re);
       kr_v_store(x + imaginary, new_im);
-      y = kr_v_fnma(shared_of(C + c->C_imaginary, n, constant_C), new_im, kr_v_fma(shared_of(C, n, constant_C), new_re, y));
+      y = kr_v_fnma(shared_of(C + c->C_imaginary, n, constant_C), new_im,
+                    kr_v_fma(shared_of(C, n, constant_C), new_re, y));
     }
     kr_v_store(c->y + i * KR_VL, kr_v_add(y, y));
   }
@@ -77,7 +81,7 @@ typedef struct item {
   unsigned char marks[MAX_TILE];
   scan_ahead ahead;
   const float *state;        /* [n][lane] before the first step, where it is not initial_state's; one block */
-  float *total;              /* [2][lane]: the sum of dt, and 0 in every lane once the state restarted, else 1; may be NULL */
+  float *total; /* [2][lane]: the sum of dt, and 0 in every lane once the state restarted, else 1; may be NULL */
 } item;
 
 static int is_set(const item *it, uint32_t flag) { return (it->p->in.flags & flag) != 0; }
@@ -90,7 +94,8 @@ static int64_t worker_floats(const scan_plan *p) {
   int64_t blocks = p->range / KR_VL, states = whole_lines(blocks * p->values * KR_VL);
   int64_t constants = ((p->in.flags & KRAIT_SCAN_B_CONSTANT) != 0) + ((p->in.flags & KRAIT_SCAN_C_CONSTANT) != 0);
   int64_t sums = p->in.flags & KRAIT_SCAN_BOTH ? whole_lines(blocks * KR_VL * p->in.L) : 0;
-  return states * (2 + constants) + 2 * whole_lines(blocks * KR_VL) + whole_lines(blocks) + 2 * whole_lines(p->tile * p->pitch * p->width) + 4 * whole_lines(p->tile * KR_VL) + sums;
+  return states * (2 + constants) + 2 * whole_lines(blocks * KR_VL) + whole_lines(blocks) +
+         2 * whole_lines(p->tile * p->pitch * p->width) + 4 * whole_lines(p->tile * KR_VL) + sums;
 }
 
 static void cut_scratch(item *it, float *scratch) {
@@ -134,7 +139,8 @@ static void plan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, 
   const int last = block + 1 == it->n_blocks;
   const int64_t next = last ? 0 : block + 1, from = last ? i0 + n : i0, left = end - from;
   it->ahead.n = 0;
-  for (int i = 0; i < MOST_AHEAD; i++) look_ahead(&it->ahead, views[i], w, it->d0 + next * KR_VL, from, left < n ? left : n, lanes_of(it, next), n);
+  for (int i = 0; i < MOST_AHEAD; i++)
+    look_ahead(&it->ahead, views[i], w, it->d0 + next * KR_VL, from, left < n ? left : n, lanes_of(it, next), n);
 }
 
 /* dt, du and u of a tile; returns whether the short exponential will do. */
@@ -152,8 +158,19 @@ static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, in
 
 static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int64_t block, int n, int near) {
   const int64_t N = it->p->in.N, part = block * it->p->values * KR_VL;
-  core c = {.dt = it->dt, .du = it->du, .A = it->A + part, .B = it->B ? it->B + part : B->data, .C = it->C ? it->C + part : C->data, .y = it->y, .x = it->x + part, .B_pitch = B->pitch,
-            .C_pitch = C->pitch, .N = N, .B_imaginary = it->B ? N * KR_VL : B->imaginary, .C_imaginary = it->C ? N * KR_VL : C->imaginary, .ahead = &it->ahead};
+  core c = {.dt = it->dt,
+            .du = it->du,
+            .A = it->A + part,
+            .B = it->B ? it->B + part : B->data,
+            .C = it->C ? it->C + part : C->data,
+            .y = it->y,
+            .x = it->x + part,
+            .B_pitch = B->pitch,
+            .C_pitch = C->pitch,
+            .N = N,
+            .B_imaginary = it->B ? N * KR_VL : B->imaginary,
+            .C_imaginary = it->C ? N * KR_VL : C->imaginary,
+            .ahead = &it->ahead};
   for (int i = 0; i < n;) {
     if (it->marks[i] & STEP_RESTARTS) memset(c.x, 0, (size_t)(it->p->values * KR_VL) * sizeof *c.x);
     int end = next_restart(it->marks, i, n);
@@ -163,7 +180,8 @@ static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int6
   }
 }
 
-KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const float *other, kr_v skip, int n, int gated) {
+KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const float *other, kr_v skip, int n,
+                               int gated) {
   for (int i = 0; i < n * KR_VL; i += KR_VL) {
     kr_v value = kr_v_fma(skip, kr_v_load(u + i), kr_v_load(y + i));
     if (other) value = kr_v_add(value, kr_v_load(other + i));
@@ -171,7 +189,8 @@ KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const f
   }
 }
 
-/* y + D u, the other direction, the gate, and out. du is no longer needed and takes z; without D, u is not needed either. */
+/* y + D u, the other direction, the gate, and out. du is no longer needed and takes z; without D, u is not needed
+ * either. */
 static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   int64_t d = it->d0 + block * KR_VL;
@@ -234,7 +253,8 @@ static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_
 
 static void write_last_states(const item *it) {
   for (int64_t k = 0; k < it->n_blocks; k++)
-    write_states(it->p, it->x + k * it->p->values * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL, lanes_of(it, k));
+    write_states(it->p, it->x + k * it->p->values * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL,
+                 lanes_of(it, k));
 }
 
 static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int then) {
@@ -268,10 +288,11 @@ static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-/* ---- few channels, long sequences: time in chunks --------------------------------------------------------------------
- * The first pass walks each chunk from a zero state and keeps its last state and sum of dt; the second, in order, finds the
- * state before each chunk (a decay over many steps is exp(A sum dt)); the third walks each chunk from there. Twice the work,
- * on as many threads as there are chunks. Chunks depend on the shape alone, and so do the results. */
+/* ---- few channels, long sequences: time in chunks
+ * -------------------------------------------------------------------- The first pass walks each chunk from a zero
+ * state and keeps its last state and sum of dt; the second, in order, finds the state before each chunk (a decay over
+ * many steps is exp(A sum dt)); the third walks each chunk from there. Twice the work, on as many threads as there are
+ * chunks. Chunks depend on the shape alone, and so do the results. */
 
 enum { MAX_STATES = 512, MOST_BLOCKS = 1, SHORTEST = 4096, CHUNKS = 32, LEAST_CHUNK = 512 };
 
@@ -337,7 +358,8 @@ static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   int64_t range = 128;
   run r = {plan_scan(&in, KR_VL), a, 0, 1};
-  if (n_items(&r.p) <= MOST_BLOCKS && in.L >= SHORTEST && r.p.width == 1 && !kr_has(in.cu_seqlens) && !(in.flags & KRAIT_SCAN_BOTH)) {
+  if (n_items(&r.p) <= MOST_BLOCKS && in.L >= SHORTEST && r.p.width == 1 && !kr_has(in.cu_seqlens) &&
+      !(in.flags & KRAIT_SCAN_BOTH)) {
     r.chunk = (in.L / CHUNKS + MAX_TILE - 1) / MAX_TILE * MAX_TILE;
     if (r.chunk < LEAST_CHUNK) r.chunk = LEAST_CHUNK;
     r.n_chunks = (in.L + r.chunk - 1) / r.chunk;

@@ -1,17 +1,18 @@
-/* selective_scan_whole.cu: the forward scan of the usual call (selective_scan_ref.c has the equation): real A, B and C per time
- * step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T lanes of four.
- * _any, for N to 16: such rows, but of any length, that begin anywhere (whole.cuh).
+/* selective_scan_whole.cu: the forward scan of the usual call (selective_scan_ref.c has the equation): real A, B and C
+ * per time step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T
+ * lanes of four. _any, for N to 16: unaligned rows, of any length (whole.cuh).
  *   kr_scan_whole_t{4,8,16}        y of one chunk per block from the chunk's first state
  *   kr_scan_whole_state_t{4,8,16}  the chunk's last state from zero, and its sum of dt
  *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps
- *   kr_scan_whole_cut_t{4,8,16}    the same where time is cut, from zero: last states, sums of dt, and the gradient of the chunk's
- *                                  first state from zero at its end, which is the sum of g C times all decays up to there
- * A warp holds 2 * 32 / T channels. Its lanes copy the packs of their rows past the registers to places of their own (the next
- * tile's while this one is worked on), put dt and dt u into the warp's part of shared memory as float32, and take y from there;
- * only B and C, turned to (step, state), are shared by the block, in two halves, so that a tile takes one barrier.
- * Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by bit 1 the same dt, which halves
- * the passes of a 16-byte read. A lane of the upper half of its group has the two channels in the other order, so that halves
- * exchange sums without a selection. */
+ *   kr_scan_whole_cut_t{4,8,16}    the same where time is cut, from zero: last states, sums of dt, and the gradient of
+ *                                  the chunk's first state from zero at its end, which is the sum of g C times all
+ *                                    decays up to there
+ * A warp holds 2 * 32 / T channels. Its lanes copy the packs of their rows past the registers to places of their own
+ * (the next tile's while this one is worked on), put dt and dt u into the warp's part of shared memory as float32, and
+ * take y from there; only B and C, turned to (step, state), are shared by the block, in two halves, so that a tile
+ * takes one barrier. Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by
+ * bit 1 the same dt, which halves the passes of a 16-byte read. A lane of the upper half of its group has the two
+ * channels in the other order, so that halves exchange sums without a selection. */
 #include "whole.cuh"
 
 enum whole_mode { OUTPUT, STATE, SWEEP, CUT };
@@ -33,7 +34,8 @@ KR_DEV whole_place place_warp(const kr_scan_plan &p, const int T) {
   w.slot = w.lane >> 1 & (T - 1);
   w.group = (w.lane & 1) | w.lane >> (1 + log_T) << 1;
   w.swap = w.slot / (T / 2);
-  const int64_t c0 = (int64_t)(x % p.blocks_per_group) * (2 * THREADS / T) + w.thread / 32 * (64 / T), left = p.D_group - c0;
+  const int64_t c0 = (int64_t)(x % p.blocks_per_group) * (2 * THREADS / T) + w.thread / 32 * (64 / T),
+                left = p.D_group - c0;
   w.d0 = w.g * p.D_group + c0;
   w.n_channels = left < 0 ? 0 : (int)min64(64 / T, left);
   w.chunk = kr_block_y();
@@ -50,35 +52,46 @@ KR_DEV int second(const int T) { return 32 / T * WIDTH + 16; }
 KR_DEV int warp_floats(const int T, const int ANY) { return 2 * second(T) - (ANY ? 16 : 0); }
 KR_DEV int at_row(const int T, int row) { return row * WIDTH + (row >= 32 / T ? 16 : 0); }
 
-/* One of a lane's rows in memory, and the 16 bytes of shared memory where its packs go; ANY: one for the next block follows those of a row. */
+/* One of a lane's rows in memory, and the 16 bytes of shared memory where its packs go; ANY: one for the next block
+ * follows those of a row. */
 typedef struct whole_row {
   const char *from;
   kr_raw16 *place;
 } whole_row;
 
-KR_DEV int n_places(const int T, const int ANY) { return ANY ? THREADS / 32 * (64 / T) * (PACKS + 1) : n_rows(T) * THREADS; }
+KR_DEV int n_places(const int T, const int ANY) {
+  return ANY ? THREADS / 32 * (64 / T) * (PACKS + 1) : n_rows(T) * THREADS;
+}
 
 KR_DEV whole_row row_of(const kr_rows &v, const whole_place &w, const int ANY, int i, kr_raw16 *places) {
   const int row = w.lane / PACKS + i * (32 / PACKS);
   const int64_t offset = w.b * v.b + (w.d0 + row) * v.row + w.begin + w.lane % PACKS * E;
-  if (ANY) return {(const char *)v.data + offset * (16 / E), places + (w.thread / 32 * (32 / PACKS) * n_rows(4) + row) * (PACKS + 1) + w.lane % PACKS};
+  if (ANY)
+    return {(const char *)v.data + offset * (16 / E),
+            places + (w.thread / 32 * (32 / PACKS) * n_rows(4) + row) * (PACKS + 1) + w.lane % PACKS};
   return {(const char *)v.data + offset * (16 / E), places + i * THREADS + w.thread};
 }
 
-/* left: steps from the lane's pack to the chunk's end; not ANY: whether there are any. inside: all packs of the tile, and the next one, exist. */
-KR_DEV void copy_row(const int ANY, const whole_place &w, const whole_row &r, int exists, int left, int inside, int begins) {
+/* left: steps from the lane's pack to the chunk's end; not ANY: whether there are any. inside: all packs of the tile,
+ * and the next one, exist. */
+KR_DEV void copy_row(const int ANY, const whole_place &w, const whole_row &r, int exists, int left, int inside,
+                     int begins) {
   const int at = w.lane % PACKS;
-  if (ANY) copy_anywhere(r.place, r.place + 1, r.from, exists, left * (16 / E), at == PACKS - 1, inside, begins && at == 0);
+  if (ANY)
+    copy_anywhere(r.place, r.place + 1, r.from, exists, left * (16 / E), at == PACKS - 1, inside, begins && at == 0);
   else copy_pack(r.place, r.from, exists && left > 0);
 }
 
-KR_DEV kr_raw16 read_row(const int ANY, const whole_row &r) { return ANY ? read_anywhere(r.place, r.place + 1, misfit(r.from)) : *r.place; }
+KR_DEV kr_raw16 read_row(const int ANY, const whole_row &r) {
+  return ANY ? read_anywhere(r.place, r.place + 1, misfit(r.from)) : *r.place;
+}
 
 /* B and C of a tile: pack id is row id % (8 T), steps id / (8 T) * E ... */
 KR_DEV int bc_rows(const int T, const int MODE) { return (MODE == OUTPUT || MODE == CUT ? 8 : 4) * T; }
 KR_DEV int n_bc(const int T, const int MODE) { return bc_rows(T, MODE) * PACKS / THREADS; }
 
-KR_DEV void copy_bc(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, int64_t t0, kr_raw16 *places) {
+KR_DEV void copy_bc(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, int64_t t0,
+                    kr_raw16 *places) {
   const int rows = bc_rows(T, MODE);
 #pragma unroll
   for (int i = 0; i < n_bc(T, MODE) || i == 0; i++) {
@@ -86,7 +99,8 @@ KR_DEV void copy_bc(const kr_scan_plan &p, const whole_place &w, const int T, co
     if (id >= rows * PACKS) break;
     const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
     const int64_t t = t0 + id / rows * E;
-    copy_pack(places + id, (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n + t) * (16 / E), n < p.N && t < w.end);
+    copy_pack(places + id, (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n + t) * (16 / E),
+              n < p.N && t < w.end);
   }
 }
 
@@ -103,15 +117,18 @@ KR_DEV void turn_bc(const whole_place &w, const int T, const int MODE, const kr_
   }
 }
 
-/* ANY: the lane's pack of B or C, row id / PACKS, so that a warp has all of a row. The blocks lie in the gaps behind the rows of s_dt and what
- * follows it, `extra` where there are too few. Four steps of s_bc have a gap, too: what a warp turns lies in all banks. */
+/* ANY: the lane's pack of B or C, row id / PACKS, so that a warp has all of a row. The blocks lie in the gaps behind
+ * the rows of s_dt and what follows it, `extra` where there are too few. Four steps of s_bc have a gap, too: what a
+ * warp turns lies in all banks. */
 typedef struct whole_bc {
   kr_raw16 *place, *next;
   int row, at;
 } whole_bc;
 
 KR_DEV int bc_gap(const int ANY) { return ANY ? 128 / TL : 0; }
-KR_DEV int bc_floats(const int T, const int MODE, const int ANY) { return TL * bc_rows(T, MODE) + TL / 4 * bc_gap(ANY); }
+KR_DEV int bc_floats(const int T, const int MODE, const int ANY) {
+  return TL * bc_rows(T, MODE) + TL / 4 * bc_gap(ANY);
+}
 
 KR_DEV kr_raw16 *gap_at(const int T, float *s_all, unsigned id) {
   const unsigned n_rows = 64 / T; /* of a warp; the warps of the next array follow those of the first */
@@ -120,7 +137,8 @@ KR_DEV kr_raw16 *gap_at(const int T, float *s_all, unsigned id) {
 
 KR_DEV whole_bc bc_of(const int T, const int MODE, unsigned thread, float *s_all, kr_raw16 *extra) {
   const unsigned r = thread / PACKS, after = bc_rows(T, MODE) * PACKS + r;
-  kr_raw16 *const place = gap_at(T, s_all, thread), *const behind = MODE == OUTPUT ? extra + r : gap_at(T, s_all, after);
+  kr_raw16 *const place = gap_at(T, s_all, thread), *const behind =
+                                                        MODE == OUTPUT ? extra + r : gap_at(T, s_all, after);
   return {place, thread % PACKS < PACKS - 1 ? place + WIDTH / 4 : behind, (int)r, (int)(thread % PACKS)};
 }
 
@@ -130,9 +148,12 @@ KR_DEV const char *bc_from(const kr_scan_plan &p, const whole_place &w, const in
   return (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n + w.begin + s.at * E) * (16 / E);
 }
 
-KR_DEV void copy_bc_any(const kr_scan_plan &p, const int T, const int MODE, const whole_bc &s, const char *from, int left_of_tile, int inside, int begins) {
+KR_DEV void copy_bc_any(const kr_scan_plan &p, const int T, const int MODE, const whole_bc &s, const char *from,
+                        int left_of_tile, int inside, int begins) {
   const int n = s.row >= 4 * T ? s.row - 4 * T : s.row;
-  if (s.row < bc_rows(T, MODE)) copy_anywhere(s.place, s.next, from, n < p.N, (left_of_tile - s.at * E) * (16 / E), s.at == PACKS - 1, inside, begins && s.at == 0);
+  if (s.row < bc_rows(T, MODE))
+    copy_anywhere(s.place, s.next, from, n < p.N, (left_of_tile - s.at * E) * (16 / E), s.at == PACKS - 1, inside,
+                  begins && s.at == 0);
 }
 
 KR_DEV void turn_bc_any(const int T, const int MODE, const whole_bc &s, const char *from, float *s_bc) {
@@ -146,11 +167,13 @@ KR_DEV void turn_bc_any(const int T, const int MODE, const whole_bc &s, const ch
 
 KR_DEV void put_pack(float *to, const float (&v)[E]) {
 #pragma unroll
-  for (int half = 0; half < E; half += 4) *(kr_float4 *)(to + half) = kr_float4{{v[half], v[half + 1], v[half + 2], v[half + 3]}};
+  for (int half = 0; half < E; half += 4)
+    *(kr_float4 *)(to + half) = kr_float4{{v[half], v[half + 1], v[half + 2], v[half + 3]}};
 }
 
 /* y of a pack: plus D u, times silu(z), to memory, or in ANY to shared memory. */
-KR_DEV void write_pack(const int ANY, const kr_scan_plan &p, const float *s_y, const kr_raw16 &u, float skip, const whole_row &z, char *to) {
+KR_DEV void write_pack(const int ANY, const kr_scan_plan &p, const float *s_y, const kr_raw16 &u, float skip,
+                       const whole_row &z, char *to) {
   float y[E];
 #pragma unroll
   for (int half = 0; half < E; half += 4) {
@@ -183,8 +206,8 @@ typedef struct whole_state {
   float A[2][4], x[2][4], decay[2][4], carry[2][4];
 } whole_state;
 
-/* Whether the lane's decay k of its channel c keeps off the unit of special functions, which bounds these walks: one of eight, as many as
- * there are issue slots left for. */
+/* Whether the lane's decay k of its channel c keeps off the unit of special functions, which bounds these walks: one of
+ * eight, as many as there are issue slots left for. */
 KR_DEV int is_moved(const int MODE, int c, int k) { return (MODE == STATE || MODE == SWEEP) && c == 1 && k == 0; }
 
 /* The channel of index c of a lane within its block's group of B and C. */
@@ -200,14 +223,16 @@ KR_DEV void first_states(const kr_scan_plan &p, const whole_place &w, const int 
       s.A[c][k] = exists ? p.A[d * p.A_d + n * p.A_n] * KR_LOG2E : 0.0f;
       s.x[c][k] = s.carry[c][k] = 0.0f, s.decay[c][k] = 1.0f;
       if (exists && MODE != STATE && MODE != CUT) {
-        if (MODE == OUTPUT && p.n_chunks > 1) s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
+        if (MODE == OUTPUT && p.n_chunks > 1)
+          s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
         else if (p.initial.data) s.x[c][k] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
       }
       if (is_moved(MODE, c, k) && s.A[c][k] != s.A[c][k]) s.x[c][k] = s.A[c][k]; /* exp2_of_product has no NaN */
     }
 }
 
-KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, const whole_state &s) {
+KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE,
+                        const whole_state &s) {
   if (MODE == SWEEP || (MODE == OUTPUT && (!p.last.data || w.chunk + 1 < p.n_chunks))) return;
 #pragma unroll
   for (int c = 0; c < 2; c++)
@@ -227,11 +252,14 @@ KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T
 KR_DEV void keep_states(const whole_place &w, const int T, const whole_state &s, float *to) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
-    if (row_of_channel(w, T, c) < w.n_channels) *(kr_float4 *)(to + (c ? w.swap ? -32 / T * 4 * T : 32 / T * 4 * T : 0)) = kr_float4{{s.x[c][0], s.x[c][1], s.x[c][2], s.x[c][3]}};
+    if (row_of_channel(w, T, c) < w.n_channels)
+      *(kr_float4 *)(to + (c ? w.swap ? -32 / T * 4 * T : 32 / T * 4 * T : 0)) =
+          kr_float4{{s.x[c][0], s.x[c][1], s.x[c][2], s.x[c][3]}};
 }
 
 /* The sum of dt since the chunk began, before every 8 steps of a row, whose pack begins at t here. */
-KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, int exists, int64_t d, const float (&dt)[E], float &sum) {
+KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, int exists, int64_t d,
+                      const float (&dt)[E], float &sum) {
   float own = 0, before = 0;
 #pragma unroll
   for (int k = 0; k < E; k++) own += dt[k];
@@ -244,9 +272,10 @@ KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, in
   sum += sum_packs(PACKS, own);
 }
 
-/* Four steps. `near` is the place of the lane's first channel in s_dt, far_by that of its other one from there; by: from dt to dt u, and
- * from there to g. */
-KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by, int by, const float *bc, whole_state &s, kr_float4 &y) {
+/* Four steps. `near` is the place of the lane's first channel in s_dt, far_by that of its other one from there; by:
+ * from dt to dt u, and from there to g. */
+KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by, int by, const float *bc,
+                     whole_state &s, kr_float4 &y) {
   const int rows = bc_rows(T, MODE);
   kr_float4 dt[2], du[2], g[2];
   dt[0] = *(const kr_float4 *)near, dt[1] = *(const kr_float4 *)(near + far_by);
@@ -262,10 +291,12 @@ KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by,
     for (int c = 0; c < 2; c++) {
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        const float decay = is_moved(MODE, c, k) ? exp2_of_product(dt[c].v[i], s.A[c][k]) : kr_exp2(dt[c].v[i] * s.A[c][k]);
+        const float decay =
+            is_moved(MODE, c, k) ? exp2_of_product(dt[c].v[i], s.A[c][k]) : kr_exp2(dt[c].v[i] * s.A[c][k]);
         s.x[c][k] = kr_fma(decay, s.x[c][k], du[c].v[i] * B.v[k]);
         if (MODE == OUTPUT) sum[c] = k ? kr_fma(C.v[k], s.x[c][k], sum[c]) : C.v[0] * s.x[c][0];
-        if (MODE == CUT) s.decay[c][k] *= decay, s.carry[c][k] = kr_fma(s.decay[c][k], g[c].v[i] * C.v[k], s.carry[c][k]);
+        if (MODE == CUT)
+          s.decay[c][k] *= decay, s.carry[c][k] = kr_fma(s.decay[c][k], g[c].v[i] * C.v[k], s.carry[c][k]);
       }
     }
     if (!MODE) y.v[i] = sum[0] + kr_shuffle_xor(sum[1], T);
@@ -291,9 +322,13 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
   KR_DYNAMIC_SHARED(shared);
   const whole_place w = place_warp(p, T);
   const int R = n_rows(T), by = THREADS / 32 * warp_floats(T, ANY);
-  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * n_places(T, ANY), *const dout_places = z_places + (MODE == OUTPUT || MODE == CUT ? n_places(T, ANY) : 0);
+  kr_raw16 *const places = (kr_raw16 *)shared, *const z_places = places + 2 * n_places(T, ANY),
+                  *const dout_places = z_places + (MODE == OUTPUT || MODE == CUT ? n_places(T, ANY) : 0);
   kr_raw16 *const bc_places = dout_places + (MODE == CUT ? n_places(T, ANY) : 0);
-  float *const s_all = (float *)(bc_places + (!ANY ? bc_rows(T, MODE) * PACKS : MODE == OUTPUT ? bc_rows(T, MODE) : 0)), *const s_dt = s_all + w.thread / 32 * warp_floats(T, ANY);
+  float *const s_all = (float *)(bc_places + (!ANY             ? bc_rows(T, MODE) * PACKS
+                                              : MODE == OUTPUT ? bc_rows(T, MODE)
+                                                               : 0)),
+               *const s_dt = s_all + w.thread / 32 * warp_floats(T, ANY);
   float *s_bc = s_all + (MODE == CUT ? 3 : 2) * by, *other = s_bc + bc_floats(T, MODE, ANY);
   float *const near = s_dt + at_row(T, w.group) + (w.swap ? second(T) : 0);
   const int far_by = w.swap ? -second(T) : second(T), pack = w.lane % PACKS * E;
@@ -329,11 +364,17 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
   if (MODE == OUTPUT) {
 #pragma unroll
     for (int i = 0; i < R; i++)
-      if (p.z.data) copy_row(ANY, w, z_row[i], exists[i], ANY ? (int)(w.end - w.begin) - pack : w.begin + pack < w.end, 0, 1);
+      if (p.z.data)
+        copy_row(ANY, w, z_row[i], exists[i], ANY ? (int)(w.end - w.begin) - pack : w.begin + pack < w.end, 0, 1);
     kr_commit_copies();
   }
-  float *kept = MODE >= SWEEP ? p.kept_state + ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) * p.N_padded + w.slot * 4 : 0;
-  const int64_t kept_end = w.begin + (w.end - w.begin + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * KR_SCAN_BWD_TILE; /* the gradient takes whole tiles */
+  float *kept = MODE >= SWEEP ? p.kept_state +
+                                    ((w.b * p.n_kept + w.begin / KR_SCAN_KEPT) * p.D + w.d0 + row_of_channel(w, T, 0)) *
+                                        p.N_padded +
+                                    w.slot * 4
+                              : 0;
+  const int64_t kept_end = w.begin + (w.end - w.begin + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE *
+                                         KR_SCAN_BWD_TILE; /* the gradient takes whole tiles */
   int left = (int)(w.end - w.begin) - pack; /* steps of this lane's pack and beyond */
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TL, left -= TL) {
     kr_raw16 u[2];
@@ -356,11 +397,14 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
         if (MODE == STATE) sum_dt[i] += dt[k];
       }
       if (MODE == OUTPUT) keep_packed(u[i]);
-      if (MODE == CUT) keep_sums(p, w, t0 + pack, exists[i] && t0 + pack < kept_end, w.d0 + w.lane / PACKS + i * (32 / PACKS), dt, sum_dt[i]);
+      if (MODE == CUT)
+        keep_sums(p, w, t0 + pack, exists[i] && t0 + pack < kept_end, w.d0 + w.lane / PACKS + i * (32 / PACKS), dt,
+                  sum_dt[i]);
       float *const at = s_dt + at_row(T, w.lane / PACKS + i * (32 / PACKS)) + pack;
       if (w.lane / PACKS + i * (32 / PACKS) >= 64 / T) continue;
       put_pack(at, dt), put_pack(at + by, du);
-      if (MODE == CUT) output_gradients(p, read_row(ANY, dout_row[i]), read_row(ANY, z_row[i]), dt), put_pack(at + 2 * by, dt);
+      if (MODE == CUT)
+        output_gradients(p, read_row(ANY, dout_row[i]), read_row(ANY, z_row[i]), dt), put_pack(at + 2 * by, dt);
     }
     whole_bc own;
     if (ANY) own = bc_of(T, MODE, (unsigned)thread_again(), s_all, bc_places), turn_bc_any(T, MODE, own, bc_next, s_bc);
@@ -390,14 +434,17 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
     }
     kr_commit_copies();
     kr_sync();
-    const int U = MODE == CUT ? 1 : 2; /* groups of four steps at once: what reads the next one does not wait for this one's sums */
+    const int U = MODE == CUT
+                      ? 1
+                      : 2; /* groups of four steps at once: what reads the next one does not wait for this one's sums */
     const float *step = near, *bc = s_bc + w.slot * 4;
 #pragma unroll 1
     for (int k = 0; k < TL; k += 4 * U, step += 4 * U, bc += U * (4 * bc_rows(T, MODE) + bc_gap(ANY))) {
       kr_float4 y[2];
 #pragma unroll
       for (int j = 0; j < U; j++) {
-        if (MODE >= SWEEP && (k + 4 * j) % KR_SCAN_KEPT == 0 && t0 + k < kept_end) keep_states(w, T, s, kept), kept += p.D * p.N_padded;
+        if (MODE >= SWEEP && (k + 4 * j) % KR_SCAN_KEPT == 0 && t0 + k < kept_end)
+          keep_states(w, T, s, kept), kept += p.D * p.N_padded;
         advance4(T, MODE, step + 4 * j, far_by, by, bc + j * (4 * bc_rows(T, MODE) + bc_gap(ANY)), s, y[j]);
       }
       if (MODE) continue;
@@ -416,15 +463,19 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
 #pragma unroll
     for (int i = 0; i < R; i++) {
       const int row = w.lane / PACKS + i * (32 / PACKS);
-      if (exists[i] && left > 0) write_pack(ANY, p, s_dt + by + at_row(T, row) + pack, u[i], skip[i], z_row[i], ANY ? (char *)(s_dt + at_row(T, row)) + w.lane % PACKS * 16 : to[i]);
+      if (exists[i] && left > 0)
+        write_pack(ANY, p, s_dt + by + at_row(T, row) + pack, u[i], skip[i], z_row[i],
+                   ANY ? (char *)(s_dt + at_row(T, row)) + w.lane % PACKS * 16 : to[i]);
       to[i] += 16 * PACKS;
-      if (!ANY && p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_row(ANY, w, z_row[i], exists[i], left - TL, inside, 0);
+      if (!ANY && p.z.data && t0 + TL < w.end)
+        z_row[i].from += 16 * PACKS, copy_row(ANY, w, z_row[i], exists[i], left - TL, inside, 0);
     }
     if (ANY) {
       kr_sync_warp();
 #pragma unroll
       for (int i = 0; i < R; i++)
-        if (p.z.data && t0 + TL < w.end) z_row[i].from += 16 * PACKS, copy_row(ANY, w, z_row[i], exists[i], left - TL, inside, 0);
+        if (p.z.data && t0 + TL < w.end)
+          z_row[i].from += 16 * PACKS, copy_row(ANY, w, z_row[i], exists[i], left - TL, inside, 0);
       write_rows(p, w, T, s_dt, t0);
     }
     kr_commit_copies();
@@ -435,24 +486,41 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
 #pragma unroll
   for (int i = 0; i < R; i++) {
     if (MODE == STATE) sum_dt[i] = sum_packs(PACKS, sum_dt[i]);
-    if (exists[i] && w.lane % PACKS == 0) p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.lane / PACKS + i * (32 / PACKS)] = sum_dt[i];
+    if (exists[i] && w.lane % PACKS == 0)
+      p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.lane / PACKS + i * (32 / PACKS)] = sum_dt[i];
   }
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t4(const kr_scan_plan p) { scan_whole(p, 4, OUTPUT, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t8(const kr_scan_plan p) { scan_whole(p, 8, OUTPUT, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_t16(const kr_scan_plan p) { scan_whole(p, 16, OUTPUT, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t4(const kr_scan_plan p) { scan_whole(p, 4, STATE, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t8(const kr_scan_plan p) { scan_whole(p, 8, STATE, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t16(const kr_scan_plan p) { scan_whole(p, 16, STATE, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t4(const kr_scan_plan p) { scan_whole(p, 4, SWEEP, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t8(const kr_scan_plan p) { scan_whole(p, 8, SWEEP, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t16(const kr_scan_plan p) { scan_whole(p, 16, SWEEP, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t4(const kr_scan_plan p) {
+  scan_whole(p, 4, STATE, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t8(const kr_scan_plan p) {
+  scan_whole(p, 8, STATE, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_t16(const kr_scan_plan p) {
+  scan_whole(p, 16, STATE, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t4(const kr_scan_plan p) {
+  scan_whole(p, 4, SWEEP, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t8(const kr_scan_plan p) {
+  scan_whole(p, 8, SWEEP, 0);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_t16(const kr_scan_plan p) {
+  scan_whole(p, 16, SWEEP, 0);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t4(const kr_scan_plan p) { scan_whole(p, 4, CUT, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t8(const kr_scan_plan p) { scan_whole(p, 8, CUT, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_t16(const kr_scan_plan p) { scan_whole(p, 16, CUT, 0); }
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_any(const kr_scan_plan p) { scan_whole(p, 4, OUTPUT, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_any(const kr_scan_plan p) { scan_whole(p, 4, STATE, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_any(const kr_scan_plan p) { scan_whole(p, 4, SWEEP, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_state_any(const kr_scan_plan p) {
+  scan_whole(p, 4, STATE, 1);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_sweep_any(const kr_scan_plan p) {
+  scan_whole(p, 4, SWEEP, 1);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_cut_any(const kr_scan_plan p) { scan_whole(p, 4, CUT, 1); }

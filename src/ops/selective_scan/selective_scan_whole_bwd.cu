@@ -1,15 +1,15 @@
-/* selective_scan_whole_bwd.cu: the walk back of the scan's gradient for the usual call (selective_scan_whole.cu says which; its
- * sweep keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
+/* selective_scan_whole_bwd.cu: the walk back of the scan's gradient for the usual call (selective_scan_whole.cu says
+ * which; its sweep keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
  *   kr_scan_whole_back_t{4,8,16}   one chunk per block, from the gradient of its last state
- *   kr_scan_whole_back_any         the same for N to 16 and rows that begin anywhere (whole.cuh)
- * Four blocks of 128 threads run on a multiprocessor: a thread has 128 registers, a block 56 KiB of shared memory. So of four steps
- * a thread keeps the states before them and the decays of the first two (the last one is at hand, one is computed again), takes y
- * and dC on the way forward, where the states after them are at hand, and leaves what only tiles need in shared memory: a
- * spilled register that misses the small first cache costs a warp 300 cycles.
- * A warp holds 2 * 32 / T channels, four states of two of them in a lane; a lane of the upper half of its group of T has the
- * two in the other order, so that halves exchange sums without a selection. For the same reason the lanes of group g have
- * state k in place k ^ (g & 3), and B and C lie in shared memory once for each such order: of two places each keeps
- * one and sends the other. What is left to add up, over warps, waits in shared memory for the end of the tile. */
+ *   kr_scan_whole_back_any         the same for N to 16 and unaligned rows (whole.cuh)
+ * Four blocks of 128 threads run on a multiprocessor: a thread has 128 registers, a block 56 KiB of shared memory. So
+ * of four steps a thread keeps the states before them and the decays of the first two (the last one is at hand, one is
+ * computed again), takes y and dC on the way forward, where the states after them are at hand, and leaves what only
+ * tiles need in shared memory: a spilled register that misses the small first cache costs a warp 300 cycles. A warp
+ * holds 2 * 32 / T channels, four states of two of them in a lane; a lane of the upper half of its group of T has the
+ * two in the other order, so that halves exchange sums without a selection. For the same reason the lanes of group g
+ * have state k in place k ^ (g & 3), and B and C lie in shared memory once for each such order: of two places each
+ * keeps one and sends the other. What is left to add up, over warps, waits in shared memory for the end of the tile. */
 #include "whole.cuh"
 
 enum { PACKS = 2, TL = PACKS * E, ROW = TL * 4 + 4, THREADS = KR_SCAN_THREADS };
@@ -29,8 +29,8 @@ KR_DEV int again(int v) {
   return v;
 }
 
-/* What the thread's number says. Lane bits: slot and group; with T = 4 the lowest is the group's highest, so that neighbours read the
- * same B and C. */
+/* What the thread's number says. Lane bits: slot and group; with T = 4 the lowest is the group's highest, so that
+ * neighbours read the same B and C. */
 KR_DEV void place_thread(back_place &w, const int T, int thread) {
   w.thread = thread;
   w.lane = w.thread & 31, w.warp = w.thread / 32;
@@ -56,16 +56,20 @@ KR_DEV back_place place_warp(const kr_scan_plan &p, const int T) {
   return w;
 }
 
-/* The lane's bit that tells apart the halves of a group, and those of groups that differ in the lowest or second bit. */
+/* The lane's bit that tells apart the halves of a group, and those of groups that differ in the lowest or second
+ * bit. */
 KR_DEV int half_bit(const int T) { return T == 4 ? 4 : T / 2; }
 KR_DEV int group_bit(const int T, int k) { return (T == 4 ? 8 : T) << k; }
-KR_DEV int n_blocks(const int T) { return T == 16 && E == 8 ? 3 : 4; } /* on a multiprocessor: shared memory for more is not there */
+KR_DEV int n_blocks(const int T) {
+  return T == 16 && E == 8 ? 3 : 4;
+} /* on a multiprocessor: shared memory for more is not there */
 KR_DEV int n_orders(const int T) { return T == 16 ? 2 : 4; }
 
 enum { U, DELTA, DOUT, Z, DU, DDELTA, DZ, NONE, B_BASE, C_BASE, N_INPUTS = DU };
 
 /* Shared memory, in floats. A warp's rows: (dt, dt u, g, y) per step, which become (dt, s1, s2, y); the second half of
- * its channels lies 8 banks further. B and C in one order; a step's parts of dB and dC. kr_scan_whole_back_bytes adds it up. */
+ * its channels lies 8 banks further. B and C in one order; a step's parts of dB and dC. kr_scan_whole_back_bytes adds
+ * it up. */
 KR_DEV int second(const int T) { return 32 / T * ROW + 8; }
 KR_DEV int at_row(const int T, int row) { return row * ROW + (row >= 32 / T ? 8 : 0); }
 KR_DEV int bc_floats(const int T) { return TL * 8 * T + 16; }
@@ -74,13 +78,14 @@ KR_DEV int part_floats(const int T) { return T == 16 ? 128 : 64; }
 typedef struct back_shared {
   float *rows, *bc, *parts, *sums; /* sums: of dt since the chunk began, of the warp */
   kr_raw16 *land; /* ANY: where the warp's blocks arrive */
-  kr_raw16 *raw, *raw_bc, *kept; /* the thread's own: u, delta, dout, z; B and C; states of two channels; THREADS between them */
+  kr_raw16 *raw, *raw_bc,
+      *kept; /* the thread's own: u, delta, dout, z; B and C; states of two channels; THREADS between them */
 } back_shared;
 
 KR_DEV int n_own_bc(const int T) { return T == 16 ? 2 : 1; }
 
-/* ANY: blocks of a warp's rows, a row's next to each other: PACKS + 1 for each of N_INPUTS and of half of B and C. They arrive where a tile's
- * rows will be, as soon as these are read, or if that is too small in a place of their own. */
+/* ANY: blocks of a warp's rows, a row's next to each other: PACKS + 1 for each of N_INPUTS and of half of B and C. They
+ * arrive where a tile's rows will be, as soon as these are read, or if that is too small in a place of their own. */
 KR_DEV int n_landed(const int T) { return (N_INPUTS * (64 / T) + 4 * T) * (PACKS + 1); }
 KR_DEV int lands_apart(const int T) { return n_landed(T) * 4 > 2 * second(T); }
 
@@ -94,16 +99,22 @@ KR_DEV back_shared lay_out(const back_place &w, const int T, const int ANY, unsi
   float *const rows = m.parts + 4 * TL * part_floats(T);
   m.rows = rows + w.warp * 2 * second(T);
   m.sums = rows + 8 * second(T) + w.warp * 32;
-  if (ANY) m.land = lands_apart(T) ? (kr_raw16 *)(rows + 8 * second(T) + THREADS) + w.warp * n_landed(T) : (kr_raw16 *)m.rows;
+  if (ANY)
+    m.land = lands_apart(T) ? (kr_raw16 *)(rows + 8 * second(T) + THREADS) + w.warp * n_landed(T) : (kr_raw16 *)m.rows;
   return m;
 }
 
-/* Where the warp's rows lie: pairs of addresses, of its first channel's first step or of B's and C's first state. They wait, one pair in a
- * thread's place of B, until the end of a tile: of the walk over steps they would take registers, and 64-bit products each tile. */
+/* Where the warp's rows lie: pairs of addresses, of its first channel's first step or of B's and C's first state. They
+ * wait, one pair in a thread's place of B, until the end of a tile: of the walk over steps they would take registers,
+ * and 64-bit products each tile. */
 enum { BYTES = 16 / E, TILE_BYTES = 16 * PACKS };
 
-KR_DEV uint64_t first_of(const kr_rows &v, const back_place &w) { return (uint64_t)((const char *)v.data + (w.b * v.b + w.d0 * v.row) * BYTES); }
-KR_DEV uint64_t first_of(const kr_scan_mat &v, const back_place &w) { return (uint64_t)((const char *)v.data + (w.b * v.b + w.g * v.g) * BYTES); }
+KR_DEV uint64_t first_of(const kr_rows &v, const back_place &w) {
+  return (uint64_t)((const char *)v.data + (w.b * v.b + w.d0 * v.row) * BYTES);
+}
+KR_DEV uint64_t first_of(const kr_scan_mat &v, const back_place &w) {
+  return (uint64_t)((const char *)v.data + (w.b * v.b + w.g * v.g) * BYTES);
+}
 
 /* What the thread keeps of them: 0 has the warp's place. */
 KR_DEV kr_raw16 entry_of(const kr_scan_plan &p, const back_place &w) {
@@ -113,11 +124,14 @@ KR_DEV kr_raw16 entry_of(const kr_scan_plan &p, const back_place &w) {
   if (w.lane == 1 + DU / 2) a = first_of(p.du, w), b = first_of(p.ddelta, w);
   if (w.lane == 1 + DZ / 2) a = first_of(p.dz, w);
   if (w.lane == 1 + B_BASE / 2) a = first_of(p.B_mat, w), b = first_of(p.C_mat, w);
-  if (w.lane == 0) a = (uint32_t)w.b | (uint64_t)(uint32_t)w.d0 << 32, b = (uint32_t)w.g | (uint64_t)(uint32_t)w.n_channels << 32;
+  if (w.lane == 0)
+    a = (uint32_t)w.b | (uint64_t)(uint32_t)w.d0 << 32, b = (uint32_t)w.g | (uint64_t)(uint32_t)w.n_channels << 32;
   return {{(uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32)}};
 }
 
-KR_DEV char *address(const back_place &w, const back_shared &m, int of) { return (char *)(uintptr_t)((const uint64_t *)(m.raw_bc - w.lane))[2 + of]; }
+KR_DEV char *address(const back_place &w, const back_shared &m, int of) {
+  return (char *)(uintptr_t)((const uint64_t *)(m.raw_bc - w.lane))[2 + of];
+}
 
 /* The lane's pack of a tile of u, delta, dout or z, of which it has a place of its own, or of du, ddelta or dz. */
 KR_DEV char *pack_of(const kr_rows &v, const back_place &w, const back_shared &m, int of, int t0) {
@@ -133,8 +147,8 @@ KR_DEV void expect(const char *from) {
 #endif
 }
 
-/* The tile of steps t0 ..., of which what does not exist is zero; the one before it is expected. Of B and C thread i has pack i mod 16 T of
- * the tile, in T = 4 both halves of the block the same: rows first, then steps. */
+/* The tile of steps t0 ..., of which what does not exist is zero; the one before it is expected. Of B and C thread i
+ * has pack i mod 16 T of the tile, in T = 4 both halves of the block the same: rows first, then steps. */
 KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
   const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
   const int is_row = w.row < w.n_channels && w.pack < PACKS && t0 + w.pack * E < w.end;
@@ -152,7 +166,8 @@ KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_sha
   int exist[2];
 #pragma unroll
   for (int i = 0; i < n_own_bc(T); i++) {
-    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), r = id & (8 * T - 1), is_C = r >= 4u * T, n = r & (4 * T - 1);
+    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), r = id & (8 * T - 1), is_C = r >= 4u * T,
+                   n = r & (4 * T - 1);
     const int t = t0 + id / (8 * T) * E;
     bc[i] = address(w, m, B_BASE + is_C) + (int64_t)(int)n * ((int)(is_C ? p.C_mat.n : p.B_mat.n) * BYTES) + t * BYTES;
     exist[i] = (int)n < p.N && t < w.end;
@@ -164,30 +179,37 @@ KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_sha
 
 /* ANY, T = 4 alone: a warp has all packs of the rows of B or C that it turns. */
 KR_DEV kr_raw16 *landing(const back_place &w, const back_shared &m, const int T, int input) {
-  return m.land + (input < N_INPUTS ? (input * (64 / T) + w.row) * (PACKS + 1) + w.pack : N_INPUTS * (64 / T) * (PACKS + 1) + w.lane / PACKS * (PACKS + 1) + w.lane % PACKS);
+  return m.land + (input < N_INPUTS
+                       ? (input * (64 / T) + w.row) * (PACKS + 1) + w.pack
+                       : N_INPUTS * (64 / T) * (PACKS + 1) + w.lane / PACKS * (PACKS + 1) + w.lane % PACKS);
 }
 
 /* The row of B or C is n of them; its pack begins at what is returned. */
-KR_DEV const char *bc_from(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0, int &n) {
+KR_DEV const char *bc_from(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0,
+                           int &n) {
   const unsigned r = (w.thread & (16 * T - 1)) / PACKS, is_C = r >= 4u * T;
   n = r & (4 * T - 1);
-  return address(w, m, B_BASE + is_C) + (int64_t)n * ((int)(is_C ? p.C_mat.n : p.B_mat.n) * BYTES) + (t0 + w.lane % PACKS * E) * BYTES;
+  return address(w, m, B_BASE + is_C) + (int64_t)n * ((int)(is_C ? p.C_mat.n : p.B_mat.n) * BYTES) +
+         (t0 + w.lane % PACKS * E) * BYTES;
 }
 
 /* inside: all of the tile is there, and a pack behind it. */
-KR_DEV void copy_tile_any(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0, int inside) {
+KR_DEV void copy_tile_any(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0,
+                          int inside) {
   const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
   const int begins = t0 == w.begin, is_row = w.row < w.n_channels, at = w.lane % PACKS;
 #pragma unroll
   for (int i = U; i < N_INPUTS; i++) {
     if (i >= DOUT && !rows[i]->data) continue;
     const char *const from = pack_of(*rows[i], w, m, i, t0);
-    copy_anywhere(landing(w, m, T, i), landing(w, m, T, i) + 1, from, is_row, (w.end - t0 - w.pack * E) * BYTES, w.pack == PACKS - 1, inside, begins && w.pack == 0);
+    copy_anywhere(landing(w, m, T, i), landing(w, m, T, i) + 1, from, is_row, (w.end - t0 - w.pack * E) * BYTES,
+                  w.pack == PACKS - 1, inside, begins && w.pack == 0);
     if (is_row && t0 > w.begin) expect(from - TILE_BYTES);
   }
   int n;
   const char *const from = bc_from(p, w, m, T, t0, n);
-  copy_anywhere(landing(w, m, T, N_INPUTS), landing(w, m, T, N_INPUTS) + 1, from, n < p.N, (w.end - t0 - at * E) * BYTES, at == PACKS - 1, inside, begins && at == 0);
+  copy_anywhere(landing(w, m, T, N_INPUTS), landing(w, m, T, N_INPUTS) + 1, from, n < p.N,
+                (w.end - t0 - at * E) * BYTES, at == PACKS - 1, inside, begins && at == 0);
 }
 
 /* From where a tile's packs have arrived to the lane's own places. */
@@ -198,7 +220,9 @@ KR_DEV void take_tile_any(const kr_scan_plan &p, const back_place &w, const back
   kr_sync_warp();
 #pragma unroll
   for (int i = U; i < N_INPUTS; i++)
-    if (w.row < w.n_channels && (i < DOUT || rows[i]->data)) m.raw[i * THREADS] = read_anywhere(landing(w, m, T, i), landing(w, m, T, i) + 1, misfit(pack_of(*rows[i], w, m, i, 0)));
+    if (w.row < w.n_channels && (i < DOUT || rows[i]->data))
+      m.raw[i * THREADS] =
+          read_anywhere(landing(w, m, T, i), landing(w, m, T, i) + 1, misfit(pack_of(*rows[i], w, m, i, 0)));
     else m.raw[i * THREADS] = kr_raw16{{0, 0, 0, 0}};
   const int before = misfit(bc_from(p, w, m, T, 0, n));
   if (n < p.N) bc = read_anywhere(landing(w, m, T, N_INPUTS), landing(w, m, T, N_INPUTS) + 1, before);
@@ -209,7 +233,8 @@ KR_DEV void take_tile_any(const kr_scan_plan &p, const back_place &w, const back
 KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T, const int ANY) {
 #pragma unroll
   for (int i = 0; i < n_own_bc(T); i++) {
-    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? (unsigned)w.thread / 64 * 2 : 0, r = ANY ? id / PACKS : id & (8 * T - 1);
+    const unsigned id = (w.thread + i * THREADS) & (16 * T - 1), first = T == 4 ? (unsigned)w.thread / 64 * 2 : 0,
+                   r = ANY ? id / PACKS : id & (8 * T - 1);
     const kr_raw16 raw = m.raw_bc[i * THREADS];
     float *const to = m.bc + (ANY ? id % PACKS : id / (8 * T)) * E * 8 * T;
 #pragma unroll
@@ -221,8 +246,10 @@ KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T, cons
   }
 }
 
-/* dt, dt u and g = dout silu(z) of the lane's pack; dt is 0 past the end, which leaves state and gradient as they are. */
-KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const int ANY, int is_partial, int left, float bias) {
+/* dt, dt u and g = dout silu(z) of the lane's pack; dt is 0 past the end, which leaves state and gradient as they
+ * are. */
+KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const int ANY,
+                       int is_partial, int left, float bias) {
   if (w.pack >= PACKS) return;
   float dt[E], g[E];
   step_sizes(again(p.softplus), m.raw[DELTA * THREADS], bias, dt);
@@ -240,12 +267,17 @@ KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_sh
   }
   float *const to = m.rows + at_row(T, w.row) + w.pack * E * 4;
 #pragma unroll
-  for (int k = 0; k < E; k++) *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * pack_at(u, k, KR_DTYPE), g[k], 0.0f}};
+  for (int k = 0; k < E; k++)
+    *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * pack_at(u, k, KR_DTYPE), g[k], 0.0f}};
 }
 
 /* The channel in place c of a lane, as a row of the warp; places of states. */
-KR_DEV int channel_of(const back_place &w, const int T, int c) { return (w.group & (32 / T - 1)) + 32 / T * (c ^ w.swap); }
-KR_DEV int64_t states_at(const kr_scan_plan &p, const back_place &w, const int T, int64_t slab, int c) { return (slab * p.D + w.d0 + channel_of(w, T, c)) * p.N_padded + w.slot * 4; }
+KR_DEV int channel_of(const back_place &w, const int T, int c) {
+  return (w.group & (32 / T - 1)) + 32 / T * (c ^ w.swap);
+}
+KR_DEV int64_t states_at(const kr_scan_plan &p, const back_place &w, const int T, int64_t slab, int c) {
+  return (slab * p.D + w.d0 + channel_of(w, T, c)) * p.N_padded + w.slot * 4;
+}
 
 /* Four states in memory are in order; in the lane, place k has state k ^ order. */
 KR_DEV void order_states(const back_place &w, const kr_float4 &from, float (&v)[4]) {
@@ -261,7 +293,8 @@ KR_DEV void order_all(const back_place &w, float (&x)[2][4]) {
   for (int c = 0; c < 2; c++) order_states(w, kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}}, x[c]);
 }
 
-KR_DEV void fetch_states(const kr_scan_plan &p, const back_place &w, const int T, const float *from, int64_t slab, float (&v)[2][4]) {
+KR_DEV void fetch_states(const kr_scan_plan &p, const back_place &w, const int T, const float *from, int64_t slab,
+                         float (&v)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     kr_float4 q = {{0, 0, 0, 0}};
@@ -270,18 +303,21 @@ KR_DEV void fetch_states(const kr_scan_plan &p, const back_place &w, const int T
   }
 }
 
-KR_DEV void fetch_view(const back_place &w, const int T, int N, const kr_scan_state &view, float scale, float (&v)[2][4]) {
+KR_DEV void fetch_view(const back_place &w, const int T, int N, const kr_scan_state &view, float scale,
+                       float (&v)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int row = channel_of(w, T, c), n = w.slot * 4 + (k ^ w.order);
-      v[c][k] = view.data && row < w.n_channels && n < N ? view.data[w.b * view.b + (w.d0 + row) * view.d + n * view.n] * scale : 0.0f;
+      v[c][k] = view.data && row < w.n_channels && n < N
+                    ? view.data[w.b * view.b + (w.d0 + row) * view.d + n * view.n] * scale
+                    : 0.0f;
     }
 }
 
-/* The states kept every 8 steps, on their way to the thread's own places: one for each of the rows `group` and 32 / T further. They
- * come in order, and the thread puts them back in its own. */
+/* The states kept every 8 steps, on their way to the thread's own places: one for each of the rows `group` and 32 / T
+ * further. They come in order, and the thread puts them back in its own. */
 typedef struct back_kept {
   const float *from;
   int64_t step;
@@ -305,12 +341,15 @@ KR_DEV void read_kept(const back_place &w, const back_shared &m, float (&x)[2][4
 
 KR_DEV void put_kept(const back_place &w, const back_shared &m, const float (&x)[2][4]) {
 #pragma unroll
-  for (int c = 0; c < 2; c++) *(kr_float4 *)(m.kept + (c ^ w.swap) * THREADS) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
+  for (int c = 0; c < 2; c++)
+    *(kr_float4 *)(m.kept + (c ^ w.swap) * THREADS) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
 }
 
-/* Adds what the chunk's first state leaves of itself to the states kept before a step, which were swept from zero; sums: of dt since
- * the chunk began, of the warp's channels. The thread has put its part of the first state in its own order. */
-KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, const float *sums, const float (&A)[2][4], float (&x)[2][4]) {
+/* Adds what the chunk's first state leaves of itself to the states kept before a step, which were swept from zero;
+ * sums: of dt since the chunk began, of the warp's channels. The thread has put its part of the first state in its own
+ * order. */
+KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, const float *sums,
+                      const float (&A)[2][4], float (&x)[2][4]) {
   float log_decay[2][4];
   int lives = 0;
 #pragma unroll
@@ -324,7 +363,8 @@ KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, c
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     first[c] = kr_float4{{0, 0, 0, 0}};
-    if (channel_of(w, T, c) < w.n_channels) first[c] = *(const kr_float4 *)(p.chunk_state + states_at(p, w, T, w.b * p.n_chunks + w.chunk, c));
+    if (channel_of(w, T, c) < w.n_channels)
+      first[c] = *(const kr_float4 *)(p.chunk_state + states_at(p, w, T, w.b * p.n_chunks + w.chunk, c));
   }
 #pragma unroll
   for (int c = 0; c < 2; c++)
@@ -335,7 +375,8 @@ KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, c
 /* The sums of dt before every 8 steps of a tile, one of a channel of the warp per lane. */
 KR_DEV void copy_sums(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
   const int row = again(w.lane & (64 / T - 1)), at = w.lane / (64 / T);
-  if (p.n_chunks > 1 && row < w.n_channels && at < TL / KR_SCAN_KEPT) kr_copy4(m.sums + w.lane, p.kept_dt + (w.b * p.n_kept + t0 / KR_SCAN_KEPT + at) * p.D + w.d0 + row);
+  if (p.n_chunks > 1 && row < w.n_channels && at < TL / KR_SCAN_KEPT)
+    kr_copy4(m.sums + w.lane, p.kept_dt + (w.b * p.n_kept + t0 / KR_SCAN_KEPT + at) * p.D + w.d0 + row);
 }
 
 KR_DEV void order_first(const kr_scan_plan &p, const back_place &w, const int T) {
@@ -349,8 +390,10 @@ KR_DEV void order_first(const kr_scan_plan &p, const back_place &w, const int T)
   }
 }
 
-/* `near` and `far` are the rows of the lane's first and second channel at the first of four steps; bc: B of its states. */
-KR_DEV void forward4(const int T, const float *near, const float *far, const float *bc, const float (&A)[2][4], float (&x)[2][4]) {
+/* `near` and `far` are the rows of the lane's first and second channel at the first of four steps; bc: B of its
+ * states. */
+KR_DEV void forward4(const int T, const float *near, const float *far, const float *bc, const float (&A)[2][4],
+                     float (&x)[2][4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const kr_float4 B = *(const kr_float4 *)(bc + i * 8 * T);
@@ -371,7 +414,8 @@ KR_DEV float sum_states(const int T, const float (&v)[2]) {
   return sum;
 }
 
-/* Over the groups of a warp that have the places of the states in different orders, and one step of one matrix of parts. */
+/* Over the groups of a warp that have the places of the states in different orders, and one step of one matrix of
+ * parts. */
 KR_DEV void keep_part(const int T, float (&v)[4], float *to) {
   v[0] += kr_shuffle_xor(v[1], group_bit(T, 0)), v[2] += kr_shuffle_xor(v[3], group_bit(T, 0));
   if (T < 16) *to = v[0] + kr_shuffle_xor(v[2], group_bit(T, 1));
@@ -384,12 +428,15 @@ typedef struct back_step {
 } back_step;
 
 KR_DEV back_step read_step(const int T, const float *near, const float *far, const float *bc, int i) {
-  return {{*(const kr_float4 *)(near + i * 4), *(const kr_float4 *)(far + i * 4)}, *(const kr_float4 *)(bc + i * 8 * T), *(const kr_float4 *)(bc + i * 8 * T + 4 * T)};
+  return {{*(const kr_float4 *)(near + i * 4), *(const kr_float4 *)(far + i * 4)},
+          *(const kr_float4 *)(bc + i * 8 * T),
+          *(const kr_float4 *)(bc + i * 8 * T + 4 * T)};
 }
 
-/* Four steps forward and back again. Of the forward walk, y and dC; of the way back, s1, s2, dB and dA. Each step is read before the
- * one before it writes, which the compiler could not know to be elsewhere. */
-KR_DEV void back4(const int T, float *near, const float *far, const float *bc, float *part, int part_by, int writes, const float (&A)[2][4], float (&x)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
+/* Four steps forward and back again. Of the forward walk, y and dC; of the way back, s1, s2, dB and dA. Each step is
+ * read before the one before it writes, which the compiler could not know to be elsewhere. */
+KR_DEV void back4(const int T, float *near, const float *far, const float *bc, float *part, int part_by, int writes,
+                  const float (&A)[2][4], float (&x)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
   float a[4][2][4], before[4][2][4];
   back_step s = read_step(T, near, far, bc, 0);
 #pragma unroll
@@ -417,7 +464,8 @@ KR_DEV void back4(const int T, float *near, const float *far, const float *bc, f
     for (int c = 0; c < 2; c++)
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        const float dx = kr_fma(s.r[c].v[2], s.C.v[k], carry[c][k]), decay = i < 2 || n_blocks(T) == 3 ? a[i][c][k] : kr_exp2(s.r[c].v[0] * A[c][k]);
+        const float dx = kr_fma(s.r[c].v[2], s.C.v[k], carry[c][k]),
+                    decay = i < 2 || n_blocks(T) == 3 ? a[i][c][k] : kr_exp2(s.r[c].v[0] * A[c][k]);
         carry[c][k] = decay * dx;
         const float q = carry[c][k] * before[i][c][k];
         s1[c] = k ? kr_fma(dx, s.B.v[k], s1[c]) : dx * s.B.v[0];
@@ -437,12 +485,16 @@ KR_DEV void store_pack(char *to, const float (&y)[E]) {
 #ifdef KR_EMULATE
   *(kr_raw16 *)to = raw;
 #else
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(raw.w[0]), "r"(raw.w[1]), "r"(raw.w[2]), "r"(raw.w[3]));
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(raw.w[0]), "r"(raw.w[1]), "r"(raw.w[2]), "r"(raw.w[3]));
 #endif
 }
 
-/* ANY: a gradient's packs, by way of the lanes' places of delta, which are free then, as the warp's rows of the tile. */
-KR_DEV void store_rows(const back_place &w, const back_shared &m, const kr_rows &to, int of, int t0, const float (&v)[E]) {
+/* ANY: a gradient's packs, by way of the lanes' places of delta, which are free then, as the warp's rows of the
+ * tile. */
+KR_DEV void store_rows(const back_place &w, const back_shared &m, const kr_rows &to, int of, int t0,
+                       const float (&v)[E]) {
   enum { WORDS = PACKS * 4, AT_ONCE = 32 / WORDS, ROWS = 16 };
   const int word = w.lane % WORDS, then = word < WORDS - 1 ? word + 1 : word;
   kr_raw16 *const own = m.raw + DELTA * THREADS;
@@ -452,16 +504,20 @@ KR_DEV void store_rows(const back_place &w, const back_shared &m, const kr_rows 
   kr_sync_warp();
 #pragma unroll
   for (int i = 0; i < ROWS; i += AT_ONCE, row += (int64_t)AT_ONCE * ((int)to.row * BYTES))
-    if (i + w.lane / WORDS < w.n_channels) store_word(row, word, WORDS, from[i * 4 + word / 4 * ROWS * 4 + word % 4], from[i * 4 + then / 4 * ROWS * 4 + then % 4], w.end - t0);
+    if (i + w.lane / WORDS < w.n_channels)
+      store_word(row, word, WORDS, from[i * 4 + word / 4 * ROWS * 4 + word % 4],
+                 from[i * 4 + then / 4 * ROWS * 4 + then % 4], w.end - t0);
   kr_sync_warp();
 }
 
-KR_DEV void write_pack(const back_place &w, const back_shared &m, const int ANY, const kr_rows &to, int of, char *pack, int t0, const float (&v)[E]) {
+KR_DEV void write_pack(const back_place &w, const back_shared &m, const int ANY, const kr_rows &to, int of, char *pack,
+                       int t0, const float (&v)[E]) {
   if (ANY) store_rows(w, m, to, of, t0, v);
   else store_pack(pack, v);
 }
 
-/* The lane's packs of the tile that has been walked, which the next one's replace meanwhile, and where their gradients go. */
+/* The lane's packs of the tile that has been walked, which the next one's replace meanwhile, and where their gradients
+ * go. */
 typedef struct back_end {
   kr_raw16 u, dout, z;
   char *du, *ddelta, *dz;
@@ -469,11 +525,17 @@ typedef struct back_end {
 
 KR_DEV back_end end_of_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int ANY, int t0) {
   if (ANY) return {m.raw[U * THREADS], m.raw[DOUT * THREADS], m.raw[Z * THREADS], 0, 0, 0};
-  return {m.raw[U * THREADS], m.raw[DOUT * THREADS], m.raw[Z * THREADS], pack_of(p.du, w, m, DU, t0), pack_of(p.ddelta, w, m, DDELTA, t0), pack_of(p.dz, w, m, DZ, t0)};
+  return {m.raw[U * THREADS],
+          m.raw[DOUT * THREADS],
+          m.raw[Z * THREADS],
+          pack_of(p.du, w, m, DU, t0),
+          pack_of(p.ddelta, w, m, DDELTA, t0),
+          pack_of(p.dz, w, m, DZ, t0)};
 }
 
 /* One gradient after the other: each reads the rows anew. */
-KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const int ANY, back_end &end, int t0, float skip, float &dD, float &dbias) {
+KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T,
+                            const int ANY, back_end &end, int t0, float skip, float &dD, float &dbias) {
   const kr_float4 *const row = (const kr_float4 *)(m.rows + at_row(T, w.row) + w.pack * E * 4); /* dt, s1, s2, y */
   float v[E], g[E];
 #pragma unroll
@@ -500,7 +562,8 @@ KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const ba
 #pragma unroll
     for (int k = 0; k < E; k++) {
       const float z = pack_at(end.z, k, KR_DTYPE), s = kr_sigmoid(z), gate = z * s;
-      v[k] = g[k] * kr_fma(skip, pack_at(end.u, k, KR_DTYPE), ((const float *)(row + k))[3]) * kr_fma(gate, 1.0f - s, s);
+      v[k] =
+          g[k] * kr_fma(skip, pack_at(end.u, k, KR_DTYPE), ((const float *)(row + k))[3]) * kr_fma(gate, 1.0f - s, s);
       g[k] *= gate;
     }
     if (p.dz.data) write_pack(w, m, ANY, p.dz, DZ, end.dz, t0, v);
@@ -522,14 +585,16 @@ KR_DEV void add4(kr_float4 &sum, const float *from) {
 }
 
 /* The block's share of the tile's dB and dC to scratch: over four warps, with T = 4 over two halves of each. */
-KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0, int end) {
+KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0,
+                        int end) {
   float *const to = p.part_bc + ((int64_t)kr_block_x() * p.L + t0) * (8 * T);
 #pragma unroll
   for (int i = 0; i < (TL * 2 * T + THREADS - 1) / THREADS; i++) {
     const unsigned id = w.thread + i * THREADS, step = id / (2 * T), j = id % (2 * T);
     if (TL * 2 * T < THREADS && id >= TL * 2u * T) break;
     const float *const from = m.parts + step * part_floats(T) + (T == 4 ? j / 4 * 32 + j % 4 * 4 : j * 4);
-    const int half = T == 4 ? j / 4 * 16 : 0; /* B's columns begin with one half of the lanes, C's with the other: other banks */
+    const int half =
+        T == 4 ? j / 4 * 16 : 0; /* B's columns begin with one half of the lanes, C's with the other: other banks */
     kr_float4 sum = *(const kr_float4 *)(from + half);
     if (T == 4) add4(sum, from + 16 - half);
 #pragma unroll
@@ -542,16 +607,19 @@ KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_s
 }
 
 /* Sums over the chunk: dA in scratch, dD and dbias over the packs of a row. */
-KR_DEV void write_sums(const kr_scan_plan &p, const back_place &w, const int T, const float (&dA)[2][4], float dD, float dbias) {
+KR_DEV void write_sums(const kr_scan_plan &p, const back_place &w, const int T, const float (&dA)[2][4], float dD,
+                       float dbias) {
   const int64_t slab = w.b * p.n_chunks + w.chunk;
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     float v[4];
     order_states(w, kr_float4{{dA[c][0], dA[c][1], dA[c][2], dA[c][3]}}, v);
-    if (channel_of(w, T, c) < w.n_channels) *(kr_float4 *)(p.part_A + states_at(p, w, T, slab, c)) = kr_float4{{v[0], v[1], v[2], v[3]}};
+    if (channel_of(w, T, c) < w.n_channels)
+      *(kr_float4 *)(p.part_A + states_at(p, w, T, slab, c)) = kr_float4{{v[0], v[1], v[2], v[3]}};
   }
   dD += kr_shuffle_xor(dD, 64 / T), dbias += kr_shuffle_xor(dbias, 64 / T);
-  if (w.pack == 0 && w.row < w.n_channels) p.part_D[slab * p.D + w.d0 + w.row] = dD, p.part_bias[slab * p.D + w.d0 + w.row] = dbias;
+  if (w.pack == 0 && w.row < w.n_channels)
+    p.part_D[slab * p.D + w.d0 + w.row] = dD, p.part_bias[slab * p.D + w.d0 + w.row] = dbias;
 }
 
 KR_DEV void write_initial(const kr_scan_plan &p, const back_place &w, const int T, const float (&carry)[2][4]) {
@@ -560,7 +628,8 @@ KR_DEV void write_initial(const kr_scan_plan &p, const back_place &w, const int 
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int row = channel_of(w, T, c), n = w.slot * 4 + (k ^ w.order);
-      if (row < w.n_channels && n < p.N) p.dinitial.data[w.b * p.dinitial.b + (w.d0 + row) * p.dinitial.d + n * p.dinitial.n] = carry[c][k];
+      if (row < w.n_channels && n < p.N)
+        p.dinitial.data[w.b * p.dinitial.b + (w.d0 + row) * p.dinitial.d + n * p.dinitial.n] = carry[c][k];
     }
 }
 
@@ -596,15 +665,21 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T, const int ANY) {
   KR_DYNAMIC_SHARED(shared);
   const back_place w = place_warp(p, T);
   const back_shared m = lay_out(w, T, ANY, shared);
-  const int writes = (w.slot & (T / 2 - 1)) == 0, group = w.group & (32 / T - 1), is_row = w.row < w.n_channels && w.pack < PACKS;
+  const int writes = (w.slot & (T / 2 - 1)) == 0, group = w.group & (32 / T - 1),
+            is_row = w.row < w.n_channels && w.pack < PACKS;
   int t0 = w.begin + (w.end - w.begin - 1) / TL * TL;
   float A[2][4], carry[2][4], dA[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-  back_own own = {0, 0, p.bias && is_row ? p.bias[(w.d0 + w.row) * p.bias_stride] : 0.0f, p.D_vec && is_row ? p.D_vec[(w.d0 + w.row) * p.D_stride] : 0.0f, entry_of(p, w)};
+  back_own own = {0, 0, p.bias && is_row ? p.bias[(w.d0 + w.row) * p.bias_stride] : 0.0f,
+                  p.D_vec && is_row ? p.D_vec[(w.d0 + w.row) * p.D_stride] : 0.0f, entry_of(p, w)};
   const kr_scan_state all_A = {(float *)p.A, 0, p.A_d, p.A_n};
   fetch_view(w, T, p.N, all_A, KR_LOG2E, A);
   if (p.n_chunks > 1) fetch_states(p, w, T, p.chunk_carry, w.b * p.n_chunks + w.chunk, carry);
   else fetch_view(w, T, p.N, p.dlast, 1.0f, carry);
-  back_kept kept = {p.kept_state + ((w.b * p.n_kept + t0 / KR_SCAN_KEPT + TL / KR_SCAN_KEPT - 1) * p.D + w.d0 + group) * p.N_padded + w.slot * 4, p.D * p.N_padded, {group < w.n_channels, group + 32 / T < w.n_channels}};
+  back_kept kept = {
+      p.kept_state + ((w.b * p.n_kept + t0 / KR_SCAN_KEPT + TL / KR_SCAN_KEPT - 1) * p.D + w.d0 + group) * p.N_padded +
+          w.slot * 4,
+      p.D * p.N_padded,
+      {group < w.n_channels, group + 32 / T < w.n_channels}};
   put_own(m, own);
   kr_sync_warp();
   if (ANY) copy_tile_any(p, w, m, T, t0, 0);
@@ -614,9 +689,11 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T, const int ANY) {
   copy_kept(m, T, kept);
   kr_commit_copies();
   if (p.n_chunks > 1) order_first(p, w, T);
-  float *near = m.rows + at_row(T, group) + (w.swap ? second(T) : 0) + (TL - 4) * 4, *far = near + (w.swap ? -second(T) : second(T));
+  float *near = m.rows + at_row(T, group) + (w.swap ? second(T) : 0) + (TL - 4) * 4,
+        *far = near + (w.swap ? -second(T) : second(T));
   const float *bc = m.bc + (w.order & (n_orders(T) - 1)) * bc_floats(T) + w.slot * 4 + (TL - 4) * 8 * T;
-  float *part = m.parts + (w.warp * TL + TL - 4) * part_floats(T) + (T == 4 ? (w.lane & 1) * 16 : 0) + w.slot * 4 + w.order;
+  float *part =
+      m.parts + (w.warp * TL + TL - 4) * part_floats(T) + (T == 4 ? (w.lane & 1) * 16 : 0) + w.slot * 4 + w.order;
   for (; t0 >= w.begin; t0 -= TL) {
     back_place v = place_again(w, T);
     back_shared at = lay_out(v, T, ANY, shared);
@@ -660,7 +737,8 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T, const int ANY) {
     } else if (t0 > w.begin) copy_tile(p, v, at, T, t0 - TL);
     if (t0 > w.begin) copy_sums(p, v, at, T, t0 - TL);
     kr_commit_copies();
-    if (!ANY && v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end) write_gradients(p, v, at, T, 0, end, t0, own.skip, own.dD, own.dbias);
+    if (!ANY && v.row < v.n_channels && v.pack < PACKS && t0 + v.pack * E < w.end)
+      write_gradients(p, v, at, T, 0, end, t0, own.skip, own.dD, own.dbias);
     kr_sync();
     write_parts(p, v, at, T, t0, w.end);
   }
@@ -670,5 +748,7 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int T, const int ANY) {
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t4(const kr_scan_plan p) { scan_back(p, 4, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_t8(const kr_scan_plan p) { scan_back(p, 8, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, E == 8 ? 3 : 4) kr_scan_whole_back_t16(const kr_scan_plan p) { scan_back(p, 16, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, E == 8 ? 3 : 4) kr_scan_whole_back_t16(const kr_scan_plan p) {
+  scan_back(p, 16, 0);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_whole_back_any(const kr_scan_plan p) { scan_back(p, 4, 1); }

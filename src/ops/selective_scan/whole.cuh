@@ -1,8 +1,9 @@
-/* whole.cuh: what the two modules for the usual call share (selective_scan_whole.cu, selective_scan_whole_bwd.cu): packs of 16
- * bytes, E elements, that a lane copies past the registers to a place of its own, step sizes, and exponentials by multiply-adds.
- * ANY: rows may begin at any element, and end anywhere. Copied are then the aligned blocks of 16 bytes that a row's packs of a tile lie in, by
- * each pack's lane the one where it begins, by the last one's the one behind, too; so lanes read what others copied. Bytes past a row's end are
- * not read and come as zeros; those before its begin, in its first block, are whatever is there. */
+/* whole.cuh: what the two modules for the usual call share (selective_scan_whole.cu, selective_scan_whole_bwd.cu):
+ * packs of 16 bytes, E elements, that a lane copies past the registers to a place of its own, step sizes, and
+ * exponentials by multiply-adds. ANY: rows may begin at any element, and end anywhere. Copied are then the aligned
+ * blocks of 16 bytes that a row's packs of a tile lie in, by each pack's lane the one where it begins, by the last
+ * one's the one behind, too; so lanes read what others copied. Bytes past a row's end are not read and come as zeros;
+ * those before its begin, in its first block, are whatever is there. */
 #ifndef KR_SCAN_WHOLE_CUH
 #define KR_SCAN_WHOLE_CUH
 
@@ -37,11 +38,15 @@ KR_DEV void copy_if(kr_raw16 *to, const char *from, int exists) {
 #if defined(KR_EMULATE) || KR_TIER < 80
   if (exists) kr_copy16(to, from);
 #else
-  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" : : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(exists) : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }"
+               :
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(exists)
+               : "memory");
 #endif
 }
 
-/* The first n bytes of an aligned block, n clamped to 0 ... 16; zeros for the rest. The emulator does not read before `first`. */
+/* The first n bytes of an aligned block, n clamped to 0 ... 16; zeros for the rest. The emulator does not read before
+ * `first`. */
 KR_DEV void copy_block(kr_raw16 *to, const char *from, int first, int n) {
   n = n < 0 ? 0 : n > 16 ? 16 : n;
 #ifdef KR_EMULATE
@@ -55,7 +60,10 @@ KR_DEV void copy_block(kr_raw16 *to, const char *from, int first, int n) {
   for (int k = 0; k < 8; k++) ((uint16_t *)to)[k] = 2 * k < n ? ((const uint16_t *)from)[k] : 0;
 #else
   (void)first;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(n) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from), "r"(n)
+               : "memory");
 #endif
 }
 
@@ -76,7 +84,9 @@ KR_DEV float until(float v, int k, int n_left) {
   return k < n_left ? v : 0.0f;
 #else
   float y;
-  asm("{ .reg .pred p; setp.lt.s32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }" : "=f"(y) : "f"(v), "r"(k), "r"(n_left));
+  asm("{ .reg .pred p; setp.lt.s32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }"
+      : "=f"(y)
+      : "f"(v), "r"(k), "r"(n_left));
   return y;
 #endif
 }
@@ -84,9 +94,11 @@ KR_DEV float until(float v, int k, int n_left) {
 /* Where a pack begins within its block, in bytes. */
 KR_DEV int misfit(const char *from) { return (int)((uintptr_t)from & 15); }
 
-/* The block of the pack that begins at `from`, n_left bytes before its row's end, and for a row's last pack of a tile what it needs of the next
- * block. inside: both lie before that end, or the row does not exist. begins: nothing of the row stands before. */
-KR_DEV void copy_anywhere(kr_raw16 *place, kr_raw16 *next, const char *from, int exists, int n_left, int is_last, int inside, int begins) {
+/* The block of the pack that begins at `from`, n_left bytes before its row's end, and for a row's last pack of a tile
+ * what it needs of the next block. inside: both lie before that end, or the row does not exist. begins: nothing of the
+ * row stands before. */
+KR_DEV void copy_anywhere(kr_raw16 *place, kr_raw16 *next, const char *from, int exists, int n_left, int is_last,
+                          int inside, int begins) {
   const int before = misfit(from), behind = n_left + before - 16;
   from -= before;
 #ifdef KR_EMULATE
@@ -103,24 +115,28 @@ KR_DEV void copy_anywhere(kr_raw16 *place, kr_raw16 *next, const char *from, int
 
 /* The pack that begins so many bytes into a block. */
 KR_DEV kr_raw16 read_anywhere(const kr_raw16 *place, const kr_raw16 *next, int before) {
-  const uint32_t *const own = (const uint32_t *)place + before / 4, *const then = (const uint32_t *)(next - 1) + before / 4;
+  const uint32_t *const own = (const uint32_t *)place + before / 4, *const then =
+                                                                        (const uint32_t *)(next - 1) + before / 4;
   const int bits = (before & 2) * 8;
   uint32_t word[5];
 #pragma unroll
   for (int k = 0; k < 5; k++) word[k] = before / 4 + k < 4 ? own[k] : then[k];
   if (E == 4) return {{word[0], word[1], word[2], word[3]}};
-  return {{shifted(word[0], word[1], bits), shifted(word[1], word[2], bits), shifted(word[2], word[3], bits), shifted(word[3], word[4], bits)}};
+  return {{shifted(word[0], word[1], bits), shifted(word[1], word[2], bits), shifted(word[2], word[3], bits),
+           shifted(word[3], word[4], bits)}};
 }
 
 KR_DEV kr_raw16 round_pack(const float (&v)[E]) {
   kr_raw16 raw;
 #pragma unroll
-  for (int k = 0; k < 4; k++) raw.w[k] = E == 4 ? kr_float_to_bits(v[k]) : kr_pack(v[2 * k % E], v[(2 * k + 1) % E], KR_DTYPE);
+  for (int k = 0; k < 4; k++)
+    raw.w[k] = E == 4 ? kr_float_to_bits(v[k]) : kr_pack(v[2 * k % E], v[(2 * k + 1) % E], KR_DTYPE);
   return raw;
 }
 
-/* Word w of n of a row's packs in a tile, and the word behind it, to memory, where the row begins anywhere and ends after n_left elements. Lanes
- * of a warp have neighbouring words: single words of packs would each be a write of 32 bytes to the second cache. */
+/* Word w of n of a row's packs in a tile, and the word behind it, to memory, where the row begins anywhere and ends
+ * after n_left elements. Lanes of a warp have neighbouring words: single words of packs would each be a write of 32
+ * bytes to the second cache. */
 KR_DEV void store_word(char *row, int w, int n, uint32_t own, uint32_t next, int n_left) {
   if (E == 4) {
     if (w < n_left) ((uint32_t *)row)[w] = own;
@@ -144,19 +160,21 @@ KR_DEV void keep_packed(kr_raw16 &raw) {
 #endif
 }
 
-/* log(1 + e^v): log(1 + e) is e times a polynomial for e = e^-|v|, so that small values keep their digits and one special function does.
- * Relative error 2^-22.7 and that of the exponential. */
+/* log(1 + e^v): log(1 + e) is e times a polynomial for e = e^-|v|, so that small values keep their digits and one
+ * special function does. Relative error 2^-22.7 and that of the exponential. */
 KR_DEV float softplus_of(float v) {
   const float e = kr_exp2(__builtin_fabsf(v) * -KR_LOG2E);
   float q = 0.00536481058f;
-  q = kr_fma(q, e, -0.0300657395f), q = kr_fma(q, e, 0.079204455f), q = kr_fma(q, e, -0.137537956f), q = kr_fma(q, e, 0.191536516f);
-  q = kr_fma(q, e, -0.248571634f), q = kr_fma(q, e, 0.33321324f), q = kr_fma(q, e, -0.499996483f), q = kr_fma(q, e, 1.0f);
+  q = kr_fma(q, e, -0.0300657395f), q = kr_fma(q, e, 0.079204455f), q = kr_fma(q, e, -0.137537956f),
+  q = kr_fma(q, e, 0.191536516f);
+  q = kr_fma(q, e, -0.248571634f), q = kr_fma(q, e, 0.33321324f), q = kr_fma(q, e, -0.499996483f),
+  q = kr_fma(q, e, 1.0f);
   return kr_fma(q, e, __builtin_fmaxf(v, 0.0f));
 }
 
-/* 2^(a b) without the unit of special functions: rounded down, the fraction by a polynomial that is 1 and 2 at its ends, the exponent's
- * bits by an integer addition. Relative error 2^-22.6; below 2^-126 zero, above 2^127 no
- * more than 2^128, of NaN zero. */
+/* 2^(a b) without the unit of special functions: rounded down, the fraction by a polynomial that is 1 and 2 at its
+ * ends, the exponent's bits by an integer addition. Relative error 2^-22.6; below 2^-126 zero, above 2^127 no more than
+ * 2^128, of NaN zero. */
 KR_DEV float exp2_of_product(float a, float b) {
   const float one = 12582912.0f; /* 1.5 * 2^23: its last bit is 1 */
   float t, f, q = 0.00187931862f;
@@ -167,7 +185,8 @@ KR_DEV float exp2_of_product(float a, float b) {
   asm("fma.rm.ftz.f32 %0, %1, %2, %3;" : "=f"(t) : "f"(a), "f"(b), "f"(one));
   asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(f) : "f"(a), "f"(b), "f"(one - t));
 #endif
-  q = kr_fma(q, f, 0.00899099559f), q = kr_fma(q, f, 0.0558186769f), q = kr_fma(q, f, 0.240159273f), q = kr_fma(q, f, 0.693151712f);
+  q = kr_fma(q, f, 0.00899099559f), q = kr_fma(q, f, 0.0558186769f), q = kr_fma(q, f, 0.240159273f),
+  q = kr_fma(q, f, 0.693151712f);
   q = kr_fma(q, f, 1.0f);
   const float n = __builtin_fminf(__builtin_fmaxf(t, one - 127.0f), one + 127.0f);
   return kr_bits_to_float(kr_float_to_bits(q) + (kr_float_to_bits(n) << 23));

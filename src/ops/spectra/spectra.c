@@ -1,5 +1,5 @@
-/* spectra.c: costs, rows and random cases of spectra in polar form, losses and spectral norm. The equations are in spectra_ref.c. Spectral norm
- * is small everywhere: its reference is its row on the CPU. */
+/* spectra.c: costs, rows and random cases of spectra in polar form, losses and spectral norm. The equations are in
+ * spectra_ref.c. Spectral norm is small everywhere: its reference is its row on the CPU. */
 #include "check.h"
 #include "op_list.h"
 #include "spectra/spectra_rows.h"
@@ -90,7 +90,8 @@ static uint64_t transform_scratch(const krait_ctx *ctx, const void *args) {
 }
 static void count_transform(const void *args, kr_cost *cost) {
   const krait_transform_args *a = args;
-  *cost = (kr_cost){.flops = 2 * (double)a->R * (double)a->K * (double)a->N, .bytes = 4 * ((double)a->R * (double)(a->K + a->N) + (double)a->K * (double)a->N)};
+  *cost = (kr_cost){.flops = 2 * (double)a->R * (double)a->K * (double)a->N,
+                    .bytes = 4 * ((double)a->R * (double)(a->K + a->N) + (double)a->K * (double)a->N)};
 }
 static const kr_row transform_rows[] = {
     KR_CUDA_ROWS(transform)
@@ -108,7 +109,9 @@ static const kr_row spectral_norm_bwd_rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_bwd_ref, NULL},
 };
 
-static void draw_float(kr_case *c, float *field, double low, double high) { *field = kr_case_chance(c, 0.5) ? (float)kr_case_uniform(c, low, high) : 1; }
+static void draw_float(kr_case *c, float *field, double low, double high) {
+  *field = kr_case_chance(c, 0.5) ? (float)kr_case_uniform(c, low, high) : 1;
+}
 
 int32_t kr_to_polar_case(kr_case *c, int64_t index) {
   krait_to_polar_args *a = (krait_to_polar_args *)c->args; /* the gradient's begin alike */
@@ -128,7 +131,8 @@ int32_t kr_from_polar_case(kr_case *c, int64_t index) {
 int32_t kr_loss_case(kr_case *c, int64_t index) {
   krait_loss_args *a = (krait_loss_args *)c->args;
   c->contiguous = index % 2;
-  a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 3), a->K = kr_case_int(c, 1, 9), a->N = kr_case_edge(c, c->is_exact ? 3 : 130) + 1;
+  a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 3), a->K = kr_case_int(c, 1, 9),
+  a->N = kr_case_edge(c, c->is_exact ? 3 : 130) + 1;
   draw_float(c, &a->scale, 0.01, 2);
   if (c->is_exact && a->call.flags & KRAIT_LOSS_ANGLE) { /* finite differences stay off the kinks: 0.2 < x - y < 2.2 */
     kr_case_fill_uniform(c, kr_case_give(c, "x"), 0.2, 1.2);

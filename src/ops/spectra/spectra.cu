@@ -13,10 +13,13 @@ typedef struct place {
 } place;
 
 KR_DEV place here(const kr_polar_plan &p) {
-  const uint32_t thread = (uint32_t)kr_block_x() * KR_POLAR_THREADS + (uint32_t)kr_thread(), row = kr_divide(thread, p.K), i = kr_divide(row, p.J);
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_POLAR_THREADS + (uint32_t)kr_thread(),
+                 row = kr_divide(thread, p.K), i = kr_divide(row, p.J);
   return place{i, row - i * p.J.by, thread - row * p.K.by, thread < p.n};
 }
-KR_DEV float get(const krait_view &v, const place &at) { return v.data ? ((const float *)v.data)[at.i * v.stride[0] + at.j * v.stride[1] + at.k * v.stride[2]] : 0.0f; }
+KR_DEV float get(const krait_view &v, const place &at) {
+  return v.data ? ((const float *)v.data)[at.i * v.stride[0] + at.j * v.stride[1] + at.k * v.stride[2]] : 0.0f;
+}
 KR_DEV void put(const krait_view &v, const place &at, float value) {
   if (v.data) ((float *)v.data)[at.i * v.stride[0] + at.j * v.stride[1] + at.k * v.stride[2]] = value;
 }
@@ -33,7 +36,8 @@ KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar_back(const kr_polar_pl
   const place at = here(p);
   if (!at.inside) return;
   const float x = get(p.a, at), y = get(p.b, at), u = x + p.re_add, v = y + p.im_add;
-  const float along = p.da.data ? get(p.da, at) * p.power * kr_power(kr_fma(x, x, kr_fma(y, y, p.eps)), p.power * 0.5f - 1.0f) : 0.0f;
+  const float along =
+      p.da.data ? get(p.da, at) * p.power * kr_power(kr_fma(x, x, kr_fma(y, y, p.eps)), p.power * 0.5f - 1.0f) : 0.0f;
   const float around = p.db.data ? get(p.db, at) / kr_fma(u, u, v * v) : 0.0f;
   put(p.c, at, kr_fma(along, x, -around * v));
   put(p.d, at, kr_fma(along, y, around * u));
@@ -61,12 +65,16 @@ KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar_back(const kr_polar_
 
 /* ---- losses ---- */
 
-KR_DEV int64_t offset_of(const krait_view &v, uint32_t i, uint32_t j, uint32_t k, uint32_t n) { return i * v.stride[0] + j * v.stride[1] + k * v.stride[2] + n * v.stride[3]; }
+KR_DEV int64_t offset_of(const krait_view &v, uint32_t i, uint32_t j, uint32_t k, uint32_t n) {
+  return i * v.stride[0] + j * v.stride[1] + k * v.stride[2] + n * v.stride[3];
+}
 
-KR_DEV float difference_at(const kr_loss_plan &p, uint32_t element, uint32_t &i, uint32_t &j, uint32_t &k, uint32_t &n) {
+KR_DEV float difference_at(const kr_loss_plan &p, uint32_t element, uint32_t &i, uint32_t &j, uint32_t &k,
+                           uint32_t &n) {
   const uint32_t row = kr_divide(element, p.N), plane = kr_divide(row, p.K);
   i = kr_divide(plane, p.J), j = plane - i * p.J.by, k = row - plane * p.K.by, n = element - row * p.N.by;
-  const float x = ((const float *)p.x.data)[offset_of(p.x, i, j, k, n)], d = p.y.data ? x - ((const float *)p.y.data)[offset_of(p.y, i, j, k, n)] : x;
+  const float x = ((const float *)p.x.data)[offset_of(p.x, i, j, k, n)],
+              d = p.y.data ? x - ((const float *)p.y.data)[offset_of(p.y, i, j, k, n)] : x;
   if (!p.angle) return d;
   const float turns = kr_nearest(d * 0.15915494f);
   return kr_fma(turns, 1.7484555e-7f, kr_fma(turns, -6.2831855f, d));
@@ -86,7 +94,8 @@ KR_DEV double sum_block(double v) {
 KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_parts(const kr_loss_plan p) {
   uint32_t i, j, k, n;
   double sum = 0.0;
-  for (uint32_t at = (uint32_t)kr_block_x() * KR_LOSS_THREADS + (uint32_t)kr_thread(); at < p.n; at += p.n_parts * KR_LOSS_THREADS) {
+  for (uint32_t at = (uint32_t)kr_block_x() * KR_LOSS_THREADS + (uint32_t)kr_thread(); at < p.n;
+       at += p.n_parts * KR_LOSS_THREADS) {
     const float d = difference_at(p, at, i, j, k, n);
     sum += p.angle ? (double)__builtin_fabsf(d) : (double)d * (double)d;
   }
@@ -120,9 +129,14 @@ KR_KERNEL void KR_BOUNDS(KR_TRANSFORM_THREADS, 2) kr_transform(const krait_trans
   double sum[2][2] = {{0.0, 0.0}, {0.0, 0.0}};
   for (int64_t k0 = 0; k0 < a.K; k0 += KR_TRANSFORM_DEPTH) {
     for (int i = kr_thread(); i < KR_TRANSFORM_TILE * KR_TRANSFORM_DEPTH; i += KR_TRANSFORM_THREADS) {
-      const int64_t r = r0 + i / KR_TRANSFORM_DEPTH, k = k0 + i % KR_TRANSFORM_DEPTH, below = k0 + i / KR_TRANSFORM_TILE, n = n0 + i % KR_TRANSFORM_TILE;
-      left[i % KR_TRANSFORM_DEPTH][i / KR_TRANSFORM_DEPTH] = r < a.R && k < a.K ? (double)((const float *)a.x.data)[r * a.x.stride[0] + k * a.x.stride[1]] : 0.0;
-      right[i / KR_TRANSFORM_TILE][i % KR_TRANSFORM_TILE] = n < a.N && below < a.K ? (double)((const float *)a.matrix.data)[below * a.matrix.stride[0] + n * a.matrix.stride[1]] : 0.0;
+      const int64_t r = r0 + i / KR_TRANSFORM_DEPTH, k = k0 + i % KR_TRANSFORM_DEPTH,
+                    below = k0 + i / KR_TRANSFORM_TILE, n = n0 + i % KR_TRANSFORM_TILE;
+      left[i % KR_TRANSFORM_DEPTH][i / KR_TRANSFORM_DEPTH] =
+          r < a.R && k < a.K ? (double)((const float *)a.x.data)[r * a.x.stride[0] + k * a.x.stride[1]] : 0.0;
+      right[i / KR_TRANSFORM_TILE][i % KR_TRANSFORM_TILE] =
+          n < a.N && below < a.K
+              ? (double)((const float *)a.matrix.data)[below * a.matrix.stride[0] + n * a.matrix.stride[1]]
+              : 0.0;
     }
     kr_sync();
 #pragma unroll
@@ -130,7 +144,8 @@ KR_KERNEL void KR_BOUNDS(KR_TRANSFORM_THREADS, 2) kr_transform(const krait_trans
 #pragma unroll
       for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) sum[i][j] = __builtin_fma(left[k][row + 16 * i], right[k][column + 16 * j], sum[i][j]);
+        for (int j = 0; j < 2; j++)
+          sum[i][j] = __builtin_fma(left[k][row + 16 * i], right[k][column + 16 * j], sum[i][j]);
     kr_sync();
   }
   for (int i = 0; i < 2; i++)
@@ -160,7 +175,9 @@ KR_DEV float one_over(float squares) {
   return 1.0f / (squares == squares && !(norm > 1e-12f) ? 1e-12f : norm);
 }
 
-KR_DEV float weight_at(const krait_spectral_norm_args &a, int64_t o, int64_t k) { return ((const float *)a.weight.data)[o * a.weight.stride[0] + k * a.weight.stride[1]]; }
+KR_DEV float weight_at(const krait_spectral_norm_args &a, int64_t o, int64_t k) {
+  return ((const float *)a.weight.data)[o * a.weight.stride[0] + k * a.weight.stride[1]];
+}
 
 KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm(const krait_spectral_norm_args a) {
   float *const v = (float *)a.call.scratch, *const product = v + a.K;
@@ -169,7 +186,8 @@ KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm(const krait_sp
   for (int64_t k = thread; k < a.K; k += KR_SPECTRAL_THREADS) {
     float sum = 0.0f;
 #pragma unroll 8
-    for (int64_t o = 0; o < a.O; o++) sum = kr_fma(weight_at(a, o, k), ((const float *)a.u.data)[o * a.u.stride[0]], sum);
+    for (int64_t o = 0; o < a.O; o++)
+      sum = kr_fma(weight_at(a, o, k), ((const float *)a.u.data)[o * a.u.stride[0]], sum);
     v[k] = sum, squares = kr_fma(sum, sum, squares);
   }
   float by = one_over(sum_all(squares));
@@ -191,10 +209,12 @@ KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm(const krait_sp
   squares = sum_all(squares);
   by = one_over(squares);
   const float sigma = squares * by;
-  for (int64_t o = thread; o < a.O; o += KR_SPECTRAL_THREADS) ((float *)a.u_out.data)[o * a.u_out.stride[0]] = product[o] * by;
+  for (int64_t o = thread; o < a.O; o += KR_SPECTRAL_THREADS)
+    ((float *)a.u_out.data)[o * a.u_out.stride[0]] = product[o] * by;
   if (thread == 0) *(float *)a.sigma.data = sigma;
   for (int64_t o = warp; o < a.O; o += KR_SPECTRAL_THREADS / 32)
-    for (int64_t k = lane; k < a.K; k += 32) ((float *)a.out.data)[o * a.out.stride[0] + k * a.out.stride[1]] = weight_at(a, o, k) / sigma;
+    for (int64_t k = lane; k < a.K; k += 32)
+      ((float *)a.out.data)[o * a.out.stride[0] + k * a.out.stride[1]] = weight_at(a, o, k) / sigma;
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm_back(const krait_spectral_norm_bwd_args a) {
@@ -202,12 +222,15 @@ KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm_back(const kra
   const float *const out = (const float *)a.out.data, *const dout = (const float *)a.dout.data;
   float along = 0.0f;
   for (int64_t o = warp; o < a.O; o += KR_SPECTRAL_THREADS / 32)
-    for (int64_t k = lane; k < a.K; k += 32) along = kr_fma(dout[o * a.dout.stride[0] + k * a.dout.stride[1]], out[o * a.out.stride[0] + k * a.out.stride[1]], along);
+    for (int64_t k = lane; k < a.K; k += 32)
+      along = kr_fma(dout[o * a.dout.stride[0] + k * a.dout.stride[1]], out[o * a.out.stride[0] + k * a.out.stride[1]],
+                     along);
   along = sum_all(along);
   const float by = 1.0f / *(const float *)a.sigma.data;
   for (int64_t o = warp; o < a.O; o += KR_SPECTRAL_THREADS / 32)
     for (int64_t k = lane; k < a.K; k += 32) {
       const float uv = ((const float *)a.u.data)[o * a.u.stride[0]] * ((const float *)a.v.data)[k * a.v.stride[0]];
-      ((float *)a.dweight.data)[o * a.dweight.stride[0] + k * a.dweight.stride[1]] = kr_fma(-along, uv, dout[o * a.dout.stride[0] + k * a.dout.stride[1]]) * by;
+      ((float *)a.dweight.data)[o * a.dweight.stride[0] + k * a.dweight.stride[1]] =
+          kr_fma(-along, uv, dout[o * a.dout.stride[0] + k * a.dout.stride[1]]) * by;
     }
 }

@@ -1,8 +1,11 @@
 /* spectra_ref.c: spectra in polar form, losses, spectral norm, and their gradients, written to be read; in double.
  *   to_polar    q = re^2 + im^2 + eps, mag = q^(power/2); x, y = re + re_add, im + im_add, pha = atan2(y, x)
- *               dre = dmag power re q^(power/2-1) - dpha y / (x^2 + y^2), dim = dmag power im q^(power/2-1) + dpha x / (x^2 + y^2)
- *   from_polar  re, im = mag^power (cos, sin)(pha); dmag = power mag^(power-1) (dre cos + dim sin), dpha = mag^power (dim cos - dre sin)
- *   loss        scale sum d^2, or scale sum |a|, a = d - 2 pi round(d / 2 pi), d = x - y; dx = 2 scale d dout, or scale sign(a) dout; dy = -dx */
+ *               dre = dmag power re q^(power/2-1) - dpha y / (x^2 + y^2), dim = dmag power im q^(power/2-1) + dpha x /
+ *                 (x^2 + y^2)
+ *   from_polar  re, im = mag^power (cos, sin)(pha); dmag = power mag^(power-1) (dre cos + dim sin), dpha = mag^power
+ *               (dim cos - dre sin)
+ *   loss        scale sum d^2, or scale sum |a|, a = d - 2 pi round(d / 2 pi), d = x - y; dx = 2 scale d dout, or scale
+ *               sign(a) dout; dy = -dx */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +15,9 @@
 #include "status.h"
 #include "view.h"
 
-static double element(const krait_view *v, int64_t i, int64_t j, int64_t k) { return kr_has(v) ? kr_get(v, kr_at3(v, i, j, k)) : 0; }
+static double element(const krait_view *v, int64_t i, int64_t j, int64_t k) {
+  return kr_has(v) ? kr_get(v, kr_at3(v, i, j, k)) : 0;
+}
 static void put(const krait_view *v, int64_t i, int64_t j, int64_t k, double value) {
   if (kr_has(v)) kr_put(v, kr_at3(v, i, j, k), value);
 }
@@ -36,7 +41,8 @@ int32_t kr_to_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++) {
-        const double re = element(&a->re, i, j, k), im = element(&a->im, i, j, k), x = re + (double)a->re_add, y = im + (double)a->im_add;
+        const double re = element(&a->re, i, j, k), im = element(&a->im, i, j, k), x = re + (double)a->re_add,
+                     y = im + (double)a->im_add;
         const double q = re * re + im * im + (double)a->eps, around = element(&a->dpha, i, j, k) / (x * x + y * y);
         const double along = element(&a->dmag, i, j, k) * (double)a->power * pow(q, (double)a->power / 2 - 1);
         put(&a->dre, i, j, k, along * re - around * y);
@@ -64,7 +70,8 @@ int32_t kr_from_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++) {
-        const double mag = element(&a->mag, i, j, k), c = cos(element(&a->pha, i, j, k)), s = sin(element(&a->pha, i, j, k)), power = (double)a->power;
+        const double mag = element(&a->mag, i, j, k), c = cos(element(&a->pha, i, j, k)),
+                     s = sin(element(&a->pha, i, j, k)), power = (double)a->power;
         const double dre = element(&a->dre, i, j, k), dim = element(&a->dim, i, j, k);
         put(&a->dmag, i, j, k, power * pow(mag, power - 1) * (dre * c + dim * s));
         put(&a->dpha, i, j, k, pow(mag, power) * (dim * c - dre * s));
@@ -74,8 +81,10 @@ int32_t kr_from_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
 
 /* ---- losses ---- */
 
-static double difference(uint32_t flags, const krait_view *x, const krait_view *y, int64_t i, int64_t j, int64_t k, int64_t n) {
-  const double d = kr_get(x, kr_at4(x, i, j, k, n)) - (kr_has(y) ? kr_get(y, kr_at4(y, i, j, k, n)) : 0), turn = 6.283185307179586;
+static double difference(uint32_t flags, const krait_view *x, const krait_view *y, int64_t i, int64_t j, int64_t k,
+                         int64_t n) {
+  const double d = kr_get(x, kr_at4(x, i, j, k, n)) - (kr_has(y) ? kr_get(y, kr_at4(y, i, j, k, n)) : 0),
+               turn = 6.283185307179586;
   return flags & KRAIT_LOSS_ANGLE ? d - turn * rint(d / turn) : d;
 }
 
@@ -104,7 +113,8 @@ int32_t kr_loss_bwd_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++)
         for (int64_t n = 0; n < a->N; n++) {
-          const double d = difference(a->call.flags, &a->x, &a->y, i, j, k, n), slope = scale * (angle ? (d > 0) - (d < 0) : 2 * d);
+          const double d = difference(a->call.flags, &a->x, &a->y, i, j, k, n),
+                       slope = scale * (angle ? (d > 0) - (d < 0) : 2 * d);
           if (kr_has(&a->dx)) kr_put(&a->dx, kr_at4(&a->dx, i, j, k, n), slope);
           if (kr_has(&a->dy)) kr_put(&a->dy, kr_at4(&a->dy, i, j, k, n), -slope);
         }
@@ -134,7 +144,8 @@ int32_t kr_spectral_norm_ref(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   memset(v, 0, (size_t)a->K * sizeof *v);
   for (int64_t o = 0; o < a->O; o++)
-    for (int64_t k = 0; k < a->K; k++) v[k] += kr_get(&a->weight, kr_at2(&a->weight, o, k)) * kr_get(&a->u, kr_at1(&a->u, o));
+    for (int64_t k = 0; k < a->K; k++)
+      v[k] += kr_get(&a->weight, kr_at2(&a->weight, o, k)) * kr_get(&a->u, kr_at1(&a->u, o));
   divide(v, a->K, norm_of(v, a->K));
   for (int64_t o = 0; o < a->O; o++) {
     Wv[o] = 0;
@@ -147,7 +158,8 @@ int32_t kr_spectral_norm_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t k = 0; k < a->K; k++) kr_put(&a->v_out, kr_at1(&a->v_out, k), v[k]);
   kr_put(&a->sigma, 0, sigma);
   for (int64_t o = 0; o < a->O; o++)
-    for (int64_t k = 0; k < a->K; k++) kr_put(&a->out, kr_at2(&a->out, o, k), kr_get(&a->weight, kr_at2(&a->weight, o, k)) / sigma);
+    for (int64_t k = 0; k < a->K; k++)
+      kr_put(&a->out, kr_at2(&a->out, o, k), kr_get(&a->weight, kr_at2(&a->weight, o, k)) / sigma);
   return KRAIT_OK;
 }
 
@@ -157,7 +169,8 @@ int32_t kr_spectral_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
   double along = 0;
   (void)ctx;
   for (int64_t o = 0; o < a->O; o++)
-    for (int64_t k = 0; k < a->K; k++) along += kr_get(&a->dout, kr_at2(&a->dout, o, k)) * kr_get(&a->out, kr_at2(&a->out, o, k));
+    for (int64_t k = 0; k < a->K; k++)
+      along += kr_get(&a->dout, kr_at2(&a->dout, o, k)) * kr_get(&a->out, kr_at2(&a->out, o, k));
   for (int64_t o = 0; o < a->O; o++)
     for (int64_t k = 0; k < a->K; k++) {
       const double uv = kr_get(&a->u, kr_at1(&a->u, o)) * kr_get(&a->v, kr_at1(&a->v, k));
@@ -172,7 +185,8 @@ int32_t kr_transform_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t r = 0; r < a->R; r++)
     for (int64_t n = 0; n < a->N; n++) {
       double sum = 0;
-      for (int64_t k = 0; k < a->K; k++) sum += kr_get(&a->x, kr_at2(&a->x, r, k)) * kr_get(&a->matrix, kr_at2(&a->matrix, k, n));
+      for (int64_t k = 0; k < a->K; k++)
+        sum += kr_get(&a->x, kr_at2(&a->x, r, k)) * kr_get(&a->matrix, kr_at2(&a->matrix, k, n));
       kr_put(&a->out, kr_at2(&a->out, r, n), sum);
     }
   return KRAIT_OK;

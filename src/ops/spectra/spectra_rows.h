@@ -1,4 +1,5 @@
-/* spectra_rows.h: scratch of spectral norm, and how losses are summed: by chunks of rows (i, j, k) that depend on the shape alone. */
+/* spectra_rows.h: scratch of spectral norm, and how losses are summed: by chunks of rows (i, j, k) that depend on the
+ * shape alone. */
 #ifndef KR_SPECTRA_ROWS_H
 #define KR_SPECTRA_ROWS_H
 

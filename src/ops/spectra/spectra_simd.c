@@ -6,8 +6,12 @@
 #include "vec.h"
 #include "view.h"
 
-static const float *in_row(const krait_view *v, int64_t i, int64_t j) { return kr_has(v) ? (const float *)v->data + kr_at3(v, i, j, 0) : NULL; }
-static float *out_row(const krait_view *v, int64_t i, int64_t j) { return kr_has(v) ? (float *)v->data + kr_at3(v, i, j, 0) : NULL; }
+static const float *in_row(const krait_view *v, int64_t i, int64_t j) {
+  return kr_has(v) ? (const float *)v->data + kr_at3(v, i, j, 0) : NULL;
+}
+static float *out_row(const krait_view *v, int64_t i, int64_t j) {
+  return kr_has(v) ? (float *)v->data + kr_at3(v, i, j, 0) : NULL;
+}
 
 static float power_of(float x, float power) { return power == 1 ? x : power == 0 ? 1 : powf(x, power); }
 
@@ -36,11 +40,14 @@ static void to_polar_rows_back(void *user, int64_t begin, int64_t end, int worke
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t i = row / a->J, j = row % a->J;
-    const float *re = in_row(&a->re, i, j), *im = in_row(&a->im, i, j), *dmag = in_row(&a->dmag, i, j), *dpha = in_row(&a->dpha, i, j);
+    const float *re = in_row(&a->re, i, j), *im = in_row(&a->im, i, j), *dmag = in_row(&a->dmag, i, j),
+                *dpha = in_row(&a->dpha, i, j);
     float *dre = out_row(&a->dre, i, j), *dim = out_row(&a->dim, i, j);
     for (int64_t k = 0; k < a->K; k++) {
-      const float x = re[k * a->re.stride[2]], y = im[k * a->im.stride[2]], q = x * x + y * y + a->eps, u = x + a->re_add, v = y + a->im_add;
-      const float along = dmag ? dmag[k * a->dmag.stride[2]] * a->power * powf(q, a->power / 2 - 1) : 0, around = dpha ? dpha[k * a->dpha.stride[2]] / (u * u + v * v) : 0;
+      const float x = re[k * a->re.stride[2]], y = im[k * a->im.stride[2]], q = x * x + y * y + a->eps,
+                  u = x + a->re_add, v = y + a->im_add;
+      const float along = dmag ? dmag[k * a->dmag.stride[2]] * a->power * powf(q, a->power / 2 - 1) : 0,
+                  around = dpha ? dpha[k * a->dpha.stride[2]] / (u * u + v * v) : 0;
       if (dre) dre[k * a->dre.stride[2]] = along * x - around * v;
       if (dim) dim[k * a->dim.stride[2]] = along * y + around * u;
     }
@@ -77,7 +84,8 @@ static void from_polar_rows_back(void *user, int64_t begin, int64_t end, int wor
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t i = row / a->J, j = row % a->J;
-    const float *mag = in_row(&a->mag, i, j), *pha = in_row(&a->pha, i, j), *dre = in_row(&a->dre, i, j), *dim = in_row(&a->dim, i, j);
+    const float *mag = in_row(&a->mag, i, j), *pha = in_row(&a->pha, i, j), *dre = in_row(&a->dre, i, j),
+                *dim = in_row(&a->dim, i, j);
     float *dmag = out_row(&a->dmag, i, j), *dpha = out_row(&a->dpha, i, j);
     for (int64_t k = 0; k < a->K; k++) {
       const float m = mag[k * a->mag.stride[2]], p = pha[k * a->pha.stride[2]], c = cosf(p), s = sinf(p);
@@ -109,7 +117,8 @@ static void sum_chunks(void *user, int64_t begin, int64_t end, int worker) {
     double sum = 0;
     for (int64_t row = chunk * rows / KR_LOSS_CHUNKS; row < (chunk + 1) * rows / KR_LOSS_CHUNKS; row++) {
       const int64_t k = row % a->K, j = row / a->K % a->J, i = row / a->K / a->J;
-      const float *x = (const float *)a->x.data + kr_at4(&a->x, i, j, k, 0), *y = kr_has(&a->y) ? (const float *)a->y.data + kr_at4(&a->y, i, j, k, 0) : NULL;
+      const float *x = (const float *)a->x.data + kr_at4(&a->x, i, j, k, 0),
+                  *y = kr_has(&a->y) ? (const float *)a->y.data + kr_at4(&a->y, i, j, k, 0) : NULL;
       for (int64_t n = 0; n < a->N; n++) {
         const double d = (double)difference(a->call.flags, x[n * a->x.stride[3]], y ? y[n * a->y.stride[3]] : 0);
         sum += a->call.flags & KRAIT_LOSS_ANGLE ? fabs(d) : d * d;
@@ -135,7 +144,8 @@ static void loss_rows_back(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t k = row % a->K, j = row / a->K % a->J, i = row / a->K / a->J;
-    const float *x = (const float *)a->x.data + kr_at4(&a->x, i, j, k, 0), *y = kr_has(&a->y) ? (const float *)a->y.data + kr_at4(&a->y, i, j, k, 0) : NULL;
+    const float *x = (const float *)a->x.data + kr_at4(&a->x, i, j, k, 0),
+                *y = kr_has(&a->y) ? (const float *)a->y.data + kr_at4(&a->y, i, j, k, 0) : NULL;
     for (int64_t n = 0; n < a->N; n++) {
       const float d = difference(a->call.flags, x[n * a->x.stride[3]], y ? y[n * a->y.stride[3]] : 0);
       const float slope = a->call.flags & KRAIT_LOSS_ANGLE ? (float)((d > 0) - (d < 0)) * scale : 2 * scale * d;
@@ -182,6 +192,7 @@ int32_t KR_FN(kr_transform)(const krait_ctx *ctx, const void *args) {
   float *matrix = a->call.scratch;
   for (int64_t k = 0; k < a->K; k++)
     for (int64_t n = 0; n < a->N; n++) matrix[k * a->N + n] = ((const float *)a->matrix.data)[kr_at2(&a->matrix, k, n)];
-  kr_parallel(ctx, (a->R + TRANSFORM_ROWS - 1) / TRANSFORM_ROWS, 1 + 65536 / (a->K * a->N), transform_rows, (void *)args);
+  kr_parallel(ctx, (a->R + TRANSFORM_ROWS - 1) / TRANSFORM_ROWS, 1 + 65536 / (a->K * a->N), transform_rows,
+              (void *)args);
   return KRAIT_OK;
 }

@@ -1,13 +1,14 @@
 /* ssd.c: contract, cost and rows of the SSD (Mamba 2). The equation is in ssd_ref.c.
- * Bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 tokens; 16-bit storage one rounding more. Rows on tensor cores round
- * their factors to the storage type: 16-bit storage alone takes them. */
+ * Bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 tokens; 16-bit storage one rounding more. Rows on tensor
+ * cores round their factors to the storage type: 16-bit storage alone takes them. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"
 #include "ssd_rows.h"
 
 int32_t kr_ssd_check_limits(const char *op, float dt_min, float dt_max) {
-  KR_CHECK(dt_max == 0 || dt_min <= dt_max, KRAIT_ERR_ARGUMENT, "%s: dt_min %g is above dt_max %g", op, (double)dt_min, (double)dt_max);
+  KR_CHECK(dt_max == 0 || dt_min <= dt_max, KRAIT_ERR_ARGUMENT, "%s: dt_min %g is above dt_max %g", op, (double)dt_min,
+           (double)dt_max);
   return KRAIT_OK;
 }
 
@@ -24,10 +25,12 @@ static int32_t check_rules(const void *args) {
 /* The chunked form with 64 tokens, C B^T once per group. */
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_ssd_args *a = args;
-  const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N, Q = 64;
+  const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,
+               Q = 64;
   const double directions = a->call.flags & KRAIT_SSD_BOTH ? 2 : 1, element = (double)krait_dtype_bytes(a->x.dtype);
   cost->flops = directions * 2 * (heads * P * (2 * N + Q / 2) + tokens * (double)a->G * N * Q / 2);
-  cost->bytes = heads * P * element * (kr_has(&a->z) ? 3 : 2) + heads * (double)krait_dtype_bytes(a->dt.dtype) + tokens * (double)a->G * N * 2 * (double)krait_dtype_bytes(a->Bmat.dtype);
+  cost->bytes = heads * P * element * (kr_has(&a->z) ? 3 : 2) + heads * (double)krait_dtype_bytes(a->dt.dtype) +
+                tokens * (double)a->G * N * 2 * (double)krait_dtype_bytes(a->Bmat.dtype);
   cost->exps = heads * (directions * Q / 2 + (kr_has(&a->z) ? P : 0));
 }
 

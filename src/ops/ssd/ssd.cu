@@ -1,5 +1,6 @@
-/* ssd.cu: the SSD as the recurrence that it is (ssd_ref.c), for every type, size and option: a warp walks along time with four channels of a
- * head, states over its lanes. Bound by its instructions; tensor cores have ssd_chunks.cu. kr_ssd_walk_sS: S states of a channel in a lane. */
+/* ssd.cu: the SSD as the recurrence that it is (ssd_ref.c), for every type, size and option: a warp walks along time
+ * with four channels of a head, states over its lanes. Bound by its instructions; tensor cores have ssd_chunks.cu.
+ * kr_ssd_walk_sS: S states of a channel in a lane. */
 #include "ssd_walk.cuh"
 
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s4(const kr_ssd_plan p) { walk<4, 0>(p); }

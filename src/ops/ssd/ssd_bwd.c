@@ -1,5 +1,6 @@
 /* ssd_bwd.c: contract, cost and rows of the SSD's gradient. The equations are in ssd_bwd_ref.c.
- * Bound: float32 2e-5 of the gradient's scale, 1e-4 for sums over time and beyond 4000 tokens; 16-bit storage one rounding more. */
+ * Bound: float32 2e-5 of the gradient's scale, 1e-4 for sums over time and beyond 4000 tokens; 16-bit storage one
+ * rounding more. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"
@@ -13,16 +14,19 @@ static int32_t check_rules(const void *args) {
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_ssd_bwd_args *a = args;
-  const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N, Q = 64;
+  const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,
+               Q = 64;
   const double directions = a->call.flags & KRAIT_SSD_BOTH ? 2 : 1, element = (double)krait_dtype_bytes(a->x.dtype);
   cost->flops = directions * 2 * heads * (P * (5 * N + Q) + N * Q);
-  cost->bytes = heads * P * element * (kr_has(&a->z) ? 5 : 3) + heads * 2 * (double)krait_dtype_bytes(a->dt.dtype) + tokens * (double)a->G * N * 4 * (double)krait_dtype_bytes(a->Bmat.dtype);
+  cost->bytes = heads * P * element * (kr_has(&a->z) ? 5 : 3) + heads * 2 * (double)krait_dtype_bytes(a->dt.dtype) +
+                tokens * (double)a->G * N * 4 * (double)krait_dtype_bytes(a->Bmat.dtype);
   cost->exps = heads * (directions * Q / 2 + (kr_has(&a->z) ? P : 0));
 }
 
 static const kr_row rows[] = {
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_ssd_bwd_hopper_refuse, kr_ssd_bwd_hopper, kr_ssd_bwd_hopper_scratch},
-    {"cuda_ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_ssd_bwd_chunks_refuse, kr_ssd_bwd_chunks, kr_ssd_bwd_chunks_scratch},
+    {"cuda_ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_ssd_bwd_chunks_refuse, kr_ssd_bwd_chunks,
+     kr_ssd_bwd_chunks_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_ssd_bwd_cuda_refuse, kr_ssd_bwd_cuda_base, kr_ssd_bwd_cuda_scratch},
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_ssd_bwd_##isa, kr_ssd_bwd_scratch_##isa},
 #include "isa.def"

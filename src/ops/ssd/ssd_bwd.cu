@@ -1,12 +1,15 @@
-/* ssd_bwd.cu: the SSD's gradient (ssd_bwd_ref.c has the equations) for every type, size and option, one direction of time at a time:
+/* ssd_bwd.cu: the SSD's gradient (ssd_bwd_ref.c has the equations) for every type, size and option, one direction of
+ * time at a time:
  *   kr_ssd_bwd_before_sS  token by token, as the forward walk: the state before each chunk; dz
  *   kr_ssd_bwd_after_sS   token by token backwards: the gradient M of the state after each chunk
- *   kr_ssd_bwd_chunks     a block per chunk and group: with S and M known, chunks are apart. Heads in turn, so that dB and dC are summed in
- *                         one order; the part of dB and dC that stays in the chunk is one product with what the heads add up to
+ *   kr_ssd_bwd_chunks     a block per chunk and group: with S and M known, chunks are apart. Heads in turn, so that dB
+ *                         and dC are summed in one order; the part of dB and dC that stays in the chunk is one product
+ *                           with what the heads add up to
  *   kr_ssd_bwd_add        sums over chunks
- * What passes over token t, q_t = e_t <M_t, S_{t-1}>: pairs of a token before and one from t on, sums of positive decays' terms alone: what
- * is not finite reaches no other sequence, and no token that the equation keeps it from. So rows by chunks leave groups of heads in which they
- * met it (f.spoilt) to these kernels, with S and M in the storage type (f.kept_dtype). */
+ * What passes over token t, q_t = e_t <M_t, S_{t-1}>: pairs of a token before and one from t on, sums of positive
+ * decays' terms alone: what is not finite reaches no other sequence, and no token that the equation keeps it from. So
+ * rows by chunks leave groups of heads in which they met it (f.spoilt) to these kernels, with S and M in the storage
+ * type (f.kept_dtype). */
 #include "ssd_walk.cuh"
 
 #include "ssd_bwd_plan.h"
@@ -16,7 +19,8 @@ enum { Q = KR_SSD_CHUNK, THREADS = KR_SSD_BWD_THREADS, ROW = Q + 1, PART = 32 };
 template <int S>
 KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
   const kr_ssd_plan &f = p.f;
-  const int lane = kr_thread() & 31, blocks = (f.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks, b = kr_block_z(), g = h / f.heads;
+  const int lane = kr_thread() & 31, blocks = (f.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
+            b = kr_block_z(), g = h / f.heads;
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
   const float A = ((const float *)f.A.data)[h * f.A.h];
   float m[ROWS][S];
@@ -30,7 +34,8 @@ KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
     }
   for (int64_t t = f.L - 1; t >= 0; t--) {
     if (t == f.L - 1 || t % Q == Q - 1) keep_before<S>(f, p.M, b, t, h, c0, m);
-    const int32_t now = f.seq_idx ? f.seq_idx[b * f.seq_b + t * f.seq_t] : 0, before = f.seq_idx && t ? f.seq_idx[b * f.seq_b + (t - 1) * f.seq_t] : 0;
+    const int32_t now = f.seq_idx ? f.seq_idx[b * f.seq_b + t * f.seq_t] : 0,
+                  before = f.seq_idx && t ? f.seq_idx[b * f.seq_b + (t - 1) * f.seq_t] : 0;
     const float decay = kr_exp(step_size(f, b, t, h) * A);
     const int nothing = now != before || now < 0;
     float dy[ROWS];
@@ -51,7 +56,8 @@ KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
     for (int k = 0; k < S; k++)
-      if (p.dinitial.data && c0 + r < f.P && k * 32 + lane < f.N) kr_store(p.dinitial.data, of(p.dinitial, b, c0 + r, h, k * 32 + lane), p.dinitial.dtype, m[r][k]);
+      if (p.dinitial.data && c0 + r < f.P && k * 32 + lane < f.N)
+        kr_store(p.dinitial.data, of(p.dinitial, b, c0 + r, h, k * 32 + lane), p.dinitial.dtype, m[r][k]);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_before_s4(const kr_ssd_plan p) { walk<4, 1>(p); }
@@ -61,8 +67,9 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_after_s16(const kr_ssd_bw
 
 /* ---- a chunk ---- */
 
-/* A chunk's tokens for one head. a: running sums of log2 of the decays, as two floats, since chunks' sums can be large and their differences
- * small; bad: decays so far that are NaN, which the sums leave out; into: what is left of a token's input at the end, out: of the state before at a token. */
+/* A chunk's tokens for one head. a: running sums of log2 of the decays, as two floats, since chunks' sums can be large
+ * and their differences small; bad: decays so far that are NaN, which the sums leave out; into: what is left of a
+ * token's input at the end, out: of the state before at a token. */
 typedef struct chunk_steps {
   float raw[Q], d[Q], a[Q], rest[Q], bad[Q], segment[Q], into[Q], out[Q];
   float inputs[Q], before[Q], after[Q], q[Q];
@@ -75,9 +82,12 @@ typedef struct place {
 } place;
 
 KR_DEV float nan_if(int is_nan, float v) { return is_nan ? kr_bits_to_float(0x7fc00000u) : v; }
-KR_DEV float decay_between(const chunk_steps &s, int i, int j) { return nan_if(s.bad[i] != s.bad[j], kr_exp2((s.a[i] - s.a[j]) + (s.rest[i] - s.rest[j]))); }
+KR_DEV float decay_between(const chunk_steps &s, int i, int j) {
+  return nan_if(s.bad[i] != s.bad[j], kr_exp2((s.a[i] - s.a[j]) + (s.rest[i] - s.rest[j])));
+}
 
-/* By all threads; a chunk is short, and one thread walks over it. Sums begin anew with a sequence, so that nothing of another one is in them. */
+/* By all threads; a chunk is short, and one thread walks over it. Sums begin anew with a sequence, so that nothing of
+ * another one is in them. */
 KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
   const int i = kr_thread();
   if (i < at.n) {
@@ -90,7 +100,8 @@ KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
     float sum = 0, rest = 0, bad = 0, segment = 0;
     for (int t = 0; t < at.n; t++) {
       const int64_t token = at.t0 + t;
-      const int32_t now = f.seq_idx ? f.seq_idx[at.b * f.seq_b + token * f.seq_t] : 0, before = f.seq_idx && token ? f.seq_idx[at.b * f.seq_b + (token - 1) * f.seq_t] : 0;
+      const int32_t now = f.seq_idx ? f.seq_idx[at.b * f.seq_b + token * f.seq_t] : 0,
+                    before = f.seq_idx && token ? f.seq_idx[at.b * f.seq_b + (token - 1) * f.seq_t] : 0;
       float step = s.d[t] * A;
       step = step < -160.0f ? -160.0f : step;
       if (!(step == step)) step = 0, bad += 1.0f;
@@ -101,7 +112,9 @@ KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
       s.a[t] = sum, s.rest[t] = rest, s.bad[t] = bad, s.segment[t] = now < 0 ? -1.0f : segment;
     }
     const int last = at.n - 1;
-    for (int t = 0; t < at.n; t++) s.into[t] = s.segment[t] == segment && s.segment[t] >= 0 ? decay_between(s, last, t) : 0.0f, s.out[t] = s.segment[t] == 0 ? nan_if(s.bad[t] > 0, kr_exp2(s.a[t] + s.rest[t])) : 0.0f;
+    for (int t = 0; t < at.n; t++)
+      s.into[t] = s.segment[t] == segment && s.segment[t] >= 0 ? decay_between(s, last, t) : 0.0f,
+      s.out[t] = s.segment[t] == 0 ? nan_if(s.bad[t] > 0, kr_exp2(s.a[t] + s.rest[t])) : 0.0f;
     s.keeps = segment == 0 ? s.out[last] : 0.0f;
   }
   kr_sync();
@@ -110,8 +123,12 @@ KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
 KR_DEV float x_at(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int t, int c) {
   return s.segment[t] < 0 ? 0.0f : kr_load(f.x.data, of(f.x, at.b, at.t0 + t, at.h, c), f.x.dtype);
 }
-KR_DEV float B_at(const kr_ssd_plan &f, const place &at, int t, int n) { return kr_load(f.Bmat.data, of(f.Bmat, at.b, at.t0 + t, at.g, n), f.Bmat.dtype); }
-KR_DEV float C_at(const kr_ssd_plan &f, const place &at, int t, int n) { return kr_load(f.Cmat.data, of(f.Cmat, at.b, at.t0 + t, at.g, n), f.Cmat.dtype); }
+KR_DEV float B_at(const kr_ssd_plan &f, const place &at, int t, int n) {
+  return kr_load(f.Bmat.data, of(f.Bmat, at.b, at.t0 + t, at.g, n), f.Bmat.dtype);
+}
+KR_DEV float C_at(const kr_ssd_plan &f, const place &at, int t, int n) {
+  return kr_load(f.Cmat.data, of(f.Cmat, at.b, at.t0 + t, at.g, n), f.Cmat.dtype);
+}
 
 /* PART channels from c0 on of what comes into the sums: dout, gated; zeros beyond. */
 KR_DEV void stage_dy(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int c0, float *dy) {
@@ -151,14 +168,17 @@ KR_DEV float add_block(float v, float *sums) {
 }
 
 /* dx of the part's channels, and <M_t, x_t (outer) B_t>. passes: C_i B_j and the decay from j to i. */
-KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *passes, const float *dy, const kept_state &M, int c0) {
+KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *passes, const float *dy,
+                    const kept_state &M, int c0) {
   const kr_ssd_plan &f = p.f;
   const int j = kr_thread() >> 2, end = f.P - c0 < PART ? f.P - c0 : PART;
   float inputs = 0, after = 0;
   for (int c = kr_thread() & 3; c < end && j < at.n; c += 4) {
     float within = 0, from_after = 0;
-    for (int i = j; i < at.n; i++) within = passes[i * ROW + j] == 0 ? within : kr_fma(passes[i * ROW + j], dy[i * (PART + 1) + c], within);
-    for (int n = 0; s.into[j] != 0 && n < f.N; n++) from_after = kr_fma(state_at(M, (int64_t)(c0 + c) * f.N + n), B_at(f, at, j, n), from_after);
+    for (int i = j; i < at.n; i++)
+      within = passes[i * ROW + j] == 0 ? within : kr_fma(passes[i * ROW + j], dy[i * (PART + 1) + c], within);
+    for (int n = 0; s.into[j] != 0 && n < f.N; n++)
+      from_after = kr_fma(state_at(M, (int64_t)(c0 + c) * f.N + n), B_at(f, at, j, n), from_after);
     from_after *= s.into[j];
     const float x = x_at(f, at, s, j, c0 + c), all = within + from_after, own = dy[j * (PART + 1) + c];
     inputs = kr_fma(x, all, inputs), after = kr_fma(x, from_after, after);
@@ -170,19 +190,27 @@ KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, c
     else if (p.dx.data) kr_store(p.dx.data, of(p.dx, at.b, at.t0 + j, at.h, c0 + c), p.dx.dtype, dx);
   }
   inputs = add_four(inputs), after = add_four(after);
-  if ((kr_thread() & 3) == 0) s.inputs[j] = (c0 ? s.inputs[j] : 0) + inputs, s.after[j] = (c0 ? s.after[j] : 0) + (s.into[j] == 0 ? 0.0f : s.d[j] * after);
+  if ((kr_thread() & 3) == 0)
+    s.inputs[j] = (c0 ? s.inputs[j] : 0) + inputs,
+    s.after[j] = (c0 ? s.after[j] : 0) + (s.into[j] == 0 ? 0.0f : s.d[j] * after);
 }
 
 /* What S and M give dC and dB. */
-KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *dy, const kept_state &S, const kept_state &M, int c0, int first) {
+KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *dy,
+                          const kept_state &S, const kept_state &M, int c0, int first) {
   const kr_ssd_plan &f = p.f;
   const int t = kr_thread() >> 2, end = f.P - c0 < PART ? f.P - c0 : PART;
   float before = 0;
   for (int n = kr_thread() & 3; n < f.N && t < at.n; n += 4) {
-    float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B = (float *)p.sum_B.data + of(p.sum_B, at.b, at.t0 + t, at.g, n);
+    float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B =
+                                                                                            (float *)p.sum_B.data +
+                                                                                            of(p.sum_B, at.b, at.t0 + t,
+                                                                                               at.g, n);
     float c = 0, b = 0;
-    for (int k = 0; s.out[t] != 0 && k < end; k++) c = kr_fma(dy[t * (PART + 1) + k], state_at(S, (int64_t)(c0 + k) * f.N + n), c);
-    for (int k = 0; s.into[t] != 0 && k < end; k++) b = kr_fma(x_at(f, at, s, t, c0 + k), state_at(M, (int64_t)(c0 + k) * f.N + n), b);
+    for (int k = 0; s.out[t] != 0 && k < end; k++)
+      c = kr_fma(dy[t * (PART + 1) + k], state_at(S, (int64_t)(c0 + k) * f.N + n), c);
+    for (int k = 0; s.into[t] != 0 && k < end; k++)
+      b = kr_fma(x_at(f, at, s, t, c0 + k), state_at(M, (int64_t)(c0 + k) * f.N + n), b);
     c *= s.out[t], b *= s.into[t] * s.d[t];
     if (s.out[t] != 0) before = kr_fma(C_at(f, at, t, n), c, before);
     *sum_C = first ? c : *sum_C + c;
@@ -192,8 +220,8 @@ KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps
   if ((kr_thread() & 3) == 0) s.before[t] = (c0 ? s.before[t] : 0) + before;
 }
 
-/* q of every token, from pairs (given[i][j]: from token j to a later one i; made sums over j here), from the state before the chunk and to what
- * comes after it. */
+/* q of every token, from pairs (given[i][j]: from token j to a later one i; made sums over j here), from the state
+ * before the chunk and to what comes after it. */
 KR_DEV void pass_over(chunk_steps &s, float *given, int n, float through) {
   const int t = kr_thread();
   if (t < n) {
@@ -245,7 +273,8 @@ KR_DEV void finish_steps(const kr_ssd_bwd_plan &p, const place &at, chunk_steps 
   if (t == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
 }
 
-KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *passes, float *given, float *dy, const float (&CB)[4][4], float (&W)[4][4], int first) {
+KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *passes, float *given, float *dy,
+                     const float (&CB)[4][4], float (&W)[4][4], int first) {
   const kr_ssd_plan &f = p.f;
   const int i0 = (kr_thread() >> 4) * 4, j0 = (kr_thread() & 15) * 4, chunk = (int)(at.t0 / Q);
   const int64_t state = (((int64_t)at.b * f.H + at.h) * p.n_chunks + chunk) * f.P * f.N;
@@ -266,7 +295,8 @@ KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, 
       }
     if (kr_thread() < PART && c0 + kr_thread() < f.P) {
       float dD = 0;
-      for (int t = 0; t < at.n; t++) dD = kr_fma(dy[t * (PART + 1) + kr_thread()], x_at(f, at, s, t, c0 + kr_thread()), dD);
+      for (int t = 0; t < at.n; t++)
+        dD = kr_fma(dy[t * (PART + 1) + kr_thread()], x_at(f, at, s, t, c0 + kr_thread()), dD);
       parts[c0 + kr_thread()] = dD;
     }
   }
@@ -274,8 +304,10 @@ KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, 
   for (int i = 0; i < 4; i++)
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const int to = i0 + i, from = j0 + j, reaches = from <= to && to < at.n && s.segment[to] == s.segment[from] && s.segment[to] >= 0;
-      const float decay = reaches ? decay_between(s, to, from) : 0.0f, v = reaches ? xy[i][j] * decay * s.d[from] : 0.0f;
+      const int to = i0 + i, from = j0 + j,
+                reaches = from <= to && to < at.n && s.segment[to] == s.segment[from] && s.segment[to] >= 0;
+      const float decay = reaches ? decay_between(s, to, from) : 0.0f,
+                  v = reaches ? xy[i][j] * decay * s.d[from] : 0.0f;
       W[i][j] += v;
       passes[to * ROW + from] = reaches ? CB[i][j] * decay : 0.0f;
       given[to * ROW + from] = reaches && from < to ? v * CB[i][j] : 0.0f;
@@ -288,7 +320,8 @@ KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, 
     give_matrices(p, at, s, dy, S, M, c0, first && c0 == 0);
   }
   if (s.keeps != 0)
-    for (int64_t i = kr_thread(); i < (int64_t)f.P * f.N; i += THREADS) through = kr_fma(state_at(S, i), state_at(M, i), through);
+    for (int64_t i = kr_thread(); i < (int64_t)f.P * f.N; i += THREADS)
+      through = kr_fma(state_at(S, i), state_at(M, i), through);
   through = add_block(through, s.sum) * s.keeps;
   pass_over(s, given, at.n, s.keeps == 0 ? 0.0f : through);
   finish_steps(p, at, s, parts);
@@ -299,7 +332,10 @@ KR_DEV void finish_matrices(const kr_ssd_bwd_plan &p, const place &at, const flo
   const kr_ssd_plan &f = p.f;
   const int t = kr_thread() >> 2;
   for (int n = kr_thread() & 3; n < f.N && t < at.n; n += 4) {
-    float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B = (float *)p.sum_B.data + of(p.sum_B, at.b, at.t0 + t, at.g, n);
+    float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B =
+                                                                                            (float *)p.sum_B.data +
+                                                                                            of(p.sum_B, at.b, at.t0 + t,
+                                                                                               at.g, n);
     float b = *sum_B, c = *sum_C;
     for (int i = t; i < at.n; i++) b = W[i * ROW + t] == 0 ? b : kr_fma(W[i * ROW + t], C_at(f, at, i, n), b);
     for (int j = 0; j <= t; j++) c = W[t * ROW + j] == 0 ? c : kr_fma(W[t * ROW + j], B_at(f, at, j, n), c);

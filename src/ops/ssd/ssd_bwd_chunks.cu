@@ -1,17 +1,20 @@
-/* ssd_bwd_chunks.cu: the SSD's gradient on tensor cores, from Ampere on; compiled for float16 and bfloat16 storage. Chunks of 64 tokens,
- * 64 channels of a head at a time. dy is dout, gated (kr_ssd_bwd_gate, where there is a gate).
- * kr_ssd_bwd_states_nN  a block of four warps walks over a head's chunks with its state in its accumulators and leaves it, in the storage type,
+/* ssd_bwd_chunks.cu: the SSD's gradient on tensor cores, from Ampere on; compiled for float16 and bfloat16 storage.
+ * Chunks of 64 tokens, 64 channels of a head at a time. dy is dout, gated (kr_ssd_bwd_gate, where there is a gate).
+ * kr_ssd_bwd_states_nN  a block of four warps walks over a head's chunks with its state in its accumulators and leaves
+ * it, in the storage type,
  *                       before each chunk: S forwards; M backwards, which takes dy and C as S takes x and B
- * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and some heads of a group, taken in turn; S and M known, chunks are apart:
+ * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and some heads of a group, taken in turn; S and M known,
+ * chunks are apart:
  *                         dC += 2^a dy S          dB += into x M           W += (dy x^T) o 2^(a_i - a_j) d_j, j <= i
  *                         dx = d (P^T dy + 2^(a_end - a) B M^T) + D dy     P = (C B^T) o 2^(a_i - a_j)
- *                       and when all heads are done dC += W B, dB += W^T C. Two warps share 16 tokens and halve the columns.
- * kr_ssd_bwd_finish     gradients of step sizes from what the tokens' sums pass over
- * kr_ssd_bwd_gate       dy and dz from y before the gate
- * kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads
- * Of more than 128 states a call takes 128 at a time (p.part): what they give dx and the tokens' sums is added up.
- * Exponents are differences, at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu, whose kernels also do groups of heads again whose
- * states, or their gradients, met NaN or infinity: products with zeros bring those to tokens that the equation keeps them from. */
+ *                       and when all heads are done dC += W B, dB += W^T C. Two warps share 16 tokens and halve the
+ *                         columns.
+ * kr_ssd_bwd_finish     gradients of step sizes from what the tokens' sums pass over kr_ssd_bwd_gate       dy and dz
+ * from y before the gate kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads Of more than 128 states
+ * a call takes 128 at a time (p.part): what they give dx and the tokens' sums is added up. Exponents are differences,
+ * at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu, whose kernels also do groups of heads again whose
+ * states, or their gradients, met NaN or infinity: products with zeros bring those to tokens that the equation keeps
+ * them from. */
 #include "ssd_bwd_sums.cuh"
 
 enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
@@ -24,8 +27,8 @@ KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, in
 
 /* ---- states ---- */
 
-/* A warp's 16 rows of the state to its tile: a lane's four words of 32 columns lie side by side there, so that of every 16 words those of four by
- * four are exchanged. B and C take the same order where tiles meet them. */
+/* A warp's 16 rows of the state to its tile: a lane's four words of 32 columns lie side by side there, so that of every
+ * 16 words those of four by four are exchanged. B and C take the same order where tiles meet them. */
 template <int N>
 KR_DEV void leave_state(uint16_t *tile, const float (&s)[N / 8][4]) {
   const int lane = kr_thread() & 31;
@@ -45,7 +48,9 @@ template <int N, int BACK>
 KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const kr_ssd_plan &f = p.f;
-  const int STAGE = X_BYTES + Q * N * 2, h = kr_block_x() / f.blocks_per_head, block = kr_block_x() - h * f.blocks_per_head, g = h / f.heads, b = kr_block_z(), w = kr_thread() >> 5, p0 = block * PB;
+  const int STAGE = X_BYTES + Q * N * 2, h = kr_block_x() / f.blocks_per_head,
+            block = kr_block_x() - h * f.blocks_per_head, g = h / f.heads, b = kr_block_z(), w = kr_thread() >> 5,
+            p0 = block * PB;
   chunk_steps *const steps = (chunk_steps *)(shared + 2 * STAGE);
   const kr_ssd_tensor &rows = BACK ? f.dout : f.x, &matrix = BACK ? f.Cmat : f.Bmat;
   const int64_t row_at = b * rows.b + h * rows.h + p0, matrix_at = b * matrix.b + g * matrix.h;
@@ -115,13 +120,15 @@ KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_plan &f, const kr_ssd_te
     if (t < at.n && left >= 8) words = *(const kr_raw16 *)from;
     else if (t < at.n) for (int n = 0; n < left; n++) words.w[n >> 1] |= (uint32_t)from[n] << 16 * (n & 1);
 #pragma unroll
-    for (int q = 0; q < 4; q++) *(uint32_t *)(to + kr_swizzle<N * 2>(t, (piece & ~3) + q) + 4 * (piece & 3)) = words.w[q];
+    for (int q = 0; q < 4; q++)
+      *(uint32_t *)(to + kr_swizzle<N * 2>(t, (piece & ~3) + q) + 4 * (piece & 3)) = words.w[q];
   }
 }
 
 /* x, dy, S, M and step sizes of a head. */
 template <int N>
-KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage, chunk_steps *steps) {
+KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage,
+                      chunk_steps *steps) {
   const kr_ssd_plan &f = p.f;
   const int p0 = block * PB;
   copy_rows<PB * 2, THREADS>(stage, f.x, at.b * f.x.b + h * f.x.h + p0, at.t0, f.L, f.P - p0);
@@ -140,8 +147,9 @@ KR_DEV float add_row(float v) {
 
 /* What the products before the exchange of P give: P to shared memory, W, dC, and sums of tokens. */
 template <int N>
-KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C, unsigned char *passes, const chunk_steps &s, first_sums &sums,
-                       const float (&CB)[4][4], float (&W)[4][4], float (&dC)[N / 16][4]) {
+KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C,
+                       unsigned char *passes, const chunk_steps &s, first_sums &sums, const float (&CB)[4][4],
+                       float (&W)[4][4], float (&dC)[N / 16][4]) {
   const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const S = dy + X_BYTES;
   float xy[4][4], t[N / 16][4];
 #pragma unroll
@@ -186,11 +194,13 @@ KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigne
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const int column = 32 * me.n + 8 * j + 2 * me.q;
-    const kr_float2 a = *(const kr_float2 *)&s.a[column], d = *(const kr_float2 *)&s.d[column], segment = *(const kr_float2 *)&s.segment[column];
+    const kr_float2 a = *(const kr_float2 *)&s.a[column], d = *(const kr_float2 *)&s.d[column],
+                    segment = *(const kr_float2 *)&s.segment[column];
     float pass[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const int row = me.row + (k >> 1) * 8, from = column + (k & 1), same = !f.seq_idx || segment.v[k & 1] == (k >> 1 ? segment1 : segment0);
+      const int row = me.row + (k >> 1) * 8, from = column + (k & 1),
+                same = !f.seq_idx || segment.v[k & 1] == (k >> 1 ? segment1 : segment0);
       const float decay = kr_exp2((k >> 1 ? a1 : a0) - a.v[k & 1]), v = xy[j][k] * decay * d.v[k & 1];
       const float w = from <= row && same ? v : 0.0f, pair = from < row ? w * CB[j][k] : 0.0f;
       pass[k] = from <= row && same ? CB[j][k] * decay : 0.0f;
@@ -224,7 +234,9 @@ KR_DEV void pass_through(const unsigned char *S, const unsigned char *M, first_s
     const int at = (i * THREADS + kr_thread()) * 16;
     const kr_raw16 s = *(const kr_raw16 *)(S + at), m = *(const kr_raw16 *)(M + at);
 #pragma unroll
-    for (int k = 0; k < 4; k++) v = kr_fma(kr_unpack(s.w[k], 0, KR_DTYPE), kr_unpack(m.w[k], 0, KR_DTYPE), kr_fma(kr_unpack(s.w[k], 1, KR_DTYPE), kr_unpack(m.w[k], 1, KR_DTYPE), v));
+    for (int k = 0; k < 4; k++)
+      v = kr_fma(kr_unpack(s.w[k], 0, KR_DTYPE), kr_unpack(m.w[k], 0, KR_DTYPE),
+                 kr_fma(kr_unpack(s.w[k], 1, KR_DTYPE), kr_unpack(m.w[k], 1, KR_DTYPE), v));
   }
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
@@ -233,8 +245,9 @@ KR_DEV void pass_through(const unsigned char *S, const unsigned char *M, first_s
 
 /* dx of the head, and dB. */
 template <int N>
-KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const unsigned char *stage, const unsigned char *B, const unsigned char *passes,
-                        const chunk_steps &s, second_sums &sums, const float *D, float (&dB)[N / 16][4]) {
+KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const unsigned char *stage,
+                        const unsigned char *B, const unsigned char *passes, const chunk_steps &s, second_sums &sums,
+                        const float *D, float (&dB)[N / 16][4]) {
   const kr_ssd_plan &f = p.f;
   const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const M = dy + X_BYTES + PB * N * 2;
   float within[4][4], after[4][4];
@@ -243,7 +256,8 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
   for (int j = 0; j < 4; j++) clear(within[j]), clear(after[j]);
 #pragma unroll 1
   for (int k = me.m; k < Q / 16; k++) {
-    kr_load_matrices_turned(a, passes + kr_swizzle<Q * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
+    kr_load_matrices_turned(
+        a, passes + kr_swizzle<Q * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       load_b_turned<PB * 2>(b, dy, me, k, 4 * me.n + 2 * j);
@@ -266,20 +280,24 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
     const int row = me.row + 8 * h;
     const float d = s.d[row], into = s.segment[row] == s.last ? kr_exp2(s.total - s.a[row]) : 0.0f;
     const int padding = s.segment[row] < 0, writes = p.dx.data && row < at.n;
-    uint16_t *const to = (uint16_t *)p.dx.data + at.b * p.dx.b + (at.t0 + row) * p.dx.t + at.h * p.dx.h + at.p0 + 32 * me.n + 2 * me.q;
+    uint16_t *const to =
+        (uint16_t *)p.dx.data + at.b * p.dx.b + (at.t0 + row) * p.dx.t + at.h * p.dx.h + at.p0 + 32 * me.n + 2 * me.q;
     float inputs = 0, from_after = 0;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int chunk = 4 * me.n + j;
       const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, chunk) + 4 * me.q);
-      const float low = into * after[j][2 * h], high = into * after[j][2 * h + 1], all_low = within[j][2 * h] + low, all_high = within[j][2 * h + 1] + high;
+      const float low = into * after[j][2 * h], high = into * after[j][2 * h + 1], all_low = within[j][2 * h] + low,
+                  all_high = within[j][2 * h + 1] + high;
       const float x_low = kr_unpack(two, 0, KR_DTYPE), x_high = kr_unpack(two, 1, KR_DTYPE);
       float dx_low = d * all_low, dx_high = d * all_high;
-      inputs = kr_fma(x_low, all_low, kr_fma(x_high, all_high, inputs)), from_after = kr_fma(x_low, low, kr_fma(x_high, high, from_after));
+      inputs = kr_fma(x_low, all_low, kr_fma(x_high, all_high, inputs)),
+      from_after = kr_fma(x_low, low, kr_fma(x_high, high, from_after));
       if (f.D.data) {
         const uint32_t own = *(const uint32_t *)(dy + kr_swizzle<PB * 2>(row, chunk) + 4 * me.q);
         const kr_float2 skip = *(const kr_float2 *)&D[8 * chunk + 2 * me.q];
-        dx_low = kr_fma(skip.v[0], kr_unpack(own, 0, KR_DTYPE), dx_low), dx_high = kr_fma(skip.v[1], kr_unpack(own, 1, KR_DTYPE), dx_high);
+        dx_low = kr_fma(skip.v[0], kr_unpack(own, 0, KR_DTYPE), dx_low),
+        dx_high = kr_fma(skip.v[1], kr_unpack(own, 1, KR_DTYPE), dx_high);
       }
       const int left = f.P - at.p0 - (8 * chunk + 2 * me.q);
       if (p.part && writes && left > 0) {
@@ -291,7 +309,7 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
       if (writes && left == 1) to[8 * j] = (uint16_t)dx;
     }
     inputs = add_row(inputs), from_after = add_row(from_after);
-    if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = d * from_after;
+    if (me.q == 0) sums.inputs[me.n][row] = inputs, sums.after[me.n][row] = given_size(s, row) * from_after;
   }
   float t[N / 16][4];
 #pragma unroll
@@ -306,9 +324,12 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
       kr_mma_as(half_type(), t[2 * j + 1], a, b[2], b[3]);
     }
   }
-  const float low = s.segment[me.row] == s.last ? kr_exp2(s.total - s.from[me.row]) : 0.0f, high = s.segment[me.row + 8] == s.last ? kr_exp2(s.total - s.from[me.row + 8]) : 0.0f;
+  const float low = s.segment[me.row] == s.last ? kr_exp2(s.total - s.from[me.row]) : 0.0f,
+              high = s.segment[me.row + 8] == s.last ? kr_exp2(s.total - s.from[me.row + 8]) : 0.0f;
 #pragma unroll
-  for (int j = 0; j < N / 16; j++) dB[j][0] = kr_fma(low, t[j][0], dB[j][0]), dB[j][1] = kr_fma(low, t[j][1], dB[j][1]), dB[j][2] = kr_fma(high, t[j][2], dB[j][2]), dB[j][3] = kr_fma(high, t[j][3], dB[j][3]);
+  for (int j = 0; j < N / 16; j++)
+    dB[j][0] = kr_fma(low, t[j][0], dB[j][0]), dB[j][1] = kr_fma(low, t[j][1], dB[j][1]),
+    dB[j][2] = kr_fma(high, t[j][2], dB[j][2]), dB[j][3] = kr_fma(high, t[j][3], dB[j][3]);
 }
 
 /* Sums of dy x over the chunk, for each channel: a warp takes eight tokens, a lane two channels. */
@@ -320,7 +341,8 @@ KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, second_sums
     const int row = 8 * w + i, at = kr_swizzle<PB * 2>(row, lane >> 2) + 4 * (lane & 3);
     const uint32_t x = *(const uint32_t *)(stage + at), dy = *(const uint32_t *)(stage + X_BYTES + at);
     if (s.segment[row] < 0) continue;
-    low = kr_fma(kr_unpack(x, 0, KR_DTYPE), kr_unpack(dy, 0, KR_DTYPE), low), high = kr_fma(kr_unpack(x, 1, KR_DTYPE), kr_unpack(dy, 1, KR_DTYPE), high);
+    low = kr_fma(kr_unpack(x, 0, KR_DTYPE), kr_unpack(dy, 0, KR_DTYPE), low),
+    high = kr_fma(kr_unpack(x, 1, KR_DTYPE), kr_unpack(dy, 1, KR_DTYPE), high);
   }
   *(kr_float2 *)&sums.dD[w][2 * lane] = kr_float2{{low, high}};
 }
@@ -330,7 +352,8 @@ KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_su
   const int t = kr_thread() & (Q - 1), c = at.p0 + t;
   token_sums &to = *sums_at(p, at.b, at.h, at.chunk);
   if (kr_thread() < Q) {
-    kr_float4 v = {{sums.before[0][t] + sums.before[1][t], others.after[0][t] + others.after[1][t], others.inputs[0][t] + others.inputs[1][t],
+    kr_float4 v = {{sums.before[0][t] + sums.before[1][t], others.after[0][t] + others.after[1][t],
+                    others.inputs[0][t] + others.inputs[1][t],
                     (sums.taken[0][t] + sums.taken[1][t]) + (sums.taken[2][t] + sums.taken[3][t])}};
     float taken = sums.given[0][t] + sums.given[1][t];
     if (at.block || p.part) {
@@ -353,7 +376,8 @@ KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_su
 
 /* A warp's part of dB or dC: a lane's four words are eight columns (leave_state). */
 template <int N>
-KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole, const kr_ssd_tensor &part, int split, const float (&d)[N / 16][4]) {
+KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole,
+                         const kr_ssd_tensor &part, int split, const float (&d)[N / 16][4]) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = me.row + 8 * h;
@@ -361,7 +385,8 @@ KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_p
 #pragma unroll
     for (int i = 0; i < N / 64; i++) {
       const int n = me.n * (N / 2) + 32 * i + 8 * me.q;
-      float *const parts = (float *)part.data + ((int64_t)split * p.f.B + at.b) * part.b + (at.t0 + row) * part.t + at.g * part.h + n;
+      float *const parts =
+          (float *)part.data + ((int64_t)split * p.f.B + at.b) * part.b + (at.t0 + row) * part.t + at.g * part.h + n;
       uint16_t *const to = (uint16_t *)whole.data + at.b * whole.b + (at.t0 + row) * whole.t + at.g * whole.h + n;
 #pragma unroll
       for (int m = 0; m < 4; m++) {
@@ -383,7 +408,8 @@ KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_p
 
 /* dC += W B, dB += W^T C; W through shared memory. */
 template <int N>
-KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsigned char *B, const unsigned char *C, const float (&W)[4][4], float (&dB)[N / 16][4], float (&dC)[N / 16][4]) {
+KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsigned char *B, const unsigned char *C,
+                       const float (&W)[4][4], float (&dB)[N / 16][4], float (&dC)[N / 16][4]) {
   uint32_t a[4], b[4];
 #pragma unroll
   for (int j = 0; j < 4; j++) {
@@ -403,7 +429,8 @@ KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsi
       }
     }
     if (k >= me.m) {
-      kr_load_matrices_turned(a, shared_W + kr_swizzle<Q * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
+      kr_load_matrices_turned(
+          a, shared_W + kr_swizzle<Q * 2>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.m + (me.lane >> 3 & 1)));
 #pragma unroll
       for (int j = 0; j < N / 32; j++) {
         load_b_turned<N * 2>(b, C, me, k, me.n * (N / 16) + 2 * j);
@@ -431,8 +458,10 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   second_sums &seconds = *(second_sums *)(firsts + 2);
   float *const D = (float *)(&seconds + 1); /* [PB] */
   place at = {kr_block_z(), kr_block_y() / p.n_splits, 0, 0, 0, kr_block_x(), 0, (int64_t)kr_block_x() * Q}, next = at;
-  const int split = kr_block_y() - at.g * p.n_splits, per_split = (f.heads + p.n_splits - 1) / p.n_splits, h0 = split * per_split, first = at.g * f.heads + h0;
-  const int n_heads = f.heads - h0 < per_split ? f.heads - h0 : per_split, n = n_heads > 0 ? n_heads * f.blocks_per_head : 0;
+  const int split = kr_block_y() - at.g * p.n_splits, per_split = (f.heads + p.n_splits - 1) / p.n_splits,
+            h0 = split * per_split, first = at.g * f.heads + h0;
+  const int n_heads = f.heads - h0 < per_split ? f.heads - h0 : per_split,
+            n = n_heads > 0 ? n_heads * f.blocks_per_head : 0;
   float CB[4][4], W[4][4], dB[N / 16][4], dC[N / 16][4];
   at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
 #pragma unroll
@@ -462,8 +491,12 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
     go_to(next, f, first, i + 1);
     kr_copied<0>();
     kr_sync();
-    if (more && second_stage) copy_head<N>(p, at, next.h, next.block, shared + anew((turn ^ 1) * second_stage), steps + (turn ^ 1));
-    if (kr_thread() < PB) D[kr_thread()] = f.D.data && at.p0 + kr_thread() < f.P ? kr_load(f.D.data, at.h * f.D.h + (int64_t)(at.p0 + kr_thread()) * f.D.n, f.D.dtype) : 0.0f;
+    if (more && second_stage)
+      copy_head<N>(p, at, next.h, next.block, shared + anew((turn ^ 1) * second_stage), steps + (turn ^ 1));
+    if (kr_thread() < PB)
+      D[kr_thread()] = f.D.data && at.p0 + kr_thread() < f.P
+                           ? kr_load(f.D.data, at.h * f.D.h + (int64_t)(at.p0 + kr_thread()) * f.D.n, f.D.dtype)
+                           : 0.0f;
     if (i) {
       place before = at;
       go_to(before, f, first, i - 1);
@@ -489,15 +522,18 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
 
-/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. A block takes neighbouring heads: see kr_ssd_steps. */
+/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. A block takes neighbouring heads: see
+ * kr_ssd_steps. */
 KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
   const kr_ssd_plan &f = p.f;
-  const int lane = kr_thread() & 31, chunk = kr_block_x(), h = kr_block_y() * (WALKERS / 32) + (kr_thread() >> 5), b = kr_block_z();
+  const int lane = kr_thread() & 31, chunk = kr_block_x(), h = kr_block_y() * (WALKERS / 32) + (kr_thread() >> 5),
+            b = kr_block_z();
   const int64_t t0 = (int64_t)chunk * Q;
   if (h >= f.H) return;
   const token_sums &sums = *sums_at(p, b, h, chunk);
   const chunk_steps &s = *steps_at(f, b, h, chunk);
-  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32), left = state_left(s), through = left == 0 ? 0.0f : left * sums.through;
+  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32), left = state_left(s),
+              through = left == 0 ? 0.0f : left * sums.through;
   float *const parts = p.parts + (((int64_t)b * p.n_chunks + chunk) * f.H + h) * (f.P + 2);
   float begun[2], still[2], inputs[2], q[2], dA = 0, bias = 0;
 #pragma unroll
@@ -537,22 +573,29 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
 /* dB and dC of a group from the blocks that shared its heads: a thread per element. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {
   const kr_ssd_tensor &part = kr_block_y() ? p.sum_C : p.sum_B, &to = kr_block_y() ? p.dC : p.dB;
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / p.f.N, groups = p.f.H / p.f.heads, n = i - row * p.f.N, t = row / groups, g = row - t * groups;
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / p.f.N, groups = p.f.H / p.f.heads,
+                n = i - row * p.f.N, t = row / groups, g = row - t * groups;
   if (!to.data || t >= p.f.L) return;
   float sum = 0;
-  for (int s = 0; s < p.n_splits; s++) sum += ((const float *)part.data)[((int64_t)s * p.f.B + kr_block_z()) * part.b + t * part.t + g * part.h + n];
+  for (int s = 0; s < p.n_splits; s++)
+    sum += ((const float *)part.data)[((int64_t)s * p.f.B + kr_block_z()) * part.b + t * part.t + g * part.h + n];
   kr_store(to.data, kr_block_z() * to.b + t * to.t + g * to.h + n, to.dtype, sum);
 }
 
 /* f.out: y before the gate, then dy in its place; dz. A thread per element. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_plan p) {
   const kr_ssd_plan &f = p.f;
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H, h = row - t * f.H, b = kr_block_z();
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H,
+                h = row - t * f.H, b = kr_block_z();
   if (t >= f.L) return;
   const int64_t at = b * f.out.b + t * f.out.t + h * f.out.h + c;
   const int padding = f.seq_idx && f.seq_idx[b * f.seq_b + t * f.seq_t] < 0;
   const float z = kr_load(f.z.data, b * f.z.b + t * f.z.t + h * f.z.h + c, f.z.dtype), s = kr_sigmoid(z);
-  const float dout = padding ? 0.0f : kr_load(p.gated.data, b * p.gated.b + t * p.gated.t + h * p.gated.h + c, p.gated.dtype), y = kr_load(f.out.data, at, f.out.dtype);
-  if (f.dz.data) kr_store(f.dz.data, b * f.dz.b + t * f.dz.t + h * f.dz.h + c, f.dz.dtype, dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
+  const float dout = padding ? 0.0f
+                             : kr_load(p.gated.data, b * p.gated.b + t * p.gated.t + h * p.gated.h + c, p.gated.dtype),
+              y = kr_load(f.out.data, at, f.out.dtype);
+  if (f.dz.data)
+    kr_store(f.dz.data, b * f.dz.b + t * f.dz.t + h * f.dz.h + c, f.dz.dtype,
+             dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
   kr_store(f.out.data, at, f.out.dtype, dout * z * s);
 }

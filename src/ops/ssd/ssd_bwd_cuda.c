@@ -1,5 +1,5 @@
-/* ssd_bwd_cuda.c: the SSD's gradient on a GPU: states before every chunk, their gradients after it, then chunk by chunk; sums over chunks
- * last. Both directions of time: twice, the first leaving its part to the second. */
+/* ssd_bwd_cuda.c: the SSD's gradient on a GPU: states before every chunk, their gradients after it, then chunk by
+ * chunk; sums over chunks last. Both directions of time: twice, the first leaving its part to the second. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "ssd_hopper_bwd_plan.h"
@@ -7,7 +7,8 @@
 #include "ssd_rows.h"
 #include "status.h"
 
-static const kr_kernel before_s4 = {"ssd_bwd", "kr_ssd_bwd_before_s4"}, before_s16 = {"ssd_bwd", "kr_ssd_bwd_before_s16"};
+static const kr_kernel before_s4 = {"ssd_bwd", "kr_ssd_bwd_before_s4"},
+                       before_s16 = {"ssd_bwd", "kr_ssd_bwd_before_s16"};
 static const kr_kernel after_s4 = {"ssd_bwd", "kr_ssd_bwd_after_s4"}, after_s16 = {"ssd_bwd", "kr_ssd_bwd_after_s16"};
 static const kr_kernel in_chunks = {"ssd_bwd", "kr_ssd_bwd_chunks"}, add_chunks = {"ssd_bwd", "kr_ssd_bwd_add"};
 static const kr_kernel only_y_s4 = {"ssd", "kr_ssd_walk_s4"}, only_y_s16 = {"ssd", "kr_ssd_walk_s16"};
@@ -26,12 +27,14 @@ static uint64_t place(uint64_t *end, int64_t floats) {
 }
 
 static layout layout_of(const krait_ssd_bwd_args *a) {
-  const int64_t states = a->B * a->H * chunks_of(a) * a->P * a->N, matrix = a->B * a->L * a->G * a->N, channels = is_both(a) ? a->B * a->L * a->H : 0;
+  const int64_t states = a->B * a->H * chunks_of(a) * a->P * a->N, matrix = a->B * a->L * a->G * a->N,
+                channels = is_both(a) ? a->B * a->L * a->H : 0;
   layout l = {.end = 0};
   l.S = place(&l.end, states), l.M = place(&l.end, states);
   l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
   l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
-  l.all_dx = place(&l.end, channels * a->P), l.all_dd = place(&l.end, channels), l.y = place(&l.end, kr_has(&a->dz) ? channels * a->P : 0);
+  l.all_dx = place(&l.end, channels * a->P), l.all_dd = place(&l.end, channels),
+  l.y = place(&l.end, kr_has(&a->dz) ? channels * a->P : 0);
   return l;
 }
 
@@ -72,16 +75,27 @@ uint64_t kr_ssd_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 static kr_grid walks(const kr_ssd_plan *f, void *stream) {
-  return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0), .y = 1, .z = (uint32_t)f->B, .block = KR_SSD_THREADS, .stream = stream};
+  return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0),
+                   .y = 1,
+                   .z = (uint32_t)f->B,
+                   .block = KR_SSD_THREADS,
+                   .stream = stream};
 }
 
 /* All but the sums over chunks. */
 static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   const int narrow = a->N <= 128;
   const kr_grid walk = walks(&p->f, a->call.stream);
-  const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0), .y = (uint32_t)a->G, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
-  if (walk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &before_s4 : &before_s16, &walk, &p->f, sizeof p->f));
-  if (walk.x) KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &after_s4 : &after_s16, &walk, p, sizeof *p));
+  const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0),
+                         .y = (uint32_t)a->G,
+                         .z = (uint32_t)a->B,
+                         .block = KR_SSD_BWD_THREADS,
+                         .stream = a->call.stream};
+  if (walk.x)
+    KR_TRY(
+        kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &before_s4 : &before_s16, &walk, &p->f, sizeof p->f));
+  if (walk.x)
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &after_s4 : &after_s16, &walk, p, sizeof *p));
   return chunk.x ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p) : KRAIT_OK;
 }
 
@@ -124,7 +138,8 @@ KR_CUDA_TIERS(ssd_bwd, run)
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_bwd_chunks_f16", name}, {"ssd_bwd_chunks_bf16", name}}
 static const kr_kernel states_kernel[2][3] = {CHUNKS("kr_ssd_bwd_states_n64"), CHUNKS("kr_ssd_bwd_states_n128")};
 static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHUNKS("kr_ssd_bwd_inner_n128")};
-static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), finish_kernel[3] = CHUNKS("kr_ssd_bwd_finish"), sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
+static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), finish_kernel[3] = CHUNKS("kr_ssd_bwd_finish"),
+                       sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
 
 static int64_t columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
 static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
@@ -166,13 +181,17 @@ typedef struct chunks_layout {
 } chunks_layout;
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
-  const int64_t chunks = a->B * a->H * chunks_of(a), tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * columns_of(a), plain = chunks * a->P * a->N;
-  const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N, states = tiles > plain ? tiles : plain; /* plain: what redo_spoilt keeps there */
+  const int64_t chunks = a->B * a->H * chunks_of(a),
+                tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * columns_of(a),
+                plain = chunks * a->P * a->N;
+  const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
+                states = tiles > plain ? tiles : plain; /* plain: what redo_spoilt keeps there */
   chunks_layout l = {.end = 0};
   l.S = place(&l.end, (states + 1) / 2), l.M = place(&l.end, (states + 1) / 2);
   l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
   l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
-  l.steps = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)), l.tokens = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
+  l.steps = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)),
+  l.tokens = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
   l.spoilt = place(&l.end, a->B * a->H);
   l.y = place(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
   return l;
@@ -184,14 +203,23 @@ uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { ret
 static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_plan *p, uint64_t y) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_plan forward = p->f;
-  forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y, .b = a->L * a->H * row, .t = a->H * row, .h = row, .n = 1, .dtype = a->x.dtype};
+  forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
+                                .b = a->L * a->H * row,
+                                .t = a->H * row,
+                                .h = row,
+                                .n = 1,
+                                .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
   for (int part = 0; part * KR_SSD_MOST_STATES < forward.N; part++) {
     const kr_ssd_plan some = kr_ssd_part_of(&forward, part);
     KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
   }
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
-  const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 1, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
+  const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
+                        .y = 1,
+                        .z = (uint32_t)a->B,
+                        .block = KR_SSD_BWD_THREADS,
+                        .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &gate_kernel[a->x.dtype], &grid, p, sizeof *p);
 }
 
@@ -213,9 +241,12 @@ static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_arg
 static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
   kr_ssd_bwd_plan p = *whole;
   const int64_t first = 128 * part;
-  kr_ssd_tensor *const tensors[] = {&p.f.Bmat, &p.f.Cmat, &p.dB, &p.dC, &p.sum_B, &p.sum_C, &p.f.initial, &p.dfinal, &p.dinitial};
+  kr_ssd_tensor *const tensors[] = {&p.f.Bmat, &p.f.Cmat,    &p.dB,     &p.dC,      &p.sum_B,
+                                    &p.sum_C,  &p.f.initial, &p.dfinal, &p.dinitial};
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-    if (tensors[i]->data) tensors[i]->data = (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
+    if (tensors[i]->data)
+      tensors[i]->data =
+          (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
   p.f.N = whole->f.N - first < 128 ? (int32_t)(whole->f.N - first) : 128;
   p.part = part;
   if (part) p.f.D.data = NULL;
@@ -223,15 +254,30 @@ static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
 }
 
 static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
-  const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS), .y = 2, .z = (uint32_t)a->B, .block = KR_SSD_BWD_THREADS, .stream = a->call.stream};
-  return p->n_splits > 1 ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[a->x.dtype], &sum, p, sizeof *p) : KRAIT_OK;
+  const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
+                       .y = 2,
+                       .z = (uint32_t)a->B,
+                       .block = KR_SSD_BWD_THREADS,
+                       .stream = a->call.stream};
+  return p->n_splits > 1 ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &sum_kernel[a->x.dtype], &sum, p, sizeof *p)
+                         : KRAIT_OK;
 }
 
 static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   const int wide = a->N > 64, dtype = a->x.dtype;
   const uint32_t batch = (uint32_t)a->B;
-  const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head), .y = 2, .z = batch, .block = KR_SSD_THREADS, .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)), .stream = a->call.stream};
-  const kr_grid inner = {.x = (uint32_t)p->n_chunks, .y = (uint32_t)(a->G * p->n_splits), .z = batch, .block = KR_SSD_BWD_THREADS, .shared_bytes = inner_shared_bytes(a, p->n_stages), .stream = a->call.stream};
+  const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head),
+                          .y = 2,
+                          .z = batch,
+                          .block = KR_SSD_THREADS,
+                          .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)),
+                          .stream = a->call.stream};
+  const kr_grid inner = {.x = (uint32_t)p->n_chunks,
+                         .y = (uint32_t)(a->G * p->n_splits),
+                         .z = batch,
+                         .block = KR_SSD_BWD_THREADS,
+                         .shared_bytes = inner_shared_bytes(a, p->n_stages),
+                         .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &states_kernel[wide][dtype], &states, p, sizeof *p));
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &inner_kernel[wide][dtype], &inner, p, sizeof *p));
   return sum_splits(ctx, a, p);
@@ -256,7 +302,11 @@ static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_
     const kr_ssd_bwd_plan some = part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
   }
-  const kr_grid finish = {.x = (uint32_t)p.n_chunks, .y = (uint32_t)((a->H + 3) / 4), .z = (uint32_t)a->B, .block = KR_SSD_THREADS, .stream = a->call.stream};
+  const kr_grid finish = {.x = (uint32_t)p.n_chunks,
+                          .y = (uint32_t)((a->H + 3) / 4),
+                          .z = (uint32_t)a->B,
+                          .block = KR_SSD_THREADS,
+                          .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
   KR_TRY(redo_spoilt(ctx, a, &p));
@@ -267,17 +317,25 @@ int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_p
 
 /* ---- on warpgroups ---- */
 
-#define WIDTHS(name) {{{NULL, NULL}, {"ssd_hopper_bwd_f16_64", name}, {"ssd_hopper_bwd_bf16_64", name}}, {{NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, {"ssd_hopper_bwd_bf16_128", name}}}
+#define WIDTHS(name)                                                                      \
+  {                                                                                       \
+    {{NULL, NULL}, {"ssd_hopper_bwd_f16_64", name}, {"ssd_hopper_bwd_bf16_64", name}}, {  \
+      {NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, { "ssd_hopper_bwd_bf16_128", name } \
+    }                                                                                     \
+  }
 static const kr_kernel hopper_inner[2][3] = WIDTHS("kr_ssd_hopper_inner");
 
-static uint32_t hopper_shared_bytes(const krait_ssd_bwd_args *a) { return a->N <= 64 ? KR_SSD_HOPPER_BWD_SHARED(64) : KR_SSD_HOPPER_BWD_SHARED(128); }
+static uint32_t hopper_shared_bytes(const krait_ssd_bwd_args *a) {
+  return a->N <= 64 ? KR_SSD_HOPPER_BWD_SHARED(64) : KR_SSD_HOPPER_BWD_SHARED(128);
+}
 
 const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_bwd_args *a = args;
   const char *why = kr_ssd_bwd_chunks_refuse(ctx, args);
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
-  if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->dout, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) || !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
+  if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->dout, a->B, a->L, a->H) ||
+      !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) || !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
     return "rows that bulk copies do not take";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)hopper_shared_bytes(a) ? "too little shared memory" : NULL;
 }
@@ -291,7 +349,8 @@ static kr_ssd_hopper_plan walk_of(const kr_ssd_bwd_plan *p, int back) {
 
 static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   kr_ssd_hopper_plan forth = walk_of(p, 0), back = walk_of(p, 1);
-  const uint64_t one = kr_ssd_hopper_cut(ctx, &forth, columns_of(a), a->G), other = kr_ssd_hopper_cut(ctx, &back, columns_of(a), a->G);
+  const uint64_t one = kr_ssd_hopper_cut(ctx, &forth, columns_of(a), a->G),
+                 other = kr_ssd_hopper_cut(ctx, &back, columns_of(a), a->G);
   return one > other ? one : other;
 }
 
@@ -322,7 +381,12 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a
     kr_ssd_hopper_place(&walk, columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
     KR_TRY(kr_ssd_hopper_launch_states(ctx, &walk, columns_of(a), a->call.stream));
   }
-  const kr_grid inner = {.x = (uint32_t)p->n_chunks, .y = (uint32_t)(a->G * p->n_splits), .z = (uint32_t)a->B, .block = KR_SSD_HOPPER_BWD_THREADS, .shared_bytes = hopper_shared_bytes(a), .stream = a->call.stream};
+  const kr_grid inner = {.x = (uint32_t)p->n_chunks,
+                         .y = (uint32_t)(a->G * p->n_splits),
+                         .z = (uint32_t)a->B,
+                         .block = KR_SSD_HOPPER_BWD_THREADS,
+                         .shared_bytes = hopper_shared_bytes(a),
+                         .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[wide][dtype], &inner, &h, sizeof h));
   return sum_splits(ctx, a, p);
 }

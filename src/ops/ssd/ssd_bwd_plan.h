@@ -1,5 +1,5 @@
-/* ssd_bwd_plan.h: what the host tells the kernels of the SSD's gradient, beside the forward walk's plan: one direction of time at a time,
- * every tensor as strides in the order of that walk. */
+/* ssd_bwd_plan.h: what the host tells the kernels of the SSD's gradient, beside the forward walk's plan: one direction
+ * of time at a time, every tensor as strides in the order of that walk. */
 #ifndef KR_SSD_BWD_PLAN_H
 #define KR_SSD_BWD_PLAN_H
 
@@ -8,14 +8,15 @@
 #define KR_SSD_BWD_THREADS 256
 #define KR_SSD_BWD_TOKENS_BYTES (20 * KR_SSD_CHUNK + 16) /* sums that are left of a chunk of a head */
 #define KR_SSD_BWD_STATES_SHARED(N) (2 * KR_SSD_CHUNK * (KR_SSD_P + (N)) * 2 + 2 * KR_SSD_STEPS_BYTES)
-#define KR_SSD_BWD_INNER_SHARED(N, stages) ((stages) * 4 * KR_SSD_P * (KR_SSD_CHUNK + (N)) + 4 * KR_SSD_CHUNK * (N) + 2 * KR_SSD_CHUNK * KR_SSD_CHUNK \
-  + 2 * KR_SSD_STEPS_BYTES + 4 * (2 * (8 * KR_SSD_CHUNK + 8) + 4 * KR_SSD_CHUNK + 8 * KR_SSD_P + KR_SSD_P))
+#define KR_SSD_BWD_INNER_SHARED(N, stages)                                                                     \
+  ((stages) * 4 * KR_SSD_P * (KR_SSD_CHUNK + (N)) + 4 * KR_SSD_CHUNK * (N) + 2 * KR_SSD_CHUNK * KR_SSD_CHUNK + \
+   2 * KR_SSD_STEPS_BYTES + 4 * (2 * (8 * KR_SSD_CHUNK + 8) + 4 * KR_SSD_CHUNK + 8 * KR_SSD_P + KR_SSD_P))
 
 typedef struct kr_ssd_bwd_plan {
   kr_ssd_plan f;
   kr_ssd_tensor dx, ddt, dB, dC;
   kr_ssd_tensor dfinal, dinitial;          /* (b, h, t: channel, n) */
-  kr_ssd_tensor all_dx, all_dd;            /* float32, where both directions add up: kept by the first, added by the last */
+  kr_ssd_tensor all_dx, all_dd; /* float32, where both directions add up: kept by the first, added by the last */
   kr_ssd_tensor sum_B, sum_C;              /* float32 (B,L,G,N) */
   kr_ssd_tensor dA, dbias, dD;             /* h, n */
   void *S, *M;                             /* (B,H,chunks,P,N): the state before, its gradient after each chunk */
@@ -23,8 +24,8 @@ typedef struct kr_ssd_bwd_plan {
   float *parts;                            /* (B,chunks,H,P + 2): sums of dD, dA and dt_bias's over a chunk */
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is what the gate leaves of it */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
-  int32_t n_splits;                        /* blocks that share a group's heads; sum_B and sum_C then hold (n_splits,B,L,G,N) */
-  int32_t part;                            /* of more states than a kernel takes: which; from 1 on dx and tokens are added to */
+  int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C then hold (n_splits,B,L,G,N) */
+  int32_t part;     /* of more states than a kernel takes: which; from 1 on dx and tokens are added to */
   int32_t n_chunks, adds, keeps;           /* adds: to what the other direction left; keeps: leaves it to the other */
 } kr_ssd_bwd_plan;
 

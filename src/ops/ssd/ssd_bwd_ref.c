@@ -1,8 +1,11 @@
-/* ssd_bwd_ref.c: the SSD's gradient, written to be read. With e = exp(d A), dy = dout silu(z) and M the gradient of the state,
+/* ssd_bwd_ref.c: the SSD's gradient, written to be read. With e = exp(d A), dy = dout silu(z) and M the gradient of the
+ * state,
  *   M_t = dy_t (outer) C_t + e_{t+1} M_{t+1}           after the last token: dfinal_states
  *   dx_t = D dy_t + d_t M_t B_t;  dC_t = sum over the group of S_t^T dy_t;  dB_t = sum of d_t M_t^T x_t
- *   dd_t = <M_t, x_t (outer) B_t> + A e_t <M_t, S_{t-1}>;  dA = sum_t d_t e_t <M_t, S_{t-1}>;  dinitial_states = e_0 M_0
- *   ddt = dd sigmoid(dt + dt_bias) with softplus (up to 20), 0 where d is clamped;  dz = dout y silu'(z). Double accumulation. */
+ *   dd_t = <M_t, x_t (outer) B_t> + A e_t <M_t, S_{t-1}>;  dA = sum_t d_t e_t <M_t, S_{t-1}>;  dinitial_states = e_0
+ *                                                          M_0
+ *   ddt = dd sigmoid(dt + dt_bias) with softplus (up to 20), 0 where d is clamped;  dz = dout y silu'(z). Double
+ *     accumulation. */
 #include <string.h>
 
 #include "op_list.h"
@@ -41,12 +44,14 @@ static void walk_forward(const channel *c, int reverse, const krait_view *A) {
   double state[KR_SSD_MAX_N];
   for (int64_t n = 0; n < N; n++) state[n] = ssd_initial(c->in, c->b, c->h, c->p, n);
   for (int64_t i = 0; i < c->a->L; i++) {
-    c->s.y[ssd_time(c->in, reverse, i)] += ssd_advance(c->in, c->b, c->h, c->p, reverse, kr_get(A, kr_at1(A, c->h)), i, state);
+    c->s.y[ssd_time(c->in, reverse, i)] +=
+        ssd_advance(c->in, c->b, c->h, c->p, reverse, kr_get(A, kr_at1(A, c->h)), i, state);
     memcpy(c->s.states + i * N, state, (size_t)N * sizeof *state);
   }
 }
 
-/* One token of the walk back; M holds the gradient of the state before the token's own output, then of the state before the token. */
+/* One token of the walk back; M holds the gradient of the state before the token's own output, then of the state before
+ * the token. */
 static void step_back(const channel *c, int reverse, double A, int64_t i, double *M, double *dA) {
   const krait_ssd_bwd_args *a = c->a;
   const int64_t N = a->N, t = ssd_time(c->in, reverse, i), g = c->h / (a->H / a->G);
@@ -59,7 +64,9 @@ static void step_back(const channel *c, int reverse, double A, int64_t i, double
   }
   for (int64_t n = 0; n < N; n++) {
     M[n] += dy * kr_get(&a->Cmat, kr_at4(&a->Cmat, c->b, t, g, n));
-    const double previous = token.begins ? 0 : i ? c->s.states[(i - 1) * N + n] : ssd_initial(c->in, c->b, c->h, c->p, n);
+    const double previous = token.begins ? 0
+                            : i          ? c->s.states[(i - 1) * N + n]
+                                         : ssd_initial(c->in, c->b, c->h, c->p, n);
     inputs += M[n] * kr_get(&a->Bmat, kr_at4(&a->Bmat, c->b, t, g, n));
     before += M[n] * previous;
     c->s.dC[t * N + n] += c->s.states[i * N + n] * dy;
@@ -74,9 +81,11 @@ static void step_back(const channel *c, int reverse, double A, int64_t i, double
 static void walk_back(const channel *c, int reverse, const krait_view *A, double *dA) {
   const krait_ssd_bwd_args *a = c->a;
   double M[KR_SSD_MAX_N];
-  for (int64_t n = 0; n < a->N; n++) M[n] = kr_has(&a->dfinal_states) ? kr_get(&a->dfinal_states, kr_at4(&a->dfinal_states, c->b, c->h, c->p, n)) : 0;
+  for (int64_t n = 0; n < a->N; n++)
+    M[n] = kr_has(&a->dfinal_states) ? kr_get(&a->dfinal_states, kr_at4(&a->dfinal_states, c->b, c->h, c->p, n)) : 0;
   for (int64_t i = a->L - 1; i >= 0; i--) step_back(c, reverse, kr_get(A, kr_at1(A, c->h)), i, M, dA);
-  for (int64_t n = 0; kr_has(&a->dinitial_states) && n < a->N; n++) kr_put(&a->dinitial_states, kr_at4(&a->dinitial_states, c->b, c->h, c->p, n), M[n]);
+  for (int64_t n = 0; kr_has(&a->dinitial_states) && n < a->N; n++)
+    kr_put(&a->dinitial_states, kr_at4(&a->dinitial_states, c->b, c->h, c->p, n), M[n]);
 }
 
 /* dy of every token, and what D x and the gate leave of the gradient. */
@@ -90,7 +99,8 @@ static void leave_gate(const channel *c) {
     if (kr_has(&a->z)) {
       const double z = kr_get(&a->z, kr_at4(&a->z, c->b, t, c->h, c->p)), s = 1 / (1 + exp(-z));
       const double y = kr_has(&a->Dvec) ? c->s.y[t] + D * x : c->s.y[t];
-      if (kr_has(&a->dz)) kr_put(&a->dz, kr_at4(&a->dz, c->b, t, c->h, c->p), dy == 0 ? 0 : dy * y * s * (1 + z * (1 - s)));
+      if (kr_has(&a->dz))
+        kr_put(&a->dz, kr_at4(&a->dz, c->b, t, c->h, c->p), dy == 0 ? 0 : dy * y * s * (1 + z * (1 - s)));
       dy *= z * s;
     }
     c->s.dy[t] = dy;
@@ -158,7 +168,8 @@ int32_t kr_ssd_bwd_ref(const krait_ctx *ctx, const void *args) {
     if (kr_has(&a->dA)) kr_put(&a->dA, kr_at1(&a->dA, h), c.s.dA[h]);
     if (kr_has(&a->dA_reverse)) kr_put(&a->dA_reverse, kr_at1(&a->dA_reverse, h), c.s.dA_reverse[h]);
     if (kr_has(&a->ddt_bias)) kr_put(&a->ddt_bias, kr_at1(&a->ddt_bias, h), c.s.dbias[h]);
-    for (int64_t p = 0; kr_has(&a->dDvec) && p < a->P; p++) kr_put(&a->dDvec, kr_at2(&a->dDvec, h, p), c.s.dD[h * a->P + p]);
+    for (int64_t p = 0; kr_has(&a->dDvec) && p < a->P; p++)
+      kr_put(&a->dDvec, kr_at2(&a->dDvec, h, p), c.s.dD[h * a->P + p]);
   }
   return KRAIT_OK;
 }

@@ -1,11 +1,11 @@
-/* ssd_bwd_simd.c: the gradient as four walks of the forward kernel (ssd_lanes.h), a head at a time, tile by tile. With M the gradient of
- * the state, S the state, and parts exchanged as needed:
+/* ssd_bwd_simd.c: the gradient as four walks of the forward kernel (ssd_lanes.h), a head at a time, tile by tile. With
+ * M the gradient of the state, S the state, and parts exchanged as needed:
  *   forwards   y = C S with channels over lanes (only for dz); the head's dC = dy S with states over lanes
  *   backwards  M B with channels over lanes: dx; the head's dB = d x M with states over lanes
- * The gradient of d A at token t is what passes over it, q_t = e_t <M_t, S_{t-1}>: in a tile from the state before the tile or from tokens
- * before t, to the tokens from t on or to M after the tile. Each part is a sum of terms of its own size: as a difference of sums over
- * all tokens it would lose its digits where decays are strong.
- * Heads of a group are shared by a number of teams that the shape alone decides; each adds up dB and dC of its heads in order, then the
+ * The gradient of d A at token t is what passes over it, q_t = e_t <M_t, S_{t-1}>: in a tile from the state before the
+ * tile or from tokens before t, to the tokens from t on or to M after the tile. Each part is a sum of terms of its own
+ * size: as a difference of sums over all tokens it would lose its digits where decays are strong. Heads of a group are
+ * shared by a number of teams that the shape alone decides; each adds up dB and dC of its heads in order, then the
  * teams are added in order: nothing depends on the number of threads. */
 #include "contract.h"
 #include "op_list.h"
@@ -74,13 +74,15 @@ static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int
 
 static int is_both(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
 
-static void load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n, int64_t columns) {
+static void load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
+                      int64_t columns) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
   const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
   kr_matrix_load(matrix, pitch, &plane, n, columns);
 }
 
-static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n, int64_t columns) {
+static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
+                       int64_t columns) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
   const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
   kr_matrix_store(matrix, pitch, &plane, n, columns);
@@ -99,7 +101,8 @@ static void read_tile(item *it, const ssd_walk *w, int64_t i, int n, int backwar
   if (kr_has(in->z)) load_rows(it->z, P, w, in->z, i, n, in->P);
   for (int t = 0; t < n; t++) {
     if (it->marks[t] & SSD_PADDING) it->d[t] = 0;
-    if (it->marks[t] & SSD_BEGINS && !backwards) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
+    if (it->marks[t] & SSD_BEGINS && !backwards)
+      it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
     for (int64_t p = 0; p < P; p += KR_VL) {
       float *dy = it->dy + t * P + p;
       if (it->marks[t] & SSD_PADDING) kr_v_store(dy, kr_v_zero()), kr_v_store(it->x + t * P + p, kr_v_zero());
@@ -110,19 +113,21 @@ static void read_tile(item *it, const ssd_walk *w, int64_t i, int n, int backwar
 }
 
 /* Walks runs of a tile over states of n_lanes by n_rows; what begins a sequence begins from 0, padding is left out. */
-static void walk_tile(const item *it, float *states, int64_t n_lanes, int64_t n_rows, const float *in, float *y, const float *coef, const float *out_coef,
-                      int64_t pitch, const float *decay, int n) {
+static void walk_tile(const item *it, float *states, int64_t n_lanes, int64_t n_rows, const float *in, float *y,
+                      const float *coef, const float *out_coef, int64_t pitch, const float *decay, int n) {
   memset(y, 0, (size_t)(n * n_lanes) * sizeof(float));
   for (int t = 0, run; t < n; t += run) {
     run = ssd_run(it->marks, t, n);
     if (it->marks[t] & SSD_BEGINS) memset(states, 0, (size_t)(it->l.P * it->l.N) * sizeof(float));
     if (it->marks[t] & SSD_PADDING) continue;
     for (int64_t first = 0; first < n_lanes; first += SSD_WIDTH)
-      ssd_scan(states + first * n_rows, n_rows, in + t * n_lanes + first, y + t * n_lanes + first, n_lanes, coef + t * pitch, out_coef + t * pitch, pitch, decay + t, run);
+      ssd_scan(states + first * n_rows, n_rows, in + t * n_lanes + first, y + t * n_lanes + first, n_lanes,
+               coef + t * pitch, out_coef + t * pitch, pitch, decay + t, run);
   }
 }
 
-/* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros where it is absent. */
+/* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros where it is
+ * absent. */
 static void load_states(item *it, const ssd_walk *w, const krait_view *v) {
   const int64_t P = it->in->P, N = it->in->N, bytes = it->l.P * it->l.N * (int64_t)sizeof(float);
   memset(it->by_channel, 0, (size_t)bytes);
@@ -153,7 +158,8 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
   for (int t = 0; t < n; t++)
     for (int64_t p = 0; p < P; p += KR_VL) {
       float skip[KR_VL] = {0}, *dout = it->dx + t * P + p;
-      for (int lane = 0; kr_has(D) && lane < KR_VL && p + lane < it->in->P; lane++) skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, p + lane), D->dtype);
+      for (int lane = 0; kr_has(D) && lane < KR_VL && p + lane < it->in->P; lane++)
+        skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, p + lane), D->dtype);
       kr_v y = kr_v_load(it->y + t * P + p), z = kr_v_load(it->z + t * P + p), s = kr_v_sigmoid(z);
       if (is_both(it)) y = kr_v_add(y, kr_v_load(it->all_y + ssd_token(w, i + t) * P + p));
       if (kr_has(D)) y = kr_v_fma(kr_v_load(skip), kr_v_load(it->x + t * P + p), y);
@@ -184,7 +190,8 @@ static void walk_forwards(item *it, const ssd_walk *w, int what) {
   }
 }
 
-/* Marks of a walk back over w's tokens: a sequence's last token begins, the very last takes dfinal_states unless it is padding. */
+/* Marks of a walk back over w's tokens: a sequence's last token begins, the very last takes dfinal_states unless it is
+ * padding. */
 static void marks_back(item *it, const ssd_walk *back, int64_t j, int n) {
   ssd_marks(back, j, n, it->marks);
   if (j == 0) it->marks[0] = it->marks[0] & SSD_PADDING ? SSD_BEGINS | SSD_PADDING : 0;
@@ -195,7 +202,8 @@ static void finish_dx(item *it, const ssd_walk *back, int n, int add_skip) {
   const int64_t P = it->l.P;
   const krait_view *D = it->in->Dvec;
   float skip[256 + SSD_WIDTH + 16] = {0};
-  for (int64_t p = 0; kr_has(D) && p < it->in->P; p++) skip[p] = kr_scalar_load(D->data, kr_at2(D, back->h, p), D->dtype);
+  for (int64_t p = 0; kr_has(D) && p < it->in->P; p++)
+    skip[p] = kr_scalar_load(D->data, kr_at2(D, back->h, p), D->dtype);
   for (int t = 0; t < n; t++) {
     it->inputs[t] = dot(it->x + t * P, it->y + t * P, P);
     for (int64_t p = 0; p < P; p += KR_VL) {
@@ -243,7 +251,9 @@ static void cross_pairs(crossing *c, int begin, int end) {
     const int row = row_of(c, i);
     for (int j = i - 1; j >= begin; j--) {
       decay *= it->decay[row_of(c, j + 1)];
-      pair[j] = decay == 0 ? 0 : decay * (double)dot(it->dy + row * P, it->dx + row_of(c, j) * P, P) * (double)dot(it->C + row * N, it->B + row_of(c, j) * N, N);
+      pair[j] = decay == 0 ? 0
+                           : decay * (double)dot(it->dy + row * P, it->dx + row_of(c, j) * P, P) *
+                                 (double)dot(it->C + row * N, it->B + row_of(c, j) * N, N);
     }
     for (int t = begin + 1; t <= i; t++) c->q[t] += sum += pair[t - 1];
   }
@@ -311,7 +321,11 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
     const int n = (int)(last - i);
     read_tile(it, &back, j, n, 1);
     marks_back(it, &back, j, n);
-    crossing c = {.it = it, .n = n, .before = it->kept + tile * P * N, .after = it->marks[0] & SSD_BEGINS ? NULL : it->by_state, .scale = carry};
+    crossing c = {.it = it,
+                  .n = n,
+                  .before = it->kept + tile * P * N,
+                  .after = it->marks[0] & SSD_BEGINS ? NULL : it->by_state,
+                  .scale = carry};
     cross_tile(&c, w, i);
     it->shifted[0] = carry;
     memcpy(it->shifted + 1, it->decay, (size_t)(n - 1) * sizeof(float));
@@ -334,10 +348,12 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
     }
   }
   if (!kr_has(&it->a->dinitial_states)) return;
-  const int begins = L && kr_has(in->seq_idx) && kr_get_i32(in->seq_idx, kr_at2(in->seq_idx, w->b, ssd_token(w, 0))) != 0;
+  const int begins =
+      L && kr_has(in->seq_idx) && kr_get_i32(in->seq_idx, kr_at2(in->seq_idx, w->b, ssd_token(w, 0))) != 0;
   for (int64_t p = 0; p < in->P; p++)
     for (int64_t k = 0; k < in->N; k++)
-      kr_scalar_store(it->a->dinitial_states.data, kr_at4(&it->a->dinitial_states, w->b, w->h, p, k), it->a->dinitial_states.dtype,
+      kr_scalar_store(it->a->dinitial_states.data, kr_at4(&it->a->dinitial_states, w->b, w->h, p, k),
+                      it->a->dinitial_states.dtype,
                       begins ? 0 : carry * it->by_state[(k / SSD_WIDTH * in->P + p) * SSD_WIDTH + k % SSD_WIDTH]);
 }
 
@@ -350,12 +366,15 @@ static void finish_dt(item *it, const ssd_walk *w, const float *dd) {
   for (int64_t i = 0; i < in->L; i += SSD_TILE) {
     const int n = in->L - i < SSD_TILE ? (int)(in->L - i) : SSD_TILE;
     ssd_steps(w, i, n, it->d, it->decay, it->raw);
-    for (int t = 0; t < n; t += KR_VL) kr_v_store(unclamped + t, in->flags & KRAIT_SSD_SOFTPLUS ? kr_v_softplus(kr_v_load(it->raw + t)) : kr_v_load(it->raw + t));
+    for (int t = 0; t < n; t += KR_VL)
+      kr_v_store(unclamped + t,
+                 in->flags & KRAIT_SSD_SOFTPLUS ? kr_v_softplus(kr_v_load(it->raw + t)) : kr_v_load(it->raw + t));
     for (int t = 0; t < n; t += KR_VL) kr_v_store(it->decay + t, kr_v_sigmoid(kr_v_load(it->raw + t)));
     for (int t = 0; t < n; t++) {
       float ddt = unclamped[t] < in->dt_min || unclamped[t] > high ? 0 : dd[i + t];
       if (in->flags & KRAIT_SSD_SOFTPLUS && it->raw[t] <= 20) ddt *= it->decay[t];
-      if (kr_has(&it->a->ddt)) kr_scalar_store(it->a->ddt.data, kr_at3(&it->a->ddt, w->b, ssd_token(w, i + t), w->h), it->a->ddt.dtype, ddt);
+      if (kr_has(&it->a->ddt))
+        kr_scalar_store(it->a->ddt.data, kr_at3(&it->a->ddt, w->b, ssd_token(w, i + t), w->h), it->a->ddt.dtype, ddt);
       bias += ddt;
     }
   }
@@ -372,7 +391,8 @@ static void both_directions(item *it, const ssd_walk *w) {
   walk_backwards(it, w, &it->head[it->in->P], 1);
   walk_forwards(it, &other, GRADIENT);
   walk_backwards(it, &other, &it->head[it->in->P + 1], 0);
-  for (int64_t i = 0; kr_has(&it->a->dx) && i < L; i += SSD_TILE) store_rows(it->all_dx + i * P, P, w, &it->a->dx, i, L - i < SSD_TILE ? (int)(L - i) : SSD_TILE, it->in->P);
+  for (int64_t i = 0; kr_has(&it->a->dx) && i < L; i += SSD_TILE)
+    store_rows(it->all_dx + i * P, P, w, &it->a->dx, i, L - i < SSD_TILE ? (int)(L - i) : SSD_TILE, it->in->P);
   finish_dt(it, w, it->all_dd);
 }
 
@@ -396,7 +416,8 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
   item it = begin_item(a, &in, worker);
   const layout *l = &it.l;
   for (int64_t i = begin; i < end; i++) {
-    const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G, share = (l->heads + l->teams - 1) / l->teams;
+    const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G,
+                  share = (l->heads + l->teams - 1) / l->teams;
     it.sum_B = (float *)a->call.scratch + i * 2 * a->L * l->N;
     it.sum_C = it.sum_B + a->L * l->N;
     memset(it.sum_B, 0, (size_t)(2 * a->L * l->N) * sizeof(float));
@@ -416,7 +437,8 @@ static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
       add_rows(first + a->L * l.N, first + team * step + a->L * l.N, l.N);
     }
     if (kr_has(&a->dB)) kr_row_store(first, a->dB.data, a->dB.dtype, kr_at4(&a->dB, b, t, g, 0), a->dB.stride[3], a->N);
-    if (kr_has(&a->dC)) kr_row_store(first + a->L * l.N, a->dC.data, a->dC.dtype, kr_at4(&a->dC, b, t, g, 0), a->dC.stride[3], a->N);
+    if (kr_has(&a->dC))
+      kr_row_store(first + a->L * l.N, a->dC.data, a->dC.dtype, kr_at4(&a->dC, b, t, g, 0), a->dC.stride[3], a->N);
   }
 }
 

@@ -19,4 +19,8 @@ KR_DEV token_sums *sums_at(const kr_ssd_bwd_plan &p, int b, int h, int64_t chunk
   return (token_sums *)p.tokens + ((int64_t)b * p.f.H + h) * p.n_chunks + chunk;
 }
 
+/* The size of token j's step as 2^(a_i - from_j) has it. A gradient of a step is what tokens gave less what others took
+ * of it, nearly all of which may cancel: both sides must round alike, and sums a of fast decays have few digits. */
+KR_DEV float given_size(const chunk_steps &s, int j) { return kr_exp2(s.a[j] - s.from[j]); }
+
 #endif

@@ -1,4 +1,5 @@
-/* ssd_check.c: random calls of the SSD and its gradient: odd sizes and those of the fast rows, packed sequences, directions, limits. */
+/* ssd_check.c: random calls of the SSD and its gradient: odd sizes and those of the fast rows, packed sequences,
+ * directions, limits. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +16,8 @@ static void choose_sizes(kr_case *c, int64_t index) {
   *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, index % 40 == 11 ? 256 : 33);
   *N = usual ? kr_case_int(c, 1, index % 20 == 13 ? 64 : 16) * 8 : kr_case_edge(c, index % 40 == 12 ? 512 : 33);
   *kr_case_size(c, "L") = kr_case_edge(c, *P * *N > 4000 ? 150 : 200);
-  if (usual && index % 25 == 3) *kr_case_size(c, "L") = kr_case_int(c, 400, 700), *P = 8; /* long enough for pieces of time */
+  if (usual && index % 25 == 3)
+    *kr_case_size(c, "L") = kr_case_int(c, 400, 700), *P = 8; /* long enough for pieces of time */
 }
 
 static void set_exact_sizes(kr_case *c) {
@@ -50,17 +52,21 @@ static void choose_steps(kr_case *c) {
   if (kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, A, -60, -0.01);
 }
 
-/* Sums of products whose factors a tensor core takes in 16 bits carry those roundings, whatever they are stored in; they are as large as a head's
- * terms, and heads differ by much. States also decay to numbers that float16 has few digits for. A head's gradient of a parameter is a sum over all tokens, whose
- * terms may be a hundred times what is left of them: it is held to a tenth, and of few heads, one of which may come out near zero, to what so many terms of about one may be off by. */
+/* Sums of products whose factors a tensor core takes in 16 bits carry those roundings, whatever they are stored in;
+ * they are as large as a head's terms, and heads differ by much. States also decay to numbers that float16 has few
+ * digits for. A head's gradient of a parameter is a sum over all tokens, whose terms may be a hundred times what is
+ * left of them: it is held to a tenth, and of few heads, one of which may come out near zero, to what so many terms of
+ * about one may be off by. */
 static void set_bounds(kr_case *c) {
   const double rtol = c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
   const double n_tokens = (double)(*kr_case_size(c, "B") * *kr_case_size(c, "L"));
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
     const char *name = c->sig->tensors[i].name;
-    const int is_sum = strncmp(name, "dA", 2) == 0 || strcmp(name, "ddt_bias") == 0, is_few = is_sum && *kr_case_size(c, "H") < 4;
-    if (c->sig->tensors[i].role & KR_OUT && view->data) kr_case_bound(c, view, is_sum ? 0.1 : rtol, is_few ? 0.03 * sqrt(n_tokens) : atol);
+    const int is_sum = strncmp(name, "dA", 2) == 0 || strcmp(name, "ddt_bias") == 0,
+              is_few = is_sum && *kr_case_size(c, "H") < 4;
+    if (c->sig->tensors[i].role & KR_OUT && view->data)
+      kr_case_bound(c, view, is_sum ? 0.1 : rtol, is_few ? 0.03 * sqrt(n_tokens) : atol);
   }
 }
 

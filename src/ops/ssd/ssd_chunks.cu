@@ -1,15 +1,15 @@
-/* ssd_chunks.cu: the SSD on tensor cores (ssd_ref.c has the equation), from Ampere on: a block of eight warps walks along time with one
- * head's state (64 channels, N states) in its accumulators, chunk by chunk of 64 tokens; compiled for float16 and bfloat16 storage.
- * With a the running sum of d A since the chunk began (in powers of two):
- *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i     S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
- * Two warps share 16 rows of Y, and 16 channels of S, and halve the columns; P goes between them through their 16 rows of C, when both have
- * read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the next chunk are under way meanwhile.
- * kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
- * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
- * kr_ssd_ends_nN     only the state at the end of each segment, from zero
- * kr_ssd_join        start states of the segments from their ends
- * NaN or infinity in x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after them, too: such a head is
- * walked again token by token (p.spoilt). */
+/* ssd_chunks.cu: the SSD on tensor cores (ssd_ref.c has the equation), from Ampere on: a block of eight warps walks
+ * along time with one head's state (64 channels, N states) in its accumulators, chunk by chunk of 64 tokens; compiled
+ * for float16 and bfloat16 storage. With a the running sum of d A since the chunk began (in powers of two):
+ *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i     S = 2^a_end S_before + (2^(a_end - a_j)
+ *                                    d_j X)^T B
+ * Two warps share 16 rows of Y, and 16 channels of S, and halve the columns; P goes between them through their 16 rows
+ * of C, when both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the
+ * next chunk are under way meanwhile. kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
+ * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state kr_ssd_ends_nN     only the state at
+ * the end of each segment, from zero kr_ssd_join        start states of the segments from their ends NaN or infinity in
+ * x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after them, too: such a
+ * head is walked again token by token (p.spoilt). */
 #include "ssd_mma.cuh"
 
 enum { THREADS = KR_SSD_CHUNK_THREADS };
@@ -46,7 +46,8 @@ KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *sta
   copy_steps(steps, steps_at(p, at.b, at.h, t0 / Q));
   copy_rows<PB * 2, THREADS>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
   copy_rows<N * 2, THREADS>(stage + X_BYTES, p.Bmat, at.b * p.Bmat.b + at.g * p.Bmat.h, t0, at.end, p.N);
-  if (!ONLY_ENDS) copy_rows<N * 2, THREADS>(stage + X_BYTES + Q * N * 2, p.Cmat, at.b * p.Cmat.b + at.g * p.Cmat.h, t0, at.end, p.N);
+  if (!ONLY_ENDS)
+    copy_rows<N * 2, THREADS>(stage + X_BYTES + Q * N * 2, p.Cmat, at.b * p.Cmat.b + at.g * p.Cmat.h, t0, at.end, p.N);
   kr_commit_copies();
 }
 
@@ -69,7 +70,8 @@ KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float
 }
 
 /* Two factors of a row of P: tokens j and j + 1 for token i. */
-KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first, float second) {
+KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first,
+                      float second) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
   first = j <= i ? first * kr_exp2(a - from.v[0]) : 0.0f, second = j < i ? second * kr_exp2(a - from.v[1]) : 0.0f;
   if (has_sequences) {
@@ -81,7 +83,8 @@ KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, flo
 
 /* Y = 2^a (C S^T) for the tokens of the sequence that was there before; P to rows of 128 bytes where C's rows were. */
 template <int N>
-KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B, const unsigned char *state, const chunk_steps &steps, int has_sequences) {
+KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B,
+                          const unsigned char *state, const chunk_steps &steps, int has_sequences) {
   unsigned char *const passes = C + 16 * me.m * N * 2;
   float cb[4][4];
 #pragma unroll
@@ -104,7 +107,8 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
       kr_mma_as(half_type(), cb[2 * j + 1], a, b[2], b[3]);
     }
   }
-  const float a0 = steps.a[me.row], a1 = steps.a[me.row + 8], segment0 = steps.segment[me.row], segment1 = steps.segment[me.row + 8];
+  const float a0 = steps.a[me.row], a1 = steps.a[me.row + 8], segment0 = steps.segment[me.row],
+              segment1 = steps.segment[me.row + 8];
   const float low = state_reaches(steps, me.row), high = state_reaches(steps, me.row + 8);
 #pragma unroll
   for (int j = 0; j < 4; j++) y[j][0] *= low, y[j][1] *= low, y[j][2] *= high, y[j][3] *= high;
@@ -113,8 +117,10 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int column = 32 * me.n + 8 * j + 2 * me.q;
-      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) = given(steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1]);
-      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) = given(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3]);
+      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) =
+          given(steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1]);
+      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) =
+          given(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3]);
     }
   }
   sync_pair(me);
@@ -141,10 +147,11 @@ KR_DEV void output_within(float (&y)[4][4], const warp_place &me, const unsigned
 /* Two elements that lie side by side; the second may not exist. */
 KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(const uint32_t *)from : from[0]; }
 
-/* (Y + D x) silu(z) to out, with what it holds of other states (p.adds). WHOLE: all tokens and channels of the chunk are there, no
- * gate, no padding, nothing to add to. */
+/* (Y + D x) silu(z) to out, with what it holds of other states (p.adds). WHOLE: all tokens and channels of the chunk
+ * are there, no gate, no padding, nothing to add to. */
 template <int WHOLE>
-KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4], const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
+KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4],
+                         const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
   const int c0 = 32 * me.n + 2 * me.q, left = p.P - at.p0 - c0;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -161,7 +168,8 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
       if (p.D.data) {
         const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, 4 * me.n + j) + 4 * me.q);
         const kr_float2 d = *(const kr_float2 *)&D[c0 + 8 * j];
-        low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low), high = kr_fma(d.v[1], kr_unpack(two, 1, KR_DTYPE), high);
+        low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low),
+        high = kr_fma(d.v[1], kr_unpack(two, 1, KR_DTYPE), high);
       }
       if (!WHOLE && p.adds) {
         const uint32_t two = load_pair(to + 8 * j, 8 * j + 1 < left);
@@ -190,13 +198,17 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   int spoilt = 0;
   const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds;
   if (at.begin >= at.end && p.n_segments > 1) return;
-  if (kr_thread() < PB) D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype) : 0.0f;
+  if (kr_thread() < PB)
+    D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P
+                         ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype)
+                         : 0.0f;
   copy_chunk<N, ONLY_ENDS>(p, at, shared, steps, at.begin);
   if (ONLY_ENDS) {
 #pragma unroll
     for (int j = 0; j < N / 16; j++) clear(s[j]);
   } else {
-    load_state<N / 2>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
+    load_state<N / 2>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, at.p0 + 16 * me.m,
+                      me.n * (N / 2), s);
     share_state<N>(state, me, s);
   }
   int turn = 0;
@@ -205,7 +217,8 @@ KR_DEV void walk(const kr_ssd_plan &p) {
     const chunk_steps &now = steps[turn];
     kr_copied<0>();
     kr_sync();
-    if (t0 + Q < at.end) copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
+    if (t0 + Q < at.end)
+      copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
     if (!ONLY_ENDS) {
       float y[4][4];
       output_before<N>(y, me, C, B, state, now, p.seq_idx != 0);
@@ -225,7 +238,8 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
   if (ONLY_ENDS) {
     store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
-    if (kr_thread() == 0 && at.p0 == 0) p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
+    if (kr_thread() == 0 && at.p0 == 0)
+      p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
   } else if (p.final.data && at.segment == p.n_segments - 1) {
     store_state<N / 2>(p, p.final, at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
   }
@@ -245,7 +259,10 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {
   if (i >= size) return;
   const int64_t head = (int64_t)b * p.H + h;
   const int c = (int)(i / p.N), n = (int)(i - (int64_t)c * p.N);
-  float s = p.initial.data ? kr_load(p.initial.data, b * p.initial.b + h * p.initial.h + c * p.initial.t + n * p.initial.n, p.initial.dtype) : 0.0f;
+  float s = p.initial.data
+                ? kr_load(p.initial.data, b * p.initial.b + h * p.initial.h + c * p.initial.t + n * p.initial.n,
+                          p.initial.dtype)
+                : 0.0f;
   for (int k = 0; k < p.n_segments; k++) {
     float *const place = p.segment_state + (head * p.n_segments + k) * size + i;
     const float end = *place, decay = p.segment_decay[head * p.n_segments + k];
@@ -259,13 +276,15 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
   const int64_t chunk = kr_block_x(), t0 = chunk * Q;
   const int h = kr_block_y() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), b = kr_block_z(), lane = kr_thread() & 31;
   if (h >= p.H) return;
-  const float A = kr_load(p.A.data, h * p.A.h, KRAIT_F32) * KR_LOG2E, bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
+  const float A = kr_load(p.A.data, h * p.A.h, KRAIT_F32) * KR_LOG2E,
+              bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
   const lane_steps v = sum_steps(p, load_steps(p, b, h, t0, p.L), A, bias, t0, p.L);
   chunk_steps &s = *(chunk_steps *)steps_at(p, b, h, chunk);
 #pragma unroll
   for (int k = 0; k < 2; k++) {
     const int i = lane + 32 * k;
-    s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.d[i] = v.d[k], s.segment[i] = v.segment[k]; /* d is 0 or more: the host sees to it */
+    s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.d[i] = v.d[k],
+    s.segment[i] = v.segment[k]; /* d is 0 or more: the host sees to it */
   }
   if (lane == 0) s.total = v.total, s.last = v.last;
   if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;

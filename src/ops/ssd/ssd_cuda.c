@@ -1,6 +1,7 @@
-/* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads are too few to fill
- * the device, time is cut into segments: their end states from zero, a walk over them, then every segment from its true state.
- * Everything else walks token by token, and so does a head again in which chunks met NaN or infinity. */
+/* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads
+ * are too few to fill the device, time is cut into segments: their end states from zero, a walk over them, then every
+ * segment from its true state. Everything else walks token by token, and so does a head again in which chunks met NaN
+ * or infinity. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "ssd_host.h"
@@ -8,9 +9,11 @@
 #include "status.h"
 #include "view.h"
 
-static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "kr_ssd_walk_s16"}, clear_empty = {"ssd", "kr_ssd_clear_empty"};
+static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "kr_ssd_walk_s16"},
+                       clear_empty = {"ssd", "kr_ssd_clear_empty"};
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}}
-static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"), CHUNKS("kr_ssd_chunks_n256")};
+static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"),
+                                       CHUNKS("kr_ssd_chunks_n256")};
 static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
 static const kr_kernel join[3] = CHUNKS("kr_ssd_join"), steps_kernel[3] = CHUNKS("kr_ssd_steps");
 
@@ -41,19 +44,29 @@ uint64_t kr_ssd_cuda_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 static int32_t launch_walk(const krait_ctx *ctx, uint64_t tier, const kr_ssd_plan *p, void *stream) {
-  const kr_grid grid = {.x = (uint32_t)(p->H * ((p->P + 15) / 16)), .y = 1, .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p->H * ((p->P + 15) / 16)),
+                        .y = 1,
+                        .z = (uint32_t)p->B,
+                        .block = KR_SSD_THREADS,
+                        .stream = stream};
   if (!p->B) return KRAIT_OK;
   return kr_cuda_launch(ctx->cuda, tier, p->N <= 128 ? &walk_s4 : &walk_s16, &grid, p, sizeof *p);
 }
 
-int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) { return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, p, stream); }
+int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+  return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, p, stream);
+}
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   (void)tier; /* one module serves all tiers */
   if (p.offsets) {
-    const kr_grid grid = {.x = (uint32_t)((a->H * a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)a->S, .z = 1, .block = KR_SSD_THREADS, .stream = a->call.stream};
+    const kr_grid grid = {.x = (uint32_t)((a->H * a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS),
+                          .y = (uint32_t)a->S,
+                          .z = 1,
+                          .block = KR_SSD_THREADS,
+                          .stream = a->call.stream};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &clear_empty, &grid, &p, sizeof p));
   }
   if (a->call.flags & KRAIT_SSD_BOTH) {
@@ -70,19 +83,26 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 
 static uint32_t chunk_shared_bytes(int64_t N) {
-  const uint32_t columns = N <= 64 ? 64 : N <= 128 ? 128 : 256, stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
+  const uint32_t columns = N <= 64    ? 64
+                           : N <= 128 ? 128
+                                      : 256,
+                 stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
 const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
   if (refuse_sizes(a)) return refuse_sizes(a);
   if (a->x.dtype == KRAIT_F32) return "float32";
-  if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype)) return "z, B or C of another type than x";
+  if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
+    return "z, B or C of another type than x";
   if (a->dt_min < 0) return "a negative dt_min";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
-  if (a->out.data == a->x.data || a->out.data == a->z.data) return "an output in place of an input, which a second walk may need";
-  if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) || !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat)) return "rows that are not aligned to 16 bytes";
+  if (a->out.data == a->x.data || a->out.data == a->z.data)
+    return "an output in place of an input, which a second walk may need";
+  if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) ||
+      !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat))
+    return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   return a->H > 65535 ? "more than 65535 heads" : NULL;
 }
@@ -114,7 +134,8 @@ typedef struct chunks_layout {
 } chunks_layout;
 
 static chunks_layout lay_out(const kr_ssd_plan *p) {
-  const int64_t pieces = p->n_segments > 1 ? (int64_t)p->B * p->H * p->n_segments : 0, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
+  const int64_t pieces = p->n_segments > 1 ? (int64_t)p->B * p->H * p->n_segments : 0,
+                n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   chunks_layout l = {.decay = pieces ? kr_scratch_round((uint64_t)segment_floats(p) * sizeof(float)) : 0};
   l.steps = l.decay + kr_scratch_round((uint64_t)pieces * sizeof(float));
   l.spoilt = l.steps + (uint64_t)((int64_t)p->B * p->H * n_chunks) * KR_SSD_STEPS_BYTES;
@@ -130,21 +151,37 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
   const int64_t warps = KR_SSD_THREADS / 32, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
-  const kr_grid grid = {.x = (uint32_t)n_chunks, .y = (uint32_t)((p->H + warps - 1) / warps), .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)n_chunks,
+                        .y = (uint32_t)((p->H + warps - 1) / warps),
+                        .z = (uint32_t)p->B,
+                        .block = KR_SSD_THREADS,
+                        .stream = stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &steps_kernel[p->x.dtype], &grid, p, sizeof *p);
 }
 
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
-  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_CHUNK_THREADS,
-                        .shared_bytes = chunk_shared_bytes(p->N), .stream = stream};
+  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head),
+                        .y = (uint32_t)p->n_segments,
+                        .z = (uint32_t)p->B,
+                        .block = KR_SSD_CHUNK_THREADS,
+                        .shared_bytes = chunk_shared_bytes(p->N),
+                        .stream = stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[width_of(p->N)][p->x.dtype], &grid, p, sizeof *p);
 }
 
 static int32_t run_part(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
   const int dtype = p->x.dtype, width = width_of(p->N);
-  const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head), .y = (uint32_t)p->n_segments, .z = (uint32_t)p->B, .block = KR_SSD_CHUNK_THREADS,
-                          .shared_bytes = chunk_shared_bytes(p->N), .stream = stream};
-  const kr_grid joins = {.x = (uint32_t)((p->P * p->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS), .y = (uint32_t)p->H, .z = (uint32_t)p->B, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
+                          .y = (uint32_t)p->n_segments,
+                          .z = (uint32_t)p->B,
+                          .block = KR_SSD_CHUNK_THREADS,
+                          .shared_bytes = chunk_shared_bytes(p->N),
+                          .stream = stream};
+  const kr_grid joins = {.x = (uint32_t)((p->P * p->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS),
+                         .y = (uint32_t)p->H,
+                         .z = (uint32_t)p->B,
+                         .block = KR_SSD_THREADS,
+                         .stream = stream};
   if (p->n_segments > 1) {
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width][dtype], &pieces, p, sizeof *p));
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, p, sizeof *p));
@@ -158,7 +195,8 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   const chunks_layout l = lay_out(&p);
   p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
-  if (p.n_segments > 1) p.segment_state = a->call.scratch, p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
+  if (p.n_segments > 1)
+    p.segment_state = a->call.scratch, p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   for (int part = 0; part * KR_SSD_MOST_STATES < p.N; part++) {
     const kr_ssd_plan some = kr_ssd_part_of(&p, part);

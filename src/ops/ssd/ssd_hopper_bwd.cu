@@ -1,9 +1,9 @@
 /* ssd_hopper_bwd.cu: the SSD's gradient by warpgroups (sm_90a), chunk by chunk; states S before and their gradients M
- * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to
- * 64 or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group in
- * turn, copied two ahead by one thread:
- *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W B
- *     from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
+ * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to 64
+ * or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group
+ * in turn, copied two ahead by one thread:
+ *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W
+ *     B from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
  *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
  *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
  *   three warps beside the copying one: sums of dy x for dD, and <S, M>. */
@@ -408,8 +408,10 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     scale_factor(w, into[0] * size[0], into[1] * size[1]);
     start_sum<N>(M, w, dB, 1);
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-      given[r] = size[r] * add_row(given[r]), after[r] = size[r] * add_row(after[r]), inputs[r] = add_row(inputs[r]);
+    for (int r = 0; r < 2; r++) {
+      const float passed = given_size(steps, me.row + 8 * r);
+      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]), inputs[r] = add_row(inputs[r]);
+    }
     if (me.q == 0) {
       token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
 #pragma unroll

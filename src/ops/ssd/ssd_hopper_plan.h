@@ -30,7 +30,8 @@ typedef struct kr_ssd_hopper_plan {
   int32_t n_units, per_group, n_groups; /* per_group: units of a group */
   int32_t n_chunks, n_blocks, per_block,
       longer;     /* a block takes per_block chunks of those of all units, the first `longer` blocks one more */
-  int32_t adds;   /* output, and heads told spoilt, to what is there: of more states than a kernel takes, those behind the first */
+  int32_t adds; /* output, and heads told spoilt, to what is there: of more states than a kernel takes, those behind the
+                   first */
   int32_t back;   /* from the last chunk to the first */
   int32_t joins;  /* 1: pieces begin with what kr_ssd_hopper_join leaves; 0: with what the block before hands over */
   float *states;  /* [piece or block][head of the block][fragment of a warpgroup's state] */

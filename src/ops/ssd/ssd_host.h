@@ -11,7 +11,8 @@
 
 /* (B,L,H,..) of a walk in either direction. */
 static inline kr_ssd_tensor kr_ssd_sequence(const krait_view *v, int reverse, int64_t L) {
-  kr_ssd_tensor t = {.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
+  kr_ssd_tensor t = {
+      .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
   if (!v->data || !reverse) return t;
   t.data = (char *)v->data + (L - 1) * t.t * (int64_t)krait_dtype_bytes(v->dtype);
   t.t = -t.t;
@@ -20,7 +21,8 @@ static inline kr_ssd_tensor kr_ssd_sequence(const krait_view *v, int reverse, in
 
 /* (rows,H,P,N). */
 static inline kr_ssd_tensor kr_ssd_states(const krait_view *v) {
-  return (kr_ssd_tensor){.data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
+  return (kr_ssd_tensor){
+      .data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
 }
 
 static inline kr_ssd_tensor kr_ssd_heads(const krait_view *v, int has_channels) {
@@ -28,10 +30,16 @@ static inline kr_ssd_tensor kr_ssd_heads(const krait_view *v, int has_channels) 
 }
 
 static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
-  kr_ssd_plan p = {.L = in->L, .B = (int32_t)in->B, .H = (int32_t)in->H, .P = (int32_t)in->P, .N = (int32_t)in->N, .heads = (int32_t)(in->H / in->G)};
+  kr_ssd_plan p = {.L = in->L,
+                   .B = (int32_t)in->B,
+                   .H = (int32_t)in->H,
+                   .P = (int32_t)in->P,
+                   .N = (int32_t)in->N,
+                   .heads = (int32_t)(in->H / in->G)};
   p.softplus = (in->flags & KRAIT_SSD_SOFTPLUS) != 0;
   p.dt_min = in->dt_min, p.dt_max = in->dt_max == 0 ? INFINITY : in->dt_max;
-  p.x = kr_ssd_sequence(in->x, reverse, in->L), p.z = kr_ssd_sequence(in->z, reverse, in->L), p.dt = kr_ssd_sequence(in->dt, reverse, in->L);
+  p.x = kr_ssd_sequence(in->x, reverse, in->L), p.z = kr_ssd_sequence(in->z, reverse, in->L),
+  p.dt = kr_ssd_sequence(in->dt, reverse, in->L);
   p.Bmat = kr_ssd_sequence(in->Bmat, reverse, in->L), p.Cmat = kr_ssd_sequence(in->Cmat, reverse, in->L);
   p.A = kr_ssd_heads(in->A, 0), p.bias = kr_ssd_heads(in->dt_bias, 0), p.D = kr_ssd_heads(in->Dvec, 1);
   p.initial = kr_ssd_states(in->initial_states);
@@ -43,13 +51,16 @@ static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
   return p;
 }
 
-/* KR_SSD_MOST_STATES states from that many times part on: D goes into the first part's output, the gate onto the last one's. */
+/* KR_SSD_MOST_STATES states from that many times part on: D goes into the first part's output, the gate onto the last
+ * one's. */
 static inline kr_ssd_plan kr_ssd_part_of(const kr_ssd_plan *whole, int part) {
   kr_ssd_plan p = *whole;
   const int64_t first = (int64_t)KR_SSD_MOST_STATES * part, left = whole->N - first;
   kr_ssd_tensor *const tensors[] = {&p.Bmat, &p.Cmat, &p.initial, &p.final};
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-    if (tensors[i]->data) tensors[i]->data = (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
+    if (tensors[i]->data)
+      tensors[i]->data =
+          (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
   p.N = (int32_t)(left < KR_SSD_MOST_STATES ? left : KR_SSD_MOST_STATES), p.adds = part > 0;
   if (part) p.D.data = NULL;
   if (left > KR_SSD_MOST_STATES) p.z.data = NULL;
@@ -63,7 +74,8 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
 }
 
 static inline int kr_ssd_is_aligned(const krait_view *v) {
-  return !kr_has(v) || (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
+  return !kr_has(v) ||
+         (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
 
 /* Why rows by chunks take no such tensors or options, or NULL. */
@@ -72,7 +84,8 @@ const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
 int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
 /* What rows by chunks need first: p->steps. */
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
-/* The output of 16-bit rows by chunks, for a plan of KR_SSD_MOST_STATES at most whose time is not cut or whose segments' start states are known. */
+/* The output of 16-bit rows by chunks, for a plan of KR_SSD_MOST_STATES at most whose time is not cut or whose
+ * segments' start states are known. */
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
 
 #endif

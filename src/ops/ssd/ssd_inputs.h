@@ -11,8 +11,27 @@ typedef struct kr_ssd_inputs {
   const krait_view *x, *dt, *A, *Bmat, *Cmat, *Dvec, *z, *dt_bias, *initial_states, *seq_idx, *A_reverse;
 } kr_ssd_inputs;
 
-#define KR_SSD_INPUTS(a)                                                                                                  \
-  {(a)->call.flags, (a)->B, (a)->L, (a)->H, (a)->P, (a)->N, (a)->G, (a)->S, (a)->dt_min, (a)->dt_max, &(a)->x, &(a)->dt,  \
-   &(a)->A, &(a)->Bmat, &(a)->Cmat, &(a)->Dvec, &(a)->z, &(a)->dt_bias, &(a)->initial_states, &(a)->seq_idx, &(a)->A_reverse}
+#define KR_SSD_INPUTS(a) \
+  {(a)->call.flags,      \
+   (a)->B,               \
+   (a)->L,               \
+   (a)->H,               \
+   (a)->P,               \
+   (a)->N,               \
+   (a)->G,               \
+   (a)->S,               \
+   (a)->dt_min,          \
+   (a)->dt_max,          \
+   &(a)->x,              \
+   &(a)->dt,             \
+   &(a)->A,              \
+   &(a)->Bmat,           \
+   &(a)->Cmat,           \
+   &(a)->Dvec,           \
+   &(a)->z,              \
+   &(a)->dt_bias,        \
+   &(a)->initial_states, \
+   &(a)->seq_idx,        \
+   &(a)->A_reverse}
 
 #endif

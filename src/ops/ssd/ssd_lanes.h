@@ -1,5 +1,5 @@
-/* ssd_lanes.h: what the vector rows of the SSD and of its gradient share: a head's channels over lanes, a tile of tokens as
- * floats, and where sequences begin in it. Tokens are counted in the direction of the walk. */
+/* ssd_lanes.h: what the vector rows of the SSD and of its gradient share: a head's channels over lanes, a tile of
+ * tokens as floats, and where sequences begin in it. Tokens are counted in the direction of the walk. */
 #ifndef KR_SSD_LANES_H
 #define KR_SSD_LANES_H
 
@@ -57,7 +57,8 @@ static inline void ssd_store_channels(const float *tile, const ssd_walk *w, cons
 }
 
 /* B or C: matrix[token][pitch]. */
-static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i,
+                                   int n) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
   const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->g, 0), step, v->stride[3]};
   kr_matrix_load(matrix, pitch, &plane, n, w->in->N);
@@ -109,7 +110,8 @@ static inline void ssd_load_states(float *states, const ssd_walk *w, const krait
   }
   for (int64_t n = 0; n < w->in->N; n++)
     for (int lane = 0; lane < SSD_WIDTH; lane++)
-      states[n * SSD_WIDTH + lane] = lane < w->n_lanes ? kr_scalar_load(v->data, kr_at4(v, w->b, w->h, w->p0 + lane, n), v->dtype) : 0;
+      states[n * SSD_WIDTH + lane] =
+          lane < w->n_lanes ? kr_scalar_load(v->data, kr_at4(v, w->b, w->h, w->p0 + lane, n), v->dtype) : 0;
 }
 
 static inline void ssd_store_states(const float *states, const ssd_walk *w, const krait_view *v, int64_t row) {
@@ -118,13 +120,15 @@ static inline void ssd_store_states(const float *states, const ssd_walk *w, cons
       kr_scalar_store(v->data, kr_at4(v, row, w->h, w->p0 + lane, n), v->dtype, states[n * SSD_WIDTH + lane]);
 }
 
-/* n tokens over states[k][SSD_WIDTH]: state_k = decay state_k + in coef_k; y += sum_k out_coef_k state_k. in and y are vectors of a token,
- * lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y of in = d x, coef = B, out_coef = C;
- * the gradient takes the same walk with the parts exchanged, and with states over lanes. Four rows of states stay in registers. */
-KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t lane_pitch, const float *coef, const float *out_coef, int64_t pitch,
-                             const float *decay, int n, const int rows) {
+/* n tokens over states[k][SSD_WIDTH]: state_k = decay state_k + in coef_k; y += sum_k out_coef_k state_k. in and y are
+ * vectors of a token, lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y
+ * of in = d x, coef = B, out_coef = C; the gradient takes the same walk with the parts exchanged, and with states over
+ * lanes. Four rows of states stay in registers. */
+KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t lane_pitch, const float *coef,
+                             const float *out_coef, int64_t pitch, const float *decay, int n, const int rows) {
   kr_v s[4][2];
-  for (int k = 0; k < rows; k++) s[k][0] = kr_v_load(states + k * SSD_WIDTH), s[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
+  for (int k = 0; k < rows; k++)
+    s[k][0] = kr_v_load(states + k * SSD_WIDTH), s[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
   for (int t = 0; t < n; t++, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
     const kr_v e = kr_v_set1(decay[t]), x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
     kr_v y0 = kr_v_load(y), y1 = kr_v_load(y + KR_VL);
@@ -135,14 +139,17 @@ KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t l
     }
     kr_v_store(y, y0), kr_v_store(y + KR_VL, y1);
   }
-  for (int k = 0; k < rows; k++) kr_v_store(states + k * SSD_WIDTH, s[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, s[k][1]);
+  for (int k = 0; k < rows; k++)
+    kr_v_store(states + k * SSD_WIDTH, s[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, s[k][1]);
 }
 
-static inline void ssd_scan(float *states, int64_t n_rows, const float *in, float *y, int64_t lane_pitch, const float *coef, const float *out_coef,
-                            int64_t pitch, const float *decay, int n) {
+static inline void ssd_scan(float *states, int64_t n_rows, const float *in, float *y, int64_t lane_pitch,
+                            const float *coef, const float *out_coef, int64_t pitch, const float *decay, int n) {
   int64_t k = 0;
-  for (; k + 4 <= n_rows; k += 4) ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 4);
-  for (; k < n_rows; k++) ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 1);
+  for (; k + 4 <= n_rows; k += 4)
+    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 4);
+  for (; k < n_rows; k++)
+    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 1);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* ssd_mma.cuh: what the SSD's kernels on tensor cores share, from Ampere on; compiled for float16 and bfloat16 storage (KR_DTYPE): the step
- * sizes of a chunk, copies of its rows, a state in accumulators that takes a chunk. */
+/* ssd_mma.cuh: what the SSD's kernels on tensor cores share, from Ampere on; compiled for float16 and bfloat16 storage
+ * (KR_DTYPE): the step sizes of a chunk, copies of its rows, a state in accumulators that takes a chunk. */
 #ifndef KR_SSD_MMA_CUH
 #define KR_SSD_MMA_CUH
 
@@ -15,8 +15,9 @@ typedef kr_bf16 half_type;
 
 enum { Q = KR_SSD_CHUNK, PB = KR_SSD_P, X_BYTES = Q * PB * 2 };
 
-/* What a chunk's tokens decay by, made by kr_ssd_steps for every head. a: running sums of log2 of the decays; from: a_j - log2 d_j, so that
- * 2^(total - from_j) is what is left of token j's input at the end; segment: sequences begun since the chunk began, -1 at padding. */
+/* What a chunk's tokens decay by, made by kr_ssd_steps for every head. a: running sums of log2 of the decays; from: a_j
+ * - log2 d_j, so that 2^(total - from_j) is what is left of token j's input at the end; segment: sequences begun since
+ * the chunk began, -1 at padding. */
 typedef struct chunk_steps {
   float a[Q], from[Q], d[Q], segment[Q];
   float total, last, pad[2]; /* a at the end, sequences begun */
@@ -28,7 +29,8 @@ KR_DEV const chunk_steps *steps_at(const kr_ssd_plan &p, int b, int h, int64_t c
 
 /* By the block's first threads. */
 KR_DEV void copy_steps(chunk_steps *to, const chunk_steps *from) {
-  if (kr_thread() < (int)sizeof(chunk_steps) / 16) kr_copy_some((char *)to + 16 * kr_thread(), (const char *)from + 16 * kr_thread(), 16);
+  if (kr_thread() < (int)sizeof(chunk_steps) / 16)
+    kr_copy_some((char *)to + 16 * kr_thread(), (const char *)from + 16 * kr_thread(), 16);
 }
 
 /* What is left at the end of the state before the chunk, of a token's input, and at a token of the state before. */
@@ -36,7 +38,8 @@ KR_DEV float state_left(const chunk_steps &s) { return s.last == 0 ? kr_exp2(s.t
 KR_DEV kr_float2 inputs_left(const chunk_steps &s, int has_sequences, int j) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
   kr_float2 left = {{kr_exp2(s.total - from.v[0]), kr_exp2(s.total - from.v[1])}};
-  if (has_sequences) left.v[0] = s.segment[j] == s.last ? left.v[0] : 0.0f, left.v[1] = s.segment[j + 1] == s.last ? left.v[1] : 0.0f;
+  if (has_sequences)
+    left.v[0] = s.segment[j] == s.last ? left.v[0] : 0.0f, left.v[1] = s.segment[j + 1] == s.last ? left.v[1] : 0.0f;
   return left;
 }
 KR_DEV float state_reaches(const chunk_steps &s, int i) { return s.segment[i] == 0 ? kr_exp2(s.a[i]) : 0.0f; }
@@ -54,7 +57,8 @@ KR_DEV raw_steps load_steps(const kr_ssd_plan &p, int b, int h, int64_t t0, int6
     if (t >= end) continue;
     r.dt[k] = kr_load(p.dt.data, b * p.dt.b + t * p.dt.t + h * p.dt.h, p.dt.dtype);
     if (!p.seq_idx) continue;
-    const int32_t now = p.seq_idx[b * p.seq_b + t * p.seq_t], before = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
+    const int32_t now = p.seq_idx[b * p.seq_b + t * p.seq_t],
+                  before = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
     r.begins[k] = now != before ? 1.0f : 0.0f;
     r.padding[k] = now < 0 ? 1.0f : 0.0f;
   }
@@ -72,7 +76,8 @@ KR_DEV float sum_up(float v) {
 
 /* What a lane of a warp knows of its tokens: lane and lane + 32. */
 typedef struct lane_steps {
-  float raw[2], d[2], a[2], segment[2], total, last; /* raw: dt + dt_bias; segment: -1 at padding; total: a at the end; last: segments begun */
+  float raw[2], d[2], a[2], segment[2], total,
+      last; /* raw: dt + dt_bias; segment: -1 at padding; total: a at the end; last: segments begun */
 } lane_steps;
 
 /* By one warp. */
@@ -101,7 +106,8 @@ KR_DEV lane_steps sum_steps(const kr_ssd_plan &p, const raw_steps &r, float A, f
   return v;
 }
 
-/* A number or an address that the compiler must take as new: it would rather keep every address of the walk than have registers. */
+/* A number or an address that the compiler must take as new: it would rather keep every address of the walk than have
+ * registers. */
 #ifdef KR_EMULATE
 KR_DEV int anew(int x) { return x; }
 KR_DEV const uint16_t *anew(const uint16_t *x) { return x; }
@@ -116,11 +122,12 @@ KR_DEV const uint16_t *anew(const uint16_t *x) {
 }
 #endif
 
-/* Rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a multiple of eight apart: all lie
- * alike among the banks. */
+/* Rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a multiple
+ * of eight apart: all lie alike among the banks. */
 template <int ROW_BYTES, int THREADS>
 KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, int64_t t0, int64_t end, int n_columns) {
-  const int per_row = ROW_BYTES / 16, rows = THREADS / per_row, row = kr_thread() / per_row, piece = kr_thread() % per_row;
+  const int per_row = ROW_BYTES / 16, rows = THREADS / per_row, row = kr_thread() / per_row,
+            piece = kr_thread() % per_row;
   const int64_t step = rows * v.t;
   const int n = end - t0 < (int64_t)Q ? (int)(end - t0) : (int)Q;
   const uint16_t *at = anew((const uint16_t *)v.data + from + (t0 + row) * v.t + piece * 8);
@@ -142,18 +149,21 @@ KR_DEV uint32_t pack(float low, float high) { return kr_pack(low, high, KR_DTYPE
 
 /* A warp's rows of a state in registers, WIDTH columns: rows c + g and 8 more, columns n0 + 8 j + 2 q and one more. */
 template <int WIDTH>
-KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0, float (&s)[WIDTH / 8][4]) {
+KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
+                       float (&s)[WIDTH / 8][4]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int j = 0; j < WIDTH / 8; j++)
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int row = c + (lane >> 2) + (k >> 1) * 8, n = anew(n0 + 8 * j + 2 * (lane & 3) + (k & 1));
-      s[j][k] = v.data && row < f.P && n < f.N ? kr_load(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype) : 0.0f;
+      s[j][k] =
+          v.data && row < f.P && n < f.N ? kr_load(v.data, b * v.b + h * v.h + row * v.t + n * v.n, v.dtype) : 0.0f;
     }
 }
 template <int WIDTH>
-KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0, const float (&s)[WIDTH / 8][4]) {
+KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
+                        const float (&s)[WIDTH / 8][4]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int j = 0; j < WIDTH / 8; j++)
@@ -179,14 +189,17 @@ template <int ROW_BYTES>
 KR_DEV void load_a(uint32_t (&a)[4], const unsigned char *rows, const warp_place &me, int k) {
   kr_load_matrices(a, rows + kr_swizzle<ROW_BYTES>(16 * me.m + (me.lane & 15), 2 * k + (me.lane >> 4)));
 }
-/* The other factor for 16 columns: whose k lie side by side; turned, whose columns do: row0: first k, chunk: of 8 columns. */
+/* The other factor for 16 columns: whose k lie side by side; turned, whose columns do: row0: first k, chunk: of 8
+ * columns. */
 template <int ROW_BYTES>
 KR_DEV void load_b(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int first, int k) {
-  kr_load_matrices(b, rows + kr_swizzle<ROW_BYTES>(first + (me.lane & 7) + (me.lane >> 4) * 8, 2 * k + (me.lane >> 3 & 1)));
+  kr_load_matrices(
+      b, rows + kr_swizzle<ROW_BYTES>(first + (me.lane & 7) + (me.lane >> 4) * 8, 2 * k + (me.lane >> 3 & 1)));
 }
 template <int ROW_BYTES>
 KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int k, int chunk) {
-  kr_load_matrices_turned(b, rows + kr_swizzle<ROW_BYTES>(16 * k + (me.lane & 7) + (me.lane >> 3 & 1) * 8, chunk + (me.lane >> 4)));
+  kr_load_matrices_turned(
+      b, rows + kr_swizzle<ROW_BYTES>(16 * k + (me.lane & 7) + (me.lane >> 3 & 1) * 8, chunk + (me.lane >> 4)));
 }
 
 KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
@@ -221,10 +234,12 @@ KR_DEV int keep_of_state(float (&s)[n][4], float keeps) {
   return 0;
 }
 
-/* S = keeps S + (weights X)^T B for a warp's 16 channels from 16 m on and WIDTH / 8 blocks of 8 states from block n on. OUT: the weights are
- * what reaches a token of the state before, else what is left of its input at the end. Returns whether a state that is dropped was not finite. */
+/* S = keeps S + (weights X)^T B for a warp's 16 channels from 16 m on and WIDTH / 8 blocks of 8 states from block n on.
+ * OUT: the weights are what reaches a token of the state before, else what is left of its input at the end. Returns
+ * whether a state that is dropped was not finite. */
 template <int N, int WIDTH, int OUT>
-KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned char *x, const unsigned char *B, const chunk_steps &steps, int has_sequences) {
+KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned char *x, const unsigned char *B,
+                      const chunk_steps &steps, int has_sequences) {
   const int lane = kr_thread() & 31, q = lane & 3;
   const int spoilt = keep_of_state<WIDTH / 8>(s, state_left(steps));
 #pragma unroll
@@ -234,13 +249,16 @@ KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned cha
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       const int j = 16 * k + (i >> 1) * 8 + 2 * q;
-      const kr_float2 w = OUT ? kr_float2{{state_reaches(steps, j), state_reaches(steps, j + 1)}} : inputs_left(steps, has_sequences, j);
+      const kr_float2 w = OUT ? kr_float2{{state_reaches(steps, j), state_reaches(steps, j + 1)}}
+                              : inputs_left(steps, has_sequences, j);
 #pragma unroll
-      for (int h = 0; h < 2; h++) a[i + h] = pack(kr_unpack(a[i + h], 0, KR_DTYPE) * w.v[0], kr_unpack(a[i + h], 1, KR_DTYPE) * w.v[1]);
+      for (int h = 0; h < 2; h++)
+        a[i + h] = pack(kr_unpack(a[i + h], 0, KR_DTYPE) * w.v[0], kr_unpack(a[i + h], 1, KR_DTYPE) * w.v[1]);
     }
 #pragma unroll
     for (int j = 0; j < WIDTH / 16; j++) {
-      kr_load_matrices_turned(b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, n + 2 * j + (lane >> 4)));
+      kr_load_matrices_turned(
+          b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, n + 2 * j + (lane >> 4)));
       kr_mma_as(half_type(), s[2 * j], a, b[0], b[1]);
       kr_mma_as(half_type(), s[2 * j + 1], a, b[2], b[3]);
     }

@@ -11,21 +11,24 @@
 
 static void keep_varlen(const krait_ssd_args *a, int64_t h, int64_t p, int64_t t, const double *state) {
   for (int64_t s = 0; s < a->S; s++) {
-    const int32_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)), end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
+    const int32_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)),
+                  end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
     if (end - 1 != t || begin == end) continue;
     for (int64_t n = 0; n < a->N; n++) kr_put(&a->varlen_states, kr_at4(&a->varlen_states, s, h, p, n), state[n]);
   }
 }
 
 /* Adds sum_n C S of every token to y. */
-static void run_direction(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, int reverse, const krait_view *A, double *y) {
+static void run_direction(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
+                          int reverse, const krait_view *A, double *y) {
   double state[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++) state[n] = ssd_initial(in, b, h, p, n);
   for (int64_t i = 0; i < a->L; i++) {
     y[ssd_time(in, reverse, i)] += ssd_advance(in, b, h, p, reverse, kr_get(A, kr_at1(A, h)), i, state);
     if (kr_has(&a->varlen_states)) keep_varlen(a, h, p, i, state);
   }
-  for (int64_t n = 0; kr_has(&a->final_states) && n < a->N; n++) kr_put(&a->final_states, kr_at4(&a->final_states, b, h, p, n), state[n]);
+  for (int64_t n = 0; kr_has(&a->final_states) && n < a->N; n++)
+    kr_put(&a->final_states, kr_at4(&a->final_states, b, h, p, n), state[n]);
 }
 
 static void run_channel(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, double *y) {

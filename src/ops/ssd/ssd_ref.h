@@ -1,4 +1,5 @@
-/* ssd_ref.h: what the reference rows of the SSD and of its gradient share: step sizes, sequences, the walk through time. */
+/* ssd_ref.h: what the reference rows of the SSD and of its gradient share: step sizes, sequences, the walk through
+ * time. */
 #ifndef KR_SSD_REF_H
 #define KR_SSD_REF_H
 
@@ -46,7 +47,8 @@ static inline double ssd_initial(const kr_ssd_inputs *in, int64_t b, int64_t h, 
 }
 
 /* One channel's state taken over the i-th token; returns sum_n C state. */
-static inline double ssd_advance(const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, int reverse, double A, int64_t i, double *state) {
+static inline double ssd_advance(const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, int reverse, double A,
+                                 int64_t i, double *state) {
   const int64_t t = ssd_time(in, reverse, i), g = h / (in->H / in->G);
   const ssd_token token = ssd_token_at(in, b, reverse, i);
   const double d = ssd_step(in, b, t, h), decay = exp(d * A), dx = d * kr_get(in->x, kr_at4(in->x, b, t, h, p));

@@ -1,4 +1,5 @@
-/* ssd_rows.h: the scratch that the rows of the SSD and of its gradient need, and the rule that their contracts share. */
+/* ssd_rows.h: the scratch that the rows of the SSD and of its gradient need, and the rule that their contracts
+ * share. */
 #ifndef KR_SSD_ROWS_H
 #define KR_SSD_ROWS_H
 

@@ -1,7 +1,8 @@
-/* ssd_simd.c: the recurrence with channels over lanes. Tokens come in tiles: step sizes, decays, B and C of a tile are made floats once,
- * then four states of two vectors of channels stay in registers while they walk over it. Two multiply-adds and a product per state and
- * token: no more operations than the chunked products of 64 tokens would take, and no exponentials but one per token.
- * Items are (batch, head, 2 vectors of channels); nothing depends on the number of threads. */
+/* ssd_simd.c: the recurrence with channels over lanes. Tokens come in tiles: step sizes, decays, B and C of a tile are
+ * made floats once, then four states of two vectors of channels stay in registers while they walk over it. Two
+ * multiply-adds and a product per state and token: no more operations than the chunked products of 64 tokens would
+ * take, and no exponentials but one per token. Items are (batch, head, 2 vectors of channels); nothing depends on the
+ * number of threads. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_lanes.h"
@@ -67,7 +68,8 @@ static void scan_tile(item *it, const ssd_walk *w, int64_t i, int n) {
     run = ssd_run(it->marks, t, n);
     if (it->marks[t] & SSD_BEGINS) memset(it->states, 0, (size_t)state_bytes);
     if (!(it->marks[t] & SSD_PADDING))
-      ssd_scan(it->states, it->in->N, it->dx + t * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH, it->B + t * it->pitch, it->C + t * it->pitch, it->pitch, it->decay + t, run);
+      ssd_scan(it->states, it->in->N, it->dx + t * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH, it->B + t * it->pitch,
+               it->C + t * it->pitch, it->pitch, it->decay + t, run);
     if (it->marks[t + run - 1] & SSD_ENDS) keep_varlen(it, w, i + t + run - 1);
   }
 }
@@ -77,7 +79,8 @@ static void finish_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   float skip[SSD_WIDTH] = {0};
   const krait_view *D = it->in->Dvec;
   const int both = (it->in->flags & KRAIT_SSD_BOTH) != 0;
-  for (int lane = 0; kr_has(D) && lane < w->n_lanes; lane++) skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, w->p0 + lane), D->dtype);
+  for (int lane = 0; kr_has(D) && lane < w->n_lanes; lane++)
+    skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, w->p0 + lane), D->dtype);
   if (kr_has(it->in->z)) ssd_load_channels(it->dx, w, it->in->z, i, n);
   for (int t = 0; t < n; t++)
     for (int part = 0; part < SSD_WIDTH; part += KR_VL) {
@@ -98,7 +101,8 @@ static void walk_direction(item *it, const ssd_walk *w, int keep_y) {
     const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
     read_tile(it, w, i, n);
     scan_tile(it, w, i, n);
-    for (int t = 0; keep_y && t < n; t++) memcpy(it->other + ssd_token(w, i + t) * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH * sizeof(float));
+    for (int t = 0; keep_y && t < n; t++)
+      memcpy(it->other + ssd_token(w, i + t) * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH * sizeof(float));
     if (!keep_y) finish_tile(it, w, i, n);
   }
   if (kr_has(&it->a->final_states)) ssd_store_states(it->states, w, &it->a->final_states, w->b);
@@ -106,7 +110,9 @@ static void walk_direction(item *it, const ssd_walk *w, int keep_y) {
 
 static void clear_empty(const krait_ssd_args *a) {
   for (int64_t s = 0; kr_has(&a->varlen_states) && s < a->S; s++) {
-    if (kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)) != kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1))) continue;
+    if (kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)) !=
+        kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1)))
+      continue;
     for (int64_t i = 0; i < a->H * a->P * a->N; i++)
       ((float *)a->varlen_states.data)[kr_at4(&a->varlen_states, s, i / a->N / a->P, i / a->N % a->P, i % a->N)] = 0;
   }
@@ -119,7 +125,14 @@ static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
   item it = begin_item(a, &in, worker);
   for (int64_t k = begin; k < end; k++) {
     const int64_t p0 = k % blocks * SSD_WIDTH, h = k / blocks % a->H, left = a->P - p0;
-    ssd_walk w = {&in, &a->A, (a->call.flags & KRAIT_SSD_REVERSE) != 0, k / blocks / a->H, h, h / (a->H / a->G), p0, (int)(left < SSD_WIDTH ? left : SSD_WIDTH)};
+    ssd_walk w = {&in,
+                  &a->A,
+                  (a->call.flags & KRAIT_SSD_REVERSE) != 0,
+                  k / blocks / a->H,
+                  h,
+                  h / (a->H / a->G),
+                  p0,
+                  (int)(left < SSD_WIDTH ? left : SSD_WIDTH)};
     if (a->call.flags & KRAIT_SSD_BOTH) {
       ssd_walk back = w;
       back.A = &a->A_reverse, back.reverse = 1;

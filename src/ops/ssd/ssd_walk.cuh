@@ -1,5 +1,6 @@
-/* ssd_walk.cuh: the SSD token by token, for every type, size and option: a warp walks along time with four channels of a head, states over
- * its lanes. With GRADIENT the states before every chunk of tokens are kept, and the gradient of z takes the place of the output. */
+/* ssd_walk.cuh: the SSD token by token, for every type, size and option: a warp walks along time with four channels of
+ * a head, states over its lanes. With GRADIENT the states before every chunk of tokens are kept, and the gradient of z
+ * takes the place of the output. */
 #ifndef KR_SSD_WALK_CUH
 #define KR_SSD_WALK_CUH
 
@@ -9,7 +10,9 @@
 
 enum { ROWS = 4 }; /* channels of a warp */
 
-KR_DEV int64_t of(const kr_ssd_tensor &v, int64_t b, int64_t t, int64_t h, int64_t n) { return b * v.b + t * v.t + h * v.h + n * v.n; }
+KR_DEV int64_t of(const kr_ssd_tensor &v, int64_t b, int64_t t, int64_t h, int64_t n) {
+  return b * v.b + t * v.t + h * v.h + n * v.n;
+}
 
 /* dt + dt_bias. */
 KR_DEV float raw_step(const kr_ssd_plan &p, int b, int64_t t, int h) {
@@ -26,13 +29,15 @@ KR_DEV float step_size(const kr_ssd_plan &p, int b, int64_t t, int h) {
 
 /* HALF: in to.dtype, else float32, as states of the forward call are. */
 template <int S, int HALF>
-KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t row, int h, int c0, const float (&s)[ROWS][S]) {
+KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t row, int h, int c0,
+                        const float (&s)[ROWS][S]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
     for (int k = 0; k < S; k++)
-      if (c0 + r < p.P && k * 32 + lane < p.N) kr_store(to.data, of(to, row, c0 + r, h, k * 32 + lane), HALF ? to.dtype : KRAIT_F32, s[r][k]);
+      if (c0 + r < p.P && k * 32 + lane < p.N)
+        kr_store(to.data, of(to, row, c0 + r, h, k * 32 + lane), HALF ? to.dtype : KRAIT_F32, s[r][k]);
 }
 
 /* The state after token t to every sequence that ends with it. */
@@ -63,10 +68,14 @@ KR_DEV void write_token(const kr_ssd_plan &p, int b, int64_t t, int h, int c, fl
   }
   if (p.add) y += p.add[place];
   if (GRADIENT && !p.dz.data) return;
-  if (p.D.data) y = kr_fma(kr_load(p.D.data, h * p.D.h + c * p.D.n, p.D.dtype), kr_load(p.x.data, of(p.x, b, t, h, c), p.x.dtype), y);
+  if (p.D.data)
+    y = kr_fma(kr_load(p.D.data, h * p.D.h + c * p.D.n, p.D.dtype), kr_load(p.x.data, of(p.x, b, t, h, c), p.x.dtype),
+               y);
   if (GRADIENT) {
-    const float z = kr_load(p.z.data, of(p.z, b, t, h, c), p.z.dtype), s = kr_sigmoid(z), dout = kr_load(p.dout.data, of(p.dout, b, t, h, c), p.dout.dtype);
-    kr_store(p.dz.data, of(p.dz, b, t, h, c), p.dz.dtype, padding || dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
+    const float z = kr_load(p.z.data, of(p.z, b, t, h, c), p.z.dtype), s = kr_sigmoid(z),
+                dout = kr_load(p.dout.data, of(p.dout, b, t, h, c), p.dout.dtype);
+    kr_store(p.dz.data, of(p.dz, b, t, h, c), p.dz.dtype,
+             padding || dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
     return;
   }
   if (p.z.data) y *= kr_silu(kr_load(p.z.data, of(p.z, b, t, h, c), p.z.dtype));
@@ -79,13 +88,15 @@ KR_DEV void keep_before(const kr_ssd_plan &p, void *kept, int b, int64_t t, int 
   const int64_t head = (int64_t)p.P * p.N, n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   kr_ssd_tensor to = {};
   to.data = kept, to.b = head, to.t = p.N, to.n = 1, to.dtype = p.kept_dtype;
-  if (p.kept_dtype == KRAIT_F32) keep_states<S, 0>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
+  if (p.kept_dtype == KRAIT_F32)
+    keep_states<S, 0>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
   else keep_states<S, 1>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
 }
 
 template <int S, int GRADIENT>
 KR_DEV void walk(const kr_ssd_plan &p) {
-  const int lane = kr_thread() & 31, blocks = (p.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks, b = kr_block_z(), g = h / p.heads;
+  const int lane = kr_thread() & 31, blocks = (p.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
+            b = kr_block_z(), g = h / p.heads;
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
   const float A = ((const float *)p.A.data)[h * p.A.h];
   float s[ROWS][S];
@@ -104,7 +115,8 @@ KR_DEV void walk(const kr_ssd_plan &p) {
     const float d = step_size(p, b, t, h), decay = kr_exp(d * A);
     float x[ROWS], y[ROWS] = {};
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) x[r] = c0 + r < p.P ? d * kr_load(p.x.data, of(p.x, b, t, h, c0 + r), p.x.dtype) : 0.0f;
+    for (int r = 0; r < ROWS; r++)
+      x[r] = c0 + r < p.P ? d * kr_load(p.x.data, of(p.x, b, t, h, c0 + r), p.x.dtype) : 0.0f;
 #pragma unroll
     for (int k = 0; k < S; k++) {
       const int n = k * 32 + lane;

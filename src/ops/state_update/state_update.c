@@ -10,7 +10,8 @@ static void count_cost(const void *args, kr_cost *cost) {
   double element = (double)krait_dtype_bytes(a->x.dtype);
   cost->exps = rows * (double)a->N;
   cost->flops = rows * (double)a->N * 6;
-  cost->bytes = rows * (double)a->N * 2 * (double)krait_dtype_bytes(a->state.dtype) + rows * element * (kr_has(&a->z) ? 4 : 3) + (double)(a->H * a->P * a->N) * 4;
+  cost->bytes = rows * (double)a->N * 2 * (double)krait_dtype_bytes(a->state.dtype) +
+                rows * element * (kr_has(&a->z) ? 4 : 3) + (double)(a->H * a->P * a->N) * 4;
 }
 
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {

@@ -1,4 +1,5 @@
-/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c has the equation).
+/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c
+ * has the equation).
  *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
  *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
  *   kr_state_update_any          any types, strides and number of states
@@ -11,7 +12,9 @@ typedef struct kr_update_plan {
   int32_t lanes, lanes_shift; /* threads per channel, a power of two up to 32 */
 } kr_update_plan;
 
-KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return i * v.stride[0] + j * v.stride[1] + k * v.stride[2]; }
+KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
+  return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
+}
 KR_DEV float get(const krait_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
 
 /* Types of the tensors, as constants where a kernel is for these alone. */
@@ -19,12 +22,15 @@ typedef struct types {
   int32_t state, input; /* input: x, dt, z, B, C */
 } types;
 
-/* Elements as stored, so that all of a thread's loads are on their way before the first of them is waited for; 0 for absent views. */
+/* Elements as stored, so that all of a thread's loads are on their way before the first of them is waited for; 0 for
+ * absent views. */
 KR_DEV uint32_t load_one(const krait_view &v, int32_t dtype, int64_t offset) {
   if (!v.data) return 0;
   return dtype == KRAIT_F32 ? ((const uint32_t *)v.data)[offset] : ((const uint16_t *)v.data)[offset];
 }
-KR_DEV float one_of(int32_t dtype, uint32_t raw) { return dtype == KRAIT_F32 ? kr_bits_to_float(raw) : kr_unpack(raw, 0, dtype); }
+KR_DEV float one_of(int32_t dtype, uint32_t raw) {
+  return dtype == KRAIT_F32 ? kr_bits_to_float(raw) : kr_unpack(raw, 0, dtype);
+}
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
@@ -38,7 +44,8 @@ KR_DEV kr_raw16 load_four(const krait_view &v, int32_t dtype, int64_t offset) {
 }
 KR_DEV void four_of(int32_t dtype, const kr_raw16 &raw, float (&x)[4]) {
 #pragma unroll
-  for (int k = 0; k < 4; k++) x[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k]) : kr_unpack(raw.w[k >> 1], k & 1, dtype);
+  for (int k = 0; k < 4; k++)
+    x[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k]) : kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
 /* Which step and channel a thread works on, and where its tensors are. */
@@ -50,13 +57,16 @@ typedef struct place {
 KR_DEV place here(const kr_update_plan &p) {
   const krait_state_update_args &a = p.a;
   place at;
-  uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row = kr_divide(i, p.P), b = kr_divide(row, p.H);
+  uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row = kr_divide(i, p.P),
+           b = kr_divide(row, p.H);
   at.lane = kr_thread() & (p.lanes - 1);
   at.exists = b < a.B;
   if (!at.exists) i = row = b = 0;
   at.c = i - row * p.P.by, at.h = row - b * p.H.by, at.b = b;
   const int64_t g = kr_divide((uint32_t)at.h, p.heads_per_group);
-  at.row = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[at.b * a.state_batch_indices.stride[0]] : at.b;
+  at.row = a.state_batch_indices.data
+               ? ((const int32_t *)a.state_batch_indices.data)[at.b * a.state_batch_indices.stride[0]]
+               : at.b;
   if (at.row >= a.n_states) at.row = -1; /* the host could not look */
   at.live = at.exists && at.row >= 0;
   at.s0 = at.row * a.state.stride[0] + at.h * a.state.stride[1] + at.c * a.state.stride[2];
@@ -70,8 +80,10 @@ typedef struct scalars {
 } scalars;
 
 KR_DEV scalars load_scalars(const krait_state_update_args &a, const place &at, const types t) {
-  return scalars{load_one(a.dt, t.input, at3(a.dt, at.b, at.h, at.c)), load_one(a.x, t.input, at3(a.x, at.b, at.h, at.c)), load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
-                 load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0)), load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c))};
+  return scalars{
+      load_one(a.dt, t.input, at3(a.dt, at.b, at.h, at.c)), load_one(a.x, t.input, at3(a.x, at.b, at.h, at.c)),
+      load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
+      load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0)), load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c))};
 }
 
 KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_bias) {
@@ -102,7 +114,9 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t) {
   const place at = here(p);
   const int n = at.lane * 4, mine = at.live && n < a.N;
   kr_raw16 raw_s = {}, raw_A = {}, raw_B = {}, raw_C = {};
-  if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n), raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
+  if (mine)
+    raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n),
+    raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
   const scalars raw = load_scalars(a, at, t);
   const float x = one_of(t.input, raw.x), dt = time_step(a, one_of(t.input, raw.dt), raw.bias);
   float s[4], A[4], B[4], C[4], y = 0.0f;
@@ -115,15 +129,22 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t) {
     s[k] = kr_fma(kr_exp(dt * A[k]), s[k], dt * x * B[k]);
     y = kr_fma(C[k], s[k], y);
   }
-  if (mine && t.state == KRAIT_F32) *(kr_float4 *)((float *)a.state.data + at.s0 + n) = kr_float4{{s[0], s[1], s[2], s[3]}};
-  else if (mine) *(four_halves *)((uint16_t *)a.state.data + at.s0 + n) = four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
+  if (mine && t.state == KRAIT_F32)
+    *(kr_float4 *)((float *)a.state.data + at.s0 + n) = kr_float4{{s[0], s[1], s[2], s[3]}};
+  else if (mine)
+    *(four_halves *)((uint16_t *)a.state.data + at.s0 + n) =
+        four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
   write_output(p, at, y, x, one_of(t.input, raw.z), raw.D);
 }
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_plan p) { update_fours(p, types{KRAIT_F32, KR_DTYPE}); }
-KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_plan p) { update_fours(p, types{KR_DTYPE, KR_DTYPE}); }
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_plan p) {
+  update_fours(p, types{KRAIT_F32, KR_DTYPE});
+}
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_plan p) {
+  update_fours(p, types{KR_DTYPE, KR_DTYPE});
+}
 
-/* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them ------------------ */
+/* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them -------- */
 
 enum { CHANNELS = 8 };
 
@@ -133,16 +154,21 @@ KR_DEV void load_channels(const krait_view &x, int32_t dtype, int64_t offset, fl
   raw[0] = *(const kr_raw16 *)from;
   if (dtype == KRAIT_F32) raw[1] = *(const kr_raw16 *)(from + 16);
 #pragma unroll
-  for (int k = 0; k < CHANNELS; k++) v[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw[k / 4].w[k % 4]) : kr_unpack(raw[0].w[k / 2], k & 1, dtype);
+  for (int k = 0; k < CHANNELS; k++)
+    v[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw[k / 4].w[k % 4]) : kr_unpack(raw[0].w[k / 2], k & 1, dtype);
 }
 
 /* Sums over the run of lanes of each channel; a lane gets that of channel lane % 8. */
 KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
   float four[4], two[2];
 #pragma unroll
-  for (int k = 0; k < 4; k++) four[k] = kr_select(lane & 1, y[2 * k + 1], y[2 * k]) + kr_shuffle_xor(kr_select(lane & 1, y[2 * k], y[2 * k + 1]), 1);
+  for (int k = 0; k < 4; k++)
+    four[k] =
+        kr_select(lane & 1, y[2 * k + 1], y[2 * k]) + kr_shuffle_xor(kr_select(lane & 1, y[2 * k], y[2 * k + 1]), 1);
 #pragma unroll
-  for (int k = 0; k < 2; k++) two[k] = kr_select(lane & 2, four[2 * k + 1], four[2 * k]) + kr_shuffle_xor(kr_select(lane & 2, four[2 * k], four[2 * k + 1]), 2);
+  for (int k = 0; k < 2; k++)
+    two[k] = kr_select(lane & 2, four[2 * k + 1], four[2 * k]) +
+             kr_shuffle_xor(kr_select(lane & 2, four[2 * k], four[2 * k + 1]), 2);
   float sum = kr_select(lane & 4, two[1], two[0]) + kr_shuffle_xor(kr_select(lane & 4, two[0], two[1]), 4);
   for (int d = 8; d < lanes; d <<= 1) sum += kr_shuffle_xor(sum, d);
   return sum;
@@ -158,7 +184,9 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   const int64_t first = exists ? (i - row * p.P.by) * CHANNELS : 0, h = exists ? row - b * p.H.by : 0;
   if (!exists) b = 0;
   const int64_t g = kr_divide((uint32_t)h, p.heads_per_group), c = first + (lane & 7);
-  int64_t slot = a.state_batch_indices.data ? ((const int32_t *)a.state_batch_indices.data)[b * a.state_batch_indices.stride[0]] : b;
+  int64_t slot = a.state_batch_indices.data
+                     ? ((const int32_t *)a.state_batch_indices.data)[b * a.state_batch_indices.stride[0]]
+                     : b;
   if (slot >= a.n_states) slot = -1; /* the host could not look */
   const int live = exists && slot >= 0;
   const int64_t s0 = slot * a.state.stride[0] + h * a.state.stride[1] + first * a.state.stride[2] + n;
@@ -166,10 +194,14 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
 #pragma unroll
   for (int k = 0; k < CHANNELS; k++)
     if (live) raw[k] = load_four(a.state, t.state, s0 + k * a.state.stride[2]);
-  const kr_raw16 raw_B = load_four(a.Bmat, t.input, at3(a.Bmat, b, g, n)), raw_C = load_four(a.Cmat, t.input, at3(a.Cmat, b, g, n));
-  const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)));
+  const kr_raw16 raw_B = load_four(a.Bmat, t.input, at3(a.Bmat, b, g, n)),
+                 raw_C = load_four(a.Cmat, t.input, at3(a.Cmat, b, g, n));
+  const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))),
+                             load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)));
   const float decay = kr_exp(dt * one_of(KRAIT_F32, load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0))));
-  const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)), raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0)), raw_z = load_one(a.z, t.input, at3(a.z, b, h, c));
+  const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)),
+                 raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0)),
+                 raw_z = load_one(a.z, t.input, at3(a.z, b, h, c));
   float x[CHANNELS], y[CHANNELS], B[4], C[4];
   load_channels(a.x, t.input, at3(a.x, b, h, first), x);
   four_of(t.input, raw_B, B);
@@ -182,8 +214,11 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
     y[k] = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++) s[j] = kr_fma(decay, s[j], dx * B[j]), y[k] = kr_fma(C[j], s[j], y[k]);
-    if (live && t.state == KRAIT_F32) *(kr_float4 *)((float *)a.state.data + s0 + k * a.state.stride[2]) = kr_float4{{s[0], s[1], s[2], s[3]}};
-    else if (live) *(four_halves *)((uint16_t *)a.state.data + s0 + k * a.state.stride[2]) = four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
+    if (live && t.state == KRAIT_F32)
+      *(kr_float4 *)((float *)a.state.data + s0 + k * a.state.stride[2]) = kr_float4{{s[0], s[1], s[2], s[3]}};
+    else if (live)
+      *(four_halves *)((uint16_t *)a.state.data + s0 + k * a.state.stride[2]) =
+          four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
   }
   float sum = sum_channels(y, lane, p.lanes);
   if (a.Dvec.data) sum = kr_fma(one_of(a.Dvec.dtype, raw_D), one_of(t.input, raw_x), sum);
@@ -191,19 +226,25 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   if (exists && lane < CHANNELS) kr_store(a.out.data, at3(a.out, b, h, c), a.out.dtype, live ? sum : 0.0f);
 }
 
-KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_plan p) { update_heads(p, types{KRAIT_F32, KR_DTYPE}); }
-KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_plan p) { update_heads(p, types{KR_DTYPE, KR_DTYPE}); }
+KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_plan p) {
+  update_heads(p, types{KRAIT_F32, KR_DTYPE});
+}
+KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_plan p) {
+  update_heads(p, types{KR_DTYPE, KR_DTYPE});
+}
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_plan p) {
   const krait_state_update_args &a = p.a;
   const place at = here(p);
   const float x = get(a.x, at3(a.x, at.b, at.h, at.c)), z = a.z.data ? get(a.z, at3(a.z, at.b, at.h, at.c)) : 0.0f;
-  const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)), raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0));
+  const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
+                 raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0));
   const float dt = time_step(a, get(a.dt, at3(a.dt, at.b, at.h, at.c)), raw_bias);
   float y = 0.0f;
   for (int64_t n = at.lane; n < a.N && at.live; n += p.lanes) {
     const int64_t to = at.s0 + n * a.state.stride[3];
-    const float s = kr_fma(kr_exp(dt * get(a.A, at.A0 + n * a.A.stride[2])), get(a.state, to), dt * x * get(a.Bmat, at.B0 + n * a.Bmat.stride[2]));
+    const float s = kr_fma(kr_exp(dt * get(a.A, at.A0 + n * a.A.stride[2])), get(a.state, to),
+                           dt * x * get(a.Bmat, at.B0 + n * a.Bmat.stride[2]));
     kr_store(a.state.data, to, a.state.dtype, s);
     y = kr_fma(get(a.Cmat, at.C0 + n * a.Cmat.stride[2]), s, y);
   }

@@ -1,5 +1,5 @@
-/* state_update_cuda.c: lanes per channel, and the launch. Three families: eight channels of a head that decay alike, four states at a time where they lie
- * together, and any strides. */
+/* state_update_cuda.c: lanes per channel, and the launch. Three families: eight channels of a head that decay alike,
+ * four states at a time where they lie together, and any strides. */
 #include "cuda_row.h"
 #include "state_update_rows.h"
 #include "view.h"
@@ -12,8 +12,11 @@ typedef struct kr_update_plan {
   int32_t lanes, lanes_shift;
 } kr_update_plan;
 
-static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"), same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
-static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"), same_fours[] = KR_BY_TYPE("state_update", "kr_state_update_same_4"), any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
+static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"),
+                       same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
+static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"),
+                       same_fours[] = KR_BY_TYPE("state_update", "kr_state_update_same_4"),
+                       any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
 
 /* Four elements along the last of n dimensions are one aligned access. */
 static int by_fours(const krait_view *v, int n) {
@@ -26,8 +29,11 @@ static const char *refuse_heads(const krait_state_update_args *a) {
   const int64_t strides = a->x.stride[0] | a->x.stride[1];
   if (a->N != 32 && a->N != 64 && a->N != 128) return "N is not 32, 64 or 128";
   if (a->P % 8) return "P is no multiple of 8";
-  if (a->A.stride[1] || a->A.stride[2] || a->dt.stride[2] || (kr_has(&a->dt_bias) && a->dt_bias.stride[1])) return "channels of a head that do not decay alike";
-  return a->x.stride[2] == 1 && strides % 8 == 0 && (uintptr_t)a->x.data % 16 == 0 ? NULL : "channels do not lie together in aligned groups of eight";
+  if (a->A.stride[1] || a->A.stride[2] || a->dt.stride[2] || (kr_has(&a->dt_bias) && a->dt_bias.stride[1]))
+    return "channels of a head that do not decay alike";
+  return a->x.stride[2] == 1 && strides % 8 == 0 && (uintptr_t)a->x.data % 16 == 0
+             ? NULL
+             : "channels do not lie together in aligned groups of eight";
 }
 
 static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
@@ -35,10 +41,13 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   (void)ctx;
   if (a->B * a->H * a->P >= (1ll << 31) - 128) return "2^31 channels or more";
   if (family == ANY_STRIDES) return NULL;
-  if (a->dt.dtype != a->x.dtype || a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype)) return "inputs of several types";
+  if (a->dt.dtype != a->x.dtype || a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype ||
+      (kr_has(&a->z) && a->z.dtype != a->x.dtype))
+    return "inputs of several types";
   if (a->state.dtype != KRAIT_F32 && a->state.dtype != a->x.dtype) return "state of another 16-bit type than x";
   if (a->N % 4 || a->N > 128) return "N is no multiple of 4, or above 128";
-  const int together = by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) && by_fours(&a->Cmat, 3);
+  const int together = by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) &&
+                       by_fours(&a->Cmat, 3);
   if (!together) return "states do not lie together in aligned groups of four";
   return family == HEADS ? refuse_heads(a) : NULL;
 }
@@ -46,7 +55,10 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
   const int is_float = p.a.state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
-  const kr_kernel *kernel = family == ANY_STRIDES ? any : family == HEADS ? (is_float ? heads : same_heads) : is_float ? fours : same_fours;
+  const kr_kernel *kernel = family == ANY_STRIDES ? any
+                            : family == HEADS     ? (is_float ? heads : same_heads)
+                            : is_float            ? fours
+                                                  : same_fours;
   const int64_t units = family == ANY_STRIDES ? p.a.N : p.a.N / 4;
   while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
   p.P = kr_divisor_of(p.a.P / per_run), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
@@ -55,7 +67,9 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   return kr_cuda_launch(ctx->cuda, tier, &kernel[p.a.x.dtype], &grid, &p, sizeof p);
 }
 
-static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) { return (void)ctx, (void)args, (void)family, 0; }
+static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
+  return (void)ctx, (void)args, (void)family, 0;
+}
 
 KR_CUDA_FAMILY(state_update, heads, HEADS, run, refuse, no_scratch)
 KR_CUDA_FAMILY(state_update, four_states, FOUR_STATES, run, refuse, no_scratch)

@@ -35,7 +35,8 @@ int32_t kr_state_update_ref(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   KR_TRY(kr_need_rows("state_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
   for (int64_t b = 0; b < a->B; b++) {
-    int64_t row = kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, b)) : b;
+    int64_t row =
+        kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, b)) : b;
     for (int64_t h = 0; h < a->H; h++)
       for (int64_t p = 0; p < a->P; p++)
         kr_put(&a->out, kr_at3(&a->out, b, h, p), row < 0 ? 0 : channel_output(a, b, row, h, p));

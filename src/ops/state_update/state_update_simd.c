@@ -1,5 +1,6 @@
-/* state_update_simd.c: the step with the state dimension across lanes. Channels go in chunks whose step sizes, gates and
- * outputs are vectors too; an A that is the same for all states of a channel (Mamba 2) takes one exponential per channel. */
+/* state_update_simd.c: the step with the state dimension across lanes. Channels go in chunks whose step sizes, gates
+ * and outputs are vectors too; an A that is the same for all states of a channel (Mamba 2) takes one exponential per
+ * channel. */
 #include <string.h>
 
 #include "contract.h"
@@ -38,7 +39,8 @@ static void read_steps(const update_args *a, chunk *c) {
   }
   if (a->A.stride[2] != 0) return;
   read_channels(c->decay, &a->A, kr_at3(&a->A, c->h, c->p0, 0), a->A.stride[1], c->n);
-  for (int i = 0; i < c->n; i += KR_VL) kr_v_store(c->decay + i, kr_v_exp2_any(kr_v_load(c->dt + i), kr_v_load(c->decay + i)));
+  for (int i = 0; i < c->n; i += KR_VL)
+    kr_v_store(c->decay + i, kr_v_exp2_any(kr_v_load(c->dt + i), kr_v_load(c->decay + i)));
 }
 
 /* One channel's state; A is NULL where the decay is the same for all n. Returns sum_n C state. */
@@ -76,8 +78,10 @@ static float update_channel(const update_args *a, const chunk *c, int i) {
   const int in_place = a->state.dtype == KRAIT_F32 && a->state.stride[3] == 1;
   float *state = in_place ? (float *)a->state.data + at : state_buffer;
   if (!in_place) kr_row_load(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
-  float y = a->A.stride[2] == 0 ? advance(state, NULL, c, i, N)
-                                : advance(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c, i, N);
+  float y =
+      a->A.stride[2] == 0
+          ? advance(state, NULL, c, i, N)
+          : advance(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c, i, N);
   if (!in_place) kr_row_store(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
   return y;
 }
@@ -94,7 +98,8 @@ static void finish_chunk(const update_args *a, chunk *c) {
 
 static void update_chunk(const update_args *a, chunk *c) {
   memset(c->y, 0, sizeof c->y);
-  c->row = kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, c->b)) : c->b;
+  c->row = kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, c->b))
+                                           : c->b;
   if (c->row >= 0) {
     kr_row_load(c->B, a->Bmat.data, a->Bmat.dtype, kr_at3(&a->Bmat, c->b, c->g, 0), a->Bmat.stride[2], a->N);
     kr_row_load(c->C, a->Cmat.data, a->Cmat.dtype, kr_at3(&a->Cmat, c->b, c->g, 0), a->Cmat.stride[2], a->N);

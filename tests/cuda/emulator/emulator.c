@@ -1,5 +1,5 @@
-/* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time; within it a warp runs until all its
- * threads wait or are done. Threads that wait at different things for ever end the program with a sentence.
+/* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time; within it a warp runs until all
+ * its threads wait or are done. Threads that wait at different things for ever end the program with a sentence.
  * AddressSanitizer is told about every switch, so that it watches the coroutines' stacks too. */
 #define _GNU_SOURCE
 #include "emulator.h"
@@ -88,7 +88,8 @@ int64_t kr_emulated_launches(void) { return n_launches; }
 int64_t kr_emulated_skipped(void) { return n_skipped; }
 
 void kr_emulated_name(const void *image, const char *module) {
-  if (n_images < (int)(sizeof images / sizeof *images)) images[n_images].image = image, images[n_images++].module = module;
+  if (n_images < (int)(sizeof images / sizeof *images))
+    images[n_images].image = image, images[n_images++].module = module;
 }
 
 void *kr_emulated_find(const void *image, const char *name) {
@@ -98,14 +99,15 @@ void *kr_emulated_find(const void *image, const char *name) {
   return NULL;
 }
 
-/* ---- switching ---------------------------------------------------------------------------------------------------- */
+/* ---- switching --------------------------------------------------------------------------------------------------- */
 
 #ifdef __x86_64__
 void kr_emulated_jump(void **save, void *to);
-__asm__(".text\n.globl kr_emulated_jump\n.hidden kr_emulated_jump\n.type kr_emulated_jump,@function\nkr_emulated_jump:\n"
-        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
-        "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
-        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n.size kr_emulated_jump,.-kr_emulated_jump\n");
+__asm__(
+    ".text\n.globl kr_emulated_jump\n.hidden kr_emulated_jump\n.type kr_emulated_jump,@function\nkr_emulated_jump:\n"
+    "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+    "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n.size kr_emulated_jump,.-kr_emulated_jump\n");
 
 static void jump(fiber *from, fiber *to) { kr_emulated_jump(&from->stack_pointer, to->stack_pointer); }
 
@@ -168,7 +170,7 @@ static void resume(int thread) {
   switch_fibers(&scheduler, f, f->stack, STACK_BYTES);
 }
 
-/* ---- what kernels call -------------------------------------------------------------------------------------------- */
+/* ---- what kernels call ------------------------------------------------------------------------------------------- */
 
 void kr_emulated_sync_some(int barrier, int n_threads) {
   running->barrier = barrier, running->n_expected = n_threads;
@@ -185,11 +187,14 @@ void kr_emulated_await(const int32_t *from, int least) {
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
 
-void kr_emulated_copy(void *to, const void *from, int n_bytes) { kr_emulated_copy_some(to, from, from ? n_bytes : 0, n_bytes); }
+void kr_emulated_copy(void *to, const void *from, int n_bytes) {
+  kr_emulated_copy_some(to, from, from ? n_bytes : 0, n_bytes);
+}
 
 void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes) {
   copy *c = &running->copies[running->n_copies];
-  if (running->n_copies == MAX_COPIES) fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
+  if (running->n_copies == MAX_COPIES)
+    fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
   c->to = to, c->group = running->n_groups, c->n_bytes = n_bytes;
   memset(c->bytes, 0, sizeof c->bytes);
   memcpy(c->bytes, from ? from : "", (size_t)n_exist);
@@ -209,7 +214,8 @@ void kr_emulated_await_copies(unsigned n_under_way) {
   running->n_copies = n;
 }
 
-/* Shows the warp some values. Returns which of two places they are in: a fast lane may be one exchange ahead of a slow one. */
+/* Shows the warp some values. Returns which of two places they are in: a fast lane may be one exchange ahead of a slow
+ * one. */
 static unsigned deposit(const void *values, size_t bytes) {
   const unsigned which = running->n_shuffles++ & 1;
   memcpy(running->deposit[which], values, bytes);
@@ -219,17 +225,21 @@ static unsigned deposit(const void *values, size_t bytes) {
 
 float kr_emulated_shuffle(float v, int other) {
   const unsigned which = deposit(&v, sizeof v);
-  if (other >= kr_emulated_now.block_threads || other / WARP != kr_emulated_now.thread / WARP || fibers[other].n_shuffles < running->n_shuffles) return NAN; /* gone before this one */
+  if (other >= kr_emulated_now.block_threads || other / WARP != kr_emulated_now.thread / WARP ||
+      fibers[other].n_shuffles < running->n_shuffles)
+    return NAN; /* gone before this one */
   return fibers[other].deposit[which][0];
 }
 
 /* A matrix instruction takes the whole warp. */
 static void want_all_lanes(const fiber *warp, const char *what) {
   for (int l = 0; l < WARP; l++)
-    if (warp[l].n_shuffles < running->n_shuffles) fprintf(stderr, "emulator: %s: %s without lane %d\n", launched->name, what, l), abort();
+    if (warp[l].n_shuffles < running->n_shuffles)
+      fprintf(stderr, "emulator: %s: %s without lane %d\n", launched->name, what, l), abort();
 }
 
-/* Lane l shows row l % 8 of matrix l / 8, and gets of each matrix elements 2 q and 2 q + 1 of row g; turned: of column g. */
+/* Lane l shows row l % 8 of matrix l / 8, and gets of each matrix elements 2 q and 2 q + 1 of row g; turned: of column
+ * g. */
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   const unsigned which = deposit(row, 16);
   const int lane = kr_emulated_now.thread % WARP, g = lane / 4, q = lane % 4;
@@ -245,7 +255,8 @@ void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   }
 }
 
-/* Lane 4 g + q shows n elements each of rows g and g + 8 of a, and of column g of b; the lanes of a row or column have all of its k. */
+/* Lane 4 g + q shows n elements each of rows g and g + 8 of a, and of column g of b; the lanes of a row or column have
+ * all of its k. */
 static void add_products(float d[4], const float *factors, int n) {
   const unsigned which = deposit(factors, (size_t)n * 3 * sizeof *factors);
   const int lane = kr_emulated_now.thread % WARP;
@@ -269,18 +280,23 @@ static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, 
   for (int i = 0; i < 12; i++) factors[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
   add_products(d, factors, 4);
 }
-void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_f16_to_float); }
-void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { multiply(d, a, b0, b1, kr_bf16_to_float); }
+void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  multiply(d, a, b0, b1, kr_f16_to_float);
+}
+void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  multiply(d, a, b0, b1, kr_bf16_to_float);
+}
 
 /* Columns q + {0, 4}, of which the instruction sees 11 significant bits. */
 void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-  const uint32_t words[6] = {a[0] & ~0x1fffu, a[2] & ~0x1fffu, a[1] & ~0x1fffu, a[3] & ~0x1fffu, b0 & ~0x1fffu, b1 & ~0x1fffu};
+  const uint32_t words[6] = {a[0] & ~0x1fffu, a[2] & ~0x1fffu, a[1] & ~0x1fffu,
+                             a[3] & ~0x1fffu, b0 & ~0x1fffu,   b1 & ~0x1fffu};
   float factors[6];
   memcpy(factors, words, sizeof factors);
   add_products(d, factors, 2);
 }
 
-/* ---- Hopper ------------------------------------------------------------------------------------------------------- */
+/* ---- Hopper ------------------------------------------------------------------------------------------------------ */
 
 void kr_emulated_arrive(int barrier, int n_threads) { (void)n_threads, n_arrived[barrier]++; }
 
@@ -292,7 +308,9 @@ void kr_emulated_sync_warpgroup(void) {
 uint64_t kr_emulated_parameters(void) { return (uint64_t)(uintptr_t)launched_args; }
 
 /* Shared memory begins at SHARED_ALIGNMENT: 0 is no address. */
-uint32_t kr_emulated_shared_at(const void *p) { return (uint32_t)((const unsigned char *)p - kr_emulated_now.dynamic_shared) + SHARED_ALIGNMENT; }
+uint32_t kr_emulated_shared_at(const void *p) {
+  return (uint32_t)((const unsigned char *)p - kr_emulated_now.dynamic_shared) + SHARED_ALIGNMENT;
+}
 static unsigned char *shared(uint32_t address) { return kr_emulated_now.dynamic_shared + (address - SHARED_ALIGNMENT); }
 
 void *kr_emulated_at(uint32_t address) { return shared(address); }
@@ -311,14 +329,16 @@ static void end_phase(byte_barrier *b) {
 }
 
 void kr_emulated_barrier_open(uint32_t barrier, int arrivals) {
-  if (n_byte_barriers == MAX_BYTE_BARRIERS || barrier % 8) fprintf(stderr, "emulator: %s: a barrier at %u, %d are open\n", launched->name, barrier, n_byte_barriers), abort();
+  if (n_byte_barriers == MAX_BYTE_BARRIERS || barrier % 8)
+    fprintf(stderr, "emulator: %s: a barrier at %u, %d are open\n", launched->name, barrier, n_byte_barriers), abort();
   memset(shared(barrier), 0, 8);
   byte_barriers[n_byte_barriers++] = (byte_barrier){.address = barrier, .arrivals = arrivals, .left = arrivals};
 }
 
 void kr_emulated_barrier_arrive(uint32_t barrier, int bytes) {
   byte_barrier *b = byte_barrier_at(barrier);
-  if (!b->left) fprintf(stderr, "emulator: %s: more arrivals at a barrier than %d\n", launched->name, b->arrivals), abort();
+  if (!b->left)
+    fprintf(stderr, "emulator: %s: more arrivals at a barrier than %d\n", launched->name, b->arrivals), abort();
   b->bytes += bytes, b->left--;
   end_phase(b);
 }
@@ -341,10 +361,12 @@ static int64_t box_bytes(const kr_emulated_map *m) {
 }
 
 void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]) {
-  if (n_boxes == MAX_BOXES) fprintf(stderr, "emulator: %s: more than %d boxes under way\n", launched->name, MAX_BOXES), abort();
+  if (n_boxes == MAX_BOXES)
+    fprintf(stderr, "emulator: %s: more than %d boxes under way\n", launched->name, MAX_BOXES), abort();
   box *b = &boxes[n_boxes++];
   memcpy(&b->map, (const void *)(uintptr_t)map, sizeof b->map);
-  if (to % SHARED_ALIGNMENT || b->map.box[0] * b->map.bytes != 128) fprintf(stderr, "emulator: %s: a box of %u elements at %u\n", launched->name, b->map.box[0], to), abort();
+  if (to % SHARED_ALIGNMENT || b->map.box[0] * b->map.bytes != 128)
+    fprintf(stderr, "emulator: %s: a box of %u elements at %u\n", launched->name, b->map.box[0], to), abort();
   b->to = to, b->barrier = barrier;
   memcpy(b->at, at, sizeof b->at);
   memset(shared(to), 0xfb, (size_t)box_bytes(&b->map));
@@ -352,7 +374,8 @@ void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int
 
 /* Bytes come at once. */
 void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
-  if ((to | (uint32_t)bytes | (uint32_t)(uintptr_t)from) % 16) fprintf(stderr, "emulator: %s: a bulk copy of %d bytes from %p to %u\n", launched->name, bytes, from, to), abort();
+  if ((to | (uint32_t)bytes | (uint32_t)(uintptr_t)from) % 16)
+    fprintf(stderr, "emulator: %s: a bulk copy of %d bytes from %p to %u\n", launched->name, bytes, from, to), abort();
   byte_barrier *b = byte_barrier_at(barrier);
   memcpy(shared(to), from, (size_t)bytes);
   b->bytes -= bytes;
@@ -389,11 +412,15 @@ static int receive_box(void) {
 static float factor_at(uint64_t descriptor, int mn_major, int row, int k, float (*widen)(uint16_t)) {
   const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, next = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
   uint16_t value;
-  memcpy(&value, mn_major ? swizzled(start + (uint32_t)row / 64 * next, (uint32_t)k, (uint32_t)(row % 64) * 2) : swizzled(start, (uint32_t)row, (uint32_t)k * 2), 2);
+  memcpy(&value,
+         mn_major ? swizzled(start + (uint32_t)row / 64 * next, (uint32_t)k, (uint32_t)(row % 64) * 2)
+                  : swizzled(start, (uint32_t)row, (uint32_t)k * 2),
+         2);
   return widen(value);
 }
 
-void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn, int is_bf16) {
+void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn,
+                       int is_bf16) {
   float (*widen)(uint16_t) = is_bf16 ? kr_bf16_to_float : kr_f16_to_float;
   const int thread = kr_emulated_now.thread % 128, lane = thread % WARP, g = lane / 4, q = lane % 4;
   float rows[2][16], mine[12] = {0};
@@ -406,7 +433,8 @@ void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, u
   want_all_lanes(warp, "a warpgroup's product");
   for (int half = 0; half < 2; half++)
     for (int k = 0; k < 16; k++)
-      rows[half][k] = registers ? warp[4 * g + k % 8 / 2].deposit[which][half * 4 + k / 8 * 2 + k % 2] : factor_at(a, a_mn, 16 * (thread / WARP) + g + 8 * half, k, widen);
+      rows[half][k] = registers ? warp[4 * g + k % 8 / 2].deposit[which][half * 4 + k / 8 * 2 + k % 2]
+                                : factor_at(a, a_mn, 16 * (thread / WARP) + g + 8 * half, k, widen);
   for (int j = 0; j < n / 8; j++)
     for (int i = 0; i < 2; i++) {
       double sums[2] = {0};
@@ -421,7 +449,7 @@ void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, u
     }
 }
 
-/* ---- a block ------------------------------------------------------------------------------------------------------ */
+/* ---- a block ----------------------------------------------------------------------------------------------------- */
 
 static int threads_of(int warp) {
   const int left = kr_emulated_now.block_threads - warp * WARP;
@@ -445,7 +473,8 @@ static int release_barriers(int n, int n_done) {
   for (int b = 0; b < N_BARRIERS; b++) {
     int waiting = 0, expected = n - n_done;
     for (int i = 0; i < n; i++)
-      if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) waiting++, expected = b ? fibers[i].n_expected : expected;
+      if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b)
+        waiting++, expected = b ? fibers[i].n_expected : expected;
     if (!waiting || waiting + n_arrived[b] != expected) continue;
     n_arrived[b] = 0;
     for (int i = 0; i < n; i++)
@@ -468,12 +497,15 @@ static void run_warp(int warp) {
 }
 
 static void fail_stuck(int n) {
-  fprintf(stderr, "emulator: %s/%s: of %d threads %d wait at a block barrier, %d for their warp, %d for bytes, %d are done\n", launched->module, launched->name, n, count(0, n, AT_BARRIER),
-          count(0, n, AT_WARP), count(0, n, AT_BYTES), count(0, n, DONE));
+  fprintf(stderr,
+          "emulator: %s/%s: of %d threads %d wait at a block barrier, %d for their warp, %d for bytes, %d are done\n",
+          launched->module, launched->name, n, count(0, n, AT_BARRIER), count(0, n, AT_WARP), count(0, n, AT_BYTES),
+          count(0, n, DONE));
   abort();
 }
 
-/* Of every module, before every block; memset would stop at the red zones, and a loop takes a quarter of the tests' time. */
+/* Of every module, before every block; memset would stop at the red zones, and a loop takes a quarter of the tests'
+ * time. */
 __attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
 #ifdef __x86_64__
   void *to = __start_kr_shared;
@@ -500,7 +532,8 @@ static void choose_order(int *at, int n) {
 static void run_block(unsigned shared_bytes) {
   const int n = kr_emulated_now.block_threads, n_warps = (n + WARP - 1) / WARP;
   void *dynamic = NULL;
-  if (posix_memalign(&dynamic, SHARED_ALIGNMENT, shared_bytes ? shared_bytes : 1)) fprintf(stderr, "emulator: no memory for a block\n"), abort();
+  if (posix_memalign(&dynamic, SHARED_ALIGNMENT, shared_bytes ? shared_bytes : 1))
+    fprintf(stderr, "emulator: no memory for a block\n"), abort();
   kr_emulated_now.dynamic_shared = dynamic;
   n_byte_barriers = n_boxes = 0;
   memset(n_arrived, 0, sizeof n_arrived);
@@ -508,7 +541,9 @@ static void run_block(unsigned shared_bytes) {
   spoil_static_shared();
   choose_order(warp_order, n_warps);
   choose_order(lane_order, WARP);
-  for (int i = 0; i < n; i++) fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0, fibers[i].n_copies = 0, fibers[i].n_groups = 0;
+  for (int i = 0; i < n; i++)
+    fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0, fibers[i].n_copies = 0,
+    fibers[i].n_groups = 0;
   for (;;) {
     for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
     const int done = count(0, n, DONE);
@@ -520,7 +555,8 @@ static void run_block(unsigned shared_bytes) {
 }
 
 void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
-  const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2], first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
+  const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2],
+                first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
   launched = kernel, launched_args = args;
   n_launches++;
   if (block > MAX_THREADS) fprintf(stderr, "emulator: %u threads in a block\n", block), abort();

@@ -1,6 +1,6 @@
-/* emulator.h: the device vocabulary of src/cuda/dev/kernel.cuh on the host: a block's threads are coroutines that switch at
- * barriers and shuffles, blocks run one after another. Device sources include it as C++ (KR_EMULATE), the tests as C.
- * Shared memory and shuffled values of threads that are not there read as NaN. */
+/* emulator.h: the device vocabulary of src/cuda/dev/kernel.cuh on the host: a block's threads are coroutines that
+ * switch at barriers and shuffles, blocks run one after another. Device sources include it as C++ (KR_EMULATE), the
+ * tests as C. Shared memory and shuffled values of threads that are not there read as NaN. */
 #ifndef KR_EMULATOR_H
 #define KR_EMULATOR_H
 
@@ -18,7 +18,8 @@ extern kr_emulated_place kr_emulated_now; /* of the thread that runs */
 
 void kr_emulated_sync(void);
 void kr_emulated_sync_warp(void);
-void kr_emulated_copy(void *to, const void *from, int n_bytes); /* up to 16, zeros from NULL; garbage until the thread waits for it */
+void kr_emulated_copy(void *to, const void *from,
+                      int n_bytes); /* up to 16, zeros from NULL; garbage until the thread waits for it */
 void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes); /* zeros from n_exist on */
 void kr_emulated_commit_copies(void);
 void kr_emulated_await_copies(unsigned n_under_way);
@@ -31,8 +32,9 @@ void kr_emulated_sync_some(int barrier, int n_threads);
 void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
 
-/* Hopper's: barriers that count bytes, boxes of tensor maps (as fake_libcuda.c describes them), products of a warpgroup. Addresses count from the
- * dynamic shared memory. Boxes come as late as they may; products are made at once. */
+/* Hopper's: barriers that count bytes, boxes of tensor maps (as fake_libcuda.c describes them), products of a
+ * warpgroup. Addresses count from the dynamic shared memory. Boxes come as late as they may; products are made at
+ * once. */
 typedef struct kr_emulated_map {
   void *data;
   uint64_t sizes[4], strides[3]; /* bytes */
@@ -49,7 +51,8 @@ void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t b
 uint64_t kr_emulated_parameters(void);
 void kr_emulated_sync_warpgroup(void); /* a warpgroup begins its products, and waits for them, together */
 /* d += a b of 64 x n x 16, a from a descriptor or, with registers, of this lane; is_bf16: else float16. */
-void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn, int is_bf16);
+void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn,
+                       int is_bf16);
 
 typedef struct kr_emulated_kernel {
   const char *module, *name;
@@ -62,7 +65,7 @@ void kr_emulated_add(kr_emulated_kernel *kernel);
 enum { KR_ORDER_FORWARDS, KR_ORDER_BACKWARDS, KR_ORDER_RANDOM, KR_N_ORDERS };
 void kr_emulated_order(int order);              /* of threads and blocks, from the next launch on */
 void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait for those before them */
-void kr_emulated_skip_barrier(int64_t n);       /* every thread walks through its n-th block barrier (from 0); -1: none */
+void kr_emulated_skip_barrier(int64_t n); /* every thread walks through its n-th block barrier (from 0); -1: none */
 void kr_emulated_name(const void *image, const char *module); /* the module that a loaded image stands for */
 int64_t kr_emulated_launches(void);
 int64_t kr_emulated_skipped(void);              /* barriers that threads walked through */
@@ -97,7 +100,9 @@ KR_DEV void kr_sync_warp(void) { kr_emulated_sync_warp(); }
 KR_DEV void kr_copy16(void *shared, const void *from) { kr_emulated_copy(shared, from, 16); }
 KR_DEV void kr_copy4(void *shared, const void *from) { kr_emulated_copy(shared, from, 4); }
 template <int BYTES>
-KR_DEV void kr_copy_or_zero(void *shared, const void *from, int exists) { kr_emulated_copy(shared, exists ? from : nullptr, BYTES); }
+KR_DEV void kr_copy_or_zero(void *shared, const void *from, int exists) {
+  kr_emulated_copy(shared, exists ? from : nullptr, BYTES);
+}
 KR_DEV void kr_commit_copies(void) { kr_emulated_commit_copies(); }
 template <int N>
 KR_DEV void kr_copied(void) { kr_emulated_await_copies(N); }
@@ -127,8 +132,12 @@ KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int 
   const int at[4] = {x, y, z, w};
   kr_emulated_load_box(to, map, barrier, at);
 }
-KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) { kr_emulated_load_bytes(to, from, bytes, barrier); }
-KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) { __builtin_memcpy(to, kr_emulated_at(from), (size_t)bytes); }
+KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
+  kr_emulated_load_bytes(to, from, bytes, barrier);
+}
+KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) {
+  __builtin_memcpy(to, kr_emulated_at(from), (size_t)bytes);
+}
 KR_DEV void kr_commit_stores(void) {}
 template <int N>
 KR_DEV void kr_stores_read(void) {}
@@ -145,9 +154,12 @@ template <> struct kr_emulated_type<kr_f16> { enum { IS_BF16 = 0 }; };
 KR_DEV void kr_wgmma_begin(void) { kr_emulated_sync_warpgroup(); }
 KR_DEV void kr_wgmma_commit(void) {}
 template <int N, class T, int A_MN, int B_MN>
-KR_DEV void kr_wgmma_step(float (&d)[N / 2], uint64_t a, uint64_t b, int add) { kr_emulated_wgmma(d, N, nullptr, a, b, add, A_MN, B_MN, kr_emulated_type<T>::IS_BF16); }
+KR_DEV void kr_wgmma_step(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {
+  kr_emulated_wgmma(d, N, nullptr, a, b, add, A_MN, B_MN, kr_emulated_type<T>::IS_BF16);
+}
 template <int N, class T, int B_MN>
-KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int add) {
+KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
+                                    int add) {
   const uint32_t a[4] = {a0, a1, a2, a3};
   kr_emulated_wgmma(d, N, a, 0, b, add, 0, B_MN, kr_emulated_type<T>::IS_BF16);
 }
@@ -156,8 +168,12 @@ KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { (void)d, kr_emulated_sync_warpgro
 KR_DEV void kr_publish(int32_t *to, int value) { *to = value; }
 KR_DEV void kr_await(const int32_t *from, int least) { kr_emulated_await(from, least); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }
-KR_DEV float kr_shuffle_up(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() - ((kr_thread() & (width - 1)) >= by ? by : 0)); }
-KR_DEV float kr_shuffle_down(float v, int by, int width) { return kr_emulated_shuffle(v, kr_thread() + ((kr_thread() & (width - 1)) + by < width ? by : 0)); }
+KR_DEV float kr_shuffle_up(float v, int by, int width) {
+  return kr_emulated_shuffle(v, kr_thread() - ((kr_thread() & (width - 1)) >= by ? by : 0));
+}
+KR_DEV float kr_shuffle_down(float v, int by, int width) {
+  return kr_emulated_shuffle(v, kr_thread() + ((kr_thread() & (width - 1)) + by < width ? by : 0));
+}
 
 /* The special functions flush subnormals, as .ftz does. */
 KR_DEV float kr_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
@@ -175,8 +191,9 @@ KR_DEV uint16_t kr_to_f16(float v) { return kr_float_to_f16(v); }
 
 /* One kernel of a module; wrap.py writes these below the included source. */
 template <class P> P kr_parameter(void (*)(P));
-#define KR_EMULATED_KERNEL(module, name)                                                                            \
-  static kr_emulated_kernel name##_entry = {module, #name, [](const void *args) { name(*(const decltype(kr_parameter(name)) *)args); }, nullptr}; \
+#define KR_EMULATED_KERNEL(module, name)                                                                    \
+  static kr_emulated_kernel name##_entry = {                                                                \
+      module, #name, [](const void *args) { name(*(const decltype(kr_parameter(name)) *)args); }, nullptr}; \
   __attribute__((constructor)) static void add_##name(void) { kr_emulated_add(&name##_entry); }
 #endif
 #endif

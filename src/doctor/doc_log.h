@@ -1,0 +1,39 @@
+/* doc_log.h: what the doctor takes from the text of a log: names, versions, symbols, and the diagnoses that it
+ * suggests. */
+#ifndef KR_DOC_LOG_H
+#define KR_DOC_LOG_H
+
+#include "arena.h"
+#include "tables.h"
+
+typedef struct doc_hit { /* a diagnosis that the log's text suggests */
+  const kr_rule *rule;
+  const char *line;
+  const char *near; /* the package named last before it; "" */
+  kr_list keys;     /* const char *: pairs name, value */
+} doc_hit;
+
+typedef struct doc_log {
+  int given;
+  kr_list hits;        /* doc_hit */
+  kr_list names;       /* const char *: packages, modules and .so names that it mentions */
+  kr_list wheels;      /* const char *: wheel file names */
+  kr_list files;       /* const char *: shared libraries with their path */
+  kr_list modules;     /* const char *: top-level Python modules in its frames and imports */
+  const char *symbol;  /* the last undefined symbol; "" */
+  const char *last_frame, *first_error, *last_exception;
+  const char *nvcc;    /* the version that it names; "" */
+  const char *site;    /* its site-packages folder; "" */
+  const char *source;  /* the folder that a library outside of site-packages was built in; "" */
+  const char *owner;   /* the package of its last frame that is not torch's; "" */
+  kr_list versions;    /* const char *: pairs package, version */
+  int is_windows, is_wsl, is_build, is_crash,
+      no_wheel;        /* crash: it holds an error; no_wheel: a ready wheel was looked for and not found */
+  int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
+  int is_frame_open,
+      is_frame_torch;  /* the last frame's code is still to come; it is torch's file, or code that calls torch */
+  int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
+  const char *near;    /* while lines are read: the package named last */
+} doc_log;
+
+#endif

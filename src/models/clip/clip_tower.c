@@ -1,0 +1,31 @@
+/* clip_tower.c: the tower's weights and its graph, from pictures' patches to features. */
+#include "clip_tower.h"
+
+#include "alloc.h"
+#include "status.h"
+
+static int32_t take(kr_placer *p, void *user) {
+  kr_clip_tower *t = user;
+  return kr_clip_take(p, &t->c, t->c.n_layers, &t->w);
+}
+
+int32_t kr_clip_tower_open(const kr_placer *from, const kr_clip_config *c, int64_t n, kr_clip_tower *t) {
+  const int64_t n_patches = c->edge * c->edge;
+  *t = (kr_clip_tower){
+      .placer = *from, .c = *c, .w.layers = kr_alloc_array((size_t)c->n_layers + 1, sizeof *t->w.layers)};
+  KR_CHECK(t->w.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)c->n_layers);
+  KR_TRY(kr_placer_run(&t->placer, take, t));
+  KR_TRY(kr_graph_open(&t->g));
+  t->patches = kr_graph_input(t->g, "patches", KRAIT_F32, KR_DIMS(n * n_patches, 3 * c->patch * c->patch));
+  t->features = kr_graph_output(t->g, "features", KRAIT_F32, KR_DIMS(n, n_patches, c->C));
+  const kr_tensor hidden = kr_clip_record(t->g, c, &t->w, c->n_layers, n, t->patches);
+  kr_graph_pointwise(t->g, "features", (krait_pointwise_args){.x_scale = 1}, hidden, 0, t->features);
+  return kr_graph_plan(t->g, from->ctx, 0);
+}
+
+void kr_clip_tower_close(kr_clip_tower *t) {
+  if (t->g) kr_graph_close(&t->g);
+  kr_placer_close(&t->placer);
+  kr_free(t->w.layers);
+  t->w.layers = NULL;
+}

@@ -1,0 +1,84 @@
+"""krait live: as many samples as it heard, as soon as they are due, and what `krait enhance` says of the same windows."""
+import array
+import math
+import os
+import pathlib
+import random
+import select
+import subprocess
+import tempfile
+import wave
+
+from run import KRAIT, check, check_error, finish, krait
+
+HOP, AHEAD, FADE, WINDOW = 4000, 1600, 160, 16000
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
+WEIGHTS = ["--weights", GOLDEN / "tiny-mamba.weights.safetensors", "--threads", "1"]
+random.seed(1)
+sound = array.array("h", (int(6000 * math.sin(0.1 * i) * math.sin(i / 3000) + random.uniform(-3000, 3000)) for i in range(3 * WINDOW // 2 + 123)))
+
+
+def live(samples):
+    done = krait("live", *WEIGHTS, stdin=samples.tobytes())
+    check(done.returncode == 0 and done.stderr == b"", f"{len(samples)} samples: {done.returncode} {done.stderr}")
+    return array.array("h", done.stdout)
+
+
+def enhanced(samples, folder):
+    """A window by krait enhance."""
+    with wave.open(str(folder / "in.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    check(krait("enhance", "-f", *WEIGHTS, "--device", "cpu", folder / "in.wav", "-o", folder / "out.wav").returncode == 0, "enhance")
+    with wave.open(str(folder / "out.wav")) as file:
+        return array.array("h", file.readframes(file.getnframes()))
+
+
+def expected(samples, folder):
+    said, tail = [], []
+    for end in list(range(HOP, len(samples) + 1, HOP)) + [None]:
+        heard = len(samples) if end is None else end
+        begin, due = max(0, heard - WINDOW), heard if end is None else heard - AHEAD
+        if due <= len(said):
+            break
+        window = enhanced(samples[begin:heard], folder)
+        new = list(window[len(said) - begin:due - begin])
+        for i in range(min(FADE, len(new), len(tail))):
+            share = (i + 0.5) / FADE
+            new[i] = share * new[i] + (1 - share) * tail[i]
+        tail = window[due - begin:due - begin + FADE]
+        said += new
+    return said
+
+
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    for n in (0, 1, 159, HOP - 1, HOP, HOP + 1, 2 * HOP + 77, len(sound)):
+        got, want = live(sound[:n]), expected(sound[:n], folder) if n else []
+        check(len(got) == len(want) == n, f"{n} samples: {len(got)}, {len(want)}")
+        check(all(abs(g - w) <= 2 for g, w in zip(got, want)), f"{n} samples: what enhance says of the windows, within {max((abs(g - w) for g, w in zip(got, want)), default=0)}")
+
+# nothing is kept back that is due, while the sound still comes
+process = subprocess.Popen([KRAIT, "live", *map(str, WEIGHTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+heard, said = 0, 0
+for _ in range(3):
+    process.stdin.write(sound[heard:heard + HOP].tobytes())
+    process.stdin.flush()
+    heard += HOP
+    while said < heard - AHEAD and select.select([process.stdout], [], [], 60)[0]:
+        piece = os.read(process.stdout.fileno(), 65536)
+        said += len(piece) // 2
+        if not piece:
+            break
+    check(said == heard - AHEAD, f"{said} samples said when {heard} were heard")
+out, err = process.communicate(timeout=60)
+check(process.returncode == 0 and len(out) == 2 * AHEAD and err == b"", f"the rest at the end: {len(out)}, {err}")
+
+done = krait("live", *WEIGHTS, stdin=sound[:100].tobytes() + b"x")
+check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"within a sample" in done.stderr, f"{done}")
+with open("/dev/full", "wb") as full:
+    done = subprocess.run([KRAIT, "live", *map(str, WEIGHTS)], input=sound[:100].tobytes(), stdout=full, stderr=subprocess.PIPE, timeout=60)
+check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"cannot write standard output" in done.stderr, f"{done}")
+check_error(2, "at most 0", "live", "talk.wav", stdin=b"")
+check_error(2, "nothing.safetensors", "live", "-w", "nothing.safetensors", stdin=b"")
+finish()
