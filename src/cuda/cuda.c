@@ -244,21 +244,6 @@ int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *ker
 static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g,
                       const void *args) {
   void *parameters[] = {(void *)args};
-  if (g->cluster) {
-    struct {
-      int32_t id, pad;
-      uint32_t value[16];
-    } cluster = {4, 0, {g->cluster, 1, 1}};
-    const struct {
-      uint32_t grid[3], block[3], shared_bytes, pad;
-      void *stream, *attributes;
-      uint32_t n_attributes;
-    } config = {{g->x, 1, 1}, {g->block, 1, 1}, g->shared_bytes, 0, g->stream, &cluster, 1};
-    KR_CHECK(cuda->driver->LaunchKernelEx, KRAIT_ERR_UNSUPPORTED, "no clusters with this driver");
-    cuda->driver->FuncSetAttribute(function, 14, 1); /* clusters of more than eight */
-    KR_CU_TRY(cuda->driver, LaunchKernelEx(&config, function, parameters, NULL), kernel->name);
-    return KRAIT_OK;
-  }
   if (g->is_together) {
     KR_CU_TRY(cuda->driver,
               LaunchCooperativeKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,

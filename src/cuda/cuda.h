@@ -61,7 +61,6 @@ typedef struct kr_grid {
   int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together,
                           and no more than fit */
   void *stream;
-  uint32_t cluster;    /* blocks of a cluster; 0: none. Measured only */
 } kr_grid;
 
 /* Enqueues; does not wait. tier is a KRAIT_CAP_CUDA_*. A grid without blocks is success. */

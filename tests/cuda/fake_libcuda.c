@@ -178,9 +178,6 @@ FAKE(cuLaunchKernel,
      const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]);
      if (launched) return launched)
 
-FAKE(cuLaunchCooperativeKernel, (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters),
-     UNUSED(by), UNUSED(bz), UNUSED(stream); const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]); if (launched) return launched)
-
 /* args are not copied: whoever sets them launches while they live. */
 static void set_node(fake_graph *graph, int i, const fake_node *from) {
   graph->nodes[i].function = from->function, graph->nodes[i].block = from->block[0],

@@ -7,25 +7,7 @@
 #include "status.h"
 #include "view.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-/* To be measured: KRAIT_DECODE is flags (the present text), count, warp, never or cluster; KRAIT_DECODE_BLOCKS how many blocks there are. */
-enum { FLAGS, COUNT, WARP, NEVER, CLUSTER, N_VARIANTS, CLUSTER_BLOCKS = 16 };
-static int variant_of(int32_t dtype) {
-  static const char *const names[N_VARIANTS] = {"flags", "count", "warp", "never", "cluster"};
-  const char *name = getenv("KRAIT_DECODE");
-  for (int i = 1; name && dtype == KRAIT_F16 && i < N_VARIANTS; i++)
-    if (strcmp(name, names[i]) == 0) return i;
-  return FLAGS;
-}
-static int64_t blocks_of(const krait_ctx *ctx, int32_t dtype) {
-  const char *text = getenv("KRAIT_DECODE_BLOCKS");
-  const int64_t n = text ? atoi(text) : 0, all = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  return variant_of(dtype) == CLUSTER ? CLUSTER_BLOCKS : n >= 1 && n < all ? n : all;
-}
-
-enum { N_DEPTHS = 3, MOST_BLOCKS = 1024, FIXED_BYTES = 4096 /* of shared memory that the kernel has by itself */ };
+enum { N_DEPTHS = 3, FIXED_BYTES = 4096 /* of shared memory that the kernel has by itself */ };
 static const int depths[2][N_DEPTHS] = {{12, 6, 3}, {9, 5, 3}}; /* of 16 bits, of 8 */
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
@@ -55,7 +37,7 @@ static int64_t n_columns_of(const krait_mamba_decode_args *a) {
 }
 
 static kr_decode_plan describe(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
-  const int64_t blocks = blocks_of(ctx, a->x.dtype), is_second = !kr_has(&a->dt_proj),
+  const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors, is_second = !kr_has(&a->dt_proj),
                 columns = n_columns_of(a), K = most(a->D, a->E);
   kr_decode_plan p = {.in_proj = matrix_of(&a->in_proj),
                       .x_proj = matrix_of(&a->x_proj),
@@ -166,7 +148,6 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
   if (!why) why = refuse_places(a);
   if (why) return why;
   if (a->B > KR_DECODE_MOST_TOKENS) return "more than 8 sequences";
-  if (kr_cuda_info(ctx->cuda)->n_multiprocessors > MOST_BLOCKS) return "more than 1024 multiprocessors";
   if (a->W > 4) return "more than 4 taps";
   if (!kr_has(&a->dt_proj) && a->G != 1) return "several groups";
   if (kr_has(&a->in_proj_words) && (a->D % 64 || a->E % 64))
@@ -185,7 +166,7 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
 /* Sets where things lie between phases; what that takes. */
 static uint64_t lay_out(kr_decode_plan *p, char *scratch) {
   const uint64_t channels = (uint64_t)p->n_tokens * (uint64_t)p->inner,
-                 sizes[] = {MOST_BLOCKS * sizeof(int32_t), 2 * channels, 4 * channels, 4 * channels,
+                 sizes[] = {sizeof *p->done, 2 * channels, 4 * channels, 4 * channels,
                             4 * (uint64_t)p->n_tokens * (uint64_t)p->n_columns};
   uint64_t at[6] = {0};
   for (int i = 0; i < 5; i++) at[i + 1] = at[i] + kr_scratch_round(sizes[i]);
@@ -210,27 +191,19 @@ int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args) {
                                                  {{"mamba_decode_bf16", "kr_mamba_decode_12"},
                                                   {"mamba_decode_bf16", "kr_mamba_decode_6"},
                                                   {"mamba_decode_bf16", "kr_mamba_decode_3"}}};
-#define VARIANT(name) {{{"mamba_decode_" name "_f16", "kr_mamba_decode_12"}, {"mamba_decode_" name "_f16", "kr_mamba_decode_6"}, {"mamba_decode_" name "_f16", "kr_mamba_decode_3"}}, \
-                       {{"mamba_decode_" name "_f16", "kr_mamba_decode_q8_9"}, {"mamba_decode_" name "_f16", "kr_mamba_decode_q8_5"}, {"mamba_decode_" name "_f16", "kr_mamba_decode_q8_3"}}}
-  static const kr_kernel variants[N_VARIANTS - 1][2][N_DEPTHS] = {VARIANT("count"), VARIANT("warp"), VARIANT("never"), VARIANT("cluster")};
   const krait_mamba_decode_args *a = args;
   if (a->B == 0) return KRAIT_OK;
-  const int variant = variant_of(a->x.dtype);
   kr_decode_plan p = describe(ctx, a);
   const int depth = depth_of(ctx, &p), n_phases = p.phase_to, is_q8 = p.in_proj.scales != NULL;
-  const kr_kernel *kernel = variant ? &variants[variant - 1][is_q8][depth] : is_q8 ? &q8[depth] : &kernels[a->x.dtype == KRAIT_BF16][depth];
-  kr_grid grid = {.x = (uint32_t)blocks_of(ctx, a->x.dtype),
+  const kr_kernel *kernel = is_q8 ? &q8[depth] : &kernels[a->x.dtype == KRAIT_BF16][depth];
+  kr_grid grid = {.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors,
                   .block = KR_DECODE_THREADS,
                   .shared_bytes = (uint32_t)shared_bytes(&p, depths[is_q8][depth]),
                   .stream = a->call.stream};
   lay_out(&p, a->call.scratch);
-  if (variant == CLUSTER) {
-    grid.cluster = CLUSTER_BLOCKS;
-    return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, kernel, &grid, &p, sizeof p);
-  }
   if (kr_cuda_starts_together(ctx->cuda)) {
     grid.is_together = 1;
-    KR_TRY(kr_cuda_fill(ctx->cuda, p.done, 0, grid.x * sizeof *p.done, a->call.stream));
+    KR_TRY(kr_cuda_fill(ctx->cuda, p.done, 0, sizeof *p.done, a->call.stream));
     return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, &p, sizeof p);
   }
   for (int phase = 0; phase < n_phases; phase++) {
