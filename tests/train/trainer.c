@@ -101,9 +101,13 @@ static kr_batch batch_of(fixture *f, int step) {
   return (kr_batch){.com_in = f->com_in, .mag = f->mag, .pha = f->pha, .com = f->com, .dropout = f->dropout};
 }
 
-static int32_t judge(void *user, const float *wav, float *quality) {
+static int32_t ask(void *user, const float *wav) {
+  (void)user, (void)wav;
+  return KRAIT_OK;
+}
+
+static int32_t answer(void *user, float *quality) {
   const fixture *f = user;
-  (void)wav;
   memcpy(quality, f->quality, (size_t)f->B * sizeof(float));
   return KRAIT_OK;
 }
@@ -195,7 +199,8 @@ static void losses_and_gradients(void **state) {
     kr_step step;
     open_fixture(&f, cases[i].name, "loss", cases[i].B_loss, cases[i].at_once);
     const kr_batch batch = batch_of(&f, 0);
-    if (kr_trainer_step(f.trainer, &batch, 0, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());
+    const kr_judge judge = {&f, ask, answer};
+    if (kr_trainer_step(f.trainer, &batch, 0, &judge, &step) < 0) fail_msg("%s", krait_error_detail());
     check_terms(&f, cases[i].name, &step, "golden.loss.", 0, 1e-5);
     assert_int_equal(kr_trainer_pull(f.trainer), KRAIT_OK);
     const float *scores = find(f.golden, "golden.D"), *sigma = find(f.golden, "golden.sigma");
@@ -222,7 +227,8 @@ static void five_steps(void **state) {
     open_fixture(&f, cases[i].name, "steps", cases[i].B_steps, cases[i].at_once);
     for (int k = 0; k < 5; k++) {
       const kr_batch batch = batch_of(&f, k);
-      if (kr_trainer_step(f.trainer, &batch, 5e-4, judge, &f, &step) < 0) fail_msg("%s", krait_error_detail());
+      const kr_judge judge = {&f, ask, answer};
+      if (kr_trainer_step(f.trainer, &batch, 5e-4, &judge, &step) < 0) fail_msg("%s", krait_error_detail());
       check_terms(&f, cases[i].name, &step, "golden.steps.", k, 2e-4);
     }
     close_fixture(&f);
