@@ -1,6 +1,6 @@
 /* trainer.c: two graphs and what lies between them. A step runs the generator's graph up to the magnitude of the signal
- * that it makes, lets the discriminator judge and be updated, and runs the rest: losses and gradients. With a late judge
- * it runs the generator's graph as a whole, then the discriminator's on what the step before left. */
+ * that it makes, lets the discriminator judge and be updated, and runs the rest: losses and gradients. With a late
+ * judge it runs the generator's graph as a whole, then the discriminator's on what the step before left. */
 #include "trainer.h"
 
 #include <math.h>
