@@ -1,9 +1,6 @@
-/* cmd_live.c: krait live: sound as it comes. Every quarter of a second the last second goes through the model again,
- * and the samples that a tenth of a second has followed are said: no model needs to know of it, and the delay is the
- * sum (docs/speed/2026-11-22-train5.md says what that costs and keeps). */
+/* cmd_live.c: krait live: sound as it comes, from standard input to standard output through a krait_stream. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <krait/model.h>
@@ -13,13 +10,7 @@
 #include "interrupt.h"
 #include "say.h"
 
-enum { WINDOW = 16000, HOP = 4000, AHEAD = 1600, FADE = 160 }; /* samples at 16 kHz */
-
-typedef struct live {
-  krait_session *session;
-  float heard[WINDOW], said[WINDOW], tail[FADE]; /* tail: what the last answer went on with */
-  int64_t n_heard, n_said;
-} live;
+enum { HOP = 4000, MOST = 16000 }; /* samples: what is read at once; what is said at once at most */
 
 /* Up to HOP samples, fewer at the end: -1 where that lies within a sample. */
 static int64_t listen(float *to) {
@@ -30,7 +21,7 @@ static int64_t listen(float *to) {
 }
 
 static int say(const float *from, int64_t n) {
-  unsigned char bytes[2 * WINDOW];
+  unsigned char bytes[2 * MOST];
   for (int64_t i = 0; i < n; i++) {
     const long v = lrintf(fminf(fmaxf(from[i] * 32768, -32768), 32767));
     bytes[2 * i] = (unsigned char)(v & 255), bytes[2 * i + 1] = (unsigned char)(v >> 8 & 255);
@@ -38,40 +29,20 @@ static int say(const float *from, int64_t n) {
   return fwrite(bytes, 2, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0;
 }
 
-static void remember(live *l, const float *block, int64_t n) {
-  memmove(l->heard, l->heard + n, (size_t)(WINDOW - n) * sizeof(float));
-  memcpy(l->heard + WINDOW - n, block, (size_t)n * sizeof(float));
-  l->n_heard += n;
-}
-
-/* Says what is due: all at the end. 1: standard output took it; 0: it did not. */
-static int32_t answer(live *l, int is_end) {
-  const int64_t length = l->n_heard < WINDOW ? l->n_heard : WINDOW, begin = l->n_heard - length,
-                due = is_end ? l->n_heard : l->n_heard - AHEAD;
-  if (due <= l->n_said) return 1;
-  const int32_t status =
-      krait_enhance_samples(l->session, l->heard + WINDOW - length, l->said, length, NULL, NULL);
-  if (status < 0) return status;
-  float *const from = l->said + (l->n_said - begin);
-  for (int64_t i = 0; i < FADE && i < due - l->n_said && l->n_said; i++) {
-    const float share = ((float)i + 0.5f) / FADE;
-    from[i] = share * from[i] + (1 - share) * l->tail[i];
-  }
-  if (!is_end) memcpy(l->tail, l->said + (due - begin), sizeof l->tail);
-  const int is_said = say(from, due - l->n_said);
-  l->n_said = due;
-  return is_said;
-}
-
-static int32_t run(live *l, int *is_cut) {
-  float block[HOP];
+/* 1: all is said; 0: standard output does not take it. */
+static int32_t run(krait_stream *stream, int *is_cut) {
+  float heard[HOP], said[MOST];
   for (;;) {
-    const int64_t n = listen(block);
+    int64_t n_said;
+    const int64_t n = listen(heard);
     *is_cut = n < 0 || ferror(stdin);
     if (*is_cut) return 1;
-    remember(l, block, n);
-    const int32_t status = answer(l, n < HOP);
-    if (status != 1 || n < HOP) return status;
+    int32_t status = krait_stream_push(stream, heard, n, said, MOST, &n_said);
+    if (status < 0) return status;
+    if (n_said && !say(said, n_said)) return 0;
+    if (n == HOP) continue;
+    status = krait_stream_finish(stream, said, MOST, &n_said);
+    return status < 0 ? status : say(said, n_said);
   }
 }
 
@@ -82,18 +53,21 @@ static int say_cut(void) {
 }
 
 static int live_with(const cli_run *how, const krait_model_options *options) {
-  static live l;
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
+  krait_session *session = NULL;
+  krait_stream *stream = NULL;
   int is_cut = 0, exit_status = cli_run_open_ctx("live", how, &ctx);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_model_open(ctx, options, &model);
-  if (status >= 0) status = krait_session_open(model, &l.session);
+  if (status >= 0) status = krait_session_open(model, &session);
+  if (status >= 0) status = krait_stream_open(session, &stream);
   if (status < 0) exit_status = cli_report("live", status) + 1;
-  else if ((status = run(&l, &is_cut)) < 0) exit_status = cli_report("live", status);
+  else if ((status = run(stream, &is_cut)) < 0) exit_status = cli_report("live", status);
   else if (is_cut) exit_status = say_cut();
   else exit_status = 0; /* main says it when standard output did not take all */
-  krait_session_close(&l.session);
+  krait_stream_close(&stream);
+  krait_session_close(&session);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;

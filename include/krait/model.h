@@ -76,6 +76,21 @@ typedef int32_t (*krait_progress_fn)(void *user, int64_t done, int64_t total);
 KRAIT_API int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
                                         krait_progress_fn progress, void *user);
 
+/* Sound as it comes, 16 kHz: what goes in comes out cleaned, sample for sample, and at most krait_stream_latency
+ * samples later; computing comes on top. A stream has its session for itself until it is closed, and is used by one
+ * thread at a time. */
+typedef struct krait_stream krait_stream;
+KRAIT_API int32_t krait_stream_open(krait_session *session, krait_stream **stream);
+KRAIT_API void krait_stream_close(krait_stream **stream);
+KRAIT_API int64_t krait_stream_latency(const krait_stream *stream);
+/* Takes any number of samples and gives those that are due now: n_out, none for most short pushes. room: of out, which
+ * may not overlap in; n_samples + krait_stream_latency is always enough, and with too little nothing is taken. Behind a
+ * push that failed in the model only krait_stream_finish goes on. */
+KRAIT_API int32_t krait_stream_push(krait_stream *stream, const float *in, int64_t n_samples, float *out, int64_t room,
+                                    int64_t *n_out);
+/* The rest: room for krait_stream_latency is enough. The stream can then begin anew. */
+KRAIT_API int32_t krait_stream_finish(krait_stream *stream, float *out, int64_t room, int64_t *n_out);
+
 enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an output or picture that exists is an error, not replaced */
 
 /* size may be that of an older header: what it lacks is 0. */

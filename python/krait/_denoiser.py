@@ -33,6 +33,12 @@ class Denoiser:
         self._check(_load.lib().krait_session_open(model[0], session))
         self._session = ffi.gc(session, lambda handle, model=self._model: _load.lib().krait_session_close(handle))
 
+    def stream(self):
+        """A Stream with a timeline of its own: noise removed from sound as it comes, 0.35 s late."""
+        if os.getpid() != self._process:
+            raise _load.KraitError("krait.Denoiser: made before a fork; make one in each process")
+        return Stream(self)
+
     @staticmethod
     def _check(status):
         if status < 0:
@@ -72,6 +78,45 @@ class Denoiser:
         if is_whole:
             out = np.clip(np.rint(out * 32768), -32768, 32767)
         return out.astype(samples.dtype).reshape(samples.shape)
+
+
+class Stream:
+    """Sound as it comes, one channel, 16 kHz: push(samples) takes any number of samples (one-dimensional, floating point within -1 and 1 or int16) and returns those that
+    are due now, as float32: none for most short pushes, and each at most `latency` samples after it went in. finish() returns the rest; the stream can then begin anew.
+    Made by Denoiser.stream()."""
+
+    def __init__(self, denoiser):
+        ffi, lib = _load.ffi(), _load.lib()
+        self._process, self._lock = denoiser._process, threading.Lock()
+        session, stream = ffi.new("krait_session **"), ffi.new("krait_stream **")
+        denoiser._check(lib.krait_session_open(denoiser._model[0], session))
+        self._session = ffi.gc(session, lambda handle, model=denoiser._model: lib.krait_session_close(handle))
+        denoiser._check(lib.krait_stream_open(self._session[0], stream))
+        self._stream = ffi.gc(stream, lambda handle, session=self._session: lib.krait_stream_close(handle))
+        self.latency = int(lib.krait_stream_latency(self._stream[0]))
+
+    def _take(self, n, call):
+        """call(out, room, n_out) -> what it gave."""
+        if os.getpid() != self._process:
+            raise _load.KraitError("krait.Denoiser.stream: made before a fork; make one in each process")
+        ffi = _load.ffi()
+        out, n_out = np.empty(n + self.latency, np.float32), ffi.new("int64_t *")
+        with self._lock:
+            Denoiser._check(call(ffi.cast("float *", out.ctypes.data), len(out), n_out))
+        return out[:n_out[0]].copy()
+
+    def push(self, samples):
+        samples = np.asarray(samples)
+        if samples.ndim != 1 or not (samples.dtype == np.int16 or samples.dtype.kind == "f"):
+            raise TypeError("krait.Denoiser.stream: samples are %s of shape %s; give one dimension of floating point or int16" % (samples.dtype, samples.shape))
+        given = np.ascontiguousarray(samples / np.float32(32768) if samples.dtype == np.int16 else samples, dtype=np.float32)
+        if not np.isfinite(given).all():
+            raise ValueError("krait.Denoiser.stream: samples hold NaN or infinity")
+        lib, pointer = _load.lib(), _load.ffi().cast("const float *", given.ctypes.data)
+        return self._take(len(given), lambda out, room, n_out: lib.krait_stream_push(self._stream[0], pointer, len(given), out, room, n_out))
+
+    def finish(self):
+        return self._take(0, lambda out, room, n_out: _load.lib().krait_stream_finish(self._stream[0], out, room, n_out))
 
 
 def _checked_rate(rate):

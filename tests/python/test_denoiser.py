@@ -103,6 +103,35 @@ def test_refusals(denoiser):
         krait.Denoiser("gpu")
 
 
+def test_stream(denoiser):
+    """Any cut: the samples that one push of all gives, each at most the latency late; and near to the whole recording's."""
+    x, stream = speech(9001).astype(np.float32), denoiser.stream()
+    assert stream.latency == 5600
+    want = np.concatenate([stream.push(x), stream.finish()])
+    assert want.dtype == np.float32 and np.linalg.norm(want - denoiser(x)) < 0.5 * np.linalg.norm(want)
+    for piece in (160, 4001):
+        got, heard = [np.empty(0, np.float32)], 0
+        for i in range(0, len(x), piece):
+            got.append(stream.push(x[i:i + piece]))
+            heard += len(x[i:i + piece])
+            assert 0 <= heard - sum(map(len, got)) < stream.latency
+        assert np.array_equal(np.concatenate([*got, stream.finish()]), want)
+    assert len(stream.finish()) == 0
+    whole = np.rint(x[:1000] * 32768)
+    assert len(stream.push(whole.astype(np.int16))) == len(denoiser.stream().push(whole / 32768)) == 0
+    assert np.allclose(stream.finish(), denoiser(whole.astype(np.float32) / 32768), atol=1e-6)
+
+
+def test_stream_refuses(denoiser):
+    stream = denoiser.stream()
+    for bad in (np.zeros(10, np.int32), np.zeros((2, 5)), np.zeros(10, complex)):
+        with pytest.raises(TypeError, match="one dimension"):
+            stream.push(bad)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        stream.push([0.0, np.nan])
+    assert len(stream.push(np.zeros(0))) == 0 and len(stream.finish()) == 0
+
+
 def run(*arguments, **kw):
     return subprocess.run([sys.executable, "-m", "krait", "enhance", *map(str, arguments)], capture_output=True, text=True, **kw)
 

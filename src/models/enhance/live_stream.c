@@ -1,0 +1,98 @@
+/* live_stream.c: sound as it comes through a denoiser. Every quarter of a second the last second goes through it again,
+ * and the samples that a tenth of a second has followed are due: no model needs to know of it, and the delay is the sum
+ * (docs/speed/2026-11-22-train5.md says what that costs and keeps). Where two answers meet they fade. */
+#include <math.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "enhance.h"
+#include "status.h"
+
+enum { WINDOW = 16000, HOP = 4000, AHEAD = 1600, FADE = 160, LATENCY = HOP + AHEAD }; /* samples at 16 kHz */
+
+struct krait_stream {
+  kr_denoiser denoiser;
+  float heard[WINDOW], said[WINDOW], tail[FADE]; /* the newest last; tail: what the last answer went on with */
+  int64_t n_heard, n_said, n_waiting;            /* n_waiting: of n_heard, those that no answer has seen yet */
+  int has_failed;                                /* an answer is missing: what is due grows beyond the window */
+};
+
+int32_t kr_stream_open(const kr_denoiser *denoiser, krait_stream **stream) {
+  *stream = kr_zalloc(sizeof **stream);
+  KR_CHECK(*stream, KRAIT_ERR_NO_MEMORY, "no memory for a stream");
+  (*stream)->denoiser = *denoiser;
+  return KRAIT_OK;
+}
+
+int32_t krait_stream_open(krait_session *session, krait_stream **stream) {
+  kr_denoiser denoiser;
+  KR_CHECK(session && stream, KRAIT_ERR_ARGUMENT, "session and stream must not be NULL");
+  *stream = NULL;
+  KR_TRY(kr_session_denoiser(session, &denoiser));
+  return kr_stream_open(&denoiser, stream);
+}
+
+void krait_stream_close(krait_stream **stream) {
+  if (!stream) return;
+  kr_free(*stream);
+  *stream = NULL;
+}
+
+int64_t krait_stream_latency(const krait_stream *stream) { return stream ? LATENCY : 0; }
+
+static void remember(krait_stream *s, const float *in, int64_t n) {
+  memmove(s->heard, s->heard + n, (size_t)(WINDOW - n) * sizeof *in);
+  memcpy(s->heard + WINDOW - n, in, (size_t)n * sizeof *in);
+  s->n_heard += n, s->n_waiting += n;
+}
+
+/* What is due: all at the end. */
+static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
+  const int64_t length = s->n_heard < WINDOW ? s->n_heard : WINDOW, begin = s->n_heard - length,
+                due = is_end ? s->n_heard : s->n_heard - AHEAD, n = due - s->n_said;
+  s->n_waiting = 0;
+  if (n <= 0) return KRAIT_OK;
+  KR_TRY(kr_enhance_samples(&s->denoiser, s->heard + WINDOW - length, s->said, length, NULL, NULL));
+  float *const from = s->said + (s->n_said - begin);
+  for (int64_t i = 0; i < FADE && i < n && s->n_said; i++) {
+    const float share = ((float)i + 0.5f) / FADE;
+    from[i] = share * from[i] + (1 - share) * s->tail[i];
+  }
+  if (!is_end) memcpy(s->tail, s->said + (due - begin), sizeof s->tail);
+  memcpy(out + *n_out, from, (size_t)n * sizeof *out);
+  s->n_said = due, *n_out += n;
+  return KRAIT_OK;
+}
+
+int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, float *out, int64_t room,
+                          int64_t *n_out) {
+  KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !room), KRAIT_ERR_ARGUMENT,
+           "stream, in, out and n_out must not be NULL, n_samples not negative");
+  *n_out = 0;
+  KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: krait_stream_finish begins anew");
+  const int64_t heard = s->n_heard + n_samples, answered = heard - (s->n_waiting + n_samples) % HOP,
+                due = answered - AHEAD > s->n_said ? answered - AHEAD - s->n_said : 0;
+  KR_CHECK(room >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)room,
+           (long long)due);
+  for (int64_t i = 0; i < n_samples; i++)
+    KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
+  for (int64_t i = 0; i < n_samples;) {
+    const int64_t wanted = HOP - s->n_waiting, n = n_samples - i < wanted ? n_samples - i : wanted;
+    remember(s, in + i, n), i += n;
+    if (s->n_waiting < HOP) continue;
+    const int32_t status = answer(s, 0, out, n_out);
+    s->has_failed = status < 0;
+    KR_TRY(status);
+  }
+  return KRAIT_OK;
+}
+
+int32_t krait_stream_finish(krait_stream *s, float *out, int64_t room, int64_t *n_out) {
+  KR_CHECK(s && n_out && (out || !room), KRAIT_ERR_ARGUMENT, "stream, out and n_out must not be NULL");
+  *n_out = 0;
+  KR_CHECK(room >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
+           (long long)room, (long long)(s->n_heard - s->n_said));
+  const int32_t status = answer(s, 1, out, n_out);
+  s->n_heard = s->n_said = s->n_waiting = 0, s->has_failed = 0;
+  return status;
+}
