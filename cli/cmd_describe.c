@@ -133,7 +133,8 @@ int cmd_describe(int argc, char **argv) {
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a folder with Mobile-VideoGPT's weights");
-  const cli_outputs_rule rule = {.verb = verb.name, .read_too = &s.weights, .n_read_too = 1, .force = s.force};
+  const char *const read_too[] = {s.weights, s.tokenizer};
+  const cli_outputs_rule rule = {.verb = verb.name, .read_too = read_too, .n_read_too = 2, .force = s.force};
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   cli_catch_signals(verb.name);
   cli_hush_libraries(); /* of fonts and films */

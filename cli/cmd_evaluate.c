@@ -41,7 +41,7 @@ static double measure(const krait_quality *q, int which) {
 }
 
 typedef struct settings {
-  int as_json, enhance;
+  int as_json, enhance, force;
   const char *csv, *noise, *noise_dir, *rir, *rir_dir, *ratios;
   double reverb;
   int64_t n_jobs, repeats;
@@ -379,6 +379,26 @@ static int write_csv(const evaluation *e) {
   return status < 0 ? cli_report("evaluate", status) : 0;
 }
 
+/* The table replaces nothing that exists unless -f says so, and then no file that is read, by whatever name. */
+static int check_csv(evaluation *e, char **operands) {
+  const settings *s = e->s;
+  char *sources[] = {operands[0], (char *)s->noise, (char *)s->rir}; /* only read */
+  for (int i = 0; s->noise && s->force && i < 3; i++) {
+    const int status = sources[i] ? cli_inputs_list("evaluate", &sources[i], 1, &e->clean) : -1;
+    if (status >= 0) return status;
+  }
+  int n = 0;
+  const char **read = calloc((size_t)e->clean.n + (size_t)e->other.n + 2, sizeof *read);
+  if (!read) return no_memory();
+  for (int i = 0; i < e->clean.n; i++) read[n++] = e->clean.pairs[i].in;
+  for (int i = 0; i < e->other.n; i++) read[n++] = e->other.pairs[i].in;
+  read[n++] = s->model.weights_path, read[n++] = s->model.config_path;
+  const cli_outputs_rule rule = {.verb = "evaluate", .read_too = read, .n_read_too = n, .force = s->force};
+  const int status = cli_output_check(&rule, operands[0], s->csv);
+  free(read);
+  return status;
+}
+
 /* ---- all of it ---- */
 static int compare_all(evaluation *e, int n_jobs) {
   const cli_crew_work work = {.n_pieces = e->n_pieces,
@@ -466,6 +486,7 @@ int cmd_evaluate(int argc, char **argv) {
       CLI_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000,
                 "so many times over the recordings, each with the next noises (default: 1)"),
       CLI_TEXT("csv", 0, "FILE", &s.csv, "a row for each recording"),
+      CLI_SWITCH("force", 'f', &s.force, "replace the file of --csv where it exists"),
       CLI_SWITCH("json", 0, &s.as_json, "print means as JSON"),
       CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST, "recordings at a time (default: as many as threads)"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
@@ -490,6 +511,7 @@ int cmd_evaluate(int argc, char **argv) {
   static evaluation e = {.notes_lock = PTHREAD_MUTEX_INITIALIZER};
   e.s = &s;
   exit_status = s.noise ? list_items(&e, argv[first]) : list_pairs(&e, argv + first);
+  if (exit_status < 0 && s.csv) exit_status = check_csv(&e, argv + first);
   if (exit_status < 0) exit_status = with_model(&e);
   release(&e);
   return exit_status;

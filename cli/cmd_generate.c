@@ -173,7 +173,8 @@ static int check_settings(const settings *s, char **operands, int n_operands) {
     return cli_usage_error("generate", "--save-state keeps the state of one text; --file has several");
   if (s->chat && s->load)
     return cli_usage_error("generate", "--chat begins a conversation; --load-state goes on with one");
-  const cli_outputs_rule rule = {.verb = "generate", .read_too = &s->load, .n_read_too = 1, .force = s->force};
+  const char *const read_too[] = {s->load, s->tokenizer};
+  const cli_outputs_rule rule = {.verb = "generate", .read_too = read_too, .n_read_too = 2, .force = s->force};
   return s->save ? cli_output_check(&rule, operands[0], s->save) : -1;
 }
 

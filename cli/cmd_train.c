@@ -8,6 +8,7 @@
 #include "args.h"
 #include "cmd.h"
 #include "gpus.h"
+#include "inputs.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "say.h"
@@ -59,9 +60,24 @@ static int choose_device(const krait_train_place *place, int64_t n_gpus, cli_run
   return -1;
 }
 
+/* The picture replaces nothing that exists, unless an interrupted run drew it or -f says so; and then no file that is
+ * read. */
+static int check_plot(const krait_train_options *o, const char *config, int force) {
+  static const char *const own[] = {"checkpoint.safetensors", "best.safetensors", "log.jsonl", ".hydra/config.yaml"};
+  char paths[CLI_N(own)][4096];
+  const char *read_too[CLI_N(own) + 1] = {o->weights};
+  for (int i = 0; i < CLI_N(own); i++) {
+    snprintf(paths[i], sizeof paths[i], "%s/%s", o->folder, own[i]);
+    read_too[i + 1] = paths[i];
+  }
+  const cli_outputs_rule rule = {
+      .verb = "train", .read_too = read_too, .n_read_too = CLI_N(read_too), .force = force || o->resume};
+  return cli_output_check(&rule, config ? config : "-", o->plot_path);
+}
+
 int cmd_train(int argc, char **argv) {
   cli_run run = {0};
-  int resume = 0;
+  int resume = 0, force = 0;
   int64_t n_gpus = 0;
   char device[32];
   watched watcher = {.first = -1};
@@ -85,6 +101,7 @@ int cmd_train(int argc, char **argv) {
       CLI_WHOLE("gpus", 0, "N", &n_gpus, 1, 64,
                 "train on so many GPUs of this machine, a process each; batch_size counts the items of all"),
       CLI_TEXT("plot", 0, "PNG", &options.plot_path, "draw the losses, anew at the end of every epoch"),
+      CLI_SWITCH("force", 'f', &force, "replace the file of --plot where it exists"),
       CLI_RUN_OPTIONS(&run),
   };
   const cli_verb verb = {"train",
@@ -105,6 +122,9 @@ int cmd_train(int argc, char **argv) {
   if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0)
     return cli_usage_error("train", "--device is '%s': --gpus takes the first %lld GPUs", run.device,
                            (long long)n_gpus);
+  options.resume = (uint32_t)resume;
+  const int refused = options.plot_path && place.rank == 0 ? check_plot(&options, path, force) : -1;
+  if (refused >= 0) return refused;
   if (n_gpus > 1 && place.n_ranks == 1) return cli_gpus_run((int)n_gpus, argc, argv);
   krait_ctx *ctx = NULL;
   int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
@@ -112,8 +132,7 @@ int cmd_train(int argc, char **argv) {
   if (opened >= 0) return opened;
   if (place.rank == 0) cli_catch_signals("train"); /* one line for all */
   options.place = &place;
-  options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first,
-  options.resume = (uint32_t)resume;
+  options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first;
   cli_progress_begin(&watcher.progress, options.folder, NULL);
   const int32_t status = krait_train(ctx, &options);
   cli_progress_end();

@@ -63,7 +63,7 @@ def cases(folder):
     yield harness.Case("info --json", [KRAIT, "info", "--json", "small.safetensors"], folder, bad=(1, 2))
     yield harness.Case("verify", [KRAIT, "verify", MODEL, RECORDED, "--device", "cpu", "--threads", "1"], folder, bad=(2,))
     yield harness.Case("enhance", [KRAIT, "enhance", *RUN, "s.wav", "-f", "-o", "out.wav", "--json"], folder, outputs=("out.wav",), text=False)
-    yield harness.Case("evaluate", [KRAIT, "evaluate", *RUN, "s.wav", "s.wav", "-j", "1", "--csv", "out.csv"], folder, outputs=("out.csv",), text=False)
+    yield harness.Case("evaluate", [KRAIT, "evaluate", *RUN, "s.wav", "s.wav", "-j", "1", "-f", "--csv", "out.csv"], folder, outputs=("out.csv",), text=False)
     yield harness.Case("evaluate --noise", [KRAIT, "evaluate", "s.wav", "--noise", "s.wav", "--snr", "3", "-j", "1", "--json"], folder, bad=(1, 2))
     yield harness.Case("convert", [KRAIT, "convert", "-f", "small.safetensors", "out.safetensors"], folder, outputs=("out.safetensors",))
     yield harness.Case("convert to best.th", [KRAIT, "convert", "-f", "small.safetensors", "out.th"], folder, outputs=("out.th",))
@@ -227,6 +227,19 @@ def aliases(share):
         count("aliased paths")
         if done.returncode != 2 or done.stderr.count(b"\n") != 1:
             report(f"{args}: {done}")
+    named = {"evaluate": (["in.wav", "ref.wav", "-w", "model.safetensors", "--config", "config.yaml"], "--csv"), "evaluate a mixture": (["in.wav", "--noise", "ref.wav", "-w", "model.safetensors"], "--csv"),
+             "train": (["config.yaml", "-w", "model.safetensors", "--steps", "1"], "--plot"), "generate": (["model.safetensors", "-p", "x", "--tokenizer", "config.yaml"], "--save-state"),
+             "describe": (["in.wav", "-w", "model.safetensors", "--tokenizer", "config.yaml"], "--frames")}
+    for (verb, (args, role)), victim, force in itertools.product(named.items(), victims, ([], ["-f"])):
+        if victim in args or not force:
+            done = subprocess.run([KRAIT, verb.split()[0], *args, role, f"hard-{victim}", *force], cwd=folder, capture_output=True, timeout=60)
+            count("aliased paths")
+            if done.returncode != 2 or done.stderr.count(b"\n") != 1 or (b"-f replaces it", b"would be overwritten")[bool(force)] not in done.stderr and (force or b"would be" not in done.stderr):
+                report(f"{verb} {role} is hard-{victim}: {done}")
+            for name, content in before.items():
+                if (folder / name).read_bytes() != content:
+                    report(f"{verb} {role} is hard-{victim}: {name} has changed")
+                    (folder / name).write_bytes(content)
     (folder / "old.wav").write_bytes(b"precious")
     done = subprocess.run([KRAIT, "enhance", "in.wav", "-o", "old.wav", *map(str, RUN)], cwd=folder, capture_output=True, timeout=60)
     if done.returncode != 2 or b"old.wav exists; -f replaces it" not in done.stderr or (folder / "old.wav").read_bytes() != b"precious":

@@ -76,6 +76,17 @@ def check_symbols(library):
         failures.append("exported names")
 
 
+def check_packages():
+    """The libraries that tools/setup installs are those that the Debian packages ask for."""
+    wanted = set(re.findall(r"\b[a-z0-9.+-]+-dev\b", re.search(r"packages=\((.*?)\)", (ROOT / "tools/setup").read_text(), re.S)[1])) - {"libc6-dev", "libcmocka-dev"}
+    control = (ROOT / "pkg/debian/control").read_text()
+    for field in ("Build-Depends", "Suggests: libsndfile1-dev"):
+        named = set(re.findall(r"\b[a-z0-9.+-]+-dev\b", re.search(rf"^{field}.*\n(?: .*\n)*", control, re.M)[0]))
+        if wanted - named:
+            failures.append(f"pkg/debian/control's {field.split(':')[0]} lacks {sorted(wanted - named)}")
+            print("WRONG   " + failures[-1])
+
+
 def check_completion(share, bindir):
     script = share / "bash-completion/completions/krait"
     def complete(*words):
@@ -105,6 +116,10 @@ def main():
             failures.append("the example writes a recording")
         if expect("README's example builds, static", run("gcc", scratch / "example.c", f"-I{prefix}/include", "-o", scratch / "static", *static)):
             expect("README's example runs, static", run(scratch / "static", ROOT / "demo/noisy.flac", scratch / "clean2.wav"))
+        # All of the archive, not only what the example calls: each library that any part needs is in krait.pc's list.
+        whole = [f"-Wl,--whole-archive,{f},--no-whole-archive" if f.endswith("libkrait.a") else f for f in static]
+        expect("everything in libkrait.a finds its libraries in krait.pc", run("gcc", scratch / "example.c", f"-I{prefix}/include", "-o", scratch / "whole", *whole))
+        check_packages()
         check_cmake(prefix, libdir, scratch)
         check_symbols(libdir / "libkrait.so")
         expect("krait runs where it was put", run(prefix / "bin/krait", "version"), "krait ")
