@@ -16,22 +16,23 @@
 #include "checkpoint.h"
 #include "clock.h"
 #include "event_file.h"
+#include "feed.h"
 #include "json_text.h"
 #include "loss_plot.h"
 #include "outfile.h"
-#include "pesq.h"
 #include "ranks.h"
 #include "recipe.h"
+#include "scorer.h"
 #include "status.h"
-#include "stft.h"
 
 typedef struct run {
   const krait_ctx *ctx;
   const kr_recipe *recipe;
   const krait_train_options *options;
   kr_data *data, *valid;
+  kr_feed *feed;
+  kr_scorer *scorer;
   kr_trainer *trainer;
-  kr_stft *stft;
   kr_config *config;
   char *config_json, *recipe_json;
   kr_checkpoint_text text;
@@ -42,7 +43,8 @@ typedef struct run {
   kr_ranks *ranks; /* NULL: alone */
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
-  float *noisy, *clean, *com_in, *mag, *pha, *com, *valid_noisy;
+  kr_batch_room room; /* of validation, and of steps that are timed */
+  kr_batch batch;     /* of the step */
   int64_t begun_ns, begun_step, saved_step; /* saved_step: what the folder's checkpoint has; 0: there is none */
 } run;
 
@@ -83,7 +85,7 @@ static int32_t read_options(run *r) {
   double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
   int32_t n = 2;
   const int64_t n_ranks = kr_ranks_n(r->ranks);
-  int64_t recompute;
+  int64_t recompute, judge_late;
   const char *precision;
   KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
   KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
@@ -92,12 +94,13 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
   KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
   KR_TRY(kr_recipe_int(c, "discriminator_first", 0, 0, 1000000, &o->discriminator_first));
+  KR_TRY(kr_recipe_int(c, "judge_late", 0, 0, 1, &judge_late));
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
   KR_TRY(kr_recipe_int(c, "at_once", 0, 0, 64, &o->at_once));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
   KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT,
            "precision is '%s', not float32 or tf32", precision);
-  o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute;
+  o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute, o->judge_late = (int)judge_late;
   KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
   KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
   KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
@@ -133,49 +136,18 @@ static double lr_of(const run *r, int64_t epoch) {
   return r->eta_min + (r->train.lr - r->eta_min) * (1 + cos(3.14159265358979323846 * part)) / 2;
 }
 
-/* ---- batches ---- */
+/* ---- the judge: PESQ, by threads of its own ---- */
 
-static void take_apart(void *user, int64_t begin, int64_t end, int worker) {
+static int32_t ask(void *user, const float *wav) {
   const run *r = user;
-  (void)worker;
-  for (int64_t i = begin; i < end; i++) {
-    const float re = r->com[2 * i], im = r->com[2 * i + 1];
-    r->mag[i] = sqrtf(re * re + im * im), r->pha[i] = atan2f(im, re);
-  }
+  return kr_scorer_begin(r->scorer, r->batch.wav, wav, r->B, r->N);
 }
 
-/* Spectra of a step's samples; N is whole frames. */
-static int32_t make_batch(run *r, const float *noisy, const float *clean, kr_batch *batch) {
-  const int64_t plane = r->F * r->T;
-  for (int64_t b = 0; b < r->B; b++) {
-    KR_TRY(kr_stft_forward(r->stft, noisy + b * r->N, r->N, 0.3, r->com_in + 2 * b * plane));
-    KR_TRY(kr_stft_forward(r->stft, clean + b * r->N, r->N, 0.3, r->com + 2 * b * plane));
-  }
-  kr_parallel(r->ctx, r->B * plane, 8192, take_apart, r);
-  *batch = (kr_batch){.com_in = r->com_in, .mag = r->mag, .pha = r->pha, .com = r->com, .wav = clean};
-  return KRAIT_OK;
-}
-
-typedef struct judgement {
-  const run *r;
-  const float *wav;
-  float *quality;
-} judgement;
-
-static void judge_some(void *user, int64_t begin, int64_t end, int worker) {
-  const judgement *j = user;
-  (void)worker;
-  for (int64_t b = begin; b < end; b++) {
-    double mos = NAN;
-    if (kr_pesq(j->r->clean + b * j->r->N, j->wav + b * j->r->N, j->r->N, KR_PESQ_WIDE, &mos) < 0) mos = NAN;
-    j->quality[b] = (float)((mos - 1) / 3.5);
-  }
-}
-
-static int32_t judge(void *user, const float *wav, float *quality) {
+static int32_t answer(void *user, float *quality) {
   const run *r = user;
-  judgement j = {r, wav, quality};
-  kr_parallel(r->ctx, r->B, 1, judge_some, &j);
+  double mos[64]; /* read_options: a rank has no more */
+  KR_TRY(kr_scorer_end(r->scorer, mos, NULL));
+  for (int64_t b = 0; b < r->B; b++) quality[b] = (float)((mos[b] - 1) / 3.5);
   return KRAIT_OK;
 }
 
@@ -205,9 +177,8 @@ static int32_t write_events(run *r, const kr_step *losses, const krait_train_rep
   return kr_event_file_add(r->events, report->step, tags, values, OTHERS + KR_TERMS);
 }
 
-static int32_t save(run *r, int is_best) {
+static int32_t write_state(run *r, int is_best) {
   char path[4096];
-  if (!is_first(r)) return KRAIT_OK;
   if (is_best) {
     path_in(r, "best.safetensors", path, sizeof path);
     KR_TRY(kr_checkpoint_write_model(path, r->trainer, r->train.average_decay > 0, &r->text));
@@ -216,6 +187,11 @@ static int32_t save(run *r, int is_best) {
   KR_TRY(kr_checkpoint_write(path, r->trainer, &r->state, &r->text));
   r->saved_step = r->state.step;
   return KRAIT_OK;
+}
+
+static int32_t save(run *r, int is_best) {
+  KR_TRY(kr_trainer_gather(r->trainer));
+  return is_first(r) ? write_state(r, is_best) : KRAIT_OK;
 }
 
 static int32_t validate(run *r, double *mean) {
@@ -229,10 +205,10 @@ static int32_t validate(run *r, double *mean) {
   for (int64_t k = 0; k < n; k++) {
     for (int64_t b = 0; b < r->B; b++) {
       int64_t length;
-      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->valid_noisy + b * r->N,
-                          r->clean + b * r->N, &length));
+      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->room.noisy + b * r->N,
+                          r->room.clean + b * r->N, &length));
     }
-    KR_TRY(make_batch(r, r->valid_noisy, r->clean, &batch));
+    KR_TRY(kr_batch_make(&r->room, &batch));
     KR_TRY(kr_trainer_validate(r->trainer, &batch, &step, NULL));
     sum += step.total;
   }
@@ -300,14 +276,14 @@ static int32_t run_steps(run *r) {
   KR_TRY(kr_recipe_int(r->recipe, "num_prints", 10, 1, 1000000, &prints));
   const int64_t interval = r->n_steps > prints ? r->n_steps / prints : 1;
   r->begun_ns = kr_clock_ns(), r->begun_step = r->saved_step = r->state.step;
+  const kr_judge judge = {r, ask, answer};
   KR_TRY(kr_data_begin(r->data, r->state.step));
+  KR_TRY(kr_feed_open(r->ctx, r->data, r->B, r->F, &r->feed));
   while (r->state.step < all) {
-    kr_batch batch;
     kr_step step;
     krait_train_report report;
-    KR_TRY(kr_data_next(r->data, r->noisy, r->clean));
-    KR_TRY(make_batch(r, r->noisy, r->clean, &batch));
-    KR_TRY(kr_trainer_step(r->trainer, &batch, lr_of(r, r->state.step / r->n_steps), judge, r, &step));
+    KR_TRY(kr_feed_next(r->feed, &r->batch));
+    KR_TRY(kr_trainer_step(r->trainer, &r->batch, lr_of(r, r->state.step / r->n_steps), &judge, &step));
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
     if (is_first(r)) KR_TRY(tell_progress(r, all));
@@ -360,15 +336,6 @@ static int32_t open_data(run *r) {
            "validation has pieces of %lld samples, training of %lld", (long long)kr_data_samples(r->valid),
            (long long)r->N);
   return KRAIT_OK;
-}
-
-static int32_t open_memory(run *r) {
-  const int64_t plane = r->B * r->F * r->T, wav = r->B * r->N;
-  r->noisy = kr_alloc_array((size_t)(6 * plane + 3 * wav), sizeof(float));
-  KR_CHECK(r->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
-  r->clean = r->noisy + wav, r->valid_noisy = r->clean + wav, r->com_in = r->valid_noisy + wav,
-  r->com = r->com_in + 2 * plane, r->mag = r->com + 2 * plane, r->pha = r->mag + plane;
-  return kr_stft_open(2 * (r->F - 1), (r->F - 1) / 2, r->ctx->pool, &r->stft);
 }
 
 /* Where a run's configuration lies in its folder, as upstream has it. */
@@ -458,7 +425,8 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(open_memory(r));
+  KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
+  if (r->train.discriminator) KR_TRY(kr_scorer_open(kr_pool_size(r->ctx->pool), &r->scorer));
   KR_TRY(kr_ranks_join(r->ranks, r->ctx));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
@@ -476,9 +444,9 @@ static int32_t open_run(run *r, kr_weights **weights) {
 }
 
 static void close_run(run *r) {
-  kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_stft_close(&r->stft),
-      kr_config_close(&r->config);
-  kr_free(r->config_json), kr_free(r->recipe_json), kr_free(r->noisy);
+  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->room);
+  kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_config_close(&r->config);
+  kr_free(r->config_json), kr_free(r->recipe_json);
   if (r->log) fclose(r->log);
   kr_event_file_close(&r->events);
   kr_ranks_close(&r->ranks);
@@ -494,7 +462,7 @@ static int32_t end_run(run *r, int32_t status) {
   const int is_other = is_blamed && r->state.step > r->begun_step;
   snprintf(why, sizeof why, "%s", krait_error_detail());
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  if (is_other) (void)save(r, 0);
+  if (is_other) (void)write_state(r, 0);
   const int64_t at = r->state.step + 1;
   if (r->saved_step && is_other)
     status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)at, why, path,
@@ -536,7 +504,7 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
 
 /* ---- times ---- */
 
-static void draw_batch(const run *r, kr_batch *batch) {
+static void draw_batch(kr_batch_room *r, kr_batch *batch) {
   const int64_t plane = r->B * r->F * r->T;
   uint32_t state = 1;
   for (int64_t i = 0; i < 4 * plane; i++)
@@ -549,24 +517,29 @@ static void draw_batch(const run *r, kr_batch *batch) {
   *batch = (kr_batch){.com_in = r->com_in, .mag = r->mag, .pha = r->pha, .com = r->com, .wav = r->clean};
 }
 
-static int32_t give_half(void *user, const float *wav, float *quality) {
+static int32_t ask_nobody(void *user, const float *wav) {
+  (void)user, (void)wav;
+  return KRAIT_OK;
+}
+
+static int32_t give_half(void *user, float *quality) {
   const run *r = user;
-  (void)wav;
   for (int64_t b = 0; b < r->B; b++) quality[b] = 0.5f;
   return KRAIT_OK;
 }
 
 static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps, double *seconds, uint64_t *bytes,
                             void (*each)(void *, const char *, const char *, const char *, double), void *user) {
+  const kr_judge judge = {r, ask_nobody, give_half};
   kr_batch batch;
   kr_step step;
   KR_TRY(kr_trainer_open(r->ctx, config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
-  draw_batch(r, &batch);
+  draw_batch(&r->room, &batch);
   *seconds = INFINITY, *bytes = kr_trainer_bytes(r->trainer);
   for (int64_t k = 0; k < n_steps + 2; k++) { /* the first two load and record */
     const int64_t begun = kr_clock_ns();
-    KR_TRY(kr_trainer_step(r->trainer, &batch, 1e-6, give_half, r, &step));
+    KR_TRY(kr_trainer_step(r->trainer, &batch, 1e-6, &judge, &step));
     const double took = (double)(kr_clock_ns() - begun) * 1e-9;
     if (k >= 2 && took < *seconds) *seconds = took;
   }
@@ -587,7 +560,7 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
   KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(open_memory(r));
+  KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
   times->batch = r->B, times->frames = r->T;
   if (r->train.discriminator)
     KR_TRY(time_trainer(r, &config, times->n_steps, &times->step_s, &times->step_bytes, each, user));

@@ -1,5 +1,6 @@
 /* trainer.c: two graphs and what lies between them. A step runs the generator's graph up to the magnitude of the signal
- * that it makes, lets the discriminator judge and be updated, and runs the rest: losses and gradients. */
+ * that it makes, lets the discriminator judge and be updated, and runs the rest: losses and gradients. With a late
+ * judge it runs the generator's graph as a whole, then the discriminator's on what the step before left. */
 #include "trainer.h"
 
 #include <math.h>
@@ -49,12 +50,18 @@ struct kr_trainer {
   kr_runner *run_g, *run_d;
   kr_tensor mag_con, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
-  int judged;                 /* whether the judge took the last batch */
+  int judged;                 /* whether the judge took the batch that the discriminator learnt from */
+  kr_judge judge;             /* whose answer is due, where has_asked */
+  int has_asked, has_judged;  /* has_judged: a late judge's signals of the step before are there */
+  kr_judged all;              /* the same of all ranks, when gathered: in */
+  float *gathered;
   float *memory, *host;       /* what follows, where graphs run; and the same on the host, the same memory on a CPU */
   double *squares;            /* the optimiser's scratch on a GPU */
   float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores,
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
+  float *v_judged_mag, *v_judged_con, /* what the discriminator learns from: of this step, or of the one before */
+      *v_answer;                      /* the judge's, on the host */
   handed now[HANDED]; /* what the generator's graph reads and writes: of the whole batch, and of the items that it has
                          now */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS],
@@ -85,6 +92,8 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
   t->v_com_in = cut(&memory, 2 * plane), t->v_mag = cut(&memory, plane), t->v_pha = cut(&memory, plane),
   t->v_com = cut(&memory, 2 * plane), t->v_wav = cut(&memory, t->B * t->N);
   t->v_mag_con = cut(&memory, plane), t->v_wav_hat = cut(&memory, t->B * t->N);
+  t->v_judged_mag = t->options.judge_late ? cut(&memory, plane) : t->v_mag,
+  t->v_judged_con = t->options.judge_late ? cut(&memory, plane) : t->v_mag_con, t->v_answer = cut(&memory, t->B);
   t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B),
   t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
   t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS),
@@ -256,7 +265,7 @@ static int32_t record_generator(kr_trainer *t) {
 static int32_t record_discriminator(kr_trainer *t) {
   kr_graph *g = t->d;
   const kr_dims plane = KR_DIMS(t->B, t->F, t->T);
-  const kr_tensor mag = input(g, "mag", plane, t->v_mag), con = input(g, "mag_con", plane, t->v_mag_con),
+  const kr_tensor mag = input(g, "mag", plane, t->v_judged_mag), con = input(g, "mag_con", plane, t->v_judged_con),
                   ones = input(g, "ones", KR_DIMS(t->B), t->v_ones);
   const kr_disc real = record_disc(t, g, 0, mag, mag, NULL);
   add_term(t, g, KR_TERM_DISC_R, 0, 1 / (double)t->B, real.score, ones);
@@ -348,7 +357,7 @@ void kr_trainer_close(kr_trainer **trainer) {
     kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
         kr_cuda_free(t->ctx->cuda, t->aside);
   else kr_free(t->sum);
-  kr_free(t->host), kr_free(t);
+  kr_free(t->host), kr_free(t->gathered), kr_free(t);
   *trainer = NULL;
 }
 
@@ -537,19 +546,97 @@ static kr_adamw adamw_of(const kr_trainer *t, double lr, int64_t updates_before)
 
 static int is_alone(const kr_trainer *t) { return t->d && t->n_updates < t->options.discriminator_first; }
 
-/* What the judge says of the signals that the generator made, where the discriminator's graph reads it. */
-static int32_t ask_judge(kr_trainer *t, kr_judge_fn *judge, void *user) {
-  float *const quality = on_host(t, t->v_quality);
+/* ---- the judge ---- */
+
+static int32_t ask_judge(kr_trainer *t, const kr_judge *judge) {
   if (judge) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
   KR_TRY(wait(t));
-  t->judged = judge && judge(user, on_host(t, t->v_wav_hat), quality) >= 0;
-  for (int64_t b = 0; b < t->B; b++) t->judged = t->judged && isfinite(quality[b]);
-  double share = t->judged;
+  for (int64_t b = 0; b < t->B; b++) on_host(t, t->v_answer)[b] = NAN;
+  t->has_asked = judge && judge->ask(judge->user, on_host(t, t->v_wav_hat)) >= 0;
+  if (t->has_asked) t->judge = *judge;
+  return KRAIT_OK;
+}
+
+static void hear_judge(kr_trainer *t) {
+  float *const answer = on_host(t, t->v_answer);
+  if (!t->has_asked) return;
+  t->has_asked = 0;
+  if (t->judge.answer(t->judge.user, answer) >= 0) return;
+  for (int64_t b = 0; b < t->B; b++) answer[b] = NAN;
+}
+
+/* The answer, where the discriminator's graph reads it: everywhere or nowhere, as in one batch. */
+static int32_t put_answer(kr_trainer *t) {
+  float *const quality = on_host(t, t->v_quality), *const answer = on_host(t, t->v_answer);
+  hear_judge(t);
+  double share = 1;
+  for (int64_t b = 0; b < t->B; b++)
+    if (!isfinite(answer[b])) share = 0;
   KR_TRY(kr_ranks_mean(t->options.ranks, &share, 1));
-  t->judged = share == 1; /* everywhere or nowhere, as in one batch */
-  for (int64_t b = 0; b < t->B && !t->judged; b++) quality[b] = 0;
+  t->judged = share == 1;
+  for (int64_t b = 0; b < t->B; b++) quality[b] = t->judged ? answer[b] : 0;
   return put(t, t->v_quality, NULL, t->B);
 }
+
+/* What the discriminator learns from in the next step. */
+static int32_t keep_signals(kr_trainer *t, const kr_judge *judge) {
+  const int64_t plane = t->B * t->F * t->T;
+  KR_TRY(copy(t, t->v_judged_mag, t->v_mag, plane));
+  KR_TRY(copy(t, t->v_judged_con, t->v_mag_con, plane));
+  t->has_judged = 1;
+  return ask_judge(t, judge);
+}
+
+/* Others' parts are zeros in the sum. */
+static int32_t sum_judged(kr_trainer *t, int64_t n) {
+  float *at = NULL;
+  if (!t->options.ranks) return KRAIT_OK;
+  KR_TRY(kr_cuda_alloc(t->ctx->cuda, (size_t)n * sizeof *at, (void **)&at));
+  int32_t status = kr_cuda_copy_in(t->ctx->cuda, at, t->gathered, (size_t)n * sizeof *at, NULL);
+  if (status >= 0) status = kr_ranks_sum(t->options.ranks, at, n);
+  if (status >= 0) status = kr_cuda_copy_out(t->ctx->cuda, t->gathered, at, (size_t)n * sizeof *at, NULL);
+  if (status >= 0) status = wait(t);
+  kr_cuda_free(t->ctx->cuda, at);
+  KR_TRY(status);
+  return kr_ranks_check(t->options.ranks);
+}
+
+int32_t kr_trainer_gather(kr_trainer *t) {
+  const int64_t plane = t->F * t->T, n_ranks = kr_ranks_n(t->options.ranks), B = n_ranks * t->B,
+                own = t->B * kr_ranks_rank(t->options.ranks), n = B * (2 * plane + 1);
+  t->all.B = 0;
+  if (!t->has_judged) return KRAIT_OK;
+  if (!t->gathered) t->gathered = kr_alloc_array((size_t)n, sizeof(float));
+  KR_CHECK(t->gathered, KRAIT_ERR_NO_MEMORY, "no memory for the signals of a step");
+  float *const mag = t->gathered, *const con = mag + B * plane, *const quality = con + B * plane;
+  memset(mag, 0, (size_t)n * sizeof *mag);
+  hear_judge(t);
+  KR_TRY(fetch(t, t->v_judged_mag, t->B * plane));
+  KR_TRY(fetch(t, t->v_judged_con, t->B * plane));
+  KR_TRY(wait(t));
+  memcpy(mag + own * plane, on_host(t, t->v_judged_mag), (size_t)(t->B * plane) * sizeof *mag);
+  memcpy(con + own * plane, on_host(t, t->v_judged_con), (size_t)(t->B * plane) * sizeof *con);
+  memcpy(quality + own, on_host(t, t->v_answer), (size_t)t->B * sizeof *quality);
+  KR_TRY(sum_judged(t, n));
+  t->all = (kr_judged){B, t->F, t->T, mag, con, quality};
+  return KRAIT_OK;
+}
+
+const kr_judged *kr_trainer_gathered(const kr_trainer *t) { return &t->all; }
+
+int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
+  const int64_t plane = t->F * t->T, own = t->B * kr_ranks_rank(t->options.ranks);
+  if (!t->d || !t->options.judge_late || judged->B != t->B * kr_ranks_n(t->options.ranks) || judged->F != t->F ||
+      judged->T != t->T)
+    return KRAIT_OK;
+  KR_TRY(put(t, t->v_judged_mag, judged->mag + own * plane, t->B * plane));
+  KR_TRY(put(t, t->v_judged_con, judged->mag_con + own * plane, t->B * plane));
+  memcpy(on_host(t, t->v_answer), judged->quality + own, (size_t)t->B * sizeof(float));
+  t->has_judged = 1, t->has_asked = 0;
+  return wait(t);
+}
+
+/* ---- halves of a step ---- */
 
 /* Gradients of all ranks sum up to that of their means. */
 static int32_t put_seeds(kr_trainer *t) {
@@ -560,18 +647,27 @@ static int32_t put_seeds(kr_trainer *t) {
   return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
 }
 
-static int32_t step_discriminator(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  const kr_adamw o = adamw_of(t, lr, t->n_updates);
-  int is_last;
-  KR_TRY(ask_judge(t, judge, user));
+static int32_t run_discriminator(kr_trainer *t, kr_step *step) {
+  KR_TRY(put_answer(t));
   KR_TRY(put_seeds(t));
   KR_TRY(kr_runner_run(t->run_d, NULL));
   KR_TRY(read_terms(t, step));
-  KR_TRY(check_terms(t, step, KR_TERM_DISC_R, KR_TERMS));
-  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, 0, 1, &is_last));
-  if (is_last)
-    KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
-                        t->discriminator.n));
+  return check_terms(t, step, KR_TERM_DISC_R, KR_TERMS);
+}
+
+static int32_t sum_discriminator(kr_trainer *t, int *is_last) {
+  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, 0, 1, is_last));
+  return *is_last ? kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
+                                 t->discriminator.n)
+                  : KRAIT_OK;
+}
+
+static int32_t step_discriminator(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+  const kr_adamw o = adamw_of(t, lr, t->n_updates);
+  int is_last;
+  KR_TRY(ask_judge(t, judge));
+  KR_TRY(run_discriminator(t, step));
+  KR_TRY(sum_discriminator(t, &is_last));
   return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
 }
 
@@ -631,27 +727,42 @@ static int32_t take_over(kr_trainer *t, int64_t part) {
   return KRAIT_OK;
 }
 
-/* A step of the discriminator alone: the generator's forward pass, and its losses for the log are none. */
-static int32_t step_alone(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+/* The generator's forward pass for the discriminator's half. */
+static int32_t make_signals(kr_trainer *t) {
   for (int64_t k = 0; k < t->n_parts; k++) {
     KR_TRY(hand_over(t, k));
     KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
     KR_TRY(take_over(t, k));
   }
-  KR_TRY(step_discriminator(t, lr, judge, user, step));
+  return KRAIT_OK;
+}
+
+/* Of a step of the discriminator alone: the generator's losses for the log are none. */
+static int32_t end_alone(kr_trainer *t, double lr, kr_step *step) {
   for (int k = 0; k < KR_TERM_DISC_R; k++) step->terms[k] = 0;
   KR_TRY(sum_terms(t, step));
   KR_TRY(wait(t));
   KR_TRY(kr_ranks_check(t->options.ranks));
   step->alone = 1, step->updated = (t->n_steps + 1) % t->options.accumulate == 0;
   t->n_steps++, t->n_updates += step->updated && lr > 0;
-  for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(copy(t, t->u[k], t->u_next[0][k], kr_disc_outputs(k)));
   return KRAIT_OK;
 }
 
-static int32_t run_whole(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
+static int32_t move_u(kr_trainer *t, int to) {
+  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u[k], t->u_next[to][k], kr_disc_outputs(k)));
+  return KRAIT_OK;
+}
+
+static int32_t step_alone(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+  KR_TRY(make_signals(t));
+  KR_TRY(step_discriminator(t, lr, judge, step));
+  KR_TRY(end_alone(t, lr, step));
+  return move_u(t, 0);
+}
+
+static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
   KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
 }
@@ -661,15 +772,7 @@ static int32_t keep_terms(kr_trainer *t, int64_t part) {
   return t->n_parts == 1 ? KRAIT_OK : copy(t, t->v_part_terms + 16 * KR_TERMS * part, t->v_terms, 16 * KR_TERM_DISC_R);
 }
 
-/* What a part keeps for its gradients is gone when the next one runs: the discriminator has its signals from a pass of
- * their own. */
-static int32_t run_parts(kr_trainer *t, double lr, kr_judge_fn *judge, void *user, kr_step *step) {
-  for (int64_t k = 0; k < t->n_parts && t->d; k++) {
-    KR_TRY(hand_over(t, k));
-    KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-    KR_TRY(take_over(t, k));
-  }
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, user, step));
+static int32_t run_generator(kr_trainer *t, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts; k++) {
     KR_TRY(hand_over(t, k));
     KR_TRY(kr_runner_run(t->run_g, NULL));
@@ -680,27 +783,54 @@ static int32_t run_parts(kr_trainer *t, double lr, kr_judge_fn *judge, void *use
   return KRAIT_OK;
 }
 
-static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user,
-                         kr_step *step) {
+/* What a part keeps for its gradients is gone when the next one runs: the discriminator has its signals from a pass of
+ * their own. */
+static int32_t run_parts(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+  if (t->d) KR_TRY(make_signals(t));
+  if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
+  return run_generator(t, step);
+}
+
+/* Both halves are summed before either moves: a rank that is lost leaves all as it was. The first of all steps has no
+ * signals from before: the discriminator learns from its own, and in the second step from them again. */
+static int32_t step_late(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+  const kr_adamw o = adamw_of(t, lr, t->n_updates);
+  const int alone = is_alone(t), is_first = !t->has_judged;
+  int is_last;
+  for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(copy(t, t->u_next[0][k], t->u[k], kr_disc_outputs(k)));
+  KR_TRY(put_seeds(t));
+  KR_TRY(alone ? make_signals(t) : run_generator(t, step));
+  if (is_first) KR_TRY(keep_signals(t, judge));
+  KR_TRY(run_discriminator(t, step));
+  if (!alone) KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
+  if (!alone) KR_TRY(sum_terms(t, step));
+  KR_TRY(sum_discriminator(t, &is_last));
+  KR_TRY(alone ? end_alone(t, lr, step) : step_generator(t, lr, step));
+  if (is_last && lr > 0) KR_TRY(kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0));
+  KR_TRY(move_u(t, 0));
+  return is_first ? KRAIT_OK : keep_signals(t, judge);
+}
+
+static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
+  if (t->d && t->options.judge_late) return step_late(t, lr, judge, step);
   if (!t->d) KR_TRY(put_seeds(t));
-  if (is_alone(t)) return step_alone(t, lr, judge, user, step);
-  KR_TRY(t->n_parts == 1 ? run_whole(t, lr, judge, user, step) : run_parts(t, lr, judge, user, step));
+  if (is_alone(t)) return step_alone(t, lr, judge, step);
+  KR_TRY(t->n_parts == 1 ? run_whole(t, lr, judge, step) : run_parts(t, lr, judge, step));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
   KR_TRY(sum_terms(t, step));
   KR_TRY(step_generator(t, lr, step));
-  for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u[k], t->u_next[1][k], kr_disc_outputs(k)));
-  return KRAIT_OK;
+  return move_u(t, 1);
 }
 
-int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user,
-                        kr_step *step) {
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, const kr_judge *judge, kr_step *step) {
   memset(step, 0, sizeof *step);
+  t->all.B = 0;
   KR_TRY(open_sums(t));
   KR_TRY(set_aside(t, 0));
-  const int32_t status = step_both(t, batch, lr, judge, user, step);
+  const int32_t status = step_both(t, batch, lr, judge, step);
   if (status < 0 && t->aside) (void)set_aside(t, 1);
   return status;
 }

@@ -1,6 +1,6 @@
 /* trainer.h: PrimeKnet's training, a step at a time: the discriminator's update, then the generator's, with the losses
- * of the published solver. Every step's result depends on its inputs and the state alone: not on threads, not on
- * time. */
+ * of the published solver; or with a late judge the other way round, so that nothing waits for its word. Every step's
+ * result depends on its inputs and the state alone: not on threads, not on time. */
 #ifndef KR_TRAINER_H
 #define KR_TRAINER_H
 
@@ -32,10 +32,12 @@ typedef struct kr_train_options {
   int discriminator;        /* 0: without the metric term */
   int64_t discriminator_first; /* steps at the beginning in which the discriminator learns alone: a young one pushes a
                                   generator that has learnt already */
+  int judge_late;           /* the discriminator learns behind the generator's half of a step, from what was made in the
+                               step before: the judge has had a whole step, and signals need no pass of their own */
   int64_t accumulate;       /* batches whose gradients make one step */
   int recompute;            /* less memory, more time: kr_pk_graph */
   int64_t at_once; /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a
-                      discriminator one more forward pass */
+                      discriminator and no late judge one more forward pass */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
   kr_ranks *ranks;          /* of which each has B items of every batch, in order; NULL: alone */
@@ -49,8 +51,13 @@ typedef struct kr_batch {
 } kr_batch;
 
 typedef struct kr_trainer kr_trainer;
-/* The judge's word on what the model made of a batch: quality[B] in 0..1, 0 status; negative: not for this batch. */
-typedef int32_t kr_judge_fn(void *user, const float *wav, float *quality);
+/* Says how good what the model made of a batch is. Asked and answering by turns; a failure of either: no word on this
+ * batch. */
+typedef struct kr_judge {
+  void *user;
+  int32_t (*ask)(void *user, const float *wav);      /* within the step of the batch; wav is its until the return */
+  int32_t (*answer)(void *user, float *quality);     /* quality[B] in 0..1 */
+} kr_judge;
 
 int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_train_options *options, int64_t B,
                         int64_t T, kr_trainer **trainer);
@@ -67,6 +74,18 @@ int32_t kr_trainer_push(kr_trainer *t);
 int32_t kr_trainer_pull(kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
+
+/* What the discriminator learns from in the next step, of the B items of all ranks: of a late judge alone. */
+typedef struct kr_judged {
+  int64_t B, F, T;              /* B 0: there is none */
+  const float *mag, *mag_con, *quality; /* (B,F,T) clean and made, (B) */
+} kr_judged;
+/* Waits for the judge; every rank calls it. What it gives lasts until the next call or step. */
+int32_t kr_trainer_gather(kr_trainer *t);
+const kr_judged *kr_trainer_gathered(const kr_trainer *t);
+/* Takes this rank's part of it; nothing where the shapes are others. */
+int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged);
+
 uint64_t kr_trainer_bytes(
     const kr_trainer *t); /* of both graphs, which share it where the generator does not take a batch at once */
 
@@ -80,7 +99,7 @@ typedef struct kr_step {
 /* Terms are means over all ranks; scores and sigma are this one's. A step that fails because another rank is gone
  * leaves all as it was before. With lr 0 nothing moves but the power iterations: gradients can be looked at.
  * KRAIT_ERR_WEIGHTS names a loss that is no number, and the tensor. */
-int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, kr_judge_fn *judge, void *user, kr_step *step);
+int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, const kr_judge *judge, kr_step *step);
 /* Losses without an update, power iteration or dropout. wav (B,(T-1) hop) may be NULL: else what the model made. */
 int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step, float *wav);
 /* Both graphs node by node, each timed by itself. */

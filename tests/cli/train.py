@@ -196,6 +196,22 @@ with tempfile.TemporaryDirectory() as base:
     check([row["total"] == 0 for row in rows] == [True, True, False] and rows[1]["disc_r"] < rows[0]["disc_r"], f"terms of the discriminator's steps: {rows}")
     check_error(2, "not float32 or tf32", "bench", "train", config, "precision=half")
 
+    # the judge a step late: the same bits killed or not, on any number of threads, an item after the other to rounding; another result than in upstream's order
+    def late(name, steps, *more):
+        done = krait(*train(base / name, config, "--steps", str(steps), "judge_late=1", "--device", "cpu", *more))
+        check(done.returncode == 0, f"judge_late=1: {done}")
+        return (base / name / "checkpoint.safetensors").read_bytes()
+
+    ended = late("late1", 4, "--threads", "2", "discriminator_first=1")
+    late("late2", 2, "--threads", "1", "discriminator_first=1")
+    check(late("late2", 4, "--threads", "2", "--resume", "discriminator_first=1") == ended, "resumed with a late judge: the same bits")
+    raw = (base / "late1" / "checkpoint.safetensors").read_bytes()
+    shapes = {name: part["shape"] for name, part in json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]]).items() if name.startswith("judged.")}
+    check(shapes == {"judged.mag": [2, 201, 81], "judged.mag_con": [2, 201, 81], "judged.quality": [2]}, f"what the next step learns from is in the checkpoint: {shapes}")
+    late("late3", 4, "--threads", "2", "discriminator_first=1", "at_once=1")
+    ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("late1", "late3")]
+    check(all(abs(ends[1][k] - v) <= 1e-3 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 with a late judge comes to the same losses: {ends}")
+
     # what a step takes: no recordings are needed, and all calls are told
     done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")
     check(done.returncode == 0, f"bench train: {done}")

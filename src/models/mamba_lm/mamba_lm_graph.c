@@ -426,9 +426,8 @@ static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int6
   return fits && a->in_proj.data != a->in_proj_words.data; /* one of them */
 }
 
-/* Weights of 8 bits have this row alone on a GPU. Those of 16 are quicker by the calls apart (H200, ms a step: 130m
- * 0.557 against 0.598, 2.8b 2.98 against 3.21). Of more sequences, what a phase does for each of them stands between
- * two waits. */
+/* One launch is quicker than the calls apart (H200, ms a step: 130m 0.50 against 0.56, 2.8b 2.67 against 2.98). Of more
+ * sequences, what a phase does for each of them stands between two waits. */
 enum { MOST_TOGETHER = 4 };
 
 static int takes_whole(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run,
@@ -436,8 +435,7 @@ static int takes_whole(const krait_ctx *ctx, const kr_mlm_config *c, const kr_ml
   int32_t status = KRAIT_OK;
   if (!run->is_step || run->apart || !describe_decode(c, w, run->B, n_slots, a)) return 0;
   if (run->whole) return 1;
-  const int is_quicker = a->in_proj_words.data && run->B <= MOST_TOGETHER;
-  const kr_row *row = ctx->cuda && is_quicker ? kr_op_resolve(&kr_op_mamba_decode, ctx, a, &status) : NULL;
+  const kr_row *row = ctx->cuda && run->B <= MOST_TOGETHER ? kr_op_resolve(&kr_op_mamba_decode, ctx, a, &status) : NULL;
   return row && !(row->needs & KRAIT_CAP_CPU);
 }
 

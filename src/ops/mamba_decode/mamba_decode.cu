@@ -19,7 +19,12 @@ enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* 
 
 #ifdef KR_EMULATE
 KR_DEV void fetch_line(const void *from) { (void)from; }
+KR_DEV void arrive(int32_t *at) { ++*at; }
 #else
+/* What the block wrote before it is seen by who waits for the count. */
+KR_DEV void arrive(int32_t *at) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" : : "l"(at) : "memory");
+}
 KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 #endif
 
@@ -240,9 +245,7 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   kr_sync();
 }
 
-/* ---- inputs of products ------------------------------------------------------------------------------------------
- * All that does not depend on other blocks is on its way before the wait for them: weights of norms, taps, states, what
- * this block itself wrote. */
+/* ---- inputs of products ------------------------------------------------------------------------------------------ */
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
@@ -274,15 +277,6 @@ KR_DEV dealt deal(const kr_decode_plan &p) {
   return dealt{token, per_token, 4 * (kr_thread() - token * per_token * 32), 4 * per_token * 32};
 }
 
-typedef struct norm_weights {
-  four_halves w[KEPT];
-} norm_weights;
-KR_DEV void read_norm_weights(const dealt &at, const uint16_t *from, int n, norm_weights &w) {
-#pragma unroll
-  for (int k = 0; k < KEPT; k++)
-    if (at.first + k * at.stride < n) w.w[k] = *(const four_halves *)(from + at.first + k * at.stride);
-}
-
 typedef struct rows {
   const float *floats;
   const uint16_t *halves; /* where floats are NULL */
@@ -298,16 +292,20 @@ KR_DEV void write_normed(unsigned char *act, int i, float scale, const float (&v
 }
 
 /* act = norm(row) w for every token; the sums of squares of a token's warps go through shared memory. */
-KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const dealt &at, const rows &from, int n,
-                        const uint16_t *w, const norm_weights &kept, float eps) {
+KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &from, int n, const uint16_t *w,
+                        float eps) {
+  const dealt at = deal(p);
   const int warp = kr_thread() / 32, exists = at.token < p.n_tokens;
   const int64_t row = (exists ? at.token : 0) * from.stride;
   const float *floats = from.floats ? from.floats + row : nullptr;
   const uint16_t *halves = from.floats ? nullptr : from.halves + row;
   float square = 0.0f, v[KEPT][4], more[4];
+  four_halves kept[KEPT];
 #pragma unroll
   for (int k = 0; k < KEPT; k++)
-    if (at.first + k * at.stride < n) read_four(floats, halves, at.first + k * at.stride, v[k]);
+    if (at.first + k * at.stride < n)
+      kept[k] = *(const four_halves *)(w + at.first + k * at.stride),
+      read_four(floats, halves, at.first + k * at.stride, v[k]);
 #pragma unroll
   for (int k = 0; k < KEPT; k++)
 #pragma unroll
@@ -327,7 +325,7 @@ KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const dealt &a
   unsigned char *act = m.act + at.token * p.act_pitch;
 #pragma unroll
   for (int k = 0; k < KEPT; k++)
-    if (at.first + k * at.stride < n) write_normed(act, at.first + k * at.stride, scale, v[k], kept.w[k]);
+    if (at.first + k * at.stride < n) write_normed(act, at.first + k * at.stride, scale, v[k], kept[k]);
   for (int i = at.first + KEPT * at.stride; i < n; i += at.stride) {
     read_four(floats, halves, i, more);
     write_normed(act, i, scale, more, *(const four_halves *)(w + i));
@@ -430,11 +428,10 @@ KR_DEV void read_unit(const kr_decode_plan &p, const block &b, int layer, int i,
   if (c >= 0) read_taps(p, layer, b.m.slots[i - r * p.n_tokens], c, t);
 }
 
-/* first: of this thread's first unit. */
-KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer, const taps &first) {
+KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
   const int n = units_of_in(p, b.s);
-  if (kr_thread() < n) finish_unit(p, b, first, kr_thread());
-  for (int i = kr_thread() + THREADS; i < n; i += THREADS) {
+#pragma unroll 1
+  for (int i = kr_thread(); i < n; i += THREADS) {
     taps t;
     read_unit(p, b, layer, i, t);
     finish_unit(p, b, t, i);
@@ -454,7 +451,6 @@ typedef struct states {
   kr_raw16 raw; /* of the state; as halves in the first two words */
   float A[4], D, bias, z, x;
 } states;
-enum { SCANS = 1 }; /* units of a thread that are on their way together */
 
 KR_DEV int scan_units(const kr_decode_plan &p, const block &b) { return b.s.channels.n * p.n_tokens * (p.N / 4); }
 
@@ -525,19 +521,13 @@ KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i,
     ((uint16_t *)p.y)[u.at] = to_half(y);
 }
 
-KR_DEV void read_scans(const kr_decode_plan &p, const block &b, int layer, int first, states (&v)[SCANS]) {
-#pragma unroll
-  for (int k = 0; k < SCANS; k++) read_states(p, b, layer, first + k * THREADS, v[k]);
-}
-
-/* v: of this thread's first units. */
-KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer, states (&v)[SCANS]) {
+KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer) {
   const int n = scan_units(p, b);
-  for (int i = kr_thread(); i - (kr_thread() & 31) < n; i += SCANS * THREADS) {
-    if (i != kr_thread()) read_scans(p, b, layer, i, v);
-#pragma unroll
-    for (int k = 0; k < SCANS; k++)
-      if (i + k * THREADS - (kr_thread() & 31) < n) scan_unit(p, b, layer, i + k * THREADS, v[k]);
+#pragma unroll 1
+  for (int i = kr_thread(); i - (kr_thread() & 31) < n; i += THREADS) {
+    states v;
+    read_states(p, b, layer, i, v);
+    scan_unit(p, b, layer, i, v);
   }
 }
 
@@ -546,82 +536,84 @@ KR_DEV float stream_at(const kr_decode_plan &p, const block &b, int layer, int i
   return layer ? p.out[token * p.out_row + d] : from_half(p.x[token * p.x_row + d]);
 }
 
-/* first: the stream at this thread's first element. */
-KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer, float first) {
+KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer) {
   for (int i = kr_thread(); i < b.s.width.n * p.n_tokens; i += THREADS) {
     const int r = i / p.n_tokens, token = i - r * p.n_tokens;
-    const float h = i == kr_thread() ? first : stream_at(p, b, layer, i);
+    const float h = stream_at(p, b, layer, i);
     p.out[token * p.out_row + b.s.width.from + r] = b.m.slots[token] < 0 ? h : h + b.m.results[i];
   }
 }
 
 /* ---- phases ------------------------------------------------------------------------------------------------------ */
 
-/* What the layer reads of this block's channels beside weights of products, but for what is read right away: into the
- * L2 cache. */
+/* What a layer reads of this block's channels beside weights of products: into the L2 cache. Loads themselves stand
+ * behind the wait: in registers across the product they would be kept in slow memory, which cost more. */
 KR_DEV void ask_for_layer(const kr_decode_plan &p, const block &b, int layer) {
-  const int64_t e = b.s.channels.from, n = b.s.channels.n, state = p.ssm_state.is_float ? 4 : 2;
+  const int64_t e = b.s.channels.from, n = b.s.channels.n, taps = p.conv_state.is_float ? 4 : 2,
+                state = p.ssm_state.is_float ? 4 : 2;
+  ask_for(p.norm.data + layer * p.norm.layer, 2 * p.width);
+  ask_for(p.conv.data + layer * p.conv.layer + e * p.conv.row, 2 * n * p.conv.row);
   if (p.is_second)
     ask_for(p.gate_norm.data + layer * p.gate_norm.layer, 2 * p.inner);
   else
     ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
-  for (int token = 0; token < p.n_tokens; token++)
-    if (b.m.slots[token] >= 0)
-      ask_for((const char *)p.ssm_state.data +
-                  state * (layer * p.ssm_state.layer + b.m.slots[token] * p.ssm_state.slot + e * p.ssm_state.channel),
-              state * n * p.ssm_state.channel);
+  for (int token = 0; token < p.n_tokens; token++) {
+    const int64_t slot = b.m.slots[token];
+    if (slot < 0) continue;
+    ask_for((const char *)p.conv_state.data +
+                taps * (layer * p.conv_state.layer + slot * p.conv_state.slot + e * p.conv_state.channel),
+            taps * n * p.conv_state.channel);
+    ask_for((const char *)p.ssm_state.data +
+                state * (layer * p.ssm_state.layer + slot * p.ssm_state.slot + e * p.ssm_state.channel),
+            state * n * p.ssm_state.channel);
+  }
 }
 
-/* Every block has a flag, which says how many phases it has done. */
+/* A counter, which one thread of each block raises and polls: a flag for each block, polled by all, was slower. n_done:
+ * phases that all blocks must have done. */
 KR_DEV void await_blocks(const kr_decode_plan &p, int n_done) {
-  for (int i = kr_thread(); i < kr_grid_x(); i += THREADS) kr_await(p.done + i, n_done);
+  if (kr_thread() == 0) kr_await(p.done, n_done * kr_grid_x());
   kr_sync();
 }
 
+/* This block has done a phase more. */
+KR_DEV void tell_blocks(const kr_decode_plan &p) {
+  kr_sync();
+  if (kr_thread() == 0) arrive(p.done);
+}
+
+/* load_normed stands here once: twice it takes more registers than there are. */
+KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int layer) {
+  const int is_in = kind == KR_DECODE_IN;
+  if (is_in || (kind == KR_DECODE_OUT && p.is_second)) {
+    const uint16_t *w = is_in ? p.norm.data + layer * p.norm.layer : p.gate_norm.data + layer * p.gate_norm.layer;
+    const rows from = !is_in  ? rows{p.y, nullptr, p.inner}
+                      : layer ? rows{p.out, nullptr, p.out_row}
+                              : rows{nullptr, p.x, p.x_row};
+    load_normed(p, m, from, is_in ? p.width : p.inner, w, is_in ? p.eps : 1e-5f);
+  } else if (kind == KR_DECODE_SCAN)
+    load_columns(p, m);
+  else
+    load_halves(p, m, kind == KR_DECODE_COLUMNS ? p.u : (const uint16_t *)p.y, p.inner);
+}
+
+/* One text of the product for all kinds, and nothing in registers across it. */
 template <int DEPTH, int Q8>
 KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
-  const int kind = kind_of(p, phase), layer = layer_of(p, phase),
-            is_normed = kind == KR_DECODE_IN || (kind == KR_DECODE_OUT && p.is_second), n_done = phase - p.phase_from;
-  const dealt at = deal(p);
-  const uint16_t *norm =
-      kind == KR_DECODE_IN ? p.norm.data + layer * p.norm.layer : p.gate_norm.data + layer * p.gate_norm.layer;
-  norm_weights weights;
-  if (is_normed) read_norm_weights(at, norm, kind == KR_DECODE_IN ? p.width : p.inner, weights);
-  if (kind == KR_DECODE_IN) {
-    taps t;
-    if (kr_thread() < units_of_in(p, b.s)) read_unit(p, b, layer, kr_thread(), t);
-    ask_for_layer(p, b, layer);
-    if (n_done) await_blocks(p, n_done);
-    load_normed(p, b.m, at, layer ? rows{p.out, nullptr, p.out_row} : rows{nullptr, p.x, p.x_row}, p.width, norm,
-                weights, p.eps);
-    kr_sync();
-    product<DEPTH, Q8>(b, p, kind);
-    finish_in(p, b, layer, t);
-  } else if (kind == KR_DECODE_COLUMNS) {
-    if (n_done) await_blocks(p, n_done);
-    load_halves(p, b.m, p.u, p.inner);
-    kr_sync();
-    product<DEPTH, Q8>(b, p, kind);
+  const int kind = kind_of(p, phase), layer = layer_of(p, phase), n_done = phase - p.phase_from;
+  if (kind == KR_DECODE_IN || !n_done) ask_for_layer(p, b, layer);
+  if (n_done) await_blocks(p, n_done);
+  load_inputs(p, b.m, kind, layer);
+  kr_sync();
+  product<DEPTH, Q8>(b, p, kind);
+  if (kind == KR_DECODE_IN)
+    finish_in(p, b, layer);
+  else if (kind == KR_DECODE_COLUMNS)
     finish_columns(p, b);
-  } else if (kind == KR_DECODE_SCAN) {
-    states v[SCANS];
-    read_scans(p, b, layer, kr_thread(), v);
-    if (n_done) await_blocks(p, n_done);
-    load_columns(p, b.m);
-    kr_sync();
-    product<DEPTH, Q8>(b, p, kind);
-    scan(p, b, layer, v);
-  } else {
-    const float stream = kr_thread() < b.s.width.n * p.n_tokens ? stream_at(p, b, layer, kr_thread()) : 0.0f;
-    if (n_done) await_blocks(p, n_done);
-    if (p.is_second)
-      load_normed(p, b.m, at, rows{p.y, nullptr, p.inner}, p.inner, norm, weights, 1e-5f);
-    else
-      load_halves(p, b.m, (const uint16_t *)p.y, p.inner);
-    kr_sync();
-    product<DEPTH, Q8>(b, p, kind);
-    finish_out(p, b, layer, stream);
-  }
+  else if (kind == KR_DECODE_SCAN)
+    scan(p, b, layer);
+  else
+    finish_out(p, b, layer);
 }
 
 template <int DEPTH, int Q8>
@@ -653,16 +645,15 @@ KR_DEV void run(const kr_decode_plan &p) {
   kr_sync();
   for (int phase = p.phase_from; phase < p.phase_to; phase++) {
     run_phase<DEPTH, Q8>(b, p, phase);
-    kr_sync();
-    if (kr_thread() == 0 && phase + 1 < p.phase_to) kr_publish(p.done + kr_block_x(), phase - p.phase_from + 1);
+    if (phase + 1 < p.phase_to) tell_blocks(p);
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_12(const kr_decode_plan plan) { run<12, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_6(const kr_decode_plan plan) { run<6, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_3(const kr_decode_plan plan) { run<3, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_12(const kr_decode_plan plan) { run<12, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_6(const kr_decode_plan plan) { run<6, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_3(const kr_decode_plan plan) { run<3, 0>(plan); }
 #ifdef KR_HALF
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_q8_9(const kr_decode_plan plan) { run<9, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_q8_5(const kr_decode_plan plan) { run<5, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_DECODE_THREADS, 1) kr_mamba_decode_q8_3(const kr_decode_plan plan) { run<3, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_9(const kr_decode_plan plan) { run<9, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_5(const kr_decode_plan plan) { run<5, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_3(const kr_decode_plan plan) { run<3, 1>(plan); }
 #endif

@@ -7,7 +7,7 @@
 #include "status.h"
 #include "view.h"
 
-enum { N_DEPTHS = 3, MOST_BLOCKS = 1024, FIXED_BYTES = 4096 /* of shared memory that the kernel has by itself */ };
+enum { N_DEPTHS = 3, FIXED_BYTES = 4096 /* of shared memory that the kernel has by itself */ };
 static const int depths[2][N_DEPTHS] = {{12, 6, 3}, {9, 5, 3}}; /* of 16 bits, of 8 */
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
@@ -148,7 +148,6 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
   if (!why) why = refuse_places(a);
   if (why) return why;
   if (a->B > KR_DECODE_MOST_TOKENS) return "more than 8 sequences";
-  if (kr_cuda_info(ctx->cuda)->n_multiprocessors > MOST_BLOCKS) return "more than 1024 multiprocessors";
   if (a->W > 4) return "more than 4 taps";
   if (!kr_has(&a->dt_proj) && a->G != 1) return "several groups";
   if (kr_has(&a->in_proj_words) && (a->D % 64 || a->E % 64))
@@ -167,7 +166,7 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
 /* Sets where things lie between phases; what that takes. */
 static uint64_t lay_out(kr_decode_plan *p, char *scratch) {
   const uint64_t channels = (uint64_t)p->n_tokens * (uint64_t)p->inner,
-                 sizes[] = {MOST_BLOCKS * sizeof(int32_t), 2 * channels, 4 * channels, 4 * channels,
+                 sizes[] = {sizeof *p->done, 2 * channels, 4 * channels, 4 * channels,
                             4 * (uint64_t)p->n_tokens * (uint64_t)p->n_columns};
   uint64_t at[6] = {0};
   for (int i = 0; i < 5; i++) at[i + 1] = at[i] + kr_scratch_round(sizes[i]);
@@ -204,7 +203,7 @@ int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args) {
   lay_out(&p, a->call.scratch);
   if (kr_cuda_starts_together(ctx->cuda)) {
     grid.is_together = 1;
-    KR_TRY(kr_cuda_fill(ctx->cuda, p.done, 0, grid.x * sizeof *p.done, a->call.stream));
+    KR_TRY(kr_cuda_fill(ctx->cuda, p.done, 0, sizeof *p.done, a->call.stream));
     return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, &p, sizeof p);
   }
   for (int phase = 0; phase < n_phases; phase++) {

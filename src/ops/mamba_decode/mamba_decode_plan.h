@@ -50,7 +50,7 @@ typedef struct kr_decode_plan {
   uint16_t *u;    /* (tokens, E): what the convolution made; of Mamba the products take it */
   float *z, *y;   /* (tokens, E); of Mamba y holds halves */
   float *columns; /* (tokens, n_columns): of Mamba r, B, C; of Mamba-2 B, C, then dt */
-  int32_t *done;  /* of each block: phases */
+  int32_t *done;  /* phases, of all blocks together */
   float eps;
   int32_t n_tokens, n_layers, n_slots, width, inner, N, W, R, H, n_columns, is_second;
   int32_t phase_from, phase_to; /* of all layers */
