@@ -1,11 +1,10 @@
 /* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any
- * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes 128 keys, 16 a warp, and walks over
- * tiles of 64 rows of every head that shares them; its scores are turned: a row is a key. dS goes through shared
- * memory; then a warp makes dq of 16 rows and half of the channels. Heads of 65 to 128 channels: smaller ones lose by
- * it. Compiled per type (KR_HALF: float16). kr_attention_sums_pairs  the same with less of shared memory's bandwidth,
- * which such products wait for: two warps share 32 keys. Each makes half of the rows' scores, and dk and dv of half of
- * the channels from its own probabilities in registers and the other's in shared memory: 544 KiB a tile are read for
- * its five products instead of 736. */
+ * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes 128 keys and walks over tiles of 64 rows
+ * of every head that shares them; its scores are turned: a row is a key. Two warps share 32 keys. Each makes half of
+ * the rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in
+ * shared memory; then dq of 32 rows and a quarter of the channels. So a tile's five products, which wait for shared
+ * memory, read 544 KiB of it (16 keys a warp: 736). Heads of 65 to 128 channels: smaller ones lose by it. Compiled per
+ * type (KR_HALF: float16). */
 #include "attention_mma.cuh"
 #include "attention_sums.cuh"
 
@@ -52,30 +51,6 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char 
   else values[thread] = thread < ROWS ? -MINUS_INFINITY : 0.0f; /* rows that are not there: no probability */
 }
 
-/* dq = dS k of 16 rows and half of the channels, added to the sums. */
-template <int D>
-KR_DEV void add_queries(uint32_t ds, uint32_t k, float *sums) {
-  const int lane = kr_thread() & 31, warp = kr_thread() >> 5, rows = warp & 3, half = warp >> 2;
-  const uint32_t lane_k = k + lane_of_rows<D>(),
-                 lane_ds = ds + kr_swizzle<ROWS * 2>((lane & 7) + (lane >> 4) * 8, 2 * rows + (lane >> 3 & 1));
-  float o[D / 16][4] = {};
-#pragma unroll
-  for (int t = 0; t < KEYS / 16; t++) {
-    uint32_t a[4], b[4];
-    kr_load_matrices_turned_at(a, lane_ds + t * 16 * ROWS * 2);
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) {
-      kr_load_matrices_turned_at(b, (lane_k ^ (half * (D / 32) + j) * 32) + t * 16 * D * 2);
-      kr_mma_as(element(), o[2 * j], a, b[0], b[1]), kr_mma_as(element(), o[2 * j + 1], a, b[2], b[3]);
-    }
-  }
-  sums += (rows * (D / 8) + half * (D / 16)) * 128 + lane;
-#pragma unroll
-  for (int j = 0; j < D / 16; j++)
-#pragma unroll
-    for (int c = 0; c < 4; c++) add_float(sums + j * 128 + c * 32, o[j][c]);
-}
-
 template <int D>
 KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const float (&o)[D / 8][4],
                        const int (&there)[2], const int (&counts)[2], float scale, int channels) {
@@ -93,78 +68,6 @@ KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const f
       if (there[r] && column < channels) *(kr_raw16 *)((uint16_t *)to.data + at + (int64_t)8 * r * t + column) = eight;
     }
 }
-
-template <int D>
-KR_DEV void walk(const kr_attention_plan &p) {
-  const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4;
-  KR_DYNAMIC_SHARED(shared);
-  const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, ds = v + KEYS * D * 2, stages = ds + KEYS * ROWS * 2;
-  const unit u = unit_here<KEYS, ROWS>(p);
-  if (u.key0 >= u.s.rows_k) return;
-  const int lane = kr_thread() & 31, warp = kr_thread() >> 5, key_row = warp * 16 + lane / 4,
-            n_steps = (u.end - u.first) * p.heads, warp_key = u.key0 + warp * 16;
-  const float scale = p.scale * KR_LOG2E;
-  const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
-  float *sums = p.partial + u.kv * p.heads * head_sums + (int64_t)sums_tile(p, u.s, u.b) * 64 * D;
-  float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
-  const uint32_t lane_k = k + warp * 16 * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
-  if (n_steps) {
-    copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, u.s, u.kv, u.key0), p.k.t, u.s.n_k - u.key0, p.D);
-    copy_rows<D, KEYS>(v, p.v.data, key_at(p, p.v, u.s, u.kv, u.key0), p.v.t, u.s.n_k - u.key0, p.D);
-    copy_stage<D>(p, u, shared, stages, u.kv * p.heads, u.start * ROWS);
-    kr_commit_copies();
-  }
-  for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps;
-       step++, buffer ^= 1) {
-    const uint32_t q = stages + buffer * STAGE;
-    const float *const lse = (const float *)(shared + (q - k) + 2 * TILE) + lane % 4 * 2, *const delta = lse + ROWS;
-    const int is_last = --left == 0,
-              next = is_last             ? u.start
-                     : tile + 1 == u.end ? u.first
-                                         : tile + 1,
-              i0 = tile * ROWS;
-    float s[1][ROWS / 8][4], dp[1][ROWS / 8][4];
-    uint32_t w[1][ROWS / 16][4];
-    kr_copied<0>();
-    kr_sync();
-    if (step + 1 < n_steps) copy_stage<D>(p, u, shared, stages + (buffer ^ 1) * STAGE, h + is_last, next * ROWS);
-    kr_commit_copies();
-    make_scores<D, 1, ROWS>(s, lane_k, q + lane_of_columns<D>());
-    make_scores<D, 1, ROWS>(dp, lane_v, q + TILE + lane_of_columns<D>());
-    const int all = i0 + ROWS <= u.s.n_q && warp_key + 16 <= u.s.n_k && warp_key >= first_key(p, u.s, i0 + ROWS - 1) &&
-                    warp_key + 16 <= end_key(p, u.s, i0);
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; j++)
-#pragma unroll
-      for (int c = 0; c < 4; c++) {
-        const int i = i0 + 8 * j + lane % 4 * 2 + c % 2, key = warp_key + lane / 4 + c / 2 * 8;
-        const int seen = all || (i < u.s.n_q && key >= first_key(p, u.s, i) && key < end_key(p, u.s, i));
-        const float P = seen ? kr_exp2(kr_fma(s[0][j][c], scale, -KR_LOG2E * lse[8 * j + c % 2])) : 0.0f;
-        s[0][j][c] = P;
-        dp[0][j][c] = seen ? P * (dp[0][j][c] - delta[8 * j + c % 2]) : 0.0f;
-      }
-    pack_weights<1, ROWS>(s, w);
-    add_output<D, 1, ROWS>(dv, w, q + TILE + lane_of_rows<D>());
-    pack_weights<1, ROWS>(dp, w);
-    unsigned char *const line = shared + (ds - k);
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; j++)
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        *(uint32_t *)(line + kr_swizzle<ROWS * 2>(key_row + 8 * r, j) + lane % 4 * 4) = w[0][j / 2][j % 2 * 2 + r];
-    add_output<D, 1, ROWS>(dk, w, q + lane_of_rows<D>());
-    kr_sync();
-    add_queries<D>(ds, k, sums + (int64_t)tile * ROWS * D);
-    tile = next;
-    if (is_last) h++, left = u.end - u.first, sums += head_sums;
-  }
-  const int there[2] = {u.key0 + key_row < u.s.rows_k, u.key0 + key_row + 8 < u.s.rows_k},
-            counts[2] = {u.key0 + key_row < u.s.n_k, u.key0 + key_row + 8 < u.s.n_k};
-  store_keys<D>(p.dk, key_at(p, p.dk, u.s, u.kv, u.key0 + key_row), (int)p.dk.t, dk[0], there, counts, p.scale, p.D);
-  store_keys<D>(p.dv, key_at(p, p.dv, u.s, u.kv, u.key0 + key_row), (int)p.dv.t, dv[0], there, counts, 1.0f, p.D);
-}
-
-/* ---- by pairs of warps ------------------------------------------------------------------------------------------- */
 
 /* Keys 32 pair and on; rows, and channels, of half `half`. */
 typedef struct pair_place {
@@ -219,7 +122,7 @@ KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint3
 
 /* dq = dS k of 32 rows and a quarter of the channels, added to the sums. */
 template <int D>
-KR_DEV void add_queries_of_pairs(const pair_place &me, uint32_t ds, uint32_t k, float *sums) {
+KR_DEV void add_queries(const pair_place &me, uint32_t ds, uint32_t k, float *sums) {
   const uint32_t lane_k = k + lane_of_rows<D>(), lane_ds = ds + kr_swizzle<ROWS * 2>((me.lane & 7) + (me.lane >> 4) * 8,
                                                                                      4 * me.half + (me.lane >> 3 & 1));
   float o[2][D / 32][4] = {};
@@ -272,7 +175,7 @@ KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &m
 }
 
 template <int D>
-KR_DEV void walk_pairs(const kr_attention_plan &p) {
+KR_DEV void walk(const kr_attention_plan &p) {
   const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4, WEIGHTS = KEYS * ROWS * 2;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, P_at = v + KEYS * D * 2, dS_at = P_at + WEIGHTS,
@@ -311,7 +214,7 @@ KR_DEV void walk_pairs(const kr_attention_plan &p) {
     kr_sync();
     add_both<D>(dv, me, P, P_at, channels + TILE);
     add_both<D>(dk, me, dS, dS_at, channels);
-    add_queries_of_pairs<D>(me, dS_at, k, sums + (int64_t)tile * ROWS * D);
+    add_queries<D>(me, dS_at, k, sums + (int64_t)tile * ROWS * D);
     tile = next;
     if (is_last) h++, left = u.end - u.first, sums += head_sums;
   }
@@ -326,7 +229,6 @@ KR_DEV void walk_pairs(const kr_attention_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums_pairs(const kr_attention_plan p) { walk_pairs<128>(p); }
 KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums(const kr_attention_plan p) { walk<128>(p); }
 KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_plan p) { clear_sums<128>(p); }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }

@@ -32,8 +32,6 @@ static const kr_row rows[] = {
      kr_attention_bwd_hopper_scratch},
     {"cuda_ampere_any_order", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_sums_refuse, kr_attention_bwd_ampere_sums,
      kr_attention_bwd_ampere_sums_scratch},
-    {"cuda_ampere_any_order_pairs", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_pairs_refuse,
-     kr_attention_bwd_ampere_pairs, kr_attention_bwd_ampere_pairs_scratch},
     {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_ampere_refuse, kr_attention_bwd_ampere,
      kr_attention_bwd_ampere_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base,

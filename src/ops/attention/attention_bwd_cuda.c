@@ -336,9 +336,10 @@ uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *
 }
 
 #define OF_TYPES(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
-static int32_t run_ampere_sums(const krait_ctx *ctx, const krait_attention_bwd_args *a, const kr_kernel (*walk)[2],
-                               uint32_t shared_bytes) {
-  static const kr_kernel clear[] = OF_TYPES("kr_attention_sums_clear"), end[] = OF_TYPES("kr_attention_sums_end");
+int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel clear[] = OF_TYPES("kr_attention_sums_clear"), end[] = OF_TYPES("kr_attention_sums_end"),
+                         walk[] = OF_TYPES("kr_attention_sums");
+  const krait_attention_bwd_args *a = args;
   const kr_attention_plan p = sums_plan_of(ctx, a);
   const int bf16 = p.q.dtype == KRAIT_BF16;
   kr_chain first = {.n = 0}, rest = {.n = 0};
@@ -348,34 +349,11 @@ static int32_t run_ampere_sums(const krait_ctx *ctx, const krait_attention_bwd_a
   const kr_grid by_keys = {
       .x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads),
       .block = KR_AMPERE_SUMS_THREADS,
-      .shared_bytes = shared_bytes,
+      .shared_bytes = KR_AMPERE_SUMS_SHARED(128),
       .stream = a->call.stream};
   kr_chain_add(&rest, &clear[bf16], &all, &p);
-  kr_chain_add(&rest, &(*walk)[bf16], &by_keys, &p);
+  kr_chain_add(&rest, &walk[bf16], &by_keys, &p);
   kr_chain_add(&rest, &end[bf16], &by_rows, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
-}
-
-int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel walk[] = OF_TYPES("kr_attention_sums");
-  return run_ampere_sums(ctx, args, &walk, KR_AMPERE_SUMS_SHARED(128));
-}
-
-/* ---- the same by pairs of warps ---- */
-
-const char *kr_attention_bwd_ampere_pairs_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = kr_attention_bwd_ampere_sums_refuse(ctx, args);
-  return why                                                                            ? why
-         : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_PAIRS_SHARED(128) ? "too little shared memory"
-                                                                                        : NULL;
-}
-
-uint64_t kr_attention_bwd_ampere_pairs_scratch(const krait_ctx *ctx, const void *args) {
-  return sums_scratch(ctx, args);
-}
-
-int32_t kr_attention_bwd_ampere_pairs(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel walk[] = OF_TYPES("kr_attention_sums_pairs");
-  return run_ampere_sums(ctx, args, &walk, KR_AMPERE_PAIRS_SHARED(128));
 }
 #undef OF_TYPES

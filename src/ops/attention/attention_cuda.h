@@ -34,6 +34,5 @@ KR_ATTENTION_ROW(bwd_ampere)
 KR_ATTENTION_ROW(bwd_hopper)
 KR_ATTENTION_ROW(bwd_hopper_sums)
 KR_ATTENTION_ROW(bwd_ampere_sums)
-KR_ATTENTION_ROW(bwd_ampere_pairs)
 
 #endif
