@@ -49,7 +49,8 @@ typedef struct piece {
 KR_DEV piece read_piece(const int32_t *words, int64_t s, int64_t S, int eighth) {
   const kr_raw16 none = {{0, 0, 0, 0}};
   if (s >= S) return piece{none, none};
-  return piece{*(const kr_raw16 *)(words + s * SUPER_WORDS), *(const kr_raw16 *)(words + s * SUPER_WORDS + 4 + 4 * eighth)};
+  words += s * SUPER_WORDS;
+  return piece{*(const kr_raw16 *)words, *(const kr_raw16 *)(words + 4 + 4 * eighth)};
 }
 
 /* 16 + the four bits from bit `from` on, without a conversion: they are the mantissa's highest of a number from 16 on. */
@@ -131,7 +132,7 @@ KR_DEV void run_typed(const krait_gemm_q4k_args &a) {
   else run_few<KRAIT_BF16, ROWS>(a);
 }
 KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 5) kr_gemm_q4k_one(const krait_gemm_q4k_args a) { run_typed<1>(a); }
-KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 4) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
+KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 3) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
   run_typed<KR_Q4K_FEW_ROWS>(a);
 }
 
