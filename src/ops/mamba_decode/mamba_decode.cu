@@ -567,8 +567,8 @@ KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i,
 #pragma unroll
   for (int k = 0; k < 4; k++)
     s[k] = p.ssm_state.is_float ? kr_bits_to_float(v.raw.w[k]) : kr_unpack(v.raw.w[k / 2], k % 2, DTYPE);
-  const float dt =
-      kr_softplus((p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i >> p.lane_bits : 0]) + v.bias);
+  const float raw = p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i >> p.lane_bits : 0],
+              dt = kr_softplus(raw + v.bias);
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     s[k] = kr_fma(kr_exp(dt * v.A[k]), s[k], dt * v.x * states_B[k]);
