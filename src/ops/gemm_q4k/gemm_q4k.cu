@@ -53,7 +53,8 @@ KR_DEV piece read_piece(const int32_t *words, int64_t s, int64_t S, int eighth) 
   return piece{*(const kr_raw16 *)words, *(const kr_raw16 *)(words + 4 + 4 * eighth)};
 }
 
-/* 16 + the four bits from bit `from` on, without a conversion: they are the mantissa's highest of a number from 16 on. */
+/* 16 + the four bits from bit `from` on, without a conversion: they are the highest of the mantissa of a number from 16
+ * on. */
 KR_DEV float sixteen_and(uint32_t word, int from) {
   const uint32_t bits = from < 19 ? word << (19 - from) : word >> (from - 19);
   return kr_bits_to_float((bits & 0x00780000u) | 0x41800000u);
