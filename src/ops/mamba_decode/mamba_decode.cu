@@ -1,7 +1,7 @@
 /* mamba_decode.cu: a token's way through all layers as one launch of as many blocks as there are multiprocessors.
- * Between two products all blocks wait for each other; weights do not depend on what is computed, so every lane keeps
- * KR_DEPTH runs of them on their way into its own part of shared memory, across products, waits and layers: memory is
- * never idle. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums
+ * Between two products a block waits for what the others made of them; weights do not depend on what is computed, so
+ * every lane keeps DEPTH runs of them on their way into its own part of shared memory, across products, waits and
+ * layers. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums
  * go through shared memory in the order of warps. The same kernel runs a range of phases: where a device cannot hold
  * all blocks at once, each phase is a launch. */
 #include "mamba_decode_plan.h"
