@@ -1,14 +1,10 @@
-/* gemm_q4k.cu: products with weights of 4 bits, for every GPU, by float32 multiply-adds. Few rows: a warp takes an
- * output, a lane four bytes, eight weights, of each super-block. Many rows: a block takes a tile of 64 rows and 64
+/* gemm_q4k.cu: products with weights of 4 bits, for every GPU, by float32 multiply-adds. Few rows: a warp takes two
+ * outputs, a lane 16 bytes, 32 weights, of every fourth super-block. Many rows: a block takes a tile of 64 rows and 64
  * outputs, 64 weights of each at a time, widened into shared memory. */
 #include "kernel.cuh"
 #include "gemm_q4k_plan.h"
 
-typedef struct __attribute__((aligned(8))) kr_pair {
-  uint32_t w[2];
-} kr_pair;
-
-enum { SUPER_WORDS = 36, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
+enum { SUPER_WORDS = 36, OUTPUTS = KR_Q4K_FEW_OUTPUTS, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
 
 /* w = scale q + base in part j of 32 of a super-block that begins with head: d and e, then the three words of scales
  * and minima. */
@@ -26,64 +22,119 @@ KR_DEV void read_head(const int32_t *super, int64_t stride, uint32_t (&head)[4])
   for (int i = 0; i < 4; i++) head[i] = (uint32_t)super[i * stride];
 }
 
-/* Four elements side by side. */
+/* Sixteen elements side by side. */
 template <int DTYPE>
-KR_DEV void read_four(const void *data, int64_t at, float *v) {
+KR_DEV void read_sixteen(const void *data, int64_t at, float (&v)[16]) {
   if (DTYPE == KRAIT_F32) {
-    const kr_float4 four = *(const kr_float4 *)((const float *)data + at);
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = four.v[i];
+    for (int k = 0; k < 4; k++) {
+      const kr_float4 four = *(const kr_float4 *)((const float *)data + at + 4 * k);
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[4 * k + i] = four.v[i];
+    }
     return;
   }
-  const kr_pair pair = *(const kr_pair *)((const uint16_t *)data + at);
 #pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = kr_unpack(pair.w[i / 2], i & 1, DTYPE);
+  for (int k = 0; k < 2; k++) {
+    const kr_raw16 eight = *(const kr_raw16 *)((const uint16_t *)data + at + 8 * k);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[8 * k + i] = kr_unpack(eight.w[i / 2], i & 1, DTYPE);
+  }
 }
 
-/* Words and rows of A lie without gaps and are aligned. */
-template <int DTYPE>
+/* What a lane takes of a super-block: its head and 16 bytes, 32 weights. */
+typedef struct piece {
+  kr_raw16 head, q;
+} piece;
+KR_DEV piece read_piece(const int32_t *words, int64_t s, int64_t S, int eighth) {
+  const kr_raw16 none = {{0, 0, 0, 0}};
+  if (s >= S) return piece{none, none};
+  words += s * SUPER_WORDS;
+  return piece{*(const kr_raw16 *)words, *(const kr_raw16 *)(words + 4 + 4 * eighth)};
+}
+
+/* 16 + the four bits from bit `from` on, without a conversion: they are the highest of the mantissa of a number from 16
+ * on. */
+KR_DEV float sixteen_and(uint32_t word, int from) {
+  const uint32_t bits = from < 19 ? word << (19 - from) : word >> (from - 19);
+  return kr_bits_to_float((bits & 0x00780000u) | 0x41800000u);
+}
+
+/* Words and rows of A lie without gaps and are aligned. A warp takes OUTPUTS of ROWS rows, eight of its lanes one of
+ * four super-blocks; the next four are on their way meanwhile. */
+template <int DTYPE, int ROWS>
 KR_DEV void run_few(const krait_gemm_q4k_args &a) {
-  const int lane = kr_thread() & 31, chunk = lane / 8;
-  const int64_t n = (int64_t)kr_block_x() * (KR_Q4K_FEW_THREADS / 32) + kr_thread() / 32,
-                first = (int64_t)kr_block_y() * KR_Q4K_FEW_ROWS, row = a.A.stride[0];
+  const int lane = kr_thread() & 31, place = lane / 8, eighth = lane % 8, chunk = eighth / 2;
+  const int64_t n = ((int64_t)kr_block_x() * (KR_Q4K_FEW_THREADS / 32) + kr_thread() / 32) * OUTPUTS,
+                first = (int64_t)kr_block_y() * ROWS, row = a.A.stride[0];
   if (n >= a.N) return;
-  const int32_t *super = (const int32_t *)a.words.data + n * a.words.stride[0];
-  const int rows = a.M - first < KR_Q4K_FEW_ROWS ? (int)(a.M - first) : KR_Q4K_FEW_ROWS;
-  int64_t at = first * row + 64 * chunk + lane % 8 * 4;
-  float sum[KR_Q4K_FEW_ROWS];
+  const int rows = a.M - first < ROWS ? (int)(a.M - first) : ROWS;
+  const int32_t *words[OUTPUTS];
+  float sum[OUTPUTS][ROWS];
+  piece now[OUTPUTS], next[OUTPUTS];
 #pragma unroll
-  for (int i = 0; i < KR_Q4K_FEW_ROWS; i++) sum[i] = 0.0f;
-  for (int64_t s = 0; s < a.S; s++, super += SUPER_WORDS, at += 256) {
-    const kr_raw16 head = *(const kr_raw16 *)super;
-    const uint32_t q = (uint32_t)super[4 + lane];
-    float scale[2], base[2], w[8];
-    read_part(head.w, 2 * chunk, scale[0], base[0]), read_part(head.w, 2 * chunk + 1, scale[1], base[1]);
+  for (int o = 0; o < OUTPUTS; o++) {
+    words[o] = (const int32_t *)a.words.data + (n + o < a.N ? n + o : n) * a.words.stride[0];
+    next[o] = read_piece(words[o], place, a.S, eighth);
 #pragma unroll
-    for (int i = 0; i < 8; i++) w[i] = kr_fma((float)(q >> (i % 4 * 8 + i / 4 * 4) & 15), scale[i / 4], base[i / 4]);
+    for (int m = 0; m < ROWS; m++) sum[o][m] = 0.0f;
+  }
+  for (int64_t s = place; s - place < a.S; s += 4) {
 #pragma unroll
-    for (int m = 0; m < KR_Q4K_FEW_ROWS; m++) {
-      if (m >= rows) continue;
-      float x[8];
-      read_four<DTYPE>(a.A.data, at + m * row, x), read_four<DTYPE>(a.A.data, at + m * row + 32, x + 4);
+    for (int o = 0; o < OUTPUTS; o++) now[o] = next[o], next[o] = read_piece(words[o], s + 4, a.S, eighth);
+    if (s >= a.S) break;
 #pragma unroll
-      for (int i = 0; i < 8; i++) sum[m] = kr_fma(x[i], w[i], sum[m]);
+    for (int h = 0; h < 2; h++) {
+      float scale[OUTPUTS], base[OUTPUTS], w[OUTPUTS][16];
+#pragma unroll
+      for (int o = 0; o < OUTPUTS; o++) {
+        read_part(now[o].head.w, 2 * chunk + h, scale[o], base[o]);
+        base[o] = kr_fma(-16.0f, scale[o], base[o]);
+#pragma unroll
+        for (int i = 0; i < 16; i++) w[o][i] = sixteen_and(now[o].q.w[i / 4], i % 4 * 8 + 4 * h);
+      }
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+        if (m >= rows) continue;
+        float x[16], all = 0.0f;
+        read_sixteen<DTYPE>(a.A.data, (first + m) * row + 256 * s + 64 * chunk + 32 * h + 16 * (eighth % 2), x);
+#pragma unroll
+        for (int i = 0; i < 16; i++) all += x[i];
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+          float dot = 0.0f;
+#pragma unroll
+          for (int i = 0; i < 16; i++) dot = kr_fma(x[i], w[o][i], dot);
+          sum[o][m] = kr_fma(scale[o], dot, kr_fma(base[o], all, sum[o][m]));
+        }
+      }
     }
   }
 #pragma unroll
-  for (int m = 0; m < KR_Q4K_FEW_ROWS; m++)
+  for (int o = 0; o < OUTPUTS; o++)
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) sum[m] += kr_shuffle_xor(sum[m], mask);
-  const float bias = a.bias.data ? kr_load(a.bias.data, n * a.bias.stride[0], a.bias.dtype) : 0.0f;
+    for (int m = 0; m < ROWS; m++)
 #pragma unroll
-  for (int m = 0; m < KR_Q4K_FEW_ROWS; m++)
-    if (lane == m && m < rows)
-      kr_store(a.out.data, (first + m) * a.out.stride[0] + n * a.out.stride[1], a.out.dtype, sum[m] + bias);
+      for (int mask = 16; mask > 0; mask /= 2) sum[o][m] += kr_shuffle_xor(sum[o][m], mask);
+#pragma unroll
+  for (int o = 0; o < OUTPUTS; o++)
+#pragma unroll
+    for (int m = 0; m < ROWS; m++) {
+      if (lane != o * ROWS + m || m >= rows || n + o >= a.N) continue;
+      const float bias = a.bias.data ? kr_load(a.bias.data, (n + o) * a.bias.stride[0], a.bias.dtype) : 0.0f;
+      kr_store(a.out.data, (first + m) * a.out.stride[0] + (n + o) * a.out.stride[1], a.out.dtype, sum[o][m] + bias);
+    }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 6) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
-  if (a.A.dtype == KRAIT_F32) run_few<KRAIT_F32>(a);
-  else if (a.A.dtype == KRAIT_F16) run_few<KRAIT_F16>(a);
-  else run_few<KRAIT_BF16>(a);
+template <int ROWS>
+KR_DEV void run_typed(const krait_gemm_q4k_args &a) {
+  if (a.A.dtype == KRAIT_F32) run_few<KRAIT_F32, ROWS>(a);
+  else if (a.A.dtype == KRAIT_F16) run_few<KRAIT_F16, ROWS>(a);
+  else run_few<KRAIT_BF16, ROWS>(a);
+}
+KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 5) kr_gemm_q4k_one(const krait_gemm_q4k_args a) { run_typed<1>(a); }
+KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 3) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
+  run_typed<KR_Q4K_FEW_ROWS>(a);
 }
 
 /* A thread's quarter of an output's 64 weights of a step: two words of bytes hold sixteen of them. */

@@ -19,7 +19,7 @@ static void fill_words(kr_case *c, const krait_view *words, int64_t N, int64_t n
 
 int32_t kr_gemm_q4k_case(kr_case *c, int64_t index) {
   krait_gemm_q4k_args *a = (krait_gemm_q4k_args *)c->args;
-  a->M = index % 4 == 0 ? kr_case_edge(c, 70) : kr_case_int(c, 1, 9);
+  a->M = index % 4 == 0 ? kr_case_edge(c, 70) : index % 4 == 1 ? 1 : kr_case_int(c, 1, 9);
   a->N = kr_case_edge(c, index % 4 == 0 ? 70 : 130), a->S = kr_case_int(c, 1, 3);
   if (index % 16 == 5) a->N = kr_case_int(c, 1, 20), a->S = kr_case_int(c, 15, 20); /* more than are read together */
   c->contiguous = index % 3 != 2;

@@ -5,20 +5,21 @@
 
 enum { FEW, TILES };
 
-static const kr_kernel kernels[] = {{"gemm_q4k", "kr_gemm_q4k_few"}, {"gemm_q4k", "kr_gemm_q4k_tiles"}};
-
 static uint32_t blocks_of(int64_t n, int64_t each) { return (uint32_t)((n + each - 1) / each); }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int which) {
+  static const kr_kernel one = {"gemm_q4k", "kr_gemm_q4k_one"}, few = {"gemm_q4k", "kr_gemm_q4k_few"},
+                         tiles = {"gemm_q4k", "kr_gemm_q4k_tiles"};
   const krait_gemm_q4k_args *a = args;
-  const int64_t outputs = which == FEW ? KR_Q4K_FEW_THREADS / 32 : KR_Q4K_TILE,
+  const kr_kernel *kernel = which == TILES ? &tiles : a->M == 1 ? &one : &few;
+  const int64_t outputs = which == FEW ? KR_Q4K_FEW_THREADS / 32 * KR_Q4K_FEW_OUTPUTS : KR_Q4K_TILE,
                 rows = which == FEW ? KR_Q4K_FEW_ROWS : KR_Q4K_TILE;
   if (a->M == 0 || a->N == 0) return KRAIT_OK;
   const kr_grid grid = {.x = blocks_of(a->N, outputs),
                         .y = blocks_of(a->M, rows),
                         .block = which == FEW ? KR_Q4K_FEW_THREADS : KR_Q4K_TILE_THREADS,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &kernels[which], &grid, a, sizeof *a);
+  return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, a, sizeof *a);
 }
 
 /* Rows side by side whose packs of 16 bytes are aligned. */

@@ -1,7 +1,7 @@
 /* mamba_decode.cu: a token's way through all layers as one launch of as many blocks as there are multiprocessors.
- * Between two products all blocks wait for each other; weights do not depend on what is computed, so every lane keeps
- * KR_DEPTH runs of them on their way into its own part of shared memory, across products, waits and layers: memory is
- * never idle. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums
+ * Between two products a block waits for what the others made of them; weights do not depend on what is computed, so
+ * every lane keeps DEPTH runs of them on their way into its own part of shared memory, across products, waits and
+ * layers. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums
  * go through shared memory in the order of warps. The same kernel runs a range of phases: where a device cannot hold
  * all blocks at once, each phase is a launch. */
 #include "mamba_decode_plan.h"
@@ -15,6 +15,7 @@ typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* of a row */, TILE = 16, MOST_TAPS = 4 };
+enum { MESSENGER = THREADS - 32 /* the thread that tells other blocks and waits for them */ };
 #define UNIT_BYTES(q8) (KR_DECODE_UNIT_BYTES + (q8) * KR_DECODE_SCALE_BYTES)
 
 #ifdef KR_EMULATE
@@ -51,6 +52,8 @@ KR_DEV int kind_of(const kr_decode_plan &p, int phase) {
   const int k = p.is_second ? phase % 3 : phase % 4;
   return p.is_second && k ? k + 1 : k;
 }
+/* i over the number of tokens, which is mostly one. */
+KR_DEV int over_tokens(const kr_decode_plan &p, int i) { return p.n_tokens == 1 ? i : i / p.n_tokens; }
 KR_DEV int layer_of(const kr_decode_plan &p, int phase) { return p.is_second ? phase / 3 : phase / 4; }
 
 /* Of a phase's product: rows of this block, inputs. */
@@ -79,8 +82,23 @@ KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
 typedef struct cursor {
   const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
   const uint16_t *low_scales, *high_scales;
-  int phase, tile, step, n_tiles, n_steps, bytes; /* bytes: of a row */
+  int phase, tile, step, n_steps, bytes; /* bytes: of a row's part */
 } cursor;
+
+/* A tile of few rows has each cut into 2, 4 or 8 parts, which stand as rows of their own in the left factor and, each
+ * with its part of the inputs, as columns in the right one: what a row's part gives in its own column counts. Else most
+ * of what is on its way would be rows that do not exist. */
+typedef struct cuts {
+  int shift, bytes, n_steps; /* parts: 1 << shift; of a part */
+} cuts;
+KR_DEV cuts cut_tile(const kr_decode_plan &p, int n_rows, int bytes) {
+  cuts c{0, bytes, 0};
+  if ((p.n_tokens & (p.n_tokens - 1)) == 0)
+    while (2 * n_rows << c.shift <= TILE && 2 * p.n_tokens << c.shift <= 8 && c.bytes % (2 * STEP_BYTES) == 0)
+      c.shift++, c.bytes /= 2;
+  c.n_steps = (c.bytes + STEP_BYTES - 1) / STEP_BYTES;
+  return c;
+}
 
 /* Bytes of a row of a phase's weight. */
 template <int Q8>
@@ -88,28 +106,32 @@ KR_DEV int row_bytes(const kr_decode_plan &p, int kind) {
   return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2);
 }
 
-KR_DEV void set_rows(cursor &c, const kr_decode_plan &p, const shares &s) {
-  const int kind = kind_of(p, c.phase), lane = kr_thread() & 31, g = c.tile * TILE + lane / 4, n = rows_of(p, s, kind),
-            layer = layer_of(p, c.phase);
+KR_DEV void set_rows(cursor &c, const kr_decode_plan &p, const shares &s, int kind, int n, const cuts &cut) {
+  const int lane = kr_thread() & 31, v = lane / 4, part = v & ((1 << cut.shift) - 1), layer = layer_of(p, c.phase),
+            g = c.tile * TILE + (v >> cut.shift), h = c.tile * TILE + ((v + 8) >> cut.shift);
   const kr_decode_matrix m = s.matrices[kind];
-  const unsigned char *base = m.data + layer * m.layer + 16 * (lane % 4);
-  const int low = row_at(p, s, kind, g), high = row_at(p, s, kind, g + 8);
+  const unsigned char *base = m.data + layer * m.layer + part * cut.bytes + 16 * (lane % 4);
+  const int64_t scales = layer * m.scales_layer + part * (cut.bytes / 32);
+  const int low = row_at(p, s, kind, g), high = row_at(p, s, kind, h);
   c.low = g < n ? base + low * m.row : nullptr;
-  c.high = g + 8 < n ? base + high * m.row : nullptr;
-  c.low_scales = m.scales && g < n ? m.scales + layer * m.scales_layer + low * m.scales_row : nullptr;
-  c.high_scales = m.scales && g + 8 < n ? m.scales + layer * m.scales_layer + high * m.scales_row : nullptr;
+  c.high = h < n ? base + high * m.row : nullptr;
+  c.low_scales = m.scales && g < n ? m.scales + scales + low * m.scales_row : nullptr;
+  c.high_scales = m.scales && h < n ? m.scales + scales + high * m.scales_row : nullptr;
+  c.bytes = cut.bytes, c.n_steps = cut.n_steps;
 }
 
-/* The first unit from c.phase on, of its first tile. */
+KR_DEV int least(int a, int b) { return a < b ? a : b; }
+
+/* From c.phase and c.tile on, the first unit of this warp. */
 template <int Q8>
-KR_DEV void find_product(cursor &c, const kr_decode_plan &p, const shares &s) {
-  const int warp = kr_thread() / 32;
-  for (; c.phase < p.phase_to; c.phase++) {
-    const int kind = kind_of(p, c.phase);
-    c.bytes = row_bytes<Q8>(p, kind), c.n_steps = (c.bytes + STEP_BYTES - 1) / STEP_BYTES,
-    c.n_tiles = (rows_of(p, s, kind) + TILE - 1) / TILE;
-    c.tile = 0, c.step = warp;
-    if (c.n_tiles > 0 && warp < c.n_steps) return set_rows(c, p, s);
+KR_DEV void find_unit(cursor &c, const kr_decode_plan &p, const shares &s) {
+  c.step = kr_thread() / 32;
+  for (; c.phase < p.phase_to; c.phase++, c.tile = 0) {
+    const int kind = kind_of(p, c.phase), n = rows_of(p, s, kind), bytes = row_bytes<Q8>(p, kind);
+    for (; c.tile * TILE < n; c.tile++) {
+      const cuts cut = cut_tile(p, least(n - c.tile * TILE, TILE), bytes);
+      if (c.step < cut.n_steps) return set_rows(c, p, s, kind, n, cut);
+    }
   }
 }
 
@@ -117,10 +139,8 @@ template <int Q8>
 KR_DEV void advance(cursor &c, const kr_decode_plan &p, const shares &s) {
   c.step += WARPS;
   if (c.step < c.n_steps) return;
-  c.step = kr_thread() / 32;
-  if (++c.tile < c.n_tiles) return set_rows(c, p, s);
-  c.phase++;
-  find_product<Q8>(c, p, s);
+  c.tile++;
+  find_unit<Q8>(c, p, s);
 }
 
 /* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each
@@ -151,6 +171,7 @@ typedef struct memory {
   float *sums;         /* [2][warp][row of a tile][token] */
   float *results;      /* [row][token] */
   float *few;          /* [WARPS], then [token][n_columns] */
+  kr_raw16 *kept;      /* [3][kept_units]: what a phase's first units need beside results */
   int *slots;          /* places of the tokens' states; negative: it has none */
 } memory;
 
@@ -159,13 +180,22 @@ typedef struct block {
   memory m;
   cursor c;
   int next; /* the unit to be used, modulo KR_DEPTH */
+  unsigned char *owed; /* a unit's place that has been used and not been filled again, or NULL */
 } block;
+
+/* After a tile's last unit its place is filled again when others wait, not before. */
+template <int Q8>
+KR_DEV void refill(block &b, const kr_decode_plan &p) {
+  if (b.owed) fetch<Q8>(b.c, p, b.s, b.owed);
+  b.owed = nullptr;
+}
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int k, int K) {
-  const int token = (kr_thread() & 31) / 4;
-  if (token < p.n_tokens && k < K) return *(const kr_raw16 *)(m.act + token * p.act_pitch + 2 * k);
+/* Of this lane's column of the right factor: from k on of its part of K inputs. */
+KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int shift, int k, int K) {
+  const int column = (kr_thread() & 31) / 4, token = column >> shift, part = column - (token << shift);
+  if (token < p.n_tokens && k < K) return *(const kr_raw16 *)(m.act + token * p.act_pitch + 2 * (part * K + k));
   return kr_raw16{{0, 0, 0, 0}};
 }
 
@@ -186,11 +216,11 @@ KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
 }
 
 /* One unit of 8 bits: 16 inputs a lane. */
-KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K,
-                           float (&d)[4]) {
+KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int shift,
+                           int K, float (&d)[4]) {
   const int lane = kr_thread() & 31, k = step * STEP_BYTES + 16 * (lane & 3), block = (lane & 3) / 2;
   const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane),
-                 x[2] = {inputs_at(p, m, k, K), inputs_at(p, m, k + 8, K)};
+                 x[2] = {inputs_at(p, m, shift, k, K), inputs_at(p, m, shift, k + 8, K)};
   const uint16_t low_scale = (uint16_t)(*(const uint32_t *)(slot + 1024 + 4 * lane) >> (16 * block)),
                  high_scale = (uint16_t)(*(const uint32_t *)(slot + 1152 + 4 * lane) >> (16 * block));
 #pragma unroll
@@ -201,11 +231,11 @@ KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsig
   }
 }
 
-KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int K,
-                            float (&d)[4]) {
+KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int shift,
+                            int K, float (&d)[4]) {
   const int lane = kr_thread() & 31;
   const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane),
-                 x = inputs_at(p, m, step * STEP_BYTES / 2 + 8 * (lane & 3), K);
+                 x = inputs_at(p, m, shift, step * STEP_BYTES / 2 + 8 * (lane & 3), K);
 #pragma unroll
   for (int pair = 0; pair < 4; pair += 2) {
     const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
@@ -213,34 +243,45 @@ KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsi
   }
 }
 
+/* Of a tile: results of all warps and parts are added up, in their order. */
+KR_DEV void add_up(const block &b, const kr_decode_plan &p, const float *sums, int tile, int shift) {
+  const int B = p.n_tokens, i = kr_thread();
+  if ((i & ~31) >= TILE * B) return;
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += i < TILE * B ? sums[w * TILE * B + i] : 0.0f;
+  for (int k = 0; k < shift; k++) sum += kr_shuffle_xor(sum, B << k);
+  const int v = over_tokens(p, i), r = v >> shift;
+  if (i < TILE * B && v == r << shift) b.m.results[(tile * TILE + r) * B + i - v * B] = sum;
+}
+
 /* results = the block's rows of the phase's weight times act. */
 template <int DEPTH, int Q8>
 KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens,
-            K = inputs_of(p, kind), n_steps = (row_bytes<Q8>(p, kind) + STEP_BYTES - 1) / STEP_BYTES;
-  const int n_tiles = (rows_of(p, b.s, kind) + TILE - 1) / TILE, n_warps = n_steps < WARPS ? n_steps : WARPS;
-  for (int tile = 0; tile < n_tiles; tile++) {
+            n = rows_of(p, b.s, kind), bytes = row_bytes<Q8>(p, kind), is_q8 = Q8 && kind != KR_DECODE_SCAN;
+  for (int tile = 0; tile * TILE < n; tile++) {
+    const cuts cut = cut_tile(p, least(n - tile * TILE, TILE), bytes);
     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     float *sums = b.m.sums + (tile & 1) * WARPS * TILE * B;
-    for (int step = warp; step < n_steps; step += WARPS) {
+    for (int step = warp; step < cut.n_steps; step += WARPS) {
       unsigned char *slot = b.m.ring + b.next * UNIT_BYTES(Q8);
+      refill<Q8>(b, p);
       kr_copied<DEPTH - 1>();
-      if (Q8 && kind != KR_DECODE_SCAN)
-        multiply_bytes(p, b.m, slot, step, K, d);
+      if (is_q8)
+        multiply_bytes(p, b.m, slot, step, cut.shift, cut.bytes, d);
       else
-        multiply_halves(p, b.m, slot, step, K, d);
-      fetch<Q8>(b.c, p, b.s, slot);
+        multiply_halves(p, b.m, slot, step, cut.shift, cut.bytes / 2, d);
+      b.owed = slot;
       b.next = b.next + 1 == DEPTH ? 0 : b.next + 1;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (warp < n_warps && 2 * q + i % 2 < B) sums[(warp * TILE + g + i / 2 * 8) * B + 2 * q + i % 2] = d[i];
-    kr_sync();
-    if (kr_thread() < TILE * B) {
-      float sum = 0.0f;
-      for (int w = 0; w < n_warps; w++) sum += sums[w * TILE * B + kr_thread()];
-      b.m.results[tile * TILE * B + kr_thread()] = sum;
+    for (int i = 0; i < 4; i++) {
+      const int v = g + i / 2 * 8, column = 2 * q + i % 2, token = column >> cut.shift;
+      if (token < B && ((v ^ column) & ((1 << cut.shift) - 1)) == 0) sums[(warp * TILE + v) * B + token] = d[i];
     }
+    kr_sync();
+    add_up(b, p, sums, tile, cut.shift);
   }
   kr_sync();
 }
@@ -320,8 +361,9 @@ KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &fr
   kr_sync();
   if (!exists) return;
   square = 0.0f;
-  for (int k = 0; k < at.per_token; k++) square += m.few[at.token * at.per_token + k];
-  const float scale = kr_rsqrt(square / (float)n + eps);
+#pragma unroll
+  for (int k = 0; k < WARPS; k++) square += k < at.per_token ? m.few[at.token * at.per_token + k] : 0.0f;
+  const float scale = kr_rsqrt(square * kr_rcp((float)n) + eps);
   unsigned char *act = m.act + at.token * p.act_pitch;
 #pragma unroll
   for (int k = 0; k < KEPT; k++)
@@ -366,6 +408,15 @@ KR_DEV void state_put(const kr_decode_state &s, int64_t at, float v) {
     ((uint16_t *)s.data)[at] = to_half(v);
 }
 
+/* A phase's first units have a thread each, which keeps what it needs beside results in the block's memory before it
+ * waits for other blocks. */
+KR_DEV void keep_floats(const kr_decode_plan &p, const block &b, int k, int i, float x, float y, float z, float w) {
+  *(kr_float4 *)(b.m.kept + k * p.kept_units + i) = kr_float4{{x, y, z, w}};
+}
+KR_DEV kr_float4 kept_floats(const kr_decode_plan &p, const block &b, int k, int i) {
+  return *(const kr_float4 *)(b.m.kept + k * p.kept_units + i);
+}
+
 /* A channel of a token: its last inputs and its taps, the last at the step itself. */
 typedef struct taps {
   int64_t at;
@@ -373,11 +424,14 @@ typedef struct taps {
   int live;
 } taps;
 
-KR_DEV void read_taps(const kr_decode_plan &p, int layer, int slot, int c, taps &t) {
-  const uint16_t *from = p.conv.data + layer * p.conv.layer + c * p.conv.row;
-  const int S = p.W - 1;
+KR_DEV void place_taps(const kr_decode_plan &p, int layer, int slot, int c, taps &t) {
   t.live = slot >= 0;
   t.at = layer * p.conv_state.layer + (t.live ? slot : 0) * p.conv_state.slot + c * p.conv_state.channel;
+}
+
+KR_DEV void read_taps(const kr_decode_plan &p, int layer, int c, taps &t) {
+  const uint16_t *from = p.conv.data + layer * p.conv.layer + c * p.conv.row;
+  const int S = p.W - 1;
   t.bias = p.conv_bias.data ? from_half(p.conv_bias.data[layer * p.conv_bias.layer + c * p.conv_bias.row]) : 0.0f;
 #pragma unroll
   for (int k = 0; k < MOST_TAPS - 1; k++)
@@ -412,7 +466,7 @@ KR_DEV int units_of_in(const kr_decode_plan &p, const shares &s) {
 }
 
 KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, int i) {
-  const int B = p.n_tokens, n = b.s.channels.n, of_x = p.is_second ? n : 0, r = i / B, token = i - r * B;
+  const int B = p.n_tokens, n = b.s.channels.n, of_x = p.is_second ? n : 0, r = over_tokens(p, i), token = i - r * B;
   if (r < n) {
     const int64_t at = (int64_t)token * p.inner + b.s.channels.from + r;
     p.z[at] = b.m.results[(n - of_x + r) * B + token];
@@ -423,9 +477,21 @@ KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, 
   }
 }
 
+/* Unit i's taps: from memory, or as they were kept. */
 KR_DEV void read_unit(const kr_decode_plan &p, const block &b, int layer, int i, taps &t) {
-  const int r = i / p.n_tokens, c = channel_of(p, b.s, r);
-  if (c >= 0) read_taps(p, layer, b.m.slots[i - r * p.n_tokens], c, t);
+  const int r = over_tokens(p, i), c = channel_of(p, b.s, r);
+  if (c < 0) return;
+  place_taps(p, layer, b.m.slots[i - r * p.n_tokens], c, t);
+  read_taps(p, layer, c, t);
+}
+KR_DEV void recall_unit(const kr_decode_plan &p, const block &b, int layer, int i, taps &t) {
+  const int r = over_tokens(p, i), c = channel_of(p, b.s, r);
+  if (c < 0) return;
+  const kr_float4 window = kept_floats(p, b, 0, i), tap = kept_floats(p, b, 1, i);
+  place_taps(p, layer, b.m.slots[i - r * p.n_tokens], c, t);
+#pragma unroll
+  for (int k = 0; k < MOST_TAPS - 1; k++) t.window[k] = window.v[k], t.tap[k] = tap.v[k];
+  t.bias = window.v[3], t.last = tap.v[3];
 }
 
 KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
@@ -433,7 +499,10 @@ KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
 #pragma unroll 1
   for (int i = kr_thread(); i < n; i += THREADS) {
     taps t;
-    read_unit(p, b, layer, i, t);
+    if (i < p.kept_units)
+      recall_unit(p, b, layer, i, t);
+    else
+      read_unit(p, b, layer, i, t);
     finish_unit(p, b, t, i);
   }
 }
@@ -441,7 +510,7 @@ KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
 KR_DEV void finish_columns(const kr_decode_plan &p, const block &b) {
   const int B = p.n_tokens;
   for (int i = kr_thread(); i < b.s.columns.n * B; i += THREADS) {
-    const int r = i / B, token = i - r * B;
+    const int r = over_tokens(p, i), token = i - r * B;
     p.columns[token * p.n_columns + b.s.columns.from + r] = b.m.results[i];
   }
 }
@@ -459,9 +528,9 @@ typedef struct unit_place {
   int64_t state, at;
 } unit_place;
 KR_DEV unit_place unit_at(const kr_decode_plan &p, const block &b, int layer, int i) {
-  const int lanes = p.N / 4, unit = i / lanes, r = unit / p.n_tokens;
+  const int lanes = p.N / 4, unit = i >> p.lane_bits, r = over_tokens(p, unit);
   unit_place u;
-  u.token = unit - r * p.n_tokens, u.e = b.s.channels.from + r, u.h = p.is_second ? u.e / (p.inner / p.H) : u.e,
+  u.token = unit - r * p.n_tokens, u.e = b.s.channels.from + r, u.h = p.is_second ? u.e / p.head_width : u.e,
   u.slot = b.m.slots[u.token];
   u.state = layer * p.ssm_state.layer + (int64_t)u.slot * p.ssm_state.slot + u.e * p.ssm_state.channel +
             (i & (lanes - 1)) * 4;
@@ -498,8 +567,8 @@ KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i,
 #pragma unroll
   for (int k = 0; k < 4; k++)
     s[k] = p.ssm_state.is_float ? kr_bits_to_float(v.raw.w[k]) : kr_unpack(v.raw.w[k / 2], k % 2, DTYPE);
-  const float dt =
-      kr_softplus((p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i / lanes : 0]) + v.bias);
+  const float raw = p.is_second ? columns[p.n_columns - p.H + u.h] : b.m.results[exists ? i >> p.lane_bits : 0],
+              dt = kr_softplus(raw + v.bias);
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     s[k] = kr_fma(kr_exp(dt * v.A[k]), s[k], dt * v.x * states_B[k]);
@@ -521,65 +590,101 @@ KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i,
     ((uint16_t *)p.y)[u.at] = to_half(y);
 }
 
+KR_DEV void recall_states(const kr_decode_plan &p, const block &b, int i, states &s) {
+  const kr_float4 A = kept_floats(p, b, 1, i), rest = kept_floats(p, b, 2, i);
+  s.raw = b.m.kept[i];
+#pragma unroll
+  for (int k = 0; k < 4; k++) s.A[k] = A.v[k];
+  s.D = rest.v[0], s.bias = rest.v[1], s.z = rest.v[2], s.x = rest.v[3];
+}
+
 KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer) {
   const int n = scan_units(p, b);
 #pragma unroll 1
   for (int i = kr_thread(); i - (kr_thread() & 31) < n; i += THREADS) {
     states v;
-    read_states(p, b, layer, i, v);
+    if (i < p.kept_units)
+      recall_states(p, b, i, v);
+    else
+      read_states(p, b, layer, i, v);
     scan_unit(p, b, layer, i, v);
   }
 }
 
 KR_DEV float stream_at(const kr_decode_plan &p, const block &b, int layer, int i) {
-  const int r = i / p.n_tokens, token = i - r * p.n_tokens, d = b.s.width.from + r;
+  const int r = over_tokens(p, i), token = i - r * p.n_tokens, d = b.s.width.from + r;
   return layer ? p.out[token * p.out_row + d] : from_half(p.x[token * p.x_row + d]);
 }
 
 KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer) {
   for (int i = kr_thread(); i < b.s.width.n * p.n_tokens; i += THREADS) {
-    const int r = i / p.n_tokens, token = i - r * p.n_tokens;
-    const float h = stream_at(p, b, layer, i);
+    const int r = over_tokens(p, i), token = i - r * p.n_tokens;
+    const float h = i < p.kept_units ? kept_floats(p, b, 0, i).v[0] : stream_at(p, b, layer, i);
     p.out[token * p.out_row + b.s.width.from + r] = b.m.slots[token] < 0 ? h : h + b.m.results[i];
   }
 }
 
 /* ---- phases ------------------------------------------------------------------------------------------------------ */
 
-/* What a layer reads of this block's channels beside weights of products: into the L2 cache. Loads themselves stand
- * behind the wait: in registers across the product they would be kept in slow memory, which cost more. */
-KR_DEV void ask_for_layer(const kr_decode_plan &p, const block &b, int layer) {
-  const int64_t e = b.s.channels.from, n = b.s.channels.n, taps = p.conv_state.is_float ? 4 : 2,
-                state = p.ssm_state.is_float ? 4 : 2;
+/* What a layer reads of this block's channels beside weights of products, into the L2 cache a phase or two ahead: its
+ * norm, taps and convolved inputs; then what the scan takes. */
+KR_DEV void ask_for_state(const kr_decode_plan &p, const block &b, const kr_decode_state &s, int layer) {
+  const int64_t e = b.s.channels.from, bytes = s.is_float ? 4 : 2;
+  for (int token = 0; token < p.n_tokens; token++)
+    if (b.m.slots[token] >= 0)
+      ask_for((const char *)s.data + bytes * (layer * s.layer + b.m.slots[token] * s.slot + e * s.channel),
+              bytes * b.s.channels.n * s.channel);
+}
+KR_DEV void ask_for_taps(const kr_decode_plan &p, const block &b, int layer) {
+  const int64_t e = b.s.channels.from, n = b.s.channels.n;
+  if (layer >= p.n_layers) return;
   ask_for(p.norm.data + layer * p.norm.layer, 2 * p.width);
   ask_for(p.conv.data + layer * p.conv.layer + e * p.conv.row, 2 * n * p.conv.row);
-  if (p.is_second)
-    ask_for(p.gate_norm.data + layer * p.gate_norm.layer, 2 * p.inner);
-  else
-    ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
-  for (int token = 0; token < p.n_tokens; token++) {
-    const int64_t slot = b.m.slots[token];
-    if (slot < 0) continue;
-    ask_for((const char *)p.conv_state.data +
-                taps * (layer * p.conv_state.layer + slot * p.conv_state.slot + e * p.conv_state.channel),
-            taps * n * p.conv_state.channel);
-    ask_for((const char *)p.ssm_state.data +
-                state * (layer * p.ssm_state.layer + slot * p.ssm_state.slot + e * p.ssm_state.channel),
-            state * n * p.ssm_state.channel);
-  }
+  if (p.conv_bias.data) ask_for(p.conv_bias.data + layer * p.conv_bias.layer + e * p.conv_bias.row, 2 * n);
+  ask_for_state(p, b, p.conv_state, layer);
+}
+KR_DEV void ask_for_states(const kr_decode_plan &p, const block &b, int layer) {
+  const int64_t e = p.is_second ? 0 : b.s.channels.from, n = p.is_second ? p.H : b.s.channels.n;
+  ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
+  ask_for(p.D.data + layer * p.D.layer + e, 4 * n);
+  ask_for(p.dt_bias.data + layer * p.dt_bias.layer + e, 4 * n);
+  if (p.is_second) ask_for(p.gate_norm.data + layer * p.gate_norm.layer, 2 * p.inner);
+  ask_for_state(p, b, p.ssm_state, layer);
+}
+
+/* What this thread's first unit of the phase needs of what no other block makes. */
+KR_DEV void keep(const kr_decode_plan &p, const block &b, int kind, int layer) {
+  const int i = kr_thread();
+  if (i >= p.kept_units) return;
+  if (kind == KR_DECODE_IN && i < units_of_in(p, b.s)) {
+    taps t;
+    t.bias = t.last = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MOST_TAPS - 1; k++) t.window[k] = t.tap[k] = 0.0f;
+    read_unit(p, b, layer, i, t);
+    keep_floats(p, b, 0, i, t.window[0], t.window[1], t.window[2], t.bias);
+    keep_floats(p, b, 1, i, t.tap[0], t.tap[1], t.tap[2], t.last);
+  } else if (kind == KR_DECODE_SCAN && i < scan_units(p, b)) {
+    states s;
+    read_states(p, b, layer, i, s);
+    b.m.kept[i] = s.raw;
+    keep_floats(p, b, 1, i, s.A[0], s.A[1], s.A[2], s.A[3]);
+    keep_floats(p, b, 2, i, s.D, s.bias, s.z, s.x);
+  } else if (kind == KR_DECODE_OUT && i < b.s.width.n * p.n_tokens)
+    keep_floats(p, b, 0, i, stream_at(p, b, layer, i), 0.0f, 0.0f, 0.0f);
 }
 
 /* A counter, which one thread of each block raises and polls: a flag for each block, polled by all, was slower. n_done:
  * phases that all blocks must have done. */
 KR_DEV void await_blocks(const kr_decode_plan &p, int n_done) {
-  if (kr_thread() == 0) kr_await(p.done, n_done * kr_grid_x());
+  if (n_done && kr_thread() == MESSENGER) kr_await(p.done, n_done * kr_grid_x());
   kr_sync();
 }
 
 /* This block has done a phase more. */
 KR_DEV void tell_blocks(const kr_decode_plan &p) {
   kr_sync();
-  if (kr_thread() == 0) arrive(p.done);
+  if (kr_thread() == MESSENGER) arrive(p.done);
 }
 
 /* load_normed stands here once: twice it takes more registers than there are. */
@@ -597,12 +702,15 @@ KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int 
     load_halves(p, m, kind == KR_DECODE_COLUMNS ? p.u : (const uint16_t *)p.y, p.inner);
 }
 
-/* One text of the product for all kinds, and nothing in registers across it. */
+/* One text of the product for all kinds, and little in registers across it. */
 template <int DEPTH, int Q8>
 KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
   const int kind = kind_of(p, phase), layer = layer_of(p, phase), n_done = phase - p.phase_from;
-  if (kind == KR_DECODE_IN || !n_done) ask_for_layer(p, b, layer);
-  if (n_done) await_blocks(p, n_done);
+  refill<Q8>(b, p);
+  keep(p, b, kind, layer);
+  if (kind == KR_DECODE_IN) ask_for_states(p, b, layer);
+  if (kind == KR_DECODE_OUT) ask_for_taps(p, b, layer + 1);
+  await_blocks(p, n_done);
   load_inputs(p, b.m, kind, layer);
   kr_sync();
   product<DEPTH, Q8>(b, p, kind);
@@ -634,9 +742,10 @@ KR_DEV void run(const kr_decode_plan &p) {
   b.m.sums = (float *)at, at += 2 * WARPS * TILE * p.n_tokens * 4;
   b.m.results = (float *)at, at += p.result_rows * p.n_tokens * 4;
   b.m.few = (float *)at, at += (WARPS + p.n_tokens * p.n_columns) * 4;
+  b.m.kept = (kr_raw16 *)(shared + p.kept_at);
   b.m.slots = (int *)at;
-  b.c.phase = p.phase_from, b.next = 0;
-  find_product<Q8>(b.c, p, b.s);
+  b.c.phase = p.phase_from, b.c.tile = 0, b.next = 0, b.owed = nullptr;
+  find_unit<Q8>(b.c, p, b.s);
   for (int i = 0; i < DEPTH; i++) fetch<Q8>(b.c, p, b.s, b.m.ring + i * UNIT_BYTES(Q8));
   if (kr_thread() < p.n_tokens) {
     const int slot = p.slots ? p.slots[kr_thread() * p.slots_stride] : kr_thread();

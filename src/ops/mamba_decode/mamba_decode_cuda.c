@@ -82,23 +82,36 @@ static kr_decode_plan describe(const krait_ctx *ctx, const krait_mamba_decode_ar
                              15) /
                             16 * 16);
   p.phase_to = (int32_t)(a->Y * (is_second ? 3 : 4));
+  p.head_width = (int32_t)(is_second ? a->E / a->H : 1);
+  while (4 << p.lane_bits < a->N) p.lane_bits++;
   return p;
 }
 
+/* Without what is kept. */
 static uint64_t shared_bytes(const kr_decode_plan *p, int depth) {
   const uint64_t floats = (uint64_t)p->n_tokens * (uint64_t)(2 * KR_DECODE_WARPS * 16 + p->result_rows + p->n_columns) +
                           KR_DECODE_WARPS + KR_DECODE_MOST_TOKENS;
   const int unit = KR_DECODE_UNIT_BYTES + (p->in_proj.scales ? KR_DECODE_SCALE_BYTES : 0);
-  return (uint64_t)(KR_DECODE_WARPS * unit * depth + p->act_bytes) + 4 * floats;
+  return ((uint64_t)(KR_DECODE_WARPS * unit * depth + p->act_bytes) + 4 * floats + 15) / 16 * 16;
+}
+
+static uint64_t room_of(const krait_ctx *ctx) {
+  return (uint64_t)kr_cuda_info(ctx->cuda)->shared_bytes - FIXED_BYTES;
 }
 
 /* The deepest that fits; N_DEPTHS: none. */
 static int depth_of(const krait_ctx *ctx, const kr_decode_plan *p) {
   int i = 0;
-  while (i < N_DEPTHS && shared_bytes(p, depths[p->in_proj.scales != NULL][i]) + FIXED_BYTES >
-                             (uint64_t)kr_cuda_info(ctx->cuda)->shared_bytes)
-    i++;
+  while (i < N_DEPTHS && shared_bytes(p, depths[p->in_proj.scales != NULL][i]) > room_of(ctx)) i++;
   return i;
+}
+
+/* What is left of a block's memory keeps terms of units; what the block takes in all. */
+static uint64_t keep_units(const krait_ctx *ctx, kr_decode_plan *p, int depth) {
+  const uint64_t taken = shared_bytes(p, depth), fit = (room_of(ctx) - taken) / KR_DECODE_KEPT_BYTES;
+  p->kept_at = (int32_t)taken;
+  p->kept_units = fit < KR_DECODE_MOST_KEPT ? (int32_t)fit / 32 * 32 : KR_DECODE_MOST_KEPT;
+  return taken + (uint64_t)p->kept_units * KR_DECODE_KEPT_BYTES;
 }
 
 /* ---- what it takes ----------------------------------------------------------------------------------------------- */
@@ -198,7 +211,7 @@ int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args) {
   const kr_kernel *kernel = is_q8 ? &q8[depth] : &kernels[a->x.dtype == KRAIT_BF16][depth];
   kr_grid grid = {.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors,
                   .block = KR_DECODE_THREADS,
-                  .shared_bytes = (uint32_t)shared_bytes(&p, depths[is_q8][depth]),
+                  .shared_bytes = (uint32_t)keep_units(ctx, &p, depths[is_q8][depth]),
                   .stream = a->call.stream};
   lay_out(&p, a->call.scratch);
   if (kr_cuda_starts_together(ctx->cuda)) {

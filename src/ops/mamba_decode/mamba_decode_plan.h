@@ -9,7 +9,9 @@ enum {
   KR_DECODE_WARPS = KR_DECODE_THREADS / 32,
   KR_DECODE_MOST_TOKENS = 8,
   KR_DECODE_UNIT_BYTES = 1024,
-  KR_DECODE_SCALE_BYTES = 256
+  KR_DECODE_SCALE_BYTES = 256,
+  KR_DECODE_KEPT_BYTES = 48, /* of a unit */
+  KR_DECODE_MOST_KEPT = KR_DECODE_THREADS - 32
 };
 
 /* What a layer does between two waits for all blocks; Mamba-2 goes without COLUMNS. */
@@ -56,6 +58,8 @@ typedef struct kr_decode_plan {
   int32_t phase_from, phase_to; /* of all layers */
   int32_t act_pitch, act_bytes,
       result_rows; /* bytes of a token's inputs; of all; most rows of a block's part of a product */
+  int32_t lane_bits, head_width;   /* lanes of a channel's states, as a power of two; of Mamba-2 channels of a head */
+  int32_t kept_units, kept_at;     /* units of a phase whose terms are kept in a block's memory; where, in bytes */
 } kr_decode_plan;
 
 #endif
