@@ -33,6 +33,18 @@ typedef struct krait_model_options {
 /* options may be NULL for the embedded denoiser. */
 KRAIT_API int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **model);
 KRAIT_API void krait_model_close(krait_model **model);
+
+typedef struct krait_model_tensor {
+  const char *name;
+  const int64_t *shape; /* n_dims */
+  const float *data;    /* row-major */
+  int32_t n_dims, reserved;
+} krait_model_tensor;
+/* A model from tensors in memory, of which nothing is kept, for programs that read files themselves; every libkrait
+ * can. options->overrides says what the model is, "model=primeknet_mamba,dense_channel=64,..."; weights_path is
+ * NULL. */
+KRAIT_API int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options *options,
+                                           const krait_model_tensor *tensors, int64_t n_tensors, krait_model **model);
 /* JSON: {"model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; lives with the
  * model. */
 KRAIT_API const char *krait_model_json(const krait_model *model);

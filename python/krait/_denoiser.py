@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from . import _load, _sound
+from . import _load, _sound, _weights
 
 _MODEL_HZ = 16000
 
@@ -15,9 +15,10 @@ class Denoiser:
     """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor whose last axis is time (other axes: channels or recordings, each for
     itself), floating point within -1 and 1 or int16, and returns one of the same kind, shape and rate. What lies above 8 kHz is removed too.
 
-    device: "cpu" or "cuda:0" and so on; threads: of a CPU, 0 for all cores. One Denoiser may be shared by threads; they take turns."""
+    device: "cpu" or "cuda:0" and so on; threads: of a CPU, 0 for all cores; weights: a safetensors file of `krait train` or `krait convert` instead of the weights inside.
+    One Denoiser may be shared by threads; they take turns."""
 
-    def __init__(self, device="cpu", threads=0):
+    def __init__(self, device="cpu", threads=0, weights=None):
         self._lock = threading.Lock()
         self._model = self._session = None
         if device == "cpu":
@@ -28,10 +29,24 @@ class Denoiser:
             raise ValueError("krait.Denoiser: device is %r, not 'cpu' or 'cuda:0'" % (device,))
         self._process = os.getpid()
         ffi, model, session = _load.ffi(), _load.ffi().new("krait_model **"), _load.ffi().new("krait_session **")
-        self._check(_load.function("krait_model_open")(self._context, ffi.NULL, model))
+        self._check(_load.function("krait_model_open")(self._context, ffi.NULL, model) if weights is None else self._open_file(os.fspath(weights), model))
         self._model = ffi.gc(model, _load.lib().krait_model_close)
         self._check(_load.lib().krait_session_open(model[0], session))
         self._session = ffi.gc(session, lambda handle, model=self._model: _load.lib().krait_session_close(handle))
+
+    def _open_file(self, path, model):
+        """Read here: the wheel's libkrait opens no files. Nothing of the tensors is kept."""
+        ffi = _load.ffi()
+        metadata, tensors = _weights.read(path)
+        if metadata.get("normalize", "none") != "none":
+            raise ValueError("%s: weights for signals of another level (normalize: %s); krait enhance -w takes them" % (path, metadata["normalize"]))
+        items, kept = ffi.new("krait_model_tensor[]", max(len(tensors), 1)), []
+        for item, (name, values) in zip(items, tensors.items()):
+            kept.append((ffi.new("char[]", name.encode()), ffi.new("int64_t[]", list(values.shape) or 1), np.ascontiguousarray(values)))
+            item.name, item.shape, item.n_dims, item.data = kept[-1][0], kept[-1][1], values.ndim, ffi.cast("const float *", kept[-1][2].ctypes.data)
+        told = ffi.new("char[]", _weights.settings(metadata, path).encode())
+        options = ffi.new("krait_model_options *", {"size": ffi.sizeof("krait_model_options"), "overrides": told})
+        return _load.function("krait_model_open_tensors")(self._context, options, items, len(tensors), model)
 
     def stream(self):
         """A Stream with a timeline of its own: noise removed from sound as it comes, 0.35 s late."""

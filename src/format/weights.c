@@ -162,6 +162,17 @@ int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *la
   return open_weights(NULL, 0, bytes, n_bytes, label, weights);
 }
 
+int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **handle) {
+  kr_weights *weights = *handle = kr_zalloc(sizeof *weights);
+  KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  weights->format = "tensors", weights->owned = kr_arena_open();
+  int32_t status = weights->owned ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  for (int64_t i = 0; i < n_items && status >= 0; i++) status = kr_weights_add(weights, &items[i]);
+  if (status >= 0) status = kr_weights_finish(weights, "the tensors");
+  if (status < 0) kr_weights_close(handle);
+  return status;
+}
+
 void kr_weights_close(kr_weights **handle) {
   kr_weights *weights = *handle;
   if (!weights) return;

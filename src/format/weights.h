@@ -32,6 +32,8 @@ int32_t kr_weights_open(const char *path, kr_weights **weights);
 int32_t kr_weights_open_header(const char *path, kr_weights **weights);
 /* label stands for the path in messages; bytes must outlive the handle. */
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights);
+/* Of float32 tensors that lie in memory, which must outlive the handle; names are copied. */
+int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **weights);
 void kr_weights_close(kr_weights **weights);
 
 const char *kr_weights_format(const kr_weights *weights); /* "safetensors", "pytorch" or "gguf" */

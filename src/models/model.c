@@ -75,27 +75,73 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *optio
   return model->kind->open(model->cpu, name, *config, weights, precision, &model->impl);
 }
 
-int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given, krait_model **out) {
-  KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
-  *out = NULL;
-  krait_model_options known, *options = given ? &known : NULL;
-  if (given)
-    KR_TRY(
-        kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), &known, sizeof known));
-  KR_CHECK(!given || known.precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT,
-           "options.precision is %u, not a KRAIT_PRECISION_*", known.precision);
-  kr_weights *weights = NULL;
+static int32_t take_options(const krait_model_options *given, krait_model_options *known) {
+  KR_TRY(
+      kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), known, sizeof *known));
+  KR_CHECK(known->precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT,
+           "options.precision is %u, not a KRAIT_PRECISION_*", known->precision);
+  return KRAIT_OK;
+}
+
+/* From weights, which are closed; from says in messages where they come from. */
+static int32_t open_from(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
+                         const char *from, krait_model **out) {
   kr_config *config = NULL;
   krait_model *model = kr_zalloc(sizeof *model);
-  int32_t status = model ? open_weights(options, &weights) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  if (status >= 0) status = open_parts(ctx, options, weights, &config, model);
+  int32_t status = model ? open_parts(ctx, options, weights, &config, model)
+                         : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
   if (status == KRAIT_ERR_WEIGHTS) /* tensors and values do not know which file they came from */
-    status = kr_fail(status, "%s: %s", options && options->weights_path ? options->weights_path : "embedded weights",
-                     krait_error_detail());
+    status = kr_fail(status, "%s: %s", from, krait_error_detail());
   kr_config_close(&config);
   kr_weights_close(&weights);
   if (status < 0) krait_model_close(&model);
   *out = model;
+  return status;
+}
+
+int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given, krait_model **out) {
+  KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
+  *out = NULL;
+  krait_model_options known, *options = given ? &known : NULL;
+  if (given) KR_TRY(take_options(given, &known));
+  const char *from = options && options->weights_path ? options->weights_path : "embedded weights";
+  kr_weights *weights = NULL;
+  const int32_t status = open_weights(options, &weights);
+  if (status == KRAIT_ERR_WEIGHTS) return kr_fail(status, "%s: %s", from, krait_error_detail());
+  return status < 0 ? status : open_from(ctx, options, weights, from, out);
+}
+
+static int32_t take_tensor(const krait_model_tensor *t, int64_t i, kr_weight *item) {
+  uint64_t n = 1;
+  KR_CHECK(t->name && t->n_dims >= 0 && t->n_dims <= KR_WEIGHT_MAX_DIMS && (t->shape || !t->n_dims) && t->data,
+           KRAIT_ERR_ARGUMENT, "tensors[%lld] has no name, no data, or not 0 to %d dimensions", (long long)i,
+           KR_WEIGHT_MAX_DIMS);
+  *item = (kr_weight){.name = t->name, .dtype = KRAIT_F32, .n_dims = t->n_dims, .data = t->data};
+  for (int32_t k = 0; k < t->n_dims; k++) {
+    KR_CHECK(t->shape[k] >= 0 && t->shape[k] < (int64_t)1 << 40 && n * (uint64_t)t->shape[k] < (uint64_t)1 << 40,
+             KRAIT_ERR_ARGUMENT, "tensor '%s' has a size of %lld", t->name, (long long)t->shape[k]);
+    item->shape[k] = t->shape[k], n *= (uint64_t)t->shape[k];
+  }
+  item->bytes = n * sizeof *t->data;
+  return KRAIT_OK;
+}
+
+int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options *given,
+                                 const krait_model_tensor *tensors, int64_t n_tensors, krait_model **out) {
+  krait_model_options options;
+  kr_weights *weights = NULL;
+  KR_CHECK(ctx && given && tensors && out && n_tensors >= 0 && n_tensors < (int64_t)1 << 24, KRAIT_ERR_ARGUMENT,
+           "ctx, options, tensors and model must not be NULL, n_tensors not negative");
+  *out = NULL;
+  KR_TRY(take_options(given, &options));
+  KR_CHECK(!options.weights_path && options.overrides, KRAIT_ERR_ARGUMENT,
+           "options.weights_path must be NULL, options.overrides say what the model is");
+  kr_weight *items = kr_alloc_array((size_t)n_tensors + 1, sizeof *items);
+  int32_t status = items ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a list of tensors");
+  for (int64_t i = 0; i < n_tensors && status >= 0; i++) status = take_tensor(&tensors[i], i, &items[i]);
+  if (status >= 0) status = kr_weights_open_items(items, n_tensors, &weights);
+  if (status >= 0) status = open_from(ctx, &options, weights, "the tensors", out);
+  kr_free(items);
   return status;
 }
 

@@ -1,6 +1,8 @@
 """krait.Denoiser and python -m krait enhance: the same as the C call at the model's rate; rates, kinds, shapes, files; what is refused."""
 
+import json
 import os
+import pathlib
 import subprocess
 import sys
 import wave
@@ -9,7 +11,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 import krait  # noqa: E402
-from krait import _load, _sound  # noqa: E402
+from krait import _load, _sound, _weights  # noqa: E402
 
 RATE = 16000
 
@@ -41,6 +43,60 @@ def test_is_the_c_call(denoiser):
     got = denoiser(x, RATE)
     assert got.dtype == np.float32 and np.array_equal(got, want)
     assert 0.05 < np.abs(want).max() / np.abs(x).max() < 1.5 and not np.allclose(want, x, atol=1e-3)
+
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
+
+
+@pytest.mark.parametrize("kind", ["mamba", "gru", "lstm"])
+def test_weights_of_a_file(kind):
+    """The recorded forward pass of other weights, of other sizes."""
+    ffi, (_, golden) = _load.ffi(), _weights.read(GOLDEN / ("tiny-%s.golden.safetensors" % kind))
+    denoiser = krait.Denoiser(threads=1, weights=GOLDEN / ("tiny-%s.weights.safetensors" % kind))
+    given, want = np.ascontiguousarray(golden["golden.input_com"]), golden["golden.com"]
+    got = np.empty_like(want)
+    assert _load.lib().krait_primeknet_forward(denoiser._session[0], given.shape[0], given.shape[2], ffi.cast("const float *", given.ctypes.data), ffi.NULL, ffi.NULL,
+                                               ffi.cast("float *", got.ctypes.data)) == 0
+    assert np.linalg.norm(got - want) < 1e-5 * np.linalg.norm(want)
+    stream = denoiser.stream()
+    del denoiser  # a stream keeps what it needs
+    x = speech(5000)
+    assert len(np.concatenate([stream.push(x), stream.finish()])) == len(x)
+
+
+def test_weights_refused(tmp_path):
+    raw = (GOLDEN / "tiny-gru.weights.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + length])
+
+    def written(change):
+        changed = json.loads(json.dumps(header))
+        change(changed)
+        text = json.dumps(changed).encode()
+        path = tmp_path / "changed.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length:])
+        return path
+
+    def told(**values):
+        def change(h):
+            h["__metadata__"]["config"] = json.dumps({**json.loads(h["__metadata__"]["config"]), **values})
+        return change
+
+    name = next(n for n in header if n.endswith("norm.weight"))
+    assert krait.Denoiser(threads=1, weights=written(lambda h: None))(np.ones(500) * 0.1).shape == (500,)
+    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h.pop(name), _load.KraitError, name),
+                                (lambda h: h[name]["data_offsets"].reverse(), ValueError, "whole safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "whole safetensors"),
+                                (lambda h: h[name]["shape"].append(2), ValueError, "whole safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
+                                (told(frobnicate=1), _load.KraitError, "frobnicate"), (told(dense_channel=2.5), _load.KraitError, "dense_channel is not a whole number"),
+                                (told(dense_channel="x=1"), _load.KraitError, "dense_channel"), (told(freq_block_kernel=[3, 4]), _load.KraitError, "freq_block_kernel"),
+                                (told(freq_block_kernel=7), _load.KraitError, "freq_block_kernel"), (told(num_tsblock=7), _load.KraitError, "sequence_block")):
+        with pytest.raises(error, match=says.replace("[", "\\[")):
+            krait.Denoiser(threads=1, weights=written(change))
+    (tmp_path / "cut.safetensors").write_bytes(raw[:len(raw) // 2])
+    with pytest.raises(ValueError, match="cut.safetensors: not a whole"):
+        krait.Denoiser(weights=tmp_path / "cut.safetensors")
+    with pytest.raises(FileNotFoundError):
+        krait.Denoiser(weights=tmp_path / "none.safetensors")
 
 
 def test_kinds_and_shapes(denoiser):
