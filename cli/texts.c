@@ -8,18 +8,20 @@
 
 #include "args.h"
 
+enum { LONGEST = 1 << 28 }; /* what never ends (/dev/zero) ends here */
+
 static int read_all(FILE *file, char **text, size_t *n_bytes) {
   size_t room = 1 << 16, n = 0, got;
   char *bytes = malloc(room + 1);
+  if (!bytes) errno = ENOMEM;
   while (bytes && (got = fread(bytes + n, 1, room - n, file)) > 0) {
     n += got;
     if (n < room) continue;
-    char *grown = room > (size_t)1 << 40 ? NULL : realloc(bytes, 2 * room + 1);
-    if (!grown) free(bytes);
+    char *grown = room >= LONGEST ? NULL : realloc(bytes, 2 * room + 1);
+    if (!grown) errno = room >= LONGEST ? EFBIG : ENOMEM, free(bytes);
     bytes = grown;
     room *= 2;
   }
-  if (!bytes) errno = ENOMEM;
   if (!bytes || ferror(file)) {
     free(bytes);
     return 0;

@@ -524,6 +524,25 @@ def refused():
     check_error(2, "a score needs two at least", "score", here / "whole", "-", stdin=b"a")
     check_error(2, "cannot read", "score", here / "whole", here / "nowhere")
     check_error(2, "has no prompts", "generate", here / "whole", "--file", "/dev/null")
+    check_error(2, "cannot read /dev/zero: File too large", "generate", here / "whole", "--file", "/dev/zero")
+
+
+def damaged():
+    """A weight that is no number: an error, not a text."""
+    for kind in ("mamba1", "mamba2", "qwen2"):
+        bad = here / f"{kind}-damaged"
+        tiny.make(bad, kind)
+        data = bytearray((bad / "model.safetensors").read_bytes())
+        n = struct.unpack("<Q", data[:8])[0]
+        name, item = next((k, v) for k, v in json.loads(data[8:8 + n]).items() if "layers.1." in k and "norm" in k)
+        at = 8 + n + item["data_offsets"][0]
+        for value in (math.nan, math.inf):
+            data[at:at + 4] = struct.pack("<f", value)
+            (bad / "model.safetensors").write_bytes(data)
+            for more in ((), ("--temperature", 1, "--top-k", 5), ("--json",)):
+                check_error(1, "not finite", "generate", bad, "-p", PROMPT, "-n", 3, *more)
+            for more in ((), ("--json",)):
+                check_error(2, "not finite", "score", bad, "-", *more, stdin=b"the rain in the north")
 
 
 def little_memory():
@@ -570,6 +589,7 @@ gguf()
 gguf_blocks()
 gguf_refused()
 refused()
+damaged()
 little_memory()
 interrupted()
 finish()

@@ -282,6 +282,9 @@ int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n) {
     krait_lm_session *s = sessions[i];
     const int32_t id = s->next != NO_TOKEN ? s->next : kr_sampler_draw(&s->sampler, s->logits);
     s->next = NO_TOKEN;
+    KR_CHECK(id >= 0, KRAIT_ERR_WEIGHTS,
+             "token %lld: the model's scores are not finite; the weights are damaged, or their training went wrong",
+             (long long)s->ids.n);
     KR_TRY(kr_ids_add(&s->ids, id));
     kr_sampler_see(&s->sampler, id);
     s->pending = id;
@@ -415,6 +418,10 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
     KR_TRY(kr_any_read(&s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
     for (int64_t i = 0; i < L; i++)
       *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
+    KR_CHECK(isfinite(*nats), KRAIT_ERR_WEIGHTS,
+             "tokens %lld to %lld: the model's scores are not finite; the weights are damaged, or their training went "
+             "wrong",
+             (long long)at, (long long)(at + L - 1));
     KR_CHECK(!progress || progress(user, at + L, n) == 0, KRAIT_ERR_CANCELLED, "stopped");
   }
   return KRAIT_OK;

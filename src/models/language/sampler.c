@@ -101,19 +101,26 @@ int kr_sampler_is_greedy(const kr_sampler *s) {
   return (r->temperature == 0 || r->top_k == 1) && (r->repetition_penalty == 0 || r->repetition_penalty == 1);
 }
 
+/* Some may be -infinity: what can never come. */
+static int are_numbers(const float *logits, int64_t n) {
+  int n_wrong = 0, n_possible = 0;
+  for (int64_t i = 0; i < n; i++) n_wrong += !(logits[i] < INFINITY), n_possible += logits[i] > -INFINITY;
+  return !n_wrong && n_possible;
+}
+
 int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
   const krait_lm_sampling *r = &s->rules;
   kr_candidate *c = s->room;
+  if (!are_numbers(logits, s->n)) return -1;
   if (r->temperature == 0 || r->top_k == 1) return likeliest(s, logits);
   int64_t n = 0;
   float most = -INFINITY;
   for (int64_t id = 0; id < s->n; id++) {
     const float logit = logit_of(s, logits, id);
-    if (!(logit > -INFINITY)) continue; /* nor NaN */
+    if (logit == -INFINITY) continue;
     c[n++] = (kr_candidate){logit, (int32_t)id};
     if (logit > most) most = logit;
   }
-  if (n == 0) return 0;
   if (r->top_k > 0 && r->top_k < n) select_first(c, n, r->top_k), n = r->top_k;
   /* what is less likely than the likeliest by 2^-60 does not count in any sum */
   n = drop_unlikely(c, n, most + r->temperature * (r->min_p > 0 ? logf(r->min_p) : -41.5f));

@@ -21,6 +21,6 @@ int32_t kr_sampler_open(kr_sampler *sampler, const krait_lm_sampling *rules, int
 void kr_sampler_close(kr_sampler *sampler);
 void kr_sampler_see(kr_sampler *sampler, int32_t id);
 int kr_sampler_is_greedy(const kr_sampler *sampler); /* always the likeliest, whatever was there before */
-int32_t kr_sampler_draw(kr_sampler *sampler, const float *logits);
+int32_t kr_sampler_draw(kr_sampler *sampler, const float *logits); /* -1: the logits are not finite */
 
 #endif
