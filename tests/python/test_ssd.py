@@ -220,7 +220,8 @@ def test_an_index_that_comes_again(device):
 @pytest.mark.parametrize("where", ["x", "dt", "B", "C", "z", "dout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_with_nan(device, where, dtype):
-    """What is not finite in one sequence leaves every gradient of the others as it is."""
+    """What is not finite in one sequence leaves every gradient of the others as it is, but for the rounding of another row:
+    a GPU makes the groups that have it again in float32."""
     t = make(device, b=1, length=100, p=16, n=16, dtype=dtype)
     seq_idx = torch.tensor([0] * 30 + [1] * 40 + [2] * 30, dtype=torch.int32, device=device)[None]
     others, each = seq_idx[0] != 1, [k for k in "x dt B C z".split()]
@@ -232,7 +233,7 @@ def test_gradients_with_nan(device, where, dtype):
         out, _, _ = ssd(**t, seq_idx=seq_idx, dt_softplus=True)
         results.append(torch.autograd.grad(out, [t[k] for k in each], dout))
     for k, plain, got in zip(each, *results):
-        refs.close(got[:, others], plain[:, others], refs.TOLERANCES[dtype])
+        assert refs.relative(got[:, others], plain[:, others]) < (1e-5 if dtype == torch.float32 else 2e-2)
     assert results[1][each.index("dt" if where in ("x", "dt") else "x")][:, 50].isnan().any()
 
 
