@@ -1,7 +1,7 @@
 /* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any
- * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes 128 keys and walks over tiles of 64 rows
- * of every head that shares them; its scores are turned: a row is a key. Two warps share 32 keys. Each makes half of
- * the rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in
+ * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes 128 keys and walks over tiles of 64
+ * rows of every head that shares them; its scores are turned: a row is a key. Two warps share 32 keys. Each makes half
+ * of the rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in
  * shared memory; then dq of 32 rows and a quarter of the channels. So a tile's five products, which wait for shared
  * memory, read 544 KiB of it (16 keys a warp: 736). Heads of 65 to 128 channels: smaller ones lose by it. Compiled per
  * type (KR_HALF: float16). */
