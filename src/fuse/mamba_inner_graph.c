@@ -32,12 +32,19 @@ static kr_dims parameter_dims(const inner_args *a, uint32_t constant) {
 
 static kr_dims out_dims(const inner_args *a) { return a->M ? KR_DIMS(a->B, a->L, a->M) : KR_DIMS(a->B, a->D, a->L); }
 
+/* OWN: a row's tensors between xz and out have the type of xz, which a GPU's tensor cores take, where
+ * kr_inner_is_short says that this is short enough. */
+enum { OWN = -1 };
+static int32_t type_between(const inner_args *a, int32_t dtype) {
+  return dtype != OWN ? dtype : kr_inner_is_short(a) ? a->xz.dtype : KRAIT_F32;
+}
+
 /* a: the call's args, or the gradient's, which begin alike. */
 static void record_inputs(recorded *r, int32_t dtype) {
   const inner_args *a = r->args;
   const int64_t B_columns = kr_inner_columns(a, &a->Bmat), C_columns = kr_inner_columns(a, &a->Cmat);
   kr_mamba_block *b = &r->block;
-  *b = (kr_mamba_block){.flags = a->call.flags, .eps = a->eps, .dtype = dtype};
+  *b = (kr_mamba_block){.flags = a->call.flags, .eps = a->eps, .dtype = type_between(a, dtype)};
   INPUT(xz, a->B, 2 * a->D, a->L);
   INPUT(conv_weight, a->D, a->W);
   INPUT(conv_bias, a->D);
@@ -72,7 +79,7 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   record_inputs(&r, dtype);
   const kr_mamba_block *b = &r.block;
   const kr_dims out = out_dims(args);
-  r.block.out = kr_graph_temp(g, dtype, out); /* nothing reads it: what makes it is dropped */
+  r.block.out = kr_graph_temp(g, b->dtype, out); /* nothing reads it: what makes it is dropped */
   kr_mamba_block_record(g, b);
 #define WANT(field) want(&r, "d" #field, b->field, &d->d##field)
   WANT(xz), WANT(conv_weight), WANT(conv_bias), WANT(x_proj_weight), WANT(dt_proj_weight), WANT(out_proj_weight),
@@ -84,25 +91,15 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   kr_graph_backward(g, &seed, 1, r.wanted, r.n_wanted);
 }
 
-static const kr_graph_row forward = {&kr_op_mamba_inner, record_forward, KRAIT_F32, 0},
-                          backward = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F32, 0},
-                          backward_ref = {&kr_op_mamba_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE};
+#define ROW(name, op_of, record, type, flags_of)                                                                 \
+  static const kr_graph_row name##_row = {&kr_op_##op_of, record, type, flags_of};                               \
+  int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&name##_row, ctx, args); } \
+  uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) {                                         \
+    return kr_graph_row_scratch(&name##_row, ctx, args);                                                         \
+  }
 
-int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args) {
-  return kr_graph_row_run(&forward, ctx, args);
-}
-uint64_t kr_mamba_inner_composed_scratch(const krait_ctx *ctx, const void *args) {
-  return kr_graph_row_scratch(&forward, ctx, args);
-}
-int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args) {
-  return kr_graph_row_run(&backward, ctx, args);
-}
-uint64_t kr_mamba_inner_bwd_composed_scratch(const krait_ctx *ctx, const void *args) {
-  return kr_graph_row_scratch(&backward, ctx, args);
-}
-int32_t kr_mamba_inner_bwd_ref(const krait_ctx *ctx, const void *args) {
-  return kr_graph_row_run(&backward_ref, ctx, args);
-}
-uint64_t kr_mamba_inner_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
-  return kr_graph_row_scratch(&backward_ref, ctx, args);
-}
+ROW(mamba_inner_composed, mamba_inner, record_forward, KRAIT_F32, 0)
+ROW(mamba_inner_cuda, mamba_inner, record_forward, OWN, 0)
+ROW(mamba_inner_bwd_composed, mamba_inner_bwd, record_backward, KRAIT_F32, 0)
+ROW(mamba_inner_bwd_cuda, mamba_inner_bwd, record_backward, OWN, 0)
+ROW(mamba_inner_bwd_ref, mamba_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE)

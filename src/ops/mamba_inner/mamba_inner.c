@@ -1,5 +1,6 @@
 /* mamba_inner.c: contracts, costs and rows of the inside of a Mamba-1 block and of its gradient. The equation is in
- * mamba_inner_ref.c. Bound: float32 1e-5 of the output's scale, 16-bit storage one rounding. */
+ * mamba_inner_ref.c. Bound: float32 1e-5 of the output's scale; 16-bit storage one rounding on a CPU, on a GPU what its
+ * operators do to rows of that type (mamba_inner_check.c). */
 #include "contract.h"
 #include "mamba_inner_chain.h"
 #include "op_list.h"
@@ -44,16 +45,15 @@ static void count_bwd_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
-    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
-    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_cuda, kr_mamba_inner_cuda_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_cuda, kr_mamba_inner_cuda_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_ref, kr_mamba_inner_ref_scratch},
 };
 
 static const kr_row bwd_rows[] = {
-    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_bwd_composed,
-     kr_mamba_inner_bwd_composed_scratch},
-    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
+    {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_bwd_cuda, kr_mamba_inner_bwd_cuda_scratch},
+    {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_bwd_cuda, kr_mamba_inner_bwd_cuda_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_ref, kr_mamba_inner_bwd_ref_scratch},
 };

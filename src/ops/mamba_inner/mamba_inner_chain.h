@@ -21,10 +21,21 @@ static inline int64_t kr_inner_columns(const krait_mamba_inner_args *a, const kr
   return given->data ? 0 : a->A.dtype == KRAIT_C64 ? 2 * a->N : a->N;
 }
 
+/* Whether 16 bits are enough between two operators on a GPU: not for complex states, nor for norms, whose gradients are
+ * differences of what was rounded. */
+static inline int kr_inner_is_short(const krait_mamba_inner_args *a) {
+  const int is_half = a->xz.dtype == KRAIT_F16 || a->xz.dtype == KRAIT_BF16;
+  return is_half && a->A.dtype != KRAIT_C64 && !a->dt_norm_weight.data && !a->B_norm_weight.data &&
+         !a->C_norm_weight.data;
+}
+
 typedef uint64_t kr_inner_scratch_fn(const krait_ctx *ctx, const void *args);
-kr_inner_scratch_fn kr_mamba_inner_composed_scratch, kr_mamba_inner_bwd_composed_scratch, kr_mamba_inner_ref_scratch,
-    kr_mamba_inner_bwd_ref_scratch;
+kr_inner_scratch_fn kr_mamba_inner_composed_scratch, kr_mamba_inner_bwd_composed_scratch, kr_mamba_inner_cuda_scratch,
+    kr_mamba_inner_bwd_cuda_scratch, kr_mamba_inner_ref_scratch, kr_mamba_inner_bwd_ref_scratch;
 int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args);
 int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args);
+/* Rows between two calls have the type of xz where kr_inner_is_short says so. */
+int32_t kr_mamba_inner_cuda(const krait_ctx *ctx, const void *args);
+int32_t kr_mamba_inner_bwd_cuda(const krait_ctx *ctx, const void *args);
 
 #endif
