@@ -54,12 +54,20 @@ static double rms_of(const kr_case_tensor *t, const krait_view *view) {
 enum { MOST_MOVES = 32 };
 static const double MOST_SHARE = 1e9;
 
+/* From this bound on rows may round their factors to 16 bits, or to tf32: an input's half place there, in places of a
+ * float32. */
+static const double BOUND_OF_FACTORS = 1e-2;
+static double moves_of(const walk *w, const kr_case_tensor *t) {
+  if (t->rtol < BOUND_OF_FACTORS) return MOST_MOVES;
+  return w->c->dtype == KRAIT_BF16 ? 0x1p15 : w->c->dtype == KRAIT_F16 ? 0x1p12 : 0x1p13;
+}
+
 /* A sum that came out small next to its terms is held to what its terms' last places decide; asked for only where the
  * plain bound breaks. */
 static double slack_of(walk *w, kr_case_tensor *t, int64_t at) {
   if (t->rtol == 0) return 0;
   if (!t->moved && kr_case_measure(w->c, w->ctx, &w->op->rows[w->op->n_rows - 1]) < 0) return 0;
-  return MOST_MOVES * t->moved[at];
+  return moves_of(w, t) * t->moved[at];
 }
 
 /* A type's relative precision ends here: numbers below are as far apart as those just above. */
