@@ -91,13 +91,14 @@ def name_of(path):
 
 
 def packed_already(path, made_of):
-    """The .packed file of another build, if it was made of this by the same packing."""
+    """The whole of another build's .packed file, if it was made of this by the same packing."""
     try:
         with open(path, "rb") as file:
-            head = file.readline()
-            return head + file.read() if json.loads(head).get("of") == made_of else None
+            line = file.readline()
+            stream, head = file.read(), json.loads(line)
     except (OSError, ValueError):
         return None
+    return line + stream if head.get("of") == made_of and head.get("packed") == len(stream) else None
 
 
 def pack(root, out, *paths):
@@ -115,8 +116,9 @@ def pack(root, out, *paths):
         bare = without_blanks(raw)
         begin, stream = len(stream), stream + packed_text(bare)
         texts.append((*name_of(path)[:2], begin, len(stream), len(bare)))
-    head = json.dumps({"bytes": len(stream), "texts": texts, "of": made_of}).encode() + b"\n"
-    pathlib.Path(out).write_bytes(head + lzma.compress(stream, format=lzma.FORMAT_RAW, filters=FILTERS))
+    packed = lzma.compress(stream, format=lzma.FORMAT_RAW, filters=FILTERS)
+    head = {"bytes": len(stream), "texts": texts, "of": made_of, "packed": len(packed)}
+    pathlib.Path(out).write_bytes(json.dumps(head).encode() + b"\n" + packed)
 
 
 def table(out, *paths):
