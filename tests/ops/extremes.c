@@ -316,7 +316,7 @@ static void outputs_that_are_inputs(void **state) {
   for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
     const kr_op *op = kr_op_find(pairs[i].op);
     for (int k = 0; k < op->n_rows; k++)
-      for (int64_t index = 0; (op->rows[k].needs & ctx->caps) == op->rows[k].needs && index < 60; index++)
+      for (int64_t index = 0, n = n_cases(); (op->rows[k].needs & ctx->caps) == op->rows[k].needs && index < n; index++)
         in_place(ctx, &pairs[i], &op->rows[k], c, index);
   }
   free(c);
