@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a build does with device code, by the standard library alone; src/cuda/ptx_text.c reads what this writes.
   compile ROOT OUT.ptx OUT.d COMMAND...  runs the compiler, then adds which sources of ROOT the text was made of, each with its hash
-  pack ROOT OUT.packed FILE.ptx...       one LZMA stream of the texts; a text that was made of other sources than ROOT has is an error
+  pack ROOT OUT.packed FILE.ptx...       one LZMA stream of the texts, copied if it lies beside them already; a text that was made of other sources
+                                         than ROOT has is an error
   table OUT.c FILE...                    a C file that holds .packed files and machine code (MODULE.TIER.sm_NN.cubin), and the tables that find them
 A text is packed without comments and needless blanks, in two parts. In the first, the numbers of registers and labels are left out: a byte from
 128 on stands for the name before the number. In the second they are by name, each as how far it is from the last one: 192 and the distance in
@@ -76,9 +77,7 @@ def packed_text(text):
     return number(len(numbers)) + heads + number(len(bare)) + bare + b"".join(numbers.values())
 
 
-def without_blanks(path, text):
-    if any(byte >= 128 or byte == 0 for byte in set(text)):
-        die(f"{path} is not a PTX text")
+def without_blanks(text):
     text = re.sub(rb"[ \t]+", b" ", re.sub(rb"//[^\n]*", b"", text))
     return re.sub(rb" ?\n[ \n]*", b"\n", text).replace(b", ", b",")
 
@@ -91,16 +90,35 @@ def name_of(path):
     return parts[0], parts[1], int(parts[2][3:]) if parts[2].startswith("sm_") else 0
 
 
+def packed_already(path, made_of):
+    """The whole of another build's .packed file, if it was made of this by the same packing."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline()
+            stream, head = file.read(), json.loads(line)
+    except (OSError, ValueError):
+        return None
+    return line + stream if head.get("of") == made_of and head.get("packed") == len(stream) else None
+
+
 def pack(root, out, *paths):
-    stream, texts, known = b"", [], {}
-    for path in paths:
-        raw = pathlib.Path(path).read_bytes()
-        bare = without_blanks(path, raw)
+    stream, texts, known, raws = b"", [], {}, [pathlib.Path(path).read_bytes() for path in paths]
+    for path, raw in zip(paths, raws):
+        if not raw.isascii() or b"\0" in raw:
+            die(f"{path} is not a PTX text")
         check_sources(root, path, raw.decode("ascii"), known)
+    made_of = hashlib.sha256(b"".join([pathlib.Path(__file__).read_bytes(), *raws])).hexdigest()
+    ready = packed_already(pathlib.Path(paths[0]).with_name(pathlib.Path(out).name), made_of)
+    if ready:
+        pathlib.Path(out).write_bytes(ready)
+        return
+    for path, raw in zip(paths, raws):
+        bare = without_blanks(raw)
         begin, stream = len(stream), stream + packed_text(bare)
         texts.append((*name_of(path)[:2], begin, len(stream), len(bare)))
-    head = json.dumps({"bytes": len(stream), "texts": texts}).encode() + b"\n"
-    pathlib.Path(out).write_bytes(head + lzma.compress(stream, format=lzma.FORMAT_RAW, filters=FILTERS))
+    packed = lzma.compress(stream, format=lzma.FORMAT_RAW, filters=FILTERS)
+    head = {"bytes": len(stream), "texts": texts, "of": made_of, "packed": len(packed)}
+    pathlib.Path(out).write_bytes(json.dumps(head).encode() + b"\n" + packed)
 
 
 def table(out, *paths):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""device_code.py TOOL PTX_DIR: device code of other sources than the tree's is refused when it is packed, by one sentence; comments may change."""
+"""device_code.py TOOL PTX_DIR: device code of other sources than the tree's is refused when it is packed, by one sentence; comments may change; texts that lie packed
+beside each other are not packed again."""
 import pathlib
 import subprocess
 import sys
@@ -29,6 +30,12 @@ with tempfile.TemporaryDirectory() as folder:
     assert done.returncode == 0 and text.read_text().startswith(TEXT) and text.read_text().count("// made of src/one") == 2, done
     assert run("pack", root, packed, text).returncode == 0
     before = packed.read_bytes()
+    elsewhere = pathlib.Path(folder, "elsewhere", packed.name)  # what lies packed beside the texts is copied, if it is whole and of these texts
+    elsewhere.parent.mkdir()
+    for beside, copied in ((before[:-1] + bytes([before[-1] ^ 1]), True), (before[:-1], False), (before.replace(b'"of": "', b'"of": "0'), False)):
+        packed.write_bytes(beside)
+        assert run("pack", root, elsewhere, text).returncode == 0 and elsewhere.read_bytes() == (beside if copied else before)
+    packed.unlink()
     plan.write_text("/* what host and device know */\n\ntypedef struct {  int n; } one_plan;\n")
     assert run("pack", root, packed, text).returncode == 0 and packed.read_bytes() == before
     plan.write_text("typedef struct { int m, n; } one_plan;\n")
