@@ -20,10 +20,9 @@ typedef struct kr_case_tensor {
   int64_t shape[4];
   int64_t n_storage; /* elements, guards included */
   unsigned char *storage, *initial, *expected;
-  double rtol, atol; /* |got - want| <= atol + rtol * max(|want|, rms of want), or what rounding the inputs would
-                        explain (conditioning.c) */
-  double *
-      moved; /* [element][part]: how far the reference moves with its inputs' last places; NULL until it is asked for */
+  double rtol, atol; /* |got - want| <= atol + rtol * max(|want|, rms of want), or what rounding the
+                        inputs would explain (conditioning.c) */
+  double *moved; /* [element][part]: how far the reference moves with its inputs' last places; NULL: not asked for */
 } kr_case_tensor;
 
 typedef struct kr_case {

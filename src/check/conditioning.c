@@ -1,5 +1,5 @@
 /* conditioning.c: the most that each output of the reference moves when every input moves by one unit in the last place
- * of a float32, up or down at random, in a few draws. A row that rounds as float32 must differs from the reference by a
+ * of a float32, up or down at random, in a few draws. A row that rounds as float32 must differ from the reference by a
  * small multiple of this, however small a sum came out next to its terms; a row that is wrong differs by far more.
  * Inputs of 16 bits move by a unit of their own, and what comes of it is scaled down. */
 #include "conditioning.h"

@@ -20,6 +20,9 @@ import harness  # noqa: E402
 import sounds  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import tiny_language_model  # noqa: E402
+
 GOLDEN = ROOT / "tests" / "golden" / "primeknet"
 MODEL, RECORDED = GOLDEN / "tiny-mamba.weights.safetensors", GOLDEN / "tiny-mamba.golden.safetensors"
 RUN = ["-w", MODEL, "--device", "cpu", "--threads", "1"]
@@ -59,12 +62,17 @@ def cases(folder):
     header = {"__metadata__": {"model": "primeknet_mamba", "config": '{"causal": true}'}, **{f"t{i}": {"dtype": "F32", "shape": [2, 3], "data_offsets": [24 * i, 24 * i + 24]} for i in range(6)}}
     text = json.dumps(header).encode()
     (folder / "small.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(144))
+    tiny_language_model.make(folder / "lm")
+    (folder / "text").write_text("the rain in the north\n")
     yield harness.Case("info", [KRAIT, "info", "small.safetensors"], folder, bad=(1, 2))
     yield harness.Case("info --json", [KRAIT, "info", "--json", "small.safetensors"], folder, bad=(1, 2))
     yield harness.Case("verify", [KRAIT, "verify", MODEL, RECORDED, "--device", "cpu", "--threads", "1"], folder, bad=(2,))
     yield harness.Case("enhance", [KRAIT, "enhance", *RUN, "s.wav", "-f", "-o", "out.wav", "--json"], folder, outputs=("out.wav",), text=False)
     yield harness.Case("evaluate", [KRAIT, "evaluate", *RUN, "s.wav", "s.wav", "-j", "1", "-f", "--csv", "out.csv"], folder, outputs=("out.csv",), text=False)
     yield harness.Case("evaluate --noise", [KRAIT, "evaluate", "s.wav", "--noise", "s.wav", "--snr", "3", "-j", "1", "--json"], folder, bad=(1, 2))
+    yield harness.Case("generate", [KRAIT, "generate", "lm", "--file", "text", "-n", "3", "--device", "cpu", "--threads", "1", "--json"], folder, bad=(1, 2), text=False)
+    yield harness.Case("generate --save-state", [KRAIT, "generate", "lm", "-p", "the", "-n", "3", "--device", "cpu", "--threads", "1", "-f", "--save-state", "out.state", "--json"], folder, outputs=("out.state",), text=False)
+    yield harness.Case("score", [KRAIT, "score", "lm", "text", "--device", "cpu", "--threads", "1"], folder)
     yield harness.Case("convert", [KRAIT, "convert", "-f", "small.safetensors", "out.safetensors"], folder, outputs=("out.safetensors",))
     yield harness.Case("convert to best.th", [KRAIT, "convert", "-f", "small.safetensors", "out.th"], folder, outputs=("out.th",))
     yield harness.Case("doctor", [KRAIT, "doctor", "--log", "log", "--gpu", "9.0", "--root", folder], folder, good=(0, 1, 2, 4), bad=(3, 64, 70))
@@ -93,7 +101,7 @@ def system_calls(share):
             count("system calls failed", harness.sweep(INJECT, case, faults, report))
         count("runs with interrupted and short calls", harness.sweep(INJECT, case, [f"eintr:{n}" for n in (2, 3, 7)] + [f"short:{n}" for n in (1000, 4093)], report))
     for kind in ("eintr:2", "short:999"):  # these are no reason to fail
-        case = several[3].reference()
+        case = next(c for c in several if c.name == "enhance").reference()
         server = harness.Server(INJECT, case.command, folder)
         if server.run(kind)[0] != 0:
             report(f"enhance, {kind}: fails, although nothing is wrong")

@@ -202,7 +202,7 @@ void kr_mlm_close(kr_mlm **model) {
   if (!m) return;
   for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
   kr_mlm_weights_free(m->ctx, &m->weights);
-  for (int64_t i = 0; m->keys && i < m->config.n_layers; i++) free_block(m, m->keys[i]), free_block(m, m->values[i]);
+  for (int64_t i = 0; m->keys && i < 2 * m->config.n_layers; i++) free_block(m, m->keys[i]); /* values lie behind */
   free_block(m, m->states);
   free_block(m, m->device);
   free_block(m, m->turns);
