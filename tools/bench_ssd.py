@@ -4,7 +4,8 @@ Each tier is first checked against the equation as one matrix per head, in float
 what the peer took for the same shape where a file says so. --kernels: what each kernel of a call takes; --sweep: 118 shapes more, of kinds of
 which Triton compiles few; --triton FOLDER: mamba_ssm's Triton kernels from there in the same run (FOLDER/mamba_ssm/ops/triton), shapes slower than
 them told at the end. --share K/N: of the shapes every Nth from K on. --warm K/N: only compile Triton's kernels: of each kernel's configurations
-every Nth, so that N processes fill the cache of the run that follows; --plain: without D."""
+every Nth, so that N processes fill the cache of the run that follows; then --prepare K/N: each kind of sizes once, of the kinds every Nth (first
+0/32 and 16/32 by themselves, which choose configurations for both N, with TRITON_CACHE_AUTOTUNING=1); --plain: without D."""
 import argparse
 import ctypes as ct
 import itertools
@@ -172,6 +173,15 @@ def sweep_shapes():
         (8, 24, 48, 80)) if b * length * h <= 1 << 22]
 
 
+def kinds_of_sweep():
+    """The smallest shape of each kind of sizes, for which Triton compiles anew: 1, multiples of 16, others."""
+    smallest = {}
+    for shape in sorted(sweep_shapes(), key=lambda s: s[0] * s[1] * s[2]):
+        b, length, h, _, n = shape
+        smallest.setdefault((n, *[(v == 1, v % 16 == 0) for v in (b, length, h, -(-length // 256))]), shape)
+    return sorted(smallest.values(), key=lambda s: -s[4])
+
+
 def measure(lib, caps, shape, peers, options, combined, slower):
     t = inputs(*shape)
     if options.plain:
@@ -207,15 +217,16 @@ def main():
     parser.add_argument("--n-shapes", type=int, default=len(SHAPES))
     parser.add_argument("--triton")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no other shape is begun")
-    for flag in ("--share", "--warm"):
+    for flag in ("--share", "--warm", "--prepare"):
         parser.add_argument(flag, type=lambda s: tuple(map(int, s.split("/"))))
     for flag in ("--sweep", "--kernels", "--no-check", "--forward-only", "--plain"):
         parser.add_argument(flag, action="store_true")
     options, start, slower = parser.parse_args(), time.monotonic(), []
     combined = load_peer(options.triton, options.warm) if options.triton else None
-    if options.warm:
-        for n in (128, 64):
-            t = inputs(2, 512, 8, 64, n)
+    if options.warm or options.prepare:
+        k, n = options.prepare or (0, 1)
+        for shape in kinds_of_sweep()[k::n] if options.prepare else [(2, 512, 8, 64, n) for n in (128, 64)]:
+            t = inputs(*shape)
             for call in peer_calls(combined, t, torch.randn_like(t["x"])):
                 call()
         return
