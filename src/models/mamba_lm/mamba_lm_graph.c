@@ -426,7 +426,7 @@ static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int6
   return fits && a->in_proj.data != a->in_proj_words.data; /* one of them */
 }
 
-/* One launch is quicker than the calls apart (H200, ms a step: 130m 0.50 against 0.56, 2.8b 2.67 against 2.98). Of more
+/* One launch is quicker than the calls apart (H200, ms a step: 130m 0.54 against 0.56, 2.8b 2.49 against 2.98). Of more
  * sequences, what a phase does for each of them stands between two waits. */
 enum { MOST_TOGETHER = 4 };
 
