@@ -5,9 +5,10 @@
  *   kr_next_may_start()   at its beginning: once all blocks have, or have ended, the next kernel's blocks may start;
  *   kr_others_done()      before it reads what any kernel of its stream writes, and before it writes anything at all.
  * kr_others_done() waits until the kernel before has ended, all of it, and its writes are seen; as that one has waited
- * for the one before it, everything earlier has ended as well. Hence behind it nothing can be read too early, and nothing
- * be written that somebody still reads. In front of it may stand what does not depend on memory, and loads of memory
- * that nobody writes: parameters where KR_CALL_AHEAD says so, states and their indices where KR_CALL_STATE_AHEAD does. */
+ * for the one before it, everything earlier has ended as well. Hence behind it nothing can be read too early, and
+ * nothing be written that somebody still reads. In front of it may stand what does not depend on memory, and loads of
+ * memory that nobody writes: parameters where KR_CALL_AHEAD says so, states and their indices where
+ * KR_CALL_STATE_AHEAD does. */
 #ifndef KR_OVERLAP_CUH
 #define KR_OVERLAP_CUH
 

@@ -1,6 +1,6 @@
-/* overlap.h: calls of a recording whose kernels may start while the kernel before them still runs (overlap.cuh). The runner
- * of a graph puts these bits into krait_call.flags of such a call, while it records and only then: a recording's first
- * kernel starts when all that was enqueued before it is done. */
+/* overlap.h: calls of a recording whose kernels may start while the kernel before them still runs (overlap.cuh). The
+ * runner of a graph puts these bits into krait_call.flags of such a call, while it records and only then: a recording's
+ * first kernel starts when all that was enqueued before it is done. */
 #ifndef KR_OVERLAP_H
 #define KR_OVERLAP_H
 
