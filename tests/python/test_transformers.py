@@ -1,6 +1,7 @@
 """transformers' Mamba models compute with the drop-ins what they compute without: logits, gradients, generated tokens."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -23,6 +24,16 @@ def _needs():
         return "transformers is not installed"
     release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     return None if release >= (5, 15) else "transformers %s asks for CUDA" % transformers.__version__
+
+
+def _release():
+    import transformers
+    return transformers.__version__
+
+
+def _norms_by_groups():
+    from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+    return "group_size" in inspect.signature(MambaRMSNormGated.__init__).parameters
 
 
 pytestmark = pytest.mark.skipif(bool(_needs()), reason=str(_needs()))
@@ -62,6 +73,8 @@ def test_the_same_with_and_without(name, device):
     if name == "falcon_mamba":  # its fast path in training is mamba_inner_fn, which norms delta after dt_proj; without it the norm comes before
         assert refs.relative(on["training logits"], off["training logits"]) > 1e-3
         return
+    if name in ("mamba2", "bamba", "granite") and not _norms_by_groups():
+        pytest.skip("transformers %s norms without groups outside its fast path, and by groups in it" % _release())
     assert refs.relative(on["training logits"], off["training logits"]) < 1e-5
     for key, want in off.items():
         if key.startswith("gradient"):
@@ -87,6 +100,8 @@ def test_flash_attention(model, device):
     """Padded batches, generation with a cache, gradients: as transformers' eager attention."""
     import krait.transformers  # noqa: F401
     import transformers
+    if device == "cuda" and not transformers.utils.is_flash_attn_2_available():
+        pytest.skip("flash_attn is no installed distribution here (python -m krait dropin on flash_attn)")
     kind = {"qwen2": ("Qwen2Config", "Qwen2ForCausalLM"), "llama": ("LlamaConfig", "LlamaForCausalLM")}[model]
     configs = [getattr(transformers, kind[0])(hidden_size=112, intermediate_size=64, num_hidden_layers=2, num_attention_heads=14, num_key_value_heads=2,
                                              vocab_size=200, max_position_embeddings=256) for _ in range(2)]
