@@ -61,7 +61,7 @@ static int32_t forward_item(kr_pk_session *s, const plane_job *planes) {
 /* Windows through a model that streams, a chunk after the other. */
 static int32_t forward_chunks(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
                               float *com) {
-  const int64_t plane = s->model->config.F * T;
+  const int64_t plane = s->model->config.F * T, chunk = pk_chunks_size(s->chunks);
   float *own = com ? kr_alloc_array((size_t)plane, 2 * sizeof *own) : NULL;
   KR_CHECK(own || !com, KRAIT_ERR_NO_MEMORY, "no memory for a window of %lld frames", (long long)T);
   int32_t status = KRAIT_OK;
@@ -73,8 +73,8 @@ static int32_t forward_chunks(kr_pk_session *s, int64_t B, int64_t T, const floa
                                  : pha ? pha + b * plane
                                        : NULL;
     status = pk_chunks_reset(s->chunks);
-    for (int64_t t = 0; t < T && status >= 0; t += KR_PK_WINDOW_CHUNK) {
-      const int64_t n = T - t < KR_PK_WINDOW_CHUNK ? T - t : KR_PK_WINDOW_CHUNK;
+    for (int64_t t = 0; t < T && status >= 0; t += chunk) {
+      const int64_t n = T - t < chunk ? T - t : chunk;
       status = pk_chunks_run(s->chunks, com_in + 2 * b * plane, T, t, n, to_mag, to_pha);
     }
     for (int64_t i = 0; i < plane && com && status >= 0; i++) {

@@ -145,7 +145,8 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->model = model;
   if (model->streaming) {
-    int32_t status = pk_chunks_open(model->streaming, KR_PK_WINDOW_CHUNK, &s->chunks);
+    int32_t status =
+        pk_chunks_open(model->streaming, model->ctx->cuda ? KR_PK_WINDOW_CHUNK_GPU : KR_PK_WINDOW_CHUNK, &s->chunks);
     if (status < 0) kr_pk_session_close(session);
     return status;
   }

@@ -13,13 +13,14 @@ int32_t pk_streaming_open(const krait_ctx *ctx, const kr_pk_config *config, cons
 void pk_streaming_close(pk_streaming **streaming);
 const kr_pk_config *pk_streaming_config(const pk_streaming *streaming);
 
-/* Frames at a time: of whole windows, and of sound as it comes. */
-enum { KR_PK_WINDOW_CHUNK = 64, KR_PK_LIVE_CHUNK = 4 };
+/* Frames at a time: of sound as it comes, of whole windows on a CPU (its caches hold them) and on a GPU. */
+enum { KR_PK_LIVE_CHUNK = 2, KR_PK_WINDOW_CHUNK = 8, KR_PK_WINDOW_CHUNK_GPU = 64 };
 
 /* One timeline, `chunk` frames at a time. */
 typedef struct pk_chunks pk_chunks;
 int32_t pk_chunks_open(const pk_streaming *streaming, int64_t chunk, pk_chunks **chunks);
 void pk_chunks_close(pk_chunks **chunks);
+int64_t pk_chunks_size(const pk_chunks *c);
 int32_t pk_chunks_reset(pk_chunks *c); /* what comes next is the beginning */
 /* The next n <= chunk frames, from number `first` of (F,T,2) to the same of mag and pha (F,T); either may be NULL.
  * Behind fewer than a chunk only a reset may follow. */
