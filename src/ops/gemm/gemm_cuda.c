@@ -150,6 +150,7 @@ const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   for (int i = 0; i < 4; i++)
     if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64 on a GPU";
+  if (kr_has(&a->factor)) return "no factor on a GPU";
   return fits(a) ? NULL : too_large;
 }
 
