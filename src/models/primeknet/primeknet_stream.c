@@ -253,6 +253,8 @@ void pk_chunks_close(pk_chunks **chunks) {
 
 int64_t pk_chunks_size(const pk_chunks *c) { return c->chunk; }
 
+const kr_graph *pk_chunks_graph(const pk_chunks *c) { return c->g; }
+
 int32_t pk_chunks_reset(pk_chunks *c) { return kr_runner_reset(c->runner, NULL); }
 
 int32_t pk_chunks_run(pk_chunks *c, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {

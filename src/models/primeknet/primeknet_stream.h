@@ -3,6 +3,7 @@
 #ifndef KR_PRIMEKNET_STREAM_H
 #define KR_PRIMEKNET_STREAM_H
 
+#include "graph.h"
 #include "primeknet.h"
 #include "stft.h"
 
@@ -21,6 +22,7 @@ typedef struct pk_chunks pk_chunks;
 int32_t pk_chunks_open(const pk_streaming *streaming, int64_t chunk, pk_chunks **chunks);
 void pk_chunks_close(pk_chunks **chunks);
 int64_t pk_chunks_size(const pk_chunks *c);
+const kr_graph *pk_chunks_graph(const pk_chunks *c);
 int32_t pk_chunks_reset(pk_chunks *c); /* what comes next is the beginning */
 /* The next n <= chunk frames, from number `first` of (F,T,2) to the same of mag and pha (F,T); either may be NULL.
  * Behind fewer than a chunk only a reset may follow. */
