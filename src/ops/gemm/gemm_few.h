@@ -13,7 +13,7 @@ typedef struct kr_few_plan {
   void *out;
   int64_t A_row, B_column, B2_column, out_row;
   int32_t M, N, K, P, n_splits, n_groups; /* n_splits: warps that share a K; n_groups: of them, in a block */
-  int32_t activation, is_plain; /* is_plain: nothing is added, out (float32, or the factors' type) takes packs of four */
+  int32_t activation, is_plain; /* is_plain: nothing is added, out (float32, or the factors' type) has packs of four */
   float scale;
   int32_t out_dtype;
   kr_gemm_plan plan; /* else, and where P > 1 */
