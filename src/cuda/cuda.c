@@ -233,13 +233,13 @@ int kr_cuda_starts_together(const kr_cuda *cuda) {
 }
 
 /* Drivers before 12.3 do not record such launches. */
-static int starts_ahead(const kr_cuda *cuda) {
+int kr_cuda_starts_ahead(const kr_cuda *cuda) {
   return cuda->driver->LaunchKernelEx && cuda->driver->version >= 12030 && (cuda->info.caps & KRAIT_CAP_CUDA_HOPPER);
 }
 
 static int32_t function_for(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *g,
                             void **function) {
-  return function_of(cuda, g->is_ahead && starts_ahead(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);
+  return function_of(cuda, g->is_ahead && kr_cuda_starts_ahead(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);
 }
 
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
@@ -261,7 +261,7 @@ static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kern
               kernel->name);
     return KRAIT_OK;
   }
-  if (g->is_ahead && starts_ahead(cuda)) {
+  if (g->is_ahead && kr_cuda_starts_ahead(cuda)) {
     kr_cu_launch_attribute ahead = {.id = KR_CU_LAUNCH_AHEAD, .of.value = 1};
     const kr_cu_launch config = {g->x,      g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
                                  g->stream, &ahead,          1};

@@ -89,6 +89,7 @@ static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const 
 }
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
 int kr_cuda_starts_together(const kr_cuda *cuda);
+int kr_cuda_starts_ahead(const kr_cuda *cuda);
 /* Loads the kernel now: its first launch then costs what the others do. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
 

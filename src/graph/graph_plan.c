@@ -67,8 +67,15 @@ static int32_t choose_row(kr_graph *g, kr_node *node) {
 
 /* Those that have rows which look at the bits. */
 static int takes_ahead(const kr_op *op) {
-  const kr_op *const ops[] = {&kr_op_add_norm,   &kr_op_attention, &kr_op_attention_append, &kr_op_causal_conv1d_update,
-                              &kr_op_gated_norm, &kr_op_gemm,      &kr_op_rotary,           &kr_op_state_update};
+  const kr_op *const ops[] = {&kr_op_add_norm,
+                              &kr_op_argmax_rows,
+                              &kr_op_attention,
+                              &kr_op_attention_append,
+                              &kr_op_causal_conv1d_update,
+                              &kr_op_gated_norm,
+                              &kr_op_gemm,
+                              &kr_op_rotary,
+                              &kr_op_state_update};
   for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
     if (ops[i] == op) return 1;
   return 0;

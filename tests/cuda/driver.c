@@ -131,6 +131,7 @@ static int32_t work(void) {
 static void (*fail_at)(long n, int result);
 static long (*n_calls)(void);
 static int (*n_held)(void);
+static long (*n_ahead)(void);
 static void (*capture)(int mode);
 static int (*capture_mode)(void);
 
@@ -212,6 +213,28 @@ static void a_launch_is_two_driver_calls(void **state) {
     assert_true(n_calls() <= 2);
   }
   krait_ctx_close(&ctx);
+}
+
+/* Where the device and the tiers that may be used have it, a kernel starts while the one before it runs; elsewhere it
+ * is launched as any other. */
+static void only_hopper_starts_kernels_ahead(void **state) {
+  static const uint64_t masks[] = {KRAIT_CAPS_ALL, KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE};
+  static const kr_kernel kernel = {"norm_f32", "kr_norm_1"};
+  (void)state;
+  if (!(kr_cuda_built_tiers() & KRAIT_CAP_CUDA_HOPPER)) skip();
+  fail_at(0, 0);
+  for (int i = 0; i < 2; i++) {
+    kr_cuda *cuda = NULL;
+    const int args[64] = {0};
+    const long before = n_ahead();
+    assert_int_equal(kr_cuda_open(0, masks[i], &cuda), KRAIT_OK);
+    for (int32_t ahead = 0; ahead < 2; ahead++)
+      assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_AMPERE, &kernel,
+                                      &(kr_grid){.x = 1, .block = 32, .is_ahead = ahead}, args, sizeof args),
+                       KRAIT_OK);
+    assert_int_equal(n_ahead() - before, i == 0);
+    kr_cuda_close(&cuda);
+  }
 }
 
 /* The table of loaded kernels is finite; when it is full, a further one is refused, and those that it holds still
@@ -441,6 +464,7 @@ int main(int argc, char **argv) {
   *(void **)&fail_at = kr_dlib_find(fake, "fake_cuda_fail_at");
   *(void **)&n_calls = kr_dlib_find(fake, "fake_cuda_calls");
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
+  *(void **)&n_ahead = kr_dlib_find(fake, "fake_cuda_ahead");
   *(void **)&capture = kr_dlib_find(fake, "fake_cuda_capture");
   *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons),
@@ -449,6 +473,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(out_of_memory_says_how_much),
                                      cmocka_unit_test(sticky_errors_are_told_apart),
                                      cmocka_unit_test(a_launch_is_two_driver_calls),
+                                     cmocka_unit_test(only_hopper_starts_kernels_ahead),
                                      cmocka_unit_test(a_first_call_may_be_recorded),
                                      cmocka_unit_test(more_kernels_than_a_context_holds),
                                      cmocka_unit_test(launches_in_a_row_are_one),

@@ -102,6 +102,7 @@ static void steps_are_those_of_the_cpu(void **state) {
     n_recorded += gpu.r->recordings[0].recorded != NULL;
   }
   assert_int_equal(n_recorded, 10); /* all but the first run with each pair of addresses */
+  assert_int_equal(kr_emulated_ahead(), 2 * n_recorded); /* the step and the norm, where they are recorded */
   close_model(&cpu);
   close_model(&gpu);
 }
@@ -136,11 +137,10 @@ int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
   if (argc < 2) return 2;
-  setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=16,record=1", 1);
+  setenv("KR_FAKE_CUDA", "capability=90,shared=232448,multiprocessors=16,record=1", 1);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   if (!kr_cuda_built_tiers()) return 77;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
-    if (strcmp(tier, "hopper") != 0) kr_emulated_name(text, module);
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++) kr_emulated_name(text, module);
   const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
                                      cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);

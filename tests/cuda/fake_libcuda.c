@@ -12,7 +12,7 @@
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
 
-static long calls, fail_at;
+static long calls, fail_at, launches_ahead;
 static int fail_with, held, capture_mode = RELAXED;
 static _Thread_local void *current[16];
 static _Thread_local int depth;
@@ -22,6 +22,7 @@ static const void *loaded_image;
 EXPORT void fake_cuda_fail_at(long n, int result);
 EXPORT long fake_cuda_calls(void);
 EXPORT int fake_cuda_held(void);
+EXPORT long fake_cuda_ahead(void); /* launches that may start while the kernel before them runs */
 EXPORT const void *fake_cuda_loaded(void); /* the image that was loaded last */
 EXPORT void fake_cuda_capture(int mode);   /* as if a stream were recording in this mode */
 EXPORT int fake_cuda_capture_mode(void);
@@ -29,6 +30,7 @@ EXPORT int fake_cuda_capture_mode(void);
 void fake_cuda_fail_at(long n, int result) { calls = 0, fail_at = n, fail_with = result; }
 long fake_cuda_calls(void) { return calls; }
 int fake_cuda_held(void) { return held; }
+long fake_cuda_ahead(void) { return launches_ahead; }
 const void *fake_cuda_loaded(void) { return loaded_image; }
 void fake_cuda_capture(int mode) { capture_mode = mode; }
 int fake_cuda_capture_mode(void) { return capture_mode; }
@@ -90,13 +92,15 @@ FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *opt
 #ifdef KR_EMULATE
 #include "emulator.h"
 static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
-  kr_emulated_launch(function, grid, block, shared, args);
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
+                int is_ahead) {
+  (is_ahead ? kr_emulated_launch_ahead : kr_emulated_launch)(function, grid, block, shared, args);
 }
 #else
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
-  UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args);
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
+                int is_ahead) {
+  UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(is_ahead);
 }
 #endif
 /* Tensor maps as the emulator reads them: elements of 16 bits, 128-byte swizzling. */
@@ -145,6 +149,7 @@ typedef struct fake_graph {
     void *function;
     unsigned grid[3], block, shared;
     const void *args; /* NULL: copied */
+    int is_ahead;
     _Alignas(16) unsigned char copied[MOST_ARGS];
   } nodes[64];
   int n;
@@ -161,12 +166,13 @@ __attribute__((no_sanitize("address"))) static void copy_args(volatile unsigned 
   for (int i = 0; i < MOST_ARGS; i++) to[i] = ((const volatile unsigned char *)from)[i];
 }
 
-static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args) {
-  if (!recording || !recorded) return run(function, grid, block, shared, args), 0;
+static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
+                  int is_ahead) {
+  if (!recording || !recorded) return run(function, grid, block, shared, args, is_ahead), 0;
   if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes))
     return setting("record=", 0) ? OUT_OF_MEMORY : 0;
   recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block,
-  recorded->nodes[recorded->n].shared = shared;
+  recorded->nodes[recorded->n].shared = shared, recorded->nodes[recorded->n].is_ahead = is_ahead;
   copy_args(recorded->nodes[recorded->n].copied, args);
   memcpy(recorded->nodes[recorded->n++].grid, grid, 3 * sizeof *grid);
   return 0;
@@ -175,7 +181,20 @@ FAKE(cuLaunchKernel,
      (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
       void *stream, void **parameters, void **extra),
      UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra);
-     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0]);
+     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], 0);
+     if (launched) return launched)
+/* CUlaunchConfig with one attribute: programmatic stream serialization. */
+typedef struct fake_config {
+  unsigned grid[3], block[3], shared;
+  void *stream;
+  struct {
+    int id, pad, value;
+  } *attributes;
+  unsigned n_attributes;
+} fake_config;
+FAKE(cuLaunchKernelEx, (const fake_config *c, void *function, void **parameters, void **extra), UNUSED(extra);
+     if (c->n_attributes != 1 || c->attributes->id != 6 || c->attributes->value != 1) return INVALID_VALUE;
+     launches_ahead++; const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], 1);
      if (launched) return launched)
 
 /* args are not copied: whoever sets them launches while they live. */
@@ -196,7 +215,7 @@ FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long l
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
      fake_graph *g = instance;
      for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared,
-                                        g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied))
+                                        g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied, g->nodes[i].is_ahead))
 EXPORT int cuGraphExecDestroy(void *instance);
 int cuGraphExecDestroy(void *instance) { return free(instance), held--, 0; }
 EXPORT int cuGraphDestroy(void *graph);

@@ -103,9 +103,9 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
   WORKS(kr_mlm_open_random(cpu, &c, dtype, SLOTS, &here));
   WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
   if (narrow) WORKS(kr_mlm_narrow_states(there));
-  for (int i = 0; i < (IS_EMULATED ? 3 : 6); i++) { /* few sequences as one call: weights of 8 bits are so unasked */
-    const int is_one_call = dtype != KRAIT_F32 && (dtype == KRAIT_I32 ? steps[i].B <= 4 : steps[i].whole > 0);
-    if (dtype != KRAIT_I32) kr_mlm_choose_whole(there, is_one_call ? 1 : -1);
+  for (int i = 0; i < (IS_EMULATED ? 3 : 6); i++) {
+    const int is_one_call = dtype != KRAIT_F32 && steps[i].whole > 0;
+    kr_mlm_choose_whole(there, is_one_call ? 1 : -1);
     compare(there, here, steps[i].B, bound, &most);
     assert_int_equal(kr_mlm_was_whole(there), is_one_call);
   }

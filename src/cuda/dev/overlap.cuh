@@ -17,6 +17,13 @@
 
 #if !defined(KR_EMULATE) && KR_TIER >= 90
 enum { KR_AHEAD = 1 };
+/* Asks for a line of memory. */
+KR_DEV void kr_fetch(const void *from) { asm volatile("prefetch.global.L1 [%0];" : : "l"(from)); }
+/* Loads a parameter here, so that what uses it later need not wait for its 64 bytes. */
+KR_DEV void kr_keep_near(int32_t v) { asm volatile("" : : "r"(v)); }
+KR_DEV void kr_keep_near(int64_t v) { asm volatile("" : : "l"(v)); }
+KR_DEV void kr_keep_near(float v) { asm volatile("" : : "f"(v)); }
+KR_DEV void kr_keep_near(const void *v) { asm volatile("" : : "l"(v)); }
 KR_DEV void kr_next_may_start(void) { asm volatile("griddepcontrol.launch_dependents;"); }
 KR_DEV void kr_others_done(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
 /* 16 bytes that this kernel reads once, and nobody writes meanwhile; 256 of the line come along. */
@@ -29,8 +36,15 @@ KR_DEV kr_raw16 kr_read_once(const void *from) {
 }
 #else
 enum { KR_AHEAD = 0 };
+KR_DEV void kr_fetch(const void *from) { (void)from; }
+template <typename T>
+KR_DEV void kr_keep_near(T v) { (void)v; }
 KR_DEV void kr_next_may_start(void) {}
+#ifdef KR_EMULATE
+KR_DEV void kr_others_done(void) { kr_emulated_others_done(); }
+#else
 KR_DEV void kr_others_done(void) {}
+#endif
 KR_DEV kr_raw16 kr_read_once(const void *from) { return *(const kr_raw16 *)from; }
 #endif
 

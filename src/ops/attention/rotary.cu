@@ -79,8 +79,8 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
   const uint32_t token = thread / per_token, pack = thread - token * per_token;
   if (token >= (uint32_t)(p.packed ? 1 : p.B) * (uint32_t)p.L) return;
   const int row = (int)(token / (uint32_t)p.L), t = (int)(token - (uint32_t)row * (uint32_t)p.L),
-            b = p.packed ? sequence_at(p, t) : row, first = kr_block_y() * KR_ROTARY_HEADS;
-  const int end = p.H < first + KR_ROTARY_HEADS ? p.H : first + KR_ROTARY_HEADS, turns = pack < turned,
+            b = p.packed ? sequence_at(p, t) : row, first = kr_block_y() * p.heads;
+  const int end = p.H < first + p.heads ? p.H : first + p.heads, turns = pack < turned,
             d = (int)(turns || p.interleaved ? pack : pack + turned) * 8;
   const int64_t last = p.T - 1,
                 place = (p.still    ? 0

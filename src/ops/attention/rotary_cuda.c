@@ -63,6 +63,8 @@ int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
+enum { MANY_PACKS = 1 << 14 }; /* of a head: threads enough for a GPU without a thread for each head */
+
 static int packs_take(const kr_attention_tensor *t) {
   return t->d == 1 && t->b % 8 == 0 && t->t % 8 == 0 && t->h % 8 == 0 && (uintptr_t)t->data % 16 == 0;
 }
@@ -81,13 +83,14 @@ const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
 int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernel = {"rotary", "kr_rotary_packs"};
   const krait_rotary_args *a = args;
-  const kr_rotary_plan p = rotary_plan_of(a);
+  kr_rotary_plan p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
   const int64_t turned = p.interleaved ? (2 * a->R + 7) / 8 : a->R / 8,
                 per_token = turned + a->D / 8 - (p.interleaved ? turned : 2 * turned),
                 n = (p.packed ? 1 : a->B) * a->L * per_token;
+  p.heads = n >= MANY_PACKS || a->H > 65535 ? KR_ROTARY_HEADS : 1;
   const kr_grid grid = {.x = (uint32_t)((n + KR_ROTARY_THREADS - 1) / KR_ROTARY_THREADS),
-                        .y = (uint32_t)((a->H + KR_ROTARY_HEADS - 1) / KR_ROTARY_HEADS),
+                        .y = (uint32_t)((a->H + p.heads - 1) / p.heads),
                         .block = KR_ROTARY_THREADS,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};

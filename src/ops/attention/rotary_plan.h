@@ -4,7 +4,7 @@
 
 #include "attention_plan.h"
 
-enum { KR_ROTARY_THREADS = 128, KR_ROTARY_HEADS = 8 /* of a thread of packs */ };
+enum { KR_ROTARY_THREADS = 128, KR_ROTARY_HEADS = 8 };
 
 typedef struct kr_rotary_plan {
   kr_attention_tensor x, out, cos, sin; /* cos, sin: t, d */
@@ -13,6 +13,7 @@ typedef struct kr_rotary_plan {
   int32_t interleaved, still;
   float sign;
   int32_t packed;
+  int32_t heads; /* of a thread of packs */
   /* into a cache: x are keys, out the cache of keys */
   kr_attention_tensor v, v_cache;
   kr_attention_index cache_row, table, seqused;

@@ -100,6 +100,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv
 #pragma unroll
   for (int k = 3; k > 0; k--) window[k] = k - 4 + W > 0 ? window[k] : 0.0f;
   const float bias = bias_of(p, c);
+  kr_keep_near(p.a.x.data), kr_keep_near(p.a.x.stride[2]), kr_keep_near(p.a.out.data), kr_keep_near(p.a.out.stride[2]);
   if (ahead) kr_others_done();
   if (p.a.L == 1 && p.a.S == W - 1 && !p.a.cache_seqlens.data) move_window(p, c, window);
   else move_state(p, c);

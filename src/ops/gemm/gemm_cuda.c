@@ -281,6 +281,8 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
 
 /* ---- few rows ---------------------------------------------------------------------------------------------------- */
 
+enum { MANY_GROUPS = 8192 }; /* of four columns: many waves of blocks */
+
 const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_ampere_refuse(ctx, args);
@@ -291,31 +293,59 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
-/* Warps that share a K. Of 256 k at a time and warp; four are best for K from 768 to 2560 (H200). */
-static int32_t splits_of(const kr_gemm_plan *p) {
-  return p->K <= KR_FEW_RUN ? 1 : p->K <= 2 * KR_FEW_RUN ? 2 : p->K > 8 * KR_FEW_RUN && p->N < 1024 ? 8 : 4;
+/* How the K of four columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
+static kr_few_plan plan_lanes(const kr_gemm_plan *p) {
+  const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
+  int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
+  if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
+  kr_few_plan f = {.A = p->A.data,
+                   .B = p->B.data,
+                   .B2 = p->B2.data,
+                   .out = p->out.data,
+                   .A_row = p->A.row,
+                   .B_column = p->B.column,
+                   .B2_column = p->B2.column,
+                   .out_row = p->out.row,
+                   .M = p->M,
+                   .N = p->N,
+                   .K = p->K,
+                   .P = p->P,
+                   .n_splits = splits,
+                   .n_groups = most / splits,
+                   .activation = p->activation,
+                   .scale = p->scale,
+                   .out_dtype = p->out.dtype,
+                   .plan = *p};
+  f.is_plain = !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
+               p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
+  return f;
+}
+
+#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
+static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p, kr_grid *grid) {
+  static const kr_kernel kernels[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
+                                                             {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
+  const kr_few_plan f = plan_lanes(p);
+  grid->x = (uint32_t)ceil_div(p->N, KR_FEW_GROUP * f.n_groups);
+  grid->block = (uint32_t)(32 * f.n_splits * f.n_groups);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
+                        &kernels[p->B2.data != NULL][p->M - 1][a->A.dtype == KRAIT_BF16], grid, &f, sizeof f);
 }
 
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
-#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-  static const kr_kernel plain[][2] = {FEW("kr_gemm_one"), FEW("kr_gemm_two"), FEW("kr_gemm_four"),
-                                       FEW("kr_gemm_few_8"), FEW("kr_gemm_few_16")},
-                         gated[][2] = {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated"), FEW("kr_gemm_few_8_gated"),
-                                       FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")};
+  static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_few_8"), FEW("kr_gemm_few_16")},
+                                             {FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_plan p = describe(a);
-  const int which = p.M == 1 ? 0 : p.M == 2 ? 1 : p.M <= 4 ? 2 : p.M <= 8 ? 3 : 4, bf16 = a->A.dtype == KRAIT_BF16,
-            is_lanes = which < (p.B2.data ? 2 : 3);
-  if (is_lanes) p.n_splits = splits_of(&p);
-  const int columns = is_lanes ? KR_FEW_GROUP * (KR_FEW_THREADS / 32) / p.n_splits : KR_FEW_COLUMNS;
-  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, columns),
-                        .y = (uint32_t)p.P,
-                        .block = KR_FEW_THREADS,
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, p.B2.data ? &gated[which][bf16] : &plain[which][bf16], &grid,
-                        &p, sizeof p);
+  const kr_gemm_plan p = describe(a);
+  kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
+                  .y = (uint32_t)p.P,
+                  .block = KR_FEW_THREADS,
+                  .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                  .stream = a->call.stream};
+  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p, &grid);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
+                        &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */

@@ -1,11 +1,10 @@
 /* gemm_few.cu: up to 16 rows of A (tokens) times weights whose k lie side by side, 16 bits: bound by reading the
  * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
- *   kr_gemm_one, _two, _four  up to so many tokens, by multiply-adds: p.n_splits warps share the K of four columns, a
- *                             lane having 16 bytes of a row of weights at a time
- *   kr_gemm_few_8, _16        a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16
- *                             rows of the weights at a time straight into registers as the left factor of tensor cores,
- *                             tokens being the right one: the order of k within a step does not matter as long as both
- *                             have the same */
+ *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
+ *                       16 bytes of a row of weights at a time
+ *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
+ *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
+ *                       the right one: the order of k within a step does not matter as long as both have the same */
 #include "overlap.cuh"
 #include "gemm_few.h"
 #include "gemm_finish.cuh"
@@ -38,20 +37,43 @@ KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
   for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
 }
 
+/* Of a group's four columns, one row: what follows the sums where nothing is added. */
+template <int GATED>
+KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP], const float (&second)[IN_GROUP]) {
+#pragma unroll
+  for (int i = 0; i < IN_GROUP; i++) v[i] *= p.scale;
+  kr_activate<IN_GROUP>(v, p.activation);
+  if (GATED) {
+#pragma unroll
+    for (int i = 0; i < IN_GROUP; i++) v[i] *= second[i] * p.scale;
+  }
+  if (p.out_dtype == KRAIT_F32) {
+    *(kr_float4 *)((float *)p.out + m * p.out_row + n) = (kr_float4){{v[0], v[1], v[2], v[3]}};
+    return;
+  }
+  struct __attribute__((aligned(8))) { uint32_t w[2]; } raw;
+  raw.w[0] = kr_pack(v[0], v[1], DTYPE), raw.w[1] = kr_pack(v[2], v[3], DTYPE);
+  *(decltype(raw) *)((uint16_t *)p.out + m * p.out_row + n) = raw;
+}
+
 /* Rows of weights of a group: of B, then of B2. */
 template <int TOKENS, int GATED>
-KR_DEV void run_lanes(const kr_gemm_plan &p) {
-  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED || TOKENS > 2 ? 1 : 2;
-  KR_SHARED kr_float4 sums[WARPS][TOKENS][1 + GATED];
-  const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, part = warp % splits,
-            n = (kr_block_x() * (WARPS / splits) + warp / splits) * IN_GROUP, batch = kr_block_y(), K = p.K,
+KR_DEV void run_lanes(const kr_few_plan &p) {
+  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED ? 1 : 2;
+  KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][1 + GATED];
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
+            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * IN_GROUP, K = p.K,
             step = UNITS * splits * RUN;
   kr_next_may_start();
-  const uint16_t *A = (const uint16_t *)p.A.data + batch * p.A.batch + 8 * lane,
-                 *B[] = {(const uint16_t *)p.B.data + batch * p.B.batch + n * p.B.column + 8 * lane,
-                         (const uint16_t *)p.B2.data + batch * p.B2.batch + n * p.B2.column + 8 * lane};
-  kr_column_terms<IN_GROUP> terms;
-  kr_read_terms<IN_GROUP>(p, n, terms);
+  const uint16_t *A = (const uint16_t *)p.A + 8 * lane,
+                 *B[] = {(const uint16_t *)p.B + n * p.B_column + 8 * lane,
+                         (const uint16_t *)p.B2 + n * p.B2_column + 8 * lane};
+  if (p.P > 1) {
+    const int batch = kr_block_y();
+    A += batch * p.plan.A.batch, B[0] += batch * p.plan.B.batch, B[1] += batch * p.plan.B2.batch;
+  }
+  if (!p.is_plain && p.plan.bias.data && n < p.N)
+    kr_fetch((const char *)p.plan.bias.data + n * p.plan.bias.row * (p.plan.bias.dtype == KRAIT_F32 ? 4 : 2));
   float sum[TOKENS][ROWS] = {};
   int waits = 1;
   for (int k = part * RUN; k < K || waits; k += step) {
@@ -60,10 +82,13 @@ KR_DEV void run_lanes(const kr_gemm_plan &p) {
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
       for (int r = 0; r < ROWS; r++)
-        w[u][r] = read_16_once(
-            B[r / IN_GROUP] + r % IN_GROUP * (r < IN_GROUP ? p.B : p.B2).column + k + u * splits * RUN,
-            n + r % IN_GROUP < p.N && k + u * splits * RUN + 8 * lane < K);
-    if (waits) kr_others_done();
+        w[u][r] = read_16_once(B[r / IN_GROUP] + r % IN_GROUP * (r < IN_GROUP ? p.B_column : p.B2_column) + k +
+                                   u * splits * RUN,
+                               n + r % IN_GROUP < p.N && k + u * splits * RUN + 8 * lane < K);
+    if (waits) {
+      kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.scale), kr_keep_near(p.is_plain);
+      kr_others_done();
+    }
     waits = 0;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -71,7 +96,7 @@ KR_DEV void run_lanes(const kr_gemm_plan &p) {
       float x[TOKENS][8];
 #pragma unroll
       for (int t = 0; t < TOKENS; t++)
-        widen(read_16(A + (t < p.M ? t : 0) * p.A.row + at, at + 8 * lane < K), x[t]);
+        widen(read_16(A + (t < p.M ? t : 0) * p.A_row + at, at + 8 * lane < K), x[t]);
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
         float v[8];
@@ -94,13 +119,22 @@ KR_DEV void run_lanes(const kr_gemm_plan &p) {
   kr_sync();
   if (part || lane >= TOKENS) return;
   float v[IN_GROUP] = {}, second[IN_GROUP] = {};
-  for (int s = 0; s < splits; s++)
+#pragma unroll
+  for (int s = 0; s < KR_FEW_MOST_WARPS; s++) {
+    if (s >= splits) continue;
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) {
       v[i] += sums[warp + s][lane][0].v[i];
       if (GATED) second[i] += sums[warp + s][lane][GATED].v[i];
     }
-  kr_finish_run<IN_GROUP, GATED>(p, terms, batch, lane, n, v, second);
+  }
+  if (p.is_plain) {
+    if (lane < p.M && n < p.N) finish_plain<GATED>(p, lane, n, v, second);
+    return;
+  }
+  kr_column_terms<IN_GROUP> terms;
+  kr_read_terms<IN_GROUP>(p.plan, n, terms);
+  kr_finish_run<IN_GROUP, GATED>(p.plan, terms, kr_block_y(), lane, n, v, second);
 }
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------ */
@@ -199,11 +233,11 @@ KR_DEV void run(const kr_gemm_plan &p) {
   kr_finish_run<8, GATED>(p, terms, batch, m, n + column, v, second);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_one(kr_gemm_plan plan) { run_lanes<1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_two(kr_gemm_plan plan) { run_lanes<2, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_four(kr_gemm_plan plan) { run_lanes<4, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_one_gated(kr_gemm_plan plan) { run_lanes<1, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_two_gated(kr_gemm_plan plan) { run_lanes<2, 1>(plan); }
+enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }

@@ -1,7 +1,22 @@
-/* gemm_few.h: how up to four rows times weights are shared out; for host and device. */
+/* gemm_few.h: what the device code of a few rows times weights is told; host and device read the same struct. */
 #ifndef KR_GEMM_FEW_H
 #define KR_GEMM_FEW_H
 
-enum { KR_FEW_GROUP = 4, KR_FEW_RUN = 256 }; /* columns whose weights a warp reads together; their k at a time */
+#include "gemm_plan.h"
+
+/* Columns whose weights a warp reads together; their k at a time; warps of a block at most, and rows. */
+enum { KR_FEW_GROUP = 4, KR_FEW_RUN = 256, KR_FEW_MOST_WARPS = 10, KR_FEW_LANES_ROWS = 2 };
+
+/* First what every call needs: the first use of 64 bytes of parameters costs a kernel as much as memory does. */
+typedef struct kr_few_plan {
+  const void *A, *B, *B2;
+  void *out;
+  int64_t A_row, B_column, B2_column, out_row;
+  int32_t M, N, K, P, n_splits, n_groups; /* n_splits: warps that share a K; n_groups: of them, in a block */
+  int32_t activation, is_plain; /* is_plain: nothing is added, out (float32, or the factors' type) has packs of four */
+  float scale;
+  int32_t out_dtype;
+  kr_gemm_plan plan; /* else, and where P > 1 */
+} kr_few_plan;
 
 #endif

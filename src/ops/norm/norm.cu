@@ -58,6 +58,8 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   const int ahead = KR_AHEAD && f.E == 8 && (f.units == 1 || f.mixed); /* where there are registers for the weights */
   kr_next_may_start();
   if (ahead) EACH_UNIT(u) weight[u] = weight_run(f, p.weight, at, u, n);
+  kr_keep_near(p.x.data), kr_keep_near(p.second.data), kr_keep_near(p.out.data), kr_keep_near(p.residual_out.data),
+      kr_keep_near(p.x1.data), kr_keep_near(p.out1.data), kr_keep_near(p.rowscale.data), kr_keep_near(p.eps);
   kr_others_done();
   float v[KR_NORM_SINGLES][8], mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) {

@@ -112,6 +112,13 @@ KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
   return kr_raw16{{one, one, one, one}};
 }
 
+/* What is behind the wait finds its parameters at hand. */
+KR_DEV void wait_ahead(const krait_state_update_args &a) {
+  kr_keep_near(a.x.data), kr_keep_near(a.dt.data), kr_keep_near(a.Bmat.data), kr_keep_near(a.Cmat.data),
+      kr_keep_near(a.z.data), kr_keep_near(a.out.data), kr_keep_near(a.out.dtype);
+  kr_others_done();
+}
+
 /* Four states a lane, once. */
 KR_DEV void update_fours(const kr_update_plan &p, const types t) {
   const krait_state_update_args &a = p.a;
@@ -124,7 +131,7 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t) {
   scalars raw;
   if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n);
   load_parameters(a, at, raw);
-  if (ahead) kr_others_done();
+  if (ahead) wait_ahead(a);
   if (mine) raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
   load_inputs(a, at, t, raw);
   const float x = one_of(t.input, raw.x), dt = time_step(a, one_of(t.input, raw.dt), raw.bias);
@@ -209,7 +216,7 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)),
                  raw_A = load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0)),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0));
-  if (ahead) kr_others_done();
+  if (ahead) wait_ahead(a);
   const kr_raw16 raw_B = load_four(a.Bmat, t.input, at3(a.Bmat, b, g, n)),
                  raw_C = load_four(a.Cmat, t.input, at3(a.Cmat, b, g, n));
   const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), raw_bias);

@@ -73,7 +73,7 @@ static size_t scheduler_bytes;
 static kr_emulated_kernel *kernels, *launched;
 static const void *launched_args;
 static int order, blocks_in_order, warp_order[MAX_WARPS], lane_order[WARP];
-static int64_t skipped_barrier = -1, n_skipped, n_launches;
+static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited;
 static uint32_t random_state = 1;
 static struct { const void *image; const char *module; } images[512];
 static int n_images;
@@ -85,6 +85,8 @@ void kr_emulated_order(int o) { order = o; }
 void kr_emulated_blocks_in_order(int yes) { blocks_in_order = yes; }
 void kr_emulated_skip_barrier(int64_t n) { skipped_barrier = n; }
 int64_t kr_emulated_launches(void) { return n_launches; }
+int64_t kr_emulated_ahead(void) { return n_ahead; }
+void kr_emulated_others_done(void) { n_waited++; }
 int64_t kr_emulated_skipped(void) { return n_skipped; }
 
 void kr_emulated_name(const void *image, const char *module) {
@@ -554,7 +556,8 @@ static void run_block(unsigned shared_bytes) {
   free(kr_emulated_now.dynamic_shared);
 }
 
-void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
+static void launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args,
+                   int is_ahead) {
   const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2],
                 first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
   launched = kernel, launched_args = args;
@@ -564,6 +567,20 @@ void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, un
     const int64_t i = order == KR_ORDER_BACKWARDS && !blocks_in_order ? n_blocks - 1 - k : (first + k) % n_blocks;
     kr_emulated_now = (kr_emulated_place){.block_threads = (int)block, .grid_x = (int)grid[0],
       .block = {(int)(i % grid[0]), (int)(i / grid[0] % grid[1]), (int)(i / grid[0] / grid[1])}};
+    n_waited = 0;
     run_block(shared_bytes);
+    if (is_ahead && !n_waited)
+      fprintf(stderr, "emulator: %s: no thread of block %lld waits for the kernel before\n", launched->name,
+              (long long)i),
+          abort();
   }
+}
+
+void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
+  launch(kernel, grid, block, shared_bytes, args, 0);
+}
+void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+                              const void *args) {
+  n_ahead++;
+  launch(kernel, grid, block, shared_bytes, args, 1);
 }

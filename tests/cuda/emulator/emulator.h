@@ -29,6 +29,7 @@ void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t
 void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned);
 void kr_emulated_sync_some(int barrier, int n_threads);
+void kr_emulated_others_done(void); /* overlap.cuh */
 void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
 
@@ -68,11 +69,17 @@ void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait
 void kr_emulated_skip_barrier(int64_t n); /* every thread walks through its n-th block barrier (from 0); -1: none */
 void kr_emulated_name(const void *image, const char *module); /* the module that a loaded image stands for */
 int64_t kr_emulated_launches(void);
+int64_t kr_emulated_ahead(void); /* of these, by kr_emulated_launch_ahead */
 int64_t kr_emulated_skipped(void);              /* barriers that threads walked through */
 
 /* ---- for the driver library (fake_libcuda.c) ---- */
 void *kr_emulated_find(const void *image, const char *name); /* NULL: no such kernel */
 void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args);
+
+/* The same of a kernel that may start while the one before it runs: a block none of whose threads waits for that one
+ * ends the program with a sentence. */
+void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+                              const void *args);
 
 #ifdef __cplusplus
 }
