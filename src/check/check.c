@@ -54,11 +54,11 @@ static double rms_of(const kr_case_tensor *t, const krait_view *view) {
 enum { MOST_MOVES = 32 };
 static const double MOST_SHARE = 1e9;
 
-/* From this bound on rows may round their factors to 16 bits, or to tf32: an input's half place there, in places of a
+/* From these bounds on rows may round their factors to 16 bits, or to tf32: an input's half place there, in places of a
  * float32. */
-static const double BOUND_OF_FACTORS = 1e-2;
+static const double BOUND_OF_FACTORS = 1e-2, BOUND_OF_TF32 = 5e-3;
 static double moves_of(const walk *w, const kr_case_tensor *t) {
-  if (t->rtol < BOUND_OF_FACTORS) return MOST_MOVES;
+  if (t->rtol < (w->c->dtype == KRAIT_F32 ? BOUND_OF_TF32 : BOUND_OF_FACTORS)) return MOST_MOVES;
   return w->c->dtype == KRAIT_BF16 ? 0x1p15 : w->c->dtype == KRAIT_F16 ? 0x1p12 : 0x1p13;
 }
 
