@@ -355,7 +355,7 @@ static void angle_range(void *user, int64_t begin, int64_t end, int worker) {
   const pk_phase *phase = &s->model->phase;
   const int64_t Cp = s->model->Cp, F = s->model->config.F;
   for (int64_t t = begin; t < end; t++) {
-    float *row = map_row(job->to, t), *to = s->phase + t * F, *real = s->scratch[worker].y;
+    float *row = map_row(job->to, t), *to = s->phase + t * F, *real = s->scratch[worker].real;
     normalise_row(s, &phase->norm, job->to, t);
     l->dot_rows(row, Cp, F, Cp, phase->real_w, phase->real_b, real, 1);
     l->dot_rows(row, Cp, F, Cp, phase->imag_w, phase->imag_b, to, 1);

@@ -175,7 +175,7 @@ void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, col
  * are of 16 bits, and walks along the rows. Of a part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the
  * L2 cache; what follows the sums finds a tile of them in the L1 cache. ------------- */
 
-enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256 };
+enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256, LARGE = 1 << 18, LINE = 16 };
 
 typedef struct product {
   const krait_gemm_args *args;
@@ -183,7 +183,10 @@ typedef struct product {
       n_groups; /* rows of a block; a panel has NR columns, or KR_VL of either factor of a gate */
   int64_t thread_floats;
   int panels, width, gated, plain, direct; /* panels of a group; results of a panel; plain: nothing but a bias before
-                                              the activation; direct: nothing behind it, rows of float32 */
+                                              the activation; direct: sums go on to rows of float32, through `behind` */
+  int lies; /* Bmat's rows are read where they lie: whole panels of float32, an odd number of lines of the cache apart, so
+               that a panel's rows do not fall on the same few of its sets */
+  int behind, fetches; /* fetches: the result is large, and its lines are asked for while their sums are made */
 } product;
 
 /* A vector's columns of a panel, from `first` on. */
@@ -196,12 +199,19 @@ static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, 
   }
 }
 
-/* A thread's memory: panels; of every panel what its sums begin with, and the sums of ROWS rows; K_PART of those rows
- * of A. */
-static float *panel_of(const product *p, float *memory, int i) { return memory + (int64_t)i * p->args->K * NR; }
-static float *bias_of(const product *p, float *memory, int i) { return panel_of(p, memory, p->panels) + i * NR; }
-static float *sums_of(const product *p, float *memory, int i) { return bias_of(p, memory, p->panels) + i * ROWS * NR; }
-static float *rows_of(const product *p, float *memory) { return sums_of(p, memory, p->panels); }
+/* A thread's memory: of every panel what its sums begin with; the panels, where they do not lie as they are read; of
+ * several parts of K the sums of ROWS rows; K_PART of those rows of A, where they are not read in place. */
+static float *bias_of(float *memory, int i) { return memory + i * NR; }
+static float *panel_of(const product *p, float *memory, int i) {
+  return bias_of(memory, p->panels) + (int64_t)i * p->args->K * NR;
+}
+static float *sums_of(const product *p, float *memory, int i) {
+  return (p->lies ? bias_of(memory, p->panels) : panel_of(p, memory, p->panels)) + (int64_t)i * ROWS * NR;
+}
+static float *rows_of(const product *p, float *memory) {
+  return p->args->K > K_PART ? sums_of(p, memory, p->panels) : sums_of(p, memory, 0);
+}
+static int is_in_place(const krait_gemm_args *a) { return a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1; }
 
 static void pack_group(const product *p, float *memory, int64_t panel, int n, int64_t batch) {
   const krait_gemm_args *a = p->args;
@@ -211,8 +221,8 @@ static void pack_group(const product *p, float *memory, int64_t panel, int n, in
       const krait_view *B = second ? &a->B2 : &a->Bmat, *bias = second ? &a->bias2 : &a->bias;
       const int64_t first = (panel + i) * p->width + (p->gated ? 0 : v * KR_VL), at = batch ? batch * B->stride[2] : 0;
       const int lanes = gemm_lanes(a->N - first);
-      pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
-      kr_v_store(bias_of(p, memory, i) + v * KR_VL,
+      if (!p->lies) pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
+      kr_v_store(bias_of(memory, i) + v * KR_VL,
                  kr_has(bias) ? gemm_load(bias, first * bias->stride[0], bias->stride[0], lanes) : kr_v_zero());
     }
 }
@@ -229,12 +239,22 @@ static void widen_rows(const krait_view *A, int64_t at, int64_t K, int n, float 
   }
 }
 
+/* What sums go through in registers: nothing, a sum or a product with other rows, or the second vector times the
+ * first. */
+enum { STORED, ADDED, MULTIPLIED, GATED };
+
 /* Where sums come from and go to, with the distances from row to row. */
 typedef struct way {
-  const float *from;
+  const float *from, *other;
   float *to;
-  int64_t next_from, next_to;
+  int64_t next_from, next_other, next_to, next_B;
+  int behind;
 } way;
+
+static inline kr_v pass(const way *w, int64_t at, kr_v v) {
+  if (w->behind == ADDED) return kr_v_add(v, kr_v_load(w->other + at));
+  return w->behind == MULTIPLIED ? kr_v_mul(v, kr_v_load(w->other + at)) : v;
+}
 
 /* Sums over K. rows and vectors are constants after inlining; of one vector, the other's sums are 0. */
 static inline __attribute__((always_inline)) void sum_rows(const int rows, const int vectors, const float *A,
@@ -245,7 +265,7 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     sum[2 * m] = kr_v_load(w->from + m * w->next_from);
     sum[2 * m + 1] = vectors > 1 ? kr_v_load(w->from + m * w->next_from + KR_VL) : kr_v_zero();
   }
-  for (int64_t k = 0; k < K; k++, B += NR) {
+  for (int64_t k = 0; k < K; k++, B += w->next_B) {
     const kr_v b0 = kr_v_load(B), b1 = vectors > 1 ? kr_v_load(B + KR_VL) : kr_v_zero();
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++) {
@@ -255,8 +275,14 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; m++)
-    kr_v_store(w->to + m * w->next_to, sum[2 * m]), kr_v_store(w->to + m * w->next_to + KR_VL, sum[2 * m + 1]);
+  for (int m = 0; m < rows; m++) {
+    if (vectors > 1 && w->behind == GATED) {
+      kr_v_store(w->to + m * w->next_to, kr_v_mul(sum[2 * m], sum[2 * m + 1]));
+      continue;
+    }
+    kr_v_store(w->to + m * w->next_to, pass(w, m * w->next_other, sum[2 * m]));
+    kr_v_store(w->to + m * w->next_to + KR_VL, pass(w, m * w->next_other + KR_VL, sum[2 * m + 1]));
+  }
 }
 
 /* vectors: 1 where the panel's second one has no column. */
@@ -338,10 +364,16 @@ typedef struct part { /* of K, of a block of rows */
 static void multiply_panel(const product *p, float *memory, int64_t panel, int i, const part *t) {
   static const float zeros[NR] = {0};
   const krait_gemm_args *a = p->args;
-  const float *B = panel_of(p, memory, i) + t->k * NR, *bias = bias_of(p, memory, i);
+  const int64_t next_B = p->lies ? a->Bmat.stride[0] : NR;
+  const float *bias = bias_of(memory, i),
+              *B = p->lies ? (const float *)a->Bmat.data + (t->batch ? t->batch * a->Bmat.stride[2] : 0) +
+                                 (panel + i) * NR + t->k * next_B
+                           : panel_of(p, memory, i) + t->k * NR;
   const int is_last = t->k + t->K == a->K, n_tiles = (t->rows + MR - 1) / MR;
+  const krait_view *other = p->behind == ADDED ? &a->residual : &a->factor;
   const int64_t column = (panel + i) * p->width, next_out = a->out.stride[0];
-  const int is_direct = is_last && p->direct && column + NR <= a->N,
+  const int is_direct = is_last && p->direct && column + p->width <= a->N,
+            has_other = is_direct && (p->behind == ADDED || p->behind == MULTIPLIED),
             vectors = !p->gated && column + KR_VL >= a->N ? 1 : 2;
   float *sums = sums_of(p, memory, i),
         *out = (float *)a->out.data + (t->batch ? t->batch * a->out.stride[2] : 0) + column, done[MR * NR];
@@ -352,10 +384,16 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
                                 : zeros,
              .next_from = t->k ? NR : 0,
              .to = is_last ? done : sums + m * NR,
-             .next_to = NR};
-    if (is_direct) w.to = out + (t->m + m) * next_out, w.next_to = next_out;
-    for (int r = 0; is_direct && r < rows; r++)
-      __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + NR - 1, 1);
+             .next_to = NR,
+             .next_B = next_B};
+    if (is_direct) w.to = out + (t->m + m) * next_out, w.next_to = next_out, w.behind = p->behind;
+    if (has_other) {
+      w.other = (const float *)other->data + (t->batch ? t->batch * other->stride[2] : 0) + column +
+                (t->m + m) * other->stride[0];
+      w.next_other = other->stride[0];
+    }
+    for (int r = 0; is_direct && p->fetches && r < rows; r++)
+      __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + p->width - 1, 1);
     sum_tile(rows, vectors, t->A + m * t->lda, t->lda, B, t->K, &w);
     if (is_last && !is_direct) finish_tile(p, done, bias, t->batch, t->m + m, rows, column);
     m += rows;
@@ -367,7 +405,6 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
                           int n) {
   const krait_gemm_args *a = p->args;
   const int64_t at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0);
-  const int in_place = a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1;
   for (int64_t k = 0; k < a->K; k += K_PART) {
     part t = {.A = (const float *)a->A.data + at + k,
               .lda = a->A.stride[0],
@@ -376,7 +413,7 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
               .batch = batch,
               .m = m,
               .rows = n};
-    if (!in_place) {
+    if (!is_in_place(a)) {
       widen_rows(&a->A, at + k * a->A.stride[1], t.K, n, rows_of(p, memory));
       t.A = rows_of(p, memory), t.lda = K_PART;
     }
@@ -402,8 +439,13 @@ static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) 
 static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .gated = kr_has(&a->B2), .plain = (a->scale == 0 || a->scale == 1) && !kr_has(&a->row_scale)};
-  p.direct = p.plain && !p.gated && a->activation == KRAIT_ACT_NONE && !kr_has(&a->residual) &&
-             !kr_has(&a->factor) && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1;
+  p.behind = p.gated ? GATED : kr_has(&a->residual) ? ADDED : kr_has(&a->factor) ? MULTIPLIED : STORED;
+  p.fetches = P * a->M * a->N > LARGE;
+  p.direct = p.plain && a->activation == KRAIT_ACT_NONE && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1 &&
+             p.gated + kr_has(&a->residual) + kr_has(&a->factor) <= 1 && lies_as_out(a, &a->residual) &&
+             lies_as_out(a, &a->factor);
+  p.lies = !p.gated && a->N % NR == 0 && a->Bmat.dtype == KRAIT_F32 && a->Bmat.stride[1] == 1 &&
+           a->Bmat.stride[0] % (2 * LINE) == LINE;
   p.width = p.gated ? KR_VL : NR;
   p.n_panels = (a->N + p.width - 1) / p.width;
   const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR),
@@ -414,7 +456,9 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t wanted = (4 * n_threads + p.n_groups * P - 1) / (p.n_groups * P), most = (a->M + ROWS - 1) / ROWS;
   p.n_row_blocks = n_threads == 1 || wanted < 1 ? 1 : wanted < most ? wanted : most < 1 ? 1 : most;
   p.n_rows = ((a->M + p.n_row_blocks - 1) / p.n_row_blocks + MR - 1) / MR * MR;
-  p.thread_floats = (p.panels * (a->K + 1 + ROWS) * NR + ROWS * K_PART + 15) / 16 * 16;
+  const int64_t sums = a->K > K_PART ? p.panels * ROWS * NR : 0, rows = is_in_place(a) ? 0 : ROWS * K_PART,
+                packed = p.lies ? 0 : p.panels * a->K * NR;
+  p.thread_floats = packed + p.panels * NR + sums + rows;
   return p;
 }
 
