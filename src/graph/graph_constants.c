@@ -8,7 +8,9 @@
 #include "op_list.h"
 #include "status.h"
 
-static kr_storage *storage_of(const kr_graph *g, const kr_use *u) { return KR_STORAGE(g, KR_PART(g, u->tensor)->storage); }
+static kr_storage *storage_of(const kr_graph *g, const kr_use *u) {
+  return KR_STORAGE(g, KR_PART(g, u->tensor)->storage);
+}
 
 /* Whether all that write a storage are among the constant calls. */
 static int made_by_constants(const kr_graph *g, const char *constant, const kr_storage *s) {

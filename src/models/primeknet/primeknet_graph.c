@@ -433,13 +433,14 @@ static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *
     kr_tensor bias = p.ih_b;
     const kr_tensor weight = number ? p.ih_w : behind_first(m, w, p.ih_w, p.ih_b, &bias),
                     gates = reshape(m, product(m, "gates", x, weight, bias, 0, 0), KR_DIMS(sequences, m->T, G * H));
-    const kr_tensor h = kr_graph_call(m->g, "recurrence", &kr_op_rnn,
-                                      &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
-                                                        .x = view(m, gates),
-                                                        .weight = view(m, p.hh_w),
-                                                        .bias = view(m, p.hh_b),
-                                                        .out = kr_graph_ask(),
-                                                        .cells = is_lstm && !m->is_piece ? kr_graph_ask() : (krait_view){0}});
+    const kr_tensor h =
+        kr_graph_call(m->g, "recurrence", &kr_op_rnn,
+                      &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
+                                        .x = view(m, gates),
+                                        .weight = view(m, p.hh_w),
+                                        .bias = view(m, p.hh_b),
+                                        .out = kr_graph_ask(),
+                                        .cells = is_lstm && !m->is_piece ? kr_graph_ask() : (krait_view){0}});
     x = reshape(m, h, KR_DIMS(sequences * m->T, H));
   }
   *out_weight = matrix(m, w->out_w);

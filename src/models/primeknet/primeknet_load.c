@@ -431,10 +431,11 @@ static int32_t keep_parameter(loader *l, const char *name, kr_dims dims) {
   const kr_weight *item = kr_weights_find(l->weights, name);
   if (l->n_seen < l->n_most) l->seen[l->n_seen++] = item;
   pk_parameter *p = pk_storage_take(&l->builder, sizeof *p);
-  char *own_name = pk_storage_take(&l->builder, strlen(name) + 1);
+  const size_t n_name = strlen(name) + 1;
+  char *own_name = pk_storage_take(&l->builder, n_name);
   float *own = pk_storage_take(&l->builder, (size_t)item->bytes);
   KR_TRY(l->builder.status);
-  *p = (pk_parameter){l->model->parameters, strcpy(own_name, name), memcpy(own, data, (size_t)item->bytes)};
+  *p = (pk_parameter){l->model->parameters, memcpy(own_name, name, n_name), memcpy(own, data, (size_t)item->bytes)};
   l->model->parameters = p;
   return KRAIT_OK;
 }

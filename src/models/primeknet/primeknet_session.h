@@ -73,10 +73,8 @@ void pk_stages_close(kr_pk_session *s);
 void pk_stage_run(kr_pk_session *s, int64_t block, int along_time, const pk_map *x);
 
 static inline void pk_gemm(const kr_primeknet *m, const kr_panels *weights, const float *A, int64_t lda, int64_t M,
-                           float *C, int64_t ldc, int epilogue) {
-  kr_gemm_rows_call call = {
-      weights, A, lda, M, C, ldc, NULL, 0, weights->gate ? kr_padded(m->layers, weights->N / 2) : weights->N, epilogue};
-  m->layers->gemm_rows(&call);
+                           float *C, int64_t ldc) {
+  m->layers->gemm_rows(&(kr_gemm_rows_call){weights, A, lda, M, C, ldc, weights->N});
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* primeknet_stages.c: the stages of the blocks on a CPU: graphs of primeknet_graph.c over a piece of the map that stays
- * in the cache: some positions' sequences along time, or some frames along frequency. Pieces do not meet within a stage,
- * so that each thread runs whole pieces by itself. */
+ * in the cache: some positions' sequences along time, or a frame along frequency. Pieces do not meet within a stage, so
+ * that each thread runs whole pieces by itself. */
 #include <string.h>
 
 #include "alloc.h"
@@ -8,11 +8,11 @@
 #include "primeknet_session.h"
 #include "status.h"
 
-/* Positions of a piece along time (as many as the recurrence takes at once), and frames of one along frequency. */
-enum { SEQUENCES = 12, FRAMES = 1 };
+/* Frames of a piece along frequency: 1; positions of one along time: of a recurrence as many as it takes at once. */
+enum { SEQUENCES = 4 };
 
 static int64_t piece_of(const kr_pk_session *s, int along_time) {
-  return !along_time ? FRAMES : s->model->config.stage == KR_PK_MAMBA ? 1 : SEQUENCES;
+  return along_time && s->model->config.stage != KR_PK_MAMBA ? SEQUENCES : 1;
 }
 
 static kr_tensor find(void *user, kr_graph *g, const char *name, kr_dims dims) {

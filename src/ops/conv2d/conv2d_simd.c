@@ -101,7 +101,8 @@ KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lan
     const int64_t next = p->KW * lanes;
     for (int64_t y = first > 0 ? first : 0; y < end; y++) {
       const int64_t tap = sign > 0 ? y - h + p->PH : h + p->PH - y;
-      if (y >= first + ROWS - 1 && y < first + p->KH) add_input_row(p, column + y * x_row, taps, next, tap, left, sign, 1, sum);
+      if (y >= first + ROWS - 1 && y < first + p->KH)
+        add_input_row(p, column + y * x_row, taps, next, tap, left, sign, 1, sum);
       else add_input_row(p, column + y * x_row, taps, next, tap, left, sign, 0, sum);
     }
   }
@@ -110,8 +111,8 @@ KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lan
     store_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k], left);
 }
 
-/* TALL positions of a sequence (W is 1), of one whole vector of channels: a tap is loaded for all of them. is_inside: all
- * their taps lie inside. */
+/* TALL positions of a sequence (W is 1), of one whole vector of channels: a tap is loaded for all of them. is_inside:
+ * all their taps lie inside. */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 enum { TALL = 12 };
 #else

@@ -1,5 +1,5 @@
-/* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers (bias,
- * sum, product or gate), so that C is touched once. B is packed (gemm_kernel.h); A is read where it lies. */
+/* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers, so
+ * that C is touched once. B is packed (gemm_kernel.h); A is read where it lies. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
@@ -17,36 +17,23 @@ enum { NR = 2 * KR_VL };
 
 static int64_t padded(int64_t n) { return (n + KR_VL - 1) / KR_VL * KR_VL; }
 
-int64_t KR_FN(kr_panels_floats)(int64_t K, int64_t N, int gate) {
-  int64_t columns = gate ? 2 * padded(N / 2) : padded(N);
-  return columns * (K + 1) + 2 * NR;
-}
+int64_t KR_FN(kr_panels_floats)(int64_t K, int64_t N) { return padded(N) * (K + 1) + 2 * NR; }
 
-static int64_t source_column(const kr_panels *p, int64_t column) {
-  if (!p->gate) return column < p->N ? column : -1;
-  int64_t half = p->N / 2, within = column % NR, n = column / NR * KR_VL + within % KR_VL;
-  return n >= half ? -1 : within < KR_VL ? n : half + n;
-}
-
-static int64_t columns_of(const kr_panels *p) { return p->gate ? 2 * padded(p->N / 2) : padded(p->N); }
-
-static kr_panels place_panels(float *storage, int64_t K, int64_t N, int gate) {
-  kr_panels p = {.K = K, .N = N, .gate = gate, .data = storage};
-  p.bias = storage + (columns_of(&p) * K + NR - 1) / NR * NR;
-  return p;
+static kr_panels place_panels(float *storage, int64_t K, int64_t N) {
+  return (kr_panels){.K = K, .N = N, .data = storage, .bias = storage + (padded(N) * K + NR - 1) / NR * NR};
 }
 
 /* The panel that begins with column `first`. */
 static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_t stride_k, int64_t stride_n) {
-  const int64_t left = columns_of(p) - first, width = left < NR ? left : NR, K = p->K;
+  const int64_t left = padded(p->N) - first, width = left < NR ? left : NR, K = p->K;
   float *to = p->data + first * K;
-  if (!p->gate && stride_n == 1 && first + width <= p->N) {
+  if (stride_n == 1 && first + width <= p->N) {
     for (int64_t k = 0; k < K; k++)
       for (int64_t j = 0; j < width; j += KR_VL)
         kr_v_store(to + k * width + j, kr_v_load(B + k * stride_k + first + j));
     return;
   }
-  if (!p->gate && stride_k == 1 && K < 1 << 20) {
+  if (stride_k == 1 && K < 1 << 20) {
     for (int64_t j = 0; j < width; j += KR_VL) {
       const kr_plane plane = {(void *)(uintptr_t)B, KRAIT_F32, (first + j) * stride_n, 1, stride_n};
       kr_tile_load_as(to + j, width, &plane, (int)K, gemm_lanes(p->N - first - j), KRAIT_F32);
@@ -54,46 +41,33 @@ static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_
     return;
   }
   for (int64_t j = 0; j < width; j++) {
-    int64_t n = source_column(p, first + j);
-    for (int64_t k = 0; k < K; k++) to[k * width + j] = n < 0 ? 0 : B[k * stride_k + n * stride_n];
+    const int64_t n = first + j;
+    for (int64_t k = 0; k < K; k++) to[k * width + j] = n < p->N ? B[k * stride_k + n * stride_n] : 0;
   }
 }
 
-void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B,
-                           int64_t stride_k, int64_t stride_n, const float *bias) {
-  *p = place_panels(storage, K, N, gate);
-  for (int64_t first = 0; first < columns_of(p); first += NR) pack_panel(p, first, B, stride_k, stride_n);
-  for (int64_t column = 0; column < columns_of(p); column++) {
-    int64_t n = source_column(p, column);
-    p->bias[column] = n < 0 || !bias ? 0 : bias[n];
-  }
+void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, const float *B, int64_t stride_k,
+                           int64_t stride_n, const float *bias) {
+  *p = place_panels(storage, K, N);
+  for (int64_t first = 0; first < padded(p->N); first += NR) pack_panel(p, first, B, stride_k, stride_n);
+  for (int64_t n = 0; n < padded(p->N); n++) p->bias[n] = n < N && bias ? bias[n] : 0;
 }
 
 /* One tile's place in the call: its first column of C and how many lanes of each of its vectors are stored. */
 typedef struct place {
-  int64_t K, lda, ldc, lde;
+  int64_t K, lda, ldc;
   const float *panel, *bias;
-  int epilogue, lanes[2];
+  int lanes[2];
 } place;
 
 static inline void store_lanes(float *to, kr_v v, int lanes) {
   if (lanes >= KR_VL) kr_v_store(to, v);
   else if (lanes > 0) kr_v_storen(to, v, lanes);
 }
-static inline kr_v load_lanes(const float *from, int lanes) {
-  return lanes >= KR_VL ? kr_v_load(from) : lanes > 0 ? kr_v_loadn(from, lanes) : kr_v_zero();
-}
-
-static inline __attribute__((always_inline)) void finish_vector(const place *at, float *C, const float *E, kr_v v,
-                                                                int lanes) {
-  if (at->epilogue == KR_GEMM_ADD) v = kr_v_add(v, load_lanes(E, lanes));
-  else if (at->epilogue == KR_GEMM_MUL) v = kr_v_mul(v, load_lanes(E, lanes));
-  store_lanes(C, v, lanes);
-}
 
 /* rows and vectors are constants after inlining; every loop over them unrolls into registers. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, const place *at,
-                                                       const float *A, float *C, const float *E) {
+                                                       const float *A, float *C) {
   kr_v sum[2 * MR];
   for (int v = 0; v < vectors; v++) {
     kr_v bias = kr_v_load(at->bias + v * KR_VL);
@@ -113,24 +87,19 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
   }
 #pragma GCC unroll 16
   for (int m = 0; m < rows; m++) {
-    if (vectors > 1 && at->epilogue == KR_GEMM_GATE) {
-      store_lanes(C + m * at->ldc, kr_v_mul(sum[m * 2], sum[m * 2 + 1]), at->lanes[0]);
-    } else {
-      finish_vector(at, C + m * at->ldc, E + m * at->lde, sum[m * 2], at->lanes[0]);
-      if (vectors > 1)
-        finish_vector(at, C + m * at->ldc + KR_VL, E + m * at->lde + KR_VL, sum[m * 2 + 1], at->lanes[1]);
-    }
+    store_lanes(C + m * at->ldc, sum[m * 2], at->lanes[0]);
+    if (vectors > 1) store_lanes(C + m * at->ldc + KR_VL, sum[m * 2 + 1], at->lanes[1]);
   }
 }
 
 /* Greedy cut of the rows into tiles of MR, then MR/2 (and so on), then 1. */
-#define TILES(rows, vectors)                                      \
-  for (; left >= rows; left -= rows) {                            \
-    tile(rows, vectors, at, A, C, E);                             \
-    A += rows * at->lda, C += rows * at->ldc, E += rows * at->lde; \
+#define TILES(rows, vectors)                  \
+  for (; left >= rows; left -= rows) {        \
+    tile(rows, vectors, at, A, C);            \
+    A += rows * at->lda, C += rows * at->ldc; \
   }
 
-static void panel_wide(const place *at, const float *A, float *C, const float *E, int64_t left) {
+static void panel_wide(const place *at, const float *A, float *C, int64_t left) {
   TILES(MR, 2)
 #if !defined(KR_ISA_scalar)
   TILES(6, 2)
@@ -141,7 +110,7 @@ static void panel_wide(const place *at, const float *A, float *C, const float *E
   TILES(1, 2)
 }
 
-static void panel_narrow(const place *at, const float *A, float *C, const float *E, int64_t left) {
+static void panel_narrow(const place *at, const float *A, float *C, int64_t left) {
   TILES(MR, 1)
   TILES(4, 1)
   TILES(2, 1)
@@ -151,25 +120,19 @@ static void panel_narrow(const place *at, const float *A, float *C, const float 
 /* Columns begin..end-1 of the packed form, whole panels. */
 static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t end) {
   const kr_panels *w = c->weights;
-  const int64_t columns = columns_of(w);
-  const float *E = c->E ? c->E : c->C;
-  place at = {.K = w->K,
-              .lda = c->lda,
-              .ldc = c->ldc,
-              .lde = c->E ? c->lde : c->ldc,
-              .epilogue = w->gate ? KR_GEMM_GATE : c->epilogue};
+  const int64_t columns = padded(w->N);
+  place at = {.K = w->K, .lda = c->lda, .ldc = c->ldc};
   for (int64_t first = begin; first < end; first += NR) {
-    int64_t to = w->gate ? first / 2 : first;
     at.panel = w->data + first * w->K;
     at.bias = w->bias + first;
-    at.lanes[0] = gemm_lanes(c->n_store - to);
-    at.lanes[1] = gemm_lanes(c->n_store - to - KR_VL);
-    if (columns - first >= NR) panel_wide(&at, c->A, c->C + to, E + to, c->M);
-    else panel_narrow(&at, c->A, c->C + to, E + to, c->M);
+    at.lanes[0] = gemm_lanes(c->n_store - first);
+    at.lanes[1] = gemm_lanes(c->n_store - first - KR_VL);
+    if (columns - first >= NR) panel_wide(&at, c->A, c->C + first, c->M);
+    else panel_narrow(&at, c->A, c->C + first, c->M);
   }
 }
 
-void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, columns_of(c->weights)); }
+void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, padded(c->weights->N)); }
 
 /* ---- the op: a thread takes a group of panels and a block of rows; it packs the panels for itself, widened where they
  * are of 16 bits, and walks along the rows. Of a part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the
@@ -184,8 +147,8 @@ typedef struct product {
   int64_t thread_floats;
   int panels, width, gated, plain, direct; /* panels of a group; results of a panel; plain: nothing but a bias before
                                               the activation; direct: sums go on to rows of float32, through `behind` */
-  int lies; /* Bmat's rows are read where they lie: whole panels of float32, an odd number of lines of the cache apart, so
-               that a panel's rows do not fall on the same few of its sets */
+  int lies; /* Bmat's rows are read where they lie: whole panels of float32, an odd number of lines of the cache apart,
+               so that a panel's rows do not fall on the same few of its sets */
   int behind, fetches; /* fetches: the result is large, and its lines are asked for while their sums are made */
 } product;
 

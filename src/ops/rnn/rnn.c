@@ -44,7 +44,7 @@ static const kr_row bwd_rows[] = {
 uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
-  return (uint64_t)(G * H * (a->H + 1) + krait_ctx_n_threads(ctx) * KR_RNN_MOST * H * (G + 2)) * sizeof(float);
+  return (uint64_t)(G * H * (a->H + 1) + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (G + 2)) * sizeof(float);
 }
 /* weight both ways, bias; per thread U, dU, dh, dc, h of a tile; per chunk dweight, dbias. */
 uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args) {

@@ -1,11 +1,11 @@
-/* rnn_rows.h: how the vector rows of rnn lay out their scratch. A task has KR_RNN_TILE sequences, forwards at most
- * KR_RNN_MOST; sums over sequences go by chunks that depend on the shape alone. Widths are padded to KR_RNN_LANES floats. */
+/* rnn_rows.h: how the vector rows of rnn lay out their scratch. A task has KR_RNN_TILE sequences; sums over sequences
+ * go by chunks that depend on the shape alone. Widths are padded to KR_RNN_LANES floats. */
 #ifndef KR_RNN_ROWS_H
 #define KR_RNN_ROWS_H
 
 #include <krait/ops.h>
 
-enum { KR_RNN_TILE = 4, KR_RNN_MOST = 12, KR_RNN_LANES = 32, KR_RNN_CHUNKS = 16 };
+enum { KR_RNN_TILE = 4, KR_RNN_LANES = 32, KR_RNN_CHUNKS = 16 };
 static inline int64_t kr_rnn_whole(int64_t n) { return (n + KR_RNN_LANES - 1) / KR_RNN_LANES * KR_RNN_LANES; }
 
 uint64_t kr_rnn_bwd_ref_scratch(const krait_ctx *ctx, const void *args);

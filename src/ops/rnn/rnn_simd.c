@@ -1,4 +1,4 @@
-/* rnn_simd.c: a task takes KR_RNN_TILE sequences through time, forwards up to KR_RNN_MOST; weights are read once for all of them. Gates are rows of
+/* rnn_simd.c: a task takes KR_RNN_TILE sequences through time; weights are read once for all of them. Gates are rows of
  * whole vectors; the weights lie (k, gate, unit), and for the gradient (gate, unit, k) as well. */
 #include <string.h>
 
@@ -9,11 +9,11 @@
 #include "view.h"
 
 enum { TILE = KR_RNN_TILE };
-/* Sequences whose sums fit the register file, of which a task forwards has at most KR_RNN_MOST. */
+/* Vectors of gates whose sums for a tile fit the register file of 32 or 16. */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
-enum { MOST = KR_RNN_MOST };
+enum { WIDE = 4 };
 #else
-enum { MOST = KR_RNN_TILE };
+enum { WIDE = 2 };
 #endif
 
 typedef struct rnn {
@@ -21,7 +21,7 @@ typedef struct rnn {
   int64_t B, L, H, W, G; /* W: H in whole lanes; G gates */
   int is_lstm;
   float *forward, *gate_bias, *back, *work, *sums; /* [H][G W], [G W], [G H][W] */
-  int64_t work_floats, tile; /* tile: sequences of a task forwards */
+  int64_t work_floats;
 } rnn;
 
 static void lay_weights(const rnn *p) {
@@ -39,27 +39,32 @@ static void lay_weights(const rnn *p) {
   }
 }
 
-/* to[S][n] = start + sum over k < K of from[S][from_pitch][k] rows[k][n]; S is a constant after inlining. */
-KR_INLINE void multiply_some(const int S, float *to, int64_t n, const float *start, int start_pitch, const float *from,
-                             int64_t from_pitch, const float *rows, int64_t K) {
-  for (int64_t j = 0; j < n; j += 2 * KR_VL) {
-    kr_v sum[MOST][2];
-    for (int s = 0; s < S; s++)
-      for (int v = 0; v < 2; v++) sum[s][v] = kr_v_load(start + s * start_pitch + j + v * KR_VL);
-    for (int64_t k = 0; k < K; k++) {
-      const kr_v a = kr_v_load(rows + k * n + j), b = kr_v_load(rows + k * n + j + KR_VL);
-      for (int s = 0; s < S; s++) {
-        const kr_v f = kr_v_set1(from[s * from_pitch + k]);
-        sum[s][0] = kr_v_fma(f, a, sum[s][0]), sum[s][1] = kr_v_fma(f, b, sum[s][1]);
-      }
+/* Columns j on, of as many vectors, of to[TILE][n] = start + sum over k < K of from[TILE][from_pitch][k] rows[k][n];
+ * vectors is a constant after inlining. */
+KR_INLINE void multiply_columns(const int vectors, int64_t j, float *to, int64_t n, const float *start, int start_pitch,
+                                const float *from, int64_t from_pitch, const float *rows, int64_t K) {
+  kr_v sum[TILE][WIDE];
+  for (int s = 0; s < TILE; s++)
+    for (int v = 0; v < vectors; v++) sum[s][v] = kr_v_load(start + s * start_pitch + j + v * KR_VL);
+  for (int64_t k = 0; k < K; k++) {
+    kr_v row[WIDE];
+    for (int v = 0; v < vectors; v++) row[v] = kr_v_load(rows + k * n + j + v * KR_VL);
+    for (int s = 0; s < TILE; s++) {
+      const kr_v f = kr_v_set1(from[s * from_pitch + k]);
+      for (int v = 0; v < vectors; v++) sum[s][v] = kr_v_fma(f, row[v], sum[s][v]);
     }
-    for (int s = 0; s < S; s++)
-      for (int v = 0; v < 2; v++) kr_v_store(to + s * n + j + v * KR_VL, sum[s][v]);
   }
+  for (int s = 0; s < TILE; s++)
+    for (int v = 0; v < vectors; v++) kr_v_store(to + s * n + j + v * KR_VL, sum[s][v]);
 }
+
+/* n is a multiple of two vectors. */
 static void multiply(float *to, int64_t n, const float *start, int start_pitch, const float *from, int64_t from_pitch,
                      const float *rows, int64_t K) {
-  multiply_some(TILE, to, n, start, start_pitch, from, from_pitch, rows, K);
+  int64_t j = 0;
+  for (; j + WIDE * KR_VL <= n; j += WIDE * KR_VL)
+    multiply_columns(WIDE, j, to, n, start, start_pitch, from, from_pitch, rows, K);
+  if (j < n) multiply_columns(2, j, to, n, start, start_pitch, from, from_pitch, rows, K);
 }
 
 static void load_row(float *to, const krait_view *v, int64_t b, int64_t t, int64_t first, int64_t n, int64_t whole) {
@@ -76,6 +81,12 @@ static void store_row(const float *from, const krait_view *v, int64_t b, int64_t
     for (int64_t k = 0; k < n; k++) to[k * v->stride[2]] = from[k];
 }
 
+/* 2 sigmoid(2 x) - 1: its error is absolute, which is what a gate needs. */
+static inline kr_v tanh_gate(kr_v x) {
+  const kr_v two = kr_v_set1(2);
+  return kr_v_sub(kr_v_mul(two, kr_v_sigmoid(kr_v_mul(two, x))), kr_v_set1(1));
+}
+
 /* The gates of one sequence: U (G W) in, h and c (W) on. x passes through a buffer where it has no whole vectors. */
 static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, float *h, float *c) {
   const int64_t W = p->W, lies = p->x->stride[2] == 1 && p->H % KR_VL == 0;
@@ -90,13 +101,13 @@ static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, fl
       const kr_v first = kr_v_sigmoid(kr_v_add(kr_v_load(x + j), kr_v_load(u))),
                  second = kr_v_sigmoid(kr_v_add(kr_v_load(x + gate + j), kr_v_load(u + W)));
       if (p->is_lstm) {
-        const kr_v g = kr_v_tanh(kr_v_add(kr_v_load(x + 2 * gate + j), kr_v_load(u + 2 * W))),
+        const kr_v g = tanh_gate(kr_v_add(kr_v_load(x + 2 * gate + j), kr_v_load(u + 2 * W))),
                    o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 3 * gate + j), kr_v_load(u + 3 * W)));
         const kr_v cell = kr_v_fma(second, kr_v_load(cj), kr_v_mul(first, g));
         kr_v_store(cj, cell);
-        kr_v_store(hj, kr_v_mul(o, kr_v_tanh(cell)));
+        kr_v_store(hj, kr_v_mul(o, tanh_gate(cell)));
       } else {
-        const kr_v n_gate = kr_v_tanh(kr_v_fma(first, kr_v_load(u + 2 * W), kr_v_load(x + 2 * gate + j)));
+        const kr_v n_gate = tanh_gate(kr_v_fma(first, kr_v_load(u + 2 * W), kr_v_load(x + 2 * gate + j)));
         kr_v_store(hj, kr_v_fma(second, kr_v_sub(kr_v_load(hj), n_gate), n_gate));
       }
     }
@@ -106,14 +117,12 @@ static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, fl
 static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
   const rnn *p = user;
   const int64_t GW = p->G * p->W;
-  float *U = p->work + worker * p->work_floats, *h = U + KR_RNN_MOST * GW, *c = h + KR_RNN_MOST * p->W;
+  float *U = p->work + worker * p->work_floats, *h = U + TILE * GW, *c = h + TILE * p->W;
   for (int64_t tile = begin; tile < end; tile++) {
-    const int64_t b = tile * p->tile, n = p->B - b < p->tile ? p->B - b : p->tile;
-    memset(h, 0, (size_t)(2 * KR_RNN_MOST * p->W) * sizeof *h);
+    const int64_t b = tile * TILE, n = p->B - b < TILE ? p->B - b : TILE;
+    memset(h, 0, (size_t)(2 * TILE * p->W) * sizeof *h);
     for (int64_t t = 0; t < p->L; t++) {
-      for (int64_t s = 0; s < n; s += n > TILE ? MOST : TILE)
-        if (n > TILE) multiply_some(MOST, U + s * GW, GW, p->gate_bias, 0, h + s * p->W, p->W, p->forward, p->H);
-        else multiply(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
+      multiply(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
       for (int64_t s = 0; s < n; s++) {
         step_sequence(p, b + s, t, U + s * GW, h + s * p->W, c + s * p->W);
         store_row(h + s * p->W, p->out, b + s, t, 0, p->H);
@@ -136,11 +145,9 @@ int32_t KR_FN(kr_rnn)(const krait_ctx *ctx, const void *args) {
            .W = kr_rnn_whole(a->H)};
   p.is_lstm = (a->call.flags & KRAIT_RNN_LSTM) != 0, p.G = p.is_lstm ? 4 : 3;
   p.forward = a->call.scratch, p.gate_bias = p.forward + p.G * p.W * p.H, p.work = p.gate_bias + p.G * p.W,
-  p.work_floats = KR_RNN_MOST * p.W * (p.G + 2);
+  p.work_floats = TILE * p.W * (p.G + 2);
   lay_weights(&p);
-  const int64_t share = a->B / krait_ctx_n_threads(ctx); /* as many at once as leave every thread some */
-  p.tile = share >= KR_RNN_MOST ? KR_RNN_MOST : TILE;
-  kr_parallel(ctx, (a->B + p.tile - 1) / p.tile, 1, run_tiles, &p);
+  kr_parallel(ctx, (a->B + TILE - 1) / TILE, 1, run_tiles, &p);
   return KRAIT_OK;
 }
 
