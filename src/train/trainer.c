@@ -27,9 +27,13 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
 static const double compress = 0.3, dropout_rate = 0.3;
 
-/* ---- memory of a batch: where the generator takes some of it at once, these are copied to its graph, or from it
- * ---- */
-enum { COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES, HANDED, MADE = MAG_CON };
+/* ---- memory of a batch: where graphs take some of it at once, these are copied to them, or from them; the generator's
+ * come first, of each graph's what it reads ---- */
+enum {
+  COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES,
+  JUDGED_MAG, JUDGED_CON, QUALITY, DROPOUT_R, DROPOUT_G, SCORES_R, SCORES_G,
+  HANDED
+};
 typedef struct handed {
   float *all, *some; /* the same where it takes all */
   int64_t n;         /* floats of an item */
@@ -40,7 +44,7 @@ struct kr_trainer {
   kr_pk_config config;
   kr_train_options options;
   int64_t B, F, T, N;
-  int64_t some, n_parts;      /* items that the generator's graph takes, and how often it runs for a batch */
+  int64_t some, n_parts;      /* items that a graph takes, and how often it runs for a batch */
   kr_spectral spectral;
   kr_parameters generator, discriminator;
   int64_t n_steps, n_updates; /* batches; updates of the weights */
@@ -62,8 +66,7 @@ struct kr_trainer {
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
   float *v_judged_mag, *v_judged_con, /* what the discriminator learns from: of this step, or of the one before */
       *v_answer;                      /* the judge's, on the host */
-  handed now[HANDED]; /* what the generator's graph reads and writes: of the whole batch, and of the items that it has
-                         now */
+  handed now[HANDED]; /* what the graphs read and write: of the whole batch, and of the items that they have now */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS],
       *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
@@ -106,7 +109,14 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
                               [DROPOUT] = {t->v_dropout + 2 * t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
                               [MAG_CON] = {t->v_mag_con, NULL, t->F * t->T},
                               [WAV_HAT] = {t->v_wav_hat, NULL, t->N},
-                              [SCORES] = {t->v_scores + 2 * t->B, NULL, 1}};
+                              [SCORES] = {t->v_scores + 2 * t->B, NULL, 1},
+                              [JUDGED_MAG] = {t->v_judged_mag, NULL, t->F * t->T},
+                              [JUDGED_CON] = {t->v_judged_con, NULL, t->F * t->T},
+                              [QUALITY] = {t->v_quality, NULL, 1},
+                              [DROPOUT_R] = {t->v_dropout, NULL, KR_DISC_WIDTH},
+                              [DROPOUT_G] = {t->v_dropout + t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
+                              [SCORES_R] = {t->v_scores, NULL, 1},
+                              [SCORES_G] = {t->v_scores + t->B, NULL, 1}};
   t->v_part_terms = t->n_parts > 1 ? cut(&memory, 16 * KR_TERMS * t->n_parts) : t->v_terms;
   for (int k = 0; k < HANDED; k++)
     t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
@@ -184,11 +194,10 @@ static void add_neighbours_term(kr_trainer *t, int k, kr_tensor d, int dim) {
 /* Calls 0 and 1 are of the discriminator's own graph, 2 of the generator's. */
 static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor reference, kr_tensor judged,
                            const kr_tensor *u) {
-  const int64_t n = call == 2 ? t->some : t->B;
-  float *const dropout = call == 2 ? t->now[DROPOUT].some : t->v_dropout + call * t->B * KR_DISC_WIDTH,
-               *const scores = call == 2 ? t->now[SCORES].some : t->v_scores + call * t->B;
-  kr_disc disc = {
-      .reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(n, KR_DISC_WIDTH), dropout)};
+  static const int dropout[] = {DROPOUT_R, DROPOUT_G, DROPOUT}, scores[] = {SCORES_R, SCORES_G, SCORES};
+  kr_disc disc = {.reference = reference,
+                  .judged = judged,
+                  .dropout = input(g, "dropout", KR_DIMS(t->some, KR_DISC_WIDTH), t->now[dropout[call]].some)};
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     disc.u[k] = u ? u[k] : input(g, "u", KR_DIMS(kr_disc_outputs(k)), call ? t->u_next[0][k] : t->u[k]);
     disc.v[k] = output(g, "v", KR_DIMS(kr_disc_inputs(k)), call ? t->v[k] : t->v_aside[k]);
@@ -199,7 +208,7 @@ static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor refer
     kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0,
                        output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
   kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0,
-                     output(g, "scores", KR_DIMS(n), scores));
+                     output(g, "scores", KR_DIMS(t->some), t->now[scores[call]].some));
   return disc;
 }
 
@@ -264,13 +273,14 @@ static int32_t record_generator(kr_trainer *t) {
 
 static int32_t record_discriminator(kr_trainer *t) {
   kr_graph *g = t->d;
-  const kr_dims plane = KR_DIMS(t->B, t->F, t->T);
-  const kr_tensor mag = input(g, "mag", plane, t->v_judged_mag), con = input(g, "mag_con", plane, t->v_judged_con),
-                  ones = input(g, "ones", KR_DIMS(t->B), t->v_ones);
+  const kr_dims plane = KR_DIMS(t->some, t->F, t->T), one = KR_DIMS(t->some);
+  const double scale = 1 / (double)t->some;
+  const kr_tensor mag = input(g, "mag", plane, t->now[JUDGED_MAG].some),
+                  con = input(g, "mag_con", plane, t->now[JUDGED_CON].some), ones = input(g, "ones", one, t->v_ones);
   const kr_disc real = record_disc(t, g, 0, mag, mag, NULL);
-  add_term(t, g, KR_TERM_DISC_R, 0, 1 / (double)t->B, real.score, ones);
+  add_term(t, g, KR_TERM_DISC_R, 0, scale, real.score, ones);
   const kr_disc made = record_disc(t, g, 1, mag, con, real.u);
-  add_term(t, g, KR_TERM_DISC_G, 0, 1 / (double)t->B, made.score, input(g, "quality", KR_DIMS(t->B), t->v_quality));
+  add_term(t, g, KR_TERM_DISC_G, 0, scale, made.score, input(g, "quality", one, t->now[QUALITY].some));
   return record_backward(t, g, KR_TERM_DISC_R, KR_TERMS, &t->discriminator);
 }
 
@@ -512,10 +522,10 @@ static int32_t read_terms(kr_trainer *t, kr_step *step) {
   KR_TRY(fetch(t, t->v_sigma, 16 * 3 * KR_DISC_NORMS));
   KR_TRY(wait(t));
   for (int k = 0; k < KR_TERMS; k++) {
-    const int64_t n = k < KR_TERM_DISC_R ? t->n_parts : 1;
-    const float *const from = on_host(t, n > 1 ? t->v_part_terms : t->v_terms) + 16 * k;
+    const float *const from = on_host(t, t->v_part_terms) + 16 * k;
     step->terms[k] = 0;
-    for (int64_t i = 0; i < n && t->terms[k]; i++) step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)n;
+    for (int64_t i = 0; i < t->n_parts && t->terms[k]; i++)
+      step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)t->n_parts;
   }
   if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
   memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
@@ -647,17 +657,42 @@ static int32_t put_seeds(kr_trainer *t) {
   return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
 }
 
-static int32_t run_discriminator(kr_trainer *t, kr_step *step) {
+/* A part's items to the graphs, from the first of these to the one before the last; or from them. */
+static int32_t hand_over(kr_trainer *t, int first, int last, int64_t part) {
+  for (int k = first; k < last && t->n_parts > 1; k++)
+    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0)
+      KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
+  return KRAIT_OK;
+}
+static int32_t take_over(kr_trainer *t, int first, int last, int64_t part) {
+  for (int k = first; k < last && t->n_parts > 1; k++)
+    KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
+  return KRAIT_OK;
+}
+
+/* Each part's are means over its items. */
+static int32_t keep_terms(kr_trainer *t, int from, int to, int64_t part) {
+  return t->n_parts == 1 ? KRAIT_OK
+                         : copy(t, t->v_part_terms + 16 * (KR_TERMS * part + from), t->v_terms + 16 * from,
+                                16 * (to - from));
+}
+
+static int32_t run_discriminator(kr_trainer *t, kr_step *step, int *is_last) {
   KR_TRY(put_answer(t));
   KR_TRY(put_seeds(t));
-  KR_TRY(kr_runner_run(t->run_d, NULL));
+  for (int64_t k = 0; k < t->n_parts; k++) {
+    KR_TRY(hand_over(t, JUDGED_MAG, SCORES_R, k));
+    KR_TRY(kr_runner_run(t->run_d, NULL));
+    KR_TRY(take_over(t, SCORES_R, HANDED, k));
+    KR_TRY(keep_terms(t, KR_TERM_DISC_R, KR_TERMS, k));
+    KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, k, t->n_parts, is_last));
+  }
   KR_TRY(read_terms(t, step));
   return check_terms(t, step, KR_TERM_DISC_R, KR_TERMS);
 }
 
-static int32_t sum_discriminator(kr_trainer *t, int *is_last) {
-  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, 0, 1, is_last));
-  return *is_last ? kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
+static int32_t sum_discriminator(kr_trainer *t, int is_last) {
+  return is_last ? kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
                                  t->discriminator.n)
                   : KRAIT_OK;
 }
@@ -666,8 +701,8 @@ static int32_t step_discriminator(kr_trainer *t, double lr, const kr_judge *judg
   const kr_adamw o = adamw_of(t, lr, t->n_updates);
   int is_last;
   KR_TRY(ask_judge(t, judge));
-  KR_TRY(run_discriminator(t, step));
-  KR_TRY(sum_discriminator(t, &is_last));
+  KR_TRY(run_discriminator(t, step, &is_last));
+  KR_TRY(sum_discriminator(t, is_last));
   return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
 }
 
@@ -714,25 +749,12 @@ static int32_t set_aside(kr_trainer *t, int back) {
                   : KRAIT_OK;
 }
 
-/* To the generator's graph, or from it. */
-static int32_t hand_over(kr_trainer *t, int64_t part) {
-  for (int k = 0; k < MADE && t->n_parts > 1; k++)
-    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0)
-      KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
-  return KRAIT_OK;
-}
-static int32_t take_over(kr_trainer *t, int64_t part) {
-  for (int k = MADE; k < HANDED && t->n_parts > 1; k++)
-    KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
-  return KRAIT_OK;
-}
-
 /* The generator's forward pass for the discriminator's half. */
 static int32_t make_signals(kr_trainer *t) {
   for (int64_t k = 0; k < t->n_parts; k++) {
-    KR_TRY(hand_over(t, k));
+    KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-    KR_TRY(take_over(t, k));
+    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
   }
   return KRAIT_OK;
 }
@@ -767,17 +789,12 @@ static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
 }
 
-/* Of the generator's terms alone: each part's are means over its items. */
-static int32_t keep_terms(kr_trainer *t, int64_t part) {
-  return t->n_parts == 1 ? KRAIT_OK : copy(t, t->v_part_terms + 16 * KR_TERMS * part, t->v_terms, 16 * KR_TERM_DISC_R);
-}
-
 static int32_t run_generator(kr_trainer *t, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts; k++) {
-    KR_TRY(hand_over(t, k));
+    KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run(t->run_g, NULL));
-    KR_TRY(take_over(t, k));
-    KR_TRY(keep_terms(t, k));
+    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
+    KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
     KR_TRY(accumulate(t, &t->generator, t->sum, k, t->n_parts, &step->updated));
   }
   return KRAIT_OK;
@@ -801,10 +818,10 @@ static int32_t step_late(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
   KR_TRY(put_seeds(t));
   KR_TRY(alone ? make_signals(t) : run_generator(t, step));
   if (is_first) KR_TRY(keep_signals(t, judge));
-  KR_TRY(run_discriminator(t, step));
+  KR_TRY(run_discriminator(t, step, &is_last));
   if (!alone) KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
   if (!alone) KR_TRY(sum_terms(t, step));
-  KR_TRY(sum_discriminator(t, &is_last));
+  KR_TRY(sum_discriminator(t, is_last));
   KR_TRY(alone ? end_alone(t, lr, step) : step_generator(t, lr, step));
   if (is_last && lr > 0) KR_TRY(kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0));
   KR_TRY(move_u(t, 0));
@@ -842,10 +859,10 @@ int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step,
   KR_TRY(put(t, t->v_dropout, NULL, 3 * t->B * KR_DISC_WIDTH));
   for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u_next[0][k], t->u[k], kr_disc_outputs(k)));
   for (int64_t k = 0; k < t->n_parts; k++) {
-    KR_TRY(hand_over(t, k));
+    KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
-    KR_TRY(take_over(t, k));
-    KR_TRY(keep_terms(t, k));
+    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
+    KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
   }
   if (wav) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
   KR_TRY(read_terms(t, step));
