@@ -19,7 +19,7 @@ typedef struct maker {
   int64_t B, T;
   int32_t dtype;
   int one_sided; /* filters of this part see no later position; so their keys say */
-  int is_piece;
+  int is_piece;  /* of the map, that stays in the cache */
 } maker;
 
 /* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for
@@ -704,10 +704,11 @@ static pk_block_p skips(const maker *m, int64_t b) {
 }
 
 /* Into out, of as many elements in any strides, or a new tensor. */
-static kr_tensor stage(const maker *given, int64_t b, int along_time, const pk_block_p *p, kr_tensor x, kr_tensor out) {
+static kr_tensor stage(const maker *given, int64_t b, int along_time, const pk_block_p *p, kr_tensor x,
+                       kr_tensor out) {
   maker own = *given;
-  const maker *const m = &own;
-  if (!along_time && m->c->streams) own.one_sided = 0;
+  const maker *m = &own;
+  own.one_sided = given->one_sided && (along_time || !given->c->streams);
   const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq, rows = m->B * m->c->F2 * m->T;
   kr_tensor y = x;
   for (int64_t n = 0; n < n_parts; n++) {
@@ -727,14 +728,14 @@ static kr_tensor stage(const maker *given, int64_t b, int along_time, const pk_b
 void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
                         int64_t block, int along_time, kr_tensor x, kr_tensor out) {
   if (kr_graph_status(g) < 0) return;
+  const kr_pk_graph io = {0};
   kr_pk_config piece = *config;
   const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
-  const kr_pk_graph none = {.com_in = 0};
   const maker m = {.g = g,
                    .c = &piece,
                    .parameter = parameter,
                    .user = user,
-                   .io = &none,
+                   .io = &io,
                    .B = 1,
                    .T = dims.size[1],
                    .dtype = kr_graph_dtype(g, x),
