@@ -93,6 +93,9 @@ int kr_boxes_equal(const kr_box *a, const kr_box *b);
  * allow it. */
 kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage);
 
+/* KR_PLAN_CONSTANT (graph_constants.c). */
+int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx);
+
 /* The plan once more, by brute force: a status that names two tensors that live at the same time in the same bytes. */
 int32_t kr_graph_check_plan(const kr_graph *g);
 

@@ -1,5 +1,5 @@
-/* graph_rewrite.c: the rewrites: what a product can add or activate itself, what a norm can add itself, and on a CPU
- * operands as the fast products take them. */
+/* graph_rewrite.c: the rewrites: what a product can add, activate or (on a CPU) multiply itself, what a norm can add
+ * itself, and on a CPU operands as the fast products take them. */
 #include "graph_rewrite.h"
 
 #include <stddef.h>
@@ -100,6 +100,8 @@ static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) {
 
 /* ---- into products ---- */
 
+static int lies_in_rows(const krait_view *v) { return v->dtype == KRAIT_F32 && v->stride[1] == 1; }
+
 int kr_product_is_plain(const kr_node *node) {
   static const char *const known[] = {"A", "Bmat", "bias", "residual", "out"};
   const kr_sig *sig = node->op->sig;
@@ -121,12 +123,12 @@ int kr_product_is_plain(const kr_node *node) {
 }
 
 /* A pointwise call of just this kind on the product's result, which nobody else reads; -1: there is none. */
-static int32_t follower(const kr_graph *g, size_t n, int32_t activation) {
+static int32_t follower(const kr_graph *g, size_t n, uint32_t flags, int32_t activation) {
   const kr_node *node = KR_NODE(g, n);
   const int32_t at = kr_graph_only_reader(g, n, kr_node_tensor(node, GEMM(out)));
   if (at < 0 || KR_NODE(g, at)->op != &kr_op_pointwise) return -1;
   const krait_pointwise_args *p = (const krait_pointwise_args *)KR_NODE(g, at)->args;
-  const int plain = p->call.flags == 0 && p->x_scale == 1 && p->activation == activation &&
+  const int plain = p->call.flags == flags && p->x_scale == 1 && p->activation == activation &&
                     p->out.dtype == ((const krait_gemm_args *)node->args)->out.dtype;
   return plain ? at : -1;
 }
@@ -150,7 +152,7 @@ static int inputs_stay(const kr_graph *g, size_t n, size_t at) {
 static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
   if (!kr_product_is_plain(KR_NODE(g, n)) || kr_node_tensor(KR_NODE(g, n), GEMM(residual))) return 0;
-  const int32_t at = follower(g, n, KRAIT_ACT_NONE);
+  const int32_t at = follower(g, n, 0, KRAIT_ACT_NONE);
   if (at < 0 || !inputs_stay(g, n, (size_t)at)) return 0;
   const kr_node *sum = KR_NODE(g, at);
   const krait_pointwise_args *p = (const krait_pointwise_args *)sum->args;
@@ -174,12 +176,78 @@ static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!kr_product_is_plain(KR_NODE(g, n)) || a->activation != KRAIT_ACT_NONE ||
       kr_node_tensor(KR_NODE(g, n), GEMM(residual)))
     return 0;
-  const int32_t at = follower(g, n, KRAIT_ACT_SILU);
+  const int32_t at = follower(g, n, 0, KRAIT_ACT_SILU);
   if (at < 0 || !inputs_stay(g, n, (size_t)at) || kr_node_tensor(KR_NODE(g, at), POINTWISE(y))) return 0;
   const kr_tensor out = as_matrix(g, kr_node_tensor(KR_NODE(g, at), POINTWISE(out)),
                                   kr_graph_dims(g, kr_node_tensor(KR_NODE(g, n), GEMM(out))));
   if (!out) return 0;
   ((krait_gemm_args *)KR_NODE(g, n)->args)->activation = KRAIT_ACT_SILU;
+  return replace_follower(g, n, (size_t)at, out);
+}
+
+/* What a CPU's fast products take: another product is left as it is, because with a factor or a gate it is no longer
+ * plain. */
+static int is_fast_on_cpu(const krait_ctx *ctx, const kr_node *node) {
+  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
+  return ctx && !ctx->cuda && kr_product_is_plain(node) && !kr_node_tensor(node, GEMM(residual)) &&
+         lies_in_rows(&a->A) && a->Bmat.dtype == KRAIT_F32;
+}
+
+static int multiply_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!is_fast_on_cpu(ctx, KR_NODE(g, n))) return 0;
+  const int32_t at = follower(g, n, KRAIT_POINTWISE_PRODUCT, KRAIT_ACT_NONE);
+  if (at < 0 || !inputs_stay(g, n, (size_t)at)) return 0;
+  const kr_node *call = KR_NODE(g, at);
+  const kr_tensor product = kr_node_tensor(KR_NODE(g, n), GEMM(out)), x = kr_node_tensor(call, POINTWISE(x)),
+                  y = kr_node_tensor(call, POINTWISE(y));
+  if (!x || !y || x == y) return 0;
+  const kr_dims dims = kr_graph_dims(g, product);
+  const kr_tensor factor = as_matrix(g, same_part(g, x, product) ? y : x, dims),
+                  out = as_matrix(g, kr_node_tensor(call, POINTWISE(out)), dims);
+  if (!factor || !out || kr_graph_dtype(g, factor) != KRAIT_F32 || KR_PART(g, out)->stride[1] != 1 ||
+      KR_PART(g, factor)->storage == KR_PART(g, out)->storage)
+    return 0;
+  kr_node_set(g, KR_NODE(g, n), GEMM(factor), KR_IN, factor);
+  return replace_follower(g, n, (size_t)at, out);
+}
+
+/* The one call that reads a product's storage, if it is the product of its halves of N columns; -1: there is none. */
+static int32_t gate_behind(kr_graph *g, size_t n, kr_tensor out, int64_t N) {
+  const int32_t storage = KR_PART(g, out)->storage;
+  const kr_tensor halves[] = {kr_graph_slice(g, out, 1, 0, N), kr_graph_slice(g, out, 1, N, N)};
+  int32_t at = -1;
+  if (KR_STORAGE(g, storage)->home != KR_HOME_TEMP) return -1;
+  for (size_t k = 0; k < g->nodes.n; k++)
+    for (int32_t i = 0; i < KR_NODE(g, k)->n_uses; i++) {
+      const kr_use *u = &KR_NODE(g, k)->uses[i];
+      if (KR_PART(g, u->tensor)->storage != storage || k == n) continue;
+      if (u->role != KR_IN || k < n || (at >= 0 && (size_t)at != k)) return -1;
+      at = (int32_t)k;
+    }
+  if (at < 0 || KR_NODE(g, at)->op != &kr_op_pointwise) return -1;
+  const krait_pointwise_args *a = (const krait_pointwise_args *)KR_NODE(g, at)->args;
+  const kr_tensor x = kr_node_tensor(KR_NODE(g, at), POINTWISE(x)), y = kr_node_tensor(KR_NODE(g, at), POINTWISE(y));
+  const int is_gate = x && y && same_part(g, x, halves[0]) && same_part(g, y, halves[1]) &&
+                      a->call.flags == KRAIT_POINTWISE_PRODUCT && a->x_scale == 1 && a->activation == KRAIT_ACT_NONE;
+  return is_gate ? at : -1;
+}
+
+static int gate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!is_fast_on_cpu(ctx, KR_NODE(g, n))) return 0;
+  kr_node *node = KR_NODE(g, n);
+  krait_gemm_args *a = (krait_gemm_args *)node->args;
+  const int64_t N = a->N / 2;
+  if (a->N % 2 || a->out.dtype != KRAIT_F32 || a->activation != KRAIT_ACT_NONE) return 0;
+  const int32_t at = gate_behind(g, n, kr_node_tensor(node, GEMM(out)), N);
+  if (at < 0 || !inputs_stay(g, n, (size_t)at)) return 0;
+  const kr_tensor B = kr_node_tensor(node, GEMM(Bmat)), bias = kr_node_tensor(node, GEMM(bias)),
+                  out = as_matrix(g, kr_node_tensor(KR_NODE(g, at), POINTWISE(out)), KR_DIMS(a->M, N));
+  if (!out || KR_PART(g, out)->stride[1] != 1) return 0;
+  kr_node_set(g, node, GEMM(Bmat), KR_IN, kr_graph_slice(g, B, 1, 0, N));
+  kr_node_set(g, node, GEMM(B2), KR_IN, kr_graph_slice(g, B, 1, N, N));
+  if (bias) kr_node_set(g, node, GEMM(bias), KR_IN, kr_graph_slice(g, bias, 0, 0, N));
+  if (bias) kr_node_set(g, node, GEMM(bias2), KR_IN, kr_graph_slice(g, bias, 0, N, N));
+  a->N = N;
   return replace_follower(g, n, (size_t)at, out);
 }
 
@@ -226,8 +294,6 @@ static kr_tensor float_rows(kr_graph *g, size_t n, const char *name, kr_tensor t
   kr_graph_move_last(g, n);
   return rows;
 }
-
-static int lies_in_rows(const krait_view *v) { return v->dtype == KRAIT_F32 && v->stride[1] == 1; }
 
 /* The transposed product, where its left factor is the smaller one to turn. */
 static void flip_product(kr_graph *g, kr_node *node) {
@@ -276,6 +342,8 @@ static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
 const kr_rewrite kr_rewrites[] = {
     {"activate_in_product", activate_in_product},
     {"add_into_product", add_into_product},
+    {"gate_in_product", gate_in_product},
+    {"multiply_in_product", multiply_in_product},
     {"add_into_norm", add_into_norm},
     {"rows_for_product", rows_for_product},
 };

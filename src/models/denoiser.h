@@ -14,7 +14,7 @@ enum {
 /* Of a model that takes sound as it comes by itself; user as below. Behind is_end, which gives all that is left, and
  * behind a failure it begins anew. */
 typedef struct kr_denoiser_live {
-  int32_t (*open)(void *user);                            /* before the others, any number of times */
+  int32_t (*open)(void *user);                            /* before the others; again: it begins anew */
   int64_t (*due)(const void *user, int64_t n_samples);    /* samples given when so many have come since the beginning */
   int32_t (*push)(void *user, const float *in, int64_t n_samples, int is_end, float *out, int64_t *n_out);
   int64_t (*latency)(const void *user);                   /* samples that are not given yet: at most so many */

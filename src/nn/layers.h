@@ -13,26 +13,13 @@
 typedef struct kr_layers {
   const char *isa;
   int64_t vl; /* floats per vector */
-  int64_t mr; /* rows of a product that share one read of the weights: a good number of sequences per step of a
-                 recurrence */
   int64_t (*panels_floats)(int64_t K, int64_t N, int gate);
   void (*panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, int64_t stride_k,
                       int64_t stride_n, const float *bias);
   void (*gemm_rows)(const kr_gemm_rows_call *c);
-  /* out = p with row k of its matrix times scale[k]; storage for out's data holds panels_floats; the bias is shared */
-  void (*panels_scale)(const kr_panels *p, const float *scale, kr_panels *out, float *storage);
-  /* out = (x - mean) / sqrt(var + eps) over the C channels of each row; padding becomes 0 */
-  void (*norm_rows)(const float *x, int64_t ldx, int64_t n, int64_t C, float eps, float *out, int64_t ldo);
-  /* out[p] = bias + sum_t taps[t] x[p + t] for two filters on one input; taps are (k, Cp) */
-  void (*depthwise_pair)(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *const taps[2],
-                         const float *const bias[2], float *const out[2], int64_t ldo);
-  /* the same over 2 Cp channels, then out = first half times second half; sum (Cp) receives the column sums of out */
-  void (*depthwise_gate)(const float *x, int64_t ldx, int64_t n, int64_t Cp, int64_t k, const float *taps,
-                         const float *bias, float *out, int64_t ldo, float *sum);
   /* rows[r] points at position 0 of one of three rows, of which positions -1 and n are readable; taps are (3, 3, Cp) */
   void (*depthwise_3x3)(const float *const rows[3], int64_t ldx, int64_t n, int64_t Cp, const float *taps,
                         const float *bias, float *out, int64_t ldo);
-  void (*column_sums)(const float *x, int64_t ldx, int64_t n, int64_t Cp, float *sum);
   /* per channel over n rows: mean, and sum of squared deviations from it */
   void (*moments)(const float *x, int64_t ldx, int64_t n, int64_t Cp, float *mean, float *m2);
   /* x = prelu(scale x + shift), in place */
@@ -44,13 +31,6 @@ typedef struct kr_layers {
   /* out[p * ldo] = bias + w . x[p], K a multiple of vl */
   void (*dot_rows)(const float *x, int64_t ldx, int64_t n, int64_t K, const float *w, float bias, float *out,
                    int64_t ldo);
-  /* out = x + scale y, row by row */
-  void (*scale_add)(const float *x, int64_t ldx, const float *y, int64_t ldy, int64_t n, int64_t Cp, const float *scale,
-                    float *out, int64_t ldo);
-  /* One step of n sequences. gru: gx, gh (n, 3 Hp) hold r, z, n; h (n, Hp) is replaced, and copied to out.
-   * lstm: gates (n, 4 Hp) hold i, f, g, o; c and h are replaced. */
-  void (*gru_step)(const float *gx, const float *gh, int64_t n, int64_t Hp, float *h, float *out);
-  void (*lstm_step)(const float *gates, int64_t n, int64_t Hp, float *c, float *h, float *out);
 } kr_layers;
 
 /* The table for the best instruction set that ctx may use. */

@@ -108,7 +108,7 @@ counts = {0: 0, 1: 0, 2: 0}
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     for k in range(runs):
-        kind = dice.choice(["tiny-mamba", "tiny-gru", "tiny-lstm"])
+        kind = dice.choice(["tiny-mamba", "tiny-gru", "tiny-lstm", "tiny-streaming"])
         weights, recorded = GOLDEN / f"{kind}.weights.safetensors", GOLDEN / f"{kind}.golden.safetensors"
         which = dice.randrange(4)
         path = folder / "damaged.safetensors"

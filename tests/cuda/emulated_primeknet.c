@@ -162,6 +162,31 @@ static void widths_of_published_models_by_tensor_cores(void **state) {
   published_widths(KRAIT_PRECISION_TF32, 2e-3);
 }
 
+/* A model that streams, as sound comes: states from chunk to chunk, and from the beginning again. */
+static void sound_as_it_comes(void **state) {
+  enum { N = 800 };
+  (void)state;
+  opened both[] = {open_pair("tiny-streaming", KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32),
+                   open_pair("tiny-streaming", KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32)};
+  float *in = random_spectrum(N), out[2][N + 500], again[N + 500];
+  for (int i = 0; i < N; i++) in[i] *= 0.2f;
+  for (int k = 0; k < 2; k++) {
+    krait_stream *stream = NULL;
+    int64_t n, rest;
+    assert_int_equal(krait_stream_open(both[k].session, &stream), KRAIT_OK);
+    if (krait_stream_push(stream, in, N, out[k], N + 500, &n) < 0) fail_msg("%s", krait_error_detail());
+    assert_true(n >= N - 500);
+    assert_int_equal(krait_stream_finish(stream, out[k] + n, 500, &rest), KRAIT_OK);
+    assert_int_equal(n + rest, N);
+    assert_int_equal(krait_stream_push(stream, in, 500, again, N + 500, &n), KRAIT_OK);
+    assert_memory_equal(again, out[k], (size_t)n * sizeof *again);
+    krait_stream_close(&stream);
+  }
+  const double off = distance(out[1], out[0], N);
+  if (!(off <= 1e-5)) fail_msg("off by %.2e", off);
+  free(in), close_pair(&both[0]), close_pair(&both[1]);
+}
+
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
@@ -174,7 +199,7 @@ int main(int argc, char **argv) {
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, argv[2]) == 0) kr_emulated_name(text, module);
   const struct CMUnitTest base[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(widths_of_published_models),
-                                    cmocka_unit_test(a_batch_is_its_windows)};
+                                    cmocka_unit_test(a_batch_is_its_windows), cmocka_unit_test(sound_as_it_comes)};
   const struct CMUnitTest tensor_cores[] = {cmocka_unit_test(recorded_outputs_by_tensor_cores),
                                             cmocka_unit_test(widths_of_published_models_by_tensor_cores),
                                             cmocka_unit_test(widths_of_published_models)};

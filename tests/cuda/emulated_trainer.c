@@ -149,13 +149,13 @@ static void every_stage(void **state) {
   }
 }
 
-/* Running statistics on a GPU, which two batches move together. */
+/* Running statistics on a GPU, which two parts of a batch move together. */
 static void running_statistics(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
   options.discriminator = 0, options.weights[KR_TERM_METRIC] = 0;
-  options.accumulate = 2, options.average_decay = 0.9;
-  compare_steps(streaming, &options, 2);
+  options.at_once = 1, options.average_decay = 0.9;
+  compare_steps(streaming, &options, 1);
 }
 
 /* The third step runs what the second recorded. */

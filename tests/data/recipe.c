@@ -52,6 +52,20 @@ static void upstreams_constants(void **state) {
   kr_recipe_close(&r);
 }
 
+static void model_for_live_use(void **state) {
+  (void)state;
+  const char *const settings[] = {"+model=primeknet_streaming"};
+  kr_recipe *r = open_with(NULL, 1, settings);
+  const char *lib, *norm, *attention;
+  assert_int_equal(kr_recipe_text(r, "model.model_lib", NULL, &lib), KRAIT_OK);
+  assert_int_equal(kr_recipe_text(r, "model.param.norm", NULL, &norm), KRAIT_OK);
+  assert_int_equal(kr_recipe_text(r, "model.param.channel_attention", NULL, &attention), KRAIT_OK);
+  assert_string_equal(lib, "primeknet_mamba");
+  assert_string_equal(norm, "batch");
+  assert_string_equal(attention, "moving");
+  kr_recipe_close(&r);
+}
+
 static void throat_microphones(void **state) {
   (void)state;
   const char *const settings[] = {"+model=primeknet_gru_masking", "+dset=vibravox", "model.input_type=bcs"};
@@ -141,7 +155,8 @@ static void refusals(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(upstreams_constants), cmocka_unit_test(throat_microphones),
-                                     cmocka_unit_test(later_ones_win), cmocka_unit_test(refusals)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(upstreams_constants), cmocka_unit_test(model_for_live_use),
+                                     cmocka_unit_test(throat_microphones), cmocka_unit_test(later_ones_win),
+                                     cmocka_unit_test(refusals)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -500,11 +500,59 @@ static void a_norm_adds(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* ((x W' + b)'s halves multiplied) V times other, W' = W times a row of taps: two products, and with constants nothing
+ * else. */
+static void products_multiply(void **state) {
+  enum { M = 21, K = 9, N = 32 };
+  static float x[M * K], W[K * 2 * N], taps[2 * N], b[2 * N], V[N * N], other[M * N], out[4][M * N];
+  krait_ctx *ctx = open_ctx();
+  float *const drawn[] = {x, W, taps, b, V, other};
+  const int sizes[] = {M * K, K * 2 * N, 2 * N, 2 * N, N * N, M * N};
+  (void)state;
+  for (int i = 0; i < 6; i++)
+    for (int k = 0; k < sizes[i]; k++) drawn[i][k] = (float)draw();
+  for (int way = 0; way < 4; way++) { /* rewrites off, on; constants computed while planning; both */
+    const krait_pointwise_args times = {.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1};
+    kr_graph *g = NULL;
+    kr_runner *r = NULL;
+    assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+    if (!(way & 1)) kr_graph_rewrite_off(g, "all");
+#define WEIGHT(name, ...) kr_graph_weight(g, #name, KRAIT_F32, KR_DIMS(__VA_ARGS__), name)
+    const kr_tensor tx = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(M, K)),
+                    factor = kr_graph_input(g, "other", KRAIT_F32, KR_DIMS(M, N)),
+                    to = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(M, N)),
+                    folded = kr_graph_temp(g, KRAIT_F32, KR_DIMS(K, 2 * N)),
+                    gated = kr_graph_temp(g, KRAIT_F32, KR_DIMS(M, N));
+    kr_graph_pointwise(g, "fold", times, WEIGHT(W, K, 2 * N),
+                       kr_graph_spread(g, WEIGHT(taps, 1, 2 * N), KR_DIMS(K, 2 * N)), folded);
+    const kr_tensor wide = kr_graph_call(g, "wide", &kr_op_gemm,
+                                         &(krait_gemm_args){.A = kr_graph_view(g, tx),
+                                                            .Bmat = kr_graph_view(g, folded),
+                                                            .bias = kr_graph_view(g, WEIGHT(b, 2 * N)),
+                                                            .out = kr_graph_ask()});
+    kr_graph_pointwise(g, "gate", times, kr_graph_slice(g, wide, 1, 0, N), kr_graph_slice(g, wide, 1, N, N), gated);
+    const kr_tensor last = kr_graph_call(g, "last", &kr_op_gemm,
+                                         &(krait_gemm_args){.A = kr_graph_view(g, gated),
+                                                            .Bmat = kr_graph_view(g, WEIGHT(V, N, N)),
+                                                            .out = kr_graph_ask()});
+    kr_graph_pointwise(g, "times", times, factor, last, to);
+#undef WEIGHT
+    assert_int_equal(kr_graph_plan(g, ctx, way & 2 ? KR_PLAN_CONSTANT : 0), KRAIT_OK);
+    assert_int_equal(n_live(g), 5 - (way & 1 ? 2 : 0) - (way & 2 ? 1 : 0));
+    assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
+    kr_runner_bind(r, tx, x), kr_runner_bind(r, factor, other), kr_runner_bind(r, to, out[way]);
+    assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+    kr_runner_close(&r), kr_graph_close(&g);
+    for (int i = 0; i < M * N; i++) assert_float_equal(out[way][i], out[0][i], 1e-4f);
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(computing_again_changes_no_bit),
       cmocka_unit_test(what_is_frozen_costs_nothing),   cmocka_unit_test(faults_are_named),
       cmocka_unit_test(rewrites_change_nothing),        cmocka_unit_test(a_norm_adds),
-      cmocka_unit_test(attention_has_its_gradient)};
+      cmocka_unit_test(attention_has_its_gradient),     cmocka_unit_test(products_multiply)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

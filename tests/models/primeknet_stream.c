@@ -290,6 +290,13 @@ static void says_what_is_due(void **state) {
   assert_int_equal(n_out, 0);
   must(krait_stream_push(stream, in, 4000, out, 8000, &n_out));
   assert_true(n_out > 4000 - krait_stream_latency(stream) && n_out <= 3700);
+  krait_stream_close(&stream); /* in the middle: the next one of this session knows nothing of it */
+  float again[8000];
+  int64_t n_again;
+  must(krait_stream_open(session, &stream));
+  must(krait_stream_push(stream, in, 4000, again, 8000, &n_again));
+  assert_int_equal(n_again, n_out);
+  assert_memory_equal(again, out, (size_t)n_out * sizeof *out);
   must(krait_stream_finish(stream, out + n_out, 4000, &n_out));
   krait_stream_close(&stream), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
 }

@@ -143,15 +143,3 @@ kr_panels pk_pack(pk_builder *builder, pk_linear map, int64_t group_K, int64_t g
   kr_free(map.w);
   return panels;
 }
-
-kr_panels pk_plain(pk_builder *builder, pk_linear map) {
-  kr_panels rows = {.K = map.K, .N = map.N};
-  rows.data = pk_storage_take(builder, (size_t)(map.K * map.N) * sizeof *rows.data);
-  rows.bias = pk_storage_take(builder, (size_t)map.N * sizeof *rows.bias);
-  for (int64_t n = 0; rows.data && rows.bias && n < map.N; n++) {
-    for (int64_t k = 0; k < map.K; k++) rows.data[k * map.N + n] = (float)map.w[n * map.K + k];
-    rows.bias[n] = (float)map.b[n];
-  }
-  kr_free(map.w);
-  return rows;
-}

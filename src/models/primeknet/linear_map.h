@@ -34,7 +34,5 @@ void pk_linear_fold_output(pk_linear *map, const float *scale, const float *shif
 /* Packs and consumes. Inputs come in groups of group_K (outputs of group_N), each padded to whole vectors; group_K 0:
  * inputs are not padded; gate: see gemm_kernel.h. */
 kr_panels pk_pack(pk_builder *builder, pk_linear map, int64_t group_K, int64_t group_N, int gate);
-/* For the products of graphs: data is (K, N) and bias (N), nothing padded. Consumes. */
-kr_panels pk_plain(pk_builder *builder, pk_linear map);
 
 #endif

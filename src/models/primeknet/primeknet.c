@@ -111,9 +111,9 @@ static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_s
 
 static int32_t open_live(void *user) {
   pk_timeline *line = user;
-  return line->live ? KRAIT_OK
-                    : pk_live_open(kr_primeknet_streaming(line->impl->net), line->impl->pool, KR_PK_LIVE_CHUNK,
-                                   compress_power, &line->live);
+  if (line->live) return pk_live_begin(line->live), KRAIT_OK;
+  return pk_live_open(kr_primeknet_streaming(line->impl->net), line->impl->pool, KR_PK_LIVE_CHUNK, compress_power,
+                      &line->live);
 }
 static int64_t live_due(const void *user, int64_t n_samples) {
   return pk_live_due(((const pk_timeline *)user)->live, n_samples);

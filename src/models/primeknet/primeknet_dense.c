@@ -122,7 +122,7 @@ static void compute_first(const dense_job *job, int64_t t, float *row, pk_scratc
       if (at >= 0 && at < s->T) lift_tile(job, at, f, n, w->lifted[r]);
     }
     m->layers->depthwise_3x3(rows, Cp, n, Cp, layer->taps[0], layer->taps_bias[0], w->mixed_first, Cp);
-    pk_gemm(m, &layer->mix, w->mixed_first, Cp, n, row + f * Cp, Cp, KR_GEMM_SET);
+    pk_gemm(m, &layer->mix, w->mixed_first, Cp, n, row + f * Cp, Cp);
   }
   m->layers->affine_prelu(row, Cp, F, Cp, s->first_scale, s->first_shift, layer->norm.slope);
 }
@@ -160,7 +160,7 @@ static void dense_row(const dense_job *job, int64_t t, pk_scratch *w) {
   for (int64_t f = 0; f < width; f += KR_PK_TILE) {
     const int64_t n = width - f < KR_PK_TILE ? width - f : KR_PK_TILE;
     for (int64_t source = 0; source <= job->i; source++) filter_source(job, source, t, f, n, w);
-    pk_gemm(s->model, &job->layers[job->i].mix, w->mixed, (job->i + 1) * Cp, n, w->row + f * Cp, Cp, KR_GEMM_SET);
+    pk_gemm(s->model, &job->layers[job->i].mix, w->mixed, (job->i + 1) * Cp, n, w->row + f * Cp, Cp);
   }
   s->model->layers->moments(w->row, Cp, width, Cp, s->row_mean + t * Cp, s->row_m2 + t * Cp);
   if (!job->keep) return;
@@ -258,7 +258,7 @@ static void down_range(void *user, int64_t begin, int64_t end, int worker) {
       s->model->layers->lift_pair(s->mag + t * F, s->pha + t * F, F, Cp, job->lift->w0, job->lift->w1, job->lift->shift,
                                   job->lift->slope, map_row(job->from, t), Cp);
     if (job->norm) normalise_row(s, job->norm, job->from, t);
-    pk_gemm(s->model, &s->model->encoder.down, row, 2 * Cp, job->to->width, map_row(job->to, t), Cp, KR_GEMM_SET);
+    pk_gemm(s->model, &s->model->encoder.down, row, 2 * Cp, job->to->width, map_row(job->to, t), Cp);
     clear_edges(s, job->to, t);
     measure_row(s, job->to, t);
   }
@@ -342,8 +342,8 @@ static void up_range(void *user, int64_t begin, int64_t end, int worker) {
     const float *row = map_row(job->from, t);
     float *to = map_row(job->to, t);
     if (job->norm) normalise_row(s, job->norm, job->from, t);
-    pk_gemm(s->model, &s->model->phase.even, row - Cp, Cp, F2 + 1, to, 2 * Cp, KR_GEMM_SET);
-    pk_gemm(s->model, &s->model->phase.odd, row, Cp, F2, to + Cp, 2 * Cp, KR_GEMM_SET);
+    pk_gemm(s->model, &s->model->phase.even, row - Cp, Cp, F2 + 1, to, 2 * Cp);
+    pk_gemm(s->model, &s->model->phase.odd, row, Cp, F2, to + Cp, 2 * Cp);
     measure_row(s, job->to, t);
   }
 }
@@ -355,7 +355,7 @@ static void angle_range(void *user, int64_t begin, int64_t end, int worker) {
   const pk_phase *phase = &s->model->phase;
   const int64_t Cp = s->model->Cp, F = s->model->config.F;
   for (int64_t t = begin; t < end; t++) {
-    float *row = map_row(job->to, t), *to = s->phase + t * F, *real = s->scratch[worker].y;
+    float *row = map_row(job->to, t), *to = s->phase + t * F, *real = s->scratch[worker].real;
     normalise_row(s, &phase->norm, job->to, t);
     l->dot_rows(row, Cp, F, Cp, phase->real_w, phase->real_b, real, 1);
     l->dot_rows(row, Cp, F, Cp, phase->imag_w, phase->imag_b, to, 1);

@@ -47,7 +47,7 @@ static void panels_pack(kr_panels *p, float *storage, int64_t K, int64_t N, int 
 }
 
 const kr_layers kr_layers_device = {
-    .isa = "device", .vl = UNIT, .mr = 1, .panels_floats = panels_floats, .panels_pack = panels_pack};
+    .isa = "device", .vl = UNIT, .panels_floats = panels_floats, .panels_pack = panels_pack};
 
 int64_t pk_panel_columns(const kr_panels *w) { return packed_columns(w->N, w->gate); }
 int64_t pk_panel_fragments(const kr_panels *w) { return round_up(w->K) * pk_panel_columns(w); }

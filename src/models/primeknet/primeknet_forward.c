@@ -48,8 +48,8 @@ static int32_t forward_item(kr_pk_session *s, const plane_job *planes) {
   kr_parallel(m->ctx, m->config.F, 8, polar_range, (void *)planes);
   pk_encode(s, &x);
   for (int64_t b = 0; b < m->config.n_blocks; b++) {
-    pk_time_stage(s, &m->blocks[b], &x);
-    pk_freq_stage(s, &m->blocks[b], &x);
+    pk_stage_run(s, b, 1, &x);
+    pk_stage_run(s, b, 0, &x);
   }
   pk_decode_mask(s, &x);
   pk_decode_phase(s, &x);

@@ -19,6 +19,7 @@ typedef struct maker {
   int64_t B, T;
   int32_t dtype;
   int one_sided; /* filters of this part see no later position; so their keys say */
+  int is_piece;  /* of the map, that stays in the cache */
 } maker;
 
 /* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for
@@ -626,13 +627,14 @@ static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *
     kr_tensor bias = p.ih_b;
     const kr_tensor weight = number ? p.ih_w : behind_first(m, w, p.ih_w, p.ih_b, &bias),
                     gates = reshape(m, product(m, "gates", x, weight, bias, 0, 0), KR_DIMS(sequences, m->T, G * H));
-    const kr_tensor h = kr_graph_call(m->g, "recurrence", &kr_op_rnn,
-                                      &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
-                                                        .x = view(m, gates),
-                                                        .weight = view(m, p.hh_w),
-                                                        .bias = view(m, p.hh_b),
-                                                        .out = kr_graph_ask(),
-                                                        .cells = is_lstm ? kr_graph_ask() : (krait_view){0}});
+    const kr_tensor h =
+        kr_graph_call(m->g, "recurrence", &kr_op_rnn,
+                      &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
+                                        .x = view(m, gates),
+                                        .weight = view(m, p.hh_w),
+                                        .bias = view(m, p.hh_b),
+                                        .out = kr_graph_ask(),
+                                        .cells = is_lstm && !m->is_piece ? kr_graph_ask() : (krait_view){0}});
     x = reshape(m, h, KR_DIMS(sequences * m->T, H));
   }
   *out_weight = matrix(m, w->out_w);
@@ -667,8 +669,8 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 #undef KR_SCOPE_wrap
     w = p;
   }
-  const kr_tensor h = product(m, "in", not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), matrix(m, w.in_w), w.in_b,
-                              0, 0),
+  const kr_tensor normed = not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), in_w = matrix(m, w.in_w),
+                  h = m->is_piece ? 0 : product(m, "in", normed, in_w, w.in_b, 0, 0),
                   gated = new_tensor(m, KR_DIMS(rows, H));
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
     const int64_t K = m->c->kernels[j], number = K;
@@ -676,7 +678,11 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 #define KR_SCOPE_prime
 #include "primeknet_weights.def"
 #undef KR_SCOPE_prime
-    const kr_tensor chunk = reshape(m, columns(m, h, j * C, C), KR_DIMS(m->B, m->c->F2, m->T, C));
+    /* a piece's chunks stay in the cache one after the other */
+    const kr_tensor own = h ? columns(m, h, j * C, C)
+                            : product(m, "in", normed, kr_graph_slice(m->g, in_w, 0, j * C, C),
+                                      kr_graph_slice(m->g, w.in_b, 0, j * C, C), 0, 0),
+                    chunk = reshape(m, own, KR_DIMS(m->B, m->c->F2, m->T, C));
     const kr_tensor filtered =
         reshape(m, not_kept(m, filter(m, "prime_filter", chunk, p.attn_taps, p.attn_taps_b, 1)), KR_DIMS(rows, C));
     const kr_tensor other = reshape(m, filter(m, "prime_conv", chunk, p.conv_taps, p.conv_taps_b, 1), KR_DIMS(rows, C));
@@ -686,28 +692,60 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
   return scaled_back(m, gated, matrix(m, w.out_w), w.out_b, w.beta, x);
 }
 
-static kr_tensor block(const maker *given, int64_t b, kr_tensor x) {
-  maker both = *given;
-  const maker *m = &both;
-  const int64_t C = m->c->C, number = 0, rows = m->B * m->c->F2 * m->T;
+static pk_block_p skips(const maker *m, int64_t b) {
+  const int64_t C = m->c->C, number = 0;
   char prefix[MAX_PREFIX];
   pk_block_p p;
   snprintf(prefix, sizeof prefix, "sequence_block.%lld.", (long long)b);
 #define KR_SCOPE_block
 #include "primeknet_weights.def"
 #undef KR_SCOPE_block
+  return p;
+}
+
+/* Into out, of as many elements in any strides, or a new tensor. */
+static kr_tensor stage(const maker *given, int64_t b, int along_time, const pk_block_p *p, kr_tensor x,
+                       kr_tensor out) {
+  maker own = *given;
+  const maker *m = &own;
+  own.one_sided = given->one_sided && (along_time || !given->c->streams);
+  const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq, rows = m->B * m->c->F2 * m->T;
   kr_tensor y = x;
-  for (int64_t n = 0; n < m->c->n_time; n++) {
-    const kr_tensor attended = part_of(m, y, attention(m, "time_stage", b, n, 1, y));
-    y = part_of(m, attended, time_network(m, b, n, attended));
+  for (int64_t n = 0; n < n_parts; n++) {
+    const kr_tensor attended =
+        part_of(m, y, attention(m, along_time ? "time_stage" : "freq_stage", b, n, along_time, y));
+    y = part_of(m, attended, along_time ? time_network(m, b, n, attended) : prime_network(m, b, n, attended));
   }
-  x = add(m, "time_skip", y, multiply(m, "time_skip", x, beside(m, p.beta_t, rows)));
-  y = x, both.one_sided = m->c->causal && !m->c->streams;
-  for (int64_t n = 0; n < m->c->n_freq; n++) {
-    const kr_tensor attended = part_of(m, y, attention(m, "freq_stage", b, n, 0, y));
-    y = part_of(m, attended, prime_network(m, b, n, attended));
-  }
-  return add(m, "freq_skip", y, multiply(m, "freq_skip", x, beside(m, p.beta_f, rows)));
+  const char *name = along_time ? "time_skip" : "freq_skip";
+  const kr_tensor skip = multiply(m, name, x, beside(m, along_time ? p->beta_t : p->beta_f, rows));
+  if (!out) return add(m, name, y, skip);
+  const kr_dims dims = kr_graph_dims(m->g, out);
+  kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, reshape(m, y, dims),
+                     reshape(m, skip, dims), out);
+  return out;
+}
+
+void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
+                        int64_t block, int along_time, kr_tensor x, kr_tensor out) {
+  if (kr_graph_status(g) < 0) return;
+  const kr_pk_graph io = {0};
+  kr_pk_config piece = *config;
+  const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
+  const maker m = {.g = g,
+                   .c = &piece,
+                   .parameter = parameter,
+                   .user = user,
+                   .io = &io,
+                   .B = 1,
+                   .T = dims.size[1],
+                   .dtype = kr_graph_dtype(g, x),
+                   .one_sided = config->causal,
+                   .is_piece = 1};
+  piece.F2 = dims.size[0];
+  const pk_block_p p = skips(&m, block);
+  const kr_tensor own = new_tensor(&m, dims);
+  copy(&m, "piece", x, own);
+  stage(&m, block, along_time, &p, reshape(&m, own, rows), out);
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
@@ -735,7 +773,10 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   if (!io->mag) io->mag = new_tensor(&m, plane);
   if (!io->pha) io->pha = new_tensor(&m, plane);
   kr_tensor x = reshape(&m, encoder(&m, features), KR_DIMS(m.B * config->F2 * m.T, config->C));
-  for (int64_t b = 0; b < config->n_blocks; b++) x = block(&m, b, x);
+  for (int64_t b = 0; b < config->n_blocks; b++) {
+    const pk_block_p p = skips(&m, b);
+    x = stage(&m, b, 0, &p, stage(&m, b, 1, &p, x, 0), 0);
+  }
   x = reshape(&m, x, KR_DIMS(m.B, config->F2, m.T, config->C));
   mask_decoder(&m, x, io->mag_in, io->mag);
   phase_decoder(&m, x, io->pha);

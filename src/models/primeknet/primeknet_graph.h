@@ -30,4 +30,9 @@ typedef struct kr_pk_graph {
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
                         kr_pk_graph *io);
 
+/* A stage of a block alone, along time or along frequency: x and out are (positions, frames, C), of any strides, and
+ * may be the same memory. */
+void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
+                        int64_t block, int along_time, kr_tensor x, kr_tensor out);
+
 #endif

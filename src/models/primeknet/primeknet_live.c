@@ -137,9 +137,11 @@ static int32_t push(pk_live *l, const float *in, int64_t n, int is_end, float *o
   return is_end && l->n_heard ? finish(l, out, n_out) : KRAIT_OK;
 }
 
+void pk_live_begin(pk_live *l) { l->n_heard = l->n_said = l->n_frames = l->from = 0; }
+
 int32_t pk_live_push(pk_live *l, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
   *n_out = 0;
   const int32_t status = push(l, in, n, is_end, out, n_out);
-  if (is_end || status < 0) l->n_heard = l->n_said = l->n_frames = l->from = 0;
+  if (is_end || status < 0) pk_live_begin(l);
   return status;
 }

@@ -7,6 +7,7 @@
 #include "alloc.h"
 #include "linear_map.h"
 #include "primeknet_device.h"
+#include "primeknet_graph.h"
 #include "primeknet_stream.h"
 #include "status.h"
 
@@ -19,6 +20,7 @@ typedef struct loader {
   const kr_weights *weights;
   const kr_weight **seen;
   int64_t n_seen, n_most;
+  char why[256]; /* a parameter of a block cannot be kept */
 } loader;
 
 static void compose_name(char *name, const char *prefix, const char *key, int causal, int64_t number) {
@@ -299,18 +301,14 @@ static const float *negated_exponentials(loader *l, const float *A_log, int64_t 
   return A;
 }
 
-static kr_panels mamba_map(loader *l, pk_linear map, int64_t group_N) {
-  return l->builder.layers == &kr_layers_device ? pk_pack(&l->builder, map, 0, group_N, 0) : pk_plain(&l->builder, map);
-}
-
 static int32_t pack_mamba(loader *l, const raw_mamba *raw, pk_linear *in, pk_linear *last, pk_mamba *out) {
   const kr_pk_config *c = l->config;
   const int64_t H = c->hidden, E = c->d_inner, R = c->dt_rank, N = c->d_state;
   pk_builder *b = &l->builder;
-  out->in = mamba_map(l, pk_linear_chain(b, pk_linear_read(b, 2 * E, H, raw->in_w, H, 1, NULL), *in), E);
-  out->x_proj = mamba_map(l, pk_linear_read(b, R + 2 * N, E, raw->x_w, E, 1, NULL), R + 2 * N);
-  out->dt_proj = mamba_map(l, pk_linear_read(b, E, R, raw->dt_w, R, 1, NULL), E);
-  out->out = mamba_map(l, pk_linear_chain(b, *last, pk_linear_read(b, H, E, raw->out_w, E, 1, NULL)), c->C);
+  out->in = pk_pack(b, pk_linear_chain(b, pk_linear_read(b, 2 * E, H, raw->in_w, H, 1, NULL), *in), 0, E, 0);
+  out->x_proj = pk_pack(b, pk_linear_read(b, R + 2 * N, E, raw->x_w, E, 1, NULL), 0, R + 2 * N, 0);
+  out->dt_proj = pk_pack(b, pk_linear_read(b, E, R, raw->dt_w, R, 1, NULL), 0, E, 0);
+  out->out = pk_pack(b, pk_linear_chain(b, *last, pk_linear_read(b, H, E, raw->out_w, E, 1, NULL)), 0, c->C, 0);
   out->conv_w = pk_padded_copy(b, raw->conv_w, E * c->d_conv);
   out->conv_b = padded(l, raw->conv_b, E);
   out->dt_bias = padded(l, raw->dt_b, E);
@@ -419,6 +417,53 @@ static int32_t load_block(loader *l, int64_t b, pk_block *out) {
   return load_freq_stage(l, prefix, out);
 }
 
+/* ---- blocks for the CPU's graphs: each parameter as it is, in the model's memory ---- */
+
+static const float *kept(const loader *l, const char *name) {
+  const pk_parameter *p = l->model->parameters;
+  while (p && strcmp(p->name, name) != 0) p = p->next;
+  return p ? p->data : NULL;
+}
+
+static int32_t keep_parameter(loader *l, const char *name, kr_dims dims) {
+  const float *data;
+  if (l->builder.status < 0 || kept(l, name)) return l->builder.status;
+  KR_TRY(kr_weights_take_f32(l->weights, name, dims.n, dims.size, &data));
+  const kr_weight *item = kr_weights_find(l->weights, name);
+  if (l->n_seen < l->n_most) l->seen[l->n_seen++] = item;
+  pk_parameter *p = pk_storage_take(&l->builder, sizeof *p);
+  const size_t n_name = strlen(name) + 1;
+  char *own_name = pk_storage_take(&l->builder, n_name);
+  float *own = pk_storage_take(&l->builder, (size_t)item->bytes);
+  KR_TRY(l->builder.status);
+  *p = (pk_parameter){l->model->parameters, memcpy(own_name, name, n_name), memcpy(own, data, (size_t)item->bytes)};
+  l->model->parameters = p;
+  return KRAIT_OK;
+}
+
+/* The first failure stays the graph's. */
+static kr_tensor keep(void *user, kr_graph *g, const char *name, kr_dims dims) {
+  loader *l = user;
+  const int32_t status = l->builder.status < 0 ? l->builder.status : keep_parameter(l, name, dims);
+  if (status < 0 && l->builder.status >= 0) {
+    snprintf(l->why, sizeof l->why, "%s", krait_error_detail());
+    l->builder.status = status;
+  }
+  return kr_graph_weight(g, name, KRAIT_F32, dims, NULL);
+}
+
+static int32_t keep_stage(loader *l, int64_t b, int along_time) {
+  const kr_dims dims = KR_DIMS(l->config->F2, 1, l->config->C);
+  kr_graph *g;
+  KR_TRY(kr_graph_open(&g));
+  kr_pk_stage_record(g, l->config, keep, l, b, along_time, kr_graph_input(g, "x", KRAIT_F32, dims),
+                     kr_graph_output(g, "out", KRAIT_F32, dims));
+  int32_t status = kr_graph_status(g);
+  kr_graph_close(&g);
+  if (l->builder.status < 0) return kr_fail(l->builder.status, "%s", l->why);
+  return status;
+}
+
 /* The transposed convolution and the merge to one channel: sum over outputs o of up[c][o][tap] merge[o]. */
 static void merge_taps(const loader *l, const raw_mask *raw, int tap, float *to) {
   const int64_t C = l->config->C;
@@ -472,7 +517,14 @@ static int32_t load_all(loader *l) {
   KR_TRY(load_encoder(l, &m->encoder));
   m->blocks = pk_storage_take(&l->builder, sizeof *m->blocks * (size_t)(l->config->n_blocks + 1));
   KR_TRY(l->builder.status);
-  for (int64_t b = 0; b < l->config->n_blocks; b++) KR_TRY(load_block(l, b, &m->blocks[b]));
+  for (int64_t b = 0; b < l->config->n_blocks; b++) {
+    if (l->builder.layers == &kr_layers_device) {
+      KR_TRY(load_block(l, b, &m->blocks[b]));
+    } else {
+      KR_TRY(keep_stage(l, b, 1));
+      KR_TRY(keep_stage(l, b, 0));
+    }
+  }
   KR_TRY(load_mask(l, &m->mask));
   KR_TRY(load_phase(l, &m->phase));
   return check_nothing_left(l);

@@ -21,28 +21,6 @@ static void *place(layout *l, int64_t n_floats) {
 
 static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static void place_time(layout *l, const kr_pk_session *s, pk_scratch *w) {
-  const kr_primeknet *m = s->model;
-  const kr_pk_config *c = &m->config;
-  const int64_t chunk = KR_PK_CHUNK;
-  w->y = place(l, largest(s->group * s->T, c->F2) * m->Cp);
-  w->g = place(l, largest(s->group * s->T, c->F2) * m->Cp);
-  w->normed = place(l, largest(chunk * s->group, c->F2) * m->Cp);
-  if (c->stage == KR_PK_MAMBA) {
-    for (int i = 0; i < 2; i++) {
-      w->conv_state[i] = place(l, c->d_conv * c->d_inner);
-      w->scan_state[i] = place(l, c->d_inner * c->d_state);
-    }
-  } else {
-    const int64_t gates = (c->stage == KR_PK_GRU ? 3 : 4) * m->Hp;
-    w->gates_x = place(l, chunk * s->group * gates);
-    w->gates_h = place(l, s->group * gates);
-    w->steps = place(l, chunk * s->group * m->Hp);
-    w->h = place(l, c->layers * s->group * m->Hp);
-    w->c = place(l, c->layers * s->group * m->Hp);
-  }
-}
-
 static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   const kr_primeknet *m = s->model;
   const kr_pk_config *c = &m->config;
@@ -51,14 +29,7 @@ static void place_scratch(layout *l, const kr_pk_session *s, pk_scratch *w) {
   for (int r = 0; r < 3; r++) w->lifted[r] = place(l, (KR_PK_TILE + 2) * m->Cp);
   w->row = place(l, c->F * m->Cp);
   for (int r = 0; r < 6; r++) w->ring[r / 3][r % 3] = place(l, (c->F + 2) * m->Cp);
-  place_time(l, s, w);
-  w->mean = place(l, m->Cp);
-  w->attn = place(l, m->Cp);
-  w->scaled = place(l, m->layers->panels_floats(c->C, m->Cp, 0));
-  w->wide = place(l, (c->F2 + 4) * 2 * m->Cp);
-  w->narrow = place(l, (c->F2 + 2 * c->max_kernel) * m->Cp);
-  w->taps_a = place(l, c->F2 * m->Cp);
-  w->taps_b = place(l, c->F2 * m->Cp);
+  w->real = place(l, c->F);
 }
 
 /* The maps of the encoder and of the decoders take turns in one place (primeknet_dense.c says which outputs become
@@ -129,13 +100,10 @@ int32_t pk_session_prepare(kr_pk_session *s, int64_t T) {
   layout real = {(unsigned char *)s->memory, 0};
   place_all(&real, s);
   memset(s->zeros, 0, (size_t)((KR_PK_TILE + 2) * s->model->Cp) * sizeof(float));
-  for (int i = 0; i < s->n_threads; i++) {
+  for (int i = 0; i < s->n_threads; i++)
     for (int r = 0; r < 6; r++)
       memset(s->scratch[i].ring[r / 3][r % 3], 0, (size_t)((c->F + 2) * s->model->Cp) * sizeof(float));
-    memset(s->scratch[i].wide, 0, (size_t)((c->F2 + 4) * 2 * s->model->Cp) * sizeof(float));
-    memset(s->scratch[i].narrow, 0, (size_t)((c->F2 + 2 * c->max_kernel) * s->model->Cp) * sizeof(float));
-  }
-  const int32_t status = pk_mamba_prepare(s);
+  const int32_t status = pk_stages_prepare(s);
   if (status < 0) s->T = 0;
   return status;
 }
@@ -156,12 +124,11 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
     return status;
   }
   s->n_threads = kr_pool_size(model->ctx->pool);
-  s->group = model->config.stage == KR_PK_MAMBA ? 1 : model->layers->mr;
   s->scratch = kr_zalloc((size_t)s->n_threads * sizeof *s->scratch);
   int32_t status = s->scratch ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a session");
   const krait_ctx_options one = {
       .size = sizeof one, .device = KRAIT_DEVICE_CPU, .caps_mask = model->ctx->caps, .n_threads = 1};
-  if (status >= 0 && model->config.stage == KR_PK_MAMBA) status = krait_ctx_open(&one, &s->alone);
+  if (status >= 0) status = krait_ctx_open(&one, &s->alone);
   if (status < 0) kr_pk_session_close(session);
   return status;
 }
@@ -170,7 +137,7 @@ void kr_pk_session_close(kr_pk_session **session) {
   if (!*session) return;
   pk_device_session_close(&(*session)->device);
   pk_chunks_close(&(*session)->chunks);
-  pk_mamba_close(*session);
+  pk_stages_close(*session);
   krait_ctx_close(&(*session)->alone);
   kr_free((*session)->memory);
   kr_free((*session)->scratch);

@@ -25,7 +25,7 @@ typedef struct pk_attention { /* channel attention block */
   int64_t k;
 } pk_attention;
 
-typedef struct pk_mamba {        /* its matrices are packed for devices only, see pk_plain */
+typedef struct pk_mamba {
   kr_panels in;                  /* C -> x and z: columns 0..E-1 and Ep..Ep+E-1 */
   const float *conv_w, *conv_b;  /* (Ep, W) and (Ep) */
   kr_panels x_proj;              /* E -> R + 2N */
@@ -88,13 +88,20 @@ typedef struct pk_phase {
   float real_b, imag_b;
 } pk_phase;
 
+typedef struct pk_parameter {
+  struct pk_parameter *next;
+  const char *name;
+  const float *data;
+} pk_parameter;
+
 struct kr_primeknet {
   const krait_ctx *ctx;
   const kr_layers *layers;
   kr_pk_config config;
   int64_t Cp, Ep, Hp, Xp; /* padded C, d_inner, hidden, R + 2N */
   pk_encoder encoder;
-  pk_block *blocks;
+  pk_block *blocks;         /* for devices only */
+  struct pk_parameter *parameters; /* of the blocks as they are published: for the CPU's graphs */
   pk_mask mask;
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */

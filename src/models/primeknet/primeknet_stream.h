@@ -32,6 +32,7 @@ int32_t pk_chunks_run(pk_chunks *c, const float *com_in, int64_t T, int64_t firs
 typedef struct pk_live pk_live;
 int32_t pk_live_open(const pk_streaming *streaming, kr_pool *pool, int64_t chunk, double power, pk_live **live);
 void pk_live_close(pk_live **live);
+void pk_live_begin(pk_live *live); /* anew, whatever it has heard */
 int64_t pk_live_latency(const pk_live *live);
 /* What is due when n samples have been heard since the beginning. */
 int64_t pk_live_due(const pk_live *live, int64_t n);

@@ -13,6 +13,7 @@ int32_t kr_depthwise_conv_case(kr_case *c, int64_t index) {
     static const int64_t taps[][2] = {{3, 3}, {3, 1}, {11, 1}, {23, 1}, {31, 1}};
     const int64_t which = kr_case_int(c, 0, 4);
     a->KH = taps[which][0], a->KW = taps[which][1], a->DH = 1, a->H = kr_case_int(c, 1, 45);
+    if (kr_case_chance(c, 0.3)) a->W = a->KW = 1; /* sequences of positions */
   }
   a->PH = kr_case_int(c, 0, (a->KH - 1) * a->DH), a->PW = kr_case_int(c, 0, (a->KW - 1) * a->DW);
   return KRAIT_OK;

@@ -71,32 +71,92 @@ enum { ROWS = 5, COLUMNS = 4 };
 enum { ROWS = 2, COLUMNS = 4 };
 #endif
 
+/* What row y of the input gives to the sums; is_all: every row has a tap there. */
+KR_INLINE void add_input_row(const conv *p, const float *from, const float *taps, int64_t next_tap, int64_t first_tap,
+                             int64_t left, const int sign, const int is_all, kr_v *sum) {
+  const int64_t x_step = p->x->stride[2];
+  kr_v in[COLUMNS];
+#pragma GCC unroll 4
+  for (int q = 0; q < COLUMNS; q++) in[q] = load_some(from + q * x_step, left);
+#pragma GCC unroll 5
+  for (int r = 0; r < ROWS; r++) {
+    const int64_t tap = first_tap - sign * r;
+    if (!is_all && (tap < 0 || tap >= p->KH)) continue;
+    const kr_v t = kr_v_load(taps + tap * next_tap);
+#pragma GCC unroll 4
+    for (int q = 0; q < COLUMNS; q++) sum[r * COLUMNS + q] = kr_v_fma(in[q], t, sum[r * COLUMNS + q]);
+  }
+}
+
 KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lanes, int64_t h, int64_t w, int64_t c,
-                          int sign) {
+                          const int sign) {
   const int64_t x_row = p->x->stride[1], x_step = p->x->stride[2], left = p->C - c,
-                first = sign > 0 ? h - p->PH : h + p->PH - (p->KH - 1), last = first + ROWS - 1 + p->KH - 1;
+                first = sign > 0 ? h - p->PH : h + p->PH - (p->KH - 1), last = first + ROWS - 1 + p->KH - 1,
+                end = last < p->H ? last + 1 : p->H;
   kr_v sum[ROWS * COLUMNS];
 #pragma GCC unroll 20
   for (int k = 0; k < ROWS * COLUMNS; k++) sum[k] = p->bias ? kr_v_load(p->bias + c) : kr_v_zero();
   for (int64_t j = 0; j < p->KW; j++) {
     const float *taps = p->taps + j * lanes + c, *column = x + (w + sign * (j * p->DW - p->PW)) * x_step + c;
-    for (int64_t y = first > 0 ? first : 0; y <= last && y < p->H; y++) {
-      kr_v in[COLUMNS];
-#pragma GCC unroll 4
-      for (int q = 0; q < COLUMNS; q++) in[q] = load_some(column + y * x_row + q * x_step, left);
-#pragma GCC unroll 5
-      for (int r = 0; r < ROWS; r++) {
-        const int64_t tap = sign > 0 ? y - (h + r) + p->PH : h + r + p->PH - y;
-        if (tap < 0 || tap >= p->KH) continue;
-        const kr_v t = kr_v_load(taps + tap * p->KW * lanes);
-#pragma GCC unroll 4
-        for (int q = 0; q < COLUMNS; q++) sum[r * COLUMNS + q] = kr_v_fma(in[q], t, sum[r * COLUMNS + q]);
-      }
+    const int64_t next = p->KW * lanes;
+    for (int64_t y = first > 0 ? first : 0; y < end; y++) {
+      const int64_t tap = sign > 0 ? y - h + p->PH : h + p->PH - y;
+      if (y >= first + ROWS - 1 && y < first + p->KH)
+        add_input_row(p, column + y * x_row, taps, next, tap, left, sign, 1, sum);
+      else add_input_row(p, column + y * x_row, taps, next, tap, left, sign, 0, sum);
     }
   }
 #pragma GCC unroll 20
   for (int k = 0; k < ROWS * COLUMNS; k++)
     store_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k], left);
+}
+
+/* TALL positions of a sequence (W is 1), of one whole vector of channels: a tap is loaded for all of them. is_inside:
+ * all their taps lie inside. */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { TALL = 12 };
+#else
+enum { TALL = 6 };
+#endif
+
+KR_INLINE void conv_tall(const conv *p, const float *x, float *out, int64_t lanes, int64_t h, int64_t c,
+                         const int is_inside) {
+  const int64_t x_row = p->x->stride[1], out_row = p->out->stride[1];
+  kr_v sum[TALL];
+#pragma GCC unroll 12
+  for (int r = 0; r < TALL; r++) sum[r] = p->bias ? kr_v_load(p->bias + c) : kr_v_zero();
+  for (int64_t i = 0; i < p->KH; i++) {
+    const int64_t y = h + p->sign * (i * p->DH - p->PH);
+    const kr_v tap = kr_v_load(p->taps + i * lanes + c);
+    const float *from = x + y * x_row + c;
+#pragma GCC unroll 12
+    for (int r = 0; r < TALL; r++)
+      if (is_inside || (y + r >= 0 && y + r < p->H)) sum[r] = kr_v_fma(kr_v_load(from + r * x_row), tap, sum[r]);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < TALL; r++) kr_v_store(out + (h + r) * out_row + c, sum[r]);
+}
+
+static int is_sequence(const conv *p) { return p->W == 1 && p->KW == 1 && p->PW == 0 && p->H >= TALL; }
+
+/* Items of a batch of sequences; the last positions of each once more where TALL does not divide H. */
+static void conv_sequences(void *user, int64_t begin, int64_t end, int worker) {
+  const conv *p = user;
+  const int64_t lanes = kr_whole_lanes(p->C), reach = (p->KH - 1) * p->DH,
+                n = (p->H + TALL - 1) / TALL, n_vectors = p->C / KR_VL;
+  (void)worker;
+  for (int64_t item = begin; item < end; item++) {
+    const int64_t b = item / n_vectors, c = item % n_vectors * KR_VL;
+    const float *x = at_row(p->x, b, 0);
+    float *out = (float *)p->out->data + kr_at4(p->out, b, 0, 0, 0);
+    for (int64_t k = 0; k < n; k++) {
+      const int64_t h = k + 1 < n ? k * TALL : p->H - TALL, first = p->sign > 0 ? h - p->PH : h + p->PH - reach;
+      if (first >= 0 && first + reach + TALL <= p->H) conv_tall(p, x, out, lanes, h, c, 1);
+      else conv_tall(p, x, out, lanes, h, c, 0);
+    }
+    for (int64_t h = 0; c + 2 * KR_VL > p->C && c + KR_VL < p->C && h < p->H; h++)
+      conv_position(p, x, p->x->stride[1], p->x->stride[2], out + h * p->out->stride[1], lanes, h, 0, c + KR_VL, 1);
+  }
 }
 
 static void conv_columns(const conv *p, const float *x, float *out, int64_t h, int64_t from, int64_t to) {
@@ -140,16 +200,23 @@ static void conv_bands(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 static void run_conv(const krait_ctx *ctx, conv *p, int64_t B) {
+  if (is_sequence(p) && p->C >= KR_VL) {
+    kr_parallel(ctx, B * (p->C / KR_VL), 1 + 16384 / (p->H * KR_VL), conv_sequences, p);
+    return;
+  }
   kr_parallel(ctx, B * ((p->H + ROWS - 1) / ROWS), 1 + 16384 / (ROWS * p->W * p->C + 1), conv_bands, p);
 }
 
 static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH, int64_t KW) {
-  const int64_t lanes = kr_whole_lanes(C);
-  memset(to, 0, (size_t)(KH * KW * lanes) * sizeof *to);
+  const int64_t lanes = kr_whole_lanes(C), next = weight->stride[0];
   for (int64_t i = 0; i < KH; i++)
-    for (int64_t j = 0; j < KW; j++)
-      for (int64_t c = 0; c < C; c++)
-        to[(i * KW + j) * lanes + c] = ((const float *)weight->data)[kr_at3(weight, c, i, j)];
+    for (int64_t j = 0; j < KW; j++, to += lanes) {
+      const float *from = (const float *)weight->data + kr_at3(weight, 0, i, j);
+      if (next == 1) memcpy(to, from, (size_t)C * sizeof *to);
+      else
+        for (int64_t c = 0; c < C; c++) to[c] = from[c * next];
+      memset(to + C, 0, (size_t)(lanes - C) * sizeof *to);
+    }
 }
 
 int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {

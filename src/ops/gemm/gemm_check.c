@@ -19,12 +19,15 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
 static void give_aligned(kr_case *c, krait_gemm_args *a) {
   const int turned =
       (int)kr_case_int(c, 0, 4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
+  const int64_t N = a->N, far = turned == 3 && kr_case_chance(c, 0.5); /* rows an odd number of lines apart */
   c->contiguous = 1;
   lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
+  if (far) a->N = (N + 31) / 32 * 32 + 16;
   lay_out(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
+  if (far) a->N -= 16, kr_case_leave_out(c, "B2"), kr_case_leave_out(c, "bias2");
   lay_out(give_by_chance(c, "residual", 0.5), a->M, a->N, 0);
   lay_out(kr_case_give(c, "out"), a->M, a->N, 0);
-  lay_out(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
+  if (!far) lay_out(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
 }
 
 /* What rounding both factors to 11 bits makes of a sum of random terms, in units of the sums' own size; and what is

@@ -2,43 +2,32 @@
  * their weights once). Everything is float32.
  *
  * Packed form: columns in panels of two vectors, the last of one vector if that suffices; a panel is [K][width], zero
- * padded; `bias` has the padded length, zeros where there is none. A gate panel holds one vector of columns n and one
- * of columns N/2 + n side by side, so that their product needs no second pass. */
+ * padded; `bias` has the padded length, zeros where there is none. */
 #ifndef KR_GEMM_KERNEL_H
 #define KR_GEMM_KERNEL_H
 
 #include <krait/krait.h>
 
-enum {
-  KR_GEMM_SET,  /* C = A B + bias */
-  KR_GEMM_ADD,  /* C = E + A B + bias; E may be C */
-  KR_GEMM_MUL,  /* C = E (A B + bias) element by element; E may be C */
-  KR_GEMM_GATE, /* gate form: C[n] = (A B + bias)[n] (A B + bias)[N/2 + n] */
-};
-
 typedef struct kr_panels {
-  int64_t K, N; /* N columns are computed; gate form: N / 2 results */
-  int gate;
+  int64_t K, N;
+  int gate; /* of devices: N / 2 results, each the product of two columns */
   float *data, *bias; /* not owned */
 } kr_panels;
 
-/* Columns beyond n_store are computed but not stored; C and E must hold n_store columns. */
+/* C = A B + bias. Columns beyond n_store are computed but not stored; C must hold n_store columns. */
 typedef struct kr_gemm_rows_call {
   const kr_panels *weights;
   const float *A; /* M rows of K, lda apart */
   int64_t lda, M;
   float *C;
   int64_t ldc;
-  const float *E;
-  int64_t lde;
   int64_t n_store;
-  int epilogue;
 } kr_gemm_rows_call;
 
 #define KR_GEMM_KERNEL(isa)                                                                               \
-  int64_t kr_panels_floats_##isa(int64_t K, int64_t N, int gate); /* of data and bias together */         \
+  int64_t kr_panels_floats_##isa(int64_t K, int64_t N); /* of data and bias together */                   \
   /* B[k][n] at B + k * stride_k + n * stride_n; bias NULL or N values. storage is aligned to 64 bytes. */ \
-  void kr_panels_pack_##isa(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B, \
+  void kr_panels_pack_##isa(kr_panels *p, float *storage, int64_t K, int64_t N, const float *B,           \
                             int64_t stride_k, int64_t stride_n, const float *bias);                       \
   void kr_gemm_rows_##isa(const kr_gemm_rows_call *c);
 KR_GEMM_KERNEL(avx512)

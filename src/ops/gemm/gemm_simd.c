@@ -1,5 +1,5 @@
-/* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers (bias,
- * sum, product or gate), so that C is touched once. B is packed (gemm_kernel.h); A is read where it lies. */
+/* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers, so
+ * that C is touched once. B is packed (gemm_kernel.h); A is read where it lies. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
@@ -17,36 +17,23 @@ enum { NR = 2 * KR_VL };
 
 static int64_t padded(int64_t n) { return (n + KR_VL - 1) / KR_VL * KR_VL; }
 
-int64_t KR_FN(kr_panels_floats)(int64_t K, int64_t N, int gate) {
-  int64_t columns = gate ? 2 * padded(N / 2) : padded(N);
-  return columns * (K + 1) + 2 * NR;
-}
+int64_t KR_FN(kr_panels_floats)(int64_t K, int64_t N) { return padded(N) * (K + 1) + 2 * NR; }
 
-static int64_t source_column(const kr_panels *p, int64_t column) {
-  if (!p->gate) return column < p->N ? column : -1;
-  int64_t half = p->N / 2, within = column % NR, n = column / NR * KR_VL + within % KR_VL;
-  return n >= half ? -1 : within < KR_VL ? n : half + n;
-}
-
-static int64_t columns_of(const kr_panels *p) { return p->gate ? 2 * padded(p->N / 2) : padded(p->N); }
-
-static kr_panels place_panels(float *storage, int64_t K, int64_t N, int gate) {
-  kr_panels p = {.K = K, .N = N, .gate = gate, .data = storage};
-  p.bias = storage + (columns_of(&p) * K + NR - 1) / NR * NR;
-  return p;
+static kr_panels place_panels(float *storage, int64_t K, int64_t N) {
+  return (kr_panels){.K = K, .N = N, .data = storage, .bias = storage + (padded(N) * K + NR - 1) / NR * NR};
 }
 
 /* The panel that begins with column `first`. */
 static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_t stride_k, int64_t stride_n) {
-  const int64_t left = columns_of(p) - first, width = left < NR ? left : NR, K = p->K;
+  const int64_t left = padded(p->N) - first, width = left < NR ? left : NR, K = p->K;
   float *to = p->data + first * K;
-  if (!p->gate && stride_n == 1 && first + width <= p->N) {
+  if (stride_n == 1 && first + width <= p->N) {
     for (int64_t k = 0; k < K; k++)
       for (int64_t j = 0; j < width; j += KR_VL)
         kr_v_store(to + k * width + j, kr_v_load(B + k * stride_k + first + j));
     return;
   }
-  if (!p->gate && stride_k == 1 && K < 1 << 20) {
+  if (stride_k == 1 && K < 1 << 20) {
     for (int64_t j = 0; j < width; j += KR_VL) {
       const kr_plane plane = {(void *)(uintptr_t)B, KRAIT_F32, (first + j) * stride_n, 1, stride_n};
       kr_tile_load_as(to + j, width, &plane, (int)K, gemm_lanes(p->N - first - j), KRAIT_F32);
@@ -54,46 +41,33 @@ static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_
     return;
   }
   for (int64_t j = 0; j < width; j++) {
-    int64_t n = source_column(p, first + j);
-    for (int64_t k = 0; k < K; k++) to[k * width + j] = n < 0 ? 0 : B[k * stride_k + n * stride_n];
+    const int64_t n = first + j;
+    for (int64_t k = 0; k < K; k++) to[k * width + j] = n < p->N ? B[k * stride_k + n * stride_n] : 0;
   }
 }
 
-void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, int gate, const float *B,
-                           int64_t stride_k, int64_t stride_n, const float *bias) {
-  *p = place_panels(storage, K, N, gate);
-  for (int64_t first = 0; first < columns_of(p); first += NR) pack_panel(p, first, B, stride_k, stride_n);
-  for (int64_t column = 0; column < columns_of(p); column++) {
-    int64_t n = source_column(p, column);
-    p->bias[column] = n < 0 || !bias ? 0 : bias[n];
-  }
+void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, const float *B, int64_t stride_k,
+                           int64_t stride_n, const float *bias) {
+  *p = place_panels(storage, K, N);
+  for (int64_t first = 0; first < padded(p->N); first += NR) pack_panel(p, first, B, stride_k, stride_n);
+  for (int64_t n = 0; n < padded(p->N); n++) p->bias[n] = n < N && bias ? bias[n] : 0;
 }
 
 /* One tile's place in the call: its first column of C and how many lanes of each of its vectors are stored. */
 typedef struct place {
-  int64_t K, lda, ldc, lde;
+  int64_t K, lda, ldc;
   const float *panel, *bias;
-  int epilogue, lanes[2];
+  int lanes[2];
 } place;
 
 static inline void store_lanes(float *to, kr_v v, int lanes) {
   if (lanes >= KR_VL) kr_v_store(to, v);
   else if (lanes > 0) kr_v_storen(to, v, lanes);
 }
-static inline kr_v load_lanes(const float *from, int lanes) {
-  return lanes >= KR_VL ? kr_v_load(from) : lanes > 0 ? kr_v_loadn(from, lanes) : kr_v_zero();
-}
-
-static inline __attribute__((always_inline)) void finish_vector(const place *at, float *C, const float *E, kr_v v,
-                                                                int lanes) {
-  if (at->epilogue == KR_GEMM_ADD) v = kr_v_add(v, load_lanes(E, lanes));
-  else if (at->epilogue == KR_GEMM_MUL) v = kr_v_mul(v, load_lanes(E, lanes));
-  store_lanes(C, v, lanes);
-}
 
 /* rows and vectors are constants after inlining; every loop over them unrolls into registers. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, const place *at,
-                                                       const float *A, float *C, const float *E) {
+                                                       const float *A, float *C) {
   kr_v sum[2 * MR];
   for (int v = 0; v < vectors; v++) {
     kr_v bias = kr_v_load(at->bias + v * KR_VL);
@@ -113,24 +87,19 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
   }
 #pragma GCC unroll 16
   for (int m = 0; m < rows; m++) {
-    if (vectors > 1 && at->epilogue == KR_GEMM_GATE) {
-      store_lanes(C + m * at->ldc, kr_v_mul(sum[m * 2], sum[m * 2 + 1]), at->lanes[0]);
-    } else {
-      finish_vector(at, C + m * at->ldc, E + m * at->lde, sum[m * 2], at->lanes[0]);
-      if (vectors > 1)
-        finish_vector(at, C + m * at->ldc + KR_VL, E + m * at->lde + KR_VL, sum[m * 2 + 1], at->lanes[1]);
-    }
+    store_lanes(C + m * at->ldc, sum[m * 2], at->lanes[0]);
+    if (vectors > 1) store_lanes(C + m * at->ldc + KR_VL, sum[m * 2 + 1], at->lanes[1]);
   }
 }
 
 /* Greedy cut of the rows into tiles of MR, then MR/2 (and so on), then 1. */
-#define TILES(rows, vectors)                                      \
-  for (; left >= rows; left -= rows) {                            \
-    tile(rows, vectors, at, A, C, E);                             \
-    A += rows * at->lda, C += rows * at->ldc, E += rows * at->lde; \
+#define TILES(rows, vectors)                  \
+  for (; left >= rows; left -= rows) {        \
+    tile(rows, vectors, at, A, C);            \
+    A += rows * at->lda, C += rows * at->ldc; \
   }
 
-static void panel_wide(const place *at, const float *A, float *C, const float *E, int64_t left) {
+static void panel_wide(const place *at, const float *A, float *C, int64_t left) {
   TILES(MR, 2)
 #if !defined(KR_ISA_scalar)
   TILES(6, 2)
@@ -141,7 +110,7 @@ static void panel_wide(const place *at, const float *A, float *C, const float *E
   TILES(1, 2)
 }
 
-static void panel_narrow(const place *at, const float *A, float *C, const float *E, int64_t left) {
+static void panel_narrow(const place *at, const float *A, float *C, int64_t left) {
   TILES(MR, 1)
   TILES(4, 1)
   TILES(2, 1)
@@ -151,31 +120,25 @@ static void panel_narrow(const place *at, const float *A, float *C, const float 
 /* Columns begin..end-1 of the packed form, whole panels. */
 static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t end) {
   const kr_panels *w = c->weights;
-  const int64_t columns = columns_of(w);
-  const float *E = c->E ? c->E : c->C;
-  place at = {.K = w->K,
-              .lda = c->lda,
-              .ldc = c->ldc,
-              .lde = c->E ? c->lde : c->ldc,
-              .epilogue = w->gate ? KR_GEMM_GATE : c->epilogue};
+  const int64_t columns = padded(w->N);
+  place at = {.K = w->K, .lda = c->lda, .ldc = c->ldc};
   for (int64_t first = begin; first < end; first += NR) {
-    int64_t to = w->gate ? first / 2 : first;
     at.panel = w->data + first * w->K;
     at.bias = w->bias + first;
-    at.lanes[0] = gemm_lanes(c->n_store - to);
-    at.lanes[1] = gemm_lanes(c->n_store - to - KR_VL);
-    if (columns - first >= NR) panel_wide(&at, c->A, c->C + to, E + to, c->M);
-    else panel_narrow(&at, c->A, c->C + to, E + to, c->M);
+    at.lanes[0] = gemm_lanes(c->n_store - first);
+    at.lanes[1] = gemm_lanes(c->n_store - first - KR_VL);
+    if (columns - first >= NR) panel_wide(&at, c->A, c->C + first, c->M);
+    else panel_narrow(&at, c->A, c->C + first, c->M);
   }
 }
 
-void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, columns_of(c->weights)); }
+void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, padded(c->weights->N)); }
 
 /* ---- the op: a thread takes a group of panels and a block of rows; it packs the panels for itself, widened where they
  * are of 16 bits, and walks along the rows. Of a part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the
  * L2 cache; what follows the sums finds a tile of them in the L1 cache. ------------- */
 
-enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256 };
+enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256, LARGE = 1 << 18, LINE = 16 };
 
 typedef struct product {
   const krait_gemm_args *args;
@@ -183,7 +146,10 @@ typedef struct product {
       n_groups; /* rows of a block; a panel has NR columns, or KR_VL of either factor of a gate */
   int64_t thread_floats;
   int panels, width, gated, plain, direct; /* panels of a group; results of a panel; plain: nothing but a bias before
-                                              the activation; direct: nothing behind it, rows of float32 */
+                                              the activation; direct: sums go on to rows of float32, through `behind` */
+  int lies; /* Bmat's rows are read where they lie: whole panels of float32, an odd number of lines of the cache apart,
+               so that a panel's rows do not fall on the same few of its sets */
+  int behind, fetches; /* fetches: the result is large, and its lines are asked for while their sums are made */
 } product;
 
 /* A vector's columns of a panel, from `first` on. */
@@ -196,12 +162,19 @@ static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, 
   }
 }
 
-/* A thread's memory: panels; of every panel what its sums begin with, and the sums of ROWS rows; K_PART of those rows
- * of A. */
-static float *panel_of(const product *p, float *memory, int i) { return memory + (int64_t)i * p->args->K * NR; }
-static float *bias_of(const product *p, float *memory, int i) { return panel_of(p, memory, p->panels) + i * NR; }
-static float *sums_of(const product *p, float *memory, int i) { return bias_of(p, memory, p->panels) + i * ROWS * NR; }
-static float *rows_of(const product *p, float *memory) { return sums_of(p, memory, p->panels); }
+/* A thread's memory: of every panel what its sums begin with; the panels, where they do not lie as they are read; of
+ * several parts of K the sums of ROWS rows; K_PART of those rows of A, where they are not read in place. */
+static float *bias_of(float *memory, int i) { return memory + i * NR; }
+static float *panel_of(const product *p, float *memory, int i) {
+  return bias_of(memory, p->panels) + (int64_t)i * p->args->K * NR;
+}
+static float *sums_of(const product *p, float *memory, int i) {
+  return (p->lies ? bias_of(memory, p->panels) : panel_of(p, memory, p->panels)) + (int64_t)i * ROWS * NR;
+}
+static float *rows_of(const product *p, float *memory) {
+  return p->args->K > K_PART ? sums_of(p, memory, p->panels) : sums_of(p, memory, 0);
+}
+static int is_in_place(const krait_gemm_args *a) { return a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1; }
 
 static void pack_group(const product *p, float *memory, int64_t panel, int n, int64_t batch) {
   const krait_gemm_args *a = p->args;
@@ -211,8 +184,8 @@ static void pack_group(const product *p, float *memory, int64_t panel, int n, in
       const krait_view *B = second ? &a->B2 : &a->Bmat, *bias = second ? &a->bias2 : &a->bias;
       const int64_t first = (panel + i) * p->width + (p->gated ? 0 : v * KR_VL), at = batch ? batch * B->stride[2] : 0;
       const int lanes = gemm_lanes(a->N - first);
-      pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
-      kr_v_store(bias_of(p, memory, i) + v * KR_VL,
+      if (!p->lies) pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
+      kr_v_store(bias_of(memory, i) + v * KR_VL,
                  kr_has(bias) ? gemm_load(bias, first * bias->stride[0], bias->stride[0], lanes) : kr_v_zero());
     }
 }
@@ -229,12 +202,22 @@ static void widen_rows(const krait_view *A, int64_t at, int64_t K, int n, float 
   }
 }
 
+/* What sums go through in registers: nothing, a sum or a product with other rows, or the second vector times the
+ * first. */
+enum { STORED, ADDED, MULTIPLIED, GATED };
+
 /* Where sums come from and go to, with the distances from row to row. */
 typedef struct way {
-  const float *from;
+  const float *from, *other;
   float *to;
-  int64_t next_from, next_to;
+  int64_t next_from, next_other, next_to, next_B;
+  int behind;
 } way;
+
+static inline kr_v pass(const way *w, int64_t at, kr_v v) {
+  if (w->behind == ADDED) return kr_v_add(v, kr_v_load(w->other + at));
+  return w->behind == MULTIPLIED ? kr_v_mul(v, kr_v_load(w->other + at)) : v;
+}
 
 /* Sums over K. rows and vectors are constants after inlining; of one vector, the other's sums are 0. */
 static inline __attribute__((always_inline)) void sum_rows(const int rows, const int vectors, const float *A,
@@ -245,7 +228,7 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     sum[2 * m] = kr_v_load(w->from + m * w->next_from);
     sum[2 * m + 1] = vectors > 1 ? kr_v_load(w->from + m * w->next_from + KR_VL) : kr_v_zero();
   }
-  for (int64_t k = 0; k < K; k++, B += NR) {
+  for (int64_t k = 0; k < K; k++, B += w->next_B) {
     const kr_v b0 = kr_v_load(B), b1 = vectors > 1 ? kr_v_load(B + KR_VL) : kr_v_zero();
 #pragma GCC unroll 16
     for (int m = 0; m < rows; m++) {
@@ -255,8 +238,14 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
     }
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; m++)
-    kr_v_store(w->to + m * w->next_to, sum[2 * m]), kr_v_store(w->to + m * w->next_to + KR_VL, sum[2 * m + 1]);
+  for (int m = 0; m < rows; m++) {
+    if (vectors > 1 && w->behind == GATED) {
+      kr_v_store(w->to + m * w->next_to, kr_v_mul(sum[2 * m], sum[2 * m + 1]));
+      continue;
+    }
+    kr_v_store(w->to + m * w->next_to, pass(w, m * w->next_other, sum[2 * m]));
+    kr_v_store(w->to + m * w->next_to + KR_VL, pass(w, m * w->next_other + KR_VL, sum[2 * m + 1]));
+  }
 }
 
 /* vectors: 1 where the panel's second one has no column. */
@@ -338,10 +327,16 @@ typedef struct part { /* of K, of a block of rows */
 static void multiply_panel(const product *p, float *memory, int64_t panel, int i, const part *t) {
   static const float zeros[NR] = {0};
   const krait_gemm_args *a = p->args;
-  const float *B = panel_of(p, memory, i) + t->k * NR, *bias = bias_of(p, memory, i);
+  const int64_t next_B = p->lies ? a->Bmat.stride[0] : NR;
+  const float *bias = bias_of(memory, i),
+              *B = p->lies ? (const float *)a->Bmat.data + (t->batch ? t->batch * a->Bmat.stride[2] : 0) +
+                                 (panel + i) * NR + t->k * next_B
+                           : panel_of(p, memory, i) + t->k * NR;
   const int is_last = t->k + t->K == a->K, n_tiles = (t->rows + MR - 1) / MR;
+  const krait_view *other = p->behind == ADDED ? &a->residual : &a->factor;
   const int64_t column = (panel + i) * p->width, next_out = a->out.stride[0];
-  const int is_direct = is_last && p->direct && column + NR <= a->N,
+  const int is_direct = is_last && p->direct && column + p->width <= a->N,
+            has_other = is_direct && (p->behind == ADDED || p->behind == MULTIPLIED),
             vectors = !p->gated && column + KR_VL >= a->N ? 1 : 2;
   float *sums = sums_of(p, memory, i),
         *out = (float *)a->out.data + (t->batch ? t->batch * a->out.stride[2] : 0) + column, done[MR * NR];
@@ -352,10 +347,16 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
                                 : zeros,
              .next_from = t->k ? NR : 0,
              .to = is_last ? done : sums + m * NR,
-             .next_to = NR};
-    if (is_direct) w.to = out + (t->m + m) * next_out, w.next_to = next_out;
-    for (int r = 0; is_direct && r < rows; r++)
-      __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + NR - 1, 1);
+             .next_to = NR,
+             .next_B = next_B};
+    if (is_direct) w.to = out + (t->m + m) * next_out, w.next_to = next_out, w.behind = p->behind;
+    if (has_other) {
+      w.other = (const float *)other->data + (t->batch ? t->batch * other->stride[2] : 0) + column +
+                (t->m + m) * other->stride[0];
+      w.next_other = other->stride[0];
+    }
+    for (int r = 0; is_direct && p->fetches && r < rows; r++)
+      __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + p->width - 1, 1);
     sum_tile(rows, vectors, t->A + m * t->lda, t->lda, B, t->K, &w);
     if (is_last && !is_direct) finish_tile(p, done, bias, t->batch, t->m + m, rows, column);
     m += rows;
@@ -367,7 +368,6 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
                           int n) {
   const krait_gemm_args *a = p->args;
   const int64_t at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0);
-  const int in_place = a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1;
   for (int64_t k = 0; k < a->K; k += K_PART) {
     part t = {.A = (const float *)a->A.data + at + k,
               .lda = a->A.stride[0],
@@ -376,7 +376,7 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
               .batch = batch,
               .m = m,
               .rows = n};
-    if (!in_place) {
+    if (!is_in_place(a)) {
       widen_rows(&a->A, at + k * a->A.stride[1], t.K, n, rows_of(p, memory));
       t.A = rows_of(p, memory), t.lda = K_PART;
     }
@@ -402,8 +402,13 @@ static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) 
 static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .gated = kr_has(&a->B2), .plain = (a->scale == 0 || a->scale == 1) && !kr_has(&a->row_scale)};
-  p.direct = p.plain && !p.gated && a->activation == KRAIT_ACT_NONE && !kr_has(&a->residual) &&
-             !kr_has(&a->factor) && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1;
+  p.behind = p.gated ? GATED : kr_has(&a->residual) ? ADDED : kr_has(&a->factor) ? MULTIPLIED : STORED;
+  p.fetches = P * a->M * a->N > LARGE;
+  p.direct = p.plain && a->activation == KRAIT_ACT_NONE && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1 &&
+             p.gated + kr_has(&a->residual) + kr_has(&a->factor) <= 1 && lies_as_out(a, &a->residual) &&
+             lies_as_out(a, &a->factor);
+  p.lies = !p.gated && a->N % NR == 0 && a->Bmat.dtype == KRAIT_F32 && a->Bmat.stride[1] == 1 &&
+           a->Bmat.stride[0] % (2 * LINE) == LINE;
   p.width = p.gated ? KR_VL : NR;
   p.n_panels = (a->N + p.width - 1) / p.width;
   const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR),
@@ -414,7 +419,9 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t wanted = (4 * n_threads + p.n_groups * P - 1) / (p.n_groups * P), most = (a->M + ROWS - 1) / ROWS;
   p.n_row_blocks = n_threads == 1 || wanted < 1 ? 1 : wanted < most ? wanted : most < 1 ? 1 : most;
   p.n_rows = ((a->M + p.n_row_blocks - 1) / p.n_row_blocks + MR - 1) / MR * MR;
-  p.thread_floats = (p.panels * (a->K + 1 + ROWS) * NR + ROWS * K_PART + 15) / 16 * 16;
+  const int64_t sums = a->K > K_PART ? p.panels * ROWS * NR : 0, rows = is_in_place(a) ? 0 : ROWS * K_PART,
+                packed = p.lies ? 0 : p.panels * a->K * NR;
+  p.thread_floats = packed + p.panels * NR + sums + rows;
   return p;
 }
 

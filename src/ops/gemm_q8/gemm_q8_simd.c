@@ -159,7 +159,7 @@ int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
 
 /* A thread's memory: a group's weights as float32, its biases, and its panels. */
 static int64_t thread_floats(const krait_gemm_q8_args *a) {
-  return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP, 0) + 31) / 16 * 16;
+  return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP) + 31) / 16 * 16;
 }
 
 static void widen(const krait_gemm_q8_args *a, int64_t n, float *to) {
@@ -186,15 +186,14 @@ static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) 
       widen(a, first + i, weights + i * K);
       bias[i] = kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, first + i)) : 0;
     }
-    KR_FN(kr_panels_pack)(&panels, storage, K, n, 0, weights, 1, K, bias);
+    KR_FN(kr_panels_pack)(&panels, storage, K, n, weights, 1, K, bias);
     KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels,
                                              .A = a->A.data,
                                              .lda = a->A.stride[0],
                                              .M = a->M,
                                              .C = (float *)a->out.data + first,
                                              .ldc = a->out.stride[0],
-                                             .n_store = n,
-                                             .epilogue = KR_GEMM_SET});
+                                             .n_store = n});
   }
 }
 

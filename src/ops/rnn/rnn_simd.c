@@ -5,9 +5,16 @@
 #include "op_list.h"
 #include "rnn/rnn_rows.h"
 #include "vec_math.h"
+#include "vec_tile.h"
 #include "view.h"
 
 enum { TILE = KR_RNN_TILE };
+/* Vectors of gates whose sums for a tile fit the register file of 32 or 16. */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { WIDE = 4 };
+#else
+enum { WIDE = 2 };
+#endif
 
 typedef struct rnn {
   const krait_view *x, *weight, *bias, *out, *cells, *dout, *dx;
@@ -20,34 +27,44 @@ typedef struct rnn {
 static void lay_weights(const rnn *p) {
   memset(p->forward, 0, (size_t)(p->G * p->W * (p->H + 1)) * sizeof(float));
   if (p->back) memset(p->back, 0, (size_t)(p->G * p->H * p->W) * sizeof(float));
-  for (int64_t g = 0; g < p->G; g++)
+  for (int64_t g = 0; g < p->G; g++) {
+    const kr_plane plane = {p->weight->data, KRAIT_F32, kr_at2(p->weight, g * p->H, 0), p->weight->stride[1],
+                            p->weight->stride[0]};
+    kr_matrix_load(p->forward + g * p->W, p->G * p->W, &plane, (int)p->H, p->H);
     for (int64_t u = 0; u < p->H; u++) {
       if (kr_has(p->bias)) p->gate_bias[g * p->W + u] = ((const float *)p->bias->data)[kr_at1(p->bias, g * p->H + u)];
-      for (int64_t k = 0; k < p->H; k++) {
-        const float w = ((const float *)p->weight->data)[kr_at2(p->weight, g * p->H + u, k)];
-        p->forward[k * p->G * p->W + g * p->W + u] = w;
-        if (p->back) p->back[(g * p->H + u) * p->W + k] = w;
-      }
+      for (int64_t k = 0; k < p->H && p->back; k++)
+        p->back[(g * p->H + u) * p->W + k] = p->forward[k * p->G * p->W + g * p->W + u];
     }
+  }
 }
 
-/* to[TILE][n] = start + sum over k < K of from[TILE][from_pitch][k] rows[k][n]. */
-KR_INLINE void multiply(float *to, int64_t n, const float *start, int start_pitch, const float *from,
-                        int64_t from_pitch, const float *rows, int64_t K) {
-  for (int64_t j = 0; j < n; j += 2 * KR_VL) {
-    kr_v sum[TILE][2];
-    for (int s = 0; s < TILE; s++)
-      for (int v = 0; v < 2; v++) sum[s][v] = kr_v_load(start + s * start_pitch + j + v * KR_VL);
-    for (int64_t k = 0; k < K; k++) {
-      const kr_v a = kr_v_load(rows + k * n + j), b = kr_v_load(rows + k * n + j + KR_VL);
-      for (int s = 0; s < TILE; s++) {
-        const kr_v f = kr_v_set1(from[s * from_pitch + k]);
-        sum[s][0] = kr_v_fma(f, a, sum[s][0]), sum[s][1] = kr_v_fma(f, b, sum[s][1]);
-      }
+/* Columns j on, of as many vectors, of to[TILE][n] = start + sum over k < K of from[TILE][from_pitch][k] rows[k][n];
+ * vectors is a constant after inlining. */
+KR_INLINE void multiply_columns(const int vectors, int64_t j, float *to, int64_t n, const float *start, int start_pitch,
+                                const float *from, int64_t from_pitch, const float *rows, int64_t K) {
+  kr_v sum[TILE][WIDE];
+  for (int s = 0; s < TILE; s++)
+    for (int v = 0; v < vectors; v++) sum[s][v] = kr_v_load(start + s * start_pitch + j + v * KR_VL);
+  for (int64_t k = 0; k < K; k++) {
+    kr_v row[WIDE];
+    for (int v = 0; v < vectors; v++) row[v] = kr_v_load(rows + k * n + j + v * KR_VL);
+    for (int s = 0; s < TILE; s++) {
+      const kr_v f = kr_v_set1(from[s * from_pitch + k]);
+      for (int v = 0; v < vectors; v++) sum[s][v] = kr_v_fma(f, row[v], sum[s][v]);
     }
-    for (int s = 0; s < TILE; s++)
-      for (int v = 0; v < 2; v++) kr_v_store(to + s * n + j + v * KR_VL, sum[s][v]);
   }
+  for (int s = 0; s < TILE; s++)
+    for (int v = 0; v < vectors; v++) kr_v_store(to + s * n + j + v * KR_VL, sum[s][v]);
+}
+
+/* n is a multiple of two vectors. */
+static void multiply(float *to, int64_t n, const float *start, int start_pitch, const float *from, int64_t from_pitch,
+                     const float *rows, int64_t K) {
+  int64_t j = 0;
+  for (; j + WIDE * KR_VL <= n; j += WIDE * KR_VL)
+    multiply_columns(WIDE, j, to, n, start, start_pitch, from, from_pitch, rows, K);
+  if (j < n) multiply_columns(2, j, to, n, start, start_pitch, from, from_pitch, rows, K);
 }
 
 static void load_row(float *to, const krait_view *v, int64_t b, int64_t t, int64_t first, int64_t n, int64_t whole) {
@@ -64,26 +81,33 @@ static void store_row(const float *from, const krait_view *v, int64_t b, int64_t
     for (int64_t k = 0; k < n; k++) to[k * v->stride[2]] = from[k];
 }
 
-/* The gates of one sequence: U (G W) in, h and c (W) on. x, one gate at a time, passes through a buffer. */
+/* 2 sigmoid(2 x) - 1: its error is absolute, which is what a gate needs. */
+static inline kr_v tanh_gate(kr_v x) {
+  const kr_v two = kr_v_set1(2);
+  return kr_v_sub(kr_v_mul(two, kr_v_sigmoid(kr_v_mul(two, x))), kr_v_set1(1));
+}
+
+/* The gates of one sequence: U (G W) in, h and c (W) on. x passes through a buffer where it has no whole vectors. */
 static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, float *h, float *c) {
-  const int64_t W = p->W;
-  float x[4 * 64];
+  const int64_t W = p->W, lies = p->x->stride[2] == 1 && p->H % KR_VL == 0;
+  float rows[4 * 64];
   for (int64_t from = 0; from < p->H; from += 64) {
-    const int64_t n = p->H - from < 64 ? p->H - from : 64;
-    for (int64_t g = 0; g < p->G; g++) load_row(x + g * 64, p->x, b, t, g * p->H + from, n, 64);
+    const int64_t n = p->H - from < 64 ? p->H - from : 64, gate = lies ? p->H : 64;
+    const float *x = lies ? (const float *)p->x->data + kr_at3(p->x, b, t, from) : rows;
+    for (int64_t g = 0; g < p->G && !lies; g++) load_row(rows + g * 64, p->x, b, t, g * p->H + from, n, 64);
     for (int64_t j = 0; j < n; j += KR_VL) {
       const float *u = U + from + j;
       float *hj = h + from + j, *cj = c + from + j;
       const kr_v first = kr_v_sigmoid(kr_v_add(kr_v_load(x + j), kr_v_load(u))),
-                 second = kr_v_sigmoid(kr_v_add(kr_v_load(x + 64 + j), kr_v_load(u + W)));
+                 second = kr_v_sigmoid(kr_v_add(kr_v_load(x + gate + j), kr_v_load(u + W)));
       if (p->is_lstm) {
-        const kr_v g = kr_v_tanh(kr_v_add(kr_v_load(x + 128 + j), kr_v_load(u + 2 * W))),
-                   o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 192 + j), kr_v_load(u + 3 * W)));
+        const kr_v g = tanh_gate(kr_v_add(kr_v_load(x + 2 * gate + j), kr_v_load(u + 2 * W))),
+                   o = kr_v_sigmoid(kr_v_add(kr_v_load(x + 3 * gate + j), kr_v_load(u + 3 * W)));
         const kr_v cell = kr_v_fma(second, kr_v_load(cj), kr_v_mul(first, g));
         kr_v_store(cj, cell);
-        kr_v_store(hj, kr_v_mul(o, kr_v_tanh(cell)));
+        kr_v_store(hj, kr_v_mul(o, tanh_gate(cell)));
       } else {
-        const kr_v n_gate = kr_v_tanh(kr_v_fma(first, kr_v_load(u + 2 * W), kr_v_load(x + 128 + j)));
+        const kr_v n_gate = tanh_gate(kr_v_fma(first, kr_v_load(u + 2 * W), kr_v_load(x + 2 * gate + j)));
         kr_v_store(hj, kr_v_fma(second, kr_v_sub(kr_v_load(hj), n_gate), n_gate));
       }
     }

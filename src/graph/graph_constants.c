@@ -1,0 +1,135 @@
+/* graph_constants.c: calls on nothing but weights that were given, run while the graph is planned: what they make is
+ * weights from then on. */
+#include <string.h>
+
+#include "alloc.h"
+#include "graph_parts.h"
+#include "graph_rewrite.h"
+#include "op_list.h"
+#include "status.h"
+
+static kr_storage *storage_of(const kr_graph *g, const kr_use *u) {
+  return KR_STORAGE(g, KR_PART(g, u->tensor)->storage);
+}
+
+/* Whether all that write a storage are among the constant calls. */
+static int made_by_constants(const kr_graph *g, const char *constant, const kr_storage *s) {
+  for (size_t n = 0; n < g->nodes.n; n++)
+    for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
+      const kr_use *u = &KR_NODE(g, n)->uses[i];
+      if (u->role & KR_WRITE && storage_of(g, u) == s && !constant[n]) return 0;
+    }
+  return 1;
+}
+
+static int stays_constant(const kr_graph *g, const char *constant, size_t n) {
+  const kr_node *node = KR_NODE(g, n);
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    const kr_storage *s = storage_of(g, &node->uses[i]);
+    const int is_given = s->home == KR_HOME_WEIGHT && s->data && node->uses[i].role == KR_READ;
+    if (!is_given && (s->home != KR_HOME_TEMP || !made_by_constants(g, constant, s))) return 0;
+  }
+  return 1;
+}
+
+/* A temp becomes a weight with memory of its own. */
+static int32_t give_memory(kr_graph *g, kr_storage *s) {
+  if (s->home == KR_HOME_WEIGHT) return KRAIT_OK;
+  char *block = kr_arena_try(g->arena, s->bytes + KR_GRAPH_LINE);
+  KR_CHECK(block, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  s->data = block + (KR_GRAPH_LINE - (uintptr_t)block % KR_GRAPH_LINE) % KR_GRAPH_LINE;
+  s->home = KR_HOME_WEIGHT;
+  return KRAIT_OK;
+}
+
+static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
+  krait_call *call = (krait_call *)node->args;
+  int32_t status = KRAIT_OK;
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    kr_storage *s = storage_of(g, &node->uses[i]);
+    KR_TRY(give_memory(g, s));
+    kr_view_in(node->args, node->uses[i].offset)->data = (char *)s->data + KR_PART(g, node->uses[i].tensor)->at_bytes;
+  }
+  const kr_row *row = kr_op_resolve(node->op, ctx, node->args, &status);
+  KR_TRY(status);
+  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, node->args) : 0;
+  call->scratch = call->scratch_bytes ? kr_alloc(call->scratch_bytes) : NULL;
+  KR_CHECK(call->scratch || !call->scratch_bytes, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  status = row->run(ctx, node->args);
+  kr_free(call->scratch);
+  return status;
+}
+
+/* A copy of a constant (float32), its dimensions in this order in memory, from one of the last to the next as many
+ * elements as `row`. */
+static kr_tensor laid_out(kr_graph *g, kr_tensor t, const int *order, int64_t row) {
+  const kr_part p = *KR_PART(g, t);
+  kr_dims turned = {.n = p.dims.n};
+  int back[4] = {0};
+  for (int i = 0; i < turned.n; i++) turned.size[i] = p.dims.size[order[i]], back[order[i]] = i;
+  const int last = turned.n - 1;
+  const int64_t used = turned.size[last];
+  turned.size[last] = row;
+  float *to = kr_arena_try(g->arena, (size_t)kr_dims_elements(turned) * sizeof *to + KR_GRAPH_LINE);
+  if (!to) return kr_graph_fail(g, KRAIT_ERR_NO_MEMORY, "no memory for a graph"), 0;
+  to = (float *)((char *)to + (KR_GRAPH_LINE - (uintptr_t)to % KR_GRAPH_LINE) % KR_GRAPH_LINE);
+  const kr_storage *s = KR_STORAGE(g, p.storage);
+  const kr_tensor all = kr_graph_weight(g, s->name, KRAIT_F32, turned, to),
+                  made = kr_graph_permute(g, kr_graph_slice(g, all, last, 0, used), back);
+  const kr_part out = *KR_PART(g, made);
+  const float *from = (const float *)((const char *)KR_STORAGE(g, p.storage)->data + p.at_bytes);
+  for (int64_t k = 0; k < kr_dims_elements(p.dims); k++) {
+    int64_t rest = k, read = 0, write = 0;
+    for (int i = p.dims.n - 1; i >= 0; rest /= p.dims.size[i--])
+      read += rest % p.dims.size[i] * p.stride[i], write += rest % p.dims.size[i] * out.stride[i];
+    to[write] = from[read];
+  }
+  return made;
+}
+
+static int is_constant(const kr_graph *g, kr_tensor t, int n_dims) {
+  const kr_part *p = t ? KR_PART(g, t) : NULL;
+  return p && KR_STORAGE(g, p->storage)->home == KR_HOME_WEIGHT && KR_STORAGE(g, p->storage)->data &&
+         p->dtype == KRAIT_F32 && p->dims.n == n_dims;
+}
+
+/* Factors of products of many rows: outputs side by side, rows an odd number of lines apart, and taps of filters:
+ * channels side by side: as the rows of a CPU take them, so that a run need not turn or pack them. */
+static int32_t lay_out_factors(kr_graph *g) {
+  enum { LINE = 16 };
+  for (size_t n = 0; n < g->nodes.n && kr_graph_status(g) >= 0; n++) {
+    const kr_node *node = KR_NODE(g, n);
+    const int is_product = node->op == &kr_op_gemm, is_filter = node->op == &kr_op_depthwise_conv;
+    const size_t at = is_product ? offsetof(krait_gemm_args, Bmat) : offsetof(krait_depthwise_conv_args, weight);
+    if (!is_product && !is_filter) continue;
+    const kr_tensor t = kr_node_tensor(node, at);
+    if (!is_constant(g, t, is_product ? 2 : 3)) continue;
+    const int64_t last = KR_PART(g, t)->dims.size[is_product ? 1 : 0], lines = (last + LINE - 1) / LINE;
+    if (is_product && ((const krait_gemm_args *)node->args)->M <= LINE) continue;
+    const kr_tensor made = is_product ? laid_out(g, t, (const int[]){0, 1}, (lines | 1) * LINE)
+                                      : laid_out(g, t, (const int[]){1, 2, 0}, last);
+    kr_node_set(g, KR_NODE(g, n), at, KR_IN, made);
+  }
+  return kr_graph_status(g);
+}
+
+int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
+  char *constant = kr_arena_try(g->arena, g->nodes.n + 1);
+  if (!constant) return kr_graph_fail(g, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  memset(constant, 1, g->nodes.n);
+  for (int changed = 1; changed;) {
+    changed = 0;
+    for (size_t n = 0; n < g->nodes.n; n++)
+      if (constant[n] && !stays_constant(g, constant, n)) constant[n] = 0, changed = 1;
+  }
+  for (size_t n = 0, at = 0; at < g->nodes.n; n++) {
+    if (!constant[n]) {
+      at++;
+      continue;
+    }
+    const int32_t status = run_now(g, ctx, KR_NODE(g, at));
+    if (status < 0) return kr_graph_note(g, status);
+    kr_graph_drop(g, at);
+  }
+  return lay_out_factors(g);
+}
