@@ -25,7 +25,8 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .accumulate = 1,
                                             .seed = 2039,
                                             .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
-static const double compress = 0.3, dropout_rate = 0.3;
+static const double compress = 0.3, dropout_rate = 0.3,
+                    momentum = 0.1; /* momentum: of running statistics, upstream's */
 
 /* ---- memory of a batch: where graphs take some of it at once, these are copied to them, or from them; the generator's
  * come first, of each graph's what it reads ---- */
@@ -47,11 +48,13 @@ struct kr_trainer {
   int64_t some, n_parts;      /* items that a graph takes, and how often it runs for a batch */
   kr_spectral spectral;
   kr_parameters generator, discriminator;
+  kr_parameters statistics;   /* running ones of a model that streams; their gradients: what they come closer to */
   int64_t n_steps, n_updates; /* batches; updates of the weights */
   float *sum; /* gradients of the batches before, where several make a step: the generator's, the discriminator's; where
                  these lie */
   kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
-  kr_runner *run_g, *run_d;
+  kr_graph *move;             /* of the running statistics; NULL: there are none */
+  kr_runner *run_g, *run_d, *run_move;
   kr_tensor mag_con, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge took the batch that the discriminator learnt from */
@@ -73,6 +76,7 @@ struct kr_trainer {
 
 kr_parameters *kr_trainer_generator(kr_trainer *t) { return &t->generator; }
 kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminator; }
+kr_parameters *kr_trainer_statistics(kr_trainer *t) { return &t->statistics; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
 uint64_t kr_trainer_bytes(const kr_trainer *t) {
@@ -228,6 +232,39 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
   return status;
 }
 
+/* Where a batch's statistics are written to. */
+static kr_tensor measured(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  kr_trainer *t = trainer;
+  const kr_parameter *item = kr_parameters_find(&t->statistics, name);
+  return item ? output(g, name, dims, kr_parameters_at(&t->statistics, t->statistics.gradient + item->at)) : 0;
+}
+static kr_tensor parameter(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  return kr_parameters_tensor(&((kr_trainer *)trainer)->generator, g, name, dims);
+}
+
+/* Running statistics come a tenth closer to a step's, and their average to them. The step's are the means of what its
+ * batches, parts and ranks had. */
+static int32_t record_move(kr_trainer *t) {
+  const kr_parameters *p = &t->statistics;
+  const kr_dims all = KR_DIMS(p->n);
+  const float rate = (float)(momentum / (double)kr_ranks_n(t->options.ranks)), decay = (float)t->options.average_decay;
+  if (!p->n) return KRAIT_OK;
+  KR_TRY(kr_graph_open(&t->move));
+  kr_graph *g = t->move;
+  float *const value = kr_parameters_at(p, p->value), *const average = kr_parameters_at(p, p->average);
+  const kr_tensor next = kr_graph_temp(g, KRAIT_F32, all);
+  kr_graph_pointwise(g, "running", (krait_pointwise_args){.x_scale = (float)(1 - momentum), .y_scale = rate},
+                     input(g, "value", all, value), input(g, "batch", all, kr_parameters_at(p, p->gradient)), next);
+  const kr_tensor next_average = kr_graph_temp(g, KRAIT_F32, all);
+  kr_graph_pointwise(g, "average", (krait_pointwise_args){.x_scale = decay, .y_scale = 1 - decay},
+                     input(g, "average", all, average), next, next_average);
+  kr_graph_pointwise(g, "running", (krait_pointwise_args){.x_scale = 1}, next, 0, output(g, "value", all, value));
+  kr_graph_pointwise(g, "average", (krait_pointwise_args){.x_scale = 1}, next_average, 0,
+                     output(g, "average", all, average));
+  KR_TRY(kr_graph_plan(g, t->ctx, 0));
+  return kr_runner_open(g, &t->run_move);
+}
+
 static int32_t record_generator(kr_trainer *t) {
   kr_graph *g = t->g;
   const kr_dims plane = KR_DIMS(t->some, t->F, t->T), pairs = KR_DIMS(t->some, t->F, t->T, 2);
@@ -236,8 +273,9 @@ static int32_t record_generator(kr_trainer *t) {
                   com = input(g, "com", pairs, t->now[COM].some);
   kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->now[COM_IN].some),
                     .com = kr_graph_temp(g, KRAIT_F32, pairs),
+                    .measured = measured,
                     .recompute = t->options.recompute};
-  kr_pk_graph_record(g, &t->config, kr_parameters_tensor, &t->generator, &io);
+  kr_pk_graph_record(g, &t->config, parameter, t, &io);
   const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha,
                                             output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
   const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs),
@@ -286,18 +324,28 @@ static int32_t record_discriminator(kr_trainer *t) {
 
 /* ---- lists of parameters: the models recorded once, small, without running ---- */
 
+static kr_tensor note_parameter(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  return kr_parameters_note(&((kr_trainer *)trainer)->generator, g, name, dims);
+}
+static kr_tensor note_measured(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  return kr_parameters_note(&((kr_trainer *)trainer)->statistics, g, name, dims)
+             ? kr_graph_output(g, name, KRAIT_F32, dims)
+             : 0;
+}
+
 static int32_t list_parameters(kr_trainer *t) {
   kr_graph *g = NULL;
   KR_TRY(kr_graph_open(&g));
-  kr_pk_graph io = {.com_in = kr_graph_input(g, "com", KRAIT_F32, KR_DIMS(1, t->F, 16, 2))};
+  kr_pk_graph io = {.com_in = kr_graph_input(g, "com", KRAIT_F32, KR_DIMS(1, t->F, 16, 2)), .measured = note_measured};
   kr_disc disc = {.reference = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32)),
                   .judged = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32))};
-  kr_pk_graph_record(g, &t->config, kr_parameters_note, &t->generator, &io);
+  kr_pk_graph_record(g, &t->config, note_parameter, t, &io);
   for (int k = 0; k < KR_DISC_NORMS; k++) disc.u[k] = kr_graph_input(g, "u", KRAIT_F32, KR_DIMS(kr_disc_outputs(k)));
   if (t->options.discriminator) kr_disc_record(g, kr_parameters_note, &t->discriminator, &disc);
   const int32_t status = kr_graph_status(g);
   kr_graph_close(&g);
   KR_TRY(status);
+  KR_TRY(kr_parameters_allocate(t->ctx, &t->statistics));
   KR_TRY(kr_parameters_allocate(t->ctx, &t->generator));
   return kr_parameters_allocate(t->ctx, &t->discriminator);
 }
@@ -331,6 +379,7 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(record_generator(t));
   KR_TRY(kr_graph_plan(t->g, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
   KR_TRY(kr_runner_open(t->g, &t->run_g));
+  KR_TRY(record_move(t));
   if (!t->options.discriminator) return KRAIT_OK;
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
@@ -359,9 +408,9 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
 void kr_trainer_close(kr_trainer **trainer) {
   kr_trainer *t = *trainer;
   if (!t) return;
-  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d);
-  kr_graph_close(&t->g), kr_graph_close(&t->d);
-  kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
+  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d), kr_runner_close(&t->run_move);
+  kr_graph_close(&t->g), kr_graph_close(&t->d), kr_graph_close(&t->move);
+  kr_parameters_free(&t->statistics), kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
   if (t->ctx->cuda)
     kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
@@ -377,6 +426,7 @@ float *kr_trainer_u(kr_trainer *t, int norm) { return on_host(t, t->u[norm]); }
 float *kr_trainer_v(kr_trainer *t, int norm) { return on_host(t, t->v[norm]); }
 
 int32_t kr_trainer_push(kr_trainer *t) {
+  KR_TRY(kr_parameters_push(&t->statistics));
   KR_TRY(kr_parameters_push(&t->generator));
   KR_TRY(kr_parameters_push(&t->discriminator));
   for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(put(t, t->u[k], NULL, kr_disc_outputs(k)));
@@ -384,6 +434,7 @@ int32_t kr_trainer_push(kr_trainer *t) {
 }
 
 int32_t kr_trainer_pull(kr_trainer *t) {
+  KR_TRY(kr_parameters_pull(&t->statistics));
   KR_TRY(kr_parameters_pull(&t->generator));
   KR_TRY(kr_parameters_pull(&t->discriminator));
   for (int k = 0; k < KR_DISC_NORMS; k++) {
@@ -469,6 +520,11 @@ int32_t kr_trainer_draw_weights(kr_trainer *t) {
     for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] /= (float)sqrt(sum);
   }
   memcpy(t->generator.average, t->generator.value, (size_t)t->generator.n * sizeof(float));
+  for (int64_t i = 0; i < t->statistics.n_items; i++)
+    for (int64_t k = 0; k < t->statistics.items[i].n; k++)
+      t->statistics.value[t->statistics.items[i].at + k] = ends(t->statistics.items[i].name, "var") ? 1 : 0;
+  if (t->statistics.n)
+    memcpy(t->statistics.average, t->statistics.value, (size_t)t->statistics.n * sizeof(float));
   return kr_trainer_push(t);
 }
 
@@ -540,6 +596,15 @@ static int32_t sum_terms(kr_trainer *t, kr_step *step) {
   step->total = 0;
   for (int k = 0; k < KR_TERM_DISC_R; k++) step->total += t->options.weights[k] * step->terms[k];
   return KRAIT_OK;
+}
+
+/* The same of running statistics, which lie behind them in t->sum. */
+static int32_t accumulate_statistics(kr_trainer *t, int64_t part) {
+  const int64_t n = t->options.accumulate * t->n_parts,
+                at = t->n_steps % t->options.accumulate * t->n_parts + part;
+  return n == 1 || !t->statistics.n
+             ? KRAIT_OK
+             : kr_optimiser_accumulate(t->ctx, &t->statistics, t->sum + t->generator.n + t->discriminator.n, at, n);
 }
 
 /* Sums of batches, or of their parts, that make one step together; whether this one ends it. */
@@ -707,7 +772,7 @@ static int32_t step_discriminator(kr_trainer *t, double lr, const kr_judge *judg
 }
 
 static int32_t open_sums(kr_trainer *t) {
-  const size_t n = (size_t)(t->generator.n + t->discriminator.n);
+  const size_t n = (size_t)(t->generator.n + t->discriminator.n + t->statistics.n);
   if ((t->options.accumulate == 1 && t->n_parts == 1) || t->sum) return KRAIT_OK;
   if (t->ctx->cuda) {
     KR_TRY(kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum));
@@ -723,6 +788,8 @@ static int32_t open_sums(kr_trainer *t) {
 static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   if (step->updated)
     KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
+  if (step->updated && t->statistics.n)
+    KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->statistics, t->statistics.gradient), t->statistics.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   KR_TRY(kr_ranks_check(t->options.ranks));
   if (!isfinite(step->gradient_norm)) {
@@ -736,6 +803,7 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   const kr_adamw o = adamw_of(t, lr, t->n_updates - (t->d ? t->options.discriminator_first : 0));
   const double clip = t->options.clip;
   t->n_updates++;
+  if (t->run_move) KR_TRY(kr_runner_run(t->run_move, NULL));
   return kr_optimiser_step(t->ctx, &t->generator, &o,
                            clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1,
                            t->options.average_decay);
@@ -786,6 +854,7 @@ static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
   KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  KR_TRY(accumulate_statistics(t, 0));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
 }
 
@@ -795,6 +864,7 @@ static int32_t run_generator(kr_trainer *t, kr_step *step) {
     KR_TRY(kr_runner_run(t->run_g, NULL));
     KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
     KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
+    KR_TRY(accumulate_statistics(t, k));
     KR_TRY(accumulate(t, &t->generator, t->sum, k, t->n_parts, &step->updated));
   }
   return KRAIT_OK;

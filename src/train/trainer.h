@@ -68,6 +68,7 @@ int32_t kr_trainer_draw_weights(kr_trainer *t);
 /* What these give lies on the host. Steps on a GPU change it there: pull before reading, push behind a change. */
 kr_parameters *kr_trainer_generator(kr_trainer *t);
 kr_parameters *kr_trainer_discriminator(kr_trainer *t);
+kr_parameters *kr_trainer_statistics(kr_trainer *t); /* running ones of a model that streams; else empty */
 float *kr_trainer_u(kr_trainer *t, int norm); /* what power iterations have reached, (outputs) */
 float *kr_trainer_v(kr_trainer *t, int norm);
 int32_t kr_trainer_push(kr_trainer *t);
