@@ -96,7 +96,9 @@ static krait_ctx *open_ctx(void) {
 }
 
 static const char *row_of(const kr_op *op) {
-  return strcmp(op->name, "mamba_decode") == 0 ? "persistent" : "cuda_base";
+  return strcmp(op->name, "mamba_decode") == 0 ? "persistent"
+         : strcmp(op->name, "gemm_q8") == 0    ? "few_rows"
+                                               : "cuda_base";
 }
 
 static int has_row(const kr_op *op) {
@@ -173,10 +175,12 @@ static void agrees_with_the_reference(void **state) {
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"},
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"};
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
-  static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"};
+  static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"},
+                           *const few[KR_N_ORDERS] = {"few_rows", "few_rows", "few_rows"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0;
   const char *const *rows = strcmp(op->name, "gemm") == 0           ? products
                             : strcmp(op->name, "mamba_decode") == 0 ? decode
+                            : strcmp(op->name, "gemm_q8") == 0      ? few
                             : is_attention || is_ssd                ? attention
                                                                     : most;
   const char *const only = getenv("KR_CHECK_ROW"), *const one[KR_N_ORDERS] = {only, only, only};

@@ -6,6 +6,7 @@
 #include "graph_parts.h"
 #include "graph_runner.h"
 #include "op_list.h"
+#include "overlap.h"
 
 enum { MOST = 64, N_OUTPUTS = 3 };
 
@@ -255,9 +256,58 @@ static void faults_name_the_node(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* A norm with a gain, and a step of a convolution; either's gain or state may have been written by a call before. */
+static void bits_of(int gain_is_written, int state_is_written, uint32_t *norm, uint32_t *step) {
+  static float gain[8], taps[8 * 4];
+  kr_graph *g;
+  krait_ctx *ctx = open_ctx();
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  const kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(2, 8)),
+                  y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(2, 8)),
+                  out = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(2, 8, 1)),
+                  state = kr_graph_output(g, "state", KRAIT_F32, KR_DIMS(2, 8, 3)),
+                  w = kr_graph_weight(g, "taps", KRAIT_F32, KR_DIMS(8, 4), taps),
+                  from = kr_graph_input(g, "from", KRAIT_F32, KR_DIMS(8)),
+                  other = kr_graph_input(g, "other", KRAIT_F32, KR_DIMS(2, 8, 3));
+  const kr_tensor by = gain_is_written ? kr_graph_temp(g, KRAIT_F32, KR_DIMS(8))
+                                       : kr_graph_weight(g, "gain", KRAIT_F32, KR_DIMS(8), gain);
+  if (gain_is_written) kr_graph_pointwise(g, "gain", (krait_pointwise_args){.x_scale = 2}, from, 0, by);
+  if (state_is_written) kr_graph_pointwise(g, "state", (krait_pointwise_args){.x_scale = 1}, other, 0, state);
+  const size_t first = g->nodes.n;
+  kr_graph_call(g, "norm", &kr_op_add_norm,
+                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                       .eps = 1e-5f,
+                                       .x = kr_graph_view(g, x),
+                                       .weight = kr_graph_view(g, by),
+                                       .out = kr_graph_view(g, y)});
+  kr_graph_call(g, "step", &kr_op_causal_conv1d_update,
+                &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, kr_graph_reshape(g, x, KR_DIMS(2, 8, 1))),
+                                                   .conv_state = kr_graph_view(g, state),
+                                                   .weight = kr_graph_view(g, w),
+                                                   .out = kr_graph_view(g, out)});
+  if (kr_graph_plan(g, ctx, 0) < 0) fail_msg("%s", krait_error_detail());
+  *norm = KR_NODE(g, first)->ahead, *step = KR_NODE(g, first + 1)->ahead;
+  kr_graph_close(&g);
+  krait_ctx_close(&ctx);
+}
+
+/* What a kernel may read before the one before it has ended is what no call of the graph, or none before, writes. */
+static void what_calls_write_is_not_read_ahead(void **state) {
+  const uint32_t all = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  uint32_t norm, step;
+  (void)state;
+  bits_of(0, 0, &norm, &step);
+  assert_int_equal(norm, all), assert_int_equal(step, all);
+  bits_of(1, 0, &norm, &step);
+  assert_int_equal(norm, 0), assert_int_equal(step, all);
+  bits_of(0, 1, &norm, &step);
+  assert_int_equal(norm, all), assert_int_equal(step, KR_CALL_AHEAD);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(sharing_changes_nothing),
                                      cmocka_unit_test(states_live_from_run_to_run),
-                                     cmocka_unit_test(faults_name_the_node)};
+                                     cmocka_unit_test(faults_name_the_node),
+                                     cmocka_unit_test(what_calls_write_is_not_read_ahead)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 
 typedef struct builder {
   kr_graph *g;
+  const krait_ctx *ctx;
   const kr_mlm_config *c;
   const kr_mlm_layer *layer;
   int32_t dtype;
@@ -33,6 +34,13 @@ static kr_tensor new_rows(const builder *b, int64_t columns) {
   return kr_graph_temp(b->g, b->dtype, KR_DIMS(b->R, columns));
 }
 
+/* Whether a GPU's step reads the 8 bits of a weight itself: of few rows. */
+enum { MOST_BY_WORDS = 2 };
+static int reads_words(const builder *b, const kr_mlm_tensor *w, kr_tensor rows) {
+  return w->words && b->to->run.is_step && b->R <= MOST_BY_WORDS && b->ctx->caps & KRAIT_CAP_CUDA_AMPERE &&
+         kr_graph_view(b->g, rows).stride[0] % 8 == 0;
+}
+
 /* Rows times a weight stored (N outputs, K inputs), into out, or where that is 0 into new rows. */
 static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows, const kr_mlm_tensor *w, int64_t N,
                               int64_t K, kr_tensor bias, kr_tensor out) {
@@ -43,11 +51,14 @@ static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows
                          &(krait_gemm_q4k_args){
                              .A = view(b, rows), .words = view(b, words), .bias = view(b, bias), .out = view(b, out)});
   }
-  if (w->scales) {
+  const int by_words = reads_words(b, w, rows);
+  if (w->scales || by_words) {
+    const kr_mlm_tensor bytes = {.data = by_words ? w->words : w->data, .dtype = KRAIT_I32};
     char full[96];
     snprintf(full, sizeof full, "%lld.%s.scales", (long long)b->i, name);
-    const kr_tensor words = weight(b, name, w, KR_DIMS(N, K / 4)),
-                    scales = kr_graph_weight(b->g, full, KRAIT_F16, KR_DIMS(N, K / 32), w->scales);
+    const kr_tensor words = weight(b, name, &bytes, KR_DIMS(N, K / 4)),
+                    scales = kr_graph_weight(b->g, full, KRAIT_F16, KR_DIMS(N, K / 32),
+                                             by_words ? w->word_scales : w->scales);
     return kr_graph_call(b->g, name, &kr_op_gemm_q8,
                          &(krait_gemm_q8_args){.A = view(b, rows),
                                                .words = view(b, words),
@@ -433,7 +444,8 @@ static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int6
 enum { MOST_TOGETHER = 4 };
 
 static int is_quicker_whole(const krait_ctx *ctx, const kr_mlm_weights *w, int64_t B) {
-  return ctx->cuda && B <= MOST_TOGETHER && (w->layers[0].in_proj.words || !kr_cuda_starts_ahead(ctx->cuda));
+  return ctx->cuda && B <= MOST_TOGETHER &&
+         ((w->layers[0].in_proj.words && B > MOST_BY_WORDS) || !kr_cuda_starts_ahead(ctx->cuda));
 }
 
 static int takes_whole(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run,
@@ -589,7 +601,7 @@ int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr
   *to = (kr_mlm_graph){.run = *run, .conv = kr_alloc_array(4 * (size_t)c->n_layers, sizeof *to->conv)};
   if (to->conv) to->ssm = to->conv + c->n_layers, to->keys = to->ssm + c->n_layers, to->values = to->keys + c->n_layers;
   int32_t status = to->conv ? kr_graph_open(&to->g) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
-  builder b = {.g = to->g, .c = c, .dtype = w->dtype, .R = run->B * run->L, .to = to};
+  builder b = {.g = to->g, .ctx = ctx, .c = c, .dtype = w->dtype, .R = run->B * run->L, .to = to};
   if (status >= 0) record(&b, ctx, w, n_slots, room);
   if (status >= 0) status = kr_graph_plan(to->g, ctx, 0);
   if (status >= 0) status = kr_runner_open(to->g, &to->runner);

@@ -4,6 +4,7 @@
  * stage is multiplied, the next is on its way to registers. Then kr_gemm_sum: the parts of a product whose K was
  * split. */
 #include "gemm_finish.cuh"
+#include "overlap.cuh"
 
 enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
 
@@ -123,6 +124,7 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
   const int64_t index = ((int64_t)kr_block_x() * KR_SUM_THREADS + kr_thread()) / p.sum_lanes;
   const int row = (int)(index / per_row), n = (int)(index % per_row) * 8, batch = row / p.M, m = row % p.M;
   float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  kr_next_may_start(), kr_others_done();
   const int64_t slab = (int64_t)p.P * p.M * p.partial_row;
   const float *from = p.partial + (int64_t)row * p.partial_row + n + lane * slab;
   for (int s = batch < p.P ? lane : p.n_splits; s < p.n_splits; s += p.sum_lanes, from += p.sum_lanes * slab) {

@@ -128,8 +128,10 @@ static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, plan, 0));
   if (p->n_splits == 1) return KRAIT_OK;
   const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8) * p->sum_lanes;
-  const kr_grid sums = {
-      .x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS), .block = KR_SUM_THREADS, .stream = grid->stream};
+  const kr_grid sums = {.x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS),
+                        .block = KR_SUM_THREADS,
+                        .is_ahead = grid->is_ahead,
+                        .stream = grid->stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &sum, &sums, p, sizeof *p);
 }
 
@@ -440,6 +442,7 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
   const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
                         .block = KR_HOPPER_THREADS,
                         .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn),
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
                     &grid, &h, &h.plan);

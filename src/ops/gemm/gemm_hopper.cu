@@ -4,6 +4,7 @@
  * per type (KR_HALF: float16) and order of the factors in memory: KR_A_MN, the rows m of A lie side by side instead of
  * its k; KR_B_MN the same of B's n; and per KR_BN and KR_GATED. */
 #include "gemm_finish.cuh"
+#include "overlap.cuh"
 #include "wgmma.cuh"
 
 #ifdef KR_HALF
@@ -64,21 +65,39 @@ KR_DEV void load_factor(uint32_t to, uint64_t map, uint32_t barrier, int first, 
   for (int i = 0; i < rows; i += 64) kr_load_box(to + i / 64 * BLOCK_BYTES, map, barrier, first + i, k, batch);
 }
 
+/* A stage's part of B, and of B2. */
+template <int BN, int GATED>
+KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t maps, int k) {
+  const uint64_t map_b = maps + sizeof(kr_gemm_map), map_b2 = maps + 2 * sizeof(kr_gemm_map);
+  kr_barrier_expect(full, (BM + BN) * 128);
+  load_factor<KR_B_MN>(stage + BM * 128, map_b, full, u.n, GATED ? BN / 2 : BN, k, u.batch);
+  if (GATED) load_factor<KR_B_MN>(stage + (BM + BN / 2) * 128, map_b2, full, u.n, BN / 2, k, u.batch);
+}
+
+/* The first stages' weights are asked for before the kernel before this one has ended. */
 template <int BN, int GATED>
 KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, int n_units) {
   const int STAGES = KR_HOPPER_STAGES(BN);
-  const uint64_t map_a = maps, map_b = maps + sizeof(kr_gemm_map), map_b2 = maps + 2 * sizeof(kr_gemm_map);
   place to = {0, 1};
+  int early = 0;
+  if (kr_block_x() < n_units) {
+    const unit u = unit_at<GATED ? BN / 2 : BN>(p, kr_block_x());
+    for (; early < STAGES && early < u.n_steps; early++)
+      load_weights<BN, GATED>(u, at.stages + early * (BM + BN) * 128, at.full + early * 8, maps, u.k + early * BK);
+  }
+  kr_others_done();
   for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     for (int s = 0; s < u.n_steps; s++, advance<STAGES>(to)) {
       const uint32_t stage = at.stages + to.stage * (BM + BN) * 128, full = at.full + to.stage * 8;
       const int k = u.k + s * BK;
-      kr_barrier_await(at.empty + to.stage * 8, to.round);
-      kr_barrier_expect(full, (BM + BN) * 128);
-      load_factor<KR_A_MN>(stage, map_a, full, u.m, BM, k, u.batch);
-      load_factor<KR_B_MN>(stage + BM * 128, map_b, full, u.n, GATED ? BN / 2 : BN, k, u.batch);
-      if (GATED) load_factor<KR_B_MN>(stage + (BM + BN / 2) * 128, map_b2, full, u.n, BN / 2, k, u.batch);
+      if (early) {
+        early--;
+      } else {
+        kr_barrier_await(at.empty + to.stage * 8, to.round);
+        load_weights<BN, GATED>(u, stage, full, maps, k);
+      }
+      load_factor<KR_A_MN>(stage, maps, full, u.m, BM, k, u.batch);
     }
   }
 }
@@ -250,6 +269,7 @@ KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *share
   const uint32_t staged = at.staged + group * 64 * BN * 2;
   place from = {0, 0};
   const int terms = p.n_splits == 1 && has_terms(p);
+  kr_others_done();
   for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     if (terms) fetch_bias<BN, GATED>(p, u, me, bias);
@@ -279,6 +299,7 @@ KR_DEV void run(const kr_gemm_plan &p, uint64_t maps) {
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<BN>(base);
   const int n_units = p.n_m * p.n_n * p.P * p.n_splits;
+  kr_next_may_start();
   if (kr_thread() == 0) {
     for (int s = 0; s < KR_HOPPER_STAGES(BN); s++)
       kr_barrier_open(at.full + s * 8, 1), kr_barrier_open(at.empty + s * 8, 2);

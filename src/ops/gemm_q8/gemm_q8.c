@@ -1,6 +1,6 @@
 /* gemm_q8.c: cost and rows of products with weights of 8 bits. The equation is in gemm_q8_ref.c. Bound: float32 1e-5 of
- * the result's scale, 16-bit storage one rounding; what quantisation itself loses is not this op's. CPU contexts
- * only. */
+ * the result's scale, 16-bit storage one rounding; what quantisation itself loses is not this op's. On a GPU
+ * one row or two. */
 #include "gemm_q8/gemm_q8_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -29,6 +29,7 @@ static const char *refuse_few(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_row rows[] = {
+    {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_q8_cuda_refuse, kr_gemm_q8_cuda, NULL},
 #define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few, kr_gemm_q8_few_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

@@ -1,4 +1,4 @@
-/* gemm_q8_check.c: random calls: few and many rows; two in three as the vector rows take them. */
+/* gemm_q8_check.c: random calls: few and many rows; a third as the vector rows take them, a third as a GPU's does. */
 #include "check.h"
 #include "op_list.h"
 
@@ -15,6 +15,10 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
   a->N = kr_case_edge(c, 130), a->S = kr_case_int(c, 1, 5);
   c->contiguous = index % 3 != 2;
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
+  if (c->contiguous && index % 2) { /* as a GPU takes them */
+    a->M = kr_case_int(c, 1, 2), a->S = kr_case_int(c, 1, 50);
+    c->dtype = kr_case_int(c, 0, 1) ? KRAIT_F16 : KRAIT_BF16, c->other = KRAIT_F16;
+  }
   const krait_view *words = kr_case_give(c, "words");
   if (words && words->data) fill_words(c, words, a->N, 8 * a->S);
   return KRAIT_OK;

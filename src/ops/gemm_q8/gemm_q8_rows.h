@@ -1,4 +1,5 @@
-/* gemm_q8_rows.h: the vector rows of gemm_q8: few rows of A straight from the bytes, many by way of float32 panels. */
+/* gemm_q8_rows.h: the rows of gemm_q8. Vectors: few rows of A straight from the bytes, many by way of float32
+ * panels. */
 #ifndef KR_GEMM_Q8_ROWS_H
 #define KR_GEMM_Q8_ROWS_H
 
@@ -10,5 +11,9 @@ typedef uint64_t kr_q8_scratch_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_q8_row_fn(const krait_ctx *ctx, const void *args);
 kr_q8_row_fn kr_gemm_q8_few_avx512, kr_gemm_q8_few_avx2, kr_gemm_q8_few_neon, kr_gemm_q8_few_scalar;
 kr_q8_scratch_fn kr_gemm_q8_scratch_avx512, kr_gemm_q8_scratch_avx2, kr_gemm_q8_scratch_neon, kr_gemm_q8_scratch_scalar;
+
+/* On a GPU (gemm_q8_cuda.c). */
+const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
 
 #endif

@@ -1,0 +1,101 @@
+/* gemm_q8.cu: one row or two of A times weights of 8 bits, by multiply-adds: p.n_splits warps share the K of four
+ * outputs, a lane having 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the weights
+ * once; they are asked for before the kernel before this one has ended (overlap.cuh). */
+#include "overlap.cuh"
+#include "gemm_q8_plan.h"
+
+#ifdef KR_HALF
+enum { DTYPE = KRAIT_F16 };
+#else
+enum { DTYPE = KRAIT_BF16 };
+#endif
+enum { GROUP = KR_Q8_GROUP, RUN = KR_Q8_RUN };
+
+/* The four bytes of a word, from -128 to 127: as the lowest bits of 2^23 and more, without a conversion. */
+KR_DEV void widen_bytes(uint32_t word, float *v) {
+  const uint32_t shifted = word ^ 0x80808080u;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    uint32_t bits;
+#ifdef KR_EMULATE
+    bits = 0x4b000000u | (shifted >> 8 * i & 255);
+#else
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bits) : "r"(shifted), "r"(0x4b000000u), "n"(0x7540 + i));
+#endif
+    v[i] = kr_bits_to_float(bits) - 8388736.0f;
+  }
+}
+
+KR_DEV void read_row(const uint16_t *from, int exists, float (&x)[16]) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    kr_raw16 raw = {{0, 0, 0, 0}};
+    if (exists) raw = *(const kr_raw16 *)(from + 8 * half);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[8 * half + i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
+  }
+}
+
+template <int ROWS>
+KR_DEV void run(const kr_q8_plan &p) {
+  KR_SHARED kr_float4 sums[KR_Q8_MOST_WARPS][ROWS];
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
+            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * GROUP, K = p.K;
+  kr_next_may_start();
+  const char *words = (const char *)p.words + n * p.words_row + 16 * lane;
+  const uint16_t *scales = (const uint16_t *)p.scales + n * p.scales_row + lane / 2,
+                 *A = (const uint16_t *)p.A + 16 * lane;
+  float sum[ROWS][GROUP] = {};
+  int waits = 1;
+  for (int k = part * RUN; k < K || waits; k += splits * RUN) {
+    kr_raw16 w[GROUP];
+    uint32_t scale[GROUP];
+#pragma unroll
+    for (int o = 0; o < GROUP; o++) {
+      const int exists = n + o < p.N && k + 16 * lane < K;
+      w[o] = kr_raw16{{0, 0, 0, 0}}, scale[o] = 0;
+      if (exists) w[o] = kr_read_once(words + o * p.words_row + k), scale[o] = scales[o * p.scales_row + k / 32];
+    }
+    if (waits) {
+      kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.bias), kr_keep_near(p.M);
+      kr_others_done();
+    }
+    waits = 0;
+    float x[ROWS][16];
+#pragma unroll
+    for (int m = 0; m < ROWS; m++) read_row(A + (m < p.M ? m : 0) * p.A_row + k, k + 16 * lane < K, x[m]);
+#pragma unroll
+    for (int o = 0; o < GROUP; o++) {
+      float v[16];
+#pragma unroll
+      for (int i = 0; i < 4; i++) widen_bytes(w[o].w[i], v + 4 * i);
+#pragma unroll
+      for (int m = 0; m < ROWS; m++) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) dot = kr_fma(v[i], x[m][i], dot);
+        sum[m][o] = kr_fma(kr_from_f16((uint16_t)scale[o]), dot, sum[m][o]);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < ROWS; m++)
+#pragma unroll
+    for (int o = 0; o < GROUP; o++) {
+#pragma unroll
+      for (int d = 16; d; d /= 2) sum[m][o] += kr_shuffle_xor(sum[m][o], d);
+      if (lane == 0) sums[warp][m].v[o] = sum[m][o];
+    }
+  kr_sync();
+  const int m = lane / GROUP, o = lane % GROUP;
+  if (part || m >= ROWS || m >= p.M || n + o >= p.N) return;
+  float v = p.bias ? kr_load(p.bias, (n + o) * p.bias_step, p.bias_dtype) : 0.0f;
+#pragma unroll
+  for (int s = 0; s < KR_Q8_MOST_WARPS; s++)
+    if (s < splits) v += sums[warp + s][m].v[o];
+  kr_store(p.out, m * p.out_row + (n + o) * p.out_column, p.out_dtype, v);
+}
+
+enum { THREADS = 32 * KR_Q8_MOST_WARPS };
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_one(const kr_q8_plan p) { run<1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gemm_q8_two(const kr_q8_plan p) { run<2>(p); }
