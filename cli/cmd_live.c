@@ -1,4 +1,5 @@
 /* cmd_live.c: krait live: sound as it comes, from standard input to standard output through a krait_stream. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -10,14 +11,29 @@
 #include "interrupt.h"
 #include "say.h"
 
-enum { HOP = 4000, MOST = 16000 }; /* samples: what is read at once; what is said at once at most */
+enum { HOP = 4000, MOST = 16000 }; /* samples: what is read at once at most; what is said at once at most */
 
-/* Up to HOP samples, fewer at the end: -1 where that lies within a sample. */
-static int64_t listen(float *to) {
+typedef struct ears {
   unsigned char bytes[2 * HOP];
-  const size_t n = fread(bytes, 1, sizeof bytes, stdin);
-  for (size_t i = 0; i + 1 < n; i += 2) to[i / 2] = (float)(int16_t)(uint16_t)(bytes[i] | bytes[i + 1] << 8) / 32768;
-  return n % 2 ? -1 : (int64_t)(n / 2);
+  size_t n; /* of a sample that has come in part */
+  int has_failed;
+} ears;
+
+/* What is there, up to HOP samples; 0 at the end. */
+static int64_t listen(ears *e, float *to) {
+  ssize_t n = 1;
+  while (e->n < 2 && n > 0) {
+    do n = read(STDIN_FILENO, e->bytes + e->n, sizeof e->bytes - e->n);
+    while (n < 0 && errno == EINTR);
+    if (n > 0) e->n += (size_t)n;
+  }
+  e->has_failed = n < 0;
+  const size_t n_samples = e->n / 2;
+  for (size_t i = 0; i < n_samples; i++)
+    to[i] = (float)(int16_t)(uint16_t)(e->bytes[2 * i] | e->bytes[2 * i + 1] << 8) / 32768;
+  if (n_samples && e->n % 2) e->bytes[0] = e->bytes[e->n - 1];
+  if (n_samples) e->n %= 2;
+  return (int64_t)n_samples;
 }
 
 static int say(const float *from, int64_t n) {
@@ -29,26 +45,25 @@ static int say(const float *from, int64_t n) {
   return fwrite(bytes, 2, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0;
 }
 
-/* 1: all is said; 0: standard output does not take it. */
-static int32_t run(krait_stream *stream, int *is_cut) {
+/* 1: all is said, or standard input is cut; 0: standard output does not take it. */
+static int32_t run(krait_stream *stream, ears *e) {
   float heard[HOP], said[MOST];
   for (;;) {
     int64_t n_said;
-    const int64_t n = listen(heard);
-    *is_cut = n < 0 || ferror(stdin);
-    if (*is_cut) return 1;
+    const int64_t n = listen(e, heard);
+    if (e->has_failed || (!n && e->n)) return 1;
     int32_t status = krait_stream_push(stream, heard, n, said, MOST, &n_said);
     if (status < 0) return status;
     if (n_said && !say(said, n_said)) return 0;
-    if (n == HOP) continue;
+    if (n) continue;
     status = krait_stream_finish(stream, said, MOST, &n_said);
     return status < 0 ? status : say(said, n_said);
   }
 }
 
-static int say_cut(void) {
+static int say_cut(const ears *e) {
   fprintf(cli_err(), "krait live: standard input %s\n",
-          ferror(stdin) ? "cannot be read" : "ends within a sample: samples have 16 bits");
+          e->has_failed ? "cannot be read" : "ends within a sample: samples have 16 bits");
   return 1;
 }
 
@@ -57,14 +72,15 @@ static int live_with(const cli_run *how, const krait_model_options *options) {
   krait_model *model = NULL;
   krait_session *session = NULL;
   krait_stream *stream = NULL;
-  int is_cut = 0, exit_status = cli_run_open_ctx("live", how, &ctx);
+  ears e = {.n = 0};
+  int exit_status = cli_run_open_ctx("live", how, &ctx);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_model_open(ctx, options, &model);
   if (status >= 0) status = krait_session_open(model, &session);
   if (status >= 0) status = krait_stream_open(session, &stream);
   if (status < 0) exit_status = cli_report("live", status) + 1;
-  else if ((status = run(stream, &is_cut)) < 0) exit_status = cli_report("live", status);
-  else if (is_cut) exit_status = say_cut();
+  else if ((status = run(stream, &e)) < 0) exit_status = cli_report("live", status);
+  else if (e.has_failed || e.n) exit_status = say_cut(&e);
   else exit_status = 0; /* main says it when standard output did not take all */
   krait_stream_close(&stream);
   krait_session_close(&session);
@@ -84,15 +100,16 @@ int cmd_live(int argc, char **argv) {
       CLI_TEXT("set", 0, "K=V,...", &model.overrides, "single values of the configuration; they win"),
       CLI_RUN_OPTIONS(&how),
   };
-  const cli_verb verb = {"live",
-                         "<SOUND >SOUND",
-                         "Removes noise from speech as it comes: from standard input to standard output, 16 kHz, one "
-                         "channel, 16-bit little-endian samples without a header. What it says is 0.35 s old, and "
-                         "computing comes on top.",
-                         options,
-                         CLI_N(options),
-                         0,
-                         0};
+  const cli_verb verb = {
+      "live",
+      "<SOUND >SOUND",
+      "Removes noise from speech as it comes: from standard input to standard output, 16 kHz, one "
+      "channel, 16-bit little-endian samples without a header. What it says is 0.35 s old (with a model "
+      "that streams, 31 ms), and computing comes on top.",
+      options,
+      CLI_N(options),
+      0,
+      0};
   const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO))

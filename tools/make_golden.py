@@ -14,13 +14,14 @@ from primeknet_twin import build, check, random_golden, randomise, save_safetens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-#      name              seed  stage    causal
+#      name              seed  stage    causal streaming
 PAIRS = (
     ("tiny-mamba",         8, "mamba", False),
     ("tiny-mamba-causal",  3, "mamba", True),
     ("tiny-gru",           9, "gru",   False),
     ("tiny-lstm",         10, "lstm",  False),
     ("odd-mamba",         21, "mamba", False),
+    ("tiny-streaming",     4, "mamba", True, True),
 )
 
 # Weights alone, of the widths that the published models have and device code is made for, with few bins; the rest as small as may be.
@@ -43,8 +44,8 @@ def write_wide(out):
 
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "tests", "golden", "primeknet")
-    for name, seed, stage, causal in PAIRS:
-        random_golden(out, seed, stage, causal, name)
+    for name, seed, stage, causal, *streaming in PAIRS:
+        random_golden(out, seed, stage, causal, name, bool(streaming))
     os.makedirs(os.path.join(out, "wide"), exist_ok=True)
     write_wide(os.path.join(out, "wide"))
     return 1 if check(out, 2e-5) else 0

@@ -6,7 +6,7 @@ torch (1.13 or later) and numpy is needed: the selective scan is a loop over tim
 files this program writes; training (pretrain.py) runs the same parameters through faster operators.
 
     primeknet_twin.py --check DIR            compare with every NAME.weights/NAME.golden pair in DIR
-    primeknet_twin.py --random-golden OUT --seed N [--stage mamba|gru|lstm] [--causal | --no-causal] [--name NAME]
+    primeknet_twin.py --random-golden OUT --seed N [--stage mamba|gru|lstm] [--causal | --no-causal] [--streaming] [--name NAME]
                                              write a pair for a random small configuration
 
 Layout inside the model is (batch, channel, time, frequency) between stages and (sequences, channel, length) within one.
@@ -151,17 +151,17 @@ def depthwise2d(channels, dilation, causal):
     return nn.Conv2d(channels, channels, (3, 3), padding=(dilation, 1), dilation=(dilation, 1), groups=channels)
 
 
-def instance_norm(channels):
-    return nn.InstanceNorm2d(channels, affine=True)
+def norm2d(channels, streaming):
+    return nn.BatchNorm2d(channels) if streaming else nn.InstanceNorm2d(channels, affine=True)
 
 
 class DenseBlock(nn.Module):
-    def __init__(self, channels, depth, causal):
+    def __init__(self, channels, depth, causal, streaming):
         super().__init__()
         self.dense_block = nn.ModuleList(nn.Sequential(
             depthwise2d(channels * (i + 1), 2 ** i, causal),
             nn.Conv2d(channels * (i + 1), channels, 1),
-            instance_norm(channels),
+            norm2d(channels, streaming),
             nn.PReLU(channels)) for i in range(depth))
 
     def forward(self, x):
@@ -173,11 +173,11 @@ class DenseBlock(nn.Module):
 
 
 class DenseEncoder(nn.Module):
-    def __init__(self, channels, depth, causal):
+    def __init__(self, channels, depth, causal, streaming):
         super().__init__()
-        self.dense_conv_1 = nn.Sequential(nn.Conv2d(2, channels, 1), instance_norm(channels), nn.PReLU(channels))
-        self.dense_block = DenseBlock(channels, depth, causal)
-        self.dense_conv_2 = nn.Sequential(nn.Conv2d(channels, channels, (1, 3), (1, 2)), instance_norm(channels),
+        self.dense_conv_1 = nn.Sequential(nn.Conv2d(2, channels, 1), norm2d(channels, streaming), nn.PReLU(channels))
+        self.dense_block = DenseBlock(channels, depth, causal, streaming)
+        self.dense_conv_2 = nn.Sequential(nn.Conv2d(channels, channels, (1, 3), (1, 2)), norm2d(channels, streaming),
                                           nn.PReLU(channels))
 
     def forward(self, x):
@@ -195,11 +195,11 @@ class LearnableSigmoid(nn.Module):
 
 
 class MaskDecoder(nn.Module):
-    def __init__(self, channels, depth, bins, beta, causal):
+    def __init__(self, channels, depth, bins, beta, causal, streaming):
         super().__init__()
-        self.dense_block = DenseBlock(channels, depth, causal)
+        self.dense_block = DenseBlock(channels, depth, causal, streaming)
         self.mask_conv = nn.Sequential(nn.ConvTranspose2d(channels, channels, (1, 3), (1, 2)),
-                                       nn.Conv2d(channels, 1, 1), instance_norm(1), nn.PReLU(1), nn.Conv2d(1, 1, 1))
+                                       nn.Conv2d(channels, 1, 1), norm2d(1, streaming), nn.PReLU(1), nn.Conv2d(1, 1, 1))
         self.lsigmoid = LearnableSigmoid(bins, beta)
 
     def forward(self, x):                                       # (B, C, T, F') -> (B, 1, T, F)
@@ -208,11 +208,11 @@ class MaskDecoder(nn.Module):
 
 
 class PhaseDecoder(nn.Module):
-    def __init__(self, channels, depth, causal):
+    def __init__(self, channels, depth, causal, streaming):
         super().__init__()
-        self.dense_block = DenseBlock(channels, depth, causal)
+        self.dense_block = DenseBlock(channels, depth, causal, streaming)
         self.phase_conv = nn.Sequential(nn.ConvTranspose2d(channels, channels, (1, 3), (1, 2)),
-                                        instance_norm(channels), nn.PReLU(channels))
+                                        norm2d(channels, streaming), nn.PReLU(channels))
         self.phase_conv_r = nn.Conv2d(channels, 1, 1)
         self.phase_conv_i = nn.Conv2d(channels, 1, 1)
 
@@ -221,13 +221,22 @@ class PhaseDecoder(nn.Module):
         return torch.atan2(self.phase_conv_i(u), self.phase_conv_r(u))
 
 
+class MovingAverage(CausalConv1d):
+    """What stands in for the mean over time in a model that streams: a learnt filter over the last eleven frames."""
+
+    def __init__(self, channels, frames=11):
+        super().__init__(channels, channels, frames, groups=channels)
+        self.conv = nn.Conv1d(channels, channels, frames, groups=channels, bias=False)
+
+
 class ChannelAttentionBlock(nn.Module):
-    def __init__(self, channels, kernel, causal):
+    def __init__(self, channels, kernel, causal, moving=False):
         super().__init__()
         self.beta = nn.Parameter(torch.zeros(1, channels, 1))
         self.norm = ChannelNorm(channels)
         self.gate = nn.Sequential(nn.Conv1d(channels, 2 * channels, 1), depthwise1d(2 * channels, kernel, causal))
-        self.channel_attn = nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Conv1d(channels, channels, 1))
+        self.channel_attn = nn.Sequential(MovingAverage(channels) if moving else nn.AdaptiveAvgPool1d(1),
+                                          nn.Conv1d(channels, channels, 1))
         self.pwconv = nn.Conv1d(channels, channels, 1)
 
     def forward(self, x):
@@ -315,15 +324,16 @@ class TimeNetwork(nn.Module):
 
 
 class TwoStageBlock(nn.Module):
-    def __init__(self, channels, time_blocks, freq_blocks, kernels, causal, make_net):
+    def __init__(self, channels, time_blocks, freq_blocks, kernels, causal, streaming, make_net):
         super().__init__()
         self.beta_t = nn.Parameter(torch.zeros(1, channels, 1))
         self.beta_f = nn.Parameter(torch.zeros(1, channels, 1))
         self.time_stage = nn.Sequential(*[nn.Sequential(
-            ChannelAttentionBlock(channels, 1, causal), make_net()) for _ in range(time_blocks)])
+            ChannelAttentionBlock(channels, 1, causal, streaming), make_net()) for _ in range(time_blocks)])
+        one_sided = causal and not streaming                    # frequency has no causal side: published quirk
         self.freq_stage = nn.Sequential(*[nn.Sequential(
-            ChannelAttentionBlock(channels, 3, causal),
-            GroupPrimeKernelFFN(channels, kernels, causal)) for _ in range(freq_blocks)])
+            ChannelAttentionBlock(channels, 3, one_sided),
+            GroupPrimeKernelFFN(channels, kernels, one_sided)) for _ in range(freq_blocks)])
 
     def forward(self, x):                                       # (B, C, T, F')
         b, c, t, f = x.shape
@@ -340,8 +350,12 @@ class PrimeKnet(nn.Module):
     def __init__(self, stage, fft_len, dense_channel, sigmoid_beta, dense_depth=4, num_tsblock=4, time_block_num=2,
                  freq_block_num=2, mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2,
                  gru_layers=2, gru_hidden_size=64, lstm_layers=2, lstm_hidden_size=64,
-                 freq_block_kernel=(3, 11, 23, 31), infer_type="masking", causal=False):
+                 freq_block_kernel=(3, 11, 23, 31), infer_type="masking", causal=False,
+                 norm="instance", channel_attention="mean"):
         super().__init__()
+        streaming = norm == "batch"
+        if streaming != (channel_attention == "moving") or (streaming and not (causal and stage == "mamba")):
+            raise ValueError("norm=batch, channel_attention=moving, causal and Mamba go together")
         if stage not in STAGES:
             raise ValueError("unknown time stage: %s" % stage)
         if infer_type not in ("masking", "mapping"):
@@ -359,12 +373,12 @@ class PrimeKnet(nn.Module):
                 net = nn.LSTM(h, h, lstm_layers, batch_first=True)
             return TimeNetwork(dense_channel, h, stage, net)
 
-        self.dense_encoder = DenseEncoder(dense_channel, dense_depth, causal)
+        self.dense_encoder = DenseEncoder(dense_channel, dense_depth, causal, streaming)
         self.sequence_block = nn.Sequential(*[TwoStageBlock(
-            dense_channel, time_block_num, freq_block_num, freq_block_kernel, causal, make_net)
+            dense_channel, time_block_num, freq_block_num, freq_block_kernel, causal, streaming, make_net)
             for _ in range(num_tsblock)])
-        self.mask_decoder = MaskDecoder(dense_channel, dense_depth, fft_len // 2 + 1, sigmoid_beta, causal)
-        self.phase_decoder = PhaseDecoder(dense_channel, dense_depth, causal)
+        self.mask_decoder = MaskDecoder(dense_channel, dense_depth, fft_len // 2 + 1, sigmoid_beta, causal, streaming)
+        self.phase_decoder = PhaseDecoder(dense_channel, dense_depth, causal, streaming)
 
     def forward(self, com):
         re, im = com[..., 0], com[..., 1]
@@ -377,6 +391,11 @@ class PrimeKnet(nn.Module):
         return mag, pha, torch.stack((mag * pha.cos(), mag * pha.sin()), -1)
 
 
+def tensors_of(net):
+    """The state_dict as files have it: without the counts of batches, which nothing reads."""
+    return {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
+
+
 def build(model, config):
     """model: 'primeknet_mamba', 'primeknet_gru' or 'primeknet_lstm'; config: the constructor's arguments."""
     return PrimeKnet(model.rsplit("_", 1)[-1], **config)
@@ -386,9 +405,9 @@ def load_model(path):
     """A float32 model from a weights file whose metadata name its model and configuration."""
     weights, meta = load_safetensors(path)
     net = build(meta["model"], json.loads(meta["config"]))
-    if list(net.state_dict()) != list(weights):
+    if list(tensors_of(net)) != list(weights):
         raise ValueError("%s: keys differ from the model's" % path)
-    net.load_state_dict({k: v.float() for k, v in weights.items()})
+    net.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
     return net, meta
 
 
@@ -430,7 +449,11 @@ def check(folder, bound):
         name = os.path.basename(path)[:-len(".weights.safetensors")]
         net, meta = load_model(path)
         g, _ = load_safetensors(os.path.join(folder, name + ".golden.safetensors"))
-        out, _, grads = gradients(net, g["golden.input_com"], g["golden.loss_w_com"], g["golden.loss_w_mag"])
+        net.eval()
+        with torch.no_grad():
+            out, wav = net(g["golden.input_com"]), enhance(net, g["golden.wav_in"])
+        net.train()
+        _, _, grads = gradients(net, g["golden.input_com"], g["golden.loss_w_com"], g["golden.loss_w_mag"])
         want = {k[12:]: v for k, v in g.items() if k.startswith("golden.grad.")}
         if sorted(want) != sorted(grads):
             raise ValueError("%s: gradient keys differ" % name)
@@ -441,8 +464,6 @@ def check(folder, bound):
         floor = float(all_want.norm()) / math.sqrt(len(want))
         worst = max(want, key=lambda k: float((grads[k] - want[k]).norm()) / (float(want[k].norm()) + floor))
         worst_err = float((grads[worst] - want[worst]).norm()) / (float(want[worst].norm()) + floor)
-        with torch.no_grad():
-            wav = enhance(net, g["golden.wav_in"])
         row = (rel(out[2], g["golden.com"]), rel(out[0], g["golden.mag"]), rel(wav, g["golden.wav_out"]),
                rel(all_got, all_want), worst_err)
         bounds = (bound, bound, 1e-4, 1e-3, 1e-3) if "float32_rel_l2_com" in meta else (bound, bound, 5e-2, 5e-3, 1e-2)
@@ -481,23 +502,50 @@ def randomise(net, gen):
                 p.add_(0.2 * noise)
 
 
-def random_golden(out, seed, stage=None, causal=None, name=None):
+def measure(net, com):
+    """Makes running statistics those of this batch."""
+    norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
+    for m in norms:
+        m.momentum = 1.0
+    with torch.no_grad():
+        net.train()(com)
+    for m in norms:
+        m.momentum = 0.1
+
+
+def random_com(gen, batch, frames):
+    shape = (batch, N_FFT // 2 + 1, frames)
+    mag = torch.rand(shape, generator=gen) + 0.05
+    pha = (torch.rand(shape, generator=gen) * 2 - 1) * 3.1
+    return torch.stack((mag * pha.cos(), mag * pha.sin()), -1)
+
+
+def random_golden(out, seed, stage=None, causal=None, name=None, streaming=False):
     rng = random.Random(seed)
     gen = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     stage = stage or rng.choice(STAGES)
     causal = bool(rng.getrandbits(1)) if causal is None else causal
+    if streaming:
+        stage, causal = "mamba", True
     cfg = random_config(rng, stage, causal)
+    if streaming:
+        cfg.update(norm="batch", channel_attention="moving", dense_channel=rng.choice((3, 5, 6)), dense_depth=3)
     # Draw again while float32 itself is far off: a test on such a pair could not be strict.
     for _ in range(100):
         net = build("primeknet_" + stage, cfg)
         randomise(net, gen)
-        batch, frames = rng.randint(1, 3), rng.randint(3, 11)
-        shape = (batch, N_FFT // 2 + 1, frames)
-        mag = torch.rand(shape, generator=gen) + 0.05
-        pha = (torch.rand(shape, generator=gen) * 2 - 1) * 3.1
-        com = torch.stack((mag * pha.cos(), mag * pha.sin()), -1)
-        w_com, w_mag = torch.randn(com.shape, generator=gen), torch.randn(mag.shape, generator=gen)
+        batch, frames = (2, 14) if streaming else (rng.randint(1, 3), rng.randint(3, 11))
+        com = random_com(gen, batch, frames)
+        w_com, w_mag = torch.randn(com.shape, generator=gen), torch.randn(com.shape[:-1], generator=gen)
+        if streaming:
+            measure(net, random_com(gen, batch, frames))
+            with torch.no_grad():                               # as if trained for longer
+                for key, buffer in net.named_buffers():
+                    if key.endswith("running_mean"):
+                        buffer.add_(0.1 * torch.randn(buffer.shape, generator=gen))
+        weights = {k: v.clone() for k, v in tensors_of(net).items()}
+        net.eval()
         wav = 0.1 * torch.randn(rng.randint(1200, 2300), generator=gen)
         wav[:300] = wav[-400:] = 0                              # a reflected frame is symmetric: its phases would be +-pi
         with torch.no_grad():
@@ -505,9 +553,15 @@ def random_golden(out, seed, stage=None, causal=None, name=None):
             s = spectrum(wav[None].double())
             mag2, pha2, _ = net(compress(s.real.float(), s.imag.float()))
             err_wav = rel(wav_out, istft(mag2, pha2)[0])
-        out32, _, grads32 = gradients(net, com, w_com, w_mag)   # between +pi and -pi at the two real bins
+        with torch.no_grad():                                   # between +pi and -pi at the two real bins
+            out32 = net(com)
+        _, _, grads32 = gradients(net.train(), com, w_com, w_mag)
+        net.load_state_dict(weights, strict=False)
         net.double()                                            # float32 values, float64 arithmetic
-        out64, loss, grads = gradients(net, com.double(), w_com.double(), w_mag.double())
+        with torch.no_grad():
+            out64 = net.eval()(com.double())
+        train64, loss, grads = gradients(net.train(), com.double(), w_com.double(), w_mag.double())
+        measure(net, com.double())
         err_com = rel(out32[2], out64[2])
         err_grad = rel(torch.cat([g.flatten() for g in grads32.values()]), torch.cat([g.flatten() for g in grads.values()]))
         if err_com < 2e-6 and err_grad < 2e-5:
@@ -523,9 +577,12 @@ def random_golden(out, seed, stage=None, causal=None, name=None):
               "golden.loss_w_com": w_com, "golden.loss_w_mag": w_mag, "golden.loss": loss.reshape(1)}
     golden.update({"golden.grad." + k: v for k, v in grads.items()})
     golden.update({"golden.wav_in": wav, "golden.wav_out": wav_out})
+    if streaming:
+        golden.update({"golden.train_mag": train64[0], "golden.train_com": train64[2]})
+        golden.update({"golden.batch." + k: v for k, v in net.named_buffers() if "running" in k})
     name = name or "%s%s-seed%d" % (stage, "-causal" if causal else "", seed)
     os.makedirs(out, exist_ok=True)
-    for kind, tensors in (("weights", net.state_dict()), ("golden", golden)):
+    for kind, tensors in (("weights", weights), ("golden", golden)):
         save_safetensors(os.path.join(out, "%s.%s.safetensors" % (name, kind)),
                          {k: v.float() for k, v in tensors.items()}, meta)
     print("%s: %s; float32 differs by %.1e, gradients %.1e, waveform %.1e"
@@ -542,12 +599,13 @@ def main():
     ap.add_argument("--stage", choices=STAGES)
     ap.add_argument("--causal", dest="causal", action="store_true", default=None)
     ap.add_argument("--no-causal", dest="causal", action="store_false")
+    ap.add_argument("--streaming", action="store_true", help="batch norms, moving channel attention, filters over frequency two-sided")
     ap.add_argument("--name")
     a = ap.parse_args()
     if not (a.check or a.random_golden):
         ap.error("give --check or --random-golden")
     if a.random_golden:
-        random_golden(a.random_golden, a.seed, a.stage, a.causal, a.name)
+        random_golden(a.random_golden, a.seed, a.stage, a.causal, a.name, a.streaming)
     if a.check:
         return 1 if check(a.check, a.bound) else 0
     return 0

@@ -510,11 +510,11 @@ KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const
                                                      uint64_t *bytes);
 
 /* ==== layers ================================================================================================= */
-/* out = residual + act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times row_scale; B2
- * makes a gated product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A layer with weight
- * (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as it lies; dW
- * (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X. P products at once: every tensor but bias and bias2
- * then has P as one dimension more, the last. */
+/* out = residual + factor act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times
+ * row_scale; B2 makes a gated product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A layer
+ * with weight (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as
+ * it lies; dW (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X. P products at once: every tensor but bias
+ * and bias2 then has P as one dimension more, the last. */
 
 /* Float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it. */
 #define KRAIT_GEMM_TF32 1u
@@ -533,6 +533,7 @@ typedef struct krait_gemm_args {
   krait_view B2;        /* (K,N) type of Bmat, or absent */
   krait_view bias2;     /* (N) any float type, or absent */
   krait_view row_scale; /* (M) any float type, or absent */
+  krait_view factor;    /* (M,N) type of A or float32, or absent; not on a GPU */
 } krait_gemm_args;
 KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
 KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);

@@ -49,7 +49,7 @@ class Denoiser:
         return _load.function("krait_model_open_tensors")(self._context, options, items, len(tensors), model)
 
     def stream(self):
-        """A Stream with a timeline of its own: noise removed from sound as it comes, 0.35 s late."""
+        """A Stream with a timeline of its own: noise removed from sound as it comes, 0.35 s late; with weights of a model that streams, 31 ms."""
         if os.getpid() != self._process:
             raise _load.KraitError("krait.Denoiser: made before a fork; make one in each process")
         return Stream(self)

@@ -232,6 +232,16 @@ int kr_cuda_starts_together(const kr_cuda *cuda) {
   return cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
 }
 
+/* Drivers before 12.3 do not record such launches. */
+static int starts_ahead(const kr_cuda *cuda) {
+  return cuda->driver->LaunchKernelEx && cuda->driver->version >= 12030 && (cuda->info.caps & KRAIT_CAP_CUDA_HOPPER);
+}
+
+static int32_t function_for(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *g,
+                            void **function) {
+  return function_of(cuda, g->is_ahead && starts_ahead(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);
+}
+
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
   int entered;
   void *function;
@@ -251,6 +261,13 @@ static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kern
               kernel->name);
     return KRAIT_OK;
   }
+  if (g->is_ahead && starts_ahead(cuda)) {
+    kr_cu_launch_attribute ahead = {.id = KR_CU_LAUNCH_AHEAD, .of.value = 1};
+    const kr_cu_launch config = {g->x,      g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
+                                 g->stream, &ahead,          1};
+    KR_CU_TRY(cuda->driver, LaunchKernelEx(&config, function, parameters, NULL), kernel->name);
+    return KRAIT_OK;
+  }
   KR_CU_TRY(cuda->driver,
             LaunchKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes, g->stream,
                          parameters, NULL),
@@ -265,7 +282,7 @@ int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kern
   (void)args_bytes; /* the kernel's own parameter size, which the driver knows */
   if (grid->x == 0) return KRAIT_OK;
   KR_TRY(enter(cuda, &entered));
-  int32_t status = function_of(cuda, tier, kernel, &function);
+  int32_t status = function_for(cuda, tier, kernel, grid, &function);
   if (status >= 0) status = launch(cuda, function, kernel, grid, args);
   leave(cuda, entered);
   return status;
@@ -274,7 +291,8 @@ int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kern
 static int32_t launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain) {
   void *functions[KR_MOST_LAUNCHES];
   KR_CHECK(chain->n <= KR_MOST_LAUNCHES, KRAIT_ERR_UNSUPPORTED, "more than %d launches in a row", KR_MOST_LAUNCHES);
-  for (int i = 0; i < chain->n; i++) KR_TRY(function_of(cuda, tier, chain->launches[i].kernel, &functions[i]));
+  for (int i = 0; i < chain->n; i++) 
+    KR_TRY(function_for(cuda, tier, chain->launches[i].kernel, &chain->launches[i].grid, &functions[i]));
   if (chain->n > 1 && cuda->chains && kr_chains_launch(cuda->chains, chain, functions)) return KRAIT_OK;
   for (int i = 0; i < chain->n; i++)
     KR_TRY(launch(cuda, functions[i], chain->launches[i].kernel, &chain->launches[i].grid, chain->launches[i].args));

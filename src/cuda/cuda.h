@@ -60,6 +60,8 @@ typedef struct kr_grid {
   uint32_t shared_bytes;
   int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together,
                           and no more than fit */
+  int32_t is_ahead;    /* may start while the kernel before it runs: it keeps overlap.cuh's rule, and its module has a
+                          hopper text, which is then what runs. Elsewhere a launch as any other */
   void *stream;
 } kr_grid;
 

@@ -15,6 +15,21 @@ typedef struct kr_cu_kernel_node {
   void **parameters, **extra;
 } kr_cu_kernel_node;
 
+/* CUlaunchAttribute, CUlaunchConfig. */
+typedef struct kr_cu_launch_attribute {
+  int id, pad;
+  union {
+    char bytes[64];
+    int value;
+  } of;
+} kr_cu_launch_attribute;
+typedef struct kr_cu_launch {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  void *stream;
+  kr_cu_launch_attribute *attributes;
+  unsigned n_attributes;
+} kr_cu_launch;
+
 typedef struct kr_driver {
 #define KR_CU(need, name, symbol, parameters) kr_cu_result(*name) parameters;
 #include "driver.def"
@@ -49,6 +64,7 @@ enum {
   KR_CU_SHARED_BYTES_MAX = 8, /* function attribute: dynamic shared memory */
   KR_CU_STREAM_NON_BLOCKING = 1,
   KR_CU_CAPTURE_RELAXED = 2,
+  KR_CU_LAUNCH_AHEAD = 6, /* launch attribute: programmatic stream serialization */
   KR_CU_ATTR_MULTIPROCESSORS = 16,
   KR_CU_ATTR_L2_BYTES = 38,
   KR_CU_ATTR_MAJOR = 75,

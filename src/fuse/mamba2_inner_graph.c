@@ -130,14 +130,7 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   if (b->out_proj_weight) use_kept(&r, "gated", b->gated, &d->gated);
 }
 
-#define ROW(name, op_of, record, type, flags_of)                                                                 \
-  static const kr_graph_row name##_row = {&kr_op_##op_of, record, type, flags_of};                               \
-  int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&name##_row, ctx, args); } \
-  uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) {                                         \
-    return kr_graph_row_scratch(&name##_row, ctx, args);                                                         \
-  }
-
-ROW(mamba2_inner_composed, mamba2_inner, record_forward, KRAIT_F32, 0)
-ROW(mamba2_inner_bwd_composed, mamba2_inner_bwd, record_backward, KRAIT_F32, 0)
-ROW(mamba2_inner_ref, mamba2_inner, record_forward, KRAIT_F64, KR_PLAN_REFERENCE)
-ROW(mamba2_inner_bwd_ref, mamba2_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE)
+KR_GRAPH_ROW(mamba2_inner_composed, mamba2_inner, record_forward, KRAIT_F32, 0)
+KR_GRAPH_ROW(mamba2_inner_bwd_composed, mamba2_inner_bwd, record_backward, KRAIT_F32, 0)
+KR_GRAPH_ROW(mamba2_inner_ref, mamba2_inner, record_forward, KRAIT_F64, KR_PLAN_REFERENCE)
+KR_GRAPH_ROW(mamba2_inner_bwd_ref, mamba2_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE)

@@ -91,15 +91,8 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   kr_graph_backward(g, &seed, 1, r.wanted, r.n_wanted);
 }
 
-#define ROW(name, op_of, record, type, flags_of)                                                                 \
-  static const kr_graph_row name##_row = {&kr_op_##op_of, record, type, flags_of};                               \
-  int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&name##_row, ctx, args); } \
-  uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) {                                         \
-    return kr_graph_row_scratch(&name##_row, ctx, args);                                                         \
-  }
-
-ROW(mamba_inner_composed, mamba_inner, record_forward, KRAIT_F32, 0)
-ROW(mamba_inner_cuda, mamba_inner, record_forward, OWN, 0)
-ROW(mamba_inner_bwd_composed, mamba_inner_bwd, record_backward, KRAIT_F32, 0)
-ROW(mamba_inner_bwd_cuda, mamba_inner_bwd, record_backward, OWN, 0)
-ROW(mamba_inner_bwd_ref, mamba_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE)
+KR_GRAPH_ROW(mamba_inner_composed, mamba_inner, record_forward, KRAIT_F32, 0)
+KR_GRAPH_ROW(mamba_inner_cuda, mamba_inner, record_forward, OWN, 0)
+KR_GRAPH_ROW(mamba_inner_bwd_composed, mamba_inner_bwd, record_backward, KRAIT_F32, 0)
+KR_GRAPH_ROW(mamba_inner_bwd_cuda, mamba_inner_bwd, record_backward, OWN, 0)
+KR_GRAPH_ROW(mamba_inner_bwd_ref, mamba_inner_bwd, record_backward, KRAIT_F64, KR_PLAN_REFERENCE)

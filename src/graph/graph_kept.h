@@ -24,4 +24,12 @@ kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view 
 int32_t kr_graph_row_run(const kr_graph_row *row, const krait_ctx *ctx, const void *args);
 uint64_t kr_graph_row_scratch(const kr_graph_row *row, const krait_ctx *ctx, const void *args);
 
+/* kr_NAME and kr_NAME_scratch, a row of kr_op_OP_OF (op_list.h). */
+#define KR_GRAPH_ROW(name, op_of, record, type, flags_of)                                                        \
+  static const kr_graph_row name##_row = {&kr_op_##op_of, record, type, flags_of};                               \
+  int32_t kr_##name(const krait_ctx *ctx, const void *args) { return kr_graph_row_run(&name##_row, ctx, args); } \
+  uint64_t kr_##name##_scratch(const krait_ctx *ctx, const void *args) {                                         \
+    return kr_graph_row_scratch(&name##_row, ctx, args);                                                         \
+  }
+
 #endif

@@ -42,6 +42,7 @@ typedef struct kr_node {
   kr_use *uses;
   int32_t n_uses;
   int32_t dead;         /* the plan: nothing reads what it writes */
+  uint32_t ahead;       /* the plan: KR_CALL_* (overlap.h) of this call in a recording */
   const kr_row *row;    /* the plan */
   uint64_t scratch_bytes;
   uint64_t scratch_at;

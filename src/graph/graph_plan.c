@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "overlap.h"
 #include "graph_rewrite.h"
 #include "op_list.h"
 #include "status.h"
@@ -59,6 +60,52 @@ static int32_t choose_row(kr_graph *g, kr_node *node) {
     return kr_graph_fail(g, status, "graph: node %s: %s", node->name, why);
   }
   node->scratch_bytes = node->row->scratch_bytes ? node->row->scratch_bytes(g->ctx, node->args) : 0;
+  return KRAIT_OK;
+}
+
+/* ---- kernels that start while the one before them still runs ---- */
+
+/* Those that have rows which look at the bits. */
+static int takes_ahead(const kr_op *op) {
+  const kr_op *const ops[] = {&kr_op_add_norm,   &kr_op_attention, &kr_op_attention_append, &kr_op_causal_conv1d_update,
+                              &kr_op_gated_norm, &kr_op_gemm,      &kr_op_rotary,           &kr_op_state_update};
+  for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+    if (ops[i] == op) return 1;
+  return 0;
+}
+
+static int class_at(const kr_sig *sig, size_t view) {
+  for (int32_t i = 0; i < sig->n_tensors; i++)
+    if (sig->tensors[i].offset == view) return sig->tensors[i].tensor_class;
+  return KR_CLASS_ACTIVATION;
+}
+
+/* By storage: whether any node writes it, and whether one before this node does. */
+static uint32_t ahead_of(const kr_graph *g, const kr_node *node, const char *written, const char *now) {
+  uint32_t ahead = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  if (node->dead || !takes_ahead(node->op)) return 0;
+  for (int32_t i = 0; i < node->n_uses; i++) {
+    const int32_t storage = KR_PART(g, node->uses[i].tensor)->storage,
+                  kind = class_at(node->op->sig, node->uses[i].offset);
+    if (kind == KR_CLASS_PARAMETER && written[storage]) return 0;
+    if ((kind == KR_CLASS_STATE || kind == KR_CLASS_INDEX) && now[storage]) ahead &= ~KR_CALL_STATE_AHEAD;
+  }
+  return ahead;
+}
+
+static void note_written(const kr_graph *g, const kr_node *node, char *written) {
+  for (int32_t i = 0; i < node->n_uses && !node->dead; i++)
+    if (node->uses[i].role & KR_WRITE) written[KR_PART(g, node->uses[i].tensor)->storage] = 1;
+}
+
+static int32_t find_ahead(kr_graph *g) {
+  char *written = kr_arena_alloc(g->arena, g->storages.n + 1), *now = kr_arena_alloc(g->arena, g->storages.n + 1);
+  if (kr_arena_failed(g->arena)) return kr_graph_status(g);
+  for (size_t n = 0; n < g->nodes.n; n++) note_written(g, KR_NODE(g, n), written);
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    KR_NODE(g, n)->ahead = ahead_of(g, KR_NODE(g, n), written, now);
+    note_written(g, KR_NODE(g, n), now);
+  }
   return KRAIT_OK;
 }
 
@@ -133,6 +180,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   KR_TRY(find_lives(g));
   for (size_t n = 0; n < g->nodes.n; n++)
     if (!KR_NODE(g, n)->dead) KR_TRY(choose_row(g, KR_NODE(g, n)));
+  KR_TRY(find_ahead(g));
   return lay_out(g);
 }
 

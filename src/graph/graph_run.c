@@ -2,6 +2,7 @@
  * on a GPU as one graph of the driver once the same addresses come back. */
 #include <string.h>
 
+#include "overlap.h"
 #include "alloc.h"
 #include "clock.h"
 #include "graph_parts.h"
@@ -213,7 +214,10 @@ int32_t kr_runner_reset(kr_runner *r, void *stream) {
 /* ---- runs ---- */
 
 static int32_t run_node(kr_runner *r, size_t n, void *stream) {
-  ((krait_call *)r->args[n])->stream = stream;
+  krait_call *call = (krait_call *)r->args[n];
+  call->stream = stream;
+  call->flags &= ~(KR_CALL_AHEAD | KR_CALL_STATE_AHEAD);
+  if (r->records) call->flags |= KR_NODE(r->graph, n)->ahead;
   int32_t status = r->rows[n]->run(r->graph->ctx, r->args[n]);
   if (status >= 0) return status;
   char why[512];
@@ -272,8 +276,10 @@ static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
 static int32_t record(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (kr_cuda_graph_begin(cuda, r->recorder) < 0) return KRAIT_OK;
-  const int32_t status = run_range(r, k->from, k->to, r->recorder),
-                ended = kr_cuda_graph_end(cuda, r->recorder, &k->recorded);
+  r->records = 1;
+  const int32_t status = run_range(r, k->from, k->to, r->recorder);
+  r->records = 0;
+  const int32_t ended = kr_cuda_graph_end(cuda, r->recorder, &k->recorded);
   return status < 0 ? status : ended;
 }
 
@@ -355,7 +361,9 @@ static int32_t time_kind_there(kr_runner *r, const kr_cuda *cuda, const kr_cuda_
   void *graph = NULL;
   KR_TRY(run_kind(r, first, stream)); /* loads kernels */
   KR_TRY(kr_cuda_graph_begin(cuda, stream));
+  r->records = 1;
   int32_t status = run_kind(r, first, stream);
+  r->records = 0;
   const int32_t ended = kr_cuda_graph_end(cuda, stream, &graph);
   if (status >= 0) status = ended;
   if (status >= 0) status = kr_cuda_graph_launch(cuda, graph, stream);

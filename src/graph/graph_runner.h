@@ -23,6 +23,7 @@ struct kr_runner {
   double *seconds;
   void *stream;           /* of the last run */
   void *recorder;         /* a stream to record on */
+  int32_t records;        /* what runs now is recorded there */
   kr_recording recordings[KR_RECORDINGS]; /* runs of all nodes, or of a part, with these addresses */
   int32_t n_recordings;
 };

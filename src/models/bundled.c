@@ -21,6 +21,7 @@ struct kr_weights { const kr_weight *items; int64_t n_items; }; /* NULL: those i
 struct kr_config {
   char model[64];
   char text[4096]; /* "key=value,key=[1,2]"; of the weights inside: "" */
+  char words[4096]; /* the same, each pair ended by a zero */
   int is_bundled;
 };
 static kr_weights the_weights;
@@ -155,6 +156,8 @@ int32_t kr_config_open(const kr_weights *weights, const char *config_path, const
   }
   if (status < 0) return kr_free(c), status;
   memcpy(c->text, overrides, strlen(overrides) + 1);
+  memcpy(c->words, c->text, sizeof c->text);
+  for (text = c->text; (pair = next_pair(&text, &key, &n)) != NULL;) c->words[(size_t)(pair - c->text) + n] = 0;
   *config = c;
   return KRAIT_OK;
 }
@@ -215,6 +218,13 @@ int32_t kr_config_bool(const kr_config *config, const char *key, int fallback, i
   double number = 0;
   KR_TRY(kr_config_float(config, key, fallback, 0, 1, &number));
   *value = number != 0;
+  return KRAIT_OK;
+}
+
+int32_t kr_config_text(const kr_config *config, const char *key, const char *fallback, const char **value) {
+  size_t length = 0;
+  const char *text = find_text(config, key, &length);
+  *value = text ? config->words + (text - config->text) : fallback;
   return KRAIT_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "language/any_lm.h"
 #include "model_kind.h"
 #include "primeknet/primeknet_graph.h"
+#include "primeknet/primeknet_stream.h"
 #include "seedvr/seedvr.h"
 #include "sized.h"
 #include "status.h"
@@ -63,10 +64,25 @@ static int32_t record_primeknet(const shower *s, const kr_pk_config *c, const kr
   return show((void *)s, "PrimeKnet as it is trained, a window of 100 frames", g);
 }
 
+static int32_t show_streaming(const shower *s, const kr_pk_config *c, const kr_weights *weights) {
+  pk_streaming *streaming = NULL;
+  pk_chunks *chunks = NULL;
+  char title[96];
+  snprintf(title, sizeof title, "PrimeKnet that streams, %d frames as they come", KR_PK_LIVE_CHUNK);
+  int32_t status = pk_streaming_open(s->ctx, c, weights, KRAIT_PRECISION_FP32, &streaming);
+  if (status >= 0) status = pk_chunks_open(streaming, KR_PK_LIVE_CHUNK, &chunks);
+  if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
+  pk_chunks_close(&chunks);
+  pk_streaming_close(&streaming);
+  return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->options->weights_path, krait_error_detail())
+                                     : status;
+}
+
 static int32_t show_primeknet(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
   kr_pk_config c;
   kr_graph *g;
   KR_TRY(kr_pk_config_read(model, config, &c));
+  if (c.streams) return show_streaming(s, &c, weights);
   KR_TRY(kr_graph_open(&g));
   const int32_t status = record_primeknet(s, &c, weights, g);
   kr_graph_close(&g);

@@ -16,12 +16,13 @@ typedef struct part {
   kr_parameters *parameters;
   float *array;
 } part;
-enum { N_PARTS = 7 };
+enum { N_PARTS = 9 };
 
 static void list_parts(kr_trainer *t, part *parts) {
-  kr_parameters *g = kr_trainer_generator(t), *d = kr_trainer_discriminator(t);
+  kr_parameters *g = kr_trainer_generator(t), *d = kr_trainer_discriminator(t), *s = kr_trainer_statistics(t);
   const part all[N_PARTS] = {
       {"model.", g, g->value}, {"model_m.", g, g->m}, {"model_v.", g, g->v}, {"model_average.", g, g->average},
+      {"model.", s, s->value}, {"model_average.", s, s->average},
       {"disc.", d, d->value},  {"disc_m.", d, d->m},  {"disc_v.", d, d->v}};
   memcpy(parts, all, sizeof all);
 }
@@ -133,13 +134,16 @@ int32_t kr_checkpoint_read(const char *path, kr_trainer *t, kr_progress_state *s
 }
 
 int32_t kr_checkpoint_write_model(const char *path, kr_trainer *t, int average, const kr_checkpoint_text *text) {
-  kr_parameters *p = kr_trainer_generator(t);
+  const kr_parameters *p = kr_trainer_generator(t), *s = kr_trainer_statistics(t);
+  const int64_t n = p->n_items + s->n_items;
   KR_TRY(kr_trainer_pull(t));
-  kr_weight *items = kr_alloc_array((size_t)p->n_items, sizeof *items + 224);
+  kr_weight *items = kr_alloc_array((size_t)n, sizeof *items + 224);
   KR_CHECK(items, KRAIT_ERR_NO_MEMORY, "no memory for a model's list");
-  kr_parameters_items(p, "", average ? p->average : p->value, (char *)(items + p->n_items), items);
+  char *const names = (char *)(items + n);
+  kr_parameters_items(p, "", average ? p->average : p->value, names, items);
+  kr_parameters_items(s, "", average ? s->average : s->value, names + 224 * p->n_items, items + p->n_items);
   const kr_metadata metadata[] = {{"model", text->model}, {"config", text->config}};
-  const int32_t status = kr_safetensors_write(path, items, p->n_items, metadata, 2);
+  const int32_t status = kr_safetensors_write(path, items, n, metadata, 2);
   kr_free(items);
   return status;
 }

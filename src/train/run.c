@@ -431,8 +431,11 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
   kr_parameters *p = kr_trainer_generator(r->trainer);
+  kr_parameters *s = kr_trainer_statistics(r->trainer);
   if (*weights) KR_TRY(kr_parameters_read(p, *weights, "", p->value));
+  if (*weights) KR_TRY(kr_parameters_read(s, *weights, "", s->value));
   memcpy(p->average, p->value, (size_t)p->n * sizeof(float));
+  if (s->n) memcpy(s->average, s->value, (size_t)s->n * sizeof(float));
   KR_TRY(kr_trainer_push(r->trainer));
   KR_TRY(open_folder(r));
   KR_TRY(compare_ranks(r));

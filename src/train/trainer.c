@@ -25,11 +25,16 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .accumulate = 1,
                                             .seed = 2039,
                                             .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
-static const double compress = 0.3, dropout_rate = 0.3;
+static const double compress = 0.3, dropout_rate = 0.3,
+                    momentum = 0.1; /* momentum: of running statistics, upstream's */
 
-/* ---- memory of a batch: where the generator takes some of it at once, these are copied to its graph, or from it
- * ---- */
-enum { COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES, HANDED, MADE = MAG_CON };
+/* ---- memory of a batch: where graphs take some of it at once, these are copied to them, or from them; the generator's
+ * come first, of each graph's what it reads ---- */
+enum {
+  COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES,
+  JUDGED_MAG, JUDGED_CON, QUALITY, DROPOUT_R, DROPOUT_G, SCORES_R, SCORES_G,
+  HANDED
+};
 typedef struct handed {
   float *all, *some; /* the same where it takes all */
   int64_t n;         /* floats of an item */
@@ -40,14 +45,16 @@ struct kr_trainer {
   kr_pk_config config;
   kr_train_options options;
   int64_t B, F, T, N;
-  int64_t some, n_parts;      /* items that the generator's graph takes, and how often it runs for a batch */
+  int64_t some, n_parts;      /* items that a graph takes, and how often it runs for a batch */
   kr_spectral spectral;
   kr_parameters generator, discriminator;
+  kr_parameters statistics;   /* running ones of a model that streams; their gradients: what they come closer to */
   int64_t n_steps, n_updates; /* batches; updates of the weights */
   float *sum; /* gradients of the batches before, where several make a step: the generator's, the discriminator's; where
                  these lie */
   kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
-  kr_runner *run_g, *run_d;
+  kr_graph *move;             /* of the running statistics; NULL: there are none */
+  kr_runner *run_g, *run_d, *run_move;
   kr_tensor mag_con, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge took the batch that the discriminator learnt from */
@@ -62,14 +69,14 @@ struct kr_trainer {
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
   float *v_judged_mag, *v_judged_con, /* what the discriminator learns from: of this step, or of the one before */
       *v_answer;                      /* the judge's, on the host */
-  handed now[HANDED]; /* what the generator's graph reads and writes: of the whole batch, and of the items that it has
-                         now */
+  handed now[HANDED]; /* what the graphs read and write: of the whole batch, and of the items that they have now */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS],
       *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
 
 kr_parameters *kr_trainer_generator(kr_trainer *t) { return &t->generator; }
 kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminator; }
+kr_parameters *kr_trainer_statistics(kr_trainer *t) { return &t->statistics; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
 uint64_t kr_trainer_bytes(const kr_trainer *t) {
@@ -106,7 +113,14 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
                               [DROPOUT] = {t->v_dropout + 2 * t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
                               [MAG_CON] = {t->v_mag_con, NULL, t->F * t->T},
                               [WAV_HAT] = {t->v_wav_hat, NULL, t->N},
-                              [SCORES] = {t->v_scores + 2 * t->B, NULL, 1}};
+                              [SCORES] = {t->v_scores + 2 * t->B, NULL, 1},
+                              [JUDGED_MAG] = {t->v_judged_mag, NULL, t->F * t->T},
+                              [JUDGED_CON] = {t->v_judged_con, NULL, t->F * t->T},
+                              [QUALITY] = {t->v_quality, NULL, 1},
+                              [DROPOUT_R] = {t->v_dropout, NULL, KR_DISC_WIDTH},
+                              [DROPOUT_G] = {t->v_dropout + t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
+                              [SCORES_R] = {t->v_scores, NULL, 1},
+                              [SCORES_G] = {t->v_scores + t->B, NULL, 1}};
   t->v_part_terms = t->n_parts > 1 ? cut(&memory, 16 * KR_TERMS * t->n_parts) : t->v_terms;
   for (int k = 0; k < HANDED; k++)
     t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
@@ -184,11 +198,10 @@ static void add_neighbours_term(kr_trainer *t, int k, kr_tensor d, int dim) {
 /* Calls 0 and 1 are of the discriminator's own graph, 2 of the generator's. */
 static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor reference, kr_tensor judged,
                            const kr_tensor *u) {
-  const int64_t n = call == 2 ? t->some : t->B;
-  float *const dropout = call == 2 ? t->now[DROPOUT].some : t->v_dropout + call * t->B * KR_DISC_WIDTH,
-               *const scores = call == 2 ? t->now[SCORES].some : t->v_scores + call * t->B;
-  kr_disc disc = {
-      .reference = reference, .judged = judged, .dropout = input(g, "dropout", KR_DIMS(n, KR_DISC_WIDTH), dropout)};
+  static const int dropout[] = {DROPOUT_R, DROPOUT_G, DROPOUT}, scores[] = {SCORES_R, SCORES_G, SCORES};
+  kr_disc disc = {.reference = reference,
+                  .judged = judged,
+                  .dropout = input(g, "dropout", KR_DIMS(t->some, KR_DISC_WIDTH), t->now[dropout[call]].some)};
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     disc.u[k] = u ? u[k] : input(g, "u", KR_DIMS(kr_disc_outputs(k)), call ? t->u_next[0][k] : t->u[k]);
     disc.v[k] = output(g, "v", KR_DIMS(kr_disc_inputs(k)), call ? t->v[k] : t->v_aside[k]);
@@ -199,7 +212,7 @@ static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor refer
     kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0,
                        output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
   kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0,
-                     output(g, "scores", KR_DIMS(n), scores));
+                     output(g, "scores", KR_DIMS(t->some), t->now[scores[call]].some));
   return disc;
 }
 
@@ -219,6 +232,39 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
   return status;
 }
 
+/* Where a batch's statistics are written to. */
+static kr_tensor measured(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  kr_trainer *t = trainer;
+  const kr_parameter *item = kr_parameters_find(&t->statistics, name);
+  return item ? output(g, name, dims, kr_parameters_at(&t->statistics, t->statistics.gradient + item->at)) : 0;
+}
+static kr_tensor parameter(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  return kr_parameters_tensor(&((kr_trainer *)trainer)->generator, g, name, dims);
+}
+
+/* Running statistics come a tenth closer to a step's, and their average to them. The step's are the means of what its
+ * batches, parts and ranks had. */
+static int32_t record_move(kr_trainer *t) {
+  const kr_parameters *p = &t->statistics;
+  const kr_dims all = KR_DIMS(p->n);
+  const float rate = (float)(momentum / (double)kr_ranks_n(t->options.ranks)), decay = (float)t->options.average_decay;
+  if (!p->n) return KRAIT_OK;
+  KR_TRY(kr_graph_open(&t->move));
+  kr_graph *g = t->move;
+  float *const value = kr_parameters_at(p, p->value), *const average = kr_parameters_at(p, p->average);
+  const kr_tensor next = kr_graph_temp(g, KRAIT_F32, all);
+  kr_graph_pointwise(g, "running", (krait_pointwise_args){.x_scale = (float)(1 - momentum), .y_scale = rate},
+                     input(g, "value", all, value), input(g, "batch", all, kr_parameters_at(p, p->gradient)), next);
+  const kr_tensor next_average = kr_graph_temp(g, KRAIT_F32, all);
+  kr_graph_pointwise(g, "average", (krait_pointwise_args){.x_scale = decay, .y_scale = 1 - decay},
+                     input(g, "average", all, average), next, next_average);
+  kr_graph_pointwise(g, "running", (krait_pointwise_args){.x_scale = 1}, next, 0, output(g, "value", all, value));
+  kr_graph_pointwise(g, "average", (krait_pointwise_args){.x_scale = 1}, next_average, 0,
+                     output(g, "average", all, average));
+  KR_TRY(kr_graph_plan(g, t->ctx, 0));
+  return kr_runner_open(g, &t->run_move);
+}
+
 static int32_t record_generator(kr_trainer *t) {
   kr_graph *g = t->g;
   const kr_dims plane = KR_DIMS(t->some, t->F, t->T), pairs = KR_DIMS(t->some, t->F, t->T, 2);
@@ -227,8 +273,9 @@ static int32_t record_generator(kr_trainer *t) {
                   com = input(g, "com", pairs, t->now[COM].some);
   kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->now[COM_IN].some),
                     .com = kr_graph_temp(g, KRAIT_F32, pairs),
+                    .measured = measured,
                     .recompute = t->options.recompute};
-  kr_pk_graph_record(g, &t->config, kr_parameters_tensor, &t->generator, &io);
+  kr_pk_graph_record(g, &t->config, parameter, t, &io);
   const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha,
                                             output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
   const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs),
@@ -264,30 +311,41 @@ static int32_t record_generator(kr_trainer *t) {
 
 static int32_t record_discriminator(kr_trainer *t) {
   kr_graph *g = t->d;
-  const kr_dims plane = KR_DIMS(t->B, t->F, t->T);
-  const kr_tensor mag = input(g, "mag", plane, t->v_judged_mag), con = input(g, "mag_con", plane, t->v_judged_con),
-                  ones = input(g, "ones", KR_DIMS(t->B), t->v_ones);
+  const kr_dims plane = KR_DIMS(t->some, t->F, t->T), one = KR_DIMS(t->some);
+  const double scale = 1 / (double)t->some;
+  const kr_tensor mag = input(g, "mag", plane, t->now[JUDGED_MAG].some),
+                  con = input(g, "mag_con", plane, t->now[JUDGED_CON].some), ones = input(g, "ones", one, t->v_ones);
   const kr_disc real = record_disc(t, g, 0, mag, mag, NULL);
-  add_term(t, g, KR_TERM_DISC_R, 0, 1 / (double)t->B, real.score, ones);
+  add_term(t, g, KR_TERM_DISC_R, 0, scale, real.score, ones);
   const kr_disc made = record_disc(t, g, 1, mag, con, real.u);
-  add_term(t, g, KR_TERM_DISC_G, 0, 1 / (double)t->B, made.score, input(g, "quality", KR_DIMS(t->B), t->v_quality));
+  add_term(t, g, KR_TERM_DISC_G, 0, scale, made.score, input(g, "quality", one, t->now[QUALITY].some));
   return record_backward(t, g, KR_TERM_DISC_R, KR_TERMS, &t->discriminator);
 }
 
 /* ---- lists of parameters: the models recorded once, small, without running ---- */
 
+static kr_tensor note_parameter(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  return kr_parameters_note(&((kr_trainer *)trainer)->generator, g, name, dims);
+}
+static kr_tensor note_measured(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
+  return kr_parameters_note(&((kr_trainer *)trainer)->statistics, g, name, dims)
+             ? kr_graph_output(g, name, KRAIT_F32, dims)
+             : 0;
+}
+
 static int32_t list_parameters(kr_trainer *t) {
   kr_graph *g = NULL;
   KR_TRY(kr_graph_open(&g));
-  kr_pk_graph io = {.com_in = kr_graph_input(g, "com", KRAIT_F32, KR_DIMS(1, t->F, 16, 2))};
+  kr_pk_graph io = {.com_in = kr_graph_input(g, "com", KRAIT_F32, KR_DIMS(1, t->F, 16, 2)), .measured = note_measured};
   kr_disc disc = {.reference = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32)),
                   .judged = kr_graph_input(g, "mag", KRAIT_F32, KR_DIMS(1, t->F, 32))};
-  kr_pk_graph_record(g, &t->config, kr_parameters_note, &t->generator, &io);
+  kr_pk_graph_record(g, &t->config, note_parameter, t, &io);
   for (int k = 0; k < KR_DISC_NORMS; k++) disc.u[k] = kr_graph_input(g, "u", KRAIT_F32, KR_DIMS(kr_disc_outputs(k)));
   if (t->options.discriminator) kr_disc_record(g, kr_parameters_note, &t->discriminator, &disc);
   const int32_t status = kr_graph_status(g);
   kr_graph_close(&g);
   KR_TRY(status);
+  KR_TRY(kr_parameters_allocate(t->ctx, &t->statistics));
   KR_TRY(kr_parameters_allocate(t->ctx, &t->generator));
   return kr_parameters_allocate(t->ctx, &t->discriminator);
 }
@@ -321,6 +379,7 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(record_generator(t));
   KR_TRY(kr_graph_plan(t->g, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
   KR_TRY(kr_runner_open(t->g, &t->run_g));
+  KR_TRY(record_move(t));
   if (!t->options.discriminator) return KRAIT_OK;
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
@@ -349,9 +408,9 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
 void kr_trainer_close(kr_trainer **trainer) {
   kr_trainer *t = *trainer;
   if (!t) return;
-  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d);
-  kr_graph_close(&t->g), kr_graph_close(&t->d);
-  kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
+  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d), kr_runner_close(&t->run_move);
+  kr_graph_close(&t->g), kr_graph_close(&t->d), kr_graph_close(&t->move);
+  kr_parameters_free(&t->statistics), kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
   if (t->ctx->cuda)
     kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
@@ -367,6 +426,7 @@ float *kr_trainer_u(kr_trainer *t, int norm) { return on_host(t, t->u[norm]); }
 float *kr_trainer_v(kr_trainer *t, int norm) { return on_host(t, t->v[norm]); }
 
 int32_t kr_trainer_push(kr_trainer *t) {
+  KR_TRY(kr_parameters_push(&t->statistics));
   KR_TRY(kr_parameters_push(&t->generator));
   KR_TRY(kr_parameters_push(&t->discriminator));
   for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(put(t, t->u[k], NULL, kr_disc_outputs(k)));
@@ -374,6 +434,7 @@ int32_t kr_trainer_push(kr_trainer *t) {
 }
 
 int32_t kr_trainer_pull(kr_trainer *t) {
+  KR_TRY(kr_parameters_pull(&t->statistics));
   KR_TRY(kr_parameters_pull(&t->generator));
   KR_TRY(kr_parameters_pull(&t->discriminator));
   for (int k = 0; k < KR_DISC_NORMS; k++) {
@@ -459,6 +520,11 @@ int32_t kr_trainer_draw_weights(kr_trainer *t) {
     for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] /= (float)sqrt(sum);
   }
   memcpy(t->generator.average, t->generator.value, (size_t)t->generator.n * sizeof(float));
+  for (int64_t i = 0; i < t->statistics.n_items; i++)
+    for (int64_t k = 0; k < t->statistics.items[i].n; k++)
+      t->statistics.value[t->statistics.items[i].at + k] = ends(t->statistics.items[i].name, "var") ? 1 : 0;
+  if (t->statistics.n)
+    memcpy(t->statistics.average, t->statistics.value, (size_t)t->statistics.n * sizeof(float));
   return kr_trainer_push(t);
 }
 
@@ -512,10 +578,10 @@ static int32_t read_terms(kr_trainer *t, kr_step *step) {
   KR_TRY(fetch(t, t->v_sigma, 16 * 3 * KR_DISC_NORMS));
   KR_TRY(wait(t));
   for (int k = 0; k < KR_TERMS; k++) {
-    const int64_t n = k < KR_TERM_DISC_R ? t->n_parts : 1;
-    const float *const from = on_host(t, n > 1 ? t->v_part_terms : t->v_terms) + 16 * k;
+    const float *const from = on_host(t, t->v_part_terms) + 16 * k;
     step->terms[k] = 0;
-    for (int64_t i = 0; i < n && t->terms[k]; i++) step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)n;
+    for (int64_t i = 0; i < t->n_parts && t->terms[k]; i++)
+      step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)t->n_parts;
   }
   if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
   memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
@@ -530,6 +596,15 @@ static int32_t sum_terms(kr_trainer *t, kr_step *step) {
   step->total = 0;
   for (int k = 0; k < KR_TERM_DISC_R; k++) step->total += t->options.weights[k] * step->terms[k];
   return KRAIT_OK;
+}
+
+/* The same of running statistics, which lie behind them in t->sum. */
+static int32_t accumulate_statistics(kr_trainer *t, int64_t part) {
+  const int64_t n = t->options.accumulate * t->n_parts,
+                at = t->n_steps % t->options.accumulate * t->n_parts + part;
+  return n == 1 || !t->statistics.n
+             ? KRAIT_OK
+             : kr_optimiser_accumulate(t->ctx, &t->statistics, t->sum + t->generator.n + t->discriminator.n, at, n);
 }
 
 /* Sums of batches, or of their parts, that make one step together; whether this one ends it. */
@@ -647,17 +722,42 @@ static int32_t put_seeds(kr_trainer *t) {
   return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
 }
 
-static int32_t run_discriminator(kr_trainer *t, kr_step *step) {
+/* A part's items to the graphs, from the first of these to the one before the last; or from them. */
+static int32_t hand_over(kr_trainer *t, int first, int last, int64_t part) {
+  for (int k = first; k < last && t->n_parts > 1; k++)
+    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0)
+      KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
+  return KRAIT_OK;
+}
+static int32_t take_over(kr_trainer *t, int first, int last, int64_t part) {
+  for (int k = first; k < last && t->n_parts > 1; k++)
+    KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
+  return KRAIT_OK;
+}
+
+/* Each part's are means over its items. */
+static int32_t keep_terms(kr_trainer *t, int from, int to, int64_t part) {
+  return t->n_parts == 1 ? KRAIT_OK
+                         : copy(t, t->v_part_terms + 16 * (KR_TERMS * part + from), t->v_terms + 16 * from,
+                                16 * (to - from));
+}
+
+static int32_t run_discriminator(kr_trainer *t, kr_step *step, int *is_last) {
   KR_TRY(put_answer(t));
   KR_TRY(put_seeds(t));
-  KR_TRY(kr_runner_run(t->run_d, NULL));
+  for (int64_t k = 0; k < t->n_parts; k++) {
+    KR_TRY(hand_over(t, JUDGED_MAG, SCORES_R, k));
+    KR_TRY(kr_runner_run(t->run_d, NULL));
+    KR_TRY(take_over(t, SCORES_R, HANDED, k));
+    KR_TRY(keep_terms(t, KR_TERM_DISC_R, KR_TERMS, k));
+    KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, k, t->n_parts, is_last));
+  }
   KR_TRY(read_terms(t, step));
   return check_terms(t, step, KR_TERM_DISC_R, KR_TERMS);
 }
 
-static int32_t sum_discriminator(kr_trainer *t, int *is_last) {
-  KR_TRY(accumulate(t, &t->discriminator, t->sum + t->generator.n, 0, 1, is_last));
-  return *is_last ? kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
+static int32_t sum_discriminator(kr_trainer *t, int is_last) {
+  return is_last ? kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->discriminator, t->discriminator.gradient),
                                  t->discriminator.n)
                   : KRAIT_OK;
 }
@@ -666,13 +766,13 @@ static int32_t step_discriminator(kr_trainer *t, double lr, const kr_judge *judg
   const kr_adamw o = adamw_of(t, lr, t->n_updates);
   int is_last;
   KR_TRY(ask_judge(t, judge));
-  KR_TRY(run_discriminator(t, step));
-  KR_TRY(sum_discriminator(t, &is_last));
+  KR_TRY(run_discriminator(t, step, &is_last));
+  KR_TRY(sum_discriminator(t, is_last));
   return is_last && lr > 0 ? kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0) : KRAIT_OK;
 }
 
 static int32_t open_sums(kr_trainer *t) {
-  const size_t n = (size_t)(t->generator.n + t->discriminator.n);
+  const size_t n = (size_t)(t->generator.n + t->discriminator.n + t->statistics.n);
   if ((t->options.accumulate == 1 && t->n_parts == 1) || t->sum) return KRAIT_OK;
   if (t->ctx->cuda) {
     KR_TRY(kr_cuda_alloc(t->ctx->cuda, n * sizeof(float), (void **)&t->sum));
@@ -688,6 +788,8 @@ static int32_t open_sums(kr_trainer *t) {
 static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   if (step->updated)
     KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
+  if (step->updated && t->statistics.n)
+    KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->statistics, t->statistics.gradient), t->statistics.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   KR_TRY(kr_ranks_check(t->options.ranks));
   if (!isfinite(step->gradient_norm)) {
@@ -701,6 +803,7 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   const kr_adamw o = adamw_of(t, lr, t->n_updates - (t->d ? t->options.discriminator_first : 0));
   const double clip = t->options.clip;
   t->n_updates++;
+  if (t->run_move) KR_TRY(kr_runner_run(t->run_move, NULL));
   return kr_optimiser_step(t->ctx, &t->generator, &o,
                            clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1,
                            t->options.average_decay);
@@ -714,25 +817,12 @@ static int32_t set_aside(kr_trainer *t, int back) {
                   : KRAIT_OK;
 }
 
-/* To the generator's graph, or from it. */
-static int32_t hand_over(kr_trainer *t, int64_t part) {
-  for (int k = 0; k < MADE && t->n_parts > 1; k++)
-    if (k != WAV || t->options.weights[KR_TERM_TIME] != 0)
-      KR_TRY(copy(t, t->now[k].some, t->now[k].all + part * t->some * t->now[k].n, t->some * t->now[k].n));
-  return KRAIT_OK;
-}
-static int32_t take_over(kr_trainer *t, int64_t part) {
-  for (int k = MADE; k < HANDED && t->n_parts > 1; k++)
-    KR_TRY(copy(t, t->now[k].all + part * t->some * t->now[k].n, t->now[k].some, t->some * t->now[k].n));
-  return KRAIT_OK;
-}
-
 /* The generator's forward pass for the discriminator's half. */
 static int32_t make_signals(kr_trainer *t) {
   for (int64_t k = 0; k < t->n_parts; k++) {
-    KR_TRY(hand_over(t, k));
+    KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-    KR_TRY(take_over(t, k));
+    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
   }
   return KRAIT_OK;
 }
@@ -764,20 +854,17 @@ static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
   KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  KR_TRY(accumulate_statistics(t, 0));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
-}
-
-/* Of the generator's terms alone: each part's are means over its items. */
-static int32_t keep_terms(kr_trainer *t, int64_t part) {
-  return t->n_parts == 1 ? KRAIT_OK : copy(t, t->v_part_terms + 16 * KR_TERMS * part, t->v_terms, 16 * KR_TERM_DISC_R);
 }
 
 static int32_t run_generator(kr_trainer *t, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts; k++) {
-    KR_TRY(hand_over(t, k));
+    KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run(t->run_g, NULL));
-    KR_TRY(take_over(t, k));
-    KR_TRY(keep_terms(t, k));
+    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
+    KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
+    KR_TRY(accumulate_statistics(t, k));
     KR_TRY(accumulate(t, &t->generator, t->sum, k, t->n_parts, &step->updated));
   }
   return KRAIT_OK;
@@ -801,10 +888,10 @@ static int32_t step_late(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
   KR_TRY(put_seeds(t));
   KR_TRY(alone ? make_signals(t) : run_generator(t, step));
   if (is_first) KR_TRY(keep_signals(t, judge));
-  KR_TRY(run_discriminator(t, step));
+  KR_TRY(run_discriminator(t, step, &is_last));
   if (!alone) KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
   if (!alone) KR_TRY(sum_terms(t, step));
-  KR_TRY(sum_discriminator(t, &is_last));
+  KR_TRY(sum_discriminator(t, is_last));
   KR_TRY(alone ? end_alone(t, lr, step) : step_generator(t, lr, step));
   if (is_last && lr > 0) KR_TRY(kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0));
   KR_TRY(move_u(t, 0));
@@ -842,10 +929,10 @@ int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step,
   KR_TRY(put(t, t->v_dropout, NULL, 3 * t->B * KR_DISC_WIDTH));
   for (int k = 0; k < KR_DISC_NORMS && t->d; k++) KR_TRY(copy(t, t->u_next[0][k], t->u[k], kr_disc_outputs(k)));
   for (int64_t k = 0; k < t->n_parts; k++) {
-    KR_TRY(hand_over(t, k));
+    KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
-    KR_TRY(take_over(t, k));
-    KR_TRY(keep_terms(t, k));
+    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
+    KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
   }
   if (wav) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
   KR_TRY(read_terms(t, step));

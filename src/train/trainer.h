@@ -36,7 +36,7 @@ typedef struct kr_train_options {
                                step before: the judge has had a whole step, and signals need no pass of their own */
   int64_t accumulate;       /* batches whose gradients make one step */
   int recompute;            /* less memory, more time: kr_pk_graph */
-  int64_t at_once; /* items that the generator takes at once, a divisor of the batch; 0: all. Less memory; with a
+  int64_t at_once; /* items that the models take at once, a divisor of the batch; 0: all. Less memory; with a
                       discriminator and no late judge one more forward pass */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
@@ -68,6 +68,7 @@ int32_t kr_trainer_draw_weights(kr_trainer *t);
 /* What these give lies on the host. Steps on a GPU change it there: pull before reading, push behind a change. */
 kr_parameters *kr_trainer_generator(kr_trainer *t);
 kr_parameters *kr_trainer_discriminator(kr_trainer *t);
+kr_parameters *kr_trainer_statistics(kr_trainer *t); /* running ones of a model that streams; else empty */
 float *kr_trainer_u(kr_trainer *t, int norm); /* what power iterations have reached, (outputs) */
 float *kr_trainer_v(kr_trainer *t, int norm);
 int32_t kr_trainer_push(kr_trainer *t);

@@ -74,6 +74,30 @@ for _ in range(3):
 out, err = process.communicate(timeout=60)
 check(process.returncode == 0 and len(out) == 2 * AHEAD and err == b"", f"the rest at the end: {len(out)}, {err}")
 
+# a model that streams: what it says is what krait enhance says of the whole, and 31 ms late whatever comes at once
+LATENCY = 500
+STREAMING = ["--weights", GOLDEN / "tiny-streaming.weights.safetensors", "--threads", "1"]
+whole, WEIGHTS[1] = None, STREAMING[1]
+with tempfile.TemporaryDirectory() as folder:
+    whole = enhanced(sound, pathlib.Path(folder))
+process = subprocess.Popen([KRAIT, "live", *map(str, STREAMING)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+heard, said = 0, b""
+while heard < len(sound):
+    some = sound[heard:heard + random.choice((1, 100, 160, 333, 1700))]
+    process.stdin.write(some.tobytes())
+    process.stdin.flush()
+    heard += len(some)
+    while len(said) // 2 < heard - LATENCY and select.select([process.stdout], [], [], 60)[0]:
+        piece = os.read(process.stdout.fileno(), 65536)
+        said += piece
+        if not piece:
+            break
+    check(heard - LATENCY <= len(said) // 2 < heard, f"{len(said) // 2} samples said when {heard} were heard")
+out, err = process.communicate(timeout=60)
+got = array.array("h", said + out)
+check(process.returncode == 0 and err == b"" and len(got) == len(sound), f"all of it: {len(got)}, {err}")
+check(all(abs(g - w) <= 1 for g, w in zip(got, whole)), f"what enhance says, within {max(abs(g - w) for g, w in zip(got, whole))}")
+
 done = krait("live", *WEIGHTS, stdin=sound[:100].tobytes() + b"x")
 check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"within a sample" in done.stderr, f"{done}")
 with open("/dev/full", "wb") as full:

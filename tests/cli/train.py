@@ -92,6 +92,26 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
 
+    # a model that streams: running statistics move, lie in all files, and go on after a resume
+    streaming = base / "streaming.yaml"
+    streaming.write_text(CONFIG.replace("sigmoid_beta: 2.0", "causal: true, norm: batch, channel_attention: moving") + "accumulate: 2\nat_once: 1\naverage_decay: 0.5\nloss: {metric: 0}\n")
+    done = krait(*train(base / "streams", streaming, "--threads", "2", "--steps", "6"))
+    check(done.returncode == 0, f"train a model that streams: {done}")
+    check(krait(*train(base / "again", streaming, "--threads", "1", "--steps", "4")).returncode == 0, "four of its steps")
+    check(krait(*train(base / "again", streaming, "--threads", "2", "--steps", "6", "--resume")).returncode == 0, "the others")
+    raw = (base / "streams" / "checkpoint.safetensors").read_bytes()
+    check(raw == (base / "again" / "checkpoint.safetensors").read_bytes(), "running statistics go on bit for bit")
+    header = json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]])
+
+    def numbers(name):
+        begin, end = header[name]["data_offsets"]
+        return struct.unpack(f"<{(end - begin) // 4}f", raw[len(raw) - max(v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"):][begin:end])
+    for name in ("dense_encoder.dense_conv_1.1.running_", "mask_decoder.mask_conv.2.running_", "phase_decoder.phase_conv.1.running_"):
+        mean, var, average = numbers(f"model.{name}mean"), numbers(f"model.{name}var"), numbers(f"model_average.{name}var")
+        check(any(mean) and all(v > 0 and v != 1 for v in var) and all(v > 0 for v in average) and var != average, f"{name}: {mean} {var} {average}")
+    done = krait("enhance", "-f", DEMO / "noisy.flac", "-o", out, "--weights", base / "streams" / "best.safetensors", "--device", "cpu")
+    check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with a model that streams: {done}")
+
     # a terminal sees how far it is, and at the end nothing of that
     master, slave = os.openpty()
     process = subprocess.Popen([KRAIT, *map(str, train(base / "seen", config, "--threads", "2", "--steps", "2"))], stdout=subprocess.DEVNULL, stderr=slave)

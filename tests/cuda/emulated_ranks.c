@@ -173,16 +173,19 @@ static double furthest(const char *run, const char *other, int n_steps) {
 
 /* ---- tests ---- */
 
+/* One process that takes as many items at once as each of two has makes the same sums in the same order. */
 static void two_as_one(void **state) {
   enum { N = 3 };
   (void)state;
   assert_int_equal(end_of(start(0, 1, "one", N, 0, NULL)), 0);
+  assert_int_equal(end_of(start(0, 1, "halves", N, 0, "at_once=1")), 0);
   const pid_t first = start(0, 2, "two", N, 0, NULL), second = start(1, 2, "two", N, 0, NULL);
   assert_int_equal(end_of(second), 0);
   assert_int_equal(end_of(first), 0);
   const double apart = furthest("two", "one", N);
   print_message("two processes and one over %d steps: losses and norms within %.1e\n", N, apart);
   assert_true(apart < 1e-4);
+  assert_true(furthest("two", "halves", N) == 0);
   /* and a sum that is off by a thousandth in one of them shows in the first step's norm */
   setenv("KR_FAKE_NCCL", "off=1", 1);
   const pid_t off = start(0, 2, "off", 1, 0, NULL), other = start(1, 2, "off", 1, 0, NULL);

@@ -22,6 +22,8 @@ typedef struct side {
 static const char *const models[] = {"model=primeknet_mamba,mamba_hidden_size=8,mamba_d_state=4,",
                                      "model=primeknet_gru,gru_hidden_size=8,gru_layers=1,",
                                      "model=primeknet_lstm,lstm_hidden_size=8,lstm_layers=1,"};
+static const char *const streaming =
+    "model=primeknet_mamba,mamba_hidden_size=8,mamba_d_state=4,causal=true,norm=batch,channel_attention=moving,";
 
 static void open_side(side *s, int32_t device, const char *model, const kr_train_options *options) {
   char settings[512];
@@ -103,6 +105,11 @@ static void compare_steps(const char *model, const kr_train_options *options, in
     const double gradient = difference(g[1]->gradient, g[0]->gradient, g[0]->n),
                  of_disc = difference(d[1]->gradient, d[0]->gradient, d[0]->n),
                  value = difference(g[1]->value, g[0]->value, g[0]->n);
+    const kr_parameters *const s[] = {kr_trainer_statistics(cpu.t), kr_trainer_statistics(gpu.t)};
+    assert_int_equal(s[0]->n > 0, model == streaming);
+    if (s[0]->n)
+      assert_true(difference(s[1]->value, s[0]->value, s[0]->n) < 1e-4 &&
+                  difference(s[1]->average, s[0]->average, s[0]->n) < 1e-4);
     const double average = difference(g[1]->average, g[0]->average, g[0]->n),
                  norm = fabs(gpu.step.gradient_norm / cpu.step.gradient_norm - 1);
     print_message("%s step %d: losses %.1e, gradients %.1e, %.1e, norm %.1e, weights %.1e, average %.1e\n", model, k,
@@ -142,6 +149,15 @@ static void every_stage(void **state) {
   }
 }
 
+/* Running statistics on a GPU, which two batches move together. */
+static void running_statistics(void **state) {
+  kr_train_options options = kr_train_defaults;
+  (void)state;
+  options.discriminator = 0, options.weights[KR_TERM_METRIC] = 0;
+  options.accumulate = 2, options.average_decay = 0.9;
+  compare_steps(streaming, &options, 2);
+}
+
 /* The third step runs what the second recorded. */
 static void several_steps(void **state) {
   kr_train_options options = kr_train_defaults;
@@ -153,7 +169,8 @@ static void several_steps(void **state) {
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_stage), cmocka_unit_test(several_steps)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_stage), cmocka_unit_test(several_steps),
+                                     cmocka_unit_test(running_statistics)};
   if (argc != 2) return fprintf(stderr, "usage: emulated_trainer LIBRARY\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);

@@ -93,17 +93,20 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
 }
 
 static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, double bound) {
-  static const int64_t batches[] = {3, SLOTS, 1};
+  static const struct {
+    int64_t B;
+    int whole;
+  } steps[] = {{3, 1}, {SLOTS, -1}, {1, -1}, {1, 1}, {2, -1}, {3, -1}};
   const kr_mlm_config c = config_of(mixer);
   kr_mlm *here, *there;
   double most = 0;
   WORKS(kr_mlm_open_random(cpu, &c, dtype, SLOTS, &here));
   WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
   if (narrow) WORKS(kr_mlm_narrow_states(there));
-  for (int i = 0; i < (IS_EMULATED ? 2 : 3); i++) { /* few sequences as one call: weights of 8 bits are so unasked */
-    const int is_one_call = dtype != KRAIT_F32 && batches[i] <= 4;
+  for (int i = 0; i < (IS_EMULATED ? 3 : 6); i++) { /* few sequences as one call: weights of 8 bits are so unasked */
+    const int is_one_call = dtype != KRAIT_F32 && (dtype == KRAIT_I32 ? steps[i].B <= 4 : steps[i].whole > 0);
     if (dtype != KRAIT_I32) kr_mlm_choose_whole(there, is_one_call ? 1 : -1);
-    compare(there, here, batches[i], bound, &most);
+    compare(there, here, steps[i].B, bound, &most);
     assert_int_equal(kr_mlm_was_whole(there), is_one_call);
   }
   printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), dtype == KRAIT_I32 ? "q8_0" : krait_dtype_name(dtype),

@@ -178,6 +178,22 @@ def test_stream(denoiser):
     assert np.allclose(stream.finish(), denoiser(whole.astype(np.float32) / 32768), atol=1e-6)
 
 
+def test_stream_of_a_model_that_streams():
+    """Whatever comes at once: what the whole recording gives, 500 samples late."""
+    streaming = krait.Denoiser(weights=GOLDEN / "tiny-streaming.weights.safetensors")
+    x = speech(9001).astype(np.float32)
+    x *= 0.056 / np.sqrt(np.mean(x ** 2))  # of a level that the whole takes as it is
+    want, stream = streaming(x), streaming.stream()
+    assert stream.latency == 500
+    for piece in (100, 160, 3001):
+        got, heard = [], 0
+        for i in range(0, len(x), piece):
+            got.append(stream.push(x[i:i + piece]))
+            heard += len(x[i:i + piece])
+            assert 0 <= heard - sum(map(len, got)) < stream.latency
+        assert np.allclose(np.concatenate([*got, stream.finish()]), want, atol=1e-6)
+
+
 def test_stream_refuses(denoiser):
     stream = denoiser.stream()
     for bad in (np.zeros(10, np.int32), np.zeros((2, 5)), np.zeros(10, complex)):

@@ -1,8 +1,8 @@
 """Small random models of transformers: logits in evaluation and training, every gradient, tokens generated with a cache. Run as a program,
-with the drop-ins on the path or not, it saves what it computed: transformers_models.py OUT [NAME ...]."""
+with the drop-ins on the path or not, it saves what it computed: transformers_models.py OUT [--device DEVICE] [NAME ...]."""
 
+import argparse
 import os
-import sys
 
 import torch
 
@@ -43,9 +43,9 @@ def build(name):
     return made
 
 
-def compute(name):
-    model, generator = build(name), torch.Generator().manual_seed(1)
-    ids = torch.randint(1, 60, (2, 37), generator=generator)
+def compute(name, device):
+    model, generator = build(name).to(device), torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 60, (2, 37), generator=generator).to(device)
     results = {}
     model.eval()
     with torch.no_grad():
@@ -56,20 +56,25 @@ def compute(name):
     results["training logits"] = out.logits.detach()
     out.loss.backward()
     results.update(("gradient of " + key, p.grad.clone()) for key, p in model.named_parameters() if p.grad is not None)
-    return results
+    return {key: value.cpu() for key, value in results.items()}
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("names", nargs="*", default=list(MODELS))
+    options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
     transformers.logging.set_verbosity_error()
     results = {}
-    for name in sys.argv[2:] or MODELS:
+    for name in options.names:
         try:
-            results[name] = compute(name)
+            results[name] = compute(name, options.device)
         except Exception as error:  # a release without that model, or one that fails: the test says which
             results[name] = "%s: %s" % (type(error).__name__, error)
-    torch.save({"version": transformers.__version__, "results": results}, sys.argv[1])
+    torch.save({"version": transformers.__version__, "results": results}, options.out)
 
 
 if __name__ == "__main__":

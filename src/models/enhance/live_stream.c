@@ -1,6 +1,7 @@
-/* live_stream.c: sound as it comes through a denoiser. Every quarter of a second the last second goes through it again,
- * and the samples that a tenth of a second has followed are due: no model needs to know of it, and the delay is the sum
- * (docs/speed/2026-11-22-train5.md says what that costs and keeps). Where two answers meet they fade. */
+/* live_stream.c: sound as it comes through a denoiser: through its model's own stream where it has one; else every
+ * quarter of a second the last second goes through it again, and the samples that a tenth of a second has followed are
+ * due: no model needs to know of it, and the delay is the sum (docs/speed/2026-11-22-train5.md says what that costs and
+ * keeps). Where two answers meet they fade. */
 #include <math.h>
 #include <string.h>
 
@@ -21,7 +22,9 @@ int32_t kr_stream_open(const kr_denoiser *denoiser, krait_stream **stream) {
   *stream = kr_zalloc(sizeof **stream);
   KR_CHECK(*stream, KRAIT_ERR_NO_MEMORY, "no memory for a stream");
   (*stream)->denoiser = *denoiser;
-  return KRAIT_OK;
+  const int32_t status = denoiser->live ? denoiser->live->open(denoiser->user) : KRAIT_OK;
+  if (status < 0) krait_stream_close(stream);
+  return status;
 }
 
 int32_t krait_stream_open(krait_session *session, krait_stream **stream) {
@@ -38,7 +41,10 @@ void krait_stream_close(krait_stream **stream) {
   *stream = NULL;
 }
 
-int64_t krait_stream_latency(const krait_stream *stream) { return stream ? LATENCY : 0; }
+int64_t krait_stream_latency(const krait_stream *stream) {
+  if (!stream) return 0;
+  return stream->denoiser.live ? stream->denoiser.live->latency(stream->denoiser.user) : LATENCY;
+}
 
 static void remember(krait_stream *s, const float *in, int64_t n) {
   memmove(s->heard, s->heard + n, (size_t)(WINDOW - n) * sizeof *in);
@@ -64,18 +70,41 @@ static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
   return KRAIT_OK;
 }
 
+/* Samples that are given when n more have come. */
+static int64_t due_with(const krait_stream *s, int64_t n) {
+  const int64_t heard = s->n_heard + n;
+  if (s->denoiser.live) return s->denoiser.live->due(s->denoiser.user, heard) - s->n_said;
+  const int64_t answered = heard - (s->n_waiting + n) % HOP;
+  return answered - AHEAD > s->n_said ? answered - AHEAD - s->n_said : 0;
+}
+
+/* Through the model's own stream. */
+static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
+  const kr_denoiser_live *live = s->denoiser.live;
+  const int32_t status = live->push(s->denoiser.user, in, n, is_end, out, n_out);
+  for (int64_t i = 0; i < *n_out && status >= 0; i++)
+    KR_CHECK(isfinite(out[i]), KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld",
+             (long long)(s->n_said + i));
+  s->n_heard += n, s->n_said += *n_out;
+  return status;
+}
+
 int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, float *out, int64_t room,
                           int64_t *n_out) {
   KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !room), KRAIT_ERR_ARGUMENT,
            "stream, in, out and n_out must not be NULL, n_samples not negative");
   *n_out = 0;
   KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: krait_stream_finish begins anew");
-  const int64_t heard = s->n_heard + n_samples, answered = heard - (s->n_waiting + n_samples) % HOP,
-                due = answered - AHEAD > s->n_said ? answered - AHEAD - s->n_said : 0;
+  const int64_t due = due_with(s, n_samples);
   KR_CHECK(room >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)room,
            (long long)due);
   for (int64_t i = 0; i < n_samples; i++)
     KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
+  if (s->denoiser.live) {
+    const int32_t status = pass(s, in, n_samples, 0, out, n_out);
+    s->has_failed = status < 0;
+    return status;
+  }
   for (int64_t i = 0; i < n_samples;) {
     const int64_t wanted = HOP - s->n_waiting, n = n_samples - i < wanted ? n_samples - i : wanted;
     remember(s, in + i, n), i += n;
@@ -92,7 +121,9 @@ int32_t krait_stream_finish(krait_stream *s, float *out, int64_t room, int64_t *
   *n_out = 0;
   KR_CHECK(room >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
            (long long)room, (long long)(s->n_heard - s->n_said));
-  const int32_t status = answer(s, 1, out, n_out);
+  const int32_t status = !s->denoiser.live ? answer(s, 1, out, n_out)
+                         : s->has_failed   ? KRAIT_OK
+                                           : pass(s, NULL, 0, 1, out, n_out);
   s->n_heard = s->n_said = s->n_waiting = 0, s->has_failed = 0;
   return status;
 }

@@ -7,6 +7,7 @@
 #include "alloc.h"
 #include "ctx.h"
 #include "model_kind.h"
+#include "primeknet_stream.h"
 #include "status.h"
 #include "stft.h"
 
@@ -23,6 +24,7 @@ typedef struct pk_timeline {
   const pk_impl *impl;
   kr_pk_session *session;
   kr_stft *stft;
+  pk_live *live; /* of a model that streams, once it is asked for */
   int64_t room_frames;
   float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
 } pk_timeline;
@@ -55,6 +57,7 @@ static void close_timeline(void **handle) {
   *handle = NULL;
   kr_pk_session_close(&line->session);
   kr_stft_close(&line->stft);
+  pk_live_close(&line->live);
   kr_free(line->com);
   kr_free(line);
 }
@@ -106,10 +109,27 @@ static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_s
   return KRAIT_OK;
 }
 
+static int32_t open_live(void *user) {
+  pk_timeline *line = user;
+  return line->live ? KRAIT_OK
+                    : pk_live_open(kr_primeknet_streaming(line->impl->net), line->impl->pool, KR_PK_LIVE_CHUNK,
+                                   compress_power, &line->live);
+}
+static int64_t live_due(const void *user, int64_t n_samples) {
+  return pk_live_due(((const pk_timeline *)user)->live, n_samples);
+}
+static int32_t push_live(void *user, const float *in, int64_t n_samples, int is_end, float *out, int64_t *n_out) {
+  return pk_live_push(((pk_timeline *)user)->live, in, n_samples, is_end, out, n_out);
+}
+static int64_t live_latency(const void *user) { return pk_live_latency(((const pk_timeline *)user)->live); }
+static const kr_denoiser_live live = {open_live, live_due, push_live, live_latency};
+
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   const pk_timeline *line = timeline;
-  *denoiser = (kr_denoiser){
-      .run = run_denoiser, .user = timeline, .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS};
+  *denoiser = (kr_denoiser){.run = run_denoiser,
+                            .user = timeline,
+                            .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
+                            .live = kr_primeknet_streaming(line->impl->net) ? &live : NULL};
   return KRAIT_OK;
 }
 

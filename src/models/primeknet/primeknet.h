@@ -8,12 +8,13 @@
 #include "config.h"
 #include "layers.h"
 
-enum { KR_PK_MAX_KERNELS = 16 };
+enum { KR_PK_MAX_KERNELS = 16, KR_PK_MOVING_FRAMES = 11 };
 enum { KR_PK_MAMBA, KR_PK_GRU, KR_PK_LSTM };
 
 typedef struct kr_pk_config {
   int32_t stage; /* KR_PK_* */
   int causal;
+  int streams; /* norm: batch and channel_attention: moving: no later frame changes an output */
   int64_t fft_len, F, F2; /* F = fft_len/2+1 bins, F2 = (F-3)/2+1 after the encoder */
   int64_t C, depth, n_blocks, n_time, n_freq;
   int64_t hidden, layers;                     /* of the time network; layers only for GRU and LSTM */
@@ -24,6 +25,7 @@ typedef struct kr_pk_config {
 } kr_pk_config;
 
 typedef struct kr_primeknet kr_primeknet;
+struct pk_streaming;
 typedef struct kr_pk_session kr_pk_session;
 
 /* The configuration that `model` ("primeknet_gru", ...) and `config` describe. */
@@ -34,6 +36,7 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
                           int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
 const kr_pk_config *kr_primeknet_config(const kr_primeknet *model);
+const struct pk_streaming *kr_primeknet_streaming(const kr_primeknet *model); /* NULL: it does not stream */
 
 int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session);
 void kr_pk_session_close(kr_pk_session **session);

@@ -10,7 +10,8 @@ static const char *const known_keys[] = {
     "mamba_d_state",   "mamba_d_conv",   "mamba_expand",     "gru_layers",
     "gru_hidden_size", "lstm_layers",    "lstm_hidden_size", "freq_block_kernel",
     "infer_type",      "causal",         "hop_len",          "hop_length",
-    "win_len",         "win_length",     "compress_factor",
+    "win_len",         "win_length",     "compress_factor",  "norm",
+    "channel_attention",
 };
 
 static int32_t read_stage(const char *model, int32_t *stage) {
@@ -51,6 +52,23 @@ static int32_t read_kernels(const kr_config *config, kr_pk_config *out) {
   return KRAIT_OK;
 }
 
+/* A model that streams is one in all its parts, or none. */
+static int32_t read_streaming(const kr_config *config, kr_pk_config *out) {
+  const char *norm, *attention;
+  KR_TRY(kr_config_text(config, "norm", "instance", &norm));
+  KR_TRY(kr_config_text(config, "channel_attention", "mean", &attention));
+  KR_CHECK(strcmp(norm, "instance") == 0 || strcmp(norm, "batch") == 0, KRAIT_ERR_WEIGHTS,
+           "norm is '%s', not instance or batch", norm);
+  KR_CHECK(strcmp(attention, "mean") == 0 || strcmp(attention, "moving") == 0, KRAIT_ERR_WEIGHTS,
+           "channel_attention is '%s', not mean or moving", attention);
+  out->streams = strcmp(norm, "batch") == 0;
+  KR_CHECK(out->streams == (strcmp(attention, "moving") == 0), KRAIT_ERR_WEIGHTS,
+           "norm: batch and channel_attention: moving go together");
+  KR_CHECK(!out->streams || (out->causal && out->stage == KR_PK_MAMBA), KRAIT_ERR_WEIGHTS,
+           "norm: batch goes with causal: true and model primeknet_mamba");
+  return KRAIT_OK;
+}
+
 int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_config *out) {
   memset(out, 0, sizeof *out);
   KR_TRY(read_stage(model, &out->stage));
@@ -68,6 +86,7 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
   KR_TRY(kr_config_int(config, "freq_block_num", 2, 0, 1024, &out->n_freq));
   KR_TRY(kr_config_float(config, "sigmoid_beta", 1, -1e6, 1e6, &out->sigmoid_beta));
   KR_TRY(kr_config_bool(config, "causal", 0, &out->causal));
+  KR_TRY(read_streaming(config, out));
   KR_TRY(read_time_network(config, out));
   return read_kernels(config, out);
 }

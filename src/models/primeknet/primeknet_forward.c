@@ -2,8 +2,10 @@
  * planes. */
 #include <math.h>
 
+#include "alloc.h"
 #include "primeknet_device.h"
 #include "primeknet_session.h"
+#include "primeknet_stream.h"
 #include "status.h"
 
 typedef struct plane_job {
@@ -56,10 +58,41 @@ static int32_t forward_item(kr_pk_session *s, const plane_job *planes) {
   return KRAIT_OK;
 }
 
+/* Windows through a model that streams, a chunk after the other. */
+static int32_t forward_chunks(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
+                              float *com) {
+  const int64_t plane = s->model->config.F * T, chunk = pk_chunks_size(s->chunks);
+  float *own = com ? kr_alloc_array((size_t)plane, 2 * sizeof *own) : NULL;
+  KR_CHECK(own || !com, KRAIT_ERR_NO_MEMORY, "no memory for a window of %lld frames", (long long)T);
+  int32_t status = KRAIT_OK;
+  for (int64_t b = 0; b < B && status >= 0; b++) {
+    float *const to_mag = com   ? own
+                          : mag ? mag + b * plane
+                                : NULL,
+                 *const to_pha = com   ? own + plane
+                                 : pha ? pha + b * plane
+                                       : NULL;
+    status = pk_chunks_reset(s->chunks);
+    for (int64_t t = 0; t < T && status >= 0; t += chunk) {
+      const int64_t n = T - t < chunk ? T - t : chunk;
+      status = pk_chunks_run(s->chunks, com_in + 2 * b * plane, T, t, n, to_mag, to_pha);
+    }
+    for (int64_t i = 0; i < plane && com && status >= 0; i++) {
+      if (mag) mag[b * plane + i] = to_mag[i];
+      if (pha) pha[b * plane + i] = to_pha[i];
+      com[2 * (b * plane + i)] = to_mag[i] * cosf(to_pha[i]),
+                           com[2 * (b * plane + i) + 1] = to_mag[i] * sinf(to_pha[i]);
+    }
+  }
+  kr_free(own);
+  return status;
+}
+
 int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
   KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
            "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
   KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
+  if (s->chunks) return forward_chunks(s, B, T, com_in, mag, pha, com);
   if (s->device) return pk_device_forward(s->device, B, T, com_in, mag, pha, com, &s->device_s);
   KR_TRY(pk_session_prepare(s, T));
   for (int i = 0; i < s->n_threads; i++) s->scratch[i].status = KRAIT_OK;

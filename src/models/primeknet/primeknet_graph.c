@@ -1,8 +1,9 @@
-/* primeknet_graph.c: PrimeKnet as calls of a graph. Biases in front of an instance norm are left out: they cancel in
- * it, and so do their gradients. */
+/* primeknet_graph.c: PrimeKnet as calls of a graph. Biases in front of a norm that measures are left out: they cancel
+ * in it, and so do their gradients. */
 #include "primeknet_graph.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "mamba_block.h"
 #include "op_list.h"
@@ -14,9 +15,10 @@ typedef struct maker {
   const kr_pk_config *c;
   kr_pk_parameter_fn *parameter;
   void *user;
+  const kr_pk_graph *io;
   int64_t B, T;
   int32_t dtype;
-  int recompute;
+  int one_sided; /* filters of this part see no later position; so their keys say */
 } maker;
 
 /* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for
@@ -26,7 +28,7 @@ static kr_tensor take(const maker *m, const char *prefix, const char *key, int64
   char name[MAX_NAME];
   size_t used = (size_t)snprintf(name, sizeof name, "%s", prefix);
   for (; *key && used + 24 < sizeof name; key++) {
-    if (*key == '@') used += (size_t)snprintf(name + used, sizeof name - used, "%s", m->c->causal ? ".conv" : "");
+    if (*key == '@') used += (size_t)snprintf(name + used, sizeof name - used, "%s", m->one_sided ? ".conv" : "");
     else if (*key == '#') used += (size_t)snprintf(name + used, sizeof name - used, "%lld", (long long)number);
     else name[used++] = *key;
   }
@@ -57,6 +59,16 @@ typedef struct pk_attention_p {
 #include "primeknet_weights.def"
 #undef KR_SCOPE_attention
 } pk_attention_p;
+typedef struct pk_moving_p {
+#define KR_SCOPE_moving
+#include "primeknet_weights.def"
+#undef KR_SCOPE_moving
+} pk_moving_p;
+typedef struct pk_running_p {
+#define KR_SCOPE_running
+#include "primeknet_weights.def"
+#undef KR_SCOPE_running
+} pk_running_p;
 typedef struct pk_wrap_p {
 #define KR_SCOPE_wrap
 #include "primeknet_weights.def"
@@ -156,7 +168,7 @@ static kr_tensor not_kept(const maker *m, kr_tensor t) {
 
 /* y comes from x through a part of the model that gradients may run again. */
 static kr_tensor part_of(const maker *m, kr_tensor x, kr_tensor y) {
-  if (m->recompute) kr_graph_recompute_since(m->g, x, y);
+  if (m->io->recompute) kr_graph_recompute_since(m->g, x, y);
   return y;
 }
 
@@ -167,19 +179,135 @@ static kr_tensor channel_norm(const maker *m, kr_tensor rows, kr_tensor weight, 
           .eps = 1e-6f, .x = view(m, rows), .weight = view(m, weight), .bias = view(m, bias), .out = kr_graph_ask()});
 }
 
-/* x (B, ., ., C), normalised over all positions, through PReLU; into out of the same shape or a new tensor. */
-static kr_tensor norm_and_slope(const maker *m, kr_tensor x, kr_tensor weight, kr_tensor bias, kr_tensor slope,
-                                kr_tensor out) {
-  const kr_dims d = kr_graph_dims(m->g, x), flat = KR_DIMS(d.size[0], d.size[1] * d.size[2], d.size[3]);
+/* ---- norms with their PReLU ---- */
+
+typedef struct norm {
+  const char *place;                       /* of its keys, with what follows it: "dense_encoder.dense_conv_1.1." */
+  kr_tensor before, weight, bias, slope;   /* before: the bias of the product in front */
+} norm;
+
+static kr_tensor mean_of(const maker *m, kr_tensor x) {
+  const kr_dims d = kr_graph_dims(m->g, x);
+  kr_tensor mean = x;
+  const kr_dims steps[] = {KR_DIMS(d.size[0] * d.size[1], d.size[2], d.size[3]),
+                           KR_DIMS(1, d.size[0] * d.size[1], d.size[3])};
+  for (int k = 0; k < 2; k++)
+    mean = kr_graph_call(m->g, "batch_mean", &kr_op_pool,
+                         &(krait_pool_args){.x = view(m, reshape(m, mean, steps[k])), .out = kr_graph_ask()});
+  return mean; /* (1, C) */
+}
+
+/* What running statistics are to come closer to: the mean with the bias that the product has left out, and the unbiased
+ * variance. */
+static void measure(const maker *m, const norm *n, kr_tensor x) {
+  const kr_dims d = kr_graph_dims(m->g, x);
+  const int64_t C = d.size[3], number = 0;
+  const double positions = (double)(d.size[0] * d.size[1] * d.size[2]);
+  const char *prefix = n->place;
+  const maker measured = {.g = m->g, .c = m->c, .parameter = m->io->measured, .user = m->user};
+  pk_running_p p;
+  const kr_tensor mean = mean_of(m, x), apart = new_tensor(m, d);
+  kr_graph_pointwise(m->g, "batch_apart", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, x,
+                     kr_graph_spread(m->g, reshape(m, mean, KR_DIMS(1, 1, 1, C)), d), apart);
+  const kr_tensor var = mean_of(m, multiply(m, "batch_square", apart, apart));
+  m = &measured;
+#define KR_SCOPE_running
+#include "primeknet_weights.def"
+#undef KR_SCOPE_running
+  kr_graph_pointwise(m->g, "running_mean", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
+                     reshape(m, mean, KR_DIMS(C)), n->before, p.mean);
+  kr_graph_pointwise(m->g, "running_var",
+                     (krait_pointwise_args){.x_scale = (float)(positions / (positions > 1 ? positions - 1 : 1))},
+                     reshape(m, var, KR_DIMS(C)), 0, p.var);
+}
+
+/* x (B, ., ., C), normalised over all positions, with norm: batch also over B, through PReLU; into out of the same
+ * shape or a new tensor. */
+static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_tensor out) {
+  const kr_dims d = kr_graph_dims(m->g, x);
+  const int64_t over = m->c->streams ? d.size[0] : 1;
+  const kr_dims flat = KR_DIMS(d.size[0] / over, over * d.size[1] * d.size[2], d.size[3]);
   if (!out) out = new_tensor(m, d);
-  kr_graph_call(m->g, "instance_norm", &kr_op_instance_norm,
-                &(krait_instance_norm_args){.eps = 1e-5f,
+  if (m->c->streams) measure(m, n, x);
+  kr_graph_call(m->g, m->c->streams ? "batch_norm" : "instance_norm", &kr_op_instance_norm,
+                &(krait_instance_norm_args){.eps = (float)KR_PK_NORM_EPS,
                                             .x = view(m, reshape(m, x, flat)),
-                                            .weight = view(m, weight),
-                                            .bias = view(m, bias),
-                                            .slope = view(m, slope),
+                                            .weight = view(m, n->weight),
+                                            .bias = view(m, n->bias),
+                                            .slope = view(m, n->slope),
                                             .out = view(m, reshape(m, out, flat))});
   return out;
+}
+
+/* max(x, 0) + slope min(x, 0) by channels. */
+static kr_tensor slope_below(const maker *m, kr_tensor x, kr_tensor slope, kr_tensor out) {
+  const kr_dims d = kr_graph_dims(m->g, x), channels = KR_DIMS(1, 1, 1, d.size[3]);
+  const kr_tensor below = new_tensor(m, d), less = new_tensor(m, kr_graph_dims(m->g, slope));
+  if (!out) out = new_tensor(m, d);
+  kr_graph_pointwise(m->g, "slope_less", (krait_pointwise_args){.x_scale = -1, .y_scale = 1}, 0, slope, less);
+  kr_graph_pointwise(m->g, "below",
+                     (krait_pointwise_args){.activation = KRAIT_ACT_RELU, .x_scale = -1, .y_scale = 1}, x, x, below);
+  const kr_tensor factors = kr_graph_spread(m->g, reshape(m, less, channels), d);
+  kr_graph_pointwise(m->g, "sloped", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
+                     multiply(m, "below_slope", below, factors), x, out);
+  return out;
+}
+
+/* The norm with running statistics: a factor and a summand for each channel, which is its bias then. */
+static kr_tensor fixed_scale(const maker *m, const norm *n, kr_tensor *bias) {
+  const maker fixed = {.g = m->g, .c = m->c, .parameter = m->io->fixed, .user = m->user};
+  const kr_dims d = kr_graph_dims(m->g, n->weight);
+  const kr_tensor scale = take(&fixed, n->place, "scale", 0, d), shift = take(&fixed, n->place, "shift", 0, d);
+  *bias = add(m, "norm_bias", multiply(m, "norm_bias", n->before, scale), shift);
+  return scale;
+}
+
+/* Rows times a weight (outputs, inputs) through a norm, as positions of these dimensions. */
+static kr_tensor product_and_norm(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, const norm *n,
+                                  kr_dims dims, kr_tensor out) {
+  if (!m->io->fixed) return norm_and_slope(m, n, reshape(m, product(m, name, rows, weight, 0, 0, 0), dims), out);
+  kr_tensor bias;
+  const kr_dims w = kr_graph_dims(m->g, weight);
+  const kr_tensor scale = fixed_scale(m, n, &bias),
+                  factors = kr_graph_spread(m->g, reshape(m, scale, KR_DIMS(w.size[0], 1)), w);
+  const kr_tensor x = product(m, name, rows, multiply(m, "norm_weight", weight, factors), bias, 0, 0);
+  return slope_below(m, reshape(m, x, dims), n->slope, out);
+}
+
+/* The same of a map (B, ., ., C) that is there. */
+static kr_tensor norm_of(const maker *m, const norm *n, kr_tensor x) {
+  if (!m->io->fixed) return norm_and_slope(m, n, x, 0);
+  kr_tensor bias;
+  const kr_dims d = kr_graph_dims(m->g, x), channels = KR_DIMS(1, 1, 1, d.size[3]);
+  const kr_tensor factors = kr_graph_spread(m->g, reshape(m, fixed_scale(m, n, &bias), channels), d),
+                  summands = kr_graph_spread(m->g, reshape(m, bias, channels), d);
+  return slope_below(m, add(m, "norm_shift", multiply(m, "norm_scale", x, factors), summands), n->slope, 0);
+}
+
+/* ---- frames of the runs before ---- */
+
+/* What n frames of the past stand before in a state (B, ., n + T, C); or, without a past, just frames. */
+static kr_tensor room_with_past(const maker *m, const char *name, kr_dims dims, int64_t n) {
+  if (!m->io->has_past) return new_tensor(m, dims);
+  dims.size[2] += n;
+  return kr_graph_state(m->g, name, m->dtype, dims);
+}
+static kr_tensor newest(const maker *m, kr_tensor room) {
+  return kr_graph_slice(m->g, room, 2, kr_graph_dims(m->g, room).size[2] - m->T, m->T);
+}
+
+/* Behind the last call that reads it: its last n frames become the first, a piece at a time that does not overlap. */
+static void keep_past(const maker *m, kr_tensor room, int64_t n) {
+  for (int64_t k = 0; k < n && m->io->has_past; k += m->T) {
+    const int64_t some = n - k < m->T ? n - k : m->T;
+    copy(m, "past", kr_graph_slice(m->g, room, 2, m->T + k, some), kr_graph_slice(m->g, room, 2, k, some));
+  }
+}
+
+/* A state that one call reads and another tensor of it becomes. */
+static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_tensor *next) {
+  *next = m->io->has_past ? new_tensor(m, dims) : 0;
+  return m->io->has_past ? kr_graph_state(m->g, name, m->dtype, dims) : 0;
 }
 
 /* One filter a channel over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency). */
@@ -189,11 +317,11 @@ static kr_tensor filter(const maker *m, const char *name, kr_tensor x, kr_tensor
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
   const kr_tensor weight = kr_graph_permute(m->g, reshape(m, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1}),
                   out = new_tensor(m, kr_graph_dims(m->g, x));
-  const int one_sided = m->c->causal;
+  const int one_sided = m->one_sided;
   return kr_graph_call(m->g, name, &kr_op_depthwise_conv,
                        &(krait_depthwise_conv_args){.DH = 1,
                                                     .DW = time_dilation,
-                                                    .PH = one_sided && KW == 1 ? KH - 1 : (KH - 1) / 2,
+                                                    .PH = one_sided && d.n == 3 ? KH - 1 : (KH - 1) / 2,
                                                     .PW = (one_sided ? KW - 1 : (KW - 1) / 2) * time_dilation,
                                                     .x = view(m, x),
                                                     .weight = view(m, weight),
@@ -202,6 +330,22 @@ static kr_tensor filter(const maker *m, const char *name, kr_tensor x, kr_tensor
 }
 
 /* ---- encoder and decoders ---- */
+
+static int64_t dense_past(const maker *m) { return m->c->depth ? (int64_t)1 << m->c->depth : 0; }
+
+/* A dense block's filter over x, which its past stands before: a filter along frequency for each tap in time. */
+static kr_tensor filter_with_past(const maker *m, kr_tensor x, kr_tensor taps, kr_tensor bias, int64_t time_dilation) {
+  const int64_t I = kr_graph_dims(m->g, taps).size[0], before = kr_graph_dims(m->g, x).size[2] - m->T;
+  if (!m->io->has_past) return filter(m, "dense_filter", x, taps, bias, time_dilation);
+  kr_tensor sum = 0;
+  for (int64_t k = 0; k < 3; k++) {
+    const kr_tensor part = filter(
+        m, "dense_filter", kr_graph_slice(m->g, x, 2, before - (2 - k) * time_dilation, m->T),
+        kr_graph_slice(m->g, reshape(m, taps, KR_DIMS(I, 1, 3, 3)), 2, k, 1), k ? 0 : bias, time_dilation);
+    sum = sum ? add(m, "dense_filter", sum, part) : part;
+  }
+  return sum;
+}
 
 /* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first.
  * Returns the last output. */
@@ -218,21 +362,22 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
 #include "primeknet_weights.def"
 #undef KR_SCOPE_dense
     const kr_tensor x = kr_graph_slice(m->g, all, 3, (depth - 1 - i) * C, I);
-    const kr_tensor filtered = not_kept(m, filter(m, "dense_filter", x, p.taps, p.taps_b, (int64_t)1 << i));
-    const kr_tensor mixed = product(m, "dense_mix", reshape(m, filtered, KR_DIMS(d.size[0] * d.size[1] * d.size[2], I)),
-                                    matrix(m, p.w), 0, 0, 0);
-    const kr_tensor to = i + 1 < depth ? kr_graph_slice(m->g, all, 3, (depth - 2 - i) * C, C) : 0;
-    last = norm_and_slope(m, reshape(m, mixed, KR_DIMS(d.size[0], d.size[1], d.size[2], C)), p.norm_w, p.norm_b,
-                          p.slope, to);
+    const kr_tensor filtered = not_kept(m, filter_with_past(m, x, p.taps, p.taps_b, (int64_t)1 << i));
+    const kr_tensor to = i + 1 < depth ? newest(m, kr_graph_slice(m->g, all, 3, (depth - 2 - i) * C, C)) : 0;
+    snprintf(prefix + strlen(prefix), sizeof prefix - strlen(prefix), "2.");
+    last = product_and_norm(m, "dense_mix", reshape(m, filtered, KR_DIMS(d.size[0] * d.size[1] * m->T, I)),
+                            matrix(m, p.w), &(norm){prefix, p.b, p.norm_w, p.norm_b, p.slope},
+                            KR_DIMS(d.size[0], d.size[1], m->T, C), to);
   }
-  return last;
+  keep_past(m, all, dense_past(m));
+  return depth ? last : newest(m, all);
 }
 
 /* Room for a dense block over F bins; the last C columns are where its input goes. */
 static kr_tensor dense_room(const maker *m, int64_t F, kr_tensor *input) {
   const int64_t n = m->c->depth > 0 ? m->c->depth : 1;
-  const kr_tensor all = new_tensor(m, KR_DIMS(m->B, F, m->T, n * m->c->C));
-  *input = kr_graph_slice(m->g, all, 3, (n - 1) * m->c->C, m->c->C);
+  const kr_tensor all = room_with_past(m, "dense", KR_DIMS(m->B, F, m->T, n * m->c->C), dense_past(m));
+  *input = newest(m, kr_graph_slice(m->g, all, 3, (n - 1) * m->c->C, m->c->C));
   return all;
 }
 
@@ -244,9 +389,11 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
 #define KR_SCOPE_encoder
 #include "primeknet_weights.def"
 #undef KR_SCOPE_encoder
-  const kr_tensor lifted = product(m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w), 0, 0, 0),
-                  all = dense_room(m, F, &input);
-  norm_and_slope(m, reshape(m, lifted, KR_DIMS(m->B, F, m->T, C)), p.lift_norm_w, p.lift_norm_b, p.lift_slope, input);
+  const kr_tensor all = dense_room(m, F, &input);
+  product_and_norm(
+      m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w),
+      &(norm){"dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope},
+      KR_DIMS(m->B, F, m->T, C), input);
   const kr_tensor dense = dense_block(m, "dense_encoder", all);
   /* every other frequency with its two neighbours above: (tap, input) by output */
   const kr_tensor weight = new_tensor(m, KR_DIMS(C, 3, C)), windows = new_tensor(m, KR_DIMS(m->B, F2, m->T, 3 * C));
@@ -254,9 +401,10 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
   kr_graph_call(m->g, "down_windows", &kr_op_unfold,
                 &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
   not_kept(m, windows);
-  const kr_tensor down = product(m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)),
-                                 reshape(m, weight, KR_DIMS(C, 3 * C)), 0, 0, 0);
-  return norm_and_slope(m, reshape(m, down, KR_DIMS(m->B, F2, m->T, C)), p.down_norm_w, p.down_norm_b, p.down_slope, 0);
+  return product_and_norm(
+      m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)), reshape(m, weight, KR_DIMS(C, 3 * C)),
+      &(norm){"dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope},
+      KR_DIMS(m->B, F2, m->T, C), 0);
 }
 
 /* The way back to F bins: rows (B F2 T, 3 n), a tap after the other, added where they belong. */
@@ -299,7 +447,11 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const kr_tensor taps =
       product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
   const kr_tensor up = fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1);
-  const kr_tensor u = norm_and_slope(m, up, p.norm_w, p.norm_b, p.slope, 0);
+  const kr_tensor before =
+      reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)), matrix(m, p.merge_w), p.merge_b, 0, 0),
+              KR_DIMS(1));
+  const kr_tensor u =
+      norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
   const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(n, 1)), matrix(m, p.last_w), p.last_b, 0, 0);
   const kr_tensor frames = kr_graph_permute(m->g, reshape(m, last, KR_DIMS(m->B, F, m->T)), by_frame);
   const kr_tensor slopes = kr_graph_spread(m->g, reshape(m, p.sigmoid_slope, KR_DIMS(1, 1, F)), KR_DIMS(m->B, m->T, F)),
@@ -321,8 +473,8 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
 #undef KR_SCOPE_phase
   const kr_tensor up =
       fold_up(m, product(m, "up", rows, turned(m, reshape(m, up_weight(m, p.up_w), KR_DIMS(C, 3 * C))), 0, 0, 0), C);
-  const kr_tensor u = norm_and_slope(m, up, p.norm_w, p.norm_b, p.slope, 0), weight = new_tensor(m, KR_DIMS(2, C)),
-                  bias = new_tensor(m, KR_DIMS(2));
+  const kr_tensor u = norm_of(m, &(norm){"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope}, up),
+                  weight = new_tensor(m, KR_DIMS(2, C)), bias = new_tensor(m, KR_DIMS(2));
   copy(m, "phase_weight", matrix(m, p.real_w), kr_graph_slice(m->g, weight, 0, 0, 1)),
       copy(m, "phase_weight", matrix(m, p.imag_w), kr_graph_slice(m->g, weight, 0, 1, 1));
   copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)),
@@ -343,6 +495,36 @@ static kr_tensor scaled_back(const maker *m, kr_tensor h, kr_tensor weight, kr_t
   const kr_dims w = kr_graph_dims(m->g, weight);
   const kr_tensor scaled = turned(m, multiply(m, "scale_weight", turned(m, weight), beside(m, beta, w.size[1])));
   return product(m, "out", h, scaled, multiply(m, "scale_bias", bias, reshape(m, beta, KR_DIMS(w.size[0]))), x, 0);
+}
+
+/* g (rows, C), each frame times the product of what the last eleven were. */
+static kr_tensor attend_moving(const maker *m, const char *prefix, const pk_attention_p *attention, kr_tensor g) {
+  const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES, number = 0;
+  const kr_dims map = KR_DIMS(m->B, m->c->F2, m->T, C), rows = kr_graph_dims(m->g, g);
+  pk_moving_p p;
+#define KR_SCOPE_moving
+#include "primeknet_weights.def"
+#undef KR_SCOPE_moving
+  kr_tensor frames = reshape(m, g, map);
+  if (m->io->has_past) {
+    const kr_tensor room = room_with_past(m, "moving", map, K - 1);
+    copy(m, "moving", frames, newest(m, room)), frames = room;
+  }
+  const int by_time[] = {0, 2, 1, 3};
+  const kr_tensor out = new_tensor(m, kr_graph_dims(m->g, frames));
+  kr_graph_call(m->g, "moving", &kr_op_depthwise_conv,
+                &(krait_depthwise_conv_args){.DH = 1,
+                                             .DW = 1,
+                                             .PH = K - 1,
+                                             .x = view(m, kr_graph_permute(m->g, frames, by_time)),
+                                             .weight = view(m, reshape(m, p.taps, KR_DIMS(C, K, 1))),
+                                             .out = view(m, kr_graph_permute(m->g, out, by_time))});
+  keep_past(m, frames, K - 1);
+  kr_tensor moving = out;
+  if (m->io->has_past) copy(m, "moving", newest(m, out), moving = new_tensor(m, map));
+  return not_kept(m, multiply(m, "attended", g,
+                              product(m, "attention", reshape(m, moving, rows), matrix(m, attention->attn_w),
+                                      attention->attn_b, 0, 0)));
 }
 
 static kr_tensor attention(const maker *m, const char *stage, int64_t b, int64_t n, int along_time, kr_tensor x) {
@@ -366,6 +548,8 @@ static kr_tensor attention(const maker *m, const char *stage, int64_t b, int64_t
                    KR_DIMS(rows, 2 * C));
   }
   const kr_tensor g = multiply(m, "gated", columns(m, gate, 0, C), columns(m, gate, C, C));
+  if (along_time && m->c->streams)
+    return scaled_back(m, attend_moving(m, prefix, &p, g), matrix(m, p.out_w), p.out_b, p.beta, x);
   /* the mean of each sequence, and its product beside every position */
   const kr_dims sequences = along_time ? KR_DIMS(m->B * F2, m->T, C) : KR_DIMS(m->B, F2, m->T * C);
   const int64_t n_means = along_time ? m->B * F2 : m->B * m->T;
@@ -403,6 +587,9 @@ static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, k
                   y = new_tensor(m, KR_DIMS(sequences, m->T, E));
   const kr_tensor xz = reshape(m, product(m, "in", normed, weight, bias, 0, 0), KR_DIMS(sequences, m->T, 2 * E));
   kr_graph_pointwise(m->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
+  kr_tensor conv_next = 0, scan_next;
+  const kr_tensor conv_state = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &conv_next) : 0,
+                  scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &scan_next);
   kr_mamba_block_record(m->g, &(kr_mamba_block){.flags = KRAIT_SCAN_SOFTPLUS,
                                                 .dtype = m->dtype,
                                                 .xz = kr_graph_permute(m->g, xz, (int[]){0, 2, 1}),
@@ -413,7 +600,13 @@ static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, k
                                                 .delta_bias = p.dt_b,
                                                 .A = A,
                                                 .Dvec = p.D,
+                                                .conv_states = conv_state,
+                                                .conv_states_out = conv_next,
+                                                .scan_state = scan_state,
+                                                .scan_state_out = scan_next,
                                                 .out = kr_graph_permute(m->g, y, (int[]){0, 2, 1})});
+  if (conv_state) copy(m, "conv_state", conv_next, conv_state);
+  if (scan_state) copy(m, "scan_state", scan_next, scan_state);
   *out_weight = product(m, "out_weight", matrix(m, w->out_w), turned(m, p.out_w), 0, 0, 0);
   return reshape(m, y, KR_DIMS(sequences * m->T, E));
 }
@@ -493,7 +686,9 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
   return scaled_back(m, gated, matrix(m, w.out_w), w.out_b, w.beta, x);
 }
 
-static kr_tensor block(const maker *m, int64_t b, kr_tensor x) {
+static kr_tensor block(const maker *given, int64_t b, kr_tensor x) {
+  maker both = *given;
+  const maker *m = &both;
   const int64_t C = m->c->C, number = 0, rows = m->B * m->c->F2 * m->T;
   char prefix[MAX_PREFIX];
   pk_block_p p;
@@ -507,7 +702,7 @@ static kr_tensor block(const maker *m, int64_t b, kr_tensor x) {
     y = part_of(m, attended, time_network(m, b, n, attended));
   }
   x = add(m, "time_skip", y, multiply(m, "time_skip", x, beside(m, p.beta_t, rows)));
-  y = x;
+  y = x, both.one_sided = m->c->causal && !m->c->streams;
   for (int64_t n = 0; n < m->c->n_freq; n++) {
     const kr_tensor attended = part_of(m, y, attention(m, "freq_stage", b, n, 0, y));
     y = part_of(m, attended, prime_network(m, b, n, attended));
@@ -519,7 +714,15 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                         kr_pk_graph *io) {
   if (kr_graph_status(g) < 0) return;
   const kr_dims in = kr_graph_dims(g, io->com_in), plane = KR_DIMS(in.size[0], in.size[1], in.size[2]);
-  const maker m = {g, config, parameter, user, in.size[0], in.size[2], kr_graph_dtype(g, io->com_in), io->recompute};
+  const maker m = {.g = g,
+                   .c = config,
+                   .parameter = parameter,
+                   .user = user,
+                   .io = io,
+                   .B = in.size[0],
+                   .T = in.size[2],
+                   .dtype = kr_graph_dtype(g, io->com_in),
+                   .one_sided = config->causal};
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
   const kr_tensor features = new_tensor(&m, in);
   kr_graph_call(g, "features", &kr_op_to_polar,

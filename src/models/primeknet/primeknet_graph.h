@@ -11,10 +11,17 @@
  * tensor. */
 typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, kr_dims dims);
 
+#define KR_PK_NORM_EPS 1e-5
+
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
   kr_tensor mag_in;        /* (B,F,T): made */
+  /* Of a model that streams. Norms are over the batch, and its own mean and variance are written to what `measured`
+   * returns by the names of running_mean and running_var; or they are `fixed`, which returns NORM.scale and NORM.shift,
+   * (C): weight / sqrt(running_var + eps), and bias - running_mean scale. */
+  kr_pk_parameter_fn *measured, *fixed;
+  int has_past; /* with fixed: frames follow those of the run before; states have what is needed of these */
   int recompute; /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
                     for a third more time */
 } kr_pk_graph;

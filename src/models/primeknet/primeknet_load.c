@@ -7,6 +7,7 @@
 #include "alloc.h"
 #include "linear_map.h"
 #include "primeknet_device.h"
+#include "primeknet_stream.h"
 #include "status.h"
 
 enum { MAX_PREFIX = 96, MAX_NAME = 192 };
@@ -477,9 +478,20 @@ static int32_t load_all(loader *l) {
   return check_nothing_left(l);
 }
 
+static int32_t open_streaming(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
+                              int32_t precision, kr_primeknet **model) {
+  kr_primeknet *m = *model = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  m->ctx = ctx, m->config = *config;
+  const int32_t status = pk_streaming_open(ctx, config, weights, precision, &m->streaming);
+  if (status < 0) kr_primeknet_close(model);
+  return status;
+}
+
 int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
                           int32_t precision, kr_primeknet **model) {
   *model = NULL;
+  if (config->streams) return open_streaming(ctx, config, weights, precision, model);
   if (ctx->cuda) KR_TRY(pk_device_check(config));
   kr_primeknet *m = kr_zalloc(sizeof *m);
   loader l = {.builder = {.layers = ctx->cuda ? &kr_layers_device : kr_layers_of(ctx)},
@@ -510,9 +522,12 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
 void kr_primeknet_close(kr_primeknet **model) {
   if (!*model) return;
   pk_device_close(&(*model)->device);
+  pk_streaming_close(&(*model)->streaming);
   pk_storage_free(&(*model)->storage);
   kr_free(*model);
   *model = NULL;
 }
 
 const kr_pk_config *kr_primeknet_config(const kr_primeknet *model) { return &model->config; }
+
+const pk_streaming *kr_primeknet_streaming(const kr_primeknet *model) { return model->streaming; }

@@ -4,6 +4,7 @@
 #include "alloc.h"
 #include "primeknet_device.h"
 #include "primeknet_session.h"
+#include "primeknet_stream.h"
 #include "status.h"
 
 /* Walks a layout twice: first with base NULL to count, then to hand out pointers. */
@@ -143,6 +144,12 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
   kr_pk_session *s = *session = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->model = model;
+  if (model->streaming) {
+    int32_t status =
+        pk_chunks_open(model->streaming, model->ctx->cuda ? KR_PK_WINDOW_CHUNK_GPU : KR_PK_WINDOW_CHUNK, &s->chunks);
+    if (status < 0) kr_pk_session_close(session);
+    return status;
+  }
   if (model->device) {
     int32_t status = pk_device_session_open(model, &s->device);
     if (status < 0) kr_pk_session_close(session);
@@ -162,6 +169,7 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
 void kr_pk_session_close(kr_pk_session **session) {
   if (!*session) return;
   pk_device_session_close(&(*session)->device);
+  pk_chunks_close(&(*session)->chunks);
   pk_mamba_close(*session);
   krait_ctx_close(&(*session)->alone);
   kr_free((*session)->memory);

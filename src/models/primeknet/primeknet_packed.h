@@ -99,6 +99,7 @@ struct kr_primeknet {
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */
   struct pk_device *device; /* its copy on a GPU; NULL on the CPU */
+  struct pk_streaming *streaming; /* a model that streams: then nothing above is used but ctx and config */
 };
 
 #endif

@@ -45,6 +45,7 @@ typedef struct pk_mamba_chunk {
 struct kr_pk_session {
   const kr_primeknet *model;
   struct pk_device_session *device; /* the session on a GPU: then nothing below is used but this */
+  struct pk_chunks *chunks; /* of a model that streams: likewise */
   double device_s;
   int64_t T;               /* what the memory below is laid out for; 0: nothing yet */
   float *memory;

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "overlap.h"
 #include "cuda_row.h"
 #include "op_list.h"
 #include "status.h"
@@ -193,9 +194,12 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
   const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits),
                         .block = KR_ATTENTION_KEYS_THREADS,
                         .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64),
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
-  const kr_grid rows = {
-      .x = (uint32_t)(p.B * p.H * p.rows_q), .block = KR_ATTENTION_KEYS_THREADS, .stream = a->call.stream};
+  const kr_grid rows = {.x = (uint32_t)(p.B * p.H * p.rows_q),
+                        .block = KR_ATTENTION_KEYS_THREADS,
+                        .is_ahead = grid.is_ahead,
+                        .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
   if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);

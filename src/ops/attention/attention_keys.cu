@@ -3,6 +3,7 @@
  * the registers through a ring of its own. The warps' sums are joined in shared memory, the parts' by a second kernel,
  * always in the same order. Compiled per type (KR_HALF: float16). kr_attention_keys_D: heads of up to D channels;
  * kr_attention_join. */
+#include "overlap.cuh"
 #include "attention_fragments.cuh"
 #include "mma.cuh"
 
@@ -126,6 +127,7 @@ KR_DEV void run(const kr_attention_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const uint32_t ring = kr_shared_at(shared) + warp * STAGES * STAGE;
+  kr_next_may_start(), kr_others_done();
   const part at = part_of(p);
   const int low = (lane & 7) + (lane >> 3 & 1) * 8;
   const uint32_t lane_k = kr_swizzle<D * 2>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1),
@@ -246,6 +248,7 @@ KR_DEV void run(const kr_attention_plan &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p) {
   KR_SHARED float weights[THREADS], warps[2 * WARPS];
   const int row = kr_block_x(), thread = kr_thread(), warp = thread >> 5, n_rows = p.B * p.H * p.rows_q;
+  kr_next_may_start(), kr_others_done();
   const int i = row % p.rows_q, h = row / p.rows_q % p.H, b = row / p.rows_q / p.H;
   const sequence s = sequence_of(p, b);
   if (i >= s.rows_q) return;

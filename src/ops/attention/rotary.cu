@@ -1,6 +1,6 @@
 /* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and
  * strides; or packs of 16 bytes, whose threads have a token's angles for several heads. Bound by memory. */
-#include "kernel.cuh"
+#include "overlap.cuh"
 
 #include "rotary_plan.h"
 
@@ -38,6 +38,7 @@ KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p) {
+  kr_next_may_start(), kr_others_done();
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
   const int h = (int)(unit - token * p.H);
   if (token >= (p.packed ? 1 : (int64_t)p.B) * p.L) return;
@@ -71,6 +72,7 @@ KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, 
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_plan p) {
+  kr_next_may_start(), kr_others_done();
   const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(),
                  turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8),
                  per_token = turned + (uint32_t)(p.D / 8) - (p.interleaved ? turned : 2 * turned);
@@ -108,6 +110,7 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) {
+  kr_next_may_start(), kr_others_done();
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
   const int h = (int)(unit - token * p.H), most = p.L > 0 ? p.L : 1, b = (int)(token / most),
             i = (int)(token - (int64_t)b * most);

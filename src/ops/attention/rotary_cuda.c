@@ -1,4 +1,5 @@
 /* rotary_cuda.c: the rotary embedding and what writes into a cache, on a GPU. */
+#include "overlap.h"
 #include "rotary_plan.h"
 #include "cuda_row.h"
 #include "op_list.h"
@@ -26,8 +27,11 @@ const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
   return refuse_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
 }
 
-static kr_grid grid_of(int64_t units, void *stream) {
-  return (kr_grid){.x = (uint32_t)((units + 3) / 4), .block = KR_ROTARY_THREADS, .stream = stream};
+static kr_grid grid_of(int64_t units, const krait_call *call) {
+  return (kr_grid){.x = (uint32_t)((units + 3) / 4),
+                   .block = KR_ROTARY_THREADS,
+                   .is_ahead = (call->flags & KR_CALL_AHEAD) != 0,
+                   .stream = call->stream};
 }
 
 static kr_rotary_plan rotary_plan_of(const krait_rotary_args *a) {
@@ -55,7 +59,7 @@ int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
   const kr_rotary_plan p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
-  const kr_grid grid = grid_of((p.packed ? 1 : a->B) * a->L * a->H, a->call.stream);
+  const kr_grid grid = grid_of((p.packed ? 1 : a->B) * a->L * a->H, &a->call);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
@@ -85,6 +89,7 @@ int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
   const kr_grid grid = {.x = (uint32_t)((n + KR_ROTARY_THREADS - 1) / KR_ROTARY_THREADS),
                         .y = (uint32_t)((a->H + KR_ROTARY_HEADS - 1) / KR_ROTARY_HEADS),
                         .block = KR_ROTARY_THREADS,
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
@@ -123,6 +128,6 @@ int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
                             .Lk = (int32_t)a->Lk,
                             .n_pages = (int32_t)a->n_pages};
   if (a->B == 0) return KRAIT_OK;
-  const kr_grid grid = grid_of(a->B * (a->L ? a->L : 1) * a->Hk, a->call.stream);
+  const kr_grid grid = grid_of(a->B * (a->L ? a->L : 1) * a->Hk, &a->call);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }

@@ -4,6 +4,7 @@
  *   kr_conv_update_any  the same with the last inputs in shared memory. W up to 128
  *   kr_varlen_states    a thread copies one element
  * The window is read first, then the state is moved, then outputs are written: out may be x. */
+#include "overlap.cuh"
 #include "pack.cuh"
 #include "conv_state_plan.h"
 
@@ -56,6 +57,16 @@ KR_DEV void move_state(const kr_conv_update_plan &p, const channel &c) {
   }
 }
 
+/* One step of a state that is all in the window (from [1] on, at its end): nothing of it is read again. */
+KR_DEV void move_window(const kr_conv_update_plan &p, const channel &c, const float (&window)[4]) {
+  const krait_view &to = p.a.conv_state;
+  const int S = (int)p.a.S;
+  const float x = input_at(p, c, 0);
+#pragma unroll
+  for (int s = 0; s < 3; s++)
+    if (s >= 3 - S) kr_store(to.data, at3(to, c.row, c.d, s - 3 + S), to.dtype, s < 2 ? window[s + 2] : x);
+}
+
 KR_DEV void write_output(const kr_conv_update_plan &p, const channel &c, int64_t t, float sum) {
   kr_store(p.a.out.data, at3(p.a.out, c.b, c.d, t), p.a.out.dtype,
            p.a.activation == KRAIT_ACT_SILU ? kr_silu(sum) : sum);
@@ -70,11 +81,16 @@ KR_DEV void write_zeros(const kr_conv_update_plan &p, const channel &c) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv_update_plan p) {
-  const channel c = channel_of(p, (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread());
-  const int W = (int)p.a.W;
+  const int W = (int)p.a.W, ahead = (p.a.call.flags & KR_CALL_STATE_AHEAD) != 0;
   float window[4], tap[4]; /* the last tap is at the step itself; zeros in front when there are fewer */
+  kr_next_may_start();
+  if (!ahead) kr_others_done();
+  const channel c = channel_of(p, (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread());
   if (!c.exists) return;
-  if (c.row < 0) return write_zeros(p, c);
+  if (c.row < 0) {
+    kr_others_done();
+    return write_zeros(p, c);
+  }
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     const int w = k - 4 + W;
@@ -84,7 +100,9 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv
 #pragma unroll
   for (int k = 3; k > 0; k--) window[k] = k - 4 + W > 0 ? window[k] : 0.0f;
   const float bias = bias_of(p, c);
-  move_state(p, c);
+  if (ahead) kr_others_done();
+  if (p.a.L == 1 && p.a.S == W - 1 && !p.a.cache_seqlens.data) move_window(p, c, window);
+  else move_state(p, c);
   for (int64_t t = 0; t < p.a.L; t++) {
     float sum = bias;
 #pragma unroll

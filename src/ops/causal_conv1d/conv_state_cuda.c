@@ -1,5 +1,6 @@
 /* conv_state_cuda.c: launches of the running convolution, of up to four taps and of any number, and of packed
  * sequences' states. */
+#include "overlap.h"
 #include "conv_state_plan.h"
 #include "conv_rows.h"
 #include "op_list.h"
@@ -24,7 +25,10 @@ static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier,
   const uint32_t threads = family == FEW_TAPS ? KR_CONV_UPDATE_THREADS : KR_CONV_UPDATE_ANY_THREADS;
   if (p.a.D == 0) return KRAIT_OK;
   p.D = kr_divisor_of(p.a.D);
-  const kr_grid grid = {.x = blocks_of(p.a.B * p.a.D, threads), .block = threads, .stream = p.a.call.stream};
+  const kr_grid grid = {.x = blocks_of(p.a.B * p.a.D, threads),
+                        .block = threads,
+                        .is_ahead = family == FEW_TAPS && (p.a.call.flags & KR_CALL_AHEAD),
+                        .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, family == FEW_TAPS ? &update : &update_any, &grid, &p, sizeof p);
 }
 

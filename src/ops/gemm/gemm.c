@@ -23,6 +23,8 @@ static int32_t check_rules(const void *args) {
   const int in_place = kr_has(&a->residual) && a->residual.data == a->out.data;
   KR_CHECK(!kr_has(&a->residual) || a->residual.dtype == KRAIT_F32 || a->residual.dtype == a->A.dtype, KRAIT_ERR_DTYPE,
            "gemm: residual is %s but A is %s", krait_dtype_name(a->residual.dtype), krait_dtype_name(a->A.dtype));
+  KR_CHECK(!kr_has(&a->factor) || a->factor.dtype == KRAIT_F32 || a->factor.dtype == a->A.dtype, KRAIT_ERR_DTYPE,
+           "gemm: factor is %s but A is %s", krait_dtype_name(a->factor.dtype), krait_dtype_name(a->A.dtype));
   KR_CHECK(a->out.dtype == KRAIT_F32 || a->out.dtype == a->A.dtype, KRAIT_ERR_DTYPE, "gemm: out is %s but A is %s",
            krait_dtype_name(a->out.dtype), krait_dtype_name(a->A.dtype));
   KR_CHECK(!in_place || a->residual.dtype == a->out.dtype, KRAIT_ERR_DTYPE, "gemm: out is residual but %s, not %s",
@@ -41,15 +43,16 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->bytes = M * K * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype) +
                 factors * P * K * N * (double)krait_dtype_bytes(a->Bmat.dtype);
   if (kr_has(&a->residual)) cost->bytes += M * N * (double)krait_dtype_bytes(a->residual.dtype);
+  if (kr_has(&a->factor)) cost->bytes += M * N * (double)krait_dtype_bytes(a->factor.dtype);
   cost->exps = a->activation != KRAIT_ACT_NONE ? M * N : 0;
 }
 
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  const krait_view *const views[] = {&a->A,   &a->Bmat, &a->bias,  &a->residual,
-                                     &a->out, &a->B2,   &a->bias2, &a->row_scale};
+  const krait_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
+                                     &a->B2, &a->bias2, &a->row_scale, &a->factor};
   (void)ctx;
-  for (int i = 0; i < 8; i++)
+  for (size_t i = 0; i < sizeof views / sizeof *views; i++)
     if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64";
   return NULL;
 }

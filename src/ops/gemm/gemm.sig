@@ -15,3 +15,4 @@ op gemm
   B2         in?  parameter   same Bmat  (K,N) with P==0 else (K,N,P)  chance 0.2
   bias2      in?  parameter   any        (N)    chance 0.5  absent without B2
   row_scale  in?  parameter   any        (M) with P==0 else (M,P)      chance 0.2  normal 1 1
+  factor     in?  activation  float      (M,N) with P==0 else (M,N,P)  mixed  chance 0.1

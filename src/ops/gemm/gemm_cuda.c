@@ -3,7 +3,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "overlap.h"
 #include "cuda_row.h"
+#include "gemm/gemm_few.h"
 #include "gemm/gemm_plan.h"
 #include "gemm/gemm_rows.h"
 #include "status.h"
@@ -150,6 +152,7 @@ const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   for (int i = 0; i < 4; i++)
     if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64 on a GPU";
+  if (kr_has(&a->factor)) return "no factor on a GPU";
   return fits(a) ? NULL : too_large;
 }
 
@@ -288,21 +291,31 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
+/* Warps that share a K. Of 256 k at a time and warp; four are best for K from 768 to 2560 (H200). */
+static int32_t splits_of(const kr_gemm_plan *p) {
+  return p->K <= KR_FEW_RUN ? 1 : p->K <= 2 * KR_FEW_RUN ? 2 : p->K > 8 * KR_FEW_RUN && p->N < 1024 ? 8 : 4;
+}
+
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2][2] = {
-      {{{"gemm_few_f16", "kr_gemm_few_8"}, {"gemm_few_bf16", "kr_gemm_few_8"}},
-       {{"gemm_few_f16", "kr_gemm_few_16"}, {"gemm_few_bf16", "kr_gemm_few_16"}}},
-      {{{"gemm_few_f16", "kr_gemm_few_8_gated"}, {"gemm_few_bf16", "kr_gemm_few_8_gated"}},
-       {{"gemm_few_f16", "kr_gemm_few_16_gated"}, {"gemm_few_bf16", "kr_gemm_few_16_gated"}}}};
+#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
+  static const kr_kernel plain[][2] = {FEW("kr_gemm_one"), FEW("kr_gemm_two"), FEW("kr_gemm_four"),
+                                       FEW("kr_gemm_few_8"), FEW("kr_gemm_few_16")},
+                         gated[][2] = {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated"), FEW("kr_gemm_few_8_gated"),
+                                       FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  const kr_gemm_plan p = describe(a);
-  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
+  kr_gemm_plan p = describe(a);
+  const int which = p.M == 1 ? 0 : p.M == 2 ? 1 : p.M <= 4 ? 2 : p.M <= 8 ? 3 : 4, bf16 = a->A.dtype == KRAIT_BF16,
+            is_lanes = which < (p.B2.data ? 2 : 3);
+  if (is_lanes) p.n_splits = splits_of(&p);
+  const int columns = is_lanes ? KR_FEW_GROUP * (KR_FEW_THREADS / 32) / p.n_splits : KR_FEW_COLUMNS;
+  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, columns),
                         .y = (uint32_t)p.P,
                         .block = KR_FEW_THREADS,
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
-                        &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, p.B2.data ? &gated[which][bf16] : &plain[which][bf16], &grid,
+                        &p, sizeof p);
 }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */

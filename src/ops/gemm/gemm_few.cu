@@ -1,14 +1,22 @@
 /* gemm_few.cu: up to 16 rows of A (tokens) times weights whose k lie side by side, 16 bits: bound by reading the
- * weights once. A block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of the
- * weights at a time straight into registers as the left factor of tensor cores, tokens being the right one: the order
- * of k within a step does not matter as long as both have the same. */
+ * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
+ *   kr_gemm_one, _two, _four  up to so many tokens, by multiply-adds: p.n_splits warps share the K of four columns, a
+ *                             lane having 16 bytes of a row of weights at a time
+ *   kr_gemm_few_8, _16        a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16
+ *                             rows of the weights at a time straight into registers as the left factor of tensor cores,
+ *                             tokens being the right one: the order of k within a step does not matter as long as both
+ *                             have the same */
+#include "overlap.cuh"
+#include "gemm_few.h"
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
 #ifdef KR_HALF
 typedef kr_f16 element;
+enum { DTYPE = KRAIT_F16 };
 #else
 typedef kr_bf16 element;
+enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { WARPS = KR_FEW_THREADS / 32, STEP = 64, COLUMNS = KR_FEW_COLUMNS, AHEAD = 2 };
 
@@ -16,6 +24,86 @@ KR_DEV kr_raw16 read_16(const uint16_t *from, int exists) {
   if (exists) return *(const kr_raw16 *)from;
   return (kr_raw16){{0, 0, 0, 0}};
 }
+KR_DEV kr_raw16 read_16_once(const uint16_t *from, int exists) {
+  if (exists) return kr_read_once(from);
+  return (kr_raw16){{0, 0, 0, 0}};
+}
+
+/* ---- multiply-adds ----------------------------------------------------------------------------------------------- */
+
+enum { RUN = KR_FEW_RUN, IN_GROUP = KR_FEW_GROUP }; /* k of a warp at a time; columns */
+
+KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
+}
+
+/* Rows of weights of a group: of B, then of B2. */
+template <int TOKENS, int GATED>
+KR_DEV void run_lanes(const kr_gemm_plan &p) {
+  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED || TOKENS > 2 ? 1 : 2;
+  KR_SHARED kr_float4 sums[WARPS][TOKENS][1 + GATED];
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, part = warp % splits,
+            n = (kr_block_x() * (WARPS / splits) + warp / splits) * IN_GROUP, batch = kr_block_y(), K = p.K,
+            step = UNITS * splits * RUN;
+  kr_next_may_start();
+  const uint16_t *A = (const uint16_t *)p.A.data + batch * p.A.batch + 8 * lane,
+                 *B[] = {(const uint16_t *)p.B.data + batch * p.B.batch + n * p.B.column + 8 * lane,
+                         (const uint16_t *)p.B2.data + batch * p.B2.batch + n * p.B2.column + 8 * lane};
+  kr_column_terms<IN_GROUP> terms;
+  kr_read_terms<IN_GROUP>(p, n, terms);
+  float sum[TOKENS][ROWS] = {};
+  int waits = 1;
+  for (int k = part * RUN; k < K || waits; k += step) {
+    kr_raw16 w[UNITS][ROWS];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+      for (int r = 0; r < ROWS; r++)
+        w[u][r] = read_16_once(
+            B[r / IN_GROUP] + r % IN_GROUP * (r < IN_GROUP ? p.B : p.B2).column + k + u * splits * RUN,
+            n + r % IN_GROUP < p.N && k + u * splits * RUN + 8 * lane < K);
+    if (waits) kr_others_done();
+    waits = 0;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+      const int at = k + u * splits * RUN;
+      float x[TOKENS][8];
+#pragma unroll
+      for (int t = 0; t < TOKENS; t++)
+        widen(read_16(A + (t < p.M ? t : 0) * p.A.row + at, at + 8 * lane < K), x[t]);
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        float v[8];
+        widen(w[u][r], v);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+          for (int i = 0; i < 8; i++) sum[t][r] = kr_fma(v[i], x[t][i], sum[t][r]);
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+      for (int d = 16; d; d /= 2) sum[t][r] += kr_shuffle_xor(sum[t][r], d);
+      if (lane == 0) sums[warp][t][r / IN_GROUP].v[r % IN_GROUP] = sum[t][r];
+    }
+  kr_sync();
+  if (part || lane >= TOKENS) return;
+  float v[IN_GROUP] = {}, second[IN_GROUP] = {};
+  for (int s = 0; s < splits; s++)
+#pragma unroll
+    for (int i = 0; i < IN_GROUP; i++) {
+      v[i] += sums[warp + s][lane][0].v[i];
+      if (GATED) second[i] += sums[warp + s][lane][GATED].v[i];
+    }
+  kr_finish_run<IN_GROUP, GATED>(p, terms, batch, lane, n, v, second);
+}
+
+/* ---- tensor cores ------------------------------------------------------------------------------------------------ */
 
 /* Of one step: this lane's part of two runs of 32 k in its row of a factor. */
 KR_DEV void read_step(kr_raw16 (&v)[2], const uint16_t *row, int k, int K) {
@@ -25,7 +113,11 @@ KR_DEV void read_step(kr_raw16 (&v)[2], const uint16_t *row, int k, int K) {
 
 KR_DEV void read_weights(kr_raw16 (&low)[2], kr_raw16 (&high)[2], const uint16_t *low_row, const uint16_t *high_row,
                          int k, int K) {
-  read_step(low, low_row, k, K), read_step(high, high_row, k, K);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int exists = k + 32 * h < K;
+    low[h] = read_16_once(low_row + k + 32 * h, exists), high[h] = read_16_once(high_row + k + 32 * h, exists);
+  }
 }
 
 template <int TOKENS>
@@ -63,12 +155,19 @@ KR_DEV void run(const kr_gemm_plan &p) {
   const uint16_t *low = B + low_row * p.B.column, *high = B + high_row * p.B.column, *low2 = B2 + low_row * p.B2.column,
                  *high2 = B2 + high_row * p.B2.column;
   float d[TOKENS][4], d2[TOKENS][4];
+  kr_next_may_start();
+  const int m = kr_thread() / 2, column = kr_thread() % 2 * 8;
+  kr_column_terms<8> terms;
+  if (m < 8 * TOKENS) kr_read_terms<8>(p, n + column, terms);
+  int waits = 1;
 #pragma unroll
   for (int i = 0; i < 4 * TOKENS; i++) d[i / 4][i % 4] = d2[i / 4][i % 4] = 0.0f;
-  for (int k = warp * STEP; k < K; k += AHEAD * WARPS * STEP) {
+  for (int k = warp * STEP; k < K || waits; k += AHEAD * WARPS * STEP) {
     kr_raw16 l[AHEAD][2], h[AHEAD][2], x[AHEAD][TOKENS][2];
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) read_weights(l[s], h[s], low, high, k + s * WARPS * STEP, K - 8 * q);
+    if (waits) kr_others_done();
+    waits = 0;
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) read_tokens<TOKENS>(x[s], p, A, k + s * WARPS * STEP, K - 8 * q);
 #pragma unroll
@@ -87,7 +186,6 @@ KR_DEV void run(const kr_gemm_plan &p) {
       if (GATED) sums[GATED][warp][8 * t + 2 * q + i % 2][g + i / 2 * 8] = d2[t][i];
     }
   kr_sync();
-  const int m = kr_thread() / 2, column = kr_thread() % 2 * 8;
   if (m >= 8 * TOKENS) return;
   float v[8], second[8];
 #pragma unroll
@@ -98,11 +196,14 @@ KR_DEV void run(const kr_gemm_plan &p) {
       if (GATED) second[i] += sums[GATED][w][m][column + i];
     }
   }
-  kr_column_terms<8> terms;
-  kr_read_terms<8>(p, n + column, terms);
   kr_finish_run<8, GATED>(p, terms, batch, m, n + column, v, second);
 }
 
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_one(kr_gemm_plan plan) { run_lanes<1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_two(kr_gemm_plan plan) { run_lanes<2, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_four(kr_gemm_plan plan) { run_lanes<4, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_one_gated(kr_gemm_plan plan) { run_lanes<1, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_two_gated(kr_gemm_plan plan) { run_lanes<2, 1>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }

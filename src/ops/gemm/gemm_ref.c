@@ -1,5 +1,5 @@
-/* gemm_ref.c: out = residual + act(S A B + bias) (S A B2 + bias2), S = scale row_scale[m], written to be read; double
- * accumulation, one rounding. */
+/* gemm_ref.c: out = residual + factor act(S A B + bias) (S A B2 + bias2), S = scale row_scale[m], written to be read;
+ * double accumulation, one rounding. */
 #include <math.h>
 
 #include "gemm/gemm_rows.h"
@@ -28,6 +28,7 @@ static void one_product(const krait_gemm_args *a, int64_t p) {
     for (int64_t n = 0; n < a->N; n++) {
       double v = activated(a->activation, linear(a, &a->Bmat, &a->bias, m, n, p));
       if (kr_has(&a->B2)) v *= linear(a, &a->B2, &a->bias2, m, n, p);
+      if (kr_has(&a->factor)) v *= kr_get(&a->factor, kr_at3(&a->factor, m, n, p));
       if (kr_has(&a->residual)) v += kr_get(&a->residual, kr_at3(&a->residual, m, n, p));
       kr_put(&a->out, kr_at3(&a->out, m, n, p), v);
     }

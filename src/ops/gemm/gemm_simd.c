@@ -289,26 +289,32 @@ static inline __attribute__((always_inline)) void finish_whole(const int32_t typ
                                                                const float *bias, int64_t batch, int64_t m, int rows,
                                                                int64_t column) {
   const krait_gemm_args *a = p->args;
-  const krait_view *out = &a->out, *r = &a->residual;
-  const int has_residual = kr_has(r);
+  const krait_view *out = &a->out, *r = &a->residual, *f = &a->factor;
+  const int has_residual = kr_has(r), has_factor = kr_has(f);
   int64_t to = m * out->stride[0] + column + (batch ? batch * out->stride[2] : 0),
-          added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0);
-  for (int k = 0; k < rows; k++, sums += NR, to += out->stride[0], added += r->stride[0]) {
+          added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0),
+          times = m * f->stride[0] + column + (batch ? batch * f->stride[2] : 0);
+  for (int k = 0; k < rows; k++, sums += NR, to += out->stride[0], added += r->stride[0], times += f->stride[0]) {
     const kr_v scale = kr_v_set1(p->plain ? 1 : gemm_scale(a, batch, m + k));
     for (int v = 0; v < 2; v++) {
       kr_v x = gemm_activated(scaled(p, sums, bias, scale, v), a->activation);
+      if (has_factor) x = kr_v_mul(x, kr_v_load_as(f->data, times + v * KR_VL, KR_VL, type));
       if (has_residual) x = kr_v_add(x, kr_v_load_as(r->data, added + v * KR_VL, KR_VL, type));
       kr_v_store_as(out->data, to + v * KR_VL, KR_VL, type, x);
     }
   }
 }
 
+/* Nothing, or rows as the result's. */
+static int lies_as_out(const krait_gemm_args *a, const krait_view *v) {
+  return !kr_has(v) || (v->stride[1] == 1 && v->dtype == a->out.dtype);
+}
+
 static void finish_tile(const product *p, const float *sums, const float *bias, int64_t batch, int64_t m, int rows,
                         int64_t column) {
   const krait_gemm_args *a = p->args;
-  const krait_view *r = &a->residual;
-  if (!p->gated && column + NR <= a->N && a->out.stride[1] == 1 &&
-      (!kr_has(r) || (r->stride[1] == 1 && r->dtype == a->out.dtype))) {
+  if (!p->gated && column + NR <= a->N && a->out.stride[1] == 1 && lies_as_out(a, &a->residual) &&
+      lies_as_out(a, &a->factor)) {
     if (a->out.dtype == KRAIT_F32) finish_whole(KRAIT_F32, p, sums, bias, batch, m, rows, column);
     else if (a->out.dtype == KRAIT_F16) finish_whole(KRAIT_F16, p, sums, bias, batch, m, rows, column);
     else finish_whole(KRAIT_BF16, p, sums, bias, batch, m, rows, column);
@@ -397,7 +403,7 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .gated = kr_has(&a->B2), .plain = (a->scale == 0 || a->scale == 1) && !kr_has(&a->row_scale)};
   p.direct = p.plain && !p.gated && a->activation == KRAIT_ACT_NONE && !kr_has(&a->residual) &&
-             a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1;
+             !kr_has(&a->factor) && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1;
   p.width = p.gated ? KR_VL : NR;
   p.n_panels = (a->N + p.width - 1) / p.width;
   const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR),

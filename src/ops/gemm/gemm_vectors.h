@@ -65,17 +65,22 @@ static inline float gemm_scale(const krait_gemm_args *a, int64_t batch, int64_t 
                    : scale;
 }
 
-/* Scaled sums with their bias, of row m from a column on, activated, gated where there is a gate, added to the
- * residual, and stored. */
+/* Elements of a matrix (M,N) of each product, of row m from a column on. */
+static inline kr_v gemm_elements(const krait_view *v, int64_t batch, int64_t m, int64_t column, int lanes) {
+  return gemm_load(v, m * v->stride[0] + column * v->stride[1] + (batch ? batch * v->stride[2] : 0), v->stride[1],
+                   lanes);
+}
+
+/* Scaled sums with their bias, of row m from a column on, activated, gated where there is a gate, multiplied by the
+ * factor, added to the residual, and stored. */
 static inline void gemm_finish(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, kr_v v,
                                const kr_v *gate) {
-  const krait_view *r = &a->residual, *out = &a->out;
+  const krait_view *out = &a->out;
   const int lanes = gemm_lanes(a->N - column);
   v = gemm_activated(v, a->activation);
   if (gate) v = kr_v_mul(v, *gate);
-  if (kr_has(r))
-    v = kr_v_add(v, gemm_load(r, m * r->stride[0] + column * r->stride[1] + (batch ? batch * r->stride[2] : 0),
-                              r->stride[1], lanes));
+  if (kr_has(&a->factor)) v = kr_v_mul(v, gemm_elements(&a->factor, batch, m, column, lanes));
+  if (kr_has(&a->residual)) v = kr_v_add(v, gemm_elements(&a->residual, batch, m, column, lanes));
   gemm_store(out, m * out->stride[0] + column * out->stride[1] + (batch ? batch * out->stride[2] : 0), out->stride[1],
              v, lanes);
 }

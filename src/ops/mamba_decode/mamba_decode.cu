@@ -42,8 +42,10 @@ KR_DEV range part_of(int n) {
   return range{from, n * (kr_block_x() + 1) / blocks - from};
 }
 
+typedef struct tile tile;
 typedef struct shares {
-  const kr_decode_matrix *matrices; /* by kinds of phases */
+  const tile *tiles; /* of a layer's products, one after another */
+  const int *firsts; /* of each kind of phase, and their number */
   range channels, columns,
       width; /* of the inner width; of x_proj's rows, or of in_proj's rows behind z and x; of the model's width */
 } shares;
@@ -82,7 +84,7 @@ KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
 typedef struct cursor {
   const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
   const uint16_t *low_scales, *high_scales;
-  int phase, tile, step, n_steps, bytes; /* bytes: of a row's part */
+  int layer, n_layers, at, step, n_steps, bytes; /* at: of the tiles; bytes: of a row's part */
 } cursor;
 
 /* A tile of few rows has each cut into 2, 4 or 8 parts, which stand as rows of their own in the left factor and, each
@@ -106,54 +108,89 @@ KR_DEV int row_bytes(const kr_decode_plan &p, int kind) {
   return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2);
 }
 
-KR_DEV void set_rows(cursor &c, const kr_decode_plan &p, const shares &s, int kind, int n, const cuts &cut) {
-  const int lane = kr_thread() & 31, v = lane / 4, part = v & ((1 << cut.shift) - 1), layer = layer_of(p, c.phase),
-            g = c.tile * TILE + (v >> cut.shift), h = c.tile * TILE + ((v + 8) >> cut.shift);
-  const kr_decode_matrix m = s.matrices[kind];
-  const unsigned char *base = m.data + layer * m.layer + part * cut.bytes + 16 * (lane % 4);
-  const int64_t scales = layer * m.scales_layer + part * (cut.bytes / 32);
-  const int low = row_at(p, s, kind, g), high = row_at(p, s, kind, h);
-  c.low = g < n ? base + low * m.row : nullptr;
-  c.high = h < n ? base + high * m.row : nullptr;
-  c.low_scales = m.scales && g < n ? m.scales + scales + low * m.scales_row : nullptr;
-  c.high_scales = m.scales && h < n ? m.scales + scales + high * m.scales_row : nullptr;
-  c.bytes = cut.bytes, c.n_steps = cut.n_steps;
-}
-
 KR_DEV int least(int a, int b) { return a < b ? a : b; }
 
-/* From c.phase and c.tile on, the first unit of this warp. */
-template <int Q8>
-KR_DEV void find_unit(cursor &c, const kr_decode_plan &p, const shares &s) {
-  c.step = kr_thread() / 32;
-  for (; c.phase < p.phase_to; c.phase++, c.tile = 0) {
-    const int kind = kind_of(p, c.phase), n = rows_of(p, s, kind), bytes = row_bytes<Q8>(p, kind);
-    for (; c.tile * TILE < n; c.tile++) {
-      const cuts cut = cut_tile(p, least(n - c.tile * TILE, TILE), bytes);
-      if (c.step < cut.n_steps) return set_rows(c, p, s, kind, n, cut);
-    }
+/* What a tile is, but for the layer: counted out once, for a chain of some hundred instructions at each turn of a tile
+ * is what a phase's time is made of. */
+struct tile {
+  const unsigned char *rows[TILE]; /* of the first layer; NULL: there is no such row */
+  const uint16_t *scales[TILE];
+  int64_t layer, scales_layer;
+  cuts cut;
+  int pad;
+};
+static_assert(sizeof(tile) == KR_DECODE_TILE_BYTES, "the host counts with other tiles");
+
+/* Lane v of a warp writes row v. */
+KR_DEV void write_tile(tile &t, const kr_decode_plan &p, const shares &s, const kr_decode_matrix &m, int kind,
+                       int first, int n, int bytes) {
+  const int v = kr_thread() & 31;
+  const cuts cut = cut_tile(p, least(n - first, TILE), bytes);
+  if (v < TILE) {
+    const int r = first + (v >> cut.shift), part = v & ((1 << cut.shift) - 1), row = row_at(p, s, kind, r),
+              exists = r < n;
+    t.rows[v] = exists ? m.data + row * m.row + part * cut.bytes : nullptr;
+    t.scales[v] = exists && m.scales ? m.scales + row * m.scales_row + part * (cut.bytes / 32) : nullptr;
   }
+  if (v == 0) t.layer = m.layer, t.scales_layer = m.scales_layer, t.cut = cut;
 }
 
+/* Of all kinds of phases, or of the only phase; the kinds' first tiles. */
 template <int Q8>
-KR_DEV void advance(cursor &c, const kr_decode_plan &p, const shares &s) {
+KR_DEV void write_tiles(tile *tiles, int *firsts, const kr_decode_plan &p, const shares &s) {
+  const int is_one = p.phase_to - p.phase_from == 1, warp = kr_thread() / 32;
+  int at = 0;
+#pragma unroll
+  for (int kind = KR_DECODE_IN; kind <= KR_DECODE_OUT; kind++) {
+    const int is_run = is_one ? kind == kind_of(p, p.phase_from) : !p.is_second || kind != KR_DECODE_COLUMNS,
+              n = is_run ? rows_of(p, s, kind) : 0;
+    const kr_decode_matrix m = kind == KR_DECODE_IN        ? p.in_proj
+                               : kind == KR_DECODE_COLUMNS ? p.x_proj
+                               : kind == KR_DECODE_SCAN    ? p.dt_proj
+                                                           : p.out_proj;
+    if (kr_thread() == 0) firsts[kind] = at;
+    for (int first = 0; first < n; first += TILE, at++)
+      if (at % WARPS == warp) write_tile(tiles[at], p, s, m, kind, first, n, row_bytes<Q8>(p, kind));
+  }
+  if (kr_thread() == 0) firsts[KR_DECODE_OUT + 1] = at;
+}
+
+/* From c.layer and c.at on, the first unit of this warp. */
+KR_DEV void find_unit(cursor &c, const shares &s) {
+  const int n = s.firsts[KR_DECODE_OUT + 1], lane = kr_thread() & 31, g = lane / 4;
+  c.step = kr_thread() / 32;
+  for (; c.layer < c.n_layers; c.layer++, c.at = 0)
+    for (; c.at < n; c.at++) {
+      const tile &t = s.tiles[c.at];
+      if (c.step >= t.cut.n_steps) continue;
+      const int64_t data = c.layer * t.layer + 16 * (lane % 4), scales = c.layer * t.scales_layer;
+      c.low = t.rows[g] ? t.rows[g] + data : nullptr;
+      c.high = t.rows[g + 8] ? t.rows[g + 8] + data : nullptr;
+      c.low_scales = t.scales[g] ? t.scales[g] + scales : nullptr;
+      c.high_scales = t.scales[g + 8] ? t.scales[g + 8] + scales : nullptr;
+      c.bytes = t.cut.bytes, c.n_steps = t.cut.n_steps;
+      return;
+    }
+}
+
+KR_DEV void advance(cursor &c, const shares &s) {
   c.step += WARPS;
   if (c.step < c.n_steps) return;
-  c.tile++;
-  find_unit<Q8>(c, p, s);
+  c.at++;
+  find_unit(c, s);
 }
 
 /* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each
  * row. */
 template <int Q8>
-KR_DEV void fetch(cursor &c, const kr_decode_plan &p, const shares &s, unsigned char *slot) {
-  if (c.phase < p.phase_to) {
+KR_DEV void fetch(cursor &c, const shares &s, unsigned char *slot) {
+  if (c.layer < c.n_layers) {
     const int k = c.step * STEP_BYTES, lane = kr_thread() & 31, inside = k + 16 * (lane & 3) < c.bytes;
     kr_copy_or_zero<16>(slot + 16 * lane, c.low + k, inside && c.low);
     kr_copy_or_zero<16>(slot + 512 + 16 * lane, c.high + k, inside && c.high);
     if (Q8 && c.low_scales) kr_copy4(slot + 1024 + 4 * lane, c.low_scales + 2 * c.step);
     if (Q8 && c.high_scales) kr_copy4(slot + 1152 + 4 * lane, c.high_scales + 2 * c.step);
-    advance<Q8>(c, p, s);
+    advance(c, s);
   }
   kr_commit_copies();
 }
@@ -185,8 +222,8 @@ typedef struct block {
 
 /* After a tile's last unit its place is filled again when others wait, not before. */
 template <int Q8>
-KR_DEV void refill(block &b, const kr_decode_plan &p) {
-  if (b.owed) fetch<Q8>(b.c, p, b.s, b.owed);
+KR_DEV void refill(block &b) {
+  if (b.owed) fetch<Q8>(b.c, b.s, b.owed);
   b.owed = nullptr;
 }
 
@@ -259,14 +296,14 @@ KR_DEV void add_up(const block &b, const kr_decode_plan &p, const float *sums, i
 template <int DEPTH, int Q8>
 KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens,
-            n = rows_of(p, b.s, kind), bytes = row_bytes<Q8>(p, kind), is_q8 = Q8 && kind != KR_DECODE_SCAN;
+            n = rows_of(p, b.s, kind), is_q8 = Q8 && kind != KR_DECODE_SCAN;
   for (int tile = 0; tile * TILE < n; tile++) {
-    const cuts cut = cut_tile(p, least(n - tile * TILE, TILE), bytes);
+    const cuts cut = b.s.tiles[b.s.firsts[kind] + tile].cut;
     float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     float *sums = b.m.sums + (tile & 1) * WARPS * TILE * B;
     for (int step = warp; step < cut.n_steps; step += WARPS) {
       unsigned char *slot = b.m.ring + b.next * UNIT_BYTES(Q8);
-      refill<Q8>(b, p);
+      refill<Q8>(b);
       kr_copied<DEPTH - 1>();
       if (is_q8)
         multiply_bytes(p, b.m, slot, step, cut.shift, cut.bytes, d);
@@ -706,7 +743,7 @@ KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int 
 template <int DEPTH, int Q8>
 KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
   const int kind = kind_of(p, phase), layer = layer_of(p, phase), n_done = phase - p.phase_from;
-  refill<Q8>(b, p);
+  refill<Q8>(b);
   keep(p, b, kind, layer);
   if (kind == KR_DECODE_IN) ask_for_states(p, b, layer);
   if (kind == KR_DECODE_OUT) ask_for_taps(p, b, layer + 1);
@@ -727,15 +764,11 @@ KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
 template <int DEPTH, int Q8>
 KR_DEV void run(const kr_decode_plan &p) {
   KR_DYNAMIC_SHARED(shared);
-  KR_SHARED kr_decode_matrix
-      every_matrix[WARPS][4]; /* a choice of parameters by number would be a copy of all in slow memory */
-  kr_decode_matrix *matrices = every_matrix[kr_thread() / 32];
+  KR_SHARED int firsts[KR_DECODE_OUT + 2];
   block b;
-  if ((kr_thread() & 31) == 0)
-    matrices[KR_DECODE_IN] = p.in_proj, matrices[KR_DECODE_COLUMNS] = p.x_proj, matrices[KR_DECODE_SCAN] = p.dt_proj,
-    matrices[KR_DECODE_OUT] = p.out_proj;
-  kr_sync_warp();
-  b.s = shares{matrices, part_of(p.inner), part_of(p.n_columns), part_of(p.width)};
+  tile *tiles = (tile *)(shared + p.tiles_at);
+  b.s = shares{tiles, firsts, part_of(p.inner), part_of(p.n_columns), part_of(p.width)};
+  write_tiles<Q8>(tiles, firsts, p, b.s);
   unsigned char *at = shared;
   b.m.ring = at + (kr_thread() / 32) * DEPTH * UNIT_BYTES(Q8), at += WARPS * DEPTH * UNIT_BYTES(Q8);
   b.m.act = at, at += p.act_bytes;
@@ -744,14 +777,16 @@ KR_DEV void run(const kr_decode_plan &p) {
   b.m.few = (float *)at, at += (WARPS + p.n_tokens * p.n_columns) * 4;
   b.m.kept = (kr_raw16 *)(shared + p.kept_at);
   b.m.slots = (int *)at;
-  b.c.phase = p.phase_from, b.c.tile = 0, b.next = 0, b.owed = nullptr;
-  find_unit<Q8>(b.c, p, b.s);
-  for (int i = 0; i < DEPTH; i++) fetch<Q8>(b.c, p, b.s, b.m.ring + i * UNIT_BYTES(Q8));
+  b.next = 0, b.owed = nullptr;
+  b.c.layer = layer_of(p, p.phase_from), b.c.n_layers = layer_of(p, p.phase_to - 1) + 1, b.c.at = 0;
+  kr_sync();
   if (kr_thread() < p.n_tokens) {
     const int slot = p.slots ? p.slots[kr_thread() * p.slots_stride] : kr_thread();
     b.m.slots[kr_thread()] = slot >= 0 && slot < p.n_slots ? slot : -1;
   }
   kr_sync();
+  find_unit(b.c, b.s);
+  for (int i = 0; i < DEPTH; i++) fetch<Q8>(b.c, b.s, b.m.ring + i * UNIT_BYTES(Q8));
   for (int phase = p.phase_from; phase < p.phase_to; phase++) {
     run_phase<DEPTH, Q8>(b, p, phase);
     if (phase + 1 < p.phase_to) tell_blocks(p);

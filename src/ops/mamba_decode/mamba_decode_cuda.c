@@ -82,17 +82,25 @@ static kr_decode_plan describe(const krait_ctx *ctx, const krait_mamba_decode_ar
                              15) /
                             16 * 16);
   p.phase_to = (int32_t)(a->Y * (is_second ? 3 : 4));
+  const int64_t parts[] = {2 * share(a->E, blocks) + (is_second ? share(columns, blocks) : 0),
+                           is_second ? 0 : share(columns, blocks), is_second ? 0 : share(a->E, blocks),
+                           share(a->D, blocks)};
+  for (int i = 0; i < 4; i++) p.n_tiles += (int32_t)share(parts[i], 16);
   p.head_width = (int32_t)(is_second ? a->E / a->H : 1);
   while (4 << p.lane_bits < a->N) p.lane_bits++;
   return p;
 }
 
-/* Without what is kept. */
-static uint64_t shared_bytes(const kr_decode_plan *p, int depth) {
+/* Without what is told of tiles and kept. */
+static uint64_t without_tiles(const kr_decode_plan *p, int depth) {
   const uint64_t floats = (uint64_t)p->n_tokens * (uint64_t)(2 * KR_DECODE_WARPS * 16 + p->result_rows + p->n_columns) +
                           KR_DECODE_WARPS + KR_DECODE_MOST_TOKENS;
   const int unit = KR_DECODE_UNIT_BYTES + (p->in_proj.scales ? KR_DECODE_SCALE_BYTES : 0);
   return ((uint64_t)(KR_DECODE_WARPS * unit * depth + p->act_bytes) + 4 * floats + 15) / 16 * 16;
+}
+
+static uint64_t shared_bytes(const kr_decode_plan *p, int depth) {
+  return without_tiles(p, depth) + (uint64_t)p->n_tiles * KR_DECODE_TILE_BYTES;
 }
 
 static uint64_t room_of(const krait_ctx *ctx) {
@@ -109,7 +117,7 @@ static int depth_of(const krait_ctx *ctx, const kr_decode_plan *p) {
 /* What is left of a block's memory keeps terms of units; what the block takes in all. */
 static uint64_t keep_units(const krait_ctx *ctx, kr_decode_plan *p, int depth) {
   const uint64_t taken = shared_bytes(p, depth), fit = (room_of(ctx) - taken) / KR_DECODE_KEPT_BYTES;
-  p->kept_at = (int32_t)taken;
+  p->tiles_at = (int32_t)without_tiles(p, depth), p->kept_at = (int32_t)taken;
   p->kept_units = fit < KR_DECODE_MOST_KEPT ? (int32_t)fit / 32 * 32 : KR_DECODE_MOST_KEPT;
   return taken + (uint64_t)p->kept_units * KR_DECODE_KEPT_BYTES;
 }

@@ -10,6 +10,7 @@ enum {
   KR_DECODE_MOST_TOKENS = 8,
   KR_DECODE_UNIT_BYTES = 1024,
   KR_DECODE_SCALE_BYTES = 256,
+  KR_DECODE_TILE_BYTES = 288,
   KR_DECODE_KEPT_BYTES = 48, /* of a unit */
   KR_DECODE_MOST_KEPT = KR_DECODE_THREADS - 32
 };
@@ -59,6 +60,7 @@ typedef struct kr_decode_plan {
   int32_t act_pitch, act_bytes,
       result_rows; /* bytes of a token's inputs; of all; most rows of a block's part of a product */
   int32_t lane_bits, head_width;   /* lanes of a channel's states, as a power of two; of Mamba-2 channels of a head */
+  int32_t n_tiles, tiles_at;       /* most tiles of a block's part of a layer; where they are told of, in bytes */
   int32_t kept_units, kept_at;     /* units of a phase whose terms are kept in a block's memory; where, in bytes */
 } kr_decode_plan;
 

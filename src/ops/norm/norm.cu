@@ -6,6 +6,7 @@
  *   kr_norm_any                   rows of any length and mixed 16-bit types: inputs are read three times, twice from
  *                                 the cache
  * Several short rows share a block. Bound by memory. */
+#include "overlap.cuh"
 #include "norm.cuh"
 
 KR_DEV void add_run(const form f, const kr_norm_view &v, const raw_run &raw, float (&sum)[8]) {
@@ -20,10 +21,15 @@ KR_DEV void multiply_gate(const form f, const kr_norm_view &v, const raw_run &ra
   EACH(k) x[k] *= kr_silu(z[k]);
 }
 
-KR_DEV void scale_run(const form f, const kr_norm_view &weight, const kr_norm_view &bias, int64_t m, float scale,
-                      const float (&v)[8], float (&y)[8]) {
+KR_DEV raw_run weight_run(const form f, const kr_norm_view &weight, const place &at, int u, int n) {
+  const int first = first_feature(at, f, u);
+  return load_run(of_parameters(f), weight, 0, at.group + first, first < n);
+}
+
+KR_DEV void scale_run(const form f, const kr_norm_view &weight, const raw_run &raw_w, const kr_norm_view &bias,
+                      int64_t m, float scale, const float (&v)[8], float (&y)[8]) {
   const form g = of_parameters(f);
-  const raw_run raw_w = load_run(g, weight, 0, m, 1), raw_b = load_run(g, bias, 0, m, 1);
+  const raw_run raw_b = load_run(g, bias, 0, m, 1);
   float w[8], b[8];
   convert_or(g, weight, raw_w, 1.0f, w);
   convert_or(g, bias, raw_b, 0.0f, b);
@@ -48,6 +54,11 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub;
   const int n = r < p.R ? (int)p.n : 0;
   raw_run raw[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
+  raw_run weight[KR_NORM_SINGLES];
+  const int ahead = KR_AHEAD && f.E == 8 && (f.units == 1 || f.mixed); /* where there are registers for the weights */
+  kr_next_may_start();
+  if (ahead) EACH_UNIT(u) weight[u] = weight_run(f, p.weight, at, u, n);
+  kr_others_done();
   float v[KR_NORM_SINGLES][8], mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) {
     raw[u] = load_run(f, p.x, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
@@ -82,11 +93,12 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
     const int64_t m = at.group + first_feature(at, f, u);
     float y[8];
     if (first_feature(at, f, u) >= n) continue;
-    scale_run(f, p.weight, p.bias, m, scale, v[u], y);
+    if (!ahead) weight[u] = weight_run(f, p.weight, at, u, n);
+    scale_run(f, p.weight, weight[u], p.bias, m, scale, v[u], y);
     if (p.gate == KR_NORM_GATE_LAST) multiply_gate(f, p.second, second[u], y);
     write_run(f, p.out, r, m, y);
     if (!p.out1.data) continue;
-    scale_run(f, p.weight1, p.bias1, m, scale, v[u], y);
+    scale_run(f, p.weight1, weight_run(f, p.weight1, at, u, n), p.bias1, m, scale, v[u], y);
     write_run(f, p.out1, r, m, y);
   }
 }
@@ -127,6 +139,7 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_any(const kr_norm_plan p) {
   const place at = here(p);
   const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub, n = r < p.R ? p.n : 0;
   float mean = 0.0f, squares = 0.0f;
+  kr_next_may_start(), kr_others_done();
   for (int64_t m = at.thread; m < n && !p.rms; m += at.threads) mean += summed_at(p, r, at.group + m);
   mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
   for (int64_t m = at.thread; m < n; m += at.threads) {

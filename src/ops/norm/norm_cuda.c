@@ -1,6 +1,7 @@
 /* norm_cuda.c: how many threads take a row, how rows are dealt to parts, and the launches of the norms. Three families:
  * aligned_rows lie in registers in runs of eight features, unaligned_rows feature by feature, long_rows not at all. A
  * family is the run of its plans. */
+#include "overlap.h"
 #include "cuda_row.h"
 #include "norm_plan.h"
 #include "norm_rows.h"
@@ -103,6 +104,7 @@ static int32_t run_forward(const krait_ctx *ctx, const kr_norm_plan *p, const kr
       .x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block),
       .y = groups_of(p),
       .block = (uint32_t)(p->row_shift == 4 ? p->rows_per_block * 16 : p->warps * p->rows_per_block * 32),
+      .is_ahead = (call->flags & KR_CALL_AHEAD) != 0,
       .stream = call->stream};
   return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }

@@ -4,6 +4,7 @@
  *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
  *   kr_state_update_any          any types, strides and number of states
  * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
+#include "overlap.cuh"
 #include "pack.cuh"
 
 typedef struct kr_update_plan {
@@ -79,11 +80,14 @@ typedef struct scalars {
   uint32_t dt, x, bias, D, z;
 } scalars;
 
-KR_DEV scalars load_scalars(const krait_state_update_args &a, const place &at, const types t) {
-  return scalars{
-      load_one(a.dt, t.input, at3(a.dt, at.b, at.h, at.c)), load_one(a.x, t.input, at3(a.x, at.b, at.h, at.c)),
-      load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
-      load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0)), load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c))};
+KR_DEV void load_parameters(const krait_state_update_args &a, const place &at, scalars &raw) {
+  raw.bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
+  raw.D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0));
+}
+KR_DEV void load_inputs(const krait_state_update_args &a, const place &at, const types t, scalars &raw) {
+  raw.dt = load_one(a.dt, t.input, at3(a.dt, at.b, at.h, at.c)),
+  raw.x = load_one(a.x, t.input, at3(a.x, at.b, at.h, at.c)),
+  raw.z = load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c));
 }
 
 KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_bias) {
@@ -111,13 +115,18 @@ KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
 /* Four states a lane, once. */
 KR_DEV void update_fours(const kr_update_plan &p, const types t) {
   const krait_state_update_args &a = p.a;
+  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
+  kr_next_may_start();
+  if (!ahead) kr_others_done();
   const place at = here(p);
   const int n = at.lane * 4, mine = at.live && n < a.N;
   kr_raw16 raw_s = {}, raw_A = {}, raw_B = {}, raw_C = {};
-  if (mine)
-    raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n),
-    raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
-  const scalars raw = load_scalars(a, at, t);
+  scalars raw;
+  if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n);
+  load_parameters(a, at, raw);
+  if (ahead) kr_others_done();
+  if (mine) raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
+  load_inputs(a, at, t, raw);
   const float x = one_of(t.input, raw.x), dt = time_step(a, one_of(t.input, raw.dt), raw.bias);
   float s[4], A[4], B[4], C[4], y = 0.0f;
   four_of(t.state, raw_s, s);
@@ -177,6 +186,9 @@ KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
 /* p.P: eights of channels. */
 KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   const krait_state_update_args &a = p.a;
+  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
+  kr_next_may_start();
+  if (!ahead) kr_others_done();
   const uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift);
   const int lane = kr_thread() & (p.lanes - 1), n = lane * 4;
   uint32_t row = kr_divide(i, p.P), b = kr_divide(row, p.H);
@@ -194,13 +206,15 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
 #pragma unroll
   for (int k = 0; k < CHANNELS; k++)
     if (live) raw[k] = load_four(a.state, t.state, s0 + k * a.state.stride[2]);
+  const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)),
+                 raw_A = load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0)),
+                 raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0));
+  if (ahead) kr_others_done();
   const kr_raw16 raw_B = load_four(a.Bmat, t.input, at3(a.Bmat, b, g, n)),
                  raw_C = load_four(a.Cmat, t.input, at3(a.Cmat, b, g, n));
-  const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))),
-                             load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)));
-  const float decay = kr_exp(dt * one_of(KRAIT_F32, load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0))));
+  const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), raw_bias);
+  const float decay = kr_exp(dt * one_of(KRAIT_F32, raw_A));
   const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)),
-                 raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0)),
                  raw_z = load_one(a.z, t.input, at3(a.z, b, h, c));
   float x[CHANNELS], y[CHANNELS], B[4], C[4];
   load_channels(a.x, t.input, at3(a.x, b, h, first), x);

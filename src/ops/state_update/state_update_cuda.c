@@ -1,5 +1,6 @@
 /* state_update_cuda.c: lanes per channel, and the launch. Three families: eight channels of a head that decay alike,
  * four states at a time where they lie together, and any strides. */
+#include "overlap.h"
 #include "cuda_row.h"
 #include "state_update_rows.h"
 #include "view.h"
@@ -63,7 +64,10 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
   p.P = kr_divisor_of(p.a.P / per_run), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
   const int64_t threads = p.a.B * p.a.H * p.a.P / per_run * p.lanes;
-  const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128), .block = 128, .stream = p.a.call.stream};
+  const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128),
+                        .block = 128,
+                        .is_ahead = family != ANY_STRIDES && (p.a.call.flags & KR_CALL_AHEAD),
+                        .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &kernel[p.a.x.dtype], &grid, &p, sizeof p);
 }
 

@@ -1,0 +1,37 @@
+/* overlap.cuh: kernels that start while the one before them on their stream still runs (programmatic launches: compute
+ * capability 9.0 on; elsewhere, and where a kernel is launched as usual, these functions do nothing).
+ *
+ * The rule. A kernel that is ever launched with kr_grid.is_ahead calls in every thread that stays
+ *   kr_next_may_start()   at its beginning: once all blocks have, or have ended, the next kernel's blocks may start;
+ *   kr_others_done()      before it reads what any kernel of its stream writes, and before it writes anything at all.
+ * kr_others_done() waits until the kernel before has ended, all of it, and its writes are seen; as that one has waited
+ * for the one before it, everything earlier has ended as well. Hence behind it nothing can be read too early, and
+ * nothing be written that somebody still reads. In front of it may stand what does not depend on memory, and loads of
+ * memory that nobody writes: parameters where KR_CALL_AHEAD says so, states and their indices where
+ * KR_CALL_STATE_AHEAD does. */
+#ifndef KR_OVERLAP_CUH
+#define KR_OVERLAP_CUH
+
+#include "overlap.h"
+#include "kernel.cuh"
+
+#if !defined(KR_EMULATE) && KR_TIER >= 90
+enum { KR_AHEAD = 1 };
+KR_DEV void kr_next_may_start(void) { asm volatile("griddepcontrol.launch_dependents;"); }
+KR_DEV void kr_others_done(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
+/* 16 bytes that this kernel reads once, and nobody writes meanwhile; 256 of the line come along. */
+KR_DEV kr_raw16 kr_read_once(const void *from) {
+  kr_raw16 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "l"(from));
+  return v;
+}
+#else
+enum { KR_AHEAD = 0 };
+KR_DEV void kr_next_may_start(void) {}
+KR_DEV void kr_others_done(void) {}
+KR_DEV kr_raw16 kr_read_once(const void *from) { return *(const kr_raw16 *)from; }
+#endif
+
+#endif

@@ -1,0 +1,328 @@
+/* primeknet_stream.c: a PrimeKnet that streams: norms over the batch while it is trained, against recorded outputs,
+ * statistics and gradients; whole windows with running statistics; chunks of any size and sound as it comes, which give
+ * what the whole does. */
+#include "test.h"
+
+#include <krait/model.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ctx.h"
+#include "primeknet/primeknet_graph.h"
+#include "primeknet/primeknet_stream.h"
+
+#define PAIR GOLDEN "/tiny-streaming"
+enum { MOST = 512 };
+
+typedef struct problem {
+  krait_ctx *ctx;
+  kr_weights *weights, *golden;
+  kr_config *config;
+  kr_pk_config c;
+  const float *com_in;
+  int64_t B, F, T;
+  /* of the graph of training */
+  kr_graph *g;
+  kr_tensor tensors[MOST], gradients[MOST];
+  char names[MOST][192], norms[MOST][192];
+  float *measured[MOST];
+  int64_t measured_n[MOST];
+  int n, n_measured;
+} problem;
+
+static void must(int32_t status) {
+  if (status < 0) fail_msg("%s", krait_error_detail());
+}
+
+static const kr_weight *item(const kr_weights *file, const char *prefix, const char *name) {
+  char key[256];
+  snprintf(key, sizeof key, "%s%s", prefix, name);
+  const kr_weight *w = kr_weights_find(file, key);
+  if (!w) fail_msg("no tensor %s", key);
+  return w;
+}
+
+static double distance(const float *got, const float *want, int64_t n) {
+  double sum = 0, all = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double d = (double)got[i] - (double)want[i];
+    sum += d * d, all += (double)want[i] * (double)want[i];
+  }
+  return all > 0 ? sqrt(sum / all) : sqrt(sum);
+}
+
+static void open_problem(problem *p) {
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 2};
+  *p = (problem){0};
+  must(krait_ctx_open(&options, &p->ctx));
+  must(kr_weights_open(PAIR ".weights.safetensors", &p->weights));
+  must(kr_weights_open(PAIR ".golden.safetensors", &p->golden));
+  must(kr_config_open(p->weights, NULL, NULL, &p->config));
+  must(kr_pk_config_read(kr_config_model(p->config), p->config, &p->c));
+  assert_int_equal(p->c.streams, 1);
+  const kr_weight *in = item(p->golden, "golden.", "input_com");
+  p->com_in = in->data, p->B = in->shape[0], p->F = in->shape[1], p->T = in->shape[2];
+}
+
+static void close_problem(problem *p) {
+  for (int i = 0; i < p->n_measured; i++) kr_free(p->measured[i]);
+  kr_graph_close(&p->g);
+  kr_config_close(&p->config), kr_weights_close(&p->golden), kr_weights_close(&p->weights), krait_ctx_close(&p->ctx);
+}
+
+/* ---- as in training ---- */
+
+static kr_tensor parameter(void *user, kr_graph *g, const char *name, kr_dims dims) {
+  problem *p = user;
+  const float *data = NULL;
+  must(kr_weights_take_f32(p->weights, name, dims.n, dims.size, &data));
+  assert_true(p->n < MOST);
+  snprintf(p->names[p->n], sizeof p->names[0], "%s", name);
+  return p->tensors[p->n++] = kr_graph_weight(g, name, KRAIT_F32, dims, data);
+}
+
+static kr_tensor measured(void *user, kr_graph *g, const char *name, kr_dims dims) {
+  problem *p = user;
+  const int k = p->n_measured++;
+  assert_true(k < MOST && dims.n == 1);
+  snprintf(p->norms[k], sizeof p->norms[0], "%s", name);
+  p->measured_n[k] = dims.size[0], p->measured[k] = kr_alloc((size_t)dims.size[0] * sizeof(float));
+  const krait_view layout = {.data = p->measured[k], .dtype = KRAIT_F32, .stride = {1}};
+  return kr_graph_output_like(g, name, &layout, dims);
+}
+
+static void check_gradients(const problem *p, float *const *memory) {
+  double all = 0, worst = 0;
+  int n = 0;
+  const char *of = "";
+  for (int i = 0; i < p->n; i++) {
+    const kr_weight *want = item(p->golden, "golden.grad.", p->names[i]);
+    for (uint64_t k = 0; k < want->bytes / 4; k++) all = fmax(all, fabs(((const float *)want->data)[k]));
+  }
+  for (int i = 0; i < p->n; i++) {
+    const kr_weight *want = item(p->golden, "golden.grad.", p->names[i]);
+    double largest = 0;
+    for (uint64_t k = 0; k < want->bytes / 4; k++) largest = fmax(largest, fabs(((const float *)want->data)[k]));
+    if (largest < 1e-5 * all) continue; /* a bias in front of a norm: what rounding left */
+    const double d = distance(memory[i], want->data, (int64_t)(want->bytes / 4));
+    n++;
+    if (!(d <= worst)) worst = d, of = p->names[i];
+  }
+  print_message("%d gradients of %d, worst %.1e (%s)\n", n, p->n, worst, of);
+  assert_true(n > p->n / 2);
+  if (!(worst <= 1e-4)) fail_msg("the gradient of %s is off by %.2e", of, worst);
+}
+
+/* Norms over the batch: outputs, what running statistics are to come closer to, and gradients. */
+static void trains_as_recorded(void **state) {
+  (void)state;
+  static problem p;
+  kr_runner *r = NULL;
+  float *memory[MOST];
+  kr_gradient wanted[MOST];
+  open_problem(&p);
+  const int64_t n = p.B * p.F * p.T;
+  must(kr_graph_open(&p.g));
+  kr_pk_graph io = {.com_in = kr_graph_input(p.g, "com_in", KRAIT_F32, KR_DIMS(p.B, p.F, p.T, 2)),
+                    .mag = kr_graph_output(p.g, "mag", KRAIT_F32, KR_DIMS(p.B, p.F, p.T)),
+                    .com = kr_graph_output(p.g, "com", KRAIT_F32, KR_DIMS(p.B, p.F, p.T, 2)),
+                    .measured = measured,
+                    .recompute = 1};
+  kr_pk_graph_record(p.g, &p.c, parameter, &p, &io);
+  must(kr_graph_status(p.g));
+  assert_int_equal(p.n + p.n_measured, kr_weights_count(p.weights));
+  const kr_tensor dmag = kr_graph_input(p.g, "dmag", KRAIT_F32, KR_DIMS(p.B, p.F, p.T)),
+                  dcom = kr_graph_input(p.g, "dcom", KRAIT_F32, KR_DIMS(p.B, p.F, p.T, 2));
+  for (int i = 0; i < p.n; i++)
+    wanted[i] =
+        (kr_gradient){p.tensors[i], kr_graph_output(p.g, p.names[i], KRAIT_F32, kr_graph_dims(p.g, p.tensors[i]))};
+  must(kr_graph_backward(p.g, (kr_gradient[]){{io.mag, dmag}, {io.com, dcom}}, 2, wanted, p.n));
+  must(kr_graph_plan(p.g, p.ctx, 0));
+  must(kr_runner_open(p.g, &r));
+  float *out = kr_alloc_array((size_t)n, 6 * sizeof *out), *seeds = out + 3 * n;
+  for (int64_t i = 0; i < n; i++)
+    seeds[i] = ((const float *)item(p.golden, "golden.", "loss_w_mag")->data)[i] / (float)n;
+  for (int64_t i = 0; i < 2 * n; i++)
+    seeds[n + i] = ((const float *)item(p.golden, "golden.", "loss_w_com")->data)[i] / (float)(2 * n);
+  kr_runner_bind(r, io.com_in, (void *)p.com_in), kr_runner_bind(r, io.mag, out), kr_runner_bind(r, io.com, out + n);
+  kr_runner_bind(r, dmag, seeds), kr_runner_bind(r, dcom, seeds + n);
+  for (int i = 0; i < p.n; i++)
+    kr_runner_bind(r, wanted[i].at, memory[i] = kr_alloc(item(p.weights, "", p.names[i])->bytes));
+  must(kr_runner_run(r, NULL));
+  const double mag = distance(out, item(p.golden, "golden.", "train_mag")->data, n),
+               com = distance(out + n, item(p.golden, "golden.", "train_com")->data, 2 * n);
+  double worst = 0;
+  for (int i = 0; i < p.n_measured; i++)
+    worst = fmax(worst, distance(p.measured[i], item(p.golden, "golden.batch.", p.norms[i])->data, p.measured_n[i]));
+  print_message("mag %.1e, com %.1e, %d statistics %.1e\n", mag, com, p.n_measured, worst);
+  assert_true(p.n_measured >= 2 * 8 && mag <= 1e-5 && com <= 1e-5 && worst <= 1e-5);
+  check_gradients(&p, memory);
+  for (int i = 0; i < p.n; i++) kr_free(memory[i]);
+  kr_free(out), kr_runner_close(&r), close_problem(&p);
+}
+
+/* ---- as it is used ---- */
+
+static void chunks_are_the_whole(void **state) {
+  static const int64_t sizes[] = {1, 3, 8, 64};
+  (void)state;
+  static problem p;
+  pk_streaming *s = NULL;
+  open_problem(&p);
+  const int64_t plane = p.F * p.T;
+  must(pk_streaming_open(p.ctx, &p.c, p.weights, KRAIT_PRECISION_DEFAULT, &s));
+  float *mag = kr_alloc_array((size_t)plane, 2 * sizeof *mag), *pha = mag + plane,
+        *com = kr_alloc_array((size_t)plane, 2 * sizeof *com);
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    pk_chunks *c = NULL;
+    must(pk_chunks_open(s, sizes[k], &c));
+    for (int64_t b = 0; b < p.B; b++) { /* the second begins anew */
+      must(pk_chunks_reset(c));
+      for (int64_t t = 0; t < p.T; t += sizes[k])
+        must(pk_chunks_run(c, p.com_in + 2 * b * plane, p.T, t, p.T - t < sizes[k] ? p.T - t : sizes[k], mag, pha));
+      for (int64_t i = 0; i < plane; i++) com[2 * i] = mag[i] * cosf(pha[i]), com[2 * i + 1] = mag[i] * sinf(pha[i]);
+      const double d_mag = distance(mag, (const float *)item(p.golden, "golden.", "mag")->data + b * plane, plane),
+                   d_com =
+                       distance(com, (const float *)item(p.golden, "golden.", "com")->data + 2 * b * plane, 2 * plane);
+      print_message("chunks of %lld: mag %.1e, com %.1e\n", (long long)sizes[k], d_mag, d_com);
+      assert_true(d_mag <= 1e-5 && d_com <= 1e-5);
+    }
+    pk_chunks_close(&c);
+  }
+  kr_free(mag), kr_free(com), pk_streaming_close(&s), close_problem(&p);
+}
+
+static void open_model(const char *overrides, krait_ctx **ctx, krait_model **model, krait_session **session) {
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 2};
+  const krait_model_options how = {
+      .size = sizeof how, .weights_path = PAIR ".weights.safetensors", .overrides = overrides};
+  must(krait_ctx_open(&options, ctx));
+  must(krait_model_open(*ctx, &how, model));
+  must(krait_session_open(*model, session));
+}
+
+static void windows_as_recorded(void **state) {
+  (void)state;
+  static problem p;
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  open_problem(&p);
+  open_model(NULL, &ctx, &model, &session);
+  const int64_t n = p.B * p.F * p.T;
+  float *out = kr_alloc_array((size_t)n, 4 * sizeof *out);
+  must(krait_primeknet_forward(session, p.B, p.T, p.com_in, out, out + n, out + 2 * n));
+  assert_true(distance(out, item(p.golden, "golden.", "mag")->data, n) <= 1e-5);
+  assert_true(distance(out + 2 * n, item(p.golden, "golden.", "com")->data, 2 * n) <= 1e-5);
+  kr_free(out), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx), close_problem(&p);
+}
+
+/* Noise at -25 dBFS, which no level rule touches. */
+static void draw(float *wav, int64_t n) {
+  uint32_t state = 7;
+  for (int64_t i = 0; i < n; i++)
+    state = state * 1664525u + 1013904223u, wav[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 0.195f;
+}
+
+/* Through krait_stream_* in pieces of `piece` samples (0: of all sizes): what comes is the whole, and never late. */
+static void check_stream(krait_session *session, const float *in, const float *want, int64_t n, int64_t piece) {
+  krait_stream *stream = NULL;
+  uint32_t random = 5;
+  float *out = kr_alloc_array((size_t)n + 4096, sizeof *out);
+  must(krait_stream_open(session, &stream));
+  const int64_t latency = krait_stream_latency(stream);
+  for (int again = 0; again < 2; again++) { /* a stream begins anew */
+    int64_t heard = 0, said = 0, n_out;
+    while (heard < n) {
+      random = random * 1664525u + 1013904223u;
+      int64_t some = piece ? piece : 1 + (random >> 16) % 1700;
+      if (some > n - heard) some = n - heard;
+      must(krait_stream_push(stream, in + heard, some, out + said, some + latency, &n_out));
+      heard += some, said += n_out;
+      if (heard - said > latency)
+        fail_msg("%lld samples behind, the latency is %lld", (long long)(heard - said), (long long)latency);
+    }
+    must(krait_stream_finish(stream, out + said, latency, &n_out));
+    assert_int_equal(said + n_out, n);
+    const double d = distance(out, want, n);
+    if (!(d <= 1e-5))
+      fail_msg("%lld samples in pieces of %lld: %.2e from the whole", (long long)n, (long long)piece, d);
+  }
+  krait_stream_close(&stream), kr_free(out);
+}
+
+static void sound_as_it_comes_is_the_whole(void **state) {
+  static const int64_t lengths[] = {1, 199, 201, 300, 400, 500, 701, 1100, 8000, 8037},
+                       pieces[] = {100, 160, 1, 5000, 0};
+  enum { N = 8037 };
+  (void)state;
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  float in[N], want[N];
+  open_model(NULL, &ctx, &model, &session);
+  draw(in, N);
+  for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+    must(krait_enhance_samples(session, in, want, lengths[k], NULL, NULL));
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) check_stream(session, in, want, lengths[k], pieces[i]);
+  }
+  krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+}
+
+/* A push that says too little room takes nothing; what comes is due. */
+static void says_what_is_due(void **state) {
+  (void)state;
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  krait_stream *stream = NULL;
+  float in[4000], out[8000];
+  int64_t n_out;
+  open_model(NULL, &ctx, &model, &session);
+  draw(in, 4000);
+  must(krait_stream_open(session, &stream));
+  assert_int_equal(krait_stream_latency(stream), (3 + KR_PK_LIVE_CHUNK) * 100);
+  assert_int_equal(krait_stream_push(stream, in, 4000, out, 3000, &n_out), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(n_out, 0);
+  must(krait_stream_push(stream, in, 4000, out, 8000, &n_out));
+  assert_true(n_out > 4000 - krait_stream_latency(stream) && n_out <= 3700);
+  must(krait_stream_finish(stream, out + n_out, 4000, &n_out));
+  krait_stream_close(&stream), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+}
+
+static void refuses_halves(void **state) {
+  static const struct {
+    const char *overrides, *says;
+  } wrong[] = {{"channel_attention=mean", "go together"},
+               {"norm=instance", "go together"},
+               {"causal=false", "goes with causal"},
+               {"norm=layer", "not instance or batch"},
+               {"channel_attention=max", "not mean or moving"},
+               {"model=primeknet_gru", ""},
+               {"dense_depth=2", "does not have"},
+               {"num_tsblock=3", "is missing"}};
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU};
+  krait_ctx *ctx = NULL;
+  (void)state;
+  must(krait_ctx_open(&options, &ctx));
+  for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+    krait_model *model = NULL;
+    const krait_model_options how = {
+        .size = sizeof how, .weights_path = PAIR ".weights.safetensors", .overrides = wrong[k].overrides};
+    assert_int_equal(krait_model_open(ctx, &how, &model), KRAIT_ERR_WEIGHTS);
+    if (!strstr(krait_error_detail(), wrong[k].says)) fail_msg("%s: %s", wrong[k].overrides, krait_error_detail());
+  }
+  krait_ctx_close(&ctx);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(trains_as_recorded),  cmocka_unit_test(chunks_are_the_whole),
+      cmocka_unit_test(windows_as_recorded), cmocka_unit_test(sound_as_it_comes_is_the_whole),
+      cmocka_unit_test(says_what_is_due),    cmocka_unit_test(refuses_halves)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
