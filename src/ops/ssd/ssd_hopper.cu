@@ -123,32 +123,25 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
   }
 }
 
-/* The k-th chunk's step sizes, of which `raw` holds what memory has; then brings those of the next but one. */
-template <int KIND>
-KR_DEV void sum_chunk(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int k, float A, float bias,
-                      raw_steps &raw, head_steps &s, uint32_t full, uint32_t empty, uint32_t parity) {
-  const kr_ssd_plan &p = h.p;
+/* A chunk's step sizes, as its warpgroup needs them. */
+KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
   const int lane = kr_thread() & 31;
-  const lane_steps v = sum_steps<KIND>(p, raw, A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
-  if (k + 2 < t.end) raw = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, k + 2) * Q, p.L);
-  kr_barrier_await(empty, parity);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int j = lane + 32 * i;
     const float from = v.a[i] - kr_log2(v.d[i]),
                 reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
     s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
-    s.left[j] = h.back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
+    s.left[j] = back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
   }
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
-  kr_sync_warp();
-  if (lane == 0) kr_barrier_arrive(full);
 }
 
-/* By a warp, for one warpgroup. Two chunks a round: what was brought for them stays in its registers, since a copy to
- * others would wait for it. */
+/* By a warp, for one warpgroup. What is asked for two chunks ahead stays in its registers where walks wait for this, two
+ * chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner there. */
 template <int MODE, int KIND>
 KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
+  enum { ROUND = MODE == OUTPUT ? 1 : 2 };
   const kr_ssd_plan &p = h.p;
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
@@ -161,14 +154,19 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
     raw_steps raw[2] = {
         load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L),
         load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
-    for (int k = t.first; k < t.end; k += 2)
+    for (int first = t.first; first < t.end; first += ROUND)
 #pragma unroll
-      for (int odd = 0; odd < 2; odd++) {
-        if (k + odd >= t.end) continue;
-        const int slot = use % STEPS_STAGES * HEADS + w;
-        sum_chunk<KIND>(h, t, at, k + odd, A, bias, raw[odd],
-                  *(head_steps *)(shared + STEPS_AT + slot * KR_SSD_HOPPER_STEPS_BYTES), base + STEPS_FULL + 8 * slot,
-                  base + STEPS_EMPTY + 8 * slot, parity_of(use, STEPS_STAGES) ^ 1);
+      for (int odd = 0; odd < ROUND; odd++) {
+        const int k = first + odd, place = use % STEPS_STAGES * HEADS + w;
+        if (k >= t.end) continue;
+        const lane_steps v = sum_steps<KIND>(p, raw[odd], A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
+        if (ROUND == 1) raw[0] = raw[1];
+        if (k + 2 < t.end)
+          raw[ROUND == 1 ? 1 : odd] = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, k + 2) * Q, p.L);
+        kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
+        put_steps(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, h.back);
+        kr_sync_warp();
+        if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
         use++;
       }
   }
