@@ -137,8 +137,9 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
 }
 
-/* By a warp, for one warpgroup. What is asked for two chunks ahead stays in its registers where walks wait for this, two
- * chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner there. */
+/* By a warp, for one warpgroup. What is asked for two chunks ahead stays in its registers where walks wait for this,
+ * two chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner there.
+ */
 template <int MODE, int KIND>
 KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
   enum { ROUND = MODE == OUTPUT ? 1 : 2 };
