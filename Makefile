@@ -41,6 +41,10 @@ wheel: build ## one Python wheel for every Python and torch, and the drop-ins' (
 test-python: build ## run the Python tests under every Python with torch found here
 	@tools/test-python $(BUILD)
 
+test-emulated: build ## run the Python tests on golden files with the emulated GPU's kernels, tier by tier (KRAIT_PYTHON: a Python with torch)
+	@ninja -C $(BUILD) tests/cuda/libemulated_krait.so
+	@tools/test-emulated $(BUILD)
+
 lint: ## check the include law, forbidden calls, sizes
 	@python3 tools/lint_rooms.py
 
@@ -84,5 +88,5 @@ deb: ## Debian packages of program, library and headers, checked by lintian (int
 	@tools/setup deb
 	@tools/deb $(BUILD)
 
-.PHONY: soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python lint sanitize fuzz install demo bench
+.PHONY: soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo bench
 .DEFAULT_GOAL := help

@@ -13,6 +13,27 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 torch = pytest.importorskip("torch", reason="the Python tests need torch")
 
 
+def _emulate():
+    """KRAIT_EMULATED: calls for tensors on the CPU run as a GPU's would, on the library's emulated one; tools/test-emulated sets what it needs."""
+    from krait import _call, _load
+    context = _load.cuda_context(0)
+    _call._open_cpu_place = lambda n_threads: _call._cpu_places.setdefault(n_threads, _call.CpuPlace(context))
+    return context
+
+
+EMULATED = _emulate() if os.environ.get("KRAIT_EMULATED") else None
+
+
+def pytest_sessionfinish(session):
+    """No test passes because nothing ran there."""
+    if EMULATED is not None and session.testscollected:
+        from krait import _load
+        stats = _load.read_stats(EMULATED)
+        print("\n%(n_calls)d calls on the emulated GPU, %(n_fallbacks)d of them by a row of a lower tier or a slower one" % stats)
+        if not stats["n_calls"]:
+            session.exitstatus = 1
+
+
 def _devices():
     if not torch.cuda.is_available():
         return ["cpu"]

@@ -50,6 +50,29 @@ def test_golden(device, path):
         assert refs.relative(v.grad, g["grad." + k]) < 1e-4, k
 
 
+@pytest.mark.parametrize("path", refs.golden_files("ssd"))
+@pytest.mark.parametrize("dtype,bound", [(torch.bfloat16, 1e-2), (torch.float16, 1.5e-3)], ids=str)
+def test_golden_low_precision(device, path, dtype, bound):
+    """The same cases with inputs of 16 bits, against the recurrence in float64 of what those are."""
+    metadata, g = refs.read_safetensors(path)
+    g = {k[len("golden."):]: v.to(device) for k, v in g.items()}
+    options = json.loads(metadata["config"])
+    options.pop("return_varlen_states", None)
+    inputs = {k: g[k].to(dtype if k in ("x", "dt", "B", "C", "z") else torch.float32).requires_grad_() for k in GRADIENTS if k in g}
+    result = mamba_chunk_scan_combined(**inputs, seq_idx=g.get("seq_idx"), **options)
+    twins = dict(zip(inputs, refs.doubles(*inputs.values())))
+    want, states = refs.ssd(*[twins.get(k) for k in GRADIENTS], seq_idx=g["seq_idx"].cpu() if "seq_idx" in g else None, softplus=options["dt_softplus"],
+                            dt_limit=options.get("dt_limit", (0.0, math.inf)))
+    names = ["out", "final_states"] if options.get("return_final_states") else ["out"]
+    results, wanted = dict(zip(names, result if len(names) > 1 else [result])), dict(zip(names, (want, states[:, -1])))
+    sum((results[k] * g["loss_w_" + k]).sum() for k in names).backward()
+    sum((wanted[k] * g["loss_w_" + k].cpu()).sum() for k in names).backward()
+    for k in names:
+        assert refs.relative(results[k], wanted[k]) < bound, k
+    for k, v in inputs.items():
+        assert refs.relative(v.grad, twins[k].grad) < bound, k
+
+
 @pytest.mark.parametrize("length", [1, 2, 21, 100])
 @pytest.mark.parametrize("options", [{}, {"softplus": True}, {"softplus": True, "dt_limit": (0.3, 0.9)}, {"dt_limit": (-0.05, 0.5)}, {"softplus": True, "reverse": True}], ids=str)
 @pytest.mark.parametrize("wide_D", [False, True])

@@ -376,15 +376,28 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_plan p) 
   finish_matrices(p, at, given);
 }
 
-/* A block per head: a thread takes a channel, then dA and the bias. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_add(const kr_ssd_bwd_plan p) {
+/* A block per head, a warp some rows of its parts: a lane takes channels, then dA and the bias. */
+KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_plan p) {
+  enum { WARPS = KR_SSD_BWD_ADDERS / 32 };
+  KR_SHARED float sums[WARPS][32];
   const kr_ssd_plan &f = p.f;
-  const int h = kr_block_x();
-  for (int c = kr_thread(); c < f.P + 2; c += KR_SSD_THREADS) {
+  const int h = kr_block_x(), warp = kr_thread() >> 5, lane = kr_thread() & 31;
+  const int64_t n = (int64_t)f.B * p.n_chunks, step = WARPS * (int64_t)f.H * (f.P + 2);
+  for (int first = 0; first < f.P + 2; first += 32) {
+    const int c = first + lane;
     const kr_ssd_tensor &to = c < f.P ? p.dD : c == f.P ? p.dA : p.dbias;
+    const int counts = c < f.P + 2 && to.data;
+    const float *from = p.parts + (warp * (int64_t)f.H + h) * (f.P + 2) + c;
     float sum = 0;
-    if (!to.data) continue;
-    for (int64_t i = 0; i < (int64_t)f.B * p.n_chunks; i++) sum += p.parts[(i * f.H + h) * (f.P + 2) + c];
-    ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum;
+#pragma unroll 8
+    for (int64_t i = warp; i < n; i += WARPS, from += step) sum += counts ? *from : 0.0f;
+    sums[warp][lane] = sum;
+    kr_sync();
+    if (warp == 0 && counts) {
+#pragma unroll
+      for (int w = 1; w < WARPS; w++) sum += sums[w][lane];
+      ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum;
+    }
+    kr_sync();
   }
 }

@@ -530,9 +530,11 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
             b = kr_block_z();
   const int64_t t0 = (int64_t)chunk * Q;
   if (h >= f.H) return;
+  const raw_steps stored = load_steps<STEPS_ANY>(f, b, h, t0, f.L);
   const token_sums &sums = *sums_at(p, b, h, chunk);
   const chunk_steps &s = *steps_at(f, b, h, chunk);
-  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32), left = state_left(s),
+  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32),
+              dt_bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f, left = state_left(s),
               through = left == 0 ? 0.0f : left * sums.through;
   float *const parts = p.parts + (((int64_t)b * p.n_chunks + chunk) * f.H + h) * (f.P + 2);
   float begun[2], still[2], inputs[2], q[2], dA = 0, bias = 0;
@@ -554,8 +556,7 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
     const int t = lane + 32 * k;
     const int64_t token = t0 + t;
     if (token >= f.L) continue;
-    float raw = kr_load(f.dt.data, b * f.dt.b + token * f.dt.t + h * f.dt.h, f.dt.dtype);
-    if (f.bias.data) raw += kr_load(f.bias.data, h * f.bias.h, f.bias.dtype);
+    const float raw = dt_of<STEPS_ANY>(f, stored, k) + dt_bias;
     const float passing = q[k] + still[k] + through, unclamped = f.softplus ? kr_softplus(raw) : raw;
     const int counts = s.segment[t] >= 0;
     float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;

@@ -6,6 +6,7 @@
 #include "ssd_plan.h"
 
 #define KR_SSD_BWD_THREADS 256
+#define KR_SSD_BWD_ADDERS 512 /* threads that sum up a head's parts */
 #define KR_SSD_BWD_TOKENS_BYTES (20 * KR_SSD_CHUNK + 16) /* sums that are left of a chunk of a head */
 #define KR_SSD_BWD_STATES_SHARED(N) (2 * KR_SSD_CHUNK * (KR_SSD_P + (N)) * 2 + 2 * KR_SSD_STEPS_BYTES)
 #define KR_SSD_BWD_INNER_SHARED(N, stages)                                                                     \

@@ -278,7 +278,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
   if (h >= p.H) return;
   const float A = kr_load(p.A.data, h * p.A.h, KRAIT_F32) * KR_LOG2E,
               bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
-  const lane_steps v = sum_steps(p, load_steps(p, b, h, t0, p.L), A, bias, t0, p.L);
+  const lane_steps v = sum_steps<STEPS_ANY>(p, load_steps<STEPS_ANY>(p, b, h, t0, p.L), A, bias, t0, p.L);
   chunk_steps &s = *(chunk_steps *)steps_at(p, b, h, chunk);
 #pragma unroll
   for (int k = 0; k < 2; k++) {

@@ -82,7 +82,8 @@ typedef struct slot {
   int h, p0;
 } slot;
 KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
-  const int index = t.unit % h.per_group * HEADS + w, head = index / h.p.blocks_per_head;
+  const int index = t.unit % h.per_group * HEADS + w,
+            head = h.p.blocks_per_head == 1 ? index : index / h.p.blocks_per_head;
   if (head >= h.p.heads) return slot{-1, 0};
   return slot{t.g * h.p.heads + head, (index - head * h.p.blocks_per_head) * PB};
 }
@@ -96,6 +97,10 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at(h, i);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
+    slot at[HEADS];
+    int n_heads = 0;
+#pragma unroll
+    for (int w = 0; w < HEADS; w++) at[w] = slot_at(h, t, w), n_heads += at[w].h >= 0;
     for (int k = t.first; k < t.end; k++, use++) {
       const int c = chunk_at(h, k), c_stage = use % C_STAGES, stage = use % STAGES;
       const uint32_t full = base + FULL + 8 * stage, to = base + STAGES_AT + stage * STAGE;
@@ -108,26 +113,37 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
                       t.g, t.b);
       }
       kr_barrier_await(base + EMPTY + 8 * stage, parity_of(use, STAGES) ^ 1);
-      int n_heads = 0;
-#pragma unroll
-      for (int w = 0; w < HEADS; w++) n_heads += slot_at(h, t, w).h >= 0;
       kr_barrier_expect(full, (BLOCKS + n_heads) * TILE);
 #pragma unroll
       for (int n = 0; n < BLOCKS; n++) kr_load_box(to + n * TILE, map_B, full, 64 * n, c * Q, t.g, t.b);
 #pragma unroll
-      for (int w = 0; w < HEADS; w++) {
-        const slot at = slot_at(h, t, w);
-        if (at.h >= 0) kr_load_box(to + (BLOCKS + w) * TILE, map_x, full, at.p0, c * Q, at.h, t.b);
-      }
+      for (int w = 0; w < HEADS; w++)
+        if (at[w].h >= 0) kr_load_box(to + (BLOCKS + w) * TILE, map_x, full, at[w].p0, c * Q, at[w].h, t.b);
     }
   }
 }
 
-/* By a warp, for one warpgroup. */
-template <int MODE>
-KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
-  const kr_ssd_plan &p = h.p;
+/* A chunk's step sizes, as its warpgroup needs them. */
+KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
   const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int j = lane + 32 * i;
+    const float from = v.a[i] - kr_log2(v.d[i]),
+                reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
+    s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
+    s.left[j] = back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
+  }
+  if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
+}
+
+/* By a warp, for one warpgroup. What is asked for two chunks ahead stays in its registers where walks wait for this,
+ * two chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner there.
+ */
+template <int MODE, int KIND>
+KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
+  enum { ROUND = MODE == OUTPUT ? 1 : 2 };
+  const kr_ssd_plan &p = h.p;
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at(h, i);
@@ -137,27 +153,23 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
     const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E,
                 bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
     raw_steps raw[2] = {
-        load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L),
-        load_steps(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
-    for (int k = t.first; k < t.end; k++, use++) {
-      const int stage = use % STEPS_STAGES;
-      const lane_steps v = sum_steps(p, raw[0], A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
-      raw[0] = raw[1];
-      if (k + 2 < t.end) raw[1] = load_steps(p, t.b, at.h, (int64_t)chunk_at(h, k + 2) * Q, p.L);
-      head_steps &s = *(head_steps *)(shared + STEPS_AT + (stage * HEADS + w) * KR_SSD_HOPPER_STEPS_BYTES);
-      kr_barrier_await(base + STEPS_EMPTY + 8 * (stage * HEADS + w), parity_of(use, STEPS_STAGES) ^ 1);
+        load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L),
+        load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
+    for (int first = t.first; first < t.end; first += ROUND)
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int j = lane + 32 * i;
-        const float from = v.a[i] - kr_log2(v.d[i]),
-                    reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
-        s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
-        s.left[j] = h.back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
+      for (int odd = 0; odd < ROUND; odd++) {
+        const int k = first + odd, place = use % STEPS_STAGES * HEADS + w;
+        if (k >= t.end) continue;
+        const lane_steps v = sum_steps<KIND>(p, raw[odd], A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
+        if (ROUND == 1) raw[0] = raw[1];
+        if (k + 2 < t.end)
+          raw[ROUND == 1 ? 1 : odd] = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, k + 2) * Q, p.L);
+        kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
+        put_steps(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, h.back);
+        kr_sync_warp();
+        if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
+        use++;
       }
-      if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
-      kr_sync_warp();
-      if (lane == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * (stage * HEADS + w));
-    }
   }
 }
 
@@ -504,8 +516,12 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
     const int warp = kr_thread() >> 5;
     if (kr_thread() == 0)
       copy_boxes<MODE>(h, maps, base);
-    else if (warp > 0 && warp <= HEADS)
-      sum_chunks<MODE>(h, warp - 1, shared, base);
+    else if (warp > 0 && warp <= HEADS) {
+      const steps_kind kind = kind_of_steps(h.p);
+      if (kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, warp - 1, shared, base);
+      if (kind == STEPS_32_BITS) sum_chunks<MODE, STEPS_32_BITS>(h, warp - 1, shared, base);
+      if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, warp - 1, shared, base);
+    }
   } else {
     kr_take_registers<HEADS == 3 ? 152 : 232>();
     walk<MODE>(h, shared, base);

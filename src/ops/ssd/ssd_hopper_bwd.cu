@@ -14,7 +14,7 @@
 
 enum {
   THREADS = KR_SSD_HOPPER_BWD_THREADS,
-  STAGES = 2,
+  STAGES = KR_SSD_HOPPER_BWD_STAGES,
   STAGE = (2 + 2 * BLOCKS) * TILE, /* x, dy, S, M */
   B_AT = 0,
   C_AT = B_AT + BLOCKS * TILE,
@@ -48,7 +48,7 @@ typedef struct slot {
   int h, block, p0;
 } slot;
 KR_DEV slot slot_at(const kr_ssd_plan &f, const place &at, int i) {
-  const int head = i / f.blocks_per_head, block = i - head * f.blocks_per_head;
+  const int head = f.blocks_per_head == 1 ? i : i / f.blocks_per_head, block = i - head * f.blocks_per_head;
   return slot{at.first + head, block, block * PB};
 }
 
@@ -184,58 +184,87 @@ KR_DEV void row_sums(const float (&d)[32], const uint32_t (&w)[16], float (&sums
             kr_fma(d[8 * k + 4 * (i >> 1) + 2 * (i & 1) + e], kr_unpack(w[4 * k + i], e, KR_DTYPE), sums[i & 1]);
 }
 
-/* Of the first warpgroup: W, and what rows take from pairs. */
-KR_DEV void add_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
+/* Of 32 columns: those of another sequence count nothing. */
+template <int HALF>
+KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
+  const float own[2] = {s.segment[me.row], s.segment[me.row + 8]};
+#pragma unroll
+  for (int i = 0; i < 16; i++)
+    v[16 * HALF + i] = s.segment[32 * HALF + 8 * (i >> 2) + 2 * me.q + (i & 1)] == own[i >> 1 & 1] ? v[16 * HALF + i]
+                                                                                                   : 0.0f;
+}
+
+/* Of the first warpgroup: W, and what rows take from pairs: 32 columns. xy becomes what W takes. MASKED: they reach
+ * into the warp's own tokens, or beyond. */
+template <int HALF, int MASKED>
+KR_DEV void add_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, float (&xy)[32],
+                     const float (&CB)[32], float (&W)[32], float (&taken)[2]) {
+  const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+  const int last = me.row - 2 * me.q - 32 * HALF;
+  kr_float2 from[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    float &w = xy[16 * HALF + i];
+    w *= kr_exp2(a[i >> 1 & 1] - from[i >> 2].v[i & 1]);
+    if (MASKED) w = 8 * (i >> 2) + (i & 1) <= last + 8 * (i >> 1 & 1) ? w : 0.0f;
+  }
+  if (f.seq_idx) drop_others<HALF>(me, s, xy);
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int at = 16 * HALF + i, before = !MASKED || 8 * (i >> 2) + (i & 1) < last + 8 * (i >> 1 & 1);
+    W[at] += xy[at];
+    taken[i >> 1 & 1] = kr_fma(before ? xy[at] : 0.0f, CB[at], taken[i >> 1 & 1]);
+  }
+}
+KR_DEV void add_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, float (&xy)[32],
                       const float (&CB)[32], float (&W)[32], float (&taken)[2]) {
   taken[0] = taken[1] = 0;
-  const float a[2] = {s.a[me.row], s.a[me.row + 8]};
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
-    if (j > 2 * me.warp + 1) continue; /* tokens after all of these */
-    const int column = 8 * j + 2 * me.q;
-    const kr_float2 from = *(const kr_float2 *)&s.from[column], other = *(const kr_float2 *)&s.segment[column];
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int row = me.row + 8 * r, at = 4 * j + 2 * r + k;
-        float w = xy[at] * kr_exp2(a[r] - from.v[k]);
-        if (j >= 2 * me.warp) w = column + k <= row ? w : 0.0f;
-        if (f.seq_idx) w = other.v[k] == s.segment[row] ? w : 0.0f;
-        W[at] += w;
-        if (j >= 2 * me.warp) w = column + k < row ? w : 0.0f;
-        taken[r] = kr_fma(w, CB[at], taken[r]);
-      }
+  if (me.warp < 2) {
+    add_half<0, 1>(f, me, s, xy, CB, W, taken); /* the others are tokens after all of these */
+  } else {
+    add_half<0, 0>(f, me, s, xy, CB, W, taken);
+    add_half<1, 1>(f, me, s, xy, CB, W, taken);
   }
 }
 
-/* Of the second: P^T as a factor, and what rows give to pairs. */
-KR_DEV void weigh_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
-                        const float (&BC)[32], uint32_t (&w)[16], float (&given)[2]) {
-  given[0] = given[1] = 0;
+/* Of the second: P^T as a factor, what rows give to pairs, and to pairs and themselves. */
+template <int HALF, int MASKED>
+KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
+                       const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2]) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+  const int first = me.row - 2 * me.q - 32 * HALF;
+  float v[32];
+  kr_float2 to[4];
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
-    if (j < 2 * me.warp) { /* tokens before all of these */
-      w[2 * j] = w[2 * j + 1] = 0;
-      continue;
-    }
-    const int column = 8 * j + 2 * me.q;
-    const kr_float2 to = *(const kr_float2 *)&s.a[column], other = *(const kr_float2 *)&s.segment[column];
-    float v[2][2];
+  for (int j = 0; j < 4; j++) to[j] = *(const kr_float2 *)&s.a[32 * HALF + 8 * j + 2 * me.q];
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+  for (int i = 0; i < 16; i++) {
+    float &p = v[16 * HALF + i];
+    p = BC[16 * HALF + i] * kr_exp2(to[i >> 2].v[i & 1] - a[i >> 1 & 1]);
+    if (MASKED) p = 8 * (i >> 2) + (i & 1) >= first + 8 * (i >> 1 & 1) ? p : 0.0f;
+  }
+  if (f.seq_idx) drop_others<HALF>(me, s, v);
 #pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int row = me.row + 8 * r, at = 4 * j + 2 * r + k;
-        float p = BC[at] * kr_exp2(to.v[k] - a[r]);
-        if (j <= 2 * me.warp + 1) p = column + k >= row ? p : 0.0f;
-        if (f.seq_idx) p = other.v[k] == s.segment[row] ? p : 0.0f;
-        v[r][k] = p;
-        if (j <= 2 * me.warp + 1) p = column + k > row ? p : 0.0f;
-        given[r] = kr_fma(p, xy[at], given[r]);
-      }
-    w[2 * j] = pack(v[0][0], v[0][1]), w[2 * j + 1] = pack(v[1][0], v[1][1]);
+  for (int i = 0; i < 16; i++) {
+    const int at = 16 * HALF + i, after = !MASKED || 8 * (i >> 2) + (i & 1) > first + 8 * (i >> 1 & 1);
+    all[i >> 1 & 1] = kr_fma(v[at], xy[at], all[i >> 1 & 1]);
+    given[i >> 1 & 1] = kr_fma(after ? v[at] : 0.0f, xy[at], given[i >> 1 & 1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[16 * HALF + 2 * i], v[16 * HALF + 2 * i + 1]);
+}
+KR_DEV void weigh_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
+                        const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2]) {
+  given[0] = given[1] = all[0] = all[1] = 0;
+  if (me.warp < 2) {
+    weigh_half<0, 1>(f, me, s, xy, BC, w, given, all);
+    weigh_half<1, 0>(f, me, s, xy, BC, w, given, all);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[i] = 0; /* tokens before all of these */
+    weigh_half<1, 1>(f, me, s, xy, BC, w, given, all);
   }
 }
 
@@ -244,7 +273,23 @@ KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_
                        int columns, int adds) {
   const int chunk = me.lane & 7, left = columns - 8 * chunk;
   to += (16 * me.warp + (me.lane >> 3)) * v.t + 8 * chunk;
+  if (n_rows == Q && columns >= 64) {
+    kr_raw16 eight[4];
 #pragma unroll
+    for (int i = 0; i < 4; i++)
+      eight[i] = read_shared(tile + kr_swizzle<128>(16 * me.warp + 4 * i + (me.lane >> 3), chunk));
+    if (adds) {
+      kr_raw16 old[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) old[i] = read_global(to + 4 * i * v.t);
+#pragma unroll
+      for (int i = 0; i < 4; i++) add_halves(eight[i], old[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) write_global(to + 4 * i * v.t, eight[i]);
+    return;
+  }
+#pragma unroll 1
   for (int i = 0; i < 4; i++, to += 4 * v.t) {
     const int row = 16 * me.warp + 4 * i + (me.lane >> 3);
     kr_raw16 eight = read_shared(tile + kr_swizzle<128>(row, chunk));
@@ -322,14 +367,19 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   for (int i = 0; i < at.n; i++) {
     const lanes me = lanes_of(anew(kr_thread()));
     const int stage = i % STAGES;
-    const slot s = slot_at(p.f, at, i);
     const uint32_t x = uniform(base + STAGES_AT + stage * STAGE);
-    const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
-    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
-    float xy[32], d[32], taken[2], before[2];
+    float xy[32], d[32], taken[2], before[2], old[4];
     kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
     start_tile(x + TILE, x, xy);
     start_product(base + C_AT, x + 2 * TILE, d);
+    const slot s = slot_at(p.f, at, i);
+    const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
+    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
+    const int adds = me.q == 0 && (s.block || p.part);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      old[2 * r] = adds ? to.taken[me.row + 8 * r] : 0.0f, old[2 * r + 1] = adds ? to.of[me.row + 8 * r].v[0] : 0.0f;
     kr_wgmma_wait<64, 1>(xy);
     add_pairs(p.f, me, steps, xy, CB, W, taken);
     take_factor(w, dy, me);
@@ -341,13 +391,9 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]), before[0] = low * add_row(before[0]),
     before[1] = high * add_row(before[1]);
     if (me.q == 0) {
-      token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int row = me.row + 8 * r;
-        if (s.block || p.part) taken[r] += to.taken[row], before[r] += to.of[row].v[0];
-        to.taken[row] = taken[r], to.of[row].v[0] = before[r];
-      }
+      for (int r = 0; r < 2; r++)
+        to.taken[me.row + 8 * r] = taken[r] + old[2 * r], to.of[me.row + 8 * r].v[0] = before[r] + old[2 * r + 1];
     }
     kr_wgmma_wait<N, 0>(dC);
     release(base + EMPTY + 8 * stage, me);
@@ -362,6 +408,12 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   store_matrix(p, at, whole, p.dC, p.sum_C, shared + OWN_AT, dC);
 }
 
+KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
+  return channel < PB && s.p0 + channel < p.f.P
+             ? kr_load(p.f.D.data, s.h * p.f.D.h + (int64_t)(s.p0 + channel) * p.f.D.n, p.f.D.dtype)
+             : 0.0f;
+}
+
 KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
   const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
   unsigned char *const own = shared + OWN_AT + TILE;
@@ -370,28 +422,35 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   clear_all(dB, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + B_AT, base + C_AT, BC);
+  if (p.f.D.data && at.n && whole.thread < PB)
+    ((float *)(shared + D_AT))[whole.thread] = D_of(p, slot_at(p.f, at, 0), whole.thread);
   kr_wgmma_wait<64, 0>(BC);
 #pragma unroll 1
   for (int i = 0; i < at.n; i++) {
     const lanes me = lanes_of(anew(kr_thread()));
     const int stage = i % STAGES;
-    const slot s = slot_at(p.f, at, i);
     const uint32_t to_x = uniform(base + STAGES_AT + stage * STAGE), M = to_x + (2 + BLOCKS) * TILE;
-    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
-    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
-    float xy[32], d[32], given[2], after[2], inputs[2], size[2], into[2];
+    float xy[32], d[32], given[2], after[2], inputs[2], size[2], into[2], old[6], next_D = 0;
     uint32_t inner[16];
-    float *const D = (float *)(shared + D_AT) + (i & 1) * PB;
-    if (p.f.D.data && me.thread < PB)
-      D[me.thread] = s.p0 + me.thread < p.f.P
-                         ? kr_load(p.f.D.data, s.h * p.f.D.h + (int64_t)(s.p0 + me.thread) * p.f.D.n, p.f.D.dtype)
-                         : 0.0f;
-    sync_group(me);
     kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
     start_tile(to_x, to_x + TILE, xy);
     start_product(base + B_AT, M, d);
+    const slot s = slot_at(p.f, at, i);
+    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
+    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    const float *const D = (const float *)(shared + D_AT) + (i & 1) * PB;
+    token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
+    const int adds = me.q == 0 && (s.block || p.part);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int k = 0; k < 3; k++) old[3 * r + k] = adds ? to.of[me.row + 8 * r].v[1 + k] : 0.0f;
+    if (p.f.D.data) {
+      sync_group(me);
+      if (i + 1 < at.n) next_D = D_of(p, slot_at(p.f, at, i + 1), me.thread);
+    }
     kr_wgmma_wait<64, 1>(xy);
-    weigh_pairs(p.f, me, steps, xy, BC, inner, given);
+    weigh_pairs(p.f, me, steps, xy, BC, inner, given, inputs);
     take_factor(w, x, me);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -403,24 +462,25 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     for (int k = 0; k < 32; k++) d[k] *= into[k >> 1 & 1];
     row_sums(d, w, after);
     start_sum<64>(to_x + TILE, inner, d, 1);
-    kr_wgmma_wait<64, 0>(d);
-    row_sums(d, w, inputs);
     scale_factor(w, into[0] * size[0], into[1] * size[1]);
     start_sum<N>(M, w, dB, 1);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const float passed = given_size(steps, me.row + 8 * r);
-      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]), inputs[r] = add_row(inputs[r]);
+      inputs[r] = add_row(inputs[r] + after[r]), given[r] = passed * add_row(given[r]),
+      after[r] = passed * add_row(after[r]);
     }
     if (me.q == 0) {
-      token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         float *const v = to.of[me.row + 8 * r].v;
-        if (s.block || p.part) after[r] += v[1], inputs[r] += v[2], given[r] += v[3];
-        v[1] = after[r], v[2] = inputs[r], v[3] = given[r];
+        v[1] = after[r] + old[3 * r], v[2] = inputs[r] + old[3 * r + 1], v[3] = given[r] + old[3 * r + 2];
       }
     }
+    if (p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
+    const uint32_t there[2] = {p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
+                               p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
+    kr_wgmma_wait<64, 1>(d);
     if (p.dx.data) {
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
@@ -439,7 +499,7 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
         uint32_t two[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          two[k] = p.f.seq_idx && steps.segment[me.row + 8 * (k & 1)] < 0 ? 0 : pack(e[2 * k], e[2 * k + 1]);
+          two[k] = pack(e[2 * k], e[2 * k + 1]) & there[k & 1];
         put_matrices(own, me, j, two[0], two[1], two[2], two[3]);
       }
       kr_sync_warp();

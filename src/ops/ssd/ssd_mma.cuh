@@ -44,25 +44,41 @@ KR_DEV kr_float2 inputs_left(const chunk_steps &s, int has_sequences, int j) {
 }
 KR_DEV float state_reaches(const chunk_steps &s, int i) { return s.segment[i] == 0 ? kr_exp2(s.a[i]) : 0.0f; }
 
-/* dt and sequence of the tokens that a lane of the warp that prepares them takes: lane and lane + 32 of a chunk. */
+/* dt and sequence of the tokens that a lane of the warp that prepares them takes: lane and lane + 32 of a chunk. As
+ * they are stored: who converts or compares one waits for it. */
 typedef struct raw_steps {
-  float dt[2], begins[2], padding[2];
+  uint32_t dt[2];
+  int32_t now[2], before[2];
 } raw_steps;
 
+/* How step sizes are stored. Of two loads to one register, as the choice would make them, the second waits for the
+ * first: so walks know it when they are compiled, but where tokens have sequences. */
+typedef enum steps_kind { STEPS_16_BITS, STEPS_32_BITS, STEPS_ANY } steps_kind;
+
+KR_DEV steps_kind kind_of_steps(const kr_ssd_plan &p) {
+  return p.seq_idx ? STEPS_ANY : p.dt.dtype == KRAIT_F32 ? STEPS_32_BITS : STEPS_16_BITS;
+}
+
+template <int KIND>
 KR_DEV raw_steps load_steps(const kr_ssd_plan &p, int b, int h, int64_t t0, int64_t end) {
   raw_steps r = {};
 #pragma unroll
   for (int k = 0; k < 2; k++) {
-    const int64_t t = t0 + (kr_thread() & 31) + 32 * k;
+    const int64_t t = t0 + (kr_thread() & 31) + 32 * k, at = b * p.dt.b + t * p.dt.t + h * p.dt.h;
     if (t >= end) continue;
-    r.dt[k] = kr_load(p.dt.data, b * p.dt.b + t * p.dt.t + h * p.dt.h, p.dt.dtype);
-    if (!p.seq_idx) continue;
-    const int32_t now = p.seq_idx[b * p.seq_b + t * p.seq_t],
-                  before = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
-    r.begins[k] = now != before ? 1.0f : 0.0f;
-    r.padding[k] = now < 0 ? 1.0f : 0.0f;
+    const int wide = KIND == STEPS_ANY ? p.dt.dtype == KRAIT_F32 : KIND == STEPS_32_BITS;
+    r.dt[k] = wide ? ((const uint32_t *)p.dt.data)[at] : ((const uint16_t *)p.dt.data)[at];
+    if (KIND != STEPS_ANY || !p.seq_idx) continue;
+    r.now[k] = p.seq_idx[b * p.seq_b + t * p.seq_t];
+    r.before[k] = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
   }
   return r;
+}
+
+template <int KIND>
+KR_DEV float dt_of(const kr_ssd_plan &p, const raw_steps &r, int k) {
+  return KIND == STEPS_32_BITS || (KIND == STEPS_ANY && p.dt.dtype == KRAIT_F32) ? kr_bits_to_float(r.dt[k])
+                                                                                 : kr_unpack(r.dt[k], 0, p.dt.dtype);
 }
 
 KR_DEV float sum_up(float v) {
@@ -81,28 +97,29 @@ typedef struct lane_steps {
 } lane_steps;
 
 /* By one warp. */
+template <int KIND>
 KR_DEV lane_steps sum_steps(const kr_ssd_plan &p, const raw_steps &r, float A, float bias, int64_t t0, int64_t end) {
   const int lane = kr_thread() & 31;
   lane_steps v = {};
 #pragma unroll
   for (int k = 0; k < 2; k++) {
-    v.raw[k] = r.dt[k] + bias;
+    v.raw[k] = dt_of<KIND>(p, r, k) + bias;
     float d = p.softplus ? kr_softplus(v.raw[k]) : v.raw[k];
     d = d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d;
     if (t0 + lane + 32 * k >= end) d = 0;
     v.a[k] = d * A;
     v.a[k] = v.a[k] < -160.0f ? -160.0f : v.a[k]; /* 2^-160 is 0, and sums keep their digits */
-    v.d[k] = r.padding[k] != 0 ? 0.0f : d;
+    v.d[k] = r.now[k] < 0 ? 0.0f : d;
   }
   v.a[0] = sum_up(v.a[0]);
   v.a[1] = sum_up(v.a[1]) + kr_shuffle_from(v.a[0], 31);
-  if (p.seq_idx) {
-    v.segment[0] = sum_up(r.begins[0]);
-    v.segment[1] = sum_up(r.begins[1]) + kr_shuffle_from(v.segment[0], 31);
+  if (KIND == STEPS_ANY && p.seq_idx) {
+    v.segment[0] = sum_up(r.now[0] != r.before[0] ? 1.0f : 0.0f);
+    v.segment[1] = sum_up(r.now[1] != r.before[1] ? 1.0f : 0.0f) + kr_shuffle_from(v.segment[0], 31);
   }
   v.total = kr_shuffle_from(v.a[1], 31), v.last = kr_shuffle_from(v.segment[1], 31);
 #pragma unroll
-  for (int k = 0; k < 2; k++) v.segment[k] = r.padding[k] != 0 ? -1.0f : v.segment[k];
+  for (int k = 0; k < 2; k++) v.segment[k] = r.now[k] < 0 ? -1.0f : v.segment[k];
   return v;
 }
 
