@@ -18,7 +18,12 @@ enum { IS_EMULATED = 0 };
 #endif
 #include "mamba_lm/mamba_lm.h"
 
-enum { SLOTS = IS_EMULATED ? 10 : 20, PROMPT = IS_EMULATED ? 7 : 19, STEPS = IS_EMULATED ? 2 : 5, V = IS_EMULATED ? 75 : 331 };
+enum {
+  SLOTS = IS_EMULATED ? 10 : 20,
+  PROMPT = IS_EMULATED ? 7 : 19,
+  STEPS = IS_EMULATED ? 2 : 5,
+  V = IS_EMULATED ? 75 : 331
+};
 
 static krait_ctx *cpu, *gpu;
 #define WORKS(call)                                       \
