@@ -19,7 +19,9 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
 /* far: with the weights as they lie, rows an odd number of lines apart. */
 static void give_aligned(kr_case *c, krait_gemm_args *a, int far) {
   const int turned =
-      far ? 3 : (int)kr_case_int(c, 0, 4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
+      far ? 3
+          : (int)kr_case_int(c, 0,
+                             4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
   c->contiguous = 1;
   lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
   if (far) a->N = (a->N + 31) / 32 * 32 + 16;
