@@ -16,13 +16,15 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
   return NULL;
 }
 
-static void give_aligned(kr_case *c, krait_gemm_args *a) {
+/* far: with the weights as they lie, rows an odd number of lines apart. */
+static void give_aligned(kr_case *c, krait_gemm_args *a, int far) {
   const int turned =
-      (int)kr_case_int(c, 0, 4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
-  const int64_t N = a->N, far = turned == 3 && kr_case_chance(c, 0.5); /* rows an odd number of lines apart */
+      far ? 3
+          : (int)kr_case_int(c, 0,
+                             4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
   c->contiguous = 1;
   lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
-  if (far) a->N = (N + 31) / 32 * 32 + 16;
+  if (far) a->N = (a->N + 31) / 32 * 32 + 16;
   lay_out(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
   if (far) { /* the last columns are only there */
     a->N -= 16, c->tensors[c->n_tensors - 1].shape[1] -= 16;
@@ -46,10 +48,11 @@ static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
 
 int32_t kr_gemm_case(kr_case *c, int64_t index) {
   krait_gemm_args *a = (krait_gemm_args *)c->args;
-  const int aligned = index % 3 == 0 && !c->is_exact;
+  const int far = index % 12 == 5 && !c->is_exact, aligned = (index % 3 == 0 || far) && !c->is_exact;
   if (!c->is_exact) {
     if (!kr_case_chance(c, 0.2)) c->dtype = c->other = KRAIT_F32;
-    if (aligned && kr_case_chance(c, 0.7)) c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+    if (far) c->dtype = c->other = KRAIT_F32;
+    else if (aligned && kr_case_chance(c, 0.7)) c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
   }
   a->M = kr_case_edge(c, index % 8 == 0 ? 300 : 40);
   a->N = kr_case_edge(c, index % 8 == 2 ? 300 : 130);
@@ -69,10 +72,10 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!aligned) return bound_result(c, a);
   a->M = kr_case_chance(c, 0.4) ? kr_case_int(c, 1, 16) : 8 * kr_case_int(c, 1, 20), a->N = 8 * kr_case_int(c, 1, 20),
   a->K = 8 * kr_case_int(c, 1, 24);
-  if (kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);
-  if (kr_case_chance(c, 0.05))
+  if (!far && kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);
+  if (!far && kr_case_chance(c, 0.05))
     a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2),
     a->P = 0; /* many parts of K */
-  give_aligned(c, a);
+  give_aligned(c, a, far);
   return bound_result(c, a);
 }
