@@ -10,7 +10,7 @@ NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla
          62: "Jetson TX2", 70: "Volta: Tesla V100", 72: "Jetson Xavier", 75: "Turing: RTX 2080, T4", 80: "Ampere: A100", 86: "Ampere: RTX 3090, A10", 87: "Jetson Orin",
          89: "Ada: RTX 4090, L4", 90: "Hopper: H100, H200", 100: "Blackwell: B200", 103: "Blackwell: B300", 110: "Jetson Thor", 120: "Blackwell: RTX 5090", 121: "DGX Spark"}
 HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_whole|conv_last|conv_bwd_rows|conv_bwd_whole|conv_bwd_long|state_update|norm_[12]$|norm_bwd_1$|conv_update$|gemm_hopper|gemm_ampere|gemm_few)")
-KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'")
+KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 REGISTERS = re.compile(r"Used (\d+) registers")
 SPILL = re.compile(r"(\d+) bytes spill stores")
 
@@ -34,7 +34,8 @@ def takes(path, arch):
 
 def assemble(job):
     path, ptx, arch = job
-    run = subprocess.run([path, f"-arch=sm_{arch}", "-v", str(ptx), "-o", "/dev/null"], capture_output=True, text=True)
+    suffix = "a" if ".hopper." in ptx.name else ""  # for that architecture alone
+    run = subprocess.run([path, f"-arch=sm_{arch}{suffix}", "-v", str(ptx), "-o", "/dev/null"], capture_output=True, text=True)
     spills, registers, kernel = {}, {}, None
     for line in run.stderr.splitlines():
         kernel = m.group(1) if (m := KERNEL.search(line)) else kernel
@@ -66,7 +67,7 @@ def main():
         if o.some:
             known = [a for a in known if a in (75, 90, 120)]
         texts_now = [t for t in texts if not (o.only and not re.match(o.only, t.name))]
-        jobs = [(path, t, a) for t in texts_now for a in known if a >= FLOOR[t.name.split(".")[1]] and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
+        jobs = [(path, t, a) for t in texts_now for a in known if a >= FLOOR[t.name.split(".")[1]] and (a == 90 or ".hopper." not in t.name) and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for ptx, arch, status, spills, registers, said in pool.map(assemble, jobs):
                 tier = ptx.name.split(".")[1]
