@@ -291,7 +291,7 @@ int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kern
 static int32_t launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain) {
   void *functions[KR_MOST_LAUNCHES];
   KR_CHECK(chain->n <= KR_MOST_LAUNCHES, KRAIT_ERR_UNSUPPORTED, "more than %d launches in a row", KR_MOST_LAUNCHES);
-  for (int i = 0; i < chain->n; i++) 
+  for (int i = 0; i < chain->n; i++)
     KR_TRY(function_for(cuda, tier, chain->launches[i].kernel, &chain->launches[i].grid, &functions[i]));
   if (chain->n > 1 && cuda->chains && kr_chains_launch(cuda->chains, chain, functions)) return KRAIT_OK;
   for (int i = 0; i < chain->n; i++)

@@ -315,6 +315,7 @@ static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_ten
 static kr_tensor filter(const maker *m, const char *name, kr_tensor x, kr_tensor taps, kr_tensor bias,
                         int64_t time_dilation) {
   const kr_dims d = kr_graph_dims(m->g, taps);
+  if (d.n == 0) return 0; /* the graph has failed before */
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
   const kr_tensor weight = kr_graph_permute(m->g, reshape(m, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1}),
                   out = new_tensor(m, kr_graph_dims(m->g, x));

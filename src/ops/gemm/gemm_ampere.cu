@@ -42,7 +42,7 @@ struct copier {
     PER_LINE = MN ? ROWS / CHUNK : BK / CHUNK,
     LINES = THREADS / PER_LINE,
     N = ROWS * BK / CHUNK / THREADS,
-    LINE_BYTES = MN ? ROWS * sizeof(stored) : K_ROW_BYTES
+    LINE_BYTES = MN ? ROWS * (int)sizeof(stored) : (int)K_ROW_BYTES
   };
   const stored *at;    /* of the next stage */
   int64_t step, advance; /* elements from line to line, from stage to stage */
