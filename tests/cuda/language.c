@@ -121,25 +121,25 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
 }
 
 static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 0, 2e-5); }
-static void mamba_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 0, 4e-3); }
+static void mamba_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 0, 1e-3); }
 static void mamba_bfloat16(void **state) {
-  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 0, 3e-2);
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 0, 1e-2);
 }
 static void mamba2_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F32, 0, 2e-5); }
-static void mamba2_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 0, 4e-3); }
+static void mamba2_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 0, 1e-3); }
 static void mamba2_bfloat16(void **state) {
-  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 0, 3e-2);
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 0, 1e-2);
 }
 
 static void mamba_narrow_states(void **state) {
-  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 1, 6e-3);
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F16, 1, 1e-3);
 }
 static void mamba2_narrow_states(void **state) {
-  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 6e-3);
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 1e-3);
 }
 
-static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 0, 4e-3); }
-static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 0, 4e-3); }
+static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 0, 2e-3); }
+static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 0, 2e-3); }
 
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED

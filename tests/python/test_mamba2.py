@@ -242,9 +242,12 @@ _PARALLEL = """
 import os, sys, torch, torch.distributed as dist
 sys.path[:] = {path!r}
 torch.set_num_threads(1)
-rank, sequence = int(sys.argv[1]), {sequence!r}
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size=2)
+rank, sequence, backend = int(sys.argv[1]), {sequence!r}, {backend!r}
+os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+if backend == "nccl":
+    torch.cuda.set_device(rank)
+    torch.set_default_device("cuda")
+dist.init_process_group(backend, init_method="file://{file}", rank=rank, world_size=2)
 from mamba_ssm import Mamba2
 options = dict(d_state=4, headdim=8, ngroups=2, bias=True)
 torch.manual_seed(0)
@@ -277,13 +280,16 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("sequence", [True, False])
-def test_tensor_parallel(tmp_path, sequence):
-    """Two processes with half the heads each: output and gradients of the whole, the tokens gathered or not."""
+def test_tensor_parallel(tmp_path, sequence, backend):
+    """Two processes with half the heads each, on a CPU or a GPU each: output and gradients of the whole, the tokens gathered or not."""
     dist = torch.distributed
-    if not (dist.is_available() and dist.is_gloo_available() and hasattr(dist, "all_gather_into_tensor")):
-        pytest.skip("this torch has no gloo with all_gather_into_tensor")
-    code = _PARALLEL.format(path=sys.path, sequence=sequence, file=tmp_path / "rendezvous")
+    if not (dist.is_available() and getattr(dist, "is_%s_available" % backend)() and hasattr(dist, "all_gather_into_tensor")):
+        pytest.skip("this torch has no %s with all_gather_into_tensor" % backend)
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("nccl takes a GPU a process: fewer than two here")
+    code = _PARALLEL.format(path=sys.path, sequence=sequence, backend=backend, file=tmp_path / "rendezvous")
     processes = [subprocess.Popen([sys.executable, "-c", code, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
                  for rank in range(2)]
     said = [p.communicate(timeout=300)[0] for p in processes]
