@@ -27,10 +27,16 @@ int cli_usage_error(const char *verb, const char *format, ...) {
 
 int cli_report(const char *verb, int32_t status) { return cli_report_detail(verb, status, krait_error_detail()); }
 
+/* What mends it, where the detail does not say so itself, behind a ';'. What mends a call in C helps nobody here. */
+static const char *cure_of(int32_t status, const char *detail) {
+  const int is_of_a_call = status == KRAIT_ERR_ARGUMENT || status == KRAIT_ERR_SHAPE;
+  return is_of_a_call || strchr(detail, ';') ? "" : krait_status_cure(status);
+}
+
 int cli_report_detail(const char *verb, int32_t status, const char *detail) {
   char text[2048];
-  const char *cure = strchr(detail, ';') ? "" : krait_status_cure(status); /* after ';' stands its own */
-  if (cli_is_stopped()) return 1;                                          /* the signal's line is the only one */
+  const char *cure = cure_of(status, detail);
+  if (cli_is_stopped()) return 1; /* the signal's line is the only one */
   snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status),
            *cure ? " (" : "", cure, *cure ? ")" : "");
   fprintf(cli_err(), "%s\n", cli_clean(text));
