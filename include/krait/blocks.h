@@ -72,6 +72,28 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
+/* ==== rnn_pair (two layers of GRU or LSTM) ===================================================================
+ * X = x, or with KRAIT_RNN_NORM (x - mean) / sqrt(var + eps) over C; h = rnn of in_weight X + in_bias with weight and
+ * bias, out = rnn of in_weight2 h + in_bias2 with weight2 and bias2 (rnn: ops.h, its flag KRAIT_RNN_LSTM and order of
+ * gates). */
+#define KRAIT_RNN_TF32 2u /* rows and states may be rounded to 11 significant bits, as weights that are float16 are */
+#define KRAIT_RNN_NORM 4u
+
+typedef struct krait_rnn_pair_args {
+  krait_call call;
+  int64_t B, L, C, H;
+  float eps;
+  int32_t reserved;
+  krait_view x;                                    /* (B,L,C) float32 */
+  krait_view in_weight, in_bias;                   /* (3H or 4H, C), (3H or 4H) or absent; weights any float type */
+  krait_view weight, bias;                         /* (3H or 4H, H), (3H or 4H) or absent */
+  krait_view in_weight2, in_bias2, weight2, bias2; /* the same of the second layer: (3H or 4H, H) */
+  krait_view out;                                  /* (B,L,H) float32 */
+} krait_rnn_pair_args;
+
+KRAIT_API int32_t krait_rnn_pair(const krait_ctx *ctx, const krait_rnn_pair_args *args);
+KRAIT_API int32_t krait_rnn_pair_scratch_bytes(const krait_ctx *ctx, const krait_rnn_pair_args *args, uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

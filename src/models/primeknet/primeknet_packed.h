@@ -36,6 +36,8 @@ typedef struct pk_mamba {
 
 typedef struct pk_recurrent {
   kr_panels *input, *hidden; /* per layer: C or H -> G Hp; H -> G Hp */
+  const uint16_t *halves[4]; /* for devices, of the first two layers' maps: rows (G Hp) of inputs in float16, if the
+                                launch of both takes them */
   kr_panels out;             /* H -> C */
 } pk_recurrent;
 
