@@ -72,6 +72,27 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
+/* ==== projected_scan (the middle of a Mamba block) ===========================================================
+ * A row of proj has a rank r (R), B (N) and C (N); what follows is not looked at. delta = softplus(dt_weight r +
+ * dt_bias), h = exp(delta A) h + delta B u, out = (C h + Dvec u) z; h begins as 0. z is the gate as it is, its
+ * activation included. */
+typedef struct krait_projected_scan_args {
+  krait_call call;
+  int64_t B, L, D, N, R, X;
+  krait_view u;         /* (B,L,D) float32, as all of these */
+  krait_view proj;      /* (B,L,X), X >= R + 2N */
+  krait_view dt_weight; /* (D,R) */
+  krait_view dt_bias;   /* (D) */
+  krait_view A;         /* (D,N) */
+  krait_view Dvec;      /* (D) */
+  krait_view z;         /* (B,L,D) */
+  krait_view out;       /* (B,L,D); may be u itself (same strides) */
+} krait_projected_scan_args;
+
+KRAIT_API int32_t krait_projected_scan(const krait_ctx *ctx, const krait_projected_scan_args *args);
+KRAIT_API int32_t krait_projected_scan_scratch_bytes(const krait_ctx *ctx, const krait_projected_scan_args *args,
+                                                     uint64_t *bytes);
+
 /* ==== rnn_pair (two layers of GRU or LSTM) ===================================================================
  * X = x, or with KRAIT_RNN_NORM (x - mean) / sqrt(var + eps) over C; h = rnn of in_weight X + in_bias with weight and
  * bias, out = rnn of in_weight2 h + in_bias2 with weight2 and bias2 (rnn: ops.h, its flag KRAIT_RNN_LSTM and order of

@@ -2,9 +2,6 @@
  * products' ends. */
 #include "primeknet_launch.h"
 
-static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"},
-                       scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"},
-                       scan_any = {"primeknet_layers", "kr_pk_scan_any"};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
 static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"},
@@ -55,14 +52,6 @@ static void attend(pk_device_session *s, const pk_attention *a, const float *fro
 
 /* ---- time -------------------------------------------------------------------------------------------------------- */
 
-/* Two threads a channel where blocks are few. */
-static void scan(pk_device_session *s, const pk_ssm *ssm) {
-  const int even = ssm->N == 16 && ssm->R == 4, two = even && ssm->n_sequences * blocks_of(ssm->E, 128) <
-                                                                  2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  const kr_grid grid = {.x = (uint32_t)ssm->n_sequences, .y = blocks_of(ssm->E, two ? 64 : 128), .block = 128};
-  pk_launch(s, two ? &scan_even_2 : even ? &scan_even : &scan_any, grid, ssm, sizeof *ssm);
-}
-
 static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *beta) {
   const kr_primeknet *m = s->model;
   const kr_pk_config *c = &m->config;
@@ -74,22 +63,25 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
   x_proj.n_convolved = (int32_t)c->d_inner, x_proj.n_taps = (int32_t)c->d_conv;
   x_proj.made = s->xc;
   pk_launch_product(s, &x_proj);
-  const pk_ssm ssm = {.xz = s->xz,
-                      .dt_w = pk_weight(s, net->dt_proj.data),
-                      .dt_b = pk_weight(s, net->dt_bias),
-                      .A = pk_weight(s, net->A),
-                      .D = pk_weight(s, net->D),
-                      .dbl = s->dbl,
-                      .xc = s->xc,
-                      .n_sequences = all_rows(s) / s->T,
-                      .T = (int32_t)s->T,
-                      .E = (int32_t)c->d_inner,
-                      .Ep = (int32_t)m->Ep,
-                      .R = (int32_t)c->dt_rank,
-                      .N = (int32_t)c->d_state,
-                      .Xp = (int32_t)m->Xp,
-                      .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
-  scan(s, &ssm);
+  const int64_t n = all_rows(s) / s->T, Ep = m->Ep, N = c->d_state;
+  const krait_view rows = pk_view(s->xc, s->T * Ep, Ep, 1);
+  pk_run_op(s, &kr_op_projected_scan,
+            &(krait_projected_scan_args){
+                .call = {.size = sizeof(krait_projected_scan_args), .stream = s->lane->stream},
+                .B = n,
+                .L = s->T,
+                .D = Ep,
+                .N = N,
+                .R = c->dt_rank,
+                .X = m->Xp,
+                .u = rows,
+                .proj = pk_view(s->dbl, s->T * m->Xp, m->Xp, 1),
+                .dt_weight = pk_view(pk_weight(s, net->dt_proj.data), 1, pk_panel_columns(&net->dt_proj), 0),
+                .dt_bias = pk_view(pk_weight(s, net->dt_bias), 1, 0, 0),
+                .A = pk_view(pk_weight(s, net->A), N, 1, 0),
+                .Dvec = pk_view(pk_weight(s, net->D), 1, 0, 0),
+                .z = pk_view(s->xz + Ep, s->T * 2 * Ep, 2 * Ep, 1),
+                .out = rows});
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
   end_product(s, &out, s->y, beta);
 }

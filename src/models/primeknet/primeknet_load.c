@@ -296,8 +296,9 @@ static int32_t load_wrap(loader *l, const char *prefix, int64_t H, pk_linear *in
   return KRAIT_OK; /* memory errors stick in the builder */
 }
 
+/* (E,N), with zeros up to Ep. */
 static const float *negated_exponentials(loader *l, const float *A_log, int64_t n) {
-  float *A = pk_storage_take(&l->builder, (size_t)n * sizeof *A);
+  float *A = pk_storage_take(&l->builder, (size_t)(l->model->Ep * l->config->d_state) * sizeof *A);
   for (int64_t i = 0; A && i < n; i++) A[i] = -(float)exp((double)A_log[i]);
   return A;
 }

@@ -30,7 +30,7 @@ typedef struct pk_mamba {
   const float *conv_w, *conv_b;  /* (Ep, W) and (Ep) */
   kr_panels x_proj;              /* E -> R + 2N */
   kr_panels dt_proj;             /* R -> E */
-  const float *dt_bias, *A, *D;  /* (Ep), (E, N), (Ep) */
+  const float *dt_bias, *A, *D;  /* (Ep), (Ep, N), (Ep) */
   kr_panels out;                 /* E -> C */
 } pk_mamba;
 

@@ -124,15 +124,6 @@ typedef struct pk_pool {
   kr_divisor T;
 } pk_pool;
 
-/* The middle of a Mamba layer; rows of sequences of T frames. */
-typedef struct pk_ssm {
-  const float *xz; /* the gate has had its silu */
-  const float *dt_w, *dt_b, *A, *D, *dbl;
-  float *xc; /* the convolution's output, and the scan's */
-  int64_t n_sequences;
-  int32_t T, E, Ep, R, N, Xp, dt_ld;
-} pk_ssm;
-
 /* From the spectrum to planes and back, and the decoders' last steps. */
 typedef struct pk_planes {
   int64_t n; /* all items: F T each */
