@@ -19,7 +19,8 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
   const krait_projected_scan_args *a = args;
   const int64_t B = a->B, L = a->L, D = a->D, N = a->N, R = a->R;
   const kr_dims rows = KR_DIMS(B * L, D), map = KR_DIMS(B, L, D);
-#define INPUT(field, ...) const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
+#define INPUT(field, ...) \
+  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
   INPUT(u, B, L, D);
   INPUT(proj, B, L, a->X);
   INPUT(dt_weight, D, R);

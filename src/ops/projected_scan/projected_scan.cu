@@ -1,5 +1,5 @@
-/* projected_scan.cu: the scan of a Mamba block with its step and gate: a thread has a channel of a sequence with all its
- * states, or two threads half of them each. What the next steps read is on its way to shared memory. */
+/* projected_scan.cu: the scan of a Mamba block with its step and gate: a thread has a channel of a sequence with all
+ * its states, or two threads half of them each. What the next steps read is on its way to shared memory. */
 #include "pack.cuh"
 #include "projected_scan_plan.h"
 

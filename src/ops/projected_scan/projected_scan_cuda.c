@@ -75,8 +75,10 @@ static int32_t run_any(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return launch(ctx, args, tier, &any, THREADS);
 }
 
-#define ROW(name, tier, cap) \
-  int32_t kr_projected_scan_##name##_##tier(const krait_ctx *ctx, const void *args) { return run_##name(ctx, args, cap); }
+#define ROW(name, tier, cap)                                                          \
+  int32_t kr_projected_scan_##name##_##tier(const krait_ctx *ctx, const void *args) { \
+    return run_##name(ctx, args, cap);                                                \
+  }
 ROW(16, ampere, KRAIT_CAP_CUDA_AMPERE)
 ROW(16, base, KRAIT_CAP_CUDA_BASE)
 ROW(any, ampere, KRAIT_CAP_CUDA_AMPERE)
