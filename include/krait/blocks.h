@@ -72,6 +72,49 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
+/* ==== projected_scan (the middle of a Mamba block) ===========================================================
+ * A row of proj has a rank r (R), B (N) and C (N); what follows is not looked at. delta = softplus(dt_weight r +
+ * dt_bias), h = exp(delta A) h + delta B u, out = (C h + Dvec u) z; h begins as 0. z is the gate as it is, its
+ * activation included. */
+typedef struct krait_projected_scan_args {
+  krait_call call;
+  int64_t B, L, D, N, R, X;
+  krait_view u;         /* (B,L,D) float32, as all of these */
+  krait_view proj;      /* (B,L,X), X >= R + 2N */
+  krait_view dt_weight; /* (D,R) */
+  krait_view dt_bias;   /* (D) */
+  krait_view A;         /* (D,N) */
+  krait_view Dvec;      /* (D) */
+  krait_view z;         /* (B,L,D) */
+  krait_view out;       /* (B,L,D); may be u itself (same strides) */
+} krait_projected_scan_args;
+
+KRAIT_API int32_t krait_projected_scan(const krait_ctx *ctx, const krait_projected_scan_args *args);
+KRAIT_API int32_t krait_projected_scan_scratch_bytes(const krait_ctx *ctx, const krait_projected_scan_args *args,
+                                                     uint64_t *bytes);
+
+/* ==== rnn_pair (two layers of GRU or LSTM) ===================================================================
+ * X = x, or with KRAIT_RNN_NORM (x - mean) / sqrt(var + eps) over C; h = rnn of in_weight X + in_bias with weight and
+ * bias, out = rnn of in_weight2 h + in_bias2 with weight2 and bias2 (rnn: ops.h, its flag KRAIT_RNN_LSTM and order of
+ * gates). */
+#define KRAIT_RNN_TF32 2u /* rows and states may be rounded to 11 significant bits, as weights that are float16 are */
+#define KRAIT_RNN_NORM 4u
+
+typedef struct krait_rnn_pair_args {
+  krait_call call;
+  int64_t B, L, C, H;
+  float eps;
+  int32_t reserved;
+  krait_view x;                                    /* (B,L,C) float32 */
+  krait_view in_weight, in_bias;                   /* (3H or 4H, C), (3H or 4H) or absent; weights any float type */
+  krait_view weight, bias;                         /* (3H or 4H, H), (3H or 4H) or absent */
+  krait_view in_weight2, in_bias2, weight2, bias2; /* the same of the second layer: (3H or 4H, H) */
+  krait_view out;                                  /* (B,L,H) float32 */
+} krait_rnn_pair_args;
+
+KRAIT_API int32_t krait_rnn_pair(const krait_ctx *ctx, const krait_rnn_pair_args *args);
+KRAIT_API int32_t krait_rnn_pair_scratch_bytes(const krait_ctx *ctx, const krait_rnn_pair_args *args, uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -177,6 +177,9 @@ static void agrees_with_the_reference(void **state) {
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
   static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"},
                            *const few[KR_N_ORDERS] = {"few_rows", "few_rows", "few_rows"};
+  static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
+                           *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
+                           *const pairs[KR_N_ORDERS] = {"ampere_64_units", "ampere_64_units", "ampere_64_units"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0;
   const char *const *rows = strcmp(op->name, "gemm") == 0           ? products
                             : strcmp(op->name, "mamba_decode") == 0 ? decode
@@ -186,9 +189,12 @@ static void agrees_with_the_reference(void **state) {
   const char *const only = getenv("KR_CHECK_ROW"), *const one[KR_N_ORDERS] = {only, only, only};
   if (only) rows = one;
   if (is_attention || is_ssd) capability = 90;
-  kr_emulated_blocks_in_order(is_ssd); /* they hand states over */
+  kr_emulated_blocks_in_order(is_ssd || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
   assert_true(check_rows(op, rows) > 0);
   if (rows == products) assert_true(check_rows(op, tf32) > 0);
+  if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
+  if (strcmp(op->name, "rnn_pair") == 0) assert_true(check_rows(op, pairs) > 0);
+  if (strcmp(op->name, "projected_scan") == 0) assert_true(check_rows(op, scans) > 0);
 }
 
 /* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the

@@ -115,6 +115,10 @@ static void fill(const char *op, unsigned char *args) {
          &a->out);
     krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
+  } else if (!strcmp(op, "projected_scan")) {
+    GIVE(projected_scan, &a->u, &a->proj, &a->dt_weight, &a->dt_bias, &a->A, &a->Dvec, &a->z, &a->out);
+    krait_projected_scan_args *a = (krait_projected_scan_args *)args;
+    a->B = a->L = a->D = a->N = a->R = 2, a->X = 6;
   } else if (!strcmp(op, "mamba_inner_bwd")) {
     GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
          &a->dout);
@@ -403,6 +407,11 @@ static const rule rules[] = {
     VIEW(gated_norm_bwd, dweight, 0),
     VIEW(gated_norm_bwd, dbias, 0),
     MODE(gated_norm_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
+    LEAST(projected_scan, B, 0),
+    LEAST(projected_scan, R, 1),
+    {"projected_scan", AT(projected_scan, X), SIZE, 5, SHAPE, "X is 5", 0},
+    VIEW(projected_scan, proj, 1),
+    VIEW(projected_scan, z, 1),
     LEAST(mamba_inner, B, 0),
     LEAST(mamba_inner, D, 1),
     LEAST(mamba_inner, L, 0),

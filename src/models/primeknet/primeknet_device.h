@@ -28,4 +28,6 @@ int32_t pk_device_forward(pk_device_session *session, int64_t B, int64_t T, cons
 int32_t pk_device_kernels(pk_device_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,
                           void *user);
 
+int64_t pk_panel_columns(const kr_panels *w); /* as packed for a device */
+
 #endif

@@ -56,6 +56,21 @@ void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, cons
     s->status = kr_cuda_launch(s->device->cuda, s->device->tier, kernel, &grid, plan, plan_bytes);
 }
 
+void pk_run_op(pk_device_session *s, const kr_op *op, const void *args) {
+  const kr_cuda *cuda = s->device->cuda;
+  double seconds = 0;
+  if (s->timed && s->status >= 0) s->status = kr_cuda_timer_mark(cuda, s->timer.from, s->lane->stream);
+  if (s->status >= 0) s->status = kr_op_run(op, s->model->ctx, args);
+  if (!s->timed || s->status < 0) return;
+  s->status = kr_cuda_timer_mark(cuda, s->timer.to, s->lane->stream);
+  if (s->status >= 0) s->status = kr_cuda_timer_read(cuda, &s->timer, &seconds);
+  pk_timed *t = timed_of(s, op->name);
+  kr_cost cost;
+  op->cost(args, &cost);
+  t->n_launches++;
+  t->seconds += seconds, t->flops += cost.flops, t->bytes += cost.bytes;
+}
+
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda,
                          int64_t K, float *out, int64_t ldo) {
   const kr_primeknet *m = s->model;
@@ -120,9 +135,6 @@ static float *place(layout *l, int64_t n_floats) {
   return at;
 }
 
-/* Four that are read, and one per block of first recurrent layers. */
-static int64_t n_zeros(const pk_device_session *s, int64_t n) { return 4 + n * s->model->config.F2; }
-
 static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
   const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T,
@@ -133,8 +145,7 @@ static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};
   for (int i = 0; i < 4; i++) *planes[i] = place(l, bins);
   for (int i = 0; i < 3; i++) *pairs[i] = place(l, 2 * bins);
-  s->zeros = place(l, n_zeros(s, n));
-  s->progress = (int32_t *)(s->zeros + 4);
+  s->zeros = place(l, 4);
   s->x = place(l, half * m->Cp);
   for (int i = 0; i < 2; i++) {
     pk_lane *lane = &s->lanes[i];
@@ -199,7 +210,7 @@ static int32_t make_room(pk_device_session *s, int64_t n) {
   layout real = {.base = s->memory};
   place_all(&real, s, n);
   s->n_items = n;
-  return kr_cuda_fill(s->device->cuda, s->zeros, 0, (size_t)n_zeros(s, n) * sizeof(float), s->lanes[0].stream);
+  return kr_cuda_fill(s->device->cuda, s->zeros, 0, 4 * sizeof(float), s->lanes[0].stream);
 }
 
 /* As many windows as share most_bytes, in groups of equal size. */

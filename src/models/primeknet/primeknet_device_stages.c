@@ -2,18 +2,6 @@
  * products' ends. */
 #include "primeknet_launch.h"
 
-static const kr_kernel scan_even = {"primeknet_layers", "kr_pk_scan_even"},
-                       scan_even_2 = {"primeknet_layers", "kr_pk_scan_even_2"},
-                       scan_any = {"primeknet_layers", "kr_pk_scan_any"};
-static const kr_kernel recurrences[] = {{"primeknet_recurrence", "kr_pk_recurrence_64_1"},
-                                        {"primeknet_recurrence", "kr_pk_recurrence_64_2"},
-                                        {"primeknet_recurrence", "kr_pk_recurrence_64_4"}};
-static const kr_kernel recurrence = {"primeknet_recurrence", "kr_pk_recurrence"},
-                       recurrence_tensor[] = {{"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_4"},
-                                              {"primeknet_recurrence_tensor", "kr_pk_recurrence_64_tensor_8"}};
-static const kr_kernel recurrence_two[] = {{"primeknet_recurrence_two", "kr_pk_recurrence_two_2"},
-                                           {"primeknet_recurrence_two", "kr_pk_recurrence_two_4"},
-                                           {"primeknet_recurrence_two", "kr_pk_recurrence_two_8"}};
 static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
 static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"},
@@ -64,14 +52,6 @@ static void attend(pk_device_session *s, const pk_attention *a, const float *fro
 
 /* ---- time -------------------------------------------------------------------------------------------------------- */
 
-/* Two threads a channel where blocks are few. */
-static void scan(pk_device_session *s, const pk_ssm *ssm) {
-  const int even = ssm->N == 16 && ssm->R == 4, two = even && ssm->n_sequences * blocks_of(ssm->E, 128) <
-                                                                  2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  const kr_grid grid = {.x = (uint32_t)ssm->n_sequences, .y = blocks_of(ssm->E, two ? 64 : 128), .block = 128};
-  pk_launch(s, two ? &scan_even_2 : even ? &scan_even : &scan_any, grid, ssm, sizeof *ssm);
-}
-
 static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *beta) {
   const kr_primeknet *m = s->model;
   const kr_pk_config *c = &m->config;
@@ -83,104 +63,89 @@ static void run_mamba(pk_device_session *s, const pk_mamba *net, const float *be
   x_proj.n_convolved = (int32_t)c->d_inner, x_proj.n_taps = (int32_t)c->d_conv;
   x_proj.made = s->xc;
   pk_launch_product(s, &x_proj);
-  const pk_ssm ssm = {.xz = s->xz,
-                      .dt_w = pk_weight(s, net->dt_proj.data),
-                      .dt_b = pk_weight(s, net->dt_bias),
-                      .A = pk_weight(s, net->A),
-                      .D = pk_weight(s, net->D),
-                      .dbl = s->dbl,
-                      .xc = s->xc,
-                      .n_sequences = all_rows(s) / s->T,
-                      .T = (int32_t)s->T,
-                      .E = (int32_t)c->d_inner,
-                      .Ep = (int32_t)m->Ep,
-                      .R = (int32_t)c->dt_rank,
-                      .N = (int32_t)c->d_state,
-                      .Xp = (int32_t)m->Xp,
-                      .dt_ld = (int32_t)pk_panel_columns(&net->dt_proj)};
-  scan(s, &ssm);
+  const int64_t n = all_rows(s) / s->T, Ep = m->Ep, N = c->d_state;
+  const krait_view rows = pk_view(s->xc, s->T * Ep, Ep, 1);
+  pk_run_op(s, &kr_op_projected_scan,
+            &(krait_projected_scan_args){
+                .call = {.size = sizeof(krait_projected_scan_args), .stream = s->lane->stream},
+                .B = n,
+                .L = s->T,
+                .D = Ep,
+                .N = N,
+                .R = c->dt_rank,
+                .X = m->Xp,
+                .u = rows,
+                .proj = pk_view(s->dbl, s->T * m->Xp, m->Xp, 1),
+                .dt_weight = pk_view(pk_weight(s, net->dt_proj.data), 1, pk_panel_columns(&net->dt_proj), 0),
+                .dt_bias = pk_view(pk_weight(s, net->dt_bias), 1, 0, 0),
+                .A = pk_view(pk_weight(s, net->A), N, 1, 0),
+                .Dvec = pk_view(pk_weight(s, net->D), 1, 0, 0),
+                .z = pk_view(s->xz + Ep, s->T * 2 * Ep, 2 * Ep, 1),
+                .out = rows});
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->xc, m->Ep, m->Ep, s->y, m->Cp);
   end_product(s, &out, s->y, beta);
 }
 
-static pk_recurrence recurrence_of(const pk_device_session *s, const pk_recurrent *net, int64_t layer) {
-  const kr_panels *hidden = &net->hidden[layer];
-  return (pk_recurrence){.gates = s->gates,
-                         .w = pk_weight(s, hidden->data),
-                         .bias = pk_weight(s, hidden->bias),
-                         .out = s->steps,
-                         .n_sequences = all_rows(s) / s->T,
-                         .T = (int32_t)s->T,
-                         .Hp = (int32_t)s->model->Hp,
-                         .G = s->model->config.stage == KR_PK_GRU ? 3 : 4,
-                         .Np = (int32_t)pk_panel_columns(hidden)};
+/* Behind the input's product; its result has states that are zeros up to the padded width. */
+static void run_layer(pk_device_session *s, const kr_panels *hidden, uint32_t flags) {
+  const int64_t Hp = s->model->Hp, n_gates = (flags & KRAIT_RNN_LSTM ? 4 : 3) * Hp;
+  pk_run_op(s, &kr_op_rnn,
+            &(krait_rnn_args){.call = {.size = sizeof(krait_rnn_args), .flags = flags, .stream = s->lane->stream},
+                              .B = all_rows(s) / s->T,
+                              .L = s->T,
+                              .H = Hp,
+                              .x = pk_view(s->gates, s->T * n_gates, n_gates, 1),
+                              .weight = pk_view(pk_weight(s, hidden->data), 1, pk_panel_columns(hidden), 0),
+                              .bias = pk_view(pk_weight(s, hidden->bias), 1, 0, 0),
+                              .out = pk_view(s->steps, s->T * Hp, Hp, 1)});
 }
 
-static int is_tensor(const pk_device_session *s) {
-  return s->model->Hp == 64 && s->device->tier == KRAIT_CAP_CUDA_AMPERE;
-}
-
-static pk_layer layer_of(const pk_device_session *s, const pk_recurrent *net, int64_t i) {
-  const kr_panels *in = &net->input[i], *own = &net->hidden[i];
-  return (pk_layer){pk_weight(s, in->data) + pk_panel_fragments(in), pk_weight(s, in->bias),
-                    pk_weight(s, own->data) + pk_panel_fragments(own), pk_weight(s, own->bias)};
-}
-
-/* The first two layers in one launch, their inputs' products included. Returns whether it did: its factors are float16.
- * Few sequences are spread over all multiprocessors. */
-static int run_two_layers(pk_device_session *s, const pk_recurrent *net) {
+/* The first two layers in one launch, their inputs' products and the norm included. Returns whether it did: its factors
+ * are float16. */
+static int run_two_layers(pk_device_session *s, const pk_recurrent *net, uint32_t flags) {
   const kr_primeknet *m = s->model;
-  if (!is_tensor(s) || !s->device->halves || m->config.layers < 2) return 0;
-  const int64_t n_sequences = all_rows(s) / s->T, n_multiprocessors = kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  const uint32_t kind = n_sequences <= n_multiprocessors       ? 0
-                        : n_sequences <= 2 * n_multiprocessors ? 1
-                                                               : 2,
-                 per_block = 2u << kind;
-  const pk_two_layers two = {.x = s->y,
-                             .layers = {layer_of(s, net, 0), layer_of(s, net, 1)},
-                             .between = s->gates,
-                             .out = s->steps,
-                             .progress = s->progress,
-                             .n_sequences = n_sequences,
-                             .T = (int32_t)s->T,
-                             .Cp = (int32_t)m->Cp,
-                             .n_channels = (int32_t)m->config.C,
-                             .G = m->config.stage == KR_PK_GRU ? 3 : 4,
-                             .n_blocks = (int32_t)blocks_of(n_sequences, per_block)};
-  const kr_grid grid = {.x = 2 * (uint32_t)two.n_blocks,
-                        .block = per_block == 8 ? KR_PK_TWO_THREADS : KR_PK_TWO_THREADS + 32,
-                        .shared_bytes = per_block * KR_PK_SEQUENCE_BYTES};
-  pk_launch(s, &recurrence_two[kind], grid, &two, sizeof two);
-  return 1;
-}
-
-static void run_layer(pk_device_session *s, const pk_recurrent *net, int64_t layer) {
-  const pk_recurrence r = recurrence_of(s, net, layer);
-  const int64_t most_blocks = 2 * kr_cuda_info(s->device->cuda)->n_multiprocessors;
-  if (is_tensor(s)) {
-    const int many = r.n_sequences > 2 * most_blocks;
-    pk_launch(s, &recurrence_tensor[many], (kr_grid){.x = blocks_of(r.n_sequences, many ? 8 : 4), .block = 512}, &r,
-              sizeof r);
-  } else if (r.Hp == 64) {
-    const int log_group = r.n_sequences <= most_blocks ? 0 : r.n_sequences <= 2 * most_blocks ? 1 : 2;
-    pk_launch(s, &recurrences[log_group], (kr_grid){.x = blocks_of(r.n_sequences, 1 << log_group), .block = 256}, &r,
-              sizeof r);
-  } else {
-    pk_launch(s, &recurrence,
-              (kr_grid){.x = (uint32_t)r.n_sequences, .block = 256, .shared_bytes = (uint32_t)((2 + r.G) * r.Hp) * 4},
-              &r, sizeof r);
+  if (!net->halves[0] || !s->device->halves) return 0;
+  krait_view weights[4], biases[4];
+  for (int i = 0; i < 4; i++) {
+    weights[i] = pk_view(pk_weight(s, (const float *)net->halves[i]), i ? m->Hp : m->Cp, 1, 0);
+    weights[i].dtype = KRAIT_F16;
+    biases[i] = pk_view(pk_weight(s, (i % 2 ? net->hidden : net->input)[i / 2].bias), 1, 0, 0);
   }
+  const int64_t n = all_rows(s) / s->T;
+  pk_run_op(s, &kr_op_rnn_pair,
+            &(krait_rnn_pair_args){.call = {.size = sizeof(krait_rnn_pair_args),
+                                            .flags = flags | KRAIT_RNN_TF32 | KRAIT_RNN_NORM,
+                                            .stream = s->lane->stream,
+                                            .scratch = s->gates,
+                                            .scratch_bytes = (uint64_t)(n * s->T * 4 * m->Hp) * sizeof(float)},
+                                   .B = n,
+                                   .L = s->T,
+                                   .C = m->config.C,
+                                   .H = m->Hp,
+                                   .eps = 1e-6f,
+                                   .x = pk_view(s->y, s->T * m->Cp, m->Cp, 1),
+                                   .in_weight = weights[0],
+                                   .in_bias = biases[0],
+                                   .weight = weights[1],
+                                   .bias = biases[1],
+                                   .in_weight2 = weights[2],
+                                   .in_bias2 = biases[2],
+                                   .weight2 = weights[3],
+                                   .bias2 = biases[3],
+                                   .out = pk_view(s->steps, s->T * m->Hp, m->Hp, 1)});
+  return 1;
 }
 
 static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const float *beta) {
   const kr_primeknet *m = s->model;
-  const int64_t n_gates = (m->config.stage == KR_PK_GRU ? 3 : 4) * m->Hp;
-  for (int64_t i = run_two_layers(s, net) ? 2 : 0; i < m->config.layers; i++) {
+  const uint32_t flags = m->config.stage == KR_PK_LSTM ? KRAIT_RNN_LSTM : 0;
+  const int64_t n_gates = (flags ? 4 : 3) * m->Hp;
+  for (int64_t i = run_two_layers(s, net, flags) ? 2 : 0; i < m->config.layers; i++) {
     pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_PK_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS, s->steps,
                                       m->Hp, m->Hp, s->gates, n_gates)
                       : pk_product_of(s, &net->input[i], KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->gates, n_gates);
     pk_launch_product(s, &in);
-    run_layer(s, net, i);
+    run_layer(s, &net->hidden[i], flags);
   }
   pk_product out = pk_product_of(s, &net->out, KR_PK_A_ROWS, s->steps, m->Hp, m->Hp, s->y, m->Cp);
   end_product(s, &out, s->y, beta);

@@ -3,8 +3,11 @@
 #ifndef KR_PRIMEKNET_LAUNCH_H
 #define KR_PRIMEKNET_LAUNCH_H
 
+#include <krait/blocks.h>
+
 #include "cuda.h"
 #include "cuda_row.h"
+#include "op_list.h"
 #include "primeknet_device.h"
 #include "primeknet_plan.h"
 
@@ -60,14 +63,12 @@ struct pk_device_session {
   float *y, *g, *factors;                   /* stages; y and g like x */
   float *xz, *xc, *dbl;                     /* Mamba */
   float *gates, *steps;                     /* recurrent */
-  int32_t *progress;                        /* zeros between launches, behind the others */
   float *pair, *chunks;                     /* frequency: 2 Cp wide, n_kernels Cp wide */
   float *mask_scale, *mask_shift;           /* (n_items) */
 };
 
 /* The device's copy of a weight. */
 const float *pk_on_device(const pk_device *d, const float *host);
-int64_t pk_panel_columns(const kr_panels *w);   /* as packed */
 int64_t pk_panel_fragments(const kr_panels *w); /* floats from the rows to the fragments */
 
 static inline const float *pk_weight(const pk_device_session *s, const float *host) {
@@ -76,6 +77,11 @@ static inline const float *pk_weight(const pk_device_session *s, const float *ho
 static inline int64_t pk_rows(const pk_device_session *s, int64_t width) { return width * s->T; } /* of one item */
 
 void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, const void *plan, size_t plan_bytes);
+/* An operator's call, complete. */
+void pk_run_op(pk_device_session *s, const kr_op *op, const void *args);
+static inline krait_view pk_view(const float *data, int64_t a, int64_t b, int64_t c) {
+  return (krait_view){.data = (void *)data, .stride = {a, b, c}, .dtype = KRAIT_F32};
+}
 /* The whole of one map as one item, nothing set but what every product needs. */
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda,
                          int64_t K, float *out, int64_t ldo);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "half.h"
 #include "linear_map.h"
 #include "primeknet_device.h"
 #include "primeknet_graph.h"
@@ -295,8 +296,9 @@ static int32_t load_wrap(loader *l, const char *prefix, int64_t H, pk_linear *in
   return KRAIT_OK; /* memory errors stick in the builder */
 }
 
+/* (E,N), with zeros up to Ep. */
 static const float *negated_exponentials(loader *l, const float *A_log, int64_t n) {
-  float *A = pk_storage_take(&l->builder, (size_t)n * sizeof *A);
+  float *A = pk_storage_take(&l->builder, (size_t)(l->model->Ep * l->config->d_state) * sizeof *A);
   for (int64_t i = 0; A && i < n; i++) A[i] = -(float)exp((double)A_log[i]);
   return A;
 }
@@ -317,6 +319,14 @@ static int32_t pack_mamba(loader *l, const raw_mamba *raw, pk_linear *in, pk_lin
   return b->status;
 }
 
+/* (N, padded K) in float16, of a map as devices have it. */
+static const uint16_t *half_rows(loader *l, const kr_panels *w) {
+  const int64_t K = kr_padded(l->builder.layers, w->K), N = pk_panel_columns(w);
+  uint16_t *rows = pk_storage_take(&l->builder, (size_t)(K * N) * sizeof *rows);
+  for (int64_t i = 0; rows && w->data && i < K * N; i++) rows[i] = kr_float_to_f16(w->data[i % K * N + i / K]);
+  return rows;
+}
+
 static int32_t load_recurrent(loader *l, const char *prefix, pk_linear *in, pk_linear *last, pk_recurrent *out) {
   const int64_t H = l->config->hidden, G = l->config->stage == KR_PK_GRU ? 3 : 4, layers = l->config->layers;
   pk_builder *b = &l->builder;
@@ -331,6 +341,8 @@ static int32_t load_recurrent(loader *l, const char *prefix, pk_linear *in, pk_l
     out->input[i] = pk_pack(b, input, 0, H, 0);
     out->hidden[i] = pk_pack(b, pk_linear_read(b, G * H, H, raw.hh_w, H, 1, raw.hh_b), 0, H, 0);
   }
+  if (b->layers == &kr_layers_device && b->status >= 0 && l->model->Hp == 64 && layers >= 2 && l->config->C % 4 == 0)
+    for (int i = 0; i < 4; i++) out->halves[i] = half_rows(l, &(i % 2 ? out->hidden : out->input)[i / 2]);
   out->out = pk_pack(b, *last, 0, l->config->C, 0);
   last->w = NULL;
   return b->status;

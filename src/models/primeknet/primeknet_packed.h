@@ -30,12 +30,14 @@ typedef struct pk_mamba {
   const float *conv_w, *conv_b;  /* (Ep, W) and (Ep) */
   kr_panels x_proj;              /* E -> R + 2N */
   kr_panels dt_proj;             /* R -> E */
-  const float *dt_bias, *A, *D;  /* (Ep), (E, N), (Ep) */
+  const float *dt_bias, *A, *D;  /* (Ep), (Ep, N), (Ep) */
   kr_panels out;                 /* E -> C */
 } pk_mamba;
 
 typedef struct pk_recurrent {
   kr_panels *input, *hidden; /* per layer: C or H -> G Hp; H -> G Hp */
+  const uint16_t *halves[4]; /* for devices, of the first two layers' maps: rows (G Hp) of inputs in float16, if the
+                                launch of both takes them */
   kr_panels out;             /* H -> C */
 } pk_recurrent;
 

@@ -124,40 +124,6 @@ typedef struct pk_pool {
   kr_divisor T;
 } pk_pool;
 
-/* The middle of a Mamba layer; rows of sequences of T frames. */
-typedef struct pk_ssm {
-  const float *xz; /* the gate has had its silu */
-  const float *dt_w, *dt_b, *A, *D, *dbl;
-  float *xc; /* the convolution's output, and the scan's */
-  int64_t n_sequences;
-  int32_t T, E, Ep, R, N, Xp, dt_ld;
-} pk_ssm;
-
-/* One recurrent layer. */
-typedef struct pk_recurrence {
-  const float *gates; /* (sequences, T, G Hp): the input's part */
-  const float *w, *bias;
-  float *out;         /* (sequences, T, Hp) */
-  int64_t n_sequences;
-  int32_t T, Hp, G, Np; /* G 3: GRU, 4: LSTM */
-} pk_recurrence;
-
-/* The first two recurrent layers, 64 wide, in one launch: blocks n_blocks.. have the second one. Weights are fragments.
- * A block has two, four or eight sequences, and so much shared memory for each; 32 threads more, unless it has eight,
- * exchange messages. */
-enum { KR_PK_TWO_THREADS = 256, KR_PK_SEQUENCE_BYTES = 9312 };
-typedef struct pk_layer {
-  const float *in_w, *in_bias, *w, *bias;
-} pk_layer;
-typedef struct pk_two_layers {
-  const float *x; /* (sequences, T, Cp), normalised over n_channels when read */
-  pk_layer layers[2];
-  float *between, *out; /* (sequences, T, 64): the first layer's states, the second one's */
-  int32_t *progress;    /* a zero per first block, zero again afterwards: frames for the second layer */
-  int64_t n_sequences;
-  int32_t T, Cp, n_channels, G, n_blocks;
-} pk_two_layers;
-
 /* From the spectrum to planes and back, and the decoders' last steps. */
 typedef struct pk_planes {
   int64_t n; /* all items: F T each */

@@ -26,6 +26,9 @@ static int32_t check_bwd(const void *args) {
 }
 
 static const kr_row rows[] = {
+    {"ampere_64_units", KRAIT_CAP_CUDA_AMPERE, kr_rnn_64_tensor_refuse, kr_rnn_64_tensor, NULL},
+    {"base_64_units", KRAIT_CAP_CUDA_BASE, kr_rnn_64_refuse, kr_rnn_64, NULL},
+    {"base_many_units", KRAIT_CAP_CUDA_BASE, kr_rnn_wide_refuse, kr_rnn_wide, NULL},
     KR_CUDA_ROWS(rnn)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_##isa, kr_rnn_scratch},
 #include "isa.def"
@@ -59,7 +62,10 @@ int32_t kr_rnn_case(kr_case *c, int64_t index) {
   c->contiguous = index % 2;
   *kr_case_size(c, "B") = kr_case_int(c, 1, index % 4 == 0 ? 40 : 3);
   *kr_case_size(c, "L") = kr_case_int(c, 1, 6);
-  *kr_case_size(c, "H") = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 70) + 1;
+  *kr_case_size(c, "H") = c->is_exact        ? kr_case_int(c, 1, 3)
+                          : index % 4 == 1   ? 64 /* which has rows of its own */
+                          : index % 32 == 31 ? kr_case_int(c, 155, 170)
+                                             : kr_case_edge(c, 70) + 1;
   return KRAIT_OK;
 }
 int32_t kr_rnn_bwd_case(kr_case *c, int64_t index) {

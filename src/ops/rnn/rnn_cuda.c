@@ -32,11 +32,25 @@ static float *cut(float *scratch, int64_t *at, int64_t n) {
   return part;
 }
 
+/* Units outermost and no gaps: as the kernels take it. */
+static int lies_turned(const kr_rnn_plan *p) {
+  return p->weight.stride[0] == 1 && p->weight.stride[1] == p->gates * p->H;
+}
+
+static void add_turn(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
+  if (!lies_turned(p))
+    kr_chain_add(
+        chain, &turn,
+        &(kr_grid){.x = blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
+        p);
+}
+
 /* The scratch of a call, cut or (where scratch is NULL) counted. */
 static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
   const int64_t all = p->gates * p->H, steps = p->B * p->L;
   int64_t at = 0;
-  p->turned = cut(scratch, &at, all * p->H);
+  if (lies_turned(p)) p->turned = p->weight.data;
+  else p->turned = cut(scratch, &at, all * p->H);
   if (backwards) {
     p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));
     if (!p->is_lstm) p->scaled = cut(scratch, &at, steps * p->H);
@@ -57,12 +71,13 @@ const char *kr_rnn_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
 uint64_t kr_rnn_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  p.weight = a->weight;
   return (void)ctx, lay_out(&p, NULL, 0);
 }
 uint64_t kr_rnn_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
-  p.dx = a->dx;
+  p.dx = a->dx, p.weight = a->weight;
   return (void)ctx, lay_out(&p, NULL, 1);
 }
 
@@ -72,11 +87,7 @@ static int32_t run_layer(const krait_ctx *ctx, const void *args, uint64_t tier) 
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells;
   lay_out(&p, a->call.scratch, 0);
   kr_chain chain = {.n = 0};
-  kr_chain_add(
-      &chain, &turn,
-      &(kr_grid){
-          .x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream},
-      &p);
+  add_turn(&chain, &p, a->call.stream);
   kr_chain_add(&chain, &layer,
                &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES),
                           .block = KR_RNN_THREADS,
@@ -93,11 +104,7 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
   lay_out(&p, a->call.scratch, 1);
   kr_chain chain = {.n = 0};
-  kr_chain_add(
-      &chain, &turn,
-      &(kr_grid){
-          .x = blocks_of(p.gates * p.H * p.H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = a->call.stream},
-      &p);
+  add_turn(&chain, &p, a->call.stream);
   kr_chain_add(
       &chain, &back,
       &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES),

@@ -8,6 +8,13 @@
 enum { KR_RNN_TILE = 4, KR_RNN_LANES = 32, KR_RNN_CHUNKS = 16 };
 static inline int64_t kr_rnn_whole(int64_t n) { return (n + KR_RNN_LANES - 1) / KR_RNN_LANES * KR_RNN_LANES; }
 
+/* On a GPU (rnn_64_cuda.c): 64 units, by tensor cores or not, and more than KR_RNN_MOST_UNITS. */
+const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args),
+    *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args),
+    *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_rnn_64(const krait_ctx *ctx, const void *args), kr_rnn_64_tensor(const krait_ctx *ctx, const void *args),
+    kr_rnn_wide(const krait_ctx *ctx, const void *args);
+
 uint64_t kr_rnn_bwd_ref_scratch(const krait_ctx *ctx, const void *args);
 uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args);
 uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args);

@@ -1,9 +1,9 @@
-/* primeknet_recurrence.cuh: one unit of a GRU or an LSTM, one step. */
-#ifndef KR_PRIMEKNET_RECURRENCE_CUH
-#define KR_PRIMEKNET_RECURRENCE_CUH
+/* rnn_units.cuh: one unit of a GRU or an LSTM, one step, with few exponentials and reciprocals. */
+#ifndef KR_RNN_UNITS_CUH
+#define KR_RNN_UNITS_CUH
 
 #include "kernel.cuh"
-#include "primeknet_plan.h"
+#include "rnn_plan.h"
 
 /* Gates go into exponentials as gate_scale(g) times their sum, because sigmoid(v) = 1 / (1 + 2^(-v log2 e)) and
  * tanh(v) = (1 - e) / (1 + e), e = 2^(-2 v log2 e). */
@@ -38,9 +38,10 @@ KR_DEV void recurrent_unit(int G, const float (&in)[4], const float *own, int H,
   else advance_unit<4>(x, 0.0f, h, c);
 }
 
-KR_DEV void load_gates(const pk_recurrence &p, int64_t row, int unit, float (&in)[4]) {
+/* from: a step's input part of unit 0; gates are H apart. */
+KR_DEV void load_gates(const float *from, int G, int H, int unit, float (&in)[4]) {
 #pragma unroll
-  for (int g = 0; g < 4; g++) in[g] = g < p.G ? p.gates[row * p.G * p.Hp + g * p.Hp + unit] : 0.0f;
+  for (int g = 0; g < 4; g++) in[g] = g < G ? from[g * H + unit] : 0.0f;
 }
 
 #endif

@@ -1,13 +1,12 @@
-/* primeknet_recurrence_two.cu: the first two layers of a GRU or an LSTM with states 64 wide in one launch, from Ampere
- * on, factors of products in float16 as everywhere in that mode: the second layer on other multiprocessors than the
- * first, some frames behind it. What counts is the time from a state to the next one. Four warps of a block do that
- * alone; gates are the rows of their product, sequences its columns. Four more make the input's part of the gates a
- * group of frames ahead. */
-#include "primeknet_recurrence.cuh"
+/* rnn_pair.cu: two layers of GRU or LSTM with 64 units in one launch, from Ampere on, factors of products in float16:
+ * the second layer on other multiprocessors than the first, some frames behind it. What counts is the time from a
+ * state to the next one. Four warps of a block do that alone; gates are the rows of their product, sequences its
+ * columns. Four more make the input's part of the gates a group of frames ahead. */
+#include "rnn_units.cuh"
 
 /* FRAMES: of a group. HALF: threads of either four warps. PITCH: words from column to column of a product, 4 banks
  * apart. */
-enum { H = 64, FRAMES = 4, HALF = KR_PK_TWO_THREADS / 2, PITCH = 36 };
+enum { H = 64, FRAMES = 4, HALF = KR_RNN_PAIR_THREADS / 2, PITCH = 36 };
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV int lane_row(void) { return (kr_thread() & 31) >> 2; }
@@ -32,24 +31,23 @@ typedef struct fragments {
 
 KR_DEV int own_unit(void) { return own_warp() * 16 + lane_row() / 2 * 4 + lane_row() % 2; }
 
-/* from: packed as the columns of other products (primeknet_device.c), n_rows of them; neighbours there are two apart
- * here. */
+/* from: rows of n_inputs, a gate's `step` behind the one before's. A lane's numbers k...k + 3 of a block of sixteen are
+ * two words, k and k + 2, k + 1 and k + 3, as those of a column are. */
 template <int G>
-KR_DEV void load_weights(const float *from, int n_rows, fragments &w) {
+KR_DEV void load_weights(const uint16_t *from, int64_t step, int n_inputs, fragments &w) {
 #pragma unroll
   for (int k = 0; k < 4; k++)
 #pragma unroll
-    for (int gate = 0; gate < G; gate++) {
-      kr_raw16 packed = {{0, 0, 0, 0}};
-      if (k * 16 < n_rows)
-        packed = *(const kr_raw16 *)(from + ((k * G * 4 + gate * 4 + own_warp()) * 32 + (kr_thread() & 31)) * 4);
+    for (int gate = 0; gate < G; gate++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const uint32_t first = packed.w[i * 2], second = packed.w[i * 2 + 1];
-        w.a[k][gate][i] = second << 16 | (first & 0xffff);
-        w.a[k][gate][2 + i] = (second & 0xffff0000u) | first >> 16;
+        const int first = k * 16 + lane_quarter() * 4;
+        const uint64_t four =
+            first < n_inputs ? *(const uint64_t *)(from + (gate * H + own_unit() + i * 2) * step + first) : 0;
+        const uint32_t low = (uint32_t)four, high = (uint32_t)(four >> 32);
+        w.a[k][gate][i] = high << 16 | (low & 0xffff);
+        w.a[k][gate][2 + i] = (high & 0xffff0000u) | low >> 16;
       }
-    }
 }
 
 /* Adds weights times a column of which the lane has sixteen numbers at `column`. */
@@ -116,32 +114,40 @@ KR_DEV void step(const fragments &w, const float (&gates)[SEQUENCES][room<SEQUEN
   }
 }
 
+KR_DEV float own_bias(const kr_rnn_pair_layer &layer, int gate) {
+  return layer.bias ? layer.bias[gate * layer.bias_gate] : 0.0f;
+}
+KR_DEV float in_bias(const kr_rnn_pair_layer &layer, int gate) {
+  return layer.in_bias ? layer.in_bias[gate * layer.in_bias_gate] : 0.0f;
+}
+
 /* All of the block meet before every group and after the last one, these warps before every frame. */
 template <int SEQUENCES, int G>
-KR_DEV void step_units(const pk_two_layers &p, int second, int64_t first, room<SEQUENCES> &shared) {
+KR_DEV void step_units(const kr_rnn_pair_plan &p, int second, int64_t first, room<SEQUENCES> &shared) {
   typedef own_share<SEQUENCES> share;
+  const int out_t = second ? p.out_t : (int)H;
   share own = {};
   fragments w;
-  load_weights<G>(p.layers[second].w, H, w);
+  load_weights<G>(p.layers[second].weight, p.layers[second].own_gate, H, w);
 #pragma unroll
-  for (int i = 0; i < share::UNITS; i++) own.bias[i] = p.layers[second].bias[2 * H + share_unit<SEQUENCES>(i)];
+  for (int i = 0; i < share::UNITS; i++) own.bias[i] = own_bias(p.layers[second], 2 * H + share_unit<SEQUENCES>(i));
 #pragma unroll
   for (int j = 0; j < share::OWN; j++) {
     const int64_t sequence = first + share_sequence<SEQUENCES>(j);
-    own.exists[j] = sequence < p.n_sequences;
-    own.out[j] = (second ? p.out : p.between) + sequence * p.T * H + share_unit<SEQUENCES>(0);
+    own.exists[j] = sequence < p.B;
+    own.out[j] = (second ? p.out + sequence * p.out_b : p.between + sequence * p.L * H) + share_unit<SEQUENCES>(0);
   }
   for (int i = kr_thread(); i < SEQUENCES * PITCH; i += HALF) shared.states[0][i / PITCH][i % PITCH] = 0;
 #pragma unroll 1
-  for (int t0 = 0; t0 < p.T; t0 += FRAMES) {
+  for (int t0 = 0; t0 < p.L; t0 += FRAMES) {
     kr_sync();
 #pragma unroll
     for (int i = 0; i < FRAMES; i++) {
-      if (t0 + i >= p.T) break;
+      if (t0 + i >= p.L) break;
       if (i) kr_sync_some<1, HALF>();
       step<SEQUENCES, G>(w, shared.gates[t0 / FRAMES % 2][i], shared.states[i % 2], shared.states[(i + 1) % 2], own);
 #pragma unroll
-      for (int j = 0; j < share::OWN; j++) own.out[j] += H;
+      for (int j = 0; j < share::OWN; j++) own.out[j] += out_t;
     }
   }
   kr_sync();
@@ -159,19 +165,30 @@ struct own_row {
 KR_DEV int frame_of(int row, int sequences) { return row / 8 * (8 / sequences) + row % 8 % (8 / sequences); }
 KR_DEV int sequence_of(int row, int sequences) { return row % 8 / (8 / sequences); }
 
-/* Frames beyond the last are read as the last, sequences as the first of the block. */
+/* Where a thread's rows are: those of one sequence, the first of the block for one that does not exist. */
+typedef struct rows_from {
+  const float *at;
+  int step, width;
+} rows_from;
+
 template <int SEQUENCES>
-KR_DEV void load_row(const pk_two_layers &p, const float *from, int width, int64_t first, int t0,
-                     own_row<SEQUENCES> &row) {
+KR_DEV rows_from own_rows(const kr_rnn_pair_plan &p, int second, int64_t first) {
+  const int64_t own = first + sequence_of(kr_thread() % HALF / own_row<SEQUENCES>::PER_ROW, SEQUENCES),
+                sequence = own < p.B ? own : first;
+  if (second) return rows_from{p.between + sequence * p.L * H, (int)H, (int)H};
+  return rows_from{p.x + sequence * p.x_b, p.x_t, p.C};
+}
+
+/* Frames beyond the last are read as the last. */
+template <int SEQUENCES>
+KR_DEV void load_row(const kr_rnn_pair_plan &p, const rows_from &from, int t0, own_row<SEQUENCES> &row) {
   typedef own_row<SEQUENCES> own;
-  const int thread = kr_thread() % HALF, n = thread / own::PER_ROW, t = t0 + frame_of(n, SEQUENCES);
-  const int64_t sequence =
-      first + sequence_of(n, SEQUENCES) < p.n_sequences ? first + sequence_of(n, SEQUENCES) : first;
-  from += (sequence * p.T + (t < p.T ? t : p.T - 1)) * width;
+  const int thread = kr_thread() % HALF, t = t0 + frame_of(thread / own::PER_ROW, SEQUENCES);
+  const float *const at = from.at + (int64_t)(t < p.L ? t : p.L - 1) * from.step;
 #pragma unroll
   for (int k = 0; k < own::QUADS; k++) {
     const int c = (thread % own::PER_ROW + k * own::PER_ROW) * 4;
-    row.v[k] = c < width ? load4(from + c) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}};
+    row.v[k] = c < from.width ? load4(at + c) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}};
   }
 }
 
@@ -184,7 +201,7 @@ KR_DEV float row_sum(float v) {
 
 /* Over the channels; those beyond the last are zeros. */
 template <int SEQUENCES>
-KR_DEV void normalise(int n_channels, own_row<SEQUENCES> &row) {
+KR_DEV void normalise(int n_channels, float eps, own_row<SEQUENCES> &row) {
   typedef own_row<SEQUENCES> own;
   const int lane = kr_thread() % own::PER_ROW;
   const float share = 1.0f / (float)n_channels;
@@ -199,7 +216,7 @@ KR_DEV void normalise(int n_channels, own_row<SEQUENCES> &row) {
       row.v[k].v[j] = (lane + k * own::PER_ROW) * 4 + j < n_channels ? row.v[k].v[j] - mean : 0.0f;
       squares = kr_fma(row.v[k].v[j], row.v[k].v[j], squares);
     }
-  const float scale = kr_rsqrt(kr_fma(row_sum<SEQUENCES>(squares), share, 1e-6f));
+  const float scale = kr_rsqrt(kr_fma(row_sum<SEQUENCES>(squares), share, eps));
 #pragma unroll
   for (int k = 0; k < own::QUADS; k++)
 #pragma unroll
@@ -240,11 +257,11 @@ KR_DEV void make_gates(const fragments &w, const float (&bias)[2][4], const uint
 
 /* Both parts' in one; a GRU's third recurrent part has its own. */
 template <int G>
-KR_DEV void load_bias(const pk_layer &layer, float (&bias)[2][4]) {
+KR_DEV void load_bias(const kr_rnn_pair_layer &layer, float (&bias)[2][4]) {
 #pragma unroll
   for (int n = 0; n < 2 * G; n++) {
     const int gate = n % G, at = gate * H + own_unit() + n / G * 2;
-    bias[n / G][gate] = layer.in_bias[at] + (G == 3 && gate == 2 ? 0.0f : layer.bias[at]);
+    bias[n / G][gate] = in_bias(layer, at) + (G == 3 && gate == 2 ? 0.0f : own_bias(layer, at));
   }
 }
 
@@ -254,41 +271,41 @@ KR_DEV int first_of_both(int frames, int T) { return frames < T ? frames : T; }
 
 /* While the group at t0 is under way, one thread of the first layer says so, and one of the second waits for the rows
  * that the group after the next one will read. */
-KR_DEV void exchange(const pk_two_layers &p, int second, int32_t *progress, int t0) {
-  if (second) kr_await(progress, first_of_both(t0 + 4 * FRAMES, p.T));
+KR_DEV void exchange(const kr_rnn_pair_plan &p, int second, int32_t *progress, int t0) {
+  if (second) kr_await(progress, first_of_both(t0 + 4 * FRAMES, p.L));
   else if (t0) kr_publish(progress, t0);
 }
 
-KR_DEV void end_exchange(const pk_two_layers &p, int second, int32_t *progress) {
-  if (second) *progress = 0; /* as the next launch needs it */
-  else kr_publish(progress, p.T);
+KR_DEV void end_exchange(const kr_rnn_pair_plan &p, int second, int32_t *progress) {
+  if (!second) kr_publish(progress, p.L);
 }
 
 /* Messages take as long as several frames: eight sequences' gates do so too, and two such blocks have no room for a
  * warp of their own. */
 template <int SEQUENCES>
 struct messages {
-  enum { BY = SEQUENCES == 8 ? KR_PK_TWO_THREADS - 32 : KR_PK_TWO_THREADS }; /* the thread that exchanges them */
+  enum { BY = SEQUENCES == 8 ? KR_RNN_PAIR_THREADS - 32 : KR_RNN_PAIR_THREADS }; /* the thread that exchanges them */
 };
 
 /* Rows are read a group before they are needed. */
 template <int SEQUENCES, int G>
-KR_DEV void bring_gates(const pk_two_layers &p, int second, int64_t first, int32_t *progress, room<SEQUENCES> &shared) {
-  const pk_layer &layer = p.layers[second];
-  const float *from = second ? p.between : p.x;
-  const int width = second ? H : p.Cp, speaks = kr_thread() == messages<SEQUENCES>::BY;
+KR_DEV void bring_gates(const kr_rnn_pair_plan &p, int second, int64_t first, int32_t *progress,
+                        room<SEQUENCES> &shared) {
+  const kr_rnn_pair_layer &layer = p.layers[second];
+  const rows_from from = own_rows<SEQUENCES>(p, second, first);
+  const int speaks = kr_thread() == messages<SEQUENCES>::BY;
   own_row<SEQUENCES> row;
   float bias[2][4];
   fragments w;
-  load_weights<G>(layer.in_w, width, w);
+  load_weights<G>(layer.in_weight, layer.in_gate, from.width, w);
   load_bias<G>(layer, bias);
-  if (second) kr_await(progress, first_of_both(3 * FRAMES, p.T));
-  load_row(p, from, width, first, 0, row);
+  if (second) kr_await(progress, first_of_both(3 * FRAMES, p.L));
+  load_row(p, from, 0, row);
 #pragma unroll 1
-  for (int t0 = 0; t0 < p.T; t0 += FRAMES) {
-    if (!second) normalise(p.n_channels, row);
+  for (int t0 = 0; t0 < p.L; t0 += FRAMES) {
+    if (!second && p.eps >= 0.0f) normalise(p.C, p.eps, row);
     store_row(row, shared.rows);
-    load_row(p, from, width, first, t0 + FRAMES, row);
+    load_row(p, from, t0 + FRAMES, row);
     kr_sync_some<2, HALF>();
     make_gates<SEQUENCES, G>(w, bias, shared.rows, shared.gates[t0 / FRAMES % 2]);
     if (speaks && t0) exchange(p, second, progress, t0 - FRAMES);
@@ -298,9 +315,9 @@ KR_DEV void bring_gates(const pk_two_layers &p, int second, int64_t first, int32
   if (speaks) end_exchange(p, second, progress);
 }
 
-KR_DEV void exchange_messages(const pk_two_layers &p, int second, int speaks, int32_t *progress) {
+KR_DEV void exchange_messages(const kr_rnn_pair_plan &p, int second, int speaks, int32_t *progress) {
 #pragma unroll 1
-  for (int t0 = 0; t0 < p.T; t0 += FRAMES) {
+  for (int t0 = 0; t0 < p.L; t0 += FRAMES) {
     kr_sync();
     if (speaks) exchange(p, second, progress, t0);
   }
@@ -309,7 +326,7 @@ KR_DEV void exchange_messages(const pk_two_layers &p, int second, int speaks, in
 }
 
 template <int SEQUENCES, int G>
-KR_DEV void run_layer(const pk_two_layers &p, room<SEQUENCES> &shared) {
+KR_DEV void run_layer(const kr_rnn_pair_plan &p, room<SEQUENCES> &shared) {
   const int second = kr_block_x() >= p.n_blocks,
             block = kr_block_x() -
                     (second ? p.n_blocks : 0); /* first layers come first: who waits, waits for blocks that run */
@@ -320,14 +337,14 @@ KR_DEV void run_layer(const pk_two_layers &p, room<SEQUENCES> &shared) {
 }
 
 template <int SEQUENCES>
-KR_DEV void two_layers(const pk_two_layers &p) {
+KR_DEV void two_layers(const kr_rnn_pair_plan &p) {
   KR_DYNAMIC_SHARED(memory);
   room<SEQUENCES> &shared = *(room<SEQUENCES> *)memory;
-  static_assert(sizeof shared <= SEQUENCES * KR_PK_SEQUENCE_BYTES, "plan's shared memory");
-  if (p.G == 3) run_layer<SEQUENCES, 3>(p, shared);
+  static_assert(sizeof shared <= SEQUENCES * KR_RNN_SEQUENCE_BYTES, "plan's shared memory");
+  if (p.gates == 3) run_layer<SEQUENCES, 3>(p, shared);
   else run_layer<SEQUENCES, 4>(p, shared);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_PK_TWO_THREADS + 32, 1) kr_pk_recurrence_two_2(const pk_two_layers p) { two_layers<2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_PK_TWO_THREADS + 32, 1) kr_pk_recurrence_two_4(const pk_two_layers p) { two_layers<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_PK_TWO_THREADS, 2) kr_pk_recurrence_two_8(const pk_two_layers p) { two_layers<8>(p); }
+KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS + 32, 1) kr_rnn_pair_2(const kr_rnn_pair_plan p) { two_layers<2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS + 32, 1) kr_rnn_pair_4(const kr_rnn_pair_plan p) { two_layers<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS, 2) kr_rnn_pair_8(const kr_rnn_pair_plan p) { two_layers<8>(p); }

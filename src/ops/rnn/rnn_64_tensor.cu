@@ -1,6 +1,6 @@
-/* primeknet_recurrence_tensor.cu: the steps of GRU and LSTM with states 64 wide, from Ampere on: gates are the rows of
- * a product by tensor cores, sequences its columns. It computes as float32 does: factors are split into two halves. */
-#include "primeknet_recurrence.cuh"
+/* rnn_64_tensor.cu: layers of GRU and LSTM with 64 units, from Ampere on: gates are the rows of a product by tensor
+ * cores, sequences its columns. It computes as float32 does: factors are split into two halves. */
+#include "rnn_units.cuh"
 
 enum {
   H = 64,
@@ -23,7 +23,7 @@ typedef struct fragments {
   uint32_t high[4][2][4], low[4][2][4];
 } fragments;
 
-KR_DEV void load_weights(const pk_recurrence &p, const float *from, int unit, fragments &w) {
+KR_DEV void load_weights(const kr_rnn_64_plan &p, int unit, fragments &w) {
   const int q = kr_thread() & 3;
 #pragma unroll
   for (int n = 0; n < 32; n++) {
@@ -31,7 +31,8 @@ KR_DEV void load_weights(const pk_recurrence &p, const float *from, int unit, fr
     uint32_t high[2], low[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      split(gate < p.G ? from[(int64_t)(k + i) * p.Np + gate * H + unit] : 0.0f, &high[i], &low[i]);
+      split(gate < p.gates ? p.weight[(gate * H + unit) * p.weight_gate + (k + i) * p.weight_unit] : 0.0f, &high[i],
+            &low[i]);
     w.high[n / 8][n / 4 % 2][n % 4] = high[1] << 16 | high[0];
     w.low[n / 8][n / 4 % 2][n % 4] = low[1] << 16 | low[0];
   }
@@ -116,18 +117,18 @@ struct room {
 
 /* A sequence that does not exist is read as the first one. */
 template <int OWN>
-KR_DEV void fetch(const pk_recurrence &p, int64_t first, int t, frame<OWN> &to) {
+KR_DEV void fetch(const kr_rnn_64_plan &p, int64_t first, int t, frame<OWN> &to) {
   enum { SEQUENCES = 4 * OWN, PER_SEQUENCE = THREADS / SEQUENCES };
-  const int per_row = p.G * (H / 4), thread = kr_thread() % THREADS, s = thread / PER_SEQUENCE;
-  const float *from = p.gates + ((first + s < p.n_sequences ? first + s : 0) * p.T + t) * per_row * 4;
+  const int per_row = p.gates * (H / 4), thread = kr_thread() % THREADS, s = thread / PER_SEQUENCE;
+  const float *from = p.x + (first + s < p.B ? first + s : 0) * p.x_b + (int64_t)t * p.x_t;
 #pragma unroll
   for (int i = thread % PER_SEQUENCE; i < H; i += PER_SEQUENCE)
     if (i < per_row) kr_copy16(to.gates + s * GATE_PITCH + i * 4, from + i * 4);
 }
 
-KR_DEV void load_bias(const pk_recurrence &p, const float *from, int unit, float (&bias)[4]) {
+KR_DEV void load_bias(const kr_rnn_64_plan &p, int unit, float (&bias)[4]) {
 #pragma unroll
-  for (int g = 0; g < 4; g++) bias[g] = g < p.G ? from[g * H + unit] : 0.0f;
+  for (int g = 0; g < 4; g++) bias[g] = g < p.gates && p.bias ? p.bias[(g * H + unit) * p.bias_gate] : 0.0f;
 }
 
 /* ---- a layer: both halves of the block meet before every frame and after the last one ---------------------------- */
@@ -142,17 +143,18 @@ KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4
 }
 
 template <int OWN, int G>
-KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared) {
+KR_DEV void step_units(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared) {
   const int unit = kr_thread() / 4, mine = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3) * 8;
-  float state[OWN] = {}, cell[OWN] = {}, bias[4];
+  const int64_t sequence = first + sequence_of<OWN>(0); /* neighbours if there are two */
+  float state[OWN] = {}, cell[OWN] = {}, bias[4], *out = p.out + sequence * p.out_b + unit;
   fragments w;
-  load_weights(p, p.w, unit, w);
-  load_bias(p, p.bias, unit, bias);
+  load_weights(p, unit, w);
+  load_bias(p, unit, bias);
   for (int i = kr_thread(); i < OWN * PLANE; i += THREADS) shared.h[0].words[i] = 0;
   int now = 0; /* words from the first states to those before frame t: known before the barrier, which addresses are not
                   to be made behind */
 #pragma unroll 1
-  for (int t = 0; t < p.T; t++) {
+  for (int t = 0; t < p.L; t++) {
     const int next = OWN * PLANE - now;
     float x[OWN][4], third[OWN];
     kr_sync();
@@ -166,38 +168,37 @@ KR_DEV void step_units(const pk_recurrence &p, int64_t first, room<OWN> &shared)
       if (G == 3) x[j][2] = third[j];
       advance_unit<G>(x[j], own, &state[j], &cell[j]);
       store_state<OWN>(shared.h[0].words + next, j, unit, state[j]);
-      if (first + sequence_of<OWN>(j) < p.n_sequences)
-        p.out[((first + sequence_of<OWN>(j)) * p.T + t) * H + unit] = state[j];
+      if (sequence + j < p.B) out[j * p.out_b] = state[j];
     }
-    now = next;
+    now = next, out += p.out_t;
   }
   kr_sync();
 }
 
 template <int OWN>
-KR_DEV void bring_frames(const pk_recurrence &p, int64_t first, room<OWN> &shared) {
+KR_DEV void bring_frames(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared) {
   for (int t = 0; t < AHEAD - 1; t++) {
-    if (t < p.T) fetch(p, first, t, shared.frames[t]);
+    if (t < p.L) fetch(p, first, t, shared.frames[t]);
     kr_commit_copies();
   }
 #pragma unroll 1
-  for (int t = 0; t < p.T; t++) {
+  for (int t = 0; t < p.L; t++) {
     kr_copied<AHEAD - 2>();
     kr_sync(); /* the frame is there, the states are, and the place of the frame before is free */
-    if (t + AHEAD - 1 < p.T) fetch(p, first, t + AHEAD - 1, shared.frames[(t + AHEAD - 1) % AHEAD]);
+    if (t + AHEAD - 1 < p.L) fetch(p, first, t + AHEAD - 1, shared.frames[(t + AHEAD - 1) % AHEAD]);
     kr_commit_copies();
   }
   kr_sync();
 }
 
 template <int OWN>
-KR_DEV void one_layer(const pk_recurrence &p) {
+KR_DEV void one_layer(const kr_rnn_64_plan &p) {
   KR_SHARED room<OWN> shared;
   const int64_t first = (int64_t)kr_block_x() * 4 * OWN;
-  if (kr_thread() < THREADS && p.G == 3) step_units<OWN, 3>(p, first, shared);
+  if (kr_thread() < THREADS && p.gates == 3) step_units<OWN, 3>(p, first, shared);
   else if (kr_thread() < THREADS) step_units<OWN, 4>(p, first, shared);
   else bring_frames<OWN>(p, first, shared);
 }
 
-KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_tensor_4(const pk_recurrence p) { one_layer<1>(p); }
-KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_pk_recurrence_64_tensor_8(const pk_recurrence p) { one_layer<2>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_rnn_64_tensor_4(const kr_rnn_64_plan p) { one_layer<1>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_rnn_64_tensor_8(const kr_rnn_64_plan p) { one_layer<2>(p); }

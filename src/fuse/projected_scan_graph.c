@@ -1,0 +1,63 @@
+/* projected_scan_graph.c: projected_scan as a graph of product, scan and gate; in its reference row on the operators'
+ * reference rows, in float64 between two of them. */
+#include <krait/blocks.h>
+
+#include "graph_kept.h"
+#include "op_list.h"
+#include "projected_scan/projected_scan_rows.h"
+
+/* (B,L,n) of the work's type, as rows without gaps. */
+static kr_tensor rows_of(kr_graph *g, int32_t dtype, const char *name, kr_tensor t) {
+  const kr_dims d = kr_graph_dims(g, t), flat = KR_DIMS(d.size[0] * d.size[1], d.size[2]);
+  if (kr_graph_dtype(g, t) == dtype && kr_graph_can_reshape(g, t, flat)) return t;
+  const kr_tensor copy = kr_graph_temp(g, dtype, d);
+  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, t, 0, copy);
+  return copy;
+}
+
+static void record(kr_graph *g, const void *args, int32_t dtype) {
+  const krait_projected_scan_args *a = args;
+  const int64_t B = a->B, L = a->L, D = a->D, N = a->N, R = a->R;
+  const kr_dims rows = KR_DIMS(B * L, D), map = KR_DIMS(B, L, D);
+#define INPUT(field, ...) \
+  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
+  INPUT(u, B, L, D);
+  INPUT(proj, B, L, a->X);
+  INPUT(dt_weight, D, R);
+  INPUT(dt_bias, D);
+  INPUT(A, D, N);
+  INPUT(Dvec, D);
+  INPUT(z, B, L, D);
+#undef INPUT
+  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", map), delta = kr_graph_temp(g, dtype, rows),
+                  y = kr_graph_temp(g, dtype, map), input = rows_of(g, dtype, "u", u),
+                  columns = rows_of(g, dtype, "proj", proj);
+#define VIEW(t) kr_graph_view(g, t)
+#define CHANNELS(t) VIEW(kr_graph_permute(g, t, (int[]){0, 2, 1}))
+#define STATES(from) \
+  VIEW(kr_graph_permute(g, kr_graph_reshape(g, kr_graph_slice(g, columns, 2, from, N), KR_DIMS(B, L, 1, N)), \
+                        (int[]){0, 2, 3, 1}))
+  kr_graph_call(g, "step", &kr_op_gemm,
+                &(krait_gemm_args){
+                    .A = VIEW(kr_graph_reshape(g, kr_graph_slice(g, columns, 2, 0, R), KR_DIMS(B * L, R))),
+                    .Bmat = VIEW(kr_graph_permute(g, dt_weight, (int[]){1, 0})),
+                    .out = VIEW(delta)});
+  kr_graph_call(g, "scan", &kr_op_selective_scan,
+                &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
+                                             .G = 1,
+                                             .u = CHANNELS(input),
+                                             .delta = CHANNELS(kr_graph_reshape(g, delta, map)),
+                                             .A = VIEW(A),
+                                             .Bmat = STATES(R),
+                                             .Cmat = STATES(R + N),
+                                             .Dvec = VIEW(Dvec),
+                                             .delta_bias = VIEW(dt_bias),
+                                             .out = CHANNELS(y)});
+  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, y, z, out);
+#undef STATES
+#undef CHANNELS
+#undef VIEW
+}
+
+KR_GRAPH_ROW(projected_scan_composed, projected_scan, record, KRAIT_F32, 0)
+KR_GRAPH_ROW(projected_scan_ref, projected_scan, record, KRAIT_F64, KR_PLAN_REFERENCE)

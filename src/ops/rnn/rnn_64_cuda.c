@@ -1,0 +1,177 @@
+/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for many, one layer or two. */
+#include "cuda_row.h"
+#include "op_list.h"
+#include "rnn/rnn_pair_rows.h"
+#include "rnn/rnn_plan.h"
+#include "rnn/rnn_rows.h"
+#include "status.h"
+#include "view.h"
+
+static const kr_kernel held[] = {{"rnn_64", "kr_rnn_64_1"}, {"rnn_64", "kr_rnn_64_2"}, {"rnn_64", "kr_rnn_64_4"}},
+                       by_tensor_cores[] = {{"rnn_64_tensor", "kr_rnn_64_tensor_4"},
+                                            {"rnn_64_tensor", "kr_rnn_64_tensor_8"}},
+                       wide = {"rnn_64", "kr_rnn_wide"},
+                       pairs[] = {
+                           {"rnn_pair", "kr_rnn_pair_2"}, {"rnn_pair", "kr_rnn_pair_4"}, {"rnn_pair", "kr_rnn_pair_8"}};
+
+static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+static int64_t n_multiprocessors(const krait_ctx *ctx) { return kr_cuda_info(ctx->cuda)->n_multiprocessors; }
+
+static int is_too_long(int64_t B, int64_t L) { return B >= (int64_t)1 << 31 || L >= (int64_t)1 << 31; }
+
+/* ---- one layer --------------------------------------------------------------------------------------------------- */
+
+static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
+
+static const char *refuse_strides(const krait_rnn_args *a) {
+  if (kr_has(&a->cells)) return "cells are asked for";
+  if (is_too_long(a->B, a->L)) return "2^31 sequences or steps";
+  if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units do not lie side by side";
+  if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->weight.stride[0]) ||
+      is_far(a->weight.stride[1]) || is_far(a->bias.stride[0]))
+    return "steps or gates are 2^20 numbers apart";
+  return NULL;
+}
+const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  return (void)ctx, a->H != 64 ? "not 64 units" : refuse_strides(a);
+}
+const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  const char *why = kr_rnn_64_refuse(ctx, args);
+  if (why) return why;
+  return a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16 ? "unaligned steps of x" : NULL;
+}
+const char *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  (void)ctx;
+  if (a->H <= KR_RNN_MOST_UNITS) return "no more than 160 units";
+  return a->H > KR_RNN_MOST_WIDE ? "more than 2048 units" : refuse_strides(a);
+}
+
+static kr_rnn_64_plan plan_of(const krait_rnn_args *a) {
+  return (kr_rnn_64_plan){.x = a->x.data,
+                          .weight = a->weight.data,
+                          .bias = a->bias.data,
+                          .out = a->out.data,
+                          .B = a->B,
+                          .x_b = a->x.stride[0],
+                          .x_t = (int32_t)a->x.stride[1],
+                          .weight_gate = (int32_t)a->weight.stride[0],
+                          .weight_unit = (int32_t)a->weight.stride[1],
+                          .bias_gate = (int32_t)a->bias.stride[0],
+                          .out_b = a->out.stride[0],
+                          .out_t = (int32_t)a->out.stride[1],
+                          .L = (int32_t)a->L,
+                          .H = (int32_t)a->H,
+                          .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3};
+}
+
+static int32_t launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const krait_rnn_args *a,
+                      int64_t per_block, kr_grid grid) {
+  const kr_rnn_64_plan p = plan_of(a);
+  if (!a->B || !a->L) return KRAIT_OK;
+  grid.x = blocks_of(a->B, per_block);
+  grid.stream = a->call.stream;
+  return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p);
+}
+
+/* Sequences are spread over all multiprocessors before a block gets more of them. */
+int32_t kr_rnn_64(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  const int64_t most_blocks = 2 * n_multiprocessors(ctx);
+  const int log_group = a->B <= most_blocks ? 0 : a->B <= 2 * most_blocks ? 1 : 2;
+  return launch(ctx, KRAIT_CAP_CUDA_BASE, &held[log_group], a, 1 << log_group, (kr_grid){.block = 256});
+}
+int32_t kr_rnn_64_tensor(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  const int many = a->B > 4 * n_multiprocessors(ctx);
+  return launch(ctx, KRAIT_CAP_CUDA_AMPERE, &by_tensor_cores[many], a, many ? 8 : 4, (kr_grid){.block = 512});
+}
+int32_t kr_rnn_wide(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_args *a = args;
+  const uint32_t gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3;
+  return launch(ctx, KRAIT_CAP_CUDA_BASE, &wide, a, 1,
+                (kr_grid){.block = 256, .shared_bytes = (2 + gates) * (uint32_t)a->H * sizeof(float)});
+}
+
+/* ---- two layers -------------------------------------------------------------------------------------------------- */
+
+static int lies_in_rows_of_half(const krait_view *w) {
+  return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far(w->stride[0]) &&
+         (uintptr_t)w->data % 8 == 0;
+}
+
+const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_pair_args *a = args;
+  (void)ctx;
+  if (!(a->call.flags & KRAIT_RNN_TF32)) return "KRAIT_RNN_TF32 is not given";
+  if (a->H != 64 || a->C > 64 || a->C % 4) return "not 64 units, or not four to 64 inputs in fours";
+  if (!lies_in_rows_of_half(&a->in_weight) || !lies_in_rows_of_half(&a->weight) ||
+      !lies_in_rows_of_half(&a->in_weight2) || !lies_in_rows_of_half(&a->weight2))
+    return "weights are not rows of float16";
+  if (a->x.stride[2] != 1 || a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16)
+    return "unaligned steps of x";
+  if (a->out.stride[2] != 1) return "a step's units do not lie side by side";
+  if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->in_bias.stride[0]) ||
+      is_far(a->bias.stride[0]) || is_far(a->in_bias2.stride[0]) || is_far(a->bias2.stride[0]))
+    return "steps or gates are 2^20 numbers apart";
+  return is_too_long(a->B, a->L) ? "2^31 sequences or steps" : NULL;
+}
+
+/* Which of the kernels: few sequences are spread over all multiprocessors. */
+static int kind_of(const krait_ctx *ctx, int64_t B) {
+  const int64_t n = n_multiprocessors(ctx);
+  return B <= n ? 0 : B <= 2 * n ? 1 : 2;
+}
+
+/* The first layer's states, then its blocks' progress. */
+static uint64_t between_bytes(const krait_rnn_pair_args *a) {
+  return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
+}
+static uint64_t progress_bytes(const krait_rnn_pair_args *a) { return (uint64_t)blocks_of(a->B, 2) * sizeof(int32_t); }
+
+uint64_t kr_rnn_pair_64_scratch(const krait_ctx *ctx, const void *args) {
+  return (void)ctx, between_bytes(args) + kr_scratch_round(progress_bytes(args));
+}
+
+static kr_rnn_pair_layer layer_of(const krait_view *in_weight, const krait_view *in_bias, const krait_view *weight,
+                                  const krait_view *bias) {
+  return (kr_rnn_pair_layer){in_weight->data,
+                             weight->data,
+                             in_bias->data,
+                             bias->data,
+                             (int32_t)in_weight->stride[0],
+                             (int32_t)weight->stride[0],
+                             (int32_t)in_bias->stride[0],
+                             (int32_t)bias->stride[0]};
+}
+
+int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_pair_args *a = args;
+  const int kind = kind_of(ctx, a->B);
+  const int64_t per_block = 2 << kind;
+  const kr_rnn_pair_plan p = {.x = a->x.data,
+                              .layers = {layer_of(&a->in_weight, &a->in_bias, &a->weight, &a->bias),
+                                         layer_of(&a->in_weight2, &a->in_bias2, &a->weight2, &a->bias2)},
+                              .between = a->call.scratch,
+                              .out = a->out.data,
+                              .progress = (int32_t *)((char *)a->call.scratch + between_bytes(a)),
+                              .B = a->B,
+                              .x_b = a->x.stride[0],
+                              .x_t = (int32_t)a->x.stride[1],
+                              .out_b = a->out.stride[0],
+                              .out_t = (int32_t)a->out.stride[1],
+                              .L = (int32_t)a->L,
+                              .C = (int32_t)a->C,
+                              .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3,
+                              .n_blocks = (int32_t)blocks_of(a->B, per_block),
+                              .eps = a->call.flags & KRAIT_RNN_NORM ? a->eps : -1};
+  const kr_grid grid = {.x = 2 * (uint32_t)p.n_blocks,
+                        .block = per_block == 8 ? KR_RNN_PAIR_THREADS : KR_RNN_PAIR_THREADS + 32,
+                        .shared_bytes = (uint32_t)per_block * KR_RNN_SEQUENCE_BYTES,
+                        .stream = a->call.stream};
+  if (!a->B || !a->L) return KRAIT_OK;
+  KR_TRY(kr_cuda_fill(ctx->cuda, p.progress, 0, progress_bytes(a), a->call.stream));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &pairs[kind], &grid, &p, sizeof p);
+}
