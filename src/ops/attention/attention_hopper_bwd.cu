@@ -135,8 +135,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<ROWS>(base);
-  const int H = p.H / p.heads, tile = kr_block_x() / (H * p.B), head = kr_block_x() - tile * H * p.B, b = head / H,
-            kv = head - b * H, key0 = tile * OWN; /* a causal mask: the first keys are seen most */
+  const task mine = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
+  const int b = mine.b, kv = mine.h, key0 = mine.tile * OWN;
   const sequence s = sequence_of(p, b);
   if (key0 >= s.rows_k) return;
   const int has_keys = key0 < s.n_k, last = at_most(key0 + OWN, s.n_k) - 1,
