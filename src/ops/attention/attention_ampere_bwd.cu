@@ -243,7 +243,8 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
             n_steps = per_head * p.heads;
   const uint32_t lane_k = k + warp * 16 * M * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
   const int key0 = first_of_block + warp * 16 * M, there_all = key0 + 16 * M <= at.s.n_k,
-            all_from = there_all ? first_row(p, at.s, key0 + 16 * M - 1) : at.s.n_q + N, all_to = end_row(p, at.s, key0);
+            all_from = there_all ? first_row(p, at.s, key0 + 16 * M - 1) : at.s.n_q + N,
+            all_to = end_row(p, at.s, key0);
   if (n_steps) {
     copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, at.s, at.h, first_of_block), p.k.t, at.s.n_k - first_of_block, p.D);
     copy_rows<D, KEYS>(v, p.v.data, key_at(p, p.v, at.s, at.h, first_of_block), p.v.t, at.s.n_k - first_of_block, p.D);
