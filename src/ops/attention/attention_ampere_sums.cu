@@ -105,18 +105,22 @@ KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32
   }
 }
 
-/* o += (P or dS) rows: of its own half of the rows from registers, of the other from shared memory. lane_rows: of the
- * tile of rows, at the warp's channels. */
+/* o += (P or dS) rows, of its own half of the rows from registers. lane_rows: of the tile of rows, at the warp's
+ * channels. */
 template <int D, int HALF>
-KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][HALF / 16][4],
-                     uint32_t tile, uint32_t lane_rows) {
-  const uint32_t other = (tile + me.pair * 32 * HALF * 4 + lane_of_rows<2 * HALF>()) ^ (1 - me.half) * HALF * 2;
+KR_DEV void add_own(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][HALF / 16][4],
+                    uint32_t lane_rows) {
 #pragma unroll
   for (int t = 0; t < HALF / 16; t++) {
     const uint32_t w[2][4] = {{own[0][t][0], own[0][t][1], own[0][t][2], own[0][t][3]},
                               {own[1][t][0], own[1][t][1], own[1][t][2], own[1][t][3]}};
     add_rows<D>(o, w, lane_rows + (HALF * me.half + 16 * t) * D * 2);
   }
+}
+/* The same of the other half, from shared memory. */
+template <int D, int HALF>
+KR_DEV void add_other(float (&o)[2][D / 16][4], const pair_place &me, uint32_t tile, uint32_t lane_rows) {
+  const uint32_t other = (tile + me.pair * 32 * HALF * 4 + lane_of_rows<2 * HALF>()) ^ (1 - me.half) * HALF * 2;
 #pragma unroll
   for (int t = 0; t < HALF / 16; t++) {
     uint32_t w[2][4];
@@ -232,9 +236,9 @@ KR_DEV void walk(const kr_attention_plan &p) {
     pack_weights<2, HALF>(dp, dS);
     share_weights<HALF>(shared + (P_at - k), me, P);
     share_weights<HALF>(shared + (dS_at - k), me, dS);
+    add_own<D, HALF>(dv, me, P, channels + TILE), add_own<D, HALF>(dk, me, dS, channels);
     kr_sync();
-    add_both<D, HALF>(dv, me, P, P_at, channels + TILE);
-    add_both<D, HALF>(dk, me, dS, dS_at, channels);
+    add_other<D, HALF>(dv, me, P_at, channels + TILE), add_other<D, HALF>(dk, me, dS_at, channels);
     add_queries<D, KEYS, HALF>(me, dS_at, k, sums + (int64_t)tile * ROWS * D);
     tile = next;
     if (is_last) h++, left = u.end - u.first, sums += head_sums;

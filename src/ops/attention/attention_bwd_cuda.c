@@ -112,10 +112,14 @@ int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
 }
 
-/* Heads of keys whose rows and sums share half of the L2 cache. */
+/* Heads of keys whose blocks, of 128 keys on a multiprocessor, run at the same time; not more than have their rows and
+ * sums in half of the L2 cache. */
 static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
+  const kr_device_info *info = kr_cuda_info(ctx->cuda);
   const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,
-                most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H / p->heads;
+                fit = info->l2_bytes / 2 / bytes, n_keys = p->rows_k > 0 ? p->rows_k : 1,
+                run = ((int64_t)info->n_multiprocessors * 128 + n_keys / 2) / n_keys, most = fit < run ? fit : run,
+                all = (int64_t)p->B * p->H / p->heads;
   return (int32_t)(most < 1 ? 1 : most < all ? most : all);
 }
 

@@ -98,8 +98,10 @@ int kr_attention_rows_take_packs(const kr_attention_tensor *t) {
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
   const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1,
                 most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
-  const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
-  return (int32_t)(group < all ? group : all);
+  const int64_t whole = most < p->heads ? p->heads : most / p->heads * p->heads, group = whole < all ? whole : all;
+  const int64_t n = (all + group - 1) / group, each = (all + n - 1) / n; /* all sections about as large: the last one's
+                                                                            longest rows begin late */
+  return (int32_t)((each + p->heads - 1) / p->heads * p->heads);
 }
 
 static int ampere_size(const kr_attention_plan *p) { return p->D > 128 ? 2 : p->D > 64; }
