@@ -1,8 +1,10 @@
 /* attention_ampere_bwd.cu: the gradient of attention by warps' tensor cores, in two walks that make the probabilities
  * again each (attention_base_bwd.cu has the equation): every sum is made by one block in one order. Compiled per type
- * (KR_HALF: float16); _any: softcap, slopes, dropout, too. kr_attention_dq_D   a block takes 128 rows and walks over
- * tiles of 32 keys kr_attention_dkv_D  a block takes 64 keys and walks over tiles of 64 rows of every head that shares
- * them; its scores are turned: a row is a key */
+ * (KR_HALF: float16); _any: softcap, slopes, dropout, too.
+ * kr_attention_dq_D    a block takes 128 rows and walks over tiles of 32 keys
+ * kr_attention_dkv_D   a block takes 64 or 128 keys and walks over tiles of 64 or 32 rows of every head that shares
+ *                      them; its scores are turned: a row is a key
+ * Tiles in which every row sees every key, nearly all, are made without looking at masks. */
 #include "attention_mma.cuh"
 
 typedef struct block {
@@ -18,6 +20,11 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   const uint16_t *at = (const uint16_t *)data + from + row * t + chunk * 8;
   const int64_t step = STEP * t;
   to += kr_swizzle<D * 2>(row, chunk);
+  if (n >= ROWS && channels == D) { /* a whole tile: nothing to count */
+#pragma unroll
+    for (int k = 0; k < ROWS / STEP; k++, at += step) kr_copy_some_at(to + k * STEP * D * 2, at, 16);
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < ROWS / STEP; k++, at += step) {
     const int there = exists && row + k * STEP < n;
@@ -66,6 +73,33 @@ KR_DEV void store_rows(const kr_attention_tensor &to, const float (&o)[M][D / 8]
 
 /* ---- dq ---------------------------------------------------------------------------------------------------------- */
 
+/* dS of a warp's 16 M rows and N keys from their products, in s. ALL: every row sees every key. */
+template <int ANY, int ALL, int M, int N>
+KR_DEV void weigh_keys(const kr_attention_plan &p, const block &at, float slope, float (&s)[M][N / 8][4],
+                       const float (&dp)[M][N / 8][4], const float (&lse)[M][2], const float (&delta)[M][2], int row0,
+                       int key0, const int (&first_of)[M][2], const int (&end_of)[M][2]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int m = 0; m < M; m++) {
+    uint32_t words[4] = {};
+    if (ANY && p.rng.data) roll(p, words, at.b, at.h, row0 + 16 * m + lane / 4, key0 + lane % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const int r = c / 2, key = key0 + 8 * j + lane % 4 * 2 + c % 2,
+                  seen = ALL || (key >= first_of[m][r] && key < end_of[m][r]);
+        const float keep = !ANY || !p.rng.data                             ? 1.0f
+                           : (int)(words[j] >> c * 8 & 255) < p.keep_below ? p.keep_scale
+                                                                           : 0.0f;
+        float probability;
+        const float ds = gradient_of<ANY>(p, s[m][j][c], dp[m][j][c], lse[m][r], delta[m][r], slope, keep,
+                                          row0 + 16 * m + lane / 4 + 8 * r, key, at.s.shift, &probability);
+        s[m][j][c] = seen ? ds : 0.0f;
+      }
+  }
+}
+
 template <int D, int ANY>
 KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
   const int M = 2, N = 32, ROWS = 64 * M, TILE = N * D * 2;
@@ -91,6 +125,8 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
       delta[m][r] = there ? p.delta[delta_at(p, at.s, at.h, i)] : 0.0f;
       first_of[m][r] = first_key(p, at.s, i), end_of[m][r] = there ? end_key(p, at.s, i) : 0;
     }
+  const int there_all = warp_row + 16 * M <= at.s.n_q, all_from = first_key(p, at.s, warp_row + 16 * M - 1),
+            all_to = there_all ? end_key(p, at.s, warp_row) : 0;
   int n = (end + N - 1) / N - 1, buffer = 0;
   const uint32_t lane_q = q + (warp_row - row) * D * 2 + lane_of_rows<D>(), lane_dout = lane_q + ROWS * D * 2;
   if (n >= first) {
@@ -113,25 +149,9 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
     kr_commit_copies();
     make_scores<D, M, N>(s, lane_q, k + lane_of_columns<D>());
     make_scores<D, M, N>(dp, lane_dout, k + TILE + lane_of_columns<D>());
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-      uint32_t words[4] = {};
-      if (ANY && p.rng.data) roll(p, words, at.b, at.h, warp_row + 16 * m + lane / 4, n * N + lane % 4 * 2);
-#pragma unroll
-      for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-          const int r = c / 2, key = n * N + 8 * j + lane % 4 * 2 + c % 2,
-                    seen = key >= first_of[m][r] && key < end_of[m][r];
-          const float keep = !ANY || !p.rng.data                             ? 1.0f
-                             : (int)(words[j] >> c * 8 & 255) < p.keep_below ? p.keep_scale
-                                                                             : 0.0f;
-          float probability;
-          const float ds = gradient_of<ANY>(p, s[m][j][c], dp[m][j][c], lse[m][r], delta[m][r], slope, keep,
-                                            warp_row + 16 * m + lane / 4 + 8 * r, key, at.s.shift, &probability);
-          s[m][j][c] = seen ? ds : 0.0f;
-        }
-    }
+    if (!ANY && n * N >= all_from && n * N + N <= all_to)
+      weigh_keys<ANY, 1, M, N>(p, at, slope, s, dp, lse, delta, warp_row, n * N, first_of, end_of);
+    else weigh_keys<ANY, 0, M, N>(p, at, slope, s, dp, lse, delta, warp_row, n * N, first_of, end_of);
     pack_weights<M, N>(s, w);
     add_output<D, M, N>(dq, w, k + lane_of_rows<D>());
   }
@@ -149,50 +169,86 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
 
 /* ---- dk, dv ------------------------------------------------------------------------------------------------------ */
 
-template <int D>
+template <int D, int N>
 struct walk {
   enum {
-    ROWS = 64,
+    ROWS = N,
     TILE = ROWS * D * 2,
     STAGE = 2 * TILE + 2 * ROWS * 4
   }; /* q, dout, and of the rows log-sum-exp and delta */
 };
 
 /* Rows from i0 on of a head. */
-template <int D>
+template <int D, int N>
 KR_DEV void copy_stage(const kr_attention_plan &p, const block &at, unsigned char *shared, uint32_t to, int h, int i0) {
-  const int ROWS = walk<D>::ROWS, TILE = walk<D>::TILE;
+  const int ROWS = walk<D, N>::ROWS, TILE = walk<D, N>::TILE;
   copy_rows<D, ROWS>(to, p.q.data, query_at(p.q, at.s, h, i0), p.q.t, at.s.n_q - i0, p.D);
   copy_rows<D, ROWS>(to + TILE, p.dout.data, query_at(p.dout, at.s, h, i0), p.dout.t, at.s.n_q - i0, p.D);
   float *const values = (float *)(shared + (to - kr_shared_at(shared)) + 2 * TILE);
   const int thread = kr_thread(), i = i0 + thread % ROWS;
+  if (thread >= 2 * ROWS) return;
   const float *const from =
       thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, at.s, h, i) : p.delta + delta_at(p, at.s, h, i);
   if (i < at.s.n_q) kr_copy4(values + thread, from);
   else values[thread] = -MINUS_INFINITY; /* rows that are not there: no probability, whatever delta */
 }
 
+/* P and dS of a warp's 16 M keys and N rows from their products, in place. ALL: every row sees every key. */
+template <int ANY, int ALL, int M, int N>
+KR_DEV void weigh_rows(const kr_attention_plan &p, const block &at, int h, float slope, float (&s)[M][N / 8][4],
+                       float (&dp)[M][N / 8][4], const float *lse, const float *delta, int i0, int key0) {
+  const int lane = kr_thread() & 31;
+  int lo[M][2], hi[M][2]; /* rows that see the lane's keys */
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int key = key0 + 16 * m + lane / 4 + 8 * r;
+      lo[m][r] = first_row(p, at.s, key), hi[m][r] = key < at.s.n_k ? end_row(p, at.s, key) : 0;
+    }
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    const kr_float2 l = *(const kr_float2 *)(lse + 8 * j + lane % 4 * 2),
+                    d = *(const kr_float2 *)(delta + 8 * j + lane % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const int i = i0 + 8 * j + lane % 4 * 2 + c % 2, key = key0 + 16 * m + lane / 4 + c / 2 * 8,
+                  seen = ALL || (i >= lo[m][c / 2] && i < hi[m][c / 2]);
+        const float keep = ANY && p.rng.data ? kept(p, at.b, h, i, key) : 1.0f;
+        float probability;
+        const float ds = gradient_of<ANY>(p, s[m][j][c], dp[m][j][c], l.v[c % 2] * KR_LOG2E, d.v[c % 2], slope, keep, i,
+                                          key, at.s.shift, &probability);
+        s[m][j][c] = seen ? probability : 0.0f, dp[m][j][c] = seen ? ds : 0.0f;
+      }
+  }
+}
+
 template <int D, int ANY>
 KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
-  const int KEYS = 64, N = walk<D>::ROWS, TILE = walk<D>::TILE, STAGE = walk<D>::STAGE, H = p.H / p.heads;
+  const int KEYS = KR_AMPERE_DKV_KEYS(D, ANY), M = KEYS / 64, N = KR_AMPERE_DKV_ROWS(D, ANY), TILE = walk<D, N>::TILE,
+            STAGE = walk<D, N>::STAGE;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, stages = v + KEYS * D * 2;
-  const int n_tiles = (p.rows_k + KEYS - 1) / KEYS, rest = kr_block_x() / (H * p.B), lane = kr_thread() & 31,
-            head = kr_block_x() - rest * H * p.B;
-  const int first_of_block = (p.left < 0 ? rest : n_tiles - 1 - rest) * KEYS,
-            warp = kr_thread() >> 5; /* a causal mask: the first keys are seen most */
-  const block at = {sequence_of(p, head / H), head % H, head / H};
+  const int n_tiles = (p.rows_k + KEYS - 1) / KEYS, lane = kr_thread() & 31, warp = kr_thread() >> 5;
+  const task mine = task_of_keys(p, n_tiles);
+  const int first_of_block = (p.left < 0 ? mine.tile : n_tiles - 1 - mine.tile) * KEYS;
+  const block at = {sequence_of(p, mine.b), mine.h, mine.b};
   if (first_of_block >= at.s.rows_k) return;
-  float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+  float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {};
   const int has_keys = first_of_block < at.s.n_k, last = at_most(first_of_block + KEYS, at.s.n_k) - 1;
   const int i_first = has_keys ? first_row(p, at.s, first_of_block) / N : 0,
             i_end = has_keys ? (end_row(p, at.s, last) + N - 1) / N : 0, per_head = at_least(i_end - i_first, 0),
             n_steps = per_head * p.heads;
-  const uint32_t lane_k = k + warp * 16 * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
+  const uint32_t lane_k = k + warp * 16 * M * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
+  const int key0 = first_of_block + warp * 16 * M, there_all = key0 + 16 * M <= at.s.n_k,
+            all_from = there_all ? first_row(p, at.s, key0 + 16 * M - 1) : at.s.n_q + N,
+            all_to = end_row(p, at.s, key0);
   if (n_steps) {
     copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, at.s, at.h, first_of_block), p.k.t, at.s.n_k - first_of_block, p.D);
     copy_rows<D, KEYS>(v, p.v.data, key_at(p, p.v, at.s, at.h, first_of_block), p.v.t, at.s.n_k - first_of_block, p.D);
-    copy_stage<D>(p, at, shared, stages, at.h * p.heads, i_first * N);
+    copy_stage<D, N>(p, at, shared, stages, at.h * p.heads, i_first * N);
     kr_commit_copies();
   }
   for (int step = 0, h = at.h * p.heads, tile = i_first, buffer = 0; step < n_steps; step++, buffer ^= 1) {
@@ -200,46 +256,35 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
     const float *const lse = (const float *)(shared + (q - k) + 2 * TILE), *const delta = lse + N;
     const int next_tile = tile + 1 == i_end ? i_first : tile + 1, next_h = tile + 1 == i_end ? h + 1 : h, i0 = tile * N;
     const float slope = ANY ? slope_of(p, at.b, h) : 0.0f;
-    float s[1][N / 8][4], dp[1][N / 8][4];
-    uint32_t w[1][N / 16][4];
+    float s[M][N / 8][4], dp[M][N / 8][4];
+    uint32_t w[M][N / 16][4];
     kr_copied<0>();
     kr_sync();
-    if (step + 1 < n_steps) copy_stage<D>(p, at, shared, stages + (buffer ^ 1) * STAGE, next_h, next_tile * N);
+    if (step + 1 < n_steps) copy_stage<D, N>(p, at, shared, stages + (buffer ^ 1) * STAGE, next_h, next_tile * N);
     kr_commit_copies();
-    make_scores<D, 1, N>(s, lane_k, q + lane_of_columns<D>());
-    make_scores<D, 1, N>(dp, lane_v, q + TILE + lane_of_columns<D>());
-    const int key0 = first_of_block + warp * 16, all = i0 + N <= at.s.n_q && key0 + 16 <= at.s.n_k &&
-                                                       key0 >= first_key(p, at.s, i0 + N - 1) &&
-                                                       key0 + 16 <= end_key(p, at.s, i0);
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-#pragma unroll
-      for (int c = 0; c < 4; c++) {
-        const int column = 8 * j + lane % 4 * 2 + c % 2, i = i0 + column, key = key0 + lane / 4 + c / 2 * 8;
-        const int seen =
-            all || (i < at.s.n_q && key < at.s.n_k && key >= first_key(p, at.s, i) && key < end_key(p, at.s, i));
-        const float keep = ANY && p.rng.data ? kept(p, at.b, h, i, key) : 1.0f;
-        float probability;
-        const float ds = gradient_of<ANY>(p, s[0][j][c], dp[0][j][c], lse[column] * KR_LOG2E, delta[column], slope,
-                                          keep, i, key, at.s.shift, &probability);
-        s[0][j][c] = seen ? probability : 0.0f, dp[0][j][c] = seen ? ds : 0.0f;
-      }
-    pack_weights<1, N>(s, w);
-    add_output<D, 1, N>(dv, w, q + TILE + lane_of_rows<D>());
-    pack_weights<1, N>(dp, w);
-    add_output<D, 1, N>(dk, w, q + lane_of_rows<D>());
+    make_scores<D, M, N>(s, lane_k, q + lane_of_columns<D>());
+    make_scores<D, M, N>(dp, lane_v, q + TILE + lane_of_columns<D>());
+    if (!ANY && i0 >= all_from && i0 + N <= all_to)
+      weigh_rows<ANY, 1, M, N>(p, at, h, slope, s, dp, lse, delta, i0, key0);
+    else weigh_rows<ANY, 0, M, N>(p, at, h, slope, s, dp, lse, delta, i0, key0);
+    pack_weights<M, N>(s, w);
+    add_output<D, M, N>(dv, w, q + TILE + lane_of_rows<D>());
+    pack_weights<M, N>(dp, w);
+    add_output<D, M, N>(dk, w, q + lane_of_rows<D>());
     tile = next_tile, h = next_h;
   }
-  int64_t to_k[1][2], to_v[1][2];
-  int there[1][2];
+  int64_t to_k[M][2], to_v[M][2];
+  int there[M][2];
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int key = first_of_block + warp * 16 + lane / 4 + 8 * r;
-    there[0][r] = key < at.s.rows_k, to_k[0][r] = key_at(p, p.dk, at.s, at.h, key),
-    to_v[0][r] = key_at(p, p.dv, at.s, at.h, key);
-  }
-  if (p.dk.data) store_rows<D, 1>(p.dk, dk, to_k, there, p.scale, p.D);
-  if (p.dv.data) store_rows<D, 1>(p.dv, dv, to_v, there, 1.0f, p.D);
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int key = key0 + 16 * m + lane / 4 + 8 * r;
+      there[m][r] = key < at.s.rows_k, to_k[m][r] = key_at(p, p.dk, at.s, at.h, key),
+      to_v[m][r] = key_at(p, p.dv, at.s, at.h, key);
+    }
+  if (p.dk.data) store_rows<D, M>(p.dk, dk, to_k, there, p.scale, p.D);
+  if (p.dv.data) store_rows<D, M>(p.dv, dv, to_v, there, 1.0f, p.D);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64(const kr_attention_plan p) { gradient_of_queries<64, 0>(p); }

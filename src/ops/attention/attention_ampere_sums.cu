@@ -1,14 +1,12 @@
 /* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any
- * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes 128 keys and walks over tiles of 64
+ * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes KEYS keys and walks over tiles of ROWS
  * rows of every head that shares them; its scores are turned: a row is a key. Two warps share 32 keys. Each makes half
  * of the rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in
- * shared memory; then dq of 32 rows and a quarter of the channels. So a tile's five products, which wait for shared
- * memory, read 544 KiB of it (16 keys a warp: 736). Heads of 65 to 128 channels: smaller ones lose by it. Compiled per
- * type (KR_HALF: float16). */
+ * shared memory; then dq of half of the rows and its share of the channels. So a tile's five products, which wait for
+ * shared memory, read 544 KiB of it with 128 channels (16 keys a warp: 736). Compiled per type (KR_HALF: float16).
+ * kr_attention_sums_D, and _small: where a block has 99 KiB of shared memory or less. */
 #include "attention_mma.cuh"
 #include "attention_sums.cuh"
-
-enum { KEYS = KR_AMPERE_SUMS_KEYS, ROWS = KR_AMPERE_SUMS_ROWS, WALKERS = KR_AMPERE_SUMS_THREADS };
 
 #ifdef KR_EMULATE
 KR_DEV void add_float(float *to, float v) { *to += v; }
@@ -19,13 +17,18 @@ KR_DEV void add_float(float *to, float v) {
 #endif
 
 /* N rows of D channels, from element `from` on, `t` apart: zeros from `n` on and beyond the head's channels. */
-template <int D, int N>
+template <int D, int N, int WALKERS>
 KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, int n, int channels) {
   const int PER_ROW = D / 8, STEP = WALKERS / PER_ROW, chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
   const int exists = chunk * 8 < channels;
   const uint16_t *at = (const uint16_t *)data + from + row * t + chunk * 8;
   const int64_t step = STEP * t;
   to += kr_swizzle<D * 2>(row, chunk);
+  if (n >= N && channels == D) { /* a whole tile: nothing to count */
+#pragma unroll
+    for (int k = 0; k < N / STEP; k++, at += step) kr_copy_some_at(to + k * STEP * D * 2, at, 16);
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < N / STEP; k++, at += step) {
     const int there = exists && row + k * STEP < n;
@@ -38,10 +41,11 @@ KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, in
 }
 
 /* q, dout, and of the rows log-sum-exp and delta. */
-template <int D>
+template <int D, int ROWS, int WALKERS>
 KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char *shared, uint32_t to, int h, int i0) {
-  copy_rows<D, ROWS>(to, p.q.data, query_at(p.q, u.s, h, i0), p.q.t, u.s.n_q - i0, p.D);
-  copy_rows<D, ROWS>(to + ROWS * D * 2, p.dout.data, query_at(p.dout, u.s, h, i0), p.dout.t, u.s.n_q - i0, p.D);
+  copy_rows<D, ROWS, WALKERS>(to, p.q.data, query_at(p.q, u.s, h, i0), p.q.t, u.s.n_q - i0, p.D);
+  copy_rows<D, ROWS, WALKERS>(to + ROWS * D * 2, p.dout.data, query_at(p.dout, u.s, h, i0), p.dout.t, u.s.n_q - i0,
+                              p.D);
   float *const values = (float *)(shared + (to - kr_shared_at(shared)) + 2 * ROWS * D * 2);
   const int thread = kr_thread(), i = i0 + thread % ROWS;
   if (thread >= 2 * ROWS) return;
@@ -74,19 +78,21 @@ typedef struct pair_place {
   int lane, pair, half;
 } pair_place;
 
-/* P or dS, turned, to [key][row]. */
-KR_DEV void share_weights(unsigned char *tile, const pair_place &me, const uint32_t (&w)[2][2][4]) {
+/* P or dS of 32 keys and HALF rows, turned, to [key][row]. */
+template <int HALF>
+KR_DEV void share_weights(unsigned char *tile, const pair_place &me, const uint32_t (&w)[2][HALF / 16][4]) {
 #pragma unroll
   for (int m = 0; m < 2; m++)
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < HALF / 8; j++)
 #pragma unroll
       for (int r = 0; r < 2; r++)
-        *(uint32_t *)(tile + kr_swizzle<ROWS * 2>(32 * me.pair + 16 * m + me.lane / 4 + 8 * r, 4 * me.half + j) +
+        *(uint32_t *)(tile +
+                      kr_swizzle<HALF * 4>(32 * me.pair + 16 * m + me.lane / 4 + 8 * r, HALF / 8 * me.half + j) +
                       me.lane % 4 * 4) = w[m][j / 2][j % 2 * 2 + r];
 }
 
-/* o += w rows of 16 tokens, 64 channels of them; lane_v: the lane's first row of matrices. */
+/* o += w rows of 16 tokens, half of their channels; lane_v: the lane's first row of matrices. */
 template <int D>
 KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32_t lane_v) {
 #pragma unroll
@@ -99,122 +105,141 @@ KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32
   }
 }
 
-/* o += (P or dS) rows: of its own half of the rows from registers, of the other from shared memory. lane_rows: of the
- * tile of rows, at the warp's channels. */
-template <int D>
-KR_DEV void add_both(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][2][4], uint32_t tile,
-                     uint32_t lane_rows) {
-  const uint32_t other = (tile + me.pair * 32 * ROWS * 2 + lane_of_rows<ROWS>()) ^ (1 - me.half) * 64;
+/* o += (P or dS) rows, of its own half of the rows from registers. lane_rows: of the tile of rows, at the warp's
+ * channels. */
+template <int D, int HALF>
+KR_DEV void add_own(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][HALF / 16][4],
+                    uint32_t lane_rows) {
 #pragma unroll
-  for (int t = 0; t < 2; t++) {
+  for (int t = 0; t < HALF / 16; t++) {
     const uint32_t w[2][4] = {{own[0][t][0], own[0][t][1], own[0][t][2], own[0][t][3]},
                               {own[1][t][0], own[1][t][1], own[1][t][2], own[1][t][3]}};
-    add_rows<D>(o, w, lane_rows + (32 * me.half + 16 * t) * D * 2);
+    add_rows<D>(o, w, lane_rows + (HALF * me.half + 16 * t) * D * 2);
   }
+}
+/* The same of the other half, from shared memory. */
+template <int D, int HALF>
+KR_DEV void add_other(float (&o)[2][D / 16][4], const pair_place &me, uint32_t tile, uint32_t lane_rows) {
+  const uint32_t other = (tile + me.pair * 32 * HALF * 4 + lane_of_rows<2 * HALF>()) ^ (1 - me.half) * HALF * 2;
 #pragma unroll
-  for (int t = 0; t < 2; t++) {
+  for (int t = 0; t < HALF / 16; t++) {
     uint32_t w[2][4];
 #pragma unroll
-    for (int m = 0; m < 2; m++) kr_load_matrices_at(w[m], (other ^ t * 32) + m * 16 * ROWS * 2);
-    add_rows<D>(o, w, lane_rows + (32 * (1 - me.half) + 16 * t) * D * 2);
+    for (int m = 0; m < 2; m++) kr_load_matrices_at(w[m], (other ^ t * 32) + m * 16 * HALF * 4);
+    add_rows<D>(o, w, lane_rows + (HALF * (1 - me.half) + 16 * t) * D * 2);
   }
 }
 
-/* dq = dS k of 32 rows and a quarter of the channels, added to the sums. */
-template <int D>
+/* dq = dS k of HALF rows and the pair's share of the channels, added to the tile's sums. */
+template <int D, int KEYS, int HALF>
 KR_DEV void add_queries(const pair_place &me, uint32_t ds, uint32_t k, float *sums) {
-  const uint32_t lane_k = k + lane_of_rows<D>(), lane_ds = ds + kr_swizzle<ROWS * 2>((me.lane & 7) + (me.lane >> 4) * 8,
-                                                                                     4 * me.half + (me.lane >> 3 & 1));
-  float o[2][D / 32][4] = {};
+  const int M = HALF / 16, CHANNELS = D / (KEYS / 32);
+  const uint32_t lane_k = k + lane_of_rows<D>(),
+                 lane_ds = ds + kr_swizzle<HALF * 4>((me.lane & 7) + (me.lane >> 4) * 8,
+                                                     HALF / 8 * me.half + (me.lane >> 3 & 1));
+  float o[M][CHANNELS / 8][4] = {};
 #pragma unroll
   for (int t = 0; t < KEYS / 16; t++) {
-    uint32_t a[2][4], b[4];
+    uint32_t a[M][4], b[4];
 #pragma unroll
-    for (int m = 0; m < 2; m++) kr_load_matrices_turned_at(a[m], (lane_ds ^ m * 32) + t * 16 * ROWS * 2);
+    for (int m = 0; m < M; m++) kr_load_matrices_turned_at(a[m], (lane_ds ^ m * 32) + t * 16 * HALF * 4);
 #pragma unroll
-    for (int j = 0; j < D / 64; j++) {
-      kr_load_matrices_turned_at(b, (lane_k ^ (me.pair * (D / 64) + j) * 32) + t * 16 * D * 2);
+    for (int j = 0; j < CHANNELS / 16; j++) {
+      kr_load_matrices_turned_at(b, (lane_k ^ (me.pair * (CHANNELS / 16) + j) * 32) + t * 16 * D * 2);
 #pragma unroll
-      for (int m = 0; m < 2; m++)
+      for (int m = 0; m < M; m++)
         kr_mma_as(element(), o[m][2 * j], a[m], b[0], b[1]), kr_mma_as(element(), o[m][2 * j + 1], a[m], b[2], b[3]);
     }
   }
-  sums += (2 * me.half * (D / 8) + me.pair * (D / 32)) * 128 + me.lane;
+  sums += (M * me.half * (D / 8) + me.pair * (CHANNELS / 8)) * 128 + me.lane;
 #pragma unroll
-  for (int m = 0; m < 2; m++)
+  for (int m = 0; m < M; m++)
 #pragma unroll
-    for (int j = 0; j < D / 32; j++)
+    for (int j = 0; j < CHANNELS / 8; j++)
 #pragma unroll
       for (int c = 0; c < 4; c++) add_float(sums + (m * (D / 8) + j) * 128 + c * 32, o[m][j][c]);
 }
 
-/* P and dS from the products of 32 keys and 32 rows, as factors. */
-template <int D>
-KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][4][4],
-                  float (&dp)[2][4][4], const float *lse, const float *delta, int i0, uint32_t (&P)[2][2][4],
-                  uint32_t (&dS)[2][2][4]) {
-  const int key0 = u.key0 + 32 * me.pair, all = i0 + 32 <= u.s.n_q && key0 + 32 <= u.s.n_k &&
-                                                key0 >= first_key(p, u.s, i0 + 31) && key0 + 32 <= end_key(p, u.s, i0);
+/* P and dS from the products of 32 keys and HALF rows, as factors. ALL: every row sees every key. */
+template <int HALF, int ALL>
+KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][HALF / 8][4],
+                  float (&dp)[2][HALF / 8][4], const float *lse, const float *delta, int i0) {
   const float scale = p.scale * KR_LOG2E;
+  int lo[2][2], hi[2][2]; /* rows that see the lane's keys */
 #pragma unroll
-  for (int j = 0; j < 4; j++)
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int key = u.key0 + 32 * me.pair + 16 * m + me.lane / 4 + 8 * r;
+      lo[m][r] = first_row(p, u.s, key) - i0 - me.lane % 4 * 2;
+      hi[m][r] = key < u.s.n_k ? end_row(p, u.s, key) - i0 - me.lane % 4 * 2 : 0;
+    }
+#pragma unroll
+  for (int j = 0; j < HALF / 8; j++) {
+    const kr_float2 l = *(const kr_float2 *)(lse + 8 * j + me.lane % 4 * 2),
+                    d = *(const kr_float2 *)(delta + 8 * j + me.lane % 4 * 2);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-      const int column = 8 * j + me.lane % 4 * 2 + c % 2, i = i0 + column;
-      const float offset = -KR_LOG2E * lse[column], less = delta[column];
+      const float offset = -KR_LOG2E * l.v[c % 2];
 #pragma unroll
       for (int m = 0; m < 2; m++) {
-        const int key = key0 + 16 * m + me.lane / 4 + c / 2 * 8,
-                  seen = all || (i < u.s.n_q && key >= first_key(p, u.s, i) && key < end_key(p, u.s, i));
-        const float v = seen ? kr_exp2(kr_fma(s[m][j][c], scale, offset)) : 0.0f;
-        s[m][j][c] = v, dp[m][j][c] = seen ? v * (dp[m][j][c] - less) : 0.0f;
+        const int seen = ALL || (8 * j + c % 2 >= lo[m][c / 2] && 8 * j + c % 2 < hi[m][c / 2]);
+        const float v = kr_exp2(kr_fma(s[m][j][c], scale, offset)), w = v * (dp[m][j][c] - d.v[c % 2]);
+        s[m][j][c] = seen ? v : 0.0f, dp[m][j][c] = seen ? w : 0.0f;
       }
     }
-  pack_weights<2, 32>(s, P);
-  pack_weights<2, 32>(dp, dS);
+  }
 }
 
-template <int D>
+template <int D, int KEYS, int ROWS>
 KR_DEV void walk(const kr_attention_plan &p) {
-  const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4, WEIGHTS = KEYS * ROWS * 2;
+  const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4, WEIGHTS = KEYS * ROWS * 2, WALKERS = KEYS * 2,
+            HALF = ROWS / 2;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, P_at = v + KEYS * D * 2, dS_at = P_at + WEIGHTS,
                  stages = dS_at + WEIGHTS;
   const unit u = unit_here<KEYS, ROWS>(p);
   if (u.key0 >= u.s.rows_k) return;
-  const pair_place me = {(int)(kr_thread() & 31), (int)(kr_thread() >> 5 & 3), (int)(kr_thread() >> 7)};
-  const int n_steps = (u.end - u.first) * p.heads;
+  const int warp = kr_thread() >> 5;
+  const pair_place me = {(int)(kr_thread() & 31), warp % (KEYS / 32), warp / (KEYS / 32)};
+  const int n_steps = (u.end - u.first) * p.heads, key = u.key0 + 32 * me.pair,
+            all_from = key + 32 <= u.s.n_k ? first_row(p, u.s, key + 31) : u.s.n_q, all_to = end_row(p, u.s, key);
   const int64_t head_sums = (int64_t)p.n_splits * 64 * D;
   float *sums = p.partial + u.kv * p.heads * head_sums + (int64_t)sums_tile(p, u.s, u.b) * 64 * D;
   float dk[2][D / 16][4] = {}, dv[2][D / 16][4] = {};
   const uint32_t lane_k = k + me.pair * 32 * D * 2 + lane_of_rows<D>(), lane_v = lane_k + KEYS * D * 2;
   if (n_steps) {
-    copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, u.s, u.kv, u.key0), p.k.t, u.s.n_k - u.key0, p.D);
-    copy_rows<D, KEYS>(v, p.v.data, key_at(p, p.v, u.s, u.kv, u.key0), p.v.t, u.s.n_k - u.key0, p.D);
-    copy_stage<D>(p, u, shared, stages, u.kv * p.heads, u.start * ROWS);
+    copy_rows<D, KEYS, WALKERS>(k, p.k.data, key_at(p, p.k, u.s, u.kv, u.key0), p.k.t, u.s.n_k - u.key0, p.D);
+    copy_rows<D, KEYS, WALKERS>(v, p.v.data, key_at(p, p.v, u.s, u.kv, u.key0), p.v.t, u.s.n_k - u.key0, p.D);
+    copy_stage<D, ROWS, WALKERS>(p, u, shared, stages, u.kv * p.heads, u.start * ROWS);
     kr_commit_copies();
   }
   for (int step = 0, h = u.kv * p.heads, tile = u.start, left = u.end - u.first, buffer = 0; step < n_steps;
        step++, buffer ^= 1) {
-    const uint32_t q = stages + buffer * STAGE, rows = q + me.half * 32 * D * 2 + lane_of_columns<D>(),
-                   channels = q + me.half * D + lane_of_rows<D>();
-    const float *const lse = (const float *)(shared + (q - k) + 2 * TILE) + 32 * me.half;
-    const int is_last = --left == 0, next = is_last ? u.start : tile + 1 == u.end ? u.first : tile + 1;
-    float s[2][4][4], dp[2][4][4];
-    uint32_t P[2][2][4], dS[2][2][4];
+    const uint32_t q = stages + buffer * STAGE, rows = q + me.half * HALF * D * 2 + lane_of_columns<D>(),
+                   channels = q + (lane_of_rows<D>() ^ me.half * D);
+    const float *const lse = (const float *)(shared + (q - k) + 2 * TILE) + HALF * me.half;
+    const int is_last = --left == 0, next = is_last ? u.start : tile + 1 == u.end ? u.first : tile + 1,
+              i0 = tile * ROWS + HALF * me.half;
+    float s[2][HALF / 8][4], dp[2][HALF / 8][4];
+    uint32_t P[2][HALF / 16][4], dS[2][HALF / 16][4];
     kr_copied<0>();
     kr_sync();
-    if (step + 1 < n_steps) copy_stage<D>(p, u, shared, stages + (buffer ^ 1) * STAGE, h + is_last, next * ROWS);
+    if (step + 1 < n_steps)
+      copy_stage<D, ROWS, WALKERS>(p, u, shared, stages + (buffer ^ 1) * STAGE, h + is_last, next * ROWS);
     kr_commit_copies();
-    make_scores<D, 2, 32>(s, lane_k, rows);
-    make_scores<D, 2, 32>(dp, lane_v, rows + TILE);
-    weigh<D>(p, u, me, s, dp, lse, lse + ROWS, tile * ROWS + 32 * me.half, P, dS);
-    share_weights(shared + (P_at - k), me, P);
-    share_weights(shared + (dS_at - k), me, dS);
+    make_scores<D, 2, HALF>(s, lane_k, rows);
+    make_scores<D, 2, HALF>(dp, lane_v, rows + TILE);
+    if (i0 >= all_from && i0 + HALF <= all_to) weigh<HALF, 1>(p, u, me, s, dp, lse, lse + ROWS, i0);
+    else weigh<HALF, 0>(p, u, me, s, dp, lse, lse + ROWS, i0);
+    pack_weights<2, HALF>(s, P);
+    pack_weights<2, HALF>(dp, dS);
+    share_weights<HALF>(shared + (P_at - k), me, P);
+    share_weights<HALF>(shared + (dS_at - k), me, dS);
+    add_own<D, HALF>(dv, me, P, channels + TILE), add_own<D, HALF>(dk, me, dS, channels);
     kr_sync();
-    add_both<D>(dv, me, P, P_at, channels + TILE);
-    add_both<D>(dk, me, dS, dS_at, channels);
-    add_queries<D>(me, dS_at, k, sums + (int64_t)tile * ROWS * D);
+    add_other<D, HALF>(dv, me, P_at, channels + TILE), add_other<D, HALF>(dk, me, dS_at, channels);
+    add_queries<D, KEYS, HALF>(me, dS_at, k, sums + (int64_t)tile * ROWS * D);
     tile = next;
     if (is_last) h++, left = u.end - u.first, sums += head_sums;
   }
@@ -229,6 +254,11 @@ KR_DEV void walk(const kr_attention_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(WALKERS, 1) kr_attention_sums(const kr_attention_plan p) { walk<128>(p); }
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_plan p) { clear_sums<128>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_attention_sums_64(const kr_attention_plan p) { walk<64, 64, 64>(p); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_attention_sums_128(const kr_attention_plan p) { walk<128, 128, 64>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_attention_sums_64_small(const kr_attention_plan p) { walk<64, 64, 32>(p); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_attention_sums_128_small(const kr_attention_plan p) { walk<128, 64, 32>(p); }
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_64(const kr_attention_plan p) { clear_sums<64>(p); }
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_128(const kr_attention_plan p) { clear_sums<128>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_64(const kr_attention_plan p) { end_sums<64, 0>(p, DTYPE); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_128(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }

@@ -27,6 +27,47 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const 
   if (lane_of() == 0) p.delta[delta_at(p, s, at.h, i)] = sum;
 }
 
+/* The same of 16-bit rows that take packs: LANES lanes a row, a block's rows of one head; neighbours have the other
+ * heads of the same rows. */
+template <int LANES>
+KR_DEV void delta_of_packs(const kr_attention_plan &p) {
+  const int ROWS = KR_ATTENTION_DELTA_ROWS(LANES), STEP = ROWS / 4, chunk = kr_thread() % LANES,
+            rest = kr_block_x() / p.H, h = kr_block_x() - rest * p.H, n_tiles = (p.rows_q + ROWS - 1) / ROWS,
+            b = rest / n_tiles, first = (rest - b * n_tiles) * ROWS + kr_thread() / LANES;
+  const sequence s = sequence_of(p, b);
+  kr_raw16 out[4], dout[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const int i = first + k * STEP, there = i < s.n_q && chunk * 8 < p.Dv;
+    out[k] = dout[k] = (kr_raw16){{0, 0, 0, 0}};
+    if (there) {
+      out[k] = *(const kr_raw16 *)((const uint16_t *)p.out.data + query_at(p.out, s, h, i) + chunk * 8);
+      dout[k] = *(const kr_raw16 *)((const uint16_t *)p.dout.data + query_at(p.dout, s, h, i) + chunk * 8);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const int i = first + k * STEP;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < 8; w++)
+      sum = kr_fma(kr_unpack(out[k].w[w / 2], w & 1, p.out.dtype), kr_unpack(dout[k].w[w / 2], w & 1, p.dout.dtype),
+                   sum);
+#pragma unroll
+    for (int d = 1; d < LANES; d <<= 1) sum += kr_shuffle_xor(sum, d);
+    if (chunk || i >= s.n_q) continue;
+    if (p.dlse.data && lse_of(p, s, h, i) < __builtin_inff())
+      sum -= ((const float *)p.dlse.data)[query_at(p.dlse, s, h, i)];
+    p.delta[delta_at(p, s, h, i)] = sum;
+  }
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_64(const kr_attention_plan p) {
+  delta_of_packs<8>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_128(const kr_attention_plan p) {
+  delta_of_packs<16>(p);
+}
+
 /* A block a head; a thread's rows are always the same. */
 KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const kr_attention_plan p) {
   KR_SHARED float sums[WARPS];

@@ -68,15 +68,25 @@ uint64_t kr_attention_bwd_base_scratch(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(kr_has(&a->cu_seqlens_q) ? 1 : a->B) * (uint64_t)a->Lq * (uint64_t)a->H * sizeof(float);
 }
 
+static int delta_takes_packs(const kr_attention_plan *p) {
+  const int bytes = (int)krait_dtype_bytes(p->out.dtype);
+  return p->Dv <= 128 && p->Dv % 8 == 0 && bytes == 2 && p->dout.dtype == p->out.dtype &&
+         kr_attention_rows_take_packs(&p->out) && kr_attention_rows_take_packs(&p->dout);
+}
+
 /* What every row begins with. */
 static void add_delta(kr_chain *chain, const kr_attention_plan *p, void *stream) {
   static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"},
+                         packs[] = {{"attention_base_bwd", "kr_attention_delta_64"},
+                                    {"attention_base_bwd", "kr_attention_delta_128"}},
                          dsinks = {"attention_base_bwd", "kr_attention_dsinks"};
-  const kr_grid rows = {.x = (uint32_t)((p->rows_q + 3) / 4) * (uint32_t)(p->B * p->H),
+  const int takes_packs = delta_takes_packs(p), wide = p->Dv > 64,
+            own = takes_packs ? KR_ATTENTION_DELTA_ROWS(wide ? 16 : 8) : 4;
+  const kr_grid rows = {.x = (uint32_t)((p->rows_q + own - 1) / own) * (uint32_t)(p->B * p->H),
                         .block = KR_ATTENTION_BASE_THREADS,
                         .stream = stream};
   const kr_grid heads = {.x = (uint32_t)p->H, .block = KR_ATTENTION_BASE_THREADS, .stream = stream};
-  kr_chain_add(chain, &delta, &rows, p);
+  kr_chain_add(chain, takes_packs ? &packs[wide] : &delta, &rows, p);
   if (p->dsinks.data) kr_chain_add(chain, &dsinks, &heads, p);
 }
 
@@ -102,6 +112,17 @@ int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
 }
 
+/* Heads of keys whose blocks, of 128 keys on a multiprocessor, run at the same time; not more than have their rows and
+ * sums in half of the L2 cache. */
+static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
+  const kr_device_info *info = kr_cuda_info(ctx->cuda);
+  const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,
+                fit = info->l2_bytes / 2 / bytes, n_keys = p->rows_k > 0 ? p->rows_k : 1,
+                run = ((int64_t)info->n_multiprocessors * 128 + n_keys / 2) / n_keys, most = fit < run ? fit : run,
+                all = (int64_t)p->B * p->H / p->heads;
+  return (int32_t)(most < 1 ? 1 : most < all ? most : all);
+}
+
 /* ---- ampere ------------------------------------------------------------------------------------------------------ */
 
 const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
@@ -121,7 +142,7 @@ const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *arg
   const kr_attention_tensor *const all[] = {&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows that are not aligned to 16 bytes";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64)
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64, 1)
              ? "too little shared memory"
              : NULL;
 }
@@ -151,6 +172,8 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
   const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64,
             bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
   p.n_q_tiles = (p.rows_q + 127) / 128, p.section = kr_attention_heads_together(ctx, &p);
+  kr_attention_plan by_keys = p;
+  by_keys.section = keys_together(ctx, &p, D);
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, &p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
@@ -158,12 +181,13 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
                         .block = KR_ATTENTION_AMPERE_THREADS,
                         .shared_bytes = KR_ATTENTION_DQ_SHARED(D),
                         .stream = a->call.stream};
-  const kr_grid keys = {.x = (uint32_t)((p.rows_k + 63) / 64) * (uint32_t)(all / p.heads),
+  const int own = KR_AMPERE_DKV_KEYS(D, any);
+  const kr_grid keys = {.x = (uint32_t)((p.rows_k + own - 1) / own) * (uint32_t)(all / p.heads),
                         .block = KR_ATTENTION_AMPERE_THREADS,
-                        .shared_bytes = KR_ATTENTION_DKV_SHARED(D),
+                        .shared_bytes = KR_ATTENTION_DKV_SHARED(D, any),
                         .stream = a->call.stream};
   if (p.dq.data) kr_chain_add(&rest, &dq[any][wide][bf16], &rows, &p);
-  if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &p);
+  if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &by_keys);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }
 
@@ -213,7 +237,7 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
   const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0,
             bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
-  keys = rows;
+  keys = rows, keys.plan.section = keys_together(ctx, p, D);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   int32_t status = make_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
   if (status >= 0) status = make_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
@@ -254,13 +278,6 @@ static int64_t sums_channels(const krait_attention_bwd_args *a) { return a->D > 
 static uint64_t sums_scratch(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
   return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a)) +
          (uint64_t)(sums_tiles(a) * 64 * sums_channels(a) * a->H) * sizeof(float);
-}
-
-/* Heads of keys whose rows and sums share half of the L2 cache. */
-static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
-  const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,
-                most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H / p->heads;
-  return (int32_t)(most < 1 ? 1 : most < all ? most : all);
 }
 
 static kr_attention_plan sums_plan_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
@@ -320,40 +337,57 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }
 
+/* Keys of a block, rows of a tile. */
+typedef struct sums_shape {
+  int32_t keys, rows;
+  uint32_t shared_bytes;
+  kr_kernel kernels[2];
+} sums_shape;
+#define AMPERE_SUMS(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
+#define SUMS_SHAPE(D, KEYS, ROWS, name) {KEYS, ROWS, KR_AMPERE_SUMS_SHARED(D, KEYS, ROWS), AMPERE_SUMS(name)}
+/* Devices with less shared memory take less at a time. */
+static const sums_shape *sums_shape_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+  static const sums_shape shapes[2][2] = {
+      {SUMS_SHAPE(64, 64, 64, "kr_attention_sums_64"), SUMS_SHAPE(64, 64, 32, "kr_attention_sums_64_small")},
+      {SUMS_SHAPE(128, 128, 64, "kr_attention_sums_128"), SUMS_SHAPE(128, 64, 32, "kr_attention_sums_128_small")}};
+  return &shapes[a->D > 64][kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shapes[1][0].shared_bytes];
+}
+
 const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
   const char *why = refuse_order(a);
   if (!why) why = kr_attention_bwd_ampere_refuse(ctx, args);
   if (why) return why;
-  if (a->D <= 64) return "heads of up to 64 channels, which gain nothing";
   if (a->softcap > 0 || kr_has(&a->alibi_slopes) || kr_has(&a->rng)) return "softcap, alibi_slopes or dropout";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_AMPERE_SUMS_SHARED(128) ? "too little shared memory"
-                                                                                     : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)sums_shape_of(ctx, a)->shared_bytes
+             ? "too little shared memory"
+             : NULL;
 }
 
 uint64_t kr_attention_bwd_ampere_sums_scratch(const krait_ctx *ctx, const void *args) {
   return sums_scratch(ctx, args);
 }
 
-#define OF_TYPES(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
 int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel clear[] = OF_TYPES("kr_attention_sums_clear"), end[] = OF_TYPES("kr_attention_sums_end"),
-                         walk[] = OF_TYPES("kr_attention_sums");
+  static const kr_kernel clear[2][2] = {AMPERE_SUMS("kr_attention_sums_clear_64"),
+                                        AMPERE_SUMS("kr_attention_sums_clear_128")},
+                         end[2][2] = {AMPERE_SUMS("kr_attention_sums_end_64"),
+                                      AMPERE_SUMS("kr_attention_sums_end_128")};
   const krait_attention_bwd_args *a = args;
   const kr_attention_plan p = sums_plan_of(ctx, a);
-  const int bf16 = p.q.dtype == KRAIT_BF16;
+  const int bf16 = p.q.dtype == KRAIT_BF16, wide = p.D > 64;
+  const sums_shape *shape = sums_shape_of(ctx, a);
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, &p, a->call.stream);
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
   const kr_grid all = sums_clear_grid(ctx, a->call.stream), by_rows = sums_end_grid(&p, a->call.stream);
   const kr_grid by_keys = {
-      .x = (uint32_t)((p.rows_k + KR_AMPERE_SUMS_KEYS - 1) / KR_AMPERE_SUMS_KEYS) * (uint32_t)(p.B * p.H / p.heads),
-      .block = KR_AMPERE_SUMS_THREADS,
-      .shared_bytes = KR_AMPERE_SUMS_SHARED(128),
+      .x = (uint32_t)((p.rows_k + shape->keys - 1) / shape->keys) * (uint32_t)(p.B * p.H / p.heads),
+      .block = 2 * (uint32_t)shape->keys,
+      .shared_bytes = shape->shared_bytes,
       .stream = a->call.stream};
-  kr_chain_add(&rest, &clear[bf16], &all, &p);
-  kr_chain_add(&rest, &walk[bf16], &by_keys, &p);
-  kr_chain_add(&rest, &end[bf16], &by_rows, &p);
+  kr_chain_add(&rest, &clear[wide][bf16], &all, &p);
+  kr_chain_add(&rest, &shape->kernels[bf16], &by_keys, &p);
+  kr_chain_add(&rest, &end[wide][bf16], &by_rows, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }
-#undef OF_TYPES

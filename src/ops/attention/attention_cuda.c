@@ -98,8 +98,10 @@ int kr_attention_rows_take_packs(const kr_attention_tensor *t) {
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
   const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1,
                 most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
-  const int64_t group = most < p->heads ? p->heads : most / p->heads * p->heads;
-  return (int32_t)(group < all ? group : all);
+  const int64_t whole = most < p->heads ? p->heads : most / p->heads * p->heads, group = whole < all ? whole : all;
+  const int64_t n = (all + group - 1) / group, each = (all + n - 1) / n; /* all sections about as large: the last one's
+                                                                            longest rows begin late */
+  return (int32_t)((each + p->heads - 1) / p->heads * p->heads);
 }
 
 static int ampere_size(const kr_attention_plan *p) { return p->D > 128 ? 2 : p->D > 64; }
@@ -180,6 +182,13 @@ uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
                                (uint64_t)(p.D + 1) * sizeof(float);
 }
 
+/* Whether the second kernel is launched while the first runs: that takes the driver two launches instead of a chain's
+ * one, so only where there is much to read. */
+static int joins_ahead(const krait_ctx *ctx, const kr_attention_plan *p, const kr_grid *grid) {
+  const int64_t bytes = (int64_t)p->rows_k * p->B * (p->H / p->heads) * (p->D + p->Dv) * 2;
+  return p->n_splits > 1 && !grid->is_ahead && bytes >= (int64_t)32 << 20 && kr_cuda_starts_ahead(ctx->cuda);
+}
+
 int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
   static const kr_kernel parts[2][2] = {
       {{"attention_keys_f16", "kr_attention_keys_64"}, {"attention_keys_bf16", "kr_attention_keys_64"}},
@@ -200,6 +209,12 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
                         .block = KR_ATTENTION_KEYS_THREADS,
                         .is_ahead = grid.is_ahead,
                         .stream = a->call.stream};
+  if (joins_ahead(ctx, &p, &grid)) {
+    kr_grid ahead = rows;
+    ahead.is_ahead = 1;
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &parts[wide][bf16], &grid, &p, sizeof p));
+    return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &joins[bf16], &ahead, &p, sizeof p);
+  }
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
   if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);
@@ -237,12 +252,22 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
       !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out))
     return "rows that are not aligned to 16 bytes";
   const int D = hopper_channels(&p);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_FULL(D))
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_KEYS(D))
              ? "too little shared memory"
              : NULL;
 }
 
-uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+/* Whether rows may see unlike numbers of keys, and blocks take more than one tile of them each. */
+static int takes_next(const krait_ctx *ctx, const kr_attention_plan *p) {
+  const int rows = KR_HOPPER_ROWS(hopper_channels(p));
+  return (p->left >= 0 || p->right >= 0 || p->cu_q.data || p->used_q.data || p->used_k.data) &&
+         (int64_t)((p->rows_q + rows - 1) / rows) * p->B * p->H > kr_cuda_info(ctx->cuda)->n_multiprocessors;
+}
+
+uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) {
+  const kr_attention_plan p = kr_attention_plan_of(args);
+  return takes_next(ctx, &p) ? sizeof(int32_t) : 0;
+}
 
 /* A dimension of one element has no stride of its own. */
 int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D,
@@ -274,15 +299,17 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
     {"attention_hopper_f16_256", wide}, { "attention_hopper_bf16_256", wide }      \
   }
   static const kr_kernel kernels[2][3][2] = {{HOPPER("kr_attention_hopper", "kr_attention_hopper_edged")},
-                                             {HOPPER("kr_attention_hopper_edged", "kr_attention_hopper_edged")}};
+                                             {HOPPER("kr_attention_hopper_edged", "kr_attention_hopper_edged")}},
+                         begins[3][2] = {HOPPER("kr_attention_hopper_begin", "kr_attention_hopper_begin")};
 #undef HOPPER
   const krait_attention_args *a = args;
   kr_attention_hopper_plan h = {.plan = kr_attention_plan_of(a)};
   kr_attention_plan *p = &h.plan;
-  const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), edged = p->left >= 0 || p->right >= 0,
-            keys = edged ? KR_HOPPER_EDGED(D) : KR_HOPPER_FULL(D);
+  const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), keys = KR_HOPPER_KEYS(D),
+            edged = p->left >= 0 || p->right >= 0, bf16 = p->q.dtype == KRAIT_BF16;
   p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H,
   p->section = kr_attention_heads_together(ctx, p);
+  if (takes_next(ctx, p)) p->next_unit = a->call.scratch;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   const int32_t status = make_maps(ctx, &h, a, rows, keys),
                 n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
@@ -291,7 +318,10 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
   const kr_grid grid = {.x = (uint32_t)(p->n_units < n_multiprocessors ? p->n_units : n_multiprocessors),
                         .block = (uint32_t)KR_HOPPER_THREADS_OF(D),
                         .shared_bytes = KR_HOPPER_SHARED(D, keys),
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[edged][size][p->q.dtype == KRAIT_BF16], &grid, &h,
-                        sizeof h);
+                        .stream = a->call.stream},
+                one = {.x = 1, .block = 32, .stream = a->call.stream};
+  kr_chain chain = {.n = 0};
+  if (p->next_unit) kr_chain_add(&chain, &begins[size][bf16], &one, &h);
+  kr_chain_add(&chain, &kernels[edged][size][bf16], &grid, &h);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
 }

@@ -21,7 +21,26 @@ KR_DEV task task_of(const kr_attention_plan &p, int index) {
   return task{p.n_q_tiles - 1 - tile, head % p.H, head / p.H};
 }
 
-KR_DEV float higher(float a, float b) { return a > b ? a : b; }
+/* The same of a walk whose blocks take tiles of keys: `section` counts heads of keys; the first tiles, which a causal
+ * mask lets most rows see, first. */
+KR_DEV task task_of_keys(const kr_attention_plan &p, int n_tiles) {
+  const int H = p.H / p.heads, per_section = p.section * n_tiles, section = kr_block_x() / per_section,
+            rest = kr_block_x() - section * per_section, left = H * p.B - section * p.section,
+            heads = left < p.section ? left : p.section, tile = rest / heads,
+            head = section * p.section + rest - tile * heads;
+  return task{tile, head % H, head / H};
+}
+
+/* One instruction; the comparison would be two, NaN passed over by both. */
+#ifdef KR_EMULATE
+KR_DEV float higher(float a, float b) { return a > b || b != b ? a : b; }
+#else
+KR_DEV float higher(float a, float b) {
+  float y;
+  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+#endif
 
 /* Four words of a lane, one of each of four columns of eight, for the four words of one. */
 KR_DEV uint32_t shuffle_word(uint32_t v, int mask) {

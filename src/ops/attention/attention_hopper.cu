@@ -2,9 +2,9 @@
  * resident and takes tiles of rows in turn: one warp copies boxes of q, k and v; two or three warpgroups take 64 rows
  * each. While the tensor cores make a tile's scores and the output of the tile before, the other warpgroup has its
  * exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
- * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows first; from one round
- * of blocks to the next the order is turned round, so that all get as much. Compiled per type (KR_HALF: float16).
- * kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal, windows. */
+ * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows come first. Compiled
+ * per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal,
+ * windows; kr_attention_hopper_begin: before them, where blocks take the next tile that is left. */
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
 
@@ -56,11 +56,9 @@ typedef struct unit {
 } unit;
 
 template <int N, int EDGED>
-KR_DEV unit unit_at(const kr_attention_plan &p, int round) {
-  const int from = round * kr_grid_x(), index = from + (round & 1 ? kr_grid_x() - 1 - kr_block_x() : kr_block_x());
+KR_DEV unit unit_at(const kr_attention_plan &p, int index) {
   unit u;
   u.has_rows = 0, u.first = u.end = 0;
-  if (index >= p.n_units) return u;
   const task at = task_of(p, index);
   u.b = at.b, u.h = at.h, u.kv = at.h / p.heads, u.row = at.tile * ROWS;
   u.s = sequence_of(p, u.b);
@@ -71,6 +69,20 @@ KR_DEV unit unit_at(const kr_attention_plan &p, int round) {
   u.first = EDGED ? first_key(p, u.s, u.row) / N : 0;
   if (u.end < u.first) u.end = u.first;
   return u;
+}
+
+/* Which tile of rows a block takes next: where not all see as many keys, the first that nobody has taken. */
+#ifdef KR_EMULATE
+KR_DEV int take_one(int32_t *from) { return (*from)++; }
+#else
+KR_DEV int take_one(int32_t *from) {
+  int taken;
+  asm volatile("atom.global.add.s32 %0, [%1], 1;" : "=r"(taken) : "l"(from) : "memory");
+  return taken;
+}
+#endif
+KR_DEV int index_after(const kr_attention_plan &p, int index) {
+  return kr_grid_x() + (p.next_unit ? take_one(p.next_unit) : index);
 }
 
 /* The how many-th use of a ring of two: where it is, and the parity of its round. */
@@ -105,8 +117,8 @@ KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t ma
   int q = 0, k = 0, v = 0;
   unit before;
   before.first = -1;
-  for (int round = 0; round * kr_grid_x() < p.n_units; round++) {
-    const unit u = unit_at<N, EDGED>(p, round);
+  for (int index = kr_block_x(); index < p.n_units; index = index_after(p, index)) {
+    const unit u = unit_at<N, EDGED>(p, index);
     if (u.end == u.first) continue;
     const uint32_t full = at.q_full + stage_of(q) * 8;
     kr_barrier_await(at.q_empty + stage_of(q) * 8, parity_of(q) ^ 1);
@@ -144,8 +156,8 @@ KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t ma
 /* Rows without keys: 0, and infinity; by a warp beside the copying one. */
 template <int N, int EDGED>
 KR_DEV void clear_rows(const kr_attention_plan &p) {
-  for (int round = 0; round * kr_grid_x() < p.n_units; round++) {
-    const unit u = unit_at<N, EDGED>(p, round);
+  for (int index = kr_block_x(); index < p.n_units; index += kr_grid_x()) {
+    const unit u = unit_at<N, EDGED>(p, index);
     const int end = at_most(u.row + ROWS, u.s.rows_q);
     if (!u.has_rows || u.end > u.first) continue;
     for (int i = u.row; i < end; i++) {
@@ -422,11 +434,14 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);
-  run<KR_HOPPER_FULL(D), 0>(plan.plan, maps);
+  run<KR_HOPPER_KEYS(D), 0>(plan.plan, maps);
 }
 #endif
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_edged(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_edged, maps);
-  run<KR_HOPPER_EDGED(D), 1>(plan.plan, maps);
+  run<KR_HOPPER_KEYS(D), 1>(plan.plan, maps);
+}
+KR_KERNEL void KR_BOUNDS(32, 1) kr_attention_hopper_begin(const kr_attention_hopper_plan plan) {
+  if (kr_thread() == 0) *plan.plan.next_unit = 0;
 }

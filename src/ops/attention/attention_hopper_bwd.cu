@@ -54,7 +54,8 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
   const int row = mine.tile * OWN, kv = mine.h / p.heads;
   if (row >= s.rows_q) return;
   const int last = at_most(row + OWN, s.n_q) - 1, seen = row < s.n_q ? EDGED ? end_key(p, s, last) : s.n_k : 0,
-            end = (seen + KEYS - 1) / KEYS, first = EDGED && row < s.n_q ? first_key(p, s, row) / KEYS : 0;
+            end = (seen + KEYS - 1) / KEYS, first = EDGED && row < s.n_q ? first_key(p, s, row) / KEYS : 0,
+            start = EDGED || end == 0 ? end - 1 : row / KEYS % end; /* not all blocks at the same keys */
   open_barriers(at, 1);
   if (kr_thread() < 128) {
     kr_give_registers<40>();
@@ -65,7 +66,7 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
     kr_barrier_expect(at.own_full, 2 * OWN * D * 2);
     load_boxes<OWN>(at.own, q, at.own_full, (int)s.q_at + row, mine.h, s.q_b);
     load_boxes<OWN>(at.own + OWN * D * 2, dout, at.own_full, (int)s.q_at + row, mine.h, s.q_b);
-    for (int n = end - 1; n >= first; n--, advance(to)) {
+    for (int i = first, n = start; i < end; i++, n = n == first ? end - 1 : n - 1, advance(to)) {
       const uint32_t stage = at.ring + to.stage * 2 * KEYS * D * 2, full = at.full + to.stage * 8;
       kr_barrier_await(at.empty + to.stage * 8, to.round);
       kr_barrier_expect(full, 2 * KEYS * D * 2);
@@ -96,7 +97,7 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
   if (me.group == 1) give_turn(me);
   float products[KEYS / 2], by_dout[KEYS / 2];
   uint32_t w[KEYS / 4];
-  for (int n = end - 1; n >= first; n--) {
+  for (int i = first, n = start; i < end; i++, n = n == first ? end - 1 : n - 1) {
     const uint32_t stage = at.ring + from.stage * 2 * KEYS * D * 2;
     kr_barrier_await(at.full + from.stage * 8, from.round);
     if (n == end - 1) clear_behind<KEYS>(shared + (stage - base), me, s.n_k - n * KEYS);
@@ -135,14 +136,15 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<ROWS>(base);
-  const int H = p.H / p.heads, tile = kr_block_x() / (H * p.B), head = kr_block_x() - tile * H * p.B, b = head / H,
-            kv = head - b * H, key0 = tile * OWN; /* a causal mask: the first keys are seen most */
+  const task mine = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
+  const int b = mine.b, kv = mine.h, key0 = mine.tile * OWN;
   const sequence s = sequence_of(p, b);
   if (key0 >= s.rows_k) return;
   const int has_keys = key0 < s.n_k, last = at_most(key0 + OWN, s.n_k) - 1,
             first = EDGED && has_keys ? first_row(p, s, key0) / ROWS : 0;
   const int end = has_keys ? ((EDGED ? end_row(p, s, last) : s.n_q) + ROWS - 1) / ROWS : 0,
-            n_steps = at_least(end - first, 0) * p.heads;
+            n_steps = at_least(end - first, 0) * p.heads,
+            start = EDGED || end == 0 ? first : key0 / ROWS % end; /* not all blocks at the same rows */
   open_barriers(at, 2);
   float *const values = (float *)(shared + (at.values - base));
   if (kr_thread() < 128) {
@@ -156,7 +158,7 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
       load_boxes<OWN>(at.own, k, at.own_full, (int)s.k_at + key0, kv, s.k_b);
       load_boxes<OWN>(at.own + OWN * D * 2, v, at.own_full, (int)s.k_at + key0, kv, s.k_b);
       for (int h = kv * p.heads; h < (kv + 1) * p.heads; h++)
-        for (int n = first; n < end; n++, advance(to)) {
+        for (int i = first, n = start; i < end; i++, n = n + 1 == end ? first : n + 1, advance(to)) {
           const uint32_t stage = at.ring + to.stage * 2 * ROWS * D * 2, full = at.full + to.stage * 8;
           kr_barrier_await(at.empty + to.stage * 8, to.round);
           kr_barrier_expect(full, 2 * ROWS * D * 2);
@@ -166,12 +168,12 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     } else if (kr_thread() >= 32 && kr_thread() < 64) {
       const int lane = kr_thread() & 31;
       for (int h = kv * p.heads; h < (kv + 1) * p.heads; h++)
-        for (int n = first; n < end; n++, advance(to)) {
+        for (int i = first, n = start; i < end; i++, n = n + 1 == end ? first : n + 1, advance(to)) {
           kr_barrier_await(at.empty + to.stage * 8, to.round);
           for (int r = lane; r < ROWS; r += 32) {
-            const int i = n * ROWS + r, there = i < s.n_q;
-            values[to.stage * 2 * ROWS + r] = there ? lse_of(p, s, h, i) * KR_LOG2E : -MINUS_INFINITY;
-            values[to.stage * 2 * ROWS + ROWS + r] = there ? p.delta[delta_at(p, s, h, i)] : 0.0f;
+            const int row = n * ROWS + r, there = row < s.n_q;
+            values[to.stage * 2 * ROWS + r] = there ? lse_of(p, s, h, row) * KR_LOG2E : -MINUS_INFINITY;
+            values[to.stage * 2 * ROWS + ROWS + r] = there ? p.delta[delta_at(p, s, h, row)] : 0.0f;
           }
           kr_sync_warp();
           if (lane == 0) kr_barrier_arrive(at.full + to.stage * 8);
@@ -195,7 +197,7 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
             all_to = EDGED ? end_row(p, s, group_key) : INT32_MAX;
   place from = {0, 0};
   if (n_steps) kr_barrier_await(at.own_full, 0);
-  int n = first;
+  int n = start;
   if (me.group == 1) give_turn(me);
   float products[ROWS / 2], by_dout[ROWS / 2];
   uint32_t w[ROWS / 4], dw[ROWS / 4];

@@ -8,6 +8,8 @@
 #include "rows.h"
 
 enum { KR_ATTENTION_BASE_THREADS = 128 };
+/* Rows of a block that makes delta of packs, by lanes to a row. */
+#define KR_ATTENTION_DELTA_ROWS(LANES) (4 * KR_ATTENTION_BASE_THREADS / (LANES))
 /* Rows, or keys, of a warp of the base tier by the size of heads: 32 K channels. */
 #define KR_ATTENTION_BASE_ROWS(K) ((K) > 4 ? 2 : 4)
 #define KR_ATTENTION_BASE_SHARED(K, factors) \
@@ -51,6 +53,7 @@ typedef struct kr_attention_plan {
   kr_attention_tensor dout, dq, dk, dv, dlse, dsinks;
   float *delta;                             /* (head, row of q): sum of dout out, less dlse */
   int64_t delta_h;
+  int32_t *next_unit; /* of the hopper tier's forward kernel: how many blocks took in turn; or none */
 } kr_attention_plan;
 
 /* Tiles of 64 M rows by N keys; two of keys and one of values lie in shared memory. */
@@ -59,9 +62,12 @@ enum { KR_ATTENTION_AMPERE_THREADS = 128 };
 #define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
 #define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
 
-/* The gradient's two walks: 128 rows by 32 keys, 64 keys by 64 rows, both doubled. */
+/* The gradient's two walks, both doubled: 128 rows by 32 keys; as many keys and rows as registers hold. */
 #define KR_ATTENTION_DQ_SHARED(D) ((uint32_t)((2 * 128 + 4 * 32) * (D) * 2))
-#define KR_ATTENTION_DKV_SHARED(D) ((uint32_t)(2 * 64 * (D) * 2 + 2 * (2 * 64 * (D) * 2 + 2 * 64 * 4)))
+#define KR_AMPERE_DKV_KEYS(D, ANY) ((D) == 64 && !(ANY) ? 128 : 64)
+#define KR_AMPERE_DKV_ROWS(D, ANY) ((D) == 64 && !(ANY) ? 32 : 64)
+#define KR_ATTENTION_DKV_SHARED(D, ANY) \
+  ((uint32_t)(2 * KR_AMPERE_DKV_KEYS(D, ANY) * (D) * 2 + 2 * 2 * KR_AMPERE_DKV_ROWS(D, ANY) * ((D) * 2 + 4)))
 
 /* Few rows, many keys: a ring for each of four warps, later their sums. */
 enum { KR_ATTENTION_KEYS_THREADS = 128, KR_ATTENTION_KEYS_STAGES = 3 };
@@ -81,9 +87,8 @@ typedef struct kr_attention_hopper_plan {
 #define KR_HOPPER_GROUPS(D) ((D) == 64 ? 3 : 2)
 #define KR_HOPPER_ROWS(D) (64 * KR_HOPPER_GROUPS(D))
 #define KR_HOPPER_THREADS_OF(D) (128 * (KR_HOPPER_GROUPS(D) + 1))
-/* Keys of a tile where every row sees all, and where a tile may lie across the edge. */
-#define KR_HOPPER_FULL(D) ((D) == 64 ? 128 : (D) == 128 ? 160 : 48)
-#define KR_HOPPER_EDGED(D) ((D) > 128 ? 48 : 128)
+/* Keys of a tile. */
+#define KR_HOPPER_KEYS(D) ((D) > 128 ? 48 : 128)
 enum { KR_HOPPER_KV_STAGES = 2 };
 #define KR_HOPPER_SHARED(D, N) \
   ((uint32_t)((2 * KR_HOPPER_ROWS(D) + 2 * KR_HOPPER_KV_STAGES * (N)) * (D) * 2 + 1024 + 512))

@@ -19,22 +19,18 @@ typedef struct unit {
   sequence s;
   int b, kv, key0, first, end, start;
 } unit;
-/* Sections of heads one after the other; in each the first keys, which a causal mask lets most rows see, first. */
 template <int OWN, int ROWS>
 KR_DEV unit unit_here(const kr_attention_plan &p) {
-  const int H = p.H / p.heads, n_tiles = (p.rows_k + OWN - 1) / OWN, per_section = p.section * n_tiles,
-            section = kr_block_x() / per_section, rest = kr_block_x() - section * per_section;
-  const int left = H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads,
-            head = section * p.section + rest - tile * heads;
+  const task at = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
   unit u;
-  u.b = head / H, u.kv = head - u.b * H, u.key0 = tile * OWN;
+  u.b = at.b, u.kv = at.h, u.key0 = at.tile * OWN;
   u.s = sequence_of(p, u.b);
   const int has_keys = u.key0 < u.s.n_k, last = at_most(u.key0 + OWN, u.s.n_k) - 1;
   u.first = has_keys ? first_row(p, u.s, u.key0) / ROWS : 0;
   u.end = has_keys ? (end_row(p, u.s, last) + ROWS - 1) / ROWS : 0;
   u.end = at_least(u.end, u.first);
   u.start = p.left >= 0 || p.right >= 0 || u.end == u.first ? u.first
-                                                            : tile * 2 % u.end; /* not all blocks at the same rows */
+                                                            : at.tile * 2 % u.end; /* not all blocks at the same rows */
   return u;
 }
 

@@ -5,12 +5,9 @@
 /* A sequence's sums begin at multiples of so many rows. */
 enum { KR_SUMS_ROWS = 128 };
 
-/* ampere: keys of a block, rows of a tile; shared memory: keys and values, P and dS, two stages of rows
- * with their numbers. */
-enum { KR_AMPERE_SUMS_KEYS = 128, KR_AMPERE_SUMS_ROWS = 64, KR_AMPERE_SUMS_THREADS = 256 };
-#define KR_AMPERE_SUMS_SHARED(D)                                                                      \
-  ((uint32_t)(2 * KR_AMPERE_SUMS_KEYS * (D) * 2 + 2 * KR_AMPERE_SUMS_KEYS * KR_AMPERE_SUMS_ROWS * 2 + \
-              2 * (2 * KR_AMPERE_SUMS_ROWS * (D) * 2 + 2 * KR_AMPERE_SUMS_ROWS * 4)))
+/* ampere's shared memory: keys and values, P and dS, two stages of rows with their numbers. */
+#define KR_AMPERE_SUMS_SHARED(D, KEYS, ROWS) \
+  ((uint32_t)(2 * (KEYS) * (D) * 2 + 2 * (KEYS) * (ROWS) * 2 + 2 * (2 * (ROWS) * (D) * 2 + 2 * (ROWS) * 4)))
 
 enum { KR_HOPPER_SUMS_STAGES = 2 };
 /* Rows of a tile; shared memory: keys and values, the ring, two tiles of dS, the sums on their way, the rows'
