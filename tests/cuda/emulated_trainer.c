@@ -166,16 +166,46 @@ static void several_steps(void **state) {
   compare_steps(models[0], &options, 2);
 }
 
+/* Activations of bfloat16 beside float32, both on the GPU: the first step's losses and gradients, and that losses fall. */
+static void halves(void **state) {
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    kr_train_options options = kr_train_defaults;
+    side exact, rounded;
+    double first = 0;
+    options.discriminator = 0, options.weights[KR_TERM_METRIC] = 0;
+    options.weights[KR_TERM_PHASE_IP] = options.weights[KR_TERM_PHASE_GD] = options.weights[KR_TERM_PHASE_IAF] = 0;
+    open_side(&exact, KRAIT_DEVICE_CPU, models[i], &options);
+    options.halves = KRAIT_F16;
+    open_side(&rounded, KRAIT_DEVICE_CUDA(0), models[i], &options);
+    const kr_batch batch = draw_batch();
+    for (int k = 0; k < 6; k++) {
+      if (kr_trainer_step(rounded.t, &batch, 2e-3, NULL, &rounded.step) < 0) fail_msg("%s", krait_error_detail());
+      if (k == 0) {
+        assert_int_equal(kr_trainer_step(exact.t, &batch, 2e-3, NULL, &exact.step), KRAIT_OK);
+        assert_int_equal(kr_trainer_pull(rounded.t), KRAIT_OK);
+        const kr_parameters *const e = kr_trainer_generator(exact.t), *const r = kr_trainer_generator(rounded.t);
+        print_message("total %.6f %.6f (%.1e) gradient %.1e\n", exact.step.total, rounded.step.total, fabs(rounded.step.total / exact.step.total - 1), difference(r->gradient, e->gradient, e->n));
+        first = rounded.step.total;
+      }
+      print_message("  %d: %.6f\n", k, rounded.step.total);
+    }
+    assert_true(rounded.step.total < first);
+    close_side(&exact), close_side(&rounded);
+  }
+}
+
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
   const struct CMUnitTest tests[] = {cmocka_unit_test(every_stage), cmocka_unit_test(several_steps),
-                                     cmocka_unit_test(running_statistics)};
+                                     cmocka_unit_test(running_statistics), cmocka_unit_test(halves)};
   if (argc != 2) return fprintf(stderr, "usage: emulated_trainer LIBRARY\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16", 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(text, module);
+  if (getenv("ONLY")) cmocka_set_test_filter(getenv("ONLY"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,8 +7,10 @@
  *   kr_instance_back_stats  the same over all parts of each (b, c)
  *   kr_instance_back_apply  dx
  *   kr_instance_back_sums   the parameters' gradients: sums over b
- *   kr_pool, kr_pool_back   a block takes all rows of some channels; the gradient of the largest looks for it again */
+ *   kr_pool, kr_pool_back   a block takes all rows of some channels; the gradient of the largest looks for it again
+ * A module per type of the activations, KR_DTYPE; parameters, statistics and sums are float32. */
 #include "instance_norm_plan.h"
+#include "element.cuh"
 #include "pack.cuh"
 
 enum { AHEAD = 4 }; /* rows under way */
@@ -31,8 +33,8 @@ KR_DEV place here(const kr_middle_plan &p) {
   return at;
 }
 
-KR_DEV const float *column(const krait_view &v, int64_t b, int64_t c) {
-  return (const float *)v.data + b * v.stride[0] + c * v.stride[2];
+KR_DEV const element *column(const krait_view &v, int64_t b, int64_t c) {
+  return (const element *)v.data + b * v.stride[0] + c * v.stride[2];
 }
 KR_DEV float parameter(const krait_view &v, int64_t c, float other) {
   return v.data ? ((const float *)v.data)[c * v.stride[0]] : other;
@@ -61,11 +63,11 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts(const kr_middle
   const place at = here(p);
   float sums[2] = {0.0f, 0.0f}, origin = 0.0f;
   if (at.c < p.C) {
-    const float *const x = column(p.x, at.b, at.c);
-    origin = x[at.first * p.x.stride[1]];
+    const element *const x = column(p.x, at.b, at.c);
+    origin = value(x, at.first * p.x.stride[1]);
 #pragma unroll 4
     for (int64_t s = at.first + at.row; s < at.end; s += at.rows) {
-      const float d = x[s * p.x.stride[1]] - origin;
+      const float d = value(x, s * p.x.stride[1]) - origin;
       sums[0] += d, sums[1] = kr_fma(d, d, sums[1]);
     }
   }
@@ -99,25 +101,25 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply(const kr_middle_plan p) {
   const place at = here(p);
   if (at.c >= p.C) return;
-  const float *const x = column(p.x, at.b, at.c), mean = p.stats[at.b * 4 * p.C + at.c],
-                     scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
+  const element *const x = column(p.x, at.b, at.c);
+  const float mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
   const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
               slope = parameter(p.slope, at.c, 1.0f);
-  float *const out = (float *)column(p.out, at.b, at.c);
+  element *const out = (element *)column(p.out, at.b, at.c);
   int64_t s = at.first + at.row;
   for (; s + (AHEAD - 1) * at.rows < at.end; s += AHEAD * at.rows) {
     float v[AHEAD];
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) v[k] = x[(s + k * at.rows) * p.x.stride[1]];
+    for (int k = 0; k < AHEAD; k++) v[k] = value(x, (s + k * at.rows) * p.x.stride[1]);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const float y = kr_fma((v[k] - mean) * scale, weight, bias);
-      out[(s + k * at.rows) * p.out.stride[1]] = y > 0.0f ? y : y * slope;
+      put(out, (s + k * at.rows) * p.out.stride[1], y > 0.0f ? y : y * slope);
     }
   }
   for (; s < at.end; s += at.rows) {
-    const float y = kr_fma((x[s * p.x.stride[1]] - mean) * scale, weight, bias);
-    out[s * p.out.stride[1]] = y > 0.0f ? y : y * slope;
+    const float y = kr_fma((value(x, s * p.x.stride[1]) - mean) * scale, weight, bias);
+    put(out, s * p.out.stride[1], y > 0.0f ? y : y * slope);
   }
 }
 
@@ -127,14 +129,14 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_m
   const place at = here(p);
   float sums[3] = {0.0f, 0.0f, 0.0f};
   if (at.c < p.C) {
-    const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c),
-                       mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
+    const element *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c);
+    const float mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
     const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
                 slope = parameter(p.slope, at.c, 1.0f);
 #pragma unroll 4
     for (int64_t s = at.first + at.row; s < at.end; s += at.rows) {
-      const float xhat = (x[s * p.x.stride[1]] - mean) * scale, v = kr_fma(xhat, weight, bias),
-                  d = dout[s * p.dout.stride[1]], dz = v > 0.0f ? d : d * slope;
+      const float xhat = (value(x, s * p.x.stride[1]) - mean) * scale, v = kr_fma(xhat, weight, bias),
+                  d = value(dout, s * p.dout.stride[1]), dz = v > 0.0f ? d : d * slope;
       sums[0] += dz, sums[1] = kr_fma(dz, xhat, sums[1]);
       if (!(v > 0.0f)) sums[2] = kr_fma(d, v, sums[2]);
     }
@@ -162,12 +164,12 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_m
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_plan p) {
   const place at = here(p);
   if (at.c >= p.C) return;
-  const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c),
-                     *const stats = p.stats + at.b * 4 * p.C + at.c;
+  const element *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c);
+  const float *const stats = p.stats + at.b * 4 * p.C + at.c;
   const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
               slope = parameter(p.slope, at.c, 1.0f), mean = stats[0], scale = stats[p.C], level = stats[2 * p.C],
               along = stats[3 * p.C];
-  float *const dx = (float *)column(p.out, at.b, at.c);
+  element *const dx = (element *)column(p.out, at.b, at.c);
   const float by = scale * weight;
   int64_t s = at.first + at.row;
   for (; s < at.end; s += AHEAD * at.rows) {
@@ -175,13 +177,14 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_m
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const int64_t r = s + k * at.rows;
-      v[k] = r < at.end ? x[r * p.x.stride[1]] : 0.0f, d[k] = r < at.end ? dout[r * p.dout.stride[1]] : 0.0f;
+      v[k] = r < at.end ? value(x, r * p.x.stride[1]) : 0.0f,
+      d[k] = r < at.end ? value(dout, r * p.dout.stride[1]) : 0.0f;
     }
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const int64_t r = s + k * at.rows;
       const float xhat = (v[k] - mean) * scale, dz = kr_fma(xhat, weight, bias) > 0.0f ? d[k] : d[k] * slope;
-      if (r < at.end) dx[r * p.out.stride[1]] = by * (dz - level - xhat * along);
+      if (r < at.end) put(dx, r * p.out.stride[1], by * (dz - level - xhat * along));
     }
   }
 }
@@ -200,23 +203,23 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_mi
 /* ---- pools: one part ---- */
 
 /* The first of the largest of a column: in every thread of row 0. */
-KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const float *x) {
+KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const element *x) {
   KR_SHARED float values[KR_MIDDLE_THREADS];
   KR_SHARED int64_t places[KR_MIDDLE_THREADS];
   int64_t best = 0;
-  float value = x ? x[0] : 0.0f;
+  float largest = x ? value(x, 0) : 0.0f;
   for (int64_t s = at.row; x && s < p.S; s += at.rows) {
-    const float v = x[s * p.x.stride[1]];
-    if (v > value) value = v, best = s;
+    const float v = value(x, s * p.x.stride[1]);
+    if (v > largest) largest = v, best = s;
   }
-  values[kr_thread()] = value, places[kr_thread()] = best;
+  values[kr_thread()] = largest, places[kr_thread()] = best;
   for (int half = at.rows / 2; half > 0; half /= 2) {
     kr_sync();
     if (at.row >= half) continue;
     const float other = values[kr_thread() + half * (int)p.lanes];
     const int64_t where = places[kr_thread() + half * (int)p.lanes];
-    if (other > value || (other == value && where < best)) value = other, best = where;
-    values[kr_thread()] = value, places[kr_thread()] = best;
+    if (other > largest || (other == largest && where < best)) largest = other, best = where;
+    values[kr_thread()] = largest, places[kr_thread()] = best;
   }
   kr_sync();
   return places[at.lane];
@@ -224,20 +227,21 @@ KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const 
 
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool(const kr_middle_plan p) {
   const place at = here(p);
-  const float *const x = at.c < p.C ? column(p.x, at.b, at.c) : 0;
+  const element *const x = at.c < p.C ? column(p.x, at.b, at.c) : 0;
   float sums[1] = {0.0f};
   if (p.kind == KRAIT_POOL_MAX) {
     const int64_t best = first_of_largest(p, at, x);
-    if (x) sums[0] = x[best * p.x.stride[1]];
+    if (x) sums[0] = value(x, best * p.x.stride[1]);
   } else {
     if (x) {
 #pragma unroll 4
-      for (int64_t s = at.row; s < p.S; s += at.rows) sums[0] += x[s * p.x.stride[1]];
+      for (int64_t s = at.row; s < p.S; s += at.rows) sums[0] += value(x, s * p.x.stride[1]);
     }
     sum_rows(p, at, sums);
     if (p.kind == 0) sums[0] *= p.inverse_S;
   }
-  if (at.row == 0 && x) ((float *)p.out.data)[at.b * p.out.stride[0] + at.c * p.out.stride[1]] = sums[0];
+  if (at.row == 0 && x)
+    put((element *)p.out.data, at.b * p.out.stride[0] + at.c * p.out.stride[1], sums[0]);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool_back(const kr_middle_plan p) {
@@ -245,9 +249,9 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool_back(const kr_middle_plan
   const int64_t best =
       p.kind == KRAIT_POOL_MAX ? first_of_largest(p, at, at.c < p.C ? column(p.x, at.b, at.c) : 0) : -1;
   if (at.c >= p.C) return;
-  const float d = ((const float *)p.dout.data)[at.b * p.dout.stride[0] + at.c * p.dout.stride[1]],
-              value = p.kind == 0 ? d * p.inverse_S : d;
-  float *const dx = (float *)column(p.out, at.b, at.c);
+  const float d = value((const element *)p.dout.data, at.b * p.dout.stride[0] + at.c * p.dout.stride[1]),
+              share = p.kind == 0 ? d * p.inverse_S : d;
+  element *const dx = (element *)column(p.out, at.b, at.c);
   for (int64_t s = at.first + at.row; s < at.end; s += at.rows)
-    dx[s * p.out.stride[1]] = best < 0 || s == best ? value : 0.0f;
+    put(dx, s * p.out.stride[1], best < 0 || s == best ? share : 0.0f);
 }

@@ -5,13 +5,13 @@
 #include "op_list.h"
 #include "view.h"
 
-static const kr_kernel parts = {"instance_norm", "kr_instance_parts"}, stats = {"instance_norm", "kr_instance_stats"},
-                       apply = {"instance_norm", "kr_instance_apply"},
-                       back_parts = {"instance_norm", "kr_instance_back_parts"},
-                       back_stats = {"instance_norm", "kr_instance_back_stats"},
-                       back_apply = {"instance_norm", "kr_instance_back_apply"},
-                       back_sums = {"instance_norm", "kr_instance_back_sums"}, pool = {"instance_norm", "kr_pool"},
-                       pool_back = {"instance_norm", "kr_pool_back"};
+/* By type of the activations: float32, float16, bfloat16. */
+#define TYPES(name) {{"instance_norm_f32", name}, {"instance_norm_f16", name}, {"instance_norm_bf16", name}}
+static const kr_kernel parts[] = TYPES("kr_instance_parts"), stats[] = TYPES("kr_instance_stats"),
+                       apply[] = TYPES("kr_instance_apply"), back_parts[] = TYPES("kr_instance_back_parts"),
+                       back_stats[] = TYPES("kr_instance_back_stats"), back_apply[] = TYPES("kr_instance_back_apply"),
+                       back_sums[] = TYPES("kr_instance_back_sums"), pool[] = TYPES("kr_pool"),
+                       pool_back[] = TYPES("kr_pool_back");
 static const char *const too_many = "2^31 elements or more";
 
 static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_rows, int64_t most_parts) {
@@ -75,9 +75,9 @@ static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
   const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream);
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &parts, &all, &p);
-  kr_chain_add(&chain, &stats, &columns, &p);
-  kr_chain_add(&chain, &apply, &all, &p);
+  kr_chain_add(&chain, &parts[p.x.dtype], &all, &p);
+  kr_chain_add(&chain, &stats[p.x.dtype], &columns, &p);
+  kr_chain_add(&chain, &apply[p.x.dtype], &all, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
@@ -90,12 +90,12 @@ static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream),
                 sums = by_columns(p.C, 3, a->call.stream);
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &parts, &all, &p);
-  kr_chain_add(&chain, &stats, &columns, &p);
-  kr_chain_add(&chain, &back_parts, &all, &p);
-  kr_chain_add(&chain, &back_stats, &columns, &p);
-  if (kr_has(&a->dx)) kr_chain_add(&chain, &back_apply, &all, &p);
-  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope)) kr_chain_add(&chain, &back_sums, &sums, &p);
+  kr_chain_add(&chain, &parts[p.x.dtype], &all, &p);
+  kr_chain_add(&chain, &stats[p.x.dtype], &columns, &p);
+  kr_chain_add(&chain, &back_parts[p.x.dtype], &all, &p);
+  kr_chain_add(&chain, &back_stats[p.x.dtype], &columns, &p);
+  if (kr_has(&a->dx)) kr_chain_add(&chain, &back_apply[p.x.dtype], &all, &p);
+  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope)) kr_chain_add(&chain, &back_sums[p.x.dtype], &sums, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
@@ -122,7 +122,7 @@ static int32_t run_pool(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_middle_plan p = plan_of(a->B, a->S, a->C, 1, 1);
   p.x = a->x, p.out = a->out, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
   const kr_grid all = by_parts(&p, a->call.stream);
-  return kr_cuda_launch(ctx->cuda, tier, &pool, &all, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &pool[p.x.dtype], &all, &p, sizeof p);
 }
 
 /* The largest is looked for by every block of its channels: the rows stay together. */
@@ -132,7 +132,7 @@ static int32_t run_pool_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   if (!kr_has(&a->dx)) return KRAIT_OK;
   p.x = a->x, p.dout = a->dout, p.out = a->dx, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
   const kr_grid all = by_parts(&p, a->call.stream);
-  return kr_cuda_launch(ctx->cuda, tier, &pool_back, &all, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &pool_back[p.x.dtype], &all, &p, sizeof p);
 }
 
 KR_CUDA_TIERS(pool, run_pool)
