@@ -256,6 +256,26 @@ static void run_rotary(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
+/* ---- pools: a mean's or a sum's gradient is the same in all rows, and is added as it is spread ---- */
+
+static void run_pool(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const krait_pool_args *a = (const krait_pool_args *)node->args;
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pool_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_pool_args, out)));
+  kr_back_target to;
+  if (a->call.flags & KRAIT_POOL_MAX) {
+    run_gradient_op(b, node);
+    return;
+  }
+  if (!kr_back_begin_adding(b, x, &to)) return;
+  const float share = a->call.flags & KRAIT_POOL_SUM ? 1 : (float)(1 / (double)a->S);
+  const kr_tensor rows = kr_graph_spread(g, kr_graph_reshape(g, d, KR_DIMS(a->B, 1, a->C)), kr_graph_dims(g, x));
+  kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = share, .y_scale = 1}, rows,
+                     to.adding ? to.at : 0, to.at);
+  kr_back_end(b, &to);
+}
+
 /* ---- windows as rows, and their sum: each the other's gradient; args of both are alike ---- */
 
 static void run_window(kr_back *b, const kr_node *node) {
@@ -312,7 +332,7 @@ static const struct {
   const kr_op *op;
   kr_rule *run;
 } own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm},
-                 {&kr_op_pointwise, run_pointwise}, {&kr_op_rotary, run_rotary},
+                 {&kr_op_pointwise, run_pointwise}, {&kr_op_pool, run_pool}, {&kr_op_rotary, run_rotary},
                  {&kr_op_sum_rows, run_sum_rows},   {&kr_op_unfold, run_window},
                  {&kr_op_fold, run_window},         {&kr_op_spectral_norm, run_spectral_norm},
                  {&kr_op_transform, run_transform}};

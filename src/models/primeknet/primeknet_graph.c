@@ -505,8 +505,9 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
       copy(m, "phase_weight", matrix(m, p.imag_w), kr_graph_slice(m->g, weight, 0, 1, 1));
   copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)),
       copy(m, "phase_bias", p.imag_b, kr_graph_slice(m->g, bias, 0, 1, 1));
-  const kr_tensor parts =
-      cast(m, "phase_parts", product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, 0), m->dtype);
+  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
+                  parts = cast(m, "phase_parts",
+                               product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, aligned), m->dtype);
   kr_graph_call(m->g, "phase", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),
@@ -791,7 +792,9 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                    .rows_dtype = io->halves ? io->halves : kr_graph_dtype(g, io->com_in),
                    .one_sided = config->causal};
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
-  const kr_tensor features = new_tensor(&m, in);
+  /* rows of two in rows of four, which are aligned */
+  const kr_tensor features =
+      kr_graph_slice(g, new_tensor(&m, KR_DIMS(in.size[0], in.size[1], in.size[2], 4)), 3, 0, 2);
   kr_graph_call(g, "features", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = PART(io->com_in, 0),

@@ -168,10 +168,89 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x3(const kr_filter_plan p) { filter_known<3, 3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x1(const kr_filter_plan p) { filter_known<3, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_11x1(const kr_filter_plan p) { filter_known<11, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_23x1(const kr_filter_plan p) { filter_known<23, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_31x1(const kr_filter_plan p) { filter_known<31, 1>(p); }
+
+typedef struct alignas(4 * V) weights {
+  float v[V];
+} weights;
+
+/* Row y of a column, or zeros. */
+KR_DEV several row_of(const element *column, int64_t step, int y, int H, int there) {
+  return there && y >= 0 && y < H ? values(column + y * step) : 0;
+}
+
+/* Taps along H alone: a thread keeps the rows that its strips share in registers, and the next strip's are on their
+ * way. Weights pass by from shared memory. */
+template <int KH>
+KR_DEV void filter_along(const kr_filter_plan &p) {
+  enum { N = KR_CONV_STRIP, KEPT = KH - 1, CHANNELS = 32 * V };
+  KR_DYNAMIC_SHARED(bytes);
+  float *const shared = (float *)bytes; /* (KH, CHANNELS) */
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5, H = (int)p.H;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int w = (int)(block % p.n_columns) * (KR_CONV_THREADS / 32) + slot;
+  block /= p.n_columns;
+  const int begin = (int)(block % p.n_runs) * p.n_strips * N, end = (int)min64(p.H, begin + p.n_strips * N);
+  block /= p.n_runs;
+  const int64_t c0 = (int64_t)(block % p.n_channels) * CHANNELS, c = c0 + lane * V, b = block / p.n_channels;
+  for (int i = kr_thread(); i < KH * CHANNELS; i += KR_CONV_THREADS) {
+    const int tap = i % KH, channel = i / KH;
+    shared[(p.flip ? KH - 1 - tap : tap) * CHANNELS + channel] =
+        c0 + channel < p.C ? get(p.weight, (c0 + channel) * p.weight.stride[0] + tap * p.weight.stride[1]) : 0.0f;
+  }
+  kr_sync();
+  if (w >= p.W || c >= p.C) return;
+  const int x = w - p.PW, there = x >= 0 && x < p.W;
+  const int64_t step = p.in.stride[1], out_step = p.out.stride[1];
+  const element *const in =
+      (const element *)p.in.data + b * p.in.stride[0] + (there ? x : 0) * p.in.stride[2] + c * p.in.stride[3];
+  element *const out = (element *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  several v[KEPT + N], next[N];
+  float bias[V];
+#pragma unroll
+  for (int e = 0; e < V; e++) bias[e] = p.bias.data ? get(p.bias, (c + e) * p.bias.stride[0]) : 0.0f;
+#pragma unroll
+  for (int k = 0; k < KEPT; k++) v[k] = row_of(in, step, begin - p.PH + k, H, there);
+#pragma unroll
+  for (int o = 0; o < N; o++) next[o] = row_of(in, step, begin - p.PH + KEPT + o, H, there);
+#pragma unroll 1
+  for (int h = begin; h < end; h += N) {
+    const int first = h - p.PH, inside = first >= 0 && first + KEPT + N - 1 < H;
+    float sum[N][V];
+    weights tap[N];
+#pragma unroll
+    for (int o = 0; o < N; o++) v[KEPT + o] = next[o];
+    if (h + N < end) {
+#pragma unroll
+      for (int o = 0; o < N; o++) next[o] = row_of(in, step, first + N + KEPT + o, H, there);
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+#pragma unroll
+      for (int e = 0; e < V; e++) sum[o][e] = bias[e];
+#pragma unroll
+    for (int k = 0; k < KEPT + N; k++) {
+#pragma unroll
+      for (int o = N - 1; o > 0; o--) tap[o] = tap[o - 1];
+      if (k < KH) tap[0] = *(const weights *)(shared + k * CHANNELS + lane * V);
+      if (!there || (!inside && (first + k < 0 || first + k >= H))) continue; /* an infinite weight meets nothing outside */
+#pragma unroll
+      for (int o = 0; o < N; o++)
+        if (k >= o && k - o < KH)
+#pragma unroll
+          for (int e = 0; e < V; e++) sum[o][e] = kr_fma(tap[o].v[e], one_of(v[k], e), sum[o][e]);
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+      if (h + o < end) *(several *)(out + (h + o) * out_step) = put_together(sum[o]);
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) v[k] = v[k + N];
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_3x1(const kr_filter_plan p) { filter_along<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_11x1(const kr_filter_plan p) { filter_along<11>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_23x1(const kr_filter_plan p) { filter_along<23>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_31x1(const kr_filter_plan p) { filter_along<31>(p); }
 
 /* ---- gradients of the taps ---- */
 
@@ -232,6 +311,29 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_plan p) 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_plan p) { sum_taps<3>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_plan p) { sum_taps<1>(p); }
 
+/* The block's sums of its taps and of the bias, one slot after the other: always in the same order. */
+template <int TAPS>
+KR_DEV void put_sums(const kr_taps_plan &p, int64_t part, int64_t c, const float (&sum)[TAPS + 1][V], float *shared) {
+  enum { SLOTS = KR_CONV_THREADS / 32 };
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
+  for (int turn = 0; turn < SLOTS; turn++) {
+    if (slot == turn) {
+#pragma unroll
+      for (int o = 0; o <= TAPS; o++)
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+          float *const at = shared + (o * V + e) * 32 + lane;
+          *at = (turn ? *at : 0.0f) + sum[o][e];
+        }
+    }
+    kr_sync();
+  }
+  for (int o = slot; o <= TAPS; o += SLOTS)
+#pragma unroll
+    for (int e = 0; e < V; e++)
+      if (c < p.C) p.partial[(part * (TAPS + 1) + o) * p.C + c + e] = shared[(o * V + e) * 32 + lane];
+}
+
 /* All taps, KH along H side by side. */
 template <int KH, int KW>
 KR_DEV void sum_all_taps(const kr_taps_plan &p) {
@@ -279,28 +381,61 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
       }
     }
   }
-  for (int turn = 0; turn < SLOTS; turn++) { /* one slot after the other: always in the same order */
-    if (slot == turn) {
+  put_sums<TAPS>(p, b * p.n_columns + part, c, sum, shared);
+}
+
+/* The same of taps along H alone: a thread keeps the rows that its strips share in registers. */
+template <int KH>
+KR_DEV void sum_taps_along(const kr_taps_plan &p) {
+  enum { N = KR_CONV_STRIP, KEPT = KH - 1, SLOTS = KR_CONV_THREADS / 32 };
+  KR_SHARED float shared[(KH + 1) * 32 * V];
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int part = (int)(block % p.n_columns);
+  block /= p.n_columns;
+  const int64_t c = ((int64_t)(block % p.n_channels) * 32 + lane) * V, b = block / p.n_channels, step = p.x.stride[1],
+                d_step = p.dout.stride[1];
+  const int H = (int)p.H, begin = part * KR_CONV_COLUMNS, end = (int)min64(p.W, begin + KR_CONV_COLUMNS);
+  float sum[KH + 1][V];
 #pragma unroll
-      for (int o = 0; o <= TAPS; o++)
+  for (int o = 0; o <= KH; o++)
 #pragma unroll
-        for (int e = 0; e < V; e++) {
-          float *const at = shared + (o * V + e) * 32 + lane;
-          *at = (turn ? *at : 0.0f) + sum[o][e];
-        }
+    for (int e = 0; e < V; e++) sum[o][e] = 0.0f;
+  for (int w = begin + slot; w < end && c < p.C; w += SLOTS) {
+    const int x = w - p.PW, there = x >= 0 && x < p.W;
+    const element *const dout =
+        (const element *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const element *const in =
+        (const element *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
+    several v[KEPT + N], d[N];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) v[k] = row_of(in, step, k - p.PH, H, there);
+#pragma unroll 1
+    for (int h = 0; h < H; h += N) {
+#pragma unroll
+      for (int o = 0; o < N; o++)
+        v[KEPT + o] = row_of(in, step, h + KEPT + o - p.PH, H, there), d[o] = row_of(dout, d_step, h + o, H, 1);
+#pragma unroll
+      for (int o = 0; o < N; o++)
+#pragma unroll
+        for (int e = 0; e < V; e++) sum[KH][e] += one_of(d[o], e);
+#pragma unroll
+      for (int k = 0; k < KEPT + N; k++)
+#pragma unroll
+        for (int o = 0; o < N; o++)
+          if (k >= o && k - o < KH)
+#pragma unroll
+            for (int e = 0; e < V; e++) sum[k - o][e] = kr_fma(one_of(d[o], e), one_of(v[k], e), sum[k - o][e]);
+#pragma unroll
+      for (int k = 0; k < KEPT; k++) v[k] = v[k + N];
     }
-    kr_sync();
   }
-  for (int o = slot; o <= TAPS; o += SLOTS)
-#pragma unroll
-    for (int e = 0; e < V; e++)
-      if (c < p.C)
-        p.partial[((b * p.n_columns + part) * (TAPS + 1) + o) * p.C + c + e] = shared[(o * V + e) * 32 + lane];
+  put_sums<KH>(p, b * p.n_columns + part, c, sum, shared);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x3(const kr_taps_plan p) { sum_all_taps<3, 3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_all_taps<3, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_all_taps<11, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_taps_along<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_taps_along<11>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_plan p) { sum_all_taps<23, 1>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_plan p) { sum_all_taps<31, 1>(p); }
 
@@ -311,6 +446,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
   const int64_t c = (int64_t)kr_block_x() * 32 + lane, n_parts = p.B * p.n_columns;
   const int wanted = tap == taps ? p.dbias.data != 0 : p.dweight.data != 0;
   float sum = 0.0f;
+#pragma unroll 8
   for (int64_t part = slice; part < n_parts && c < p.C && wanted; part += KR_CONV_THREADS / 32)
     sum += p.partial[(part * (taps + 1) + tap) * p.C + c];
   shared[kr_thread()] = sum;

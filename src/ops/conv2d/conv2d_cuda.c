@@ -79,7 +79,7 @@ static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
   p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
   const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels,
                         .block = KR_CONV_THREADS,
-                        .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float),
+                        .shared_bytes = (uint32_t)(p->KH * p->KW * channels_of(which, type)) * sizeof(float),
                         .stream = stream};
   kr_chain_add(chain,
                which >= 0   ? &known[which].filter[type]
