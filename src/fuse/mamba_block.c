@@ -145,8 +145,9 @@ static kr_tensor factor_of(const inner *i, kr_tensor weight) {
 static void record_merged(const inner *i) {
   kr_graph *g = i->g;
   const int64_t both = 2 * i->N;
-  const kr_tensor x_proj = i->b->x_proj_weight, weight = kr_graph_temp(g, kr_graph_dtype(g, x_proj), KR_DIMS(i->D + both, i->D)),
-                  u = convolve(i), all = new_rows(i, i->D + both);
+  const kr_tensor x_proj = i->b->x_proj_weight,
+                  weight = kr_graph_temp(g, kr_graph_dtype(g, x_proj), KR_DIMS(i->D + both, i->D)), u = convolve(i),
+                  all = new_rows(i, i->D + both);
   project(i, "dt_weight", i->b->dt_proj_weight, dims_turned(g, kr_graph_slice(g, x_proj, 0, 0, i->R)), 0,
           kr_graph_slice(g, weight, 0, 0, i->D));
   copy(i, "x_weight", kr_graph_slice(g, x_proj, 0, i->R, both), kr_graph_slice(g, weight, 0, i->D, both));

@@ -1,4 +1,5 @@
-/* element.cuh: elements of one type, KR_DTYPE, chosen when a module is built: float32, float16 or bfloat16 (0, 1, 2). */
+/* element.cuh: elements of one type, KR_DTYPE, chosen when a module is built: float32, float16 or bfloat16 (0, 1, 2).
+ */
 #ifndef KR_ELEMENT_CUH
 #define KR_ELEMENT_CUH
 

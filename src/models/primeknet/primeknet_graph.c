@@ -17,7 +17,8 @@ typedef struct maker {
   void *user;
   const kr_pk_graph *io;
   int64_t B, T;
-  int32_t dtype, rows_dtype; /* of parameters and spectra; of what lies between the operators of encoder, blocks and decoders */
+  int32_t dtype,
+      rows_dtype; /* of parameters and spectra; of what lies between the operators of encoder, blocks and decoders */
   int one_sided; /* filters of this part see no later position; so their keys say */
   int is_piece;  /* of the map, that stays in the cache */
 } maker;
@@ -471,8 +472,8 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
   const kr_tensor taps =
       product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
-  const kr_tensor up =
-      cast(m, "up", fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1), m->dtype);
+  const kr_tensor up = cast(
+      m, "up", fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1), m->dtype);
   const kr_tensor before =
       reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)), matrix(m, p.merge_w), p.merge_b, 0, 0),
               KR_DIMS(1));
@@ -506,8 +507,9 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)),
       copy(m, "phase_bias", p.imag_b, kr_graph_slice(m->g, bias, 0, 1, 1));
   const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
-                  parts = cast(m, "phase_parts",
-                               product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, aligned), m->dtype);
+                  parts =
+                      cast(m, "phase_parts",
+                           product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, aligned), m->dtype);
   kr_graph_call(m->g, "phase", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),

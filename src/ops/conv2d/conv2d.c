@@ -11,22 +11,26 @@ static double positions(const krait_depthwise_conv_args *a) {
 
 static void count_conv(const void *args, kr_cost *cost) {
   const krait_depthwise_conv_args *a = args;
-  *cost = (kr_cost){.flops = positions(a) * 2 * (double)a->KH * (double)a->KW, .bytes = positions(a) * 2 * (double)krait_dtype_bytes(a->x.dtype)};
+  *cost = (kr_cost){.flops = positions(a) * 2 * (double)a->KH * (double)a->KW,
+                    .bytes = positions(a) * 2 * (double)krait_dtype_bytes(a->x.dtype)};
 }
 static void count_conv_bwd(const void *args, kr_cost *cost) {
   const krait_depthwise_conv_bwd_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W * (double)a->C;
-  *cost = (kr_cost){.flops = n * 4 * (double)a->KH * (double)a->KW, .bytes = n * 3 * (double)krait_dtype_bytes(a->x.dtype)};
+  *cost =
+      (kr_cost){.flops = n * 4 * (double)a->KH * (double)a->KW, .bytes = n * 3 * (double)krait_dtype_bytes(a->x.dtype)};
 }
 static void count_unfold(const void *args, kr_cost *cost) {
   const krait_unfold_args *a = args;
-  *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) * ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
-                                  (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
+  *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) *
+                             ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
+                              (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
 }
 static void count_fold(const void *args, kr_cost *cost) {
   const krait_fold_args *a = args;
-  *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) * ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
-                                  (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
+  *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) *
+                             ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
+                              (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
   cost->flops = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
 }
 

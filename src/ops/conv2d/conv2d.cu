@@ -8,8 +8,8 @@
  *                          inputs that pass by
  *   kr_taps_sum            adds the parts, always in the same order
  *   kr_unfold, kr_fold     a thread takes one element of out
- * A module per type of the activations, KR_DTYPE; parameters and sums are float32. Of 16 bits a thread of the kernels for
- * known taps has two channels side by side. */
+ * A module per type of the activations, KR_DTYPE; parameters and sums are float32. Of 16 bits a thread of the kernels
+ * for known taps has two channels side by side. */
 #include "conv2d_plan.h"
 #include "element.cuh"
 #include "pack.cuh"
@@ -232,7 +232,8 @@ KR_DEV void filter_along(const kr_filter_plan &p) {
 #pragma unroll
       for (int o = N - 1; o > 0; o--) tap[o] = tap[o - 1];
       if (k < KH) tap[0] = *(const weights *)(shared + k * CHANNELS + lane * V);
-      if (!there || (!inside && (first + k < 0 || first + k >= H))) continue; /* an infinite weight meets nothing outside */
+      if (!there || (!inside && (first + k < 0 || first + k >= H)))
+        continue; /* an infinite weight meets nothing outside */
 #pragma unroll
       for (int o = 0; o < N; o++)
         if (k >= o && k - o < KH)
@@ -249,8 +250,12 @@ KR_DEV void filter_along(const kr_filter_plan &p) {
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_3x1(const kr_filter_plan p) { filter_along<3>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_11x1(const kr_filter_plan p) { filter_along<11>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_23x1(const kr_filter_plan p) { filter_along<23>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_31x1(const kr_filter_plan p) { filter_along<31>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_23x1(const kr_filter_plan p) {
+  filter_along<23>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_31x1(const kr_filter_plan p) {
+  filter_along<31>(p);
+}
 
 /* ---- gradients of the taps ---- */
 

@@ -8,19 +8,23 @@ static double elements(int64_t B, int64_t S, int64_t C) { return (double)B * (do
 
 static void count_norm(const void *args, kr_cost *cost) {
   const krait_instance_norm_args *a = args;
-  *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C), .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C),
+                    .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_norm_bwd(const void *args, kr_cost *cost) {
   const krait_instance_norm_bwd_args *a = args;
-  *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C), .bytes = 3 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C),
+                    .bytes = 3 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_pool(const void *args, kr_cost *cost) {
   const krait_pool_args *a = args;
-  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C), .bytes = (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C),
+                    .bytes = (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_pool_bwd(const void *args, kr_cost *cost) {
   const krait_pool_bwd_args *a = args;
-  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C), .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C),
+                    .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 
 static const char *const gaps = "channels do not lie together", *const halves = "tensors of 16 bits";

@@ -199,7 +199,9 @@ KR_DEV void sum_back_parts(const kr_middle_plan &p) {
     to[e] = sums[3 * e], to[p.C + e] = sums[3 * e + 1], to[2 * p.C + e] = sums[3 * e + 2];
 }
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_middle_plan p) { sum_back_parts<1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts_two(const kr_middle_plan p) { sum_back_parts<TWO>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts_two(const kr_middle_plan p) {
+  sum_back_parts<TWO>(p);
+}
 
 /* The sums of a (b, c) take the place of its first part's. */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_middle_plan p) {
@@ -248,7 +250,9 @@ KR_DEV void apply_back(const kr_middle_plan &p) {
   }
 }
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_plan p) { apply_back<1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const kr_middle_plan p) { apply_back<TWO>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const kr_middle_plan p) {
+  apply_back<TWO>(p);
+}
 
 /* A thread takes a c; a block_y a parameter. */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_middle_plan p) {

@@ -108,7 +108,8 @@ static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   kr_chain_add(&chain, &back_parts[two][p.x.dtype], &all, &p);
   kr_chain_add(&chain, &back_stats[p.x.dtype], &columns, &p);
   if (kr_has(&a->dx)) kr_chain_add(&chain, &back_apply[two][p.x.dtype], &all, &p);
-  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope)) kr_chain_add(&chain, &back_sums[p.x.dtype], &sums, &p);
+  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope))
+    kr_chain_add(&chain, &back_sums[p.x.dtype], &sums, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 

@@ -42,7 +42,8 @@ const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->x1) || kr_has(&a->residual) || kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->out1) ||
       kr_has(&a->residual_out))
     return other_call;
-  return is_short(a->R, a->M) && are_rows(&a->x, a->x.dtype) && are_rows(&a->out, a->x.dtype) && is_vector(&a->weight) && is_vector(&a->bias)
+  return is_short(a->R, a->M) && are_rows(&a->x, a->x.dtype) && are_rows(&a->out, a->x.dtype) &&
+                 is_vector(&a->weight) && is_vector(&a->bias)
              ? NULL
              : other_rows;
 }
@@ -63,7 +64,8 @@ int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args) {
 const char *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args) {
   const krait_add_norm_bwd_args *a = args;
   (void)ctx;
-  if (kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->dout1) || kr_has(&a->dx1) || kr_has(&a->dresidual) || kr_has(&a->dweight1) || kr_has(&a->dbias1))
+  if (kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->dout1) || kr_has(&a->dx1) || kr_has(&a->dresidual) ||
+      kr_has(&a->dweight1) || kr_has(&a->dbias1))
     return other_call;
   if (!kr_has(&a->dout)) return "no gradient of the output";
   const int32_t dtype = a->v.dtype;
@@ -92,8 +94,8 @@ int32_t kr_add_norm_bwd_short(const krait_ctx *ctx, const void *args) {
   p.second = a->dresidual_out.data, p.second_row = a->dresidual_out.stride[0];
   p.dweight = a->dweight, p.dbias = a->dbias, p.partial = a->call.scratch;
   const int32_t type = a->v.dtype;
-  kr_chain_add(&chain, &back[type], &(kr_grid){.x = (uint32_t)p.n_parts, .block = KR_SHORT_THREADS, .stream = a->call.stream},
-               &p);
+  kr_chain_add(&chain, &back[type],
+               &(kr_grid){.x = (uint32_t)p.n_parts, .block = KR_SHORT_THREADS, .stream = a->call.stream}, &p);
   if (kr_has(&a->dweight) || kr_has(&a->dbias))
     kr_chain_add(
         &chain, &back_sum[type],
