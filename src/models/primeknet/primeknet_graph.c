@@ -110,8 +110,10 @@ static krait_view view(const maker *m, kr_tensor t) { return kr_graph_view(m->g,
 static kr_tensor reshape(const maker *m, kr_tensor t, kr_dims dims) { return kr_graph_reshape(m->g, t, dims); }
 static kr_tensor new_tensor(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->dtype, dims); }
 static kr_tensor new_rows(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->rows_dtype, dims); }
+/* A parameter that there was no memory for has no type; the graph fails behind it. */
+static int32_t type_of(const maker *m, kr_tensor x) { return x ? kr_graph_dtype(m->g, x) : m->dtype; }
 static kr_tensor new_like(const maker *m, kr_tensor x) {
-  return kr_graph_temp(m->g, kr_graph_dtype(m->g, x), kr_graph_dims(m->g, x));
+  return kr_graph_temp(m->g, type_of(m, x), kr_graph_dims(m->g, x));
 }
 static kr_tensor columns(const maker *m, kr_tensor rows, int64_t from, int64_t n) {
   return kr_graph_slice(m->g, rows, 1, from, n);
@@ -132,8 +134,8 @@ static kr_tensor cast(const maker *m, const char *name, kr_tensor x, int32_t dty
 
 /* A weight as products of these rows take it; its gradient stays as it is. */
 static kr_tensor factor_for(const maker *m, kr_tensor rows, kr_tensor weight) {
-  if (kr_graph_dtype(m->g, rows) == kr_graph_dtype(m->g, weight)) return weight;
-  const kr_tensor factor = cast(m, "factor", weight, kr_graph_dtype(m->g, rows));
+  if (!weight || type_of(m, rows) == kr_graph_dtype(m->g, weight)) return weight;
+  const kr_tensor factor = cast(m, "factor", weight, type_of(m, rows));
   kr_graph_wide_gradient(m->g, factor);
   return factor;
 }
@@ -167,7 +169,7 @@ static kr_tensor beside(const maker *m, kr_tensor v, int64_t rows) {
 static kr_tensor product(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                          kr_tensor residual, kr_tensor out) {
   const kr_dims x = kr_graph_dims(m->g, rows), w = kr_graph_dims(m->g, weight);
-  if (!out) out = kr_graph_temp(m->g, kr_graph_dtype(m->g, rows), KR_DIMS(x.size[0], w.size[0]));
+  if (!out) out = kr_graph_temp(m->g, type_of(m, rows), KR_DIMS(x.size[0], w.size[0]));
   return kr_graph_call(m->g, name, &kr_op_gemm,
                        &(krait_gemm_args){.A = view(m, rows),
                                           .Bmat = view(m, turned(m, factor_for(m, rows, weight))),
