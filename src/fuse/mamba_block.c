@@ -132,6 +132,30 @@ static void finish(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr
   if (!direct) copy(i, "out", kr_graph_reshape(i->g, out, KR_DIMS(i->B, i->L, M)), b->out);
 }
 
+/* A weight as products of rows of the block's type take it. */
+static kr_tensor factor_of(const inner *i, kr_tensor weight) {
+  if (kr_graph_dtype(i->g, weight) == i->b->dtype) return weight;
+  const kr_tensor factor = kr_graph_temp(i->g, i->b->dtype, kr_graph_dims(i->g, weight));
+  copy(i, "factor", weight, factor);
+  kr_graph_wide_gradient(i->g, factor);
+  return factor;
+}
+
+/* [dt_proj x_proj's rows of dt; its rows of B and C] u. */
+static void record_merged(const inner *i) {
+  kr_graph *g = i->g;
+  const int64_t both = 2 * i->N;
+  const kr_tensor x_proj = i->b->x_proj_weight,
+                  weight = kr_graph_temp(g, kr_graph_dtype(g, x_proj), KR_DIMS(i->D + both, i->D)), u = convolve(i),
+                  all = new_rows(i, i->D + both);
+  project(i, "dt_weight", i->b->dt_proj_weight, dims_turned(g, kr_graph_slice(g, x_proj, 0, 0, i->R)), 0,
+          kr_graph_slice(g, weight, 0, 0, i->D));
+  copy(i, "x_weight", kr_graph_slice(g, x_proj, 0, i->R, both), kr_graph_slice(g, weight, 0, i->D, both));
+  project(i, "x_proj", u, factor_of(i, weight), 0, all);
+  finish(i, u, kr_graph_slice(g, all, 1, 0, i->D), scan_parameter(i, kr_graph_slice(g, all, 1, i->D, i->N)),
+         scan_parameter(i, kr_graph_slice(g, all, 1, i->D + i->N, i->N)));
+}
+
 void kr_mamba_block_record(kr_graph *g, const kr_mamba_block *b) {
   if (kr_graph_status(g) < 0) return;
   const kr_dims xz = kr_graph_dims(g, b->xz), A = kr_graph_dims(g, b->A);
@@ -145,6 +169,10 @@ void kr_mamba_block_record(kr_graph *g, const kr_mamba_block *b) {
                    kr_graph_dtype(g, b->A) == KRAIT_C64};
   const int64_t wide = i.is_complex ? 2 * i.N : i.N, B_columns = b->Bmat ? 0 : wide, C_columns = b->Cmat ? 0 : wide,
                 n_columns = i.R + B_columns + C_columns;
+  if (b->is_merged) {
+    record_merged(&i);
+    return;
+  }
   const kr_tensor u = convolve(&i), proj = new_rows(&i, n_columns), delta = new_rows(&i, i.D);
   project(&i, "x_proj", u, b->x_proj_weight, columns_bias(&i, n_columns, B_columns, C_columns), proj);
   project(&i, "dt_proj", kr_graph_slice(g, proj, 1, 0, i.R), b->dt_proj_weight, 0, delta);

@@ -9,6 +9,8 @@ typedef struct kr_mamba_block {
   uint32_t flags; /* KRAIT_SCAN_* */
   float eps;      /* of the norms */
   int32_t dtype;  /* of tensors between xz and out */
+  int is_merged; /* the step comes from u by one product, as B and C do: more work, but whole rows, and nothing between.
+                    Of plain blocks alone: real states, no norms, no biases of B and C */
   kr_tensor xz;   /* (B,2D,L): x, then z */
   /* As in krait_mamba_inner_args; 0: absent. */
   kr_tensor conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat,

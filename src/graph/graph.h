@@ -95,6 +95,10 @@ void kr_graph_recompute(kr_graph *g, kr_tensor t);
  * of kept. */
 void kr_graph_recompute_since(kr_graph *g, kr_tensor from, kr_tensor kept);
 
+/* Before kr_graph_backward: t has 16 bits and is a factor of products alone; its gradient is a sum over many rows, in
+ * float32. */
+void kr_graph_wide_gradient(kr_graph *g, kr_tensor t);
+
 /* ---- plan ---- */
 /* Rewrites (graph_rewrite.c) turn calls into fused ones, each of which computes what the calls did; by name, or
  * "all". */

@@ -144,7 +144,8 @@ kr_tensor kr_back_gradient(kr_back *b, kr_tensor t) {
 static void open_gradient(kr_back *b, int32_t storage) {
   flow *f = &b->flows[storage];
   if (f->gradient < 0) {
-    const kr_tensor t = kr_graph_temp_like(b->g, storage);
+    const kr_tensor t = KR_STORAGE(b->g, storage)->is_wide ? kr_graph_temp_as(b->g, KRAIT_F32, storage)
+                                                           : kr_graph_temp_like(b->g, storage);
     if (!t) return;
     f->gradient = KR_PART(b->g, t)->storage;
   }
@@ -287,7 +288,8 @@ void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to) {
   const int32_t source = storage_of(b, from), target = storage_of(b, to);
   if (source == target) return; /* in place: the sum goes through */
   flow *f = &b->flows[source], *t = &b->flows[target];
-  if (t->gradient < 0 && !t->zeroed && !f->given && same_layout(b->g, source, target) && is_whole(b->g, from) &&
+  if (t->gradient < 0 && !t->zeroed && !f->given &&
+      same_layout(b->g, KR_STORAGE(b->g, source)->is_wide ? f->gradient : source, target) && is_whole(b->g, from) &&
       is_whole(b->g, to)) {
     t->gradient = f->gradient, t->opened = 1;
     note_part(b, to);
@@ -488,6 +490,10 @@ void kr_graph_recompute(kr_graph *g, kr_tensor t) {
     return;
   }
   KR_STORAGE(g, KR_PART(g, t)->storage)->again = 1;
+}
+
+void kr_graph_wide_gradient(kr_graph *g, kr_tensor t) {
+  if (kr_graph_status(g) >= 0 && t > 0) KR_STORAGE(g, KR_PART(g, t)->storage)->is_wide = 1;
 }
 
 void kr_graph_recompute_since(kr_graph *g, kr_tensor from, kr_tensor kept) {

@@ -19,6 +19,7 @@ typedef struct kr_storage {
   void *data;          /* an address given while recording */
   int64_t source;      /* of a kept graph: the view's offset in the args of the call, or -1 */
   int32_t again;       /* gradients compute it again instead of keeping it */
+  int32_t is_wide;     /* its gradient is float32 */
   int32_t first, last; /* the plan: nodes that touch it; first > last: none */
   uint64_t at;         /* the plan: in the arena, or behind it (states) */
 } kr_storage;
@@ -76,6 +77,7 @@ int kr_dims_same(kr_dims a, kr_dims b);
 kr_tensor kr_graph_part(kr_graph *g, const kr_part *part); /* a new view */
 /* A temp of its shape and type, with its order of dimensions in memory, without gaps. */
 kr_tensor kr_graph_temp_like(kr_graph *g, int32_t storage);
+kr_tensor kr_graph_temp_as(kr_graph *g, int32_t dtype, int32_t storage); /* of another type */
 kr_tensor kr_graph_whole(kr_graph *g, int32_t storage);
 /* "(2,64,100)"; text holds at least 96 characters. */
 const char *kr_dims_text(kr_dims d, char *text);

@@ -185,9 +185,12 @@ static kr_tensor temp_in_order(kr_graph *g, int32_t dtype, kr_dims dims, const i
   return add_storage(g, KR_HOME_TEMP, "", dtype, dims, stride, NULL);
 }
 
-kr_tensor kr_graph_temp_like(kr_graph *g, int32_t storage) {
+kr_tensor kr_graph_temp_as(kr_graph *g, int32_t dtype, int32_t storage) {
   const kr_storage like = *KR_STORAGE(g, storage);
-  return temp_in_order(g, like.dtype, like.dims, like.stride);
+  return temp_in_order(g, dtype, like.dims, like.stride);
+}
+kr_tensor kr_graph_temp_like(kr_graph *g, int32_t storage) {
+  return kr_graph_temp_as(g, KR_STORAGE(g, storage)->dtype, storage);
 }
 
 static kr_part *part_of(kr_graph *g, kr_tensor t) {

@@ -7,6 +7,7 @@
 #include "graph_rules.h"
 #include "op_list.h"
 #include "status.h"
+#include "view.h"
 
 /* ---- ops with a gradient op ---- */
 
@@ -16,6 +17,16 @@ static kr_tensor written_as(kr_graph *g, const kr_sig *sig, const void *args, in
   const uint32_t types = kr_sig_types_of(sig, args, kr_sig_facts(sig, args), which), own = 1u << kr_graph_dtype(g, at);
   if (!types || types & (types - 1) || types & own || kr_graph_dtype(g, at) == KRAIT_F64) return at;
   return kr_graph_temp(g, (int32_t)__builtin_ctz(types), kr_graph_dims(g, at));
+}
+
+/* The gradient of a norm that added nothing adds what came to its input by other ways, as that of residual_out. */
+static krait_view *place_of_sum(const kr_node *node, int which, void *args) {
+  const krait_add_norm_args *a = (const krait_add_norm_args *)node->args;
+  if (node->op != &kr_op_add_norm || kr_has(&a->residual) || kr_has(&a->residual_out) || kr_has(&a->x1) ||
+      kr_has(&a->rowscale) ||
+      node->op->sig->gradient->tensors[which].offset != offsetof(krait_add_norm_bwd_args, dx))
+    return NULL;
+  return &((krait_add_norm_bwd_args *)args)->dresidual_out;
 }
 
 static void run_gradient_op(kr_back *b, const kr_node *node) {
@@ -37,7 +48,10 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
     const kr_tensor of = kr_back_tensor(node, forward->tensors[s->gradient_of].offset);
     if (s->role == KR_IN) *view = kr_graph_view(g, kr_back_gradient(b, of));
     else {
-      const kr_tensor at = kr_back_begin(b, of, &targets[n_targets]);
+      krait_view *const sum = place_of_sum(node, i, args);
+      const kr_tensor at =
+          sum ? kr_back_begin_adding(b, of, &targets[n_targets]) : kr_back_begin(b, of, &targets[n_targets]);
+      if (sum && targets[n_targets].adding) *sum = kr_graph_view(g, at);
       written[n_targets] = at ? written_as(g, sig, args, i, at) : 0;
       *view = kr_graph_view(g, written[n_targets++]);
     }
@@ -71,7 +85,15 @@ static void multiply(kr_back *b, const char *what, kr_tensor A, kr_tensor B, kr_
                                    .out = to});
 }
 
-/* The product whose rows are contiguous where the result's are; a result of another type goes through one of A's. */
+static int is_half(const kr_graph *g, kr_tensor t) {
+  return kr_graph_dtype(g, t) == KRAIT_F16 || kr_graph_dtype(g, t) == KRAIT_BF16;
+}
+static int is_wide(const kr_graph *g, kr_tensor left, kr_tensor right, kr_tensor out) {
+  return kr_graph_dtype(g, out) == KRAIT_F32 && is_half(g, left) && is_half(g, right);
+}
+
+/* The product whose rows are contiguous where the result's are; a result of another type than A's and float32 goes
+ * through one of A's. */
 static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B, const kr_back_target *target) {
   kr_graph *g = kr_back_graph(b);
   if (!target->at || kr_graph_status(g) < 0) return;
@@ -79,7 +101,7 @@ static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B
   const int across = into.dims.n == 2 && into.stride[1] != 1 && into.stride[0] == 1;
   const kr_tensor left = across ? turned(g, B) : A, right = across ? turned(g, A) : B,
                   out = across ? turned(g, target->at) : target->at;
-  if (kr_graph_dtype(g, left) == kr_graph_dtype(g, out)) {
+  if (kr_graph_dtype(g, left) == kr_graph_dtype(g, out) || is_wide(g, left, right, out)) {
     multiply(b, what, left, right, 0, out, target->adding);
     return;
   }
@@ -234,6 +256,26 @@ static void run_rotary(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
+/* ---- pools: a mean's or a sum's gradient is the same in all rows, and is added as it is spread ---- */
+
+static void run_pool(kr_back *b, const kr_node *node) {
+  kr_graph *g = kr_back_graph(b);
+  const krait_pool_args *a = (const krait_pool_args *)node->args;
+  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pool_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_pool_args, out)));
+  kr_back_target to;
+  if (a->call.flags & KRAIT_POOL_MAX) {
+    run_gradient_op(b, node);
+    return;
+  }
+  if (!kr_back_begin_adding(b, x, &to)) return;
+  const float share = a->call.flags & KRAIT_POOL_SUM ? 1 : (float)(1 / (double)a->S);
+  const kr_tensor rows = kr_graph_spread(g, kr_graph_reshape(g, d, KR_DIMS(a->B, 1, a->C)), kr_graph_dims(g, x));
+  kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = share, .y_scale = 1}, rows,
+                     to.adding ? to.at : 0, to.at);
+  kr_back_end(b, &to);
+}
+
 /* ---- windows as rows, and their sum: each the other's gradient; args of both are alike ---- */
 
 static void run_window(kr_back *b, const kr_node *node) {
@@ -290,7 +332,7 @@ static const struct {
   const kr_op *op;
   kr_rule *run;
 } own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm},
-                 {&kr_op_pointwise, run_pointwise}, {&kr_op_rotary, run_rotary},
+                 {&kr_op_pointwise, run_pointwise}, {&kr_op_pool, run_pool}, {&kr_op_rotary, run_rotary},
                  {&kr_op_sum_rows, run_sum_rows},   {&kr_op_unfold, run_window},
                  {&kr_op_fold, run_window},         {&kr_op_spectral_norm, run_spectral_norm},
                  {&kr_op_transform, run_transform}};

@@ -98,9 +98,13 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
   KR_TRY(kr_recipe_int(c, "at_once", 0, 0, 64, &o->at_once));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
-  KR_CHECK(strcmp(precision, "float32") == 0 || strcmp(precision, "tf32") == 0, KRAIT_ERR_ARGUMENT,
-           "precision is '%s', not float32 or tf32", precision);
-  o->tf32 = strcmp(precision, "tf32") == 0, o->recompute = (int)recompute, o->judge_late = (int)judge_late;
+  const int32_t halves = strcmp(precision, "float16") == 0    ? KRAIT_F16
+                         : strcmp(precision, "bfloat16") == 0 ? KRAIT_BF16
+                                                              : 0;
+  const int tf32 = halves || strcmp(precision, "tf32") == 0;
+  KR_CHECK(tf32 || strcmp(precision, "float32") == 0, KRAIT_ERR_ARGUMENT,
+           "precision is '%s', not float32, tf32, float16 or bfloat16", precision);
+  o->tf32 = tf32, o->halves = r->ctx->cuda ? halves : 0, o->recompute = (int)recompute, o->judge_late = (int)judge_late;
   KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
   KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
   KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));

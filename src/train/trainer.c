@@ -28,6 +28,8 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
 static const double compress = 0.3, dropout_rate = 0.3,
                     momentum = 0.1; /* momentum: of running statistics, upstream's */
 
+enum { MOST_OVERFLOWS = 10 };
+
 /* ---- memory of a batch: where graphs take some of it at once, these are copied to them, or from them; the generator's
  * come first, of each graph's what it reads ---- */
 enum {
@@ -54,7 +56,10 @@ struct kr_trainer {
                  these lie */
   kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
   kr_graph *move;             /* of the running statistics; NULL: there are none */
-  kr_runner *run_g, *run_d, *run_move;
+  kr_graph *divide;           /* the generator's gradients by gradient_scale; NULL: that is 1 */
+  kr_runner *run_g, *run_d, *run_move, *run_divide;
+  float gradient_scale;       /* of float16, which has no small numbers: of the terms while gradients are computed */
+  int n_overflows;            /* steps in a row that were left out since it was too much */
   kr_tensor mag_con, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge took the batch that the discriminator learnt from */
@@ -265,6 +270,25 @@ static int32_t record_move(kr_trainer *t) {
   return kr_runner_open(g, &t->run_move);
 }
 
+/* A mean's gradients have the size of one over what it is of. A power of two: nothing is rounded by it. */
+static float scale_of(const kr_trainer *t) {
+  double scale = 1;
+  while (t->options.halves == KRAIT_F16 && 32 * scale <= (double)t->some * (double)t->F * (double)t->T) scale *= 2;
+  return (float)scale;
+}
+
+static int32_t record_divide(kr_trainer *t) {
+  const kr_parameters *p = &t->generator;
+  const kr_dims all = KR_DIMS(p->n);
+  float *const gradient = kr_parameters_at(p, p->gradient);
+  if (t->gradient_scale == 1) return KRAIT_OK;
+  KR_TRY(kr_graph_open(&t->divide));
+  kr_graph_pointwise(t->divide, "divide", (krait_pointwise_args){.x_scale = 1 / t->gradient_scale},
+                     input(t->divide, "scaled", all, gradient), 0, output(t->divide, "gradient", all, gradient));
+  KR_TRY(kr_graph_plan(t->divide, t->ctx, 0));
+  return kr_runner_open(t->divide, &t->run_divide);
+}
+
 static int32_t record_generator(kr_trainer *t) {
   kr_graph *g = t->g;
   const kr_dims plane = KR_DIMS(t->some, t->F, t->T), pairs = KR_DIMS(t->some, t->F, t->T, 2);
@@ -274,7 +298,8 @@ static int32_t record_generator(kr_trainer *t) {
   kr_pk_graph io = {.com_in = input(g, "com_in", pairs, t->now[COM_IN].some),
                     .com = kr_graph_temp(g, KRAIT_F32, pairs),
                     .measured = measured,
-                    .recompute = t->options.recompute};
+                    .recompute = t->options.recompute,
+                    .halves = t->options.halves};
   kr_pk_graph_record(g, &t->config, parameter, t, &io);
   const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha,
                                             output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
@@ -380,6 +405,7 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(kr_graph_plan(t->g, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
   KR_TRY(kr_runner_open(t->g, &t->run_g));
   KR_TRY(record_move(t));
+  KR_TRY(record_divide(t));
   if (!t->options.discriminator) return KRAIT_OK;
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
@@ -398,6 +424,7 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
   t->N = (T - 1) * (config->fft_len / 4);
   const int64_t at_once = options->at_once > 0 && options->at_once < B ? options->at_once : B;
   if (B % at_once == 0) t->some = at_once, t->n_parts = B / at_once;
+  t->gradient_scale = scale_of(t);
   const int32_t status = t->some ? open_parts(t)
                                  : kr_fail(KRAIT_ERR_ARGUMENT, "at_once %lld does not divide a batch of %lld",
                                            (long long)at_once, (long long)B);
@@ -408,8 +435,9 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
 void kr_trainer_close(kr_trainer **trainer) {
   kr_trainer *t = *trainer;
   if (!t) return;
-  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d), kr_runner_close(&t->run_move);
-  kr_graph_close(&t->g), kr_graph_close(&t->d), kr_graph_close(&t->move);
+  kr_runner_close(&t->run_g), kr_runner_close(&t->run_d), kr_runner_close(&t->run_move),
+      kr_runner_close(&t->run_divide);
+  kr_graph_close(&t->g), kr_graph_close(&t->d), kr_graph_close(&t->move), kr_graph_close(&t->divide);
   kr_parameters_free(&t->statistics), kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
   if (t->ctx->cuda)
@@ -598,6 +626,8 @@ static int32_t sum_terms(kr_trainer *t, kr_step *step) {
   return KRAIT_OK;
 }
 
+static int32_t divide_gradients(kr_trainer *t) { return t->divide ? kr_runner_run(t->run_divide, NULL) : KRAIT_OK; }
+
 /* The same of running statistics, which lie behind them in t->sum. */
 static int32_t accumulate_statistics(kr_trainer *t, int64_t part) {
   const int64_t n = t->options.accumulate * t->n_parts,
@@ -717,7 +747,7 @@ int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
 static int32_t put_seeds(kr_trainer *t) {
   float *const seeds = on_host(t, t->v_seeds);
   const double n = kr_ranks_n(t->options.ranks);
-  for (int k = 0; k < KR_TERM_DISC_R; k++) seeds[16 * k] = (float)(t->options.weights[k] / n);
+  for (int k = 0; k < KR_TERM_DISC_R; k++) seeds[16 * k] = (float)(t->options.weights[k] / n) * t->gradient_scale;
   seeds[16 * KR_TERM_DISC_R] = (float)(1 / n), seeds[16 * KR_TERM_DISC_G] = t->judged ? (float)(1 / n) : 0;
   return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
 }
@@ -792,11 +822,17 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
     KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->statistics, t->statistics.gradient), t->statistics.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   KR_TRY(kr_ranks_check(t->options.ranks));
+  const int overflows = !isfinite(step->gradient_norm) && t->divide && step->updated;
+  t->n_overflows = overflows ? t->n_overflows + 1 : 0;
+  if (overflows && t->n_overflows < MOST_OVERFLOWS) { /* the batch has no say */
+    t->n_steps++, step->updated = 0, step->gradient_norm = 0;
+    return KRAIT_OK;
+  }
   if (!isfinite(step->gradient_norm)) {
     KR_TRY(kr_trainer_pull(t));
     const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
-    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s", (long long)t->n_steps + 1,
-                   name ? name : "all together");
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s%s", (long long)t->n_steps + 1,
+                   name ? name : "all together", t->divide ? "; precision=tf32 has no such limits as float16" : "");
   }
   t->n_steps++;
   if (!step->updated || lr <= 0) return KRAIT_OK;
@@ -854,6 +890,7 @@ static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
   KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  KR_TRY(divide_gradients(t));
   KR_TRY(accumulate_statistics(t, 0));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
 }
@@ -864,6 +901,7 @@ static int32_t run_generator(kr_trainer *t, kr_step *step) {
     KR_TRY(kr_runner_run(t->run_g, NULL));
     KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
     KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
+    KR_TRY(divide_gradients(t));
     KR_TRY(accumulate_statistics(t, k));
     KR_TRY(accumulate(t, &t->generator, t->sum, k, t->n_parts, &step->updated));
   }

@@ -38,6 +38,8 @@ typedef struct kr_train_options {
   int recompute;            /* less memory, more time: kr_pk_graph */
   int64_t at_once; /* items that the models take at once, a divisor of the batch; 0: all. Less memory; with a
                       discriminator and no late judge one more forward pass */
+  int32_t halves;           /* KRAIT_F16 or _BF16: the generator's activations and their gradients between operators;
+                               0: float32 */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
   uint64_t seed;
   kr_ranks *ranks;          /* of which each has B items of every batch, in order; NULL: alone */

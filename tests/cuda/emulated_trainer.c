@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "emulator/emulator.h"
 #include "trainer.h"
@@ -166,16 +167,92 @@ static void several_steps(void **state) {
   compare_steps(models[0], &options, 2);
 }
 
+/* Losses whose slopes have no jumps, so that rounded activations have near gradients. */
+static kr_train_options smooth_losses(void) {
+  kr_train_options options = kr_train_defaults;
+  for (int k = 0; k < KR_TERMS; k++) options.weights[k] = 0;
+  options.discriminator = 0, options.weights[KR_TERM_MAGNITUDE] = 1, options.weights[KR_TERM_COMPLEX] = 0.2;
+  return options;
+}
+
+static void step_or_fail(side *s, const kr_batch *batch) {
+  if (kr_trainer_step(s->t, batch, 2e-3, NULL, &s->step) < 0) fail_msg("%s", krait_error_detail());
+}
+
+static void compare_first(const char *what, const side *got, const side *want, double losses, double gradients) {
+  const kr_parameters *const g = kr_trainer_generator(got->t), *const w = kr_trainer_generator(want->t);
+  const double loss = fabs(got->step.total / want->step.total - 1),
+               gradient = difference(g->gradient, w->gradient, w->n);
+  print_message("%s: loss %.1e, gradients %.1e\n", what, loss, gradient);
+  assert_true(loss < losses && gradient < gradients && gradient > 1e-7);
+}
+
+/* Activations of 16 bits beside float32 on the CPU: the first step, and that losses fall; and a step on the GPU. */
+static void halves(void **state) {
+  static const struct {
+    int model;
+    int32_t dtype;
+    double losses, gradients;
+  } cases[] = {{1, KRAIT_F16, 2e-4, 0.1}, {0, KRAIT_BF16, 2e-3, 0.6}, {0, KRAIT_F16, 2e-4, 0.1}};
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *const model = models[cases[i].model];
+    kr_train_options options = smooth_losses();
+    side exact, rounded, gpu;
+    double first = 0;
+    random_state = 5;
+    const kr_batch batch = draw_batch();
+    open_side(&exact, KRAIT_DEVICE_CPU, model, &options);
+    options.halves = cases[i].dtype;
+    open_side(&rounded, KRAIT_DEVICE_CPU, model, &options);
+    for (int k = 0; k < 4; k++) {
+      step_or_fail(&rounded, &batch);
+      if (k) continue;
+      step_or_fail(&exact, &batch);
+      compare_first(krait_dtype_name(cases[i].dtype), &rounded, &exact, cases[i].losses, cases[i].gradients);
+      first = rounded.step.total;
+      if (i + 1 < sizeof cases / sizeof *cases) continue;
+      open_side(&gpu, KRAIT_DEVICE_CUDA(0), model, &options);
+      step_or_fail(&gpu, &batch);
+      assert_int_equal(kr_trainer_pull(gpu.t), KRAIT_OK);
+      compare_first("on a GPU", &gpu, &exact, cases[i].losses, cases[i].gradients);
+      close_side(&gpu);
+    }
+    assert_true(rounded.step.total < 0.999 * first);
+    close_side(&exact), close_side(&rounded);
+  }
+}
+
+/* What float16 cannot hold leaves a batch out; ten in a row end the training. */
+static void overflows(void **state) {
+  kr_train_options options = smooth_losses();
+  side s;
+  (void)state;
+  options.halves = KRAIT_F16, options.weights[KR_TERM_MAGNITUDE] = 1e9;
+  open_side(&s, KRAIT_DEVICE_CPU, models[1], &options);
+  const kr_batch batch = draw_batch();
+  const float before = kr_trainer_generator(s.t)->value[0];
+  step_or_fail(&s, &batch);
+  assert_int_equal(kr_trainer_pull(s.t), KRAIT_OK);
+  assert_true(!s.step.updated && kr_trainer_generator(s.t)->value[0] == before && kr_trainer_updates(s.t) == 0);
+  for (int k = 1; k < 9; k++) step_or_fail(&s, &batch);
+  assert_true(kr_trainer_step(s.t, &batch, 2e-3, NULL, &s.step) < 0);
+  assert_non_null(strstr(krait_error_detail(), "precision=tf32"));
+  close_side(&s);
+}
+
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
   const struct CMUnitTest tests[] = {cmocka_unit_test(every_stage), cmocka_unit_test(several_steps),
-                                     cmocka_unit_test(running_statistics)};
+                                     cmocka_unit_test(running_statistics), cmocka_unit_test(halves),
+                                     cmocka_unit_test(overflows)};
   if (argc != 2) return fprintf(stderr, "usage: emulated_trainer LIBRARY\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16", 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(text, module);
+  if (getenv("KR_ONLY")) cmocka_set_test_filter(getenv("KR_ONLY"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

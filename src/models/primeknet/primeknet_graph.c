@@ -17,7 +17,8 @@ typedef struct maker {
   void *user;
   const kr_pk_graph *io;
   int64_t B, T;
-  int32_t dtype;
+  int32_t dtype,
+      rows_dtype; /* of parameters and spectra; of what lies between the operators of encoder, blocks and decoders */
   int one_sided; /* filters of this part see no later position; so their keys say */
   int is_piece;  /* of the map, that stays in the cache */
 } maker;
@@ -108,6 +109,12 @@ typedef struct pk_phase_p {
 static krait_view view(const maker *m, kr_tensor t) { return kr_graph_view(m->g, t); }
 static kr_tensor reshape(const maker *m, kr_tensor t, kr_dims dims) { return kr_graph_reshape(m->g, t, dims); }
 static kr_tensor new_tensor(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->dtype, dims); }
+static kr_tensor new_rows(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->rows_dtype, dims); }
+/* A parameter that there was no memory for has no type; the graph fails behind it. */
+static int32_t type_of(const maker *m, kr_tensor x) { return x ? kr_graph_dtype(m->g, x) : m->dtype; }
+static kr_tensor new_like(const maker *m, kr_tensor x) {
+  return kr_graph_temp(m->g, type_of(m, x), kr_graph_dims(m->g, x));
+}
 static kr_tensor columns(const maker *m, kr_tensor rows, int64_t from, int64_t n) {
   return kr_graph_slice(m->g, rows, 1, from, n);
 }
@@ -117,15 +124,31 @@ static void copy(const maker *m, const char *name, kr_tensor from, kr_tensor to)
   kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
+/* In another type, if it has not that already. */
+static kr_tensor cast(const maker *m, const char *name, kr_tensor x, int32_t dtype) {
+  if (!x || kr_graph_dtype(m->g, x) == dtype) return x;
+  const kr_tensor out = kr_graph_temp(m->g, dtype, kr_graph_dims(m->g, x));
+  copy(m, name, x, out);
+  return out;
+}
+
+/* A weight as products of these rows take it; its gradient stays as it is. */
+static kr_tensor factor_for(const maker *m, kr_tensor rows, kr_tensor weight) {
+  if (!weight || type_of(m, rows) == kr_graph_dtype(m->g, weight)) return weight;
+  const kr_tensor factor = cast(m, "factor", weight, type_of(m, rows));
+  kr_graph_wide_gradient(m->g, factor);
+  return factor;
+}
+
 static kr_tensor add(const maker *m, const char *name, kr_tensor x, kr_tensor y) {
-  const kr_tensor out = new_tensor(m, kr_graph_dims(m->g, x));
+  const kr_tensor out = new_like(m, x);
   kr_graph_pointwise(m->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, x, y, out);
   return out;
 }
 
 /* out, or a new tensor like x. */
 static kr_tensor multiply_into(const maker *m, const char *name, kr_tensor x, kr_tensor y, kr_tensor out) {
-  if (!out) out = new_tensor(m, kr_graph_dims(m->g, x));
+  if (!out) out = new_like(m, x);
   kr_graph_pointwise(m->g, name, (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y,
                      out);
   return out;
@@ -146,10 +169,10 @@ static kr_tensor beside(const maker *m, kr_tensor v, int64_t rows) {
 static kr_tensor product(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                          kr_tensor residual, kr_tensor out) {
   const kr_dims x = kr_graph_dims(m->g, rows), w = kr_graph_dims(m->g, weight);
-  if (!out) out = new_tensor(m, KR_DIMS(x.size[0], w.size[0]));
+  if (!out) out = kr_graph_temp(m->g, type_of(m, rows), KR_DIMS(x.size[0], w.size[0]));
   return kr_graph_call(m->g, name, &kr_op_gemm,
                        &(krait_gemm_args){.A = view(m, rows),
-                                          .Bmat = view(m, turned(m, weight)),
+                                          .Bmat = view(m, turned(m, factor_for(m, rows, weight))),
                                           .bias = view(m, bias),
                                           .residual = view(m, residual),
                                           .out = view(m, out)});
@@ -161,9 +184,9 @@ static kr_tensor matrix(const maker *m, kr_tensor weight) {
   return reshape(m, weight, KR_DIMS(d.size[0], d.size[1]));
 }
 
-/* Gradients compute t again: it is large, and what it comes from is there. */
+/* Gradients may compute t again: it is large, and what it comes from is there. */
 static kr_tensor not_kept(const maker *m, kr_tensor t) {
-  kr_graph_recompute(m->g, t);
+  if (m->io->recompute) kr_graph_recompute(m->g, t);
   return t;
 }
 
@@ -207,6 +230,7 @@ static void measure(const maker *m, const norm *n, kr_tensor x) {
   const char *prefix = n->place;
   const maker measured = {.g = m->g, .c = m->c, .parameter = m->io->measured, .user = m->user};
   pk_running_p p;
+  x = cast(m, "batch_floats", x, m->dtype);
   const kr_tensor mean = mean_of(m, x), apart = new_tensor(m, d);
   kr_graph_pointwise(m->g, "batch_apart", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, x,
                      kr_graph_spread(m->g, reshape(m, mean, KR_DIMS(1, 1, 1, C)), d), apart);
@@ -228,7 +252,7 @@ static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_t
   const kr_dims d = kr_graph_dims(m->g, x);
   const int64_t over = m->c->streams ? d.size[0] : 1;
   const kr_dims flat = KR_DIMS(d.size[0] / over, over * d.size[1] * d.size[2], d.size[3]);
-  if (!out) out = new_tensor(m, d);
+  if (!out) out = new_like(m, x);
   if (m->c->streams) measure(m, n, x);
   kr_graph_call(m->g, m->c->streams ? "batch_norm" : "instance_norm", &kr_op_instance_norm,
                 &(krait_instance_norm_args){.eps = (float)KR_PK_NORM_EPS,
@@ -243,8 +267,8 @@ static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_t
 /* max(x, 0) + slope min(x, 0) by channels. */
 static kr_tensor slope_below(const maker *m, kr_tensor x, kr_tensor slope, kr_tensor out) {
   const kr_dims d = kr_graph_dims(m->g, x), channels = KR_DIMS(1, 1, 1, d.size[3]);
-  const kr_tensor below = new_tensor(m, d), less = new_tensor(m, kr_graph_dims(m->g, slope));
-  if (!out) out = new_tensor(m, d);
+  const kr_tensor below = new_like(m, x), less = new_tensor(m, kr_graph_dims(m->g, slope));
+  if (!out) out = new_like(m, x);
   kr_graph_pointwise(m->g, "slope_less", (krait_pointwise_args){.x_scale = -1, .y_scale = 1}, 0, slope, less);
   kr_graph_pointwise(m->g, "below",
                      (krait_pointwise_args){.activation = KRAIT_ACT_RELU, .x_scale = -1, .y_scale = 1}, x, x, below);
@@ -289,9 +313,9 @@ static kr_tensor norm_of(const maker *m, const norm *n, kr_tensor x) {
 
 /* What n frames of the past stand before in a state (B, ., n + T, C); or, without a past, just frames. */
 static kr_tensor room_with_past(const maker *m, const char *name, kr_dims dims, int64_t n) {
-  if (!m->io->has_past) return new_tensor(m, dims);
+  if (!m->io->has_past) return new_rows(m, dims);
   dims.size[2] += n;
-  return kr_graph_state(m->g, name, m->dtype, dims);
+  return kr_graph_state(m->g, name, m->rows_dtype, dims);
 }
 static kr_tensor newest(const maker *m, kr_tensor room) {
   return kr_graph_slice(m->g, room, 2, kr_graph_dims(m->g, room).size[2] - m->T, m->T);
@@ -318,7 +342,7 @@ static kr_tensor filter(const maker *m, const char *name, kr_tensor x, kr_tensor
   if (d.n == 0) return 0; /* the graph has failed before */
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
   const kr_tensor weight = kr_graph_permute(m->g, reshape(m, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1}),
-                  out = new_tensor(m, kr_graph_dims(m->g, x));
+                  out = new_like(m, x);
   const int one_sided = m->one_sided;
   return kr_graph_call(m->g, name, &kr_op_depthwise_conv,
                        &(krait_depthwise_conv_args){.DH = 1,
@@ -392,13 +416,15 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
 #include "primeknet_weights.def"
 #undef KR_SCOPE_encoder
   const kr_tensor all = dense_room(m, F, &input);
-  product_and_norm(
+  const int is_cast = m->rows_dtype != m->dtype; /* of two features only: the norm is of what is not rounded */
+  const kr_tensor lifted = product_and_norm(
       m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w),
       &(norm){"dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope},
-      KR_DIMS(m->B, F, m->T, C), input);
+      KR_DIMS(m->B, F, m->T, C), is_cast ? 0 : input);
+  if (is_cast) copy(m, "lift", lifted, input);
   const kr_tensor dense = dense_block(m, "dense_encoder", all);
   /* every other frequency with its two neighbours above: (tap, input) by output */
-  const kr_tensor weight = new_tensor(m, KR_DIMS(C, 3, C)), windows = new_tensor(m, KR_DIMS(m->B, F2, m->T, 3 * C));
+  const kr_tensor weight = new_tensor(m, KR_DIMS(C, 3, C)), windows = new_rows(m, KR_DIMS(m->B, F2, m->T, 3 * C));
   copy(m, "down_weight", kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), weight);
   kr_graph_call(m->g, "down_windows", &kr_op_unfold,
                 &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
@@ -411,7 +437,7 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
 
 /* The way back to F bins: rows (B F2 T, 3 n), a tap after the other, added where they belong. */
 static kr_tensor fold_up(const maker *m, kr_tensor rows, int64_t n) {
-  const kr_tensor out = new_tensor(m, KR_DIMS(m->B, m->c->F, m->T, n));
+  const kr_tensor out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
   return kr_graph_call(m->g, "up_fold", &kr_op_fold,
                        &(krait_fold_args){.KH = 3,
                                           .KW = 1,
@@ -448,7 +474,8 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
   const kr_tensor taps =
       product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
-  const kr_tensor up = fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1);
+  const kr_tensor up = cast(
+      m, "up", fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1), m->dtype);
   const kr_tensor before =
       reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)), matrix(m, p.merge_w), p.merge_b, 0, 0),
               KR_DIMS(1));
@@ -481,7 +508,10 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
       copy(m, "phase_weight", matrix(m, p.imag_w), kr_graph_slice(m->g, weight, 0, 1, 1));
   copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)),
       copy(m, "phase_bias", p.imag_b, kr_graph_slice(m->g, bias, 0, 1, 1));
-  const kr_tensor parts = product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, 0);
+  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
+                  parts =
+                      cast(m, "phase_parts",
+                           product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, aligned), m->dtype);
   kr_graph_call(m->g, "phase", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),
@@ -513,7 +543,7 @@ static kr_tensor attend_moving(const maker *m, const char *prefix, const pk_atte
     copy(m, "moving", frames, newest(m, room)), frames = room;
   }
   const int by_time[] = {0, 2, 1, 3};
-  const kr_tensor out = new_tensor(m, kr_graph_dims(m->g, frames));
+  const kr_tensor out = new_like(m, frames);
   kr_graph_call(m->g, "moving", &kr_op_depthwise_conv,
                 &(krait_depthwise_conv_args){.DH = 1,
                                              .DW = 1,
@@ -523,7 +553,7 @@ static kr_tensor attend_moving(const maker *m, const char *prefix, const pk_atte
                                              .out = view(m, kr_graph_permute(m->g, out, by_time))});
   keep_past(m, frames, K - 1);
   kr_tensor moving = out;
-  if (m->io->has_past) copy(m, "moving", newest(m, out), moving = new_tensor(m, map));
+  if (m->io->has_past) copy(m, "moving", newest(m, out), moving = new_rows(m, map));
   return not_kept(m, multiply(m, "attended", g,
                               product(m, "attention", reshape(m, moving, rows), matrix(m, attention->attn_w),
                                       attention->attn_b, 0, 0)));
@@ -586,14 +616,15 @@ static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, k
 #include "primeknet_weights.def"
 #undef KR_SCOPE_mamba
   const kr_tensor weight = behind_first(m, w, p.in_w, 0, &bias), A = new_tensor(m, KR_DIMS(E, N)),
-                  y = new_tensor(m, KR_DIMS(sequences, m->T, E));
+                  y = new_rows(m, KR_DIMS(sequences, m->T, E));
   const kr_tensor xz = reshape(m, product(m, "in", normed, weight, bias, 0, 0), KR_DIMS(sequences, m->T, 2 * E));
   kr_graph_pointwise(m->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
   kr_tensor conv_next = 0, scan_next;
   const kr_tensor conv_state = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &conv_next) : 0,
                   scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &scan_next);
   kr_mamba_block_record(m->g, &(kr_mamba_block){.flags = KRAIT_SCAN_SOFTPLUS,
-                                                .dtype = m->dtype,
+                                                .dtype = m->rows_dtype,
+                                                .is_merged = m->rows_dtype != m->dtype,
                                                 .xz = kr_graph_permute(m->g, xz, (int[]){0, 2, 1}),
                                                 .conv_weight = reshape(m, p.conv_w, KR_DIMS(E, W)),
                                                 .conv_bias = p.conv_b,
@@ -627,16 +658,16 @@ static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *
 #undef KR_SCOPE_recurrent
     kr_tensor bias = p.ih_b;
     const kr_tensor weight = number ? p.ih_w : behind_first(m, w, p.ih_w, p.ih_b, &bias),
-                    gates = reshape(m, product(m, "gates", x, weight, bias, 0, 0), KR_DIMS(sequences, m->T, G * H));
+                    gates = cast(m, "gates", product(m, "gates", x, weight, bias, 0, 0), m->dtype);
     const kr_tensor h =
         kr_graph_call(m->g, "recurrence", &kr_op_rnn,
                       &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
-                                        .x = view(m, gates),
+                                        .x = view(m, reshape(m, gates, KR_DIMS(sequences, m->T, G * H))),
                                         .weight = view(m, p.hh_w),
                                         .bias = view(m, p.hh_b),
                                         .out = kr_graph_ask(),
                                         .cells = is_lstm && !m->is_piece ? kr_graph_ask() : (krait_view){0}});
-    x = reshape(m, h, KR_DIMS(sequences * m->T, H));
+    x = cast(m, "gates", reshape(m, h, KR_DIMS(sequences * m->T, H)), m->rows_dtype);
   }
   *out_weight = matrix(m, w->out_w);
   return x;
@@ -672,7 +703,7 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
   }
   const kr_tensor normed = not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), in_w = matrix(m, w.in_w),
                   h = m->is_piece ? 0 : product(m, "in", normed, in_w, w.in_b, 0, 0),
-                  gated = new_tensor(m, KR_DIMS(rows, H));
+                  gated = new_rows(m, KR_DIMS(rows, H));
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
     const int64_t K = m->c->kernels[j], number = K;
     pk_prime_p p;
@@ -740,6 +771,7 @@ void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                    .B = 1,
                    .T = dims.size[1],
                    .dtype = kr_graph_dtype(g, x),
+                   .rows_dtype = kr_graph_dtype(g, x),
                    .one_sided = config->causal,
                    .is_piece = 1};
   piece.F2 = dims.size[0];
@@ -761,9 +793,12 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                    .B = in.size[0],
                    .T = in.size[2],
                    .dtype = kr_graph_dtype(g, io->com_in),
+                   .rows_dtype = io->halves ? io->halves : kr_graph_dtype(g, io->com_in),
                    .one_sided = config->causal};
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
-  const kr_tensor features = new_tensor(&m, in);
+  /* rows of two in rows of four, which are aligned */
+  const kr_tensor features =
+      kr_graph_slice(g, new_tensor(&m, KR_DIMS(in.size[0], in.size[1], in.size[2], 4)), 3, 0, 2);
   kr_graph_call(g, "features", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = PART(io->com_in, 0),

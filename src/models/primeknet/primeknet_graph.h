@@ -22,6 +22,8 @@ typedef struct kr_pk_graph {
    * (C): weight / sqrt(running_var + eps), and bias - running_mean scale. */
   kr_pk_parameter_fn *measured, *fixed;
   int has_past; /* with fixed: frames follow those of the run before; states have what is needed of these */
+  int32_t halves; /* KRAIT_F16 or _BF16: what lies between operators of encoder, blocks and decoders, and gradients of
+                     it. Parameters, their gradients and spectra stay as they are; 0: so does everything */
   int recompute; /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
                     for a third more time */
 } kr_pk_graph;

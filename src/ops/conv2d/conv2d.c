@@ -11,45 +11,53 @@ static double positions(const krait_depthwise_conv_args *a) {
 
 static void count_conv(const void *args, kr_cost *cost) {
   const krait_depthwise_conv_args *a = args;
-  *cost = (kr_cost){.flops = positions(a) * 2 * (double)a->KH * (double)a->KW, .bytes = positions(a) * 8};
+  *cost = (kr_cost){.flops = positions(a) * 2 * (double)a->KH * (double)a->KW,
+                    .bytes = positions(a) * 2 * (double)krait_dtype_bytes(a->x.dtype)};
 }
 static void count_conv_bwd(const void *args, kr_cost *cost) {
   const krait_depthwise_conv_bwd_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W * (double)a->C;
-  *cost = (kr_cost){.flops = n * 4 * (double)a->KH * (double)a->KW, .bytes = n * 12};
+  *cost =
+      (kr_cost){.flops = n * 4 * (double)a->KH * (double)a->KW, .bytes = n * 3 * (double)krait_dtype_bytes(a->x.dtype)};
 }
 static void count_unfold(const void *args, kr_cost *cost) {
   const krait_unfold_args *a = args;
-  *cost = (kr_cost){.bytes = 4 * ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
-                                  (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
+  *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) *
+                             ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
+                              (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
 }
 static void count_fold(const void *args, kr_cost *cost) {
   const krait_fold_args *a = args;
-  *cost = (kr_cost){.bytes = 4 * ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
-                                  (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
+  *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) *
+                             ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
+                              (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
   cost->flops = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
 }
 
-static const char *const gaps = "channels do not lie together";
+static const char *const gaps = "channels do not lie together", *const halves = "tensors of 16 bits";
 
 static const char *refuse_conv(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? gaps : NULL;
 }
 static const char *refuse_conv_bwd(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_bwd_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->dout.stride[3] != 1 || (kr_has(&a->dx) && a->dx.stride[3] != 1) ? gaps : NULL;
 }
 static const char *refuse_unfold(const krait_ctx *ctx, const void *args) {
   const krait_unfold_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? gaps : NULL;
 }
 static const char *refuse_fold(const krait_ctx *ctx, const void *args) {
   const krait_fold_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? gaps : NULL;
 }
 

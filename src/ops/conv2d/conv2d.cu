@@ -7,14 +7,29 @@
  *   kr_taps_KHxKW          of all taps at once: the gradients lie in registers, those of KR_CONV_STRIP outputs meet the
  *                          inputs that pass by
  *   kr_taps_sum            adds the parts, always in the same order
- *   kr_unfold, kr_fold     a thread takes one element of out */
+ *   kr_unfold, kr_fold     a thread takes one element of out
+ * A module per type of the activations, KR_DTYPE; parameters and sums are float32. Of 16 bits a thread of the kernels
+ * for known taps has two channels side by side. */
 #include "conv2d_plan.h"
+#include "element.cuh"
 #include "pack.cuh"
 
+#if KR_DTYPE == 0
+typedef float several; /* what a thread loads at once */
+enum { V = 1 };
+KR_DEV float one_of(several v, int) { return v; }
+KR_DEV several put_together(const float (&v)[V]) { return v[0]; }
+#else
+typedef uint32_t several;
+enum { V = 2 };
+KR_DEV float one_of(several v, int k) { return element_value((element)(k ? v >> 16 : v)); }
+KR_DEV several put_together(const float (&v)[V]) { return kr_pack(v[0], v[1], KR_DTYPE); }
+#endif
+KR_DEV several values(const element *p) { return *(const several *)p; }
 KR_DEV float get(const krait_view &v, int64_t at) { return ((const float *)v.data)[at]; }
 
 typedef struct strip {
-  const float *in; /* of input row 0 */
+  const element *in; /* of input row 0 */
   int64_t step;    /* from row to row */
   const float *weight; /* of this column of taps: tap i at i * step_weight, in the order in which inputs pass by */
   int step_weight;
@@ -34,7 +49,7 @@ KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (
     w[0] = k < KH ? s.weight[k * s.step_weight] : 0.0f;
     const int y = first + k * apart;
     if (!INSIDE && (y < 0 || y >= H)) continue;
-    const float v = s.in[y * s.step];
+    const float v = value(s.in, y * s.step);
     if (k >= N - 1 && k < KH) {
 #pragma unroll
       for (int o = 0; o < N; o++) sum[o] = kr_fma(w[o], v, sum[o]);
@@ -67,7 +82,7 @@ KR_DEV void filter(const kr_filter_plan &p) {
   kr_sync();
   if (w >= p.W || c >= p.C) return;
   const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f;
-  float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  element *const out = (element *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
   for (int h = begin; h < end; h += N) {
     float sum[N];
 #pragma unroll
@@ -76,14 +91,14 @@ KR_DEV void filter(const kr_filter_plan &p) {
     for (int j = 0; j < p.KW; j++) {
       const int x = w + j * p.DW - p.PW;
       if (x < 0 || x >= p.W) continue;
-      const strip s = {(const float *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3],
+      const strip s = {(const element *)p.in.data + b * p.in.stride[0] + x * p.in.stride[2] + c * p.in.stride[3],
                        p.in.stride[1], weight + j * 32 + lane, p.KW * 32};
       if (first >= 0 && last < p.H) pass_by<N, 1>(s, p.KH, p.DH, first, (int)p.H, sum);
       else pass_by<N, 0>(s, p.KH, p.DH, first, (int)p.H, sum);
     }
 #pragma unroll
     for (int o = 0; o < N; o++)
-      if (h + o < end) out[(h + o) * p.out.stride[1]] = sum[o];
+      if (h + o < end) put(out, (h + o) * p.out.stride[1], sum[o]);
   }
 }
 
@@ -92,9 +107,9 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_one(const kr_filter_plan 
 
 /* Rows first, first + 1, ... of a column, all under way at once. INSIDE: all of them exist. */
 template <int INSIDE, int N>
-KR_DEV void load_column(float (&v)[N], const float *column, int64_t step, int first, int H) {
+KR_DEV void load_column(several (&v)[N], const element *column, int64_t step, int first, int H) {
 #pragma unroll
-  for (int k = 0; k < N; k++) v[k] = INSIDE || (first + k >= 0 && first + k < H) ? column[k * step] : 0.0f;
+  for (int k = 0; k < N; k++) v[k] = INSIDE || (first + k >= 0 && first + k < H) ? values(column + k * step) : 0;
 }
 
 /* Taps that are known: weights in registers, DH is 1. */
@@ -107,29 +122,33 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
   block /= p.n_columns;
   const int begin = (int)(block % p.n_runs) * p.n_strips * N, end = (int)min64(p.H, begin + p.n_strips * N);
   block /= p.n_runs;
-  const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
+  const int64_t c = ((int64_t)(block % p.n_channels) * 32 + lane) * V, b = block / p.n_channels;
   if (w >= p.W || c >= p.C) return;
-  float weight[KH][KW];
+  float weight[KH][KW][V], bias[V];
 #pragma unroll
   for (int i = 0; i < KH; i++)
 #pragma unroll
     for (int j = 0; j < KW; j++)
-      weight[i][j] = get(p.weight, c * p.weight.stride[0] + (p.flip ? KH - 1 - i : i) * p.weight.stride[1] +
-                                       (p.flip ? KW - 1 - j : j) * p.weight.stride[2]);
-  const float bias = p.bias.data ? get(p.bias, c * p.bias.stride[0]) : 0.0f, *const in = (const float *)p.in.data +
-                                                                                         b * p.in.stride[0] +
-                                                                                         c * p.in.stride[3];
-  float *const out = (float *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
-  for (int h = begin; h < end; h += N) {
-    float sum[N];
 #pragma unroll
-    for (int o = 0; o < N; o++) sum[o] = bias;
+      for (int e = 0; e < V; e++)
+        weight[i][j][e] = get(p.weight, (c + e) * p.weight.stride[0] + (p.flip ? KH - 1 - i : i) * p.weight.stride[1] +
+                                            (p.flip ? KW - 1 - j : j) * p.weight.stride[2]);
+#pragma unroll
+  for (int e = 0; e < V; e++) bias[e] = p.bias.data ? get(p.bias, (c + e) * p.bias.stride[0]) : 0.0f;
+  const element *const in = (const element *)p.in.data + b * p.in.stride[0] + c * p.in.stride[3];
+  element *const out = (element *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  for (int h = begin; h < end; h += N) {
+    float sum[N][V];
+#pragma unroll
+    for (int o = 0; o < N; o++)
+#pragma unroll
+      for (int e = 0; e < V; e++) sum[o][e] = bias[e];
     const int first = h - p.PH, inside = first >= 0 && first + KH + N - 2 < H;
 #pragma unroll
     for (int j = 0; j < KW; j++) {
       const int x = w + j * p.DW - p.PW;
       if (x < 0 || x >= p.W) continue;
-      float v[KH + N - 1];
+      several v[KH + N - 1];
       if (inside) load_column<1>(v, in + x * p.in.stride[2] + first * p.in.stride[1], p.in.stride[1], first, H);
       else load_column<0>(v, in + x * p.in.stride[2] + first * p.in.stride[1], p.in.stride[1], first, H);
 #pragma unroll
@@ -137,20 +156,106 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
         if (!inside && (first + k < 0 || first + k >= H)) continue; /* an infinite weight meets nothing outside */
 #pragma unroll
         for (int o = 0; o < N; o++)
-          if (k >= o && k - o < KH) sum[o] = kr_fma(weight[k - o][j], v[k], sum[o]);
+          if (k >= o && k - o < KH)
+#pragma unroll
+            for (int e = 0; e < V; e++) sum[o][e] = kr_fma(weight[k - o][j][e], one_of(v[k], e), sum[o][e]);
       }
     }
 #pragma unroll
     for (int o = 0; o < N; o++)
-      if (h + o < end) out[(h + o) * p.out.stride[1]] = sum[o];
+      if (h + o < end) *(several *)(out + (h + o) * p.out.stride[1]) = put_together(sum[o]);
   }
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x3(const kr_filter_plan p) { filter_known<3, 3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x1(const kr_filter_plan p) { filter_known<3, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_11x1(const kr_filter_plan p) { filter_known<11, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_23x1(const kr_filter_plan p) { filter_known<23, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_31x1(const kr_filter_plan p) { filter_known<31, 1>(p); }
+
+typedef struct alignas(4 * V) weights {
+  float v[V];
+} weights;
+
+/* Row y of a column, or zeros. */
+KR_DEV several row_of(const element *column, int64_t step, int y, int H, int there) {
+  return there && y >= 0 && y < H ? values(column + y * step) : 0;
+}
+
+/* Taps along H alone: a thread keeps the rows that its strips share in registers, and the next strip's are on their
+ * way. Weights pass by from shared memory. */
+template <int KH>
+KR_DEV void filter_along(const kr_filter_plan &p) {
+  enum { N = KR_CONV_STRIP, KEPT = KH - 1, CHANNELS = 32 * V };
+  KR_DYNAMIC_SHARED(bytes);
+  float *const shared = (float *)bytes; /* (KH, CHANNELS) */
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5, H = (int)p.H;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int w = (int)(block % p.n_columns) * (KR_CONV_THREADS / 32) + slot;
+  block /= p.n_columns;
+  const int begin = (int)(block % p.n_runs) * p.n_strips * N, end = (int)min64(p.H, begin + p.n_strips * N);
+  block /= p.n_runs;
+  const int64_t c0 = (int64_t)(block % p.n_channels) * CHANNELS, c = c0 + lane * V, b = block / p.n_channels;
+  for (int i = kr_thread(); i < KH * CHANNELS; i += KR_CONV_THREADS) {
+    const int tap = i % KH, channel = i / KH;
+    shared[(p.flip ? KH - 1 - tap : tap) * CHANNELS + channel] =
+        c0 + channel < p.C ? get(p.weight, (c0 + channel) * p.weight.stride[0] + tap * p.weight.stride[1]) : 0.0f;
+  }
+  kr_sync();
+  if (w >= p.W || c >= p.C) return;
+  const int x = w - p.PW, there = x >= 0 && x < p.W;
+  const int64_t step = p.in.stride[1], out_step = p.out.stride[1];
+  const element *const in =
+      (const element *)p.in.data + b * p.in.stride[0] + (there ? x : 0) * p.in.stride[2] + c * p.in.stride[3];
+  element *const out = (element *)p.out.data + b * p.out.stride[0] + w * p.out.stride[2] + c * p.out.stride[3];
+  several v[KEPT + N], next[N];
+  float bias[V];
+#pragma unroll
+  for (int e = 0; e < V; e++) bias[e] = p.bias.data ? get(p.bias, (c + e) * p.bias.stride[0]) : 0.0f;
+#pragma unroll
+  for (int k = 0; k < KEPT; k++) v[k] = row_of(in, step, begin - p.PH + k, H, there);
+#pragma unroll
+  for (int o = 0; o < N; o++) next[o] = row_of(in, step, begin - p.PH + KEPT + o, H, there);
+#pragma unroll 1
+  for (int h = begin; h < end; h += N) {
+    const int first = h - p.PH, inside = first >= 0 && first + KEPT + N - 1 < H;
+    float sum[N][V];
+    weights tap[N];
+#pragma unroll
+    for (int o = 0; o < N; o++) v[KEPT + o] = next[o];
+    if (h + N < end) {
+#pragma unroll
+      for (int o = 0; o < N; o++) next[o] = row_of(in, step, first + N + KEPT + o, H, there);
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+#pragma unroll
+      for (int e = 0; e < V; e++) sum[o][e] = bias[e];
+#pragma unroll
+    for (int k = 0; k < KEPT + N; k++) {
+#pragma unroll
+      for (int o = N - 1; o > 0; o--) tap[o] = tap[o - 1];
+      if (k < KH) tap[0] = *(const weights *)(shared + k * CHANNELS + lane * V);
+      if (!there || (!inside && (first + k < 0 || first + k >= H)))
+        continue; /* an infinite weight meets nothing outside */
+#pragma unroll
+      for (int o = 0; o < N; o++)
+        if (k >= o && k - o < KH)
+#pragma unroll
+          for (int e = 0; e < V; e++) sum[o][e] = kr_fma(tap[o].v[e], one_of(v[k], e), sum[o][e]);
+    }
+#pragma unroll
+    for (int o = 0; o < N; o++)
+      if (h + o < end) *(several *)(out + (h + o) * out_step) = put_together(sum[o]);
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) v[k] = v[k + N];
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_3x1(const kr_filter_plan p) { filter_along<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_11x1(const kr_filter_plan p) { filter_along<11>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_23x1(const kr_filter_plan p) {
+  filter_along<23>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_31x1(const kr_filter_plan p) {
+  filter_along<31>(p);
+}
 
 /* ---- gradients of the taps ---- */
 
@@ -171,24 +276,24 @@ KR_DEV void sum_taps(const kr_taps_plan &p) {
   for (int o = 0; o < N; o++) sum[o] = 0.0f;
   for (int w = begin + slot; w < end && c < p.C; w += KR_CONV_THREADS / 32) {
     const int x = w + j * p.DW - p.PW, first = i * p.DH - p.PH, there = x >= 0 && x < p.W;
-    const float *const in =
-        (const float *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
-    const float *const dout =
-        (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const element *const in =
+        (const element *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
+    const element *const dout =
+        (const element *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
     if (!there && !with_bias) continue;
     float v[N];
 #pragma unroll
     for (int o = 0; o < N - 1; o++) {
       const int y = first + o;
-      v[o + 1] = there && y >= 0 && y < H ? in[y * p.x.stride[1]] : 0.0f;
+      v[o + 1] = there && y >= 0 && y < H ? value(in, y * p.x.stride[1]) : 0.0f;
     }
 #pragma unroll 4
     for (int h = 0; h < H; h++) {
 #pragma unroll
       for (int o = 0; o < N - 1; o++) v[o] = v[o + 1];
       const int y = h + first + N - 1;
-      v[N - 1] = there && y >= 0 && y < H ? in[y * p.x.stride[1]] : 0.0f;
-      const float d = dout[h * p.dout.stride[1]];
+      v[N - 1] = there && y >= 0 && y < H ? value(in, y * p.x.stride[1]) : 0.0f;
+      const float d = value(dout, h * p.dout.stride[1]);
       bias += d;
 #pragma unroll
       for (int o = 0; o < N; o++) sum[o] = kr_fma(d, v[o], sum[o]);
@@ -211,35 +316,62 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_plan p) 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_plan p) { sum_taps<3>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_plan p) { sum_taps<1>(p); }
 
+/* The block's sums of its taps and of the bias, one slot after the other: always in the same order. */
+template <int TAPS>
+KR_DEV void put_sums(const kr_taps_plan &p, int64_t part, int64_t c, const float (&sum)[TAPS + 1][V], float *shared) {
+  enum { SLOTS = KR_CONV_THREADS / 32 };
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
+  for (int turn = 0; turn < SLOTS; turn++) {
+    if (slot == turn) {
+#pragma unroll
+      for (int o = 0; o <= TAPS; o++)
+#pragma unroll
+        for (int e = 0; e < V; e++) {
+          float *const at = shared + (o * V + e) * 32 + lane;
+          *at = (turn ? *at : 0.0f) + sum[o][e];
+        }
+    }
+    kr_sync();
+  }
+  for (int o = slot; o <= TAPS; o += SLOTS)
+#pragma unroll
+    for (int e = 0; e < V; e++)
+      if (c < p.C) p.partial[(part * (TAPS + 1) + o) * p.C + c + e] = shared[(o * V + e) * 32 + lane];
+}
+
 /* All taps, KH along H side by side. */
 template <int KH, int KW>
 KR_DEV void sum_all_taps(const kr_taps_plan &p) {
   enum { N = KR_CONV_STRIP, TAPS = KH * KW, SLOTS = KR_CONV_THREADS / 32 };
-  KR_SHARED float shared[(TAPS + 1) * 32];
+  KR_SHARED float shared[(TAPS + 1) * 32 * V];
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
   uint32_t block = (uint32_t)kr_block_x();
   const int part = (int)(block % p.n_columns);
   block /= p.n_columns;
-  const int64_t c = (int64_t)(block % p.n_channels) * 32 + lane, b = block / p.n_channels;
+  const int64_t c = ((int64_t)(block % p.n_channels) * 32 + lane) * V, b = block / p.n_channels;
   const int H = (int)p.H, begin = part * KR_CONV_COLUMNS, end = (int)min64(p.W, begin + KR_CONV_COLUMNS);
-  float sum[TAPS + 1];
+  float sum[TAPS + 1][V];
 #pragma unroll
-  for (int o = 0; o <= TAPS; o++) sum[o] = 0.0f;
+  for (int o = 0; o <= TAPS; o++)
+#pragma unroll
+    for (int e = 0; e < V; e++) sum[o][e] = 0.0f;
   for (int w = begin + slot; w < end && c < p.C; w += SLOTS) {
-    const float *const dout =
-        (const float *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
-    const float *const in = (const float *)p.x.data + b * p.x.stride[0] + c * p.x.stride[3];
+    const element *const dout =
+        (const element *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const element *const in = (const element *)p.x.data + b * p.x.stride[0] + c * p.x.stride[3];
     for (int h = 0; h < H; h += N) {
-      float d[N];
+      several d[N];
 #pragma unroll
-      for (int o = 0; o < N; o++) d[o] = h + o < H ? dout[(h + o) * p.dout.stride[1]] : 0.0f;
+      for (int o = 0; o < N; o++) d[o] = h + o < H ? values(dout + (h + o) * p.dout.stride[1]) : 0;
 #pragma unroll
-      for (int o = 0; o < N; o++) sum[TAPS] += d[o];
+      for (int o = 0; o < N; o++)
+#pragma unroll
+        for (int e = 0; e < V; e++) sum[TAPS][e] += one_of(d[o], e);
 #pragma unroll
       for (int j = 0; j < KW; j++) {
         const int x = w + j * p.DW - p.PW, first = h - p.PH;
         if (x < 0 || x >= p.W) continue;
-        float v[KH + N - 1];
+        several v[KH + N - 1];
         if (first >= 0 && first + KH + N - 2 < H)
           load_column<1>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
         else load_column<0>(v, in + x * p.x.stride[2] + first * p.x.stride[1], p.x.stride[1], first, H);
@@ -247,24 +379,68 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
         for (int k = 0; k < KH + N - 1; k++)
 #pragma unroll
           for (int o = 0; o < N; o++)
-            if (k >= o && k - o < KH) sum[(k - o) * KW + j] = kr_fma(d[o], v[k], sum[(k - o) * KW + j]);
+            if (k >= o && k - o < KH)
+#pragma unroll
+              for (int e = 0; e < V; e++)
+                sum[(k - o) * KW + j][e] = kr_fma(one_of(d[o], e), one_of(v[k], e), sum[(k - o) * KW + j][e]);
       }
     }
   }
-  for (int turn = 0; turn < SLOTS; turn++) { /* one slot after the other: always in the same order */
-    if (slot == turn) {
+  put_sums<TAPS>(p, b * p.n_columns + part, c, sum, shared);
+}
+
+/* The same of taps along H alone: a thread keeps the rows that its strips share in registers. */
+template <int KH>
+KR_DEV void sum_taps_along(const kr_taps_plan &p) {
+  enum { N = KR_CONV_STRIP, KEPT = KH - 1, SLOTS = KR_CONV_THREADS / 32 };
+  KR_SHARED float shared[(KH + 1) * 32 * V];
+  const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
+  uint32_t block = (uint32_t)kr_block_x();
+  const int part = (int)(block % p.n_columns);
+  block /= p.n_columns;
+  const int64_t c = ((int64_t)(block % p.n_channels) * 32 + lane) * V, b = block / p.n_channels, step = p.x.stride[1],
+                d_step = p.dout.stride[1];
+  const int H = (int)p.H, begin = part * KR_CONV_COLUMNS, end = (int)min64(p.W, begin + KR_CONV_COLUMNS);
+  float sum[KH + 1][V];
 #pragma unroll
-      for (int o = 0; o <= TAPS; o++) shared[o * 32 + lane] = (turn ? shared[o * 32 + lane] : 0.0f) + sum[o];
+  for (int o = 0; o <= KH; o++)
+#pragma unroll
+    for (int e = 0; e < V; e++) sum[o][e] = 0.0f;
+  for (int w = begin + slot; w < end && c < p.C; w += SLOTS) {
+    const int x = w - p.PW, there = x >= 0 && x < p.W;
+    const element *const dout =
+        (const element *)p.dout.data + b * p.dout.stride[0] + w * p.dout.stride[2] + c * p.dout.stride[3];
+    const element *const in =
+        (const element *)p.x.data + b * p.x.stride[0] + (there ? x : 0) * p.x.stride[2] + c * p.x.stride[3];
+    several v[KEPT + N], d[N];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) v[k] = row_of(in, step, k - p.PH, H, there);
+#pragma unroll 1
+    for (int h = 0; h < H; h += N) {
+#pragma unroll
+      for (int o = 0; o < N; o++)
+        v[KEPT + o] = row_of(in, step, h + KEPT + o - p.PH, H, there), d[o] = row_of(dout, d_step, h + o, H, 1);
+#pragma unroll
+      for (int o = 0; o < N; o++)
+#pragma unroll
+        for (int e = 0; e < V; e++) sum[KH][e] += one_of(d[o], e);
+#pragma unroll
+      for (int k = 0; k < KEPT + N; k++)
+#pragma unroll
+        for (int o = 0; o < N; o++)
+          if (k >= o && k - o < KH)
+#pragma unroll
+            for (int e = 0; e < V; e++) sum[k - o][e] = kr_fma(one_of(d[o], e), one_of(v[k], e), sum[k - o][e]);
+#pragma unroll
+      for (int k = 0; k < KEPT; k++) v[k] = v[k + N];
     }
-    kr_sync();
   }
-  for (int o = slot; o <= TAPS; o += SLOTS)
-    if (c < p.C) p.partial[((b * p.n_columns + part) * (TAPS + 1) + o) * p.C + c] = shared[o * 32 + lane];
+  put_sums<KH>(p, b * p.n_columns + part, c, sum, shared);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x3(const kr_taps_plan p) { sum_all_taps<3, 3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_all_taps<3, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_all_taps<11, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_taps_along<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_taps_along<11>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_plan p) { sum_all_taps<23, 1>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_plan p) { sum_all_taps<31, 1>(p); }
 
@@ -275,6 +451,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
   const int64_t c = (int64_t)kr_block_x() * 32 + lane, n_parts = p.B * p.n_columns;
   const int wanted = tap == taps ? p.dbias.data != 0 : p.dweight.data != 0;
   float sum = 0.0f;
+#pragma unroll 8
   for (int64_t part = slice; part < n_parts && c < p.C && wanted; part += KR_CONV_THREADS / 32)
     sum += p.partial[(part * (taps + 1) + tap) * p.C + c];
   shared[kr_thread()] = sum;
@@ -299,8 +476,10 @@ KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_unfold(const kr_windows_plan p
   const uint32_t above = kr_divide(tap, p.taps);
   const int y = (int)i * p.SH + (int)above - p.PH, x = (int)j * p.SW + (int)(tap - above * p.taps.by) - p.PW;
   const int inside = y >= 0 && y < p.H && x >= 0 && x < p.W;
-  ((float *)p.out.data)[b * p.out.stride[0] + i * p.out.stride[1] + j * p.out.stride[2] + k * p.out.stride[3]] =
-      inside ? get(p.x, b * p.x.stride[0] + y * p.x.stride[1] + x * p.x.stride[2] + c * p.x.stride[3]) : 0.0f;
+  ((element *)p.out.data)[b * p.out.stride[0] + i * p.out.stride[1] + j * p.out.stride[2] + k * p.out.stride[3]] =
+      inside ? ((const element *)p.x.data)[b * p.x.stride[0] + y * p.x.stride[1] + x * p.x.stride[2] +
+                                           c * p.x.stride[3]]
+             : (element)0;
 }
 
 KR_DEV int rounded_up(int a, int by) { return a <= 0 ? 0 : (a + by - 1) / by; }
@@ -317,7 +496,9 @@ KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_fold(const kr_windows_plan p) 
   for (int i = rounded_up(y - p.KH + 1, p.SH); i <= last_i; i++)
     for (int j = rounded_up(x - p.KW + 1, p.SW); j <= last_j; j++) {
       const int64_t k = ((int64_t)(y - i * p.SH) * p.KW + (x - j * p.SW)) * p.C.by + c;
-      sum += get(p.x, b * p.x.stride[0] + i * p.x.stride[1] + j * p.x.stride[2] + k * p.x.stride[3]);
+      sum += value((const element *)p.x.data,
+                   b * p.x.stride[0] + i * p.x.stride[1] + j * p.x.stride[2] + k * p.x.stride[3]);
     }
-  ((float *)p.out.data)[b * p.out.stride[0] + h * p.out.stride[1] + w * p.out.stride[2] + c * p.out.stride[3]] = sum;
+  put((element *)p.out.data, b * p.out.stride[0] + h * p.out.stride[1] + w * p.out.stride[2] + c * p.out.stride[3],
+      sum);
 }

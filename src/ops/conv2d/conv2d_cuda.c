@@ -4,25 +4,36 @@
 #include "op_list.h"
 #include "view.h"
 
-static const kr_kernel filter_strip = {"conv2d", "kr_filter_strip"}, filter_one = {"conv2d", "kr_filter_one"},
-                       taps_many = {"conv2d", "kr_taps_many"}, taps_few = {"conv2d", "kr_taps_few"},
-                       taps_one = {"conv2d", "kr_taps_one"}, taps_sum = {"conv2d", "kr_taps_sum"},
-                       unfold = {"conv2d", "kr_unfold"}, fold = {"conv2d", "kr_fold"};
+/* By type of the activations: float32, float16, bfloat16. */
+#define TYPES(name) {{"conv2d_f32", name}, {"conv2d_f16", name}, {"conv2d_bf16", name}}
+static const kr_kernel filter_strip[] = TYPES("kr_filter_strip"), filter_one[] = TYPES("kr_filter_one"),
+                       taps_many[] = TYPES("kr_taps_many"), taps_few[] = TYPES("kr_taps_few"),
+                       taps_one[] = TYPES("kr_taps_one"), taps_sum[] = TYPES("kr_taps_sum"),
+                       unfold[] = TYPES("kr_unfold"), fold[] = TYPES("kr_fold");
 
 /* Kernels for taps that models have. */
 static const struct {
   int64_t KH, KW;
-  kr_kernel filter, taps;
-} known[] = {{3, 3, {"conv2d", "kr_filter_3x3"}, {"conv2d", "kr_taps_3x3"}},
-             {3, 1, {"conv2d", "kr_filter_3x1"}, {"conv2d", "kr_taps_3x1"}},
-             {11, 1, {"conv2d", "kr_filter_11x1"}, {"conv2d", "kr_taps_11x1"}},
-             {23, 1, {"conv2d", "kr_filter_23x1"}, {"conv2d", "kr_taps_23x1"}},
-             {31, 1, {"conv2d", "kr_filter_31x1"}, {"conv2d", "kr_taps_31x1"}}};
-static int which_known(int64_t KH, int64_t KW, int64_t DH) {
+  kr_kernel filter[3], taps[3];
+} known[] = {{3, 3, TYPES("kr_filter_3x3"), TYPES("kr_taps_3x3")},
+             {3, 1, TYPES("kr_filter_3x1"), TYPES("kr_taps_3x1")},
+             {11, 1, TYPES("kr_filter_11x1"), TYPES("kr_taps_11x1")},
+             {23, 1, TYPES("kr_filter_23x1"), TYPES("kr_taps_23x1")},
+             {31, 1, TYPES("kr_filter_31x1"), TYPES("kr_taps_31x1")}};
+
+/* Of 16 bits they take pairs of channels. */
+static int lies_in_pairs(const krait_view *v) {
+  int64_t all = v->stride[0] | v->stride[1] | v->stride[2];
+  return v->stride[3] == 1 && all % 2 == 0 && (uintptr_t)v->data % 16 == 0;
+}
+static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const krait_view *x, const krait_view *y) {
+  if (x->dtype != KRAIT_F32 && (C % 2 || !lies_in_pairs(x) || !lies_in_pairs(y))) return -1;
   for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
     if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
   return -1;
 }
+/* Channels of a block. */
+static int64_t channels_of(int which, int32_t dtype) { return which >= 0 && dtype != KRAIT_F32 ? 64 : 32; }
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -59,18 +70,22 @@ uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *ar
 }
 
 static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
-  const int strip = p->DH == 1 ? KR_CONV_STRIP : 1;
-  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_channels = blocks_of(p->C, 32);
+  const int strip = p->DH == 1 ? KR_CONV_STRIP : 1, type = p->in.dtype,
+            which = which_known(p->KH, p->KW, p->DH, p->C, &p->in, &p->out);
+  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_channels = blocks_of(p->C, channels_of(which, type));
   const int64_t strips = blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels,
                 runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
   p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1),
   p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
   const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels,
                         .block = KR_CONV_THREADS,
-                        .shared_bytes = (uint32_t)(p->KH * p->KW * 32) * sizeof(float),
+                        .shared_bytes = (uint32_t)(p->KH * p->KW * channels_of(which, type)) * sizeof(float),
                         .stream = stream};
-  const int which = which_known(p->KH, p->KW, p->DH);
-  kr_chain_add(chain, which >= 0 ? &known[which].filter : strip == 1 ? &filter_one : &filter_strip, &grid, p);
+  kr_chain_add(chain,
+               which >= 0   ? &known[which].filter[type]
+               : strip == 1 ? &filter_one[type]
+                            : &filter_strip[type],
+               &grid, p);
 }
 
 static int32_t run_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -126,26 +141,26 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
                        .PH = (int32_t)a->PH,
                        .PW = (int32_t)a->PW};
   const int together = a->DH != 1 || a->KH == 1 ? 1 : a->KH <= 3 ? 3 : KR_CONV_TAPS;
+  const int type = a->x.dtype, which = which_known(a->KH, a->KW, a->DH, a->C, &a->x, &a->dout);
   taps.n_columns = blocks_of(a->W, KR_CONV_COLUMNS), taps.n_groups = blocks_of(a->KH, together) * (uint32_t)a->KW,
-  taps.n_channels = blocks_of(a->C, 32);
-  const int which = which_known(a->KH, a->KW, a->DH);
+  taps.n_channels = blocks_of(a->C, channels_of(which, type));
   const uint32_t n_groups = kr_has(&a->dweight) && which < 0 ? taps.n_groups : 1;
   const kr_grid grid = {.x = (uint32_t)a->B * taps.n_columns * n_groups * taps.n_channels,
                         .block = KR_CONV_THREADS,
                         .stream = a->call.stream};
   const kr_grid sum = {
-      .x = taps.n_channels, .y = (uint32_t)(a->KH * a->KW + 1), .block = KR_CONV_THREADS, .stream = a->call.stream};
+      .x = blocks_of(a->C, 32), .y = (uint32_t)(a->KH * a->KW + 1), .block = KR_CONV_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   if (kr_has(&a->dx)) add_filter(&chain, &back, a->call.stream);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
     taps.n_groups = n_groups;
     kr_chain_add(&chain,
-                 which >= 0      ? &known[which].taps
-                 : together == 1 ? &taps_one
-                 : together == 3 ? &taps_few
-                                 : &taps_many,
+                 which >= 0      ? &known[which].taps[type]
+                 : together == 1 ? &taps_one[type]
+                 : together == 3 ? &taps_few[type]
+                                 : &taps_many[type],
                  &grid, &taps);
-    kr_chain_add(&chain, &taps_sum, &sum, &taps);
+    kr_chain_add(&chain, &taps_sum[type], &sum, &taps);
   }
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
@@ -194,7 +209,7 @@ static int32_t run_unfold(const krait_ctx *ctx, const void *args, uint64_t tier)
   p.n = a->B * a->OH * a->OW * a->K, p.inner = kr_divisor_of(a->K), p.columns = kr_divisor_of(a->OW),
   p.rows = kr_divisor_of(a->OH);
   return kr_cuda_launch(
-      ctx->cuda, tier, &unfold,
+      ctx->cuda, tier, &unfold[a->x.dtype],
       &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p,
       sizeof p);
 }
@@ -204,7 +219,7 @@ static int32_t run_fold(const krait_ctx *ctx, const void *args, uint64_t tier) {
   kr_windows_plan p = plan_windows(args);
   p.n = a->B * a->H * a->W * a->C, p.columns = kr_divisor_of(a->W), p.rows = kr_divisor_of(a->H);
   return kr_cuda_launch(
-      ctx->cuda, tier, &fold,
+      ctx->cuda, tier, &fold[a->x.dtype],
       &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p,
       sizeof p);
 }

@@ -9,9 +9,9 @@
 enum {
   KR_CONV_THREADS = 256,      /* 32 channels times 8 positions along W */
   KR_CONV_STRIP = 8,          /* outputs along H that a thread makes together */
-  KR_CONV_BLOCKS = 2048,      /* where there are so many, a thread makes several strips */
+  KR_CONV_BLOCKS = 1400,      /* where there are so many, a thread makes several strips */
   KR_CONV_TAPS = 8,           /* taps along H whose gradients a thread sums together */
-  KR_CONV_COLUMNS = 32,       /* positions along W of a block that sums */
+  KR_CONV_COLUMNS = 8,        /* positions along W of a block that sums */
   KR_CONV_MOST_TAPS = 384,    /* their weights lie in shared memory */
   KR_WINDOW_THREADS = 256,
 };

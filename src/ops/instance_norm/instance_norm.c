@@ -8,40 +8,48 @@ static double elements(int64_t B, int64_t S, int64_t C) { return (double)B * (do
 
 static void count_norm(const void *args, kr_cost *cost) {
   const krait_instance_norm_args *a = args;
-  *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C), .bytes = 8 * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C),
+                    .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_norm_bwd(const void *args, kr_cost *cost) {
   const krait_instance_norm_bwd_args *a = args;
-  *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C), .bytes = 12 * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C),
+                    .bytes = 3 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_pool(const void *args, kr_cost *cost) {
   const krait_pool_args *a = args;
-  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C), .bytes = 4 * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C),
+                    .bytes = (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_pool_bwd(const void *args, kr_cost *cost) {
   const krait_pool_bwd_args *a = args;
-  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C), .bytes = 8 * elements(a->B, a->S, a->C)};
+  *cost = (kr_cost){.flops = elements(a->B, a->S, a->C),
+                    .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 
-static const char *const gaps = "channels do not lie together";
+static const char *const gaps = "channels do not lie together", *const halves = "tensors of 16 bits";
 static const char *refuse_norm(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->out.stride[2] != 1 ? gaps : NULL;
 }
 static const char *refuse_norm_bwd(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_bwd_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->dout.stride[2] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
 }
 static const char *refuse_pool(const krait_ctx *ctx, const void *args) {
   const krait_pool_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->out.stride[1] != 1 ? gaps : NULL;
 }
 static const char *refuse_pool_bwd(const krait_ctx *ctx, const void *args) {
   const krait_pool_bwd_args *a = args;
   (void)ctx;
+  if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->dout.stride[1] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
 }
 

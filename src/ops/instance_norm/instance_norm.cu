@@ -7,11 +7,14 @@
  *   kr_instance_back_stats  the same over all parts of each (b, c)
  *   kr_instance_back_apply  dx
  *   kr_instance_back_sums   the parameters' gradients: sums over b
- *   kr_pool, kr_pool_back   a block takes all rows of some channels; the gradient of the largest looks for it again */
+ *   ..._two                 the same of 16 bits, two channels a thread
+ *   kr_pool, kr_pool_back   a block takes all rows of some channels; the gradient of the largest looks for it again
+ * A module per type of the activations, KR_DTYPE; parameters, statistics and sums are float32. */
 #include "instance_norm_plan.h"
+#include "element.cuh"
 #include "pack.cuh"
 
-enum { AHEAD = 4 }; /* rows under way */
+enum { AHEAD = 4, TWO = KR_DTYPE == 0 ? 1 : 2 }; /* AHEAD: rows under way */
 
 typedef struct place {
   int lane, row, rows; /* within the block */
@@ -19,23 +22,55 @@ typedef struct place {
   uint32_t part;
 } place;
 
+/* A thread of the norm's kernels has V channels side by side: 1, or 2 of 16 bits. */
+template <int V>
 KR_DEV place here(const kr_middle_plan &p) {
   place at;
   uint32_t block = (uint32_t)kr_block_x();
   at.lane = kr_thread() & (int)(p.lanes - 1), at.row = kr_thread() / (int)p.lanes,
   at.rows = KR_MIDDLE_THREADS / (int)p.lanes;
-  at.c = (int64_t)(block % p.n_channels) * p.lanes + at.lane;
+  at.c = ((int64_t)(block % p.n_channels) * p.lanes + at.lane) * V;
   block /= p.n_channels;
   at.part = block % p.n_parts, at.b = block / p.n_parts;
   at.first = at.part * p.rows, at.end = min64(p.S, at.first + p.rows);
   return at;
 }
 
-KR_DEV const float *column(const krait_view &v, int64_t b, int64_t c) {
-  return (const float *)v.data + b * v.stride[0] + c * v.stride[2];
+KR_DEV const element *column(const krait_view &v, int64_t b, int64_t c) {
+  return (const element *)v.data + b * v.stride[0] + c * v.stride[2];
 }
 KR_DEV float parameter(const krait_view &v, int64_t c, float other) {
   return v.data ? ((const float *)v.data)[c * v.stride[0]] : other;
+}
+template <int V>
+KR_DEV void load(const element *from, int64_t at, float (&v)[V]) {
+  if (V == 1) {
+    v[0] = value(from, at);
+    return;
+  }
+  const uint32_t both = *(const uint32_t *)(from + at);
+  v[0] = element_value((element)both), v[V - 1] = element_value((element)(both >> 16));
+}
+template <int V>
+KR_DEV void store(element *to, int64_t at, const float (&v)[V]) {
+  if (V == 1) put(to, at, v[0]);
+  else *(uint32_t *)(to + at) = kr_pack(v[0], v[V - 1], KR_DTYPE);
+}
+
+/* What is known of a thread's channels. */
+template <int V>
+struct channels {
+  float weight[V], bias[V], slope[V], mean[V], scale[V];
+};
+template <int V>
+KR_DEV channels<V> channels_of(const kr_middle_plan &p, const place &at) {
+  channels<V> k;
+#pragma unroll
+  for (int e = 0; e < V; e++)
+    k.weight[e] = parameter(p.weight, at.c + e, 1.0f), k.bias[e] = parameter(p.bias, at.c + e, 0.0f),
+    k.slope[e] = parameter(p.slope, at.c + e, 1.0f), k.mean[e] = p.stats[at.b * 4 * p.C + at.c + e],
+    k.scale[e] = p.stats[(at.b * 4 + 1) * p.C + at.c + e];
+  return k;
 }
 
 /* Adds N values of the block's rows; thread row 0 has the sums. */
@@ -57,23 +92,32 @@ KR_DEV void sum_rows(const kr_middle_plan &p, const place &at, float (&v)[N]) {
 
 /* ---- forward ---- */
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts(const kr_middle_plan p) {
-  const place at = here(p);
-  float sums[2] = {0.0f, 0.0f}, origin = 0.0f;
+template <int V>
+KR_DEV void sum_parts(const kr_middle_plan &p) {
+  const place at = here<V>(p);
+  float sums[2 * V] = {}, origin[V] = {};
   if (at.c < p.C) {
-    const float *const x = column(p.x, at.b, at.c);
-    origin = x[at.first * p.x.stride[1]];
+    const element *const x = column(p.x, at.b, at.c);
+    load(x, at.first * p.x.stride[1], origin);
 #pragma unroll 4
     for (int64_t s = at.first + at.row; s < at.end; s += at.rows) {
-      const float d = x[s * p.x.stride[1]] - origin;
-      sums[0] += d, sums[1] = kr_fma(d, d, sums[1]);
+      float v[V];
+      load(x, s * p.x.stride[1], v);
+#pragma unroll
+      for (int e = 0; e < V; e++) {
+        const float d = v[e] - origin[e];
+        sums[2 * e] += d, sums[2 * e + 1] = kr_fma(d, d, sums[2 * e + 1]);
+      }
     }
   }
   sum_rows(p, at, sums);
   if (at.row || at.c >= p.C) return;
-  const float n = (float)(at.end - at.first), mean = sums[0] / n, squares = sums[1] - sums[0] * mean;
   float *const to = p.partial + ((at.b * p.n_parts + at.part) * KR_MIDDLE_SUMS) * p.C + at.c;
-  to[0] = origin + mean, to[p.C] = squares < 0.0f ? 0.0f : squares;
+#pragma unroll
+  for (int e = 0; e < V; e++) {
+    const float n = (float)(at.end - at.first), mean = sums[2 * e] / n, squares = sums[2 * e + 1] - sums[2 * e] * mean;
+    to[e] = origin[e] + mean, to[p.C + e] = squares < 0.0f ? 0.0f : squares;
+  }
 }
 
 /* A thread takes a (b, c). */
@@ -96,53 +140,67 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle
   to[0] = mean, to[p.C] = kr_rsqrt(kr_fma(squares, p.inverse_S, p.eps));
 }
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply(const kr_middle_plan p) {
-  const place at = here(p);
+template <int V>
+KR_DEV void apply(const kr_middle_plan &p) {
+  const place at = here<V>(p);
   if (at.c >= p.C) return;
-  const float *const x = column(p.x, at.b, at.c), mean = p.stats[at.b * 4 * p.C + at.c],
-                     scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
-  const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
-              slope = parameter(p.slope, at.c, 1.0f);
-  float *const out = (float *)column(p.out, at.b, at.c);
-  int64_t s = at.first + at.row;
-  for (; s + (AHEAD - 1) * at.rows < at.end; s += AHEAD * at.rows) {
-    float v[AHEAD];
+  const element *const x = column(p.x, at.b, at.c);
+  element *const out = (element *)column(p.out, at.b, at.c);
+  const channels<V> k = channels_of<V>(p, at);
+  for (int64_t s = at.first + at.row; s < at.end; s += AHEAD * at.rows) {
+    float v[AHEAD][V] = {};
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) v[k] = x[(s + k * at.rows) * p.x.stride[1]];
+    for (int i = 0; i < AHEAD; i++)
+      if (s + i * at.rows < at.end) load(x, (s + i * at.rows) * p.x.stride[1], v[i]);
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      const float y = kr_fma((v[k] - mean) * scale, weight, bias);
-      out[(s + k * at.rows) * p.out.stride[1]] = y > 0.0f ? y : y * slope;
+    for (int i = 0; i < AHEAD; i++) {
+#pragma unroll
+      for (int e = 0; e < V; e++) {
+        const float y = kr_fma((v[i][e] - k.mean[e]) * k.scale[e], k.weight[e], k.bias[e]);
+        v[i][e] = y > 0.0f ? y : y * k.slope[e];
+      }
+      if (s + i * at.rows < at.end) store(out, (s + i * at.rows) * p.out.stride[1], v[i]);
     }
-  }
-  for (; s < at.end; s += at.rows) {
-    const float y = kr_fma((x[s * p.x.stride[1]] - mean) * scale, weight, bias);
-    out[s * p.out.stride[1]] = y > 0.0f ? y : y * slope;
   }
 }
 
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts(const kr_middle_plan p) { sum_parts<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts_two(const kr_middle_plan p) { sum_parts<TWO>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply(const kr_middle_plan p) { apply<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply_two(const kr_middle_plan p) { apply<TWO>(p); }
+
 /* ---- backward ---- */
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_middle_plan p) {
-  const place at = here(p);
-  float sums[3] = {0.0f, 0.0f, 0.0f};
+template <int V>
+KR_DEV void sum_back_parts(const kr_middle_plan &p) {
+  const place at = here<V>(p);
+  float sums[3 * V] = {};
   if (at.c < p.C) {
-    const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c),
-                       mean = p.stats[at.b * 4 * p.C + at.c], scale = p.stats[(at.b * 4 + 1) * p.C + at.c];
-    const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
-                slope = parameter(p.slope, at.c, 1.0f);
+    const element *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c);
+    const channels<V> k = channels_of<V>(p, at);
 #pragma unroll 4
     for (int64_t s = at.first + at.row; s < at.end; s += at.rows) {
-      const float xhat = (x[s * p.x.stride[1]] - mean) * scale, v = kr_fma(xhat, weight, bias),
-                  d = dout[s * p.dout.stride[1]], dz = v > 0.0f ? d : d * slope;
-      sums[0] += dz, sums[1] = kr_fma(dz, xhat, sums[1]);
-      if (!(v > 0.0f)) sums[2] = kr_fma(d, v, sums[2]);
+      float xs[V], ds[V];
+      load(x, s * p.x.stride[1], xs), load(dout, s * p.dout.stride[1], ds);
+#pragma unroll
+      for (int e = 0; e < V; e++) {
+        const float xhat = (xs[e] - k.mean[e]) * k.scale[e], v = kr_fma(xhat, k.weight[e], k.bias[e]), d = ds[e],
+                    dz = v > 0.0f ? d : d * k.slope[e];
+        sums[3 * e] += dz, sums[3 * e + 1] = kr_fma(dz, xhat, sums[3 * e + 1]);
+        if (!(v > 0.0f)) sums[3 * e + 2] = kr_fma(d, v, sums[3 * e + 2]);
+      }
     }
   }
   sum_rows(p, at, sums);
   if (at.row || at.c >= p.C) return;
   float *const to = p.partial + ((at.b * p.n_parts + at.part) * KR_MIDDLE_SUMS) * p.C + at.c;
-  to[0] = sums[0], to[p.C] = sums[1], to[2 * p.C] = sums[2];
+#pragma unroll
+  for (int e = 0; e < V; e++)
+    to[e] = sums[3 * e], to[p.C + e] = sums[3 * e + 1], to[2 * p.C + e] = sums[3 * e + 2];
+}
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_middle_plan p) { sum_back_parts<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts_two(const kr_middle_plan p) {
+  sum_back_parts<TWO>(p);
 }
 
 /* The sums of a (b, c) take the place of its first part's. */
@@ -159,31 +217,41 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_m
   p.stats[(b * 4 + 2) * p.C + c] = sums[0] * p.inverse_S, p.stats[(b * 4 + 3) * p.C + c] = sums[1] * p.inverse_S;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_plan p) {
-  const place at = here(p);
+template <int V>
+KR_DEV void apply_back(const kr_middle_plan &p) {
+  const place at = here<V>(p);
   if (at.c >= p.C) return;
-  const float *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c),
-                     *const stats = p.stats + at.b * 4 * p.C + at.c;
-  const float weight = parameter(p.weight, at.c, 1.0f), bias = parameter(p.bias, at.c, 0.0f),
-              slope = parameter(p.slope, at.c, 1.0f), mean = stats[0], scale = stats[p.C], level = stats[2 * p.C],
-              along = stats[3 * p.C];
-  float *const dx = (float *)column(p.out, at.b, at.c);
-  const float by = scale * weight;
-  int64_t s = at.first + at.row;
-  for (; s < at.end; s += AHEAD * at.rows) {
-    float v[AHEAD], d[AHEAD];
+  const element *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c);
+  const channels<V> k = channels_of<V>(p, at);
+  element *const dx = (element *)column(p.out, at.b, at.c);
+  float by[V], level[V], along[V];
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      const int64_t r = s + k * at.rows;
-      v[k] = r < at.end ? x[r * p.x.stride[1]] : 0.0f, d[k] = r < at.end ? dout[r * p.dout.stride[1]] : 0.0f;
+  for (int e = 0; e < V; e++)
+    by[e] = k.scale[e] * k.weight[e], level[e] = p.stats[(at.b * 4 + 2) * p.C + at.c + e],
+    along[e] = p.stats[(at.b * 4 + 3) * p.C + at.c + e];
+  for (int64_t s = at.first + at.row; s < at.end; s += AHEAD * at.rows) {
+    float v[AHEAD][V] = {}, d[AHEAD][V] = {};
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int64_t r = s + i * at.rows;
+      if (r < at.end) load(x, r * p.x.stride[1], v[i]), load(dout, r * p.dout.stride[1], d[i]);
     }
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      const int64_t r = s + k * at.rows;
-      const float xhat = (v[k] - mean) * scale, dz = kr_fma(xhat, weight, bias) > 0.0f ? d[k] : d[k] * slope;
-      if (r < at.end) dx[r * p.out.stride[1]] = by * (dz - level - xhat * along);
+    for (int i = 0; i < AHEAD; i++) {
+      const int64_t r = s + i * at.rows;
+#pragma unroll
+      for (int e = 0; e < V; e++) {
+        const float xhat = (v[i][e] - k.mean[e]) * k.scale[e],
+                    dz = kr_fma(xhat, k.weight[e], k.bias[e]) > 0.0f ? d[i][e] : d[i][e] * k.slope[e];
+        v[i][e] = by[e] * (dz - level[e] - xhat * along[e]);
+      }
+      if (r < at.end) store(dx, r * p.out.stride[1], v[i]);
     }
   }
+}
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_plan p) { apply_back<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const kr_middle_plan p) {
+  apply_back<TWO>(p);
 }
 
 /* A thread takes a c; a block_y a parameter. */
@@ -200,54 +268,55 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_mi
 /* ---- pools: one part ---- */
 
 /* The first of the largest of a column: in every thread of row 0. */
-KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const float *x) {
+KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const element *x) {
   KR_SHARED float values[KR_MIDDLE_THREADS];
   KR_SHARED int64_t places[KR_MIDDLE_THREADS];
   int64_t best = 0;
-  float value = x ? x[0] : 0.0f;
+  float largest = x ? value(x, 0) : 0.0f;
   for (int64_t s = at.row; x && s < p.S; s += at.rows) {
-    const float v = x[s * p.x.stride[1]];
-    if (v > value) value = v, best = s;
+    const float v = value(x, s * p.x.stride[1]);
+    if (v > largest) largest = v, best = s;
   }
-  values[kr_thread()] = value, places[kr_thread()] = best;
+  values[kr_thread()] = largest, places[kr_thread()] = best;
   for (int half = at.rows / 2; half > 0; half /= 2) {
     kr_sync();
     if (at.row >= half) continue;
     const float other = values[kr_thread() + half * (int)p.lanes];
     const int64_t where = places[kr_thread() + half * (int)p.lanes];
-    if (other > value || (other == value && where < best)) value = other, best = where;
-    values[kr_thread()] = value, places[kr_thread()] = best;
+    if (other > largest || (other == largest && where < best)) largest = other, best = where;
+    values[kr_thread()] = largest, places[kr_thread()] = best;
   }
   kr_sync();
   return places[at.lane];
 }
 
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool(const kr_middle_plan p) {
-  const place at = here(p);
-  const float *const x = at.c < p.C ? column(p.x, at.b, at.c) : 0;
+  const place at = here<1>(p);
+  const element *const x = at.c < p.C ? column(p.x, at.b, at.c) : 0;
   float sums[1] = {0.0f};
   if (p.kind == KRAIT_POOL_MAX) {
     const int64_t best = first_of_largest(p, at, x);
-    if (x) sums[0] = x[best * p.x.stride[1]];
+    if (x) sums[0] = value(x, best * p.x.stride[1]);
   } else {
     if (x) {
 #pragma unroll 4
-      for (int64_t s = at.row; s < p.S; s += at.rows) sums[0] += x[s * p.x.stride[1]];
+      for (int64_t s = at.row; s < p.S; s += at.rows) sums[0] += value(x, s * p.x.stride[1]);
     }
     sum_rows(p, at, sums);
     if (p.kind == 0) sums[0] *= p.inverse_S;
   }
-  if (at.row == 0 && x) ((float *)p.out.data)[at.b * p.out.stride[0] + at.c * p.out.stride[1]] = sums[0];
+  if (at.row == 0 && x)
+    put((element *)p.out.data, at.b * p.out.stride[0] + at.c * p.out.stride[1], sums[0]);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool_back(const kr_middle_plan p) {
-  const place at = here(p);
+  const place at = here<1>(p);
   const int64_t best =
       p.kind == KRAIT_POOL_MAX ? first_of_largest(p, at, at.c < p.C ? column(p.x, at.b, at.c) : 0) : -1;
   if (at.c >= p.C) return;
-  const float d = ((const float *)p.dout.data)[at.b * p.dout.stride[0] + at.c * p.dout.stride[1]],
-              value = p.kind == 0 ? d * p.inverse_S : d;
-  float *const dx = (float *)column(p.out, at.b, at.c);
+  const float d = value((const element *)p.dout.data, at.b * p.dout.stride[0] + at.c * p.dout.stride[1]),
+              share = p.kind == 0 ? d * p.inverse_S : d;
+  element *const dx = (element *)column(p.out, at.b, at.c);
   for (int64_t s = at.first + at.row; s < at.end; s += at.rows)
-    dx[s * p.out.stride[1]] = best < 0 || s == best ? value : 0.0f;
+    put(dx, s * p.out.stride[1], best < 0 || s == best ? share : 0.0f);
 }

@@ -5,25 +5,36 @@
 #include "op_list.h"
 #include "view.h"
 
-static const kr_kernel parts = {"instance_norm", "kr_instance_parts"}, stats = {"instance_norm", "kr_instance_stats"},
-                       apply = {"instance_norm", "kr_instance_apply"},
-                       back_parts = {"instance_norm", "kr_instance_back_parts"},
-                       back_stats = {"instance_norm", "kr_instance_back_stats"},
-                       back_apply = {"instance_norm", "kr_instance_back_apply"},
-                       back_sums = {"instance_norm", "kr_instance_back_sums"}, pool = {"instance_norm", "kr_pool"},
-                       pool_back = {"instance_norm", "kr_pool_back"};
+/* By type of the activations: float32, float16, bfloat16. */
+#define TYPES(name) {{"instance_norm_f32", name}, {"instance_norm_f16", name}, {"instance_norm_bf16", name}}
+/* By that, then of one channel or two. */
+#define WIDTHS(name) {TYPES(name), TYPES(name "_two")}
+static const kr_kernel parts[2][3] = WIDTHS("kr_instance_parts"), apply[2][3] = WIDTHS("kr_instance_apply"),
+                       back_parts[2][3] = WIDTHS("kr_instance_back_parts"),
+                       back_apply[2][3] = WIDTHS("kr_instance_back_apply"), stats[] = TYPES("kr_instance_stats"),
+                       back_stats[] = TYPES("kr_instance_back_stats"),
+                       back_sums[] = TYPES("kr_instance_back_sums"), pool[] = TYPES("kr_pool"),
+                       pool_back[] = TYPES("kr_pool_back");
 static const char *const too_many = "2^31 elements or more";
 
-static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_rows, int64_t most_parts) {
+/* Parts of pairs of channels are fewer, or as many. */
+static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_rows, int64_t most_parts, int in_pairs) {
   kr_middle_plan p = {.B = B, .S = S, .C = C, .inverse_S = (float)(1 / (double)S), .lanes = 1};
-  while (p.lanes < 32 && p.lanes < C) p.lanes *= 2;
+  const int64_t width = in_pairs ? 2 : 1;
+  while (p.lanes < 32 && p.lanes * width < C) p.lanes *= 2;
   const int64_t rows = least_rows * (KR_MIDDLE_THREADS / p.lanes), n = (S + rows - 1) / rows;
   p.n_parts = (uint32_t)(n < most_parts ? n : most_parts), p.rows = (S + p.n_parts - 1) / p.n_parts;
   p.n_parts = (uint32_t)((S + p.rows - 1) / p.rows); /* none is empty */
-  p.n_channels = (uint32_t)((C + p.lanes - 1) / p.lanes);
+  p.n_channels = (uint32_t)((C + p.lanes * width - 1) / (p.lanes * width));
   return p;
 }
-static kr_middle_plan plan_norm(int64_t B, int64_t S, int64_t C) { return plan_of(B, S, C, 16, KR_MIDDLE_PARTS); }
+static kr_middle_plan plan_norm(int64_t B, int64_t S, int64_t C, int in_pairs) {
+  return plan_of(B, S, C, 16, KR_MIDDLE_PARTS, in_pairs);
+}
+static int lies_in_pairs(const krait_view *v) {
+  return !kr_has(v) || (v->stride[2] == 1 && v->stride[0] % 2 == 0 && v->stride[1] % 2 == 0 &&
+                        v->dtype != KRAIT_F32 && (uintptr_t)v->data % 16 == 0);
+}
 
 static uint64_t partial_floats(const kr_middle_plan *p) {
   return (uint64_t)(p->B * p->n_parts * KR_MIDDLE_SUMS * p->C);
@@ -47,13 +58,13 @@ const char *kr_instance_norm_bwd_cuda_refuse(const krait_ctx *ctx, const void *a
 }
 uint64_t kr_instance_norm_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
-  const kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  const kr_middle_plan p = plan_norm(a->B, a->S, a->C, 0);
   (void)ctx;
   return norm_scratch(&p);
 }
 uint64_t kr_instance_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_bwd_args *a = args;
-  const kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  const kr_middle_plan p = plan_norm(a->B, a->S, a->C, 0);
   (void)ctx;
   return norm_scratch(&p);
 }
@@ -70,32 +81,35 @@ static kr_grid by_columns(int64_t n, uint32_t y, void *stream) {
 
 static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_args *a = args;
-  kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  const int two = a->C % 2 == 0 && lies_in_pairs(&a->x) && lies_in_pairs(&a->out);
+  kr_middle_plan p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->out, p.eps = a->eps;
   p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
   const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream);
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &parts, &all, &p);
-  kr_chain_add(&chain, &stats, &columns, &p);
-  kr_chain_add(&chain, &apply, &all, &p);
+  kr_chain_add(&chain, &parts[two][p.x.dtype], &all, &p);
+  kr_chain_add(&chain, &stats[p.x.dtype], &columns, &p);
+  kr_chain_add(&chain, &apply[two][p.x.dtype], &all, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_bwd_args *a = args;
-  kr_middle_plan p = plan_norm(a->B, a->S, a->C);
+  const int two = a->C % 2 == 0 && lies_in_pairs(&a->x) && lies_in_pairs(&a->dout) && lies_in_pairs(&a->dx);
+  kr_middle_plan p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->dx, p.eps = a->eps;
   p.dout = a->dout, p.dweight = a->dweight, p.dbias = a->dbias, p.dslope = a->dslope;
   p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
   const kr_grid all = by_parts(&p, a->call.stream), columns = by_columns(p.B * p.C, 1, a->call.stream),
                 sums = by_columns(p.C, 3, a->call.stream);
   kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &parts, &all, &p);
-  kr_chain_add(&chain, &stats, &columns, &p);
-  kr_chain_add(&chain, &back_parts, &all, &p);
-  kr_chain_add(&chain, &back_stats, &columns, &p);
-  if (kr_has(&a->dx)) kr_chain_add(&chain, &back_apply, &all, &p);
-  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope)) kr_chain_add(&chain, &back_sums, &sums, &p);
+  kr_chain_add(&chain, &parts[two][p.x.dtype], &all, &p);
+  kr_chain_add(&chain, &stats[p.x.dtype], &columns, &p);
+  kr_chain_add(&chain, &back_parts[two][p.x.dtype], &all, &p);
+  kr_chain_add(&chain, &back_stats[p.x.dtype], &columns, &p);
+  if (kr_has(&a->dx)) kr_chain_add(&chain, &back_apply[two][p.x.dtype], &all, &p);
+  if (kr_has(&a->dweight) || kr_has(&a->dbias) || kr_has(&a->dslope))
+    kr_chain_add(&chain, &back_sums[p.x.dtype], &sums, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
@@ -119,20 +133,20 @@ uint64_t kr_pool_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) { retu
 
 static int32_t run_pool(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_pool_args *a = args;
-  kr_middle_plan p = plan_of(a->B, a->S, a->C, 1, 1);
+  kr_middle_plan p = plan_of(a->B, a->S, a->C, 1, 1, 0);
   p.x = a->x, p.out = a->out, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
   const kr_grid all = by_parts(&p, a->call.stream);
-  return kr_cuda_launch(ctx->cuda, tier, &pool, &all, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &pool[p.x.dtype], &all, &p, sizeof p);
 }
 
 /* The largest is looked for by every block of its channels: the rows stay together. */
 static int32_t run_pool_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_pool_bwd_args *a = args;
-  kr_middle_plan p = plan_of(a->B, a->S, a->C, 8, a->call.flags & KRAIT_POOL_MAX ? 1 : KR_MIDDLE_PARTS);
+  kr_middle_plan p = plan_of(a->B, a->S, a->C, 8, a->call.flags & KRAIT_POOL_MAX ? 1 : KR_MIDDLE_PARTS, 0);
   if (!kr_has(&a->dx)) return KRAIT_OK;
   p.x = a->x, p.dout = a->dout, p.out = a->dx, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
   const kr_grid all = by_parts(&p, a->call.stream);
-  return kr_cuda_launch(ctx->cuda, tier, &pool_back, &all, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &pool_back[p.x.dtype], &all, &p, sizeof p);
 }
 
 KR_CUDA_TIERS(pool, run_pool)

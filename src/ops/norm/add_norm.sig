@@ -25,7 +25,7 @@ op add_norm_bwd
   dout           in?   of out           usual
   dout1          in?   of out1
   dresidual_out  in?   of residual_out  chance 0.5  unusual
-  dx             out?  of x             bound 2e-5 1e-6
+  dx             out?  of x             may be dresidual_out  bound 2e-5 1e-6
   dx1            out?  of x1            chance 0.3  bound 2e-5 1e-6
   dresidual      out?  of residual      chance 0.5  unusual  bound 2e-5 1e-6
   dweight        out?  of weight        bound 1e-4 1e-6

@@ -1,16 +1,32 @@
-/* norm_short.cu: norm of short rows in float32, and its gradient (add_norm_ref.c has the equations): M / 4 threads take
+/* norm_short.cu: norm of short rows, and its gradient (add_norm_ref.c has the equations): M / 4 threads take
  * a row, four features each, so that a warp has several rows under way. Bound by memory.
  *   kr_norm_short           a thread takes KR_SHORT_ROWS rows
  *   kr_norm_short_back      dx; a block sums dweight and dbias of its part of the rows
- *   kr_norm_short_back_sum  a warp adds the parts of one sum, always in the same order */
+ *   kr_norm_short_back_sum  a warp adds the parts of one sum, always in the same order
+ * A module per type of the rows, KR_DTYPE; parameters and sums are float32. */
 #include "norm_short_plan.h"
+#include "element.cuh"
 #include "pack.cuh"
 
 enum { AHEAD = 2 }; /* rows of a thread under way */
 
-KR_DEV kr_float4 load_four(const float *from, int64_t at, int exists) {
-  return exists ? *(const kr_float4 *)(from + at) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}};
+#if KR_DTYPE == 0
+KR_DEV kr_float4 load_four(const void *from, int64_t at, int exists) {
+  return exists ? *(const kr_float4 *)((const float *)from + at) : kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}};
 }
+KR_DEV void store_four(void *to, int64_t at, const kr_float4 &v) { *(kr_float4 *)((float *)to + at) = v; }
+#else
+KR_DEV kr_float4 load_four(const void *from, int64_t at, int exists) {
+  const uint64_t raw = exists ? *(const uint64_t *)((const element *)from + at) : 0;
+  const uint32_t low = (uint32_t)raw, high = (uint32_t)(raw >> 32);
+  return kr_float4{{kr_unpack(low, 0, KR_DTYPE), kr_unpack(low, 1, KR_DTYPE), kr_unpack(high, 0, KR_DTYPE),
+                    kr_unpack(high, 1, KR_DTYPE)}};
+}
+KR_DEV void store_four(void *to, int64_t at, const kr_float4 &v) {
+  *(uint64_t *)((element *)to + at) =
+      kr_pack(v.v[0], v.v[1], KR_DTYPE) | (uint64_t)kr_pack(v.v[2], v.v[3], KR_DTYPE) << 32;
+}
+#endif
 KR_DEV kr_float4 parameter(const float *from, int m, float other) {
   return from ? kr_float4{{from[m], from[m + 1], from[m + 2], from[m + 3]}} : kr_float4{{other, other, other, other}};
 }
@@ -43,7 +59,7 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short(const kr_norm_short_
     normalise(p, v[i]);
 #pragma unroll
     for (int k = 0; k < 4; k++) v[i].v[k] = kr_fma(v[i].v[k], weight.v[k], bias.v[k]);
-    if (first + i * rows < p.R) *(kr_float4 *)(p.out + (first + i * rows) * p.out_row + m) = v[i];
+    if (first + i * rows < p.R) store_four(p.out, (first + i * rows) * p.out_row + m, v[i]);
   }
 }
 
@@ -55,11 +71,12 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_s
   const kr_float4 weight = parameter(p.weight, m, 1.0f);
   float sums[8] = {};
   for (int64_t r0 = first; r0 < end; r0 += AHEAD * rows) {
-    kr_float4 x[AHEAD], dout[AHEAD];
+    kr_float4 x[AHEAD], dout[AHEAD], second[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
       const int64_t r = r0 + i * rows + row;
       x[i] = load_four(p.x, r * p.x_row + m, r < end), dout[i] = load_four(p.dout, r * p.dout_row + m, r < end);
+      if (p.second) second[i] = load_four(p.second, r * p.second_row + m, r < end);
     }
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
@@ -78,7 +95,11 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_s
       level = p.rms ? 0.0f : sum_row(p, level) * p.inverse_M;
 #pragma unroll
       for (int k = 0; k < 4; k++) dout[i].v[k] = (dout[i].v[k] - kr_fma(x[i].v[k], along, level)) * scale;
-      if (exists && p.out) *(kr_float4 *)(p.out + r * p.out_row + m) = dout[i];
+      if (p.second) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) dout[i].v[k] += second[i].v[k];
+      }
+      if (exists && p.out) store_four(p.out, r * p.out_row + m, dout[i]);
     }
   }
 #pragma unroll

@@ -1,17 +1,21 @@
-/* norm_short_cuda.c: plans and launches of norms of short rows in float32. How rows are cut depends on the shape
+/* norm_short_cuda.c: plans and launches of norms of short rows. How rows are cut depends on the shape
  * alone. */
 #include "norm_rows.h"
 #include "norm_short_plan.h"
 #include "op_list.h"
 #include "view.h"
 
-static const kr_kernel forward = {"norm_short", "kr_norm_short"}, back = {"norm_short", "kr_norm_short_back"},
-                       back_sum = {"norm_short", "kr_norm_short_back_sum"};
-static const char *const other_rows = "needs float32 rows of 16, 32, 64 or 128 features, aligned to 16 bytes",
+/* By type of the rows: float32, float16, bfloat16. */
+#define TYPES(name) {{"norm_short_f32", name}, {"norm_short_f16", name}, {"norm_short_bf16", name}}
+static const kr_kernel forward[] = TYPES("kr_norm_short"), back[] = TYPES("kr_norm_short_back"),
+                       back_sum[] = TYPES("kr_norm_short_back_sum");
+static const char *const other_rows =
+                             "needs rows of one type and 16, 32, 64 or 128 features, aligned to 16 bytes, and float32 "
+                             "parameters",
                          *const other_call = "takes one tensor, its weight and its bias alone";
 
-static int are_rows(const krait_view *v) {
-  return v->dtype == KRAIT_F32 && v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
+static int are_rows(const krait_view *v, int32_t dtype) {
+  return v->dtype == dtype && v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 static int is_vector(const krait_view *v) { return !kr_has(v) || (v->dtype == KRAIT_F32 && v->stride[0] == 1); }
 static int is_short(int64_t R, int64_t M) {
@@ -38,7 +42,8 @@ const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->x1) || kr_has(&a->residual) || kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->out1) ||
       kr_has(&a->residual_out))
     return other_call;
-  return is_short(a->R, a->M) && are_rows(&a->x) && are_rows(&a->out) && is_vector(&a->weight) && is_vector(&a->bias)
+  return is_short(a->R, a->M) && are_rows(&a->x, a->x.dtype) && are_rows(&a->out, a->x.dtype) &&
+                 is_vector(&a->weight) && is_vector(&a->bias)
              ? NULL
              : other_rows;
 }
@@ -50,7 +55,7 @@ int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args) {
   p.x = a->x.data, p.weight = a->weight.data, p.bias = a->bias.data, p.out = a->out.data, p.x_row = a->x.stride[0],
   p.out_row = a->out.stride[0];
   return kr_cuda_launch(
-      ctx->cuda, KRAIT_CAP_CUDA_BASE, &forward,
+      ctx->cuda, KRAIT_CAP_CUDA_BASE, &forward[a->x.dtype],
       &(kr_grid){
           .x = (uint32_t)((a->R + per_block - 1) / per_block), .block = KR_SHORT_THREADS, .stream = a->call.stream},
       &p, sizeof p);
@@ -59,11 +64,14 @@ int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args) {
 const char *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args) {
   const krait_add_norm_bwd_args *a = args;
   (void)ctx;
-  if (kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->dout1) || kr_has(&a->dresidual_out) ||
-      kr_has(&a->dx1) || kr_has(&a->dresidual) || kr_has(&a->dweight1) || kr_has(&a->dbias1))
+  if (kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->dout1) || kr_has(&a->dx1) || kr_has(&a->dresidual) ||
+      kr_has(&a->dweight1) || kr_has(&a->dbias1))
     return other_call;
   if (!kr_has(&a->dout)) return "no gradient of the output";
-  return is_short(a->R, a->M) && are_rows(&a->v) && are_rows(&a->dout) && (!kr_has(&a->dx) || are_rows(&a->dx)) &&
+  const int32_t dtype = a->v.dtype;
+  return is_short(a->R, a->M) && are_rows(&a->v, dtype) && are_rows(&a->dout, dtype) &&
+                 (!kr_has(&a->dx) || are_rows(&a->dx, dtype)) &&
+                 (!kr_has(&a->dresidual_out) || are_rows(&a->dresidual_out, dtype)) &&
                  is_vector(&a->weight) && (!kr_has(&a->dweight) || a->dweight.dtype == KRAIT_F32) &&
                  (!kr_has(&a->dbias) || a->dbias.dtype == KRAIT_F32)
              ? NULL
@@ -83,12 +91,14 @@ int32_t kr_add_norm_bwd_short(const krait_ctx *ctx, const void *args) {
   kr_chain chain = {.n = 0};
   p.x = a->v.data, p.weight = a->weight.data, p.dout = a->dout.data, p.out = a->dx.data, p.x_row = a->v.stride[0],
   p.dout_row = a->dout.stride[0], p.out_row = a->dx.stride[0];
+  p.second = a->dresidual_out.data, p.second_row = a->dresidual_out.stride[0];
   p.dweight = a->dweight, p.dbias = a->dbias, p.partial = a->call.scratch;
-  kr_chain_add(&chain, &back, &(kr_grid){.x = (uint32_t)p.n_parts, .block = KR_SHORT_THREADS, .stream = a->call.stream},
-               &p);
+  const int32_t type = a->v.dtype;
+  kr_chain_add(&chain, &back[type],
+               &(kr_grid){.x = (uint32_t)p.n_parts, .block = KR_SHORT_THREADS, .stream = a->call.stream}, &p);
   if (kr_has(&a->dweight) || kr_has(&a->dbias))
     kr_chain_add(
-        &chain, &back_sum,
+        &chain, &back_sum[type],
         &(kr_grid){
             .x = (uint32_t)(2 * a->M / (KR_SHORT_THREADS / 32)), .block = KR_SHORT_THREADS, .stream = a->call.stream},
         &p);

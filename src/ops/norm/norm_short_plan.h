@@ -6,12 +6,14 @@
 
 enum { KR_SHORT_THREADS = 256, KR_SHORT_ROWS = 4, KR_SHORT_PARTS = 1024, KR_SHORT_MOST = 128 };
 
-/* Rows of M = 4 lanes features in float32. */
+/* Rows of M = 4 lanes features, of one type. */
 typedef struct kr_norm_short_plan {
-  const float *x, *weight, *bias, *dout; /* weight, bias: may be NULL */
-  float *out, *partial;                  /* out: or dx, may be NULL; partial: (n_parts, 2, M) */
+  const void *x, *dout, *second; /* second: the gradient of residual_out, or NULL; dx may be written over it */
+  const float *weight, *bias;    /* may be NULL */
+  void *out;                     /* or dx, may be NULL */
+  float *partial;                /* (n_parts, 2, M) */
   krait_view dweight, dbias;
-  int64_t R, x_row, out_row, dout_row, rows; /* rows: of a part, whole turns of a block */
+  int64_t R, x_row, out_row, dout_row, second_row, rows; /* rows: of a part, whole turns of a block */
   int32_t M, lanes, n_parts, rms;
   float eps, inverse_M;
 } kr_norm_short_plan;

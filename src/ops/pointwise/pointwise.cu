@@ -2,6 +2,7 @@
  *   kr_pointwise_packs  a thread takes eight neighbours along out's innermost dimension
  *   kr_pointwise_any    a thread takes one element: any strides
  *   kr_sum_parts        a block sums some columns of a part of the rows: neighbours take neighbouring columns
+ *   kr_sum_packs        the same of 16-bit rows, eight neighbouring columns a thread
  *   kr_sum_all          a warp sums the parts of one column, always in the same order */
 #include "pack.cuh"
 #include "pointwise_plan.h"
@@ -108,6 +109,47 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_plan p) {
     if (row < half) shared[kr_thread()] = sum += shared[kr_thread() + half * (int)p.lanes];
   }
   if (row == 0 && m < p.M) p.partial[(int64_t)part * p.M + m] = sum;
+}
+
+KR_DEV void add_pack(const kr_raw16 &raw, int32_t dtype, float (&sum)[8]) {
+#pragma unroll
+  for (int k = 0; k < 8; k++) sum[k] += kr_unpack(raw.w[k >> 1], k & 1, dtype);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_plan p) {
+  KR_SHARED float shared[KR_SUM_THREADS * 8];
+  enum { AHEAD = 4 };
+  const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
+  const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes,
+            rows = KR_SUM_THREADS / (int)p.lanes;
+  const int64_t m = ((int64_t)group * p.lanes + lane) * 8, end = min64((part + 1) * p.rows, p.R),
+                step = rows * p.x.stride[0];
+  const uint16_t *from = (const uint16_t *)p.x.data + (part * p.rows + row) * p.x.stride[0] + m;
+  int64_t r = part * p.rows + row;
+  float sum[8] = {};
+  for (; m < p.M && r + (AHEAD - 1) * rows < end; r += AHEAD * rows, from += AHEAD * step) {
+    kr_raw16 raw[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) raw[k] = *(const kr_raw16 *)(from + k * step);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) add_pack(raw[k], p.x.dtype, sum);
+  }
+#pragma unroll 1
+  for (; m < p.M && r < end; r += rows, from += step) add_pack(*(const kr_raw16 *)from, p.x.dtype, sum);
+#pragma unroll
+  for (int k = 0; k < 8; k++) shared[k * KR_SUM_THREADS + kr_thread()] = sum[k];
+  for (int half = rows / 2; half > 0; half /= 2) {
+    kr_sync();
+    if (row < half) {
+#pragma unroll
+      for (int k = 0; k < 8; k++)
+        shared[k * KR_SUM_THREADS + kr_thread()] = sum[k] +=
+            shared[k * KR_SUM_THREADS + kr_thread() + half * (int)p.lanes];
+    }
+  }
+  if (row || m >= p.M) return;
+#pragma unroll
+  for (int k = 0; k < 8; k++) p.partial[(int64_t)part * p.M + m + k] = sum[k];
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_plan p) {

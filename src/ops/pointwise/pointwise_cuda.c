@@ -6,7 +6,8 @@
 #include "view.h"
 
 static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"},
-                       sum_parts = {"pointwise", "kr_sum_parts"}, sum_all = {"pointwise", "kr_sum_all"};
+                       sum_parts = {"pointwise", "kr_sum_parts"},
+                       sum_packs = {"pointwise", "kr_sum_packs"}, sum_all = {"pointwise", "kr_sum_all"};
 
 static kr_pointwise_view view_of(const krait_view *v, const kr_walk *w, int which) {
   kr_pointwise_view to = {.data = v->data, .dtype = v->dtype};
@@ -68,12 +69,25 @@ static kr_sum_plan plan_sums(const krait_sum_rows_args *a) {
   return p;
 }
 
+/* Of the same parts. */
+static int plan_packs(kr_sum_plan *p) {
+  const int fits = (p->x.dtype == KRAIT_F16 || p->x.dtype == KRAIT_BF16) && p->x.stride[1] == 1 &&
+                    p->x.stride[0] % KR_POINTWISE_PACK == 0 && p->M % KR_POINTWISE_PACK == 0 &&
+                    (uintptr_t)p->x.data % 16 == 0;
+  const int64_t n = p->M / KR_POINTWISE_PACK;
+  if (!fits) return 0;
+  for (p->lanes = 1; p->lanes < KR_SUM_THREADS && p->lanes < n;) p->lanes *= 2;
+  p->n_groups = (uint32_t)((n + p->lanes - 1) / p->lanes);
+  return 1;
+}
+
 static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_sum_rows_args *a = args;
-  const kr_sum_plan p = plan_sums(a);
+  kr_sum_plan p = plan_sums(a);
+  const int in_packs = plan_packs(&p);
   kr_chain chain = {.n = 0};
   const uint32_t columns = KR_SUM_THREADS / 32;
-  kr_chain_add(&chain, &sum_parts,
+  kr_chain_add(&chain, in_packs ? &sum_packs : &sum_parts,
                &(kr_grid){.x = p.n_groups * (uint32_t)p.n_parts, .block = KR_SUM_THREADS, .stream = a->call.stream},
                &p);
   kr_chain_add(

@@ -27,7 +27,7 @@ typedef struct kr_sum_plan {
   krait_view x, out;
   float *partial; /* (n_parts, M) */
   int64_t R, M, n_parts, rows;
-  uint32_t lanes, n_groups; /* columns of a block, a power of two; blocks along M */
+  uint32_t lanes, n_groups; /* columns of a block, or packs of eight, a power of two; blocks along M */
 } kr_sum_plan;
 
 #endif
