@@ -55,16 +55,24 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
-/* Below three quarters of a unit for each multiprocessor it is worth to walk over states twice; ranges then lie within
- * units. */
-static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
-  const int64_t n_heads = heads_of(N);
-  h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
-  h->n_groups = (int32_t)G,
+/* Units of n_heads. Returns whether there are three quarters of one for each multiprocessor. */
+static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, int64_t n_multiprocessors) {
+  h->n_heads = (int32_t)n_heads;
   h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
-  const int64_t units = (int64_t)h->p.B * h->n_groups * h->per_group, two_each = units * (h->n_chunks / 2);
-  h->n_units = (int32_t)units;
-  h->joins = units * 4 < n_multiprocessors * 3 && two_each > units;
+  h->n_units = (int32_t)((int64_t)h->n_ways * h->p.B * h->n_groups * h->per_group);
+  return (int64_t)h->n_units * 4 >= n_multiprocessors * 3;
+}
+
+/* With fewer units it is worth to walk over states twice; ranges then lie within units. What leaves states alone, whose
+ * chunks take their memory's time, rather has a head a block. */
+static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
+  h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
+  h->n_groups = (int32_t)G;
+  int enough = cut_units(h, heads_of(N), n_multiprocessors);
+  if (!enough && h->n_ways == 2) enough = cut_units(h, 1, n_multiprocessors);
+  if (!enough) cut_units(h, heads_of(N), n_multiprocessors);
+  const int64_t units = h->n_units, two_each = units * (h->n_chunks / 2);
+  h->joins = !enough && two_each > units;
   h->n_blocks = (int32_t)(units < n_multiprocessors ? units : n_multiprocessors);
   if (h->joins) h->n_blocks = (int32_t)(two_each < n_multiprocessors ? two_each : n_multiprocessors);
   h->per_block = (int32_t)(units * h->n_chunks / h->n_blocks), h->longer = (int32_t)(units * h->n_chunks % h->n_blocks);
@@ -75,12 +83,14 @@ typedef struct layout {
   uint64_t initial, decays, ready, end;
 } layout;
 
+static int has_initial(const kr_ssd_hopper_plan *h) { return h->p.initial.data || h->dfinal.data; }
+
 static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
   const uint64_t pieces = (uint64_t)(h->n_blocks + (h->joins ? h->n_units : 0)), n_heads = (uint64_t)heads_of(N),
                  state = n_heads * 64 * (uint64_t)columns_of(N) * sizeof(float);
   const int passes = h->joins || h->n_blocks < h->n_units;
   layout l = {.initial = passes ? kr_scratch_round(pieces * state) : 0};
-  l.decays = l.initial + (h->p.initial.data ? kr_scratch_round((uint64_t)h->n_units * state) : 0);
+  l.decays = l.initial + (has_initial(h) ? kr_scratch_round((uint64_t)h->n_units * state) : 0);
   l.ready = l.decays + kr_scratch_round(pieces * n_heads * sizeof(float));
   l.end = l.ready + kr_scratch_round((uint64_t)h->n_blocks * n_heads * sizeof(int32_t));
   return l;
@@ -94,7 +104,7 @@ uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t 
 void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch) {
   const layout l = lay_out(h, N);
   h->states = (float *)scratch, h->decays = (float *)(scratch + l.decays), h->ready = (int32_t *)(scratch + l.ready);
-  h->initial = h->p.initial.data ? (float *)(scratch + l.initial) : NULL;
+  h->initial = has_initial(h) ? (float *)(scratch + l.initial) : NULL;
 }
 
 /* Parts behind the first add to its output. */
@@ -102,7 +112,7 @@ static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_plan whole = kr_ssd_plan_of(&in, 0);
   whole.out = kr_ssd_sequence(&a->out, 0, a->L), whole.final = kr_ssd_states(&a->final_states);
-  return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .adds = part > 0};
+  return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .n_ways = 1, .adds = part > 0};
 }
 
 /* What all parts have in turn. */
