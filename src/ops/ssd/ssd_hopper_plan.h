@@ -16,7 +16,8 @@
 #define KR_SSD_HOPPER_STEPS_BYTES (5 * 4 * KR_SSD_CHUNK + 16)
 #define KR_SSD_HOPPER_SHARED(N)                             \
   (1024u + KR_SSD_HOPPER_TILE * KR_SSD_HOPPER_TILES(N) + \
-   KR_SSD_HOPPER_HEADS(N) * (KR_SSD_HOPPER_STEPS_STAGES * KR_SSD_HOPPER_STEPS_BYTES + KR_SSD_P * 4) + 384)
+   KR_SSD_HOPPER_HEADS(N) * (KR_SSD_HOPPER_STEPS_STAGES * KR_SSD_HOPPER_STEPS_BYTES + KR_SSD_P * 8) + KR_SSD_P * 8 + \
+   384)
 
 /* A driver's tensor map: (channel, token, head, batch). */
 typedef struct __attribute__((aligned(64))) kr_ssd_map {
