@@ -244,7 +244,8 @@ KR_DEV void walk_piece(const kr_ssd_plan &p, const place &at, unsigned char *sha
   }
   int turn = 0;
   for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
-    const warp_place me = place_of_thread(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
+    const warp_place me =
+        place_of_thread(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
     unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
     const chunk_steps &now = steps[turn];
     kr_copied<0>();

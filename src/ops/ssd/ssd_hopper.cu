@@ -106,7 +106,8 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at(h, i);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
-    const uint64_t map_x = maps + (t.back ? 3 * sizeof(kr_ssd_map) : 0), map_B = t.back ? map_C : maps + sizeof(kr_ssd_map);
+    const uint64_t map_x = maps + (t.back ? 3 * sizeof(kr_ssd_map) : 0),
+                   map_B = t.back ? map_C : maps + sizeof(kr_ssd_map);
     slot at[HEADS];
     int n_heads = 0;
 #pragma unroll
@@ -403,7 +404,8 @@ KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &
   sync_group(me);
   if (me.thread == 0) {
     const int64_t row = ((int64_t)t.b * h.p.H + at.h) * h.p.blocks_per_head + at.p0 / PB;
-    kr_store_bytes((char *)(t.back ? h.M : h.S) + (row * h.n_chunks + c) * (BLOCKS * TILE), kr_shared_at(tiles), BLOCKS * TILE);
+    kr_store_bytes((char *)(t.back ? h.M : h.S) + (row * h.n_chunks + c) * (BLOCKS * TILE), kr_shared_at(tiles),
+                   BLOCKS * TILE);
     kr_commit_stores();
   }
 }

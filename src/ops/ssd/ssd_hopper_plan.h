@@ -29,8 +29,8 @@ typedef struct kr_ssd_hopper_plan {
   kr_ssd_plan p;
   int32_t n_ways; /* 2: states before chunks and, on the way back, which takes dy and C as the other takes x and B, their
                      gradients after chunks: the second half of the units */
-  int32_t n_units, per_group, n_groups, n_heads; /* per_group: units of a group; n_heads: of a unit, at most those of a
-                                                    block */
+  int32_t n_units, per_group, n_groups,
+      n_heads; /* per_group: units of a group; n_heads: of a unit, at most those of a block */
   int32_t n_chunks, n_blocks, per_block,
       longer;     /* a block takes per_block chunks of those of all units, the first `longer` blocks one more */
   int32_t adds; /* output, and heads told spoilt, to what is there: of more states than a kernel takes, those behind the
