@@ -27,8 +27,8 @@ typedef struct __attribute__((aligned(64))) kr_ssd_map {
 typedef struct kr_ssd_hopper_plan {
   kr_ssd_map x, Bmat, Cmat, dy;
   kr_ssd_plan p;
-  int32_t n_ways; /* 2: states before chunks and, on the way back, which takes dy and C as the other takes x and B, their
-                     gradients after chunks: the second half of the units */
+  int32_t n_ways; /* 2: states before chunks and, on the way back, which takes dy and C as the other takes x and B,
+                     their gradients after chunks: the second half of the units */
   int32_t n_units, per_group, n_groups,
       n_heads; /* per_group: units of a group; n_heads: of a unit, at most those of a block */
   int32_t n_chunks, n_blocks, per_block,
