@@ -23,41 +23,14 @@ typedef struct place {
   int64_t begin, end;
 } place;
 
-/* x: unit of the batch row. */
-KR_DEV place place_of(const kr_ssd_plan &p, int b, int x, int64_t begin, int64_t end) {
-  place at;
-  at.h = x / p.blocks_per_head, at.p0 = (x - at.h * p.blocks_per_head) * PB;
-  at.g = at.h / p.heads, at.b = b, at.segment = kr_block_y();
-  at.begin = begin, at.end = end < p.L ? end : p.L;
-  return at;
-}
-
 KR_DEV place here(const kr_ssd_plan &p) {
-  return place_of(p, kr_block_z(), kr_block_x(), kr_block_y() * p.segment, (kr_block_y() + 1) * p.segment);
-}
-
-KR_DEV int range_at(const kr_ssd_plan &p, int block) {
-  return block * p.per_range + (block < p.longer ? block : p.longer);
-}
-/* The i-th piece of this block's range, its last unit first: what is cut off at a range's end is thus done first, and
- * its state there when the next block needs it last. */
-KR_DEV int n_pieces(const kr_ssd_plan &p) {
-  const int n_chunks = (int)((p.L + Q - 1) / Q);
-  return (range_at(p, kr_block_x() + 1) - 1) / n_chunks - range_at(p, kr_block_x()) / n_chunks + 1;
-}
-KR_DEV place piece_at(const kr_ssd_plan &p, int i) {
-  const int n_chunks = (int)((p.L + Q - 1) / Q), from = range_at(p, kr_block_x()), to = range_at(p, kr_block_x() + 1),
-            unit = (to - 1) / n_chunks - i, first = from - unit * n_chunks, end = to - unit * n_chunks,
-            row = p.H * p.blocks_per_head, b = unit / row;
-  return place_of(p, b, unit - b * row, (int64_t)(first < 0 ? 0 : first) * Q,
-                  (int64_t)(end < n_chunks ? end : n_chunks) * Q);
-}
-
-/* What a range hands over as a tensor. */
-KR_DEV kr_ssd_tensor handed_state(const kr_ssd_plan &p, const place &at, int range) {
-  kr_ssd_tensor v = {};
-  v.data = p.handed + ((int64_t)range * PB - at.p0) * p.N, v.t = p.N, v.n = 1, v.dtype = KRAIT_F32;
-  return v;
+  place at;
+  at.h = kr_block_x() / p.blocks_per_head;
+  at.p0 = (kr_block_x() - at.h * p.blocks_per_head) * PB;
+  at.g = at.h / p.heads, at.b = kr_block_z(), at.segment = kr_block_y();
+  at.begin = at.segment * p.segment;
+  at.end = at.begin + p.segment < p.L ? at.begin + p.segment : p.L;
+  return at;
 }
 
 /* The states of this place's segment as a tensor. */
@@ -214,14 +187,16 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
 }
 
 template <int N, int ONLY_ENDS>
-KR_DEV void walk_piece(const kr_ssd_plan &p, const place &at, unsigned char *shared) {
-  const warp_place whole = place_of_thread(kr_thread());
+KR_DEV void walk(const kr_ssd_plan &p) {
+  KR_DYNAMIC_SHARED(shared);
+  const place at = here(p);
+  const warp_place first = place_of_thread(kr_thread());
   unsigned char *const state = shared + 2 * stage_bytes<N>();
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
   float s[N / 16][4], decay = 0;
   int spoilt = 0;
-  const int is_usual = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds;
+  const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds;
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB)
     D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P
@@ -232,20 +207,14 @@ KR_DEV void walk_piece(const kr_ssd_plan &p, const place &at, unsigned char *sha
 #pragma unroll
     for (int j = 0; j < N / 16; j++) clear(s[j]);
   } else {
-    const int passes = p.n_ranges && at.begin > 0;
-    if (passes && kr_thread() == 0) kr_await(p.ready + kr_block_x() - 1, 1);
-    if (passes) kr_sync();
-    load_state<N / 2>(p,
-                      passes             ? handed_state(p, at, kr_block_x() - 1)
-                      : p.n_segments > 1 ? segment_states(p, at)
-                                         : p.initial,
-                      at.b, at.h, at.p0 + 16 * whole.m, whole.n * (N / 2), s);
-    share_state<N>(state, whole, s);
+    load_state<N / 2>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, at.p0 + 16 * first.m,
+                      first.n * (N / 2), s);
+    share_state<N>(state, first, s);
   }
   int turn = 0;
   for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
-    const warp_place me =
-        place_of_thread(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
+    /* Addresses made anew, where there are no registers left to keep them. */
+    const warp_place me = N > 64 ? place_of_thread(anew(kr_thread())) : first;
     unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
     const chunk_steps &now = steps[turn];
     kr_copied<0>();
@@ -256,7 +225,7 @@ KR_DEV void walk_piece(const kr_ssd_plan &p, const place &at, unsigned char *sha
       float y[4][4];
       output_before<N>(y, me, C, B, state, now, p.seq_idx != 0);
       output_within<N>(y, me, C, x);
-      if (is_usual && t0 + Q <= at.end) write_output<1>(p, at, me, y, x, D, now, t0);
+      if (whole && t0 + Q <= at.end) write_output<1>(p, at, me, y, x, D, now, t0);
       else write_output<0>(p, at, me, y, x, D, now, t0);
     }
     spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
@@ -270,29 +239,11 @@ KR_DEV void walk_piece(const kr_ssd_plan &p, const place &at, unsigned char *sha
   }
   if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
   if (ONLY_ENDS) {
-    store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * whole.m, whole.n * (N / 2), s);
+    store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * first.m, first.n * (N / 2), s);
     if (kr_thread() == 0 && at.p0 == 0)
       p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
-  } else if (p.n_ranges && at.end < p.L) {
-    store_state<N / 2>(p, handed_state(p, at, kr_block_x()), at.b, at.h, at.p0 + 16 * whole.m, whole.n * (N / 2), s);
-    kr_sync();
-    if (kr_thread() == 0) kr_publish(p.ready + kr_block_x(), 1);
   } else if (p.final.data && at.segment == p.n_segments - 1) {
-    store_state<N / 2>(p, p.final, at.b, at.h, at.p0 + 16 * whole.m, whole.n * (N / 2), s);
-  }
-}
-
-template <int N, int ONLY_ENDS>
-KR_DEV void walk(const kr_ssd_plan &p) {
-  KR_DYNAMIC_SHARED(shared);
-  if (ONLY_ENDS || !p.n_ranges) {
-    walk_piece<N, ONLY_ENDS>(p, here(p), shared);
-    return;
-  }
-#pragma unroll 1
-  for (int i = 0, n = n_pieces(p); i < n; i++) {
-    if (i) kr_sync(); /* all have read what lies there */
-    walk_piece<N, ONLY_ENDS>(p, piece_at(p, i), shared);
+    store_state<N / 2>(p, p.final, at.b, at.h, at.p0 + 16 * first.m, first.n * (N / 2), s);
   }
 }
 
@@ -339,7 +290,4 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
   }
   if (lane == 0) s.total = v.total, s.last = v.last;
   if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;
-  const int64_t n_chunks = (p.L + Q - 1) / Q;
-  for (int64_t k = ((int64_t)b * p.H + h) * n_chunks + chunk; lane == 0 && k < p.n_ranges; k += p.B * p.H * n_chunks)
-    p.ready[k] = 0;
 }

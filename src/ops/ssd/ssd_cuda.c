@@ -1,7 +1,6 @@
 /* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads
  * are too few to fill the device, time is cut into segments: their end states from zero, a walk over them, then every
- * segment from its true state; where there are more than blocks at once, these take ranges of the same length and hand
- * states over. Everything else walks token by token, and so does a head again in which chunks met NaN
+ * segment from its true state. Everything else walks token by token, and so does a head again in which chunks met NaN
  * or infinity. */
 #include "cuda_row.h"
 #include "op_list.h"
@@ -125,45 +124,28 @@ static void cut_time(kr_ssd_plan *p, int64_t n_multiprocessors) {
   p->n_segments = (int32_t)((p->L + p->segment - 1) / p->segment);
 }
 
-/* More heads than blocks that are there at once: ranges of all their chunks, so that all blocks end together. */
-static void cut_ranges(kr_ssd_plan *p, const kr_device_info *info) {
-  const int64_t units = (int64_t)p->B * p->H * p->blocks_per_head, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK,
-                at_once = info->n_multiprocessors *
-                          (p->N <= 128 && info->shared_bytes >= 2 * (int64_t)chunk_shared_bytes(p->N) ? 2 : 1);
-  if (p->n_segments > 1 || units <= at_once || p->N > KR_SSD_MOST_STATES || units * n_chunks > INT32_MAX / 2) return;
-  p->n_ranges = (int32_t)at_once;
-  p->per_range = (int32_t)(units * n_chunks / at_once), p->longer = (int32_t)(units * n_chunks % at_once);
-}
-
-static void cut_work(kr_ssd_plan *p, const kr_device_info *info) {
-  cut_time(p, info->n_multiprocessors);
-  cut_ranges(p, info);
-}
-
 static int64_t segment_floats(const kr_ssd_plan *p) {
   return (int64_t)p->B * p->H * p->n_segments * p->P * (p->N < KR_SSD_MOST_STATES ? p->N : KR_SSD_MOST_STATES);
 }
 
-/* Bytes from scratch's begin: states of segments or ranges, what is left of them, step sizes. */
+/* Bytes from scratch's begin: states of segments, what is left of them, step sizes. */
 typedef struct chunks_layout {
-  uint64_t decay, steps, spoilt, ready, end;
+  uint64_t decay, steps, spoilt, end;
 } chunks_layout;
 
 static chunks_layout lay_out(const kr_ssd_plan *p) {
   const int64_t pieces = p->n_segments > 1 ? (int64_t)p->B * p->H * p->n_segments : 0,
                 n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
-  const int64_t states = pieces ? segment_floats(p) : (int64_t)p->n_ranges * KR_SSD_P * p->N;
-  chunks_layout l = {.decay = kr_scratch_round((uint64_t)states * sizeof(float))};
+  chunks_layout l = {.decay = pieces ? kr_scratch_round((uint64_t)segment_floats(p) * sizeof(float)) : 0};
   l.steps = l.decay + kr_scratch_round((uint64_t)pieces * sizeof(float));
   l.spoilt = l.steps + (uint64_t)((int64_t)p->B * p->H * n_chunks) * KR_SSD_STEPS_BYTES;
-  l.ready = l.spoilt + (uint64_t)((int64_t)p->B * p->H) * sizeof(int32_t);
-  l.end = l.ready + (uint64_t)p->n_ranges * sizeof(int32_t);
+  l.end = l.spoilt + (uint64_t)((int64_t)p->B * p->H) * sizeof(int32_t);
   return l;
 }
 
 uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
   kr_ssd_plan p = plan_of(args, 0);
-  cut_work(&p, kr_cuda_info(ctx->cuda));
+  cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   return lay_out(&p).end;
 }
 
@@ -178,9 +160,9 @@ int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *st
 }
 
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
-  const kr_grid grid = {.x = (uint32_t)(p->n_ranges ? p->n_ranges : p->H * p->blocks_per_head),
+  const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head),
                         .y = (uint32_t)p->n_segments,
-                        .z = p->n_ranges ? 1 : (uint32_t)p->B,
+                        .z = (uint32_t)p->B,
                         .block = KR_SSD_CHUNK_THREADS,
                         .shared_bytes = chunk_shared_bytes(p->N),
                         .stream = stream};
@@ -210,10 +192,9 @@ static int32_t run_part(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
-  cut_work(&p, kr_cuda_info(ctx->cuda));
+  cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   const chunks_layout l = lay_out(&p);
   p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
-  p.handed = a->call.scratch, p.ready = (int32_t *)((char *)a->call.scratch + l.ready);
   if (p.n_segments > 1)
     p.segment_state = a->call.scratch, p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));

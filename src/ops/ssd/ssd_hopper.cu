@@ -38,23 +38,25 @@ typedef struct head_steps {
 } head_steps;
 
 /* Bytes from the first multiple of 1024 in shared memory. */
-KR_DEV constexpr int state_at(int mode) { return stages_of(mode) * STAGE; }
 enum {
-  STAGES_AT = 0,
-  STEPS_AT = KR_SSD_HOPPER_TILES(KR_N) * TILE,
-  Y_AT = STEPS_AT - HEADS * TILE,
-  C_AT = Y_AT - C_STAGES * BLOCKS * TILE,
+  STEPS_AT = 0,
   D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES,
   C_FULL = D_AT + (HEADS + 1) * PB * 8,
   C_EMPTY = C_FULL + 8 * C_STAGES,
   FULL = C_EMPTY + 8 * C_STAGES,
   EMPTY = FULL + 8 * MOST_STAGES,
   STEPS_FULL = EMPTY + 8 * MOST_STAGES,
-  STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS
+  STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS,
+  STAGES_AT = KR_SSD_HOPPER_BESIDE(KR_N),
+  C_AT = STAGES_AT + 2 * STAGE + HEADS * BLOCKS * TILE, /* with output */
+  Y_AT = C_AT + C_STAGES * BLOCKS * TILE,
+  END = Y_AT + HEADS * TILE
 };
-static_assert(state_at(OUTPUT) + HEADS * BLOCKS * TILE <= C_AT &&
-                  state_at(STATES) + HEADS * BLOCKS * TILE <= STEPS_AT && state_at(ENDS) <= STEPS_AT,
-              "tiles have a place");
+KR_DEV constexpr int state_at(int mode) { return STAGES_AT + stages_of(mode) * STAGE; }
+KR_DEV constexpr int end_of(int outputs) { return STAGES_AT + KR_SSD_HOPPER_TILES(KR_N, outputs) * TILE; }
+static_assert(STEPS_EMPTY + 8 * STEPS_STAGES * HEADS <= STAGES_AT && END <= end_of(1) && state_at(ENDS) <= end_of(0) &&
+                  state_at(STATES) + HEADS * BLOCKS * TILE <= end_of(0),
+              "all have a place");
 
 /* ---- how the work is cut ----------------------------------------------------------------------------------------- */
 
@@ -64,8 +66,8 @@ typedef struct task {
 } task;
 
 KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
-  const int row = unit / h.per_group, b = row / h.n_groups, back = b >= h.p.B;
-  return task{unit, back ? b - h.p.B : b, row - b * h.n_groups, back, 0, 0, 0};
+  const int row = unit / h.per_group, b = row / h.n_groups, second = b >= h.p.B;
+  return task{unit, second ? b - h.p.B : b, row - b * h.n_groups, h.back || second, 0, 0, 0};
 }
 KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
   return block * h.per_block + (block < h.longer ? block : h.longer);
@@ -512,7 +514,7 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
     for (int i = 0; i < STEPS_STAGES * HEADS; i++)
       kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
     kr_barriers_opened();
-    for (int i = 0; i < 2 + h.n_ways; i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
+    for (int i = 0; i < (MODE == STATES ? 4 : 3); i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
   kr_sync();
   if (kr_thread() < 128) {

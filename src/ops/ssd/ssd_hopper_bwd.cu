@@ -2,11 +2,10 @@
  * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to 64
  * or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group
  * in turn, copied two ahead by one thread:
- *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j
- *     from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
- *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy
+ *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W
+ *     B from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
+ *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
  *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
- *   the third: dC += (2^a dy) S    dB += (into d x) M, at the end dC += W B    dB += W^T C
  *   three warps beside the copying one: sums of dy x for dD, and <S, M>. */
 #include "ssd_bwd_sums.cuh"
 #include "ssd_hopper_tiles.cuh"
@@ -27,7 +26,7 @@ enum {
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
   D_AT = SIDE_SUMS + 8,
-  W_BARRIER = 5
+  ALL_BARRIER = 3
 };
 
 typedef struct place {
@@ -358,9 +357,9 @@ KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
 }
 
 KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
-  float CB[32], W[32];
+  float CB[32], W[32], dC[N / 2];
   uint32_t w[16];
-  clear_all(W, 32);
+  clear_all(W, 32), clear_all(dC, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + C_AT, base + B_AT, CB);
   kr_wgmma_wait<64, 0>(CB);
@@ -369,9 +368,10 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     const lanes me = lanes_of(anew(kr_thread()));
     const int stage = i % STAGES;
     const uint32_t x = uniform(base + STAGES_AT + stage * STAGE);
-    float xy[32], taken[2], before[2], old[4];
+    float xy[32], d[32], taken[2], before[2], old[4];
     kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
     start_tile(x + TILE, x, xy);
+    start_product(base + C_AT, x + 2 * TILE, d);
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
@@ -380,78 +380,32 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
 #pragma unroll
     for (int r = 0; r < 2; r++)
       old[2 * r] = adds ? to.taken[me.row + 8 * r] : 0.0f, old[2 * r + 1] = adds ? to.of[me.row + 8 * r].v[0] : 0.0f;
-    kr_wgmma_wait<64, 0>(xy);
+    kr_wgmma_wait<64, 1>(xy);
     add_pairs(p.f, me, steps, xy, CB, W, taken);
-    start_product(base + C_AT, x + 2 * TILE, xy);
     take_factor(w, dy, me);
-    taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]);
+    kr_wgmma_wait<64, 0>(d);
+    row_sums(d, w, before);
     const float low = state_reaches(steps, me.row), high = state_reaches(steps, me.row + 8);
-    kr_wgmma_wait<64, 0>(xy);
-    row_sums(xy, w, before);
-    before[0] = low * add_row(before[0]), before[1] = high * add_row(before[1]);
+    scale_factor(w, low, high);
+    start_sum<N>(x + 2 * TILE, w, dC, 1);
+    taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]), before[0] = low * add_row(before[0]),
+    before[1] = high * add_row(before[1]);
     if (me.q == 0) {
 #pragma unroll
       for (int r = 0; r < 2; r++)
         to.taken[me.row + 8 * r] = taken[r] + old[2 * r], to.of[me.row + 8 * r].v[0] = before[r] + old[2 * r + 1];
     }
+    kr_wgmma_wait<N, 0>(dC);
     release(base + EMPTY + 8 * stage, me);
   }
   pack_all(W, w);
   put_factor(shared + OWN_AT, whole, w);
   kr_show_to_copies();
-  kr_sync_at<256>(W_BARRIER);
-}
-
-/* d += W F, or W^T F, of all heads; under way. */
-template <int TURNED>
-KR_DEV void start_pairs(uint32_t W, uint32_t F, float (&d)[N / 2]) {
-  kr_wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    kr_wgmma_step<N, half_type, TURNED, 1>(
-        d, TURNED ? kr_mn_major(W + k * KR_MN_STEP_BYTES, TILE) : kr_k_major(W + k * KR_K_STEP_BYTES),
-        kr_mn_major(F + k * KR_MN_STEP_BYTES, TILE), 1);
-  kr_wgmma_commit();
-}
-
-KR_DEV void gather(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared,
-                   uint32_t base) {
-  float dB[N / 2], dC[N / 2];
-  clear_all(dB, N / 2), clear_all(dC, N / 2);
-#pragma unroll 1
-  for (int i = 0; i < at.n; i++) {
-    const lanes me = lanes_of(anew(kr_thread()));
-    const int stage = i % STAGES;
-    const uint32_t to_x = uniform(base + STAGES_AT + stage * STAGE), S = to_x + 2 * TILE, M = S + BLOCKS * TILE;
-    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
-    const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
-    uint32_t w[16];
-    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
-    take_factor(w, x + TILE, me);
-    scale_factor(w, state_reaches(steps, me.row), state_reaches(steps, me.row + 8));
-    start_sum<N>(S, w, dC, 1);
-    float into[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int row = me.row + 8 * r;
-      into[r] = steps.segment[row] == steps.last ? kr_exp2(steps.total - steps.a[row]) * steps.d[row] : 0.0f;
-    }
-    kr_wgmma_wait<N, 0>(dC);
-    take_factor(w, x, me);
-    scale_factor(w, into[0], into[1]);
-    start_sum<N>(M, w, dB, 1);
-    kr_wgmma_wait<N, 0>(dB);
-    release(base + EMPTY + 8 * stage, me);
-  }
-  kr_barrier_await(base + BOTH_FULL, 0);
-  kr_sync_at<256>(W_BARRIER);
-  start_pairs<0>(base + OWN_AT, base + B_AT, dC);
+  kr_sync_at<256>(ALL_BARRIER);
+  start_sum<N>(base + B_AT, w, dC, 1);
   kr_wgmma_wait<N, 0>(dC);
-  start_pairs<1>(base + OWN_AT, base + C_AT, dB);
-  kr_wgmma_wait<N, 0>(dB);
-  sync_group(whole); /* all warps have read W */
+  kr_sync_at<256>(ALL_BARRIER); /* the other warpgroup has read W */
   store_matrix(p, at, whole, p.dC, p.sum_C, shared + OWN_AT, dC);
-  store_matrix(p, at, whole, p.dB, p.sum_B, shared + OWN_AT, dB);
 }
 
 KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
@@ -463,8 +417,9 @@ KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
 KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
   const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
   unsigned char *const own = shared + OWN_AT + TILE;
-  float BC[32];
+  float BC[32], dB[N / 2];
   uint32_t w[16];
+  clear_all(dB, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + B_AT, base + C_AT, BC);
   diagonal *const D = (diagonal *)(shared + D_AT);
@@ -508,6 +463,8 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     for (int k = 0; k < 32; k++) d[k] *= into[k >> 1 & 1];
     row_sums(d, w, after);
     start_sum<64>(to_x + TILE, inner, d, 1);
+    scale_factor(w, into[0] * size[0], into[1] * size[1]);
+    start_sum<N>(M, w, dB, 1);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const float passed = given_size(steps, me.row + 8 * r);
@@ -524,7 +481,7 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     if (p.f.D.data && me.thread < PB) D[(~i & 1) * PB + me.thread] = diagonal_of(next_D, me.thread);
     const uint32_t there[2] = {p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
                                p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
-    kr_wgmma_wait<64, 0>(d);
+    kr_wgmma_wait<64, 1>(d);
     if (p.dx.data) {
 #pragma unroll
       for (int k = 0; k < 32; k++) d[k] *= size[k >> 1 & 1];
@@ -542,8 +499,19 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
                  n_rows, p.f.P - s.p0, p.part);
       kr_sync_warp();
     }
+    kr_wgmma_wait<N, 0>(dB);
     release(base + EMPTY + 8 * stage, me);
   }
+  kr_sync_at<256>(ALL_BARRIER);
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    kr_wgmma_step<N, half_type, 1, 1>(dB, kr_mn_major(base + OWN_AT + k * KR_MN_STEP_BYTES, TILE),
+                                      kr_mn_major(base + C_AT + k * KR_MN_STEP_BYTES, TILE), 1);
+  kr_wgmma_commit();
+  kr_wgmma_wait<N, 0>(dB);
+  kr_sync_at<256>(ALL_BARRIER);
+  store_matrix(p, at, whole, p.dB, p.sum_B, own, dB);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd_plan plan) {
@@ -556,7 +524,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd
   if (kr_thread() == 0) {
     kr_barrier_open(base + BOTH_FULL, 1);
     for (int i = 0; i < STAGES; i++)
-      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 3 * 4 + 3);
+      kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
     kr_barriers_opened();
   }
   kr_sync();
@@ -567,16 +535,11 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd
     else if (kr_thread() >= 32)
       sum_beside(plan.q, at, kr_thread() / 32 - 1, shared, base);
   } else {
+    kr_take_registers<232>();
     const lanes me = lanes_of(kr_thread());
-    if (me.w == 0) {
-      kr_take_registers<144>();
+    if (me.w == 0)
       take(plan.q, at, me, shared, base);
-    } else if (me.w == 1) {
-      kr_take_registers<152>();
+    else
       give(plan.q, at, me, shared, base);
-    } else {
-      kr_take_registers<176>();
-      gather(plan.q, at, me, shared, base);
-    }
   }
 }

@@ -5,10 +5,10 @@
 #include "ssd_bwd_plan.h"
 #include "ssd_hopper_plan.h"
 
-#define KR_SSD_HOPPER_BWD_THREADS 512
+#define KR_SSD_HOPPER_BWD_THREADS 384
 #define KR_SSD_HOPPER_BWD_STAGES 3
-/* B and C; stages of x, dy, the states' tiles and step sizes; tiles for W and dx; D of two heads and zeros;
- * barriers. */
+/* B and C; stages of x, dy, the states' tiles and step sizes; a tile for each warpgroup; D of two heads and
+ * zeros; barriers. */
 #define KR_SSD_HOPPER_BWD_SHARED(N)                                                                        \
   (1024u + KR_SSD_HOPPER_TILE * (2 * ((N) / 64) + KR_SSD_HOPPER_BWD_STAGES * (2 + 2 * ((N) / 64)) + 2) + \
    KR_SSD_HOPPER_BWD_STAGES * KR_SSD_STEPS_BYTES + 3 * KR_SSD_P * 8 + 256)

@@ -19,8 +19,10 @@ static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3]
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 static int64_t heads_of(int64_t N) { return KR_SSD_HOPPER_HEADS(N); }
 static int64_t columns_of(int64_t N) { return (int64_t)64 << width_of(N); }
-static uint32_t shared_bytes(int64_t N) {
-  return N <= 64 ? KR_SSD_HOPPER_SHARED(64) : N <= 128 ? KR_SSD_HOPPER_SHARED(128) : KR_SSD_HOPPER_SHARED(256);
+static uint32_t shared_bytes(int64_t N, int outputs) {
+  return N <= 64    ? KR_SSD_HOPPER_SHARED(64, outputs)
+         : N <= 128 ? KR_SSD_HOPPER_SHARED(128, outputs)
+                    : KR_SSD_HOPPER_SHARED(256, outputs);
 }
 
 /* Strides of dimensions with more than one element. */
@@ -52,7 +54,7 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) ||
       !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
     return "rows that bulk copies do not take";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N, 0) ? "too little shared memory" : NULL;
 }
 
 /* Units of n_heads. Returns whether there are three quarters of one for each multiprocessor. */
@@ -63,8 +65,8 @@ static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, int64_t n_multiproc
   return (int64_t)h->n_units * 4 >= n_multiprocessors * 3;
 }
 
-/* With fewer units it is worth to walk over states twice; ranges then lie within units. What leaves states alone, whose
- * chunks take their memory's time, rather has a head a block. */
+/* With fewer units it is worth to walk over states twice; ranges then lie within units. What leaves states alone rather
+ * has a head a block. */
 static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
   h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
   h->n_groups = (int32_t)G;
@@ -94,6 +96,12 @@ static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
   l.ready = l.decays + kr_scratch_round(pieces * n_heads * sizeof(float));
   l.end = l.ready + kr_scratch_round((uint64_t)h->n_blocks * n_heads * sizeof(int32_t));
   return l;
+}
+
+int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
+  kr_ssd_hopper_plan one = *h;
+  one.n_ways = 1, one.n_groups = (int32_t)G;
+  return cut_units(&one, heads_of(N), kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
@@ -163,8 +171,14 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   const uint32_t marks = ((messages > flags ? messages : flags) + KR_SSD_THREADS - 1) / KR_SSD_THREADS,
                  initial = h->initial ? (uint32_t)(h->n_units * columns_of(N) / 8) * n_heads : 0;
   const kr_grid beginning = {.x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .stream = stream};
-  const kr_grid walk = {
-      .x = (uint32_t)h->n_blocks, .block = 128 * (n_heads + 1), .shared_bytes = shared_bytes(N), .stream = stream};
+  const kr_grid walk = {.x = (uint32_t)h->n_blocks,
+                        .block = 128 * (n_heads + 1),
+                        .shared_bytes = shared_bytes(N, leaves == OUTPUT),
+                        .stream = stream},
+                ending = {.x = (uint32_t)h->n_blocks,
+                          .block = 128 * (n_heads + 1),
+                          .shared_bytes = shared_bytes(N, 0),
+                          .stream = stream};
   const kr_grid joining = {.x = (uint32_t)(columns_of(N) / 8),
                            .y = n_heads,
                            .z = (uint32_t)h->n_units,
@@ -173,7 +187,7 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &begin[width][dtype], &beginning, h);
   if (h->joins)
-    kr_chain_add(&chain, &walks[ENDS][width][dtype], &walk, h), kr_chain_add(&chain, &join[width][dtype], &joining, h);
+    kr_chain_add(&chain, &walks[ENDS][width][dtype], &ending, h), kr_chain_add(&chain, &join[width][dtype], &joining, h);
   kr_chain_add(&chain, &walks[leaves][width][dtype], &walk, h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
 }

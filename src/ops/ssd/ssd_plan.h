@@ -49,11 +49,6 @@ typedef struct kr_ssd_plan {
   float *segment_state;      /* (B,H,n_segments,P,N): end state from zero, then start state */
   float *segment_decay; /* (B,H,n_segments): what is left of a start state at the end, log2; 1 where a sequence begins
                            in between */
-  int32_t n_ranges, longer,
-      per_range; /* with n_ranges, not 0: blocks take ranges of all units' chunks, a unit being 64 channels of a head:
-                    per_range each, the first `longer` ones one more */
-  int32_t *ready;            /* [range]: whether its state is handed over, */
-  float *handed;             /* [range][channel][state] */
 } kr_ssd_plan;
 
 #endif
