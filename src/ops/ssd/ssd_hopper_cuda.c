@@ -187,7 +187,8 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &begin[width][dtype], &beginning, h);
   if (h->joins)
-    kr_chain_add(&chain, &walks[ENDS][width][dtype], &ending, h), kr_chain_add(&chain, &join[width][dtype], &joining, h);
+    kr_chain_add(&chain, &walks[ENDS][width][dtype], &ending, h),
+        kr_chain_add(&chain, &join[width][dtype], &joining, h);
   kr_chain_add(&chain, &walks[leaves][width][dtype], &walk, h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
 }
