@@ -25,8 +25,11 @@ enum {
   OUTPUT = 0,
   ENDS = 1,
   STATES = 2, /* what a walk leaves */
-  MOST_STAGES = 4
+  MOST_STAGES = 4,
+  GIVEN = HEADS == 3 ? 56 : 40,
+  TAKEN = HEADS == 3 ? 152 : 232 /* registers of a thread beside the walk, and of it */
 };
+static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
 
 /* Stages of B and x. Walks wait for memory, and what leaves no output has the place of C and of outputs. */
 KR_DEV constexpr int stages_of(int mode) { return mode == OUTPUT ? 2 : mode == STATES && N > 128 ? 3 : 4; }
@@ -76,12 +79,14 @@ KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
   return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
 }
 /* The i-th task of this block: its last unit first. */
+template <int MODE>
 KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
   task t = unit_at(h, (to - 1) / h.n_chunks - i);
   const int begin = t.unit * h.n_chunks;
   t.first = from > begin ? from - begin : 0, t.end = to - begin < h.n_chunks ? to - begin : h.n_chunks;
   t.piece = kr_block_x() + t.unit;
+  if (MODE == OUTPUT) t.back = 0; /* as it is: the compiler need not ask */
   return t;
 }
 
@@ -106,7 +111,7 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
   const uint64_t map_C = maps + 2 * sizeof(kr_ssd_map);
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at(h, i);
+    const task t = task_at<MODE>(h, i);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     const uint64_t map_x = maps + (t.back ? 3 * sizeof(kr_ssd_map) : 0),
                    map_B = t.back ? map_C : maps + sizeof(kr_ssd_map);
@@ -156,11 +161,11 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
  * there. */
 template <int MODE, int KIND>
 KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
-  enum { AHEAD = MODE == OUTPUT || KIND == STEPS_ANY ? 2 : 4, ROUND = MODE == OUTPUT ? 1 : AHEAD };
+  enum { AHEAD = MODE == OUTPUT || KIND == STEPS_ANY || N > 128 ? 2 : 4, ROUND = MODE == OUTPUT ? 1 : AHEAD };
   const kr_ssd_plan &p = h.p;
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at(h, i);
+    const task t = task_at<MODE>(h, i);
     const slot at = slot_at(h, t, w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0) continue;
@@ -490,7 +495,7 @@ KR_DEV void walk(const kr_ssd_hopper_plan &h, unsigned char *shared, uint32_t ba
   const lanes me = lanes_of(kr_thread());
   int use = 0, own_use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at(h, i);
+    const task t = task_at<MODE>(h, i);
     const slot at = slot_at(h, t, me.w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0)
@@ -518,7 +523,7 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   }
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<HEADS == 3 ? 56 : 48>();
+    kr_give_registers<GIVEN>();
     const int warp = kr_thread() >> 5;
     if (kr_thread() == 0)
       copy_boxes<MODE>(h, maps, base);
@@ -529,7 +534,7 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
       if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, warp - 1, shared, base);
     }
   } else {
-    kr_take_registers<HEADS == 3 ? 152 : 232>();
+    kr_take_registers<TAKEN>();
     walk<MODE>(h, shared, base);
   }
 }

@@ -26,8 +26,11 @@ enum {
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
   D_AT = SIDE_SUMS + 8,
-  ALL_BARRIER = 3
+  ALL_BARRIER = 3,
+  GIVEN = 40,
+  TAKEN = 232 /* registers of a thread */
 };
+static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
 
 typedef struct place {
   int b, g, chunk, split, first, n; /* first head; heads' blocks of channels */
@@ -529,13 +532,13 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd
   }
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<40>();
+    kr_give_registers<GIVEN>();
     if (kr_thread() == 0)
       copy_slots(plan.q, at, maps, base);
     else if (kr_thread() >= 32)
       sum_beside(plan.q, at, kr_thread() / 32 - 1, shared, base);
   } else {
-    kr_take_registers<232>();
+    kr_take_registers<TAKEN>();
     const lanes me = lanes_of(kr_thread());
     if (me.w == 0)
       take(plan.q, at, me, shared, base);

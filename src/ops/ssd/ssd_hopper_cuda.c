@@ -57,22 +57,23 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N, 0) ? "too little shared memory" : NULL;
 }
 
-/* Units of n_heads. Returns whether there are three quarters of one for each multiprocessor. */
-static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, int64_t n_multiprocessors) {
+/* Units of n_heads. Returns whether there is this share of one for each multiprocessor. */
+static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, double share, int64_t n_multiprocessors) {
   h->n_heads = (int32_t)n_heads;
   h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
   h->n_units = (int32_t)((int64_t)h->n_ways * h->p.B * h->n_groups * h->per_group);
-  return (int64_t)h->n_units * 4 >= n_multiprocessors * 3;
+  return h->n_units >= share * (double)n_multiprocessors;
 }
 
-/* With fewer units it is worth to walk over states twice; ranges then lie within units. What leaves states alone rather
- * has a head a block. */
+/* With fewer units than three quarters it is worth to walk over states twice; ranges then lie within units. What leaves
+ * states alone, and waits for bytes, rather has fewer heads a block, or fewer blocks. */
 static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
   h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
   h->n_groups = (int32_t)G;
-  int enough = cut_units(h, heads_of(N), n_multiprocessors);
-  if (!enough && h->n_ways == 2) enough = cut_units(h, 1, n_multiprocessors);
-  if (!enough) cut_units(h, heads_of(N), n_multiprocessors);
+  int enough = cut_units(h, heads_of(N), 0.75, n_multiprocessors);
+  if (!enough && h->n_ways == 2)
+    enough = cut_units(h, 2, 0.5, n_multiprocessors) || cut_units(h, 1, 0.75, n_multiprocessors);
+  if (!enough) cut_units(h, heads_of(N), 0.75, n_multiprocessors);
   const int64_t units = h->n_units, two_each = units * (h->n_chunks / 2);
   h->joins = !enough && two_each > units;
   h->n_blocks = (int32_t)(units < n_multiprocessors ? units : n_multiprocessors);
@@ -101,7 +102,7 @@ static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
 int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
   kr_ssd_hopper_plan one = *h;
   one.n_ways = 1, one.n_groups = (int32_t)G;
-  return cut_units(&one, heads_of(N), kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return cut_units(&one, heads_of(N), 0.75, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G) {

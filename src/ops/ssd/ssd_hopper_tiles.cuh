@@ -47,6 +47,12 @@ KR_DEV void write_global(void *to, const kr_raw16 &v) {
 }
 #endif
 
+/* Whether a block's registers, as many as it can be launched with, are enough for one warpgroup with `given` a thread
+ * and the others with `taken`. */
+KR_DEV constexpr int enough_registers(int threads, int given, int taken) {
+  return 128 * given + (threads - 128) * taken <= 65536 / threads / 8 * 8 * threads;
+}
+
 /* w: of the multiplying warpgroups, behind the first. */
 typedef struct lanes {
   int w, thread, warp, lane, g, q, row;
