@@ -333,14 +333,14 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
 }
 
 /* Sums of dy x over the chunk, for each channel: a warp takes eight tokens, a lane two channels. */
-KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, second_sums &sums) {
+KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, int has_padding, second_sums &sums) {
   const int lane = kr_thread() & 31, w = kr_thread() >> 5;
   float low = 0, high = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int row = 8 * w + i, at = kr_swizzle<PB * 2>(row, lane >> 2) + 4 * (lane & 3);
     const uint32_t x = *(const uint32_t *)(stage + at), dy = *(const uint32_t *)(stage + X_BYTES + at);
-    if (s.segment[row] < 0) continue;
+    if (has_padding && s.segment[row] < 0) continue;
     low = kr_fma(kr_unpack(x, 0, KR_DTYPE), kr_unpack(dy, 0, KR_DTYPE), low),
     high = kr_fma(kr_unpack(x, 1, KR_DTYPE), kr_unpack(dy, 1, KR_DTYPE), high);
   }
@@ -451,7 +451,7 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const int STAGE = 2 * X_BYTES + 2 * PB * N * 2, second_stage = p.n_stages > 1 ? STAGE : 0;
   const kr_ssd_plan &f = p.f;
-  const warp_place me = my_place();
+  const warp_place whole = place_of_thread(kr_thread());
   unsigned char *const B = shared + p.n_stages * STAGE, *const C = B + Q * N * 2, *const passes = C + Q * N * 2;
   chunk_steps *const steps = (chunk_steps *)(passes + Q * Q * 2);
   first_sums *const firsts = (first_sums *)(steps + 2);
@@ -475,16 +475,17 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 #pragma unroll
   for (int k = 0; k < N / 16; k++) {
     uint32_t a[4], b[4];
-    load_a<N * 2>(a, C, me, k);
+    load_a<N * 2>(a, C, whole, k);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      load_b<N * 2>(b, B, me, 32 * me.n + 16 * j, k);
+      load_b<N * 2>(b, B, whole, 32 * whole.n + 16 * j, k);
       kr_mma_as(half_type(), CB[2 * j], a, b[0], b[1]);
       kr_mma_as(half_type(), CB[2 * j + 1], a, b[2], b[3]);
     }
   }
 #pragma unroll 1
   for (int i = 0; i < n; i++) {
+    const warp_place me = place_of_thread(anew(kr_thread())); /* see ssd_chunks.cu */
     const int turn = i & 1, more = i + 1 < n;
     unsigned char *const stage = shared + anew(turn * second_stage), *const S = stage + 2 * X_BYTES;
     go_to(at, f, first, i);
@@ -493,10 +494,9 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
     kr_sync();
     if (more && second_stage)
       copy_head<N>(p, at, next.h, next.block, shared + anew((turn ^ 1) * second_stage), steps + (turn ^ 1));
-    if (kr_thread() < PB)
-      D[kr_thread()] = f.D.data && at.p0 + kr_thread() < f.P
-                           ? kr_load(f.D.data, at.h * f.D.h + (int64_t)(at.p0 + kr_thread()) * f.D.n, f.D.dtype)
-                           : 0.0f;
+    const float own_D = f.D.data && kr_thread() < PB && at.p0 + kr_thread() < f.P
+                            ? kr_load(f.D.data, at.h * f.D.h + (int64_t)(at.p0 + kr_thread()) * f.D.n, f.D.dtype)
+                            : 0.0f;
     if (i) {
       place before = at;
       go_to(before, f, first, i - 1);
@@ -504,8 +504,9 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
     }
     first_half<N>(f, me, stage, C, passes, steps[turn], firsts[turn], CB, W, dC);
     pass_through<N>(S, S + PB * N * 2, firsts[turn]);
+    if (kr_thread() < PB) D[kr_thread()] = own_D;
     kr_sync();
-    if (p.dD.data) sum_dD(stage, steps[turn], seconds);
+    if (p.dD.data) sum_dD(stage, steps[turn], f.seq_idx != 0, seconds);
     second_half<N>(p, at, me, stage, B, passes, steps[turn], seconds, D, dB);
     if (more && !second_stage) {
       kr_sync();
@@ -514,9 +515,9 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   }
   kr_sync();
   if (n) leave_sums(p, at, firsts[(n - 1) & 1], seconds);
-  add_within<N>(me, passes, B, C, W, dB, dC);
-  store_matrix<N>(p, at, me, p.dB, p.sum_B, split, dB);
-  store_matrix<N>(p, at, me, p.dC, p.sum_C, split, dC);
+  add_within<N>(whole, passes, B, C, W, dB, dC);
+  store_matrix<N>(p, at, whole, p.dB, p.sum_B, split, dB);
+  store_matrix<N>(p, at, whole, p.dC, p.sum_C, split, dC);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
@@ -542,14 +543,16 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
   for (int k = 0; k < 2; k++) {
     const kr_float4 v = sums.of[lane + 32 * k];
     const float begins = v.v[3] - sums.taken[lane + 32 * k] + v.v[1];
-    q[k] = -begins, begun[k] = sum_up(begins), still[k] = v.v[0], inputs[k] = v.v[2];
+    begun[k] = sum_up(begins), still[k] = v.v[0], inputs[k] = v.v[2];
 #pragma unroll
     for (int by = 1; by < 32; by <<= 1) {
       const float other = kr_shuffle_down(still[k], by, 32);
       if (lane + by < 32) still[k] += other;
     }
   }
-  q[0] += begun[0], q[1] += kr_shuffle_from(begun[0], 31) + begun[1];
+  /* What earlier tokens began; not with the own taken off again, which may be larger by more than a float's digits. */
+  const float first = kr_shuffle_up(begun[0], 1, 32), second = kr_shuffle_up(begun[1], 1, 32);
+  q[0] = lane ? first : 0.0f, q[1] = kr_shuffle_from(begun[0], 31) + (lane ? second : 0.0f);
   still[0] += kr_shuffle_from(still[1], 0);
 #pragma unroll
   for (int k = 0; k < 2; k++) {

@@ -340,23 +340,20 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)hopper_shared_bytes(a) ? "too little shared memory" : NULL;
 }
 
-/* The walk that leaves states before chunks, or back: their gradients after chunks. */
-static kr_ssd_hopper_plan walk_of(const kr_ssd_bwd_plan *p, int back) {
-  kr_ssd_hopper_plan h = {.p = p->f, .back = back, .adds = 1, .tiles = back ? p->M : p->S};
-  if (back) h.p.initial = p->dfinal, h.p.final = p->dinitial;
+/* The walks that leave states before chunks and their gradients after chunks: both at once where one of them does not
+ * fill the device, else one after the other, which is a little faster. */
+static kr_ssd_hopper_plan walks_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+  kr_ssd_hopper_plan h = {
+      .p = p->f, .adds = 1, .S = p->S, .M = p->M, .dfinal = p->dfinal, .dinitial = p->dinitial};
+  h.n_ways = kr_ssd_hopper_is_full(ctx, &h, columns_of(a), a->G) ? 1 : 2;
   return h;
-}
-
-static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
-  kr_ssd_hopper_plan forth = walk_of(p, 0), back = walk_of(p, 1);
-  const uint64_t one = kr_ssd_hopper_cut(ctx, &forth, columns_of(a), a->G),
-                 other = kr_ssd_hopper_cut(ctx, &back, columns_of(a), a->G);
-  return one > other ? one : other;
 }
 
 uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   const kr_ssd_bwd_plan p = plan_of(args, 0);
-  return lay_out_chunks(ctx, args).end + walk_bytes(ctx, args, &p);
+  const krait_ssd_bwd_args *a = args;
+  kr_ssd_hopper_plan states = walks_of(ctx, a, &p);
+  return lay_out_chunks(ctx, a).end + kr_ssd_hopper_cut(ctx, &states, columns_of(a), a->G);
 }
 
 static int32_t make_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_hopper_bwd_plan *h) {
@@ -374,13 +371,12 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a
   const int wide = a->N > 64, dtype = a->x.dtype;
   kr_ssd_hopper_bwd_plan h = {.q = *p};
   KR_TRY(make_maps(ctx, a, &h));
-  for (int back = 0; back < 2; back++) {
-    kr_ssd_hopper_plan walk = walk_of(p, back);
-    walk.x = back ? h.dy : h.x, walk.Bmat = walk.Cmat = back ? h.Cmat : h.Bmat;
-    kr_ssd_hopper_cut(ctx, &walk, columns_of(a), a->G);
-    kr_ssd_hopper_place(&walk, columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
-    KR_TRY(kr_ssd_hopper_launch_states(ctx, &walk, columns_of(a), a->call.stream));
-  }
+  kr_ssd_hopper_plan states = walks_of(ctx, a, p);
+  states.x = h.x, states.Bmat = h.Bmat, states.Cmat = h.Cmat, states.dy = h.dy;
+  kr_ssd_hopper_cut(ctx, &states, columns_of(a), a->G);
+  kr_ssd_hopper_place(&states, columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
+  for (states.back = 0; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
+    KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, columns_of(a), a->call.stream));
   const kr_grid inner = {.x = (uint32_t)p->n_chunks,
                          .y = (uint32_t)(a->G * p->n_splits),
                          .z = (uint32_t)a->B,

@@ -190,7 +190,7 @@ template <int N, int ONLY_ENDS>
 KR_DEV void walk(const kr_ssd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const place at = here(p);
-  const warp_place me = my_place();
+  const warp_place first = place_of_thread(kr_thread());
   unsigned char *const state = shared + 2 * stage_bytes<N>();
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
@@ -207,12 +207,14 @@ KR_DEV void walk(const kr_ssd_plan &p) {
 #pragma unroll
     for (int j = 0; j < N / 16; j++) clear(s[j]);
   } else {
-    load_state<N / 2>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, at.p0 + 16 * me.m,
-                      me.n * (N / 2), s);
-    share_state<N>(state, me, s);
+    load_state<N / 2>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, at.p0 + 16 * first.m,
+                      first.n * (N / 2), s);
+    share_state<N>(state, first, s);
   }
   int turn = 0;
   for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
+    /* Addresses made anew, where there are no registers left to keep them. */
+    const warp_place me = N > 64 ? place_of_thread(anew(kr_thread())) : first;
     unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
     const chunk_steps &now = steps[turn];
     kr_copied<0>();
@@ -237,11 +239,11 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   }
   if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
   if (ONLY_ENDS) {
-    store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
+    store_state<N / 2>(p, segment_states(p, at), at.b, at.h, at.p0 + 16 * first.m, first.n * (N / 2), s);
     if (kr_thread() == 0 && at.p0 == 0)
       p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = decay;
   } else if (p.final.data && at.segment == p.n_segments - 1) {
-    store_state<N / 2>(p, p.final, at.b, at.h, at.p0 + 16 * me.m, me.n * (N / 2), s);
+    store_state<N / 2>(p, p.final, at.b, at.h, at.p0 + 16 * first.m, first.n * (N / 2), s);
   }
 }
 

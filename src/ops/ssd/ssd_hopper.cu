@@ -18,15 +18,21 @@
 enum {
   HEADS = KR_SSD_HOPPER_HEADS(KR_N),
   THREADS = KR_SSD_HOPPER_THREADS(KR_N),
-  STAGES = 2,
   STEPS_STAGES = KR_SSD_HOPPER_STEPS_STAGES,
   C_STAGES = KR_SSD_HOPPER_C_STAGES(KR_N),
   STAGE = (BLOCKS + HEADS) * TILE, /* B, then x */
   STATE_FLOATS = 64 * KR_N,
   OUTPUT = 0,
   ENDS = 1,
-  STATES = 2 /* what a walk leaves */
+  STATES = 2, /* what a walk leaves */
+  MOST_STAGES = 4,
+  GIVEN = HEADS == 3 ? 56 : 40,
+  TAKEN = HEADS == 3 ? 152 : 232 /* registers of a thread beside the walk, and of it */
 };
+static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
+
+/* Stages of B and x. Walks wait for memory, and what leaves no output has the place of C and of outputs. */
+KR_DEV constexpr int stages_of(int mode) { return mode == OUTPUT ? 2 : mode == STATES && N > 128 ? 3 : 4; }
 
 /* Of a chunk (ssd_mma.cuh); left: of a token's input at the end; reach: of the state before at a token. */
 typedef struct head_steps {
@@ -36,26 +42,36 @@ typedef struct head_steps {
 
 /* Bytes from the first multiple of 1024 in shared memory. */
 enum {
-  C_AT = 0,
-  STAGES_AT = C_AT + C_STAGES * BLOCKS * TILE,
-  STATE_AT = STAGES_AT + STAGES * STAGE,
-  Y_AT = STATE_AT + HEADS * BLOCKS * TILE,
-  STEPS_AT = Y_AT + HEADS * TILE,
+  STEPS_AT = 0,
   D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES,
-  C_FULL = D_AT + HEADS * PB * 4,
+  C_FULL = D_AT + (HEADS + 1) * PB * 8,
   C_EMPTY = C_FULL + 8 * C_STAGES,
   FULL = C_EMPTY + 8 * C_STAGES,
-  EMPTY = FULL + 8 * STAGES,
-  STEPS_FULL = EMPTY + 8 * STAGES,
-  STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS
+  EMPTY = FULL + 8 * MOST_STAGES,
+  STEPS_FULL = EMPTY + 8 * MOST_STAGES,
+  STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS,
+  STAGES_AT = KR_SSD_HOPPER_BESIDE(KR_N),
+  C_AT = STAGES_AT + 2 * STAGE + HEADS * BLOCKS * TILE, /* with output */
+  Y_AT = C_AT + C_STAGES * BLOCKS * TILE,
+  END = Y_AT + HEADS * TILE
 };
+KR_DEV constexpr int state_at(int mode) { return STAGES_AT + stages_of(mode) * STAGE; }
+KR_DEV constexpr int end_of(int outputs) { return STAGES_AT + KR_SSD_HOPPER_TILES(KR_N, outputs) * TILE; }
+static_assert(STEPS_EMPTY + 8 * STEPS_STAGES * HEADS <= STAGES_AT && END <= end_of(1) && state_at(ENDS) <= end_of(0) &&
+                  state_at(STATES) + HEADS * BLOCKS * TILE <= end_of(0),
+              "all have a place");
 
 /* ---- how the work is cut ----------------------------------------------------------------------------------------- */
 
 typedef struct task {
-  int unit, b, g, first, end, piece; /* chunks first to end - 1 of the unit */
+  int unit, b, g, back, first, end, piece; /* chunks first to end - 1 of the unit; back: from the last chunk to the
+                                              first */
 } task;
 
+KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
+  const int row = unit / h.per_group, b = row / h.n_groups, second = b >= h.p.B;
+  return task{unit, second ? b - h.p.B : b, row - b * h.n_groups, h.back || second, 0, 0, 0};
+}
 KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
   return block * h.per_block + (block < h.longer ? block : h.longer);
 }
@@ -63,28 +79,27 @@ KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
   return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
 }
 /* The i-th task of this block: its last unit first. */
+template <int MODE>
 KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
-  task t;
-  t.unit = (to - 1) / h.n_chunks - i;
+  task t = unit_at(h, (to - 1) / h.n_chunks - i);
   const int begin = t.unit * h.n_chunks;
   t.first = from > begin ? from - begin : 0, t.end = to - begin < h.n_chunks ? to - begin : h.n_chunks;
-  const int row = t.unit / h.per_group;
-  t.b = row / h.n_groups, t.g = row - t.b * h.n_groups, t.piece = kr_block_x() + t.unit;
+  t.piece = kr_block_x() + t.unit;
+  if (MODE == OUTPUT) t.back = 0; /* as it is: the compiler need not ask */
   return t;
 }
 
-/* A walk back begins with the last chunk. */
-KR_DEV int chunk_at(const kr_ssd_hopper_plan &h, int i) { return h.back ? h.n_chunks - 1 - i : i; }
+KR_DEV int chunk_at(const kr_ssd_hopper_plan &h, const task &t, int i) { return t.back ? h.n_chunks - 1 - i : i; }
 
 /* The head of a warpgroup, and its first channel; -1: there is none. */
 typedef struct slot {
   int h, p0;
 } slot;
 KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
-  const int index = t.unit % h.per_group * HEADS + w,
+  const int index = t.unit % h.per_group * h.n_heads + w,
             head = h.p.blocks_per_head == 1 ? index : index / h.p.blocks_per_head;
-  if (head >= h.p.heads) return slot{-1, 0};
+  if (w >= h.n_heads || head >= h.p.heads) return slot{-1, 0};
   return slot{t.g * h.p.heads + head, (index - head * h.p.blocks_per_head) * PB};
 }
 
@@ -92,17 +107,20 @@ KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
 
 template <int MODE>
 KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base) {
-  const uint64_t map_x = maps, map_B = maps + sizeof(kr_ssd_map), map_C = maps + 2 * sizeof(kr_ssd_map);
+  const int STAGES = stages_of(MODE);
+  const uint64_t map_C = maps + 2 * sizeof(kr_ssd_map);
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at(h, i);
+    const task t = task_at<MODE>(h, i);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
+    const uint64_t map_x = maps + (t.back ? 3 * sizeof(kr_ssd_map) : 0),
+                   map_B = t.back ? map_C : maps + sizeof(kr_ssd_map);
     slot at[HEADS];
     int n_heads = 0;
 #pragma unroll
     for (int w = 0; w < HEADS; w++) at[w] = slot_at(h, t, w), n_heads += at[w].h >= 0;
     for (int k = t.first; k < t.end; k++, use++) {
-      const int c = chunk_at(h, k), c_stage = use % C_STAGES, stage = use % STAGES;
+      const int c = chunk_at(h, t, k), c_stage = use % C_STAGES, stage = use % STAGES;
       const uint32_t full = base + FULL + 8 * stage, to = base + STAGES_AT + stage * STAGE;
       if (MODE == OUTPUT) {
         kr_barrier_await(base + C_EMPTY + 8 * c_stage, parity_of(use, C_STAGES) ^ 1);
@@ -124,6 +142,7 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base
 }
 
 /* A chunk's step sizes, as its warpgroup needs them. */
+template <int MODE>
 KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
   const int lane = kr_thread() & 31;
 #pragma unroll
@@ -131,41 +150,43 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
     const int j = lane + 32 * i;
     const float from = v.a[i] - kr_log2(v.d[i]),
                 reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
-    s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
+    if (MODE == OUTPUT) s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
     s.left[j] = back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
   }
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
 }
 
-/* By a warp, for one warpgroup. What is asked for two chunks ahead stays in its registers where walks wait for this,
- * two chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner there.
- */
+/* By a warp, for one warpgroup. What is asked for some chunks ahead stays in its registers where walks wait for this,
+ * as many chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner
+ * there. */
 template <int MODE, int KIND>
 KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
-  enum { ROUND = MODE == OUTPUT ? 1 : 2 };
+  enum { AHEAD = MODE == OUTPUT || KIND == STEPS_ANY || N > 128 ? 2 : 4, ROUND = MODE == OUTPUT ? 1 : AHEAD };
   const kr_ssd_plan &p = h.p;
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at(h, i);
+    const task t = task_at<MODE>(h, i);
     const slot at = slot_at(h, t, w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0) continue;
     const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E,
                 bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
-    raw_steps raw[2] = {
-        load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t.first) * Q, p.L),
-        load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t.first + 1 < t.end ? t.first + 1 : t.first) * Q, p.L)};
+    raw_steps raw[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+      raw[i] = load_steps<KIND>(p, t.b, at.h,
+                                (int64_t)chunk_at(h, t, t.first + i < t.end ? t.first + i : t.first) * Q, p.L);
     for (int first = t.first; first < t.end; first += ROUND)
 #pragma unroll
-      for (int odd = 0; odd < ROUND; odd++) {
-        const int k = first + odd, place = use % STEPS_STAGES * HEADS + w;
+      for (int i = 0; i < ROUND; i++) {
+        const int k = first + i, place = use % STEPS_STAGES * HEADS + w;
         if (k >= t.end) continue;
-        const lane_steps v = sum_steps<KIND>(p, raw[odd], A, bias, (int64_t)chunk_at(h, k) * Q, p.L);
+        const lane_steps v = sum_steps<KIND>(p, raw[i], A, bias, (int64_t)chunk_at(h, t, k) * Q, p.L);
         if (ROUND == 1) raw[0] = raw[1];
-        if (k + 2 < t.end)
-          raw[ROUND == 1 ? 1 : odd] = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, k + 2) * Q, p.L);
+        if (k + AHEAD < t.end)
+          raw[ROUND == 1 ? 1 : i] = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t, k + AHEAD) * Q, p.L);
         kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
-        put_steps(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, h.back);
+        put_steps<MODE>(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, t.back);
         kr_sync_warp();
         if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
         use++;
@@ -283,26 +304,10 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
   }
 }
 
-/* Y + D x to the warp's rows of a tile. */
-KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D,
-                       unsigned char *tile, const head_steps &s) {
-  if (p.D.data) {
-#pragma unroll
-    for (int j = 0; j < Q / 8; j += 2) {
-      uint32_t own[4];
-      take_matrices(own, x, me, j);
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const kr_float2 d = *(const kr_float2 *)&D[8 * (j + i) + 2 * me.q];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-          for (int k = 0; k < 2; k++)
-            y[4 * (j + i) + 2 * r + k] =
-                kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
-      }
-    }
-  }
+/* Y + D x to the warp's rows of a tile; D: of this head (ssd_hopper_tiles.cuh), behind all heads' zeros. */
+KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x,
+                       const diagonal *D, unsigned char *tile, const head_steps &s) {
+  if (p.D.data) add_diagonal(y, x, D + me.w * PB, D + HEADS * PB, me);
   if (p.seq_idx) {
 #pragma unroll
     for (int i = 0; i < Q / 2; i++) y[i] = s.segment[me.row + 8 * (i >> 1 & 1)] < 0 ? 0.0f : y[i];
@@ -343,6 +348,7 @@ KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
 /* A chunk of a warpgroup without a head: what others have is done with, too. */
 template <int MODE>
 KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use) {
+  const int STAGES = stages_of(MODE);
   for (int i = t.first; i < t.end; i++, use++) {
     if (MODE == OUTPUT)
       kr_barrier_await(base + C_FULL + 8 * (use % C_STAGES), parity_of(use, C_STAGES)),
@@ -387,7 +393,8 @@ KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at
       tell_spoilt_group(h.p, t.b, at.h);
   }
   if (t.end == h.n_chunks) {
-    if (h.p.final.data) write_state(h.p, h.p.final, t.b, at, me, s);
+    const kr_ssd_tensor &final = MODE == STATES ? h.dinitial : h.p.final;
+    if (final.data && (MODE == OUTPUT || t.back)) write_state(h.p, final, t.b, at, me, s);
   } else if (!h.joins) {
     write_fragments(fragments_at(h, kr_block_x(), me.w), me, s);
     sync_group(me);
@@ -404,7 +411,8 @@ KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &
   sync_group(me);
   if (me.thread == 0) {
     const int64_t row = ((int64_t)t.b * h.p.H + at.h) * h.p.blocks_per_head + at.p0 / PB;
-    kr_store_bytes((char *)h.tiles + (row * h.n_chunks + c) * (BLOCKS * TILE), kr_shared_at(tiles), BLOCKS * TILE);
+    kr_store_bytes((char *)(t.back ? h.M : h.S) + (row * h.n_chunks + c) * (BLOCKS * TILE), kr_shared_at(tiles),
+                   BLOCKS * TILE);
     kr_commit_stores();
   }
 }
@@ -413,9 +421,10 @@ template <int MODE>
 KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole,
                       unsigned char *shared, uint32_t base, int &use, int &own_use) {
   const kr_ssd_plan &p = h.p;
-  unsigned char *const state = shared + STATE_AT + whole.w * BLOCKS * TILE, *const y_tile =
+  const int STAGES = stages_of(MODE);
+  unsigned char *const state = shared + state_at(MODE) + whole.w * BLOCKS * TILE, *const y_tile =
                                                                                 shared + Y_AT + whole.w * TILE;
-  float *const D = (float *)(shared + D_AT) + whole.w * PB;
+  diagonal *const D = (diagonal *)(shared + D_AT);
   float s[N / 2], decay = 0;
   int spoilt = 0;
   uint16_t *out = (uint16_t *)p.out.data + t.b * p.out.b +
@@ -423,10 +432,12 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
                   8 * (whole.lane & 7);
   begin_state<MODE>(h, t, whole, s);
   if (MODE == OUTPUT) {
-    if (p.D.data && whole.thread < PB)
-      D[whole.thread] = at.p0 + whole.thread < p.P
-                            ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
-                            : 0.0f;
+    if (p.D.data && whole.thread < PB) {
+      const float d = at.p0 + whole.thread < p.P
+                          ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
+                          : 0.0f;
+      D[whole.w * PB + whole.thread] = diagonal_of(d, whole.thread), D[HEADS * PB + whole.thread] = diagonal_of(0, 0);
+    }
     share_state(state, whole, s);
     sync_group(whole);
   }
@@ -450,7 +461,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     if (MODE == OUTPUT) {
       kr_wgmma_wait<Q, 0>(cb);
       weigh(cb, w, steps, me, p.seq_idx != nullptr);
-      start_product(C, base + STATE_AT + me.w * BLOCKS * TILE, y);
+      start_product(C, base + state_at(MODE) + me.w * BLOCKS * TILE, y);
       spoilt |= decay_state(steps.keeps, s);
       kr_wgmma_wait<PB, 0>(y);
       release(base + C_EMPTY + 8 * c_stage, me);
@@ -460,7 +471,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
       start_sum<PB>(B + (BLOCKS + me.w) * TILE, w, y, 1);
       kr_wgmma_wait<PB, 0>(y);
     }
-    if (MODE == STATES) leave_state(h, t, at, chunk_at(h, i), me, s, state);
+    if (MODE == STATES) leave_state(h, t, at, chunk_at(h, t, i), me, s, state);
     weigh_inputs(x, inputs, steps, me);
     if (MODE == ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
     if (MODE != OUTPUT) spoilt |= decay_state(steps.keeps, s);
@@ -484,7 +495,7 @@ KR_DEV void walk(const kr_ssd_hopper_plan &h, unsigned char *shared, uint32_t ba
   const lanes me = lanes_of(kr_thread());
   int use = 0, own_use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at(h, i);
+    const task t = task_at<MODE>(h, i);
     const slot at = slot_at(h, t, me.w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0)
@@ -501,18 +512,18 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
   if (kr_thread() == 0) {
-    for (int i = 0; i < C_STAGES; i++)
+    for (int i = 0; MODE == OUTPUT && i < C_STAGES; i++)
       kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
-    for (int i = 0; i < STAGES; i++)
+    for (int i = 0; i < stages_of(MODE); i++)
       kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
     for (int i = 0; i < STEPS_STAGES * HEADS; i++)
       kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
     kr_barriers_opened();
-    for (int i = 0; i < 3; i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
+    for (int i = 0; i < (MODE == STATES ? 4 : 3); i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<HEADS == 3 ? 56 : 40>();
+    kr_give_registers<GIVEN>();
     const int warp = kr_thread() >> 5;
     if (kr_thread() == 0)
       copy_boxes<MODE>(h, maps, base);
@@ -523,7 +534,7 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
       if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, warp - 1, shared, base);
     }
   } else {
-    kr_take_registers<HEADS == 3 ? 152 : 232>();
+    kr_take_registers<TAKEN>();
     walk<MODE>(h, shared, base);
   }
 }
@@ -555,7 +566,7 @@ KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
 
 /* Four elements of a unit's initial state, as they lie in a warpgroup's fragments: 8 states from 8 j on. */
 KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int j) {
-  const kr_ssd_tensor &v = h.p.initial;
+  const kr_ssd_tensor &v = t.back ? h.dfinal : h.p.initial;
   kr_float4 s;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -565,11 +576,6 @@ KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const sl
         v.data && c < h.p.P && n < h.p.N ? kr_load(v.data, t.b * v.b + at.h * v.h + c * v.t + n * v.n, v.dtype) : 0.0f;
   }
   return s;
-}
-
-KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
-  const int row = unit / h.per_group, b = row / h.n_groups;
-  return task{unit, b, row - b * h.n_groups, 0, 0, 0};
 }
 
 /* A block per eight states, head of the block, and unit. */

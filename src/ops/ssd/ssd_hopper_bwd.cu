@@ -26,8 +26,11 @@ enum {
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
   D_AT = SIDE_SUMS + 8,
-  ALL_BARRIER = 3
+  ALL_BARRIER = 3,
+  GIVEN = 40,
+  TAKEN = 232 /* registers of a thread */
 };
+static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
 
 typedef struct place {
   int b, g, chunk, split, first, n; /* first head; heads' blocks of channels */
@@ -422,8 +425,10 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   clear_all(dB, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + B_AT, base + C_AT, BC);
+  diagonal *const D = (diagonal *)(shared + D_AT);
   if (p.f.D.data && at.n && whole.thread < PB)
-    ((float *)(shared + D_AT))[whole.thread] = D_of(p, slot_at(p.f, at, 0), whole.thread);
+    D[whole.thread] = diagonal_of(D_of(p, slot_at(p.f, at, 0), whole.thread), whole.thread),
+    D[2 * PB + whole.thread] = diagonal_of(0, 0);
   kr_wgmma_wait<64, 0>(BC);
 #pragma unroll 1
   for (int i = 0; i < at.n; i++) {
@@ -438,7 +443,6 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
-    const float *const D = (const float *)(shared + D_AT) + (i & 1) * PB;
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     const int adds = me.q == 0 && (s.block || p.part);
 #pragma unroll
@@ -477,29 +481,20 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
         v[1] = after[r] + old[3 * r], v[2] = inputs[r] + old[3 * r + 1], v[3] = given[r] + old[3 * r + 2];
       }
     }
-    if (p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
+    if (p.f.D.data && me.thread < PB) D[(~i & 1) * PB + me.thread] = diagonal_of(next_D, me.thread);
     const uint32_t there[2] = {p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
                                p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
     kr_wgmma_wait<64, 1>(d);
     if (p.dx.data) {
 #pragma unroll
+      for (int k = 0; k < 32; k++) d[k] *= size[k >> 1 & 1];
+      if (p.f.D.data) add_diagonal(d, x + TILE, D + (i & 1) * PB, D + 2 * PB, me);
+#pragma unroll
       for (int j = 0; j < 8; j += 2) {
-        float e[8];
-#pragma unroll
-        for (int k = 0; k < 8; k++) e[k] = d[4 * j + k] * size[k >> 1 & 1];
-        if (p.f.D.data) {
-          uint32_t dy[4];
-          take_matrices(dy, x + TILE, me, j);
-#pragma unroll
-          for (int k = 0; k < 8; k++) {
-            e[k] = kr_fma(D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
-                          kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
-          }
-        }
         uint32_t two[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          two[k] = pack(e[2 * k], e[2 * k + 1]) & there[k & 1];
+          two[k] = pack(d[4 * j + 2 * k], d[4 * j + 2 * k + 1]) & there[k & 1];
         put_matrices(own, me, j, two[0], two[1], two[2], two[3]);
       }
       kr_sync_warp();
@@ -537,13 +532,13 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd
   }
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<40>();
+    kr_give_registers<GIVEN>();
     if (kr_thread() == 0)
       copy_slots(plan.q, at, maps, base);
     else if (kr_thread() >= 32)
       sum_beside(plan.q, at, kr_thread() / 32 - 1, shared, base);
   } else {
-    kr_take_registers<232>();
+    kr_take_registers<TAKEN>();
     const lanes me = lanes_of(kr_thread());
     if (me.w == 0)
       take(plan.q, at, me, shared, base);

@@ -19,8 +19,10 @@ static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3]
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 static int64_t heads_of(int64_t N) { return KR_SSD_HOPPER_HEADS(N); }
 static int64_t columns_of(int64_t N) { return (int64_t)64 << width_of(N); }
-static uint32_t shared_bytes(int64_t N) {
-  return N <= 64 ? KR_SSD_HOPPER_SHARED(64) : N <= 128 ? KR_SSD_HOPPER_SHARED(128) : KR_SSD_HOPPER_SHARED(256);
+static uint32_t shared_bytes(int64_t N, int outputs) {
+  return N <= 64    ? KR_SSD_HOPPER_SHARED(64, outputs)
+         : N <= 128 ? KR_SSD_HOPPER_SHARED(128, outputs)
+                    : KR_SSD_HOPPER_SHARED(256, outputs);
 }
 
 /* Strides of dimensions with more than one element. */
@@ -52,19 +54,28 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) ||
       !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
     return "rows that bulk copies do not take";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N, 0) ? "too little shared memory" : NULL;
 }
 
-/* Below three quarters of a unit for each multiprocessor it is worth to walk over states twice; ranges then lie within
- * units. */
-static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
-  const int64_t n_heads = heads_of(N);
-  h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
-  h->n_groups = (int32_t)G,
+/* Units of n_heads. Returns whether there is this share of one for each multiprocessor. */
+static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, double share, int64_t n_multiprocessors) {
+  h->n_heads = (int32_t)n_heads;
   h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
-  const int64_t units = (int64_t)h->p.B * h->n_groups * h->per_group, two_each = units * (h->n_chunks / 2);
-  h->n_units = (int32_t)units;
-  h->joins = units * 4 < n_multiprocessors * 3 && two_each > units;
+  h->n_units = (int32_t)((int64_t)h->n_ways * h->p.B * h->n_groups * h->per_group);
+  return h->n_units >= share * (double)n_multiprocessors;
+}
+
+/* With fewer units than three quarters it is worth to walk over states twice; ranges then lie within units. What leaves
+ * states alone, and waits for bytes, rather has fewer heads a block, or fewer blocks. */
+static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
+  h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
+  h->n_groups = (int32_t)G;
+  int enough = cut_units(h, heads_of(N), 0.75, n_multiprocessors);
+  if (!enough && h->n_ways == 2)
+    enough = cut_units(h, 2, 0.5, n_multiprocessors) || cut_units(h, 1, 0.75, n_multiprocessors);
+  if (!enough) cut_units(h, heads_of(N), 0.75, n_multiprocessors);
+  const int64_t units = h->n_units, two_each = units * (h->n_chunks / 2);
+  h->joins = !enough && two_each > units;
   h->n_blocks = (int32_t)(units < n_multiprocessors ? units : n_multiprocessors);
   if (h->joins) h->n_blocks = (int32_t)(two_each < n_multiprocessors ? two_each : n_multiprocessors);
   h->per_block = (int32_t)(units * h->n_chunks / h->n_blocks), h->longer = (int32_t)(units * h->n_chunks % h->n_blocks);
@@ -75,15 +86,23 @@ typedef struct layout {
   uint64_t initial, decays, ready, end;
 } layout;
 
+static int has_initial(const kr_ssd_hopper_plan *h) { return h->p.initial.data || h->dfinal.data; }
+
 static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
   const uint64_t pieces = (uint64_t)(h->n_blocks + (h->joins ? h->n_units : 0)), n_heads = (uint64_t)heads_of(N),
                  state = n_heads * 64 * (uint64_t)columns_of(N) * sizeof(float);
   const int passes = h->joins || h->n_blocks < h->n_units;
   layout l = {.initial = passes ? kr_scratch_round(pieces * state) : 0};
-  l.decays = l.initial + (h->p.initial.data ? kr_scratch_round((uint64_t)h->n_units * state) : 0);
+  l.decays = l.initial + (has_initial(h) ? kr_scratch_round((uint64_t)h->n_units * state) : 0);
   l.ready = l.decays + kr_scratch_round(pieces * n_heads * sizeof(float));
   l.end = l.ready + kr_scratch_round((uint64_t)h->n_blocks * n_heads * sizeof(int32_t));
   return l;
+}
+
+int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
+  kr_ssd_hopper_plan one = *h;
+  one.n_ways = 1, one.n_groups = (int32_t)G;
+  return cut_units(&one, heads_of(N), 0.75, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
@@ -94,7 +113,7 @@ uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t 
 void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch) {
   const layout l = lay_out(h, N);
   h->states = (float *)scratch, h->decays = (float *)(scratch + l.decays), h->ready = (int32_t *)(scratch + l.ready);
-  h->initial = h->p.initial.data ? (float *)(scratch + l.initial) : NULL;
+  h->initial = has_initial(h) ? (float *)(scratch + l.initial) : NULL;
 }
 
 /* Parts behind the first add to its output. */
@@ -102,7 +121,7 @@ static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_plan whole = kr_ssd_plan_of(&in, 0);
   whole.out = kr_ssd_sequence(&a->out, 0, a->L), whole.final = kr_ssd_states(&a->final_states);
-  return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .adds = part > 0};
+  return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .n_ways = 1, .adds = part > 0};
 }
 
 /* What all parts have in turn. */
@@ -153,8 +172,14 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   const uint32_t marks = ((messages > flags ? messages : flags) + KR_SSD_THREADS - 1) / KR_SSD_THREADS,
                  initial = h->initial ? (uint32_t)(h->n_units * columns_of(N) / 8) * n_heads : 0;
   const kr_grid beginning = {.x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .stream = stream};
-  const kr_grid walk = {
-      .x = (uint32_t)h->n_blocks, .block = 128 * (n_heads + 1), .shared_bytes = shared_bytes(N), .stream = stream};
+  const kr_grid walk = {.x = (uint32_t)h->n_blocks,
+                        .block = 128 * (n_heads + 1),
+                        .shared_bytes = shared_bytes(N, leaves == OUTPUT),
+                        .stream = stream},
+                ending = {.x = (uint32_t)h->n_blocks,
+                          .block = 128 * (n_heads + 1),
+                          .shared_bytes = shared_bytes(N, 0),
+                          .stream = stream};
   const kr_grid joining = {.x = (uint32_t)(columns_of(N) / 8),
                            .y = n_heads,
                            .z = (uint32_t)h->n_units,
@@ -163,7 +188,8 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &begin[width][dtype], &beginning, h);
   if (h->joins)
-    kr_chain_add(&chain, &walks[ENDS][width][dtype], &walk, h), kr_chain_add(&chain, &join[width][dtype], &joining, h);
+    kr_chain_add(&chain, &walks[ENDS][width][dtype], &ending, h),
+        kr_chain_add(&chain, &join[width][dtype], &joining, h);
   kr_chain_add(&chain, &walks[leaves][width][dtype], &walk, h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
 }

@@ -17,7 +17,9 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
  * kr_ssd_hopper_place gives. */
 uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G);
 void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch);
-/* States before, or their gradients after, each chunk to h->tiles. */
+/* Whether one way's units fill the device. */
+int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G);
+/* States before each chunk to h->S, their gradients after it to h->M. */
 int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream);
 
 #endif

@@ -196,8 +196,8 @@ typedef struct warp_place {
   int m, n, g, q, lane, row;
 } warp_place;
 
-KR_DEV warp_place my_place(void) {
-  const int w = kr_thread() >> 5, lane = kr_thread() & 31;
+KR_DEV warp_place place_of_thread(int thread) {
+  const int w = thread >> 5, lane = thread & 31;
   return warp_place{w & 3, w >> 2, lane >> 2, lane & 3, lane, 16 * (w & 3) + (lane >> 2)};
 }
 
