@@ -72,6 +72,36 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
+/* ==== gated_filter, mean_product (a channel attention) =======================================================
+ * gated_filter: y[b,h,w,c] = bias[c] + sum over k of weight[c,k] x[b, h + k - P, w, c], zeros outside; out[.,c] =
+ * y[.,c] y[.,C + c]. */
+typedef struct krait_gated_filter_args {
+  krait_call call;
+  int64_t B, H, W, C, K, P;
+  krait_view x;      /* (B,H,W,2C) float32, as all of these */
+  krait_view weight; /* (2C,K) */
+  krait_view bias;   /* (2C) or absent */
+  krait_view out;    /* (B,H,W,C) */
+} krait_gated_filter_args;
+
+KRAIT_API int32_t krait_gated_filter(const krait_ctx *ctx, const krait_gated_filter_args *args);
+KRAIT_API int32_t krait_gated_filter_scratch_bytes(const krait_ctx *ctx, const krait_gated_filter_args *args,
+                                                   uint64_t *bytes);
+
+/* mean_product: out[i,j] = weight (mean over s of x[i,j,s]) + bias. */
+typedef struct krait_mean_product_args {
+  krait_call call;
+  int64_t I, J, S, C;
+  krait_view x;      /* (I,J,S,C) float32, as all of these */
+  krait_view weight; /* (C,C) */
+  krait_view bias;   /* (C) or absent */
+  krait_view out;    /* (I,J,C) */
+} krait_mean_product_args;
+
+KRAIT_API int32_t krait_mean_product(const krait_ctx *ctx, const krait_mean_product_args *args);
+KRAIT_API int32_t krait_mean_product_scratch_bytes(const krait_ctx *ctx, const krait_mean_product_args *args,
+                                                   uint64_t *bytes);
+
 /* ==== projected_scan (the middle of a Mamba block) ===========================================================
  * A row of proj has a rank r (R), B (N) and C (N); what follows is not looked at. delta = softplus(dt_weight r +
  * dt_bias), h = exp(delta A) h + delta B u, out = (C h + Dvec u) z; h begins as 0. z is the gate as it is, its

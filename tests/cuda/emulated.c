@@ -181,6 +181,8 @@ static void agrees_with_the_reference(void **state) {
   static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"},
                            *const few[KR_N_ORDERS] = {"few_rows", "few_rows", "few_rows"};
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
+                           *const aligned[KR_N_ORDERS] = {"base_aligned_rows", "ampere_aligned_rows",
+                                                          "ampere_aligned_rows"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "ampere_64_units", "ampere_64_units"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
@@ -199,6 +201,8 @@ static void agrees_with_the_reference(void **state) {
   if (rows == products) assert_true(check_rows(op, tf32) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (strcmp(op->name, "rnn_pair") == 0) assert_true(check_rows(op, pairs) > 0);
+  if (strcmp(op->name, "gated_filter") == 0 || strcmp(op->name, "mean_product") == 0)
+    assert_true(check_rows(op, aligned) > 0);
   if (strcmp(op->name, "projected_scan") == 0) assert_true(check_rows(op, scans) > 0);
 }
 

@@ -2,12 +2,9 @@
  * products' ends. */
 #include "primeknet_launch.h"
 
-static const kr_kernel pool = {"primeknet_layers", "kr_pk_pool"};
-static const kr_kernel gate_3 = {"primeknet_layers", "kr_pk_gate_3"}, gate_any = {"primeknet_layers", "kr_pk_gate"};
 static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"},
                                                  {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
-enum { POOL_THREADS = 256 }; /* as in primeknet_layers.cu */
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -31,18 +28,21 @@ static void without_sub_blocks(pk_device_session *s, const float *beta) {
 /* y = from + the attention on it; g holds its gated half. */
 static void attend(pk_device_session *s, const pk_attention *a, const float *from, int frames_are_sequences) {
   const kr_primeknet *m = s->model;
-  const int64_t n = frames_are_sequences ? m->config.F2 : s->T, n_sequences = all_rows(s) / n;
-  const pk_pool mean = {.x = s->g,
-                        .w = pk_weight(s, a->attn.data),
-                        .bias = pk_weight(s, a->attn.bias),
-                        .out = s->factors,
-                        .n = (int32_t)n,
-                        .Cp = (int32_t)m->Cp,
-                        .Np = (int32_t)pk_panel_columns(&a->attn),
-                        .frames_are_sequences = frames_are_sequences,
-                        .F = (int32_t)m->config.F2,
-                        .T = kr_divisor_of(s->T)};
-  pk_launch(s, &pool, (kr_grid){.x = (uint32_t)n_sequences, .block = POOL_THREADS}, &mean, sizeof mean);
+  const int64_t F = m->config.F2, Cp = m->Cp, along_time = Cp, along_frequency = s->T * Cp;
+  pk_run_op(s, &kr_op_mean_product,
+            &(krait_mean_product_args){
+                .call = {.size = sizeof(krait_mean_product_args), .stream = s->lane->stream},
+                .I = s->n_items,
+                .J = frames_are_sequences ? s->T : F,
+                .S = frames_are_sequences ? F : s->T,
+                .C = Cp,
+                .x = {.data = s->g,
+                      .stride = {F * s->T * Cp, frames_are_sequences ? along_time : along_frequency,
+                                 frames_are_sequences ? along_frequency : along_time, 1},
+                      .dtype = KRAIT_F32},
+                .weight = pk_view(pk_weight(s, a->attn.data), 1, pk_panel_columns(&a->attn), 0),
+                .bias = pk_view(pk_weight(s, a->attn.bias), 1, 0, 0),
+                .out = pk_view(s->factors, (frames_are_sequences ? s->T : F) * Cp, Cp, 1)});
   pk_product p = pk_product_of(s, &a->out, KR_PK_A_SCALED, s->g, m->Cp, m->Cp, s->y, m->Cp);
   p.factors = s->factors;
   p.frames_are_sequences = frames_are_sequences;
@@ -172,21 +172,20 @@ static void gate_frequencies(pk_device_session *s, const pk_attention *a, const 
   const kr_primeknet *m = s->model;
   const pk_product both = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
   pk_launch_product(s, &both);
-  const pk_gate gate = {.T = kr_divisor_of(s->T),
-                        .F = (int32_t)m->config.F2,
-                        .Cp = (int32_t)m->Cp,
-                        .causal = m->config.causal,
-                        .k = (int32_t)a->k,
-                        .x = s->pair,
-                        .taps = pk_weight(s, a->taps),
-                        .bias = pk_weight(s, a->taps_bias),
-                        .zeros = s->zeros,
-                        .out = s->g};
-  const uint32_t per_row = (uint32_t)m->Cp / 4, side = KR_PK_GATE_THREADS / per_row;
-  pk_launch(
-      s, gate.k == 3 ? &gate_3 : &gate_any,
-      (kr_grid){.x = (uint32_t)s->T, .y = blocks_of(gate.F, side), .z = (uint32_t)s->n_items, .block = side * per_row},
-      &gate, sizeof gate);
+  const int64_t F = m->config.F2, Cp = m->Cp;
+  pk_run_op(s, &kr_op_gated_filter,
+            &(krait_gated_filter_args){
+                .call = {.size = sizeof(krait_gated_filter_args), .stream = s->lane->stream},
+                .B = s->n_items,
+                .H = F,
+                .W = s->T,
+                .C = Cp,
+                .K = a->k,
+                .P = m->config.causal ? a->k - 1 : (a->k - 1) / 2,
+                .x = {.data = s->pair, .stride = {F * s->T * 2 * Cp, s->T * 2 * Cp, 2 * Cp, 1}, .dtype = KRAIT_F32},
+                .weight = pk_view(pk_weight(s, a->taps), 1, 2 * Cp, 0),
+                .bias = pk_view(pk_weight(s, a->taps_bias), 1, 0, 0),
+                .out = {.data = s->g, .stride = {F * s->T * Cp, s->T * Cp, Cp, 1}, .dtype = KRAIT_F32}});
 }
 
 /* The first product of all chunks at once, then the rest. */

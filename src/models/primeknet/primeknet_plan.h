@@ -86,18 +86,6 @@ typedef struct pk_moments {
   int32_t n_tiles, C;
 } pk_moments;
 
-enum { KR_PK_GATE_THREADS = 160 }; /* at most: as many frequencies as their rows' fours fit */
-
-/* The gate of the frequency stage's attention: two halves filtered along the frequencies, then multiplied. Grid: x
- * frames, y groups of frequencies, z items. */
-typedef struct pk_gate {
-  kr_divisor T;
-  int32_t F, Cp, causal, k;
-  const float *x, *taps, *bias; /* 2 Cp wide */
-  const float *zeros;           /* four */
-  float *out;
-} pk_gate;
-
 /* All of the prime kernel net but its first product: for each chunk of h two filters along the frequencies, the product
  * of one, times the other, and the product with the output's rows, summed. A block has KR_PK_SIDE frequencies by as
  * many frames; grid: x frames, y frequencies, z items. */
@@ -107,22 +95,11 @@ typedef struct pk_feed_forward {
   int64_t fragments;
   const float *h, *zeros; /* n_chunks Cp wide; four zeros */
   int32_t k[KR_PK_SOURCES];
-  const float *conv_w, *conv_b; /* KR_PK_A_CONV: (n_convolved, n_taps), (K) */
-  int32_t n_convolved, n_taps;
-  float *made;                    /* like A, K floats between rows */
   const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES], *other_taps[KR_PK_SOURCES], *other_bias[KR_PK_SOURCES];
   const float *attn[KR_PK_SOURCES], *attn_bias[KR_PK_SOURCES], *w[KR_PK_SOURCES], *bias;
   const float *E, *X, *beta;
   float *out;
 } pk_feed_forward;
-
-/* Mean of each sequence, then its product with a matrix: the factors of KR_PK_A_SCALED. */
-typedef struct pk_pool {
-  const float *x, *w, *bias;
-  float *out;
-  int32_t n, Cp, Np, frames_are_sequences, F;
-  kr_divisor T;
-} pk_pool;
 
 /* From the spectrum to planes and back, and the decoders' last steps. */
 typedef struct pk_planes {

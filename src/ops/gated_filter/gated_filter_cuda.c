@@ -1,0 +1,59 @@
+/* gated_filter_cuda.c: plan and launch of two filters that are multiplied. */
+#include "cuda_row.h"
+#include "gated_filter/gated_filter_plan.h"
+#include "gated_filter/gated_filter_rows.h"
+#include "op_list.h"
+
+static const kr_kernel three = {"gated_filter", "kr_gated_filter_3"}, any = {"gated_filter", "kr_gated_filter"};
+
+static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
+static int is_in_fours(const krait_view *v) {
+  return v->stride[3] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && v->stride[2] % 4 == 0 &&
+         (uintptr_t)v->data % 16 == 0;
+}
+
+const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gated_filter_args *a = args;
+  (void)ctx;
+  if (a->C % 4 || a->C > 4 * KR_GATED_FILTER_THREADS || a->H >= (int64_t)1 << 20 || a->W >= (int64_t)1 << 31 ||
+      a->B > 65535 || a->K >= 1 << 10 || a->P >= 1 << 10)
+    return "channels are not four to 640 in fours, or there is too much of something else";
+  if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || is_far(a->x.stride[2]) || is_far(a->out.stride[2]))
+    return "unaligned positions";
+  if (a->weight.stride[0] != 1 || (a->K > 1 && a->weight.stride[1] % 4) || is_far(a->weight.stride[1]) ||
+      (uintptr_t)a->weight.data % 16 || (a->bias.data && (a->bias.stride[0] != 1 || (uintptr_t)a->bias.data % 16)))
+    return "channels of a tap do not lie side by side, aligned";
+  return NULL;
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_gated_filter_args *a = args;
+  const kr_gated_filter_plan p = {.x = a->x.data,
+                                  .weight = a->weight.data,
+                                  .bias = a->bias.data,
+                                  .out = a->out.data,
+                                  .x_b = a->x.stride[0],
+                                  .x_h = a->x.stride[1],
+                                  .out_b = a->out.stride[0],
+                                  .out_h = a->out.stride[1],
+                                  .H = (int32_t)a->H,
+                                  .C = (int32_t)a->C,
+                                  .K = (int32_t)a->K,
+                                  .P = (int32_t)a->P,
+                                  .x_w = (int32_t)a->x.stride[2],
+                                  .out_w = (int32_t)a->out.stride[2],
+                                  .tap = (int32_t)a->weight.stride[1]};
+  const uint32_t per_row = (uint32_t)a->C / 4, side = KR_GATED_FILTER_THREADS / per_row;
+  const kr_grid grid = {.x = (uint32_t)a->W,
+                        .y = ((uint32_t)a->H + side - 1) / side,
+                        .z = (uint32_t)a->B,
+                        .block = side * per_row,
+                        .stream = a->call.stream};
+  if (!a->B || !a->H || !a->W) return KRAIT_OK;
+  return kr_cuda_launch(ctx->cuda, tier, a->K == 3 ? &three : &any, &grid, &p, sizeof p);
+}
+
+int32_t kr_gated_filter_ampere(const krait_ctx *ctx, const void *args) {
+  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_gated_filter_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE); }
