@@ -327,8 +327,10 @@ int cmd_enhance(int argc, char **argv) {
                  "leave out recordings whose output exists: goes on where an earlier run ended"),
       CLI_REAL("limit", 0, "DB", &s.limit_db, 0, 1000,
                "attenuate nothing by more than DB decibels: 6 to 20 leave some of the room, 0 changes nothing"),
-      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path,
-               "weights (.safetensors, .th, .pt); default: those inside the program"),
+      CLI_TEXT(
+          "weights", 'w', "FILE", &s.model.weights_path,
+          "weights (.safetensors, .th, .pt); streaming: those inside the program of a model that streams (31 ms late); "
+          "default: its others"),
       CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
       CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
       CLI_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),

@@ -94,8 +94,10 @@ int cmd_live(int argc, char **argv) {
   cli_run how = {.device = "cpu"};
   krait_model_options model = {.size = sizeof model};
   const cli_option options[] = {
-      CLI_TEXT("weights", 'w', "FILE", &model.weights_path,
-               "weights (.safetensors, .th, .pt); default: those inside the program"),
+      CLI_TEXT(
+          "weights", 'w', "FILE", &model.weights_path,
+          "weights (.safetensors, .th, .pt); streaming: those inside the program of a model that streams (31 ms late); "
+          "default: its others"),
       CLI_TEXT("config", 0, "YAML", &model.config_path, "the model's configuration, when the weights do not say it"),
       CLI_TEXT("set", 0, "K=V,...", &model.overrides, "single values of the configuration; they win"),
       CLI_RUN_OPTIONS(&how),

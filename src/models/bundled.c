@@ -37,8 +37,8 @@ static int32_t no_files(const char *what) {
                  what);
 }
 
-const unsigned char *kr_embedded_weights(size_t *n_bytes) {
-  *n_bytes = 1; /* there are some; nobody reads them here */
+const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes) {
+  *n_bytes = name == NULL; /* there are some; nobody reads them here */
   return (const unsigned char *)"";
 }
 

@@ -35,8 +35,9 @@ static const kr_model_kind *find_kind(const char *model) {
 
 static int32_t open_weights(const krait_model_options *options, kr_weights **weights) {
   size_t n_bytes;
-  if (options && options->weights_path) return kr_weights_open(options->weights_path, weights);
-  const unsigned char *bytes = kr_embedded_weights(&n_bytes);
+  const char *path = options ? options->weights_path : NULL;
+  const unsigned char *bytes = kr_embedded_weights(path, &n_bytes);
+  if (path && !n_bytes) return kr_weights_open(path, weights);
   KR_CHECK(n_bytes, KRAIT_ERR_WEIGHTS, "this build of krait has no weights inside; name a weights file");
   return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
 }

@@ -34,7 +34,7 @@ void *kr_session_timeline(const krait_session *session, const kr_model_kind *kin
 void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
                    int32_t n_rows, int32_t *n_filled);
 
-/* The weights that the build embedded; n_bytes is 0 when it had none. */
-const unsigned char *kr_embedded_weights(size_t *n_bytes);
+/* The weights that the build embedded: the denoiser's (name is NULL), or "streaming"; n_bytes is 0 when it had none. */
+const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes);
 
 #endif

@@ -98,6 +98,10 @@ got = array.array("h", said + out)
 check(process.returncode == 0 and err == b"" and len(got) == len(sound), f"all of it: {len(got)}, {err}")
 check(all(abs(g - w) <= 1 for g, w in zip(got, whole)), f"what enhance says, within {max(abs(g - w) for g, w in zip(got, whole))}")
 
+# the one inside the program
+done = krait("live", "--weights", "streaming", stdin=sound[:1600].tobytes())
+check(done.returncode == 0 and len(done.stdout) == 3200 and any(done.stdout), f"the streaming model inside: {done}")
+
 done = krait("live", *WEIGHTS, stdin=sound[:100].tobytes() + b"x")
 check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"within a sample" in done.stderr, f"{done}")
 with open("/dev/full", "wb") as full:
