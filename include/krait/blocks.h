@@ -72,6 +72,29 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
+/* ==== norm_gemm (a step's norm and the product that reads it) =================================================
+ * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
+ * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. */
+typedef struct krait_norm_gemm_args {
+  krait_call call;
+  int64_t M, N, K;
+  int32_t activation; /* KRAIT_ACT_NONE or _SILU */
+  float eps;
+  krait_view x;            /* (M,K) activation type */
+  krait_view z;            /* (M,K) or absent */
+  krait_view residual;     /* (M,K) any activation type, or absent; not with z */
+  krait_view weight;       /* (K) or absent */
+  krait_view Bmat;         /* (K,N) */
+  krait_view bias;         /* (N) or absent */
+  krait_view B2;           /* (K,N) type of Bmat, or absent */
+  krait_view out;          /* (M,N) any activation type */
+  krait_view residual_out; /* (M,K) any activation type, or absent; not with z; not the memory of an input */
+} krait_norm_gemm_args;
+
+KRAIT_API int32_t krait_norm_gemm(const krait_ctx *ctx, const krait_norm_gemm_args *args);
+KRAIT_API int32_t krait_norm_gemm_scratch_bytes(const krait_ctx *ctx, const krait_norm_gemm_args *args,
+                                                uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -345,6 +345,7 @@ const kr_rewrite kr_rewrites[] = {
     {"gate_in_product", gate_in_product},
     {"multiply_in_product", multiply_in_product},
     {"add_into_norm", add_into_norm},
+    {"norm_in_product", kr_norm_in_product},
     {"rows_for_product", rows_for_product},
 };
 const size_t kr_n_rewrites = sizeof kr_rewrites / sizeof *kr_rewrites;

@@ -296,8 +296,8 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 /* How the K of four columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
-static kr_few_plan plan_lanes(const kr_gemm_plan *p) {
-  const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
+static kr_few_plan plan_lanes(const kr_gemm_plan *p, const kr_normed *norm) {
+  const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data || norm ? 1 : 2, most = KR_FEW_MOST_WARPS;
   int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
   if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
   kr_few_plan f = {.A = p->A.data,
@@ -320,32 +320,53 @@ static kr_few_plan plan_lanes(const kr_gemm_plan *p) {
                    .plan = *p};
   f.is_plain = !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
                p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
+  if (norm) f.norm = *norm;
   return f;
 }
 
 #define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p, kr_grid *grid) {
-  static const kr_kernel kernels[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
-                                                             {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
-  const kr_few_plan f = plan_lanes(p);
-  grid->x = (uint32_t)ceil_div(p->N, KR_FEW_GROUP * f.n_groups);
-  grid->block = (uint32_t)(32 * f.n_splits * f.n_groups);
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
-                        &kernels[p->B2.data != NULL][p->M - 1][a->A.dtype == KRAIT_BF16], grid, &f, sizeof f);
+static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_few_plan *f,
+                            const kr_kernel (*kernels)[2]) {
+  const kr_grid grid = {.x = (uint32_t)ceil_div(f->N, KR_FEW_GROUP * f->n_groups),
+                        .y = (uint32_t)f->P,
+                        .block = (uint32_t)(32 * f->n_splits * f->n_groups),
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[f->M - 1][a->A.dtype == KRAIT_BF16], &grid, f,
+                        sizeof *f);
+}
+
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a) {
+  if (a->M > KR_FEW_LANES_ROWS) return "more than two rows";
+  return ceil_div(a->N, KR_FEW_GROUP) < MANY_GROUPS ? kr_gemm_few_refuse(ctx, a)
+                                                    : "more columns than the row may be normed for";
+}
+
+int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate) {
+  static const kr_kernel add[2][KR_FEW_LANES_ROWS][2] = {
+      {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
+      {FEW("kr_norm_gemm_one_gated"), FEW("kr_norm_gemm_two_gated")}};
+  static const kr_kernel gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
+  const kr_gemm_plan p = describe(a);
+  const kr_few_plan f = plan_lanes(&p, norm);
+  return launch_lanes(ctx, a, &f, is_gate ? gate : add[p.B2.data != NULL]);
 }
 
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_few_8"), FEW("kr_gemm_few_16")},
-                                             {FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")}};
+                                             {FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")}},
+                         lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
+                                                           {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
+  const kr_few_plan f = plan_lanes(&p, NULL);
+  if (p.M <= KR_FEW_LANES_ROWS) return launch_lanes(ctx, a, &f, lanes[p.B2.data != NULL]);
+  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
                   .block = KR_FEW_THREADS,
                   .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                   .stream = a->call.stream};
-  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p, &grid);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
                         &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }

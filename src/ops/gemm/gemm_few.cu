@@ -2,10 +2,12 @@
  * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
  *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
  *                       16 bytes of a row of weights at a time
+ *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a row
+ *                       and its gate
  *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
  *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
  *                       the right one: the order of k within a step does not matter as long as both have the same */
-#include "overlap.cuh"
+#include "lanes.cuh"
 #include "gemm_few.h"
 #include "gemm_finish.cuh"
 #include "mma.cuh"
@@ -57,13 +59,14 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
 }
 
 /* Rows of weights of a group: of B, then of B2. */
-template <int TOKENS, int GATED>
+template <int TOKENS, int GATED, int NORM>
 KR_DEV void run_lanes(const kr_few_plan &p) {
-  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED ? 1 : 2;
+  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED || NORM ? 1 : 2;
   KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][1 + GATED];
+  KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of a norm: sums of squares */
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * IN_GROUP, K = p.K,
-            step = UNITS * splits * RUN;
+            step = UNITS * splits * RUN, writes = NORM && kr_block_x() == 0 && group == 0;
   kr_next_may_start();
   const uint16_t *A = (const uint16_t *)p.A + 8 * lane,
                  *B[] = {(const uint16_t *)p.B + n * p.B_column + 8 * lane,
@@ -74,7 +77,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
   }
   if (!p.is_plain && p.plan.bias.data && n < p.N)
     kr_fetch((const char *)p.plan.bias.data + n * p.plan.bias.row * (p.plan.bias.dtype == KRAIT_F32 ? 4 : 2));
-  float sum[TOKENS][ROWS] = {};
+  float sum[TOKENS][ROWS] = {}, squares[TOKENS] = {};
   int waits = 1;
   for (int k = part * RUN; k < K || waits; k += step) {
     kr_raw16 w[UNITS][ROWS];
@@ -85,6 +88,13 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
         w[u][r] = read_16_once(B[r / IN_GROUP] + r % IN_GROUP * (r < IN_GROUP ? p.B_column : p.B2_column) + k +
                                    u * splits * RUN,
                                n + r % IN_GROUP < p.N && k + u * splits * RUN + 8 * lane < K);
+    if (NORM && waits) {
+#pragma unroll
+      for (int u = 0; u < UNITS; u++)
+        if (lane % 8 == 0 && k + u * splits * RUN + 8 * lane < K)
+          kr_fetch((const uint16_t *)p.norm.weight + k + u * splits * RUN + 8 * lane);
+      kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum);
+    }
     if (waits) {
       kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.scale), kr_keep_near(p.is_plain);
       kr_others_done();
@@ -95,8 +105,12 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
       const int at = k + u * splits * RUN;
       float x[TOKENS][8];
 #pragma unroll
-      for (int t = 0; t < TOKENS; t++)
-        widen(read_16(A + (t < p.M ? t : 0) * p.A_row + at, at + 8 * lane < K), x[t]);
+      for (int t = 0; t < TOKENS; t++) {
+        const int m = t < p.M ? t : 0, exists = at + 8 * lane < K;
+        widen(read_16(A + m * p.A_row + at, exists), x[t]);
+        if (NORM)
+          kr_norm_run<NORM, DTYPE>(p.norm, m, at + 8 * lane, exists, t < p.M && writes, x[t], squares[t]);
+      }
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
         float v[8];
@@ -109,16 +123,19 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     }
   }
 #pragma unroll
-  for (int t = 0; t < TOKENS; t++)
+  for (int t = 0; t < TOKENS; t++) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-      for (int d = 16; d; d /= 2) sum[t][r] += kr_shuffle_xor(sum[t][r], d);
-      if (lane == 0) sums[warp][t][r / IN_GROUP].v[r % IN_GROUP] = sum[t][r];
+    for (int r = 0; r < ROWS; r += IN_GROUP) {
+      const float one = kr_sum_lanes_of_four(sum[t] + r);
+      if (lane < IN_GROUP) sums[warp][t][r / IN_GROUP].v[lane] = one;
     }
+    if (!NORM) continue;
+    const float square = kr_sum_lanes(squares[t]);
+    if (lane == 0) root_parts[warp][t] = square;
+  }
   kr_sync();
   if (part || lane >= TOKENS) return;
-  float v[IN_GROUP] = {}, second[IN_GROUP] = {};
+  float v[IN_GROUP] = {}, second[IN_GROUP] = {}, square = 0.0f;
 #pragma unroll
   for (int s = 0; s < KR_FEW_MOST_WARPS; s++) {
     if (s >= splits) continue;
@@ -127,6 +144,12 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
       v[i] += sums[warp + s][lane][0].v[i];
       if (GATED) second[i] += sums[warp + s][lane][GATED].v[i];
     }
+    if (NORM) square += root_parts[warp + s][lane];
+  }
+  if (NORM) {
+    const float scale = kr_rsqrt(kr_fma(square, p.norm.inverse_K, p.norm.eps));
+#pragma unroll
+    for (int i = 0; i < IN_GROUP; i++) v[i] *= scale, second[i] *= scale;
   }
   if (p.is_plain) {
     if (lane < p.M && n < p.N) finish_plain<GATED>(p, lane, n, v, second);
@@ -234,10 +257,20 @@ KR_DEV void run(const kr_gemm_plan &p) {
 }
 
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_NO_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_NO_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1, KR_NO_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1, KR_NO_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_ADD_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_ADD_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_one_gated(kr_few_plan plan) {
+  run_lanes<1, 1, KR_ADD_NORM>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 1) kr_norm_gemm_two_gated(kr_few_plan plan) {
+  run_lanes<2, 1, KR_ADD_NORM>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_GATED_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_GATED_NORM>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }

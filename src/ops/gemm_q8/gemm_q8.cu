@@ -1,7 +1,7 @@
 /* gemm_q8.cu: one row or two of A times weights of 8 bits, by multiply-adds: p.n_splits warps share the K of four
  * outputs, a lane having 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the weights
  * once; they are asked for before the kernel before this one has ended (overlap.cuh). */
-#include "overlap.cuh"
+#include "lanes.cuh"
 #include "gemm_q8_plan.h"
 
 #ifdef KR_HALF
@@ -79,13 +79,10 @@ KR_DEV void run(const kr_q8_plan &p) {
     }
   }
 #pragma unroll
-  for (int m = 0; m < ROWS; m++)
-#pragma unroll
-    for (int o = 0; o < GROUP; o++) {
-#pragma unroll
-      for (int d = 16; d; d /= 2) sum[m][o] += kr_shuffle_xor(sum[m][o], d);
-      if (lane == 0) sums[warp][m].v[o] = sum[m][o];
-    }
+  for (int m = 0; m < ROWS; m++) {
+    const float one = kr_sum_lanes_of_four(sum[m]);
+    if (lane < GROUP) sums[warp][m].v[lane] = one;
+  }
   kr_sync();
   const int m = lane / GROUP, o = lane % GROUP;
   if (part || m >= ROWS || m >= p.M || n + o >= p.N) return;

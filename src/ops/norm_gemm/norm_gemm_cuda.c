@@ -1,0 +1,58 @@
+/* norm_gemm_cuda.c: which calls the products of one row or two take with a norm on the way (gemm_few.cu). */
+#include "gemm/gemm_rows.h"
+#include "norm_gemm/norm_gemm_rows.h"
+#include "op_list.h"
+#include "view.h"
+
+static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
+  return (krait_gemm_args){.call = {.size = sizeof(krait_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
+                           .M = a->M,
+                           .N = a->N,
+                           .K = a->K,
+                           .activation = a->activation,
+                           .A = a->x,
+                           .Bmat = a->Bmat,
+                           .bias = a->bias,
+                           .out = a->out,
+                           .B2 = a->B2};
+}
+
+/* Rows of the factors' type or float32, by packs. */
+static int is_packed(const krait_view *v, int64_t M, int32_t dtype) {
+  return !kr_has(v) || ((v->dtype == KRAIT_F32 || v->dtype == dtype) && v->stride[1] == 1 &&
+                        (M == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0);
+}
+
+const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  const krait_gemm_args product = product_of(a);
+  const int32_t dtype = a->x.dtype;
+  const char *why = kr_gemm_normed_refuse(ctx, &product);
+  if (why) return why;
+  if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
+  if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
+      (a->weight.stride[0] != 1 && a->K > 1))
+    return "no weight of the norm of the factors' type, without gaps and aligned to 16 bytes";
+  if (kr_has(&a->z) && (a->z.dtype != dtype || kr_has(&a->B2))) return "a gate of another type, or with two products";
+  return is_packed(&a->z, a->M, dtype) && is_packed(&a->residual, a->M, dtype) &&
+                 is_packed(&a->residual_out, a->M, dtype)
+             ? NULL
+             : "rows of z, residual or residual_out have gaps or are not aligned to 16 bytes";
+}
+
+int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  const krait_gemm_args product = product_of(a);
+  const int is_gate = kr_has(&a->z);
+  const krait_view *other = is_gate ? &a->z : &a->residual;
+  const kr_normed norm = {.other = other->data,
+                          .weight = a->weight.data,
+                          .sum = a->residual_out.data,
+                          .other_row = other->stride[0],
+                          .sum_row = a->residual_out.stride[0],
+                          .eps = a->eps,
+                          .inverse_K = (float)(1 / (double)a->K),
+                          .other_is_float = other->dtype == KRAIT_F32,
+                          .sum_is_float = a->residual_out.dtype == KRAIT_F32};
+  return a->M ? kr_gemm_normed(ctx, &product, &norm, is_gate) : KRAIT_OK;
+}
