@@ -72,6 +72,29 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
+/* ==== dt_state_update (a step of Mamba's scan, Gu & Dao 2023) =================================================
+ * dt[b,d] = sum over R of r[b,.] dt_weight[d,.] + dt_bias[d], with KRAIT_UPDATE_SOFTPLUS its softplus; then as
+ * krait_state_update with one head: state = exp(dt A) state + dt B x, out = (sum over N of C state + D x) silu(z). dt
+ * is not rounded. */
+typedef struct krait_dt_state_update_args {
+  krait_call call;                /* flags of krait_state_update */
+  int64_t B, D, N, R, n_states;
+  krait_view state;               /* (n_states,D,N), read and written */
+  krait_view x;                   /* (B,D) activation type */
+  krait_view r;                   /* (B,R) */
+  krait_view dt_weight;           /* (D,R) */
+  krait_view A;                   /* (D,N) float32 */
+  krait_view Bmat, Cmat;          /* (B,N) */
+  krait_view Dvec, dt_bias;       /* (D) or absent */
+  krait_view z;                   /* (B,D) or absent */
+  krait_view state_batch_indices; /* (B) int32 or absent, as of krait_state_update */
+  krait_view out;                 /* (B,D) type of x */
+} krait_dt_state_update_args;
+
+KRAIT_API int32_t krait_dt_state_update(const krait_ctx *ctx, const krait_dt_state_update_args *args);
+KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, const krait_dt_state_update_args *args,
+                                                      uint64_t *bytes);
+
 /* ==== norm_gemm (a step's norm and the product that reads it) =================================================
  * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
  * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. */

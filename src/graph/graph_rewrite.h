@@ -17,7 +17,8 @@ int32_t kr_graph_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_rewrite *li
 extern const kr_rewrite kr_rewrites[];
 extern const size_t kr_n_rewrites;
 
-/* graph_rewrite_norm.c */
+/* graph_rewrite_step.c */
+int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
 
 /* ---- for rewrites ---- */

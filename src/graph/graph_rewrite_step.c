@@ -1,0 +1,145 @@
+/* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
+ * the one product that reads it, which norms the row while it waits for its weights; a product that gives time steps
+ * goes into the scan that takes them. Where a GPU's row of the fused op takes the call: of few rows. */
+#include <stddef.h>
+#include <string.h>
+
+#include <krait/blocks.h>
+
+#include "graph_rewrite.h"
+#include "op_list.h"
+
+#define TENSOR(node, op, view) kr_node_tensor(node, offsetof(krait_##op##_args, view))
+
+/* What the product has beside what norm_gemm knows. */
+static int is_known_product(const kr_node *product) {
+  const krait_gemm_args *a = (const krait_gemm_args *)product->args;
+  return product->op == &kr_op_gemm && a->P == 0 && (a->scale == 0 || a->scale == 1) &&
+         (a->activation == KRAIT_ACT_NONE || a->activation == KRAIT_ACT_SILU) && !TENSOR(product, gemm, residual) &&
+         !TENSOR(product, gemm, bias2) && !TENSOR(product, gemm, row_scale) && !TENSOR(product, gemm, factor);
+}
+
+/* ---- norms in products ---- */
+
+/* The norm's part of the call; its output. 0: another kind of norm. */
+static kr_tensor read_norm(const kr_graph *g, const kr_node *node, krait_norm_gemm_args *to) {
+#define VIEW(op, view) kr_graph_view(g, TENSOR(node, op, view))
+  if (node->op == &kr_op_add_norm) {
+    const krait_add_norm_args *a = (const krait_add_norm_args *)node->args;
+    if (a->call.flags != KRAIT_NORM_RMS || TENSOR(node, add_norm, x1) || TENSOR(node, add_norm, rowscale) ||
+        TENSOR(node, add_norm, bias) || TENSOR(node, add_norm, weight1) || TENSOR(node, add_norm, out1))
+      return 0;
+    to->eps = a->eps, to->x = VIEW(add_norm, x), to->residual = VIEW(add_norm, residual),
+    to->weight = VIEW(add_norm, weight), to->residual_out = VIEW(add_norm, residual_out);
+    return TENSOR(node, add_norm, out);
+  }
+  if (node->op == &kr_op_gated_norm) {
+    const krait_gated_norm_args *a = (const krait_gated_norm_args *)node->args;
+    if (a->call.flags != (KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST) || a->group_size != a->M ||
+        TENSOR(node, gated_norm, bias))
+      return 0;
+    to->eps = a->eps, to->x = VIEW(gated_norm, x), to->z = VIEW(gated_norm, z), to->weight = VIEW(gated_norm, weight);
+    return TENSOR(node, gated_norm, out);
+  }
+  return 0;
+#undef VIEW
+}
+
+/* The call, sizes included, as a row's refusal looks at it; recording takes tensors by name instead. */
+static int is_taken(const krait_ctx *ctx, const kr_op *op, const void *call) {
+  _Alignas(16) unsigned char args[1024];
+  if (op->args_bytes > sizeof args) return 0;
+  memcpy(args, call, op->args_bytes);
+  ((krait_call *)args)->size = op->args_bytes;
+  for (int i = 0; i < op->sig->n_tensors; i++) kr_sig_view(op->sig, args, i)->reserved = 0;
+  const kr_row *row = kr_op_resolve(op, ctx, args, NULL);
+  return row && !(row->needs & KRAIT_CAP_CPU);
+}
+
+/* The call in place of the nodes n and n + 1. */
+static int replace_two(kr_graph *g, size_t n, const char *name, const kr_op *op, const void *call) {
+  kr_graph_call(g, name, op, call);
+  if (kr_graph_status(g) < 0) return 0;
+  kr_graph_move_last(g, n);
+  kr_graph_drop(g, n + 2);
+  kr_graph_drop(g, n + 1);
+  return 1;
+}
+
+static int is_empty(const kr_graph *g, kr_tensor t) { return kr_dims_elements(kr_graph_dims(g, t)) == 0; }
+
+/* Whether the norm or the product writes what the norm reads: other blocks of the one kernel still do. */
+static int is_in_place(const kr_graph *g, const kr_node *norm, kr_tensor out) {
+  const kr_tensor sum = norm->op == &kr_op_add_norm ? TENSOR(norm, add_norm, residual_out) : 0;
+  for (int32_t i = 0; i < norm->n_uses; i++) {
+    const int32_t read = KR_PART(g, norm->uses[i].tensor)->storage;
+    if (norm->uses[i].role == KR_IN && (read == KR_PART(g, out)->storage || (sum && read == KR_PART(g, sum)->storage)))
+      return 1;
+  }
+  return 0;
+}
+
+int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  krait_norm_gemm_args a = {0};
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !is_known_product(KR_NODE(g, n + 1))) return 0;
+  const kr_tensor normed = read_norm(g, KR_NODE(g, n), &a);
+  const kr_node *product = KR_NODE(g, n + 1);
+  const kr_tensor x = TENSOR(product, gemm, A), out = TENSOR(product, gemm, out);
+  if (!normed || kr_graph_only_reader(g, n, normed) != (int32_t)n + 1 ||
+      KR_PART(g, x)->storage != KR_PART(g, normed)->storage)
+    return 0;
+  if (is_in_place(g, KR_NODE(g, n), out)) return 0;
+  a.activation = ((const krait_gemm_args *)product->args)->activation;
+  a.Bmat = kr_graph_view(g, TENSOR(product, gemm, Bmat)), a.B2 = kr_graph_view(g, TENSOR(product, gemm, B2)),
+  a.bias = kr_graph_view(g, TENSOR(product, gemm, bias)), a.out = kr_graph_view(g, out);
+  a.M = kr_graph_dims(g, out).size[0], a.N = kr_graph_dims(g, out).size[1], a.K = kr_graph_dims(g, x).size[1];
+  return !is_empty(g, x) && is_taken(ctx, &kr_op_norm_gemm, &a) &&
+         replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
+}
+
+/* ---- time steps in the scan ---- */
+
+/* Without the dimension of the one head. */
+static krait_view without_head(kr_graph *g, kr_tensor t, int at) {
+  kr_dims dims = kr_graph_dims(g, t);
+  if (!t) return (krait_view){0};
+  for (int i = at; i + 1 < dims.n; i++) dims.size[i] = dims.size[i + 1];
+  dims.n--;
+  return kr_graph_view(g, kr_graph_reshape(g, t, dims));
+}
+
+int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !kr_product_is_plain(KR_NODE(g, n)) ||
+      KR_NODE(g, n + 1)->op != &kr_op_state_update)
+    return 0;
+  const kr_node *product = KR_NODE(g, n), *update = KR_NODE(g, n + 1);
+  const krait_state_update_args *u = (const krait_state_update_args *)update->args;
+  const kr_tensor dt = TENSOR(product, gemm, out), A = TENSOR(product, gemm, A), B = TENSOR(product, gemm, Bmat),
+                  taken = TENSOR(update, state_update, dt);
+  if (u->H != 1 || TENSOR(product, gemm, bias) || TENSOR(product, gemm, residual) ||
+      ((const krait_gemm_args *)product->args)->activation != KRAIT_ACT_NONE || is_empty(g, dt) || is_empty(g, A) ||
+      kr_graph_only_reader(g, n, dt) != (int32_t)n + 1 || KR_PART(g, taken)->storage != KR_PART(g, dt)->storage)
+    return 0;
+#define WITHOUT_HEAD(view, at) without_head(g, TENSOR(update, state_update, view), at)
+  const krait_dt_state_update_args a = {
+      .call.flags = u->call.flags,
+      .B = u->B,
+      .D = u->P,
+      .N = u->N,
+      .R = kr_graph_dims(g, A).size[1],
+      .n_states = u->n_states,
+      .state = WITHOUT_HEAD(state, 1),
+      .x = WITHOUT_HEAD(x, 1),
+      .r = kr_graph_view(g, A),
+      .dt_weight = kr_graph_view(g, kr_graph_permute(g, B, (int[]){1, 0})),
+      .A = WITHOUT_HEAD(A, 0),
+      .Bmat = WITHOUT_HEAD(Bmat, 1),
+      .Cmat = WITHOUT_HEAD(Cmat, 1),
+      .Dvec = WITHOUT_HEAD(Dvec, 0),
+      .dt_bias = WITHOUT_HEAD(dt_bias, 0),
+      .z = WITHOUT_HEAD(z, 1),
+      .state_batch_indices = kr_graph_view(g, TENSOR(update, state_update, state_batch_indices)),
+      .out = WITHOUT_HEAD(out, 1)};
+#undef WITHOUT_HEAD
+  return is_taken(ctx, &kr_op_dt_state_update, &a) && replace_two(g, n, update->name, &kr_op_dt_state_update, &a);
+}
