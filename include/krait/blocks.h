@@ -97,10 +97,13 @@ KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, cons
 
 /* ==== norm_gemm (a step's norm and the product that reads it) =================================================
  * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
- * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. */
+ * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. With conv_weight the columns from conv_from on of out,
+ * before they are rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W
+ * of conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
 typedef struct krait_norm_gemm_args {
   krait_call call;
   int64_t M, N, K;
+  int64_t C, W, conv_from, n_states; /* conv_from + C <= N, W >= 2; without conv_weight 0 */
   int32_t activation; /* KRAIT_ACT_NONE or _SILU */
   float eps;
   krait_view x;            /* (M,K) activation type */
@@ -110,8 +113,15 @@ typedef struct krait_norm_gemm_args {
   krait_view Bmat;         /* (K,N) */
   krait_view bias;         /* (N) or absent */
   krait_view B2;           /* (K,N) type of Bmat, or absent */
+  krait_view conv_weight;  /* (C,W) or absent; not with B2 */
+  krait_view conv_bias;    /* (C) or absent; this and what follows not without conv_weight */
+  krait_view conv_state;   /* (n_states,C,W-1) any float type, read and written */
+  krait_view conv_state_indices; /* (M) int32, different ones, or absent; a negative one gives conv_out 0 and no write,
+                                    one of n_states or more is refused on the CPU and taken for a negative one on a
+                                    GPU */
   krait_view out;          /* (M,N) any activation type */
   krait_view residual_out; /* (M,K) any activation type, or absent; not with z; not the memory of an input */
+  krait_view conv_out;     /* (M,C) any activation type */
 } krait_norm_gemm_args;
 
 KRAIT_API int32_t krait_norm_gemm(const krait_ctx *ctx, const krait_norm_gemm_args *args);

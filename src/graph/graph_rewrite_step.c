@@ -1,6 +1,6 @@
 /* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
- * the one product that reads it, which norms the row while it waits for its weights; a product that gives time steps
- * goes into the scan that takes them. Where a GPU's row of the fused op takes the call: of few rows. */
+ * the one product that reads it, which norms the row while it waits for its weights; a step of a convolution goes into
+ * the product that gives its inputs; a product that gives time steps goes into the scan that takes them. Where a GPU's row of the fused op takes the call: of few rows. */
 #include <stddef.h>
 #include <string.h>
 
@@ -95,6 +95,45 @@ int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   a.M = kr_graph_dims(g, out).size[0], a.N = kr_graph_dims(g, out).size[1], a.K = kr_graph_dims(g, x).size[1];
   return !is_empty(g, x) && is_taken(ctx, &kr_op_norm_gemm, &a) &&
          replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
+}
+
+/* ---- a convolution's step behind the product ---- */
+
+/* The column of the matrix at which (rows, channels, one step) begin that are columns of it; -1: they are not. */
+static int64_t columns_from(const kr_graph *g, kr_tensor x, kr_tensor matrix) {
+  const kr_part *part = KR_PART(g, x), *of = KR_PART(g, matrix);
+  const int64_t bytes = (int64_t)krait_dtype_bytes(of->dtype), at = part->at_bytes - of->at_bytes, from = at / bytes;
+  if (part->storage != of->storage || part->dims.size[0] != of->dims.size[0] || part->dims.size[2] != 1 || at < 0 ||
+      at % bytes || of->stride[1] != 1 || (part->dims.size[1] > 1 && part->stride[1] != 1) ||
+      (part->dims.size[0] > 1 && part->stride[0] != of->stride[0]))
+    return -1;
+  return from + part->dims.size[1] <= of->dims.size[1] ? from : -1;
+}
+
+int kr_conv_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_norm_gemm ||
+      KR_NODE(g, n + 1)->op != &kr_op_causal_conv1d_update)
+    return 0;
+  const kr_node *product = KR_NODE(g, n), *conv = KR_NODE(g, n + 1);
+  const krait_causal_conv1d_update_args *c = (const krait_causal_conv1d_update_args *)conv->args;
+  const kr_tensor out = TENSOR(product, norm_gemm, out), y = TENSOR(conv, causal_conv1d_update, out),
+                  x = TENSOR(conv, causal_conv1d_update, x);
+  krait_norm_gemm_args a = *(const krait_norm_gemm_args *)product->args;
+  if (TENSOR(product, norm_gemm, conv_weight) || c->L != 1 || c->S != c->W - 1 || c->activation != KRAIT_ACT_SILU ||
+      TENSOR(conv, causal_conv1d_update, cache_seqlens) || KR_PART(g, y)->storage == KR_PART(g, out)->storage ||
+      is_empty(g, x))
+    return 0;
+  const kr_dims dims = kr_graph_dims(g, x);
+  a.C = dims.size[1], a.W = c->W, a.n_states = c->n_states, a.conv_from = columns_from(g, x, out);
+  if (a.conv_from < 0) return 0;
+  for (int32_t i = 0; i < product->n_uses; i++)
+    *kr_view_in(&a, product->uses[i].offset) = kr_graph_view(g, product->uses[i].tensor);
+#define VIEW(name) kr_graph_view(g, TENSOR(conv, causal_conv1d_update, name))
+  a.conv_weight = VIEW(weight), a.conv_bias = VIEW(bias), a.conv_state = VIEW(conv_state),
+  a.conv_state_indices = VIEW(conv_state_indices);
+#undef VIEW
+  a.conv_out = kr_graph_view(g, kr_graph_reshape(g, y, KR_DIMS(dims.size[0], dims.size[1])));
+  return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
 }
 
 /* ---- time steps in the scan ---- */

@@ -295,8 +295,14 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
+/* Where nothing is added and out has packs of four. */
+static int is_plain(const kr_gemm_plan *p) {
+  return !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
+         p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
+}
+
 /* How the K of four columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
-static kr_few_plan plan_lanes(const kr_gemm_plan *p, const kr_normed *norm) {
+static kr_few_plan plan_lanes(const kr_gemm_plan *p, const kr_normed *norm, const kr_conv_step *conv) {
   const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data || norm ? 1 : 2, most = KR_FEW_MOST_WARPS;
   int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
   if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
@@ -316,11 +322,10 @@ static kr_few_plan plan_lanes(const kr_gemm_plan *p, const kr_normed *norm) {
                    .n_groups = most / splits,
                    .activation = p->activation,
                    .scale = p->scale,
+                   .is_plain = is_plain(p),
                    .out_dtype = p->out.dtype,
                    .plan = *p};
-  f.is_plain = !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
-               p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
-  if (norm) f.norm = *norm;
+  if (norm) f.norm = *norm, f.conv = *conv;
   return f;
 }
 
@@ -336,19 +341,24 @@ static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, cons
                         sizeof *f);
 }
 
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a) {
-  if (a->M > KR_FEW_LANES_ROWS) return "more than two rows";
-  return ceil_div(a->N, KR_FEW_GROUP) < MANY_GROUPS ? kr_gemm_few_refuse(ctx, a)
-                                                    : "more columns than the row may be normed for";
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
+  const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_few_refuse(ctx, a);
+  if (why) return why;
+  if (ceil_div(a->N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
+  const kr_gemm_plan p = describe(a);
+  return with_conv && (!is_plain(&p) || p.activation != KRAIT_ACT_NONE || p.B2.data)
+             ? "a convolution behind a bias, an activation, two products or columns that are not aligned fours"
+             : NULL;
 }
 
-int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate) {
+int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
+                       const kr_conv_step *conv) {
   static const kr_kernel add[2][KR_FEW_LANES_ROWS][2] = {
       {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
       {FEW("kr_norm_gemm_one_gated"), FEW("kr_norm_gemm_two_gated")}};
   static const kr_kernel gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
   const kr_gemm_plan p = describe(a);
-  const kr_few_plan f = plan_lanes(&p, norm);
+  const kr_few_plan f = plan_lanes(&p, norm, conv);
   return launch_lanes(ctx, a, &f, is_gate ? gate : add[p.B2.data != NULL]);
 }
 
@@ -360,7 +370,7 @@ int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  const kr_few_plan f = plan_lanes(&p, NULL);
+  const kr_few_plan f = plan_lanes(&p, NULL, NULL);
   if (p.M <= KR_FEW_LANES_ROWS) return launch_lanes(ctx, a, &f, lanes[p.B2.data != NULL]);
   const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,

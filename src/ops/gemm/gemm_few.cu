@@ -3,7 +3,7 @@
  *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
  *                       16 bytes of a row of weights at a time
  *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a row
- *                       and its gate
+ *                       and its gate; a step of a convolution may follow on columns of the result
  *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
  *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
  *                       the right one: the order of k within a step does not matter as long as both have the same */
@@ -39,6 +39,15 @@ KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
   for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
 }
 
+typedef struct __attribute__((aligned(8))) four_halves {
+  uint32_t w[2];
+} four_halves;
+
+KR_DEV void store_four(void *out, int64_t at, int is_float, const float (&v)[IN_GROUP]) {
+  if (is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
+  else *(four_halves *)((uint16_t *)out + at) = four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
+}
+
 /* Of a group's four columns, one row: what follows the sums where nothing is added. */
 template <int GATED>
 KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP], const float (&second)[IN_GROUP]) {
@@ -49,13 +58,49 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) v[i] *= second[i] * p.scale;
   }
-  if (p.out_dtype == KRAIT_F32) {
-    *(kr_float4 *)((float *)p.out + m * p.out_row + n) = (kr_float4){{v[0], v[1], v[2], v[3]}};
-    return;
+  store_four(p.out, m * p.out_row + n, p.out_dtype == KRAIT_F32, v);
+}
+
+/* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
+typedef struct conv_run {
+  kr_float4 state[3];
+  kr_raw16 taps[2];
+  four_halves bias;
+  int slot; /* negative: out is 0, nothing is written */
+} conv_run;
+
+KR_DEV void load_conv(const kr_conv_step &p, int m, int c, conv_run &to) {
+  to.slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
+  if (to.slot >= p.n_states) to.slot = -1; /* the host could not look */
+  const kr_float4 *state = (const kr_float4 *)(p.state + (to.slot < 0 ? 0 : to.slot) * p.state_row + 3 * c);
+#pragma unroll
+  for (int i = 0; i < 3; i++) to.state[i] = state[i];
+#pragma unroll
+  for (int i = 0; i < 2; i++) to.taps[i] = *((const kr_raw16 *)((const uint16_t *)p.weight + 4 * c) + i);
+  to.bias = p.bias ? *(const four_halves *)((const uint16_t *)p.bias + c) : four_halves{{0, 0}};
+}
+
+/* v: the newest inputs. */
+KR_DEV void convolve(const kr_conv_step &p, int m, int c, const conv_run &from, const float (&v)[IN_GROUP]) {
+  float y[IN_GROUP], moved[12];
+#pragma unroll
+  for (int i = 0; i < IN_GROUP; i++) {
+    float sum = kr_unpack(from.bias.w[i / 2], i % 2, DTYPE);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      const int at = 3 * i + s;
+      const float input = s < 3 ? from.state[at / 4].v[at % 4] : v[i];
+      sum = kr_fma(kr_unpack(from.taps[i / 2].w[i % 2 * 2 + s / 2], s % 2, DTYPE), input, sum);
+      if (s > 0) moved[at - 1] = input;
+    }
+    y[i] = from.slot < 0 ? 0.0f : kr_silu(sum);
   }
-  struct __attribute__((aligned(8))) { uint32_t w[2]; } raw;
-  raw.w[0] = kr_pack(v[0], v[1], DTYPE), raw.w[1] = kr_pack(v[2], v[3], DTYPE);
-  *(decltype(raw) *)((uint16_t *)p.out + m * p.out_row + n) = raw;
+  store_four(p.out, m * p.out_row + c, p.out_is_float, y);
+  if (from.slot < 0) return;
+  kr_float4 *state = (kr_float4 *)(p.state + from.slot * p.state_row + 3 * c);
+#pragma unroll
+  for (int i = 0; i < 3; i++)
+    state[i] = kr_float4{{moved[4 * i], moved[4 * i + 1], moved[4 * i + 2], moved[4 * i + 3]}};
 }
 
 /* Rows of weights of a group: of B, then of B2. */
@@ -93,7 +138,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
       for (int u = 0; u < UNITS; u++)
         if (lane % 8 == 0 && k + u * splits * RUN + 8 * lane < K)
           kr_fetch((const uint16_t *)p.norm.weight + k + u * splits * RUN + 8 * lane);
-      kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum);
+      kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum), kr_keep_near(p.conv.state), kr_keep_near(p.conv.out);
     }
     if (waits) {
       kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.scale), kr_keep_near(p.is_plain);
@@ -122,6 +167,10 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
       }
     }
   }
+  const int channel = n - p.conv.from,
+            has_conv = NORM && !GATED && p.conv.state && part == 0 && lane < p.M && channel >= 0 && channel < p.conv.channels;
+  conv_run conv;
+  if (has_conv) load_conv(p.conv, lane, channel, conv);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) {
 #pragma unroll
@@ -153,6 +202,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
   }
   if (p.is_plain) {
     if (lane < p.M && n < p.N) finish_plain<GATED>(p, lane, n, v, second);
+    if (has_conv) convolve(p.conv, lane, channel, conv, v);
     return;
   }
   kr_column_terms<IN_GROUP> terms;

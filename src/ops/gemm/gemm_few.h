@@ -18,6 +18,7 @@ typedef struct kr_few_plan {
   float scale;
   int32_t out_dtype;
   kr_normed norm; /* of norm_gemm */
+  kr_conv_step conv;
   kr_gemm_plan plan; /* else, and where P > 1 */
 } kr_few_plan;
 

@@ -20,8 +20,9 @@ kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_bas
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch;
 
 /* few, of up to two rows whose RMS norm is taken on the way (norm_gemm); is_gate: norm->other is a gate. */
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a);
-int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate);
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv);
+int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
+                       const kr_conv_step *conv);
 
 /* The vector rows for few rows of A (gemm_few_simd.c). */
 enum { KR_GEMM_MOST_FEW = 16 };

@@ -17,6 +17,23 @@ static void choose_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t index) {
   if (a->K > 900) a->N = kr_case_int(c, 1, 12);
 }
 
+/* A convolution of some of the columns; on a GPU of four taps, by fours, its state in float32. */
+static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
+  const int32_t weights = c->other;
+  if (is_gpu && a->N % 4) {
+    kr_case_leave_out(c, "conv_weight");
+    return;
+  }
+  const int64_t by = is_gpu ? 4 : 1;
+  a->conv_from = by * kr_case_int(c, 0, a->N / by - 1), a->C = by * kr_case_int(c, 1, (a->N - a->conv_from) / by);
+  a->W = is_gpu ? 4 : kr_case_int(c, 2, 6), a->n_states = a->M + kr_case_int(c, 0, 3);
+  kr_case_leave_out(c, "B2");
+  kr_case_give(c, "conv_weight");
+  if (is_gpu) kr_case_leave_out(c, "bias"), a->activation = KRAIT_ACT_NONE, c->other = KRAIT_F32;
+  kr_case_give(c, "conv_state");
+  c->other = weights;
+}
+
 int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   krait_norm_gemm_args *a = (krait_norm_gemm_args *)c->args;
   const int is_gpu = index % 3 != 0 && !c->is_exact;
@@ -33,9 +50,11 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
     else kr_case_give(c, "residual"), kr_case_give(c, "residual_out");
     c->other = type;
   }
+  if (kr_case_chance(c, 0.4)) choose_conv(c, a, is_gpu);
+  else kr_case_leave_out(c, "conv_weight");
   if (is_gpu) {
     turn(kr_case_give(c, "Bmat"), a->K);
-    if (kr_case_chance(c, 0.2)) turn(kr_case_give(c, "B2"), a->K);
+    if (!a->C && kr_case_chance(c, 0.2)) turn(kr_case_give(c, "B2"), a->K);
     else kr_case_leave_out(c, "B2");
   }
   return KRAIT_OK;

@@ -23,11 +23,28 @@ static int is_packed(const krait_view *v, int64_t M, int32_t dtype) {
                         (M == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0);
 }
 
+/* Four taps of the factors' type, by fours of channels, and states in float32. */
+static const char *refuse_conv(const krait_norm_gemm_args *a) {
+  const krait_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
+  if (!kr_has(w)) return NULL;
+  if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1) return "a convolution of other than four taps, not of fours, or without states";
+  if (w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) || s->dtype != KRAIT_F32 ||
+      (out->dtype != KRAIT_F32 && out->dtype != a->x.dtype))
+    return "taps, bias or conv_out of another type than the factors, or a state other than float32";
+  const int64_t rows = a->M > 1 ? out->stride[0] % 4 : 0;
+  const uintptr_t at = (uintptr_t)s->data | (uintptr_t)w->data | (kr_has(b) ? (uintptr_t)b->data * 2 : 0) |
+                       (uintptr_t)out->data * (out->dtype == KRAIT_F32 ? 1 : 2);
+  return w->stride[1] == 1 && w->stride[0] == 4 && (!kr_has(b) || b->stride[0] == 1) && out->stride[1] == 1 && !rows &&
+                 s->stride[2] == 1 && s->stride[1] == 3 && s->stride[0] % 4 == 0 && at % 16 == 0
+             ? NULL
+             : "taps, bias, state or conv_out with gaps, or not aligned";
+}
+
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
   const krait_gemm_args product = product_of(a);
   const int32_t dtype = a->x.dtype;
-  const char *why = kr_gemm_normed_refuse(ctx, &product);
+  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
   if (why) return why;
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
   if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
@@ -36,7 +53,7 @@ const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->z) && (a->z.dtype != dtype || kr_has(&a->B2))) return "a gate of another type, or with two products";
   return is_packed(&a->z, a->M, dtype) && is_packed(&a->residual, a->M, dtype) &&
                  is_packed(&a->residual_out, a->M, dtype)
-             ? NULL
+             ? refuse_conv(a)
              : "rows of z, residual or residual_out have gaps or are not aligned to 16 bytes";
 }
 
@@ -54,5 +71,17 @@ int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
                           .inverse_K = (float)(1 / (double)a->K),
                           .other_is_float = other->dtype == KRAIT_F32,
                           .sum_is_float = a->residual_out.dtype == KRAIT_F32};
-  return a->M ? kr_gemm_normed(ctx, &product, &norm, is_gate) : KRAIT_OK;
+  const kr_conv_step conv = {.state = a->conv_state.data,
+                            .weight = a->conv_weight.data,
+                            .bias = a->conv_bias.data,
+                            .slots = a->conv_state_indices.data,
+                            .out = a->conv_out.data,
+                            .state_row = a->conv_state.stride[0],
+                            .slot_step = a->conv_state_indices.stride[0],
+                            .out_row = a->conv_out.stride[0],
+                            .from = (int32_t)a->conv_from,
+                            .channels = (int32_t)a->C,
+                            .n_states = (int32_t)a->n_states,
+                            .out_is_float = a->conv_out.dtype == KRAIT_F32};
+  return a->M ? kr_gemm_normed(ctx, &product, &norm, is_gate, &conv) : KRAIT_OK;
 }

@@ -1,7 +1,9 @@
 /* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = act(y Bmat + bias)
- * (y B2); residual_out = v. Written to be read; double accumulation, one rounding. */
+ * (y B2); residual_out = v. With conv_weight columns of out go on, unrounded, as the newest inputs of a convolution, as
+ * causal_conv1d_update_ref.c has it. Written to be read; double accumulation, one rounding. */
 #include <math.h>
 
+#include "contract.h"
 #include "norm_gemm/norm_gemm_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -23,7 +25,22 @@ static double product(const krait_norm_gemm_args *a, const krait_view *B, double
   return sum * scale;
 }
 
+/* The newest input of channel c: what it gives, and the state moved on. */
+static double convolve(const krait_norm_gemm_args *a, int64_t row, int64_t c, double newest) {
+  const int64_t S = a->W - 1;
+  double sum = newest * kr_get(&a->conv_weight, kr_at2(&a->conv_weight, c, S));
+  if (kr_has(&a->conv_bias)) sum += kr_get(&a->conv_bias, kr_at1(&a->conv_bias, c));
+  for (int64_t s = 0; s < S; s++) {
+    const int64_t at = kr_at3(&a->conv_state, row, c, s);
+    sum += kr_get(&a->conv_state, at) * kr_get(&a->conv_weight, kr_at2(&a->conv_weight, c, s));
+    kr_put(&a->conv_state, at, s + 1 < S ? kr_get(&a->conv_state, kr_at3(&a->conv_state, row, c, s + 1)) : newest);
+  }
+  return sum / (1 + exp(-sum));
+}
+
 static void one_row(const krait_norm_gemm_args *a, int64_t m) {
+  const int64_t row =
+      kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, m)) : m;
   double square = 0;
   for (int64_t k = 0; k < a->K; k++) square += summed(a, m, k) * summed(a, m, k) / (double)a->K;
   const double scale = 1 / sqrt(square + (double)a->eps);
@@ -32,6 +49,9 @@ static void one_row(const krait_norm_gemm_args *a, int64_t m) {
     if (a->activation == KRAIT_ACT_SILU) v /= 1 + exp(-v);
     if (kr_has(&a->B2)) v *= product(a, &a->B2, scale, m, n);
     kr_put(&a->out, kr_at2(&a->out, m, n), v);
+    const int64_t c = n - a->conv_from;
+    if (kr_has(&a->conv_weight) && c >= 0 && c < a->C)
+      kr_put(&a->conv_out, kr_at2(&a->conv_out, m, c), row < 0 ? 0 : convolve(a, row, c, v));
   }
   for (int64_t k = 0; k < a->K && kr_has(&a->residual_out); k++)
     kr_put(&a->residual_out, kr_at2(&a->residual_out, m, k), summed(a, m, k));
@@ -40,6 +60,7 @@ static void one_row(const krait_norm_gemm_args *a, int64_t m) {
 int32_t kr_norm_gemm_ref(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
   (void)ctx;
+  KR_TRY(kr_need_rows("norm_gemm", "conv_state_indices", &a->conv_state_indices, a->M, a->n_states));
   for (int64_t m = 0; m < a->M; m++) one_row(a, m);
   return KRAIT_OK;
 }
