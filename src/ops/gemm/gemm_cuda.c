@@ -301,44 +301,45 @@ static int is_plain(const kr_gemm_plan *p) {
          p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
 }
 
-/* How the K of four columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
-static kr_few_plan plan_lanes(const kr_gemm_plan *p, const kr_normed *norm, const kr_conv_step *conv) {
-  const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data || norm ? 1 : 2, most = KR_FEW_MOST_WARPS;
-  int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
-  if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
-  kr_few_plan f = {.A = p->A.data,
-                   .B = p->B.data,
-                   .B2 = p->B2.data,
-                   .out = p->out.data,
-                   .A_row = p->A.row,
-                   .B_column = p->B.column,
-                   .B2_column = p->B2.column,
-                   .out_row = p->out.row,
-                   .M = p->M,
-                   .N = p->N,
-                   .K = p->K,
-                   .P = p->P,
-                   .n_splits = splits,
-                   .n_groups = most / splits,
-                   .activation = p->activation,
-                   .scale = p->scale,
-                   .is_plain = is_plain(p),
-                   .out_dtype = p->out.dtype,
-                   .plan = *p};
-  if (norm) f.norm = *norm, f.conv = *conv;
-  return f;
+static kr_few_plan describe_lanes(const kr_gemm_plan *p, int splits, int fours) {
+  return (kr_few_plan){.A = p->A.data,
+                       .B = p->B.data,
+                       .B2 = p->B2.data,
+                       .out = p->out.data,
+                       .A_row = p->A.row,
+                       .B_column = p->B.column,
+                       .B2_column = p->B2.column,
+                       .out_row = p->out.row,
+                       .M = p->M,
+                       .N = p->N,
+                       .K = p->K,
+                       .P = p->P,
+                       .n_splits = splits,
+                       .n_groups = KR_FEW_MOST_WARPS / splits,
+                       .n_fours = fours,
+                       .activation = p->activation,
+                       .is_plain = is_plain(p),
+                       .scale = p->scale,
+                       .out_dtype = p->out.dtype,
+                       .plan = *p};
 }
 
-#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
+/* How the K of a warp's columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
+static kr_few_plan plan_lanes(const kr_gemm_plan *p) {
+  const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
+  int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
+  if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
+  return describe_lanes(p, splits, 1);
+}
+
 static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_few_plan *f,
-                            const kr_kernel (*kernels)[2]) {
-  const kr_grid grid = {.x = (uint32_t)ceil_div(f->N, KR_FEW_GROUP * f->n_groups),
+                            const kr_kernel *kernels) {
+  const kr_grid grid = {.x = (uint32_t)ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
                         .y = (uint32_t)f->P,
                         .block = (uint32_t)(32 * f->n_splits * f->n_groups),
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[f->M - 1][a->A.dtype == KRAIT_BF16], &grid, f,
-                        sizeof *f);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->A.dtype == KRAIT_BF16], &grid, f, sizeof *f);
 }
 
 const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
@@ -351,15 +352,27 @@ const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a
              : NULL;
 }
 
+#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
+enum { FEWEST_WIDE = 1024 }; /* columns from which on a warp may take eight: each norms the row itself */
+
 int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv) {
   static const kr_kernel add[2][KR_FEW_LANES_ROWS][2] = {
       {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
       {FEW("kr_norm_gemm_one_gated"), FEW("kr_norm_gemm_two_gated")}};
-  static const kr_kernel gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
+  static const kr_kernel add_once[2][2] = {FEW("kr_norm_gemm_one_wide"), FEW("kr_norm_gemm_one_gated_once")},
+                         gate_once[2] = FEW("kr_gate_gemm_one_wide"),
+                         gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
   const kr_gemm_plan p = describe(a);
-  const kr_few_plan f = plan_lanes(&p, norm, conv);
-  return launch_lanes(ctx, a, &f, is_gate ? gate : add[p.B2.data != NULL]);
+  const int runs = ceil_div(p.K, KR_FEW_RUN), gated = p.B2.data != NULL, at_once = runs <= KR_FEW_MOST_WARPS && p.M == 1,
+            once = at_once && (gated || p.N >= FEWEST_WIDE);
+  const int splits = at_once ? runs : ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
+  kr_few_plan f = describe_lanes(&p, splits, once && !gated ? 2 : 1);
+  f.norm = *norm, f.conv = *conv;
+  return launch_lanes(ctx, a, &f,
+                      once      ? (is_gate ? gate_once : add_once[gated])
+                      : is_gate ? gate[p.M - 1]
+                                : add[gated][p.M - 1]);
 }
 
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
@@ -370,8 +383,8 @@ int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  const kr_few_plan f = plan_lanes(&p, NULL, NULL);
-  if (p.M <= KR_FEW_LANES_ROWS) return launch_lanes(ctx, a, &f, lanes[p.B2.data != NULL]);
+  const kr_few_plan f = plan_lanes(&p);
+  if (p.M <= KR_FEW_LANES_ROWS) return launch_lanes(ctx, a, &f, lanes[p.B2.data != NULL][p.M - 1]);
   const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
                   .block = KR_FEW_THREADS,

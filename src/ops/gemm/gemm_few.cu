@@ -103,14 +103,14 @@ KR_DEV void convolve(const kr_conv_step &p, int m, int c, const conv_run &from, 
     state[i] = kr_float4{{moved[4 * i], moved[4 * i + 1], moved[4 * i + 2], moved[4 * i + 3]}};
 }
 
-/* Rows of weights of a group: of B, then of B2. */
-template <int TOKENS, int GATED, int NORM>
+/* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once. */
+template <int TOKENS, int GATED, int NORM, int FOURS, int ONCE>
 KR_DEV void run_lanes(const kr_few_plan &p) {
-  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED || NORM ? 1 : 2;
-  KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][1 + GATED];
+  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = GATED || NORM ? 1 : 2;
+  KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][ROWS / IN_GROUP];
   KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of a norm: sums of squares */
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
-            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * IN_GROUP, K = p.K,
+            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * COLUMNS, K = p.K,
             step = UNITS * splits * RUN, writes = NORM && kr_block_x() == 0 && group == 0;
   kr_next_may_start();
   const uint16_t *A = (const uint16_t *)p.A + 8 * lane,
@@ -130,9 +130,9 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
       for (int r = 0; r < ROWS; r++)
-        w[u][r] = read_16_once(B[r / IN_GROUP] + r % IN_GROUP * (r < IN_GROUP ? p.B_column : p.B2_column) + k +
-                                   u * splits * RUN,
-                               n + r % IN_GROUP < p.N && k + u * splits * RUN + 8 * lane < K);
+        w[u][r] = read_16_once(
+            B[r / COLUMNS] + r % COLUMNS * (r < COLUMNS ? p.B_column : p.B2_column) + k + u * splits * RUN,
+            n + r % COLUMNS < p.N && k + u * splits * RUN + 8 * lane < K);
     if (NORM && waits) {
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
@@ -166,11 +166,14 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
           for (int i = 0; i < 8; i++) sum[t][r] = kr_fma(v[i], x[t][i], sum[t][r]);
       }
     }
+    if (ONCE) break;
   }
-  const int channel = n - p.conv.from,
-            has_conv = NORM && !GATED && p.conv.state && part == 0 && lane < p.M && channel >= 0 && channel < p.conv.channels;
+  const int m = lane % TOKENS, four = lane / TOKENS, own = n + IN_GROUP * four, finishes = part == 0 && four < FOURS,
+            channel = own - p.conv.from; /* what this lane finishes: a row of four columns */
+  const int has_conv =
+      NORM && !GATED && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
   conv_run conv;
-  if (has_conv) load_conv(p.conv, lane, channel, conv);
+  if (has_conv) load_conv(p.conv, m, channel, conv);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) {
 #pragma unroll
@@ -183,17 +186,17 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     if (lane == 0) root_parts[warp][t] = square;
   }
   kr_sync();
-  if (part || lane >= TOKENS) return;
+  if (!finishes) return;
   float v[IN_GROUP] = {}, second[IN_GROUP] = {}, square = 0.0f;
 #pragma unroll
   for (int s = 0; s < KR_FEW_MOST_WARPS; s++) {
     if (s >= splits) continue;
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) {
-      v[i] += sums[warp + s][lane][0].v[i];
-      if (GATED) second[i] += sums[warp + s][lane][GATED].v[i];
+      v[i] += sums[warp + s][m][four].v[i];
+      if (GATED) second[i] += sums[warp + s][m][FOURS + four].v[i];
     }
-    if (NORM) square += root_parts[warp + s][lane];
+    if (NORM) square += root_parts[warp + s][m];
   }
   if (NORM) {
     const float scale = kr_rsqrt(kr_fma(square, p.norm.inverse_K, p.norm.eps));
@@ -201,13 +204,13 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     for (int i = 0; i < IN_GROUP; i++) v[i] *= scale, second[i] *= scale;
   }
   if (p.is_plain) {
-    if (lane < p.M && n < p.N) finish_plain<GATED>(p, lane, n, v, second);
-    if (has_conv) convolve(p.conv, lane, channel, conv, v);
+    if (m < p.M && own < p.N) finish_plain<GATED>(p, m, own, v, second);
+    if (has_conv) convolve(p.conv, m, channel, conv, v);
     return;
   }
   kr_column_terms<IN_GROUP> terms;
-  kr_read_terms<IN_GROUP>(p.plan, n, terms);
-  kr_finish_run<IN_GROUP, GATED>(p.plan, terms, kr_block_y(), lane, n, v, second);
+  kr_read_terms<IN_GROUP>(p.plan, own, terms);
+  kr_finish_run<IN_GROUP, GATED>(p.plan, terms, kr_block_y(), m, own, v, second);
 }
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------ */
@@ -307,20 +310,29 @@ KR_DEV void run(const kr_gemm_plan &p) {
 }
 
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_NO_NORM>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_NO_NORM>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1, KR_NO_NORM>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1, KR_NO_NORM>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_ADD_NORM>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_ADD_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_NO_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_NO_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1, KR_NO_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1, KR_NO_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_ADD_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_ADD_NORM, 1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_one_gated(kr_few_plan plan) {
-  run_lanes<1, 1, KR_ADD_NORM>(plan);
+  run_lanes<1, 1, KR_ADD_NORM, 1, 0>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 1) kr_norm_gemm_two_gated(kr_few_plan plan) {
-  run_lanes<2, 1, KR_ADD_NORM>(plan);
+  run_lanes<2, 1, KR_ADD_NORM, 1, 0>(plan);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_GATED_NORM>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_GATED_NORM>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_wide(kr_few_plan plan) {
+  run_lanes<1, 0, KR_ADD_NORM, 2, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_gated_once(kr_few_plan plan) {
+  run_lanes<1, 1, KR_ADD_NORM, 1, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one_wide(kr_few_plan plan) {
+  run_lanes<1, 0, KR_GATED_NORM, 2, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_GATED_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_GATED_NORM, 1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }

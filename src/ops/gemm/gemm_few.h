@@ -20,6 +20,7 @@ typedef struct kr_few_plan {
   kr_normed norm; /* of norm_gemm */
   kr_conv_step conv;
   kr_gemm_plan plan; /* else, and where P > 1 */
+  int32_t n_fours; /* of columns of a warp, as the kernel has it */
 } kr_few_plan;
 
 #endif

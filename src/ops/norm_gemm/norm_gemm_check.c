@@ -15,6 +15,7 @@ static void choose_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t index) {
   a->M = kr_case_int(c, 1, 2), a->N = index % 6 == 1 ? kr_case_edge(c, 90) : 4 * kr_case_int(c, 1, 30);
   a->K = 8 * (kr_case_chance(c, 0.2) ? kr_case_int(c, 90, 900) : kr_case_int(c, 1, 110));
   if (a->K > 900) a->N = kr_case_int(c, 1, 12);
+  if (kr_case_chance(c, 0.1)) a->M = 1, a->N = 1024 + 4 * kr_case_int(c, 0, 9), a->K = 8 * kr_case_int(c, 1, 70);
 }
 
 /* A convolution of some of the columns; on a GPU of four taps, by fours, its state in float32. */
@@ -41,6 +42,7 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   if (is_gpu) choose_as_gpu(c, a, index);
   kr_case_give(c, "x");
   if (is_gpu && a->x.data) a->x.stride[0] = a->K, a->x.stride[1] = 1;
+  if (is_gpu && kr_case_chance(c, 0.9)) kr_case_give(c, "weight");
   if (is_gpu && kr_case_chance(c, 0.7)) { /* a model's stream is float32 */
     const int32_t type = c->other;
     if (kr_case_chance(c, 0.3)) kr_case_give(c, "z");
