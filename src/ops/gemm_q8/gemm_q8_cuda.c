@@ -6,6 +6,8 @@
 #include "overlap.h"
 #include "view.h"
 
+enum { FEWEST_WIDE = 1024 }; /* outputs from which on eight a warp leave enough warps */
+
 static int is_packed(const krait_view *v, int64_t per_pack) {
   return v->stride[1] == 1 && v->stride[0] % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
 }
@@ -27,6 +29,7 @@ int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[KR_Q8_ROWS][2] = {
       {{"gemm_q8_f16", "kr_gemm_q8_one"}, {"gemm_q8_bf16", "kr_gemm_q8_one"}},
       {{"gemm_q8_f16", "kr_gemm_q8_two"}, {"gemm_q8_bf16", "kr_gemm_q8_two"}}};
+  static const kr_kernel wide[2] = {{"gemm_q8_f16", "kr_gemm_q8_wide"}, {"gemm_q8_bf16", "kr_gemm_q8_wide"}};
   const krait_gemm_q8_args *a = args;
   const int64_t runs = (32 * a->S + KR_Q8_RUN - 1) / KR_Q8_RUN,
                 rounds = (runs + KR_Q8_MOST_WARPS - 1) / KR_Q8_MOST_WARPS;
@@ -49,13 +52,15 @@ int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
                   .out_dtype = a->out.dtype,
                   .bias_dtype = a->bias.dtype};
   p.n_groups = KR_Q8_MOST_WARPS / p.n_splits;
-  const int64_t each = (int64_t)KR_Q8_GROUP * p.n_groups;
+  p.scale_packs = p.scales_row % 8 == 0 && (uintptr_t)p.scales % 16 == 0;
+  const int is_wide = a->M == 1 && rounds == 1 && a->N >= FEWEST_WIDE;
+  const int64_t each = (int64_t)(is_wide ? KR_Q8_WIDE : KR_Q8_GROUP) * p.n_groups;
   /* the words are no parameter but indices to the signature */
   const uint32_t both = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
   const kr_grid grid = {.x = (uint32_t)((a->N + each - 1) / each),
                         .block = (uint32_t)(32 * p.n_splits * p.n_groups),
                         .is_ahead = (a->call.flags & both) == both,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->M - 1][a->A.dtype == KRAIT_BF16], &grid, &p,
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &(is_wide ? wide : kernels[a->M - 1])[a->A.dtype == KRAIT_BF16], &grid, &p,
                         sizeof p);
 }
