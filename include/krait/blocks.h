@@ -103,6 +103,7 @@ KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, cons
 typedef struct krait_norm_gemm_args {
   krait_call call;
   int64_t M, N, K;
+  int64_t S; /* K / 32 with words, else 0 */
   int64_t C, W, conv_from, n_states; /* conv_from + C <= N, W >= 2; without conv_weight 0 */
   int32_t activation; /* KRAIT_ACT_NONE or _SILU */
   float eps;
@@ -110,9 +111,10 @@ typedef struct krait_norm_gemm_args {
   krait_view z;            /* (M,K) or absent */
   krait_view residual;     /* (M,K) any activation type, or absent; not with z */
   krait_view weight;       /* (K) or absent */
-  krait_view Bmat;         /* (K,N) */
+  krait_view words, scales; /* (N,8S) int32 and (N,S), as of krait_gemm_q8, instead of Bmat; or both absent */
+  krait_view Bmat;         /* (K,N); absent with words */
   krait_view bias;         /* (N) or absent */
-  krait_view B2;           /* (K,N) type of Bmat, or absent */
+  krait_view B2;           /* (K,N) type of Bmat, or absent; not with words */
   krait_view conv_weight;  /* (C,W) or absent; not with B2 */
   krait_view conv_bias;    /* (C) or absent; this and what follows not without conv_weight */
   krait_view conv_state;   /* (n_states,C,W-1) any float type, read and written */

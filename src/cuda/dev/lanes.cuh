@@ -1,6 +1,6 @@
-/* lanes.cuh: what products of one row or two by multiply-adds share: sums over a warp's lanes, and rows that are normed
- * while they are read. A product with sum v w k of a row v is scaled by one over the root of the mean square of v when it
- * is done: nobody waits for the norm. */
+/* lanes.cuh: what products of one row or two by multiply-adds share (gemm_few.cu, gemm_q8.cu): sums over a warp's lanes,
+ * rows that are normed while they are read, and a convolution's step behind. The product of a row v is scaled by one
+ * over the root of the mean square of v when it is done: nobody waits for the norm. */
 #ifndef KR_LANES_CUH
 #define KR_LANES_CUH
 
@@ -63,6 +63,59 @@ KR_DEV void kr_norm_run(const kr_normed &p, int m, int k, int exists, int writes
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) x[i] *= kr_unpack(weight.w[i / 2], i % 2, DTYPE);
+}
+
+typedef struct __attribute__((aligned(8))) kr_four_halves {
+  uint32_t w[2];
+} kr_four_halves;
+
+template <int DTYPE>
+KR_DEV void kr_store_four(void *out, int64_t at, int is_float, const float (&v)[4]) {
+  if (is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
+  else *(kr_four_halves *)((uint16_t *)out + at) = kr_four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
+}
+
+/* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
+typedef struct kr_conv_run {
+  kr_float4 state[3];
+  kr_raw16 taps[2];
+  kr_four_halves bias;
+  int slot; /* negative: out is 0, nothing is written */
+} kr_conv_run;
+
+KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run &to) {
+  to.slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
+  if (to.slot >= p.n_states) to.slot = -1; /* the host could not look */
+  const kr_float4 *state = (const kr_float4 *)(p.state + (to.slot < 0 ? 0 : to.slot) * p.state_row + 3 * c);
+#pragma unroll
+  for (int i = 0; i < 3; i++) to.state[i] = state[i];
+#pragma unroll
+  for (int i = 0; i < 2; i++) to.taps[i] = *((const kr_raw16 *)((const uint16_t *)p.weight + 4 * c) + i);
+  to.bias = p.bias ? *(const kr_four_halves *)((const uint16_t *)p.bias + c) : kr_four_halves{{0, 0}};
+}
+
+/* v: the newest inputs. */
+template <int DTYPE>
+KR_DEV void kr_convolve(const kr_conv_step &p, int m, int c, const kr_conv_run &from, const float (&v)[4]) {
+  float y[4], moved[12];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float sum = kr_unpack(from.bias.w[i / 2], i % 2, DTYPE);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      const int at = 3 * i + s;
+      const float input = s < 3 ? from.state[at / 4].v[at % 4] : v[i];
+      sum = kr_fma(kr_unpack(from.taps[i / 2].w[i % 2 * 2 + s / 2], s % 2, DTYPE), input, sum);
+      if (s > 0) moved[at - 1] = input;
+    }
+    y[i] = from.slot < 0 ? 0.0f : kr_silu(sum);
+  }
+  kr_store_four<DTYPE>(p.out, m * p.out_row + c, p.out_is_float, y);
+  if (from.slot < 0) return;
+  kr_float4 *state = (kr_float4 *)(p.state + from.slot * p.state_row + 3 * c);
+#pragma unroll
+  for (int i = 0; i < 3; i++)
+    state[i] = kr_float4{{moved[4 * i], moved[4 * i + 1], moved[4 * i + 2], moved[4 * i + 3]}};
 }
 
 #endif

@@ -301,7 +301,18 @@ static int is_plain(const kr_gemm_plan *p) {
          p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
 }
 
-static kr_few_plan describe_lanes(const kr_gemm_plan *p, int splits, int fours) {
+int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps) {
+  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  int64_t best = 0, least = INT64_MAX;
+  for (int64_t n = most_warps / n_warps; n >= 1; n--) {
+    const int64_t blocks = (n_groups + n - 1) / n, most = (blocks + n_multiprocessors - 1) / n_multiprocessors * n;
+    if (most < least) least = most, best = n;
+  }
+  return (int)best;
+}
+
+static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, int splits, int fours) {
+  const int64_t groups = (int64_t)ceil_div(p->N, KR_FEW_GROUP * fours) * p->P;
   return (kr_few_plan){.A = p->A.data,
                        .B = p->B.data,
                        .B2 = p->B2.data,
@@ -315,7 +326,7 @@ static kr_few_plan describe_lanes(const kr_gemm_plan *p, int splits, int fours) 
                        .K = p->K,
                        .P = p->P,
                        .n_splits = splits,
-                       .n_groups = KR_FEW_MOST_WARPS / splits,
+                       .n_groups = kr_groups_of_block(ctx, groups, splits, KR_FEW_MOST_WARPS),
                        .n_fours = fours,
                        .activation = p->activation,
                        .is_plain = is_plain(p),
@@ -325,11 +336,11 @@ static kr_few_plan describe_lanes(const kr_gemm_plan *p, int splits, int fours) 
 }
 
 /* How the K of a warp's columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
-static kr_few_plan plan_lanes(const kr_gemm_plan *p) {
+static kr_few_plan plan_lanes(const krait_ctx *ctx, const kr_gemm_plan *p) {
   const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
   int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
   if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
-  return describe_lanes(p, splits, 1);
+  return describe_lanes(ctx, p, splits, 1);
 }
 
 static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_few_plan *f,
@@ -367,7 +378,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
   const int runs = ceil_div(p.K, KR_FEW_RUN), gated = p.B2.data != NULL, at_once = runs <= KR_FEW_MOST_WARPS && p.M == 1,
             once = at_once && (gated || p.N >= FEWEST_WIDE);
   const int splits = at_once ? runs : ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
-  kr_few_plan f = describe_lanes(&p, splits, once && !gated ? 2 : 1);
+  kr_few_plan f = describe_lanes(ctx, &p, splits, once && !gated ? 2 : 1);
   f.norm = *norm, f.conv = *conv;
   return launch_lanes(ctx, a, &f,
                       once      ? (is_gate ? gate_once : add_once[gated])
@@ -383,7 +394,7 @@ int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  const kr_few_plan f = plan_lanes(&p);
+  const kr_few_plan f = plan_lanes(ctx, &p);
   if (p.M <= KR_FEW_LANES_ROWS) return launch_lanes(ctx, a, &f, lanes[p.B2.data != NULL][p.M - 1]);
   const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,

@@ -39,15 +39,6 @@ KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
   for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
 }
 
-typedef struct __attribute__((aligned(8))) four_halves {
-  uint32_t w[2];
-} four_halves;
-
-KR_DEV void store_four(void *out, int64_t at, int is_float, const float (&v)[IN_GROUP]) {
-  if (is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
-  else *(four_halves *)((uint16_t *)out + at) = four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
-}
-
 /* Of a group's four columns, one row: what follows the sums where nothing is added. */
 template <int GATED>
 KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP], const float (&second)[IN_GROUP]) {
@@ -58,49 +49,7 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) v[i] *= second[i] * p.scale;
   }
-  store_four(p.out, m * p.out_row + n, p.out_dtype == KRAIT_F32, v);
-}
-
-/* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
-typedef struct conv_run {
-  kr_float4 state[3];
-  kr_raw16 taps[2];
-  four_halves bias;
-  int slot; /* negative: out is 0, nothing is written */
-} conv_run;
-
-KR_DEV void load_conv(const kr_conv_step &p, int m, int c, conv_run &to) {
-  to.slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
-  if (to.slot >= p.n_states) to.slot = -1; /* the host could not look */
-  const kr_float4 *state = (const kr_float4 *)(p.state + (to.slot < 0 ? 0 : to.slot) * p.state_row + 3 * c);
-#pragma unroll
-  for (int i = 0; i < 3; i++) to.state[i] = state[i];
-#pragma unroll
-  for (int i = 0; i < 2; i++) to.taps[i] = *((const kr_raw16 *)((const uint16_t *)p.weight + 4 * c) + i);
-  to.bias = p.bias ? *(const four_halves *)((const uint16_t *)p.bias + c) : four_halves{{0, 0}};
-}
-
-/* v: the newest inputs. */
-KR_DEV void convolve(const kr_conv_step &p, int m, int c, const conv_run &from, const float (&v)[IN_GROUP]) {
-  float y[IN_GROUP], moved[12];
-#pragma unroll
-  for (int i = 0; i < IN_GROUP; i++) {
-    float sum = kr_unpack(from.bias.w[i / 2], i % 2, DTYPE);
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-      const int at = 3 * i + s;
-      const float input = s < 3 ? from.state[at / 4].v[at % 4] : v[i];
-      sum = kr_fma(kr_unpack(from.taps[i / 2].w[i % 2 * 2 + s / 2], s % 2, DTYPE), input, sum);
-      if (s > 0) moved[at - 1] = input;
-    }
-    y[i] = from.slot < 0 ? 0.0f : kr_silu(sum);
-  }
-  store_four(p.out, m * p.out_row + c, p.out_is_float, y);
-  if (from.slot < 0) return;
-  kr_float4 *state = (kr_float4 *)(p.state + from.slot * p.state_row + 3 * c);
-#pragma unroll
-  for (int i = 0; i < 3; i++)
-    state[i] = kr_float4{{moved[4 * i], moved[4 * i + 1], moved[4 * i + 2], moved[4 * i + 3]}};
+  kr_store_four<DTYPE>(p.out, m * p.out_row + n, p.out_dtype == KRAIT_F32, v);
 }
 
 /* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once. */
@@ -172,8 +121,8 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
             channel = own - p.conv.from; /* what this lane finishes: a row of four columns */
   const int has_conv =
       NORM && !GATED && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
-  conv_run conv;
-  if (has_conv) load_conv(p.conv, m, channel, conv);
+  kr_conv_run conv;
+  if (has_conv) kr_load_conv(p.conv, m, channel, conv);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) {
 #pragma unroll
@@ -205,7 +154,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
   }
   if (p.is_plain) {
     if (m < p.M && own < p.N) finish_plain<GATED>(p, m, own, v, second);
-    if (has_conv) convolve(p.conv, m, channel, conv, v);
+    if (has_conv) kr_convolve<DTYPE>(p.conv, m, channel, conv, v);
     return;
   }
   kr_column_terms<IN_GROUP> terms;

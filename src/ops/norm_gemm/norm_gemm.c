@@ -9,7 +9,11 @@
 static int32_t check_rules(const void *args) {
   const krait_norm_gemm_args *a = args;
   KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "norm_gemm: eps is not finite, or below 0");
-  const int has_conv = kr_has(&a->conv_weight);
+  const int has_conv = kr_has(&a->conv_weight), has_words = kr_has(&a->words);
+  KR_CHECK(has_words == kr_has(&a->scales) && has_words != kr_has(&a->Bmat), KRAIT_ERR_ARGUMENT,
+           "norm_gemm: Bmat or else words and scales must be given");
+  KR_CHECK(has_words ? 32 * a->S == a->K : a->S == 0, KRAIT_ERR_SHAPE,
+           "norm_gemm: S is %lld, must be K / 32 with words and else 0", (long long)a->S);
   KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
            "norm_gemm: conv_weight, conv_state and conv_out must be given together");
   KR_CHECK(!has_conv || (a->W >= 2 && a->C >= 1 && a->conv_from <= a->N - a->C), KRAIT_ERR_SHAPE,
@@ -25,7 +29,7 @@ static void count_cost(const void *args, kr_cost *cost) {
   const krait_norm_gemm_args *a = args;
   const double M = (double)a->M, N = (double)a->N, K = (double)a->K, factors = kr_has(&a->B2) ? 2 : 1;
   cost->flops = M * K * (2 * N * factors + 5);
-  cost->bytes = factors * K * N * (double)krait_dtype_bytes(a->Bmat.dtype) +
+  cost->bytes = factors * K * N * (kr_has(&a->words) ? 1.0625 : (double)krait_dtype_bytes(a->Bmat.dtype)) +
                 M * (N * (double)krait_dtype_bytes(a->out.dtype) + K * (double)krait_dtype_bytes(a->x.dtype));
   if (kr_has(&a->residual)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual.dtype);
   if (kr_has(&a->residual_out)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual_out.dtype);

@@ -35,11 +35,26 @@ static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
   c->other = weights;
 }
 
+/* Weights of 8 bits. */
+static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
+  const int32_t type = c->other;
+  a->S = is_gpu ? kr_case_int(c, 1, kr_case_chance(c, 0.2) ? 160 : 40) : kr_case_int(c, 1, 4), a->K = 32 * a->S;
+  if (is_gpu) a->M = 1, a->N = 4 * kr_case_int(c, 1, a->S > 40 ? 3 : 20);
+  if (is_gpu) c->other = KRAIT_F16; /* of scales */
+  kr_case_give(c, "words");
+  for (int64_t i = 0; i < a->N * 8 * a->S; i++)
+    kr_case_set_i32(c, &a->words, i,
+                    (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535)));
+  kr_case_give(c, "scales");
+  c->other = type;
+}
+
 int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   krait_norm_gemm_args *a = (krait_norm_gemm_args *)c->args;
   const int is_gpu = index % 3 != 0 && !c->is_exact;
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);
   if (is_gpu) choose_as_gpu(c, a, index);
+  if (!c->is_exact && kr_case_chance(c, 0.25)) give_words(c, a, is_gpu);
   kr_case_give(c, "x");
   if (is_gpu && a->x.data) a->x.stride[0] = a->K, a->x.stride[1] = 1;
   if (is_gpu && kr_case_chance(c, 0.9)) kr_case_give(c, "weight");
@@ -54,7 +69,12 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   }
   if (kr_case_chance(c, 0.4)) choose_conv(c, a, is_gpu);
   else kr_case_leave_out(c, "conv_weight");
-  if (is_gpu) {
+  if (a->S) {
+    kr_case_leave_out(c, "Bmat"), kr_case_leave_out(c, "B2");
+  } else {
+    kr_case_leave_out(c, "words"), kr_case_leave_out(c, "scales");
+  }
+  if (is_gpu && !a->S) {
     turn(kr_case_give(c, "Bmat"), a->K);
     if (!a->C && kr_case_chance(c, 0.2)) turn(kr_case_give(c, "B2"), a->K);
     else kr_case_leave_out(c, "B2");
