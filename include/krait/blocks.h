@@ -97,9 +97,9 @@ KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, cons
 
 /* ==== norm_gemm (a step's norm and the product that reads it) =================================================
  * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
- * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. With conv_weight the columns from conv_from on of out,
- * before they are rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W
- * of conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
+ * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. With conv_weight the columns from conv_from on of
+ * out, before they are rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum
+ * over W of conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
 typedef struct krait_norm_gemm_args {
   krait_call call;
   int64_t M, N, K;

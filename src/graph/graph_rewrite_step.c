@@ -1,6 +1,7 @@
 /* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
  * the one product that reads it, which norms the row while it waits for its weights; a step of a convolution goes into
- * the product that gives its inputs; a product that gives time steps goes into the scan that takes them. Where a GPU's row of the fused op takes the call: of few rows. */
+ * the product that gives its inputs; a product that gives time steps goes into the scan that takes them. Where a GPU's
+ * row of the fused op takes the call: of few rows. */
 #include <stddef.h>
 #include <string.h>
 

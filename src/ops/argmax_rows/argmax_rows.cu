@@ -1,7 +1,6 @@
 /* argmax_rows.cu: the first largest element of each row. An element that is NaN never counts.
- *   kr_argmax_rows   a block takes a row or a part of one; each thread keeps the first largest of its elements, lanes and
- *                    warps the first of these
- *   kr_argmax_parts  a warp finds the first largest of a row's parts */
+ *   kr_argmax_rows   a block takes a row or a part of one; each thread keeps the first largest of its elements, lanes
+ * and warps the first of these kr_argmax_parts  a warp finds the first largest of a row's parts */
 #include "overlap.cuh"
 #include "pack.cuh"
 

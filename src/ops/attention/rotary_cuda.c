@@ -27,6 +27,11 @@ const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
   return refuse_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
 }
 
+static int is_known(const krait_call *call) {
+  const uint32_t both = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  return (call->flags & both) == both;
+}
+
 static kr_grid grid_of(int64_t units, const krait_call *call) {
   return (kr_grid){.x = (uint32_t)((units + 3) / 4),
                    .block = KR_ROTARY_THREADS,
@@ -51,7 +56,8 @@ static kr_rotary_plan rotary_plan_of(const krait_rotary_args *a) {
                           .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
                           .still = (a->call.flags & KRAIT_ROTARY_STILL) != 0,
                           .sign = a->call.flags & KRAIT_ROTARY_INVERSE ? -1.0f : 1.0f,
-                          .packed = packed};
+                          .packed = packed,
+                          .is_known = is_known(&a->call)};
 }
 
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
@@ -120,6 +126,7 @@ int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
                             .T = (int32_t)a->T,
                             .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
                             .sign = 1,
+                            .is_known = is_known(&a->call),
                             .v = tensor(&a->v),
                             .v_cache = tensor(&a->v_cache),
                             .cache_row = indices(&a->cache_batch_idx),

@@ -13,6 +13,7 @@ typedef struct kr_rotary_plan {
   int32_t interleaved, still;
   float sign;
   int32_t packed;
+  int32_t is_known; /* no call before it in a recording writes indices and angles */
   int32_t heads; /* of a thread of packs */
   /* into a cache: x are keys, out the cache of keys */
   kr_attention_tensor v, v_cache;

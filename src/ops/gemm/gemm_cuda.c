@@ -375,8 +375,8 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
                          gate_once[2] = FEW("kr_gate_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
   const kr_gemm_plan p = describe(a);
-  const int runs = ceil_div(p.K, KR_FEW_RUN), gated = p.B2.data != NULL, at_once = runs <= KR_FEW_MOST_WARPS && p.M == 1,
-            once = at_once && (gated || p.N >= FEWEST_WIDE);
+  const int runs = ceil_div(p.K, KR_FEW_RUN), gated = p.B2.data != NULL,
+            at_once = runs <= KR_FEW_MOST_WARPS && p.M == 1, once = at_once && (gated || p.N >= FEWEST_WIDE);
   const int splits = at_once ? runs : ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
   kr_few_plan f = describe_lanes(ctx, &p, splits, once && !gated ? 2 : 1);
   f.norm = *norm, f.conv = *conv;

@@ -2,12 +2,12 @@
  * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
  *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
  *                       16 bytes of a row of weights at a time
- *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a row
- *                       and its gate; a step of a convolution may follow on columns of the result
- *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
- *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
- *                       the right one: the order of k within a step does not matter as long as both have the same */
-#include "lanes.cuh"
+ *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a
+ * row and its gate; a step of a convolution may follow on columns of the result kr_gemm_few_8, _16  a block makes 16
+ * columns of the result; its warps share K, each reading 128 bytes of 16 rows of the weights at a time straight into
+ * registers as the left factor of tensor cores, tokens being the right one: the order of k within a step does not
+ * matter as long as both have the same */
+#include "row_lanes.cuh"
 #include "gemm_few.h"
 #include "gemm_finish.cuh"
 #include "mma.cuh"
@@ -261,10 +261,18 @@ KR_DEV void run(const kr_gemm_plan &p) {
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_NO_NORM, 1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_NO_NORM, 1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1, KR_NO_NORM, 1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1, KR_NO_NORM, 1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_ADD_NORM, 1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_ADD_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) {
+  run_lanes<1, 1, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) {
+  run_lanes<2, 1, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) {
+  run_lanes<1, 0, KR_ADD_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) {
+  run_lanes<2, 0, KR_ADD_NORM, 1, 0>(plan);
+}
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_one_gated(kr_few_plan plan) {
   run_lanes<1, 1, KR_ADD_NORM, 1, 0>(plan);
 }
@@ -280,8 +288,12 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_gated_once(kr_few_pl
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one_wide(kr_few_plan plan) {
   run_lanes<1, 0, KR_GATED_NORM, 2, 1>(plan);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_GATED_NORM, 1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_GATED_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) {
+  run_lanes<1, 0, KR_GATED_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) {
+  run_lanes<2, 0, KR_GATED_NORM, 1, 0>(plan);
+}
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }

@@ -3,7 +3,7 @@
 #define KR_GEMM_FEW_H
 
 #include "gemm_plan.h"
-#include "lanes.h"
+#include "row_lanes.h"
 
 /* Columns whose weights a warp reads together; their k at a time; warps of a block at most, and rows. */
 enum { KR_FEW_GROUP = 4, KR_FEW_RUN = 256, KR_FEW_MOST_WARPS = 10, KR_FEW_LANES_ROWS = 2 };

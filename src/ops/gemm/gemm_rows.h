@@ -4,7 +4,7 @@
 
 #include <krait/ops.h>
 
-#include "lanes.h"
+#include "row_lanes.h"
 #include "op.h"
 
 static inline int64_t kr_gemm_products(const krait_gemm_args *a) { return a->P > 1 ? a->P : 1; }
@@ -19,8 +19,8 @@ kr_refuse_fn kr_gemm_few_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse, k
 kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_base;
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch;
 
-/* Groups of columns, of n_warps warps each, that share a block of most_warps at most: as many as leave no multiprocessor
- * more groups than it must have. */
+/* Groups of columns, of n_warps warps each, that share a block of most_warps at most: as many as leave no
+ * multiprocessor more groups than it must have. */
 int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps);
 
 /* few, of up to two rows whose RMS norm is taken on the way (norm_gemm); is_gate: norm->other is a gate. */

@@ -1,7 +1,7 @@
 /* gemm_q8.cu: one row or two of A times weights of 8 bits, by multiply-adds: p.n_splits warps share the K of four
  * outputs, or eight, a lane having 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the
  * weights once; they are asked for before the kernel before this one has ended (overlap.cuh). */
-#include "lanes.cuh"
+#include "row_lanes.cuh"
 #include "gemm_q8_plan.h"
 
 #ifdef KR_HALF
@@ -93,7 +93,7 @@ KR_DEV void run(const kr_q8_plan &p) {
   kr_store(p.out, m * p.out_row + (n + o) * p.out_column, p.out_dtype, v);
 }
 
-/* ---- one row, all of its K at once: eight outputs a warp, so that twice the bytes are on their way ---------------- */
+/* ---- one row, all of its K at once: eight outputs a warp, so that twice the bytes are on their way --------------- */
 
 enum { WIDE = KR_Q8_WIDE, SCALES = RUN / 32 }; /* scales of an output in a run */
 
@@ -176,7 +176,8 @@ KR_DEV void run_wide(const kr_q8_plan &p) {
       for (int j = 0; j < 4; j++) dot[o] = kr_fma(v[j], one[j], dot[o]);
     }
   }
-  const int own = n + 4 * lane, channel = own - p.conv.from; /* of a normed row: the four outputs that this lane finishes */
+  const int own = n + 4 * lane,
+            channel = own - p.conv.from; /* of a normed row: the four outputs that this lane finishes */
   const int has_conv =
       NORM && p.conv.state && part == 0 && lane < WIDE / 4 && channel >= 0 && channel < p.conv.channels;
   kr_conv_run conv;

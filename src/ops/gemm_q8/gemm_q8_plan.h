@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "lanes.h"
+#include "row_lanes.h"
 
 /* Outputs whose weights a warp reads together; their k at a time; warps of a block at most; rows. */
 enum { KR_Q8_GROUP = 4, KR_Q8_WIDE = 8, KR_Q8_RUN = 512, KR_Q8_MOST_WARPS = 10, KR_Q8_ROWS = 2 };

@@ -5,7 +5,7 @@
 
 #include <krait/ops.h>
 
-#include "lanes.h"
+#include "row_lanes.h"
 #include "op.h"
 
 enum { KR_GEMM_Q8_MOST_FEW = 16 };

@@ -16,9 +16,10 @@ static int32_t check_rules(const void *args) {
            "norm_gemm: S is %lld, must be K / 32 with words and else 0", (long long)a->S);
   KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
            "norm_gemm: conv_weight, conv_state and conv_out must be given together");
-  KR_CHECK(!has_conv || (a->W >= 2 && a->C >= 1 && a->conv_from <= a->N - a->C), KRAIT_ERR_SHAPE,
-           "norm_gemm: W is %lld and C channels from column %lld on are %lld; W must be 2 or more, and columns be there",
-           (long long)a->W, (long long)a->conv_from, (long long)a->C);
+  KR_CHECK(
+      !has_conv || (a->W >= 2 && a->C >= 1 && a->conv_from <= a->N - a->C), KRAIT_ERR_SHAPE,
+      "norm_gemm: W is %lld and C channels from column %lld on are %lld; W must be 2 or more, and columns be there",
+      (long long)a->W, (long long)a->conv_from, (long long)a->C);
   KR_CHECK(!has_conv || kr_has(&a->conv_state_indices) || a->n_states >= a->M, KRAIT_ERR_SHAPE,
            "norm_gemm: n_states is %lld, must be at least M %lld without conv_state_indices", (long long)a->n_states,
            (long long)a->M);

@@ -48,7 +48,8 @@ static int is_packed(const krait_view *v, int64_t M, int32_t dtype) {
 static const char *refuse_conv(const krait_norm_gemm_args *a) {
   const krait_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
   if (!kr_has(w)) return NULL;
-  if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1) return "a convolution of other than four taps, not of fours, or without states";
+  if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1)
+    return "a convolution of other than four taps, not of fours, or without states";
   if (w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) || s->dtype != KRAIT_F32 ||
       (out->dtype != KRAIT_F32 && out->dtype != a->x.dtype))
     return "taps, bias or conv_out of another type than the factors, or a state other than float32";

@@ -1,6 +1,7 @@
 /* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = act(y Bmat + bias)
- * (y B2); residual_out = v. Weights may be words and scales (gemm_q8_ref.c). With conv_weight columns of out go on, unrounded, as the newest inputs of a convolution, as
- * causal_conv1d_update_ref.c has it. Written to be read; double accumulation, one rounding. */
+ * (y B2); residual_out = v. Weights may be words and scales (gemm_q8_ref.c). With conv_weight columns of out go on,
+ * unrounded, as the newest inputs of a convolution, as causal_conv1d_update_ref.c has it. Written to be read; double
+ * accumulation, one rounding. */
 #include <math.h>
 
 #include "contract.h"

@@ -121,7 +121,8 @@ KR_DEV void load_dt_weights(const kr_update_plan &p, const place &at, kr_raw16 (
   for (int i = 0; i < KR_DT_PACKS; i++) {
     const int pack = at.lane + i * p.lanes;
     w[i] = kr_raw16{{0, 0, 0, 0}};
-    if (at.exists && pack < p.packs) w[i] = *((const kr_raw16 *)((const uint16_t *)p.dt_weight + at.c * p.dt_row) + pack);
+    if (at.exists && pack < p.packs)
+      w[i] = *((const kr_raw16 *)((const uint16_t *)p.dt_weight + at.c * p.dt_row) + pack);
   }
 }
 KR_DEV float multiply_dt(const kr_update_plan &p, const place &at, const kr_raw16 (&w)[KR_DT_PACKS]) {

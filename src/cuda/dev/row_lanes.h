@@ -1,7 +1,7 @@
-/* lanes.h: what device code is told that norms a row of a product's left factor while it reads it, and lets a step of a
- * convolution follow; host and device read the same structs. */
-#ifndef KR_LANES_H
-#define KR_LANES_H
+/* row_lanes.h: what device code is told that norms a row of a product's left factor while it reads it, and lets a step
+ * of a convolution follow; host and device read the same structs. */
+#ifndef KR_ROW_LANES_H
+#define KR_ROW_LANES_H
 
 #include <stdint.h>
 

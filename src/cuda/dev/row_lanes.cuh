@@ -1,10 +1,10 @@
-/* lanes.cuh: what products of one row or two by multiply-adds share (gemm_few.cu, gemm_q8.cu): sums over a warp's lanes,
- * rows that are normed while they are read, and a convolution's step behind. The product of a row v is scaled by one
- * over the root of the mean square of v when it is done: nobody waits for the norm. */
-#ifndef KR_LANES_CUH
-#define KR_LANES_CUH
+/* row_lanes.cuh: what products of one row or two by multiply-adds share (gemm_few.cu, gemm_q8.cu): sums over a warp's
+ * lanes, rows that are normed while they are read, and a convolution's step behind. The product of a row v is scaled by
+ * one over the root of the mean square of v when it is done: nobody waits for the norm. */
+#ifndef KR_ROW_LANES_CUH
+#define KR_ROW_LANES_CUH
 
-#include "lanes.h"
+#include "row_lanes.h"
 #include "overlap.cuh"
 
 /* Every lane gets the sum over the warp's. */
@@ -25,7 +25,11 @@ KR_DEV float kr_sum_lanes_of_four(const float *v) {
   return sum;
 }
 
-enum { KR_NO_NORM, KR_ADD_NORM, KR_GATED_NORM }; /* of what: the row, the row and what is added, the row times silu(z) */
+enum {
+  KR_NO_NORM,
+  KR_ADD_NORM,
+  KR_GATED_NORM
+}; /* of what: the row, the row and what is added, the row times silu(z) */
 
 /* Eight inputs from k on of row m become v times the norm's weight, and their squares are counted; `writes`: this
  * thread stores v. */
@@ -72,7 +76,9 @@ typedef struct __attribute__((aligned(8))) kr_four_halves {
 template <int DTYPE>
 KR_DEV void kr_store_four(void *out, int64_t at, int is_float, const float (&v)[4]) {
   if (is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
-  else *(kr_four_halves *)((uint16_t *)out + at) = kr_four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
+  else
+    *(kr_four_halves *)((uint16_t *)out + at) =
+        kr_four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
 }
 
 /* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
