@@ -110,6 +110,14 @@ static void fill(const char *op, unsigned char *args) {
          &a->A, &a->Dvec, &a->out_proj, &a->conv_state, &a->ssm_state, &a->out);
     krait_mamba_decode_args *a = (krait_mamba_decode_args *)args;
     a->B = a->Y = a->D = a->E = a->N = a->W = a->R = a->n_states = 2, a->H = a->G = 1;
+  } else if (!strcmp(op, "norm_gemm")) {
+    GIVE(norm_gemm, &a->x, &a->weight, &a->Bmat, &a->out);
+    krait_norm_gemm_args *a = (krait_norm_gemm_args *)args;
+    a->M = a->N = a->K = 2;
+  } else if (!strcmp(op, "dt_state_update")) {
+    GIVE(dt_state_update, &a->state, &a->x, &a->r, &a->dt_weight, &a->A, &a->Bmat, &a->Cmat, &a->out);
+    krait_dt_state_update_args *a = (krait_dt_state_update_args *)args;
+    a->B = a->D = a->N = a->R = a->n_states = 2;
   } else if (!strcmp(op, "mamba_inner")) {
     GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
          &a->out);
@@ -461,6 +469,28 @@ static const rule rules[] = {
     MODE(mamba_inner_bwd, ddt_norm_weight, KRAIT_F32, 0, "ddt_norm_weight cannot be given without dt_norm_weight"),
     MODE(mamba_inner_bwd, dB_norm_weight, KRAIT_F32, 0, "dB_norm_weight cannot be given without B_norm_weight"),
     MODE(mamba_inner_bwd, dC_norm_weight, KRAIT_F32, 0, "dC_norm_weight cannot be given without C_norm_weight"),
+    LEAST(norm_gemm, M, 0),
+    LEAST(norm_gemm, N, 1),
+    LEAST(norm_gemm, K, 1),
+    {"norm_gemm", AT(norm_gemm, S), SIZE, 3, SHAPE, "S is 3, must be K / 32 with words and else 0", 0},
+    {"norm_gemm", AT(norm_gemm, Bmat), ABSENT, 0, ARG, "Bmat or else words and scales must be given", 0},
+    {"norm_gemm", AT(norm_gemm, words), PRESENT, KRAIT_I32, ARG, "Bmat cannot be given with words", 0},
+    {"norm_gemm", AT(norm_gemm, conv_out), PRESENT, KRAIT_F32, ARG, "conv_out cannot be given without conv_weight", 0},
+    {"norm_gemm", AT(norm_gemm, conv_weight), PRESENT, KRAIT_F32, ARG,
+     "conv_weight, conv_state and conv_out must be given together", 0},
+    {"norm_gemm", AT(norm_gemm, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0},
+    VIEW(norm_gemm, x, 1),
+    VIEW(norm_gemm, weight, 0),
+    VIEW(norm_gemm, out, 1),
+    LEAST(dt_state_update, B, 0),
+    LEAST(dt_state_update, D, 1),
+    LEAST(dt_state_update, N, 1),
+    LEAST(dt_state_update, R, 1),
+    {"dt_state_update", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    VIEW(dt_state_update, x, 1),
+    VIEW(dt_state_update, r, 1),
+    VIEW(dt_state_update, dt_weight, 1),
+    VIEW(dt_state_update, Dvec, 0),
     LEAST(mamba2_inner, B, 0),
     LEAST(mamba2_inner, H, 1),
     LEAST(mamba2_inner, P, 1),
