@@ -130,6 +130,26 @@ KRAIT_API int32_t krait_norm_gemm(const krait_ctx *ctx, const krait_norm_gemm_ar
 KRAIT_API int32_t krait_norm_gemm_scratch_bytes(const krait_ctx *ctx, const krait_norm_gemm_args *args,
                                                 uint64_t *bytes);
 
+/* ==== rotary_append (what a step's attention has before it) ===================================================
+ * krait_rotary of q from cache_seqlens[b] on gives out, krait_attention_append puts k, turned by the same angles, and v
+ * behind the cache_seqlens[b] that are in the cache. */
+typedef struct krait_rotary_append_args {
+  krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
+  int64_t B, L, H, Hk, D, Dv, R, T, Bk, Lk;
+  krait_view q, k, v;         /* (B,L,H,D), (B,L,Hk,D), (B,L,Hk,Dv) */
+  krait_view cos, sin;        /* (T,R) any float type */
+  krait_view cache_seqlens;   /* (B) int32 or absent: 0 */
+  krait_view cache_batch_idx; /* (B) int32 or absent; a negative one is not written */
+  krait_view k_cache;         /* (Bk,Lk,Hk,D) */
+  krait_view v_cache;         /* (Bk,Lk,Hk,Dv) */
+  krait_view out;             /* (B,L,H,D) */
+  krait_view seqused;         /* (B) int32 or absent, written */
+} krait_rotary_append_args;
+
+KRAIT_API int32_t krait_rotary_append(const krait_ctx *ctx, const krait_rotary_append_args *args);
+KRAIT_API int32_t krait_rotary_append_scratch_bytes(const krait_ctx *ctx, const krait_rotary_append_args *args,
+                                                    uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -78,6 +78,7 @@ static int takes_ahead(const kr_op *op) {
                               &kr_op_gemm_q8,
                               &kr_op_norm_gemm,
                               &kr_op_rotary,
+                              &kr_op_rotary_append,
                               &kr_op_state_update};
   for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
     if (ops[i] == op) return 1;

@@ -195,3 +195,45 @@ int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
 #undef WITHOUT_HEAD
   return is_taken(ctx, &kr_op_dt_state_update, &a) && replace_two(g, n, update->name, &kr_op_dt_state_update, &a);
 }
+
+/* ---- queries turned by the call that appends keys and values ---- */
+
+int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_rotary ||
+      KR_NODE(g, n + 1)->op != &kr_op_attention_append)
+    return 0;
+  const kr_node *turn = KR_NODE(g, n), *append = KR_NODE(g, n + 1);
+  const krait_rotary_args *r = (const krait_rotary_args *)turn->args;
+  const krait_attention_append_args *p = (const krait_attention_append_args *)append->args;
+#define SAME(a, b) (TENSOR(turn, rotary, a) == TENSOR(append, attention_append, b))
+  if (!SAME(cos, cos) || !SAME(sin, sin) || !SAME(offsets, cache_seqlens) || r->call.flags != p->call.flags ||
+      TENSOR(turn, rotary, cu_seqlens) || TENSOR(append, attention_append, block_table) || r->D != p->D ||
+      r->L != p->L || KR_PART(g, TENSOR(turn, rotary, x))->storage == KR_PART(g, TENSOR(turn, rotary, out))->storage)
+    return 0;
+#undef SAME
+#define VIEW(name) kr_graph_view(g, TENSOR(append, attention_append, name))
+  const krait_rotary_append_args a = {.call.flags = r->call.flags,
+                                      .B = r->B,
+                                      .L = r->L,
+                                      .H = r->H,
+                                      .Hk = p->Hk,
+                                      .D = r->D,
+                                      .Dv = p->Dv,
+                                      .R = r->R,
+                                      .T = r->T,
+                                      .Bk = p->Bk,
+                                      .Lk = p->Lk,
+                                      .q = kr_graph_view(g, TENSOR(turn, rotary, x)),
+                                      .k = VIEW(k),
+                                      .v = VIEW(v),
+                                      .cos = VIEW(cos),
+                                      .sin = VIEW(sin),
+                                      .cache_seqlens = VIEW(cache_seqlens),
+                                      .cache_batch_idx = VIEW(cache_batch_idx),
+                                      .k_cache = VIEW(k_cache),
+                                      .v_cache = VIEW(v_cache),
+                                      .out = kr_graph_view(g, TENSOR(turn, rotary, out)),
+                                      .seqused = VIEW(seqused)};
+#undef VIEW
+  return is_taken(ctx, &kr_op_rotary_append, &a) && replace_two(g, n, append->name, &kr_op_rotary_append, &a);
+}

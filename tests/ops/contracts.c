@@ -87,6 +87,10 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(rotary, &a->x, &a->cos, &a->sin, &a->out);
     krait_rotary_args *a = (krait_rotary_args *)args;
     a->B = a->L = a->H = a->D = a->T = 2, a->R = 1;
+  } else if (!strcmp(op, "rotary_append")) {
+    GIVE(rotary_append, &a->q, &a->k, &a->v, &a->cos, &a->sin, &a->k_cache, &a->v_cache, &a->out);
+    krait_rotary_append_args *a = (krait_rotary_append_args *)args;
+    a->B = a->Bk = a->L = a->H = a->Hk = a->Lk = a->D = a->Dv = a->T = 2, a->R = 1;
   } else if (!strcmp(op, "gather_rows")) {
     GIVE(gather_rows, &a->table, &a->index, &a->out);
     krait_gather_rows_args *a = (krait_gather_rows_args *)args;
@@ -482,6 +486,12 @@ static const rule rules[] = {
     VIEW(norm_gemm, x, 1),
     VIEW(norm_gemm, weight, 0),
     VIEW(norm_gemm, out, 1),
+    LEAST(rotary_append, B, 0),
+    LEAST(rotary_append, H, 1),
+    {"rotary_append", AT(rotary_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx", 0},
+    VIEW(rotary_append, q, 1),
+    VIEW(rotary_append, k_cache, 1),
+    VIEW(rotary_append, seqused, 0),
     LEAST(dt_state_update, B, 0),
     LEAST(dt_state_update, D, 1),
     LEAST(dt_state_update, N, 1),

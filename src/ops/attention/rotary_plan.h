@@ -20,6 +20,9 @@ typedef struct kr_rotary_plan {
   kr_attention_index cache_row, table, seqused;
   int64_t table_b;
   int32_t Dv, Bk, Lk, n_pages;
+  /* queries that are turned by the same call */
+  kr_attention_tensor q, q_out;
+  int32_t n_queries; /* heads */
 } kr_rotary_plan;
 
 #endif
