@@ -95,27 +95,24 @@ KRAIT_API int32_t krait_dt_state_update(const krait_ctx *ctx, const krait_dt_sta
 KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, const krait_dt_state_update_args *args,
                                                       uint64_t *bytes);
 
-/* ==== norm_gemm (a step's norm and the product that reads it) =================================================
+/* ==== norm_gemm (a step's norm, the product that reads it, a convolution's step behind) =======================
  * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
- * out = act(y Bmat + bias), times y B2 with B2. y is not rounded. With conv_weight the columns from conv_from on of
- * out, before they are rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum
- * over W of conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
+ * out = y Bmat + bias. y is not rounded. With conv_weight the columns from conv_from on of out, before they are
+ * rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W of
+ * conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
 typedef struct krait_norm_gemm_args {
   krait_call call;
   int64_t M, N, K;
-  int64_t S; /* K / 32 with words, else 0 */
   int64_t C, W, conv_from, n_states; /* conv_from + C <= N, W >= 2; without conv_weight 0 */
-  int32_t activation; /* KRAIT_ACT_NONE or _SILU */
   float eps;
+  int32_t reserved;
   krait_view x;            /* (M,K) activation type */
   krait_view z;            /* (M,K) or absent */
   krait_view residual;     /* (M,K) any activation type, or absent; not with z */
   krait_view weight;       /* (K) or absent */
-  krait_view words, scales; /* (N,8S) int32 and (N,S), as of krait_gemm_q8, instead of Bmat; or both absent */
-  krait_view Bmat;         /* (K,N); absent with words */
+  krait_view Bmat;         /* (K,N) */
   krait_view bias;         /* (N) or absent */
-  krait_view B2;           /* (K,N) type of Bmat, or absent; not with words */
-  krait_view conv_weight;  /* (C,W) or absent; not with B2 */
+  krait_view conv_weight;  /* (C,W) or absent */
   krait_view conv_bias;    /* (C) or absent; this and what follows not without conv_weight */
   krait_view conv_state;   /* (n_states,C,W-1) any float type, read and written */
   krait_view conv_state_indices; /* (M) int32, different ones, or absent; a negative one gives conv_out 0 and no write,

@@ -1,6 +1,7 @@
 /* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
  * the one product that reads it, which norms the row while it waits for its weights; a step of a convolution goes into
- * the product that gives its inputs; a product that gives time steps goes into the scan that takes them. Where a GPU's
+ * the product that gives its inputs; a product that gives time steps goes into the scan that takes them; queries are
+ * turned by the call that appends keys. Where a GPU's
  * row of the fused op takes the call: of few rows. */
 #include <stddef.h>
 #include <string.h>
@@ -72,40 +73,24 @@ static int is_in_place(const kr_graph *g, const kr_node *norm, kr_tensor out) {
   return 0;
 }
 
-/* The product's part of the call; false: another kind of product. */
-static int read_product(const kr_graph *g, const kr_node *node, krait_norm_gemm_args *to) {
-#define VIEW(op, view) kr_graph_view(g, TENSOR(node, op, view))
-  if (node->op == &kr_op_gemm) {
-    const krait_gemm_args *a = (const krait_gemm_args *)node->args;
-    if (a->P != 0 || (a->scale != 0 && a->scale != 1) ||
-        (a->activation != KRAIT_ACT_NONE && a->activation != KRAIT_ACT_SILU) || TENSOR(node, gemm, residual) ||
-        TENSOR(node, gemm, bias2) || TENSOR(node, gemm, row_scale) || TENSOR(node, gemm, factor))
-      return 0;
-    to->activation = a->activation, to->Bmat = VIEW(gemm, Bmat), to->B2 = VIEW(gemm, B2), to->bias = VIEW(gemm, bias),
-    to->M = a->M, to->N = a->N, to->K = a->K;
-    return 1;
-  }
-  if (node->op == &kr_op_gemm_q8) {
-    const krait_gemm_q8_args *a = (const krait_gemm_q8_args *)node->args;
-    to->words = VIEW(gemm_q8, words), to->scales = VIEW(gemm_q8, scales), to->bias = VIEW(gemm_q8, bias), to->M = a->M,
-    to->N = a->N, to->S = a->S, to->K = 32 * a->S;
-    return 1;
-  }
-  return 0;
-#undef VIEW
+/* A product with no more than a bias. */
+static int is_known_product(const kr_node *node) {
+  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
+  return kr_product_is_plain(node) && a->activation == KRAIT_ACT_NONE && !TENSOR(node, gemm, residual);
 }
 
 int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   krait_norm_gemm_args a = {0};
-  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !read_product(g, KR_NODE(g, n + 1), &a)) return 0;
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !is_known_product(KR_NODE(g, n + 1))) return 0;
   const kr_tensor normed = read_norm(g, KR_NODE(g, n), &a);
   const kr_node *product = KR_NODE(g, n + 1);
-  const int is_q8 = product->op == &kr_op_gemm_q8;
-  const kr_tensor x = is_q8 ? TENSOR(product, gemm_q8, A) : TENSOR(product, gemm, A),
-                  out = is_q8 ? TENSOR(product, gemm_q8, out) : TENSOR(product, gemm, out);
+  const kr_tensor x = TENSOR(product, gemm, A), out = TENSOR(product, gemm, out);
   if (!normed || kr_graph_only_reader(g, n, normed) != (int32_t)n + 1 ||
       KR_PART(g, x)->storage != KR_PART(g, normed)->storage || is_in_place(g, KR_NODE(g, n), out) || is_empty(g, x))
     return 0;
+  const krait_gemm_args *of = (const krait_gemm_args *)product->args;
+  a.M = of->M, a.N = of->N, a.K = of->K;
+  a.Bmat = kr_graph_view(g, TENSOR(product, gemm, Bmat)), a.bias = kr_graph_view(g, TENSOR(product, gemm, bias)),
   a.out = kr_graph_view(g, out);
   return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
 }

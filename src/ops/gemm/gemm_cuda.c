@@ -353,49 +353,57 @@ static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, cons
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->A.dtype == KRAIT_BF16], &grid, f, sizeof *f);
 }
 
+#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
+/* Columns from which on a warp takes eight; weights from which on a product has no norm for two rows, and no
+ * convolution behind: as measured on an H200. */
+enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
+
+static int is_at_once(const kr_gemm_plan *p) { return p->M == 1 && ceil_div(p->K, KR_FEW_RUN) <= KR_FEW_MOST_WARPS; }
+
 const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
   const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_few_refuse(ctx, a);
   if (why) return why;
-  if (ceil_div(a->N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
   const kr_gemm_plan p = describe(a);
-  return with_conv && (!is_plain(&p) || p.activation != KRAIT_ACT_NONE || p.B2.data)
-             ? "a convolution behind a bias, an activation, two products or columns that are not aligned fours"
-             : NULL;
+  const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
+  if (ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
+  if (is_large && (p.M > 1 || with_conv)) return "2^23 weights or more for two rows, or with a convolution behind";
+  if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
+  return with_conv && !is_plain(&p) ? "a convolution behind a bias, or columns that are not aligned fours" : NULL;
 }
-
-#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-enum { FEWEST_WIDE = 1024 }; /* columns from which on a warp may take eight: each norms the row itself */
 
 int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv) {
-  static const kr_kernel add[2][KR_FEW_LANES_ROWS][2] = {
-      {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
-      {FEW("kr_norm_gemm_one_gated"), FEW("kr_norm_gemm_two_gated")}};
-  static const kr_kernel add_once[2][2] = {FEW("kr_norm_gemm_one_wide"), FEW("kr_norm_gemm_one_gated_once")},
-                         gate_once[2] = FEW("kr_gate_gemm_one_wide"),
+  static const kr_kernel add[KR_FEW_LANES_ROWS][2] = {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
+                         wide[2] = FEW("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
   const kr_gemm_plan p = describe(a);
-  const int runs = ceil_div(p.K, KR_FEW_RUN), gated = p.B2.data != NULL,
-            at_once = runs <= KR_FEW_MOST_WARPS && p.M == 1, once = at_once && (gated || p.N >= FEWEST_WIDE);
-  const int splits = at_once ? runs : ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
-  kr_few_plan f = describe_lanes(ctx, &p, splits, once && !gated ? 2 : 1);
+  const int runs = ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
+            splits = ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
+  kr_few_plan f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
   f.norm = *norm, f.conv = *conv;
-  return launch_lanes(ctx, a, &f,
-                      once      ? (is_gate ? gate_once : add_once[gated])
-                      : is_gate ? gate[p.M - 1]
-                                : add[gated][p.M - 1]);
+  return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
+}
+
+/* One row or two without a norm. Heads, whose columns are very many, and gated products of one row have all of K under
+ * way at once. */
+static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p) {
+  static const kr_kernel once[2][2] = {FEW("kr_gemm_one_wide"), FEW("kr_gemm_one_gated_once")},
+                         lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
+                                                           {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
+  const int gated = p->B2.data != NULL,
+            is_once = is_at_once(p) && (gated || ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
+  const kr_few_plan f =
+      is_once ? describe_lanes(ctx, p, ceil_div(p->K, KR_FEW_RUN), gated ? 1 : 2) : plan_lanes(ctx, p);
+  return launch_lanes(ctx, a, &f, is_once ? once[gated] : lanes[gated][p->M - 1]);
 }
 
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_few_8"), FEW("kr_gemm_few_16")},
-                                             {FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")}},
-                         lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
-                                                           {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
+                                             {FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  const kr_few_plan f = plan_lanes(ctx, &p);
-  if (p.M <= KR_FEW_LANES_ROWS) return launch_lanes(ctx, a, &f, lanes[p.B2.data != NULL][p.M - 1]);
+  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p);
   const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
                   .block = KR_FEW_THREADS,

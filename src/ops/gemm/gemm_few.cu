@@ -2,6 +2,7 @@
  * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
  *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
  *                       16 bytes of a row of weights at a time
+ *   kr_*_wide, _once     the same of up to 2560 k: all of it is under way at once; wide: a warp has eight columns
  *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a
  * row and its gate; a step of a convolution may follow on columns of the result kr_gemm_few_8, _16  a block makes 16
  * columns of the result; its warps share K, each reading 128 bytes of 16 rows of the weights at a time straight into
@@ -55,7 +56,7 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
 /* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once. */
 template <int TOKENS, int GATED, int NORM, int FOURS, int ONCE>
 KR_DEV void run_lanes(const kr_few_plan &p) {
-  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = GATED || NORM ? 1 : 2;
+  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = GATED || NORM || ONCE ? 1 : 2;
   KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][ROWS / IN_GROUP];
   KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of a norm: sums of squares */
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
@@ -120,7 +121,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
   const int m = lane % TOKENS, four = lane / TOKENS, own = n + IN_GROUP * four, finishes = part == 0 && four < FOURS,
             channel = own - p.conv.from; /* what this lane finishes: a row of four columns */
   const int has_conv =
-      NORM && !GATED && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
+      NORM && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
   kr_conv_run conv;
   if (has_conv) kr_load_conv(p.conv, m, channel, conv);
 #pragma unroll
@@ -259,13 +260,23 @@ KR_DEV void run(const kr_gemm_plan &p) {
 }
 
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0, KR_NO_NORM, 1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0, KR_NO_NORM, 1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) {
+  run_lanes<1, 0, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) {
+  run_lanes<2, 0, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_wide(kr_few_plan plan) {
+  run_lanes<1, 0, KR_NO_NORM, 2, 1>(plan);
+}
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) {
   run_lanes<1, 1, KR_NO_NORM, 1, 0>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) {
   run_lanes<2, 1, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_gated_once(kr_few_plan plan) {
+  run_lanes<1, 1, KR_NO_NORM, 1, 1>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) {
   run_lanes<1, 0, KR_ADD_NORM, 1, 0>(plan);
@@ -273,20 +284,8 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) {
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) {
   run_lanes<2, 0, KR_ADD_NORM, 1, 0>(plan);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_one_gated(kr_few_plan plan) {
-  run_lanes<1, 1, KR_ADD_NORM, 1, 0>(plan);
-}
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 1) kr_norm_gemm_two_gated(kr_few_plan plan) {
-  run_lanes<2, 1, KR_ADD_NORM, 1, 0>(plan);
-}
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_wide(kr_few_plan plan) {
   run_lanes<1, 0, KR_ADD_NORM, 2, 1>(plan);
-}
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_gated_once(kr_few_plan plan) {
-  run_lanes<1, 1, KR_ADD_NORM, 1, 1>(plan);
-}
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one_wide(kr_few_plan plan) {
-  run_lanes<1, 0, KR_GATED_NORM, 2, 1>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) {
   run_lanes<1, 0, KR_GATED_NORM, 1, 0>(plan);

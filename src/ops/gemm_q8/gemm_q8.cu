@@ -110,46 +110,15 @@ KR_DEV void fetch_scales(const kr_q8_plan &p, int n, int k, uint16_t (&to)[WIDE]
   for (int i = 0; i < 8; i++) to[o][at + i] = n + o < p.N && i < left ? from[i] : 0;
 }
 
-/* The lane's sixteen inputs, in shared memory where they are normed: registers are the weights'. */
-template <int NORM>
-KR_DEV void read_inputs(const kr_q8_plan &p, int k, int inside, int writes, kr_raw16 (&x)[2], float &squares,
-                        kr_float4 (*normed)[32]) {
-  const int lane = kr_thread() & 31;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int at = k + 16 * lane + 8 * half;
-    x[half] = kr_raw16{{0, 0, 0, 0}};
-    if (inside) x[half] = *(const kr_raw16 *)((const uint16_t *)p.A + at);
-    if (!NORM) continue;
-    float v[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = kr_unpack(x[half].w[i / 2], i % 2, DTYPE);
-    kr_norm_run<NORM, DTYPE>(p.norm, 0, at, inside, writes, v, squares);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-      normed[2 * half + i][lane] = kr_float4{{v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]}};
-  }
-}
-
-/* What a lane finishes of a normed row: four outputs. */
-KR_DEV void finish_four(const kr_q8_plan &p, int n, int has_conv, const kr_conv_run &conv, const float (&sums)[4]) {
-  if (n >= p.N) return;
-  kr_store_four<DTYPE>(p.out, n, p.out_dtype == KRAIT_F32, sums);
-  if (has_conv) kr_convolve<DTYPE>(p.conv, 0, n - p.conv.from, conv, sums);
-}
-
-template <int NORM>
 KR_DEV void run_wide(const kr_q8_plan &p) {
-  KR_SHARED kr_float4 sums[KR_Q8_MOST_WARPS][WIDE / 4];
-  KR_SHARED float root_parts[KR_Q8_MOST_WARPS];
+  KR_SHARED float sums[KR_Q8_MOST_WARPS][WIDE];
   KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
-  KR_SHARED kr_float4 normed[NORM ? KR_Q8_MOST_WARPS : 1][4][32];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;
   const int inside = k + 16 * lane < p.K;
   kr_next_may_start();
   const char *words = (const char *)p.words + n * p.words_row + 16 * lane + k;
-  kr_raw16 w[WIDE], x[2];
+  kr_raw16 w[WIDE], x[2] = {};
 #pragma unroll
   for (int o = 0; o < WIDE; o++) {
     w[o] = kr_raw16{{0, 0, 0, 0}};
@@ -157,17 +126,17 @@ KR_DEV void run_wide(const kr_q8_plan &p) {
   }
   fetch_scales(p, n, k, scales[warp]);
   kr_commit_copies();
-  if (NORM && lane % 4 == 0 && inside) kr_fetch((const uint16_t *)p.norm.weight + k + 16 * lane);
-  kr_keep_near(p.out), kr_keep_near(p.bias), kr_keep_near(p.norm.other), kr_keep_near(p.conv.state);
+  kr_keep_near(p.out), kr_keep_near(p.bias);
   kr_others_done();
-  float squares = 0.0f, dot[WIDE] = {};
-  read_inputs<NORM>(p, k, inside, kr_block_x() == 0 && group == 0, x, squares, normed[NORM ? warp : 0]);
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    if (inside) x[half] = *((const kr_raw16 *)((const uint16_t *)p.A + 16 * lane + k) + half);
+  float dot[WIDE] = {};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float one[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-      one[j] = NORM ? normed[NORM ? warp : 0][i][lane].v[j] : kr_unpack(x[i / 2].w[i % 2 * 2 + j / 2], j % 2, DTYPE);
+    for (int j = 0; j < 4; j++) one[j] = kr_unpack(x[i / 2].w[i % 2 * 2 + j / 2], j % 2, DTYPE);
 #pragma unroll
     for (int o = 0; o < WIDE; o++) {
       float v[4];
@@ -176,12 +145,6 @@ KR_DEV void run_wide(const kr_q8_plan &p) {
       for (int j = 0; j < 4; j++) dot[o] = kr_fma(v[j], one[j], dot[o]);
     }
   }
-  const int own = n + 4 * lane,
-            channel = own - p.conv.from; /* of a normed row: the four outputs that this lane finishes */
-  const int has_conv =
-      NORM && p.conv.state && part == 0 && lane < WIDE / 4 && channel >= 0 && channel < p.conv.channels;
-  kr_conv_run conv;
-  if (has_conv) kr_load_conv(p.conv, 0, channel, conv);
   kr_copied<0>();
   kr_sync_warp();
 #pragma unroll
@@ -189,40 +152,18 @@ KR_DEV void run_wide(const kr_q8_plan &p) {
 #pragma unroll
   for (int o = 0; o < WIDE; o += 4) {
     const float one = kr_sum_lanes_of_four(dot + o);
-    if (lane < 4) sums[warp][o / 4].v[lane] = one;
-  }
-  if (NORM) {
-    squares = kr_sum_lanes(squares);
-    if (lane == 0) root_parts[warp] = squares;
+    if (lane < 4) sums[warp][o + lane] = one;
   }
   kr_sync();
-  if (part || (NORM && lane >= WIDE / 4)) return;
-  if (!NORM) {
-    if (lane >= WIDE || n + lane >= p.N) return;
-    float v = p.bias ? kr_load(p.bias, (n + lane) * p.bias_step, p.bias_dtype) : 0.0f;
+  if (part || lane >= WIDE || n + lane >= p.N) return;
+  float v = p.bias ? kr_load(p.bias, (n + lane) * p.bias_step, p.bias_dtype) : 0.0f;
 #pragma unroll
-    for (int s = 0; s < KR_Q8_MOST_WARPS; s++)
-      if (s < splits) v += sums[warp + s][lane / 4].v[lane % 4];
-    kr_store(p.out, (n + lane) * p.out_column, p.out_dtype, v);
-    return;
-  }
-  float v[4] = {}, square = 0.0f;
-#pragma unroll
-  for (int s = 0; s < KR_Q8_MOST_WARPS; s++) {
-    if (s >= splits) continue;
-    square += root_parts[warp + s];
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] += sums[warp + s][lane].v[i];
-  }
-  const float scale = kr_rsqrt(kr_fma(square, p.norm.inverse_K, p.norm.eps));
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] *= scale;
-  finish_four(p, own, has_conv, conv, v);
+  for (int s = 0; s < KR_Q8_MOST_WARPS; s++)
+    if (s < splits) v += sums[warp + s][lane];
+  kr_store(p.out, (n + lane) * p.out_column, p.out_dtype, v);
 }
 
 enum { THREADS = 32 * KR_Q8_MOST_WARPS };
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_wide(const kr_q8_plan p) { run_wide<KR_NO_NORM>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_norm_gemm_q8(const kr_q8_plan p) { run_wide<KR_ADD_NORM>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gate_gemm_q8(const kr_q8_plan p) { run_wide<KR_GATED_NORM>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_wide(const kr_q8_plan p) { run_wide(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_one(const kr_q8_plan p) { run<1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gemm_q8_two(const kr_q8_plan p) { run<2>(p); }

@@ -65,22 +65,6 @@ static int32_t launch(const krait_ctx *ctx, const krait_gemm_q8_args *a, kr_q8_p
 }
 
 #define Q8(name) {{"gemm_q8_f16", name}, {"gemm_q8_bf16", name}}
-const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a) {
-  if (a->M != 1 || runs_of(a) > KR_Q8_MOST_WARPS) return "more than one row, or than 5120 inputs";
-  if (kr_has(&a->bias) || a->N % 4 || a->out.stride[1] != 1 || (uintptr_t)a->out.data % 16)
-    return "a bias, or outputs that are not aligned fours";
-  if (a->out.dtype != KRAIT_F32 && a->out.dtype != a->A.dtype) return "out is neither float32 nor of the type of x";
-  return kr_gemm_q8_cuda_refuse(ctx, a);
-}
-
-int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm, int is_gate,
-                          const kr_conv_step *conv) {
-  static const kr_kernel kernels[2][2] = {Q8("kr_norm_gemm_q8"), Q8("kr_gate_gemm_q8")};
-  kr_q8_plan p = describe(a);
-  p.norm = *norm, p.conv = *conv;
-  return launch(ctx, a, &p, kernels[is_gate], KR_Q8_WIDE);
-}
-
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[KR_Q8_ROWS][2] = {Q8("kr_gemm_q8_one"), Q8("kr_gemm_q8_two")},
                          wide[2] = Q8("kr_gemm_q8_wide");

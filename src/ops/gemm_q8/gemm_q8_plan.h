@@ -5,8 +5,6 @@
 
 #include <stdint.h>
 
-#include "row_lanes.h"
-
 /* Outputs whose weights a warp reads together; their k at a time; warps of a block at most; rows. */
 enum { KR_Q8_GROUP = 4, KR_Q8_WIDE = 8, KR_Q8_RUN = 512, KR_Q8_MOST_WARPS = 10, KR_Q8_ROWS = 2 };
 
@@ -17,8 +15,6 @@ typedef struct kr_q8_plan {
   int32_t M, N, K, n_splits, n_groups; /* n_splits: warps that share a K; n_groups: of them, in a block */
   int32_t out_dtype, bias_dtype;
   int32_t scale_packs; /* eights of scales are aligned */
-  kr_normed norm;      /* of norm_gemm */
-  kr_conv_step conv;
 } kr_q8_plan;
 
 #endif

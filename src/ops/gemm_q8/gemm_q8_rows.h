@@ -3,9 +3,6 @@
 #ifndef KR_GEMM_Q8_ROWS_H
 #define KR_GEMM_Q8_ROWS_H
 
-#include <krait/ops.h>
-
-#include "row_lanes.h"
 #include "op.h"
 
 enum { KR_GEMM_Q8_MOST_FEW = 16 };
@@ -18,9 +15,5 @@ kr_q8_scratch_fn kr_gemm_q8_scratch_avx512, kr_gemm_q8_scratch_avx2, kr_gemm_q8_
 /* On a GPU (gemm_q8_cuda.c). */
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
-/* Of one row whose RMS norm is taken on the way (norm_gemm); is_gate: norm->other is a gate. */
-const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a);
-int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm, int is_gate,
-                          const kr_conv_step *conv);
 
 #endif

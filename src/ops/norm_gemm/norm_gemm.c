@@ -9,11 +9,7 @@
 static int32_t check_rules(const void *args) {
   const krait_norm_gemm_args *a = args;
   KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "norm_gemm: eps is not finite, or below 0");
-  const int has_conv = kr_has(&a->conv_weight), has_words = kr_has(&a->words);
-  KR_CHECK(has_words == kr_has(&a->scales) && has_words != kr_has(&a->Bmat), KRAIT_ERR_ARGUMENT,
-           "norm_gemm: Bmat or else words and scales must be given");
-  KR_CHECK(has_words ? 32 * a->S == a->K : a->S == 0, KRAIT_ERR_SHAPE,
-           "norm_gemm: S is %lld, must be K / 32 with words and else 0", (long long)a->S);
+  const int has_conv = kr_has(&a->conv_weight);
   KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
            "norm_gemm: conv_weight, conv_state and conv_out must be given together");
   KR_CHECK(
@@ -28,9 +24,9 @@ static int32_t check_rules(const void *args) {
 
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_norm_gemm_args *a = args;
-  const double M = (double)a->M, N = (double)a->N, K = (double)a->K, factors = kr_has(&a->B2) ? 2 : 1;
-  cost->flops = M * K * (2 * N * factors + 5);
-  cost->bytes = factors * K * N * (kr_has(&a->words) ? 1.0625 : (double)krait_dtype_bytes(a->Bmat.dtype)) +
+  const double M = (double)a->M, N = (double)a->N, K = (double)a->K;
+  cost->flops = M * K * (2 * N + 5);
+  cost->bytes = K * N * (double)krait_dtype_bytes(a->Bmat.dtype) +
                 M * (N * (double)krait_dtype_bytes(a->out.dtype) + K * (double)krait_dtype_bytes(a->x.dtype));
   if (kr_has(&a->residual)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual.dtype);
   if (kr_has(&a->residual_out)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual_out.dtype);
@@ -38,7 +34,7 @@ static void count_cost(const void *args, kr_cost *cost) {
     const double taps = (double)a->C * (double)a->W;
     cost->flops += 2 * M * taps, cost->bytes += taps * (2 * M * 4 + (double)krait_dtype_bytes(a->conv_weight.dtype));
   }
-  cost->exps = (kr_has(&a->z) ? M * K : 0) + (a->activation != KRAIT_ACT_NONE ? M * N : 0);
+  cost->exps = kr_has(&a->z) ? M * K : 0;
 }
 
 static const kr_row rows[] = {

@@ -2,20 +2,16 @@
 op norm_gemm
   size M >= 0
   size N K >= 1
-  size S C W conv_from n_states >= 0
-  field activation KRAIT_ACT NONE SILU
+  size C W conv_from n_states >= 0
   field eps float 1e-3
-  bench "M=1,N=3072,K=768,S=0,C=0,W=0,conv_from=0,n_states=0"
+  bench "M=1,N=3072,K=768,C=0,W=0,conv_from=0,n_states=0"
   x             in    activation  float      (M,K)
   z             in?   activation  float      (M,K)  chance 0.3  unusual
   residual      in?   activation  float      (M,K)  mixed  absent with z  usual  chance 0.6
   weight        in?   parameter   float      (K)    normal 1 1  usual
-  words         in?   index       i32        (N,8S)  counts -2000000000 2000000000  chance 0.2  unusual
-  scales        in?   parameter   float      (N,S)   uniform -0.01 0.01  chance 1  unusual  absent without words
-  Bmat          in?   parameter   float      (K,N)  usual  chance 1  absent with words
+  Bmat          in    parameter   float      (K,N)
   bias          in?   parameter   float      (N)    chance 0.4  unusual
-  B2            in?   parameter   same Bmat  (K,N)  chance 0.2  unusual  absent with words
-  conv_weight   in?   parameter   float      (C,W)  normal 0 0.5  chance 0.3  unusual  absent with B2
+  conv_weight   in?   parameter   float      (C,W)  normal 0 0.5  chance 0.3  unusual
   conv_bias     in?   parameter   float      (C)    chance 0.6  unusual  absent without conv_weight
   conv_state    inout?  state     float      (n_states,C,W-1)  chance 1  unusual  mixed  absent without conv_weight
   conv_state_indices  in?  index  i32        (M)    rows n_states  chance 0.4  unusual  absent without conv_weight

@@ -15,7 +15,7 @@ static void choose_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t index) {
   a->M = kr_case_int(c, 1, 2), a->N = index % 6 == 1 ? kr_case_edge(c, 90) : 4 * kr_case_int(c, 1, 30);
   a->K = 8 * (kr_case_chance(c, 0.2) ? kr_case_int(c, 90, 900) : kr_case_int(c, 1, 110));
   if (a->K > 900) a->N = kr_case_int(c, 1, 12);
-  if (kr_case_chance(c, 0.1)) a->M = 1, a->N = 1024 + 4 * kr_case_int(c, 0, 9), a->K = 8 * kr_case_int(c, 1, 70);
+  if (kr_case_chance(c, 0.07)) a->M = 1, a->N = 4096 + 4 * kr_case_int(c, 0, 9), a->K = 8 * kr_case_int(c, 1, 40);
 }
 
 /* A convolution of some of the columns; on a GPU of four taps, by fours, its state in float32. */
@@ -28,25 +28,10 @@ static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
   const int64_t by = is_gpu ? 4 : 1;
   a->conv_from = by * kr_case_int(c, 0, a->N / by - 1), a->C = by * kr_case_int(c, 1, (a->N - a->conv_from) / by);
   a->W = is_gpu ? 4 : kr_case_int(c, 2, 6), a->n_states = a->M + kr_case_int(c, 0, 3);
-  kr_case_leave_out(c, "B2");
   kr_case_give(c, "conv_weight");
-  if (is_gpu) kr_case_leave_out(c, "bias"), a->activation = KRAIT_ACT_NONE, c->other = KRAIT_F32;
+  if (is_gpu) kr_case_leave_out(c, "bias"), c->other = KRAIT_F32;
   kr_case_give(c, "conv_state");
   c->other = weights;
-}
-
-/* Weights of 8 bits. */
-static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
-  const int32_t type = c->other;
-  a->S = is_gpu ? kr_case_int(c, 1, kr_case_chance(c, 0.2) ? 160 : 40) : kr_case_int(c, 1, 4), a->K = 32 * a->S;
-  if (is_gpu) a->M = 1, a->N = 4 * kr_case_int(c, 1, a->S > 40 ? 3 : 20);
-  if (is_gpu) c->other = KRAIT_F16; /* of scales */
-  kr_case_give(c, "words");
-  for (int64_t i = 0; i < a->N * 8 * a->S; i++)
-    kr_case_set_i32(c, &a->words, i,
-                    (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535)));
-  kr_case_give(c, "scales");
-  c->other = type;
 }
 
 int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
@@ -54,7 +39,6 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   const int is_gpu = index % 3 != 0 && !c->is_exact;
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);
   if (is_gpu) choose_as_gpu(c, a, index);
-  if (!c->is_exact && kr_case_chance(c, 0.25)) give_words(c, a, is_gpu);
   kr_case_give(c, "x");
   if (is_gpu && a->x.data) a->x.stride[0] = a->K, a->x.stride[1] = 1;
   if (is_gpu && kr_case_chance(c, 0.9)) kr_case_give(c, "weight");
@@ -69,15 +53,6 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   }
   if (kr_case_chance(c, 0.4)) choose_conv(c, a, is_gpu);
   else kr_case_leave_out(c, "conv_weight");
-  if (a->S) {
-    kr_case_leave_out(c, "Bmat"), kr_case_leave_out(c, "B2");
-  } else {
-    kr_case_leave_out(c, "words"), kr_case_leave_out(c, "scales");
-  }
-  if (is_gpu && !a->S) {
-    turn(kr_case_give(c, "Bmat"), a->K);
-    if (!a->C && kr_case_chance(c, 0.2)) turn(kr_case_give(c, "B2"), a->K);
-    else kr_case_leave_out(c, "B2");
-  }
+  if (is_gpu) turn(kr_case_give(c, "Bmat"), a->K);
   return KRAIT_OK;
 }

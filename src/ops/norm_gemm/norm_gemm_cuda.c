@@ -1,6 +1,5 @@
 /* norm_gemm_cuda.c: which calls the products of one row or two take with a norm on the way (gemm_few.cu). */
 #include "gemm/gemm_rows.h"
-#include "gemm_q8/gemm_q8_rows.h"
 #include "norm_gemm/norm_gemm_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -10,32 +9,10 @@ static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
                            .M = a->M,
                            .N = a->N,
                            .K = a->K,
-                           .activation = a->activation,
                            .A = a->x,
                            .Bmat = a->Bmat,
                            .bias = a->bias,
-                           .out = a->out,
-                           .B2 = a->B2};
-}
-
-static krait_gemm_q8_args q8_of(const krait_norm_gemm_args *a) {
-  return (krait_gemm_q8_args){
-      .call = {.size = sizeof(krait_gemm_q8_args), .flags = a->call.flags, .stream = a->call.stream},
-      .M = a->M,
-      .N = a->N,
-      .S = a->S,
-      .A = a->x,
-      .words = a->words,
-      .scales = a->scales,
-      .bias = a->bias,
-      .out = a->out};
-}
-
-static const char *refuse_product(const krait_ctx *ctx, const krait_norm_gemm_args *a) {
-  const krait_gemm_args product = product_of(a);
-  const krait_gemm_q8_args q8 = q8_of(a);
-  if (!kr_has(&a->words)) return kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
-  return a->activation == KRAIT_ACT_NONE ? kr_gemm_q8_normed_refuse(ctx, &q8) : "an activation behind words";
+                           .out = a->out};
 }
 
 /* Rows of the factors' type or float32, by packs. */
@@ -65,13 +42,14 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
   const int32_t dtype = a->x.dtype;
-  const char *why = refuse_product(ctx, a);
+  const krait_gemm_args product = product_of(a);
+  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
   if (why) return why;
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
   if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
       (a->weight.stride[0] != 1 && a->K > 1))
     return "no weight of the norm of the factors' type, without gaps and aligned to 16 bytes";
-  if (kr_has(&a->z) && (a->z.dtype != dtype || kr_has(&a->B2))) return "a gate of another type, or with two products";
+  if (kr_has(&a->z) && a->z.dtype != dtype) return "a gate of another type";
   return is_packed(&a->z, a->M, dtype) && is_packed(&a->residual, a->M, dtype) &&
                  is_packed(&a->residual_out, a->M, dtype)
              ? refuse_conv(a)
@@ -81,7 +59,6 @@ const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
   const krait_gemm_args product = product_of(a);
-  const krait_gemm_q8_args q8 = q8_of(a);
   const int is_gate = kr_has(&a->z);
   const krait_view *other = is_gate ? &a->z : &a->residual;
   const kr_normed norm = {.other = other->data,
@@ -105,6 +82,5 @@ int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
                             .channels = (int32_t)a->C,
                             .n_states = (int32_t)a->n_states,
                             .out_is_float = a->conv_out.dtype == KRAIT_F32};
-  if (kr_has(&a->words)) return a->M ? kr_gemm_q8_normed(ctx, &q8, &norm, is_gate, &conv) : KRAIT_OK;
   return a->M ? kr_gemm_normed(ctx, &product, &norm, is_gate, &conv) : KRAIT_OK;
 }

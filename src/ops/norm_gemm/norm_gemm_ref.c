@@ -1,7 +1,6 @@
-/* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = act(y Bmat + bias)
- * (y B2); residual_out = v. Weights may be words and scales (gemm_q8_ref.c). With conv_weight columns of out go on,
- * unrounded, as the newest inputs of a convolution, as causal_conv1d_update_ref.c has it. Written to be read; double
- * accumulation, one rounding. */
+/* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = y Bmat + bias;
+ * residual_out = v. With conv_weight columns of out go on, unrounded, as the newest inputs of a convolution, as
+ * causal_conv1d_update_ref.c has it. Written to be read; double accumulation, one rounding. */
 #include <math.h>
 
 #include "contract.h"
@@ -16,18 +15,12 @@ static double summed(const krait_norm_gemm_args *a, int64_t m, int64_t k) {
   return kr_has(&a->z) ? x * z / (1 + exp(-z)) : x + element(&a->residual, m, k);
 }
 
-static double weight_at(const krait_norm_gemm_args *a, const krait_view *B, int64_t k, int64_t n) {
-  if (!kr_has(&a->words)) return kr_get(B, kr_at2(B, k, n));
-  const uint32_t word = (uint32_t)kr_get_i32(&a->words, kr_at2(&a->words, n, k / 4));
-  return kr_get(&a->scales, kr_at2(&a->scales, n, k / 32)) * (double)(int8_t)(word >> (k % 4 * 8) & 255);
-}
-
 /* Row m, normed, times column n; scale is one over the row's root mean square. */
-static double product(const krait_norm_gemm_args *a, const krait_view *B, double scale, int64_t m, int64_t n) {
+static double product(const krait_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
   double sum = 0;
   for (int64_t k = 0; k < a->K; k++) {
     const double weight = kr_has(&a->weight) ? kr_get(&a->weight, kr_at1(&a->weight, k)) : 1;
-    sum += summed(a, m, k) * weight * weight_at(a, B, k, n);
+    sum += summed(a, m, k) * weight * kr_get(&a->Bmat, kr_at2(&a->Bmat, k, n));
   }
   return sum * scale;
 }
@@ -52,9 +45,7 @@ static void one_row(const krait_norm_gemm_args *a, int64_t m) {
   for (int64_t k = 0; k < a->K; k++) square += summed(a, m, k) * summed(a, m, k) / (double)a->K;
   const double scale = 1 / sqrt(square + (double)a->eps);
   for (int64_t n = 0; n < a->N; n++) {
-    double v = product(a, &a->Bmat, scale, m, n) + (kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, n)) : 0);
-    if (a->activation == KRAIT_ACT_SILU) v /= 1 + exp(-v);
-    if (kr_has(&a->B2)) v *= product(a, &a->B2, scale, m, n);
+    const double v = product(a, scale, m, n) + (kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, n)) : 0);
     kr_put(&a->out, kr_at2(&a->out, m, n), v);
     const int64_t c = n - a->conv_from;
     if (kr_has(&a->conv_weight) && c >= 0 && c < a->C)
