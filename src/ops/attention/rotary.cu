@@ -137,8 +137,8 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
 KR_DEV void append(const kr_rotary_plan &p) {
   wait_early(p);
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / (p.n_queries + p.H);
-  const int h = (int)(unit - token * (p.n_queries + p.H)) - p.n_queries, most = p.L > 0 ? p.L : 1, b = (int)(token / most),
-            i = (int)(token - (int64_t)b * most);
+  const int h = (int)(unit - token * (p.n_queries + p.H)) - p.n_queries, most = p.L > 0 ? p.L : 1,
+            b = (int)(token / most), i = (int)(token - (int64_t)b * most);
   if (b >= p.B) return;
   const int64_t position = (p.offsets.data ? (int64_t)index_at(p.offsets, b) : 0) + i;
   const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
