@@ -72,7 +72,7 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 KRAIT_API int32_t krait_mamba2_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args,
                                                        uint64_t *bytes);
 
-/* ==== gated_filter, mean_product (a channel attention) =======================================================
+/* ==== gated_filter, mean_product (a channel attention) ================================================
  * gated_filter: y[b,h,w,c] = bias[c] + sum over k of weight[c,k] x[b, h + k - P, w, c], zeros outside; out[.,c] =
  * y[.,c] y[.,C + c]. */
 typedef struct krait_gated_filter_args {
@@ -144,6 +144,80 @@ typedef struct krait_rnn_pair_args {
 
 KRAIT_API int32_t krait_rnn_pair(const krait_ctx *ctx, const krait_rnn_pair_args *args);
 KRAIT_API int32_t krait_rnn_pair_scratch_bytes(const krait_ctx *ctx, const krait_rnn_pair_args *args, uint64_t *bytes);
+/* ==== dt_state_update (a step of Mamba's scan, Gu & Dao 2023) =================================================
+ * dt[b,d] = sum over R of r[b,.] dt_weight[d,.] + dt_bias[d], with KRAIT_UPDATE_SOFTPLUS its softplus; then as
+ * krait_state_update with one head: state = exp(dt A) state + dt B x, out = (sum over N of C state + D x) silu(z). dt
+ * is not rounded. */
+typedef struct krait_dt_state_update_args {
+  krait_call call;                /* flags of krait_state_update */
+  int64_t B, D, N, R, n_states;
+  krait_view state;               /* (n_states,D,N), read and written */
+  krait_view x;                   /* (B,D) activation type */
+  krait_view r;                   /* (B,R) */
+  krait_view dt_weight;           /* (D,R) */
+  krait_view A;                   /* (D,N) float32 */
+  krait_view Bmat, Cmat;          /* (B,N) */
+  krait_view Dvec, dt_bias;       /* (D) or absent */
+  krait_view z;                   /* (B,D) or absent */
+  krait_view state_batch_indices; /* (B) int32 or absent, as of krait_state_update */
+  krait_view out;                 /* (B,D) type of x */
+} krait_dt_state_update_args;
+
+KRAIT_API int32_t krait_dt_state_update(const krait_ctx *ctx, const krait_dt_state_update_args *args);
+KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, const krait_dt_state_update_args *args,
+                                                      uint64_t *bytes);
+
+/* ==== norm_gemm (a step's norm, the product that reads it, a convolution's step behind) =======================
+ * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
+ * out = y Bmat + bias. y is not rounded. With conv_weight the columns from conv_from on of out, before they are
+ * rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W of
+ * conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
+typedef struct krait_norm_gemm_args {
+  krait_call call;
+  int64_t M, N, K;
+  int64_t C, W, conv_from, n_states; /* conv_from + C <= N, W >= 2; without conv_weight 0 */
+  float eps;
+  int32_t reserved;
+  krait_view x;            /* (M,K) activation type */
+  krait_view z;            /* (M,K) or absent */
+  krait_view residual;     /* (M,K) any activation type, or absent; not with z */
+  krait_view weight;       /* (K) or absent */
+  krait_view Bmat;         /* (K,N) */
+  krait_view bias;         /* (N) or absent */
+  krait_view conv_weight;  /* (C,W) or absent */
+  krait_view conv_bias;    /* (C) or absent; this and what follows not without conv_weight */
+  krait_view conv_state;   /* (n_states,C,W-1) any float type, read and written */
+  krait_view conv_state_indices; /* (M) int32, different ones, or absent; a negative one gives conv_out 0 and no write,
+                                    one of n_states or more is refused on the CPU and taken for a negative one on a
+                                    GPU */
+  krait_view out;          /* (M,N) any activation type */
+  krait_view residual_out; /* (M,K) any activation type, or absent; not with z; not the memory of an input */
+  krait_view conv_out;     /* (M,C) any activation type */
+} krait_norm_gemm_args;
+
+KRAIT_API int32_t krait_norm_gemm(const krait_ctx *ctx, const krait_norm_gemm_args *args);
+KRAIT_API int32_t krait_norm_gemm_scratch_bytes(const krait_ctx *ctx, const krait_norm_gemm_args *args,
+                                                uint64_t *bytes);
+
+/* ==== rotary_append (what a step's attention has before it) ===================================================
+ * krait_rotary of q from cache_seqlens[b] on gives out, krait_attention_append puts k, turned by the same angles, and v
+ * behind the cache_seqlens[b] that are in the cache. */
+typedef struct krait_rotary_append_args {
+  krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
+  int64_t B, L, H, Hk, D, Dv, R, T, Bk, Lk;
+  krait_view q, k, v;         /* (B,L,H,D), (B,L,Hk,D), (B,L,Hk,Dv) */
+  krait_view cos, sin;        /* (T,R) any float type */
+  krait_view cache_seqlens;   /* (B) int32 or absent: 0 */
+  krait_view cache_batch_idx; /* (B) int32 or absent; a negative one is not written */
+  krait_view k_cache;         /* (Bk,Lk,Hk,D) */
+  krait_view v_cache;         /* (Bk,Lk,Hk,Dv) */
+  krait_view out;             /* (B,L,H,D) */
+  krait_view seqused;         /* (B) int32 or absent, written */
+} krait_rotary_append_args;
+
+KRAIT_API int32_t krait_rotary_append(const krait_ctx *ctx, const krait_rotary_append_args *args);
+KRAIT_API int32_t krait_rotary_append_scratch_bytes(const krait_ctx *ctx, const krait_rotary_append_args *args,
+                                                    uint64_t *bytes);
 
 #ifdef __cplusplus
 }

@@ -345,6 +345,10 @@ const kr_rewrite kr_rewrites[] = {
     {"gate_in_product", gate_in_product},
     {"multiply_in_product", multiply_in_product},
     {"add_into_norm", add_into_norm},
+    {"dt_in_update", kr_dt_in_update},
+    {"norm_in_product", kr_norm_in_product},
+    {"conv_in_product", kr_conv_in_product},
+    {"rotary_with_append", kr_rotary_with_append},
     {"rows_for_product", rows_for_product},
 };
 const size_t kr_n_rewrites = sizeof kr_rewrites / sizeof *kr_rewrites;

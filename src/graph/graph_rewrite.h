@@ -17,6 +17,12 @@ int32_t kr_graph_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_rewrite *li
 extern const kr_rewrite kr_rewrites[];
 extern const size_t kr_n_rewrites;
 
+/* graph_rewrite_step.c */
+int kr_conv_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
+int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
+int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
+int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n);
+
 /* ---- for rewrites ---- */
 kr_tensor kr_node_tensor(const kr_node *node, size_t offset); /* 0: absent */
 /* Puts another tensor, or none, into a call. */

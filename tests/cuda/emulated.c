@@ -96,9 +96,13 @@ static krait_ctx *open_ctx(void) {
   return ctx;
 }
 
+static int is_of_few_rows(const kr_op *op) {
+  return strcmp(op->name, "gemm_q8") == 0 || strcmp(op->name, "norm_gemm") == 0;
+}
+
 static const char *row_of(const kr_op *op) {
   return strcmp(op->name, "mamba_decode") == 0 ? "persistent"
-         : strcmp(op->name, "gemm_q8") == 0    ? "few_rows"
+         : is_of_few_rows(op)                  ? "few_rows"
                                                : "cuda_base";
 }
 
@@ -189,7 +193,7 @@ static void agrees_with_the_reference(void **state) {
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0;
   const char *const *rows = strcmp(op->name, "gemm") == 0           ? products
                             : strcmp(op->name, "mamba_decode") == 0 ? decode
-                            : strcmp(op->name, "gemm_q8") == 0      ? few
+                            : is_of_few_rows(op)                    ? few
                             : is_attention && (seed & 2)            ? little
                             : is_attention || is_ssd                ? attention
                                                                     : most;

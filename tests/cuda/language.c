@@ -1,5 +1,5 @@
-/* language.c: Mamba and Mamba-2 language models of random weights on a GPU beside the same on the CPU: a prompt, then
- * steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled twice: for a
+/* language.c: Mamba, Mamba-2 and Qwen2 language models of random weights on a GPU beside the same on the CPU: a prompt,
+ * then steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled twice: for a
  * machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that run on the host; usage then:
  * emulated_language LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
@@ -17,6 +17,7 @@ enum { IS_EMULATED = 1 };
 enum { IS_EMULATED = 0 };
 #endif
 #include "mamba_lm/mamba_lm.h"
+#include "qwen2/qwen2.h"
 
 enum {
   SLOTS = IS_EMULATED ? 10 : 20,
@@ -141,6 +142,54 @@ static void mamba2_narrow_states(void **state) {
 static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 0, 2e-3); }
 static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 0, 2e-3); }
 
+/* ---- Qwen2: prompts and steps of several slots, then of fewer; each kind of step often enough to be recorded ---- */
+
+static void compare_qwen2(kr_qwen2 *there, kr_qwen2 *here, int64_t B, double bound, double *most) {
+  int32_t slots[SLOTS], ids[SLOTS], best[SLOTS];
+  for (int t = 0; t < 2 + STEPS / 2; t++) {
+    for (int64_t b = 0; b < B; b++)
+      slots[b] = (int32_t)((b * 3 + 1) % SLOTS), ids[b] = (int32_t)((t * 53 + b * 17 + 3) % V);
+    WORKS(kr_qwen2_step(there, B, slots, ids, got, best));
+    WORKS(kr_qwen2_step(here, B, slots, ids, want, NULL));
+    assert_close("a step", B, bound, most);
+    for (int64_t b = 0; b < B; b++)
+      for (int64_t i = 0; i < V - 2; i++)
+        if (got[b * V + i] > got[b * V + best[b]]) fail_msg("%lld is likelier than %d", (long long)i, best[b]);
+  }
+}
+
+static void qwen2_is_that_of_the_cpu(int32_t dtype, double bound) {
+  const int64_t d = IS_EMULATED ? 64 : 512;
+  const kr_qwen2_config c = {.d = d,
+                             .n_layers = IS_EMULATED ? 1 : 3,
+                             .V = V,
+                             .n_used = V - 2,
+                             .H = IS_EMULATED ? 2 : 8,
+                             .Hk = IS_EMULATED ? 1 : 2,
+                             .D = IS_EMULATED ? 32 : 64,
+                             .F = 3 * d,
+                             .eps = 1e-6f,
+                             .base = 1e6};
+  kr_qwen2 *here, *there;
+  double most = 0;
+  WORKS(kr_qwen2_open_random(cpu, &c, dtype, SLOTS, &here));
+  WORKS(kr_qwen2_open_random(gpu, &c, dtype, SLOTS, &there));
+  for (int64_t b = 0; b < 3; b++) {
+    int32_t ids[PROMPT];
+    for (int i = 0; i < 3 + b; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
+    WORKS(kr_qwen2_read(there, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, got));
+    WORKS(kr_qwen2_read(here, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, want));
+    assert_close("a prompt", 1, bound, &most);
+  }
+  for (int64_t B = 3; B >= 1; B--) compare_qwen2(there, here, B, bound, &most);
+  printf("Qwen2 %s: %.2e\n", krait_dtype_name(dtype), most);
+  kr_qwen2_close(&here);
+  kr_qwen2_close(&there);
+}
+
+static void qwen2_float16(void **state) { (void)state, qwen2_is_that_of_the_cpu(KRAIT_F16, 4e-3); }
+static void qwen2_bfloat16(void **state) { (void)state, qwen2_is_that_of_the_cpu(KRAIT_BF16, 3e-2); }
+
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
   const char *module, *tier, *text;
@@ -165,12 +214,13 @@ int main(int argc, char **argv) {
     return 77;
   }
   const struct CMUnitTest few[] = {cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba2_float16),
-                                   cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_narrow_states)};
+                                   cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_narrow_states),
+                                   cmocka_unit_test(qwen2_float16)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mamba_float32),        cmocka_unit_test(mamba_float16),  cmocka_unit_test(mamba_bfloat16),
       cmocka_unit_test(mamba_narrow_states),  cmocka_unit_test(mamba_q8),       cmocka_unit_test(mamba2_q8),
       cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16),
-      cmocka_unit_test(mamba2_bfloat16)};
+      cmocka_unit_test(mamba2_bfloat16),      cmocka_unit_test(qwen2_float16),  cmocka_unit_test(qwen2_bfloat16)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);

@@ -87,6 +87,10 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(rotary, &a->x, &a->cos, &a->sin, &a->out);
     krait_rotary_args *a = (krait_rotary_args *)args;
     a->B = a->L = a->H = a->D = a->T = 2, a->R = 1;
+  } else if (!strcmp(op, "rotary_append")) {
+    GIVE(rotary_append, &a->q, &a->k, &a->v, &a->cos, &a->sin, &a->k_cache, &a->v_cache, &a->out);
+    krait_rotary_append_args *a = (krait_rotary_append_args *)args;
+    a->B = a->Bk = a->L = a->H = a->Hk = a->Lk = a->D = a->Dv = a->T = 2, a->R = 1;
   } else if (!strcmp(op, "gather_rows")) {
     GIVE(gather_rows, &a->table, &a->index, &a->out);
     krait_gather_rows_args *a = (krait_gather_rows_args *)args;
@@ -110,6 +114,14 @@ static void fill(const char *op, unsigned char *args) {
          &a->A, &a->Dvec, &a->out_proj, &a->conv_state, &a->ssm_state, &a->out);
     krait_mamba_decode_args *a = (krait_mamba_decode_args *)args;
     a->B = a->Y = a->D = a->E = a->N = a->W = a->R = a->n_states = 2, a->H = a->G = 1;
+  } else if (!strcmp(op, "norm_gemm")) {
+    GIVE(norm_gemm, &a->x, &a->weight, &a->Bmat, &a->out);
+    krait_norm_gemm_args *a = (krait_norm_gemm_args *)args;
+    a->M = a->N = a->K = 2;
+  } else if (!strcmp(op, "dt_state_update")) {
+    GIVE(dt_state_update, &a->state, &a->x, &a->r, &a->dt_weight, &a->A, &a->Bmat, &a->Cmat, &a->out);
+    krait_dt_state_update_args *a = (krait_dt_state_update_args *)args;
+    a->B = a->D = a->N = a->R = a->n_states = 2;
   } else if (!strcmp(op, "mamba_inner")) {
     GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
          &a->out);
@@ -481,6 +493,16 @@ static const rule rules[] = {
     MODE(mamba_inner_bwd, ddt_norm_weight, KRAIT_F32, 0, "ddt_norm_weight cannot be given without dt_norm_weight"),
     MODE(mamba_inner_bwd, dB_norm_weight, KRAIT_F32, 0, "dB_norm_weight cannot be given without B_norm_weight"),
     MODE(mamba_inner_bwd, dC_norm_weight, KRAIT_F32, 0, "dC_norm_weight cannot be given without C_norm_weight"),
+    LEAST(norm_gemm, N, 1),
+    {"norm_gemm", AT(norm_gemm, conv_weight), PRESENT, KRAIT_F32, ARG,
+     "conv_weight, conv_state and conv_out must be given together", 0},
+    VIEW(norm_gemm, x, 1),
+    LEAST(rotary_append, H, 1),
+    {"rotary_append", AT(rotary_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx", 0},
+    VIEW(rotary_append, q, 1),
+    LEAST(dt_state_update, R, 1),
+    {"dt_state_update", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    VIEW(dt_state_update, r, 1),
     LEAST(mamba2_inner, B, 0),
     LEAST(mamba2_inner, H, 1),
     LEAST(mamba2_inner, P, 1),

@@ -1,11 +1,12 @@
-/* argmax_rows.cu: a block takes a row; each thread keeps the first largest of its elements, which lie KR_ARGMAX_THREADS
- * apart, and a tree finds the first of these. An element that is NaN never counts. */
+/* argmax_rows.cu: the first largest element of each row. An element that is NaN never counts.
+ *   kr_argmax_rows   a block takes a row or a part of one; each thread keeps the first largest of its elements, lanes
+ * and warps the first of these kr_argmax_parts  a warp finds the first largest of a row's parts */
 #include "overlap.cuh"
 #include "pack.cuh"
 
 #include "argmax_rows_plan.h"
 
-enum { AHEAD = 16, PACKS = 8 }; /* elements under way: one row of a vocabulary is one block's; packs of four of them */
+enum { AHEAD = 8, PACKS = 4, WARPS = KR_ARGMAX_THREADS / 32 }; /* elements under way; packs of four of them */
 
 KR_DEV void take_better(float &value, int &at, float other, int other_at) {
   const int better = other_at >= 0 && (at < 0 || other > value || (other == value && other_at < at));
@@ -13,58 +14,82 @@ KR_DEV void take_better(float &value, int &at, float other, int other_at) {
   at = better ? other_at : at;
 }
 
-/* Of float32 that lie together, by packs; returns how many of the row are done. */
-KR_DEV int64_t read_packs(const krait_argmax_rows_args &a, int64_t row, float &value, int &at) {
-  const kr_float4 *from = (const kr_float4 *)((const float *)a.x.data + row);
-  const int64_t n = a.M / 4;
-  for (int64_t m = kr_thread(); m < n; m += PACKS * KR_ARGMAX_THREADS) {
+/* Every lane gets the best of its warp. */
+KR_DEV void take_best_lane(float &value, int &at) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) {
+    const float other = kr_shuffle_xor(value, d), other_at = kr_shuffle_xor(kr_bits_to_float((uint32_t)at), d);
+    take_better(value, at, other, (int)kr_float_to_bits(other_at));
+  }
+}
+
+/* Of float32 that lie together, by packs: elements [from, to) of a row; returns up to where they are done. */
+KR_DEV int read_packs(const krait_argmax_rows_args &a, int64_t row, int from, int to, float &value, int &at) {
+  const kr_float4 *packs = (const kr_float4 *)((const float *)a.x.data + row);
+  const int n = to / 4;
+  for (int m = from / 4 + kr_thread(); m < n; m += PACKS * KR_ARGMAX_THREADS) {
     kr_float4 v[PACKS];
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
-      const int64_t i = m + k * KR_ARGMAX_THREADS;
-      v[k] = from[i < n ? i : m];
+      const int i = m + k * KR_ARGMAX_THREADS;
+      v[k] = packs[i < n ? i : m];
     }
 #pragma unroll
     for (int k = 0; k < 4 * PACKS; k++) {
-      const int64_t i = m + k / 4 * KR_ARGMAX_THREADS;
+      const int i = m + k / 4 * KR_ARGMAX_THREADS;
       const float one = v[k / 4].v[k % 4];
-      take_better(value, at, one, i < n && one == one ? (int)(4 * i) + k % 4 : -1);
+      take_better(value, at, one, i < n && one == one ? 4 * i + k % 4 : -1);
     }
   }
   return 4 * n;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const krait_argmax_rows_args a) {
-  KR_SHARED float values[KR_ARGMAX_THREADS];
-  KR_SHARED int places[KR_ARGMAX_THREADS];
-  const int thread = kr_thread();
-  const int64_t r = kr_block_x(), row = r * a.x.stride[0];
+KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_plan p) {
+  KR_SHARED float values[WARPS];
+  KR_SHARED int places[WARPS];
+  const krait_argmax_rows_args &a = p.a;
+  const int thread = kr_thread(), lane = thread & 31, r = kr_block_x() / p.n_parts, part = kr_block_x() - r * p.n_parts,
+            end = (int)min64(a.M, (part + 1) * p.part);
+  const int64_t row = r * a.x.stride[0];
   float value = 0.0f;
-  int at = -1;
-  int64_t done = 0;
+  int at = -1, begin = (int)min64(a.M, part * p.part);
   kr_next_may_start(), kr_others_done();
   if (a.x.dtype == KRAIT_F32 && a.x.stride[1] == 1 && a.x.stride[0] % 4 == 0 && (uint64_t)a.x.data % 16 == 0)
-    done = read_packs(a, row, value, at);
-  for (int64_t m = done + thread; m < a.M; m += AHEAD * KR_ARGMAX_THREADS) {
+    begin = read_packs(a, row, begin, end, value, at);
+  for (int64_t m = begin + thread; m < end; m += AHEAD * KR_ARGMAX_THREADS) {
     float v[AHEAD];
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const int64_t i = m + k * KR_ARGMAX_THREADS;
-      v[k] = i < a.M ? kr_load(a.x.data, row + i * a.x.stride[1], a.x.dtype) : 0.0f;
+      v[k] = i < end ? kr_load(a.x.data, row + i * a.x.stride[1], a.x.dtype) : 0.0f;
     }
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const int64_t i = m + k * KR_ARGMAX_THREADS;
-      take_better(value, at, v[k], i < a.M && v[k] == v[k] ? (int)i : -1);
+      take_better(value, at, v[k], i < end && v[k] == v[k] ? (int)i : -1);
     }
   }
-  values[thread] = value, places[thread] = at;
-  for (int half = KR_ARGMAX_THREADS / 2; half > 0; half /= 2) {
-    kr_sync();
-    if (thread < half) {
-      take_better(value, at, values[thread + half], places[thread + half]);
-      values[thread] = value, places[thread] = at;
-    }
+  take_best_lane(value, at);
+  if (lane == 0) values[thread / 32] = value, places[thread / 32] = at;
+  kr_sync();
+  if (thread >= 32) return;
+  value = lane < WARPS ? values[lane] : 0.0f, at = lane < WARPS ? places[lane] : -1;
+  take_best_lane(value, at);
+  if (lane) return;
+  if (p.n_parts > 1) p.values[kr_block_x()] = value, p.places[kr_block_x()] = at;
+  else ((int32_t *)a.out.data)[r * a.out.stride[0]] = at < 0 ? 0 : at;
+}
+
+KR_KERNEL void KR_BOUNDS(32, 1) kr_argmax_parts(const kr_argmax_plan p) {
+  const int r = kr_block_x();
+  float value = 0.0f;
+  int at = -1;
+  kr_next_may_start(), kr_others_done();
+#pragma unroll
+  for (int k = 0; k < KR_ARGMAX_PARTS / 32; k++) {
+    const int part = kr_thread() + 32 * k;
+    if (part < p.n_parts) take_better(value, at, p.values[r * p.n_parts + part], p.places[r * p.n_parts + part]);
   }
-  if (thread == 0) ((int32_t *)a.out.data)[r * a.out.stride[0]] = at < 0 ? 0 : at;
+  take_best_lane(value, at);
+  if (kr_thread() == 0) ((int32_t *)p.a.out.data)[r * p.a.out.stride[0]] = at < 0 ? 0 : at;
 }

@@ -1,18 +1,33 @@
-/* argmax_rows_cuda.c: the launch. */
+/* argmax_rows_cuda.c: how rows are cut into parts, and the launches: few rows are a step's, of a whole vocabulary. */
 #include "argmax_rows/argmax_rows_plan.h"
 #include "cuda_row.h"
 #include "op_list.h"
 #include "overlap.h"
+#include "status.h"
 
-static const kr_kernel kernel = {"argmax_rows", "kr_argmax_rows"};
+static const kr_kernel rows = {"argmax_rows", "kr_argmax_rows"}, parts = {"argmax_rows", "kr_argmax_parts"};
+
+static kr_argmax_plan plan_of(const krait_argmax_rows_args *a) {
+  kr_argmax_plan p = {.a = *a, .values = a->call.scratch};
+  const int64_t worth = (a->M + KR_ARGMAX_PART - 1) / KR_ARGMAX_PART, most = KR_ARGMAX_BLOCKS / (a->R > 0 ? a->R : 1),
+                n = worth < most ? worth : most;
+  p.n_parts = (int32_t)(n < 1 ? 1 : n > KR_ARGMAX_PARTS ? KR_ARGMAX_PARTS : n);
+  p.part = ((a->M + p.n_parts - 1) / p.n_parts + 3) / 4 * 4;
+  return p;
+}
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_argmax_rows_args *a = args;
-  const kr_grid grid = {.x = (uint32_t)a->R,
-                        .block = KR_ARGMAX_THREADS,
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &kernel, &grid, a, sizeof *a);
+  kr_argmax_plan p = plan_of(a);
+  p.places = (int32_t *)(p.values + a->R * p.n_parts);
+  const int ahead = (a->call.flags & KR_CALL_AHEAD) != 0;
+  const kr_grid of_rows = {.x = (uint32_t)(a->R * p.n_parts),
+                           .block = KR_ARGMAX_THREADS,
+                           .is_ahead = ahead,
+                           .stream = a->call.stream},
+                of_parts = {.x = (uint32_t)a->R, .block = 32, .is_ahead = ahead, .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &rows, &of_rows, &p, sizeof p));
+  return p.n_parts > 1 ? kr_cuda_launch(ctx->cuda, tier, &parts, &of_parts, &p, sizeof p) : KRAIT_OK;
 }
 
 const char *kr_argmax_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
@@ -21,6 +36,11 @@ const char *kr_argmax_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
   return a->x.dtype == KRAIT_F64 ? "float64 tensors" : a->R >= 2147483648ll ? "2^31 rows or more" : NULL;
 }
 
-uint64_t kr_argmax_rows_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+uint64_t kr_argmax_rows_cuda_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_argmax_rows_args *a = args;
+  const kr_argmax_plan p = plan_of(a);
+  (void)ctx;
+  return p.n_parts > 1 ? kr_scratch_round((uint64_t)(a->R * p.n_parts) * (sizeof *p.values + sizeof *p.places)) : 0;
+}
 
 KR_CUDA_TIERS(argmax_rows, run)

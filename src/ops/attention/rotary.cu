@@ -9,21 +9,32 @@ enum { WARPS = KR_ROTARY_THREADS / 32 };
 KR_DEV int lane_of(void) { return kr_thread() & 31; }
 KR_DEV int index_at(const kr_attention_index &v, int64_t i) { return v.data[i * v.step]; }
 
-/* The first 2 R features by the position's angles, the others as they are; x and out may be the same. */
-KR_DEV void turn(const kr_rotary_plan &p, int64_t from, int64_t to, int64_t position) {
+/* A position's cosine and sine of angle r. */
+typedef struct angle {
+  float c, s;
+} angle;
+KR_DEV angle angle_at(const kr_rotary_plan &p, int64_t position, int r) {
   const int64_t last = p.T - 1, row = position < 0 ? 0 : position > last ? last : position;
+  if (r >= p.R) return angle{1.0f, 0.0f};
+  return angle{kr_load(p.cos.data, row * p.cos.t + r * p.cos.d, p.cos.dtype),
+               p.sign * kr_load(p.sin.data, row * p.sin.t + r * p.sin.d, p.sin.dtype)};
+}
+
+/* The first 2 R features by the position's angles, of which the lane has its first already; the others as they are; x
+ * and out may be the same. */
+KR_DEV void turn(const kr_rotary_plan &p, const kr_attention_tensor &x, int64_t from, const kr_attention_tensor &out,
+                 int64_t to, int64_t position, angle first) {
   const int64_t step = p.interleaved ? 1 : p.R;
   for (int r = lane_of(); r < p.R; r += 32) {
     const int64_t d = p.interleaved ? 2 * r : r;
-    const float c = kr_load(p.cos.data, row * p.cos.t + r * p.cos.d, p.cos.dtype),
-                s = p.sign * kr_load(p.sin.data, row * p.sin.t + r * p.sin.d, p.sin.dtype);
-    const float x1 = kr_load(p.x.data, from + d * p.x.d, p.x.dtype),
-                x2 = kr_load(p.x.data, from + (d + step) * p.x.d, p.x.dtype);
-    kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_fma(x1, c, -(x2 * s)));
-    kr_store(p.out.data, to + (d + step) * p.out.d, p.out.dtype, kr_fma(x1, s, x2 * c));
+    const angle a = r < 32 ? first : angle_at(p, position, r);
+    const float c = a.c, s = a.s;
+    const float x1 = kr_load(x.data, from + d * x.d, x.dtype), x2 = kr_load(x.data, from + (d + step) * x.d, x.dtype);
+    kr_store(out.data, to + d * out.d, out.dtype, kr_fma(x1, c, -(x2 * s)));
+    kr_store(out.data, to + (d + step) * out.d, out.dtype, kr_fma(x1, s, x2 * c));
   }
   for (int d = 2 * p.R + lane_of(); d < p.D; d += 32)
-    kr_store(p.out.data, to + d * p.out.d, p.out.dtype, kr_load(p.x.data, from + d * p.x.d, p.x.dtype));
+    kr_store(out.data, to + d * out.d, out.dtype, kr_load(x.data, from + d * x.d, x.dtype));
 }
 
 /* The packed sequence that a token belongs to: the last one that begins at it or before. */
@@ -37,15 +48,27 @@ KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
   return low;
 }
 
+/* Indices and angles are read before the kernel before this one has ended where nobody writes them. */
+KR_DEV void wait_early(const kr_rotary_plan &p) {
+  kr_next_may_start();
+  if (!p.is_known) kr_others_done();
+}
+KR_DEV void wait_late(const kr_rotary_plan &p) {
+  kr_keep_near(p.x.data), kr_keep_near(p.out.data);
+  if (p.is_known) kr_others_done();
+}
+
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p) {
-  kr_next_may_start(), kr_others_done();
+  wait_early(p);
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
   const int h = (int)(unit - token * p.H);
   if (token >= (p.packed ? 1 : (int64_t)p.B) * p.L) return;
   const int row = (int)(token / p.L), t = (int)(token - (int64_t)row * p.L), b = p.packed ? sequence_at(p, t) : row;
   const int64_t place = p.still ? 0 : p.packed ? t - index_at(p.cu, b) : t;
-  turn(p, row * p.x.b + t * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h,
-       place + (p.offsets.data ? index_at(p.offsets, b) : 0));
+  const int64_t position = place + (p.offsets.data ? index_at(p.offsets, b) : 0);
+  const angle first = angle_at(p, position, lane_of());
+  wait_late(p);
+  turn(p, p.x, row * p.x.b + t * p.x.t + h * p.x.h, p.out, row * p.out.b + t * p.out.t + h * p.out.h, position, first);
 }
 
 /* Eight channels of 16 bits, and the eight that they turn with: those beside them, or R further on. */
@@ -72,7 +95,7 @@ KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, 
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_plan p) {
-  kr_next_may_start(), kr_others_done();
+  wait_early(p);
   const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(),
                  turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8),
                  per_token = turned + (uint32_t)(p.D / 8) - (p.interleaved ? turned : 2 * turned);
@@ -97,6 +120,7 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
     c[i] = has ? kr_load(p.cos.data, position * p.cos.t + r * p.cos.d, p.cos.dtype) : 1.0f,
     s[i] = has ? p.sign * kr_load(p.sin.data, position * p.sin.t + r * p.sin.d, p.sin.dtype) : 0.0f;
   }
+  wait_late(p);
   const uint16_t *from = (const uint16_t *)p.x.data + row * p.x.b + t * p.x.t + first * p.x.h + d;
   uint16_t *to = (uint16_t *)p.out.data + row * p.out.b + t * p.out.t + first * p.out.h + d;
   const int other = turns && !p.interleaved ? p.R : 0;
@@ -109,22 +133,35 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) {
-  kr_next_may_start(), kr_others_done();
-  const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
-  const int h = (int)(unit - token * p.H), most = p.L > 0 ? p.L : 1, b = (int)(token / most),
-            i = (int)(token - (int64_t)b * most);
+/* A warp a token's head of queries or of keys: p.n_queries, then p.H. */
+KR_DEV void append(const kr_rotary_plan &p) {
+  wait_early(p);
+  const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / (p.n_queries + p.H);
+  const int h = (int)(unit - token * (p.n_queries + p.H)) - p.n_queries, most = p.L > 0 ? p.L : 1,
+            b = (int)(token / most), i = (int)(token - (int64_t)b * most);
   if (b >= p.B) return;
   const int64_t position = (p.offsets.data ? (int64_t)index_at(p.offsets, b) : 0) + i;
+  const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
+  const int is_inside = i < p.L && position >= 0 && position < room;
+  int64_t row = p.cache_row.data ? index_at(p.cache_row, b) : b, t = position;
+  if (p.table.data && is_inside)
+    row = p.table.data[b * p.table_b + position / p.Lk * p.table.step], t = position % p.Lk;
+  const angle first = angle_at(p, position, is_inside || h < 0 ? lane_of() : p.R);
+  wait_late(p);
+  if (h < 0) {
+    const int query = h + p.n_queries;
+    if (i < p.L)
+      turn(p, p.q, b * p.q.b + i * p.q.t + query * p.q.h, p.q_out, b * p.q_out.b + i * p.q_out.t + query * p.q_out.h,
+           position, first);
+    return;
+  }
   if (p.seqused.data && i == 0 && h == 0 && lane_of() == 0)
     ((int32_t *)p.seqused.data)[b * p.seqused.step] = (int32_t)(position + p.L);
-  const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
-  if (i >= p.L || position < 0 || position >= room) return;
-  int64_t row = p.cache_row.data ? index_at(p.cache_row, b) : b, t = position;
-  if (p.table.data) row = p.table.data[b * p.table_b + position / p.Lk * p.table.step], t = position % p.Lk;
-  if (row < 0 || row >= p.Bk) return;
-  turn(p, b * p.x.b + i * p.x.t + h * p.x.h, row * p.out.b + t * p.out.t + h * p.out.h, position);
+  if (!is_inside || row < 0 || row >= p.Bk) return;
+  turn(p, p.x, b * p.x.b + i * p.x.t + h * p.x.h, p.out, row * p.out.b + t * p.out.t + h * p.out.h, position, first);
   const int64_t from = b * p.v.b + i * p.v.t + h * p.v.h, to = row * p.v_cache.b + t * p.v_cache.t + h * p.v_cache.h;
   for (int d = lane_of(); d < p.Dv; d += 32)
     kr_store(p.v_cache.data, to + d * p.v_cache.d, p.v_cache.dtype, kr_load(p.v.data, from + d * p.v.d, p.v.dtype));
 }
+
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) { append(p); }

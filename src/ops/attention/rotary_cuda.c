@@ -3,6 +3,7 @@
 #include "rotary_plan.h"
 #include "cuda_row.h"
 #include "op_list.h"
+#include "rotary_append/rotary_append_rows.h"
 #include "rotary_rows.h"
 #include "status.h"
 #include "view.h"
@@ -25,6 +26,11 @@ const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
   (void)ctx;
   return refuse_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
+}
+
+static int is_known(const krait_call *call) {
+  const uint32_t both = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  return (call->flags & both) == both;
 }
 
 static kr_grid grid_of(int64_t units, const krait_call *call) {
@@ -51,7 +57,8 @@ static kr_rotary_plan rotary_plan_of(const krait_rotary_args *a) {
                           .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
                           .still = (a->call.flags & KRAIT_ROTARY_STILL) != 0,
                           .sign = a->call.flags & KRAIT_ROTARY_INVERSE ? -1.0f : 1.0f,
-                          .packed = packed};
+                          .packed = packed,
+                          .is_known = is_known(&a->call)};
 }
 
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
@@ -103,34 +110,61 @@ const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *ar
   return refuse_sizes(a->B * (a->L + 1), a->Hk, a->Lk > a->T ? a->Lk : a->T);
 }
 
-int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernel = {"rotary", "kr_attention_append"};
-  const krait_attention_append_args *a = args;
+static kr_rotary_plan append_plan_of(const krait_attention_append_args *a) {
   const int turned = kr_has(&a->cos);
-  const kr_rotary_plan p = {.x = tensor(&a->k),
-                            .out = tensor(&a->k_cache),
-                            .cos = angles(&a->cos),
-                            .sin = angles(&a->sin),
-                            .offsets = indices(&a->cache_seqlens),
-                            .B = (int32_t)a->B,
-                            .L = (int32_t)a->L,
-                            .H = (int32_t)a->Hk,
-                            .D = (int32_t)a->D,
-                            .R = turned ? (int32_t)a->R : 0,
-                            .T = (int32_t)a->T,
-                            .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
-                            .sign = 1,
-                            .v = tensor(&a->v),
-                            .v_cache = tensor(&a->v_cache),
-                            .cache_row = indices(&a->cache_batch_idx),
-                            .table = {a->block_table.data, a->block_table.stride[1]},
-                            .table_b = a->block_table.stride[0],
-                            .seqused = indices(&a->seqused),
-                            .Dv = (int32_t)a->Dv,
-                            .Bk = (int32_t)a->Bk,
-                            .Lk = (int32_t)a->Lk,
-                            .n_pages = (int32_t)a->n_pages};
-  if (a->B == 0) return KRAIT_OK;
-  const kr_grid grid = grid_of(a->B * (a->L ? a->L : 1) * a->Hk, &a->call);
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
+  return (kr_rotary_plan){.x = tensor(&a->k),
+                          .out = tensor(&a->k_cache),
+                          .cos = angles(&a->cos),
+                          .sin = angles(&a->sin),
+                          .offsets = indices(&a->cache_seqlens),
+                          .B = (int32_t)a->B,
+                          .L = (int32_t)a->L,
+                          .H = (int32_t)a->Hk,
+                          .D = (int32_t)a->D,
+                          .R = turned ? (int32_t)a->R : 0,
+                          .T = (int32_t)a->T,
+                          .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
+                          .sign = 1,
+                          .is_known = is_known(&a->call),
+                          .v = tensor(&a->v),
+                          .v_cache = tensor(&a->v_cache),
+                          .cache_row = indices(&a->cache_batch_idx),
+                          .table = {a->block_table.data, a->block_table.stride[1]},
+                          .table_b = a->block_table.stride[0],
+                          .seqused = indices(&a->seqused),
+                          .Dv = (int32_t)a->Dv,
+                          .Bk = (int32_t)a->Bk,
+                          .Lk = (int32_t)a->Lk,
+                          .n_pages = (int32_t)a->n_pages};
+}
+
+static int32_t launch_append(const krait_ctx *ctx, const kr_rotary_plan *p, const krait_call *call) {
+  static const kr_kernel kernel = {"rotary", "kr_attention_append"};
+  const kr_grid grid = grid_of((int64_t)p->B * (p->L ? p->L : 1) * (p->n_queries + p->H), call);
+  return p->B ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, p, sizeof *p) : KRAIT_OK;
+}
+
+int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
+  const krait_attention_append_args *a = args;
+  const kr_rotary_plan p = append_plan_of(a);
+  return launch_append(ctx, &p, &a->call);
+}
+
+/* ---- both by one launch, of few tokens: many are quicker by packs ---- */
+
+enum { MOST_HEADS = 4096 };
+
+const char *kr_rotary_append_cuda_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rotary_append_args *a = args;
+  const krait_attention_append_args append = kr_append_of(a);
+  if (a->B * a->L * (a->H + a->Hk) > MOST_HEADS) return "more than 4096 heads of tokens";
+  return kr_attention_append_cuda_refuse(ctx, &append);
+}
+
+int32_t kr_rotary_append_cuda(const krait_ctx *ctx, const void *args) {
+  const krait_rotary_append_args *a = args;
+  const krait_attention_append_args append = kr_append_of(a);
+  kr_rotary_plan p = append_plan_of(&append);
+  p.q = tensor(&a->q), p.q_out = tensor(&a->out), p.n_queries = (int32_t)a->H;
+  return launch_append(ctx, &p, &a->call);
 }

@@ -13,12 +13,16 @@ typedef struct kr_rotary_plan {
   int32_t interleaved, still;
   float sign;
   int32_t packed;
+  int32_t is_known; /* no call before it in a recording writes indices and angles */
   int32_t heads; /* of a thread of packs */
   /* into a cache: x are keys, out the cache of keys */
   kr_attention_tensor v, v_cache;
   kr_attention_index cache_row, table, seqused;
   int64_t table_b;
   int32_t Dv, Bk, Lk, n_pages;
+  /* queries that are turned by the same call */
+  kr_attention_tensor q, q_out;
+  int32_t n_queries; /* heads */
 } kr_rotary_plan;
 
 #endif

@@ -16,6 +16,8 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
   return NULL;
 }
 
+static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
+
 /* far: with the weights as they lie, rows an odd number of lines apart. */
 static void give_aligned(kr_case *c, krait_gemm_args *a, int far) {
   const int turned =
@@ -76,6 +78,8 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.05))
     a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2),
     a->P = 0; /* many parts of K */
+  if (!far && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
+    a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
   give_aligned(c, a, far);
   return bound_result(c, a);
 }

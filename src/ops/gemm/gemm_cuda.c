@@ -295,43 +295,106 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
-/* How the K of four columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
-static kr_few_plan plan_lanes(const kr_gemm_plan *p) {
+/* Where nothing is added and out has packs of four. */
+static int is_plain(const kr_gemm_plan *p) {
+  return !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
+         p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
+}
+
+int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps) {
+  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  int64_t best = 0, least = INT64_MAX;
+  for (int64_t n = most_warps / n_warps; n >= 1; n--) {
+    const int64_t blocks = (n_groups + n - 1) / n, most = (blocks + n_multiprocessors - 1) / n_multiprocessors * n;
+    if (most < least) least = most, best = n;
+  }
+  return (int)best;
+}
+
+static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, int splits, int fours) {
+  const int64_t groups = (int64_t)ceil_div(p->N, KR_FEW_GROUP * fours) * p->P;
+  return (kr_few_plan){.A = p->A.data,
+                       .B = p->B.data,
+                       .B2 = p->B2.data,
+                       .out = p->out.data,
+                       .A_row = p->A.row,
+                       .B_column = p->B.column,
+                       .B2_column = p->B2.column,
+                       .out_row = p->out.row,
+                       .M = p->M,
+                       .N = p->N,
+                       .K = p->K,
+                       .P = p->P,
+                       .n_splits = splits,
+                       .n_groups = kr_groups_of_block(ctx, groups, splits, KR_FEW_MOST_WARPS),
+                       .n_fours = fours,
+                       .activation = p->activation,
+                       .is_plain = is_plain(p),
+                       .scale = p->scale,
+                       .out_dtype = p->out.dtype,
+                       .plan = *p};
+}
+
+/* How the K of a warp's columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
+static kr_few_plan plan_lanes(const krait_ctx *ctx, const kr_gemm_plan *p) {
   const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
   int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
   if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
-  kr_few_plan f = {.A = p->A.data,
-                   .B = p->B.data,
-                   .B2 = p->B2.data,
-                   .out = p->out.data,
-                   .A_row = p->A.row,
-                   .B_column = p->B.column,
-                   .B2_column = p->B2.column,
-                   .out_row = p->out.row,
-                   .M = p->M,
-                   .N = p->N,
-                   .K = p->K,
-                   .P = p->P,
-                   .n_splits = splits,
-                   .n_groups = most / splits,
-                   .activation = p->activation,
-                   .scale = p->scale,
-                   .out_dtype = p->out.dtype,
-                   .plan = *p};
-  f.is_plain = !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
-               p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
-  return f;
+  return describe_lanes(ctx, p, splits, 1);
+}
+
+static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_few_plan *f,
+                            const kr_kernel *kernels) {
+  const kr_grid grid = {.x = (uint32_t)ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
+                        .y = (uint32_t)f->P,
+                        .block = (uint32_t)(32 * f->n_splits * f->n_groups),
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->A.dtype == KRAIT_BF16], &grid, f, sizeof *f);
 }
 
 #define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p, kr_grid *grid) {
-  static const kr_kernel kernels[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
-                                                             {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
-  const kr_few_plan f = plan_lanes(p);
-  grid->x = (uint32_t)ceil_div(p->N, KR_FEW_GROUP * f.n_groups);
-  grid->block = (uint32_t)(32 * f.n_splits * f.n_groups);
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
-                        &kernels[p->B2.data != NULL][p->M - 1][a->A.dtype == KRAIT_BF16], grid, &f, sizeof f);
+/* Columns from which on a warp takes eight; weights from which on a product has no norm for two rows, and no
+ * convolution behind: as measured on an H200. */
+enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
+
+static int is_at_once(const kr_gemm_plan *p) { return p->M == 1 && ceil_div(p->K, KR_FEW_RUN) <= KR_FEW_MOST_WARPS; }
+
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
+  const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_few_refuse(ctx, a);
+  if (why) return why;
+  const kr_gemm_plan p = describe(a);
+  const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
+  if (ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
+  if (is_large && (p.M > 1 || with_conv)) return "2^23 weights or more for two rows, or with a convolution behind";
+  if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
+  return with_conv && !is_plain(&p) ? "a convolution behind a bias, or columns that are not aligned fours" : NULL;
+}
+
+int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
+                       const kr_conv_step *conv) {
+  static const kr_kernel add[KR_FEW_LANES_ROWS][2] = {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
+                         wide[2] = FEW("kr_norm_gemm_one_wide"),
+                         gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
+  const kr_gemm_plan p = describe(a);
+  const int runs = ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
+            splits = ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
+  kr_few_plan f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
+  f.norm = *norm, f.conv = *conv;
+  return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
+}
+
+/* One row or two without a norm. Heads, whose columns are very many, and gated products of one row have all of K under
+ * way at once. */
+static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p) {
+  static const kr_kernel once[2][2] = {FEW("kr_gemm_one_wide"), FEW("kr_gemm_one_gated_once")},
+                         lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
+                                                           {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
+  const int gated = p->B2.data != NULL,
+            is_once = is_at_once(p) && (gated || ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
+  const kr_few_plan f =
+      is_once ? describe_lanes(ctx, p, ceil_div(p->K, KR_FEW_RUN), gated ? 1 : 2) : plan_lanes(ctx, p);
+  return launch_lanes(ctx, a, &f, is_once ? once[gated] : lanes[gated][p->M - 1]);
 }
 
 int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
@@ -340,12 +403,12 @@ int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_plan p = describe(a);
-  kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
+  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p);
+  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
                   .block = KR_FEW_THREADS,
                   .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                   .stream = a->call.stream};
-  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p, &grid);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
                         &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }

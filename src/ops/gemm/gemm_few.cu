@@ -2,10 +2,13 @@
  * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
  *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
  *                       16 bytes of a row of weights at a time
- *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
- *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
- *                       the right one: the order of k within a step does not matter as long as both have the same */
-#include "overlap.cuh"
+ *   kr_*_wide, _once     the same of up to 2560 k: all of it is under way at once; wide: a warp has eight columns
+ *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a
+ * row and its gate; a step of a convolution may follow on columns of the result kr_gemm_few_8, _16  a block makes 16
+ * columns of the result; its warps share K, each reading 128 bytes of 16 rows of the weights at a time straight into
+ * registers as the left factor of tensor cores, tokens being the right one: the order of k within a step does not
+ * matter as long as both have the same */
+#include "row_lanes.cuh"
 #include "gemm_few.h"
 #include "gemm_finish.cuh"
 #include "mma.cuh"
@@ -47,23 +50,18 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) v[i] *= second[i] * p.scale;
   }
-  if (p.out_dtype == KRAIT_F32) {
-    *(kr_float4 *)((float *)p.out + m * p.out_row + n) = (kr_float4){{v[0], v[1], v[2], v[3]}};
-    return;
-  }
-  struct __attribute__((aligned(8))) { uint32_t w[2]; } raw;
-  raw.w[0] = kr_pack(v[0], v[1], DTYPE), raw.w[1] = kr_pack(v[2], v[3], DTYPE);
-  *(decltype(raw) *)((uint16_t *)p.out + m * p.out_row + n) = raw;
+  kr_store_four<DTYPE>(p.out, m * p.out_row + n, p.out_dtype == KRAIT_F32, v);
 }
 
-/* Rows of weights of a group: of B, then of B2. */
-template <int TOKENS, int GATED>
+/* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once. */
+template <int TOKENS, int GATED, int NORM, int FOURS, int ONCE>
 KR_DEV void run_lanes(const kr_few_plan &p) {
-  const int ROWS = IN_GROUP * (1 + GATED), UNITS = GATED ? 1 : 2;
-  KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][1 + GATED];
+  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = GATED || NORM || ONCE ? 1 : 2;
+  KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][ROWS / IN_GROUP];
+  KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of a norm: sums of squares */
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
-            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * IN_GROUP, K = p.K,
-            step = UNITS * splits * RUN;
+            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * COLUMNS, K = p.K,
+            step = UNITS * splits * RUN, writes = NORM && kr_block_x() == 0 && group == 0;
   kr_next_may_start();
   const uint16_t *A = (const uint16_t *)p.A + 8 * lane,
                  *B[] = {(const uint16_t *)p.B + n * p.B_column + 8 * lane,
@@ -74,7 +72,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
   }
   if (!p.is_plain && p.plan.bias.data && n < p.N)
     kr_fetch((const char *)p.plan.bias.data + n * p.plan.bias.row * (p.plan.bias.dtype == KRAIT_F32 ? 4 : 2));
-  float sum[TOKENS][ROWS] = {};
+  float sum[TOKENS][ROWS] = {}, squares[TOKENS] = {};
   int waits = 1;
   for (int k = part * RUN; k < K || waits; k += step) {
     kr_raw16 w[UNITS][ROWS];
@@ -82,9 +80,16 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
       for (int r = 0; r < ROWS; r++)
-        w[u][r] = read_16_once(B[r / IN_GROUP] + r % IN_GROUP * (r < IN_GROUP ? p.B_column : p.B2_column) + k +
-                                   u * splits * RUN,
-                               n + r % IN_GROUP < p.N && k + u * splits * RUN + 8 * lane < K);
+        w[u][r] = read_16_once(
+            B[r / COLUMNS] + r % COLUMNS * (r < COLUMNS ? p.B_column : p.B2_column) + k + u * splits * RUN,
+            n + r % COLUMNS < p.N && k + u * splits * RUN + 8 * lane < K);
+    if (NORM && waits) {
+#pragma unroll
+      for (int u = 0; u < UNITS; u++)
+        if (lane % 8 == 0 && k + u * splits * RUN + 8 * lane < K)
+          kr_fetch((const uint16_t *)p.norm.weight + k + u * splits * RUN + 8 * lane);
+      kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum), kr_keep_near(p.conv.state), kr_keep_near(p.conv.out);
+    }
     if (waits) {
       kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.scale), kr_keep_near(p.is_plain);
       kr_others_done();
@@ -95,8 +100,12 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
       const int at = k + u * splits * RUN;
       float x[TOKENS][8];
 #pragma unroll
-      for (int t = 0; t < TOKENS; t++)
-        widen(read_16(A + (t < p.M ? t : 0) * p.A_row + at, at + 8 * lane < K), x[t]);
+      for (int t = 0; t < TOKENS; t++) {
+        const int m = t < p.M ? t : 0, exists = at + 8 * lane < K;
+        widen(read_16(A + m * p.A_row + at, exists), x[t]);
+        if (NORM)
+          kr_norm_run<NORM, DTYPE>(p.norm, m, at + 8 * lane, exists, t < p.M && writes, x[t], squares[t]);
+      }
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
         float v[8];
@@ -107,34 +116,51 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
           for (int i = 0; i < 8; i++) sum[t][r] = kr_fma(v[i], x[t][i], sum[t][r]);
       }
     }
+    if (ONCE) break;
   }
+  const int m = lane % TOKENS, four = lane / TOKENS, own = n + IN_GROUP * four, finishes = part == 0 && four < FOURS,
+            channel = own - p.conv.from; /* what this lane finishes: a row of four columns */
+  const int has_conv =
+      NORM && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
+  kr_conv_run conv;
+  if (has_conv) kr_load_conv(p.conv, m, channel, conv);
 #pragma unroll
-  for (int t = 0; t < TOKENS; t++)
+  for (int t = 0; t < TOKENS; t++) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-      for (int d = 16; d; d /= 2) sum[t][r] += kr_shuffle_xor(sum[t][r], d);
-      if (lane == 0) sums[warp][t][r / IN_GROUP].v[r % IN_GROUP] = sum[t][r];
+    for (int r = 0; r < ROWS; r += IN_GROUP) {
+      const float one = kr_sum_lanes_of_four(sum[t] + r);
+      if (lane < IN_GROUP) sums[warp][t][r / IN_GROUP].v[lane] = one;
     }
+    if (!NORM) continue;
+    const float square = kr_sum_lanes(squares[t]);
+    if (lane == 0) root_parts[warp][t] = square;
+  }
   kr_sync();
-  if (part || lane >= TOKENS) return;
-  float v[IN_GROUP] = {}, second[IN_GROUP] = {};
+  if (!finishes) return;
+  float v[IN_GROUP] = {}, second[IN_GROUP] = {}, square = 0.0f;
 #pragma unroll
   for (int s = 0; s < KR_FEW_MOST_WARPS; s++) {
     if (s >= splits) continue;
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) {
-      v[i] += sums[warp + s][lane][0].v[i];
-      if (GATED) second[i] += sums[warp + s][lane][GATED].v[i];
+      v[i] += sums[warp + s][m][four].v[i];
+      if (GATED) second[i] += sums[warp + s][m][FOURS + four].v[i];
     }
+    if (NORM) square += root_parts[warp + s][m];
+  }
+  if (NORM) {
+    const float scale = kr_rsqrt(kr_fma(square, p.norm.inverse_K, p.norm.eps));
+#pragma unroll
+    for (int i = 0; i < IN_GROUP; i++) v[i] *= scale, second[i] *= scale;
   }
   if (p.is_plain) {
-    if (lane < p.M && n < p.N) finish_plain<GATED>(p, lane, n, v, second);
+    if (m < p.M && own < p.N) finish_plain<GATED>(p, m, own, v, second);
+    if (has_conv) kr_convolve<DTYPE>(p.conv, m, channel, conv, v);
     return;
   }
   kr_column_terms<IN_GROUP> terms;
-  kr_read_terms<IN_GROUP>(p.plan, n, terms);
-  kr_finish_run<IN_GROUP, GATED>(p.plan, terms, kr_block_y(), lane, n, v, second);
+  kr_read_terms<IN_GROUP>(p.plan, own, terms);
+  kr_finish_run<IN_GROUP, GATED>(p.plan, terms, kr_block_y(), m, own, v, second);
 }
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------ */
@@ -234,10 +260,39 @@ KR_DEV void run(const kr_gemm_plan &p) {
 }
 
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) { run_lanes<1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) { run_lanes<2, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) { run_lanes<1, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) { run_lanes<2, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_few_plan plan) {
+  run_lanes<1, 0, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_few_plan plan) {
+  run_lanes<2, 0, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_wide(kr_few_plan plan) {
+  run_lanes<1, 0, KR_NO_NORM, 2, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_few_plan plan) {
+  run_lanes<1, 1, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_few_plan plan) {
+  run_lanes<2, 1, KR_NO_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_gated_once(kr_few_plan plan) {
+  run_lanes<1, 1, KR_NO_NORM, 1, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) {
+  run_lanes<1, 0, KR_ADD_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) {
+  run_lanes<2, 0, KR_ADD_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_wide(kr_few_plan plan) {
+  run_lanes<1, 0, KR_ADD_NORM, 2, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) {
+  run_lanes<1, 0, KR_GATED_NORM, 1, 0>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) {
+  run_lanes<2, 0, KR_GATED_NORM, 1, 0>(plan);
+}
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_few_8(kr_gemm_plan plan) { run<1, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_16(kr_gemm_plan plan) { run<2, 0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_few_8_gated(kr_gemm_plan plan) { run<1, 1>(plan); }

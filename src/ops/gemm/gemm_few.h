@@ -3,6 +3,7 @@
 #define KR_GEMM_FEW_H
 
 #include "gemm_plan.h"
+#include "row_lanes.h"
 
 /* Columns whose weights a warp reads together; their k at a time; warps of a block at most, and rows. */
 enum { KR_FEW_GROUP = 4, KR_FEW_RUN = 256, KR_FEW_MOST_WARPS = 10, KR_FEW_LANES_ROWS = 2 };
@@ -16,7 +17,10 @@ typedef struct kr_few_plan {
   int32_t activation, is_plain; /* is_plain: nothing is added, out (float32, or the factors' type) has packs of four */
   float scale;
   int32_t out_dtype;
+  kr_normed norm; /* of norm_gemm */
+  kr_conv_step conv;
   kr_gemm_plan plan; /* else, and where P > 1 */
+  int32_t n_fours; /* of columns of a warp, as the kernel has it */
 } kr_few_plan;
 
 #endif

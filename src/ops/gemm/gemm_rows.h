@@ -4,6 +4,7 @@
 
 #include <krait/ops.h>
 
+#include "row_lanes.h"
 #include "op.h"
 
 static inline int64_t kr_gemm_products(const krait_gemm_args *a) { return a->P > 1 ? a->P : 1; }
@@ -17,6 +18,15 @@ typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 kr_refuse_fn kr_gemm_few_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse, kr_gemm_tf32_refuse, kr_gemm_base_refuse;
 kr_row_fn kr_gemm_few, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_base;
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch;
+
+/* Groups of columns, of n_warps warps each, that share a block of most_warps at most: as many as leave no
+ * multiprocessor more groups than it must have. */
+int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps);
+
+/* few, of up to two rows whose RMS norm is taken on the way (norm_gemm); is_gate: norm->other is a gate. */
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv);
+int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
+                       const kr_conv_step *conv);
 
 /* The vector rows for few rows of A (gemm_few_simd.c). */
 enum { KR_GEMM_MOST_FEW = 16 };

@@ -1,7 +1,7 @@
 /* gemm_q8.cu: one row or two of A times weights of 8 bits, by multiply-adds: p.n_splits warps share the K of four
- * outputs, a lane having 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the weights
- * once; they are asked for before the kernel before this one has ended (overlap.cuh). */
-#include "overlap.cuh"
+ * outputs, or eight, a lane having 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the
+ * weights once; they are asked for before the kernel before this one has ended (overlap.cuh). */
+#include "row_lanes.cuh"
 #include "gemm_q8_plan.h"
 
 #ifdef KR_HALF
@@ -79,13 +79,10 @@ KR_DEV void run(const kr_q8_plan &p) {
     }
   }
 #pragma unroll
-  for (int m = 0; m < ROWS; m++)
-#pragma unroll
-    for (int o = 0; o < GROUP; o++) {
-#pragma unroll
-      for (int d = 16; d; d /= 2) sum[m][o] += kr_shuffle_xor(sum[m][o], d);
-      if (lane == 0) sums[warp][m].v[o] = sum[m][o];
-    }
+  for (int m = 0; m < ROWS; m++) {
+    const float one = kr_sum_lanes_of_four(sum[m]);
+    if (lane < GROUP) sums[warp][m].v[lane] = one;
+  }
   kr_sync();
   const int m = lane / GROUP, o = lane % GROUP;
   if (part || m >= ROWS || m >= p.M || n + o >= p.N) return;
@@ -96,6 +93,77 @@ KR_DEV void run(const kr_q8_plan &p) {
   kr_store(p.out, m * p.out_row + (n + o) * p.out_column, p.out_dtype, v);
 }
 
+/* ---- one row, all of its K at once: eight outputs a warp, so that twice the bytes are on their way --------------- */
+
+enum { WIDE = KR_Q8_WIDE, SCALES = RUN / 32 }; /* scales of an output in a run */
+
+/* The run's scales of the warp's outputs, into shared memory by 16 bytes; zeros where there are none. */
+KR_DEV void fetch_scales(const kr_q8_plan &p, int n, int k, uint16_t (&to)[WIDE][SCALES]) {
+  const int lane = kr_thread() & 31, o = lane / 2, at = lane % 2 * 8, left = (p.K - k) / 32 - at;
+  if (o >= WIDE) return;
+  const uint16_t *from = (const uint16_t *)p.scales + (n + o) * p.scales_row + k / 32 + at;
+  if (n + o < p.N && left >= 8 && p.scale_packs) {
+    kr_copy16(&to[o][at], from);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) to[o][at + i] = n + o < p.N && i < left ? from[i] : 0;
+}
+
+KR_DEV void run_wide(const kr_q8_plan &p) {
+  KR_SHARED float sums[KR_Q8_MOST_WARPS][WIDE];
+  KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
+            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;
+  const int inside = k + 16 * lane < p.K;
+  kr_next_may_start();
+  const char *words = (const char *)p.words + n * p.words_row + 16 * lane + k;
+  kr_raw16 w[WIDE], x[2] = {};
+#pragma unroll
+  for (int o = 0; o < WIDE; o++) {
+    w[o] = kr_raw16{{0, 0, 0, 0}};
+    if (n + o < p.N && inside) w[o] = kr_read_once(words + o * p.words_row);
+  }
+  fetch_scales(p, n, k, scales[warp]);
+  kr_commit_copies();
+  kr_keep_near(p.out), kr_keep_near(p.bias);
+  kr_others_done();
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    if (inside) x[half] = *((const kr_raw16 *)((const uint16_t *)p.A + 16 * lane + k) + half);
+  float dot[WIDE] = {};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float one[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) one[j] = kr_unpack(x[i / 2].w[i % 2 * 2 + j / 2], j % 2, DTYPE);
+#pragma unroll
+    for (int o = 0; o < WIDE; o++) {
+      float v[4];
+      widen_bytes(w[o].w[i], v);
+#pragma unroll
+      for (int j = 0; j < 4; j++) dot[o] = kr_fma(v[j], one[j], dot[o]);
+    }
+  }
+  kr_copied<0>();
+  kr_sync_warp();
+#pragma unroll
+  for (int o = 0; o < WIDE; o++) dot[o] *= kr_from_f16(scales[warp][o][lane / 2]);
+#pragma unroll
+  for (int o = 0; o < WIDE; o += 4) {
+    const float one = kr_sum_lanes_of_four(dot + o);
+    if (lane < 4) sums[warp][o + lane] = one;
+  }
+  kr_sync();
+  if (part || lane >= WIDE || n + lane >= p.N) return;
+  float v = p.bias ? kr_load(p.bias, (n + lane) * p.bias_step, p.bias_dtype) : 0.0f;
+#pragma unroll
+  for (int s = 0; s < KR_Q8_MOST_WARPS; s++)
+    if (s < splits) v += sums[warp + s][lane];
+  kr_store(p.out, (n + lane) * p.out_column, p.out_dtype, v);
+}
+
 enum { THREADS = 32 * KR_Q8_MOST_WARPS };
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_wide(const kr_q8_plan p) { run_wide(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_one(const kr_q8_plan p) { run<1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gemm_q8_two(const kr_q8_plan p) { run<2>(p); }

@@ -17,6 +17,7 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
   if (c->contiguous && index % 2) { /* as a GPU takes them */
     a->M = kr_case_int(c, 1, 2), a->S = kr_case_int(c, 1, 50);
+    if (kr_case_chance(c, 0.15)) a->M = 1, a->N = 1024 + kr_case_int(c, 0, 20), a->S = kr_case_int(c, 1, 34);
     c->dtype = kr_case_int(c, 0, 1) ? KRAIT_F16 : KRAIT_BF16, c->other = KRAIT_F16;
   }
   const krait_view *words = kr_case_give(c, "words");

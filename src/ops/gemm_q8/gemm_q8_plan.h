@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Outputs whose weights a warp reads together; their k at a time; warps of a block at most; rows. */
-enum { KR_Q8_GROUP = 4, KR_Q8_RUN = 512, KR_Q8_MOST_WARPS = 10, KR_Q8_ROWS = 2 };
+enum { KR_Q8_GROUP = 4, KR_Q8_WIDE = 8, KR_Q8_RUN = 512, KR_Q8_MOST_WARPS = 10, KR_Q8_ROWS = 2 };
 
 typedef struct kr_q8_plan {
   const void *A, *words, *scales, *bias;
@@ -14,6 +14,7 @@ typedef struct kr_q8_plan {
   int64_t A_row, words_row, scales_row, out_row, out_column, bias_step; /* words_row: in bytes */
   int32_t M, N, K, n_splits, n_groups; /* n_splits: warps that share a K; n_groups: of them, in a block */
   int32_t out_dtype, bias_dtype;
+  int32_t scale_packs; /* eights of scales are aligned */
 } kr_q8_plan;
 
 #endif

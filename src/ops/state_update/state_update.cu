@@ -1,17 +1,13 @@
 /* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c
  * has the equation).
  *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
+ *   kr_dt_update_4, _same_4  the same, whose lanes first share the product that gives the channel's time step
  *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
  *   kr_state_update_any          any types, strides and number of states
  * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
 #include "overlap.cuh"
 #include "pack.cuh"
-
-typedef struct kr_update_plan {
-  krait_state_update_args a;
-  kr_divisor P, H, heads_per_group;
-  int32_t lanes, lanes_shift; /* threads per channel, a power of two up to 32 */
-} kr_update_plan;
+#include "state_update_plan.h"
 
 KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
@@ -119,8 +115,36 @@ KR_DEV void wait_ahead(const krait_state_update_args &a) {
   kr_others_done();
 }
 
+/* A channel's time step as a product: this lane's eights of its inputs, whose weights are asked for early. */
+KR_DEV void load_dt_weights(const kr_update_plan &p, const place &at, kr_raw16 (&w)[KR_DT_PACKS]) {
+#pragma unroll
+  for (int i = 0; i < KR_DT_PACKS; i++) {
+    const int pack = at.lane + i * p.lanes;
+    w[i] = kr_raw16{{0, 0, 0, 0}};
+    if (at.exists && pack < p.packs)
+      w[i] = *((const kr_raw16 *)((const uint16_t *)p.dt_weight + at.c * p.dt_row) + pack);
+  }
+}
+KR_DEV float multiply_dt(const kr_update_plan &p, const place &at, const kr_raw16 (&w)[KR_DT_PACKS]) {
+  float dt = 0.0f;
+  kr_raw16 r[KR_DT_PACKS];
+#pragma unroll
+  for (int i = 0; i < KR_DT_PACKS; i++) {
+    const int pack = at.lane + i * p.lanes;
+    r[i] = kr_raw16{{0, 0, 0, 0}};
+    if (pack < p.packs) r[i] = *((const kr_raw16 *)((const uint16_t *)p.r + at.b * p.r_row) + pack);
+  }
+#pragma unroll
+  for (int i = 0; i < KR_DT_PACKS; i++)
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      dt = kr_fma(kr_unpack(w[i].w[k / 2], k & 1, KR_DTYPE), kr_unpack(r[i].w[k / 2], k & 1, KR_DTYPE), dt);
+  for (int d = 1; d < p.lanes; d <<= 1) dt += kr_shuffle_xor(dt, d);
+  return dt;
+}
+
 /* Four states a lane, once. */
-KR_DEV void update_fours(const kr_update_plan &p, const types t) {
+KR_DEV void update_fours(const kr_update_plan &p, const types t, const int with_dt) {
   const krait_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
   kr_next_may_start();
@@ -131,10 +155,13 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t) {
   scalars raw;
   if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n);
   load_parameters(a, at, raw);
+  kr_raw16 dt_weights[KR_DT_PACKS];
+  if (with_dt) load_dt_weights(p, at, dt_weights), kr_keep_near(p.r);
   if (ahead) wait_ahead(a);
   if (mine) raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
   load_inputs(a, at, t, raw);
-  const float x = one_of(t.input, raw.x), dt = time_step(a, one_of(t.input, raw.dt), raw.bias);
+  const float given = with_dt ? multiply_dt(p, at, dt_weights) : one_of(t.input, raw.dt);
+  const float x = one_of(t.input, raw.x), dt = time_step(a, given, raw.bias);
   float s[4], A[4], B[4], C[4], y = 0.0f;
   four_of(t.state, raw_s, s);
   four_of(KRAIT_F32, raw_A, A);
@@ -154,10 +181,16 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t) {
 }
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_plan p) {
-  update_fours(p, types{KRAIT_F32, KR_DTYPE});
+  update_fours(p, types{KRAIT_F32, KR_DTYPE}, 0);
 }
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_plan p) {
-  update_fours(p, types{KR_DTYPE, KR_DTYPE});
+  update_fours(p, types{KR_DTYPE, KR_DTYPE}, 0);
+}
+KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_4(const kr_update_plan p) {
+  if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KRAIT_F32, KR_DTYPE}, 1);
+}
+KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
+  if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
 }
 
 /* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them -------- */

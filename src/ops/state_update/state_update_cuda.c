@@ -2,16 +2,11 @@
  * four states at a time where they lie together, and any strides. */
 #include "overlap.h"
 #include "cuda_row.h"
+#include "state_update_plan.h"
 #include "state_update_rows.h"
 #include "view.h"
 
 enum { HEADS, FOUR_STATES, ANY_STRIDES };
-
-typedef struct kr_update_plan {
-  krait_state_update_args a;
-  kr_divisor P, H, heads_per_group;
-  int32_t lanes, lanes_shift;
-} kr_update_plan;
 
 static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"),
                        same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
@@ -53,16 +48,30 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   return family == HEADS ? refuse_heads(a) : NULL;
 }
 
+int32_t kr_update_lanes(int64_t units) {
+  int32_t lanes = 1;
+  while (lanes < 32 && lanes < units) lanes *= 2;
+  return lanes;
+}
+
+kr_update_plan kr_update_plan_of(krait_state_update_args a, int per_run, int64_t units) {
+  kr_update_plan p = {.a = a,
+                      .P = kr_divisor_of(a.P / per_run),
+                      .H = kr_divisor_of(a.H),
+                      .heads_per_group = kr_divisor_of(a.H / a.G),
+                      .lanes = kr_update_lanes(units)};
+  while (1 << p.lanes_shift < p.lanes) p.lanes_shift++;
+  return p;
+}
+
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  kr_update_plan p = {.a = *(const krait_state_update_args *)args, .lanes = 1};
-  const int is_float = p.a.state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
+  const krait_state_update_args *a = args;
+  const int is_float = a->state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
+  const kr_update_plan p = kr_update_plan_of(*a, per_run, family == ANY_STRIDES ? a->N : a->N / 4);
   const kr_kernel *kernel = family == ANY_STRIDES ? any
                             : family == HEADS     ? (is_float ? heads : same_heads)
                             : is_float            ? fours
                                                   : same_fours;
-  const int64_t units = family == ANY_STRIDES ? p.a.N : p.a.N / 4;
-  while (p.lanes < 32 && p.lanes < units) p.lanes *= 2, p.lanes_shift++;
-  p.P = kr_divisor_of(p.a.P / per_run), p.H = kr_divisor_of(p.a.H), p.heads_per_group = kr_divisor_of(p.a.H / p.a.G);
   const int64_t threads = p.a.B * p.a.H * p.a.P / per_run * p.lanes;
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128),
                         .block = 128,

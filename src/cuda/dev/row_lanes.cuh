@@ -1,0 +1,127 @@
+/* row_lanes.cuh: what products of one row or two by multiply-adds share (gemm_few.cu, gemm_q8.cu): sums over a warp's
+ * lanes, rows that are normed while they are read, and a convolution's step behind. The product of a row v is scaled by
+ * one over the root of the mean square of v when it is done: nobody waits for the norm. */
+#ifndef KR_ROW_LANES_CUH
+#define KR_ROW_LANES_CUH
+
+#include "row_lanes.h"
+#include "overlap.cuh"
+
+/* Every lane gets the sum over the warp's. */
+KR_DEV float kr_sum_lanes(float v) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) v += kr_shuffle_xor(v, d);
+  return v;
+}
+
+/* Of four values: lane i gets the sum of value i % 4. */
+KR_DEV float kr_sum_lanes_of_four(const float *v) {
+  const int lane = kr_thread() & 31;
+  const float low = kr_select(lane & 1, v[1], v[0]) + kr_shuffle_xor(kr_select(lane & 1, v[0], v[1]), 1),
+              high = kr_select(lane & 1, v[3], v[2]) + kr_shuffle_xor(kr_select(lane & 1, v[2], v[3]), 1);
+  float sum = kr_select(lane & 2, high, low) + kr_shuffle_xor(kr_select(lane & 2, low, high), 2);
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) sum += kr_shuffle_xor(sum, d);
+  return sum;
+}
+
+enum {
+  KR_NO_NORM,
+  KR_ADD_NORM,
+  KR_GATED_NORM
+}; /* of what: the row, the row and what is added, the row times silu(z) */
+
+/* Eight inputs from k on of row m become v times the norm's weight, and their squares are counted; `writes`: this
+ * thread stores v. */
+template <int NORM, int DTYPE>
+KR_DEV void kr_norm_run(const kr_normed &p, int m, int k, int exists, int writes, float (&x)[8], float &squares) {
+  kr_raw16 weight = {{0, 0, 0, 0}};
+  if (exists) weight = *(const kr_raw16 *)((const uint16_t *)p.weight + k);
+  if (p.other && exists) {
+    float other[8];
+    if (NORM == KR_ADD_NORM && p.other_is_float) {
+      const kr_float4 *from = (const kr_float4 *)((const float *)p.other + m * p.other_row + k);
+      const kr_float4 low = from[0], high = from[1];
+#pragma unroll
+      for (int i = 0; i < 8; i++) other[i] = i < 4 ? low.v[i] : high.v[i % 4];
+    } else {
+      const kr_raw16 raw = *(const kr_raw16 *)((const uint16_t *)p.other + m * p.other_row + k);
+#pragma unroll
+      for (int i = 0; i < 8; i++) other[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = NORM == KR_ADD_NORM ? x[i] + other[i] : x[i] * kr_silu(other[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) squares = kr_fma(x[i], x[i], squares);
+  if (NORM == KR_ADD_NORM && writes && exists && p.sum) {
+    if (p.sum_is_float) {
+      kr_float4 *to = (kr_float4 *)((float *)p.sum + m * p.sum_row + k);
+      to[0] = kr_float4{{x[0], x[1], x[2], x[3]}}, to[1] = kr_float4{{x[4], x[5], x[6], x[7]}};
+    } else {
+      kr_raw16 raw;
+#pragma unroll
+      for (int i = 0; i < 4; i++) raw.w[i] = kr_pack(x[2 * i], x[2 * i + 1], DTYPE);
+      *(kr_raw16 *)((uint16_t *)p.sum + m * p.sum_row + k) = raw;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] *= kr_unpack(weight.w[i / 2], i % 2, DTYPE);
+}
+
+typedef struct __attribute__((aligned(8))) kr_four_halves {
+  uint32_t w[2];
+} kr_four_halves;
+
+template <int DTYPE>
+KR_DEV void kr_store_four(void *out, int64_t at, int is_float, const float (&v)[4]) {
+  if (is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
+  else
+    *(kr_four_halves *)((uint16_t *)out + at) =
+        kr_four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
+}
+
+/* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
+typedef struct kr_conv_run {
+  kr_float4 state[3];
+  kr_raw16 taps[2];
+  kr_four_halves bias;
+  int slot; /* negative: out is 0, nothing is written */
+} kr_conv_run;
+
+KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run &to) {
+  to.slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
+  if (to.slot >= p.n_states) to.slot = -1; /* the host could not look */
+  const kr_float4 *state = (const kr_float4 *)(p.state + (to.slot < 0 ? 0 : to.slot) * p.state_row + 3 * c);
+#pragma unroll
+  for (int i = 0; i < 3; i++) to.state[i] = state[i];
+#pragma unroll
+  for (int i = 0; i < 2; i++) to.taps[i] = *((const kr_raw16 *)((const uint16_t *)p.weight + 4 * c) + i);
+  to.bias = p.bias ? *(const kr_four_halves *)((const uint16_t *)p.bias + c) : kr_four_halves{{0, 0}};
+}
+
+/* v: the newest inputs. */
+template <int DTYPE>
+KR_DEV void kr_convolve(const kr_conv_step &p, int m, int c, const kr_conv_run &from, const float (&v)[4]) {
+  float y[4], moved[12];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float sum = kr_unpack(from.bias.w[i / 2], i % 2, DTYPE);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      const int at = 3 * i + s;
+      const float input = s < 3 ? from.state[at / 4].v[at % 4] : v[i];
+      sum = kr_fma(kr_unpack(from.taps[i / 2].w[i % 2 * 2 + s / 2], s % 2, DTYPE), input, sum);
+      if (s > 0) moved[at - 1] = input;
+    }
+    y[i] = from.slot < 0 ? 0.0f : kr_silu(sum);
+  }
+  kr_store_four<DTYPE>(p.out, m * p.out_row + c, p.out_is_float, y);
+  if (from.slot < 0) return;
+  kr_float4 *state = (kr_float4 *)(p.state + from.slot * p.state_row + 3 * c);
+#pragma unroll
+  for (int i = 0; i < 3; i++)
+    state[i] = kr_float4{{moved[4 * i], moved[4 * i + 1], moved[4 * i + 2], moved[4 * i + 3]}};
+}
+
+#endif

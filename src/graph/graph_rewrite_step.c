@@ -1,0 +1,224 @@
+/* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
+ * the one product that reads it, which norms the row while it waits for its weights; a step of a convolution goes into
+ * the product that gives its inputs; a product that gives time steps goes into the scan that takes them; queries are
+ * turned by the call that appends keys. Where a GPU's
+ * row of the fused op takes the call: of few rows. */
+#include <stddef.h>
+#include <string.h>
+
+#include <krait/blocks.h>
+
+#include "graph_rewrite.h"
+#include "op_list.h"
+
+#define TENSOR(node, op, view) kr_node_tensor(node, offsetof(krait_##op##_args, view))
+
+/* ---- norms in products ---- */
+
+/* The norm's part of the call; its output. 0: another kind of norm. */
+static kr_tensor read_norm(const kr_graph *g, const kr_node *node, krait_norm_gemm_args *to) {
+#define VIEW(op, view) kr_graph_view(g, TENSOR(node, op, view))
+  if (node->op == &kr_op_add_norm) {
+    const krait_add_norm_args *a = (const krait_add_norm_args *)node->args;
+    if (a->call.flags != KRAIT_NORM_RMS || TENSOR(node, add_norm, x1) || TENSOR(node, add_norm, rowscale) ||
+        TENSOR(node, add_norm, bias) || TENSOR(node, add_norm, weight1) || TENSOR(node, add_norm, out1))
+      return 0;
+    to->eps = a->eps, to->x = VIEW(add_norm, x), to->residual = VIEW(add_norm, residual),
+    to->weight = VIEW(add_norm, weight), to->residual_out = VIEW(add_norm, residual_out);
+    return TENSOR(node, add_norm, out);
+  }
+  if (node->op == &kr_op_gated_norm) {
+    const krait_gated_norm_args *a = (const krait_gated_norm_args *)node->args;
+    if (a->call.flags != (KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST) || a->group_size != a->M ||
+        TENSOR(node, gated_norm, bias))
+      return 0;
+    to->eps = a->eps, to->x = VIEW(gated_norm, x), to->z = VIEW(gated_norm, z), to->weight = VIEW(gated_norm, weight);
+    return TENSOR(node, gated_norm, out);
+  }
+  return 0;
+#undef VIEW
+}
+
+/* The call, sizes included, as a row's refusal looks at it; recording takes tensors by name instead. */
+static int is_taken(const krait_ctx *ctx, const kr_op *op, const void *call) {
+  _Alignas(16) unsigned char args[1024];
+  if (op->args_bytes > sizeof args) return 0;
+  memcpy(args, call, op->args_bytes);
+  ((krait_call *)args)->size = op->args_bytes;
+  for (int i = 0; i < op->sig->n_tensors; i++) kr_sig_view(op->sig, args, i)->reserved = 0;
+  const kr_row *row = kr_op_resolve(op, ctx, args, NULL);
+  return row && !(row->needs & KRAIT_CAP_CPU);
+}
+
+/* The call in place of the nodes n and n + 1. */
+static int replace_two(kr_graph *g, size_t n, const char *name, const kr_op *op, const void *call) {
+  kr_graph_call(g, name, op, call);
+  if (kr_graph_status(g) < 0) return 0;
+  kr_graph_move_last(g, n);
+  kr_graph_drop(g, n + 2);
+  kr_graph_drop(g, n + 1);
+  return 1;
+}
+
+static int is_empty(const kr_graph *g, kr_tensor t) { return kr_dims_elements(kr_graph_dims(g, t)) == 0; }
+
+/* Whether the norm or the product writes what the norm reads: other blocks of the one kernel still do. */
+static int is_in_place(const kr_graph *g, const kr_node *norm, kr_tensor out) {
+  const kr_tensor sum = norm->op == &kr_op_add_norm ? TENSOR(norm, add_norm, residual_out) : 0;
+  for (int32_t i = 0; i < norm->n_uses; i++) {
+    const int32_t read = KR_PART(g, norm->uses[i].tensor)->storage;
+    if (norm->uses[i].role == KR_IN && (read == KR_PART(g, out)->storage || (sum && read == KR_PART(g, sum)->storage)))
+      return 1;
+  }
+  return 0;
+}
+
+/* A product with no more than a bias. */
+static int is_known_product(const kr_node *node) {
+  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
+  return kr_product_is_plain(node) && a->activation == KRAIT_ACT_NONE && !TENSOR(node, gemm, residual);
+}
+
+int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  krait_norm_gemm_args a = {0};
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !is_known_product(KR_NODE(g, n + 1))) return 0;
+  const kr_tensor normed = read_norm(g, KR_NODE(g, n), &a);
+  const kr_node *product = KR_NODE(g, n + 1);
+  const kr_tensor x = TENSOR(product, gemm, A), out = TENSOR(product, gemm, out);
+  if (!normed || kr_graph_only_reader(g, n, normed) != (int32_t)n + 1 ||
+      KR_PART(g, x)->storage != KR_PART(g, normed)->storage || is_in_place(g, KR_NODE(g, n), out) || is_empty(g, x))
+    return 0;
+  const krait_gemm_args *of = (const krait_gemm_args *)product->args;
+  a.M = of->M, a.N = of->N, a.K = of->K;
+  a.Bmat = kr_graph_view(g, TENSOR(product, gemm, Bmat)), a.bias = kr_graph_view(g, TENSOR(product, gemm, bias)),
+  a.out = kr_graph_view(g, out);
+  return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
+}
+
+/* ---- a convolution's step behind the product ---- */
+
+/* The column of the matrix at which (rows, channels, one step) begin that are columns of it; -1: they are not. */
+static int64_t columns_from(const kr_graph *g, kr_tensor x, kr_tensor matrix) {
+  const kr_part *part = KR_PART(g, x), *of = KR_PART(g, matrix);
+  const int64_t bytes = (int64_t)krait_dtype_bytes(of->dtype), at = part->at_bytes - of->at_bytes, from = at / bytes;
+  if (part->storage != of->storage || part->dims.size[0] != of->dims.size[0] || part->dims.size[2] != 1 || at < 0 ||
+      at % bytes || of->stride[1] != 1 || (part->dims.size[1] > 1 && part->stride[1] != 1) ||
+      (part->dims.size[0] > 1 && part->stride[0] != of->stride[0]))
+    return -1;
+  return from + part->dims.size[1] <= of->dims.size[1] ? from : -1;
+}
+
+int kr_conv_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_norm_gemm ||
+      KR_NODE(g, n + 1)->op != &kr_op_causal_conv1d_update)
+    return 0;
+  const kr_node *product = KR_NODE(g, n), *conv = KR_NODE(g, n + 1);
+  const krait_causal_conv1d_update_args *c = (const krait_causal_conv1d_update_args *)conv->args;
+  const kr_tensor out = TENSOR(product, norm_gemm, out), y = TENSOR(conv, causal_conv1d_update, out),
+                  x = TENSOR(conv, causal_conv1d_update, x);
+  krait_norm_gemm_args a = *(const krait_norm_gemm_args *)product->args;
+  if (TENSOR(product, norm_gemm, conv_weight) || c->L != 1 || c->S != c->W - 1 || c->activation != KRAIT_ACT_SILU ||
+      TENSOR(conv, causal_conv1d_update, cache_seqlens) || KR_PART(g, y)->storage == KR_PART(g, out)->storage ||
+      is_empty(g, x))
+    return 0;
+  const kr_dims dims = kr_graph_dims(g, x);
+  a.C = dims.size[1], a.W = c->W, a.n_states = c->n_states, a.conv_from = columns_from(g, x, out);
+  if (a.conv_from < 0) return 0;
+  for (int32_t i = 0; i < product->n_uses; i++)
+    *kr_view_in(&a, product->uses[i].offset) = kr_graph_view(g, product->uses[i].tensor);
+#define VIEW(name) kr_graph_view(g, TENSOR(conv, causal_conv1d_update, name))
+  a.conv_weight = VIEW(weight), a.conv_bias = VIEW(bias), a.conv_state = VIEW(conv_state),
+  a.conv_state_indices = VIEW(conv_state_indices);
+#undef VIEW
+  a.conv_out = kr_graph_view(g, kr_graph_reshape(g, y, KR_DIMS(dims.size[0], dims.size[1])));
+  return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
+}
+
+/* ---- time steps in the scan ---- */
+
+/* Without the dimension of the one head. */
+static krait_view without_head(kr_graph *g, kr_tensor t, int at) {
+  kr_dims dims = kr_graph_dims(g, t);
+  if (!t) return (krait_view){0};
+  for (int i = at; i + 1 < dims.n; i++) dims.size[i] = dims.size[i + 1];
+  dims.n--;
+  return kr_graph_view(g, kr_graph_reshape(g, t, dims));
+}
+
+int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !kr_product_is_plain(KR_NODE(g, n)) ||
+      KR_NODE(g, n + 1)->op != &kr_op_state_update)
+    return 0;
+  const kr_node *product = KR_NODE(g, n), *update = KR_NODE(g, n + 1);
+  const krait_state_update_args *u = (const krait_state_update_args *)update->args;
+  const kr_tensor dt = TENSOR(product, gemm, out), A = TENSOR(product, gemm, A), B = TENSOR(product, gemm, Bmat),
+                  taken = TENSOR(update, state_update, dt);
+  if (u->H != 1 || TENSOR(product, gemm, bias) || TENSOR(product, gemm, residual) ||
+      ((const krait_gemm_args *)product->args)->activation != KRAIT_ACT_NONE || is_empty(g, dt) || is_empty(g, A) ||
+      kr_graph_only_reader(g, n, dt) != (int32_t)n + 1 || KR_PART(g, taken)->storage != KR_PART(g, dt)->storage)
+    return 0;
+#define WITHOUT_HEAD(view, at) without_head(g, TENSOR(update, state_update, view), at)
+  const krait_dt_state_update_args a = {
+      .call.flags = u->call.flags,
+      .B = u->B,
+      .D = u->P,
+      .N = u->N,
+      .R = kr_graph_dims(g, A).size[1],
+      .n_states = u->n_states,
+      .state = WITHOUT_HEAD(state, 1),
+      .x = WITHOUT_HEAD(x, 1),
+      .r = kr_graph_view(g, A),
+      .dt_weight = kr_graph_view(g, kr_graph_permute(g, B, (int[]){1, 0})),
+      .A = WITHOUT_HEAD(A, 0),
+      .Bmat = WITHOUT_HEAD(Bmat, 1),
+      .Cmat = WITHOUT_HEAD(Cmat, 1),
+      .Dvec = WITHOUT_HEAD(Dvec, 0),
+      .dt_bias = WITHOUT_HEAD(dt_bias, 0),
+      .z = WITHOUT_HEAD(z, 1),
+      .state_batch_indices = kr_graph_view(g, TENSOR(update, state_update, state_batch_indices)),
+      .out = WITHOUT_HEAD(out, 1)};
+#undef WITHOUT_HEAD
+  return is_taken(ctx, &kr_op_dt_state_update, &a) && replace_two(g, n, update->name, &kr_op_dt_state_update, &a);
+}
+
+/* ---- queries turned by the call that appends keys and values ---- */
+
+int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_rotary ||
+      KR_NODE(g, n + 1)->op != &kr_op_attention_append)
+    return 0;
+  const kr_node *turn = KR_NODE(g, n), *append = KR_NODE(g, n + 1);
+  const krait_rotary_args *r = (const krait_rotary_args *)turn->args;
+  const krait_attention_append_args *p = (const krait_attention_append_args *)append->args;
+#define SAME(a, b) (TENSOR(turn, rotary, a) == TENSOR(append, attention_append, b))
+  if (!SAME(cos, cos) || !SAME(sin, sin) || !SAME(offsets, cache_seqlens) || r->call.flags != p->call.flags ||
+      TENSOR(turn, rotary, cu_seqlens) || TENSOR(append, attention_append, block_table) || r->D != p->D ||
+      r->L != p->L || KR_PART(g, TENSOR(turn, rotary, x))->storage == KR_PART(g, TENSOR(turn, rotary, out))->storage)
+    return 0;
+#undef SAME
+#define VIEW(name) kr_graph_view(g, TENSOR(append, attention_append, name))
+  const krait_rotary_append_args a = {.call.flags = r->call.flags,
+                                      .B = r->B,
+                                      .L = r->L,
+                                      .H = r->H,
+                                      .Hk = p->Hk,
+                                      .D = r->D,
+                                      .Dv = p->Dv,
+                                      .R = r->R,
+                                      .T = r->T,
+                                      .Bk = p->Bk,
+                                      .Lk = p->Lk,
+                                      .q = kr_graph_view(g, TENSOR(turn, rotary, x)),
+                                      .k = VIEW(k),
+                                      .v = VIEW(v),
+                                      .cos = VIEW(cos),
+                                      .sin = VIEW(sin),
+                                      .cache_seqlens = VIEW(cache_seqlens),
+                                      .cache_batch_idx = VIEW(cache_batch_idx),
+                                      .k_cache = VIEW(k_cache),
+                                      .v_cache = VIEW(v_cache),
+                                      .out = kr_graph_view(g, TENSOR(turn, rotary, out)),
+                                      .seqused = VIEW(seqused)};
+#undef VIEW
+  return is_taken(ctx, &kr_op_rotary_append, &a) && replace_two(g, n, append->name, &kr_op_rotary_append, &a);
+}

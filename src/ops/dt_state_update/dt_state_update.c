@@ -1,0 +1,22 @@
+/* dt_state_update.c: cost and rows of a step of Mamba's scan with the product that gives its time steps; a rewrite
+ * (graph_rewrite_step.c) makes it of a product and a state_update where a GPU takes it. */
+#include "dt_state_update/dt_state_update_rows.h"
+#include "op_list.h"
+#include "view.h"
+
+static void count_cost(const void *args, kr_cost *cost) {
+  const krait_dt_state_update_args *a = args;
+  const double rows = (double)a->B * (double)a->D, N = (double)a->N, R = (double)a->R;
+  cost->exps = rows * N;
+  cost->flops = rows * (6 * N + 2 * R);
+  cost->bytes = rows * N * 2 * (double)krait_dtype_bytes(a->state.dtype) +
+                rows * (double)krait_dtype_bytes(a->x.dtype) * (kr_has(&a->z) ? 3 : 2) +
+                (double)a->D * (N * 4 + R * (double)krait_dtype_bytes(a->dt_weight.dtype));
+}
+
+static const kr_row rows[] = {
+    KR_CUDA_FAMILIES(KR_DT_UPDATE_FAMILIES, dt_state_update)
+    {"ref", KRAIT_CAP_CPU, NULL, kr_dt_state_update_ref, kr_dt_state_update_ref_scratch},
+};
+
+KR_OP_DEFINE(dt_state_update, rows, NULL, count_cost, kr_dt_state_update_case, 300)

@@ -1,0 +1,55 @@
+/* dt_state_update_cuda.c: the launch: state_update's four states a lane, whose lanes share a channel's product, too. */
+#include "dt_state_update/dt_state_update_rows.h"
+#include "overlap.h"
+#include "state_update/state_update_plan.h"
+#include "state_update/state_update_rows.h"
+#include "view.h"
+
+enum { FOUR_STATES, MOST_ROWS = 16 };
+
+static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_dt_update_4"),
+                       same_fours[] = KR_BY_TYPE("state_update", "kr_dt_update_same_4");
+
+static krait_state_update_args with_any_dt(const krait_dt_state_update_args *a) {
+  krait_state_update_args update = kr_update_of(a);
+  update.dt = update.x;
+  return update;
+}
+
+static int is_packed(const krait_view *v, int64_t rows) {
+  return v->stride[1] == 1 && (rows == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0;
+}
+
+static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
+  const krait_dt_state_update_args *a = args;
+  const krait_state_update_args update = with_any_dt(a);
+  (void)family;
+  if (a->B > MOST_ROWS) return "more than 16 rows";
+  if (a->x.dtype == KRAIT_F32) return "not 16 bits";
+  if (a->r.dtype != a->x.dtype || a->dt_weight.dtype != a->x.dtype) return "r or dt_weight of another type than x";
+  if (a->R % 8 || a->R > 8 * KR_DT_PACKS * kr_update_lanes(a->N / 4) || !is_packed(&a->r, a->B) ||
+      !is_packed(&a->dt_weight, a->D))
+    return "R is no multiple of eight or too large, or rows of r or dt_weight have gaps or are not aligned to 16 bytes";
+  return kr_state_update_four_states_refuse(ctx, &update);
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
+  const krait_dt_state_update_args *a = args;
+  kr_update_plan p = kr_update_plan_of(with_any_dt(a), 1, a->N / 4);
+  const int64_t threads = a->B * a->D * p.lanes;
+  (void)family;
+  p.r = a->r.data, p.dt_weight = a->dt_weight.data, p.r_row = a->r.stride[0], p.dt_row = a->dt_weight.stride[0],
+  p.packs = (int32_t)(a->R / 8);
+  const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128),
+                        .block = 128,
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, tier, &(a->state.dtype == KRAIT_F32 ? fours : same_fours)[a->x.dtype], &grid, &p,
+                        sizeof p);
+}
+
+static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
+  return (void)ctx, (void)args, (void)family, 0;
+}
+
+KR_CUDA_FAMILY(dt_state_update, four_states, FOUR_STATES, run, refuse, no_scratch)

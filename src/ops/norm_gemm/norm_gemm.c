@@ -1,0 +1,45 @@
+/* norm_gemm.c: contract, cost and rows of the RMS norm within the product that reads it, and the convolution behind it.
+ * The equation is in norm_gemm_ref.c; rewrites (graph_rewrite_step.c) make it of the calls apart where a GPU takes
+ * it. */
+#include "norm_gemm/norm_gemm_rows.h"
+#include "op_list.h"
+#include "status.h"
+#include "view.h"
+
+static int32_t check_rules(const void *args) {
+  const krait_norm_gemm_args *a = args;
+  KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "norm_gemm: eps is not finite, or below 0");
+  const int has_conv = kr_has(&a->conv_weight);
+  KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
+           "norm_gemm: conv_weight, conv_state and conv_out must be given together");
+  KR_CHECK(
+      !has_conv || (a->W >= 2 && a->C >= 1 && a->conv_from <= a->N - a->C), KRAIT_ERR_SHAPE,
+      "norm_gemm: W is %lld and C channels from column %lld on are %lld; W must be 2 or more, and columns be there",
+      (long long)a->W, (long long)a->conv_from, (long long)a->C);
+  KR_CHECK(!has_conv || kr_has(&a->conv_state_indices) || a->n_states >= a->M, KRAIT_ERR_SHAPE,
+           "norm_gemm: n_states is %lld, must be at least M %lld without conv_state_indices", (long long)a->n_states,
+           (long long)a->M);
+  return KRAIT_OK;
+}
+
+static void count_cost(const void *args, kr_cost *cost) {
+  const krait_norm_gemm_args *a = args;
+  const double M = (double)a->M, N = (double)a->N, K = (double)a->K;
+  cost->flops = M * K * (2 * N + 5);
+  cost->bytes = K * N * (double)krait_dtype_bytes(a->Bmat.dtype) +
+                M * (N * (double)krait_dtype_bytes(a->out.dtype) + K * (double)krait_dtype_bytes(a->x.dtype));
+  if (kr_has(&a->residual)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual.dtype);
+  if (kr_has(&a->residual_out)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual_out.dtype);
+  if (kr_has(&a->conv_weight)) {
+    const double taps = (double)a->C * (double)a->W;
+    cost->flops += 2 * M * taps, cost->bytes += taps * (2 * M * 4 + (double)krait_dtype_bytes(a->conv_weight.dtype));
+  }
+  cost->exps = kr_has(&a->z) ? M * K : 0;
+}
+
+static const kr_row rows[] = {
+    {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_few_refuse, kr_norm_gemm_few, NULL},
+    {"ref", KRAIT_CAP_CPU, NULL, kr_norm_gemm_ref, NULL},
+};
+
+KR_OP_DEFINE(norm_gemm, rows, check_rules, count_cost, kr_norm_gemm_case, 300)

@@ -1,0 +1,86 @@
+/* norm_gemm_cuda.c: which calls the products of one row or two take with a norm on the way (gemm_few.cu). */
+#include "gemm/gemm_rows.h"
+#include "norm_gemm/norm_gemm_rows.h"
+#include "op_list.h"
+#include "view.h"
+
+static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
+  return (krait_gemm_args){.call = {.size = sizeof(krait_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
+                           .M = a->M,
+                           .N = a->N,
+                           .K = a->K,
+                           .A = a->x,
+                           .Bmat = a->Bmat,
+                           .bias = a->bias,
+                           .out = a->out};
+}
+
+/* Rows of the factors' type or float32, by packs. */
+static int is_packed(const krait_view *v, int64_t M, int32_t dtype) {
+  return !kr_has(v) || ((v->dtype == KRAIT_F32 || v->dtype == dtype) && v->stride[1] == 1 &&
+                        (M == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0);
+}
+
+/* Four taps of the factors' type, by fours of channels, and states in float32. */
+static const char *refuse_conv(const krait_norm_gemm_args *a) {
+  const krait_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
+  if (!kr_has(w)) return NULL;
+  if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1)
+    return "a convolution of other than four taps, not of fours, or without states";
+  if (w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) || s->dtype != KRAIT_F32 ||
+      (out->dtype != KRAIT_F32 && out->dtype != a->x.dtype))
+    return "taps, bias or conv_out of another type than the factors, or a state other than float32";
+  const int64_t rows = a->M > 1 ? out->stride[0] % 4 : 0;
+  const uintptr_t at = (uintptr_t)s->data | (uintptr_t)w->data | (kr_has(b) ? (uintptr_t)b->data * 2 : 0) |
+                       (uintptr_t)out->data * (out->dtype == KRAIT_F32 ? 1 : 2);
+  return w->stride[1] == 1 && w->stride[0] == 4 && (!kr_has(b) || b->stride[0] == 1) && out->stride[1] == 1 && !rows &&
+                 s->stride[2] == 1 && s->stride[1] == 3 && s->stride[0] % 4 == 0 && at % 16 == 0
+             ? NULL
+             : "taps, bias, state or conv_out with gaps, or not aligned";
+}
+
+const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  const int32_t dtype = a->x.dtype;
+  const krait_gemm_args product = product_of(a);
+  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
+  if (why) return why;
+  if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
+  if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
+      (a->weight.stride[0] != 1 && a->K > 1))
+    return "no weight of the norm of the factors' type, without gaps and aligned to 16 bytes";
+  if (kr_has(&a->z) && a->z.dtype != dtype) return "a gate of another type";
+  return is_packed(&a->z, a->M, dtype) && is_packed(&a->residual, a->M, dtype) &&
+                 is_packed(&a->residual_out, a->M, dtype)
+             ? refuse_conv(a)
+             : "rows of z, residual or residual_out have gaps or are not aligned to 16 bytes";
+}
+
+int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  const krait_gemm_args product = product_of(a);
+  const int is_gate = kr_has(&a->z);
+  const krait_view *other = is_gate ? &a->z : &a->residual;
+  const kr_normed norm = {.other = other->data,
+                          .weight = a->weight.data,
+                          .sum = a->residual_out.data,
+                          .other_row = other->stride[0],
+                          .sum_row = a->residual_out.stride[0],
+                          .eps = a->eps,
+                          .inverse_K = (float)(1 / (double)a->K),
+                          .other_is_float = other->dtype == KRAIT_F32,
+                          .sum_is_float = a->residual_out.dtype == KRAIT_F32};
+  const kr_conv_step conv = {.state = a->conv_state.data,
+                            .weight = a->conv_weight.data,
+                            .bias = a->conv_bias.data,
+                            .slots = a->conv_state_indices.data,
+                            .out = a->conv_out.data,
+                            .state_row = a->conv_state.stride[0],
+                            .slot_step = a->conv_state_indices.stride[0],
+                            .out_row = a->conv_out.stride[0],
+                            .from = (int32_t)a->conv_from,
+                            .channels = (int32_t)a->C,
+                            .n_states = (int32_t)a->n_states,
+                            .out_is_float = a->conv_out.dtype == KRAIT_F32};
+  return a->M ? kr_gemm_normed(ctx, &product, &norm, is_gate, &conv) : KRAIT_OK;
+}

@@ -1,0 +1,12 @@
+/* norm_gemm_rows.h: the row of norm_gemm on a GPU (norm_gemm_cuda.c). */
+#ifndef KR_NORM_GEMM_ROWS_H
+#define KR_NORM_GEMM_ROWS_H
+
+#include <krait/blocks.h>
+
+#include "op.h"
+
+const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args);
+
+#endif
