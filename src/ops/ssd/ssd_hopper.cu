@@ -44,7 +44,7 @@ typedef struct head_steps {
 enum {
   STEPS_AT = 0,
   D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES,
-  C_FULL = D_AT + (HEADS + 1) * PB * 8,
+  C_FULL = D_AT + HEADS * PB * 4,
   C_EMPTY = C_FULL + 8 * C_STAGES,
   FULL = C_EMPTY + 8 * C_STAGES,
   EMPTY = FULL + 8 * MOST_STAGES,
@@ -304,10 +304,26 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
   }
 }
 
-/* Y + D x to the warp's rows of a tile; D: of this head (ssd_hopper_tiles.cuh), behind all heads' zeros. */
-KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x,
-                       const diagonal *D, unsigned char *tile, const head_steps &s) {
-  if (p.D.data) add_diagonal(y, x, D + me.w * PB, D + HEADS * PB, me);
+/* Y + D x to the warp's rows of a tile. */
+KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D,
+                       unsigned char *tile, const head_steps &s) {
+  if (p.D.data) {
+#pragma unroll
+    for (int j = 0; j < Q / 8; j += 2) {
+      uint32_t own[4];
+      take_matrices(own, x, me, j);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const kr_float2 d = *(const kr_float2 *)&D[8 * (j + i) + 2 * me.q];
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+          for (int k = 0; k < 2; k++)
+            y[4 * (j + i) + 2 * r + k] =
+                kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
+      }
+    }
+  }
   if (p.seq_idx) {
 #pragma unroll
     for (int i = 0; i < Q / 2; i++) y[i] = s.segment[me.row + 8 * (i >> 1 & 1)] < 0 ? 0.0f : y[i];
@@ -424,7 +440,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
   const int STAGES = stages_of(MODE);
   unsigned char *const state = shared + state_at(MODE) + whole.w * BLOCKS * TILE, *const y_tile =
                                                                                 shared + Y_AT + whole.w * TILE;
-  diagonal *const D = (diagonal *)(shared + D_AT);
+  float *const D = (float *)(shared + D_AT) + whole.w * PB;
   float s[N / 2], decay = 0;
   int spoilt = 0;
   uint16_t *out = (uint16_t *)p.out.data + t.b * p.out.b +
@@ -432,12 +448,10 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
                   8 * (whole.lane & 7);
   begin_state<MODE>(h, t, whole, s);
   if (MODE == OUTPUT) {
-    if (p.D.data && whole.thread < PB) {
-      const float d = at.p0 + whole.thread < p.P
-                          ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
-                          : 0.0f;
-      D[whole.w * PB + whole.thread] = diagonal_of(d, whole.thread), D[HEADS * PB + whole.thread] = diagonal_of(0, 0);
-    }
+    if (p.D.data && whole.thread < PB)
+      D[whole.thread] = at.p0 + whole.thread < p.P
+                            ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
+                            : 0.0f;
     share_state(state, whole, s);
     sync_group(whole);
   }

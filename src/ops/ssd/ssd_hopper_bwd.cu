@@ -425,10 +425,8 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   clear_all(dB, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + B_AT, base + C_AT, BC);
-  diagonal *const D = (diagonal *)(shared + D_AT);
   if (p.f.D.data && at.n && whole.thread < PB)
-    D[whole.thread] = diagonal_of(D_of(p, slot_at(p.f, at, 0), whole.thread), whole.thread),
-    D[2 * PB + whole.thread] = diagonal_of(0, 0);
+    ((float *)(shared + D_AT))[whole.thread] = D_of(p, slot_at(p.f, at, 0), whole.thread);
   kr_wgmma_wait<64, 0>(BC);
 #pragma unroll 1
   for (int i = 0; i < at.n; i++) {
@@ -443,6 +441,7 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    const float *const D = (const float *)(shared + D_AT) + (i & 1) * PB;
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     const int adds = me.q == 0 && (s.block || p.part);
 #pragma unroll
@@ -481,20 +480,29 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
         v[1] = after[r] + old[3 * r], v[2] = inputs[r] + old[3 * r + 1], v[3] = given[r] + old[3 * r + 2];
       }
     }
-    if (p.f.D.data && me.thread < PB) D[(~i & 1) * PB + me.thread] = diagonal_of(next_D, me.thread);
+    if (p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
     const uint32_t there[2] = {p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
                                p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
     kr_wgmma_wait<64, 1>(d);
     if (p.dx.data) {
 #pragma unroll
-      for (int k = 0; k < 32; k++) d[k] *= size[k >> 1 & 1];
-      if (p.f.D.data) add_diagonal(d, x + TILE, D + (i & 1) * PB, D + 2 * PB, me);
-#pragma unroll
       for (int j = 0; j < 8; j += 2) {
+        float e[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) e[k] = d[4 * j + k] * size[k >> 1 & 1];
+        if (p.f.D.data) {
+          uint32_t dy[4];
+          take_matrices(dy, x + TILE, me, j);
+#pragma unroll
+          for (int k = 0; k < 8; k++) {
+            e[k] = kr_fma(D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
+                          kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
+          }
+        }
         uint32_t two[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          two[k] = pack(d[4 * j + 2 * k], d[4 * j + 2 * k + 1]) & there[k & 1];
+          two[k] = pack(e[2 * k], e[2 * k + 1]) & there[k & 1];
         put_matrices(own, me, j, two[0], two[1], two[2], two[3]);
       }
       kr_sync_warp();

@@ -16,10 +16,10 @@
 #define KR_SSD_HOPPER_TILES(N, outputs) ((N) > 128 ? 26 : (N) > 64 ? (outputs) ? 23 : 26 : (outputs) ? 16 : 19)
 #define KR_SSD_HOPPER_STEPS_STAGES 4
 #define KR_SSD_HOPPER_STEPS_BYTES (5 * 4 * KR_SSD_CHUNK + 16)
-/* Bytes beside them: step sizes, D of all heads and zeros, barriers. */
+/* Bytes beside them: step sizes, D of all heads, barriers. */
 #define KR_SSD_HOPPER_BESIDE(N)                                                                             \
-  ((KR_SSD_HOPPER_HEADS(N) * (KR_SSD_HOPPER_STEPS_STAGES * KR_SSD_HOPPER_STEPS_BYTES + KR_SSD_P * 8) + \
-    KR_SSD_P * 8 + 384 + 1023) /                                                                            \
+  ((KR_SSD_HOPPER_HEADS(N) * (KR_SSD_HOPPER_STEPS_STAGES * KR_SSD_HOPPER_STEPS_BYTES + KR_SSD_P * 4) + 384 + \
+    1023) /                                                                                                  \
    1024 * 1024)
 #define KR_SSD_HOPPER_SHARED(N, outputs) \
   (1024u + KR_SSD_HOPPER_BESIDE(N) + KR_SSD_HOPPER_TILE * KR_SSD_HOPPER_TILES(N, outputs))

@@ -94,44 +94,6 @@ KR_DEV void take_matrices(uint32_t (&d)[4], const unsigned char *tile, const lan
   kr_load_matrices(d, tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4)));
 }
 
-/* A channel's D on the diagonal of a factor, in two numbers of storage that make up 16 of its bits: of a pair of rows,
- * the channel's own. Float16 has no numbers as large as D may be: there it stays one of float32. */
-typedef struct __attribute__((aligned(8))) diagonal {
-  uint32_t high, low;
-} diagonal;
-KR_DEV diagonal diagonal_of(float d, int channel) {
-  if (KR_DTYPE != 2) return diagonal{kr_float_to_bits(d), 0};
-  const uint32_t high = kr_to_bf16(d);
-  const float rest = d - kr_unpack(high, 0, KR_DTYPE); /* of infinity: NaN */
-  return diagonal{high << 16 * (channel & 1), (uint32_t)kr_to_bf16(rest == rest ? rest : 0) << 16 * (channel & 1)};
-}
-
-/* y += D x for a warp's rows of a tile x: by tensor cores, 16 channels at a time, whose registers of the factor hold
- * rows 2 q and 2 q + 1 of column g of eight. */
-KR_DEV void add_diagonal(float (&y)[32], const unsigned char *x, const diagonal *D, const diagonal *zeros,
-                         const lanes &me) {
-  const diagonal *const own = (me.g >> 1 == me.q ? D : zeros) + me.g;
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    uint32_t a[4];
-    take_matrices(a, x, me, j);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float (&to)[4] = *(float (*)[4])&y[4 * (j + i)];
-      if (KR_DTYPE != 2) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          to[k] = kr_fma(kr_bits_to_float(D[8 * (j + i) + 2 * me.q + (k & 1)].high),
-                         kr_unpack(a[2 * i + (k >> 1)], k & 1, KR_DTYPE), to[k]);
-        continue;
-      }
-      const diagonal d = own[8 * (j + i)];
-      kr_mma_as(half_type(), to, a, i ? 0 : d.high, i ? d.high : 0);
-      kr_mma_as(half_type(), to, a, i ? 0 : d.low, i ? d.low : 0);
-    }
-  }
-}
-
 /* Eight elements of storage and eight more. */
 KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
 #pragma unroll
