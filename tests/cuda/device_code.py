@@ -49,7 +49,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert run("compile", root, text, f"{text}.d", sys.executable, "-c", "raise SystemExit(3)").returncode == 3
 
 # Of the build's own texts: one of another build's among them.
-texts = sorted(built.glob("norm_short.*.ptx"))
+texts = sorted(built.glob("norm_short_f32.*.ptx"))
 with tempfile.TemporaryDirectory() as folder:
     assert texts
     other = pathlib.Path(folder, texts[0].name)
