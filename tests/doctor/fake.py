@@ -214,9 +214,15 @@ class Doctor:
         self.tables = None
         try:
             import jsonschema
-            self.validate = lambda answer: jsonschema.validate(answer, self.schema)
+            self.validate = jsonschema.Draft202012Validator(self.in_place(self.schema)).validate
         except ImportError:
             self.validate = lambda answer: self.check_by_hand(answer, self.schema)
+
+    def in_place(self, part):
+        """The schema with each $ref replaced by what it names: jsonschema looks one up for every value that it sees, which took four fifths of these tests' time."""
+        if isinstance(part, dict):
+            return self.in_place(self.schema["$defs"][part["$ref"].split("/")[-1]]) if "$ref" in part else {k: self.in_place(v) for k, v in part.items()}
+        return [self.in_place(inner) for inner in part] if isinstance(part, list) else part
 
     def check_by_hand(self, value, schema):
         if "$ref" in schema:
