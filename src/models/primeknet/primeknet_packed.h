@@ -4,7 +4,7 @@
 #ifndef KR_PRIMEKNET_PACKED_H
 #define KR_PRIMEKNET_PACKED_H
 
-#include "primeknet.h"
+#include "primeknet_parameters.h"
 
 enum { KR_PK_MAX_DEPTH = 16 };
 
@@ -90,12 +90,6 @@ typedef struct pk_phase {
   float real_b, imag_b;
 } pk_phase;
 
-typedef struct pk_parameter {
-  struct pk_parameter *next;
-  const char *name;
-  const float *data;
-} pk_parameter;
-
 struct kr_primeknet {
   const krait_ctx *ctx;
   const kr_layers *layers;
@@ -103,7 +97,7 @@ struct kr_primeknet {
   int64_t Cp, Ep, Hp, Xp; /* padded C, d_inner, hidden, R + 2N */
   pk_encoder encoder;
   pk_block *blocks;         /* for devices only */
-  struct pk_parameter *parameters; /* of the blocks as they are published: for the CPU's graphs */
+  pk_parameters parameters; /* as they are published: for the CPU's graphs */
   pk_mask mask;
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */
