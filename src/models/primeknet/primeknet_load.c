@@ -180,11 +180,16 @@ static int32_t load_mamba(loader *l, const char *prefix, pk_linear *in, pk_linea
   return b->status;
 }
 
+/* A row of a matrix in float16, of outputs side by side, inputs `step` apart. */
+static void half_row(uint16_t *to, const float *from, int64_t K, int64_t step) {
+  for (int64_t k = 0; k < K; k++) to[k] = kr_float_to_f16(from[k * step]);
+}
+
 /* (N, padded K) in float16, of a map as devices have it. */
 static const uint16_t *half_rows(loader *l, const kr_panels *w) {
   const int64_t K = kr_padded(l->builder.layers, w->K), N = pk_panel_columns(w);
   uint16_t *rows = pk_storage_take(&l->builder, (size_t)(K * N) * sizeof *rows);
-  for (int64_t i = 0; rows && w->data && i < K * N; i++) rows[i] = kr_float_to_f16(w->data[i % K * N + i / K]);
+  for (int64_t n = 0; rows && w->data && n < N; n++) half_row(rows + n * K, w->data + n, K, N);
   return rows;
 }
 
@@ -222,28 +227,46 @@ static int32_t load_time_network(loader *l, const char *prefix, pk_time *out) {
   return status;
 }
 
-static int32_t load_prime(loader *l, const char *prefix, pk_prime *chunks) {
-  const int64_t C = l->config->C, J = l->config->n_kernels, H = J * C;
+static int32_t load_prime(loader *l, const char *prefix, pk_prime *out) {
+  const int64_t C = l->config->C, Cp = l->model->Cp, J = l->config->n_kernels, H = J * C;
   pk_builder *b = &l->builder;
   raw_wrap wrap;
   KR_TRY(read_wrap(l, prefix, H, &wrap));
-  for (int64_t j = 0; j < J; j++) {
-    pk_prime *out = &chunks[j];
-    const int64_t K = out->k = l->config->kernels[j], number = K;
+  for (int64_t j = 0; j < J; j++) out->n_taps += l->config->kernels[j];
+#define TAKE(type, n) pk_storage_take(b, (size_t)(n) * sizeof(type))
+  float *taps = TAKE(float, out->n_taps * Cp), *gate_taps = TAKE(float, out->n_taps * Cp),
+        *taps_bias = TAKE(float, J * Cp), *gate_bias = TAKE(float, J * Cp), *weight = TAKE(float, Cp * J * Cp),
+        *weight_bias = TAKE(float, J * Cp), *out_weight = TAKE(float, J * Cp * Cp), *out_bias = TAKE(float, Cp);
+  uint16_t *weight_halves = TAKE(uint16_t, J * Cp * Cp), *out_halves = TAKE(uint16_t, Cp * J * Cp);
+  out->in = TAKE(kr_panels, J);
+#undef TAKE
+  KR_TRY(b->status);
+  for (int64_t j = 0, first = 0; j < J; first += l->config->kernels[j++]) {
+    const int64_t K = l->config->kernels[j], number = K;
     raw_prime raw;
     KR_PK_PRIME_KEYS(READ)
     pk_linear in = pk_linear_read(b, C, C, wrap.in_w + j * C * C, C, 1, wrap.in_b + j * C);
-    pk_linear last = pk_linear_read(b, C, C, wrap.out_w + j * C, H, 1, j == 0 ? wrap.out_b : NULL);
     pk_linear_fold_input(&in, wrap.norm_w, wrap.norm_b);
-    pk_linear_fold_output(&last, wrap.beta, NULL);
-    out->in = pk_pack(b, in, 0, C, 0);
-    out->out = pk_pack(b, last, 0, C, 0);
-    out->attn = pk_pack(b, pk_linear_read(b, C, C, raw.attn_w, C, 1, raw.attn_b), 0, C, 0);
-    out->attn_taps = turn_taps(l, raw.attn_taps, C, out->k, C);
-    out->conv_taps = turn_taps(l, raw.conv_taps, C, out->k, C);
-    out->attn_taps_bias = padded(l, raw.attn_taps_b, C);
-    out->conv_taps_bias = padded(l, raw.conv_taps_b, C);
+    out->in[j] = pk_pack(b, in, 0, C, 0);
+    for (int64_t c = 0; c < C; c++) {
+      const double beta = wrap.beta[c];
+      for (int64_t k = 0; k < K; k++) {
+        taps[(first + k) * Cp + c] = raw.attn_taps[c * K + k];
+        gate_taps[(first + k) * Cp + c] = raw.conv_taps[c * K + k];
+      }
+      taps_bias[j * Cp + c] = raw.attn_taps_b[c], gate_bias[j * Cp + c] = raw.conv_taps_b[c];
+      weight_bias[j * Cp + c] = raw.attn_b[c], out_bias[c] = (float)(beta * wrap.out_b[c]);
+      for (int64_t k = 0; k < C; k++) {
+        weight[(k * J + j) * Cp + c] = raw.attn_w[c * C + k];
+        out_weight[(j * Cp + k) * Cp + c] = (float)(beta * wrap.out_w[c * H + j * C + k]);
+      }
+    }
   }
+  for (int64_t i = 0; i < J * Cp; i++) half_row(weight_halves + i * Cp, weight + i, Cp, J * Cp);
+  for (int64_t c = 0; c < Cp; c++) half_row(out_halves + c * J * Cp, out_weight + c, J * Cp, Cp);
+  out->taps = taps, out->taps_bias = taps_bias, out->gate_taps = gate_taps, out->gate_bias = gate_bias;
+  out->weight = weight, out->weight_bias = weight_bias, out->out_weight = out_weight, out->out_bias = out_bias;
+  out->weight_halves = weight_halves, out->out_halves = out_halves;
   return b->status;
 }
 
@@ -264,9 +287,7 @@ static int32_t load_freq_stage(loader *l, const char *block, pk_block *out) {
     snprintf(prefix, sizeof prefix, "%.40sfreq_stage.%lld.0.", block, (long long)n);
     KR_TRY(load_attention(l, prefix, 3, &out->freq[n].attention));
     snprintf(prefix, sizeof prefix, "%.40sfreq_stage.%lld.1.", block, (long long)n);
-    out->freq[n].prime = pk_storage_take(&l->builder, sizeof(pk_prime) * (size_t)l->config->n_kernels);
-    KR_TRY(l->builder.status);
-    KR_TRY(load_prime(l, prefix, out->freq[n].prime));
+    KR_TRY(load_prime(l, prefix, &out->freq[n].prime));
   }
   return KRAIT_OK;
 }

@@ -41,11 +41,13 @@ typedef struct pk_recurrent {
   kr_panels out;             /* H -> C */
 } pk_recurrent;
 
-typedef struct pk_prime { /* group prime kernel FFN, one of J chunks */
-  kr_panels in, attn, out;                    /* C -> C each */
-  const float *attn_taps, *attn_taps_bias;    /* (k, Cp), (Cp) */
-  const float *conv_taps, *conv_taps_bias;
-  int64_t k;
+typedef struct pk_prime { /* group prime kernel FFN of J chunks: their first products, then filter_bank's tensors */
+  kr_panels *in;                                      /* J: C -> C */
+  int64_t n_taps;                                     /* of all chunks */
+  const float *taps, *taps_bias, *gate_taps, *gate_bias; /* (n_taps, Cp), (J, Cp) */
+  const float *weight, *weight_bias;                  /* (Cp inputs, J, Cp), (J, Cp) */
+  const float *out_weight, *out_bias;                 /* (J, Cp inputs, Cp), (Cp) */
+  const uint16_t *weight_halves, *out_halves;         /* rows of inputs in float16: (J, Cp, Cp), (Cp, J, Cp) */
 } pk_prime;
 
 typedef struct pk_time {
@@ -56,7 +58,7 @@ typedef struct pk_time {
 
 typedef struct pk_freq {
   pk_attention attention;
-  pk_prime *prime; /* n_kernels */
+  pk_prime prime;
 } pk_freq;
 
 typedef struct pk_block {
