@@ -144,6 +144,32 @@ typedef struct krait_rnn_pair_args {
 
 KRAIT_API int32_t krait_rnn_pair(const krait_ctx *ctx, const krait_rnn_pair_args *args);
 KRAIT_API int32_t krait_rnn_pair_scratch_bytes(const krait_ctx *ctx, const krait_rnn_pair_args *args, uint64_t *bytes);
+/* ==== filter_bank (a gated bank of filters along H, mixed) ===================================================
+ * Chunk j of x has C channels and two filters a channel, of length K_j, whose taps stand one chunk behind the other in
+ * taps and gate_taps: a_j and b_j, with their biases, zeros outside, (K_j - 1) / 2 taps in front of a position or, with
+ * KRAIT_FILTER_BANK_ONE_SIDED, all K_j - 1. out = residual + skip_scale skip + out_bias
+ * + sum over j of out_weight[.,j] ((weight_j a_j + weight_bias_j) b_j). */
+#define KRAIT_FILTER_BANK_ONE_SIDED 1u
+#define KRAIT_FILTER_BANK_TF32 2u /* factors of both products may be rounded to 11 significant bits */
+
+typedef struct krait_filter_bank_args {
+  krait_call call;
+  int64_t B, H, W, C, J, K;               /* K: of all chunks */
+  int64_t K1, K2, K3, K4, K5, K6, K7, K8; /* lengths; 0 from the one behind J on */
+  krait_view x;                           /* (B,H,W,JC) float32, as all but weight and out_weight */
+  krait_view taps, taps_bias;             /* (C,K), (JC) */
+  krait_view gate_taps, gate_bias;        /* (C,K), (JC) */
+  krait_view weight, weight_bias;         /* (JC,C) any float type, (JC) */
+  krait_view out_weight, out_bias;        /* (C,JC) any float type, (C) */
+  krait_view residual;                    /* (B,H,W,C) */
+  krait_view skip, skip_scale;            /* (B,H,W,C), (C); or both absent */
+  krait_view out;                         /* (B,H,W,C); may be residual or skip itself (same strides) */
+} krait_filter_bank_args;
+
+KRAIT_API int32_t krait_filter_bank(const krait_ctx *ctx, const krait_filter_bank_args *args);
+KRAIT_API int32_t krait_filter_bank_scratch_bytes(const krait_ctx *ctx, const krait_filter_bank_args *args,
+                                                  uint64_t *bytes);
+
 /* ==== dt_state_update (a step of Mamba's scan, Gu & Dao 2023) =================================================
  * dt[b,d] = sum over R of r[b,.] dt_weight[d,.] + dt_bias[d], with KRAIT_UPDATE_SOFTPLUS its softplus; then as
  * krait_state_update with one head: state = exp(dt A) state + dt B x, out = (sum over N of C state + D x) silu(z). dt

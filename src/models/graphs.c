@@ -9,6 +9,7 @@
 #include "language/any_lm.h"
 #include "model_kind.h"
 #include "primeknet/primeknet_graph.h"
+#include "primeknet/primeknet_parameters.h"
 #include "primeknet/primeknet_stream.h"
 #include "seedvr/seedvr.h"
 #include "sized.h"
@@ -35,31 +36,15 @@ static int32_t show(void *user, const char *title, const kr_graph *g) {
 
 /* ---- files that name their model ---- */
 
-typedef struct parameters {
-  const kr_weights *weights;
-  int32_t status; /* of the first that the file does not have so */
-  char why[256];
-} parameters;
-
-/* Its values change no time: they stay in the file. */
-static kr_tensor take(void *user, kr_graph *g, const char *name, kr_dims dims) {
-  parameters *p = user;
-  const float *data;
-  const int32_t status = p->status < 0 ? p->status : kr_weights_take_f32(p->weights, name, dims.n, dims.size, &data);
-  if (status < 0 && p->status >= 0) snprintf(p->why, sizeof p->why, "%s", krait_error_detail());
-  p->status = status;
-  return kr_graph_weight(g, name, KRAIT_F32, dims, NULL);
-}
-
-static int32_t record_primeknet(const shower *s, const kr_pk_config *c, const kr_weights *weights, kr_graph *g) {
-  parameters p = {.weights = weights};
+/* Of the parameters only names and shapes: their values change no time. */
+static int32_t record_primeknet(const shower *s, const kr_pk_config *c, pk_parameters *p, kr_graph *g) {
   const int64_t F = c->F, T = FRAMES;
   kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(1, F, T, 2)),
                     .mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(1, F, T)),
                     .pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(1, F, T)),
                     .com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(1, F, T, 2))};
-  kr_pk_graph_record(g, c, take, &p, &io);
-  KR_CHECK(p.status >= 0, p.status, "%s: %s", s->options->weights_path, p.why);
+  kr_pk_graph_record(g, c, pk_parameter_taken, p, &io);
+  KR_TRY(pk_parameters_check(p));
   KR_TRY(kr_graph_plan(g, s->ctx, 0));
   return show((void *)s, "PrimeKnet as it is trained, a window of 100 frames", g);
 }
@@ -74,19 +59,21 @@ static int32_t show_streaming(const shower *s, const kr_pk_config *c, const kr_w
   if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
   pk_chunks_close(&chunks);
   pk_streaming_close(&streaming);
-  return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->options->weights_path, krait_error_detail())
-                                     : status;
+  return status;
 }
 
 static int32_t show_primeknet(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
   kr_pk_config c;
-  kr_graph *g;
+  pk_parameters p = {0};
+  kr_graph *g = NULL;
   KR_TRY(kr_pk_config_read(model, config, &c));
-  if (c.streams) return show_streaming(s, &c, weights);
-  KR_TRY(kr_graph_open(&g));
-  const int32_t status = record_primeknet(s, &c, weights, g);
+  int32_t status = c.streams ? show_streaming(s, &c, weights) : pk_parameters_open(weights, 0, &p);
+  if (status >= 0 && !c.streams) status = kr_graph_open(&g);
+  if (g) status = record_primeknet(s, &c, &p, g);
   kr_graph_close(&g);
-  return status;
+  pk_parameters_close(&p);
+  return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->options->weights_path, krait_error_detail())
+                                     : status;
 }
 
 static int32_t show_seedvr(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {

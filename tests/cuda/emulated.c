@@ -184,8 +184,8 @@ static void agrees_with_the_reference(void **state) {
                                                                                                  "few_rows", "few_rows",
                                                                                                  "few_rows"};
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
-                           *const aligned[KR_N_ORDERS] = {"base_aligned_rows", "ampere_aligned_rows",
-                                                          "ampere_aligned_rows"},
+                           *const banks[KR_N_ORDERS] = {"ampere_half_factors", "ampere_64_channels",
+                                                        "base_64_channels"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
@@ -195,6 +195,7 @@ static void agrees_with_the_reference(void **state) {
                             : is_of_few_rows(op)                      ? few
                             : strcmp(op->name, "rnn_pair") == 0       ? pairs
                             : strcmp(op->name, "projected_scan") == 0 ? scans
+                            : strcmp(op->name, "filter_bank") == 0    ? banks
                             : is_attention && (seed & 2)              ? little
                             : is_attention || is_ssd                  ? attention
                                                                       : most;

@@ -131,6 +131,11 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(projected_scan, &a->u, &a->proj, &a->dt_weight, &a->dt_bias, &a->A, &a->Dvec, &a->z, &a->out);
     krait_projected_scan_args *a = (krait_projected_scan_args *)args;
     a->B = a->L = a->D = a->N = a->R = 2, a->X = 6;
+  } else if (!strcmp(op, "filter_bank")) {
+    GIVE(filter_bank, &a->x, &a->taps, &a->taps_bias, &a->gate_taps, &a->gate_bias, &a->weight, &a->weight_bias,
+         &a->out_weight, &a->out_bias, &a->residual, &a->out);
+    krait_filter_bank_args *a = (krait_filter_bank_args *)args;
+    a->B = a->H = a->W = a->C = a->J = a->K = a->K1 = 1;
   } else if (!strcmp(op, "mamba_inner_bwd")) {
     GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
          &a->dout);
@@ -397,6 +402,12 @@ static const rule rules[] = {
     LEAST(gated_filter, K, 1), LEAST(gated_filter, P, 0),
     VIEW(gated_filter, x, 1),
     VIEW(gated_filter, bias, 0),
+    LEAST(filter_bank, B, 0), LEAST(filter_bank, K, 1),
+    {"filter_bank", AT(filter_bank, J), SIZE, 9, SHAPE, "J is 9, must be at most 8", 0},
+    {"filter_bank", AT(filter_bank, K2), SIZE, 5, SHAPE, "K2 is 5, with J 1", 0},
+    VIEW(filter_bank, gate_taps, 1),
+    VIEW(filter_bank, out_weight, 1),
+    VIEW(filter_bank, skip, 0),
     LEAST(mean_product, S, 1), LEAST(mean_product, J, 0),
     VIEW(mean_product, x, 1),
     VIEW(mean_product, bias, 0),

@@ -52,6 +52,7 @@ static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   if (strcmp(size, "conv_from") == 0) return 1;
   if (strcmp(sig->name, "gemm") == 0 && strcmp(size, "P") == 0) return 1; /* it decides how many dimensions there are */
   if (strcmp(sig->name, "gated_filter") == 0 && strcmp(size, "P") == 0) return 1; /* zeros in front */
+  if (strcmp(sig->name, "filter_bank") == 0 && (*size == 'J' || strlen(size) == 2)) return 1; /* lengths of chunks */
   if (strcmp(sig->name, "unfold") == 0 || strcmp(sig->name, "fold") == 0)
     return strlen(size) == 2 ||
            (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they leave out */

@@ -54,6 +54,8 @@ int64_t pk_panel_fragments(const kr_panels *w) { return round_up(w->K) * pk_pane
 
 int32_t pk_device_check(const kr_pk_config *c) {
   KR_CHECK(c->C <= 64, KRAIT_ERR_UNSUPPORTED, "dense_channel is %lld; the GPU takes up to 64", (long long)c->C);
+  KR_CHECK(c->n_kernels <= 8, KRAIT_ERR_UNSUPPORTED, "freq_block_kernel holds %d lengths; the GPU takes up to 8",
+           (int)c->n_kernels);
   KR_CHECK(c->stage != KR_PK_MAMBA || c->d_state <= 64, KRAIT_ERR_UNSUPPORTED,
            "mamba_d_state is %lld; the GPU takes up to 64", (long long)c->d_state);
   KR_CHECK(c->stage != KR_PK_MAMBA || c->dt_rank <= 16, KRAIT_ERR_UNSUPPORTED,

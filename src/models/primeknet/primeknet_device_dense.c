@@ -36,8 +36,8 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   p.causal = m->config.causal;
   for (int64_t i = 0; i < n_sources; i++) p.A[i] = sources[i];
   p.partial = s->lane->partial;
-  p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE)
-                                                    : blocks_of(p.rows_per_item, KR_PK_ROWS));
+  p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_TILE_SIDE) * blocks_of(s->T, KR_TILE_SIDE)
+                                                    : blocks_of(p.rows_per_item, KR_TILE_ROWS));
   return p;
 }
 

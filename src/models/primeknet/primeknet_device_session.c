@@ -110,14 +110,14 @@ static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n +
 void pk_launch_product(pk_device_session *s, const pk_product *p) {
   const int halves = s->device->halves && p->kind != KR_PK_A_PAIR &&
                      p->kind != KR_PK_A_TAPS; /* angles before and after would lose too much */
-  const int32_t tiles = (int32_t)blocks_of(p->Np, KR_PK_COLUMNS) * p->n_panels;
+  const int32_t tiles = (int32_t)blocks_of(p->Np, KR_TILE_COLUMNS) * p->n_panels;
   pk_product whole = *p;
-  kr_grid grid = {.x = blocks_of(p->rows_per_item, KR_PK_ROWS),
+  kr_grid grid = {.x = blocks_of(p->rows_per_item, KR_TILE_ROWS),
                   .z = (uint32_t)p->n_items,
-                  .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
+                  .block = halves ? KR_TILE_THREADS_HALVES : KR_TILE_THREADS};
   whole.tiles_per_block = tiles_per_block(s, p, grid.x * p->n_items, tiles);
   grid.y = (uint32_t)(tiles / whole.tiles_per_block);
-  if (p->kind == KR_PK_A_DENSE) grid.x = blocks_of(s->T, KR_PK_SIDE), grid.y = blocks_of(p->F, KR_PK_SIDE);
+  if (p->kind == KR_PK_A_DENSE) grid.x = blocks_of(s->T, KR_TILE_SIDE), grid.y = blocks_of(p->F, KR_TILE_SIDE);
   pk_launch(s, &products[halves][p->kind], grid, &whole, sizeof whole);
 }
 
@@ -138,8 +138,8 @@ static float *place(layout *l, int64_t n_floats) {
 static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
   const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T,
-                flat = 2 + (m->config.F + 1) * s->T / KR_PK_ROWS;
-  const int64_t square = (int64_t)blocks_of(m->config.F, KR_PK_SIDE) * blocks_of(s->T, KR_PK_SIDE),
+                flat = 2 + (m->config.F + 1) * s->T / KR_TILE_ROWS;
+  const int64_t square = (int64_t)blocks_of(m->config.F, KR_TILE_SIDE) * blocks_of(s->T, KR_TILE_SIDE),
                 tiles = flat > square ? flat : square;
   float **const planes[] = {&s->mag, &s->pha, &s->mask, &s->phase};
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};

@@ -1,9 +1,9 @@
 /* primeknet_device_stages.c: the blocks' stages on the GPU: products with what lies between them, the residuals in the
  * products' ends. */
+#include <string.h>
+
 #include "primeknet_launch.h"
 
-static const kr_kernel feed_forward_kernels[] = {{"primeknet_feed_forward", "kr_pk_feed_forward"},
-                                                 {"primeknet_feed_forward_halves", "kr_pk_feed_forward"}};
 static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
@@ -141,8 +141,8 @@ static void run_recurrent(pk_device_session *s, const pk_recurrent *net, const f
   const uint32_t flags = m->config.stage == KR_PK_LSTM ? KRAIT_RNN_LSTM : 0;
   const int64_t n_gates = (flags ? 4 : 3) * m->Hp;
   for (int64_t i = run_two_layers(s, net, flags) ? 2 : 0; i < m->config.layers; i++) {
-    pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_PK_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS, s->steps,
-                                      m->Hp, m->Hp, s->gates, n_gates)
+    pk_product in = i ? pk_product_of(s, &net->input[i], m->Hp <= KR_TILE_COLUMNS ? KR_PK_A_HELD : KR_PK_A_ROWS,
+                                      s->steps, m->Hp, m->Hp, s->gates, n_gates)
                       : pk_product_of(s, &net->input[i], KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->gates, n_gates);
     pk_launch_product(s, &in);
     run_layer(s, &net->hidden[i], flags);
@@ -168,6 +168,14 @@ void pk_device_time_stage(pk_device_session *s, const pk_block *block) {
 
 /* ---- frequency --------------------------------------------------------------------------------------------------- */
 
+static krait_view map_view(const pk_device_session *s, const float *data, int64_t row) {
+  const int64_t F = s->model->config.F2, T = s->T;
+  return (krait_view){.data = (void *)data, .stride = {F * T * row, T * row, row, 1}, .dtype = KRAIT_F32};
+}
+static krait_view half_view(const pk_device_session *s, const uint16_t *rows, int64_t row) {
+  return (krait_view){.data = (void *)pk_weight(s, (const float *)rows), .stride = {row, 1}, .dtype = KRAIT_F16};
+}
+
 static void gate_frequencies(pk_device_session *s, const pk_attention *a, const float *from) {
   const kr_primeknet *m = s->model;
   const pk_product both = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
@@ -182,48 +190,50 @@ static void gate_frequencies(pk_device_session *s, const pk_attention *a, const 
                 .C = Cp,
                 .K = a->k,
                 .P = m->config.causal ? a->k - 1 : (a->k - 1) / 2,
-                .x = {.data = s->pair, .stride = {F * s->T * 2 * Cp, s->T * 2 * Cp, 2 * Cp, 1}, .dtype = KRAIT_F32},
+                .x = map_view(s, s->pair, 2 * Cp),
                 .weight = pk_view(pk_weight(s, a->taps), 1, 2 * Cp, 0),
                 .bias = pk_view(pk_weight(s, a->taps_bias), 1, 0, 0),
-                .out = {.data = s->g, .stride = {F * s->T * Cp, s->T * Cp, Cp, 1}, .dtype = KRAIT_F32}});
+                .out = map_view(s, s->g, Cp)});
 }
 
 /* The first product of all chunks at once, then the rest. */
 static void feed_forward(pk_device_session *s, const pk_prime *prime, const float *beta) {
   const kr_primeknet *m = s->model;
-  const int32_t J = m->config.n_kernels;
-  pk_product in = pk_product_of(s, &prime[0].in, KR_PK_A_NORM, s->y, m->Cp, m->Cp, s->chunks, J * m->Cp);
-  pk_feed_forward f = {.T = kr_divisor_of(s->T),
-                       .F = (int32_t)m->config.F2,
-                       .Cp = (int32_t)m->Cp,
-                       .causal = m->config.causal,
-                       .n_chunks = J,
-                       .Np = (int32_t)pk_panel_columns(&prime[0].out),
-                       .fragments = pk_panel_fragments(&prime[0].out),
-                       .h = s->chunks,
-                       .zeros = s->zeros,
-                       .bias = pk_weight(s, prime[0].out.bias),
-                       .E = s->y,
-                       .out = beta ? s->x : s->y};
-  if (beta) f.X = s->x, f.beta = pk_weight(s, beta);
-  in.n_panels = J;
-  in.out_panel = m->Cp;
-  for (int32_t j = 0; j < J; j++) {
-    const pk_prime *p = &prime[j];
-    in.w[j] = pk_weight(s, p->in.data), in.bias[j] = pk_weight(s, p->in.bias);
-    f.k[j] = (int32_t)p->k;
-    f.taps[j] = pk_weight(s, p->attn_taps), f.taps_bias[j] = pk_weight(s, p->attn_taps_bias);
-    f.other_taps[j] = pk_weight(s, p->conv_taps), f.other_bias[j] = pk_weight(s, p->conv_taps_bias);
-    f.attn[j] = pk_weight(s, p->attn.data), f.attn_bias[j] = pk_weight(s, p->attn.bias),
-    f.w[j] = pk_weight(s, p->out.data);
-  }
-  pk_launch_product(s, &in);
+  const int64_t Cp = m->Cp, J = m->config.n_kernels, *k = m->config.kernels;
   const int halves = s->device->halves;
-  const kr_grid grid = {.x = blocks_of(s->T, KR_PK_SIDE),
-                        .y = blocks_of(m->config.F2, KR_PK_SIDE),
-                        .z = (uint32_t)s->n_items,
-                        .block = halves ? KR_PK_THREADS_HALVES : KR_PK_THREADS};
-  pk_launch(s, &feed_forward_kernels[halves], grid, &f, sizeof f);
+  pk_product in = pk_product_of(s, &prime->in[0], KR_PK_A_NORM, s->y, Cp, Cp, s->chunks, J * Cp);
+  in.n_panels = (int32_t)J;
+  in.out_panel = Cp;
+  for (int64_t j = 0; j < J; j++)
+    in.w[j] = pk_weight(s, prime->in[j].data), in.bias[j] = pk_weight(s, prime->in[j].bias);
+  pk_launch_product(s, &in);
+#define VECTOR(of) pk_view(pk_weight(s, prime->of), 1, 0, 0)
+  krait_filter_bank_args a = {
+      .call = {.size = sizeof a,
+               .flags = (m->config.causal ? KRAIT_FILTER_BANK_ONE_SIDED : 0) | (halves ? KRAIT_FILTER_BANK_TF32 : 0),
+               .stream = s->lane->stream},
+      .B = s->n_items,
+      .H = m->config.F2,
+      .W = s->T,
+      .C = Cp,
+      .J = J,
+      .K = prime->n_taps,
+      .x = map_view(s, s->chunks, J * Cp),
+      .taps = pk_view(pk_weight(s, prime->taps), 1, Cp, 0),
+      .taps_bias = VECTOR(taps_bias),
+      .gate_taps = pk_view(pk_weight(s, prime->gate_taps), 1, Cp, 0),
+      .gate_bias = VECTOR(gate_bias),
+      .weight = halves ? half_view(s, prime->weight_halves, Cp) : pk_view(pk_weight(s, prime->weight), 1, J * Cp, 0),
+      .weight_bias = VECTOR(weight_bias),
+      .out_weight =
+          halves ? half_view(s, prime->out_halves, J * Cp) : pk_view(pk_weight(s, prime->out_weight), 1, Cp, 0),
+      .out_bias = VECTOR(out_bias),
+      .residual = map_view(s, s->y, Cp),
+      .out = map_view(s, beta ? s->x : s->y, Cp)};
+#undef VECTOR
+  if (beta) a.skip = a.out, a.skip_scale = pk_view(pk_weight(s, beta), 1, 0, 0);
+  memcpy(&a.K1, k, (size_t)J * sizeof *k);
+  pk_run_op(s, &kr_op_filter_bank, &a);
 }
 
 void pk_device_freq_stage(pk_device_session *s, const pk_block *block) {
@@ -233,7 +243,7 @@ void pk_device_freq_stage(pk_device_session *s, const pk_block *block) {
     const float *from = n ? s->y : s->x;
     gate_frequencies(s, &net->attention, from);
     attend(s, &net->attention, from, 1);
-    feed_forward(s, net->prime, n + 1 == m->config.n_freq ? block->beta_f : NULL);
+    feed_forward(s, &net->prime, n + 1 == m->config.n_freq ? block->beta_f : NULL);
   }
   if (!m->config.n_freq) without_sub_blocks(s, block->beta_f);
 }

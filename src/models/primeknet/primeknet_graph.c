@@ -7,8 +7,10 @@
 
 #include "mamba_block.h"
 #include "op_list.h"
+#include "primeknet_parameters.h"
+#include "primeknet_weights.h"
 
-enum { MAX_PREFIX = 96, MAX_NAME = 192 };
+enum { MAX_PREFIX = 96 };
 
 typedef struct maker {
   kr_graph *g;
@@ -27,82 +29,25 @@ typedef struct maker {
  * ---- */
 
 static kr_tensor take(const maker *m, const char *prefix, const char *key, int64_t number, kr_dims dims) {
-  char name[MAX_NAME];
-  size_t used = (size_t)snprintf(name, sizeof name, "%s", prefix);
-  for (; *key && used + 24 < sizeof name; key++) {
-    if (*key == '@') used += (size_t)snprintf(name + used, sizeof name - used, "%s", m->one_sided ? ".conv" : "");
-    else if (*key == '#') used += (size_t)snprintf(name + used, sizeof name - used, "%lld", (long long)number);
-    else name[used++] = *key;
-  }
-  name[used] = 0;
-  return m->parameter(m->user, m->g, name, dims);
+  char name[KR_PK_MAX_NAME];
+  return m->parameter(m->user, m->g, pk_key(name, prefix, key, m->one_sided, number), dims);
 }
 
 #define FIELD(field, key, ...) kr_tensor field;
 #define READ(field, key, ...) p.field = take(m, prefix, key, number, KR_DIMS(__VA_ARGS__));
-#define KR_TENSOR FIELD
-typedef struct pk_encoder_p {
-#define KR_SCOPE_encoder
-#include "primeknet_weights.def"
-#undef KR_SCOPE_encoder
-} pk_encoder_p;
-typedef struct pk_dense_p {
-#define KR_SCOPE_dense
-#include "primeknet_weights.def"
-#undef KR_SCOPE_dense
-} pk_dense_p;
-typedef struct pk_block_p {
-#define KR_SCOPE_block
-#include "primeknet_weights.def"
-#undef KR_SCOPE_block
-} pk_block_p;
-typedef struct pk_attention_p {
-#define KR_SCOPE_attention
-#include "primeknet_weights.def"
-#undef KR_SCOPE_attention
-} pk_attention_p;
-typedef struct pk_moving_p {
-#define KR_SCOPE_moving
-#include "primeknet_weights.def"
-#undef KR_SCOPE_moving
-} pk_moving_p;
-typedef struct pk_running_p {
-#define KR_SCOPE_running
-#include "primeknet_weights.def"
-#undef KR_SCOPE_running
-} pk_running_p;
-typedef struct pk_wrap_p {
-#define KR_SCOPE_wrap
-#include "primeknet_weights.def"
-#undef KR_SCOPE_wrap
-} pk_wrap_p;
-typedef struct pk_mamba_p {
-#define KR_SCOPE_mamba
-#include "primeknet_weights.def"
-#undef KR_SCOPE_mamba
-} pk_mamba_p;
-typedef struct pk_recurrent_p {
-#define KR_SCOPE_recurrent
-#include "primeknet_weights.def"
-#undef KR_SCOPE_recurrent
-} pk_recurrent_p;
-typedef struct pk_prime_p {
-#define KR_SCOPE_prime
-#include "primeknet_weights.def"
-#undef KR_SCOPE_prime
-} pk_prime_p;
-typedef struct pk_mask_p {
-#define KR_SCOPE_mask
-#include "primeknet_weights.def"
-#undef KR_SCOPE_mask
-} pk_mask_p;
-typedef struct pk_phase_p {
-#define KR_SCOPE_phase
-#include "primeknet_weights.def"
-#undef KR_SCOPE_phase
-} pk_phase_p;
-#undef KR_TENSOR
-#define KR_TENSOR READ
+
+typedef struct pk_encoder_p { KR_PK_ENCODER_KEYS(FIELD) } pk_encoder_p;
+typedef struct pk_dense_p { KR_PK_DENSE_KEYS(FIELD) } pk_dense_p;
+typedef struct pk_block_p { KR_PK_BLOCK_KEYS(FIELD) } pk_block_p;
+typedef struct pk_attention_p { KR_PK_ATTENTION_KEYS(FIELD) } pk_attention_p;
+typedef struct pk_moving_p { KR_PK_MOVING_KEYS(FIELD) } pk_moving_p;
+typedef struct pk_running_p { KR_PK_RUNNING_KEYS(FIELD) } pk_running_p;
+typedef struct pk_wrap_p { KR_PK_WRAP_KEYS(FIELD) } pk_wrap_p;
+typedef struct pk_mamba_p { KR_PK_MAMBA_KEYS(FIELD) } pk_mamba_p;
+typedef struct pk_recurrent_p { KR_PK_RECURRENT_KEYS(FIELD) } pk_recurrent_p;
+typedef struct pk_prime_p { KR_PK_PRIME_KEYS(FIELD) } pk_prime_p;
+typedef struct pk_mask_p { KR_PK_MASK_KEYS(FIELD) } pk_mask_p;
+typedef struct pk_phase_p { KR_PK_PHASE_KEYS(FIELD) } pk_phase_p;
 
 /* ---- small words ---- */
 
@@ -236,9 +181,7 @@ static void measure(const maker *m, const norm *n, kr_tensor x) {
                      kr_graph_spread(m->g, reshape(m, mean, KR_DIMS(1, 1, 1, C)), d), apart);
   const kr_tensor var = mean_of(m, multiply(m, "batch_square", apart, apart));
   m = &measured;
-#define KR_SCOPE_running
-#include "primeknet_weights.def"
-#undef KR_SCOPE_running
+  KR_PK_RUNNING_KEYS(READ)
   kr_graph_pointwise(m->g, "running_mean", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
                      reshape(m, mean, KR_DIMS(C)), n->before, p.mean);
   kr_graph_pointwise(m->g, "running_var",
@@ -384,9 +327,7 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
     const int64_t I = (i + 1) * C, number = 0;
     pk_dense_p p;
     snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", place, (long long)i);
-#define KR_SCOPE_dense
-#include "primeknet_weights.def"
-#undef KR_SCOPE_dense
+    KR_PK_DENSE_KEYS(READ)
     const kr_tensor x = kr_graph_slice(m->g, all, 3, (depth - 1 - i) * C, I);
     const kr_tensor filtered = not_kept(m, filter_with_past(m, x, p.taps, p.taps_b, (int64_t)1 << i));
     const kr_tensor to = i + 1 < depth ? newest(m, kr_graph_slice(m->g, all, 3, (depth - 2 - i) * C, C)) : 0;
@@ -412,9 +353,7 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
   const char *prefix = "dense_encoder.";
   pk_encoder_p p;
   kr_tensor input;
-#define KR_SCOPE_encoder
-#include "primeknet_weights.def"
-#undef KR_SCOPE_encoder
+  KR_PK_ENCODER_KEYS(READ)
   const kr_tensor all = dense_room(m, F, &input);
   const int is_cast = m->rows_dtype != m->dtype; /* of two features only: the norm is of what is not rounded */
   const kr_tensor lifted = product_and_norm(
@@ -468,9 +407,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const int by_frame[] = {0, 2, 1};
   pk_mask_p p;
   const kr_tensor rows = decoder_block(m, "mask_decoder", x);
-#define KR_SCOPE_mask
-#include "primeknet_weights.def"
-#undef KR_SCOPE_mask
+  KR_PK_MASK_KEYS(READ)
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
   const kr_tensor taps =
       product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
@@ -497,9 +434,7 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const char *prefix = "phase_decoder.";
   pk_phase_p p;
   const kr_tensor rows = decoder_block(m, "phase_decoder", x);
-#define KR_SCOPE_phase
-#include "primeknet_weights.def"
-#undef KR_SCOPE_phase
+  KR_PK_PHASE_KEYS(READ)
   const kr_tensor up =
       fold_up(m, product(m, "up", rows, turned(m, reshape(m, up_weight(m, p.up_w), KR_DIMS(C, 3 * C))), 0, 0, 0), C);
   const kr_tensor u = norm_of(m, &(norm){"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope}, up),
@@ -534,9 +469,7 @@ static kr_tensor attend_moving(const maker *m, const char *prefix, const pk_atte
   const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES, number = 0;
   const kr_dims map = KR_DIMS(m->B, m->c->F2, m->T, C), rows = kr_graph_dims(m->g, g);
   pk_moving_p p;
-#define KR_SCOPE_moving
-#include "primeknet_weights.def"
-#undef KR_SCOPE_moving
+  KR_PK_MOVING_KEYS(READ)
   kr_tensor frames = reshape(m, g, map);
   if (m->io->has_past) {
     const kr_tensor room = room_with_past(m, "moving", map, K - 1);
@@ -564,9 +497,7 @@ static kr_tensor attention(const maker *m, const char *stage, int64_t b, int64_t
   char prefix[MAX_PREFIX];
   pk_attention_p p;
   snprintf(prefix, sizeof prefix, "sequence_block.%lld.%s.%lld.0.", (long long)b, stage, (long long)n);
-#define KR_SCOPE_attention
-#include "primeknet_weights.def"
-#undef KR_SCOPE_attention
+  KR_PK_ATTENTION_KEYS(READ)
   const kr_tensor normed = not_kept(m, channel_norm(m, x, p.norm_w, p.norm_b));
   kr_tensor gate;
   if (along_time) { /* filters of length 1 go into the product */
@@ -612,9 +543,7 @@ static kr_tensor mamba(const maker *m, const char *before, const pk_wrap_p *w, k
   pk_mamba_p p;
   kr_tensor bias;
   snprintf(prefix, sizeof prefix, "%smamba.", before);
-#define KR_SCOPE_mamba
-#include "primeknet_weights.def"
-#undef KR_SCOPE_mamba
+  KR_PK_MAMBA_KEYS(READ)
   const kr_tensor weight = behind_first(m, w, p.in_w, 0, &bias), A = new_tensor(m, KR_DIMS(E, N)),
                   y = new_rows(m, KR_DIMS(sequences, m->T, E));
   const kr_tensor xz = reshape(m, product(m, "in", normed, weight, bias, 0, 0), KR_DIMS(sequences, m->T, 2 * E));
@@ -653,9 +582,7 @@ static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *
   snprintf(prefix, sizeof prefix, "%s%s.", before, is_lstm ? "lstm" : "gru");
   for (int64_t number = 0; number < m->c->layers; number++) {
     pk_recurrent_p p;
-#define KR_SCOPE_recurrent
-#include "primeknet_weights.def"
-#undef KR_SCOPE_recurrent
+    KR_PK_RECURRENT_KEYS(READ)
     kr_tensor bias = p.ih_b;
     const kr_tensor weight = number ? p.ih_w : behind_first(m, w, p.ih_w, p.ih_b, &bias),
                     gates = cast(m, "gates", product(m, "gates", x, weight, bias, 0, 0), m->dtype);
@@ -673,15 +600,20 @@ static kr_tensor recurrent(const maker *m, const char *before, const pk_wrap_p *
   return x;
 }
 
-static kr_tensor time_network(const maker *m, int64_t b, int64_t n, kr_tensor x) {
-  const int64_t C = m->c->C, H = m->c->hidden, number = 0;
+static pk_wrap_p wrap_of(const maker *m, const char *stage, int64_t b, int64_t n, int64_t H) {
+  const int64_t C = m->c->C, number = 0;
   char prefix[MAX_PREFIX];
   pk_wrap_p p;
+  snprintf(prefix, sizeof prefix, "sequence_block.%lld.%s.%lld.1.", (long long)b, stage, (long long)n);
+  KR_PK_WRAP_KEYS(READ)
+  return p;
+}
+
+static kr_tensor time_network(const maker *m, int64_t b, int64_t n, kr_tensor x) {
+  const pk_wrap_p p = wrap_of(m, "time_stage", b, n, m->c->hidden);
+  char prefix[MAX_PREFIX];
   kr_tensor weight = 0;
   snprintf(prefix, sizeof prefix, "sequence_block.%lld.time_stage.%lld.1.", (long long)b, (long long)n);
-#define KR_SCOPE_wrap
-#include "primeknet_weights.def"
-#undef KR_SCOPE_wrap
   const kr_tensor normed = not_kept(m, channel_norm(m, x, p.norm_w, p.norm_b));
   const kr_tensor y =
       m->c->stage == KR_PK_MAMBA ? mamba(m, prefix, &p, normed, &weight) : recurrent(m, prefix, &p, normed, &weight);
@@ -691,25 +623,15 @@ static kr_tensor time_network(const maker *m, int64_t b, int64_t n, kr_tensor x)
 static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x) {
   const int64_t C = m->c->C, H = m->c->n_kernels * C, rows = kr_graph_dims(m->g, x).size[0];
   char prefix[MAX_PREFIX];
-  pk_wrap_p w;
   snprintf(prefix, sizeof prefix, "sequence_block.%lld.freq_stage.%lld.1.", (long long)b, (long long)n);
-  {
-    const int64_t number = 0;
-    pk_wrap_p p;
-#define KR_SCOPE_wrap
-#include "primeknet_weights.def"
-#undef KR_SCOPE_wrap
-    w = p;
-  }
+  const pk_wrap_p w = wrap_of(m, "freq_stage", b, n, H);
   const kr_tensor normed = not_kept(m, channel_norm(m, x, w.norm_w, w.norm_b)), in_w = matrix(m, w.in_w),
                   h = m->is_piece ? 0 : product(m, "in", normed, in_w, w.in_b, 0, 0),
                   gated = new_rows(m, KR_DIMS(rows, H));
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
     const int64_t K = m->c->kernels[j], number = K;
     pk_prime_p p;
-#define KR_SCOPE_prime
-#include "primeknet_weights.def"
-#undef KR_SCOPE_prime
+    KR_PK_PRIME_KEYS(READ)
     /* a piece's chunks stay in the cache one after the other */
     const kr_tensor own = h ? columns(m, h, j * C, C)
                             : product(m, "in", normed, kr_graph_slice(m->g, in_w, 0, j * C, C),
@@ -729,9 +651,7 @@ static pk_block_p skips(const maker *m, int64_t b) {
   char prefix[MAX_PREFIX];
   pk_block_p p;
   snprintf(prefix, sizeof prefix, "sequence_block.%lld.", (long long)b);
-#define KR_SCOPE_block
-#include "primeknet_weights.def"
-#undef KR_SCOPE_block
+  KR_PK_BLOCK_KEYS(READ)
   return p;
 }
 

@@ -4,7 +4,7 @@
 #ifndef KR_PRIMEKNET_PACKED_H
 #define KR_PRIMEKNET_PACKED_H
 
-#include "primeknet.h"
+#include "primeknet_parameters.h"
 
 enum { KR_PK_MAX_DEPTH = 16 };
 
@@ -41,11 +41,13 @@ typedef struct pk_recurrent {
   kr_panels out;             /* H -> C */
 } pk_recurrent;
 
-typedef struct pk_prime { /* group prime kernel FFN, one of J chunks */
-  kr_panels in, attn, out;                    /* C -> C each */
-  const float *attn_taps, *attn_taps_bias;    /* (k, Cp), (Cp) */
-  const float *conv_taps, *conv_taps_bias;
-  int64_t k;
+typedef struct pk_prime { /* group prime kernel FFN of J chunks: their first products, then filter_bank's tensors */
+  kr_panels *in;                                      /* J: C -> C */
+  int64_t n_taps;                                     /* of all chunks */
+  const float *taps, *taps_bias, *gate_taps, *gate_bias; /* (n_taps, Cp), (J, Cp) */
+  const float *weight, *weight_bias;                  /* (Cp inputs, J, Cp), (J, Cp) */
+  const float *out_weight, *out_bias;                 /* (J, Cp inputs, Cp), (Cp) */
+  const uint16_t *weight_halves, *out_halves;         /* rows of inputs in float16: (J, Cp, Cp), (Cp, J, Cp) */
 } pk_prime;
 
 typedef struct pk_time {
@@ -56,7 +58,7 @@ typedef struct pk_time {
 
 typedef struct pk_freq {
   pk_attention attention;
-  pk_prime *prime; /* n_kernels */
+  pk_prime prime;
 } pk_freq;
 
 typedef struct pk_block {
@@ -90,12 +92,6 @@ typedef struct pk_phase {
   float real_b, imag_b;
 } pk_phase;
 
-typedef struct pk_parameter {
-  struct pk_parameter *next;
-  const char *name;
-  const float *data;
-} pk_parameter;
-
 struct kr_primeknet {
   const krait_ctx *ctx;
   const kr_layers *layers;
@@ -103,7 +99,7 @@ struct kr_primeknet {
   int64_t Cp, Ep, Hp, Xp; /* padded C, d_inner, hidden, R + 2N */
   pk_encoder encoder;
   pk_block *blocks;         /* for devices only */
-  struct pk_parameter *parameters; /* of the blocks as they are published: for the CPU's graphs */
+  pk_parameters parameters; /* as they are published: for the CPU's graphs */
   pk_mask mask;
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */

@@ -7,18 +7,10 @@
 #include <stdint.h>
 
 #include "rows.h"
+#include "tile64.h"
 
-/* A product's tile, its block of threads in float32 and with halves, the side of a square tile; bins of a decoder's
- * last step. */
-enum {
-  KR_PK_ROWS = 64,
-  KR_PK_COLUMNS = 64,
-  KR_PK_THREADS = 128,
-  KR_PK_THREADS_HALVES = 256,
-  KR_PK_SIDE = 8,
-  KR_PK_SOURCES = 16,
-  KR_PK_POSITIONS = 64
-};
+/* Sources of a product; bins of a decoder's last step. */
+enum { KR_PK_SOURCES = 16, KR_PK_POSITIONS = 64 };
 
 /* Instance norm and PReLU that a map still needs when it is read: per item and channel, (n_items, Cp), slope (Cp). */
 typedef struct pk_affine {
@@ -34,8 +26,8 @@ enum {
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
   KR_PK_A_CONV,   /* causal convolution of a sequence's channels with its silu; also written to made */
   KR_PK_A_TAPS,   /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
-  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter; tiles are KR_PK_SIDE frequencies by as
-                     many frames */
+  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter; tiles are KR_TILE_SIDE frequencies by
+                     as many frames */
 };
 
 /* out = what the epilogue makes of A W + bias */
@@ -85,21 +77,6 @@ typedef struct pk_moments {
   float *scale, *shift;
   int32_t n_tiles, C;
 } pk_moments;
-
-/* All of the prime kernel net but its first product: for each chunk of h two filters along the frequencies, the product
- * of one, times the other, and the product with the output's rows, summed. A block has KR_PK_SIDE frequencies by as
- * many frames; grid: x frames, y frequencies, z items. */
-typedef struct pk_feed_forward {
-  kr_divisor T;
-  int32_t F, Cp, causal, n_chunks, Np;
-  int64_t fragments;
-  const float *h, *zeros; /* n_chunks Cp wide; four zeros */
-  int32_t k[KR_PK_SOURCES];
-  const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES], *other_taps[KR_PK_SOURCES], *other_bias[KR_PK_SOURCES];
-  const float *attn[KR_PK_SOURCES], *attn_bias[KR_PK_SOURCES], *w[KR_PK_SOURCES], *bias;
-  const float *E, *X, *beta;
-  float *out;
-} pk_feed_forward;
 
 /* From the spectrum to planes and back, and the decoders' last steps. */
 typedef struct pk_planes {

@@ -1,6 +1,7 @@
 /* primeknet_product.cu: tiles of rows made on the way into shared memory (normalised, scaled, filtered), multiplied
  * with one panel of weights or several, results changed on the way out; column moments for the norms behind. */
-#include "primeknet_tile.cuh"
+#include "primeknet_plan.h"
+#include "tile64.cuh"
 
 enum { HELD = ROWS * 16 / THREADS };
 

@@ -15,13 +15,6 @@ static int64_t piece_of(const kr_pk_session *s, int along_time) {
   return along_time && s->model->config.stage != KR_PK_MAMBA ? SEQUENCES : 1;
 }
 
-static kr_tensor find(void *user, kr_graph *g, const char *name, kr_dims dims) {
-  const kr_primeknet *m = user;
-  for (const pk_parameter *p = m->parameters; p; p = p->next)
-    if (strcmp(p->name, name) == 0) return kr_graph_weight(g, name, KRAIT_F32, dims, p->data);
-  return 0;
-}
-
 /* The graph of n positions or frames; a runner for each thread, in the memory that the thread has for all of them. */
 static int32_t open_stage(kr_pk_session *s, int64_t block, int along_time, int64_t n, pk_stage *to) {
   const kr_primeknet *m = s->model;
@@ -31,7 +24,7 @@ static int32_t open_stage(kr_pk_session *s, int64_t block, int along_time, int64
   KR_TRY(kr_graph_open(&to->graph));
   to->x = kr_graph_input_like(to->graph, "x", &layout, dims);
   to->out = kr_graph_output_like(to->graph, "out", &layout, dims);
-  kr_pk_stage_record(to->graph, &m->config, find, (void *)m, block, along_time, to->x, to->out);
+  kr_pk_stage_record(to->graph, &m->config, pk_parameter_of, (void *)&m->parameters, block, along_time, to->x, to->out);
   return kr_graph_plan(to->graph, s->alone, KR_PLAN_CONSTANT);
 }
 

@@ -1,22 +1,21 @@
-/* primeknet_tile.cuh: the product that PrimeKnet spends its time in: a block multiplies 64 rows in shared memory with
- * 64 columns of a panel of weights; results stay in registers. In float32 by FMA; or with KR_HALVES, in modules of
- * their own, by tensor cores from Ampere on: factors rounded to float16, which has the digits of TF32, sums in float32.
- * Rows and columns have their plain order everywhere; what the tensor cores want lies in the order of the packed
- * weights alone (primeknet_device.c). */
-#ifndef KR_PRIMEKNET_TILE_CUH
-#define KR_PRIMEKNET_TILE_CUH
+/* tile64.cuh: a thin product: a block multiplies 64 rows in shared memory with 64 columns of weights; results stay in
+ * registers. In float32 by FMA; or with KR_HALVES, in modules of their own, by tensor cores from Ampere on: factors
+ * rounded to float16, which has the digits of TF32, sums in float32. Rows and columns have their plain order; what the
+ * tensor cores want lies in the order in which weights are read. */
+#ifndef KR_TILE64_CUH
+#define KR_TILE64_CUH
 
 #include "pack.cuh"
-#include "primeknet_plan.h"
+#include "tile64.h"
 
 /* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column.
  * PITCH: words from row to row, so that what a warp reads lies in different banks. */
 #ifdef KR_HALVES
-enum { THREADS = KR_PK_THREADS_HALVES, BLOCKS = 2, PITCH = 40, RESULTS = 4, PARTS = 2 };
+enum { THREADS = KR_TILE_THREADS_HALVES, BLOCKS = 2, PITCH = 40, RESULTS = 4, PARTS = 2 };
 #else
-enum { THREADS = KR_PK_THREADS, BLOCKS = 3, PITCH = 68, RESULTS = 8, PARTS = 4 };
+enum { THREADS = KR_TILE_THREADS, BLOCKS = 3, PITCH = 68, RESULTS = 8, PARTS = 4 };
 #endif
-enum { ROWS = KR_PK_ROWS, COLUMNS = KR_PK_COLUMNS, WIDTH = 64, SIDE = KR_PK_SIDE, FRAMES = SIDE * 32 / THREADS };
+enum { ROWS = KR_TILE_ROWS, COLUMNS = KR_TILE_COLUMNS, WIDTH = 64, SIDE = KR_TILE_SIDE, FRAMES = SIDE * 32 / THREADS };
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV kr_float2 load2(const float *from) { return *(const kr_float2 *)from; }
@@ -84,7 +83,7 @@ KR_DEV void take(const tile &from, factors &f) {
     }
 }
 
-/* A panel of weights, from the row on that the tile's first column meets, and of it the columns column0... */
+/* A panel of weights as packed, from the row on that the tile's first column meets, and of it the columns column0... */
 typedef struct weights {
   kr_raw16 b[4];
 } weights;
@@ -95,6 +94,18 @@ KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
   const float *from = w + ((int64_t)(n < per_row ? n : 0) * 32 + (kr_thread() & 31)) * 4;
 #pragma unroll
   for (int k = 0; k < 4; k++) to.b[k] = *(const kr_raw16 *)(from + (k * 16 < K ? k * per_row * 128 : 0));
+}
+
+/* The same of rows of float16, `ld` apart, of K inputs: N of them, both multiples of 16; not packed. */
+KR_DEV void fetch_rows(const void *w, int ld, int N, int K, weights &to) {
+  const int n = kr_thread() >> 6 << 4, lane = kr_thread() & 31, column = (lane >> 3) * 4 + (lane >> 2 & 1);
+  const uint16_t *from = (const uint16_t *)w + (int64_t)((n < N ? n : 0) + column) * ld + (lane & 3) * 4;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const uint16_t *at = from + (k * 16 < K ? k * 16 : 0);
+    const uint64_t one = *(const uint64_t *)at, other = *(const uint64_t *)(at + 2 * ld);
+    to.b[k] = kr_raw16{{(uint32_t)one, (uint32_t)(one >> 32), (uint32_t)other, (uint32_t)(other >> 32)}};
+  }
 }
 
 /* Adds rows times weights. */
@@ -145,12 +156,17 @@ KR_DEV void take(const tile &, factors &) {}
 /* Only where they are: they are read while they are used. */
 typedef struct weights {
   const float *at;
-  int Np, K;
+  int Np, K; /* Np: floats from row to row */
 } weights;
 
 KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
   const int column = column0 + result_column();
   to = weights{w + (column < Np ? column : 0), Np, K};
+}
+
+/* Here the outputs of an input lie side by side, inputs `ld` apart. */
+KR_DEV void fetch_rows(const void *w, int ld, int N, int K, weights &to) {
+  to = weights{(const float *)w + (result_column() < N ? result_column() : 0), ld, K};
 }
 
 KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &s) {

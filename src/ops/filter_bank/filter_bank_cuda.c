@@ -1,0 +1,107 @@
+/* filter_bank_cuda.c: plan and launch of a gated bank of filters. */
+#include "cuda_row.h"
+#include "filter_bank/filter_bank_plan.h"
+#include "filter_bank/filter_bank_rows.h"
+#include "op_list.h"
+
+static const kr_kernel in_floats = {"filter_bank", "kr_filter_bank"},
+                       in_halves = {"filter_bank_halves", "kr_filter_bank"};
+
+static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
+static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
+
+/* Rows of channels one behind the other; of residual and skip as of out. */
+static int lies_as(const krait_view *v, const krait_filter_bank_args *a) {
+  const int64_t row = a->out.stride[2];
+  return v->stride[3] == 1 && v->stride[2] == row && v->stride[1] == a->W * row && v->stride[0] == a->H * a->W * row &&
+         is_aligned(v);
+}
+static int are_taps(const krait_view *v) {
+  return v->stride[0] == 1 && v->stride[1] % 2 == 0 && !is_far(v->stride[1]) && is_aligned(v);
+}
+static int is_vector(const krait_view *v) { return v->stride[0] == 1 && is_aligned(v); }
+
+static const char *refuse_rest(const krait_filter_bank_args *a) {
+  if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
+  if (a->B > 65535 || a->B * a->H * a->W >= (int64_t)1 << 31 || a->K >= 1 << 20) return "too many positions or taps";
+  if (a->x.stride[3] != 1 || (a->x.stride[0] | a->x.stride[1] | a->x.stride[2]) % 2 || !is_aligned(&a->x) ||
+      is_far(a->x.stride[2]))
+    return "unaligned positions of x";
+  if (is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !lies_as(&a->out, a) || !lies_as(&a->residual, a) ||
+      (a->skip.data && !lies_as(&a->skip, a)))
+    return "rows of out, residual and skip do not lie one behind the other in the same way";
+  if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "channels of a tap do not lie side by side, aligned";
+  if (!is_vector(&a->taps_bias) || !is_vector(&a->gate_bias) || !is_vector(&a->weight_bias) ||
+      !is_vector(&a->out_bias) || (a->skip_scale.data && !is_vector(&a->skip_scale)))
+    return "numbers of a bias do not lie side by side, aligned";
+  return NULL;
+}
+
+const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_filter_bank_args *a = args;
+  (void)ctx;
+  for (int i = 0; i < 2; i++) {
+    const krait_view *w = i ? &a->out_weight : &a->weight;
+    if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
+      return "weights are not float32 with an input's outputs side by side";
+  }
+  return refuse_rest(a);
+}
+
+const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_filter_bank_args *a = args;
+  (void)ctx;
+  if (!(a->call.flags & KRAIT_FILTER_BANK_TF32)) return "KRAIT_FILTER_BANK_TF32 is not given";
+  for (int i = 0; i < 2; i++) {
+    const krait_view *w = i ? &a->out_weight : &a->weight;
+    if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 4 || is_far(w->stride[0]) || !is_aligned(w))
+      return "weights are not rows of float16";
+  }
+  return refuse_rest(a);
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
+  const krait_filter_bank_args *a = args;
+  kr_filter_bank_plan p = {.x = a->x.data,
+                           .taps = a->taps.data,
+                           .taps_bias = a->taps_bias.data,
+                           .gate_taps = a->gate_taps.data,
+                           .gate_bias = a->gate_bias.data,
+                           .weight_bias = a->weight_bias.data,
+                           .out_bias = a->out_bias.data,
+                           .residual = a->residual.data,
+                           .skip = a->skip.data,
+                           .skip_scale = a->skip_scale.data,
+                           .weight = a->weight.data,
+                           .out_weight = a->out_weight.data,
+                           .out = a->out.data,
+                           .x_b = a->x.stride[0],
+                           .x_h = a->x.stride[1],
+                           .H = (int32_t)a->H,
+                           .W = (int32_t)a->W,
+                           .C = (int32_t)a->C,
+                           .n_chunks = (int32_t)a->J,
+                           .one_sided = (a->call.flags & KRAIT_FILTER_BANK_ONE_SIDED) != 0,
+                           .x_w = (int32_t)a->x.stride[2],
+                           .tap = (int32_t)a->taps.stride[1],
+                           .gate_tap = (int32_t)a->gate_taps.stride[1],
+                           .weight_row = (int32_t)a->weight.stride[!halves],
+                           .out_weight_row = (int32_t)a->out_weight.stride[!halves],
+                           .row = (int32_t)a->out.stride[2]};
+  for (int64_t j = 0; j < a->J; j++) p.K[j] = (int32_t)kr_filter_bank_lengths(a)[j];
+  const kr_grid grid = {.x = (uint32_t)((a->W + KR_TILE_SIDE - 1) / KR_TILE_SIDE),
+                        .y = (uint32_t)((a->H + KR_TILE_SIDE - 1) / KR_TILE_SIDE),
+                        .z = (uint32_t)a->B,
+                        .block = halves ? KR_TILE_THREADS_HALVES : KR_TILE_THREADS,
+                        .stream = a->call.stream};
+  if (!a->B || !a->H || !a->W) return KRAIT_OK;
+  return kr_cuda_launch(ctx->cuda, tier, halves ? &in_halves : &in_floats, &grid, &p, sizeof p);
+}
+
+int32_t kr_filter_bank_halves(const krait_ctx *ctx, const void *args) {
+  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 1);
+}
+int32_t kr_filter_bank_ampere(const krait_ctx *ctx, const void *args) {
+  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 0);
+}
+int32_t kr_filter_bank_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE, 0); }
