@@ -19,7 +19,7 @@ int32_t kr_state_update_case(kr_case *c, int64_t index) {
   if (by_heads) a->P = 8 * kr_case_int(c, 1, 4), a->N = kr_case_pick(c, 3, (int64_t[]){32, 64, 128});
   const int by_rows = index % 6 == 1 && kr_case_chance(c, 0.6); /* as Mamba does it for many sequences */
   if (by_rows) {
-    a->B = kr_case_int(c, 11, 22), a->H = a->G = 1, a->P = kr_case_edge(c, 140), a->N = 16;
+    a->B = kr_case_int(c, 31, 39), a->H = a->G = 1, a->P = kr_case_edge(c, 140), a->N = 16;
     c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
   }
   a->n_states = a->B + kr_case_int(c, 0, 3);

@@ -1,5 +1,6 @@
 /* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head that decay alike,
- * four states at a time where they lie together, and any strides; and of many sequences, all 16 states of a channel. */
+ * four states at a time where they lie together, and any strides; and of many sequences,
+ * all 16 states of a channel. */
 #include "overlap.h"
 #include "cuda_row.h"
 #include "state_update_plan.h"
@@ -34,8 +35,8 @@ static const char *refuse_heads(const krait_state_update_args *a) {
              : "channels do not lie together in aligned groups of eight";
 }
 
-/* From so many sequences on a multiprocessor has enough threads that take a whole channel. */
-enum { FEWEST_SEQUENCES = 12 };
+/* From so many sequences on there are enough threads that take a whole channel. */
+enum { FEWEST_SEQUENCES = 32 };
 
 static int is_aligned(const krait_view *v, int dim) {
   const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype);
@@ -43,7 +44,7 @@ static int is_aligned(const krait_view *v, int dim) {
 }
 
 static const char *refuse_whole(const krait_state_update_args *a) {
-  if (a->B < FEWEST_SEQUENCES || a->B >= 65536) return "fewer than 12 sequences, or 65536";
+  if (a->B < FEWEST_SEQUENCES || a->B >= 65536) return "fewer than 32 sequences, or 65536";
   if (a->H != 1 || a->N != KR_UPDATE_ROW_STATES) return "more than one head, or N is not 16";
   if (a->x.dtype == KRAIT_F32) return "not 16 bits";
   return a->A.stride[2] == 1 && a->A.stride[1] % 4 == 0 && is_aligned(&a->state, 2) && is_aligned(&a->Bmat, 0) &&
