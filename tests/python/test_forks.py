@@ -1,5 +1,6 @@
 """Clients that are no users of mamba_ssm's own blocks: Vim, VideoMamba, SegMamba and VMamba construct and call these."""
 
+import copy
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import selective_scan_cuda_core
 import selective_scan_cuda_ndstate
 import selective_scan_cuda_oflex
 from mamba_ssm import Mamba
-from mamba_ssm.ops.triton.layernorm import RMSNorm, rms_norm_fn  # where version 1 has them
+from mamba_ssm.ops.triton.layernorm import RMSNorm, layer_norm_fn, rms_norm_fn  # where version 1 has them
 
 
 # ---- bidirectional blocks ---------------------------------------------------------------------------------------------
@@ -154,6 +155,83 @@ def test_ndstate(device):
     refs.close(out, want, (1e-4, 1e-4))
     for got, given, twin in zip(selective_scan_cuda_ndstate.bwd(*flat, dout, x, True, 1), flat, twins):
         refs.close(got, twin.grad.reshape(given.shape), (1e-3, 1e-3))
+
+
+# ---- Vim whole: what its model file imports and calls, beside the equations in float64 -------------------------------------
+class VimBlock(torch.nn.Module):
+    """Add, norm, mixer; drop_path is the identity at a rate of 0."""
+
+    def __init__(self, d, layer_idx, norm, divides):
+        super().__init__()
+        self.mixer = Mamba(d, layer_idx=layer_idx, bimamba_type="v2", if_devide_out=divides, init_layer_scale=None, device=None, dtype=None)
+        self.norm = norm(d, eps=1e-5, device=None, dtype=None)
+
+    def forward(self, hidden, stream, inference_params=None):
+        fused = rms_norm_fn if isinstance(self.norm, RMSNorm) else layer_norm_fn
+        hidden, stream = fused(hidden, self.norm.weight, self.norm.bias, residual=stream, prenorm=True, residual_in_fp32=True, eps=self.norm.eps)
+        return self.mixer(hidden, inference_params=inference_params), stream
+
+    def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
+        return self.mixer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
+
+
+class Vim(torch.nn.Module):
+    """VisionMamba with its class token in the middle of the patches."""
+
+    def __init__(self, d, depth, n_patches, n_classes, norm, divides):
+        super().__init__()
+        self.patch_embed = torch.nn.Conv2d(3, d, 4, 4)
+        self.cls_token, self.pos_embed = torch.nn.Parameter(torch.randn(1, 1, d)), torch.nn.Parameter(0.1 * torch.randn(1, n_patches + 1, d))
+        self.layers = torch.nn.ModuleList(VimBlock(d, i, norm, divides) for i in range(depth))
+        self.norm_f, self.head = norm(d, eps=1e-5), torch.nn.Linear(d, n_classes)
+
+    def tokens(self, picture):
+        x = self.patch_embed(picture).flatten(2).transpose(1, 2)
+        middle = x.shape[1] // 2
+        return torch.cat((x[:, :middle], self.cls_token.expand(len(x), -1, -1), x[:, middle:]), dim=1) + self.pos_embed, middle
+
+    def forward(self, picture):
+        (hidden, middle), stream = self.tokens(picture), None
+        for layer in self.layers:
+            hidden, stream = layer(hidden, stream, inference_params=None)
+        fused = rms_norm_fn if isinstance(self.norm_f, RMSNorm) else layer_norm_fn
+        hidden = fused(hidden, self.norm_f.weight, self.norm_f.bias, eps=self.norm_f.eps, residual=stream, prenorm=False, residual_in_fp32=True)
+        return self.head(hidden[:, middle])
+
+
+def vim_reference(model, picture):
+    """The logits in float64, and the twins of the parameters by name."""
+    twin, names = copy.deepcopy(model).cpu().double(), {}
+
+    def norm(m, x):
+        if isinstance(m, torch.nn.LayerNorm):
+            return F.layer_norm(x, x.shape[-1:], m.weight, m.bias, m.eps)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + m.eps) * m.weight
+
+    stream, middle = twin.tokens(picture.detach().cpu().double())
+    for i, layer in enumerate(twin.layers):
+        p, mixed = reference(layer.mixer, norm(layer.norm, stream))
+        names.update({"layers.%d.mixer.%s" % (i, k): v for k, v in p.items()})
+        stream = stream + mixed
+    return twin.head(norm(twin.norm_f, stream)[:, middle]), {**dict(twin.named_parameters()), **names}
+
+
+@pytest.mark.parametrize("norm, divides", [(RMSNorm, True), (torch.nn.LayerNorm, False)], ids=["rms", "layer"])
+def test_vim(device, norm, divides):
+    """Logits to 1e-5, gradients of every parameter to 1e-4."""
+    from mamba_ssm.utils.generation import GenerationMixin  # its model file imports these and calls none of them
+    from mamba_ssm.utils.hf import load_config_hf, load_state_dict_hf
+    assert GenerationMixin and load_config_hf and load_state_dict_hf
+    torch.manual_seed(3)
+    model, picture = Vim(32, 2, 9, 5, norm, divides).to(device), torch.randn(2, 3, 12, 12, device=device)
+    want, twins = vim_reference(model, picture)
+    got, g = model(picture), torch.randn(2, 5)
+    assert refs.relative(got, want) < 1e-5
+    got.backward(g.to(device))
+    want.backward(g.double())
+    for name, parameter in model.named_parameters():
+        assert refs.relative(parameter.grad, twins[name].grad) < 1e-4, name
+    assert len(model.layers[0].allocate_inference_cache(2, 8)) == 2
 
 
 # ---- VideoMamba whole: its recorded outputs and gradients, by its own weights -------------------------------------------

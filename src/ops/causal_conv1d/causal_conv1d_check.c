@@ -38,6 +38,16 @@ int32_t kr_conv_update_case(kr_case *c, int64_t index) {
   a->W = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
   a->S = a->W - (a->W > 1 && kr_case_chance(c, 0.4)) +
          (kr_case_chance(c, 0.5) ? kr_case_int(c, 0, index % 15 == 1 ? 60 : 6) : 0);
+  if (index % 5 == 2) { /* a step as language models take it */
+    a->B = kr_case_int(c, 2, 6), a->n_states = a->B + kr_case_int(c, 0, 3);
+    a->L = 1, a->W = 4, a->S = 3, a->D = 4 * kr_case_edge(c, 60), a->activation = KRAIT_ACT_SILU;
+    c->contiguous = 1, c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+    kr_case_leave_out(c, "cache_seqlens");
+    const int32_t dtype = c->dtype;
+    c->dtype = KRAIT_F32;
+    kr_case_give(c, "conv_state");
+    c->dtype = dtype;
+  }
   return KRAIT_OK;
 }
 

@@ -12,7 +12,7 @@
 #define KR_CONV_BWD_FAMILIES(X, op) \
   X(op, channels_last)              \
   X(op, long_packed_rows) X(op, packed_rows) X(op, rows_by_fours) X(op, any_rows) X(op, step_by_step)
-#define KR_CONV_UPDATE_FAMILIES(X, op) X(op, few_taps) X(op, any_taps)
+#define KR_CONV_UPDATE_FAMILIES(X, op) X(op, step_of_fours) X(op, few_taps) X(op, any_taps)
 KR_CONV_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, causal_conv1d_update)
 KR_CONV_FAMILIES(KR_CUDA_FAMILY_DECLARE, causal_conv1d)
 KR_CONV_BWD_FAMILIES(KR_CUDA_FAMILY_DECLARE, causal_conv1d_bwd)

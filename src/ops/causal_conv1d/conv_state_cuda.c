@@ -1,29 +1,78 @@
-/* conv_state_cuda.c: launches of the running convolution, of up to four taps and of any number, and of packed
- * sequences' states. */
+/* conv_state_cuda.c: launches of the running convolution, of a step by fours of channels, of up to four taps and of any
+ * number, and of packed sequences' states. */
 #include "overlap.h"
 #include "conv_state_plan.h"
 #include "conv_rows.h"
 #include "op_list.h"
+#include "view.h"
 
 static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {"conv_state", "kr_conv_update_any"},
                        varlen = {"conv_state", "kr_varlen_states"};
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
-enum { FEW_TAPS, ANY_TAPS };
+enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
+enum { FEWEST_SEQUENCES = 3 }; /* of step_of_fours */
+
+/* Rows of channels of 16 bits, four of which are one aligned access. */
+static int is_by_fours(const krait_view *v) {
+  return v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 8 == 0;
+}
+
+static const char *refuse_step(const krait_causal_conv1d_update_args *a) {
+  const krait_view *s = &a->conv_state, *w = &a->weight, *b = &a->bias;
+  if (a->L != 1 || a->W != 4 || a->S != 3 || a->D % 4 || kr_has(&a->cache_seqlens) || a->activation != KRAIT_ACT_SILU)
+    return "not one step of four taps and SiLU, by fours of channels";
+  if (a->B < FEWEST_SEQUENCES || a->n_states < 1) return "fewer than three sequences, or no states";
+  if (a->x.dtype == KRAIT_F32 || w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) ||
+      s->dtype != KRAIT_F32)
+    return "x, taps or bias of other types than one of 16 bits, or a state other than float32";
+  return is_by_fours(&a->x) && is_by_fours(&a->out) && w->stride[0] == 4 && w->stride[1] == 1 &&
+                 (uintptr_t)w->data % 16 == 0 && (!kr_has(b) || (b->stride[0] == 1 && (uintptr_t)b->data % 8 == 0)) &&
+                 s->stride[2] == 1 && s->stride[1] == 3 && s->stride[0] % 4 == 0 && (uintptr_t)s->data % 16 == 0
+             ? NULL
+             : "x, out, taps, bias or state with gaps, or not aligned";
+}
 
 static const char *refuse_update(const krait_ctx *ctx, const void *args, int family) {
   const krait_causal_conv1d_update_args *a = args;
   (void)ctx;
   if (a->B * a->D >= (1ll << 31) - KR_CONV_UPDATE_THREADS) return "2^31 channels or more";
+  if (family == STEP_OF_FOURS) return refuse_step(a);
   if (family == FEW_TAPS) return a->W > KR_CONV_UPDATE_TAPS ? "W above 4" : NULL;
   return a->W > KR_CONV_UPDATE_MOST_TAPS ? "W above 128" : NULL;
+}
+
+static int32_t run_step(const krait_ctx *ctx, const krait_causal_conv1d_update_args *a, uint64_t tier) {
+  static const kr_kernel by_type[] = {{"conv_step_f16", "kr_conv_step_fours"},
+                                      {"conv_step_bf16", "kr_conv_step_fours"}};
+  const kr_conv_step_plan p = {.step = {.state = a->conv_state.data,
+                                        .weight = a->weight.data,
+                                        .bias = a->bias.data,
+                                        .slots = a->conv_state_indices.data,
+                                        .out = a->out.data,
+                                        .state_row = a->conv_state.stride[0],
+                                        .slot_step = a->conv_state_indices.stride[0],
+                                        .out_row = a->out.stride[0],
+                                        .channels = (int32_t)a->D,
+                                        .n_states = (int32_t)a->n_states},
+                               .x = a->x.data,
+                               .x_row = a->x.stride[0],
+                               .fours = kr_divisor_of(a->D / 4),
+                               .B = (int32_t)a->B,
+                               .state_ahead = (a->call.flags & KR_CALL_STATE_AHEAD) != 0};
+  const kr_grid grid = {.x = blocks_of(a->B * (a->D / 4), KR_CONV_UPDATE_THREADS),
+                        .block = KR_CONV_UPDATE_THREADS,
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, tier, &by_type[a->x.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
 
 static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   kr_conv_update_plan p = {.a = *(const krait_causal_conv1d_update_args *)args};
   const uint32_t threads = family == FEW_TAPS ? KR_CONV_UPDATE_THREADS : KR_CONV_UPDATE_ANY_THREADS;
-  if (p.a.D == 0) return KRAIT_OK;
+  if (p.a.D == 0 || p.a.B == 0) return KRAIT_OK;
+  if (family == STEP_OF_FOURS) return run_step(ctx, args, tier);
   p.D = kr_divisor_of(p.a.D);
   const kr_grid grid = {.x = blocks_of(p.a.B * p.a.D, threads),
                         .block = threads,
@@ -36,6 +85,7 @@ static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
   return (void)ctx, (void)args, (void)family, 0;
 }
 
+KR_CUDA_FAMILY(causal_conv1d_update, step_of_fours, STEP_OF_FOURS, run_update, refuse_update, no_scratch)
 KR_CUDA_FAMILY(causal_conv1d_update, few_taps, FEW_TAPS, run_update, refuse_update, no_scratch)
 KR_CUDA_FAMILY(causal_conv1d_update, any_taps, ANY_TAPS, run_update, refuse_update, no_scratch)
 

@@ -4,6 +4,7 @@
 
 #include <krait/ops.h>
 
+#include "row_lanes.h"
 #include "rows.h"
 
 enum {
@@ -17,6 +18,15 @@ typedef struct kr_conv_update_plan {
   krait_causal_conv1d_update_args a;
   kr_divisor D;
 } kr_conv_update_plan;
+
+/* Of a step of four taps by fours of channels. */
+typedef struct kr_conv_step_plan {
+  kr_conv_step step;
+  const void *x;
+  int64_t x_row;
+  kr_divisor fours;
+  int32_t B, state_ahead; /* state_ahead: KR_CALL_STATE_AHEAD */
+} kr_conv_step_plan;
 
 typedef struct kr_varlen_plan {
   krait_causal_conv1d_varlen_states_args a;

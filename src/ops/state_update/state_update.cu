@@ -2,6 +2,7 @@
  * has the equation).
  *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
  *   kr_dt_update_4, _same_4  the same, whose lanes first share the product that gives the channel's time step
+ *   kr_state_update_rows, _same_rows  a thread has all 16 states of a channel, of several sequences: many sequences
  *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
  *   kr_state_update_any          any types, strides and number of states
  * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
@@ -191,6 +192,99 @@ KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_4(const kr_update_plan p) {
 }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
+}
+
+/* ---- all states of a channel in a thread, several sequences ------------------------------------------------------ */
+
+enum { ROW_STATES = KR_UPDATE_ROW_STATES, ROW_PACKS = ROW_STATES / 8 };
+
+/* PACKS: 16 bytes each, of a channel's states; SEQUENCES: of a thread, whose A, bias and D are read once. B and C of a
+ * block's sequences go through shared memory. */
+template <int PACKS, int SEQUENCES>
+KR_DEV void update_rows(const kr_update_plan &p, const types t) {
+  KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
+  const krait_state_update_args &a = p.a;
+  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, c = kr_block_x() * 128 + kr_thread(),
+            b0 = kr_block_y() * SEQUENCES, exists = c < a.P, left = (int)a.B - b0;
+  kr_next_may_start();
+  if (!ahead) kr_others_done();
+  kr_raw16 raw[SEQUENCES][PACKS] = {}, raw_A[ROW_STATES / 4] = {};
+  int live[SEQUENCES];
+  int64_t at[SEQUENCES];
+#pragma unroll
+  for (int s = 0; s < SEQUENCES; s++) {
+    int64_t slot = b0 + s;
+    live[s] = exists && s < left;
+    if (a.state_batch_indices.data && live[s])
+      slot = ((const int32_t *)a.state_batch_indices.data)[slot * a.state_batch_indices.stride[0]];
+    if (slot < 0 || slot >= a.n_states) live[s] = 0; /* the host could not look */
+    at[s] = slot * a.state.stride[0] + c * a.state.stride[2];
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+      if (live[s])
+        raw[s][k] = *((const kr_raw16 *)((const char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2)) + k);
+  }
+#pragma unroll
+  for (int k = 0; k < ROW_STATES / 4; k++)
+    if (exists) raw_A[k] = *((const kr_raw16 *)((const float *)a.A.data + c * a.A.stride[1]) + k);
+  const int64_t own = exists ? c : 0;
+  const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, own * a.dt_bias.stride[1]),
+                 raw_D = load_one(a.Dvec, a.Dvec.dtype, own * a.Dvec.stride[1]);
+  if (ahead) wait_ahead(a);
+  uint32_t raw_dt[SEQUENCES], raw_x[SEQUENCES], raw_z[SEQUENCES];
+#pragma unroll
+  for (int s = 0; s < SEQUENCES; s++) {
+    const int64_t b = s < left ? b0 + s : 0;
+    raw_dt[s] = load_one(a.dt, t.input, at3(a.dt, b, 0, own));
+    raw_x[s] = load_one(a.x, t.input, at3(a.x, b, 0, own));
+    raw_z[s] = load_one(a.z, t.input, at3(a.z, b, 0, own));
+  }
+  const int pack = kr_thread() % ROW_PACKS, which = kr_thread() / ROW_PACKS % 2, of = kr_thread() / (2 * ROW_PACKS);
+  if (of < SEQUENCES && of < left) {
+    const krait_view &from = which ? a.Cmat : a.Bmat;
+    both[of][which][pack] = *((const kr_raw16 *)((const uint16_t *)from.data + (b0 + of) * from.stride[0]) + pack);
+  }
+  kr_sync();
+  float A[ROW_STATES];
+#pragma unroll
+  for (int k = 0; k < ROW_STATES; k++) A[k] = kr_bits_to_float(raw_A[k / 4].w[k % 4]) * KR_LOG2E;
+#pragma unroll
+  for (int s = 0; s < SEQUENCES; s++) {
+    const float x = one_of(t.input, raw_x[s]), dt = time_step(a, one_of(t.input, raw_dt[s]), raw_bias), dx = dt * x;
+    float y = 0.0f;
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+      const int in_pack = ROW_STATES / PACKS;
+      float v[in_pack];
+#pragma unroll
+      for (int i = 0; i < in_pack; i++) {
+        const int n = k * in_pack + i;
+        const float old = t.state == KRAIT_F32 ? kr_bits_to_float(raw[s][k].w[i % 4])
+                                               : kr_unpack(raw[s][k].w[i / 2 % 4], i & 1, t.state);
+        const float B = kr_unpack(both[s][0][n / 8].w[n % 8 / 2], n & 1, t.input),
+                    C = kr_unpack(both[s][1][n / 8].w[n % 8 / 2], n & 1, t.input);
+        v[i] = kr_fma(kr_exp2(dt * A[n]), old, dx * B);
+        y = kr_fma(C, v[i], y);
+      }
+      kr_raw16 *to = (kr_raw16 *)((char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2)) + k;
+      kr_raw16 packed;
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        packed.w[i] = t.state == KRAIT_F32 ? kr_float_to_bits(v[i % in_pack])
+                                           : kr_pack(v[2 * i % in_pack], v[(2 * i + 1) % in_pack], t.state);
+      if (live[s]) *to = packed;
+    }
+    if (a.Dvec.data) y = kr_fma(one_of(a.Dvec.dtype, raw_D), x, y);
+    if (a.z.data) y *= kr_silu(one_of(t.input, raw_z[s]));
+    if (exists && s < left) kr_store(a.out.data, at3(a.out, b0 + s, 0, c), a.out.dtype, live[s] ? y : 0.0f);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_rows(const kr_update_plan p) {
+  if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE>(p, types{KRAIT_F32, KR_DTYPE});
+}
+KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_rows(const kr_update_plan p) {
+  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
 /* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them -------- */

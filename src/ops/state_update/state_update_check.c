@@ -17,6 +17,11 @@ int32_t kr_state_update_case(kr_case *c, int64_t index) {
   if (index % 3 == 1) c->contiguous = 1, a->N = kr_case_int(c, 1, 32) * 4; /* what the GPU takes four at a time */
   const int by_heads = index % 6 == 4; /* as Mamba-2 does it */
   if (by_heads) a->P = 8 * kr_case_int(c, 1, 4), a->N = kr_case_pick(c, 3, (int64_t[]){32, 64, 128});
+  const int by_rows = index % 6 == 1 && kr_case_chance(c, 0.6); /* as Mamba does it for many sequences */
+  if (by_rows) {
+    a->B = kr_case_int(c, 31, 39), a->H = a->G = 1, a->P = kr_case_edge(c, 140), a->N = 16;
+    c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+  }
   a->n_states = a->B + kr_case_int(c, 0, 3);
   kr_case_give_rest(c);
   if (by_heads) {
@@ -24,6 +29,7 @@ int32_t kr_state_update_case(kr_case *c, int64_t index) {
     if (a->dt_bias.data) a->dt_bias.stride[1] = 0;
     return KRAIT_OK;
   }
+  if (by_rows) return KRAIT_OK;
   expand(c, &a->A);
   if (kr_case_chance(c, 0.2)) a->A.stride[2] = 0;
   expand(c, &a->dt);

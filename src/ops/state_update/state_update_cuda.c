@@ -1,15 +1,18 @@
-/* state_update_cuda.c: lanes per channel, and the launch. Three families: eight channels of a head that decay alike,
- * four states at a time where they lie together, and any strides. */
+/* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head that decay alike,
+ * four states at a time where they lie together, and any strides; and of many sequences,
+ * all 16 states of a channel. */
 #include "overlap.h"
 #include "cuda_row.h"
 #include "state_update_plan.h"
 #include "state_update_rows.h"
 #include "view.h"
 
-enum { HEADS, FOUR_STATES, ANY_STRIDES };
+enum { HEADS, WHOLE_CHANNELS, FOUR_STATES, ANY_STRIDES };
 
 static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"),
                        same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
+static const kr_kernel whole[] = KR_BY_TYPE("state_update", "kr_state_update_rows"),
+                       same_whole[] = KR_BY_TYPE("state_update", "kr_state_update_same_rows");
 static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"),
                        same_fours[] = KR_BY_TYPE("state_update", "kr_state_update_same_4"),
                        any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
@@ -32,6 +35,24 @@ static const char *refuse_heads(const krait_state_update_args *a) {
              : "channels do not lie together in aligned groups of eight";
 }
 
+/* From so many sequences on there are enough threads that take a whole channel. */
+enum { FEWEST_SEQUENCES = 32 };
+
+static int is_aligned(const krait_view *v, int dim) {
+  const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype);
+  return v->stride[0] * bytes % 16 == 0 && v->stride[dim] * bytes % 16 == 0 && (uintptr_t)v->data % 16 == 0;
+}
+
+static const char *refuse_whole(const krait_state_update_args *a) {
+  if (a->B < FEWEST_SEQUENCES || a->B >= 65536) return "fewer than 32 sequences, or 65536";
+  if (a->H != 1 || a->N != KR_UPDATE_ROW_STATES) return "more than one head, or N is not 16";
+  if (a->x.dtype == KRAIT_F32) return "not 16 bits";
+  return a->A.stride[2] == 1 && a->A.stride[1] % 4 == 0 && is_aligned(&a->state, 2) && is_aligned(&a->Bmat, 0) &&
+                 is_aligned(&a->Cmat, 0) && (uintptr_t)a->A.data % 16 == 0
+             ? NULL
+             : "states, A, B or C are not aligned to 16 bytes";
+}
+
 static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   const krait_state_update_args *a = args;
   (void)ctx;
@@ -45,7 +66,7 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   const int together = by_fours(&a->state, 4) && (a->A.stride[2] == 0 || by_fours(&a->A, 3)) && by_fours(&a->Bmat, 3) &&
                        by_fours(&a->Cmat, 3);
   if (!together) return "states do not lie together in aligned groups of four";
-  return family == HEADS ? refuse_heads(a) : NULL;
+  return family == HEADS ? refuse_heads(a) : family == WHOLE_CHANNELS ? refuse_whole(a) : NULL;
 }
 
 int32_t kr_update_lanes(int64_t units) {
@@ -64,6 +85,16 @@ kr_update_plan kr_update_plan_of(krait_state_update_args a, int per_run, int64_t
   return p;
 }
 
+static int32_t run_whole(const krait_ctx *ctx, const kr_update_plan *p, uint64_t tier) {
+  const int is_float = p->a.state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
+  const kr_grid grid = {.x = (uint32_t)((p->a.P + 127) / 128),
+                        .y = (uint32_t)((p->a.B + sequences - 1) / sequences),
+                        .block = 128,
+                        .is_ahead = (p->a.call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = p->a.call.stream};
+  return kr_cuda_launch(ctx->cuda, tier, &(is_float ? whole : same_whole)[p->a.x.dtype], &grid, p, sizeof *p);
+}
+
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_state_update_args *a = args;
   const int is_float = a->state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
@@ -72,6 +103,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
                             : family == HEADS     ? (is_float ? heads : same_heads)
                             : is_float            ? fours
                                                   : same_fours;
+  if (family == WHOLE_CHANNELS) return run_whole(ctx, &p, tier);
   const int64_t threads = p.a.B * p.a.H * p.a.P / per_run * p.lanes;
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128),
                         .block = 128,
@@ -85,5 +117,6 @@ static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
 }
 
 KR_CUDA_FAMILY(state_update, heads, HEADS, run, refuse, no_scratch)
+KR_CUDA_FAMILY(state_update, whole_channels, WHOLE_CHANNELS, run, refuse, no_scratch)
 KR_CUDA_FAMILY(state_update, four_states, FOUR_STATES, run, refuse, no_scratch)
 KR_CUDA_FAMILY(state_update, any_strides, ANY_STRIDES, run, refuse, no_scratch)

@@ -5,7 +5,7 @@
 #include "cuda_row.h"
 #include "state_update_plan.h"
 
-#define KR_UPDATE_FAMILIES(X, op) X(op, heads) X(op, four_states) X(op, any_strides)
+#define KR_UPDATE_FAMILIES(X, op) X(op, heads) X(op, whole_channels) X(op, four_states) X(op, any_strides)
 KR_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, state_update)
 
 /* Lanes of a channel that has so many units of states; per_run: channels that a thread takes. */
