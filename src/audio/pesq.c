@@ -47,35 +47,31 @@ static const float *filter(kr_convolver *convolver, const point *points, int n_p
   return kr_convolver_filter(convolver, x, n, curve_gain, &c);
 }
 
-/* ---- sections of second order: out = b0 z + b1 z1 + b2 z2, z = in - a1 z1 - a2 z2 ---- */
+/* ---- sections of second order ---- */
 enum { MOST_SECTIONS = 12 };
-typedef struct section {
-  double b0, b1, b2, a1, a2;
-} section;
-
-static const section wide_input = {2.740826, -5.4816519, 2.740826, -1.9444777, 0.94597794};
 /* The band-pass for delays. */
-static const section delay_band[MOST_SECTIONS] = {{0.325631521, -0.086782860, -0.238848661, -1.079416490, 0.434583902},
-                                                  {0.403961804, -0.556985881, 0.153024077, -0.415115835, 0.696590244},
-                                                  {4.736162769, 3.287251046, 1.753289019, -1.859599046, 0.876284034},
-                                                  {0.365373469, 0, 0, -0.634626531, 0},
-                                                  {0.884811506, 0, 0, -0.256725271, 0.141536777},
-                                                  {0.723593055, -1.447186099, 0.723593044, -1.129587469, 0.657232737},
-                                                  {1.644910855, -1.817280902, 1.249658063, -1.778403899, 0.801724355},
-                                                  {0.633692689, -0.284644314, -0.319789663, 0, 0},
-                                                  {1.032763031, 0.268428979, 0.602913323, 0, 0},
-                                                  {1.001616361, -0.823749013, 0.439731942, -0.885778255, 0},
-                                                  {0.752472096, -0.375388990, 0.188977609, -0.077258216, 0.247230734},
-                                                  {1.023700575, 0.001661628, 0.521284240, -0.183867259, 0.354324187}};
+static const kr_pesq_section delay_band[MOST_SECTIONS] = {
+    {0.325631521, -0.086782860, -0.238848661, -1.079416490, 0.434583902},
+    {0.403961804, -0.556985881, 0.153024077, -0.415115835, 0.696590244},
+    {4.736162769, 3.287251046, 1.753289019, -1.859599046, 0.876284034},
+    {0.365373469, 0, 0, -0.634626531, 0},
+    {0.884811506, 0, 0, -0.256725271, 0.141536777},
+    {0.723593055, -1.447186099, 0.723593044, -1.129587469, 0.657232737},
+    {1.644910855, -1.817280902, 1.249658063, -1.778403899, 0.801724355},
+    {0.633692689, -0.284644314, -0.319789663, 0, 0},
+    {1.032763031, 0.268428979, 0.602913323, 0, 0},
+    {1.001616361, -0.823749013, 0.439731942, -0.885778255, 0},
+    {0.752472096, -0.375388990, 0.188977609, -0.077258216, 0.247230734},
+    {1.023700575, 0.001661628, 0.521284240, -0.183867259, 0.354324187}};
 
 /* All sections sample by sample, so that they overlap; what has died away is nothing, not a denormal number, which
  * would take a hundred times as long. */
-static void run_sections(const section *sections, int n_sections, float *x, int64_t n) {
+static void run_sections(const kr_pesq_section *sections, int n_sections, float *x, int64_t n) {
   double z1[MOST_SECTIONS] = {0}, z2[MOST_SECTIONS] = {0};
   for (int64_t i = 0; i < n; i++) {
     double v = x[i];
     for (int k = 0; k < n_sections; k++) {
-      const section *s = &sections[k];
+      const kr_pesq_section *s = &sections[k];
       const double z = v - s->a1 * z1[k] - s->a2 * z2[k];
       v = s->b0 * z + s->b1 * z1[k] + s->b2 * z2[k];
       z2[k] = z1[k];
@@ -113,7 +109,7 @@ static void filter_input(kr_pesq_signal *s, int64_t n, int mode, kr_convolver *c
     first[i - 1] *= (float)i / RAMP;
     end[-i] *= (float)i / RAMP;
   }
-  run_sections(&wide_input, 1, first, n - 2 * KR_PESQ_MARGIN);
+  run_sections(&kr_pesq_wide_input, 1, first, n - 2 * KR_PESQ_MARGIN);
 }
 
 /* No offset, soft ends, and only what carries speech's rhythm. */

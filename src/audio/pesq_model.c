@@ -10,16 +10,9 @@
 #include "spectrum.h"
 #include "status.h"
 
-enum { FRAME = 512, HOP = FRAME / 2, N_BANDS = 49, N_BINS = FRAME / 2 };
+enum { FRAME = KR_PESQ_FRAME, HOP = FRAME / 2, N_BANDS = KR_PESQ_BANDS, N_BINS = FRAME / 2 };
 
-typedef struct band {
-  int n_bins;
-  double width_bark;
-  double correction;   /* of the bins' power to that of the band's true width */
-  double threshold_db; /* of hearing */
-} band;
-
-static const band bands[N_BANDS] = {
+const kr_pesq_band kr_pesq_bands[N_BANDS] = {
     {1, 0.157344, 100.000000, 77.1}, {1, 0.317994, 99.999992, 63.9},  {1, 0.322441, 100.000000, 48.5},
     {1, 0.326934, 100.000008, 36.9}, {1, 0.331474, 100.000008, 30.7}, {1, 0.336061, 100.000015, 25.9},
     {1, 0.340697, 99.999992, 20.2},  {1, 0.345381, 99.999969, 16.6},  {2, 0.350114, 50.000027, 12.5},
@@ -38,13 +31,35 @@ static const band bands[N_BANDS] = {
     {18, 0.564119, 55.628868, -4.3}, {21, 0.571085, 53.137054, -4.4}, {25, 0.578125, 54.985844, -3.8},
     {20, 0.585232, 79.546974, -2.7},
 };
-static const double power_scale = 6.910853e-6, loudness_scale = 0.1866055;
+static const double loudness_scale = 0.1866055;
+
+void kr_pesq_open_ear(kr_pesq_ear *ear) {
+  double centre = 0;
+  for (int b = 0; b < N_BANDS; b++) {
+    centre += kr_pesq_bands[b].width_bark / 2;
+    ear->threshold[b] = pow(10, kr_pesq_bands[b].threshold_db / 10);
+    ear->exponent[b] = 0.23 * pow(centre < 4 ? fmin(6 / (centre + 2), 2) : 1, 0.15);
+    centre += kr_pesq_bands[b].width_bark / 2;
+  }
+}
+
+double kr_pesq_loudness(const kr_pesq_ear *ear, int b, double power) {
+  const double threshold = ear->threshold[b], e = ear->exponent[b];
+  return power > threshold ? loudness_scale * pow(threshold / 0.5, e) * (pow(0.5 + 0.5 * power / threshold, e) - 1) : 0;
+}
+
+double kr_pesq_loudness_slope(const kr_pesq_ear *ear, int b, double power) {
+  const double threshold = ear->threshold[b], e = ear->exponent[b];
+  return power > threshold ? loudness_scale * pow(threshold / 0.5, e) * e * pow(0.5 + 0.5 * power / threshold, e - 1) *
+                                 0.5 / threshold
+                           : 0;
+}
 
 typedef struct model {
   const kr_pesq_pair *pair;
   kr_spectrum *spectrum;
   int64_t n_frames, n_all;               /* n_all: samples with margins and tail */
-  double threshold[N_BANDS], exponent[N_BANDS];
+  kr_pesq_ear ear;
   float (*clean)[N_BANDS], (*other)[N_BANDS]; /* power per frame and band */
   double *symmetric, *asymmetric;        /* disturbances of the frames */
   double *audible;                       /* power of the clean frames */
@@ -59,8 +74,8 @@ static void band_powers(const model *m, const float *samples, float *out) {
   power[0] = 0;
   for (int b = 0, bin = 0; b < N_BANDS; b++) {
     double sum = 0;
-    for (int k = 0; k < bands[b].n_bins; k++) sum += power[bin++];
-    out[b] = (float)(sum * bands[b].correction * power_scale);
+    for (int k = 0; k < kr_pesq_bands[b].n_bins; k++) sum += power[bin++];
+    out[b] = (float)(sum * kr_pesq_bands[b].correction * kr_pesq_power_scale);
   }
 }
 
@@ -68,7 +83,7 @@ static void band_powers(const model *m, const float *samples, float *out) {
 static double audible_power(const model *m, const float *powers, double factor) {
   double sum = 0;
   for (int b = 1; b < N_BANDS; b++)
-    if (powers[b] > factor * m->threshold[b]) sum += powers[b];
+    if (powers[b] > factor * m->ear.threshold[b]) sum += powers[b];
   return sum;
 }
 
@@ -92,7 +107,7 @@ static void hear(model *m) {
 static double mean_of_speech(const model *m, float (*powers)[N_BANDS], int b) {
   double sum = 0;
   for (int64_t f = 0; f < m->n_frames; f++)
-    if (!m->is_silent[f] && powers[f][b] > 100 * m->threshold[b]) sum += powers[f][b];
+    if (!m->is_silent[f] && powers[f][b] > 100 * m->ear.threshold[b]) sum += powers[f][b];
   return sum / (double)((m->n_all - 2 * KR_PESQ_MARGIN) / HOP - 1);
 }
 
@@ -105,17 +120,12 @@ static void compensate_filter(model *m) {
   }
 }
 
-static double loudness(const model *m, int b, double power) {
-  const double threshold = m->threshold[b], e = m->exponent[b];
-  return power > threshold ? loudness_scale * pow(threshold / 0.5, e) * (pow(0.5 + 0.5 * power / threshold, e) - 1) : 0;
-}
-
 /* sum over bands of |x| width to the power p, its mean's root times the width. */
 static double over_bands(const double *x, double p) {
   double sum = 0, width = 0;
   for (int b = 1; b < N_BANDS; b++) {
-    sum += pow(fabs(x[b]) * bands[b].width_bark, p);
-    width += bands[b].width_bark;
+    sum += pow(fabs(x[b]) * kr_pesq_bands[b].width_bark, p);
+    width += kr_pesq_bands[b].width_bark;
   }
   return pow(sum / width, 1 / p) * width;
 }
@@ -135,7 +145,7 @@ static void compare_frame(model *m, int64_t f, double *gain, double *symmetric, 
   const double scale = *gain > 5 ? 5 : *gain < 3e-4 ? 3e-4 : *gain;
   for (int b = 0; b < N_BANDS; b++) {
     m->other[f][b] = (float)(m->other[f][b] * scale);
-    heard[b] = unmasked(loudness(m, b, m->clean[f][b]), loudness(m, b, m->other[f][b]));
+    heard[b] = unmasked(kr_pesq_loudness(&m->ear, b, m->clean[f][b]), kr_pesq_loudness(&m->ear, b, m->other[f][b]));
   }
   *symmetric = over_bands(heard, 2);
   for (int b = 0; b < N_BANDS; b++) { /* what is added disturbs, what is left out less */
@@ -293,14 +303,8 @@ static int64_t quiet_samples(const model *m, int64_t from, int direction) {
 
 static int32_t open_model(model *m, int64_t n_frames) {
   float window[FRAME];
-  double centre = 0;
   for (int i = 0; i < FRAME; i++) window[i] = (float)(0.5 - 0.5 * cos(6.283185307179586 * i / FRAME));
-  for (int b = 0; b < N_BANDS; b++) {
-    centre += bands[b].width_bark / 2;
-    m->threshold[b] = pow(10, bands[b].threshold_db / 10);
-    m->exponent[b] = 0.23 * pow(centre < 4 ? fmin(6 / (centre + 2), 2) : 1, 0.15);
-    centre += bands[b].width_bark / 2;
-  }
+  kr_pesq_open_ear(&m->ear);
   m->n_frames = n_frames;
   m->clean = kr_alloc_array((size_t)n_frames, sizeof *m->clean);
   m->other = kr_alloc_array((size_t)n_frames, sizeof *m->other);

@@ -11,7 +11,32 @@ enum {
   KR_PESQ_MARGIN = KR_PESQ_MARGIN_STEPS * KR_PESQ_STEP,
   KR_PESQ_TAIL = 320 * KR_PESQ_HZ / 1000, /* more silence behind the second margin */
   KR_PESQ_MOST_UTTERANCES = 50,
+  KR_PESQ_FRAME = 512, /* samples that are heard at once */
+  KR_PESQ_BANDS = 49,
 };
+
+/* Of second order: out = b0 z + b1 z1 + b2 z2, z = in - a1 z1 - a2 z2. */
+typedef struct kr_pesq_section {
+  double b0, b1, b2, a1, a2;
+} kr_pesq_section;
+static const kr_pesq_section kr_pesq_wide_input = {2.740826, -5.4816519, 2.740826, -1.9444777, 0.94597794};
+
+typedef struct kr_pesq_band {
+  int n_bins;
+  double width_bark;
+  double correction;   /* of the bins' power to that of the band's true width */
+  double threshold_db; /* of hearing */
+} kr_pesq_band;
+extern const kr_pesq_band kr_pesq_bands[KR_PESQ_BANDS];
+static const double kr_pesq_power_scale = 6.910853e-6;
+
+typedef struct kr_pesq_ear {
+  double threshold[KR_PESQ_BANDS], exponent[KR_PESQ_BANDS];
+} kr_pesq_ear;
+void kr_pesq_open_ear(kr_pesq_ear *ear);
+/* Of a band's power, and its derivative. */
+double kr_pesq_loudness(const kr_pesq_ear *ear, int band, double power);
+double kr_pesq_loudness_slope(const kr_pesq_ear *ear, int band, double power);
 
 typedef struct kr_pesq_signal {
   float *samples;       /* margin, signal, margin, tail */

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "draw.h"
+#include "ears.h"
 #include "op_list.h"
 #include "optimiser.h"
 #include "primeknet/primeknet_graph.h"
@@ -15,7 +17,7 @@
 #include "status.h"
 
 const char *const kr_term_names[KR_TERMS] = {"magnitude",   "phase_ip", "phase_gd", "phase_iaf", "complex",
-                                             "consistency", "metric",   "time",     "disc_r",    "disc_g"};
+                                             "consistency", "metric",   "time",     "disturbance", "disc_r", "disc_g"};
 const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .beta1 = 0.8,
                                             .beta2 = 0.99,
@@ -24,7 +26,7 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .discriminator = 1,
                                             .accumulate = 1,
                                             .seed = 2039,
-                                            .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0}};
+                                            .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0, 0}};
 static const double compress = 0.3, dropout_rate = 0.3,
                     momentum = 0.1; /* momentum: of running statistics, upstream's */
 
@@ -60,9 +62,12 @@ struct kr_trainer {
   kr_runner *run_g, *run_d, *run_move, *run_divide;
   float gradient_scale;       /* of float16, which has no small numbers: of the terms while gradients are computed */
   int n_overflows;            /* steps in a row that were left out since it was too much */
-  kr_tensor mag_con, terms[KR_TERMS];
+  kr_tensor mag_con, wav_hat, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge took the batch that the discriminator learnt from */
+  kr_ears *ears;              /* NULL: the disturbance has no weight */
+  const float *clean;         /* the batch's, on the host */
+  double disturbance;         /* of the step, the mean over items */
   kr_judge judge;             /* whose answer is due, where has_asked */
   int has_asked, has_judged;  /* has_judged: a late judge's signals of the step before are there */
   kr_judged all;              /* the same of all ranks, when gathered: in */
@@ -72,6 +77,7 @@ struct kr_trainer {
   float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores,
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
+  float *v_pull; /* the disturbance's gradient by the samples of a part */
   float *v_judged_mag, *v_judged_con, /* what the discriminator learns from: of this step, or of the one before */
       *v_answer;                      /* the judge's, on the host */
   handed now[HANDED]; /* what the graphs read and write: of the whole batch, and of the items that they have now */
@@ -126,6 +132,7 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
                               [DROPOUT_G] = {t->v_dropout + t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
                               [SCORES_R] = {t->v_scores, NULL, 1},
                               [SCORES_G] = {t->v_scores + t->B, NULL, 1}};
+  t->v_pull = cut(&memory, t->ears ? t->some * t->N : 0);
   t->v_part_terms = t->n_parts > 1 ? cut(&memory, 16 * KR_TERMS * t->n_parts) : t->v_terms;
   for (int k = 0; k < HANDED; k++)
     t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
@@ -227,6 +234,8 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
   KR_CHECK(wanted, KRAIT_ERR_NO_MEMORY, "no memory for a list of gradients");
   for (int k = from_term; k < to_term; k++)
     if (t->terms[k]) from[n++] = (kr_gradient){t->terms[k], input(g, "term_weight", KR_DIMS(1), t->v_seeds + 16 * k)};
+  if (g == t->g && t->ears)
+    from[n++] = (kr_gradient){t->wav_hat, input(g, "pull", KR_DIMS(t->some, t->N), t->v_pull)};
   for (int64_t i = 0; i < p->n_items; i++) {
     const kr_parameter *item = &p->items[i];
     wanted[i] = (kr_gradient){kr_parameters_tensor(p, g, item->name, item->dims),
@@ -301,7 +310,7 @@ static int32_t record_generator(kr_trainer *t) {
                     .recompute = t->options.recompute,
                     .halves = t->options.halves};
   kr_pk_graph_record(g, &t->config, parameter, t, &io);
-  const kr_tensor wav = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha,
+  const kr_tensor wav = t->wav_hat = kr_spectral_inverse(g, &t->spectral, compress, io.mag, io.pha,
                                             output(g, "wav_hat", KR_DIMS(t->some, t->N), t->now[WAV_HAT].some));
   const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs),
                   d = kr_graph_temp(g, KRAIT_F32, plane);
@@ -399,6 +408,7 @@ static int32_t open_parts(kr_trainer *t) {
   KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
   KR_TRY(kr_spectral_open(t->ctx, t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
   KR_TRY(list_parameters(t));
+  if (t->options.weights[KR_TERM_DISTURBANCE] != 0) KR_TRY(kr_ears_open(t->ctx->pool, t->N, t->some, &t->ears));
   KR_TRY(open_memory(t));
   KR_TRY(kr_graph_open(&t->g));
   KR_TRY(record_generator(t));
@@ -440,6 +450,7 @@ void kr_trainer_close(kr_trainer **trainer) {
   kr_graph_close(&t->g), kr_graph_close(&t->d), kr_graph_close(&t->move), kr_graph_close(&t->divide);
   kr_parameters_free(&t->statistics), kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
+  kr_ears_close(&t->ears);
   if (t->ctx->cuda)
     kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
         kr_cuda_free(t->ctx->cuda, t->aside);
@@ -472,85 +483,21 @@ int32_t kr_trainer_pull(kr_trainer *t) {
   return wait(t);
 }
 
-/* ---- numbers drawn by counter ---- */
-
-static uint64_t mix(uint64_t x) { /* splitmix64 */
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
-static double uniform(uint64_t seed, uint64_t stream, uint64_t i) {
-  return (double)(mix(mix(seed ^ mix(stream)) + i) >> 11) * 0x1p-53;
-}
-
-static int ends(const char *name, const char *with) {
-  const size_t n = strlen(name), m = strlen(with);
-  return n >= m && strcmp(name + n - m, with) == 0;
-}
-
-/* Uniform within one over the root of what a weight sums over; a bias goes with the weight before it. */
-static void draw_parameter(kr_trainer *t, kr_parameters *p, int64_t index, uint64_t stream, double *reach) {
-  const kr_parameter *item = &p->items[index];
-  float *value = p->value + item->at;
-  const int is_norm =
-      strstr(item->name, "norm.") || (item->dims.n == 1 && index + 1 < p->n_items && ends(item->name, ".weight") &&
-                                      !strstr(item->name, "gru") && !strstr(item->name, "lstm"));
-  int64_t inputs = 1;
-  for (int i = 1; i < item->dims.n; i++) inputs *= item->dims.size[i];
-  if (item->dims.n > 1) *reach = 1 / sqrt((double)inputs);
-  if (strstr(item->name, "gru.") || strstr(item->name, "lstm.")) *reach = 1 / sqrt((double)t->config.hidden);
-  if (strstr(item->name, "dt_proj.weight")) *reach = 1 / sqrt((double)t->config.dt_rank);
-  for (int64_t i = 0; i < item->n; i++) {
-    const double r = uniform(t->options.seed, stream + (uint64_t)index, (uint64_t)i);
-    double v = (2 * r - 1) * *reach;
-    if (ends(item->name, "A_log")) v = log((double)(i % t->config.d_state + 1));
-    else if (ends(item->name, "mamba.D") || ends(item->name, "slope")) v = 1;
-    else if (ends(item->name, "beta") || ends(item->name, "beta_t") || ends(item->name, "beta_f")) v = 0;
-    else if (ends(item->name, "dt_proj.bias")) {
-      const double dt = fmax(exp(r * (log(0.1) - log(0.001)) + log(0.001)), 1e-4);
-      v = dt + log(-expm1(-dt));
-    } else if (is_norm) v = ends(item->name, ".bias") ? 0 : 1;
-    value[i] = (float)v;
-  }
-}
-
-/* What stands behind an instance norm's weight of one dimension: its bias is 0, and a PReLU begins with 0.25. */
-static void draw_norms(kr_parameters *p) {
-  for (int64_t i = 0; i + 1 < p->n_items; i++) {
-    const kr_parameter *weight = &p->items[i], *bias = &p->items[i + 1],
-                       *slope = i + 2 < p->n_items ? &p->items[i + 2] : NULL;
-    if (weight->dims.n != 1 || !ends(weight->name, ".weight") || !ends(bias->name, ".bias") ||
-        strncmp(weight->name, bias->name, strlen(weight->name) - 6) != 0)
-      continue;
-    for (int64_t k = 0; k < bias->n; k++) p->value[bias->at + k] = 0;
-    for (int64_t k = 0;
-         slope && slope->dims.n == 1 && ends(slope->name, ".weight") && !strstr(slope->name, "norm") && k < slope->n;
-         k++)
-      p->value[slope->at + k] = 0.25f;
-  }
-}
-
 int32_t kr_trainer_draw_weights(kr_trainer *t) {
   kr_parameters *both[] = {&t->generator, &t->discriminator};
-  for (int k = 0; k < 2; k++) {
-    double reach = 1;
-    for (int64_t i = 0; i < both[k]->n_items; i++) draw_parameter(t, both[k], i, (uint64_t)k << 32, &reach);
-    draw_norms(both[k]);
-  }
+  for (int k = 0; k < 2; k++) kr_draw_parameters(both[k], &t->config, t->options.seed, (uint64_t)k << 32);
   const kr_parameter *prelu = kr_parameters_find(&t->discriminator, "layers.16.weight");
   for (int64_t k = 0; prelu && k < prelu->n; k++) t->discriminator.value[prelu->at + k] = 0.25f;
   for (int k = 0; k < KR_DISC_NORMS; k++) {
     float *const u = kr_trainer_u(t, k);
     double sum = 0;
     for (int64_t i = 0; i < kr_disc_outputs(k); i++)
-      u[i] = (float)(uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5), sum += (double)u[i] * (double)u[i];
+      u[i] = (float)(kr_draw_uniform(t->options.seed, 77 + (uint64_t)k, (uint64_t)i) - 0.5),
+      sum += (double)u[i] * (double)u[i];
     for (int64_t i = 0; i < kr_disc_outputs(k); i++) u[i] /= (float)sqrt(sum);
   }
   memcpy(t->generator.average, t->generator.value, (size_t)t->generator.n * sizeof(float));
-  for (int64_t i = 0; i < t->statistics.n_items; i++)
-    for (int64_t k = 0; k < t->statistics.items[i].n; k++)
-      t->statistics.value[t->statistics.items[i].at + k] = ends(t->statistics.items[i].name, "var") ? 1 : 0;
+  kr_draw_statistics(&t->statistics);
   if (t->statistics.n)
     memcpy(t->statistics.average, t->statistics.value, (size_t)t->statistics.n * sizeof(float));
   return kr_trainer_push(t);
@@ -564,6 +511,8 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   KR_TRY(put(t, t->v_mag, batch->mag, plane));
   KR_TRY(put(t, t->v_pha, batch->pha, plane));
   KR_TRY(put(t, t->v_com, batch->com, 2 * plane));
+  t->clean = batch->wav, t->disturbance = 0;
+  KR_CHECK(t->clean || !t->ears, KRAIT_ERR_ARGUMENT, "what is heard has no clean samples to be compared with");
   return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
 
@@ -573,7 +522,7 @@ static int32_t draw_dropout(kr_trainer *t, const float *given) {
                 before = own * kr_ranks_rank(t->options.ranks);
   float *const factors = on_host(t, t->v_dropout);
   for (int64_t i = 0; i < n; i++) {
-    const int keep = uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps,
+    const int keep = kr_draw_uniform(t->options.seed ^ 0xd509, (uint64_t)t->n_steps,
                              (uint64_t)(i / own * all + before + i % own)) >= dropout_rate;
     factors[i] = given ? given[i] : keep ? (float)(1 / (1 - dropout_rate)) : 0;
   }
@@ -611,6 +560,7 @@ static int32_t read_terms(kr_trainer *t, kr_step *step) {
     for (int64_t i = 0; i < t->n_parts && t->terms[k]; i++)
       step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)t->n_parts;
   }
+  step->terms[KR_TERM_DISTURBANCE] = t->disturbance;
   if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
   memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
   for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = on_host(t, t->v_sigma)[16 * k];
@@ -739,6 +689,26 @@ int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
   memcpy(on_host(t, t->v_answer), judged->quality + own, (size_t)t->B * sizeof(float));
   t->has_judged = 1, t->has_asked = 0;
   return wait(t);
+}
+
+/* ---- what is heard, by the host's threads, between the halves of the generator's graph ---- */
+
+static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
+  const int64_t n = t->some * t->N;
+  const double weight = t->options.weights[KR_TERM_DISTURBANCE] / (double)t->some / kr_ranks_n(t->options.ranks);
+  if (!t->ears) return KRAIT_OK;
+  KR_TRY(fetch(t, t->now[WAV_HAT].some, n));
+  KR_TRY(wait(t));
+  t->disturbance += kr_ears_hear(t->ears, t->some, t->clean + part * n, on_host(t, t->now[WAV_HAT].some),
+                                 (float)weight * t->gradient_scale, with_gradient ? on_host(t, t->v_pull) : NULL) /
+                    (double)t->B;
+  return with_gradient ? put(t, t->v_pull, NULL, n) : KRAIT_OK;
+}
+
+/* From the magnitude of what it made on: losses and gradients. */
+static int32_t run_rest(kr_trainer *t, int64_t part) {
+  KR_TRY(hear_part(t, part, 1));
+  return kr_runner_run_after(t->run_g, t->mag_con, NULL);
 }
 
 /* ---- halves of a step ---- */
@@ -889,7 +859,7 @@ static int32_t step_alone(kr_trainer *t, double lr, const kr_judge *judge, kr_st
 static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
-  KR_TRY(kr_runner_run_after(t->run_g, t->mag_con, NULL));
+  KR_TRY(run_rest(t, 0));
   KR_TRY(divide_gradients(t));
   KR_TRY(accumulate_statistics(t, 0));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
@@ -898,7 +868,10 @@ static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
 static int32_t run_generator(kr_trainer *t, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts; k++) {
     KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
-    KR_TRY(kr_runner_run(t->run_g, NULL));
+    if (t->ears) {
+      KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+      KR_TRY(run_rest(t, k));
+    } else KR_TRY(kr_runner_run(t->run_g, NULL));
     KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
     KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
     KR_TRY(divide_gradients(t));
@@ -969,6 +942,7 @@ int32_t kr_trainer_validate(kr_trainer *t, const kr_batch *batch, kr_step *step,
   for (int64_t k = 0; k < t->n_parts; k++) {
     KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     KR_TRY(kr_runner_run_to(t->run_g, t->terms[t->last_term], NULL));
+    KR_TRY(hear_part(t, k, 0));
     KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
     KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
   }

@@ -18,6 +18,7 @@ enum {
   KR_TERM_CONSISTENCY,
   KR_TERM_METRIC,
   KR_TERM_TIME,
+  KR_TERM_DISTURBANCE, /* audio/disturbance, by the host's threads */
   KR_TERM_DISC_R,
   KR_TERM_DISC_G,
   KR_TERMS
@@ -48,7 +49,7 @@ extern const kr_train_options kr_train_defaults; /* the published solver's */
 
 typedef struct kr_batch {
   const float *com_in, *mag, *pha, *com; /* (B,F,T,2); of the clean signal (B,F,T), (B,F,T), (B,F,T,2) */
-  const float *wav;                      /* clean (B,(T-1) hop): for the time term; NULL where its weight is 0 */
+  const float *wav; /* clean (B,(T-1) hop): for the time term and the disturbance; NULL where their weights are 0 */
   const float *dropout;                  /* (3,B,64) factors; NULL: drawn from the seed and the step */
 } kr_batch;
 

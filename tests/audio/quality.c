@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "../test.h"
+#include "disturbance.h"
 #include "pesq.h"
 #include "quality.h"
 #include "scorer.h"
@@ -139,8 +140,53 @@ static void batches(void **state) {
   free(x);
 }
 
+/* The number that a training minimises is nearly PESQ's, and what it says of the samples is its derivative: along
+ * itself, and along the difference of the signals. */
+static void disturbance_follows_pesq(void **state) {
+  (void)state;
+  enum { N = 48000 };
+  kr_disturbance *d = NULL;
+  float *gradient = calloc(N, sizeof *gradient), *moved = calloc(N, sizeof *moved);
+  assert_non_null(gradient);
+  assert_non_null(moved);
+  assert_true(n >= N);
+  assert_int_equal(kr_disturbance_open(N, &d), KRAIT_OK);
+  static const char *const names[] = {"noisy", "mixed"};
+  for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+    make_variant(names[k]);
+    double mos, square = 0, along = 0;
+    assert_int_equal(kr_pesq(clean, other, N, KR_PESQ_WIDE, &mos), KRAIT_OK);
+    const double raw = (3.8224 - log(4 / (mos - 0.999) - 1)) / 1.3669,
+                 value = kr_disturbance_run(d, clean, other, gradient);
+    print_message("%s: %.3f below the best, %.3f by PESQ\n", names[k], value, 4.5 - raw);
+    assert_true(fabs(value - (4.5 - raw)) < 0.25);
+    for (int i = 0; i < N; i++) square += (double)gradient[i] * gradient[i];
+    for (int way = 0; way < 2; way++) {
+      double far[2];
+      for (int side = 0; side < 2; side++) {
+        const double step = (side ? 1 : -1) * (way ? 2e-4 : 2e-4 / square);
+        for (int i = 0; i < N; i++)
+          moved[i] = other[i] + (float)(step * (way ? (double)clean[i] - other[i] : (double)gradient[i]));
+        far[side] = kr_disturbance_run(d, clean, moved, NULL);
+      }
+      along = 0;
+      for (int i = 0; i < N; i++) along += (double)gradient[i] * ((double)clean[i] - other[i]);
+      const double want = way ? along : 1, got = (far[1] - far[0]) / 4e-4;
+      print_message("  slope %.6g, by differences %.6g\n", want, got);
+      assert_true(fabs(got / want - 1) < 0.01);
+    }
+  }
+  assert_true(kr_disturbance_run(d, clean, clean, NULL) < 1e-6);
+  memset(moved, 0, N * sizeof *moved);
+  assert_true(kr_disturbance_run(d, moved, clean, gradient) == 0 && gradient[N / 2] == 0);
+  kr_disturbance_close(&d);
+  free(gradient);
+  free(moved);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs),
-                                     cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing)};
+                                     cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing),
+                                     cmocka_unit_test(disturbance_follows_pesq)};
   return cmocka_run_group_tests(tests, open_demo, close_demo);
 }

@@ -12,7 +12,16 @@
 #include "emulator/emulator.h"
 #include "trainer.h"
 
-enum { B = 2, T = 32, FFT = 40, F = FFT / 2 + 1, PLANE = B * F * T, N = (T - 1) * FFT / 4 };
+enum {
+  B = 2,
+  FFT = 40,
+  F = FFT / 2 + 1,
+  LEAST_T = 32,
+  MOST_T = 53,
+  MOST_PLANE = B * F * MOST_T,
+  MOST_N = (MOST_T - 1) * FFT / 4
+};
+static int T = LEAST_T; /* frames of an item */
 
 typedef struct side {
   krait_ctx *ctx;
@@ -55,14 +64,14 @@ static float draw(void) {
 }
 
 static kr_batch draw_batch(void) {
-  static float com_in[2 * PLANE], com[2 * PLANE], mag[PLANE], pha[PLANE], wav[B * N];
-  for (int i = 0; i < PLANE; i++) { /* no weak bins: their phases would be rounding */
+  static float com_in[2 * MOST_PLANE], com[2 * MOST_PLANE], mag[MOST_PLANE], pha[MOST_PLANE], wav[B * MOST_N];
+  for (int i = 0; i < B * F * T; i++) { /* no weak bins: their phases would be rounding */
     const float strong = 1 + 0.5f * draw(), angle = 3.14f * draw();
     mag[i] = 1 + 0.5f * draw(), pha[i] = 3.14f * draw();
     com_in[2 * i] = strong * cosf(angle), com_in[2 * i + 1] = strong * sinf(angle);
     com[2 * i] = mag[i] * cosf(pha[i]), com[2 * i + 1] = mag[i] * sinf(pha[i]);
   }
-  for (int i = 0; i < B * N; i++) wav[i] = draw();
+  for (int i = 0; i < B * (T - 1) * FFT / 4; i++) wav[i] = draw();
   return (kr_batch){.com_in = com_in, .mag = mag, .pha = pha, .com = com, .wav = wav};
 }
 
@@ -159,6 +168,17 @@ static void running_statistics(void **state) {
   compare_steps(streaming, &options, 1);
 }
 
+/* A loss by the host's threads between the halves of a step; a frame of its own is 512 samples. */
+static void disturbance(void **state) {
+  kr_train_options options = kr_train_defaults;
+  (void)state;
+  T = MOST_T;
+  for (int k = 0; k < KR_TERMS; k++) options.weights[k] = 0;
+  options.discriminator = 0, options.at_once = 1, options.weights[KR_TERM_DISTURBANCE] = 1;
+  compare_steps(models[1], &options, 1);
+  T = LEAST_T;
+}
+
 /* The third step runs what the second recorded. */
 static void several_steps(void **state) {
   kr_train_options options = kr_train_defaults;
@@ -244,9 +264,9 @@ static void overflows(void **state) {
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_stage), cmocka_unit_test(several_steps),
-                                     cmocka_unit_test(running_statistics), cmocka_unit_test(halves),
-                                     cmocka_unit_test(overflows)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_stage), cmocka_unit_test(several_steps), cmocka_unit_test(running_statistics),
+      cmocka_unit_test(disturbance), cmocka_unit_test(halves),        cmocka_unit_test(overflows)};
   if (argc != 2) return fprintf(stderr, "usage: emulated_trainer LIBRARY\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);

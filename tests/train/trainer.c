@@ -21,6 +21,7 @@ typedef struct fixture {
   float com_in[MOST_B * F * T * 2], mag[MOST_B * F * T], pha[MOST_B * F * T], com[MOST_B * F * T * 2],
       dropout[3 * MOST_B * KR_DISC_WIDTH], quality[MOST_B];
   float clean[3][F * T * 2]; /* spectra */
+  float wav[3 * N], batch_wav[MOST_B * N];
   int64_t B;
 } fixture;
 
@@ -39,7 +40,7 @@ static const float *find(const kr_weights *file, const char *name) {
   return w ? w->data : NULL;
 }
 
-static void open_late_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t at_once, int late) {
+static void open_fixture_by(fixture *f, const char *name, const char *kind, int64_t B, const kr_train_options *how) {
   char file[128];
   kr_pk_config c;
   krait_ctx_options options = {.size = sizeof options, .device = device, .fallback = KRAIT_FALLBACK_NEVER};
@@ -50,9 +51,7 @@ static void open_late_fixture(fixture *f, const char *name, const char *kind, in
   snprintf(file, sizeof file, "%s.%s.golden.safetensors", name, kind), f->golden = open_file(file);
   assert_int_equal(kr_config_open(f->weights, NULL, NULL, &f->config), KRAIT_OK);
   assert_int_equal(kr_pk_config_read(kr_config_model(f->config), f->config, &c), KRAIT_OK);
-  kr_train_options how = kr_train_defaults;
-  how.at_once = at_once, how.judge_late = late;
-  if (kr_trainer_open(f->ctx, &c, &how, B, T, &f->trainer) < 0) fail_msg("%s", krait_error_detail());
+  if (kr_trainer_open(f->ctx, &c, how, B, T, &f->trainer) < 0) fail_msg("%s", krait_error_detail());
   kr_parameters *g = kr_trainer_generator(f->trainer), *d = kr_trainer_discriminator(f->trainer);
   if (kr_parameters_read(g, f->weights, "", g->value) < 0 || kr_parameters_read(d, f->disc, "", d->value) < 0)
     fail_msg("%s", krait_error_detail());
@@ -66,11 +65,17 @@ static void open_late_fixture(fixture *f, const char *name, const char *kind, in
   const int16_t *clean = (const int16_t *)(const void *)find(f->speech, "golden.clean_i16");
   assert_int_equal(kr_stft_open(400, 100, f->ctx->pool, &stft), KRAIT_OK);
   for (int i = 0; i < 3; i++) {
-    float wav[N];
+    float *const wav = f->wav + i * N;
     for (int n = 0; n < N; n++) wav[n] = (float)clean[i * N + n] / 32768;
     assert_int_equal(kr_stft_forward(stft, wav, N, 0.3, f->clean[i]), KRAIT_OK);
   }
   kr_stft_close(&stft);
+}
+
+static void open_late_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t at_once, int late) {
+  kr_train_options how = kr_train_defaults;
+  how.at_once = at_once, how.judge_late = late;
+  open_fixture_by(f, name, kind, B, &how);
 }
 
 static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t at_once) {
@@ -94,6 +99,7 @@ static kr_batch batch_of(fixture *f, int step) {
   for (int b = 0; b < f->B; b++) {
     memcpy(f->com_in + b * F * T * 2, find(f->speech, "golden.input_com") + rows[b] * F * T * 2, sizeof f->clean[0]);
     memcpy(f->com + b * F * T * 2, f->clean[rows[b]], sizeof f->clean[0]);
+    memcpy(f->batch_wav + b * N, f->wav + rows[b] * N, N * sizeof(float));
     for (int i = 0; i < F * T; i++) {
       const float re = f->clean[rows[b]][2 * i], im = f->clean[rows[b]][2 * i + 1];
       f->mag[b * F * T + i] = sqrtf(re * re + im * im), f->pha[b * F * T + i] = atan2f(im, re);
@@ -103,7 +109,8 @@ static kr_batch batch_of(fixture *f, int step) {
   for (int64_t i = 0; i < 3 * f->B * KR_DISC_WIDTH; i++)
     f->dropout[i] = keep ? keep[step * 3 * f->B * KR_DISC_WIDTH + i] / 0.7f : 1;
   memcpy(f->quality, quality + step * f->B, (size_t)f->B * sizeof(float));
-  return (kr_batch){.com_in = f->com_in, .mag = f->mag, .pha = f->pha, .com = f->com, .dropout = f->dropout};
+  return (kr_batch){
+      .com_in = f->com_in, .mag = f->mag, .pha = f->pha, .com = f->com, .wav = f->batch_wav, .dropout = f->dropout};
 }
 
 static int32_t ask(void *user, const float *wav) {
@@ -300,9 +307,48 @@ static void late_judge(void **state) {
   }
 }
 
+/* The loss by the host's threads falls along its gradient as that says, the whole batch at once or in parts, in either
+ * order of the halves; and beside another loss it adds its own. */
+static void disturbance(void **state) {
+  static fixture f;
+  static float first[1 << 22];
+  static const struct { int at_once, late, beside;
+  } ways[] = {{0, 0, 0}, {1, 1, 0}, {0, 1, 1}};
+  (void)state;
+  if (is_missing()) skip();
+  for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+    kr_train_options how = kr_train_defaults;
+    kr_step step, moved;
+    for (int k = 0; k < KR_TERMS; k++) how.weights[k] = 0;
+    how.weights[KR_TERM_DISTURBANCE] = 1, how.weights[KR_TERM_MAGNITUDE] = 30 * ways[i].beside,
+    how.discriminator = ways[i].late;
+    how.at_once = ways[i].at_once, how.judge_late = ways[i].late;
+    open_fixture_by(&f, "gru", "loss", 2, &how);
+    const kr_batch batch = batch_of(&f, 0);
+    const kr_judge judge = {&f, ask, answer};
+    if (kr_trainer_step(f.trainer, &batch, 0, &judge, &step) < 0) fail_msg("%s", krait_error_detail());
+    assert_int_equal(kr_trainer_pull(f.trainer), KRAIT_OK);
+    kr_parameters *p = kr_trainer_generator(f.trainer);
+    assert_true(p->n <= (int64_t)(sizeof first / sizeof *first));
+    double square = 0, off = 0;
+    for (int64_t n = 0; n < p->n; n++) square += (double)p->gradient[n] * (double)p->gradient[n];
+    if (i == 0) memcpy(first, p->gradient, (size_t)p->n * sizeof(float));
+    for (int64_t n = 0; n < p->n; n++) off += pow((double)p->gradient[n] - (double)first[n], 2);
+    assert_true(ways[i].beside || off < 1e-6 * square);
+    const double h = 1e-3 / square;
+    for (int64_t n = 0; n < p->n; n++) p->value[n] -= (float)(h * (double)p->gradient[n]);
+    assert_int_equal(kr_trainer_push(f.trainer), KRAIT_OK);
+    assert_int_equal(kr_trainer_validate(f.trainer, &batch, &moved, NULL), KRAIT_OK);
+    print_message("disturbance %.4f, total %.4f, by its gradient %.4f\n", step.terms[KR_TERM_DISTURBANCE], step.total,
+                  (step.total - moved.total) / 1e-3);
+    assert_true(step.terms[KR_TERM_DISTURBANCE] > 1 && fabs((step.total - moved.total) / 1e-3 - 1) < 0.05);
+    close_fixture(&f);
+  }
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "cuda") == 0) device = KRAIT_DEVICE_CUDA(0);
   const struct CMUnitTest tests[] = {cmocka_unit_test(losses_and_gradients), cmocka_unit_test(five_steps),
-                                     cmocka_unit_test(late_judge)};
+                                     cmocka_unit_test(late_judge), cmocka_unit_test(disturbance)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
