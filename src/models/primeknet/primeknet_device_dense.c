@@ -2,8 +2,7 @@
  * tiles; norm and PReLU follow in a pass of their own, because the filters behind read every value nine times. */
 #include "primeknet_launch.h"
 
-static const kr_kernel polar = {"primeknet_planes", "kr_pk_polar"}, mask_kernel = {"primeknet_planes", "kr_pk_mask"},
-                       angle = {"primeknet_planes", "kr_pk_angle"};
+static const kr_kernel mask_kernel = {"primeknet_planes", "kr_pk_mask"}, angle = {"primeknet_planes", "kr_pk_angle"};
 static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"},
                        pointwise = {"primeknet_layers", "kr_pk_pointwise"};
 
@@ -83,9 +82,20 @@ void pk_device_encode(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_encoder *e = &m->encoder;
   const int64_t F = m->config.F, depth = m->config.depth;
-  pk_planes planes = planes_of(s);
-  planes.com_in = s->com_in, planes.polar = s->polar;
-  pk_launch(s, &polar, (kr_grid){.x = blocks_of(planes.n, 128), .block = 128}, &planes, sizeof planes);
+  const int64_t row = 2 * s->T;
+  pk_run_op(s, &kr_op_to_polar,
+            &(krait_to_polar_args){
+                .call = {.size = sizeof(krait_to_polar_args), .stream = s->lane->stream},
+                .I = s->n_items,
+                .J = F,
+                .K = s->T,
+                .power = 1,
+                .re_add = -0.0f, /* zeros keep their signs */
+                .im_add = -0.0f,
+                .re = pk_view(s->com_in, F * row, row, 2),
+                .im = pk_view(s->com_in + 1, F * row, row, 2),
+                .mag = pk_view(s->polar, F * row, row, 2),
+                .pha = pk_view(s->polar + 1, F * row, row, 2)});
   pk_product lift = position_product(s, &e->lift, KR_PK_A_PAIR, (const float *const[]){s->polar}, 1, F, F, s->maps[0]);
   lift.K = 16; /* two columns, padded */
   pk_launch_product(s, &lift);

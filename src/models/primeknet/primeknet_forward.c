@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "alloc.h"
+#include "op_list.h"
 #include "primeknet_device.h"
 #include "primeknet_session.h"
 #include "primeknet_stream.h"
@@ -14,17 +15,23 @@ typedef struct plane_job {
   float *mag, *pha, *com;
 } plane_job;
 
-/* (F, T, 2) -> magnitude and phase (T, F), without epsilons. */
-static void polar_range(void *user, int64_t begin, int64_t end, int worker) {
-  const plane_job *job = user;
-  const int64_t T = job->s->T, F = job->s->model->config.F;
-  (void)worker;
-  for (int64_t f = begin; f < end; f++)
-    for (int64_t t = 0; t < T; t++) {
-      float re = job->com_in[(f * T + t) * 2], im = job->com_in[(f * T + t) * 2 + 1];
-      job->s->mag[t * F + f] = sqrtf(re * re + im * im);
-      job->s->pha[t * F + f] = atan2f(im, re);
-    }
+/* (F, T, 2) -> magnitude and phase (T, F), without epsilons; zeros keep their signs. */
+static int32_t read_planes(const kr_pk_session *s, const float *com_in) {
+  const int64_t F = s->model->config.F, T = s->T;
+#define PLANE(at, along_F, along_T) {.data = (void *)(at), .stride = {0, along_F, along_T}, .dtype = KRAIT_F32}
+  return kr_op_run(&kr_op_to_polar, s->model->ctx,
+                   &(krait_to_polar_args){.call.size = sizeof(krait_to_polar_args),
+                                          .I = 1,
+                                          .J = F,
+                                          .K = T,
+                                          .power = 1,
+                                          .re_add = -0.0f,
+                                          .im_add = -0.0f,
+                                          .re = PLANE(com_in, 2 * T, 2),
+                                          .im = PLANE(com_in + 1, 2 * T, 2),
+                                          .mag = PLANE(s->mag, 1, F),
+                                          .pha = PLANE(s->pha, 1, F)});
+#undef PLANE
 }
 
 static void output_range(void *user, int64_t begin, int64_t end, int worker) {
@@ -45,7 +52,7 @@ static void output_range(void *user, int64_t begin, int64_t end, int worker) {
 static int32_t forward_item(kr_pk_session *s, const plane_job *planes) {
   const kr_primeknet *m = s->model;
   pk_map x;
-  kr_parallel(m->ctx, m->config.F, 8, polar_range, (void *)planes);
+  KR_TRY(read_planes(s, planes->com_in));
   pk_encode(s, &x);
   for (int64_t b = 0; b < m->config.n_blocks; b++) {
     pk_stage_run(s, b, 1, &x);

@@ -78,13 +78,12 @@ typedef struct pk_moments {
   int32_t n_tiles, C;
 } pk_moments;
 
-/* From the spectrum to planes and back, and the decoders' last steps. */
+/* The decoders' last steps, and back to a spectrum. */
 typedef struct pk_planes {
   int64_t n; /* all items: F T each */
   kr_divisor T;
   int32_t F, F2, Cp, n_items;
-  const float *com_in;
-  float *polar; /* (n, 2): magnitude, phase */
+  const float *polar; /* (n, 2): magnitude, phase */
   const float *map; /* of a decoder */
   pk_affine affine;
   const float *w0, *w1; /* the mask's even and odd taps; the phase's real and imaginary part */

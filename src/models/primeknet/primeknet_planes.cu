@@ -1,54 +1,7 @@
-/* primeknet_planes.cu: the ends of PrimeKnet: the spectrum to magnitude and phase, the decoders' maps to one number per
- * bin, and back to a spectrum. */
+/* primeknet_planes.cu: the end of PrimeKnet: the decoders' maps to one number per bin, and back to a spectrum. */
 #include "pack.cuh"
+#include "polar.cuh"
 #include "primeknet_plan.h"
-
-#define PI 3.14159265358979f
-
-/* atan of 0 <= x <= 1: around 0 or pi / 4 by an odd polynomial with the least error (6e-10) up to tan(pi / 8). */
-KR_DEV float atan_unit(float x) {
-  const int high = x > 0.41421356f;
-  const float v = kr_select(high, (x - 1.0f) / (x + 1.0f), x), s = v * v;
-  float y = kr_fma(
-      s, kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, -0.06039303f, 0.10575461f), -0.14240388f), 0.19998236f), -0.33333308f),
-      1.0f);
-  y = v * y;
-  return kr_select(high, y + 0.78539816f, y);
-}
-
-KR_DEV float atan2_of(float y, float x) {
-  const float ay = kr_bits_to_float(kr_float_to_bits(y) & 0x7fffffffu),
-              ax = kr_bits_to_float(kr_float_to_bits(x) & 0x7fffffffu);
-  const float most = ay > ax ? ay : ax, least = ay > ax ? ax : ay;
-  float a = most > 0.0f ? atan_unit(least / most) : 0.0f;
-  if (ay > ax) a = 0.5f * PI - a;
-  if (kr_float_to_bits(x) >> 31) a = PI - a;
-  return kr_bits_to_float(kr_float_to_bits(a) | (kr_float_to_bits(y) & 0x80000000u));
-}
-
-/* |x| up to some turns. */
-KR_DEV void sin_cos(float x, float *sine, float *cosine) {
-  const float turns = kr_fma(x, 0.63661977f, 12582912.0f) - 12582912.0f; /* to the nearest quarter */
-  const int quarter = (int)turns & 3;
-  float r = kr_fma(turns, -1.5707964f, x);
-  r = kr_fma(turns, 4.3711388e-8f, r);
-  const float s = r * r;
-  const float sr =
-      r * kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, 2.7557319e-6f, -1.9841270e-4f), 8.3333333e-3f), -0.16666667f), 1.0f);
-  const float cr =
-      kr_fma(s, kr_fma(s, kr_fma(s, kr_fma(s, 2.4801587e-5f, -1.3888889e-3f), 4.1666667e-2f), -0.5f), 1.0f);
-  const float a = quarter & 1 ? cr : sr, b = quarter & 1 ? sr : cr;
-  *sine = quarter & 2 ? -a : a;
-  *cosine = (quarter + 1) & 2 ? -b : b;
-}
-
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_polar(const pk_planes p) {
-  const int64_t i = (int64_t)kr_block_x() * 128 + kr_thread();
-  if (i >= p.n) return;
-  const float re = p.com_in[i * 2], im = p.com_in[i * 2 + 1];
-  p.polar[i * 2] = __builtin_sqrtf(re * re + im * im);
-  p.polar[i * 2 + 1] = atan2_of(im, re);
-}
 
 /* ---- dots with a decoder's map: sixteen lanes have a position, each of them four channels; Cp is at most 64 ------ */
 
@@ -175,7 +128,7 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_angle(const pk_planes p) {
       const bin b = bin_of(p, i0 + i * GROUPS);
       apply(norm, x[i]);
       const float re = sum_lanes(dot(x[i], real)) + p.b0, im = sum_lanes(dot(x[i], imaginary)) + p.b1;
-      if (lead && b.exists) p.plane[(int64_t)item * p.F * p.T.by + b.at] = atan2_of(im, re);
+      if (lead && b.exists) p.plane[(int64_t)item * p.F * p.T.by + b.at] = kr_atan2(im, re);
     }
   }
 }
@@ -188,7 +141,7 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_spectrum(const pk_planes p) {
   v = (v < 0.0f ? v * p.slope : v) * p.last_weight + p.last_bias;
   const float mag = p.polar[i * 2] * p.beta / (1.0f + kr_exp(-p.sigmoid_slope[f] * v)), phase = p.phase[i];
   float sine, cosine;
-  sin_cos(phase, &sine, &cosine);
+  kr_sine_cosine(phase, sine, cosine);
   if (p.mag) p.mag[i] = mag;
   if (p.pha) p.pha[i] = phase;
   if (p.com) p.com[i * 2] = mag * cosine, p.com[i * 2 + 1] = mag * sine;
