@@ -570,6 +570,7 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
            (long long)config.fft_len / 4);
   KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
   times->batch = r->B, times->frames = r->T;
+  r->train.discriminator_first = 0; /* those steps are the shorter ones */
   if (r->train.discriminator)
     KR_TRY(time_trainer(r, &config, times->n_steps, &times->step_s, &times->step_bytes, each, user));
   const int has_discriminator = r->train.discriminator;

@@ -34,6 +34,8 @@ static void count(void *user, const krait_train_report *report) {
   if (stop_after && report->step >= stop_after) raise(SIGSTOP); /* the test kills the other one meanwhile */
 }
 
+static int is_streaming; /* the model has norms over a batch */
+
 static int train(const krait_train_place *place, const char *run, int64_t n_steps, const char *extra) {
   char output[400], speech[400], noise[400];
   krait_ctx *ctx = NULL;
@@ -43,7 +45,7 @@ static int train(const krait_train_place *place, const char *run, int64_t n_step
   snprintf(noise, sizeof noise, "dset.noise_train=%s/noise.safetensors", folder);
   const char *const settings[] = {speech,
                                   noise,
-                                  "+model=primeknet_gru_masking",
+                                  is_streaming ? "+model=primeknet_streaming" : "+model=primeknet_gru_masking",
                                   "model.param.fft_len=16",
                                   "model.param.dense_channel=4",
                                   "model.param.dense_depth=1",
@@ -51,7 +53,7 @@ static int train(const krait_train_place *place, const char *run, int64_t n_step
                                   "model.param.time_block_num=1",
                                   "model.param.freq_block_num=1",
                                   "model.param.freq_block_kernel=[3]",
-                                  "model.param.gru_hidden_size=4",
+                                  is_streaming ? "model.param.mamba_d_state=4" : "model.param.gru_hidden_size=4",
                                   "segment=128",
                                   "stride=128",
                                   "shift=0",
@@ -196,6 +198,35 @@ static void two_as_one(void **state) {
   assert_true(fabs(a[0] / b[0] - 1) > 1e-4);
 }
 
+static int64_t read_weights(const char *run, char *bytes, size_t room) {
+  char path[400];
+  snprintf(path, sizeof path, "%s/%s/best.safetensors", folder, run);
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  const size_t n = fread(bytes, 1, room, file);
+  fclose(file);
+  return (int64_t)n;
+}
+
+/* Norms over a batch are over each GPU's own items, and running statistics their means: those of one process that takes
+ * as many items at once. */
+static void batch_norms(void **state) {
+  enum { N = 3 };
+  static char one[1 << 18], two[1 << 18];
+  (void)state;
+  is_streaming = 1;
+  assert_int_equal(end_of(start(0, 1, "stream", N, 0, "at_once=1")), 0);
+  const pid_t first = start(0, 2, "streams", N, 0, NULL), second = start(1, 2, "streams", N, 0, NULL);
+  is_streaming = 0;
+  assert_int_equal(end_of(second), 0);
+  assert_int_equal(end_of(first), 0);
+  assert_true(furthest("streams", "stream", N) == 0);
+  const int64_t n = read_weights("stream", one, sizeof one);
+  assert_int_equal(read_weights("streams", two, sizeof two), n);
+  assert_true(n > 1000 && n < (int64_t)sizeof one && memmem(one, (size_t)n, "running_var", 11));
+  assert_memory_equal(one, two, (size_t)n);
+}
+
 /* The second is killed while the first waits for it: that one keeps the last whole step, from which a resumed pair
  * comes to the same losses. */
 static void killed(void **state) {
@@ -249,7 +280,8 @@ static void differ(void **state) {
 }
 
 int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(two_as_one), cmocka_unit_test(killed), cmocka_unit_test(differ)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(two_as_one), cmocka_unit_test(batch_norms),
+                                     cmocka_unit_test(killed), cmocka_unit_test(differ)};
   if (argc != 3) return fprintf(stderr, "usage: emulated_ranks LIBCUDA LIBNCCL\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1), setenv("KRAIT_LIBNCCL", argv[2], 1);
