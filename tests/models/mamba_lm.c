@@ -1,6 +1,6 @@
 /* mamba_lm.c: language models against the shared golden files: logits, states, greedy continuations, pieces and steps
  * against one pass; and what is refused. Skipped where the golden files are not beside this tree; tests/cli/generate.py
- * has a model of its own. */
+ * has a model of its own. Usage: mamba_lm [cuda]. */
 #include "../test.h"
 
 #include <math.h>
@@ -21,6 +21,7 @@ static const char *const models[][2] = {{"mamba1", "mamba1"},
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static krait_ctx *ctx;
+static int32_t device = KRAIT_DEVICE_CPU;
 #define WORKS(call) do { if ((call) < 0) fail_msg("%s", krait_error_detail()); } while (0)
 
 static kr_weights *open_golden(const char *name) {
@@ -227,7 +228,7 @@ static void what_is_refused(void **state) {
 
 static int open_ctx(void **state) {
   (void)state;
-  return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx);
+  return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx);
 }
 
 static int close_ctx(void **state) {
@@ -236,7 +237,9 @@ static int close_ctx(void **state) {
   return 0;
 }
 
-int main(void) {
+/* "cuda": the same on the first GPU. */
+int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "cuda") == 0) device = KRAIT_DEVICE_CUDA(0);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(logits_of_a_prompt),   cmocka_unit_test(states_after_a_prompt),
       cmocka_unit_test(greedy_continuations), cmocka_unit_test(greedy_by_one_call_a_token),
