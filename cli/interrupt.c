@@ -41,8 +41,9 @@ static void ask(int number) {
   sigaction(number, &action, NULL);
 }
 
+/* A write that waits for its reader when the signal comes goes on: it is no failure. */
 void cli_let_interrupt_ask(void) {
-  struct sigaction action = {.sa_handler = ask}, previous;
+  struct sigaction action = {.sa_handler = ask, .sa_flags = SA_RESTART}, previous;
   sigfillset(&action.sa_mask);
   if (sigaction(SIGINT, NULL, &previous) == 0 && previous.sa_handler == stop) sigaction(SIGINT, &action, NULL);
 }

@@ -261,10 +261,15 @@ static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kern
               kernel->name);
     return KRAIT_OK;
   }
-  if (g->is_ahead && kr_cuda_starts_ahead(cuda)) {
-    kr_cu_launch_attribute ahead = {.id = KR_CU_LAUNCH_AHEAD, .of.value = 1};
+  kr_cu_launch_attribute attributes[2];
+  unsigned n_attributes = 0;
+  if (g->is_ahead && kr_cuda_starts_ahead(cuda))
+    attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_AHEAD, .of.value = 1};
+  if (g->cluster > 1)
+    attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_CLUSTER, .of.cluster = {g->cluster, 1, 1}};
+  if (n_attributes) {
     const kr_cu_launch config = {g->x,      g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
-                                 g->stream, &ahead,          1};
+                                 g->stream, attributes,      n_attributes};
     KR_CU_TRY(cuda->driver, LaunchKernelEx(&config, function, parameters, NULL), kernel->name);
     return KRAIT_OK;
   }

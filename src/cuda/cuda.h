@@ -58,6 +58,7 @@ typedef struct kr_grid {
   uint32_t x, y, z;    /* blocks; 0 means 1 */
   uint32_t block;      /* threads */
   uint32_t shared_bytes;
+  uint32_t cluster;    /* blocks along x that are one cluster, a divisor of x; more than 1 only of hopper texts */
   int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together,
                           and no more than fit */
   int32_t is_ahead;    /* may start while the kernel before it runs: it keeps overlap.cuh's rule, and its module has a

@@ -21,6 +21,7 @@ typedef struct kr_cu_launch_attribute {
   union {
     char bytes[64];
     int value;
+    unsigned cluster[3];
   } of;
 } kr_cu_launch_attribute;
 typedef struct kr_cu_launch {
@@ -64,6 +65,7 @@ enum {
   KR_CU_SHARED_BYTES_MAX = 8, /* function attribute: dynamic shared memory */
   KR_CU_STREAM_NON_BLOCKING = 1,
   KR_CU_CAPTURE_RELAXED = 2,
+  KR_CU_LAUNCH_CLUSTER = 4, /* launch attribute: blocks of a cluster */
   KR_CU_LAUNCH_AHEAD = 6, /* launch attribute: programmatic stream serialization */
   KR_CU_ATTR_MULTIPROCESSORS = 16,
   KR_CU_ATTR_L2_BYTES = 38,

@@ -1,5 +1,6 @@
 """krait generate and krait score with a tiny model of random weights: against a plain implementation in Python, pieces against one pass, sampling, states,
 several prompts, what is refused. Usage: python3 tests/cli/generate.py KRAIT"""
+import fcntl
 import json
 import math
 import os
@@ -561,9 +562,11 @@ def interrupted():
     """Where a state is asked for, Ctrl-C ends the text and keeps it; a second one, or without a state the first, ends the program."""
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1", "--save-state", str(here / "never.state")], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
+    fcntl.fcntl(child.stdout, fcntl.F_SETPIPE_SZ, 4096)  # full by then: the signal comes while a write waits for its reader
     first = os.read(child.stdout.fileno(), 1)
     time.sleep(0.3)
     child.send_signal(signal.SIGINT)
+    time.sleep(0.1)
     rest, errors = child.communicate(timeout=60)
     check(first and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
     check(len(rest) > 100, "tokens were streamed until Ctrl-C")

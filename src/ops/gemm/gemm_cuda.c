@@ -8,6 +8,7 @@
 #include "gemm/gemm_few.h"
 #include "gemm/gemm_plan.h"
 #include "gemm/gemm_rows.h"
+#include "gemm/gemm_some.h"
 #include "status.h"
 #include "view.h"
 
@@ -509,4 +510,76 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
                     &grid, &h, &h.plan);
+}
+
+/* ---- some rows --------------------------------------------------------------------------------------------------- */
+
+/* Columns of a block, and blocks that share K. */
+typedef struct some_shape {
+  int tile, n_splits;
+} some_shape;
+
+enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
+
+/* What a block reads, in columns and stages, as measured on an H200; 0: the shape is not for this product. Clusters of
+ * one block a multiprocessor do not fit on all of them. */
+static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiprocessors) {
+  const int n_steps = ceil_div(p->K, KR_HOPPER_BK),
+            most = s.n_splits > 1 ? n_multiprocessors * 7 / 8 : n_multiprocessors;
+  if ((int64_t)ceil_div(p->N, s.tile) * s.n_splits > most || s.n_splits > n_steps) return 0;
+  return (int64_t)(ceil_div(n_steps, s.n_splits) + 2 + (s.n_splits > 4 ? SPLIT_COST : 0)) *
+         (s.tile + KR_SOME_ROWS / 2);
+}
+
+/* n_splits 0: none. */
+static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_plan *p) {
+  some_shape best = {0};
+  int64_t least = 0;
+  for (int tile = 64; tile <= 96; tile += 32)
+    for (int n = 1; n <= KR_SOME_MOST_SPLITS; n *= 2) {
+      const some_shape s = {tile, n};
+      const int64_t cost = cost_of_some(p, s, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+      if (cost && (!best.n_splits || cost < least)) best = s, least = cost;
+    }
+  return best;
+}
+
+const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const char *why = a->M > KR_SOME_ROWS ? "A has more than 64 rows" : refuse_halves(a);
+  if (!why) why = kr_gemm_base_refuse(ctx, args);
+  if (why) return why;
+  const kr_gemm_plan p = describe(a);
+  const kr_driver *driver = kr_cuda_driver(ctx->cuda);
+  if (p.P > 1 || p.B2.data) return "several products, or a gated one";
+  if (p.K < LEAST_SOME_K || !choose_some(ctx, &p).n_splits)
+    return "less than 512 inputs, or more columns than blocks for them run at once";
+  if (!driver->TensorMapEncodeTiled || !driver->LaunchKernelEx) return "this driver has no tensor maps or no clusters";
+  return order_of(&p) == ORDER_KK && boxes_take(&p.A, p.K, 1) && boxes_take(&p.B, p.K, 1)
+             ? NULL
+             : "K must lie side by side in A and Bmat, rows aligned to 16 bytes";
+}
+
+int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[2][2] = {
+      {{"gemm_some_f16_64", "kr_gemm_some"}, {"gemm_some_bf16_64", "kr_gemm_some"}},
+      {{"gemm_some_f16_96", "kr_gemm_some"}, {"gemm_some_bf16_96", "kr_gemm_some"}}};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_some_plan s = {.plan = describe(a)};
+  const some_shape shape = choose_some(ctx, &s.plan);
+  s.n_steps = ceil_div(s.plan.K, KR_HOPPER_BK), s.n_splits = shape.n_splits;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  int32_t status = make_map(ctx, &s.weights, &s.plan.B, s.plan.K, s.plan.N, 1, shape.tile);
+  if (status >= 0) status = make_map(ctx, &s.rows, &s.plan.A, s.plan.K, s.plan.M, 1, KR_SOME_ROWS);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  const kr_grid grid = {.x = (uint32_t)(ceil_div(s.plan.N, shape.tile) * s.n_splits),
+                        .block = KR_SOME_THREADS,
+                        .shared_bytes = (uint32_t)KR_SOME_SHARED_BYTES(shape.tile),
+                        .cluster = (uint32_t)s.n_splits,
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[shape.tile == 96][a->A.dtype == KRAIT_BF16], &grid,
+                        &s, sizeof s);
 }

@@ -4,6 +4,7 @@
  *   kr_dt_update_4, _same_4  the same, whose lanes first share the product that gives the channel's time step
  *   kr_state_update_rows, _same_rows  a thread has all 16 states of a channel, of several sequences: many sequences
  *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
+ *   kr_state_update_same_heads_8  and eight states a lane
  *   kr_state_update_any          any types, strides and number of states
  * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
 #include "overlap.cuh"
@@ -280,10 +281,12 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_rows(const kr_update_plan p) {
+/* Without spills in every tier's text. */
+enum { ROWS_BLOCKS = KR_TIER >= 90 ? 5 : 4 };
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_rows(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
@@ -317,14 +320,40 @@ KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
   return sum;
 }
 
+/* STATES of a lane, four or eight (16 bytes). */
+template <int STATES>
+KR_DEV void load_states(const krait_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
+  if (STATES == 4) raw = load_four(v, dtype, offset);
+  else raw = *(const kr_raw16 *)((const uint16_t *)v.data + offset);
+}
+template <int STATES>
+KR_DEV void states_of(int32_t dtype, const kr_raw16 &raw, float (&x)[STATES]) {
+#pragma unroll
+  for (int k = 0; k < STATES; k++)
+    x[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k % 4]) : kr_unpack(raw.w[k / 2], k & 1, dtype);
+}
+template <int STATES>
+KR_DEV void store_states(const krait_view &v, int32_t dtype, int64_t offset, const float (&x)[STATES]) {
+  if (dtype == KRAIT_F32) {
+    *(kr_float4 *)((float *)v.data + offset) = kr_float4{{x[0], x[1], x[2], x[3]}};
+    return;
+  }
+  uint32_t w[STATES / 2];
+#pragma unroll
+  for (int k = 0; k < STATES / 2; k++) w[k] = kr_pack(x[2 * k], x[2 * k + 1], dtype);
+  if (STATES == 4) *(four_halves *)((uint16_t *)v.data + offset) = four_halves{{w[0], w[1]}};
+  else *(kr_raw16 *)((uint16_t *)v.data + offset) = kr_raw16{{w[0], w[1], w[STATES / 2 - 2], w[STATES / 2 - 1]}};
+}
+
 /* p.P: eights of channels. */
+template <int STATES>
 KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   const krait_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
   kr_next_may_start();
   if (!ahead) kr_others_done();
   const uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift);
-  const int lane = kr_thread() & (p.lanes - 1), n = lane * 4;
+  const int lane = kr_thread() & (p.lanes - 1), n = lane * STATES;
   uint32_t row = kr_divide(i, p.P), b = kr_divide(row, p.H);
   const int exists = b < a.B;
   const int64_t first = exists ? (i - row * p.P.by) * CHANNELS : 0, h = exists ? row - b * p.H.by : 0;
@@ -339,34 +368,31 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   kr_raw16 raw[CHANNELS] = {};
 #pragma unroll
   for (int k = 0; k < CHANNELS; k++)
-    if (live) raw[k] = load_four(a.state, t.state, s0 + k * a.state.stride[2]);
+    if (live) load_states<STATES>(a.state, t.state, s0 + k * a.state.stride[2], raw[k]);
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)),
                  raw_A = load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0)),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0));
   if (ahead) wait_ahead(a);
-  const kr_raw16 raw_B = load_four(a.Bmat, t.input, at3(a.Bmat, b, g, n)),
-                 raw_C = load_four(a.Cmat, t.input, at3(a.Cmat, b, g, n));
+  kr_raw16 raw_B, raw_C;
+  load_states<STATES>(a.Bmat, t.input, at3(a.Bmat, b, g, n), raw_B);
+  load_states<STATES>(a.Cmat, t.input, at3(a.Cmat, b, g, n), raw_C);
   const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), raw_bias);
   const float decay = kr_exp(dt * one_of(KRAIT_F32, raw_A));
   const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)),
                  raw_z = load_one(a.z, t.input, at3(a.z, b, h, c));
-  float x[CHANNELS], y[CHANNELS], B[4], C[4];
+  float x[CHANNELS], y[CHANNELS], B[STATES], C[STATES];
   load_channels(a.x, t.input, at3(a.x, b, h, first), x);
-  four_of(t.input, raw_B, B);
-  four_of(t.input, raw_C, C);
+  states_of<STATES>(t.input, raw_B, B);
+  states_of<STATES>(t.input, raw_C, C);
 #pragma unroll
   for (int k = 0; k < CHANNELS; k++) {
     const float dx = dt * x[k];
-    float s[4];
-    four_of(t.state, raw[k], s);
+    float s[STATES];
+    states_of<STATES>(t.state, raw[k], s);
     y[k] = 0.0f;
 #pragma unroll
-    for (int j = 0; j < 4; j++) s[j] = kr_fma(decay, s[j], dx * B[j]), y[k] = kr_fma(C[j], s[j], y[k]);
-    if (live && t.state == KRAIT_F32)
-      *(kr_float4 *)((float *)a.state.data + s0 + k * a.state.stride[2]) = kr_float4{{s[0], s[1], s[2], s[3]}};
-    else if (live)
-      *(four_halves *)((uint16_t *)a.state.data + s0 + k * a.state.stride[2]) =
-          four_halves{{kr_pack(s[0], s[1], t.state), kr_pack(s[2], s[3], t.state)}};
+    for (int j = 0; j < STATES; j++) s[j] = kr_fma(decay, s[j], dx * B[j]), y[k] = kr_fma(C[j], s[j], y[k]);
+    if (live) store_states<STATES>(a.state, t.state, s0 + k * a.state.stride[2], s);
   }
   float sum = sum_channels(y, lane, p.lanes);
   if (a.Dvec.data) sum = kr_fma(one_of(a.Dvec.dtype, raw_D), one_of(t.input, raw_x), sum);
@@ -375,10 +401,13 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
 }
 
 KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_plan p) {
-  update_heads(p, types{KRAIT_F32, KR_DTYPE});
+  update_heads<4>(p, types{KRAIT_F32, KR_DTYPE});
 }
 KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_plan p) {
-  update_heads(p, types{KR_DTYPE, KR_DTYPE});
+  update_heads<4>(p, types{KR_DTYPE, KR_DTYPE});
+}
+KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_heads_8(const kr_update_plan p) {
+  if (KR_DTYPE != KRAIT_F32) update_heads<KR_DTYPE == KRAIT_F32 ? 4 : 8>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_plan p) {

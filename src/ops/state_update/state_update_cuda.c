@@ -11,6 +11,7 @@ enum { HEADS, WHOLE_CHANNELS, FOUR_STATES, ANY_STRIDES };
 
 static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"),
                        same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
+static const kr_kernel same_heads_8[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads_8");
 static const kr_kernel whole[] = KR_BY_TYPE("state_update", "kr_state_update_rows"),
                        same_whole[] = KR_BY_TYPE("state_update", "kr_state_update_same_rows");
 static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"),
@@ -85,6 +86,14 @@ kr_update_plan kr_update_plan_of(krait_state_update_args a, int per_run, int64_t
   return p;
 }
 
+/* Eight states of 16 bits are one aligned access, and eight lanes or more share a channel. */
+static int takes_eights(const krait_state_update_args *a) {
+  const int64_t strides = a->state.stride[0] | a->state.stride[1] | a->state.stride[2] | a->Bmat.stride[0] |
+                          a->Bmat.stride[1] | a->Cmat.stride[0] | a->Cmat.stride[1];
+  const uintptr_t at = (uintptr_t)a->state.data | (uintptr_t)a->Bmat.data | (uintptr_t)a->Cmat.data;
+  return a->state.dtype != KRAIT_F32 && a->N >= 64 && strides % 8 == 0 && at % 16 == 0;
+}
+
 static int32_t run_whole(const krait_ctx *ctx, const kr_update_plan *p, uint64_t tier) {
   const int is_float = p->a.state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
   const kr_grid grid = {.x = (uint32_t)((p->a.P + 127) / 128),
@@ -98,8 +107,11 @@ static int32_t run_whole(const krait_ctx *ctx, const kr_update_plan *p, uint64_t
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_state_update_args *a = args;
   const int is_float = a->state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
-  const kr_update_plan p = kr_update_plan_of(*a, per_run, family == ANY_STRIDES ? a->N : a->N / 4);
+  const int by_eights = family == HEADS && takes_eights(a);
+  const kr_update_plan p =
+      kr_update_plan_of(*a, per_run, family == ANY_STRIDES ? a->N : by_eights ? a->N / 8 : a->N / 4);
   const kr_kernel *kernel = family == ANY_STRIDES ? any
+                            : by_eights           ? same_heads_8
                             : family == HEADS     ? (is_float ? heads : same_heads)
                             : is_float            ? fours
                                                   : same_fours;
