@@ -17,7 +17,9 @@ from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
 from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
+_POINTWISE = Operator("pointwise", "x y out")
 _SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
+_EXP = 6  # KRAIT_ACT_EXP
 _KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they take up to this part of the device's memory
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient takes the batch in pieces where its scratch would be more than this part
 _signature = signer(11)
@@ -84,11 +86,13 @@ class _Plan:
 
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank
-        conv, scan = Call(CONV), Call(SCAN)
+        conv, scan, negative_exp, to_float = Call(CONV), Call(SCAN), Call(_POINTWISE), Call(_POINTWISE)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), activation=1)
         scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
                    self.views(xz, d), bias, None, None, None, None, self.views(y), None), _SOFTPLUS)
-        self.calls = conv, scan
+        negative_exp.pack((w.A_log[None, None], None, A[None, None]), activation=_EXP, x_scale=-1.0)
+        to_float.pack((w.delta_bias[None, None, None], None, bias[None, None, None]), x_scale=1.0)
+        self.calls = conv, scan, negative_exp, to_float
 
     def pack_backward(self, w, kept, dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias):
         xz, u, rows, delta, A, bias = kept
@@ -115,11 +119,14 @@ def _forward(plan, hidden, w):
     at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
     x = hidden.reshape(plan.rows, -1)
     xz = mm(x, w.in_proj.t())
-    A = torch.exp(w.A_log).neg_()
-    bias = w.delta_bias if w.delta_bias.dtype is torch.float32 else w.delta_bias.float()
+    A, is_float = torch.empty_like(w.A_log), w.delta_bias.dtype is torch.float32
+    bias = w.delta_bias if is_float else torch.empty_like(w.D)
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
     if plan.calls is None:
         plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
+    plan.calls[2].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
+    if not is_float:
+        plan.calls[3].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
     _conv(plan, at, w, xz, u)
     rows = mm(u, w.x_proj.t())
     delta = mm(rows.narrow(1, 0, r), w.delta_proj.t())
