@@ -214,19 +214,19 @@ KR_DEV void run(const kr_gemm_plan &p) {
   const int is_whole = p.A.packs && p.B.packs && p.M - m >= BM && p.N - n >= WIDTH;
   const uint32_t stages = kr_shared_at(shared);
   int left_k = end - begin;
-  const auto begin_stage = [&](int to) __attribute__((always_inline)) {
+  const auto begin_stage = [&](int place) {
     if (is_whole && left_k >= BK) {
-      from_a.copy_whole(from_a, stages + (uint32_t)to);
-      from_b.copy_whole(from_b, stages + (uint32_t)(to + BM * K_ROW_BYTES));
+      from_a.copy_whole(from_a, stages + place * STAGE_BYTES);
+      from_b.copy_whole(from_b, stages + place * STAGE_BYTES + BM * K_ROW_BYTES);
     } else if (left_k > 0) {
-      from_a.copy(from_a, shared + to, left_k);
-      from_b.copy(from_b, shared + to + BM * K_ROW_BYTES, left_k);
+      from_a.copy(from_a, shared + place * STAGE_BYTES, left_k);
+      from_b.copy(from_b, shared + place * STAGE_BYTES + BM * K_ROW_BYTES, left_k);
     }
     left_k -= BK;
     kr_commit_copies();
   };
 #pragma unroll 1
-  for (int s = 0; s < STAGES - 1; s++) begin_stage(s * STAGE_BYTES);
+  for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
   uint32_t a[2][4][4], b[2][4][4];
   kr_copied<STAGES - 2>();
   kr_sync();
@@ -234,7 +234,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
   int at = 0, next = STAGES - 1;
   for (int block = 0; block < n_blocks; block++) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
-    begin_stage(next * STAGE_BYTES);
+    begin_stage(next);
     if (++at == STAGES) at = 0;
     if (++next == STAGES) next = 0;
 #pragma unroll
