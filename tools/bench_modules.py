@@ -2,20 +2,19 @@
 """Times Mamba and Mamba2 modules on a GPU: krait's drop-in beside mamba_ssm where that is installed, else beside recorded times.
 
     PYTHONPATH=python tools/bench_modules.py [--module Mamba|Mamba2] [--shapes 768,8,2048 ...] [--all] [--dtype bfloat16] [--profile]
-        [--peers FILE.json] [--json OUT.json]
+        [--peers FILE.json] [--json OUT.json] [--seconds N]
 
 A shape is d_model,B,L (of both modules, unless --module says which); --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}. Medians of
 triton.testing.do_bench in milliseconds, of a forward call without gradients and of forward + backward, autograd and what Python
 does included, and the host's share of a call: what a loop of calls takes until the last has been handed to the GPU. --profile
-adds what each kernel takes. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}, "Mamba2 module": {...}}."""
-import argparse, gc, importlib, importlib.util, json, os, re, sys, time
+adds what each kernel takes. What does not fit in the GPU's memory is named in its place; after --seconds no shape is begun. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}, "Mamba2 module": {...}}."""
+import argparse, gc, importlib, importlib.util, json, math, os, re, sys, time
 
 import torch
 from triton.testing import do_bench
 
 USUAL = {"Mamba": ((768, 8, 2048), (2560, 2, 2048), (64, 402, 100)), "Mamba2": ((768, 8, 2048), (2560, 2, 4096), (512, 1, 1024))}
 ALL = [(d, b, length) for d in (64, 256, 768, 2560) for b in (1, 8, 64) for length in (64, 512, 2048, 16384)]
-KEPT_BYTES = 30 * 2  # of an element of a block's input, forward and backward, about
 DROPIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python", "krait", "dropin")
 
 
@@ -51,9 +50,8 @@ def calls_of(kind, shape, dtype):
     return forward, both
 
 
-def host_ms(call, n=50):
-    for _ in range(5):
-        call()
+def host_ms(call, took_ms):
+    n = max(2, min(50, int(100 / took_ms)))
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(n):
@@ -79,14 +77,24 @@ def profile(call, n=8):
 
 
 def time_module(kind, shape, dtype, with_profile):
-    forward, both = calls_of(kind, shape, dtype)
-    both()
-    times = [do_bench(call, warmup=10, rep=50, return_mode="median") for call in (forward, both)]
-    times += [host_ms(call) for call in (forward, both)]
-    if with_profile:
-        profile(forward)
-        profile(both)
+    """[forward, both, the host's share of either]: milliseconds, NaN where the GPU's memory does not suffice."""
+    times = [math.nan] * 4
+    try:
+        for i, call in enumerate(calls_of(kind, shape, dtype)):
+            call()
+            times[i] = do_bench(call, warmup=10, rep=50, return_mode="median")
+            times[2 + i] = host_ms(call, times[i])
+            if with_profile:
+                profile(call)
+    except torch.cuda.OutOfMemoryError:
+        pass
+    free_memory()
     return times
+
+
+def free_memory():
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def recorded(path):
@@ -108,17 +116,19 @@ def main():
     ap.add_argument("--profile", action="store_true")
     ap.add_argument("--peers")
     ap.add_argument("--json")
+    ap.add_argument("--seconds", type=float, default=math.inf)
     a = ap.parse_args()
     found = importlib.util.find_spec("mamba_ssm")
     upstream = import_modules(None) if found and "krait" not in (found.origin or "") else None
     ours, peers, out = import_modules(DROPIN), recorded(a.peers) if a.peers else {}, {}
     shapes = [tuple(int(n) for n in s.split(",")) for s in a.shapes] or (ALL if a.all else None)
     work = [(kind, shape) for kind in sorted(USUAL) if a.module in (None, kind) for shape in shapes or USUAL[kind]]
-    free = torch.cuda.mem_get_info()[0]
+    work.sort(key=lambda one: math.prod(one[1]))
+    began = time.monotonic()
     print("%-28s %21s %21s %8s %8s   host %15s" % ("ms", "krait fwd, fwd + bwd", "mamba_ssm", "ratio", "", "krait fwd, both"))
     for kind, shape in work:
-        d, b, length = shape
-        if b * length * d * KEPT_BYTES > free // 2:
+        if time.monotonic() - began > a.seconds:
+            print("not begun: %s(%d) B%d L%d" % (kind, *shape))
             continue
         mine = time_module(ours[kind], shape, getattr(torch, a.dtype), a.profile)
         theirs = time_module(upstream[kind], shape, getattr(torch, a.dtype), a.profile)[:2] if upstream else peers.get((kind, shape))
@@ -126,8 +136,6 @@ def main():
         ratios = " %10.3f %10.3f %8.2f %8.2f" % (*theirs, theirs[0] / mine[0], theirs[1] / mine[1]) if theirs else " " * 40
         text = "%10.3f %10.3f" % tuple(mine[:2]) + ratios
         print("%-28s %s   %10.3f %8.3f" % ("%s(%d) B%d L%d" % (kind, *shape), text, *mine[2:]), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
     if a.json:
         json.dump(out, open(a.json, "w", encoding="utf-8"), indent=1)
 

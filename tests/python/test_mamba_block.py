@@ -25,19 +25,24 @@ def _gradients(m, x, run):
 
 
 @pytest.mark.parametrize("conv_bias", [True, False])
-@pytest.mark.parametrize("keeps", [True, False])
-def test_the_node_equals_its_parts(device, keeps, conv_bias):
+@pytest.mark.parametrize("keeps, pieces", [(True, 1), (False, 1), (False, 2)])
+def test_the_node_equals_its_parts(device, keeps, pieces, conv_bias):
     torch.manual_seed(3)
     m = Mamba(24, d_state=5, conv_bias=conv_bias).to(device)
     m.use_fast_path = False  # layer by layer, under autograd
-    x = torch.randn(2, 13, 24, device=device, requires_grad=True)
+    x = torch.randn(4, 13, 24, device=device, requires_grad=True)
     expected, tensors = _gradients(m, x, lambda: m(x)), _tensors(m)
     plan = block._Plan(x, block.Weights(*tensors))
     assert block._fits(x, block.Weights(*tensors))
-    plan.keeps = keeps
+    plan.keeps, plan.pieces = keeps, pieces
     for _ in range(2):  # the second time calls are packed already
         for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
             torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_a_batch_is_cut_where_scratch_would_not_fit():
+    assert [block._pieces(6, scratch, 16 * 100) for scratch in (1, 100, 101, 200, 201, 301, 601, 10 ** 6)] == [1, 1, 2, 2, 3, 6, 6, 6]
+    assert block._pieces(6, 10 ** 6, 0) == 1  # not a GPU
 
 
 def test_frozen_weights_and_inputs_get_no_gradient():

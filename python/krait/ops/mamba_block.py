@@ -4,6 +4,7 @@ The steps are those of mamba_inner.py, on rows of one token each. What differs i
 makes torch's products and krait's calls and next to nothing else. Views that only krait's operators read are made once, to
 pack their calls, and are addresses from then on."""
 
+import functools
 from typing import NamedTuple, Optional
 
 import torch
@@ -16,8 +17,11 @@ from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
 from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
+_POINTWISE = Operator("pointwise", "x y out")
 _SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
+_EXP = 6  # KRAIT_ACT_EXP
 _KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they take up to this part of the device's memory
+_SCRATCH_SHARE = 1 << 4  # the scan's gradient takes the batch in pieces where its scratch would be more than this part
 _signature = signer(11)
 _known = {}
 _MOST_KNOWN = 256
@@ -55,6 +59,11 @@ def _fits(hidden, w):
             and all([t is None or (t.device == hidden.device and not t.is_neg()) for t in (hidden, *w)]))
 
 
+def _pieces(b, scratch_bytes, memory_bytes):
+    """The fewest equal pieces of a batch of b whose scratch fits."""
+    return next((n for n in range(1, b) if b % n == 0 and scratch_bytes * _SCRATCH_SHARE <= memory_bytes * n), b) if memory_bytes else 1
+
+
 class _Plan:
     """What a signature decides: sizes, and the packed calls."""
 
@@ -64,22 +73,26 @@ class _Plan:
         self.rank, self.d, self.n, self.shape = w.delta_proj.shape[1], d, n, (b, length, d)
         self.rows, self.columns, self.bytes = b * length, w.x_proj.shape[0], hidden.element_size()
         self.keeps = 2 * self.rows * d * self.bytes * _KEPT_SHARE <= _memory_bytes(hidden.device)
+        # of float32: the states before every eighth step, and of every 32 channels their share of the gradients of B and C
+        self.pieces = _pieces(b, self.rows * d * (n * 4 // 8 + 2 * n * 4 // 32), _memory_bytes(hidden.device))
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
         self.calls = None
         self.backward_calls = None
 
-    def views(self, rows, start=0, n=None):
-        """Columns of rows of one token as (B, columns, L)."""
+    def views(self, rows, start=0, n=None, pieces=1):
+        """Columns of rows of one token as (B, columns, L); with pieces those of the batch's first."""
         b, length, d = self.shape
-        return rows.view(b, length, -1).narrow(2, start, d if n is None else n).transpose(1, 2)
+        return rows.view(b, length, -1).narrow(0, 0, b // pieces).narrow(2, start, d if n is None else n).transpose(1, 2)
 
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank
-        conv, scan = Call(CONV), Call(SCAN)
+        conv, scan, negative_exp, to_float = Call(CONV), Call(SCAN), Call(_POINTWISE), Call(_POINTWISE)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), activation=1)
         scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
                    self.views(xz, d), bias, None, None, None, None, self.views(y), None), _SOFTPLUS)
-        self.calls = conv, scan
+        negative_exp.pack((w.A_log[None, None], None, A[None, None]), activation=_EXP, x_scale=-1.0)
+        to_float.pack((w.delta_bias[None, None, None], None, bias[None, None, None]), x_scale=1.0)
+        self.calls = conv, scan, negative_exp, to_float
 
     def pack_backward(self, w, kept, dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias):
         xz, u, rows, delta, A, bias = kept
@@ -87,10 +100,9 @@ class _Plan:
         conv, scan = Call(CONV_BACKWARD), Call(SCAN_BACKWARD)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(du), None, self.views(dxz),
                    dconv.squeeze(1), dconv_bias, None), activation=1)
-        scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
-                   self.views(xz, d), bias, None, None, None, None, self.views(dy), None, self.views(du), self.views(ddelta), dA,
-                   self.views(drows, r, n), self.views(drows, r + n, n), dD, self.views(dxz, d), dbias, None, None),
-                  _SOFTPLUS)
+        view = functools.partial(self.views, pieces=self.pieces)
+        scan.pack((view(u), view(delta), A, view(rows, r, n), view(rows, r + n, n), w.D, view(xz, d), bias, None, None, None, None, view(dy), None, view(du),
+                   view(ddelta), dA, view(drows, r, n), view(drows, r + n, n), dD, view(dxz, d), dbias, None, None), _SOFTPLUS)
         self.backward_calls = conv, scan
 
 
@@ -107,11 +119,14 @@ def _forward(plan, hidden, w):
     at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
     x = hidden.reshape(plan.rows, -1)
     xz = mm(x, w.in_proj.t())
-    A = torch.exp(w.A_log).neg_()
-    bias = w.delta_bias if w.delta_bias.dtype is torch.float32 else w.delta_bias.float()
+    A, is_float = torch.empty_like(w.A_log), w.delta_bias.dtype is torch.float32
+    bias = w.delta_bias if is_float else torch.empty_like(w.D)
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
     if plan.calls is None:
         plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
+    plan.calls[2].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
+    if not is_float:
+        plan.calls[3].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
     _conv(plan, at, w, xz, u)
     rows = mm(u, w.x_proj.t())
     delta = mm(rows.narrow(1, 0, r), w.delta_proj.t())
@@ -143,11 +158,18 @@ def _backward(plan, kept, w, dout, wanted):
     dbias, dconv_bias = torch.empty_like(bias), None if w.conv_bias is None else torch.empty_like(w.conv_bias)
     if plan.backward_calls is None:
         plan.pack_backward(w, (xz, u, rows, delta, A, bias), dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias)
-    start, dstart, z, dz = rows.data_ptr(), drows.data_ptr(), xz.data_ptr() + d * size, dxz.data_ptr() + d * size
-    plan.backward_calls[1].run_at(at, (
-        u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
-        0, 0, 0, 0, dy.data_ptr(), 0, du.data_ptr(), ddelta.data_ptr(), dA.data_ptr(), dstart + r * size,
-        dstart + (r + n) * size, dD.data_ptr(), dz, dbias.data_ptr(), 0, 0))
+    sums = [t if plan.pieces == 1 else t.new_empty(plan.pieces, *t.shape) for t in (dA, dD, dbias)]
+    for i in range(plan.pieces):
+        row = i * (plan.rows // plan.pieces) * size  # times the columns of a tensor: where the piece begins there
+        at_u, at_xz, at_rows, (dA_i, dD_i, dbias_i) = row * d, row * 2 * d, row * plan.columns, [t.data_ptr() + i * a.numel() * 4 for t, a in zip(sums, (dA, dD, dbias))]
+        start, dstart = rows.data_ptr() + at_rows, drows.data_ptr() + at_rows
+        plan.backward_calls[1].run_at(at, (
+            u.data_ptr() + at_u, delta.data_ptr() + at_u, A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(),
+            xz.data_ptr() + at_xz + d * size, bias.data_ptr(), 0, 0, 0, 0, dy.data_ptr() + at_u, 0, du.data_ptr() + at_u, ddelta.data_ptr() + at_u, dA_i,
+            dstart + r * size, dstart + (r + n) * size, dD_i, dxz.data_ptr() + at_xz + d * size, dbias_i, 0, 0))
+    if plan.pieces > 1:
+        dA, dD, dbias = [t.sum(0) for t in sums]
+    dy = delta = None  # their memory, where nothing else holds it
     ddt = drows.narrow(1, 0, r)
     if wanted[5]:
         grads[5] = mm(ddelta.t(), rows.narrow(1, 0, r))

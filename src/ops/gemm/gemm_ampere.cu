@@ -27,6 +27,16 @@ enum {
 
 /* ---- to shared memory -------------------------------------------------------------------------------------------- */
 
+/* 16 bytes past the registers. kr_copy16 takes a pointer of any memory, for which the loop would look up, in each
+ * stage, where shared memory lies among all. */
+KR_DEV void copy_chunk(uint32_t shared, const void *from) {
+#ifdef KR_EMULATE
+  kr_emulated_copy(kr_emulated_at(shared), from, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared), "l"(from) : "memory");
+#endif
+}
+
 /* Of a tile of ROWS m (or n) and BK of k: the chunk in its memory order. tf32 with m side by side is read element by
  * element, eight of each of four lines at a time: two chunks a line. */
 template <int ROWS, int MN>
@@ -69,29 +79,34 @@ struct copier {
     if (!MN) c.line = chunk * CHUNK;
   }
 
-  /* The stage whose first k is left_k before the end. is_whole: no row of the tile is missing; to count out what exists
-   * of each chunk would cost a third of the product's rate. */
-  KR_DEV void copy(copier &c, unsigned char *to, int left_k, int is_whole) {
+  /* A stage of which every chunk exists. */
+  KR_DEV void copy_whole(copier &c, uint32_t to) {
     const stored *at = c.at;
-    if (c.packs && is_whole && left_k >= BK) {
 #pragma unroll
-      for (int i = 0; i < N; i++, at += c.step) kr_copy16(place_of(to, c, i), at);
-    } else if (c.packs) {
+    for (int i = 0; i < N; i++, at += c.step) copy_chunk(to + (uint32_t)place_of(c, i), at);
+    c.at += c.advance;
+  }
+
+  /* The stage whose first k is left_k before the end: to count out what exists of each chunk would cost a third of the
+   * product's rate. */
+  KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
+    const stored *at = c.at;
+    if (c.packs) {
 #pragma unroll
       for (int i = 0; i < N; i++, at += c.step) {
         const int n = exist(c, i, left_k);
-        kr_copy_some(place_of(to, c, i), n > 0 ? at : c.at, n > CHUNK ? 16 : n > 0 ? (int)sizeof(stored) * n : 0);
+        kr_copy_some(to + place_of(c, i), n > 0 ? at : c.at, n > CHUNK ? 16 : n > 0 ? (int)sizeof(stored) * n : 0);
       }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < N; i++, at += c.step) copy_elements(place_of(to, c, i), at, c.along, exist(c, i, left_k));
+      for (int i = 0; i < N; i++, at += c.step) copy_elements(to + place_of(c, i), at, c.along, exist(c, i, left_k));
     }
     c.at += c.advance;
   }
 
   /* Lines less than four apart lie otherwise swizzled. */
-  KR_DEV unsigned char *place_of(unsigned char *to, const copier &c, int i) {
-    return to + (MN && sizeof(stored) == 4 && LINES == 2 ? c.place ^ (i & 1) << 6 : c.place) + i * LINES * LINE_BYTES;
+  KR_DEV int place_of(const copier &c, int i) {
+    return (MN && sizeof(stored) == 4 && LINES == 2 ? c.place ^ (i & 1) << 6 : c.place) + i * LINES * LINE_BYTES;
   }
 
   /* Elements of the i-th chunk from its first on. */
@@ -196,16 +211,22 @@ KR_DEV void run(const kr_gemm_plan &p) {
   float d[4][8][4];
 #pragma unroll
   for (int i = 0; i < 128; i++) d[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  const int is_whole = p.A.packs && p.B.packs && p.M - m >= BM && p.N - n >= WIDTH;
+  const uint32_t stages = kr_shared_at(shared);
   int left_k = end - begin;
-  const int is_whole = p.M - m >= BM && p.N - n >= WIDTH;
-#pragma unroll 1
-  for (int s = 0; s < STAGES - 1; s++, left_k -= BK) {
-    if (left_k > 0) {
-      from_a.copy(from_a, shared + s * STAGE_BYTES, left_k, is_whole);
-      from_b.copy(from_b, shared + s * STAGE_BYTES + BM * K_ROW_BYTES, left_k, is_whole);
+  const auto begin_stage = [&](int place) {
+    if (is_whole && left_k >= BK) {
+      from_a.copy_whole(from_a, stages + place * STAGE_BYTES);
+      from_b.copy_whole(from_b, stages + place * STAGE_BYTES + BM * K_ROW_BYTES);
+    } else if (left_k > 0) {
+      from_a.copy(from_a, shared + place * STAGE_BYTES, left_k);
+      from_b.copy(from_b, shared + place * STAGE_BYTES + BM * K_ROW_BYTES, left_k);
     }
+    left_k -= BK;
     kr_commit_copies();
-  }
+  };
+#pragma unroll 1
+  for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
   uint32_t a[2][4][4], b[2][4][4];
   kr_copied<STAGES - 2>();
   kr_sync();
@@ -213,12 +234,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
   int at = 0, next = STAGES - 1;
   for (int block = 0; block < n_blocks; block++) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
-    if (left_k > 0) {
-      from_a.copy(from_a, shared + next * STAGE_BYTES, left_k, is_whole);
-      from_b.copy(from_b, shared + next * STAGE_BYTES + BM * K_ROW_BYTES, left_k, is_whole);
-      left_k -= BK;
-    }
-    kr_commit_copies();
+    begin_stage(next);
     if (++at == STAGES) at = 0;
     if (++next == STAGES) next = 0;
 #pragma unroll

@@ -80,6 +80,9 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
     a->P = 0; /* many parts of K */
   if (!far && is_half(c->dtype) && kr_case_chance(c, 0.1)) /* steps of many sequences */
     a->M = kr_case_int(c, 17, 64), a->N = 8 * kr_case_int(c, 1, 40), a->K = 8 * kr_case_int(c, 64, 160), a->P = 0;
+  if (!far && kr_case_chance(c, 0.08)) /* whole tiles, whole stages of them and what is left of both */
+    a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 2),
+    a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
   if (!far && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
   give_aligned(c, a, far);

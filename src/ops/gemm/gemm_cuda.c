@@ -70,17 +70,20 @@ static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_
 
 static int32_t ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
-/* Time in units of 64 k of a 128 x 256 tile, as measured on an H200: a stage's products, what a tile costs beside them,
- * and the sums of parts. n_at_once: tiles that run at the same time. */
-static double cost_of(const kr_gemm_plan *p, int width, int bn, int n_splits, int stage_k, int n_at_once) {
-  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k), rate = bn == 256   ? 1
-                                                                           : bn == 192 ? 0.80
-                                                                           : bn == 128 ? 0.68
-                                                                                       : 0.45;
+/* A tile of 128 x bn, so many of which run on a multiprocessor at once. Time in units of 64 k of a 128 x 256 tile, as
+ * measured on an H200: rate: of 64 k; beside: what a tile costs beside them. */
+typedef struct tile_cost {
+  int bn, at_once;
+  double rate, beside;
+} tile_cost;
+
+/* With the sums of parts. */
+static double cost_of(const kr_gemm_plan *p, const tile_cost *t, int n_splits, int stage_k, int n_multiprocessors) {
+  const int width = p->B2.data ? t->bn / 2 : t->bn, n_at_once = t->at_once * n_multiprocessors;
+  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k);
   const int64_t units = (int64_t)ceil_div(p->M, 128) * ceil_div(p->N, width) * p->P * n_splits;
-  const double tile = steps * stage_k / 64 * rate + 0.6 * bn / 256 + 0.8;
   const double sums = n_splits > 1 ? 4 + 3e-6 * (double)n_splits * p->M * p->N * p->P : 0;
-  return (double)((units + n_at_once - 1) / n_at_once) * tile + sums;
+  return (double)((units + n_at_once - 1) / n_at_once) * (steps * stage_k / 64 * t->rate + t->beside) + sums;
 }
 
 enum {
@@ -88,17 +91,18 @@ enum {
   MOST_SPLIT_UNITS = 4096
 }; /* few tiles of a long K: the gradient of a small layer's weights */
 
-/* The cheapest of the widths (0 ends them), and how often K is split. */
-static int choose_tiles(kr_gemm_plan *p, const int *widths, int stage_k, int n_at_once) {
-  int best_bn = widths[0], best_splits = 1;
+/* The cheapest of the tiles (bn 0 ends them; a product with a gate has the first), and how often K is split. */
+static int choose_tiles(const krait_ctx *ctx, kr_gemm_plan *p, const tile_cost *tiles, int stage_k) {
+  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  int best_bn = tiles->bn, best_splits = 1;
   double best = 1e300;
-  for (int i = 0; widths[i]; i++) {
-    const double tiles = (double)ceil_div(p->M, 128) * ceil_div(p->N, widths[i]) * p->P;
+  for (const tile_cost *t = tiles; t->bn && (t == tiles || !p->B2.data); t++) {
+    const double n_tiles = (double)ceil_div(p->M, 128) * ceil_div(p->N, t->bn) * p->P;
     const int most =
-        p->B2.data || p->K < 512 || tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / tiles);
+        p->B2.data || p->K < 512 || n_tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / n_tiles);
     for (int s = 1; s <= most && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
-      const double cost = cost_of(p, p->B2.data ? widths[i] / 2 : widths[i], widths[i], s, stage_k, n_at_once);
-      if (cost < best * 0.999) best = cost, best_bn = widths[i], best_splits = s;
+      const double cost = cost_of(p, t, s, stage_k, n_multiprocessors);
+      if (cost < best * 0.999) best = cost, best_bn = t->bn, best_splits = s;
     }
   }
   p->n_m = ceil_div(p->M, 128);
@@ -146,7 +150,8 @@ static const char too_large[] = "too large for 32-bit numbers of tiles";
 /* ---- base -------------------------------------------------------------------------------------------------------- */
 
 static void plan_base(const krait_ctx *ctx, kr_gemm_plan *p) {
-  choose_tiles(p, (const int[]){128, 0}, KR_BASE_BK, 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  static const tile_cost tiles[] = {{KR_BASE_BN, 2, 0.68, 1.1}, {0}};
+  choose_tiles(ctx, p, tiles, KR_BASE_BK);
 }
 
 const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
@@ -209,8 +214,8 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 0}, KR_AMPERE_K_BYTES / 2,
-                      kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  static const tile_cost tiles[] = {{256, 1, 1, 3.9}, {128, 2, 1.03, 2.3}, {0}};
+  return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 2);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
@@ -255,8 +260,8 @@ const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 128, 64, 0}, KR_AMPERE_K_BYTES / 4,
-                      kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  static const tile_cost tiles[] = {{256, 1, 1, 1.4}, {128, 1, 0.68, 1.1}, {64, 1, 0.45, 0.95}, {0}};
+  return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 4);
 }
 
 uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
@@ -449,8 +454,8 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_hopper(const krait_ctx *ctx, kr_gemm_plan *p) {
-  return choose_tiles(p, p->B2.data ? (const int[]){256, 0} : (const int[]){256, 192, 128, 0}, KR_HOPPER_BK,
-                      kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  static const tile_cost tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}};
+  return choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
