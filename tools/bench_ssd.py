@@ -5,7 +5,8 @@ what the peer took for the same shape where a file says so. --kernels: what each
 which Triton compiles few; --triton FOLDER: mamba_ssm's Triton kernels from there in the same run (FOLDER/mamba_ssm/ops/triton), shapes slower than
 them told at the end. --share K/N: of the shapes every Nth from K on. --warm K/N: only compile Triton's kernels: of each kernel's configurations
 every Nth, so that N processes fill the cache of the run that follows; then --prepare K/N: each kind of sizes once, of the kinds every Nth (first
-0/32 and 16/32 by themselves, which choose configurations for both N, with TRITON_CACHE_AUTOTUNING=1); --plain: without D."""
+0/32 and 16/32 by themselves, which choose configurations for both N, with TRITON_CACHE_AUTOTUNING=1); --plain: without D; --channels: with
+D of each channel, which is else one number for a head, as Mamba2 has it."""
 import argparse
 import ctypes as ct
 import itertools
@@ -67,10 +68,10 @@ class Op:
         self.check(self.run(self.handle, self.ref))
 
 
-def inputs(b, length, h, p, n, g=1, dtype=torch.bfloat16, z=False, states=False, packed=False):
+def inputs(b, length, h, p, n, g=1, dtype=torch.bfloat16, z=False, states=False, packed=False, channels=True):
     torch.manual_seed(0)
     t = {"x": torch.randn(b, length, h, p), "dt": torch.randn(b, length, h) - 2, "A": -torch.rand(h) * 8 - 0.5, "Bmat": torch.randn(b, length, g, n) / n ** 0.25,
-         "Cmat": torch.randn(b, length, g, n) / n ** 0.25, "Dvec": torch.randn(h, p), "dt_bias": torch.randn(h) * 0.3}
+         "Cmat": torch.randn(b, length, g, n) / n ** 0.25, "Dvec": torch.randn(h, p) if channels else torch.randn(h), "dt_bias": torch.randn(h) * 0.3}
     if z:
         t["z"] = torch.randn(b, length, h, p)
     if states:
@@ -97,7 +98,7 @@ def equation(x, dt, A, Bmat, Cmat, Dvec, dt_bias, z=None, initial_states=None, s
         y = y + torch.einsum("bihn,bih,bhpn->bihp", C, a.exp() if seq_idx is None else a.exp() * (seq_idx == 0)[..., None], initial_states)
         if seq_idx is None:
             final = final + a[:, -1].exp()[..., None, None] * initial_states
-    y = y + Dvec * x
+    y = y + (Dvec if Dvec.dim() == 2 else Dvec[:, None]) * x
     return (y if z is None else y * torch.nn.functional.silu(z)), final
 
 
@@ -107,7 +108,9 @@ def results(t):
 
 
 def gradients(t):
-    return {GRADIENTS[k]: torch.empty_like(v) for k, v in t.items() if k in GRADIENTS}
+    """That of D is for each channel, as it is where D is one number for a head."""
+    g = {GRADIENTS[k]: torch.empty_like(v) for k, v in t.items() if k in GRADIENTS}
+    return {**g, "dDvec": torch.empty(t["x"].shape[2:], device="cuda")} if "Dvec" in t else g
 
 
 def error(got, want):
@@ -115,7 +118,7 @@ def error(got, want):
 
 
 def check(lib, caps):
-    for dtype, options in itertools.product((torch.bfloat16, torch.float16), ({}, dict(n=64, g=2), dict(n=48, p=40), dict(p=128, h=4), dict(z=True, states=True), dict(packed=True, states=True, g=2), dict(n=200, p=80, states=True), dict(n=256, z=True), dict(b=1, length=1000))):
+    for dtype, options in itertools.product((torch.bfloat16, torch.float16), ({}, dict(n=64, g=2), dict(n=48, p=40), dict(p=128, h=4), dict(z=True, states=True), dict(packed=True, states=True, g=2), dict(n=200, p=80, states=True), dict(n=256, z=True), dict(b=1, length=1000), dict(channels=False), dict(channels=False, packed=True, p=80))):
         t = inputs(**{**dict(b=2, length=300, h=6, p=64, n=128), **options}, dtype=dtype)
         exact = {k: v.double().requires_grad_() if v.is_floating_point() else v for k, v in t.items()}
         want, final = equation(**exact)
@@ -127,7 +130,7 @@ def check(lib, caps):
         backward()
         first = {k: v.clone() for k, v in g.items()}
         backward()
-        errors = {"out": error(r["out"], want), "final": error(r["final_states"], final), **{GRADIENTS[k]: error(g[GRADIENTS[k]], v.grad) for k, v in exact.items() if k in GRADIENTS}}
+        errors = {"out": error(r["out"], want), "final": error(r["final_states"], final), **{GRADIENTS[k]: error(g[GRADIENTS[k]] if g[GRADIENTS[k]].shape == v.shape else g[GRADIENTS[k]].sum(1), v.grad) for k, v in exact.items() if k in GRADIENTS}}
         limit = 1.5e-2 if dtype is torch.bfloat16 else 2e-3
         wrong = [k for k, e in errors.items() if not e <= limit] + [k for k in g if not torch.equal(g[k], first[k])]
         print("  %s %s %s: %s" % ("WRONG " + ",".join(wrong) if wrong else "ok", str(dtype)[6:], options, " ".join("%s %.0e" % e for e in errors.items())), flush=True)
@@ -183,7 +186,7 @@ def kinds_of_sweep():
 
 
 def measure(lib, caps, shape, peers, options, combined, slower):
-    t = inputs(*shape)
+    t = inputs(*shape, channels=options.channels)
     if options.plain:
         del t["Dvec"]
     dout = torch.randn_like(t["x"])
@@ -219,7 +222,7 @@ def main():
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no other shape is begun")
     for flag in ("--share", "--warm", "--prepare"):
         parser.add_argument(flag, type=lambda s: tuple(map(int, s.split("/"))))
-    for flag in ("--sweep", "--kernels", "--no-check", "--forward-only", "--plain"):
+    for flag in ("--sweep", "--kernels", "--no-check", "--forward-only", "--plain", "--channels"):
         parser.add_argument(flag, action="store_true")
     options, start, slower = parser.parse_args(), time.monotonic(), []
     combined = load_peer(options.triton, options.warm) if options.triton else None

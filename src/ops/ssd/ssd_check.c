@@ -50,6 +50,7 @@ static void choose_steps(kr_case *c) {
   if (kr_case_chance(c, 0.3)) kr_case_fill_uniform(c, dt, -0.5, kr_case_chance(c, 0.3) ? 20 : 0.8);
   krait_view *A = kr_case_give(c, "A");
   if (kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, A, -60, -0.01);
+  else if (*kr_case_size(c, "L") >= 400) kr_case_fill_uniform(c, A, -12, -0.5); /* some reach no piece's end */
 }
 
 /* Sums of products whose factors a tensor core takes in 16 bits carry those roundings, whatever they are stored in;
@@ -75,6 +76,7 @@ static int32_t draw(kr_case *c, int64_t index) {
   else choose_sizes(c, index);
   choose_mode(c);
   if (!c->is_exact) choose_steps(c);
+  if (!c->is_exact && kr_case_chance(c, 0.5)) kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels */
   kr_case_give_rest(c);
   set_bounds(c);
   return KRAIT_OK;

@@ -5,9 +5,13 @@
  *                                    d_j X)^T B
  * Two warps share 16 rows of Y, and 16 channels of S, and halve the columns; P goes between them through their 16 rows
  * of C, when both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the
- * next chunk are under way meanwhile. kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
- * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state kr_ssd_ends_nN     only the state at
- * the end of each segment, from zero kr_ssd_join        start states of the segments from their ends NaN or infinity in
+ * next chunk are under way meanwhile.
+ * kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
+ * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
+ * kr_ssd_passed_nN   the same where a head has one D for all its channels (kr_ssd_passes_D): on the diagonal of P
+ * kr_ssd_ends_nN     only the state at the end of each segment, from zero
+ * kr_ssd_join        start states of the segments from their ends
+ * NaN or infinity in
  * x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after them, too: such a
  * head is walked again token by token (p.spoilt). */
 #include "ssd_mma.cuh"
@@ -69,11 +73,16 @@ KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float
   }
 }
 
-/* Two factors of a row of P: tokens j and j + 1 for token i. */
+/* Two factors of a row of P: tokens j and j + 1 for token i. PASSED: with D where the diagonal is. */
+template <int PASSED>
 KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first,
-                      float second) {
+                      float second, const float (&D)[2]) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
-  first = j <= i ? first * kr_exp2(a - from.v[0]) : 0.0f, second = j < i ? second * kr_exp2(a - from.v[1]) : 0.0f;
+  if (PASSED)
+    first = j <= i ? kr_fma(first, kr_exp2(a - from.v[0]), D[0]) : 0.0f,
+    second = j < i ? kr_fma(second, kr_exp2(a - from.v[1]), D[1]) : 0.0f;
+  else
+    first = j <= i ? first * kr_exp2(a - from.v[0]) : 0.0f, second = j < i ? second * kr_exp2(a - from.v[1]) : 0.0f;
   if (has_sequences) {
     const kr_float2 other = *(const kr_float2 *)&s.segment[j];
     first = other.v[0] == segment ? first : 0.0f, second = other.v[1] == segment ? second : 0.0f;
@@ -82,9 +91,9 @@ KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, flo
 }
 
 /* Y = 2^a (C S^T) for the tokens of the sequence that was there before; P to rows of 128 bytes where C's rows were. */
-template <int N>
+template <int N, int PASSED>
 KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B,
-                          const unsigned char *state, const chunk_steps &steps, int has_sequences) {
+                          const unsigned char *state, const chunk_steps &steps, int has_sequences, float D) {
   unsigned char *const passes = C + 16 * me.m * N * 2;
   float cb[4][4];
 #pragma unroll
@@ -117,10 +126,13 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int column = 32 * me.n + 8 * j + 2 * me.q;
+      /* Of the diagonal in an even block of columns a warp's first eight rows have theirs, else the others. */
+      const int from = me.row + 8 * (j & 1) - column;
+      const float own[2] = {from == 0 ? D : 0.0f, from == 1 ? D : 0.0f}, none[2] = {0, 0};
       *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) =
-          given(steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1]);
+          given<PASSED>(steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1], j & 1 ? none : own);
       *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) =
-          given(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3]);
+          given<PASSED>(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3], j & 1 ? own : none);
     }
   }
   sync_pair(me);
@@ -149,7 +161,7 @@ KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(cons
 
 /* (Y + D x) silu(z) to out, with what it holds of other states (p.adds). WHOLE: all tokens and channels of the chunk
  * are there, no gate, no padding, nothing to add to. */
-template <int WHOLE>
+template <int WHOLE, int PASSED>
 KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4],
                          const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
   const int c0 = 32 * me.n + 2 * me.q, left = p.P - at.p0 - c0;
@@ -165,7 +177,7 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
     for (int j = 0; j < 4; j++) {
       float low = y[j][2 * half], high = y[j][2 * half + 1];
       if (!WHOLE && 8 * j >= left) continue;
-      if (p.D.data) {
+      if (!PASSED && p.D.data) {
         const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, 4 * me.n + j) + 4 * me.q);
         const kr_float2 d = *(const kr_float2 *)&D[c0 + 8 * j];
         low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low),
@@ -186,7 +198,7 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
   }
 }
 
-template <int N, int ONLY_ENDS>
+template <int N, int ONLY_ENDS, int PASSED>
 KR_DEV void walk(const kr_ssd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const place at = here(p);
@@ -194,6 +206,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   unsigned char *const state = shared + 2 * stage_bytes<N>();
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
+  const float own_D = PASSED ? kr_load(p.D.data, at.h * p.D.h, p.D.dtype) : 0.0f;
   float s[N / 16][4], decay = 0;
   int spoilt = 0;
   const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds;
@@ -223,10 +236,10 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
     if (!ONLY_ENDS) {
       float y[4][4];
-      output_before<N>(y, me, C, B, state, now, p.seq_idx != 0);
+      output_before<N, PASSED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
       output_within<N>(y, me, C, x);
-      if (whole && t0 + Q <= at.end) write_output<1>(p, at, me, y, x, D, now, t0);
-      else write_output<0>(p, at, me, y, x, D, now, t0);
+      if (whole && t0 + Q <= at.end) write_output<1, PASSED>(p, at, me, y, x, D, now, t0);
+      else write_output<0, PASSED>(p, at, me, y, x, D, now, t0);
     }
     spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
     if (ONLY_ENDS) {
@@ -247,12 +260,15 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_plan p) { walk<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_plan p) { walk<128, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_plan p) { walk<256, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_ends_n256(const kr_ssd_plan p) { walk<256, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_plan p) { walk<128, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_plan p) { walk<128, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_plan p) { walk<256, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_ends_n256(const kr_ssd_plan p) { walk<256, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n64(const kr_ssd_plan p) { walk<64, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n128(const kr_ssd_plan p) { walk<128, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_passed_n256(const kr_ssd_plan p) { walk<256, 0, 1>(p); }
 
 /* A thread per element of a head's state. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {

@@ -14,6 +14,8 @@ static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}}
 static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"),
                                        CHUNKS("kr_ssd_chunks_n256")};
+static const kr_kernel passed[3][3] = {CHUNKS("kr_ssd_passed_n64"), CHUNKS("kr_ssd_passed_n128"),
+                                       CHUNKS("kr_ssd_passed_n256")};
 static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
 static const kr_kernel join[3] = CHUNKS("kr_ssd_join"), steps_kernel[3] = CHUNKS("kr_ssd_steps");
 
@@ -166,7 +168,8 @@ int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *s
                         .block = KR_SSD_CHUNK_THREADS,
                         .shared_bytes = chunk_shared_bytes(p->N),
                         .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chunks[width_of(p->N)][p->x.dtype], &grid, p, sizeof *p);
+  const kr_kernel(*const kernels)[3] = kr_ssd_passes_D(p) ? passed : chunks;
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[width_of(p->N)][p->x.dtype], &grid, p, sizeof *p);
 }
 
 static int32_t run_part(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {

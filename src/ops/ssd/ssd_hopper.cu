@@ -6,8 +6,10 @@
  * of the same length (ssd_hopper_plan.h), last unit first: what is cut
  *                      off at a range's end is thus done first, and its state handed to the next block, which needs
  *                      it last.
+ * kr_ssd_hopper_passed the same where a head has one D for all its channels (kr_ssd_passes_D): on the diagonal of P
  * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
- * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero
+ * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; from where a piece still passes anything on to
+ *                      its end
  * kr_ssd_hopper_join   start states of pieces from their ends
  * kr_ssd_hopper_states for the gradient: the state before each chunk; on the way back, with dy and C for x and B, its
  *                      gradient after each
@@ -68,6 +70,9 @@ typedef struct task {
                                               first */
 } task;
 
+/* log2 of what leaves nothing of any float: 2^128 times it is 0. */
+#define NOTHING_LEFT (-280.0f)
+
 KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
   const int row = unit / h.per_group, b = row / h.n_groups, second = b >= h.p.B;
   return task{unit, second ? b - h.p.B : b, row - b * h.n_groups, h.back || second, 0, 0, 0};
@@ -78,15 +83,17 @@ KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
 KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
   return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
 }
-/* The i-th task of this block: its last unit first. */
+/* The i-th task of this block: its last unit first; with ends it is the only one that is walked, from chunk `start`
+ * on. */
 template <int MODE>
-KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i) {
+KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i, int start) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
   task t = unit_at(h, (to - 1) / h.n_chunks - i);
   const int begin = t.unit * h.n_chunks;
   t.first = from > begin ? from - begin : 0, t.end = to - begin < h.n_chunks ? to - begin : h.n_chunks;
   t.piece = kr_block_x() + t.unit;
   if (MODE == OUTPUT) t.back = 0; /* as it is: the compiler need not ask */
+  if (MODE == ENDS && i == 0 && start > t.first) t.first = start;
   return t;
 }
 
@@ -106,12 +113,12 @@ KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
 /* ---- those who bring --------------------------------------------------------------------------------------------- */
 
 template <int MODE>
-KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, uint64_t maps, uint32_t base) {
+KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, int start, uint64_t maps, uint32_t base) {
   const int STAGES = stages_of(MODE);
   const uint64_t map_C = maps + 2 * sizeof(kr_ssd_map);
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at<MODE>(h, i);
+    const task t = task_at<MODE>(h, i, start);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     const uint64_t map_x = maps + (t.back ? 3 * sizeof(kr_ssd_map) : 0),
                    map_B = t.back ? map_C : maps + sizeof(kr_ssd_map);
@@ -160,12 +167,12 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
  * as many chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner
  * there. */
 template <int MODE, int KIND>
-KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared, uint32_t base) {
+KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int start, int w, unsigned char *shared, uint32_t base) {
   enum { AHEAD = MODE == OUTPUT || KIND == STEPS_ANY || N > 128 ? 2 : 4, ROUND = MODE == OUTPUT ? 1 : AHEAD };
   const kr_ssd_plan &p = h.p;
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at<MODE>(h, i);
+    const task t = task_at<MODE>(h, i, start);
     const slot at = slot_at(h, t, w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0) continue;
@@ -192,6 +199,58 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int w, unsigned char *shared
         use++;
       }
   }
+}
+
+/* The chunk of the first task from which on something is left at its end, by all of the block: a warp sums a chunk up.
+ * What is not finite before it does not pass on; the walks after this one meet it, and tell of it. */
+template <int KIND>
+KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
+  const kr_ssd_plan &p = h.p;
+  float *const totals = (float *)(shared + STEPS_AT); /* [warp][head of the block] */
+  const task t = task_at<ENDS>(h, 0, 0);
+  const int warp = kr_thread() >> 5;
+  float left[HEADS];
+#pragma unroll
+  for (int w = 0; w < HEADS; w++) left[w] = slot_at(h, t, w).h < 0 ? NOTHING_LEFT : 0.0f;
+  if (t.end == h.n_chunks) return t.first;
+  for (int last = t.end - 1; last >= t.first; last -= THREADS / 32) {
+    const int k = last - warp > t.first ? last - warp : t.first;
+    const int64_t t0 = (int64_t)chunk_at(h, t, k) * Q;
+    raw_steps raw[HEADS];
+#pragma unroll
+    for (int w = 0; w < HEADS; w++) {
+      const int head = slot_at(h, t, w).h;
+      raw[w] = load_steps<KIND>(p, t.b, head < 0 ? 0 : head, t0, p.L);
+    }
+#pragma unroll
+    for (int w = 0; w < HEADS; w++) {
+      const int head = slot_at(h, t, w).h < 0 ? 0 : slot_at(h, t, w).h;
+      const float A = kr_load(p.A.data, head * p.A.h, KRAIT_F32) * KR_LOG2E,
+                  bias = p.bias.data ? kr_load(p.bias.data, head * p.bias.h, p.bias.dtype) : 0.0f;
+      const float total = sum_steps<KIND>(p, raw[w], A, bias, t0, p.L).total;
+      if ((kr_thread() & 31) == 0) totals[warp * HEADS + w] = total;
+    }
+    kr_sync();
+    int hopeless = 0;
+    for (int i = 0; i < THREADS / 32 && last - i >= t.first; i++) {
+      int passes = 0;
+#pragma unroll
+      for (int w = 0; w < HEADS; w++) left[w] += totals[i * HEADS + w], passes |= !(left[w] <= NOTHING_LEFT);
+      if (!passes) return last - i;
+    }
+#pragma unroll
+    for (int w = 0; w < HEADS; w++)
+      hopeless |= !(left[w] * (float)(t.end - t.first) <= NOTHING_LEFT * (float)(t.end - last + THREADS / 32));
+    if (hopeless) return t.first; /* at this rate all chunks would not do: the others are not looked at */
+    kr_sync();
+  }
+  return t.first;
+}
+KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
+  const steps_kind kind = kind_of_steps(h.p);
+  return kind == STEPS_16_BITS   ? find_start<STEPS_16_BITS>(h, shared)
+         : kind == STEPS_32_BITS ? find_start<STEPS_32_BITS>(h, shared)
+                                 : find_start<STEPS_ANY>(h, shared);
 }
 
 /* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
@@ -249,12 +308,17 @@ KR_DEV int spoilt_state(const float (&s)[N / 2]) {
   return !(zero == 0);
 }
 
-/* P as a factor, from C B^T: 32 columns of it. MASKED: they reach into the warp's own tokens, or beyond. */
-template <int HALF, int MASKED>
+/* P as a factor, from C B^T: 32 columns of it. MASKED: they reach into the warp's own tokens, or beyond. PASSED: with D
+ * on the diagonal. */
+template <int HALF, int MASKED, int PASSED>
 KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
-                       int has_sequences) {
+                       int has_sequences, float D) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
   const int last = me.row - 2 * me.q;
+  /* The warp's 16 tokens are the first or the last half of these columns; a lane has two of the diagonal, or none. */
+  const float own = me.g >> 1 == me.q ? D : 0.0f, even = me.g & 1 ? 0.0f : own, odd = me.g & 1 ? own : 0.0f;
+  const float diagonal[2][2] = {{me.warp & 1 ? 0.0f : even, me.warp & 1 ? 0.0f : odd},
+                                {me.warp & 1 ? even : 0.0f, me.warp & 1 ? odd : 0.0f}};
   kr_float2 from[4];
 #pragma unroll
   for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
@@ -262,7 +326,9 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const hea
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     const int column = 32 * HALF + 8 * (i >> 2) + (i & 1), r = i >> 1 & 1;
-    v[i] = cb[16 * HALF + i] * kr_exp2(a[r] - from[i >> 2].v[i & 1]);
+    const float decay = kr_exp2(a[r] - from[i >> 2].v[i & 1]);
+    v[i] = PASSED && MASKED && (i >> 2 & 1) == r ? kr_fma(cb[16 * HALF + i], decay, diagonal[i >> 3][i & 1])
+                                                 : cb[16 * HALF + i] * decay;
     if (MASKED) v[i] = column <= last + 8 * r ? v[i] : 0.0f;
   }
   if (has_sequences) {
@@ -274,15 +340,16 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const hea
 #pragma unroll
   for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[2 * i], v[2 * i + 1]);
 }
+template <int PASSED>
 KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
-                  int has_sequences) {
+                  int has_sequences, float D) {
   if (me.warp < 2) {
-    weigh_half<0, 1>(cb, w, s, me, has_sequences);
+    weigh_half<0, 1, PASSED>(cb, w, s, me, has_sequences, D);
 #pragma unroll
     for (int i = 0; i < 8; i++) w[8 + i] = 0; /* tokens after all of these */
   } else {
-    weigh_half<0, 0>(cb, w, s, me, has_sequences);
-    weigh_half<1, 1>(cb, w, s, me, has_sequences);
+    weigh_half<0, 0, PASSED>(cb, w, s, me, has_sequences, D);
+    weigh_half<1, 1, PASSED>(cb, w, s, me, has_sequences, D);
   }
 }
 
@@ -305,9 +372,10 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
 }
 
 /* Y + D x to the warp's rows of a tile. */
+template <int PASSED>
 KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D,
                        unsigned char *tile, const head_steps &s) {
-  if (p.D.data) {
+  if (!PASSED && p.D.data) {
 #pragma unroll
     for (int j = 0; j < Q / 8; j += 2) {
       uint32_t own[4];
@@ -433,7 +501,7 @@ KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &
   }
 }
 
-template <int MODE>
+template <int MODE, int PASSED>
 KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole,
                       unsigned char *shared, uint32_t base, int &use, int &own_use) {
   const kr_ssd_plan &p = h.p;
@@ -441,6 +509,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
   unsigned char *const state = shared + state_at(MODE) + whole.w * BLOCKS * TILE, *const y_tile =
                                                                                 shared + Y_AT + whole.w * TILE;
   float *const D = (float *)(shared + D_AT) + whole.w * PB;
+  const float own_D = PASSED ? kr_load(p.D.data, at.h * p.D.h, p.D.dtype) : 0.0f;
   float s[N / 2], decay = 0;
   int spoilt = 0;
   uint16_t *out = (uint16_t *)p.out.data + t.b * p.out.b +
@@ -448,7 +517,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
                   8 * (whole.lane & 7);
   begin_state<MODE>(h, t, whole, s);
   if (MODE == OUTPUT) {
-    if (p.D.data && whole.thread < PB)
+    if (!PASSED && p.D.data && whole.thread < PB)
       D[whole.thread] = at.p0 + whole.thread < p.P
                             ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
                             : 0.0f;
@@ -474,7 +543,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
     if (MODE == OUTPUT) {
       kr_wgmma_wait<Q, 0>(cb);
-      weigh(cb, w, steps, me, p.seq_idx != nullptr);
+      weigh<PASSED>(cb, w, steps, me, p.seq_idx != nullptr, own_D);
       start_product(C, base + state_at(MODE) + me.w * BLOCKS * TILE, y);
       spoilt |= decay_state(steps.keeps, s);
       kr_wgmma_wait<PB, 0>(y);
@@ -490,7 +559,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     if (MODE == ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
     if (MODE != OUTPUT) spoilt |= decay_state(steps.keeps, s);
     start_sum<N>(B, inputs, s, steps.keeps != 0);
-    if (MODE == OUTPUT) put_output(p, me, y, x, D, y_tile, steps);
+    if (MODE == OUTPUT) put_output<PASSED>(p, me, y, x, D, y_tile, steps);
     kr_wgmma_wait<N, 0>(s);
     release(base + EMPTY + 8 * stage, me);
     release(steps_empty, me);
@@ -504,23 +573,23 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
   end_state<MODE>(h, t, at, whole, s, decay, spoilt);
 }
 
-template <int MODE>
-KR_DEV void walk(const kr_ssd_hopper_plan &h, unsigned char *shared, uint32_t base) {
+template <int MODE, int PASSED>
+KR_DEV void walk(const kr_ssd_hopper_plan &h, int start, unsigned char *shared, uint32_t base) {
   const lanes me = lanes_of(kr_thread());
   int use = 0, own_use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
-    const task t = task_at<MODE>(h, i);
+    const task t = task_at<MODE>(h, i, start);
     const slot at = slot_at(h, t, me.w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0)
       pass_chunks<MODE>(t, me, base, use);
     else
-      walk_task<MODE>(h, t, at, me, shared, base, use, own_use);
+      walk_task<MODE, PASSED>(h, t, at, me, shared, base, use, own_use);
   }
   if (MODE == STATES && me.thread == 0) kr_stores_read<0>();
 }
 
-template <int MODE>
+template <int MODE, int PASSED>
 KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
@@ -535,39 +604,45 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
     kr_barriers_opened();
     for (int i = 0; i < (MODE == STATES ? 4 : 3); i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
+  const int from = MODE == ENDS ? find_start(h, shared) : 0;
   kr_sync();
   if (kr_thread() < 128) {
     kr_give_registers<GIVEN>();
     const int warp = kr_thread() >> 5;
     if (kr_thread() == 0)
-      copy_boxes<MODE>(h, maps, base);
+      copy_boxes<MODE>(h, from, maps, base);
     else if (warp > 0 && warp <= HEADS) {
       const steps_kind kind = kind_of_steps(h.p);
-      if (kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, warp - 1, shared, base);
-      if (kind == STEPS_32_BITS) sum_chunks<MODE, STEPS_32_BITS>(h, warp - 1, shared, base);
-      if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, warp - 1, shared, base);
+      if (kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, from, warp - 1, shared, base);
+      if (kind == STEPS_32_BITS) sum_chunks<MODE, STEPS_32_BITS>(h, from, warp - 1, shared, base);
+      if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
     }
   } else {
     kr_take_registers<TAKEN>();
-    walk<MODE>(h, shared, base);
+    walk<MODE, PASSED>(h, from, shared, base);
   }
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper(const kr_ssd_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper, maps);
-  run<OUTPUT>(plan, maps);
+  run<OUTPUT, 0>(plan, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_passed(const kr_ssd_hopper_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_passed, maps);
+  run<OUTPUT, 1>(plan, maps);
 }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_ends, maps);
-  run<ENDS>(plan, maps);
+  run<ENDS, 0>(plan, maps);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_states, maps);
-  run<STATES>(plan, maps);
+  run<STATES, 0>(plan, maps);
 }
 
 /* ---- pieces of time ---------------------------------------------------------------------------------------------- */

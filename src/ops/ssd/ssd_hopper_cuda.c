@@ -11,9 +11,9 @@
       {NULL, NULL}, {"ssd_hopper_f16_256", name}, { "ssd_hopper_bf16_256", name }      \
     }                                                                                  \
   }
-enum { OUTPUT, ENDS, STATES };
-static const kr_kernel walks[3][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"),
-                                         BY_STATES("kr_ssd_hopper_states")};
+enum { OUTPUT, ENDS, STATES, PASSED };
+static const kr_kernel walks[4][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"),
+                                         BY_STATES("kr_ssd_hopper_states"), BY_STATES("kr_ssd_hopper_passed")};
 static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
 
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
@@ -190,7 +190,8 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   if (h->joins)
     kr_chain_add(&chain, &walks[ENDS][width][dtype], &ending, h),
         kr_chain_add(&chain, &join[width][dtype], &joining, h);
-  kr_chain_add(&chain, &walks[leaves][width][dtype], &walk, h);
+  const int kernel = leaves == OUTPUT && kr_ssd_passes_D(&h->p) ? PASSED : leaves;
+  kr_chain_add(&chain, &walks[kernel][width][dtype], &walk, h);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
 }
 

@@ -78,6 +78,9 @@ static inline int kr_ssd_is_aligned(const krait_view *v) {
          (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
 
+/* Whether kernels by chunks put D on the diagonal of P, in its type: one for all channels of a head. */
+static inline int kr_ssd_passes_D(const kr_ssd_plan *p) { return p->D.data && p->D.n == 0; }
+
 /* Why rows by chunks take no such tensors or options, or NULL. */
 const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
 /* Token by token, for heads that p->spoilt names. */
