@@ -64,7 +64,8 @@ docs: ## rewrite the tables of docs/OPS.md from the signatures
 gpus: build ## assemble all device code for every GPU architecture (ptxas in PATH, an older one in PTXAS_12) and write docs/GPUS.md
 	@python3 tests/cuda/assemble.py $(BUILD)/src/cuda --write docs/GPUS.md
 
-aarch64: ## build the operators for AArch64 and walk them under an emulator (skips where the cross tools are absent)
+aarch64: ## build the operators for AArch64 and walk them under an emulator (skips where the cross tools cannot be had)
+	@tools/setup aarch64 || true
 	@tools/run-aarch64
 
 fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (fails where clang and its runtime are not there)

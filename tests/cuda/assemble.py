@@ -62,8 +62,9 @@ def main():
         print("no PTX in this build: skipped")
         return 77
     problems, table, assemblies = [], {}, 0
+    newest = found[max(found, key=lambda r: [int(n) for n in r.split('.')])]
     for release, path in found.items():
-        known = [a for a in ARCHS if takes(path, a) and (release == max(found, key=lambda r: [int(n) for n in r.split('.')]) or a <= 90)]  # an older one: for what it is there for
+        known = [a for a in ARCHS if takes(path, a) and (path == newest or not takes(newest, a))]  # an older one: for what it is there for
         if o.some:
             known = [a for a in known if a in (75, 90, 120)]
         texts_now = [t for t in texts if not (o.only and not re.match(o.only, t.name))]
