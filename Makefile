@@ -23,8 +23,8 @@ demo: setup ## build what cleaning a recording takes (krait-demo: no code for GP
 
 demo-video: setup ## build the program as demo does, and ask a tiny model of random weights about a film that is made first (its words are meaningless); results in demo-output
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@ninja -C $(BUILD) $(DEMO)
-	@tools/demo-video $(BUILD)/$(DEMO)
+	@ninja -C $(BUILD) krait-demo
+	@tools/demo-video $(BUILD)/krait-demo
 
 test: build ## build and run every test; one summary at the end
 	@ninja -C $(BUILD)
