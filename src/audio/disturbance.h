@@ -1,6 +1,5 @@
 /* disturbance.h: how much of the difference between two signals an ear hears, and which samples make it so: the model
- * of
- * ITU-T P.862 (pesq_model.c) for signals that need no alignment, with its gradient. */
+ * of ITU-T P.862 (pesq_model.c) for signals that need no alignment, with its gradient. */
 #ifndef KR_DISTURBANCE_H
 #define KR_DISTURBANCE_H
 

@@ -22,7 +22,7 @@ static int64_t panels_floats(int64_t K, int64_t N, int gate) {
 
 /* Which half among the fragments has (k, n): blocks of 16 by 16; a lane has eight halves of one, side by side: two
  * columns of four rows each. The cores' own numbers of rows and columns are permuted within a block so that a lane's
- * rows, and the columns of its results, are neighbours (primeknet_tile.cuh). */
+ * rows, and the columns of its results, are neighbours (tile64.cuh). */
 static int64_t half_of(int64_t k, int64_t n, int64_t columns) {
   const int64_t block = k / 16 * (columns / 16) + n / 16, column = n % 16, own_column = column / 4 * 2 + column % 2,
                 own_row = k % 16 / 4;

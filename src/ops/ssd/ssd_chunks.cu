@@ -11,9 +11,8 @@
  * kr_ssd_passed_nN   the same where a head has one D for all its channels (kr_ssd_passes_D): on the diagonal of P
  * kr_ssd_ends_nN     only the state at the end of each segment, from zero
  * kr_ssd_join        start states of the segments from their ends
- * NaN or infinity in
- * x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after them, too: such a
- * head is walked again token by token (p.spoilt). */
+ * NaN or infinity in x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after
+ * them, too: such a head is walked again token by token (p.spoilt). */
 #include "ssd_mma.cuh"
 
 enum { THREADS = KR_SSD_CHUNK_THREADS };

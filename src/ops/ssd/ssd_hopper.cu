@@ -2,8 +2,8 @@
  * storage (KR_DTYPE) and up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and
  * x, warps beside it sum up step sizes, two or three warpgroups walk along time, each with a head's state (64 channels)
  * in its accumulators; B and C are shared between them. C B^T and C S_before^T come from shared memory; P = C B^T o
- * decays stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too. kr_ssd_hopper        output. Blocks take ranges
- * of the same length (ssd_hopper_plan.h), last unit first: what is cut
+ * decays stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
+ * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut
  *                      off at a range's end is thus done first, and its state handed to the next block, which needs
  *                      it last.
  * kr_ssd_hopper_passed the same where a head has one D for all its channels (kr_ssd_passes_D): on the diagonal of P

@@ -78,7 +78,8 @@ static inline int kr_ssd_is_aligned(const krait_view *v) {
          (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
 
-/* Whether kernels by chunks put D on the diagonal of P, in its type: one for all channels of a head. */
+/* Whether D goes through P, the factor that passes tokens on (kernels called `passed`), on its diagonal and in its 16
+ * bits: one D for all channels of a head. In float16 one beyond 65504 is infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_plan *p) { return p->D.data && p->D.n == 0; }
 
 /* Why rows by chunks take no such tensors or options, or NULL. */

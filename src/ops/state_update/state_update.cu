@@ -1,5 +1,5 @@
-/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states (state_update_ref.c
- * has the equation).
+/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states, but for _rows
+ * (state_update_ref.c has the equation).
  *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
  *   kr_dt_update_4, _same_4  the same, whose lanes first share the product that gives the channel's time step
  *   kr_state_update_rows, _same_rows  a thread has all 16 states of a channel, of several sequences: many sequences

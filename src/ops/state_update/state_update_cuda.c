@@ -1,6 +1,5 @@
-/* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head that decay alike,
- * four states at a time where they lie together, and any strides; and of many sequences,
- * all 16 states of a channel. */
+/* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head that decay alike;
+ * of many sequences all 16 states of a channel; four states at a time where they lie together; any strides. */
 #include "overlap.h"
 #include "cuda_row.h"
 #include "state_update_plan.h"
