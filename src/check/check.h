@@ -78,13 +78,15 @@ typedef struct kr_check_options {
   const char *row;       /* NULL: all; "cuda_ampere": of that tier */
   void (*report)(void *user, const char *line); /* each failure; may be NULL */
   void *user;
+  struct kr_check_result *by_row; /* NULL, or one for each of the op's rows, zero at first: counts go there */
   int32_t (*run_device)(const krait_ctx *ctx, kr_case *c,
                         const kr_row *row); /* how a GPU row runs; NULL: on copies in device memory */
 } kr_check_options;
 
 typedef struct kr_check_result {
   int64_t n_cases, n_runs, n_refused, n_failures;
-  double worst; /* largest error as a share of its bound */
+  double worst;             /* largest error as a share of its bound */
+  char first_failure[1024]; /* its line, or empty */
 } kr_check_result;
 
 /* Every row of op that ctx may run, except "ref", against "ref". Failures are in result, the status says only whether

@@ -1,47 +1,41 @@
 /* selftest.c: the walker for users: the CPU and each GPU, each row of each op on its own. */
-#include <stdio.h>
-#include <string.h>
-
+#include "alloc.h"
 #include "check.h"
 #include "op_list.h"
 #include "status.h"
 
 typedef void report_fn(void *user, const krait_selftest_line *line);
 
-typedef struct tally {
-  char first[1024];
-} tally;
-
-static void keep_first(void *user, const char *line) {
-  tally *t = user;
-  if (!t->first[0]) snprintf(t->first, sizeof t->first, "%s", line);
-}
-
-static int32_t test_row(const krait_ctx *ctx, const kr_op *op, const kr_row *row, int64_t n_cases, uint64_t seed,
-                        report_fn *report, void *user) {
-  tally t = {""};
-  kr_check_options options = {.seed = seed, .n_cases = n_cases, .row = row->name, .report = keep_first, .user = &t};
-  kr_check_result result;
-  KR_TRY(kr_check_op(ctx, op, &options, &result));
+static void report_row(const kr_op *op, const kr_row *row, const kr_check_result *result, report_fn *report,
+                       void *user) {
   krait_selftest_line line = {.size = sizeof line,
                               .op = op->name,
                               .row = row->name,
-                              .n_runs = result.n_runs,
-                              .n_refused = result.n_refused,
-                              .n_failures = result.n_failures,
-                              .worst = result.worst,
-                              .first_failure = t.first};
-  if (report) report(user, &line);
-  return KRAIT_OK;
+                              .n_runs = result->n_runs,
+                              .n_refused = result->n_refused,
+                              .n_failures = result->n_failures,
+                              .worst = result->worst,
+                              .first_failure = result->first_failure};
+  report(user, &line);
 }
 
-static int32_t test_rows(const krait_ctx *ctx, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
+static int32_t test_op(const krait_ctx *ctx, const kr_op *op, int64_t n_cases, uint64_t seed, report_fn *report,
+                       void *user) {
+  kr_check_result *by_row = kr_zalloc((size_t)op->n_rows * sizeof *by_row), all;
+  KR_CHECK(by_row, KRAIT_ERR_NO_MEMORY, "no memory for the rows of %s", op->name);
+  const kr_check_options options = {.seed = seed, .n_cases = n_cases, .by_row = by_row};
+  int32_t status = kr_check_op(ctx, op, &options, &all);
+  for (int32_t r = 0; r < op->n_rows && status >= 0; r++)
+    if ((op->rows[r].needs & ctx->caps) == op->rows[r].needs) report_row(op, &op->rows[r], &by_row[r], report, user);
+  kr_free(by_row);
+  return status;
+}
+
+static int32_t test_ops(const krait_ctx *ctx, int64_t n_cases, uint64_t seed, report_fn *report, void *user) {
   for (int32_t i = 0; i < kr_n_ops; i++) {
     const kr_op *op = kr_ops[i];
-    int64_t n = n_cases > 0 ? n_cases : op->n_cases < 100 ? op->n_cases : 100;
-    for (int32_t r = 0; op->make_case && r < op->n_rows; r++)
-      if ((op->rows[r].needs & ctx->caps) == op->rows[r].needs)
-        KR_TRY(test_row(ctx, op, &op->rows[r], n, seed, report, user));
+    const int64_t n = n_cases > 0 ? n_cases : op->n_cases < 100 ? op->n_cases : 100;
+    if (op->make_case) KR_TRY(test_op(ctx, op, n, seed, report, user));
   }
   return KRAIT_OK;
 }
@@ -51,7 +45,7 @@ static int32_t test_device(int32_t device, uint64_t mask, int64_t n_cases, uint6
   krait_ctx_options options = {.size = sizeof options, .device = device, .caps_mask = mask};
   krait_ctx *ctx;
   KR_TRY(krait_ctx_open(&options, &ctx));
-  int32_t status = test_rows(ctx, n_cases, seed, report, user);
+  int32_t status = test_ops(ctx, n_cases, seed, report, user);
   krait_ctx_close(&ctx);
   return status;
 }
