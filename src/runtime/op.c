@@ -48,14 +48,17 @@ static const char *refusal_of(const kr_row *row, const krait_ctx *ctx, const voi
   return row->refuse ? row->refuse(ctx, args) : NULL;
 }
 
+/* Of the rows that the context could run; without any, of all. */
 static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void *args) {
-  char text[768];
+  char text[768] = "";
   size_t used = 0;
-  for (int32_t i = 0; i < op->n_rows && used < sizeof text; i++) {
-    const char *why = refusal_of(&op->rows[i], ctx, args);
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", i ? "; " : "", op->rows[i].name,
-                             why ? why : "willing");
-  }
+  for (int able = 1; able >= 0 && !used; able--)
+    for (int32_t i = 0; i < op->n_rows && used < sizeof text; i++) {
+      if (able && (op->rows[i].needs & ctx->caps) != op->rows[i].needs) continue;
+      const char *why = refusal_of(&op->rows[i], ctx, args);
+      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", used ? "; " : "", op->rows[i].name,
+                               why ? why : "willing");
+    }
   const char *cure = ctx->cuda && ctx->fallback == KRAIT_FALLBACK_WARN
                          ? "; KRAIT_FALLBACK=cpu copies its tensors to the host, computes there and copies back"
                          : "";
