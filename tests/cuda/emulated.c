@@ -197,6 +197,7 @@ static void agrees_with_the_reference(void **state) {
                             : strcmp(op->name, "rnn_pair") == 0       ? pairs
                             : strcmp(op->name, "projected_scan") == 0 ? scans
                             : strcmp(op->name, "filter_bank") == 0    ? banks
+                            : strcmp(op->name, "dense_block") == 0    ? banks
                             : is_little                               ? little
                             : is_attention || is_ssd                  ? attention
                                                                       : most;

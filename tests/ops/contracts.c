@@ -131,6 +131,10 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(projected_scan, &a->u, &a->proj, &a->dt_weight, &a->dt_bias, &a->A, &a->Dvec, &a->z, &a->out);
     krait_projected_scan_args *a = (krait_projected_scan_args *)args;
     a->B = a->L = a->D = a->N = a->R = 2, a->X = 6;
+  } else if (!strcmp(op, "dense_block")) {
+    GIVE(dense_block, &a->x, &a->taps, &a->taps_bias, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
+    krait_dense_block_args *a = (krait_dense_block_args *)args;
+    a->B = a->H = a->W = a->C = a->L = a->N = 1;
   } else if (!strcmp(op, "filter_bank")) {
     GIVE(filter_bank, &a->x, &a->taps, &a->taps_bias, &a->gate_taps, &a->gate_bias, &a->weight, &a->weight_bias,
          &a->out_weight, &a->out_bias, &a->residual, &a->out);
@@ -402,6 +406,11 @@ static const rule rules[] = {
     LEAST(gated_filter, K, 1), LEAST(gated_filter, P, 0),
     VIEW(gated_filter, x, 1),
     VIEW(gated_filter, bias, 0),
+    LEAST(dense_block, B, 0), LEAST(dense_block, H, 1),
+    {"dense_block", AT(dense_block, L), SIZE, 17, SHAPE, "L is 17, must be at most 16", 0},
+    {"dense_block", AT(dense_block, N), SIZE, 5, SHAPE, "N is 5, of 1 layers of 1 channels it is 1", 0},
+    VIEW(dense_block, taps, 1),
+    VIEW(dense_block, slope, 1),
     LEAST(filter_bank, B, 0), LEAST(filter_bank, K, 1),
     {"filter_bank", AT(filter_bank, J), SIZE, 9, SHAPE, "J is 9, must be at most 8", 0},
     {"filter_bank", AT(filter_bank, K2), SIZE, 5, SHAPE, "K2 is 5, with J 1", 0},

@@ -216,7 +216,7 @@ KR_DEV spots square_spots(int item, int F, int T, int f0, int t0) {
 typedef struct ending {
   float *out;
   const float *E, *X, *beta; /* E + ... + beta X; any may be NULL */
-  const float *bias;         /* of the panel's first column */
+  const float *bias;         /* of the panel's first column, or NULL */
   const float *zeros;
   int ldo;                   /* of out, E and X */
   int silu_from;             /* without addends: columns from here on go through silu */
@@ -262,7 +262,7 @@ template <int ADD>
 KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s, const addends &more) {
   const int column = column0 + result_column();
   if (column >= Np) return;
-  const kr_float4 bias = load4(e.bias + column);
+  const kr_float4 bias = e.bias ? load4(e.bias + column) : zero4();
   kr_float4 v[RESULTS];
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) {
@@ -303,6 +303,55 @@ KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, c
     if (at.exists >> i & 1)
       *(kr_float2 *)(e.out + (int64_t)at.row[i] * e.ldo + column / 2) = kr_float2{{v.v[0] * v.v[1], v.v[2] * v.v[3]}};
   }
+}
+
+/* ---- moments of what a tile has ---------------------------------------------------------------------------------- */
+
+/* The sum over the tile's rows of four columns, by way of shared memory. */
+KR_DEV kr_float4 column_sums(const kr_float4 &own, float *totals) {
+  kr_float4 sum;
+#pragma unroll
+  for (int j = 0; j < 4; j++) sum.v[j] = sum_rows(own.v[j]);
+  if (first_of_rows()) *(kr_float4 *)(totals + row_part() * COLUMNS + result_column()) = sum;
+  kr_sync();
+  sum = load4(totals + result_column());
+#pragma unroll
+  for (int part = 1; part < PARTS; part++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum.v[j] += totals[part * COLUMNS + result_column() + j];
+  return sum;
+}
+
+typedef struct __attribute__((aligned(16))) column_totals {
+  float v[2][PARTS * COLUMNS];
+} column_totals;
+
+/* Count, mean and squared deviations of the tile's columns, for tile_norm.h; the bias adds to the mean alone. */
+KR_DEV void measure(float *to, int Np, const float *bias, const spots &at, int column0, const sums &s,
+                    column_totals &totals) {
+  kr_float4 sum = zero4(), squares = zero4();
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum.v[j] += at.exists >> i & 1 ? result(s, i).v[j] : 0.0f;
+  kr_float4 mean = column_sums(sum, totals.v[0]);
+  const float share = 1.0f / (float)at.count;
+#pragma unroll
+  for (int j = 0; j < 4; j++) mean.v[j] *= share;
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float d = at.exists >> i & 1 ? result(s, i).v[j] - mean.v[j] : 0.0f;
+      squares.v[j] = kr_fma(d, d, squares.v[j]);
+    }
+  squares = column_sums(squares, totals.v[1]);
+  const int column = column0 + result_column();
+  if (row_part() || !first_of_rows() || column >= Np) return;
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    to[column + j] = (float)at.count, to[Np + column + j] = mean.v[j] + (bias ? bias[column + j] : 0.0f),
+                to[2 * Np + column + j] = squares.v[j];
 }
 
 #endif

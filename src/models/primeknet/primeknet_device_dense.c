@@ -1,24 +1,30 @@
-/* primeknet_device_dense.c: encoder and decoders on the GPU. A map is written before its norm, with the moments of its
- * tiles; norm and PReLU follow in a pass of their own, because the filters behind read every value nine times. */
+/* primeknet_device_dense.c: encoder and decoders on the GPU: the operator dense_block, what stands before and behind. */
+#include "dense_block/dense_block_rows.h"
+#include "primeknet_graph.h"
 #include "primeknet_launch.h"
 
 static const kr_kernel mask_kernel = {"primeknet_planes", "kr_pk_mask"}, angle = {"primeknet_planes", "kr_pk_angle"};
-static const kr_kernel moments = {"primeknet_layers", "kr_pk_moments"},
-                       pointwise = {"primeknet_layers", "kr_pk_pointwise"};
+static const kr_kernel moments = {"tile_norm", "kr_tile_moments"}, norm_kernel = {"tile_norm", "kr_tile_norm"};
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
-static void merge_moments(pk_device_session *s, pk_moments *p, int64_t n_tiles, float *scale, float *shift) {
+static void merge_moments(pk_device_session *s, kr_tile_moments_plan *p, int64_t n_tiles, float *scale, float *shift) {
   p->partial = s->lane->partial;
   p->scale = scale, p->shift = shift;
   p->n_tiles = (int32_t)n_tiles;
-  pk_launch(s, &moments, (kr_grid){.x = blocks_of(p->C, 8), .y = (uint32_t)s->n_items, .block = 512}, p, sizeof *p);
+  p->eps = (float)KR_PK_NORM_EPS;
+  pk_launch(s, &moments,
+            (kr_grid){.x = blocks_of(p->C, KR_TILE_MOMENTS_CHANNELS),
+                      .y = (uint32_t)s->n_items,
+                      .block = KR_TILE_MOMENTS_THREADS},
+            p, sizeof *p);
 }
 
-static pk_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t n_tiles) {
-  pk_moments p = {.weight = pk_weight(s, norm->weight), .bias = pk_weight(s, norm->bias), .C = (int32_t)s->model->Cp};
+static kr_tile_affine finish_norm(pk_device_session *s, const pk_norm *norm, int64_t n_tiles) {
+  kr_tile_moments_plan p = {
+      .weight = pk_weight(s, norm->weight), .bias = pk_weight(s, norm->bias), .C = (int32_t)s->model->Cp};
   merge_moments(s, &p, n_tiles, s->lane->scale, s->lane->shift);
-  return (pk_affine){s->lane->scale, s->lane->shift, pk_weight(s, norm->slope)};
+  return (kr_tile_affine){s->lane->scale, s->lane->shift, pk_weight(s, norm->slope)};
 }
 
 /* A product whose rows are positions of maps of `width` frequencies, measured. */
@@ -32,40 +38,54 @@ static pk_product position_product(const pk_device_session *s, const kr_panels *
   p.n_sources = (int32_t)n_sources;
   p.F = (int32_t)width;
   p.f_step = 1;
-  p.causal = m->config.causal;
   for (int64_t i = 0; i < n_sources; i++) p.A[i] = sources[i];
   p.partial = s->lane->partial;
-  p.partial_tiles = (int32_t)(kind == KR_PK_A_DENSE ? blocks_of(width, KR_TILE_SIDE) * blocks_of(s->T, KR_TILE_SIDE)
-                                                    : blocks_of(p.rows_per_item, KR_TILE_ROWS));
+  p.partial_tiles = (int32_t)blocks_of(p.rows_per_item, KR_TILE_ROWS);
   return p;
 }
 
 /* Norm and PReLU of what the product wrote, in place. */
 static void normalise(pk_device_session *s, const pk_norm *norm, const pk_product *made) {
   const int64_t per_item = made->rows_per_item * s->model->Cp, n = s->n_items * per_item;
-  const pk_pointwise p = {.x = made->out,
-                          .affine = finish_norm(s, norm, made->partial_tiles),
-                          .n = n,
-                          .per_item = per_item,
-                          .Cp = (int32_t)s->model->Cp};
-  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n / 4, 128), .block = 128}, &p, sizeof p);
+  const kr_tile_norm_plan p = {.x = made->out,
+                               .affine = finish_norm(s, norm, made->partial_tiles),
+                               .n = n,
+                               .per_item = per_item,
+                               .C = (int32_t)s->model->Cp};
+  pk_launch(s, &norm_kernel,
+            (kr_grid){.x = blocks_of(n / 4, KR_TILE_NORM_THREADS), .block = KR_TILE_NORM_THREADS}, &p, sizeof p);
 }
 
-/* Output i goes to maps[i]. */
-static const float *dense_block(pk_device_session *s, const pk_dense *layers, const float *input, int64_t width,
-                                float *const *maps) {
-  const float *sources[KR_PK_MAX_DEPTH + 1] = {input};
-  for (int64_t i = 0; i < s->model->config.depth; i++) {
-    pk_product p = position_product(s, &layers[i].mix, KR_PK_A_DENSE, sources, i + 1, width, width, maps[i]);
-    p.dilation = 1 << i;
-    for (int64_t k = 0; k <= i; k++)
-      p.taps[k] = pk_weight(s, layers[i].taps[k]), p.taps_bias[k] = pk_weight(s, layers[i].taps_bias[k]);
-    pk_launch_product(s, &p);
-    for (int64_t k = i + 1; k; k--) sources[k] = sources[k - 1];
-    sources[0] = maps[i];
-    normalise(s, &layers[i].norm, &p);
-  }
-  return sources[0];
+/* Returns the output: to, or without layers the input. */
+static const float *dense_block(pk_device_session *s, const pk_dense_rows *rows, const float *input, int64_t width,
+                                float *to, float *scratch) {
+  const kr_primeknet *m = s->model;
+  const int64_t Cp = m->Cp, L = m->config.depth, N = Cp * L * (L + 1) / 2;
+  const int halves = s->device->halves;
+  if (!L) return input;
+  pk_run_op(s, &kr_op_dense_block,
+            &(krait_dense_block_args){
+                .call = {.size = sizeof(krait_dense_block_args),
+                         .flags = (m->config.causal ? KRAIT_DENSE_ONE_SIDED : 0) | (halves ? KRAIT_DENSE_TF32 : 0),
+                         .stream = s->lane->stream,
+                         .scratch = scratch,
+                         .scratch_bytes = kr_dense_block_bytes(s->n_items, width, s->T, Cp, L)},
+                .B = s->n_items,
+                .H = width,
+                .W = s->T,
+                .C = Cp,
+                .L = L,
+                .N = N,
+                .eps = (float)KR_PK_NORM_EPS,
+                .x = pk_map_view(s, width, input, Cp),
+                .taps = pk_view(pk_weight(s, rows->taps), 1, 3 * N, N),
+                .taps_bias = pk_view(pk_weight(s, rows->taps_bias), 1, 0, 0),
+                .weight = halves ? pk_half_view(s, rows->halves, N) : pk_view(pk_weight(s, rows->weight), 1, Cp, 0),
+                .norm_weight = pk_view(pk_weight(s, rows->norm_weight), Cp, 1, 0),
+                .norm_bias = pk_view(pk_weight(s, rows->norm_bias), Cp, 1, 0),
+                .slope = pk_view(pk_weight(s, rows->slope), Cp, 1, 0),
+                .out = pk_map_view(s, width, to, Cp)});
+  return to;
 }
 
 static pk_planes planes_of(const pk_device_session *s) {
@@ -81,7 +101,7 @@ static pk_planes planes_of(const pk_device_session *s) {
 void pk_device_encode(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_encoder *e = &m->encoder;
-  const int64_t F = m->config.F, depth = m->config.depth;
+  const int64_t F = m->config.F;
   const int64_t row = 2 * s->T;
   pk_run_op(s, &kr_op_to_polar,
             &(krait_to_polar_args){
@@ -96,11 +116,11 @@ void pk_device_encode(pk_device_session *s) {
                 .im = pk_view(s->com_in + 1, F * row, row, 2),
                 .mag = pk_view(s->polar, F * row, row, 2),
                 .pha = pk_view(s->polar + 1, F * row, row, 2)});
-  pk_product lift = position_product(s, &e->lift, KR_PK_A_PAIR, (const float *const[]){s->polar}, 1, F, F, s->maps[0]);
+  pk_product lift = position_product(s, &e->lift, KR_PK_A_PAIR, (const float *const[]){s->polar}, 1, F, F, s->lift);
   lift.K = 16; /* two columns, padded */
   pk_launch_product(s, &lift);
   normalise(s, &e->lift_norm, &lift);
-  const float *last = depth ? dense_block(s, e->dense, s->maps[0], F, s->maps + 1) : s->maps[0];
+  const float *last = dense_block(s, &e->rows, s->lift, F, s->dense, s->dense_scratch);
   pk_product down =
       position_product(s, &e->down, KR_PK_A_TAPS, (const float *const[]){last, last, last}, 3, F, m->config.F2, s->x);
   down.f_step = 2;
@@ -112,7 +132,7 @@ void pk_device_encode(pk_device_session *s) {
 static void decode_mask(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_mask *k = &m->mask;
-  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->lane->maps);
+  const float *last = dense_block(s, &k->rows, s->x, m->config.F2, s->lane->dense, s->lane->dense_scratch);
   pk_planes p = planes_of(s);
   p.map = last;
   p.w0 = pk_weight(s, k->even_w), p.w1 = pk_weight(s, k->odd_w), p.b0 = k->bias;
@@ -120,12 +140,12 @@ static void decode_mask(pk_device_session *s) {
   const int64_t n = pk_rows(s, m->config.F);
   pk_launch(s, &mask_kernel, (kr_grid){.x = blocks_of(n, KR_PK_POSITIONS), .y = (uint32_t)s->n_items, .block = 128}, &p,
             sizeof p);
-  pk_moments norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1};
+  kr_tile_moments_plan norm = {.weight_one = k->norm_weight, .bias_one = k->norm_bias, .C = 1};
   merge_moments(s, &norm, blocks_of(n, KR_PK_POSITIONS), s->mask_scale, s->mask_shift);
 }
 
 /* Even bins take positions f / 2 - 1 and f / 2, odd ones (f - 1) / 2; both leave tiles for one norm. */
-static pk_affine upsample(pk_device_session *s, const float *from) {
+static kr_tile_affine upsample(pk_device_session *s, const float *from) {
   const kr_primeknet *m = s->model;
   const int64_t F2 = m->config.F2;
   pk_product even =
@@ -145,7 +165,7 @@ static pk_affine upsample(pk_device_session *s, const float *from) {
 static void decode_phase(pk_device_session *s) {
   const kr_primeknet *m = s->model;
   const pk_phase *k = &m->phase;
-  const float *last = dense_block(s, k->dense, s->x, m->config.F2, s->lane->maps);
+  const float *last = dense_block(s, &k->rows, s->x, m->config.F2, s->lane->dense, s->lane->dense_scratch);
   pk_planes p = planes_of(s);
   p.affine = upsample(s, last);
   p.map = s->wide;
@@ -166,7 +186,7 @@ static void follow(pk_device_session *s, void *point, void *stream, void *later)
 /* Both read x alone, so they need not wait for each other. */
 void pk_device_decode(pk_device_session *s) {
   pk_lane *const first = &s->lanes[0], *const second = &s->lanes[1];
-  const int apart = second->maps[0] && !s->timed;
+  const int apart = second->dense && !s->timed;
   if (apart) follow(s, s->fork.from, first->stream, second->stream), s->lane = second;
   decode_mask(s);
   s->lane = first;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "dense_block/dense_block_rows.h"
 #include "primeknet_launch.h"
 #include "status.h"
 
@@ -14,8 +15,8 @@ static const int64_t most_positions = 100000;           /* with more of them one
   {[KR_PK_A_ROWS] = {module, "kr_pk_product"},          [KR_PK_A_HELD] = {module, "kr_pk_product_held"}, \
    [KR_PK_A_PAIR] = {module, "kr_pk_product_pair"},     [KR_PK_A_NORM] = {module, "kr_pk_product_norm"}, \
    [KR_PK_A_SCALED] = {module, "kr_pk_product_scaled"}, [KR_PK_A_CONV] = {module, "kr_pk_product_conv"}, \
-   [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"},     [KR_PK_A_DENSE] = {module, "kr_pk_product_dense"}}
-static const kr_kernel products[2][8] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_halves")};
+   [KR_PK_A_TAPS] = {module, "kr_pk_product_taps"}}
+static const kr_kernel products[2][7] = {PRODUCTS("primeknet_product"), PRODUCTS("primeknet_product_halves")};
 static const kr_kernel spectrum = {"primeknet_planes", "kr_pk_spectrum"};
 
 static pk_timed *timed_of(pk_device_session *s, const char *name) {
@@ -44,7 +45,7 @@ static int32_t launch_timed(pk_device_session *s, const kr_kernel *kernel, const
   if (!p) return KRAIT_OK;
   const double rows = (double)p->rows_per_item * p->n_items, in = (double)p->K * p->n_sources,
                out = (double)(p->epilogue == KR_PK_GATE ? p->Np / 2 : p->Np) * p->n_panels;
-  t->flops += 2 * rows * in * p->Np * p->n_panels + (p->kind == KR_PK_A_DENSE ? 18 * rows * in : 0);
+  t->flops += 2 * rows * in * p->Np * p->n_panels;
   t->bytes += 4 * rows * (in + out * (p->E ? 2 : 1) + (p->X ? out : 0));
   return KRAIT_OK;
 }
@@ -117,7 +118,6 @@ void pk_launch_product(pk_device_session *s, const pk_product *p) {
                   .block = halves ? KR_TILE_THREADS_HALVES : KR_TILE_THREADS};
   whole.tiles_per_block = tiles_per_block(s, p, grid.x * p->n_items, tiles);
   grid.y = (uint32_t)(tiles / whole.tiles_per_block);
-  if (p->kind == KR_PK_A_DENSE) grid.x = blocks_of(s->T, KR_TILE_SIDE), grid.y = blocks_of(p->F, KR_TILE_SIDE);
   pk_launch(s, &products[halves][p->kind], grid, &whole, sizeof whole);
 }
 
@@ -138,9 +138,7 @@ static float *place(layout *l, int64_t n_floats) {
 static void place_lasting(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
   const int64_t bins = n * m->config.F * s->T, half = n * m->config.F2 * s->T,
-                flat = 2 + (m->config.F + 1) * s->T / KR_TILE_ROWS;
-  const int64_t square = (int64_t)blocks_of(m->config.F, KR_TILE_SIDE) * blocks_of(s->T, KR_TILE_SIDE),
-                tiles = flat > square ? flat : square;
+                tiles = 2 + (m->config.F + 1) * s->T / KR_TILE_ROWS;
   float **const planes[] = {&s->mag, &s->pha, &s->mask, &s->phase};
   float **const pairs[] = {&s->com_in, &s->com, &s->polar};
   for (int i = 0; i < 4; i++) *planes[i] = place(l, bins);
@@ -171,18 +169,29 @@ static void place_stages(layout *l, pk_device_session *s, int64_t n) {
   s->chunks = place(l, half * c->n_kernels * m->Cp);
 }
 
+/* A dense block's output, and what it needs besides. */
+static float *place_dense(layout *l, const pk_device_session *s, int64_t n, int64_t width, float **scratch) {
+  const kr_primeknet *m = s->model;
+  const uint64_t bytes = m->config.depth ? kr_dense_block_bytes(n, width, s->T, m->Cp, m->config.depth) : 0;
+  *scratch = place(l, (int64_t)(bytes / sizeof(float)));
+  return place(l, n * width * s->T * m->Cp);
+}
+
 static void place_all(layout *l, pk_device_session *s, int64_t n) {
   const kr_primeknet *m = s->model;
-  const int64_t full = n * m->config.F * s->T * m->Cp, half = n * m->config.F2 * s->T * m->Cp;
+  const int64_t full = n * m->config.F * s->T * m->Cp;
+  pk_lane *const first = &s->lanes[0], *const second = &s->lanes[1];
   place_lasting(l, s, n);
   const uint64_t shared = l->used;
-  for (int64_t i = 0; i <= m->config.depth; i++) s->maps[i] = place(l, full);
+  s->lift = place(l, full);
+  s->dense = place_dense(l, s, n, m->config.F, &s->dense_scratch);
   l->used = shared;
   place_stages(l, s, n);
   l->used = shared;
-  for (int64_t i = 0; i < m->config.depth; i++) s->lanes[0].maps[i] = place(l, half);
-  for (int64_t i = 0; i < m->config.depth; i++)
-    s->lanes[1].maps[i] = n * pk_rows(s, m->config.F2) <= most_positions ? place(l, half) : NULL;
+  first->dense = place_dense(l, s, n, m->config.F2, &first->dense_scratch);
+  second->dense = NULL;
+  if (n * pk_rows(s, m->config.F2) <= most_positions)
+    second->dense = place_dense(l, s, n, m->config.F2, &second->dense_scratch);
   s->wide = place(l, full);
 }
 

@@ -4,7 +4,7 @@
 
 #include "primeknet_launch.h"
 
-static const kr_kernel pointwise = {"primeknet_layers", "kr_pk_pointwise"};
+static const kr_kernel pointwise = {"tile_norm", "kr_tile_norm"};
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
@@ -21,8 +21,10 @@ static void end_product(pk_device_session *s, pk_product *p, const float *E, con
 
 static void without_sub_blocks(pk_device_session *s, const float *beta) {
   const int64_t n = all_rows(s) * s->model->Cp;
-  const pk_pointwise p = {.x = s->x, .beta = pk_weight(s, beta), .n = n, .per_item = n, .Cp = (int32_t)s->model->Cp};
-  pk_launch(s, &pointwise, (kr_grid){.x = blocks_of(n / 4, 128), .block = 128}, &p, sizeof p);
+  const kr_tile_norm_plan p = {
+      .x = s->x, .beta = pk_weight(s, beta), .n = n, .per_item = n, .C = (int32_t)s->model->Cp};
+  pk_launch(s, &pointwise,
+            (kr_grid){.x = blocks_of(n / 4, KR_TILE_NORM_THREADS), .block = KR_TILE_NORM_THREADS}, &p, sizeof p);
 }
 
 /* y = from + the attention on it; g holds its gated half. */
@@ -168,14 +170,6 @@ void pk_device_time_stage(pk_device_session *s, const pk_block *block) {
 
 /* ---- frequency --------------------------------------------------------------------------------------------------- */
 
-static krait_view map_view(const pk_device_session *s, const float *data, int64_t row) {
-  const int64_t F = s->model->config.F2, T = s->T;
-  return (krait_view){.data = (void *)data, .stride = {F * T * row, T * row, row, 1}, .dtype = KRAIT_F32};
-}
-static krait_view half_view(const pk_device_session *s, const uint16_t *rows, int64_t row) {
-  return (krait_view){.data = (void *)pk_weight(s, (const float *)rows), .stride = {row, 1}, .dtype = KRAIT_F16};
-}
-
 static void gate_frequencies(pk_device_session *s, const pk_attention *a, const float *from) {
   const kr_primeknet *m = s->model;
   const pk_product both = pk_product_of(s, &a->gate, KR_PK_A_NORM, from, m->Cp, m->Cp, s->pair, 2 * m->Cp);
@@ -190,10 +184,10 @@ static void gate_frequencies(pk_device_session *s, const pk_attention *a, const 
                 .C = Cp,
                 .K = a->k,
                 .P = m->config.causal ? a->k - 1 : (a->k - 1) / 2,
-                .x = map_view(s, s->pair, 2 * Cp),
+                .x = pk_map_view(s, m->config.F2, s->pair, 2 * Cp),
                 .weight = pk_view(pk_weight(s, a->taps), 1, 2 * Cp, 0),
                 .bias = pk_view(pk_weight(s, a->taps_bias), 1, 0, 0),
-                .out = map_view(s, s->g, Cp)});
+                .out = pk_map_view(s, m->config.F2, s->g, Cp)});
 }
 
 /* The first product of all chunks at once, then the rest. */
@@ -218,18 +212,18 @@ static void feed_forward(pk_device_session *s, const pk_prime *prime, const floa
       .C = Cp,
       .J = J,
       .K = prime->n_taps,
-      .x = map_view(s, s->chunks, J * Cp),
+      .x = pk_map_view(s, m->config.F2, s->chunks, J * Cp),
       .taps = pk_view(pk_weight(s, prime->taps), 1, Cp, 0),
       .taps_bias = VECTOR(taps_bias),
       .gate_taps = pk_view(pk_weight(s, prime->gate_taps), 1, Cp, 0),
       .gate_bias = VECTOR(gate_bias),
-      .weight = halves ? half_view(s, prime->weight_halves, Cp) : pk_view(pk_weight(s, prime->weight), 1, J * Cp, 0),
+      .weight = halves ? pk_half_view(s, prime->weight_halves, Cp) : pk_view(pk_weight(s, prime->weight), 1, J * Cp, 0),
       .weight_bias = VECTOR(weight_bias),
       .out_weight =
-          halves ? half_view(s, prime->out_halves, J * Cp) : pk_view(pk_weight(s, prime->out_weight), 1, Cp, 0),
+          halves ? pk_half_view(s, prime->out_halves, J * Cp) : pk_view(pk_weight(s, prime->out_weight), 1, Cp, 0),
       .out_bias = VECTOR(out_bias),
-      .residual = map_view(s, s->y, Cp),
-      .out = map_view(s, beta ? s->x : s->y, Cp)};
+      .residual = pk_map_view(s, m->config.F2, s->y, Cp),
+      .out = pk_map_view(s, m->config.F2, beta ? s->x : s->y, Cp)};
 #undef VECTOR
   if (beta) a.skip = a.out, a.skip_scale = pk_view(pk_weight(s, beta), 1, 0, 0);
   memcpy(&a.K1, k, (size_t)J * sizeof *k);

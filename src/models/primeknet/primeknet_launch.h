@@ -42,7 +42,7 @@ typedef struct pk_recorded {
 /* Where dense blocks work: each decoder has one of its own, so that both run at once where neither fills the device. */
 typedef struct pk_lane {
   void *stream;
-  float *maps[KR_PK_MAX_DEPTH];   /* a decoder's */
+  float *dense, *dense_scratch;   /* a decoder's block */
   float *partial, *scale, *shift; /* of the norm being measured: (n_items, Cp) */
 } pk_lane;
 
@@ -59,7 +59,8 @@ struct pk_device_session {
   pk_timed *timed; /* KR_PK_N_TIMED, or NULL: not watched */
   float *com_in, *mag, *pha, *com, *polar, *mask, *phase; /* (n_items, F, T) with 2, 1, 1, 2, 2, 1, 1 values */
   float *x, *zeros;                         /* (n_items, F2, T, Cp); four zeros */
-  float *maps[KR_PK_MAX_DEPTH + 1], *wide;  /* encoder: lift and outputs, of full width */
+  float *lift, *dense, *dense_scratch;      /* encoder, of full width: its block's input and output */
+  float *wide;                              /* phase decoder, of full width */
   float *y, *g, *factors;                   /* stages; y and g like x */
   float *xz, *xc, *dbl;                     /* Mamba */
   float *gates, *steps;                     /* recurrent */
@@ -81,6 +82,13 @@ void pk_launch(pk_device_session *s, const kr_kernel *kernel, kr_grid grid, cons
 void pk_run_op(pk_device_session *s, const kr_op *op, const void *args);
 static inline krait_view pk_view(const float *data, int64_t a, int64_t b, int64_t c) {
   return (krait_view){.data = (void *)data, .stride = {a, b, c}, .dtype = KRAIT_F32};
+}
+/* A map of `width` frequencies and rows of so many channels; rows of float16. */
+static inline krait_view pk_map_view(const pk_device_session *s, int64_t width, const float *data, int64_t row) {
+  return (krait_view){.data = (void *)data, .stride = {width * s->T * row, s->T * row, row, 1}, .dtype = KRAIT_F32};
+}
+static inline krait_view pk_half_view(const pk_device_session *s, const uint16_t *rows, int64_t row) {
+  return (krait_view){.data = (void *)pk_weight(s, (const float *)rows), .stride = {row, 1}, .dtype = KRAIT_F16};
 }
 /* The whole of one map as one item, nothing set but what every product needs. */
 pk_product pk_product_of(const pk_device_session *s, const kr_panels *w, int kind, const float *A, int64_t lda,

@@ -72,8 +72,42 @@ static int32_t load_dense_layer(loader *l, const char *prefix, int64_t i, pk_den
   return l->builder.status;
 }
 
-static int32_t load_dense_block(loader *l, const char *owner, pk_dense **layers) {
-  *layers = pk_storage_take(&l->builder, sizeof **layers * (size_t)(l->config->depth + 1));
+/* A row of a matrix in float16, of outputs side by side, inputs `step` apart. */
+static void half_row(uint16_t *to, const float *from, int64_t K, int64_t step) {
+  for (int64_t k = 0; k < K; k++) to[k] = kr_float_to_f16(from[k * step]);
+}
+
+#define TAKE(type, n) pk_storage_take(&l->builder, (size_t)(n) * sizeof(type))
+static int32_t load_dense_rows(loader *l, const char *owner, pk_dense_rows *out) {
+  const int64_t C = l->config->C, Cp = l->model->Cp, L = l->config->depth, N = Cp * L * (L + 1) / 2, number = 0;
+  float *taps = TAKE(float, 9 * N), *taps_bias = TAKE(float, N), *weight = TAKE(float, N * Cp),
+        *norm = TAKE(float, 3 * L * Cp);
+  uint16_t *halves = TAKE(uint16_t, Cp * N);
+  KR_TRY(l->builder.status);
+  for (int64_t i = 0, first = 0; i < L; first += ++i * Cp) {
+    const int64_t I = (i + 1) * C;
+    char prefix[MAX_PREFIX];
+    raw_dense raw;
+    snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", owner, (long long)i);
+    KR_PK_DENSE_KEYS(READ)
+    for (int64_t from = 0; from < I; from++) {
+      const int64_t to = first + from / C * Cp + from % C;
+      for (int64_t k = 0; k < 9; k++) taps[k * N + to] = raw.taps[from * 9 + k];
+      for (int64_t c = 0; c < C; c++) weight[to * Cp + c] = raw.w[c * I + from];
+      taps_bias[to] = raw.taps_b[from];
+    }
+    memcpy(norm + i * Cp, raw.norm_w, (size_t)C * sizeof *norm);
+    memcpy(norm + (L + i) * Cp, raw.norm_b, (size_t)C * sizeof *norm);
+    memcpy(norm + (2 * L + i) * Cp, raw.slope, (size_t)C * sizeof *norm);
+  }
+  for (int64_t c = 0; c < Cp; c++) half_row(halves + c * N, weight + c, N, Cp);
+  *out = (pk_dense_rows){taps, taps_bias, weight, halves, norm, norm + L * Cp, norm + 2 * L * Cp};
+  return KRAIT_OK;
+}
+
+static int32_t load_dense_block(loader *l, const char *owner, pk_dense **layers, pk_dense_rows *rows) {
+  if (l->builder.layers == &kr_layers_device) return load_dense_rows(l, owner, rows);
+  *layers = TAKE(**layers, l->config->depth + 1);
   for (int64_t i = 0; *layers && i < l->config->depth; i++) {
     char prefix[MAX_PREFIX];
     snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", owner, (long long)i);
@@ -108,7 +142,7 @@ static int32_t load_encoder(loader *l, pk_encoder *out) {
   out->down =
       pk_pack(&l->builder, read_taps_map(l, raw.down_w, 3 * C, 3, raw.down_b, 3, (const int[]){0, 1, 2}), C, C, 0);
   out->down_norm = take_norm(l, raw.down_norm_w, raw.down_norm_b, raw.down_slope);
-  return load_dense_block(l, "dense_encoder", &out->dense);
+  return load_dense_block(l, "dense_encoder", &out->dense, &out->rows);
 }
 
 static int32_t load_attention(loader *l, const char *prefix, int64_t K, pk_attention *out) {
@@ -180,11 +214,6 @@ static int32_t load_mamba(loader *l, const char *prefix, pk_linear *in, pk_linea
   return b->status;
 }
 
-/* A row of a matrix in float16, of outputs side by side, inputs `step` apart. */
-static void half_row(uint16_t *to, const float *from, int64_t K, int64_t step) {
-  for (int64_t k = 0; k < K; k++) to[k] = kr_float_to_f16(from[k * step]);
-}
-
 /* (N, padded K) in float16, of a map as devices have it. */
 static const uint16_t *half_rows(loader *l, const kr_panels *w) {
   const int64_t K = kr_padded(l->builder.layers, w->K), N = pk_panel_columns(w);
@@ -233,13 +262,11 @@ static int32_t load_prime(loader *l, const char *prefix, pk_prime *out) {
   raw_wrap wrap;
   KR_TRY(read_wrap(l, prefix, H, &wrap));
   for (int64_t j = 0; j < J; j++) out->n_taps += l->config->kernels[j];
-#define TAKE(type, n) pk_storage_take(b, (size_t)(n) * sizeof(type))
   float *taps = TAKE(float, out->n_taps * Cp), *gate_taps = TAKE(float, out->n_taps * Cp),
         *taps_bias = TAKE(float, J * Cp), *gate_bias = TAKE(float, J * Cp), *weight = TAKE(float, Cp * J * Cp),
         *weight_bias = TAKE(float, J * Cp), *out_weight = TAKE(float, J * Cp * Cp), *out_bias = TAKE(float, Cp);
   uint16_t *weight_halves = TAKE(uint16_t, J * Cp * Cp), *out_halves = TAKE(uint16_t, Cp * J * Cp);
   out->in = TAKE(kr_panels, J);
-#undef TAKE
   KR_TRY(b->status);
   for (int64_t j = 0, first = 0; j < J; first += l->config->kernels[j++]) {
     const int64_t K = l->config->kernels[j], number = K;
@@ -351,7 +378,7 @@ static int32_t load_mask(loader *l, pk_mask *out) {
                    .last_weight = raw.last_w[0],
                    .last_bias = raw.last_b[0],
                    .sigmoid_slope = padded(l, raw.sigmoid_slope, F)};
-  return load_dense_block(l, "mask_decoder", &out->dense);
+  return load_dense_block(l, "mask_decoder", &out->dense, &out->rows);
 }
 
 static int32_t load_phase(loader *l, pk_phase *out) {
@@ -366,7 +393,7 @@ static int32_t load_phase(loader *l, pk_phase *out) {
   out->imag_w = padded(l, raw.imag_w, C);
   out->real_b = raw.real_b[0];
   out->imag_b = raw.imag_b[0];
-  return load_dense_block(l, "phase_decoder", &out->dense);
+  return load_dense_block(l, "phase_decoder", &out->dense, &out->rows);
 }
 
 static int32_t load_all(loader *l) {

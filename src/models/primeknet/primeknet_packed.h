@@ -18,6 +18,12 @@ typedef struct pk_dense { /* layer i of a dense block: I = (i + 1) C inputs, new
   pk_norm norm;
 } pk_dense;
 
+typedef struct pk_dense_rows { /* the whole block for devices, dense_block's tensors: N = Cp depth (depth + 1) / 2 */
+  const float *taps, *taps_bias, *weight;     /* (9, N), (N), (N, Cp) */
+  const uint16_t *halves;                     /* the weight as rows of inputs in float16: (Cp, N) */
+  const float *norm_weight, *norm_bias, *slope; /* (depth, Cp) */
+} pk_dense_rows;
+
 typedef struct pk_attention { /* channel attention block */
   kr_panels gate;                /* C -> 2C; gate form with the taps folded in when k is 1 */
   const float *taps, *taps_bias; /* (k, 2Cp), (2Cp); NULL when k is 1 */
@@ -72,12 +78,14 @@ typedef struct pk_encoder {
   const float *lift_w0, *lift_w1; /* (Cp): the columns for magnitude and phase; the bias cancels in the norm */
   pk_norm lift_norm;
   pk_dense *dense;
+  pk_dense_rows rows;
   kr_panels down; /* 3 Cp -> C */
   pk_norm down_norm;
 } pk_encoder;
 
 typedef struct pk_mask {
   pk_dense *dense;
+  pk_dense_rows rows;
   const float *even_w,
       *odd_w; /* (2 Cp) over columns f-1, f; (Cp): the transposed conv and the merge to one channel in one */
   float bias, norm_weight, norm_bias, slope, last_weight, last_bias;
@@ -86,6 +94,7 @@ typedef struct pk_mask {
 
 typedef struct pk_phase {
   pk_dense *dense;
+  pk_dense_rows rows;
   kr_panels even, odd; /* 2 Cp -> C, C -> C */
   pk_norm norm;
   const float *real_w, *imag_w; /* (Cp) */

@@ -8,14 +8,10 @@
 
 #include "rows.h"
 #include "tile64.h"
+#include "tile_norm.h"
 
 /* Sources of a product; bins of a decoder's last step. */
 enum { KR_PK_SOURCES = 16, KR_PK_POSITIONS = 64 };
-
-/* Instance norm and PReLU that a map still needs when it is read: per item and channel, (n_items, Cp), slope (Cp). */
-typedef struct pk_affine {
-  const float *scale, *shift, *slope; /* scale NULL: nothing */
-} pk_affine;
 
 /* How the product's rows are made. */
 enum {
@@ -25,9 +21,7 @@ enum {
   KR_PK_A_NORM,   /* read and normalised over the channels */
   KR_PK_A_SCALED, /* read, times a factor per sequence and channel */
   KR_PK_A_CONV,   /* causal convolution of a sequence's channels with its silu; also written to made */
-  KR_PK_A_TAPS,   /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
-  KR_PK_A_DENSE   /* column s K + c: channel c of source s after its 3x3 filter; tiles are KR_TILE_SIDE frequencies by
-                     as many frames */
+  KR_PK_A_TAPS    /* column s K + c: channel c at frequency f f_step + f_offset[s], zero outside */
 };
 
 /* out = what the epilogue makes of A W + bias */
@@ -41,8 +35,8 @@ enum {
  * fragments. */
 typedef struct pk_product {
   int64_t rows_per_item, n_items; /* tiles do not straddle items; grid: x tiles of an item, y column tiles of all
-                                     panels, z items; dense: x frames, y frequencies */
-  int32_t kind, epilogue, causal, dilation;
+                                     panels, z items */
+  int32_t kind, epilogue;
   kr_divisor T;                   /* frames: row = frequency * T + frame */
   int32_t K, n_channels;          /* columns of one source, a multiple of 16; real channels, for the norm */
   int32_t n_sources, n_panels;    /* at most one of them above 1 */
@@ -58,7 +52,6 @@ typedef struct pk_product {
   const float *conv_w, *conv_b; /* KR_PK_A_CONV: (n_convolved, n_taps), (K) */
   int32_t n_convolved, n_taps;
   float *made;                    /* like A, K floats between rows */
-  const float *taps[KR_PK_SOURCES], *taps_bias[KR_PK_SOURCES];
   const float *w[KR_PK_SOURCES], *bias[KR_PK_SOURCES]; /* per panel; the rows of source s begin at s K */
   int64_t fragments;              /* floats from a panel to its fragments */
   float *out;
@@ -69,15 +62,6 @@ typedef struct pk_product {
   int32_t partial_first, partial_tiles;
 } pk_product;
 
-/* Tiles of a map -> scale and shift. */
-typedef struct pk_moments {
-  const float *partial; /* (n_items, n_tiles, 3, C) */
-  const float *weight, *bias; /* (C), or NULL: weight_one, bias_one */
-  float weight_one, bias_one;
-  float *scale, *shift;
-  int32_t n_tiles, C;
-} pk_moments;
-
 /* The decoders' last steps, and back to a spectrum. */
 typedef struct pk_planes {
   int64_t n; /* all items: F T each */
@@ -85,7 +69,7 @@ typedef struct pk_planes {
   int32_t F, F2, Cp, n_items;
   const float *polar; /* (n, 2): magnitude, phase */
   const float *map; /* of a decoder */
-  pk_affine affine;
+  kr_tile_affine affine;
   const float *w0, *w1; /* the mask's even and odd taps; the phase's real and imaginary part */
   float b0, b1;
   float *plane, *partial; /* mask before its norm with its moments, or phase */
@@ -93,14 +77,5 @@ typedef struct pk_planes {
   float slope, last_weight, last_bias, beta;
   float *mag, *pha, *com; /* any may be NULL */
 } pk_planes;
-
-/* In place: x + beta x for a stage without sub-blocks, or a norm with its PReLU. */
-typedef struct pk_pointwise {
-  float *x;
-  const float *beta;
-  pk_affine affine;
-  int64_t n, per_item;
-  int32_t Cp;
-} pk_pointwise;
 
 #endif

@@ -18,7 +18,7 @@ KR_DEV kr_float4 lane_of(const float *from, int Cp, float otherwise) {
 }
 
 /* Without a norm the slope is 1. */
-KR_DEV lane_norm norm_of(const pk_affine &a, int item, int Cp) {
+KR_DEV lane_norm norm_of(const kr_tile_affine &a, int item, int Cp) {
   return lane_norm{lane_of(a.scale ? a.scale + item * Cp : NULL, Cp, 1.0f),
                    lane_of(a.scale ? a.shift + item * Cp : NULL, Cp, 0.0f),
                    lane_of(a.scale ? a.slope : NULL, Cp, 1.0f)};

@@ -167,53 +167,10 @@ KR_DEV ending ending_of(const pk_product &p, int panel) {
   return ending{p.out + panel * p.out_panel, p.E, p.X, p.beta, p.bias[panel], p.zeros, (int)p.ldo, p.silu_from};
 }
 
-/* The sum over the tile's rows of four columns, by way of shared memory. */
-KR_DEV kr_float4 column_sums(const kr_float4 &own, float *totals) {
-  kr_float4 sum;
-#pragma unroll
-  for (int j = 0; j < 4; j++) sum.v[j] = sum_rows(own.v[j]);
-  if (first_of_rows()) *(kr_float4 *)(totals + row_part() * COLUMNS + result_column()) = sum;
-  kr_sync();
-  sum = load4(totals + result_column());
-#pragma unroll
-  for (int part = 1; part < PARTS; part++)
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum.v[j] += totals[part * COLUMNS + result_column() + j];
-  return sum;
-}
-
-/* Count, mean and squared deviations of the tile's columns; the bias adds to the mean alone. */
-KR_DEV void measure(const pk_product &p, const spots &at, int item, int tile_index, int column0, const sums &s,
-                    float (&totals)[2][PARTS * COLUMNS]) {
-  kr_float4 sum = zero4(), squares = zero4();
-#pragma unroll
-  for (int i = 0; i < RESULTS; i++)
-#pragma unroll
-    for (int j = 0; j < 4; j++) sum.v[j] += at.exists >> i & 1 ? result(s, i).v[j] : 0.0f;
-  kr_float4 mean = column_sums(sum, totals[0]);
-  const float share = 1.0f / (float)at.count;
-#pragma unroll
-  for (int j = 0; j < 4; j++) mean.v[j] *= share;
-#pragma unroll
-  for (int i = 0; i < RESULTS; i++)
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const float d = at.exists >> i & 1 ? result(s, i).v[j] - mean.v[j] : 0.0f;
-      squares.v[j] = kr_fma(d, d, squares.v[j]);
-    }
-  squares = column_sums(squares, totals[1]);
-  const int column = column0 + result_column();
-  if (row_part() || !first_of_rows() || column >= p.Np) return;
-  float *to = p.partial + ((int64_t)item * p.partial_tiles + p.partial_first + tile_index) * 3 * p.Np + column;
-#pragma unroll
-  for (int j = 0; j < 4; j++)
-    to[j] = (float)at.count, to[p.Np + j] = mean.v[j] + p.bias[0][column + j], to[2 * p.Np + j] = squares.v[j];
-}
-
 template <int KIND>
 KR_DEV void product(const pk_product &p) {
   KR_SHARED tile tiles[2];
-  KR_SHARED float totals[2][PARTS * COLUMNS];
+  KR_SHARED column_totals totals;
   const int per_panel = (p.Np + COLUMNS - 1) / COLUMNS, item = kr_block_z();
   const int n_chunks = KIND == KR_PK_A_NORM || KIND == KR_PK_A_HELD || KIND == KR_PK_A_SCALED
                            ? 1
@@ -261,7 +218,9 @@ KR_DEV void product(const pk_product &p) {
     if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE)
       store_gated(ending_of(p, own_panel), at, p.Np, own_column0, acc);
     else store<ADD>(ending_of(p, own_panel), at, p.Np, own_column0, acc, more);
-    if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) measure(p, at, item, kr_block_x(), own_column0, acc, totals);
+    if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) 
+      measure(p.partial + ((int64_t)item * p.partial_tiles + p.partial_first + kr_block_x()) * 3 * p.Np, p.Np,
+              p.bias[0], at, own_column0, acc, totals);
   }
 }
 
@@ -274,60 +233,3 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_scaled(const pk_product 
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_pair(const pk_product p) { product<KR_PK_A_PAIR>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_pk_product_taps(const pk_product p) { product<KR_PK_A_TAPS>(p); }
 #endif
-
-/* ---- sources after their 3x3 filters: tiles of SIDE frequencies by SIDE frames; a warp has a frame, a lane two
- * channels -------------- */
-
-KR_DEV void filter_nine(const pk_product &p, int s, int item, int f0, int t, int c, tile &to, int row0) {
-  const int64_t step = (int64_t)p.T.by * p.K;
-  const float *taps_at = c < p.K ? p.taps[s] + c : p.zeros;
-  const int per_tap = c < p.K ? p.K : 0;
-  const kr_float2 bias = load2(c < p.K ? p.taps_bias[s] + c : p.zeros);
-  kr_float2 sums[SIDE];
-#pragma unroll
-  for (int i = 0; i < SIDE; i++) sums[i] = bias;
-#pragma unroll 1
-  for (int dt = 0; dt < 3; dt++) {
-    const int from_t = t + (dt - (p.causal ? 2 : 1)) * p.dilation;
-    const uint32_t limit =
-        c < p.K && (uint32_t)from_t < p.T.by ? (uint32_t)p.F : 0; /* no frame or channel, no frequencies */
-    const float *x = p.A[s] + (((int64_t)item * p.F + f0 - 1) * p.T.by + from_t) * p.K + c;
-    kr_float2 in[SIDE + 2], taps[3];
-#pragma unroll
-    for (int i = 0; i < SIDE + 2; i++, x += step) in[i] = load2((uint32_t)(f0 + i - 1) < limit ? x : p.zeros);
-#pragma unroll
-    for (int k = 0; k < 3; k++, taps_at += per_tap) taps[k] = load2(taps_at);
-#pragma unroll
-    for (int i = 0; i < SIDE; i++)
-#pragma unroll
-      for (int k = 0; k < 3; k++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) sums[i].v[j] = kr_fma(taps[k].v[j], in[i + k].v[j], sums[i].v[j]);
-  }
-#pragma unroll
-  for (int i = 0; i < SIDE; i++) put2(to, row0 + i * SIDE, (kr_thread() & 31) * 2, sums[i].v[0], sums[i].v[1]);
-}
-
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS + 1) kr_pk_product_dense(const pk_product p) {
-  KR_SHARED tile tiles[2];
-  KR_SHARED float totals[2][PARTS * COLUMNS];
-  const int item = kr_block_z(), f0 = kr_block_y() * SIDE, t0 = kr_block_x() * SIDE, warp = kr_thread() >> 5,
-            c = (kr_thread() & 31) * 2;
-  sums acc;
-  clear(acc);
-#pragma unroll 1
-  for (int s = 0; s < p.n_sources; s++) {
-    factors f;
-#pragma unroll 1
-    for (int i = 0; i < FRAMES; i++)
-      filter_nine(p, s, item, f0, t0 + i * (SIDE / FRAMES) + warp, c, tiles[s & 1], i * (SIDE / FRAMES) + warp);
-    weights w;
-    fetch(panel_rows(p.w[0], p.fragments, s * p.K, p.Np), p.Np, p.K, 0, w);
-    kr_sync();
-    take(tiles[s & 1], f);
-    multiply(tiles[s & 1], f, w, acc);
-  }
-  const spots at = square_spots(item, p.F, (int)p.T.by, f0, t0);
-  store<0>(ending_of(p, 0), at, p.Np, 0, acc, addends{});
-  measure(p, at, item, kr_block_y() * kr_grid_x() + kr_block_x(), 0, acc, totals);
-}

@@ -1,14 +1,17 @@
-/* primeknet_layers.cu: what lies between PrimeKnet's products: the moments of instance norms, and their
- * way back. */
+/* tile_norm.cu: instance norms behind products of tile64.cuh: moments from those of the tiles, and the way back. */
 #include "pack.cuh"
-#include "primeknet_plan.h"
+#include "tile_norm.h"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV int64_t thread_index(void) { return (int64_t)kr_block_x() * kr_block_threads() + kr_thread(); }
 
 /* ---- instance norm: all tiles of eight channels by one block ----------------------------------------------------- */
 
-enum { MOMENT_CHANNELS = 8, MOMENT_THREADS = 512, MOMENT_PARTS = MOMENT_THREADS / MOMENT_CHANNELS };
+enum {
+  MOMENT_CHANNELS = KR_TILE_MOMENTS_CHANNELS,
+  MOMENT_THREADS = KR_TILE_MOMENTS_THREADS,
+  MOMENT_PARTS = MOMENT_THREADS / MOMENT_CHANNELS
+};
 
 KR_DEV double shuffle_xor(double v, int mask) {
   const uint64_t bits = __builtin_bit_cast(uint64_t, v);
@@ -30,7 +33,7 @@ KR_DEV double sum_parts(double own, double *sums) {
 }
 
 /* Sums of squares around zero, of float32 means in double: what cancels has digits enough. */
-KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_pk_moments(const pk_moments p) {
+KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_tile_moments(const kr_tile_moments_plan p) {
   KR_SHARED double sums[3][MOMENT_THREADS / 32 * MOMENT_CHANNELS];
   const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(),
             c = own < p.C ? own : 0;
@@ -46,23 +49,24 @@ KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_pk_moments(const pk_moments p) {
   n = sum_parts(n, sums[0]);
   const double mean = sum_parts(sum, sums[1]) / n, variance = sum_parts(squares, sums[2]) / n - mean * mean;
   if (kr_thread() >= MOMENT_CHANNELS || own >= p.C) return;
-  const double scale = (p.weight ? p.weight[c] : p.weight_one) / __builtin_sqrt((variance > 0 ? variance : 0) + 1e-5);
+  const double weight = (double)(p.weight ? p.weight[c] : p.weight_one),
+               scale = weight / __builtin_sqrt((variance > 0 ? variance : 0) + (double)p.eps);
   p.scale[(int64_t)item * p.C + c] = (float)scale;
   p.shift[(int64_t)item * p.C + c] = (float)((p.bias ? p.bias[c] : p.bias_one) - mean * scale);
 }
 
 /* ---- four values at a time --------------------------------------------------------------------------------------- */
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_pk_pointwise(const pk_pointwise p) {
+KR_KERNEL void KR_BOUNDS(KR_TILE_NORM_THREADS, 8) kr_tile_norm(const kr_tile_norm_plan p) {
   const int64_t i = thread_index() * 4;
-  const int c = (int)(i % p.Cp);
+  const int c = (int)(i % p.C);
   if (i >= p.n) return;
   kr_float4 v = load4(p.x + i);
 #pragma unroll
   for (int j = 0; j < 4; j++)
     if (p.beta) v.v[j] = kr_fma(p.beta[c + j], v.v[j], v.v[j]);
   if (p.affine.scale) {
-    const int64_t at = i / p.per_item * p.Cp + c;
+    const int64_t at = i / p.per_item * p.C + c;
     const kr_float4 scale = load4(p.affine.scale + at), shift = load4(p.affine.shift + at),
                     slope = load4(p.affine.slope + c);
 #pragma unroll
