@@ -1,4 +1,4 @@
-/* primeknet_device_dense.c: encoder and decoders on the GPU: the operator dense_block, what stands before and behind. */
+/* primeknet_device_dense.c: encoder and decoders on the GPU: the operator dense_block and what stands around it. */
 #include "dense_block/dense_block_rows.h"
 #include "primeknet_graph.h"
 #include "primeknet_launch.h"

@@ -218,7 +218,7 @@ KR_DEV void product(const pk_product &p) {
     if (KIND == KR_PK_A_NORM && p.epilogue == KR_PK_GATE)
       store_gated(ending_of(p, own_panel), at, p.Np, own_column0, acc);
     else store<ADD>(ending_of(p, own_panel), at, p.Np, own_column0, acc, more);
-    if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS) 
+    if (KIND == KR_PK_A_PAIR || KIND == KR_PK_A_TAPS)
       measure(p.partial + ((int64_t)item * p.partial_tiles + p.partial_first + kr_block_x()) * 3 * p.Np, p.Np,
               p.bias[0], at, own_column0, acc, totals);
   }

@@ -13,7 +13,7 @@ enum { KR_DENSE_BLOCK_LAYERS = 16 };
 typedef struct kr_dense_block_plan {
   const float *sources[KR_DENSE_BLOCK_LAYERS]; /* newest first */
   const float *taps, *taps_bias; /* from the first source's on: 9 a channel, `tap` apart, channels side by side */
-  const void *weight;            /* likewise; float32: an input's outputs side by side; float16: an output's inputs */
+  const void *weight;            /* so; float32: outputs of an input side by side; float16: inputs of an output */
   float *out, *partial; /* tile_norm.h */
   int32_t H, W, C, n_sources, dilation, one_sided, tap, weight_row;
 } kr_dense_block_plan;
