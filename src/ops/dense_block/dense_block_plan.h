@@ -8,8 +8,8 @@
 
 enum { KR_DENSE_BLOCK_LAYERS = 16 };
 
-/* One layer, its norm left to do. Maps are (B,H,W,C) without gaps. A block has KR_TILE_SIDE positions along H of as many
- * along W; grid: x W, y H, z B. */
+/* One layer, its norm left to do. Maps are (B,H,W,C) without gaps. A block has KR_TILE_SIDE positions along H of as
+ * many along W; grid: x W, y H, z B. */
 typedef struct kr_dense_block_plan {
   const float *sources[KR_DENSE_BLOCK_LAYERS]; /* newest first */
   const float *taps, *taps_bias; /* from the first source's on: 9 a channel, `tap` apart, channels side by side */
