@@ -21,6 +21,9 @@ KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV kr_float2 load2(const float *from) { return *(const kr_float2 *)from; }
 KR_DEV kr_float4 zero4(void) { return kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}}; }
 
+/* Read where a map has nothing: an address is chosen, and no load is branched around. */
+static __attribute__((device)) __attribute__((aligned(16))) const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+
 /* Up to WIDTH columns of ROWS rows. */
 typedef struct __attribute__((aligned(16))) tile {
   uint32_t words[ROWS * PITCH];

@@ -3,34 +3,26 @@
 #include "dense_block_plan.h"
 #include "tile64.cuh"
 
-KR_DEV kr_float2 load_within(const float *from, int within) {
-  const kr_float2 v = load2(from);
-  return kr_float2{{kr_select(within, v.v[0], 0.0f), kr_select(within, v.v[1], 0.0f)}};
-}
-
 /* Channels c and c + 1 of source s at SIDE positions along H from h0 on, w along W. Channels beyond C are zeros. */
 KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, int w, int c, tile &to, int row0) {
-  const int exists = c < p.C, own = exists ? c : 0;
+  const int exists = c < p.C, per_tap = exists ? p.tap : 0;
   const int64_t step = (int64_t)p.W * p.C;
-  const float *taps_at = p.taps + s * p.C + own;
-  const kr_float2 bias = load_within(p.taps_bias + s * p.C + own, exists);
+  const float *taps_at = exists ? p.taps + s * p.C + c : nothing;
+  const kr_float2 bias = load2(exists ? p.taps_bias + s * p.C + c : nothing);
   kr_float2 sums[SIDE];
 #pragma unroll
   for (int i = 0; i < SIDE; i++) sums[i] = bias;
 #pragma unroll 1
   for (int dw = 0; dw < 3; dw++) {
-    const int from_w = w + (dw - (p.one_sided ? 2 : 1)) * p.dilation,
-              within_w = exists && (uint32_t)from_w < (uint32_t)p.W;
-    const uint32_t limit = within_w ? (uint32_t)p.H : 0; /* no position along W or channel, none along H */
-    const float *x = p.sources[s] + ((int64_t)item * p.H * p.W + (within_w ? from_w : 0)) * p.C + own;
+    const int from_w = w + (dw - (p.one_sided ? 2 : 1)) * p.dilation;
+    const uint32_t limit =
+        exists && (uint32_t)from_w < (uint32_t)p.W ? (uint32_t)p.H : 0; /* no position along W or channel: none along H */
+    const float *x = p.sources[s] + (((int64_t)item * p.H + h0 - 1) * p.W + from_w) * p.C + c;
     kr_float2 in[SIDE + 2], taps[3];
 #pragma unroll
-    for (int i = 0; i < SIDE + 2; i++) {
-      const int h = h0 + i - 1, within = (uint32_t)h < limit;
-      in[i] = load_within(x + (within ? h : 0) * step, within);
-    }
+    for (int i = 0; i < SIDE + 2; i++, x += step) in[i] = load2((uint32_t)(h0 + i - 1) < limit ? x : nothing);
 #pragma unroll
-    for (int k = 0; k < 3; k++, taps_at += p.tap) taps[k] = load2(taps_at);
+    for (int k = 0; k < 3; k++, taps_at += per_tap) taps[k] = load2(taps_at);
 #pragma unroll
     for (int i = 0; i < SIDE; i++)
 #pragma unroll
