@@ -171,24 +171,25 @@ KRAIT_API int32_t krait_filter_bank_scratch_bytes(const krait_ctx *ctx, const kr
                                                   uint64_t *bytes);
 
 /* ==== dense_block (filters over all that came before) ========================================================
- * Layer i = 0..L-1 takes i + 1 sources of C channels: what the layers before gave, the newest first, and x. Each
+ * Layer i = 0..L-1 takes i + 1 sources of C channels: what the layers before gave, the newest first, and x0. Each
  * channel through a 3x3 filter (taps along W, along H) with dilation 2^i along W, zeros outside; times the layer's
  * weights; norm over all of (H,W) and PReLU: slope where it is negative. Layer i has the rows (of taps) and columns (of
  * weight) from C i (i + 1) / 2 on. Filters are centred, or along W with KRAIT_DENSE_ONE_SIDED see no later position.
- * out is what the last layer gives. */
+ * x0 is x, or with a lift the norm over all of (H,W) of lift x, and PReLU. out is what the last layer gives. */
 #define KRAIT_DENSE_ONE_SIDED 1u
 #define KRAIT_DENSE_TF32 2u /* factors of products may be rounded to 11 significant bits */
 
 typedef struct krait_dense_block_args {
   krait_call call;
-  int64_t B, H, W, C, L, N; /* N = C L (L + 1) / 2 */
+  int64_t B, H, W, C, L, N, K; /* N = C L (L + 1) / 2; K = C without a lift */
   float eps;
   int32_t reserved;
-  krait_view x;                             /* (B,H,W,C) float32, as all but weight */
-  krait_view taps, taps_bias;               /* (N,3,3), (N) */
-  krait_view weight;                        /* (C,N) any float type */
-  krait_view norm_weight, norm_bias, slope; /* (L,C) */
-  krait_view out;                           /* (B,H,W,C) */
+  krait_view x;                                         /* (B,H,W,K) float32, as all but weight */
+  krait_view taps, taps_bias;                           /* (N,3,3), (N) */
+  krait_view weight;                                    /* (C,N) any float type */
+  krait_view norm_weight, norm_bias, slope;             /* (L,C) */
+  krait_view lift, lift_weight, lift_bias, lift_slope;  /* (C,K), (C), (C), (C); or all absent */
+  krait_view out;                                       /* (B,H,W,C) */
 } krait_dense_block_args;
 
 KRAIT_API int32_t krait_dense_block(const krait_ctx *ctx, const krait_dense_block_args *args);

@@ -134,7 +134,7 @@ static void fill(const char *op, unsigned char *args) {
   } else if (!strcmp(op, "dense_block")) {
     GIVE(dense_block, &a->x, &a->taps, &a->taps_bias, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
     krait_dense_block_args *a = (krait_dense_block_args *)args;
-    a->B = a->H = a->W = a->C = a->L = a->N = 1;
+    a->B = a->H = a->W = a->C = a->L = a->N = a->K = 1;
   } else if (!strcmp(op, "filter_bank")) {
     GIVE(filter_bank, &a->x, &a->taps, &a->taps_bias, &a->gate_taps, &a->gate_bias, &a->weight, &a->weight_bias,
          &a->out_weight, &a->out_bias, &a->residual, &a->out);
@@ -409,6 +409,7 @@ static const rule rules[] = {
     LEAST(dense_block, B, 0), LEAST(dense_block, H, 1),
     {"dense_block", AT(dense_block, L), SIZE, 17, SHAPE, "L is 17, must be at most 16", 0},
     {"dense_block", AT(dense_block, N), SIZE, 5, SHAPE, "N is 5, of 1 layers of 1 channels it is 1", 0},
+    {"dense_block", AT(dense_block, K), SIZE, 2, SHAPE, "K is 2, without a lift it is C, 1", 0},
     VIEW(dense_block, taps, 1),
     VIEW(dense_block, slope, 1),
     LEAST(filter_bank, B, 0), LEAST(filter_bank, K, 1),
