@@ -62,6 +62,8 @@ kr_tensor kr_graph_reshape(kr_graph *g, kr_tensor t, kr_dims dims); /* fails whe
 int kr_graph_can_reshape(const kr_graph *g, kr_tensor t, kr_dims dims);
 kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t,
                           kr_dims dims); /* dimensions of 1 get any size by stride 0: inputs only */
+/* Dimension dim becomes two: windows of so many, `step` apart, and what they have: inputs only. */
+kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int64_t step);
 
 kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t);
 int32_t kr_graph_dtype(const kr_graph *g, kr_tensor t);
@@ -81,6 +83,15 @@ kr_tensor kr_graph_result(
 /* The op pointwise on tensors of any rank; x and y may be 0. */
 void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out);
+
+/* ---- slices of a map that do not meet (graph_each.c) ---- */
+/* Records what one slice goes through, from x to out. */
+typedef void kr_slice_fn(void *user, kr_graph *g, kr_tensor x, kr_tensor out);
+/* out from x, n at a time along dimension dim, each slice by a thread of its own through a graph that fn records at
+ * once (a second time for what is left behind the last n). On a CPU; it has no gradient, and out may be x itself where
+ * fn reads all of x before it writes. */
+void kr_graph_each(kr_graph *g, const char *name, int dim, int64_t n, kr_slice_fn *fn, void *user, kr_tensor x,
+                   kr_tensor out);
 
 /* ---- gradients (graph_backward.c) ---- */
 typedef struct kr_gradient {

@@ -53,6 +53,8 @@ struct kr_graph {
   kr_arena *arena;
   kr_list storages, parts, nodes; /* kr_storage, kr_part, kr_node; part 0 is not used */
   kr_list rewrites_off;           /* const char *: names, or "all" */
+  kr_list slices;                 /* kr_graph *: of nodes of kr_graph_each */
+  krait_ctx *alone;               /* what these are planned for: one thread */
   int32_t status;
   const char *failure;
   int32_t planned;
@@ -94,6 +96,11 @@ int kr_boxes_equal(const kr_box *a, const kr_box *b);
 /* The same elements of another storage with the same dimensions as those that t has of its own; 0 where strides do not
  * allow it. */
 kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage);
+
+/* Graphs of slices (graph_each.c): planned as g is, and closed with it; that of a node, or NULL. */
+int32_t kr_graph_plan_slices(kr_graph *g);
+void kr_graph_close_slices(kr_graph *g);
+const kr_graph *kr_graph_of_slices(const kr_node *node);
 
 /* KR_PLAN_CONSTANT (graph_constants.c). */
 int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx);

@@ -190,6 +190,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   }
   g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,
   g->flags = flags; /* reference rows run on the host, and look at no context */
+  KR_TRY(kr_graph_plan_slices(g));
   KR_TRY(drop_dead_nodes(g));
   KR_TRY(find_lives(g));
   for (size_t n = 0; n < g->nodes.n; n++)

@@ -46,7 +46,8 @@ int32_t kr_graph_open(kr_graph **graph) {
                   .storages = KR_LIST(kr_storage),
                   .parts = KR_LIST(kr_part),
                   .nodes = KR_LIST(kr_node),
-                  .rewrites_off = KR_LIST(const char *)};
+                  .rewrites_off = KR_LIST(const char *),
+                  .slices = KR_LIST(kr_graph *)};
   kr_list_push(arena, &g->parts);
   *graph = g;
   return KRAIT_OK;
@@ -55,6 +56,7 @@ int32_t kr_graph_open(kr_graph **graph) {
 void kr_graph_close(kr_graph **graph) {
   if (!graph || !*graph) return;
   kr_arena *arena = (*graph)->arena; /* the graph lies in it */
+  kr_graph_close_slices(*graph);
   *graph = NULL;
   kr_arena_close(&arena);
 }
@@ -300,6 +302,23 @@ kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t, kr_dims dims) {
                   kr_dims_text(old->dims, from), kr_dims_text(dims, to));
     return 0;
   }
+  return kr_graph_part(g, &p);
+}
+
+kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int64_t step) {
+  char text[96];
+  const kr_part *old = part_of(g, t);
+  if (!old) return 0;
+  kr_part p = *old;
+  if (dim < 0 || dim >= p.dims.n || p.dims.n > 3 || size < 1 || step < 1 || size > p.dims.size[dim]) {
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: windows of %s %s: %lld of dimension %d", kr_graph_name(g, t),
+                  kr_dims_text(p.dims, text), (long long)size, dim);
+    return 0;
+  }
+  for (int i = p.dims.n++; i > dim; i--) p.dims.size[i] = p.dims.size[i - 1], p.stride[i] = p.stride[i - 1];
+  p.dims.size[dim] = (old->dims.size[dim] - size) / step + 1;
+  p.dims.size[dim + 1] = size;
+  p.stride[dim] *= step;
   return kr_graph_part(g, &p);
 }
 
