@@ -134,8 +134,10 @@ static kr_graph *record_slice(kr_graph *g, const char *name, int dim, int64_t n,
                               kr_tensor x, kr_tensor out) {
   const kr_tensor given[] = {x, out};
   kr_graph *slice = NULL, **kept = kr_list_push(g->arena, &g->slices);
-  if (kr_arena_failed(g->arena) || kr_graph_open(&slice) < 0) return NULL;
+  if (kr_arena_failed(g->arena)) return NULL;
+  const int32_t status = kr_graph_open(&slice);
   *kept = slice;
+  if (status < 0) return kr_graph_note(g, status), NULL;
   for (int i = 0; i < 2; i++) {
     const krait_view layout = {.dtype = kr_graph_dtype(g, given[i]),
                                .stride = {KR_PART(g, given[i])->stride[0], KR_PART(g, given[i])->stride[1],

@@ -112,7 +112,7 @@ static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_s
 static int32_t open_live(void *user) {
   pk_timeline *line = user;
   if (line->live) return pk_live_begin(line->live), KRAIT_OK;
-  return pk_live_open(kr_primeknet_streaming(line->impl->net), line->impl->pool, KR_PK_LIVE_CHUNK, compress_power,
+  return pk_live_open(line->impl->net, line->impl->pool, KR_PK_LIVE_CHUNK, compress_power,
                       &line->live);
 }
 static int64_t live_due(const void *user, int64_t n_samples) {
@@ -129,7 +129,7 @@ static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   *denoiser = (kr_denoiser){.run = run_denoiser,
                             .user = timeline,
                             .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
-                            .live = kr_primeknet_streaming(line->impl->net) ? &live : NULL};
+                            .live = kr_primeknet_config(line->impl->net)->streams ? &live : NULL};
   return KRAIT_OK;
 }
 

@@ -2,6 +2,8 @@
  * in it, and so do their gradients. */
 #include "primeknet_graph.h"
 
+#include <krait/blocks.h>
+
 #include <stdio.h>
 #include <string.h>
 
@@ -55,6 +57,12 @@ static krait_view view(const maker *m, kr_tensor t) { return kr_graph_view(m->g,
 static kr_tensor reshape(const maker *m, kr_tensor t, kr_dims dims) { return kr_graph_reshape(m->g, t, dims); }
 static kr_tensor new_tensor(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->dtype, dims); }
 static kr_tensor new_rows(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->rows_dtype, dims); }
+/* (B,F,T,C) as (B,T,F,C), and back. */
+static kr_tensor framewise(const maker *m, kr_tensor x) { return kr_graph_permute(m->g, x, (int[]){0, 2, 1, 3}); }
+/* A map that lies frame by frame. */
+static kr_tensor new_frames(const maker *m, int64_t F, int64_t C) {
+  return framewise(m, new_rows(m, KR_DIMS(m->B, m->T, F, C)));
+}
 /* A parameter that there was no memory for has no type; the graph fails behind it. */
 static int32_t type_of(const maker *m, kr_tensor x) { return x ? kr_graph_dtype(m->g, x) : m->dtype; }
 static kr_tensor new_like(const maker *m, kr_tensor x) {
@@ -195,8 +203,10 @@ static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_t
   const kr_dims d = kr_graph_dims(m->g, x);
   const int64_t over = m->c->streams ? d.size[0] : 1;
   const kr_dims flat = KR_DIMS(d.size[0] / over, over * d.size[1] * d.size[2], d.size[3]);
-  if (!out) out = new_like(m, x);
+  const int by_frame = !kr_graph_can_reshape(m->g, x, flat);
+  if (!out) out = by_frame ? new_frames(m, d.size[1], d.size[3]) : new_like(m, x);
   if (m->c->streams) measure(m, n, x);
+  if (by_frame) x = framewise(m, x), out = framewise(m, out);
   kr_graph_call(m->g, m->c->streams ? "batch_norm" : "instance_norm", &kr_op_instance_norm,
                 &(krait_instance_norm_args){.eps = (float)KR_PK_NORM_EPS,
                                             .x = view(m, reshape(m, x, flat)),
@@ -204,7 +214,7 @@ static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_t
                                             .bias = view(m, n->bias),
                                             .slope = view(m, n->slope),
                                             .out = view(m, reshape(m, out, flat))});
-  return out;
+  return by_frame ? framewise(m, out) : out;
 }
 
 /* max(x, 0) + slope min(x, 0) by channels. */
@@ -348,35 +358,120 @@ static kr_tensor dense_room(const maker *m, int64_t F, kr_tensor *input) {
   return all;
 }
 
+/* (output, input, 1, 3), or of transposed convolutions (input, output, 1, 3), with the taps in the middle. */
+static kr_tensor taps_in_middle(const maker *m, kr_tensor weight) {
+  const int64_t C = m->c->C;
+  const kr_tensor by_tap = new_tensor(m, KR_DIMS(C, 3, C));
+  copy(m, "by_tap", kr_graph_permute(m->g, reshape(m, weight, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), by_tap);
+  return by_tap;
+}
+
+/* ---- a dense block as one call; lift: its input is the encoder's ---- */
+
+static int in_one_call(const maker *m) { return m->io->in_slices && m->c->depth > 0; }
+
+static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, const pk_encoder_p *lift) {
+  const int64_t C = m->c->C, L = m->c->depth, N = C * L * (L + 1) / 2, number = 0;
+  const kr_tensor out = new_frames(m, kr_graph_dims(m->g, x).size[1], C), taps = new_tensor(m, KR_DIMS(N, 3, 3)),
+                  taps_b = new_tensor(m, KR_DIMS(N)), weight = new_tensor(m, KR_DIMS(C, N)),
+                  norm_w = new_tensor(m, KR_DIMS(L, C)), norm_b = new_tensor(m, KR_DIMS(L, C)),
+                  slope = new_tensor(m, KR_DIMS(L, C));
+  for (int64_t i = 0; i < L; i++) {
+    char prefix[MAX_PREFIX];
+    const int64_t I = (i + 1) * C, first = C * i * (i + 1) / 2;
+    pk_dense_p p;
+    snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", place, (long long)i);
+    KR_PK_DENSE_KEYS(READ)
+#define PUT(from, dims, to, dim, at, n) copy(m, "dense", reshape(m, from, dims), kr_graph_slice(m->g, to, dim, at, n))
+    PUT(p.taps, KR_DIMS(I, 3, 3), taps, 0, first, I);
+    PUT(p.taps_b, KR_DIMS(I), taps_b, 0, first, I);
+    PUT(p.w, KR_DIMS(C, I), weight, 1, first, I);
+    PUT(p.norm_w, KR_DIMS(1, C), norm_w, 0, i, 1);
+    PUT(p.norm_b, KR_DIMS(1, C), norm_b, 0, i, 1);
+    PUT(p.slope, KR_DIMS(1, C), slope, 0, i, 1);
+#undef PUT
+  }
+  return kr_graph_call(m->g, "dense", &kr_op_dense_block,
+                       &(krait_dense_block_args){.call.flags = m->one_sided ? KRAIT_DENSE_ONE_SIDED : 0,
+                                                 .eps = (float)KR_PK_NORM_EPS,
+                                                 .x = view(m, x),
+                                                 .taps = view(m, taps),
+                                                 .taps_bias = view(m, taps_b),
+                                                 .weight = view(m, weight),
+                                                 .norm_weight = view(m, norm_w),
+                                                 .norm_bias = view(m, norm_b),
+                                                 .slope = view(m, slope),
+                                                 .lift = view(m, lift ? matrix(m, lift->lift_w) : 0),
+                                                 .lift_weight = view(m, lift ? lift->lift_norm_w : 0),
+                                                 .lift_bias = view(m, lift ? lift->lift_norm_b : 0),
+                                                 .lift_slope = view(m, lift ? lift->lift_slope : 0),
+                                                 .out = view(m, out)});
+}
+
+/* ---- slices: one frame of (F,T,C) ---- */
+
+/* Of a map (1,F,T,C): as each slice's graph has it. */
+static kr_tensor by_slices(const maker *m, kr_tensor map) {
+  const kr_dims d = kr_graph_dims(m->g, map);
+  return reshape(m, map, KR_DIMS(d.size[1], d.size[2], d.size[3]));
+}
+static kr_tensor each_frame(const maker *m, const char *name, kr_slice_fn *fn, kr_tensor from, kr_tensor to) {
+  kr_graph_each(m->g, name, 1, 1, fn, (void *)m, by_slices(m, from), by_slices(m, to));
+  return to;
+}
+static maker of_slice(const maker *m, kr_graph *g) {
+  maker own = *m;
+  own.g = g, own.T = 1, own.is_piece = 1;
+  return own;
+}
+static kr_tensor frame_rows(const maker *m, kr_tensor slice) {
+  const kr_dims d = kr_graph_dims(m->g, slice);
+  return reshape(m, slice, KR_DIMS(d.size[0], d.size[2]));
+}
+
+/* Every other frequency with its two neighbours above, read where they lie. */
+static void down_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
+  const maker own = of_slice(user, g), *m = &own;
+  const int64_t C = m->c->C, number = 0;
+  const char *prefix = "dense_encoder.";
+  pk_encoder_p p;
+  KR_PK_ENCODER_KEYS(READ)
+  const kr_tensor windows = kr_graph_windows(g, frame_rows(m, x), 0, 3, 2);
+  product(m, "down", reshape(m, windows, KR_DIMS(m->c->F2, 3 * C)),
+          reshape(m, taps_in_middle(m, p.down_w), KR_DIMS(C, 3 * C)), 0, 0, frame_rows(m, out));
+}
+
 static kr_tensor encoder(const maker *m, kr_tensor features) {
   const int64_t C = m->c->C, F = m->c->F, F2 = m->c->F2, number = 0, rows = m->B * F * m->T;
   const char *prefix = "dense_encoder.";
   pk_encoder_p p;
   kr_tensor input;
   KR_PK_ENCODER_KEYS(READ)
+  const norm lift_norm = {"dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope},
+             down_norm = {"dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope};
+  if (in_one_call(m))
+    return norm_and_slope(m, &down_norm, each_frame(m, "down", down_slice, dense_call(m, "dense_encoder", features, &p),
+                                                    new_frames(m, F2, C)), 0);
   const kr_tensor all = dense_room(m, F, &input);
   const int is_cast = m->rows_dtype != m->dtype; /* of two features only: the norm is of what is not rounded */
-  const kr_tensor lifted = product_and_norm(
-      m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w),
-      &(norm){"dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope},
-      KR_DIMS(m->B, F, m->T, C), is_cast ? 0 : input);
+  const kr_tensor lifted = product_and_norm(m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w),
+                                            &lift_norm, KR_DIMS(m->B, F, m->T, C), is_cast ? 0 : input);
   if (is_cast) copy(m, "lift", lifted, input);
   const kr_tensor dense = dense_block(m, "dense_encoder", all);
   /* every other frequency with its two neighbours above: (tap, input) by output */
-  const kr_tensor weight = new_tensor(m, KR_DIMS(C, 3, C)), windows = new_rows(m, KR_DIMS(m->B, F2, m->T, 3 * C));
-  copy(m, "down_weight", kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), weight);
+  const kr_tensor windows = new_rows(m, KR_DIMS(m->B, F2, m->T, 3 * C));
   kr_graph_call(m->g, "down_windows", &kr_op_unfold,
                 &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
   not_kept(m, windows);
-  return product_and_norm(
-      m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)), reshape(m, weight, KR_DIMS(C, 3 * C)),
-      &(norm){"dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope},
-      KR_DIMS(m->B, F2, m->T, C), 0);
+  return product_and_norm(m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)),
+                          reshape(m, taps_in_middle(m, p.down_w), KR_DIMS(C, 3 * C)), &down_norm,
+                          KR_DIMS(m->B, F2, m->T, C), 0);
 }
 
-/* The way back to F bins: rows (B F2 T, 3 n), a tap after the other, added where they belong. */
-static kr_tensor fold_up(const maker *m, kr_tensor rows, int64_t n) {
-  const kr_tensor out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
+/* The way back to F bins: rows (B F2 T, 3 n), a tap after the other, added where they belong; into out (B,F,T,n) or a
+ * new tensor. */
+static kr_tensor fold_up(const maker *m, kr_tensor rows, int64_t n, kr_tensor out) {
+  if (!out) out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
   return kr_graph_call(m->g, "up_fold", &kr_op_fold,
                        &(krait_fold_args){.KH = 3,
                                           .KW = 1,
@@ -386,12 +481,10 @@ static kr_tensor fold_up(const maker *m, kr_tensor rows, int64_t n) {
                                           .out = view(m, out)});
 }
 
-/* (input, output, 1, 3) as (input, tap, output). */
-static kr_tensor up_weight(const maker *m, kr_tensor weight) {
-  const int64_t C = m->c->C;
-  const kr_tensor by_tap = new_tensor(m, KR_DIMS(C, 3, C));
-  copy(m, "up_weight", kr_graph_permute(m->g, reshape(m, weight, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), by_tap);
-  return by_tap;
+/* A slice's graph has its frame as (1,F,1,n). */
+static kr_tensor as_map(const maker *m, kr_tensor slice) {
+  const kr_dims d = kr_graph_dims(m->g, slice);
+  return reshape(m, slice, KR_DIMS(1, d.size[0], d.size[1], d.size[2]));
 }
 
 static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
@@ -401,23 +494,40 @@ static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
   return reshape(m, dense_block(m, place, all), KR_DIMS(m->B * m->c->F2 * m->T, m->c->C));
 }
 
-static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
-  const int64_t C = m->c->C, F = m->c->F, number = 0, n = m->B * F * m->T;
+/* The transposed convolution to one channel, rows to (B,F,T,1): the product behind it goes into its weights, (input,
+ * tap). */
+static kr_tensor mask_up(const maker *m, const pk_mask_p *p, kr_tensor rows, kr_tensor out) {
+  const int64_t C = m->c->C;
+  const kr_tensor taps = product(m, "merge", reshape(m, taps_in_middle(m, p->up_w), KR_DIMS(3 * C, C)),
+                                 matrix(m, p->merge_w), 0, 0, 0);
+  return fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1, out);
+}
+
+static pk_mask_p mask_parameters(const maker *m) {
+  const int64_t C = m->c->C, F = m->c->F, number = 0;
   const char *prefix = "mask_decoder.";
-  const int by_frame[] = {0, 2, 1};
   pk_mask_p p;
-  const kr_tensor rows = decoder_block(m, "mask_decoder", x);
   KR_PK_MASK_KEYS(READ)
-  /* the product behind the transposed convolution goes into its weights: (input, tap) */
-  const kr_tensor taps =
-      product(m, "merge", reshape(m, up_weight(m, p.up_w), KR_DIMS(3 * C, C)), matrix(m, p.merge_w), 0, 0, 0);
-  const kr_tensor up = cast(
-      m, "up", fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1), m->dtype);
-  const kr_tensor before =
-      reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)), matrix(m, p.merge_w), p.merge_b, 0, 0),
-              KR_DIMS(1));
-  const kr_tensor u =
-      norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
+  return p;
+}
+
+static void mask_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
+  const maker own = of_slice(user, g), *m = &own;
+  const pk_mask_p p = mask_parameters(m);
+  mask_up(m, &p, frame_rows(m, x), as_map(m, out));
+}
+
+static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
+  const int64_t F = m->c->F, n = m->B * F * m->T;
+  const int by_frame[] = {0, 2, 1};
+  const kr_tensor whole = in_one_call(m) ? 0 : decoder_block(m, "mask_decoder", x);
+  const pk_mask_p p = mask_parameters(m);
+  const kr_tensor up = whole ? cast(m, "up", mask_up(m, &p, whole, 0), m->dtype)
+                             : each_frame(m, "mask_up", mask_slice, dense_call(m, "mask_decoder", x, NULL),
+                                          new_tensor(m, KR_DIMS(m->B, F, m->T, 1)));
+  const kr_tensor before = reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, m->c->C)),
+                                              matrix(m, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
+  const kr_tensor u = norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
   const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(n, 1)), matrix(m, p.last_w), p.last_b, 0, 0);
   const kr_tensor frames = kr_graph_permute(m->g, reshape(m, last, KR_DIMS(m->B, F, m->T)), by_frame);
   const kr_tensor slopes = kr_graph_spread(m->g, reshape(m, p.sigmoid_slope, KR_DIMS(1, 1, F)), KR_DIMS(m->B, m->T, F)),
@@ -429,24 +539,54 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
       v, kr_graph_permute(m->g, mag_in, by_frame), kr_graph_permute(m->g, mag, by_frame));
 }
 
-static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
-  const int64_t C = m->c->C, F = m->c->F, number = 0, n = m->B * F * m->T;
+static pk_phase_p phase_parameters(const maker *m) {
+  const int64_t C = m->c->C, number = 0;
   const char *prefix = "phase_decoder.";
   pk_phase_p p;
-  const kr_tensor rows = decoder_block(m, "phase_decoder", x);
   KR_PK_PHASE_KEYS(READ)
-  const kr_tensor up =
-      fold_up(m, product(m, "up", rows, turned(m, reshape(m, up_weight(m, p.up_w), KR_DIMS(C, 3 * C))), 0, 0, 0), C);
-  const kr_tensor u = norm_of(m, &(norm){"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope}, up),
-                  weight = new_tensor(m, KR_DIMS(2, C)), bias = new_tensor(m, KR_DIMS(2));
-  copy(m, "phase_weight", matrix(m, p.real_w), kr_graph_slice(m->g, weight, 0, 0, 1)),
-      copy(m, "phase_weight", matrix(m, p.imag_w), kr_graph_slice(m->g, weight, 0, 1, 1));
-  copy(m, "phase_bias", p.real_b, kr_graph_slice(m->g, bias, 0, 0, 1)),
-      copy(m, "phase_bias", p.imag_b, kr_graph_slice(m->g, bias, 0, 1, 1));
-  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
-                  parts =
-                      cast(m, "phase_parts",
-                           product(m, "phase_parts", reshape(m, u, KR_DIMS(n, C)), weight, bias, 0, aligned), m->dtype);
+  return p;
+}
+
+static kr_tensor phase_up(const maker *m, const pk_phase_p *p, kr_tensor rows, kr_tensor out) {
+  const int64_t C = m->c->C;
+  const kr_tensor weight = turned(m, reshape(m, taps_in_middle(m, p->up_w), KR_DIMS(C, 3 * C)));
+  return fold_up(m, product(m, "up", rows, weight, 0, 0, 0), C, out);
+}
+
+/* The real and the imaginary part of each of the rows (n,C). */
+static kr_tensor phase_parts(const maker *m, const pk_phase_p *p, kr_tensor rows, kr_tensor out) {
+  const kr_tensor weight = new_tensor(m, KR_DIMS(2, m->c->C)), bias = new_tensor(m, KR_DIMS(2)),
+                  weights[] = {matrix(m, p->real_w), matrix(m, p->imag_w)}, biases[] = {p->real_b, p->imag_b};
+  for (int i = 0; i < 2; i++) {
+    copy(m, "phase_weight", weights[i], kr_graph_slice(m->g, weight, 0, i, 1));
+    copy(m, "phase_bias", biases[i], kr_graph_slice(m->g, bias, 0, i, 1));
+  }
+  return product(m, "phase_parts", rows, weight, bias, 0, out);
+}
+
+static void phase_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
+  const maker own = of_slice(user, g), *m = &own;
+  const pk_phase_p p = phase_parameters(m);
+  phase_up(m, &p, frame_rows(m, x), as_map(m, out));
+}
+static void parts_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
+  const maker own = of_slice(user, g), *m = &own;
+  const pk_phase_p p = phase_parameters(m);
+  phase_parts(m, &p, frame_rows(m, x), frame_rows(m, out));
+}
+
+static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
+  const int64_t C = m->c->C, F = m->c->F, n = m->B * F * m->T;
+  const kr_tensor whole = in_one_call(m) ? 0 : decoder_block(m, "phase_decoder", x);
+  const pk_phase_p p = phase_parameters(m);
+  const kr_tensor up = whole ? phase_up(m, &p, whole, 0)
+                             : each_frame(m, "phase_up", phase_slice, dense_call(m, "phase_decoder", x, NULL),
+                                          new_frames(m, F, C));
+  const kr_tensor u = norm_of(m, &(norm){"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope}, up);
+  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2);
+  kr_tensor parts = aligned;
+  if (whole) parts = cast(m, "phase_parts", phase_parts(m, &p, reshape(m, u, KR_DIMS(n, C)), aligned), m->dtype);
+  else each_frame(m, "phase_parts", parts_slice, u, reshape(m, aligned, KR_DIMS(m->B, F, m->T, 2)));
   kr_graph_call(m->g, "phase", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),
@@ -677,28 +817,37 @@ static kr_tensor stage(const maker *given, int64_t b, int along_time, const pk_b
   return out;
 }
 
-void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
-                        int64_t block, int along_time, kr_tensor x, kr_tensor out) {
-  if (kr_graph_status(g) < 0) return;
-  const kr_pk_graph io = {0};
-  kr_pk_config piece = *config;
+/* A stage of a slice: positions' sequences along time, or frames. */
+typedef struct stage_part {
+  const maker *m;
+  int64_t block;
+  int along_time;
+} stage_part;
+
+static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
+  const stage_part *part = user;
   const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
-  const maker m = {.g = g,
-                   .c = &piece,
-                   .parameter = parameter,
-                   .user = user,
-                   .io = &io,
-                   .B = 1,
-                   .T = dims.size[1],
-                   .dtype = kr_graph_dtype(g, x),
-                   .rows_dtype = kr_graph_dtype(g, x),
-                   .one_sided = config->causal,
-                   .is_piece = 1};
-  piece.F2 = dims.size[0];
-  const pk_block_p p = skips(&m, block);
-  const kr_tensor own = new_tensor(&m, dims);
-  copy(&m, "piece", x, own);
-  stage(&m, block, along_time, &p, reshape(&m, own, rows), out);
+  kr_pk_config piece = *part->m->c;
+  maker own = of_slice(part->m, g);
+  own.c = &piece, own.T = dims.size[1], piece.F2 = dims.size[0];
+  const pk_block_p p = skips(&own, part->block);
+  const kr_tensor copied = new_tensor(&own, dims);
+  copy(&own, "piece", x, copied); /* out is x */
+  stage(&own, part->block, part->along_time, &p, reshape(&own, copied, rows), out);
+}
+
+/* Positions of a slice along time: of a recurrence as many as it takes at once. */
+enum { SEQUENCES = 4 };
+
+/* The blocks in place, x (1,F2,T,C). */
+static void blocks_in_slices(const maker *m, kr_tensor x) {
+  for (int64_t b = 0; b < m->c->n_blocks; b++)
+    for (int along_time = 1; along_time >= 0; along_time--) {
+      stage_part part = {m, b, along_time};
+      const int64_t n = along_time && m->c->stage != KR_PK_MAMBA ? SEQUENCES : 1;
+      kr_graph_each(m->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, by_slices(m, x),
+                    by_slices(m, x));
+    }
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
@@ -718,7 +867,8 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
   /* rows of two in rows of four, which are aligned */
   const kr_tensor features =
-      kr_graph_slice(g, new_tensor(&m, KR_DIMS(in.size[0], in.size[1], in.size[2], 4)), 3, 0, 2);
+      kr_graph_slice(g, in_one_call(&m) ? new_frames(&m, in.size[1], 4)
+                                        : new_tensor(&m, KR_DIMS(in.size[0], in.size[1], in.size[2], 4)), 3, 0, 2);
   kr_graph_call(g, "features", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = PART(io->com_in, 0),
@@ -728,9 +878,11 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   io->mag_in = reshape(&m, kr_graph_slice(g, features, 3, 0, 1), plane);
   if (!io->mag) io->mag = new_tensor(&m, plane);
   if (!io->pha) io->pha = new_tensor(&m, plane);
-  kr_tensor x = reshape(&m, encoder(&m, features), KR_DIMS(m.B * config->F2 * m.T, config->C));
-  for (int64_t b = 0; b < config->n_blocks; b++) {
+  kr_tensor x = encoder(&m, features);
+  if (io->in_slices) blocks_in_slices(&m, x);
+  for (int64_t b = 0; b < config->n_blocks && !io->in_slices; b++) {
     const pk_block_p p = skips(&m, b);
+    x = reshape(&m, x, KR_DIMS(m.B * config->F2 * m.T, config->C));
     x = stage(&m, b, 0, &p, stage(&m, b, 1, &p, x, 0), 0);
   }
   x = reshape(&m, x, KR_DIMS(m.B, config->F2, m.T, config->C));

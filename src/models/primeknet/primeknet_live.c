@@ -24,13 +24,13 @@ struct pk_live {
   float *part_mag, *part_pha, *wav;
 };
 
-int32_t pk_live_open(const pk_streaming *streaming, kr_pool *pool, int64_t chunk, double power, pk_live **live) {
-  const kr_pk_config *config = pk_streaming_config(streaming);
+int32_t pk_live_open(const kr_primeknet *model, kr_pool *pool, int64_t chunk, double power, pk_live **live) {
+  const kr_pk_config *config = kr_primeknet_config(model);
   pk_live *l = *live = kr_zalloc(sizeof *l);
   KR_CHECK(l, KRAIT_ERR_NO_MEMORY, "no memory for a stream");
   l->F = config->F, l->hop = config->fft_len / 4, l->chunk = chunk, l->power = power;
   const int64_t most = chunk + MORE, plane = l->F * most; /* frames of any piece */
-  int32_t status = pk_chunks_open(streaming, chunk, &l->chunks);
+  int32_t status = pk_chunks_open(model, chunk, &l->chunks);
   if (status >= 0) status = kr_stft_open(config->fft_len, l->hop, pool, &l->stft);
   if (status >= 0) {
     l->heard = kr_zalloc((size_t)(2 * most * l->hop + 6 * plane) * sizeof *l->heard);

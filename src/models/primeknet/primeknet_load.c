@@ -9,7 +9,7 @@
 #include "linear_map.h"
 #include "primeknet_device.h"
 #include "primeknet_graph.h"
-#include "primeknet_stream.h"
+#include "primeknet_load.h"
 #include "primeknet_weights.h"
 #include "status.h"
 
@@ -137,7 +137,6 @@ static int32_t load_encoder(loader *l, pk_encoder *out) {
         *w1 = pk_storage_take(&l->builder, (size_t)l->model->Cp * sizeof *w1);
   for (int64_t c = 0; w0 && w1 && c < C; c++) w0[c] = raw.lift_w[2 * c], w1[c] = raw.lift_w[2 * c + 1];
   out->lift_w0 = w0, out->lift_w1 = w1;
-  if (l->builder.layers == &kr_layers_device)
     out->lift = pk_pack(&l->builder, pk_linear_read(&l->builder, C, 2, raw.lift_w, 2, 1, NULL), 0, C, 0);
   out->down =
       pk_pack(&l->builder, read_taps_map(l, raw.down_w, 3 * C, 3, raw.down_b, 3, (const int[]){0, 1, 2}), C, C, 0);
@@ -334,18 +333,6 @@ static int32_t load_block(loader *l, int64_t b, pk_block *out) {
   return load_freq_stage(l, prefix, out);
 }
 
-/* Blocks of the CPU's graphs: their parameters as they are. */
-static int32_t keep_stage(loader *l, int64_t b, int along_time) {
-  const kr_dims dims = KR_DIMS(l->config->F2, 1, l->config->C);
-  kr_graph *g;
-  KR_TRY(kr_graph_open(&g));
-  kr_pk_stage_record(g, l->config, pk_parameter_taken, l->parameters, b, along_time,
-                     kr_graph_input(g, "x", KRAIT_F32, dims), kr_graph_output(g, "out", KRAIT_F32, dims));
-  const int32_t status = kr_graph_status(g);
-  kr_graph_close(&g);
-  return l->parameters->status < 0 ? kr_fail(l->parameters->status, "%s", l->parameters->why) : status;
-}
-
 /* The transposed convolution and the merge to one channel: sum over outputs o of up[c][o][tap] merge[o]. */
 static void merge_taps(const loader *l, const raw_mask *raw, int tap, float *to) {
   const int64_t C = l->config->C;
@@ -401,58 +388,19 @@ static int32_t load_all(loader *l) {
   KR_TRY(load_encoder(l, &m->encoder));
   m->blocks = pk_storage_take(&l->builder, sizeof *m->blocks * (size_t)(l->config->n_blocks + 1));
   KR_TRY(l->builder.status);
-  for (int64_t b = 0; b < l->config->n_blocks; b++) {
-    if (l->builder.layers == &kr_layers_device) {
-      KR_TRY(load_block(l, b, &m->blocks[b]));
-    } else {
-      KR_TRY(keep_stage(l, b, 1));
-      KR_TRY(keep_stage(l, b, 0));
-    }
-  }
+  for (int64_t b = 0; b < l->config->n_blocks; b++) KR_TRY(load_block(l, b, &m->blocks[b]));
   KR_TRY(load_mask(l, &m->mask));
-  KR_TRY(load_phase(l, &m->phase));
-  return pk_parameters_check(l->parameters);
+  return load_phase(l, &m->phase);
 }
 
-static int32_t open_parts(const krait_ctx *ctx, const kr_weights *weights, int32_t precision, kr_primeknet *m) {
+int32_t pk_load_packed(kr_primeknet *m) {
+  m->layers = &kr_layers_device;
+  m->Cp = kr_padded(m->layers, m->config.C);
+  m->Ep = kr_padded(m->layers, m->config.d_inner);
+  m->Hp = kr_padded(m->layers, m->config.hidden);
+  m->Xp = kr_padded(m->layers, m->config.dt_rank + 2 * m->config.d_state);
   loader l = {.builder = {.layers = m->layers}, .model = m, .config = &m->config, .parameters = &m->parameters};
-  KR_TRY(pk_parameters_open(weights, 0, &m->parameters));
-  int32_t status = load_all(&l);
+  const int32_t status = load_all(&l);
   m->storage = l.builder.storage;
-  if (status < 0 || !ctx->cuda) return status;
-  pk_parameters_close(&m->parameters);
-  return pk_device_open(ctx, precision, m->storage, &m->device);
-}
-
-int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
-                          int32_t precision, kr_primeknet **model) {
-  *model = NULL;
-  if (ctx->cuda && !config->streams) KR_TRY(pk_device_check(config));
-  kr_primeknet *m = *model = kr_zalloc(sizeof *m);
-  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
-  m->ctx = ctx;
-  m->layers = ctx->cuda ? &kr_layers_device : kr_layers_of(ctx);
-  m->config = *config;
-  m->Cp = kr_padded(m->layers, config->C);
-  m->Ep = kr_padded(m->layers, config->d_inner);
-  m->Hp = kr_padded(m->layers, config->hidden);
-  m->Xp = kr_padded(m->layers, config->dt_rank + 2 * config->d_state);
-  const int32_t status = config->streams ? pk_streaming_open(ctx, config, weights, precision, &m->streaming)
-                                         : open_parts(ctx, weights, precision, m);
-  if (status < 0) kr_primeknet_close(model);
   return status;
 }
-
-void kr_primeknet_close(kr_primeknet **model) {
-  if (!*model) return;
-  pk_device_close(&(*model)->device);
-  pk_streaming_close(&(*model)->streaming);
-  pk_parameters_close(&(*model)->parameters);
-  pk_storage_free(&(*model)->storage);
-  kr_free(*model);
-  *model = NULL;
-}
-
-const kr_pk_config *kr_primeknet_config(const kr_primeknet *model) { return &model->config; }
-
-const pk_streaming *kr_primeknet_streaming(const kr_primeknet *model) { return model->streaming; }

@@ -105,15 +105,15 @@ struct kr_primeknet {
   const krait_ctx *ctx;
   const kr_layers *layers;
   kr_pk_config config;
+  int is_exact; /* products keep all bits of their factors */
   int64_t Cp, Ep, Hp, Xp; /* padded C, d_inner, hidden, R + 2N */
   pk_encoder encoder;
   pk_block *blocks;         /* for devices only */
-  pk_parameters parameters; /* as they are published: for the CPU's graphs */
+  pk_parameters parameters; /* as they are published: for graphs */
   pk_mask mask;
   pk_phase phase;
   struct pk_chunk *storage; /* all of the above */
-  struct pk_device *device; /* its copy on a GPU; NULL on the CPU */
-  struct pk_streaming *streaming; /* a model that streams: then nothing above is used but ctx and config */
+  struct pk_device *device; /* its copy on a GPU; NULL: the graph runs */
 };
 
 #endif

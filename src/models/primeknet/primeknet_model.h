@@ -1,0 +1,15 @@
+/* primeknet_model.h: PrimeKnet inside its folder: a model's parameters, its graph, and what runs it. */
+#ifndef KR_PRIMEKNET_MODEL_H
+#define KR_PRIMEKNET_MODEL_H
+
+#include "primeknet_graph.h"
+#include "primeknet_packed.h"
+
+enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4 };
+
+/* The graph of a window of T frames with these outputs, or of T frames as they come, not planned yet; io names its
+ * tensors. */
+int32_t pk_model_record(const kr_primeknet *m, kr_pk_parameter_fn *parameter, int64_t T, uint32_t outputs,
+                        kr_graph **g, kr_pk_graph *io);
+
+#endif
