@@ -170,6 +170,36 @@ KRAIT_API int32_t krait_filter_bank(const krait_ctx *ctx, const krait_filter_ban
 KRAIT_API int32_t krait_filter_bank_scratch_bytes(const krait_ctx *ctx, const krait_filter_bank_args *args,
                                                   uint64_t *bytes);
 
+/* ==== map_product (a product for every position of a map, with what stands around it) ========================
+ * v = x; with KRAIT_MAP_NORM (x - mean) / sqrt(var + eps) over C; with factors x times these, which may be spread along
+ * H or W; with conv_weight silu of a causal convolution along W, conv_out. y = weight v + bias; with KRAIT_MAP_SILU its
+ * columns from silu_from on go through silu; with KRAIT_MAP_GATE columns 2 m and 2 m + 1 are multiplied with each
+ * other. out = y + residual + skip_scale skip. */
+#define KRAIT_MAP_NORM 1u
+#define KRAIT_MAP_GATE 2u
+#define KRAIT_MAP_SILU 4u
+#define KRAIT_MAP_TF32 8u /* factors of the product may be rounded to 11 significant bits */
+
+typedef struct krait_map_product_args {
+  krait_call call;
+  int64_t B, H, W, C, N, M, K; /* M: N, or N / 2 with KRAIT_MAP_GATE; K: taps, 0 without conv_weight */
+  int64_t silu_from;           /* 0 without KRAIT_MAP_SILU */
+  float eps;
+  int32_t reserved;
+  krait_view x;                            /* (B,H,W,C) float32, as all but weight */
+  krait_view factors;                      /* (B,H,W,C) or absent; this or conv_weight or the norm */
+  krait_view conv_weight, conv_bias;       /* (C,K), (C); or both absent */
+  krait_view weight, bias;                 /* (N,C) any float type, (N) or absent */
+  krait_view residual;                     /* (B,H,W,M) or absent */
+  krait_view skip, skip_scale;             /* (B,H,W,M), (M); or both absent */
+  krait_view out;                          /* (B,H,W,M); may be residual or skip itself (same strides) */
+  krait_view conv_out;                     /* (B,H,W,C); absent without conv_weight */
+} krait_map_product_args;
+
+KRAIT_API int32_t krait_map_product(const krait_ctx *ctx, const krait_map_product_args *args);
+KRAIT_API int32_t krait_map_product_scratch_bytes(const krait_ctx *ctx, const krait_map_product_args *args,
+                                                  uint64_t *bytes);
+
 /* ==== dense_block (filters over all that came before) ========================================================
  * Layer i = 0..L-1 takes i + 1 sources of C channels: what the layers before gave, the newest first, and x0. Each
  * channel through a 3x3 filter (taps along W, along H) with dilation 2^i along W, zeros outside; times the layer's

@@ -118,7 +118,8 @@ enum {
   KR_PLAN_REFERENCE = 1, /* the reference row of each op, in host memory: tensors may be float64, ctx NULL */
   KR_PLAN_APART = 2,     /* no memory is shared: for tests, and to look at tensors after a run */
   KR_PLAN_TF32 = 4,      /* products of float32 may round their factors to 11 significant bits */
-  KR_PLAN_CONSTANT = 8,  /* weights given while recording stay as they are: calls on nothing else run now, once (CPU) */
+  KR_PLAN_CONSTANT = 8,  /* weights given while recording, on the host, stay as they are: calls on nothing else run now,
+                            once; a GPU's graph has its own copy of what is left */
 };
 int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags);
 uint64_t kr_graph_bytes(const kr_graph *g); /* what a runner needs: arena and states */

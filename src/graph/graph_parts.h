@@ -61,6 +61,8 @@ struct kr_graph {
   const krait_ctx *ctx; /* planned for; reference rows do without */
   uint32_t flags;
   uint64_t arena_bytes, state_bytes;
+  void *moved; /* the weights of KR_PLAN_CONSTANT on a GPU */
+  const kr_cuda *moved_on;
 };
 
 #define KR_STORAGE(g, i) KR_AT((g)->storages, kr_storage, i)

@@ -186,7 +186,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   if (!ctx && !(flags & KR_PLAN_REFERENCE)) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: ctx must not be NULL");
   if (!(flags & KR_PLAN_REFERENCE)) {
     KR_TRY(kr_graph_rewrite(g, ctx, kr_rewrites, kr_n_rewrites));
-    if (flags & KR_PLAN_CONSTANT && !ctx->cuda) KR_TRY(kr_graph_compute_constants(g, ctx));
+    if (flags & KR_PLAN_CONSTANT) KR_TRY(kr_graph_compute_constants(g, ctx));
   }
   g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,
   g->flags = flags; /* reference rows run on the host, and look at no context */

@@ -57,6 +57,7 @@ void kr_graph_close(kr_graph **graph) {
   if (!graph || !*graph) return;
   kr_arena *arena = (*graph)->arena; /* the graph lies in it */
   kr_graph_close_slices(*graph);
+  if ((*graph)->moved) kr_cuda_free((*graph)->moved_on, (*graph)->moved);
   *graph = NULL;
   kr_arena_close(&arena);
 }

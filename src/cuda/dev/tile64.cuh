@@ -99,14 +99,15 @@ KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
   for (int k = 0; k < 4; k++) to.b[k] = *(const kr_raw16 *)(from + (k * 16 < K ? k * per_row * 128 : 0));
 }
 
-/* The same of rows of float16, `ld` apart, of K inputs: N of them, both multiples of 16; not packed. */
-KR_DEV void fetch_rows(const void *w, int ld, int N, int K, weights &to) {
-  const int n = kr_thread() >> 6 << 4, lane = kr_thread() & 31, column = (lane >> 3) * 4 + (lane >> 2 & 1);
-  const uint16_t *from = (const uint16_t *)w + (int64_t)((n < N ? n : 0) + column) * ld + (lane & 3) * 4;
+/* The same of rows of float16, `ld` apart, of K inputs, a multiple of 16: N of them, not packed. */
+KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
+  const int lane = kr_thread() & 31, n = column0 + (kr_thread() >> 6 << 4) + (lane >> 3) * 4 + (lane >> 2 & 1);
+  const uint16_t *from = (const uint16_t *)w + (int64_t)(n < N ? n : 0) * ld + (lane & 3) * 4;
+  const int64_t next = n + 2 < N ? 2 * (int64_t)ld : 0;
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     const uint16_t *at = from + (k * 16 < K ? k * 16 : 0);
-    const uint64_t one = *(const uint64_t *)at, other = *(const uint64_t *)(at + 2 * ld);
+    const uint64_t one = *(const uint64_t *)at, other = *(const uint64_t *)(at + next);
     to.b[k] = kr_raw16{{(uint32_t)one, (uint32_t)(one >> 32), (uint32_t)other, (uint32_t)(other >> 32)}};
   }
 }
@@ -168,8 +169,9 @@ KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
 }
 
 /* Here the outputs of an input lie side by side, inputs `ld` apart. */
-KR_DEV void fetch_rows(const void *w, int ld, int N, int K, weights &to) {
-  to = weights{(const float *)w + (result_column() < N ? result_column() : 0), ld, K};
+KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
+  const int column = column0 + result_column();
+  to = weights{(const float *)w + (column < N ? column : 0), ld, K};
 }
 
 KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &s) {
@@ -243,9 +245,10 @@ typedef struct addends {
   kr_float4 v[RESULTS];
 } addends;
 
-KR_DEV void fetch(const ending &e, const spots &at, int Np, addends &to) {
+KR_DEV void fetch(const ending &e, const spots &at, int Np, int column0, addends &to) {
+  const int column = column0 + result_column();
 #pragma unroll
-  for (int i = 0; i < RESULTS; i++) to.v[i] = addend(e, at, i, result_column() < Np ? result_column() : 0);
+  for (int i = 0; i < RESULTS; i++) to.v[i] = addend(e, at, i, column < Np ? column : 0);
 }
 
 KR_DEV kr_float4 fetched(const ending &, const spots &, int i, int, const addends &more) { return more.v[i]; }
@@ -253,7 +256,7 @@ KR_DEV kr_float4 fetched(const ending &, const spots &, int i, int, const addend
 typedef struct addends {
 } addends;
 
-KR_DEV void fetch(const ending &, const spots &, int, addends &) {}
+KR_DEV void fetch(const ending &, const spots &, int, int, addends &) {}
 KR_DEV kr_float4 fetched(const ending &e, const spots &at, int i, int column, const addends &) {
   return addend(e, at, i, column);
 }
@@ -265,7 +268,7 @@ template <int ADD>
 KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s, const addends &more) {
   const int column = column0 + result_column();
   if (column >= Np) return;
-  const kr_float4 bias = e.bias ? load4(e.bias + column) : zero4();
+  const kr_float4 bias = load4(e.bias ? e.bias + column : nothing);
   kr_float4 v[RESULTS];
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) {
@@ -299,7 +302,7 @@ KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const s
 KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, const sums &s) {
   const int column = column0 + result_column();
   if (column >= Np) return;
-  const kr_float4 bias = load4(e.bias + column);
+  const kr_float4 bias = load4(e.bias ? e.bias + column : nothing);
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) {
     const kr_float4 v = with_bias(s, i, bias);

@@ -196,7 +196,7 @@ KR_DEV void product(const pk_product &p) {
         side = chunk & 1;
 #pragma unroll
         for (int r = 0; r < HELD; r++) put4(tiles[side], own_row<KIND>(r), own_column(), h.v[r]);
-        if (ADD && chunk + 1 == n_chunks) fetch(ending_of(p, panel), at, p.Np, more);
+        if (ADD && chunk + 1 == n_chunks) fetch(ending_of(p, panel), at, p.Np, 0, more);
         kr_sync();
         take(tiles[side], f);
       }

@@ -58,7 +58,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS + 1) kr_dense_block(const kr_dense_bloc
     for (int i = 0; i < FRAMES; i++)
       filter_nine(p, s, item, h0, w0 + i * (SIDE / FRAMES) + warp, c, tiles[s & 1], i * (SIDE / FRAMES) + warp);
     weights w;
-    fetch_rows(weight_of(p, s), p.weight_row, p.C, p.C, w);
+    fetch_rows(weight_of(p, s), p.weight_row, p.C, p.C, 0, w);
     kr_sync();
     take(tiles[s & 1], f);
     multiply(tiles[s & 1], f, w, acc);

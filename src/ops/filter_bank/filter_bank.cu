@@ -137,7 +137,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_pl
         *(kr_float2 *)(gates + (i * SIDE + step) * GATE_PITCH + c) = h.b[i];
       }
     }
-    fetch_rows(weight_of(p, own.j), p.weight_row, p.C, p.C, w);
+    fetch_rows(weight_of(p, own.j), p.weight_row, p.C, p.C, 0, w);
     kr_sync();
     const int j = own.j, column = result_column() < p.C ? result_column() : 0;
     own = chunk_of{j + 1, own.first + own.K, j + 1 < p.n_chunks ? p.K[j + 1] : 0};
@@ -145,7 +145,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_pl
     clear(acc);
     take(rows, f);
     multiply(rows, f, w, acc);
-    fetch_rows(out_weight_of(p, j), p.out_weight_row, p.C, p.C, w);
+    fetch_rows(out_weight_of(p, j), p.out_weight_row, p.C, p.C, 0, w);
     kr_sync();
     const kr_float4 bias = load4(p.weight_bias + j * p.C + column);
 #pragma unroll
@@ -164,6 +164,6 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_pl
   const ending end = {p.out, p.residual, p.skip, p.skip_scale, p.out_bias, NULL, p.row, p.C};
   const spots at = square_spots(item, p.H, p.W, h0, w0);
   addends more;
-  fetch(end, at, p.C, more);
+  fetch(end, at, p.C, 0, more);
   store<1>(end, at, p.C, 0, total, more);
 }
