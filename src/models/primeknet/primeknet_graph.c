@@ -3,7 +3,6 @@
 #include "primeknet_graph.h"
 
 #include <krait/blocks.h>
-
 #include <stdio.h>
 #include <string.h>
 
@@ -329,6 +328,7 @@ static kr_tensor filter_with_past(const maker *m, kr_tensor x, kr_tensor taps, k
 /* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first.
  * Returns the last output. */
 static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
+  if (m->io->fused) return fused_dense_block(m, place, all);
   const int64_t C = m->c->C, depth = m->c->depth;
   const kr_dims d = kr_graph_dims(m->g, all);
   kr_tensor last = all;
@@ -350,8 +350,11 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
   return depth ? last : newest(m, all);
 }
 
+static kr_tensor fused_dense_block(const maker *m, const char *place, kr_tensor x);
+
 /* Room for a dense block over F bins; the last C columns are where its input goes. */
 static kr_tensor dense_room(const maker *m, int64_t F, kr_tensor *input) {
+  if (m->io->fused) return *input = new_rows(m, KR_DIMS(m->B, F, m->T, m->c->C));
   const int64_t n = m->c->depth > 0 ? m->c->depth : 1;
   const kr_tensor all = room_with_past(m, "dense", KR_DIMS(m->B, F, m->T, n * m->c->C), dense_past(m));
   *input = newest(m, kr_graph_slice(m->g, all, 3, (n - 1) * m->c->C, m->c->C));
@@ -488,9 +491,9 @@ static kr_tensor as_map(const maker *m, kr_tensor slice) {
 }
 
 static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
-  kr_tensor input;
-  const kr_tensor all = dense_room(m, m->c->F2, &input);
-  copy(m, "decoder_input", x, input);
+  kr_tensor input = x;
+  const kr_tensor all = m->io->fused ? x : dense_room(m, m->c->F2, &input);
+  if (all != x) copy(m, "decoder_input", x, input);
   return reshape(m, dense_block(m, place, all), KR_DIMS(m->B * m->c->F2 * m->T, m->c->C));
 }
 
@@ -786,6 +789,317 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
   return scaled_back(m, gated, matrix(m, w.out_w), w.out_b, w.beta, x);
 }
 
+/* ---- inference on a GPU: fused operators over maps (B,F2,T,C), what surrounds a product within it; parameters are
+ * constants of the plan ---- */
+
+/* A weight (outputs, inputs) as fused products take it: rows of float16, or outputs side by side. */
+static kr_tensor laid_out(const maker *m, kr_tensor weight) {
+  const kr_dims d = kr_graph_dims(m->g, weight);
+  const int halves = m->io->fused == KR_PK_HALF_FACTORS;
+  const kr_tensor to = halves ? kr_graph_temp(m->g, KRAIT_F16, d)
+                              : turned(m, kr_graph_temp(m->g, KRAIT_F32, KR_DIMS(d.size[1], d.size[0])));
+  copy(m, "factor", weight, to);
+  return to;
+}
+/* Taps (channels, k) with the channels of a tap side by side. */
+static kr_tensor by_taps(const maker *m, kr_tensor taps) {
+  const kr_dims d = kr_graph_dims(m->g, taps);
+  const kr_tensor to = turned(m, new_tensor(m, KR_DIMS(d.size[1], d.size[0])));
+  copy(m, "taps", taps, to);
+  return to;
+}
+
+/* The norm's own weight and bias go into the product behind it. */
+static kr_tensor behind_norm(const maker *m, kr_tensor weight, kr_tensor bias, kr_tensor norm_w, kr_tensor norm_b,
+                             kr_tensor *both_bias) {
+  const kr_dims d = kr_graph_dims(m->g, weight);
+  *both_bias = reshape(m, product(m, "norm_bias", reshape(m, norm_b, KR_DIMS(1, d.size[1])), weight, bias, 0, 0),
+                       KR_DIMS(d.size[0]));
+  return multiply(m, "norm_weight", weight, beside(m, norm_w, d.size[0]));
+}
+static kr_tensor beta_times(const maker *m, kr_tensor beta, kr_tensor weight, kr_tensor *bias) {
+  const kr_dims w = kr_graph_dims(m->g, weight);
+  *bias = multiply(m, "scale_bias", *bias, reshape(m, beta, KR_DIMS(w.size[0])));
+  return turned(m, multiply(m, "scale_weight", turned(m, weight), beside(m, beta, w.size[1])));
+}
+
+static kr_tensor map_product(const maker *m, const char *name, kr_tensor x, kr_tensor weight, kr_tensor bias,
+                             krait_map_product_args a) {
+  kr_dims d = kr_graph_dims(m->g, x);
+  d.size[3] = kr_graph_dims(m->g, weight).size[0] / (a.call.flags & KRAIT_MAP_GATE ? 2 : 1);
+  if (m->io->fused == KR_PK_HALF_FACTORS) a.call.flags |= KRAIT_MAP_TF32;
+  a.eps = 1e-6f;
+  a.x = view(m, x), a.weight = view(m, laid_out(m, weight)), a.bias = view(m, bias);
+  if (!a.out.data) a.out = view(m, new_tensor(m, d));
+  return kr_graph_call(m->g, name, &kr_op_map_product, &a);
+}
+
+/* What the end of a stage adds besides: beta x of where the stage began; x 0: nothing. */
+typedef struct skip {
+  kr_tensor x, beta;
+} skip;
+static krait_view skip_scale(const maker *m, const skip *s) {
+  return s->x ? view(m, reshape(m, s->beta, KR_DIMS(m->c->C))) : (krait_view){0};
+}
+
+/* The products' pairs side by side. */
+static kr_tensor in_pairs(const maker *m, kr_tensor weight, int64_t inputs) {
+  const int64_t C = kr_graph_dims(m->g, weight).size[0] / 2;
+  const kr_tensor pairs = new_tensor(m, KR_DIMS(C, 2, inputs));
+  copy(m, "pairs", kr_graph_permute(m->g, reshape(m, weight, KR_DIMS(2, C, inputs)), (int[]){1, 0, 2}), pairs);
+  return reshape(m, pairs, inputs > 1 ? KR_DIMS(2 * C, inputs) : KR_DIMS(2 * C));
+}
+
+static kr_tensor fused_gate(const maker *m, const pk_attention_p *p, int along_time, kr_tensor x) {
+  const int64_t C = m->c->C, K = along_time ? 1 : 3;
+  kr_tensor bias, weight = behind_norm(m, matrix(m, p->gate_w), p->gate_b, p->norm_w, p->norm_b, &bias);
+  if (along_time) { /* filters of length 1 go into the product */
+    const kr_tensor taps = reshape(m, p->taps, KR_DIMS(2 * C));
+    weight = turned(m, multiply(m, "gate_weight", turned(m, weight), beside(m, taps, C)));
+    bias = add(m, "gate_bias", multiply(m, "gate_bias", bias, taps), p->taps_b);
+    const kr_tensor whole = new_tensor(m, KR_DIMS(2 * C, C));
+    copy(m, "gate_weight", weight, whole);
+    return map_product(m, "gate", x, in_pairs(m, whole, C), in_pairs(m, bias, 1),
+                       (krait_map_product_args){.call.flags = KRAIT_MAP_NORM | KRAIT_MAP_GATE});
+  }
+  const kr_tensor both = map_product(m, "gate", x, weight, bias, (krait_map_product_args){.call.flags = KRAIT_MAP_NORM}),
+                  g = new_like(m, x);
+  return kr_graph_call(m->g, "gate_filter", &kr_op_gated_filter,
+                       &(krait_gated_filter_args){.P = m->one_sided ? K - 1 : (K - 1) / 2,
+                                                  .x = view(m, both),
+                                                  .weight = view(m, by_taps(m, reshape(m, p->taps, KR_DIMS(2 * C, K)))),
+                                                  .bias = view(m, p->taps_b),
+                                                  .out = view(m, g)});
+}
+
+static kr_tensor fused_attention(const maker *m, const char *stage, int64_t b, int64_t n, int along_time,
+                                 kr_tensor x) {
+  const int64_t C = m->c->C, K = along_time ? 1 : 3, number = 0, F2 = m->c->F2,
+                length = along_time ? F2 : m->T; /* sequences of a window */
+  char prefix[MAX_PREFIX];
+  pk_attention_p p;
+  snprintf(prefix, sizeof prefix, "sequence_block.%lld.%s.%lld.0.", (long long)b, stage, (long long)n);
+  KR_PK_ATTENTION_KEYS(READ)
+  const kr_tensor g = fused_gate(m, &p, along_time, x),
+                  weight = turned(m, new_tensor(m, KR_DIMS(C, C))), factors = new_tensor(m, KR_DIMS(m->B, length, C));
+  copy(m, "attention", matrix(m, p.attn_w), weight);
+  kr_graph_call(m->g, "attention", &kr_op_mean_product,
+                &(krait_mean_product_args){
+                    .x = view(m, along_time ? g : kr_graph_permute(m->g, g, (int[]){0, 2, 1, 3})),
+                    .weight = view(m, weight),
+                    .bias = view(m, p.attn_b),
+                    .out = view(m, factors)});
+  const kr_tensor spread = kr_graph_spread(
+      m->g, reshape(m, factors, along_time ? KR_DIMS(m->B, F2, 1, C) : KR_DIMS(m->B, 1, m->T, C)),
+      KR_DIMS(m->B, F2, m->T, C));
+  kr_tensor bias = p.out_b;
+  const kr_tensor out = beta_times(m, p.beta, matrix(m, p.out_w), &bias);
+  return map_product(m, "out", g, out, bias,
+                     (krait_map_product_args){.factors = view(m, spread), .residual = view(m, x)});
+}
+
+static kr_tensor fused_mamba(const maker *m, const char *before, const pk_wrap_p *w, kr_tensor x,
+                             kr_tensor *out_weight) {
+  const int64_t H = m->c->hidden, E = m->c->d_inner, N = m->c->d_state, R = m->c->dt_rank, W = m->c->d_conv, number = 0,
+                sequences = m->B * m->c->F2, X = (R + 2 * N + 15) / 16 * 16;
+  const kr_dims map = KR_DIMS(m->B, m->c->F2, m->T, E), lines = KR_DIMS(sequences, m->T, E);
+  char prefix[MAX_PREFIX + 8];
+  pk_mamba_p p;
+  kr_tensor bias;
+  snprintf(prefix, sizeof prefix, "%smamba.", before);
+  KR_PK_MAMBA_KEYS(READ)
+  const kr_tensor first = behind_first(m, w, p.in_w, 0, &bias),
+                  weight = behind_norm(m, first, bias, w->norm_w, w->norm_b, &bias), A = new_tensor(m, KR_DIMS(E, N)),
+                  xc = new_tensor(m, map), proj = new_tensor(m, KR_DIMS(m->B, m->c->F2, m->T, X));
+  const kr_tensor xz = map_product(
+      m, "in", x, weight, bias,
+      (krait_map_product_args){.call.flags = KRAIT_MAP_NORM | KRAIT_MAP_SILU, .silu_from = E});
+  kr_graph_pointwise(m->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
+  map_product(m, "x_proj", kr_graph_slice(m->g, xz, 3, 0, E), p.x_w, 0,
+              (krait_map_product_args){.conv_weight = view(m, reshape(m, p.conv_w, KR_DIMS(E, W))),
+                                       .conv_bias = view(m, p.conv_b),
+                                       .out = view(m, kr_graph_slice(m->g, proj, 3, 0, R + 2 * N)),
+                                       .conv_out = view(m, xc)});
+  const kr_tensor u = reshape(m, xc, lines);
+  kr_graph_call(m->g, "scan", &kr_op_projected_scan,
+                &(krait_projected_scan_args){
+                    .u = view(m, u),
+                    .proj = view(m, reshape(m, proj, KR_DIMS(sequences, m->T, X))),
+                    .dt_weight = view(m, by_taps(m, p.dt_w)),
+                    .dt_bias = view(m, p.dt_b),
+                    .A = view(m, A),
+                    .Dvec = view(m, p.D),
+                    .z = view(m, reshape(m, kr_graph_slice(m->g, xz, 3, E, E), lines)),
+                    .out = view(m, u)});
+  *out_weight = product(m, "out_weight", matrix(m, w->out_w), turned(m, p.out_w), 0, 0, 0);
+  (void)H;
+  return xc;
+}
+
+/* Layer by layer, or two at once where the factors are float16. */
+static kr_tensor fused_recurrent(const maker *m, const char *before, const pk_wrap_p *w, kr_tensor x,
+                                 kr_tensor *out_weight) {
+  const int is_lstm = m->c->stage == KR_PK_LSTM, is_pair = m->io->fused == KR_PK_HALF_FACTORS && m->c->layers > 1;
+  const int64_t C = m->c->C, H = m->c->hidden, G = is_lstm ? 4 : 3, sequences = m->B * m->c->F2;
+  const kr_dims map = KR_DIMS(m->B, m->c->F2, m->T, H), lines = KR_DIMS(sequences, m->T, H);
+  char prefix[MAX_PREFIX + 8];
+  kr_tensor weights[2], biases[2], own[2], own_biases[2];
+  snprintf(prefix, sizeof prefix, "%s%s.", before, is_lstm ? "lstm" : "gru");
+  for (int64_t number = 0; number < m->c->layers; number++) {
+    const int64_t i = number < 2 ? number : 1;
+    pk_recurrent_p p;
+    KR_PK_RECURRENT_KEYS(READ)
+    weights[i] = p.ih_w, biases[i] = p.ih_b, own[i] = p.hh_w, own_biases[i] = p.hh_b;
+    if (number == 0) {
+      weights[0] = behind_first(m, w, p.ih_w, p.ih_b, &biases[0]);
+      weights[0] = behind_norm(m, weights[0], biases[0], w->norm_w, w->norm_b, &biases[0]);
+    }
+    const kr_tensor h = new_tensor(m, lines);
+    if (is_pair && number < 2) {
+      if (number == 1)
+        kr_graph_call(m->g, "recurrences", &kr_op_rnn_pair,
+                      &(krait_rnn_pair_args){
+                          .call.flags = (is_lstm ? KRAIT_RNN_LSTM : 0) | KRAIT_RNN_TF32 | KRAIT_RNN_NORM,
+                          .eps = 1e-6f,
+                          .x = view(m, reshape(m, x, KR_DIMS(sequences, m->T, C))),
+                          .in_weight = view(m, laid_out(m, weights[0])),
+                          .in_bias = view(m, biases[0]),
+                          .weight = view(m, laid_out(m, own[0])),
+                          .bias = view(m, own_biases[0]),
+                          .in_weight2 = view(m, laid_out(m, weights[1])),
+                          .in_bias2 = view(m, biases[1]),
+                          .weight2 = view(m, laid_out(m, own[1])),
+                          .bias2 = view(m, own_biases[1]),
+                          .out = view(m, h)}),
+            x = reshape(m, h, map);
+      continue;
+    }
+    const kr_tensor gates =
+        map_product(m, "gates", x, weights[i], biases[i],
+                    (krait_map_product_args){.call.flags = number ? 0 : KRAIT_MAP_NORM});
+    kr_graph_call(m->g, "recurrence", &kr_op_rnn,
+                  &(krait_rnn_args){.call.flags = is_lstm ? KRAIT_RNN_LSTM : 0,
+                                    .x = view(m, reshape(m, gates, KR_DIMS(sequences, m->T, G * H))),
+                                    .weight = view(m, by_taps(m, p.hh_w)),
+                                    .bias = view(m, p.hh_b),
+                                    .out = view(m, h)});
+    x = reshape(m, h, map);
+  }
+  *out_weight = matrix(m, w->out_w);
+  return x;
+}
+
+static kr_tensor fused_time_network(const maker *m, int64_t b, int64_t n, kr_tensor x, const skip *s) {
+  const pk_wrap_p p = wrap_of(m, "time_stage", b, n, m->c->hidden);
+  char prefix[MAX_PREFIX];
+  kr_tensor weight = 0, bias = p.out_b;
+  snprintf(prefix, sizeof prefix, "sequence_block.%lld.time_stage.%lld.1.", (long long)b, (long long)n);
+  const kr_tensor y = m->c->stage == KR_PK_MAMBA ? fused_mamba(m, prefix, &p, x, &weight)
+                                                 : fused_recurrent(m, prefix, &p, x, &weight);
+  weight = beta_times(m, p.beta, weight, &bias);
+  return map_product(m, "out", y, weight, bias,
+                     (krait_map_product_args){
+                         .residual = view(m, x), .skip = view(m, s->x), .skip_scale = skip_scale(m, s)});
+}
+
+static kr_tensor fused_prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x, const skip *s) {
+  const int64_t C = m->c->C, J = m->c->n_kernels, H = J * C;
+  char prefix[MAX_PREFIX];
+  int64_t n_taps = 0;
+  snprintf(prefix, sizeof prefix, "sequence_block.%lld.freq_stage.%lld.1.", (long long)b, (long long)n);
+  for (int64_t j = 0; j < J; j++) n_taps += m->c->kernels[j];
+  const pk_wrap_p w = wrap_of(m, "freq_stage", b, n, H);
+  kr_tensor bias, out_bias = w.out_b;
+  const kr_tensor in = behind_norm(m, matrix(m, w.in_w), w.in_b, w.norm_w, w.norm_b, &bias),
+                  out_weight = beta_times(m, w.beta, matrix(m, w.out_w), &out_bias),
+                  taps = turned(m, new_tensor(m, KR_DIMS(n_taps, C))),
+                  gate_taps = turned(m, new_tensor(m, KR_DIMS(n_taps, C))), taps_bias = new_tensor(m, KR_DIMS(H)),
+                  gate_bias = new_tensor(m, KR_DIMS(H)), weight = new_tensor(m, KR_DIMS(H, C)),
+                  weight_bias = new_tensor(m, KR_DIMS(H)), out = new_like(m, x);
+  for (int64_t j = 0, first = 0; j < J; first += m->c->kernels[j++]) {
+    const int64_t K = m->c->kernels[j], number = K;
+    pk_prime_p p;
+    KR_PK_PRIME_KEYS(READ)
+    copy(m, "taps", reshape(m, p.attn_taps, KR_DIMS(C, K)), columns(m, taps, first, K));
+    copy(m, "taps", reshape(m, p.conv_taps, KR_DIMS(C, K)), columns(m, gate_taps, first, K));
+    copy(m, "taps", p.attn_taps_b, kr_graph_slice(m->g, taps_bias, 0, j * C, C));
+    copy(m, "taps", p.conv_taps_b, kr_graph_slice(m->g, gate_bias, 0, j * C, C));
+    copy(m, "mix", matrix(m, p.attn_w), kr_graph_slice(m->g, weight, 0, j * C, C));
+    copy(m, "mix", p.attn_b, kr_graph_slice(m->g, weight_bias, 0, j * C, C));
+  }
+  const kr_tensor chunks =
+      map_product(m, "in", x, in, bias, (krait_map_product_args){.call.flags = KRAIT_MAP_NORM});
+  krait_filter_bank_args a = {.call.flags = (m->one_sided ? KRAIT_FILTER_BANK_ONE_SIDED : 0) |
+                                            (m->io->fused == KR_PK_HALF_FACTORS ? KRAIT_FILTER_BANK_TF32 : 0),
+                              .J = J,
+                              .x = view(m, chunks),
+                              .taps = view(m, taps),
+                              .taps_bias = view(m, taps_bias),
+                              .gate_taps = view(m, gate_taps),
+                              .gate_bias = view(m, gate_bias),
+                              .weight = view(m, laid_out(m, weight)),
+                              .weight_bias = view(m, weight_bias),
+                              .out_weight = view(m, laid_out(m, out_weight)),
+                              .out_bias = view(m, out_bias),
+                              .residual = view(m, x),
+                              .skip = view(m, s->x),
+                              .skip_scale = skip_scale(m, s),
+                              .out = view(m, out)};
+  for (int64_t j = 0; j < J; j++) (&a.K1)[j] = m->c->kernels[j];
+  return kr_graph_call(m->g, "prime", &kr_op_filter_bank, &a);
+}
+
+/* A dense block over x (B,F,T,C). */
+static kr_tensor fused_dense_block(const maker *m, const char *place, kr_tensor x) {
+  const int64_t C = m->c->C, L = m->c->depth, n = C * L * (L + 1) / 2, number = 0;
+  const int halves = m->io->fused == KR_PK_HALF_FACTORS;
+  if (!L) return x;
+  const kr_tensor taps = new_tensor(m, KR_DIMS(3, 3, n)), taps_bias = new_tensor(m, KR_DIMS(n)),
+                  weight = new_tensor(m, KR_DIMS(C, n)), norms[] = {new_tensor(m, KR_DIMS(L, C)),
+                                                                   new_tensor(m, KR_DIMS(L, C)),
+                                                                   new_tensor(m, KR_DIMS(L, C))};
+  for (int64_t i = 0, first = 0; i < L; first += ++i * C) {
+    char prefix[MAX_PREFIX];
+    const int64_t I = (i + 1) * C;
+    pk_dense_p p;
+    snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", place, (long long)i);
+    KR_PK_DENSE_KEYS(READ)
+    copy(m, "taps", kr_graph_permute(m->g, reshape(m, p.taps, KR_DIMS(I, 3, 3)), (int[]){1, 2, 0}),
+         kr_graph_slice(m->g, taps, 2, first, I));
+    copy(m, "taps", p.taps_b, kr_graph_slice(m->g, taps_bias, 0, first, I));
+    copy(m, "mix", matrix(m, p.w), columns(m, weight, first, I));
+    const kr_tensor own[] = {p.norm_w, p.norm_b, p.slope};
+    for (int k = 0; k < 3; k++) copy(m, "norm", reshape(m, own[k], KR_DIMS(1, C)), kr_graph_slice(m->g, norms[k], 0, i, 1));
+  }
+  return kr_graph_call(
+      m->g, "dense", &kr_op_dense_block,
+      &(krait_dense_block_args){
+          .call.flags = (m->one_sided ? KRAIT_DENSE_ONE_SIDED : 0) | (halves ? KRAIT_DENSE_TF32 : 0),
+          .L = L,
+          .eps = (float)KR_PK_NORM_EPS,
+          .x = view(m, x),
+          .taps = view(m, kr_graph_permute(m->g, taps, (int[]){2, 0, 1})),
+          .taps_bias = view(m, taps_bias),
+          .weight = view(m, laid_out(m, weight)),
+          .norm_weight = view(m, norms[0]),
+          .norm_bias = view(m, norms[1]),
+          .slope = view(m, norms[2]),
+          .out = view(m, new_like(m, x))});
+}
+
+/* A stage with at least one part, over rows. */
+static kr_tensor fused_stage(const maker *m, int64_t b, int along_time, kr_tensor beta, kr_tensor rows) {
+  const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq;
+  const kr_tensor x = reshape(m, rows, KR_DIMS(m->B, m->c->F2, m->T, m->c->C));
+  kr_tensor y = x;
+  for (int64_t n = 0; n < n_parts; n++) {
+    const skip s = {n + 1 == n_parts ? x : 0, beta};
+    const kr_tensor attended = fused_attention(m, along_time ? "time_stage" : "freq_stage", b, n, along_time, y);
+    y = along_time ? fused_time_network(m, b, n, attended, &s) : fused_prime_network(m, b, n, attended, &s);
+  }
+  return reshape(m, y, kr_graph_dims(m->g, rows));
+}
+
 static pk_block_p skips(const maker *m, int64_t b) {
   const int64_t C = m->c->C, number = 0;
   char prefix[MAX_PREFIX];
@@ -803,6 +1117,7 @@ static kr_tensor stage(const maker *given, int64_t b, int along_time, const pk_b
   own.one_sided = given->one_sided && (along_time || !given->c->streams);
   const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq, rows = m->B * m->c->F2 * m->T;
   kr_tensor y = x;
+  if (m->io->fused && n_parts) return fused_stage(m, b, along_time, along_time ? p->beta_t : p->beta_f, x);
   for (int64_t n = 0; n < n_parts; n++) {
     const kr_tensor attended =
         part_of(m, y, attention(m, along_time ? "time_stage" : "freq_stage", b, n, along_time, y));

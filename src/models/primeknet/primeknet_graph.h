@@ -13,6 +13,10 @@ typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, 
 
 #define KR_PK_NORM_EPS 1e-5
 
+/* Operators that do at once what lies around a product; their weights in float32, or where its tensor cores take them
+ * in float16. */
+enum { KR_PK_APART, KR_PK_FUSED, KR_PK_HALF_FACTORS };
+
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
@@ -26,6 +30,7 @@ typedef struct kr_pk_graph {
                      between goes a frame, or a frequency's sequence, at a time */
   int32_t halves; /* KRAIT_F16 or _BF16: what lies between operators of encoder, blocks and decoders, and gradients of
                      it. Parameters, their gradients and spectra stay as they are; 0: so does everything */
+  int fused; /* KR_PK_*: inference on a GPU, of a model that does not stream */
   int recompute; /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
                     for a third more time */
 } kr_pk_graph;
