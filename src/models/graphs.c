@@ -60,7 +60,7 @@ static int32_t show_model(const shower *s, const kr_primeknet *net) {
     status = pk_chunks_open(net, KR_PK_LIVE_CHUNK, &chunks);
     if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
   } else {
-    status = pk_model_record(net, pk_parameter_of, FRAMES, KR_PK_MAG | KR_PK_PHA, &g, &io);
+    status = pk_model_record(net, pk_parameter_of, 1, FRAMES, KR_PK_MAG | KR_PK_PHA, &g, &io);
     if (status >= 0) status = kr_graph_plan(g, s->ctx, KR_PLAN_CONSTANT);
     if (status >= 0) status = show((void *)s, "PrimeKnet, a window of 100 frames", g);
   }

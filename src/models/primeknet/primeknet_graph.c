@@ -325,10 +325,12 @@ static kr_tensor filter_with_past(const maker *m, kr_tensor x, kr_tensor taps, k
   return sum;
 }
 
+static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, const pk_encoder_p *lift);
+
 /* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first.
  * Returns the last output. */
 static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
-  if (m->io->fused) return fused_dense_block(m, place, all);
+  if (m->io->fused) return m->c->depth ? dense_call(m, place, all, NULL) : all;
   const int64_t C = m->c->C, depth = m->c->depth;
   const kr_dims d = kr_graph_dims(m->g, all);
   kr_tensor last = all;
@@ -350,8 +352,6 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
   return depth ? last : newest(m, all);
 }
 
-static kr_tensor fused_dense_block(const maker *m, const char *place, kr_tensor x);
-
 /* Room for a dense block over F bins; the last C columns are where its input goes. */
 static kr_tensor dense_room(const maker *m, int64_t F, kr_tensor *input) {
   if (m->io->fused) return *input = new_rows(m, KR_DIMS(m->B, F, m->T, m->c->C));
@@ -369,13 +369,33 @@ static kr_tensor taps_in_middle(const maker *m, kr_tensor weight) {
   return by_tap;
 }
 
+/* A weight (outputs, inputs) as fused products take it: rows of float16, or outputs side by side. */
+static kr_tensor laid_out(const maker *m, kr_tensor weight) {
+  const kr_dims d = kr_graph_dims(m->g, weight);
+  const int halves = m->io->fused == KR_PK_HALF_FACTORS;
+  const kr_tensor to = halves ? kr_graph_temp(m->g, KRAIT_F16, d)
+                              : turned(m, kr_graph_temp(m->g, KRAIT_F32, KR_DIMS(d.size[1], d.size[0])));
+  copy(m, "factor", weight, to);
+  return to;
+}
+/* Taps (channels, k) with the channels of a tap side by side. */
+static kr_tensor by_taps(const maker *m, kr_tensor taps) {
+  const kr_dims d = kr_graph_dims(m->g, taps);
+  const kr_tensor to = turned(m, new_tensor(m, KR_DIMS(d.size[1], d.size[0])));
+  copy(m, "taps", taps, to);
+  return to;
+}
+
 /* ---- a dense block as one call; lift: its input is the encoder's ---- */
 
 static int in_one_call(const maker *m) { return m->io->in_slices && m->c->depth > 0; }
 
 static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, const pk_encoder_p *lift) {
   const int64_t C = m->c->C, L = m->c->depth, N = C * L * (L + 1) / 2, number = 0;
-  const kr_tensor out = new_frames(m, kr_graph_dims(m->g, x).size[1], C), taps = new_tensor(m, KR_DIMS(N, 3, 3)),
+  const int by_tap = m->io->fused != KR_PK_APART;
+  const kr_tensor out = by_tap ? new_like(m, x) : new_frames(m, kr_graph_dims(m->g, x).size[1], C),
+                  taps = by_tap ? kr_graph_permute(m->g, new_tensor(m, KR_DIMS(3, 3, N)), (int[]){2, 0, 1})
+                                : new_tensor(m, KR_DIMS(N, 3, 3)),
                   taps_b = new_tensor(m, KR_DIMS(N)), weight = new_tensor(m, KR_DIMS(C, N)),
                   norm_w = new_tensor(m, KR_DIMS(L, C)), norm_b = new_tensor(m, KR_DIMS(L, C)),
                   slope = new_tensor(m, KR_DIMS(L, C));
@@ -395,12 +415,14 @@ static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, cons
 #undef PUT
   }
   return kr_graph_call(m->g, "dense", &kr_op_dense_block,
-                       &(krait_dense_block_args){.call.flags = m->one_sided ? KRAIT_DENSE_ONE_SIDED : 0,
+                       &(krait_dense_block_args){.call.flags =
+                                                     (m->one_sided ? KRAIT_DENSE_ONE_SIDED : 0) |
+                                                     (m->io->fused == KR_PK_HALF_FACTORS ? KRAIT_DENSE_TF32 : 0),
                                                  .eps = (float)KR_PK_NORM_EPS,
                                                  .x = view(m, x),
                                                  .taps = view(m, taps),
                                                  .taps_bias = view(m, taps_b),
-                                                 .weight = view(m, weight),
+                                                 .weight = view(m, by_tap ? laid_out(m, weight) : weight),
                                                  .norm_weight = view(m, norm_w),
                                                  .norm_bias = view(m, norm_b),
                                                  .slope = view(m, slope),
@@ -792,23 +814,6 @@ static kr_tensor prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x
 /* ---- inference on a GPU: fused operators over maps (B,F2,T,C), what surrounds a product within it; parameters are
  * constants of the plan ---- */
 
-/* A weight (outputs, inputs) as fused products take it: rows of float16, or outputs side by side. */
-static kr_tensor laid_out(const maker *m, kr_tensor weight) {
-  const kr_dims d = kr_graph_dims(m->g, weight);
-  const int halves = m->io->fused == KR_PK_HALF_FACTORS;
-  const kr_tensor to = halves ? kr_graph_temp(m->g, KRAIT_F16, d)
-                              : turned(m, kr_graph_temp(m->g, KRAIT_F32, KR_DIMS(d.size[1], d.size[0])));
-  copy(m, "factor", weight, to);
-  return to;
-}
-/* Taps (channels, k) with the channels of a tap side by side. */
-static kr_tensor by_taps(const maker *m, kr_tensor taps) {
-  const kr_dims d = kr_graph_dims(m->g, taps);
-  const kr_tensor to = turned(m, new_tensor(m, KR_DIMS(d.size[1], d.size[0])));
-  copy(m, "taps", taps, to);
-  return to;
-}
-
 /* The norm's own weight and bias go into the product behind it. */
 static kr_tensor behind_norm(const maker *m, kr_tensor weight, kr_tensor bias, kr_tensor norm_w, kr_tensor norm_b,
                              kr_tensor *both_bias) {
@@ -835,10 +840,10 @@ static kr_tensor map_product(const maker *m, const char *name, kr_tensor x, kr_t
 }
 
 /* What the end of a stage adds besides: beta x of where the stage began; x 0: nothing. */
-typedef struct skip {
+typedef struct stage_skip {
   kr_tensor x, beta;
-} skip;
-static krait_view skip_scale(const maker *m, const skip *s) {
+} stage_skip;
+static krait_view skip_scale(const maker *m, const stage_skip *s) {
   return s->x ? view(m, reshape(m, s->beta, KR_DIMS(m->c->C))) : (krait_view){0};
 }
 
@@ -989,7 +994,7 @@ static kr_tensor fused_recurrent(const maker *m, const char *before, const pk_wr
   return x;
 }
 
-static kr_tensor fused_time_network(const maker *m, int64_t b, int64_t n, kr_tensor x, const skip *s) {
+static kr_tensor fused_time_network(const maker *m, int64_t b, int64_t n, kr_tensor x, const stage_skip *s) {
   const pk_wrap_p p = wrap_of(m, "time_stage", b, n, m->c->hidden);
   char prefix[MAX_PREFIX];
   kr_tensor weight = 0, bias = p.out_b;
@@ -1002,7 +1007,7 @@ static kr_tensor fused_time_network(const maker *m, int64_t b, int64_t n, kr_ten
                          .residual = view(m, x), .skip = view(m, s->x), .skip_scale = skip_scale(m, s)});
 }
 
-static kr_tensor fused_prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x, const skip *s) {
+static kr_tensor fused_prime_network(const maker *m, int64_t b, int64_t n, kr_tensor x, const stage_skip *s) {
   const int64_t C = m->c->C, J = m->c->n_kernels, H = J * C;
   char prefix[MAX_PREFIX];
   int64_t n_taps = 0;
@@ -1049,51 +1054,13 @@ static kr_tensor fused_prime_network(const maker *m, int64_t b, int64_t n, kr_te
   return kr_graph_call(m->g, "prime", &kr_op_filter_bank, &a);
 }
 
-/* A dense block over x (B,F,T,C). */
-static kr_tensor fused_dense_block(const maker *m, const char *place, kr_tensor x) {
-  const int64_t C = m->c->C, L = m->c->depth, n = C * L * (L + 1) / 2, number = 0;
-  const int halves = m->io->fused == KR_PK_HALF_FACTORS;
-  if (!L) return x;
-  const kr_tensor taps = new_tensor(m, KR_DIMS(3, 3, n)), taps_bias = new_tensor(m, KR_DIMS(n)),
-                  weight = new_tensor(m, KR_DIMS(C, n)), norms[] = {new_tensor(m, KR_DIMS(L, C)),
-                                                                   new_tensor(m, KR_DIMS(L, C)),
-                                                                   new_tensor(m, KR_DIMS(L, C))};
-  for (int64_t i = 0, first = 0; i < L; first += ++i * C) {
-    char prefix[MAX_PREFIX];
-    const int64_t I = (i + 1) * C;
-    pk_dense_p p;
-    snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", place, (long long)i);
-    KR_PK_DENSE_KEYS(READ)
-    copy(m, "taps", kr_graph_permute(m->g, reshape(m, p.taps, KR_DIMS(I, 3, 3)), (int[]){1, 2, 0}),
-         kr_graph_slice(m->g, taps, 2, first, I));
-    copy(m, "taps", p.taps_b, kr_graph_slice(m->g, taps_bias, 0, first, I));
-    copy(m, "mix", matrix(m, p.w), columns(m, weight, first, I));
-    const kr_tensor own[] = {p.norm_w, p.norm_b, p.slope};
-    for (int k = 0; k < 3; k++) copy(m, "norm", reshape(m, own[k], KR_DIMS(1, C)), kr_graph_slice(m->g, norms[k], 0, i, 1));
-  }
-  return kr_graph_call(
-      m->g, "dense", &kr_op_dense_block,
-      &(krait_dense_block_args){
-          .call.flags = (m->one_sided ? KRAIT_DENSE_ONE_SIDED : 0) | (halves ? KRAIT_DENSE_TF32 : 0),
-          .L = L,
-          .eps = (float)KR_PK_NORM_EPS,
-          .x = view(m, x),
-          .taps = view(m, kr_graph_permute(m->g, taps, (int[]){2, 0, 1})),
-          .taps_bias = view(m, taps_bias),
-          .weight = view(m, laid_out(m, weight)),
-          .norm_weight = view(m, norms[0]),
-          .norm_bias = view(m, norms[1]),
-          .slope = view(m, norms[2]),
-          .out = view(m, new_like(m, x))});
-}
-
 /* A stage with at least one part, over rows. */
 static kr_tensor fused_stage(const maker *m, int64_t b, int along_time, kr_tensor beta, kr_tensor rows) {
   const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq;
   const kr_tensor x = reshape(m, rows, KR_DIMS(m->B, m->c->F2, m->T, m->c->C));
   kr_tensor y = x;
   for (int64_t n = 0; n < n_parts; n++) {
-    const skip s = {n + 1 == n_parts ? x : 0, beta};
+    const stage_skip s = {n + 1 == n_parts ? x : 0, beta};
     const kr_tensor attended = fused_attention(m, along_time ? "time_stage" : "freq_stage", b, n, along_time, y);
     y = along_time ? fused_time_network(m, b, n, attended, &s) : fused_prime_network(m, b, n, attended, &s);
   }

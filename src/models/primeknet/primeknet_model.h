@@ -3,13 +3,20 @@
 #define KR_PRIMEKNET_MODEL_H
 
 #include "primeknet_graph.h"
-#include "primeknet_packed.h"
+#include "primeknet_parameters.h"
+
+struct kr_primeknet {
+  const krait_ctx *ctx;
+  kr_pk_config config;
+  int is_exact; /* products keep all bits of their factors */
+  pk_parameters parameters; /* as they are published; of a model that streams where its graph computes */
+};
 
 enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4 };
 
-/* The graph of a window of T frames with these outputs, or of T frames as they come, not planned yet; io names its
+/* The graph of B windows (on a CPU: one) of T frames with these outputs, or of T frames as they come, not planned yet; io names its
  * tensors. */
-int32_t pk_model_record(const kr_primeknet *m, kr_pk_parameter_fn *parameter, int64_t T, uint32_t outputs,
-                        kr_graph **g, kr_pk_graph *io);
+int32_t pk_model_record(const kr_primeknet *m, kr_pk_parameter_fn *parameter, int64_t B, int64_t T,
+                        uint32_t outputs, kr_graph **g, kr_pk_graph *io);
 
 #endif

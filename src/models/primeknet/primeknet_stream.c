@@ -38,7 +38,7 @@ struct pk_chunks {
 static int32_t open_parts(const kr_primeknet *m, pk_chunks *c) {
   const int64_t plane = c->F * c->chunk;
   kr_pk_graph io;
-  KR_TRY(pk_model_record(m, pk_parameter_of, c->chunk, KR_PK_MAG | KR_PK_PHA, &c->g, &io));
+  KR_TRY(pk_model_record(m, pk_parameter_of, 1, c->chunk, KR_PK_MAG | KR_PK_PHA, &c->g, &io));
   KR_TRY(kr_graph_plan(c->g, c->ctx, m->is_exact ? 0 : KR_PLAN_TF32));
   KR_TRY(kr_runner_open(c->g, &c->runner));
   KR_TRY(get_floats(c->ctx, 4 * plane, &c->memory));
