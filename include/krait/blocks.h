@@ -170,6 +170,27 @@ KRAIT_API int32_t krait_filter_bank(const krait_ctx *ctx, const krait_filter_ban
 KRAIT_API int32_t krait_filter_bank_scratch_bytes(const krait_ctx *ctx, const krait_filter_bank_args *args,
                                                   uint64_t *bytes);
 
+/* ==== conv_norm (a convolution along H, or its transpose, with instance norm and PReLU) ======================
+ * y[b,o,w,:] = sum over k of weight[:,k,:] x[b,o S + k,w,:]; with KRAIT_CONV_NORM_TRANSPOSED over those k for which
+ * o - k is a multiple of S, of weight[:,k,:] x[b,(o - k) / S,w,:], zeros outside. out is norm_weight (y - mean) /
+ * sqrt(var + eps) + norm_bias over all of (OH,W), times slope where that is negative. */
+#define KRAIT_CONV_NORM_TRANSPOSED 1u
+
+typedef struct krait_conv_norm_args {
+  krait_call call;
+  int64_t B, H, W, C, N, K, S, OH; /* OH: (H - K) / S + 1, transposed (H - 1) S + K */
+  float eps;
+  int32_t reserved;
+  krait_view x;                             /* (B,H,W,C) float32, as all of these */
+  krait_view weight;                        /* (N,K,C) */
+  krait_view norm_weight, norm_bias, slope; /* (N) */
+  krait_view out;                           /* (B,OH,W,N) */
+} krait_conv_norm_args;
+
+KRAIT_API int32_t krait_conv_norm(const krait_ctx *ctx, const krait_conv_norm_args *args);
+KRAIT_API int32_t krait_conv_norm_scratch_bytes(const krait_ctx *ctx, const krait_conv_norm_args *args,
+                                                uint64_t *bytes);
+
 /* ==== map_product (a product for every position of a map, with what stands around it) ========================
  * v = x; with KRAIT_MAP_NORM (x - mean) / sqrt(var + eps) over C; with factors x times these, which may be spread along
  * H or W; with conv_weight silu of a causal convolution along W, conv_out. y = weight v + bias; with KRAIT_MAP_SILU its

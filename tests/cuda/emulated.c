@@ -186,8 +186,8 @@ static void agrees_with_the_reference(void **state) {
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
                            *const banks[KR_N_ORDERS] = {"ampere_half_factors", "ampere_64_channels",
                                                         "base_64_channels"},
-                           *const maps[KR_N_ORDERS] = {"ampere_half_factors", "ampere_aligned_rows",
-                                                       "base_aligned_rows"},
+                           *const maps[KR_N_ORDERS + 1] = {"ampere_half_factors", "ampere_aligned_rows",
+                                                           "base_aligned_rows", "ampere_aligned_rows"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
@@ -201,6 +201,7 @@ static void agrees_with_the_reference(void **state) {
                             : strcmp(op->name, "filter_bank") == 0    ? banks
                             : strcmp(op->name, "dense_block") == 0    ? banks
                             : strcmp(op->name, "map_product") == 0    ? maps
+                            : strcmp(op->name, "conv_norm") == 0      ? maps + 1
                             : is_little                               ? little
                             : is_attention || is_ssd                  ? attention
                                                                       : most;

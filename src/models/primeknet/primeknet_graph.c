@@ -354,7 +354,6 @@ static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
 
 /* Room for a dense block over F bins; the last C columns are where its input goes. */
 static kr_tensor dense_room(const maker *m, int64_t F, kr_tensor *input) {
-  if (m->io->fused) return *input = new_rows(m, KR_DIMS(m->B, F, m->T, m->c->C));
   const int64_t n = m->c->depth > 0 ? m->c->depth : 1;
   const kr_tensor all = room_with_past(m, "dense", KR_DIMS(m->B, F, m->T, n * m->c->C), dense_past(m));
   *input = newest(m, kr_graph_slice(m->g, all, 3, (n - 1) * m->c->C, m->c->C));
@@ -466,6 +465,28 @@ static void down_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
           reshape(m, taps_in_middle(m, p.down_w), KR_DIMS(C, 3 * C)), 0, 0, frame_rows(m, out));
 }
 
+/* A convolution along frequency, or its transpose, with its norm: weight (outputs, taps, inputs) in any strides. */
+static kr_tensor conv_norm(const maker *m, const char *name, uint32_t flags, int64_t step, kr_tensor x,
+                           kr_tensor weight, const norm *n) {
+  const kr_dims d = kr_graph_dims(m->g, x), w = kr_graph_dims(m->g, weight);
+  const int64_t F = flags & KRAIT_CONV_NORM_TRANSPOSED ? (d.size[1] - 1) * step + w.size[1]
+                                                       : (d.size[1] - w.size[1]) / step + 1;
+  const kr_tensor by_tap = kr_graph_permute(m->g, new_tensor(m, KR_DIMS(w.size[1], w.size[2], w.size[0])),
+                                            (int[]){2, 0, 1}),
+                  out = new_tensor(m, KR_DIMS(m->B, F, m->T, w.size[0]));
+  copy(m, "taps", weight, by_tap);
+  return kr_graph_call(m->g, name, &kr_op_conv_norm,
+                       &(krait_conv_norm_args){.call.flags = flags,
+                                               .S = step,
+                                               .eps = (float)KR_PK_NORM_EPS,
+                                               .x = view(m, x),
+                                               .weight = view(m, by_tap),
+                                               .norm_weight = view(m, n->weight),
+                                               .norm_bias = view(m, n->bias),
+                                               .slope = view(m, n->slope),
+                                               .out = view(m, out)});
+}
+
 static kr_tensor encoder(const maker *m, kr_tensor features) {
   const int64_t C = m->c->C, F = m->c->F, F2 = m->c->F2, number = 0, rows = m->B * F * m->T;
   const char *prefix = "dense_encoder.";
@@ -477,6 +498,12 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
   if (in_one_call(m))
     return norm_and_slope(m, &down_norm, each_frame(m, "down", down_slice, dense_call(m, "dense_encoder", features, &p),
                                                     new_frames(m, F2, C)), 0);
+  if (m->io->fused) {
+    const kr_tensor lifted =
+        conv_norm(m, "lift", 0, 1, features, reshape(m, p.lift_w, KR_DIMS(C, 1, 2)), &lift_norm);
+    return conv_norm(m, "down", 0, 2, dense_block(m, "dense_encoder", lifted),
+                     kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), &down_norm);
+  }
   const kr_tensor all = dense_room(m, F, &input);
   const int is_cast = m->rows_dtype != m->dtype; /* of two features only: the norm is of what is not rounded */
   const kr_tensor lifted = product_and_norm(m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w),
@@ -604,10 +631,15 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const int64_t C = m->c->C, F = m->c->F, n = m->B * F * m->T;
   const kr_tensor whole = in_one_call(m) ? 0 : decoder_block(m, "phase_decoder", x);
   const pk_phase_p p = phase_parameters(m);
-  const kr_tensor up = whole ? phase_up(m, &p, whole, 0)
-                             : each_frame(m, "phase_up", phase_slice, dense_call(m, "phase_decoder", x, NULL),
-                                          new_frames(m, F, C));
-  const kr_tensor u = norm_of(m, &(norm){"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope}, up);
+  const norm own_norm = {"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope};
+  kr_tensor u;
+  if (m->io->fused)
+    u = conv_norm(m, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, reshape(m, whole, KR_DIMS(m->B, m->c->F2, m->T, C)),
+                  kr_graph_permute(m->g, reshape(m, p.up_w, KR_DIMS(C, C, 3)), (int[]){1, 2, 0}), &own_norm);
+  else
+    u = norm_of(m, &own_norm, whole ? phase_up(m, &p, whole, 0)
+                                    : each_frame(m, "phase_up", phase_slice, dense_call(m, "phase_decoder", x, NULL),
+                                                 new_frames(m, F, C)));
   const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2);
   kr_tensor parts = aligned;
   if (whole) parts = cast(m, "phase_parts", phase_parts(m, &p, reshape(m, u, KR_DIMS(n, C)), aligned), m->dtype);
