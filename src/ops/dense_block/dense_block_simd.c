@@ -1,17 +1,17 @@
 /* dense_block_simd.c: a dense block, one position along W after the other (a frame): in it a tile of positions along H
  * at a time goes through its filters into a small matrix and through one product. Norms are by moments of each frame,
  * merged in their order in double. Channels lie across lanes. */
-#include <math.h>
 #include <string.h>
 
 #include "ctx.h"
 #include "dense_block/dense_block_rows.h"
 #include "gemm/gemm_kernel.h"
+#include "instance_norm/moments.h"
 #include "op_list.h"
 #include "vec.h"
 #include "view.h"
 
-enum { TILE = 36, SEGMENT = 16 }; /* positions; frames of a residue that one thread takes */
+enum { TILE = 36, WIDE = 4 }; /* positions that go through filters and product, through a filter, together */
 
 /* ---- a frame's arithmetic ---- */
 
@@ -21,94 +21,52 @@ typedef struct rows3 {
   int64_t step[3];
 } rows3;
 
-/* Position p by taps from `low` to `high` along H. */
-KR_INLINE kr_v filter_edge(const rows3 *r, int64_t p, int64_t c, const kr_v *w, kr_v sum, int low, int high) {
-  for (int i = 0; i < 3; i++)
-    for (int k = low; k <= high; k++)
-      sum = kr_v_fma(kr_v_load(r->at[i] + (p + k - 1) * r->step[i] + c), w[3 * i + k], sum);
-  return sum;
+/* n positions from p on, by taps from `low` to `high` along H: what is loaded serves all that it reaches. */
+KR_INLINE void filter_some(const int n, const rows3 *r, int64_t p, int64_t c, const kr_v *w, kr_v bias, int low,
+                           int high, float *out, int64_t next) {
+  kr_v sum[WIDE];
+  for (int q = 0; q < n; q++) sum[q] = bias;
+#pragma GCC unroll 3
+  for (int i = 0; i < 3; i++) {
+    const float *from = r->at[i] + (p + low - 1) * r->step[i] + c;
+#pragma GCC unroll 6
+    for (int j = low; j < n + high; j++, from += r->step[i]) {
+      const kr_v v = kr_v_load(from);
+#pragma GCC unroll 4
+      for (int q = 0; q < n; q++)
+        if (j - q >= low && j - q <= high) sum[q] = kr_v_fma(v, w[3 * i + j - q], sum[q]);
+    }
+  }
+  for (int q = 0; q < n; q++) kr_v_store(out + (p + q) * next + c, sum[q]);
 }
 
 /* n positions; begins, ends: no position before the first, behind the last. taps (3,3,C). */
 static void filter_rows(const rows3 *r, int64_t n, int begins, int ends, int64_t C, const float *taps,
                         const float *bias, float *out, int64_t next) {
-  const int64_t s0 = r->step[0], s1 = r->step[1], s2 = r->step[2], first = begins, last = n - ends;
+  const int64_t last = n - ends;
   for (int64_t c = 0; c < C; c += KR_VL) {
     kr_v w[9];
     const kr_v b = kr_v_load(bias + c);
     for (int i = 0; i < 9; i++) w[i] = kr_v_load(taps + i * C + c);
-    if (begins) kr_v_store(out + c, filter_edge(r, 0, c, w, b, 1, n == 1 && ends ? 1 : 2));
-    const float *r0 = r->at[0] + (first - 1) * s0 + c, *r1 = r->at[1] + (first - 1) * s1 + c,
-                *r2 = r->at[2] + (first - 1) * s2 + c;
-    float *to = out + first * next + c;
-    for (int64_t p = first; p < last; p++, r0 += s0, r1 += s1, r2 += s2, to += next) {
-      kr_v x = kr_v_fma(kr_v_load(r0), w[0], b), y = kr_v_mul(kr_v_load(r1), w[3]), z = kr_v_mul(kr_v_load(r2), w[6]);
-      x = kr_v_fma(kr_v_load(r0 + s0), w[1], x);
-      y = kr_v_fma(kr_v_load(r1 + s1), w[4], y);
-      z = kr_v_fma(kr_v_load(r2 + s2), w[7], z);
-      x = kr_v_fma(kr_v_load(r0 + 2 * s0), w[2], x);
-      y = kr_v_fma(kr_v_load(r1 + 2 * s1), w[5], y);
-      z = kr_v_fma(kr_v_load(r2 + 2 * s2), w[8], z);
-      kr_v_store(to, kr_v_add(kr_v_add(x, y), z));
-    }
-    if (ends && (n > 1 || !begins)) kr_v_store(out + last * next + c, filter_edge(r, last, c, w, b, 0, 1));
+    int64_t p = begins;
+    if (begins) filter_some(1, r, 0, c, w, b, 1, n == 1 && ends ? 1 : 2, out, next);
+    for (; p + WIDE <= last; p += WIDE) filter_some(WIDE, r, p, c, w, b, 0, 2, out, next);
+    for (; p < last; p++) filter_some(1, r, p, c, w, b, 0, 2, out, next);
+    if (ends && p < n) filter_some(1, r, p, c, w, b, 0, 1, out, next);
   }
-}
-
-/* Four partial sums per channel: shorter chains, smaller rounding. */
-KR_INLINE kr_v column_sum(const float *x, int64_t C, int64_t n) {
-  kr_v s[4] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
-  int64_t p = 0;
-  for (; p + 4 <= n; p += 4)
-    for (int i = 0; i < 4; i++) s[i] = kr_v_add(s[i], kr_v_load(x + (p + i) * C));
-  for (; p < n; p++) s[0] = kr_v_add(s[0], kr_v_load(x + p * C));
-  return kr_v_add(kr_v_add(s[0], s[1]), kr_v_add(s[2], s[3]));
-}
-
-/* Of n rows of C: the mean, and the sum of squares around it. */
-static void measure_rows(const float *x, int64_t n, int64_t C, float *mean, float *m2) {
-  const kr_v inverse_n = kr_v_set1(1.0f / (float)n);
-  for (int64_t c = 0; c < C; c += KR_VL) {
-    const kr_v m = kr_v_mul(column_sum(x + c, C, n), inverse_n);
-    kr_v s[4] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
-    int64_t p = 0;
-    for (; p + 4 <= n; p += 4)
-      for (int i = 0; i < 4; i++) {
-        const kr_v d = kr_v_sub(kr_v_load(x + (p + i) * C + c), m);
-        s[i] = kr_v_fma(d, d, s[i]);
-      }
-    for (; p < n; p++) {
-      const kr_v d = kr_v_sub(kr_v_load(x + p * C + c), m);
-      s[0] = kr_v_fma(d, d, s[0]);
-    }
-    kr_v_store(mean + c, m);
-    kr_v_store(m2 + c, kr_v_add(kr_v_add(s[0], s[1]), kr_v_add(s[2], s[3])));
-  }
-}
-
-KR_INLINE kr_v prelu(kr_v v, kr_v slope) { return kr_v_select(kr_v_lt(v, kr_v_zero()), kr_v_mul(v, slope), v); }
-
-/* A norm with its PReLU: scale, shift, slope. */
-typedef struct affine {
-  float *scale, *shift, *slope;
-} affine;
-
-static void normalise_rows(float *x, int64_t step, int64_t n, int64_t C, const affine *by) {
-  for (int64_t p = 0; p < n; p++, x += step)
-    for (int64_t c = 0; c < C; c += KR_VL)
-      kr_v_store(x + c, prelu(kr_v_fma(kr_v_load(x + c), kr_v_load(by->scale + c), kr_v_load(by->shift + c)),
-                              kr_v_load(by->slope + c)));
 }
 
 /* K numbers of each position to C channels by weights (K,C), which have the norm's scale in them. */
-KR_INLINE void lift_rows(const int64_t K, const float *x, int64_t step, int64_t next, int64_t n, int64_t C,
-                         const float *weights, const affine *by, float *out) {
+KR_INLINE void lift_rows(const int K, const float *x, int64_t step, int64_t next, int64_t n, int64_t C,
+                         const float *weights, const kr_affine *by, float *out) {
   for (int64_t c = 0; c < C; c += KR_VL) {
     const kr_v shift = kr_v_load(by->shift + c), slope = kr_v_load(by->slope + c);
+    kr_v w[KR_DENSE_LIFTED];
+    for (int k = 0; k < K; k++) w[k] = kr_v_load(weights + k * C + c);
     for (int64_t p = 0; p < n; p++) {
       kr_v v = shift;
-      for (int64_t k = K; k-- > 0;) v = kr_v_fma(kr_v_set1(x[p * step + k * next]), kr_v_load(weights + k * C + c), v);
-      kr_v_store(out + p * C + c, prelu(v, slope));
+      for (int k = K - 1; k >= 0; k--) v = kr_v_fma(kr_v_set1(x[p * step + k * next]), w[k], v);
+      kr_v_store(out + p * C + c, kr_prelu(v, slope));
     }
   }
 }
@@ -137,12 +95,12 @@ enum { LIFTED, FIRST }; /* with a lift, x0 and x1 are computed again rather than
 
 typedef struct block {
   const krait_dense_block_args *a;
-  int64_t b, i, dilation; /* the item; the layer */
+  int64_t b, i, dilation, segment; /* the item; the layer, and frames that a thread takes of it */
   int keep, in_place;
   kr_panels mix[KR_DENSE_LAYERS];
   float *taps, *bias;                     /* by source and layer: (9,C), (C) */
   float *mean, *m2, *lift_weights, *zeros; /* (W,C), (W,C), (K,C), (C) */
-  affine norm, first, lift;
+  kr_affine norm, first, lift;
   float *kept[KR_DENSE_LAYERS]; /* (W,H,C) */
   float *tail;                  /* of the last source: as many frames as the last layer looks back */
   map sources[KR_DENSE_LAYERS], out; /* newest first; those that are computed are not among them */
@@ -182,7 +140,7 @@ static void lay_out(const krait_dense_block_args *a, int n_threads, room *r, blo
   k->taps = take(r, 9 * a->N), k->bias = take(r, a->N);
   k->mean = take(r, a->W * C), k->m2 = take(r, a->W * C);
   k->lift_weights = take(r, is_lifted(a) ? a->K * C : 0), k->zeros = take(r, C);
-  affine *const all[] = {&k->norm, &k->first, &k->lift};
+  kr_affine *const all[] = {&k->norm, &k->first, &k->lift};
   for (int i = 0; i < 3; i++) all[i]->scale = take(r, C), all[i]->shift = take(r, C), all[i]->slope = take(r, C);
   for (int64_t i = is_lifted(a); i < a->L - 2; i++) k->kept[i] = take(r, map_floats);
   k->tail = take(r, tail_frames(a) * a->H * C);
@@ -231,30 +189,15 @@ static void read_parameters(const krait_dense_block_args *a, block *k) {
 
 /* ---- norms ---- */
 
-/* mean and variance in double to a factor and a summand of channel c. */
-static void set_affine(const affine *to, int64_t c, double weight, double bias, double mean, double variance,
-                       float eps) {
-  const double scale = weight / sqrt(variance + (double)eps);
-  to->scale[c] = (float)scale;
-  to->shift[c] = (float)(bias - mean * scale);
-}
-
-static void finish_norm(const block *k, const affine *to) {
+static void finish_norm(const block *k, const kr_affine *to) {
   const krait_dense_block_args *a = k->a;
-  const int64_t C = a->C;
-  const double W = (double)a->W, H = (double)a->H;
-  for (int64_t c = 0; c < C; c++) {
-    double mean = 0, m2 = 0;
-    for (int64_t t = 0; t < a->W; t++) mean += (double)k->mean[t * C + c];
-    mean /= W;
-    for (int64_t t = 0; t < a->W; t++) {
-      const double d = (double)k->mean[t * C + c] - mean;
-      m2 += (double)k->m2[t * C + c] + d * d * H;
-    }
-    set_affine(to, c, (double)((const float *)a->norm_weight.data)[kr_at2(&a->norm_weight, k->i, c)],
-               (double)((const float *)a->norm_bias.data)[kr_at2(&a->norm_bias, k->i, c)], mean, m2 / (W * H), a->eps);
+  for (int64_t c = 0; c < a->C; c++) {
+    double mean, variance;
+    kr_moments_merge(k->mean, k->m2, a->H, a->H * a->W, a->C, c, &mean, &variance);
+    kr_affine_set(to, c, (double)((const float *)a->norm_weight.data)[kr_at2(&a->norm_weight, k->i, c)],
+                  (double)((const float *)a->norm_bias.data)[kr_at2(&a->norm_bias, k->i, c)], mean, variance, a->eps);
   }
-  read_vector(to->slope, &a->slope, k->i, C);
+  read_vector(to->slope, &a->slope, k->i, a->C);
 }
 
 static const float *input_at(const block *k, int64_t t, int64_t h) {
@@ -286,9 +229,9 @@ static void finish_lift(const block *k) {
       level += weights[j] * mean[j];
       for (int64_t l = 0; l <= j; l++) variance += (l < j ? 2 : 1) * weights[j] * weights[l] * products[j][l] / n;
     }
-    set_affine(&k->lift, c, (double)((const float *)a->lift_weight.data)[kr_at1(&a->lift_weight, c)],
-               (double)((const float *)a->lift_bias.data)[kr_at1(&a->lift_bias, c)], level,
-               variance > 0 ? variance : 0, a->eps);
+    kr_affine_set(&k->lift, c, (double)((const float *)a->lift_weight.data)[kr_at1(&a->lift_weight, c)],
+                  (double)((const float *)a->lift_bias.data)[kr_at1(&a->lift_bias, c)], level,
+                  variance > 0 ? variance : 0, a->eps);
     for (int64_t j = 0; j < K; j++) k->lift_weights[j * C + c] = (float)weights[j] * k->lift.scale[c];
     k->lift.slope[c] = ((const float *)a->lift_slope.data)[kr_at1(&a->lift_slope, c)];
   }
@@ -299,7 +242,7 @@ static void normalise_range(void *user, int64_t begin, int64_t end, int thread) 
   (void)thread;
   for (int64_t t = begin; t < end; t++) {
     const frame own = frame_of(k->a, &k->out, t);
-    normalise_rows(own.at, own.step, k->a->H, k->a->C, &k->norm);
+    kr_affine_rows(own.at, own.step, k->a->H, k->a->C, &k->norm, own.at, own.step);
   }
 }
 
@@ -311,7 +254,7 @@ static void lift_positions(const block *k, int64_t t, int64_t h, int64_t n, floa
   const krait_dense_block_args *a = k->a;
   const float *x = input_at(k, t, h);
   if (a->K == 2) lift_rows(2, x, a->x.stride[1], a->x.stride[3], n, a->C, k->lift_weights, &k->lift, to);
-  else lift_rows(a->K, x, a->x.stride[1], a->x.stride[3], n, a->C, k->lift_weights, &k->lift, to);
+  else lift_rows((int)a->K, x, a->x.stride[1], a->x.stride[3], n, a->C, k->lift_weights, &k->lift, to);
 }
 
 static int is_there(const block *k, int64_t t) { return t >= 0 && t < k->a->W; }
@@ -325,21 +268,22 @@ static void multiply(const kr_panels *w, const float *A, int64_t lda, int64_t n,
   KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){w, A, lda, n, out, ldo, w->N});
 }
 
-/* Frame t of x1: the first layer once more, and its norm. */
-static void compute_first(const block *k, int64_t t, float *row, worker *w) {
+/* Frame t of x1: the first layer once more, and its norm. x0: the same frame of that. */
+static void compute_first(const block *k, int64_t t, const float *x0, float *row, worker *w) {
   const int64_t C = k->a->C, H = k->a->H;
   for (int64_t h = 0; h < H; h += TILE) {
     const int64_t n = H - h < TILE ? H - h : TILE, from = h > 0 ? h - 1 : 0, to = h + n < H ? h + n + 1 : H;
     rows3 r;
     for (int j = 0; j < 3; j++) {
       const int64_t at = t - before(k->a) + j;
-      r.at[j] = is_there(k, at) ? w->lifted[j] + (h - from) * C : k->zeros, r.step[j] = is_there(k, at) ? C : 0;
-      if (is_there(k, at)) lift_positions(k, at, from, to - from, w->lifted[j]);
+      r.at[j] = !is_there(k, at) ? k->zeros : at == t ? x0 + h * C : w->lifted[j] + (h - from) * C;
+      r.step[j] = is_there(k, at) ? C : 0;
+      if (is_there(k, at) && at != t) lift_positions(k, at, from, to - from, w->lifted[j]);
     }
     filter_rows(&r, n, h == 0, h + n == H, C, k->taps, k->bias, w->mixed_first, C);
     multiply(&k->mix[0], w->mixed_first, C, n, row + h * C, C);
   }
-  normalise_rows(row, C, H, C, &k->first);
+  kr_affine_rows(row, C, H, C, &k->first, row, C);
 }
 
 /* Frame t of a computed source, kept for as long as this residue needs it. */
@@ -348,7 +292,7 @@ static float *computed_row(const block *k, int kind, int64_t t, worker *w) {
   float *row = w->ring[kind][slot];
   if (w->ring_frame[kind][slot] == t) return row;
   w->ring_frame[kind][slot] = t;
-  if (kind == FIRST) compute_first(k, t, row, w);
+  if (kind == FIRST) compute_first(k, t, computed_row(k, LIFTED, t, w), row, w);
   else lift_positions(k, t, 0, k->a->H, row);
   return row;
 }
@@ -376,7 +320,7 @@ static void layer_frame(const block *k, int64_t t, worker *w) {
     for (int64_t source = 0; source <= k->i; source++) filter_source(k, source, t, h, n, w);
     multiply(&k->mix[k->i], w->mixed, I, n, w->row + h * C, C);
   }
-  measure_rows(w->row, H, C, k->mean + t * C, k->m2 + t * C);
+  kr_moments(w->row, C, H, C, k->mean + t * C, k->m2 + t * C);
   if (!k->keep) return;
   const frame to = frame_of(k->a, &k->out, t);
   if (to.step == C) memcpy(to.at, w->row, (size_t)(H * C) * sizeof *w->row);
@@ -384,15 +328,19 @@ static void layer_frame(const block *k, int64_t t, worker *w) {
     for (int64_t h = 0; h < H; h++) memcpy(to.at + h * to.step, w->row + h * C, (size_t)C * sizeof *w->row);
 }
 
-static int64_t segment_frames(const block *k) { return k->in_place ? k->a->W : SEGMENT; }
+/* Frames of a residue that one thread takes: few enough for all threads, many because computed sources begin anew. */
+static int64_t segment_of(const krait_dense_block_args *a, int64_t dilation, int n_threads) {
+  const int64_t share = a->W / (4 * dilation * n_threads);
+  return share < 16 ? 16 : share;
+}
 
 static void layer_range(void *user, int64_t begin, int64_t end, int thread) {
   const block *k = user;
   worker *w = &k->workers[thread];
   for (int64_t item = begin; item < end; item++) {
-    const int64_t residue = item % k->dilation, start = item / k->dilation * segment_frames(k);
+    const int64_t residue = item % k->dilation, start = item / k->dilation * k->segment;
     memset(w->ring_frame, -1, sizeof w->ring_frame);
-    for (int64_t j = 0; j < segment_frames(k); j++) {
+    for (int64_t j = 0; j < k->segment; j++) {
       const int64_t t = residue + (start + j) * k->dilation;
       if (t >= k->a->W) break;
       layer_frame(k, t, w);
@@ -425,8 +373,9 @@ static void run_item(const krait_ctx *ctx, block *k) {
     k->keep = is_last || k->i > 0 || !is_lifted(a);
     k->in_place = is_last && last_in_place(a);
     k->out = output_of(k);
-    const int64_t per_residue = (a->W + k->dilation - 1) / k->dilation, segment = segment_frames(k);
-    kr_parallel(ctx, k->dilation * ((per_residue + segment - 1) / segment), 1, layer_range, k);
+    k->segment = k->in_place ? a->W : segment_of(a, k->dilation, krait_ctx_n_threads(ctx));
+    const int64_t per_residue = (a->W + k->dilation - 1) / k->dilation;
+    kr_parallel(ctx, k->dilation * ((per_residue + k->segment - 1) / k->segment), 1, layer_range, k);
     finish_norm(k, k->keep ? &k->norm : &k->first);
     if (!k->keep) continue;
     kr_parallel(ctx, a->W, 8, normalise_range, k);
