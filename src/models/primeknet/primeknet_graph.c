@@ -520,64 +520,48 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
                           KR_DIMS(m->B, F2, m->T, C), 0);
 }
 
-/* The way back to F bins: rows (B F2 T, 3 n), a tap after the other, added where they belong; into out (B,F,T,n) or a
- * new tensor. */
-static kr_tensor fold_up(const maker *m, kr_tensor rows, int64_t n, kr_tensor out) {
+/* The way back to F bins: (B,F2,T,3n), a tap after the other, added where they belong; into out (B,F,T,n) or a new
+ * tensor. */
+static kr_tensor fold_up(const maker *m, kr_tensor x, int64_t n, kr_tensor out) {
   if (!out) out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
   return kr_graph_call(m->g, "up_fold", &kr_op_fold,
-                       &(krait_fold_args){.KH = 3,
-                                          .KW = 1,
-                                          .SH = 2,
-                                          .SW = 1,
-                                          .x = view(m, reshape(m, rows, KR_DIMS(m->B, m->c->F2, m->T, 3 * n))),
-                                          .out = view(m, out)});
+                       &(krait_fold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, x), .out = view(m, out)});
 }
 
-/* A slice's graph has its frame as (1,F,1,n). */
-static kr_tensor as_map(const maker *m, kr_tensor slice) {
-  const kr_dims d = kr_graph_dims(m->g, slice);
-  return reshape(m, slice, KR_DIMS(1, d.size[0], d.size[1], d.size[2]));
+/* The rows (positions,C) of a map in the order in which it lies; and a map of such rows, as `like` lies. */
+static kr_tensor rows_of(const maker *m, kr_tensor map) {
+  const kr_dims d = kr_graph_dims(m->g, map), rows = KR_DIMS(d.size[0] * d.size[1] * d.size[2], d.size[3]);
+  return reshape(m, kr_graph_can_reshape(m->g, map, rows) ? map : framewise(m, map), rows);
+}
+static kr_tensor map_of(const maker *m, kr_tensor rows, kr_tensor like) {
+  const kr_dims d = kr_graph_dims(m->g, like), all = KR_DIMS(d.size[0] * d.size[1] * d.size[2], d.size[3]);
+  const int64_t n = kr_graph_dims(m->g, rows).size[1];
+  if (kr_graph_can_reshape(m->g, like, all)) return reshape(m, rows, KR_DIMS(d.size[0], d.size[1], d.size[2], n));
+  return framewise(m, reshape(m, rows, KR_DIMS(d.size[0], d.size[2], d.size[1], n)));
 }
 
 static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
   kr_tensor input = x;
+  if (in_one_call(m)) return dense_call(m, place, x, NULL);
   const kr_tensor all = m->io->fused ? x : dense_room(m, m->c->F2, &input);
   if (all != x) copy(m, "decoder_input", x, input);
-  return reshape(m, dense_block(m, place, all), KR_DIMS(m->B * m->c->F2 * m->T, m->c->C));
-}
-
-/* The transposed convolution to one channel, rows to (B,F,T,1): the product behind it goes into its weights, (input,
- * tap). */
-static kr_tensor mask_up(const maker *m, const pk_mask_p *p, kr_tensor rows, kr_tensor out) {
-  const int64_t C = m->c->C;
-  const kr_tensor taps = product(m, "merge", reshape(m, taps_in_middle(m, p->up_w), KR_DIMS(3 * C, C)),
-                                 matrix(m, p->merge_w), 0, 0, 0);
-  return fold_up(m, product(m, "up", rows, turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0), 1, out);
-}
-
-static pk_mask_p mask_parameters(const maker *m) {
-  const int64_t C = m->c->C, F = m->c->F, number = 0;
-  const char *prefix = "mask_decoder.";
-  pk_mask_p p;
-  KR_PK_MASK_KEYS(READ)
-  return p;
-}
-
-static void mask_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
-  const maker own = of_slice(user, g), *m = &own;
-  const pk_mask_p p = mask_parameters(m);
-  mask_up(m, &p, frame_rows(m, x), as_map(m, out));
+  return dense_block(m, place, all);
 }
 
 static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
   const int64_t F = m->c->F, n = m->B * F * m->T;
   const int by_frame[] = {0, 2, 1};
-  const kr_tensor whole = in_one_call(m) ? 0 : decoder_block(m, "mask_decoder", x);
-  const pk_mask_p p = mask_parameters(m);
-  const kr_tensor up = whole ? cast(m, "up", mask_up(m, &p, whole, 0), m->dtype)
-                             : each_frame(m, "mask_up", mask_slice, dense_call(m, "mask_decoder", x, NULL),
-                                          new_tensor(m, KR_DIMS(m->B, F, m->T, 1)));
-  const kr_tensor before = reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, m->c->C)),
+  const kr_tensor dense = decoder_block(m, "mask_decoder", x);
+  const int64_t C = m->c->C, number = 0;
+  const char *prefix = "mask_decoder.";
+  pk_mask_p p;
+  KR_PK_MASK_KEYS(READ)
+  /* the product behind the transposed convolution goes into its weights: (input, tap) */
+  const kr_tensor taps = product(m, "merge", reshape(m, taps_in_middle(m, p.up_w), KR_DIMS(3 * C, C)),
+                                 matrix(m, p.merge_w), 0, 0, 0),
+                  rows = product(m, "up", rows_of(m, dense), turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0),
+                  up = cast(m, "up", fold_up(m, map_of(m, rows, dense), 1, 0), m->dtype);
+  const kr_tensor before = reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)),
                                               matrix(m, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
   const kr_tensor u = norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
   const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(n, 1)), matrix(m, p.last_w), p.last_b, 0, 0);
@@ -599,56 +583,42 @@ static pk_phase_p phase_parameters(const maker *m) {
   return p;
 }
 
-static kr_tensor phase_up(const maker *m, const pk_phase_p *p, kr_tensor rows, kr_tensor out) {
+/* The transposed convolution of a map (B,F2,T,C); into out (B,F,T,C) or a new tensor. */
+static kr_tensor phase_up(const maker *m, const pk_phase_p *p, kr_tensor map, kr_tensor out) {
   const int64_t C = m->c->C;
-  const kr_tensor weight = turned(m, reshape(m, taps_in_middle(m, p->up_w), KR_DIMS(C, 3 * C)));
-  return fold_up(m, product(m, "up", rows, weight, 0, 0, 0), C, out);
+  const kr_tensor taps = turned(m, reshape(m, taps_in_middle(m, p->up_w), KR_DIMS(C, 3 * C)));
+  return fold_up(m, map_of(m, product(m, "up", rows_of(m, map), taps, 0, 0, 0), map), C, out);
 }
 
-/* The real and the imaginary part of each of the rows (n,C). */
-static kr_tensor phase_parts(const maker *m, const pk_phase_p *p, kr_tensor rows, kr_tensor out) {
-  const kr_tensor weight = new_tensor(m, KR_DIMS(2, m->c->C)), bias = new_tensor(m, KR_DIMS(2)),
-                  weights[] = {matrix(m, p->real_w), matrix(m, p->imag_w)}, biases[] = {p->real_b, p->imag_b};
-  for (int i = 0; i < 2; i++) {
-    copy(m, "phase_weight", weights[i], kr_graph_slice(m->g, weight, 0, i, 1));
-    copy(m, "phase_bias", biases[i], kr_graph_slice(m->g, bias, 0, i, 1));
-  }
-  return product(m, "phase_parts", rows, weight, bias, 0, out);
-}
-
-static void phase_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
+static void up_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
   const maker own = of_slice(user, g), *m = &own;
   const pk_phase_p p = phase_parameters(m);
-  phase_up(m, &p, frame_rows(m, x), as_map(m, out));
-}
-static void parts_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
-  const maker own = of_slice(user, g), *m = &own;
-  const pk_phase_p p = phase_parameters(m);
-  phase_parts(m, &p, frame_rows(m, x), frame_rows(m, out));
+  phase_up(m, &p, reshape(m, x, KR_DIMS(1, m->c->F2, 1, m->c->C)), reshape(m, out, KR_DIMS(1, m->c->F, 1, m->c->C)));
 }
 
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const int64_t C = m->c->C, F = m->c->F, n = m->B * F * m->T;
-  const kr_tensor whole = in_one_call(m) ? 0 : decoder_block(m, "phase_decoder", x);
+  const kr_tensor dense = decoder_block(m, "phase_decoder", x);
   const pk_phase_p p = phase_parameters(m);
   const norm own_norm = {"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope};
-  kr_tensor u;
-  if (m->io->fused)
-    u = conv_norm(m, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, reshape(m, whole, KR_DIMS(m->B, m->c->F2, m->T, C)),
-                  kr_graph_permute(m->g, reshape(m, p.up_w, KR_DIMS(C, C, 3)), (int[]){1, 2, 0}), &own_norm);
-  else
-    u = norm_of(m, &own_norm, whole ? phase_up(m, &p, whole, 0)
-                                    : each_frame(m, "phase_up", phase_slice, dense_call(m, "phase_decoder", x, NULL),
-                                                 new_frames(m, F, C)));
-  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2);
-  kr_tensor parts = aligned;
-  if (whole) parts = cast(m, "phase_parts", phase_parts(m, &p, reshape(m, u, KR_DIMS(n, C)), aligned), m->dtype);
-  else each_frame(m, "phase_parts", parts_slice, u, reshape(m, aligned, KR_DIMS(m->B, F, m->T, 2)));
+  const kr_tensor u =
+      m->io->fused ? conv_norm(m, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
+                               kr_graph_permute(m->g, reshape(m, p.up_w, KR_DIMS(C, C, 3)), (int[]){1, 2, 0}), &own_norm)
+                   : norm_of(m, &own_norm, in_one_call(m) ? each_frame(m, "up", up_slice, dense, new_frames(m, F, C))
+                                                          : phase_up(m, &p, dense, 0));
+  const kr_tensor weight = new_tensor(m, KR_DIMS(2, C)), bias = new_tensor(m, KR_DIMS(2)),
+                  weights[] = {matrix(m, p.real_w), matrix(m, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
+  for (int i = 0; i < 2; i++) {
+    copy(m, "phase_weight", weights[i], kr_graph_slice(m->g, weight, 0, i, 1));
+    copy(m, "phase_bias", biases[i], kr_graph_slice(m->g, bias, 0, i, 1));
+  }
+  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
+                  parts = cast(m, "phase_parts", product(m, "phase_parts", rows_of(m, u), weight, bias, 0, aligned),
+                               m->dtype);
+#define PART(k) view(m, reshape(m, map_of(m, columns(m, parts, k, 1), u), KR_DIMS(m->B, F, m->T)))
   kr_graph_call(m->g, "phase", &kr_op_to_polar,
-                &(krait_to_polar_args){.power = 1,
-                                       .re = view(m, reshape(m, columns(m, parts, 0, 1), KR_DIMS(m->B, F, m->T))),
-                                       .im = view(m, reshape(m, columns(m, parts, 1, 1), KR_DIMS(m->B, F, m->T))),
-                                       .pha = view(m, pha)});
+                &(krait_to_polar_args){.power = 1, .re = PART(0), .im = PART(1), .pha = view(m, pha)});
+#undef PART
 }
 
 /* ---- the two stages; x: rows (B F2 T, C) ---- */
