@@ -202,10 +202,8 @@ static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_t
   const kr_dims d = kr_graph_dims(m->g, x);
   const int64_t over = m->c->streams ? d.size[0] : 1;
   const kr_dims flat = KR_DIMS(d.size[0] / over, over * d.size[1] * d.size[2], d.size[3]);
-  const int by_frame = !kr_graph_can_reshape(m->g, x, flat);
-  if (!out) out = by_frame ? new_frames(m, d.size[1], d.size[3]) : new_like(m, x);
+  if (!out) out = new_like(m, x);
   if (m->c->streams) measure(m, n, x);
-  if (by_frame) x = framewise(m, x), out = framewise(m, out);
   kr_graph_call(m->g, m->c->streams ? "batch_norm" : "instance_norm", &kr_op_instance_norm,
                 &(krait_instance_norm_args){.eps = (float)KR_PK_NORM_EPS,
                                             .x = view(m, reshape(m, x, flat)),
@@ -213,7 +211,7 @@ static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_t
                                             .bias = view(m, n->bias),
                                             .slope = view(m, n->slope),
                                             .out = view(m, reshape(m, out, flat))});
-  return by_frame ? framewise(m, out) : out;
+  return out;
 }
 
 /* max(x, 0) + slope min(x, 0) by channels. */
@@ -325,12 +323,9 @@ static kr_tensor filter_with_past(const maker *m, kr_tensor x, kr_tensor taps, k
   return sum;
 }
 
-static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, const pk_encoder_p *lift);
-
 /* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first.
  * Returns the last output. */
 static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
-  if (m->io->fused) return m->c->depth ? dense_call(m, place, all, NULL) : all;
   const int64_t C = m->c->C, depth = m->c->depth;
   const kr_dims d = kr_graph_dims(m->g, all);
   kr_tensor last = all;
@@ -385,10 +380,11 @@ static kr_tensor by_taps(const maker *m, kr_tensor taps) {
   return to;
 }
 
-/* ---- a dense block as one call; lift: its input is the encoder's ---- */
+/* ---- inference: dense blocks, and convolutions with their norms, as calls ---- */
 
-static int in_one_call(const maker *m) { return m->io->in_slices && m->c->depth > 0; }
+static int in_calls(const maker *m) { return m->io->in_slices || m->io->fused; }
 
+/* A dense block; lift: its input is the encoder's. */
 static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, const pk_encoder_p *lift) {
   const int64_t C = m->c->C, L = m->c->depth, N = C * L * (L + 1) / 2, number = 0;
   const int by_tap = m->io->fused != KR_PK_APART;
@@ -432,39 +428,6 @@ static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, cons
                                                  .out = view(m, out)});
 }
 
-/* ---- slices: one frame of (F,T,C) ---- */
-
-/* Of a map (1,F,T,C): as each slice's graph has it. */
-static kr_tensor by_slices(const maker *m, kr_tensor map) {
-  const kr_dims d = kr_graph_dims(m->g, map);
-  return reshape(m, map, KR_DIMS(d.size[1], d.size[2], d.size[3]));
-}
-static kr_tensor each_frame(const maker *m, const char *name, kr_slice_fn *fn, kr_tensor from, kr_tensor to) {
-  kr_graph_each(m->g, name, 1, 1, fn, (void *)m, by_slices(m, from), by_slices(m, to));
-  return to;
-}
-static maker of_slice(const maker *m, kr_graph *g) {
-  maker own = *m;
-  own.g = g, own.T = 1, own.is_piece = 1;
-  return own;
-}
-static kr_tensor frame_rows(const maker *m, kr_tensor slice) {
-  const kr_dims d = kr_graph_dims(m->g, slice);
-  return reshape(m, slice, KR_DIMS(d.size[0], d.size[2]));
-}
-
-/* Every other frequency with its two neighbours above, read where they lie. */
-static void down_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
-  const maker own = of_slice(user, g), *m = &own;
-  const int64_t C = m->c->C, number = 0;
-  const char *prefix = "dense_encoder.";
-  pk_encoder_p p;
-  KR_PK_ENCODER_KEYS(READ)
-  const kr_tensor windows = kr_graph_windows(g, frame_rows(m, x), 0, 3, 2);
-  product(m, "down", reshape(m, windows, KR_DIMS(m->c->F2, 3 * C)),
-          reshape(m, taps_in_middle(m, p.down_w), KR_DIMS(C, 3 * C)), 0, 0, frame_rows(m, out));
-}
-
 /* A convolution along frequency, or its transpose, with its norm: weight (outputs, taps, inputs) in any strides. */
 static kr_tensor conv_norm(const maker *m, const char *name, uint32_t flags, int64_t step, kr_tensor x,
                            kr_tensor weight, const norm *n) {
@@ -473,7 +436,8 @@ static kr_tensor conv_norm(const maker *m, const char *name, uint32_t flags, int
                                                        : (d.size[1] - w.size[1]) / step + 1;
   const kr_tensor by_tap = kr_graph_permute(m->g, new_tensor(m, KR_DIMS(w.size[1], w.size[2], w.size[0])),
                                             (int[]){2, 0, 1}),
-                  out = new_tensor(m, KR_DIMS(m->B, F, m->T, w.size[0]));
+                  out = m->io->in_slices ? new_frames(m, F, w.size[0])
+                                         : new_tensor(m, KR_DIMS(m->B, F, m->T, w.size[0]));
   copy(m, "taps", weight, by_tap);
   return kr_graph_call(m->g, name, &kr_op_conv_norm,
                        &(krait_conv_norm_args){.call.flags = flags,
@@ -495,14 +459,13 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
   KR_PK_ENCODER_KEYS(READ)
   const norm lift_norm = {"dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope},
              down_norm = {"dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope};
-  if (in_one_call(m))
-    return norm_and_slope(m, &down_norm, each_frame(m, "down", down_slice, dense_call(m, "dense_encoder", features, &p),
-                                                    new_frames(m, F2, C)), 0);
-  if (m->io->fused) {
-    const kr_tensor lifted =
-        conv_norm(m, "lift", 0, 1, features, reshape(m, p.lift_w, KR_DIMS(C, 1, 2)), &lift_norm);
-    return conv_norm(m, "down", 0, 2, dense_block(m, "dense_encoder", lifted),
-                     kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), &down_norm);
+  if (in_calls(m)) {
+    const kr_tensor down_w = kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1});
+    kr_tensor x = features;
+    if (m->io->fused || !m->c->depth)
+      x = conv_norm(m, "lift", 0, 1, x, reshape(m, p.lift_w, KR_DIMS(C, 1, 2)), &lift_norm);
+    if (m->c->depth) x = dense_call(m, "dense_encoder", x, m->io->fused ? NULL : &p);
+    return conv_norm(m, "down", 0, 2, x, down_w, &down_norm);
   }
   const kr_tensor all = dense_room(m, F, &input);
   const int is_cast = m->rows_dtype != m->dtype; /* of two features only: the norm is of what is not rounded */
@@ -520,10 +483,9 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
                           KR_DIMS(m->B, F2, m->T, C), 0);
 }
 
-/* The way back to F bins: (B,F2,T,3n), a tap after the other, added where they belong; into out (B,F,T,n) or a new
- * tensor. */
-static kr_tensor fold_up(const maker *m, kr_tensor x, int64_t n, kr_tensor out) {
-  if (!out) out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
+/* The way back to F bins: (B,F2,T,3n), a tap after the other, added where they belong. */
+static kr_tensor fold_up(const maker *m, kr_tensor x, int64_t n) {
+  const kr_tensor out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
   return kr_graph_call(m->g, "up_fold", &kr_op_fold,
                        &(krait_fold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, x), .out = view(m, out)});
 }
@@ -541,10 +503,10 @@ static kr_tensor map_of(const maker *m, kr_tensor rows, kr_tensor like) {
 }
 
 static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
-  kr_tensor input = x;
-  if (in_one_call(m)) return dense_call(m, place, x, NULL);
-  const kr_tensor all = m->io->fused ? x : dense_room(m, m->c->F2, &input);
-  if (all != x) copy(m, "decoder_input", x, input);
+  kr_tensor input;
+  if (in_calls(m)) return m->c->depth ? dense_call(m, place, x, NULL) : x;
+  const kr_tensor all = dense_room(m, m->c->F2, &input);
+  copy(m, "decoder_input", x, input);
   return dense_block(m, place, all);
 }
 
@@ -560,7 +522,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const kr_tensor taps = product(m, "merge", reshape(m, taps_in_middle(m, p.up_w), KR_DIMS(3 * C, C)),
                                  matrix(m, p.merge_w), 0, 0, 0),
                   rows = product(m, "up", rows_of(m, dense), turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0),
-                  up = cast(m, "up", fold_up(m, map_of(m, rows, dense), 1, 0), m->dtype);
+                  up = cast(m, "up", fold_up(m, map_of(m, rows, dense), 1), m->dtype);
   const kr_tensor before = reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)),
                                               matrix(m, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
   const kr_tensor u = norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
@@ -575,37 +537,21 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
       v, kr_graph_permute(m->g, mag_in, by_frame), kr_graph_permute(m->g, mag, by_frame));
 }
 
-static pk_phase_p phase_parameters(const maker *m) {
-  const int64_t C = m->c->C, number = 0;
+static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
+  const int64_t C = m->c->C, F = m->c->F, n = m->B * F * m->T, number = 0;
   const char *prefix = "phase_decoder.";
   pk_phase_p p;
-  KR_PK_PHASE_KEYS(READ)
-  return p;
-}
-
-/* The transposed convolution of a map (B,F2,T,C); into out (B,F,T,C) or a new tensor. */
-static kr_tensor phase_up(const maker *m, const pk_phase_p *p, kr_tensor map, kr_tensor out) {
-  const int64_t C = m->c->C;
-  const kr_tensor taps = turned(m, reshape(m, taps_in_middle(m, p->up_w), KR_DIMS(C, 3 * C)));
-  return fold_up(m, map_of(m, product(m, "up", rows_of(m, map), taps, 0, 0, 0), map), C, out);
-}
-
-static void up_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
-  const maker own = of_slice(user, g), *m = &own;
-  const pk_phase_p p = phase_parameters(m);
-  phase_up(m, &p, reshape(m, x, KR_DIMS(1, m->c->F2, 1, m->c->C)), reshape(m, out, KR_DIMS(1, m->c->F, 1, m->c->C)));
-}
-
-static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
-  const int64_t C = m->c->C, F = m->c->F, n = m->B * F * m->T;
+  kr_tensor u;
   const kr_tensor dense = decoder_block(m, "phase_decoder", x);
-  const pk_phase_p p = phase_parameters(m);
-  const norm own_norm = {"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope};
-  const kr_tensor u =
-      m->io->fused ? conv_norm(m, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
-                               kr_graph_permute(m->g, reshape(m, p.up_w, KR_DIMS(C, C, 3)), (int[]){1, 2, 0}), &own_norm)
-                   : norm_of(m, &own_norm, in_one_call(m) ? each_frame(m, "up", up_slice, dense, new_frames(m, F, C))
-                                                          : phase_up(m, &p, dense, 0));
+  KR_PK_PHASE_KEYS(READ)
+  const norm own = {"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope};
+  if (in_calls(m))
+    u = conv_norm(m, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
+                  kr_graph_permute(m->g, reshape(m, p.up_w, KR_DIMS(C, C, 3)), (int[]){1, 2, 0}), &own);
+  else {
+    const kr_tensor taps = turned(m, reshape(m, taps_in_middle(m, p.up_w), KR_DIMS(C, 3 * C)));
+    u = norm_of(m, &own, fold_up(m, map_of(m, product(m, "up", rows_of(m, dense), taps, 0, 0, 0), dense), C));
+  }
   const kr_tensor weight = new_tensor(m, KR_DIMS(2, C)), bias = new_tensor(m, KR_DIMS(2)),
                   weights[] = {matrix(m, p.real_w), matrix(m, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
   for (int i = 0; i < 2; i++) {
@@ -1112,8 +1058,8 @@ static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
   const stage_part *part = user;
   const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
   kr_pk_config piece = *part->m->c;
-  maker own = of_slice(part->m, g);
-  own.c = &piece, own.T = dims.size[1], piece.F2 = dims.size[0];
+  maker own = *part->m;
+  own.g = g, own.is_piece = 1, own.c = &piece, own.T = dims.size[1], piece.F2 = dims.size[0];
   const pk_block_p p = skips(&own, part->block);
   const kr_tensor copied = new_tensor(&own, dims);
   copy(&own, "piece", x, copied); /* out is x */
@@ -1125,12 +1071,12 @@ enum { SEQUENCES = 4 };
 
 /* The blocks in place, x (1,F2,T,C). */
 static void blocks_in_slices(const maker *m, kr_tensor x) {
+  const kr_tensor map = reshape(m, x, KR_DIMS(m->c->F2, m->T, m->c->C));
   for (int64_t b = 0; b < m->c->n_blocks; b++)
     for (int along_time = 1; along_time >= 0; along_time--) {
       stage_part part = {m, b, along_time};
       const int64_t n = along_time && m->c->stage != KR_PK_MAMBA ? SEQUENCES : 1;
-      kr_graph_each(m->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, by_slices(m, x),
-                    by_slices(m, x));
+      kr_graph_each(m->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, map, map);
     }
 }
 
@@ -1151,7 +1097,7 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
 #define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
   /* rows of two in rows of four, which are aligned */
   const kr_tensor features =
-      kr_graph_slice(g, in_one_call(&m) ? new_frames(&m, in.size[1], 4)
+      kr_graph_slice(g, io->in_slices ? new_frames(&m, in.size[1], 4)
                                         : new_tensor(&m, KR_DIMS(in.size[0], in.size[1], in.size[2], 4)), 3, 0, 2);
   kr_graph_call(g, "features", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,

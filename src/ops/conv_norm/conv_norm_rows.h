@@ -1,5 +1,5 @@
-/* conv_norm_rows.h: the rows of conv_norm: kernels (conv_norm_cuda.c), graphs of other operators
- * (src/fuse/conv_norm_graph.c). */
+/* conv_norm_rows.h: the rows of conv_norm: kernels (conv_norm_cuda.c), vectors (conv_norm_simd.c), graphs of other
+ * operators (src/fuse/conv_norm_graph.c). */
 #ifndef KR_CONV_NORM_ROWS_H
 #define KR_CONV_NORM_ROWS_H
 
@@ -11,6 +11,10 @@ int32_t kr_conv_norm_ampere(const krait_ctx *ctx, const void *args),
     kr_conv_norm_composed(const krait_ctx *ctx, const void *args);
 uint64_t kr_conv_norm_scratch(const krait_ctx *ctx, const void *args),
     kr_conv_norm_composed_scratch(const krait_ctx *ctx, const void *args),
-    kr_conv_norm_ref_scratch(const krait_ctx *ctx, const void *args);
+    kr_conv_norm_ref_scratch(const krait_ctx *ctx, const void *args),
+    kr_conv_norm_scratch_avx512(const krait_ctx *ctx, const void *args),
+    kr_conv_norm_scratch_avx2(const krait_ctx *ctx, const void *args),
+    kr_conv_norm_scratch_neon(const krait_ctx *ctx, const void *args),
+    kr_conv_norm_scratch_scalar(const krait_ctx *ctx, const void *args);
 
 #endif
