@@ -6,7 +6,6 @@
 #include <krait/model.h>
 
 #include "config.h"
-#include "layers.h"
 
 enum { KR_PK_MAX_KERNELS = 16, KR_PK_MAX_DEPTH = 16, KR_PK_MOVING_FRAMES = 11 };
 enum { KR_PK_MAMBA, KR_PK_GRU, KR_PK_LSTM };
