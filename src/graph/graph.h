@@ -80,6 +80,9 @@ krait_view kr_graph_ask(void);
 kr_tensor kr_graph_result(
     const kr_graph *g,
     const char *tensor); /* of the call before: one of its tensors by the op's name for it; 0: absent */
+/* Calls up to the next kr_graph_lane belong to this lane. 1 and 2 are two parts of which neither reads or writes what
+ * the other writes: a GPU runs them side by side once a run is recorded; their memory is not shared. 0: all others. */
+void kr_graph_lane(kr_graph *g, int32_t lane);
 /* The op pointwise on tensors of any rank; x and y may be 0. */
 void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out);

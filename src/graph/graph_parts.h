@@ -42,6 +42,7 @@ typedef struct kr_node {
   unsigned char *args; /* views hold names of storages, see kr_graph_view */
   kr_use *uses;
   int32_t n_uses;
+  int32_t lane;         /* kr_graph_lane */
   int32_t dead;         /* the plan: nothing reads what it writes */
   uint32_t ahead;       /* the plan: KR_CALL_* (overlap.h) of this call in a recording */
   const kr_row *row;    /* the plan */
@@ -55,9 +56,11 @@ struct kr_graph {
   kr_list rewrites_off;           /* const char *: names, or "all" */
   kr_list slices;                 /* kr_graph *: of nodes of kr_graph_each */
   krait_ctx *alone;               /* what these are planned for: one thread */
+  int32_t lane;                   /* of what is recorded now */
   int32_t status;
   const char *failure;
   int32_t planned;
+  size_t lanes_from, lanes_to;    /* the plan: nodes of lanes 1 and 2, which run side by side; none: both 0 */
   const krait_ctx *ctx; /* planned for; reference rows do without */
   uint32_t flags;
   uint64_t arena_bytes, state_bytes;

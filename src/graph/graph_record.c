@@ -62,6 +62,8 @@ void kr_graph_close(kr_graph **graph) {
   kr_arena_close(&arena);
 }
 
+void kr_graph_lane(kr_graph *g, int32_t lane) { g->lane = lane; }
+
 /* ---- sizes ---- */
 
 kr_dims kr_dims_of(int n, const int64_t *size) {
@@ -432,6 +434,7 @@ static int32_t read_call(kr_graph *g, kr_node *node, kr_tensor *first) {
 kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const void *args) {
   if (!is_open(g)) return 0;
   kr_node node = {
+      .lane = g->lane,
       .name = kr_arena_copy(g->arena, name, strlen(name)), .op = op, .args = kr_arena_alloc(g->arena, op->args_bytes)};
   kr_tensor first = 0;
   if (kr_arena_failed(g->arena)) return 0;

@@ -188,6 +188,7 @@ static void agrees_with_the_reference(void **state) {
                                                         "base_64_channels"},
                            *const maps[KR_N_ORDERS + 1] = {"ampere_half_factors", "ampere_aligned_rows",
                                                            "base_aligned_rows", "ampere_aligned_rows"},
+                           *const thin[KR_N_ORDERS] = {"ampere_few_outputs", "base_few_outputs", "ampere_few_outputs"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
@@ -212,6 +213,7 @@ static void agrees_with_the_reference(void **state) {
   assert_true(check_rows(op, rows) > 0);
   if (rows == products) assert_true(check_rows(op, tf32) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
+  if (rows == maps) assert_true(check_rows(op, thin) > 0);
 }
 
 /* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the

@@ -135,6 +135,14 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(dense_block, &a->x, &a->taps, &a->taps_bias, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
     krait_dense_block_args *a = (krait_dense_block_args *)args;
     a->B = a->H = a->W = a->C = a->L = a->N = a->K = 1;
+  } else if (!strcmp(op, "map_product")) {
+    GIVE(map_product, &a->x, &a->weight, &a->out);
+    krait_map_product_args *a = (krait_map_product_args *)args;
+    a->B = a->H = a->W = a->C = a->N = a->M = 1;
+  } else if (!strcmp(op, "conv_norm")) {
+    GIVE(conv_norm, &a->x, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
+    krait_conv_norm_args *a = (krait_conv_norm_args *)args;
+    a->B = a->H = a->W = a->C = a->N = a->K = a->S = a->OH = 1;
   } else if (!strcmp(op, "filter_bank")) {
     GIVE(filter_bank, &a->x, &a->taps, &a->taps_bias, &a->gate_taps, &a->gate_bias, &a->weight, &a->weight_bias,
          &a->out_weight, &a->out_bias, &a->residual, &a->out);
@@ -412,6 +420,18 @@ static const rule rules[] = {
     {"dense_block", AT(dense_block, K), SIZE, 2, SHAPE, "K is 2, without a lift it is C, 1", 0},
     VIEW(dense_block, taps, 1),
     VIEW(dense_block, slope, 1),
+    LEAST(map_product, B, 0), LEAST(map_product, K, 0),
+    {"map_product", AT(map_product, M), SIZE, 5, SHAPE, "N is 1, M 5", 0},
+    {"map_product", AT(map_product, K), SIZE, 2, ARG, "conv_weight, conv_bias, conv_out and K go together", 0},
+    {"map_product", AT(map_product, silu_from), SIZE, 1, ARG, "silu_from is 1, of 1 columns, without KRAIT_MAP_SILU", 0},
+    VIEW(map_product, x, 1),
+    VIEW(map_product, bias, 0),
+    LEAST(conv_norm, B, 0), LEAST(conv_norm, K, 1),
+    {"conv_norm", AT(conv_norm, OH), SIZE, 3, SHAPE, "OH is 3, it must be 1", 0},
+    {"conv_norm", AT(conv_norm, K), SIZE, 2, SHAPE, "H is 1, of 2 taps", 0},
+    {"conv_norm", AT(conv_norm, S), SIZE, 17, SHAPE, "S is 17, must be at most 16", 0},
+    VIEW(conv_norm, x, 1),
+    VIEW(conv_norm, slope, 1),
     LEAST(filter_bank, B, 0), LEAST(filter_bank, K, 1),
     {"filter_bank", AT(filter_bank, J), SIZE, 9, SHAPE, "J is 9, must be at most 8", 0},
     {"filter_bank", AT(filter_bank, K2), SIZE, 5, SHAPE, "K2 is 5, with J 1", 0},

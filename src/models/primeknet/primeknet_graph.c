@@ -510,31 +510,59 @@ static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
   return dense_block(m, place, all);
 }
 
+/* A few numbers for each of the rows, in float32: what angles are made of. */
+static kr_tensor few_products(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
+                              kr_tensor out) {
+  const kr_dims d = kr_graph_dims(m->g, rows);
+  if (!m->io->fused) return product(m, name, rows, weight, bias, 0, out);
+  const int64_t n = d.size[0], N = kr_graph_dims(m->g, weight).size[0];
+  if (!out) out = new_tensor(m, KR_DIMS(n, N));
+  kr_graph_call(m->g, name, &kr_op_map_product,
+                &(krait_map_product_args){.eps = 1e-6f,
+                                          .x = view(m, reshape(m, rows, KR_DIMS(1, 1, n, d.size[1]))),
+                                          .weight = view(m, weight),
+                                          .bias = view(m, bias),
+                                          .out = view(m, reshape(m, out, KR_DIMS(1, 1, n, N)))});
+  return out;
+}
+
+/* slope (last_w u + last_b), by bins: u has one number for each. */
+static kr_tensor sloped(const maker *m, const pk_mask_p *p, kr_tensor u) {
+  const int64_t F = m->c->F;
+  const kr_dims by_bin = KR_DIMS(m->B, F, m->T), bins = KR_DIMS(F);
+#define BY_BIN(t) kr_graph_spread(m->g, reshape(m, t, KR_DIMS(1, F, 1)), by_bin)
+  const kr_tensor slope = reshape(m, p->sigmoid_slope, bins);
+  if (!in_calls(m)) {
+    const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(m->B * F * m->T, 1)), matrix(m, p->last_w),
+                                   p->last_b, 0, 0);
+    return multiply(m, "slope", reshape(m, last, by_bin), BY_BIN(slope));
+  }
+  const kr_tensor one[] = {reshape(m, p->last_w, KR_DIMS(1)), p->last_b};
+  const kr_tensor factor = multiply(m, "slope", slope, kr_graph_spread(m->g, one[0], bins)),
+                  summand = multiply(m, "slope", slope, kr_graph_spread(m->g, one[1], bins));
+  return add(m, "slope", multiply(m, "slope", reshape(m, u, by_bin), BY_BIN(factor)), BY_BIN(summand));
+#undef BY_BIN
+}
+
 static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
-  const int64_t F = m->c->F, n = m->B * F * m->T;
-  const int by_frame[] = {0, 2, 1};
   const kr_tensor dense = decoder_block(m, "mask_decoder", x);
-  const int64_t C = m->c->C, number = 0;
+  const int64_t C = m->c->C, F = m->c->F, number = 0;
   const char *prefix = "mask_decoder.";
   pk_mask_p p;
   KR_PK_MASK_KEYS(READ)
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
   const kr_tensor taps = product(m, "merge", reshape(m, taps_in_middle(m, p.up_w), KR_DIMS(3 * C, C)),
                                  matrix(m, p.merge_w), 0, 0, 0),
-                  rows = product(m, "up", rows_of(m, dense), turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0, 0),
+                  rows = few_products(m, "up", rows_of(m, dense), turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0),
                   up = cast(m, "up", fold_up(m, map_of(m, rows, dense), 1), m->dtype);
   const kr_tensor before = reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)),
                                               matrix(m, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
   const kr_tensor u = norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
-  const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(n, 1)), matrix(m, p.last_w), p.last_b, 0, 0);
-  const kr_tensor frames = kr_graph_permute(m->g, reshape(m, last, KR_DIMS(m->B, F, m->T)), by_frame);
-  const kr_tensor slopes = kr_graph_spread(m->g, reshape(m, p.sigmoid_slope, KR_DIMS(1, 1, F)), KR_DIMS(m->B, m->T, F)),
-                  v = multiply(m, "slope", frames, slopes);
   kr_graph_pointwise(
       m->g, "mask",
       (krait_pointwise_args){
           .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = (float)m->c->sigmoid_beta},
-      v, kr_graph_permute(m->g, mag_in, by_frame), kr_graph_permute(m->g, mag, by_frame));
+      sloped(m, &p, u), mag_in, mag);
 }
 
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
@@ -559,7 +587,7 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
     copy(m, "phase_bias", biases[i], kr_graph_slice(m->g, bias, 0, i, 1));
   }
   const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
-                  parts = cast(m, "phase_parts", product(m, "phase_parts", rows_of(m, u), weight, bias, 0, aligned),
+                  parts = cast(m, "phase_parts", few_products(m, "phase_parts", rows_of(m, u), weight, bias, aligned),
                                m->dtype);
 #define PART(k) view(m, reshape(m, map_of(m, columns(m, parts, k, 1), u), KR_DIMS(m->B, F, m->T)))
   kr_graph_call(m->g, "phase", &kr_op_to_polar,
@@ -1116,8 +1144,11 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
     x = stage(&m, b, 0, &p, stage(&m, b, 1, &p, x, 0), 0);
   }
   x = reshape(&m, x, KR_DIMS(m.B, config->F2, m.T, config->C));
+  if (io->fused) kr_graph_lane(g, 2);
   mask_decoder(&m, x, io->mag_in, io->mag);
+  if (io->fused) kr_graph_lane(g, 1);
   phase_decoder(&m, x, io->pha);
+  kr_graph_lane(g, 0);
   if (io->com)
     kr_graph_call(g, "com", &kr_op_from_polar,
                   &(krait_from_polar_args){.power = 1,

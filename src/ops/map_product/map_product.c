@@ -33,24 +33,32 @@ static int32_t rules(const void *args) {
 }
 
 static const kr_row rows[] = {
+    {"ampere_few_outputs", KRAIT_CAP_CUDA_AMPERE, kr_map_product_few_refuse, kr_map_product_few_ampere, NULL},
     {"ampere_half_factors", KRAIT_CAP_CUDA_AMPERE, kr_map_product_halves_refuse, kr_map_product_halves, NULL},
     {"ampere_aligned_rows", KRAIT_CAP_CUDA_AMPERE, kr_map_product_refuse, kr_map_product_ampere, NULL},
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_map_product_composed, kr_map_product_composed_scratch},
+    {"base_few_outputs", KRAIT_CAP_CUDA_BASE, kr_map_product_few_refuse, kr_map_product_few_base, NULL},
     {"base_aligned_rows", KRAIT_CAP_CUDA_BASE, kr_map_product_refuse, kr_map_product_base, NULL},
     {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_map_product_composed, kr_map_product_composed_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_map_product_composed, kr_map_product_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_map_product_ref, kr_map_product_ref_scratch},
 };
 
-/* Of three cases one is such that float32's launch takes it, and one that of float16's factors. */
+/* Of three cases one is such that float32's launch takes it, and one that of float16's factors; of the others some have
+ * few outputs. */
 int32_t kr_map_product_case(kr_case *c, int64_t index) {
   krait_map_product_args *a = (krait_map_product_args *)c->args;
-  const int is_fast = index % 3 && !c->is_exact, is_half = is_fast && index % 3 == 2;
-  const int64_t way = kr_case_int(c, 0, 3); /* as it is, norm, factors, convolution */
+  const int is_fast = index % 3 && !c->is_exact, is_half = is_fast && index % 3 == 2,
+            is_few = index % 3 == 0 && !c->is_exact && kr_case_chance(c, 0.5);
+  const int64_t way = is_few ? 0 : kr_case_int(c, 0, 3); /* as it is, norm, factors, convolution */
   uint32_t *flags = &a->call.flags;
   a->B = kr_case_int(c, 1, 2), a->H = kr_case_edge(c, 9), a->W = kr_case_edge(c, 20);
   a->C = is_fast ? 16 * kr_case_int(c, 1, way == 0 || way == 3 ? 9 : 4) : kr_case_edge(c, 12);
   a->N = is_fast ? 4 * kr_case_int(c, 1, 40) : 2 * kr_case_edge(c, 12);
+  if (is_few) {
+    a->C = 4 * kr_case_int(c, 1, 16), a->N = kr_case_int(c, 1, 4), *flags &= KRAIT_MAP_TF32;
+    kr_case_leave_out(c, "residual"), kr_case_leave_out(c, "skip");
+  }
   *flags &= ~(uint32_t)KRAIT_MAP_NORM;
   if (way == 1) *flags |= KRAIT_MAP_NORM;
   if (is_fast && way != 1) *flags &= ~(uint32_t)KRAIT_MAP_GATE;
@@ -58,7 +66,7 @@ int32_t kr_map_product_case(kr_case *c, int64_t index) {
   if (is_fast && *flags & KRAIT_MAP_GATE) *flags &= ~(uint32_t)KRAIT_MAP_SILU;
   a->silu_from = *flags & KRAIT_MAP_SILU ? is_fast ? a->N / 8 * 4 : kr_case_int(c, 0, a->N - 1) : 0;
   a->K = way == 3 ? kr_case_int(c, 1, 6) : 0;
-  c->contiguous = is_fast;
+  c->contiguous = is_fast || is_few;
   kr_case_give(c, "x");
   if (way == 2) kr_case_give(c, "factors");
   else kr_case_leave_out(c, "factors");

@@ -201,3 +201,45 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_held(const kr_map_produ
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_norm(const kr_map_product_plan p) { product<NORMED>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_scaled(const kr_map_product_plan p) { product<SCALED>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_conv(const kr_map_product_plan p) { product<CONVOLVED>(p); }
+
+/* ---- few outputs: sixteen lanes share a position, each has four channels ------------------------------------------ */
+
+#ifndef KR_HALVES
+enum { LANES = 16, GROUPS = KR_MAP_FEW_THREADS / LANES, AT_ONCE = 4 };
+
+KR_KERNEL void KR_BOUNDS(KR_MAP_FEW_THREADS, 8) kr_map_product_few(const kr_map_product_plan p) {
+  const int lane = kr_thread() % LANES, c = lane * 4, exists = c < p.C;
+  const float *weight = (const float *)p.weight;
+  kr_float4 w[KR_MAP_FEW];
+  float bias[KR_MAP_FEW];
+#pragma unroll
+  for (int n = 0; n < KR_MAP_FEW; n++) {
+    bias[n] = p.bias && n < p.N ? p.bias[n] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      w[n].v[j] = *(n < p.N && exists ? weight + n * p.weight_output + (c + j) * p.weight_row : nothing);
+  }
+  const int64_t first = (int64_t)kr_block_x() * KR_MAP_FEW_ROWS;
+#pragma unroll 1
+  for (int i0 = kr_thread() / LANES; i0 < KR_MAP_FEW_ROWS; i0 += GROUPS * AT_ONCE) {
+    kr_float4 x[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+      x[i] = load4(exists ? p.x + (int64_t)clamped_row(p, first, i0 + i * GROUPS) * p.x_row + c : nothing);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int64_t row = first + i0 + i * GROUPS;
+      float own = 0.0f;
+#pragma unroll
+      for (int n = 0; n < KR_MAP_FEW; n++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum = kr_fma(x[i].v[j], w[n].v[j], sum);
+        sum = row_sum(sum) + bias[n];
+        own = lane == n ? sum : own;
+      }
+      if (lane < p.N && row < p.n_rows) p.out[row * p.out_row + lane] = own;
+    }
+  }
+}
+#endif

@@ -9,7 +9,8 @@ enum { AS_THEY_ARE, HELD, NORMED, SCALED, CONVOLVED };
 #define KERNELS(module)                                                                                      \
   {{module, "kr_map_product"}, {module, "kr_map_product_held"}, {module, "kr_map_product_norm"},             \
    {module, "kr_map_product_scaled"}, {module, "kr_map_product_conv"}}
-static const kr_kernel kernels[2][5] = {KERNELS("map_product"), KERNELS("map_product_halves")};
+static const kr_kernel kernels[2][5] = {KERNELS("map_product"), KERNELS("map_product_halves")},
+                       few = {"map_product", "kr_map_product_few"};
 
 static int kind_of(const krait_map_product_args *a) {
   if (kr_has(&a->conv_weight)) return CONVOLVED;
@@ -86,11 +87,10 @@ static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_block
   return per_block;
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
-  const krait_map_product_args *a = args;
-  const int64_t n = a->B * a->H * a->W, row_blocks = (n + KR_TILE_ROWS - 1) / KR_TILE_ROWS;
-  const int32_t tiles = (int32_t)((a->N + KR_TILE_COLUMNS - 1) / KR_TILE_COLUMNS), kind = kind_of(a);
-  const kr_map_product_plan p = {.x = a->x.data,
+/* weight_row: from input to input, or of rows of float16 from output to output. */
+static kr_map_product_plan plan_of(const krait_map_product_args *a, int input_dim) {
+  const int64_t n = a->B * a->H * a->W;
+  return (kr_map_product_plan){.x = a->x.data,
                                  .factors = a->factors.data,
                                  .conv_weight = a->conv_weight.data,
                                  .conv_bias = a->conv_bias.data,
@@ -115,9 +115,17 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int ha
                                  .x_row = (int32_t)a->x.stride[2],
                                  .conv_row = (int32_t)a->conv_out.stride[2],
                                  .out_row = (int32_t)a->out.stride[2],
-                                 .weight_row = (int32_t)a->weight.stride[!halves],
-                                 .tiles_per_block = tiles_per_block(ctx, kind, row_blocks, tiles),
+                                 .weight_row = (int32_t)a->weight.stride[input_dim],
+                                 .weight_output = (int32_t)a->weight.stride[0],
                                  .eps = a->eps};
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
+  const krait_map_product_args *a = args;
+  const int64_t n = a->B * a->H * a->W, row_blocks = (n + KR_TILE_ROWS - 1) / KR_TILE_ROWS;
+  const int32_t tiles = (int32_t)((a->N + KR_TILE_COLUMNS - 1) / KR_TILE_COLUMNS), kind = kind_of(a);
+  kr_map_product_plan p = plan_of(a, !halves);
+  p.tiles_per_block = tiles_per_block(ctx, kind, row_blocks, tiles);
   const kr_grid grid = {.x = (uint32_t)row_blocks,
                         .y = (uint32_t)((tiles + p.tiles_per_block - 1) / p.tiles_per_block),
                         .block = halves ? KR_TILE_THREADS_HALVES : KR_TILE_THREADS,
@@ -132,3 +140,33 @@ int32_t kr_map_product_ampere(const krait_ctx *ctx, const void *args) {
   return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 0);
 }
 int32_t kr_map_product_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE, 0); }
+
+const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_map_product_args *a = args;
+  (void)ctx;
+  if (a->N > KR_MAP_FEW || a->C > KR_TILE_COLUMNS || a->C % 4)
+    return "more than four outputs, or channels are not four to 64 in fours";
+  if (kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
+  if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0) return "2^31 positions or more";
+  if (a->weight.dtype != KRAIT_F32 || is_far(a->weight.stride[0]) || is_far(a->weight.stride[1]))
+    return "weights are not float32, or far apart";
+  const int64_t row = a->out.stride[2];
+  if (!are_rows(&a->x, a) || is_far(row) || a->out.stride[3] != 1 || (a->H > 1 && a->out.stride[1] != a->W * row) ||
+      (a->B > 1 && a->out.stride[0] != a->H * a->W * row))
+    return "rows do not lie one behind the other, those of x aligned";
+  return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "numbers of the bias do not lie side by side" : NULL;
+}
+
+static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const kr_map_product_plan p = plan_of(args, 1);
+  const kr_grid grid = {.x = (uint32_t)((p.n_rows + KR_MAP_FEW_ROWS - 1) / KR_MAP_FEW_ROWS),
+                        .block = KR_MAP_FEW_THREADS,
+                        .stream = ((const krait_map_product_args *)args)->call.stream};
+  return p.n_rows ? kr_cuda_launch(ctx->cuda, tier, &few, &grid, &p, sizeof p) : KRAIT_OK;
+}
+int32_t kr_map_product_few_ampere(const krait_ctx *ctx, const void *args) {
+  return run_few(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_map_product_few_base(const krait_ctx *ctx, const void *args) {
+  return run_few(ctx, args, KRAIT_CAP_CUDA_BASE);
+}
