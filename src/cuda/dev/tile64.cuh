@@ -11,7 +11,7 @@
 /* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column.
  * PITCH: words from row to row, so that what a warp reads lies in different banks. */
 #ifdef KR_HALVES
-enum { THREADS = KR_TILE_THREADS_HALVES, BLOCKS = 2, PITCH = 40, RESULTS = 4, PARTS = 2 };
+enum { THREADS = KR_TILE_THREADS_HALVES, BLOCKS = 2, PITCH = 48, RESULTS = 4, PARTS = 2 };
 #else
 enum { THREADS = KR_TILE_THREADS, BLOCKS = 3, PITCH = 68, RESULTS = 8, PARTS = 4 };
 #endif
@@ -68,47 +68,42 @@ KR_DEV float sum_rows(float v) {
 KR_DEV int row_part(void) { return kr_thread() >> 5 & 1; }
 KR_DEV int first_of_rows(void) { return (kr_thread() & 31) < 4; }
 
-/* A warp's rows as the tensor cores take them, 16 columns at a time. Columns from K on must be zeros in the tile. */
+/* A warp's rows as the tensor cores take them, 16 inputs at a time; eight that follow each other are of one lane, four
+ * for one step and four for the next. Columns from K on must be zeros in the tile. */
 typedef struct factors {
   uint32_t a[2][4][4];
 } factors;
 
 KR_DEV void take(const tile &from, factors &f) {
   const uint32_t *row =
-      from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 2;
+      from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 4;
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const uint64_t pair = *(const uint64_t *)(row + i * 8 * PITCH + k * 8);
-      f.a[i >> 1][k][i & 1] = (uint32_t)pair;
-      f.a[i >> 1][k][(i & 1) + 2] = (uint32_t)(pair >> 32);
+    for (int k = 0; k < 4; k += 2) {
+      const kr_raw16 eight = *(const kr_raw16 *)(row + i * 8 * PITCH + k * 8);
+#pragma unroll
+      for (int j = 0; j < 4; j++) f.a[i >> 1][k + j / 2][(i & 1) + j % 2 * 2] = eight.w[j];
     }
 }
 
-/* A panel of weights as packed, from the row on that the tile's first column meets, and of it the columns column0... */
+/* The weights of 64 columns as a lane needs them: per step two columns of four inputs each. */
 typedef struct weights {
   kr_raw16 b[4];
 } weights;
 
-/* Columns that do not exist are read as others, and their results stored nowhere. */
-KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
-  const int n = column0 / 16 + (kr_thread() >> 6), per_row = Np / 16;
-  const float *from = w + ((int64_t)(n < per_row ? n : 0) * 32 + (kr_thread() & 31)) * 4;
-#pragma unroll
-  for (int k = 0; k < 4; k++) to.b[k] = *(const kr_raw16 *)(from + (k * 16 < K ? k * per_row * 128 : 0));
-}
-
-/* The same of rows of float16, `ld` apart, of K inputs, a multiple of 16: N of them, not packed. */
+/* Columns column0.. of rows of float16, inputs of an output side by side, rows `ld` apart: N of them, K inputs, at most
+ * WIDTH, a multiple of 16. Columns that do not exist are read as others, and their results stored nowhere. */
 KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
-  const int lane = kr_thread() & 31, n = column0 + (kr_thread() >> 6 << 4) + (lane >> 3) * 4 + (lane >> 2 & 1);
-  const uint16_t *from = (const uint16_t *)w + (int64_t)(n < N ? n : 0) * ld + (lane & 3) * 4;
-  const int64_t next = n + 2 < N ? 2 * (int64_t)ld : 0;
+  const int lane = kr_thread() & 31, n = column0 + (kr_thread() >> 6 << 4) + (lane >> 3) * 4 + (lane >> 2 & 1),
+            k = (lane & 3) * 8;
+  const uint16_t *one = (const uint16_t *)w + (int64_t)(n < N ? n : 0) * ld, *other = one + (n + 2 < N ? 2 * (int64_t)ld : 0);
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    const uint16_t *at = from + (k * 16 < K ? k * 16 : 0);
-    const uint64_t one = *(const uint64_t *)at, other = *(const uint64_t *)(at + next);
-    to.b[k] = kr_raw16{{(uint32_t)one, (uint32_t)(one >> 32), (uint32_t)other, (uint32_t)(other >> 32)}};
+  for (int i = 0; i < 2; i++) {
+    const int at = i * 32 + k < K ? i * 32 + k : 0;
+    const kr_raw16 a = *(const kr_raw16 *)(one + at), b = *(const kr_raw16 *)(other + at);
+    to.b[i * 2] = kr_raw16{{a.w[0], a.w[1], b.w[0], b.w[1]}};
+    to.b[i * 2 + 1] = kr_raw16{{a.w[2], a.w[3], b.w[2], b.w[3]}};
   }
 }
 
@@ -119,10 +114,6 @@ KR_DEV void multiply(const tile &, const factors &f, const weights &w, sums &s) 
 #pragma unroll
     for (int i = 0; i < 2; i++)
       kr_mma(s.v[i][0], f.a[i][k], w.b[k].w[0], w.b[k].w[1]), kr_mma(s.v[i][1], f.a[i][k], w.b[k].w[2], w.b[k].w[3]);
-}
-
-KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) {
-  return w + fragments + (int64_t)k * Np / 2;
 }
 
 #else
@@ -163,11 +154,6 @@ typedef struct weights {
   int Np, K; /* Np: floats from row to row */
 } weights;
 
-KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
-  const int column = column0 + result_column();
-  to = weights{w + (column < Np ? column : 0), Np, K};
-}
-
 /* Here the outputs of an input lie side by side, inputs `ld` apart. */
 KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
   const int column = column0 + result_column();
@@ -191,8 +177,6 @@ KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &
     }
   }
 }
-
-KR_DEV const float *panel_rows(const float *w, int64_t, int k, int Np) { return w + (int64_t)k * Np; }
 #endif
 
 /* ---- where results go -------------------------------------------------------------------------------------------- */

@@ -51,7 +51,7 @@ const char *kr_dense_block_halves_refuse(const krait_ctx *ctx, const void *args)
   const krait_view *w = &a->weight;
   (void)ctx;
   if (!(a->call.flags & KRAIT_DENSE_TF32)) return "KRAIT_DENSE_TF32 is not given";
-  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 4 || is_far(w->stride[0]) || !is_aligned(w))
+  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
     return "weights are not rows of float16";
   return refuse_rest(a);
 }
