@@ -526,22 +526,27 @@ static kr_tensor few_products(const maker *m, const char *name, kr_tensor rows, 
   return out;
 }
 
-/* slope (last_w u + last_b), by bins: u has one number for each. */
+/* (B,F,T) as (B,T,F): what belongs to a frequency is then spread over dimensions side by side. */
+static kr_tensor by_frame(const maker *m, kr_tensor plane) {
+  return kr_graph_permute(m->g, plane, (int[]){0, 2, 1});
+}
+
+/* slope (last_w u + last_b), by frame: u has one number for each bin. */
 static kr_tensor sloped(const maker *m, const pk_mask_p *p, kr_tensor u) {
   const int64_t F = m->c->F;
-  const kr_dims by_bin = KR_DIMS(m->B, F, m->T), bins = KR_DIMS(F);
-#define BY_BIN(t) kr_graph_spread(m->g, reshape(m, t, KR_DIMS(1, F, 1)), by_bin)
+  const kr_dims plane = KR_DIMS(m->B, F, m->T), frames = KR_DIMS(m->B, m->T, F), bins = KR_DIMS(F);
+#define SPREAD(t) kr_graph_spread(m->g, reshape(m, t, KR_DIMS(1, 1, F)), frames)
   const kr_tensor slope = reshape(m, p->sigmoid_slope, bins);
   if (!in_calls(m)) {
     const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(m->B * F * m->T, 1)), matrix(m, p->last_w),
                                    p->last_b, 0, 0);
-    return multiply(m, "slope", reshape(m, last, by_bin), BY_BIN(slope));
+    return multiply(m, "slope", by_frame(m, reshape(m, last, plane)), SPREAD(slope));
   }
   const kr_tensor one[] = {reshape(m, p->last_w, KR_DIMS(1)), p->last_b};
   const kr_tensor factor = multiply(m, "slope", slope, kr_graph_spread(m->g, one[0], bins)),
                   summand = multiply(m, "slope", slope, kr_graph_spread(m->g, one[1], bins));
-  return add(m, "slope", multiply(m, "slope", reshape(m, u, by_bin), BY_BIN(factor)), BY_BIN(summand));
-#undef BY_BIN
+  return add(m, "slope", multiply(m, "slope", by_frame(m, reshape(m, u, plane)), SPREAD(factor)), SPREAD(summand));
+#undef SPREAD
 }
 
 static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
@@ -562,7 +567,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
       m->g, "mask",
       (krait_pointwise_args){
           .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = (float)m->c->sigmoid_beta},
-      sloped(m, &p, u), mag_in, mag);
+      sloped(m, &p, u), by_frame(m, mag_in), by_frame(m, mag));
 }
 
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
