@@ -53,14 +53,15 @@ static int32_t show_model(const shower *s, const kr_primeknet *net) {
   char title[96];
   pk_chunks *chunks = NULL;
   kr_graph *g = NULL;
-  kr_pk_graph io;
+  kr_tensor tensors[KR_PK_TENSORS];
   int32_t status;
   if (kr_primeknet_config(net)->streams) {
     snprintf(title, sizeof title, "PrimeKnet that streams, %d frames as they come", KR_PK_LIVE_CHUNK);
     status = pk_chunks_open(net, KR_PK_LIVE_CHUNK, &chunks);
     if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
   } else {
-    status = pk_model_record(net, pk_parameter_of, 1, FRAMES, KR_PK_MAG | KR_PK_PHA, &g, &io);
+    status = kr_graph_open(&g);
+    if (status >= 0) status = pk_model_record(net, pk_parameter_of, 1, FRAMES, KR_PK_MAG | KR_PK_PHA, g, tensors);
     if (status >= 0) status = kr_graph_plan(g, s->ctx, KR_PLAN_CONSTANT);
     if (status >= 0) status = show((void *)s, "PrimeKnet, a window of 100 frames", g);
   }

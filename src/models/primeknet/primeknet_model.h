@@ -12,11 +12,11 @@ struct kr_primeknet {
   pk_parameters parameters; /* as they are published; of a model that streams where its graph computes */
 };
 
-enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4 };
+enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_TENSORS = 4 };
 
-/* The graph of B windows (on a CPU: one) of T frames with these outputs, or of T frames as they come, not planned yet; io names its
- * tensors. */
+/* B windows (on a CPU: one) of T frames, or T frames as they come; tensors: com_in, and these outputs where they are
+ * asked for: mag, pha, com. */
 int32_t pk_model_record(const kr_primeknet *m, kr_pk_parameter_fn *parameter, int64_t B, int64_t T,
-                        uint32_t outputs, kr_graph **g, kr_pk_graph *io);
+                        uint32_t outputs, kr_graph *g, kr_tensor *tensors);
 
 #endif

@@ -37,17 +37,18 @@ struct pk_chunks {
 
 static int32_t open_parts(const kr_primeknet *m, pk_chunks *c) {
   const int64_t plane = c->F * c->chunk;
-  kr_pk_graph io;
-  KR_TRY(pk_model_record(m, pk_parameter_of, 1, c->chunk, KR_PK_MAG | KR_PK_PHA, &c->g, &io));
+  kr_tensor io[KR_PK_TENSORS];
+  KR_TRY(kr_graph_open(&c->g));
+  KR_TRY(pk_model_record(m, pk_parameter_of, 1, c->chunk, KR_PK_MAG | KR_PK_PHA, c->g, io));
   KR_TRY(kr_graph_plan(c->g, c->ctx, m->is_exact ? 0 : KR_PLAN_TF32));
   KR_TRY(kr_runner_open(c->g, &c->runner));
   KR_TRY(get_floats(c->ctx, 4 * plane, &c->memory));
   c->host = c->ctx->cuda ? kr_alloc_array((size_t)plane, 4 * sizeof *c->host) : c->memory;
   KR_CHECK(c->host, KRAIT_ERR_NO_MEMORY, "no memory for chunks of %lld frames", (long long)c->chunk);
   c->com_in = c->host, c->mag = c->host + 2 * plane, c->pha = c->host + 3 * plane;
-  KR_TRY(kr_runner_bind(c->runner, io.com_in, c->memory));
-  KR_TRY(kr_runner_bind(c->runner, io.mag, c->memory + 2 * plane));
-  return kr_runner_bind(c->runner, io.pha, c->memory + 3 * plane);
+  KR_TRY(kr_runner_bind(c->runner, io[0], c->memory));
+  KR_TRY(kr_runner_bind(c->runner, io[1], c->memory + 2 * plane));
+  return kr_runner_bind(c->runner, io[2], c->memory + 3 * plane);
 }
 
 int32_t pk_chunks_open(const kr_primeknet *model, int64_t chunk, pk_chunks **chunks) {
