@@ -74,9 +74,10 @@ int64_t pk_chunks_size(const pk_chunks *c) { return c->chunk; }
 
 const kr_graph *pk_chunks_graph(const pk_chunks *c) { return c->g; }
 
-int32_t pk_chunks_reset(pk_chunks *c) { return kr_runner_reset(c->runner, NULL); }
+int32_t pk_chunks_reset(void *chunks) { return kr_runner_reset(((pk_chunks *)chunks)->runner, NULL); }
 
-int32_t pk_chunks_run(pk_chunks *c, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
+int32_t pk_chunks_run(void *chunks, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
+  pk_chunks *c = chunks;
   const int64_t plane = c->F * c->chunk;
   const kr_cuda *cuda = c->ctx->cuda;
   if (n < c->chunk) memset(c->com_in, 0, (size_t)(2 * plane) * sizeof *c->com_in);
