@@ -40,7 +40,7 @@ static int32_t open_parts(const kr_primeknet *m, pk_chunks *c) {
   kr_tensor io[KR_PK_TENSORS];
   KR_TRY(kr_graph_open(&c->g));
   KR_TRY(pk_model_record(m, pk_parameter_of, 1, c->chunk, KR_PK_MAG | KR_PK_PHA, c->g, io));
-  KR_TRY(kr_graph_plan(c->g, c->ctx, m->is_exact ? 0 : KR_PLAN_TF32));
+  KR_TRY(kr_graph_plan(c->g, c->ctx, KR_PLAN_CONSTANT | (m->is_exact ? 0 : KR_PLAN_TF32)));
   KR_TRY(kr_runner_open(c->g, &c->runner));
   KR_TRY(get_floats(c->ctx, 4 * plane, &c->memory));
   c->host = c->ctx->cuda ? kr_alloc_array((size_t)plane, 4 * sizeof *c->host) : c->memory;
