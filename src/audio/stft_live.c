@@ -1,6 +1,6 @@
-/* stft_live.c: see stft_live.h. A frame is there when its last sample is; a sample is done when the last frame that covers
- * it is. Both transforms are those of whole recordings, over as few frames as it takes: what comes out is what the whole
- * recording's would be. */
+/* stft_live.c: see stft_live.h. A frame is there when its last sample is; a sample is done when the last frame that
+ * covers it is. Both transforms are those of whole recordings, over as few frames as it takes: what comes out is what
+ * the whole recording's would be. */
 #include "stft_live.h"
 
 #include <string.h>

@@ -57,8 +57,9 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
   kr_tensor rows = kr_graph_reshape(g, v, KR_DIMS(n, a->C));
   if (a->call.flags & KRAIT_MAP_NORM)
     rows = kr_graph_call(g, "norm", &kr_op_add_norm,
-                         &(krait_add_norm_args){
-                             .eps = a->eps, .x = kr_graph_view(g, rows), .out = kr_graph_view(g, kr_graph_temp(g, dtype, KR_DIMS(n, a->C)))});
+                         &(krait_add_norm_args){.eps = a->eps,
+                                                .x = kr_graph_view(g, rows),
+                                                .out = kr_graph_view(g, kr_graph_temp(g, dtype, KR_DIMS(n, a->C)))});
   kr_graph_call(g, "product", &kr_op_gemm,
                 &(krait_gemm_args){.call.flags = a->call.flags & KRAIT_MAP_TF32 ? KRAIT_GEMM_TF32 : 0,
                                    .A = kr_graph_view(g, rows),
@@ -72,8 +73,8 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
   kr_tensor y = product;
   if (a->call.flags & KRAIT_MAP_GATE) {
     const kr_tensor pairs = kr_graph_reshape(g, product, KR_DIMS(n, a->M, 2));
-    y = combined(g, "gate", KRAIT_POINTWISE_PRODUCT, kr_graph_slice(g, pairs, 2, 0, 1), kr_graph_slice(g, pairs, 2, 1, 1),
-                 kr_graph_temp(g, dtype, KR_DIMS(n, a->M, 1)));
+    y = combined(g, "gate", KRAIT_POINTWISE_PRODUCT, kr_graph_slice(g, pairs, 2, 0, 1),
+                 kr_graph_slice(g, pairs, 2, 1, 1), kr_graph_temp(g, dtype, KR_DIMS(n, a->M, 1)));
   }
   y = kr_graph_reshape(g, y, to);
   if (skip) {

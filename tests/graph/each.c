@@ -62,7 +62,8 @@ static void products_of_windows(void **state) {
       const kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(W, H, C)),
                       to = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS((H - 1) / 2, W, N));
       kr_graph_each(g, "down", 1, n, record_windows, NULL, kr_graph_permute(g, in, (int[]){1, 0, 2}), to);
-      if (kr_graph_plan(g, flags[k] & KR_PLAN_REFERENCE ? NULL : ctx, flags[k]) < 0) fail_msg("%s", krait_error_detail());
+      if (kr_graph_plan(g, flags[k] & KR_PLAN_REFERENCE ? NULL : ctx, flags[k]) < 0)
+        fail_msg("%s", krait_error_detail());
       assert_true(kr_graph_cost(g).flops > 0);
       assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
       kr_runner_bind(r, in, x), kr_runner_bind(r, to, out);
@@ -119,7 +120,8 @@ static void in_place(void **state) {
 static void record_nonsense(void *user, kr_graph *g, kr_tensor from, kr_tensor out) {
   (void)user;
   kr_graph_call(g, "odd", &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(g, from), .Bmat = kr_graph_view(g, from), .out = kr_graph_view(g, out)});
+                &(krait_gemm_args){
+                    .A = kr_graph_view(g, from), .Bmat = kr_graph_view(g, from), .out = kr_graph_view(g, out)});
 }
 
 static void expect_failure(int dim, int64_t n, int64_t out_w, kr_slice_fn *fn, const char *words) {

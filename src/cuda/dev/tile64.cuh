@@ -8,6 +8,12 @@
 #include "pack.cuh"
 #include "tile64.h"
 
+#ifdef __clang__
+#define KR_CONSTANT __attribute__((device)) /* memory of the module; on the host, as the emulator has it, any */
+#else
+#define KR_CONSTANT
+#endif
+
 /* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column.
  * PITCH: words from row to row, so that what a warp reads lies in different banks. */
 #ifdef KR_HALVES
@@ -22,7 +28,7 @@ KR_DEV kr_float2 load2(const float *from) { return *(const kr_float2 *)from; }
 KR_DEV kr_float4 zero4(void) { return kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}}; }
 
 /* Read where a map has nothing: an address is chosen, and no load is branched around. */
-static __attribute__((device)) __attribute__((aligned(16))) const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+static KR_CONSTANT __attribute__((aligned(16))) const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
 /* Up to WIDTH columns of ROWS rows. */
 typedef struct __attribute__((aligned(16))) tile {
@@ -97,7 +103,8 @@ typedef struct weights {
 KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
   const int lane = kr_thread() & 31, n = column0 + (kr_thread() >> 6 << 4) + (lane >> 3) * 4 + (lane >> 2 & 1),
             k = (lane & 3) * 8;
-  const uint16_t *one = (const uint16_t *)w + (int64_t)(n < N ? n : 0) * ld, *other = one + (n + 2 < N ? 2 * (int64_t)ld : 0);
+  const uint16_t *one = (const uint16_t *)w + (int64_t)(n < N ? n : 0) * ld,
+                 *other = one + (n + 2 < N ? 2 * (int64_t)ld : 0);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int at = i * 32 + k < K ? i * 32 + k : 0;

@@ -1,5 +1,5 @@
-/* primeknet_graph.c: PrimeKnet as calls of a graph: encoder, decoders, the whole. Biases in front of a norm that measures are left out: they cancel
- * in it, and so do their gradients. */
+/* primeknet_graph.c: PrimeKnet as calls of a graph: encoder, decoders, the whole. Biases in front of a norm that
+ * measures are left out: they cancel in it, and so do their gradients. */
 #include "primeknet_maker.h"
 
 /* ---- norms with their PReLU ---- */
@@ -410,7 +410,8 @@ static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
   const kr_tensor copied = new_tensor(&own, dims);
   copy(&own, "piece", x, copied); /* out is x */
   const pk_block_p p = skips(&own, part->block);
-  pk_stage(&own, part->block, part->along_time, part->along_time ? p.beta_t : p.beta_f, reshape(&own, copied, rows), out);
+  pk_stage(&own, part->block, part->along_time, part->along_time ? p.beta_t : p.beta_f,
+           reshape(&own, copied, rows), out);
 }
 
 /* Positions of a slice along time: of a recurrence as many as it takes at once. */

@@ -1,5 +1,5 @@
-/* primeknet_maker.h: the words in which primeknet_graph.c and primeknet_stages.c record PrimeKnet: its parameters by the
- * table of keys, and calls that both use. */
+/* primeknet_maker.h: the words in which primeknet_graph.c and primeknet_stages.c record PrimeKnet: its parameters by
+ * the table of keys, and calls that both use. */
 #ifndef KR_PRIMEKNET_MAKER_H
 #define KR_PRIMEKNET_MAKER_H
 
@@ -58,7 +58,9 @@ static inline kr_tensor reshape(const maker *m, kr_tensor t, kr_dims dims) { ret
 static inline kr_tensor new_tensor(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->dtype, dims); }
 static inline kr_tensor new_rows(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, m->rows_dtype, dims); }
 /* (B,F,T,C) as (B,T,F,C), and back. */
-static inline kr_tensor framewise(const maker *m, kr_tensor x) { return kr_graph_permute(m->g, x, (int[]){0, 2, 1, 3}); }
+static inline kr_tensor framewise(const maker *m, kr_tensor x) {
+  return kr_graph_permute(m->g, x, (int[]){0, 2, 1, 3});
+}
 /* A map that lies frame by frame. */
 static inline kr_tensor new_frames(const maker *m, int64_t F, int64_t C) {
   return framewise(m, new_rows(m, KR_DIMS(m->B, m->T, F, C)));

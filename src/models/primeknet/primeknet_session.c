@@ -1,5 +1,5 @@
-/* primeknet_session.c: models, and windows through them (MODEL.md): on a CPU one after the other, in the caller's memory;
- * on a GPU as many of a batch at once as fit the memory that it allows itself. */
+/* primeknet_session.c: models, and windows through them (MODEL.md): on a CPU one after the other, in the caller's
+ * memory; on a GPU as many of a batch at once as fit the memory that it allows itself. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -84,6 +84,7 @@ struct kr_pk_session {
   kr_shapes shapes;         /* by windows, frames, outputs */
   void *stream;             /* of a GPU, and its time */
   kr_cuda_timer timer;
+  int64_t batch[2], group;  /* windows and frames of the last batch that was cut, and how many go at once */
   double device_s;
 };
 
@@ -140,7 +141,7 @@ static int32_t find(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr
 /* Windows of the batch at once, in groups of equal size. */
 static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, int64_t *n) {
   kr_shape_graph *shape;
-  *n = s->model->ctx->cuda ? B : 1;
+  *n = !s->model->ctx->cuda ? 1 : s->batch[0] == B && s->batch[1] == T ? s->group : B;
   for (int round = 0; round < 2 && *n > 1; round++) {
     KR_TRY(find(s, *n, T, outputs, &shape));
     const uint64_t bytes = spectra_bytes(s, *n, T) + kr_graph_bytes(shape->graph);
@@ -150,6 +151,7 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
                   n_groups = (B + most - 1) / most;
     *n = (B + n_groups - 1) / n_groups;
   }
+  s->batch[0] = B, s->batch[1] = T, s->group = *n;
   return KRAIT_OK;
 }
 

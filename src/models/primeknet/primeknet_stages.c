@@ -1,5 +1,5 @@
-/* primeknet_stages.c: the two stages of a block as calls of a graph, x: rows (B F2 T, C). Training and a CPU's slices take
- * operators one by one; a GPU's inference takes what surrounds a product with the product (map_product), so that
+/* primeknet_stages.c: the two stages of a block as calls of a graph, x: rows (B F2 T, C). Training and a CPU's slices
+ * take operators one by one; a GPU's inference takes what surrounds a product with the product (map_product), so that
  * parameters of norms, filters of length 1 and beta go into its weights, which are constants of the plan. */
 #include "primeknet_maker.h"
 

@@ -1,5 +1,6 @@
 /* conv_norm.c: contract, cost, rows and random cases of a convolution along H with norm and PReLU: a graph of other
- * operators (src/fuse), on a GPU launches of its own, on a CPU one position along W after the other. Bound: 2e-4 of the result's scale. */
+ * operators (src/fuse), on a GPU launches of its own, on a CPU one position along W after the other. Bound: 2e-4 of the
+ * result's scale. */
 #include "check.h"
 #include "conv_norm/conv_norm_rows.h"
 #include "op_list.h"

@@ -9,9 +9,9 @@
 
 enum { KR_CONV_NORM_TAPS = 16 };
 
-/* The outputs that take the same taps: all, or of a transposed convolution those S apart. Rows are their positions, h by
- * h; of row (h, w) tap k reads x at h step + offset[k] and gives the output at h out_step + out_offset. Grid: x tiles of
- * an item's rows, y of columns, z items. */
+/* The outputs that take the same taps: all, or of a transposed convolution those S apart. Rows are their positions, h
+ * by h; of row (h, w) tap k reads x at h step + offset[k] and gives the output at h out_step + out_offset. Grid: x
+ * tiles of an item's rows, y of columns, z items. */
 typedef struct kr_conv_norm_plan {
   const float *x, *weight; /* outputs of an input side by side, inputs weight_row apart */
   float *out, *partial;    /* tile_norm.h */

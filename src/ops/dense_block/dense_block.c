@@ -1,7 +1,7 @@
-/* dense_block.c: contract, cost, rows and random cases of a dense block: a graph of other operators (src/fuse); on a GPU
- * three launches a layer; on a CPU one position along W after the other. Bound: float32 3e-4 of the result's scale, of up
- * to four layers with their norms; with KRAIT_DENSE_TF32 the factors of products lose all but 11 significant bits:
- * 2e-2. */
+/* dense_block.c: contract, cost, rows and random cases of a dense block: a graph of other operators (src/fuse); on a
+ * GPU three launches a layer; on a CPU one position along W after the other. Bound: float32 3e-4 of the result's scale,
+ * of up to four layers with their norms; with KRAIT_DENSE_TF32 the factors of products lose all but 11 significant
+ * bits: 2e-2. */
 #include "check.h"
 #include "dense_block/dense_block_rows.h"
 #include "op_list.h"

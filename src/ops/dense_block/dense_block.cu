@@ -15,8 +15,8 @@ KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, i
 #pragma unroll 1
   for (int dw = 0; dw < 3; dw++) {
     const int from_w = w + (dw - (p.one_sided ? 2 : 1)) * p.dilation;
-    const uint32_t limit =
-        exists && (uint32_t)from_w < (uint32_t)p.W ? (uint32_t)p.H : 0; /* no position along W or channel: none along H */
+    /* No position along W, or no channel: none along H. */
+    const uint32_t limit = exists && (uint32_t)from_w < (uint32_t)p.W ? (uint32_t)p.H : 0;
     const float *x = p.sources[s] + (((int64_t)item * p.H + h0 - 1) * p.W + from_w) * p.C + c;
     kr_float2 in[SIDE + 2], taps[3];
 #pragma unroll

@@ -1,6 +1,6 @@
-/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. The norm goes by chunks of positions
- * that stay in the cache; a task of the others is a vector of channels of one b, whose sums go by blocks of 64
- * positions, so that float32 sums stay short. */
+/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. The norm goes by chunks of
+ * positions that stay in the cache; a task of the others is a vector of channels of one b, whose sums go by blocks of
+ * 64 positions, so that float32 sums stay short. */
 #include "instance_norm/instance_norm_rows.h"
 #include "instance_norm/moments.h"
 #include "op_list.h"

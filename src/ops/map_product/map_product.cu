@@ -202,7 +202,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_norm(const kr_map_produ
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_scaled(const kr_map_product_plan p) { product<SCALED>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_conv(const kr_map_product_plan p) { product<CONVOLVED>(p); }
 
-/* ---- few outputs: sixteen lanes share a position, each has four channels ------------------------------------------ */
+/* ---- few outputs: sixteen lanes share a position, each has four channels ----------------------------------------- */
 
 #ifndef KR_HALVES
 enum { LANES = 16, GROUPS = KR_MAP_FEW_THREADS / LANES, AT_ONCE = 4 };

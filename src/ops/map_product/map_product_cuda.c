@@ -38,14 +38,16 @@ static int are_factors(const krait_view *v) {
 
 static const char *refuse_rest(const krait_map_product_args *a) {
   const int kind = kind_of(a), has_addends = kr_has(&a->residual) || kr_has(&a->skip);
-  if (a->C % 16 || a->N % 4 || a->M % 4 || a->silu_from % 4) return "channels are not 16 in number, or outputs not four";
+  if (a->C % 16 || a->N % 4 || a->M % 4 || a->silu_from % 4)
+    return "channels are no multiple of 16, or outputs none of four";
   if ((kind == NORMED || kind == SCALED) && a->C > KR_TILE_COLUMNS) return "norm or factors of more than 64 channels";
   if (a->call.flags & KRAIT_MAP_GATE && (kind != NORMED || a->call.flags & KRAIT_MAP_SILU))
     return "KRAIT_MAP_GATE without the norm, or with KRAIT_MAP_SILU";
   if (has_addends && (kind == NORMED || kind == CONVOLVED || a->call.flags & KRAIT_MAP_SILU))
     return "sums behind a norm, a convolution or KRAIT_MAP_SILU";
   if (a->call.flags & KRAIT_MAP_SILU && (kind == AS_THEY_ARE || kind == SCALED)) return "KRAIT_MAP_SILU of wide rows";
-  if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0 || a->C >= 1 << 20 || a->N >= 1 << 20 || a->K >= 1 << 10)
+  if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0 || a->C >= 1 << 20 || a->N >= 1 << 20 ||
+      a->K >= 1 << 10)
     return "2^31 positions, 2^20 channels or 2^10 taps, or more";
   if (!are_rows(&a->x, a) || !are_rows(&a->out, a) || (kind == CONVOLVED && !are_rows(&a->conv_out, a)) ||
       !lies_as_out(&a->residual, a) || !lies_as_out(&a->skip, a))
