@@ -170,6 +170,83 @@ KRAIT_API int32_t krait_filter_bank(const krait_ctx *ctx, const krait_filter_ban
 KRAIT_API int32_t krait_filter_bank_scratch_bytes(const krait_ctx *ctx, const krait_filter_bank_args *args,
                                                   uint64_t *bytes);
 
+/* ==== conv_norm (a convolution along H, or its transpose, with instance norm and PReLU) ======================
+ * y[b,o,w,:] = sum over k of weight[:,k,:] x[b,o S + k,w,:]; with KRAIT_CONV_NORM_TRANSPOSED over those k for which
+ * o - k is a multiple of S, of weight[:,k,:] x[b,(o - k) / S,w,:], zeros outside. out is norm_weight (y - mean) /
+ * sqrt(var + eps) + norm_bias over all of (OH,W), times slope where that is negative. */
+#define KRAIT_CONV_NORM_TRANSPOSED 1u
+
+typedef struct krait_conv_norm_args {
+  krait_call call;
+  int64_t B, H, W, C, N, K, S, OH; /* OH: (H - K) / S + 1, transposed (H - 1) S + K */
+  float eps;
+  int32_t reserved;
+  krait_view x;                             /* (B,H,W,C) float32, as all of these */
+  krait_view weight;                        /* (N,K,C) */
+  krait_view norm_weight, norm_bias, slope; /* (N) */
+  krait_view out;                           /* (B,OH,W,N) */
+} krait_conv_norm_args;
+
+KRAIT_API int32_t krait_conv_norm(const krait_ctx *ctx, const krait_conv_norm_args *args);
+KRAIT_API int32_t krait_conv_norm_scratch_bytes(const krait_ctx *ctx, const krait_conv_norm_args *args,
+                                                uint64_t *bytes);
+
+/* ==== map_product (a product for every position of a map, with what stands around it) ========================
+ * v = x; with KRAIT_MAP_NORM (x - mean) / sqrt(var + eps) over C; with factors x times these, which may be spread along
+ * H or W; with conv_weight silu of a causal convolution along W, conv_out. y = weight v + bias; with KRAIT_MAP_SILU its
+ * columns from silu_from on go through silu; with KRAIT_MAP_GATE columns 2 m and 2 m + 1 are multiplied with each
+ * other. out = y + residual + skip_scale skip. */
+#define KRAIT_MAP_NORM 1u
+#define KRAIT_MAP_GATE 2u
+#define KRAIT_MAP_SILU 4u
+#define KRAIT_MAP_TF32 8u /* factors of the product may be rounded to 11 significant bits */
+
+typedef struct krait_map_product_args {
+  krait_call call;
+  int64_t B, H, W, C, N, M, K; /* M: N, or N / 2 with KRAIT_MAP_GATE; K: taps, 0 without conv_weight */
+  int64_t silu_from;           /* 0 without KRAIT_MAP_SILU */
+  float eps;
+  int32_t reserved;
+  krait_view x;                            /* (B,H,W,C) float32, as all but weight */
+  krait_view factors;                      /* (B,H,W,C) or absent; this or conv_weight or the norm */
+  krait_view conv_weight, conv_bias;       /* (C,K), (C); or both absent */
+  krait_view weight, bias;                 /* (N,C) any float type, (N) or absent */
+  krait_view residual;                     /* (B,H,W,M) or absent */
+  krait_view skip, skip_scale;             /* (B,H,W,M), (M); or both absent */
+  krait_view out;                          /* (B,H,W,M); may be residual or skip itself (same strides) */
+  krait_view conv_out;                     /* (B,H,W,C); absent without conv_weight */
+} krait_map_product_args;
+
+KRAIT_API int32_t krait_map_product(const krait_ctx *ctx, const krait_map_product_args *args);
+KRAIT_API int32_t krait_map_product_scratch_bytes(const krait_ctx *ctx, const krait_map_product_args *args,
+                                                  uint64_t *bytes);
+
+/* ==== dense_block (filters over all that came before) ========================================================
+ * Layer i = 0..L-1 takes i + 1 sources of C channels: what the layers before gave, the newest first, and x0. Each
+ * channel through a 3x3 filter (taps along W, along H) with dilation 2^i along W, zeros outside; times the layer's
+ * weights; norm over all of (H,W) and PReLU: slope where it is negative. Layer i has the rows (of taps) and columns (of
+ * weight) from C i (i + 1) / 2 on. Filters are centred, or along W with KRAIT_DENSE_ONE_SIDED see no later position.
+ * x0 is x, or with a lift the norm over all of (H,W) of lift x, and PReLU. out is what the last layer gives. */
+#define KRAIT_DENSE_ONE_SIDED 1u
+#define KRAIT_DENSE_TF32 2u /* factors of products may be rounded to 11 significant bits */
+
+typedef struct krait_dense_block_args {
+  krait_call call;
+  int64_t B, H, W, C, L, N, K; /* N = C L (L + 1) / 2; K = C without a lift */
+  float eps;
+  int32_t reserved;
+  krait_view x;                                         /* (B,H,W,K) float32, as all but weight */
+  krait_view taps, taps_bias;                           /* (N,3,3), (N) */
+  krait_view weight;                                    /* (C,N) any float type */
+  krait_view norm_weight, norm_bias, slope;             /* (L,C) */
+  krait_view lift, lift_weight, lift_bias, lift_slope;  /* (C,K), (C), (C), (C); or all absent */
+  krait_view out;                                       /* (B,H,W,C) */
+} krait_dense_block_args;
+
+KRAIT_API int32_t krait_dense_block(const krait_ctx *ctx, const krait_dense_block_args *args);
+KRAIT_API int32_t krait_dense_block_scratch_bytes(const krait_ctx *ctx, const krait_dense_block_args *args,
+                                                  uint64_t *bytes);
+
 /* ==== dt_state_update (a step of Mamba's scan, Gu & Dao 2023) =================================================
  * dt[b,d] = sum over R of r[b,.] dt_weight[d,.] + dt_bias[d], with KRAIT_UPDATE_SOFTPLUS its softplus; then as
  * krait_state_update with one head: state = exp(dt A) state + dt B x, out = (sum over N of C state + D x) silu(z). dt

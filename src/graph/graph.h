@@ -62,6 +62,8 @@ kr_tensor kr_graph_reshape(kr_graph *g, kr_tensor t, kr_dims dims); /* fails whe
 int kr_graph_can_reshape(const kr_graph *g, kr_tensor t, kr_dims dims);
 kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t,
                           kr_dims dims); /* dimensions of 1 get any size by stride 0: inputs only */
+/* Dimension dim becomes two: windows of so many, `step` apart, and what they have: inputs only. */
+kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int64_t step);
 
 kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t);
 int32_t kr_graph_dtype(const kr_graph *g, kr_tensor t);
@@ -78,9 +80,21 @@ krait_view kr_graph_ask(void);
 kr_tensor kr_graph_result(
     const kr_graph *g,
     const char *tensor); /* of the call before: one of its tensors by the op's name for it; 0: absent */
+/* Calls up to the next kr_graph_lane belong to this lane. 1 and 2 are two parts of which neither reads or writes what
+ * the other writes: a GPU runs them side by side once a run is recorded; their memory is not shared. 0: all others. */
+void kr_graph_lane(kr_graph *g, int32_t lane);
 /* The op pointwise on tensors of any rank; x and y may be 0. */
 void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out);
+
+/* ---- slices of a map that do not meet (graph_each.c) ---- */
+/* Records what one slice goes through, from x to out. */
+typedef void kr_slice_fn(void *user, kr_graph *g, kr_tensor x, kr_tensor out);
+/* out from x, n at a time along dimension dim, each slice by a thread of its own through a graph that fn records at
+ * once (a second time for what is left behind the last n). On a CPU; it has no gradient, and out may be x itself where
+ * fn reads all of x before it writes. */
+void kr_graph_each(kr_graph *g, const char *name, int dim, int64_t n, kr_slice_fn *fn, void *user, kr_tensor x,
+                   kr_tensor out);
 
 /* ---- gradients (graph_backward.c) ---- */
 typedef struct kr_gradient {
@@ -107,7 +121,8 @@ enum {
   KR_PLAN_REFERENCE = 1, /* the reference row of each op, in host memory: tensors may be float64, ctx NULL */
   KR_PLAN_APART = 2,     /* no memory is shared: for tests, and to look at tensors after a run */
   KR_PLAN_TF32 = 4,      /* products of float32 may round their factors to 11 significant bits */
-  KR_PLAN_CONSTANT = 8,  /* weights given while recording stay as they are: calls on nothing else run now, once (CPU) */
+  KR_PLAN_CONSTANT = 8,  /* weights given while recording, on the host, stay as they are: calls on nothing else run now,
+                            once; a GPU's graph has its own copy of what is left */
 };
 int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags);
 uint64_t kr_graph_bytes(const kr_graph *g); /* what a runner needs: arena and states */

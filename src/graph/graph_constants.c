@@ -1,5 +1,5 @@
-/* graph_constants.c: calls on nothing but weights that were given, run while the graph is planned: what they make is
- * weights from then on. */
+/* graph_constants.c: calls on nothing but weights that were given, run on the host while the graph is planned: what
+ * they make is weights from then on. On a GPU those that are still read go there, in one block. */
 #include <string.h>
 
 #include "alloc.h"
@@ -113,7 +113,7 @@ static int32_t lay_out_factors(kr_graph *g) {
   return kr_graph_status(g);
 }
 
-int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
+static int32_t run_constants(kr_graph *g, const krait_ctx *ctx) {
   char *constant = kr_arena_try(g->arena, g->nodes.n + 1);
   if (!constant) return kr_graph_fail(g, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
   memset(constant, 1, g->nodes.n);
@@ -131,5 +131,56 @@ int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
     if (status < 0) return kr_graph_note(g, status);
     kr_graph_drop(g, at);
   }
+  return KRAIT_OK;
+}
+
+/* ---- on a GPU ---- */
+
+static uint64_t lines_of(uint64_t bytes) { return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE; }
+
+/* Marks the weights that a call reads, and returns their bytes. */
+static uint64_t find_read(const kr_graph *g, char *read) {
+  uint64_t bytes = 0;
+  for (size_t n = 0; n < g->nodes.n; n++)
+    for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
+      const int32_t own = KR_PART(g, KR_NODE(g, n)->uses[i].tensor)->storage;
+      const kr_storage *s = KR_STORAGE(g, own);
+      if (s->home != KR_HOME_WEIGHT || !s->data || read[own]) continue;
+      read[own] = 1, bytes += lines_of(s->bytes);
+    }
+  return bytes;
+}
+
+static int32_t move_weights(kr_graph *g, const kr_cuda *cuda) {
+  char *read = kr_arena_alloc(g->arena, g->storages.n + 1);
+  KR_TRY(kr_graph_status(g));
+  const uint64_t bytes = find_read(g, read);
+  char *at = NULL;
+  if (!bytes) return KRAIT_OK;
+  KR_TRY(kr_cuda_alloc(cuda, bytes, &g->moved));
+  g->moved_on = cuda, at = g->moved;
+  for (size_t i = 0; i < g->storages.n; i++) {
+    kr_storage *s = KR_STORAGE(g, i);
+    if (!read[i]) continue;
+    KR_TRY(kr_cuda_copy_in(cuda, at, s->data, s->bytes, NULL));
+    s->data = at, at += lines_of(s->bytes);
+  }
+  return kr_cuda_wait(cuda, NULL);
+}
+
+/* The same pool of threads; what a call keeps with its context goes with this one. */
+static int32_t compute_for_device(kr_graph *g, const krait_ctx *ctx) {
+  krait_ctx host = {
+      .caps = krait_cpu_caps(), .device = KRAIT_DEVICE_CPU, .fallback = ctx->fallback, .pool = ctx->pool};
+  int32_t status = run_constants(g, &host);
+  kr_kept *kept = atomic_load(&host.graphs);
+  if (kept) kept->close(kept);
+  if (status >= 0) status = move_weights(g, ctx->cuda);
+  return status < 0 ? kr_graph_note(g, status) : status;
+}
+
+int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {
+  if (ctx->cuda) return compute_for_device(g, ctx);
+  KR_TRY(run_constants(g, ctx));
   return lay_out_factors(g);
 }

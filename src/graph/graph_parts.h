@@ -42,6 +42,7 @@ typedef struct kr_node {
   unsigned char *args; /* views hold names of storages, see kr_graph_view */
   kr_use *uses;
   int32_t n_uses;
+  int32_t lane;         /* kr_graph_lane */
   int32_t dead;         /* the plan: nothing reads what it writes */
   uint32_t ahead;       /* the plan: KR_CALL_* (overlap.h) of this call in a recording */
   const kr_row *row;    /* the plan */
@@ -53,12 +54,18 @@ struct kr_graph {
   kr_arena *arena;
   kr_list storages, parts, nodes; /* kr_storage, kr_part, kr_node; part 0 is not used */
   kr_list rewrites_off;           /* const char *: names, or "all" */
+  kr_list slices;                 /* kr_graph *: of nodes of kr_graph_each */
+  krait_ctx *alone;               /* what these are planned for: one thread */
+  int32_t lane;                   /* of what is recorded now */
   int32_t status;
   const char *failure;
   int32_t planned;
+  size_t lanes_from, lanes_to;    /* the plan: nodes of lanes 1 and 2, which run side by side; none: both 0 */
   const krait_ctx *ctx; /* planned for; reference rows do without */
   uint32_t flags;
   uint64_t arena_bytes, state_bytes;
+  void *moved; /* the weights of KR_PLAN_CONSTANT on a GPU */
+  const kr_cuda *moved_on;
 };
 
 #define KR_STORAGE(g, i) KR_AT((g)->storages, kr_storage, i)
@@ -94,6 +101,11 @@ int kr_boxes_equal(const kr_box *a, const kr_box *b);
 /* The same elements of another storage with the same dimensions as those that t has of its own; 0 where strides do not
  * allow it. */
 kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage);
+
+/* Graphs of slices (graph_each.c): planned as g is, and closed with it; that of a node, or NULL. */
+int32_t kr_graph_plan_slices(kr_graph *g);
+void kr_graph_close_slices(kr_graph *g);
+const kr_graph *kr_graph_of_slices(const kr_node *node);
 
 /* KR_PLAN_CONSTANT (graph_constants.c). */
 int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx);

@@ -94,7 +94,7 @@ static int class_at(const kr_sig *sig, size_t view) {
 /* By storage: whether any node writes it, and whether one before this node does. */
 static uint32_t ahead_of(const kr_graph *g, const kr_node *node, const char *written, const char *now) {
   uint32_t ahead = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
-  if (node->dead || !takes_ahead(node->op)) return 0;
+  if (node->dead || !takes_ahead(node->op) || node->lane) return 0;
   for (int32_t i = 0; i < node->n_uses; i++) {
     const int32_t storage = KR_PART(g, node->uses[i].tensor)->storage,
                   kind = class_at(node->op->sig, node->uses[i].offset);
@@ -114,11 +114,51 @@ static int32_t find_ahead(kr_graph *g) {
   if (kr_arena_failed(g->arena)) return kr_graph_status(g);
   for (size_t n = 0; n < g->nodes.n; n++) note_written(g, KR_NODE(g, n), written);
   for (size_t n = 0; n < g->nodes.n; n++) {
-    KR_NODE(g, n)->ahead = ahead_of(g, KR_NODE(g, n), written, now);
+    KR_NODE(g, n)->ahead = n && n == g->lanes_to ? 0 : ahead_of(g, KR_NODE(g, n), written, now);
     note_written(g, KR_NODE(g, n), now);
   }
   return KRAIT_OK;
 }
+
+/* ---- lanes ---- */
+
+/* Whether a storage is written in one lane and touched in the other. */
+static int lanes_meet(const kr_graph *g, size_t from, size_t to, char *touched) {
+  enum { WRITES = 4 };
+  for (size_t n = from; n < to; n++) {
+    const kr_node *node = KR_NODE(g, n);
+    for (int32_t i = 0; i < node->n_uses && !node->dead; i++) {
+      char *of = &touched[KR_PART(g, node->uses[i].tensor)->storage];
+      *of |= (char)(node->lane | (node->uses[i].role & KR_WRITE ? WRITES : 0));
+      if (*of == (1 | 2 | WRITES)) return 1;
+    }
+  }
+  return 0;
+}
+
+/* The nodes of both lanes, if nothing else lies between them; what one of them touches lives as long as all of them. */
+static int32_t find_lanes(kr_graph *g) {
+  size_t from = g->nodes.n, to = 0;
+  char *touched = kr_arena_alloc(g->arena, g->storages.n + 1);
+  if (kr_arena_failed(g->arena)) return kr_graph_status(g);
+  for (size_t n = 0; n < g->nodes.n; n++)
+    if (KR_NODE(g, n)->lane && !KR_NODE(g, n)->dead) from = n < from ? n : from, to = n + 1;
+  for (size_t n = from; n < to; n++)
+    if (!KR_NODE(g, n)->lane && !KR_NODE(g, n)->dead) return KRAIT_OK;
+  if (from >= to || !kr_graph_cuda(g) || lanes_meet(g, from, to, touched)) return KRAIT_OK;
+  g->lanes_from = from, g->lanes_to = to;
+  for (size_t i = 0; i < g->storages.n; i++) {
+    kr_storage *s = KR_STORAGE(g, i);
+    if (s->first >= (int32_t)to || s->last < (int32_t)from) continue;
+    if (s->first > (int32_t)from) s->first = (int32_t)from;
+    if (s->last < (int32_t)to - 1) s->last = (int32_t)to - 1;
+  }
+  return KRAIT_OK;
+}
+static int in_lanes(const kr_graph *g, size_t n) { return n >= g->lanes_from && n < g->lanes_to; }
+/* When a node's scratch is in use. */
+static int32_t scratch_first(const kr_graph *g, size_t n) { return (int32_t)(in_lanes(g, n) ? g->lanes_from : n); }
+static int32_t scratch_last(const kr_graph *g, size_t n) { return (int32_t)(in_lanes(g, n) ? g->lanes_to - 1 : n); }
 
 /* ---- the arena ---- */
 
@@ -164,7 +204,8 @@ static int32_t lay_out(kr_graph *g) {
   for (size_t i = 0; i < g->nodes.n; i++) {
     kr_node *node = KR_NODE(g, i);
     if (!node->dead && node->scratch_bytes)
-      blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, (int32_t)i, (int32_t)i};
+      blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, scratch_first(g, i),
+                            scratch_last(g, i)};
   }
   qsort(blocks, (size_t)n, sizeof *blocks, larger_first);
   for (int32_t i = 0; i < n; i++) {
@@ -186,12 +227,14 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   if (!ctx && !(flags & KR_PLAN_REFERENCE)) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: ctx must not be NULL");
   if (!(flags & KR_PLAN_REFERENCE)) {
     KR_TRY(kr_graph_rewrite(g, ctx, kr_rewrites, kr_n_rewrites));
-    if (flags & KR_PLAN_CONSTANT && !ctx->cuda) KR_TRY(kr_graph_compute_constants(g, ctx));
+    if (flags & KR_PLAN_CONSTANT) KR_TRY(kr_graph_compute_constants(g, ctx));
   }
   g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,
   g->flags = flags; /* reference rows run on the host, and look at no context */
+  KR_TRY(kr_graph_plan_slices(g));
   KR_TRY(drop_dead_nodes(g));
   KR_TRY(find_lives(g));
+  KR_TRY(find_lanes(g));
   for (size_t n = 0; n < g->nodes.n; n++)
     if (!KR_NODE(g, n)->dead) KR_TRY(choose_row(g, KR_NODE(g, n)));
   KR_TRY(find_ahead(g));
@@ -228,7 +271,8 @@ static span span_of(const kr_graph *g, size_t i) {
   }
   const int32_t n = (int32_t)(i - g->storages.n);
   const kr_node *node = KR_NODE(g, n);
-  return (span){node->name, node->scratch_at, node->dead ? 0 : node->scratch_bytes, n, n};
+  return (span){node->name, node->scratch_at, node->dead ? 0 : node->scratch_bytes,
+                scratch_first(g, (size_t)n), scratch_last(g, (size_t)n)};
 }
 
 int32_t kr_graph_check_plan(const kr_graph *g) {

@@ -89,6 +89,15 @@ int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(
                 (double)weights * 1e-6);
   if (runner) kr_text_print(&text, "; %.1f us in nodes", seconds * 1e6);
   line(user, text.at);
+  int32_t status = KRAIT_OK;
+  for (size_t n = 0; n < g->nodes.n && status >= 0; n++) {
+    const kr_graph *slice = KR_NODE(g, n)->dead ? NULL : kr_graph_of_slices(KR_NODE(g, n));
+    if (!slice) continue;
+    kr_text title = kr_text_begin(arena);
+    kr_text_print(&title, "each slice of %s:", KR_NODE(g, n)->name);
+    line(user, title.at);
+    status = kr_graph_print(slice, NULL, line, user);
+  }
   kr_arena_close(&arena);
-  return KRAIT_OK;
+  return status;
 }

@@ -46,7 +46,8 @@ int32_t kr_graph_open(kr_graph **graph) {
                   .storages = KR_LIST(kr_storage),
                   .parts = KR_LIST(kr_part),
                   .nodes = KR_LIST(kr_node),
-                  .rewrites_off = KR_LIST(const char *)};
+                  .rewrites_off = KR_LIST(const char *),
+                  .slices = KR_LIST(kr_graph *)};
   kr_list_push(arena, &g->parts);
   *graph = g;
   return KRAIT_OK;
@@ -55,9 +56,13 @@ int32_t kr_graph_open(kr_graph **graph) {
 void kr_graph_close(kr_graph **graph) {
   if (!graph || !*graph) return;
   kr_arena *arena = (*graph)->arena; /* the graph lies in it */
+  kr_graph_close_slices(*graph);
+  if ((*graph)->moved) kr_cuda_free((*graph)->moved_on, (*graph)->moved);
   *graph = NULL;
   kr_arena_close(&arena);
 }
+
+void kr_graph_lane(kr_graph *g, int32_t lane) { g->lane = lane; }
 
 /* ---- sizes ---- */
 
@@ -303,6 +308,23 @@ kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t, kr_dims dims) {
   return kr_graph_part(g, &p);
 }
 
+kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int64_t step) {
+  char text[96];
+  const kr_part *old = part_of(g, t);
+  if (!old) return 0;
+  kr_part p = *old;
+  if (dim < 0 || dim >= p.dims.n || p.dims.n > 3 || size < 1 || step < 1 || size > p.dims.size[dim]) {
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: windows of %s %s: %lld of dimension %d", kr_graph_name(g, t),
+                  kr_dims_text(p.dims, text), (long long)size, dim);
+    return 0;
+  }
+  for (int i = p.dims.n++; i > dim; i--) p.dims.size[i] = p.dims.size[i - 1], p.stride[i] = p.stride[i - 1];
+  p.dims.size[dim] = (old->dims.size[dim] - size) / step + 1;
+  p.dims.size[dim + 1] = size;
+  p.stride[dim] *= step;
+  return kr_graph_part(g, &p);
+}
+
 kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t) {
   return t > 0 && (size_t)t < g->parts.n ? KR_PART(g, t)->dims : (kr_dims){0};
 }
@@ -412,6 +434,7 @@ static int32_t read_call(kr_graph *g, kr_node *node, kr_tensor *first) {
 kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const void *args) {
   if (!is_open(g)) return 0;
   kr_node node = {
+      .lane = g->lane,
       .name = kr_arena_copy(g->arena, name, strlen(name)), .op = op, .args = kr_arena_alloc(g->arena, op->args_bytes)};
   kr_tensor first = 0;
   if (kr_arena_failed(g->arena)) return 0;

@@ -53,7 +53,8 @@ int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t) {
 }
 
 void kr_graph_move_last(kr_graph *g, size_t n) {
-  const kr_node last = *KR_NODE(g, g->nodes.n - 1);
+  kr_node last = *KR_NODE(g, g->nodes.n - 1);
+  last.lane = KR_NODE(g, n)->lane;
   memmove(KR_NODE(g, n + 1), KR_NODE(g, n), (g->nodes.n - 1 - n) * sizeof last);
   *KR_NODE(g, n) = last;
 }

@@ -196,6 +196,8 @@ void kr_runner_close(kr_runner **runner) {
   if (cuda) {
     forget_recordings(r);
     kr_cuda_stream_close(cuda, &r->recorder);
+    kr_cuda_stream_close(cuda, &r->beside);
+    kr_cuda_timer_close(cuda, &r->meeting);
   }
   if (!r->borrowed) free_block(r, &r->memory);
   free_block(r, &r->extra);
@@ -227,12 +229,31 @@ static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   return kr_fail(status, "graph: node %s (%s, row %s): %s", node->name, node->op->name, r->rows[n]->name, why);
 }
 
+/* What is launched on `later` from here on waits for what is on `stream`. */
+static int32_t follow(const kr_cuda *cuda, void *point, void *stream, void *later) {
+  KR_TRY(kr_cuda_timer_mark(cuda, point, stream));
+  return kr_cuda_wait_for(cuda, point, later);
+}
+
+/* Recordings run both lanes side by side. */
+static int32_t run_lanes(kr_runner *r, void *stream) {
+  const kr_graph *g = r->graph;
+  const kr_cuda *cuda = kr_graph_cuda(g);
+  KR_TRY(follow(cuda, r->meeting.from, stream, r->beside));
+  for (size_t n = g->lanes_from; n < g->lanes_to; n++)
+    if (r->args[n]) KR_TRY(run_node(r, n, KR_NODE(g, n)->lane == 2 ? r->beside : stream));
+  return follow(cuda, r->meeting.to, r->beside, stream);
+}
+
 static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
+  const kr_graph *g = r->graph;
+  const int has_lanes = r->records && r->beside && from <= g->lanes_from && g->lanes_to <= to;
   int64_t n_run = 0;
   for (size_t n = from; n < to; n++) {
     if (!r->args[n]) continue;
-    KR_TRY(run_node(r, n, stream));
     n_run++;
+    if (!has_lanes || n < g->lanes_from || n >= g->lanes_to) KR_TRY(run_node(r, n, stream));
+    else if (n == g->lanes_from) KR_TRY(run_lanes(r, stream));
   }
   if (r->graph->ctx)
     atomic_fetch_add_explicit(&((krait_ctx *)r->graph->ctx)->n_calls, (unsigned long long)n_run, memory_order_relaxed);
@@ -275,6 +296,10 @@ static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
 /* Without graphs in the driver every run is like the first. */
 static int32_t record(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
+  if (r->graph->lanes_to && !r->beside) {
+    KR_TRY(kr_cuda_timer_open(cuda, &r->meeting));
+    KR_TRY(kr_cuda_stream_open(cuda, &r->beside));
+  }
   if (kr_cuda_graph_begin(cuda, r->recorder) < 0) return KRAIT_OK;
   r->records = 1;
   const int32_t status = run_range(r, k->from, k->to, r->recorder);

@@ -22,7 +22,8 @@ struct kr_runner {
   const kr_row **rows;
   double *seconds;
   void *stream;           /* of the last run */
-  void *recorder;         /* a stream to record on */
+  void *recorder, *beside; /* streams to record on: the second one for lane 2 */
+  kr_cuda_timer meeting;  /* where lanes part and meet */
   int32_t records;        /* what runs now is recorded there */
   kr_recording recordings[KR_RECORDINGS]; /* runs of all nodes, or of a part, with these addresses */
   int32_t n_recordings;

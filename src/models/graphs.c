@@ -8,8 +8,7 @@
 #include "clip/clip_tower.h"
 #include "language/any_lm.h"
 #include "model_kind.h"
-#include "primeknet/primeknet_graph.h"
-#include "primeknet/primeknet_parameters.h"
+#include "primeknet/primeknet_model.h"
 #include "primeknet/primeknet_stream.h"
 #include "seedvr/seedvr.h"
 #include "sized.h"
@@ -49,28 +48,42 @@ static int32_t record_primeknet(const shower *s, const kr_pk_config *c, pk_param
   return show((void *)s, "PrimeKnet as it is trained, a window of 100 frames", g);
 }
 
-static int32_t show_streaming(const shower *s, const kr_pk_config *c, const kr_weights *weights) {
-  pk_streaming *streaming = NULL;
-  pk_chunks *chunks = NULL;
+/* What streams, and what a CPU runs. */
+static int32_t show_model(const shower *s, const kr_primeknet *net) {
   char title[96];
-  snprintf(title, sizeof title, "PrimeKnet that streams, %d frames as they come", KR_PK_LIVE_CHUNK);
-  int32_t status = pk_streaming_open(s->ctx, c, weights, KRAIT_PRECISION_FP32, &streaming);
-  if (status >= 0) status = pk_chunks_open(streaming, KR_PK_LIVE_CHUNK, &chunks);
-  if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
+  pk_chunks *chunks = NULL;
+  kr_graph *g = NULL;
+  kr_tensor tensors[KR_PK_TENSORS];
+  int32_t status;
+  if (kr_primeknet_config(net)->streams) {
+    snprintf(title, sizeof title, "PrimeKnet that streams, %d frames as they come", KR_PK_LIVE_CHUNK);
+    status = pk_chunks_open(net, KR_PK_LIVE_CHUNK, &chunks);
+    if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
+  } else {
+    status = kr_graph_open(&g);
+    if (status >= 0) status = pk_model_record(net, pk_parameter_of, 1, FRAMES, KR_PK_MAG | KR_PK_PHA, g, tensors);
+    if (status >= 0) status = kr_graph_plan(g, s->ctx, KR_PLAN_CONSTANT);
+    if (status >= 0) status = show((void *)s, "PrimeKnet, a window of 100 frames", g);
+  }
   pk_chunks_close(&chunks);
-  pk_streaming_close(&streaming);
+  kr_graph_close(&g);
   return status;
 }
 
 static int32_t show_primeknet(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
   kr_pk_config c;
   pk_parameters p = {0};
+  kr_primeknet *net = NULL;
   kr_graph *g = NULL;
   KR_TRY(kr_pk_config_read(model, config, &c));
-  int32_t status = c.streams ? show_streaming(s, &c, weights) : pk_parameters_open(weights, 0, &p);
-  if (status >= 0 && !c.streams) status = kr_graph_open(&g);
+  const int has_kernels = s->ctx->cuda && !c.streams; /* of its own, which are no graph */
+  int32_t status = has_kernels ? pk_parameters_open(weights, 0, &p)
+                               : kr_primeknet_open(s->ctx, &c, weights, KRAIT_PRECISION_FP32, &net);
+  if (status >= 0 && net) status = show_model(s, net);
+  if (status >= 0 && has_kernels) status = kr_graph_open(&g);
   if (g) status = record_primeknet(s, &c, &p, g);
   kr_graph_close(&g);
+  kr_primeknet_close(&net);
   pk_parameters_close(&p);
   return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->options->weights_path, krait_error_detail())
                                      : status;

@@ -186,6 +186,9 @@ static void agrees_with_the_reference(void **state) {
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
                            *const banks[KR_N_ORDERS] = {"ampere_half_factors", "ampere_64_channels",
                                                         "base_64_channels"},
+                           *const maps[KR_N_ORDERS + 1] = {"ampere_half_factors", "ampere_aligned_rows",
+                                                           "base_aligned_rows", "ampere_aligned_rows"},
+                           *const thin[KR_N_ORDERS] = {"ampere_few_outputs", "base_few_outputs", "ampere_few_outputs"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
@@ -197,6 +200,9 @@ static void agrees_with_the_reference(void **state) {
                             : strcmp(op->name, "rnn_pair") == 0       ? pairs
                             : strcmp(op->name, "projected_scan") == 0 ? scans
                             : strcmp(op->name, "filter_bank") == 0    ? banks
+                            : strcmp(op->name, "dense_block") == 0    ? banks
+                            : strcmp(op->name, "map_product") == 0    ? maps
+                            : strcmp(op->name, "conv_norm") == 0      ? maps + 1
                             : is_little                               ? little
                             : is_attention || is_ssd                  ? attention
                                                                       : most;
@@ -207,6 +213,7 @@ static void agrees_with_the_reference(void **state) {
   assert_true(check_rows(op, rows) > 0);
   if (rows == products) assert_true(check_rows(op, tf32) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
+  if (rows == maps) assert_true(check_rows(op, thin) > 0);
 }
 
 /* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the

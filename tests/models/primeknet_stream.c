@@ -171,10 +171,10 @@ static void chunks_are_the_whole(void **state) {
   static const int64_t sizes[] = {1, 3, 8, 64};
   (void)state;
   static problem p;
-  pk_streaming *s = NULL;
+  kr_primeknet *s = NULL;
   open_problem(&p);
   const int64_t plane = p.F * p.T;
-  must(pk_streaming_open(p.ctx, &p.c, p.weights, KRAIT_PRECISION_DEFAULT, &s));
+  must(kr_primeknet_open(p.ctx, &p.c, p.weights, KRAIT_PRECISION_DEFAULT, &s));
   float *mag = kr_alloc_array((size_t)plane, 2 * sizeof *mag), *pha = mag + plane,
         *com = kr_alloc_array((size_t)plane, 2 * sizeof *com);
   for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
@@ -193,7 +193,7 @@ static void chunks_are_the_whole(void **state) {
     }
     pk_chunks_close(&c);
   }
-  kr_free(mag), kr_free(com), pk_streaming_close(&s), close_problem(&p);
+  kr_free(mag), kr_free(com), kr_primeknet_close(&s), close_problem(&p);
 }
 
 static void open_model(const char *overrides, krait_ctx **ctx, krait_model **model, krait_session **session) {

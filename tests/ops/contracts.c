@@ -131,6 +131,18 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(projected_scan, &a->u, &a->proj, &a->dt_weight, &a->dt_bias, &a->A, &a->Dvec, &a->z, &a->out);
     krait_projected_scan_args *a = (krait_projected_scan_args *)args;
     a->B = a->L = a->D = a->N = a->R = 2, a->X = 6;
+  } else if (!strcmp(op, "dense_block")) {
+    GIVE(dense_block, &a->x, &a->taps, &a->taps_bias, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
+    krait_dense_block_args *a = (krait_dense_block_args *)args;
+    a->B = a->H = a->W = a->C = a->L = a->N = a->K = 1;
+  } else if (!strcmp(op, "map_product")) {
+    GIVE(map_product, &a->x, &a->weight, &a->out);
+    krait_map_product_args *a = (krait_map_product_args *)args;
+    a->B = a->H = a->W = a->C = a->N = a->M = 1;
+  } else if (!strcmp(op, "conv_norm")) {
+    GIVE(conv_norm, &a->x, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
+    krait_conv_norm_args *a = (krait_conv_norm_args *)args;
+    a->B = a->H = a->W = a->C = a->N = a->K = a->S = a->OH = 1;
   } else if (!strcmp(op, "filter_bank")) {
     GIVE(filter_bank, &a->x, &a->taps, &a->taps_bias, &a->gate_taps, &a->gate_bias, &a->weight, &a->weight_bias,
          &a->out_weight, &a->out_bias, &a->residual, &a->out);
@@ -308,8 +320,7 @@ static const rule rules[] = {
     {"attention_bwd", AT(attention_bwd, dsinks), PRESENT, KRAIT_F32, ARG, "dsinks cannot be given without sinks", 0},
     LEAST(rotary, L, 0), LEAST(rotary, H, 1),
     LEAST(rotary, D, 2),
-    VIEW(rotary, x, 1),
-    VIEW(rotary, out, 1),
+    VIEW(rotary, x, 1), VIEW(rotary, out, 1),
     {"rotary", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
     LEAST(attention_append, L, 0), LEAST(attention_append, Hk, 1),
     VIEW(attention_append, k, 1),
@@ -368,14 +379,8 @@ static const rule rules[] = {
     {"state_update", 0, FLAGS, 4, ARG, "unknown flags", 0},
     {"state_update", AT(state_update, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0},
     LEAST(add_norm, R, 0), LEAST(add_norm, M, 1),
-    VIEW(add_norm, x, 1),
-    VIEW(add_norm, out, 1),
-    VIEW(add_norm, x1, 0),
-    VIEW(add_norm, residual, 0),
-    VIEW(add_norm, rowscale, 0),
-    VIEW(add_norm, weight, 0),
-    VIEW(add_norm, bias, 0),
-    VIEW(add_norm, weight1, 0),
+    VIEW(add_norm, x, 1), VIEW(add_norm, out, 1), VIEW(add_norm, x1, 0), VIEW(add_norm, residual, 0),
+    VIEW(add_norm, rowscale, 0), VIEW(add_norm, weight, 0), VIEW(add_norm, bias, 0), VIEW(add_norm, weight1, 0),
     VIEW(add_norm, residual_out, 0),
     MODE(add_norm, out1, KRAIT_F32, 0, "out1 cannot be given without weight1"),
     MODE(add_norm, bias1, KRAIT_F32, 0, "bias1 cannot be given without weight1"),
@@ -388,10 +393,7 @@ static const rule rules[] = {
     MODE(add_norm_bwd, dout1, KRAIT_F32, 0, "dout1 cannot be given without weight1"),
     LEAST(gated_norm, R, 0), LEAST(gated_norm, M, 1),
     LEAST(gated_norm, group_size, 1),
-    VIEW(gated_norm, x, 1),
-    VIEW(gated_norm, out, 1),
-    VIEW(gated_norm, z, 0),
-    VIEW(gated_norm, bias, 0),
+    VIEW(gated_norm, x, 1), VIEW(gated_norm, out, 1), VIEW(gated_norm, z, 0), VIEW(gated_norm, bias, 0),
     {"gated_norm", AT(gated_norm, M), SIZE, 3, SHAPE, "M 3 is not a multiple of group_size 2", 0},
     VIEW(gated_norm_bwd, x, 1),
     VIEW(gated_norm_bwd, dout, 1),
@@ -400,24 +402,31 @@ static const rule rules[] = {
     VIEW(gated_norm_bwd, dbias, 0),
     MODE(gated_norm_bwd, dz, KRAIT_F32, 0, "dz cannot be given without z"),
     LEAST(gated_filter, K, 1), LEAST(gated_filter, P, 0),
-    VIEW(gated_filter, x, 1),
-    VIEW(gated_filter, bias, 0),
+    VIEW(gated_filter, x, 1), VIEW(gated_filter, bias, 0),
+    LEAST(dense_block, B, 0), LEAST(dense_block, H, 1),
+    {"dense_block", AT(dense_block, L), SIZE, 17, SHAPE, "L is 17, must be at most 16", 0},
+    {"dense_block", AT(dense_block, N), SIZE, 5, SHAPE, "N is 5, of 1 layers of 1 channels it is 1", 0},
+    {"dense_block", AT(dense_block, K), SIZE, 2, SHAPE, "K is 2, without a lift it is C, 1", 0},
+    VIEW(dense_block, taps, 1), VIEW(dense_block, slope, 1),
+    LEAST(map_product, B, 0), LEAST(map_product, K, 0), VIEW(map_product, x, 1), VIEW(map_product, bias, 0),
+    {"map_product", AT(map_product, M), SIZE, 5, SHAPE, "N is 1, M 5", 0},
+    {"map_product", AT(map_product, K), SIZE, 2, ARG, "conv_weight, conv_bias, conv_out and K go together", 0},
+    {"map_product", AT(map_product, silu_from), SIZE, 1, ARG, "silu_from is 1, of 1 columns, without", 0},
+    LEAST(conv_norm, B, 0), LEAST(conv_norm, K, 1), VIEW(conv_norm, x, 1), VIEW(conv_norm, slope, 1),
+    {"conv_norm", AT(conv_norm, OH), SIZE, 3, SHAPE, "OH is 3, it must be 1", 0},
+    {"conv_norm", AT(conv_norm, K), SIZE, 2, SHAPE, "H is 1, of 2 taps", 0},
+    {"conv_norm", AT(conv_norm, S), SIZE, 17, SHAPE, "S is 17, must be at most 16", 0},
     LEAST(filter_bank, B, 0), LEAST(filter_bank, K, 1),
     {"filter_bank", AT(filter_bank, J), SIZE, 9, SHAPE, "J is 9, must be at most 8", 0},
     {"filter_bank", AT(filter_bank, K2), SIZE, 5, SHAPE, "K2 is 5, with J 1", 0},
-    VIEW(filter_bank, gate_taps, 1),
-    VIEW(filter_bank, out_weight, 1),
-    VIEW(filter_bank, skip, 0),
+    VIEW(filter_bank, gate_taps, 1), VIEW(filter_bank, out_weight, 1), VIEW(filter_bank, skip, 0),
     LEAST(mean_product, S, 1), LEAST(mean_product, J, 0),
-    VIEW(mean_product, x, 1),
-    VIEW(mean_product, bias, 0),
+    VIEW(mean_product, x, 1), VIEW(mean_product, bias, 0),
     LEAST(rnn_pair, H, 1),
-    VIEW(rnn_pair, weight2, 1),
-    VIEW(rnn_pair, in_bias2, 0),
+    VIEW(rnn_pair, weight2, 1), VIEW(rnn_pair, in_bias2, 0),
     LEAST(projected_scan, B, 0), LEAST(projected_scan, R, 1),
     {"projected_scan", AT(projected_scan, X), SIZE, 5, SHAPE, "X is 5", 0},
-    VIEW(projected_scan, proj, 1),
-    VIEW(projected_scan, z, 1),
+    VIEW(projected_scan, proj, 1), VIEW(projected_scan, z, 1),
     LEAST(mamba_inner, B, 0), LEAST(mamba_inner, D, 1),
     LEAST(mamba_inner, L, 0), LEAST(mamba_inner, N, 1),
     LEAST(mamba_inner, W, 1),

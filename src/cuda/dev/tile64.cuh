@@ -8,10 +8,16 @@
 #include "pack.cuh"
 #include "tile64.h"
 
+#ifdef __clang__
+#define KR_CONSTANT __attribute__((device)) /* memory of the module; on the host, as the emulator has it, any */
+#else
+#define KR_CONSTANT
+#endif
+
 /* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column.
  * PITCH: words from row to row, so that what a warp reads lies in different banks. */
 #ifdef KR_HALVES
-enum { THREADS = KR_TILE_THREADS_HALVES, BLOCKS = 2, PITCH = 40, RESULTS = 4, PARTS = 2 };
+enum { THREADS = KR_TILE_THREADS_HALVES, BLOCKS = 2, PITCH = 48, RESULTS = 4, PARTS = 2 };
 #else
 enum { THREADS = KR_TILE_THREADS, BLOCKS = 3, PITCH = 68, RESULTS = 8, PARTS = 4 };
 #endif
@@ -20,6 +26,9 @@ enum { ROWS = KR_TILE_ROWS, COLUMNS = KR_TILE_COLUMNS, WIDTH = 64, SIDE = KR_TIL
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV kr_float2 load2(const float *from) { return *(const kr_float2 *)from; }
 KR_DEV kr_float4 zero4(void) { return kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}}; }
+
+/* Read where a map has nothing: an address is chosen, and no load is branched around. */
+static KR_CONSTANT __attribute__((aligned(16))) const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
 /* Up to WIDTH columns of ROWS rows. */
 typedef struct __attribute__((aligned(16))) tile {
@@ -65,46 +74,43 @@ KR_DEV float sum_rows(float v) {
 KR_DEV int row_part(void) { return kr_thread() >> 5 & 1; }
 KR_DEV int first_of_rows(void) { return (kr_thread() & 31) < 4; }
 
-/* A warp's rows as the tensor cores take them, 16 columns at a time. Columns from K on must be zeros in the tile. */
+/* A warp's rows as the tensor cores take them, 16 inputs at a time; eight that follow each other are of one lane, four
+ * for one step and four for the next. Columns from K on must be zeros in the tile. */
 typedef struct factors {
   uint32_t a[2][4][4];
 } factors;
 
 KR_DEV void take(const tile &from, factors &f) {
   const uint32_t *row =
-      from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 2;
+      from.words + ((kr_thread() >> 5 & 1) * 32 + ((kr_thread() & 31) >> 2)) * PITCH + (kr_thread() & 3) * 4;
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const uint64_t pair = *(const uint64_t *)(row + i * 8 * PITCH + k * 8);
-      f.a[i >> 1][k][i & 1] = (uint32_t)pair;
-      f.a[i >> 1][k][(i & 1) + 2] = (uint32_t)(pair >> 32);
+    for (int k = 0; k < 4; k += 2) {
+      const kr_raw16 eight = *(const kr_raw16 *)(row + i * 8 * PITCH + k * 8);
+#pragma unroll
+      for (int j = 0; j < 4; j++) f.a[i >> 1][k + j / 2][(i & 1) + j % 2 * 2] = eight.w[j];
     }
 }
 
-/* A panel of weights as packed, from the row on that the tile's first column meets, and of it the columns column0... */
+/* The weights of 64 columns as a lane needs them: per step two columns of four inputs each. */
 typedef struct weights {
   kr_raw16 b[4];
 } weights;
 
-/* Columns that do not exist are read as others, and their results stored nowhere. */
-KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
-  const int n = column0 / 16 + (kr_thread() >> 6), per_row = Np / 16;
-  const float *from = w + ((int64_t)(n < per_row ? n : 0) * 32 + (kr_thread() & 31)) * 4;
+/* Columns column0.. of rows of float16, inputs of an output side by side, rows `ld` apart: N of them, K inputs, at most
+ * WIDTH, a multiple of 16. Columns that do not exist are read as others, and their results stored nowhere. */
+KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
+  const int lane = kr_thread() & 31, n = column0 + (kr_thread() >> 6 << 4) + (lane >> 3) * 4 + (lane >> 2 & 1),
+            k = (lane & 3) * 8;
+  const uint16_t *one = (const uint16_t *)w + (int64_t)(n < N ? n : 0) * ld,
+                 *other = one + (n + 2 < N ? 2 * (int64_t)ld : 0);
 #pragma unroll
-  for (int k = 0; k < 4; k++) to.b[k] = *(const kr_raw16 *)(from + (k * 16 < K ? k * per_row * 128 : 0));
-}
-
-/* The same of rows of float16, `ld` apart, of K inputs: N of them, both multiples of 16; not packed. */
-KR_DEV void fetch_rows(const void *w, int ld, int N, int K, weights &to) {
-  const int n = kr_thread() >> 6 << 4, lane = kr_thread() & 31, column = (lane >> 3) * 4 + (lane >> 2 & 1);
-  const uint16_t *from = (const uint16_t *)w + (int64_t)((n < N ? n : 0) + column) * ld + (lane & 3) * 4;
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    const uint16_t *at = from + (k * 16 < K ? k * 16 : 0);
-    const uint64_t one = *(const uint64_t *)at, other = *(const uint64_t *)(at + 2 * ld);
-    to.b[k] = kr_raw16{{(uint32_t)one, (uint32_t)(one >> 32), (uint32_t)other, (uint32_t)(other >> 32)}};
+  for (int i = 0; i < 2; i++) {
+    const int at = i * 32 + k < K ? i * 32 + k : 0;
+    const kr_raw16 a = *(const kr_raw16 *)(one + at), b = *(const kr_raw16 *)(other + at);
+    to.b[i * 2] = kr_raw16{{a.w[0], a.w[1], b.w[0], b.w[1]}};
+    to.b[i * 2 + 1] = kr_raw16{{a.w[2], a.w[3], b.w[2], b.w[3]}};
   }
 }
 
@@ -115,10 +121,6 @@ KR_DEV void multiply(const tile &, const factors &f, const weights &w, sums &s) 
 #pragma unroll
     for (int i = 0; i < 2; i++)
       kr_mma(s.v[i][0], f.a[i][k], w.b[k].w[0], w.b[k].w[1]), kr_mma(s.v[i][1], f.a[i][k], w.b[k].w[2], w.b[k].w[3]);
-}
-
-KR_DEV const float *panel_rows(const float *w, int64_t fragments, int k, int Np) {
-  return w + fragments + (int64_t)k * Np / 2;
 }
 
 #else
@@ -159,14 +161,10 @@ typedef struct weights {
   int Np, K; /* Np: floats from row to row */
 } weights;
 
-KR_DEV void fetch(const float *w, int Np, int K, int column0, weights &to) {
-  const int column = column0 + result_column();
-  to = weights{w + (column < Np ? column : 0), Np, K};
-}
-
 /* Here the outputs of an input lie side by side, inputs `ld` apart. */
-KR_DEV void fetch_rows(const void *w, int ld, int N, int K, weights &to) {
-  to = weights{(const float *)w + (result_column() < N ? result_column() : 0), ld, K};
+KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
+  const int column = column0 + result_column();
+  to = weights{(const float *)w + (column < N ? column : 0), ld, K};
 }
 
 KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &s) {
@@ -186,8 +184,6 @@ KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &
     }
   }
 }
-
-KR_DEV const float *panel_rows(const float *w, int64_t, int k, int Np) { return w + (int64_t)k * Np; }
 #endif
 
 /* ---- where results go -------------------------------------------------------------------------------------------- */
@@ -216,7 +212,7 @@ KR_DEV spots square_spots(int item, int F, int T, int f0, int t0) {
 typedef struct ending {
   float *out;
   const float *E, *X, *beta; /* E + ... + beta X; any may be NULL */
-  const float *bias;         /* of the panel's first column */
+  const float *bias;         /* of the panel's first column, or NULL */
   const float *zeros;
   int ldo;                   /* of out, E and X */
   int silu_from;             /* without addends: columns from here on go through silu */
@@ -240,9 +236,10 @@ typedef struct addends {
   kr_float4 v[RESULTS];
 } addends;
 
-KR_DEV void fetch(const ending &e, const spots &at, int Np, addends &to) {
+KR_DEV void fetch(const ending &e, const spots &at, int Np, int column0, addends &to) {
+  const int column = column0 + result_column();
 #pragma unroll
-  for (int i = 0; i < RESULTS; i++) to.v[i] = addend(e, at, i, result_column() < Np ? result_column() : 0);
+  for (int i = 0; i < RESULTS; i++) to.v[i] = addend(e, at, i, column < Np ? column : 0);
 }
 
 KR_DEV kr_float4 fetched(const ending &, const spots &, int i, int, const addends &more) { return more.v[i]; }
@@ -250,7 +247,7 @@ KR_DEV kr_float4 fetched(const ending &, const spots &, int i, int, const addend
 typedef struct addends {
 } addends;
 
-KR_DEV void fetch(const ending &, const spots &, int, addends &) {}
+KR_DEV void fetch(const ending &, const spots &, int, int, addends &) {}
 KR_DEV kr_float4 fetched(const ending &e, const spots &at, int i, int column, const addends &) {
   return addend(e, at, i, column);
 }
@@ -262,7 +259,7 @@ template <int ADD>
 KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s, const addends &more) {
   const int column = column0 + result_column();
   if (column >= Np) return;
-  const kr_float4 bias = load4(e.bias + column);
+  const kr_float4 bias = load4(e.bias ? e.bias + column : nothing);
   kr_float4 v[RESULTS];
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) {
@@ -296,13 +293,62 @@ KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const s
 KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, const sums &s) {
   const int column = column0 + result_column();
   if (column >= Np) return;
-  const kr_float4 bias = load4(e.bias + column);
+  const kr_float4 bias = load4(e.bias ? e.bias + column : nothing);
 #pragma unroll
   for (int i = 0; i < RESULTS; i++) {
     const kr_float4 v = with_bias(s, i, bias);
     if (at.exists >> i & 1)
       *(kr_float2 *)(e.out + (int64_t)at.row[i] * e.ldo + column / 2) = kr_float2{{v.v[0] * v.v[1], v.v[2] * v.v[3]}};
   }
+}
+
+/* ---- moments of what a tile has ---------------------------------------------------------------------------------- */
+
+/* The sum over the tile's rows of four columns, by way of shared memory. */
+KR_DEV kr_float4 column_sums(const kr_float4 &own, float *totals) {
+  kr_float4 sum;
+#pragma unroll
+  for (int j = 0; j < 4; j++) sum.v[j] = sum_rows(own.v[j]);
+  if (first_of_rows()) *(kr_float4 *)(totals + row_part() * COLUMNS + result_column()) = sum;
+  kr_sync();
+  sum = load4(totals + result_column());
+#pragma unroll
+  for (int part = 1; part < PARTS; part++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum.v[j] += totals[part * COLUMNS + result_column() + j];
+  return sum;
+}
+
+typedef struct __attribute__((aligned(16))) column_totals {
+  float v[2][PARTS * COLUMNS];
+} column_totals;
+
+/* Count, mean and squared deviations of the tile's columns, for tile_norm.h; the bias adds to the mean alone. */
+KR_DEV void measure(float *to, int Np, const float *bias, const spots &at, int column0, const sums &s,
+                    column_totals &totals) {
+  kr_float4 sum = zero4(), squares = zero4();
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum.v[j] += at.exists >> i & 1 ? result(s, i).v[j] : 0.0f;
+  kr_float4 mean = column_sums(sum, totals.v[0]);
+  const float share = 1.0f / (float)at.count;
+#pragma unroll
+  for (int j = 0; j < 4; j++) mean.v[j] *= share;
+#pragma unroll
+  for (int i = 0; i < RESULTS; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float d = at.exists >> i & 1 ? result(s, i).v[j] - mean.v[j] : 0.0f;
+      squares.v[j] = kr_fma(d, d, squares.v[j]);
+    }
+  squares = column_sums(squares, totals.v[1]);
+  const int column = column0 + result_column();
+  if (row_part() || !first_of_rows() || column >= Np) return;
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    to[column + j] = (float)at.count, to[Np + column + j] = mean.v[j] + (bias ? bias[column + j] : 0.0f),
+                to[2 * Np + column + j] = squares.v[j];
 }
 
 #endif

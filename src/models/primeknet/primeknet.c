@@ -10,6 +10,7 @@
 #include "primeknet_stream.h"
 #include "status.h"
 #include "stft.h"
+#include "stft_live.h"
 
 static const double compress_power = 0.3; /* what the published training configuration uses */
 
@@ -24,7 +25,8 @@ typedef struct pk_timeline {
   const pk_impl *impl;
   kr_pk_session *session;
   kr_stft *stft;
-  pk_live *live; /* of a model that streams, once it is asked for */
+  pk_chunks *chunks; /* of a model that streams, once sound as it comes is asked for */
+  kr_stft_live *live;
   int64_t room_frames;
   float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
 } pk_timeline;
@@ -57,7 +59,8 @@ static void close_timeline(void **handle) {
   *handle = NULL;
   kr_pk_session_close(&line->session);
   kr_stft_close(&line->stft);
-  pk_live_close(&line->live);
+  kr_stft_live_close(&line->live);
+  pk_chunks_close(&line->chunks);
   kr_free(line->com);
   kr_free(line);
 }
@@ -111,17 +114,25 @@ static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_s
 
 static int32_t open_live(void *user) {
   pk_timeline *line = user;
-  if (line->live) return pk_live_begin(line->live), KRAIT_OK;
-  return pk_live_open(kr_primeknet_streaming(line->impl->net), line->impl->pool, KR_PK_LIVE_CHUNK, compress_power,
-                      &line->live);
+  const kr_primeknet *net = line->impl->net;
+  if (line->live) return kr_stft_live_begin(line->live), KRAIT_OK;
+  if (!line->chunks) KR_TRY(pk_chunks_open(net, KR_PK_LIVE_CHUNK, &line->chunks));
+  return kr_stft_live_open(&(kr_stft_live_options){.n_fft = kr_primeknet_config(net)->fft_len,
+                                                   .chunk = KR_PK_LIVE_CHUNK,
+                                                   .power = compress_power,
+                                                   .pool = line->impl->pool,
+                                                   .user = line->chunks,
+                                                   .begin = pk_chunks_reset,
+                                                   .frames = pk_chunks_run},
+                           &line->live);
 }
 static int64_t live_due(const void *user, int64_t n_samples) {
-  return pk_live_due(((const pk_timeline *)user)->live, n_samples);
+  return kr_stft_live_due(((const pk_timeline *)user)->live, n_samples);
 }
 static int32_t push_live(void *user, const float *in, int64_t n_samples, int is_end, float *out, int64_t *n_out) {
-  return pk_live_push(((pk_timeline *)user)->live, in, n_samples, is_end, out, n_out);
+  return kr_stft_live_push(((pk_timeline *)user)->live, in, n_samples, is_end, out, n_out);
 }
-static int64_t live_latency(const void *user) { return pk_live_latency(((const pk_timeline *)user)->live); }
+static int64_t live_latency(const void *user) { return kr_stft_live_latency(((const pk_timeline *)user)->live); }
 static const kr_denoiser_live live = {open_live, live_due, push_live, live_latency};
 
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
@@ -129,7 +140,7 @@ static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   *denoiser = (kr_denoiser){.run = run_denoiser,
                             .user = timeline,
                             .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
-                            .live = kr_primeknet_streaming(line->impl->net) ? &live : NULL};
+                            .live = kr_primeknet_config(line->impl->net)->streams ? &live : NULL};
   return KRAIT_OK;
 }
 

@@ -6,9 +6,8 @@
 #include <krait/model.h>
 
 #include "config.h"
-#include "layers.h"
 
-enum { KR_PK_MAX_KERNELS = 16, KR_PK_MOVING_FRAMES = 11 };
+enum { KR_PK_MAX_KERNELS = 16, KR_PK_MAX_DEPTH = 16, KR_PK_MOVING_FRAMES = 11 };
 enum { KR_PK_MAMBA, KR_PK_GRU, KR_PK_LSTM };
 
 typedef struct kr_pk_config {
@@ -25,7 +24,6 @@ typedef struct kr_pk_config {
 } kr_pk_config;
 
 typedef struct kr_primeknet kr_primeknet;
-struct pk_streaming;
 typedef struct kr_pk_session kr_pk_session;
 
 /* The configuration that `model` ("primeknet_gru", ...) and `config` describe. */
@@ -36,7 +34,6 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
                           int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
 const kr_pk_config *kr_primeknet_config(const kr_primeknet *model);
-const struct pk_streaming *kr_primeknet_streaming(const kr_primeknet *model); /* NULL: it does not stream */
 
 int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session);
 void kr_pk_session_close(kr_pk_session **session);

@@ -1,7 +1,7 @@
 /* primeknet_config.c: the constructor's arguments with their defaults (MODEL.md lists them), checked. */
 #include <string.h>
 
-#include "primeknet_packed.h"
+#include "primeknet.h"
 #include "status.h"
 
 static const char *const known_keys[] = {

@@ -13,6 +13,10 @@ typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, 
 
 #define KR_PK_NORM_EPS 1e-5
 
+/* Operators that do at once what lies around a product; their weights in float32, or where its tensor cores take them
+ * in float16. */
+enum { KR_PK_APART, KR_PK_FUSED, KR_PK_HALF_FACTORS };
+
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
@@ -22,8 +26,11 @@ typedef struct kr_pk_graph {
    * (C): weight / sqrt(running_var + eps), and bias - running_mean scale. */
   kr_pk_parameter_fn *measured, *fixed;
   int has_past; /* with fixed: frames follow those of the run before; states have what is needed of these */
+  int in_slices;  /* inference of one item on a CPU: maps lie frame by frame, a dense block is one call, and what lies
+                     between goes a frame, or a frequency's sequence, at a time */
   int32_t halves; /* KRAIT_F16 or _BF16: what lies between operators of encoder, blocks and decoders, and gradients of
                      it. Parameters, their gradients and spectra stay as they are; 0: so does everything */
+  int fused; /* KR_PK_*: inference on a GPU, of a model that does not stream */
   int recompute; /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
                     for a third more time */
 } kr_pk_graph;
@@ -31,10 +38,5 @@ typedef struct kr_pk_graph {
 /* Failures are the graph's. */
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
                         kr_pk_graph *io);
-
-/* A stage of a block alone, along time or along frequency: x and out are (positions, frames, C), of any strides, and
- * may be the same memory. */
-void kr_pk_stage_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
-                        int64_t block, int along_time, kr_tensor x, kr_tensor out);
 
 #endif

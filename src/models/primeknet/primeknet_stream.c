@@ -6,16 +6,8 @@
 
 #include "alloc.h"
 #include "ctx.h"
-#include "primeknet_graph.h"
-#include "primeknet_parameters.h"
+#include "primeknet_model.h"
 #include "status.h"
-
-struct pk_streaming {
-  const krait_ctx *ctx;
-  kr_pk_config config;
-  int is_exact; /* products keep all bits of their factors */
-  pk_parameters parameters;
-};
 
 /* ---- memory where graphs compute ---- */
 
@@ -32,51 +24,6 @@ static void free_floats(const krait_ctx *ctx, float *block) {
   else kr_free(block);
 }
 
-/* A graph of so many frames, not planned yet; io names its tensors. */
-static int32_t record(const pk_streaming *s, kr_pk_parameter_fn *parameter, int64_t chunk, kr_graph **g,
-                      kr_pk_graph *io) {
-  KR_TRY(kr_graph_open(g));
-  const int64_t F = s->config.F;
-  *io = (kr_pk_graph){.com_in = kr_graph_input(*g, "com_in", KRAIT_F32, KR_DIMS(1, F, chunk, 2)),
-                      .mag = kr_graph_output(*g, "mag", KRAIT_F32, KR_DIMS(1, F, chunk)),
-                      .pha = kr_graph_output(*g, "pha", KRAIT_F32, KR_DIMS(1, F, chunk)),
-                      .fixed = parameter,
-                      .has_past = 1};
-  kr_pk_graph_record(*g, &s->config, parameter, (void *)&s->parameters, io);
-  return kr_graph_status(*g);
-}
-
-/* Every parameter is there, and nothing else. */
-static int32_t check(const pk_streaming *s) {
-  kr_graph *g = NULL;
-  kr_pk_graph io;
-  const int32_t status = record(s, pk_parameter_taken, 1, &g, &io);
-  kr_graph_close(&g);
-  KR_TRY(pk_parameters_check(&s->parameters));
-  return status;
-}
-
-int32_t pk_streaming_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
-                          int32_t precision, pk_streaming **streaming) {
-  pk_streaming *s = *streaming = kr_zalloc(sizeof *s);
-  KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for the model");
-  s->ctx = ctx, s->config = *config, s->is_exact = precision == KRAIT_PRECISION_FP32;
-  int32_t status = pk_parameters_open(weights, 1, &s->parameters);
-  if (status >= 0) status = check(s);
-  if (status >= 0) status = pk_parameters_move(&s->parameters, ctx);
-  if (status < 0) pk_streaming_close(streaming);
-  return status;
-}
-
-void pk_streaming_close(pk_streaming **streaming) {
-  if (!*streaming) return;
-  pk_parameters_close(&(*streaming)->parameters);
-  kr_free(*streaming);
-  *streaming = NULL;
-}
-
-const kr_pk_config *pk_streaming_config(const pk_streaming *streaming) { return &streaming->config; }
-
 /* ---- chunks ---- */
 
 struct pk_chunks {
@@ -88,26 +35,27 @@ struct pk_chunks {
   float *com_in, *mag, *pha;  /* of the host's: (F,chunk,2), (F,chunk) each */
 };
 
-static int32_t open_parts(const pk_streaming *s, pk_chunks *c) {
+static int32_t open_parts(const kr_primeknet *m, pk_chunks *c) {
   const int64_t plane = c->F * c->chunk;
-  kr_pk_graph io;
-  KR_TRY(record(s, pk_parameter_of, c->chunk, &c->g, &io));
-  KR_TRY(kr_graph_plan(c->g, c->ctx, s->is_exact ? 0 : KR_PLAN_TF32));
+  kr_tensor io[KR_PK_TENSORS];
+  KR_TRY(kr_graph_open(&c->g));
+  KR_TRY(pk_model_record(m, pk_parameter_of, 1, c->chunk, KR_PK_MAG | KR_PK_PHA, c->g, io));
+  KR_TRY(kr_graph_plan(c->g, c->ctx, KR_PLAN_CONSTANT | (m->is_exact ? 0 : KR_PLAN_TF32)));
   KR_TRY(kr_runner_open(c->g, &c->runner));
   KR_TRY(get_floats(c->ctx, 4 * plane, &c->memory));
   c->host = c->ctx->cuda ? kr_alloc_array((size_t)plane, 4 * sizeof *c->host) : c->memory;
   KR_CHECK(c->host, KRAIT_ERR_NO_MEMORY, "no memory for chunks of %lld frames", (long long)c->chunk);
   c->com_in = c->host, c->mag = c->host + 2 * plane, c->pha = c->host + 3 * plane;
-  KR_TRY(kr_runner_bind(c->runner, io.com_in, c->memory));
-  KR_TRY(kr_runner_bind(c->runner, io.mag, c->memory + 2 * plane));
-  return kr_runner_bind(c->runner, io.pha, c->memory + 3 * plane);
+  KR_TRY(kr_runner_bind(c->runner, io[0], c->memory));
+  KR_TRY(kr_runner_bind(c->runner, io[1], c->memory + 2 * plane));
+  return kr_runner_bind(c->runner, io[2], c->memory + 3 * plane);
 }
 
-int32_t pk_chunks_open(const pk_streaming *streaming, int64_t chunk, pk_chunks **chunks) {
+int32_t pk_chunks_open(const kr_primeknet *model, int64_t chunk, pk_chunks **chunks) {
   pk_chunks *c = *chunks = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  c->ctx = streaming->ctx, c->chunk = chunk, c->F = streaming->config.F;
-  const int32_t status = open_parts(streaming, c);
+  c->ctx = model->ctx, c->chunk = chunk, c->F = model->config.F;
+  const int32_t status = open_parts(model, c);
   if (status < 0) pk_chunks_close(chunks);
   return status;
 }
@@ -126,9 +74,10 @@ int64_t pk_chunks_size(const pk_chunks *c) { return c->chunk; }
 
 const kr_graph *pk_chunks_graph(const pk_chunks *c) { return c->g; }
 
-int32_t pk_chunks_reset(pk_chunks *c) { return kr_runner_reset(c->runner, NULL); }
+int32_t pk_chunks_reset(void *chunks) { return kr_runner_reset(((pk_chunks *)chunks)->runner, NULL); }
 
-int32_t pk_chunks_run(pk_chunks *c, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
+int32_t pk_chunks_run(void *chunks, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
+  pk_chunks *c = chunks;
   const int64_t plane = c->F * c->chunk;
   const kr_cuda *cuda = c->ctx->cuda;
   if (n < c->chunk) memset(c->com_in, 0, (size_t)(2 * plane) * sizeof *c->com_in);

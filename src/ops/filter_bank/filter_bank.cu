@@ -14,16 +14,11 @@ typedef struct chunk_of {
   int j, first, K;
 } chunk_of;
 
-KR_DEV kr_float2 load_within(const float *from, int within) {
-  const kr_float2 v = load2(from);
-  return kr_float2{{kr_select(within, v.v[0], 0.0f), kr_select(within, v.v[1], 0.0f)}};
-}
-
 /* Taps i of both filters at channels c and c + 1. */
 KR_DEV kr_float4 taps_in_memory(const kr_filter_bank_plan &p, const chunk_of &own, int i, int c) {
-  const int used = i < own.K && c < p.C, at = used ? own.first + i : 0, column = used ? c : 0;
-  const kr_float2 a = load_within(p.taps + (int64_t)at * p.tap + column, used),
-                  b = load_within(p.gate_taps + (int64_t)at * p.gate_tap + column, used);
+  const int used = i < own.K && c < p.C, at = own.first + i;
+  const kr_float2 a = load2(used ? p.taps + (int64_t)at * p.tap + c : nothing),
+                  b = load2(used ? p.gate_taps + (int64_t)at * p.gate_tap + c : nothing);
   return kr_float4{{a.v[0], a.v[1], b.v[0], b.v[1]}};
 }
 
@@ -69,26 +64,20 @@ KR_DEV void filter_both(const kr_filter_bank_plan &p, const chunk_of &own, int h
   const int c = (kr_thread() & 31) * 2, K = own.K, before = p.one_sided ? K - 1 : (K - 1) / 2;
   const int exists = c < p.C, column = own.j * p.C + (exists ? c : 0);
   const uint32_t limit = exists && w < p.W ? (uint32_t)p.H : 0; /* no channel, no positions */
-  const float *x = p.x + kr_block_z() * p.x_b + (int64_t)(w < p.W ? w : 0) * p.x_w + column;
-  const kr_float2 bias_a = load_within(p.taps_bias + column, exists),
-                  bias_b = load_within(p.gate_bias + column, exists);
+  const kr_float2 bias_a = load2(exists ? p.taps_bias + column : nothing),
+                  bias_b = load2(exists ? p.gate_bias + column : nothing);
   kr_float2 window[SIDE + BATCH];
   int h = h0 - before;
+  const float *x = p.x + kr_block_z() * p.x_b + h * p.x_h + (int64_t)w * p.x_w + column;
 #pragma unroll
   for (int i = 0; i < SIDE; i++) to.a[i] = bias_a, to.b[i] = bias_b;
 #pragma unroll
-  for (int i = 0; i < SIDE; i++, h++) {
-    const int within = (uint32_t)h < limit;
-    window[i] = load_within(x + (within ? h : 0) * p.x_h, within);
-  }
+  for (int i = 0; i < SIDE; i++, h++, x += p.x_h) window[i] = load2((uint32_t)h < limit ? x : nothing);
 #pragma unroll 1
   for (int i0 = 0; i0 < K; i0 += BATCH) {
     stage_more(p, own, i0, staged);
 #pragma unroll
-    for (int i = 0; i < BATCH; i++, h++) {
-      const int within = (uint32_t)h < limit;
-      window[SIDE + i] = load_within(x + (within ? h : 0) * p.x_h, within);
-    }
+    for (int i = 0; i < BATCH; i++, h++, x += p.x_h) window[SIDE + i] = load2((uint32_t)h < limit ? x : nothing);
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       const kr_float4 taps = taps_at(p, own, i0 + i, staged);
@@ -148,7 +137,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_pl
         *(kr_float2 *)(gates + (i * SIDE + step) * GATE_PITCH + c) = h.b[i];
       }
     }
-    fetch_rows(weight_of(p, own.j), p.weight_row, p.C, p.C, w);
+    fetch_rows(weight_of(p, own.j), p.weight_row, p.C, p.C, 0, w);
     kr_sync();
     const int j = own.j, column = result_column() < p.C ? result_column() : 0;
     own = chunk_of{j + 1, own.first + own.K, j + 1 < p.n_chunks ? p.K[j + 1] : 0};
@@ -156,7 +145,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_pl
     clear(acc);
     take(rows, f);
     multiply(rows, f, w, acc);
-    fetch_rows(out_weight_of(p, j), p.out_weight_row, p.C, p.C, w);
+    fetch_rows(out_weight_of(p, j), p.out_weight_row, p.C, p.C, 0, w);
     kr_sync();
     const kr_float4 bias = load4(p.weight_bias + j * p.C + column);
 #pragma unroll
@@ -175,6 +164,6 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_pl
   const ending end = {p.out, p.residual, p.skip, p.skip_scale, p.out_bias, NULL, p.row, p.C};
   const spots at = square_spots(item, p.H, p.W, h0, w0);
   addends more;
-  fetch(end, at, p.C, more);
+  fetch(end, at, p.C, 0, more);
   store<1>(end, at, p.C, 0, total, more);
 }

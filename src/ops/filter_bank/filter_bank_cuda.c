@@ -54,7 +54,7 @@ const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args)
   if (!(a->call.flags & KRAIT_FILTER_BANK_TF32)) return "KRAIT_FILTER_BANK_TF32 is not given";
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
-    if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 4 || is_far(w->stride[0]) || !is_aligned(w))
+    if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
       return "weights are not rows of float16";
   }
   return refuse_rest(a);

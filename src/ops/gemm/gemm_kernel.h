@@ -10,7 +10,6 @@
 
 typedef struct kr_panels {
   int64_t K, N;
-  int gate; /* of devices: N / 2 results, each the product of two columns */
   float *data, *bias; /* not owned */
 } kr_panels;
 

@@ -1,6 +1,7 @@
 /* instance_norm.c: costs, rows and random cases of instance norm (with PReLU) and of pools over the middle of (B,S,C).
  * The equations are in instance_norm_ref.c. */
 #include "check.h"
+#include "instance_norm/instance_norm_rows.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -53,6 +54,11 @@ static const char *refuse_pool_bwd(const krait_ctx *ctx, const void *args) {
   return a->x.stride[2] != 1 || a->dout.stride[1] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
 }
 
+static uint64_t norm_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_instance_norm_args *a = args;
+  (void)ctx;
+  return (uint64_t)(a->B * (2 * kr_norm_chunks(a->S, a->C) + 3) * a->C) * sizeof(float);
+}
 static uint64_t bwd_scratch(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_bwd_args *a = args;
   (void)ctx;
@@ -61,7 +67,7 @@ static uint64_t bwd_scratch(const krait_ctx *ctx, const void *args) {
 
 static const kr_row norm_rows[] = {
     KR_CUDA_ROWS(instance_norm)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm, kr_instance_norm_##isa, NULL},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm, kr_instance_norm_##isa, norm_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_ref, NULL},

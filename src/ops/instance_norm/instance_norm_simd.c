@@ -1,5 +1,8 @@
-/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. A task is a vector of channels of
- * one b; sums go by blocks of 64 positions, so that float32 sums stay short. */
+/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. The norm goes by chunks of
+ * positions that stay in the cache; a task of the others is a vector of channels of one b, whose sums go by blocks of
+ * 64 positions, so that float32 sums stay short. */
+#include "instance_norm/instance_norm_rows.h"
+#include "instance_norm/moments.h"
 #include "op_list.h"
 #include "vec.h"
 #include "view.h"
@@ -42,26 +45,70 @@ static void measure(const float *x, int64_t step, int64_t S, int n, float eps, k
 
 static int64_t vectors(int64_t C) { return (C + KR_VL - 1) / KR_VL; }
 
-static void norm_channels(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_instance_norm_args *a = user;
+/* ---- the norm: moments of chunks, then of each b, then the way back ---- */
+
+typedef struct norm_run {
+  const krait_instance_norm_args *a;
+  int64_t size, n_chunks; /* positions of a chunk; chunks of a b */
+  float *mean, *m2;       /* (B, n_chunks, C) */
+  float *affine;          /* (B, 3, C): scale, shift, slope */
+} norm_run;
+
+static int64_t length_of(const norm_run *r, int64_t chunk) {
+  const int64_t left = r->a->S - chunk * r->size;
+  return left < r->size ? left : r->size;
+}
+
+static void measure_chunks(void *user, int64_t begin, int64_t end, int worker) {
+  const norm_run *r = user;
   (void)worker;
-  for (int64_t task = begin; task < end; task++) {
-    const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
-    const int n = lanes_of(a->C, c);
-    kr_v mean, scale;
-    measure(at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &mean, &scale);
-    const kr_v factor = kr_v_mul(scale, parameter(&a->weight, c, n, 1)), bias = parameter(&a->bias, c, n, 0),
-               slope = parameter(&a->slope, c, n, 1), zero = kr_v_zero();
-    for (int64_t s = 0; s < a->S; s++) {
-      const kr_v v = kr_v_fma(kr_v_sub(load_some(at(&a->x, b, s, c), n), mean), factor, bias);
-      store_some(at(&a->out, b, s, c), kr_v_select(kr_v_gt(v, zero), v, kr_v_mul(v, slope)), n);
-    }
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t b = i / r->n_chunks, chunk = i % r->n_chunks;
+    kr_moments(at(&r->a->x, b, chunk * r->size, 0), r->a->x.stride[1], length_of(r, chunk), r->a->C,
+               r->mean + i * r->a->C, r->m2 + i * r->a->C);
+  }
+}
+
+static kr_affine affine_of(const norm_run *r, int64_t b) {
+  float *from = r->affine + 3 * b * r->a->C;
+  return (kr_affine){from, from + r->a->C, from + 2 * r->a->C};
+}
+
+static float value(const krait_view *v, int64_t c, float other) {
+  return kr_has(v) ? ((const float *)v->data)[kr_at1(v, c)] : other;
+}
+
+static void merge_channels(const norm_run *r, int64_t b) {
+  const krait_instance_norm_args *a = r->a;
+  const kr_affine to = affine_of(r, b);
+  for (int64_t c = 0; c < a->C; c++) {
+    double mean, variance;
+    kr_moments_merge(r->mean + b * r->n_chunks * a->C, r->m2 + b * r->n_chunks * a->C, r->size, a->S, a->C, c, &mean,
+                     &variance);
+    kr_affine_set(&to, c, (double)value(&a->weight, c, 1), (double)value(&a->bias, c, 0), mean, variance, a->eps);
+    to.slope[c] = value(&a->slope, c, 1);
+  }
+}
+
+static void norm_chunks(void *user, int64_t begin, int64_t end, int worker) {
+  const norm_run *r = user;
+  const krait_instance_norm_args *a = r->a;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t b = i / r->n_chunks, chunk = i % r->n_chunks, s = chunk * r->size;
+    const kr_affine by = affine_of(r, b);
+    kr_affine_rows(at(&a->x, b, s, 0), a->x.stride[1], length_of(r, chunk), a->C, &by, at(&a->out, b, s, 0),
+                   a->out.stride[1]);
   }
 }
 
 int32_t KR_FN(kr_instance_norm)(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
-  kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), norm_channels, (void *)args);
+  norm_run r = {.a = a, .size = kr_norm_chunk(a->C), .n_chunks = kr_norm_chunks(a->S, a->C), .mean = a->call.scratch};
+  r.m2 = r.mean + a->B * r.n_chunks * a->C, r.affine = r.m2 + a->B * r.n_chunks * a->C;
+  kr_parallel(ctx, a->B * r.n_chunks, 1, measure_chunks, &r);
+  for (int64_t b = 0; b < a->B; b++) merge_channels(&r, b);
+  kr_parallel(ctx, a->B * r.n_chunks, 1, norm_chunks, &r);
   return KRAIT_OK;
 }
 

@@ -1,0 +1,147 @@
+/* stft_live.c: see stft_live.h. A frame is there when its last sample is; a sample is done when the last frame that
+ * covers it is. Both transforms are those of whole recordings, over as few frames as it takes: what comes out is what
+ * the whole recording's would be. */
+#include "stft_live.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "status.h"
+#include "stft.h"
+
+enum { BEFORE = 3, EARLIER = 3, MORE = 10 };
+/* BEFORE: frames that the first new samples need besides; EARLIER: hops of samples that a new frame needs before its
+ * middle, one more for the last ones, which see the end reflected; MORE: frames of a piece beyond a chunk. */
+
+struct kr_stft_live {
+  kr_stft_live_options o;
+  kr_stft *stft;
+  int64_t F, hop, chunk;
+  int64_t n_heard, n_said, n_frames;        /* since the beginning */
+  float *heard;                             /* from sample `from` on */
+  int64_t from;
+  float *com;                               /* (F,T,2) of a piece */
+  float *mag, *pha;                         /* (F, BEFORE + chunk): the frames before, then new ones */
+  float *part_mag, *part_pha, *wav;
+};
+
+int32_t kr_stft_live_open(const kr_stft_live_options *options, kr_stft_live **live) {
+  kr_stft_live *l = *live = kr_zalloc(sizeof *l);
+  KR_CHECK(l, KRAIT_ERR_NO_MEMORY, "no memory for a stream");
+  l->o = *options;
+  l->F = options->n_fft / 2 + 1, l->hop = options->n_fft / 4, l->chunk = options->chunk;
+  const int64_t most = l->chunk + MORE, plane = l->F * most; /* frames of any piece */
+  int32_t status = kr_stft_open(options->n_fft, l->hop, options->pool, &l->stft);
+  if (status >= 0) {
+    l->heard = kr_zalloc((size_t)(2 * most * l->hop + 6 * plane) * sizeof *l->heard);
+    if (!l->heard) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a stream");
+  }
+  if (status < 0) {
+    kr_stft_live_close(live);
+    return status;
+  }
+  l->wav = l->heard + most * l->hop, l->com = l->wav + most * l->hop, l->mag = l->com + 2 * plane;
+  l->pha = l->mag + plane, l->part_mag = l->pha + plane, l->part_pha = l->part_mag + plane;
+  return KRAIT_OK;
+}
+
+void kr_stft_live_close(kr_stft_live **live) {
+  kr_stft_live *l = *live;
+  if (!l) return;
+  kr_stft_close(&l->stft);
+  kr_free(l->heard);
+  kr_free(l);
+  *live = NULL;
+}
+
+/* Whole chunks of frames that n samples have filled. */
+static int64_t frames_of(const kr_stft_live *l, int64_t n) {
+  return n < l->hop ? 0 : (n - l->hop) / l->hop / l->chunk * l->chunk;
+}
+/* Samples that n frames have finished. */
+static int64_t done_by(const kr_stft_live *l, int64_t n) { return n > 2 ? (n - 2) * l->hop : 0; }
+
+int64_t kr_stft_live_due(const kr_stft_live *l, int64_t n) { return done_by(l, frames_of(l, n)); }
+int64_t kr_stft_live_latency(const kr_stft_live *l) { return (3 + l->chunk) * l->hop; }
+
+/* Frames n_frames.. of what is heard into the model, and from it behind those before. */
+static int32_t run_frames(kr_stft_live *l, int64_t n, int64_t end) {
+  const int64_t before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n,
+                begin =
+                    l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER, /* the frame in whose middle the piece begins */
+      T = kr_stft_n_frames(l->stft, end - begin * l->hop);
+  KR_TRY(kr_stft_forward(l->stft, l->heard + (begin * l->hop - l->from), end - begin * l->hop, l->o.power, l->com));
+  /* new ones where T counts from `begin`; they come back to the same places */
+  KR_TRY(l->o.frames(l->o.user, l->com, T, l->n_frames - begin, n, l->part_mag, l->part_pha));
+  for (int64_t f = l->F - 1; f >= 0; f--) { /* what stands before moves up within wider rows: the last one first */
+    memmove(l->mag + f * width, l->mag + f * before, (size_t)before * sizeof *l->mag);
+    memmove(l->pha + f * width, l->pha + f * before, (size_t)before * sizeof *l->pha);
+    memcpy(l->mag + f * width + before, l->part_mag + f * T + l->n_frames - begin, (size_t)n * sizeof *l->mag);
+    memcpy(l->pha + f * width + before, l->part_pha + f * T + l->n_frames - begin, (size_t)n * sizeof *l->pha);
+  }
+  return KRAIT_OK;
+}
+
+/* n new frames stand behind those before: samples up to number `to`, and the last frames stay. */
+static int32_t say(kr_stft_live *l, int64_t n, int64_t to, float *out, int64_t *n_out) {
+  const int64_t before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n,
+                kept = width < BEFORE ? width : BEFORE, first = (l->n_frames - before) * l->hop;
+  if (to > l->n_said) {
+    KR_TRY(kr_stft_inverse(l->stft, l->mag, l->pha, width, l->o.power, l->wav));
+    memcpy(out + *n_out, l->wav + (l->n_said - first), (size_t)(to - l->n_said) * sizeof *out);
+    *n_out += to - l->n_said, l->n_said = to;
+  }
+  for (int64_t f = 0; f < l->F; f++) {
+    memmove(l->mag + f * kept, l->mag + f * width + width - kept, (size_t)kept * sizeof *l->mag);
+    memmove(l->pha + f * kept, l->pha + f * width + width - kept, (size_t)kept * sizeof *l->pha);
+  }
+  l->n_frames += n;
+  const int64_t from = (l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER) * l->hop;
+  memmove(l->heard, l->heard + (from - l->from), (size_t)(l->n_heard - from) * sizeof *l->heard);
+  l->from = from;
+  return KRAIT_OK;
+}
+
+/* The frames that are left, of which the last see the end reflected; padded with silence to whole frames, and to one
+ * transform at least. */
+static int32_t finish(kr_stft_live *l, float *out, int64_t *n_out) {
+  const int64_t all = l->n_heard;
+  int64_t padded = (all + l->hop - 1) / l->hop * l->hop;
+  if (padded < 4 * l->hop) padded = 4 * l->hop;
+  memset(l->heard + (all - l->from), 0, (size_t)(padded - all) * sizeof *l->heard);
+  l->n_heard = padded;
+  for (const int64_t T = padded / l->hop + 1; l->n_frames < T;) {
+    const int64_t n = T - l->n_frames < l->chunk ? T - l->n_frames : l->chunk,
+                  done = l->n_frames + n < T ? done_by(l, l->n_frames + n) : all;
+    KR_TRY(run_frames(l, n, padded));
+    KR_TRY(say(l, n, done < all ? done : all, out, n_out));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t push(kr_stft_live *l, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
+  if (!l->n_heard) KR_TRY(l->o.begin(l->o.user));
+  for (int64_t i = 0; i < n;) {
+    const int64_t next = (l->n_frames + l->chunk + 1) * l->hop, /* the sample count that fills the next chunk */
+        wanted = next < 3 * l->hop ? 3 * l->hop - l->n_heard : next - l->n_heard,
+                  some = n - i < wanted ? n - i : wanted;
+    memcpy(l->heard + (l->n_heard - l->from), in + i, (size_t)some * sizeof *in);
+    l->n_heard += some, i += some;
+    while (some == wanted && frames_of(l, l->n_heard) > l->n_frames) {
+      const int64_t end = (l->n_frames + l->chunk + 1) * l->hop;
+      KR_TRY(
+          run_frames(l, l->chunk, end < 3 * l->hop ? 3 * l->hop : end)); /* the first sees its right half reflected */
+      KR_TRY(say(l, l->chunk, done_by(l, l->n_frames + l->chunk), out, n_out));
+    }
+  }
+  return is_end && l->n_heard ? finish(l, out, n_out) : KRAIT_OK;
+}
+
+void kr_stft_live_begin(kr_stft_live *l) { l->n_heard = l->n_said = l->n_frames = l->from = 0; }
+
+int32_t kr_stft_live_push(kr_stft_live *l, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
+  *n_out = 0;
+  const int32_t status = push(l, in, n, is_end, out, n_out);
+  if (is_end || status < 0) kr_stft_live_begin(l);
+  return status;
+}

@@ -1,0 +1,174 @@
+/* map_product_cuda.c: plan and launch of a product for every position of a map. */
+#include "cuda_row.h"
+#include "map_product/map_product_plan.h"
+#include "map_product/map_product_rows.h"
+#include "op_list.h"
+#include "view.h"
+
+enum { AS_THEY_ARE, HELD, NORMED, SCALED, CONVOLVED };
+#define KERNELS(module)                                                                                      \
+  {{module, "kr_map_product"}, {module, "kr_map_product_held"}, {module, "kr_map_product_norm"},             \
+   {module, "kr_map_product_scaled"}, {module, "kr_map_product_conv"}}
+static const kr_kernel kernels[2][5] = {KERNELS("map_product"), KERNELS("map_product_halves")},
+                       few = {"map_product", "kr_map_product_few"};
+
+static int kind_of(const krait_map_product_args *a) {
+  if (kr_has(&a->conv_weight)) return CONVOLVED;
+  if (a->call.flags & KRAIT_MAP_NORM) return NORMED;
+  if (kr_has(&a->factors)) return SCALED;
+  return a->C <= KR_TILE_COLUMNS && !kr_has(&a->residual) && !kr_has(&a->skip) ? HELD : AS_THEY_ARE;
+}
+
+static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
+static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
+static int is_vector(const krait_view *v) { return !kr_has(v) || (v->stride[0] == 1 && is_aligned(v)); }
+
+/* Channels side by side, rows one behind the other. */
+static int are_rows(const krait_view *v, const krait_map_product_args *a) {
+  const int64_t row = v->stride[2];
+  return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far(row) && (a->H < 2 || v->stride[1] == a->W * row) &&
+         (a->B < 2 || v->stride[0] == a->H * a->W * row) && is_aligned(v);
+}
+static int lies_as_out(const krait_view *v, const krait_map_product_args *a) {
+  return !kr_has(v) || (are_rows(v, a) && v->stride[2] == a->out.stride[2]);
+}
+static int are_factors(const krait_view *v) {
+  return v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 4 == 0 && is_aligned(v);
+}
+
+static const char *refuse_rest(const krait_map_product_args *a) {
+  const int kind = kind_of(a), has_addends = kr_has(&a->residual) || kr_has(&a->skip);
+  if (a->C % 16 || a->N % 4 || a->M % 4 || a->silu_from % 4)
+    return "channels are no multiple of 16, or outputs none of four";
+  if ((kind == NORMED || kind == SCALED) && a->C > KR_TILE_COLUMNS) return "norm or factors of more than 64 channels";
+  if (a->call.flags & KRAIT_MAP_GATE && (kind != NORMED || a->call.flags & KRAIT_MAP_SILU))
+    return "KRAIT_MAP_GATE without the norm, or with KRAIT_MAP_SILU";
+  if (has_addends && (kind == NORMED || kind == CONVOLVED || a->call.flags & KRAIT_MAP_SILU))
+    return "sums behind a norm, a convolution or KRAIT_MAP_SILU";
+  if (a->call.flags & KRAIT_MAP_SILU && (kind == AS_THEY_ARE || kind == SCALED)) return "KRAIT_MAP_SILU of wide rows";
+  if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0 || a->C >= 1 << 20 || a->N >= 1 << 20 ||
+      a->K >= 1 << 10)
+    return "2^31 positions, 2^20 channels or 2^10 taps, or more";
+  if (!are_rows(&a->x, a) || !are_rows(&a->out, a) || (kind == CONVOLVED && !are_rows(&a->conv_out, a)) ||
+      !lies_as_out(&a->residual, a) || !lies_as_out(&a->skip, a))
+    return "rows do not lie one behind the other, aligned, those of residual and skip as of out";
+  if (kind == SCALED && !are_factors(&a->factors)) return "unaligned factors";
+  if (kind == CONVOLVED && (a->conv_weight.stride[1] != 1 || a->conv_weight.stride[0] != a->K))
+    return "taps of a channel do not lie side by side";
+  return is_vector(&a->conv_bias) && is_vector(&a->bias) && is_vector(&a->skip_scale)
+             ? NULL
+             : "numbers of a bias do not lie side by side, aligned";
+}
+
+const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_map_product_args *a = args;
+  const krait_view *w = &a->weight;
+  (void)ctx;
+  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
+    return "weights are not float32 with an input's outputs side by side";
+  return refuse_rest(a);
+}
+
+const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_map_product_args *a = args;
+  const krait_view *w = &a->weight;
+  (void)ctx;
+  if (!(a->call.flags & KRAIT_MAP_TF32)) return "KRAIT_MAP_TF32 is not given";
+  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
+    return "weights are not rows of float16";
+  return refuse_rest(a);
+}
+
+/* Rows that are made once serve all columns, unless that leaves multiprocessors without work. */
+static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_blocks, int32_t tiles) {
+  if (kind != NORMED && kind != HELD) return 1;
+  int32_t per_block = tiles;
+  while (per_block % 2 == 0 &&
+         row_blocks * (tiles / per_block) < 4 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors)
+    per_block /= 2;
+  return per_block;
+}
+
+/* weight_row: from input to input, or of rows of float16 from output to output. */
+static kr_map_product_plan plan_of(const krait_map_product_args *a, int input_dim) {
+  const int64_t n = a->B * a->H * a->W;
+  return (kr_map_product_plan){.x = a->x.data,
+                                 .factors = a->factors.data,
+                                 .conv_weight = a->conv_weight.data,
+                                 .conv_bias = a->conv_bias.data,
+                                 .bias = a->bias.data,
+                                 .residual = a->residual.data,
+                                 .skip = a->skip.data,
+                                 .skip_scale = a->skip_scale.data,
+                                 .weight = a->weight.data,
+                                 .out = a->out.data,
+                                 .conv_out = a->conv_out.data,
+                                 .n_rows = n,
+                                 .factors_b = a->factors.stride[0],
+                                 .factors_h = a->factors.stride[1],
+                                 .factors_w = a->factors.stride[2],
+                                 .W = kr_divisor_of(a->W ? a->W : 1),
+                                 .item = kr_divisor_of(n ? a->H * a->W : 1),
+                                 .C = (int32_t)a->C,
+                                 .N = (int32_t)a->N,
+                                 .K = (int32_t)a->K,
+                                 .gate = (a->call.flags & KRAIT_MAP_GATE) != 0,
+                                 .silu_from = (int32_t)(a->call.flags & KRAIT_MAP_SILU ? a->silu_from : a->N),
+                                 .x_row = (int32_t)a->x.stride[2],
+                                 .conv_row = (int32_t)a->conv_out.stride[2],
+                                 .out_row = (int32_t)a->out.stride[2],
+                                 .weight_row = (int32_t)a->weight.stride[input_dim],
+                                 .weight_output = (int32_t)a->weight.stride[0],
+                                 .eps = a->eps};
+}
+
+static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
+  const krait_map_product_args *a = args;
+  const int64_t n = a->B * a->H * a->W, row_blocks = (n + KR_TILE_ROWS - 1) / KR_TILE_ROWS;
+  const int32_t tiles = (int32_t)((a->N + KR_TILE_COLUMNS - 1) / KR_TILE_COLUMNS), kind = kind_of(a);
+  kr_map_product_plan p = plan_of(a, !halves);
+  p.tiles_per_block = tiles_per_block(ctx, kind, row_blocks, tiles);
+  const kr_grid grid = {.x = (uint32_t)row_blocks,
+                        .y = (uint32_t)((tiles + p.tiles_per_block - 1) / p.tiles_per_block),
+                        .block = halves ? KR_TILE_THREADS_HALVES : KR_TILE_THREADS,
+                        .stream = a->call.stream};
+  return n ? kr_cuda_launch(ctx->cuda, tier, &kernels[halves][kind], &grid, &p, sizeof p) : KRAIT_OK;
+}
+
+int32_t kr_map_product_halves(const krait_ctx *ctx, const void *args) {
+  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 1);
+}
+int32_t kr_map_product_ampere(const krait_ctx *ctx, const void *args) {
+  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 0);
+}
+int32_t kr_map_product_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE, 0); }
+
+const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_map_product_args *a = args;
+  (void)ctx;
+  if (a->N > KR_MAP_FEW || a->C > KR_TILE_COLUMNS || a->C % 4)
+    return "more than four outputs, or channels are not four to 64 in fours";
+  if (kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
+  if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0) return "2^31 positions or more";
+  if (a->weight.dtype != KRAIT_F32 || is_far(a->weight.stride[0]) || is_far(a->weight.stride[1]))
+    return "weights are not float32, or far apart";
+  const int64_t row = a->out.stride[2];
+  if (!are_rows(&a->x, a) || is_far(row) || a->out.stride[3] != 1 || (a->H > 1 && a->out.stride[1] != a->W * row) ||
+      (a->B > 1 && a->out.stride[0] != a->H * a->W * row))
+    return "rows do not lie one behind the other, those of x aligned";
+  return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "numbers of the bias do not lie side by side" : NULL;
+}
+
+static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const kr_map_product_plan p = plan_of(args, 1);
+  const kr_grid grid = {.x = (uint32_t)((p.n_rows + KR_MAP_FEW_ROWS - 1) / KR_MAP_FEW_ROWS),
+                        .block = KR_MAP_FEW_THREADS,
+                        .stream = ((const krait_map_product_args *)args)->call.stream};
+  return p.n_rows ? kr_cuda_launch(ctx->cuda, tier, &few, &grid, &p, sizeof p) : KRAIT_OK;
+}
+int32_t kr_map_product_few_ampere(const krait_ctx *ctx, const void *args) {
+  return run_few(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_map_product_few_base(const krait_ctx *ctx, const void *args) {
+  return run_few(ctx, args, KRAIT_CAP_CUDA_BASE);
+}
