@@ -184,6 +184,7 @@ static void agrees_with_the_reference(void **state) {
                                                                                                  "few_rows", "few_rows",
                                                                                                  "few_rows"};
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
+                           *const units_bwd[KR_N_ORDERS] = {"ampere_64_units", "ampere_64_units", "ampere_64_units"},
                            *const banks[KR_N_ORDERS] = {"ampere_half_factors", "ampere_64_channels",
                                                         "base_64_channels"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
@@ -207,6 +208,7 @@ static void agrees_with_the_reference(void **state) {
   assert_true(check_rows(op, rows) > 0);
   if (rows == products) assert_true(check_rows(op, tf32) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
+  if (strcmp(op->name, "rnn_bwd") == 0) assert_true(check_rows(op, units_bwd) > 0);
 }
 
 /* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the
