@@ -100,6 +100,12 @@ KR_DEV void coefs_of_lstm(const float (&x)[4], const float (&U)[4], float cell, 
 /* A sequence that does not exist is read as the last one. */
 KR_DEV int64_t existing(const kr_rnn_plan &p, int64_t sequence) { return min64(sequence, p.B - 1); }
 
+template <int G>
+KR_DEV void load_step(const kr_rnn_plan &p, int64_t sequence, int64_t t, int unit, float (&x)[4]) {
+#pragma unroll
+  for (int gate = 0; gate < G; gate++) x[gate] = value(p.x, sequence, t, gate * H + unit);
+}
+
 /* A thread has one unit of four sequences: 8 n + 2 q + j. */
 template <int G>
 KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
@@ -113,15 +119,17 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
     bias[gate] =
         gate < G && p.bias.data ? ((const float *)p.bias.data)[(gate * H + unit) * p.bias.stride[0]] : 0.0f;
   int64_t sequence[4];
+  float x[4][4];
 #pragma unroll
   for (int k = 0; k < 4; k++) {
     sequence[k] = existing(p, (int64_t)kr_block_x() * OWN + k / 2 * 8 + 2 * q + k % 2);
     h[k] = p.L > 1 ? value(p.out, sequence[k], p.L - 2, unit) : 0.0f;
     before[k] = G == 4 ? value(p.cells, sequence[k], p.L - 1, unit) : 0.0f;
+    load_step<G>(p, sequence[k], p.L - 1, unit, x[k]);
   }
 #pragma unroll 1
   for (int t = (int)p.L - 1; t >= 0; t--) {
-    float x[4][4], cell[4], U[2][2][4] = {}, rest[2][2][4] = {};
+    float cell[4], U[2][2][4] = {};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int column = k / 2 * 8 + 2 * q + k % 2;
@@ -131,27 +139,26 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
       ((uint16_t *)(shared.h[1] + word_at(column, unit / 2)))[unit % 2] = (uint16_t)low;
       cell[k] = before[k];
       if (G == 4) before[k] = t > 0 ? value(p.cells, sequence[k], t - 1, unit) : 0.0f;
-#pragma unroll
-      for (int gate = 0; gate < G; gate++) x[k][gate] = value(p.x, sequence[k], t, gate * H + unit);
     }
     kr_sync_some<2, HALF>();
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
-      for (int i = 0; i < 2; i++) multiply<2>(w[i], shared.h[0], shared.h[1], n * 8 + g, 0, U[n][i], rest[n][i]);
+      for (int i = 0; i < 2; i++) multiply<2>(w[i], shared.h[0], shared.h[1], n * 8 + g, 0, U[n][i], U[n][i]);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int n = k / 2, j = k % 2;
       float own[4], c[6];
 #pragma unroll
       for (int gate = 0; gate < 4; gate++)
-        own[gate] = U[n][gate / 2][gate % 2 * 2 + j] + rest[n][gate / 2][gate % 2 * 2 + j] + bias[gate];
+        own[gate] = U[n][gate / 2][gate % 2 * 2 + j] + bias[gate];
       if (G == 3) coefs_of_gru(x[k], own, h[k], c);
       else coefs_of_lstm(x[k], own, cell[k], before[k], c);
 #pragma unroll
       for (int i = 0; i < back_room<G>::COEFS; i++)
         shared.coefs[t & 1][i][(n * 8 + 2 * q + j) * UNIT_PITCH + unit] = c[i];
       h[k] = t > 1 ? value(p.out, sequence[k], t - 2, unit) : 0.0f;
+      if (t > 0) load_step<G>(p, sequence[k], t - 1, unit, x[k]);
     }
     kr_sync();
   }
