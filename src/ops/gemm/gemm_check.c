@@ -83,6 +83,8 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.08)) /* whole tiles, whole stages of them and what is left of both */
     a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
+  if (!far && index % 90 == 33) /* very many rows: 128 a multiprocessor of the emulator's */
+    a->M = 2048 + kr_case_int(c, 0, 70), a->N = kr_case_int(c, 1, 200), a->K = 64 * kr_case_int(c, 1, 3), a->P = 0;
   if (!far && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
   give_aligned(c, a, far);

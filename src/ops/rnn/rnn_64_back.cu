@@ -8,7 +8,7 @@
 #include "pack.cuh"
 #include "rnn_units.cuh"
 
-enum { H = 64, OWN = KR_RNN_BACK_SEQUENCES, HALF = 256, UNIT_PITCH = 68 };
+enum { H = 64, OWN = KR_RNN_BACK_SEQUENCES, HALF = 256, UNIT_PITCH = 68, AHEAD = 3 };
 
 KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) {
   return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k];
@@ -30,12 +30,19 @@ KR_DEV int word_at(int column, int word) {
 }
 
 template <int G>
+struct __attribute__((aligned(16))) step_room {
+  enum { ROWS = G == 3 ? 4 : 6 };
+  float rows[ROWS][OWN * UNIT_PITCH];
+};
+
+template <int G>
 struct __attribute__((aligned(16))) back_room {
   enum { COEFS = G == 3 ? 5 : 6 };
   uint32_t dU[2][G * OWN * H / 2]; /* high and low parts: of a gate, units u and u + 8 of 16 a word */
   uint32_t h[2][OWN * H / 2];
   float halves[HALF * 4];
   float coefs[2][COEFS][OWN * UNIT_PITCH]; /* of step t: t % 2 */
+  step_room<G> steps[AHEAD];
 };
 
 /* sums += w columns, both of CHUNKS chunks; w: [chunk][step][register]. */
@@ -100,45 +107,62 @@ KR_DEV void coefs_of_lstm(const float (&x)[4], const float (&U)[4], float cell, 
 /* A sequence that does not exist is read as the last one. */
 KR_DEV int64_t existing(const kr_rnn_plan &p, int64_t sequence) { return min64(sequence, p.B - 1); }
 
+/* What a step needs, on its way into shared memory: of each sequence x (G, 64), h and, of an LSTM, the cells of the step
+ * before. Sequences that do not exist are read as the last one. */
 template <int G>
-KR_DEV void load_step(const kr_rnn_plan &p, int64_t sequence, int64_t t, int unit, float (&x)[4]) {
+KR_DEV void bring_step(const kr_rnn_plan &p, int64_t t, step_room<G> &to) {
+  enum { ROWS = step_room<G>::ROWS, CHUNKS = H / 4 };
+  if (t >= 0)
 #pragma unroll
-  for (int gate = 0; gate < G; gate++) x[gate] = value(p.x, sequence, t, gate * H + unit);
+    for (int i = 0; i < OWN * ROWS * CHUNKS / HALF; i++) {
+      const int at = kr_thread() - HALF + i * HALF, chunk = at % CHUNKS * 4, row = at / CHUNKS % ROWS,
+                s = at / CHUNKS / ROWS;
+      const int64_t b = min64((int64_t)kr_block_x() * OWN + s, p.B - 1);
+      const krait_view &v = row < G ? p.x : row == G ? p.out : p.cells;
+      const int64_t step = row < G ? t : t - 1;
+      kr_copy_some(to.rows[row] + s * UNIT_PITCH + chunk,
+                   (const float *)v.data + (step < 0 ? 0 : b * v.stride[0] + step * v.stride[1]) +
+                       (row < G ? row * H : 0) + chunk,
+                   step < 0 ? 0 : 16);
+    }
+  kr_commit_copies();
 }
 
 /* A thread has one unit of four sequences: 8 n + 2 q + j. */
 template <int G>
 KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3, unit = (kr_thread() - HALF) / 32 * 8 + g;
-  float bias[4], h[4], before[4];
+  float bias[4], before[4] = {};
   factor<2> w[2];
+#pragma unroll
+  for (int k = 0; k < AHEAD - 1; k++) bring_step<G>(p, p.L - 1 - k, shared.steps[k]);
 #pragma unroll
   for (int i = 0; i < 2; i++) load_gates_of(p, unit, i, w[i]);
 #pragma unroll
   for (int gate = 0; gate < 4; gate++)
-    bias[gate] =
-        gate < G && p.bias.data ? ((const float *)p.bias.data)[(gate * H + unit) * p.bias.stride[0]] : 0.0f;
-  int64_t sequence[4];
-  float x[4][4];
+    bias[gate] = gate < G && p.bias.data ? ((const float *)p.bias.data)[(gate * H + unit) * p.bias.stride[0]] : 0.0f;
+  if (G == 4)
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    sequence[k] = existing(p, (int64_t)kr_block_x() * OWN + k / 2 * 8 + 2 * q + k % 2);
-    h[k] = p.L > 1 ? value(p.out, sequence[k], p.L - 2, unit) : 0.0f;
-    before[k] = G == 4 ? value(p.cells, sequence[k], p.L - 1, unit) : 0.0f;
-    load_step<G>(p, sequence[k], p.L - 1, unit, x[k]);
-  }
+    for (int k = 0; k < 4; k++) {
+      const int64_t b = min64((int64_t)kr_block_x() * OWN + k / 2 * 8 + 2 * q + k % 2, p.B - 1);
+      before[k] = ((const float *)p.cells.data)[b * p.cells.stride[0] + (p.L - 1) * p.cells.stride[1] + unit];
+    }
+  int at = 0; /* of t in the ring */
 #pragma unroll 1
   for (int t = (int)p.L - 1; t >= 0; t--) {
-    float cell[4], U[2][2][4] = {};
+    const step_room<G> &step = shared.steps[at];
+    const int free = at ? at - 1 : AHEAD - 1;
+    float U[2][2][4] = {};
+    kr_copied<AHEAD - 2>();
+    kr_sync_some<2, HALF>(); /* the step is there, the one before it was read */
+    bring_step<G>(p, (int64_t)t - (AHEAD - 1), shared.steps[free]);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int column = k / 2 * 8 + 2 * q + k % 2;
       uint32_t high, low;
-      split(h[k], 0.0f, &high, &low);
+      split(step.rows[G][column * UNIT_PITCH + unit], 0.0f, &high, &low);
       ((uint16_t *)(shared.h[0] + word_at(column, unit / 2)))[unit % 2] = (uint16_t)high;
       ((uint16_t *)(shared.h[1] + word_at(column, unit / 2)))[unit % 2] = (uint16_t)low;
-      cell[k] = before[k];
-      if (G == 4) before[k] = t > 0 ? value(p.cells, sequence[k], t - 1, unit) : 0.0f;
     }
     kr_sync_some<2, HALF>();
 #pragma unroll
@@ -147,21 +171,27 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
       for (int i = 0; i < 2; i++) multiply<2>(w[i], shared.h[0], shared.h[1], n * 8 + g, 0, U[n][i], U[n][i]);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const int n = k / 2, j = k % 2;
-      float own[4], c[6];
+      const int n = k / 2, j = k % 2, place = (n * 8 + 2 * q + j) * UNIT_PITCH + unit;
+      float x[4], own[4], c[6];
 #pragma unroll
-      for (int gate = 0; gate < 4; gate++)
+      for (int gate = 0; gate < 4; gate++) {
+        x[gate] = gate < G ? step.rows[gate][place] : 0.0f;
         own[gate] = U[n][gate / 2][gate % 2 * 2 + j] + bias[gate];
-      if (G == 3) coefs_of_gru(x[k], own, h[k], c);
-      else coefs_of_lstm(x[k], own, cell[k], before[k], c);
+      }
+      if (G == 3) {
+        coefs_of_gru(x, own, step.rows[G][place], c);
+      } else {
+        const float cell = before[k];
+        before[k] = step.rows[step_room<G>::ROWS - 1][place];
+        coefs_of_lstm(x, own, cell, before[k], c);
+      }
 #pragma unroll
-      for (int i = 0; i < back_room<G>::COEFS; i++)
-        shared.coefs[t & 1][i][(n * 8 + 2 * q + j) * UNIT_PITCH + unit] = c[i];
-      h[k] = t > 1 ? value(p.out, sequence[k], t - 2, unit) : 0.0f;
-      if (t > 0) load_step<G>(p, sequence[k], t - 1, unit, x[k]);
+      for (int i = 0; i < back_room<G>::COEFS; i++) shared.coefs[t & 1][i][place] = c[i];
     }
+    at = at + 1 == AHEAD ? 0 : at + 1;
     kr_sync();
   }
+  kr_copied<0>();
 }
 
 /* ---- dh, from step to step --------------------------------------------------------------------------------------- */
@@ -289,7 +319,7 @@ KR_DEV void store_four(char *high, char *low, const kr_float4 &v) {
 }
 
 /* A thread brings four columns of two rows; warps are 4 by 2 over 64 by 64 results. */
-KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_weights(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(256, 3) kr_rnn_64_weights(const kr_rnn_plan p) {
   KR_SHARED weights_room shared;
   const int gate = kr_block_x(), row = kr_thread() / 16, four = kr_thread() % 16 * 4, is_scaled = !p.is_lstm && gate == 2;
   const int64_t first = (int64_t)kr_block_y() * p.rows, end = min64(p.B * p.L, first + p.rows);
@@ -297,7 +327,7 @@ KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_weights(const kr_rnn_plan p) {
   const kr_float4 zero = {{0.0f, 0.0f, 0.0f, 0.0f}};
   kr_float4 dU[2], h[2];
   float bias[4] = {}, sums[4][4] = {};
-  for (int64_t from = first; from < end; from += DEPTH) {
+  const auto load = [&](int64_t from) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int64_t r = from + row + 16 * i;
@@ -308,6 +338,10 @@ KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_weights(const kr_rnn_plan p) {
       dU[i] = r < end ? *(const kr_float4 *)(dx + four) : zero;
       h[i] = r < end && t > 0 ? *(const kr_float4 *)(before + four) : zero;
     }
+  };
+  load(first);
+#pragma unroll 1
+  for (int64_t from = first; from < end; from += DEPTH) {
     kr_sync(); /* what lies there was read */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -317,6 +351,7 @@ KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_weights(const kr_rnn_plan p) {
 #pragma unroll
       for (int k = 0; k < 4; k++) bias[k] += dU[i].v[k];
     }
+    load(from + DEPTH);
     kr_sync();
 #pragma unroll
     for (int k = 0; k < DEPTH; k += 16) {

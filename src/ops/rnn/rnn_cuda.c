@@ -147,12 +147,16 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
 static int is_in_fours(const krait_view *v) {
   return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
 }
+static uint32_t bytes_of_back(int is_lstm) { return is_lstm ? KR_RNN_BACK_BYTES_LSTM : KR_RNN_BACK_BYTES_GRU; }
 const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   if (a->H != 64) return "not 64 units";
-  if (a->x.stride[2] != 1 || a->dout.stride[2] != 1 || (kr_has(&a->cells) && a->cells.stride[2] != 1))
-    return "a step's units do not lie side by side";
-  if (!is_in_fours(&a->out) || (kr_has(&a->dx) && !is_in_fours(&a->dx))) return "unaligned steps of out or dx";
+  if (a->dout.stride[2] != 1) return "a step's units do not lie side by side";
+  if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || (kr_has(&a->cells) && !is_in_fours(&a->cells)) ||
+      (kr_has(&a->dx) && !is_in_fours(&a->dx)))
+    return "unaligned steps of x, out, cells or dx";
+  if (kr_cuda_info(ctx->cuda)->shared_bytes < bytes_of_back(a->call.flags & KRAIT_RNN_LSTM))
+    return "less shared memory than its steps take";
   return kr_rnn_bwd_cuda_refuse(ctx, args);
 }
 
@@ -164,7 +168,7 @@ int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
     kr_chain_add(&chain, &back_64[p.is_lstm],
                  &(kr_grid){.x = blocks_of(p.B, KR_RNN_BACK_SEQUENCES),
                             .block = 2 * KR_RNN_THREADS,
-                            .shared_bytes = p.is_lstm ? KR_RNN_BACK_BYTES_LSTM : KR_RNN_BACK_BYTES_GRU,
+                            .shared_bytes = bytes_of_back(p.is_lstm),
                             .stream = a->call.stream},
                  &p);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {

@@ -15,8 +15,8 @@ enum {
   KR_RNN_SUM_DEPTH = 16,    /* steps under way */
   KR_RNN_SUM_PARTS = 256,
   KR_RNN_BACK_SEQUENCES = 16, /* of a block of rnn_64_back.cu, and its shared memory */
-  KR_RNN_BACK_BYTES_GRU = 64000,
-  KR_RNN_BACK_BYTES_LSTM = 76800,
+  KR_RNN_BACK_BYTES_GRU = 116224,
+  KR_RNN_BACK_BYTES_LSTM = 155136,
 };
 
 typedef struct kr_rnn_plan {
