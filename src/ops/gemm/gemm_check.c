@@ -18,12 +18,9 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
 
 static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
-/* far: with the weights as they lie, rows an odd number of lines apart. */
-static void give_aligned(kr_case *c, krait_gemm_args *a, int far) {
-  const int turned =
-      far ? 3
-          : (int)kr_case_int(c, 0,
-                             4); /* most with weights (N,K); 3: with the weights as they lie; 4: gradients of weights */
+/* turned: 0 to 2: with weights (N,K); 3: with the weights as they lie; 4: gradients of weights. far: with the weights
+ * as they lie, rows an odd number of lines apart. */
+static void give_aligned(kr_case *c, krait_gemm_args *a, int turned, int far) {
   c->contiguous = 1;
   lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
   if (far) a->N = (a->N + 31) / 32 * 32 + 16;
@@ -83,8 +80,17 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.08)) /* whole tiles, whole stages of them and what is left of both */
     a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
-  if (!far && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
+  const int many_rows = !far && index % 90 == 33, many_terms = !far && index % 90 == 63; /* for 16 multiprocessors */
+  if (many_rows || many_terms) a->call.flags |= KRAIT_GEMM_TF32;
+  if (many_rows)
+    a->M = 2048 + kr_case_int(c, 0, 70), a->N = kr_case_int(c, 1, kr_case_chance(c, 0.2) ? 200 : 40),
+    a->K = a->N > 40 ? 64 : 64 * kr_case_int(c, 1, 3), a->P = 0;
+  if (many_terms) {
+    const int64_t more = 8 * kr_case_int(c, 1, 20), less = 8 * kr_case_int(c, 1, 2), turn = kr_case_int(c, 0, 1);
+    a->M = turn ? less : more, a->N = turn ? more : less, a->K = 4096 + kr_case_int(c, 0, 70), a->P = 0;
+  }
+  if (!far && !many_rows && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
-  give_aligned(c, a, far);
+  give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, many_rows ? 3 : 4), far);
   return bound_result(c, a);
 }

@@ -36,6 +36,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_ref, NULL},
 };
 static const kr_row bwd_rows[] = {
+    {"ampere_64_units", KRAIT_CAP_CUDA_AMPERE, kr_rnn_bwd_64_refuse, kr_rnn_bwd_64, kr_rnn_bwd_cuda_scratch},
     KR_CUDA_ROWS(rnn_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_bwd_##isa, kr_rnn_bwd_scratch},
 #include "isa.def"
@@ -60,7 +61,7 @@ uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_rnn_case(kr_case *c, int64_t index) {
   c->contiguous = index % 2;
-  *kr_case_size(c, "B") = kr_case_int(c, 1, index % 4 == 0 ? 40 : 3);
+  *kr_case_size(c, "B") = kr_case_int(c, 1, index % 4 == 0 || index % 16 == 5 ? 40 : 3);
   *kr_case_size(c, "L") = kr_case_int(c, 1, 6);
   *kr_case_size(c, "H") = c->is_exact        ? kr_case_int(c, 1, 3)
                           : index % 4 == 1   ? 64 /* which has rows of its own */

@@ -24,7 +24,6 @@ static int is_too_long(int64_t B, int64_t L) { return B >= (int64_t)1 << 31 || L
 static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
 
 static const char *refuse_strides(const krait_rnn_args *a) {
-  if (kr_has(&a->cells)) return "cells are asked for";
   if (is_too_long(a->B, a->L)) return "2^31 sequences or steps";
   if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units do not lie side by side";
   if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->weight.stride[0]) ||
@@ -34,17 +33,23 @@ static const char *refuse_strides(const krait_rnn_args *a) {
 }
 const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
-  return (void)ctx, a->H != 64 ? "not 64 units" : refuse_strides(a);
+  (void)ctx;
+  if (kr_has(&a->cells)) return "cells are asked for";
+  return a->H != 64 ? "not 64 units" : refuse_strides(a);
 }
 const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
-  const char *why = kr_rnn_64_refuse(ctx, args);
+  const char *why = a->H != 64 ? "not 64 units" : refuse_strides(a);
+  (void)ctx;
   if (why) return why;
+  if (kr_has(&a->cells) && (a->cells.stride[2] != 1 || is_far(a->cells.stride[1])))
+    return "a step's cells do not lie side by side, or steps 2^20 numbers apart";
   return a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16 ? "unaligned steps of x" : NULL;
 }
 const char *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   (void)ctx;
+  if (kr_has(&a->cells)) return "cells are asked for";
   if (a->H <= KR_RNN_MOST_UNITS) return "no more than 160 units";
   return a->H > KR_RNN_MOST_WIDE ? "more than 2048 units" : refuse_strides(a);
 }
@@ -54,6 +59,7 @@ static kr_rnn_64_plan plan_of(const krait_rnn_args *a) {
                           .weight = a->weight.data,
                           .bias = a->bias.data,
                           .out = a->out.data,
+                          .cells = a->cells.data,
                           .B = a->B,
                           .x_b = a->x.stride[0],
                           .x_t = (int32_t)a->x.stride[1],
@@ -62,6 +68,8 @@ static kr_rnn_64_plan plan_of(const krait_rnn_args *a) {
                           .bias_gate = (int32_t)a->bias.stride[0],
                           .out_b = a->out.stride[0],
                           .out_t = (int32_t)a->out.stride[1],
+                          .cells_b = a->cells.stride[0],
+                          .cells_t = (int32_t)a->cells.stride[1],
                           .L = (int32_t)a->L,
                           .H = (int32_t)a->H,
                           .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3};

@@ -146,7 +146,8 @@ template <int OWN, int G>
 KR_DEV void step_units(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared) {
   const int unit = kr_thread() / 4, mine = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3) * 8;
   const int64_t sequence = first + sequence_of<OWN>(0); /* neighbours if there are two */
-  float state[OWN] = {}, cell[OWN] = {}, bias[4], *out = p.out + sequence * p.out_b + unit;
+  float state[OWN] = {}, cell[OWN] = {}, bias[4], *out = p.out + sequence * p.out_b + unit,
+        *cells = p.cells + sequence * p.cells_b + unit;
   fragments w;
   load_weights(p, unit, w);
   load_bias(p, unit, bias);
@@ -169,8 +170,9 @@ KR_DEV void step_units(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared
       advance_unit<G>(x[j], own, &state[j], &cell[j]);
       store_state<OWN>(shared.h[0].words + next, j, unit, state[j]);
       if (sequence + j < p.B) out[j * p.out_b] = state[j];
+      if (G == 4 && p.cells && sequence + j < p.B) cells[j * p.cells_b] = cell[j];
     }
-    now = next, out += p.out_t;
+    now = next, out += p.out_t, cells += p.cells_t;
   }
   kr_sync();
 }

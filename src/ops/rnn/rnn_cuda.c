@@ -2,10 +2,13 @@
 #include "cuda_row.h"
 #include "op_list.h"
 #include "rnn/rnn_plan.h"
+#include "rnn/rnn_rows.h"
 #include "view.h"
 
 static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"}, back = {"rnn", "kr_rnn_back"},
-                       products = {"rnn", "kr_rnn_products"}, sums = {"rnn", "kr_rnn_sums"};
+                       products = {"rnn", "kr_rnn_products"}, sums = {"rnn", "kr_rnn_sums"},
+                       back_64[] = {{"rnn_64_back", "kr_rnn_64_back_gru"}, {"rnn_64_back", "kr_rnn_64_back_lstm"}},
+                       weights_64 = {"rnn_64_back", "kr_rnn_64_weights"};
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static const char *refuse_sizes(int64_t B, int64_t L, int64_t H) {
@@ -97,12 +100,25 @@ static int32_t run_layer(const krait_ctx *ctx, const void *args, uint64_t tier) 
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_rnn_bwd_args *a = args;
+static kr_rnn_plan back_plan(const krait_rnn_bwd_args *a) {
   kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells, p.dout = a->dout,
   p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
   lay_out(&p, a->call.scratch, 1);
+  return p;
+}
+
+static void add_sums(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
+  kr_chain_add(chain, &sums,
+               &(kr_grid){.x = blocks_of(p->gates * p->H * (p->H + 1), KR_RNN_THREADS),
+                          .block = KR_RNN_THREADS,
+                          .stream = stream},
+               p);
+}
+
+static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
+  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_plan p = back_plan(a);
   kr_chain chain = {.n = 0};
   add_turn(&chain, &p, a->call.stream);
   kr_chain_add(
@@ -121,13 +137,51 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
                               .block = KR_RNN_THREADS,
                               .stream = a->call.stream},
                    &p);
-    kr_chain_add(&chain, &sums,
-                 &(kr_grid){.x = blocks_of(p.gates * p.H * (p.H + 1), KR_RNN_THREADS),
-                            .block = KR_RNN_THREADS,
-                            .stream = a->call.stream},
-                 &p);
+    add_sums(&chain, &p, a->call.stream);
   }
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
+}
+
+/* ---- 64 units, by tensor cores ----------------------------------------------------------------------------------- */
+
+static int is_in_fours(const krait_view *v) {
+  return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
+}
+static uint32_t bytes_of_back(int is_lstm) { return is_lstm ? KR_RNN_BACK_BYTES_LSTM : KR_RNN_BACK_BYTES_GRU; }
+const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_bwd_args *a = args;
+  if (a->H != 64) return "not 64 units";
+  if (a->dout.stride[2] != 1) return "a step's units do not lie side by side";
+  if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || (kr_has(&a->cells) && !is_in_fours(&a->cells)) ||
+      (kr_has(&a->dx) && !is_in_fours(&a->dx)))
+    return "unaligned steps of x, out, cells or dx";
+  if (kr_cuda_info(ctx->cuda)->shared_bytes < bytes_of_back(a->call.flags & KRAIT_RNN_LSTM))
+    return "less shared memory than its steps take";
+  return kr_rnn_bwd_cuda_refuse(ctx, args);
+}
+
+int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
+  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_plan p = back_plan(a);
+  kr_chain chain = {.n = 0};
+  if (p.n_parts)
+    kr_chain_add(&chain, &back_64[p.is_lstm],
+                 &(kr_grid){.x = blocks_of(p.B, KR_RNN_BACK_SEQUENCES),
+                            .block = 2 * KR_RNN_THREADS,
+                            .shared_bytes = bytes_of_back(p.is_lstm),
+                            .stream = a->call.stream},
+                 &p);
+  if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
+    if (p.n_parts)
+      kr_chain_add(&chain, &weights_64,
+                   &(kr_grid){.x = (uint32_t)p.gates,
+                              .y = (uint32_t)p.n_parts,
+                              .block = KR_RNN_THREADS,
+                              .stream = a->call.stream},
+                   &p);
+    add_sums(&chain, &p, a->call.stream);
+  }
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chain);
 }
 
 KR_CUDA_TIERS(rnn, run_layer)

@@ -14,6 +14,9 @@ enum {
   KR_RNN_SUM_TILE = 64,     /* rows and columns of dweight that a block sums */
   KR_RNN_SUM_DEPTH = 16,    /* steps under way */
   KR_RNN_SUM_PARTS = 256,
+  KR_RNN_BACK_SEQUENCES = 16, /* of a block of rnn_64_back.cu, and its shared memory */
+  KR_RNN_BACK_BYTES_GRU = 116224,
+  KR_RNN_BACK_BYTES_LSTM = 155136,
 };
 
 typedef struct kr_rnn_plan {
@@ -31,9 +34,9 @@ typedef struct kr_rnn_plan {
  * gates of a step, lie side by side. */
 typedef struct kr_rnn_64_plan {
   const float *x, *weight, *bias;
-  float *out;
-  int64_t B, x_b, out_b;
-  int32_t x_t, out_t, weight_gate, weight_unit, bias_gate;
+  float *out, *cells; /* cells: by tensor cores alone; or NULL */
+  int64_t B, x_b, out_b, cells_b;
+  int32_t x_t, out_t, cells_t, weight_gate, weight_unit, bias_gate;
   int32_t L, H, gates; /* gates 3: GRU, 4: LSTM */
 } kr_rnn_64_plan;
 

@@ -11,9 +11,10 @@ static inline int64_t kr_rnn_whole(int64_t n) { return (n + KR_RNN_LANES - 1) / 
 /* On a GPU (rnn_64_cuda.c): 64 units, by tensor cores or not, and more than KR_RNN_MOST_UNITS. */
 const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args),
     *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args),
-    *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args);
+    *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args),
+    *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_rnn_64(const krait_ctx *ctx, const void *args), kr_rnn_64_tensor(const krait_ctx *ctx, const void *args),
-    kr_rnn_wide(const krait_ctx *ctx, const void *args);
+    kr_rnn_wide(const krait_ctx *ctx, const void *args), kr_rnn_bwd_64(const krait_ctx *ctx, const void *args);
 
 uint64_t kr_rnn_bwd_ref_scratch(const krait_ctx *ctx, const void *args);
 uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args);
