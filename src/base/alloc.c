@@ -1,12 +1,14 @@
 /* alloc.c: aligned allocation with a switch that makes the n-th one fail, so that every error path can be walked. */
+#define _DEFAULT_SOURCE
 #include "alloc.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { ALIGN_BYTES = 64 };
+enum { ALIGN_BYTES = 64, HUGE_BYTES = 2 << 20 };
 
 static atomic_long fail_countdown;
 
@@ -17,10 +19,22 @@ static int must_fail(void) {
   return atomic_fetch_sub(&fail_countdown, 1) == 1;
 }
 
+void kr_ask_for_huge_pages(void *block, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const uintptr_t begin = ((uintptr_t)block + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES,
+                  end = ((uintptr_t)block + bytes) / HUGE_BYTES * HUGE_BYTES;
+  if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+#else
+  (void)block, (void)bytes;
+#endif
+}
+
 void *kr_alloc(size_t bytes) {
   if (must_fail() || bytes > SIZE_MAX - 2 * ALIGN_BYTES) return NULL;
   size_t rounded = (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
-  return aligned_alloc(ALIGN_BYTES, rounded ? rounded : ALIGN_BYTES);
+  void *block = aligned_alloc(ALIGN_BYTES, rounded ? rounded : ALIGN_BYTES);
+  if (block && bytes >= 2 * HUGE_BYTES) kr_ask_for_huge_pages(block, bytes);
+  return block;
 }
 
 void *kr_zalloc(size_t bytes) {

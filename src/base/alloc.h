@@ -11,6 +11,10 @@ void *kr_realloc(void *block, size_t old_bytes, size_t bytes); /* keeps block on
 void kr_free(void *block);                            /* NULL is fine */
 char *kr_strdup(const char *text);
 
+/* Of memory that will be read over and over, more than 2 MB of it: pages of 2 MB where the system has them, so that
+ * reading in order does not stop at the end of every 4 KB. Large blocks above ask by themselves. */
+void kr_ask_for_huge_pages(void *block, size_t bytes);
+
 /* Tests: the n-th allocation from now on fails (0 turns this off). */
 void kr_alloc_fail_after(long n);
 

@@ -31,6 +31,7 @@ struct kr_pool {
   kr_range_fn fn;
   void *user;
   int64_t n, grain;
+  int is_long;
   atomic_llong next;
   pthread_t threads[MAX_THREADS];
 };
@@ -49,12 +50,19 @@ int kr_usable_cores(void) {
   return n > 0 ? (int)n : 1;
 }
 
+/* Half of a thread's share of what is left, so that nobody waits long for the last. */
+static int64_t next_grain(const kr_pool *pool, int64_t begin) {
+  const int64_t half = pool->is_long ? (pool->n - begin) / (2 * pool->n_threads) : 0;
+  return half > pool->grain ? half : pool->grain;
+}
+
 static void take_pieces(kr_pool *pool, int worker) {
-  for (;;) {
-    int64_t begin = atomic_fetch_add(&pool->next, pool->grain);
-    if (begin >= pool->n) return;
-    int64_t end = pool->n - begin < pool->grain ? pool->n : begin + pool->grain;
+  long long begin = atomic_load(&pool->next);
+  while (begin < pool->n) {
+    const int64_t grain = next_grain(pool, begin), end = pool->n - begin < grain ? pool->n : begin + grain;
+    if (!atomic_compare_exchange_weak(&pool->next, &begin, end)) continue;
     pool->fn(pool->user, begin, end, worker);
+    begin = atomic_load(&pool->next);
   }
 }
 
@@ -154,11 +162,12 @@ int kr_pool_size(const kr_pool *pool) { return pool->n_threads; }
 
 static int is_in_use(const kr_pool *pool) { return (atomic_load(&pool->loop) & WORKERS) != 0; }
 
-static void share_loop(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_range_fn fn, void *user) {
   pool->fn = fn;
   pool->user = user;
   pool->n = n;
   pool->grain = grain;
+  pool->is_long = is_long;
   atomic_store(&pool->next, 0);
   pthread_mutex_lock(&pool->mutex);
   atomic_store(&pool->loop, (unsigned long long)(number_of(pool) + 1) * ONE_LOOP);
@@ -176,7 +185,7 @@ static void share_loop(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, 
   pthread_mutex_unlock(&pool->mutex);
 }
 
-void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+static void run(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_range_fn fn, void *user) {
   if (n <= 0) return;
   if (grain < 1) grain = 1;
   int alone = !pool || pool->n_threads == 1 || n <= grain || inside_loop || pool->owner != getpid();
@@ -184,6 +193,13 @@ void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *
     fn(user, 0, n, 0);
     return;
   }
-  share_loop(pool, n, grain, fn, user);
+  share_loop(pool, n, grain, is_long, fn, user);
   pthread_mutex_unlock(&pool->caller);
+}
+
+void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+  run(pool, n, grain, 0, fn, user);
+}
+void kr_pool_run_long(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+  run(pool, n, grain, 1, fn, user);
 }

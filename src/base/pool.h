@@ -18,5 +18,8 @@ int kr_pool_size(const kr_pool *pool);
 /* Splits [0, n) into pieces of grain and returns when all are done. A nested call, a second caller of a busy pool and a
  * forked child run everything on their own thread, as worker 0. */
 void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user);
+/* The same by pieces of half a thread's share of what is left, but no less than grain: for loops that read memory in
+ * order, where each piece begins without what was asked for ahead. */
+void kr_pool_run_long(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user);
 
 #endif

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "alloc.h"
 #include "status.h"
 
 static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t n) {
@@ -46,6 +47,7 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   void *bytes =
       mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (only_header ? MAP_NORESERVE : 0), -1, 0);
   if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for the %zu bytes of %s", n, path);
+  if (!only_header) kr_ask_for_huge_pages(bytes, n);
   int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n) : n);
   if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0)
     status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);

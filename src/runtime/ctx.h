@@ -34,5 +34,8 @@ static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMP
 static inline void kr_parallel(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
   kr_pool_run(ctx->pool, n, grain, fn, user);
 }
+static inline void kr_parallel_long(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
+  kr_pool_run_long(ctx->pool, n, grain, fn, user);
+}
 
 #endif

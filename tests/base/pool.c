@@ -10,12 +10,15 @@ enum { N = 10000 };
 typedef struct visits {
   kr_pool *pool;
   atomic_int count[N];
+  atomic_llong longest; /* piece */
 } visits;
 
 static void visit(void *user, int64_t begin, int64_t end, int worker) {
   visits *v = user;
   (void)worker;
   for (int64_t i = begin; i < end; i++) atomic_fetch_add(&v->count[i], 1);
+  for (long long was = atomic_load(&v->longest); was < end - begin;)
+    if (atomic_compare_exchange_weak(&v->longest, &was, end - begin)) break;
 }
 
 static void visit_nested(void *user, int64_t begin, int64_t end, int worker) {
@@ -35,7 +38,7 @@ static void every_index_once(void **state) {
     memset(&v, 0, sizeof v);
     v.pool = kr_pool_open(n_threads);
     for (int round = 1; round <= 50; round++) {
-      kr_pool_run(v.pool, N, round, visit, &v);
+      (round % 2 ? kr_pool_run : kr_pool_run_long)(v.pool, N, round, visit, &v);
       assert_all(&v, round);
     }
     kr_pool_run(v.pool, 3, 1, visit_nested, &v);
@@ -43,6 +46,21 @@ static void every_index_once(void **state) {
     kr_pool_run(v.pool, 0, 1, visit, &v);
     kr_pool_close(&v.pool);
     assert_null(v.pool);
+  }
+}
+
+static void long_pieces(void **state) {
+  (void)state;
+  for (int n_threads = 2; n_threads <= 8; n_threads *= 2) {
+    static visits v;
+    memset(&v, 0, sizeof v);
+    v.pool = kr_pool_open(n_threads);
+    kr_pool_run(v.pool, N, 10, visit, &v);
+    assert_int_equal(atomic_load(&v.longest), 10);
+    kr_pool_run_long(v.pool, N, 10, visit, &v);
+    assert_int_equal(atomic_load(&v.longest), N / (2 * n_threads));
+    assert_all(&v, 2);
+    kr_pool_close(&v.pool);
   }
 }
 
@@ -81,7 +99,7 @@ static void short_loops_in_turn(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once), cmocka_unit_test(long_pieces),
                                      cmocka_unit_test(busy_pool_serves_second_callers),
                                      cmocka_unit_test(short_loops_in_turn)};
   return cmocka_run_group_tests(tests, NULL, NULL);

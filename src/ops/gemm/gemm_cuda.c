@@ -575,6 +575,8 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
   kr_gemm_some_plan s = {.plan = describe(a)};
   const some_shape shape = choose_some(ctx, &s.plan);
   s.n_steps = ceil_div(s.plan.K, KR_HOPPER_BK), s.n_splits = shape.n_splits;
+  s.n_stages = ceil_div(s.n_steps, s.n_splits);
+  if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   int32_t status = make_map(ctx, &s.weights, &s.plan.B, s.plan.K, s.plan.N, 1, shape.tile);
   if (status >= 0) status = make_map(ctx, &s.rows, &s.plan.A, s.plan.K, s.plan.M, 1, KR_SOME_ROWS);
@@ -582,7 +584,7 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
   KR_TRY(status);
   const kr_grid grid = {.x = (uint32_t)(ceil_div(s.plan.N, shape.tile) * s.n_splits),
                         .block = KR_SOME_THREADS,
-                        .shared_bytes = (uint32_t)KR_SOME_SHARED_BYTES(shape.tile),
+                        .shared_bytes = (uint32_t)KR_SOME_SHARED_BYTES(shape.tile, s.n_stages),
                         .cluster = (uint32_t)s.n_splits,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};

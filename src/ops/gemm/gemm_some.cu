@@ -16,8 +16,7 @@ typedef kr_bf16 element;
 enum {
   ROWS = KR_SOME_ROWS,
   TILE = KR_TILE,
-  STAGES = KR_SOME_STAGES(TILE),
-  STAGE_BYTES = (TILE + ROWS) * 128,
+  STAGE_BYTES = KR_SOME_STAGE_BYTES(TILE),
   SUMS_ROW = KR_SOME_SUMS_ROW(TILE),
   RUN = 8 /* columns that a thread finishes at a time */
 };
@@ -51,32 +50,36 @@ KR_DEV void load_weights(const part &at, uint32_t stage, uint32_t full, uint64_t
   kr_load_box(stage + ROWS * 128, maps, full, (at.first + s) * 64, at.n, 0);
 }
 
-KR_DEV void copy_stages(const part &at, uint32_t stages, uint32_t full, uint32_t empty, uint64_t maps) {
-  const int early = at.n_steps < STAGES ? at.n_steps : STAGES;
+KR_DEV void copy_stages(const part &at, int n_stages, uint32_t stages, uint32_t full, uint32_t empty, uint64_t maps) {
+  const int early = at.n_steps < n_stages ? at.n_steps : n_stages;
   for (int s = 0; s < early; s++) load_weights(at, stages + s * STAGE_BYTES, full + s * 8, maps, s);
   kr_others_done();
   int stage = 0;
   uint32_t round = 1;
   for (int s = 0; s < at.n_steps; s++) {
-    if (s >= STAGES) {
+    if (s >= n_stages) {
       kr_barrier_await(empty + stage * 8, round);
       load_weights(at, stages + stage * STAGE_BYTES, full + stage * 8, maps, s);
     }
     kr_load_box(stages + stage * STAGE_BYTES, maps + sizeof(kr_gemm_map), full + stage * 8, (at.first + s) * 64, 0, 0);
-    if (++stage == STAGES) stage = 0, round ^= 1;
+    if (++stage == n_stages) stage = 0, round ^= 1;
   }
 }
 
-KR_DEV void multiply_stages(const part &at, uint32_t stages, uint32_t full, uint32_t empty, float (&d)[TILE / 2]) {
-  int stage = 0;
+/* A stage's products are under way while the next one's are asked for; then it is given back. */
+KR_DEV void multiply_stages(const part &at, int n_stages, uint32_t stages, uint32_t full, uint32_t empty,
+                            float (&d)[TILE / 2]) {
+  int stage = 0, before = 0;
   uint32_t round = 0;
   for (int s = 0; s < at.n_steps; s++) {
     const uint32_t from = stages + stage * STAGE_BYTES;
     kr_barrier_await(full + stage * 8, round);
-    kr_wgmma<TILE, element, 0, 0, 0>(d, kr_k_major(from), kr_k_major(from + ROWS * 128), s > 0);
-    if (kr_thread() == 0) kr_barrier_arrive(empty + stage * 8);
-    if (++stage == STAGES) stage = 0, round ^= 1;
+    kr_wgmma<TILE, element, 0, 0, 1>(d, kr_k_major(from), kr_k_major(from + ROWS * 128), s > 0);
+    if (kr_thread() == 0 && s > 0) kr_barrier_arrive(empty + before * 8);
+    before = stage;
+    if (++stage == n_stages) stage = 0, round ^= 1;
   }
+  kr_wgmma_wait<TILE, 0>(d);
 }
 
 /* To the block that finishes a row, where the sums of this part stand behind those of the parts before. */
@@ -115,25 +118,26 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
   KR_DYNAMIC_SHARED(shared);
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_gemm_some, maps);
-  const uint32_t base = kr_shared_at(shared), stages = (base + 1023) & ~1023u, sums = stages + STAGES * STAGE_BYTES,
-                 full = sums + ROWS * SUMS_ROW * 4, empty = full + STAGES * 8;
+  const int n_stages = plan.n_stages;
+  const uint32_t base = kr_shared_at(shared), stages = (base + 1023) & ~1023u, sums = stages + n_stages * STAGE_BYTES,
+                 full = sums + ROWS * SUMS_ROW * 4, empty = full + n_stages * 8;
   const part at = part_of(plan);
   kr_next_may_start();
   arrive();
   if (kr_thread() == 128) {
-    for (int s = 0; s < STAGES; s++) kr_barrier_open(full + s * 8, 1), kr_barrier_open(empty + s * 8, 1);
+    for (int s = 0; s < n_stages; s++) kr_barrier_open(full + s * 8, 1), kr_barrier_open(empty + s * 8, 1);
     kr_barriers_opened();
     for (int i = 0; i < 2; i++) kr_fetch_map(maps + i * sizeof(kr_gemm_map));
   }
   kr_sync();
   if (kr_thread() >= 128) {
-    if (kr_thread() == 128) copy_stages(at, stages, full, empty, maps);
+    if (kr_thread() == 128) copy_stages(at, n_stages, stages, full, empty, maps);
     kr_sync_warp();
     await(), arrive(), await();
     return;
   }
   float d[TILE / 2];
-  multiply_stages(at, stages, full, empty, d);
+  multiply_stages(at, n_stages, stages, full, empty, d);
   kr_others_done();
   await(); /* the others have begun */
   hand_over(plan, at, sums, d);

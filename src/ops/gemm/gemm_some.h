@@ -6,15 +6,17 @@
 
 /* A stage is 64 of K: of all rows, and of TILE columns. One block a multiprocessor, for as many bytes under way. */
 enum { KR_SOME_ROWS = 64, KR_SOME_THREADS = 160, KR_SOME_MOST_SPLITS = 8 };
-#define KR_SOME_STAGES(TILE) ((TILE) == 64 ? 12 : 10)
 #define KR_SOME_SUMS_ROW(TILE) ((TILE) + 4) /* floats */
-#define KR_SOME_SHARED_BYTES(TILE) \
-  (KR_SOME_STAGES(TILE) * ((TILE) + KR_SOME_ROWS) * 128 + KR_SOME_ROWS * KR_SOME_SUMS_ROW(TILE) * 4 + 1024 + 256)
+#define KR_SOME_STAGE_BYTES(TILE) (((TILE) + KR_SOME_ROWS) * 128)
+#define KR_SOME_REST_BYTES(TILE) (KR_SOME_ROWS * KR_SOME_SUMS_ROW(TILE) * 4 + 1024 + 256)
+#define KR_SOME_SHARED_BYTES(TILE, n_stages) ((n_stages) * KR_SOME_STAGE_BYTES(TILE) + KR_SOME_REST_BYTES(TILE))
+#define KR_SOME_MOST_STAGES(TILE) ((227 * 1024 - KR_SOME_REST_BYTES(TILE)) / KR_SOME_STAGE_BYTES(TILE))
 
 typedef struct kr_gemm_some_plan {
   kr_gemm_map weights, rows;
   kr_gemm_plan plan;
   int32_t n_steps, n_splits; /* stages of K, dealt to the blocks of a cluster: a power of two */
+  int32_t n_stages;          /* of the ring; one is enough where a block has no more */
 } kr_gemm_some_plan;
 
 #endif

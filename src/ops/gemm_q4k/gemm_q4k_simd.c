@@ -117,7 +117,7 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
-  kr_parallel(ctx, a->N, 1 + 32768 / (SUPER * a->S + 1), multiply_few, (void *)args);
+  kr_parallel_long(ctx, a->N, 1 + 32768 / (SUPER * a->S + 1), multiply_few, (void *)args);
   return KRAIT_OK;
 }
 

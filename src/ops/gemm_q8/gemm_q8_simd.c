@@ -19,7 +19,7 @@ enum {
   OUTPUTS = 4,
   GROUP = 64,
   BLOCK = 32,
-  FAR_BYTES = 16384,
+  FAR_BYTES = 4096,
   PART = 32
 }; /* PART: blocks that are multiplied at once */
 
@@ -153,7 +153,8 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
-  kr_parallel(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 65536 / (KR_VL * (BLOCK * a->S + 1)), multiply_few, (void *)args);
+  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 65536 / (KR_VL * (BLOCK * a->S + 1)), multiply_few,
+                   (void *)args);
   return KRAIT_OK;
 }
 
