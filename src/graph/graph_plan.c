@@ -1,6 +1,6 @@
 /* graph_plan.c: from a recorded graph to one that can run: nodes that nothing needs are dropped, every op's row is
- * chosen, and each tensor between two nodes gets its place in one arena: the largest first, each as low as those that
- * live at the same time allow. */
+ * chosen, and each tensor between two nodes gets its place in one arena, each as low as those that live at the same
+ * time allow: the largest first, or before them those that live longer than from call to call, whichever takes less. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -174,6 +174,13 @@ static int larger_first(const void *a, const void *b) {
   return x->at < y->at ? -1 : x->at > y->at;
 }
 
+/* What goes past other calls by how long it lives, then what lies between neighbours. */
+static int32_t life_past(const block *b) { return b->last - b->first > 1 ? b->last - b->first : 0; }
+static int longer_first(const void *a, const void *b) {
+  const int32_t x = life_past(a), y = life_past(b);
+  return x != y ? (x < y ? 1 : -1) : larger_first(a, b);
+}
+
 /* The lowest gap between the placed blocks that live at the same time; placed ones are kept in order of address. */
 static void place(block *blocks, int32_t *order, int32_t n_placed, int apart) {
   block *b = &blocks[n_placed];
@@ -189,6 +196,17 @@ static void place(block *blocks, int32_t *order, int32_t n_placed, int apart) {
   while (where < n_placed && *blocks[order[where]].at <= at) where++;
   memmove(order + where + 1, order + where, (size_t)(n_placed - where) * sizeof *order);
   order[where] = n_placed;
+}
+
+static uint64_t place_all(block *blocks, int32_t *order, int32_t n, int apart,
+                          int (*before)(const void *, const void *)) {
+  uint64_t end = 0;
+  qsort(blocks, (size_t)n, sizeof *blocks, before);
+  for (int32_t i = 0; i < n; i++) {
+    place(blocks, order, i, apart);
+    if (*blocks[i].at + blocks[i].bytes > end) end = *blocks[i].at + blocks[i].bytes;
+  }
+  return end;
 }
 
 static int32_t lay_out(kr_graph *g) {
@@ -207,11 +225,10 @@ static int32_t lay_out(kr_graph *g) {
       blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, scratch_first(g, i),
                             scratch_last(g, i)};
   }
-  qsort(blocks, (size_t)n, sizeof *blocks, larger_first);
-  for (int32_t i = 0; i < n; i++) {
-    place(blocks, order, i, (g->flags & KR_PLAN_APART) != 0);
-    if (*blocks[i].at + blocks[i].bytes > g->arena_bytes) g->arena_bytes = *blocks[i].at + blocks[i].bytes;
-  }
+  const int apart = (g->flags & KR_PLAN_APART) != 0;
+  const uint64_t by_life = place_all(blocks, order, n, apart, longer_first);
+  g->arena_bytes = place_all(blocks, order, n, apart, larger_first);
+  if (by_life < g->arena_bytes) g->arena_bytes = place_all(blocks, order, n, apart, longer_first);
   for (size_t i = 0; i < g->storages.n; i++) {
     kr_storage *s = KR_STORAGE(g, i);
     if (s->home != KR_HOME_STATE) continue;

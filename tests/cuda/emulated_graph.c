@@ -1,6 +1,6 @@
 /* emulated_graph.c: a planned graph on a GPU whose kernels run on the host: the same results as on the CPU, launched
- * one by one at first, then as one graph of the driver; new addresses, states, a stream that its owner records. Usage:
- * emulated_graph LIBRARY. */
+ * one by one at first, then as one graph of the driver; new addresses, states, lanes, constants, a stream that its
+ * owner records. Usage: emulated_graph LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -133,6 +133,70 @@ static void a_recorded_stream_gets_the_launches(void **state) {
   close_model(&gpu);
 }
 
+/* x through two parts of two calls each, in lanes; with `meets` the second one reads what the first one writes. The
+ * first factor is a constant of the plan. */
+static model open_lanes(int32_t device, float *weight, int meets) {
+  model m = {0};
+  const krait_ctx_options options = {
+      .size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
+  const kr_dims rows = KR_DIMS(B, D);
+  kr_tensor t[6];
+  assert_int_equal(krait_ctx_open(&options, &m.ctx), KRAIT_OK);
+  assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
+  m.x = kr_graph_input(m.g, "x", KRAIT_F32, rows), m.y = kr_graph_output(m.g, "y", KRAIT_F32, rows);
+  for (int i = 0; i < 6; i++) t[i] = kr_graph_temp(m.g, KRAIT_F32, rows);
+#define CALL(name, flag, x, y, out) \
+  kr_graph_pointwise(m.g, name, (krait_pointwise_args){.call.flags = flag, .x_scale = 2, .y_scale = 1}, x, y, out)
+  CALL("factor", 0, kr_graph_weight(m.g, "w", KRAIT_F32, rows, weight), 0, t[0]);
+  CALL("begin", KRAIT_POINTWISE_PRODUCT, m.x, t[0], t[1]);
+  kr_graph_lane(m.g, 1);
+  CALL("left", KRAIT_POINTWISE_PRODUCT, t[1], t[1], t[2]);
+  CALL("left", 0, t[2], m.x, t[3]);
+  kr_graph_lane(m.g, 2);
+  CALL("right", 0, t[1], meets ? t[2] : m.x, t[4]);
+  CALL("right", KRAIT_POINTWISE_PRODUCT, t[4], t[1], t[5]);
+  kr_graph_lane(m.g, 0);
+  CALL("end", 0, t[3], t[5], m.y);
+#undef CALL
+  if (kr_graph_plan(m.g, m.ctx, KR_PLAN_CONSTANT) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_graph_check_plan(m.g), KRAIT_OK);
+  assert_int_equal(kr_runner_open(m.g, &m.r), KRAIT_OK);
+  return m;
+}
+
+/* Both lanes keep their memory to themselves: of calls one behind the other the second would take the first one's. */
+static void share_nothing(const kr_graph *g) {
+  for (size_t a = g->lanes_from; a < g->lanes_to; a++)
+    for (size_t b = g->lanes_from; b < g->lanes_to; b++) {
+      const kr_node *one = KR_NODE(g, a), *other = KR_NODE(g, b);
+      const kr_storage *s = KR_STORAGE(g, KR_PART(g, one->uses[one->n_uses - 1].tensor)->storage),
+                       *t = KR_STORAGE(g, KR_PART(g, other->uses[other->n_uses - 1].tensor)->storage);
+      if (one->lane != other->lane) assert_true(s->at + s->bytes <= t->at || t->at + t->bytes <= s->at);
+    }
+}
+
+static void lanes_run_side_by_side(void **state) {
+  static float weight[N], x[N], y[N], want[N];
+  (void)state;
+  random_state = 5;
+  for (int meets = 0; meets < 2; meets++) {
+    for (int i = 0; i < N; i++) weight[i] = draw(), x[i] = draw();
+    model cpu = open_lanes(KRAIT_DEVICE_CPU, weight, meets), gpu = open_lanes(KRAIT_DEVICE_CUDA(0), weight, meets);
+    assert_int_equal(gpu.g->lanes_to - gpu.g->lanes_from, meets ? 0 : 4);
+    assert_int_equal(gpu.g->nodes.n, 6); /* the constant is not among them */
+    share_nothing(gpu.g);
+    for (int i = 0; i < N; i++) weight[i] = NAN; /* and has no use for the weight any more */
+    for (int t = 0; t < 4; t++) {
+      run(&cpu, x, want, NULL);
+      run(&gpu, x, y, NULL);
+      for (int i = 0; i < N; i++) assert_float_equal(y[i], want[i], 1e-5f);
+    }
+    assert_non_null(gpu.r->recordings[0].recorded);
+    assert_int_equal(gpu.r->beside != NULL, !meets);
+    close_model(&cpu), close_model(&gpu);
+  }
+}
+
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
@@ -142,6 +206,7 @@ int main(int argc, char **argv) {
   if (!kr_cuda_built_tiers()) return 77;
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++) kr_emulated_name(text, module);
   const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
+                                     cmocka_unit_test(lanes_run_side_by_side),
                                      cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
