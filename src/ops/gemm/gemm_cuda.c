@@ -627,7 +627,8 @@ const char *kr_gemm_long_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   const kr_gemm_plan p = describe(a);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
-  if (p.M < 2 * KR_LONG_BM * kr_cuda_info(ctx->cuda)->n_multiprocessors) return "not two tiles of 64 rows a multiprocessor";
+  if (p.M < 2 * KR_LONG_BM * kr_cuda_info(ctx->cuda)->n_multiprocessors)
+    return "not two tiles of 64 rows a multiprocessor";
   if (p.A.column != 1 || !p.A.packs || p.K * element_bytes(&p) % 128 != 0)
     return "K must lie side by side in A, aligned, and be a multiple of 128 bytes";
   return p.K <= KR_LONG_MOST && p.N <= KR_LONG_MOST && choose_long(ctx, &p).n_stages
@@ -636,8 +637,10 @@ const char *kr_gemm_long_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_gemm_long(const krait_ctx *ctx, const void *args) {
-#define WIDTH(tiles, of) \
-  {{"gemm_long_tf32", "kr_gemm_long_" tiles of}, {"gemm_long_f16", "kr_gemm_long_" tiles of}, {"gemm_long_bf16", "kr_gemm_long_" tiles of}}
+#define WIDTH(tiles, of)                           \
+  {{"gemm_long_tf32", "kr_gemm_long_" tiles of},   \
+   {"gemm_long_f16", "kr_gemm_long_" tiles of},    \
+   {"gemm_long_bf16", "kr_gemm_long_" tiles of}}
   static const kr_kernel three[4][3] = {WIDTH("4", ""), WIDTH("8", ""), WIDTH("10", ""), WIDTH("16", "")},
                          two[4][3] = {WIDTH("4", "_two"), WIDTH("8", "_two"), WIDTH("10", "_two"), WIDTH("16", "_two")};
 #undef WIDTH

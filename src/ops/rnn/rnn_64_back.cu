@@ -107,8 +107,8 @@ KR_DEV void coefs_of_lstm(const float (&x)[4], const float (&U)[4], float cell, 
 /* A sequence that does not exist is read as the last one. */
 KR_DEV int64_t existing(const kr_rnn_plan &p, int64_t sequence) { return min64(sequence, p.B - 1); }
 
-/* What a step needs, on its way into shared memory: of each sequence x (G, 64), h and, of an LSTM, the cells of the step
- * before. Sequences that do not exist are read as the last one. */
+/* What a step needs, on its way into shared memory: of each sequence x (G, 64), h and, of an LSTM, the cells of the
+ * step before. */
 template <int G>
 KR_DEV void bring_step(const kr_rnn_plan &p, int64_t t, step_room<G> &to) {
   enum { ROWS = step_room<G>::ROWS, CHUNKS = H / 4 };
@@ -117,7 +117,7 @@ KR_DEV void bring_step(const kr_rnn_plan &p, int64_t t, step_room<G> &to) {
     for (int i = 0; i < OWN * ROWS * CHUNKS / HALF; i++) {
       const int at = kr_thread() - HALF + i * HALF, chunk = at % CHUNKS * 4, row = at / CHUNKS % ROWS,
                 s = at / CHUNKS / ROWS;
-      const int64_t b = min64((int64_t)kr_block_x() * OWN + s, p.B - 1);
+      const int64_t b = existing(p, (int64_t)kr_block_x() * OWN + s);
       const krait_view &v = row < G ? p.x : row == G ? p.out : p.cells;
       const int64_t step = row < G ? t : t - 1;
       kr_copy_some(to.rows[row] + s * UNIT_PITCH + chunk,
@@ -144,7 +144,7 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
   if (G == 4)
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const int64_t b = min64((int64_t)kr_block_x() * OWN + k / 2 * 8 + 2 * q + k % 2, p.B - 1);
+      const int64_t b = existing(p, (int64_t)kr_block_x() * OWN + k / 2 * 8 + 2 * q + k % 2);
       before[k] = ((const float *)p.cells.data)[b * p.cells.stride[0] + (p.L - 1) * p.cells.stride[1] + unit];
     }
   int at = 0; /* of t in the ring */
@@ -321,7 +321,8 @@ KR_DEV void store_four(char *high, char *low, const kr_float4 &v) {
 /* A thread brings four columns of two rows; warps are 4 by 2 over 64 by 64 results. */
 KR_KERNEL void KR_BOUNDS(256, 3) kr_rnn_64_weights(const kr_rnn_plan p) {
   KR_SHARED weights_room shared;
-  const int gate = kr_block_x(), row = kr_thread() / 16, four = kr_thread() % 16 * 4, is_scaled = !p.is_lstm && gate == 2;
+  const int gate = kr_block_x(), row = kr_thread() / 16, four = kr_thread() % 16 * 4,
+            is_scaled = !p.is_lstm && gate == 2;
   const int64_t first = (int64_t)kr_block_y() * p.rows, end = min64(p.B * p.L, first + p.rows);
   const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3, m = kr_thread() / 32 / 2, n = kr_thread() / 32 % 2;
   const kr_float4 zero = {{0.0f, 0.0f, 0.0f, 0.0f}};
