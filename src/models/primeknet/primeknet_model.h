@@ -2,6 +2,7 @@
 #ifndef KR_PRIMEKNET_MODEL_H
 #define KR_PRIMEKNET_MODEL_H
 
+#include "ctx.h"
 #include "primeknet_graph.h"
 #include "primeknet_parameters.h"
 
@@ -9,7 +10,7 @@ struct kr_primeknet {
   const krait_ctx *ctx;
   kr_pk_config config;
   int is_exact; /* products keep all bits of their factors */
-  pk_parameters parameters; /* as they are published; of a model that streams where its graph computes */
+  pk_parameters parameters; /* as they are published, on the host: a plan folds them and copies the rest to a GPU */
 };
 
 enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_TENSORS = 4 };

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "alloc.h"
-#include "ctx.h"
 #include "primeknet_graph.h"
 #include "status.h"
 
@@ -128,8 +127,7 @@ int32_t pk_parameters_open(const kr_weights *weights, int has_running, pk_parame
 }
 
 void pk_parameters_close(pk_parameters *p) {
-  if (p->cuda) kr_cuda_free(p->cuda, p->values);
-  else kr_free(p->values);
+  kr_free(p->values);
   kr_free(p->items);
   *p = (pk_parameters){0};
 }
@@ -159,18 +157,6 @@ int32_t pk_parameters_check(const pk_parameters *p) {
              "the weights hold a tensor that this configuration does not have: %s, shape %s", p->items[i].name,
              kr_shape_format(p->items[i].dims.n, p->items[i].dims.size, shape, sizeof shape));
   return KRAIT_OK;
-}
-
-int32_t pk_parameters_move(pk_parameters *p, const krait_ctx *ctx) {
-  const size_t bytes = (size_t)(p->n + 1) * sizeof *p->values;
-  float *device = NULL;
-  if (!ctx->cuda) return KRAIT_OK;
-  KR_TRY(kr_cuda_alloc(ctx->cuda, bytes, (void **)&device));
-  int32_t status = kr_cuda_copy_in(ctx->cuda, device, p->values, bytes, NULL);
-  if (status >= 0) status = kr_cuda_wait(ctx->cuda, NULL);
-  kr_free(p->values);
-  p->values = device, p->cuda = ctx->cuda;
-  return status;
 }
 
 kr_tensor pk_parameter_of(void *parameters, kr_graph *g, const char *name, kr_dims dims) {

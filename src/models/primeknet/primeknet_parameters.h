@@ -3,7 +3,6 @@
 #ifndef KR_PRIMEKNET_PARAMETERS_H
 #define KR_PRIMEKNET_PARAMETERS_H
 
-#include "ctx.h"
 #include "graph.h"
 #include "primeknet.h"
 
@@ -21,7 +20,6 @@ typedef struct pk_parameters {
   pk_parameter *items;
   int64_t n_items, n;
   float *values;
-  const kr_cuda *cuda; /* where values are; NULL: on the host */
   int32_t status;             /* the first failure of pk_parameter_taken */
   char why[256];
 } pk_parameters;
@@ -38,8 +36,6 @@ int32_t pk_parameters_take(pk_parameters *p, const char *name, kr_dims dims, con
 kr_tensor pk_parameter_taken(void *parameters, kr_graph *g, const char *name, kr_dims dims);
 /* The first failure of those, or a tensor that nobody asked for. */
 int32_t pk_parameters_check(const pk_parameters *p);
-/* To a GPU; nothing on a CPU. */
-int32_t pk_parameters_move(pk_parameters *p, const krait_ctx *ctx);
 /* Afterwards, for graphs of several sessions (kr_pk_parameter_fn). */
 kr_tensor pk_parameter_of(void *parameters, kr_graph *g, const char *name, kr_dims dims);
 

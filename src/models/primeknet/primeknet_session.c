@@ -50,8 +50,7 @@ static int32_t check(const kr_primeknet *m) {
 
 static int32_t open_parts(const kr_weights *weights, kr_primeknet *m) {
   KR_TRY(pk_parameters_open(weights, m->config.streams, &m->parameters));
-  KR_TRY(check(m));
-  return m->config.streams ? pk_parameters_move(&m->parameters, m->ctx) : KRAIT_OK;
+  return check(m);
 }
 
 int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,

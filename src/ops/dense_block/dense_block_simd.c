@@ -96,7 +96,7 @@ enum { LIFTED, FIRST }; /* with a lift, x0 and x1 are computed again rather than
 typedef struct block {
   const krait_dense_block_args *a;
   int64_t b, i, dilation, segment; /* the item; the layer, and frames that a thread takes of it */
-  int keep, in_place;
+  int keep, in_place, waits; /* waits: the newest source's norm, for whoever reads it first */
   kr_panels mix[KR_DENSE_LAYERS];
   float *taps, *bias;                     /* by source and layer: (9,C), (C) */
   float *mean, *m2, *lift_weights, *zeros; /* (W,C), (W,C), (K,C), (C) */
@@ -237,13 +237,15 @@ static void finish_lift(const block *k) {
   }
 }
 
+static void normalise_frame(const block *k, const map *m, int64_t t) {
+  const frame own = frame_of(k->a, m, t);
+  kr_affine_rows(own.at, own.step, k->a->H, k->a->C, &k->norm, own.at, own.step);
+}
+
 static void normalise_range(void *user, int64_t begin, int64_t end, int thread) {
   const block *k = user;
   (void)thread;
-  for (int64_t t = begin; t < end; t++) {
-    const frame own = frame_of(k->a, &k->out, t);
-    kr_affine_rows(own.at, own.step, k->a->H, k->a->C, &k->norm, own.at, own.step);
-  }
+  for (int64_t t = begin; t < end; t++) normalise_frame(k, &k->sources[0], t);
 }
 
 /* ---- layers. Layer i filters frames t - d, t and t + d, d = 2^i. Frames of one residue modulo d never meet those of
@@ -343,6 +345,9 @@ static void layer_range(void *user, int64_t begin, int64_t end, int thread) {
     for (int64_t j = 0; j < k->segment; j++) {
       const int64_t t = residue + (start + j) * k->dilation;
       if (t >= k->a->W) break;
+      const int64_t next = t + (2 - before(k->a)) * k->dilation; /* the last frame that it reads */
+      if (k->waits && j == 0 && next != t) normalise_frame(k, &k->sources[0], t);
+      if (k->waits && next < k->a->W) normalise_frame(k, &k->sources[0], next);
       layer_frame(k, t, w);
     }
   }
@@ -364,7 +369,8 @@ static void run_item(const krait_ctx *ctx, block *k) {
   const krait_dense_block_args *a = k->a;
   const map x = {.data = (float *)a->x.data + k->b * a->x.stride[0], .frame = a->x.stride[2], .step = a->x.stride[1],
                  .n_here = a->W};
-  k->n_maps = 0;
+  const int n_threads = krait_ctx_n_threads(ctx);
+  k->n_maps = 0, k->waits = 0;
   if (is_lifted(a)) finish_lift(k);
   else k->sources[k->n_maps++] = x;
   for (k->i = 0; k->i < a->L; k->i++) {
@@ -373,14 +379,16 @@ static void run_item(const krait_ctx *ctx, block *k) {
     k->keep = is_last || k->i > 0 || !is_lifted(a);
     k->in_place = is_last && last_in_place(a);
     k->out = output_of(k);
-    k->segment = k->in_place ? a->W : segment_of(a, k->dilation, krait_ctx_n_threads(ctx));
+    k->segment = k->in_place || k->waits ? a->W : segment_of(a, k->dilation, n_threads);
     const int64_t per_residue = (a->W + k->dilation - 1) / k->dilation;
     kr_parallel(ctx, k->dilation * ((per_residue + k->segment - 1) / k->segment), 1, layer_range, k);
     finish_norm(k, k->keep ? &k->norm : &k->first);
     if (!k->keep) continue;
-    kr_parallel(ctx, a->W, 8, normalise_range, k);
     memmove(k->sources + 1, k->sources, (size_t)k->n_maps++ * sizeof *k->sources);
     k->sources[0] = k->out;
+    /* a frame is read by one residue of the next layer alone, which can normalise it if it is not cut */
+    k->waits = !is_last && n_threads <= 2 * k->dilation;
+    if (!k->waits) kr_parallel(ctx, a->W, 8, normalise_range, k);
   }
 }
 
