@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -454,6 +455,33 @@ static void a_call_without_a_row_goes_through_the_host_only_if_asked(void **stat
   assert_true(n_failed > 5);
 }
 
+/* A host that reads device memory dies of it here as well, so that such a fault is found without a GPU. */
+static void device_memory_is_not_the_hosts(void **state) {
+  (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  skip();
+#endif
+  kr_cuda *cuda = NULL;
+  void *block = NULL;
+  const int32_t value = 7;
+  int32_t back = 0;
+  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
+  assert_int_equal(kr_cuda_alloc(cuda, sizeof value, &block), KRAIT_OK);
+  assert_int_equal(kr_cuda_copy_in(cuda, block, &value, sizeof value, NULL), KRAIT_OK);
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL);
+    _exit(*(volatile int32_t *)block == value ? 0 : 1);
+  }
+  int how = 0;
+  assert_int_equal(waitpid(child, &how, 0), child);
+  assert_true(WIFSIGNALED(how));
+  assert_int_equal(kr_cuda_copy_out(cuda, &back, block, sizeof back, NULL), KRAIT_OK);
+  assert_int_equal(back, value);
+  kr_cuda_free(cuda, block);
+  kr_cuda_close(&cuda);
+}
+
 int main(int argc, char **argv) {
   const char *why;
   if (argc < 2) return 2;
@@ -471,6 +499,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(tiers_follow_device_and_driver),
                                      cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing),
                                      cmocka_unit_test(out_of_memory_says_how_much),
+                                     cmocka_unit_test(device_memory_is_not_the_hosts),
                                      cmocka_unit_test(sticky_errors_are_told_apart),
                                      cmocka_unit_test(a_launch_is_two_driver_calls),
                                      cmocka_unit_test(only_hopper_starts_kernels_ahead),

@@ -1,11 +1,15 @@
-/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory, kernels do nothing (or run
- * in the emulator: KR_EMULATE), and it fails as it is told. What start-up should do comes from KR_FAKE_CUDA
+/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory that only copies and kernels
+ * may touch (the host's own access to it ends the test, as on a GPU), kernels do nothing (or run in the emulator:
+ * KR_EMULATE), and it fails as it is told. What start-up should do comes from KR_FAKE_CUDA
  * ("init=999,version=8000,count=0,capability=50"); the n-th later call fails through fake_cuda_fail_at. fake_cuda_held
  * counts what was taken and not given back. */
+#define _DEFAULT_SOURCE /* MADV_DONTNEED, MAP_NORESERVE */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -26,6 +30,7 @@ EXPORT long fake_cuda_ahead(void); /* launches that may start while the kernel b
 EXPORT const void *fake_cuda_loaded(void); /* the image that was loaded last */
 EXPORT void fake_cuda_capture(int mode);   /* as if a stream were recording in this mode */
 EXPORT int fake_cuda_capture_mode(void);
+EXPORT void fake_cuda_touch(int on); /* 1: device memory may be touched, until 0 */
 
 void fake_cuda_fail_at(long n, int result) { calls = 0, fail_at = n, fail_with = result; }
 long fake_cuda_calls(void) { return calls; }
@@ -34,6 +39,87 @@ long fake_cuda_ahead(void) { return launches_ahead; }
 const void *fake_cuda_loaded(void) { return loaded_image; }
 void fake_cuda_capture(int mode) { capture_mode = mode; }
 int fake_cuda_capture_mode(void) { return capture_mode; }
+
+/* Device memory: whole pages of one reserved range, open only while a copy or a kernel runs. A sanitizer's build takes
+ * its own malloc instead: it guards the ends of each block. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static void open_memory(void) {}
+static void close_memory(void) {}
+static void *take_memory(size_t bytes) { return malloc(bytes); }
+static void leave_memory(void *block) { free(block); }
+#else
+enum { PAGE = 4096, MOST_BLOCKS = 1 << 16, POISON = 0xfb, MOST_POISON = 1 << 20 };
+static const size_t RANGE = (size_t)1 << 36;
+static struct {
+  pthread_mutex_t lock;
+  char *start;
+  size_t used; /* bytes up to the end of the last block */
+  int users, n;
+  struct {
+    size_t at, bytes;
+  } blocks[MOST_BLOCKS]; /* in order of their places */
+} memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void let(int access) {
+  if (memory.used) mprotect(memory.start, memory.used, access);
+}
+
+static void open_memory(void) {
+  pthread_mutex_lock(&memory.lock);
+  if (!memory.users++) let(PROT_READ | PROT_WRITE);
+  pthread_mutex_unlock(&memory.lock);
+}
+
+static void close_memory(void) {
+  pthread_mutex_lock(&memory.lock);
+  if (!--memory.users) let(PROT_NONE);
+  pthread_mutex_unlock(&memory.lock);
+}
+
+/* The first gap that is large enough; a page between blocks stays free. */
+static int place_of(size_t bytes, size_t *at) {
+  int i = 0;
+  for (*at = 0; i < memory.n && memory.blocks[i].at < *at + bytes + PAGE; i++)
+    *at = memory.blocks[i].at + memory.blocks[i].bytes + PAGE;
+  return i;
+}
+
+static void *take_memory(size_t bytes) {
+  void *block = NULL;
+  pthread_mutex_lock(&memory.lock);
+  if (!memory.start) {
+    void *range = mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory.start = range == MAP_FAILED ? NULL : range;
+  }
+  size_t at, whole = (bytes + PAGE - 1) / PAGE * PAGE;
+  const int i = place_of(whole, &at);
+  if (memory.start && memory.n < MOST_BLOCKS && at + whole <= RANGE) {
+    memmove(memory.blocks + i + 1, memory.blocks + i, (size_t)(memory.n++ - i) * sizeof *memory.blocks);
+    memory.blocks[i].at = at, memory.blocks[i].bytes = whole;
+    if (at + whole > memory.used) memory.used = at + whole;
+    block = memory.start + at;
+    let(PROT_READ | PROT_WRITE);
+    memset(block, POISON, whole < MOST_POISON ? whole : MOST_POISON); /* nobody may count on zeros */
+    if (!memory.users) let(PROT_NONE);
+  }
+  pthread_mutex_unlock(&memory.lock);
+  return block;
+}
+
+static void leave_memory(void *block) {
+  if (!block) return;
+  pthread_mutex_lock(&memory.lock);
+  for (int i = 0; i < memory.n; i++)
+    if (memory.start + memory.blocks[i].at == block) {
+      madvise(block, memory.blocks[i].bytes, MADV_DONTNEED);
+      memmove(memory.blocks + i, memory.blocks + i + 1, (size_t)(--memory.n - i) * sizeof *memory.blocks);
+      break;
+    }
+  pthread_mutex_unlock(&memory.lock);
+}
+#endif
+
+void fake_cuda_touch(int on) { on ? open_memory() : close_memory(); }
 
 static long setting(const char *key, long otherwise) {
   const char *text = getenv("KR_FAKE_CUDA");
@@ -94,7 +180,9 @@ FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *opt
 static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
 static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
                 int is_ahead) {
+  open_memory();
   (is_ahead ? kr_emulated_launch_ahead : kr_emulated_launch)(function, grid, block, shared, args);
+  close_memory();
 }
 #else
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
@@ -123,14 +211,19 @@ FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
+static void copy(void *to, const void *from, size_t bytes) {
+  open_memory();
+  memmove(to, from, bytes);
+  close_memory();
+}
 FAKE(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream), UNUSED(stream),
-     memcpy((void *)(uintptr_t)to, from, bytes))
+     copy((void *)(uintptr_t)to, from, bytes))
 FAKE(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream), UNUSED(stream),
-     memcpy(to, (void *)(uintptr_t)from, bytes))
+     copy(to, (void *)(uintptr_t)from, bytes))
 FAKE(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream), UNUSED(stream),
-     memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes))
+     copy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes))
 FAKE(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void *stream), UNUSED(stream),
-     memset((void *)(uintptr_t)to, value, bytes))
+     open_memory(), memset((void *)(uintptr_t)to, value, bytes), close_memory())
 FAKE(cuMemAllocHost_v2, (void **block, size_t bytes), *block = malloc(bytes), held++)
 FAKE(cuStreamCreate, (void **stream, unsigned flags), UNUSED(flags), *stream = &held, held++)
 FAKE(cuStreamSynchronize, (void *stream), UNUSED(stream))
@@ -240,7 +333,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *address, size_t bytes);
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   int result = failed();
   if (result || bytes > (size_t)1 << 30) return result ? result : OUT_OF_MEMORY;
-  *address = (uint64_t)(uintptr_t)malloc(bytes);
+  *address = (uint64_t)(uintptr_t)take_memory(bytes);
   return held++, 0;
 }
 
@@ -254,7 +347,7 @@ int cuModuleUnload(void *module) { return UNUSED(module), held--, 0; }
 EXPORT int cuCtxPopCurrent_v2(void **context);
 int cuCtxPopCurrent_v2(void **context) { return *context = current[--depth], 0; }
 EXPORT int cuMemFree_v2(uint64_t address);
-int cuMemFree_v2(uint64_t address) { return free((void *)(uintptr_t)address), held--, 0; }
+int cuMemFree_v2(uint64_t address) { return leave_memory((void *)(uintptr_t)address), held--, 0; }
 EXPORT int cuMemFreeHost(void *block);
 int cuMemFreeHost(void *block) { return free(block), held--, 0; }
 EXPORT int cuStreamDestroy_v2(void *stream);
