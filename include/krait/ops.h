@@ -161,8 +161,8 @@ typedef struct krait_selective_scan_args {
   krait_view A_reverse;      /* (D,N), only with KRAIT_SCAN_BOTH */
   krait_view out;            /* (B,D,L) type of u; may be u or z itself (same strides) */
   krait_view last_state; /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
-  krait_view states;     /* (B,D,N,n_kept) float32 / complex64 or absent: the state before each 8th step of the direction,
-                            for the gradient; not with seq_idx, cu_seqlens or KRAIT_SCAN_BOTH */
+  krait_view states;     /* (B,D,N,n_kept) float32 / complex64 or absent: the state before each 8th step of the
+                            direction, for the gradient; not with seq_idx, cu_seqlens or KRAIT_SCAN_BOTH */
   int64_t n_kept;        /* (L + 7) / 8 with states, else 0 */
 } krait_selective_scan_args;
 

@@ -37,8 +37,8 @@ typedef struct last_rows {
   char *out;
 } last_rows;
 
-KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, const int USUAL, int t0,
-                      uint32_t *raw, last_rows &r) {
+KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, const int USUAL,
+                      int t0, uint32_t *raw, last_rows &r) {
   if (USUAL) {
 #pragma unroll
     for (int k = 0; k < TL; k += ROWS_AT_ONCE) {
@@ -70,7 +70,8 @@ KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, con
     const int t = w.at + i;
     const last_two delta = read_two(ANY, p, w, p.delta, raw + RAW, t0, t);
     tile.u[i] = read_two(ANY, p, w, p.u, raw, t0, t);
-    if (USUAL || ((MODE == OUTPUT || MODE == CUT) && p.z.data)) tile.z[i] = read_two(ANY, p, w, p.z, raw + 2 * RAW, t0, t);
+    if (USUAL || ((MODE == OUTPUT || MODE == CUT) && p.z.data))
+      tile.z[i] = read_two(ANY, p, w, p.z, raw + 2 * RAW, t0, t);
 #pragma unroll
     for (int c = 0; c < 2; c++) dt[c][i] = value_of(delta, c) + bias[c];
     if (MODE != CUT) continue;
@@ -148,7 +149,8 @@ KR_DEV void walk(const kr_scan_plan &p, const last_place &w, int t0, const float
     if ((MODE >= SWEEP || KEEP) && k % KR_SCAN_KEPT == 0 && t0 + k < w.end) {
       const int kept = (t0 + k) / KR_SCAN_KEPT;
       if (!KEEP || w.warp * S < p.kept_N) put_states<S>(w, kept_at<S>(p, w, kept), x);
-      if (MODE == CUT && w.warp == 0 && w.lane < w.n_channels) p.kept_dt[(w.b * p.n_kept + kept) * p.D + w.d0 + w.lane] = sum_dt;
+      if (MODE == CUT && w.warp == 0 && w.lane < w.n_channels)
+        p.kept_dt[(w.b * p.n_kept + kept) * p.D + w.d0 + w.lane] = sum_dt;
     }
     if (MODE == STATE || MODE == CUT) sum_dt += dt.v[0] + dt.v[1] + (dt.v[2] + dt.v[3]);
 #pragma unroll
@@ -238,8 +240,12 @@ KR_DEV void scan_last(const kr_scan_plan &p) {
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out(const kr_scan_plan p) { scan_last<4, OUTPUT, 0>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_any(const kr_scan_plan p) { scan_last<4, OUTPUT, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep(const kr_scan_plan p) { scan_last<4, OUTPUT, 0, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep_any(const kr_scan_plan p) { scan_last<4, OUTPUT, 1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep(const kr_scan_plan p) {
+  scan_last<4, OUTPUT, 0, 1>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep_any(const kr_scan_plan p) {
+  scan_last<4, OUTPUT, 1, 1>(p);
+}
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_usual(const kr_scan_plan p) {
   scan_last<4, OUTPUT, 0, 0, 1>(p);
 }

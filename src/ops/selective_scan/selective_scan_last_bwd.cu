@@ -53,7 +53,7 @@ typedef struct back_sums {
   float dD[2], dbias[2];
 } back_sums;
 
-/* In the usual call: the thread's two channels at a step; a pack of a tile's row, of which there are THREADS at most. */
+/* In the usual call: the thread's two channels at a step; a pack of a tile's row, of which a thread has one at most. */
 KR_DEV char *whole_two(const kr_rows &v, const last_place &w, int t) {
   return (char *)v.data + (w.b * v.b + w.d0) * BYTES + (uint32_t)((t + w.at) * step_bytes(v) + w.pair * 2 * BYTES);
 }
@@ -76,8 +76,8 @@ KR_DEV void copy_tile(const kr_scan_plan &p, const last_place &w, int t0, uint32
   }
   copy_rows(ANY, p, w, p.u, first_pack(p.u, w, t0), TL, t0, raw + U * RAW);
   copy_rows(ANY, p, w, p.delta, first_pack(p.delta, w, t0), TL, t0, raw + DELTA * RAW);
-  if (USUAL || p.dout.data) copy_rows(ANY, p, w, p.dout, first_pack(p.dout, w, t0), TL, t0, raw + DOUT * RAW);
-  if (USUAL || p.z.data) copy_rows(ANY, p, w, p.z, first_pack(p.z, w, t0), TL, t0, raw + Z * RAW);
+  if (p.dout.data) copy_rows(ANY, p, w, p.dout, first_pack(p.dout, w, t0), TL, t0, raw + DOUT * RAW);
+  if (p.z.data) copy_rows(ANY, p, w, p.z, first_pack(p.z, w, t0), TL, t0, raw + Z * RAW);
 }
 
 /* 1 / (1 + e^-z): one special function instead of two where bfloat16 rounds the difference away. */

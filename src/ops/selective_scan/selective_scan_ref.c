@@ -3,7 +3,8 @@
  *   x_t = exp(dt A) x_{t-1} + dt B_t u_t         x before the first step: initial_state, else 0
  *   y_t = sum_n C_t x_t (complex: 2 Re) + D u_t;  out = y silu(z)
  * seq_idx: x starts from 0 wherever the index changes; out is 0 at a negative index. cu_seqlens: S sequences in one
- * row. states: x before each 8th step. Reverse walks time backwards; both directions add their sums before D u and the gate. Double accumulation. */
+ * row. states: x before each 8th step. Reverse walks time backwards; both directions add their sums before D u and the
+ * gate. Double accumulation. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_ref.h"
