@@ -37,7 +37,7 @@ static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wid
 #define LAST(name) KR_BY_TYPE("selective_scan_last", name)
 static const kr_kernel last_out[2][3] = {LAST("kr_scan_last_out"), LAST("kr_scan_last_out_any")},
                        last_out_keep[2][3] = {LAST("kr_scan_last_out_keep"), LAST("kr_scan_last_out_keep_any")},
-                       last_out_usual[2][3] = {LAST("kr_scan_last_out_usual"), LAST("kr_scan_last_out_usual_keep")},
+                       last_out_keep_usual[] = LAST("kr_scan_last_out_keep_usual"),
                        last_out_n32[] = LAST("kr_scan_last_out_n32"), last_out_n64[] = LAST("kr_scan_last_out_n64");
 static const kr_kernel last_state[2][3] = {LAST("kr_scan_last_state"), LAST("kr_scan_last_state_any")},
                        last_state_n32[] = LAST("kr_scan_last_state_n32"),
@@ -386,8 +386,7 @@ static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
-  if (p->channels_last && p->usual) return last_out_usual[p->kept_state != NULL];
-  if (p->channels_last && p->kept_state) return last_out_keep[p->align < 16];
+  if (p->channels_last && p->kept_state) return p->usual ? last_out_keep_usual : last_out_keep[p->align < 16];
   if (p->channels_last) return p->N > 32 ? last_out_n64 : p->N > 16 ? last_out_n32 : last_out[p->align < 16];
   if (p->brief) return brief;
   if (p->TT)

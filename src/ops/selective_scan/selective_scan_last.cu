@@ -1,8 +1,8 @@
 /* selective_scan_last.cu: the forward scan of channels-last rows (selective_scan_ref.c has the equation; last.cuh says
  * how a block works): real A, B and C per time step with any strides, one type.
  *   kr_scan_last_out               y of one chunk per block from the chunk's first state, N to 16; _n32, _n64: up to so
- *                                  many states; _keep: and the state before every 8 steps; _usual: asks nothing of what
- *                                  is_usual (scan_last_plan.c) has asked
+ *                                  many states; _keep: and the state before every 8 steps; _keep_usual: asks nothing of
+ *                                  what is_usual (scan_last_plan.c) has asked
  *   kr_scan_last_state             the chunk's last state from zero, and its sum of dt: phase one when channels are few
  *   kr_scan_last_sweep             for the gradient, N to 16: the state before every 8 steps
  *   kr_scan_last_cut               the same where time is cut, from zero: last states, sums of dt, and the gradient of
@@ -246,10 +246,7 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep(const kr_scan
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep_any(const kr_scan_plan p) {
   scan_last<4, OUTPUT, 1, 1>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_usual(const kr_scan_plan p) {
-  scan_last<4, OUTPUT, 0, 0, 1>(p);
-}
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_usual_keep(const kr_scan_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep_usual(const kr_scan_plan p) {
   scan_last<4, OUTPUT, 0, 1, 1>(p);
 }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_out_n32(const kr_scan_plan p) { scan_last<8, OUTPUT, 1>(p); }
