@@ -161,13 +161,16 @@ typedef struct krait_selective_scan_args {
   krait_view A_reverse;      /* (D,N), only with KRAIT_SCAN_BOTH */
   krait_view out;            /* (B,D,L) type of u; may be u or z itself (same strides) */
   krait_view last_state; /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
+  krait_view states;     /* (B,D,N,n_kept) float32 / complex64 or absent: the state before each 8th step of the
+                            direction, for the gradient; not with seq_idx, cu_seqlens or KRAIT_SCAN_BOTH */
+  int64_t n_kept;        /* (L + 7) / 8 with states, else 0 */
 } krait_selective_scan_args;
 
 KRAIT_API int32_t krait_selective_scan(const krait_ctx *ctx, const krait_selective_scan_args *args);
 KRAIT_API int32_t krait_selective_scan_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_args *args,
                                                      uint64_t *bytes);
 
-/* The forward states are recomputed, nothing is saved by the forward call. */
+/* The forward states are computed again, from those before each 8th step where the forward call left them. */
 typedef struct krait_selective_scan_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, D, L, N, G, S;
@@ -182,6 +185,8 @@ typedef struct krait_selective_scan_bwd_args {
   krait_view ddelta_bias;    /* (D) float32 */
   krait_view dinitial_state; /* like initial_state */
   krait_view dA_reverse;
+  krait_view states;         /* as forward, or absent: only saves time */
+  int64_t n_kept;
 } krait_selective_scan_bwd_args;
 
 KRAIT_API int32_t krait_selective_scan_bwd(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args);

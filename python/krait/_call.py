@@ -207,7 +207,7 @@ class Operator:
 
     def __init__(self, name, views, **axes):
         self.name, self.known, self._known_sizes = name, {}, {}
-        self._views, self._axes = views.split(), axes
+        self.views, self._axes = tuple(views.split()), axes
 
     def __getattr__(self, attribute):
         if attribute.startswith("__"):
@@ -223,10 +223,10 @@ class Operator:
         packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
         if packed_bytes != args_bytes:
             raise _load.KraitError("krait_%s_args: %d bytes of fields, the header says %d" % (self.name, packed_bytes, args_bytes))
-        text, values = _generate(fields, args_bytes, self._views, self._axes)
+        text, values = _generate(fields, args_bytes, self.views, self._axes)
         exec(compile(text, "<krait %s>" % self.name, "exec"), values)
         as_bytes = "int32_t (*)(const krait_ctx *, const char *%s)"
-        self.address_words = [ffi.offsetof(ctype, name) // 8 for name in self._views]
+        self.address_words = [ffi.offsetof(ctype, name) // 8 for name in self.views]
         self.scratch_of = ffi.cast(as_bytes % ", uint64_t *", _load.function("krait_%s_scratch_bytes" % self.name))
         self.invoke = ffi.cast(as_bytes % "", _load.function("krait_" + self.name))
         self._size_names = [name for name, code in fields if code == "q"]
@@ -251,7 +251,7 @@ class Operator:
         args.call.flags = flags
         for name, number in numbers.items():
             setattr(args, name, number)
-        for name, t in zip(self._views, tensors):
+        for name, t in zip(self.views, tensors):
             if t is not None:
                 shape, (axis, n_dims, missing) = list(t.shape), (*self._axes.get(name, (0, 0)), 1)[:3]
                 if len(shape) == n_dims - 1:

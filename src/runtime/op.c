@@ -112,24 +112,30 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   return KRAIT_OK;
 }
 
-/* The row of a better tier of device code that should have taken this call; NULL when it runs on the best that there
- * is. */
-static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx) {
-  for (const kr_row *r = op->rows; r < row; r++)
-    if (strncmp(r->name, "cuda_", 5) == 0 && (r->needs & ctx->caps) == r->needs &&
-        (r->needs & kr_device_tiers) > (row->needs & kr_device_tiers))
-      return r;
-  return NULL;
+/* The first row of a better tier of device code, where all of them refuse this call, and why; NULL when it runs on the
+ * best that there is, or on a row that was asked for by its name. */
+static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args,
+                                const char **why) {
+  const kr_row *first = NULL;
+  for (const kr_row *r = op->rows; r < row; r++) {
+    if (strncmp(r->name, "cuda_", 5) != 0 || (r->needs & ctx->caps) != r->needs ||
+        (r->needs & kr_device_tiers) <= (row->needs & kr_device_tiers))
+      continue;
+    const char *refusal = refusal_of(r, ctx, args);
+    if (!refusal) return NULL;
+    if (!first) first = r, *why = refusal;
+  }
+  return first;
 }
 
 /* A fallback is counted, said once per context, or forbidden. */
 static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
-  const kr_row *better = ctx->cuda ? better_row(op, row, ctx) : NULL;
+  const char *why = NULL;
+  const kr_row *better = ctx->cuda ? better_row(op, row, ctx, args, &why) : NULL;
   krait_ctx *counters = (krait_ctx *)ctx;
   if (!better && !ctx->fell_back) return KRAIT_OK;
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
   if (!better) return KRAIT_OK; /* said when the context was opened */
-  const char *why = refusal_of(better, ctx, args);
   KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK,
            "%s: row %s refuses (%s) and falling back to %s is forbidden", op->name, better->name, why, row->name);
   if (!atomic_flag_test_and_set(&counters->said_fallback))

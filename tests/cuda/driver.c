@@ -482,6 +482,26 @@ static void device_memory_is_not_the_hosts(void **state) {
   kr_cuda_close(&cuda);
 }
 
+/* Rows of better tiers would have taken the call. */
+static void a_row_that_is_asked_for_by_name_is_no_fallback(void **state) {
+  const krait_ctx_options options = {
+      .size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .fallback = KRAIT_FALLBACK_NEVER};
+  krait_ctx_stats stats = {.size = sizeof stats};
+  krait_op_timing timing = {.size = sizeof timing};
+  krait_ctx *ctx = NULL;
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  fail_at(0, 0);
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  if (krait_op_measure_row(ctx, "selective_scan", "cuda_base_time_over_lanes", "D=8,L=32,N=2", KRAIT_F32, 0.001,
+                           &timing) < 0)
+    fail_msg("%s", krait_error_detail());
+  krait_ctx_read_stats(ctx, &stats);
+  assert_true(stats.n_calls > 0);
+  assert_int_equal(stats.n_fallbacks, 0);
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   const char *why;
   if (argc < 2) return 2;
@@ -509,6 +529,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(a_graph_that_fails_is_launches),
                                      cmocka_unit_test(streams_beyond_the_graphs_share_them),
                                      cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
-                                     cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked)};
+                                     cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked),
+                                     cmocka_unit_test(a_row_that_is_asked_for_by_name_is_no_fallback)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

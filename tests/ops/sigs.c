@@ -59,6 +59,7 @@ static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
     return strlen(size) == 2 ||
            (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they leave out */
   if (strncmp(sig->name, "depthwise_conv", 14) == 0) return strchr("DP", *size) && strlen(size) == 2;
+  if (strcmp(size, "n_kept") == 0) return !sig->forward; /* of an output */
   static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
     if (strcmp(size, fields[i]) == 0) return 1;

@@ -25,8 +25,8 @@ def _gradients(m, x, run):
 
 
 @pytest.mark.parametrize("conv_bias", [True, False])
-@pytest.mark.parametrize("keeps, pieces", [(True, 1), (False, 1), (False, 2)])
-def test_the_node_equals_its_parts(device, keeps, pieces, conv_bias):
+@pytest.mark.parametrize("keeps, keeps_states, pieces", [(True, True, 1), (False, False, 1), (False, True, 1), (False, True, 2)])
+def test_the_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bias):
     torch.manual_seed(3)
     m = Mamba(24, d_state=5, conv_bias=conv_bias).to(device)
     m.use_fast_path = False  # layer by layer, under autograd
@@ -34,7 +34,7 @@ def test_the_node_equals_its_parts(device, keeps, pieces, conv_bias):
     expected, tensors = _gradients(m, x, lambda: m(x)), _tensors(m)
     plan = block._Plan(x, block.Weights(*tensors))
     assert block._fits(x, block.Weights(*tensors))
-    plan.keeps, plan.pieces = keeps, pieces
+    plan.keeps, plan.keeps_states, plan.pieces = keeps, keeps_states, pieces
     for _ in range(2):  # the second time calls are packed already
         for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
             torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)

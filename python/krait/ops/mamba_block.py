@@ -14,13 +14,14 @@ from torch import Tensor, is_grad_enabled, mm
 from .._call import Call, Operator, place, signer
 from .._torch import autocast_dtype, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
-from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN
+from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _POINTWISE = Operator("pointwise", "x y out")
 _SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
 _EXP = 6  # KRAIT_ACT_EXP
 _KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they take up to this part of the device's memory
+_STATES_SHARE = 1 << 9  # and the scan's states before every eighth step
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient takes the batch in pieces where its scratch would be more than this part
 _signature = signer(11)
 _known = {}
@@ -41,8 +42,12 @@ class Weights(NamedTuple):
     out_bias: Optional[Tensor]
 
 
-def _memory_bytes(device):
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+def _device(device):
+    """-> (bytes of memory, multiprocessors)."""
+    if device.type != "cuda":
+        return 0, 0
+    properties = torch.cuda.get_device_properties(device)
+    return properties.total_memory, properties.multi_processor_count
 
 
 def _fits(hidden, w):
@@ -72,9 +77,13 @@ class _Plan:
         d, n = w.A_log.shape
         self.rank, self.d, self.n, self.shape = w.delta_proj.shape[1], d, n, (b, length, d)
         self.rows, self.columns, self.bytes = b * length, w.x_proj.shape[0], hidden.element_size()
-        self.keeps = 2 * self.rows * d * self.bytes * _KEPT_SHARE <= _memory_bytes(hidden.device)
+        memory, multiprocessors = _device(hidden.device)
+        self.keeps = 2 * self.rows * d * self.bytes * _KEPT_SHARE <= memory
         # of float32: the states before every eighth step, and of every 32 channels their share of the gradients of B and C
-        self.pieces = _pieces(b, self.rows * d * (n * 4 // 8 + 2 * n * 4 // 32), _memory_bytes(hidden.device))
+        self.pieces = _pieces(b, self.rows * d * (n * 4 // 8 + 2 * n * 4 // 32), memory)
+        # where blocks of 32 channels are too few for the multiprocessors, the gradient cuts time and makes its states anew
+        self.keeps_states = (n in (4, 8, 12, 16) and length > 8 and self.rows * d * (n * 4 // 8) * _STATES_SHARE <= memory
+                             and 5 * b * (d // 32) >= 11 * multiprocessors)
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
         self.calls = None
         self.backward_calls = None
@@ -84,25 +93,32 @@ class _Plan:
         b, length, d = self.shape
         return rows.view(b, length, -1).narrow(0, 0, b // pieces).narrow(2, start, d if n is None else n).transpose(1, 2)
 
+    def new_states(self, like):
+        """(B, D, N, steps / 8), a channel's states side by side, or None where they are not kept."""
+        b, length, d = self.shape
+        return like.new_empty(b, -(-length // 8), d, self.n, dtype=torch.float32).permute(0, 2, 3, 1) if self.keeps_states and self.pieces == 1 else None
+
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank
-        conv, scan, negative_exp, to_float = Call(CONV), Call(SCAN), Call(_POINTWISE), Call(_POINTWISE)
+        conv, scan, keeping_scan, negative_exp, to_float = Call(CONV), Call(SCAN), Call(SCAN), Call(_POINTWISE), Call(_POINTWISE)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), activation=1)
-        scan.pack((self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
-                   self.views(xz, d), bias, None, None, None, None, self.views(y), None), _SOFTPLUS)
+        tensors = (self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
+                   self.views(xz, d), bias, None, None, None, None, self.views(y), None)
+        scan.pack((*tensors, None), _SOFTPLUS)
+        keeping_scan.pack((*tensors, self.new_states(y)), _SOFTPLUS)
         negative_exp.pack((w.A_log[None, None], None, A[None, None]), activation=_EXP, x_scale=-1.0)
         to_float.pack((w.delta_bias[None, None, None], None, bias[None, None, None]), x_scale=1.0)
-        self.calls = conv, scan, negative_exp, to_float
+        self.calls = conv, scan, keeping_scan, negative_exp, to_float
 
     def pack_backward(self, w, kept, dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias):
-        xz, u, rows, delta, A, bias = kept
+        xz, u, rows, delta, A, bias, states = kept
         d, n, r = self.d, self.n, self.rank
         conv, scan = Call(CONV_BACKWARD), Call(SCAN_BACKWARD)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(du), None, self.views(dxz),
                    dconv.squeeze(1), dconv_bias, None), activation=1)
         view = functools.partial(self.views, pieces=self.pieces)
         scan.pack((view(u), view(delta), A, view(rows, r, n), view(rows, r + n, n), w.D, view(xz, d), bias, None, None, None, None, view(dy), None, view(du),
-                   view(ddelta), dA, view(drows, r, n), view(drows, r + n, n), dD, view(dxz, d), dbias, None, None), _SOFTPLUS)
+                   view(ddelta), dA, view(drows, r, n), view(drows, r + n, n), dD, view(dxz, d), dbias, None, None, states), _SOFTPLUS)
         self.backward_calls = conv, scan
 
 
@@ -114,7 +130,7 @@ def _conv(plan, at, w, xz, u):
     plan.calls[0].run_at(at, (xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, u.data_ptr(), 0))
 
 
-def _forward(plan, hidden, w):
+def _forward(plan, hidden, w, trains=False):
     """-> (out, what the backward pass takes)."""
     at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
     x = hidden.reshape(plan.rows, -1)
@@ -124,23 +140,24 @@ def _forward(plan, hidden, w):
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
     if plan.calls is None:
         plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
-    plan.calls[2].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
+    plan.calls[3].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
     if not is_float:
-        plan.calls[3].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
+        plan.calls[4].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
     _conv(plan, at, w, xz, u)
     rows = mm(u, w.x_proj.t())
     delta = mm(rows.narrow(1, 0, r), w.delta_proj.t())
     start, z = rows.data_ptr(), xz.data_ptr() + d * size
-    plan.calls[1].run_at(at, (
+    states = plan.new_states(y) if trains else None
+    plan.calls[1 if states is None else 2].run_at(at, (
         u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
-        0, 0, 0, 0, y.data_ptr(), 0))
+        0, 0, 0, 0, y.data_ptr(), 0, _address(states)))
     out = mm(y, w.out_proj.t()) if w.out_bias is None else torch.addmm(w.out_bias, y, w.out_proj.t())
-    return out.view(*plan.shape[:2], -1), (x, xz, A, bias, u, rows, delta, y)
+    return out.view(*plan.shape[:2], -1), (x, xz, A, bias, u, rows, delta, y, states)
 
 
 def _backward(plan, kept, w, dout, wanted):
     """-> gradients of hidden and of the weights; wanted: of which of these."""
-    x, xz, A, bias, u, rows, delta, y = kept
+    x, xz, A, bias, u, rows, delta, y, states = kept
     at, d, r, n, size = place(xz), plan.d, plan.rank, plan.n, plan.bytes
     dout = dout.reshape(plan.rows, -1)
     dout = dout.contiguous() if 0 in dout.stride() else dout
@@ -157,7 +174,7 @@ def _backward(plan, kept, w, dout, wanted):
     du, ddelta, dxz, drows, dA, dD, dconv = [torch.empty_like(t) for t in (u, u, xz, rows, A, w.D, w.conv)]
     dbias, dconv_bias = torch.empty_like(bias), None if w.conv_bias is None else torch.empty_like(w.conv_bias)
     if plan.backward_calls is None:
-        plan.pack_backward(w, (xz, u, rows, delta, A, bias), dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias)
+        plan.pack_backward(w, (xz, u, rows, delta, A, bias, states), dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias)
     sums = [t if plan.pieces == 1 else t.new_empty(plan.pieces, *t.shape) for t in (dA, dD, dbias)]
     for i in range(plan.pieces):
         row = i * (plan.rows // plan.pieces) * size  # times the columns of a tensor: where the piece begins there
@@ -166,10 +183,10 @@ def _backward(plan, kept, w, dout, wanted):
         plan.backward_calls[1].run_at(at, (
             u.data_ptr() + at_u, delta.data_ptr() + at_u, A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(),
             xz.data_ptr() + at_xz + d * size, bias.data_ptr(), 0, 0, 0, 0, dy.data_ptr() + at_u, 0, du.data_ptr() + at_u, ddelta.data_ptr() + at_u, dA_i,
-            dstart + r * size, dstart + (r + n) * size, dD_i, dxz.data_ptr() + at_xz + d * size, dbias_i, 0, 0))
+            dstart + r * size, dstart + (r + n) * size, dD_i, dxz.data_ptr() + at_xz + d * size, dbias_i, 0, 0, _address(states)))
     if plan.pieces > 1:
         dA, dD, dbias = [t.sum(0) for t in sums]
-    dy = delta = None  # their memory, where nothing else holds it
+    dy = delta = states = None  # their memory, where nothing else holds it
     ddt = drows.narrow(1, 0, r)
     if wanted[5]:
         grads[5] = mm(ddelta.t(), rows.narrow(1, 0, r))
@@ -192,10 +209,10 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan, hidden, *weights):
         w = Weights(*weights)
-        out, (x, xz, A, bias, u, rows, delta, y) = _forward(plan, hidden, w)
+        out, (x, xz, A, bias, u, rows, delta, y, states) = _forward(plan, hidden, w, True)
         if not plan.keeps:
             u = delta = None
-        ctx.save_for_backward(x, xz, A, bias, u, rows, delta, y, *weights)
+        ctx.save_for_backward(x, xz, A, bias, u, rows, delta, y, states, *weights)
         ctx.plan = plan
         return out
 
@@ -203,7 +220,7 @@ class _Block(torch.autograd.Function):
     @once
     def backward(ctx, dout):
         tensors = ctx.saved_tensors
-        call = ctx.plan, tensors[:8], Weights(*tensors[8:]), dout, ctx.needs_input_grad[1:]
+        call = ctx.plan, tensors[:9], Weights(*tensors[9:]), dout, ctx.needs_input_grad[1:]
         if autocast_dtype(dout) is None:
             return (None, *_backward(*call))
         with torch.autocast(dout.device.type, enabled=False):

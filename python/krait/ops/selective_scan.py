@@ -12,6 +12,8 @@ ONE_GROUP = (1, 4)  # the axis of the groups of B and C, where there is one, may
 _INPUTS = "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse "
 FORWARD = Operator("selective_scan", _INPUTS + "out last_state", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
 BACKWARD = Operator("selective_scan_bwd", _INPUTS + "dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
+FORWARD_KEEPING = Operator("selective_scan", _INPUTS + "out last_state states", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
+BACKWARD_OF_KEPT = Operator("selective_scan_bwd", " ".join((*BACKWARD.views, "states")), Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 _signature = signer(12)
 _SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_SCAN_*
 

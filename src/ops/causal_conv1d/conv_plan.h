@@ -12,7 +12,7 @@ enum {
   KR_CONV_MOST_TAPS = 128,
   KR_CONV_FEW_PARTS = 16,
   KR_CONV_RUN = 16 /* forward, channels-last: steps of a thread */,
-  KR_CONV_AHEAD = 5 /* backward, channels innermost: pairs of steps on their way */
+  KR_CONV_AHEAD = 5 /* backward, channels-last: pairs of steps on their way */
 };
 
 typedef struct kr_conv_plan {

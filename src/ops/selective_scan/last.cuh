@@ -63,6 +63,18 @@ KR_DEV void copy_word(uint32_t *to, const char *from, int first, int last) {
 #endif
 }
 
+/* 16 bytes past the registers. */
+KR_DEV void copy_16(void *to, const char *from) {
+#ifdef KR_EMULATE
+  kr_emulated_copy(to, from, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from)
+               : "memory");
+#endif
+}
+
 /* The first n bytes of an aligned block of 16, zeros for the rest. */
 KR_DEV void copy_part(uint32_t *to, const char *from, int n) {
 #ifdef KR_EMULATE
@@ -204,7 +216,7 @@ KR_DEV void find_bc(const kr_scan_plan &p, const last_place &w, int t0, last_bc<
 }
 
 /* The packs of the tile at t0; the next one asked for is `tiles` further. */
-template <int TL, int ROWS, int N_PACKS>
+template <int TL, int ROWS, int USUAL, int N_PACKS>
 KR_DEV void load_bc(const kr_scan_plan &p, const last_place &w, int t0, const int tiles, last_bc<N_PACKS> &bc) {
 #pragma unroll
   for (int i = 0; i < N_PACKS; i++) {
@@ -212,7 +224,7 @@ KR_DEV void load_bc(const kr_scan_plan &p, const last_place &w, int t0, const in
               n = is_C ? r - p.N_padded : r;
     const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
     const int exists = (TL * (ROWS / E) % THREADS == 0 || id < TL * (ROWS / E)) && t0 + id / (ROWS / E) < w.end;
-    bc.raw[i] = load_states(m, p.align_bc, bc.from[i], exists ? p.N - n : 0);
+    bc.raw[i] = load_states(m, USUAL ? 16 : p.align_bc, bc.from[i], !exists ? 0 : USUAL ? E : p.N - n);
     bc.from[i] += (int64_t)(tiles * TL) * ((int)m.t * BYTES);
   }
 }
@@ -311,10 +323,10 @@ KR_DEV void put_states(const last_place &w, float *to, const float (&v)[S]) {
   for (int s = 0; s < S; s += 4) *(kr_float4 *)(to + s) = kr_float4{{v[s], v[s + 1], v[s + 2], v[s + 3]}};
 }
 
-/* The states kept before every 8 steps: lanes side by side. */
+/* The lane's states of those before 8 steps. */
 template <int S>
-KR_DEV int64_t kept_at(const kr_scan_plan &p, const last_place &w, int64_t kept) {
-  return (((w.b * p.n_kept + kept) * WARPS + w.warp) * p.D + w.d0 + w.lane) * S;
+KR_DEV float *kept_at(const kr_scan_plan &p, const last_place &w, int kept) {
+  return p.kept_state + w.b * p.kept_b + kept * p.kept_k + (w.d0 + w.lane) * p.kept_d + w.warp * S;
 }
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "cuda_row.h"
 
-/* States over lanes, four on each: rows along time in whole packs; rows that begin anywhere; any rows. Then time over
+/* States over lanes, four on each: rows along time in whole packs; unaligned rows; any rows. Then time over
  * lanes: all of 8 steps or less; all lanes of a block along a channel; any call that follows. Two scans of which the
  * second adds; and what none of these takes: complex A, constant B or C. */
 #define KR_SCAN_FAMILIES(X, op)                                                                              \

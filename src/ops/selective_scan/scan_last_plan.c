@@ -73,6 +73,17 @@ static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, int is_gradient
   p->n_chunks = (int32_t)((p->L + p->chunk - 1) / p->chunk);
 }
 
+/* What the kernels for the usual call ask no more: everything is there, aligned and in whole tiles. The gradient finds
+ * steps by 32 bits. */
+static int is_usual(const kr_scan_plan *p, int is_gradient) {
+  const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, is_gradient ? &p->dout : &p->out, &p->du, &p->ddelta, &p->dz};
+  const int n_rows = is_gradient ? 7 : 4, tile = is_gradient ? KR_SCAN_BWD_TILE : KR_SCAN_LAST_TILE;
+  for (int i = 0; i < n_rows; i++)
+    if (!rows[i]->data || (is_gradient && (rows[i]->t < 0 || p->L * rows[i]->t >= 1ll << 29))) return 0;
+  return (is_gradient ? p->n_chunks == 1 : 1) && p->align == 16 &&
+         p->align_bc == 16 && p->softplus && p->N == 16 && p->D_group % KR_SCAN_LAST_CHANNELS == 0 && p->L % tile == 0;
+}
+
 int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->out, &p->dout, &p->du, &p->ddelta, &p->dz};
   if (kr_scan_last_refuse(p, is_gradient) ||
@@ -84,6 +95,7 @@ int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) p->align = least(p->align, rows_alignment(rows[i]));
   cut_last(p, kr_cuda_info(ctx->cuda)->n_multiprocessors, is_gradient);
   p->channels_last = 1;
+  p->usual = is_usual(p, is_gradient);
   return 1;
 }
 

@@ -73,7 +73,12 @@ typedef struct kr_scan_plan {
   float *part_A;          /* (B, n_chunks, D, N_padded) */
   float *part_D, *part_bias; /* (B, n_chunks, D) */
   int32_t channels_last, align, align_bc,
-      reserved_last; /* last.cuh: taken this way; what all rows, and those of B and C, are multiples of, in bytes */
+      usual; /* last.cuh: taken this way; what all rows, and those of B and C, are multiples of, in bytes; whether the
+                kernels for the usual call take it */
+  /* channels-last: kept_state's states of a channel and its strides, of (B, n_kept, D, kept_N) or the caller's; keeps:
+   * the gradient's caller has the states */
+  int32_t keeps, kept_N;
+  int64_t kept_b, kept_d, kept_k;
 } kr_scan_plan;
 
 #endif

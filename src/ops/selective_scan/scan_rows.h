@@ -23,8 +23,12 @@ typedef struct kr_scan_inputs {
 /* Packed sequences: B and S, with cu_seqlens and without. */
 int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens);
 
+/* n_kept, with states and without. */
+int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const krait_view *states);
+
 struct kr_case;
-int32_t kr_scan_case(struct kr_case *c, int64_t index); /* random calls of the scan and of its gradient */
+int32_t kr_scan_case(struct kr_case *c, int64_t index);     /* random calls of the scan, */
+int32_t kr_scan_bwd_case(struct kr_case *c, int64_t index); /* and of its gradient, with the states that it may read */
 
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 kr_scratch_fn kr_selective_scan_ref_scratch, kr_selective_scan_scratch_avx512, kr_selective_scan_scratch_avx2,

@@ -13,9 +13,17 @@ int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krai
   return kr_need_size(op, "S", S, 1, INT32_MAX);
 }
 
+int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const krait_view *states) {
+  const int64_t wanted = kr_has(states) ? (L + 7) / 8 : 0;
+  KR_CHECK(n_kept == wanted, KRAIT_ERR_SHAPE, "%s: n_kept is %lld, must be %lld with%s", op, (long long)n_kept,
+           (long long)wanted, kr_has(states) ? " states" : "out states");
+  return KRAIT_OK;
+}
+
 static int32_t check_rules(const void *args) {
   const krait_selective_scan_args *a = args;
   KR_TRY(kr_scan_check_sequences("selective_scan", a->B, a->S, &a->cu_seqlens));
+  KR_TRY(kr_scan_check_kept("selective_scan", a->L, a->n_kept, &a->states));
   return kr_has(&a->z) && a->z.data == a->out.data ? kr_need_same_type("selective_scan", "out", &a->out, "z", &a->z)
                                                    : KRAIT_OK;
 }
@@ -32,11 +40,16 @@ static void count_cost(const void *args, kr_cost *cost) {
       (double)a->B * (double)a->G * (double)a->N * (double)a->L * 2 * (double)krait_dtype_bytes(a->Bmat.dtype);
 }
 
+static const char *refuse_states(const krait_ctx *ctx, const void *args) {
+  (void)ctx;
+  return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states before each 8th step" : NULL;
+}
+
 static const kr_row rows[] = {
     KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan)
     KR_CUDA_FAMILIES(KR_SCAN_FAMILIES, selective_scan)
 #define KR_ISA(isa, cap) \
-  {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_states, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},

@@ -7,7 +7,7 @@ op selective_scan
   size N 1..512
   size G 1..D
   size D multiple of G
-  size S
+  size S n_kept >= 0
   let steps = 2L with complex A else L
   let rows = S with cu_seqlens else B
   gradient selective_scan_bwd
@@ -26,6 +26,7 @@ op selective_scan
   A_reverse      in   parameter   f32|c64  (D,N)    same A  uniform -1 -0.01  absent without KRAIT_SCAN_BOTH
   out            out  activation  same u   (B,D,L)  may be u or z
   last_state     out? state       like A   (rows,D,N)  absent with KRAIT_SCAN_BOTH
+  states         out? state       like A   (B,D,N,n_kept)  chance 0  absent with KRAIT_SCAN_BOTH  absent with seq_idx  absent with cu_seqlens
 
 op selective_scan_bwd
   forward selective_scan
@@ -42,3 +43,4 @@ op selective_scan_bwd
   ddelta_bias     out?  of delta_bias     f32     bound 1e-4
   dinitial_state  out?  of initial_state  like A  bound 2e-5
   dA_reverse      out?  of A_reverse      like A  bound 1e-4
+  reads states

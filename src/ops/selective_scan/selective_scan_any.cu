@@ -155,11 +155,12 @@ KR_DEV void replay(const kr_scan_any_plan &p, const any_walk &w, int64_t d, cons
   for (int64_t i = 0; i < w.n; i++) {
     const int64_t t = w.first + i * w.step;
     const float dt = step_size(p, w.b, d, t), du = dt * get3(p.a.u, w.b, d, t);
-    const int restart = restarts(p, w, i);
+    const int restart = restarts(p, w, i), leaves = !kept && p.a.states.data && i % 8 == 0;
     float sum = 0;
     for (int j = 0; j < PER_LANE; j++) {
       const int64_t n = lane + 32 * j;
       if (n >= p.a.N) break;
+      if (leaves) put_pair(p.a.states, at3(p.a.states, w.b, d, n) + i / 8 * p.a.states.stride[3], x[j]);
       x[j] = add(restart ? pair_of(0) : times(exponential(scale(dt, A[j])), x[j]), scale(du, B_of(p, w.b, d, n, t)));
       if (y) sum += times(C_of(p, w.b, d, n, t), x[j]).re;
       if (kept) write_pair(kept, i * p.a.N + n, x[j]);

@@ -1,6 +1,7 @@
 /* selective_scan_bwd.c: contract, cost and rows of the scan's gradient. The equations are in selective_scan_bwd_ref.c.
  * Bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A), 16-bit storage
  * one rounding. */
+#include "contract.h"
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_rows.h"
@@ -8,7 +9,8 @@
 
 static int32_t check_rules(const void *args) {
   const krait_selective_scan_bwd_args *a = args;
-  return kr_scan_check_sequences("selective_scan_bwd", a->B, a->S, &a->cu_seqlens);
+  KR_TRY(kr_scan_check_sequences("selective_scan_bwd", a->B, a->S, &a->cu_seqlens));
+  return kr_scan_check_kept("selective_scan_bwd", a->L, a->n_kept, &a->states);
 }
 
 static void count_cost(const void *args, kr_cost *cost) {
@@ -31,4 +33,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_bwd_ref, kr_selective_scan_bwd_ref_scratch},
 };
 
-KR_OP_DEFINE(selective_scan_bwd, rows, check_rules, count_cost, kr_scan_case, 300)
+KR_OP_DEFINE(selective_scan_bwd, rows, check_rules, count_cost, kr_scan_bwd_case, 300)

@@ -36,7 +36,8 @@ static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), 
 static const kr_kernel last_sweep[2][3] = {LAST("kr_scan_last_sweep"), LAST("kr_scan_last_sweep_any")},
                        last_cut[2][3] = {LAST("kr_scan_last_cut"), LAST("kr_scan_last_cut_any")};
 static const kr_kernel last_back[2][3] = {KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back"),
-                                          KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_any")};
+                                          KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_any")},
+                       last_back_usual[] = KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_usual");
 #define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
 static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")};
 static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")},
@@ -171,7 +172,10 @@ static uint64_t lay_out(kr_scan_plan *p, char *base) {
   if (p->TT) p->n_kept = p->L > p->TT * LANES_RUN ? (int32_t)((p->L + p->TT * LANES_RUN - 1) / (p->TT * LANES_RUN)) : 0;
   else if (p->few) p->n_kept = (int32_t)((p->L + FEW_STEPS - 1) / FEW_STEPS);
   else p->n_kept = (int32_t)((p->L + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * (KR_SCAN_BWD_TILE / KR_SCAN_KEPT));
-  p->kept_state = take(base, &used, states * p->n_kept);
+  if (!p->keeps) p->kept_state = take(base, &used, states * p->n_kept);
+  if (p->channels_last && !p->keeps) {
+    p->kept_N = p->N_padded, p->kept_d = p->kept_N, p->kept_k = p->D * p->kept_d, p->kept_b = p->n_kept * p->kept_k;
+  }
   p->kept_dt = take(base, &used, chunks > 1 ? p->B * p->D * p->n_kept : 0);
   p->chunk_carry = take(base, &used, chunks > 1 ? states * chunks : 0);
   p->part_bc = take(base, &used, p->B * p->G * p->blocks_per_group * p->L * 2 * p->N_padded);
@@ -234,9 +238,12 @@ static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, c
   p->dbias = a->ddelta_bias.data, p->dbias_stride = a->ddelta_bias.stride[0];
 }
 
-static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx) {
+/* Where time is not cut, the states that the forward call left take a walk's place. */
+static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
   const char *why = kr_scan_last_refuse(p, 1);
-  return why ? why : kr_scan_last_plan(p, ctx, 1) ? NULL : "too little shared memory";
+  if (!why && !kr_scan_last_plan(p, ctx, 1)) why = "too little shared memory";
+  if (!why && kr_has(&a->states) && p->n_chunks <= 1) p->keeps = kr_scan_last_keeps(p, &a->states);
+  return why;
 }
 
 static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
@@ -278,7 +285,7 @@ static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args 
   if (a->call.flags & KRAIT_SCAN_BOTH) return "both directions in one call";
   if (family != TIME_OVER_LANES && kr_scan_refusal(&f)) return kr_scan_refusal(&f);
   read_args(p, a, &f, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  if (family == CHANNELS_LAST) return cut_channels_last(p, ctx);
+  if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
   p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   if (family == TIME_OVER_LANES) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
@@ -323,7 +330,7 @@ static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream)
       .x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
   kr_grid grid = grid_of(p, shared, stream);
   grid.z = cut && !whole && !p->few && !p->channels_last ? 2 : 1;
-  if (p->TT && p->n_kept == 0) return;
+  if ((p->TT && p->n_kept == 0) || p->keeps) return;
   if (cut) kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
   if (cut) kr_chain_add(chain, &walk_kernel[p->u.dtype], &walk, p);
@@ -333,7 +340,7 @@ static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream)
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks,
                 n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  if (p->channels_last) return last_back[p->align < 16];
+  if (p->channels_last) return p->usual ? last_back_usual : last_back[p->align < 16];
   if (p->few) return few_back;
   if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
   if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];

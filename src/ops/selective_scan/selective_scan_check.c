@@ -1,9 +1,15 @@
 /* selective_scan_check.c: random calls of the scan and its gradient: sizes, packed sequences, directions, complex A. */
-#include "check.h"
-#include "scan_rows.h"
+#include <string.h>
 
-/* Flags and sequences. */
-static void choose_mode(kr_case *c) {
+#include "alloc.h"
+#include "check.h"
+#include "contract.h"
+#include "op_list.h"
+#include "scan_rows.h"
+#include "status.h"
+
+/* Flags and sequences: whether there are several in a row. */
+static int choose_mode(kr_case *c) {
   krait_call *call = (krait_call *)c->args;
   const int64_t mode = kr_case_int(c, 0, 9);
   if (mode == 0) {
@@ -16,11 +22,21 @@ static void choose_mode(kr_case *c) {
     call->flags |= KRAIT_SCAN_BOTH;
   }
   if (mode > 3 && kr_case_chance(c, 0.3)) call->flags |= KRAIT_SCAN_REVERSE;
+  return mode <= 1;
 }
 
 static void set_sizes(kr_case *c, int64_t B, int64_t G, int64_t channels_of_group, int64_t N, int64_t L) {
   *kr_case_size(c, "B") = B, *kr_case_size(c, "G") = G, *kr_case_size(c, "D") = G * channels_of_group;
   *kr_case_size(c, "N") = N, *kr_case_size(c, "L") = L;
+}
+
+static int is_whole(const kr_case *c, int64_t index) { return index % 20 == 6 && !c->is_complex && !c->is_exact; }
+
+static void give_all(kr_case *c) {
+  static const char *const of_forward[] = {"z", "delta_bias", NULL},
+                          *const of_gradient[] = {"z", "delta_bias", "dout", "du", "ddelta", "dz", NULL};
+  ((krait_call *)c->args)->flags |= KRAIT_SCAN_SOFTPLUS;
+  for (const char *const *name = c->sig->forward ? of_gradient : of_forward; *name; name++) kr_case_give(c, *name);
 }
 
 /* Mostly short and few; now and then what a family of kernels is made for. */
@@ -61,6 +77,10 @@ static void choose_sizes(kr_case *c, int64_t index) {
     c->anywhere = !c->contiguous && kr_case_chance(c, 0.5);
     set_sizes(c, kr_case_int(c, 1, 2), G, c->contiguous ? kr_case_int(c, 1, 9) * 8 : kr_case_int(c, 8, 70),
               kr_case_chance(c, 0.7) ? kr_case_edge(c, 16) : kr_case_int(c, 17, 64), kr_case_int(c, 9, 140));
+    if (is_whole(c, index)) { /* what kernels for the usual call take: whole tiles, everything there */
+      c->contiguous = 1, c->anywhere = 0;
+      set_sizes(c, kr_case_int(c, 1, 2), G, kr_case_int(c, 1, 2) * 32, 16, kr_case_int(c, 1, 4) * 32);
+    }
   }
 }
 
@@ -87,18 +107,48 @@ static void set_bounds(kr_case *c) {
   }
 }
 
+/* As the forward call leaves them. */
+static int32_t leave_states(const krait_selective_scan_bwd_args *b) {
+  krait_selective_scan_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
+  memcpy(&a.B, &b->B, offsetof(krait_selective_scan_args, out) - offsetof(krait_selective_scan_args, B));
+  a.states = b->states, a.n_kept = b->n_kept;
+  a.out = b->u; /* its type and shape */
+  a.call.scratch = kr_alloc(kr_selective_scan_ref_scratch(NULL, &a) + 1);
+  a.out.data = kr_alloc((size_t)(a.B * a.D * a.L) * 4 + 1);
+  a.out.stride[0] = a.D * a.L, a.out.stride[1] = a.L, a.out.stride[2] = 1;
+  int32_t status = KRAIT_OK;
+  if (a.call.scratch && a.out.data) status = kr_selective_scan_ref(NULL, &a);
+  else status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a case");
+  kr_free(a.call.scratch);
+  kr_free(a.out.data);
+  return status;
+}
+
+int32_t kr_scan_bwd_case(kr_case *c, int64_t index) {
+  KR_TRY(kr_scan_case(c, index));
+  KR_TRY(c->status);
+  const krait_selective_scan_bwd_args *a = (const krait_selective_scan_bwd_args *)c->args;
+  return kr_has(&a->states) ? leave_states(a) : KRAIT_OK;
+}
+
 int32_t kr_scan_case(kr_case *c, int64_t index) {
   krait_call *call = (krait_call *)c->args;
   c->is_complex = index % 12 == 5;
   choose_sizes(c, index);
   const int plain = c->anywhere || c->channels_last;
-  if (!plain || index / 25 % 4 == 3) choose_mode(c);
+  int is_packed = 0;
+  if (!plain || index / 25 % 4 == 3) is_packed = choose_mode(c);
   else if (c->channels_last && kr_case_chance(c, 0.3)) call->flags |= KRAIT_SCAN_REVERSE;
   if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_B_CONSTANT;
   if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_C_CONSTANT;
   give_delta(c);
   kr_case_give(c, "A"); /* states are of its type */
+  if (is_whole(c, index)) give_all(c);
   if (c->anywhere && !(call->flags & KRAIT_SCAN_BOTH)) kr_case_give(c, c->sig->forward ? "dlast_state" : "last_state");
+  if (!is_packed && !(call->flags & KRAIT_SCAN_BOTH) && !c->is_exact && kr_case_chance(c, 0.25)) {
+    *kr_case_size(c, "n_kept") = (*kr_case_size(c, "L") + 7) / 8;
+    kr_case_give(c, "states");
+  }
   kr_case_give_rest(c);
   set_bounds(c);
   return KRAIT_OK;

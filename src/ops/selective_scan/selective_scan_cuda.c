@@ -36,6 +36,8 @@ static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wid
                        brief[] = LANES("kr_scan_short");
 #define LAST(name) KR_BY_TYPE("selective_scan_last", name)
 static const kr_kernel last_out[2][3] = {LAST("kr_scan_last_out"), LAST("kr_scan_last_out_any")},
+                       last_out_keep[2][3] = {LAST("kr_scan_last_out_keep"), LAST("kr_scan_last_out_keep_any")},
+                       last_out_keep_usual[] = LAST("kr_scan_last_out_keep_usual"),
                        last_out_n32[] = LAST("kr_scan_last_out_n32"), last_out_n64[] = LAST("kr_scan_last_out_n64");
 static const kr_kernel last_state[2][3] = {LAST("kr_scan_last_state"), LAST("kr_scan_last_state_any")},
                        last_state_n32[] = LAST("kr_scan_last_state_n32"),
@@ -296,8 +298,20 @@ static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait
   return NULL;
 }
 
+int kr_scan_last_keeps(kr_scan_plan *p, const krait_view *states) {
+  const int64_t *const stride = states->stride;
+  if (p->N > 16 || p->N % 4 || stride[2] != 1 || ((stride[0] | stride[1] | stride[3]) & 3) ||
+      (uintptr_t)states->data % 16)
+    return 0;
+  p->kept_state = states->data, p->kept_N = p->N;
+  p->kept_b = stride[0], p->kept_d = stride[1], p->kept_k = stride[3];
+  return 1;
+}
+
 static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
+  if (kr_has(&a->states) && !kr_scan_last_keeps(p, &a->states))
+    return "states before each 8th step that are not in packs of four, or above 16";
   if (kr_scan_last_refuse(p, 0)) return kr_scan_last_refuse(p, 0);
   return kr_scan_last_plan(p, ctx, 0) ? NULL : "too little shared memory";
 }
@@ -317,6 +331,7 @@ static const char *plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_se
   kr_scan_plan_of(p, a, (a->call.flags & KRAIT_SCAN_REVERSE) != 0, 4 * n, 3);
   take_offsets(p, a);
   if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
+  if (kr_has(&a->states)) return "states before each 8th step";
   if (family <= STATES_OVER_LANES) return cut_states(p, ctx, a, family);
   if (family == FEW_STEPS) return cut_few_steps(p);
   if (family == FEW_CHANNELS && !is_wide(p, n))
@@ -371,6 +386,7 @@ static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
+  if (p->channels_last && p->kept_state) return p->usual ? last_out_keep_usual : last_out_keep[p->align < 16];
   if (p->channels_last) return p->N > 32 ? last_out_n64 : p->N > 16 ? last_out_n32 : last_out[p->align < 16];
   if (p->brief) return brief;
   if (p->TT)

@@ -1,7 +1,8 @@
 /* selective_scan_last_bwd.cu: the walk back of the scan's gradient for channels-last rows, N to 16 (last.cuh says how a
  * block works, selective_scan_last.cu has the sweep that keeps the state before every 8 steps). Equations and parts as
  * in selective_scan_bwd.cu.
- *   kr_scan_last_back   one chunk per block, from the gradient of its last state; _any: rows that begin at any element
+ *   kr_scan_last_back   one chunk per block, from the gradient of its last state; _any: rows that begin at any element;
+ *                       _usual: asks nothing of what is_usual (scan_last_plan.c) has asked, a third less to do
  * Of 8 steps a lane keeps all decays, and a x of the state before each, in registers. Sums over states (y, s1, s2) are
  * left in shared memory as four parts per channel. Sums over channels (dB, dC) are made by tensor cores, which add up
  * the lanes of a quad: a lane's values are the first factor, the second one picks the columns of the result that they
@@ -52,9 +53,27 @@ typedef struct back_sums {
   float dD[2], dbias[2];
 } back_sums;
 
+/* In the usual call: the thread's two channels at a step; a pack of a tile's row, of which a thread has one at most. */
+KR_DEV char *whole_two(const kr_rows &v, const last_place &w, int t) {
+  return (char *)v.data + (w.b * v.b + w.d0) * BYTES + (uint32_t)((t + w.at) * step_bytes(v) + w.pair * 2 * BYTES);
+}
+KR_DEV void copy_whole(const kr_rows &v, const last_place &w, int t0, uint32_t *raw) {
+  const int row = w.thread / ROW_PACKS, pack = w.thread % ROW_PACKS;
+  copy_16(raw + row * RAW_ROW + pack * 4,
+          (const char *)v.data + (w.b * v.b + w.d0) * BYTES + (uint32_t)((t0 + row) * step_bytes(v) + pack * 16));
+}
+
 /* Addresses are found anew for each tile: kept, they would be registers that the walk has not got. */
-template <int ANY>
+template <int ANY, int USUAL>
 KR_DEV void copy_tile(const kr_scan_plan &p, const last_place &w, int t0, uint32_t *raw) {
+  if (USUAL) {
+    if (w.thread >= TL * ROW_PACKS) return;
+    copy_whole(p.u, w, t0, raw + U * RAW);
+    copy_whole(p.delta, w, t0, raw + DELTA * RAW);
+    copy_whole(p.dout, w, t0, raw + DOUT * RAW);
+    copy_whole(p.z, w, t0, raw + Z * RAW);
+    return;
+  }
   copy_rows(ANY, p, w, p.u, first_pack(p.u, w, t0), TL, t0, raw + U * RAW);
   copy_rows(ANY, p, w, p.delta, first_pack(p.delta, w, t0), TL, t0, raw + DELTA * RAW);
   if (p.dout.data) copy_rows(ANY, p, w, p.dout, first_pack(p.dout, w, t0), TL, t0, raw + DOUT * RAW);
@@ -72,7 +91,7 @@ KR_DEV float slope_gate(float z) {
 
 /* dt, dt u and g = dout silu(z) of the thread's share; dt is 0 past the end, which leaves state and gradient as they
  * are. */
-template <int ANY>
+template <int ANY, int USUAL>
 KR_DEV void stage(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&bias)[2],
                   back_tile &tile) {
   float dt[2][STEPS], du[2][STEPS], g[2][STEPS];
@@ -81,25 +100,25 @@ KR_DEV void stage(const kr_scan_plan &p, const last_place &w, int t0, const back
     const int t = w.at + i;
     const last_two delta = read_two(ANY, p, w, p.delta, m.raw + DELTA * RAW, t0, t);
     tile.u[i] = read_two(ANY, p, w, p.u, m.raw + U * RAW, t0, t);
-    if (p.dout.data) tile.dout[i] = read_two(ANY, p, w, p.dout, m.raw + DOUT * RAW, t0, t);
-    if (p.z.data) tile.z[i] = read_two(ANY, p, w, p.z, m.raw + Z * RAW, t0, t);
+    if (USUAL || p.dout.data) tile.dout[i] = read_two(ANY, p, w, p.dout, m.raw + DOUT * RAW, t0, t);
+    if (USUAL || p.z.data) tile.z[i] = read_two(ANY, p, w, p.z, m.raw + Z * RAW, t0, t);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       dt[c][i] = value_of(delta, c) + bias[c];
-      g[c][i] = p.dout.data ? value_of(tile.dout[i], c) : 0.0f;
-      if (p.z.data) {
+      g[c][i] = USUAL || p.dout.data ? value_of(tile.dout[i], c) : 0.0f;
+      if (USUAL || p.z.data) {
         const float z = value_of(tile.z[i], c);
         g[c][i] *= z * slope_gate(z);
       }
     }
   }
-  if (p.softplus) {
+  if (USUAL || p.softplus) {
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
       for (int i = 0; i < STEPS; i++) dt[c][i] = softplus_of(dt[c][i]);
   }
-  if (t0 + TL > w.end) {
+  if (!USUAL && t0 + TL > w.end) {
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -130,7 +149,7 @@ KR_DEV void add_parts(const last_place &w, const back_shared &m, int result, int
 }
 
 /* The gradients of the tile that was walked, and the block's share of its dB and dC to scratch. */
-template <int ANY>
+template <int ANY, int USUAL>
 KR_DEV void finish(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&skip)[2],
                    const back_tile &tile, back_sums &sums) {
   float du[2][STEPS], ddelta[2][STEPS], dz[2][STEPS];
@@ -146,32 +165,38 @@ KR_DEV void finish(const kr_scan_plan &p, const last_place &w, int t0, const bac
     for (int i = 0; i < STEPS; i++) {
       const float u = value_of(tile.u[i], c);
       ddelta[c][i] = kr_fma(u, s1[i], KR_LN2 * s2[i]);
-      if (p.softplus) ddelta[c][i] *= kr_softplus_slope(dt[i]);
-      ddelta[c][i] = until(ddelta[c][i], w.at + i, w.end - t0);
+      if (USUAL || p.softplus) ddelta[c][i] *= kr_softplus_slope(dt[i]);
+      if (!USUAL) ddelta[c][i] = until(ddelta[c][i], w.at + i, w.end - t0);
       sums.dbias[c] += ddelta[c][i];
       du[c][i] = kr_fma(skip[c], g[i], dt[i] * s1[i]);
       sums.dD[c] = kr_fma(g[i], u, sums.dD[c]);
     }
-    if (p.z.data) {
+    if (USUAL || p.z.data) {
       float y[STEPS];
       add_parts(w, m, Y, c, y);
 #pragma unroll
       for (int i = 0; i < STEPS; i++) {
         const float z = value_of(tile.z[i], c), s = slope_gate(z), gate = z * s,
-                    dout = p.dout.data ? value_of(tile.dout[i], c) : 0.0f;
+                    dout = USUAL || p.dout.data ? value_of(tile.dout[i], c) : 0.0f;
         dz[c][i] = dout * kr_fma(skip[c], value_of(tile.u[i], c), y[i]) * kr_fma(gate, 1.0f - s, s);
       }
     }
   }
 #pragma unroll
-  for (int i = 0; i < STEPS; i++) {
+  for (int i = 0; USUAL && i < STEPS; i++) {
+    store_two(0, p, w, whole_two(p.du, w, t0 + i), du[0][i], du[1][i]);
+    store_two(0, p, w, whole_two(p.ddelta, w, t0 + i), ddelta[0][i], ddelta[1][i]);
+    store_two(0, p, w, whole_two(p.dz, w, t0 + i), dz[0][i], dz[1][i]);
+  }
+#pragma unroll
+  for (int i = 0; !USUAL && i < STEPS; i++) {
     if (t0 + w.at + i >= w.end) break;
     if (p.du.data) store_two(ANY, p, w, first_two(p.du, w, t0 + i), du[0][i], du[1][i]);
     if (p.ddelta.data) store_two(ANY, p, w, first_two(p.ddelta, w, t0 + i), ddelta[0][i], ddelta[1][i]);
     if (p.dz.data && p.z.data) store_two(ANY, p, w, first_two(p.dz, w, t0 + i), dz[0][i], dz[1][i]);
   }
   const int t = w.thread / 8, row = w.thread % 8 * 4;
-  if (t0 + t < w.end) {
+  if (USUAL || t0 + t < w.end) {
     kr_float4 sum = *(const kr_float4 *)(m.parts + t * PART_STEP + row);
 #pragma unroll
     for (int k = 1; k < QUADS; k++) {
@@ -297,11 +322,13 @@ typedef struct back_kept {
   float sum_dt;
 } back_kept;
 
-KR_DEV back_kept load_kept(const kr_scan_plan &p, const last_place &w, int t) {
+/* `from` moves on to those before. */
+KR_DEV back_kept load_kept(const kr_scan_plan &p, const last_place &w, int is_cut, int t, const float *&from) {
   back_kept k = {{{0, 0, 0, 0}}, 0};
+  if (w.lane < w.n_channels && w.warp * S < p.kept_N && t >= w.begin) k.x = *(const kr_float4 *)from;
+  from -= p.kept_k;
   if (w.lane >= w.n_channels || t < w.begin) return k;
-  k.x = *(const kr_float4 *)(p.kept_state + kept_at<S>(p, w, t / RUN));
-  if (p.n_chunks > 1) k.sum_dt = p.kept_dt[(w.b * p.n_kept + t / RUN) * p.D + w.d0 + w.lane];
+  if (is_cut) k.sum_dt = p.kept_dt[(w.b * p.n_kept + t / RUN) * p.D + w.d0 + w.lane];
   return k;
 }
 
@@ -323,10 +350,12 @@ KR_DEV void write_sums(const kr_scan_plan &p, const last_place &w, const back_sh
   (w.thread < CHANNELS ? p.part_D : p.part_bias)[slab * p.D + w.d0 + (w.thread & 31)] = sum;
 }
 
-template <int ANY>
+template <int ANY, int USUAL>
 KR_DEV void scan_back(const kr_scan_plan &p) {
   KR_DYNAMIC_SHARED(shared);
-  const last_place w = place_block(p, STEPS);
+  last_place w = place_block(p, STEPS);
+  if (USUAL) w.n_channels = CHANNELS;
+  const int is_cut = !USUAL && p.n_chunks > 1;
   const back_shared m = lay_out(shared);
   const int64_t slab = w.b * p.n_chunks + w.chunk;
   float bias[2], skip[2], first[S];
@@ -337,49 +366,52 @@ KR_DEV void scan_back(const kr_scan_plan &p) {
   load_two(w, p.bias, p.bias_stride, bias);
   load_two(w, p.D_vec, p.D_stride, skip);
   load_view<S>(p, w, p.A, p.A_d, p.A_n, KR_LOG2E, b.A);
-  if (p.n_chunks <= 1)
+  if (!is_cut)
     load_view<S>(p, w, p.dlast.data ? p.dlast.data + w.b * p.dlast.b : 0, p.dlast.d, p.dlast.n, 1.0f, b.carry);
 #pragma unroll
   for (int s = 0; s < S; s++) {
-    const int exists = p.n_chunks > 1 && w.lane < w.n_channels;
-    if (p.n_chunks > 1) b.carry[s] = exists ? p.chunk_carry[states_at<S>(p, w, slab) + s] : 0.0f;
+    const int exists = is_cut && w.lane < w.n_channels;
+    if (is_cut) b.carry[s] = exists ? p.chunk_carry[states_at<S>(p, w, slab) + s] : 0.0f;
     first[s] = exists ? p.chunk_state[states_at<S>(p, w, slab) + s] : 0.0f;
     b.dA[s] = 0;
   }
 #pragma unroll
   for (int k = 0; k < 8; k++) b.pick[k / 2][k % 2] = w.lane >> 2 == k ? 1.0f : 0.0f;
   int t0 = w.begin + (w.end - w.begin - 1) / TL * TL;
-  copy_tile<ANY>(p, w, t0, m.raw);
+  copy_tile<ANY, USUAL>(p, w, t0, m.raw);
   kr_commit_copies();
   find_bc<8 * S>(p, w, t0, bc);
-  load_bc<TL, 8 * S>(p, w, t0, -1, bc);
-  back_kept next = load_kept(p, w, t0 + TL - RUN < w.end ? t0 + TL - RUN : t0);
+  load_bc<TL, 8 * S, USUAL>(p, w, t0, -1, bc);
+  const int last_run = t0 + TL - RUN < w.end ? t0 + TL - RUN : t0;
+  const float *kept_from = kept_at<S>(p, w, last_run / RUN);
+  kr_one_pointer(kept_from);
+  back_kept next = load_kept(p, w, is_cut, last_run, kept_from);
   int walked = -1;
   for (; t0 >= w.begin; t0 -= TL) {
     kr_copied<0>();
     kr_sync();
-    if (walked >= 0) finish<ANY>(p, w, walked, m, skip, tile, sums);
-    stage<ANY>(p, w, t0, m, bias, tile);
+    if (walked >= 0) finish<ANY, USUAL>(p, w, walked, m, skip, tile, sums);
+    stage<ANY, USUAL>(p, w, t0, m, bias, tile);
     put_bc<TL, 8 * S, N_PACKS>(w, bc, m.bc);
     kr_sync();
     if (t0 > w.begin) {
-      copy_tile<ANY>(p, w, t0 - TL, m.raw);
-      load_bc<TL, 8 * S>(p, w, t0 - TL, -1, bc);
+      copy_tile<ANY, USUAL>(p, w, t0 - TL, m.raw);
+      load_bc<TL, 8 * S, USUAL>(p, w, t0 - TL, -1, bc);
     }
     kr_commit_copies();
 #pragma unroll 1
-    for (int at = t0 + TL - RUN < w.end ? TL - RUN : 0; at >= 0; at -= RUN) {
+    for (int at = USUAL || t0 + TL - RUN < w.end ? TL - RUN : 0; at >= 0; at -= RUN) {
       float x[S];
 #pragma unroll
       for (int s = 0; s < S; s++)
-        x[s] = p.n_chunks > 1 ? kr_fma(kr_exp2(b.A[s] * next.sum_dt), first[s], next.x.v[s]) : next.x.v[s];
-      next = load_kept(p, w, t0 + at - RUN);
+        x[s] = is_cut ? kr_fma(kr_exp2(b.A[s] * next.sum_dt), first[s], next.x.v[s]) : next.x.v[s];
+      next = load_kept(p, w, is_cut, t0 + at - RUN, kept_from);
       walk_run(w, m, at, x, b);
     }
     walked = t0;
   }
   kr_sync();
-  if (walked >= 0) finish<ANY>(p, w, walked, m, skip, tile, sums);
+  if (walked >= 0) finish<ANY, USUAL>(p, w, walked, m, skip, tile, sums);
   kr_sync();
   write_sums(p, w, m, b, sums, slab);
   if (!p.dinitial.data || w.chunk > 0 || w.lane >= w.n_channels) return;
@@ -394,8 +426,11 @@ KR_DEV void scan_back(const kr_scan_plan &p) {
 #define KR_LAST_BACK_BLOCKS 3
 #endif
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back(const kr_scan_plan p) {
-  scan_back<0>(p);
+  scan_back<0, 0>(p);
 }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back_any(const kr_scan_plan p) {
-  scan_back<1>(p);
+  scan_back<1, 0>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_LAST_BACK_BLOCKS) kr_scan_last_back_usual(const kr_scan_plan p) {
+  scan_back<0, 1>(p);
 }

@@ -3,7 +3,8 @@
  *   x_t = exp(dt A) x_{t-1} + dt B_t u_t         x before the first step: initial_state, else 0
  *   y_t = sum_n C_t x_t (complex: 2 Re) + D u_t;  out = y silu(z)
  * seq_idx: x starts from 0 wherever the index changes; out is 0 at a negative index. cu_seqlens: S sequences in one
- * row. Reverse walks time backwards; both directions add their sums before D u and the gate. Double accumulation. */
+ * row. states: x before each 8th step. Reverse walks time backwards; both directions add their sums before D u and the
+ * gate. Double accumulation. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_ref.h"
@@ -36,6 +37,8 @@ static void run_direction(const krait_selective_scan_args *a, const walk *w, int
     int64_t t = time_of(w, i);
     double dt = step_size(a, w->b, d, t), u = kr_get(&a->u, kr_at3(&a->u, w->b, d, t)), sum = 0;
     int restart = sequence_changes(a, w, i);
+    for (int64_t n = 0; kr_has(&a->states) && i % 8 == 0 && n < a->N; n++)
+      put_number(&a->states, kr_at4(&a->states, w->b, d, n, i / 8), x[n]);
     for (int64_t n = 0; n < a->N; n++) {
       number B = get_parameter(&a->Bmat, (a->call.flags & KRAIT_SCAN_B_CONSTANT) != 0, is_complex, w->b, g, d, n, t);
       number C = get_parameter(&a->Cmat, (a->call.flags & KRAIT_SCAN_C_CONSTANT) != 0, is_complex, w->b, g, d, n, t);
