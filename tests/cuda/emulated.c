@@ -179,7 +179,7 @@ static void agrees_with_the_reference(void **state) {
                                                 "cuda_ampere"}; /* most kernels are of both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"},
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"};
-  static const char *const many[KR_N_ORDERS] = {"many_rows", "many_rows", "many_terms"};
+  static const char *const many[KR_N_ORDERS] = {"many_terms", "many_terms", "many_terms"};
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
   static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"}, *const few[KR_N_ORDERS] = {
                                                                                                  "few_rows", "few_rows",

@@ -70,7 +70,6 @@ static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
 static const kr_row rows[] = {
     {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_few_refuse, kr_gemm_few, NULL},
     {"some_rows", KRAIT_CAP_CUDA_HOPPER, kr_gemm_some_refuse, kr_gemm_some, NULL},
-    {"many_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_long_refuse, kr_gemm_long, NULL},
     {"many_terms", KRAIT_CAP_CUDA_AMPERE, kr_gemm_terms_refuse, kr_gemm_terms, kr_gemm_terms_scratch},
     {"hopper_tiles", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_refuse, kr_gemm_hopper, kr_gemm_hopper_scratch},
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},

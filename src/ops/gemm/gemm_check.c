@@ -80,17 +80,14 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.08)) /* whole tiles, whole stages of them and what is left of both */
     a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
-  const int many_rows = !far && index % 90 == 33, many_terms = !far && index % 90 == 63; /* for 16 multiprocessors */
-  if (many_rows || many_terms) a->call.flags |= KRAIT_GEMM_TF32;
-  if (many_rows)
-    a->M = 2048 + kr_case_int(c, 0, 70), a->N = kr_case_int(c, 1, kr_case_chance(c, 0.2) ? 200 : 40),
-    a->K = a->N > 40 ? 64 : 64 * kr_case_int(c, 1, 3), a->P = 0;
+  const int many_terms = !far && index % 90 == 63; /* for 16 multiprocessors */
+  if (many_terms) a->call.flags |= KRAIT_GEMM_TF32, c->dtype = c->other = KRAIT_F32;
   if (many_terms) {
     const int64_t more = 8 * kr_case_int(c, 1, 20), less = 8 * kr_case_int(c, 1, 2), turn = kr_case_int(c, 0, 1);
-    a->M = turn ? less : more, a->N = turn ? more : less, a->K = 4096 + kr_case_int(c, 0, 70), a->P = 0;
+    a->M = turn ? less : more, a->N = turn ? more : less, a->K = 2048 + kr_case_int(c, 0, 70), a->P = 0;
   }
-  if (!far && !many_rows && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
+  if (!far && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
-  give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, many_rows ? 3 : 4), far);
+  give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, 4), far);
   return bound_result(c, a);
 }

@@ -6,10 +6,10 @@
 #include "overlap.h"
 #include "cuda_row.h"
 #include "gemm/gemm_few.h"
-#include "gemm/gemm_long.h"
 #include "gemm/gemm_plan.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_some.h"
+#include "gemm/gemm_terms.h"
 #include "status.h"
 #include "view.h"
 
@@ -592,84 +592,14 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
                         &s, sizeof s);
 }
 
-/* ---- very many rows ---------------------------------------------------------------------------------------------- */
-
-static int element_bytes(const kr_gemm_plan *p) { return p->A.dtype == KRAIT_F32 ? 4 : 2; }
-
-static const char *refuse_small_factor(const krait_gemm_args *a) {
-  const int is_tf32 = (a->call.flags & KRAIT_GEMM_TF32) != 0 && a->A.dtype == KRAIT_F32;
-  if ((!is_tf32 && !is_half(a->A.dtype)) || a->Bmat.dtype != a->A.dtype)
-    return "A and Bmat must both be float16 or bfloat16, or float32 where the call allows tf32";
-  return NULL;
-}
-
-/* Two times eight columns that a warp's half of a block has, stages of the ring, blocks of a multiprocessor. */
-typedef struct long_shape {
-  int tiles, n_stages, n_at_once;
-  uint32_t shared_bytes;
-} long_shape;
-
-/* n_stages 0: B and two tiles of A do not fit into shared memory. */
-static long_shape choose_long(const krait_ctx *ctx, const kr_gemm_plan *p) {
-  const int64_t limit = kr_cuda_info(ctx->cuda)->shared_bytes, row = p->K * element_bytes(p);
-  long_shape s = {.tiles = p->N <= 64 ? 4 : p->N <= 128 ? 8 : p->N <= 160 ? 10 : 16};
-  const int64_t kept = (row + 4) * 16 * s.tiles, three = kept + 3 * KR_LONG_BM * row, two = kept + 2 * KR_LONG_BM * row;
-  s.n_at_once = three <= (limit - 1024) / 2 ? 2 : 1;
-  s.n_stages = three <= limit ? 3 : two <= limit ? 2 : 0;
-  s.shared_bytes = (uint32_t)(s.n_stages == 3 ? three : two);
-  return s;
-}
-
-const char *kr_gemm_long_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
-  const char *why = refuse_small_factor(a);
-  if (!why) why = kr_gemm_base_refuse(ctx, args);
-  if (why) return why;
-  const kr_gemm_plan p = describe(a);
-  if (p.P > 1 || p.B2.data) return "several products, or a gated one";
-  if (p.M < 2 * KR_LONG_BM * kr_cuda_info(ctx->cuda)->n_multiprocessors)
-    return "not two tiles of 64 rows a multiprocessor";
-  if (p.A.column != 1 || !p.A.packs || p.K * element_bytes(&p) % 128 != 0)
-    return "K must lie side by side in A, aligned, and be a multiple of 128 bytes";
-  return p.K <= KR_LONG_MOST && p.N <= KR_LONG_MOST && choose_long(ctx, &p).n_stages
-             ? NULL
-             : "more than 256 inputs or outputs, or more of them than shared memory holds";
-}
-
-int32_t kr_gemm_long(const krait_ctx *ctx, const void *args) {
-#define WIDTH(tiles, of)                           \
-  {{"gemm_long_tf32", "kr_gemm_long_" tiles of},   \
-   {"gemm_long_f16", "kr_gemm_long_" tiles of},    \
-   {"gemm_long_bf16", "kr_gemm_long_" tiles of}}
-  static const kr_kernel three[4][3] = {WIDTH("4", ""), WIDTH("8", ""), WIDTH("10", ""), WIDTH("16", "")},
-                         two[4][3] = {WIDTH("4", "_two"), WIDTH("8", "_two"), WIDTH("10", "_two"), WIDTH("16", "_two")};
-#undef WIDTH
-  const krait_gemm_args *a = args;
-  kr_gemm_long_plan p = {.plan = describe(a)};
-  const long_shape shape = choose_long(ctx, &p.plan);
-  const int width = shape.tiles == 4 ? 0 : shape.tiles == 8 ? 1 : shape.tiles == 10 ? 2 : 3,
-            most = shape.n_at_once * kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  p.n_tiles = ceil_div(p.plan.M, KR_LONG_BM), p.n_blocks = p.n_tiles < most ? p.n_tiles : most;
-  const kr_grid grid = {.x = (uint32_t)p.n_blocks,
-                        .block = KR_LONG_THREADS,
-                        .shared_bytes = shape.shared_bytes,
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &(shape.n_stages == 3 ? three : two)[width][a->A.dtype],
-                        &grid, &p, sizeof p);
-}
-
 /* ---- very many terms --------------------------------------------------------------------------------------------- */
 
 /* The results that a block's warps hold. */
 static const struct {
   int M, N;
-  kr_kernel by_type[3];
+  kr_kernel kernel;
 } terms_shapes[] = {
-#define SHAPE(M, N)                                            \
-  {M, N,                                                       \
-   {{"gemm_terms_tf32", "kr_gemm_terms_" #M "x" #N},           \
-    {"gemm_terms_f16", "kr_gemm_terms_" #M "x" #N},            \
-    {"gemm_terms_bf16", "kr_gemm_terms_" #M "x" #N}}}
+#define SHAPE(M, N) {M, N, {"gemm_terms", "kr_gemm_terms_" #M "x" #N}}
     SHAPE(64, 64), SHAPE(128, 64), SHAPE(64, 128), SHAPE(256, 64), SHAPE(64, 256), SHAPE(128, 128),
 #undef SHAPE
 };
@@ -677,28 +607,27 @@ enum { N_TERMS_SHAPES = sizeof terms_shapes / sizeof *terms_shapes, LEAST_TERMS_
 
 /* The shape, or -1; and K's parts: a block each. */
 static int plan_terms(const krait_ctx *ctx, kr_gemm_plan *p) {
-  const int n_blocks = 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors,
-            depth = KR_TERMS_STAGE_BYTES / element_bytes(p);
+  const int n_blocks = 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int which = 0;
   while (which < N_TERMS_SHAPES && (terms_shapes[which].M < p->M || terms_shapes[which].N < p->N)) which++;
-  if (which == N_TERMS_SHAPES || p->K < LEAST_TERMS_STAGES * depth * n_blocks) return -1;
-  p->k_split = ceil_div(ceil_div(p->K, n_blocks), depth) * depth, p->n_splits = ceil_div(p->K, p->k_split);
+  if (which == N_TERMS_SHAPES || p->K < LEAST_TERMS_STAGES * KR_TERMS_DEPTH * n_blocks) return -1;
+  p->k_split = ceil_div(ceil_div(p->K, n_blocks), KR_TERMS_DEPTH) * KR_TERMS_DEPTH;
+  p->n_splits = ceil_div(p->K, p->k_split);
   p->sum_lanes = p->n_splits >= 64 ? 32 : p->n_splits >= 16 ? 4 : 1;
   p->partial_row = (p->N + 7) / 8 * 8;
   return which;
 }
 
 const char *kr_gemm_terms_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = refuse_small_factor(args);
-  if (!why) why = kr_gemm_base_refuse(ctx, args);
+  const char *why = kr_gemm_tf32_refuse(ctx, args);
   if (why) return why;
   kr_gemm_plan p = describe(args);
-  const int per_pack = 16 / element_bytes(&p), which = plan_terms(ctx, &p);
+  const int which = plan_terms(ctx, &p);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
-  if (p.A.row != 1 || p.B.column != 1 || !p.A.packs || !p.B.packs || p.M % per_pack || p.N % per_pack)
+  if (p.A.row != 1 || p.B.column != 1 || !p.A.packs || !p.B.packs || p.M % 4 || p.N % 4)
     return "the columns of A and the rows of Bmat do not lie side by side in 16 bytes";
   return which >= 0 && kr_cuda_info(ctx->cuda)->shared_bytes >=
-                           KR_TERMS_SHARED_BYTES(terms_shapes[which].M, terms_shapes[which].N, element_bytes(&p))
+                           KR_TERMS_SHARED_BYTES(terms_shapes[which].M, terms_shapes[which].N)
              ? NULL
              : "more than 256 x 64 or 128 x 128 results, or few terms";
 }
@@ -716,8 +645,8 @@ int32_t kr_gemm_terms(const krait_ctx *ctx, const void *args) {
   p.partial = a->call.scratch;
   const kr_grid grid = {
       .x = (uint32_t)p.n_splits,
-      .block = KR_LONG_THREADS,
-      .shared_bytes = KR_TERMS_SHARED_BYTES(terms_shapes[which].M, terms_shapes[which].N, element_bytes(&p)),
+      .block = KR_TERMS_THREADS,
+      .shared_bytes = KR_TERMS_SHARED_BYTES(terms_shapes[which].M, terms_shapes[which].N),
       .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, &terms_shapes[which].by_type[a->A.dtype], &grid, &p, &p);
+  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, &terms_shapes[which].kernel, &grid, &p, &p);
 }

@@ -13,13 +13,13 @@ typedef const char *kr_refuse_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_row_fn(const krait_ctx *ctx, const void *args);
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 
-/* few: up to 16 rows of A against weights as layers store them; some: up to 64. long: very many against a small matrix;
- * terms: a small result of very many terms. hopper, ampere: tiles by tensor cores,
- * factors of 16 bits. tf32: float32 factors where the call allows it. base: everything. */
+/* few: up to 16 rows of A against weights as layers store them; some: up to 64. terms: a small result of very many
+ * terms. hopper, ampere: tiles by tensor cores, factors of 16 bits. tf32: float32 factors where the call allows it.
+ * base: everything. */
 kr_refuse_fn kr_gemm_few_refuse, kr_gemm_some_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse,
-    kr_gemm_tf32_refuse, kr_gemm_base_refuse, kr_gemm_long_refuse, kr_gemm_terms_refuse;
+    kr_gemm_tf32_refuse, kr_gemm_base_refuse, kr_gemm_terms_refuse;
 kr_row_fn kr_gemm_few, kr_gemm_some, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_base,
-    kr_gemm_long, kr_gemm_terms;
+    kr_gemm_terms;
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch,
     kr_gemm_terms_scratch;
 

@@ -1,54 +1,31 @@
 /* gemm_terms.cu: a small product of very many terms (the gradient of a layer's weights: its rows are k), by tensor
- * cores: bound by reading both factors once. A block makes all of the result for a part of K, whose rows come past the
- * registers into a ring of stages; gemm_base.cu's kr_gemm_sum adds the parts. float32 factors are rounded to tf32
- * (KR_TF32), else of 16 bits (KR_HALF: float16). */
+ * cores, float32 factors rounded to tf32: bound by reading both factors once. A block makes all of the result for a
+ * part of K, whose rows come past the registers into a ring of stages; gemm_base.cu's kr_gemm_sum adds the parts. */
 #include "gemm_finish.cuh"
-#include "gemm_long.h"
+#include "gemm_terms.h"
 #include "mma.cuh"
 
-#if defined(KR_TF32)
-typedef kr_tf32 element;
-typedef uint32_t stored;
-#elif defined(KR_HALF)
-typedef kr_f16 element;
-typedef uint16_t stored;
-#else
-typedef kr_bf16 element;
-typedef uint16_t stored;
-#endif
-/* Rows of a factor are 32 (16) bytes apart in banks, so that eight rows read by one product lie in different ones. */
-enum {
-  IS_TF32 = sizeof(stored) == 4,
-  CHUNK = 16 / sizeof(stored),
-  STEP_K = 2 * CHUNK,
-  DEPTH = KR_TERMS_STAGE_BYTES / sizeof(stored),
-  PAD = KR_TERMS_PAD(sizeof(stored)) / sizeof(stored),
-  STAGES = KR_TERMS_STAGES
-};
+/* Rows of a factor begin 8 banks apart, so that what a product reads of four of them lies in different ones. */
+enum { STEP_K = 8, DEPTH = KR_TERMS_DEPTH, PAD = KR_TERMS_PAD, STAGES = KR_TERMS_STAGES };
 
-/* DEPTH rows of a factor from row k on, so many of which exist; WIDTH elements each, `n` of which exist. */
+/* DEPTH rows of a factor, so many of which exist; WIDTH elements each, `n` of which exist. */
 template <int WIDTH>
-KR_DEV void bring(const stored *from, int64_t stride, int n, int left_k, stored *to) {
+KR_DEV void bring(const float *from, int64_t stride, int n, int left_k, float *to) {
 #pragma unroll
-  for (int i = kr_thread(); i < DEPTH * (WIDTH / CHUNK); i += KR_LONG_THREADS) {
-    const int row = i / (WIDTH / CHUNK), at = i % (WIDTH / CHUNK) * CHUNK, exist = row < left_k && at < n;
+  for (int i = kr_thread(); i < DEPTH * (WIDTH / 4); i += KR_TERMS_THREADS) {
+    const int row = i / (WIDTH / 4), at = i % (WIDTH / 4) * 4, exist = row < left_k && at < n;
     kr_copy_some(to + row * (WIDTH + PAD) + at, from + (exist ? row * stride + at : 0), exist ? 16 : 0);
   }
 }
 
 /* 16 columns of a factor from `column` on and STEP_K of its rows, as kr_mma_as takes a, or, AS_B, as two b. */
 template <int WIDTH, int AS_B>
-KR_DEV void read_columns(uint32_t (&f)[4], const stored *rows, int column) {
-  const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3, second = lane / 8 & 1, upper = lane / 16;
-  if (!IS_TF32) {
-    kr_load_matrices_turned(f, rows + ((AS_B ? second : upper) * 8 + (lane & 7)) * (WIDTH + PAD) + column +
-                                   (AS_B ? upper : second) * 8);
-    return;
-  }
+KR_DEV void read_columns(uint32_t (&f)[4], const float *rows, int column) {
+  const int g = (kr_thread() & 31) / 4, q = kr_thread() & 3;
 #pragma unroll
   for (int r = 0; r < 4; r++)
-    f[r] = kr_round_tf32(
-        rows[((AS_B ? r % 2 : r / 2) * 4 + q) * (WIDTH + PAD) + column + (AS_B ? r / 2 : r % 2) * 8 + g]);
+    f[r] = kr_round_tf32(kr_float_to_bits(
+        rows[((AS_B ? r % 2 : r / 2) * 4 + q) * (WIDTH + PAD) + column + (AS_B ? r / 2 : r % 2) * 8 + g]));
 }
 
 /* Warps are WM by 8 / WM over the result; each has MT times 16 rows and NT times 16 columns. */
@@ -56,14 +33,14 @@ template <int WM, int MT, int NT>
 KR_DEV void run(const kr_gemm_plan &p) {
   enum { M = WM * MT * 16, N = 8 / WM * NT * 16, STAGE = DEPTH * (M + N + 2 * PAD) };
   KR_DYNAMIC_SHARED(shared);
-  stored *const stages = (stored *)shared;
+  float *const stages = (float *)shared;
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, row = warp % WM * MT * 16, column = warp / WM * NT * 16;
   const int begin = kr_block_x() * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split;
   const auto begin_stage = [&](int k, int place) {
-    stored *const to = stages + place * STAGE;
+    float *const to = stages + place * STAGE;
     if (k < end) {
-      bring<M>((const stored *)p.A.data + (int64_t)k * p.A.column, p.A.column, p.M, end - k, to);
-      bring<N>((const stored *)p.B.data + (int64_t)k * p.B.row, p.B.row, p.N, end - k, to + DEPTH * (M + PAD));
+      bring<M>((const float *)p.A.data + (int64_t)k * p.A.column, p.A.column, p.M, end - k, to);
+      bring<N>((const float *)p.B.data + (int64_t)k * p.B.row, p.B.row, p.N, end - k, to + DEPTH * (M + PAD));
     }
     kr_commit_copies();
   };
@@ -76,7 +53,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
     kr_copied<STAGES - 2>();
     kr_sync(); /* the stage is there, and the one before was read */
     begin_stage(k + (STAGES - 1) * DEPTH, at ? at - 1 : STAGES - 1);
-    const stored *const left = stages + at * STAGE, *const right = left + DEPTH * (M + PAD);
+    const float *const left = stages + at * STAGE, *const right = left + DEPTH * (M + PAD);
     at = at + 1 == STAGES ? 0 : at + 1;
 #pragma unroll
     for (int step = 0; step < DEPTH; step += STEP_K) {
@@ -89,8 +66,8 @@ KR_DEV void run(const kr_gemm_plan &p) {
       for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-          kr_mma_as(element(), d[i][j][0], a[i], b[j][0], b[j][1]);
-          kr_mma_as(element(), d[i][j][1], a[i], b[j][2], b[j][3]);
+          kr_mma_as(kr_tf32(), d[i][j][0], a[i], b[j][0], b[j][1]);
+          kr_mma_as(kr_tf32(), d[i][j][1], a[i], b[j][2], b[j][3]);
         }
     }
   }
@@ -108,9 +85,9 @@ KR_DEV void run(const kr_gemm_plan &p) {
       }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_LONG_THREADS, 2) kr_gemm_terms_64x64(const kr_gemm_plan p) { run<4, 1, 2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_LONG_THREADS, 2) kr_gemm_terms_128x64(const kr_gemm_plan p) { run<4, 2, 2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_LONG_THREADS, 2) kr_gemm_terms_256x64(const kr_gemm_plan p) { run<4, 4, 2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_LONG_THREADS, 2) kr_gemm_terms_64x128(const kr_gemm_plan p) { run<2, 2, 2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_LONG_THREADS, 2) kr_gemm_terms_64x256(const kr_gemm_plan p) { run<2, 2, 4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_LONG_THREADS, 2) kr_gemm_terms_128x128(const kr_gemm_plan p) { run<4, 2, 4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_TERMS_THREADS, 2) kr_gemm_terms_64x64(const kr_gemm_plan p) { run<4, 1, 2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_TERMS_THREADS, 2) kr_gemm_terms_128x64(const kr_gemm_plan p) { run<4, 2, 2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_TERMS_THREADS, 2) kr_gemm_terms_256x64(const kr_gemm_plan p) { run<4, 4, 2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_TERMS_THREADS, 2) kr_gemm_terms_64x128(const kr_gemm_plan p) { run<2, 2, 2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_TERMS_THREADS, 2) kr_gemm_terms_64x256(const kr_gemm_plan p) { run<2, 2, 4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_TERMS_THREADS, 2) kr_gemm_terms_128x128(const kr_gemm_plan p) { run<4, 2, 4>(p); }

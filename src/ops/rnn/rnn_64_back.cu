@@ -29,6 +29,7 @@ KR_DEV int word_at(int column, int word) {
          ((four ^ (pair & 1) << 1) | ((column & 1) ^ (pair >> 1 & 1)) << 2) * 4 + (word & 3);
 }
 
+/* A step's x by gates, h and, of an LSTM, the cells of the step before; sequences UNIT_PITCH apart. */
 template <int G>
 struct __attribute__((aligned(16))) step_room {
   enum { ROWS = G == 3 ? 4 : 6 };
@@ -42,7 +43,7 @@ struct __attribute__((aligned(16))) back_room {
   uint32_t h[2][OWN * H / 2];
   float halves[HALF * 4];
   float coefs[2][COEFS][OWN * UNIT_PITCH]; /* of step t: t % 2 */
-  step_room<G> steps[AHEAD];
+  step_room<G> steps[AHEAD]; /* a ring */
 };
 
 /* sums += w columns, both of CHUNKS chunks; w: [chunk][step][register]. */
