@@ -108,9 +108,7 @@ def results(t):
 
 
 def gradients(t):
-    """That of D is for each channel, as it is where D is one number for a head."""
-    g = {GRADIENTS[k]: torch.empty_like(v) for k, v in t.items() if k in GRADIENTS}
-    return {**g, "dDvec": torch.empty(t["x"].shape[2:], device="cuda")} if "Dvec" in t else g
+    return {GRADIENTS[k]: torch.empty_like(v) for k, v in t.items() if k in GRADIENTS}
 
 
 def error(got, want):
@@ -130,7 +128,7 @@ def check(lib, caps):
         backward()
         first = {k: v.clone() for k, v in g.items()}
         backward()
-        errors = {"out": error(r["out"], want), "final": error(r["final_states"], final), **{GRADIENTS[k]: error(g[GRADIENTS[k]] if g[GRADIENTS[k]].shape == v.shape else g[GRADIENTS[k]].sum(1), v.grad) for k, v in exact.items() if k in GRADIENTS}}
+        errors = {"out": error(r["out"], want), "final": error(r["final_states"], final), **{GRADIENTS[k]: error(g[GRADIENTS[k]], v.grad) for k, v in exact.items() if k in GRADIENTS}}
         limit = 1.5e-2 if dtype is torch.bfloat16 else 2e-3
         wrong = [k for k, e in errors.items() if not e <= limit] + [k for k in g if not torch.equal(g[k], first[k])]
         print("  %s %s %s: %s" % ("WRONG " + ",".join(wrong) if wrong else "ok", str(dtype)[6:], options, " ".join("%s %.0e" % e for e in errors.items())), flush=True)

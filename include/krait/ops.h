@@ -299,7 +299,7 @@ typedef struct krait_ssd_bwd_args {
   krait_view ddt;              /* (B,L,H) */
   krait_view dA, dA_reverse;   /* (H) float32 */
   krait_view dB, dC;           /* (B,L,G,N) */
-  krait_view dDvec;            /* (H,P) float32; what Dvec's stride 0 shares is not added up */
+  krait_view dDvec;            /* (H,P) float32; stride 0 along P: the sums over P */
   krait_view ddt_bias;         /* (H) float32 */
   krait_view dinitial_states;  /* (B,H,P,N) float type */
 } krait_ssd_bwd_args;

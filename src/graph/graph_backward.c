@@ -174,31 +174,6 @@ static int works_in_place(const kr_back *b, kr_tensor t) {
   return b->node >= 0 && writes(b, KR_NODE(b->g, b->node), storage_of(b, t));
 }
 
-static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, int can_add) {
-  *target = (kr_back_target){.of = t};
-  if (!t || is_failed(b) || !is_active(flow_of(b, t))) return 0;
-  if (works_in_place(b, t)) {
-    kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT,
-                  "graph: node %s (%s) works in place on %s: its gradient needs what was there before",
-                  KR_NODE(b->g, b->node)->name, KR_NODE(b->g, b->node)->op->name, kr_graph_name(b->g, t));
-    return 0;
-  }
-  open_gradient(b, storage_of(b, t));
-  const kr_box box = kr_box_of(b->g, t);
-  const int spread = spread_dims(KR_PART(b->g, t));
-  target->add = met(flow_of(b, t), &box) || (flow_of(b, t)->zeroed && !box.exact);
-  note_part(b, t);
-  if (!spread && (can_add || !target->add)) {
-    target->adding = target->add;
-    return target->at = in_gradient(b, t);
-  }
-  target->home = t;
-  return target->at = kr_graph_temp(b->g, kr_graph_dtype(b->g, t), kr_graph_dims(b->g, t));
-}
-
-kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 0); }
-kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, 1); }
-
 /* What was spread over dimensions that follow one another is summed over them; before, rows, columns: sizes before, in
  * and behind these. */
 typedef struct spread_sum {
@@ -225,6 +200,39 @@ static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
   s->place = kr_graph_part(b->g, &p);
   return KRAIT_OK;
 }
+
+typedef enum ability { NEITHER, CAN_ADD, CAN_SUM } ability; /* what the op itself does */
+
+static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, ability can) {
+  *target = (kr_back_target){.of = t};
+  if (!t || is_failed(b) || !is_active(flow_of(b, t))) return 0;
+  if (works_in_place(b, t)) {
+    kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT,
+                  "graph: node %s (%s) works in place on %s: its gradient needs what was there before",
+                  KR_NODE(b->g, b->node)->name, KR_NODE(b->g, b->node)->op->name, kr_graph_name(b->g, t));
+    return 0;
+  }
+  open_gradient(b, storage_of(b, t));
+  const kr_box box = kr_box_of(b->g, t);
+  const int spread = spread_dims(KR_PART(b->g, t));
+  target->add = met(flow_of(b, t), &box) || (flow_of(b, t)->zeroed && !box.exact);
+  note_part(b, t);
+  spread_sum s;
+  if (spread && can == CAN_SUM && !target->add && kr_graph_dtype(b->g, t) == KRAIT_F32)
+    return target->at = find_spread(b, t, &s) < 0
+                            ? 0
+                            : kr_graph_spread(b->g, in_gradient(b, s.place), kr_graph_dims(b->g, t));
+  if (!spread && (can == CAN_ADD || !target->add)) {
+    target->adding = target->add;
+    return target->at = in_gradient(b, t);
+  }
+  target->home = t;
+  return target->at = kr_graph_temp(b->g, kr_graph_dtype(b->g, t), kr_graph_dims(b->g, t));
+}
+
+kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, NEITHER); }
+kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, CAN_ADD); }
+kr_tensor kr_back_begin_sums(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, CAN_SUM); }
 
 static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tensor sums) {
   kr_graph *g = b->g;

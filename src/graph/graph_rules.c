@@ -29,6 +29,11 @@ static krait_view *place_of_sum(const kr_node *node, int which, void *args) {
   return &((krait_add_norm_bwd_args *)args)->dresidual_out;
 }
 
+/* The SSD's gradient of one D for all channels of a head is their sum. */
+static int adds_up_itself(const kr_op *op, size_t offset) {
+  return op == &kr_op_ssd && offset == offsetof(krait_ssd_bwd_args, dDvec);
+}
+
 static void run_gradient_op(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_sig *forward = node->op->sig, *sig = forward->gradient;
@@ -49,8 +54,10 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
     if (s->role == KR_IN) *view = kr_graph_view(g, kr_back_gradient(b, of));
     else {
       krait_view *const sum = place_of_sum(node, i, args);
-      const kr_tensor at =
-          sum ? kr_back_begin_adding(b, of, &targets[n_targets]) : kr_back_begin(b, of, &targets[n_targets]);
+      kr_back_target *const target = &targets[n_targets];
+      const kr_tensor at = sum                                ? kr_back_begin_adding(b, of, target)
+                           : adds_up_itself(node->op, s->offset) ? kr_back_begin_sums(b, of, target)
+                                                              : kr_back_begin(b, of, target);
       if (sum && targets[n_targets].adding) *sum = kr_graph_view(g, at);
       written[n_targets] = at ? written_as(g, sig, args, i, at) : 0;
       *view = kr_graph_view(g, written[n_targets++]);

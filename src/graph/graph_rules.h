@@ -26,6 +26,8 @@ typedef struct kr_back_target {
 kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target);
 kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t,
                                kr_back_target *target); /* for calls that can add by themselves */
+kr_tensor kr_back_begin_sums(kr_back *b, kr_tensor t,
+                             kr_back_target *target); /* for calls that sum over what is spread by themselves */
 void kr_back_end(kr_back *b, const kr_back_target *target);
 /* The gradient of `to` is that of `from`, of whose calls this is the last. */
 void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to);

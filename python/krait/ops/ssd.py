@@ -18,7 +18,7 @@ from .selective_scan import as_parameter
 _INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
 _ONE_OF_HEAD = (1, 2, ANY)  # D may lack the axis of channels: one for all of a head
 FORWARD = Operator("ssd", _INPUTS + "cu_seqlens out final_states varlen_states", Dvec=_ONE_OF_HEAD)
-BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD)
+BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
 _signature = signer(11)
 _SOFTPLUS, _REVERSE = 1, 2  # KRAIT_SSD_*
 LEAST = 2.0 ** -149  # stands for an upper limit of 0, which means none to the operator
@@ -52,7 +52,7 @@ def _flags(softplus, reverse):
 
 def _fake_backward(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dout, dfinal, softplus, reverse, low, high):
     grads = [None if t is None else torch.empty_like(t) for t in (x, dt, A, B, C, D, z, dt_bias, initial_states)]
-    grads[5] = None if D is None else x.new_empty(x.shape[2:], dtype=torch.float32)
+    grads[5] = None if D is None else torch.empty_like(D, dtype=torch.float32)
     grads[7] = None if dt_bias is None else torch.empty_like(dt_bias, dtype=torch.float32)
     return grads
 
@@ -89,7 +89,7 @@ def _gradients(ctx, dout, dfinal=None, dvarlen=None):
     grads = [None if t is None else g for t, g in zip(tensors, grads)]
     D, dt_bias = tensors[5], tensors[7]
     if D is not None:
-        grads[5] = (grads[5] if D.dim() == 2 else grads[5].sum(1)).to(D.dtype)
+        grads[5] = grads[5].to(D.dtype)
     if dt_bias is not None:
         grads[7] = grads[7].to(dt_bias.dtype)
     return (*grads, None, None, None, None, None, None, None, None)

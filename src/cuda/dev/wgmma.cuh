@@ -94,6 +94,20 @@ KR_DEV void kr_store_box(uint64_t map, uint32_t from, int x, int y, int z) {
                : "l"(map), "r"(x), "r"(y), "r"(z), "r"(from)
                : "memory");
 }
+KR_DEV void kr_store_box(uint64_t map, uint32_t from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+               :
+               : "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from)
+               : "memory");
+}
+/* Added to what is there, each sum rounded to T, the map's type. */
+template <class T>
+KR_DEV void kr_add_box(uint64_t map, uint32_t from, int x, int y, int z, int w) {
+  asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+               :
+               : "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from)
+               : "memory");
+}
 /* A multiple of 16 bytes from and to multiples of 16. */
 KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

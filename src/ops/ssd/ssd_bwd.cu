@@ -383,6 +383,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_p
   const kr_ssd_plan &f = p.f;
   const int h = kr_block_x(), warp = kr_thread() >> 5, lane = kr_thread() & 31;
   const int64_t n = (int64_t)f.B * p.n_chunks, step = WARPS * (int64_t)f.H * (f.P + 2);
+  float own_D = 0; /* of one for all channels */
   for (int first = 0; first < f.P + 2; first += 32) {
     const int c = first + lane;
     const kr_ssd_tensor &to = c < f.P ? p.dD : c == f.P ? p.dA : p.dbias;
@@ -396,8 +397,13 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_p
     if (warp == 0 && counts) {
 #pragma unroll
       for (int w = 1; w < WARPS; w++) sum += sums[w][lane];
-      ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum;
+      if (c < f.P && !to.n) own_D += sum;
+      else ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum;
     }
     kr_sync();
   }
+  if (warp || !p.dD.data || p.dD.n) return;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) own_D += kr_shuffle_xor(own_D, d);
+  if (lane == 0) ((float *)p.dD.data)[h * p.dD.h] = own_D;
 }

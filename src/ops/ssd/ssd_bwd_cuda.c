@@ -323,7 +323,12 @@ int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_p
       {NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, { "ssd_hopper_bwd_bf16_128", name } \
     }                                                                                     \
   }
-static const kr_kernel hopper_inner[2][3] = WIDTHS("kr_ssd_hopper_inner");
+static const kr_kernel hopper_inner[2][2][3] = {WIDTHS("kr_ssd_hopper_inner"), WIDTHS("kr_ssd_hopper_inner_plain")};
+
+/* No sequences, and neither D nor its gradient is asked for by channel. */
+static int is_plain(const kr_ssd_bwd_plan *p) {
+  return !p->f.seq_idx && (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
+}
 
 static uint32_t hopper_shared_bytes(const krait_ssd_bwd_args *a) {
   return a->N <= 64 ? KR_SSD_HOPPER_BWD_SHARED(64) : KR_SSD_HOPPER_BWD_SHARED(128);
@@ -335,6 +340,7 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
   if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->dout, a->B, a->L, a->H) ||
+      (kr_has(&a->dx) && !kr_ssd_boxes_take(&a->dx, a->B, a->L, a->H)) ||
       !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) || !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
     return "rows that bulk copies do not take";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)hopper_shared_bytes(a) ? "too little shared memory" : NULL;
@@ -361,6 +367,8 @@ static int32_t make_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &f->x, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->dy, &f->dout, a->B, a->L, a->H, a->P);
+  if (status == KRAIT_OK && h->q.dx.data)
+    status = kr_ssd_hopper_map(ctx, &h->dx, &h->q.dx, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &f->Bmat, a->B, a->L, a->G, f->N);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &f->Cmat, a->B, a->L, a->G, f->N);
   kr_cuda_end(ctx->cuda);
@@ -382,8 +390,10 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a
                          .z = (uint32_t)a->B,
                          .block = KR_SSD_HOPPER_BWD_THREADS,
                          .shared_bytes = hopper_shared_bytes(a),
+                         .is_ahead = 1,
                          .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[wide][dtype], &inner, &h, sizeof h));
+  KR_TRY(
+      kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[is_plain(p)][wide][dtype], &inner, &h, sizeof h));
   return sum_splits(ctx, a, p);
 }
 

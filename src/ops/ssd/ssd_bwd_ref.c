@@ -168,8 +168,11 @@ int32_t kr_ssd_bwd_ref(const krait_ctx *ctx, const void *args) {
     if (kr_has(&a->dA)) kr_put(&a->dA, kr_at1(&a->dA, h), c.s.dA[h]);
     if (kr_has(&a->dA_reverse)) kr_put(&a->dA_reverse, kr_at1(&a->dA_reverse, h), c.s.dA_reverse[h]);
     if (kr_has(&a->ddt_bias)) kr_put(&a->ddt_bias, kr_at1(&a->ddt_bias, h), c.s.dbias[h]);
-    for (int64_t p = 0; kr_has(&a->dDvec) && p < a->P; p++)
-      kr_put(&a->dDvec, kr_at2(&a->dDvec, h, p), c.s.dD[h * a->P + p]);
+    double own_D = 0;
+    for (int64_t p = 0; kr_has(&a->dDvec) && p < a->P; p++) {
+      own_D += c.s.dD[h * a->P + p];
+      kr_put(&a->dDvec, kr_at2(&a->dDvec, h, p), a->dDvec.stride[1] ? c.s.dD[h * a->P + p] : own_D);
+    }
   }
   return KRAIT_OK;
 }

@@ -446,17 +446,21 @@ static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
 static void add_heads(const krait_ssd_bwd_args *a) {
   const layout l = layout_of(a);
   const float *part = (const float *)a->call.scratch + ssd_row(l.sums);
-  for (int64_t h = 0; h < a->H; h++)
+  for (int64_t h = 0; h < a->H; h++) {
+    double own_D = 0;
     for (int64_t k = 0; k < a->P + 3; k++) {
       double sum = 0;
       for (int64_t b = 0; b < a->B; b++) sum += part[(b * a->H + h) * (a->P + 3) + k];
       if (k < a->P) {
-        if (kr_has(&a->dDvec)) ((float *)a->dDvec.data)[kr_at2(&a->dDvec, h, k)] = (float)sum;
+        own_D += sum;
+        if (kr_has(&a->dDvec))
+          ((float *)a->dDvec.data)[kr_at2(&a->dDvec, h, k)] = (float)(a->dDvec.stride[1] ? sum : own_D);
         continue;
       }
       const krait_view *to = k == a->P ? &a->dA : k == a->P + 1 ? &a->dA_reverse : &a->ddt_bias;
       if (kr_has(to)) ((float *)to->data)[kr_at1(to, h)] = (float)sum;
     }
+  }
 }
 
 uint64_t KR_FN(kr_ssd_bwd_scratch)(const krait_ctx *ctx, const void *args) {

@@ -76,7 +76,10 @@ static int32_t draw(kr_case *c, int64_t index) {
   else choose_sizes(c, index);
   choose_mode(c);
   if (!c->is_exact) choose_steps(c);
-  if (!c->is_exact && kr_case_chance(c, 0.5)) kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels */
+  if (!c->is_exact && kr_case_chance(c, 0.5)) {
+    kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels, and its gradient perhaps as well */
+    if (c->sig->forward && kr_case_chance(c, 0.7)) kr_case_give(c, "dDvec")->stride[1] = 0;
+  }
   kr_case_give_rest(c);
   set_bounds(c);
   return KRAIT_OK;

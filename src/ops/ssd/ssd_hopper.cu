@@ -10,7 +10,6 @@
  * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
  * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; from where a piece still passes anything on to
  *                      its end
- * kr_ssd_hopper_join   start states of pieces from their ends
  * kr_ssd_hopper_states for the gradient: the state before each chunk; on the way back, with dy and C for x and B, its
  *                      gradient after each
  * kr_ssd_hopper_begin  clears what blocks tell each other by, and brings initial states into the order of fragments
@@ -284,6 +283,9 @@ KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, con
 KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) {
   return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS);
 }
+KR_DEV kr_float4 *initial_at(const kr_ssd_hopper_plan &h, int unit, int w) {
+  return (kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS);
+}
 KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
 #pragma unroll
   for (int i = 0; i < N / 8; i++) {
@@ -392,7 +394,7 @@ KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2],
       }
     }
   }
-  if (p.seq_idx) {
+  if (!PASSED && p.seq_idx) {
 #pragma unroll
     for (int i = 0; i < Q / 2; i++) y[i] = s.segment[me.row + 8 * (i >> 1 & 1)] < 0 ? 0.0f : y[i];
   }
@@ -442,6 +444,38 @@ KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use)
   }
 }
 
+/* The block whose range has this chunk. */
+KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
+  const int within = h.longer * (h.per_block + 1);
+  return chunk < within ? chunk / (h.per_block + 1) : h.longer + (chunk - within) / h.per_block;
+}
+
+/* s += of * a state. */
+KR_DEV void add_fragments(const kr_float4 *from, const lanes &me, float of, float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 8; i++) {
+    const kr_float4 v = from[i * 128 + me.thread];
+#pragma unroll
+    for (int k = 0; k < 4; k++) s[4 * i + k] = kr_fma(of, v.v[k], s[4 * i + k]);
+  }
+}
+
+/* The state that a piece of time begins with, from the ends of those before it, the latest first, until no more passes
+ * on. */
+KR_DEV void join_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
+  const int first = t.unit + block_of(h, t.unit * h.n_chunks);
+  float left = 0;
+  clear_state(s);
+#pragma unroll 1
+  for (int k = t.piece - 1; k >= first; k--) {
+    const float decay = h.decays[k * HEADS + me.w];
+    add_fragments(fragments_at(h, k, me.w), me, kr_exp2(left), s);
+    left += decay;
+    if (decay > 0 || left <= NOTHING_LEFT) return; /* 1: a sequence begins in between */
+  }
+  if (h.initial) add_fragments(initial_at(h, t.unit, me.w), me, kr_exp2(left), s);
+}
+
 /* The state that a task begins with. */
 template <int MODE>
 KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
@@ -449,11 +483,11 @@ KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes 
     clear_state(s);
   } else if (t.first == 0) {
     if (h.initial)
-      read_fragments((const kr_float4 *)(h.initial + ((int64_t)t.unit * HEADS + me.w) * STATE_FLOATS), me, s);
+      read_fragments(initial_at(h, t.unit, me.w), me, s);
     else
       clear_state(s);
   } else if (h.joins) {
-    read_fragments(fragments_at(h, t.piece, me.w), me, s);
+    join_state(h, t, me, s);
   } else {
     if (me.thread == 0) kr_await(h.ready + (kr_block_x() - 1) * HEADS + me.w, 1);
     sync_group(me);
@@ -543,7 +577,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
     if (MODE == OUTPUT) {
       kr_wgmma_wait<Q, 0>(cb);
-      weigh<PASSED>(cb, w, steps, me, p.seq_idx != nullptr, own_D);
+      weigh<PASSED>(cb, w, steps, me, !PASSED && p.seq_idx != nullptr, own_D);
       start_product(C, base + state_at(MODE) + me.w * BLOCKS * TILE, y);
       spoilt |= decay_state(steps.keeps, s);
       kr_wgmma_wait<PB, 0>(y);
@@ -594,6 +628,7 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
+  kr_next_may_start();
   if (kr_thread() == 0) {
     for (int i = 0; MODE == OUTPUT && i < C_STAGES; i++)
       kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
@@ -604,6 +639,7 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
     kr_barriers_opened();
     for (int i = 0; i < (MODE == STATES ? 4 : 3); i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
+  kr_others_done();
   const int from = MODE == ENDS ? find_start(h, shared) : 0;
   kr_sync();
   if (kr_thread() < 128) {
@@ -647,14 +683,8 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_pl
 
 /* ---- pieces of time ---------------------------------------------------------------------------------------------- */
 
-/* The block whose range has this chunk. */
-KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
-  const int within = h.longer * (h.per_block + 1);
-  return chunk < within ? chunk / (h.per_block + 1) : h.longer + (chunk - within) / h.per_block;
-}
-
 /* Four elements of a unit's initial state, as they lie in a warpgroup's fragments: 8 states from 8 j on. */
-KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int j) {
+KR_DEV kr_float4 elements_at(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int j) {
   const kr_ssd_tensor &v = t.back ? h.dfinal : h.p.initial;
   kr_float4 s;
 #pragma unroll
@@ -667,39 +697,13 @@ KR_DEV kr_float4 initial_at(const kr_ssd_hopper_plan &h, const task &t, const sl
   return s;
 }
 
-/* A block per eight states, head of the block, and unit. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_join(const kr_ssd_hopper_plan plan) {
-  const kr_ssd_hopper_plan &h = plan;
-  const int begin = kr_block_z() * h.n_chunks;
-  const int first = block_of(h, begin), last = block_of(h, begin + h.n_chunks - 1), thread = kr_thread(),
-            w = kr_block_y();
-  const task t = unit_at(h, kr_block_z());
-  const slot at = slot_at(h, t, w);
-  if (at.h < 0) return;
-  kr_float4 s = initial_at(h, t, at, kr_block_x());
-  kr_float4 *const place = fragments_at(h, t.unit, w) + kr_block_x() * 128 + thread; /* of piece t.unit */
-  const int64_t step = HEADS * STATE_FLOATS / 4;
-  for (int k = first; k <= last; k += 8) {
-    kr_float4 ends[8];
-    float decays[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      if (k + i < last) ends[i] = place[(k + i) * step], decays[i] = h.decays[(k + i + t.unit) * HEADS + w];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      if (k + i > first && k + i <= last) place[(k + i) * step] = s;
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        if (k + i < last) s.v[j] = decays[i] > 0 ? ends[i].v[j] : kr_fma(kr_exp2(decays[i]), s.v[j], ends[i].v[j]);
-    }
-  }
-}
-
 /* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and
  * unit. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
+  kr_next_may_start();
+  kr_others_done();
   if (h.p.spoilt && !h.adds && i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
   if (!h.joins && i < h.n_blocks * HEADS) h.ready[i] = 0;
   const int j = kr_block_x() % (N / 8), w = kr_block_x() / (N / 8) % HEADS, unit = kr_block_x() / (N / 8 * HEADS);
@@ -707,6 +711,5 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hop
   const task t = unit_at(h, unit);
   const slot at = slot_at(h, t, w);
   if (at.h >= 0)
-    ((kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS))[j * 128 + kr_thread()] =
-        initial_at(h, t, at, j);
+    initial_at(h, unit, w)[j * 128 + kr_thread()] = elements_at(h, t, at, j);
 }

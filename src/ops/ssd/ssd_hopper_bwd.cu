@@ -1,12 +1,15 @@
 /* ssd_hopper_bwd.cu: the SSD's gradient by warpgroups (sm_90a), chunk by chunk; states S before and their gradients M
  * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to 64
  * or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group
- * in turn, copied two ahead by one thread:
+ * in turn, copied two ahead by one thread; a head's dy x^T is made while the head before it is worked on:
  *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W
  *     B from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
  *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
  *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
- *   three warps beside the copying one: sums of dy x for dD, and <S, M>. */
+ *   three warps beside the copying one: <S, M>, and sums of dy x for dD of each channel
+ * kr_ssd_hopper_inner        any call
+ * kr_ssd_hopper_inner_plain  without sequences, D one number for a head or absent: dD is the trace of dy x^T; in
+ *                            bfloat16 P^T has its step sizes, and D on the diagonal */
 #include "ssd_bwd_sums.cuh"
 #include "ssd_hopper_tiles.cuh"
 
@@ -20,17 +23,21 @@ enum {
   C_AT = B_AT + BLOCKS * TILE,
   STAGES_AT = C_AT + BLOCKS * TILE,
   OWN_AT = STAGES_AT + STAGES * STAGE,
-  STEPS_AT = OWN_AT + 2 * TILE,
+  CB_AT = OWN_AT + 2 * TILE,
+  STEPS_AT = CB_AT + 2 * TILE,
   BOTH_FULL = STEPS_AT + STAGES * KR_SSD_STEPS_BYTES,
   FULL = BOTH_FULL + 8,
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
-  D_AT = SIDE_SUMS + 8,
+  D_AT = SIDE_SUMS + 16,
   ALL_BARRIER = 3,
   GIVEN = 40,
   TAKEN = 232 /* registers of a thread */
 };
 static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
+
+/* What a call has: anything; a row of tokens without sequences, and no D or one for all channels of a head. */
+typedef enum call_kind { ANY, PLAIN } call_kind;
 
 typedef struct place {
   int b, g, chunk, split, first, n; /* first head; heads' blocks of channels */
@@ -103,12 +110,16 @@ KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, con
   if (s.p0 + 2 * lane + 1 < p.f.P) to[1] = high;
 }
 
-/* <S, M> of half of their tiles. */
-KR_DEV float pass_through(const unsigned char *S, int half) {
-  const unsigned char *const from = S + half * (BLOCKS * TILE / 2) + 16 * (kr_thread() & 31);
+/* <S, M> of every PARTS-th piece of their tiles. */
+template <int PARTS>
+KR_DEV float pass_through(const unsigned char *S, int part) {
+  enum { PIECES = BLOCKS * TILE / 512 };
+  const unsigned char *const from = S + 16 * (kr_thread() & 31);
   float v = 0;
 #pragma unroll 4
-  for (int i = 0; i < BLOCKS * TILE / 2 / 512; i++) {
+  for (int n = 0; n < (PIECES + PARTS - 1) / PARTS; n++) {
+    const int i = part + n * PARTS;
+    if (PIECES % PARTS && i >= PIECES) continue;
     const kr_raw16 s = *(const kr_raw16 *)(from + 512 * i), m = *(const kr_raw16 *)(from + BLOCKS * TILE + 512 * i);
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -120,25 +131,30 @@ KR_DEV float pass_through(const unsigned char *S, int half) {
   return v;
 }
 
-/* A warp's sums, slot by slot: which: 0: dD; 1, 2: the halves of <S, M>, which meet in shared memory. */
+/* A warp's sums, slot by slot: dD by the first of three, where it is not the other warpgroup's; else all of them have a
+ * part of <S, M>, and meet in shared memory. */
+template <int KIND>
 KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, unsigned char *shared, uint32_t base) {
   float *const others = (float *)(shared + SIDE_SUMS);
+  const int has_dD = KIND == ANY && p.dD.data && p.part == 0, first = has_dD ? 1 : 0;
   for (int i = 0; i < at.n; i++) {
     const int stage = i % STAGES;
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const x = shared + STAGES_AT + stage * STAGE;
     kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
-    const float half = which ? pass_through(x + 2 * TILE, which - 1) : 0.0f;
-    if (which == 0 && p.dD.data && p.part == 0)
-      sum_dD(p, at, s, x, *(const chunk_steps *)(shared + STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    const float sum = !has_dD ? pass_through<3>(x + 2 * TILE, which)
+                      : which ? pass_through<2>(x + 2 * TILE, which - 1)
+                              : 0.0f;
+    if (which < first) sum_dD(p, at, s, x, *(const chunk_steps *)(shared + STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     kr_sync_warp();
     if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + EMPTY + 8 * stage);
-    if (which == 0) continue;
-    if (which == 2 && (kr_thread() & 31) == 0) others[i & 1] = half;
-    kr_sync_some<4, 64>();
-    if (which == 1 && (kr_thread() & 31) == 0) {
+    if (which < first) continue;
+    if (which > first && (kr_thread() & 31) == 0) others[2 * (i & 1) + which - 1] = sum;
+    if (has_dD) kr_sync_some<4, 64>();
+    else kr_sync_some<4, 96>();
+    if (which == first && (kr_thread() & 31) == 0) {
       float &to = sums_at(p, at.b, s.h, at.chunk)->through;
-      to = half + others[i & 1] + (s.block || p.part ? to : 0.0f);
+      to = sum + (has_dD ? 0.0f : others[2 * (i & 1)]) + others[2 * (i & 1) + 1] + (s.block || p.part ? to : 0.0f);
     }
   }
 }
@@ -197,13 +213,17 @@ KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
                                                                                                    : 0.0f;
 }
 
-/* Of the first warpgroup: W, and what rows take from pairs: 32 columns. xy becomes what W takes. MASKED: they reach
- * into the warp's own tokens, or beyond. */
-template <int HALF, int MASKED>
+/* Of the first warpgroup: W, and what rows take from pairs: 32 columns. xy becomes what W takes; its diagonal is added
+ * to own. MASKED: they reach into the warp's own tokens, or beyond. */
+template <int KIND, int HALF, int MASKED>
 KR_DEV void add_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, float (&xy)[32],
-                     const float (&CB)[32], float (&W)[32], float (&taken)[2]) {
+                     const kr_float4 *CB, float (&W)[32], float (&taken)[2], float &own) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
   const int last = me.row - 2 * me.q - 32 * HALF;
+#pragma unroll
+  for (int i = 0; KIND == PLAIN && MASKED && i < 16; i++)
+    if ((i >> 2 & 1) == (i >> 1 & 1))
+      own += 8 * (i >> 2) + (i & 1) == last + 8 * (i >> 1 & 1) ? xy[16 * HALF + i] : 0.0f;
   kr_float2 from[4];
 #pragma unroll
   for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
@@ -213,30 +233,45 @@ KR_DEV void add_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s
     w *= kr_exp2(a[i >> 1 & 1] - from[i >> 2].v[i & 1]);
     if (MASKED) w = 8 * (i >> 2) + (i & 1) <= last + 8 * (i >> 1 & 1) ? w : 0.0f;
   }
-  if (f.seq_idx) drop_others<HALF>(me, s, xy);
+  if (KIND == ANY && f.seq_idx) drop_others<HALF>(me, s, xy);
+  kr_float4 pairs[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) pairs[j] = CB[128 * (4 * HALF + j)];
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     const int at = 16 * HALF + i, before = !MASKED || 8 * (i >> 2) + (i & 1) < last + 8 * (i >> 1 & 1);
     W[at] += xy[at];
-    taken[i >> 1 & 1] = kr_fma(before ? xy[at] : 0.0f, CB[at], taken[i >> 1 & 1]);
+    taken[i >> 1 & 1] = kr_fma(before ? xy[at] : 0.0f, pairs[i >> 2].v[i & 3], taken[i >> 1 & 1]);
   }
 }
+template <int KIND>
 KR_DEV void add_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, float (&xy)[32],
-                      const float (&CB)[32], float (&W)[32], float (&taken)[2]) {
-  taken[0] = taken[1] = 0;
+                      const kr_float4 *CB, float (&W)[32], float (&taken)[2], float &own) {
+  taken[0] = taken[1] = own = 0;
   if (me.warp < 2) {
-    add_half<0, 1>(f, me, s, xy, CB, W, taken); /* the others are tokens after all of these */
+    add_half<KIND, 0, 1>(f, me, s, xy, CB, W, taken, own); /* the others are tokens after all of these */
   } else {
-    add_half<0, 0>(f, me, s, xy, CB, W, taken);
-    add_half<1, 1>(f, me, s, xy, CB, W, taken);
+    add_half<KIND, 0, 0>(f, me, s, xy, CB, W, taken, own);
+    add_half<KIND, 1, 1>(f, me, s, xy, CB, W, taken, own);
   }
 }
 
-/* Of the second: P^T as a factor, what rows give to pairs, and to pairs and themselves. */
-template <int HALF, int MASKED>
+/* Whether P^T has its tokens' step sizes, and D on its diagonal: in bfloat16, whose range bears both. */
+template <int KIND>
+KR_DEV constexpr int has_sizes() { return KIND == PLAIN && KR_DTYPE == 2; }
+/* log2 of such a size less than a: no size is 0, as what tokens take of it is divided by it. */
+KR_DEV float from_of(const chunk_steps &s, int row) {
+  const float most = s.a[row] + 100.0f, from = s.from[row];
+  return from < most ? from : most;
+}
+
+/* Of the second: P^T as a factor, what rows give to pairs, and to pairs and themselves; with sizes, all of these times
+ * their size. */
+template <int KIND, int HALF, int MASKED>
 KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
-                       const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2]) {
-  const float a[2] = {s.a[me.row], s.a[me.row + 8]};
+                       const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2], float D) {
+  const int sized = has_sizes<KIND>();
+  const float a[2] = {sized ? from_of(s, me.row) : s.a[me.row], sized ? from_of(s, me.row + 8) : s.a[me.row + 8]};
   const int first = me.row - 2 * me.q - 32 * HALF;
   float v[32];
   kr_float2 to[4];
@@ -248,7 +283,7 @@ KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps 
     p = BC[16 * HALF + i] * kr_exp2(to[i >> 2].v[i & 1] - a[i >> 1 & 1]);
     if (MASKED) p = 8 * (i >> 2) + (i & 1) >= first + 8 * (i >> 1 & 1) ? p : 0.0f;
   }
-  if (f.seq_idx) drop_others<HALF>(me, s, v);
+  if (KIND == ANY && f.seq_idx) drop_others<HALF>(me, s, v);
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     const int at = 16 * HALF + i, after = !MASKED || 8 * (i >> 2) + (i & 1) > first + 8 * (i >> 1 & 1);
@@ -256,24 +291,29 @@ KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps 
     given[i >> 1 & 1] = kr_fma(after ? v[at] : 0.0f, xy[at], given[i >> 1 & 1]);
   }
 #pragma unroll
+  for (int i = 0; i < 16; i++)
+    if (sized && MASKED && (i >> 2 & 1) == (i >> 1 & 1))
+      v[16 * HALF + i] += 8 * (i >> 2) + (i & 1) == first + 8 * (i >> 1 & 1) ? D : 0.0f;
+#pragma unroll
   for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[16 * HALF + 2 * i], v[16 * HALF + 2 * i + 1]);
 }
+template <int KIND>
 KR_DEV void weigh_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
-                        const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2]) {
+                        const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2], float D) {
   given[0] = given[1] = all[0] = all[1] = 0;
   if (me.warp < 2) {
-    weigh_half<0, 1>(f, me, s, xy, BC, w, given, all);
-    weigh_half<1, 0>(f, me, s, xy, BC, w, given, all);
+    weigh_half<KIND, 0, 1>(f, me, s, xy, BC, w, given, all, D);
+    weigh_half<KIND, 1, 0>(f, me, s, xy, BC, w, given, all, D);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; i++) w[i] = 0; /* tokens before all of these */
-    weigh_half<1, 1>(f, me, s, xy, BC, w, given, all);
+    weigh_half<KIND, 1, 1>(f, me, s, xy, BC, w, given, all, D);
   }
 }
 
-/* A warp's rows of a tile to rows of `to`, which has a token a row: `columns` of them; adds: to what is there. */
+/* A warp's rows of a tile to rows of `to`, which has a token a row: `columns` of them. */
 KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_tensor &v, uint16_t *to, int n_rows,
-                       int columns, int adds) {
+                       int columns) {
   const int chunk = me.lane & 7, left = columns - 8 * chunk;
   to += (16 * me.warp + (me.lane >> 3)) * v.t + 8 * chunk;
   if (n_rows == Q && columns >= 64) {
@@ -281,13 +321,6 @@ KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_
 #pragma unroll
     for (int i = 0; i < 4; i++)
       eight[i] = read_shared(tile + kr_swizzle<128>(16 * me.warp + 4 * i + (me.lane >> 3), chunk));
-    if (adds) {
-      kr_raw16 old[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) old[i] = read_global(to + 4 * i * v.t);
-#pragma unroll
-      for (int i = 0; i < 4; i++) add_halves(eight[i], old[i]);
-    }
 #pragma unroll
     for (int i = 0; i < 4; i++) write_global(to + 4 * i * v.t, eight[i]);
     return;
@@ -297,7 +330,6 @@ KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_
     const int row = 16 * me.warp + 4 * i + (me.lane >> 3);
     kr_raw16 eight = read_shared(tile + kr_swizzle<128>(row, chunk));
     if (row >= n_rows || left <= 0) continue;
-    if (adds) add_halves(eight, *(const kr_raw16 *)to);
     if (left >= 8) {
       write_global(to, eight);
       continue;
@@ -333,7 +365,7 @@ KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const lanes 
     kr_sync_warp();
     store_rows(tile, me, whole,
                (uint16_t *)whole.data + at.b * whole.b + (int64_t)t0 * whole.t + at.g * whole.h + 64 * k, n_rows,
-               p.f.N - 64 * k, 0);
+               p.f.N - 64 * k);
     kr_sync_warp();
   }
 }
@@ -359,38 +391,58 @@ KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
   kr_wgmma_commit();
 }
 
+/* The sum of a head's dy x, where D is one number: a warp's part of it for every fourth of these channels, the first of
+ * them. */
+KR_DEV void leave_trace(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const lanes &me, float own) {
+  const int n = p.f.P - s.p0 < PB ? (p.f.P - s.p0) / 4 : PB / 4;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) own += kr_shuffle_xor(own, d);
+  if (me.lane < n)
+    p.parts[(((int64_t)at.b * p.n_chunks + at.chunk) * p.f.H + s.h) * (p.f.P + 2) + s.p0 + n * me.warp + me.lane] =
+        me.lane ? 0.0f : own;
+}
+
+template <int KIND>
 KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
-  float CB[32], W[32], dC[N / 2];
+  float W[32], dC[N / 2], xy[32];
   uint32_t w[16];
   clear_all(W, 32), clear_all(dC, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
-  start_product(base + C_AT, base + B_AT, CB);
-  kr_wgmma_wait<64, 0>(CB);
+  start_product(base + C_AT, base + B_AT, xy);
+  kr_wgmma_wait<64, 0>(xy);
+  kr_float4 *const CB = (kr_float4 *)(shared + CB_AT) + whole.thread;
+#pragma unroll
+  for (int j = 0; j < 8; j++) CB[128 * j] = kr_float4{{xy[4 * j], xy[4 * j + 1], xy[4 * j + 2], xy[4 * j + 3]}};
+  kr_barrier_await(base + FULL, 0);
+  start_tile(base + STAGES_AT + TILE, base + STAGES_AT, xy);
+  kr_wgmma_wait<64, 0>(xy);
 #pragma unroll 1
   for (int i = 0; i < at.n; i++) {
     const lanes me = lanes_of(anew(kr_thread()));
-    const int stage = i % STAGES;
-    const uint32_t x = uniform(base + STAGES_AT + stage * STAGE);
-    float xy[32], d[32], taken[2], before[2], old[4];
-    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
-    start_tile(x + TILE, x, xy);
+    const int stage = i % STAGES, next = i + 1 < at.n ? i + 1 : i;
+    const uint32_t x = uniform(base + STAGES_AT + stage * STAGE),
+                   next_x = uniform(base + STAGES_AT + next % STAGES * STAGE);
+    float d[32], taken[2], before[2], old[4], own;
     start_product(base + C_AT, x + 2 * TILE, d);
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    const float low = KIND == ANY ? state_reaches(steps, me.row) : kr_exp2(steps.a[me.row]),
+                high = KIND == ANY ? state_reaches(steps, me.row + 8) : kr_exp2(steps.a[me.row + 8]);
+    add_pairs<KIND>(p.f, me, steps, xy, (const kr_float4 *)(shared + anew(CB_AT)) + me.thread, W, taken, own);
+    kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
+    start_tile(next_x + TILE, next_x, xy);
+    take_factor(w, dy, me);
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     const int adds = me.q == 0 && (s.block || p.part);
 #pragma unroll
     for (int r = 0; r < 2; r++)
       old[2 * r] = adds ? to.taken[me.row + 8 * r] : 0.0f, old[2 * r + 1] = adds ? to.of[me.row + 8 * r].v[0] : 0.0f;
-    kr_wgmma_wait<64, 1>(xy);
-    add_pairs(p.f, me, steps, xy, CB, W, taken);
-    take_factor(w, dy, me);
-    kr_wgmma_wait<64, 0>(d);
+    kr_wgmma_wait<64, 1>(d);
     row_sums(d, w, before);
-    const float low = state_reaches(steps, me.row), high = state_reaches(steps, me.row + 8);
     scale_factor(w, low, high);
     start_sum<N>(x + 2 * TILE, w, dC, 1);
+    if (KIND == PLAIN && p.dD.data && p.part == 0) leave_trace(p, at, s, me, own);
     taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]), before[0] = low * add_row(before[0]),
     before[1] = high * add_row(before[1]);
     if (me.q == 0) {
@@ -399,6 +451,7 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
         to.taken[me.row + 8 * r] = taken[r] + old[2 * r], to.of[me.row + 8 * r].v[0] = before[r] + old[2 * r + 1];
     }
     kr_wgmma_wait<N, 0>(dC);
+    kr_wgmma_wait<64, 0>(xy);
     release(base + EMPTY + 8 * stage, me);
   }
   pack_all(W, w);
@@ -417,61 +470,71 @@ KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
              : 0.0f;
 }
 
-KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
-  const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
+KR_DEV void sync_givers(void) { kr_sync_some<OWN_BARRIER + 1, 128>(); }
+
+template <int KIND>
+KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base,
+                 uint64_t maps) {
+  const int t0 = at.chunk * Q, sized = has_sizes<KIND>();
   unsigned char *const own = shared + OWN_AT + TILE;
-  float BC[32], dB[N / 2];
+  float BC[32], dB[N / 2], xy[32];
   uint32_t w[16];
   clear_all(dB, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + B_AT, base + C_AT, BC);
-  if (p.f.D.data && at.n && whole.thread < PB)
+  if (KIND == ANY && p.f.D.data && whole.thread < PB)
     ((float *)(shared + D_AT))[whole.thread] = D_of(p, slot_at(p.f, at, 0), whole.thread);
   kr_wgmma_wait<64, 0>(BC);
+  kr_barrier_await(base + FULL, 0);
+  start_tile(base + STAGES_AT, base + STAGES_AT + TILE, xy);
+  kr_wgmma_wait<64, 0>(xy);
 #pragma unroll 1
   for (int i = 0; i < at.n; i++) {
     const lanes me = lanes_of(anew(kr_thread()));
-    const int stage = i % STAGES;
-    const uint32_t to_x = uniform(base + STAGES_AT + stage * STAGE), M = to_x + (2 + BLOCKS) * TILE;
-    float xy[32], d[32], given[2], after[2], inputs[2], size[2], into[2], old[6], next_D = 0;
+    const int stage = i % STAGES, next = i + 1 < at.n ? i + 1 : i;
+    const uint32_t to_x = uniform(base + STAGES_AT + stage * STAGE), M = to_x + (2 + BLOCKS) * TILE,
+                   next_x = uniform(base + STAGES_AT + next % STAGES * STAGE);
+    float d[32], given[2], after[2], inputs[2], size[2], into[2], old[6], next_D = 0;
     uint32_t inner[16];
-    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
-    start_tile(to_x, to_x + TILE, xy);
     start_product(base + B_AT, M, d);
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     const float *const D = (const float *)(shared + D_AT) + (i & 1) * PB;
+    const float own_D = KIND == PLAIN && p.f.D.data ? kr_load(p.f.D.data, s.h * p.f.D.h, p.f.D.dtype) : 0.0f;
+    if (KIND == ANY && p.f.D.data) {
+      sync_givers();
+      if (i + 1 < at.n) next_D = D_of(p, slot_at(p.f, at, i + 1), me.thread);
+    }
+    take_factor(w, x, me);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int row = me.row + 8 * r;
+      const float from = sized ? from_of(steps, row) : steps.a[row], left = kr_exp2(steps.total - from);
+      size[r] = sized ? kr_exp2(from - steps.a[row]) : steps.d[row];
+      into[r] = KIND != ANY || steps.segment[row] == steps.last ? left : 0.0f;
+    }
+    weigh_pairs<KIND>(p.f, me, steps, xy, BC, inner, given, inputs, own_D);
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     const int adds = me.q == 0 && (s.block || p.part);
 #pragma unroll
     for (int r = 0; r < 2; r++)
 #pragma unroll
       for (int k = 0; k < 3; k++) old[3 * r + k] = adds ? to.of[me.row + 8 * r].v[1 + k] : 0.0f;
-    if (p.f.D.data) {
-      sync_group(me);
-      if (i + 1 < at.n) next_D = D_of(p, slot_at(p.f, at, i + 1), me.thread);
-    }
-    kr_wgmma_wait<64, 1>(xy);
-    weigh_pairs(p.f, me, steps, xy, BC, inner, given, inputs);
-    take_factor(w, x, me);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int row = me.row + 8 * r;
-      size[r] = steps.d[row], into[r] = steps.segment[row] == steps.last ? kr_exp2(steps.total - steps.a[row]) : 0.0f;
-    }
     kr_wgmma_wait<64, 0>(d);
 #pragma unroll
     for (int k = 0; k < 32; k++) d[k] *= into[k >> 1 & 1];
     row_sums(d, w, after);
     start_sum<64>(to_x + TILE, inner, d, 1);
-    scale_factor(w, into[0] * size[0], into[1] * size[1]);
+    scale_factor(w, sized ? into[0] : into[0] * size[0], sized ? into[1] : into[1] * size[1]);
     start_sum<N>(M, w, dB, 1);
+    kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
+    start_tile(next_x, next_x + TILE, xy);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const float passed = given_size(steps, me.row + 8 * r);
-      inputs[r] = add_row(inputs[r] + after[r]), given[r] = passed * add_row(given[r]),
-      after[r] = passed * add_row(after[r]);
+      const float passed = sized ? 1.0f : given_size(steps, me.row + 8 * r);
+      inputs[r] = add_row(inputs[r] + after[r]) * (sized ? size[r] : 1.0f);
+      given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]);
     }
     if (me.q == 0) {
 #pragma unroll
@@ -480,39 +543,44 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
         v[1] = after[r] + old[3 * r], v[2] = inputs[r] + old[3 * r + 1], v[3] = given[r] + old[3 * r + 2];
       }
     }
-    if (p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
-    const uint32_t there[2] = {p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
-                               p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
-    kr_wgmma_wait<64, 1>(d);
+    if (KIND == ANY && p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
+    const uint32_t there[2] = {KIND == ANY && p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
+                               KIND == ANY && p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
+    kr_wgmma_wait<64, 2>(d);
     if (p.dx.data) {
+      if (me.thread == 0) kr_stores_read<0>();
+      sync_givers();
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         float e[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) e[k] = d[4 * j + k] * size[k >> 1 & 1];
-        if (p.f.D.data) {
+        for (int k = 0; k < 8; k++) e[k] = sized ? d[4 * j + k] : d[4 * j + k] * size[k >> 1 & 1];
+        if (!sized && (KIND == PLAIN || p.f.D.data)) {
           uint32_t dy[4];
           take_matrices(dy, x + TILE, me, j);
 #pragma unroll
-          for (int k = 0; k < 8; k++) {
-            e[k] = kr_fma(D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
+          for (int k = 0; k < 8; k++)
+            e[k] = kr_fma(KIND == PLAIN ? own_D : D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
                           kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
-          }
         }
         uint32_t two[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-          two[k] = pack(e[2 * k], e[2 * k + 1]) & there[k & 1];
+        for (int k = 0; k < 4; k++) two[k] = pack(e[2 * k], e[2 * k + 1]) & there[k & 1];
         put_matrices(own, me, j, two[0], two[1], two[2], two[3]);
       }
-      kr_sync_warp();
-      store_rows(own, me, p.dx, (uint16_t *)p.dx.data + at.b * p.dx.b + (int64_t)t0 * p.dx.t + s.h * p.dx.h + s.p0,
-                 n_rows, p.f.P - s.p0, p.part);
-      kr_sync_warp();
+      kr_show_to_copies();
+      sync_givers();
+      if (me.thread == 0) {
+        if (p.part) kr_add_box<half_type>(maps + 4 * sizeof(kr_ssd_map), base + OWN_AT + TILE, s.p0, t0, s.h, at.b);
+        else kr_store_box(maps + 4 * sizeof(kr_ssd_map), base + OWN_AT + TILE, s.p0, t0, s.h, at.b);
+        kr_commit_stores();
+      }
     }
     kr_wgmma_wait<N, 0>(dB);
+    kr_wgmma_wait<64, 0>(xy);
     release(base + EMPTY + 8 * stage, me);
   }
+  if (whole.thread == 0) kr_stores_read<0>();
   kr_sync_at<256>(ALL_BARRIER);
   kr_wgmma_begin();
 #pragma unroll
@@ -525,32 +593,44 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   store_matrix(p, at, whole, p.dB, p.sum_B, own, dB);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd_plan plan) {
+template <int KIND>
+KR_DEV void run(const kr_ssd_bwd_plan &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
-  const place at = here(plan.q);
-  uint64_t maps;
-  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner, maps);
+  const place at = here(p);
+  kr_next_may_start();
   if (kr_thread() == 0) {
     kr_barrier_open(base + BOTH_FULL, 1);
     for (int i = 0; i < STAGES; i++)
       kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
     kr_barriers_opened();
   }
+  kr_others_done();
   kr_sync();
   if (kr_thread() < 128) {
     kr_give_registers<GIVEN>();
     if (kr_thread() == 0)
-      copy_slots(plan.q, at, maps, base);
+      copy_slots(p, at, maps, base);
     else if (kr_thread() >= 32)
-      sum_beside(plan.q, at, kr_thread() / 32 - 1, shared, base);
+      sum_beside<KIND>(p, at, kr_thread() / 32 - 1, shared, base);
   } else {
     kr_take_registers<TAKEN>();
     const lanes me = lanes_of(kr_thread());
     if (me.w == 0)
-      take(plan.q, at, me, shared, base);
+      take<KIND>(p, at, me, shared, base);
     else
-      give(plan.q, at, me, shared, base);
+      give<KIND>(p, at, me, shared, base, maps);
   }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner, maps);
+  run<ANY>(plan.q, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_plain(const kr_ssd_hopper_bwd_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_plain, maps);
+  run<PLAIN>(plan.q, maps);
 }

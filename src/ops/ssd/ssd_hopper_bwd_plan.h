@@ -7,13 +7,13 @@
 
 #define KR_SSD_HOPPER_BWD_THREADS 384
 #define KR_SSD_HOPPER_BWD_STAGES 3
-/* B and C; stages of x, dy, the states' tiles and step sizes; a tile for each warpgroup; D, barriers. */
+/* B and C; stages of x, dy, the states' tiles and step sizes; a tile for each warpgroup; C B^T; D, barriers. */
 #define KR_SSD_HOPPER_BWD_SHARED(N)                                                                        \
-  (1024u + KR_SSD_HOPPER_TILE * (2 * ((N) / 64) + KR_SSD_HOPPER_BWD_STAGES * (2 + 2 * ((N) / 64)) + 2) + \
+  (1024u + KR_SSD_HOPPER_TILE * (2 * ((N) / 64) + KR_SSD_HOPPER_BWD_STAGES * (2 + 2 * ((N) / 64)) + 4) + \
    KR_SSD_HOPPER_BWD_STAGES * KR_SSD_STEPS_BYTES + 2 * KR_SSD_P * 4 + 256)
 
 typedef struct kr_ssd_hopper_bwd_plan {
-  kr_ssd_map x, dy, Bmat, Cmat;
+  kr_ssd_map x, dy, Bmat, Cmat, dx;
   kr_ssd_bwd_plan q; /* S and M: tiles as kr_ssd_hopper_states leaves them */
 } kr_ssd_hopper_bwd_plan;
 

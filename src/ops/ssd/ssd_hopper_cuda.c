@@ -14,7 +14,7 @@
 enum { OUTPUT, ENDS, STATES, PASSED };
 static const kr_kernel walks[4][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"),
                                          BY_STATES("kr_ssd_hopper_states"), BY_STATES("kr_ssd_hopper_passed")};
-static const kr_kernel join[3][3] = BY_STATES("kr_ssd_hopper_join"), begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
+static const kr_kernel begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
 
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 static int64_t heads_of(int64_t N) { return KR_SSD_HOPPER_HEADS(N); }
@@ -171,28 +171,23 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
                  flags = h->p.spoilt ? (uint32_t)(h->p.B * h->p.H) : 0;
   const uint32_t marks = ((messages > flags ? messages : flags) + KR_SSD_THREADS - 1) / KR_SSD_THREADS,
                  initial = h->initial ? (uint32_t)(h->n_units * columns_of(N) / 8) * n_heads : 0;
-  const kr_grid beginning = {.x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .stream = stream};
+  const kr_grid beginning = {
+      .x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .is_ahead = 1, .stream = stream};
   const kr_grid walk = {.x = (uint32_t)h->n_blocks,
                         .block = 128 * (n_heads + 1),
                         .shared_bytes = shared_bytes(N, leaves == OUTPUT),
+                        .is_ahead = 1,
                         .stream = stream},
                 ending = {.x = (uint32_t)h->n_blocks,
                           .block = 128 * (n_heads + 1),
                           .shared_bytes = shared_bytes(N, 0),
+                          .is_ahead = 1,
                           .stream = stream};
-  const kr_grid joining = {.x = (uint32_t)(columns_of(N) / 8),
-                           .y = n_heads,
-                           .z = (uint32_t)h->n_units,
-                           .block = KR_SSD_THREADS,
-                           .stream = stream};
-  kr_chain chain = {.n = 0};
-  kr_chain_add(&chain, &begin[width][dtype], &beginning, h);
-  if (h->joins)
-    kr_chain_add(&chain, &walks[ENDS][width][dtype], &ending, h),
-        kr_chain_add(&chain, &join[width][dtype], &joining, h);
-  const int kernel = leaves == OUTPUT && kr_ssd_passes_D(&h->p) ? PASSED : leaves;
-  kr_chain_add(&chain, &walks[kernel][width][dtype], &walk, h);
-  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &chain);
+  const uint64_t tier = KRAIT_CAP_CUDA_HOPPER;
+  const int kernel = leaves == OUTPUT && kr_ssd_passes_D(&h->p) && !h->p.seq_idx ? PASSED : leaves;
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, &begin[width][dtype], &beginning, h, sizeof *h));
+  if (h->joins) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &walks[ENDS][width][dtype], &ending, h, sizeof *h));
+  return kr_cuda_launch(ctx->cuda, tier, &walks[kernel][width][dtype], &walk, h, sizeof *h);
 }
 
 int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream) {

@@ -40,7 +40,8 @@ typedef struct kr_ssd_hopper_plan {
       longer;     /* a block takes per_block chunks of those of all units, the first `longer` blocks one more */
   int32_t adds; /* output, and heads told spoilt, to what is there: of more states than a kernel takes, those behind the
                    first */
-  int32_t joins;  /* 1: pieces begin with what kr_ssd_hopper_join leaves; 0: with what the block before hands over */
+  int32_t joins;  /* 1: pieces begin with what the ends of those before leave; 0: with what the block before hands
+                     over */
   float *states;  /* [piece or block][head of the block][fragment of a warpgroup's state] */
   float *initial; /* [unit][head of the block][fragment], or absent */
   kr_ssd_tensor dfinal, dinitial; /* what p.initial and p.final are for the way back */

@@ -3,6 +3,7 @@
 #ifndef KR_SSD_HOPPER_TILES_CUH
 #define KR_SSD_HOPPER_TILES_CUH
 
+#include "overlap.cuh"
 #include "ssd_mma.cuh"
 #include "wgmma.cuh"
 

@@ -384,6 +384,38 @@ void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t b
   end_phase(b);
 }
 
+/* Where element i of a box lies in its tensor, or NULL beyond it. */
+static unsigned char *box_element(const kr_emulated_map *m, const int at[4], int64_t i) {
+  int64_t rest = i, from = 0;
+  for (uint32_t d = 0; d < m->rank; d++) {
+    const int64_t x = at[d] + rest % m->box[d];
+    rest /= m->box[d];
+    if (x < 0 || x >= (int64_t)m->sizes[d]) return NULL;
+    from += x * (d ? (int64_t)m->strides[d - 1] : (int64_t)m->bytes);
+  }
+  return (unsigned char *)m->data + from;
+}
+
+static unsigned char *box_place(const kr_emulated_map *m, uint32_t shared_at, int64_t i) {
+  return swizzled(shared_at, (uint32_t)(i / m->box[0]), (uint32_t)(i % m->box[0]) * m->bytes);
+}
+
+static uint16_t sum_of(uint16_t a, uint16_t b, int is_bf16) {
+  return is_bf16 ? kr_float_to_bf16(kr_bf16_to_float(a) + kr_bf16_to_float(b))
+                 : kr_float_to_f16(kr_f16_to_float(a) + kr_f16_to_float(b));
+}
+
+/* A box goes at once. */
+void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int adds) {
+  kr_emulated_map m;
+  memcpy(&m, (const void *)(uintptr_t)map, sizeof m);
+  for (int64_t i = 0; i < box_bytes(&m) / m.bytes; i++) {
+    uint16_t *const to = (uint16_t *)box_element(&m, at, i);
+    const uint16_t v = *(const uint16_t *)box_place(&m, from, i);
+    if (to) *to = adds < 0 ? v : sum_of(*to, v, adds);
+  }
+}
+
 /* The oldest box comes. */
 static int receive_box(void) {
   if (!n_boxes) return 0;
@@ -392,16 +424,9 @@ static int receive_box(void) {
   memmove(boxes, boxes + 1, (size_t)--n_boxes * sizeof *boxes);
   const int64_t n = box_bytes(m) / m->bytes;
   for (int64_t i = 0; i < n; i++) {
-    int64_t rest = i, from = 0;
-    int inside = 1;
-    for (uint32_t d = 0; d < m->rank; d++) {
-      const int64_t x = b.at[d] + rest % m->box[d];
-      rest /= m->box[d];
-      if (x < 0 || x >= (int64_t)m->sizes[d]) inside = 0;
-      from += x * (d ? (int64_t)m->strides[d - 1] : (int64_t)m->bytes);
-    }
-    unsigned char *to = swizzled(b.to, (uint32_t)(i / m->box[0]), (uint32_t)(i % m->box[0]) * m->bytes);
-    if (inside) memcpy(to, (const unsigned char *)m->data + from, m->bytes);
+    const unsigned char *const from = box_element(m, b.at, i);
+    unsigned char *const to = box_place(m, b.to, i);
+    if (from) memcpy(to, from, m->bytes);
     else memset(to, 0, m->bytes);
   }
   byte_barrier *barrier = byte_barrier_at(b.barrier);

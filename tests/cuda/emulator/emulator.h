@@ -48,6 +48,8 @@ void kr_emulated_barrier_open(uint32_t barrier, int arrivals);
 void kr_emulated_barrier_arrive(uint32_t barrier, int bytes); /* announced before */
 void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity);
 void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]);
+/* adds: -1: to nothing; 0, 1: to the float16, bfloat16 numbers that are there. */
+void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int adds);
 void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier);
 uint64_t kr_emulated_parameters(void);
 void kr_emulated_sync_warpgroup(void); /* a warpgroup begins its products, and waits for them, together */
@@ -145,6 +147,10 @@ KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t bar
 KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) {
   __builtin_memcpy(to, kr_emulated_at(from), (size_t)bytes);
 }
+KR_DEV void kr_store_box(uint64_t map, uint32_t from, int x, int y, int z, int w) {
+  const int at[4] = {x, y, z, w};
+  kr_emulated_store_box(map, from, at, -1);
+}
 KR_DEV void kr_commit_stores(void) {}
 template <int N>
 KR_DEV void kr_stores_read(void) {}
@@ -158,6 +164,11 @@ struct kr_f16;
 struct kr_bf16;
 template <class T> struct kr_emulated_type { enum { IS_BF16 = 1 }; };
 template <> struct kr_emulated_type<kr_f16> { enum { IS_BF16 = 0 }; };
+template <class T>
+KR_DEV void kr_add_box(uint64_t map, uint32_t from, int x, int y, int z, int w) {
+  const int at[4] = {x, y, z, w};
+  kr_emulated_store_box(map, from, at, kr_emulated_type<T>::IS_BF16);
+}
 KR_DEV void kr_wgmma_begin(void) { kr_emulated_sync_warpgroup(); }
 KR_DEV void kr_wgmma_commit(void) {}
 template <int N, class T, int A_MN, int B_MN>
