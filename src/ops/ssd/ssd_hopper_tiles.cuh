@@ -14,7 +14,6 @@ enum { N = KR_N, BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, OWN_BARRIER = 1 
 #ifdef KR_EMULATE
 KR_DEV uint32_t uniform(uint32_t v) { return v; }
 KR_DEV kr_raw16 read_shared(const unsigned char *from) { return *(const kr_raw16 *)from; }
-KR_DEV kr_raw16 read_global(const void *from) { return *(const kr_raw16 *)from; }
 KR_DEV void write_global(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
 #else
 /* What all lanes of the warp have alike, so that the compiler knows it: descriptors are then made once a warp. */
@@ -29,14 +28,6 @@ KR_DEV kr_raw16 read_shared(const unsigned char *from) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
                : "r"(kr_shared_at(from))
-               : "memory");
-  return v;
-}
-KR_DEV kr_raw16 read_global(const void *from) {
-  kr_raw16 v;
-  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-               : "l"(from)
                : "memory");
   return v;
 }
