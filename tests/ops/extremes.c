@@ -177,9 +177,10 @@ typedef struct field {
   size_t bytes;
 } field;
 
-static int dim_of_two(const kr_case_tensor *t) {
+/* Not one whose elements share a place: where an output may (ssd_bwd's dDvec) it means a sum. */
+static int dim_of_two(const kr_case_tensor *t, const krait_view *view) {
   for (int i = 0; i < t->n_dims; i++)
-    if (t->shape[i] == 2) return i;
+    if (t->shape[i] == 2 && view->stride[i]) return i;
   return -1;
 }
 
@@ -193,8 +194,8 @@ static void copy_elements(kr_case *c, const kr_case_tensor *t, const krait_view 
 /* The case once more with one tensor spread out; every output must come out bit for bit. Returns whether it was run. */
 static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t,
                    const field *f) {
-  const int dim = dim_of_two(t);
   krait_view *view = view_of(c, t), near = *view, distant = near;
+  const int dim = dim_of_two(t, view);
   if (dim < 0 || !is_float(c, t) || near.dtype == KRAIT_C64) return 0;
   distant.data = f->memory;
   distant.stride[dim] = far;
