@@ -36,23 +36,7 @@ EXPORT int ncclCommInitRank(communicator **c, int n, id from, int rank);
 EXPORT int ncclCommDestroy(communicator *c);
 EXPORT int ncclCommAbort(communicator *c);
 EXPORT int ncclCommGetAsyncError(communicator *c, int *result);
-EXPORT /* Of the driver that is there: device memory may be touched, until 0. */
-__attribute__((weak)) void fake_cuda_touch(int on);
-static void touch(int on) {
-  if (fake_cuda_touch) fake_cuda_touch(on);
-}
-
-static void sum_up(communicator *c, size_t n, float *sum) {
-  touch(1);
-  for (size_t i = 0; i < n; i++) {
-    float s = c->file->given[0][i];
-    for (int k = 1; k < c->n; k++) s += c->file->given[k][i];
-    sum[i] = s;
-  }
-  touch(0);
-}
-
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream);
+EXPORT int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream);
 EXPORT const char *ncclGetErrorString(int result);
 
 static long setting(const char *key, long otherwise) {
@@ -94,6 +78,22 @@ int ncclCommInitRank(communicator **made, int n, id from, int rank) {
   c->n_sums = 1;
   if (rank == 0) unlink(from.bytes);
   return result;
+}
+
+/* Of the driver that is there: device memory may be touched, until 0. */
+__attribute__((weak)) void fake_cuda_touch(int on);
+static void touch(int on) {
+  if (fake_cuda_touch) fake_cuda_touch(on);
+}
+
+static void sum_up(communicator *c, size_t n, float *sum) {
+  touch(1);
+  for (size_t i = 0; i < n; i++) {
+    float s = c->file->given[0][i];
+    for (int k = 1; k < c->n; k++) s += c->file->given[k][i];
+    sum[i] = s;
+  }
+  touch(0);
 }
 
 int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream) {
