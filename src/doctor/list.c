@@ -88,12 +88,14 @@ static void json_image(lister *l, krait_scan *scan, const krait_image *image, in
              *suffix = image->suffix == 'a'   ? "a"
                        : image->suffix == 'f' ? "f"
                                               : "";
+  /* A damaged image may claim more than the 63 bits that JSON's readers take. */
+  const uint64_t bytes = image->unpacked_bytes < INT64_MAX ? image->unpacked_bytes : INT64_MAX;
   uint64_t hash;
   kr_text_print(&l->out,
                 "%s{\"kind\": \"%s\", \"sm\": %d, \"suffix\": \"%s\", \"ptx\": %d, \"compression\": \"%s\", "
                 "\"toolkit\": %d, \"offset\": %llu, \"bytes\": %llu, \"damaged\": %s, \"kernels\": [",
                 number > 1 ? ", " : "", kind, image->sm, suffix, image->ptx, packs[image->compression], image->toolkit,
-                (unsigned long long)image->offset, (unsigned long long)image->unpacked_bytes,
+                (unsigned long long)image->offset, (unsigned long long)bytes,
                 image->damaged ? "true" : "false");
   const kr_list names = image->damaged ? KR_LIST(const char *) : read_kernels(l, scan, &hash);
   for (size_t i = 0; i < names.n; i++) {
