@@ -23,32 +23,32 @@ static int64_t n_slices(const each_args *a) { return (n_along(a) + a->n - 1) / a
 
 /* ---- a run ---- */
 
-typedef struct lane { /* of a thread */
+typedef struct worker { /* a thread with its runners */
   kr_runner *runners[N_KINDS];
   int32_t status;
   char why[256];
-} lane;
+} worker;
 
 typedef struct job {
   const each_args *a;
-  lane *lanes;
+  worker *workers;
   char *memory;
-  uint64_t bytes; /* of each lane */
+  uint64_t bytes; /* of each worker */
 } job;
 
-static uint64_t lane_bytes(const each_args *a) {
+static uint64_t worker_bytes(const each_args *a) {
   uint64_t most = 0;
   for (int k = 0; k < N_KINDS; k++)
     if (a->graphs[k] && kr_graph_bytes(a->graphs[k]) > most) most = kr_graph_bytes(a->graphs[k]);
   return (most + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
 }
-static uint64_t head_bytes(int n_lanes) {
-  return ((uint64_t)n_lanes * sizeof(lane) + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
+static uint64_t head_bytes(int n_workers) {
+  return ((uint64_t)n_workers * sizeof(worker) + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
 }
-static int n_lanes(const krait_ctx *ctx) { return ctx ? krait_ctx_n_threads(ctx) : 1; }
+static int n_workers(const krait_ctx *ctx) { return ctx ? krait_ctx_n_threads(ctx) : 1; }
 
 static uint64_t scratch_of(const krait_ctx *ctx, const void *args) {
-  return head_bytes(n_lanes(ctx)) + (uint64_t)n_lanes(ctx) * lane_bytes(args);
+  return head_bytes(n_workers(ctx)) + (uint64_t)n_workers(ctx) * worker_bytes(args);
 }
 
 static void *slice_of(const each_args *a, const krait_view *v, int64_t i) {
@@ -58,7 +58,7 @@ static void *slice_of(const each_args *a, const krait_view *v, int64_t i) {
 static int32_t run_slice(const job *j, int64_t i, int which) {
   const each_args *a = j->a;
   const int kind = n_along(a) - i * a->n < a->n ? REST : WHOLE;
-  kr_runner **r = &j->lanes[which].runners[kind];
+  kr_runner **r = &j->workers[which].runners[kind];
   if (!*r) KR_TRY(kr_runner_open_in(a->graphs[kind], j->memory + (uint64_t)which * j->bytes, j->bytes, r));
   KR_TRY(kr_runner_bind(*r, X, slice_of(a, &a->x, i)));
   KR_TRY(kr_runner_bind(*r, OUT, slice_of(a, &a->out, i)));
@@ -67,7 +67,7 @@ static int32_t run_slice(const job *j, int64_t i, int which) {
 
 static void run_slices(void *user, int64_t begin, int64_t end, int which) {
   const job *j = user;
-  lane *own = &j->lanes[which];
+  worker *own = &j->workers[which];
   for (int64_t i = begin; i < end && own->status >= 0; i++) {
     own->status = run_slice(j, i, which);
     if (own->status < 0) snprintf(own->why, sizeof own->why, "%s", krait_error_detail());
@@ -76,15 +76,15 @@ static void run_slices(void *user, int64_t begin, int64_t end, int which) {
 
 static int32_t run(const krait_ctx *ctx, const void *args) {
   const each_args *a = args;
-  job j = {.a = a, .lanes = a->call.scratch, .bytes = lane_bytes(a)};
+  job j = {.a = a, .workers = a->call.scratch, .bytes = worker_bytes(a)};
   int32_t status = KRAIT_OK;
-  j.memory = (char *)a->call.scratch + head_bytes(n_lanes(ctx));
-  memset(j.lanes, 0, head_bytes(n_lanes(ctx)));
+  j.memory = (char *)a->call.scratch + head_bytes(n_workers(ctx));
+  memset(j.workers, 0, head_bytes(n_workers(ctx)));
   if (ctx) kr_parallel(ctx, n_slices(a), 1, run_slices, &j);
   else run_slices(&j, 0, n_slices(a), 0);
-  for (int i = 0; i < n_lanes(ctx); i++) {
-    if (status >= 0 && j.lanes[i].status < 0) status = kr_fail(j.lanes[i].status, "%s", j.lanes[i].why);
-    for (int k = 0; k < N_KINDS; k++) kr_runner_close(&j.lanes[i].runners[k]);
+  for (int i = 0; i < n_workers(ctx); i++) {
+    if (status >= 0 && j.workers[i].status < 0) status = kr_fail(j.workers[i].status, "%s", j.workers[i].why);
+    for (int k = 0; k < N_KINDS; k++) kr_runner_close(&j.workers[i].runners[k]);
   }
   return status;
 }

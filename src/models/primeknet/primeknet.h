@@ -1,5 +1,5 @@
-/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, packed weights, and the forward pass of a
- * window. */
+/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, a model of a file's weights, and the forward
+ * pass of windows. */
 #ifndef KR_PRIMEKNET_H
 #define KR_PRIMEKNET_H
 

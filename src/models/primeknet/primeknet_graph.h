@@ -1,6 +1,6 @@
-/* primeknet_graph.h: PrimeKnet as calls of a graph, for training and wherever a graph is wanted: the model of MODEL.md
- * section 3 with nothing folded but what folds by itself into the parameters of one product. Tensors lie (B, F, T, C):
- * positions of a frequency side by side. */
+/* primeknet_graph.h: PrimeKnet as calls of a graph: the model of MODEL.md section 3, the one for training, a CPU's
+ * windows, a GPU's and streams; kr_pk_graph says which of them. Tensors lie (B, F, T, C): positions of a frequency
+ * side by side, with in_slices those of a frame. */
 #ifndef KR_PRIMEKNET_GRAPH_H
 #define KR_PRIMEKNET_GRAPH_H
 
