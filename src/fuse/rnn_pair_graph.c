@@ -1,12 +1,64 @@
-/* rnn_pair_graph.c: rnn_pair as a graph of norm, products and recurrences; in its reference row on the operators'
- * reference rows, in float64 between two of them. */
-#include <krait/blocks.h>
-
+/* rnn_pair_graph.c: layers of a recurrence as calls of a graph, the first two at once where factors are float16;
+ * rnn_pair as a graph of norm, products and recurrences, in its reference row on the operators' reference rows, in
+ * float64 between two of them. */
 #include "graph_kept.h"
-#include "op_list.h"
 #include "rnn/rnn_pair_rows.h"
+#include "words.h"
 
 typedef krait_rnn_pair_args pair_args;
+
+/* ---- what models record ---- */
+
+/* The norm and the inputs' products included. */
+static kr_tensor two_layers(const kr_words *w, const kr_rnn_layer *l, uint32_t flags, kr_tensor norm_weight,
+                            kr_tensor norm_bias, kr_tensor x) {
+  const kr_tensor h = new_tensor(w, KR_DIMS(dims_of(w, x).size[0], dims_of(w, l->weight).size[1]));
+  kr_tensor bias = l[0].in_bias;
+  const kr_tensor first = kr_behind_norm_record(w, norm_weight, norm_bias, l[0].in_weight, &bias);
+  kr_graph_call(w->g, "recurrences", &kr_op_rnn_pair,
+                &(pair_args){.call.flags = flags | KRAIT_RNN_TF32 | KRAIT_RNN_NORM,
+                             .eps = 1e-6f,
+                             .x = view(w, as_sequences(w, x)),
+                             .in_weight = view(w, laid_out(w, first)),
+                             .in_bias = view(w, bias),
+                             .weight = view(w, laid_out(w, l[0].weight)),
+                             .bias = view(w, l[0].bias),
+                             .in_weight2 = view(w, laid_out(w, l[1].in_weight)),
+                             .in_bias2 = view(w, l[1].in_bias),
+                             .weight2 = view(w, laid_out(w, l[1].weight)),
+                             .bias2 = view(w, l[1].bias),
+                             .out = view(w, as_sequences(w, h))});
+  return h;
+}
+
+kr_tensor kr_rnn_layers_record(const kr_words *w, const kr_rnn_layer *layers, int64_t n, int is_lstm,
+                               kr_tensor norm_weight, kr_tensor norm_bias, kr_tensor x) {
+  const int is_pair = has_halves(w) && n > 1;
+  const uint32_t flags = is_lstm ? KRAIT_RNN_LSTM : 0;
+  const krait_map_product_args nothing_else = {0};
+  if (is_pair) x = two_layers(w, layers, flags, norm_weight, norm_bias, x);
+  for (int64_t i = is_pair ? 2 : 0; i < n; i++) {
+    const kr_rnn_layer *l = &layers[i];
+    kr_tensor gates;
+    if (i == 0)
+      gates = kr_normed_product_record(w, "gates", x, norm_weight, norm_bias, l->in_weight, l->in_bias, nothing_else);
+    else if (is_fused(w)) gates = kr_map_product_record(w, "gates", x, l->in_weight, l->in_bias, nothing_else);
+    else gates = product(w, "gates", x, l->in_weight, l->in_bias, 0, 0);
+    gates = cast(w, "gates", gates, w->dtype);
+    const int has_cells = is_lstm && !w->is_piece && !is_fused(w); /* a gradient reads them */
+    const kr_tensor h = kr_graph_call(w->g, "recurrence", &kr_op_rnn,
+                                      &(krait_rnn_args){.call.flags = flags,
+                                                        .x = view(w, as_sequences(w, gates)),
+                                                        .weight = view(w, is_fused(w) ? by_taps(w, l->weight) : l->weight),
+                                                        .bias = view(w, l->bias),
+                                                        .out = kr_graph_ask(),
+                                                        .cells = has_cells ? kr_graph_ask() : (krait_view){0}});
+    x = cast(w, "gates", reshape(w, h, KR_DIMS(dims_of(w, x).size[0], dims_of(w, l->weight).size[1])), w->rows_dtype);
+  }
+  return x;
+}
+
+/* ---- the operator's rows ---- */
 
 typedef struct recorded {
   kr_graph *g;

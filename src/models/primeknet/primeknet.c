@@ -7,7 +7,6 @@
 #include "alloc.h"
 #include "ctx.h"
 #include "model_kind.h"
-#include "primeknet_stream.h"
 #include "status.h"
 #include "stft.h"
 #include "stft_live.h"
@@ -25,7 +24,7 @@ typedef struct pk_timeline {
   const pk_impl *impl;
   kr_pk_session *session;
   kr_stft *stft;
-  pk_chunks *chunks; /* of a model that streams, once sound as it comes is asked for */
+  kr_pk_session *chunks; /* of a model that streams, once sound as it comes is asked for */
   kr_stft_live *live;
   int64_t room_frames;
   float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
@@ -60,7 +59,7 @@ static void close_timeline(void **handle) {
   kr_pk_session_close(&line->session);
   kr_stft_close(&line->stft);
   kr_stft_live_close(&line->live);
-  pk_chunks_close(&line->chunks);
+  kr_pk_session_close(&line->chunks);
   kr_free(line->com);
   kr_free(line);
 }
@@ -70,7 +69,7 @@ static int32_t open_timeline(const void *impl, void **handle) {
   KR_CHECK(line, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   line->impl = impl;
   const int64_t n_fft = kr_primeknet_config(line->impl->net)->fft_len;
-  int32_t status = kr_pk_session_open(line->impl->net, &line->session);
+  int32_t status = kr_pk_session_open(line->impl->net, 0, &line->session);
   if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, line->impl->pool, &line->stft);
   if (status < 0) close_timeline(handle);
   return status;
@@ -116,14 +115,15 @@ static int32_t open_live(void *user) {
   pk_timeline *line = user;
   const kr_primeknet *net = line->impl->net;
   if (line->live) return kr_stft_live_begin(line->live), KRAIT_OK;
-  if (!line->chunks) KR_TRY(pk_chunks_open(net, KR_PK_LIVE_CHUNK, &line->chunks));
+  if (!line->chunks) KR_TRY(kr_pk_session_open(net, KR_PK_LIVE_CHUNK, &line->chunks));
+  KR_TRY(kr_pk_begin(line->chunks)); /* plans */
   return kr_stft_live_open(&(kr_stft_live_options){.n_fft = kr_primeknet_config(net)->fft_len,
                                                    .chunk = KR_PK_LIVE_CHUNK,
                                                    .power = compress_power,
                                                    .pool = line->impl->pool,
                                                    .user = line->chunks,
-                                                   .begin = pk_chunks_reset,
-                                                   .frames = pk_chunks_run},
+                                                   .begin = kr_pk_begin,
+                                                   .frames = kr_pk_frames},
                            &line->live);
 }
 static int64_t live_due(const void *user, int64_t n_samples) {
