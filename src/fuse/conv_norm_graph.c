@@ -73,14 +73,11 @@ kr_tensor kr_conv_norm_record(const kr_words *w, const char *name, uint32_t flag
 static void record(kr_graph *g, const void *args, int32_t dtype) {
   const krait_conv_norm_args *a = args;
   const kr_words w = {.g = g, .dtype = dtype, .rows_dtype = dtype, .B = a->B, .F = a->H, .T = a->W};
-#define INPUT(field, ...) \
-  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-  INPUT(x, a->B, a->H, a->W, a->C);
-  INPUT(weight, a->N, a->K, a->C);
-  INPUT(norm_weight, a->N);
-  INPUT(norm_bias, a->N);
-  INPUT(slope, a->N);
-#undef INPUT
+  KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->C);
+  KR_GRAPH_INPUT(weight, a->N, a->K, a->C);
+  KR_GRAPH_INPUT(norm_weight, a->N);
+  KR_GRAPH_INPUT(norm_bias, a->N);
+  KR_GRAPH_INPUT(slope, a->N);
   const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->OH, a->W, a->N)),
                   own = new_tensor(&w, KR_DIMS(a->B, a->H, a->W, a->C));
   copy(&w, "x", x, own);

@@ -110,24 +110,24 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
                       .T = a->W,
                       .one_sided = (a->call.flags & KRAIT_DENSE_ONE_SIDED) != 0,
                       .has_tf32 = (a->call.flags & KRAIT_DENSE_TF32) != 0};
-#define INPUT(field, ...) \
-  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-  INPUT(x, a->B, a->H, a->W, a->K);
-  INPUT(taps, a->N, 3, 3);
-  INPUT(taps_bias, a->N);
-  INPUT(weight, C, a->N);
-  INPUT(norm_weight, L, C);
-  INPUT(norm_bias, L, C);
-  INPUT(slope, L, C);
-  INPUT(lift, C, a->K);
-  INPUT(lift_weight, C);
-  INPUT(lift_bias, C);
-  INPUT(lift_slope, C);
-#undef INPUT
+  KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->K);
+  KR_GRAPH_INPUT(taps, a->N, 3, 3);
+  KR_GRAPH_INPUT(taps_bias, a->N);
+  KR_GRAPH_INPUT(weight, C, a->N);
+  KR_GRAPH_INPUT(norm_weight, L, C);
+  KR_GRAPH_INPUT(norm_bias, L, C);
+  KR_GRAPH_INPUT(slope, L, C);
+  KR_GRAPH_INPUT(lift, C, a->K);
+  KR_GRAPH_INPUT(lift_weight, C);
+  KR_GRAPH_INPUT(lift_bias, C);
+  KR_GRAPH_INPUT(lift_slope, C);
   const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->H, a->W, C)),
                   own = new_tensor(&w, KR_DIMS(a->B, a->H, a->W, a->K));
-  kr_dense_block b = {
-      .C = C, .L = L, .lift = lift, .lift_norm = {.weight = lift_weight, .bias = lift_bias, .slope = lift_slope, .eps = a->eps}};
+  const float eps = a->eps;
+  kr_dense_block b = {.C = C,
+                      .L = L,
+                      .lift = lift,
+                      .lift_norm = {.weight = lift_weight, .bias = lift_bias, .slope = lift_slope, .eps = eps}};
   for (int64_t i = 0; i < L; i++) {
     const int64_t I = (i + 1) * C, first = C * i * (i + 1) / 2;
 #define OF_LAYER(t) reshape(&w, kr_graph_slice(g, t, 0, i, 1), KR_DIMS(C))
@@ -135,7 +135,7 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
         .taps = reshape(&w, kr_graph_slice(g, taps, 0, first, I), KR_DIMS(I, 1, 3, 3)),
         .taps_bias = kr_graph_slice(g, taps_bias, 0, first, I),
         .weight = kr_graph_slice(g, weight, 1, first, I),
-        .norm = {.weight = OF_LAYER(norm_weight), .bias = OF_LAYER(norm_bias), .slope = OF_LAYER(slope), .eps = a->eps}};
+        .norm = {.weight = OF_LAYER(norm_weight), .bias = OF_LAYER(norm_bias), .slope = OF_LAYER(slope), .eps = eps}};
 #undef OF_LAYER
   }
   copy(&w, "x", x, own);

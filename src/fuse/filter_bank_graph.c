@@ -1,5 +1,5 @@
-/* filter_bank_graph.c: a bank of filters as one call, or as a graph of filters and products; in the operator's reference
- * row on the operators' reference rows, in float64 between two of them. */
+/* filter_bank_graph.c: a bank of filters as one call, or as a graph of filters and products; in the operator's
+ * reference row on the operators' reference rows, in float64 between two of them. */
 #include "filter_bank/filter_bank_rows.h"
 #include "graph_kept.h"
 #include "words.h"
@@ -63,7 +63,7 @@ kr_tensor kr_filter_bank_record(const kr_words *w, const kr_filter_bank *b, cons
     return called(w, b, back,
                   kr_normed_product_record(w, "in", back->x, b->norm_weight, b->norm_bias, in_weight, b->in_bias,
                                            (krait_map_product_args){0}));
-  const kr_tensor normed = not_kept(w, channel_norm(w, back->x, b->norm_weight, b->norm_bias)),
+  const kr_tensor normed = not_kept(w, channel_norm(w, back->x, b->norm_weight, b->norm_bias, KR_CHANNEL_EPS)),
                   h = w->is_piece ? 0 : product(w, "in", normed, in_weight, b->in_bias, 0, 0),
                   gates = new_rows(w, KR_DIMS(rows, H));
   for (int64_t j = 0; j < b->J; j++) { /* a piece's chunks stay in the cache one after the other */
@@ -89,21 +89,18 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
                       .T = a->W,
                       .one_sided = (a->call.flags & KRAIT_FILTER_BANK_ONE_SIDED) != 0,
                       .has_tf32 = (a->call.flags & KRAIT_FILTER_BANK_TF32) != 0};
-#define INPUT(field, ...) \
-  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-  INPUT(x, a->B, a->H, a->W, JC);
-  INPUT(taps, C, a->K);
-  INPUT(taps_bias, JC);
-  INPUT(gate_taps, C, a->K);
-  INPUT(gate_bias, JC);
-  INPUT(weight, JC, C);
-  INPUT(weight_bias, JC);
-  INPUT(out_weight, C, JC);
-  INPUT(out_bias, C);
-  INPUT(residual, a->B, a->H, a->W, C);
-  INPUT(skip, a->B, a->H, a->W, C);
-  INPUT(skip_scale, C);
-#undef INPUT
+  KR_GRAPH_INPUT(x, a->B, a->H, a->W, JC);
+  KR_GRAPH_INPUT(taps, C, a->K);
+  KR_GRAPH_INPUT(taps_bias, JC);
+  KR_GRAPH_INPUT(gate_taps, C, a->K);
+  KR_GRAPH_INPUT(gate_bias, JC);
+  KR_GRAPH_INPUT(weight, JC, C);
+  KR_GRAPH_INPUT(weight_bias, JC);
+  KR_GRAPH_INPUT(out_weight, C, JC);
+  KR_GRAPH_INPUT(out_bias, C);
+  KR_GRAPH_INPUT(residual, a->B, a->H, a->W, C);
+  KR_GRAPH_INPUT(skip, a->B, a->H, a->W, C);
+  KR_GRAPH_INPUT(skip_scale, C);
   const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", map), gates = new_tensor(&w, KR_DIMS(n, JC));
   for (int64_t j = 0, first = 0; j < a->J; first += kr_filter_bank_lengths(a)[j++]) {
     const int64_t K = kr_filter_bank_lengths(a)[j];
@@ -120,12 +117,8 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
 #undef TAPS
 #undef OWN
   }
-  kr_tensor sum = as_map(&w, product(&w, "product", gates, out_weight, out_bias, 0, 0));
-  if (skip) {
-    const kr_tensor scaled = new_tensor(&w, map);
-    sum = add(&w, "skip", sum, multiply_into(&w, "skip", skip, at_positions(&w, skip_scale, map), scaled));
-  }
-  kr_graph_pointwise(g, "residual", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, sum, residual, out);
+  const kr_tensor rows = product(&w, "product", gates, out_weight, out_bias, 0, 0);
+  kr_sum_record(&w, as_map(&w, rows), residual, skip, skip_scale, out);
 }
 
 KR_GRAPH_ROW(filter_bank_composed, filter_bank, record, KRAIT_F32, 0)

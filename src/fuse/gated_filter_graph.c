@@ -34,23 +34,21 @@ kr_tensor kr_gate_record(const kr_words *w, const kr_gate *p, kr_tensor x) {
 
 static void record(kr_graph *g, const void *args, int32_t dtype) {
   const krait_gated_filter_args *a = args;
-  const kr_dims wide = KR_DIMS(a->B, a->H, a->W, 2 * a->C);
-  const kr_tensor x = kr_graph_argument(g, a, &a->x, KR_IN, "x", wide),
-                  weight = kr_graph_argument(g, a, &a->weight, KR_IN, "weight", KR_DIMS(2 * a->C, a->K)),
-                  bias = kr_graph_argument(g, a, &a->bias, KR_IN, "bias", KR_DIMS(2 * a->C)),
-                  out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->H, a->W, a->C)),
-                  both = kr_graph_temp(g, dtype, wide);
+  const kr_words w = {.g = g, .dtype = dtype, .rows_dtype = dtype};
+  KR_GRAPH_INPUT(x, a->B, a->H, a->W, 2 * a->C);
+  KR_GRAPH_INPUT(weight, 2 * a->C, a->K);
+  KR_GRAPH_INPUT(bias, 2 * a->C);
+  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->H, a->W, a->C)),
+                  both = new_tensor(&w, dims_of(&w, x));
   kr_graph_call(g, "filter", &kr_op_depthwise_conv,
-                &(krait_depthwise_conv_args){
-                    .DH = 1,
-                    .DW = 1,
-                    .PH = a->P,
-                    .x = kr_graph_view(g, x),
-                    .weight = kr_graph_view(g, kr_graph_reshape(g, weight, KR_DIMS(2 * a->C, a->K, 1))),
-                    .bias = kr_graph_view(g, bias),
-                    .out = kr_graph_view(g, both)});
-  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1},
-                     kr_graph_slice(g, both, 3, 0, a->C), kr_graph_slice(g, both, 3, a->C, a->C), out);
+                &(krait_depthwise_conv_args){.DH = 1,
+                                             .DW = 1,
+                                             .PH = a->P,
+                                             .x = view(&w, x),
+                                             .weight = view(&w, reshape(&w, weight, KR_DIMS(2 * a->C, a->K, 1))),
+                                             .bias = view(&w, bias),
+                                             .out = view(&w, both)});
+  multiply_into(&w, "gate", kr_graph_slice(g, both, 3, 0, a->C), kr_graph_slice(g, both, 3, a->C, a->C), out);
 }
 
 KR_GRAPH_ROW(gated_filter_composed, gated_filter, record, KRAIT_F32, 0)

@@ -69,6 +69,7 @@ kr_tensor kr_dense_block_record(const kr_words *w, const kr_dense_block *b, kr_t
 
 /* ---- products with what surrounds them (map_product_graph.c) ---- */
 
+#define KR_CHANNEL_EPS 1e-6f
 /* Of x through the norm of its channels; of a fused one a.call.flags say what follows. */
 kr_tensor kr_normed_product_record(const kr_words *w, const char *name, kr_tensor x, kr_tensor norm_weight,
                                    kr_tensor norm_bias, kr_tensor weight, kr_tensor bias, krait_map_product_args a);
@@ -85,6 +86,9 @@ kr_tensor kr_behind_norm_record(const kr_words *w, kr_tensor norm_weight, kr_ten
 /* A few numbers for each of the rows, in float32. */
 kr_tensor kr_few_products_record(const kr_words *w, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                                  kr_tensor out);
+/* y + residual + skip_scale skip into out: maps; the last two may be 0. */
+void kr_sum_record(const kr_words *w, kr_tensor y, kr_tensor residual, kr_tensor skip, kr_tensor skip_scale,
+                   kr_tensor out);
 /* A fused one, into a.out or a new tensor. */
 kr_tensor kr_map_product_record(const kr_words *w, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                                 krait_map_product_args a);

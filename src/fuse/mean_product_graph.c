@@ -38,26 +38,18 @@ kr_tensor kr_mean_record(const kr_words *w, kr_tensor rows, int along_time, kr_t
 static void record(kr_graph *g, const void *args, int32_t dtype) {
   const krait_mean_product_args *a = args;
   const int64_t n = a->I * a->J, C = a->C;
-  const kr_dims sequences = KR_DIMS(n, a->S, C), rows = KR_DIMS(n, C), map = KR_DIMS(a->I, a->J, a->S, C);
-  const kr_tensor weight = kr_graph_argument(g, a, &a->weight, KR_IN, "weight", KR_DIMS(C, C)),
-                  bias = kr_graph_argument(g, a, &a->bias, KR_IN, "bias", KR_DIMS(C)),
-                  out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->I, a->J, C)),
-                  mean = kr_graph_temp(g, dtype, rows);
   const kr_words w = {.g = g, .dtype = dtype, .rows_dtype = dtype};
-  kr_tensor x = kr_graph_argument(g, a, &a->x, KR_IN, "x", map), to = kr_graph_temp(g, dtype, rows);
-  if (!kr_graph_can_reshape(g, x, sequences)) {
-    const kr_tensor apart = x;
-    copy(&w, "sequences", apart, x = kr_graph_temp(g, dtype, map));
-  }
+  const kr_dims sequences = KR_DIMS(n, a->S, C);
+  KR_GRAPH_INPUT(x, a->I, a->J, a->S, C);
+  KR_GRAPH_INPUT(weight, C, C);
+  KR_GRAPH_INPUT(bias, C);
+  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->I, a->J, C)),
+                  mean = new_tensor(&w, KR_DIMS(n, C));
+  kr_tensor lying = x;
+  if (!kr_graph_can_reshape(g, x, sequences)) copy(&w, "sequences", x, lying = new_tensor(&w, dims_of(&w, x)));
   kr_graph_call(g, "mean", &kr_op_pool,
-                &(krait_pool_args){.x = kr_graph_view(g, kr_graph_reshape(g, x, sequences)),
-                                   .out = kr_graph_view(g, mean)});
-  kr_graph_call(g, "product", &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(g, mean),
-                                   .Bmat = kr_graph_view(g, kr_graph_permute(g, weight, (int[]){1, 0})),
-                                   .bias = kr_graph_view(g, bias),
-                                   .out = kr_graph_view(g, to)});
-  copy(&w, "out", kr_graph_reshape(g, to, KR_DIMS(a->I, a->J, C)), out);
+                &(krait_pool_args){.x = view(&w, reshape(&w, lying, sequences)), .out = view(&w, mean)});
+  copy(&w, "out", reshape(&w, product(&w, "product", mean, weight, bias, 0, 0), KR_DIMS(a->I, a->J, C)), out);
 }
 
 KR_GRAPH_ROW(mean_product_composed, mean_product, record, KRAIT_F32, 0)

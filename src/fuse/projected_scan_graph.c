@@ -1,5 +1,5 @@
-/* projected_scan_graph.c: the inside of a Mamba block as two calls; projected_scan as a graph of product, scan and gate,
- * in its reference row on the operators' reference rows, in float64 between two of them. */
+/* projected_scan_graph.c: the inside of a Mamba block as two calls; projected_scan as a graph of product, scan and
+ * gate, in its reference row on the operators' reference rows, in float64 between two of them. */
 #include "graph_kept.h"
 #include "projected_scan/projected_scan_rows.h"
 #include "words.h"
@@ -39,16 +39,13 @@ static void record(kr_graph *g, const void *args, int32_t dtype) {
   const krait_projected_scan_args *a = args;
   const int64_t B = a->B, L = a->L, D = a->D, N = a->N, R = a->R;
   const kr_dims rows = KR_DIMS(B * L, D), map = KR_DIMS(B, L, D);
-#define INPUT(field, ...) \
-  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-  INPUT(u, B, L, D);
-  INPUT(proj, B, L, a->X);
-  INPUT(dt_weight, D, R);
-  INPUT(dt_bias, D);
-  INPUT(A, D, N);
-  INPUT(Dvec, D);
-  INPUT(z, B, L, D);
-#undef INPUT
+  KR_GRAPH_INPUT(u, B, L, D);
+  KR_GRAPH_INPUT(proj, B, L, a->X);
+  KR_GRAPH_INPUT(dt_weight, D, R);
+  KR_GRAPH_INPUT(dt_bias, D);
+  KR_GRAPH_INPUT(A, D, N);
+  KR_GRAPH_INPUT(Dvec, D);
+  KR_GRAPH_INPUT(z, B, L, D);
   const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", map), delta = kr_graph_temp(g, dtype, rows),
                   y = kr_graph_temp(g, dtype, map), input = plain_rows(g, dtype, "u", u),
                   wide = plain_rows(g, dtype, "proj", proj);

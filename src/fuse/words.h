@@ -13,7 +13,9 @@ static inline int has_halves(const kr_words *w) { return w->how == KR_HALF_FACTO
 
 static inline krait_view view(const kr_words *w, kr_tensor t) { return kr_graph_view(w->g, t); }
 static inline kr_dims dims_of(const kr_words *w, kr_tensor t) { return kr_graph_dims(w->g, t); }
-static inline kr_tensor reshape(const kr_words *w, kr_tensor t, kr_dims dims) { return kr_graph_reshape(w->g, t, dims); }
+static inline kr_tensor reshape(const kr_words *w, kr_tensor t, kr_dims dims) {
+  return kr_graph_reshape(w->g, t, dims);
+}
 static inline kr_tensor new_tensor(const kr_words *w, kr_dims dims) { return kr_graph_temp(w->g, w->dtype, dims); }
 static inline kr_tensor new_rows(const kr_words *w, kr_dims dims) { return kr_graph_temp(w->g, w->rows_dtype, dims); }
 /* A parameter that there was no memory for has no type; the graph fails behind it. */
@@ -125,11 +127,11 @@ static inline kr_tensor product(const kr_words *w, const char *name, kr_tensor r
                                           .out = view(w, out)});
 }
 
-static inline kr_tensor channel_norm(const kr_words *w, kr_tensor rows, kr_tensor weight, kr_tensor bias) {
+static inline kr_tensor channel_norm(const kr_words *w, kr_tensor rows, kr_tensor weight, kr_tensor bias, float eps) {
   return kr_graph_call(
       w->g, "norm", &kr_op_add_norm,
       &(krait_add_norm_args){
-          .eps = 1e-6f, .x = view(w, rows), .weight = view(w, weight), .bias = view(w, bias), .out = kr_graph_ask()});
+          .eps = eps, .x = view(w, rows), .weight = view(w, weight), .bias = view(w, bias), .out = kr_graph_ask()});
 }
 
 /* One filter a channel over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency). */

@@ -43,8 +43,7 @@ static int32_t show_primeknet(const shower *s, const char *model, const kr_confi
   kr_tensor tensors[KR_PK_TENSORS];
   KR_TRY(kr_pk_config_read(model, config, &c));
   const int64_t T = c.streams ? KR_PK_LIVE_CHUNK : FRAMES;
-  snprintf(title, sizeof title, c.streams ? "PrimeKnet that streams, %d frames as they come" : "PrimeKnet, a window of %d frames",
-           (int)T);
+  snprintf(title, sizeof title, "PrimeKnet, %d frames%s", (int)T, c.streams ? " as they come" : " at once");
   int32_t status = kr_primeknet_open(s->ctx, &c, weights, KRAIT_PRECISION_FP32, &net);
   if (status >= 0) status = kr_graph_open(&g);
   if (status >= 0) status = kr_primeknet_record(net, 1, T, KR_PK_MAG | KR_PK_PHA, g, tensors);

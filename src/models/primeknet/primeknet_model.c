@@ -44,7 +44,8 @@ static float *add(copier *c, const char *name, const kr_weight *like) {
 
 /* The norm whose running_mean this is, as a factor and a summand: NORM.scale and NORM.shift. */
 static int32_t add_norm(copier *c, const kr_weights *weights, const kr_weight *mean) {
-  static const char *const parts[] = {"running_mean", "running_var", "weight", "bias"}, *const made[] = {"scale", "shift"};
+  static const char *const parts[] = {"running_mean", "running_var", "weight", "bias"},
+                          *const made[] = {"scale", "shift"};
   const int64_t C = mean->n_dims == 1 ? mean->shape[0] : 0;
   const float *of[4];
   float *to[2];
@@ -147,8 +148,9 @@ static int32_t check(kr_primeknet *m) {
   KR_TRY(status);
   for (int64_t i = 0; i < kr_weights_count(m->weights); i++) {
     const kr_weight *w = kr_weights_at(m->weights, i);
-    KR_CHECK(m->taken[i], KRAIT_ERR_WEIGHTS, "the weights hold a tensor that this configuration does not have: %s, shape %s",
-             w->name, kr_shape_format(w->n_dims, w->shape, shape, sizeof shape));
+    KR_CHECK(m->taken[i], KRAIT_ERR_WEIGHTS,
+             "the weights hold a tensor that this configuration does not have: %s, shape %s", w->name,
+             kr_shape_format(w->n_dims, w->shape, shape, sizeof shape));
   }
   return KRAIT_OK;
 }
