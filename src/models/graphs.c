@@ -46,7 +46,7 @@ static int32_t show_primeknet(const shower *s, const char *model, const kr_confi
   snprintf(title, sizeof title, "PrimeKnet, %d frames%s", (int)T, c.streams ? " as they come" : " at once");
   int32_t status = kr_primeknet_open(s->ctx, &c, weights, KRAIT_PRECISION_FP32, &net);
   if (status >= 0) status = kr_graph_open(&g);
-  if (status >= 0) status = kr_primeknet_record(net, 1, T, KR_PK_MAG | KR_PK_PHA, g, tensors);
+  if (status >= 0) status = kr_primeknet_record(net, (int64_t[]){1, T, KR_PK_MAG | KR_PK_PHA}, g, tensors);
   if (status >= 0) status = kr_graph_plan(g, s->ctx, kr_primeknet_plan_flags(net));
   if (status >= 0) status = show((void *)s, title, g);
   kr_graph_close(&g);

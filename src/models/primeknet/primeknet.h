@@ -29,19 +29,23 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
 
 /* ---- models ---- */
 
-typedef struct kr_primeknet kr_primeknet;
+typedef struct kr_primeknet {
+  const krait_ctx *ctx;
+  kr_pk_config config;
+  int is_exact; /* products keep all bits of their factors */
+  kr_weights *weights;
+  float *values; /* what these hold */
+  char *taken;   /* while it opens, by number: asked for */
+} kr_primeknet;
 /* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. */
 int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
                           int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
-const kr_pk_config *kr_primeknet_config(const kr_primeknet *model);
-const krait_ctx *kr_primeknet_ctx(const kr_primeknet *model);
 
-/* Its graph: B windows (on a CPU: one) of T frames, or T frames as they come; tensors: com_in, and these
- * outputs where they are asked for: mag, pha, com. */
+/* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com
+ * where they are asked for. */
 enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_TENSORS = 4 };
-int32_t kr_primeknet_record(const kr_primeknet *model, int64_t B, int64_t T, uint32_t outputs, kr_graph *g,
-                            kr_tensor *tensors);
+int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors);
 uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);
 
 /* ---- sessions ---- */

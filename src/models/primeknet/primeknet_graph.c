@@ -136,17 +136,11 @@ static kr_tensor by_frame(const maker *m, kr_tensor plane) {
 /* slope (last_w u + last_b), by frame: u has one number for each bin. */
 static kr_tensor sloped(const maker *m, const mask_p *p, kr_tensor u) {
   const kr_words *w = &m->w;
-  const int64_t B = w->B, T = w->T, F = m->c->F;
-  const kr_dims plane = KR_DIMS(B, F, T), frames = KR_DIMS(B, T, F), bins = KR_DIMS(F);
+  const int64_t F = m->c->F;
+  const kr_dims plane = KR_DIMS(w->B, F, w->T), frames = KR_DIMS(w->B, w->T, F), bins = KR_DIMS(F);
 #define SPREAD(t) kr_graph_spread(w->g, reshape(w, t, KR_DIMS(1, 1, F)), frames)
-  const kr_tensor slope = reshape(w, p->sigmoid_slope, bins);
-  if (w->how == KR_APART) {
-    const kr_tensor last =
-        product(w, "last", reshape(w, u, KR_DIMS(B * F * T, 1)), matrix(w, p->last_w), p->last_b, 0, 0);
-    return multiply(w, "slope", by_frame(m, reshape(w, last, plane)), SPREAD(slope));
-  }
-  const kr_tensor one[] = {reshape(w, p->last_w, KR_DIMS(1)), p->last_b};
-  const kr_tensor factor = multiply(w, "slope", slope, kr_graph_spread(w->g, one[0], bins)),
+  const kr_tensor slope = reshape(w, p->sigmoid_slope, bins), one[] = {reshape(w, p->last_w, KR_DIMS(1)), p->last_b},
+                  factor = multiply(w, "slope", slope, kr_graph_spread(w->g, one[0], bins)),
                   summand = multiply(w, "slope", slope, kr_graph_spread(w->g, one[1], bins));
   return add(w, "slope", multiply(w, "slope", by_frame(m, reshape(w, u, plane)), SPREAD(factor)), SPREAD(summand));
 #undef SPREAD

@@ -10,15 +10,6 @@
 #include "status.h"
 #include "weights.h"
 
-struct kr_primeknet {
-  const krait_ctx *ctx;
-  kr_pk_config config;
-  int is_exact; /* products keep all bits of their factors */
-  kr_weights *weights;
-  float *values; /* what these hold */
-  char *taken;   /* while it opens, by number: asked for */
-};
-
 /* ---- a copy ---- */
 
 static int ends(const char *name, const char *with) {
@@ -117,9 +108,9 @@ static int how_to_run(const kr_primeknet *m) {
   return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_HALF_FACTORS : KR_FUSED;
 }
 
-int32_t kr_primeknet_record(const kr_primeknet *m, int64_t B, int64_t T, uint32_t outputs, kr_graph *g,
-                            kr_tensor *tensors) {
-  const int64_t F = m->config.F;
+int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors) {
+  const kr_primeknet *m = model;
+  const int64_t B = key[0], T = key[1], outputs = key[2], F = m->config.F;
   kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
   if (outputs & KR_PK_MAG) io.mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(B, F, T));
   if (outputs & KR_PK_PHA) io.pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(B, F, T));
@@ -143,7 +134,7 @@ static int32_t check(kr_primeknet *m) {
   kr_graph *g = NULL;
   kr_tensor tensors[KR_PK_TENSORS];
   KR_TRY(kr_graph_open(&g));
-  const int32_t status = kr_primeknet_record(m, 1, 1, KR_PK_MAG | KR_PK_PHA, g, tensors);
+  const int32_t status = kr_primeknet_record(m, (int64_t[]){1, 1, KR_PK_MAG | KR_PK_PHA}, g, tensors);
   kr_graph_close(&g);
   KR_TRY(status);
   for (int64_t i = 0; i < kr_weights_count(m->weights); i++) {
@@ -182,6 +173,3 @@ void kr_primeknet_close(kr_primeknet **model) {
   kr_free(m);
   *model = NULL;
 }
-
-const kr_pk_config *kr_primeknet_config(const kr_primeknet *model) { return &model->config; }
-const krait_ctx *kr_primeknet_ctx(const kr_primeknet *model) { return model->ctx; }

@@ -14,7 +14,7 @@ static const uint64_t most_bytes = (uint64_t)900 << 20; /* of a GPU, unless a si
 
 /* com_in, mag, pha and com: floats of a bin of each, and where it begins. */
 static const int64_t width[KR_PK_TENSORS] = {2, 1, 1, 2}, begin[KR_PK_TENSORS] = {0, 2, 3, 4};
-enum { FLOATS_OF_A_BIN = 6 };
+enum { FLOATS_OF_A_BIN = 6, ALL_OUTPUTS = KR_PK_MAG | KR_PK_PHA | KR_PK_COM };
 
 struct kr_pk_session {
   const kr_primeknet *model;
@@ -32,22 +32,17 @@ struct kr_pk_session {
 /* Frames at a time of whole windows: a CPU's caches hold them. */
 enum { CHUNK = 8, CHUNK_GPU = 64 };
 
-static int32_t record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors) {
-  return kr_primeknet_record(model, key[0], key[1], (uint32_t)key[2], g, tensors);
-}
-
 static int32_t open_parts(kr_pk_session *s, int64_t chunk) {
-  const krait_ctx *ctx = kr_primeknet_ctx(s->model);
-  const kr_pk_config *c = kr_primeknet_config(s->model);
-  s->cuda = ctx->cuda, s->F = c->F;
+  const krait_ctx *ctx = s->model->ctx;
+  s->cuda = ctx->cuda, s->F = s->model->config.F;
   s->shapes = (kr_shapes){.ctx = ctx,
-                          .record = record,
+                          .record = kr_primeknet_record,
                           .user = s->model,
                           .most = ctx->cuda ? KR_MOST_SHAPES : 1,
                           .flags = kr_primeknet_plan_flags(s->model)};
   if (s->cuda) KR_TRY(kr_cuda_stream_open(s->cuda, &s->stream));
   if (s->cuda) KR_TRY(kr_cuda_timer_open(s->cuda, &s->timer));
-  if (!c->streams) return KRAIT_OK;
+  if (!s->model->config.streams) return KRAIT_OK;
   s->chunk = chunk ? chunk : s->cuda ? CHUNK_GPU : CHUNK;
   s->frames = kr_alloc_array((size_t)(s->F * s->chunk), FLOATS_OF_A_BIN * sizeof *s->frames);
   KR_CHECK(s->frames, KRAIT_ERR_NO_MEMORY, "no memory for chunks of %lld frames", (long long)s->chunk);
@@ -190,10 +185,14 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
   return KRAIT_OK;
 }
 
-static int32_t forward(kr_pk_session *s, int64_t B, int64_t T, float *const *spectra) {
-  const uint32_t outputs = s->cuda ? KR_PK_MAG | KR_PK_PHA | KR_PK_COM : outputs_of(spectra);
-  const kr_pk_config *c = kr_primeknet_config(s->model);
+int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
+  float *const spectra[] = {(float *)com_in, mag, pha, com};
+  const uint32_t outputs = s->cuda ? ALL_OUTPUTS : outputs_of(spectra);
+  const kr_pk_config *c = &s->model->config;
   int64_t group;
+  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
+           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
+  KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
   /* Far above what memory holds, far below where sizes overflow. */
   KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (c->C * (c->depth + 2)), KRAIT_ERR_SHAPE,
            "T is %lld, too many frames for one window", (long long)T);
@@ -205,18 +204,6 @@ static int32_t forward(kr_pk_session *s, int64_t B, int64_t T, float *const *spe
     KR_TRY(s->chunk ? forward_frames(s, T, here) : run(s, B - b < group ? B - b : group, T, outputs, here));
   }
   return KRAIT_OK;
-}
-
-static int32_t check_sizes(int64_t B, int64_t T) {
-  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
-           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
-  return KRAIT_OK;
-}
-
-int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
-  KR_TRY(check_sizes(B, T));
-  KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
-  return forward(s, B, T, (float *const[]){(float *)com_in, mag, pha, com});
 }
 
 double kr_pk_device_seconds(const kr_pk_session *session) { return session->device_s; }
@@ -238,17 +225,15 @@ static void tell(void *user, const char *name, const char *op, const char *row, 
 
 /* Of the batch's first group. */
 int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
-  const uint32_t all = KR_PK_MAG | KR_PK_PHA | KR_PK_COM;
   listener l = {report, user};
   kr_shape_graph *shape;
   float *at[KR_PK_TENSORS];
   int64_t group;
-  KR_TRY(check_sizes(B, T));
   KR_CHECK(s->cuda && !s->chunk, KRAIT_ERR_UNSUPPORTED, "kernels are timed on a GPU only");
+  KR_TRY(kr_pk_forward(s, B, T, com_in, NULL, NULL, NULL));
   if (B < 1) return KRAIT_OK;
-  KR_TRY(forward(s, B, T, (float *const[]){(float *)com_in, NULL, NULL, NULL}));
-  KR_TRY(group_of(s, B, T, all, &group));
-  KR_TRY(find(s, group, T, all, &shape));
+  KR_TRY(group_of(s, B, T, ALL_OUTPUTS, &group));
+  KR_TRY(find(s, group, T, ALL_OUTPUTS, &shape));
   KR_TRY(make_ready(s, shape, at));
   return kr_runner_kinds(shape->runner, tell, &l);
 }
