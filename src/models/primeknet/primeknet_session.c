@@ -175,7 +175,7 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
   for (int round = 0; round < 2 && *n > 1; round++) {
     KR_TRY(find(s, *n, T, outputs, &shape));
     const uint64_t bytes = spectra_bytes(s, *n, T) + kr_graph_bytes(shape->graph);
-    if (bytes <= most_bytes) return KRAIT_OK;
+    if (bytes <= most_bytes) break;
     kr_shapes_drop(shape);
     const int64_t fit = (int64_t)((double)*n * (double)most_bytes / (double)bytes), most = fit < 1 ? 1 : fit,
                   n_groups = (B + most - 1) / most;
