@@ -43,8 +43,8 @@ kr_tensor kr_product_norm_record(const kr_words *w, const char *name, kr_tensor 
 
 /* ---- convolutions along F (conv_norm_graph.c) ---- */
 
-/* One of so many F, or its transpose (KRAIT_CONV_NORM_TRANSPOSED), with its norm; weight (outputs, taps, inputs) in any
- * strides. */
+/* Every so many frequencies, or its transpose (KRAIT_CONV_NORM_TRANSPOSED), with its norm; weight
+ * (outputs, taps, inputs) in any strides. */
 kr_tensor kr_conv_norm_record(const kr_words *w, const char *name, uint32_t flags, int64_t step, kr_tensor x,
                               kr_tensor weight, const kr_norm *n);
 /* Of a transpose: (B,F,T,K C), a tap after the other, added where they belong. */
@@ -79,7 +79,7 @@ typedef struct kr_back_product {
   kr_tensor weight, bias, beta, x, factors, skip, skip_scale; /* the last three may be 0 */
 } kr_back_product;
 kr_tensor kr_back_record(const kr_words *w, kr_tensor h, const kr_back_product *b);
-/* beta in the weights; a norm's weights and bias in those of the product behind it. */
+/* Weights of fused products, and *bias: with beta in them; with weight and bias of the norm in front in them. */
 kr_tensor kr_scaled_weight_record(const kr_words *w, const kr_back_product *b, kr_tensor *bias);
 kr_tensor kr_behind_norm_record(const kr_words *w, kr_tensor norm_weight, kr_tensor norm_bias, kr_tensor weight,
                                 kr_tensor *bias);
@@ -102,8 +102,8 @@ typedef struct kr_gate {
   kr_tensor taps, taps_bias;  /* (2 C,1,K), (2 C) */
 } kr_gate;
 kr_tensor kr_gate_record(const kr_words *w, const kr_gate *p, kr_tensor x);
-/* Rows times the product of each sequence's mean: a sequence is along T or along F. A fused one leaves them and returns
- * *factors. */
+/* Rows times the product of each sequence's mean: a sequence is along T or along F. A fused one returns the rows as
+ * they are, and what they are to be multiplied by in *factors. */
 kr_tensor kr_mean_record(const kr_words *w, kr_tensor rows, int along_time, kr_tensor weight, kr_tensor bias,
                          kr_tensor *factors);
 

@@ -8,6 +8,9 @@
 #include "primeknet_weights.h"
 #include "words.h"
 
+_Static_assert((int)KR_PK_MAX_DEPTH <= (int)KR_DENSE_MOST, "layers that a dense block holds");
+_Static_assert((int)KR_PK_MAX_KERNELS <= (int)KR_FILTER_BANK_MOST, "chunks that a bank holds");
+
 typedef struct maker {
   kr_words w;
   const kr_pk_config *c;
