@@ -1,84 +1,90 @@
-/* conv_norm_graph.c: conv_norm as a graph of windows, product and norm; in its reference row on the operators'
- * reference rows, in float64 between two of them. */
-#include <krait/blocks.h>
-
+/* conv_norm_graph.c: a convolution along frequency with its norm as one call, or as a graph of windows, product and
+ * norm; in the operator's reference row on the operators' reference rows, in float64 between two of them. */
 #include "conv_norm/conv_norm_rows.h"
 #include "graph_kept.h"
-#include "op_list.h"
+#include "words.h"
 
-typedef krait_conv_norm_args conv_args;
-
-static kr_tensor copied(kr_graph *g, const char *name, kr_tensor from, int32_t dtype, kr_dims dims) {
-  const kr_tensor to = kr_graph_temp(g, dtype, dims);
-  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
-  return to;
-}
-
-/* Rows (n,inputs) times a weight (outputs,inputs). */
-static kr_tensor product(kr_graph *g, kr_tensor rows, kr_tensor weight, int32_t dtype) {
+kr_tensor kr_fold_record(const kr_words *w, int64_t K, int64_t step, kr_tensor x) {
+  if (!x || !K) return 0; /* the graph has failed before */
+  const kr_dims d = dims_of(w, x);
+  const kr_tensor out = new_rows(w, KR_DIMS(d.size[0], (d.size[1] - 1) * step + K, d.size[2], d.size[3] / K));
   return kr_graph_call(
-      g, "product", &kr_op_gemm,
-      &(krait_gemm_args){.A = kr_graph_view(g, rows),
-                         .Bmat = kr_graph_view(g, kr_graph_permute(g, weight, (int[]){1, 0})),
-                         .out = kr_graph_view(g, kr_graph_temp(g, dtype, KR_DIMS(kr_graph_dims(g, rows).size[0],
-                                                                                 kr_graph_dims(g, weight).size[0])))});
+      w->g, "up_fold", &kr_op_fold,
+      &(krait_fold_args){.KH = K, .KW = 1, .SH = step, .SW = 1, .x = view(w, x), .out = view(w, out)});
 }
 
-static kr_tensor convolved(kr_graph *g, const conv_args *a, kr_tensor x, kr_tensor weight, int32_t dtype) {
-  const kr_tensor windows = kr_graph_temp(g, dtype, KR_DIMS(a->B, a->OH, a->W, a->K * a->C)),
-                  own = copied(g, "weight", weight, KRAIT_F32, KR_DIMS(a->N, a->K, a->C));
-  kr_graph_call(g, "windows", &kr_op_unfold,
-                &(krait_unfold_args){.KH = a->K,
-                                     .KW = 1,
-                                     .SH = a->S,
-                                     .SW = 1,
-                                     .x = kr_graph_view(g, x),
-                                     .out = kr_graph_view(g, windows)});
-  return product(g, kr_graph_reshape(g, windows, KR_DIMS(a->B * a->OH * a->W, a->K * a->C)),
-                 kr_graph_reshape(g, own, KR_DIMS(a->N, a->K * a->C)), dtype);
+static kr_tensor called(const kr_words *w, const char *name, uint32_t flags, int64_t step, kr_tensor x,
+                        kr_tensor weight, const kr_norm *n) {
+  const kr_dims d = dims_of(w, x), k = dims_of(w, weight);
+  const int64_t F = flags & KRAIT_CONV_NORM_TRANSPOSED ? (d.size[1] - 1) * step + k.size[1]
+                                                       : (d.size[1] - k.size[1]) / step + 1;
+  const kr_tensor by_tap = kr_graph_permute(w->g, new_tensor(w, KR_DIMS(k.size[1], k.size[2], k.size[0])),
+                                            (int[]){2, 0, 1}),
+                  out = new_map(w, F, k.size[0]);
+  copy(w, "taps", weight, by_tap);
+  return kr_graph_call(w->g, name, &kr_op_conv_norm,
+                       &(krait_conv_norm_args){.call.flags = flags,
+                                               .S = step,
+                                               .eps = n->eps,
+                                               .x = view(w, x),
+                                               .weight = view(w, by_tap),
+                                               .norm_weight = view(w, n->weight),
+                                               .norm_bias = view(w, n->bias),
+                                               .slope = view(w, n->slope),
+                                               .out = view(w, out)});
 }
 
-static kr_tensor convolved_back(kr_graph *g, const conv_args *a, kr_tensor x, kr_tensor weight, int32_t dtype) {
-  const kr_tensor own = copied(g, "weight", kr_graph_permute(g, weight, (int[]){1, 0, 2}), KRAIT_F32,
-                               KR_DIMS(a->K, a->N, a->C)),
-                  taps = product(g, kr_graph_reshape(g, x, KR_DIMS(a->B * a->H * a->W, a->C)),
-                                 kr_graph_reshape(g, own, KR_DIMS(a->K * a->N, a->C)), dtype),
-                  y = kr_graph_temp(g, dtype, KR_DIMS(a->B, a->OH, a->W, a->N));
-  kr_graph_call(g, "fold", &kr_op_fold,
-                &(krait_fold_args){
-                    .KH = a->K,
-                    .KW = 1,
-                    .SH = a->S,
-                    .SW = 1,
-                    .x = kr_graph_view(g, kr_graph_reshape(g, taps, KR_DIMS(a->B, a->H, a->W, a->K * a->N))),
-                    .out = kr_graph_view(g, y)});
-  return y;
+/* Outputs, or inputs, with their taps in the middle. */
+static kr_tensor taps_in_middle(const kr_words *w, kr_tensor weight, const int *order) {
+  const kr_tensor turned_weight = kr_graph_permute(w->g, weight, order), own = new_tensor(w, dims_of(w, turned_weight));
+  copy(w, "by_tap", turned_weight, own);
+  return own;
+}
+
+static kr_tensor composed(const kr_words *w, const char *name, int64_t step, kr_tensor x, kr_tensor weight,
+                          const kr_norm *n) {
+  const kr_dims d = dims_of(w, x), k = dims_of(w, weight);
+  const int64_t N = k.size[0], K = k.size[1], F = (d.size[1] - K) / step + 1, columns = K * d.size[3];
+  const kr_tensor windows = new_rows(w, KR_DIMS(d.size[0], F, d.size[2], columns));
+  kr_graph_call(w->g, "windows", &kr_op_unfold,
+                &(krait_unfold_args){.KH = K, .KW = 1, .SH = step, .SW = 1, .x = view(w, x), .out = view(w, windows)});
+  not_kept(w, windows);
+  return kr_product_norm_record(w, name, reshape(w, windows, KR_DIMS(d.size[0] * F * d.size[2], columns)),
+                                reshape(w, taps_in_middle(w, weight, (int[]){0, 1, 2}), KR_DIMS(N, columns)), n,
+                                KR_DIMS(d.size[0], F, d.size[2], N), 0);
+}
+
+static kr_tensor composed_back(const kr_words *w, const char *name, int64_t step, kr_tensor x, kr_tensor weight,
+                               const kr_norm *n) {
+  const kr_dims k = dims_of(w, weight);
+  const kr_tensor taps = turned(w, reshape(w, taps_in_middle(w, weight, (int[]){2, 1, 0}),
+                                           KR_DIMS(k.size[2], k.size[1] * k.size[0])));
+  return kr_norm_record(
+      w, n, kr_fold_record(w, k.size[1], step, map_of(w, product(w, name, rows_of(w, x), taps, 0, 0, 0), x)), 0);
+}
+
+kr_tensor kr_conv_norm_record(const kr_words *w, const char *name, uint32_t flags, int64_t step, kr_tensor x,
+                              kr_tensor weight, const kr_norm *n) {
+  if (w->how != KR_APART) return called(w, name, flags, step, x, weight, n);
+  return flags & KRAIT_CONV_NORM_TRANSPOSED ? composed_back(w, name, step, x, weight, n)
+                                            : composed(w, name, step, x, weight, n);
 }
 
 static void record(kr_graph *g, const void *args, int32_t dtype) {
-  const conv_args *a = args;
-  const kr_dims items = KR_DIMS(a->B, a->OH * a->W, a->N), map = KR_DIMS(a->B, a->OH, a->W, a->N);
-#define INPUT(field, ...) \
-  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-  INPUT(x, a->B, a->H, a->W, a->C);
-  INPUT(weight, a->N, a->K, a->C);
-  INPUT(norm_weight, a->N);
-  INPUT(norm_bias, a->N);
-  INPUT(slope, a->N);
-#undef INPUT
-  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", map),
-                  own = copied(g, "x", x, dtype, KR_DIMS(a->B, a->H, a->W, a->C)),
-                  y = a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? convolved_back(g, a, own, weight, dtype)
-                                                                 : convolved(g, a, own, weight, dtype),
-                  normed = kr_graph_temp(g, dtype, items);
-  kr_graph_call(g, "norm", &kr_op_instance_norm,
-                &(krait_instance_norm_args){.eps = a->eps,
-                                            .x = kr_graph_view(g, kr_graph_reshape(g, y, items)),
-                                            .weight = kr_graph_view(g, norm_weight),
-                                            .bias = kr_graph_view(g, norm_bias),
-                                            .slope = kr_graph_view(g, slope),
-                                            .out = kr_graph_view(g, normed)});
-  kr_graph_pointwise(g, "out", (krait_pointwise_args){.x_scale = 1}, kr_graph_reshape(g, normed, map), 0, out);
+  const krait_conv_norm_args *a = args;
+  const kr_words w = {.g = g, .dtype = dtype, .rows_dtype = dtype, .B = a->B, .F = a->H, .T = a->W};
+  KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->C);
+  KR_GRAPH_INPUT(weight, a->N, a->K, a->C);
+  KR_GRAPH_INPUT(norm_weight, a->N);
+  KR_GRAPH_INPUT(norm_bias, a->N);
+  KR_GRAPH_INPUT(slope, a->N);
+  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->OH, a->W, a->N)),
+                  own = new_tensor(&w, KR_DIMS(a->B, a->H, a->W, a->C));
+  copy(&w, "x", x, own);
+  copy(&w, "out",
+       kr_conv_norm_record(&w, "product", a->call.flags, a->S, own, weight,
+                           &(kr_norm){.weight = norm_weight, .bias = norm_bias, .slope = slope, .eps = a->eps}),
+       out);
 }
 
 KR_GRAPH_ROW(conv_norm_composed, conv_norm, record, KRAIT_F32, 0)

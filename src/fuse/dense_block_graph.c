@@ -1,86 +1,145 @@
-/* dense_block_graph.c: dense_block as a graph of filters, products and norms; in its reference row on the operators'
- * reference rows, in float64 between two of them. */
-#include <krait/blocks.h>
-
+/* dense_block_graph.c: a dense block as one call, or as a graph of filters, products and norms; in the operator's
+ * reference row on the operators' reference rows, in float64 between two of them. */
 #include "dense_block/dense_block_rows.h"
 #include "graph_kept.h"
-#include "op_list.h"
+#include "words.h"
 
-static void copy(kr_graph *g, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+/* ---- one call ---- */
+
+static void put(const kr_words *w, kr_tensor from, kr_dims dims, kr_tensor to, int dim, int64_t at, int64_t n) {
+  copy(w, "dense", reshape(w, from, dims), kr_graph_slice(w->g, to, dim, at, n));
 }
 
-/* rows (n, inputs) times a part of weights (outputs, inputs). */
-static void product(kr_graph *g, const krait_dense_block_args *a, const char *name, kr_tensor rows, kr_tensor weight,
-                    kr_tensor out) {
-  kr_graph_call(g, name, &kr_op_gemm,
-                &(krait_gemm_args){.call.flags = a->call.flags & KRAIT_DENSE_TF32 ? KRAIT_GEMM_TF32 : 0,
-                                   .A = kr_graph_view(g, rows),
-                                   .Bmat = kr_graph_view(g, kr_graph_permute(g, weight, (int[]){1, 0})),
-                                   .out = kr_graph_view(g, out)});
+static kr_tensor called(const kr_words *w, const kr_dense_block *b, kr_tensor x) {
+  const int64_t C = b->C, L = b->L, N = C * L * (L + 1) / 2;
+  const kr_tensor out = new_map(w, dims_of(w, x).size[1], C),
+                  taps = is_fused(w) ? kr_graph_permute(w->g, new_tensor(w, KR_DIMS(3, 3, N)), (int[]){2, 0, 1})
+                                     : new_tensor(w, KR_DIMS(N, 3, 3)),
+                  taps_bias = new_tensor(w, KR_DIMS(N)), weight = new_tensor(w, KR_DIMS(C, N)),
+                  norm_weight = new_tensor(w, KR_DIMS(L, C)), norm_bias = new_tensor(w, KR_DIMS(L, C)),
+                  slope = new_tensor(w, KR_DIMS(L, C));
+  for (int64_t i = 0; i < L; i++) {
+    const kr_dense_layer *l = &b->layers[i];
+    const int64_t I = (i + 1) * C, first = C * i * (i + 1) / 2;
+    put(w, l->taps, KR_DIMS(I, 3, 3), taps, 0, first, I);
+    put(w, l->taps_bias, KR_DIMS(I), taps_bias, 0, first, I);
+    put(w, l->weight, KR_DIMS(C, I), weight, 1, first, I);
+    put(w, l->norm.weight, KR_DIMS(1, C), norm_weight, 0, i, 1);
+    put(w, l->norm.bias, KR_DIMS(1, C), norm_bias, 0, i, 1);
+    put(w, l->norm.slope, KR_DIMS(1, C), slope, 0, i, 1);
+  }
+  return kr_graph_call(w->g, "dense", &kr_op_dense_block,
+                       &(krait_dense_block_args){.call.flags = (w->one_sided ? KRAIT_DENSE_ONE_SIDED : 0) |
+                                                               (has_halves(w) ? KRAIT_DENSE_TF32 : 0),
+                                                 .eps = b->layers[0].norm.eps,
+                                                 .x = view(w, x),
+                                                 .taps = view(w, taps),
+                                                 .taps_bias = view(w, taps_bias),
+                                                 .weight = view(w, is_fused(w) ? laid_out(w, weight) : weight),
+                                                 .norm_weight = view(w, norm_weight),
+                                                 .norm_bias = view(w, norm_bias),
+                                                 .slope = view(w, slope),
+                                                 .lift = view(w, b->lift ? matrix(w, b->lift) : 0),
+                                                 .lift_weight = view(w, b->lift_norm.weight),
+                                                 .lift_bias = view(w, b->lift_norm.bias),
+                                                 .lift_slope = view(w, b->lift_norm.slope),
+                                                 .out = view(w, out)});
 }
 
-static void norm(kr_graph *g, const krait_dense_block_args *a, kr_tensor mixed, kr_tensor weight, kr_tensor bias,
-                 kr_tensor slope, kr_tensor out) {
-  const kr_dims items = KR_DIMS(a->B, a->H * a->W, a->C);
-  kr_graph_call(g, "norm", &kr_op_instance_norm,
-                &(krait_instance_norm_args){.eps = a->eps,
-                                            .x = kr_graph_view(g, kr_graph_reshape(g, mixed, items)),
-                                            .weight = kr_graph_view(g, weight),
-                                            .bias = kr_graph_view(g, bias),
-                                            .slope = kr_graph_view(g, slope),
-                                            .out = kr_graph_view(g, kr_graph_reshape(g, out, items))});
+/* ---- apart ---- */
+
+/* A layer's filter over x, which its past stands before: a filter along frequency for each tap in time. */
+static kr_tensor filter_with_past(const kr_words *w, kr_tensor x, kr_tensor taps, kr_tensor bias, int64_t dilation) {
+  const int64_t I = dims_of(w, taps).size[0], before = dims_of(w, x).size[2] - w->T;
+  if (!w->has_past) return filter(w, "dense_filter", x, taps, bias, dilation);
+  kr_tensor sum = 0;
+  for (int64_t k = 0; k < 3; k++) {
+    const kr_tensor tap = kr_graph_slice(w->g, reshape(w, taps, KR_DIMS(I, 1, 3, 3)), 2, k, 1),
+                    part = filter(w, "dense_filter", kr_graph_slice(w->g, x, 2, before - (2 - k) * dilation, w->T), tap,
+                                  k ? 0 : bias, dilation);
+    sum = sum ? add(w, "dense_filter", sum, part) : part;
+  }
+  return sum;
 }
 
-/* Newest first, in one tensor, in which each layer's output stands before its sources; x0 is the last of them. */
+/* What is lifted is not rounded before its norm: it is of few numbers. */
+static void put_input(const kr_words *w, const kr_dense_block *b, kr_tensor x, kr_tensor input) {
+  const kr_dims d = dims_of(w, x);
+  kr_tensor first = x;
+  if (b->lift)
+    first = kr_product_norm_record(w, "lift", reshape(w, x, KR_DIMS(d.size[0] * d.size[1] * d.size[2], d.size[3])),
+                                   matrix(w, b->lift), &b->lift_norm, KR_DIMS(d.size[0], d.size[1], d.size[2], b->C),
+                                   w->rows_dtype == w->dtype ? input : 0);
+  if (first != input) copy(w, "dense_input", first, input);
+}
+
+/* In one tensor each layer's output stands before its sources, newest first; the block's input is the last of them. */
+static kr_tensor composed(const kr_words *w, const kr_dense_block *b, kr_tensor x) {
+  const kr_dims d = dims_of(w, x);
+  const int64_t C = b->C, L = b->L, n = L > 0 ? L : 1, past = L ? (int64_t)1 << L : 0;
+  const kr_tensor all = room_with_past(w, "dense", KR_DIMS(d.size[0], d.size[1], w->T, n * C), past);
+  kr_tensor last = newest(w, kr_graph_slice(w->g, all, 3, (n - 1) * C, C));
+  put_input(w, b, x, last);
+  for (int64_t i = 0; i < L; i++) {
+    const kr_dense_layer *l = &b->layers[i];
+    const int64_t I = (i + 1) * C;
+    const kr_tensor sources = kr_graph_slice(w->g, all, 3, (L - 1 - i) * C, I),
+                    filtered = not_kept(w, filter_with_past(w, sources, l->taps, l->taps_bias, (int64_t)1 << i)),
+                    to = i + 1 < L ? newest(w, kr_graph_slice(w->g, all, 3, (L - 2 - i) * C, C)) : 0;
+    last = kr_product_norm_record(w, "dense_mix", reshape(w, filtered, KR_DIMS(d.size[0] * d.size[1] * w->T, I)),
+                                  matrix(w, l->weight), &l->norm, KR_DIMS(d.size[0], d.size[1], w->T, C), to);
+  }
+  keep_past(w, all, past);
+  return last;
+}
+
+kr_tensor kr_dense_block_record(const kr_words *w, const kr_dense_block *b, kr_tensor x) {
+  return w->how == KR_APART ? composed(w, b, x) : b->L ? called(w, b, x) : x;
+}
+
+/* ---- the operator's rows ---- */
+
 static void record(kr_graph *g, const void *args, int32_t dtype) {
   const krait_dense_block_args *a = args;
-  const int64_t C = a->C, L = a->L, n = a->B * a->H * a->W;
-  const kr_dims map = KR_DIMS(a->B, a->H, a->W, C);
-#define INPUT(field, ...) \
-  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-  INPUT(x, a->B, a->H, a->W, a->K);
-  INPUT(taps, a->N, 3, 3);
-  INPUT(taps_bias, a->N);
-  INPUT(weight, C, a->N);
-  INPUT(norm_weight, L, C);
-  INPUT(norm_bias, L, C);
-  INPUT(slope, L, C);
-  INPUT(lift, C, a->K);
-  INPUT(lift_weight, C);
-  INPUT(lift_bias, C);
-  INPUT(lift_slope, C);
-#undef INPUT
-  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", map),
-                  all = kr_graph_temp(g, dtype, KR_DIMS(a->B, a->H, a->W, (L + 1) * C));
-  const kr_tensor first_source = kr_graph_slice(g, all, 3, L * C, C);
-  if (lift) {
-    const kr_tensor own = kr_graph_temp(g, dtype, KR_DIMS(a->B, a->H, a->W, a->K)),
-                    lifted = kr_graph_temp(g, dtype, KR_DIMS(n, C));
-    copy(g, "x", x, own);
-    product(g, a, "lift", kr_graph_reshape(g, own, KR_DIMS(n, a->K)), lift, lifted);
-    norm(g, a, lifted, lift_weight, lift_bias, lift_slope, first_source);
-  } else copy(g, "x", x, first_source);
+  const int64_t C = a->C, L = a->L;
+  const kr_words w = {.g = g,
+                      .dtype = dtype,
+                      .rows_dtype = dtype,
+                      .B = a->B,
+                      .F = a->H,
+                      .T = a->W,
+                      .one_sided = (a->call.flags & KRAIT_DENSE_ONE_SIDED) != 0,
+                      .has_tf32 = (a->call.flags & KRAIT_DENSE_TF32) != 0};
+  KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->K);
+  KR_GRAPH_INPUT(taps, a->N, 3, 3);
+  KR_GRAPH_INPUT(taps_bias, a->N);
+  KR_GRAPH_INPUT(weight, C, a->N);
+  KR_GRAPH_INPUT(norm_weight, L, C);
+  KR_GRAPH_INPUT(norm_bias, L, C);
+  KR_GRAPH_INPUT(slope, L, C);
+  KR_GRAPH_INPUT(lift, C, a->K);
+  KR_GRAPH_INPUT(lift_weight, C);
+  KR_GRAPH_INPUT(lift_bias, C);
+  KR_GRAPH_INPUT(lift_slope, C);
+  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->H, a->W, C)),
+                  own = new_tensor(&w, KR_DIMS(a->B, a->H, a->W, a->K));
+  const float eps = a->eps;
+  kr_dense_block b = {.C = C,
+                      .L = L,
+                      .lift = lift,
+                      .lift_norm = {.weight = lift_weight, .bias = lift_bias, .slope = lift_slope, .eps = eps}};
   for (int64_t i = 0; i < L; i++) {
-    const int64_t I = (i + 1) * C, first = C * i * (i + 1) / 2, past = a->call.flags & KRAIT_DENSE_ONE_SIDED ? 2 : 1;
-    const kr_tensor filtered = kr_graph_temp(g, dtype, KR_DIMS(a->B, a->H, a->W, I)),
-                    mixed = kr_graph_temp(g, dtype, KR_DIMS(n, C)), own = kr_graph_slice(g, taps, 0, first, I);
-#define OF_LAYER(t) kr_graph_reshape(g, kr_graph_slice(g, t, 0, i, 1), KR_DIMS(C))
-    kr_graph_call(g, "filter", &kr_op_depthwise_conv,
-                  &(krait_depthwise_conv_args){.DH = 1,
-                                               .DW = (int64_t)1 << i,
-                                               .PH = 1,
-                                               .PW = past << i,
-                                               .x = kr_graph_view(g, kr_graph_slice(g, all, 3, (L - i) * C, I)),
-                                               .weight = kr_graph_view(g, kr_graph_permute(g, own, (int[]){0, 2, 1})),
-                                               .bias = kr_graph_view(g, kr_graph_slice(g, taps_bias, 0, first, I)),
-                                               .out = kr_graph_view(g, filtered)});
-    product(g, a, "mix", kr_graph_reshape(g, filtered, KR_DIMS(n, I)), kr_graph_slice(g, weight, 1, first, I), mixed);
-    norm(g, a, mixed, OF_LAYER(norm_weight), OF_LAYER(norm_bias), OF_LAYER(slope),
-         kr_graph_slice(g, all, 3, (L - 1 - i) * C, C));
+    const int64_t I = (i + 1) * C, first = C * i * (i + 1) / 2;
+#define OF_LAYER(t) reshape(&w, kr_graph_slice(g, t, 0, i, 1), KR_DIMS(C))
+    b.layers[i] = (kr_dense_layer){
+        .taps = reshape(&w, kr_graph_slice(g, taps, 0, first, I), KR_DIMS(I, 1, 3, 3)),
+        .taps_bias = kr_graph_slice(g, taps_bias, 0, first, I),
+        .weight = kr_graph_slice(g, weight, 1, first, I),
+        .norm = {.weight = OF_LAYER(norm_weight), .bias = OF_LAYER(norm_bias), .slope = OF_LAYER(slope), .eps = eps}};
 #undef OF_LAYER
   }
-  copy(g, "out", kr_graph_slice(g, all, 3, 0, C), out);
+  copy(&w, "x", x, own);
+  copy(&w, "out", composed(&w, &b, own), out);
 }
 
 KR_GRAPH_ROW(dense_block_composed, dense_block, record, KRAIT_F32, 0)

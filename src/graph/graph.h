@@ -39,6 +39,8 @@ int32_t kr_graph_open(kr_graph **graph);
 void kr_graph_close(kr_graph **graph);
 /* The first failure so far, with its sentence as this thread's error detail. */
 int32_t kr_graph_status(const kr_graph *g);
+/* What this thread has just failed with is the graph's failure. */
+int32_t kr_graph_note(kr_graph *g, int32_t status);
 
 /* ---- tensors: row-major without gaps, unless a layout says otherwise ---- */
 /* The caller's memory, bound to each runner: read, or written. layout may be NULL; else its strides and dtype count

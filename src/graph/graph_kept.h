@@ -17,6 +17,9 @@ typedef struct kr_graph_row {
 /* A view of the args as input or output of the graph; 0: it is absent. */
 kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name,
                             kr_dims dims);
+/* In a kr_graph_record with its g and args a: kr_tensor FIELD, an input of these sizes. */
+#define KR_GRAPH_INPUT(field, ...) \
+  const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
 /* An input of a gradient: where its elements share memory, by a stride of 0, it is a copy, so that each gets a gradient
  * of its own (complex ones: not). */
 kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims);

@@ -74,7 +74,6 @@ struct kr_graph {
 
 /* Keeps the first failure; the sentence names the graph's part. */
 #define kr_graph_fail(g, status, ...) (kr_keep_failure(__VA_ARGS__), kr_graph_note((g), (status)))
-int32_t kr_graph_note(kr_graph *g, int32_t status);
 
 static inline const kr_cuda *kr_graph_cuda(const kr_graph *g) { return g->ctx ? g->ctx->cuda : NULL; }
 static inline krait_view *kr_view_in(void *args, size_t offset) { return (krait_view *)((char *)args + offset); }

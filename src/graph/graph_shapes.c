@@ -59,9 +59,11 @@ static int32_t get_memory(kr_shapes *s, uint64_t bytes) {
 
 int32_t kr_shapes_ready(kr_shapes *s, kr_shape_graph *shape, uint64_t own_bytes, char **memory, int *is_new) {
   const uint64_t own = (own_bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
-  KR_TRY(get_memory(s, own + kr_graph_bytes(shape->graph)));
+  const int has_states = shape->graph->state_bytes != 0; /* which live in memory that it does not share */
+  KR_TRY(get_memory(s, own + (has_states ? 0 : kr_graph_bytes(shape->graph))));
   shape->last_use = ++s->n_uses;
   *memory = s->memory, *is_new = !shape->runner;
   if (shape->runner) return KRAIT_OK;
+  if (has_states) return kr_runner_open(shape->graph, &shape->runner);
   return kr_runner_open_in(shape->graph, s->memory + own, s->memory_bytes - own, &shape->runner);
 }

@@ -14,7 +14,7 @@ typedef struct kr_shape_graph {
   kr_tensor tensors[KR_SHAPE_TENSORS]; /* the builder's, to be bound */
 } kr_shape_graph;
 
-/* Records the graph of a shape and names its tensors; it has no states. */
+/* Records the graph of a shape and names its tensors. States are lost when the memory grows. */
 typedef int32_t kr_shape_record_fn(const void *user, const int64_t *key, kr_graph *g, kr_tensor *tensors);
 
 typedef struct kr_shapes { /* the first four are given */

@@ -8,8 +8,7 @@
 #include "clip/clip_tower.h"
 #include "language/any_lm.h"
 #include "model_kind.h"
-#include "primeknet/primeknet_model.h"
-#include "primeknet/primeknet_stream.h"
+#include "primeknet/primeknet.h"
 #include "seedvr/seedvr.h"
 #include "sized.h"
 #include "status.h"
@@ -35,56 +34,23 @@ static int32_t show(void *user, const char *title, const kr_graph *g) {
 
 /* ---- files that name their model ---- */
 
-/* Of the parameters only names and shapes: their values change no time. */
-static int32_t record_primeknet(const shower *s, const kr_pk_config *c, pk_parameters *p, kr_graph *g) {
-  const int64_t F = c->F, T = FRAMES;
-  kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(1, F, T, 2)),
-                    .mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(1, F, T)),
-                    .pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(1, F, T)),
-                    .com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(1, F, T, 2))};
-  kr_pk_graph_record(g, c, pk_parameter_taken, p, &io);
-  KR_TRY(pk_parameters_check(p));
-  KR_TRY(kr_graph_plan(g, s->ctx, 0));
-  return show((void *)s, "PrimeKnet as it is trained, a window of 100 frames", g);
-}
-
-/* What streams, and what a CPU runs. */
-static int32_t show_model(const shower *s, const kr_primeknet *net) {
-  char title[96];
-  pk_chunks *chunks = NULL;
-  kr_graph *g = NULL;
-  kr_tensor tensors[KR_PK_TENSORS];
-  int32_t status;
-  if (kr_primeknet_config(net)->streams) {
-    snprintf(title, sizeof title, "PrimeKnet that streams, %d frames as they come", KR_PK_LIVE_CHUNK);
-    status = pk_chunks_open(net, KR_PK_LIVE_CHUNK, &chunks);
-    if (status >= 0) status = show((void *)s, title, pk_chunks_graph(chunks));
-  } else {
-    status = kr_graph_open(&g);
-    if (status >= 0) status = pk_model_record(net, pk_parameter_of, 1, FRAMES, KR_PK_MAG | KR_PK_PHA, g, tensors);
-    if (status >= 0) status = kr_graph_plan(g, s->ctx, KR_PLAN_CONSTANT);
-    if (status >= 0) status = show((void *)s, "PrimeKnet, a window of 100 frames", g);
-  }
-  pk_chunks_close(&chunks);
-  kr_graph_close(&g);
-  return status;
-}
-
+/* As its weights run here: a window, or frames as they come. */
 static int32_t show_primeknet(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
+  char title[96];
   kr_pk_config c;
-  pk_parameters p = {0};
   kr_primeknet *net = NULL;
   kr_graph *g = NULL;
+  kr_tensor tensors[KR_PK_TENSORS];
   KR_TRY(kr_pk_config_read(model, config, &c));
-  const int has_kernels = s->ctx->cuda && !c.streams; /* of its own, which are no graph */
-  int32_t status = has_kernels ? pk_parameters_open(weights, 0, &p)
-                               : kr_primeknet_open(s->ctx, &c, weights, KRAIT_PRECISION_FP32, &net);
-  if (status >= 0 && net) status = show_model(s, net);
-  if (status >= 0 && has_kernels) status = kr_graph_open(&g);
-  if (g) status = record_primeknet(s, &c, &p, g);
+  const int64_t T = c.streams ? KR_PK_LIVE_CHUNK : FRAMES;
+  snprintf(title, sizeof title, "PrimeKnet, %d frames%s", (int)T, c.streams ? " as they come" : " at once");
+  int32_t status = kr_primeknet_open(s->ctx, &c, weights, KRAIT_PRECISION_FP32, &net);
+  if (status >= 0) status = kr_graph_open(&g);
+  if (status >= 0) status = kr_primeknet_record(net, (int64_t[]){1, T, KR_PK_MAG | KR_PK_PHA}, g, tensors);
+  if (status >= 0) status = kr_graph_plan(g, s->ctx, kr_primeknet_plan_flags(net));
+  if (status >= 0) status = show((void *)s, title, g);
   kr_graph_close(&g);
   kr_primeknet_close(&net);
-  pk_parameters_close(&p);
   return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->options->weights_path, krait_error_detail())
                                      : status;
 }

@@ -13,7 +13,6 @@
 #include "alloc.h"
 #include "ctx.h"
 #include "primeknet/primeknet_graph.h"
-#include "primeknet/primeknet_stream.h"
 
 #define PAIR GOLDEN "/tiny-streaming"
 enum { MOST = 512 };
@@ -178,12 +177,12 @@ static void chunks_are_the_whole(void **state) {
   float *mag = kr_alloc_array((size_t)plane, 2 * sizeof *mag), *pha = mag + plane,
         *com = kr_alloc_array((size_t)plane, 2 * sizeof *com);
   for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-    pk_chunks *c = NULL;
-    must(pk_chunks_open(s, sizes[k], &c));
+    kr_pk_session *c = NULL;
+    must(kr_pk_session_open(s, sizes[k], &c));
     for (int64_t b = 0; b < p.B; b++) { /* the second begins anew */
-      must(pk_chunks_reset(c));
+      must(kr_pk_begin(c));
       for (int64_t t = 0; t < p.T; t += sizes[k])
-        must(pk_chunks_run(c, p.com_in + 2 * b * plane, p.T, t, p.T - t < sizes[k] ? p.T - t : sizes[k], mag, pha));
+        must(kr_pk_frames(c, p.com_in + 2 * b * plane, p.T, t, p.T - t < sizes[k] ? p.T - t : sizes[k], mag, pha));
       for (int64_t i = 0; i < plane; i++) com[2 * i] = mag[i] * cosf(pha[i]), com[2 * i + 1] = mag[i] * sinf(pha[i]);
       const double d_mag = distance(mag, (const float *)item(p.golden, "golden.", "mag")->data + b * plane, plane),
                    d_com =
@@ -191,7 +190,7 @@ static void chunks_are_the_whole(void **state) {
       print_message("chunks of %lld: mag %.1e, com %.1e\n", (long long)sizes[k], d_mag, d_com);
       assert_true(d_mag <= 1e-5 && d_com <= 1e-5);
     }
-    pk_chunks_close(&c);
+    kr_pk_session_close(&c);
   }
   kr_free(mag), kr_free(com), kr_primeknet_close(&s), close_problem(&p);
 }

@@ -7,7 +7,6 @@
 #include "alloc.h"
 #include "ctx.h"
 #include "model_kind.h"
-#include "primeknet_stream.h"
 #include "status.h"
 #include "stft.h"
 #include "stft_live.h"
@@ -25,7 +24,7 @@ typedef struct pk_timeline {
   const pk_impl *impl;
   kr_pk_session *session;
   kr_stft *stft;
-  pk_chunks *chunks; /* of a model that streams, once sound as it comes is asked for */
+  kr_pk_session *chunks; /* of a model that streams, once sound as it comes is asked for */
   kr_stft_live *live;
   int64_t room_frames;
   float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
@@ -60,7 +59,7 @@ static void close_timeline(void **handle) {
   kr_pk_session_close(&line->session);
   kr_stft_close(&line->stft);
   kr_stft_live_close(&line->live);
-  pk_chunks_close(&line->chunks);
+  kr_pk_session_close(&line->chunks);
   kr_free(line->com);
   kr_free(line);
 }
@@ -69,8 +68,8 @@ static int32_t open_timeline(const void *impl, void **handle) {
   pk_timeline *line = *handle = kr_zalloc(sizeof *line);
   KR_CHECK(line, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   line->impl = impl;
-  const int64_t n_fft = kr_primeknet_config(line->impl->net)->fft_len;
-  int32_t status = kr_pk_session_open(line->impl->net, &line->session);
+  const int64_t n_fft = line->impl->net->config.fft_len;
+  int32_t status = kr_pk_session_open(line->impl->net, 0, &line->session);
   if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, line->impl->pool, &line->stft);
   if (status < 0) close_timeline(handle);
   return status;
@@ -78,7 +77,7 @@ static int32_t open_timeline(const void *impl, void **handle) {
 
 static int32_t make_room(pk_timeline *line, int64_t T) {
   if (T <= line->room_frames) return KRAIT_OK;
-  const kr_pk_config *c = kr_primeknet_config(line->impl->net);
+  const kr_pk_config *c = &line->impl->net->config;
   kr_free(line->com);
   line->com = kr_alloc_array((size_t)T, (size_t)(4 * c->F + c->fft_len / 4) * sizeof *line->com);
   line->room_frames = line->com ? T : 0;
@@ -101,7 +100,7 @@ static int32_t clean_window(pk_timeline *line, const float *in, int64_t n_sample
 /* Pads with silence to whole frames, and to one transform at least. */
 static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_samples) {
   pk_timeline *line = user;
-  const int64_t n_fft = kr_primeknet_config(line->impl->net)->fft_len, hop = n_fft / 4;
+  const int64_t n_fft = line->impl->net->config.fft_len, hop = n_fft / 4;
   int64_t padded = (n_samples + hop - 1) / hop * hop;
   if (padded < n_fft) padded = n_fft;
   KR_TRY(make_room(line, kr_stft_n_frames(line->stft, padded)));
@@ -116,14 +115,15 @@ static int32_t open_live(void *user) {
   pk_timeline *line = user;
   const kr_primeknet *net = line->impl->net;
   if (line->live) return kr_stft_live_begin(line->live), KRAIT_OK;
-  if (!line->chunks) KR_TRY(pk_chunks_open(net, KR_PK_LIVE_CHUNK, &line->chunks));
-  return kr_stft_live_open(&(kr_stft_live_options){.n_fft = kr_primeknet_config(net)->fft_len,
+  if (!line->chunks) KR_TRY(kr_pk_session_open(net, KR_PK_LIVE_CHUNK, &line->chunks));
+  KR_TRY(kr_pk_begin(line->chunks)); /* plans */
+  return kr_stft_live_open(&(kr_stft_live_options){.n_fft = net->config.fft_len,
                                                    .chunk = KR_PK_LIVE_CHUNK,
                                                    .power = compress_power,
                                                    .pool = line->impl->pool,
                                                    .user = line->chunks,
-                                                   .begin = pk_chunks_reset,
-                                                   .frames = pk_chunks_run},
+                                                   .begin = kr_pk_begin,
+                                                   .frames = kr_pk_frames},
                            &line->live);
 }
 static int64_t live_due(const void *user, int64_t n_samples) {
@@ -140,7 +140,7 @@ static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   *denoiser = (kr_denoiser){.run = run_denoiser,
                             .user = timeline,
                             .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
-                            .live = kr_primeknet_config(line->impl->net)->streams ? &live : NULL};
+                            .live = line->impl->net->config.streams ? &live : NULL};
   return KRAIT_OK;
 }
 
@@ -167,7 +167,7 @@ int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, co
 static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
                               int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.input_com");
-  const int64_t F = kr_primeknet_config(line->impl->net)->F;
+  const int64_t F = line->impl->net->config.F;
   KR_CHECK(input && input->n_dims == 4 && input->shape[0] >= 1 && input->shape[1] == F && input->shape[2] >= 1,
            KRAIT_ERR_WEIGHTS, "the golden file has no golden.input_com of shape (B, %lld, T, 2)", (long long)F);
   const int64_t B = input->shape[0], T = input->shape[2], n = B * F * T;
@@ -188,7 +188,7 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
                           int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.wav_in");
   if (!input) return KRAIT_OK;
-  const int64_t hop = kr_primeknet_config(line->impl->net)->fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0,
+  const int64_t hop = line->impl->net->config.fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0,
                 n_out = n / hop * hop;
   const float *in, *out;
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_in", 1, &n, &in));

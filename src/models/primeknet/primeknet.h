@@ -1,13 +1,14 @@
-/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, a model of a file's weights, and the forward
- * pass of windows. */
+/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, a model of a file's weights, and sessions that
+ * take windows, or frames as they come. */
 #ifndef KR_PRIMEKNET_H
 #define KR_PRIMEKNET_H
 
 #include <krait/model.h>
 
 #include "config.h"
+#include "graph.h"
 
-enum { KR_PK_MAX_KERNELS = 16, KR_PK_MAX_DEPTH = 16, KR_PK_MOVING_FRAMES = 11 };
+enum { KR_PK_MAX_KERNELS = 16, KR_PK_MAX_DEPTH = 16, KR_PK_MAX_LAYERS = 64, KR_PK_MOVING_FRAMES = 11 };
 enum { KR_PK_MAMBA, KR_PK_GRU, KR_PK_LSTM };
 
 typedef struct kr_pk_config {
@@ -19,27 +20,49 @@ typedef struct kr_pk_config {
   int64_t hidden, layers;                     /* of the time network; layers only for GRU and LSTM */
   int64_t d_state, d_conv, d_inner, dt_rank;  /* Mamba */
   int32_t n_kernels;
-  int64_t kernels[KR_PK_MAX_KERNELS], max_kernel;
+  int64_t kernels[KR_PK_MAX_KERNELS];
   double sigmoid_beta;
 } kr_pk_config;
 
-typedef struct kr_primeknet kr_primeknet;
-typedef struct kr_pk_session kr_pk_session;
-
 /* The configuration that `model` ("primeknet_gru", ...) and `config` describe. */
 int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_config *out);
-/* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. KRAIT_ERR_UNSUPPORTED: not on this
- * device. */
+
+/* ---- models ---- */
+
+typedef struct kr_primeknet {
+  const krait_ctx *ctx;
+  kr_pk_config config;
+  int is_exact; /* products keep all bits of their factors */
+  kr_weights *weights;
+  float *values; /* what these hold */
+  char *taken;   /* while it opens, by number: asked for */
+} kr_primeknet;
+/* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. */
 int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
                           int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
-const kr_pk_config *kr_primeknet_config(const kr_primeknet *model);
 
-int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session);
+/* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com
+ * where they are asked for. */
+enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_TENSORS = 4 };
+int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors);
+uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);
+
+/* ---- sessions ---- */
+
+typedef struct kr_pk_session kr_pk_session;
+/* Frames at a time of a model that streams: of sound as it comes, and of whole windows (0: as many as suit). */
+enum { KR_PK_LIVE_CHUNK = 2 };
+int32_t kr_pk_session_open(const kr_primeknet *model, int64_t chunk, kr_pk_session **session);
 void kr_pk_session_close(kr_pk_session **session);
 /* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
 int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
                       float *com);
+/* Of a model that streams, as kr_stft_live_options has them: what comes next is the beginning; the next n <= chunk
+ * frames, from number `first` of (F,T,2) to the same of mag and pha (F,T), behind fewer than a chunk only another
+ * beginning. */
+int32_t kr_pk_begin(void *session);
+int32_t kr_pk_frames(void *session, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
 /* Of the last forward pass, kernels alone; 0 on the CPU. */
 double kr_pk_device_seconds(const kr_pk_session *session);
 int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,

@@ -43,12 +43,9 @@ static int32_t read_kernels(const kr_config *config, kr_pk_config *out) {
   memcpy(out->kernels, usual, sizeof usual);
   KR_TRY(kr_config_ints(config, "freq_block_kernel", 1, 255, KR_PK_MAX_KERNELS, out->kernels, &out->n_kernels));
   KR_CHECK(out->n_kernels >= 1, KRAIT_ERR_WEIGHTS, "freq_block_kernel is empty");
-  out->max_kernel = 3; /* of the channel attention */
-  for (int32_t j = 0; j < out->n_kernels; j++) {
+  for (int32_t j = 0; j < out->n_kernels; j++)
     KR_CHECK(out->kernels[j] % 2 == 1, KRAIT_ERR_WEIGHTS,
              "freq_block_kernel holds %lld, but even kernels change the number of bins", (long long)out->kernels[j]);
-    if (out->kernels[j] > out->max_kernel) out->max_kernel = out->kernels[j];
-  }
   return KRAIT_OK;
 }
 

@@ -1,398 +1,359 @@
-/* primeknet_graph.c: PrimeKnet as calls of a graph: encoder, decoders, the whole. Biases in front of a norm that
- * measures are left out: they cancel in it, and so do their gradients. */
-#include "primeknet_maker.h"
+/* primeknet_graph.c: PrimeKnet as calls of a graph: its parameters, by the table of keys, in blocks over maps
+ * (src/fuse/map_blocks.h). */
+#include "primeknet_graph.h"
 
-/* ---- norms with their PReLU ---- */
+#include <stdarg.h>
+#include <stdio.h>
 
-typedef struct norm {
-  const char *place;                       /* of its keys, with what follows it: "dense_encoder.dense_conv_1.1." */
-  kr_tensor before, weight, bias, slope;   /* before: the bias of the product in front */
-} norm;
+#include "primeknet_weights.h"
+#include "words.h"
 
-static kr_tensor mean_of(const maker *m, kr_tensor x) {
-  const kr_dims d = kr_graph_dims(m->g, x);
-  kr_tensor mean = x;
-  const kr_dims steps[] = {KR_DIMS(d.size[0] * d.size[1], d.size[2], d.size[3]),
-                           KR_DIMS(1, d.size[0] * d.size[1], d.size[3])};
-  for (int k = 0; k < 2; k++)
-    mean = kr_graph_call(m->g, "batch_mean", &kr_op_pool,
-                         &(krait_pool_args){.x = view(m, reshape(m, mean, steps[k])), .out = kr_graph_ask()});
-  return mean; /* (1, C) */
+_Static_assert((int)KR_PK_MAX_DEPTH <= (int)KR_DENSE_MOST, "layers that a dense block holds");
+_Static_assert((int)KR_PK_MAX_KERNELS <= (int)KR_FILTER_BANK_MOST, "chunks that a bank holds");
+
+typedef struct maker {
+  kr_words w;
+  const kr_pk_config *c;
+  kr_pk_parameter_fn *parameter;
+  void *user;
+  const kr_pk_graph *io;
+} maker;
+
+/* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for,
+ * `n` the letter that is not the model's ---- */
+
+typedef struct place {
+  char name[96];
+} place;
+
+static place place_of(const char *format, ...) {
+  place p;
+  va_list list;
+  va_start(list, format);
+  vsnprintf(p.name, sizeof p.name, format, list);
+  va_end(list);
+  return p;
 }
 
-/* What running statistics are to come closer to: the mean with the bias that the product has left out, and the unbiased
- * variance. */
-static void measure(const maker *m, const norm *n, kr_tensor x) {
-  const kr_dims d = kr_graph_dims(m->g, x);
-  const int64_t C = d.size[3], number = 0;
-  const double positions = (double)(d.size[0] * d.size[1] * d.size[2]);
-  const char *prefix = n->place;
-  const maker measured = {.g = m->g, .c = m->c, .parameter = m->io->measured, .user = m->user};
-  pk_running_p p;
-  x = cast(m, "batch_floats", x, m->dtype);
-  const kr_tensor mean = mean_of(m, x), apart = new_tensor(m, d);
-  kr_graph_pointwise(m->g, "batch_apart", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, x,
-                     kr_graph_spread(m->g, reshape(m, mean, KR_DIMS(1, 1, 1, C)), d), apart);
-  const kr_tensor var = mean_of(m, multiply(m, "batch_square", apart, apart));
-  m = &measured;
-  KR_PK_RUNNING_KEYS(READ)
-  kr_graph_pointwise(m->g, "running_mean", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
-                     reshape(m, mean, KR_DIMS(C)), n->before, p.mean);
-  kr_graph_pointwise(m->g, "running_var",
-                     (krait_pointwise_args){.x_scale = (float)(positions / (positions > 1 ? positions - 1 : 1))},
-                     reshape(m, var, KR_DIMS(C)), 0, p.var);
+static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *prefix, const char *key, int64_t number,
+                      kr_dims dims) {
+  char name[KR_PK_MAX_NAME];
+  size_t used = (size_t)snprintf(name, sizeof name, "%s", prefix);
+  for (; *key; key++) {
+    if (*key == '@') used += (size_t)snprintf(name + used, sizeof name - used, "%s", m->w.one_sided ? ".conv" : "");
+    else if (*key == '#') used += (size_t)snprintf(name + used, sizeof name - used, "%lld", (long long)number);
+    else name[used++] = *key, name[used] = 0;
+  }
+  return from(m->user, m->w.g, name, dims);
 }
 
-/* x (B, ., ., C), normalised over all positions, with norm: batch also over B, through PReLU; into out of the same
- * shape or a new tensor. */
-static kr_tensor norm_and_slope(const maker *m, const norm *n, kr_tensor x, kr_tensor out) {
-  const kr_dims d = kr_graph_dims(m->g, x);
-  const int64_t over = m->c->streams ? d.size[0] : 1;
-  const kr_dims flat = KR_DIMS(d.size[0] / over, over * d.size[1] * d.size[2], d.size[3]);
-  if (!out) out = new_like(m, x);
-  if (m->c->streams) measure(m, n, x);
-  kr_graph_call(m->g, m->c->streams ? "batch_norm" : "instance_norm", &kr_op_instance_norm,
-                &(krait_instance_norm_args){.eps = (float)KR_PK_NORM_EPS,
-                                            .x = view(m, reshape(m, x, flat)),
-                                            .weight = view(m, n->weight),
-                                            .bias = view(m, n->bias),
-                                            .slope = view(m, n->slope),
-                                            .out = view(m, reshape(m, out, flat))});
-  return out;
-}
+#define FIELD(field, key, ...) kr_tensor field;
+#define READ(field, key, ...) p.field = take(m, m->parameter, prefix, key, number, KR_DIMS(__VA_ARGS__));
+#define SCOPE(scope, KEYS)                                                                                   \
+  typedef struct scope##_p {                                                                                 \
+    KEYS(FIELD)                                                                                              \
+  } scope##_p;                                                                                               \
+  static scope##_p read_##scope(const maker *m, const char *prefix, int64_t n, int64_t number) {             \
+    const kr_pk_config *c = m->c;                                                                            \
+    const int64_t C = c->C, F = c->F, H = c->hidden, E = c->d_inner, R = c->dt_rank, N = c->d_state, W = c->d_conv; \
+    scope##_p p;                                                                                             \
+    (void)(C + F + H + E + R + N + W + n);                                                                   \
+    KEYS(READ)                                                                                               \
+    return p;                                                                                                \
+  }
+SCOPE(encoder, KR_PK_ENCODER_KEYS)
+SCOPE(dense, KR_PK_DENSE_KEYS)
+SCOPE(block, KR_PK_BLOCK_KEYS)
+SCOPE(attention, KR_PK_ATTENTION_KEYS)
+SCOPE(moving, KR_PK_MOVING_KEYS)
+SCOPE(wrap, KR_PK_WRAP_KEYS)
+SCOPE(mamba, KR_PK_MAMBA_KEYS)
+SCOPE(recurrent, KR_PK_RECURRENT_KEYS)
+SCOPE(prime, KR_PK_PRIME_KEYS)
+SCOPE(mask, KR_PK_MASK_KEYS)
+SCOPE(phase, KR_PK_PHASE_KEYS)
 
-/* max(x, 0) + slope min(x, 0) by channels. */
-static kr_tensor slope_below(const maker *m, kr_tensor x, kr_tensor slope, kr_tensor out) {
-  const kr_dims d = kr_graph_dims(m->g, x), channels = KR_DIMS(1, 1, 1, d.size[3]);
-  const kr_tensor below = new_like(m, x), less = new_tensor(m, kr_graph_dims(m->g, slope));
-  if (!out) out = new_like(m, x);
-  kr_graph_pointwise(m->g, "slope_less", (krait_pointwise_args){.x_scale = -1, .y_scale = 1}, 0, slope, less);
-  kr_graph_pointwise(m->g, "below",
-                     (krait_pointwise_args){.activation = KRAIT_ACT_RELU, .x_scale = -1, .y_scale = 1}, x, x, below);
-  const kr_tensor factors = kr_graph_spread(m->g, reshape(m, less, channels), d);
-  kr_graph_pointwise(m->g, "sloped", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
-                     multiply(m, "below_slope", below, factors), x, out);
-  return out;
-}
-
-/* The norm with running statistics: a factor and a summand for each channel, which is its bias then. */
-static kr_tensor fixed_scale(const maker *m, const norm *n, kr_tensor *bias) {
-  const maker fixed = {.g = m->g, .c = m->c, .parameter = m->io->fixed, .user = m->user};
-  const kr_dims d = kr_graph_dims(m->g, n->weight);
-  const kr_tensor scale = take(&fixed, n->place, "scale", 0, d), shift = take(&fixed, n->place, "shift", 0, d);
-  *bias = add(m, "norm_bias", multiply(m, "norm_bias", n->before, scale), shift);
-  return scale;
-}
-
-/* Rows times a weight (outputs, inputs) through a norm, as positions of these dimensions. */
-static kr_tensor product_and_norm(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, const norm *n,
-                                  kr_dims dims, kr_tensor out) {
-  if (!m->io->fixed) return norm_and_slope(m, n, reshape(m, product(m, name, rows, weight, 0, 0, 0), dims), out);
-  kr_tensor bias;
-  const kr_dims w = kr_graph_dims(m->g, weight);
-  const kr_tensor scale = fixed_scale(m, n, &bias),
-                  factors = kr_graph_spread(m->g, reshape(m, scale, KR_DIMS(w.size[0], 1)), w);
-  const kr_tensor x = product(m, name, rows, multiply(m, "norm_weight", weight, factors), bias, 0, 0);
-  return slope_below(m, reshape(m, x, dims), n->slope, out);
-}
-
-/* The same of a map (B, ., ., C) that is there. */
-static kr_tensor norm_of(const maker *m, const norm *n, kr_tensor x) {
-  if (!m->io->fixed) return norm_and_slope(m, n, x, 0);
-  kr_tensor bias;
-  const kr_dims d = kr_graph_dims(m->g, x), channels = KR_DIMS(1, 1, 1, d.size[3]);
-  const kr_tensor factors = kr_graph_spread(m->g, reshape(m, fixed_scale(m, n, &bias), channels), d),
-                  summands = kr_graph_spread(m->g, reshape(m, bias, channels), d);
-  return slope_below(m, add(m, "norm_shift", multiply(m, "norm_scale", x, factors), summands), n->slope, 0);
+/* Behind a product with the bias `before`. Of a model that streams over the batch, or by statistics that are known. */
+static kr_norm norm_at(const maker *m, const char *prefix, kr_tensor before, kr_tensor weight, kr_tensor bias,
+                       kr_tensor slope) {
+  const kr_dims d = kr_graph_dims(m->w.g, weight);
+  kr_norm n = {.weight = weight,
+               .bias = bias,
+               .slope = slope,
+               .before = before,
+               .eps = (float)KR_PK_NORM_EPS,
+               .over_batch = m->c->streams};
+  if (!m->c->streams) return n;
+  if (m->io->measured) {
+    n.mean = take(m, m->io->measured, prefix, "running_mean", 0, d);
+    n.var = take(m, m->io->measured, prefix, "running_var", 0, d);
+  } else {
+    n.scale = take(m, m->parameter, prefix, "scale", 0, d);
+    n.shift = take(m, m->parameter, prefix, "shift", 0, d);
+  }
+  return n;
 }
 
 /* ---- encoder and decoders ---- */
 
-static int64_t dense_past(const maker *m) { return m->c->depth ? (int64_t)1 << m->c->depth : 0; }
-
-/* A dense block's filter over x, which its past stands before: a filter along frequency for each tap in time. */
-static kr_tensor filter_with_past(const maker *m, kr_tensor x, kr_tensor taps, kr_tensor bias, int64_t time_dilation) {
-  const int64_t I = kr_graph_dims(m->g, taps).size[0], before = kr_graph_dims(m->g, x).size[2] - m->T;
-  if (!m->io->has_past) return filter(m, "dense_filter", x, taps, bias, time_dilation);
-  kr_tensor sum = 0;
-  for (int64_t k = 0; k < 3; k++) {
-    const kr_tensor part = filter(
-        m, "dense_filter", kr_graph_slice(m->g, x, 2, before - (2 - k) * time_dilation, m->T),
-        kr_graph_slice(m->g, reshape(m, taps, KR_DIMS(I, 1, 3, 3)), 2, k, 1), k ? 0 : bias, time_dilation);
-    sum = sum ? add(m, "dense_filter", sum, part) : part;
+/* The layers of the dense block of this part. */
+static kr_dense_block dense_of(const maker *m, const char *part) {
+  kr_dense_block b = {.C = m->c->C, .L = m->c->depth};
+  for (int64_t i = 0; i < b.L; i++) {
+    const place at = place_of("%s.dense_block.dense_block.%lld.", part, (long long)i);
+    const dense_p p = read_dense(m, at.name, (i + 1) * b.C, 0);
+    b.layers[i] = (kr_dense_layer){
+        p.taps, p.taps_b, p.w, norm_at(m, place_of("%s2.", at.name).name, p.b, p.norm_w, p.norm_b, p.slope)};
   }
-  return sum;
+  return b;
 }
 
-/* all (B,F,T,depth C) has the block's input in its last C columns; what its layers give stands before it, newest first.
- * Returns the last output. */
-static kr_tensor dense_block(const maker *m, const char *place, kr_tensor all) {
-  const int64_t C = m->c->C, depth = m->c->depth;
-  const kr_dims d = kr_graph_dims(m->g, all);
-  kr_tensor last = all;
-  for (int64_t i = 0; i < depth; i++) {
-    char prefix[MAX_PREFIX];
-    const int64_t I = (i + 1) * C, number = 0;
-    pk_dense_p p;
-    snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", place, (long long)i);
-    KR_PK_DENSE_KEYS(READ)
-    const kr_tensor x = kr_graph_slice(m->g, all, 3, (depth - 1 - i) * C, I);
-    const kr_tensor filtered = not_kept(m, filter_with_past(m, x, p.taps, p.taps_b, (int64_t)1 << i));
-    const kr_tensor to = i + 1 < depth ? newest(m, kr_graph_slice(m->g, all, 3, (depth - 2 - i) * C, C)) : 0;
-    snprintf(prefix + strlen(prefix), sizeof prefix - strlen(prefix), "2.");
-    last = product_and_norm(m, "dense_mix", reshape(m, filtered, KR_DIMS(d.size[0] * d.size[1] * m->T, I)),
-                            matrix(m, p.w), &(norm){prefix, p.b, p.norm_w, p.norm_b, p.slope},
-                            KR_DIMS(d.size[0], d.size[1], m->T, C), to);
-  }
-  keep_past(m, all, dense_past(m));
-  return depth ? last : newest(m, all);
-}
-
-/* Room for a dense block over F bins; the last C columns are where its input goes. */
-static kr_tensor dense_room(const maker *m, int64_t F, kr_tensor *input) {
-  const int64_t n = m->c->depth > 0 ? m->c->depth : 1;
-  const kr_tensor all = room_with_past(m, "dense", KR_DIMS(m->B, F, m->T, n * m->c->C), dense_past(m));
-  *input = newest(m, kr_graph_slice(m->g, all, 3, (n - 1) * m->c->C, m->c->C));
-  return all;
-}
-
-/* (output, input, 1, 3), or of transposed convolutions (input, output, 1, 3), with the taps in the middle. */
-static kr_tensor taps_in_middle(const maker *m, kr_tensor weight) {
+/* Of a convolution (outputs,inputs,1,3), or a transposed one (inputs,outputs,1,3), with the taps in the middle. */
+static kr_tensor taps_of(const maker *m, kr_tensor weight, const int *order) {
   const int64_t C = m->c->C;
-  const kr_tensor by_tap = new_tensor(m, KR_DIMS(C, 3, C));
-  copy(m, "by_tap", kr_graph_permute(m->g, reshape(m, weight, KR_DIMS(C, C, 3)), (int[]){0, 2, 1}), by_tap);
-  return by_tap;
-}
-
-/* ---- inference: dense blocks, and convolutions with their norms, as calls ---- */
-
-static int in_calls(const maker *m) { return m->io->in_slices || m->io->fused; }
-
-/* A dense block; lift: its input is the encoder's. */
-static kr_tensor dense_call(const maker *m, const char *place, kr_tensor x, const pk_encoder_p *lift) {
-  const int64_t C = m->c->C, L = m->c->depth, N = C * L * (L + 1) / 2, number = 0;
-  const int by_tap = m->io->fused != KR_PK_APART;
-  const kr_tensor out = by_tap ? new_like(m, x) : new_frames(m, kr_graph_dims(m->g, x).size[1], C),
-                  taps = by_tap ? kr_graph_permute(m->g, new_tensor(m, KR_DIMS(3, 3, N)), (int[]){2, 0, 1})
-                                : new_tensor(m, KR_DIMS(N, 3, 3)),
-                  taps_b = new_tensor(m, KR_DIMS(N)), weight = new_tensor(m, KR_DIMS(C, N)),
-                  norm_w = new_tensor(m, KR_DIMS(L, C)), norm_b = new_tensor(m, KR_DIMS(L, C)),
-                  slope = new_tensor(m, KR_DIMS(L, C));
-  for (int64_t i = 0; i < L; i++) {
-    char prefix[MAX_PREFIX];
-    const int64_t I = (i + 1) * C, first = C * i * (i + 1) / 2;
-    pk_dense_p p;
-    snprintf(prefix, sizeof prefix, "%s.dense_block.dense_block.%lld.", place, (long long)i);
-    KR_PK_DENSE_KEYS(READ)
-#define PUT(from, dims, to, dim, at, n) copy(m, "dense", reshape(m, from, dims), kr_graph_slice(m->g, to, dim, at, n))
-    PUT(p.taps, KR_DIMS(I, 3, 3), taps, 0, first, I);
-    PUT(p.taps_b, KR_DIMS(I), taps_b, 0, first, I);
-    PUT(p.w, KR_DIMS(C, I), weight, 1, first, I);
-    PUT(p.norm_w, KR_DIMS(1, C), norm_w, 0, i, 1);
-    PUT(p.norm_b, KR_DIMS(1, C), norm_b, 0, i, 1);
-    PUT(p.slope, KR_DIMS(1, C), slope, 0, i, 1);
-#undef PUT
-  }
-  return kr_graph_call(m->g, "dense", &kr_op_dense_block,
-                       &(krait_dense_block_args){.call.flags =
-                                                     (m->one_sided ? KRAIT_DENSE_ONE_SIDED : 0) |
-                                                     (m->io->fused == KR_PK_HALF_FACTORS ? KRAIT_DENSE_TF32 : 0),
-                                                 .eps = (float)KR_PK_NORM_EPS,
-                                                 .x = view(m, x),
-                                                 .taps = view(m, taps),
-                                                 .taps_bias = view(m, taps_b),
-                                                 .weight = view(m, by_tap ? laid_out(m, weight) : weight),
-                                                 .norm_weight = view(m, norm_w),
-                                                 .norm_bias = view(m, norm_b),
-                                                 .slope = view(m, slope),
-                                                 .lift = view(m, lift ? matrix(m, lift->lift_w) : 0),
-                                                 .lift_weight = view(m, lift ? lift->lift_norm_w : 0),
-                                                 .lift_bias = view(m, lift ? lift->lift_norm_b : 0),
-                                                 .lift_slope = view(m, lift ? lift->lift_slope : 0),
-                                                 .out = view(m, out)});
-}
-
-/* A convolution along frequency, or its transpose, with its norm: weight (outputs, taps, inputs) in any strides. */
-static kr_tensor conv_norm(const maker *m, const char *name, uint32_t flags, int64_t step, kr_tensor x,
-                           kr_tensor weight, const norm *n) {
-  const kr_dims d = kr_graph_dims(m->g, x), w = kr_graph_dims(m->g, weight);
-  const int64_t F = flags & KRAIT_CONV_NORM_TRANSPOSED ? (d.size[1] - 1) * step + w.size[1]
-                                                       : (d.size[1] - w.size[1]) / step + 1;
-  const kr_tensor by_tap = kr_graph_permute(m->g, new_tensor(m, KR_DIMS(w.size[1], w.size[2], w.size[0])),
-                                            (int[]){2, 0, 1}),
-                  out = m->io->in_slices ? new_frames(m, F, w.size[0])
-                                         : new_tensor(m, KR_DIMS(m->B, F, m->T, w.size[0]));
-  copy(m, "taps", weight, by_tap);
-  return kr_graph_call(m->g, name, &kr_op_conv_norm,
-                       &(krait_conv_norm_args){.call.flags = flags,
-                                               .S = step,
-                                               .eps = (float)KR_PK_NORM_EPS,
-                                               .x = view(m, x),
-                                               .weight = view(m, by_tap),
-                                               .norm_weight = view(m, n->weight),
-                                               .norm_bias = view(m, n->bias),
-                                               .slope = view(m, n->slope),
-                                               .out = view(m, out)});
+  return kr_graph_permute(m->w.g, reshape(&m->w, weight, KR_DIMS(C, C, 3)), order);
 }
 
 static kr_tensor encoder(const maker *m, kr_tensor features) {
-  const int64_t C = m->c->C, F = m->c->F, F2 = m->c->F2, number = 0, rows = m->B * F * m->T;
-  const char *prefix = "dense_encoder.";
-  pk_encoder_p p;
-  kr_tensor input;
-  KR_PK_ENCODER_KEYS(READ)
-  const norm lift_norm = {"dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope},
-             down_norm = {"dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope};
-  if (in_calls(m)) {
-    const kr_tensor down_w = kr_graph_permute(m->g, reshape(m, p.down_w, KR_DIMS(C, C, 3)), (int[]){0, 2, 1});
-    kr_tensor x = features;
-    if (m->io->fused || !m->c->depth)
-      x = conv_norm(m, "lift", 0, 1, x, reshape(m, p.lift_w, KR_DIMS(C, 1, 2)), &lift_norm);
-    if (m->c->depth) x = dense_call(m, "dense_encoder", x, m->io->fused ? NULL : &p);
-    return conv_norm(m, "down", 0, 2, x, down_w, &down_norm);
-  }
-  const kr_tensor all = dense_room(m, F, &input);
-  const int is_cast = m->rows_dtype != m->dtype; /* of two features only: the norm is of what is not rounded */
-  const kr_tensor lifted = product_and_norm(m, "lift", reshape(m, features, KR_DIMS(rows, 2)), matrix(m, p.lift_w),
-                                            &lift_norm, KR_DIMS(m->B, F, m->T, C), is_cast ? 0 : input);
-  if (is_cast) copy(m, "lift", lifted, input);
-  const kr_tensor dense = dense_block(m, "dense_encoder", all);
-  /* every other frequency with its two neighbours above: (tap, input) by output */
-  const kr_tensor windows = new_rows(m, KR_DIMS(m->B, F2, m->T, 3 * C));
-  kr_graph_call(m->g, "down_windows", &kr_op_unfold,
-                &(krait_unfold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, dense), .out = view(m, windows)});
-  not_kept(m, windows);
-  return product_and_norm(m, "down", reshape(m, windows, KR_DIMS(m->B * F2 * m->T, 3 * C)),
-                          reshape(m, taps_in_middle(m, p.down_w), KR_DIMS(C, 3 * C)), &down_norm,
-                          KR_DIMS(m->B, F2, m->T, C), 0);
-}
-
-/* The way back to F bins: (B,F2,T,3n), a tap after the other, added where they belong. */
-static kr_tensor fold_up(const maker *m, kr_tensor x, int64_t n) {
-  const kr_tensor out = new_rows(m, KR_DIMS(m->B, m->c->F, m->T, n));
-  return kr_graph_call(m->g, "up_fold", &kr_op_fold,
-                       &(krait_fold_args){.KH = 3, .KW = 1, .SH = 2, .SW = 1, .x = view(m, x), .out = view(m, out)});
-}
-
-/* The rows (positions,C) of a map in the order in which it lies; and a map of such rows, as `like` lies. */
-static kr_tensor rows_of(const maker *m, kr_tensor map) {
-  const kr_dims d = kr_graph_dims(m->g, map), rows = KR_DIMS(d.size[0] * d.size[1] * d.size[2], d.size[3]);
-  return reshape(m, kr_graph_can_reshape(m->g, map, rows) ? map : framewise(m, map), rows);
-}
-static kr_tensor map_of(const maker *m, kr_tensor rows, kr_tensor like) {
-  const kr_dims d = kr_graph_dims(m->g, like), all = KR_DIMS(d.size[0] * d.size[1] * d.size[2], d.size[3]);
-  const int64_t n = kr_graph_dims(m->g, rows).size[1];
-  if (kr_graph_can_reshape(m->g, like, all)) return reshape(m, rows, KR_DIMS(d.size[0], d.size[1], d.size[2], n));
-  return framewise(m, reshape(m, rows, KR_DIMS(d.size[0], d.size[2], d.size[1], n)));
-}
-
-static kr_tensor decoder_block(const maker *m, const char *place, kr_tensor x) {
-  kr_tensor input;
-  if (in_calls(m)) return m->c->depth ? dense_call(m, place, x, NULL) : x;
-  const kr_tensor all = dense_room(m, m->c->F2, &input);
-  copy(m, "decoder_input", x, input);
-  return dense_block(m, place, all);
-}
-
-/* A few numbers for each of the rows, in float32: what angles are made of. */
-static kr_tensor few_products(const maker *m, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
-                              kr_tensor out) {
-  const kr_dims d = kr_graph_dims(m->g, rows);
-  if (!m->io->fused) return product(m, name, rows, weight, bias, 0, out);
-  const int64_t n = d.size[0], N = kr_graph_dims(m->g, weight).size[0];
-  if (!out) out = new_tensor(m, KR_DIMS(n, N));
-  kr_graph_call(m->g, name, &kr_op_map_product,
-                &(krait_map_product_args){.eps = 1e-6f,
-                                          .x = view(m, reshape(m, rows, KR_DIMS(1, 1, n, d.size[1]))),
-                                          .weight = view(m, weight),
-                                          .bias = view(m, bias),
-                                          .out = view(m, reshape(m, out, KR_DIMS(1, 1, n, N)))});
-  return out;
+  const kr_words *w = &m->w;
+  const encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
+  const kr_norm lift_norm =
+      norm_at(m, "dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope);
+  const int is_apart = is_fused(w) || (w->how == KR_BY_FRAMES && !m->c->depth);
+  kr_tensor x = features;
+  if (is_apart)
+    x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &lift_norm);
+  kr_dense_block dense = dense_of(m, "dense_encoder");
+  if (!is_apart) dense.lift = p.lift_w, dense.lift_norm = lift_norm;
+  x = kr_dense_block_record(w, &dense, x);
+  const kr_norm down_norm =
+      norm_at(m, "dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope);
+  return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &down_norm);
 }
 
 /* (B,F,T) as (B,T,F): what belongs to a frequency is then spread over dimensions side by side. */
 static kr_tensor by_frame(const maker *m, kr_tensor plane) {
-  return kr_graph_permute(m->g, plane, (int[]){0, 2, 1});
+  return kr_graph_permute(m->w.g, plane, (int[]){0, 2, 1});
 }
 
 /* slope (last_w u + last_b), by frame: u has one number for each bin. */
-static kr_tensor sloped(const maker *m, const pk_mask_p *p, kr_tensor u) {
+static kr_tensor sloped(const maker *m, const mask_p *p, kr_tensor u) {
+  const kr_words *w = &m->w;
   const int64_t F = m->c->F;
-  const kr_dims plane = KR_DIMS(m->B, F, m->T), frames = KR_DIMS(m->B, m->T, F), bins = KR_DIMS(F);
-#define SPREAD(t) kr_graph_spread(m->g, reshape(m, t, KR_DIMS(1, 1, F)), frames)
-  const kr_tensor slope = reshape(m, p->sigmoid_slope, bins);
-  if (!in_calls(m)) {
-    const kr_tensor last = product(m, "last", reshape(m, u, KR_DIMS(m->B * F * m->T, 1)), matrix(m, p->last_w),
-                                   p->last_b, 0, 0);
-    return multiply(m, "slope", by_frame(m, reshape(m, last, plane)), SPREAD(slope));
-  }
-  const kr_tensor one[] = {reshape(m, p->last_w, KR_DIMS(1)), p->last_b};
-  const kr_tensor factor = multiply(m, "slope", slope, kr_graph_spread(m->g, one[0], bins)),
-                  summand = multiply(m, "slope", slope, kr_graph_spread(m->g, one[1], bins));
-  return add(m, "slope", multiply(m, "slope", by_frame(m, reshape(m, u, plane)), SPREAD(factor)), SPREAD(summand));
+  const kr_dims plane = KR_DIMS(w->B, F, w->T), frames = KR_DIMS(w->B, w->T, F), bins = KR_DIMS(F);
+#define SPREAD(t) kr_graph_spread(w->g, reshape(w, t, KR_DIMS(1, 1, F)), frames)
+  const kr_tensor slope = reshape(w, p->sigmoid_slope, bins), one[] = {reshape(w, p->last_w, KR_DIMS(1)), p->last_b},
+                  factor = multiply(w, "slope", slope, kr_graph_spread(w->g, one[0], bins)),
+                  summand = multiply(w, "slope", slope, kr_graph_spread(w->g, one[1], bins));
+  return add(w, "slope", multiply(w, "slope", by_frame(m, reshape(w, u, plane)), SPREAD(factor)), SPREAD(summand));
 #undef SPREAD
 }
 
 static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
-  const kr_tensor dense = decoder_block(m, "mask_decoder", x);
-  const int64_t C = m->c->C, F = m->c->F, number = 0;
-  const char *prefix = "mask_decoder.";
-  pk_mask_p p;
-  KR_PK_MASK_KEYS(READ)
+  const kr_words *w = &m->w;
+  const int64_t C = m->c->C;
+  const kr_dense_block block = dense_of(m, "mask_decoder");
+  const kr_tensor dense = kr_dense_block_record(w, &block, x);
+  const mask_p p = read_mask(m, "mask_decoder.", 0, 0);
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
-  const kr_tensor taps = product(m, "merge", reshape(m, taps_in_middle(m, p.up_w), KR_DIMS(3 * C, C)),
-                                 matrix(m, p.merge_w), 0, 0, 0),
-                  rows = few_products(m, "up", rows_of(m, dense), turned(m, reshape(m, taps, KR_DIMS(C, 3))), 0, 0),
-                  up = cast(m, "up", fold_up(m, map_of(m, rows, dense), 1), m->dtype);
-  const kr_tensor before = reshape(m, product(m, "up_bias", reshape(m, p.up_b, KR_DIMS(1, C)),
-                                              matrix(m, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
-  const kr_tensor u = norm_of(m, &(norm){"mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope}, up);
+  const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, 3, C));
+  copy(w, "by_tap", taps_of(m, p.up_w, (int[]){0, 2, 1}), by_tap);
+  const kr_tensor taps = product(w, "merge", reshape(w, by_tap, KR_DIMS(3 * C, C)), matrix(w, p.merge_w), 0, 0, 0),
+                  rows = kr_few_products_record(w, "up", rows_of(w, dense), turned(w, reshape(w, taps, KR_DIMS(C, 3))),
+                                                0, 0),
+                  up = cast(w, "up", kr_fold_record(w, 3, 2, map_of(w, rows, dense)), w->dtype);
+  const kr_tensor before = reshape(
+      w, product(w, "up_bias", reshape(w, p.up_b, KR_DIMS(1, C)), matrix(w, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
+  const kr_norm own = norm_at(m, "mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope);
+  const kr_tensor u = kr_norm_record(w, &own, up, 0);
   kr_graph_pointwise(
-      m->g, "mask",
+      w->g, "mask",
       (krait_pointwise_args){
           .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = (float)m->c->sigmoid_beta},
       sloped(m, &p, u), by_frame(m, mag_in), by_frame(m, mag));
 }
 
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
-  const int64_t C = m->c->C, F = m->c->F, n = m->B * F * m->T, number = 0;
-  const char *prefix = "phase_decoder.";
-  pk_phase_p p;
-  kr_tensor u;
-  const kr_tensor dense = decoder_block(m, "phase_decoder", x);
-  KR_PK_PHASE_KEYS(READ)
-  const norm own = {"phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope};
-  if (in_calls(m))
-    u = conv_norm(m, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
-                  kr_graph_permute(m->g, reshape(m, p.up_w, KR_DIMS(C, C, 3)), (int[]){1, 2, 0}), &own);
-  else {
-    const kr_tensor taps = turned(m, reshape(m, taps_in_middle(m, p.up_w), KR_DIMS(C, 3 * C)));
-    u = norm_of(m, &own, fold_up(m, map_of(m, product(m, "up", rows_of(m, dense), taps, 0, 0, 0), dense), C));
-  }
-  const kr_tensor weight = new_tensor(m, KR_DIMS(2, C)), bias = new_tensor(m, KR_DIMS(2)),
-                  weights[] = {matrix(m, p.real_w), matrix(m, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
+  const kr_words *w = &m->w;
+  const int64_t C = m->c->C, n = w->B * m->c->F * w->T;
+  const kr_dense_block block = dense_of(m, "phase_decoder");
+  const kr_tensor dense = kr_dense_block_record(w, &block, x);
+  const phase_p p = read_phase(m, "phase_decoder.", 0, 0);
+  const kr_norm own = norm_at(m, "phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope);
+  const kr_tensor u = kr_conv_norm_record(w, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
+                                          taps_of(m, p.up_w, (int[]){1, 2, 0}), &own);
+  const kr_tensor weight = new_tensor(w, KR_DIMS(2, C)), bias = new_tensor(w, KR_DIMS(2)),
+                  weights[] = {matrix(w, p.real_w), matrix(w, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
   for (int i = 0; i < 2; i++) {
-    copy(m, "phase_weight", weights[i], kr_graph_slice(m->g, weight, 0, i, 1));
-    copy(m, "phase_bias", biases[i], kr_graph_slice(m->g, bias, 0, i, 1));
+    copy(w, "phase_weight", weights[i], kr_graph_slice(w->g, weight, 0, i, 1));
+    copy(w, "phase_bias", biases[i], kr_graph_slice(w->g, bias, 0, i, 1));
   }
-  const kr_tensor aligned = columns(m, new_rows(m, KR_DIMS(n, m->rows_dtype == m->dtype ? 2 : 8)), 0, 2),
-                  parts = cast(m, "phase_parts", few_products(m, "phase_parts", rows_of(m, u), weight, bias, aligned),
-                               m->dtype);
-#define PART(k) view(m, reshape(m, map_of(m, columns(m, parts, k, 1), u), KR_DIMS(m->B, F, m->T)))
-  kr_graph_call(m->g, "phase", &kr_op_to_polar,
-                &(krait_to_polar_args){.power = 1, .re = PART(0), .im = PART(1), .pha = view(m, pha)});
+  const kr_tensor aligned = columns(w, new_rows(w, KR_DIMS(n, w->rows_dtype == w->dtype ? 2 : 8)), 0, 2);
+  const kr_tensor parts =
+      cast(w, "phase_parts", kr_few_products_record(w, "phase_parts", rows_of(w, u), weight, bias, aligned), w->dtype);
+#define PART(k) view(w, reshape(w, map_of(w, columns(w, parts, k, 1), u), KR_DIMS(w->B, m->c->F, w->T)))
+  kr_graph_call(w->g, "phase", &kr_op_to_polar,
+                &(krait_to_polar_args){.power = 1, .re = PART(0), .im = PART(1), .pha = view(w, pha)});
 #undef PART
+}
+
+/* ---- the time network: rows x before its norm ---- */
+
+/* A weight (outputs, H) behind proj_conv1, with the bias. */
+static kr_tensor behind_first(const maker *m, const wrap_p *p, kr_tensor weight, kr_tensor *bias) {
+  const kr_words *w = &m->w;
+  const kr_dims d = dims_of(w, weight);
+  *bias = reshape(w, product(w, "in_bias", reshape(w, p->in_b, KR_DIMS(1, d.size[1])), weight, *bias, 0, 0),
+                  KR_DIMS(d.size[0]));
+  return product(w, "in_weight", weight, turned(w, matrix(w, p->in_w)), 0, 0, 0);
+}
+
+static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_tensor *next) {
+  *next = m->w.has_past ? new_tensor(&m->w, dims) : 0;
+  return m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
+}
+
+static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x, kr_tensor *out_weight) {
+  const kr_words *w = &m->w;
+  const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
+  const mamba_p p = read_mamba(m, place_of("%smamba.", prefix).name, 0, 0);
+  kr_tensor bias = 0, conv_next = 0, scan_next;
+  const kr_tensor weight = behind_first(m, wrap, p.in_w, &bias), A = new_tensor(w, KR_DIMS(E, N));
+  const kr_tensor rows = kr_normed_product_record(
+      w, "in", x, wrap->norm_w, wrap->norm_b, weight, bias,
+      (krait_map_product_args){.call.flags = KRAIT_MAP_SILU, .silu_from = E});
+  kr_graph_pointwise(w->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
+  *out_weight = product(w, "out_weight", matrix(w, wrap->out_w), turned(w, p.out_w), 0, 0, 0);
+  kr_mamba_block b = {.flags = KRAIT_SCAN_SOFTPLUS,
+                      .dtype = w->rows_dtype,
+                      .is_merged = w->rows_dtype != w->dtype,
+                      .conv_weight = reshape(w, p.conv_w, KR_DIMS(E, W)),
+                      .conv_bias = p.conv_b,
+                      .x_proj_weight = p.x_w,
+                      .dt_proj_weight = p.dt_w,
+                      .delta_bias = p.dt_b,
+                      .A = A,
+                      .Dvec = p.D};
+  if (is_fused(w)) return kr_projected_mamba_record(w, &b, rows);
+  const kr_tensor y = new_rows(w, KR_DIMS(sequences, w->T, E));
+  b.xz = kr_graph_permute(w->g, as_sequences(w, rows), (int[]){0, 2, 1});
+  b.out = kr_graph_permute(w->g, y, (int[]){0, 2, 1});
+  b.conv_states = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &conv_next) : 0;
+  b.conv_states_out = conv_next;
+  b.scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &scan_next);
+  b.scan_state_out = scan_next;
+  kr_mamba_block_record(w->g, &b);
+  if (b.conv_states) copy(w, "conv_state", conv_next, b.conv_states);
+  if (b.scan_state) copy(w, "scan_state", scan_next, b.scan_state);
+  return reshape(w, y, KR_DIMS(sequences * w->T, E));
+}
+
+static kr_tensor recurrent(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x) {
+  const int is_lstm = m->c->stage == KR_PK_LSTM;
+  kr_rnn_layer layers[KR_PK_MAX_LAYERS];
+  for (int64_t i = 0; i < m->c->layers; i++) {
+    const recurrent_p p =
+        read_recurrent(m, place_of("%s%s.", prefix, is_lstm ? "lstm" : "gru").name, is_lstm ? 4 : 3, i);
+    layers[i] = (kr_rnn_layer){p.ih_w, p.ih_b, p.hh_w, p.hh_b};
+  }
+  layers[0].in_weight = behind_first(m, wrap, layers[0].in_weight, &layers[0].in_bias);
+  return kr_rnn_layers_record(&m->w, layers, m->c->layers, is_lstm, wrap->norm_w, wrap->norm_b, x);
+}
+
+static kr_tensor time_network(const maker *m, const char *prefix, kr_tensor x, kr_tensor skip, kr_tensor skip_scale) {
+  const wrap_p p = read_wrap(m, prefix, m->c->hidden, 0);
+  kr_back_product back = {.bias = p.out_b, .beta = p.beta, .x = x, .skip = skip, .skip_scale = skip_scale};
+  kr_tensor y;
+  if (m->c->stage == KR_PK_MAMBA) y = mamba(m, prefix, &p, x, &back.weight);
+  else y = recurrent(m, prefix, &p, x), back.weight = matrix(&m->w, p.out_w);
+  return kr_back_record(&m->w, y, &back);
+}
+
+/* ---- the prime kernel net ---- */
+
+static kr_tensor prime_network(const maker *m, const char *prefix, kr_tensor x, kr_tensor skip, kr_tensor skip_scale) {
+  const wrap_p p = read_wrap(m, prefix, m->c->n_kernels * m->c->C, 0);
+  kr_filter_bank bank = {
+      .J = m->c->n_kernels, .norm_weight = p.norm_w, .norm_bias = p.norm_b, .in_weight = p.in_w, .in_bias = p.in_b};
+  for (int32_t j = 0; j < m->c->n_kernels; j++) {
+    const prime_p own = read_prime(m, prefix, m->c->kernels[j], m->c->kernels[j]);
+    bank.chunks[j] =
+        (kr_filter_chunk){own.attn_taps, own.attn_taps_b, own.attn_w, own.attn_b, own.conv_taps, own.conv_taps_b};
+  }
+  return kr_filter_bank_record(&m->w, &bank,
+                               &(kr_back_product){.weight = matrix(&m->w, p.out_w),
+                                                  .bias = p.out_b,
+                                                  .beta = p.beta,
+                                                  .x = x,
+                                                  .skip = skip,
+                                                  .skip_scale = skip_scale});
+}
+
+/* ---- channel attention ---- */
+
+/* g (rows, C), each frame times the product of what the last eleven were. */
+static kr_tensor attend_moving(const maker *m, const char *prefix, const attention_p *attention, kr_tensor g) {
+  const kr_words *w = &m->w;
+  const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES;
+  const kr_dims map = KR_DIMS(w->B, w->F, w->T, C), rows = dims_of(w, g);
+  const moving_p p = read_moving(m, prefix, K, 0);
+  kr_tensor frames = reshape(w, g, map);
+  if (w->has_past) {
+    const kr_tensor room = room_with_past(w, "moving", map, K - 1);
+    copy(w, "moving", frames, newest(w, room)), frames = room;
+  }
+  const int by_time[] = {0, 2, 1, 3};
+  const kr_tensor out = new_like(w, frames);
+  kr_graph_call(w->g, "moving", &kr_op_depthwise_conv,
+                &(krait_depthwise_conv_args){.DH = 1,
+                                             .DW = 1,
+                                             .PH = K - 1,
+                                             .x = view(w, kr_graph_permute(w->g, frames, by_time)),
+                                             .weight = view(w, reshape(w, p.taps, KR_DIMS(C, K, 1))),
+                                             .out = view(w, kr_graph_permute(w->g, out, by_time))});
+  keep_past(w, frames, K - 1);
+  kr_tensor moving = out;
+  if (w->has_past) copy(w, "moving", newest(w, out), moving = new_rows(w, map));
+  return not_kept(w, multiply(w, "attended", g,
+                              product(w, "attention", reshape(w, moving, rows), matrix(w, attention->attn_w),
+                                      attention->attn_b, 0, 0)));
+}
+
+static kr_tensor attention(const maker *m, const char *prefix, int along_time, kr_tensor x) {
+  const kr_words *w = &m->w;
+  const attention_p p = read_attention(m, prefix, along_time ? 1 : 3, 0);
+  kr_back_product back = {.weight = matrix(w, p.out_w), .bias = p.out_b, .beta = p.beta, .x = x};
+  kr_tensor g = kr_gate_record(w, &(kr_gate){p.norm_w, p.norm_b, p.gate_w, p.gate_b, p.taps, p.taps_b}, x);
+  if (along_time && m->c->streams) g = attend_moving(m, prefix, &p, g);
+  else g = kr_mean_record(w, g, along_time, matrix(w, p.attn_w), p.attn_b, &back.factors);
+  return kr_back_record(w, g, &back);
 }
 
 /* ---- the blocks ---- */
 
-static pk_block_p skips(const maker *m, int64_t b) {
-  const int64_t C = m->c->C, number = 0;
-  char prefix[MAX_PREFIX];
-  pk_block_p p;
-  snprintf(prefix, sizeof prefix, "sequence_block.%lld.", (long long)b);
-  KR_PK_BLOCK_KEYS(READ)
-  return p;
+/* A stage of block b and its skip, x: rows; into out, of as many elements in any strides, or a new tensor. */
+static kr_tensor stage(const maker *given, int64_t b, int along_time, kr_tensor beta, kr_tensor x, kr_tensor out) {
+  maker own = *given;
+  const maker *m = &own;
+  const kr_words *w = &m->w;
+  own.w.one_sided = given->w.one_sided && (along_time || !given->c->streams);
+  const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq;
+  const char *const kind = along_time ? "time" : "freq";
+  kr_tensor y = x;
+  for (int64_t n = 0; n < n_parts; n++) {
+    const place at = place_of("sequence_block.%lld.%s_stage.%lld.", (long long)b, kind, (long long)n);
+    const kr_tensor skip = n + 1 == n_parts ? x : 0; /* of fused calls */
+    const kr_tensor attended = part_of(w, y, attention(m, place_of("%s0.", at.name).name, along_time, y));
+    y = part_of(w, attended, (along_time ? time_network : prime_network)(m, place_of("%s1.", at.name).name, attended,
+                                                                         skip, beta));
+  }
+  if (is_fused(w) && n_parts) return y;
+  const kr_tensor scaled = multiply(w, "skip", x, beside(w, beta, dims_of(w, x).size[0]));
+  if (!out) return add(w, "skip", y, scaled);
+  const kr_dims dims = dims_of(w, out);
+  kr_graph_pointwise(w->g, "skip", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, reshape(w, y, dims),
+                     reshape(w, scaled, dims), out);
+  return out;
 }
 
 typedef struct stage_part {
@@ -401,79 +362,86 @@ typedef struct stage_part {
   int along_time;
 } stage_part;
 
+static block_p skips(const maker *m, int64_t b) {
+  return read_block(m, place_of("sequence_block.%lld.", (long long)b).name, 0, 0);
+}
+
 static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
   const stage_part *part = user;
-  const kr_dims dims = kr_graph_dims(g, x), rows = KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]);
-  kr_pk_config piece = *part->m->c;
+  const kr_dims d = kr_graph_dims(g, x);
   maker own = *part->m;
-  own.g = g, own.is_piece = 1, own.c = &piece, own.T = dims.size[1], piece.F2 = dims.size[0];
-  const kr_tensor copied = new_tensor(&own, dims);
-  copy(&own, "piece", x, copied); /* out is x */
-  const pk_block_p p = skips(&own, part->block);
-  pk_stage(&own, part->block, part->along_time, part->along_time ? p.beta_t : p.beta_f,
-           reshape(&own, copied, rows), out);
+  own.w.g = g, own.w.how = KR_APART, own.w.is_piece = 1, own.w.F = d.size[0], own.w.T = d.size[1];
+  const kr_tensor copied = new_tensor(&own.w, d);
+  copy(&own.w, "piece", x, copied); /* out is x */
+  const block_p p = skips(&own, part->block);
+  stage(&own, part->block, part->along_time, part->along_time ? p.beta_t : p.beta_f,
+        reshape(&own.w, copied, KR_DIMS(d.size[0] * d.size[1], d.size[2])), out);
 }
 
 /* Positions of a slice along time: of a recurrence as many as it takes at once. */
 enum { SEQUENCES = 4 };
 
-/* The blocks in place, x (1,F2,T,C). */
-static void blocks_in_slices(const maker *m, kr_tensor x) {
-  const kr_tensor map = reshape(m, x, KR_DIMS(m->c->F2, m->T, m->c->C));
-  for (int64_t b = 0; b < m->c->n_blocks; b++)
+/* x (B,F2,T,C) through the blocks; frame by frame: in place, a slice at a time. */
+static kr_tensor blocks(const maker *m, kr_tensor x) {
+  const kr_words *w = &m->w;
+  const int64_t C = m->c->C, F2 = m->c->F2;
+  const int in_slices = w->how == KR_BY_FRAMES;
+  const kr_dims rows = KR_DIMS(w->B * F2 * w->T, C);
+  for (int64_t b = 0; b < m->c->n_blocks && in_slices; b++)
     for (int along_time = 1; along_time >= 0; along_time--) {
       stage_part part = {m, b, along_time};
       const int64_t n = along_time && m->c->stage != KR_PK_MAMBA ? SEQUENCES : 1;
-      kr_graph_each(m->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, map, map);
+      const kr_tensor map = reshape(w, x, KR_DIMS(F2, w->T, C));
+      kr_graph_each(w->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, map, map);
     }
+  for (int64_t b = 0; b < m->c->n_blocks && !in_slices; b++) {
+    const block_p p = skips(m, b);
+    x = stage(m, b, 0, p.beta_f, stage(m, b, 1, p.beta_t, reshape(w, x, rows), 0), 0);
+  }
+  return reshape(w, x, KR_DIMS(w->B, F2, w->T, C));
 }
 
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
                         kr_pk_graph *io) {
   if (kr_graph_status(g) < 0) return;
   const kr_dims in = kr_graph_dims(g, io->com_in), plane = KR_DIMS(in.size[0], in.size[1], in.size[2]);
-  const maker m = {.g = g,
+  const maker m = {.w = {.g = g,
+                         .dtype = kr_graph_dtype(g, io->com_in),
+                         .rows_dtype = io->halves ? io->halves : kr_graph_dtype(g, io->com_in),
+                         .how = io->how,
+                         .B = in.size[0],
+                         .F = config->F2,
+                         .T = in.size[2],
+                         .one_sided = config->causal,
+                         .has_past = config->streams && !io->measured,
+                         .recompute = io->recompute},
                    .c = config,
                    .parameter = parameter,
                    .user = user,
-                   .io = io,
-                   .B = in.size[0],
-                   .T = in.size[2],
-                   .dtype = kr_graph_dtype(g, io->com_in),
-                   .rows_dtype = io->halves ? io->halves : kr_graph_dtype(g, io->com_in),
-                   .one_sided = config->causal};
-#define PART(tensor, k) view(&m, reshape(&m, kr_graph_slice(g, tensor, 3, k, 1), plane))
-  /* rows of two in rows of four, which are aligned */
-  const kr_tensor features =
-      kr_graph_slice(g, io->in_slices ? new_frames(&m, in.size[1], 4)
-                                        : new_tensor(&m, KR_DIMS(in.size[0], in.size[1], in.size[2], 4)), 3, 0, 2);
+                   .io = io};
+  const kr_words *w = &m.w, spectra = {.g = g, .how = io->how, .rows_dtype = w->dtype, .B = w->B, .T = w->T};
+#define PART(tensor, k) view(w, reshape(w, kr_graph_slice(g, tensor, 3, k, 1), plane))
+  const kr_tensor features = kr_graph_slice(g, new_map(&spectra, in.size[1], 4), 3, 0, 2); /* aligned */
   kr_graph_call(g, "features", &kr_op_to_polar,
                 &(krait_to_polar_args){.power = 1,
                                        .re = PART(io->com_in, 0),
                                        .im = PART(io->com_in, 1),
                                        .mag = PART(features, 0),
                                        .pha = PART(features, 1)});
-  io->mag_in = reshape(&m, kr_graph_slice(g, features, 3, 0, 1), plane);
-  if (!io->mag) io->mag = new_tensor(&m, plane);
-  if (!io->pha) io->pha = new_tensor(&m, plane);
-  kr_tensor x = encoder(&m, features);
-  if (io->in_slices) blocks_in_slices(&m, x);
-  for (int64_t b = 0; b < config->n_blocks && !io->in_slices; b++) {
-    const pk_block_p p = skips(&m, b);
-    x = reshape(&m, x, KR_DIMS(m.B * config->F2 * m.T, config->C));
-    x = pk_stage(&m, b, 0, p.beta_f, pk_stage(&m, b, 1, p.beta_t, x, 0), 0);
-  }
-  x = reshape(&m, x, KR_DIMS(m.B, config->F2, m.T, config->C));
-  if (io->fused) kr_graph_lane(g, 2);
+  io->mag_in = reshape(w, kr_graph_slice(g, features, 3, 0, 1), plane);
+  if (!io->mag) io->mag = new_tensor(w, plane);
+  if (!io->pha) io->pha = new_tensor(w, plane);
+  const kr_tensor x = blocks(&m, encoder(&m, features));
+  if (is_fused(w)) kr_graph_lane(g, 2);
   mask_decoder(&m, x, io->mag_in, io->mag);
-  if (io->fused) kr_graph_lane(g, 1);
+  if (is_fused(w)) kr_graph_lane(g, 1);
   phase_decoder(&m, x, io->pha);
   kr_graph_lane(g, 0);
   if (io->com)
     kr_graph_call(g, "com", &kr_op_from_polar,
                   &(krait_from_polar_args){.power = 1,
-                                           .mag = view(&m, io->mag),
-                                           .pha = view(&m, io->pha),
+                                           .mag = view(w, io->mag),
+                                           .pha = view(w, io->pha),
                                            .re = PART(io->com, 0),
                                            .im = PART(io->com, 1)});
 #undef PART

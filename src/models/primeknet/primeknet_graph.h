@@ -1,38 +1,35 @@
 /* primeknet_graph.h: PrimeKnet as calls of a graph: the model of MODEL.md section 3, the one for training, a CPU's
  * windows, a GPU's and streams; kr_pk_graph says which of them. Tensors lie (B, F, T, C): positions of a frequency
- * side by side, with in_slices those of a frame. */
+ * side by side, with KR_BY_FRAMES those of a frame. */
 #ifndef KR_PRIMEKNET_GRAPH_H
 #define KR_PRIMEKNET_GRAPH_H
 
-#include "graph.h"
+#include "map_blocks.h"
 #include "primeknet.h"
+
+enum { KR_PK_MAX_NAME = 192 };
+#define KR_PK_NORM_EPS 1e-5
 
 /* A parameter of the state_dict, of the published shape: called once for each, in the order of the table. Returns its
  * tensor. */
 typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, kr_dims dims);
 
-#define KR_PK_NORM_EPS 1e-5
-
-/* Operators that do at once what lies around a product; their weights in float32, or where its tensor cores take them
- * in float16. */
-enum { KR_PK_APART, KR_PK_FUSED, KR_PK_HALF_FACTORS };
-
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
   kr_tensor mag_in;        /* (B,F,T): made */
-  /* Of a model that streams. Norms are over the batch, and its own mean and variance are written to what `measured`
-   * returns by the names of running_mean and running_var; or they are `fixed`, which returns NORM.scale and NORM.shift,
-   * (C): weight / sqrt(running_var + eps), and bias - running_mean scale. */
-  kr_pk_parameter_fn *measured, *fixed;
-  int has_past; /* with fixed: frames follow those of the run before; states have what is needed of these */
-  int in_slices;  /* inference of one item on a CPU: maps lie frame by frame, a dense block is one call, and what lies
-                     between goes a frame, or a frequency's sequence, at a time */
+  /* Of a model that streams, in training: norms are over the batch, and its own mean and variance are written to what
+   * this returns by the names of running_mean and running_var. NULL: frames follow those of the run before, and the
+   * parameters NORM.scale and NORM.shift are asked for, (C): weight / sqrt(running_var + eps), bias - running_mean
+   * scale. */
+  kr_pk_parameter_fn *measured;
+  int how;        /* KR_APART, or inference of a model that does not stream: of one window on a CPU KR_BY_FRAMES, what
+                     lies between dense blocks a frame, or a frequency's sequence, at a time; of a GPU KR_FUSED,
+                     KR_HALF_FACTORS */
   int32_t halves; /* KRAIT_F16 or _BF16: what lies between operators of encoder, blocks and decoders, and gradients of
                      it. Parameters, their gradients and spectra stay as they are; 0: so does everything */
-  int fused; /* KR_PK_*: inference on a GPU, of a model that does not stream */
-  int recompute; /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
-                    for a third more time */
+  int recompute;  /* gradients keep what lies between the parts of a block, and run these again: a third of the memory
+                     for a third more time */
 } kr_pk_graph;
 
 /* Failures are the graph's. */

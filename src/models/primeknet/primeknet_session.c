@@ -1,114 +1,59 @@
-/* primeknet_session.c: models, and windows through them (MODEL.md): on a CPU one after the other, in the caller's
- * memory; on a GPU as many of a batch at once as fit the memory that it allows itself. */
-#include <math.h>
+/* primeknet_session.c: windows through a model (MODEL.md): on a CPU one after the other, in the caller's memory; on a
+ * GPU as many of a batch at once as fit the memory that it allows itself; of a model that streams some frames after the
+ * others. */
 #include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
+#include "ctx.h"
 #include "graph_shapes.h"
-#include "primeknet_model.h"
-#include "primeknet_stream.h"
+#include "primeknet.h"
 #include "status.h"
-
-/* ---- models ---- */
-
-/* How a GPU runs it: with all that the fused operators take. */
-static int fused_for(const kr_primeknet *m) {
-  if (m->config.n_kernels > 8) return KR_PK_APART;
-  return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_PK_HALF_FACTORS : KR_PK_FUSED;
-}
-
-int32_t pk_model_record(const kr_primeknet *m, kr_pk_parameter_fn *parameter, int64_t B, int64_t T, uint32_t outputs,
-                        kr_graph *g, kr_tensor *tensors) {
-  const int64_t F = m->config.F;
-  const int streams = m->config.streams, is_window = !streams && parameter == pk_parameter_of;
-  const kr_tensor com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2));
-  kr_pk_graph io = {.com_in = com_in,
-                    .fixed = streams ? parameter : NULL,
-                    .has_past = streams,
-                    .in_slices = is_window && !m->ctx->cuda,
-                    .fused = is_window && m->ctx->cuda ? fused_for(m) : KR_PK_APART};
-  if (outputs & KR_PK_MAG) io.mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(B, F, T));
-  if (outputs & KR_PK_PHA) io.pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(B, F, T));
-  if (outputs & KR_PK_COM) io.com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(B, F, T, 2));
-  const kr_tensor all[] = {com_in, io.mag, io.pha, io.com};
-  memcpy(tensors, all, sizeof all);
-  kr_pk_graph_record(g, &m->config, parameter, (void *)&m->parameters, &io);
-  return kr_graph_status(g);
-}
-
-/* Every parameter is there, and nothing else. */
-static int32_t check(const kr_primeknet *m) {
-  kr_graph *g = NULL;
-  kr_tensor tensors[KR_PK_TENSORS];
-  KR_TRY(kr_graph_open(&g));
-  const int32_t status = pk_model_record(m, pk_parameter_taken, 1, 1, KR_PK_MAG | KR_PK_PHA, g, tensors);
-  kr_graph_close(&g);
-  if (m->parameters.status >= 0) KR_TRY(status);
-  return pk_parameters_check(&m->parameters);
-}
-
-static int32_t open_parts(const kr_weights *weights, kr_primeknet *m) {
-  KR_TRY(pk_parameters_open(weights, m->config.streams, &m->parameters));
-  return check(m);
-}
-
-int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
-                          int32_t precision, kr_primeknet **model) {
-  *model = NULL;
-  kr_primeknet *m = *model = kr_zalloc(sizeof *m);
-  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
-  m->ctx = ctx, m->config = *config, m->is_exact = precision == KRAIT_PRECISION_FP32;
-  const int32_t status = open_parts(weights, m);
-  if (status < 0) kr_primeknet_close(model);
-  return status;
-}
-
-void kr_primeknet_close(kr_primeknet **model) {
-  if (!*model) return;
-  pk_parameters_close(&(*model)->parameters);
-  kr_free(*model);
-  *model = NULL;
-}
-
-const kr_pk_config *kr_primeknet_config(const kr_primeknet *model) { return &model->config; }
-
-/* ---- windows ---- */
 
 static const uint64_t most_bytes = (uint64_t)900 << 20; /* of a GPU, unless a single window needs more */
 
+/* com_in, mag, pha and com: floats of a bin of each, and where it begins. */
+static const int64_t width[KR_PK_TENSORS] = {2, 1, 1, 2}, begin[KR_PK_TENSORS] = {0, 2, 3, 4};
+enum { FLOATS_OF_A_BIN = 6, ALL_OUTPUTS = KR_PK_MAG | KR_PK_PHA | KR_PK_COM };
+
 struct kr_pk_session {
   const kr_primeknet *model;
-  struct pk_chunks *chunks; /* of a model that streams; then nothing below is used */
-  kr_shapes shapes;         /* by windows, frames, outputs */
-  void *stream;             /* of a GPU, and its time */
+  const kr_cuda *cuda; /* NULL: a CPU */
+  int64_t F;
+  kr_shapes shapes;    /* by windows, frames, outputs */
+  void *stream;        /* of a GPU, and its time */
   kr_cuda_timer timer;
-  int64_t batch[2], group;  /* windows and frames of the last batch that was cut, and how many go at once */
   double device_s;
+  int64_t batch[2], group; /* windows and frames of the last batch that was cut, and how many go at once */
+  int64_t chunk;           /* frames at a time; 0: whole windows */
+  float *frames;           /* their spectra */
 };
 
-static int32_t record(const void *user, const int64_t *key, kr_graph *g, kr_tensor *tensors) {
-  return pk_model_record(user, pk_parameter_of, key[0], key[1], (uint32_t)key[2], g, tensors);
-}
+/* Frames at a time of whole windows: a CPU's caches hold them. */
+enum { CHUNK = 8, CHUNK_GPU = 64 };
 
-static int32_t open_parts_of(kr_pk_session *s) {
-  const kr_cuda *cuda = s->model->ctx->cuda;
-  s->shapes = (kr_shapes){.ctx = s->model->ctx,
-                          .record = record,
+static int32_t open_parts(kr_pk_session *s, int64_t chunk) {
+  const krait_ctx *ctx = s->model->ctx;
+  s->cuda = ctx->cuda, s->F = s->model->config.F;
+  s->shapes = (kr_shapes){.ctx = ctx,
+                          .record = kr_primeknet_record,
                           .user = s->model,
-                          .most = cuda ? KR_MOST_SHAPES : 1,
-                          .flags = KR_PLAN_CONSTANT};
-  if (s->model->config.streams)
-    return pk_chunks_open(s->model, cuda ? KR_PK_WINDOW_CHUNK_GPU : KR_PK_WINDOW_CHUNK, &s->chunks);
-  if (cuda) KR_TRY(kr_cuda_stream_open(cuda, &s->stream));
-  return cuda ? kr_cuda_timer_open(cuda, &s->timer) : KRAIT_OK;
+                          .most = ctx->cuda ? KR_MOST_SHAPES : 1,
+                          .flags = kr_primeknet_plan_flags(s->model)};
+  if (s->cuda) KR_TRY(kr_cuda_stream_open(s->cuda, &s->stream));
+  if (s->cuda) KR_TRY(kr_cuda_timer_open(s->cuda, &s->timer));
+  if (!s->model->config.streams) return KRAIT_OK;
+  s->chunk = chunk ? chunk : s->cuda ? CHUNK_GPU : CHUNK;
+  s->frames = kr_alloc_array((size_t)(s->F * s->chunk), FLOATS_OF_A_BIN * sizeof *s->frames);
+  KR_CHECK(s->frames, KRAIT_ERR_NO_MEMORY, "no memory for chunks of %lld frames", (long long)s->chunk);
+  return KRAIT_OK;
 }
 
-int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
+int32_t kr_pk_session_open(const kr_primeknet *model, int64_t chunk, kr_pk_session **session) {
   kr_pk_session *s = *session = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->model = model;
-  const int32_t status = open_parts_of(s);
+  const int32_t status = open_parts(s, chunk);
   if (status < 0) kr_pk_session_close(session);
   return status;
 }
@@ -116,35 +61,121 @@ int32_t kr_pk_session_open(const kr_primeknet *model, kr_pk_session **session) {
 void kr_pk_session_close(kr_pk_session **session) {
   kr_pk_session *s = *session;
   if (!s) return;
-  const kr_cuda *cuda = s->model->ctx->cuda;
-  pk_chunks_close(&s->chunks);
   kr_shapes_close(&s->shapes);
-  if (cuda) kr_cuda_timer_close(cuda, &s->timer), kr_cuda_stream_close(cuda, &s->stream);
+  if (s->cuda) kr_cuda_timer_close(s->cuda, &s->timer), kr_cuda_stream_close(s->cuda, &s->stream);
+  kr_free(s->frames);
   kr_free(s);
   *session = NULL;
 }
 
-/* Spectra of a group of windows: com_in, mag, pha, com. */
-enum { FLOATS_OF_A_BIN = 6 };
+/* ---- one graph ---- */
+
 static uint64_t plane_floats(const kr_pk_session *s, int64_t n, int64_t T) {
-  return ((uint64_t)(n * s->model->config.F * T) + 63) / 64 * 64;
+  return ((uint64_t)(n * s->F * T) + 63) / 64 * 64;
 }
 static uint64_t spectra_bytes(const kr_pk_session *s, int64_t n, int64_t T) {
-  return s->model->ctx->cuda ? FLOATS_OF_A_BIN * plane_floats(s, n, T) * sizeof(float) : 0;
+  return s->cuda ? FLOATS_OF_A_BIN * plane_floats(s, n, T) * sizeof(float) : 0;
 }
 
 static int32_t find(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr_shape_graph **shape) {
   return kr_shapes_find(&s->shapes, (const int64_t[]){n, T, outputs}, shape);
 }
 
+/* Ready to run; at: its four tensors, on a GPU in memory of its own. */
+static int32_t make_ready(kr_pk_session *s, kr_shape_graph *shape, float **at) {
+  const uint64_t plane = plane_floats(s, shape->key[0], shape->key[1]);
+  char *memory;
+  int is_new;
+  KR_TRY(kr_shapes_ready(&s->shapes, shape, spectra_bytes(s, shape->key[0], shape->key[1]), &memory, &is_new));
+  for (int i = 0; i < KR_PK_TENSORS && s->cuda; i++) at[i] = (float *)memory + (uint64_t)begin[i] * plane;
+  for (int i = 0; i < KR_PK_TENSORS; i++)
+    if (shape->tensors[i] && (is_new || !s->cuda)) KR_TRY(kr_runner_bind(shape->runner, shape->tensors[i], at[i]));
+  return KRAIT_OK;
+}
+
+static int32_t run_there(kr_pk_session *s, const kr_shape_graph *shape, float *const *there, float *const *here) {
+  const size_t bytes = (size_t)(shape->key[0] * s->F * shape->key[1]) * sizeof(float);
+  double seconds = 0;
+  KR_TRY(kr_cuda_copy_in(s->cuda, there[0], here[0], 2 * bytes, s->stream));
+  KR_TRY(kr_cuda_timer_mark(s->cuda, s->timer.from, s->stream));
+  KR_TRY(kr_runner_run(shape->runner, s->stream));
+  KR_TRY(kr_cuda_timer_mark(s->cuda, s->timer.to, s->stream));
+  KR_TRY(kr_cuda_timer_read(s->cuda, &s->timer, &seconds));
+  s->device_s += seconds;
+  for (int i = 1; i < KR_PK_TENSORS; i++)
+    if (here[i]) KR_TRY(kr_cuda_copy_out(s->cuda, here[i], there[i], (size_t)width[i] * bytes, s->stream));
+  return kr_cuda_wait(s->cuda, s->stream);
+}
+
+/* n windows of T frames. */
+static int32_t run(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, float *const *here) {
+  float *at[KR_PK_TENSORS];
+  kr_shape_graph *shape;
+  memcpy(at, here, sizeof at);
+  KR_TRY(find(s, n, T, outputs, &shape));
+  KR_TRY(make_ready(s, shape, at));
+  return s->cuda ? run_there(s, shape, at, here) : kr_runner_run(shape->runner, NULL);
+}
+
+/* ---- frames after frames ---- */
+
+static int32_t run_frames(kr_pk_session *s, uint32_t outputs, float *const *spectra, int64_t T, int64_t first,
+                          int64_t n) {
+  const int64_t F = s->F, chunk = s->chunk;
+  float *own[KR_PK_TENSORS];
+  for (int i = 0; i < KR_PK_TENSORS; i++) own[i] = spectra[i] ? s->frames + begin[i] * F * chunk : NULL;
+  if (n < chunk) memset(own[0], 0, (size_t)(2 * F * chunk) * sizeof **own);
+  for (int i = 0; i < KR_PK_TENSORS; i++) {
+    const int64_t w = width[i];
+    if (i == 1) KR_TRY(run(s, 1, chunk, outputs, own));
+    for (int64_t f = 0; f < F && spectra[i]; f++) {
+      float *there = spectra[i] + w * (f * T + first), *here = own[i] + w * f * chunk;
+      memcpy(i ? there : here, i ? here : there, (size_t)(w * n) * sizeof **own);
+    }
+  }
+  return KRAIT_OK;
+}
+
+static uint32_t outputs_of(float *const *spectra) {
+  uint32_t outputs = 0;
+  for (int i = 1; i < KR_PK_TENSORS; i++) outputs |= spectra[i] ? 1u << (i - 1) : 0;
+  return outputs;
+}
+
+/* The states of the graph with these outputs are zero again. */
+static int32_t begin_anew(kr_pk_session *s, uint32_t outputs) {
+  float *at[KR_PK_TENSORS];
+  kr_shape_graph *shape;
+  for (int i = 0; i < KR_PK_TENSORS; i++) at[i] = s->frames + begin[i] * s->F * s->chunk;
+  KR_TRY(find(s, 1, s->chunk, outputs, &shape));
+  KR_TRY(make_ready(s, shape, at));
+  return kr_runner_reset(shape->runner, s->stream);
+}
+
+int32_t kr_pk_begin(void *session) { return begin_anew(session, KR_PK_MAG | KR_PK_PHA); }
+
+int32_t kr_pk_frames(void *session, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
+  return run_frames(session, KR_PK_MAG | KR_PK_PHA, (float *const[]){(float *)com_in, mag, pha, NULL}, T, first, n);
+}
+
+static int32_t forward_frames(kr_pk_session *s, int64_t T, float *const *spectra) {
+  const uint32_t outputs = outputs_of(spectra);
+  KR_TRY(begin_anew(s, outputs));
+  for (int64_t t = 0; t < T; t += s->chunk)
+    KR_TRY(run_frames(s, outputs, spectra, T, t, T - t < s->chunk ? T - t : s->chunk));
+  return KRAIT_OK;
+}
+
+/* ---- windows ---- */
+
 /* Windows of the batch at once, in groups of equal size. */
 static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, int64_t *n) {
   kr_shape_graph *shape;
-  *n = !s->model->ctx->cuda ? 1 : s->batch[0] == B && s->batch[1] == T ? s->group : B;
+  *n = !s->cuda || s->chunk ? 1 : s->batch[0] == B && s->batch[1] == T ? s->group : B;
   for (int round = 0; round < 2 && *n > 1; round++) {
     KR_TRY(find(s, *n, T, outputs, &shape));
     const uint64_t bytes = spectra_bytes(s, *n, T) + kr_graph_bytes(shape->graph);
-    if (bytes <= most_bytes) return KRAIT_OK;
+    if (bytes <= most_bytes) break;
     kr_shapes_drop(shape);
     const int64_t fit = (int64_t)((double)*n * (double)most_bytes / (double)bytes), most = fit < 1 ? 1 : fit,
                   n_groups = (B + most - 1) / most;
@@ -154,103 +185,30 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
   return KRAIT_OK;
 }
 
-/* Ready to run; at: its four tensors, on a GPU in memory of its own. */
-static int32_t make_ready(kr_pk_session *s, kr_shape_graph *shape, float **at) {
-  const uint64_t plane = plane_floats(s, shape->key[0], shape->key[1]);
-  char *memory;
-  int is_new;
-  KR_TRY(kr_shapes_ready(&s->shapes, shape, spectra_bytes(s, shape->key[0], shape->key[1]), &memory, &is_new));
-  for (int i = 0; i < KR_PK_TENSORS && s->model->ctx->cuda; i++)
-    at[i] = (float *)memory + (uint64_t)(i ? i + 1 : 0) * plane;
-  for (int i = 0; i < KR_PK_TENSORS; i++)
-    if (shape->tensors[i] && (is_new || !s->model->ctx->cuda))
-      KR_TRY(kr_runner_bind(shape->runner, shape->tensors[i], at[i]));
-  return KRAIT_OK;
-}
-
-static int32_t run_there(kr_pk_session *s, const kr_shape_graph *shape, float *const *there, float *const *here) {
-  const kr_cuda *cuda = s->model->ctx->cuda;
-  const size_t bytes = (size_t)(shape->key[0] * s->model->config.F * shape->key[1]) * sizeof(float);
-  double seconds = 0;
-  KR_TRY(kr_cuda_copy_in(cuda, there[0], here[0], 2 * bytes, s->stream));
-  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.from, s->stream));
-  KR_TRY(kr_runner_run(shape->runner, s->stream));
-  KR_TRY(kr_cuda_timer_mark(cuda, s->timer.to, s->stream));
-  KR_TRY(kr_cuda_timer_read(cuda, &s->timer, &seconds));
-  s->device_s += seconds;
-  for (int i = 1; i < KR_PK_TENSORS; i++)
-    if (here[i]) KR_TRY(kr_cuda_copy_out(cuda, here[i], there[i], i == 3 ? 2 * bytes : bytes, s->stream));
-  return kr_cuda_wait(cuda, s->stream);
-}
-
-static int32_t forward(kr_pk_session *s, int64_t B, int64_t T, float *const *spectra) {
+int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
+  float *const spectra[] = {(float *)com_in, mag, pha, com};
+  const uint32_t outputs = s->cuda ? ALL_OUTPUTS : outputs_of(spectra);
   const kr_pk_config *c = &s->model->config;
-  const int64_t plane = c->F * T;
   int64_t group;
-  uint32_t outputs = KR_PK_MAG | KR_PK_PHA | KR_PK_COM;
+  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
+           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
+  KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
   /* Far above what memory holds, far below where sizes overflow. */
   KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (c->C * (c->depth + 2)), KRAIT_ERR_SHAPE,
            "T is %lld, too many frames for one window", (long long)T);
-  for (int i = 1; i < KR_PK_TENSORS && !s->model->ctx->cuda; i++)
-    if (!spectra[i]) outputs &= ~(1u << (i - 1));
   KR_TRY(group_of(s, B, T, outputs, &group));
   s->device_s = 0;
   for (int64_t b = 0; b < B; b += group) {
-    float *here[KR_PK_TENSORS], *at[KR_PK_TENSORS];
-    kr_shape_graph *shape;
-    for (int i = 0; i < KR_PK_TENSORS; i++)
-      here[i] = at[i] = spectra[i] ? spectra[i] + b * plane * (i == 0 || i == 3 ? 2 : 1) : NULL;
-    KR_TRY(find(s, B - b < group ? B - b : group, T, outputs, &shape));
-    KR_TRY(make_ready(s, shape, at));
-    KR_TRY(s->model->ctx->cuda ? run_there(s, shape, at, here) : kr_runner_run(shape->runner, NULL));
+    float *here[KR_PK_TENSORS];
+    for (int i = 0; i < KR_PK_TENSORS; i++) here[i] = spectra[i] ? spectra[i] + b * s->F * T * width[i] : NULL;
+    KR_TRY(s->chunk ? forward_frames(s, T, here) : run(s, B - b < group ? B - b : group, T, outputs, here));
   }
   return KRAIT_OK;
-}
-
-/* Windows through a model that streams, a chunk after the other. */
-static int32_t forward_chunks(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
-                              float *com) {
-  const int64_t plane = s->model->config.F * T, chunk = pk_chunks_size(s->chunks);
-  float *own = com ? kr_alloc_array((size_t)plane, 2 * sizeof *own) : NULL;
-  KR_CHECK(own || !com, KRAIT_ERR_NO_MEMORY, "no memory for a window of %lld frames", (long long)T);
-  int32_t status = KRAIT_OK;
-  for (int64_t b = 0; b < B && status >= 0; b++) {
-    float *const to_mag = com   ? own
-                          : mag ? mag + b * plane
-                                : NULL,
-                 *const to_pha = com   ? own + plane
-                                 : pha ? pha + b * plane
-                                       : NULL;
-    status = pk_chunks_reset(s->chunks);
-    for (int64_t t = 0; t < T && status >= 0; t += chunk) {
-      const int64_t n = T - t < chunk ? T - t : chunk;
-      status = pk_chunks_run(s->chunks, com_in + 2 * b * plane, T, t, n, to_mag, to_pha);
-    }
-    for (int64_t i = 0; i < plane && com && status >= 0; i++) {
-      if (mag) mag[b * plane + i] = to_mag[i];
-      if (pha) pha[b * plane + i] = to_pha[i];
-      com[2 * (b * plane + i)] = to_mag[i] * cosf(to_pha[i]),
-                           com[2 * (b * plane + i) + 1] = to_mag[i] * sinf(to_pha[i]);
-    }
-  }
-  kr_free(own);
-  return status;
-}
-
-static int32_t check_sizes(int64_t B, int64_t T) {
-  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
-           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
-  return KRAIT_OK;
-}
-
-int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
-  KR_TRY(check_sizes(B, T));
-  KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
-  if (s->chunks) return forward_chunks(s, B, T, com_in, mag, pha, com);
-  return forward(s, B, T, (float *const[]){(float *)com_in, mag, pha, com});
 }
 
 double kr_pk_device_seconds(const kr_pk_session *session) { return session->device_s; }
+
+/* ---- its kernels ---- */
 
 typedef struct listener {
   krait_kernel_fn report;
@@ -267,17 +225,15 @@ static void tell(void *user, const char *name, const char *op, const char *row, 
 
 /* Of the batch's first group. */
 int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
-  const uint32_t all = KR_PK_MAG | KR_PK_PHA | KR_PK_COM;
   listener l = {report, user};
   kr_shape_graph *shape;
-  int64_t group;
-  KR_TRY(check_sizes(B, T));
-  KR_CHECK(s->model->ctx->cuda && !s->chunks, KRAIT_ERR_UNSUPPORTED, "kernels are timed on a GPU only");
-  if (B < 1) return KRAIT_OK;
-  KR_TRY(forward(s, B, T, (float *const[]){(float *)com_in, NULL, NULL, NULL}));
-  KR_TRY(group_of(s, B, T, all, &group));
-  KR_TRY(find(s, group, T, all, &shape));
   float *at[KR_PK_TENSORS];
+  int64_t group;
+  KR_CHECK(s->cuda && !s->chunk, KRAIT_ERR_UNSUPPORTED, "kernels are timed on a GPU only");
+  KR_TRY(kr_pk_forward(s, B, T, com_in, NULL, NULL, NULL));
+  if (B < 1) return KRAIT_OK;
+  KR_TRY(group_of(s, B, T, ALL_OUTPUTS, &group));
+  KR_TRY(find(s, group, T, ALL_OUTPUTS, &shape));
   KR_TRY(make_ready(s, shape, at));
   return kr_runner_kinds(shape->runner, tell, &l);
 }

@@ -1,0 +1,175 @@
+/* primeknet_model.c: models: the weights of a file by name, copied: a plan folds them on the host and copies the
+ * rest to a GPU. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "ctx.h"
+#include "primeknet_graph.h"
+#include "status.h"
+#include "weights.h"
+
+/* ---- a copy ---- */
+
+static int ends(const char *name, const char *with) {
+  const size_t n = strlen(name), m = strlen(with);
+  return n >= m && strcmp(name + n - m, with) == 0;
+}
+
+typedef struct copier {
+  kr_weight *items;
+  char (*names)[KR_PK_MAX_NAME]; /* of NORM.scale and NORM.shift */
+  int64_t n, n_names;
+  float *at;
+} copier;
+
+static size_t padded(uint64_t bytes) { return (size_t)(bytes / sizeof(float) + 15) / 16 * 16; }
+
+static float *add(copier *c, const char *name, const kr_weight *like) {
+  kr_weight *to = &c->items[c->n++];
+  *to = *like, to->name = name, to->data = c->at;
+  c->at += padded(like->bytes);
+  return (float *)to->data;
+}
+
+/* The norm whose running_mean this is, as a factor and a summand: NORM.scale and NORM.shift. */
+static int32_t add_norm(copier *c, const kr_weights *weights, const kr_weight *mean) {
+  static const char *const parts[] = {"running_mean", "running_var", "weight", "bias"},
+                          *const made[] = {"scale", "shift"};
+  const int64_t C = mean->n_dims == 1 ? mean->shape[0] : 0;
+  const float *of[4];
+  float *to[2];
+  char name[KR_PK_MAX_NAME];
+  const int before = (int)(strlen(mean->name) - strlen(parts[0]));
+  for (int k = 0; k < 4; k++) {
+    snprintf(name, sizeof name, "%.*s%s", before, mean->name, parts[k]);
+    KR_TRY(kr_weights_take_f32(weights, name, 1, &C, &of[k]));
+  }
+  for (int k = 0; k < 2; k++) {
+    char *own = c->names[c->n_names++];
+    snprintf(own, KR_PK_MAX_NAME, "%.*s%s", before, mean->name, made[k]);
+    to[k] = add(c, own, mean);
+  }
+  for (int64_t i = 0; i < C; i++) {
+    KR_CHECK(of[1][i] >= 0, KRAIT_ERR_WEIGHTS, "tensor '%.*s%s' is negative at element %lld", before, mean->name,
+             parts[1], (long long)i);
+    const double scale = of[2][i] / sqrt((double)of[1][i] + KR_PK_NORM_EPS);
+    to[0][i] = (float)scale, to[1][i] = (float)(of[3][i] - of[0][i] * scale);
+  }
+  return KRAIT_OK;
+}
+
+/* What PyTorch counts and nothing reads is left out, and of a model that streams what its norms are made of. */
+static int32_t copy_items(kr_primeknet *m, const kr_weights *weights, copier *c) {
+  for (int64_t i = 0; i < kr_weights_count(weights); i++) {
+    const kr_weight *w = kr_weights_at(weights, i);
+    const int is_mean = m->config.streams && ends(w->name, ".running_mean");
+    if (is_mean) KR_TRY(add_norm(c, weights, w));
+    if (is_mean || ends(w->name, ".num_batches_tracked") || (m->config.streams && ends(w->name, ".running_var")))
+      continue;
+    memcpy(add(c, w->name, w), w->data, w->bytes);
+  }
+  return kr_weights_open_items(c->items, c->n, &m->weights);
+}
+
+static int32_t copy_weights(kr_primeknet *m, const kr_weights *weights) {
+  const size_t n = (size_t)kr_weights_count(weights);
+  size_t n_floats = 1;
+  for (size_t i = 0; i < n; i++) {
+    const kr_weight *w = kr_weights_at(weights, (int64_t)i);
+    KR_CHECK(strlen(w->name) + 8 < KR_PK_MAX_NAME, KRAIT_ERR_WEIGHTS,
+             "the weights hold a tensor that this configuration does not have: %s", w->name);
+    n_floats += 2 * padded(w->bytes);
+  }
+  copier c = {.items = kr_alloc_array(2 * n + 1, sizeof *c.items), .names = kr_alloc_array(2 * n + 1, sizeof *c.names)};
+  c.at = m->values = kr_alloc_array(n_floats, sizeof *c.at);
+  int32_t status = c.items && c.names && c.at ? copy_items(m, weights, &c)
+                                              : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the model's weights");
+  kr_free(c.items), kr_free(c.names);
+  return status;
+}
+
+/* ---- its graph ---- */
+
+static kr_tensor parameter(void *model, kr_graph *g, const char *name, kr_dims dims) {
+  const kr_primeknet *m = model;
+  const float *data = NULL;
+  const int32_t status = kr_weights_take_f32(m->weights, name, dims.n, dims.size, &data);
+  if (status < 0) return kr_graph_note(g, status), 0;
+  if (m->taken) m->taken[kr_weights_find(m->weights, name) - kr_weights_at(m->weights, 0)] = 1;
+  return kr_graph_weight(g, name, KRAIT_F32, dims, data);
+}
+
+/* As many lengths as a fused filter bank has. */
+static int how_to_run(const kr_primeknet *m) {
+  if (m->config.streams || (m->ctx->cuda && m->config.n_kernels > 8)) return KR_APART;
+  if (!m->ctx->cuda) return KR_BY_FRAMES;
+  return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_HALF_FACTORS : KR_FUSED;
+}
+
+int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors) {
+  const kr_primeknet *m = model;
+  const int64_t B = key[0], T = key[1], outputs = key[2], F = m->config.F;
+  kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
+  if (outputs & KR_PK_MAG) io.mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(B, F, T));
+  if (outputs & KR_PK_PHA) io.pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(B, F, T));
+  if (outputs & KR_PK_COM) io.com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(B, F, T, 2));
+  const kr_tensor all[] = {io.com_in, io.mag, io.pha, io.com};
+  memcpy(tensors, all, sizeof all);
+  kr_pk_graph_record(g, &m->config, parameter, (void *)m, &io);
+  return kr_graph_status(g);
+}
+
+/* Windows on a GPU have their own factors (KR_HALF_FACTORS). */
+uint32_t kr_primeknet_plan_flags(const kr_primeknet *m) {
+  return KR_PLAN_CONSTANT | (m->config.streams && !m->is_exact ? KR_PLAN_TF32 : 0);
+}
+
+/* ---- models ---- */
+
+/* Every parameter is there, and nothing else. */
+static int32_t check(kr_primeknet *m) {
+  char shape[96];
+  kr_graph *g = NULL;
+  kr_tensor tensors[KR_PK_TENSORS];
+  KR_TRY(kr_graph_open(&g));
+  const int32_t status = kr_primeknet_record(m, (int64_t[]){1, 1, KR_PK_MAG | KR_PK_PHA}, g, tensors);
+  kr_graph_close(&g);
+  KR_TRY(status);
+  for (int64_t i = 0; i < kr_weights_count(m->weights); i++) {
+    const kr_weight *w = kr_weights_at(m->weights, i);
+    KR_CHECK(m->taken[i], KRAIT_ERR_WEIGHTS,
+             "the weights hold a tensor that this configuration does not have: %s, shape %s", w->name,
+             kr_shape_format(w->n_dims, w->shape, shape, sizeof shape));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t open_parts(kr_primeknet *m, const kr_weights *weights) {
+  KR_TRY(copy_weights(m, weights));
+  m->taken = kr_zalloc((size_t)kr_weights_count(m->weights) + 1);
+  KR_CHECK(m->taken, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  const int32_t status = check(m);
+  kr_free(m->taken), m->taken = NULL;
+  return status;
+}
+
+int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
+                          int32_t precision, kr_primeknet **model) {
+  kr_primeknet *m = *model = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  m->ctx = ctx, m->config = *config, m->is_exact = precision == KRAIT_PRECISION_FP32;
+  const int32_t status = open_parts(m, weights);
+  if (status < 0) kr_primeknet_close(model);
+  return status;
+}
+
+void kr_primeknet_close(kr_primeknet **model) {
+  kr_primeknet *m = *model;
+  if (!m) return;
+  kr_weights_close(&m->weights);
+  kr_free(m->values);
+  kr_free(m);
+  *model = NULL;
+}
