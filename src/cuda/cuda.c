@@ -14,7 +14,7 @@
 #include "packed_code.h"
 #include "status.h"
 
-enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
+enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 512, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
 
 typedef struct slot {
   _Atomic(const kr_kernel *) kernel; /* set last; NULL: free */
@@ -139,23 +139,27 @@ static const char *find_cubin(const kr_cuda *cuda, const char *module, const cha
   return NULL;
 }
 
-/* image: a PTX text or a cubin. */
-static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *kernel, void **module) {
+static void *module_of(const kr_cuda *cuda, const char *image) {
   for (int i = 0; i < cuda->n_modules; i++)
-    if (cuda->modules[i].image == image) {
-      *module = cuda->modules[i].module;
-      return KRAIT_OK;
-    }
-  KR_CHECK(cuda->n_modules < MAX_MODULES, KRAIT_ERR_DRIVER, "more than %d modules", MAX_MODULES);
+    if (cuda->modules[i].image == image) return cuda->modules[i].module;
+  return NULL;
+}
+
+/* image: a PTX text, which the driver compiles, or a cubin. */
+static int32_t compile(const kr_cuda *cuda, const char *image, const char *name, void **module) {
   char log[LOG_BYTES] = "";
   int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
   void *values[] = {log, (void *)(uintptr_t)sizeof log};
   kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, image, 2, options, values);
-  if (result) {
-    int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
-    return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), kernel->module,
-                        log[0] ? ": " : "", log);
-  }
+  if (!result) return KRAIT_OK;
+  int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
+  return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), name, log[0] ? ": " : "", log);
+}
+
+static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *kernel, void **module) {
+  if ((*module = module_of(cuda, image))) return KRAIT_OK;
+  KR_CHECK(cuda->n_modules < MAX_MODULES, KRAIT_ERR_DRIVER, "more than %d modules", MAX_MODULES);
+  KR_TRY(compile(cuda, image, kernel->module, module));
   cuda->modules[cuda->n_modules++] = (loaded){image, *module};
   return KRAIT_OK;
 }
@@ -247,6 +251,36 @@ int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *ker
   void *function;
   KR_TRY(enter(cuda, &entered));
   int32_t status = function_of(cuda, tier, kernel, &function);
+  leave(cuda, entered);
+  return status;
+}
+
+/* Compiled without the lock, so that threads do it side by side. */
+static int32_t compile_aside(kr_cuda *cuda, const char *name, const char *text) {
+  void *module;
+  pthread_mutex_lock(&cuda->lock);
+  int is_there = module_of(cuda, text) != NULL;
+  pthread_mutex_unlock(&cuda->lock);
+  if (is_there) return KRAIT_OK;
+  KR_TRY(compile(cuda, text, name, &module));
+  pthread_mutex_lock(&cuda->lock);
+  is_there = module_of(cuda, text) || cuda->n_modules == MAX_MODULES;
+  if (!is_there) cuda->modules[cuda->n_modules++] = (loaded){text, module};
+  pthread_mutex_unlock(&cuda->lock);
+  if (is_there) cuda->driver->ModuleUnload(module);
+  return KRAIT_OK;
+}
+
+int32_t kr_cuda_compile(const kr_cuda *cuda, int index) {
+  const char *name, *tier, *text;
+  int entered, is_taken = 0;
+  if (!kr_cuda_embedded(index, &name, &tier, NULL, NULL) || find_cubin(cuda, name, tier)) return KRAIT_OK;
+  for (int t = 0; kr_tier_at(t); t++)
+    is_taken |= (cuda->info.caps & kr_tier_at(t)->cap) && strcmp(kr_tier_at(t)->name, tier) == 0;
+  if (!is_taken) return KRAIT_OK;
+  KR_TRY(kr_cuda_text(index, &text));
+  KR_TRY(enter(cuda, &entered));
+  const int32_t status = compile_aside((kr_cuda *)cuda, name, text);
   leave(cuda, entered);
   return status;
 }

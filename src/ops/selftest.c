@@ -40,11 +40,26 @@ static int32_t test_ops(const krait_ctx *ctx, int64_t n_cases, uint64_t seed, re
   return KRAIT_OK;
 }
 
+/* All device code will be needed: cores compile it side by side. What does not load is said by the rows that want
+ * it. */
+static void compile_range(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) (void)kr_cuda_compile(user, (int)i);
+}
+
+static void compile_all(const krait_ctx *ctx) {
+  const char *module, *tier;
+  int n = 0;
+  while (kr_cuda_embedded(n, &module, &tier, NULL, NULL)) n++;
+  if (ctx->cuda) kr_parallel(ctx, n, 1, compile_range, ctx->cuda);
+}
+
 static int32_t test_device(int32_t device, uint64_t mask, int64_t n_cases, uint64_t seed, report_fn *report,
                            void *user) {
   krait_ctx_options options = {.size = sizeof options, .device = device, .caps_mask = mask};
   krait_ctx *ctx;
   KR_TRY(krait_ctx_open(&options, &ctx));
+  compile_all(ctx);
   int32_t status = test_ops(ctx, n_cases, seed, report, user);
   krait_ctx_close(&ctx);
   return status;

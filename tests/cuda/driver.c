@@ -13,6 +13,7 @@
 #include "dlib.h"
 #include "driver.h"
 #include "ladder.h"
+#include "pool.h"
 #include <krait/bench.h>
 #include <krait/ops.h>
 
@@ -256,6 +257,41 @@ static void more_kernels_than_a_context_holds(void **state) {
   assert_string_equal(krait_error_detail(), "kr_limit_fmas: a context holds 2048 kernels at most");
   assert_int_equal(kr_cuda_prepare(cuda, KRAIT_CAP_CUDA_BASE, &kernels[7]), KRAIT_OK);
   kr_cuda_close(&cuda);
+}
+
+static _Atomic int n_not_compiled;
+
+static void compile_range(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) n_not_compiled += kr_cuda_compile(user, (int)i) != KRAIT_OK;
+}
+
+/* Every module of the tiers that the context takes, by threads side by side, once; a kernel then asks for none. */
+static void all_modules_are_compiled_at_once(void **state) {
+  static const kr_kernel kernel = {"norm_f32", "kr_norm_1"};
+  static const uint64_t masks[] = {KRAIT_CAPS_ALL, KRAIT_CAP_CUDA_BASE};
+  const char *module, *tier;
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  fail_at(0, 0);
+  kr_pool *pool = kr_pool_open(4);
+  assert_non_null(pool);
+  for (int i = 0; i < 2; i++) {
+    kr_cuda *cuda = NULL;
+    int n = 0, n_taken = 0;
+    assert_int_equal(kr_cuda_open(0, masks[i], &cuda), KRAIT_OK);
+    for (; kr_cuda_embedded(n, &module, &tier, NULL, NULL); n++) n_taken += i == 0 || strcmp(tier, "base") == 0;
+    const int before = n_held();
+    kr_pool_run(pool, n, 1, compile_range, cuda);
+    assert_int_equal(n_held() - before, n_taken);
+    kr_pool_run(pool, n, 1, compile_range, cuda);
+    assert_int_equal(kr_cuda_prepare(cuda, KRAIT_CAP_CUDA_BASE, &kernel), KRAIT_OK);
+    assert_int_equal(n_held() - before, n_taken);
+    assert_int_equal(n_not_compiled, 0);
+    kr_cuda_close(&cuda);
+    assert_int_equal(n_held(), 0);
+  }
+  kr_pool_close(&pool);
 }
 
 /* A framework records with the strictest mode, and an op's first call may be one that is recorded. */
@@ -525,6 +561,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(only_hopper_starts_kernels_ahead),
                                      cmocka_unit_test(a_first_call_may_be_recorded),
                                      cmocka_unit_test(more_kernels_than_a_context_holds),
+                                     cmocka_unit_test(all_modules_are_compiled_at_once),
                                      cmocka_unit_test(launches_in_a_row_are_one),
                                      cmocka_unit_test(a_graph_that_fails_is_launches),
                                      cmocka_unit_test(streams_beyond_the_graphs_share_them),

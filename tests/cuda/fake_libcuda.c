@@ -16,8 +16,10 @@
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
 
-static long calls, fail_at, launches_ahead;
-static int fail_with, held, capture_mode = RELAXED;
+static _Atomic long calls;
+static _Atomic int held;
+static long fail_at, launches_ahead;
+static int fail_with, capture_mode = RELAXED;
 static _Thread_local void *current[16];
 static _Thread_local int depth;
 static char context_object;
