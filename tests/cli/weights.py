@@ -65,7 +65,7 @@ with tempfile.TemporaryDirectory() as folder:
     check_error(1, "folder", "info", folder)
     check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
-    check_error(1, "cannot create", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
+    check_error(2, "there is no folder", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
     if os.path.exists("/dev/full"):
         check_error(1, "No space left", "convert", good, "/dev/full")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that fills up half-way
