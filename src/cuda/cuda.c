@@ -139,13 +139,7 @@ static const char *find_cubin(const kr_cuda *cuda, const char *module, const cha
   return NULL;
 }
 
-static void *module_of(const kr_cuda *cuda, const char *image) {
-  for (int i = 0; i < cuda->n_modules; i++)
-    if (cuda->modules[i].image == image) return cuda->modules[i].module;
-  return NULL;
-}
-
-/* image: a PTX text, which the driver compiles, or a cubin. */
+/* image: a PTX text, which the driver compiles unless it has kept the result, or a cubin. */
 static int32_t compile(const kr_cuda *cuda, const char *image, const char *name, void **module) {
   char log[LOG_BYTES] = "";
   int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
@@ -157,7 +151,11 @@ static int32_t compile(const kr_cuda *cuda, const char *image, const char *name,
 }
 
 static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *kernel, void **module) {
-  if ((*module = module_of(cuda, image))) return KRAIT_OK;
+  for (int i = 0; i < cuda->n_modules; i++)
+    if (cuda->modules[i].image == image) {
+      *module = cuda->modules[i].module;
+      return KRAIT_OK;
+    }
   KR_CHECK(cuda->n_modules < MAX_MODULES, KRAIT_ERR_DRIVER, "more than %d modules", MAX_MODULES);
   KR_TRY(compile(cuda, image, kernel->module, module));
   cuda->modules[cuda->n_modules++] = (loaded){image, *module};
@@ -255,34 +253,22 @@ int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *ker
   return status;
 }
 
-/* Compiled without the lock, so that threads do it side by side. */
-static int32_t compile_aside(kr_cuda *cuda, const char *name, const char *text) {
-  void *module;
-  pthread_mutex_lock(&cuda->lock);
-  int is_there = module_of(cuda, text) != NULL;
-  pthread_mutex_unlock(&cuda->lock);
-  if (is_there) return KRAIT_OK;
-  KR_TRY(compile(cuda, text, name, &module));
-  pthread_mutex_lock(&cuda->lock);
-  is_there = module_of(cuda, text) || cuda->n_modules == MAX_MODULES;
-  if (!is_there) cuda->modules[cuda->n_modules++] = (loaded){text, module};
-  pthread_mutex_unlock(&cuda->lock);
-  if (is_there) cuda->driver->ModuleUnload(module);
-  return KRAIT_OK;
+static int takes(const kr_cuda *cuda, const char *tier) {
+  for (int t = 0; kr_tier_at(t); t++)
+    if (strcmp(kr_tier_at(t)->name, tier) == 0) return (cuda->info.caps & kr_tier_at(t)->cap) != 0;
+  return 0;
 }
 
-int32_t kr_cuda_compile(const kr_cuda *cuda, int index) {
+/* What fails here fails again where it is wanted, and is said there. */
+void kr_cuda_compile(const kr_cuda *cuda, int first, int n) {
   const char *name, *tier, *text;
-  int entered, is_taken = 0;
-  if (!kr_cuda_embedded(index, &name, &tier, NULL, NULL) || find_cubin(cuda, name, tier)) return KRAIT_OK;
-  for (int t = 0; kr_tier_at(t); t++)
-    is_taken |= (cuda->info.caps & kr_tier_at(t)->cap) && strcmp(kr_tier_at(t)->name, tier) == 0;
-  if (!is_taken) return KRAIT_OK;
-  KR_TRY(kr_cuda_text(index, &text));
-  KR_TRY(enter(cuda, &entered));
-  const int32_t status = compile_aside((kr_cuda *)cuda, name, text);
-  leave(cuda, entered);
-  return status;
+  void *context, *module;
+  if (cuda->driver->CtxCreate(&context, 0, cuda->device)) return;
+  for (int i = first; kr_cuda_embedded(i, &name, &tier, NULL, NULL); i += n)
+    if (takes(cuda, tier) && !find_cubin(cuda, name, tier) && kr_cuda_text(i, &text) >= 0 &&
+        compile(cuda, text, name, &module) >= 0)
+      cuda->driver->ModuleUnload(module);
+  cuda->driver->CtxDestroy(context);
 }
 
 static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g,

@@ -91,9 +91,9 @@ int kr_cuda_starts_together(const kr_cuda *cuda);
 int kr_cuda_starts_ahead(const kr_cuda *cuda);
 /* Loads the kernel now: its first launch then costs what the others do. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
-/* Has the driver compile the module of kr_cuda_embedded's number now, where the context takes its tier: for work that
- * needs them all, by many threads at once. */
-int32_t kr_cuda_compile(const kr_cuda *cuda, int index);
+/* Has the driver compile every n-th module that the context takes, from number first on, and keep the result on disk:
+ * n threads compile them all side by side, which within one context of the driver they could not. */
+void kr_cuda_compile(const kr_cuda *cuda, int first, int n);
 
 /* Memory and copies for models, tests and the checker; ops use what the caller gives. */
 int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes,
