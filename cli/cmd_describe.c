@@ -84,10 +84,16 @@ static int answer(work *w) {
   o->n_read = krait_lm_n_tokens(o->session);
   o->reason = s->telling.n == 0 ? "length" : NULL;
   w->read_s = cli_now_s();
+  if (s->as_json) cli_let_interrupt_ask(); /* what was said until then is printed */
   const int exit_status = cli_stories_tell("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
   w->end_s = cli_now_s();
   if (exit_status >= 0) return exit_status;
-  if (s->as_json) return print_json(w);
+  if (s->as_json && print_json(w) != 0) return 1;
+  if (cli_is_asked_to_stop()) {
+    fprintf(cli_err(), "krait describe: stopped; what was said is printed\n");
+    return 130;
+  }
+  if (s->as_json) return 0;
   if (o->n_text == 0 || o->text[o->n_text - 1] != '\n') putchar('\n');
   print_rates(w);
   return 0;

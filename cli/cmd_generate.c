@@ -44,7 +44,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
     o->reason = s->telling.n == 0 ? "length" : NULL;
   }
   r->read_s = cli_now_s();
-  if (s->save) cli_let_interrupt_ask(); /* what was said until then is kept */
+  if (s->save || s->as_json || s->file) cli_let_interrupt_ask(); /* what was said until then is kept, or printed */
   const int exit_status = cli_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
   r->end_s = cli_now_s();
   return exit_status;
@@ -112,7 +112,8 @@ static int run_model(const settings *s, const char *path, cli_story *stories, in
   if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0)
     exit_status = cli_report("generate", status);
   if (exit_status == 0 && cli_is_asked_to_stop()) {
-    fprintf(cli_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
+    if (s->save) fprintf(cli_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
+    else fprintf(cli_err(), "krait generate: stopped; what was generated is printed\n");
     exit_status = 130;
   }
   for (int i = 0; i < n; i++) krait_lm_session_close(&stories[i].session);

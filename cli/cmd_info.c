@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <krait/model.h>
@@ -134,6 +135,10 @@ static int dump_ptx(const char *folder, int replace) {
   char path[4096];
   int n = 0;
   int32_t status;
+  if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+    fprintf(cli_err(), "krait info: cannot create %s: %s\n", cli_clean(folder), strerror(errno));
+    return 1;
+  }
   for (; (status = krait_embedded_ptx(n, &module, &tier, &text)) == KRAIT_OK; n++) {
     const int length = snprintf(path, sizeof path, "%s/%s.%s.ptx", folder, module, tier);
     const int failed = length < (int)sizeof path ? write_text(path, text, replace) : ENAMETOOLONG;

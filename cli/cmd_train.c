@@ -70,8 +70,11 @@ static int check_plot(const krait_train_options *o, const char *config, int forc
     snprintf(paths[i], sizeof paths[i], "%s/%s", o->folder, own[i]);
     read_too[i + 1] = paths[i];
   }
-  const cli_outputs_rule rule = {
-      .verb = "train", .read_too = read_too, .n_read_too = CLI_N(read_too), .force = force || o->resume};
+  const cli_outputs_rule rule = {.verb = "train",
+                                 .read_too = read_too,
+                                 .n_read_too = CLI_N(read_too),
+                                 .makes = o->folder,
+                                 .force = force || o->resume};
   return cli_output_check(&rule, config ? config : "-", o->plot_path);
 }
 

@@ -309,6 +309,23 @@ static int check_existing(const cli_outputs_rule *rule, cli_pairs *pairs) {
                          first);
 }
 
+/* Said before the work and not behind it: one more output's folder is there and may be written. */
+static int check_place(const cli_outputs_rule *rule, const char *out) {
+  const size_t n = rule->makes ? strlen(rule->makes) : 0;
+  struct stat info;
+  if (!out || strcmp(out, "-") == 0 || stat(out, &info) == 0) return -1;
+  if (n && strncmp(out, rule->makes, n) == 0 && (out[n] == '/' || rule->makes[n - 1] == '/')) return -1;
+  char *copy = strdup(out);
+  const char *folder = copy ? dirname(copy) : NULL;
+  int status = folder ? -1 : no_memory(rule->verb);
+  if (folder && !is_folder(folder))
+    status = cli_usage_error(rule->verb, "cannot create %s: there is no folder %s", out, folder);
+  else if (folder && access(folder, W_OK | X_OK) != 0)
+    status = cli_usage_error(rule->verb, "cannot create %s: %s", out, strerror(errno));
+  free(copy);
+  return status;
+}
+
 /* ---- folders ---- */
 static int make_folders(const char *verb, const char *path) {
   char *copy = strdup(path);
@@ -338,6 +355,7 @@ int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands
   if (status < 0) status = name_outputs(rule->verb, out, pairs->n > 1 || is_folder(operands[0]), pairs);
   if (status < 0) status = check_all(rule, pairs);
   if (status < 0) status = check_existing(rule, pairs);
+  if (status < 0) status = check_place(rule, rule->write_too);
   return status < 0 ? make_all_folders(rule->verb, out, pairs) : status;
 }
 
@@ -358,6 +376,7 @@ void cli_pairs_free(cli_pairs *pairs) {
 int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *out) {
   cli_pair pair = {.in = (char *)in, .out = (char *)out}; /* only read */
   cli_pairs pairs = {.pairs = &pair, .n = 1};
-  const int status = check_all(rule, &pairs);
-  return status < 0 ? check_existing(rule, &pairs) : status;
+  int status = check_all(rule, &pairs);
+  if (status < 0) status = check_existing(rule, &pairs);
+  return status < 0 ? check_place(rule, out) : status;
 }

@@ -23,6 +23,7 @@ typedef struct cli_outputs_rule {
       *read_too; /* other files that are read: weights, configuration, reference; n_read_too, any may be NULL */
   int n_read_too;
   const char *write_too;       /* one more output, or NULL */
+  const char *makes;           /* a folder that the verb makes if need be, or NULL */
   int force, skip_existing;
 } cli_outputs_rule;
 

@@ -14,7 +14,7 @@
 #include "packed_code.h"
 #include "status.h"
 
-enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 256, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
+enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 512, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
 
 typedef struct slot {
   _Atomic(const kr_kernel *) kernel; /* set last; NULL: free */
@@ -139,7 +139,17 @@ static const char *find_cubin(const kr_cuda *cuda, const char *module, const cha
   return NULL;
 }
 
-/* image: a PTX text or a cubin. */
+/* image: a PTX text, which the driver compiles unless it has kept the result, or a cubin. */
+static int32_t compile(const kr_cuda *cuda, const char *image, const char *name, void **module) {
+  char log[LOG_BYTES] = "";
+  int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
+  void *values[] = {log, (void *)(uintptr_t)sizeof log};
+  kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, image, 2, options, values);
+  if (!result) return KRAIT_OK;
+  int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
+  return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), name, log[0] ? ": " : "", log);
+}
+
 static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *kernel, void **module) {
   for (int i = 0; i < cuda->n_modules; i++)
     if (cuda->modules[i].image == image) {
@@ -147,15 +157,7 @@ static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *ke
       return KRAIT_OK;
     }
   KR_CHECK(cuda->n_modules < MAX_MODULES, KRAIT_ERR_DRIVER, "more than %d modules", MAX_MODULES);
-  char log[LOG_BYTES] = "";
-  int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
-  void *values[] = {log, (void *)(uintptr_t)sizeof log};
-  kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, image, 2, options, values);
-  if (result) {
-    int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
-    return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), kernel->module,
-                        log[0] ? ": " : "", log);
-  }
+  KR_TRY(compile(cuda, image, kernel->module, module));
   cuda->modules[cuda->n_modules++] = (loaded){image, *module};
   return KRAIT_OK;
 }
@@ -249,6 +251,24 @@ int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *ker
   int32_t status = function_of(cuda, tier, kernel, &function);
   leave(cuda, entered);
   return status;
+}
+
+static int takes(const kr_cuda *cuda, const char *tier) {
+  for (int t = 0; kr_tier_at(t); t++)
+    if (strcmp(kr_tier_at(t)->name, tier) == 0) return (cuda->info.caps & kr_tier_at(t)->cap) != 0;
+  return 0;
+}
+
+/* What fails here fails again where it is wanted, and is said there. */
+void kr_cuda_compile(const kr_cuda *cuda, int first, int n) {
+  const char *name, *tier, *text;
+  void *context, *module;
+  if (cuda->driver->CtxCreate(&context, 0, cuda->device)) return;
+  for (int i = first; kr_cuda_embedded(i, &name, &tier, NULL, NULL); i += n)
+    if (takes(cuda, tier) && !find_cubin(cuda, name, tier) && kr_cuda_text(i, &text) >= 0 &&
+        compile(cuda, text, name, &module) >= 0)
+      cuda->driver->ModuleUnload(module);
+  cuda->driver->CtxDestroy(context);
 }
 
 static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g,

@@ -27,8 +27,6 @@ int32_t kr_cuda_n_devices(int *n);
 int32_t kr_cuda_device_info(int index, kr_device_info *info);
 /* What this build holds, whatever the machine: tiers as capabilities. */
 uint64_t kr_cuda_built_tiers(void);
-/* The text behind the packed one, unpacked at the first call and kept in *kept; NULL when out of memory. */
-const char *kr_ptx_unpack(const char *packed, const char *end, char **kept);
 /* One embedded PTX text (text and bytes may be NULL: it is then not unpacked; *text is NULL when out of memory);
  * returns 0 past the last. */
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes);
@@ -93,6 +91,9 @@ int kr_cuda_starts_together(const kr_cuda *cuda);
 int kr_cuda_starts_ahead(const kr_cuda *cuda);
 /* Loads the kernel now: its first launch then costs what the others do. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
+/* Has the driver compile every n-th module that the context takes, from number first on, and keep the result on disk:
+ * n threads compile them all side by side, which within one context of the driver they could not. */
+void kr_cuda_compile(const kr_cuda *cuda, int first, int n);
 
 /* Memory and copies for models, tests and the checker; ops use what the caller gives. */
 int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes,

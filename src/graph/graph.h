@@ -162,7 +162,8 @@ void kr_runner_each_time(const kr_runner *r,
                          void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
                          void *user);
 
-/* One line per node: name, op, row, shapes, bytes, where they lie; then the memory. runner may be NULL: no times. */
+/* One line per node: name, op, row, shapes, bytes, where they lie; then the memory; then one slice of each node that
+ * kr_graph_each recorded, as kr_graph_show. runner may be NULL: no times. */
 int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text),
                        void *user);
 /* The same of a graph that nobody runs; is_timed: its nodes run once and are timed, on zeros wherever nothing was given

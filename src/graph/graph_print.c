@@ -96,7 +96,7 @@ int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(
     kr_text title = kr_text_begin(arena);
     kr_text_print(&title, "each slice of %s:", KR_NODE(g, n)->name);
     line(user, title.at);
-    status = kr_graph_print(slice, NULL, line, user);
+    status = kr_graph_show(slice, runner != NULL, line, user);
   }
   kr_arena_close(&arena);
   return status;

@@ -40,11 +40,32 @@ static int32_t test_ops(const krait_ctx *ctx, int64_t n_cases, uint64_t seed, re
   return KRAIT_OK;
 }
 
+/* All device code will be wanted: a few threads have it compiled beforehand. */
+enum { MOST_COMPILERS = 8 };
+
+typedef struct compilers {
+  const kr_cuda *cuda;
+  int n;
+} compilers;
+
+static void compile_range(void *user, int64_t begin, int64_t end, int worker) {
+  const compilers *c = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) kr_cuda_compile(c->cuda, (int)i, c->n);
+}
+
+static void compile_all(const krait_ctx *ctx) {
+  compilers c = {ctx->cuda, krait_ctx_n_threads(ctx)};
+  if (c.n > MOST_COMPILERS) c.n = MOST_COMPILERS;
+  if (c.cuda) kr_parallel(ctx, c.n, 1, compile_range, &c);
+}
+
 static int32_t test_device(int32_t device, uint64_t mask, int64_t n_cases, uint64_t seed, report_fn *report,
                            void *user) {
   krait_ctx_options options = {.size = sizeof options, .device = device, .caps_mask = mask};
   krait_ctx *ctx;
   KR_TRY(krait_ctx_open(&options, &ctx));
+  compile_all(ctx);
   int32_t status = test_ops(ctx, n_cases, seed, report, user);
   krait_ctx_close(&ctx);
   return status;

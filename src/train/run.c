@@ -445,8 +445,9 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_TRY(open_folder(r));
   KR_TRY(compare_ranks(r));
   const kr_data_counts n = kr_data_count(r->data);
-  snprintf(line, sizeof line, "%lld recordings, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step",
-           (long long)n.n_files, n.speech_s, (long long)r->n_steps, (double)kr_trainer_bytes(r->trainer) * 1e-6);
+  snprintf(line, sizeof line, "%lld recording%s, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step",
+           (long long)n.n_files, n.n_files == 1 ? "" : "s", n.speech_s, (long long)r->n_steps,
+           (double)kr_trainer_bytes(r->trainer) * 1e-6);
   if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
   return KRAIT_OK;
 }

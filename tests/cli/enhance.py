@@ -126,7 +126,7 @@ def check_json_scores_and_plot(folder):
     text = enhance(path, "-f", "-o", folder / "out.wav", "--reference", path).stdout.decode()
     check("SI-SDR" in text and "segmental SNR" in text and "STOI" in text, text)
     check_error(1, "it must be the same recording", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--reference", write_wav(folder / "short.wav", clean[:12000]))
-    check_error(1, "cannot create", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
+    check_error(2, "there is no folder", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
     check(not (folder / "no.wav").exists(), "no output when the picture cannot be written")
 
 

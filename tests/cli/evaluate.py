@@ -173,5 +173,5 @@ with tempfile.TemporaryDirectory() as name:
     check(not (folder / "o.wav").exists() and not (folder / "m.wav").exists(), "nothing is left")
     check_error(1, "channels", "evaluate", folder / "twice.wav", clean)
     missing = krait("evaluate", clean, other, "--csv", folder / "no/such/place.csv")
-    check(missing.returncode == 1 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"no place for CSV: {missing}")
+    check(missing.returncode == 2 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"no place for CSV: {missing}")
 finish()

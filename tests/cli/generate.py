@@ -170,6 +170,7 @@ def states(whole):
     krait("generate", here / "whole", "-p", "the rain in the", "-n", 0, "--save-state", file)
     check(story(here / "whole", "--load-state", file, "-p", " north and", "-n", 20)["text"] == whole["text"], "a prompt in two parts")
     check_error(2, "exists", "generate", here / "whole", "-p", "a", "--save-state", file)
+    check_error(2, "there is no folder", "generate", here / "whole", "-p", "a", "--save-state", here / "no" / "such.state")
     done = krait("generate", here / "two", "--load-state", file)
     check(done.returncode == 1 and b"those of another model" in done.stderr and done.stdout == b"", f"{done}")
     done = krait("generate", here / "whole", "--load-state", here / "whole" / "model.safetensors")
@@ -577,6 +578,14 @@ def interrupted():
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
+    # what is printed at the end is printed then
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "--file", str(here / "prompts"), "-n", "100000000", "--temperature", "1", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(1)
+    child.send_signal(signal.SIGINT)
+    lines, errors = child.communicate(timeout=60)
+    told = [json.loads(line) for line in lines.splitlines()]
+    check(child.returncode == 130 and errors.count(b"\n") == 1 and b"what was generated is printed" in errors, f"Ctrl-C with --json: {child.returncode} {errors!r}")
+    check(len(told) == 4 and all(one["tokens"] > 0 and one["text"] for one in told) and "interrupted" in [one["reason"] for one in told], f"Ctrl-C with --json: {told}"[:1000])
 
 
 against_plain("mamba1")

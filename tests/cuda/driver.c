@@ -13,6 +13,7 @@
 #include "dlib.h"
 #include "driver.h"
 #include "ladder.h"
+#include "pool.h"
 #include <krait/bench.h>
 #include <krait/ops.h>
 
@@ -132,7 +133,7 @@ static int32_t work(void) {
 static void (*fail_at)(long n, int result);
 static long (*n_calls)(void);
 static int (*n_held)(void);
-static long (*n_ahead)(void);
+static long (*n_ahead)(void), (*n_loads)(void);
 static void (*capture)(int mode);
 static int (*capture_mode)(void);
 
@@ -256,6 +257,40 @@ static void more_kernels_than_a_context_holds(void **state) {
   assert_string_equal(krait_error_detail(), "kr_limit_fmas: a context holds 2048 kernels at most");
   assert_int_equal(kr_cuda_prepare(cuda, KRAIT_CAP_CUDA_BASE, &kernels[7]), KRAIT_OK);
   kr_cuda_close(&cuda);
+}
+
+static void compile_range(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) kr_cuda_compile(user, (int)i, 3);
+}
+
+/* Every module of the tiers that the context takes is compiled once, by threads side by side, and nothing is left. */
+static void modules_are_compiled_side_by_side(void **state) {
+  static const uint64_t masks[] = {KRAIT_CAPS_ALL, KRAIT_CAP_CUDA_BASE};
+  const char *module, *tier;
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  fail_at(0, 0);
+  kr_pool *pool = kr_pool_open(4);
+  assert_non_null(pool);
+  for (int k = 0; k < 2; k++) {
+    kr_cuda *cuda = NULL;
+    long n = 0;
+    assert_int_equal(kr_cuda_open(0, masks[k], &cuda), KRAIT_OK);
+    for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++) n += k == 0 || strcmp(tier, "base") == 0;
+    const long before = n_loads();
+    const int held = n_held();
+    kr_pool_run(pool, 3, 1, compile_range, cuda);
+    assert_int_equal(n_loads() - before, n);
+    assert_int_equal(n_held(), held);
+    fail_at(1, 2); /* no memory for a context of the driver's */
+    kr_cuda_compile(cuda, 0, 1);
+    assert_int_equal(n_loads() - before, n);
+    fail_at(0, 0);
+    kr_cuda_close(&cuda);
+    assert_int_equal(n_held(), 0);
+  }
+  kr_pool_close(&pool);
 }
 
 /* A framework records with the strictest mode, and an op's first call may be one that is recorded. */
@@ -513,6 +548,7 @@ int main(int argc, char **argv) {
   *(void **)&n_calls = kr_dlib_find(fake, "fake_cuda_calls");
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
   *(void **)&n_ahead = kr_dlib_find(fake, "fake_cuda_ahead");
+  *(void **)&n_loads = kr_dlib_find(fake, "fake_cuda_loads");
   *(void **)&capture = kr_dlib_find(fake, "fake_cuda_capture");
   *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons),
@@ -525,6 +561,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(only_hopper_starts_kernels_ahead),
                                      cmocka_unit_test(a_first_call_may_be_recorded),
                                      cmocka_unit_test(more_kernels_than_a_context_holds),
+                                     cmocka_unit_test(modules_are_compiled_side_by_side),
                                      cmocka_unit_test(launches_in_a_row_are_one),
                                      cmocka_unit_test(a_graph_that_fails_is_launches),
                                      cmocka_unit_test(streams_beyond_the_graphs_share_them),

@@ -14,7 +14,8 @@ def tokens(path):
 
 
 krait, built = sys.argv[1], pathlib.Path(sys.argv[2])
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory() as place:
+    folder = place + "/made"
     subprocess.run([krait, "info", "--dump-ptx", folder], check=True, stdout=subprocess.PIPE)
     first = min(pathlib.Path(folder).iterdir())
     whole, names = first.read_bytes(), sorted(os.listdir(folder))

@@ -16,26 +16,34 @@
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
 
-static long calls, fail_at, launches_ahead;
-static int fail_with, held, capture_mode = RELAXED;
+static _Atomic long calls, loads;
+static _Atomic int held;
+static long fail_at, launches_ahead;
+static int fail_with, capture_mode = RELAXED;
 static _Thread_local void *current[16];
 static _Thread_local int depth;
 static char context_object;
 static const void *loaded_image;
 
+static void taken(void) { held++; }
+static void left(void) { held--; }
+static void loaded(void) { loads++; }
+
 EXPORT void fake_cuda_fail_at(long n, int result);
 EXPORT long fake_cuda_calls(void);
 EXPORT int fake_cuda_held(void);
 EXPORT long fake_cuda_ahead(void); /* launches that may start while the kernel before them runs */
+EXPORT long fake_cuda_loads(void); /* images loaded so far */
 EXPORT const void *fake_cuda_loaded(void); /* the image that was loaded last */
 EXPORT void fake_cuda_capture(int mode);   /* as if a stream were recording in this mode */
 EXPORT int fake_cuda_capture_mode(void);
 EXPORT void fake_cuda_touch(int on); /* 1: device memory may be touched, until 0 */
 
-void fake_cuda_fail_at(long n, int result) { calls = 0, fail_at = n, fail_with = result; }
+void fake_cuda_fail_at(long n, int result) { fail_at = n, fail_with = result, calls = 0; }
 long fake_cuda_calls(void) { return calls; }
 int fake_cuda_held(void) { return held; }
 long fake_cuda_ahead(void) { return launches_ahead; }
+long fake_cuda_loads(void) { return loads; }
 const void *fake_cuda_loaded(void) { return loaded_image; }
 void fake_cuda_capture(int mode) { capture_mode = mode; }
 int fake_cuda_capture_mode(void) { return capture_mode; }
@@ -164,7 +172,9 @@ FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(devic
               : attribute == 16 ? (int)setting("multiprocessors=", 8)
               : attribute == 38 ? (int)setting("l2=", 8)
                                 : 8)
-FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, held++)
+FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, taken())
+FAKE(cuCtxCreate_v2, (void **context, unsigned flags, int device), UNUSED(flags), UNUSED(device),
+     current[depth++] = *context = &context_object, taken())
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
 FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_mode;
@@ -174,7 +184,7 @@ FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *opt
      UNUSED(options), UNUSED(values);
      if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
      if (memcmp(image, "\177ELF", 4) == 0 && !setting("cubins=", 0)) return NO_BINARY;
-     loaded_image = image, *module = (void *)(uintptr_t)image, held++)
+     loaded_image = image, *module = (void *)(uintptr_t)image, taken(), loaded())
 #ifdef KR_EMULATE
 #include "emulator.h"
 static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
@@ -224,10 +234,10 @@ FAKE(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stre
      copy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes))
 FAKE(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void *stream), UNUSED(stream),
      open_memory(), memset((void *)(uintptr_t)to, value, bytes), close_memory())
-FAKE(cuMemAllocHost_v2, (void **block, size_t bytes), *block = malloc(bytes), held++)
-FAKE(cuStreamCreate, (void **stream, unsigned flags), UNUSED(flags), *stream = &held, held++)
+FAKE(cuMemAllocHost_v2, (void **block, size_t bytes), *block = malloc(bytes), taken())
+FAKE(cuStreamCreate, (void **stream, unsigned flags), UNUSED(flags), *stream = &held, taken())
 FAKE(cuStreamSynchronize, (void *stream), UNUSED(stream))
-FAKE(cuEventCreate, (void **event, unsigned flags), UNUSED(flags), *event = &held, held++)
+FAKE(cuEventCreate, (void **event, unsigned flags), UNUSED(flags), *event = &held, taken())
 FAKE(cuEventRecord, (void *event, void *stream), UNUSED(event), UNUSED(stream))
 FAKE(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), UNUSED(stream), UNUSED(event), UNUSED(flags))
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
@@ -297,22 +307,22 @@ static void set_node(fake_graph *graph, int i, const fake_node *from) {
   memcpy(graph->nodes[i].grid, from->grid, sizeof from->grid);
 }
 FAKE(cuStreamIsCapturing, (void *stream, int *status), UNUSED(stream), *status = recording)
-FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = calloc(1, sizeof(fake_graph)), held++)
+FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = calloc(1, sizeof(fake_graph)), taken())
 FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel),
      UNUSED(after), UNUSED(n_after);
      fake_graph *g = graph; set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
 FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel),
      set_node(instance, (int)(uintptr_t)node - 1, kernel))
 FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags),
-     *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), held++)
+     *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), taken())
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
      fake_graph *g = instance;
      for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared,
                                         g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied, g->nodes[i].is_ahead))
 EXPORT int cuGraphExecDestroy(void *instance);
-int cuGraphExecDestroy(void *instance) { return free(instance), held--, 0; }
+int cuGraphExecDestroy(void *instance) { return free(instance), left(), 0; }
 EXPORT int cuGraphDestroy(void *graph);
-int cuGraphDestroy(void *graph) { return free(graph), held--, 0; }
+int cuGraphDestroy(void *graph) { return free(graph), left(), 0; }
 #ifdef KR_EMULATE
 #define TAKES_RECORDING setting("record=", 0)
 #else
@@ -325,7 +335,7 @@ int cuStreamEndCapture(void *stream, void **graph) {
   const int result = failed();
   UNUSED(stream), recording = 0;
   if (result) free(recorded);
-  else *graph = recorded, held++;
+  else *graph = recorded, taken();
   return recorded = NULL, result;
 }
 
@@ -334,23 +344,25 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   int result = failed();
   if (result || bytes > (size_t)1 << 30) return result ? result : OUT_OF_MEMORY;
   *address = (uint64_t)(uintptr_t)take_memory(bytes);
-  return held++, 0;
+  return taken(), 0;
 }
 
 /* Giving back, and entering the context for it, cannot be made to fail: the caller could do nothing about it. */
 EXPORT int cuCtxPushCurrent_v2(void *context);
 int cuCtxPushCurrent_v2(void *context) { return current[depth++] = context, 0; }
+EXPORT int cuCtxDestroy_v2(void *context);
+int cuCtxDestroy_v2(void *context) { return UNUSED(context), depth--, left(), 0; }
 EXPORT int cuDevicePrimaryCtxRelease(int device);
-int cuDevicePrimaryCtxRelease(int device) { return UNUSED(device), held--, 0; }
+int cuDevicePrimaryCtxRelease(int device) { return UNUSED(device), left(), 0; }
 EXPORT int cuModuleUnload(void *module);
-int cuModuleUnload(void *module) { return UNUSED(module), held--, 0; }
+int cuModuleUnload(void *module) { return UNUSED(module), left(), 0; }
 EXPORT int cuCtxPopCurrent_v2(void **context);
 int cuCtxPopCurrent_v2(void **context) { return *context = current[--depth], 0; }
 EXPORT int cuMemFree_v2(uint64_t address);
-int cuMemFree_v2(uint64_t address) { return leave_memory((void *)(uintptr_t)address), held--, 0; }
+int cuMemFree_v2(uint64_t address) { return leave_memory((void *)(uintptr_t)address), left(), 0; }
 EXPORT int cuMemFreeHost(void *block);
-int cuMemFreeHost(void *block) { return free(block), held--, 0; }
+int cuMemFreeHost(void *block) { return free(block), left(), 0; }
 EXPORT int cuStreamDestroy_v2(void *stream);
-int cuStreamDestroy_v2(void *stream) { return UNUSED(stream), held--, 0; }
+int cuStreamDestroy_v2(void *stream) { return UNUSED(stream), left(), 0; }
 EXPORT int cuEventDestroy_v2(void *event);
-int cuEventDestroy_v2(void *event) { return UNUSED(event), held--, 0; }
+int cuEventDestroy_v2(void *event) { return UNUSED(event), left(), 0; }

@@ -11,7 +11,7 @@ from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
 class Mamba2Simple(nn.Module):
     def __init__(self, d_model, d_state=64, d_conv=4, conv_init=None, expand=2, headdim=128, ngroups=1, A_init_range=(1, 16), dt_min=0.001, dt_max=0.1,
                  dt_init_floor=1e-4, dt_limit=(0.0, float("inf")), learnable_init_states=False, activation="swish", bias=False, conv_bias=True,
-                 chunk_size=256, use_mem_eff_path=True, deterministic=None, layer_idx=None, device=None, dtype=None):
+                 chunk_size=256, use_mem_eff_path=True, layer_idx=None, device=None, dtype=None, deterministic=None):
         """The norm's groups are the scan's, whatever use_mem_eff_path says; everything is deterministic."""
         factory = {"device": device, "dtype": dtype}
         super().__init__()
