@@ -222,6 +222,6 @@ int32_t KR_FN(kr_gemm_few)(const krait_ctx *ctx, const void *args) {
     for (int64_t m = 0; m < a->M; m++)
       kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
   }
-  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 32768 / (KR_VL * (a->K + 1)), multiply, &p);
+  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 8192 / (KR_VL * (a->K + 1)), multiply, &p);
   return KRAIT_OK;
 }

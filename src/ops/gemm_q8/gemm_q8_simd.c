@@ -179,7 +179,7 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
-  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 65536 / (KR_VL * (BLOCK * a->S + 1)), multiply_few,
+  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 16384 / (KR_VL * (BLOCK * a->S + 1)), multiply_few,
                    (void *)args);
   return KRAIT_OK;
 }
