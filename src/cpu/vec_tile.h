@@ -152,6 +152,7 @@ typedef struct kr_ahead {
   const char *line;
   int64_t step, jump;          /* bytes to the next line; more of them after every run of lines */
   int left, each, run, in_run; /* lines left, lines asked for at a time */
+  int is_plain;                /* a line each time, evenly apart; asking for more than there are does no harm */
 } kr_ahead;
 
 /* slots: how often kr_ahead_step will be called. */
@@ -168,10 +169,16 @@ static inline kr_ahead kr_tile_ahead(const kr_plane *p, int n_rows, int n_lanes,
     a.left = n_lanes * a.run;
   }
   a.each = (a.left + slots - 1) / slots;
+  a.is_plain = a.each == 1 && a.run == a.left;
   return a;
 }
 
 KR_INLINE void kr_ahead_step(kr_ahead *a) {
+  if (a->is_plain) {
+    __builtin_prefetch(a->line, 0, 2);
+    a->line = (const char *)((uintptr_t)a->line + (uintptr_t)a->step);
+    return;
+  }
   for (int i = 0; i < a->each && a->left; i++, a->left--) {
     __builtin_prefetch(a->line, 0, 2);
     a->line += a->step;

@@ -21,35 +21,36 @@ static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) {
   return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]};
 }
 
-/* Four values of each channel, channel behind channel, as weights and states of language models lie: a matrix of
- * KR_VL x 4, for which a transposition of whole vectors is four times the work. */
-enum { FOUR = 4 };
-static int is_four(const kr_plane *p, int n_rows, int n_lanes) {
-  return n_rows == FOUR && n_lanes == KR_VL && p->row_stride == 1 && p->lane_stride == FOUR;
+/* A few values of each channel, channel behind channel, as weights and states of language models lie: a transposition
+ * of whole vectors is several times the work of gathering them. */
+enum { MOST_FEW = 4 };
+static int is_few(const kr_plane *p, int n_rows, int n_lanes) {
+  return n_rows <= MOST_FEW && n_lanes == KR_VL && p->row_stride == 1 && p->lane_stride == n_rows;
 }
 
 static void load_taps(float *tile, const kr_plane *p, int n_rows, int n_lanes) {
-  float rows[FOUR * KR_VL];
-  if (!is_four(p, n_rows, n_lanes)) {
+  float rows[MOST_FEW * KR_VL];
+  if (!is_few(p, n_rows, n_lanes)) {
     kr_tile_load(tile, KR_VL, p, n_rows, n_lanes);
     return;
   }
-  kr_row_load(rows, p->data, p->dtype, p->offset, 1, FOUR * KR_VL);
-#pragma GCC unroll 16
-  for (int lane = 0; lane < KR_VL; lane++)
-    for (int row = 0; row < FOUR; row++) tile[row * KR_VL + lane] = rows[lane * FOUR + row];
+  const float *from = (const float *)p->data + p->offset;
+  if (p->dtype != KRAIT_F32) {
+    kr_row_load(rows, p->data, p->dtype, p->offset, 1, n_rows * KR_VL);
+    from = rows;
+  }
+  for (int row = 0; row < n_rows; row++) kr_v_store(tile + row * KR_VL, kr_v_gather(from + row, n_rows));
 }
 
 static void store_taps(const float *tile, const kr_plane *p, int n_rows, int n_lanes) {
-  float rows[FOUR * KR_VL];
-  if (!is_four(p, n_rows, n_lanes)) {
+  float rows[MOST_FEW * KR_VL];
+  if (!is_few(p, n_rows, n_lanes)) {
     kr_tile_store(tile, KR_VL, p, n_rows, n_lanes);
     return;
   }
-#pragma GCC unroll 16
-  for (int lane = 0; lane < KR_VL; lane++)
-    for (int row = 0; row < FOUR; row++) rows[lane * FOUR + row] = tile[row * KR_VL + lane];
-  kr_row_store(rows, p->data, p->dtype, p->offset, 1, FOUR * KR_VL);
+  float *to = p->dtype == KRAIT_F32 ? (float *)p->data + p->offset : rows;
+  for (int row = 0; row < n_rows; row++) kr_v_scatter(to + row, n_rows, kr_v_load(tile + row * KR_VL));
+  if (to == rows) kr_row_store(rows, p->data, p->dtype, p->offset, 1, n_rows * KR_VL);
 }
 
 static int64_t ring_start(const update_args *a, int64_t b) {
@@ -140,6 +141,6 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_causal_conv1d_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
-  kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 24, update_blocks, (void *)args);
+  kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 12, update_blocks, (void *)args);
   return KRAIT_OK;
 }

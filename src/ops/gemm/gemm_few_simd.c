@@ -14,6 +14,7 @@ enum { ROWS = 3 };
 enum {
   OUTPUTS = 4,
   FAR_BYTES = 4096,
+  IN_ORDER_BYTES = 3072,
   LINE_BYTES = 64,
   PART_BYTES = 24 * 1024
 }; /* PART_BYTES: of A, which stay in the L1 cache */
@@ -86,17 +87,50 @@ typedef void dots_fn(const float *A, int64_t lda, const weights *w, kr_v *sums);
     dots(rows, KRAIT_BF16, A, lda, w, sums);                                                  \
   }
 #define ENTRY(rows) {dots_##rows##_f32, dots_##rows##_f16, dots_##rows##_bf16},
-DOTS(1) DOTS(2) DOTS(3)
+DOTS(2) DOTS(3)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 DOTS(4) DOTS(5) DOTS(6)
 #endif
 
-static dots_fn *const kernels[ROWS][3] = {
-    ENTRY(1) ENTRY(2) ENTRY(3)
+static dots_fn *const kernels[ROWS - 1][3] = {
+    ENTRY(2) ENTRY(3)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
     ENTRY(4) ENTRY(5) ENTRY(6)
 #endif
 };
+
+/* A . B of one row of A: outputs one after the other, so that memory is read in order, which is what its prefetchers
+ * follow best. */
+KR_INLINE kr_v dot(const int32_t dtype, const float *A, const void *data, int64_t at, int64_t K) {
+  enum { AT_ONCE = 4, STEP = AT_ONCE * KR_VL };
+  const int64_t bytes = dtype == KRAIT_F32 ? 4 : 2;
+  kr_v sum[AT_ONCE] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
+  int64_t k = 0;
+  for (; k + STEP <= K; k += STEP) {
+    for (int64_t line = 0; line < STEP * bytes; line += LINE_BYTES)
+      __builtin_prefetch((const char *)data + (at + k) * bytes + IN_ORDER_BYTES + line, 0, 2);
+#pragma GCC unroll 4
+    for (int i = 0; i < AT_ONCE; i++)
+      sum[i] = kr_v_fma(kr_v_load(A + k + i * KR_VL), kr_v_load_as(data, at + k + i * KR_VL, KR_VL, dtype), sum[i]);
+  }
+  if (k < K) __builtin_prefetch((const char *)data + (at + k) * bytes + IN_ORDER_BYTES, 0, 2);
+  for (int i = 0; k < K; k += KR_VL, i++) {
+    const int rest = K - k < KR_VL ? (int)(K - k) : KR_VL;
+    const kr_v b = kr_v_load_as(data, at + k, rest, dtype);
+    sum[i] = kr_v_fma(rest == KR_VL ? kr_v_load(A + k) : kr_v_loadn(A + k, rest), b, sum[i]);
+  }
+  return kr_v_add(kr_v_add(sum[0], sum[1]), kr_v_add(sum[2], sum[3]));
+}
+
+static void sum_row(const product *p, const krait_view *B, int64_t n0, int lanes, kr_v *sums) {
+  const int64_t K = p->args->K, next = B->stride[1];
+  for (int n = 0; n < lanes; n++) {
+    const int64_t at = (n0 + n) * next;
+    if (B->dtype == KRAIT_F32) sums[n] = dot(KRAIT_F32, p->A, B->data, at, K);
+    else if (B->dtype == KRAIT_F16) sums[n] = dot(KRAIT_F16, p->A, B->data, at, K);
+    else sums[n] = dot(KRAIT_BF16, p->A, B->data, at, K);
+  }
+}
 
 /* All rows against some outputs, in parts as even as can be, which take turns at asking for what comes next. */
 static void add_rows(const product *p, int64_t k, int32_t dtype, weights *w, kr_v *sums) {
@@ -105,7 +139,7 @@ static void add_rows(const product *p, int64_t k, int32_t dtype, weights *w, kr_
     const int left = p->n_parts - part, rows = (M - m + left - 1) / left;
     w->fetch = 0;
     for (int n = part; n < OUTPUTS; n += p->n_parts) w->fetch |= 1u << n;
-    kernels[rows - 1][dtype](p->A + m * p->lda + k, p->lda, w, sums + m * KR_VL);
+    kernels[rows - 2][dtype](p->A + m * p->lda + k, p->lda, w, sums + m * KR_VL);
     m += rows;
   }
 }
@@ -124,6 +158,10 @@ static void add_last(const product *p, int64_t k, int32_t dtype, weights w, int 
 
 /* sums[m * KR_VL + n] of a vector of outputs from n0 on. */
 static void sum_outputs(const product *p, const krait_view *B, int64_t n0, int lanes, kr_v *sums) {
+  if (p->args->M == 1) {
+    sum_row(p, B, n0, lanes, sums);
+    return;
+  }
   const int64_t K = p->args->K, next = B->stride[1], far = OUTPUTS * next * (int64_t)krait_dtype_bytes(B->dtype);
   for (int64_t k = 0; k < K; k += p->part)
     for (int n = 0; n < lanes; n += OUTPUTS) {
@@ -184,6 +222,6 @@ int32_t KR_FN(kr_gemm_few)(const krait_ctx *ctx, const void *args) {
     for (int64_t m = 0; m < a->M; m++)
       kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
   }
-  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 32768 / (KR_VL * (a->K + 1)), multiply, &p);
+  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 8192 / (KR_VL * (a->K + 1)), multiply, &p);
   return KRAIT_OK;
 }

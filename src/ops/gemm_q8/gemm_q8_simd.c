@@ -20,8 +20,10 @@ enum {
   GROUP = 64,
   BLOCK = 32,
   FAR_BYTES = 4096,
+  IN_ORDER_BYTES = 5120,
+  SCALES_AHEAD = 16,
   PART = 32
-}; /* PART: blocks that are multiplied at once */
+}; /* PART: blocks that are multiplied at once; SCALES_AHEAD: outputs */
 
 typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
   const int8_t *data;
@@ -30,18 +32,9 @@ typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
   float scales[OUTPUTS][PART];
 } few_weights;
 
-/* sum[m * OUTPUTS + n] += A[m] . a block of output n. Of one row the block's sum is scaled, of more the weights are. */
+/* sum[m * OUTPUTS + n] += A[m] . a block of output n. */
 KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8_t *bytes, kr_v scale, int n,
                          kr_v *sum) {
-  if (rows == 1) {
-    kr_v part = kr_v_zero();
-#pragma GCC unroll 8
-    for (int k = 0; k < BLOCK; k += KR_VL)
-      part = k ? kr_v_fma(kr_v_load(A + k), kr_v_load_i8(bytes + k), part)
-               : kr_v_mul(kr_v_load(A + k), kr_v_load_i8(bytes + k));
-    sum[n] = kr_v_fma(part, scale, sum[n]);
-    return;
-  }
 #pragma GCC unroll 8
   for (int k = 0; k < BLOCK; k += KR_VL) {
     const kr_v b = kr_v_mul(scale, kr_v_load_i8(bytes + k));
@@ -81,13 +74,45 @@ typedef void dots_fn(const float *A, int64_t lda, const few_weights *w, kr_v *su
   static void dots_##rows(const float *A, int64_t lda, const few_weights *w, kr_v *sums) { \
     dots(rows, A, lda, w, sums);                                                           \
   }
-DOTS(1) DOTS(2)
+DOTS(2)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 DOTS(3) DOTS(4) DOTS(5) DOTS(6)
-static dots_fn *const kernels[ROWS] = {dots_1, dots_2, dots_3, dots_4, dots_5, dots_6};
+static dots_fn *const kernels[ROWS - 1] = {dots_2, dots_3, dots_4, dots_5, dots_6};
 #else
-static dots_fn *const kernels[ROWS] = {dots_1, dots_2};
+static dots_fn *const kernels[ROWS - 1] = {dots_2};
 #endif
+
+/* A block of one row of A, its sum scaled. */
+KR_INLINE kr_v add_scaled(const float *A, const int8_t *bytes, float scale, kr_v sum) {
+  kr_v part = kr_v_mul(kr_v_load(A), kr_v_load_i8(bytes));
+#pragma GCC unroll 8
+  for (int k = KR_VL; k < BLOCK; k += KR_VL) part = kr_v_fma(kr_v_load(A + k), kr_v_load_i8(bytes + k), part);
+  return kr_v_fma(part, kr_v_set1(scale), sum);
+}
+
+/* Outputs of one row of A one after the other, so that memory is read in order. */
+static void sum_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
+  const int64_t scale_bytes = (int64_t)krait_dtype_bytes(a->scales.dtype), ahead = SCALES_AHEAD * a->scales.stride[0];
+  for (int n = 0; n < lanes; n++) {
+    const int64_t at = kr_at2(&a->scales, n0 + n, 0);
+    const int8_t *bytes = (const int8_t *)a->words.data + (n0 + n) * 4 * a->words.stride[0];
+    const float *A = a->A.data;
+    kr_v even = kr_v_zero(), odd = kr_v_zero();
+    for (int64_t s = 0; s < a->S; s += PART) {
+      const int64_t n_blocks = a->S - s < PART ? a->S - s : PART;
+      float scales[PART];
+      __builtin_prefetch((const char *)a->scales.data + (at + ahead + s * a->scales.stride[1]) * scale_bytes, 0, 2);
+      kr_row_load(scales, a->scales.data, a->scales.dtype, at + s * a->scales.stride[1], a->scales.stride[1], n_blocks);
+      for (int64_t i = 0; i + 2 <= n_blocks; i += 2, A += 2 * BLOCK, bytes += 2 * BLOCK) { /* a line */
+        __builtin_prefetch(bytes + IN_ORDER_BYTES, 0, 2);
+        even = add_scaled(A, bytes, scales[i], even);
+        odd = add_scaled(A + BLOCK, bytes + BLOCK, scales[i + 1], odd);
+      }
+      if (n_blocks % 2) even = add_scaled(A, bytes, scales[n_blocks - 1], even); /* the last of all */
+    }
+    sums[n] = kr_v_add(even, odd);
+  }
+}
 
 /* All rows against OUTPUTS outputs, in parts as even as can be, which take turns at asking for what comes next. */
 static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w, kr_v *sums) {
@@ -96,7 +121,7 @@ static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
     const int left = n_parts - part, rows = (M - m + left - 1) / left;
     w->fetch = 0;
     for (int n = part; n < OUTPUTS; n += n_parts) w->fetch |= 1u << n;
-    kernels[rows - 1]((const float *)a->A.data + m * a->A.stride[0] + first * BLOCK, a->A.stride[0], w,
+    kernels[rows - 2]((const float *)a->A.data + m * a->A.stride[0] + first * BLOCK, a->A.stride[0], w,
                       sums + m * KR_VL);
     m += rows;
   }
@@ -143,7 +168,8 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
     for (int lane = 0; kr_has(&a->bias) && lane < lanes; lane++)
       bias[lane] = kr_scalar_load(a->bias.data, (n + lane) * a->bias.stride[0], a->bias.dtype);
     for (int k = 0; k < a->M * KR_VL; k++) sums[k] = kr_v_zero();
-    sum_outputs(a, n, lanes, sums);
+    if (a->M == 1) sum_row(a, n, lanes, sums);
+    else sum_outputs(a, n, lanes, sums);
     for (int64_t m = 0; m < a->M; m++) {
       const kr_v v = kr_v_add(kr_v_sum_each(sums + m * KR_VL), kr_v_load(bias));
       kr_v_store_as(a->out.data, m * a->out.stride[0] + n, lanes, KRAIT_F32, v);
@@ -153,7 +179,7 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
-  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 65536 / (KR_VL * (BLOCK * a->S + 1)), multiply_few,
+  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 16384 / (KR_VL * (BLOCK * a->S + 1)), multiply_few,
                    (void *)args);
   return KRAIT_OK;
 }

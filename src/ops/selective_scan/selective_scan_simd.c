@@ -68,6 +68,12 @@ static void advance_complex(const core *c, int from, int to, int near, int const
   }
 }
 
+/* Steps of a tile, a vector of lanes each: where they lie, or read into an array. */
+typedef struct rows {
+  float *at;
+  int64_t pitch;
+} rows;
+
 /* One item of the loop: a sequence and some blocks of channels. Arrays hold one part per block. */
 typedef struct item {
   const scan_plan *p;
@@ -77,6 +83,7 @@ typedef struct item {
   float *bias, *skip, *size; /* [block][lane], [block][lane], [block]: largest |A| */
   float *shared_B, *shared_C;
   float *dt, *du, *u, *y;    /* [step][lane] */
+  rows input;                /* u of the tile */
   float *sum;                /* [block][time][lane]: the other direction's sums */
   unsigned char marks[MAX_TILE];
   scan_ahead ahead;
@@ -143,16 +150,42 @@ static void plan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, 
     look_ahead(&it->ahead, views[i], w, it->d0 + next * KR_VL, from, left < n ? left : n, lanes_of(it, next), n);
 }
 
+static int is_in_place(const kr_plane *p, int lanes) {
+  return p->dtype == KRAIT_F32 && p->lane_stride == 1 && lanes == KR_VL;
+}
+static rows rows_in_place(const kr_plane *p) { return (rows){(float *)p->data + p->offset, p->row_stride}; }
+
+static rows read_rows(const kr_plane *p, int n, int lanes, float *buffer) {
+  if (is_in_place(p, lanes)) return rows_in_place(p);
+  kr_tile_load(buffer, KR_VL, p, n, lanes);
+  return (rows){buffer, KR_VL};
+}
+
+/* dt and du from delta and u; returns the largest dt (NaN is not counted). */
+KR_INLINE float begin_steps(const item *it, rows delta, kr_v bias, int n, int softplus) {
+  const rows u = it->input;
+  float *dt = it->dt, *du = it->du;
+  kr_v largest = kr_v_zero();
+  for (int i = 0; i < n; i++) {
+    kr_v value = kr_v_add(kr_v_load(delta.at + i * delta.pitch), bias);
+    if (softplus) value = kr_v_softplus_fast(value);
+    kr_v_store(dt + i * KR_VL, value);
+    kr_v_store(du + i * KR_VL, kr_v_mul(value, kr_v_load(u.at + i * u.pitch)));
+    largest = kr_v_max(kr_v_abs(value), largest);
+  }
+  return kr_v_largest(largest);
+}
+
 /* dt, du and u of a tile; returns whether the short exponential will do. */
 static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
-  float *dt = it->dt, *du = it->du, *u = it->u;
-  int64_t d = it->d0 + block * KR_VL;
-  kr_plane delta = plane_of(in->delta, w, d, i0), input = plane_of(in->u, w, d, i0);
-  kr_tile_load(dt, KR_VL, &delta, n, lanes_of(it, block));
-  kr_tile_load(u, KR_VL, &input, n, lanes_of(it, block));
-  float largest = finish_steps(dt, n, kr_v_load(it->bias + block * KR_VL), is_set(it, KRAIT_SCAN_SOFTPLUS));
-  for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(du + i, kr_v_mul(kr_v_load(dt + i), kr_v_load(u + i)));
+  const int64_t d = it->d0 + block * KR_VL;
+  const kr_plane delta = plane_of(in->delta, w, d, i0), input = plane_of(in->u, w, d, i0);
+  const kr_v bias = kr_v_load(it->bias + block * KR_VL);
+  const rows steps = read_rows(&delta, n, lanes_of(it, block), it->dt);
+  it->input = read_rows(&input, n, lanes_of(it, block), it->u);
+  const float largest =
+      is_set(it, KRAIT_SCAN_SOFTPLUS) ? begin_steps(it, steps, bias, n, 1) : begin_steps(it, steps, bias, n, 0);
   return is_near(it->p, largest * it->size[block]);
 }
 
@@ -180,12 +213,16 @@ static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int6
   }
 }
 
-KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const float *other, kr_v skip, int n,
-                               int gated) {
-  for (int i = 0; i < n * KR_VL; i += KR_VL) {
-    kr_v value = kr_v_fma(skip, kr_v_load(u + i), kr_v_load(y + i));
-    if (other) value = kr_v_add(value, kr_v_load(other + i));
-    kr_v_store(y + i, gated ? kr_v_mul(value, kr_v_silu_fast(kr_v_load(z + i))) : value);
+/* to may be y. */
+KR_INLINE void finish_rows(const item *it, rows z, const float *other, kr_v skip, int n, int gated, rows to) {
+  const rows u = it->input;
+  const float *y = it->y;
+  for (int i = 0; i < n; i++) {
+    kr_v value = kr_v_fma(skip, kr_v_load(u.at + i * u.pitch), kr_v_load(y + i * KR_VL));
+    if (other) value = kr_v_add(value, kr_v_load(other + i * KR_VL));
+    if (gated) value = kr_v_mul(value, kr_v_silu_fast(kr_v_load(z.at + i * z.pitch)));
+    if (it->marks[i] & STEP_IS_SILENT) value = kr_v_zero();
+    kr_v_store(to.at + i * to.pitch, value);
   }
 }
 
@@ -193,21 +230,23 @@ KR_INLINE void finish_steps_of(float *y, const float *u, const float *z, const f
  * either. */
 static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
-  int64_t d = it->d0 + block * KR_VL;
+  const int64_t d = it->d0 + block * KR_VL;
+  const int lanes = lanes_of(it, block);
   const float *other = it->sum ? it->sum + (block * in->L + w->first + i0) * KR_VL : NULL;
-  kr_v skip = kr_v_load(it->skip + block * KR_VL);
-  if (!kr_has(in->Dvec)) memset(it->u, 0, (size_t)(n * KR_VL) * sizeof *it->u);
-  if (kr_has(in->z)) {
-    kr_plane z = plane_of(in->z, w, d, i0);
-    kr_tile_load(it->du, KR_VL, &z, n, lanes_of(it, block));
-    finish_steps_of(it->y, it->u, it->du, other, skip, n, 1);
-  } else {
-    finish_steps_of(it->y, it->u, it->du, other, skip, n, 0);
+  const kr_v skip = kr_v_load(it->skip + block * KR_VL);
+  const kr_plane out = plane_of(&it->a->out, w, d, i0);
+  const rows to = is_in_place(&out, lanes) ? rows_in_place(&out) : (rows){it->y, KR_VL};
+  if (!kr_has(in->Dvec)) {
+    kr_v_store(it->u, kr_v_zero());
+    it->input = (rows){it->u, 0};
   }
-  for (int i = 0; i < n; i++)
-    if (it->marks[i] & STEP_IS_SILENT) kr_v_store(it->y + i * KR_VL, kr_v_zero());
-  kr_plane out = plane_of(&it->a->out, w, d, i0);
-  kr_tile_store(it->y, KR_VL, &out, n, lanes_of(it, block));
+  if (kr_has(in->z)) {
+    const kr_plane z = plane_of(in->z, w, d, i0);
+    finish_rows(it, read_rows(&z, n, lanes, it->du), other, skip, n, 1, to);
+  } else {
+    finish_rows(it, to, other, skip, n, 0, to);
+  }
+  if (to.at == it->y) kr_tile_store(it->y, KR_VL, &out, n, lanes);
 }
 
 /* Keeps the sums of a reverse walk, in order of time. */

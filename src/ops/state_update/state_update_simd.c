@@ -9,7 +9,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_N = 512, CHUNK = 64 };
+enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 16 }; /* LINE: floats; AHEAD: channels */
 static const float log2_e = 1.44269504f;
 
 typedef krait_state_update_args update_args;
@@ -43,8 +43,8 @@ static void read_steps(const update_args *a, chunk *c) {
     kr_v_store(c->decay + i, kr_v_exp2_any(kr_v_load(c->dt + i), kr_v_load(c->decay + i)));
 }
 
-/* One channel's state; A is NULL where the decay is the same for all n. Returns sum_n C state. */
-KR_INLINE float advance(float *state, const float *A, const chunk *c, int i, int64_t N) {
+/* One channel's state; A is NULL where the decay is the same for all n. Returns what adds up to sum_n C state. */
+KR_INLINE kr_v advance(float *state, const float *A, const chunk *c, int i, int64_t N) {
   const kr_v dt = kr_v_set1(c->dt[i]), dt_x = kr_v_set1(c->dt_x[i]), same = kr_v_set1(c->decay[i]);
   const float *B = c->B, *C = c->C;
   kr_v sum = kr_v_zero();
@@ -62,7 +62,7 @@ KR_INLINE float advance(float *state, const float *A, const chunk *c, int i, int
     kr_v_storen(state + n, value, rest);
     sum = kr_v_fma(kr_v_loadn(C + n, rest), value, sum);
   }
-  return kr_v_sum(sum);
+  return sum;
 }
 
 /* A row of N floats: in place if it is one already, else read into buffer. */
@@ -72,18 +72,54 @@ static const float *row_of(const krait_view *v, int64_t at, int64_t stride, int6
   return buffer;
 }
 
-static float update_channel(const update_args *a, const chunk *c, int i) {
+static void update_channel(const update_args *a, chunk *c, int i) {
   float state_buffer[MAX_N], A_buffer[MAX_N];
   const int64_t at = kr_at4(&a->state, c->row, c->h, c->p0 + i, 0), N = a->N;
   const int in_place = a->state.dtype == KRAIT_F32 && a->state.stride[3] == 1;
   float *state = in_place ? (float *)a->state.data + at : state_buffer;
   if (!in_place) kr_row_load(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
-  float y =
+  c->y[i] = kr_v_sum(
       a->A.stride[2] == 0
           ? advance(state, NULL, c, i, N)
-          : advance(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c, i, N);
+          : advance(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c, i, N));
   if (!in_place) kr_row_store(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
-  return y;
+}
+
+/* States, and an A of each, as rows of floats: a vector of channels at a time, the next one's rows asked for. */
+static int is_rows(const update_args *a) {
+  const int is_same = a->A.stride[2] == 0;
+  return a->state.dtype == KRAIT_F32 && a->state.stride[3] == 1 &&
+         (is_same || (a->A.dtype == KRAIT_F32 && a->A.stride[2] == 1));
+}
+
+KR_INLINE void ask_for(const float *row, int64_t N) {
+  for (int64_t n = 0; n < N; n += LINE) __builtin_prefetch(row + n);
+}
+
+KR_INLINE void update_rows_of(const update_args *a, chunk *c, int is_same) {
+  const int64_t N = a->N, state_step = a->state.stride[2], A_step = is_same ? 0 : a->A.stride[1];
+  float *state = (float *)a->state.data + kr_at4(&a->state, c->row, c->h, c->p0, 0);
+  const float *A = is_same ? NULL : (const float *)a->A.data + kr_at3(&a->A, c->h, c->p0, 0);
+  for (int i = 0; i < c->n; i += KR_VL) {
+    kr_v sums[KR_VL];
+    for (int lane = 0; lane < KR_VL; lane++) {
+      sums[lane] = kr_v_zero();
+      if (i + lane >= c->n) continue;
+      ask_for(state + AHEAD * state_step, N);
+      if (!is_same) ask_for(A + AHEAD * A_step, N);
+      sums[lane] = advance(state, is_same ? NULL : A, c, i + lane, N);
+      state += state_step;
+      if (!is_same) A += A_step;
+    }
+    kr_v_store(c->y + i, kr_v_sum_each(sums));
+  }
+}
+
+static void update_states(const update_args *a, chunk *c) {
+  if (!is_rows(a))
+    for (int i = 0; i < c->n; i++) update_channel(a, c, i);
+  else if (a->A.stride[2] == 0) update_rows_of(a, c, 1);
+  else update_rows_of(a, c, 0);
 }
 
 static void finish_chunk(const update_args *a, chunk *c) {
@@ -104,7 +140,7 @@ static void update_chunk(const update_args *a, chunk *c) {
     kr_row_load(c->B, a->Bmat.data, a->Bmat.dtype, kr_at3(&a->Bmat, c->b, c->g, 0), a->Bmat.stride[2], a->N);
     kr_row_load(c->C, a->Cmat.data, a->Cmat.dtype, kr_at3(&a->Cmat, c->b, c->g, 0), a->Cmat.stride[2], a->N);
     read_steps(a, c);
-    for (int i = 0; i < c->n; i++) c->y[i] = update_channel(a, c, i);
+    update_states(a, c);
     finish_chunk(a, c);
   }
   kr_row_store(c->y, a->out.data, a->out.dtype, kr_at3(&a->out, c->b, c->h, c->p0), a->out.stride[2], c->n);
@@ -130,6 +166,6 @@ int32_t KR_FN(kr_state_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   const int64_t chunks = (a->P + CHUNK - 1) / CHUNK, values = (a->P < CHUNK ? a->P : CHUNK) * a->N;
   KR_TRY(kr_need_rows("state_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
-  kr_parallel(ctx, a->B * a->H * chunks, 1 + 8192 / values, update_chunks, (void *)args);
+  kr_parallel(ctx, a->B * a->H * chunks, 1 + 1024 / values, update_chunks, (void *)args);
   return KRAIT_OK;
 }
