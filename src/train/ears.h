@@ -1,4 +1,4 @@
-/* ears.h: how far signals that a model made are from clean ones, as their metrics have it, by the host's threads, an item
+/* ears.h: how far signals that a model made are from clean ones, as metrics have it, by the host's threads, an item
  * each. */
 #ifndef KR_EARS_H
 #define KR_EARS_H
@@ -17,8 +17,8 @@ typedef struct kr_ears kr_ears;
 /* For up to `most` signals of n samples. */
 int32_t kr_ears_open(kr_pool *pool, int64_t n, int64_t most, kr_ears **ears);
 void kr_ears_close(kr_ears **ears);
-/* clean, made, pull (items, n); sums over items (0 for what no weight asks for). pull: the gradient of the weighted sum by
- * made's samples; or NULL. */
+/* clean, made, pull (items, n); sums over items, 0 for what no weight asks for. pull: the gradient of the weighted sum
+ * by made's samples; or NULL. */
 void kr_ears_hear(kr_ears *ears, int64_t items, const float *clean, const float *made,
                   const double weights[KR_EARS_TERMS], float *pull, double sums[KR_EARS_TERMS]);
 
