@@ -27,6 +27,23 @@ double kr_si_sdr_db(const kr_si_sdr *s) {
   return 10 * log10((target + EPS) / ((rest > 0 ? rest : 0) + EPS));
 }
 
+double kr_si_sdr_lack(const float *clean, const float *other, int64_t n, double scale, float *gradient) {
+  const double best = 1e3;
+  kr_si_sdr s = {0};
+  kr_si_sdr_push(&s, clean, other, n);
+  const double a = s.cc > 0 ? s.cx / s.cc : 0, target = a * s.cx, rest = fmax(s.xx - target, 0);
+  if (target < EPS) {
+    for (int64_t i = 0; i < n; i++) gradient[i] = 0;
+    return 0;
+  }
+  const double ratio = best * rest / target, slope = scale * 20 / log(10) * best / (1 + ratio) / target;
+  for (int64_t i = 0; i < n; i++) {
+    const double c = a * (double)clean[i], x = other[i];
+    gradient[i] = (float)(slope * (x - c - rest / target * c));
+  }
+  return 10 * log10(1 + ratio);
+}
+
 /* ---- segmental SNR ---- */
 static double frame_snr_db(const kr_segsnr *s) {
   double signal = 0, noise = 0;

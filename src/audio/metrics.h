@@ -17,6 +17,9 @@ typedef struct kr_si_sdr {
 } kr_si_sdr;
 void kr_si_sdr_push(kr_si_sdr *sums, const float *clean, const float *other, int64_t n);
 double kr_si_sdr_db(const kr_si_sdr *sums); /* NaN for a silent clean signal */
+/* How many dB it lacks of 30, softly: 10 log10(1 + 1000 |x - a c|^2 / |a c|^2), and times `scale` its gradient (n) by
+ * the samples of the other one. 0 where the two have nothing in common. */
+double kr_si_sdr_lack(const float *clean, const float *other, int64_t n, double scale, float *gradient);
 
 enum { KR_SEGSNR_HZ = 16000, KR_SEGSNR_FRAME = 480, KR_SEGSNR_HOP = 120, KR_STOI_HZ = 10000 };
 typedef struct kr_segsnr {

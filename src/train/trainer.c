@@ -17,7 +17,8 @@
 #include "status.h"
 
 const char *const kr_term_names[KR_TERMS] = {"magnitude",   "phase_ip", "phase_gd", "phase_iaf", "complex",
-                                             "consistency", "metric",   "time",     "disturbance", "disc_r", "disc_g"};
+                                             "consistency", "metric",   "time",     "disturbance", "opinion", "si_sdr",
+                                             "disc_r",      "disc_g"};
 const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .beta1 = 0.8,
                                             .beta2 = 0.99,
@@ -26,7 +27,7 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .discriminator = 1,
                                             .accumulate = 1,
                                             .seed = 2039,
-                                            .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05, 0, 0, 0, 0}};
+                                            .weights = {0.9, 0.3, 0.3, 0.3, 0.1, 0.05, 0.05}};
 static const double compress = 0.3, dropout_rate = 0.3,
                     momentum = 0.1; /* momentum: of running statistics, upstream's */
 
@@ -65,9 +66,9 @@ struct kr_trainer {
   kr_tensor mag_con, wav_hat, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge took the batch that the discriminator learnt from */
-  kr_ears *ears;              /* NULL: the disturbance has no weight */
+  kr_ears *ears;              /* NULL: its terms have no weight */
   const float *clean;         /* the batch's, on the host */
-  double disturbance;         /* of the step, the mean over items */
+  double heard[KR_EARS_TERMS]; /* of the step, the means over items */
   kr_judge judge;             /* whose answer is due, where has_asked */
   int has_asked, has_judged;  /* has_judged: a late judge's signals of the step before are there */
   kr_judged all;              /* the same of all ranks, when gathered: in */
@@ -77,7 +78,7 @@ struct kr_trainer {
   float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores,
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
-  float *v_pull; /* the disturbance's gradient by the samples of a part */
+  float *v_pull; /* the gradient of what is heard by the samples of a part */
   float *v_judged_mag, *v_judged_con, /* what the discriminator learns from: of this step, or of the one before */
       *v_answer;                      /* the judge's, on the host */
   handed now[HANDED]; /* what the graphs read and write: of the whole batch, and of the items that they have now */
@@ -408,7 +409,9 @@ static int32_t open_parts(kr_trainer *t) {
   KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
   KR_TRY(kr_spectral_open(t->ctx, t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
   KR_TRY(list_parameters(t));
-  if (t->options.weights[KR_TERM_DISTURBANCE] != 0) KR_TRY(kr_ears_open(t->ctx->pool, t->N, t->some, &t->ears));
+  int hears = 0;
+  for (int k = 0; k < KR_EARS_TERMS; k++) hears |= t->options.weights[KR_TERM_DISTURBANCE + k] != 0;
+  if (hears) KR_TRY(kr_ears_open(t->ctx->pool, t->N, t->some, &t->ears));
   KR_TRY(open_memory(t));
   KR_TRY(kr_graph_open(&t->g));
   KR_TRY(record_generator(t));
@@ -511,7 +514,7 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   KR_TRY(put(t, t->v_mag, batch->mag, plane));
   KR_TRY(put(t, t->v_pha, batch->pha, plane));
   KR_TRY(put(t, t->v_com, batch->com, 2 * plane));
-  t->clean = batch->wav, t->disturbance = 0;
+  t->clean = batch->wav, memset(t->heard, 0, sizeof t->heard);
   KR_CHECK(t->clean || !t->ears, KRAIT_ERR_ARGUMENT, "what is heard has no clean samples to be compared with");
   return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
@@ -560,7 +563,7 @@ static int32_t read_terms(kr_trainer *t, kr_step *step) {
     for (int64_t i = 0; i < t->n_parts && t->terms[k]; i++)
       step->terms[k] += (double)from[16 * KR_TERMS * i] / (double)t->n_parts;
   }
-  step->terms[KR_TERM_DISTURBANCE] = t->disturbance;
+  memcpy(step->terms + KR_TERM_DISTURBANCE, t->heard, sizeof t->heard);
   if (!t->judged) step->terms[KR_TERM_DISC_G] = 0;
   memcpy(step->scores, on_host(t, t->v_scores), (size_t)(3 * (t->B < 64 ? t->B : 64)) * sizeof(float));
   for (int k = 0; k < 3 * KR_DISC_NORMS; k++) step->sigma[k] = on_host(t, t->v_sigma)[16 * k];
@@ -695,13 +698,16 @@ int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
 
 static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
   const int64_t n = t->some * t->N;
-  const double weight = t->options.weights[KR_TERM_DISTURBANCE] / (double)t->some / kr_ranks_n(t->options.ranks);
+  double weights[KR_EARS_TERMS], sums[KR_EARS_TERMS];
   if (!t->ears) return KRAIT_OK;
+  for (int k = 0; k < KR_EARS_TERMS; k++)
+    weights[k] = t->options.weights[KR_TERM_DISTURBANCE + k] / (double)t->some / kr_ranks_n(t->options.ranks) *
+                 (double)t->gradient_scale;
   KR_TRY(fetch(t, t->now[WAV_HAT].some, n));
   KR_TRY(wait(t));
-  t->disturbance += kr_ears_hear(t->ears, t->some, t->clean + part * n, on_host(t, t->now[WAV_HAT].some),
-                                 (float)weight * t->gradient_scale, with_gradient ? on_host(t, t->v_pull) : NULL) /
-                    (double)t->B;
+  kr_ears_hear(t->ears, t->some, t->clean + part * n, on_host(t, t->now[WAV_HAT].some), weights,
+               with_gradient ? on_host(t, t->v_pull) : NULL, sums);
+  for (int k = 0; k < KR_EARS_TERMS; k++) t->heard[k] += sums[k] / (double)t->B;
   return with_gradient ? put(t, t->v_pull, NULL, n) : KRAIT_OK;
 }
 

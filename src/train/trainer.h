@@ -18,7 +18,9 @@ enum {
   KR_TERM_CONSISTENCY,
   KR_TERM_METRIC,
   KR_TERM_TIME,
-  KR_TERM_DISTURBANCE, /* audio/disturbance, by the host's threads */
+  KR_TERM_DISTURBANCE, /* this and the next two: ears.h, by the host's threads */
+  KR_TERM_OPINION,
+  KR_TERM_SI_SDR,
   KR_TERM_DISC_R,
   KR_TERM_DISC_G,
   KR_TERMS
@@ -49,7 +51,7 @@ extern const kr_train_options kr_train_defaults; /* the published solver's */
 
 typedef struct kr_batch {
   const float *com_in, *mag, *pha, *com; /* (B,F,T,2); of the clean signal (B,F,T), (B,F,T), (B,F,T,2) */
-  const float *wav; /* clean (B,(T-1) hop): for the time term and the disturbance; NULL where their weights are 0 */
+  const float *wav; /* clean (B,(T-1) hop): for the time term and those of ears.h; NULL where their weights are 0 */
   const float *dropout;                  /* (3,B,64) factors; NULL: drawn from the seed and the step */
 } kr_batch;
 

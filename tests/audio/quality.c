@@ -6,6 +6,7 @@
 
 #include "../test.h"
 #include "disturbance.h"
+#include "metrics.h"
 #include "pesq.h"
 #include "quality.h"
 #include "scorer.h"
@@ -184,9 +185,47 @@ static void disturbance_follows_pesq(void **state) {
   free(moved);
 }
 
+/* The decibels that are lacking are those of 30, and their slope is their derivative: along itself, and along the
+ * difference of the signals. Nothing in common: nothing is said. */
+static void si_sdr_as_a_loss(void **state) {
+  (void)state;
+  enum { N = 16000 };
+  float *gradient = calloc(N, sizeof *gradient), *moved = calloc(N, sizeof *moved);
+  assert_non_null(gradient);
+  assert_non_null(moved);
+  make_variant("noisy");
+  kr_si_sdr sums = {0};
+  kr_si_sdr_push(&sums, clean, other, N);
+  const double db = kr_si_sdr_db(&sums), value = kr_si_sdr_lack(clean, other, N, 2, gradient);
+  print_message("SI-SDR %.3f dB, %.3f below 30\n", db, value);
+  assert_true(db < 20 && value > 30 - db && value < 30 - db + 0.5);
+  double square = 0, along = 0;
+  for (int i = 0; i < N; i++)
+    square += (double)gradient[i] * gradient[i], along += (double)gradient[i] * ((double)clean[i] - other[i]);
+  for (int way = 0; way < 2; way++) {
+    double far[2];
+    for (int side = 0; side < 2; side++) {
+      const double step = (side ? 1 : -1) * (way ? 1e-3 : 1e-3 / square);
+      for (int i = 0; i < N; i++)
+        moved[i] = other[i] + (float)(step * (way ? (double)clean[i] - other[i] : (double)gradient[i]));
+      far[side] = kr_si_sdr_lack(clean, moved, N, 1, gradient);
+      kr_si_sdr_lack(clean, other, N, 2, gradient);
+    }
+    const double want = way ? along : 1, got = 2 * (far[1] - far[0]) / 2e-3;
+    print_message("  slope %.6g, by differences %.6g\n", want, got);
+    assert_true(fabs(got / want - 1) < 1e-3);
+  }
+  assert_true(kr_si_sdr_lack(clean, clean, N, 1, gradient) < 1e-6);
+  memset(moved, 0, N * sizeof *moved);
+  assert_true(kr_si_sdr_lack(moved, clean, N, 1, gradient) == 0 && gradient[N / 2] == 0);
+  assert_true(kr_si_sdr_lack(clean, moved, N, 1, gradient) == 0 && gradient[N / 2] == 0);
+  free(gradient);
+  free(moved);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs),
                                      cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing),
-                                     cmocka_unit_test(disturbance_follows_pesq)};
+                                     cmocka_unit_test(disturbance_follows_pesq), cmocka_unit_test(si_sdr_as_a_loss)};
   return cmocka_run_group_tests(tests, open_demo, close_demo);
 }

@@ -92,6 +92,15 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
 
+    # a part of docs/TRAIN.md's first run: what lies in demo/train, mixed while it trains
+    done = krait("train", config, f"dset.speech_train={DEMO / 'train' / 'speech' / 'librispeech_1040-133433-0000.opus'}", f"dset.noise_train={DEMO / 'train' / 'noise'}",
+                 f"dset.speech_valid={DEMO / 'clean.flac'}", f"dset.noise_valid={DEMO / 'train' / 'noise'}", "train_noise.snr_range=[0,10]", "loss.metric=0", "--valid-batches", "1", "--output", base / "demo")
+    check(done.returncode == 0, f"train on demo/train: {done}")
+    totals = [json.loads(line)["total"] for line in (base / "demo" / "log.jsonl").read_text().splitlines()]
+    check(len(totals) >= 12 and sum(totals[-4:]) < 0.97 * sum(totals[:4]), f"the loss falls: {totals}")
+    done = krait("enhance", "-f", DEMO / "noisy.flac", "-o", out, "--weights", base / "demo" / "best.safetensors", "--device", "cpu")
+    check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with its weights: {done}")
+
     # a model that streams: running statistics move, lie in all files, and go on after a resume
     streaming = base / "streaming.yaml"
     streaming.write_text(CONFIG.replace("sigmoid_beta: 2.0", "causal: true, norm: batch, channel_attention: moving") + "accumulate: 2\nat_once: 1\naverage_decay: 0.5\nloss: {metric: 0}\n")
