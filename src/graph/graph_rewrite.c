@@ -348,6 +348,7 @@ const kr_rewrite kr_rewrites[] = {
     {"add_into_norm", add_into_norm},
     {"dt_in_update", kr_dt_in_update},
     {"norm_in_product", kr_norm_in_product},
+    {"sum_in_product", kr_sum_in_product},
     {"conv_in_product", kr_conv_in_product},
     {"rotary_with_append", kr_rotary_with_append},
     {"rows_for_product", rows_for_product},

@@ -1,8 +1,8 @@
 /* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
- * the one product that reads it, which norms the row while it waits for its weights; a step of a convolution goes into
- * the product that gives its inputs; a product that gives time steps goes into the scan that takes them; queries are
- * turned by the call that appends keys. Where a GPU's
- * row of the fused op takes the call: of few rows. */
+ * the one product that reads it, which norms the row while it waits for its weights, and what the norm adds into the
+ * product before it; a step of a convolution goes into the product that gives its inputs; a product that gives time
+ * steps goes into the scan that takes them; queries are turned by the call that appends keys. Where a GPU's row of the
+ * fused op takes the call: of few rows. */
 #include <stddef.h>
 #include <string.h>
 
@@ -93,6 +93,33 @@ int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   a.Bmat = kr_graph_view(g, TENSOR(product, gemm, Bmat)), a.bias = kr_graph_view(g, TENSOR(product, gemm, bias)),
   a.out = kr_graph_view(g, out);
   return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
+}
+
+/* ---- what such a norm adds, in the product before it ---- */
+
+/* Each block of a norm's product would add all of it. */
+int kr_sum_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !is_known_product(KR_NODE(g, n)) ||
+      KR_NODE(g, n + 1)->op != &kr_op_norm_gemm)
+    return 0;
+  kr_node *product = KR_NODE(g, n), *norm = KR_NODE(g, n + 1);
+  const kr_tensor out = TENSOR(product, gemm, out), x = TENSOR(norm, norm_gemm, x),
+                  stream = TENSOR(norm, norm_gemm, residual), sum = TENSOR(norm, norm_gemm, residual_out);
+  if (!stream || !sum || kr_graph_dtype(g, stream) != KRAIT_F32 || kr_graph_dtype(g, sum) != KRAIT_F32 ||
+      kr_graph_only_reader(g, n, out) != (int32_t)n + 1 || KR_PART(g, x)->storage != KR_PART(g, out)->storage ||
+      is_empty(g, x))
+    return 0;
+  krait_gemm_args p = *(const krait_gemm_args *)product->args;
+  krait_norm_gemm_args a = *(const krait_norm_gemm_args *)norm->args;
+  p.residual = kr_graph_view(g, stream), p.out = a.x = kr_graph_view(g, sum);
+  a.residual = a.residual_out = (krait_view){0};
+  if (!is_taken(ctx, &kr_op_gemm, &p) || !is_taken(ctx, &kr_op_norm_gemm, &a)) return 0;
+  kr_node_set(g, product, offsetof(krait_gemm_args, residual), KR_IN, stream);
+  kr_node_set(g, product, offsetof(krait_gemm_args, out), KR_OUT, sum);
+  kr_node_set(g, norm, offsetof(krait_norm_gemm_args, x), KR_IN, sum);
+  kr_node_set(g, norm, offsetof(krait_norm_gemm_args, residual), KR_IN, 0);
+  kr_node_set(g, norm, offsetof(krait_norm_gemm_args, residual_out), KR_OUT, 0);
+  return 1;
 }
 
 /* ---- a convolution's step behind the product ---- */

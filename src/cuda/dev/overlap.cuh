@@ -26,6 +26,17 @@ KR_DEV void kr_keep_near(float v) { asm volatile("" : : "f"(v)); }
 KR_DEV void kr_keep_near(const void *v) { asm volatile("" : : "l"(v)); }
 KR_DEV void kr_next_may_start(void) { asm volatile("griddepcontrol.launch_dependents;"); }
 KR_DEV void kr_others_done(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
+/* Uses a word of each line of the kernel's parameters here, which begin 16 bytes into a line: the first use of a line
+ * costs as much as memory does. What stands behind the predicate has been done. */
+template <typename T>
+KR_DEV void kr_keep_all_near(const T &parameters) {
+  uint32_t v = 0;
+#pragma unroll
+  for (size_t at = 48; at < sizeof parameters; at += 64) v ^= *(const uint32_t *)((const char *)&parameters + at);
+  asm volatile("{\n\t.reg .pred any;\n\tsetp.eq.u32 any, %0, 0;\n\t@any griddepcontrol.launch_dependents;\n\t}"
+               :
+               : "r"(v));
+}
 /* 16 bytes that this kernel reads once, and nobody writes meanwhile; 256 of the line come along. */
 KR_DEV kr_raw16 kr_read_once(const void *from) {
   kr_raw16 v;
@@ -39,6 +50,8 @@ enum { KR_AHEAD = 0 };
 KR_DEV void kr_fetch(const void *from) { (void)from; }
 template <typename T>
 KR_DEV void kr_keep_near(T v) { (void)v; }
+template <typename T>
+KR_DEV void kr_keep_all_near(const T &) {}
 KR_DEV void kr_next_may_start(void) {}
 #ifdef KR_EMULATE
 KR_DEV void kr_others_done(void) { kr_emulated_others_done(); }

@@ -34,9 +34,8 @@ enum {
 /* Eight inputs from k on of row m become v times the norm's weight, and their squares are counted; `writes`: this
  * thread stores v. */
 template <int NORM, int DTYPE>
-KR_DEV void kr_norm_run(const kr_normed &p, int m, int k, int exists, int writes, float (&x)[8], float &squares) {
-  kr_raw16 weight = {{0, 0, 0, 0}};
-  if (exists) weight = *(const kr_raw16 *)((const uint16_t *)p.weight + k);
+KR_DEV void kr_norm_run(const kr_normed &p, const kr_raw16 &weight, int m, int k, int exists, int writes, float (&x)[8],
+                        float &squares) {
   if (p.other && exists) {
     float other[8];
     if (NORM == KR_ADD_NORM && p.other_is_float) {
@@ -82,7 +81,7 @@ KR_DEV void kr_store_four(void *out, int64_t at, int is_float, const float (&v)[
 }
 
 /* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
-typedef struct kr_conv_run {
+typedef struct __attribute__((aligned(16))) kr_conv_run {
   kr_float4 state[3];
   kr_raw16 taps[2];
   kr_four_halves bias;
@@ -98,6 +97,19 @@ KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run &to) {
 #pragma unroll
   for (int i = 0; i < 2; i++) to.taps[i] = *((const kr_raw16 *)((const uint16_t *)p.weight + 4 * c) + i);
   to.bias = p.bias ? *(const kr_four_halves *)((const uint16_t *)p.bias + c) : kr_four_halves{{0, 0}};
+}
+
+/* By KR_CONV_PIECES threads, the piece of each on its way to shared memory. */
+enum { KR_CONV_PIECES = 8 };
+KR_DEV void kr_fetch_conv(const kr_conv_step &p, int m, int c, int piece, kr_conv_run &to) {
+  int slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
+  if (slot >= p.n_states) slot = -1; /* the host could not look */
+  const float *state = p.state + (slot < 0 ? 0 : slot) * p.state_row + 3 * c;
+  if (piece < 3) kr_copy16(&to.state[piece], state + 4 * piece);
+  else if (piece < 5) kr_copy16(&to.taps[piece - 3], (const uint16_t *)p.weight + 4 * c + 8 * (piece - 3));
+  else if (piece == 7) to.slot = slot;
+  else if (p.bias) kr_copy4(&to.bias.w[piece - 5], (const uint16_t *)p.bias + c + 2 * (piece - 5));
+  else to.bias.w[piece - 5] = 0;
 }
 
 /* v: the newest inputs. */

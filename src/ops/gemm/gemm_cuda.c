@@ -302,10 +302,12 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
-/* Where nothing is added and out has packs of four. */
+/* Where nothing but rows of float32 is added and out has packs of four. */
 static int is_plain(const kr_gemm_plan *p) {
-  return !p->bias.data && !p->bias2.data && !p->residual.data && !p->row_scale.data && p->out.packs &&
-         p->N % KR_FEW_GROUP == 0 && p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype);
+  const kr_gemm_matrix *added = &p->residual;
+  return !p->bias.data && !p->bias2.data && !p->row_scale.data && p->out.packs && p->N % KR_FEW_GROUP == 0 &&
+         p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype) &&
+         (!added->data || (added->dtype == KRAIT_F32 && added->packs));
 }
 
 int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps) {
@@ -328,6 +330,8 @@ static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, i
                        .B_column = p->B.column,
                        .B2_column = p->B2.column,
                        .out_row = p->out.row,
+                       .added = is_plain(p) ? p->residual.data : NULL,
+                       .added_row = p->residual.row,
                        .M = p->M,
                        .N = p->N,
                        .K = p->K,
@@ -361,20 +365,24 @@ static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, cons
 }
 
 #define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-/* Columns from which on a warp takes eight; weights from which on a product has no norm for two rows, and no
- * convolution behind: as measured on an H200. */
+/* Columns from which on a warp takes eight; weights from which on a product has no norm for two rows: as measured on an
+ * H200. */
 enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
 
-static int is_at_once(const kr_gemm_plan *p) { return p->M == 1 && ceil_div(p->K, KR_FEW_RUN) <= KR_FEW_MOST_WARPS; }
+/* One row, a warp having that many runs of K. */
+static int is_at_once_by(const kr_gemm_plan *p, int runs) {
+  return p->M == 1 && ceil_div(p->K, KR_FEW_RUN) <= runs * KR_FEW_MOST_WARPS;
+}
+static int is_at_once(const kr_gemm_plan *p) { return is_at_once_by(p, 1); }
 
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int is_gate, int with_conv) {
   const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_few_refuse(ctx, a);
   if (why) return why;
   const kr_gemm_plan p = describe(a);
   const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
   if (ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
-  if (is_large && (p.M > 1 || with_conv)) return "2^23 weights or more for two rows, or with a convolution behind";
-  if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
+  if (is_large && p.M > 1) return "2^23 weights or more for two rows";
+  if (p.M == 1 && !is_at_once_by(&p, 1 + is_gate)) return "more than 2560 inputs, or 5120 with a gate";
   return with_conv && !is_plain(&p) ? "a convolution behind a bias, or columns that are not aligned fours" : NULL;
 }
 
@@ -382,12 +390,16 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
                        const kr_conv_step *conv) {
   static const kr_kernel add[KR_FEW_LANES_ROWS][2] = {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
                          wide[2] = FEW("kr_norm_gemm_one_wide"),
-                         gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")};
+                         gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")},
+                         deep[2] = FEW("kr_gate_gemm_one_deep");
   const kr_gemm_plan p = describe(a);
   const int runs = ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
             splits = ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
   kr_few_plan f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
   f.norm = *norm, f.conv = *conv;
+  f.state_ahead = (a->call.flags & KR_CALL_STATE_AHEAD) != 0;
+  if (norm->other == a->A.data && norm->other_is_float) f.A = NULL;
+  if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep);
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
 }
 
@@ -454,9 +466,10 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return NULL;
 }
 
+static const tile_cost hopper_tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}};
+
 static int plan_hopper(const krait_ctx *ctx, kr_gemm_plan *p) {
-  static const tile_cost tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}};
-  return choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
+  return choose_tiles(ctx, p, hopper_tiles, KR_HOPPER_BK);
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
@@ -492,14 +505,45 @@ static int32_t make_maps(const krait_ctx *ctx, kr_gemm_hopper_plan *h, int order
   return p->out.dtype == KRAIT_F32 ? KRAIT_OK : make_map(ctx, &h->out, &p->out, p->N, p->M, p->P, 64);
 }
 
-int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
+/* The columns [from, from + n) of a product. */
+static krait_gemm_args columns_of(const krait_gemm_args *a, int64_t from, int64_t n) {
+  krait_gemm_args part = *a;
+  krait_view *const by_column[] = {&part.Bmat, &part.residual, &part.out, &part.bias};
+  part.N = n;
+  for (int i = 0; i < 4; i++) {
+    krait_view *v = by_column[i];
+    const int64_t step = v == &part.bias ? v->stride[0] : v->stride[1];
+    if (v->data) v->data = (char *)v->data + from * step * (int64_t)krait_dtype_bytes(v->dtype);
+  }
+  return part;
+}
+
+/* Time by itself; negative: K is split. */
+static double cost_of_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
+  kr_gemm_plan p = describe(a);
+  const tile_cost *tile = hopper_tiles;
+  for (const int bn = plan_hopper(ctx, &p); tile->bn != bn;) tile++;
+  return p.n_splits > 1 ? -1 : cost_of(&p, tile, 1, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+}
+
+/* Columns of the first of two launches where the last turn of tiles would leave many multiprocessors idle: whole turns
+ * of the widest tiles, and what is left by tiles of its own. */
+static int64_t first_columns(const krait_ctx *ctx, const krait_gemm_args *a) {
+  enum { WIDEST = 256, LAUNCH = 3, MOST_TURNS = 8 };
+  const int64_t n_m = ceil_div(a->M, 128), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
+                turns = n_m * ceil_div(a->N, WIDEST) / n_multiprocessors, n = turns * n_multiprocessors / n_m * WIDEST;
+  if (turns > MOST_TURNS || n == 0 || n >= a->N || kr_has(&a->B2) || kr_gemm_products(a) > 1) return a->N;
+  const krait_gemm_args first = columns_of(a, 0, n), second = columns_of(a, n, a->N - n);
+  const double whole = cost_of_hopper(ctx, a), one = cost_of_hopper(ctx, &first), two = cost_of_hopper(ctx, &second);
+  return one > 0 && two > 0 && one + two + LAUNCH < whole ? n : a->N;
+}
+
+static int32_t run_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
   static const kr_kernel by_width[3][2][N_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_192", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_256", "kr_gemm_hopper")};
   static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"},
                                      {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
-  const krait_gemm_args *a = args;
-  if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_plan h = {.plan = describe(a)};
   const int bn = plan_hopper(ctx, &h.plan), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.plan),
             n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
@@ -516,6 +560,15 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
                     &grid, &h, &h.plan);
+}
+
+int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  const int64_t n = first_columns(ctx, a);
+  const krait_gemm_args first = columns_of(a, 0, n), second = columns_of(a, n, a->N - n);
+  KR_TRY(run_hopper(ctx, &first));
+  return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */

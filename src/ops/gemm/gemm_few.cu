@@ -3,11 +3,12 @@
  *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
  *                       16 bytes of a row of weights at a time
  *   kr_*_wide, _once     the same of up to 2560 k: all of it is under way at once; wide: a warp has eight columns
- *   kr_norm_gemm_*      the same, with an RMS norm of the row while it is read: of what is added to a stream, or of a
- * row and its gate; a step of a convolution may follow on columns of the result kr_gemm_few_8, _16  a block makes 16
- * columns of the result; its warps share K, each reading 128 bytes of 16 rows of the weights at a time straight into
- * registers as the left factor of tensor cores, tokens being the right one: the order of k within a step does not
- * matter as long as both have the same */
+ *   kr_norm_gemm_*, kr_gate_gemm_*  the same, with an RMS norm of the row while it is read: of what is added to a
+ *                       stream, or of a row and its gate; a step of a convolution may follow on columns of the result.
+ *                       One row: of up to 2560 k, _deep of up to 5120, all of it under way at once
+ *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
+ *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
+ *                       the right one: the order of k within a step does not matter as long as both have the same */
 #include "row_lanes.cuh"
 #include "gemm_few.h"
 #include "gemm_finish.cuh"
@@ -40,9 +41,10 @@ KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
   for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
 }
 
-/* Of a group's four columns, one row: what follows the sums where nothing is added. */
+/* Of a group's four columns, one row: what follows the sums. */
 template <int GATED>
-KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP], const float (&second)[IN_GROUP]) {
+KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP], const float (&second)[IN_GROUP],
+                         const kr_float4 &added) {
 #pragma unroll
   for (int i = 0; i < IN_GROUP; i++) v[i] *= p.scale;
   kr_activate<IN_GROUP>(v, p.activation);
@@ -50,15 +52,19 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) v[i] *= second[i] * p.scale;
   }
+#pragma unroll
+  for (int i = 0; i < IN_GROUP; i++) v[i] += added.v[i];
   kr_store_four<DTYPE>(p.out, m * p.out_row + n, p.out_dtype == KRAIT_F32, v);
 }
 
-/* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once. */
+/* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once, in
+ * that many runs each. */
 template <int TOKENS, int GATED, int NORM, int FOURS, int ONCE>
 KR_DEV void run_lanes(const kr_few_plan &p) {
-  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = GATED || NORM || ONCE ? 1 : 2;
+  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = ONCE ? ONCE : GATED || NORM ? 1 : 2;
   KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][ROWS / IN_GROUP];
   KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of a norm: sums of squares */
+  KR_SHARED kr_conv_run convs[NORM ? KR_FEW_MOST_WARPS : 1][FOURS * TOKENS];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * COLUMNS, K = p.K,
             step = UNITS * splits * RUN, writes = NORM && kr_block_x() == 0 && group == 0;
@@ -83,15 +89,24 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
         w[u][r] = read_16_once(
             B[r / COLUMNS] + r % COLUMNS * (r < COLUMNS ? p.B_column : p.B2_column) + k + u * splits * RUN,
             n + r % COLUMNS < p.N && k + u * splits * RUN + 8 * lane < K);
-    if (NORM && waits) {
+    kr_raw16 weight[UNITS]; /* of the norm */
 #pragma unroll
-      for (int u = 0; u < UNITS; u++)
-        if (lane % 8 == 0 && k + u * splits * RUN + 8 * lane < K)
-          kr_fetch((const uint16_t *)p.norm.weight + k + u * splits * RUN + 8 * lane);
-      kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum), kr_keep_near(p.conv.state), kr_keep_near(p.conv.out);
+    for (int u = 0; u < UNITS; u++) {
+      const int at = k + u * splits * RUN + 8 * lane;
+      if (NORM) weight[u] = read_16((const uint16_t *)p.norm.weight + at, at < K);
     }
+    if (NORM && waits)
+      kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum), kr_keep_near(p.conv.state), kr_keep_near(p.conv.out);
     if (waits) {
-      kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.scale), kr_keep_near(p.is_plain);
+      kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.scale), kr_keep_near(p.is_plain),
+          kr_keep_near(p.added);
+      if (NORM && p.conv.state && !p.state_ahead) kr_others_done();
+      if (NORM && p.conv.state && part == 0) {
+        const int of = lane / KR_CONV_PIECES, c = n + IN_GROUP * (of / TOKENS) - p.conv.from;
+        if (of < FOURS * TOKENS && of % TOKENS < p.M && c >= 0 && c < p.conv.channels)
+          kr_fetch_conv(p.conv, of % TOKENS, c, lane % KR_CONV_PIECES, convs[group][of]);
+        kr_commit_copies();
+      }
       kr_others_done();
     }
     waits = 0;
@@ -102,9 +117,9 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
 #pragma unroll
       for (int t = 0; t < TOKENS; t++) {
         const int m = t < p.M ? t : 0, exists = at + 8 * lane < K;
-        widen(read_16(A + m * p.A_row + at, exists), x[t]);
+        widen(read_16(A + m * p.A_row + at, exists && (!NORM || p.A)), x[t]);
         if (NORM)
-          kr_norm_run<NORM, DTYPE>(p.norm, m, at + 8 * lane, exists, t < p.M && writes, x[t], squares[t]);
+          kr_norm_run<NORM, DTYPE>(p.norm, weight[u], m, at + 8 * lane, exists, t < p.M && writes, x[t], squares[t]);
       }
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
@@ -122,8 +137,9 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
             channel = own - p.conv.from; /* what this lane finishes: a row of four columns */
   const int has_conv =
       NORM && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
-  kr_conv_run conv;
-  if (has_conv) kr_load_conv(p.conv, m, channel, conv);
+  kr_float4 added = {};
+  if (!NORM && p.added && finishes && m < p.M && own < p.N)
+    added = *(const kr_float4 *)(p.added + m * p.added_row + own);
 #pragma unroll
   for (int t = 0; t < TOKENS; t++) {
 #pragma unroll
@@ -135,18 +151,19 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     const float square = kr_sum_lanes(squares[t]);
     if (lane == 0) root_parts[warp][t] = square;
   }
+  if (NORM) kr_copied<0>();
   kr_sync();
   if (!finishes) return;
   float v[IN_GROUP] = {}, second[IN_GROUP] = {}, square = 0.0f;
 #pragma unroll
-  for (int s = 0; s < KR_FEW_MOST_WARPS; s++) {
-    if (s >= splits) continue;
+  for (int s = 0; s < KR_FEW_MOST_WARPS; s++) { /* without branches: all of it is loaded at once */
+    const int counts = s < splits, of = warp + (counts ? s : 0);
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) {
-      v[i] += sums[warp + s][m][four].v[i];
-      if (GATED) second[i] += sums[warp + s][m][FOURS + four].v[i];
+      v[i] += kr_select(counts, sums[of][m][four].v[i], 0.0f);
+      if (GATED) second[i] += kr_select(counts, sums[of][m][FOURS + four].v[i], 0.0f);
     }
-    if (NORM) square += root_parts[warp + s][m];
+    if (NORM) square += kr_select(counts, root_parts[of][m], 0.0f);
   }
   if (NORM) {
     const float scale = kr_rsqrt(kr_fma(square, p.norm.inverse_K, p.norm.eps));
@@ -154,8 +171,8 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     for (int i = 0; i < IN_GROUP; i++) v[i] *= scale, second[i] *= scale;
   }
   if (p.is_plain) {
-    if (m < p.M && own < p.N) finish_plain<GATED>(p, m, own, v, second);
-    if (has_conv) kr_convolve<DTYPE>(p.conv, m, channel, conv, v);
+    if (m < p.M && own < p.N) finish_plain<GATED>(p, m, own, v, second, added);
+    if (has_conv) kr_convolve<DTYPE>(p.conv, m, channel, convs[group][four * TOKENS + m], v);
     return;
   }
   kr_column_terms<IN_GROUP> terms;
@@ -279,7 +296,7 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_gated_once(kr_few_plan pl
   run_lanes<1, 1, KR_NO_NORM, 1, 1>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_few_plan plan) {
-  run_lanes<1, 0, KR_ADD_NORM, 1, 0>(plan);
+  run_lanes<1, 0, KR_ADD_NORM, 1, 1>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_few_plan plan) {
   run_lanes<2, 0, KR_ADD_NORM, 1, 0>(plan);
@@ -288,7 +305,10 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_wide(kr_few_plan pla
   run_lanes<1, 0, KR_ADD_NORM, 2, 1>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) {
-  run_lanes<1, 0, KR_GATED_NORM, 1, 0>(plan);
+  run_lanes<1, 0, KR_GATED_NORM, 1, 1>(plan);
+}
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_one_deep(kr_few_plan plan) {
+  run_lanes<1, 0, KR_GATED_NORM, 1, 2>(plan);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_few_plan plan) {
   run_lanes<2, 0, KR_GATED_NORM, 1, 0>(plan);

@@ -39,10 +39,15 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   const int is_gpu = index % 3 != 0 && !c->is_exact;
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);
   if (is_gpu) choose_as_gpu(c, a, index);
+  const int32_t dtype = c->dtype;
+  const int is_stream = is_gpu && kr_case_chance(c, 0.3);
+  if (is_stream) c->dtype = KRAIT_F32;
   kr_case_give(c, "x");
+  c->dtype = dtype;
   if (is_gpu && a->x.data) a->x.stride[0] = a->K, a->x.stride[1] = 1;
   if (is_gpu && kr_case_chance(c, 0.9)) kr_case_give(c, "weight");
-  if (is_gpu && kr_case_chance(c, 0.7)) { /* a model's stream is float32 */
+  if (is_stream) kr_case_leave_out(c, "z"), kr_case_leave_out(c, "residual");
+  else if (is_gpu && kr_case_chance(c, 0.7)) { /* a model's stream is float32 */
     const int32_t type = c->other;
     if (kr_case_chance(c, 0.3)) kr_case_give(c, "z");
     else kr_case_leave_out(c, "z");

@@ -4,15 +4,21 @@
 #include "op_list.h"
 #include "view.h"
 
+/* A row of float32 is taken for what is added to zeros. */
+static int is_float_row(const krait_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
+
 static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
-  return (krait_gemm_args){.call = {.size = sizeof(krait_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
-                           .M = a->M,
-                           .N = a->N,
-                           .K = a->K,
-                           .A = a->x,
-                           .Bmat = a->Bmat,
-                           .bias = a->bias,
-                           .out = a->out};
+  krait_gemm_args product = {
+      .call = {.size = sizeof(krait_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
+      .M = a->M,
+      .N = a->N,
+      .K = a->K,
+      .A = a->x,
+      .Bmat = a->Bmat,
+      .bias = a->bias,
+      .out = a->out};
+  if (is_float_row(a)) product.A.dtype = a->Bmat.dtype;
+  return product;
 }
 
 /* Rows of the factors' type or float32, by packs. */
@@ -27,8 +33,9 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
   if (!kr_has(w)) return NULL;
   if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1)
     return "a convolution of other than four taps, not of fours, or without states";
-  if (w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) || s->dtype != KRAIT_F32 ||
-      (out->dtype != KRAIT_F32 && out->dtype != a->x.dtype))
+  const int32_t dtype = a->Bmat.dtype;
+  if (w->dtype != dtype || (kr_has(b) && b->dtype != dtype) || s->dtype != KRAIT_F32 ||
+      (out->dtype != KRAIT_F32 && out->dtype != dtype))
     return "taps, bias or conv_out of another type than the factors, or a state other than float32";
   const int64_t rows = a->M > 1 ? out->stride[0] % 4 : 0;
   const uintptr_t at = (uintptr_t)s->data | (uintptr_t)w->data | (kr_has(b) ? (uintptr_t)b->data * 2 : 0) |
@@ -41,9 +48,10 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
 
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
-  const int32_t dtype = a->x.dtype;
+  const int32_t dtype = a->Bmat.dtype;
   const krait_gemm_args product = product_of(a);
-  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
+  if (is_float_row(a) && kr_has(&a->residual)) return "something is added to a row of float32";
+  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->z), kr_has(&a->conv_weight));
   if (why) return why;
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
   if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
@@ -60,7 +68,7 @@ int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
   const krait_gemm_args product = product_of(a);
   const int is_gate = kr_has(&a->z);
-  const krait_view *other = is_gate ? &a->z : &a->residual;
+  const krait_view *other = is_gate ? &a->z : is_float_row(a) ? &a->x : &a->residual;
   const kr_normed norm = {.other = other->data,
                           .weight = a->weight.data,
                           .sum = a->residual_out.data,

@@ -111,9 +111,8 @@ KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
 }
 
 /* What is behind the wait finds its parameters at hand. */
-KR_DEV void wait_ahead(const krait_state_update_args &a) {
-  kr_keep_near(a.x.data), kr_keep_near(a.dt.data), kr_keep_near(a.Bmat.data), kr_keep_near(a.Cmat.data),
-      kr_keep_near(a.z.data), kr_keep_near(a.out.data), kr_keep_near(a.out.dtype);
+KR_DEV void wait_ahead(const kr_update_plan &p) {
+  kr_keep_all_near(p);
   kr_others_done();
 }
 
@@ -158,8 +157,8 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t, const int with_
   if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n);
   load_parameters(a, at, raw);
   kr_raw16 dt_weights[KR_DT_PACKS];
-  if (with_dt) load_dt_weights(p, at, dt_weights), kr_keep_near(p.r);
-  if (ahead) wait_ahead(a);
+  if (with_dt) load_dt_weights(p, at, dt_weights);
+  if (ahead) wait_ahead(p);
   if (mine) raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
   load_inputs(a, at, t, raw);
   const float given = with_dt ? multiply_dt(p, at, dt_weights) : one_of(t.input, raw.dt);
@@ -231,7 +230,7 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   const int64_t own = exists ? c : 0;
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, own * a.dt_bias.stride[1]),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, own * a.Dvec.stride[1]);
-  if (ahead) wait_ahead(a);
+  if (ahead) wait_ahead(p);
   uint32_t raw_dt[SEQUENCES], raw_x[SEQUENCES], raw_z[SEQUENCES];
 #pragma unroll
   for (int s = 0; s < SEQUENCES; s++) {
@@ -372,7 +371,7 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)),
                  raw_A = load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0)),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0));
-  if (ahead) wait_ahead(a);
+  if (ahead) wait_ahead(p);
   kr_raw16 raw_B, raw_C;
   load_states<STATES>(a.Bmat, t.input, at3(a.Bmat, b, g, n), raw_B);
   load_states<STATES>(a.Cmat, t.input, at3(a.Cmat, b, g, n), raw_C);
