@@ -184,6 +184,19 @@ int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_
   return status < 0 ? cli_report(verb, status) + 1 : -1;
 }
 
+/* The rest of what the mask leaves would do without the tier that was asked for. */
+int cli_tier_check(const char *verb, const char *tier, int32_t device) {
+  krait_ctx_options options = {.size = sizeof options, .device = device, .fallback = KRAIT_FALLBACK_NEVER};
+  krait_ctx *ctx = NULL;
+  char name[32];
+  if (!tier) return -1;
+  snprintf(name, sizeof name, "cuda_%s", tier);
+  int32_t status = krait_caps_parse(name, &options.caps_mask);
+  if (status == KRAIT_OK) status = krait_ctx_open(&options, &ctx);
+  krait_ctx_close(&ctx);
+  return status < 0 ? cli_report(verb, status) + 1 : -1;
+}
+
 int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
   krait_ctx_options options = {.size = sizeof options,
                                .n_threads = (int32_t)run->n_threads,
@@ -194,6 +207,8 @@ int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
   if (exit_status >= 0) return exit_status;
   if (run->tier && options.device == KRAIT_DEVICE_AUTO)
     options.device = KRAIT_DEVICE_CUDA(0); /* the CPU has no tiers */
+  if (options.device != KRAIT_DEVICE_CPU && (exit_status = cli_tier_check(verb, run->tier, options.device)) >= 0)
+    return exit_status;
   int32_t status = krait_ctx_open(&options, ctx);
   return status < 0 ? cli_report(verb, status) + 1 : -1;
 }

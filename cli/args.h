@@ -61,9 +61,11 @@ typedef struct cli_run {
 /* For verbs that choose a device in their own way. */
 #define CLI_TIER_OPTION(tier)       \
   CLI_TEXT("tier", 0, "NAME", tier, \
-           "of device code, on a GPU: base, ampere or hopper (default: the best that the device takes)")
+           "on a GPU: base, ampere or hopper device code, and what comes before it (default: the best for the device)")
 /* -1: *mask has only what both texts (NULL: all) allow, 0 without any; otherwise the exit status 2. */
 int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
+/* -1: the device takes the tier (NULL: any); otherwise the exit status 2 after one line on standard error. */
+int cli_tier_check(const char *verb, const char *tier, int32_t device);
 /* 0: *device is a KRAIT_DEVICE_*; NULL is automatic. */
 int cli_device_parse(const char *text, int32_t *device);
 /* -1: *ctx is open; otherwise the exit status 2 after one line on standard error. */

@@ -56,6 +56,7 @@ int cmd_selftest(int argc, char **argv) {
   if (cli_device_parse(name, &device) != 0)
     return cli_usage_error("selftest", "--device is '%s', not auto, cpu, cuda or cuda:N", name);
   if ((exit_status = cli_mask_parse("selftest", NULL, tier, &mask)) >= 0) return exit_status;
+  if (device != KRAIT_DEVICE_CPU && (exit_status = cli_tier_check("selftest", tier, device)) >= 0) return exit_status;
   o.lines = json_array();
   int32_t status = krait_selftest_with(device, mask, n_cases, (uint64_t)seed, take_line, &o);
   json_t *report =

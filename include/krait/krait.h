@@ -100,8 +100,8 @@ KRAIT_API const char *krait_dtype_name(int32_t dtype);
 /* Parses "avx2,cpu" (only these) or "-avx512,-cuda_hopper" (all but these) or "all". An unknown name is
  * KRAIT_ERR_ARGUMENT, never ignored. "cpu" is always kept. */
 KRAIT_API int32_t krait_caps_parse(const char *text, uint64_t *caps);
-/* "base", "ampere" or "hopper": every capability but the other tiers of device code, for a mask that forces this
- * tier. */
+/* "base", "ampere" or "hopper": every capability but the tiers of device code after this one; a GPU that does not take
+ * it runs those before. */
 KRAIT_API int32_t krait_tier_parse(const char *text, uint64_t *caps);
 /* Writes the names of caps, comma separated and NUL terminated, into text; returns the length that was needed. */
 KRAIT_API size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes);

@@ -42,18 +42,18 @@ int32_t krait_caps_parse(const char *text, uint64_t *caps) {
   return KRAIT_OK;
 }
 
+uint64_t kr_tier_of(const char *text) {
+  char name[32];
+  snprintf(name, sizeof name, "cuda_%s", text);
+  return cap_of(name, strlen(name)) & kr_device_tiers;
+}
+
 int32_t krait_tier_parse(const char *text, uint64_t *caps) {
-  static const struct {
-    const char *name;
-    uint64_t cap;
-  } tiers[] = {{"base", KRAIT_CAP_CUDA_BASE}, {"ampere", KRAIT_CAP_CUDA_AMPERE}, {"hopper", KRAIT_CAP_CUDA_HOPPER}};
   KR_CHECK(text && caps, KRAIT_ERR_ARGUMENT, "text and caps must not be NULL");
-  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
-    if (strcmp(tiers[i].name, text) == 0) {
-      *caps = (KRAIT_CAPS_ALL & ~kr_device_tiers) | tiers[i].cap;
-      return KRAIT_OK;
-    }
-  return kr_fail(KRAIT_ERR_ARGUMENT, "unknown tier '%s', not base, ampere or hopper", text);
+  const uint64_t tier = kr_tier_of(text);
+  KR_CHECK(tier, KRAIT_ERR_ARGUMENT, "unknown tier '%s', not base, ampere or hopper", text);
+  *caps = KRAIT_CAPS_ALL & ~(kr_device_tiers & ~(tier | (tier - 1))); /* a later tier is a higher bit */
+  return KRAIT_OK;
 }
 
 size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes) {

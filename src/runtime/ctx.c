@@ -22,13 +22,16 @@ static int32_t fallback_policy(int32_t asked, int32_t *policy) {
   return KRAIT_OK;
 }
 
-static int32_t wanted_caps(uint64_t mask, uint64_t *wanted) {
+/* needed: the tier that the environment names, which a GPU must take. */
+static int32_t wanted_caps(uint64_t mask, uint64_t *wanted, uint64_t *needed) {
   *wanted = mask ? mask | KRAIT_CAP_CPU : KRAIT_CAPS_ALL;
+  *needed = 0;
   if (mask) return KRAIT_OK;
   uint64_t tier = KRAIT_CAPS_ALL;
   if (kr_env_caps()) KR_TRY(krait_caps_parse(kr_env_caps(), wanted));
   if (kr_env_tier()) KR_TRY(krait_tier_parse(kr_env_tier(), &tier));
   *wanted &= tier;
+  if (kr_env_tier()) *needed = kr_tier_of(kr_env_tier()) & *wanted;
   return KRAIT_OK;
 }
 
@@ -44,12 +47,19 @@ static void say_no_gpu(const char *why) {
   if (!atomic_flag_test_and_set(&said)) kr_log("running on the CPU: %s", why);
 }
 
+static int32_t open_cuda(int index, uint64_t wanted, uint64_t needed, kr_cuda **cuda) {
+  KR_TRY(kr_cuda_open(index, wanted, cuda));
+  if (!(needed & ~kr_cuda_info(*cuda)->caps)) return KRAIT_OK;
+  kr_cuda_close(cuda);
+  return kr_cuda_open(index, (wanted & ~kr_device_tiers) | needed, cuda); /* which says why not */
+}
+
 /* The first GPU that takes a tier; without one KRAIT_OK, unless falling back is forbidden. */
-static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
+static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted, uint64_t needed) {
   int n = 0;
   int32_t status = kr_cuda_n_devices(&n);
   for (int i = 0; i < n; i++) {
-    if ((status = kr_cuda_open(i, wanted, &ctx->cuda)) < 0) continue;
+    if ((status = open_cuda(i, wanted, needed, &ctx->cuda)) < 0) continue;
     ctx->device = KRAIT_DEVICE_CUDA(i);
     return KRAIT_OK;
   }
@@ -62,8 +72,8 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted) {
 }
 
 /* A GPU that was asked for; where it takes no tier the calls go through the host, if KRAIT_FALLBACK_CPU allows that. */
-static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted) {
-  int32_t status = kr_cuda_open(index, wanted, &ctx->cuda);
+static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted, uint64_t needed) {
+  int32_t status = open_cuda(index, wanted, needed, &ctx->cuda);
   if (status != KRAIT_ERR_UNSUPPORTED || ctx->fallback != KRAIT_FALLBACK_CPU) return status;
   kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
          krait_error_detail());
@@ -71,13 +81,13 @@ static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted) {
   return kr_cuda_open_for_copies(index, &ctx->cuda);
 }
 
-static int32_t open_device(krait_ctx *ctx, int32_t device, uint64_t wanted) {
+static int32_t open_device(krait_ctx *ctx, int32_t device, uint64_t wanted, uint64_t needed) {
   KR_CHECK(device == KRAIT_DEVICE_AUTO || device == KRAIT_DEVICE_CPU || device >= KRAIT_DEVICE_CUDA(0),
            KRAIT_ERR_ARGUMENT, "device is %d, not a KRAIT_DEVICE_*", device);
   ctx->device = KRAIT_DEVICE_CPU;
-  if (device == KRAIT_DEVICE_AUTO && wanted & kr_device_tiers) KR_TRY(open_first_gpu(ctx, wanted));
+  if (device == KRAIT_DEVICE_AUTO && wanted & kr_device_tiers) KR_TRY(open_first_gpu(ctx, wanted, needed));
   if (device >= KRAIT_DEVICE_CUDA(0)) {
-    KR_TRY(open_gpu(ctx, device - KRAIT_DEVICE_CUDA(0), wanted));
+    KR_TRY(open_gpu(ctx, device - KRAIT_DEVICE_CUDA(0), wanted, needed));
     ctx->device = device;
   }
   ctx->caps = ctx->cuda ? kr_cuda_info(ctx->cuda)->caps : krait_cpu_caps() & wanted;
@@ -89,15 +99,15 @@ int32_t krait_ctx_open(const krait_ctx_options *given, krait_ctx **handle) {
   *handle = NULL;
   krait_ctx_options options;
   int32_t policy;
-  uint64_t wanted;
+  uint64_t wanted, needed;
   KR_TRY(read_options(given, &options));
   KR_TRY(fallback_policy(options.fallback, &policy));
-  KR_TRY(wanted_caps(options.caps_mask, &wanted));
+  KR_TRY(wanted_caps(options.caps_mask, &wanted, &needed));
   krait_ctx *ctx = kr_zalloc(sizeof *ctx);
   KR_CHECK(ctx, KRAIT_ERR_NO_MEMORY, "no memory for a context");
   ctx->fallback = policy;
   ctx->verbose = kr_env_verbose();
-  int32_t status = open_device(ctx, options.device, wanted);
+  int32_t status = open_device(ctx, options.device, wanted, needed);
   int n_threads = options.n_threads > 0 ? options.n_threads : kr_env_threads();
   if (status >= 0) {
     ctx->pool = kr_pool_open(n_threads > 0 ? n_threads : kr_usable_cores());

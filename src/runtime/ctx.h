@@ -29,6 +29,7 @@ struct krait_ctx {
 };
 
 static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
+uint64_t kr_tier_of(const char *text); /* "base", "ampere", "hopper"; 0: another word */
 
 /* Loops of CPU rows. Outputs must not depend on how the range was cut. */
 static inline void kr_parallel(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {

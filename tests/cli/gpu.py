@@ -34,6 +34,7 @@ def check_device_for_length():
         takes("cpu", mono, "--threads", 1)
         takes("cuda:0", mono, "--threads", 1, "--device", "cuda")
         takes("cuda:0", mono, "--threads", 1, "--tier", "base")
+        takes("cuda:0", mono, "--threads", 1, "--tier", "ampere")  # and what has no row of that tier by the base tier's
         takes("cuda:0", stereo, "--threads", 1)
         takes("cpu", stereo, "--threads", 2)
         takes("cuda:0", mono, stereo, "--threads", 2)
@@ -84,9 +85,11 @@ if "ampere" in tiers:  # a build with device code
     said = krait(*shape, "--device", "cuda", env=machine(capability=80)).stdout.decode()
     check("row cuda_ampere_channels_last on GPU 0 (Fake GPU)" in said and "host time" in said and max(map(len, said.split("\n"))) <= 132, said)
     check_error(2, "hopper: the device is older", *shape, "--tier", "hopper", env=machine(capability=80))
+    check_error(2, "hopper: the device is older", *shape, "--device", "cuda", env=dict(machine(capability=80), KRAIT_TIER="hopper"))
+    check_error(2, "hopper: the device is older", "selftest", "--device", "cuda", "--tier", "hopper", env=machine(capability=80))
     check_error(2, "not base, ampere or hopper", *shape, "--tier", "volta", env=machine(capability=80))
-    for dtype, row in (("bfloat16", "ampere_tiles"), ("float32", "cuda_base")):
-        timed = json.loads(krait("bench", "gemm", "--shape", "M=32,N=8,K=8", "--dtype", dtype, "--device", "cuda", "--json", env=machine(capability=80, l2=1 << 16)).stdout)
+    for dtype, tier, row in (("bfloat16", (), "ampere_tiles"), ("float32", (), "cuda_base"), ("bfloat16", ("--tier", "base"), "cuda_base"), ("float32", ("--tier", "ampere"), "cuda_base")):
+        timed = json.loads(krait("bench", "gemm", "--shape", "M=32,N=8,K=8", "--dtype", dtype, "--device", "cuda", *tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
         check(timed["row"] == row and timed["host_s"] > 0, timed)
     check_error(2, "with --device cpu", *shape, "--device", "cuda", "--reference", env=machine(capability=80))
 rows = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--rows", "all", "--json").stdout)

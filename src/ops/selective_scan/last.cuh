@@ -63,18 +63,6 @@ KR_DEV void copy_word(uint32_t *to, const char *from, int first, int last) {
 #endif
 }
 
-/* 16 bytes past the registers. */
-KR_DEV void copy_16(void *to, const char *from) {
-#ifdef KR_EMULATE
-  kr_emulated_copy(to, from, 16);
-#else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-               :
-               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from)
-               : "memory");
-#endif
-}
-
 /* The first n bytes of an aligned block of 16, zeros for the rest. */
 KR_DEV void copy_part(uint32_t *to, const char *from, int n) {
 #ifdef KR_EMULATE
@@ -272,20 +260,6 @@ KR_DEV void load_two(const last_place &w, const float *data, int64_t stride, flo
 #pragma unroll
   for (int c = 0; c < 2; c++)
     v[c] = data && w.pair * 2 + c < w.n_channels ? data[(w.d0 + w.pair * 2 + c) * stride] : 0.0f;
-}
-
-/* 16 bytes of shared memory at once: the compiler would take them apart where it needs one of them first. */
-KR_DEV kr_float4 read_four(const float *from) {
-#ifdef KR_EMULATE
-  return *(const kr_float4 *)from;
-#else
-  kr_float4 q;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(q.v[0]), "=f"(q.v[1]), "=f"(q.v[2]), "=f"(q.v[3])
-               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) const void *)from)
-               : "memory");
-  return q;
-#endif
 }
 
 /* S floats of shared memory that all lanes read. */

@@ -42,6 +42,7 @@ const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient);
 int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient);
 /* Whether states before each 8th step lie as those kernels have them; where. */
 int kr_scan_last_keeps(kr_scan_plan *p, const krait_view *states);
+uint32_t kr_scan_usual_bytes(void);
 uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk);
 uint32_t kr_scan_last_back_bytes(const kr_scan_plan *p);
 

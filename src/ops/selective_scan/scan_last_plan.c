@@ -73,14 +73,14 @@ static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, int is_gradient
   p->n_chunks = (int32_t)((p->L + p->chunk - 1) / p->chunk);
 }
 
-/* What the kernels for the usual call ask no more: everything is there, aligned and in whole tiles. The gradient finds
- * steps by 32 bits. */
+/* What the kernels for the usual call ask no more: everything is there, aligned and in whole tiles, forwards in 16
+ * bits. The gradient finds steps by 32 bits. */
 static int is_usual(const kr_scan_plan *p, int is_gradient) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, is_gradient ? &p->dout : &p->out, &p->du, &p->ddelta, &p->dz};
   const int n_rows = is_gradient ? 7 : 4, tile = is_gradient ? KR_SCAN_BWD_TILE : KR_SCAN_LAST_TILE;
   for (int i = 0; i < n_rows; i++)
     if (!rows[i]->data || (is_gradient && (rows[i]->t < 0 || p->L * rows[i]->t >= 1ll << 29))) return 0;
-  return (is_gradient ? p->n_chunks == 1 : 1) && p->align == 16 &&
+  return (is_gradient ? p->n_chunks == 1 : p->u.dtype != KRAIT_F32) && p->align == 16 &&
          p->align_bc == 16 && p->softplus && p->N == 16 && p->D_group % KR_SCAN_LAST_CHANNELS == 0 && p->L % tile == 0;
 }
 
@@ -97,6 +97,13 @@ int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient) {
   p->channels_last = 1;
   p->usual = is_usual(p, is_gradient);
   return 1;
+}
+
+/* As selective_scan_usual.cu lays it out. */
+uint32_t kr_scan_usual_bytes(void) {
+  enum { TILE = KR_SCAN_LAST_TILE, CHANNELS = KR_SCAN_USUAL_CHANNELS, STATES = 16 };
+  const int raw = (TILE + TILE / 4) * CHANNELS / 2, values = CHANNELS * (TILE + 4);
+  return (uint32_t)(3 * raw + TILE * 3 * STATES + 6 * values) * 4;
 }
 
 /* As scan_last lays it out. */

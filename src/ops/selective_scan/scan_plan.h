@@ -13,6 +13,7 @@
 #define KR_SCAN_WHOLE_PACKS 4 /* of 16 bytes of a row in a tile of selective_scan_whole.cu */
 #define KR_SCAN_LAST_CHANNELS 32 /* of a block of selective_scan_last.cu */
 #define KR_SCAN_LAST_TILE 32     /* steps of a tile there */
+#define KR_SCAN_USUAL_CHANNELS 16 /* of a block of selective_scan_usual.cu */
 #define KR_SCAN_BWD_TILE 16
 #define KR_SCAN_BWD_ROW 84 /* floats of a channel of a tile in shared memory */
 #define KR_SCAN_PART 4096 /* floats of the threads' parts of dB and dC over four steps, with four states per lane */

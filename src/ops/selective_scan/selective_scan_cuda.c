@@ -34,10 +34,11 @@ static const kr_kernel lanes_t8[2][3] = {LANES("kr_scan_lanes_t8_any"), LANES("k
 static const kr_kernel lanes_state[2][3] = {LANES("kr_scan_lanes_state_any"), LANES("kr_scan_lanes_state")};
 static const kr_kernel lanes_packed[] = LANES("kr_scan_lanes_packed"), lanes_wide[] = LANES("kr_scan_lanes_wide"),
                        brief[] = LANES("kr_scan_short");
+#define USUAL(name) {{NULL}, {"selective_scan_usual_f16", name}, {"selective_scan_usual_bf16", name}}
+static const kr_kernel usual_out[] = USUAL("kr_scan_usual_out"), usual_out_keep[] = USUAL("kr_scan_usual_out_keep");
 #define LAST(name) KR_BY_TYPE("selective_scan_last", name)
 static const kr_kernel last_out[2][3] = {LAST("kr_scan_last_out"), LAST("kr_scan_last_out_any")},
                        last_out_keep[2][3] = {LAST("kr_scan_last_out_keep"), LAST("kr_scan_last_out_keep_any")},
-                       last_out_keep_usual[] = LAST("kr_scan_last_out_keep_usual"),
                        last_out_n32[] = LAST("kr_scan_last_out_n32"), last_out_n64[] = LAST("kr_scan_last_out_n64");
 static const kr_kernel last_state[2][3] = {LAST("kr_scan_last_state"), LAST("kr_scan_last_state_any")},
                        last_state_n32[] = LAST("kr_scan_last_state_n32"),
@@ -386,7 +387,8 @@ static void chunk_starts(kr_chain *chain, kr_scan_plan *p, char *scratch, void *
 }
 
 static const kr_kernel *kernel_of(const kr_scan_plan *p) {
-  if (p->channels_last && p->kept_state) return p->usual ? last_out_keep_usual : last_out_keep[p->align < 16];
+  if (p->usual) return p->kept_state ? usual_out_keep : usual_out;
+  if (p->channels_last && p->kept_state) return last_out_keep[p->align < 16];
   if (p->channels_last) return p->N > 32 ? last_out_n64 : p->N > 16 ? last_out_n32 : last_out[p->align < 16];
   if (p->brief) return brief;
   if (p->TT)
@@ -405,7 +407,10 @@ static void add_scan(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stre
                   .shared_bytes = p->TT ? lanes_shared_bytes(p, 0) : kr_scan_shared_bytes(p),
                   .stream = stream};
   if (p->TT == KR_SCAN_THREADS) grid.shared_bytes = (uint32_t)(2 * p->N + 4 * KR_SCAN_THREADS / 32) * 4;
-  if (p->channels_last) grid.shared_bytes = kr_scan_last_bytes(p, KR_SCAN_OUTPUT);
+  if (p->usual) {
+    grid.x = (uint32_t)(p->B * p->D / KR_SCAN_USUAL_CHANNELS);
+    grid.block = KR_SCAN_USUAL_CHANNELS * 4, grid.shared_bytes = kr_scan_usual_bytes();
+  } else if (p->channels_last) grid.shared_bytes = kr_scan_last_bytes(p, KR_SCAN_OUTPUT);
   else p->direct = kr_scan_is_aligned(p);
   if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, p->whole);
   if (p->brief)

@@ -1,8 +1,7 @@
 /* selective_scan_last.cu: the forward scan of channels-last rows (selective_scan_ref.c has the equation; last.cuh says
  * how a block works): real A, B and C per time step with any strides, one type.
  *   kr_scan_last_out               y of one chunk per block from the chunk's first state, N to 16; _n32, _n64: up to so
- *                                  many states; _keep: and the state before every 8 steps; _keep_usual: asks nothing of
- *                                  what is_usual (scan_last_plan.c) has asked
+ *                                  many states; _keep: and the state before every 8 steps
  *   kr_scan_last_state             the chunk's last state from zero, and its sum of dt: phase one when channels are few
  *   kr_scan_last_sweep             for the gradient, N to 16: the state before every 8 steps
  *   kr_scan_last_cut               the same where time is cut, from zero: last states, sums of dt, and the gradient of
@@ -37,20 +36,8 @@ typedef struct last_rows {
   char *out;
 } last_rows;
 
-KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, const int USUAL,
+KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE,
                       int t0, uint32_t *raw, last_rows &r) {
-  if (USUAL) {
-#pragma unroll
-    for (int k = 0; k < TL; k += ROWS_AT_ONCE) {
-      uint32_t *const to = raw + (k + w.thread / ROW_PACKS) * RAW_ROW + w.thread % ROW_PACKS * 4;
-      copy_16(to, r.u + (int64_t)k * step_bytes(p.u));
-      copy_16(to + RAW, r.delta + (int64_t)k * step_bytes(p.delta));
-      copy_16(to + 2 * RAW, r.z + (int64_t)k * step_bytes(p.z));
-    }
-    r.u += (int64_t)TL * step_bytes(p.u), r.delta += (int64_t)TL * step_bytes(p.delta);
-    r.z += (int64_t)TL * step_bytes(p.z);
-    return;
-  }
   copy_rows(ANY, p, w, p.u, r.u, TL, t0, raw);
   copy_rows(ANY, p, w, p.delta, r.delta, TL, t0, raw + RAW);
   if ((MODE == OUTPUT || MODE == CUT) && p.z.data) copy_rows(ANY, p, w, p.z, r.z, TL, t0, raw + 2 * RAW);
@@ -62,7 +49,7 @@ KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w,
 }
 
 /* dt, dt u and g = dout silu(z); dt is 0 past the end, which leaves the state as it is. */
-KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, const int USUAL, int t0,
+KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, int t0,
                   const uint32_t *raw, const float (&bias)[2], float *s_dt, last_tile &tile) {
   float dt[2][STEPS], du[2][STEPS], g[2][STEPS];
 #pragma unroll
@@ -70,7 +57,7 @@ KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, con
     const int t = w.at + i;
     const last_two delta = read_two(ANY, p, w, p.delta, raw + RAW, t0, t);
     tile.u[i] = read_two(ANY, p, w, p.u, raw, t0, t);
-    if (USUAL || ((MODE == OUTPUT || MODE == CUT) && p.z.data))
+    if ((MODE == OUTPUT || MODE == CUT) && p.z.data)
       tile.z[i] = read_two(ANY, p, w, p.z, raw + 2 * RAW, t0, t);
 #pragma unroll
     for (int c = 0; c < 2; c++) dt[c][i] = value_of(delta, c) + bias[c];
@@ -83,13 +70,13 @@ KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, con
       if (p.z.data) g[c][i] *= kr_silu(value_of(tile.z[i], c));
     }
   }
-  if (USUAL || p.softplus) {
+  if (p.softplus) {
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
       for (int i = 0; i < STEPS; i++) dt[c][i] = softplus_of(dt[c][i]);
   }
-  if (!USUAL && t0 + TL > w.end) {
+  if (t0 + TL > w.end) {
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -107,7 +94,7 @@ KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, con
 }
 
 /* y of a tile: four parts, plus D u, times silu(z), to memory. */
-KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, const int USUAL, int t0, const float *s_y,
+KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, int t0, const float *s_y,
                    const float (&skip)[2], const last_tile &tile, char *&out) {
   float y[2][STEPS];
 #pragma unroll
@@ -127,9 +114,9 @@ KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, co
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       y[c][i] = kr_fma(skip[c], value_of(tile.u[i], c), y[c][i]);
-      if (USUAL || p.z.data) y[c][i] *= gate_of(value_of(tile.z[i], c));
+      if (p.z.data) y[c][i] *= gate_of(value_of(tile.z[i], c));
     }
-    if (USUAL || t0 + w.at + i < w.end) store_two(ANY, p, w, out + (int64_t)i * step_bytes(p.out), y[0][i], y[1][i]);
+    if (t0 + w.at + i < w.end) store_two(ANY, p, w, out + (int64_t)i * step_bytes(p.out), y[0][i], y[1][i]);
   }
   out += (int64_t)TL * step_bytes(p.out);
 }
@@ -170,12 +157,11 @@ KR_DEV void walk(const kr_scan_plan &p, const last_place &w, int t0, const float
   }
 }
 
-template <int S, int MODE, int ANY, int KEEP = 0, int USUAL = 0>
+template <int S, int MODE, int ANY, int KEEP = 0>
 KR_DEV void scan_last(const kr_scan_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   enum { ROWS = MODE == OUTPUT || MODE == CUT ? 8 * S : 4 * S, N_PACKS = (TL * ROWS / E + THREADS - 1) / THREADS };
   last_place w = place_block(p, STEPS);
-  if (USUAL) w.n_channels = CHANNELS;
   uint32_t *const raw = (uint32_t *)shared;
   float *const s_dt = (float *)(raw + n_tensors(MODE) * RAW), *const s_bc = s_dt + (MODE == CUT ? 3 : 2) * VALUES,
                *const s_y = s_bc + TL * ROWS;
@@ -205,27 +191,27 @@ KR_DEV void scan_last(const kr_scan_plan &p) {
     kr_one_pointer(rows.u), kr_one_pointer(rows.delta), kr_one_pointer(rows.z), kr_one_pointer(rows.dout);
   }
   kr_one_pointer(rows.out);
-  copy_tile(ANY, p, w, MODE, USUAL, w.begin, raw, rows);
+  copy_tile(ANY, p, w, MODE, w.begin, raw, rows);
   kr_commit_copies();
   find_bc<ROWS>(p, w, w.begin, bc);
-  load_bc<TL, ROWS, USUAL>(p, w, w.begin, 1, bc);
+  load_bc<TL, ROWS, 0>(p, w, w.begin, 1, bc);
   for (int t0 = w.begin; t0 < w.end; t0 += TL) {
     kr_copied<0>();
     kr_sync();
-    if (MODE == OUTPUT && t0 > w.begin) finish(ANY, p, w, USUAL, t0 - TL, s_y, skip, tile, rows.out);
-    stage(ANY, p, w, MODE, USUAL, t0, raw, bias, s_dt, tile);
+    if (MODE == OUTPUT && t0 > w.begin) finish(ANY, p, w, t0 - TL, s_y, skip, tile, rows.out);
+    stage(ANY, p, w, MODE, t0, raw, bias, s_dt, tile);
     put_bc<TL, ROWS, N_PACKS>(w, bc, s_bc);
     kr_sync();
     if (t0 + TL < w.end) {
-      copy_tile(ANY, p, w, MODE, USUAL, t0 + TL, raw, rows);
-      load_bc<TL, ROWS, USUAL>(p, w, t0 + TL, 1, bc);
+      copy_tile(ANY, p, w, MODE, t0 + TL, raw, rows);
+      load_bc<TL, ROWS, 0>(p, w, t0 + TL, 1, bc);
     }
     kr_commit_copies();
     walk<S, MODE, KEEP>(p, w, t0, s_dt, s_bc, A, x, decays, carry, sum_dt, s_y);
   }
   if (MODE == OUTPUT) {
     kr_sync();
-    finish(ANY, p, w, USUAL, w.begin + (w.end - w.begin - 1) / TL * TL, s_y, skip, tile, rows.out);
+    finish(ANY, p, w, w.begin + (w.end - w.begin - 1) / TL * TL, s_y, skip, tile, rows.out);
     if (!p.last.data || w.chunk + 1 < p.n_chunks || w.lane >= w.n_channels) return;
 #pragma unroll
     for (int s = 0; s < S; s++)
@@ -245,9 +231,6 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep(const kr_scan
 }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep_any(const kr_scan_plan p) {
   scan_last<4, OUTPUT, 1, 1>(p);
-}
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_last_out_keep_usual(const kr_scan_plan p) {
-  scan_last<4, OUTPUT, 0, 1, 1>(p);
 }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_out_n32(const kr_scan_plan p) { scan_last<8, OUTPUT, 1>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_last_out_n64(const kr_scan_plan p) { scan_last<16, OUTPUT, 1>(p); }

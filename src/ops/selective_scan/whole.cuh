@@ -1,9 +1,9 @@
-/* whole.cuh: what the two modules for the usual call share (selective_scan_whole.cu, selective_scan_whole_bwd.cu):
- * packs of 16 bytes, E elements, that a lane copies past the registers to a place of its own, step sizes, and
- * exponentials by multiply-adds. ANY: rows may begin at any element, and end anywhere. Copied are then the aligned
- * blocks of 16 bytes that a row's packs of a tile lie in, by each pack's lane the one where it begins, by the last
- * one's the one behind, too; so lanes read what others copied. Bytes past a row's end are not read and come as zeros;
- * those before its begin, in its first block, are whatever is there. */
+/* whole.cuh: what the modules for usual calls share (selective_scan_whole.cu, selective_scan_whole_bwd.cu; some of it
+ * selective_scan_usual.cu and last.cuh): packs of 16 bytes, E elements, that a lane copies past the registers to a
+ * place of its own, step sizes, and exponentials by multiply-adds. ANY: rows may begin at any element, and end
+ * anywhere. Copied are then the aligned blocks of 16 bytes that a row's packs of a tile lie in, by each pack's lane the
+ * one where it begins, by the last one's the one behind, too; so lanes read what others copied. Bytes past a row's end
+ * are not read and come as zeros; those before its begin, in its first block, are whatever is there. */
 #ifndef KR_SCAN_WHOLE_CUH
 #define KR_SCAN_WHOLE_CUH
 
@@ -19,6 +19,32 @@ KR_DEV void copy_pack(kr_raw16 *to, const char *from, int exists) {
 #else
   if (exists) kr_copy16(to, from);
   else *to = kr_raw16{{0, 0, 0, 0}};
+#endif
+}
+
+/* 16 bytes past the registers. */
+KR_DEV void copy_16(void *to, const char *from) {
+#ifdef KR_EMULATE
+  kr_emulated_copy(to, from, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)to), "l"(from)
+               : "memory");
+#endif
+}
+
+/* 16 bytes of shared memory at once: the compiler would take them apart where it needs one of them first. */
+KR_DEV kr_float4 read_four(const float *from) {
+#ifdef KR_EMULATE
+  return *(const kr_float4 *)from;
+#else
+  kr_float4 q;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(q.v[0]), "=f"(q.v[1]), "=f"(q.v[2]), "=f"(q.v[3])
+               : "r"((uint32_t)(uintptr_t)(__attribute__((address_space(3))) const void *)from)
+               : "memory");
+  return q;
 #endif
 }
 
