@@ -95,7 +95,7 @@ static int answer(work *w) {
   }
   if (s->as_json) return 0;
   if (o->n_text == 0 || o->text[o->n_text - 1] != '\n') putchar('\n');
-  print_rates(w);
+  if (!ferror(stdout)) print_rates(w);
   return 0;
 }
 

@@ -90,7 +90,7 @@ static int print_results(const settings *s, const cli_story *stories, int n, con
     else if (s->file) print_line(stories[i].text ? stories[i].text : "");
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
-  if (!s->as_json && !cli_is_asked_to_stop()) print_rates(stories, n, r);
+  if (!s->as_json && !cli_is_asked_to_stop() && !ferror(stdout)) print_rates(stories, n, r);
   return failed ? 1 : 0;
 }
 

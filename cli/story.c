@@ -120,7 +120,7 @@ static int is_any_open(const cli_story *stories, int n) {
 
 int cli_stories_tell(const char *verb, const cli_telling *t, cli_story *stories, int n, int is_shown, double *first_s) {
   *first_s = cli_now_s();
-  for (int k = 0; is_any_open(stories, n) && !cli_is_asked_to_stop(); k++) {
+  for (int k = 0; is_any_open(stories, n) && !cli_is_asked_to_stop() && !ferror(stdout); k++) {
     const int exit_status = step(verb, t, stories, n, is_shown);
     if (exit_status >= 0) return exit_status;
     if (k == 0) *first_s = cli_now_s();

@@ -37,8 +37,8 @@ typedef struct cli_story {
   char *text; /* all of it; shown: so much */
   size_t n_text, room, n_shown;
   int64_t n_read, n_drawn;
-  const char *reason; /* "length", "end" (the model's), "stop" (--stop), "interrupted" (Ctrl-C where that asks); NULL:
-                         it goes on */
+  const char *reason; /* "length", "end" (the model's), "stop" (--stop), "interrupted" (Ctrl-C where that asks, or
+                         nobody reads any more); NULL: it goes on */
 } cli_story;
 
 /* Steps of all stories together until each has its reason; is_shown: on standard output, as it comes. first_s: when the

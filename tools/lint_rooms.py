@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the house's fences: the include law of ROOMS, calls that belong to one room, file heads, sizes, paths."""
+"""Checks the house's fences: the include law of ROOMS, calls that belong to one room, file heads, sizes, paths; and that what the documents name is there."""
 import pathlib, re, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -74,6 +74,33 @@ def check_calls(path, text):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: forbidden here: {line.strip()[:80]}")
 
 
+DATED = ("docs/speed/", "docs/GPUS.md", "CHANGELOG.md")  # what was so on a day
+FOLDERS = r"(?:src|tests|tools|docs|cli|examples|include|pkg|python|demo)"
+
+
+def check_documents():
+    """Paths, file names and functions that a document names."""
+    files = tracked("")
+    names, words = {p.name for p in files}, set()
+    for path in files:
+        if path.suffix in (".c", ".h", ".cu", ".cuh", ".py", ".def"):
+            words.update(re.findall(r"\b(?:kr|krait|cli)_\w+", path.read_text(errors="replace")))
+    for path in files:
+        name = str(path.relative_to(ROOT))
+        if path.suffix != ".md" or name.startswith(DATED):
+            continue
+        text = path.read_text()
+        for found in set(re.findall(rf"(?<![\w/.-]){FOLDERS}/[\w./-]*\w(?![\w*<])", text)):
+            if not (ROOT / found).exists() and not any((ROOT / "tests").glob(found + ".*")) and not re.search(r"\b(VERSION|NAME|MODULE|TIER)\b", found):
+                problems.append(f"{name}: there is no {found}")
+        for found in set(re.findall(r"`([a-z]\w+\.(?:c|h|cu|cuh|sig|py|def))`", text)):
+            if found not in names:
+                problems.append(f"{name}: there is no {found}")
+        for found in set(re.findall(r"`((?:kr|krait|cli)_\w+)(?:\(\))?`", text)):
+            if not any(w.startswith(found) for w in words):
+                problems.append(f"{name}: there is no {found}")
+
+
 def main():
     law, libs = read_law()
     sources = tracked(".c", ".h", ".cu", ".cuh", ".def")
@@ -99,6 +126,7 @@ def main():
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             if MACHINE_PATH.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
+    check_documents()
     print("\n".join(problems) if problems else f"lint: {len(sources)} source files keep the law")
     return 1 if problems else 0
 

@@ -405,7 +405,7 @@ def load_model(path):
     """A float32 model from a weights file whose metadata name its model and configuration."""
     weights, meta = load_safetensors(path)
     net = build(meta["model"], json.loads(meta["config"]))
-    if list(tensors_of(net)) != list(weights):
+    if sorted(tensors_of(net)) != sorted(weights):
         raise ValueError("%s: keys differ from the model's" % path)
     net.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
     return net, meta

@@ -578,6 +578,12 @@ def interrupted():
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
+    # who reads goes away: no token more, for nobody
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.read(child.stdout.fileno(), 1)
+    child.stdout.close()
+    errors = child.stderr.read()
+    check(child.wait(timeout=60) == 1 and errors.count(b"\n") == 1 and b"cannot write standard output" in errors, f"a closed pipe: {child.returncode} {errors!r}")
     # what is printed at the end is printed then
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "--file", str(here / "prompts"), "-n", "100000000", "--temperature", "1", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(1)

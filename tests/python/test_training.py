@@ -1,6 +1,8 @@
 """Training a small PrimeKnet-Mamba with the drop-in follows the pure PyTorch loop, and is faster."""
 
+import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -72,3 +74,15 @@ def test_examples(name):
     script, *options = name.split()
     done = subprocess.run([sys.executable, os.path.join(_EXAMPLES, script), *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_loop_goes_on_from_a_file(tmp_path):
+    """The program's own weights, whose tensors stand in another order than PyTorch's."""
+    start = next((pathlib.Path(_ROOT) / "src/models/primeknet/weights").glob("primeknet_mamba*.safetensors"))
+    out = tmp_path / "tuned.safetensors"
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    command = [sys.executable, os.path.join(_EXAMPLES, "train_primeknet.py"), "--steps", "1", "--batch", "1", "--samples", "3200", "--weights", str(start), "--out", str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shapes = [{k: v["shape"] for k, v in json.loads(p.read_bytes()[8:8 + int.from_bytes(p.read_bytes()[:8], "little")]).items() if k != "__metadata__"} for p in (start, out)]
+    assert shapes[0] == shapes[1]
