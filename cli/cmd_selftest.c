@@ -40,7 +40,7 @@ int cmd_selftest(int argc, char **argv) {
   outcome o = {0};
   const cli_option options[] = {
       CLI_TEXT("device", 0, "DEVICE", &name, "cpu, cuda, cuda:N or auto: the CPU and every GPU (default)"),
-      CLI_WHOLE("cases", 0, "N", &n_cases, 0, 1e6, "random calls per operator (default: enough, on a CPU in a minute)"),
+      CLI_WHOLE("cases", 0, "N", &n_cases, 0, 1e6, "random calls per operator (default: enough, in a minute)"),
       CLI_WHOLE("seed", 0, "N", &seed, 0, 1e15, "seed of the random calls"), CLI_TIER_OPTION(&tier),
       CLI_SWITCH("json", 0, &o.as_json, "print JSON, for a bug report")};
   const cli_verb verb = {"selftest",
