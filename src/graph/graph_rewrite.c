@@ -349,6 +349,7 @@ const kr_rewrite kr_rewrites[] = {
     {"dt_in_update", kr_dt_in_update},
     {"norm_in_product", kr_norm_in_product},
     {"sum_in_product", kr_sum_in_product},
+    {"gate_in_update", kr_gate_in_update},
     {"conv_in_product", kr_conv_in_product},
     {"rotary_with_append", kr_rotary_with_append},
     {"rows_for_product", rows_for_product},

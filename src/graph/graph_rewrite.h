@@ -20,6 +20,7 @@ extern const size_t kr_n_rewrites;
 /* graph_rewrite_step.c */
 int kr_conv_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
+int kr_gate_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_sum_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n);

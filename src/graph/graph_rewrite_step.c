@@ -1,8 +1,8 @@
 /* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
- * the one product that reads it, which norms the row while it waits for its weights, and what the norm adds into the
- * product before it; a step of a convolution goes into the product that gives its inputs; a product that gives time
- * steps goes into the scan that takes them; queries are turned by the call that appends keys. Where a GPU's row of the
- * fused op takes the call: of few rows. */
+ * the one product that reads it, which norms the row while it waits for its weights, what the norm adds into the
+ * product before it, what it gates with into the scan before it; a step of a convolution goes into the product that
+ * gives its inputs; a product that gives time steps goes into the scan that takes them; queries are turned by the call
+ * that appends keys. Where a GPU's row of the fused op takes the call: of few rows. */
 #include <stddef.h>
 #include <string.h>
 
@@ -119,6 +119,30 @@ int kr_sum_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   kr_node_set(g, norm, offsetof(krait_norm_gemm_args, x), KR_IN, sum);
   kr_node_set(g, norm, offsetof(krait_norm_gemm_args, residual), KR_IN, 0);
   kr_node_set(g, norm, offsetof(krait_norm_gemm_args, residual_out), KR_OUT, 0);
+  return 1;
+}
+
+/* ---- the gate of such a norm, in the scan that gives what it gates ---- */
+
+/* Each block of a norm's product would gate all of it. */
+int kr_gate_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_state_update ||
+      KR_NODE(g, n + 1)->op != &kr_op_norm_gemm)
+    return 0;
+  kr_node *update = KR_NODE(g, n), *product = KR_NODE(g, n + 1);
+  const kr_tensor out = TENSOR(update, state_update, out), x = TENSOR(product, norm_gemm, x),
+                  z = TENSOR(product, norm_gemm, z);
+  if (!z || TENSOR(update, state_update, z) || kr_graph_only_reader(g, n, out) != (int32_t)n + 1 ||
+      KR_PART(g, x)->storage != KR_PART(g, out)->storage || is_empty(g, out) ||
+      !kr_graph_can_reshape(g, z, kr_graph_dims(g, out)))
+    return 0;
+  krait_state_update_args u = *(const krait_state_update_args *)update->args;
+  krait_norm_gemm_args p = *(const krait_norm_gemm_args *)product->args;
+  const kr_tensor gate = kr_graph_reshape(g, z, kr_graph_dims(g, out));
+  u.z = kr_graph_view(g, gate), p.z = (krait_view){0};
+  if (!is_taken(ctx, &kr_op_state_update, &u) || !is_taken(ctx, &kr_op_norm_gemm, &p)) return 0;
+  kr_node_set(g, update, offsetof(krait_state_update_args, z), KR_IN, gate);
+  kr_node_set(g, product, offsetof(krait_norm_gemm_args, z), KR_IN, 0);
   return 1;
 }
 

@@ -375,14 +375,15 @@ static int is_at_once_by(const kr_gemm_plan *p, int runs) {
 }
 static int is_at_once(const kr_gemm_plan *p) { return is_at_once_by(p, 1); }
 
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int is_gate, int with_conv) {
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
   const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_few_refuse(ctx, a);
   if (why) return why;
   const kr_gemm_plan p = describe(a);
   const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
   if (ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
   if (is_large && p.M > 1) return "2^23 weights or more for two rows";
-  if (p.M == 1 && !is_at_once_by(&p, 1 + is_gate)) return "more than 2560 inputs, or 5120 with a gate";
+  if (p.M == 1 && !is_at_once_by(&p, 2)) return "more than 5120 inputs";
+  if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
   return with_conv && !is_plain(&p) ? "a convolution behind a bias, or columns that are not aligned fours" : NULL;
 }
 
@@ -391,7 +392,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
   static const kr_kernel add[KR_FEW_LANES_ROWS][2] = {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
                          wide[2] = FEW("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")},
-                         deep[2] = FEW("kr_gate_gemm_one_deep");
+                         deep[2][2] = {FEW("kr_norm_gemm_one_deep"), FEW("kr_gate_gemm_one_deep")};
   const kr_gemm_plan p = describe(a);
   const int runs = ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
             splits = ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
@@ -399,7 +400,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
   f.norm = *norm, f.conv = *conv;
   f.state_ahead = (a->call.flags & KR_CALL_STATE_AHEAD) != 0;
   if (norm->other == a->A.data && norm->other_is_float) f.A = NULL;
-  if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep);
+  if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate]);
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
 }
 
@@ -594,7 +595,7 @@ static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiproc
 static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_plan *p) {
   some_shape best = {0};
   int64_t least = 0;
-  for (int tile = 64; tile <= 96; tile += 32)
+  for (int tile = 64; tile <= 96; tile += 16)
     for (int n = 1; n <= KR_SOME_MOST_SPLITS; n *= 2) {
       const some_shape s = {tile, n};
       const int64_t cost = cost_of_some(p, s, kr_cuda_info(ctx->cuda)->n_multiprocessors);
@@ -620,8 +621,9 @@ const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2] = {
+  static const kr_kernel kernels[3][2] = {
       {{"gemm_some_f16_64", "kr_gemm_some"}, {"gemm_some_bf16_64", "kr_gemm_some"}},
+      {{"gemm_some_f16_80", "kr_gemm_some"}, {"gemm_some_bf16_80", "kr_gemm_some"}},
       {{"gemm_some_f16_96", "kr_gemm_some"}, {"gemm_some_bf16_96", "kr_gemm_some"}}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
@@ -641,8 +643,8 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
                         .cluster = (uint32_t)s.n_splits,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[shape.tile == 96][a->A.dtype == KRAIT_BF16], &grid,
-                        &s, sizeof s);
+  const kr_kernel *kernel = &kernels[shape.tile / 16 - 4][a->A.dtype == KRAIT_BF16];
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, kernel, &grid, &s, sizeof s);
 }
 
 /* ---- very many terms --------------------------------------------------------------------------------------------- */

@@ -307,6 +307,9 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_wide(kr_few_plan pla
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_few_plan plan) {
   run_lanes<1, 0, KR_GATED_NORM, 1, 1>(plan);
 }
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_one_deep(kr_few_plan plan) {
+  run_lanes<1, 0, KR_ADD_NORM, 1, 2>(plan);
+}
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_one_deep(kr_few_plan plan) {
   run_lanes<1, 0, KR_GATED_NORM, 1, 2>(plan);
 }

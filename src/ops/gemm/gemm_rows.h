@@ -29,7 +29,7 @@ int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int 
 
 /* few, of up to two rows whose RMS norm is taken on the way (norm_gemm); is_gate: norm->other is a gate; where it is A
  * itself A is float32, whatever its view says. */
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int is_gate, int with_conv);
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv);
 int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv);
 

@@ -8,6 +8,10 @@
 #include "overlap.cuh"
 #include "wgmma.cuh"
 
+#define KR_TO_39 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", " KR_TEN(3)
+#define KR_INOUT_80 KR_INOUT32(0), KR_INOUT8(32)
+KR_WGMMA_SHAPES(80, KR_TO_39)
+
 #ifdef KR_HALF
 typedef kr_f16 element;
 #else

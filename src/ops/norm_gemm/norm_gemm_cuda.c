@@ -51,7 +51,7 @@ const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const int32_t dtype = a->Bmat.dtype;
   const krait_gemm_args product = product_of(a);
   if (is_float_row(a) && kr_has(&a->residual)) return "something is added to a row of float32";
-  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->z), kr_has(&a->conv_weight));
+  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
   if (why) return why;
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
   if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
