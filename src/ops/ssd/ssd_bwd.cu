@@ -1,7 +1,7 @@
 /* ssd_bwd.cu: the SSD's gradient (ssd_bwd_ref.c has the equations) for every type, size and option, one direction of
  * time at a time:
- *   kr_ssd_bwd_before_sS  token by token, as the forward walk: the state before each chunk; dz
- *   kr_ssd_bwd_after_sS   token by token backwards: the gradient M of the state after each chunk
+ *   kr_ssd_bwd_walks_sS   token by token, as the forward walk: the state before each chunk; dz. Beside it token by
+ *                         token backwards: the gradient M of the state after each chunk
  *   kr_ssd_bwd_chunks     a block per chunk and group: with S and M known, chunks are apart. Heads in turn, so that dB
  *                         and dC are summed in one order; the part of dB and dC that stays in the chunk is one product
  *                           with what the heads add up to
@@ -60,10 +60,13 @@ KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
         kr_store(p.dinitial.data, of(p.dinitial, b, c0 + r, h, k * 32 + lane), p.dinitial.dtype, m[r][k]);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_before_s4(const kr_ssd_plan p) { walk<4, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_before_s16(const kr_ssd_plan p) { walk<16, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_after_s4(const kr_ssd_bwd_plan p) { walk_after<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_after_s16(const kr_ssd_bwd_plan p) { walk_after<16>(p); }
+template <int S>
+KR_DEV void walk_either(const kr_ssd_bwd_plan &p) {
+  if (kr_block_y()) walk_after<S>(p);
+  else walk<S, 1>(p.f);
+}
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s4(const kr_ssd_bwd_plan p) { walk_either<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s16(const kr_ssd_bwd_plan p) { walk_either<16>(p); }
 
 /* ---- a chunk ---- */
 
@@ -378,27 +381,37 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_plan p) 
 
 /* A block per head, a warp some rows of its parts: a lane takes channels, then dA and the bias. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_plan p) {
-  enum { WARPS = KR_SSD_BWD_ADDERS / 32 };
-  KR_SHARED float sums[WARPS][32];
+  enum { WARPS = KR_SSD_BWD_ADDERS / 32, AT_ONCE = 3 };
+  KR_SHARED float sums[WARPS][32 * AT_ONCE];
   const kr_ssd_plan &f = p.f;
   const int h = kr_block_x(), warp = kr_thread() >> 5, lane = kr_thread() & 31;
   const int64_t n = (int64_t)f.B * p.n_chunks, step = WARPS * (int64_t)f.H * (f.P + 2);
   float own_D = 0; /* of one for all channels */
-  for (int first = 0; first < f.P + 2; first += 32) {
-    const int c = first + lane;
-    const kr_ssd_tensor &to = c < f.P ? p.dD : c == f.P ? p.dA : p.dbias;
-    const int counts = c < f.P + 2 && to.data;
-    const float *from = p.parts + (warp * (int64_t)f.H + h) * (f.P + 2) + c;
-    float sum = 0;
-#pragma unroll 8
-    for (int64_t i = warp; i < n; i += WARPS, from += step) sum += counts ? *from : 0.0f;
-    sums[warp][lane] = sum;
-    kr_sync();
-    if (warp == 0 && counts) {
+  for (int first = 0; first < f.P + 2; first += 32 * AT_ONCE) {
+    const float *from = p.parts + (warp * (int64_t)f.H + h) * (f.P + 2) + first + lane;
+    float sum[AT_ONCE] = {};
+    int counts[AT_ONCE];
 #pragma unroll
-      for (int w = 1; w < WARPS; w++) sum += sums[w][lane];
-      if (c < f.P && !to.n) own_D += sum;
-      else ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum;
+    for (int k = 0; k < AT_ONCE; k++) {
+      const int c = first + 32 * k + lane;
+      counts[k] = c < f.P + 2 && (c < f.P ? p.dD : c == f.P ? p.dA : p.dbias).data;
+    }
+#pragma unroll 4
+    for (int64_t i = warp; i < n; i += WARPS, from += step)
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) sum[k] += counts[k] ? from[32 * k] : 0.0f;
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) sums[warp][32 * k + lane] = sum[k];
+    kr_sync();
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+      const int c = first + 32 * k + lane;
+      const kr_ssd_tensor &to = c < f.P ? p.dD : c == f.P ? p.dA : p.dbias;
+      if (warp || !counts[k]) continue;
+#pragma unroll
+      for (int w = 1; w < WARPS; w++) sum[k] += sums[w][32 * k + lane];
+      if (c < f.P && !to.n) own_D += sum[k];
+      else ((float *)to.data)[h * to.h + (c < f.P ? c * to.n : 0)] = sum[k];
     }
     kr_sync();
   }

@@ -523,15 +523,15 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
 
-/* A warp per chunk of a head; a lane takes tokens lane and lane + 32. A block takes neighbouring heads: see
- * kr_ssd_steps. */
-KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
+/* A chunk of a head, by a warp: a lane takes tokens lane and lane + 32. slopes: gradients of dt. */
+KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) {
   const kr_ssd_plan &f = p.f;
-  const int lane = kr_thread() & 31, chunk = kr_block_x(), h = kr_block_y() * (WALKERS / 32) + (kr_thread() >> 5),
-            b = kr_block_z();
+  const int lane = kr_thread() & 31, chunk = kr_block_x();
   const int64_t t0 = (int64_t)chunk * Q;
-  if (h >= f.H) return;
-  const raw_steps stored = load_steps<STEPS_ANY>(f, b, h, t0, f.L);
+  /* Of a step size that nothing clamps, its slope is known without dt: a token's are far apart. */
+  const int is_free = f.softplus && f.dt_min <= 0 && f.dt_max > 3e38f;
+  raw_steps stored = {};
+  if (!is_free) stored = load_steps<STEPS_ANY>(f, b, h, t0, f.L);
   const token_sums &sums = *sums_at(p, b, h, chunk);
   const chunk_steps &s = *steps_at(f, b, h, chunk);
   const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32),
@@ -559,19 +559,34 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
     const int t = lane + 32 * k;
     const int64_t token = t0 + t;
     if (token >= f.L) continue;
-    const float raw = dt_of<STEPS_ANY>(f, stored, k) + dt_bias;
-    const float passing = q[k] + still[k] + through, unclamped = f.softplus ? kr_softplus(raw) : raw;
-    const int counts = s.segment[t] >= 0;
+    const float raw = is_free ? s.d[t] : dt_of<STEPS_ANY>(f, stored, k) + dt_bias; /* alike beyond 20 */
+    const float passing = q[k] + still[k] + through, unclamped = f.softplus && !is_free ? kr_softplus(raw) : raw;
+    const int counts = !f.seq_idx || s.segment[t] >= 0;
     float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;
     if (counts) dA = kr_fma(s.d[t], passing, dA);
     if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
     if (f.softplus && raw <= 20.0f) dd *= kr_softplus_slope(unclamped);
-    if (p.ddt.data) kr_store(p.ddt.data, b * p.ddt.b + token * p.ddt.t + h * p.ddt.h, p.ddt.dtype, dd);
-    bias += dd;
+    slopes[t] = dd, bias += dd;
   }
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) dA += kr_shuffle_xor(dA, d), bias += kr_shuffle_xor(bias, d);
   if (lane == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
+}
+
+/* A block takes neighbouring heads, and writes gradients of dt by tokens: those of neighbouring heads lie together. */
+KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
+  enum { HEADS = WALKERS / 32, ROW = Q + 8 };
+  KR_SHARED float slopes[HEADS * ROW];
+  const int first = kr_block_y() * HEADS, warp = kr_thread() >> 5, b = kr_block_z();
+  const int64_t t0 = (int64_t)kr_block_x() * Q;
+  if (first + warp < p.f.H) finish_chunk(p, b, first + warp, slopes + warp * ROW);
+  kr_sync();
+#pragma unroll
+  for (int i = 0; i < Q * HEADS / WALKERS; i++) {
+    const int at = kr_thread() + i * WALKERS, t = at / HEADS, h = at % HEADS;
+    if (p.ddt.data && first + h < p.f.H && t0 + t < p.f.L)
+      kr_store(p.ddt.data, b * p.ddt.b + (t0 + t) * p.ddt.t + (first + h) * p.ddt.h, p.ddt.dtype, slopes[h * ROW + t]);
+  }
 }
 
 /* dB and dC of a group from the blocks that shared its heads: a thread per element. */

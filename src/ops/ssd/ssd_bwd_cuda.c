@@ -7,9 +7,7 @@
 #include "ssd_rows.h"
 #include "status.h"
 
-static const kr_kernel before_s4 = {"ssd_bwd", "kr_ssd_bwd_before_s4"},
-                       before_s16 = {"ssd_bwd", "kr_ssd_bwd_before_s16"};
-static const kr_kernel after_s4 = {"ssd_bwd", "kr_ssd_bwd_after_s4"}, after_s16 = {"ssd_bwd", "kr_ssd_bwd_after_s16"};
+static const kr_kernel walks_s4 = {"ssd_bwd", "kr_ssd_bwd_walks_s4"}, walks_s16 = {"ssd_bwd", "kr_ssd_bwd_walks_s16"};
 static const kr_kernel in_chunks = {"ssd_bwd", "kr_ssd_bwd_chunks"}, add_chunks = {"ssd_bwd", "kr_ssd_bwd_add"};
 static const kr_kernel only_y_s4 = {"ssd", "kr_ssd_walk_s4"}, only_y_s16 = {"ssd", "kr_ssd_walk_s16"};
 
@@ -74,9 +72,10 @@ uint64_t kr_ssd_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   return layout_of(args).end;
 }
 
-static kr_grid walks(const kr_ssd_plan *f, void *stream) {
+/* n_ways: 2: the walk back beside that forwards. */
+static kr_grid walks(const kr_ssd_plan *f, uint32_t n_ways, void *stream) {
   return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0),
-                   .y = 1,
+                   .y = n_ways,
                    .z = (uint32_t)f->B,
                    .block = KR_SSD_THREADS,
                    .stream = stream};
@@ -85,17 +84,14 @@ static kr_grid walks(const kr_ssd_plan *f, void *stream) {
 /* All but the sums over chunks. */
 static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   const int narrow = a->N <= 128;
-  const kr_grid walk = walks(&p->f, a->call.stream);
+  const kr_grid walk = walks(&p->f, 2, a->call.stream);
   const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0),
                          .y = (uint32_t)a->G,
                          .z = (uint32_t)a->B,
                          .block = KR_SSD_BWD_THREADS,
                          .stream = a->call.stream};
   if (walk.x)
-    KR_TRY(
-        kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &before_s4 : &before_s16, &walk, &p->f, sizeof p->f));
-  if (walk.x)
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &after_s4 : &after_s16, &walk, p, sizeof *p));
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, narrow ? &walks_s4 : &walks_s16, &walk, p, sizeof *p));
   return chunk.x ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p) : KRAIT_OK;
 }
 
@@ -112,7 +108,7 @@ static int32_t both_directions(const krait_ctx *ctx, const krait_ssd_bwd_args *a
   forwards.dD = kr_ssd_heads(&a->dDvec, 1), backwards.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   if (kr_has(&a->dz) && a->B) {
     kr_ssd_plan y = backwards.f;
-    const kr_grid walk = walks(&y, a->call.stream);
+    const kr_grid walk = walks(&y, 1, a->call.stream);
     y.add = forwards.f.add = (float *)((char *)a->call.scratch + layout_of(a).y), y.keep_y = 1;
     forwards.f.dz = kr_ssd_sequence(&a->dz, 0, a->L);
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, a->N <= 128 ? &only_y_s4 : &only_y_s16, &walk, &y, sizeof y));
@@ -323,11 +319,14 @@ int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_p
       {NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, { "ssd_hopper_bwd_bf16_128", name } \
     }                                                                                     \
   }
-static const kr_kernel hopper_inner[2][2][3] = {WIDTHS("kr_ssd_hopper_inner"), WIDTHS("kr_ssd_hopper_inner_plain")};
+enum { PACKED, PLAIN, CHANNELS };
+static const kr_kernel hopper_inner[3][2][3] = {
+    WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels")};
 
-/* No sequences, and neither D nor its gradient is asked for by channel. */
-static int is_plain(const kr_ssd_bwd_plan *p) {
-  return !p->f.seq_idx && (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
+/* plain: neither D nor its gradient is asked for by channel. */
+static int kind_of(const kr_ssd_bwd_plan *p) {
+  const int plain = (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
+  return p->f.seq_idx ? PACKED : plain ? PLAIN : CHANNELS;
 }
 
 static uint32_t hopper_shared_bytes(const krait_ssd_bwd_args *a) {
@@ -393,7 +392,7 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a
                          .is_ahead = 1,
                          .stream = a->call.stream};
   KR_TRY(
-      kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[is_plain(p)][wide][dtype], &inner, &h, sizeof h));
+      kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[kind_of(p)][wide][dtype], &inner, &h, sizeof h));
   return sum_splits(ctx, a, p);
 }
 

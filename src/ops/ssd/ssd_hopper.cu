@@ -10,8 +10,8 @@
  * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
  * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; from where a piece still passes anything on to
  *                      its end
- * kr_ssd_hopper_states for the gradient: the state before each chunk; on the way back, with dy and C for x and B, its
- *                      gradient after each
+ * kr_ssd_hopper_states for the gradient, up to 128: the state before each chunk; on the way back, with dy and C for x
+ *                      and B, its gradient after each
  * kr_ssd_hopper_begin  clears what blocks tell each other by, and brings initial states into the order of fragments
  * NaN and infinity: as in ssd_chunks.cu. */
 #include "ssd_hopper_tiles.cuh"
@@ -528,9 +528,8 @@ KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &
   share_state(tiles, me, s);
   sync_group(me);
   if (me.thread == 0) {
-    const int64_t row = ((int64_t)t.b * h.p.H + at.h) * h.p.blocks_per_head + at.p0 / PB;
-    kr_store_bytes((char *)(t.back ? h.M : h.S) + (row * h.n_chunks + c) * (BLOCKS * TILE), kr_shared_at(tiles),
-                   BLOCKS * TILE);
+    kr_store_bytes((char *)(t.back ? h.M : h.S) + kept_at(h.p, t.b, at.h, at.p0 / PB, c, h.n_chunks),
+                   kr_shared_at(tiles), BLOCKS * TILE);
     kr_commit_stores();
   }
 }
@@ -676,9 +675,13 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_plan
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_plan plan) {
+#if KR_N <= 128 /* the gradient takes no more at once */
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_states, maps);
   run<STATES, 0>(plan, maps);
+#else
+  (void)plan;
+#endif
 }
 
 /* ---- pieces of time ---------------------------------------------------------------------------------------------- */

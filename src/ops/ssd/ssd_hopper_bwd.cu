@@ -7,9 +7,11 @@
  *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
  *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
  *   three warps beside the copying one: <S, M>, and sums of dy x for dD of each channel
- * kr_ssd_hopper_inner        any call
- * kr_ssd_hopper_inner_plain  without sequences, D one number for a head or absent: dD is the trace of dy x^T; in
- *                            bfloat16 P^T has its step sizes, and D on the diagonal */
+ * kr_ssd_hopper_inner_packed   sequences, any D
+ * kr_ssd_hopper_inner_plain    no sequences, D one number for a head or absent: in bfloat16 P^T has its step sizes, and
+ *                              D on the diagonal
+ * kr_ssd_hopper_inner_channels no sequences, D of each channel
+ * dD of one D a head is the trace of dy x^T. */
 #include "ssd_bwd_sums.cuh"
 #include "ssd_hopper_tiles.cuh"
 
@@ -22,9 +24,10 @@ enum {
   B_AT = 0,
   C_AT = B_AT + BLOCKS * TILE,
   STAGES_AT = C_AT + BLOCKS * TILE,
-  OWN_AT = STAGES_AT + STAGES * STAGE,
-  CB_AT = OWN_AT + 2 * TILE,
-  STEPS_AT = CB_AT + 2 * TILE,
+  DX_AT = STAGES_AT + STAGES * STAGE,
+  CB_AT = DX_AT + TILE,
+  W_AT = CB_AT, /* in the end */
+  STEPS_AT = CB_AT + TILE * 3 / 2,
   BOTH_FULL = STEPS_AT + STAGES * KR_SSD_STEPS_BYTES,
   FULL = BOTH_FULL + 8,
   EMPTY = FULL + 8 * STAGES,
@@ -34,10 +37,13 @@ enum {
   GIVEN = 40,
   TAKEN = 232 /* registers of a thread */
 };
+static_assert(1024 + D_AT + 2 * PB * 4 <= KR_SSD_HOPPER_BWD_SHARED(N) && KR_SSD_HOPPER_BWD_SHARED(N) <= 227 * 1024,
+              "all have a place");
 static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
 
-/* What a call has: anything; a row of tokens without sequences, and no D or one for all channels of a head. */
-typedef enum call_kind { ANY, PLAIN } call_kind;
+/* What a call has: sequences, and any D; none, and no D or one for all channels of a head; none, and D of each
+ * channel. */
+typedef enum call_kind { PACKED, PLAIN, CHANNELS } call_kind;
 
 typedef struct place {
   int b, g, chunk, split, first, n; /* first head; heads' blocks of channels */
@@ -79,8 +85,7 @@ KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps,
     const int stage = i % STAGES;
     const slot s = slot_at(f, at, i);
     const uint32_t to = base + STAGES_AT + stage * STAGE, full = base + FULL + 8 * stage;
-    const int64_t row = (int64_t)at.b * f.H + s.h,
-                  tile = ((row * f.blocks_per_head + s.block) * p.n_chunks + at.chunk) * (BLOCKS * TILE);
+    const int64_t tile = kept_at(f, at.b, s.h, s.block, at.chunk, p.n_chunks);
     kr_barrier_await(base + EMPTY + 8 * stage, parity_of(i, STAGES) ^ 1);
     kr_barrier_expect(full, STAGE + KR_SSD_STEPS_BYTES);
     kr_load_box(to, map_x, full, s.p0, t0, s.h, at.b);
@@ -93,6 +98,7 @@ KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps,
 }
 
 /* Sums of dy x over the chunk, for each channel: a lane takes two. */
+template <int KIND>
 KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const unsigned char *x,
                    const chunk_steps &steps) {
   const int lane = kr_thread() & 31;
@@ -101,7 +107,7 @@ KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, con
   for (int row = 0; row < Q; row++) {
     const int where = kr_swizzle<128>(row, lane >> 2) + 4 * (lane & 3);
     const uint32_t two = *(const uint32_t *)(x + where), dy = *(const uint32_t *)(x + TILE + where);
-    const int counts = !p.f.seq_idx || steps.segment[row] >= 0;
+    const int counts = KIND != PACKED || steps.segment[row] >= 0;
     low = counts ? kr_fma(kr_unpack(two, 0, KR_DTYPE), kr_unpack(dy, 0, KR_DTYPE), low) : low,
     high = counts ? kr_fma(kr_unpack(two, 1, KR_DTYPE), kr_unpack(dy, 1, KR_DTYPE), high) : high;
   }
@@ -136,7 +142,7 @@ KR_DEV float pass_through(const unsigned char *S, int part) {
 template <int KIND>
 KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, unsigned char *shared, uint32_t base) {
   float *const others = (float *)(shared + SIDE_SUMS);
-  const int has_dD = KIND == ANY && p.dD.data && p.part == 0, first = has_dD ? 1 : 0;
+  const int has_dD = KIND != PLAIN && p.dD.data && p.dD.n && p.part == 0, first = has_dD ? 1 : 0;
   for (int i = 0; i < at.n; i++) {
     const int stage = i % STAGES;
     const slot s = slot_at(p.f, at, i);
@@ -145,7 +151,8 @@ KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, uns
     const float sum = !has_dD ? pass_through<3>(x + 2 * TILE, which)
                       : which ? pass_through<2>(x + 2 * TILE, which - 1)
                               : 0.0f;
-    if (which < first) sum_dD(p, at, s, x, *(const chunk_steps *)(shared + STEPS_AT + stage * KR_SSD_STEPS_BYTES));
+    if (which < first)
+      sum_dD<KIND>(p, at, s, x, *(const chunk_steps *)(shared + STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     kr_sync_warp();
     if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + EMPTY + 8 * stage);
     if (which < first) continue;
@@ -216,14 +223,17 @@ KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
 /* Of the first warpgroup: W, and what rows take from pairs: 32 columns. xy becomes what W takes; its diagonal is added
  * to own. MASKED: they reach into the warp's own tokens, or beyond. */
 template <int KIND, int HALF, int MASKED>
-KR_DEV void add_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, float (&xy)[32],
-                     const kr_float4 *CB, float (&W)[32], float (&taken)[2], float &own) {
+KR_DEV void add_half(const lanes &me, const chunk_steps &s, float (&xy)[32], const kr_float4 *CB, float (&W)[32],
+                     float (&taken)[2], float &own) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
   const int last = me.row - 2 * me.q - 32 * HALF;
 #pragma unroll
-  for (int i = 0; KIND == PLAIN && MASKED && i < 16; i++)
+  for (int i = 0; MASKED && i < 16; i++)
     if ((i >> 2 & 1) == (i >> 1 & 1))
-      own += 8 * (i >> 2) + (i & 1) == last + 8 * (i >> 1 & 1) ? xy[16 * HALF + i] : 0.0f;
+      own += 8 * (i >> 2) + (i & 1) == last + 8 * (i >> 1 & 1) &&
+                     (KIND != PACKED || s.segment[me.row + 8 * (i >> 1 & 1)] >= 0)
+                 ? xy[16 * HALF + i]
+                 : 0.0f;
   kr_float2 from[4];
 #pragma unroll
   for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
@@ -233,26 +243,26 @@ KR_DEV void add_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s
     w *= kr_exp2(a[i >> 1 & 1] - from[i >> 2].v[i & 1]);
     if (MASKED) w = 8 * (i >> 2) + (i & 1) <= last + 8 * (i >> 1 & 1) ? w : 0.0f;
   }
-  if (KIND == ANY && f.seq_idx) drop_others<HALF>(me, s, xy);
+  if (KIND == PACKED) drop_others<HALF>(me, s, xy);
   kr_float4 pairs[4];
 #pragma unroll
-  for (int j = 0; j < 4; j++) pairs[j] = CB[128 * (4 * HALF + j)];
+  for (int j = 0; j < 4; j++) pairs[j] = CB[HALF ? 448 + 64 * j : 128 * j];
 #pragma unroll
   for (int i = 0; i < 16; i++) {
-    const int at = 16 * HALF + i, before = !MASKED || 8 * (i >> 2) + (i & 1) < last + 8 * (i >> 1 & 1);
+    const int at = 16 * HALF + i;
     W[at] += xy[at];
-    taken[i >> 1 & 1] = kr_fma(before ? xy[at] : 0.0f, pairs[i >> 2].v[i & 3], taken[i >> 1 & 1]);
+    taken[i >> 1 & 1] = kr_fma(xy[at], pairs[i >> 2].v[i & 3], taken[i >> 1 & 1]);
   }
 }
 template <int KIND>
-KR_DEV void add_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, float (&xy)[32],
-                      const kr_float4 *CB, float (&W)[32], float (&taken)[2], float &own) {
+KR_DEV void add_pairs(const lanes &me, const chunk_steps &s, float (&xy)[32], const kr_float4 *CB, float (&W)[32],
+                      float (&taken)[2], float &own) {
   taken[0] = taken[1] = own = 0;
   if (me.warp < 2) {
-    add_half<KIND, 0, 1>(f, me, s, xy, CB, W, taken, own); /* the others are tokens after all of these */
+    add_half<KIND, 0, 1>(me, s, xy, CB, W, taken, own); /* the others are tokens after all of these */
   } else {
-    add_half<KIND, 0, 0>(f, me, s, xy, CB, W, taken, own);
-    add_half<KIND, 1, 1>(f, me, s, xy, CB, W, taken, own);
+    add_half<KIND, 0, 0>(me, s, xy, CB, W, taken, own);
+    add_half<KIND, 1, 1>(me, s, xy, CB, W, taken, own);
   }
 }
 
@@ -265,11 +275,11 @@ KR_DEV float from_of(const chunk_steps &s, int row) {
   return from < most ? from : most;
 }
 
-/* Of the second: P^T as a factor, what rows give to pairs, and to pairs and themselves; with sizes, all of these times
- * their size. */
+/* Of the second: P^T as a factor, what rows give to pairs, and to themselves; with sizes, all of these times their
+ * size. */
 template <int KIND, int HALF, int MASKED>
-KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
-                       const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2], float D) {
+KR_DEV void weigh_half(const lanes &me, const chunk_steps &s, const float (&xy)[32], const float (&BC)[32],
+                       uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D) {
   const int sized = has_sizes<KIND>();
   const float a[2] = {sized ? from_of(s, me.row) : s.a[me.row], sized ? from_of(s, me.row + 8) : s.a[me.row + 8]};
   const int first = me.row - 2 * me.q - 32 * HALF;
@@ -283,12 +293,13 @@ KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps 
     p = BC[16 * HALF + i] * kr_exp2(to[i >> 2].v[i & 1] - a[i >> 1 & 1]);
     if (MASKED) p = 8 * (i >> 2) + (i & 1) >= first + 8 * (i >> 1 & 1) ? p : 0.0f;
   }
-  if (KIND == ANY && f.seq_idx) drop_others<HALF>(me, s, v);
+  if (KIND == PACKED) drop_others<HALF>(me, s, v);
 #pragma unroll
   for (int i = 0; i < 16; i++) {
-    const int at = 16 * HALF + i, after = !MASKED || 8 * (i >> 2) + (i & 1) > first + 8 * (i >> 1 & 1);
-    all[i >> 1 & 1] = kr_fma(v[at], xy[at], all[i >> 1 & 1]);
-    given[i >> 1 & 1] = kr_fma(after ? v[at] : 0.0f, xy[at], given[i >> 1 & 1]);
+    const int at = 16 * HALF + i, r = i >> 1 & 1, crosses = MASKED && (i >> 2 & 1) == r;
+    const int is_own = 8 * (i >> 2) + (i & 1) == first + 8 * r;
+    if (crosses) own[r] = is_own ? v[at] * xy[at] : own[r];
+    given[r] = kr_fma(crosses && is_own ? 0.0f : v[at], xy[at], given[r]);
   }
 #pragma unroll
   for (int i = 0; i < 16; i++)
@@ -298,16 +309,16 @@ KR_DEV void weigh_half(const kr_ssd_plan &f, const lanes &me, const chunk_steps 
   for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[16 * HALF + 2 * i], v[16 * HALF + 2 * i + 1]);
 }
 template <int KIND>
-KR_DEV void weigh_pairs(const kr_ssd_plan &f, const lanes &me, const chunk_steps &s, const float (&xy)[32],
-                        const float (&BC)[32], uint32_t (&w)[16], float (&given)[2], float (&all)[2], float D) {
-  given[0] = given[1] = all[0] = all[1] = 0;
+KR_DEV void weigh_pairs(const lanes &me, const chunk_steps &s, const float (&xy)[32], const float (&BC)[32],
+                        uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D) {
+  given[0] = given[1] = own[0] = own[1] = 0;
   if (me.warp < 2) {
-    weigh_half<KIND, 0, 1>(f, me, s, xy, BC, w, given, all, D);
-    weigh_half<KIND, 1, 0>(f, me, s, xy, BC, w, given, all, D);
+    weigh_half<KIND, 0, 1>(me, s, xy, BC, w, given, own, D);
+    weigh_half<KIND, 1, 0>(me, s, xy, BC, w, given, own, D);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; i++) w[i] = 0; /* tokens before all of these */
-    weigh_half<KIND, 1, 1>(f, me, s, xy, BC, w, given, all, D);
+    weigh_half<KIND, 1, 1>(me, s, xy, BC, w, given, own, D);
   }
 }
 
@@ -383,11 +394,11 @@ KR_DEV void put_factor(unsigned char *tile, const lanes &me, const uint32_t (&w)
 
 /* d = A F^T over a tile of 64 columns, under way. */
 KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
+  const uint64_t a = kr_k_major(A), f = kr_k_major(F);
   kr_wgmma_begin();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(A + k * KR_K_STEP_BYTES), kr_k_major(F + k * KR_K_STEP_BYTES),
-                                       k > 0);
+    kr_wgmma_step<64, half_type, 0, 0>(d, further(a, k * KR_K_STEP_BYTES), further(f, k * KR_K_STEP_BYTES), k > 0);
   kr_wgmma_commit();
 }
 
@@ -402,6 +413,15 @@ KR_DEV void leave_trace(const kr_ssd_bwd_plan &p, const place &at, const slot &s
         me.lane ? 0.0f : own;
 }
 
+/* Eight columns' of C B^T: of tokens before those of the rows. */
+KR_DEV kr_float4 before_these(const lanes &me, int j, const float (&CB)[32]) {
+  kr_float4 v;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    v.v[i] = 8 * j + 2 * me.q + (i & 1) < me.row + 8 * (i >> 1) ? CB[4 * j + i] : 0.0f;
+  return v;
+}
+
 template <int KIND>
 KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
   float W[32], dC[N / 2], xy[32];
@@ -412,7 +432,9 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   kr_wgmma_wait<64, 0>(xy);
   kr_float4 *const CB = (kr_float4 *)(shared + CB_AT) + whole.thread;
 #pragma unroll
-  for (int j = 0; j < 8; j++) CB[128 * j] = kr_float4{{xy[4 * j], xy[4 * j + 1], xy[4 * j + 2], xy[4 * j + 3]}};
+  for (int j = 0; j < 8; j++)
+    if (j < 4 || whole.warp >= 2) /* the others have tokens behind theirs there */
+      CB[j < 4 ? 128 * j : 192 + 64 * j] = before_these(whole, j, xy);
   kr_barrier_await(base + FULL, 0);
   start_tile(base + STAGES_AT + TILE, base + STAGES_AT, xy);
   kr_wgmma_wait<64, 0>(xy);
@@ -427,9 +449,9 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     const slot s = slot_at(p.f, at, i);
     const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
-    const float low = KIND == ANY ? state_reaches(steps, me.row) : kr_exp2(steps.a[me.row]),
-                high = KIND == ANY ? state_reaches(steps, me.row + 8) : kr_exp2(steps.a[me.row + 8]);
-    add_pairs<KIND>(p.f, me, steps, xy, (const kr_float4 *)(shared + anew(CB_AT)) + me.thread, W, taken, own);
+    const float low = KIND == PACKED ? state_reaches(steps, me.row) : kr_exp2(steps.a[me.row]),
+                high = KIND == PACKED ? state_reaches(steps, me.row + 8) : kr_exp2(steps.a[me.row + 8]);
+    add_pairs<KIND>(me, steps, xy, (const kr_float4 *)(shared + anew(CB_AT)) + me.thread, W, taken, own);
     kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
     start_tile(next_x + TILE, next_x, xy);
     take_factor(w, dy, me);
@@ -442,7 +464,7 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     row_sums(d, w, before);
     scale_factor(w, low, high);
     start_sum<N>(x + 2 * TILE, w, dC, 1);
-    if (KIND == PLAIN && p.dD.data && p.part == 0) leave_trace(p, at, s, me, own);
+    if (p.dD.data && !p.dD.n && p.part == 0) leave_trace(p, at, s, me, own);
     taken[0] = add_row(taken[0]), taken[1] = add_row(taken[1]), before[0] = low * add_row(before[0]),
     before[1] = high * add_row(before[1]);
     if (me.q == 0) {
@@ -455,13 +477,14 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     release(base + EMPTY + 8 * stage, me);
   }
   pack_all(W, w);
-  put_factor(shared + OWN_AT, whole, w);
+  sync_group(whole); /* all have read C B^T */
+  put_factor(shared + W_AT, whole, w);
   kr_show_to_copies();
   kr_sync_at<256>(ALL_BARRIER);
   start_sum<N>(base + B_AT, w, dC, 1);
   kr_wgmma_wait<N, 0>(dC);
   kr_sync_at<256>(ALL_BARRIER); /* the other warpgroup has read W */
-  store_matrix(p, at, whole, p.dC, p.sum_C, shared + OWN_AT, dC);
+  store_matrix(p, at, whole, p.dC, p.sum_C, shared + W_AT, dC);
 }
 
 KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
@@ -476,13 +499,13 @@ template <int KIND>
 KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base,
                  uint64_t maps) {
   const int t0 = at.chunk * Q, sized = has_sizes<KIND>();
-  unsigned char *const own = shared + OWN_AT + TILE;
+  unsigned char *const own = shared + DX_AT;
   float BC[32], dB[N / 2], xy[32];
   uint32_t w[16];
   clear_all(dB, N / 2);
   kr_barrier_await(base + BOTH_FULL, 0);
   start_product(base + B_AT, base + C_AT, BC);
-  if (KIND == ANY && p.f.D.data && whole.thread < PB)
+  if (KIND != PLAIN && p.f.D.data && whole.thread < PB)
     ((float *)(shared + D_AT))[whole.thread] = D_of(p, slot_at(p.f, at, 0), whole.thread);
   kr_wgmma_wait<64, 0>(BC);
   kr_barrier_await(base + FULL, 0);
@@ -502,7 +525,7 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     const float *const D = (const float *)(shared + D_AT) + (i & 1) * PB;
     const float own_D = KIND == PLAIN && p.f.D.data ? kr_load(p.f.D.data, s.h * p.f.D.h, p.f.D.dtype) : 0.0f;
-    if (KIND == ANY && p.f.D.data) {
+    if (KIND != PLAIN && p.f.D.data) {
       sync_givers();
       if (i + 1 < at.n) next_D = D_of(p, slot_at(p.f, at, i + 1), me.thread);
     }
@@ -512,9 +535,9 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
       const int row = me.row + 8 * r;
       const float from = sized ? from_of(steps, row) : steps.a[row], left = kr_exp2(steps.total - from);
       size[r] = sized ? kr_exp2(from - steps.a[row]) : steps.d[row];
-      into[r] = KIND != ANY || steps.segment[row] == steps.last ? left : 0.0f;
+      into[r] = KIND != PACKED || steps.segment[row] == steps.last ? left : 0.0f;
     }
-    weigh_pairs<KIND>(p.f, me, steps, xy, BC, inner, given, inputs, own_D);
+    weigh_pairs<KIND>(me, steps, xy, BC, inner, given, inputs, own_D);
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     const int adds = me.q == 0 && (s.block || p.part);
 #pragma unroll
@@ -533,7 +556,7 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const float passed = sized ? 1.0f : given_size(steps, me.row + 8 * r);
-      inputs[r] = add_row(inputs[r] + after[r]) * (sized ? size[r] : 1.0f);
+      inputs[r] = add_row(given[r] + inputs[r] + after[r]) * (sized ? size[r] : 1.0f);
       given[r] = passed * add_row(given[r]), after[r] = passed * add_row(after[r]);
     }
     if (me.q == 0) {
@@ -543,9 +566,9 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
         v[1] = after[r] + old[3 * r], v[2] = inputs[r] + old[3 * r + 1], v[3] = given[r] + old[3 * r + 2];
       }
     }
-    if (KIND == ANY && p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
-    const uint32_t there[2] = {KIND == ANY && p.f.seq_idx && steps.segment[me.row] < 0 ? 0 : ~0u,
-                               KIND == ANY && p.f.seq_idx && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
+    if (KIND != PLAIN && p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
+    const uint32_t there[2] = {KIND == PACKED && steps.segment[me.row] < 0 ? 0 : ~0u,
+                               KIND == PACKED && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
     kr_wgmma_wait<64, 2>(d);
     if (p.dx.data) {
       if (me.thread == 0) kr_stores_read<0>();
@@ -571,8 +594,8 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
       kr_show_to_copies();
       sync_givers();
       if (me.thread == 0) {
-        if (p.part) kr_add_box<half_type>(maps + 4 * sizeof(kr_ssd_map), base + OWN_AT + TILE, s.p0, t0, s.h, at.b);
-        else kr_store_box(maps + 4 * sizeof(kr_ssd_map), base + OWN_AT + TILE, s.p0, t0, s.h, at.b);
+        if (p.part) kr_add_box<half_type>(maps + 4 * sizeof(kr_ssd_map), base + DX_AT, s.p0, t0, s.h, at.b);
+        else kr_store_box(maps + 4 * sizeof(kr_ssd_map), base + DX_AT, s.p0, t0, s.h, at.b);
         kr_commit_stores();
       }
     }
@@ -585,7 +608,7 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   kr_wgmma_begin();
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    kr_wgmma_step<N, half_type, 1, 1>(dB, kr_mn_major(base + OWN_AT + k * KR_MN_STEP_BYTES, TILE),
+    kr_wgmma_step<N, half_type, 1, 1>(dB, kr_mn_major(base + W_AT + k * KR_MN_STEP_BYTES, TILE),
                                       kr_mn_major(base + C_AT + k * KR_MN_STEP_BYTES, TILE), 1);
   kr_wgmma_commit();
   kr_wgmma_wait<N, 0>(dB);
@@ -624,13 +647,18 @@ KR_DEV void run(const kr_ssd_bwd_plan &p, uint64_t maps) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner(const kr_ssd_hopper_bwd_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_packed(const kr_ssd_hopper_bwd_plan plan) {
   uint64_t maps;
-  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner, maps);
-  run<ANY>(plan.q, maps);
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_packed, maps);
+  run<PACKED>(plan.q, maps);
 }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_plain(const kr_ssd_hopper_bwd_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_plain, maps);
   run<PLAIN>(plan.q, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_channels(const kr_ssd_hopper_bwd_plan plan) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_channels, maps);
+  run<CHANNELS>(plan.q, maps);
 }

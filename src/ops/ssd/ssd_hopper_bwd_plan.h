@@ -7,10 +7,10 @@
 
 #define KR_SSD_HOPPER_BWD_THREADS 384
 #define KR_SSD_HOPPER_BWD_STAGES 3
-/* B and C; stages of x, dy, the states' tiles and step sizes; a tile for each warpgroup; C B^T; D, barriers. */
+/* B and C; stages of x, dy, the states' tiles and step sizes; dx; three quarters of C B^T; D, barriers. */
 #define KR_SSD_HOPPER_BWD_SHARED(N)                                                                        \
-  (1024u + KR_SSD_HOPPER_TILE * (2 * ((N) / 64) + KR_SSD_HOPPER_BWD_STAGES * (2 + 2 * ((N) / 64)) + 4) + \
-   KR_SSD_HOPPER_BWD_STAGES * KR_SSD_STEPS_BYTES + 2 * KR_SSD_P * 4 + 256)
+  (1024u + KR_SSD_HOPPER_TILE * (2 * ((N) / 64) + KR_SSD_HOPPER_BWD_STAGES * (2 + 2 * ((N) / 64)) + 1) + \
+   KR_SSD_HOPPER_TILE * 3 / 2 + KR_SSD_HOPPER_BWD_STAGES * KR_SSD_STEPS_BYTES + 2 * KR_SSD_P * 4 + 256)
 
 typedef struct kr_ssd_hopper_bwd_plan {
   kr_ssd_map x, dy, Bmat, Cmat, dx;

@@ -4,16 +4,13 @@
 #include "ssd_rows.h"
 #include "status.h"
 
-#define BY_STATES(name)                                                                \
-  {                                                                                    \
-    {{NULL, NULL}, {"ssd_hopper_f16_64", name}, {"ssd_hopper_bf16_64", name}},         \
-        {{NULL, NULL}, {"ssd_hopper_f16_128", name}, {"ssd_hopper_bf16_128", name}}, { \
-      {NULL, NULL}, {"ssd_hopper_f16_256", name}, { "ssd_hopper_bf16_256", name }      \
-    }                                                                                  \
-  }
+#define UP_TO_128(name)                                                      \
+  {{NULL, NULL}, {"ssd_hopper_f16_64", name}, {"ssd_hopper_bf16_64", name}}, \
+      {{NULL, NULL}, {"ssd_hopper_f16_128", name}, {"ssd_hopper_bf16_128", name}}
+#define BY_STATES(name) {UP_TO_128(name), {{NULL, NULL}, {"ssd_hopper_f16_256", name}, {"ssd_hopper_bf16_256", name}}}
 enum { OUTPUT, ENDS, STATES, PASSED };
 static const kr_kernel walks[4][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("kr_ssd_hopper_ends"),
-                                         BY_STATES("kr_ssd_hopper_states"), BY_STATES("kr_ssd_hopper_passed")};
+                                         {UP_TO_128("kr_ssd_hopper_states")}, BY_STATES("kr_ssd_hopper_passed")};
 static const kr_kernel begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
 
 static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }

@@ -11,6 +11,11 @@
 
 enum { N = KR_N, BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, OWN_BARRIER = 1 };
 
+/* Bytes from the begin of the gradient's S or M. */
+KR_DEV int64_t kept_at(const kr_ssd_plan &p, int b, int h, int block, int chunk, int n_chunks) {
+  return ((((int64_t)b * n_chunks + chunk) * p.H + h) * p.blocks_per_head + block) * (BLOCKS * TILE);
+}
+
 #ifdef KR_EMULATE
 KR_DEV uint32_t uniform(uint32_t v) { return v; }
 KR_DEV kr_raw16 read_shared(const unsigned char *from) { return *(const kr_raw16 *)from; }
@@ -94,26 +99,33 @@ KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
                    kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
 }
 
+/* A factor's description some bytes further on: an addition for each step, where an address would be described anew. */
+KR_DEV uint64_t further(uint64_t factor, int bytes) {
+  return (factor & 0xffffffff00000000ull) | (uint32_t)((uint32_t)factor + (uint32_t)bytes / 16);
+}
+
 /* d = A F^T, A and F of 64 rows and N columns, under way. */
 KR_DEV void start_product(uint32_t A, uint32_t F, float (&d)[32]) {
+  const uint64_t a = kr_k_major(A), f = kr_k_major(F);
   kr_wgmma_begin();
 #pragma unroll
   for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      kr_wgmma_step<64, half_type, 0, 0>(d, kr_k_major(A + i * TILE + k * KR_K_STEP_BYTES),
-                                         kr_k_major(F + i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
+      kr_wgmma_step<64, half_type, 0, 0>(d, further(a, i * TILE + k * KR_K_STEP_BYTES),
+                                         further(f, i * TILE + k * KR_K_STEP_BYTES), i + k > 0);
   kr_wgmma_commit();
 }
 
 /* d += w F, w in registers, F of 64 rows and WIDTH columns, under way. first: 0: d = w F. */
 template <int WIDTH>
 KR_DEV void start_sum(uint32_t F, const uint32_t (&w)[16], float (&d)[WIDTH / 2], int first) {
+  const uint64_t f = kr_mn_major(F, TILE);
   kr_wgmma_begin();
 #pragma unroll
   for (int k = 0; k < 4; k++)
     kr_wgmma_step_registers<WIDTH, half_type, 1>(d, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3],
-                                                 kr_mn_major(F + k * KR_MN_STEP_BYTES, TILE), k > 0 || first);
+                                                 further(f, k * KR_MN_STEP_BYTES), k > 0 || first);
   kr_wgmma_commit();
 }
 
