@@ -1,6 +1,6 @@
-/* pool.c: workers sleep on a loop's number; pieces are handed out by one atomic counter. A worker joins a loop or finds
- * it closed: the caller closes it when no piece is left and waits for those that joined, not for one that the system
- * has yet to wake. */
+/* pool.c: workers sleep on a loop's number; pieces are handed out by one atomic counter, or by one for each thread. A
+ * worker joins a loop or finds it closed: the caller closes it when no piece is left and waits for those that joined,
+ * not for one that the system has yet to wake. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -33,6 +33,7 @@ struct kr_pool {
   int64_t n, grain;
   int is_long;
   atomic_llong next;
+  atomic_ullong left[MAX_THREADS]; /* of a thread's share of a long loop: begin and, in the lower half, end */
   pthread_t threads[MAX_THREADS];
 };
 
@@ -50,20 +51,44 @@ int kr_usable_cores(void) {
   return n > 0 ? (int)n : 1;
 }
 
-/* Half of a thread's share of what is left, so that nobody waits long for the last. */
-static int64_t next_grain(const kr_pool *pool, int64_t begin) {
-  const int64_t half = pool->is_long ? (pool->n - begin) / (2 * pool->n_threads) : 0;
-  return half > pool->grain ? half : pool->grain;
-}
-
 static void take_pieces(kr_pool *pool, int worker) {
   long long begin = atomic_load(&pool->next);
   while (begin < pool->n) {
-    const int64_t grain = next_grain(pool, begin), end = pool->n - begin < grain ? pool->n : begin + grain;
+    const int64_t end = pool->n - begin < pool->grain ? pool->n : begin + pool->grain;
     if (!atomic_compare_exchange_weak(&pool->next, &begin, end)) continue;
     pool->fn(pool->user, begin, end, worker);
     begin = atomic_load(&pool->next);
   }
+}
+
+#define ONE_SHARE (1ull << 32)
+static unsigned long long share_of(int64_t begin, int64_t end) {
+  return (unsigned long long)begin * ONE_SHARE + (unsigned long long)end;
+}
+
+/* Half of what is left of the owner's share, from its front or, for others, from its end. */
+static int take_half(kr_pool *pool, int owner, int worker) {
+  unsigned long long left = atomic_load(&pool->left[owner]);
+  for (;;) {
+    const int64_t begin = (int64_t)(left / ONE_SHARE), end = (int64_t)(left % ONE_SHARE), half = (end - begin) / 2,
+                  least = end - begin < pool->grain ? end - begin : pool->grain, n = half > least ? half : least;
+    if (n == 0) return 0;
+    const int is_own = owner == worker;
+    const unsigned long long rest = is_own ? share_of(begin + n, end) : share_of(begin, end - n);
+    if (!atomic_compare_exchange_weak(&pool->left[owner], &left, rest)) continue;
+    pool->fn(pool->user, is_own ? begin : end - n, is_own ? begin + n : end, worker);
+    return 1;
+  }
+}
+
+static void take_shares(kr_pool *pool, int worker) {
+  for (int i = 0; i < pool->n_threads; i++)
+    while (take_half(pool, (worker + i) % pool->n_threads, worker)) continue;
+}
+
+static void work(kr_pool *pool, int worker) {
+  if (pool->is_long) take_shares(pool, worker);
+  else take_pieces(pool, worker);
 }
 
 /* Loops follow each other closely inside a model, nearer than a sleeping thread wakes: one waits awake for some
@@ -109,7 +134,7 @@ static void *worker_main(void *start) {
   inside_loop = 1;
   for (unsigned seen = 0; wait_for_work(pool, seen);) {
     if (!join_loop(pool, &seen)) continue;
-    take_pieces(pool, index);
+    work(pool, index);
     if ((atomic_fetch_sub(&pool->loop, 1) & (CLOSED | WORKERS)) != (CLOSED | 1)) continue;
     pthread_mutex_lock(&pool->mutex);
     pthread_cond_signal(&pool->idle);
@@ -167,14 +192,16 @@ static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_
   pool->user = user;
   pool->n = n;
   pool->grain = grain;
-  pool->is_long = is_long;
+  pool->is_long = is_long && n < (int64_t)ONE_SHARE;
+  for (int i = 0; pool->is_long && i < pool->n_threads; i++)
+    atomic_store(&pool->left[i], share_of(n * i / pool->n_threads, n * (i + 1) / pool->n_threads));
   atomic_store(&pool->next, 0);
   pthread_mutex_lock(&pool->mutex);
   atomic_store(&pool->loop, (unsigned long long)(number_of(pool) + 1) * ONE_LOOP);
   pthread_cond_broadcast(&pool->wake);
   pthread_mutex_unlock(&pool->mutex);
   inside_loop = 1;
-  take_pieces(pool, 0);
+  work(pool, 0);
   inside_loop = 0;
   atomic_fetch_or(&pool->loop, CLOSED);
   int64_t end_ns = 0;

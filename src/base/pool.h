@@ -18,8 +18,9 @@ int kr_pool_size(const kr_pool *pool);
 /* Splits [0, n) into pieces of grain and returns when all are done. A nested call, a second caller of a busy pool and a
  * forked child run everything on their own thread, as worker 0. */
 void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user);
-/* The same by pieces of half a thread's share of what is left, but no less than grain: for loops that read memory in
- * order, where each piece begins without what was asked for ahead. */
+/* The same for loops whose neighbouring pieces are better done by one thread, as those that read memory in order: each
+ * has a share of [0, n) of its own, takes half of what is left of it at a time, but no less than grain, and when it has
+ * none left, half of another's from its end. */
 void kr_pool_run_long(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user);
 
 #endif

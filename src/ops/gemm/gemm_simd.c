@@ -139,6 +139,7 @@ void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, pad
  * L2 cache; what follows the sums finds a tile of them in the L1 cache. ------------- */
 
 enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256, LARGE = 1 << 18, LINE = 16 };
+enum { PIECES = 8 }; /* for each thread */
 
 typedef struct product {
   const krait_gemm_args *args;
@@ -384,16 +385,23 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
   }
 }
 
+/* Which group a thread has packed: it does not pack it again for the next block of rows. */
+static int64_t *packed_of(const product *p, int worker) {
+  return (int64_t *)((float *)p->args->call.scratch + (worker + 1) * p->thread_floats - LINE);
+}
+
 static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const product *p = user;
   const krait_gemm_args *a = p->args;
   float *memory = (float *)a->call.scratch + worker * p->thread_floats;
+  int64_t *packed = packed_of(p, worker);
   for (int64_t i = begin; i < end; i++) {
-    const int64_t panel = i % p->n_groups * p->panels, block = i / p->n_groups % p->n_row_blocks,
-                  batch = i / p->n_groups / p->n_row_blocks;
+    const int64_t block = i % p->n_row_blocks, group = i / p->n_row_blocks, panel = group % p->n_groups * p->panels,
+                  batch = group / p->n_groups;
     const int64_t left = p->n_panels - panel, last = (block + 1) * p->n_rows < a->M ? (block + 1) * p->n_rows : a->M;
     const int n_panels = left < p->panels ? (int)left : p->panels;
-    pack_group(p, memory, panel, n_panels, batch);
+    if (*packed != group) pack_group(p, memory, panel, n_panels, batch);
+    *packed = group;
     for (int64_t m = block * p->n_rows; m < last; m += ROWS)
       multiply_rows(p, memory, panel, n_panels, batch, m, last - m < ROWS ? (int)(last - m) : ROWS);
   }
@@ -411,17 +419,20 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
            a->Bmat.stride[0] % (2 * LINE) == LINE;
   p.width = p.gated ? KR_VL : NR;
   p.n_panels = (a->N + p.width - 1) / p.width;
+  /* Columns are shared by threads where there are not enough rows: else every thread packs them all, and A is read
+   * once. */
   const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR),
-                share = (p.n_panels * P + n_threads - 1) / n_threads;
+                share = (p.n_panels * P + n_threads - 1) / n_threads, pieces = PIECES * n_threads,
+                most = 2 * a->M / ROWS;
   p.panels = (int)(fit < 1 ? 1 : fit > MOST_PANELS ? MOST_PANELS : fit);
-  if (p.panels > share) p.panels = (int)(share < 1 ? 1 : share);
+  if (p.panels > share && most < pieces) p.panels = (int)(share < 1 ? 1 : share);
   p.n_groups = (p.n_panels + p.panels - 1) / p.panels;
-  const int64_t wanted = (4 * n_threads + p.n_groups * P - 1) / (p.n_groups * P), most = (a->M + ROWS - 1) / ROWS;
+  const int64_t wanted = (pieces + p.n_groups * P - 1) / (p.n_groups * P);
   p.n_row_blocks = n_threads == 1 || wanted < 1 ? 1 : wanted < most ? wanted : most < 1 ? 1 : most;
   p.n_rows = ((a->M + p.n_row_blocks - 1) / p.n_row_blocks + MR - 1) / MR * MR;
   const int64_t sums = a->K > K_PART ? p.panels * ROWS * NR : 0, rows = is_in_place(a) ? 0 : ROWS * K_PART,
                 packed = p.lies ? 0 : p.panels * a->K * NR;
-  p.thread_floats = packed + p.panels * NR + sums + rows;
+  p.thread_floats = packed + p.panels * NR + sums + rows + LINE;
   return p;
 }
 
@@ -433,6 +444,8 @@ uint64_t KR_FN(kr_gemm_scratch)(const krait_ctx *ctx, const void *args) {
 int32_t KR_FN(kr_gemm)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   product p = plan(ctx, a);
-  if (a->M > 0) kr_parallel(ctx, p.n_groups * p.n_row_blocks * kr_gemm_products(a), 1, multiply_blocks, &p);
+  if (a->M == 0) return KRAIT_OK;
+  for (int worker = 0; worker < krait_ctx_n_threads(ctx); worker++) *packed_of(&p, worker) = -1;
+  kr_parallel_long(ctx, p.n_groups * p.n_row_blocks * kr_gemm_products(a), 1, multiply_blocks, &p);
   return KRAIT_OK;
 }
