@@ -34,7 +34,7 @@ def test_the_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bia
     expected, tensors = _gradients(m, x, lambda: m(x)), _tensors(m)
     plan = block._Plan(x, block.Weights(*tensors))
     assert block._fits(x, block.Weights(*tensors))
-    plan.keeps, plan.keeps_states, plan.pieces = keeps, keeps_states, pieces
+    plan.keeps, plan.keeps_states, plan.pieces, plan.runs_beside = keeps, keeps_states, pieces, x.is_cuda and keeps
     for _ in range(2):  # the second time calls are packed already
         for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
             torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)

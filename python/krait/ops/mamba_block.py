@@ -22,6 +22,7 @@ _SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
 _EXP = 6  # KRAIT_ACT_EXP
 _KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they take up to this part of the device's memory
 _STATES_SHARE = 1 << 9  # and the scan's states before every eighth step
+_LEAST_BESIDE = 1 << 22  # elements of a tensor from which on small calls run beside in_proj, which costs the host 15 us
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient takes the batch in pieces where its scratch would be more than this part
 _signature = signer(11)
 _known = {}
@@ -84,6 +85,7 @@ class _Plan:
         # where blocks of 32 channels are too few for the multiprocessors, the gradient cuts time and makes its states anew
         self.keeps_states = (n in (4, 8, 12, 16) and length > 8 and self.rows * d * (n * 4 // 8) * _STATES_SHARE <= memory
                              and 5 * b * (d // 32) >= 11 * multiprocessors)
+        self.runs_beside = hidden.is_cuda and self.rows * d >= _LEAST_BESIDE
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
         self.calls = None
         self.backward_calls = None
@@ -130,24 +132,42 @@ def _conv(plan, at, w, xz, u):
     plan.calls[0].run_at(at, (xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, u.data_ptr(), 0))
 
 
+@functools.lru_cache(maxsize=None)
+def _stream_beside(device):
+    return torch.cuda.Stream(device)
+
+
+def _small_calls(plan, at, w, A, bias):
+    """A = -exp(A_log), and the bias of the steps in float32."""
+    plan.calls[3].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
+    if bias is not w.delta_bias:
+        plan.calls[4].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
+
+
 def _forward(plan, hidden, w, trains=False):
     """-> (out, what the backward pass takes)."""
     at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
     x = hidden.reshape(plan.rows, -1)
+    A, bias = torch.empty_like(w.A_log), w.delta_bias if w.delta_bias.dtype is torch.float32 else torch.empty_like(w.D)
+    if plan.runs_beside:
+        stream, beside = torch.cuda.current_stream(hidden.device), _stream_beside(hidden.device)
+        beside.wait_stream(stream)
     xz = mm(x, w.in_proj.t())
-    A, is_float = torch.empty_like(w.A_log), w.delta_bias.dtype is torch.float32
-    bias = w.delta_bias if is_float else torch.empty_like(w.D)
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
     if plan.calls is None:
         plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
-    plan.calls[3].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
-    if not is_float:
-        plan.calls[4].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
+    if plan.runs_beside:
+        with torch.cuda.stream(beside):
+            _small_calls(plan, at, w, A, bias)
+    else:
+        _small_calls(plan, at, w, A, bias)
     _conv(plan, at, w, xz, u)
     rows = mm(u, w.x_proj.t())
     delta = mm(rows.narrow(1, 0, r), w.delta_proj.t())
     start, z = rows.data_ptr(), xz.data_ptr() + d * size
     states = plan.new_states(y) if trains else None
+    if plan.runs_beside:
+        stream.wait_stream(beside)
     plan.calls[1 if states is None else 2].run_at(at, (
         u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
         0, 0, 0, 0, y.data_ptr(), 0, _address(states)))

@@ -1,7 +1,8 @@
 /* gemm_ampere.cu: products by warps' tensor cores, of 16-bit factors or of float32 ones rounded to tf32. A block makes
- * a tile of 128 x BN with a warp for every 64 x 64 of it; A and B come past the registers into a ring of stages of BK
- * of K. Any strides: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type (KR_HALF:
- * float16, KR_TF32) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products with a gate, too. */
+ * a tile of 128 x BN with a warp for every 64 x 64 (of 192 columns 64 x 48) of it; A and B come past the registers into
+ * a ring of stages of BK of K. Any strides: where 16 bytes are not aligned, elements are copied one by one. Compiled
+ * once per type (KR_HALF: float16, KR_TF32) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products
+ * with a gate, too, and tiles of 192 columns. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
@@ -11,9 +12,11 @@ typedef uint32_t stored;
 #elif defined(KR_HALF)
 typedef kr_f16 element;
 typedef uint16_t stored;
+enum { TYPE = KRAIT_F16 };
 #else
 typedef kr_bf16 element;
 typedef uint16_t stored;
+enum { TYPE = KRAIT_BF16 };
 #endif
 /* CHUNK: elements of 16 bytes; STEP_K: of k that one mma takes. */
 enum {
@@ -153,33 +156,34 @@ KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, in
   }
 }
 
-template <int BN>
-KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[4][4], const unsigned char *stage, int row, int column,
-                         int step) {
+template <int BN, int WN>
+KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[WN / 16][4], const unsigned char *stage, int row,
+                         int column, int step) {
 #pragma unroll
   for (int i = 0; i < 4; i++) read_factor<BM, KR_A_MN, 0>(a[i], stage, row + 16 * i, step);
 #pragma unroll
-  for (int j = 0; j < 4; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * K_ROW_BYTES, column + 16 * j, step);
+  for (int j = 0; j < WN / 16; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * K_ROW_BYTES, column + 16 * j, step);
 }
 
-KR_DEV void multiply(float (&d)[4][8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[4][4]) {
+template <int WN>
+KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[WN / 16][4]) {
 #pragma unroll
-  for (int j = 0; j < 8; j++)
+  for (int j = 0; j < WN / 8; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) kr_mma_as(element(), d[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
 }
 
 /* ---- a tile ------------------------------------------------------------------------------------------------------ */
 
-/* 16 rows of the warp's 64 columns at a time through its own shared memory, so that a lane has eight columns side by
+/* 16 rows of the warp's columns at a time through its own shared memory, so that a lane has eight columns side by
  * side. */
-template <int GATED>
-KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged, const float (&d)[8][4],
-                        int slab, int batch, int m, int n) {
+template <int WN, int GATED>
+KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged,
+                        const float (&d)[WN / 8][4], int slab, int batch, int m, int n) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
   kr_sync_warp();
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < WN / 8; j++) {
     *(kr_float2 *)(staged + g * STAGED_ROW + 8 * j + 2 * q) = (kr_float2){{d[j][0], d[j][1]}};
     *(kr_float2 *)(staged + (g + 8) * STAGED_ROW + 8 * j + 2 * q) = (kr_float2){{d[j][2], d[j][3]}};
   }
@@ -188,6 +192,7 @@ KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, 
   for (int row = lane / LANES; row < 16; row += 32 / LANES) {
     const float *from = staged + row * STAGED_ROW + lane % LANES * 8;
     float v[8], second[8];
+    if (WN < 64 && lane % LANES >= WN / 8) break;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = from[i], second[i] = GATED ? from[32 + i] : 0.0f;
     if (p.n_splits > 1) kr_keep_run<8>(p, slab, m + row, n + lane % LANES * 8, v);
@@ -195,22 +200,55 @@ KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, 
   }
 }
 
-template <int BN, int STAGES, int GATED>
+#ifndef KR_TF32
+/* A product to which nothing is done but its scale, of the factors' 16 bits, in aligned packs. */
+KR_DEV int is_plain(const kr_gemm_plan &p) {
+  return p.n_splits == 1 && !p.bias.data && !p.residual.data && !p.row_scale.data &&
+         p.activation == KRAIT_ACT_NONE && p.out.packs && p.N % 8 == 0 && p.out.dtype == TYPE;
+}
+
+/* Its rows by packs of 16 bits, as above. */
+template <int WN>
+KR_DEV void store_tile(const kr_gemm_plan &p, uint32_t *staged, const float (&d)[4][WN / 8][4], int batch, int m,
+                       int n) {
+  enum { WORDS = WN / 2 + 4 }; /* of a row; the gap is for the banks */
+  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, row = lane / 8, pack = lane % 8;
+  const int exists = pack < WN / 8 && n + pack * 8 < p.N;
+  uint16_t *to = (uint16_t *)p.out.data + batch * p.out.batch + (m + row) * p.out.row + n + pack * 8;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    kr_sync_warp();
+#pragma unroll
+    for (int j = 0; j < WN / 8; j++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        staged[(g + 8 * h) * WORDS + 4 * j + q] = kr_pack(d[i][j][2 * h] * p.scale, d[i][j][2 * h + 1] * p.scale, TYPE);
+    kr_sync_warp();
+#pragma unroll
+    for (int r = 0; r < 16; r += 4, to += 4 * p.out.row)
+      if (exists && m + 16 * i + row + r < p.M)
+        *(kr_raw16 *)to = *(const kr_raw16 *)(staged + (row + r) * WORDS + pack * 4);
+  }
+}
+#endif
+
+template <int BN, int WN, int STAGES, int GATED>
 KR_DEV void run(const kr_gemm_plan &p) {
   KR_DYNAMIC_SHARED(shared);
-  const int THREADS = BN, STAGE_BYTES = (BM + BN) * K_ROW_BYTES, STEPS = BK / STEP_K, WIDTH = GATED ? BN / 2 : BN;
+  const int THREADS = BN / WN * 64, STAGE_BYTES = (BM + BN) * K_ROW_BYTES, STEPS = BK / STEP_K,
+            WIDTH = GATED ? BN / 2 : BN;
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, slab = u.slab, batch = u.batch;
   const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split,
             n_blocks = (end - begin + BK - 1) / BK;
-  const int warp = kr_thread() / 32, row = warp % 2 * 64, column = warp / 2 * 64;
+  const int warp = kr_thread() / 32, row = warp % 2 * 64, column = warp / 2 * WN;
   copier<BM, KR_A_MN, THREADS, 0> from_a;
   copier<BN, KR_B_MN, THREADS, GATED> from_b;
   from_a.open(from_a, p.A, p.A, batch, m, p.M, begin, 0);
   from_b.open(from_b, p.B, p.B2, batch, n, p.N, begin, 1);
-  float d[4][8][4];
+  float d[4][WN / 8][4];
 #pragma unroll
-  for (int i = 0; i < 128; i++) d[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  for (int i = 0; i < 2 * WN; i++) d[i / (WN / 2)][i / 4 % (WN / 8)][i % 4] = 0.0f;
   const int is_whole = p.A.packs && p.B.packs && p.M - m >= BM && p.N - n >= WIDTH;
   const uint32_t stages = kr_shared_at(shared);
   int left_k = end - begin;
@@ -227,10 +265,10 @@ KR_DEV void run(const kr_gemm_plan &p) {
   };
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
-  uint32_t a[2][4][4], b[2][4][4];
+  uint32_t a[2][4][4], b[2][WN / 16][4];
   kr_copied<STAGES - 2>();
   kr_sync();
-  read_factors<BN>(a[0], b[0], shared, row, column, 0);
+  read_factors<BN, WN>(a[0], b[0], shared, row, column, 0);
   int at = 0, next = STAGES - 1;
   for (int block = 0; block < n_blocks; block++) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
@@ -240,32 +278,41 @@ KR_DEV void run(const kr_gemm_plan &p) {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
       if (s + 1 < STEPS) {
-        read_factors<BN>(a[(s + 1) % 2], b[(s + 1) % 2], stage, row, column, s + 1);
+        read_factors<BN, WN>(a[(s + 1) % 2], b[(s + 1) % 2], stage, row, column, s + 1);
       } else {
         kr_copied<STAGES - 2>();
         kr_sync();
-        read_factors<BN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column,
-                         0); /* behind the last block: not used */
+        read_factors<BN, WN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column,
+                             0); /* behind the last block: not used */
       }
-      multiply(d, a[s % 2], b[s % 2]);
+      multiply<WN>(d, a[s % 2], b[s % 2]);
     }
   }
   const int to_column = n + (GATED ? column / 2 : column);
   kr_column_terms<8> terms;
-  kr_read_terms<8>(p, to_column + (kr_thread() & (GATED ? 3 : 7)) * 8, terms);
   kr_copied<0>();
   kr_sync();
+#ifndef KR_TF32
+  if (!GATED && is_plain(p)) {
+    store_tile<WN>(p, (uint32_t *)shared + warp * 16 * (WN / 2 + 4), d, batch, m + row, to_column);
+    return;
+  }
+#endif
+  kr_read_terms<8>(p, to_column + (kr_thread() & (GATED ? 3 : 7)) * 8, terms);
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    finish_rows<GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
-                       to_column);
+    finish_rows<WN, GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
+                           to_column);
 }
 
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, 64, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, 64, KR_AMPERE_STAGES, 0>(plan); }
 #ifdef KR_TF32
-KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_plan plan) { run<64, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_plan plan) { run<64, 64, KR_AMPERE_STAGES, 0>(plan); }
 #endif
 #ifdef KR_GATES
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_plan plan) { run<256, KR_AMPERE_STAGES, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_plan plan) { run<256, 64, KR_AMPERE_STAGES, 1>(plan); }
+#ifndef KR_TF32
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(kr_gemm_plan plan) { run<192, 48, KR_AMPERE_STAGES, 0>(plan); }
+#endif
 #endif

@@ -45,6 +45,18 @@ static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
   return KRAIT_OK;
 }
 
+/* Of 16 bits, whole tiles among others, and nothing done to the sums: what a row may store in a way of its own. */
+static void give_plain(kr_case *c, krait_gemm_args *a) {
+  static const char *const left_out[] = {"residual", "bias", "row_scale", "B2", "bias2", "factor"};
+  c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16, c->contiguous = 1;
+  a->M = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 1), a->N = 64 * kr_case_int(c, 2, 6), a->P = 0;
+  a->K = 32 * kr_case_int(c, 1, 3) + 8 * kr_case_int(c, 0, 1), a->activation = KRAIT_ACT_NONE;
+  lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
+  lay_out(kr_case_give(c, "Bmat"), a->K, a->N, kr_case_chance(c, 0.7));
+  lay_out(kr_case_give(c, "out"), a->M, a->N, 0);
+  for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++) kr_case_leave_out(c, left_out[i]);
+}
+
 int32_t kr_gemm_case(kr_case *c, int64_t index) {
   krait_gemm_args *a = (krait_gemm_args *)c->args;
   const int far = index % 12 == 5 && !c->is_exact, aligned = (index % 3 == 0 || far) && !c->is_exact;
@@ -69,6 +81,10 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
     if (kr_case_chance(c, 0.7)) a->activation = KRAIT_ACT_NONE;
   }
   if (!aligned) return bound_result(c, a);
+  if (index % 30 == 9) {
+    give_plain(c, a);
+    return bound_result(c, a);
+  }
   a->M = kr_case_chance(c, 0.4) ? kr_case_int(c, 1, 16) : 8 * kr_case_int(c, 1, 20), a->N = 8 * kr_case_int(c, 1, 20),
   a->K = 8 * kr_case_int(c, 1, 24);
   if (!far && kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);
@@ -78,7 +94,7 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && is_half(c->dtype) && kr_case_chance(c, 0.1)) /* steps of many sequences */
     a->M = kr_case_int(c, 17, 64), a->N = 8 * kr_case_int(c, 1, 40), a->K = 8 * kr_case_int(c, 64, 160), a->P = 0;
   if (!far && kr_case_chance(c, 0.08)) /* whole tiles, whole stages of them and what is left of both */
-    a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 2),
+    a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 64 * kr_case_int(c, 2, 4) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
   const int many_terms = !far && index % 90 == 63; /* for 16 multiprocessors */
   if (many_terms) a->call.flags |= KRAIT_GEMM_TF32, c->dtype = c->other = KRAIT_F32;

@@ -215,8 +215,10 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
-  static const tile_cost tiles[] = {{256, 1, 1, 3.9}, {128, 2, 1.03, 2.3}, {0}};
-  return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 2);
+  static const tile_cost of_kk[] = {{256, 1, 1, 2.8}, {192, 1, 0.95, 2.5}, {128, 2, 1.03, 2.2}, {0}},
+                         of_others[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}}, *const narrow = of_others + 1;
+  const tile_cost *tiles = order_of(p) == ORDER_KK ? of_kk : of_others;
+  return choose_tiles(ctx, p, p->N <= 128 && !p->B2.data ? narrow : tiles, KR_AMPERE_K_BYTES / 2);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
@@ -228,7 +230,7 @@ uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
 static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_plan *p, const kr_kernel *kernel,
                              int bn) {
   const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
-                        .block = (uint32_t)bn,
+                        .block = (uint32_t)(bn == 192 ? 256 : bn),
                         .shared_bytes = KR_AMPERE_SHARED_BYTES(bn),
                         .stream = a->call.stream};
   p->partial = a->call.scratch;
@@ -237,6 +239,8 @@ static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_
 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
   static const kr_kernel wide[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"),
+                         middle[2] = {{"gemm_ampere_f16_kk", "kr_gemm_ampere_192"},
+                                      {"gemm_ampere_bf16_kk", "kr_gemm_ampere_192"}},
                          narrow[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
                          gated[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
   const krait_gemm_args *a = args;
@@ -246,6 +250,7 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
   return launch_ampere(ctx, a, &p,
                        p.B2.data   ? &gated[type][order]
                        : bn == 256 ? &wide[type][order]
+                       : bn == 192 ? &middle[type]
                                    : &narrow[type][order],
                        bn);
 }
