@@ -175,7 +175,7 @@ kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const 
   return fit;
 }
 
-/* Less than three blocks on a multiprocessor would wait for shared memory. Rows that begin anywhere: N to 16. */
+/* Less than three blocks on a multiprocessor would wait for shared memory. Unaligned rows: N to 16. */
 kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   if (p->TT || p->brief || p->S != 4 || p->T > 16 || p->mixed || p->seq_idx || p->offsets || p->L <= 0 ||
       p->L >= 1 << 28 || p->B_mat.t != 1 || p->C_mat.t != 1)
@@ -252,7 +252,7 @@ static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
   p->offsets = a->cu_seqlens.data, p->offsets_step = a->cu_seqlens.stride[0], p->B = a->S;
   p->u.b = p->delta.b = p->z.b = p->out.b = p->B_mat.b = p->C_mat.b = 0;
   p->u.packs = p->delta.packs = p->z.packs = p->out.packs = p->B_mat.packs = p->C_mat.packs =
-      0; /* sequences begin anywhere */
+      0; /* sequences need not be aligned */
 }
 
 /* Whether as many blocks, in rounds of one per multiprocessor, leave less than a sixth idle. */
