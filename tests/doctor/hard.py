@@ -259,6 +259,8 @@ def the_list_for_programs(doctor, folder):
 
 def wheels_with_traps(doctor, folder):
     name = "flash_attn-2.7.4-cp311-cp311-linux_x86_64.whl"
+    above, folder = folder, folder / "inside"
+    folder.mkdir()
     link = zipfile.ZipInfo("flash_attn/link.so")
     link.external_attr = 0o120777 << 16
     link.create_system = 3
@@ -267,7 +269,7 @@ def wheels_with_traps(doctor, folder):
         a = doctor(w, "--gpu", "8.0", "--root", folder)
         assert a["exit"] == 3 and a.find("F01"), extra
         assert len(a["files"]) == 1 and a["files"][0]["verdict"] == "native"
-    assert not (folder.parent / "x.so").exists()
+    assert not (above / "x.so").exists()
     wheel(folder / name, {"bomb.so": b"\0" * 50_000_000})
     assert doctor(folder / name, "--gpu", "8.0", "--root", folder)["exit"] == 3
     data = bytearray((folder / name).read_bytes())
