@@ -1,0 +1,250 @@
+/* bundled.c: libkrait as the wheel carries it, and nothing of krait beside it: the weights inside, weights that a
+ * program hands over as tensors against their recorded forward pass, streams, and what it refuses. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <krait/model.h>
+
+#include "../test.h"
+
+enum { HZ = 16000, MOST_TENSORS = 512, TEXT_BYTES = 1024 };
+
+static krait_ctx *ctx;
+
+/* ---- safetensors of this tree, which are what they should be ---- */
+typedef struct file {
+  char *header; /* cut by zeros */
+  unsigned char *bytes;
+  krait_model_tensor tensors[MOST_TENSORS];
+  int64_t shapes[MOST_TENSORS][4], n_tensors;
+  char settings[TEXT_BYTES]; /* "model=...,key=value,..." */
+} file;
+
+static void read_settings(file *f) {
+  size_t n = (size_t)snprintf(f->settings, sizeof f->settings, "model=%.*s,",
+                              (int)strcspn(strstr(f->header, "\"model\":\"") + 9, "\""),
+                              strstr(f->header, "\"model\":\"") + 9);
+  const char *at = strstr(f->header, "\"config\":\"{") + 11;
+  for (; *at != '}' && n + 1 < sizeof f->settings; at++)
+    if (!strchr("\\\" ", *at)) f->settings[n++] = *at == ':' ? '=' : *at;
+  f->settings[n] = 0;
+}
+
+static void read_tensors(file *f) {
+  char *at = strstr(f->header, "},\""); /* behind the metadata */
+  for (; at; at = strstr(at, "},\"")) {
+    krait_model_tensor *t = &f->tensors[f->n_tensors];
+    int64_t *shape = f->shapes[f->n_tensors++];
+    *t = (krait_model_tensor){.name = at += 3, .shape = shape};
+    at = strchr(at, '"'), *at++ = 0;
+    char *size = strstr(at, "\"shape\":[") + 9;
+    for (; *size != ']'; size += *size == ',') shape[t->n_dims++] = strtoll(size, &size, 10);
+    t->data = (const float *)(const void *)(f->bytes + strtoll(strstr(size, "\"data_offsets\":[") + 16, NULL, 10));
+    assert_true(f->n_tensors < MOST_TENSORS && t->n_dims <= 4);
+    at = size;
+  }
+}
+
+static file *read_file(const char *name) {
+  char path[TEXT_BYTES];
+  uint64_t n_header = 0;
+  file *f = calloc(1, sizeof *f);
+  snprintf(path, sizeof path, "%s/%s.safetensors", GOLDEN, name);
+  FILE *from = fopen(path, "rb");
+  assert_non_null(f);
+  assert_non_null(from);
+  assert_int_equal(fread(&n_header, sizeof n_header, 1, from), 1);
+  fseek(from, 0, SEEK_END);
+  const size_t n_bytes = (size_t)ftell(from) - sizeof n_header - n_header;
+  fseek(from, sizeof n_header, SEEK_SET);
+  f->header = calloc(1, n_header + 1), f->bytes = malloc(n_bytes);
+  assert_true(f->header && f->bytes);
+  assert_int_equal(fread(f->header, 1, n_header, from), n_header);
+  assert_int_equal(fread(f->bytes, 1, n_bytes, from), n_bytes);
+  fclose(from);
+  read_settings(f);
+  read_tensors(f);
+  return f;
+}
+
+static void close_file(file *f) {
+  free(f->header);
+  free(f->bytes);
+  free(f);
+}
+
+static krait_model_tensor *find(file *f, const char *name) {
+  for (int64_t i = 0; i < f->n_tensors; i++)
+    if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
+  fail_msg("no tensor '%s'", name);
+  return NULL;
+}
+
+static int32_t open_tensors(const file *f, const char *settings, krait_model **model) {
+  const krait_model_options options = {.size = sizeof options, .overrides = settings};
+  return krait_model_open_tensors(ctx, &options, f->tensors, f->n_tensors, model);
+}
+
+/* ---- sound ---- */
+static void fill_noise(float *samples, int64_t n) {
+  uint32_t random = 1;
+  for (int64_t i = 0; i < n; i++) {
+    random = random * 1664525u + 1013904223u;
+    samples[i] = (float)random * 0x1p-33f - .25f;
+  }
+}
+
+static void check_cleaned(const float *in, const float *out, int64_t n) {
+  double change = 0, level = 0;
+  for (int64_t i = 0; i < n; i++) {
+    assert_true(isfinite(out[i]));
+    change += fabs((double)out[i] - in[i]), level += fabs((double)out[i]);
+  }
+  assert_true(change > .01 * (double)n && level > 0);
+}
+
+static krait_session *open_inside(krait_model **model) {
+  krait_session *session = NULL;
+  assert_int_equal(krait_model_open(ctx, NULL, model), KRAIT_OK);
+  assert_int_equal(krait_session_open(*model, &session), KRAIT_OK);
+  return session;
+}
+
+static void the_model_inside_cleans(void **state) {
+  (void)state;
+  static float in[HZ], out[2][HZ];
+  fill_noise(in, HZ);
+  for (int round = 0; round < 2; round++) { /* and again behind a close */
+    krait_model *model = NULL;
+    krait_session *session = open_inside(&model);
+    assert_non_null(strstr(krait_model_json(model), "\"model\":\"primeknet_mamba\""));
+    assert_int_equal(krait_enhance_samples(session, in, out[round], HZ, NULL, NULL), KRAIT_OK);
+    check_cleaned(in, out[round], HZ);
+    krait_session_close(&session);
+    krait_model_close(&model);
+    assert_true(!session && !model);
+  }
+  assert_memory_equal(out[0], out[1], sizeof *out);
+}
+
+/* As many samples come out as went in, each at most the latency late, and the same ones however they are cut. */
+static void the_model_inside_streams(void **state) {
+  (void)state;
+  enum { N = HZ / 2 };
+  static float in[N], out[2][N + 2 * HZ];
+  fill_noise(in, N);
+  krait_model *model = NULL;
+  krait_session *session = open_inside(&model);
+  for (int k = 0; k < 2; k++) {
+    const int64_t piece = k ? 1603 : N;
+    krait_stream *stream = NULL;
+    int64_t n = 0, n_out = 0;
+    assert_int_equal(krait_stream_open(session, &stream), KRAIT_OK);
+    const int64_t latency = krait_stream_latency(stream);
+    assert_true(latency > 0 && latency < HZ);
+    for (int64_t i = 0; i < N; i += piece, n += n_out) {
+      const int64_t heard = N - i < piece ? N - i : piece;
+      assert_int_equal(krait_stream_push(stream, in + i, heard, out[k] + n, heard + latency, &n_out), KRAIT_OK);
+      assert_in_range(i + heard - n - n_out, 0, latency);
+    }
+    assert_int_equal(krait_stream_finish(stream, out[k] + n, latency, &n_out), KRAIT_OK);
+    assert_int_equal(n + n_out, N);
+    krait_stream_close(&stream);
+  }
+  check_cleaned(in, out[0], N);
+  assert_memory_equal(out[0], out[1], N * sizeof **out);
+  krait_session_close(&session);
+  krait_model_close(&model);
+}
+
+static void tensors_give_what_was_recorded(void **state) {
+  char name[TEXT_BYTES];
+  snprintf(name, sizeof name, "%s.weights", (const char *)*state);
+  file *weights = read_file(name);
+  snprintf(name, sizeof name, "%s.golden", (const char *)*state);
+  file *golden = read_file(name);
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  assert_int_equal(open_tensors(weights, weights->settings, &model), KRAIT_OK);
+  close_file(weights); /* nothing of them is kept */
+  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  const krait_model_tensor *in = find(golden, "golden.input_com"), *want = find(golden, "golden.com");
+  const int64_t n = in->shape[0] * in->shape[1] * in->shape[2] * in->shape[3];
+  float *got = malloc((size_t)n * sizeof *got);
+  assert_non_null(got);
+  assert_int_equal(krait_primeknet_forward(session, in->shape[0], in->shape[2], in->data, NULL, NULL, got), KRAIT_OK);
+  double error = 0, norm = 0;
+  for (int64_t i = 0; i < n; i++) {
+    error += ((double)got[i] - want->data[i]) * ((double)got[i] - want->data[i]);
+    norm += (double)want->data[i] * want->data[i];
+  }
+  assert_true(norm > 0 && sqrt(error) < 1e-5 * sqrt(norm));
+  free(got);
+  close_file(golden);
+  krait_session_close(&session);
+  krait_model_close(&model);
+}
+
+static void check_refused(int32_t status, int32_t want, const krait_model *model, const char *words) {
+  if (status != want || !strstr(krait_error_detail(), words))
+    fail_msg("status %d, not %d, or '%s' lacks '%s'", status, want, krait_error_detail(), words);
+  assert_null(model);
+}
+
+static void wrong_tensors_are_named(void **state) {
+  (void)state;
+  krait_model *model = NULL;
+  file *f = read_file("tiny-gru.weights");
+  krait_model_tensor *t = find(f, "mask_decoder.mask_conv.0.bias"), was = *t;
+  int64_t more = was.shape[0] + 1;
+  const float nan[64] = {[3] = NAN};
+  char settings[TEXT_BYTES + 32];
+  t->shape = &more;
+  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_WEIGHTS, model, was.name);
+  *t = was, t->name = "other";
+  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_WEIGHTS, model, was.name);
+  *t = was, t->name = f->tensors[0].name;
+  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_FILE_FORMAT, model, "appears twice");
+  *t = was, t->data = nan;
+  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_WEIGHTS, model, "not finite");
+  *t = was, t->data = NULL;
+  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_ARGUMENT, model, "no data");
+  *t = was;
+  snprintf(settings, sizeof settings, "%s,frobnicate=1", f->settings);
+  check_refused(open_tensors(f, settings, &model), KRAIT_ERR_WEIGHTS, model, "unknown key 'frobnicate'");
+  snprintf(settings, sizeof settings, "%s,dense_channel=2.5", f->settings);
+  check_refused(open_tensors(f, settings, &model), KRAIT_ERR_WEIGHTS, model, "dense_channel");
+  check_refused(open_tensors(f, "model=other", &model), KRAIT_ERR_WEIGHTS, model, "unknown model 'other'");
+  close_file(f);
+}
+
+static void files_are_refused(void **state) {
+  (void)state;
+  krait_model *model = NULL;
+  krait_model_options options = {.size = sizeof options, .weights_path = GOLDEN "/tiny-gru.weights.safetensors"};
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model,
+                "this libkrait knows the weights inside it alone");
+  options = (krait_model_options){.size = sizeof options, .config_path = "config.yaml"};
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "not config.yaml");
+  options = (krait_model_options){.size = sizeof options, .overrides = "causal=true"};
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "not causal=true");
+}
+
+int main(void) {
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 2};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(the_model_inside_cleans),
+      cmocka_unit_test(the_model_inside_streams),
+      {"mamba", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-mamba"},
+      {"gru", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-gru"},
+      {"lstm", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-lstm"},
+      {"streaming", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-streaming"},
+      cmocka_unit_test(wrong_tensors_are_named),
+      cmocka_unit_test(files_are_refused),
+  };
+  if (krait_ctx_open(&options, &ctx) < 0) return 1;
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  krait_ctx_close(&ctx);
+  return failed;
+}
