@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { ALIGN_BYTES = 64, HUGE_BYTES = 2 << 20 };
 
@@ -62,4 +63,30 @@ char *kr_strdup(const char *text) {
   size_t bytes = strlen(text) + 1;
   char *copy = kr_alloc(bytes);
   return copy ? memcpy(copy, text, bytes) : NULL;
+}
+
+/* Of a fenced block: the bytes of its pages and of the two around them, and where in them it begins. */
+typedef struct fence {
+  size_t page, all, at;
+} fence;
+
+static fence fence_of(size_t bytes, size_t phase, int is_at_front) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE), inside = (phase + bytes + page - 1) / page * page,
+               spare = (inside - phase - bytes) / ALIGN_BYTES * ALIGN_BYTES;
+  return (fence){page, inside + 2 * page, page + phase + (is_at_front ? 0 : spare)};
+}
+
+void *kr_alloc_fenced(size_t bytes, size_t phase, int is_at_front) {
+  if (must_fail() || bytes > SIZE_MAX / 2) return NULL;
+  const fence f = fence_of(bytes, phase, is_at_front);
+  char *pages = mmap(NULL, f.all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return NULL;
+  if (mprotect(pages + f.page, f.all - 2 * f.page, PROT_READ | PROT_WRITE) == 0) return pages + f.at;
+  munmap(pages, f.all);
+  return NULL;
+}
+
+void kr_free_fenced(void *block, size_t bytes, size_t phase, int is_at_front) {
+  const fence f = fence_of(bytes, phase, is_at_front);
+  if (block) munmap((char *)block - f.at, f.all);
 }

@@ -15,6 +15,11 @@ char *kr_strdup(const char *text);
  * reading in order does not stop at the end of every 4 KB. Large blocks above ask by themselves. */
 void kr_ask_for_huge_pages(void *block, size_t bytes);
 
+/* Tests: a block between two pages that nobody may touch, phase bytes behind a multiple of 64: it ends less than 64
+ * bytes before the second one, or begins less than 64 behind the first. Freed with the same numbers. */
+void *kr_alloc_fenced(size_t bytes, size_t phase, int is_at_front);
+void kr_free_fenced(void *block, size_t bytes, size_t phase, int is_at_front);
+
 /* Tests: the n-th allocation from now on fails (0 turns this off). */
 void kr_alloc_fail_after(long n);
 

@@ -10,6 +10,7 @@
 #include "case.h"
 #include "conditioning.h"
 #include "device_case.h"
+#include "host_case.h"
 #include "status.h"
 #include "view.h"
 

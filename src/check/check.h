@@ -3,7 +3,8 @@
  *
  * A case is one random call by the op's signature; <op>_check.c chooses sizes and what is special about a case. Storage
  * has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes outside its elements,
- * or leaves one unwritten, fails. */
+ * or leaves one unwritten, fails; a CPU's row that reads beyond an input's end or before its beginning ends the test
+ * (host_case.c). */
 #ifndef KR_CHECK_H
 #define KR_CHECK_H
 

@@ -9,29 +9,15 @@
 
 #include "alloc.h"
 #include "case.h"
+#include "host_case.h"
 #include "status.h"
 
-enum { DRAWS = 8, POISON_BYTE = 0xfb };
+enum { DRAWS = 8 };
 
 static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
 static int parts_of(const krait_view *view) { return view->dtype == KRAIT_C64 ? 2 : 1; }
 static size_t bytes_of(kr_case *c, const kr_case_tensor *t) {
   return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype);
-}
-
-int32_t kr_case_run_on_host(const krait_ctx *ctx, kr_case *c, const kr_row *row) {
-  krait_call *call = (krait_call *)c->args;
-  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, call) : 0;
-  call->scratch = NULL;
-  if (call->scratch_bytes) {
-    call->scratch = kr_alloc(call->scratch_bytes);
-    KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for scratch");
-    memset(call->scratch, POISON_BYTE, call->scratch_bytes);
-  }
-  int32_t status = row->run(ctx, call);
-  kr_free(call->scratch);
-  call->scratch = NULL;
-  return status;
 }
 
 /* The types of inputs, one at a time: how much longer a unit in their last place is than a float32's. */

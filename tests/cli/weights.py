@@ -183,5 +183,6 @@ with tempfile.TemporaryDirectory() as folder:
 program = json.loads(krait("info", "--json").stdout)
 check(program["version"] == krait("version").stdout.decode().split()[1], "version")
 check(all(rows[-1]["name"] == "ref" and rows[-1]["usable"] for rows in program["ops"].values()), "every operator ends in a usable reference")
-check(all(name in krait("info").stdout.decode() for name in program["ops"]), "operators listed")
+text = krait("info").stdout.decode()
+check(all(name in text for name in program["ops"]), "operators listed")
 finish()

@@ -7,7 +7,7 @@
 
 #include "../test.h"
 #include "case.h"
-#include "conditioning.h"
+#include "host_case.h"
 #include "op_list.h"
 #include "view.h"
 
