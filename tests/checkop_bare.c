@@ -1,5 +1,6 @@
 /* checkop_bare.c: every op's rows against the reference, without cmocka: for machines that have no packages of their
- * own, such as an emulated one. Usage: checkop [CASES per op]; exit status 1 when a row differs. */
+ * own, such as an emulated one. Usage: checkop [CASES per op [PART PARTS]] (0 2: every other op); exit status 1 when a
+ * row differs. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +19,7 @@ int main(int argc, char **argv) {
   int64_t n_failures = 0;
   if (krait_ctx_open(&options, &ctx) < 0) return 2;
   krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
-  for (int32_t i = 0; i < kr_n_ops; i++) {
+  for (int32_t i = argc > 3 ? atoi(argv[2]) : 0; i < kr_n_ops; i += argc > 3 ? atoi(argv[3]) : 1) {
     kr_check_options check = {.seed = 1, .n_cases = argc > 1 ? atol(argv[1]) : 40, .report = print_line};
     kr_check_result result;
     if (!kr_ops[i]->make_case) continue;
