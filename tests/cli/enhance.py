@@ -12,7 +12,7 @@ import tempfile
 import time
 import wave
 
-from run import KRAIT, check, check_error, finish, krait
+from run import FEW, KRAIT, check, check_error, finish, krait
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 WEIGHTS = ["--weights", GOLDEN / "tiny-mamba.weights.safetensors"]
@@ -219,7 +219,7 @@ def write_long(path, seconds):
 
 def check_progress(folder):
     """On a terminal, and only there, a line that says how far and how fast, and goes away."""
-    path = write_long(folder / "long.wav", 40)
+    path = write_long(folder / "long.wav", 15 if FEW else 40)
     master, slave = os.openpty()
     done = subprocess.run([KRAIT, "enhance", *WEIGHTS, path], stdout=subprocess.PIPE, stderr=slave, timeout=240)
     shown = b""
@@ -249,6 +249,10 @@ def check_interrupt(folder):
 def check_demo(folder):
     """The weights inside the program clean the demo's recording."""
     demo = pathlib.Path(__file__).parent.parent.parent / "demo"
+    if FEW:
+        done = krait("enhance", write_wav(folder / "a.wav", noisy(4000, 16000)), "-o", folder / "out.wav")
+        check(done.returncode == 0 and done.stderr == b"", f"the weights inside: {done}")
+        return
     done = krait("enhance", demo / "noisy.flac", "-o", folder / "out.wav", "--reference", demo / "clean.flac", "--json")
     check(done.returncode == 0, f"the demo: {done}")
     report = json.loads(done.stdout)

@@ -161,7 +161,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     fake_device(order ? MUCH : LITTLE);
     krait_ctx *ctx = open_ctx();
     kr_check_result r = check_op(ctx, op, rows[order], order, order * SECOND_START,
-                                 (is_composed(op) ? 0.25 : 1.0) * (double)percent / 100, op->n_cases, print_line);
+                                 (is_composed(op) ? 0.25 : 0.6) * (double)percent / 100, op->n_cases, print_line);
     print_message("  %-24s %-11s threads %-9s %5lld cases: %5lld run, %4lld refused, worst %.2f of the bound, %.1f s\n",
                   op->name, rows[order], order_names[order], (long long)r.n_cases, (long long)r.n_runs,
                   (long long)r.n_refused, r.worst, now_s() - start);
@@ -220,11 +220,11 @@ static void agrees_with_the_reference(void **state) {
 }
 
 /* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the
- * first four at least one must be missed. */
+ * first four at least one must be missed. Not with KR_CHECK_PERCENT: a sanitizer's build has the same kernels. */
 static void a_barrier_taken_out_is_missed(void **state) {
   const kr_op *op = *state;
   int64_t n_caught = 0, n_before = kr_emulated_skipped();
-  if (!kr_cuda_built_tiers() || !has_row(op) || is_composed(op)) skip();
+  if (!kr_cuda_built_tiers() || !has_row(op) || is_composed(op) || percent < 100) skip();
   krait_ctx *ctx = open_ctx();
   for (int64_t barrier = 0; barrier < 4 && !n_caught && (!barrier || kr_emulated_skipped() > n_before); barrier++)
     for (int order = 0; order < 2 && !n_caught; order++) {

@@ -55,10 +55,10 @@ def every_wheel_on_every_gpu_with_every_driver(doctor, folder):
     expected = [line.split("\t") for line in (GOLDEN / "verdicts.tsv").read_text().splitlines() if not line.startswith("#")]
     known, wrong, n = wheels(), [], 0
     assert set(known) == {(e[0], e[1]) for e in expected}
-    for package, version, verdicts, reason in expected:
+    for i, (package, version, verdicts, reason) in enumerate(expected):
         path = build(folder, known[package, version])
-        for gpu, verdict in zip(GPUS, verdicts.split()):
-            for driver in DRIVERS:
+        for gpu, verdict in list(zip(GPUS, verdicts.split()))[i % 4 if FEW else 0::4 if FEW else 1]:
+            for driver in DRIVERS[i % 4:][:1] if FEW else DRIVERS:
                 n += 1
                 a = doctor(path, "--gpu", gpu, "--driver", driver, "--root", folder, "--python", "3.11", "--glibc", "2.39")
                 errors = [f["id"] for f in a["findings"] if f["severity"] == "error"]
