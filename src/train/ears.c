@@ -2,6 +2,7 @@
 #include "ears.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "alloc.h"
 #include "disturbance.h"
@@ -14,7 +15,7 @@ struct kr_ears {
   kr_disturbance **of_worker;
   kr_intelligibility **understood; /* of the workers, too */
   double (*values)[KR_EARS_TERMS]; /* of the items */
-  float *own;                      /* of the items: a term's gradient */
+  float *own;                      /* of the items: the gradient of SI-SDR and STOI */
   int64_t n;
   const float *clean, *made;
   const double *weights;
@@ -54,44 +55,54 @@ static double opinion_of(double disturbance, double *slope) {
   return 4 / (1 + power);
 }
 
-static void add(float *pull, const float *own, int64_t n) {
-  for (int64_t i = 0; pull && i < n; i++) pull[i] += own[i];
-}
-
-static void hear_item(const kr_ears *e, int64_t b, int worker) {
-  const float *const clean = e->clean + b * e->n, *const made = e->made + b * e->n;
+static void hear_disturbance(const kr_ears *e, int64_t b, int worker, float *pull) {
   const double *const w = e->weights;
-  float *const own = e->own + b * e->n, *const pull = e->pull ? e->pull + b * e->n : NULL;
-  double *const values = e->values[b];
-  for (int64_t i = 0; pull && i < e->n; i++) pull[i] = 0;
-  for (int k = 0; k < KR_EARS_TERMS; k++) values[k] = 0;
-  if (w[KR_EARS_DISTURBANCE] != 0 || w[KR_EARS_OPINION] != 0) {
-    double slope, of_same;
-    const double d = kr_disturbance_run(e->of_worker[worker], clean, made, pull), best = opinion_of(0, &of_same);
-    values[KR_EARS_DISTURBANCE] = d, values[KR_EARS_OPINION] = best - opinion_of(d, &slope);
-    const float scale = (float)(w[KR_EARS_DISTURBANCE] + w[KR_EARS_OPINION] * slope);
-    for (int64_t i = 0; pull && i < e->n; i++) pull[i] *= scale;
-  }
-  if (w[KR_EARS_SI_SDR] != 0) {
-    values[KR_EARS_SI_SDR] = kr_si_sdr_lack(clean, made, e->n, w[KR_EARS_SI_SDR], own);
-    add(pull, own, e->n);
-  }
-  if (w[KR_EARS_STOI] != 0) {
-    values[KR_EARS_STOI] =
-        kr_intelligibility_lack(e->understood[worker], clean, made, w[KR_EARS_STOI], pull ? own : NULL);
-    add(pull, own, e->n);
-  }
+  if (w[KR_EARS_DISTURBANCE] == 0 && w[KR_EARS_OPINION] == 0) return;
+  double slope, of_same;
+  const double d = kr_disturbance_run(e->of_worker[worker], e->clean + b * e->n, e->made + b * e->n, pull),
+               best = opinion_of(0, &of_same);
+  e->values[b][KR_EARS_DISTURBANCE] = d, e->values[b][KR_EARS_OPINION] = best - opinion_of(d, &slope);
+  const float scale = (float)(w[KR_EARS_DISTURBANCE] + w[KR_EARS_OPINION] * slope);
+  for (int64_t i = 0; pull && i < e->n; i++) pull[i] *= scale;
 }
 
+static void hear_others(const kr_ears *e, int64_t b, int worker, float *own) {
+  const double *const w = e->weights;
+  const float *const clean = e->clean + b * e->n, *const made = e->made + b * e->n;
+  if (w[KR_EARS_SI_SDR] != 0) e->values[b][KR_EARS_SI_SDR] = kr_si_sdr_lack(clean, made, e->n, w[KR_EARS_SI_SDR], own);
+  if (w[KR_EARS_STOI] != 0)
+    e->values[b][KR_EARS_STOI] =
+        kr_intelligibility_lack(e->understood[worker], clean, made, w[KR_EARS_STOI], e->pull ? own : NULL);
+}
+
+/* An item's two halves: there are more threads than items. */
 static void hear(void *user, int64_t begin, int64_t end, int worker) {
   const kr_ears *e = user;
-  for (int64_t b = begin; b < end; b++) hear_item(e, b, worker);
+  for (int64_t k = begin; k < end; k++) {
+    const int64_t b = k / 2;
+    float *const own = e->own + b * e->n, *const pull = e->pull ? e->pull + b * e->n : NULL,
+                 *const to = k % 2 ? own : pull;
+    if (to) memset(to, 0, (size_t)e->n * sizeof *to);
+    if (k % 2)
+      hear_others(e, b, worker, own);
+    else
+      hear_disturbance(e, b, worker, pull);
+  }
 }
 
-void kr_ears_hear(kr_ears *e, int64_t items, const float *clean, const float *made,
-                  const double weights[KR_EARS_TERMS], float *pull, double sums[KR_EARS_TERMS]) {
+static void add(void *user, int64_t begin, int64_t end, int worker) {
+  const kr_ears *e = user;
+  (void)worker;
+  for (int64_t i = begin * e->n; i < end * e->n; i++) e->pull[i] += e->own[i];
+}
+
+void kr_ears_hear(kr_ears *e, int64_t items, const float *clean, const float *made, const double weights[KR_EARS_TERMS],
+                  float *pull, double sums[KR_EARS_TERMS]) {
   e->clean = clean, e->made = made, e->weights = weights, e->pull = pull;
-  kr_pool_run(e->pool, items, 1, hear, e);
+  for (int64_t b = 0; b < items; b++)
+    for (int k = 0; k < KR_EARS_TERMS; k++) e->values[b][k] = 0;
+  kr_pool_run(e->pool, 2 * items, 1, hear, e);
+  if (pull) kr_pool_run(e->pool, items, 1, add, e);
   for (int k = 0; k < KR_EARS_TERMS; k++) {
     sums[k] = 0;
     for (int64_t b = 0; b < items; b++) sums[k] += e->values[b][k];
