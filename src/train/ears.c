@@ -2,17 +2,20 @@
 #include "ears.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "alloc.h"
 #include "disturbance.h"
+#include "intelligibility.h"
 #include "metrics.h"
 #include "status.h"
 
 struct kr_ears {
   kr_pool *pool;
   kr_disturbance **of_worker;
+  kr_intelligibility **understood; /* of the workers, too */
   double (*values)[KR_EARS_TERMS]; /* of the items */
-  float *own;                      /* of the items: a term's gradient */
+  float *own;                      /* of the items: the gradient of SI-SDR and STOI */
   int64_t n;
   const float *clean, *made;
   const double *weights;
@@ -27,9 +30,11 @@ int32_t kr_ears_open(kr_pool *pool, int64_t n, int64_t most, kr_ears **ears) {
   e->values = kr_alloc_array((size_t)most, sizeof *e->values);
   e->own = kr_alloc_array((size_t)(most * n), sizeof *e->own);
   e->of_worker = kr_zalloc((size_t)n_workers * sizeof *e->of_worker);
-  int32_t status =
-      e->values && e->own && e->of_worker ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for what is heard");
+  e->understood = kr_zalloc((size_t)n_workers * sizeof *e->understood);
+  const int has_all = e->values && e->own && e->of_worker && e->understood;
+  int32_t status = has_all ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for what is heard");
   for (int k = 0; k < n_workers && status >= 0; k++) status = kr_disturbance_open(n, &e->of_worker[k]);
+  for (int k = 0; k < n_workers && status >= 0; k++) status = kr_intelligibility_open(n, &e->understood[k]);
   if (status < 0) kr_ears_close(ears);
   return status;
 }
@@ -38,7 +43,8 @@ void kr_ears_close(kr_ears **ears) {
   kr_ears *e = *ears;
   if (!e) return;
   for (int k = 0; e->of_worker && k < kr_pool_size(e->pool); k++) kr_disturbance_close(&e->of_worker[k]);
-  kr_free(e->of_worker), kr_free(e->values), kr_free(e->own), kr_free(e);
+  for (int k = 0; e->understood && k < kr_pool_size(e->pool); k++) kr_intelligibility_close(&e->understood[k]);
+  kr_free(e->of_worker), kr_free(e->understood), kr_free(e->values), kr_free(e->own), kr_free(e);
   *ears = NULL;
 }
 
@@ -49,35 +55,54 @@ static double opinion_of(double disturbance, double *slope) {
   return 4 / (1 + power);
 }
 
-static void hear_item(const kr_ears *e, int64_t b, kr_disturbance *disturbance) {
-  const float *const clean = e->clean + b * e->n, *const made = e->made + b * e->n;
+static void hear_disturbance(const kr_ears *e, int64_t b, int worker, float *pull) {
   const double *const w = e->weights;
-  float *const own = e->own + b * e->n, *const pull = e->pull ? e->pull + b * e->n : NULL;
-  double *const values = e->values[b];
-  for (int64_t i = 0; pull && i < e->n; i++) pull[i] = 0;
-  for (int k = 0; k < KR_EARS_TERMS; k++) values[k] = 0;
-  if (w[KR_EARS_DISTURBANCE] != 0 || w[KR_EARS_OPINION] != 0) {
-    double slope, of_same;
-    const double d = kr_disturbance_run(disturbance, clean, made, pull), best = opinion_of(0, &of_same);
-    values[KR_EARS_DISTURBANCE] = d, values[KR_EARS_OPINION] = best - opinion_of(d, &slope);
-    const float scale = (float)(w[KR_EARS_DISTURBANCE] + w[KR_EARS_OPINION] * slope);
-    for (int64_t i = 0; pull && i < e->n; i++) pull[i] *= scale;
-  }
-  if (w[KR_EARS_SI_SDR] != 0) {
-    values[KR_EARS_SI_SDR] = kr_si_sdr_lack(clean, made, e->n, w[KR_EARS_SI_SDR], own);
-    for (int64_t i = 0; pull && i < e->n; i++) pull[i] += own[i];
-  }
+  if (w[KR_EARS_DISTURBANCE] == 0 && w[KR_EARS_OPINION] == 0) return;
+  double slope, of_same;
+  const double d = kr_disturbance_run(e->of_worker[worker], e->clean + b * e->n, e->made + b * e->n, pull),
+               best = opinion_of(0, &of_same);
+  e->values[b][KR_EARS_DISTURBANCE] = d, e->values[b][KR_EARS_OPINION] = best - opinion_of(d, &slope);
+  const float scale = (float)(w[KR_EARS_DISTURBANCE] + w[KR_EARS_OPINION] * slope);
+  for (int64_t i = 0; pull && i < e->n; i++) pull[i] *= scale;
 }
 
+static void hear_others(const kr_ears *e, int64_t b, int worker, float *own) {
+  const double *const w = e->weights;
+  const float *const clean = e->clean + b * e->n, *const made = e->made + b * e->n;
+  if (w[KR_EARS_SI_SDR] != 0) e->values[b][KR_EARS_SI_SDR] = kr_si_sdr_lack(clean, made, e->n, w[KR_EARS_SI_SDR], own);
+  if (w[KR_EARS_STOI] != 0)
+    e->values[b][KR_EARS_STOI] =
+        kr_intelligibility_lack(e->understood[worker], clean, made, w[KR_EARS_STOI], e->pull ? own : NULL);
+}
+
+/* An item's two halves: there are more threads than items. */
 static void hear(void *user, int64_t begin, int64_t end, int worker) {
   const kr_ears *e = user;
-  for (int64_t b = begin; b < end; b++) hear_item(e, b, e->of_worker[worker]);
+  for (int64_t k = begin; k < end; k++) {
+    const int64_t b = k / 2;
+    float *const own = e->own + b * e->n, *const pull = e->pull ? e->pull + b * e->n : NULL,
+                 *const to = k % 2 ? own : pull;
+    if (to) memset(to, 0, (size_t)e->n * sizeof *to);
+    if (k % 2)
+      hear_others(e, b, worker, own);
+    else
+      hear_disturbance(e, b, worker, pull);
+  }
 }
 
-void kr_ears_hear(kr_ears *e, int64_t items, const float *clean, const float *made,
-                  const double weights[KR_EARS_TERMS], float *pull, double sums[KR_EARS_TERMS]) {
+static void add(void *user, int64_t begin, int64_t end, int worker) {
+  const kr_ears *e = user;
+  (void)worker;
+  for (int64_t i = begin * e->n; i < end * e->n; i++) e->pull[i] += e->own[i];
+}
+
+void kr_ears_hear(kr_ears *e, int64_t items, const float *clean, const float *made, const double weights[KR_EARS_TERMS],
+                  float *pull, double sums[KR_EARS_TERMS]) {
   e->clean = clean, e->made = made, e->weights = weights, e->pull = pull;
-  kr_pool_run(e->pool, items, 1, hear, e);
+  for (int64_t b = 0; b < items; b++)
+    for (int k = 0; k < KR_EARS_TERMS; k++) e->values[b][k] = 0;
+  kr_pool_run(e->pool, 2 * items, 1, hear, e);
+  if (pull) kr_pool_run(e->pool, items, 1, add, e);
   for (int k = 0; k < KR_EARS_TERMS; k++) {
     sums[k] = 0;
     for (int64_t b = 0; b < items; b++) sums[k] += e->values[b][k];

@@ -9,6 +9,7 @@ enum {
   KR_EARS_DISTURBANCE, /* audio/disturbance */
   KR_EARS_OPINION,     /* what PESQ's score would lack of the best: the disturbance by P.862.2's curve */
   KR_EARS_SI_SDR,      /* what SI-SDR lacks of 30 dB (audio/metrics) */
+  KR_EARS_STOI,        /* what STOI lacks of 1 (audio/intelligibility) */
   KR_EARS_TERMS
 };
 

@@ -127,7 +127,8 @@ static int32_t read_options(run *r) {
                {"loss.time", KR_TERM_TIME, KR_TERM_TIME},
                {"loss.disturbance", KR_TERM_DISTURBANCE, KR_TERM_DISTURBANCE},
                {"loss.opinion", KR_TERM_OPINION, KR_TERM_OPINION},
-               {"loss.si_sdr", KR_TERM_SI_SDR, KR_TERM_SI_SDR}};
+               {"loss.si_sdr", KR_TERM_SI_SDR, KR_TERM_SI_SDR},
+               {"loss.stoi", KR_TERM_STOI, KR_TERM_STOI}};
   for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
     for (int k = terms[i].from; k <= terms[i].to; k++)
       KR_TRY(kr_recipe_float(c, terms[i].name, o->weights[k], 0, 1e6, &o->weights[k]));

@@ -16,9 +16,9 @@
 #include "spectral.h"
 #include "status.h"
 
-const char *const kr_term_names[KR_TERMS] = {"magnitude",   "phase_ip", "phase_gd", "phase_iaf", "complex",
-                                             "consistency", "metric",   "time",     "disturbance", "opinion", "si_sdr",
-                                             "disc_r",      "disc_g"};
+const char *const kr_term_names[KR_TERMS] = {"magnitude",   "phase_ip", "phase_gd", "phase_iaf",   "complex",
+                                             "consistency", "metric",   "time",     "disturbance", "opinion",
+                                             "si_sdr",      "stoi",     "disc_r",   "disc_g"};
 const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .beta1 = 0.8,
                                             .beta2 = 0.99,

@@ -18,9 +18,10 @@ enum {
   KR_TERM_CONSISTENCY,
   KR_TERM_METRIC,
   KR_TERM_TIME,
-  KR_TERM_DISTURBANCE, /* this and the next two: ears.h, by the host's threads */
+  KR_TERM_DISTURBANCE, /* this and the next three: ears.h, by the host's threads */
   KR_TERM_OPINION,
   KR_TERM_SI_SDR,
+  KR_TERM_STOI,
   KR_TERM_DISC_R,
   KR_TERM_DISC_G,
   KR_TERMS

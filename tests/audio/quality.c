@@ -6,6 +6,7 @@
 
 #include "../test.h"
 #include "disturbance.h"
+#include "intelligibility.h"
 #include "metrics.h"
 #include "pesq.h"
 #include "quality.h"
@@ -185,47 +186,95 @@ static void disturbance_follows_pesq(void **state) {
   free(moved);
 }
 
-/* The decibels that are lacking are those of 30, and their slope is their derivative: along itself, and along the
- * difference of the signals. Nothing in common: nothing is said. */
-static void si_sdr_as_a_loss(void **state) {
-  (void)state;
-  enum { N = 16000 };
-  float *gradient = calloc(N, sizeof *gradient), *moved = calloc(N, sizeof *moved);
-  assert_non_null(gradient);
-  assert_non_null(moved);
-  make_variant("noisy");
-  kr_si_sdr sums = {0};
-  kr_si_sdr_push(&sums, clean, other, N);
-  const double db = kr_si_sdr_db(&sums), value = kr_si_sdr_lack(clean, other, N, 2, gradient);
-  print_message("SI-SDR %.3f dB, %.3f below 30\n", db, value);
-  assert_true(db < 20 && value > 30 - db && value < 30 - db + 0.5);
+/* A loss of `other` by its samples: its gradient, and its value beside that of signals a little further along the
+ * gradient and along the difference of the signals. */
+typedef double loss_fn(const float *made, double scale, float *gradient);
+enum { LOSS_N = 32000 };
+static void slopes_are(loss_fn *loss, double step_of_it) {
+  static float gradient[LOSS_N], moved[LOSS_N], unused[LOSS_N];
   double square = 0, along = 0;
-  for (int i = 0; i < N; i++)
+  assert_true(n >= LOSS_N);
+  loss(other, 2, gradient);
+  for (int i = 0; i < LOSS_N; i++)
     square += (double)gradient[i] * gradient[i], along += (double)gradient[i] * ((double)clean[i] - other[i]);
   for (int way = 0; way < 2; way++) {
     double far[2];
     for (int side = 0; side < 2; side++) {
-      const double step = (side ? 1 : -1) * (way ? 1e-3 : 1e-3 / square);
-      for (int i = 0; i < N; i++)
+      const double step = (side ? 1 : -1) * (way ? 1e-3 : step_of_it / square);
+      for (int i = 0; i < LOSS_N; i++)
         moved[i] = other[i] + (float)(step * (way ? (double)clean[i] - other[i] : (double)gradient[i]));
-      far[side] = kr_si_sdr_lack(clean, moved, N, 1, gradient);
-      kr_si_sdr_lack(clean, other, N, 2, gradient);
+      far[side] = loss(moved, 1, unused);
     }
-    const double want = way ? along : 1, got = 2 * (far[1] - far[0]) / 2e-3;
+    const double want = way ? along : 1, got = (far[1] - far[0]) / (way ? 1e-3 : step_of_it);
     print_message("  slope %.6g, by differences %.6g\n", want, got);
-    assert_true(fabs(got / want - 1) < 1e-3);
+    assert_true(fabs(got / want - 1) < 2e-3);
   }
-  assert_true(kr_si_sdr_lack(clean, clean, N, 1, gradient) < 1e-6);
-  memset(moved, 0, N * sizeof *moved);
-  assert_true(kr_si_sdr_lack(moved, clean, N, 1, gradient) == 0 && gradient[N / 2] == 0);
-  assert_true(kr_si_sdr_lack(clean, moved, N, 1, gradient) == 0 && gradient[N / 2] == 0);
-  free(gradient);
-  free(moved);
+}
+
+/* What has nothing in common with speech is nothing to be learnt from. */
+static void nothing_is_lacking(double value, const float *gradient) {
+  assert_true(value == 0);
+  for (int i = 0; i < LOSS_N; i++) assert_true(gradient[i] == 0);
+}
+
+static double lack_of_si_sdr(const float *made, double scale, float *gradient) {
+  return kr_si_sdr_lack(clean, made, LOSS_N, scale, gradient);
+}
+
+/* The decibels that are lacking are those of 30. */
+static void si_sdr_as_a_loss(void **state) {
+  (void)state;
+  static float gradient[LOSS_N], nothing[LOSS_N];
+  make_variant("noisy");
+  kr_si_sdr sums = {0};
+  kr_si_sdr_push(&sums, clean, other, LOSS_N);
+  const double db = kr_si_sdr_db(&sums), value = lack_of_si_sdr(other, 2, gradient);
+  print_message("SI-SDR %.3f dB, %.3f below 30\n", db, value);
+  assert_true(db < 20 && value > 30 - db && value < 30 - db + 0.5);
+  slopes_are(lack_of_si_sdr, 1e-3);
+  assert_true(lack_of_si_sdr(clean, 1, gradient) < 1e-6);
+  nothing_is_lacking(lack_of_si_sdr(nothing, 1, gradient), gradient);
+  nothing_is_lacking(kr_si_sdr_lack(nothing, clean, LOSS_N, 1, gradient), gradient);
+}
+
+static kr_intelligibility *intelligibility;
+static double lack_of_stoi(const float *made, double scale, float *gradient) {
+  if (gradient) memset(gradient, 0, LOSS_N * sizeof *gradient);
+  return kr_intelligibility_lack(intelligibility, clean, made, scale, gradient);
+}
+
+/* The score is STOI's as it is measured, at any level. */
+static void stoi_as_a_loss(void **state) {
+  (void)state;
+  static float gradient[LOSS_N], nothing[LOSS_N], louder[LOSS_N];
+  static const char *const names[] = {"noisy", "mixed"};
+  assert_int_equal(kr_intelligibility_open(399, &intelligibility), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_intelligibility_open(LOSS_N, &intelligibility), KRAIT_OK);
+  for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+    kr_quality q;
+    make_variant(names[k]);
+    assert_int_equal(kr_quality_of(clean, other, LOSS_N, &q), KRAIT_OK);
+    const double value = lack_of_stoi(other, 2, gradient);
+    print_message("%s: %.4f below 1, %.4f by STOI\n", names[k], value, 1 - q.stoi);
+    assert_true(fabs(value - (1 - q.stoi)) < 0.02);
+    for (int i = 0; i < LOSS_N; i++) louder[i] = 3 * other[i];
+    assert_true(fabs(lack_of_stoi(louder, 2, gradient) - value) < 1e-5);
+    assert_true(lack_of_stoi(other, 2, NULL) == value);
+    slopes_are(lack_of_stoi, 1e-5);
+  }
+  assert_true(lack_of_stoi(clean, 1, gradient) < 1e-6);
+  nothing_is_lacking(lack_of_stoi(nothing, 1, gradient) - 1, gradient); /* no band is alike */
+  nothing_is_lacking(kr_intelligibility_lack(intelligibility, nothing, clean, 1, gradient), gradient);
+  gradient[7] = 3;
+  kr_intelligibility_lack(intelligibility, nothing, clean, 1, gradient);
+  assert_true(gradient[7] == 3);
+  kr_intelligibility_close(&intelligibility);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(batches), cmocka_unit_test(as_independent_programs),
                                      cmocka_unit_test(the_same_is_best), cmocka_unit_test(levels_and_nothing),
-                                     cmocka_unit_test(disturbance_follows_pesq), cmocka_unit_test(si_sdr_as_a_loss)};
+                                     cmocka_unit_test(disturbance_follows_pesq), cmocka_unit_test(si_sdr_as_a_loss),
+                                     cmocka_unit_test(stoi_as_a_loss)};
   return cmocka_run_group_tests(tests, open_demo, close_demo);
 }

@@ -313,16 +313,16 @@ static void heard(void **state) {
   static fixture f;
   static float first[1 << 22];
   static const struct {
-    double weights[3]; /* of disturbance, opinion, SI-SDR */
+    double weights[4]; /* of disturbance, opinion, SI-SDR, STOI */
     int at_once, late, beside;
-  } ways[] = {{{1, 0, 0}, 0, 0, 0}, {{1, 0, 0}, 1, 1, 0}, {{0, 10, 0.2}, 0, 1, 1}};
+  } ways[] = {{{1}, 0, 0, 0}, {{1}, 1, 1, 0}, {{0, 10, 0.2, 0}, 0, 1, 1}, {{0, 1, 0, 5}, 1, 0, 1}};
   (void)state;
   if (is_missing()) skip();
   for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
     kr_train_options how = kr_train_defaults;
     kr_step step, moved;
     for (int k = 0; k < KR_TERMS; k++) how.weights[k] = 0;
-    for (int k = 0; k < 3; k++) how.weights[KR_TERM_DISTURBANCE + k] = ways[i].weights[k];
+    for (int k = 0; k < 4; k++) how.weights[KR_TERM_DISTURBANCE + k] = ways[i].weights[k];
     how.weights[KR_TERM_MAGNITUDE] = 30 * ways[i].beside, how.discriminator = ways[i].late;
     how.at_once = ways[i].at_once, how.judge_late = ways[i].late;
     open_fixture_by(&f, "gru", "loss", 2, &how);
@@ -341,11 +341,12 @@ static void heard(void **state) {
     for (int64_t n = 0; n < p->n; n++) p->value[n] -= (float)(h * (double)p->gradient[n]);
     assert_int_equal(kr_trainer_push(f.trainer), KRAIT_OK);
     assert_int_equal(kr_trainer_validate(f.trainer, &batch, &moved, NULL), KRAIT_OK);
-    print_message("disturbance %.4f, opinion %.4f, si_sdr %.4f, total %.4f, by its gradient %.4f\n",
-                  step.terms[KR_TERM_DISTURBANCE], step.terms[KR_TERM_OPINION], step.terms[KR_TERM_SI_SDR], step.total,
-                  (step.total - moved.total) / 1e-3);
+    print_message("disturbance %.4f, opinion %.4f, si_sdr %.4f, stoi %.4f, total %.4f, by its gradient %.4f\n",
+                  step.terms[KR_TERM_DISTURBANCE], step.terms[KR_TERM_OPINION], step.terms[KR_TERM_SI_SDR],
+                  step.terms[KR_TERM_STOI], step.total, (step.total - moved.total) / 1e-3);
     assert_true(step.terms[KR_TERM_OPINION] > 0.5);
     assert_int_equal(step.terms[KR_TERM_SI_SDR] > 1, ways[i].weights[2] > 0);
+    assert_int_equal(step.terms[KR_TERM_STOI] > 0.01, ways[i].weights[3] > 0);
     assert_true(step.terms[KR_TERM_DISTURBANCE] > 1 && fabs((step.total - moved.total) / 1e-3 - 1) < 0.05);
     close_fixture(&f);
   }
