@@ -11,23 +11,25 @@
 #include "stft.h"
 #include "stft_live.h"
 
-static const double compress_power = 0.3; /* what the published training configuration uses */
-
 typedef struct pk_impl {
   kr_primeknet *net;
   kr_pool *pool;
   int unit_rms; /* the model was trained on signals of root mean square 1 */
 } pk_impl;
 
-/* A session with the front end around it. Buffers grow with the longest window so far. */
+/* A session with the front end around it. Buffers grow with the longest window, or the most windows, so far. */
 typedef struct pk_timeline {
   const pk_impl *impl;
   kr_pk_session *session;
   kr_stft *stft;
   kr_pk_session *chunks; /* of a model that streams, once sound as it comes is asked for */
   kr_stft_live *live;
-  int64_t room_frames;
-  float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
+  size_t room;               /* floats */
+  float *block, *wav;        /* what a window needs beside it; samples, padded: (n, T - 1, hop), last */
+  struct {                   /* of windows that have begun: where their samples go, from wav */
+    int64_t n, n_samples, padded;
+    float *out[KR_WINDOWS_AT_ONCE];
+  } due;
 } pk_timeline;
 
 static int takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
@@ -60,7 +62,7 @@ static void close_timeline(void **handle) {
   kr_stft_close(&line->stft);
   kr_stft_live_close(&line->live);
   kr_pk_session_close(&line->chunks);
-  kr_free(line->com);
+  kr_free(line->block);
   kr_free(line);
 }
 
@@ -75,40 +77,92 @@ static int32_t open_timeline(const void *impl, void **handle) {
   return status;
 }
 
-static int32_t make_room(pk_timeline *line, int64_t T) {
-  if (T <= line->room_frames) return KRAIT_OK;
-  const kr_pk_config *c = &line->impl->net->config;
-  kr_free(line->com);
-  line->com = kr_alloc_array((size_t)T, (size_t)(4 * c->F + c->fft_len / 4) * sizeof *line->com);
-  line->room_frames = line->com ? T : 0;
-  KR_CHECK(line->com, KRAIT_ERR_NO_MEMORY, "no memory for a window of %lld frames", (long long)T);
-  line->mag = line->com + T * c->F * 2;
-  line->pha = line->mag + T * c->F;
-  line->wav = line->pha + T * c->F;
+/* So many floats, and samples behind them. */
+static int32_t make_room(pk_timeline *line, size_t n_floats, size_t n_samples) {
+  if (n_floats + n_samples > line->room) {
+    kr_free(line->block);
+    line->block = kr_alloc_array(n_floats + n_samples, sizeof *line->block);
+    line->room = line->block ? n_floats + n_samples : 0;
+  }
+  KR_CHECK(line->block, KRAIT_ERR_NO_MEMORY, "no memory for windows of %zu samples", n_samples);
+  line->wav = line->block + n_floats;
   return KRAIT_OK;
 }
 
-/* Whole windows only: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in. */
-static int32_t clean_window(pk_timeline *line, const float *in, int64_t n_samples, float *out) {
-  const int64_t T = kr_stft_n_frames(line->stft, n_samples);
-  KR_TRY(make_room(line, T));
-  KR_TRY(kr_stft_forward(line->stft, in, n_samples, compress_power, line->com));
-  KR_TRY(kr_pk_forward(line->session, 1, T, line->com, line->mag, line->pha, NULL));
-  return kr_stft_inverse(line->stft, line->mag, line->pha, T, compress_power, out);
+/* What a window needs beside its samples: com (F, T, 2), mag and pha (F, T). */
+static size_t spectrum_floats(const pk_timeline *line, int64_t T) {
+  return (size_t)(4 * line->impl->net->config.F * T);
 }
 
-/* Pads with silence to whole frames, and to one transform at least. */
-static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_samples) {
-  pk_timeline *line = user;
-  const int64_t n_fft = line->impl->net->config.fft_len, hop = n_fft / 4;
-  int64_t padded = (n_samples + hop - 1) / hop * hop;
-  if (padded < n_fft) padded = n_fft;
-  KR_TRY(make_room(line, kr_stft_n_frames(line->stft, padded)));
-  memcpy(line->wav, in, (size_t)n_samples * sizeof *in);
-  memset(line->wav + n_samples, 0, (size_t)(padded - n_samples) * sizeof *in);
+/* Whole windows only, by the host's transform: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be
+ * in. There is room. */
+static int32_t clean_window(pk_timeline *line, const float *in, int64_t n_samples, float *out) {
+  const int64_t T = kr_stft_n_frames(line->stft, n_samples), n = line->impl->net->config.F * T;
+  float *const com = line->block, *const mag = com + 2 * n, *const pha = mag + n;
+  KR_TRY(kr_stft_forward(line->stft, in, n_samples, KR_PK_POWER, com));
+  KR_TRY(kr_pk_forward(line->session, 1, T, com, mag, pha, NULL));
+  return kr_stft_inverse(line->stft, mag, pha, T, KR_PK_POWER, out);
+}
+
+/* Whole frames, and one transform at least. */
+static int64_t padded_of(const pk_timeline *line, int64_t n_samples) {
+  const int64_t n_fft = line->impl->net->config.fft_len, hop = n_fft / 4, padded = (n_samples + hop - 1) / hop * hop;
+  return padded < n_fft ? n_fft : padded;
+}
+
+static void pad(float *to, const float *in, int64_t n_samples, int64_t padded) {
+  memcpy(to, in, (size_t)n_samples * sizeof *in);
+  memset(to + n_samples, 0, (size_t)(padded - n_samples) * sizeof *in);
+}
+
+static int32_t clean_by_host(pk_timeline *line, const float *in, float *out, int64_t n_samples) {
+  const int64_t padded = padded_of(line, n_samples);
+  KR_TRY(make_room(line, spectrum_floats(line, kr_stft_n_frames(line->stft, padded)), (size_t)padded));
+  pad(line->wav, in, n_samples, padded);
   KR_TRY(clean_window(line, line->wav, padded, line->wav));
   memcpy(out, line->wav, (size_t)n_samples * sizeof *out);
   return KRAIT_OK;
+}
+
+static int32_t finish_denoiser(void *user) {
+  pk_timeline *line = user;
+  const int64_t n = line->due.n;
+  line->due.n = 0;
+  KR_TRY(kr_pk_finish(line->session));
+  for (int64_t i = 0; i < n; i++)
+    memcpy(line->due.out[i], line->wav + i * line->due.padded, (size_t)line->due.n_samples * sizeof(float));
+  return KRAIT_OK;
+}
+
+/* Where the model is, but for the first frames: what rounding leaves of their imaginary parts decides (MODEL.md). */
+static int32_t begin_there(pk_timeline *line, int64_t n, const float *const *in, float *const *out,
+                           int64_t n_samples) {
+  const int64_t padded = padded_of(line, n_samples), F = line->impl->net->config.F;
+  KR_TRY(finish_denoiser(line));
+  KR_TRY(make_room(line, (size_t)(2 * n * F), (size_t)(n * padded)));
+  for (int64_t i = 0; i < n; i++) {
+    float *const wav = line->wav + i * padded, *const first = line->block + 2 * i * F;
+    pad(wav, in[i], n_samples, padded);
+    KR_TRY(kr_stft_frame(line->stft, wav, padded, 0, first, first + F));
+    line->due.out[i] = out[i];
+  }
+  KR_TRY(kr_pk_begin_samples(line->session, n, kr_stft_n_frames(line->stft, padded), line->wav, line->block,
+                             line->wav));
+  line->due.n = n, line->due.n_samples = n_samples, line->due.padded = padded;
+  return KRAIT_OK;
+}
+
+static int32_t run_denoiser(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
+  pk_timeline *line = user;
+  if (line->impl->net->takes_samples) return begin_there(line, n, in, out, n_samples);
+  for (int64_t i = 0; i < n; i++) KR_TRY(clean_by_host(line, in[i], out[i], n_samples));
+  return KRAIT_OK;
+}
+
+static int32_t windows_at_once(void *user, int64_t n_windows, int64_t n_samples, int64_t *n) {
+  pk_timeline *line = user;
+  KR_TRY(finish_denoiser(line));
+  return kr_pk_at_once(line->session, n_windows, kr_stft_n_frames(line->stft, padded_of(line, n_samples)), n);
 }
 
 static int32_t open_live(void *user) {
@@ -119,7 +173,7 @@ static int32_t open_live(void *user) {
   KR_TRY(kr_pk_begin(line->chunks)); /* plans */
   return kr_stft_live_open(&(kr_stft_live_options){.n_fft = net->config.fft_len,
                                                    .chunk = KR_PK_LIVE_CHUNK,
-                                                   .power = compress_power,
+                                                   .power = KR_PK_POWER,
                                                    .pool = line->impl->pool,
                                                    .user = line->chunks,
                                                    .begin = kr_pk_begin,
@@ -137,7 +191,10 @@ static const kr_denoiser_live live = {open_live, live_due, push_live, live_laten
 
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   const pk_timeline *line = timeline;
+  const int there = line->impl->net->takes_samples;
   *denoiser = (kr_denoiser){.run = run_denoiser,
+                            .finish = there ? finish_denoiser : NULL,
+                            .at_once = there ? windows_at_once : NULL,
                             .user = timeline,
                             .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
                             .live = line->impl->net->config.streams ? &live : NULL};
@@ -195,7 +252,14 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_out", 1, &n_out, &out));
   float *got = kr_alloc_array((size_t)n_out, sizeof *got);
   KR_CHECK(got, KRAIT_ERR_NO_MEMORY, "no memory for the outputs");
-  int32_t status = clean_window(line, in, n, got);
+  int32_t status = KRAIT_OK;
+  if (n == n_out && n >= 4 * hop) {
+    status = run_denoiser(line, 1, &in, &got, n);
+    if (status >= 0) status = finish_denoiser(line);
+  } else { /* the last frame sees what lies behind whole hops */
+    status = make_room(line, spectrum_floats(line, kr_stft_n_frames(line->stft, n)), 0);
+    if (status >= 0) status = clean_window(line, in, n, got);
+  }
   if (status >= 0) kr_verify_add("wav", got, out, n_out, rows, n_rows, n_filled);
   kr_free(got);
   return status;
