@@ -150,7 +150,7 @@ static void append(kr_windows *w, const float *samples, int64_t n) {
 
 int32_t kr_windows_push(kr_windows *w, const float *samples, int64_t n) {
   while (n > 0) {
-    int64_t room = w->start + span_of(w) + 1 - w->end; /* one sample more than the windows: proof that none is the last */
+    int64_t room = w->start + span_of(w) + 1 - w->end; /* one sample more than the windows: none of them is the last */
     int64_t step = n < room ? n : room;
     append(w, samples, step);
     samples += step;

@@ -19,13 +19,14 @@ typedef struct kr_windows_shape {
 typedef struct kr_window_runner {
   void *user;
   int64_t most; /* windows at once: n of them, and twice their results, are held; 0: one */
-  /* in[k] and out[k], k < n <= most, have n_samples each and do not overlap; 1 <= n_samples <= window. in is read when
-   * it returns. */
+  /* in[k] and out[k], k < n <= most, have n_samples each and do not overlap; 1 <= n_samples <= window. in has been read
+   * when it returns. */
   int32_t (*run)(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples);
-  /* NULL: what run gives is there when it returns. Else it is behind this, or behind the next run of anybody's windows,
-   * and the stream goes on meanwhile. */
+  /* NULL: what run gives is there when it returns. Else it is behind this, or behind the runner's next run, and the
+   * stream goes on meanwhile. */
   int32_t (*finish)(void *user);
-  int32_t (*done)(void *user, const float *out, int64_t n_samples); /* or NULL: each window in order, once it is there */
+  /* Or NULL: each window in order, once it is there. */
+  int32_t (*done)(void *user, const float *out, int64_t n_samples);
 } kr_window_runner;
 
 int32_t kr_windows_open(const kr_windows_shape *shape, const kr_window_runner *runner, kr_sink sink,

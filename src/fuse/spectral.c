@@ -46,7 +46,7 @@ static void fill_matrices(kr_spectral *s) {
   }
 }
 
-/* Four frames lie over a sample; over one of the first hop there is no earlier one, over one of the last no later one. */
+/* Four frames lie over a sample; in the first hop there is no earlier one, in the last no later one. */
 static void fill_envelope(kr_spectral *s) {
   const int64_t hop = s->n_fft / 4;
   for (int64_t part = 0; part < 3; part++)
@@ -175,4 +175,16 @@ void kr_spectral_forward(kr_graph *g, const kr_spectral *s, double power, kr_ten
                                        .im = part(g, rows, plane, 1),
                                        .mag = kr_graph_view(g, mag),
                                        .pha = kr_graph_view(g, pha)});
+}
+
+void kr_spectral_parts(kr_graph *g, const char *name, kr_tensor mag, kr_tensor pha, kr_tensor com) {
+  const kr_dims plane = kr_graph_dims(g, mag);
+#define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, com, 3, k, 1), plane))
+  kr_graph_call(g, name, &kr_op_from_polar,
+                &(krait_from_polar_args){.power = 1,
+                                         .mag = kr_graph_view(g, mag),
+                                         .pha = kr_graph_view(g, pha),
+                                         .re = PART(0),
+                                         .im = PART(1)});
+#undef PART
 }

@@ -13,7 +13,7 @@ typedef struct kr_spectral {
   float *forward;  /* (n_fft, 2F): window and transform: real parts, then imaginary ones */
   float *inverse;  /* (2F, n_fft): transform back and window */
   float *mirror;   /* (n_fft/2, n_fft/2): what reverses a row */
-  float *envelope; /* (3, n_fft/4): one over the sum of squared windows: of the first hop, of those between, of the last */
+  float *envelope; /* (3, n_fft/4): one over the sum of squared windows: in the first hop, between, in the last */
   const kr_cuda *cuda; /* NULL: in host memory */
 } kr_spectral;
 /* n_fft is a multiple of 4. */
@@ -27,5 +27,7 @@ kr_tensor kr_spectral_inverse(kr_graph *g, const kr_spectral *s, double power, k
  * elsewhere: real parts, then imaginary ones; 0: here, as the others are. */
 void kr_spectral_forward(kr_graph *g, const kr_spectral *s, double power, kr_tensor wav, kr_tensor first, kr_tensor mag,
                          kr_tensor pha);
+/* mag, pha (B,F,T) as real and imaginary parts, com (B,F,T,2), to be given. */
+void kr_spectral_parts(kr_graph *g, const char *name, kr_tensor mag, kr_tensor pha, kr_tensor com);
 
 #endif

@@ -24,7 +24,7 @@ enum { KR_WINDOWS_AT_ONCE = 16 }; /* at most: the host holds each twice */
 
 typedef struct kr_denoiser {
   /* Cleans n windows of n_samples >= 1 of mono 16 kHz, each by itself: out[k] has n_samples too and does not overlap
-   * in[k]. Sizes that do not fit the model's frames are padded inside. in is read when it returns. */
+   * in[k]. Sizes that do not fit the model's frames are padded inside. in has been read when it returns. */
   int32_t (*run)(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples);
   /* NULL: run has written out when it returns. Else out is there behind this (nothing to do is no failure), or behind
    * the next run; what a failure leaves is lost, and nothing is written later. */

@@ -1,7 +1,7 @@
 /* emulated_primeknet.c: PrimeKnet's kernels on the host, under AddressSanitizer and UBSan, through the real session:
- * recorded outputs of the PyTorch twin, the published widths against the CPU, batches against single windows, of spectra
- * and of samples, a shape that comes back, a window that does not fit any more, memory that is short. Usage: emulated_primeknet LIBRARY TIER, base or ampere: the
- * latter's products for tensor cores as well. */
+ * recorded outputs of the PyTorch twin, the published widths against the CPU, batches against single windows (of
+ * spectra and of samples), a shape that comes back, a window that does not fit any more, memory that is short. Usage:
+ * emulated_primeknet LIBRARY TIER, base or ampere: the latter's products for tensor cores as well. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 

@@ -293,7 +293,7 @@ static void silence_stays_silent_without_the_model(void **state) {
   free(y);
 }
 
-/* A denoiser of which several windows of all channels are under way: what it makes of one depends on all its samples. */
+/* A denoiser that has several windows under way: what it makes of one depends on all its samples. */
 typedef struct later {
   int64_t most, n, n_samples, n_runs, n_windows;
   float *out[KR_WINDOWS_AT_ONCE], said[KR_WINDOWS_AT_ONCE][8000];
@@ -327,8 +327,8 @@ static int32_t later_at_once(void *user, int64_t n_windows, int64_t n_samples, i
 
 static void write_gaps(void) {
   enum { N = 90000 };
-  SNDFILE *file = sf_open(in_path, SFM_WRITE, &(SF_INFO){.samplerate = 16000, .channels = 2,
-                                                        .format = SF_FORMAT_WAV | SF_FORMAT_FLOAT});
+  SF_INFO info = {.samplerate = 16000, .channels = 2, .format = SF_FORMAT_WAV | SF_FORMAT_FLOAT};
+  SNDFILE *file = sf_open(in_path, SFM_WRITE, &info);
   static float x[2 * N];
   for (int i = 0; i < N; i++)
     for (int c = 0; c < 2; c++)

@@ -169,14 +169,17 @@ static void check_transform(int64_t n_fft, int64_t T) {
   kr_spectral s;
   kr_graph *g = NULL;
   kr_runner *r = NULL;
-  float *wav = kr_alloc_array((size_t)(ROWS * N), sizeof *wav), *back = kr_alloc_array((size_t)(ROWS * N), sizeof *back),
+  float *wav = kr_alloc_array((size_t)(ROWS * N), sizeof *wav),
+        *back = kr_alloc_array((size_t)(ROWS * N), sizeof *back),
         *first = kr_alloc_array((size_t)(ROWS * 2 * F), sizeof *first),
         *mag = kr_alloc_array((size_t)(ROWS * plane), sizeof *mag),
         *pha = kr_alloc_array((size_t)(ROWS * plane), sizeof *pha),
         *com = kr_alloc_array((size_t)plane, 2 * sizeof *com), *want = kr_alloc_array((size_t)N, sizeof *want);
   uint32_t state = 5;
-  for (int64_t i = 0; i < ROWS * N; i++)
-    state = state * 1664525u + 1013904223u, wav[i] = i / N == 1 && i % N < N / 2 ? 0 : (float)(state >> 8) * 0x1p-24f - 0.5f;
+  for (int64_t i = 0; i < ROWS * N; i++) {
+    state = state * 1664525u + 1013904223u;
+    wav[i] = i / N == 1 && i % N < N / 2 ? 0 : (float)(state >> 8) * 0x1p-24f - 0.5f;
+  }
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   assert_int_equal(kr_stft_open(n_fft, hop, ctx->pool, &stft), KRAIT_OK);
   assert_int_equal(kr_spectral_open(NULL, n_fft, &s), KRAIT_OK);

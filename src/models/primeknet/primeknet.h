@@ -65,10 +65,9 @@ void kr_pk_session_close(kr_pk_session **session);
 /* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
 int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
                       float *com);
-/* Where the model takes samples: B windows of (T-1) fft_len/4 samples, B at most what kr_pk_at_once has said of them, or
- * it goes in parts. It has begun when this returns, and out is there behind kr_pk_finish, or behind the next call. */
-int32_t kr_pk_begin_samples(kr_pk_session *session, int64_t B, int64_t T, const float *wav, const float *first,
-                            float *out);
+/* Where the model takes samples: B windows of (T-1) fft_len/4 each. They have begun when this returns; out is there
+ * behind kr_pk_finish, or behind the next call. n: of B windows, as many as go together best. */
+int32_t kr_pk_samples(kr_pk_session *session, int64_t B, int64_t T, const float *wav, const float *first, float *out);
 int32_t kr_pk_finish(kr_pk_session *session);
 int32_t kr_pk_at_once(kr_pk_session *session, int64_t B, int64_t T, int64_t *n);
 /* Of a model that streams, as kr_stft_live_options has them: what comes next is the beginning; the next n <= chunk

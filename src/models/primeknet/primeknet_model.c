@@ -6,7 +6,6 @@
 
 #include "alloc.h"
 #include "ctx.h"
-#include "op_list.h"
 #include "primeknet_graph.h"
 #include "status.h"
 #include "weights.h"
@@ -120,14 +119,7 @@ static void record_samples(const kr_primeknet *m, int64_t B, int64_t T, kr_graph
                   mag = kr_graph_temp(g, KRAIT_F32, plane), pha = kr_graph_temp(g, KRAIT_F32, plane);
   kr_pk_graph io = {.com_in = kr_graph_temp(g, KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
   kr_spectral_forward(g, &m->spectral, KR_PK_POWER, wav, first, mag, pha);
-#define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, io.com_in, 3, k, 1), plane))
-  kr_graph_call(g, "com_in", &kr_op_from_polar,
-                &(krait_from_polar_args){.power = 1,
-                                         .mag = kr_graph_view(g, mag),
-                                         .pha = kr_graph_view(g, pha),
-                                         .re = PART(0),
-                                         .im = PART(1)});
-#undef PART
+  kr_spectral_parts(g, "com_in", mag, pha, io.com_in);
   kr_pk_graph_record(g, &m->config, parameter, (void *)m, &io);
   kr_spectral_inverse(g, &m->spectral, KR_PK_POWER, io.mag, io.pha, out);
   tensors[0] = wav, tensors[1] = first, tensors[2] = out, tensors[3] = 0;

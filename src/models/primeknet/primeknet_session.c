@@ -208,16 +208,17 @@ static int32_t forward_frames(kr_pk_session *s, int64_t T, float *const *spectra
 /* Groups of equal size, none of more than `most`. */
 static int64_t share_of(int64_t B, int64_t most) {
   const int64_t n_groups = most < 1 ? B : (B + most - 1) / most;
-  return n_groups ? (B + n_groups - 1) / n_groups : B;
+  return n_groups ? (B + n_groups - 1) / n_groups : 1;
 }
 
 /* Windows of the batch at once. The first guess, which the plan then says exactly, is six maps of a window. */
 static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, int64_t *n) {
-  const int64_t batch[] = {B, T, outputs}, map = s->model->config.C * s->model->config.F2 * T;
+  const int64_t batch[] = {B, T, outputs}, map = s->model->config.C * s->model->config.F2 * T,
+                guess = (int64_t)(most_bytes / (6 * sizeof(float))) / map;
   kr_shape_graph *shape;
   *n = 1;
   if (!s->cuda || s->chunk) return KRAIT_OK;
-  *n = memcmp(batch, s->batch, sizeof batch) == 0 ? s->group : share_of(B, (int64_t)(most_bytes / (6 * sizeof(float))) / map);
+  *n = memcmp(batch, s->batch, sizeof batch) == 0 ? s->group : share_of(B, guess);
   for (int round = 0; round < 2 && *n > 1; round++) {
     KR_TRY(find(s, *n, T, outputs, &shape));
     const uint64_t bytes = bytes_of(s, shape->key) + kr_graph_bytes(shape->graph);
@@ -264,7 +265,7 @@ int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_i
   return kr_pk_finish(s);
 }
 
-int32_t kr_pk_begin_samples(kr_pk_session *s, int64_t B, int64_t T, const float *wav, const float *first, float *out) {
+int32_t kr_pk_samples(kr_pk_session *s, int64_t B, int64_t T, const float *wav, const float *first, float *out) {
   return run_groups(s, B, T, KR_PK_WAV, (float *const[]){(float *)wav, (float *)first, out, NULL});
 }
 
