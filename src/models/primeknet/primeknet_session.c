@@ -211,10 +211,10 @@ static int64_t share_of(int64_t B, int64_t most) {
   return n_groups ? (B + n_groups - 1) / n_groups : 1;
 }
 
-/* Windows of the batch at once. The first guess, which the plan then says exactly, is six maps of a window. */
+/* Windows of the batch at once. The first guess, which the plan then says exactly, is twelve maps of a window. */
 static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, int64_t *n) {
   const int64_t batch[] = {B, T, outputs}, map = s->model->config.C * s->model->config.F2 * T,
-                guess = (int64_t)(most_bytes / (6 * sizeof(float))) / map;
+                guess = (int64_t)(most_bytes / (12 * sizeof(float))) / map;
   kr_shape_graph *shape;
   *n = 1;
   if (!s->cuda || s->chunk) return KRAIT_OK;
