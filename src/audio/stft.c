@@ -122,6 +122,13 @@ static void transform_back(const kr_stft *s, bench *b) {
   for (int64_t t = 1; t < half; t++) b->frame[t] = b->re[t] + b->im[t], b->frame[s->n_fft - t] = b->re[t] - b->im[t];
 }
 
+/* Frame t of wav -> b's re, im. */
+static void take_frame(const kr_stft *s, bench *b, const float *wav, int64_t n_samples, int64_t t) {
+  for (int64_t i = 0; i < s->n_fft; i++)
+    b->frame[i] = wav[reflect(t * s->hop + i - s->n_fft / 2, n_samples)] * s->window[i];
+  transform_frame(b);
+}
+
 typedef struct forward_job {
   const kr_stft *s;
   const float *wav;
@@ -134,9 +141,7 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   const kr_stft *s = job->s;
   bench *b = &s->benches[worker];
   for (int64_t t = begin; t < end; t++) {
-    for (int64_t i = 0; i < s->n_fft; i++)
-      b->frame[i] = job->wav[reflect(t * s->hop + i - s->n_fft / 2, job->n_samples)] * s->window[i];
-    transform_frame(b);
+    take_frame(s, b, job->wav, job->n_samples, t);
     for (int64_t f = 0; f < s->F; f++) {
       const float re = b->re[f], im = b->im[f];
       float mag = powf(sqrtf(re * re + im * im + 1e-9f), job->power), pha = atan2f(im + 1e-10f, re + 1e-5f);
@@ -146,10 +151,22 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
-  forward_job job = {s, wav, n_samples, kr_stft_n_frames(s, n_samples), (float)power, com};
+static int32_t check_length(const kr_stft *s, int64_t n_samples) {
   KR_CHECK(n_samples > s->n_fft / 2, KRAIT_ERR_SHAPE, "%lld samples are too few for a transform of %lld",
            (long long)n_samples, (long long)s->n_fft);
+  return KRAIT_OK;
+}
+
+int32_t kr_stft_frame(kr_stft *s, const float *wav, int64_t n_samples, int64_t t, float *re, float *im) {
+  KR_TRY(check_length(s, n_samples));
+  take_frame(s, s->benches, wav, n_samples, t);
+  memcpy(re, s->benches->re, (size_t)s->F * sizeof *re), memcpy(im, s->benches->im, (size_t)s->F * sizeof *im);
+  return KRAIT_OK;
+}
+
+int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
+  forward_job job = {s, wav, n_samples, kr_stft_n_frames(s, n_samples), (float)power, com};
+  KR_TRY(check_length(s, n_samples));
   kr_pool_run(s->pool, job.T, SEGMENT, forward_range, &job);
   return KRAIT_OK;
 }

@@ -20,10 +20,17 @@ typedef struct kr_denoiser_live {
   int64_t (*latency)(const void *user);                   /* samples that are not given yet: at most so many */
 } kr_denoiser_live;
 
+enum { KR_WINDOWS_AT_ONCE = 16 }; /* at most: the host holds each twice */
+
 typedef struct kr_denoiser {
-  /* Cleans n_samples >= 1 of mono 16 kHz as one window: out has n_samples too and does not overlap in. Sizes that do
-   * not fit the model's frames are padded inside. */
-  int32_t (*run)(void *user, const float *in, float *out, int64_t n_samples);
+  /* Cleans n windows of n_samples >= 1 of mono 16 kHz, each by itself: out[k] has n_samples too and does not overlap
+   * in[k]. Sizes that do not fit the model's frames are padded inside. in has been read when it returns. */
+  int32_t (*run)(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples);
+  /* NULL: run has written out when it returns. Else out is there behind this (nothing to do is no failure), or behind
+   * the next run; what a failure leaves is lost, and nothing is written later. */
+  int32_t (*finish)(void *user);
+  /* NULL: one. How many of n_windows such windows a call should take. */
+  int32_t (*at_once)(void *user, int64_t n_windows, int64_t n_samples, int64_t *n);
   void *user;
   int32_t level;           /* KR_LEVEL_* */
   int64_t window_samples;  /* longest window worth running at once (memory grows with it); 0: the caller's default */

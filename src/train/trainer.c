@@ -316,15 +316,8 @@ static int32_t record_generator(kr_trainer *t) {
   const kr_tensor pha_con = kr_graph_temp(g, KRAIT_F32, plane), con = kr_graph_temp(g, KRAIT_F32, pairs),
                   d = kr_graph_temp(g, KRAIT_F32, plane);
   t->mag_con = output(g, "mag_con", plane, t->now[MAG_CON].some);
-  kr_spectral_forward(g, &t->spectral, compress, wav, t->mag_con, pha_con);
-#define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, con, 3, k, 1), plane))
-  kr_graph_call(g, "com_con", &kr_op_from_polar,
-                &(krait_from_polar_args){.power = 1,
-                                         .mag = kr_graph_view(g, t->mag_con),
-                                         .pha = kr_graph_view(g, pha_con),
-                                         .re = PART(0),
-                                         .im = PART(1)});
-#undef PART
+  kr_spectral_forward(g, &t->spectral, compress, wav, 0, t->mag_con, pha_con);
+  kr_spectral_parts(g, "com_con", t->mag_con, pha_con, con);
   kr_graph_pointwise(g, "phase_difference", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, pha, io.pha, d);
   add_term(t, g, KR_TERM_MAGNITUDE, 0, 1 / n, mag, io.mag);
   add_term(t, g, KR_TERM_PHASE_IP, KRAIT_LOSS_ANGLE, 1 / n, d, 0);
@@ -407,7 +400,7 @@ static int32_t open_memory(kr_trainer *t) {
 static int32_t open_parts(kr_trainer *t) {
   KR_CHECK(!t->options.ranks || t->ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes train together on GPUs alone");
   KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
-  KR_TRY(kr_spectral_open(t->ctx, t->config.fft_len, t->config.fft_len / 4, t->T, &t->spectral));
+  KR_TRY(kr_spectral_open(t->ctx->cuda, t->config.fft_len, &t->spectral));
   KR_TRY(list_parameters(t));
   int hears = 0;
   for (int k = 0; k < KR_EARS_TERMS; k++) hears |= t->options.weights[KR_TERM_DISTURBANCE + k] != 0;

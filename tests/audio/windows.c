@@ -1,5 +1,6 @@
 /* windows.c: identity, gain and position functions through overlapping windows: every length, cut in every way, comes
- * out sample-exact; the windows are where windows.h says. */
+ * out sample-exact, one window at a time, several at once, and several that are finished later; the windows are where
+ * windows.h says. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -8,26 +9,72 @@
 #include "stream.h"
 #include "windows.h"
 
-enum { MAX_CALLS = 64 };
+enum { MAX_CALLS = 256, MOST = 8, LONGEST = 64 };
 typedef struct calls {
   int64_t n[MAX_CALLS], first[MAX_CALLS];
-  int n_calls, fail_at;
+  int n_calls, n_runs, n_done, fail_at;
+  void (*each)(struct calls *c, const float *in, float *out, int64_t n);
+  int64_t due, due_size; /* of a late runner: windows whose results nobody has written yet */
+  float *due_out[MOST], results[MOST][LONGEST];
 } calls;
 
 /* Samples carry their own position, so the window can tell where it is. */
-static int32_t identity(void *user, const float *in, float *out, int64_t n) {
-  calls *c = user;
-  if (c->n_calls == c->fail_at) return kr_fail(KRAIT_ERR_CANCELLED, "asked to fail");
+static void identity(calls *c, const float *in, float *out, int64_t n) {
+  (void)c;
+  memcpy(out, in, (size_t)n * sizeof(float));
+}
+
+static void note(calls *c, const float *in, int64_t n) {
   c->first[c->n_calls] = (int64_t)in[0];
   c->n[c->n_calls++] = n;
-  memcpy(out, in, (size_t)n * sizeof(float));
+}
+
+static int32_t run_now(void *user, int64_t n, const float *const *in, float *const *out, int64_t size) {
+  calls *c = user;
+  c->n_runs++;
+  for (int64_t i = 0; i < n; i++) {
+    if (c->n_calls == c->fail_at) return kr_fail(KRAIT_ERR_CANCELLED, "asked to fail");
+    c->each(c, in[i], out[i], size);
+    note(c, in[i], size);
+  }
   return KRAIT_OK;
 }
 
-static int32_t run(const kr_windows_shape *shape, kr_window_fn fn, void *user, int64_t n, int64_t piece,
+static int32_t finish(void *user) {
+  calls *c = user;
+  for (int64_t i = 0; i < c->due; i++) memcpy(c->due_out[i], c->results[i], (size_t)c->due_size * sizeof(float));
+  c->due = 0;
+  return KRAIT_OK;
+}
+
+static int32_t run_late(void *user, int64_t n, const float *const *in, float *const *out, int64_t size) {
+  calls *c = user;
+  assert_true(n <= MOST && size <= LONGEST);
+  assert_int_equal(finish(c), KRAIT_OK);
+  float *results[MOST];
+  for (int64_t i = 0; i < n; i++) c->due_out[i] = out[i], results[i] = c->results[i];
+  c->due_size = size;
+  KR_TRY(run_now(user, n, in, results, size));
+  c->due = n;
+  return KRAIT_OK;
+}
+
+static int32_t done(void *user, const float *out, int64_t size) {
+  calls *c = user;
+  (void)out;
+  assert_int_equal(size, c->n[c->n_done++]);
+  return KRAIT_OK;
+}
+
+static kr_window_runner runner_of(calls *c, int64_t most, int is_late) {
+  return (kr_window_runner){
+      .user = c, .most = most, .run = is_late ? run_late : run_now, .finish = is_late ? finish : NULL, .done = done};
+}
+
+static int32_t run(const kr_windows_shape *shape, const kr_window_runner *runner, int64_t n, int64_t piece,
                    kr_queue *queue) {
   kr_windows *windows = NULL;
-  assert_int_equal(kr_windows_open(shape, fn, user, (kr_sink){kr_queue_push, queue}, &windows), KRAIT_OK);
+  assert_int_equal(kr_windows_open(shape, runner, (kr_sink){kr_queue_push, queue}, &windows), KRAIT_OK);
   int32_t status = KRAIT_OK;
   float block[97];
   for (int64_t i = 0; i < n && status == KRAIT_OK; i += piece) {
@@ -44,16 +91,21 @@ static int32_t run(const kr_windows_shape *shape, kr_window_fn fn, void *user, i
 static void identity_at_every_length(void **state) {
   (void)state;
   static const kr_windows_shape shapes[] = {{40, 10, 4}, {40, 20, 20}, {41, 13, 6}, {40, 1, 1}, {2, 1, 1}};
-  static const int64_t pieces[] = {1, 7, 40, 97};
+  static const int64_t pieces[] = {1, 7, 40, 97}, most[] = {0, 1, 2, 3, 8};
   for (size_t s = 0; s < 5; s++)
-    for (int64_t n = 0; n < 200 && n < MAX_CALLS * (shapes[s].window - shapes[s].overlap); n++)
-      for (size_t p = 0; p < 4; p++) {
-        calls c = {.fail_at = -1};
+    for (int64_t n = 0; n < 200; n++)
+      for (int way = 0; way < 4 * 5 * 2; way++) {
+        calls c = {.fail_at = -1, .each = identity};
         kr_queue queue = {0};
-        assert_int_equal(run(&shapes[s], identity, &c, n, pieces[p], &queue), KRAIT_OK);
+        const int64_t at_once = most[way / 4 % 5];
+        const kr_window_runner runner = runner_of(&c, at_once, way / 20);
+        assert_int_equal(run(&shapes[s], &runner, n, pieces[way % 4], &queue), KRAIT_OK);
         assert_int_equal(kr_queue_count(&queue), n);
         for (int64_t i = 0; i < n; i++) assert_true(kr_queue_front(&queue)[i] == (float)i);
-        assert_int_equal(c.n_calls, kr_windows_count(&shapes[s], n));
+        const int64_t n_windows = kr_windows_count(&shapes[s], n), each = at_once ? at_once : 1;
+        assert_int_equal(c.n_calls, n_windows);
+        assert_int_equal(c.n_done, n_windows);
+        assert_int_equal(c.n_runs, (n_windows + each - 1) / each);
         kr_queue_free(&queue);
       }
 }
@@ -61,51 +113,79 @@ static void identity_at_every_length(void **state) {
 static void windows_lie_where_they_should(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4};
-  calls c = {.fail_at = -1};
-  kr_queue queue = {0};
-  assert_int_equal(run(&shape, identity, &c, 120, 97, &queue), KRAIT_OK);
-  assert_int_equal(c.n_calls, 4);
-  const int64_t first[] = {0, 30, 60, 80};
-  for (int i = 0; i < 4; i++) {
-    assert_int_equal(c.first[i], first[i]);
-    assert_int_equal(c.n[i], 40);
+  for (int64_t most = 1; most < 6; most++) {
+    calls c = {.fail_at = -1, .each = identity};
+    const kr_window_runner runner = runner_of(&c, most, most % 2);
+    kr_queue queue = {0};
+    assert_int_equal(run(&shape, &runner, 120, 97, &queue), KRAIT_OK);
+    assert_int_equal(c.n_calls, 4);
+    const int64_t first[] = {0, 30, 60, 80};
+    for (int i = 0; i < 4; i++) {
+      assert_int_equal(c.first[i], first[i]);
+      assert_int_equal(c.n[i], 40);
+    }
+    kr_queue_free(&queue);
   }
-  kr_queue_free(&queue);
 }
 
-/* Each call returns its own number: the output shows which window each sample comes from, and the shape of the fade. */
-static int32_t number(void *user, const float *in, float *out, int64_t n) {
-  calls *c = user;
+/* Each window returns its own number: the output shows which window each sample comes from, and the shape of the
+ * fade. */
+static void number(calls *c, const float *in, float *out, int64_t n) {
   (void)in;
   for (int64_t i = 0; i < n; i++) out[i] = (float)c->n_calls;
-  c->n_calls++;
-  return KRAIT_OK;
 }
 
 static void fade_is_a_raised_cosine_in_the_middle(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4};
-  calls c = {0};
-  kr_queue queue = {0};
-  assert_int_equal(run(&shape, number, &c, 70, 7, &queue), KRAIT_OK);
-  const float *y = kr_queue_front(&queue);
-  for (int i = 0; i < 33; i++) assert_true(y[i] == 0);
-  for (int i = 0; i < 4; i++) assert_float_equal(y[33 + i], 0.5 - 0.5 * cos(3.14159265358979 * (i + 0.5) / 4), 1e-6);
-  for (int i = 37; i < 70; i++) assert_true(y[i] == 1);
-  kr_queue_free(&queue);
+  for (int way = 0; way < 3; way++) {
+    calls c = {.fail_at = -1, .each = number};
+    const kr_window_runner runner = runner_of(&c, 1 + way, way == 2);
+    kr_queue queue = {0};
+    assert_int_equal(run(&shape, &runner, 70, 7, &queue), KRAIT_OK);
+    const float *y = kr_queue_front(&queue);
+    for (int i = 0; i < 33; i++) assert_true(y[i] == 0);
+    for (int i = 0; i < 4; i++) assert_float_equal(y[33 + i], 0.5 - 0.5 * cos(3.14159265358979 * (i + 0.5) / 4), 1e-6);
+    for (int i = 37; i < 70; i++) assert_true(y[i] == 1);
+    kr_queue_free(&queue);
+  }
 }
 
+/* Before the memory that a late runner would write to goes, it has finished. */
 static void failure_of_a_window_is_passed_on(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4}, wrong = {40, 21, 4};
   kr_windows *windows = NULL;
-  for (int fail_at = 0; fail_at < 4; fail_at++) {
-    calls c = {.fail_at = fail_at};
-    kr_queue queue = {0};
-    assert_int_equal(run(&shape, identity, &c, 120, 13, &queue), KRAIT_ERR_CANCELLED);
-    kr_queue_free(&queue);
-  }
-  assert_int_equal(kr_windows_open(&wrong, identity, NULL, (kr_sink){0}, &windows), KRAIT_ERR_ARGUMENT);
+  for (int fail_at = 0; fail_at < 4; fail_at++)
+    for (int way = 0; way < 6; way++) {
+      calls c = {.fail_at = fail_at, .each = identity};
+      const kr_window_runner runner = runner_of(&c, 1 + way % 3, way / 3);
+      kr_queue queue = {0};
+      assert_int_equal(run(&shape, &runner, 120, 13, &queue), KRAIT_ERR_CANCELLED);
+      assert_int_equal(c.due, 0);
+      kr_queue_free(&queue);
+    }
+  const kr_window_runner none = {0};
+  assert_int_equal(kr_windows_open(&wrong, &none, (kr_sink){0}, &windows), KRAIT_ERR_ARGUMENT);
+}
+
+/* The one behind the windows fails while the next ones are with a late runner. */
+static int32_t refuse(void *user, const float *samples, int64_t n) {
+  (void)user, (void)samples, (void)n;
+  return kr_fail(KRAIT_ERR_FILE_WRITE, "asked to fail");
+}
+static void failure_behind_the_windows(void **state) {
+  (void)state;
+  const kr_windows_shape shape = {40, 10, 4};
+  calls c = {.fail_at = -1, .each = identity};
+  const kr_window_runner runner = runner_of(&c, 2, 1);
+  const float x[200] = {0};
+  kr_windows *windows = NULL;
+  assert_int_equal(kr_windows_open(&shape, &runner, (kr_sink){refuse, NULL}, &windows), KRAIT_OK);
+  assert_int_equal(kr_windows_push(windows, x, 200), KRAIT_ERR_FILE_WRITE);
+  assert_int_equal(c.due, 2);
+  kr_windows_close(&windows);
+  assert_int_equal(c.due, 0);
 }
 
 int main(void) {
@@ -114,6 +194,7 @@ int main(void) {
       cmocka_unit_test(windows_lie_where_they_should),
       cmocka_unit_test(fade_is_a_raised_cosine_in_the_middle),
       cmocka_unit_test(failure_of_a_window_is_passed_on),
+      cmocka_unit_test(failure_behind_the_windows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

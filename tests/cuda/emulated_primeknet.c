@@ -1,7 +1,7 @@
 /* emulated_primeknet.c: PrimeKnet's kernels on the host, under AddressSanitizer and UBSan, through the real session:
- * recorded outputs of the PyTorch twin, the published widths against the CPU, batches against single windows, a shape
- * that comes back, a window that does not fit any more. Usage: emulated_primeknet LIBRARY TIER, base or ampere: the
- * latter's products for tensor cores as well. */
+ * recorded outputs of the PyTorch twin, the published widths against the CPU, batches against single windows (of
+ * spectra and of samples), a shape that comes back, a window that does not fit any more, memory that is short. Usage:
+ * emulated_primeknet LIBRARY TIER, base or ampere: the latter's products for tensor cores as well. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -11,7 +11,10 @@
 #include <stdlib.h>
 
 #include "cuda.h"
+#include "denoiser.h"
+#include "dlib.h"
 #include "emulator/emulator.h"
+#include "enhance/enhance.h"
 
 typedef struct opened {
   krait_ctx *ctx;
@@ -162,6 +165,119 @@ static void widths_of_published_models_by_tensor_cores(void **state) {
   published_widths(KRAIT_PRECISION_TF32, 2e-3);
 }
 
+enum { WINDOWS = 3, SAMPLES = 470 };
+typedef struct windows {
+  float in[WINDOWS][SAMPLES], out[WINDOWS][SAMPLES];
+} windows;
+
+/* One begins with silence. */
+static windows *new_windows(void) {
+  windows *w = calloc(1, sizeof *w);
+  assert_non_null(w);
+  float *values = random_spectrum(WINDOWS * SAMPLES);
+  for (int k = 0; k < WINDOWS; k++)
+    for (int i = k == 1 ? 250 : 0; i < SAMPLES; i++) w->in[k][i] = 0.4f * values[k * SAMPLES + i];
+  return free(values), w;
+}
+
+/* Windows `from` on, n at once. */
+static int32_t begin_windows(const kr_denoiser *d, windows *w, int64_t from, int64_t n) {
+  const float *in[WINDOWS];
+  float *out[WINDOWS];
+  for (int64_t k = 0; k < n; k++) in[k] = w->in[from + k], out[k] = w->out[from + k];
+  return d->run(d->user, n, in, out, SAMPLES);
+}
+static int32_t clean_windows(const kr_denoiser *d, windows *w, int64_t from, int64_t n) {
+  const int32_t status = begin_windows(d, w, from, n);
+  return status < 0 || !d->finish ? status : d->finish(d->user);
+}
+
+static void compare_samples(const char *name, int32_t precision, double bound) {
+  opened o = open_pair(name, KRAIT_DEVICE_CUDA(0), precision), cpu = open_pair(name, KRAIT_DEVICE_CPU, precision);
+  windows *all = new_windows(), *one = new_windows(), *want = new_windows();
+  kr_denoiser there, here;
+  int64_t n = 0;
+  assert_int_equal(kr_session_denoiser(o.session, &there), KRAIT_OK);
+  assert_int_equal(kr_session_denoiser(cpu.session, &here), KRAIT_OK);
+  assert_true(there.finish && there.at_once && !here.finish && !here.at_once);
+  assert_int_equal(there.at_once(there.user, WINDOWS, SAMPLES, &n), KRAIT_OK);
+  assert_int_equal(n, WINDOWS);
+  if (clean_windows(&there, all, 0, WINDOWS) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(clean_windows(&here, want, 0, WINDOWS), KRAIT_OK);
+  for (int k = 0; k < WINDOWS; k++) { /* each by itself; the next begins before this one is finished */
+    assert_int_equal(begin_windows(&there, one, k, 1), KRAIT_OK);
+    if (k) assert_memory_equal(one->out[k - 1], all->out[k - 1], sizeof *one->out);
+    const double off = distance(all->out[k], want->out[k], SAMPLES);
+    if (!(off <= bound)) fail_msg("%s: window %d is off by %.2e", name, k, off);
+  }
+  assert_int_equal(there.finish(there.user), KRAIT_OK);
+  assert_int_equal(there.finish(there.user), KRAIT_OK);
+  assert_memory_equal(one->out, all->out, sizeof one->out);
+  free(all), free(one), free(want);
+  close_pair(&o), close_pair(&cpu);
+}
+
+static void windows_of_samples(void **state) {
+  (void)state;
+  compare_samples("tiny-mamba", KRAIT_PRECISION_FP32, 1e-5);
+  if (share_of(2) > 1) compare_samples("tiny-gru", KRAIT_PRECISION_FP32, 1e-5);
+}
+static void windows_of_samples_by_tensor_cores(void **state) {
+  (void)state;
+  compare_samples("wide/wide-mamba", KRAIT_PRECISION_TF32, 6e-3);
+}
+
+/* A recording, its windows in groups of two and one at a time, and on the CPU. */
+static void a_recording(void **state) {
+  enum { N = 2300 };
+  (void)state;
+  opened both[] = {open_pair("tiny-mamba", KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32),
+                   open_pair("tiny-mamba", KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32)};
+  float *in = random_spectrum(N), out[3][N];
+  for (int i = 700; i < 1400; i++) in[i] = 0;
+  for (int way = 0; way < 3; way++) {
+    kr_denoiser d;
+    assert_int_equal(kr_session_denoiser(both[way > 0].session, &d), KRAIT_OK);
+    d.window_samples = 600;
+    if (way == 1) d.at_once = NULL;
+    if (kr_enhance_samples(&d, in, out[way], N, NULL, NULL) < 0) fail_msg("%s", krait_error_detail());
+  }
+  assert_memory_equal(out[1], out[2], sizeof *out);
+  assert_true(distance(out[1], out[0], N) <= 1e-5);
+  free(in), close_pair(&both[0]), close_pair(&both[1]);
+}
+
+/* Graphs are planned; the driver's second call from there on is for their memory, and has none: smaller groups give the
+ * same, of one window a line says so; then there is memory again. */
+static void memory_is_short(void **state) {
+  enum { OUT_OF_MEMORY = 2 };
+  void (*fail_at)(long n, int result);
+  const char *why = NULL;
+  kr_dlib *fake = kr_dlib_open(getenv("KRAIT_LIBCUDA"), &why);
+  windows *want = new_windows(), *got = new_windows();
+  (void)state;
+  assert_non_null(fake);
+  *(void **)&fail_at = kr_dlib_find(fake, "fake_cuda_fail_at");
+  for (int n = WINDOWS; n >= 1; n -= WINDOWS - 1) {
+    kr_denoiser d;
+    int64_t at_once;
+    opened o = open_pair("tiny-mamba", KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32);
+    assert_int_equal(kr_session_denoiser(o.session, &d), KRAIT_OK);
+    assert_int_equal(d.at_once(d.user, n, SAMPLES, &at_once), KRAIT_OK);
+    fail_at(2, OUT_OF_MEMORY);
+    const int32_t status = clean_windows(&d, got, 0, n);
+    fail_at(0, 0);
+    if (n > 1 && status < 0) fail_msg("%s", krait_error_detail());
+    if (n == 1) assert_int_equal(status, KRAIT_ERR_DEVICE_MEMORY);
+    if (n == 1) assert_non_null(strstr(krait_error_detail(), "out of device memory"));
+    assert_int_equal(clean_windows(&d, want, 0, n), KRAIT_OK);
+    if (n > 1) assert_memory_equal(got->out, want->out, sizeof got->out);
+    close_pair(&o);
+  }
+  free(want), free(got);
+  kr_dlib_close(&fake);
+}
+
 /* A model that streams, as sound comes: states from chunk to chunk, and from the beginning again. */
 static void sound_as_it_comes(void **state) {
   enum { N = 800 };
@@ -199,9 +315,12 @@ int main(int argc, char **argv) {
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (ampere || strcmp(tier, argv[2]) == 0) kr_emulated_name(text, module); /* an ampere device takes base as well */
   const struct CMUnitTest base[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(widths_of_published_models),
-                                    cmocka_unit_test(a_batch_is_its_windows), cmocka_unit_test(sound_as_it_comes)};
+                                    cmocka_unit_test(a_batch_is_its_windows), cmocka_unit_test(windows_of_samples),
+                                    cmocka_unit_test(a_recording),            cmocka_unit_test(memory_is_short),
+                                    cmocka_unit_test(sound_as_it_comes)};
   const struct CMUnitTest tensor_cores[] = {cmocka_unit_test(recorded_outputs_by_tensor_cores),
                                             cmocka_unit_test(widths_of_published_models_by_tensor_cores),
+                                            cmocka_unit_test(windows_of_samples_by_tensor_cores),
                                             cmocka_unit_test(widths_of_published_models)};
   return ampere ? cmocka_run_group_tests_name("PrimeKnet on an emulated device with tensor cores", tensor_cores, NULL,
                                               NULL)

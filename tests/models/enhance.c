@@ -24,7 +24,7 @@ typedef struct probe {
   int n_calls, fail_at;
 } probe;
 
-static int32_t scale(void *user, const float *in, float *out, int64_t n) {
+static int32_t scale_window(void *user, const float *in, float *out, int64_t n) {
   probe *p = user;
   double sum = 0;
   if (++p->n_calls == p->fail_at) return kr_fail(KRAIT_ERR_NO_MEMORY, "asked to fail");
@@ -33,6 +33,10 @@ static int32_t scale(void *user, const float *in, float *out, int64_t n) {
     sum += (double)in[i] * in[i];
   }
   p->loudest = fmax(p->loudest, sqrt(sum / (double)n));
+  return KRAIT_OK;
+}
+static int32_t scale(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
+  for (int64_t i = 0; i < n; i++) KR_TRY(scale_window(user, in[i], out[i], n_samples));
   return KRAIT_OK;
 }
 
@@ -289,6 +293,78 @@ static void silence_stays_silent_without_the_model(void **state) {
   free(y);
 }
 
+/* A denoiser that has several windows under way: what it makes of one depends on all its samples. */
+typedef struct later {
+  int64_t most, n, n_samples, n_runs, n_windows;
+  float *out[KR_WINDOWS_AT_ONCE], said[KR_WINDOWS_AT_ONCE][8000];
+} later;
+
+static int32_t finish_later(void *user) {
+  later *l = user;
+  for (int64_t i = 0; i < l->n; i++) memcpy(l->out[i], l->said[i], (size_t)l->n_samples * sizeof(float));
+  l->n = 0;
+  return KRAIT_OK;
+}
+static int32_t run_later(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
+  later *l = user;
+  assert_true(n >= 1 && n <= l->most && n_samples <= 8000);
+  assert_int_equal(finish_later(l), KRAIT_OK);
+  for (int64_t i = 0; i < n; i++) {
+    float sum = 0;
+    for (int64_t k = 0; k < n_samples; k++) sum += in[i][k] * (float)k;
+    assert_true(sum != 0);
+    for (int64_t k = 0; k < n_samples; k++) l->said[i][k] = in[i][k] * (0.5f + 0.5f / (1 + sum * sum));
+    l->out[i] = out[i];
+  }
+  l->n = n, l->n_samples = n_samples, l->n_runs++, l->n_windows += n;
+  return KRAIT_OK;
+}
+static int32_t later_at_once(void *user, int64_t n_windows, int64_t n_samples, int64_t *n) {
+  later *l = user;
+  assert_true(n_windows > 1 && n_windows <= KR_WINDOWS_AT_ONCE && n_samples <= 8000);
+  return *n = l->most < n_windows ? l->most : n_windows, KRAIT_OK;
+}
+
+static void write_gaps(void) {
+  enum { N = 90000 };
+  SF_INFO info = {.samplerate = 16000, .channels = 2, .format = SF_FORMAT_WAV | SF_FORMAT_FLOAT};
+  SNDFILE *file = sf_open(in_path, SFM_WRITE, &info);
+  static float x[2 * N];
+  for (int i = 0; i < N; i++)
+    for (int c = 0; c < 2; c++)
+      x[2 * i + c] = (c ? i > 70000 : i > 26000 && i < 60000) ? 0 : sample_at(i, N, c, 16000, 0.2);
+  assert_int_equal(sf_writef_float(file, x, N), N);
+  sf_close(file);
+}
+
+static void windows_under_way(void **state) {
+  static later l;
+  float *want = NULL;
+  SF_INFO info;
+  krait_enhance_result result = {.size = sizeof result};
+  (void)state;
+  name_files("in.wav", "out.wav");
+  write_gaps();
+  const krait_enhance_options options = {.size = sizeof options, .in_path = in_path, .out_path = out_path};
+  int64_t n_windows = 0;
+  for (int64_t most = 1; most <= 6; most++) {
+    l = (later){.most = most};
+    const kr_denoiser denoiser = {
+        .run = run_later, .finish = finish_later, .at_once = later_at_once, .user = &l, .window_samples = 8000};
+    if (kr_enhance_file(&denoiser, &options, &result) < 0) fail_msg("%s", krait_error_detail());
+    assert_true(result.compute_s >= 0 && result.compute_s <= result.total_s);
+    if (most == 1) n_windows = l.n_windows;
+    assert_int_equal(l.n_windows, n_windows);
+    assert_true(most == 1 ? l.n_runs == n_windows : l.n_runs < n_windows);
+    float *got = read_file(&info);
+    assert_int_equal(info.frames, 90000);
+    if (want) assert_memory_equal(got, want, 2 * 90000 * sizeof *got);
+    if (want) free(got);
+    else want = got;
+  }
+  free(want);
+}
+
 static void length_without_reading(void **state) {
   (void)state;
   double audio_s = -1;
@@ -395,6 +471,7 @@ int main(void) {
       cmocka_unit_test_teardown(stopping_and_failing_leave_nothing, clean_folder),
       cmocka_unit_test_teardown(running_out_of_memory_leaves_nothing, clean_folder),
       cmocka_unit_test_teardown(silence_stays_silent_without_the_model, clean_folder),
+      cmocka_unit_test_teardown(windows_under_way, clean_folder),
       cmocka_unit_test_teardown(length_without_reading, clean_folder),
       cmocka_unit_test(samples_in_place),
       cmocka_unit_test(streams),

@@ -4,11 +4,13 @@
 #include "test.h"
 
 #include <krait/model.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "alloc.h"
+#include "denoiser.h"
 
 typedef struct bounds {
   double spectrum, wav, worst;
@@ -109,6 +111,53 @@ static void this_machines_gpu(void **state) {
       verify_on(open_context_on(KRAIT_DEVICE_CUDA(0), runs[r].caps, 1), runs[r].caps, runs[r].precision, SHARED_GOLDEN,
                 full_width[i], &runs[r].wide);
   }
+}
+
+/* Windows of a recording by the model inside: three at once, one at a time, and on the CPU. */
+static void windows_on_this_machines_gpu(void **state) {
+  enum { N = 3, SAMPLES = 20030 };
+  static float in[N][SAMPLES], out[3][N][SAMPLES];
+  const float *from[N] = {in[0], in[1], in[2]};
+  const krait_ctx_options options[] = {{.size = sizeof *options, .device = KRAIT_DEVICE_CPU},
+                                       {.size = sizeof *options, .device = KRAIT_DEVICE_CUDA(0)}};
+  const krait_model_options exact = {.size = sizeof exact, .precision = KRAIT_PRECISION_FP32};
+  uint32_t seed = 7;
+  (void)state;
+  for (int k = 0; k < N; k++)
+    for (int i = 0; i < SAMPLES; i++) {
+      seed = seed * 1664525u + 1013904223u;
+      in[k][i] = ((float)(seed >> 8) * 0x1p-24f - 0.5f) * (i / 4000 % 2 ? 0.3f : 0.02f);
+    }
+  for (int device = 1; device >= 0; device--) {
+    krait_ctx *ctx = NULL;
+    krait_model *model = NULL;
+    krait_session *session = NULL;
+    kr_denoiser d;
+    if (krait_ctx_open(&options[device], &ctx) < 0) {
+      print_message("no GPU here: %s\n", krait_error_detail());
+      skip();
+    }
+    if (krait_model_open(ctx, &exact, &model) < 0) fail_msg("%s", krait_error_detail());
+    assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+    assert_int_equal(kr_session_denoiser(session, &d), KRAIT_OK);
+    for (int at_once = 1; at_once <= (device ? N : 1); at_once += N - 1)
+      for (int k = 0; k < N; k += at_once) {
+        float (*to)[SAMPLES] = out[at_once > 1 ? 2 : device];
+        float *const want[N] = {to[k], to[(k + 1) % N], to[(k + 2) % N]};
+        if (d.run(d.user, at_once, from + k, want, SAMPLES) < 0) fail_msg("%s", krait_error_detail());
+        if (d.finish) assert_int_equal(d.finish(d.user), KRAIT_OK);
+      }
+    krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+  }
+  assert_memory_equal(out[1], out[2], sizeof *out);
+  double error = 0, all = 0;
+  for (int k = 0; k < N; k++)
+    for (int i = 0; i < SAMPLES; i++) {
+      const double want = out[0][k][i], off = out[1][k][i] - want;
+      error += off * off, all += want * want;
+    }
+  print_message("windows on the GPU are %.1e from the CPU's\n", sqrt(error / all));
+  assert_true(sqrt(error / all) <= 1e-4);
 }
 
 static void expect_refusal(const char *weights, const char *overrides, const char *words) {
@@ -229,6 +278,7 @@ int main(void) {
       cmocka_unit_test(small_pairs_on_every_isa),
       cmocka_unit_test(full_width_pairs),
       cmocka_unit_test(this_machines_gpu),
+      cmocka_unit_test(windows_on_this_machines_gpu),
       cmocka_unit_test(weights_that_do_not_fit),
       cmocka_unit_test(threads_and_batches_change_no_bit),
       cmocka_unit_test(every_allocation_may_fail),

@@ -1,5 +1,6 @@
 /* primeknet_graph.c: PrimeKnet as a graph, forwards and backwards, against recorded outputs and gradients
- * (tests/golden/primeknet, and the larger ones beside the project where they are). */
+ * (tests/golden/primeknet, and the larger ones beside the project where they are); and the transform of graphs beside
+ * the host's. */
 #include "test.h"
 
 #include <math.h>
@@ -9,6 +10,8 @@
 #include "alloc.h"
 #include "ctx.h"
 #include "primeknet/primeknet_graph.h"
+#include "spectral.h"
+#include "stft.h"
 
 enum { MOST = 1024 };
 
@@ -155,7 +158,73 @@ static void full_width_pairs(void **state) {
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_pair(SHARED_GOLDEN, names[i], 1e-2);
 }
 
+/* Rows of samples to spectra, with their first frames from the host, and back. */
+static void check_transform(int64_t n_fft, int64_t T) {
+  enum { ROWS = 3 };
+  const int64_t hop = n_fft / 4, N = (T - 1) * hop, F = n_fft / 2 + 1, plane = F * T;
+  const double power = 0.3;
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  krait_ctx *ctx = NULL;
+  kr_stft *stft = NULL;
+  kr_spectral s;
+  kr_graph *g = NULL;
+  kr_runner *r = NULL;
+  float *wav = kr_alloc_array((size_t)(ROWS * N), sizeof *wav),
+        *back = kr_alloc_array((size_t)(ROWS * N), sizeof *back),
+        *first = kr_alloc_array((size_t)(ROWS * 2 * F), sizeof *first),
+        *mag = kr_alloc_array((size_t)(ROWS * plane), sizeof *mag),
+        *pha = kr_alloc_array((size_t)(ROWS * plane), sizeof *pha),
+        *com = kr_alloc_array((size_t)plane, 2 * sizeof *com), *want = kr_alloc_array((size_t)N, sizeof *want);
+  uint32_t state = 5;
+  for (int64_t i = 0; i < ROWS * N; i++) {
+    state = state * 1664525u + 1013904223u;
+    wav[i] = i / N == 1 && i % N < N / 2 ? 0 : (float)(state >> 8) * 0x1p-24f - 0.5f;
+  }
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  assert_int_equal(kr_stft_open(n_fft, hop, ctx->pool, &stft), KRAIT_OK);
+  assert_int_equal(kr_spectral_open(NULL, n_fft, &s), KRAIT_OK);
+  assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+  const kr_tensor t_wav = kr_graph_input(g, "wav", KRAIT_F32, KR_DIMS(ROWS, N)),
+                  t_first = kr_graph_input(g, "first", KRAIT_F32, KR_DIMS(ROWS, 2 * F)),
+                  t_mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(ROWS, F, T)),
+                  t_pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(ROWS, F, T)),
+                  t_back = kr_graph_output(g, "back", KRAIT_F32, KR_DIMS(ROWS, N));
+  kr_spectral_forward(g, &s, power, t_wav, t_first, t_mag, t_pha);
+  kr_spectral_inverse(g, &s, power, t_mag, t_pha, t_back);
+  if (kr_graph_plan(g, ctx, KR_PLAN_CONSTANT) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
+  kr_runner_bind(r, t_wav, wav), kr_runner_bind(r, t_first, first), kr_runner_bind(r, t_mag, mag);
+  kr_runner_bind(r, t_pha, pha), kr_runner_bind(r, t_back, back);
+  for (int b = 0; b < ROWS; b++)
+    assert_int_equal(kr_stft_frame(stft, wav + b * N, N, 0, first + 2 * b * F, first + (2 * b + 1) * F), KRAIT_OK);
+  assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+  for (int b = 0; b < ROWS; b++) {
+    double size;
+    assert_int_equal(kr_stft_forward(stft, wav + b * N, N, power, com), KRAIT_OK);
+    for (int64_t i = 0; i < plane; i++) {
+      const float m = mag[b * plane + i], p = pha[b * plane + i];
+      if (i % T == 0) assert_int_equal(signbit(com[2 * i + 1]), signbit(sinf(p))); /* of +pi, or of -pi */
+      com[2 * i] -= m * cosf(p), com[2 * i + 1] -= m * sinf(p);
+      if (!(fabsf(com[2 * i]) + fabsf(com[2 * i + 1]) <= 1e-4f * m))
+        fail_msg("n_fft %d, row %d, frequency %d, frame %d: %g, off by %g and %g", (int)n_fft, b, (int)(i / T),
+                 (int)(i % T), m, com[2 * i], com[2 * i + 1]);
+    }
+    assert_int_equal(kr_stft_inverse(stft, mag + b * plane, pha + b * plane, T, power, want), KRAIT_OK);
+    assert_true(distance(back + b * N, want, N, &size) <= 1e-6 * size);
+    assert_true(distance(back + b * N, wav + b * N, N, &size) <= 1e-4 * size);
+  }
+  kr_runner_close(&r), kr_graph_close(&g), kr_spectral_close(&s), kr_stft_close(&stft), krait_ctx_close(&ctx);
+  kr_free(wav), kr_free(back), kr_free(first), kr_free(mag), kr_free(pha), kr_free(com), kr_free(want);
+}
+
+static void transforms(void **state) {
+  (void)state;
+  check_transform(400, 11);
+  check_transform(60, 5);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(small_pairs), cmocka_unit_test(full_width_pairs)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(transforms), cmocka_unit_test(small_pairs),
+                                     cmocka_unit_test(full_width_pairs)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

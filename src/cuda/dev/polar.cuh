@@ -10,7 +10,8 @@ KR_DEV float kr_nearest(float x) {
   return (x + magic) - magic;
 }
 
-/* atan2 as C has it, signed zeros and infinities too. */
+/* atan2 as C has it, signed zeros and infinities too. What is near pi is rounded once: whether it then lies above or
+ * below pi decides the sign of its sine. */
 KR_DEV float kr_atan2(float y, float x) {
   const float ax = __builtin_fabsf(x), ay = __builtin_fabsf(y), high = ax > ay ? ax : ay, low = ax > ay ? ay : ax;
   const float t = high == low ? (high > 0.0f ? 1.0f : 0.0f) : low / high, z = t * t;
@@ -18,8 +19,8 @@ KR_DEV float kr_atan2(float y, float x) {
   a = kr_fma(z, a, 0.0425876081f), a = kr_fma(z, a, -0.0749544576f), a = kr_fma(z, a, 0.106367543f),
   a = kr_fma(z, a, -0.142025709f);
   a = kr_fma(z, a, 0.199924842f), a = kr_fma(z, a, -0.333330661f), a = kr_fma(z * t, a, t);
-  if (ay > ax) a = 1.5707964f - a - 4.371139e-8f;
-  if (kr_float_to_bits(x) >> 31) a = 3.1415927f - a - 8.742278e-8f;
+  if (ay > ax) a = 1.5707964f - (a + 4.371139e-8f);
+  if (kr_float_to_bits(x) >> 31) a = 3.1415927f - (a + 8.742278e-8f);
   if (x != x || y != y) return x + y;
   return kr_bits_to_float(kr_float_to_bits(a) | (kr_float_to_bits(y) & 0x80000000u));
 }

@@ -86,7 +86,7 @@ static int32_t push_windows(void *user, const float *samples, int64_t n) { retur
 static int32_t open_channel(run *r, channel *c) {
   const int32_t hz = r->info.sample_rate_hz;
   KR_TRY(kr_resampler_open(KR_MODEL_HZ, hz, (kr_sink){kr_queue_push, &c->queue}, &c->up));
-  KR_TRY(kr_windows_open(&r->job.shape, kr_job_run_window, &r->job, (kr_sink){push_up, c->up}, &c->windows));
+  KR_TRY(kr_windows_open(&r->job.shape, &r->job.runner, (kr_sink){push_up, c->up}, &c->windows));
   return kr_resampler_open(hz, KR_MODEL_HZ, (kr_sink){push_windows, c->windows}, &c->down);
 }
 
@@ -99,8 +99,8 @@ static void close_channel(channel *c) {
 }
 
 static int32_t open_channels(run *r) {
-  kr_job_begin(&r->job, r->denoiser, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ),
-               r->info.n_channels);
+  KR_TRY(kr_job_begin(&r->job, r->denoiser, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ),
+                      r->info.n_channels));
   r->job.n_samples = r->n_frames;
   r->job.progress = r->options->progress;
   r->job.user = r->options->user;

@@ -41,13 +41,13 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
   if (n_samples == 0) return KRAIT_OK;
   const float gain = kr_job_gain(denoiser, sum / (double)n_samples);
   kr_job job;
-  kr_job_begin(&job, denoiser, n_samples, 1);
+  KR_TRY(kr_job_begin(&job, denoiser, n_samples, 1));
   job.n_samples = n_samples;
   job.progress = progress;
   job.user = user;
   cursor at = {out};
   kr_windows *windows = NULL;
-  KR_TRY(kr_windows_open(&job.shape, kr_job_run_window, &job, (kr_sink){store, &at}, &windows));
+  KR_TRY(kr_windows_open(&job.shape, &job.runner, (kr_sink){store, &at}, &windows));
   int32_t status = push_scaled(windows, in, n_samples, gain);
   kr_windows_close(&windows);
   for (int64_t i = 0; i < n_samples && status == KRAIT_OK; i++) {

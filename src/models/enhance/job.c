@@ -24,12 +24,6 @@ static kr_windows_shape choose_shape(int64_t longest, int64_t n_samples) {
   return shape;
 }
 
-void kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels) {
-  const int64_t longest = denoiser->window_samples > 0 ? denoiser->window_samples : WINDOW_MS * KR_MODEL_HZ / 1000;
-  *job = (kr_job){.denoiser = denoiser, .shape = choose_shape(longest, n_samples)};
-  job->n_windows = kr_windows_count(&job->shape, n_samples) * n_channels;
-}
-
 static int is_silent(const float *samples, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     if (samples[i] != 0) return 0;
@@ -53,19 +47,59 @@ static int32_t tell_progress(const kr_job *job) {
   return job->progress(job->user, done, job->n_samples) ? kr_fail(KRAIT_ERR_CANCELLED, "stopped on request") : KRAIT_OK;
 }
 
-int32_t kr_job_run_window(void *user, const float *in, float *out, int64_t n) {
+/* Until now windows were with the denoiser, or none was. */
+static void count_time(kr_job *job, int is_busy) {
+  const int64_t now = kr_clock_ns();
+  if (job->since_ns) job->compute_ns += now - job->since_ns;
+  job->since_ns = is_busy ? now : 0;
+}
+
+/* A silent window has nothing to clean, and no noise of the model's own. Behind this no earlier one is left unfinished,
+ * either. */
+static int32_t run_windows(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
   kr_job *job = user;
+  const kr_denoiser *denoiser = job->denoiser;
+  const float *heard[KR_WINDOWS_AT_ONCE];
+  float *said[KR_WINDOWS_AT_ONCE];
+  int64_t n_heard = 0;
   KR_TRY(tell_progress(job));
-  const int64_t start = kr_clock_ns();
+  count_time(job, 1);
+  for (int64_t i = 0; i < n; i++)
+    if (is_silent(in[i], n_samples)) memset(out[i], 0, (size_t)n_samples * sizeof(float));
+    else heard[n_heard] = in[i], said[n_heard++] = out[i];
   int32_t status = KRAIT_OK;
-  if (is_silent(in, n))
-    memset(out, 0, (size_t)n * sizeof(float)); /* nothing to clean, and no noise of the model's own */
-  else status = job->denoiser->run(job->denoiser->user, in, out, n);
-  job->compute_ns += kr_clock_ns() - start;
+  if (n_heard) status = denoiser->run(denoiser->user, n_heard, heard, said, n_samples);
+  else if (denoiser->finish) status = denoiser->finish(denoiser->user);
+  count_time(job, n_heard && denoiser->finish);
+  return status;
+}
+
+static int32_t finish_windows(void *user) {
+  kr_job *job = user;
+  const int32_t status = job->denoiser->finish(job->denoiser->user);
+  count_time(job, 0);
+  return status;
+}
+
+static int32_t note_window(void *user, const float *out, int64_t n_samples) {
+  kr_job *job = user;
   job->n_windows_done++;
-  KR_TRY(status);
-  KR_TRY(check_finite(job, out, n));
+  KR_TRY(check_finite(job, out, n_samples));
   return tell_progress(job);
+}
+
+int32_t kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels) {
+  const int64_t longest = denoiser->window_samples > 0 ? denoiser->window_samples : WINDOW_MS * KR_MODEL_HZ / 1000;
+  *job = (kr_job){.denoiser = denoiser, .shape = choose_shape(longest, n_samples)};
+  job->runner = (kr_window_runner){.user = job,
+                                   .most = 1,
+                                   .run = run_windows,
+                                   .finish = denoiser->finish ? finish_windows : NULL,
+                                   .done = note_window};
+  const int64_t n = kr_windows_count(&job->shape, n_samples), most = n < KR_WINDOWS_AT_ONCE ? n : KR_WINDOWS_AT_ONCE;
+  job->n_windows = n * n_channels;
+  if (!denoiser->at_once || n < 2) return KRAIT_OK;
+  return denoiser->at_once(denoiser->user, most, job->shape.window, &job->runner.most);
 }
 
 float kr_job_gain(const kr_denoiser *denoiser, double mean_square) {

@@ -11,23 +11,28 @@
 #include "stft.h"
 #include "stft_live.h"
 
-static const double compress_power = 0.3; /* what the published training configuration uses */
-
 typedef struct pk_impl {
   kr_primeknet *net;
   kr_pool *pool;
   int unit_rms; /* the model was trained on signals of root mean square 1 */
 } pk_impl;
 
-/* A session with the front end around it. Buffers grow with the longest window so far. */
+/* Windows under way: what goes with them, and the samples, padded, which become what comes out. */
+typedef struct pk_batch {
+  int64_t n, n_samples, padded;
+  size_t room; /* floats of block: the most so far */
+  float *block, *wav, *out[KR_WINDOWS_AT_ONCE];
+} pk_batch;
+
+/* A session with the front end around it. */
 typedef struct pk_timeline {
   const pk_impl *impl;
   kr_pk_session *session;
   kr_stft *stft;
   kr_pk_session *chunks; /* of a model that streams, once sound as it comes is asked for */
   kr_stft_live *live;
-  int64_t room_frames;
-  float *com, *mag, *pha, *wav; /* (F, T, 2), (F, T) each, (T hop) */
+  pk_batch batches[2]; /* by turns */
+  pk_batch *due;       /* the one that the model has; NULL: none */
 } pk_timeline;
 
 static int takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
@@ -60,7 +65,7 @@ static void close_timeline(void **handle) {
   kr_stft_close(&line->stft);
   kr_stft_live_close(&line->live);
   kr_pk_session_close(&line->chunks);
-  kr_free(line->com);
+  for (int i = 0; i < 2; i++) kr_free(line->batches[i].block);
   kr_free(line);
 }
 
@@ -75,40 +80,90 @@ static int32_t open_timeline(const void *impl, void **handle) {
   return status;
 }
 
-static int32_t make_room(pk_timeline *line, int64_t T) {
-  if (T <= line->room_frames) return KRAIT_OK;
-  const kr_pk_config *c = &line->impl->net->config;
-  kr_free(line->com);
-  line->com = kr_alloc_array((size_t)T, (size_t)(4 * c->F + c->fft_len / 4) * sizeof *line->com);
-  line->room_frames = line->com ? T : 0;
-  KR_CHECK(line->com, KRAIT_ERR_NO_MEMORY, "no memory for a window of %lld frames", (long long)T);
-  line->mag = line->com + T * c->F * 2;
-  line->pha = line->mag + T * c->F;
-  line->wav = line->pha + T * c->F;
+/* Whole frames, and one transform at least. */
+static int64_t padded_of(const pk_timeline *line, int64_t n_samples) {
+  const int64_t n_fft = line->impl->net->config.fft_len, hop = n_fft / 4, padded = (n_samples + hop - 1) / hop * hop;
+  return padded < n_fft ? n_fft : padded;
+}
+
+/* n windows with silence behind them, and n_floats for each that go with it. */
+static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, int64_t n_samples, int64_t padded,
+                       int64_t n_floats) {
+  const size_t wanted = (size_t)(n * (n_floats + padded));
+  if (wanted > b->room) {
+    kr_free(b->block);
+    b->block = kr_alloc_array(wanted, sizeof *b->block);
+    b->room = b->block ? wanted : 0;
+  }
+  KR_CHECK(b->block, KRAIT_ERR_NO_MEMORY, "no memory for %lld windows of %lld samples", (long long)n,
+           (long long)n_samples);
+  b->n = n, b->n_samples = n_samples, b->padded = padded, b->wav = b->block + n * n_floats;
+  for (int64_t i = 0; i < n; i++) {
+    memcpy(b->wav + i * padded, in[i], (size_t)n_samples * sizeof **in);
+    memset(b->wav + i * padded + n_samples, 0, (size_t)(padded - n_samples) * sizeof **in);
+  }
   return KRAIT_OK;
 }
 
-/* Whole windows only: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in. */
-static int32_t clean_window(pk_timeline *line, const float *in, int64_t n_samples, float *out) {
-  const int64_t T = kr_stft_n_frames(line->stft, n_samples);
-  KR_TRY(make_room(line, T));
-  KR_TRY(kr_stft_forward(line->stft, in, n_samples, compress_power, line->com));
-  KR_TRY(kr_pk_forward(line->session, 1, T, line->com, line->mag, line->pha, NULL));
-  return kr_stft_inverse(line->stft, line->mag, line->pha, T, compress_power, out);
+static void hand_out(const pk_batch *b, float *const *out) {
+  for (int64_t i = 0; i < b->n; i++) memcpy(out[i], b->wav + i * b->padded, (size_t)b->n_samples * sizeof **out);
 }
 
-/* Pads with silence to whole frames, and to one transform at least. */
-static int32_t run_denoiser(void *user, const float *in, float *out, int64_t n_samples) {
+/* By the host's transform: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in; spectra: room
+ * for com (F,T,2), mag and pha (F,T). */
+static int32_t clean_window(const pk_timeline *line, const float *in, int64_t n_samples, float *spectra, float *out) {
+  const int64_t T = kr_stft_n_frames(line->stft, n_samples), n = line->impl->net->config.F * T;
+  KR_TRY(kr_stft_forward(line->stft, in, n_samples, KR_PK_POWER, spectra));
+  KR_TRY(kr_pk_forward(line->session, 1, T, spectra, spectra + 2 * n, spectra + 3 * n, NULL));
+  return kr_stft_inverse(line->stft, spectra + 2 * n, spectra + 3 * n, T, KR_PK_POWER, out);
+}
+
+static int32_t clean_here(pk_timeline *line, const float *in, float *out, int64_t n_samples) {
+  const int64_t padded = padded_of(line, n_samples), T = kr_stft_n_frames(line->stft, padded);
+  pk_batch *b = &line->batches[0];
+  KR_TRY(prepare(b, 1, &in, n_samples, padded, 4 * line->impl->net->config.F * T));
+  KR_TRY(clean_window(line, b->wav, padded, b->block, b->wav));
+  return hand_out(b, &out), KRAIT_OK;
+}
+
+/* What was due before is done behind the model's next call. */
+static int32_t finish_due(pk_timeline *line, int32_t status, pk_batch *next) {
+  const pk_batch *before = line->due;
+  line->due = status < 0 ? NULL : next;
+  if (status >= 0 && before) hand_out(before, before->out);
+  return status;
+}
+static int32_t finish_denoiser(void *user) {
   pk_timeline *line = user;
-  const int64_t n_fft = line->impl->net->config.fft_len, hop = n_fft / 4;
-  int64_t padded = (n_samples + hop - 1) / hop * hop;
-  if (padded < n_fft) padded = n_fft;
-  KR_TRY(make_room(line, kr_stft_n_frames(line->stft, padded)));
-  memcpy(line->wav, in, (size_t)n_samples * sizeof *in);
-  memset(line->wav + n_samples, 0, (size_t)(padded - n_samples) * sizeof *in);
-  KR_TRY(clean_window(line, line->wav, padded, line->wav));
-  memcpy(out, line->wav, (size_t)n_samples * sizeof *out);
+  return finish_due(line, kr_pk_finish(line->session), NULL);
+}
+
+/* Where the model is, but for first frames: what rounding leaves of their imaginary parts decides (MODEL.md). */
+static int32_t begin_there(pk_timeline *line, int64_t n, const float *const *in, float *const *out,
+                           int64_t n_samples) {
+  const int64_t padded = padded_of(line, n_samples), F = line->impl->net->config.F;
+  pk_batch *b = &line->batches[line->due == line->batches];
+  KR_TRY(prepare(b, n, in, n_samples, padded, 2 * F));
+  for (int64_t i = 0; i < n; i++) {
+    float *const first = b->block + 2 * i * F;
+    KR_TRY(kr_stft_frame(line->stft, b->wav + i * padded, padded, 0, first, first + F));
+    b->out[i] = out[i];
+  }
+  return finish_due(
+      line, kr_pk_samples(line->session, n, kr_stft_n_frames(line->stft, padded), b->wav, b->block, b->wav), b);
+}
+
+static int32_t run_denoiser(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
+  pk_timeline *line = user;
+  if (line->impl->net->takes_samples) return begin_there(line, n, in, out, n_samples);
+  for (int64_t i = 0; i < n; i++) KR_TRY(clean_here(line, in[i], out[i], n_samples));
   return KRAIT_OK;
+}
+
+static int32_t windows_at_once(void *user, int64_t n_windows, int64_t n_samples, int64_t *n) {
+  pk_timeline *line = user;
+  KR_TRY(finish_denoiser(line));
+  return kr_pk_at_once(line->session, n_windows, kr_stft_n_frames(line->stft, padded_of(line, n_samples)), n);
 }
 
 static int32_t open_live(void *user) {
@@ -119,7 +174,7 @@ static int32_t open_live(void *user) {
   KR_TRY(kr_pk_begin(line->chunks)); /* plans */
   return kr_stft_live_open(&(kr_stft_live_options){.n_fft = net->config.fft_len,
                                                    .chunk = KR_PK_LIVE_CHUNK,
-                                                   .power = compress_power,
+                                                   .power = KR_PK_POWER,
                                                    .pool = line->impl->pool,
                                                    .user = line->chunks,
                                                    .begin = kr_pk_begin,
@@ -137,7 +192,10 @@ static const kr_denoiser_live live = {open_live, live_due, push_live, live_laten
 
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   const pk_timeline *line = timeline;
+  const int there = line->impl->net->takes_samples;
   *denoiser = (kr_denoiser){.run = run_denoiser,
+                            .finish = there ? finish_denoiser : NULL,
+                            .at_once = there ? windows_at_once : NULL,
                             .user = timeline,
                             .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
                             .live = line->impl->net->config.streams ? &live : NULL};
@@ -193,9 +251,11 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
   const float *in, *out;
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_in", 1, &n, &in));
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_out", 1, &n_out, &out));
-  float *got = kr_alloc_array((size_t)n_out, sizeof *got);
+  float *got = kr_alloc_array((size_t)(n_out + 4 * line->impl->net->config.F * (n / hop + 1)), sizeof *got);
   KR_CHECK(got, KRAIT_ERR_NO_MEMORY, "no memory for the outputs");
-  int32_t status = clean_window(line, in, n, got);
+  int32_t status;
+  if (n != n_out || n < 4 * hop) status = clean_window(line, in, n, got + n_out, got); /* as it is, without padding */
+  else if ((status = run_denoiser(line, 1, &in, &got, n)) >= 0 && line->due) status = finish_denoiser(line);
   if (status >= 0) kr_verify_add("wav", got, out, n_out, rows, n_rows, n_filled);
   kr_free(got);
   return status;

@@ -7,6 +7,7 @@
 
 #include "config.h"
 #include "graph.h"
+#include "spectral.h"
 
 enum { KR_PK_MAX_KERNELS = 16, KR_PK_MAX_DEPTH = 16, KR_PK_MAX_LAYERS = 64, KR_PK_MOVING_FRAMES = 11 };
 enum { KR_PK_MAMBA, KR_PK_GRU, KR_PK_LSTM };
@@ -29,6 +30,9 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
 
 /* ---- models ---- */
 
+/* What the published training configuration compresses magnitudes by. */
+#define KR_PK_POWER 0.3
+
 typedef struct kr_primeknet {
   const krait_ctx *ctx;
   kr_pk_config config;
@@ -36,6 +40,8 @@ typedef struct kr_primeknet {
   kr_weights *weights;
   float *values; /* what these hold */
   char *taken;   /* while it opens, by number: asked for */
+  kr_spectral spectral; /* with takes_samples, on the host: graphs have their own copies */
+  int takes_samples;    /* on a GPU, whole windows: the transform is part of the graph */
 } kr_primeknet;
 /* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. */
 int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
@@ -43,8 +49,9 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
 void kr_primeknet_close(kr_primeknet **model);
 
 /* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com
- * where they are asked for. */
-enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_TENSORS = 4 };
+ * where they are asked for; of KR_PK_WAV, which goes alone, wav (B, (T-1) fft_len/4), the transform of each window's
+ * first frame as kr_spectral_forward takes it, and out like wav. */
+enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_WAV = 8, KR_PK_TENSORS = 4 };
 int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors);
 uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);
 
@@ -58,6 +65,11 @@ void kr_pk_session_close(kr_pk_session **session);
 /* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
 int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
                       float *com);
+/* Where the model takes samples: B windows of (T-1) fft_len/4 each. They have begun when this returns; out is there
+ * behind kr_pk_finish, or behind the next call. n: of B windows, as many as go together best. */
+int32_t kr_pk_samples(kr_pk_session *session, int64_t B, int64_t T, const float *wav, const float *first, float *out);
+int32_t kr_pk_finish(kr_pk_session *session);
+int32_t kr_pk_at_once(kr_pk_session *session, int64_t B, int64_t T, int64_t *n);
 /* Of a model that streams, as kr_stft_live_options has them: what comes next is the beginning; the next n <= chunk
  * frames, from number `first` of (F,T,2) to the same of mag and pha (F,T), behind fewer than a chunk only another
  * beginning. */

@@ -437,12 +437,6 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   if (is_fused(w)) kr_graph_lane(g, 1);
   phase_decoder(&m, x, io->pha);
   kr_graph_lane(g, 0);
-  if (io->com)
-    kr_graph_call(g, "com", &kr_op_from_polar,
-                  &(krait_from_polar_args){.power = 1,
-                                           .mag = view(w, io->mag),
-                                           .pha = view(w, io->pha),
-                                           .re = PART(io->com, 0),
-                                           .im = PART(io->com, 1)});
 #undef PART
+  if (io->com) kr_spectral_parts(g, "com", io->mag, io->pha, io->com);
 }

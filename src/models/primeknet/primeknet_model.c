@@ -108,9 +108,27 @@ static int how_to_run(const kr_primeknet *m) {
   return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_HALF_FACTORS : KR_FUSED;
 }
 
+/* From samples to samples. The model sees what is left of a phase behind both of its parts: they are made, as the host
+ * makes them. */
+static void record_samples(const kr_primeknet *m, int64_t B, int64_t T, kr_graph *g, kr_tensor *tensors) {
+  const int64_t F = m->config.F, N = (T - 1) * (m->config.fft_len / 4);
+  const kr_dims plane = KR_DIMS(B, F, T);
+  const kr_tensor wav = kr_graph_input(g, "wav", KRAIT_F32, KR_DIMS(B, N)),
+                  first = kr_graph_input(g, "first", KRAIT_F32, KR_DIMS(B, 2 * F)),
+                  out = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(B, N)),
+                  mag = kr_graph_temp(g, KRAIT_F32, plane), pha = kr_graph_temp(g, KRAIT_F32, plane);
+  kr_pk_graph io = {.com_in = kr_graph_temp(g, KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
+  kr_spectral_forward(g, &m->spectral, KR_PK_POWER, wav, first, mag, pha);
+  kr_spectral_parts(g, "com_in", mag, pha, io.com_in);
+  kr_pk_graph_record(g, &m->config, parameter, (void *)m, &io);
+  kr_spectral_inverse(g, &m->spectral, KR_PK_POWER, io.mag, io.pha, out);
+  tensors[0] = wav, tensors[1] = first, tensors[2] = out, tensors[3] = 0;
+}
+
 int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors) {
   const kr_primeknet *m = model;
   const int64_t B = key[0], T = key[1], outputs = key[2], F = m->config.F;
+  if (outputs == KR_PK_WAV) return record_samples(m, B, T, g, tensors), kr_graph_status(g);
   kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
   if (outputs & KR_PK_MAG) io.mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(B, F, T));
   if (outputs & KR_PK_PHA) io.pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(B, F, T));
@@ -146,8 +164,13 @@ static int32_t check(kr_primeknet *m) {
   return KRAIT_OK;
 }
 
+/* A matrix grows with the square of its frames. */
+enum { LONGEST_FRAME = 1024 };
+
 static int32_t open_parts(kr_primeknet *m, const kr_weights *weights) {
   KR_TRY(copy_weights(m, weights));
+  m->takes_samples = m->ctx->cuda && !m->config.streams && m->config.fft_len <= LONGEST_FRAME;
+  if (m->takes_samples) KR_TRY(kr_spectral_open(NULL, m->config.fft_len, &m->spectral));
   m->taken = kr_zalloc((size_t)kr_weights_count(m->weights) + 1);
   KR_CHECK(m->taken, KRAIT_ERR_NO_MEMORY, "no memory for the model");
   const int32_t status = check(m);
@@ -169,6 +192,7 @@ void kr_primeknet_close(kr_primeknet **model) {
   kr_primeknet *m = *model;
   if (!m) return;
   kr_weights_close(&m->weights);
+  kr_spectral_close(&m->spectral);
   kr_free(m->values);
   kr_free(m);
   *model = NULL;

@@ -1,6 +1,6 @@
 /* primeknet_session.c: windows through a model (MODEL.md): on a CPU one after the other, in the caller's memory; on a
- * GPU as many of a batch at once as fit the memory that it allows itself; of a model that streams some frames after the
- * others. */
+ * GPU, as spectra or as samples, as many of a batch at once as fit the memory that it allows itself; of a model that
+ * streams some frames after the others. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +16,12 @@ static const uint64_t most_bytes = (uint64_t)900 << 20; /* of a GPU, unless a si
 static const int64_t width[KR_PK_TENSORS] = {2, 1, 1, 2}, begin[KR_PK_TENSORS] = {0, 2, 3, 4};
 enum { FLOATS_OF_A_BIN = 6, ALL_OUTPUTS = KR_PK_MAG | KR_PK_PHA | KR_PK_COM };
 
+/* A run on a GPU: by its graph's tensors, there and in the caller's memory. */
+typedef struct pass {
+  const kr_shape_graph *shape; /* NULL: none */
+  float *there[KR_PK_TENSORS], *here[KR_PK_TENSORS];
+} pass;
+
 struct kr_pk_session {
   const kr_primeknet *model;
   const kr_cuda *cuda; /* NULL: a CPU */
@@ -24,7 +30,8 @@ struct kr_pk_session {
   void *stream;        /* of a GPU, and its time */
   kr_cuda_timer timer;
   double device_s;
-  int64_t batch[2], group; /* windows and frames of the last batch that was cut, and how many go at once */
+  pass begun;              /* its outputs are still there */
+  int64_t batch[3], group; /* key of the last batch that was cut, and how many windows go at once */
   int64_t chunk;           /* frames at a time; 0: whole windows */
   float *frames;           /* their spectra */
 };
@@ -70,51 +77,78 @@ void kr_pk_session_close(kr_pk_session **session) {
 
 /* ---- one graph ---- */
 
-static uint64_t plane_floats(const kr_pk_session *s, int64_t n, int64_t T) {
-  return ((uint64_t)(n * s->F * T) + 63) / 64 * 64;
+static int is_input(const int64_t *key, int i) { return i == 0 || (i == 1 && key[2] == KR_PK_WAV); }
+
+/* A window's floats of tensor i. */
+static int64_t floats_of(const kr_pk_session *s, const int64_t *key, int i) {
+  const int64_t samples = (key[1] - 1) * (s->model->config.fft_len / 4);
+  if (key[2] == KR_PK_WAV) return i == 3 ? 0 : i == 1 ? 2 * s->F : samples;
+  return width[i] * s->F * key[1];
 }
-static uint64_t spectra_bytes(const kr_pk_session *s, int64_t n, int64_t T) {
-  return s->cuda ? FLOATS_OF_A_BIN * plane_floats(s, n, T) * sizeof(float) : 0;
+/* On a GPU: where the first n tensors end, in floats. */
+static uint64_t end_of(const kr_pk_session *s, const int64_t *key, int n) {
+  uint64_t end = 0;
+  for (int i = 0; i < n && s->cuda; i++) end += (uint64_t)(key[0] * floats_of(s, key, i) + 63) / 64 * 64;
+  return end;
+}
+static uint64_t bytes_of(const kr_pk_session *s, const int64_t *key) {
+  return end_of(s, key, KR_PK_TENSORS) * sizeof(float);
 }
 
 static int32_t find(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr_shape_graph **shape) {
   return kr_shapes_find(&s->shapes, (const int64_t[]){n, T, outputs}, shape);
 }
 
-/* Ready to run; at: its four tensors, on a GPU in memory of its own. */
+/* Ready to run; at: its tensors, on a GPU in memory of its own. */
 static int32_t make_ready(kr_pk_session *s, kr_shape_graph *shape, float **at) {
-  const uint64_t plane = plane_floats(s, shape->key[0], shape->key[1]);
   char *memory;
   int is_new;
-  KR_TRY(kr_shapes_ready(&s->shapes, shape, spectra_bytes(s, shape->key[0], shape->key[1]), &memory, &is_new));
-  for (int i = 0; i < KR_PK_TENSORS && s->cuda; i++) at[i] = (float *)memory + (uint64_t)begin[i] * plane;
+  KR_TRY(kr_shapes_ready(&s->shapes, shape, bytes_of(s, shape->key), &memory, &is_new));
+  for (int i = 0; i < KR_PK_TENSORS && s->cuda; i++) at[i] = (float *)memory + end_of(s, shape->key, i);
   for (int i = 0; i < KR_PK_TENSORS; i++)
     if (shape->tensors[i] && (is_new || !s->cuda)) KR_TRY(kr_runner_bind(shape->runner, shape->tensors[i], at[i]));
   return KRAIT_OK;
 }
 
-static int32_t run_there(kr_pk_session *s, const kr_shape_graph *shape, float *const *there, float *const *here) {
-  const size_t bytes = (size_t)(shape->key[0] * s->F * shape->key[1]) * sizeof(float);
-  double seconds = 0;
-  KR_TRY(kr_cuda_copy_in(s->cuda, there[0], here[0], 2 * bytes, s->stream));
+static size_t pass_bytes(const kr_pk_session *s, const pass *p, int i) {
+  return (size_t)(p->shape->key[0] * floats_of(s, p->shape->key, i)) * sizeof(float);
+}
+
+static int32_t begin_there(kr_pk_session *s, const pass *p) {
+  for (int i = 0; i < KR_PK_TENSORS; i++)
+    if (is_input(p->shape->key, i))
+      KR_TRY(kr_cuda_copy_in(s->cuda, p->there[i], p->here[i], pass_bytes(s, p, i), s->stream));
   KR_TRY(kr_cuda_timer_mark(s->cuda, s->timer.from, s->stream));
-  KR_TRY(kr_runner_run(shape->runner, s->stream));
-  KR_TRY(kr_cuda_timer_mark(s->cuda, s->timer.to, s->stream));
+  KR_TRY(kr_runner_run(p->shape->runner, s->stream));
+  return kr_cuda_timer_mark(s->cuda, s->timer.to, s->stream);
+}
+
+int32_t kr_pk_finish(kr_pk_session *s) {
+  const pass p = s->begun;
+  double seconds = 0;
+  if (!p.shape) return KRAIT_OK;
+  s->begun.shape = NULL;
   KR_TRY(kr_cuda_timer_read(s->cuda, &s->timer, &seconds));
   s->device_s += seconds;
-  for (int i = 1; i < KR_PK_TENSORS; i++)
-    if (here[i]) KR_TRY(kr_cuda_copy_out(s->cuda, here[i], there[i], (size_t)width[i] * bytes, s->stream));
+  for (int i = 0; i < KR_PK_TENSORS; i++)
+    if (p.here[i] && !is_input(p.shape->key, i))
+      KR_TRY(kr_cuda_copy_out(s->cuda, p.here[i], p.there[i], pass_bytes(s, &p, i), s->stream));
   return kr_cuda_wait(s->cuda, s->stream);
 }
 
-/* n windows of T frames. */
+/* n windows of T frames; on a GPU it has begun. */
 static int32_t run(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, float *const *here) {
-  float *at[KR_PK_TENSORS];
+  pass p;
   kr_shape_graph *shape;
-  memcpy(at, here, sizeof at);
+  KR_TRY(kr_pk_finish(s));
+  memcpy(p.here, here, sizeof p.here), memcpy(p.there, here, sizeof p.there);
   KR_TRY(find(s, n, T, outputs, &shape));
-  KR_TRY(make_ready(s, shape, at));
-  return s->cuda ? run_there(s, shape, at, here) : kr_runner_run(shape->runner, NULL);
+  KR_TRY(make_ready(s, shape, p.there));
+  if (!s->cuda) return kr_runner_run(shape->runner, NULL);
+  p.shape = shape;
+  KR_TRY(begin_there(s, &p));
+  s->begun = p;
+  return KRAIT_OK;
 }
 
 /* ---- frames after frames ---- */
@@ -127,7 +161,10 @@ static int32_t run_frames(kr_pk_session *s, uint32_t outputs, float *const *spec
   if (n < chunk) memset(own[0], 0, (size_t)(2 * F * chunk) * sizeof **own);
   for (int i = 0; i < KR_PK_TENSORS; i++) {
     const int64_t w = width[i];
-    if (i == 1) KR_TRY(run(s, 1, chunk, outputs, own));
+    if (i == 1) {
+      KR_TRY(run(s, 1, chunk, outputs, own));
+      KR_TRY(kr_pk_finish(s));
+    }
     for (int64_t f = 0; f < F && spectra[i]; f++) {
       float *there = spectra[i] + w * (f * T + first), *here = own[i] + w * f * chunk;
       memcpy(i ? there : here, i ? here : there, (size_t)(w * n) * sizeof **own);
@@ -168,42 +205,73 @@ static int32_t forward_frames(kr_pk_session *s, int64_t T, float *const *spectra
 
 /* ---- windows ---- */
 
-/* Windows of the batch at once, in groups of equal size. */
+/* Groups of equal size, none of more than `most`. */
+static int64_t share_of(int64_t B, int64_t most) {
+  const int64_t n_groups = most < 1 ? B : (B + most - 1) / most;
+  return n_groups ? (B + n_groups - 1) / n_groups : 1;
+}
+
+/* Windows of the batch at once. The first guess, which the plan then says exactly, is twelve maps of a window. */
 static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, int64_t *n) {
+  const int64_t batch[] = {B, T, outputs}, map = s->model->config.C * s->model->config.F2 * T,
+                guess = (int64_t)(most_bytes / (12 * sizeof(float))) / map;
   kr_shape_graph *shape;
-  *n = !s->cuda || s->chunk ? 1 : s->batch[0] == B && s->batch[1] == T ? s->group : B;
+  *n = 1;
+  if (!s->cuda || s->chunk) return KRAIT_OK;
+  *n = memcmp(batch, s->batch, sizeof batch) == 0 ? s->group : share_of(B, guess);
   for (int round = 0; round < 2 && *n > 1; round++) {
     KR_TRY(find(s, *n, T, outputs, &shape));
-    const uint64_t bytes = spectra_bytes(s, *n, T) + kr_graph_bytes(shape->graph);
+    const uint64_t bytes = bytes_of(s, shape->key) + kr_graph_bytes(shape->graph);
     if (bytes <= most_bytes) break;
     kr_shapes_drop(shape);
-    const int64_t fit = (int64_t)((double)*n * (double)most_bytes / (double)bytes), most = fit < 1 ? 1 : fit,
-                  n_groups = (B + most - 1) / most;
-    *n = (B + n_groups - 1) / n_groups;
+    *n = share_of(B, (int64_t)((double)*n * (double)most_bytes / (double)bytes));
   }
-  s->batch[0] = B, s->batch[1] = T, s->group = *n;
+  memcpy(s->batch, batch, sizeof batch), s->group = *n;
+  return KRAIT_OK;
+}
+
+/* By their first window; what there is no memory for goes in smaller groups. */
+static int32_t run_groups(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, float *const *all) {
+  const kr_pk_config *c = &s->model->config;
+  int64_t n;
+  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
+           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
+  /* Far above what memory holds, far below where sizes overflow. */
+  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (c->C * (c->depth + 2)), KRAIT_ERR_SHAPE,
+           "T is %lld, too many frames for one window", (long long)T);
+  KR_TRY(kr_pk_finish(s));
+  KR_TRY(group_of(s, B, T, outputs, &n));
+  s->device_s = 0;
+  for (int64_t b = 0; b < B;) {
+    float *here[KR_PK_TENSORS];
+    const int64_t some = B - b < n ? B - b : n;
+    for (int i = 0; i < KR_PK_TENSORS; i++)
+      here[i] = all[i] ? all[i] + b * floats_of(s, (int64_t[]){1, T, outputs}, i) : NULL;
+    const int32_t status = s->chunk ? forward_frames(s, T, here) : run(s, some, T, outputs, here);
+    if (status == KRAIT_ERR_DEVICE_MEMORY && some > 1) {
+      n = s->group = (some + 1) / 2;
+      continue;
+    }
+    KR_TRY(status);
+    b += some;
+  }
   return KRAIT_OK;
 }
 
 int32_t kr_pk_forward(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, float *mag, float *pha, float *com) {
   float *const spectra[] = {(float *)com_in, mag, pha, com};
-  const uint32_t outputs = s->cuda ? ALL_OUTPUTS : outputs_of(spectra);
-  const kr_pk_config *c = &s->model->config;
-  int64_t group;
-  KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
-           "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
   KR_CHECK(com_in, KRAIT_ERR_ARGUMENT, "primeknet: com_in must be given");
-  /* Far above what memory holds, far below where sizes overflow. */
-  KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (c->C * (c->depth + 2)), KRAIT_ERR_SHAPE,
-           "T is %lld, too many frames for one window", (long long)T);
-  KR_TRY(group_of(s, B, T, outputs, &group));
-  s->device_s = 0;
-  for (int64_t b = 0; b < B; b += group) {
-    float *here[KR_PK_TENSORS];
-    for (int i = 0; i < KR_PK_TENSORS; i++) here[i] = spectra[i] ? spectra[i] + b * s->F * T * width[i] : NULL;
-    KR_TRY(s->chunk ? forward_frames(s, T, here) : run(s, B - b < group ? B - b : group, T, outputs, here));
-  }
-  return KRAIT_OK;
+  KR_TRY(run_groups(s, B, T, s->cuda ? ALL_OUTPUTS : outputs_of(spectra), spectra));
+  return kr_pk_finish(s);
+}
+
+int32_t kr_pk_samples(kr_pk_session *s, int64_t B, int64_t T, const float *wav, const float *first, float *out) {
+  return run_groups(s, B, T, KR_PK_WAV, (float *const[]){(float *)wav, (float *)first, out, NULL});
+}
+
+int32_t kr_pk_at_once(kr_pk_session *s, int64_t B, int64_t T, int64_t *n) {
+  KR_TRY(kr_pk_finish(s));
+  return group_of(s, B, T, KR_PK_WAV, n);
 }
 
 double kr_pk_device_seconds(const kr_pk_session *session) { return session->device_s; }
