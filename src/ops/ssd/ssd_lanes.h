@@ -10,7 +10,12 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens of a tile; channels of an item */
+enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens of a tile; channels of a block */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { SSD_ROWS = 8 }; /* of 32 registers */
+#else
+enum { SSD_ROWS = 4 };
+#endif
 
 enum { SSD_BEGINS = 1, SSD_PADDING = 2, SSD_ENDS = 4 }; /* ENDS: a varlen state is taken after the token */
 
@@ -24,6 +29,9 @@ typedef struct ssd_walk {
 } ssd_walk;
 
 static inline int64_t ssd_row(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+/* The same, an odd number of lines of the cache: rows of a tile do not fall on the same few of its sets. */
+static inline int64_t ssd_odd_row(int64_t floats) { return ssd_row(floats) | 16; }
 
 static inline int64_t ssd_token(const ssd_walk *w, int64_t i) { return w->reverse ? w->in->L - 1 - i : i; }
 
@@ -120,36 +128,84 @@ static inline void ssd_store_states(const float *states, const ssd_walk *w, cons
       kr_scalar_store(v->data, kr_at4(v, row, w->h, w->p0 + lane, n), v->dtype, states[n * SSD_WIDTH + lane]);
 }
 
-/* n tokens over states[k][SSD_WIDTH]: state_k = decay state_k + in coef_k; y += sum_k out_coef_k state_k. in and y are
+/* States are kept divided by the decays since the last cut, so that a token costs two multiply-adds a state and no
+ * product: what goes in is divided by kept, what comes out multiplied by it. Where kept would leave its range, states
+ * are multiplied by it instead: a cut. A stretch ends with a cut or with its run (ssd_run), and the last of a run has a
+ * token at least. A product of decays that is 0, infinite or NaN is never divided by. */
+typedef struct ssd_stretch {
+  int tokens;
+  float after; /* what states are multiplied by behind them */
+} ssd_stretch;
+
+typedef struct ssd_cuts {
+  float kept[SSD_TILE + 16], inverse[SSD_TILE + 16];
+  ssd_stretch stretches[2 * SSD_TILE];
+} ssd_cuts;
+
+static inline void ssd_cut(ssd_cuts *c, const unsigned char *marks, const float *decay, int n) {
+  const float most = 1024, least = 1 / most;
+  ssd_stretch *s = c->stretches;
+  for (int t = 0, end; t < n; t = end) {
+    float kept = 1;
+    int first = t;
+    for (end = t + ssd_run(marks, t, n); t < end; t++) {
+      const float next = kept * decay[t];
+      const int passes = next >= least && next <= most;
+      if (!passes) *s++ = (ssd_stretch){t - first, next}, first = t;
+      c->kept[t] = kept = passes ? next : 1;
+    }
+    *s++ = (ssd_stretch){end - first, kept};
+  }
+  for (int t = n; t % 16; t++) c->kept[t] = 1;
+  for (int t = 0; t < n; t += KR_VL) kr_v_store(c->inverse + t, kr_v_div(kr_v_set1(1.0f), kr_v_load(c->kept + t)));
+}
+
+/* Past the stretches of a run of n tokens. */
+static inline const ssd_stretch *ssd_past(const ssd_stretch *s, int n) {
+  while (n > 0) n -= s++->tokens;
+  return s;
+}
+
+/* A run's stretches over states[k][SSD_WIDTH]: state_k += in coef_k; y += sum_k out_coef_k state_k. in and y are
  * vectors of a token, lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y
  * of in = d x, coef = B, out_coef = C; the gradient takes the same walk with the parts exchanged, and with states over
- * lanes. Four rows of states stay in registers. */
+ * lanes. SSD_ROWS rows of states stay in registers. */
 KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t lane_pitch, const float *coef,
-                             const float *out_coef, int64_t pitch, const float *decay, int n, const int rows) {
-  kr_v s[4][2];
+                             const float *out_coef, int64_t pitch, const ssd_stretch *s, const ssd_stretch *end,
+                             const int rows) {
+  kr_v v[SSD_ROWS][2];
+#pragma GCC unroll 8
   for (int k = 0; k < rows; k++)
-    s[k][0] = kr_v_load(states + k * SSD_WIDTH), s[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
-  for (int t = 0; t < n; t++, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
-    const kr_v e = kr_v_set1(decay[t]), x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
-    kr_v y0 = kr_v_load(y), y1 = kr_v_load(y + KR_VL);
-    for (int k = 0; k < rows; k++) {
-      const kr_v b = kr_v_set1(coef[k]), c = kr_v_set1(out_coef[k]);
-      s[k][0] = kr_v_fma(b, x0, kr_v_mul(e, s[k][0])), s[k][1] = kr_v_fma(b, x1, kr_v_mul(e, s[k][1]));
-      y0 = kr_v_fma(c, s[k][0], y0), y1 = kr_v_fma(c, s[k][1], y1);
+    v[k][0] = kr_v_load(states + k * SSD_WIDTH), v[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
+  for (; s < end; s++) {
+    for (int t = s->tokens; t; t--, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
+      const kr_v x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
+      kr_v y0 = kr_v_load(y), y1 = kr_v_load(y + KR_VL);
+#pragma GCC unroll 8
+      for (int k = 0; k < rows; k++) {
+        const kr_v b = kr_v_set1(coef[k]), c = kr_v_set1(out_coef[k]);
+        v[k][0] = kr_v_fma(b, x0, v[k][0]), v[k][1] = kr_v_fma(b, x1, v[k][1]);
+        y0 = kr_v_fma(c, v[k][0], y0), y1 = kr_v_fma(c, v[k][1], y1);
+      }
+      kr_v_store(y, y0), kr_v_store(y + KR_VL, y1);
     }
-    kr_v_store(y, y0), kr_v_store(y + KR_VL, y1);
+    const kr_v after = kr_v_set1(s->after);
+#pragma GCC unroll 8
+    for (int k = 0; k < rows; k++) v[k][0] = kr_v_mul(after, v[k][0]), v[k][1] = kr_v_mul(after, v[k][1]);
   }
+#pragma GCC unroll 8
   for (int k = 0; k < rows; k++)
-    kr_v_store(states + k * SSD_WIDTH, s[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, s[k][1]);
+    kr_v_store(states + k * SSD_WIDTH, v[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, v[k][1]);
 }
 
 static inline void ssd_scan(float *states, int64_t n_rows, const float *in, float *y, int64_t lane_pitch,
-                            const float *coef, const float *out_coef, int64_t pitch, const float *decay, int n) {
+                            const float *coef, const float *out_coef, int64_t pitch, const ssd_stretch *s,
+                            const ssd_stretch *end) {
   int64_t k = 0;
-  for (; k + 4 <= n_rows; k += 4)
-    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 4);
+  for (; k + SSD_ROWS <= n_rows; k += SSD_ROWS)
+    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, s, end, SSD_ROWS);
   for (; k < n_rows; k++)
-    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 1);
+    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, s, end, 1);
 }
 
 #endif
