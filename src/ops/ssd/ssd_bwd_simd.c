@@ -65,6 +65,8 @@ typedef struct item {
   float d[SSD_TILE + 16], decay[SSD_TILE + 16], raw[SSD_TILE + 16], shifted[SSD_TILE + 16];
   unsigned char marks[SSD_TILE];
   ssd_cuts cuts;
+  ssd_ahead ahead;
+  int adds; /* whether the team's sums have something yet */
 } item;
 
 static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
@@ -115,10 +117,14 @@ static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   if (kr_has(in->z)) load_rows(it->z, P, w, in->z, i, n, in->P);
   for (int t = 0; t < n; t++) {
     float *x = it->x + t * P, *dy = it->dy + t * P;
-    if (it->marks[t] & SSD_PADDING) it->d[t] = 0, memset(x, 0, (size_t)P * 4), memset(dy, 0, (size_t)P * 4);
-    else
-      for (int64_t p = 0; kr_has(in->z) && p < it->l.P; p += KR_VL)
-        kr_v_store(dy + p, kr_v_mul(kr_v_load(dy + p), kr_v_silu_fast(kr_v_load(it->z + t * P + p))));
+    if (it->marks[t] & SSD_PADDING) {
+      it->d[t] = 0;
+      memset(x, 0, (size_t)P * sizeof(float));
+      memset(dy, 0, (size_t)P * sizeof(float));
+      continue;
+    }
+    for (int64_t p = 0; kr_has(in->z) && p < it->l.P; p += KR_VL)
+      kr_v_store(dy + p, kr_v_mul(kr_v_load(dy + p), kr_v_silu_fast(kr_v_load(it->z + t * P + p))));
   }
 }
 
@@ -139,7 +145,7 @@ typedef struct side {
 
 /* Walks runs of a tile over states of y.n lanes by coef.n rows, as it->cuts say; what begins a sequence begins from 0,
  * padding is left out. in and y lie alike, coef and out_coef too. y is still to be multiplied by cuts.kept. */
-static void walk_tile(const item *it, float *states, const float *in, side y, side coef, const float *out_coef, int n) {
+static void walk_tile(item *it, float *states, const float *in, side y, side coef, const float *out_coef, int n) {
   const ssd_stretch *s = it->cuts.stretches, *end;
   for (int t = 0; t < n; t++) memset(y.rows + t * y.pitch, 0, (size_t)y.n * sizeof(float));
   for (int t = 0, run; t < n; t += run, s = end) {
@@ -149,7 +155,7 @@ static void walk_tile(const item *it, float *states, const float *in, side y, si
     if (it->marks[t] & SSD_PADDING) continue;
     for (int64_t first = 0; first < y.n; first += SSD_WIDTH)
       ssd_scan(states + first * coef.n, coef.n, in + t * y.pitch + first, y.rows + t * y.pitch + first, y.pitch,
-               coef.rows + t * coef.pitch, out_coef + t * coef.pitch, coef.pitch, s, end);
+               coef.rows + t * coef.pitch, out_coef + t * coef.pitch, coef.pitch, s, end, &it->ahead);
   }
 }
 
@@ -188,8 +194,10 @@ static void add_tile(const item *it, const ssd_walk *w, float *sums, const float
   for (int t = 0; t < n; t++) {
     float *sum = sums + ssd_token(w, i + t) * it->l.N;
     const kr_v kept = kr_v_set1(it->cuts.kept[t]);
-    for (int64_t k = 0; k < it->l.N; k += KR_VL)
-      kr_v_store(sum + k, kr_v_fma(kept, kr_v_load(rows + t * it->l.row_N + k), kr_v_load(sum + k)));
+    for (int64_t k = 0; k < it->l.N; k += KR_VL) {
+      const kr_v row = kr_v_load(rows + t * it->l.row_N + k);
+      kr_v_store(sum + k, it->adds ? kr_v_fma(kept, row, kr_v_load(sum + k)) : kr_v_mul(kept, row));
+    }
   }
 }
 
@@ -220,6 +228,16 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
   store_rows(it->dx, P, w, &it->a->dz, i, n, it->in->P);
 }
 
+/* The tile at token i of a walk is asked for while this one is walked over. */
+static void look_ahead(item *it, const ssd_walk *w, int64_t i, int walks, const krait_view *written) {
+  const int64_t P = it->in->P;
+  it->ahead = ssd_ahead_of(w, i, 1 + walks * (int)(it->l.N / SSD_WIDTH * P / SSD_ROWS));
+  ssd_ahead_add(&it->ahead, w, it->in->x, i, P);
+  ssd_ahead_add(&it->ahead, w, &it->a->dout, i, P);
+  ssd_ahead_add(&it->ahead, w, it->in->z, i, P);
+  if (written) ssd_ahead_add(&it->ahead, w, written, i, P);
+}
+
 enum { ONLY_Y, GRADIENT }; /* ONLY_Y: y of the other direction, for dz */
 
 static void walk_forwards(item *it, const ssd_walk *w, int what) {
@@ -232,6 +250,7 @@ static void walk_forwards(item *it, const ssd_walk *w, int what) {
       if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
     ssd_cut(&it->cuts, it->marks, it->decay, n);
     scale_rows(it, it->dx, it->x, it->d, it->cuts.inverse, n);
+    look_ahead(it, w, i + SSD_TILE, 1 + with_dz, with_dz ? &it->a->dz : NULL);
     if (with_dz) {
       walk_tile(it, it->by_channel, it->dx, of_channels(it, it->y), states_of(it, it->B), it->C, n);
       scale_rows(it, it->y, it->y, it->cuts.kept, NULL, n);
@@ -273,23 +292,24 @@ static void finish_dx(item *it, const ssd_walk *back, int n, int add_skip) {
   for (int64_t p = 0; add_skip && p < it->in->P; p++) it->head[p] += sums[p];
 }
 
-/* out[r][lane] = sum over k of rows[r][k] columns[k][lane], SSD_WIDTH lanes. */
-KR_INLINE void multiply_some(const float *rows, int64_t pitch, const float *columns, int64_t K, float *out,
-                             int64_t out_pitch, const int n) {
-  kr_v sum[SSD_ROWS][2];
-#pragma GCC unroll 8
-  for (int r = 0; r < n; r++) sum[r][0] = sum[r][1] = kr_v_zero();
-  for (int64_t k = 0; k < K; k++) {
-    const kr_v a = kr_v_load(columns + k * SSD_WIDTH), b = kr_v_load(columns + k * SSD_WIDTH + KR_VL);
-#pragma GCC unroll 8
-    for (int r = 0; r < n; r++) {
+/* out[r][lane] = sum over k of rows[r][k] columns[k][lane], SSD_ROWS by SSD_WIDTH. A function of its own, for its
+ * registers. */
+static __attribute__((noinline)) void multiply_some(const float *rows, int64_t pitch, const float *columns, int64_t K,
+                                                    float *out, int64_t out_pitch) {
+  kr_v sum[2 * SSD_ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < 2 * SSD_ROWS; r++) sum[r] = kr_v_zero();
+  for (int64_t k = 0; k < K; k++, columns += SSD_WIDTH) {
+    const kr_v a = kr_v_load(columns), b = kr_v_load(columns + KR_VL);
+#pragma GCC unroll 16
+    for (int r = 0; r < SSD_ROWS; r++) {
       const kr_v x = kr_v_set1(rows[r * pitch + k]);
-      sum[r][0] = kr_v_fma(x, a, sum[r][0]), sum[r][1] = kr_v_fma(x, b, sum[r][1]);
+      sum[2 * r] = kr_v_fma(x, a, sum[2 * r]), sum[2 * r + 1] = kr_v_fma(x, b, sum[2 * r + 1]);
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < n; r++)
-    kr_v_store(out + r * out_pitch, sum[r][0]), kr_v_store(out + r * out_pitch + KR_VL, sum[r][1]);
+#pragma GCC unroll 16
+  for (int r = 0; r < SSD_ROWS; r++)
+    kr_v_store(out + r * out_pitch, sum[2 * r]), kr_v_store(out + r * out_pitch + KR_VL, sum[2 * r + 1]);
 }
 
 /* Rows of a tile have room to SSD_TILE: products take whole SSD_ROWS of them. */
@@ -301,7 +321,7 @@ static void forms(const item *it, const float *rows, const float *states, const 
   for (int t = 0; t < whole_rows(n); t += SSD_ROWS) {
     float part[SSD_ROWS * SSD_WIDTH], totals[SSD_ROWS * KR_VL] = {0};
     for (int64_t first = 0; first < it->l.N; first += SSD_WIDTH) {
-      multiply_some(rows + t * it->l.row_P, it->l.row_P, states + first * P, P, part, SSD_WIDTH, SSD_ROWS);
+      multiply_some(rows + t * it->l.row_P, it->l.row_P, states + first * P, P, part, SSD_WIDTH);
       for (int r = 0; r < SSD_ROWS; r++) {
         const float *at = columns + (t + r) * it->l.row_N + first;
         kr_v sum = kr_v_fma(kr_v_load(part + r * SSD_WIDTH), kr_v_load(at), kr_v_load(totals + r * KR_VL));
@@ -319,10 +339,10 @@ static void products(const item *it, float *to, const float *rows, const float *
   for (int first = 0; first < n; first += SSD_WIDTH) {
     for (int part = 0; part < SSD_WIDTH; part += KR_VL) {
       const kr_plane plane = {(void *)(uintptr_t)others, KRAIT_F32, (first + part) * pitch, 1, pitch};
-      kr_tile_load_as(it->across + part, SSD_WIDTH, &plane, (int)K, KR_VL, KRAIT_F32);
+      kr_tile_load(it->across + part, SSD_WIDTH, &plane, (int)K, KR_VL);
     }
     for (int t = 0; t < whole_rows(n) && t < first + SSD_WIDTH; t += SSD_ROWS)
-      multiply_some(rows + t * pitch, pitch, it->across, K, to + t * SSD_TILE + first, SSD_TILE, SSD_ROWS);
+      multiply_some(rows + t * pitch, pitch, it->across, K, to + t * SSD_TILE + first, SSD_TILE);
   }
 }
 
@@ -337,6 +357,11 @@ typedef struct crossing {
   double q[SSD_TILE];            /* of rows */
 } crossing;
 
+/* decay v, and 0 whatever v is where nothing passes. */
+static inline kr_v times(kr_v decay, kr_v v) {
+  return kr_v_select(kr_v_gt(decay, kr_v_zero()), kr_v_mul(decay, v), decay);
+}
+
 /* From row s to row r < s, tokens of one run: what passes over all rows from s - 1 to r. */
 static void cross_pairs(crossing *c) {
   const item *it = c->it;
@@ -350,9 +375,9 @@ static void cross_pairs(crossing *c) {
     if (alone) memset(decay, 0, sizeof decay);
     else if (r + 1 < c->n) decay[r + 1] = 1;
     for (int s = r / KR_VL * KR_VL; s < SSD_TILE; s += KR_VL) {
-      const kr_v passes = kr_v_mul(own, kr_v_load(decay + s));
+      const kr_v passes = times(kr_v_load(decay + s), own);
       const kr_v pair = kr_v_mul(kr_v_load(pairs + s), kr_v_load(it->shared + r * SSD_TILE + s));
-      kr_v_store(pairs + s, kr_v_select(kr_v_gt(passes, kr_v_zero()), kr_v_mul(passes, pair), passes));
+      kr_v_store(pairs + s, times(passes, pair));
       kr_v_store(decay + s, passes);
     }
   }
@@ -444,6 +469,7 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
     carry = it->decay[n - 1];
     ssd_cut(&it->cuts, it->marks, it->shifted, n);
     scale_rows(it, it->z, it->dy, it->cuts.inverse, NULL, n);
+    look_ahead(it, &back, j + n, 2, is_both(it) ? NULL : &it->a->dx);
     walk_tile(it, it->by_channel, it->z, of_channels(it, it->y), states_of(it, it->C), it->B, n);
     walk_tile(it, it->by_state, it->C, of_states(it, it->dB), channels_of(it, it->z), it->dx, n);
     add_tile(it, &back, it->sum_B, it->dB, j, n);
@@ -501,6 +527,7 @@ static void both_directions(item *it, const ssd_walk *w) {
   if (kr_has(&it->a->dz)) walk_forwards(it, &other, ONLY_Y);
   walk_forwards(it, w, GRADIENT);
   walk_backwards(it, w, &it->head[it->in->P], 1);
+  it->adds = 1;
   walk_forwards(it, &other, GRADIENT);
   walk_backwards(it, &other, &it->head[it->in->P + 1], 0);
   for (int64_t i = 0; kr_has(&it->a->dx) && i < L; i += SSD_TILE)
@@ -531,8 +558,11 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
     const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G;
     it.sum_B = (float *)a->call.scratch + i * 2 * a->L * l->N;
     it.sum_C = it.sum_B + a->L * l->N;
-    memset(it.sum_B, 0, (size_t)(2 * a->L * l->N) * sizeof(float));
-    for (int64_t k = team * l->share; k < (team + 1) * l->share && k < l->heads; k++) run_head(&it, b, g * l->heads + k);
+    it.adds = 0;
+    for (int64_t k = team * l->share; k < (team + 1) * l->share && k < l->heads; k++) {
+      run_head(&it, b, g * l->heads + k);
+      it.adds = 1;
+    }
   }
 }
 

@@ -37,6 +37,7 @@ typedef struct item {
   float d[SSD_TILE + 16], decay[SSD_TILE + 16];
   unsigned char marks[SSD_TILE];
   ssd_cuts cuts;
+  ssd_ahead ahead;
 } item;
 
 static int64_t other_floats(const krait_ssd_args *a) {
@@ -110,7 +111,7 @@ static void scan_tile(item *it, float *states, const ssd_walk *w, int64_t i, int
     if (it->marks[t] & SSD_BEGINS) memset(states, 0, (size_t)(it->in->N * SSD_WIDTH) * sizeof(float));
     if (!(it->marks[t] & SSD_PADDING))
       ssd_scan(states, it->in->N, it->dx + t * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH, it->B + t * it->pitch,
-               it->C + t * it->pitch, it->pitch, first, end);
+               it->C + t * it->pitch, it->pitch, first, end, &it->ahead);
     if (it->marks[t + run - 1] & SSD_ENDS) keep_varlen(it, states, w, i + t + run - 1);
   }
   for (int t = 0; t < n; t++)
@@ -140,6 +141,16 @@ static void finish_tile(item *it, const float *other, const ssd_walk *w, int64_t
   ssd_store_channels(it->y, w, &it->a->out, i, n);
 }
 
+/* What comes behind block k of the tile at i is asked for meanwhile. */
+static void look_ahead(item *it, int k, int64_t i) {
+  const int last = k + 1 == it->n_blocks;
+  const ssd_walk *next = &it->walks[last ? 0 : k + 1];
+  const krait_view *rows[] = {it->in->x, it->in->z, &it->a->out};
+  if (last) i += SSD_TILE;
+  it->ahead = ssd_ahead_of(next, i, (int)(it->in->N / SSD_ROWS) + 1);
+  for (int v = 0; v < 3; v++) ssd_ahead_add(&it->ahead, next, rows[v], i, next->n_lanes);
+}
+
 static void walk_direction(item *it, int keep_y) {
   const int64_t L = it->in->L;
   for (int k = 0; k < it->n_blocks; k++) ssd_load_states(it->states[k], &it->walks[k], it->in->initial_states);
@@ -150,6 +161,7 @@ static void walk_direction(item *it, int keep_y) {
       const ssd_walk *w = &it->walks[k];
       if (k == 0 || w->h != w[-1].h) read_steps(it, w, i, n);
       read_block(it, w, i, n);
+      look_ahead(it, k, i);
       scan_tile(it, it->states[k], w, i, n);
       for (int t = 0; keep_y && t < n; t++)
         memcpy(it->other[k] + ssd_token(w, i + t) * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH * sizeof(float));
