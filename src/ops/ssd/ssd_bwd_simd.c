@@ -90,11 +90,8 @@ static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int
 
 static int is_both(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
 
-static void load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
-                      int64_t columns) {
-  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
-  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
-  kr_matrix_load(matrix, pitch, &plane, n, columns);
+static void load_rows(float *matrix, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+  ssd_load_rows(matrix, ssd_odd_row(lanes(w->in->P)), w, v, i, n, w->h, w->in->P);
 }
 
 static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
@@ -112,9 +109,9 @@ static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   ssd_marks(w, i, n, it->marks);
   ssd_load_shared(it->B, N, w, in->Bmat, i, n);
   ssd_load_shared(it->C, N, w, in->Cmat, i, n);
-  load_rows(it->x, P, w, in->x, i, n, in->P);
-  load_rows(it->dy, P, w, &it->a->dout, i, n, in->P);
-  if (kr_has(in->z)) load_rows(it->z, P, w, in->z, i, n, in->P);
+  load_rows(it->x, w, in->x, i, n);
+  load_rows(it->dy, w, &it->a->dout, i, n);
+  if (kr_has(in->z)) load_rows(it->z, w, in->z, i, n);
   for (int t = 0; t < n; t++) {
     float *x = it->x + t * P, *dy = it->dy + t * P;
     if (it->marks[t] & SSD_PADDING) {
@@ -215,7 +212,7 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
   const int64_t P = it->l.row_P;
   float skip[MOST_P + SSD_WIDTH];
   load_skip(it, w->h, skip);
-  load_rows(it->dx, P, w, &it->a->dout, i, n, it->in->P);
+  load_rows(it->dx, w, &it->a->dout, i, n);
   for (int t = 0; t < n; t++)
     for (int64_t p = 0; p < it->l.P; p += KR_VL) {
       float *dout = it->dx + t * P + p;

@@ -67,11 +67,20 @@ SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const kr
   }
 }
 
-/* B or C: matrix[token][pitch]. */
-SSD_APART void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
-  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
-  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->g, 0), step, v->stride[3]};
-  kr_matrix_load(matrix, pitch, &plane, n, w->in->N);
+/* matrix[token][pitch] of a head's or a group's columns. Where they lie side by side, token after token, as the hardware
+ * fetches ahead. */
+SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
+                             int64_t head, int64_t columns) {
+  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1], at = kr_at4(v, w->b, ssd_token(w, i), head, 0);
+  const kr_plane plane = {v->data, v->dtype, at, step, v->stride[3]};
+  if (plane.lane_stride != 1) kr_matrix_load(matrix, pitch, &plane, n, columns);
+  else for (int t = 0; t < n; t++) kr_row_load(matrix + t * pitch, v->data, v->dtype, at + t * step, 1, columns);
+}
+
+/* B or C. */
+static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i,
+                                   int n) {
+  ssd_load_rows(matrix, pitch, w, v, i, n, w->g, w->in->N);
 }
 
 /* d and exp(d A) of a tile's tokens; d before the clamp and dt + dt_bias to raw, where that is asked for. */
