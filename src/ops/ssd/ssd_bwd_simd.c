@@ -17,7 +17,9 @@ enum { MOST_TEAMS = 16, TARGET_ITEMS = 32 };
 /* How a call's scratch is cut: floats of each part. */
 typedef struct layout {
   int64_t P, N;                /* P and N in whole lanes */
+  int64_t row_P, row_N;        /* from token to token of a tile */
   int64_t n_tiles, teams, heads; /* tiles of a sequence, teams of a group, heads of a group */
+  int64_t share;               /* heads of a team */
   int64_t sums;                /* (B,G,teams,2,L,N): dB, dC of a team */
   int64_t per_head;            /* (B,H,P + 3): dD, dA, dA_reverse, dt_bias's */
   int64_t worker;
@@ -25,17 +27,23 @@ typedef struct layout {
 
 static int64_t lanes(int64_t n) { return ssd_row((n + SSD_WIDTH - 1) / SSD_WIDTH * SSD_WIDTH); }
 
+static int64_t tile_floats(const layout *l) { return SSD_TILE * (5 * l->row_P + 4 * l->row_N); }
+static int64_t pair_floats(const layout *l) { return SSD_TILE * (2 * SSD_TILE + (l->P > l->N ? l->P : l->N)); }
+
 static layout layout_of(const krait_ssd_bwd_args *a) {
   const int both = (a->call.flags & KRAIT_SSD_BOTH) != 0;
   layout l = {.P = lanes(a->P), .N = lanes(a->N), .n_tiles = (a->L + SSD_TILE - 1) / SSD_TILE, .heads = a->H / a->G};
+  l.row_P = ssd_odd_row(l.P), l.row_N = ssd_odd_row(l.N);
   const int64_t items = a->B * a->G;
   l.teams = items ? (TARGET_ITEMS + items - 1) / items : 1;
   if (l.teams > l.heads) l.teams = l.heads;
   if (l.teams > MOST_TEAMS) l.teams = MOST_TEAMS;
+  l.share = (l.heads + l.teams - 1) / l.teams;
+  l.teams = (l.heads + l.share - 1) / l.share;
   l.sums = items * l.teams * 2 * a->L * l.N;
   l.per_head = a->B * a->H * (a->P + 3);
-  const int64_t tile = SSD_TILE * (5 * l.P + 4 * l.N), states = 2 * l.P * l.N, kept = l.n_tiles * l.P * l.N, dd = a->L;
-  l.worker = ssd_row(tile + states + kept + dd + (both ? 2 * a->L * l.P + a->L : 0));
+  const int64_t states = 2 * l.P * l.N, kept = l.n_tiles * l.P * l.N, dd = a->L;
+  l.worker = ssd_row(tile_floats(&l) + pair_floats(&l) + states + kept + dd + (both ? 2 * a->L * l.P + a->L : 0));
   return l;
 }
 
@@ -43,9 +51,11 @@ typedef struct item {
   const krait_ssd_bwd_args *a;
   const kr_ssd_inputs *in;
   layout l;
-  float *x, *dx, *dy, *z, *y;        /* [token][P] of a tile; dx: d x, or M B */
+  float *x, *dx, *dy, *z, *y;        /* [token][P] of a tile; dx: d x (forwards as states take it), or M B; z: where the
+                                        walk goes back, dy as states take it */
   float *B, *C, *dB, *dC;            /* [token][N] of a tile */
   float *by_channel, *by_state;      /* [n][P] as blocks of lanes; [p][N] likewise */
+  float *pairs, *shared, *across;    /* [token][SSD_TILE], twice; rows of a tile across, as blocks of lanes */
   float *kept;                       /* [tile][p][N]: S before each tile */
   float *dd;                         /* [L]: gradient of d, in the order of the walk */
   float inputs[SSD_TILE];            /* <M_t, x_t (outer) B_t>, in the order of the walk back */
@@ -54,16 +64,22 @@ typedef struct item {
   float *head;                       /* [P + 3] */
   float d[SSD_TILE + 16], decay[SSD_TILE + 16], raw[SSD_TILE + 16], shifted[SSD_TILE + 16];
   unsigned char marks[SSD_TILE];
+  ssd_cuts cuts;
+  ssd_ahead ahead;
+  int adds; /* whether the team's sums have something yet */
 } item;
 
 static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
   item it = {.a = a, .in = in, .l = layout_of(a)};
   const layout *l = &it.l;
   float *at = (float *)a->call.scratch + ssd_row(l->sums) + ssd_row(l->per_head) + worker * l->worker;
-  memset(at, 0, (size_t)(SSD_TILE * (5 * l->P + 4 * l->N)) * sizeof(float)); /* lanes beyond the channels stay 0 */
+  memset(at, 0, (size_t)tile_floats(l) * sizeof(float)); /* lanes beyond the channels stay 0 */
   float **const of_P[] = {&it.x, &it.dx, &it.dy, &it.z, &it.y}, **const of_N[] = {&it.B, &it.C, &it.dB, &it.dC};
-  for (int k = 0; k < 5; k++) *of_P[k] = at, at += SSD_TILE * l->P;
-  for (int k = 0; k < 4; k++) *of_N[k] = at, at += SSD_TILE * l->N;
+  for (int k = 0; k < 5; k++) *of_P[k] = at, at += SSD_TILE * l->row_P;
+  for (int k = 0; k < 4; k++) *of_N[k] = at, at += SSD_TILE * l->row_N;
+  it.pairs = at, at += SSD_TILE * SSD_TILE;
+  it.shared = at, at += SSD_TILE * SSD_TILE;
+  it.across = at, at += pair_floats(l) - 2 * SSD_TILE * SSD_TILE;
   it.by_channel = at, at += l->P * l->N;
   it.by_state = at, at += l->P * l->N;
   it.kept = at, at += l->n_tiles * l->P * l->N;
@@ -74,11 +90,8 @@ static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int
 
 static int is_both(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
 
-static void load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
-                      int64_t columns) {
-  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
-  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
-  kr_matrix_load(matrix, pitch, &plane, n, columns);
+static void load_rows(float *matrix, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+  ssd_load_rows(matrix, ssd_odd_row(lanes(w->in->P)), w, v, i, n, w->h, w->in->P);
 }
 
 static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
@@ -89,42 +102,65 @@ static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, co
 }
 
 /* x, dy (times the gate), B, C, d and decays of a tile, in the order of the walk; z stays for dz. */
-static void read_tile(item *it, const ssd_walk *w, int64_t i, int n, int backwards) {
+static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   const kr_ssd_inputs *in = it->in;
-  const int64_t P = it->l.P, N = it->l.N;
+  const int64_t P = it->l.row_P, N = it->l.row_N;
   ssd_steps(w, i, n, it->d, it->decay, it->raw);
   ssd_marks(w, i, n, it->marks);
   ssd_load_shared(it->B, N, w, in->Bmat, i, n);
   ssd_load_shared(it->C, N, w, in->Cmat, i, n);
-  load_rows(it->x, P, w, in->x, i, n, in->P);
-  load_rows(it->dy, P, w, &it->a->dout, i, n, in->P);
-  if (kr_has(in->z)) load_rows(it->z, P, w, in->z, i, n, in->P);
+  load_rows(it->x, w, in->x, i, n);
+  load_rows(it->dy, w, &it->a->dout, i, n);
+  if (kr_has(in->z)) load_rows(it->z, w, in->z, i, n);
   for (int t = 0; t < n; t++) {
-    if (it->marks[t] & SSD_PADDING) it->d[t] = 0;
-    if (it->marks[t] & SSD_BEGINS && !backwards)
-      it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
-    for (int64_t p = 0; p < P; p += KR_VL) {
-      float *dy = it->dy + t * P + p;
-      if (it->marks[t] & SSD_PADDING) kr_v_store(dy, kr_v_zero()), kr_v_store(it->x + t * P + p, kr_v_zero());
-      else if (kr_has(in->z)) kr_v_store(dy, kr_v_mul(kr_v_load(dy), kr_v_silu(kr_v_load(it->z + t * P + p))));
-      kr_v_store(it->dx + t * P + p, kr_v_mul(kr_v_set1(it->d[t]), kr_v_load(it->x + t * P + p)));
+    float *x = it->x + t * P, *dy = it->dy + t * P;
+    if (it->marks[t] & SSD_PADDING) {
+      it->d[t] = 0;
+      memset(x, 0, (size_t)P * sizeof(float));
+      memset(dy, 0, (size_t)P * sizeof(float));
+      continue;
     }
+    for (int64_t p = 0; kr_has(in->z) && p < it->l.P; p += KR_VL)
+      kr_v_store(dy + p, kr_v_mul(kr_v_load(dy + p), kr_v_silu_fast(kr_v_load(it->z + t * P + p))));
   }
 }
 
-/* Walks runs of a tile over states of n_lanes by n_rows; what begins a sequence begins from 0, padding is left out. */
-static void walk_tile(const item *it, float *states, int64_t n_lanes, int64_t n_rows, const float *in, float *y,
-                      const float *coef, const float *out_coef, int64_t pitch, const float *decay, int n) {
-  memset(y, 0, (size_t)(n * n_lanes) * sizeof(float));
-  for (int t = 0, run; t < n; t += run) {
+/* to[t] = factor[t] times second[t] (where given) rows[t]. */
+static void scale_rows(const item *it, float *to, const float *rows, const float *factor, const float *second, int n) {
+  for (int t = 0; t < n; t++)
+    for (int64_t p = 0; p < it->l.P; p += KR_VL) {
+      const kr_v by = kr_v_set1(second ? factor[t] * second[t] : factor[t]);
+      kr_v_store(to + t * it->l.row_P + p, kr_v_mul(by, kr_v_load(rows + t * it->l.row_P + p)));
+    }
+}
+
+/* One side of a walk: vectors of a token, and how many of their floats are of use. */
+typedef struct side {
+  float *rows;
+  int64_t pitch, n;
+} side;
+
+/* Walks runs of a tile over states of y.n lanes by coef.n rows, as it->cuts say; what begins a sequence begins from 0,
+ * padding is left out. in and y lie alike, coef and out_coef too. y is still to be multiplied by cuts.kept. */
+static void walk_tile(item *it, float *states, const float *in, side y, side coef, const float *out_coef, int n) {
+  const ssd_stretch *s = it->cuts.stretches, *end;
+  for (int t = 0; t < n; t++) memset(y.rows + t * y.pitch, 0, (size_t)y.n * sizeof(float));
+  for (int t = 0, run; t < n; t += run, s = end) {
     run = ssd_run(it->marks, t, n);
+    end = ssd_past(s, run);
     if (it->marks[t] & SSD_BEGINS) memset(states, 0, (size_t)(it->l.P * it->l.N) * sizeof(float));
     if (it->marks[t] & SSD_PADDING) continue;
-    for (int64_t first = 0; first < n_lanes; first += SSD_WIDTH)
-      ssd_scan(states + first * n_rows, n_rows, in + t * n_lanes + first, y + t * n_lanes + first, n_lanes,
-               coef + t * pitch, out_coef + t * pitch, pitch, decay + t, run);
+    for (int64_t first = 0; first < y.n; first += SSD_WIDTH)
+      ssd_scan(states + first * coef.n, coef.n, in + t * y.pitch + first, y.rows + t * y.pitch + first, y.pitch,
+               coef.rows + t * coef.pitch, out_coef + t * coef.pitch, coef.pitch, s, end, &it->ahead);
   }
 }
+
+static side of_channels(const item *it, float *rows) { return (side){rows, it->l.row_P, it->l.P}; }
+static side of_states(const item *it, float *rows) { return (side){rows, it->l.row_N, it->l.N}; }
+/* As coefficients: no more than there are. */
+static side channels_of(const item *it, float *rows) { return (side){rows, it->l.row_P, it->in->P}; }
+static side states_of(const item *it, float *rows) { return (side){rows, it->l.row_N, it->in->N}; }
 
 /* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros where it is
  * absent. */
@@ -150,24 +186,53 @@ static void add_rows(float *sum, const float *rows, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(sum + i, kr_v_add(kr_v_load(sum + i), kr_v_load(rows + i)));
 }
 
+/* The walk's rows of dB or dC to the team's sums. */
+static void add_tile(const item *it, const ssd_walk *w, float *sums, const float *rows, int64_t i, int n) {
+  for (int t = 0; t < n; t++) {
+    float *sum = sums + ssd_token(w, i + t) * it->l.N;
+    const kr_v kept = kr_v_set1(it->cuts.kept[t]);
+    for (int64_t k = 0; k < it->l.N; k += KR_VL) {
+      const kr_v row = kr_v_load(rows + t * it->l.row_N + k);
+      kr_v_store(sum + k, it->adds ? kr_v_fma(kept, row, kr_v_load(sum + k)) : kr_v_mul(kept, row));
+    }
+  }
+}
+
+enum { MOST_P = 256 };
+
+/* D of a head, zeros beyond its channels. */
+static void load_skip(const item *it, int64_t h, float *skip) {
+  const krait_view *D = it->in->Dvec;
+  memset(skip, 0, (MOST_P + SSD_WIDTH) * sizeof(float));
+  for (int64_t p = 0; kr_has(D) && p < it->in->P; p++) skip[p] = kr_scalar_load(D->data, kr_at2(D, h, p), D->dtype);
+}
+
 /* dz of a tile, from y and the other direction's. */
 static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
-  const int64_t P = it->l.P;
-  const krait_view *D = it->in->Dvec;
-  load_rows(it->dx, P, w, &it->a->dout, i, n, it->in->P);
+  const int64_t P = it->l.row_P;
+  float skip[MOST_P + SSD_WIDTH];
+  load_skip(it, w->h, skip);
+  load_rows(it->dx, w, &it->a->dout, i, n);
   for (int t = 0; t < n; t++)
-    for (int64_t p = 0; p < P; p += KR_VL) {
-      float skip[KR_VL] = {0}, *dout = it->dx + t * P + p;
-      for (int lane = 0; kr_has(D) && lane < KR_VL && p + lane < it->in->P; lane++)
-        skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, p + lane), D->dtype);
-      kr_v y = kr_v_load(it->y + t * P + p), z = kr_v_load(it->z + t * P + p), s = kr_v_sigmoid(z);
-      if (is_both(it)) y = kr_v_add(y, kr_v_load(it->all_y + ssd_token(w, i + t) * P + p));
-      if (kr_has(D)) y = kr_v_fma(kr_v_load(skip), kr_v_load(it->x + t * P + p), y);
-      kr_v slope = kr_v_mul(s, kr_v_fma(z, kr_v_sub(kr_v_set1(1.0f), s), kr_v_set1(1.0f)));
-      kr_v dz = kr_v_mul(kr_v_load(dout), kr_v_mul(y, slope));
-      kr_v_store(dout, it->marks[t] & SSD_PADDING ? kr_v_zero() : dz);
+    for (int64_t p = 0; p < it->l.P; p += KR_VL) {
+      float *dout = it->dx + t * P + p;
+      kr_v y = kr_v_load(it->y + t * P + p), slope;
+      kr_v_silu_and_slope(kr_v_load(it->z + t * P + p), &slope);
+      if (is_both(it)) y = kr_v_add(y, kr_v_load(it->all_y + ssd_token(w, i + t) * it->l.P + p));
+      y = kr_v_fma(kr_v_load(skip + p), kr_v_load(it->x + t * P + p), y);
+      kr_v_store(dout, it->marks[t] & SSD_PADDING ? kr_v_zero() : kr_v_mul(kr_v_load(dout), kr_v_mul(y, slope)));
     }
   store_rows(it->dx, P, w, &it->a->dz, i, n, it->in->P);
+}
+
+/* The tile at token i of a walk is asked for while this one is walked over. */
+static void look_ahead(item *it, const ssd_walk *w, int64_t i, int walks, const krait_view *written) {
+  const int64_t P = it->in->P;
+  it->ahead = ssd_ahead_of(w, i, 1 + walks * (int)(it->l.N / SSD_WIDTH * P / SSD_ROWS));
+  ssd_ahead_add(&it->ahead, w, it->in->x, i, P);
+  ssd_ahead_add(&it->ahead, w, &it->a->dout, i, P);
+  ssd_ahead_add(&it->ahead, w, it->in->z, i, P);
+  if (written) ssd_ahead_add(&it->ahead, w, written, i, P);
 }
 
 enum { ONLY_Y, GRADIENT }; /* ONLY_Y: y of the other direction, for dz */
@@ -177,15 +242,24 @@ static void walk_forwards(item *it, const ssd_walk *w, int what) {
   load_states(it, w, it->in->initial_states);
   for (int64_t i = 0, tile = 0; i < L; i += SSD_TILE, tile++) {
     const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
-    read_tile(it, w, i, n, 0);
-    if (with_dz) walk_tile(it, it->by_channel, P, it->in->N, it->dx, it->y, it->B, it->C, N, it->decay, n);
+    read_tile(it, w, i, n);
+    for (int t = 0; t < n; t++)
+      if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
+    ssd_cut(&it->cuts, it->marks, it->decay, n);
+    scale_rows(it, it->dx, it->x, it->d, it->cuts.inverse, n);
+    look_ahead(it, w, i + SSD_TILE, 1 + with_dz, with_dz ? &it->a->dz : NULL);
+    if (with_dz) {
+      walk_tile(it, it->by_channel, it->dx, of_channels(it, it->y), states_of(it, it->B), it->C, n);
+      scale_rows(it, it->y, it->y, it->cuts.kept, NULL, n);
+    }
     if (what == ONLY_Y) {
-      for (int t = 0; t < n; t++) memcpy(it->all_y + ssd_token(w, i + t) * P, it->y + t * P, (size_t)P * sizeof(float));
+      for (int t = 0; t < n; t++)
+        memcpy(it->all_y + ssd_token(w, i + t) * P, it->y + t * it->l.row_P, (size_t)P * sizeof(float));
       continue;
     }
     memcpy(it->kept + tile * P * N, it->by_state, (size_t)(P * N) * sizeof(float));
-    walk_tile(it, it->by_state, N, it->in->P, it->B, it->dC, it->dx, it->dy, P, it->decay, n);
-    for (int t = 0; t < n; t++) add_rows(it->sum_C + ssd_token(w, i + t) * N, it->dC + t * N, N);
+    walk_tile(it, it->by_state, it->B, of_states(it, it->dC), channels_of(it, it->dx), it->dy, n);
+    add_tile(it, w, it->sum_C, it->dC, i, n);
     if (with_dz && !(is_both(it) && w->reverse)) write_dz(it, w, i, n);
   }
 }
@@ -199,103 +273,159 @@ static void marks_back(item *it, const ssd_walk *back, int64_t j, int n) {
 
 /* dx of a tile: d M B + D dy, and <M, x (outer) B> of each token; dD of the head. */
 static void finish_dx(item *it, const ssd_walk *back, int n, int add_skip) {
-  const int64_t P = it->l.P;
-  const krait_view *D = it->in->Dvec;
-  float skip[256 + SSD_WIDTH + 16] = {0};
-  for (int64_t p = 0; kr_has(D) && p < it->in->P; p++)
-    skip[p] = kr_scalar_load(D->data, kr_at2(D, back->h, p), D->dtype);
+  const int64_t P = it->l.row_P;
+  float skip[MOST_P + SSD_WIDTH], sums[MOST_P + SSD_WIDTH] = {0};
+  load_skip(it, back->h, skip);
+  scale_rows(it, it->y, it->y, it->cuts.kept, NULL, n);
   for (int t = 0; t < n; t++) {
-    it->inputs[t] = dot(it->x + t * P, it->y + t * P, P);
-    for (int64_t p = 0; p < P; p += KR_VL) {
+    it->inputs[t] = dot(it->x + t * P, it->y + t * P, it->l.P);
+    for (int64_t p = 0; p < it->l.P; p += KR_VL) {
       kr_v dx = kr_v_mul(kr_v_set1(it->d[t]), kr_v_load(it->y + t * P + p)), dy = kr_v_load(it->dy + t * P + p);
-      if (add_skip && kr_has(D)) dx = kr_v_fma(kr_v_load(skip + p), dy, dx);
+      if (add_skip && kr_has(it->in->Dvec)) dx = kr_v_fma(kr_v_load(skip + p), dy, dx);
       kr_v_store(it->y + t * P + p, dx);
+      kr_v_store(sums + p, kr_v_fma(dy, kr_v_load(it->x + t * P + p), kr_v_load(sums + p)));
     }
-    for (int64_t p = 0; add_skip && p < it->in->P; p++) it->head[p] += it->dy[t * P + p] * it->x[t * P + p];
+  }
+  for (int64_t p = 0; add_skip && p < it->in->P; p++) it->head[p] += sums[p];
+}
+
+/* out[r][lane] = sum over k of rows[r][k] columns[k][lane], SSD_ROWS by SSD_WIDTH. A function of its own, for its
+ * registers. */
+static __attribute__((noinline)) void multiply_some(const float *rows, int64_t pitch, const float *columns, int64_t K,
+                                                    float *out, int64_t out_pitch) {
+  kr_v sum[2 * SSD_ROWS];
+#pragma GCC unroll 16
+  for (int r = 0; r < 2 * SSD_ROWS; r++) sum[r] = kr_v_zero();
+  for (int64_t k = 0; k < K; k++, columns += SSD_WIDTH) {
+    const kr_v a = kr_v_load(columns), b = kr_v_load(columns + KR_VL);
+#pragma GCC unroll 16
+    for (int r = 0; r < SSD_ROWS; r++) {
+      const kr_v x = kr_v_set1(rows[r * pitch + k]);
+      sum[2 * r] = kr_v_fma(x, a, sum[2 * r]), sum[2 * r + 1] = kr_v_fma(x, b, sum[2 * r + 1]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < SSD_ROWS; r++)
+    kr_v_store(out + r * out_pitch, sum[2 * r]), kr_v_store(out + r * out_pitch + KR_VL, sum[2 * r + 1]);
+}
+
+/* Rows of a tile have room to SSD_TILE: products take whole SSD_ROWS of them. */
+static int whole_rows(int n) { return (n + SSD_ROWS - 1) / SSD_ROWS * SSD_ROWS; }
+
+/* sums[t] over p and n of rows[t][p] states[p][n] columns[t][n], states as blocks of lanes. */
+static void forms(const item *it, const float *rows, const float *states, const float *columns, int n, float *sums) {
+  const int64_t P = it->in->P;
+  for (int t = 0; t < whole_rows(n); t += SSD_ROWS) {
+    float part[SSD_ROWS * SSD_WIDTH], totals[SSD_ROWS * KR_VL] = {0};
+    for (int64_t first = 0; first < it->l.N; first += SSD_WIDTH) {
+      multiply_some(rows + t * it->l.row_P, it->l.row_P, states + first * P, P, part, SSD_WIDTH);
+      for (int r = 0; r < SSD_ROWS; r++) {
+        const float *at = columns + (t + r) * it->l.row_N + first;
+        kr_v sum = kr_v_fma(kr_v_load(part + r * SSD_WIDTH), kr_v_load(at), kr_v_load(totals + r * KR_VL));
+        kr_v_store(totals + r * KR_VL,
+                   kr_v_fma(kr_v_load(part + r * SSD_WIDTH + KR_VL), kr_v_load(at + KR_VL), sum));
+      }
+    }
+    for (int r = 0; r < SSD_ROWS; r++) sums[t + r] = kr_v_sum(kr_v_load(totals + r * KR_VL));
   }
 }
 
-/* sum over p and n of rows[t][p] states[p][n] columns[t][n], states as blocks of lanes. */
-static double form(const item *it, const float *row, const float *states, const float *columns) {
-  kr_v sum = kr_v_zero();
-  for (int64_t first = 0; first < it->l.N; first += SSD_WIDTH) {
-    const float *s = states + first * it->in->P;
-    kr_v a = kr_v_zero(), b = kr_v_zero();
-    for (int64_t p = 0; p < it->in->P; p++) {
-      const kr_v x = kr_v_set1(row[p]);
-      a = kr_v_fma(x, kr_v_load(s + p * SSD_WIDTH), a), b = kr_v_fma(x, kr_v_load(s + p * SSD_WIDTH + KR_VL), b);
+/* to[t][s] = sum over k of rows[t][k] others[s][k], for tokens s behind t at least. */
+static void products(const item *it, float *to, const float *rows, const float *others, int64_t pitch, int64_t K,
+                     int n) {
+  for (int first = 0; first < n; first += SSD_WIDTH) {
+    for (int part = 0; part < SSD_WIDTH; part += KR_VL) {
+      const kr_plane plane = {(void *)(uintptr_t)others, KRAIT_F32, (first + part) * pitch, 1, pitch};
+      kr_tile_load(it->across + part, SSD_WIDTH, &plane, (int)K, KR_VL);
     }
-    sum = kr_v_fma(a, kr_v_load(columns + first), kr_v_fma(b, kr_v_load(columns + first + KR_VL), sum));
+    for (int t = 0; t < whole_rows(n) && t < first + SSD_WIDTH; t += SSD_ROWS)
+      multiply_some(rows + t * pitch, pitch, it->across, K, to + t * SSD_TILE + first, SSD_TILE);
   }
-  return kr_v_sum(sum);
 }
 
-/* A tile of the walk back (its arrays last token first) as runs in the order of the walk. */
+/* A tile of the walk back: its rows are tokens, the last one first. */
 typedef struct crossing {
   const item *it;
   int n;
   const float *before; /* S before the tile */
   const float *after;  /* M after the tile, still to be multiplied by scale; NULL: nothing comes from there */
   double scale;
-  double q[SSD_TILE];
+  unsigned char marks[SSD_TILE]; /* of tokens in the order of the walk forwards */
+  double q[SSD_TILE];            /* of rows */
 } crossing;
 
-static int row_of(const crossing *c, int t) { return c->n - 1 - t; }
+/* decay v, and 0 whatever v is where nothing passes. */
+static inline kr_v times(kr_v decay, kr_v v) {
+  return kr_v_select(kr_v_gt(decay, kr_v_zero()), kr_v_mul(decay, v), decay);
+}
 
-/* From token j to token i > j of one run: what passes over all tokens in between and i itself. */
-static void cross_pairs(crossing *c, int begin, int end) {
+/* From row s to row r < s, tokens of one run: what passes over all rows from s - 1 to r. */
+static void cross_pairs(crossing *c) {
   const item *it = c->it;
-  const int64_t P = it->l.P, N = it->l.N;
-  for (int i = begin + 1; i < end; i++) {
-    double pair[SSD_TILE], decay = 1, sum = 0;
-    const int row = row_of(c, i);
-    for (int j = i - 1; j >= begin; j--) {
-      decay *= it->decay[row_of(c, j + 1)];
-      pair[j] = decay == 0 ? 0
-                           : decay * (double)dot(it->dy + row * P, it->dx + row_of(c, j) * P, P) *
-                                 (double)dot(it->C + row * N, it->B + row_of(c, j) * N, N);
+  float decay[SSD_TILE + 1] = {0}, sums[SSD_TILE] = {0};
+  products(it, it->pairs, it->dy, it->dx, it->l.row_P, it->in->P, c->n);
+  products(it, it->shared, it->C, it->B, it->l.row_N, it->in->N, c->n);
+  for (int r = c->n - 1; r >= 0; r--) {
+    const int alone = c->marks[c->n - 1 - r] & (SSD_BEGINS | SSD_PADDING);
+    const kr_v own = kr_v_set1(alone ? 0 : it->decay[r]);
+    float *pairs = it->pairs + r * SSD_TILE;
+    if (alone) memset(decay, 0, sizeof decay);
+    else if (r + 1 < c->n) decay[r + 1] = 1;
+    for (int s = r / KR_VL * KR_VL; s < SSD_TILE; s += KR_VL) {
+      const kr_v passes = times(kr_v_load(decay + s), own);
+      const kr_v pair = kr_v_mul(kr_v_load(pairs + s), kr_v_load(it->shared + r * SSD_TILE + s));
+      kr_v_store(pairs + s, times(passes, pair));
+      kr_v_store(decay + s, passes);
     }
-    for (int t = begin + 1; t <= i; t++) c->q[t] += sum += pair[t - 1];
+  }
+  for (int r = 0; r < c->n; r++) {
+    for (int s = r / KR_VL * KR_VL; s < SSD_TILE; s += KR_VL)
+      kr_v_store(sums + s, kr_v_add(kr_v_load(sums + s), kr_v_load(it->pairs + r * SSD_TILE + s)));
+    sums[r] = 0; /* what ends here passes over no later row */
+    kr_v sum = kr_v_zero();
+    for (int s = r / KR_VL * KR_VL; s < SSD_TILE; s += KR_VL) sum = kr_v_add(sum, kr_v_load(sums + s));
+    c->q[r] += kr_v_sum(sum);
   }
 }
 
-/* From the state before the tile to its tokens, and on to what comes after the tile. */
-static void cross_from_before(crossing *c, int end) {
+/* From the state before the tile to its rows from `first` on, and on to what comes after the tile. */
+static void cross_from_before(crossing *c, int first) {
   const item *it = c->it;
+  float form[SSD_TILE];
   double decay = 1, to[SSD_TILE], sum = 0;
-  for (int t = 0; t < end; t++) {
-    const int row = row_of(c, t);
-    decay *= it->decay[row];
-    to[t] = decay == 0 ? 0 : decay * form(it, it->dy + row * it->l.P, c->before, it->C + row * it->l.N);
+  forms(it, it->dy, c->before, it->C, c->n, form);
+  for (int r = c->n - 1; r >= first; r--) {
+    decay *= it->decay[r];
+    to[r] = decay == 0 ? 0 : decay * form[r];
   }
-  if (end == c->n && c->after) sum = decay * c->scale * (double)dot(c->before, c->after, it->in->P * it->l.N);
-  for (int t = end - 1; t >= 0; t--) c->q[t] += sum += to[t];
+  if (first == 0 && c->after) sum = decay * c->scale * (double)dot(c->before, c->after, it->in->P * it->l.N);
+  for (int r = first; r < c->n; r++) c->q[r] += sum += to[r];
 }
 
-/* From the tile's tokens to what comes after it. */
-static void cross_to_after(crossing *c, int begin) {
+/* From the tile's rows before `end` to what comes after it. */
+static void cross_to_after(crossing *c, int end) {
   const item *it = c->it;
+  float form[SSD_TILE];
   double decay = c->scale, from[SSD_TILE], sum = 0;
-  for (int t = c->n - 1; t >= begin; t--) {
-    const int row = row_of(c, t);
-    from[t] = decay == 0 ? 0 : decay * form(it, it->dx + row * it->l.P, c->after, it->B + row * it->l.N);
-    decay *= it->decay[row];
+  forms(it, it->dx, c->after, it->B, c->n, form);
+  for (int r = 0; r < end; r++) {
+    from[r] = decay == 0 ? 0 : decay * form[r];
+    decay *= it->decay[r];
   }
-  for (int t = begin + 1; t < c->n; t++) c->q[t] += sum += from[t - 1];
+  for (int r = end - 2; r >= 0; r--) c->q[r] += sum += from[r + 1];
 }
 
-/* q of a tile's tokens: what passes over each of them. */
+/* q of a tile's rows: what passes over each of them. */
 static void cross_tile(crossing *c, const ssd_walk *w, int64_t i) {
-  unsigned char marks[SSD_TILE];
-  ssd_marks(w, i, c->n, marks);
+  ssd_marks(w, i, c->n, c->marks);
   memset(c->q, 0, sizeof c->q);
   for (int t = 0, run; t < c->n; t += run) {
-    run = ssd_run(marks, t, c->n);
-    if (marks[t] & SSD_PADDING) continue;
-    if (t == 0 && !(marks[0] & SSD_BEGINS)) cross_from_before(c, run);
-    if (t + run == c->n && c->after) cross_to_after(c, t);
-    cross_pairs(c, t, t + run);
+    run = ssd_run(c->marks, t, c->n);
+    if (c->marks[t] & SSD_PADDING) continue;
+    if (t == 0 && !(c->marks[0] & SSD_BEGINS)) cross_from_before(c, c->n - run);
+    if (t + run == c->n && c->after) cross_to_after(c, run);
   }
+  cross_pairs(c);
 }
 
 /* The gradients of d and of A from q; dd in the order of the walk. */
@@ -303,8 +433,9 @@ static void finish_steps(item *it, const ssd_walk *w, const crossing *c, int64_t
   const double A = ((const float *)w->A->data)[kr_at1(w->A, w->h)];
   double sum = 0;
   for (int t = 0; t < c->n; t++) {
-    it->dd[i + t] = (float)(it->inputs[row_of(c, t)] + A * c->q[t]);
-    sum += it->d[row_of(c, t)] * c->q[t];
+    const int r = c->n - 1 - t;
+    it->dd[i + t] = (float)(it->inputs[r] + A * c->q[r]);
+    sum += it->d[r] * c->q[r];
   }
   *dA += (float)sum;
 }
@@ -319,7 +450,8 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
   for (int64_t tile = it->l.n_tiles - 1; tile >= 0; tile--) {
     const int64_t i = tile * SSD_TILE, last = L - i < SSD_TILE ? L : i + SSD_TILE, j = L - last;
     const int n = (int)(last - i);
-    read_tile(it, &back, j, n, 1);
+    read_tile(it, &back, j, n);
+    scale_rows(it, it->dx, it->x, it->d, NULL, n);
     marks_back(it, &back, j, n);
     crossing c = {.it = it,
                   .n = n,
@@ -332,19 +464,22 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
     for (int t = 0; t < n; t++)
       if (it->marks[t] & SSD_BEGINS) it->shifted[t] = 0;
     carry = it->decay[n - 1];
-    walk_tile(it, it->by_channel, P, in->N, it->dy, it->y, it->C, it->B, N, it->shifted, n);
-    walk_tile(it, it->by_state, N, in->P, it->C, it->dB, it->dy, it->dx, P, it->shifted, n);
-    for (int t = 0; t < n; t++) add_rows(it->sum_B + ssd_token(&back, j + t) * N, it->dB + t * N, N);
+    ssd_cut(&it->cuts, it->marks, it->shifted, n);
+    scale_rows(it, it->z, it->dy, it->cuts.inverse, NULL, n);
+    look_ahead(it, &back, j + n, 2, is_both(it) ? NULL : &it->a->dx);
+    walk_tile(it, it->by_channel, it->z, of_channels(it, it->y), states_of(it, it->C), it->B, n);
+    walk_tile(it, it->by_state, it->C, of_states(it, it->dB), channels_of(it, it->z), it->dx, n);
+    add_tile(it, &back, it->sum_B, it->dB, j, n);
     finish_dx(it, &back, n, add_skip);
     finish_steps(it, w, &c, i, dA);
     if (is_both(it)) {
       for (int t = 0; t < n; t++) {
         const int64_t token = ssd_token(&back, j + t);
-        add_rows(it->all_dx + token * P, it->y + t * P, P);
+        add_rows(it->all_dx + token * P, it->y + t * it->l.row_P, P);
         it->all_dd[token] += it->dd[L - 1 - j - t];
       }
     } else if (kr_has(&it->a->dx)) {
-      store_rows(it->y, P, &back, &it->a->dx, j, n, in->P);
+      store_rows(it->y, it->l.row_P, &back, &it->a->dx, j, n, in->P);
     }
   }
   if (!kr_has(&it->a->dinitial_states)) return;
@@ -389,6 +524,7 @@ static void both_directions(item *it, const ssd_walk *w) {
   if (kr_has(&it->a->dz)) walk_forwards(it, &other, ONLY_Y);
   walk_forwards(it, w, GRADIENT);
   walk_backwards(it, w, &it->head[it->in->P], 1);
+  it->adds = 1;
   walk_forwards(it, &other, GRADIENT);
   walk_backwards(it, &other, &it->head[it->in->P + 1], 0);
   for (int64_t i = 0; kr_has(&it->a->dx) && i < L; i += SSD_TILE)
@@ -416,12 +552,14 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
   item it = begin_item(a, &in, worker);
   const layout *l = &it.l;
   for (int64_t i = begin; i < end; i++) {
-    const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G,
-                  share = (l->heads + l->teams - 1) / l->teams;
+    const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G;
     it.sum_B = (float *)a->call.scratch + i * 2 * a->L * l->N;
     it.sum_C = it.sum_B + a->L * l->N;
-    memset(it.sum_B, 0, (size_t)(2 * a->L * l->N) * sizeof(float));
-    for (int64_t k = team * share; k < (team + 1) * share && k < l->heads; k++) run_head(&it, b, g * l->heads + k);
+    it.adds = 0;
+    for (int64_t k = team * l->share; k < (team + 1) * l->share && k < l->heads; k++) {
+      run_head(&it, b, g * l->heads + k);
+      it.adds = 1;
+    }
   }
 }
 

@@ -10,9 +10,17 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens of a tile; channels of an item */
+enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens of a tile; channels of a block */
+#if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
+enum { SSD_ROWS = 8 }; /* of 32 registers */
+#else
+enum { SSD_ROWS = 4 };
+#endif
 
 enum { SSD_BEGINS = 1, SSD_PADDING = 2, SSD_ENDS = 4 }; /* ENDS: a varlen state is taken after the token */
+
+/* Called from several places of a walk, too long to stand there each time. */
+#define SSD_APART static __attribute__((noinline, unused))
 
 /* One direction over one head of one batch entry, for SSD_WIDTH of its channels. */
 typedef struct ssd_walk {
@@ -24,6 +32,9 @@ typedef struct ssd_walk {
 } ssd_walk;
 
 static inline int64_t ssd_row(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+/* The same, an odd number of lines of the cache: rows of a tile do not fall on the same few of its sets. */
+static inline int64_t ssd_odd_row(int64_t floats) { return ssd_row(floats) | 16; }
 
 static inline int64_t ssd_token(const ssd_walk *w, int64_t i) { return w->reverse ? w->in->L - 1 - i : i; }
 
@@ -39,7 +50,7 @@ static inline int ssd_lanes_of(const ssd_walk *w, int part) {
 }
 
 /* tile[token][SSD_WIDTH], zeros beyond the channels. */
-static inline void ssd_load_channels(float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+SSD_APART void ssd_load_channels(float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
   for (int part = 0; part < 2; part++) {
     kr_plane plane = ssd_channels(w, v, i);
     plane.offset += part * KR_VL * plane.lane_stride;
@@ -48,7 +59,7 @@ static inline void ssd_load_channels(float *tile, const ssd_walk *w, const krait
   }
 }
 
-static inline void ssd_store_channels(const float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
   for (int part = 0; part < 2; part++) {
     kr_plane plane = ssd_channels(w, v, i);
     plane.offset += part * KR_VL * plane.lane_stride;
@@ -56,16 +67,24 @@ static inline void ssd_store_channels(const float *tile, const ssd_walk *w, cons
   }
 }
 
-/* B or C: matrix[token][pitch]. */
+/* matrix[token][pitch] of a head's or a group's columns. Where they lie side by side, token after token, as the hardware
+ * fetches ahead. */
+SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
+                             int64_t head, int64_t columns) {
+  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1], at = kr_at4(v, w->b, ssd_token(w, i), head, 0);
+  const kr_plane plane = {v->data, v->dtype, at, step, v->stride[3]};
+  if (plane.lane_stride != 1) kr_matrix_load(matrix, pitch, &plane, n, columns);
+  else for (int t = 0; t < n; t++) kr_row_load(matrix + t * pitch, v->data, v->dtype, at + t * step, 1, columns);
+}
+
+/* B or C. */
 static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i,
                                    int n) {
-  const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
-  const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->g, 0), step, v->stride[3]};
-  kr_matrix_load(matrix, pitch, &plane, n, w->in->N);
+  ssd_load_rows(matrix, pitch, w, v, i, n, w->g, w->in->N);
 }
 
 /* d and exp(d A) of a tile's tokens; d before the clamp and dt + dt_bias to raw, where that is asked for. */
-static inline void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *decay, float *raw) {
+SSD_APART void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *decay, float *raw) {
   const kr_ssd_inputs *in = w->in;
   const int64_t step = w->reverse ? -in->dt->stride[1] : in->dt->stride[1];
   const float bias = kr_has(in->dt_bias) ? (float)kr_get(in->dt_bias, kr_at1(in->dt_bias, w->h)) : 0;
@@ -120,36 +139,126 @@ static inline void ssd_store_states(const float *states, const ssd_walk *w, cons
       kr_scalar_store(v->data, kr_at4(v, row, w->h, w->p0 + lane, n), v->dtype, states[n * SSD_WIDTH + lane]);
 }
 
-/* n tokens over states[k][SSD_WIDTH]: state_k = decay state_k + in coef_k; y += sum_k out_coef_k state_k. in and y are
+/* Rows that will be read or written next, asked for a few at a time between other work: a head's channels are short
+ * pieces of many pages, more than hardware prefetchers follow. */
+typedef struct ssd_ahead {
+  struct {
+    const char *at;
+    int64_t step, bytes;
+  } of[4];
+  int n, rows, each; /* rows: left; each: of a step */
+} ssd_ahead;
+
+/* n_tokens from token i of the walk on, to be asked for in so many steps. */
+static inline ssd_ahead ssd_ahead_of(const ssd_walk *w, int64_t i, int steps) {
+  const int64_t left = w->in->L - i;
+  ssd_ahead a = {.rows = left < 0 ? 0 : left < SSD_TILE ? (int)left : SSD_TILE};
+  a.each = (SSD_TILE + steps - 1) / steps;
+  return a;
+}
+
+SSD_APART void ssd_ahead_add(ssd_ahead *a, const ssd_walk *w, const krait_view *v, int64_t i, int64_t n_lanes) {
+  const int64_t size = v->dtype == KRAIT_F32 ? 4 : 2;
+  if (!kr_has(v) || a->rows == 0) return;
+  const kr_plane p = ssd_channels(w, v, i);
+  if (p.lane_stride != 1) return;
+  a->of[a->n].at = (const char *)p.data + p.offset * size;
+  a->of[a->n].step = p.row_stride * size;
+  a->of[a->n++].bytes = n_lanes * size;
+}
+
+static inline void ssd_ahead_step(ssd_ahead *a) {
+  for (int row = 0; row < a->each && a->rows; row++, a->rows--)
+    for (int k = 0; k < a->n; k++) {
+      for (int64_t byte = 0; byte < a->of[k].bytes; byte += 64) __builtin_prefetch(a->of[k].at + byte, 0, 2);
+      a->of[k].at = (const char *)((uintptr_t)a->of[k].at + (uintptr_t)a->of[k].step);
+    }
+}
+
+/* States are kept divided by the decays since the last cut, so that a token costs two multiply-adds a state and no
+ * product: what goes in is divided by kept, what comes out multiplied by it. Where kept would leave its range, states
+ * are multiplied by it instead: a cut; so they are before the first token of a run (ssd_run). A stretch ends with a cut
+ * or with its run; the last of a run has a token at least. A product of decays that is 0, infinite or NaN is never
+ * divided by. */
+typedef struct ssd_stretch {
+  int tokens;
+  float after; /* what states are multiplied by behind them */
+} ssd_stretch;
+
+typedef struct ssd_cuts {
+  float kept[SSD_TILE + 16], inverse[SSD_TILE + 16];
+  ssd_stretch stretches[2 * SSD_TILE];
+} ssd_cuts;
+
+static inline void ssd_cut(ssd_cuts *c, const unsigned char *marks, const float *decay, int n) {
+  const float most = 1024, least = 1 / most;
+  ssd_stretch *s = c->stretches;
+  for (int t = 0, end; t < n; t = end) {
+    const int begin = t;
+    float kept = 1;
+    int first = t;
+    for (end = t + ssd_run(marks, t, n); t < end; t++) {
+      const float next = kept * decay[t];
+      const int passes = t > begin && next >= least && next <= most;
+      if (!passes) *s++ = (ssd_stretch){t - first, next}, first = t;
+      c->kept[t] = kept = passes ? next : 1;
+    }
+    *s++ = (ssd_stretch){end - first, kept};
+  }
+  for (int t = n; t % 16; t++) c->kept[t] = 1;
+  for (int t = 0; t < n; t += KR_VL) kr_v_store(c->inverse + t, kr_v_div(kr_v_set1(1.0f), kr_v_load(c->kept + t)));
+}
+
+/* Past the stretches of a run of n tokens. */
+static inline const ssd_stretch *ssd_past(const ssd_stretch *s, int n) {
+  while (n > 0) n -= s++->tokens;
+  return s;
+}
+
+/* A run's stretches over states[k][SSD_WIDTH]: state_k += in coef_k; y += sum_k out_coef_k state_k. in and y are
  * vectors of a token, lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y
  * of in = d x, coef = B, out_coef = C; the gradient takes the same walk with the parts exchanged, and with states over
- * lanes. Four rows of states stay in registers. */
+ * lanes. SSD_ROWS rows of states stay in registers. */
 KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t lane_pitch, const float *coef,
-                             const float *out_coef, int64_t pitch, const float *decay, int n, const int rows) {
-  kr_v s[4][2];
+                             const float *out_coef, int64_t pitch, const ssd_stretch *s, const ssd_stretch *end,
+                             const int rows) {
+  kr_v v[SSD_ROWS][2];
+#pragma GCC unroll 8
   for (int k = 0; k < rows; k++)
-    s[k][0] = kr_v_load(states + k * SSD_WIDTH), s[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
-  for (int t = 0; t < n; t++, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
-    const kr_v e = kr_v_set1(decay[t]), x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
-    kr_v y0 = kr_v_load(y), y1 = kr_v_load(y + KR_VL);
-    for (int k = 0; k < rows; k++) {
-      const kr_v b = kr_v_set1(coef[k]), c = kr_v_set1(out_coef[k]);
-      s[k][0] = kr_v_fma(b, x0, kr_v_mul(e, s[k][0])), s[k][1] = kr_v_fma(b, x1, kr_v_mul(e, s[k][1]));
-      y0 = kr_v_fma(c, s[k][0], y0), y1 = kr_v_fma(c, s[k][1], y1);
+    v[k][0] = kr_v_load(states + k * SSD_WIDTH), v[k][1] = kr_v_load(states + k * SSD_WIDTH + KR_VL);
+  for (; s < end; s++) {
+    for (int t = s->tokens; t; t--, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
+      const kr_v x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
+      kr_v sum[2][2] = {{kr_v_load(y), kr_v_load(y + KR_VL)}, {kr_v_zero(), kr_v_zero()}}; /* of even and odd rows */
+#pragma GCC unroll 8
+      for (int k = 0; k < rows; k++) {
+        const kr_v b = kr_v_set1(coef[k]);
+        v[k][0] = kr_v_fma(b, x0, v[k][0]), v[k][1] = kr_v_fma(b, x1, v[k][1]);
+      }
+#pragma GCC unroll 8
+      for (int k = 0; k < rows; k++) {
+        const kr_v c = kr_v_set1(out_coef[k]);
+        sum[k % 2][0] = kr_v_fma(c, v[k][0], sum[k % 2][0]), sum[k % 2][1] = kr_v_fma(c, v[k][1], sum[k % 2][1]);
+      }
+      kr_v_store(y, kr_v_add(sum[0][0], sum[1][0])), kr_v_store(y + KR_VL, kr_v_add(sum[0][1], sum[1][1]));
     }
-    kr_v_store(y, y0), kr_v_store(y + KR_VL, y1);
+    const kr_v after = kr_v_set1(s->after);
+#pragma GCC unroll 8
+    for (int k = 0; k < rows; k++) v[k][0] = kr_v_mul(after, v[k][0]), v[k][1] = kr_v_mul(after, v[k][1]);
   }
+#pragma GCC unroll 8
   for (int k = 0; k < rows; k++)
-    kr_v_store(states + k * SSD_WIDTH, s[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, s[k][1]);
+    kr_v_store(states + k * SSD_WIDTH, v[k][0]), kr_v_store(states + k * SSD_WIDTH + KR_VL, v[k][1]);
 }
 
 static inline void ssd_scan(float *states, int64_t n_rows, const float *in, float *y, int64_t lane_pitch,
-                            const float *coef, const float *out_coef, int64_t pitch, const float *decay, int n) {
+                            const float *coef, const float *out_coef, int64_t pitch, const ssd_stretch *s,
+                            const ssd_stretch *end, ssd_ahead *ahead) {
   int64_t k = 0;
-  for (; k + 4 <= n_rows; k += 4)
-    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 4);
+  for (; k + SSD_ROWS <= n_rows; k += SSD_ROWS, ssd_ahead_step(ahead))
+    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, s, end, SSD_ROWS);
   for (; k < n_rows; k++)
-    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, decay, n, 1);
+    ssd_scan_some(states + k * SSD_WIDTH, in, y, lane_pitch, coef + k, out_coef + k, pitch, s, end, 1);
 }
 
 #endif

@@ -1,81 +1,128 @@
-/* ssd_simd.c: the recurrence with channels over lanes. Tokens come in tiles: step sizes, decays, B and C of a tile are
- * made floats once, then four states of two vectors of channels stay in registers while they walk over it. Two
- * multiply-adds and a product per state and token: no more operations than the chunked products of 64 tokens would
- * take, and no exponentials but one per token. Items are (batch, head, 2 vectors of channels); nothing depends on the
- * number of threads. */
+/* ssd_simd.c: the recurrence with channels over lanes. Tokens come in tiles: B and C of a tile are made floats once for
+ * several heads of their group, then rows of states of two vectors of channels stay in registers while they walk over
+ * it, two multiply-adds per state and token: fewer operations than the chunked products of 64 tokens would take, and no
+ * exponentials but one per token. Items are neighbouring blocks of channels; what a block gives depends neither on the
+ * blocks beside it nor on the number of threads. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_lanes.h"
 #include "ssd_rows.h"
 
+enum { MOST_BLOCKS = 8, ITEMS_EACH = 4 }; /* of an item; items for a thread */
+
+/* How a call is cut: blocks of SSD_WIDTH channels of a head, of a group's heads, and of an item. */
+typedef struct cut {
+  const krait_ssd_args *a;
+  int64_t of_head, of_group, each, items; /* items of a group */
+} cut;
+
+static cut cut_of(const krait_ctx *ctx, const krait_ssd_args *a) {
+  cut c = {.a = a, .of_head = (a->P + SSD_WIDTH - 1) / SSD_WIDTH};
+  c.of_group = a->H / a->G * c.of_head;
+  c.each = a->B * a->G * c.of_group / (ITEMS_EACH * krait_ctx_n_threads(ctx));
+  if (c.each > c.of_group) c.each = c.of_group;
+  c.each = c.each < 1 ? 1 : c.each > MOST_BLOCKS ? MOST_BLOCKS : c.each;
+  c.items = (c.of_group + c.each - 1) / c.each;
+  return c;
+}
+
 typedef struct item {
   const krait_ssd_args *a;
   const kr_ssd_inputs *in;
-  float *states, *B, *C, *x, *dx, *y, *other; /* other: y of the reverse direction, for all tokens */
+  float *B, *C, *x, *dx, *y;
+  float *states[MOST_BLOCKS], *other[MOST_BLOCKS]; /* other: y of the reverse direction, for all tokens */
+  ssd_walk walks[MOST_BLOCKS];
+  int n_blocks;
   int64_t pitch;
   float d[SSD_TILE + 16], decay[SSD_TILE + 16];
   unsigned char marks[SSD_TILE];
+  ssd_cuts cuts;
+  ssd_ahead ahead;
 } item;
 
-static int64_t worker_floats(const krait_ssd_args *a) {
-  const int64_t pitch = ssd_row(a->N), other = a->call.flags & KRAIT_SSD_BOTH ? a->L * SSD_WIDTH : 0;
-  return ssd_row(a->N * SSD_WIDTH) + 2 * SSD_TILE * pitch + 3 * SSD_TILE * SSD_WIDTH + other;
+static int64_t other_floats(const krait_ssd_args *a) {
+  return a->call.flags & KRAIT_SSD_BOTH ? a->L * SSD_WIDTH : 0;
 }
 
-static item begin_item(const krait_ssd_args *a, const kr_ssd_inputs *in, int worker) {
-  item it = {.a = a, .in = in, .pitch = ssd_row(a->N)};
-  float *at = (float *)a->call.scratch + worker * worker_floats(a);
-  it.states = at, at += ssd_row(a->N * SSD_WIDTH);
+static int64_t worker_floats(const cut *c) {
+  const krait_ssd_args *a = c->a;
+  return c->each * (a->N * SSD_WIDTH + other_floats(a)) + 2 * SSD_TILE * ssd_odd_row(a->N) + 3 * SSD_TILE * SSD_WIDTH;
+}
+
+static item begin_item(const cut *c, const kr_ssd_inputs *in, int worker) {
+  const krait_ssd_args *a = c->a;
+  item it = {.a = a, .in = in, .pitch = ssd_odd_row(a->N)};
+  float *at = (float *)a->call.scratch + worker * ssd_row(worker_floats(c));
   it.B = at, at += SSD_TILE * it.pitch;
   it.C = at, at += SSD_TILE * it.pitch;
   it.x = at, at += SSD_TILE * SSD_WIDTH;
   it.dx = at, at += SSD_TILE * SSD_WIDTH;
   it.y = at, at += SSD_TILE * SSD_WIDTH;
-  it.other = at;
+  for (int64_t k = 0; k < c->each; k++) {
+    it.states[k] = at, at += a->N * SSD_WIDTH;
+    it.other[k] = at, at += other_floats(a);
+  }
   return it;
 }
 
-static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
-  ssd_steps(w, i, n, it->d, it->decay, NULL);
+/* What all heads of a group share. */
+static void read_tile(item *it, int64_t i, int n) {
+  const ssd_walk *w = it->walks;
   ssd_marks(w, i, n, it->marks);
   ssd_load_shared(it->B, it->pitch, w, it->in->Bmat, i, n);
   ssd_load_shared(it->C, it->pitch, w, it->in->Cmat, i, n);
-  ssd_load_channels(it->x, w, it->in->x, i, n);
-  for (int t = 0; t < n; t++) {
-    if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
-    for (int part = 0; part < SSD_WIDTH; part += KR_VL)
-      kr_v_store(it->dx + t * SSD_WIDTH + part, kr_v_mul(kr_v_set1(it->d[t]), kr_v_load(it->x + t * SSD_WIDTH + part)));
-  }
   for (int64_t s = 0; kr_has(&it->a->varlen_states) && s < it->a->S; s++) {
     const int64_t end = kr_get_i32(&it->a->cu_seqlens, kr_at1(&it->a->cu_seqlens, s + 1));
     if (end > i && end <= i + n) it->marks[end - 1 - i] |= SSD_ENDS;
   }
 }
 
+static void read_steps(item *it, const ssd_walk *w, int64_t i, int n) {
+  ssd_steps(w, i, n, it->d, it->decay, NULL);
+  for (int t = 0; t < n; t++)
+    if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
+  ssd_cut(&it->cuts, it->marks, it->decay, n);
+}
+
+static void read_block(item *it, const ssd_walk *w, int64_t i, int n) {
+  ssd_load_channels(it->x, w, it->in->x, i, n);
+  for (int t = 0; t < n; t++) {
+    const kr_v d = kr_v_set1(it->d[t] * it->cuts.inverse[t]);
+    for (int part = 0; part < SSD_WIDTH; part += KR_VL)
+      kr_v_store(it->dx + t * SSD_WIDTH + part, kr_v_mul(d, kr_v_load(it->x + t * SSD_WIDTH + part)));
+  }
+}
+
 /* The state after token t, to every sequence that ends with it. */
-static void keep_varlen(const item *it, const ssd_walk *w, int64_t t) {
+static void keep_varlen(const item *it, const float *states, const ssd_walk *w, int64_t t) {
   const krait_view *offsets = &it->a->cu_seqlens;
   for (int64_t s = 0; s < it->a->S; s++) {
     const int64_t begin = kr_get_i32(offsets, kr_at1(offsets, s)), end = kr_get_i32(offsets, kr_at1(offsets, s + 1));
-    if (end == t + 1 && begin < end) ssd_store_states(it->states, w, &it->a->varlen_states, s);
+    if (end == t + 1 && begin < end) ssd_store_states(states, w, &it->a->varlen_states, s);
   }
 }
 
-static void scan_tile(item *it, const ssd_walk *w, int64_t i, int n) {
-  const int64_t state_bytes = it->in->N * SSD_WIDTH * (int64_t)sizeof(float);
+static void scan_tile(item *it, float *states, const ssd_walk *w, int64_t i, int n) {
+  const ssd_stretch *first = it->cuts.stretches, *end;
   memset(it->y, 0, (size_t)(n * SSD_WIDTH) * sizeof(float));
-  for (int t = 0, run; t < n; t += run) {
+  for (int t = 0, run; t < n; t += run, first = end) {
     run = ssd_run(it->marks, t, n);
-    if (it->marks[t] & SSD_BEGINS) memset(it->states, 0, (size_t)state_bytes);
+    end = ssd_past(first, run);
+    if (it->marks[t] & SSD_BEGINS) memset(states, 0, (size_t)(it->in->N * SSD_WIDTH) * sizeof(float));
     if (!(it->marks[t] & SSD_PADDING))
-      ssd_scan(it->states, it->in->N, it->dx + t * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH, it->B + t * it->pitch,
-               it->C + t * it->pitch, it->pitch, it->decay + t, run);
-    if (it->marks[t + run - 1] & SSD_ENDS) keep_varlen(it, w, i + t + run - 1);
+      ssd_scan(states, it->in->N, it->dx + t * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH, it->B + t * it->pitch,
+               it->C + t * it->pitch, it->pitch, first, end, &it->ahead);
+    if (it->marks[t + run - 1] & SSD_ENDS) keep_varlen(it, states, w, i + t + run - 1);
   }
+  for (int t = 0; t < n; t++)
+    for (int part = 0; part < SSD_WIDTH; part += KR_VL) {
+      float *y = it->y + t * SSD_WIDTH + part;
+      kr_v_store(y, kr_v_mul(kr_v_set1(it->cuts.kept[t]), kr_v_load(y)));
+    }
 }
 
 /* y + other + D x, gated; 0 at padding. */
-static void finish_tile(item *it, const ssd_walk *w, int64_t i, int n) {
+static void finish_tile(item *it, const float *other, const ssd_walk *w, int64_t i, int n) {
   float skip[SSD_WIDTH] = {0};
   const krait_view *D = it->in->Dvec;
   const int both = (it->in->flags & KRAIT_SSD_BOTH) != 0;
@@ -86,26 +133,43 @@ static void finish_tile(item *it, const ssd_walk *w, int64_t i, int n) {
     for (int part = 0; part < SSD_WIDTH; part += KR_VL) {
       float *at = it->y + t * SSD_WIDTH + part;
       kr_v y = kr_v_load(at);
-      if (both) y = kr_v_add(y, kr_v_load(it->other + ssd_token(w, i + t) * SSD_WIDTH + part));
+      if (both) y = kr_v_add(y, kr_v_load(other + ssd_token(w, i + t) * SSD_WIDTH + part));
       if (kr_has(D)) y = kr_v_fma(kr_v_load(skip + part), kr_v_load(it->x + t * SSD_WIDTH + part), y);
-      if (kr_has(it->in->z)) y = kr_v_mul(y, kr_v_silu(kr_v_load(it->dx + t * SSD_WIDTH + part)));
+      if (kr_has(it->in->z)) y = kr_v_mul(y, kr_v_silu_fast(kr_v_load(it->dx + t * SSD_WIDTH + part)));
       kr_v_store(at, it->marks[t] & SSD_PADDING ? kr_v_zero() : y);
     }
   ssd_store_channels(it->y, w, &it->a->out, i, n);
 }
 
-static void walk_direction(item *it, const ssd_walk *w, int keep_y) {
+/* What comes behind block k of the tile at i is asked for meanwhile. */
+static void look_ahead(item *it, int k, int64_t i) {
+  const int last = k + 1 == it->n_blocks;
+  const ssd_walk *next = &it->walks[last ? 0 : k + 1];
+  const krait_view *rows[] = {it->in->x, it->in->z, &it->a->out};
+  if (last) i += SSD_TILE;
+  it->ahead = ssd_ahead_of(next, i, (int)(it->in->N / SSD_ROWS) + 1);
+  for (int v = 0; v < 3; v++) ssd_ahead_add(&it->ahead, next, rows[v], i, next->n_lanes);
+}
+
+static void walk_direction(item *it, int keep_y) {
   const int64_t L = it->in->L;
-  ssd_load_states(it->states, w, it->in->initial_states);
+  for (int k = 0; k < it->n_blocks; k++) ssd_load_states(it->states[k], &it->walks[k], it->in->initial_states);
   for (int64_t i = 0; i < L; i += SSD_TILE) {
     const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
-    read_tile(it, w, i, n);
-    scan_tile(it, w, i, n);
-    for (int t = 0; keep_y && t < n; t++)
-      memcpy(it->other + ssd_token(w, i + t) * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH * sizeof(float));
-    if (!keep_y) finish_tile(it, w, i, n);
+    read_tile(it, i, n);
+    for (int k = 0; k < it->n_blocks; k++) {
+      const ssd_walk *w = &it->walks[k];
+      if (k == 0 || w->h != w[-1].h) read_steps(it, w, i, n);
+      read_block(it, w, i, n);
+      look_ahead(it, k, i);
+      scan_tile(it, it->states[k], w, i, n);
+      for (int t = 0; keep_y && t < n; t++)
+        memcpy(it->other[k] + ssd_token(w, i + t) * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH * sizeof(float));
+      if (!keep_y) finish_tile(it, it->other[k], w, i, n);
+    }
   }
-  if (kr_has(&it->a->final_states)) ssd_store_states(it->states, w, &it->a->final_states, w->b);
+  for (int k = 0; kr_has(&it->a->final_states) && k < it->n_blocks; k++)
+    ssd_store_states(it->states[k], &it->walks[k], &it->a->final_states, it->walks[k].b);
 }
 
 static void clear_empty(const krait_ssd_args *a) {
@@ -118,38 +182,48 @@ static void clear_empty(const krait_ssd_args *a) {
   }
 }
 
+static void place_walks(item *it, const cut *c, int64_t b, int64_t g, int64_t first, int reverse) {
+  const krait_ssd_args *a = it->a;
+  for (int k = 0; k < it->n_blocks; k++) {
+    const int64_t p0 = (first + k) % c->of_head * SSD_WIDTH, left = a->P - p0;
+    it->walks[k] = (ssd_walk){it->in,
+                              reverse && a->call.flags & KRAIT_SSD_BOTH ? &a->A_reverse : &a->A,
+                              reverse,
+                              b,
+                              g * (a->H / a->G) + (first + k) / c->of_head,
+                              g,
+                              p0,
+                              (int)(left < SSD_WIDTH ? left : SSD_WIDTH)};
+  }
+}
+
 static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_ssd_args *a = user;
+  const cut *c = user;
+  const krait_ssd_args *a = c->a;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  const int64_t blocks = (a->P + SSD_WIDTH - 1) / SSD_WIDTH;
-  item it = begin_item(a, &in, worker);
+  item it = begin_item(c, &in, worker);
   for (int64_t k = begin; k < end; k++) {
-    const int64_t p0 = k % blocks * SSD_WIDTH, h = k / blocks % a->H, left = a->P - p0;
-    ssd_walk w = {&in,
-                  &a->A,
-                  (a->call.flags & KRAIT_SSD_REVERSE) != 0,
-                  k / blocks / a->H,
-                  h,
-                  h / (a->H / a->G),
-                  p0,
-                  (int)(left < SSD_WIDTH ? left : SSD_WIDTH)};
+    const int64_t first = k % c->items * c->each, g = k / c->items % a->G, b = k / c->items / a->G;
+    it.n_blocks = (int)(c->of_group - first < c->each ? c->of_group - first : c->each);
     if (a->call.flags & KRAIT_SSD_BOTH) {
-      ssd_walk back = w;
-      back.A = &a->A_reverse, back.reverse = 1;
-      walk_direction(&it, &back, 1);
+      place_walks(&it, c, b, g, first, 1);
+      walk_direction(&it, 1);
     }
-    walk_direction(&it, &w, 0);
+    place_walks(&it, c, b, g, first, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+    walk_direction(&it, 0);
   }
 }
 
 uint64_t KR_FN(kr_ssd_scratch)(const krait_ctx *ctx, const void *args) {
-  return (uint64_t)(worker_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  const cut c = cut_of(ctx, args);
+  return (uint64_t)(ssd_row(worker_floats(&c)) * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_ssd)(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   clear_empty(a);
-  kr_parallel(ctx, a->B * a->H * ((a->P + SSD_WIDTH - 1) / SSD_WIDTH), 1, scan_items, (void *)args);
+  cut c = cut_of(ctx, a);
+  kr_parallel(ctx, a->B * a->G * c.items, 1, scan_items, &c);
   return KRAIT_OK;
 }
