@@ -9,7 +9,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 16 }; /* LINE: floats; AHEAD: channels */
+enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 32 }; /* LINE: floats; AHEAD: channels */
 static const float log2_e = 1.44269504f;
 
 typedef krait_state_update_args update_args;
