@@ -53,16 +53,29 @@ int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *la
   return KRAIT_OK;
 }
 
-/* The items themselves are the caller's for as long as the handle is open: krait_model_open_tensors. */
+static void copy_items(const kr_weight *items, int64_t n_items, kr_weight *own, char *names) {
+  for (int64_t i = 0; i < n_items; i++) {
+    own[i] = items[i], own[i].name = names;
+    names = stpcpy(names, items[i].name) + 1;
+  }
+}
+
+/* Items and names are copied, as in weights.c; data stay the caller's. */
 int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **weights) {
+  size_t n_chars = 0;
   *weights = NULL;
-  for (int64_t i = 0; i < n_items; i++)
+  for (int64_t i = 0; i < n_items; i++) {
+    n_chars += strlen(items[i].name) + 1;
     for (int64_t k = 0; k < i; k++)
       KR_CHECK(strcmp(items[i].name, items[k].name) != 0, KRAIT_ERR_FILE_FORMAT,
                "the tensors: tensor '%s' appears twice", items[i].name);
-  *weights = kr_alloc(sizeof **weights);
-  KR_CHECK(*weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  **weights = (kr_weights){items, n_items};
+  }
+  kr_weights *made = kr_alloc(sizeof *made + (size_t)n_items * sizeof *items + n_chars);
+  KR_CHECK(made, KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  kr_weight *own = (kr_weight *)(made + 1);
+  copy_items(items, n_items, own, (char *)(own + n_items));
+  *made = (kr_weights){own, n_items};
+  *weights = made;
   return KRAIT_OK;
 }
 

@@ -75,12 +75,12 @@ typedef void dots_fn(const float *A, int64_t lda, const few_weights *w, kr_v *su
   static void dots_##rows(const float *A, int64_t lda, const few_weights *w, kr_v *sums) { \
     dots(rows, A, lda, w, sums);                                                           \
   }
-DOTS(2)
+DOTS(1) DOTS(2)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 DOTS(3) DOTS(4) DOTS(5) DOTS(6)
-static dots_fn *const kernels[ROWS - 1] = {dots_2, dots_3, dots_4, dots_5, dots_6};
+static dots_fn *const kernels[ROWS] = {dots_1, dots_2, dots_3, dots_4, dots_5, dots_6};
 #else
-static dots_fn *const kernels[ROWS - 1] = {dots_2};
+static dots_fn *const kernels[ROWS] = {dots_1, dots_2};
 #endif
 
 /* A block of one row of A, its sum scaled. */
@@ -122,7 +122,7 @@ static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
     const int left = n_parts - part, rows = (M - m + left - 1) / left;
     w->fetch = 0;
     for (int n = part; n < OUTPUTS; n += n_parts) w->fetch |= 1u << n;
-    kernels[rows - 2]((const float *)a->A.data + m * a->A.stride[0] + first * BLOCK, a->A.stride[0], w,
+    kernels[rows - 1]((const float *)a->A.data + m * a->A.stride[0] + first * BLOCK, a->A.stride[0], w,
                       sums + m * KR_VL);
     m += rows;
   }
