@@ -1,4 +1,5 @@
 /* pool.c: every index is visited once, whoever calls: alone, nested, or from many threads at once. */
+#define _DEFAULT_SOURCE /* usleep */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>

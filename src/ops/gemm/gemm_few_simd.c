@@ -117,8 +117,11 @@ KR_INLINE kr_v dot(const int32_t dtype, const float *A, const void *data, int64_
   for (int64_t line = 0; line < (K - k) * bytes; line += LINE_BYTES)
     __builtin_prefetch((const char *)data + (at + k) * bytes + IN_ORDER_BYTES + line, 0, 2);
 #pragma GCC unroll 4
-  for (int i = 0; i + 1 < AT_ONCE && k + KR_VL <= K; i++, k += KR_VL)
+  for (int i = 0; i < AT_ONCE - 1; i++) {
+    if (k + KR_VL > K) break;
     sum[i] = kr_v_fma(kr_v_load(A + k), kr_v_load_as(data, at + k, KR_VL, dtype), sum[i]);
+    k += KR_VL;
+  }
   if (k < K) {
     const int rest = (int)(K - k);
     sum[3] = kr_v_fma(kr_v_loadn(A + k, rest), kr_v_load_as(data, at + k, rest, dtype), sum[3]);
