@@ -1,6 +1,7 @@
-/* pool.c: workers sleep on a loop's number; pieces are handed out by one atomic counter, or by one for each thread. A
- * worker joins a loop or finds it closed: the caller closes it when no piece is left and waits for those that joined,
- * not for one that the system has yet to wake. */
+/* pool.c: workers wait for a loop's number to change; pieces are handed out by one atomic counter, or by one for each
+ * thread. A worker joins a loop or finds it closed: the caller closes it when no piece is left and waits for those that
+ * joined, not for one that the system has yet to wake. While everybody is awake a loop takes no lock and no call of the
+ * system: who sleeps has said so before it looked for the last time. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -12,7 +13,7 @@
 #include "alloc.h"
 #include "clock.h"
 
-enum { SPIN_NS = 20000, SPIN_ROUNDS = 32, MAX_THREADS = 256 };
+enum { SPIN_NS = 50000, SPIN_ROUNDS = 32, MAX_THREADS = 256, APART = 64 };
 
 /* The word that says which loop there is: its number in the upper half, then whether it is closed, then how many
  * workers are in it. */
@@ -20,21 +21,25 @@ enum { SPIN_NS = 20000, SPIN_ROUNDS = 32, MAX_THREADS = 256 };
 #define CLOSED (1ull << 31)
 #define WORKERS (CLOSED - 1)
 
+typedef struct share { /* of a thread in a long loop: begin and, in the lower half, end of what is left */
+  _Alignas(APART) atomic_ullong left;
+} share;
+
 struct kr_pool {
   int n_threads;
   pid_t owner;
   pthread_mutex_t caller; /* held by the one caller whose loop the workers run */
   pthread_mutex_t mutex;
   pthread_cond_t wake, idle;
-  atomic_ullong loop;
-  int stopping;
-  kr_range_fn fn;
+  atomic_int n_asleep, caller_sleeps, stopping;
+  pthread_t threads[MAX_THREADS];
+  _Alignas(APART) atomic_ullong loop;
+  _Alignas(APART) kr_range_fn fn;
   void *user;
   int64_t n, grain;
   int is_long;
-  atomic_llong next;
-  atomic_ullong left[MAX_THREADS]; /* of a thread's share of a long loop: begin and, in the lower half, end */
-  pthread_t threads[MAX_THREADS];
+  _Alignas(APART) atomic_llong next;
+  share shares[];
 };
 
 typedef struct worker_start {
@@ -68,14 +73,14 @@ static unsigned long long share_of(int64_t begin, int64_t end) {
 
 /* Half of what is left of the owner's share, from its front or, for others, from its end. */
 static int take_half(kr_pool *pool, int owner, int worker) {
-  unsigned long long left = atomic_load(&pool->left[owner]);
+  unsigned long long left = atomic_load(&pool->shares[owner].left);
   for (;;) {
     const int64_t begin = (int64_t)(left / ONE_SHARE), end = (int64_t)(left % ONE_SHARE), half = (end - begin) / 2,
                   least = end - begin < pool->grain ? end - begin : pool->grain, n = half > least ? half : least;
     if (n == 0) return 0;
     const int is_own = owner == worker;
     const unsigned long long rest = is_own ? share_of(begin + n, end) : share_of(begin, end - n);
-    if (!atomic_compare_exchange_weak(&pool->left[owner], &left, rest)) continue;
+    if (!atomic_compare_exchange_weak(&pool->shares[owner].left, &left, rest)) continue;
     pool->fn(pool->user, is_own ? begin : end - n, is_own ? begin + n : end, worker);
     return 1;
   }
@@ -103,18 +108,18 @@ static int keeps_waiting(int round, int64_t *end_ns) {
   return now < *end_ns;
 }
 
-static unsigned number_of(const kr_pool *pool) {
-  return (unsigned)(atomic_load_explicit(&pool->loop, memory_order_acquire) / ONE_LOOP);
-}
+static unsigned number_of(const kr_pool *pool) { return (unsigned)(atomic_load(&pool->loop) / ONE_LOOP); }
 
 static int wait_for_work(kr_pool *pool, unsigned seen) {
   int64_t end_ns = 0;
   for (int i = 1; number_of(pool) == seen && keeps_waiting(i, &end_ns); i++) continue;
+  if (number_of(pool) != seen) return 1;
   pthread_mutex_lock(&pool->mutex);
+  atomic_fetch_add(&pool->n_asleep, 1);
   while (number_of(pool) == seen && !pool->stopping) pthread_cond_wait(&pool->wake, &pool->mutex);
-  int stopping = pool->stopping;
+  atomic_fetch_sub(&pool->n_asleep, 1);
   pthread_mutex_unlock(&pool->mutex);
-  return !stopping;
+  return number_of(pool) != seen;
 }
 
 /* Whether the loop that there is was still open; its number either way. */
@@ -135,7 +140,8 @@ static void *worker_main(void *start) {
   for (unsigned seen = 0; wait_for_work(pool, seen);) {
     if (!join_loop(pool, &seen)) continue;
     work(pool, index);
-    if ((atomic_fetch_sub(&pool->loop, 1) & (CLOSED | WORKERS)) != (CLOSED | 1)) continue;
+    if ((atomic_fetch_sub(&pool->loop, 1) & (CLOSED | WORKERS)) != (CLOSED | 1) || !atomic_load(&pool->caller_sleeps))
+      continue;
     pthread_mutex_lock(&pool->mutex);
     pthread_cond_signal(&pool->idle);
     pthread_mutex_unlock(&pool->mutex);
@@ -153,10 +159,10 @@ static int start_worker(kr_pool *pool, int index) {
 }
 
 kr_pool *kr_pool_open(int n_threads) {
-  kr_pool *pool = kr_zalloc(sizeof *pool);
-  if (!pool) return NULL;
   if (n_threads < 1) n_threads = 1;
   if (n_threads > MAX_THREADS) n_threads = MAX_THREADS;
+  kr_pool *pool = kr_zalloc(sizeof *pool + (size_t)n_threads * sizeof *pool->shares);
+  if (!pool) return NULL;
   pool->owner = getpid();
   atomic_store(&pool->loop, CLOSED);
   pthread_mutex_init(&pool->caller, NULL);
@@ -175,7 +181,7 @@ void kr_pool_close(kr_pool **handle) {
   if (!pool) return;
   if (pool->owner == getpid()) {
     pthread_mutex_lock(&pool->mutex);
-    pool->stopping = 1;
+    atomic_store(&pool->stopping, 1);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->mutex);
     for (int i = 1; i < pool->n_threads; i++) pthread_join(pool->threads[i], NULL);
@@ -187,6 +193,13 @@ int kr_pool_size(const kr_pool *pool) { return pool->n_threads; }
 
 static int is_in_use(const kr_pool *pool) { return (atomic_load(&pool->loop) & WORKERS) != 0; }
 
+static void wake_workers(kr_pool *pool) {
+  if (!atomic_load(&pool->n_asleep)) return;
+  pthread_mutex_lock(&pool->mutex);
+  pthread_cond_broadcast(&pool->wake);
+  pthread_mutex_unlock(&pool->mutex);
+}
+
 static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_range_fn fn, void *user) {
   pool->fn = fn;
   pool->user = user;
@@ -194,12 +207,10 @@ static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_
   pool->grain = grain;
   pool->is_long = is_long && n < (int64_t)ONE_SHARE;
   for (int i = 0; pool->is_long && i < pool->n_threads; i++)
-    atomic_store(&pool->left[i], share_of(n * i / pool->n_threads, n * (i + 1) / pool->n_threads));
+    atomic_store(&pool->shares[i].left, share_of(n * i / pool->n_threads, n * (i + 1) / pool->n_threads));
   atomic_store(&pool->next, 0);
-  pthread_mutex_lock(&pool->mutex);
   atomic_store(&pool->loop, (unsigned long long)(number_of(pool) + 1) * ONE_LOOP);
-  pthread_cond_broadcast(&pool->wake);
-  pthread_mutex_unlock(&pool->mutex);
+  wake_workers(pool);
   inside_loop = 1;
   work(pool, 0);
   inside_loop = 0;
@@ -208,7 +219,9 @@ static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_
   for (int i = 1; is_in_use(pool) && keeps_waiting(i, &end_ns); i++) continue;
   if (!is_in_use(pool)) return;
   pthread_mutex_lock(&pool->mutex);
+  atomic_store(&pool->caller_sleeps, 1);
   while (is_in_use(pool)) pthread_cond_wait(&pool->idle, &pool->mutex);
+  atomic_store(&pool->caller_sleeps, 0);
   pthread_mutex_unlock(&pool->mutex);
 }
 

@@ -21,7 +21,7 @@
  *   the number whose exponent bits are n, 0 to 255
  *   split(v, &e) = m in [sqrt(1/2), sqrt(2)) with v = m 2^e, for normal positive v
  *   transpose(r)  KR_VL vectors as a square, in place
- *   gather(p, stride) scatter(p, stride, v)   lanes at p[0], p[stride], ...
+ *   load_apart(v, p, n) store_apart(p, v, n)   n vectors, 2 to 4: lane l of v[i] at p[n l + i]
  * min and max return the second operand if either is NaN (x86 rule on every ISA). Functions on top: vec_math.h. */
 #ifndef KR_VEC_H
 #define KR_VEC_H

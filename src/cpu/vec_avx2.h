@@ -151,14 +151,16 @@ static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   return _mm256_add_ps(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
 }
 
-static inline kr_v kr_v_gather(const float *p, int64_t stride) {
-  return _mm256_set_ps(p[7 * stride], p[6 * stride], p[5 * stride], p[4 * stride], p[3 * stride], p[2 * stride],
-                       p[stride], p[0]);
+static inline void kr_v_load_apart(kr_v *v, const float *p, int n) {
+  for (int i = 0; i < n; i++, p++)
+    v[i] = _mm256_set_ps(p[7 * n], p[6 * n], p[5 * n], p[4 * n], p[3 * n], p[2 * n], p[n], p[0]);
 }
-static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) {
+static inline void kr_v_store_apart(float *p, const kr_v *v, int n) {
   float lane[KR_VL];
-  kr_v_store(lane, v);
-  for (int i = 0; i < KR_VL; i++) p[i * stride] = lane[i];
+  for (int i = 0; i < n; i++) {
+    kr_v_store(lane, v[i]);
+    for (int k = 0; k < KR_VL; k++) p[k * n + i] = lane[k];
+  }
 }
 
 #endif

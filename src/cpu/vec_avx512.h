@@ -140,16 +140,32 @@ static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
-static inline kr_vi kr_lane_offsets(int64_t stride) {
-  return _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                            _mm512_set1_epi32((int)stride));
+/* Each vector is chosen from two at a time. */
+static inline void kr_v_load_apart(kr_v *v, const float *p, int n) {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  kr_v whole[4];
+  for (int i = 0; i < n; i++) whole[i] = kr_v_load(p + i * KR_VL);
+  for (int i = 0; i < n; i++) {
+    const __m512i at = _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(n)), _mm512_set1_epi32(i));
+    v[i] = _mm512_permutex2var_ps(whole[0], at, whole[1]);
+    if (n > 2)
+      v[i] = _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(at, _mm512_set1_epi32(31)), v[i],
+                                  _mm512_permutex2var_ps(whole[2], at, whole[n - 1]));
+  }
 }
-/* stride must fit 27 bits: callers walk longer rows element by element */
-static inline kr_v kr_v_gather(const float *p, int64_t stride) {
-  return _mm512_i32gather_ps(kr_lane_offsets(stride), p, 4);
-}
-static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) {
-  _mm512_i32scatter_ps(p, kr_lane_offsets(stride), v, 4);
+static inline void kr_v_store_apart(float *p, const kr_v *v, int n) {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (int i = 0; i < n; i++) {
+    const __m512i at = _mm512_add_epi32(lane, _mm512_set1_epi32(i * KR_VL)),
+                  of = _mm512_srli_epi32(_mm512_mullo_epi32(at, _mm512_set1_epi32((127 + n) / n)), 7), /* at / n */
+        from = _mm512_sub_epi32(at, _mm512_mullo_epi32(of, _mm512_set1_epi32(n))),
+                  pair = _mm512_or_si512(of, _mm512_slli_epi32(from, 4)); /* bit 4: the second of two */
+    kr_v whole = _mm512_permutex2var_ps(v[0], pair, v[1]);
+    if (n > 2)
+      whole = _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(from, _mm512_set1_epi32(1)), whole,
+                                   _mm512_permutex2var_ps(v[2], pair, v[n - 1]));
+    kr_v_store(p + i * KR_VL, whole);
+  }
 }
 
 #endif

@@ -135,14 +135,18 @@ static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   return kr_v_add(kr_v_add(t[0], t[2]), kr_v_add(t[1], t[3]));
 }
 
-static inline kr_v kr_v_gather(const float *p, int64_t stride) {
-  float lane[KR_VL] = {p[0], p[stride], p[2 * stride], p[3 * stride]};
-  return vld1q_f32(lane);
+static inline void kr_v_load_apart(kr_v *v, const float *p, int n) {
+  for (int i = 0; i < n; i++) {
+    const float lane[KR_VL] = {p[i], p[n + i], p[2 * n + i], p[3 * n + i]};
+    v[i] = vld1q_f32(lane);
+  }
 }
-static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) {
+static inline void kr_v_store_apart(float *p, const kr_v *v, int n) {
   float lane[KR_VL];
-  vst1q_f32(lane, v);
-  for (int i = 0; i < KR_VL; i++) p[i * stride] = lane[i];
+  for (int i = 0; i < n; i++) {
+    vst1q_f32(lane, v[i]);
+    for (int k = 0; k < KR_VL; k++) p[k * n + i] = lane[k];
+  }
 }
 
 #endif

@@ -141,7 +141,11 @@ static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   return kr_v_add(kr_v_add(t[0], t[2]), kr_v_add(t[1], t[3]));
 }
 
-static inline kr_v kr_v_gather(const float *p, int64_t stride) { kr_v v; KR_EACH v.f[k] = p[k * stride]; return v; }
-static inline void kr_v_scatter(float *p, int64_t stride, kr_v v) { KR_EACH p[k * stride] = v.f[k]; }
+static inline void kr_v_load_apart(kr_v *v, const float *p, int n) {
+  for (int i = 0; i < n; i++) KR_EACH v[i].f[k] = p[k * n + i];
+}
+static inline void kr_v_store_apart(float *p, const kr_v *v, int n) {
+  for (int i = 0; i < n; i++) KR_EACH p[k * n + i] = v[i].f[k];
+}
 
 #endif

@@ -1,6 +1,8 @@
 /* pool.c: every index is visited once, whoever calls: alone, nested, or from many threads at once. */
+#define _DEFAULT_SOURCE /* usleep */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "../test.h"
 #include "pool.h"
@@ -98,9 +100,34 @@ static void short_loops_in_turn(void **state) {
   kr_pool_close(&pool);
 }
 
+/* Loops so far apart that workers sleep, whose pieces wait until every thread has one, and whose last piece is so long
+ * that the caller sleeps. */
+enum { MEETING = 3 };
+static void meet(void *user, int64_t begin, int64_t end, int worker) {
+  visits *v = user;
+  assert_int_equal(end - begin, 1);
+  atomic_fetch_add(&v->count[0], 1);
+  while (atomic_load(&v->count[0]) < MEETING) usleep(20);
+  if (worker) usleep(300);
+  atomic_fetch_add(&v->count[1], 1);
+}
+
+static void sleepers_are_woken(void **state) {
+  (void)state;
+  static visits v;
+  v.pool = kr_pool_open(MEETING);
+  for (int round = 0; round < 60; round++) {
+    usleep(round % 3 * 100);
+    atomic_store(&v.count[0], 0), atomic_store(&v.count[1], 0);
+    kr_pool_run(v.pool, MEETING, 1, meet, &v);
+    assert_int_equal(atomic_load(&v.count[1]), MEETING);
+  }
+  kr_pool_close(&v.pool);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(every_index_once), cmocka_unit_test(long_pieces),
                                      cmocka_unit_test(busy_pool_serves_second_callers),
-                                     cmocka_unit_test(short_loops_in_turn)};
+                                     cmocka_unit_test(short_loops_in_turn), cmocka_unit_test(sleepers_are_woken)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

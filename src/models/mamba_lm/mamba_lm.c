@@ -249,8 +249,8 @@ static int32_t get_room(kr_mlm *m, uint64_t floats) {
 
 static int32_t bind_layer(kr_mlm *m, const kr_mlm_graph *g, int64_t i, int64_t slot) {
   const size_t row = (size_t)(slot * m->room) * token_bytes(m);
-  if (g->conv[i]) KR_TRY(kr_runner_bind(g->runner, g->conv[i], conv_of(m, i, slot)));
-  if (g->ssm[i]) KR_TRY(kr_runner_bind(g->runner, g->ssm[i], ssm_of(m, i, slot)));
+  if (g->conv[i] && !g->all_conv) KR_TRY(kr_runner_bind(g->runner, g->conv[i], conv_of(m, i, slot)));
+  if (g->ssm[i] && !g->all_ssm) KR_TRY(kr_runner_bind(g->runner, g->ssm[i], ssm_of(m, i, slot)));
   if (g->keys[i]) KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->keys[i] + row));
   return g->values[i] ? kr_runner_bind(g->runner, g->values[i], m->values[i] + row) : KRAIT_OK;
 }
@@ -382,7 +382,7 @@ int32_t kr_mlm_step_again(kr_mlm *m) {
 }
 
 void kr_mlm_choose_whole(kr_mlm *m, int whole) { m->whole = whole; }
-int kr_mlm_was_whole(const kr_mlm *m) { return latest_of(m)->all_ssm != 0; }
+int kr_mlm_was_whole(const kr_mlm *m) { return latest_of(m)->run.is_step && latest_of(m)->all_ssm; }
 
 int32_t kr_mlm_wait(const kr_mlm *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
 

@@ -133,7 +133,8 @@ typedef struct kr_mlm_graph {
   kr_runner *runner;
   kr_tensor ids, slots, logits, best; /* (B L) int32; (B) int32, of steps; (B or B L, V) float32; (B) int32, of steps */
   kr_tensor *conv, *ssm;      /* states of each layer; 0: it has none */
-  kr_tensor all_conv, all_ssm; /* of all layers, where they are one call */
+  kr_tensor all_conv, all_ssm; /* of all layers, where one call or one copy has them all: conv and ssm, if any, are
+                                  their parts */
   kr_tensor *keys, *values;   /* of layers of attention */
   kr_tensor lengths, cos, sin; /* (B) int32: tokens that came before; (room, R) */
   uint64_t used;              /* by the clock of its keeper */

@@ -18,6 +18,7 @@ typedef struct builder {
   int32_t dtype;
   int64_t i, R;  /* layer; rows: tokens of this run */
   kr_mlm_graph *to;
+  kr_tensor new_conv, old_ssm, new_ssm; /* float32, of all layers (layers,1,...), where their states are one tensor */
 } builder;
 
 static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
@@ -99,6 +100,12 @@ static kr_tensor as_channels(const builder *b, kr_tensor rows) {
              : kr_graph_permute(b->g, kr_graph_reshape(b->g, rows, KR_DIMS(1, b->R, C)), (int[]){0, 2, 1});
 }
 
+/* A layer's states in float32: its part of all layers', or new ones. */
+static kr_tensor layer_states(const builder *b, kr_tensor all, kr_dims dims) {
+  return all ? kr_graph_reshape(b->g, kr_graph_slice(b->g, all, 0, b->i, 1), dims)
+             : kr_graph_temp(b->g, KRAIT_F32, dims);
+}
+
 /* act(conv(x)) as rows of C channels, and the state of the layer moved on. */
 static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C, int32_t activation) {
   const int64_t W = kr_mlm_taps(b->c, b->i);
@@ -115,7 +122,7 @@ static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C, int32_t acti
                                                      .out = view(b, as_channels(b, out))});
     return out;
   }
-  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, C, W - 1));
+  const kr_tensor after = layer_states(b, b->new_conv, KR_DIMS(1, C, W - 1));
   kr_graph_call(b->g, "conv", &kr_op_causal_conv1d,
                 &(krait_causal_conv1d_args){.activation = activation,
                                             .x = view(b, as_channels(b, x)),
@@ -124,7 +131,7 @@ static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C, int32_t acti
                                             .initial_states = view(b, state),
                                             .out = view(b, as_channels(b, out)),
                                             .final_states = view(b, after)});
-  copy(b, "conv_state", after, state);
+  if (!b->new_conv) copy(b, "conv_state", after, state);
   return out;
 }
 
@@ -153,9 +160,9 @@ static void scan(const builder *b, kr_tensor u, kr_tensor delta, kr_tensor B, kr
     return;
   }
   const kr_dims one_slot = KR_DIMS(1, c->Di, c->N), steps = KR_DIMS(1, b->R, 1, c->N);
-  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, one_slot), stored = kr_graph_reshape(b->g, state, one_slot),
-                  before = c->state_dtype == KRAIT_F32 ? stored : kr_graph_temp(b->g, KRAIT_F32, one_slot);
-  if (before != stored) copy(b, "ssm_state", stored, before);
+  const kr_tensor after = layer_states(b, b->new_ssm, one_slot), stored = kr_graph_reshape(b->g, state, one_slot),
+                  before = c->state_dtype == KRAIT_F32 ? stored : layer_states(b, b->old_ssm, one_slot);
+  if (before != stored && !b->old_ssm) copy(b, "ssm_state", stored, before);
   kr_graph_call(b->g, "scan", &kr_op_selective_scan,
                 &(krait_selective_scan_args){
                     .call.flags = KRAIT_SCAN_SOFTPLUS,
@@ -171,7 +178,7 @@ static void scan(const builder *b, kr_tensor u, kr_tensor delta, kr_tensor B, kr
                     .initial_state = view(b, before),
                     .out = view(b, as_channels(b, y)),
                     .last_state = view(b, after)});
-  copy(b, "ssm_state", after, stored);
+  if (!b->new_ssm) copy(b, "ssm_state", after, stored);
 }
 
 static kr_tensor mix_mamba1(const builder *b, kr_tensor x) {
@@ -220,7 +227,7 @@ static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B,
                       .out = AS(y, heads)});
     return;
   }
-  const kr_tensor after = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->H, c->P, c->N));
+  const kr_tensor after = layer_states(b, b->new_ssm, KR_DIMS(1, c->H, c->P, c->N));
   kr_graph_call(b->g, "scan", &kr_op_ssd,
                 &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
                                   .x = AS(x, KR_DIMS(1, b->R, c->H, c->P)),
@@ -233,7 +240,7 @@ static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B,
                                   .initial_states = view(b, state),
                                   .out = AS(y, KR_DIMS(1, b->R, c->H, c->P)),
                                   .final_states = view(b, after)});
-  copy(b, "ssm_state", after, state);
+  if (!b->new_ssm) copy(b, "ssm_state", after, state);
 }
 
 /* Columns [from, from + n) of the product with a weight, where they belong among all. */
@@ -543,6 +550,27 @@ static kr_tensor state(const builder *b, const char *kind, int64_t i, int32_t dt
   return kr_graph_output(b->g, name, dtype, dims);
 }
 
+/* All layers' states of one slot, where all layers are of one kind. */
+static void record_layered_states(builder *b, int64_t n_slots) {
+  const kr_mlm_config *c = b->c;
+  const int64_t Y = c->n_layers, C = kr_mlm_channels(c, 0), W = c->W;
+  krait_view conv = layered_states(c, KRAIT_F32, n_slots, C, W - 1),
+             ssm = layered_states(c, c->state_dtype, n_slots, c->Di, c->N);
+  kr_mlm_graph *to = b->to;
+  conv.data = ssm.data = NULL; /* bound later */
+  to->all_conv = kr_graph_output_like(b->g, "conv", &conv, KR_DIMS(Y, 1, C, W - 1));
+  to->all_ssm = kr_graph_output_like(b->g, "ssm", &ssm, KR_DIMS(Y, 1, c->Di, c->N));
+  b->new_conv = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(Y, 1, C, W - 1));
+  b->new_ssm = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(Y, 1, c->Di, c->N));
+  for (int64_t i = 0; i < Y; i++) {
+    to->conv[i] = kr_graph_reshape(b->g, kr_graph_slice(b->g, to->all_conv, 0, i, 1), KR_DIMS(1, C, W - 1));
+    to->ssm[i] = kr_graph_reshape(b->g, kr_graph_slice(b->g, to->all_ssm, 0, i, 1), KR_DIMS(1, c->H, c->P, c->N));
+  }
+  if (c->mixer != KR_MIXER_MAMBA1 || c->state_dtype == KRAIT_F32) return;
+  b->old_ssm = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(Y, 1, c->Di, c->N));
+  copy(b, "ssm_state", to->all_ssm, b->old_ssm);
+}
+
 /* What lives from run to run: of all slots for steps, else of one. */
 static void record_states(const builder *b, int64_t n_slots, int64_t room) {
   const kr_mlm_config *c = b->c;
@@ -571,13 +599,16 @@ static void record(builder *b, const krait_ctx *ctx, const kr_mlm_weights *w, in
   const int is_whole = takes_whole(ctx, c, w, &to->run, n_slots, &decode);
   to->ids = kr_graph_input(b->g, "ids", KRAIT_I32, KR_DIMS(b->R));
   if (to->run.is_step) to->slots = kr_graph_input(b->g, "slots", KRAIT_I32, KR_DIMS(b->R));
-  if (!is_whole) record_states(b, n_slots, room);
+  if (!to->run.is_step && !c->attention.n) record_layered_states(b, n_slots);
+  else if (!is_whole) record_states(b, n_slots, room);
   const kr_tensor table =
                       kr_graph_weight(b->g, "embedding", w->embedding.dtype, KR_DIMS(c->V, c->d), w->embedding.data),
                   x = new_rows(b, c->d);
   kr_graph_call(b->g, "embedding", &kr_op_gather_rows,
                 &(krait_gather_rows_args){.table = view(b, table), .index = view(b, to->ids), .out = view(b, x)});
   kr_tensor h = is_whole ? record_whole(b, &decode, n_slots, x) : record_layers(b, w, x, &stream);
+  if (b->new_conv) copy(b, "conv_state", b->new_conv, to->all_conv);
+  if (b->new_ssm) copy(b, "ssm_state", b->new_ssm, to->all_ssm);
   if (!to->run.is_step && !to->run.all) { /* of the last token */
     h = kr_graph_slice(b->g, h, 0, b->R - 1, 1);
     stream = kr_graph_slice(b->g, stream, 0, b->R - 1, 1);

@@ -1,5 +1,4 @@
-/* argmax_rows.c: cost and rows of the largest element of each row. The equation is in argmax_rows_ref.c, which serves
- * CPUs as well: it is bound by memory. Exact. */
+/* argmax_rows.c: cost and rows of the largest element of each row. The equation is in argmax_rows_ref.c. Exact. */
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -15,8 +14,17 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->bytes = (double)a->R * ((double)a->M * (double)krait_dtype_bytes(a->x.dtype) + 4);
 }
 
+static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
+  const krait_argmax_rows_args *a = args;
+  (void)ctx;
+  return a->x.dtype == KRAIT_F32 && (a->x.stride[1] == 1 || a->M == 1) ? NULL : "rows that are not floats side by side";
+}
+
 static const kr_row rows[] = {
     KR_CUDA_ROWS(argmax_rows)
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_argmax_rows_##isa, NULL},
+#include "isa.def"
+#undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_argmax_rows_ref, NULL},
 };
 

@@ -21,38 +21,6 @@ static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) {
   return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]};
 }
 
-/* A few values of each channel, channel behind channel, as weights and states of language models lie: a transposition
- * of whole vectors is several times the work of gathering them. */
-enum { MOST_FEW = 4 };
-static int is_few(const kr_plane *p, int n_rows, int n_lanes) {
-  return n_rows <= MOST_FEW && n_lanes == KR_VL && p->row_stride == 1 && p->lane_stride == n_rows;
-}
-
-static void load_taps(float *tile, const kr_plane *p, int n_rows, int n_lanes) {
-  float rows[MOST_FEW * KR_VL];
-  if (!is_few(p, n_rows, n_lanes)) {
-    kr_tile_load(tile, KR_VL, p, n_rows, n_lanes);
-    return;
-  }
-  const float *from = (const float *)p->data + p->offset;
-  if (p->dtype != KRAIT_F32) {
-    kr_row_load(rows, p->data, p->dtype, p->offset, 1, n_rows * KR_VL);
-    from = rows;
-  }
-  for (int row = 0; row < n_rows; row++) kr_v_store(tile + row * KR_VL, kr_v_gather(from + row, n_rows));
-}
-
-static void store_taps(const float *tile, const kr_plane *p, int n_rows, int n_lanes) {
-  float rows[MOST_FEW * KR_VL];
-  if (!is_few(p, n_rows, n_lanes)) {
-    kr_tile_store(tile, KR_VL, p, n_rows, n_lanes);
-    return;
-  }
-  float *to = p->dtype == KRAIT_F32 ? (float *)p->data + p->offset : rows;
-  for (int row = 0; row < n_rows; row++) kr_v_scatter(to + row, n_rows, kr_v_load(tile + row * KR_VL));
-  if (to == rows) kr_row_store(rows, p->data, p->dtype, p->offset, 1, n_rows * KR_VL);
-}
-
 static int64_t ring_start(const update_args *a, int64_t b) {
   if (!kr_has(&a->cache_seqlens)) return 0;
   int64_t at = kr_get_i32(&a->cache_seqlens, kr_at1(&a->cache_seqlens, b)) % a->S;
@@ -64,7 +32,7 @@ static void read_inputs(const update_args *a, const place *p, float *inputs) {
   int64_t start = ring_start(a, p->b);
   kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0),
            x = plane3(&a->x, p->b, p->d, 0);
-  load_taps(inputs, &old, (int)(a->S - start), p->lanes);
+  kr_tile_load(inputs, KR_VL, &old, (int)(a->S - start), p->lanes);
   kr_tile_load(inputs + (a->S - start) * KR_VL, KR_VL, &young, (int)start, p->lanes);
   kr_tile_load(inputs + a->S * KR_VL, KR_VL, &x, (int)a->L, p->lanes);
 }
@@ -72,7 +40,7 @@ static void read_inputs(const update_args *a, const place *p, float *inputs) {
 static void write_state(const update_args *a, const place *p, const float *inputs) {
   if (!kr_has(&a->cache_seqlens)) {
     kr_plane state = plane3(&a->conv_state, p->row, p->d, 0);
-    store_taps(inputs + a->L * KR_VL, &state, (int)a->S, p->lanes);
+    kr_tile_store(inputs + a->L * KR_VL, KR_VL, &state, (int)a->S, p->lanes);
     return;
   }
   int64_t start = ring_start(a, p->b);
@@ -97,6 +65,33 @@ static void ask_ahead(const update_args *a, const place *p) {
   }
 }
 
+/* One new input to four taps of whole blocks whose taps and states lie channel behind channel, as those of language
+ * models do. */
+enum { TAPS = 4 };
+static int is_one_step(const update_args *a) {
+  return a->L == 1 && a->W == TAPS && a->S == TAPS - 1 && !kr_has(&a->cache_seqlens) &&
+         a->conv_state.dtype == KRAIT_F32 && a->conv_state.stride[2] == 1 && a->conv_state.stride[1] == TAPS - 1 &&
+         a->weight.stride[1] == 1 && a->weight.stride[0] == TAPS && a->x.stride[1] == 1 && a->out.stride[1] == 1 &&
+         (!kr_has(&a->bias) || a->bias.stride[0] == 1);
+}
+
+static void step_block(const update_args *a, const place *p) {
+  const int64_t at = kr_at2(&a->weight, p->d, 0);
+  float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0), rows[TAPS * KR_VL];
+  kr_v weight[TAPS], window[TAPS],
+      sum = kr_has(&a->bias) ? kr_v_load_as(a->bias.data, kr_at1(&a->bias, p->d), KR_VL, a->bias.dtype) : kr_v_zero();
+  ask_ahead(a, p);
+  kr_row_load(rows, a->weight.data, a->weight.dtype, at, 1, TAPS * KR_VL);
+  kr_v_load_apart(weight, rows, TAPS);
+  kr_v_load_apart(window, state, TAPS - 1);
+  window[TAPS - 1] = kr_v_load_as(a->x.data, kr_at3(&a->x, p->b, p->d, 0), KR_VL, a->x.dtype);
+#pragma GCC unroll 4
+  for (int k = 0; k < TAPS; k++) sum = kr_v_fma(weight[k], window[k], sum);
+  if (a->activation == KRAIT_ACT_SILU) sum = kr_v_silu_fast(sum);
+  kr_v_store_apart(state, window + 1, TAPS - 1);
+  kr_v_store_as(a->out.data, kr_at3(&a->out, p->b, p->d, 0), KR_VL, a->out.dtype, sum);
+}
+
 static void update_block(const update_args *a, const place *p) {
   float inputs[(MAX_S + MAX_L) * KR_VL], weight[MAX_W * KR_VL], bias[KR_VL] = {0}, out[MAX_L * KR_VL];
   const int W = (int)a->W, L = (int)a->L;
@@ -104,15 +99,14 @@ static void update_block(const update_args *a, const place *p) {
                       a->weight.stride[0]};
   kr_plane biases = {a->bias.data, a->bias.dtype, kr_at1(&a->bias, p->d), 0, a->bias.stride[0]},
            to = plane3(&a->out, p->b, p->d, 0);
-  ask_ahead(a, p);
-  load_taps(weight, &weights, W, p->lanes);
+  kr_tile_load(weight, KR_VL, &weights, W, p->lanes);
   if (kr_has(&a->bias)) kr_tile_load(bias, KR_VL, &biases, 1, p->lanes);
   read_inputs(a, p, inputs);
   const float *window = inputs + (a->S - (W - 1)) * KR_VL;
   for (int t = 0; t < L; t++) {
     kr_v sum = kr_v_load(bias);
     for (int k = 0; k < W; k++) sum = kr_v_fma(kr_v_load(weight + k * KR_VL), kr_v_load(window + (t + k) * KR_VL), sum);
-    kr_v_store(out + t * KR_VL, a->activation == KRAIT_ACT_SILU ? kr_v_silu(sum) : sum);
+    kr_v_store(out + t * KR_VL, a->activation == KRAIT_ACT_SILU ? kr_v_silu_fast(sum) : sum);
   }
   write_state(a, p, inputs);
   kr_tile_store(out, KR_VL, &to, L, p->lanes);
@@ -127,6 +121,7 @@ static void silence_block(const update_args *a, const place *p) {
 static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const update_args *a = user;
   const int64_t n_blocks = (a->D + KR_VL - 1) / KR_VL;
+  const int one_step = is_one_step(a);
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     place p = {.b = i / n_blocks, .d = i % n_blocks * KR_VL};
@@ -134,6 +129,7 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
         kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
     p.lanes = (int)(a->D - p.d < KR_VL ? a->D - p.d : KR_VL);
     if (p.row < 0) silence_block(a, &p);
+    else if (one_step && p.lanes == KR_VL) step_block(a, &p);
     else update_block(a, &p);
   }
 }
@@ -141,6 +137,6 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_causal_conv1d_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
-  kr_parallel(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 12, update_blocks, (void *)args);
+  kr_parallel_long(ctx, a->B * ((a->D + KR_VL - 1) / KR_VL), 12, update_blocks, (void *)args);
   return KRAIT_OK;
 }

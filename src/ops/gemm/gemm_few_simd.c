@@ -13,6 +13,7 @@ enum { ROWS = 3 };
 #endif
 enum {
   OUTPUTS = 4,
+  EVEN_VECTORS = 32,
   FAR_BYTES = 4096,
   IN_ORDER_BYTES = 3072,
   LINE_BYTES = 64,
@@ -22,8 +23,8 @@ enum {
 typedef struct product {
   const krait_gemm_args *args;
   const float *A;    /* rows without gaps, lda apart */
-  int64_t lda, part; /* part: of K that is multiplied at once */
-  int n_parts;       /* of the rows */
+  int64_t lda, part, piece; /* part: of K that is multiplied at once; piece: outputs, a vector or OUTPUTS of it */
+  int n_parts;              /* of the rows */
 } product;
 
 typedef struct weights { /* of some outputs, a part of K */
@@ -113,11 +114,17 @@ KR_INLINE kr_v dot(const int32_t dtype, const float *A, const void *data, int64_
     for (int i = 0; i < AT_ONCE; i++)
       sum[i] = kr_v_fma(kr_v_load(A + k + i * KR_VL), kr_v_load_as(data, at + k + i * KR_VL, KR_VL, dtype), sum[i]);
   }
-  if (k < K) __builtin_prefetch((const char *)data + (at + k) * bytes + IN_ORDER_BYTES, 0, 2);
-  for (int i = 0; k < K; k += KR_VL, i++) {
-    const int rest = K - k < KR_VL ? (int)(K - k) : KR_VL;
-    const kr_v b = kr_v_load_as(data, at + k, rest, dtype);
-    sum[i] = kr_v_fma(rest == KR_VL ? kr_v_load(A + k) : kr_v_loadn(A + k, rest), b, sum[i]);
+  for (int64_t line = 0; line < (K - k) * bytes; line += LINE_BYTES)
+    __builtin_prefetch((const char *)data + (at + k) * bytes + IN_ORDER_BYTES + line, 0, 2);
+#pragma GCC unroll 4
+  for (int i = 0; i < AT_ONCE - 1; i++) {
+    if (k + KR_VL > K) break;
+    sum[i] = kr_v_fma(kr_v_load(A + k), kr_v_load_as(data, at + k, KR_VL, dtype), sum[i]);
+    k += KR_VL;
+  }
+  if (k < K) {
+    const int rest = (int)(K - k);
+    sum[3] = kr_v_fma(kr_v_loadn(A + k, rest), kr_v_load_as(data, at + k, rest, dtype), sum[3]);
   }
   return kr_v_add(kr_v_add(sum[0], sum[1]), kr_v_add(sum[2], sum[3]));
 }
@@ -183,8 +190,8 @@ static void multiply(void *user, int64_t begin, int64_t end, int worker) {
   kr_v sums[2][KR_GEMM_MOST_FEW * KR_VL];
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
-    const int64_t n = i * KR_VL;
-    const int lanes = gemm_lanes(a->N - n);
+    const int64_t n = i * p->piece;
+    const int lanes = a->N - n < p->piece ? (int)(a->N - n) : (int)p->piece;
     const kr_v bias =
         kr_has(&a->bias) ? gemm_load(&a->bias, n * a->bias.stride[0], a->bias.stride[0], lanes) : kr_v_zero();
     const kr_v bias2 =
@@ -195,7 +202,7 @@ static void multiply(void *user, int64_t begin, int64_t end, int worker) {
     for (int64_t m = 0; m < a->M; m++) {
       const kr_v scale = kr_v_set1(gemm_scale(a, 0, m)), v = kr_v_fma(kr_v_sum_each(sums[0] + m * KR_VL), scale, bias);
       const kr_v gate = is_gated ? kr_v_fma(kr_v_sum_each(sums[1] + m * KR_VL), scale, bias2) : kr_v_zero();
-      gemm_finish(a, 0, m, n, v, is_gated ? &gate : NULL);
+      gemm_finish_some(a, 0, m, n, lanes, v, is_gated ? &gate : NULL);
     }
   }
 }
@@ -222,6 +229,8 @@ int32_t KR_FN(kr_gemm_few)(const krait_ctx *ctx, const void *args) {
     for (int64_t m = 0; m < a->M; m++)
       kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
   }
-  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 8192 / (KR_VL * (a->K + 1)), multiply, &p);
+  /* Few outputs go to threads by fewer than a vector of them, lest one has a vector more to make. */
+  p.piece = a->N < EVEN_VECTORS * KR_VL && a->K <= p.part && KR_VL > OUTPUTS ? OUTPUTS : KR_VL;
+  kr_parallel_long(ctx, (a->N + p.piece - 1) / p.piece, 1 + 8192 / (p.piece * (a->K + 1)), multiply, &p);
   return KRAIT_OK;
 }

@@ -73,16 +73,19 @@ static inline kr_v gemm_elements(const krait_view *v, int64_t batch, int64_t m, 
 
 /* Scaled sums with their bias, of row m from a column on, activated, gated where there is a gate, multiplied by the
  * factor, added to the residual, and stored. */
-static inline void gemm_finish(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, kr_v v,
-                               const kr_v *gate) {
+static inline void gemm_finish_some(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, int lanes,
+                                    kr_v v, const kr_v *gate) {
   const krait_view *out = &a->out;
-  const int lanes = gemm_lanes(a->N - column);
   v = gemm_activated(v, a->activation);
   if (gate) v = kr_v_mul(v, *gate);
   if (kr_has(&a->factor)) v = kr_v_mul(v, gemm_elements(&a->factor, batch, m, column, lanes));
   if (kr_has(&a->residual)) v = kr_v_add(v, gemm_elements(&a->residual, batch, m, column, lanes));
   gemm_store(out, m * out->stride[0] + column * out->stride[1] + (batch ? batch * out->stride[2] : 0), out->stride[1],
              v, lanes);
+}
+static inline void gemm_finish(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, kr_v v,
+                               const kr_v *gate) {
+  gemm_finish_some(a, batch, m, column, gemm_lanes(a->N - column), v, gate);
 }
 
 #endif

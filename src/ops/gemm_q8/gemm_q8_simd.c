@@ -17,6 +17,7 @@ enum { ROWS = 2 };
 #endif
 enum {
   OUTPUTS = 4,
+  EVEN_VECTORS = 32,
   GROUP = 64,
   BLOCK = 32,
   FAR_BYTES = 4096,
@@ -157,13 +158,19 @@ static void sum_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v
     }
 }
 
+/* Few outputs of one row go to threads by fewer than a vector of them, lest one has a vector more to make. */
+static int64_t piece_of(const krait_gemm_q8_args *a) {
+  return a->M == 1 && a->N < EVEN_VECTORS * KR_VL && KR_VL > OUTPUTS ? OUTPUTS : KR_VL;
+}
+
 static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q8_args *a = user;
+  const int64_t piece = piece_of(a);
   kr_v sums[KR_GEMM_Q8_MOST_FEW * KR_VL];
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
-    const int64_t n = i * KR_VL;
-    const int lanes = a->N - n < KR_VL ? (int)(a->N - n) : KR_VL;
+    const int64_t n = i * piece;
+    const int lanes = (int)(a->N - n < piece ? a->N - n : piece);
     float bias[KR_VL] = {0};
     for (int lane = 0; kr_has(&a->bias) && lane < lanes; lane++)
       bias[lane] = kr_scalar_load(a->bias.data, (n + lane) * a->bias.stride[0], a->bias.dtype);
@@ -179,7 +186,8 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
-  kr_parallel_long(ctx, (a->N + KR_VL - 1) / KR_VL, 1 + 16384 / (KR_VL * (BLOCK * a->S + 1)), multiply_few,
+  const int64_t piece = piece_of(a);
+  kr_parallel_long(ctx, (a->N + piece - 1) / piece, 1 + 16384 / (piece * (BLOCK * a->S + 1)), multiply_few,
                    (void *)args);
   return KRAIT_OK;
 }

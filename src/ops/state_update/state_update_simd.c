@@ -9,7 +9,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 16 }; /* LINE: floats; AHEAD: channels */
+enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 32 }; /* LINE: floats; AHEAD: channels */
 static const float log2_e = 1.44269504f;
 
 typedef krait_state_update_args update_args;
@@ -33,7 +33,7 @@ static void read_steps(const update_args *a, chunk *c) {
   read_channels(c->x, &a->x, kr_at3(&a->x, c->b, c->h, c->p0), a->x.stride[2], c->n);
   for (int i = 0; i < c->n; i += KR_VL) {
     kr_v dt = kr_v_add(kr_v_load(c->dt + i), kr_v_load(bias + i));
-    if (a->call.flags & KRAIT_UPDATE_SOFTPLUS) dt = kr_v_softplus(dt);
+    if (a->call.flags & KRAIT_UPDATE_SOFTPLUS) dt = kr_v_softplus_fast(dt);
     kr_v_store(c->dt_x + i, kr_v_mul(dt, kr_v_load(c->x + i)));
     kr_v_store(c->dt + i, kr_v_mul(dt, kr_v_set1(log2_e)));
   }
@@ -128,7 +128,7 @@ static void finish_chunk(const update_args *a, chunk *c) {
   read_channels(c->z, &a->z, kr_at3(&a->z, c->b, c->h, c->p0), a->z.stride[2], c->n);
   for (int i = 0; i < c->n; i += KR_VL) {
     kr_v y = kr_v_fma(kr_v_load(skip + i), kr_v_load(c->x + i), kr_v_load(c->y + i));
-    kr_v_store(c->y + i, kr_has(&a->z) ? kr_v_mul(y, kr_v_silu(kr_v_load(c->z + i))) : y);
+    kr_v_store(c->y + i, kr_has(&a->z) ? kr_v_mul(y, kr_v_silu_fast(kr_v_load(c->z + i))) : y);
   }
 }
 
@@ -166,6 +166,6 @@ int32_t KR_FN(kr_state_update)(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
   const int64_t chunks = (a->P + CHUNK - 1) / CHUNK, values = (a->P < CHUNK ? a->P : CHUNK) * a->N;
   KR_TRY(kr_need_rows("state_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
-  kr_parallel(ctx, a->B * a->H * chunks, 1 + 1024 / values, update_chunks, (void *)args);
+  kr_parallel_long(ctx, a->B * a->H * chunks, 1 + 1024 / values, update_chunks, (void *)args);
   return KRAIT_OK;
 }
