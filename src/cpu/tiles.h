@@ -1,5 +1,5 @@
-/* tiles.h: the registers of a matrix unit, eight of them: 16 x 16 sums of float32, or of a factor 16 lines of 32 numbers
- * of bfloat16. With KR_TILES_AMX they are those of AMX, else arrays and loops of the same meaning, for tests.
+/* tiles.h: the registers of a matrix unit, eight of them: 16 x 16 sums of float32, or of a factor 16 lines of 32
+ * numbers of bfloat16. With KR_TILES_AMX they are those of AMX, else arrays and loops of the same meaning, for tests.
  *
  *   kr_tmms t; KR_TMM_BEGIN(t) ... KR_TMM_END(t)   around their use, on one thread
  *   KR_TMM_ZERO(t, n)  LOAD(t, n, p)  STORE(t, n, p, pitch)   a factor's lines are 64 bytes apart, sums `pitch` bytes

@@ -1,6 +1,7 @@
-/* tiles.c: products by a matrix unit where there is none: the row's text with loops for the unit, walked as any row, and
- * the unit itself where this machine has one, small products too, which the operator leaves to other rows. Then what
- * the parts of a factor must withstand: sizes near both ends of float32, infinities, NaN; and any number of threads. */
+/* tiles.c: products by a matrix unit where there is none: the row's text with loops for the unit, walked as any row,
+ * and the unit itself where this machine has one, small products too, which the operator leaves to other rows. Then
+ * what the parts of a factor must withstand: sizes near both ends of float32, infinities, NaN; and any number of
+ * threads. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,10 +67,15 @@ typedef struct numbers {
   float A[M * K], B[K * N], out[M * N], want[M * N];
 } numbers;
 
-static void fill(numbers *x, float rows_of, float columns_of) {
-  uint32_t random = 1;
-  for (int i = 0; i < M * K; i++) x->A[i] = ((float)((random = random * 1664525 + 1013904223) >> 8) - 0x1p23f) * 0x1p-23f * rows_of;
-  for (int i = 0; i < K * N; i++) x->B[i] = ((float)((random = random * 1664525 + 1013904223) >> 8) - 0x1p23f) * 0x1p-23f * columns_of;
+static void fill_one(float *to, int n, uint32_t random, float size) {
+  for (int i = 0; i < n; i++) {
+    random = random * 1664525 + 1013904223;
+    to[i] = ((float)(random >> 8) - 0x1p23f) * 0x1p-23f * size;
+  }
+}
+static void fill(numbers *x, float rows_size, float columns_size) {
+  fill_one(x->A, M * K, 1, rows_size);
+  fill_one(x->B, K * N, 2, columns_size);
 }
 
 static void run(const kr_row *row, int n_threads, numbers *x, float *out) {
@@ -100,8 +106,14 @@ static void compare(const kr_row *row, const numbers *x, double scale) {
 /* The parts of small numbers would be denormal, which the unit takes for 0, and large ones have sums beyond float32. */
 static void sizes_do_not_matter(void **state) {
   (void)state;
-  static const float sizes[][2] = {{1, 1},          {0x1p-100f, 0x1p100f}, {0x1p-140f, 0x1p126f}, {0x1p-120f, 0x1p10f},
-                                   {0x1p126f, 0x1p-130f}, {0x1p60f, 0x1p55f}, {0x1p-60f, 0x1p-60f}, {0x1p100f, 0x1p20f}};
+  static const float sizes[][2] = {{1, 1},
+                                   {0x1p-100f, 0x1p100f},
+                                   {0x1p-140f, 0x1p126f},
+                                   {0x1p-120f, 0x1p10f},
+                                   {0x1p126f, 0x1p-130f},
+                                   {0x1p60f, 0x1p55f},
+                                   {0x1p-60f, 0x1p-60f},
+                                   {0x1p100f, 0x1p20f}};
   numbers *const x = malloc(sizeof *x);
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     for (int r = 0; r < N_ROWS - 1; r++) {

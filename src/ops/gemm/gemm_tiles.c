@@ -8,8 +8,8 @@
 #include "tiles.h"
 
 enum { SIDE = 2 * KR_TILE, MOST_PARTS = 3, MOST_STEPS = 6, LINE = 64 };
-/* A group of packed columns and its sums of several parts of K share the L2 cache; rows that threads share need not. Where
- * loops stand for the unit all are small, so that the products of a test have several of each. */
+/* A group of packed columns and its sums of several parts of K share the L2 cache; rows that threads share need not.
+ * Where loops stand for the unit all are small, so that the products of a test have several of each. */
 #if defined(KR_TILES_AMX)
 enum { GROUP_BYTES = 5 << 18, SUMS_BYTES = 1 << 20, PART_TERMS = 4608, ROWS_BYTES = 24 << 20, FEWEST_ROWS = 128 };
 #else
@@ -26,7 +26,7 @@ typedef struct product {
   const krait_gemm_args *args;
   step steps[MOST_STEPS];
   int n_steps, parts_a, parts_b;
-  int gated, width, panels, shared; /* results of a panel, panels of a group; shared: the rows are packed once, for all */
+  int gated, width, panels, shared; /* results of a panel, panels of a group; shared: rows are packed once, for all */
   int64_t n_panels, n_groups, part, n_parts; /* part: terms that are summed at once */
   int64_t first, n_rows, block, n_blocks;    /* rows that are packed at a time, and of a task */
   int64_t shared_bytes;
@@ -72,13 +72,18 @@ static void load_terms(const lines *l, int64_t k, int64_t K, float *terms) {
 
 /* Returns the bits of the largest size among them. */
 KR_INLINE uint32_t pack_parts(const int parts, const lines *l, int64_t k, int64_t K, float scale, char *to) {
-  const int next = l->is_columns ? KR_TILE : KR_TILE_TERMS, other = l->is_columns ? KR_TILE * KR_TILE : KR_TILE;
+  const int lies = l->view->dtype == KRAIT_F32 && l->n == KR_TILE && (l->is_columns ? l->next : l->next_term) == 1;
   uint32_t largest[KR_TILE] = {0}, most = 0;
   for (; k < K; k += KR_TILE_TERMS, to += parts * 2 * KR_TILE_BYTES) {
     _Alignas(LINE) float terms[SIDE * KR_TILE];
-    load_terms(l, k, K, terms);
-    for (int i = 0; i < KR_TILE; i++)
-      split(parts, terms + i * next, terms + i * next + other, scale, (uint32_t *)(void *)to + i * KR_TILE, largest);
+    const float *x = terms;
+    int64_t next = l->is_columns ? KR_TILE : KR_TILE_TERMS, other = l->is_columns ? KR_TILE * KR_TILE : KR_TILE;
+    if (lies && K - k >= KR_TILE_TERMS) {
+      x = (const float *)l->view->data + l->at + k * l->next_term;
+      next = l->is_columns ? l->next_term : l->next, other = KR_TILE * l->next_term;
+    } else load_terms(l, k, K, terms);
+    for (int i = 0; i < KR_TILE; i++, x += next)
+      split(parts, x, x + other, scale, (uint32_t *)(void *)to + i * KR_TILE, largest);
   }
   for (int i = 0; i < KR_TILE; i++) most = most > largest[i] ? most : largest[i];
   return most;
@@ -126,11 +131,12 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t blocks_of(int64_t K) { return ceil_div(K, KR_TILE_TERMS); }
-static int64_t packed_bytes(int64_t K, int parts) { return blocks_of(K) * parts * 2 * KR_TILE_BYTES; } /* of a panel */
+/* Of a panel. */
+static int64_t packed_bytes(int64_t K, int parts) { return blocks_of(K) * parts * 2 * KR_TILE_BYTES; }
 
 /* A thread's memory. */
 typedef struct memory {
-  float *bias, *sums; /* SIDE for each panel; of several parts of K, SIDE * SIDE for each panel of rows and of columns */
+  float *bias, *sums; /* SIDE for each panel; of several parts of K, SIDE * SIDE for each pair of panels */
   char *columns, *rows; /* packed: the group; where they are not shared, a panel of rows */
   int *shifts;          /* two of each panel */
   int64_t *packed;      /* which group it has packed: it does not pack it again for the next block of rows */
@@ -194,15 +200,17 @@ static void pack_group(const product *p, const memory *t, int64_t batch, int64_t
     const int64_t first = (panel + i / 2) * p->width + (p->gated ? 0 : half * KR_TILE);
     char *to = t->columns + i / 2 * packed_bytes(p->part, p->parts_b) + half * KR_TILE_BYTES;
     t->shifts[i] = l.n ? pack(p->parts_b, &l, k, K, to) : 0;
-    for (int lane = 0; lane < KR_TILE; lane += KR_VL)
-      kr_v_store(t->bias + i * KR_TILE + lane, kr_has(bias) ? gemm_load(bias, (first + lane) * bias->stride[0], bias->stride[0],
-                                                                      gemm_lanes(a->N - first - lane)) : kr_v_zero());
+    for (int64_t lane = 0, stride = bias->stride[0]; lane < KR_TILE; lane += KR_VL)
+      kr_v_store(t->bias + i * KR_TILE + lane,
+                 kr_has(bias) ? gemm_load(bias, (first + lane) * stride, stride, gemm_lanes(a->N - first - lane))
+                              : kr_v_zero());
   }
 }
 
 /* Two tiles of the next block. */
 static inline void ask_for(const char *tiles) {
-  for (int i = 0; i < 2 * KR_TILE_BYTES; i += LINE) __builtin_prefetch((const void *)((uintptr_t)tiles + (uintptr_t)i), 0, 3);
+  for (int i = 0; i < 2 * KR_TILE_BYTES; i += LINE)
+    __builtin_prefetch((const void *)((uintptr_t)tiles + (uintptr_t)i), 0, 3);
 }
 
 /* Sums of two by two tiles: panels of rows and of columns, of which the second halves may have none. */
@@ -374,7 +382,8 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.parts_b)), n_pieces = PIECES * n_threads,
                 row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
   p.panels = (int)smaller(fit, p.n_panels);
-  if (n_threads > 1 && ceil_div(p.n_panels, p.panels) * P * row_blocks < n_pieces) p.panels = (int)smaller(p.panels, share);
+  if (n_threads > 1 && ceil_div(p.n_panels, p.panels) * P * row_blocks < n_pieces)
+    p.panels = (int)smaller(p.panels, share);
   p.n_groups = ceil_div(p.n_panels, p.panels);
   p.shared = P == 1 && p.n_groups > 1;
   p.n_rows = a->M;
