@@ -68,10 +68,11 @@ static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
 }
 
 #ifdef KR_BUILD_amx
-/* Fewer rows, columns or terms are mostly padding. */
+/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few columns. */
 static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  if (a->M < 32 || a->N < 32 || a->K < 32) return "fewer than 32 rows, columns or terms";
+  if (a->M < 24 || a->N < 48 || a->K < 32) return "fewer than 24 rows, 48 columns or 32 terms";
+  if ((double)a->M * (double)a->N * (double)a->K < 1 << 19) return "a small product";
   return refuse_simd(ctx, args);
 }
 #endif

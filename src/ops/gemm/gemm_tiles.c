@@ -11,7 +11,7 @@ enum { SIDE = 2 * KR_TILE, MOST_PARTS = 3, MOST_STEPS = 6, LINE = 64 };
 /* A group of packed columns and its sums of several parts of K share the L2 cache; rows that threads share need not.
  * Where loops stand for the unit all are small, so that the products of a test have several of each. */
 #if defined(KR_TILES_AMX)
-enum { GROUP_BYTES = 5 << 18, SUMS_BYTES = 1 << 20, PART_TERMS = 4608, ROWS_BYTES = 24 << 20, FEWEST_ROWS = 128 };
+enum { GROUP_BYTES = 1 << 20, SUMS_BYTES = 1 << 20, PART_TERMS = 3072, ROWS_BYTES = 24 << 20, FEWEST_ROWS = 128 };
 #else
 enum { GROUP_BYTES = 5 << 13, SUMS_BYTES = 1 << 14, PART_TERMS = 288, ROWS_BYTES = 24 << 12, FEWEST_ROWS = 32 };
 #endif
@@ -213,16 +213,28 @@ static inline void ask_for(const char *tiles) {
     __builtin_prefetch((const void *)((uintptr_t)tiles + (uintptr_t)i), 0, 3);
 }
 
+/* A panel of rows times one of columns, over some terms. */
+typedef struct piece {
+  int64_t batch, m, panel, k, K;
+  const char *A, *B;
+  const int *rows, *columns; /* their shifts */
+  const char *next;          /* what the rows after these are made of, and how much of it a block asks for; NULL */
+  int next_bytes;
+} piece;
+
 /* Sums of two by two tiles: panels of rows and of columns, of which the second halves may have none. */
-static void multiply(const product *p, const char *A, const char *B, int64_t n_blocks, int two_rows, int two_columns,
-                     float *sums, kr_tmms *t) {
+static void multiply(const product *p, const piece *c, int two_rows, int two_columns, float *sums, kr_tmms *t) {
   enum { PITCH = SIDE * sizeof(float) };
+  const char *A = c->A, *B = c->B, *next = c->next;
+  int64_t n_blocks = blocks_of(c->K - c->k);
   (void)t;
   KR_TMM_ZERO(*t, 0);
   KR_TMM_ZERO(*t, 1);
   KR_TMM_ZERO(*t, 2);
   KR_TMM_ZERO(*t, 3);
-  for (; n_blocks > 0; n_blocks--, A += p->parts_a * 2 * KR_TILE_BYTES, B += p->parts_b * 2 * KR_TILE_BYTES)
+  for (; n_blocks > 0; n_blocks--, A += p->parts_a * 2 * KR_TILE_BYTES, B += p->parts_b * 2 * KR_TILE_BYTES) {
+    for (int i = 0; i < c->next_bytes; i += LINE) __builtin_prefetch(next + i, 0, 2);
+    next += c->next_bytes;
     for (const step *s = p->steps; s < p->steps + p->n_steps; s++) {
       if (s->loads_a) {
         ask_for(A + s->a + p->parts_a * 2 * KR_TILE_BYTES);
@@ -239,6 +251,7 @@ static void multiply(const product *p, const char *A, const char *B, int64_t n_b
       if (two_rows) KR_TMM_DOT(*t, 2, 5, 6);
       if (two_rows && two_columns) KR_TMM_DOT(*t, 3, 5, 7);
     }
+  }
   KR_TMM_STORE(*t, 0, sums, PITCH);
   KR_TMM_STORE(*t, 1, sums + KR_TILE, PITCH);
   KR_TMM_STORE(*t, 2, sums + KR_TILE * SIDE, PITCH);
@@ -273,17 +286,10 @@ static void scale_tile(float *sums, int shift) {
       kr_v_store(sums + m * SIDE + n, kr_v_mul(kr_v_mul(kr_v_load(sums + m * SIDE + n), scale), more));
 }
 
-/* A panel of rows times one of columns, over some terms. */
-typedef struct piece {
-  int64_t batch, m, panel, k, K;
-  const char *A, *B;
-  const int *rows, *columns; /* their shifts */
-} piece;
-
 static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
   const int two_columns = p->gated || c->panel * SIDE + KR_TILE < a->N;
-  multiply(p, c->A, c->B, blocks_of(c->K - c->k), c->m + KR_TILE < a->M, two_columns, sums, t);
+  multiply(p, c, c->m + KR_TILE < a->M, two_columns, sums, t);
   if (!(c->rows[0] | c->rows[1] | c->columns[0] | c->columns[1])) return;
   for (int i = 0; i < 4; i++) {
     const int row = i / 2, column = i % 2;
@@ -309,11 +315,26 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
     float *kept = w->sums + (i * p->panels + j) * SIDE * SIDE;
     c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->parts_b), c->columns = w->shifts + 2 * j;
     sum_piece(p, c, is_last || c->k ? done : kept, t);
+    c->next += blocks_of(c->K - c->k) * c->next_bytes;
     if (c->k) add_sums(is_last ? done : kept, is_last ? kept : done);
     if (is_last)
       gemm_finish_rows(a, 0, SIDE / KR_VL, done, w->bias + j * SIDE, c->batch, c->m, n, c->panel * p->width);
   }
   c->panel = panel;
+}
+
+/* The next panel of rows, if it is there: packed, or rows of A without gaps. It comes while n panels of columns are
+ * multiplied. */
+static void look_ahead(const product *p, piece *c, int is_there, int n) {
+  const krait_view *A = &p->args->A;
+  const int64_t bytes = (int64_t)krait_dtype_bytes(A->dtype), dense = A->stride[1] == 1 && A->stride[0] == p->args->K,
+                of_block = p->shared ? p->parts_a * 2 * KR_TILE_BYTES : SIDE * KR_TILE_TERMS * bytes,
+                at = (c->m + SIDE) * A->stride[0] + (c->batch ? c->batch * A->stride[2] : 0);
+  c->next = c->A, c->next_bytes = 0;
+  if (!is_there || !(p->shared || (dense && p->n_parts == 1))) return;
+  c->next_bytes = (int)(ceil_div(of_block, n * LINE) * LINE);
+  if (p->shared) c->next += packed_bytes(p->args->K, p->parts_a);
+  else c->next = (const char *)A->data + at * bytes;
 }
 
 /* A group of columns times a block of rows. */
@@ -331,6 +352,7 @@ static void multiply_block(const product *p, const memory *w, int64_t group, int
       const int64_t row = (c.m - p->first) / SIDE;
       if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->parts_a), c.rows = shared_shifts(p, row);
       else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, shifts), c.A = w->rows, c.rows = shifts;
+      look_ahead(p, &c, c.m + SIDE < end, n_panels);
       multiply_rows(p, w, &c, (c.m - first) / SIDE, n_panels, t);
     }
   }
