@@ -92,11 +92,11 @@ KRAIT_API const char *krait_dtype_name(int32_t dtype);
 #define KRAIT_CAP_AVX512_BF16 (1ull << 3) /* conversions and dot products of bfloat16 */
 #define KRAIT_CAP_AVX512_FP16 (1ull << 4)
 #define KRAIT_CAP_NEON (1ull << 5)
+#define KRAIT_CAP_AMX (1ull << 6)         /* AMX tiles of bfloat16, which Linux must grant */
 #define KRAIT_CAP_CUDA_BASE (1ull << 16)    /* PTX for sm_50 and every later GPU */
 #define KRAIT_CAP_CUDA_AMPERE (1ull << 17)  /* PTX for sm_80 and later */
 #define KRAIT_CAP_CUDA_HOPPER (1ull << 18)  /* PTX for sm_90a */
 #define KRAIT_CAPS_ALL (~0ull)
-
 /* Parses "avx2,cpu" (only these) or "-avx512,-cuda_hopper" (all but these) or "all". An unknown name is
  * KRAIT_ERR_ARGUMENT, never ignored. "cpu" is always kept. */
 KRAIT_API int32_t krait_caps_parse(const char *text, uint64_t *caps);

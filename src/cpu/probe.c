@@ -1,15 +1,30 @@
 /* probe.c: asks the CPU, and the OS whether it keeps the wide registers. */
+#define _GNU_SOURCE
 #include "probe.h"
 
 #include <stdatomic.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static uint64_t read_xcr0(void) {
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t)high << 32 | low;
+}
+
+/* Linux gives the registers of tiles to a process that asks for them. */
+static int asks_for_tiles(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  enum { ASK = 0x1023, TILES = 18 };
+  return syscall(SYS_arch_prctl, ASK, TILES) == 0;
+#else
+  return 0;
+#endif
 }
 
 static int bit(uint32_t word, int index) { return word >> index & 1; }
@@ -28,6 +43,7 @@ uint64_t kr_cpu_probe(void) {
   caps |= KRAIT_CAP_AVX512;
   if (__get_cpuid_count(7, 1, &a71, &b, &c, &d) && bit(a71, 5)) caps |= KRAIT_CAP_AVX512_BF16;
   if (bit(d7, 23)) caps |= KRAIT_CAP_AVX512_FP16;
+  if (bit(d7, 22) && bit(d7, 24) && (xcr0 >> 17 & 3) == 3 && asks_for_tiles()) caps |= KRAIT_CAP_AMX;
   return caps;
 }
 #elif defined(__aarch64__)

@@ -14,6 +14,7 @@ static const struct {
     {KRAIT_CAP_AVX512, "avx512"},
     {KRAIT_CAP_AVX512_BF16, "avx512_bf16"},
     {KRAIT_CAP_AVX512_FP16, "avx512_fp16"},
+    {KRAIT_CAP_AMX, "amx"},
     {KRAIT_CAP_NEON, "neon"},
     {KRAIT_CAP_CUDA_BASE, "cuda_base"},
     {KRAIT_CAP_CUDA_AMPERE, "cuda_ampere"},

@@ -67,6 +67,16 @@ static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
   return refuse_simd(ctx, args);
 }
 
+#ifdef KR_BUILD_amx
+/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few columns. */
+static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  if (a->M < 24 || a->N < 48 || a->K < 32) return "fewer than 24 rows, 48 columns or 32 terms";
+  if ((double)a->M * (double)a->N * (double)a->K < 1 << 19) return "a small product";
+  return refuse_simd(ctx, args);
+}
+#endif
+
 static const kr_row rows[] = {
     {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_few_refuse, kr_gemm_few, NULL},
     {"some_rows", KRAIT_CAP_CUDA_HOPPER, kr_gemm_some_refuse, kr_gemm_some, NULL},
@@ -75,6 +85,10 @@ static const kr_row rows[] = {
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
+#ifdef KR_BUILD_amx
+    {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_tiles, kr_gemm_tiles_avx512,
+     kr_gemm_tiles_scratch_avx512},
+#endif
 #define KR_ISA(isa, cap) \
   {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, kr_gemm_few_scratch_##isa},
 #include "isa.def"

@@ -70,6 +70,8 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   a->K = kr_case_edge(c, index % 8 == 1 ? 600 : 130);
   a->P = !c->is_exact && kr_case_chance(c, 0.2) ? kr_case_int(c, 1, 4) : 0;
   a->scale = !c->is_exact && kr_case_chance(c, 0.2) ? (float)kr_case_uniform(c, 0.1, 2) : 0;
+  if (!aligned && index % 60 == 19 && !c->is_exact) /* a matrix unit's, several */
+    a->M = kr_case_int(c, 80, 100), a->N = kr_case_int(c, 80, 100), a->K = kr_case_int(c, 84, 130), a->P = 2;
   if (!aligned && index % 7 == 1 &&
       !c->is_exact) { /* a CPU's few rows: float32 against weights of any type, as layers store them */
     a->M = kr_case_int(c, 1, 17), a->P = 0;

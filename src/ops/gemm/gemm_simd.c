@@ -268,56 +268,6 @@ static void sum_tile(int rows, int vectors, const float *A, int64_t lda, const f
 #undef SUM
 }
 
-/* Vector v of a row's sums, with scale and bias. */
-static inline kr_v scaled(const product *p, const float *sums, const float *bias, kr_v scale, int v) {
-  const kr_v sum = kr_v_load(sums + v * KR_VL);
-  return p->plain ? sum : kr_v_fma(sum, scale, kr_v_load(bias + v * KR_VL));
-}
-
-/* Whole vectors, columns side by side; the types are constants after inlining. */
-static inline __attribute__((always_inline)) void finish_whole(const int32_t type, const product *p, const float *sums,
-                                                               const float *bias, int64_t batch, int64_t m, int rows,
-                                                               int64_t column) {
-  const krait_gemm_args *a = p->args;
-  const krait_view *out = &a->out, *r = &a->residual, *f = &a->factor;
-  const int has_residual = kr_has(r), has_factor = kr_has(f);
-  int64_t to = m * out->stride[0] + column + (batch ? batch * out->stride[2] : 0),
-          added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0),
-          times = m * f->stride[0] + column + (batch ? batch * f->stride[2] : 0);
-  for (int k = 0; k < rows; k++, sums += NR, to += out->stride[0], added += r->stride[0], times += f->stride[0]) {
-    const kr_v scale = kr_v_set1(p->plain ? 1 : gemm_scale(a, batch, m + k));
-    for (int v = 0; v < 2; v++) {
-      kr_v x = gemm_activated(scaled(p, sums, bias, scale, v), a->activation);
-      if (has_factor) x = kr_v_mul(x, kr_v_load_as(f->data, times + v * KR_VL, KR_VL, type));
-      if (has_residual) x = kr_v_add(x, kr_v_load_as(r->data, added + v * KR_VL, KR_VL, type));
-      kr_v_store_as(out->data, to + v * KR_VL, KR_VL, type, x);
-    }
-  }
-}
-
-/* Nothing, or rows as the result's. */
-static int lies_as_out(const krait_gemm_args *a, const krait_view *v) {
-  return !kr_has(v) || (v->stride[1] == 1 && v->dtype == a->out.dtype);
-}
-
-static void finish_tile(const product *p, const float *sums, const float *bias, int64_t batch, int64_t m, int rows,
-                        int64_t column) {
-  const krait_gemm_args *a = p->args;
-  if (!p->gated && column + NR <= a->N && a->out.stride[1] == 1 && lies_as_out(a, &a->residual) &&
-      lies_as_out(a, &a->factor)) {
-    if (a->out.dtype == KRAIT_F32) finish_whole(KRAIT_F32, p, sums, bias, batch, m, rows, column);
-    else if (a->out.dtype == KRAIT_F16) finish_whole(KRAIT_F16, p, sums, bias, batch, m, rows, column);
-    else finish_whole(KRAIT_BF16, p, sums, bias, batch, m, rows, column);
-    return;
-  }
-  for (int k = 0; k < rows; k++, sums += NR) {
-    const kr_v scale = kr_v_set1(gemm_scale(a, batch, m + k)), first = scaled(p, sums, bias, scale, 0),
-               second = scaled(p, sums, bias, scale, 1);
-    gemm_finish(a, batch, m + k, column, first, p->gated ? &second : NULL);
-    if (!p->gated) gemm_finish(a, batch, m + k, column + KR_VL, second, NULL);
-  }
-}
-
 typedef struct part { /* of K, of a block of rows */
   const float *A;
   int64_t lda, k, K, batch, m;
@@ -359,7 +309,7 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
     for (int r = 0; is_direct && p->fetches && r < rows; r++)
       __builtin_prefetch(w.to + r * next_out, 1), __builtin_prefetch(w.to + r * next_out + p->width - 1, 1);
     sum_tile(rows, vectors, t->A + m * t->lda, t->lda, B, t->K, &w);
-    if (is_last && !is_direct) finish_tile(p, done, bias, t->batch, t->m + m, rows, column);
+    if (is_last && !is_direct) gemm_finish_rows(a, p->plain, 2, done, bias, t->batch, t->m + m, rows, column);
     m += rows;
   }
 }
@@ -413,8 +363,8 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   p.behind = p.gated ? GATED : kr_has(&a->residual) ? ADDED : kr_has(&a->factor) ? MULTIPLIED : STORED;
   p.fetches = P * a->M * a->N > LARGE;
   p.direct = p.plain && a->activation == KRAIT_ACT_NONE && a->out.dtype == KRAIT_F32 && a->out.stride[1] == 1 &&
-             p.gated + kr_has(&a->residual) + kr_has(&a->factor) <= 1 && lies_as_out(a, &a->residual) &&
-             lies_as_out(a, &a->factor);
+             p.gated + kr_has(&a->residual) + kr_has(&a->factor) <= 1 && gemm_lies_as_out(a, &a->residual) &&
+             gemm_lies_as_out(a, &a->factor);
   p.lies = !p.gated && a->N % NR == 0 && a->Bmat.dtype == KRAIT_F32 && a->Bmat.stride[1] == 1 &&
            a->Bmat.stride[0] % (2 * LINE) == LINE;
   p.width = p.gated ? KR_VL : NR;

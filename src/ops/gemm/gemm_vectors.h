@@ -88,4 +88,61 @@ static inline void gemm_finish(const krait_gemm_args *a, int64_t batch, int64_t 
   gemm_finish_some(a, batch, m, column, gemm_lanes(a->N - column), v, gate);
 }
 
+/* Vector v of a row's sums, with scale and bias; is_plain: they are all there is. */
+KR_INLINE kr_v gemm_scaled(int is_plain, const float *sums, const float *bias, kr_v scale, int v) {
+  const kr_v sum = kr_v_load(sums + v * KR_VL);
+  return is_plain ? sum : kr_v_fma(sum, scale, kr_v_load(bias + v * KR_VL));
+}
+
+/* Whole vectors, columns side by side; type and vectors are constants after inlining. */
+KR_INLINE void gemm_finish_whole(const int32_t type, const int vectors, const krait_gemm_args *a, int is_plain,
+                                 const float *sums, const float *bias, int64_t batch, int64_t m, int rows,
+                                 int64_t column) {
+  const krait_view *out = &a->out, *r = &a->residual, *f = &a->factor;
+  const int has_residual = kr_has(r), has_factor = kr_has(f);
+  int64_t to = m * out->stride[0] + column + (batch ? batch * out->stride[2] : 0),
+          added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0),
+          times = m * f->stride[0] + column + (batch ? batch * f->stride[2] : 0);
+  for (int k = 0; k < rows;
+       k++, sums += vectors * KR_VL, to += out->stride[0], added += r->stride[0], times += f->stride[0]) {
+    const kr_v scale = kr_v_set1(is_plain ? 1 : gemm_scale(a, batch, m + k));
+    for (int v = 0; v < vectors; v++) {
+      kr_v x = gemm_activated(gemm_scaled(is_plain, sums, bias, scale, v), a->activation);
+      if (has_factor) x = kr_v_mul(x, kr_v_load_as(f->data, times + v * KR_VL, KR_VL, type));
+      if (has_residual) x = kr_v_add(x, kr_v_load_as(r->data, added + v * KR_VL, KR_VL, type));
+      kr_v_store_as(out->data, to + v * KR_VL, KR_VL, type, x);
+    }
+  }
+}
+
+/* Nothing, or rows as the result's. */
+static inline int gemm_lies_as_out(const krait_gemm_args *a, const krait_view *v) {
+  return !kr_has(v) || (v->stride[1] == 1 && v->dtype == a->out.dtype);
+}
+
+/* Rows of sums, `vectors` of them (a constant) side by side from a column on: of a gate, the second half is what the
+ * first is multiplied with. is_plain: they have their scale and bias already. */
+KR_INLINE void gemm_finish_rows(const krait_gemm_args *a, int is_plain, const int vectors, const float *sums,
+                                const float *bias, int64_t batch, int64_t m, int rows, int64_t column) {
+  const int is_gated = kr_has(&a->B2), n = is_gated ? vectors / 2 : vectors;
+  if (!is_gated && column + vectors * KR_VL <= a->N && a->out.stride[1] == 1 && gemm_lies_as_out(a, &a->residual) &&
+      gemm_lies_as_out(a, &a->factor)) {
+    if (a->out.dtype == KRAIT_F32)
+      gemm_finish_whole(KRAIT_F32, vectors, a, is_plain, sums, bias, batch, m, rows, column);
+    else if (a->out.dtype == KRAIT_F16)
+      gemm_finish_whole(KRAIT_F16, vectors, a, is_plain, sums, bias, batch, m, rows, column);
+    else gemm_finish_whole(KRAIT_BF16, vectors, a, is_plain, sums, bias, batch, m, rows, column);
+    return;
+  }
+  for (int k = 0; k < rows; k++, sums += vectors * KR_VL) {
+    const kr_v scale = kr_v_set1(gemm_scale(a, batch, m + k));
+    for (int v = 0; v < n; v++) {
+      const kr_v first = gemm_scaled(is_plain, sums, bias, scale, v);
+      kr_v gate = first;
+      if (is_gated) gate = gemm_scaled(is_plain, sums, bias, scale, v + n);
+      gemm_finish(a, batch, m + k, column + v * KR_VL, first, is_gated ? &gate : NULL);
+    }
+  }
+}
+
 #endif

@@ -1,0 +1,446 @@
+/* gemm_tiles.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16 (float32
+ * three, float16 two), which hold all of its bits; of the products of such parts those are left out that are below the
+ * result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Compiled for AMX; a test
+ * compiles it with loops for the unit. */
+#include "gemm/gemm_rows.h"
+#include "gemm/gemm_vectors.h"
+#include "op_list.h"
+#include "tiles.h"
+
+enum { SIDE = 2 * KR_TILE, MOST_PARTS = 3, MOST_STEPS = 6, LINE = 64 };
+/* A group of packed columns and its sums of several parts of K share the L2 cache; rows that threads share need not.
+ * Where loops stand for the unit all are small, so that the products of a test have several of each. */
+#if defined(KR_TILES_AMX)
+enum { GROUP_BYTES = 1 << 20, SUMS_BYTES = 1 << 20, PART_TERMS = 3072, ROWS_BYTES = 24 << 20, FEWEST_ROWS = 128 };
+#else
+enum { GROUP_BYTES = 5 << 13, SUMS_BYTES = 1 << 14, PART_TERMS = 288, ROWS_BYTES = 24 << 12, FEWEST_ROWS = 32 };
+#endif
+enum { PIECES = 4 }; /* for each thread */
+
+/* A product of two parts: where they begin in a block, and which of them are not in the unit yet. */
+typedef struct step {
+  int a, b, loads_a, loads_b;
+} step;
+
+typedef struct product {
+  const krait_gemm_args *args;
+  step steps[MOST_STEPS];
+  int n_steps, parts_a, parts_b;
+  int gated, width, panels, shared; /* results of a panel, panels of a group; shared: rows are packed once, for all */
+  int64_t n_panels, n_groups, part, n_parts; /* part: terms that are summed at once */
+  int64_t first, n_rows, block, n_blocks;    /* rows that are packed at a time, and of a task */
+  int64_t shared_bytes;
+} product;
+
+/* What a power of two makes ordinary, and what nothing does. */
+enum { LEAST = (127 - 60) << 23, MOST = (127 + 60) << 23, INFINITE = 255 << 23, NOT_FINITE = 1 << 10 };
+
+typedef struct lines { /* rows of A or columns of B, 16 at most, of one product */
+  const krait_view *view;
+  int64_t at, next, next_term; /* elements: to the first, from one to the next, from term to term */
+  int n, is_columns;
+} lines;
+
+/* Two vectors of terms as numbers of bfloat16 side by side, whose sum they are. */
+KR_INLINE void split(const int parts, const float *x, const float *y, float scale, uint32_t *to, uint32_t *largest) {
+  for (int i = 0; i < KR_TILE; i++) {
+    float u = x[i], v = y[i];
+    const uint32_t p = kr_float_bits(u) & 0x7fffffff, q = kr_float_bits(v) & 0x7fffffff, more = p > q ? p : q;
+    largest[i] = largest[i] > more ? largest[i] : more;
+    u *= scale, v *= scale;
+    for (int part = 0; part < parts; part++) {
+      const uint32_t a = (kr_float_bits(u) + 0x8000) & 0xffff0000, b = (kr_float_bits(v) + 0x8000) & 0xffff0000;
+      to[part * 2 * KR_TILE_BYTES / 4 + i] = a >> 16 | b;
+      u -= kr_bits_float(a), v -= kr_bits_float(b);
+    }
+  }
+}
+
+/* 32 terms from k on as floats: of columns term by term, of rows row by row; zeros beyond the last. */
+static void load_terms(const lines *l, int64_t k, int64_t K, float *terms) {
+  const int n = K - k < KR_TILE_TERMS ? (int)(K - k) : KR_TILE_TERMS, pitch = l->is_columns ? KR_TILE : KR_TILE_TERMS,
+            n_rows = l->is_columns ? n : l->n, n_lanes = l->is_columns ? l->n : n;
+  for (int lane = 0; lane < pitch; lane += KR_VL) {
+    const int64_t at = l->at + k * l->next_term + lane * (l->is_columns ? l->next : l->next_term);
+    const kr_plane plane = {l->view->data, l->view->dtype, at, l->is_columns ? l->next_term : l->next,
+                            l->is_columns ? l->next : l->next_term};
+    if (n_lanes > lane) kr_tile_load(terms + lane, pitch, &plane, n_rows, gemm_lanes(n_lanes - lane));
+    for (int row = n_lanes > lane ? n_rows : 0; row < SIDE * KR_TILE / pitch; row++)
+      kr_v_store(terms + row * pitch + lane, kr_v_zero());
+  }
+}
+
+/* Returns the bits of the largest size among them. */
+KR_INLINE uint32_t pack_parts(const int parts, const lines *l, int64_t k, int64_t K, float scale, char *to) {
+  const int lies = l->view->dtype == KRAIT_F32 && l->n == KR_TILE && (l->is_columns ? l->next : l->next_term) == 1;
+  uint32_t largest[KR_TILE] = {0}, most = 0;
+  for (; k < K; k += KR_TILE_TERMS, to += parts * 2 * KR_TILE_BYTES) {
+    _Alignas(LINE) float terms[SIDE * KR_TILE];
+    const float *x = terms;
+    int64_t next = l->is_columns ? KR_TILE : KR_TILE_TERMS, other = l->is_columns ? KR_TILE * KR_TILE : KR_TILE;
+    if (lies && K - k >= KR_TILE_TERMS) {
+      x = (const float *)l->view->data + l->at + k * l->next_term;
+      next = l->is_columns ? l->next_term : l->next, other = KR_TILE * l->next_term;
+    } else load_terms(l, k, K, terms);
+    for (int i = 0; i < KR_TILE; i++, x += next)
+      split(parts, x, x + other, scale, (uint32_t *)(void *)to + i * KR_TILE, largest);
+  }
+  for (int i = 0; i < KR_TILE; i++) most = most > largest[i] ? most : largest[i];
+  return most;
+}
+
+static uint32_t pack_scaled(int parts, const lines *l, int64_t k, int64_t K, float scale, char *to) {
+  if (parts == 1) return pack_parts(1, l, k, K, scale, to);
+  return parts == 2 ? pack_parts(2, l, k, K, scale, to) : pack_parts(3, l, k, K, scale, to);
+}
+
+/* Terms k to K. Returns the power of two that they were multiplied with, so that none of their parts is lost and no sum
+ * of products too large, or NOT_FINITE. */
+static int pack(int parts, const lines *l, int64_t k, int64_t K, char *to) {
+  const uint32_t largest = pack_scaled(parts, l, k, K, 1, to);
+  if (largest >= INFINITE) return NOT_FINITE;
+  if (!largest || (largest >= LEAST && largest <= MOST)) return 0;
+  const int power = 127 - (int)(largest >> 23), shift = power < -126 ? -126 : power;
+  pack_scaled(parts, l, k, K, kr_bits_float((uint32_t)(shift + 127) << 23), to);
+  return shift;
+}
+
+static lines rows_of(const krait_gemm_args *a, int64_t batch, int64_t m) {
+  const int64_t left = a->M - m;
+  return (lines){.view = &a->A,
+                 .at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0),
+                 .next = a->A.stride[0],
+                 .next_term = a->A.stride[1],
+                 .n = left < 0 ? 0 : left < KR_TILE ? (int)left : KR_TILE};
+}
+
+/* Half of a panel: its second one is the second factor's where there is a gate. */
+static lines columns_of(const product *p, int64_t batch, int64_t panel, int half) {
+  const krait_gemm_args *a = p->args;
+  const krait_view *B = p->gated && half ? &a->B2 : &a->Bmat;
+  const int64_t first = panel * p->width + (p->gated ? 0 : half * KR_TILE), left = a->N - first;
+  return (lines){.view = B,
+                 .at = (left > 0 ? first * B->stride[1] : 0) + (batch ? batch * B->stride[2] : 0),
+                 .next = B->stride[1],
+                 .next_term = B->stride[0],
+                 .n = left < 0 ? 0 : left < KR_TILE ? (int)left : KR_TILE,
+                 .is_columns = 1};
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t blocks_of(int64_t K) { return ceil_div(K, KR_TILE_TERMS); }
+/* Of a panel. */
+static int64_t packed_bytes(int64_t K, int parts) { return blocks_of(K) * parts * 2 * KR_TILE_BYTES; }
+
+/* A thread's memory. */
+typedef struct memory {
+  float *bias, *sums; /* SIDE for each panel; of several parts of K, SIDE * SIDE for each pair of panels */
+  char *columns, *rows; /* packed: the group; where they are not shared, a panel of rows */
+  int *shifts;          /* two of each panel */
+  int64_t *packed;      /* which group it has packed: it does not pack it again for the next block of rows */
+} memory;
+
+static int64_t sums_floats(const product *p) {
+  return p->n_parts > 1 ? ceil_div(p->block, SIDE) * p->panels * SIDE * SIDE : 0;
+}
+
+/* Where the thread's memory has what, in bytes: in the order of `memory`. */
+static int64_t place(const product *p, int64_t at[6]) {
+  const int64_t bytes[6] = {p->panels * SIDE * (int64_t)sizeof(float),
+                            sums_floats(p) * (int64_t)sizeof(float),
+                            p->panels * packed_bytes(p->part, p->parts_b),
+                            p->shared ? 0 : packed_bytes(p->part, p->parts_a),
+                            ceil_div(p->panels * 2 * (int64_t)sizeof(int), LINE) * LINE,
+                            LINE};
+  int64_t end = 0;
+  for (int i = 0; i < 6; i++) at[i] = end, end += bytes[i];
+  return end;
+}
+
+static char *base_of(const product *p) {
+  return (char *)(((uintptr_t)p->args->call.scratch + LINE - 1) / LINE * LINE);
+}
+static memory memory_of(const product *p, int worker) {
+  int64_t at[6];
+  char *base = base_of(p) + p->shared_bytes + worker * place(p, at);
+  return (memory){(float *)(void *)(base + at[0]), (float *)(void *)(base + at[1]), base + at[2], base + at[3],
+                  (int *)(void *)(base + at[4]), (int64_t *)(void *)(base + at[5])};
+}
+
+/* Rows that all threads share: panels of them, then two shifts of each. */
+static char *shared_rows(const product *p, int64_t panel) {
+  return base_of(p) + panel * packed_bytes(p->args->K, p->parts_a);
+}
+static int *shared_shifts(const product *p, int64_t panel) {
+  return (int *)(void *)shared_rows(p, ceil_div(p->n_rows, SIDE)) + 2 * panel;
+}
+
+static void pack_rows(const product *p, int64_t batch, int64_t m, int64_t k, int64_t K, char *to, int *shifts) {
+  for (int half = 0; half < 2; half++) {
+    const lines l = rows_of(p->args, batch, m + half * KR_TILE);
+    shifts[half] = l.n ? pack(p->parts_a, &l, k, K, to + half * KR_TILE_BYTES) : 0;
+  }
+}
+
+static void pack_shared(void *user, int64_t begin, int64_t end, int worker) {
+  const product *p = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++)
+    pack_rows(p, 0, p->first + i * SIDE, 0, p->args->K, shared_rows(p, i), shared_shifts(p, i));
+}
+
+static void pack_group(const product *p, const memory *t, int64_t batch, int64_t panel, int n, int64_t k, int64_t K) {
+  const krait_gemm_args *a = p->args;
+  for (int i = 0; i < 2 * n; i++) {
+    const int half = i % 2, second = p->gated && half;
+    const lines l = columns_of(p, batch, panel + i / 2, half);
+    const krait_view *bias = second ? &a->bias2 : &a->bias;
+    const int64_t first = (panel + i / 2) * p->width + (p->gated ? 0 : half * KR_TILE);
+    char *to = t->columns + i / 2 * packed_bytes(p->part, p->parts_b) + half * KR_TILE_BYTES;
+    t->shifts[i] = l.n ? pack(p->parts_b, &l, k, K, to) : 0;
+    for (int64_t lane = 0, stride = bias->stride[0]; lane < KR_TILE; lane += KR_VL)
+      kr_v_store(t->bias + i * KR_TILE + lane,
+                 kr_has(bias) ? gemm_load(bias, (first + lane) * stride, stride, gemm_lanes(a->N - first - lane))
+                              : kr_v_zero());
+  }
+}
+
+/* Two tiles of the next block. */
+static inline void ask_for(const char *tiles) {
+  for (int i = 0; i < 2 * KR_TILE_BYTES; i += LINE)
+    __builtin_prefetch((const void *)((uintptr_t)tiles + (uintptr_t)i), 0, 3);
+}
+
+/* A panel of rows times one of columns, over some terms. */
+typedef struct piece {
+  int64_t batch, m, panel, k, K;
+  const char *A, *B;
+  const int *rows, *columns; /* their shifts */
+  const char *next;          /* what the rows after these are made of, and how much of it a block asks for; NULL */
+  int next_bytes;
+} piece;
+
+/* Sums of two by two tiles: panels of rows and of columns, of which the second halves may have none. */
+static void multiply(const product *p, const piece *c, int two_rows, int two_columns, float *sums, kr_tmms *t) {
+  enum { PITCH = SIDE * sizeof(float) };
+  const char *A = c->A, *B = c->B, *next = c->next;
+  int64_t n_blocks = blocks_of(c->K - c->k);
+  (void)t;
+  KR_TMM_ZERO(*t, 0);
+  KR_TMM_ZERO(*t, 1);
+  KR_TMM_ZERO(*t, 2);
+  KR_TMM_ZERO(*t, 3);
+  for (; n_blocks > 0; n_blocks--, A += p->parts_a * 2 * KR_TILE_BYTES, B += p->parts_b * 2 * KR_TILE_BYTES) {
+    for (int i = 0; i < c->next_bytes; i += LINE) __builtin_prefetch(next + i, 0, 2);
+    next += c->next_bytes;
+    for (const step *s = p->steps; s < p->steps + p->n_steps; s++) {
+      if (s->loads_a) {
+        ask_for(A + s->a + p->parts_a * 2 * KR_TILE_BYTES);
+        KR_TMM_LOAD(*t, 4, A + s->a);
+        if (two_rows) KR_TMM_LOAD(*t, 5, A + s->a + KR_TILE_BYTES);
+      }
+      if (s->loads_b) {
+        ask_for(B + s->b + p->parts_b * 2 * KR_TILE_BYTES);
+        KR_TMM_LOAD(*t, 6, B + s->b);
+        if (two_columns) KR_TMM_LOAD(*t, 7, B + s->b + KR_TILE_BYTES);
+      }
+      KR_TMM_DOT(*t, 0, 4, 6);
+      if (two_columns) KR_TMM_DOT(*t, 1, 4, 7);
+      if (two_rows) KR_TMM_DOT(*t, 2, 5, 6);
+      if (two_rows && two_columns) KR_TMM_DOT(*t, 3, 5, 7);
+    }
+  }
+  KR_TMM_STORE(*t, 0, sums, PITCH);
+  KR_TMM_STORE(*t, 1, sums + KR_TILE, PITCH);
+  KR_TMM_STORE(*t, 2, sums + KR_TILE * SIDE, PITCH);
+  KR_TMM_STORE(*t, 3, sums + KR_TILE * SIDE + KR_TILE, PITCH);
+}
+
+/* The same for a tile with numbers that are not finite, which have no parts. */
+static void multiply_plainly(const lines *rows, const lines *columns, int64_t k, int64_t K, float *sums) {
+  float x[SIDE * KR_TILE], y[SIDE * KR_TILE];
+  for (int m = 0; m < rows->n; m++)
+    for (int n = 0; n < KR_TILE; n++) sums[m * SIDE + n] = 0;
+  for (; k < K; k += KR_TILE_TERMS) {
+    const int terms = K - k < KR_TILE_TERMS ? (int)(K - k) : KR_TILE_TERMS;
+    load_terms(rows, k, K, x);
+    load_terms(columns, k, K, y);
+    for (int m = 0; m < rows->n; m++)
+      for (int n = 0; n < KR_TILE; n += KR_VL) {
+        kr_v sum = kr_v_load(sums + m * SIDE + n);
+        for (int i = 0; i < terms; i++)
+          sum = kr_v_fma(kr_v_set1(x[m * KR_TILE_TERMS + i]), kr_v_load(y + i * KR_TILE + n), sum);
+        kr_v_store(sums + m * SIDE + n, sum);
+      }
+  }
+}
+
+static void scale_tile(float *sums, int shift) {
+  const int one = shift / 2, two = shift - one;
+  const kr_v scale = kr_v_set1(kr_bits_float((uint32_t)(127 + one) << 23)),
+             more = kr_v_set1(kr_bits_float((uint32_t)(127 + two) << 23));
+  for (int m = 0; m < KR_TILE; m++)
+    for (int n = 0; n < KR_TILE; n += KR_VL)
+      kr_v_store(sums + m * SIDE + n, kr_v_mul(kr_v_mul(kr_v_load(sums + m * SIDE + n), scale), more));
+}
+
+static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t) {
+  const krait_gemm_args *a = p->args;
+  const int two_columns = p->gated || c->panel * SIDE + KR_TILE < a->N;
+  multiply(p, c, c->m + KR_TILE < a->M, two_columns, sums, t);
+  if (!(c->rows[0] | c->rows[1] | c->columns[0] | c->columns[1])) return;
+  for (int i = 0; i < 4; i++) {
+    const int row = i / 2, column = i % 2;
+    float *tile = sums + row * KR_TILE * SIDE + column * KR_TILE;
+    if (c->rows[row] == NOT_FINITE || c->columns[column] == NOT_FINITE) {
+      const lines l = rows_of(a, c->batch, c->m + row * KR_TILE), r = columns_of(p, c->batch, c->panel, column);
+      multiply_plainly(&l, &r, c->k, c->K, tile);
+    } else if (c->rows[row] + c->columns[column]) scale_tile(tile, -c->rows[row] - c->columns[column]);
+  }
+}
+
+static void add_sums(float *to, const float *from) {
+  for (int i = 0; i < SIDE * SIDE; i += KR_VL) kr_v_store(to + i, kr_v_add(kr_v_load(to + i), kr_v_load(from + i)));
+}
+
+/* A panel of rows, the i-th of its block, times a group of columns, over some terms. */
+static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
+  const krait_gemm_args *a = p->args;
+  const int64_t panel = c->panel;
+  const int is_last = c->K == a->K, n = a->M - c->m < SIDE ? (int)(a->M - c->m) : SIDE;
+  for (int j = 0; j < n_panels; j++) {
+    _Alignas(LINE) float done[SIDE * SIDE];
+    float *kept = w->sums + (i * p->panels + j) * SIDE * SIDE;
+    c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->parts_b), c->columns = w->shifts + 2 * j;
+    sum_piece(p, c, is_last || c->k ? done : kept, t);
+    c->next += blocks_of(c->K - c->k) * c->next_bytes;
+    if (c->k) add_sums(is_last ? done : kept, is_last ? kept : done);
+    if (is_last)
+      gemm_finish_rows(a, 0, SIDE / KR_VL, done, w->bias + j * SIDE, c->batch, c->m, n, c->panel * p->width);
+  }
+  c->panel = panel;
+}
+
+/* The next panel of rows, if it is there: packed, or rows of A without gaps. It comes while n panels of columns are
+ * multiplied. */
+static void look_ahead(const product *p, piece *c, int is_there, int n) {
+  const krait_view *A = &p->args->A;
+  const int64_t bytes = (int64_t)krait_dtype_bytes(A->dtype), dense = A->stride[1] == 1 && A->stride[0] == p->args->K,
+                of_block = p->shared ? p->parts_a * 2 * KR_TILE_BYTES : SIDE * KR_TILE_TERMS * bytes,
+                at = (c->m + SIDE) * A->stride[0] + (c->batch ? c->batch * A->stride[2] : 0);
+  c->next = c->A, c->next_bytes = 0;
+  if (!is_there || !(p->shared || (dense && p->n_parts == 1))) return;
+  c->next_bytes = (int)(ceil_div(of_block, n * LINE) * LINE);
+  if (p->shared) c->next += packed_bytes(p->args->K, p->parts_a);
+  else c->next = (const char *)A->data + at * bytes;
+}
+
+/* A group of columns times a block of rows. */
+static void multiply_block(const product *p, const memory *w, int64_t group, int64_t first, int64_t end, kr_tmms *t) {
+  const krait_gemm_args *a = p->args;
+  const int64_t panel = group % p->n_groups * p->panels, left = p->n_panels - panel;
+  const int n_panels = left < p->panels ? (int)left : p->panels;
+  int shifts[2];
+  piece c = {.batch = group / p->n_groups, .panel = panel};
+  for (; c.k < a->K; c.k += p->part) {
+    c.K = c.k + p->part < a->K ? c.k + p->part : a->K;
+    if (p->n_parts > 1 || *w->packed != group) pack_group(p, w, c.batch, panel, n_panels, c.k, c.K);
+    *w->packed = group;
+    for (c.m = first; c.m < end; c.m += SIDE) {
+      const int64_t row = (c.m - p->first) / SIDE;
+      if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->parts_a), c.rows = shared_shifts(p, row);
+      else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, shifts), c.A = w->rows, c.rows = shifts;
+      look_ahead(p, &c, c.m + SIDE < end, n_panels);
+      multiply_rows(p, w, &c, (c.m - first) / SIDE, n_panels, t);
+    }
+  }
+}
+
+static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) {
+  const product *p = user;
+  const memory w = memory_of(p, worker);
+  const int64_t last = p->first + p->n_rows;
+  kr_tmms t;
+  KR_TMM_BEGIN(t);
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t first = p->first + i % p->n_blocks * p->block, next = first + p->block;
+    if (first < last) multiply_block(p, &w, i / p->n_blocks, first, next < last ? next : last, &t);
+  }
+  KR_TMM_END(t);
+}
+
+static int parts_of(int32_t dtype) { return dtype == KRAIT_F32 ? 3 : dtype == KRAIT_F16 ? 2 : 1; }
+
+/* Small products first. depth: how small a part's product may be and still counts. */
+static void choose_steps(product *p) {
+  static const int order[MOST_STEPS][2] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}};
+  const krait_gemm_args *a = p->args;
+  const int is_rough = a->out.dtype != KRAIT_F32 ||
+                       (a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32),
+            depth = is_rough ? 1 : 2, all_a = parts_of(a->A.dtype), all_b = parts_of(a->Bmat.dtype);
+  p->parts_a = all_a <= depth ? all_a : depth + 1;
+  p->parts_b = all_b <= depth ? all_b : depth + 1;
+  for (int i = 0, last_a = -1, last_b = -1; i < MOST_STEPS; i++) {
+    const int x = order[i][0], y = order[i][1];
+    if (x >= p->parts_a || y >= p->parts_b || x + y > depth) continue;
+    p->steps[p->n_steps++] = (step){x * 2 * KR_TILE_BYTES, y * 2 * KR_TILE_BYTES, x != last_a, y != last_b};
+    last_a = x, last_b = y;
+  }
+  p->steps[0].loads_a = p->steps[0].loads_b = 1;
+}
+
+static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
+  const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
+  product p = {.args = a, .gated = kr_has(&a->B2)};
+  choose_steps(&p);
+  p.width = p.gated ? KR_TILE : SIDE;
+  p.n_panels = ceil_div(a->N, p.width);
+  const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest);
+  p.part = ceil_div(ceil_div(a->K, n_parts), KR_TILE_TERMS) * KR_TILE_TERMS;
+  p.n_parts = ceil_div(a->K, p.part);
+  /* Columns are shared by threads where there are not enough rows. */
+  const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.parts_b)), n_pieces = PIECES * n_threads,
+                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
+  p.panels = (int)smaller(fit, p.n_panels);
+  if (n_threads > 1 && ceil_div(p.n_panels, p.panels) * P * row_blocks < n_pieces)
+    p.panels = (int)smaller(p.panels, share);
+  p.n_groups = ceil_div(p.n_panels, p.panels);
+  p.shared = P == 1 && p.n_groups > 1;
+  p.n_rows = a->M;
+  if (p.shared) {
+    const int64_t fit_rows = larger(8, ROWS_BYTES / packed_bytes(a->K, p.parts_a)) * SIDE;
+    p.n_rows = ceil_div(ceil_div(a->M, ceil_div(a->M, fit_rows)), SIDE) * SIDE;
+    p.shared_bytes = ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.parts_a) +
+                     ceil_div(ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
+  }
+  const int64_t wanted = n_threads == 1 ? 1 : ceil_div(n_pieces, p.n_groups * P),
+                longest_block = p.n_parts > 1 ? larger(1, SUMS_BYTES / (p.panels * SIDE * SIDE * 4)) * SIDE : p.n_rows,
+                n_blocks = larger(ceil_div(p.n_rows, longest_block), smaller(wanted, row_blocks));
+  p.block = ceil_div(ceil_div(p.n_rows, n_blocks), SIDE) * SIDE;
+  p.n_blocks = ceil_div(p.n_rows, p.block);
+  return p;
+}
+
+uint64_t KR_FN(kr_gemm_tiles_scratch)(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return 0;
+  const product p = plan(ctx, a);
+  int64_t at[6];
+  return (uint64_t)(p.shared_bytes + place(&p, at) * krait_ctx_n_threads(ctx) + LINE);
+}
+
+int32_t KR_FN(kr_gemm_tiles)(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  product p = plan(ctx, a);
+  const int64_t chunk = p.n_rows;
+  for (int worker = 0; worker < krait_ctx_n_threads(ctx); worker++) *memory_of(&p, worker).packed = -1;
+  for (; p.first < a->M; p.first += chunk) {
+    p.n_rows = smaller(chunk, a->M - p.first);
+    if (p.shared) kr_parallel(ctx, ceil_div(p.n_rows, SIDE), 1, pack_shared, &p);
+    kr_parallel_long(ctx, p.n_groups * p.n_blocks * kr_gemm_products(a), 1, multiply_blocks, &p);
+  }
+  return KRAIT_OK;
+}

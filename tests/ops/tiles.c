@@ -1,0 +1,168 @@
+/* tiles.c: products by a matrix unit where there is none: the row's text with loops for the unit, walked as any row,
+ * and the unit itself where this machine has one, small products too, which the operator leaves to other rows. Then
+ * what the parts of a factor must withstand: sizes near both ends of float32, infinities, NaN; and any number of
+ * threads. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../test.h"
+#include "check.h"
+#include "gemm/gemm_rows.h"
+#include "op_list.h"
+#include "view.h"
+
+static const char *refuse_f64(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const krait_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
+                                     &a->B2, &a->bias2, &a->row_scale, &a->factor};
+  (void)ctx;
+  for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+    if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64";
+  return NULL;
+}
+
+static const kr_row rows[] = {
+    {"tiles_loops", KRAIT_CAP_CPU, refuse_f64, kr_gemm_tiles_scalar, kr_gemm_tiles_scratch_scalar},
+#ifdef KR_BUILD_amx
+    {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_f64, kr_gemm_tiles_avx512,
+     kr_gemm_tiles_scratch_avx512},
+#endif
+    {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_ref, NULL},
+};
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+static krait_ctx *open_ctx(int n_threads) {
+  krait_ctx *ctx;
+  krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  return ctx;
+}
+
+static void print_line(void *user, const char *line) {
+  (void)user;
+  print_error("  %s\n", line);
+}
+
+static void random_products_are_the_references(void **state) {
+  (void)state;
+  const char *const percent = getenv("KR_CHECK_PERCENT"), *const seed = getenv("KR_CHECK_SEED");
+  kr_op op = kr_op_gemm;
+  op.rows = rows, op.n_rows = N_ROWS;
+  const int64_t n = 120 * (percent ? atoi(percent) : 100) / 100;
+  const kr_check_options check = {
+      .seed = seed ? strtoull(seed, NULL, 10) : 7, .n_cases = n > 30 ? n : 30, .report = print_line};
+  kr_check_result result;
+  krait_ctx *ctx = open_ctx(2);
+  assert_int_equal(kr_check_op(ctx, &op, &check, &result), KRAIT_OK);
+  print_message("  %lld runs, worst %.2f of the bound\n", (long long)result.n_runs, result.worst);
+  assert_int_equal(result.n_failures, 0);
+  assert_true(result.n_runs > check.n_cases / 2);
+  krait_ctx_close(&ctx);
+}
+
+enum { M = 70, N = 75, K = 200 };
+
+typedef struct numbers {
+  float A[M * K], B[K * N], out[M * N], want[M * N];
+} numbers;
+
+static void fill_one(float *to, int n, uint32_t random, float size) {
+  for (int i = 0; i < n; i++) {
+    random = random * 1664525 + 1013904223;
+    to[i] = ((float)(random >> 8) - 0x1p23f) * 0x1p-23f * size;
+  }
+}
+static void fill(numbers *x, float rows_size, float columns_size) {
+  fill_one(x->A, M * K, 1, rows_size);
+  fill_one(x->B, K * N, 2, columns_size);
+}
+
+static void run(const kr_row *row, int n_threads, numbers *x, float *out) {
+  krait_ctx *ctx = open_ctx(n_threads);
+  krait_gemm_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .K = K};
+  a.A = (krait_view){.data = x->A, .stride = {K, 1}};
+  a.Bmat = (krait_view){.data = x->B, .stride = {N, 1}};
+  a.out = (krait_view){.data = out, .stride = {N, 1}};
+  a.call.scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, &a) : 0;
+  a.call.scratch = malloc(a.call.scratch_bytes + 1);
+  assert_non_null(a.call.scratch);
+  for (int i = 0; i < M * N; i++) out[i] = NAN;
+  assert_int_equal(row->run(ctx, &a), KRAIT_OK);
+  free(a.call.scratch);
+  krait_ctx_close(&ctx);
+}
+
+static int may_run(const kr_row *row) { return (row->needs & krait_cpu_caps()) == row->needs; }
+
+static void compare(const kr_row *row, const numbers *x, double scale) {
+  for (int i = 0; i < M * N; i++) {
+    const double got = (double)x->out[i], want = (double)x->want[i];
+    if (isfinite(want) ? !(fabs(got - want) <= 3e-6 * scale) : isnan(want) ? !isnan(got) : got != want)
+      fail_msg("%s: (%d,%d) is %g, not %g", row->name, i / N, i % N, got, want);
+  }
+}
+
+/* The parts of small numbers would be denormal, which the unit takes for 0, and large ones have sums beyond float32. */
+static void sizes_do_not_matter(void **state) {
+  (void)state;
+  static const float sizes[][2] = {{1, 1},
+                                   {0x1p-100f, 0x1p100f},
+                                   {0x1p-140f, 0x1p126f},
+                                   {0x1p-120f, 0x1p10f},
+                                   {0x1p126f, 0x1p-130f},
+                                   {0x1p60f, 0x1p55f},
+                                   {0x1p-60f, 0x1p-60f},
+                                   {0x1p100f, 0x1p20f}};
+  numbers *const x = malloc(sizeof *x);
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    for (int r = 0; r < N_ROWS - 1; r++) {
+      if (!may_run(&rows[r])) continue;
+      fill(x, sizes[i][0], sizes[i][1]);
+      for (int k = 0; k < K; k++) x->A[20 * K + k] *= 0x1p-20f, x->B[k * N + 70] = 0;
+      run(&rows[N_ROWS - 1], 1, x, x->want);
+      run(&rows[r], 1, x, x->out);
+      compare(&rows[r], x, (double)sizes[i][0] * (double)sizes[i][1] * sqrt(K));
+    }
+  free(x);
+}
+
+static void what_is_not_finite_stays_in_its_row_and_column(void **state) {
+  (void)state;
+  numbers *const x = malloc(sizeof *x);
+  for (int r = 0; r < N_ROWS - 1; r++) {
+    if (!may_run(&rows[r])) continue;
+    fill(x, 1, 1);
+    x->A[3 * K + 5] = INFINITY, x->A[37 * K + 199] = -INFINITY, x->A[69 * K + 100] = NAN;
+    x->B[7 * N + 2] = -INFINITY, x->B[150 * N + 74] = NAN, x->B[5 * N + 40] = 0;
+    run(&rows[N_ROWS - 1], 1, x, x->want);
+    run(&rows[r], 1, x, x->out);
+    compare(&rows[r], x, sqrt(K));
+  }
+  free(x);
+}
+
+static void threads_do_not_matter(void **state) {
+  (void)state;
+  numbers *const x = malloc(sizeof *x);
+  for (int r = 0; r < N_ROWS - 1; r++) {
+    if (!may_run(&rows[r])) continue;
+    fill(x, 1, 1);
+    run(&rows[r], 1, x, x->want);
+    for (int n_threads = 2; n_threads < 6; n_threads++) {
+      run(&rows[r], n_threads, x, x->out);
+      assert_memory_equal(x->out, x->want, sizeof x->out);
+    }
+  }
+  free(x);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(random_products_are_the_references),
+      cmocka_unit_test(sizes_do_not_matter),
+      cmocka_unit_test(what_is_not_finite_stays_in_its_row_and_column),
+      cmocka_unit_test(threads_do_not_matter),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
