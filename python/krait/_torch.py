@@ -80,6 +80,11 @@ def is_traced():
     return True
 
 
+def is_watched():
+    """Whether something but eager autograd follows what is called: there torch's operators serve where they can."""
+    return is_compiling() or _tracing.on or _innermost() is not None or _forward_ad._current_level >= 0 or _trace() is not None
+
+
 def call_after(ctx, operator, key):
     """The call of a gradient: kept with that of the forward pass, whose signature and `key` decide it; None in compiled code."""
     call = getattr(ctx, "call", None)

@@ -588,6 +588,57 @@ static void nan_stays_where_the_gradient_has_it(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* ---- a product in two launches ----------------------------------------------------------------------------------- */
+
+enum { TM = 40, TN = 1600, TK = 704 }; /* on two multiprocessors: three turns of 256 columns, and 64 */
+typedef struct product_call {
+  uint16_t A[TM][TK], B[TN][TK], bias[TN], residual[TM][TN], out[TM][TN];
+} product_call;
+
+static krait_gemm_args args_of(product_call *c) {
+  return (krait_gemm_args){.call = {.size = sizeof(krait_gemm_args)},
+                           .M = TM,
+                           .N = TN,
+                           .K = TK,
+                           .A = {c->A, {TK, 1}, KRAIT_BF16},
+                           .Bmat = {c->B, {1, TK}, KRAIT_BF16},
+                           .bias = {c->bias, {1}, KRAIT_BF16},
+                           .residual = {c->residual, {TN, 1}, KRAIT_BF16},
+                           .out = {c->out, {TN, 1}, KRAIT_BF16}};
+}
+
+/* Each column has factors, a bias and a residual of its own: whichever begins at a wrong one is seen. */
+static void a_product_in_two_launches_is_whole(void **state) {
+  const kr_op *op = *state;
+  if (op != kr_op_find("gemm")) skip();
+  static _Alignas(64) product_call c;
+  static uint16_t want[TM][TN];
+  uint32_t random = 7;
+  for (size_t i = 0; i < sizeof c / sizeof(uint16_t); i++)
+    ((uint16_t *)&c)[i] = kr_float_to_bf16((float)((random = random * 1664525u + 1013904223u) >> 24) / 256 - 0.5f);
+  krait_gemm_args args = args_of(&c);
+  capability = 90, n_multiprocessors = 2;
+  fake_device(MUCH);
+  krait_ctx *ctx = open_ctx();
+  assert_int_equal(op->rows[op->n_rows - 1].run(ctx, &args), KRAIT_OK);
+  memcpy(want, c.out, sizeof want);
+  memset(c.out, 0xff, sizeof c.out);
+  kr_emulated_order(0);
+  const kr_row *row = op->rows;
+  while (strcmp(row->name, "hopper_tiles") != 0) row++;
+  assert_null(row->refuse(ctx, &args));
+  assert_int_equal(row->scratch_bytes(ctx, &args), 0);
+  const int64_t before = kr_emulated_launches();
+  assert_int_equal(row->run(ctx, &args), KRAIT_OK);
+  assert_int_equal(kr_emulated_launches() - before, 2);
+  for (int m = 0; m < TM; m++)
+    for (int n = 0; n < TN; n++) {
+      const double got = kr_bf16_to_float(c.out[m][n]), right = kr_bf16_to_float(want[m][n]);
+      if (fabs(got - right) > 0.01 * fabs(right) + 0.01) fail_msg("row %d column %d: %g, not %g", m, n, got, right);
+    }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
@@ -599,7 +650,8 @@ int main(int argc, char **argv) {
   if (scale) percent = strtoll(scale, NULL, 10);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
-    if (strcmp(tier, "hopper") != 0 || strncmp(module, "attention", 9) == 0 || strncmp(module, "ssd", 3) == 0)
+    if (strcmp(tier, "hopper") != 0 || strncmp(module, "attention", 9) == 0 || strncmp(module, "ssd", 3) == 0 ||
+        strncmp(module, "gemm_hopper", 11) == 0)
       kr_emulated_name(text, module); /* ampere: the same text of the host; hopper: what the emulator takes */
   print_message("seed %llu\n", (unsigned long long)seed);
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found),
@@ -615,6 +667,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op),
                                      cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op),
                                      cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
-                                     cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op)};
+                                     cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
+                                     cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,10 +6,11 @@ from .mamba2_block import Options as Mamba2Options, Weights as Mamba2Weights, ma
 from .mamba_block import mamba_block
 from .mamba_inner import bimamba_inner, mamba_inner
 from .norms import add_norm, gated_norm
-from .product import product
+from .product import apply as apply_linear, is_plain, linear, product
 from .selective_scan import selective_scan
 from .ssd import ssd
 from .state_update import state_update
 
 __all__ = ["attention", "attention_with_cache", "rotary", "scaled_dot_product_attention", "causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "ssd", "state_update",
-           "add_norm", "gated_norm", "mamba_block", "mamba2_block", "Mamba2Options", "Mamba2Weights", "mamba_inner", "bimamba_inner", "product"]
+           "add_norm", "gated_norm", "mamba_block", "mamba2_block", "Mamba2Options", "Mamba2Weights", "mamba_inner", "bimamba_inner", "product",
+           "linear", "apply_linear", "is_plain"]

@@ -1,7 +1,7 @@
 """The Mamba 2 block as one autograd node: input projection, convolution, scan, gated norm, MLP part, output projection.
 
-Both products are torch's, all that lies between them is one C call each way (mamba2_inner); small blocks of 16 bits on a GPU, whose time is the
-host's, are one C call with their products. Either projection may be absent. Kept for the backward
+Both products are those of product.py, all that lies between them is one C call each way (mamba2_inner); small blocks of 16 bits on a GPU, whose time is
+the host's, are one C call with their products. Either projection may be absent. Kept for the backward
 pass are what the products gave and took, the convolution's output and the scan's. Where code is traced the inside is one custom operator."""
 
 import math
@@ -9,10 +9,11 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, addmm, is_grad_enabled, mm
+from torch import Tensor, is_grad_enabled
 
 from .._call import ANY, Call, Operator, signer
 from .._torch import autocast_dtype, custom_op, is_traced, layout, once, zeros_like
+from .product import matmul
 from .ssd import LEAST
 
 _ONE_OF_HEAD = (1, 2, ANY)  # D may lack the axis of channels: one for all of a head
@@ -196,10 +197,6 @@ def _rows(t):
     return t.reshape(t.shape[0] * t.shape[1], t.shape[2])
 
 
-def _product(rows, weight, bias):
-    return mm(rows, weight.t()) if bias is None else addmm(bias, rows, weight.t())
-
-
 def _cast(t, dtype):
     return t if t is None or dtype is None else t.to(dtype)
 
@@ -242,19 +239,19 @@ def _forward(plan, keep, x, w):
         return _forward_whole(plan, keep, x, w, w.A if o.log_A else w.A.float(), None if w.seq_idx is None else w.seq_idx.to(torch.int32))
     zx = x
     if w.in_proj is not None:
-        zx = _product(_rows(_cast(x, dtype)), _cast(w.in_proj, dtype), _cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
+        zx = matmul(_rows(_cast(x, dtype)), _cast(w.in_proj, dtype).t(), _cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
     A = w.A if o.log_A else w.A.float()
     seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     gated, final, xBC, y = _run_inner(plan.calls[keep], inputs, o, keep)
-    out = gated if w.out_proj is None else _product(_rows(_cast(gated, dtype)), _cast(w.out_proj, dtype), _cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
+    out = gated if w.out_proj is None else matmul(_rows(_cast(gated, dtype)), _cast(w.out_proj, dtype).t(), _cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
     return out, final, (zx, A, seq_idx, xBC, y, None if w.out_proj is None else gated)
 
 
 def _project_backward(d, rows, weight, bias, wanted, needs_rows):
     """d: gradient of rows weight^T + bias, as rows -> gradients of rows, weight, bias."""
     kind = d.dtype
-    return (mm(d, weight.to(kind)) if needs_rows else None, mm(d.t(), rows.to(kind)).to(weight.dtype) if wanted[0] else None,
+    return (matmul(d, weight.to(kind)) if needs_rows else None, matmul(d.t(), rows.to(kind)).to(weight.dtype) if wanted[0] else None,
             d.sum(0).to(bias.dtype) if bias is not None and wanted[1] else None)
 
 

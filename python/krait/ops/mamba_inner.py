@@ -16,6 +16,7 @@ from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV, causal_conv1d, run_backward_call as run_conv_backward, run_call as run_conv
 from .norms import add_norm, rms_norm_gradients
+from .product import linear
 from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN, ONE_GROUP, as_parameter, scan_flags, selective_scan
 from .selective_scan import run_backward_call as run_scan_backward, run_call as run_scan
 
@@ -338,7 +339,7 @@ def _backward(call, xz, rows, u, raw_delta, dy, w, o):
 def _project(y, out_proj, out_bias):
     """(B, D, L) -> (B, L, M)."""
     rows, (b, _, length) = _rows(y), y.shape
-    out = torch.mm(rows, out_proj.t()) if out_bias is None else torch.addmm(out_bias, rows, out_proj.t())
+    out = linear(rows, out_proj, out_bias)
     return out.view(b, length, out.shape[1])
 
 

@@ -3,11 +3,11 @@
 from typing import List, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout
+from .product import linear
 
 _ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
 _ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
@@ -166,7 +166,7 @@ def add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, resid
     if dtype is not None:
         y = y.to(dtype)
     bias = linear_bias if linear_bias is None else linear_bias.to(y.dtype)
-    out = F.linear(y, linear_weight.to(y.dtype), bias)
+    out = linear(y, linear_weight.to(y.dtype), bias)
     return (out, total) if prenorm else out
 
 

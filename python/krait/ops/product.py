@@ -1,13 +1,97 @@
-"""Rows times a weight as the CPU's operators take it: every sum in their order, so that a chain of separate calls gives the bits of a call
-that does the whole chain."""
+"""Products with a weight: torch's, but for those of float32 on a CPU that the library's tiles take: torch does them without the unit for products of
+matrices. `product` is the library's in any case: a chain of separate calls then gives the bits of a call that does the whole chain."""
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
-from .._call import Operator
-from .._torch import is_traced, once
+from .._call import Call, Operator, place
+from .._torch import autocast_dtype, is_traced, is_watched, once
 
 _GEMM = Operator("gemm", "A Bmat bias residual out")
+_FASTER = "tiles_amx"  # the row of products on a CPU that is faster than torch's
+_calls = {}
+_MOST_CALLS = 1024
+_LEAST_SIDE, _LEAST = 64, 1 << 27  # of any of M, N and K; multiply-adds: below, torch's are as fast
+
+
+def _new_call(a, b, bias):
+    """The packed call of a product where tiles take it, else None."""
+    call, out = Call(_GEMM), a.new_empty(a.shape[0], b.shape[1])
+    call.pack((a, b, bias, None, out))
+    return call if call.row(place(a)) == _FASTER else None
+
+
+def _call_of(a, b, bias):
+    """-> the call of a b + bias that is faster than torch's, None: there is none. Matrices of float32 on the CPU."""
+    key = a.shape, a.stride(), b.shape, b.stride(), bias if bias is None else bias.stride()
+    if key not in _calls:
+        if len(_calls) >= _MOST_CALLS:
+            _calls.clear()
+        _calls[key] = _new_call(a, b, bias)
+    return _calls[key]
+
+
+def _is_wide(*tensors):
+    """All of float32 on the CPU, what their memory says."""
+    return all([t is None or (t.is_cpu and t.dtype is torch.float32 and not t.is_neg()) for t in tensors])
+
+
+def _is_much(a, b, bias):
+    """Whether the shapes fit and the product is a large one."""
+    (m, k), n = a.shape, b.shape[1]
+    return k == b.shape[0] and min(m, n, k) >= _LEAST_SIDE and m * n * k >= _LEAST and (bias is None or bias.shape == (n,))
+
+
+def matmul(a, b, bias=None):
+    """a (M, K), b (K, N), bias (N) or None -> (M, N), without a node in the graph."""
+    if a.is_cpu and _is_wide(a, b, bias) and _is_much(a, b, bias):
+        a, b = [t.contiguous() if 0 in t.stride() else t for t in (a, b)]  # else every product reads what is spread out
+        call = _call_of(a, b, bias)
+        if call is not None:
+            out = a.new_empty(a.shape[0], b.shape[1])
+            call.run((a, b, bias, None, out))
+            return out
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, weight, bias):
+        ctx.save_for_backward(rows, weight)
+        return matmul(rows, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx, dout):
+        rows, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        times = torch.mm if torch.is_grad_enabled() else matmul  # where the gradient is to be differentiated torch sees it all
+        return (times(dout, weight) if wanted[0] else None, times(dout.t(), rows) if wanted[1] else None, dout.sum(0) if wanted[2] else None)
+
+
+def linear(x, weight, bias=None):
+    """F.linear."""
+    if not x.is_cpu:
+        return F.linear(x, weight, bias)
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    plain = all([type(t) in (torch.Tensor, nn.Parameter) for t in tensors]) and _is_wide(*tensors) and weight.dim() == 2 and x.dim() > 1
+    if not plain or (x.dim() > 2 and not x.is_contiguous()) or is_watched() or autocast_dtype(x) is not None or not x.shape[-1]:
+        return F.linear(x, weight, bias)
+    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    if not _is_much(rows, weight.t(), bias) or _call_of(rows, weight.t(), bias) is None:
+        return F.linear(x, weight, bias)
+    out = _Linear.apply(rows, weight, bias)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
+
+
+def is_plain(layer):
+    """Whether a layer is a linear map and nothing else."""
+    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or getattr(layer, "_backward_pre_hooks", None))
+
+
+def apply(layer, x):
+    """layer(x)."""
+    return linear(x, layer.weight, layer.bias) if is_plain(layer) else layer(x)
 
 
 class _Product(torch.autograd.Function):
@@ -22,7 +106,7 @@ class _Product(torch.autograd.Function):
     @once
     def backward(ctx, dout):
         rows, weight = ctx.saved_tensors
-        return dout @ weight, dout.t() @ rows
+        return matmul(dout, weight), matmul(dout.t(), rows)
 
 
 def product(rows, weight):

@@ -5,7 +5,7 @@
  * its k; KR_B_MN the same of B's n; and per KR_BN and KR_GATED. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
-#include "wgmma.cuh"
+#include "products.cuh"
 
 #ifdef KR_HALF
 typedef kr_f16 element;

@@ -9,6 +9,7 @@ import torch.nn as nn
 from flash_attn.flash_attn_interface import (flash_attn_kvpacked_func, flash_attn_qkvpacked_func, flash_attn_varlen_kvpacked_func,
                                              flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
 from flash_attn.layers.rotary import RotaryEmbedding
+from krait.ops import apply_linear, linear
 
 
 def get_alibi_slopes(nheads):
@@ -73,7 +74,7 @@ class CrossAttention(SelfAttention):
 
 class LinearResidual(nn.Linear):
     def forward(self, input):
-        return super().forward(input), input
+        return linear(input, self.weight, self.bias), input
 
 
 def _update_kv_cache(kv, inference_params, layer_idx):
@@ -145,10 +146,10 @@ class MHA(nn.Module):
         """-> q (B, S, H, D), kv (B, S, 2, Hk, D), what return_residual returns."""
         kept = x
         if self.cross_attn:
-            q, kv = self.Wq(x), self.Wkv(x if x_kv is None else x_kv)
+            q, kv = apply_linear(self.Wq, x), apply_linear(self.Wkv, x if x_kv is None else x_kv)
             kv, kept = kv if self.return_residual else (kv, x)
         else:
-            qkv = self.Wqkv(x)
+            qkv = apply_linear(self.Wqkv, x)
             qkv, kept = qkv if self.return_residual else (qkv, x)
             if self.dwconv and hasattr(self, "dwconv_qkv"):
                 qkv = self._convolve(self.dwconv_qkv, qkv)
@@ -201,5 +202,5 @@ class MHA(nn.Module):
             if self.rotary_emb is not None:
                 q, kv = self.rotary_emb(q, kv, seqlen_offset=inference_params.seqlen_offset, max_seqlen=inference_params.max_seqlen)
             context = self.inner_cross_attn(q, _update_kv_cache(kv, inference_params, self.layer_idx), causal=self.causal and inference_params.seqlen_offset == 0)
-        out = self.out_proj(context.flatten(-2))
+        out = apply_linear(self.out_proj, context.flatten(-2))
         return (out, kept) if self.return_residual else out

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from flash_attn.ops.fused_dense import FusedMLP
+from krait.ops import apply_linear
 
 __all__ = ["Mlp", "GatedMlp", "FusedMLP"]
 
@@ -18,7 +19,7 @@ class Mlp(torch.nn.Module):
         self.fc2 = torch.nn.Linear(hidden, in_features if out_features is None else out_features, bias=bias2, device=device, dtype=dtype)
 
     def forward(self, x):
-        y = self.fc2(self.activation(self.fc1(x)))
+        y = apply_linear(self.fc2, self.activation(apply_linear(self.fc1, x)))
         return (y, x) if self.return_residual else y
 
 
@@ -35,11 +36,11 @@ class GatedMlp(torch.nn.Module):
         self.fc2 = torch.nn.Linear(hidden, in_features if out_features is None else out_features, bias=bias2, device=device, dtype=dtype)
 
     def forward(self, x):
-        y = self.fc1(x)
+        y = apply_linear(self.fc1, x)
         if self.activation is F.sigmoid:
             y = F.glu(y, dim=-1)
         else:
             values, gates = y.chunk(2, dim=-1)
             y = values * self.activation(gates)
-        y = self.fc2(y)
+        y = apply_linear(self.fc2, y)
         return (y, x) if self.return_residual else y

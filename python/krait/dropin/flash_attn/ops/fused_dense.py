@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from krait.ops import linear
+
 _ACTIVATIONS = {"gelu_approx": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "sqrelu": lambda x: F.relu(x).square()}
 
 
@@ -10,7 +12,7 @@ def fused_dense_func(x, weight, bias=None, return_residual=False, process_group=
     """x weight^T + bias[, x]."""
     if process_group is not None:
         raise NotImplementedError("fused_dense_func: process_group is not supported by krait's drop-in")
-    out = F.linear(x, weight, bias)
+    out = linear(x, weight, bias)
     return (out, x) if return_residual else out
 
 
@@ -29,7 +31,7 @@ def fused_mlp_func(x, weight1, weight2, bias1=None, bias2=None, activation="gelu
         raise NotImplementedError("activation must be one of %s, not %r" % (", ".join(_ACTIVATIONS), activation))
     if process_group is not None:
         raise NotImplementedError("fused_mlp_func: process_group is not supported by krait's drop-in")
-    out = F.linear(_ACTIVATIONS[activation](F.linear(x, weight1, bias1)), weight2, bias2)
+    out = linear(_ACTIVATIONS[activation](linear(x, weight1, bias1)), weight2, bias2)
     return (out, x) if return_residual else out
 
 

@@ -5,6 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from krait.ops import linear
 from mamba_ssm.distributed.distributed_utils import all_gather, all_reduce, all_reduce_raw, get_dim_for_local_rank, reduce_scatter
 
 
@@ -22,10 +23,10 @@ class _SumOfGradients(torch.autograd.Function):
 
 
 def parallel_linear_func(x, weight, bias=None, process_group=None, sequence_parallel=True):
-    """F.linear of an input that each process has a part of (sequence_parallel, along the first axis) or all of."""
+    """The linear map of an input that each process has a part of (sequence_parallel, along the first axis) or all of."""
     if process_group is not None:
         x = all_gather(x, process_group) if sequence_parallel else _SumOfGradients.apply(x, process_group)
-    return F.linear(x, weight, bias)
+    return linear(x, weight, bias)
 
 
 class ParallelLinearFunc:
@@ -60,7 +61,7 @@ class RowParallelLinear(nn.Linear):
         self.process_group, self.sequence_parallel = process_group, sequence_parallel
 
     def forward(self, x):
-        return (reduce_scatter if self.sequence_parallel else all_reduce)(F.linear(x, self.weight, self.bias), self.process_group)
+        return (reduce_scatter if self.sequence_parallel else all_reduce)(linear(x, self.weight, self.bias), self.process_group)
 
 
 def _even_share(n, process_group, name):

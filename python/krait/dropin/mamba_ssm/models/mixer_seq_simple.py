@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.nn as nn
 
+from krait.ops import apply_linear
 from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.modules.block import Block
 from mamba_ssm.modules.mamba2 import Mamba2
@@ -127,7 +128,7 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
         hidden_states = self.backbone(input_ids, inference_params=inference_params, **mixer_kwargs)
         if num_last_tokens > 0:
             hidden_states = hidden_states[:, -num_last_tokens:]
-        return CausalLMOutput(logits=self.lm_head(hidden_states))
+        return CausalLMOutput(logits=apply_linear(self.lm_head, hidden_states))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name, device=None, dtype=None, **kwargs):

@@ -6,6 +6,7 @@
 
 import torch
 
+from krait.ops import apply_linear
 from mamba_ssm.ops.selective_scan_interface import bimamba_inner_fn, mamba_inner_fn_no_out_proj
 
 TYPES = ("none", "v1", "v2", "v3")
@@ -61,4 +62,4 @@ def forward(m, xz):
         if xz.shape[2] % m.nslices:
             raise ValueError("a sequence of %d does not fall into %d equal slices (nslices)" % (xz.shape[2], m.nslices))
         y = y + _slice_after_slice(_direction(m, _interleaved(xz, m.nslices), "_s"), m.nslices)
-    return m.out_proj((y / 2 if m.if_divide_out else y).transpose(1, 2))
+    return apply_linear(m.out_proj, (y / 2 if m.if_divide_out else y).transpose(1, 2))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from krait.ops import Mamba2Options, Mamba2Weights, mamba2_block
+from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
@@ -37,10 +37,6 @@ def depthwise_conv(channels, d_conv, conv_bias, conv_init, factory):
     if conv_init is not None:
         nn.init.uniform_(conv.weight, -conv_init, conv_init)
     return conv
-
-
-def is_plain(layer):
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or getattr(layer, "_backward_pre_hooks", None))
 
 
 class Mamba2(nn.Module):
@@ -101,9 +97,9 @@ class Mamba2(nn.Module):
                 return self.step(u, conv_state, ssm_state)[0]
         if ssm_state is None:
             return self._whole(u, seqlen, seq_idx)
-        zxbcdt = self.in_proj(u)
+        zxbcdt = apply_linear(self.in_proj, u)
         y = self._prefill(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)), seq_idx, cu_seqlens, conv_state, ssm_state)
-        return self.out_proj(y if seqlen is None else y.flatten(0, 1))
+        return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
 
     def _whole(self, u, seqlen, seq_idx):
         """The block as one node in the graph, together with those projections that are plain linear maps without hooks."""

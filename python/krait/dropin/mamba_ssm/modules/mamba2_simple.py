@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from krait.ops import apply_linear
 from mamba_ssm.modules.mamba2 import depthwise_conv, initial_A_log, initial_dt_bias, no_weight_decay
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
@@ -36,7 +37,7 @@ class Mamba2Simple(nn.Module):
         """u (B, L, d_model) -> the same shape. With seq_idx only a segment of index 0 begins with learnt states."""
         first = self.init_states.expand(u.shape[0], -1, -1, -1) if self.learnable_init_states else None
         y = mamba_split_conv1d_scan_combined(
-            self.in_proj(u), self.conv1d.weight.squeeze(1), self.conv1d.bias, self.dt_bias, -torch.exp(self.A_log.float()), D=self.D,
+            apply_linear(self.in_proj, u), self.conv1d.weight.squeeze(1), self.conv1d.bias, self.dt_bias, -torch.exp(self.A_log.float()), D=self.D,
             chunk_size=self.chunk_size, initial_states=first, seq_idx=seq_idx, dt_limit=self.dt_limit, activation=self.activation,
             rmsnorm_weight=self.norm.weight, rmsnorm_eps=self.norm.eps, headdim=self.headdim, ngroups=self.ngroups, norm_before_gate=False)
-        return self.out_proj(y)
+        return apply_linear(self.out_proj, y)

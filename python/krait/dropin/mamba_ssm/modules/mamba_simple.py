@@ -7,7 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
-from krait.ops import mamba_block
+from krait.ops import apply_linear, linear, mamba_block
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
 from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_fn
@@ -77,7 +77,7 @@ class Mamba(nn.Module):
             if inference_params.seqlen_offset > 0:
                 return self.step(hidden_states, conv_state, ssm_state)[0]
         out = self._whole(hidden_states) if self.use_fast_path and ssm_state is None and not self.bimamba else None
-        return self._scaled(self._forward(self.in_proj(hidden_states).transpose(1, 2), conv_state, ssm_state) if out is None else out)
+        return self._scaled(self._forward(apply_linear(self.in_proj, hidden_states).transpose(1, 2), conv_state, ssm_state) if out is None else out)
 
     def _whole(self, hidden_states):
         """The block as one node in the graph; None where the first projection must be called: another layer, or one with a bias or hooks."""
@@ -105,14 +105,14 @@ class Mamba(nn.Module):
         if conv_state is not None:
             conv_state.copy_(F.pad(x, (self.d_conv - x.shape[-1], 0)))
         x = causal_conv1d_fn(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation=self.activation)
-        dt, B, C = self.x_proj(x.transpose(1, 2)).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
-        dt = F.linear(dt, self.dt_proj.weight).transpose(1, 2)
+        dt, B, C = apply_linear(self.x_proj, x.transpose(1, 2)).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
+        dt = linear(dt, self.dt_proj.weight).transpose(1, 2)
         y = selective_scan_fn(x, dt, -torch.exp(self.A_log.float()), B.transpose(1, 2), C.transpose(1, 2), self.D.float(), z=z,
                               delta_bias=self.dt_proj.bias.float(), delta_softplus=True, return_last_state=ssm_state is not None)
         if ssm_state is not None:
             y, last_state = y
             ssm_state.copy_(last_state)
-        return self.out_proj(y.transpose(1, 2))
+        return apply_linear(self.out_proj, y.transpose(1, 2))
 
     def step(self, hidden_states, conv_state, ssm_state):
         """hidden_states (B, 1, d_model); both states are updated in place -> (out (B, 1, d_model), conv_state, ssm_state)."""

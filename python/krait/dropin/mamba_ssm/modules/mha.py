@@ -5,6 +5,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from krait.ops import apply_linear
 from krait.ops import attention as _attention
 from krait.ops import causal_conv1d as _convolution
 from krait.ops import causal_conv1d_update as _convolution_update
@@ -93,7 +94,7 @@ class MHA(nn.Module):
         if inference_params is not None:
             cache, inputs = self._cache(inference_params, x.shape[0])
             offsets = self._offsets(inference_params, x.shape[0], x.device)
-        qkv, mlp = self.in_proj(x).split([self.qkv_dim, self.mlp_dim], dim=-1)
+        qkv, mlp = apply_linear(self.in_proj, x).split([self.qkv_dim, self.mlp_dim], dim=-1)
         if self.d_conv > 0:
             qkv = self._convolve(qkv, inputs, inference_params is None or inference_params.seqlen_offset == 0)
         heads = qkv.unflatten(-1, (-1, self.head_dim))
@@ -104,4 +105,4 @@ class MHA(nn.Module):
         if self.mlp_dim:
             values, gates = mlp.chunk(2, dim=-1)
             context = torch.cat([context, values * F.silu(gates)], dim=-1)
-        return self.out_proj(context)
+        return apply_linear(self.out_proj, context)

@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import nn
 
+from krait.ops import apply_linear
+
 
 class GatedMLP(nn.Module):
     def __init__(self, in_features, hidden_features=None, out_features=None, activation=F.silu, bias=False, multiple_of=128,
@@ -16,5 +18,5 @@ class GatedMLP(nn.Module):
         self.fc2 = nn.Linear(hidden, in_features if out_features is None else out_features, bias=bias, **factory)
 
     def forward(self, x):
-        value, gate = self.fc1(x).chunk(2, dim=-1)
-        return self.fc2(value * self.activation(gate))
+        value, gate = apply_linear(self.fc1, x).chunk(2, dim=-1)
+        return apply_linear(self.fc2, value * self.activation(gate))

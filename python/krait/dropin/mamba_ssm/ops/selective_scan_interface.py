@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn
-from krait.ops import add_norm, bimamba_inner, mamba_inner, product, selective_scan
+from krait.ops import add_norm, bimamba_inner, linear, mamba_inner, product, selective_scan
 
 
 def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, *,
@@ -106,7 +106,7 @@ def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_we
     if C is None:
         C = _projected(rows[:, -n:], shape, C_proj_bias, c_rms_weight, b_c_dt_rms_eps, A.is_complex())
     y = selective_scan_fn(x, delta, A, B, C, D, z=z, delta_bias=delta_bias, delta_softplus=delta_softplus)
-    return F.linear(y.transpose(1, 2).reshape(-1, d), out_proj_weight, out_proj_bias).view(b, length, out_proj_weight.shape[0])
+    return linear(y.transpose(1, 2).reshape(-1, d), out_proj_weight, out_proj_bias).view(b, length, out_proj_weight.shape[0])
 
 
 def rms_norm_forward(x, weight, bias, eps=1e-6, is_rms_norm=True):

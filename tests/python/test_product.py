@@ -1,0 +1,99 @@
+"""Linear maps by the library's tiles, whichever row stands for them here: as F.linear in values, gradients, second derivatives, and wherever it must be torch's."""
+
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import conftest
+import refs
+from krait._call import Call, place
+from krait.ops import apply_linear, linear
+
+module = importlib.import_module("krait.ops.product")
+pytestmark = pytest.mark.skipif(conftest.EMULATED is not None, reason="tensors that only seem to be on the CPU")
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Small products are taken too, by the row that takes them here -> the calls that were packed."""
+    calls = {}
+    a, b = torch.zeros(40, 48), torch.zeros(48, 70)
+    call = Call(module._GEMM)
+    call.pack((a, b, None, None, a.new_empty(40, 70)))
+    monkeypatch.setattr(module, "_FASTER", call.row(place(a)))
+    monkeypatch.setattr(module, "_LEAST", 1)
+    monkeypatch.setattr(module, "_LEAST_SIDE", 32)
+    monkeypatch.setattr(module, "_calls", calls)
+    return calls
+
+
+def given(shape, columns, bias):
+    torch.manual_seed(0)
+    x, w = torch.randn(*shape), torch.randn(columns, shape[-1])
+    b = None if bias is None else torch.randn(columns, bias)[:, 0]
+    return [t if t is None else t.requires_grad_() for t in (x, w, b)]
+
+
+@pytest.mark.parametrize("bias", [None, 1, 3])
+@pytest.mark.parametrize("shape", [(100, 64), (4, 40, 48), (2, 3, 32, 33)])
+def test_values_and_gradients(taken, shape, bias):
+    """bias: the distance of its elements."""
+    tensors = given(shape, 70, bias)
+    there = [t for t in tensors if t is not None]
+    out, want = linear(*tensors), F.linear(*[t if t is None else t.double() for t in tensors])
+    assert out.shape == want.shape and out.dtype == torch.float32 and refs.relative(out, want) < 1e-5
+    weights = torch.randn_like(out)
+    for got, right in zip(torch.autograd.grad((out * weights).sum(), there), torch.autograd.grad((want * weights).sum(), there)):
+        assert refs.relative(got, right) < 1e-5
+    for got, right in zip(torch.autograd.grad(linear(*tensors).sum(), there), torch.autograd.grad(F.linear(*tensors).sum(), there)):  # a gradient that is spread out
+        assert refs.relative(got, right) < 1e-5
+    assert any(call is not None for call in taken.values())
+
+
+def test_other_bias_after_a_bias(taken):
+    x, w, _ = given((40, 48), 70, None)
+    for b in (torch.randn(70), torch.randn(70, 2)[:, 0], torch.randn(1).expand(70), torch.randn(1)):
+        assert refs.relative(linear(x, w, b), F.linear(x, w, b)) < 1e-5
+
+
+def test_columns_and_turned_rows(taken):
+    _, w, b = given((40, 48), 70, 1)
+    wide, turned = torch.randn(40, 200), torch.randn(48, 40)
+    for x in (wide[:, 10:58], turned.t(), torch.randn(3, 48, 40).transpose(1, 2)):
+        assert refs.relative(linear(x, w, b), F.linear(x, w, b)) < 1e-5
+
+
+def test_second_derivatives(taken):
+    x, w, b = given((40, 48), 70, 1)
+
+    def second(f):
+        first, = torch.autograd.grad(f(x, w, b).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), (x, w, b))
+    for got, right in zip(second(linear), second(F.linear)):
+        assert refs.relative(got, right) < 1e-5
+
+
+def test_what_is_torch_s(taken):
+    """Autocast, other types, torch.func, shapes that do not fit: as F.linear, in results and in complaints."""
+    x, w, b = given((40, 48), 70, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(x, w, b).dtype == torch.bfloat16
+    assert linear(x.double(), w.double()).dtype == torch.float64
+    got, right = [torch.func.grad(lambda v: f(v, w, b).square().sum())(x) for f in (linear, F.linear)]
+    assert torch.equal(got, right)
+    assert torch.equal(torch.func.vmap(lambda v: linear(v, w))(x[:, None]), F.linear(x[:, None], w))
+    for wrong in ((x[:, 1:], w), (x, w, b[1:])):
+        with pytest.raises(RuntimeError):
+            linear(*wrong)
+    assert not taken
+
+
+def test_hooks_see_a_layer(taken):
+    layer, seen = torch.nn.Linear(48, 70), []
+    x = torch.randn(40, 48)
+    assert refs.relative(apply_linear(layer, x), layer(x)) < 1e-5
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    apply_linear(layer, x)
+    assert seen == [1]
