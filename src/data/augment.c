@@ -1,4 +1,4 @@
-/* augment.c: gain, speed, band and clipping (augment.h). */
+/* augment.c: rumble, gain, speed, band and clipping (augment.h). */
 #include "augment.h"
 
 #include <math.h>
@@ -22,6 +22,21 @@ void kr_augment_gain(kr_random *random, float *x, int64_t n, double most_db) {
     }
     from = to;
   }
+}
+
+void kr_augment_rumble(kr_random *random, float *x, int64_t n) {
+  enum { BEFORE = HZ / 2, MOST_POLES = 4 }; /* filters have settled when it begins */
+  const double two_pi = 6.283185307179586, hz = 8 * pow(50 / 8.0, kr_random_unit(random)),
+               share = 1 - exp(-two_pi * hz / HZ), slow_share = 1 - exp(-two_pi * 4 / HZ);
+  const int n_poles = (int)kr_random_whole(random, 2, MOST_POLES);
+  double poles[MOST_POLES] = {0}, slow = 0;
+  for (int64_t i = -BEFORE; i < n; i++) {
+    double v = kr_random_normal(random);
+    for (int k = 0; k < n_poles; k++) v = poles[k] += share * (v - poles[k]);
+    slow += slow_share * (v - slow);
+    if (i >= 0) x[i] = (float)(v - slow);
+  }
+  kr_augment_gain(random, x, n, 6);
 }
 
 typedef struct room {

@@ -1,4 +1,5 @@
-/* augment.h: what else may happen to speech on its way: slow swells, other speeds, fewer bands, clipping, codecs. */
+/* augment.h: what else may happen to speech on its way: rumble, slow swells, other speeds, fewer bands, clipping,
+ * codecs. */
 #ifndef KR_AUGMENT_H
 #define KR_AUGMENT_H
 
@@ -6,6 +7,9 @@
 
 #include "random.h"
 
+/* x becomes a rumble: noise that falls by 12 to 24 dB an octave from 8 to 50 Hz on, without what lies below 4 Hz, and
+ * swells. */
+void kr_augment_rumble(kr_random *random, float *x, int64_t n);
 /* x swells and fades by up to most_db, along a smooth curve with a knot each half second. */
 void kr_augment_gain(kr_random *random, float *x, int64_t n, double most_db);
 /* x (n_in samples) played `speed` times as fast, to exactly n_out samples. */

@@ -60,6 +60,7 @@ static int32_t check_config(const kr_data_config *c) {
            KRAIT_ERR_ARGUMENT, "silence_length and reverb_early are seconds, and not negative");
   KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) &&
                is_share(c->gain_proportion) && is_share(c->speed_proportion) && is_share(c->band_proportion) &&
+               is_share(c->rumble_proportion) &&
                is_share(c->babble_proportion) && is_share(c->colour_proportion) && is_share(c->curve_proportion) &&
                is_share(c->clip_proportion) && is_share(c->codec_proportion),
            KRAIT_ERR_ARGUMENT, "a proportion must lie between 0 and 1");

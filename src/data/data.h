@@ -53,6 +53,7 @@ typedef struct kr_data_config {
   double curve_proportion; /* noise, and apart from it speech on both sides, through a random smooth equaliser */
   double gain_proportion;          /* slow swells of the noise, up to +-6 dB */
   double speed_proportion;         /* speech faster or slower by up to 10 % */
+  double rumble_proportion;        /* of those with noise: more of it below 50 Hz, as in cars and rooms; -5 to 15 dB */
   double band_proportion;          /* both through a low-pass at 3.4 to 7.5 kHz */
   double clip_proportion;          /* noisy clipped at 0.25 to 0.9 of its peak */
   double codec_proportion; /* noisy through a codec that libsndfile has: mu-law, A-law, IMA and MS ADPCM, GSM 6.10,

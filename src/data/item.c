@@ -26,7 +26,8 @@ enum {
   FOR_CODEC,
   FOR_ANOTHER,
   FOR_CURVE,
-  FOR_KIND
+  FOR_KIND,
+  FOR_RUMBLE
 };
 static const double FULL = 0.999, BELOW_FULL = 0.99 - 1e-6;
 
@@ -264,6 +265,15 @@ static int has_noise(const draw *d) {
   return (d->source->noise || is_made_up) && kr_random_chance(&r, d->config->noise_proportion);
 }
 
+/* Beside the noise, whose ratio stays; x: room for it. */
+static void add_rumble(const draw *d, float *heard, float *x, int64_t n) {
+  kr_random r = stream(d, FOR_RUMBLE);
+  if (d->config->deterministic || !kr_random_chance(&r, d->config->rumble_proportion)) return;
+  kr_augment_rumble(&r, x, n);
+  kr_set_level(x, n, d->config->part_level_db - kr_random_between(&r, -5, 15));
+  for (int64_t i = 0; i < n; i++) heard[i] += x[i];
+}
+
 /* Each part to one level, the noise below the speech by the ratio, all into heard. */
 static int32_t mix(const draw *d, float *heard, float *clean, int64_t n) {
   const kr_data_config *c = d->config;
@@ -280,6 +290,7 @@ static int32_t mix(const draw *d, float *heard, float *clean, int64_t n) {
     const double gain =
         kr_snr_gain(heard, noise, n, (double)kr_item_snr_db(d->source, (int64_t)d->epoch, (int64_t)d->index));
     for (int64_t i = 0; i < n; i++) heard[i] += (float)(gain * noise[i]);
+    add_rumble(d, heard, noise, n);
   }
   kr_free(noise);
   return status;

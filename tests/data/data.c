@@ -152,8 +152,8 @@ static void same_bits_for_any_threads_ranks_and_start(void **state) {
   (void)state;
   kr_data_config c = config();
   c.most_noises = 3, c.babble_proportion = c.colour_proportion = 0.3,
-  c.curve_proportion = c.gain_proportion = c.speed_proportion = c.band_proportion = c.clip_proportion =
-      c.codec_proportion = 0.5;
+  c.curve_proportion = c.gain_proportion = c.speed_proportion = c.rumble_proportion = c.band_proportion =
+      c.clip_proportion = c.codec_proportion = 0.5;
   const uint64_t one = hash_steps(c, 0, 9, 1, 1);
   assert_int_equal(hash_steps(c, 0, 9, 1, 7), one);
   assert_int_equal(hash_steps(c, 0, 9, 2, 3), one);
@@ -329,6 +329,40 @@ static void made_up_noises(void **state) {
     free(clean);
     kr_data_close(&data);
   }
+}
+
+/* A rumble comes beside the noise: with none of it the item is the same, and what is more lies below speech, at -15 to
+ * 5 dB of it. */
+static void rumble(void **state) {
+  (void)state;
+  kr_data *data[2];
+  for (int k = 0; k < 2; k++) {
+    kr_data_config c = config();
+    c.rumble_proportion = k;
+    data[k] = open_data(&c);
+  }
+  const int64_t n = kr_data_samples(data[0]);
+  float *noisy[2], *clean[2];
+  double quietest = 1e9, loudest = -1e9;
+  for (int k = 0; k < 2; k++) noisy[k] = malloc((size_t)n * 4), clean[k] = malloc((size_t)n * 4);
+  for (int64_t i = 0; i < kr_data_n_items(data[0]); i++) {
+    int64_t own;
+    for (int k = 0; k < 2; k++) assert_int_equal(kr_data_item(data[k], 1, i, noisy[k], clean[k], &own), KRAIT_OK);
+    const double level = kr_rms(clean[0], n) / kr_rms(clean[1], n);
+    double slope = 0, power = 0, apart = 0;
+    for (int64_t t = 0; t < n; t++) {
+      noisy[1][t] = (float)(level * noisy[1][t]) - noisy[0][t], power += pow(noisy[1][t], 2);
+      apart = fmax(apart, fabs(level * clean[1][t] - clean[0][t]));
+      if (t) slope += pow(noisy[1][t] - noisy[1][t - 1], 2);
+    }
+    assert_true(apart < 1e-5);
+    assert_true(slope < pow(6.2832 * 100 / HZ, 2) * power); /* 100 Hz in the mean of squares */
+    const double ratio = db(kr_rms(clean[0], n) / kr_rms(noisy[1], n));
+    quietest = fmin(quietest, ratio), loudest = fmax(loudest, ratio);
+  }
+  print_message("speech is %.1f to %.1f dB above it\n", quietest, loudest);
+  assert_true(quietest > -5.1 && loudest < 15.1 && loudest - quietest > 5);
+  for (int k = 0; k < 2; k++) free(noisy[k]), free(clean[k]), kr_data_close(&data[k]);
 }
 
 /* A room that only delays: what is heard comes 100 samples late, the target does not; with early parts it does, too. */
@@ -586,7 +620,7 @@ int main(void) {
                                      cmocka_unit_test(ratios_and_levels_as_drawn),
                                      cmocka_unit_test(validation_by_the_formulas),
                                      cmocka_unit_test(rooms),
-                                     cmocka_unit_test(made_up_noises),
+                                     cmocka_unit_test(made_up_noises), cmocka_unit_test(rumble),
                                      cmocka_unit_test(pairs),
                                      cmocka_unit_test(kept_or_read),
                                      cmocka_unit_test(safetensors_sources),
