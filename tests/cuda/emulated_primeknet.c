@@ -220,7 +220,6 @@ static void compare_samples(const char *name, int32_t precision, double bound) {
 static void windows_of_samples(void **state) {
   (void)state;
   compare_samples("tiny-mamba", KRAIT_PRECISION_FP32, 1e-5);
-  if (share_of(2) > 1) compare_samples("tiny-gru", KRAIT_PRECISION_FP32, 1e-5);
 }
 static void windows_of_samples_by_tensor_cores(void **state) {
   (void)state;

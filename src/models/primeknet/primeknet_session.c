@@ -16,21 +16,11 @@ static const uint64_t most_bytes = (uint64_t)900 << 20; /* of a GPU, unless a si
 static const int64_t width[KR_PK_TENSORS] = {2, 1, 1, 2}, begin[KR_PK_TENSORS] = {0, 2, 3, 4};
 enum { FLOATS_OF_A_BIN = 6, ALL_OUTPUTS = KR_PK_MAG | KR_PK_PHA | KR_PK_COM };
 
-/* A run on a GPU: by its graph's tensors, there and in the caller's memory. */
-typedef struct pass {
-  const kr_shape_graph *shape; /* NULL: none */
-  float *there[KR_PK_TENSORS], *here[KR_PK_TENSORS];
-} pass;
-
 struct kr_pk_session {
   const kr_primeknet *model;
   const kr_cuda *cuda; /* NULL: a CPU */
   int64_t F;
-  kr_shapes shapes;    /* by windows, frames, outputs */
-  void *stream;        /* of a GPU, and its time */
-  kr_cuda_timer timer;
-  double device_s;
-  pass begun;              /* its outputs are still there */
+  kr_shapes shapes;        /* by windows, frames, outputs */
   int64_t batch[3], group; /* key of the last batch that was cut, and how many windows go at once */
   int64_t chunk;           /* frames at a time; 0: whole windows */
   float *frames;           /* their spectra */
@@ -47,8 +37,7 @@ static int32_t open_parts(kr_pk_session *s, int64_t chunk) {
                           .user = s->model,
                           .most = ctx->cuda ? KR_MOST_SHAPES : 1,
                           .flags = kr_primeknet_plan_flags(s->model)};
-  if (s->cuda) KR_TRY(kr_cuda_stream_open(s->cuda, &s->stream));
-  if (s->cuda) KR_TRY(kr_cuda_timer_open(s->cuda, &s->timer));
+  KR_TRY(kr_shapes_open(&s->shapes));
   if (!s->model->config.streams) return KRAIT_OK;
   s->chunk = chunk ? chunk : s->cuda ? CHUNK_GPU : CHUNK;
   s->frames = kr_alloc_array((size_t)(s->F * s->chunk), FLOATS_OF_A_BIN * sizeof *s->frames);
@@ -69,7 +58,6 @@ void kr_pk_session_close(kr_pk_session **session) {
   kr_pk_session *s = *session;
   if (!s) return;
   kr_shapes_close(&s->shapes);
-  if (s->cuda) kr_cuda_timer_close(s->cuda, &s->timer), kr_cuda_stream_close(s->cuda, &s->stream);
   kr_free(s->frames);
   kr_free(s);
   *session = NULL;
@@ -77,79 +65,25 @@ void kr_pk_session_close(kr_pk_session **session) {
 
 /* ---- one graph ---- */
 
-static int is_input(const int64_t *key, int i) { return i == 0 || (i == 1 && key[2] == KR_PK_WAV); }
-
 /* A window's floats of tensor i. */
-static int64_t floats_of(const kr_pk_session *s, const int64_t *key, int i) {
-  const int64_t samples = (key[1] - 1) * (s->model->config.fft_len / 4);
-  if (key[2] == KR_PK_WAV) return i == 3 ? 0 : i == 1 ? 2 * s->F : samples;
-  return width[i] * s->F * key[1];
-}
-/* On a GPU: where the first n tensors end, in floats. */
-static uint64_t end_of(const kr_pk_session *s, const int64_t *key, int n) {
-  uint64_t end = 0;
-  for (int i = 0; i < n && s->cuda; i++) end += (uint64_t)(key[0] * floats_of(s, key, i) + 63) / 64 * 64;
-  return end;
-}
-static uint64_t bytes_of(const kr_pk_session *s, const int64_t *key) {
-  return end_of(s, key, KR_PK_TENSORS) * sizeof(float);
+static int64_t floats_of(const kr_pk_session *s, int64_t T, uint32_t outputs, int i) {
+  const int64_t samples = (T - 1) * (s->model->config.fft_len / 4);
+  if (outputs == KR_PK_WAV) return i == 1 ? 2 * s->F : samples;
+  return width[i] * s->F * T;
 }
 
 static int32_t find(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr_shape_graph **shape) {
   return kr_shapes_find(&s->shapes, (const int64_t[]){n, T, outputs}, shape);
 }
 
-/* Ready to run; at: its tensors, on a GPU in memory of its own. */
-static int32_t make_ready(kr_pk_session *s, kr_shape_graph *shape, float **at) {
-  char *memory;
-  int is_new;
-  KR_TRY(kr_shapes_ready(&s->shapes, shape, bytes_of(s, shape->key), &memory, &is_new));
-  for (int i = 0; i < KR_PK_TENSORS && s->cuda; i++) at[i] = (float *)memory + end_of(s, shape->key, i);
-  for (int i = 0; i < KR_PK_TENSORS; i++)
-    if (shape->tensors[i] && (is_new || !s->cuda)) KR_TRY(kr_runner_bind(shape->runner, shape->tensors[i], at[i]));
-  return KRAIT_OK;
-}
-
-static size_t pass_bytes(const kr_pk_session *s, const pass *p, int i) {
-  return (size_t)(p->shape->key[0] * floats_of(s, p->shape->key, i)) * sizeof(float);
-}
-
-static int32_t begin_there(kr_pk_session *s, const pass *p) {
-  for (int i = 0; i < KR_PK_TENSORS; i++)
-    if (is_input(p->shape->key, i))
-      KR_TRY(kr_cuda_copy_in(s->cuda, p->there[i], p->here[i], pass_bytes(s, p, i), s->stream));
-  KR_TRY(kr_cuda_timer_mark(s->cuda, s->timer.from, s->stream));
-  KR_TRY(kr_runner_run(p->shape->runner, s->stream));
-  return kr_cuda_timer_mark(s->cuda, s->timer.to, s->stream);
-}
-
-int32_t kr_pk_finish(kr_pk_session *s) {
-  const pass p = s->begun;
-  double seconds = 0;
-  if (!p.shape) return KRAIT_OK;
-  s->begun.shape = NULL;
-  KR_TRY(kr_cuda_timer_read(s->cuda, &s->timer, &seconds));
-  s->device_s += seconds;
-  for (int i = 0; i < KR_PK_TENSORS; i++)
-    if (p.here[i] && !is_input(p.shape->key, i))
-      KR_TRY(kr_cuda_copy_out(s->cuda, p.here[i], p.there[i], pass_bytes(s, &p, i), s->stream));
-  return kr_cuda_wait(s->cuda, s->stream);
-}
-
 /* n windows of T frames; on a GPU it has begun. */
 static int32_t run(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, float *const *here) {
-  pass p;
   kr_shape_graph *shape;
-  KR_TRY(kr_pk_finish(s));
-  memcpy(p.here, here, sizeof p.here), memcpy(p.there, here, sizeof p.there);
   KR_TRY(find(s, n, T, outputs, &shape));
-  KR_TRY(make_ready(s, shape, p.there));
-  if (!s->cuda) return kr_runner_run(shape->runner, NULL);
-  p.shape = shape;
-  KR_TRY(begin_there(s, &p));
-  s->begun = p;
-  return KRAIT_OK;
+  return kr_shapes_run(&s->shapes, shape, here);
 }
+
+int32_t kr_pk_finish(kr_pk_session *s) { return kr_shapes_finish(&s->shapes); }
 
 /* ---- frames after frames ---- */
 
@@ -185,8 +119,8 @@ static int32_t begin_anew(kr_pk_session *s, uint32_t outputs) {
   kr_shape_graph *shape;
   for (int i = 0; i < KR_PK_TENSORS; i++) at[i] = s->frames + begin[i] * s->F * s->chunk;
   KR_TRY(find(s, 1, s->chunk, outputs, &shape));
-  KR_TRY(make_ready(s, shape, at));
-  return kr_runner_reset(shape->runner, s->stream);
+  KR_TRY(kr_shapes_ready(&s->shapes, shape, at));
+  return kr_runner_reset(shape->runner, s->shapes.stream);
 }
 
 int32_t kr_pk_begin(void *session) { return begin_anew(session, KR_PK_MAG | KR_PK_PHA); }
@@ -221,7 +155,7 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
   *n = memcmp(batch, s->batch, sizeof batch) == 0 ? s->group : share_of(B, guess);
   for (int round = 0; round < 2 && *n > 1; round++) {
     KR_TRY(find(s, *n, T, outputs, &shape));
-    const uint64_t bytes = bytes_of(s, shape->key) + kr_graph_bytes(shape->graph);
+    const uint64_t bytes = kr_shapes_bytes(&s->shapes, shape);
     if (bytes <= most_bytes) break;
     kr_shapes_drop(shape);
     *n = share_of(B, (int64_t)((double)*n * (double)most_bytes / (double)bytes));
@@ -241,12 +175,11 @@ static int32_t run_groups(kr_pk_session *s, int64_t B, int64_t T, uint32_t outpu
            "T is %lld, too many frames for one window", (long long)T);
   KR_TRY(kr_pk_finish(s));
   KR_TRY(group_of(s, B, T, outputs, &n));
-  s->device_s = 0;
+  s->shapes.device_s = 0;
   for (int64_t b = 0; b < B;) {
     float *here[KR_PK_TENSORS];
     const int64_t some = B - b < n ? B - b : n;
-    for (int i = 0; i < KR_PK_TENSORS; i++)
-      here[i] = all[i] ? all[i] + b * floats_of(s, (int64_t[]){1, T, outputs}, i) : NULL;
+    for (int i = 0; i < KR_PK_TENSORS; i++) here[i] = all[i] ? all[i] + b * floats_of(s, T, outputs, i) : NULL;
     const int32_t status = s->chunk ? forward_frames(s, T, here) : run(s, some, T, outputs, here);
     if (status == KRAIT_ERR_DEVICE_MEMORY && some > 1) {
       n = s->group = (some + 1) / 2;
@@ -270,11 +203,10 @@ int32_t kr_pk_samples(kr_pk_session *s, int64_t B, int64_t T, const float *wav, 
 }
 
 int32_t kr_pk_at_once(kr_pk_session *s, int64_t B, int64_t T, int64_t *n) {
-  KR_TRY(kr_pk_finish(s));
   return group_of(s, B, T, KR_PK_WAV, n);
 }
 
-double kr_pk_device_seconds(const kr_pk_session *session) { return session->device_s; }
+double kr_pk_device_seconds(const kr_pk_session *session) { return session->shapes.device_s; }
 
 /* ---- its kernels ---- */
 
@@ -295,13 +227,12 @@ static void tell(void *user, const char *name, const char *op, const char *row, 
 int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
   listener l = {report, user};
   kr_shape_graph *shape;
-  float *at[KR_PK_TENSORS];
   int64_t group;
   KR_CHECK(s->cuda && !s->chunk, KRAIT_ERR_UNSUPPORTED, "kernels are timed on a GPU only");
   KR_TRY(kr_pk_forward(s, B, T, com_in, NULL, NULL, NULL));
   if (B < 1) return KRAIT_OK;
   KR_TRY(group_of(s, B, T, ALL_OUTPUTS, &group));
   KR_TRY(find(s, group, T, ALL_OUTPUTS, &shape));
-  KR_TRY(make_ready(s, shape, at));
+  KR_TRY(kr_shapes_ready(&s->shapes, shape, NULL));
   return kr_runner_kinds(shape->runner, tell, &l);
 }
