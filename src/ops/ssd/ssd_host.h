@@ -70,6 +70,7 @@ static inline kr_ssd_plan kr_ssd_part_of(const kr_ssd_plan *whole, int part) {
 static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
   if (in->B > 65535 || in->S > 65535) return "more than 65535 sequences";
   if (in->H > INT32_MAX / 256) return "more than 2^23 heads";
+  if (in->B * in->H > INT32_MAX) return "more than 2^31 heads of all sequences"; /* spoilt ones' index */
   return NULL;
 }
 

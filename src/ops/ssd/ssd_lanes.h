@@ -67,8 +67,8 @@ SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const kr
   }
 }
 
-/* matrix[token][pitch] of a head's or a group's columns. Where they lie side by side, token after token, as the hardware
- * fetches ahead. */
+/* matrix[token][pitch] of a head's or a group's columns. Where they lie side by side: token after token, as the
+ * hardware fetches ahead. */
 SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
                              int64_t head, int64_t columns) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1], at = kr_at4(v, w->b, ssd_token(w, i), head, 0);
