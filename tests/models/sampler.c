@@ -49,7 +49,8 @@ static void assert_draws(krait_lm_sampling rules, int n) {
   for (int rank = 0; rank < n; rank++) sum += weight_of_rank(rank, rules.temperature);
   for (int rank = 0; rank < N; rank++) {
     const double want = rank < n ? DRAWS * weight_of_rank(rank, rules.temperature) / sum : 0;
-    if (fabs(count[rank] - want) > 6 * sqrt(want)) fail_msg("rank %d of %d: %d draws for %g", rank, n, count[rank], want);
+    if (fabs(count[rank] - want) > 6 * sqrt(want))
+      fail_msg("rank %d of %d: %d draws for %g", rank, n, count[rank], want);
   }
   kr_sampler_close(&s);
 }
