@@ -97,12 +97,13 @@ static void work(kr_pool *pool, int worker) {
 }
 
 /* Loops follow each other closely inside a model, nearer than a sleeping thread wakes: one waits awake for some
- * microseconds first. */
+ * microseconds first, and lets others have the core: of more threads than cores, those that work. */
 static int keeps_waiting(int round, int64_t *end_ns) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
   if (round % SPIN_ROUNDS) return 1;
+  sched_yield();
   const int64_t now = kr_clock_ns();
   if (!*end_ns) *end_ns = now + SPIN_NS;
   return now < *end_ns;

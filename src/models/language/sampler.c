@@ -3,7 +3,6 @@
 #include "sampler.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -57,7 +56,6 @@ static float logit_of(const kr_sampler *s, const float *logits, int64_t id) {
 static int comes_before(const kr_candidate *a, const kr_candidate *b) {
   return a->logit != b->logit ? a->logit > b->logit : a->id < b->id;
 }
-static int order(const void *a, const void *b) { return comes_before(a, b) ? -1 : 1; }
 
 static int32_t likeliest(const kr_sampler *s, const float *logits) {
   kr_candidate best = {-INFINITY, 0};
@@ -86,6 +84,42 @@ static void select_first(kr_candidate *c, int64_t n, int64_t k) {
     }
     c[at] = one;
   }
+}
+
+static void swap(kr_candidate *a, kr_candidate *b) {
+  const kr_candidate one = *a;
+  *a = *b, *b = one;
+}
+
+static const kr_candidate *middle_of(const kr_candidate *a, const kr_candidate *b, const kr_candidate *c) {
+  if (comes_before(b, a) == comes_before(a, c)) return a;
+  return comes_before(a, b) == comes_before(b, c) ? b : c;
+}
+
+/* Of candidates with weights, the fewest first ones whose sum reaches `least`, in any order, at the front: what comes
+ * before one of them is parted from the rest until the last is found. */
+static int64_t select_sum(kr_candidate *c, int64_t n, double least, double *sum) {
+  int64_t from = 0, to = n; /* the last is among these */
+  *sum = 0;
+  while (from < to) {
+    const kr_candidate pivot = *middle_of(&c[from], &c[(from + to) / 2], &c[to - 1]);
+    int64_t at = from;
+    double part = 0;
+    for (int64_t i = from; i < to; i++) {
+      if (comes_before(&pivot, &c[i])) continue;
+      if (c[i].id != pivot.id) part += c[i].logit;
+      swap(&c[i], &c[at++]);
+    }
+    if (*sum + part >= least) { /* without the pivot, which is among those in front */
+      for (int64_t i = from; i < at; i++)
+        if (c[i].id == pivot.id) swap(&c[i], &c[--at]);
+      to = at;
+      continue;
+    }
+    *sum += part + pivot.logit, from = at;
+    if (*sum >= least) return at;
+  }
+  return from;
 }
 
 /* Those that a token of probability below min_p of the likeliest's leaves; the sums below need no order for it. */
@@ -124,16 +158,11 @@ int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
   if (r->top_k > 0 && r->top_k < n) select_first(c, n, r->top_k), n = r->top_k;
   /* what is less likely than the likeliest by 2^-60 does not count in any sum */
   n = drop_unlikely(c, n, most + r->temperature * (r->min_p > 0 ? logf(r->min_p) : -41.5f));
-  const int is_cut = r->top_p > 0 && r->top_p < 1;
-  if (is_cut) qsort(c, (size_t)n, sizeof *c, order);
-  double sum = 0, reached = 0;
-  for (int64_t i = 0; i < n; i++) sum += exp((double)(c[i].logit - most) / r->temperature);
-  for (int64_t i = 0; is_cut && i < n; i++) {
-    reached += exp((double)(c[i].logit - most) / r->temperature);
-    if (reached >= r->top_p * sum) n = i + 1, sum = reached;
-  }
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += c[i].logit = expf((c[i].logit - most) / r->temperature); /* a weight now */
+  if (r->top_p > 0 && r->top_p < 1) n = select_sum(c, n, r->top_p * sum, &sum);
   double left = next_random(s) * sum;
   for (int64_t i = 0; i + 1 < n; i++)
-    if ((left -= exp((double)(c[i].logit - most) / r->temperature)) < 0) return c[i].id;
+    if ((left -= c[i].logit) < 0) return c[i].id;
   return c[n - 1].id;
 }
