@@ -48,6 +48,7 @@ KR_INLINE void split(const int parts, const float *x, const float *y, float scal
     const uint32_t p = kr_float_bits(u) & 0x7fffffff, q = kr_float_bits(v) & 0x7fffffff, more = p > q ? p : q;
     largest[i] = largest[i] > more ? largest[i] : more;
     u *= scale, v *= scale;
+#pragma GCC unroll 3
     for (int part = 0; part < parts; part++) {
       const uint32_t a = (kr_float_bits(u) + 0x8000) & 0xffff0000, b = (kr_float_bits(v) + 0x8000) & 0xffff0000;
       to[part * 2 * KR_TILE_BYTES / 4 + i] = a >> 16 | b;
@@ -400,12 +401,14 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest);
   p.part = ceil_div(ceil_div(a->K, n_parts), KR_TILE_TERMS) * KR_TILE_TERMS;
   p.n_parts = ceil_div(a->K, p.part);
-  /* Columns are shared by threads where there are not enough rows. */
+  /* Threads share columns, which are then packed once, or rows where there are few columns, or both where there are few
+   * of either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.parts_b)), n_pieces = PIECES * n_threads,
                 row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
-  p.panels = (int)smaller(fit, p.n_panels);
-  if (n_threads > 1 && ceil_div(p.n_panels, p.panels) * P * row_blocks < n_pieces)
-    p.panels = (int)smaller(p.panels, share);
+  int64_t panels = smaller(fit, p.n_panels);
+  if (n_threads > 1 && (p.n_panels * P >= n_pieces || ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
+    panels = smaller(panels, share);
+  p.panels = (int)ceil_div(p.n_panels, ceil_div(p.n_panels, panels));
   p.n_groups = ceil_div(p.n_panels, p.panels);
   p.shared = P == 1 && p.n_groups > 1;
   p.n_rows = a->M;
