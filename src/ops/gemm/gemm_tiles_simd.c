@@ -1,7 +1,7 @@
-/* gemm_tiles.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16 (float32
- * three, float16 two), which hold all of its bits; of the products of such parts those are left out that are below the
- * result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Compiled for AMX; a test
- * compiles it with loops for the unit. */
+/* gemm_tiles_simd.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16
+ * (float32 three, float16 two), which hold all of its bits; of the products of such parts those are left out that are
+ * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Compiled for
+ * AMX; a test compiles it with loops for the unit. */
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
