@@ -306,6 +306,19 @@ static void add_sums(float *to, const float *from) {
   for (int i = 0; i < SIDE * SIDE; i += KR_VL) kr_v_store(to + i, kr_v_add(kr_v_load(to + i), kr_v_load(from + i)));
 }
 
+/* The lines that a tile of the result will be written to, while its sums are made: of rows that lie together. */
+static inline void fetch_result(const product *p, const piece *c, int n) {
+  const krait_gemm_args *a = p->args;
+  const krait_view *out = &a->out;
+  const int64_t bytes = out->dtype == KRAIT_F32 ? 4 : 2, first = c->panel * p->width,
+                width = smaller(p->width, a->N - first);
+  if (out->stride[1] != 1) return;
+  const char *line = (const char *)out->data +
+                     (c->m * out->stride[0] + (c->batch ? c->batch * out->stride[2] : 0) + first) * bytes;
+  for (int m = 0; m < n; m++, line += out->stride[0] * bytes)
+    __builtin_prefetch(line, 1), __builtin_prefetch(line + (width - 1) * bytes, 1);
+}
+
 /* A panel of rows, the i-th of its block, times a group of columns, over some terms. */
 static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
@@ -315,6 +328,7 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
     _Alignas(LINE) float done[SIDE * SIDE];
     float *kept = w->sums + (i * p->panels + j) * SIDE * SIDE;
     c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->parts_b), c->columns = w->shifts + 2 * j;
+    if (is_last) fetch_result(p, c, n);
     sum_piece(p, c, is_last || c->k ? done : kept, t);
     c->next += blocks_of(c->K - c->k) * c->next_bytes;
     if (c->k) add_sums(is_last ? done : kept, is_last ? kept : done);
@@ -401,12 +415,13 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest);
   p.part = ceil_div(ceil_div(a->K, n_parts), KR_TILE_TERMS) * KR_TILE_TERMS;
   p.n_parts = ceil_div(a->K, p.part);
-  /* Threads share columns, which are then packed once, or rows where there are few columns, or both where there are few
-   * of either. */
+  /* Threads share columns, which are then packed once; rows where there are many more of these; both where there are
+   * few of either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.parts_b)), n_pieces = PIECES * n_threads,
                 row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
   int64_t panels = smaller(fit, p.n_panels);
-  if (n_threads > 1 && (p.n_panels * P >= n_pieces || ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
+  if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
+                        ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
     panels = smaller(panels, share);
   p.panels = (int)ceil_div(p.n_panels, ceil_div(p.n_panels, panels));
   p.n_groups = ceil_div(p.n_panels, p.panels);
