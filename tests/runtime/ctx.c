@@ -9,6 +9,10 @@ static void caps_are_parsed_or_refused(void **state) {
   assert_int_equal(caps, KRAIT_CAP_CPU | KRAIT_CAP_AVX2);
   assert_int_equal(krait_caps_parse("-avx512,-cuda_base", &caps), KRAIT_OK);
   assert_int_equal(caps, KRAIT_CAPS_ALL & ~(KRAIT_CAP_AVX512 | KRAIT_CAP_CUDA_BASE));
+  assert_int_equal(krait_caps_parse("cpu,avx2,avx512", &caps), KRAIT_OK);
+  assert_false(caps & KRAIT_CAP_AMX);
+  assert_int_equal(krait_caps_parse("-amx", &caps), KRAIT_OK);
+  assert_int_equal(caps, KRAIT_CAPS_ALL & ~KRAIT_CAP_AMX);
   assert_int_equal(krait_caps_parse("avx2,axv512", &caps), KRAIT_ERR_ARGUMENT);
   assert_non_null(strstr(krait_error_detail(), "axv512"));
 }

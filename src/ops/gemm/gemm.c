@@ -68,11 +68,16 @@ static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
 }
 
 #ifdef KR_BUILD_amx
-/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few columns. */
+/* What vectors are as fast at: a tile's padding, the packing of what is multiplied with few columns, and a result that
+ * takes longer to write than to make. Float32 has six products of parts. */
 static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
+  const int is_wide = a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
+  const double results = (double)a->M * (double)a->N;
   if (a->M < 24 || a->N < 48 || a->K < 32) return "fewer than 24 rows, 48 columns or 32 terms";
-  if ((double)a->M * (double)a->N * (double)a->K < 1 << 19) return "a small product";
+  if (results * (double)a->K < 1 << 19) return "a small product";
+  if (a->K > 8 * (a->M + a->N)) return "many terms for few results";
+  if (is_wide && (a->N < 80 || (a->K < 96 && results > 1 << 23))) return "float32 of few columns or terms";
   return refuse_simd(ctx, args);
 }
 #endif

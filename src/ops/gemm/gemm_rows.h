@@ -42,8 +42,8 @@ kr_scratch_fn kr_gemm_few_scratch_avx512, kr_gemm_few_scratch_avx2, kr_gemm_few_
 /* The memory of the vector rows (gemm_simd.c). */
 kr_scratch_fn kr_gemm_scratch_avx512, kr_gemm_scratch_avx2, kr_gemm_scratch_neon, kr_gemm_scratch_scalar;
 
-/* The matrix unit's row (gemm_tiles.c), with vectors of AVX-512 around it; scalar: a test's, with loops for the unit.
- */
+/* The matrix unit's row (gemm_tiles_simd.c), with vectors of AVX-512 around it; scalar: a test's, with loops for the
+ * unit. */
 kr_row_fn kr_gemm_tiles_avx512, kr_gemm_tiles_scalar;
 kr_scratch_fn kr_gemm_tiles_scratch_avx512, kr_gemm_tiles_scratch_scalar;
 

@@ -1,7 +1,7 @@
-/* gemm_tiles.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16 (float32
- * three, float16 two), which hold all of its bits; of the products of such parts those are left out that are below the
- * result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Compiled for AMX; a test
- * compiles it with loops for the unit. */
+/* gemm_tiles_simd.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16
+ * (float32 three, float16 two), which hold all of its bits; of the products of such parts those are left out that are
+ * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Compiled for
+ * AMX; a test compiles it with loops for the unit. */
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
@@ -48,6 +48,7 @@ KR_INLINE void split(const int parts, const float *x, const float *y, float scal
     const uint32_t p = kr_float_bits(u) & 0x7fffffff, q = kr_float_bits(v) & 0x7fffffff, more = p > q ? p : q;
     largest[i] = largest[i] > more ? largest[i] : more;
     u *= scale, v *= scale;
+#pragma GCC unroll 3
     for (int part = 0; part < parts; part++) {
       const uint32_t a = (kr_float_bits(u) + 0x8000) & 0xffff0000, b = (kr_float_bits(v) + 0x8000) & 0xffff0000;
       to[part * 2 * KR_TILE_BYTES / 4 + i] = a >> 16 | b;
@@ -305,6 +306,19 @@ static void add_sums(float *to, const float *from) {
   for (int i = 0; i < SIDE * SIDE; i += KR_VL) kr_v_store(to + i, kr_v_add(kr_v_load(to + i), kr_v_load(from + i)));
 }
 
+/* The lines that a tile of the result will be written to, while its sums are made: of rows that lie together. */
+static inline void fetch_result(const product *p, const piece *c, int n) {
+  const krait_gemm_args *a = p->args;
+  const krait_view *out = &a->out;
+  const int64_t bytes = out->dtype == KRAIT_F32 ? 4 : 2, first = c->panel * p->width,
+                width = smaller(p->width, a->N - first);
+  if (out->stride[1] != 1) return;
+  const char *line = (const char *)out->data +
+                     (c->m * out->stride[0] + (c->batch ? c->batch * out->stride[2] : 0) + first) * bytes;
+  for (int m = 0; m < n; m++, line += out->stride[0] * bytes)
+    __builtin_prefetch(line, 1), __builtin_prefetch(line + (width - 1) * bytes, 1);
+}
+
 /* A panel of rows, the i-th of its block, times a group of columns, over some terms. */
 static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
@@ -314,6 +328,7 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
     _Alignas(LINE) float done[SIDE * SIDE];
     float *kept = w->sums + (i * p->panels + j) * SIDE * SIDE;
     c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->parts_b), c->columns = w->shifts + 2 * j;
+    if (is_last) fetch_result(p, c, n);
     sum_piece(p, c, is_last || c->k ? done : kept, t);
     c->next += blocks_of(c->K - c->k) * c->next_bytes;
     if (c->k) add_sums(is_last ? done : kept, is_last ? kept : done);
@@ -400,12 +415,15 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest);
   p.part = ceil_div(ceil_div(a->K, n_parts), KR_TILE_TERMS) * KR_TILE_TERMS;
   p.n_parts = ceil_div(a->K, p.part);
-  /* Columns are shared by threads where there are not enough rows. */
+  /* Threads share columns, which are then packed once; rows where there are many more of these; both where there are
+   * few of either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.parts_b)), n_pieces = PIECES * n_threads,
                 row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
-  p.panels = (int)smaller(fit, p.n_panels);
-  if (n_threads > 1 && ceil_div(p.n_panels, p.panels) * P * row_blocks < n_pieces)
-    p.panels = (int)smaller(p.panels, share);
+  int64_t panels = smaller(fit, p.n_panels);
+  if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
+                        ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
+    panels = smaller(panels, share);
+  p.panels = (int)ceil_div(p.n_panels, ceil_div(p.n_panels, panels));
   p.n_groups = ceil_div(p.n_panels, p.panels);
   p.shared = P == 1 && p.n_groups > 1;
   p.n_rows = a->M;
