@@ -15,14 +15,23 @@ module = importlib.import_module("krait.ops.product")
 pytestmark = pytest.mark.skipif(conftest.EMULATED is not None, reason="tensors that only seem to be on the CPU")
 
 
+def row_of(m, k, n):
+    call, a, b = Call(module._GEMM), torch.zeros(m, k), torch.zeros(k, n)
+    call.pack((a, b.t().contiguous().t(), None, None, a.new_empty(m, n)))
+    return call.row(place(a))
+
+
+def test_rows_by_name():
+    """What a call's row is, as the library says it: one for few rows of A, another for many."""
+    few, many = row_of(4, 256, 256), row_of(400, 256, 256)
+    assert few.startswith("few_") and many.partition("_")[0] in ("simd", "tiles")
+
+
 @pytest.fixture
 def taken(monkeypatch):
-    """Small products are taken too, by the row that takes them here -> the calls that were packed."""
+    """Small products are taken too, by whichever row -> the calls that were packed."""
     calls = {}
-    a, b = torch.zeros(40, 48), torch.zeros(48, 70)
-    call = Call(module._GEMM)
-    call.pack((a, b, None, None, a.new_empty(40, 70)))
-    monkeypatch.setattr(module, "_FASTER", call.row(place(a)))
+    monkeypatch.setattr(Call, "row", lambda self, at: module._FASTER)
     monkeypatch.setattr(module, "_LEAST", 1)
     monkeypatch.setattr(module, "_LEAST_SIDE", 32)
     monkeypatch.setattr(module, "_calls", calls)

@@ -27,6 +27,7 @@ typedef struct item {
   float x[(TILE + MAX_W) * KR_VL];  /* step i of the tile at row i + keep */
   float g[(TILE + MAX_W) * KR_VL];  /* step i at row i; what follows the tile at n.. */
   float dx[TILE * KR_VL];
+  kr_ahead next[2];                 /* x and dout of the tile that comes next */
   unsigned char taps[TILE + MAX_W]; /* bit k: the input k steps before reaches this step */
 } item;
 
@@ -75,6 +76,7 @@ KR_INLINE void gradient_steps(item *it, int n, int W, int silu, int packed) {
   for (int k = 0; k <= W; k++) total[k] = kr_v_load(it->total[k]);
   for (int i = 0; i < n; i++) {
     kr_v p = bias, gi = kr_v_load(g + i * KR_VL);
+    kr_ahead_step(&it->next[0]), kr_ahead_step(&it->next[1]);
     if (packed && !it->taps[i]) gi = kr_v_zero();
     for (int k = 0; silu && k < W; k++)
       if (!packed || it->taps[i] >> (W - 1 - k) & 1) p = kr_v_fma(weight[k], kr_v_load(x + (i + k) * KR_VL), p);
@@ -105,8 +107,18 @@ KR_INLINE void input_steps(item *it, int n, int W, int packed) {
   }
 }
 
+/* A step's channels are a line or two far from those of the next, which no prefetcher of the hardware follows. */
+static void ask_ahead(item *it, int64_t i0) {
+  memset(it->next, 0, sizeof it->next);
+  if (i0 < TILE + it->keep) return;
+  const kr_plane x = plane_of(it, &it->a->x, i0 - TILE - it->keep), dout = plane_of(it, &it->a->dout, i0 - TILE);
+  it->next[0] = kr_tile_ahead(&x, TILE, it->lanes, TILE);
+  if (kr_has(&it->a->dout)) it->next[1] = kr_tile_ahead(&dout, TILE, it->lanes, TILE);
+}
+
 static void run_tile(item *it, int64_t i0, int n) {
   const bwd_args *a = it->a;
+  ask_ahead(it, i0);
   const int silu = a->activation == KRAIT_ACT_SILU;
   read_inputs(it, i0, n);
   if (kr_has(&a->dout)) {
