@@ -121,14 +121,14 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Random calls from the given one on, until the given seconds have passed, at least 6 that the row takes, at most
- * n_cases. */
+/* Random calls from the given one on, until the given seconds have passed, at least 6 that the row takes (3 under a
+ * sanitizer), at most n_cases. */
 static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, int64_t first,
                                 double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
   kr_check_result all = {0};
   const double start = now_s();
   kr_emulated_order(order);
-  for (int64_t k = 0; k < n_cases && (all.n_runs < 6 || now_s() - start < seconds); k++) {
+  for (int64_t k = 0; k < n_cases && (all.n_runs < (percent < 100 ? 3 : 6) || now_s() - start < seconds); k++) {
     kr_check_options options = {.seed = seed + (uint64_t)order,
                                 .first_case = first + k,
                                 .n_cases = 1,
