@@ -226,9 +226,20 @@ static int32_t validate(run *r, double *mean) {
 
 /* ---- steps ---- */
 
+/* Where gradients are summed over several steps the run and its epochs end behind the last of such: a checkpoint has no
+ * half of a sum. */
+static int64_t whole_sums(const run *r, int64_t n_steps) {
+  const int64_t n = r->train.accumulate;
+  return (n_steps + n - 1) / n * n;
+}
+
+static int64_t all_steps(const run *r) {
+  return r->options->most_steps ? whole_sums(r, r->options->most_steps) : r->n_steps * r->n_epochs;
+}
+
 static void describe(const run *r, const kr_step *s, krait_train_report *report) {
   const double seconds = (double)(kr_clock_ns() - r->begun_ns) * 1e-9, done = (double)(r->state.step - r->begun_step);
-  const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
+  const int64_t all = all_steps(r);
   *report = (krait_train_report){.step = r->state.step,
                                  .n_steps = all,
                                  .epoch = (r->state.step - 1) / r->n_steps,
@@ -279,7 +290,7 @@ static int32_t tell_progress(const run *r, int64_t all) {
 }
 
 static int32_t run_steps(run *r) {
-  const int64_t all = r->options->most_steps ? r->options->most_steps : r->n_steps * r->n_epochs;
+  const int64_t all = all_steps(r);
   int64_t prints = 10;
   KR_TRY(kr_recipe_int(r->recipe, "num_prints", 10, 1, 1000000, &prints));
   const int64_t interval = r->n_steps > prints ? r->n_steps / prints : 1;
@@ -297,7 +308,7 @@ static int32_t run_steps(run *r) {
     if (is_first(r)) KR_TRY(tell_progress(r, all));
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
     if (!ends && (r->state.step % interval || r->state.step % r->train.accumulate))
-      continue; /* a checkpoint has no half of a step */
+      continue;
     describe(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
@@ -334,7 +345,7 @@ static int32_t open_data(run *r) {
   c.batch = r->B, c.report = note, c.user = r->options->user, c.rank = kr_ranks_rank(r->ranks),
   c.n_ranks = kr_ranks_n(r->ranks);
   KR_TRY(kr_data_open(&c, &r->data));
-  r->N = kr_data_samples(r->data), r->n_steps = kr_data_n_steps(r->data);
+  r->N = kr_data_samples(r->data), r->n_steps = whole_sums(r, kr_data_n_steps(r->data));
   if (!kr_recipe_has(r->recipe, "dset.speech_valid") && !kr_recipe_has(r->recipe, "dset.noisy_valid")) return KRAIT_OK;
   KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_VALID, &c));
   c.segment = c.stride = r->N, c.shift = 0, c.report = note,

@@ -109,7 +109,7 @@ with tempfile.TemporaryDirectory() as base:
     n = 4 if FEW else 6
     done = krait(*train(base / "streams", streaming, "--threads", "2", "--steps", n))
     check(done.returncode == 0, f"train a model that streams: {done}")
-    check(krait(*train(base / "again", streaming, "--threads", "1", "--steps", n * 2 // 3)).returncode == 0, "some of its steps")
+    check(krait(*train(base / "again", streaming, "--threads", "1", "--steps", n * 2 // 3 - 1)).returncode == 0, "some of its steps, up to the end of an update")
     check(krait(*train(base / "again", streaming, "--threads", "2", "--steps", n, "--resume")).returncode == 0, "the others")
     raw = (base / "streams" / "checkpoint.safetensors").read_bytes()
     check(raw == (base / "again" / "checkpoint.safetensors").read_bytes(), "running statistics go on bit for bit")
