@@ -210,7 +210,8 @@ with tempfile.TemporaryDirectory() as base:
     done = krait(*train(base / "parts", config, "--threads", "2", "--steps", "2", "at_once=1", "--device", "cpu"))
     check(done.returncode == 0, f"at_once=1: {done}")
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("recompute0", "parts")]
-    check(all(abs(ends[1][k] - v) <= 1e-4 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 comes to the same losses: {ends}")
+    # the discriminator's first update is about the sign of each gradient: what is 0 but for rounding moves its terms
+    check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 comes to the same losses: {ends}")
     size = json.loads(krait("bench", "train", config, "at_once=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
     check(size < 0.7 * sizes[0], f"at_once=1 takes less memory: {size} of {sizes[0]}")
     check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "at_once=2", "--device", "cpu"))

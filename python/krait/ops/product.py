@@ -71,11 +71,11 @@ class _Linear(torch.autograd.Function):
 
 def linear(x, weight, bias=None):
     """F.linear."""
-    if not x.is_cpu:
+    if not x.is_cpu or is_watched():
         return F.linear(x, weight, bias)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     plain = all([type(t) in (torch.Tensor, nn.Parameter) for t in tensors]) and _is_wide(*tensors) and weight.dim() == 2 and x.dim() > 1
-    if not plain or (x.dim() > 2 and not x.is_contiguous()) or is_watched() or autocast_dtype(x) is not None or not x.shape[-1]:
+    if not plain or (x.dim() > 2 and not x.is_contiguous()) or autocast_dtype(x) is not None or not x.shape[-1]:
         return F.linear(x, weight, bias)
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
     if not _is_much(rows, weight.t(), bias) or _call_of(rows, weight.t(), bias) is None:
