@@ -47,18 +47,42 @@ static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *pref
   return from(m->user, m->w.g, name, dims);
 }
 
+/* Of a model that streams over the batch, or by statistics that are known. `before` is left to who reads it. */
+static kr_norm take_norm(const maker *m, const char *prefix, const char *key, const char *slope, int64_t channels) {
+  const kr_dims d = KR_DIMS(channels);
+  const place at = place_of("%s%s.", prefix, key);
+  kr_norm n = {.eps = (float)KR_PK_NORM_EPS, .over_batch = m->c->streams};
+  n.weight = take(m, m->parameter, at.name, "weight", 0, d);
+  n.bias = take(m, m->parameter, at.name, "bias", 0, d);
+  n.slope = take(m, m->parameter, prefix, slope, 0, d);
+  if (!m->c->streams) return n;
+  if (m->io->measured) {
+    n.mean = take(m, m->io->measured, at.name, "running_mean", 0, d);
+    n.var = take(m, m->io->measured, at.name, "running_var", 0, d);
+  } else {
+    n.scale = take(m, m->parameter, at.name, "scale", 0, d);
+    n.shift = take(m, m->parameter, at.name, "shift", 0, d);
+  }
+  return n;
+}
+
 #define FIELD(field, key, ...) kr_tensor field;
+#define FIELD_B(field, key, ...) kr_tensor field##_w, field##_b;
+#define FIELD_N(field, key, slope, channels) kr_norm field;
 #define READ(field, key, ...) p.field = take(m, m->parameter, prefix, key, number, KR_DIMS(__VA_ARGS__));
+#define READ_B(field, key, ...) \
+  READ(field##_w, key ".weight", __VA_ARGS__) READ(field##_b, key ".bias", KR_DIMS(__VA_ARGS__).size[0])
+#define READ_N(field, key, slope, channels) p.field = take_norm(m, prefix, key, slope ".weight", channels);
 #define SCOPE(scope, KEYS)                                                                                   \
   typedef struct scope##_p {                                                                                 \
-    KEYS(FIELD)                                                                                              \
+    KEYS(FIELD, FIELD_B, FIELD_N)                                                                            \
   } scope##_p;                                                                                               \
   static scope##_p read_##scope(const maker *m, const char *prefix, int64_t n, int64_t number) {             \
     const kr_pk_config *c = m->c;                                                                            \
     const int64_t C = c->C, F = c->F, H = c->hidden, E = c->d_inner, R = c->dt_rank, N = c->d_state, W = c->d_conv; \
     scope##_p p;                                                                                             \
     (void)(C + F + H + E + R + N + W + n);                                                                   \
-    KEYS(READ)                                                                                               \
+    KEYS(READ, READ_B, READ_N)                                                                               \
     return p;                                                                                                \
   }
 SCOPE(encoder, KR_PK_ENCODER_KEYS)
@@ -73,27 +97,6 @@ SCOPE(prime, KR_PK_PRIME_KEYS)
 SCOPE(mask, KR_PK_MASK_KEYS)
 SCOPE(phase, KR_PK_PHASE_KEYS)
 
-/* Behind a product with the bias `before`. Of a model that streams over the batch, or by statistics that are known. */
-static kr_norm norm_at(const maker *m, const char *prefix, kr_tensor before, kr_tensor weight, kr_tensor bias,
-                       kr_tensor slope) {
-  const kr_dims d = kr_graph_dims(m->w.g, weight);
-  kr_norm n = {.weight = weight,
-               .bias = bias,
-               .slope = slope,
-               .before = before,
-               .eps = (float)KR_PK_NORM_EPS,
-               .over_batch = m->c->streams};
-  if (!m->c->streams) return n;
-  if (m->io->measured) {
-    n.mean = take(m, m->io->measured, prefix, "running_mean", 0, d);
-    n.var = take(m, m->io->measured, prefix, "running_var", 0, d);
-  } else {
-    n.scale = take(m, m->parameter, prefix, "scale", 0, d);
-    n.shift = take(m, m->parameter, prefix, "shift", 0, d);
-  }
-  return n;
-}
-
 /* ---- encoder and decoders ---- */
 
 /* The layers of the dense block of this part. */
@@ -101,9 +104,9 @@ static kr_dense_block dense_of(const maker *m, const char *part) {
   kr_dense_block b = {.C = m->c->C, .L = m->c->depth};
   for (int64_t i = 0; i < b.L; i++) {
     const place at = place_of("%s.dense_block.dense_block.%lld.", part, (long long)i);
-    const dense_p p = read_dense(m, at.name, (i + 1) * b.C, 0);
-    b.layers[i] = (kr_dense_layer){
-        p.taps, p.taps_b, p.w, norm_at(m, place_of("%s2.", at.name).name, p.b, p.norm_w, p.norm_b, p.slope)};
+    dense_p p = read_dense(m, at.name, (i + 1) * b.C, 0);
+    p.norm.before = p.mix_b;
+    b.layers[i] = (kr_dense_layer){p.taps_w, p.taps_b, p.mix_w, p.norm};
   }
   return b;
 }
@@ -116,19 +119,16 @@ static kr_tensor taps_of(const maker *m, kr_tensor weight, const int *order) {
 
 static kr_tensor encoder(const maker *m, kr_tensor features) {
   const kr_words *w = &m->w;
-  const encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
-  const kr_norm lift_norm =
-      norm_at(m, "dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope);
+  encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
+  p.lift_norm.before = p.lift_b, p.down_norm.before = p.down_b;
   const int is_apart = is_fused(w) || (w->how == KR_BY_FRAMES && !m->c->depth);
   kr_tensor x = features;
   if (is_apart)
-    x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &lift_norm);
+    x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &p.lift_norm);
   kr_dense_block dense = dense_of(m, "dense_encoder");
-  if (!is_apart) dense.lift = p.lift_w, dense.lift_norm = lift_norm;
+  if (!is_apart) dense.lift = p.lift_w, dense.lift_norm = p.lift_norm;
   x = kr_dense_block_record(w, &dense, x);
-  const kr_norm down_norm =
-      norm_at(m, "dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope);
-  return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &down_norm);
+  return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &p.down_norm);
 }
 
 /* (B,F,T) as (B,T,F): what belongs to a frequency is then spread over dimensions side by side. */
@@ -154,7 +154,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const int64_t C = m->c->C;
   const kr_dense_block block = dense_of(m, "mask_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
-  const mask_p p = read_mask(m, "mask_decoder.", 0, 0);
+  mask_p p = read_mask(m, "mask_decoder.", 0, 0);
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
   const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, 3, C));
   copy(w, "by_tap", taps_of(m, p.up_w, (int[]){0, 2, 1}), by_tap);
@@ -162,10 +162,9 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
                   rows = kr_few_products_record(w, "up", rows_of(w, dense), turned(w, reshape(w, taps, KR_DIMS(C, 3))),
                                                 0, 0),
                   up = cast(w, "up", kr_fold_record(w, 3, 2, map_of(w, rows, dense)), w->dtype);
-  const kr_tensor before = reshape(
+  p.norm.before = reshape(
       w, product(w, "up_bias", reshape(w, p.up_b, KR_DIMS(1, C)), matrix(w, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
-  const kr_norm own = norm_at(m, "mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope);
-  const kr_tensor u = kr_norm_record(w, &own, up, 0);
+  const kr_tensor u = kr_norm_record(w, &p.norm, up, 0);
   kr_graph_pointwise(
       w->g, "mask",
       (krait_pointwise_args){
@@ -178,10 +177,10 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const int64_t C = m->c->C, n = w->B * m->c->F * w->T;
   const kr_dense_block block = dense_of(m, "phase_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
-  const phase_p p = read_phase(m, "phase_decoder.", 0, 0);
-  const kr_norm own = norm_at(m, "phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope);
+  phase_p p = read_phase(m, "phase_decoder.", 0, 0);
+  p.norm.before = p.up_b;
   const kr_tensor u = kr_conv_norm_record(w, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
-                                          taps_of(m, p.up_w, (int[]){1, 2, 0}), &own);
+                                          taps_of(m, p.up_w, (int[]){1, 2, 0}), &p.norm);
   const kr_tensor weight = new_tensor(w, KR_DIMS(2, C)), bias = new_tensor(w, KR_DIMS(2)),
                   weights[] = {matrix(w, p.real_w), matrix(w, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
   for (int i = 0; i < 2; i++) {
@@ -278,7 +277,7 @@ static kr_tensor prime_network(const maker *m, const char *prefix, kr_tensor x, 
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
     const prime_p own = read_prime(m, prefix, m->c->kernels[j], m->c->kernels[j]);
     bank.chunks[j] =
-        (kr_filter_chunk){own.attn_taps, own.attn_taps_b, own.attn_w, own.attn_b, own.conv_taps, own.conv_taps_b};
+        (kr_filter_chunk){own.attn_taps_w, own.attn_taps_b, own.attn_w, own.attn_b, own.conv_taps_w, own.conv_taps_b};
   }
   return kr_filter_bank_record(&m->w, &bank,
                                &(kr_back_product){.weight = matrix(&m->w, p.out_w),
@@ -323,7 +322,7 @@ static kr_tensor attention(const maker *m, const char *prefix, int along_time, k
   const kr_words *w = &m->w;
   const attention_p p = read_attention(m, prefix, along_time ? 1 : 3, 0);
   kr_back_product back = {.weight = matrix(w, p.out_w), .bias = p.out_b, .beta = p.beta, .x = x};
-  kr_tensor g = kr_gate_record(w, &(kr_gate){p.norm_w, p.norm_b, p.gate_w, p.gate_b, p.taps, p.taps_b}, x);
+  kr_tensor g = kr_gate_record(w, &(kr_gate){p.norm_w, p.norm_b, p.gate_w, p.gate_b, p.taps_w, p.taps_b}, x);
   if (along_time && m->c->streams) g = attend_moving(m, prefix, &p, g);
   else g = kr_mean_record(w, g, along_time, matrix(w, p.attn_w), p.attn_b, &back.factors);
   return kr_back_record(w, g, &back);
