@@ -56,13 +56,11 @@ static kr_norm take_norm(const maker *m, const char *prefix, const char *key, co
   n.bias = take(m, m->parameter, at.name, "bias", 0, d);
   n.slope = take(m, m->parameter, prefix, slope, 0, d);
   if (!m->c->streams) return n;
-  if (m->io->measured) {
-    n.mean = take(m, m->io->measured, at.name, "running_mean", 0, d);
-    n.var = take(m, m->io->measured, at.name, "running_var", 0, d);
-  } else {
-    n.scale = take(m, m->parameter, at.name, "scale", 0, d);
-    n.shift = take(m, m->parameter, at.name, "shift", 0, d);
-  }
+  kr_pk_parameter_fn *const statistic = m->io->measured ? m->io->measured : m->parameter;
+  const kr_tensor mean = take(m, statistic, at.name, "running_mean", 0, d),
+                  var = take(m, statistic, at.name, "running_var", 0, d);
+  if (m->io->measured) n.mean = mean, n.var = var;
+  else n.shift = mean, n.scale = var;
   return n;
 }
 
