@@ -210,6 +210,7 @@ static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_ten
   return m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
 }
 
+/* *out_weight: proj_conv2's; it comes back with out_proj in front of it. */
 static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x, kr_tensor *out_weight) {
   const kr_words *w = &m->w;
   const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
@@ -220,7 +221,7 @@ static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, k
       w, "in", x, wrap->norm_w, wrap->norm_b, weight, bias,
       (krait_map_product_args){.call.flags = KRAIT_MAP_SILU, .silu_from = E});
   kr_graph_pointwise(w->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
-  *out_weight = product(w, "out_weight", matrix(w, wrap->out_w), turned(w, p.out_w), 0, 0, 0);
+  *out_weight = product(w, "out_weight", *out_weight, turned(w, p.out_w), 0, 0, 0);
   kr_mamba_block b = {.flags = KRAIT_SCAN_SOFTPLUS,
                       .dtype = w->rows_dtype,
                       .is_merged = w->rows_dtype != w->dtype,
@@ -257,33 +258,27 @@ static kr_tensor recurrent(const maker *m, const char *prefix, const wrap_p *wra
   return kr_rnn_layers_record(&m->w, layers, m->c->layers, is_lstm, wrap->norm_w, wrap->norm_b, x);
 }
 
-static kr_tensor time_network(const maker *m, const char *prefix, kr_tensor x, kr_tensor skip, kr_tensor skip_scale) {
-  const wrap_p p = read_wrap(m, prefix, m->c->hidden, 0);
-  kr_back_product back = {.bias = p.out_b, .beta = p.beta, .x = x, .skip = skip, .skip_scale = skip_scale};
-  kr_tensor y;
-  if (m->c->stage == KR_PK_MAMBA) y = mamba(m, prefix, &p, x, &back.weight);
-  else y = recurrent(m, prefix, &p, x), back.weight = matrix(&m->w, p.out_w);
-  return kr_back_record(&m->w, y, &back);
-}
-
 /* ---- the prime kernel net ---- */
 
-static kr_tensor prime_network(const maker *m, const char *prefix, kr_tensor x, kr_tensor skip, kr_tensor skip_scale) {
-  const wrap_p p = read_wrap(m, prefix, m->c->n_kernels * m->c->C, 0);
-  kr_filter_bank bank = {
-      .J = m->c->n_kernels, .norm_weight = p.norm_w, .norm_bias = p.norm_b, .in_weight = p.in_w, .in_bias = p.in_b};
+static kr_tensor prime(const maker *m, const char *prefix, const wrap_p *wrap, const kr_back_product *back) {
+  kr_filter_bank bank = {.J = m->c->n_kernels, .norm_weight = wrap->norm_w, .norm_bias = wrap->norm_b};
+  bank.in_weight = wrap->in_w, bank.in_bias = wrap->in_b;
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
-    const prime_p own = read_prime(m, prefix, m->c->kernels[j], m->c->kernels[j]);
-    bank.chunks[j] =
-        (kr_filter_chunk){own.attn_taps_w, own.attn_taps_b, own.attn_w, own.attn_b, own.conv_taps_w, own.conv_taps_b};
+    const prime_p p = read_prime(m, prefix, m->c->kernels[j], m->c->kernels[j]);
+    bank.chunks[j] = (kr_filter_chunk){p.attn_taps_w, p.attn_taps_b, p.attn_w, p.attn_b, p.conv_taps_w, p.conv_taps_b};
   }
-  return kr_filter_bank_record(&m->w, &bank,
-                               &(kr_back_product){.weight = matrix(&m->w, p.out_w),
-                                                  .bias = p.out_b,
-                                                  .beta = p.beta,
-                                                  .x = x,
-                                                  .skip = skip,
-                                                  .skip_scale = skip_scale});
+  return kr_filter_bank_record(&m->w, &bank, back);
+}
+
+/* The time network, or the prime kernel net. */
+static kr_tensor network(const maker *m, const char *prefix, int along_time, kr_tensor x, kr_tensor skip,
+                         kr_tensor skip_scale) {
+  const kr_words *w = &m->w;
+  const wrap_p p = read_wrap(m, prefix, along_time ? m->c->hidden : m->c->n_kernels * m->c->C, 0);
+  kr_back_product back = {matrix(w, p.out_w), p.out_b, p.beta, x, 0, skip, skip_scale};
+  if (!along_time) return prime(m, prefix, &p, &back);
+  const kr_tensor y = m->c->stage == KR_PK_MAMBA ? mamba(m, prefix, &p, x, &back.weight) : recurrent(m, prefix, &p, x);
+  return kr_back_record(w, y, &back);
 }
 
 /* ---- channel attention ---- */
@@ -341,8 +336,7 @@ static kr_tensor stage(const maker *given, int64_t b, int along_time, kr_tensor 
     const place at = place_of("sequence_block.%lld.%s_stage.%lld.", (long long)b, kind, (long long)n);
     const kr_tensor skip = n + 1 == n_parts ? x : 0; /* of fused calls */
     const kr_tensor attended = part_of(w, y, attention(m, place_of("%s0.", at.name).name, along_time, y));
-    y = part_of(w, attended, (along_time ? time_network : prime_network)(m, place_of("%s1.", at.name).name, attended,
-                                                                         skip, beta));
+    y = part_of(w, attended, network(m, place_of("%s1.", at.name).name, along_time, attended, skip, beta));
   }
   if (is_fused(w) && n_parts) return y;
   const kr_tensor scaled = multiply(w, "skip", x, beside(w, beta, dims_of(w, x).size[0]));
