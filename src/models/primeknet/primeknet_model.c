@@ -156,7 +156,9 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
                           int32_t precision, kr_primeknet **model) {
   kr_primeknet *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  const char *level = kr_weights_metadata(weights, "normalize");
   m->ctx = ctx, m->config = *config, m->is_exact = precision == KRAIT_PRECISION_FP32;
+  m->unit_rms = level && strcmp(level, "rms") == 0;
   const int32_t status = open_parts(m, weights);
   if (status < 0) kr_primeknet_close(model);
   return status;
