@@ -76,8 +76,8 @@ static int64_t padded_of(const pk_timeline *line, int64_t n_samples) {
 }
 
 /* n windows with silence behind them, and n_floats for each that go with it. */
-static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, int64_t n_samples, int64_t padded,
-                       int64_t n_floats) {
+static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, float *const *out, int64_t n_samples,
+                       int64_t padded, int64_t n_floats) {
   const size_t wanted = (size_t)(n * (n_floats + padded));
   if (wanted > b->room) {
     kr_free(b->block);
@@ -90,12 +90,13 @@ static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, int64_t n
   for (int64_t i = 0; i < n; i++) {
     memcpy(b->wav + i * padded, in[i], (size_t)n_samples * sizeof **in);
     memset(b->wav + i * padded + n_samples, 0, (size_t)(padded - n_samples) * sizeof **in);
+    b->out[i] = out[i];
   }
   return KRAIT_OK;
 }
 
-static void hand_out(const pk_batch *b, float *const *out) {
-  for (int64_t i = 0; i < b->n; i++) memcpy(out[i], b->wav + i * b->padded, (size_t)b->n_samples * sizeof **out);
+static void hand_out(const pk_batch *b) {
+  for (int64_t i = 0; i < b->n; i++) memcpy(b->out[i], b->wav + i * b->padded, (size_t)b->n_samples * sizeof *b->wav);
 }
 
 /* By the host's transform: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in; spectra: room
@@ -107,19 +108,11 @@ static int32_t clean_window(const pk_timeline *line, const float *in, int64_t n_
   return kr_stft_inverse(line->stft, spectra + 2 * n, spectra + 3 * n, T, KR_PK_POWER, out);
 }
 
-static int32_t clean_here(pk_timeline *line, const float *in, float *out, int64_t n_samples) {
-  const int64_t padded = padded_of(line, n_samples), T = kr_stft_n_frames(line->stft, padded);
-  pk_batch *b = &line->batches[0];
-  KR_TRY(prepare(b, 1, &in, n_samples, padded, 4 * line->net->config.F * T));
-  KR_TRY(clean_window(line, b->wav, padded, b->block, b->wav));
-  return hand_out(b, &out), KRAIT_OK;
-}
-
 /* What was due before is done behind the model's next call. */
 static int32_t finish_due(pk_timeline *line, int32_t status, pk_batch *next) {
   const pk_batch *before = line->due;
   line->due = status < 0 ? NULL : next;
-  if (status >= 0 && before) hand_out(before, before->out);
+  if (status >= 0 && before) hand_out(before);
   return status;
 }
 static int32_t finish_denoiser(void *user) {
@@ -127,26 +120,22 @@ static int32_t finish_denoiser(void *user) {
   return finish_due(line, kr_pk_finish(line->session), NULL);
 }
 
-/* Where the model is, but for first frames: what rounding leaves of their imaginary parts decides (MODEL.md). */
-static int32_t begin_there(pk_timeline *line, int64_t n, const float *const *in, float *const *out,
-                           int64_t n_samples) {
-  const int64_t padded = padded_of(line, n_samples), F = line->net->config.F;
-  pk_batch *b = &line->batches[line->due == line->batches];
-  KR_TRY(prepare(b, n, in, n_samples, padded, 2 * F));
-  for (int64_t i = 0; i < n; i++) {
-    float *const first = b->block + 2 * i * F;
-    KR_TRY(kr_stft_frame(line->stft, b->wav + i * padded, padded, 0, first, first + F));
-    b->out[i] = out[i];
-  }
-  return finish_due(
-      line, kr_pk_samples(line->session, n, kr_stft_n_frames(line->stft, padded), b->wav, b->block, b->wav), b);
-}
-
+/* The transform is where the model is, but for first frames of windows: what rounding leaves of their imaginary parts
+ * decides (MODEL.md). */
 static int32_t run_denoiser(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
   pk_timeline *line = user;
-  if (line->net->takes_samples) return begin_there(line, n, in, out, n_samples);
-  for (int64_t i = 0; i < n; i++) KR_TRY(clean_here(line, in[i], out[i], n_samples));
-  return KRAIT_OK;
+  const int there = line->net->takes_samples;
+  const int64_t padded = padded_of(line, n_samples), T = kr_stft_n_frames(line->stft, padded),
+                F = line->net->config.F, n_floats = there ? 2 * F : 4 * F * T;
+  pk_batch *b = &line->batches[line->due == line->batches];
+  KR_TRY(prepare(b, n, in, out, n_samples, padded, n_floats));
+  for (int64_t i = 0; i < n; i++) {
+    float *const wav = b->wav + i * padded, *const spectra = b->block + i * n_floats;
+    if (there) KR_TRY(kr_stft_frame(line->stft, wav, padded, 0, spectra, spectra + F));
+    else KR_TRY(clean_window(line, wav, padded, spectra, wav));
+  }
+  if (there) return finish_due(line, kr_pk_samples(line->session, n, T, b->wav, b->block, b->wav), b);
+  return hand_out(b), KRAIT_OK;
 }
 
 static int32_t windows_at_once(void *user, int64_t n_windows, int64_t n_samples, int64_t *n) {
