@@ -294,15 +294,8 @@ static kr_tensor attend_moving(const maker *m, const char *prefix, const attenti
     const kr_tensor room = room_with_past(w, "moving", map, K - 1);
     copy(w, "moving", frames, newest(w, room)), frames = room;
   }
-  const int by_time[] = {0, 2, 1, 3};
   const kr_tensor out = new_like(w, frames);
-  kr_graph_call(w->g, "moving", &kr_op_depthwise_conv,
-                &(krait_depthwise_conv_args){.DH = 1,
-                                             .DW = 1,
-                                             .PH = K - 1,
-                                             .x = view(w, kr_graph_permute(w->g, frames, by_time)),
-                                             .weight = view(w, reshape(w, p.taps, KR_DIMS(C, K, 1))),
-                                             .out = view(w, kr_graph_permute(w->g, out, by_time))});
+  filter(w, "moving", framewise(w, frames), p.taps, 0, 1, framewise(w, out)); /* along T where F is of maps */
   keep_past(w, frames, K - 1);
   kr_tensor moving = out;
   if (w->has_past) copy(w, "moving", newest(w, out), moving = new_rows(w, map));
