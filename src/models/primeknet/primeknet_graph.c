@@ -215,7 +215,7 @@ static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, k
   const kr_words *w = &m->w;
   const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
   const mamba_p p = read_mamba(m, place_of("%smamba.", prefix).name, 0, 0);
-  kr_tensor bias = 0, conv_next = 0, scan_next;
+  kr_tensor bias = 0;
   const kr_tensor weight = behind_first(m, wrap, p.in_w, &bias), A = new_tensor(w, KR_DIMS(E, N));
   const kr_tensor rows = kr_normed_product_record(
       w, "in", x, wrap->norm_w, wrap->norm_b, weight, bias,
@@ -236,13 +236,11 @@ static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, k
   const kr_tensor y = new_rows(w, KR_DIMS(sequences, w->T, E));
   b.xz = kr_graph_permute(w->g, as_sequences(w, rows), (int[]){0, 2, 1});
   b.out = kr_graph_permute(w->g, y, (int[]){0, 2, 1});
-  b.conv_states = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &conv_next) : 0;
-  b.conv_states_out = conv_next;
-  b.scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &scan_next);
-  b.scan_state_out = scan_next;
+  b.conv_states = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &b.conv_states_out) : 0;
+  b.scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &b.scan_state_out);
   kr_mamba_block_record(w->g, &b);
-  if (b.conv_states) copy(w, "conv_state", conv_next, b.conv_states);
-  if (b.scan_state) copy(w, "scan_state", scan_next, b.scan_state);
+  if (b.conv_states) copy(w, "conv_state", b.conv_states_out, b.conv_states);
+  if (b.scan_state) copy(w, "scan_state", b.scan_state_out, b.scan_state);
   return reshape(w, y, KR_DIMS(sequences * w->T, E));
 }
 
@@ -412,12 +410,12 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                                        .im = PART(io->com_in, 1),
                                        .mag = PART(features, 0),
                                        .pha = PART(features, 1)});
-  io->mag_in = reshape(w, kr_graph_slice(g, features, 3, 0, 1), plane);
+  const kr_tensor mag_in = reshape(w, kr_graph_slice(g, features, 3, 0, 1), plane);
   if (!io->mag) io->mag = new_tensor(w, plane);
   if (!io->pha) io->pha = new_tensor(w, plane);
   const kr_tensor x = blocks(&m, encoder(&m, features));
   if (is_fused(w)) kr_graph_lane(g, 2);
-  mask_decoder(&m, x, io->mag_in, io->mag);
+  mask_decoder(&m, x, mag_in, io->mag);
   if (is_fused(w)) kr_graph_lane(g, 1);
   phase_decoder(&m, x, io->pha);
   kr_graph_lane(g, 0);
