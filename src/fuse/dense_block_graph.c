@@ -51,12 +51,12 @@ static kr_tensor called(const kr_words *w, const kr_dense_block *b, kr_tensor x)
 /* A layer's filter over x, which its past stands before: a filter along frequency for each tap in time. */
 static kr_tensor filter_with_past(const kr_words *w, kr_tensor x, kr_tensor taps, kr_tensor bias, int64_t dilation) {
   const int64_t I = dims_of(w, taps).size[0], before = dims_of(w, x).size[2] - w->T;
-  if (!w->has_past) return filter(w, "dense_filter", x, taps, bias, dilation);
+  if (!w->has_past) return filter(w, "dense_filter", x, taps, bias, dilation, 0);
   kr_tensor sum = 0;
   for (int64_t k = 0; k < 3; k++) {
     const kr_tensor tap = kr_graph_slice(w->g, reshape(w, taps, KR_DIMS(I, 1, 3, 3)), 2, k, 1),
                     part = filter(w, "dense_filter", kr_graph_slice(w->g, x, 2, before - (2 - k) * dilation, w->T), tap,
-                                  k ? 0 : bias, dilation);
+                                  k ? 0 : bias, dilation, 0);
     sum = sum ? add(w, "dense_filter", sum, part) : part;
   }
   return sum;

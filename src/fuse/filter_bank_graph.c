@@ -51,8 +51,8 @@ static kr_tensor called(const kr_words *w, const kr_filter_bank *b, const kr_bac
 static void gate_chunk(const kr_words *w, const kr_filter_chunk *p, kr_tensor map, kr_tensor gates) {
   const kr_dims rows = dims_of(w, gates);
   const kr_tensor filtered =
-      reshape(w, not_kept(w, filter(w, "bank_filter", map, p->taps, p->taps_bias, 1)), rows);
-  const kr_tensor other = reshape(w, filter(w, "bank_gate", map, p->gate_taps, p->gate_bias, 1), rows);
+      reshape(w, not_kept(w, filter(w, "bank_filter", map, p->taps, p->taps_bias, 1, 0)), rows);
+  const kr_tensor other = reshape(w, filter(w, "bank_gate", map, p->gate_taps, p->gate_bias, 1, 0), rows);
   multiply_into(w, "bank_gated", product(w, "bank_mix", filtered, matrix(w, p->weight), p->bias, 0, 0), other, gates);
 }
 

@@ -28,7 +28,7 @@ kr_tensor kr_gate_record(const kr_words *w, const kr_gate *p, kr_tensor x) {
     return g;
   }
   if (K > 1)
-    wide = reshape(w, filter(w, "gate_filter", as_map(w, wide), p->taps, p->taps_bias, 1), dims_of(w, wide));
+    wide = reshape(w, filter(w, "gate_filter", as_map(w, wide), p->taps, p->taps_bias, 1, 0), dims_of(w, wide));
   return multiply(w, "gated", columns(w, wide, 0, C), columns(w, wide, C, C));
 }
 

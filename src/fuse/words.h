@@ -134,9 +134,10 @@ static inline kr_tensor channel_norm(const kr_words *w, kr_tensor rows, kr_tenso
           .eps = eps, .x = view(w, rows), .weight = view(w, weight), .bias = view(w, bias), .out = kr_graph_ask()});
 }
 
-/* One filter a channel over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency). */
+/* One filter a channel over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency); into out or a
+ * new tensor. */
 static inline kr_tensor filter(const kr_words *w, const char *name, kr_tensor x, kr_tensor taps, kr_tensor bias,
-                               int64_t time_dilation) {
+                               int64_t time_dilation, kr_tensor out) {
   const kr_dims d = dims_of(w, taps);
   if (d.n == 0) return 0; /* the graph has failed before */
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
@@ -149,7 +150,7 @@ static inline kr_tensor filter(const kr_words *w, const char *name, kr_tensor x,
                                                     .x = view(w, x),
                                                     .weight = view(w, weight),
                                                     .bias = view(w, bias),
-                                                    .out = view(w, new_rows(w, dims_of(w, x)))});
+                                                    .out = view(w, out ? out : new_rows(w, dims_of(w, x)))});
 }
 
 /* A weight (outputs, inputs) as fused products take it: rows of float16, or outputs side by side. */

@@ -5,20 +5,13 @@
 
 #include <krait/model.h>
 
+#include "stft_live.h"
+
 /* How loud the samples must be that the model gets. */
 enum {
   KR_LEVEL_AS_IS = 0, /* as recorded, but brought to the edge of the range that the model was trained on when outside */
   KR_LEVEL_UNIT_RMS = 1 /* root mean square 1 over the recording ("normalize" = "rms" in the weights' metadata) */
 };
-
-/* Of a model that takes sound as it comes by itself; user as below. Behind is_end, which gives all that is left, and
- * behind a failure it begins anew. */
-typedef struct kr_denoiser_live {
-  int32_t (*open)(void *user);                            /* before the others; again: it begins anew */
-  int64_t (*due)(const void *user, int64_t n_samples);    /* samples given when so many have come since the beginning */
-  int32_t (*push)(void *user, const float *in, int64_t n_samples, int is_end, float *out, int64_t *n_out);
-  int64_t (*latency)(const void *user);                   /* samples that are not given yet: at most so many */
-} kr_denoiser_live;
 
 enum { KR_WINDOWS_AT_ONCE = 16 }; /* at most: the host holds each twice */
 
@@ -34,7 +27,8 @@ typedef struct kr_denoiser {
   void *user;
   int32_t level;           /* KR_LEVEL_* */
   int64_t window_samples;  /* longest window worth running at once (memory grows with it); 0: the caller's default */
-  const kr_denoiser_live *live; /* or NULL */
+  /* NULL, or of a model that takes sound as it comes by itself: the session's stream, at its beginning. */
+  int32_t (*live)(void *user, kr_stft_live **live);
 } kr_denoiser;
 
 /* Written by the room that knows the session: model.c. */

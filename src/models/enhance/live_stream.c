@@ -13,6 +13,7 @@ enum { WINDOW = 16000, HOP = 4000, AHEAD = 1600, FADE = 160, LATENCY = HOP + AHE
 
 struct krait_stream {
   kr_denoiser denoiser;
+  kr_stft_live *live; /* the model's own, or NULL */
   float heard[WINDOW], said[WINDOW], tail[FADE]; /* the newest last; tail: what the last answer went on with */
   int64_t n_heard, n_said, n_waiting;            /* n_waiting: of n_heard, those that no answer has seen yet */
   int has_failed;                                /* an answer is missing: what is due grows beyond the window */
@@ -22,7 +23,7 @@ int32_t kr_stream_open(const kr_denoiser *denoiser, krait_stream **stream) {
   *stream = kr_zalloc(sizeof **stream);
   KR_CHECK(*stream, KRAIT_ERR_NO_MEMORY, "no memory for a stream");
   (*stream)->denoiser = *denoiser;
-  const int32_t status = denoiser->live ? denoiser->live->open(denoiser->user) : KRAIT_OK;
+  const int32_t status = denoiser->live ? denoiser->live(denoiser->user, &(*stream)->live) : KRAIT_OK;
   if (status < 0) krait_stream_close(stream);
   return status;
 }
@@ -43,7 +44,7 @@ void krait_stream_close(krait_stream **stream) {
 
 int64_t krait_stream_latency(const krait_stream *stream) {
   if (!stream) return 0;
-  return stream->denoiser.live ? stream->denoiser.live->latency(stream->denoiser.user) : LATENCY;
+  return stream->live ? kr_stft_live_latency(stream->live) : LATENCY;
 }
 
 static void remember(krait_stream *s, const float *in, int64_t n) {
@@ -73,15 +74,14 @@ static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
 /* Samples that are given when n more have come. */
 static int64_t due_with(const krait_stream *s, int64_t n) {
   const int64_t heard = s->n_heard + n;
-  if (s->denoiser.live) return s->denoiser.live->due(s->denoiser.user, heard) - s->n_said;
+  if (s->live) return kr_stft_live_due(s->live, heard) - s->n_said;
   const int64_t answered = heard - (s->n_waiting + n) % HOP;
   return answered - AHEAD > s->n_said ? answered - AHEAD - s->n_said : 0;
 }
 
 /* Through the model's own stream. */
 static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
-  const kr_denoiser_live *live = s->denoiser.live;
-  const int32_t status = live->push(s->denoiser.user, in, n, is_end, out, n_out);
+  const int32_t status = kr_stft_live_push(s->live, in, n, is_end, out, n_out);
   for (int64_t i = 0; i < *n_out && status >= 0; i++)
     KR_CHECK(isfinite(out[i]), KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld",
              (long long)(s->n_said + i));
@@ -100,7 +100,7 @@ int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, f
            (long long)due);
   for (int64_t i = 0; i < n_samples; i++)
     KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
-  if (s->denoiser.live) {
+  if (s->live) {
     const int32_t status = pass(s, in, n_samples, 0, out, n_out);
     s->has_failed = status < 0;
     return status;
@@ -121,9 +121,9 @@ int32_t krait_stream_finish(krait_stream *s, float *out, int64_t room, int64_t *
   *n_out = 0;
   KR_CHECK(room >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
            (long long)room, (long long)(s->n_heard - s->n_said));
-  const int32_t status = !s->denoiser.live ? answer(s, 1, out, n_out)
-                         : s->has_failed   ? KRAIT_OK
-                                           : pass(s, NULL, 0, 1, out, n_out);
+  const int32_t status = !s->live        ? answer(s, 1, out, n_out)
+                         : s->has_failed ? KRAIT_OK
+                                         : pass(s, NULL, 0, 1, out, n_out);
   s->n_heard = s->n_said = s->n_waiting = 0, s->has_failed = 0;
   return status;
 }

@@ -11,12 +11,6 @@
 #include "stft.h"
 #include "stft_live.h"
 
-typedef struct pk_impl {
-  kr_primeknet *net;
-  kr_pool *pool;
-  int unit_rms; /* the model was trained on signals of root mean square 1 */
-} pk_impl;
-
 /* Windows under way: what goes with them, and the samples, padded, which become what comes out. */
 typedef struct pk_batch {
   int64_t n, n_samples, padded;
@@ -26,7 +20,7 @@ typedef struct pk_batch {
 
 /* A session with the front end around it. */
 typedef struct pk_timeline {
-  const pk_impl *impl;
+  const kr_primeknet *net;
   kr_pk_session *session;
   kr_stft *stft;
   kr_pk_session *chunks; /* of a model that streams, once sound as it comes is asked for */
@@ -37,24 +31,19 @@ typedef struct pk_timeline {
 
 static int takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
 
-static void close_impl(void **handle) {
-  pk_impl *impl = *handle;
+static void close_model(void **handle) {
+  kr_primeknet *net = *handle;
   *handle = NULL;
-  kr_primeknet_close(&impl->net);
-  kr_free(impl);
+  kr_primeknet_close(&net);
 }
 
-static int32_t open_impl(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
-                         int32_t precision, void **handle) {
+static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
+                          int32_t precision, void **handle) {
   kr_pk_config read;
-  const char *level = kr_weights_metadata(weights, "normalize");
+  kr_primeknet *net = NULL;
   KR_TRY(kr_pk_config_read(model, config, &read));
-  pk_impl *impl = *handle = kr_zalloc(sizeof *impl);
-  KR_CHECK(impl, KRAIT_ERR_NO_MEMORY, "no memory for the model");
-  impl->pool = ctx->pool;
-  impl->unit_rms = level && strcmp(level, "rms") == 0;
-  int32_t status = kr_primeknet_open(ctx, &read, weights, precision, &impl->net);
-  if (status < 0) close_impl(handle);
+  const int32_t status = kr_primeknet_open(ctx, &read, weights, precision, &net);
+  *handle = net;
   return status;
 }
 
@@ -69,26 +58,26 @@ static void close_timeline(void **handle) {
   kr_free(line);
 }
 
-static int32_t open_timeline(const void *impl, void **handle) {
+static int32_t open_timeline(const void *model, void **handle) {
   pk_timeline *line = *handle = kr_zalloc(sizeof *line);
   KR_CHECK(line, KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  line->impl = impl;
-  const int64_t n_fft = line->impl->net->config.fft_len;
-  int32_t status = kr_pk_session_open(line->impl->net, 0, &line->session);
-  if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, line->impl->pool, &line->stft);
+  line->net = model;
+  const int64_t n_fft = line->net->config.fft_len;
+  int32_t status = kr_pk_session_open(line->net, 0, &line->session);
+  if (status >= 0) status = kr_stft_open(n_fft, n_fft / 4, line->net->ctx->pool, &line->stft);
   if (status < 0) close_timeline(handle);
   return status;
 }
 
 /* Whole frames, and one transform at least. */
 static int64_t padded_of(const pk_timeline *line, int64_t n_samples) {
-  const int64_t n_fft = line->impl->net->config.fft_len, hop = n_fft / 4, padded = (n_samples + hop - 1) / hop * hop;
+  const int64_t n_fft = line->net->config.fft_len, hop = n_fft / 4, padded = (n_samples + hop - 1) / hop * hop;
   return padded < n_fft ? n_fft : padded;
 }
 
 /* n windows with silence behind them, and n_floats for each that go with it. */
-static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, int64_t n_samples, int64_t padded,
-                       int64_t n_floats) {
+static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, float *const *out, int64_t n_samples,
+                       int64_t padded, int64_t n_floats) {
   const size_t wanted = (size_t)(n * (n_floats + padded));
   if (wanted > b->room) {
     kr_free(b->block);
@@ -101,36 +90,29 @@ static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, int64_t n
   for (int64_t i = 0; i < n; i++) {
     memcpy(b->wav + i * padded, in[i], (size_t)n_samples * sizeof **in);
     memset(b->wav + i * padded + n_samples, 0, (size_t)(padded - n_samples) * sizeof **in);
+    b->out[i] = out[i];
   }
   return KRAIT_OK;
 }
 
-static void hand_out(const pk_batch *b, float *const *out) {
-  for (int64_t i = 0; i < b->n; i++) memcpy(out[i], b->wav + i * b->padded, (size_t)b->n_samples * sizeof **out);
+static void hand_out(const pk_batch *b) {
+  for (int64_t i = 0; i < b->n; i++) memcpy(b->out[i], b->wav + i * b->padded, (size_t)b->n_samples * sizeof *b->wav);
 }
 
 /* By the host's transform: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in; spectra: room
  * for com (F,T,2), mag and pha (F,T). */
 static int32_t clean_window(const pk_timeline *line, const float *in, int64_t n_samples, float *spectra, float *out) {
-  const int64_t T = kr_stft_n_frames(line->stft, n_samples), n = line->impl->net->config.F * T;
+  const int64_t T = kr_stft_n_frames(line->stft, n_samples), n = line->net->config.F * T;
   KR_TRY(kr_stft_forward(line->stft, in, n_samples, KR_PK_POWER, spectra));
   KR_TRY(kr_pk_forward(line->session, 1, T, spectra, spectra + 2 * n, spectra + 3 * n, NULL));
   return kr_stft_inverse(line->stft, spectra + 2 * n, spectra + 3 * n, T, KR_PK_POWER, out);
-}
-
-static int32_t clean_here(pk_timeline *line, const float *in, float *out, int64_t n_samples) {
-  const int64_t padded = padded_of(line, n_samples), T = kr_stft_n_frames(line->stft, padded);
-  pk_batch *b = &line->batches[0];
-  KR_TRY(prepare(b, 1, &in, n_samples, padded, 4 * line->impl->net->config.F * T));
-  KR_TRY(clean_window(line, b->wav, padded, b->block, b->wav));
-  return hand_out(b, &out), KRAIT_OK;
 }
 
 /* What was due before is done behind the model's next call. */
 static int32_t finish_due(pk_timeline *line, int32_t status, pk_batch *next) {
   const pk_batch *before = line->due;
   line->due = status < 0 ? NULL : next;
-  if (status >= 0 && before) hand_out(before, before->out);
+  if (status >= 0 && before) hand_out(before);
   return status;
 }
 static int32_t finish_denoiser(void *user) {
@@ -138,26 +120,22 @@ static int32_t finish_denoiser(void *user) {
   return finish_due(line, kr_pk_finish(line->session), NULL);
 }
 
-/* Where the model is, but for first frames: what rounding leaves of their imaginary parts decides (MODEL.md). */
-static int32_t begin_there(pk_timeline *line, int64_t n, const float *const *in, float *const *out,
-                           int64_t n_samples) {
-  const int64_t padded = padded_of(line, n_samples), F = line->impl->net->config.F;
-  pk_batch *b = &line->batches[line->due == line->batches];
-  KR_TRY(prepare(b, n, in, n_samples, padded, 2 * F));
-  for (int64_t i = 0; i < n; i++) {
-    float *const first = b->block + 2 * i * F;
-    KR_TRY(kr_stft_frame(line->stft, b->wav + i * padded, padded, 0, first, first + F));
-    b->out[i] = out[i];
-  }
-  return finish_due(
-      line, kr_pk_samples(line->session, n, kr_stft_n_frames(line->stft, padded), b->wav, b->block, b->wav), b);
-}
-
+/* The transform is where the model is, but for first frames of windows: what rounding leaves of their imaginary parts
+ * decides (MODEL.md). */
 static int32_t run_denoiser(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
   pk_timeline *line = user;
-  if (line->impl->net->takes_samples) return begin_there(line, n, in, out, n_samples);
-  for (int64_t i = 0; i < n; i++) KR_TRY(clean_here(line, in[i], out[i], n_samples));
-  return KRAIT_OK;
+  const int there = line->net->takes_samples;
+  const int64_t padded = padded_of(line, n_samples), T = kr_stft_n_frames(line->stft, padded),
+                F = line->net->config.F, n_floats = there ? 2 * F : 4 * F * T;
+  pk_batch *b = &line->batches[line->due == line->batches];
+  KR_TRY(prepare(b, n, in, out, n_samples, padded, n_floats));
+  for (int64_t i = 0; i < n; i++) {
+    float *const wav = b->wav + i * padded, *const spectra = b->block + i * n_floats;
+    if (there) KR_TRY(kr_stft_frame(line->stft, wav, padded, 0, spectra, spectra + F));
+    else KR_TRY(clean_window(line, wav, padded, spectra, wav));
+  }
+  if (there) return finish_due(line, kr_pk_samples(line->session, n, T, b->wav, b->block, b->wav), b);
+  return hand_out(b), KRAIT_OK;
 }
 
 static int32_t windows_at_once(void *user, int64_t n_windows, int64_t n_samples, int64_t *n) {
@@ -166,39 +144,32 @@ static int32_t windows_at_once(void *user, int64_t n_windows, int64_t n_samples,
   return kr_pk_at_once(line->session, n_windows, kr_stft_n_frames(line->stft, padded_of(line, n_samples)), n);
 }
 
-static int32_t open_live(void *user) {
+static int32_t open_live(void *user, kr_stft_live **live) {
   pk_timeline *line = user;
-  const kr_primeknet *net = line->impl->net;
-  if (line->live) return kr_stft_live_begin(line->live), KRAIT_OK;
-  if (!line->chunks) KR_TRY(kr_pk_session_open(net, KR_PK_LIVE_CHUNK, &line->chunks));
+  if (!line->chunks) KR_TRY(kr_pk_session_open(line->net, KR_PK_LIVE_CHUNK, &line->chunks));
   KR_TRY(kr_pk_begin(line->chunks)); /* plans */
-  return kr_stft_live_open(&(kr_stft_live_options){.n_fft = net->config.fft_len,
-                                                   .chunk = KR_PK_LIVE_CHUNK,
-                                                   .power = KR_PK_POWER,
-                                                   .pool = line->impl->pool,
-                                                   .user = line->chunks,
-                                                   .begin = kr_pk_begin,
-                                                   .frames = kr_pk_frames},
-                           &line->live);
+  if (!line->live)
+    KR_TRY(kr_stft_live_open(&(kr_stft_live_options){.n_fft = line->net->config.fft_len,
+                                                     .chunk = KR_PK_LIVE_CHUNK,
+                                                     .power = KR_PK_POWER,
+                                                     .pool = line->net->ctx->pool,
+                                                     .user = line->chunks,
+                                                     .begin = kr_pk_begin,
+                                                     .frames = kr_pk_frames},
+                             &line->live));
+  *live = line->live;
+  return kr_stft_live_begin(*live), KRAIT_OK;
 }
-static int64_t live_due(const void *user, int64_t n_samples) {
-  return kr_stft_live_due(((const pk_timeline *)user)->live, n_samples);
-}
-static int32_t push_live(void *user, const float *in, int64_t n_samples, int is_end, float *out, int64_t *n_out) {
-  return kr_stft_live_push(((pk_timeline *)user)->live, in, n_samples, is_end, out, n_out);
-}
-static int64_t live_latency(const void *user) { return kr_stft_live_latency(((const pk_timeline *)user)->live); }
-static const kr_denoiser_live live = {open_live, live_due, push_live, live_latency};
 
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   const pk_timeline *line = timeline;
-  const int there = line->impl->net->takes_samples;
+  const int there = line->net->takes_samples;
   *denoiser = (kr_denoiser){.run = run_denoiser,
                             .finish = there ? finish_denoiser : NULL,
                             .at_once = there ? windows_at_once : NULL,
                             .user = timeline,
-                            .level = line->impl->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
-                            .live = line->impl->net->config.streams ? &live : NULL};
+                            .level = line->net->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
+                            .live = line->net->config.streams ? open_live : NULL};
   return KRAIT_OK;
 }
 
@@ -225,7 +196,7 @@ int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, co
 static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
                               int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.input_com");
-  const int64_t F = line->impl->net->config.F;
+  const int64_t F = line->net->config.F;
   KR_CHECK(input && input->n_dims == 4 && input->shape[0] >= 1 && input->shape[1] == F && input->shape[2] >= 1,
            KRAIT_ERR_WEIGHTS, "the golden file has no golden.input_com of shape (B, %lld, T, 2)", (long long)F);
   const int64_t B = input->shape[0], T = input->shape[2], n = B * F * T;
@@ -246,12 +217,12 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
                           int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.wav_in");
   if (!input) return KRAIT_OK;
-  const int64_t hop = line->impl->net->config.fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0,
+  const int64_t hop = line->net->config.fft_len / 4, n = input->n_dims == 1 ? input->shape[0] : 0,
                 n_out = n / hop * hop;
   const float *in, *out;
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_in", 1, &n, &in));
   KR_TRY(kr_weights_take_f32(golden, "golden.wav_out", 1, &n_out, &out));
-  float *got = kr_alloc_array((size_t)(n_out + 4 * line->impl->net->config.F * (n / hop + 1)), sizeof *got);
+  float *got = kr_alloc_array((size_t)(n_out + 4 * line->net->config.F * (n / hop + 1)), sizeof *got);
   KR_CHECK(got, KRAIT_ERR_NO_MEMORY, "no memory for the outputs");
   int32_t status;
   if (n != n_out || n < 4 * hop) status = clean_window(line, in, n, got + n_out, got); /* as it is, without padding */
@@ -267,5 +238,5 @@ static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row
   return verify_wav(timeline, golden, rows, n_rows, n_filled);
 }
 
-const kr_model_kind kr_model_primeknet = {"primeknet",   takes,          open_impl,     close_impl,
+const kr_model_kind kr_model_primeknet = {"primeknet",   takes,          open_model,    close_model,
                                           open_timeline, close_timeline, fill_denoiser, verify};

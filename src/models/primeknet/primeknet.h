@@ -37,6 +37,7 @@ typedef struct kr_primeknet {
   const krait_ctx *ctx;
   kr_pk_config config;
   int is_exact; /* products keep all bits of their factors */
+  int unit_rms; /* it was trained on signals of root mean square 1 */
   kr_weights *weights;
   float *values; /* what these hold */
   char *taken;   /* while it opens, by number: asked for */

@@ -47,18 +47,40 @@ static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *pref
   return from(m->user, m->w.g, name, dims);
 }
 
+/* Of a model that streams over the batch, or by statistics that are known. `before` is left to who reads it. */
+static kr_norm take_norm(const maker *m, const char *prefix, const char *key, const char *slope, int64_t channels) {
+  const kr_dims d = KR_DIMS(channels);
+  const place at = place_of("%s%s.", prefix, key);
+  kr_norm n = {.eps = (float)KR_PK_NORM_EPS, .over_batch = m->c->streams};
+  n.weight = take(m, m->parameter, at.name, "weight", 0, d);
+  n.bias = take(m, m->parameter, at.name, "bias", 0, d);
+  n.slope = take(m, m->parameter, prefix, slope, 0, d);
+  if (!m->c->streams) return n;
+  kr_pk_parameter_fn *const statistic = m->io->measured ? m->io->measured : m->parameter;
+  const kr_tensor mean = take(m, statistic, at.name, "running_mean", 0, d),
+                  var = take(m, statistic, at.name, "running_var", 0, d);
+  if (m->io->measured) n.mean = mean, n.var = var;
+  else n.shift = mean, n.scale = var;
+  return n;
+}
+
 #define FIELD(field, key, ...) kr_tensor field;
+#define FIELD_B(field, key, ...) kr_tensor field##_w, field##_b;
+#define FIELD_N(field, key, slope, channels) kr_norm field;
 #define READ(field, key, ...) p.field = take(m, m->parameter, prefix, key, number, KR_DIMS(__VA_ARGS__));
+#define READ_B(field, key, ...) \
+  READ(field##_w, key ".weight", __VA_ARGS__) READ(field##_b, key ".bias", KR_DIMS(__VA_ARGS__).size[0])
+#define READ_N(field, key, slope, channels) p.field = take_norm(m, prefix, key, slope ".weight", channels);
 #define SCOPE(scope, KEYS)                                                                                   \
   typedef struct scope##_p {                                                                                 \
-    KEYS(FIELD)                                                                                              \
+    KEYS(FIELD, FIELD_B, FIELD_N)                                                                            \
   } scope##_p;                                                                                               \
   static scope##_p read_##scope(const maker *m, const char *prefix, int64_t n, int64_t number) {             \
     const kr_pk_config *c = m->c;                                                                            \
     const int64_t C = c->C, F = c->F, H = c->hidden, E = c->d_inner, R = c->dt_rank, N = c->d_state, W = c->d_conv; \
     scope##_p p;                                                                                             \
     (void)(C + F + H + E + R + N + W + n);                                                                   \
-    KEYS(READ)                                                                                               \
+    KEYS(READ, READ_B, READ_N)                                                                               \
     return p;                                                                                                \
   }
 SCOPE(encoder, KR_PK_ENCODER_KEYS)
@@ -73,27 +95,6 @@ SCOPE(prime, KR_PK_PRIME_KEYS)
 SCOPE(mask, KR_PK_MASK_KEYS)
 SCOPE(phase, KR_PK_PHASE_KEYS)
 
-/* Behind a product with the bias `before`. Of a model that streams over the batch, or by statistics that are known. */
-static kr_norm norm_at(const maker *m, const char *prefix, kr_tensor before, kr_tensor weight, kr_tensor bias,
-                       kr_tensor slope) {
-  const kr_dims d = kr_graph_dims(m->w.g, weight);
-  kr_norm n = {.weight = weight,
-               .bias = bias,
-               .slope = slope,
-               .before = before,
-               .eps = (float)KR_PK_NORM_EPS,
-               .over_batch = m->c->streams};
-  if (!m->c->streams) return n;
-  if (m->io->measured) {
-    n.mean = take(m, m->io->measured, prefix, "running_mean", 0, d);
-    n.var = take(m, m->io->measured, prefix, "running_var", 0, d);
-  } else {
-    n.scale = take(m, m->parameter, prefix, "scale", 0, d);
-    n.shift = take(m, m->parameter, prefix, "shift", 0, d);
-  }
-  return n;
-}
-
 /* ---- encoder and decoders ---- */
 
 /* The layers of the dense block of this part. */
@@ -101,9 +102,9 @@ static kr_dense_block dense_of(const maker *m, const char *part) {
   kr_dense_block b = {.C = m->c->C, .L = m->c->depth};
   for (int64_t i = 0; i < b.L; i++) {
     const place at = place_of("%s.dense_block.dense_block.%lld.", part, (long long)i);
-    const dense_p p = read_dense(m, at.name, (i + 1) * b.C, 0);
-    b.layers[i] = (kr_dense_layer){
-        p.taps, p.taps_b, p.w, norm_at(m, place_of("%s2.", at.name).name, p.b, p.norm_w, p.norm_b, p.slope)};
+    dense_p p = read_dense(m, at.name, (i + 1) * b.C, 0);
+    p.norm.before = p.mix_b;
+    b.layers[i] = (kr_dense_layer){p.taps_w, p.taps_b, p.mix_w, p.norm};
   }
   return b;
 }
@@ -116,19 +117,16 @@ static kr_tensor taps_of(const maker *m, kr_tensor weight, const int *order) {
 
 static kr_tensor encoder(const maker *m, kr_tensor features) {
   const kr_words *w = &m->w;
-  const encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
-  const kr_norm lift_norm =
-      norm_at(m, "dense_encoder.dense_conv_1.1.", p.lift_b, p.lift_norm_w, p.lift_norm_b, p.lift_slope);
+  encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
+  p.lift_norm.before = p.lift_b, p.down_norm.before = p.down_b;
   const int is_apart = is_fused(w) || (w->how == KR_BY_FRAMES && !m->c->depth);
   kr_tensor x = features;
   if (is_apart)
-    x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &lift_norm);
+    x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &p.lift_norm);
   kr_dense_block dense = dense_of(m, "dense_encoder");
-  if (!is_apart) dense.lift = p.lift_w, dense.lift_norm = lift_norm;
+  if (!is_apart) dense.lift = p.lift_w, dense.lift_norm = p.lift_norm;
   x = kr_dense_block_record(w, &dense, x);
-  const kr_norm down_norm =
-      norm_at(m, "dense_encoder.dense_conv_2.1.", p.down_b, p.down_norm_w, p.down_norm_b, p.down_slope);
-  return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &down_norm);
+  return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &p.down_norm);
 }
 
 /* (B,F,T) as (B,T,F): what belongs to a frequency is then spread over dimensions side by side. */
@@ -154,7 +152,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const int64_t C = m->c->C;
   const kr_dense_block block = dense_of(m, "mask_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
-  const mask_p p = read_mask(m, "mask_decoder.", 0, 0);
+  mask_p p = read_mask(m, "mask_decoder.", 0, 0);
   /* the product behind the transposed convolution goes into its weights: (input, tap) */
   const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, 3, C));
   copy(w, "by_tap", taps_of(m, p.up_w, (int[]){0, 2, 1}), by_tap);
@@ -162,10 +160,9 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
                   rows = kr_few_products_record(w, "up", rows_of(w, dense), turned(w, reshape(w, taps, KR_DIMS(C, 3))),
                                                 0, 0),
                   up = cast(w, "up", kr_fold_record(w, 3, 2, map_of(w, rows, dense)), w->dtype);
-  const kr_tensor before = reshape(
+  p.norm.before = reshape(
       w, product(w, "up_bias", reshape(w, p.up_b, KR_DIMS(1, C)), matrix(w, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
-  const kr_norm own = norm_at(m, "mask_decoder.mask_conv.2.", before, p.norm_w, p.norm_b, p.slope);
-  const kr_tensor u = kr_norm_record(w, &own, up, 0);
+  const kr_tensor u = kr_norm_record(w, &p.norm, up, 0);
   kr_graph_pointwise(
       w->g, "mask",
       (krait_pointwise_args){
@@ -178,10 +175,10 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const int64_t C = m->c->C, n = w->B * m->c->F * w->T;
   const kr_dense_block block = dense_of(m, "phase_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
-  const phase_p p = read_phase(m, "phase_decoder.", 0, 0);
-  const kr_norm own = norm_at(m, "phase_decoder.phase_conv.1.", p.up_b, p.norm_w, p.norm_b, p.slope);
+  phase_p p = read_phase(m, "phase_decoder.", 0, 0);
+  p.norm.before = p.up_b;
   const kr_tensor u = kr_conv_norm_record(w, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
-                                          taps_of(m, p.up_w, (int[]){1, 2, 0}), &own);
+                                          taps_of(m, p.up_w, (int[]){1, 2, 0}), &p.norm);
   const kr_tensor weight = new_tensor(w, KR_DIMS(2, C)), bias = new_tensor(w, KR_DIMS(2)),
                   weights[] = {matrix(w, p.real_w), matrix(w, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
   for (int i = 0; i < 2; i++) {
@@ -213,17 +210,18 @@ static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_ten
   return m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
 }
 
+/* *out_weight: proj_conv2's; it comes back with out_proj in front of it. */
 static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x, kr_tensor *out_weight) {
   const kr_words *w = &m->w;
   const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
   const mamba_p p = read_mamba(m, place_of("%smamba.", prefix).name, 0, 0);
-  kr_tensor bias = 0, conv_next = 0, scan_next;
+  kr_tensor bias = 0;
   const kr_tensor weight = behind_first(m, wrap, p.in_w, &bias), A = new_tensor(w, KR_DIMS(E, N));
   const kr_tensor rows = kr_normed_product_record(
       w, "in", x, wrap->norm_w, wrap->norm_b, weight, bias,
       (krait_map_product_args){.call.flags = KRAIT_MAP_SILU, .silu_from = E});
   kr_graph_pointwise(w->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
-  *out_weight = product(w, "out_weight", matrix(w, wrap->out_w), turned(w, p.out_w), 0, 0, 0);
+  *out_weight = product(w, "out_weight", *out_weight, turned(w, p.out_w), 0, 0, 0);
   kr_mamba_block b = {.flags = KRAIT_SCAN_SOFTPLUS,
                       .dtype = w->rows_dtype,
                       .is_merged = w->rows_dtype != w->dtype,
@@ -238,13 +236,11 @@ static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, k
   const kr_tensor y = new_rows(w, KR_DIMS(sequences, w->T, E));
   b.xz = kr_graph_permute(w->g, as_sequences(w, rows), (int[]){0, 2, 1});
   b.out = kr_graph_permute(w->g, y, (int[]){0, 2, 1});
-  b.conv_states = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &conv_next) : 0;
-  b.conv_states_out = conv_next;
-  b.scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &scan_next);
-  b.scan_state_out = scan_next;
+  b.conv_states = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &b.conv_states_out) : 0;
+  b.scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &b.scan_state_out);
   kr_mamba_block_record(w->g, &b);
-  if (b.conv_states) copy(w, "conv_state", conv_next, b.conv_states);
-  if (b.scan_state) copy(w, "scan_state", scan_next, b.scan_state);
+  if (b.conv_states) copy(w, "conv_state", b.conv_states_out, b.conv_states);
+  if (b.scan_state) copy(w, "scan_state", b.scan_state_out, b.scan_state);
   return reshape(w, y, KR_DIMS(sequences * w->T, E));
 }
 
@@ -260,33 +256,27 @@ static kr_tensor recurrent(const maker *m, const char *prefix, const wrap_p *wra
   return kr_rnn_layers_record(&m->w, layers, m->c->layers, is_lstm, wrap->norm_w, wrap->norm_b, x);
 }
 
-static kr_tensor time_network(const maker *m, const char *prefix, kr_tensor x, kr_tensor skip, kr_tensor skip_scale) {
-  const wrap_p p = read_wrap(m, prefix, m->c->hidden, 0);
-  kr_back_product back = {.bias = p.out_b, .beta = p.beta, .x = x, .skip = skip, .skip_scale = skip_scale};
-  kr_tensor y;
-  if (m->c->stage == KR_PK_MAMBA) y = mamba(m, prefix, &p, x, &back.weight);
-  else y = recurrent(m, prefix, &p, x), back.weight = matrix(&m->w, p.out_w);
-  return kr_back_record(&m->w, y, &back);
-}
-
 /* ---- the prime kernel net ---- */
 
-static kr_tensor prime_network(const maker *m, const char *prefix, kr_tensor x, kr_tensor skip, kr_tensor skip_scale) {
-  const wrap_p p = read_wrap(m, prefix, m->c->n_kernels * m->c->C, 0);
-  kr_filter_bank bank = {
-      .J = m->c->n_kernels, .norm_weight = p.norm_w, .norm_bias = p.norm_b, .in_weight = p.in_w, .in_bias = p.in_b};
+static kr_tensor prime(const maker *m, const char *prefix, const wrap_p *wrap, const kr_back_product *back) {
+  kr_filter_bank bank = {.J = m->c->n_kernels, .norm_weight = wrap->norm_w, .norm_bias = wrap->norm_b};
+  bank.in_weight = wrap->in_w, bank.in_bias = wrap->in_b;
   for (int32_t j = 0; j < m->c->n_kernels; j++) {
-    const prime_p own = read_prime(m, prefix, m->c->kernels[j], m->c->kernels[j]);
-    bank.chunks[j] =
-        (kr_filter_chunk){own.attn_taps, own.attn_taps_b, own.attn_w, own.attn_b, own.conv_taps, own.conv_taps_b};
+    const prime_p p = read_prime(m, prefix, m->c->kernels[j], m->c->kernels[j]);
+    bank.chunks[j] = (kr_filter_chunk){p.attn_taps_w, p.attn_taps_b, p.attn_w, p.attn_b, p.conv_taps_w, p.conv_taps_b};
   }
-  return kr_filter_bank_record(&m->w, &bank,
-                               &(kr_back_product){.weight = matrix(&m->w, p.out_w),
-                                                  .bias = p.out_b,
-                                                  .beta = p.beta,
-                                                  .x = x,
-                                                  .skip = skip,
-                                                  .skip_scale = skip_scale});
+  return kr_filter_bank_record(&m->w, &bank, back);
+}
+
+/* The time network, or the prime kernel net. */
+static kr_tensor network(const maker *m, const char *prefix, int along_time, kr_tensor x, kr_tensor skip,
+                         kr_tensor skip_scale) {
+  const kr_words *w = &m->w;
+  const wrap_p p = read_wrap(m, prefix, along_time ? m->c->hidden : m->c->n_kernels * m->c->C, 0);
+  kr_back_product back = {matrix(w, p.out_w), p.out_b, p.beta, x, 0, skip, skip_scale};
+  if (!along_time) return prime(m, prefix, &p, &back);
+  const kr_tensor y = m->c->stage == KR_PK_MAMBA ? mamba(m, prefix, &p, x, &back.weight) : recurrent(m, prefix, &p, x);
+  return kr_back_record(w, y, &back);
 }
 
 /* ---- channel attention ---- */
@@ -302,15 +292,8 @@ static kr_tensor attend_moving(const maker *m, const char *prefix, const attenti
     const kr_tensor room = room_with_past(w, "moving", map, K - 1);
     copy(w, "moving", frames, newest(w, room)), frames = room;
   }
-  const int by_time[] = {0, 2, 1, 3};
   const kr_tensor out = new_like(w, frames);
-  kr_graph_call(w->g, "moving", &kr_op_depthwise_conv,
-                &(krait_depthwise_conv_args){.DH = 1,
-                                             .DW = 1,
-                                             .PH = K - 1,
-                                             .x = view(w, kr_graph_permute(w->g, frames, by_time)),
-                                             .weight = view(w, reshape(w, p.taps, KR_DIMS(C, K, 1))),
-                                             .out = view(w, kr_graph_permute(w->g, out, by_time))});
+  filter(w, "moving", framewise(w, frames), p.taps, 0, 1, framewise(w, out)); /* along T where F is of maps */
   keep_past(w, frames, K - 1);
   kr_tensor moving = out;
   if (w->has_past) copy(w, "moving", newest(w, out), moving = new_rows(w, map));
@@ -323,7 +306,7 @@ static kr_tensor attention(const maker *m, const char *prefix, int along_time, k
   const kr_words *w = &m->w;
   const attention_p p = read_attention(m, prefix, along_time ? 1 : 3, 0);
   kr_back_product back = {.weight = matrix(w, p.out_w), .bias = p.out_b, .beta = p.beta, .x = x};
-  kr_tensor g = kr_gate_record(w, &(kr_gate){p.norm_w, p.norm_b, p.gate_w, p.gate_b, p.taps, p.taps_b}, x);
+  kr_tensor g = kr_gate_record(w, &(kr_gate){p.norm_w, p.norm_b, p.gate_w, p.gate_b, p.taps_w, p.taps_b}, x);
   if (along_time && m->c->streams) g = attend_moving(m, prefix, &p, g);
   else g = kr_mean_record(w, g, along_time, matrix(w, p.attn_w), p.attn_b, &back.factors);
   return kr_back_record(w, g, &back);
@@ -344,8 +327,7 @@ static kr_tensor stage(const maker *given, int64_t b, int along_time, kr_tensor 
     const place at = place_of("sequence_block.%lld.%s_stage.%lld.", (long long)b, kind, (long long)n);
     const kr_tensor skip = n + 1 == n_parts ? x : 0; /* of fused calls */
     const kr_tensor attended = part_of(w, y, attention(m, place_of("%s0.", at.name).name, along_time, y));
-    y = part_of(w, attended, (along_time ? time_network : prime_network)(m, place_of("%s1.", at.name).name, attended,
-                                                                         skip, beta));
+    y = part_of(w, attended, network(m, place_of("%s1.", at.name).name, along_time, attended, skip, beta));
   }
   if (is_fused(w) && n_parts) return y;
   const kr_tensor scaled = multiply(w, "skip", x, beside(w, beta, dims_of(w, x).size[0]));
@@ -428,12 +410,12 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                                        .im = PART(io->com_in, 1),
                                        .mag = PART(features, 0),
                                        .pha = PART(features, 1)});
-  io->mag_in = reshape(w, kr_graph_slice(g, features, 3, 0, 1), plane);
+  const kr_tensor mag_in = reshape(w, kr_graph_slice(g, features, 3, 0, 1), plane);
   if (!io->mag) io->mag = new_tensor(w, plane);
   if (!io->pha) io->pha = new_tensor(w, plane);
   const kr_tensor x = blocks(&m, encoder(&m, features));
   if (is_fused(w)) kr_graph_lane(g, 2);
-  mask_decoder(&m, x, io->mag_in, io->mag);
+  mask_decoder(&m, x, mag_in, io->mag);
   if (is_fused(w)) kr_graph_lane(g, 1);
   phase_decoder(&m, x, io->pha);
   kr_graph_lane(g, 0);

@@ -17,10 +17,9 @@ typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, 
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
   kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
-  kr_tensor mag_in;        /* (B,F,T): made */
   /* Of a model that streams, in training: norms are over the batch, and its own mean and variance are written to what
-   * this returns by the names of running_mean and running_var. NULL: frames follow those of the run before, and the
-   * parameters NORM.scale and NORM.shift are asked for, (C): weight / sqrt(running_var + eps), bias - running_mean
+   * this returns by the names of running_mean and running_var. NULL: frames follow those of the run before, and these
+   * are parameters, folded: running_var is scale = weight / sqrt(running_var + eps), running_mean bias - running_mean
    * scale. */
   kr_pk_parameter_fn *measured;
   int how;        /* KR_APART, or inference of a model that does not stream: of one window on a CPU KR_BY_FRAMES, what

@@ -17,76 +17,50 @@ static int ends(const char *name, const char *with) {
   return n >= m && strcmp(name + n - m, with) == 0;
 }
 
-typedef struct copier {
-  kr_weight *items;
-  char (*names)[KR_PK_MAX_NAME]; /* of NORM.scale and NORM.shift */
-  int64_t n, n_names;
-  float *at;
-} copier;
-
-static size_t padded(uint64_t bytes) { return (size_t)(bytes / sizeof(float) + 15) / 16 * 16; }
-
-static float *add(copier *c, const char *name, const kr_weight *like) {
-  kr_weight *to = &c->items[c->n++];
-  *to = *like, to->name = name, to->data = c->at;
-  c->at += padded(like->bytes);
-  return (float *)to->data;
-}
-
-/* The norm whose running_mean this is, as a factor and a summand: NORM.scale and NORM.shift. */
-static int32_t add_norm(copier *c, const kr_weights *weights, const kr_weight *mean) {
-  static const char *const parts[] = {"running_mean", "running_var", "weight", "bias"},
-                          *const made[] = {"scale", "shift"};
+/* The norm whose running_mean this is, as a summand and a factor: these replace running_mean and running_var. */
+static int32_t fold_norm(const kr_weights *own, const kr_weight *mean) {
+  static const char *const parts[] = {"running_mean", "running_var", "weight", "bias"};
   const int64_t C = mean->n_dims == 1 ? mean->shape[0] : 0;
-  const float *of[4];
-  float *to[2];
-  char name[KR_PK_MAX_NAME];
   const int before = (int)(strlen(mean->name) - strlen(parts[0]));
+  float *of[4];
   for (int k = 0; k < 4; k++) {
+    const float *data;
+    char name[KR_PK_MAX_NAME];
     snprintf(name, sizeof name, "%.*s%s", before, mean->name, parts[k]);
-    KR_TRY(kr_weights_take_f32(weights, name, 1, &C, &of[k]));
-  }
-  for (int k = 0; k < 2; k++) {
-    char *own = c->names[c->n_names++];
-    snprintf(own, KR_PK_MAX_NAME, "%.*s%s", before, mean->name, made[k]);
-    to[k] = add(c, own, mean);
+    KR_TRY(kr_weights_take_f32(own, name, 1, &C, &data));
+    of[k] = (float *)data; /* kr_primeknet.values */
   }
   for (int64_t i = 0; i < C; i++) {
     KR_CHECK(of[1][i] >= 0, KRAIT_ERR_WEIGHTS, "tensor '%.*s%s' is negative at element %lld", before, mean->name,
              parts[1], (long long)i);
     const double scale = of[2][i] / sqrt((double)of[1][i] + KR_PK_NORM_EPS);
-    to[0][i] = (float)scale, to[1][i] = (float)(of[3][i] - of[0][i] * scale);
+    of[0][i] = (float)(of[3][i] - of[0][i] * scale), of[1][i] = (float)scale;
   }
   return KRAIT_OK;
 }
 
-/* What PyTorch counts and nothing reads is left out, and of a model that streams what its norms are made of. */
-static int32_t copy_items(kr_primeknet *m, const kr_weights *weights, copier *c) {
-  for (int64_t i = 0; i < kr_weights_count(weights); i++) {
-    const kr_weight *w = kr_weights_at(weights, i);
-    const int is_mean = m->config.streams && ends(w->name, ".running_mean");
-    if (is_mean) KR_TRY(add_norm(c, weights, w));
-    if (is_mean || ends(w->name, ".num_batches_tracked") || (m->config.streams && ends(w->name, ".running_var")))
-      continue;
-    memcpy(add(c, w->name, w), w->data, w->bytes);
-  }
-  return kr_weights_open_items(c->items, c->n, &m->weights);
-}
+static size_t padded(uint64_t bytes) { return (size_t)(bytes / sizeof(float) + 15) / 16 * 16; }
 
+/* What PyTorch counts and nothing reads is left out. */
 static int32_t copy_weights(kr_primeknet *m, const kr_weights *weights) {
-  const size_t n = (size_t)kr_weights_count(weights);
+  const int64_t n_all = kr_weights_count(weights);
+  int64_t n = 0;
   size_t n_floats = 1;
-  for (size_t i = 0; i < n; i++) {
-    const kr_weight *w = kr_weights_at(weights, (int64_t)i);
-    KR_CHECK(strlen(w->name) + 8 < KR_PK_MAX_NAME, KRAIT_ERR_WEIGHTS,
-             "the weights hold a tensor that this configuration does not have: %s", w->name);
-    n_floats += 2 * padded(w->bytes);
+  for (int64_t i = 0; i < n_all; i++) n_floats += padded(kr_weights_at(weights, i)->bytes);
+  kr_weight *items = kr_alloc_array((size_t)n_all + 1, sizeof *items);
+  float *at = m->values = kr_alloc_array(n_floats, sizeof *at);
+  int32_t status = items && at ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the model's weights");
+  for (int64_t i = 0; i < n_all && status >= 0; i++) {
+    const kr_weight *w = kr_weights_at(weights, i);
+    if (ends(w->name, ".num_batches_tracked")) continue;
+    items[n] = *w, items[n++].data = memcpy(at, w->data, w->bytes);
+    at += padded(w->bytes);
   }
-  copier c = {.items = kr_alloc_array(2 * n + 1, sizeof *c.items), .names = kr_alloc_array(2 * n + 1, sizeof *c.names)};
-  c.at = m->values = kr_alloc_array(n_floats, sizeof *c.at);
-  int32_t status = c.items && c.names && c.at ? copy_items(m, weights, &c)
-                                              : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the model's weights");
-  kr_free(c.items), kr_free(c.names);
+  if (status >= 0) status = kr_weights_open_items(items, n, &m->weights);
+  kr_free(items);
+  for (int64_t i = 0; i < n && status >= 0 && m->config.streams; i++)
+    if (ends(kr_weights_at(m->weights, i)->name, ".running_mean"))
+      status = fold_norm(m->weights, kr_weights_at(m->weights, i));
   return status;
 }
 
@@ -182,7 +156,9 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
                           int32_t precision, kr_primeknet **model) {
   kr_primeknet *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
+  const char *level = kr_weights_metadata(weights, "normalize");
   m->ctx = ctx, m->config = *config, m->is_exact = precision == KRAIT_PRECISION_FP32;
+  m->unit_rms = level && strcmp(level, "rms") == 0;
   const int32_t status = open_parts(m, weights);
   if (status < 0) kr_primeknet_close(model);
   return status;
