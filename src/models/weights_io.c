@@ -59,6 +59,13 @@ int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char
   return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
 }
 
+int32_t kr_weights_refuse_checkpoint(const kr_weights *weights) {
+  const char *format = kr_weights_metadata(weights, "format");
+  KR_CHECK(!format || strncmp(format, "krait training", strlen("krait training")) != 0, KRAIT_ERR_WEIGHTS,
+           "a training run's checkpoint; the run's weights are in best.safetensors beside it");
+  return KRAIT_OK;
+}
+
 int32_t krait_weights_describe(const char *weights_path, char **json) {
   kr_weights *weights;
   kr_config *config = NULL;
