@@ -1,8 +1,10 @@
 """krait.Denoiser and python -m krait enhance: the same as the C call at the model's rate; rates, kinds, shapes, files; what is refused."""
 
+import copy
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import wave
@@ -84,7 +86,7 @@ def test_weights_refused(tmp_path):
 
     name = next(n for n in header if n.endswith("norm.weight"))
     assert krait.Denoiser(threads=1, weights=written(lambda h: None))(np.ones(500) * 0.1).shape == (500,)
-    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h.pop(name), _load.KraitError, name),
+    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors beside"), (lambda h: h.pop(name), _load.KraitError, name),
                                 (lambda h: h[name]["data_offsets"].reverse(), ValueError, "whole safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "whole safetensors"),
                                 (lambda h: h[name]["shape"].append(2), ValueError, "whole safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
                                 (told(frobnicate=1), _load.KraitError, "frobnicate"), (told(dense_channel=2.5), _load.KraitError, "dense_channel is not a whole number"),
@@ -146,7 +148,17 @@ def test_quality_of_rate_conversion(rates):
         assert np.abs(y[len(y) // 4:3 * len(y) // 4]).max() < 1e-6
 
 
+def test_copies(denoiser):
+    x = speech(2000)
+    for copied in (copy.deepcopy(denoiser), pickle.loads(pickle.dumps(krait.Denoiser("cpu", 1, GOLDEN / "tiny-gru.weights.safetensors")))):
+        assert copied(x).shape == x.shape and copied._session is not denoiser._session
+    assert np.array_equal(copy.deepcopy(denoiser)(x), denoiser(x)) and not np.array_equal(copied(x), denoiser(x))
+
+
 def test_refusals(denoiser):
+    with pytest.raises(_load.KraitError) as refused:  # words for callers of C are left out
+        krait.Denoiser._check(_load.lib().krait_session_open(_load.ffi().NULL, _load.ffi().NULL))
+    assert "header" not in str(refused.value)
     for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex)):
         with pytest.raises(TypeError, match="time as the last axis"):
             denoiser(bad)
