@@ -154,6 +154,7 @@ def enhance(options):
             raise _load.KraitError("%s is the input; give the output another name" % options.output)
         if not options.force:
             raise _load.KraitError("%s exists; -f replaces it" % options.output)
+    _sound.check_output(options.output)
     samples, rate, subtype = _sound.read(options.input)
     cleaned = Denoiser(options.device, options.threads)(samples, rate)
     _sound.write(options.output, cleaned, rate, subtype, options.force)

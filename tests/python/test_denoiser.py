@@ -243,11 +243,19 @@ def test_enhance_a_file(denoiser, tmp_path):
     assert np.abs(out[0] - denoiser(given[0], 22050)).max() < 1e-4
     before = (tmp_path / "out.wav").read_bytes()
     for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is the input"),
-                            ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "No such file")):
+                            ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "x.wav: there is no folder")):
         done = run(*arguments)
         assert done.returncode == 1 and done.stderr.startswith("krait enhance: ") and done.stderr.count("\n") == 1 and says in done.stderr, done
     (tmp_path / "bad.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt ")
     done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "bad.wav" in done.stderr, done
+    for n, says in ((0, "empty, or cut"), (2000, "ends too early")):
+        (tmp_path / "bad.wav").write_bytes((tmp_path / "in.wav").read_bytes()[:n])
+        done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr or _sound._soundfile(), done
+    raw = bytearray((tmp_path / "in.wav").read_bytes())
+    raw[40:44] = b"\xff\xff\xff\x7f"  # as what is streamed says it
+    (tmp_path / "bad.wav").write_bytes(raw)
+    assert _sound._read_wave(str(tmp_path / "bad.wav"))[0].shape == given.shape
     assert (tmp_path / "out.wav").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["bad.wav", "in.wav", "out.wav"]
     assert run(tmp_path / "in.wav", tmp_path / "out.wav", "-f", "--threads", 2).returncode == 0
