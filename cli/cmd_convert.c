@@ -1,4 +1,7 @@
 /* cmd_convert.c: krait convert. */
+#include <string.h>
+#include <sys/stat.h>
+
 #include <krait/language.h>
 #include <krait/model.h>
 
@@ -6,6 +9,20 @@
 #include "cmd.h"
 #include "inputs.h"
 #include "interrupt.h"
+
+/* The name says what is written, so one that says nothing of the kind is a slip. What is there and no regular file (a
+ * pipe) gets safetensors. */
+static int check_name(const char *out, int is_safetensors_only) {
+  static const char *const endings[] = {".safetensors", ".th", ".pt", ".pth"};
+  const char *slash = strrchr(out, '/'), *dot = strrchr(slash ? slash : out, '.');
+  const int n = is_safetensors_only ? 1 : CLI_N(endings);
+  struct stat info;
+  if (stat(out, &info) == 0 && !S_ISREG(info.st_mode)) return -1;
+  for (int i = 0; dot && i < n; i++)
+    if (strcmp(dot, endings[i]) == 0) return -1;
+  return cli_usage_error("convert", "%s: a name that ends in .safetensors%s says what to write", out,
+                         is_safetensors_only ? "" : ", or in .th, .pt or .pth for torch.load,");
+}
 
 int cmd_convert(int argc, char **argv) {
   const char *config = NULL, *overrides = NULL, *quantize = NULL;
@@ -23,8 +40,8 @@ int cmd_convert(int argc, char **argv) {
                          "IN OUT.safetensors | OUT.th",
                          "Writes the tensors of a safetensors file or of what torch.save wrote (best.th, "
                          "checkpoint.th, *.pt) as safetensors, with the "
-                         "configuration in its metadata, or back as upstream's best.th. Nothing in the input is "
-                         "executed.",
+                         "configuration in its metadata, or, where OUT ends in .th, .pt or .pth, "
+                         "for torch.load, as upstream's best.th. Nothing in the input is executed.",
                          options,
                          CLI_N(options),
                          2,
@@ -32,6 +49,7 @@ int cmd_convert(int argc, char **argv) {
   int first, exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   const cli_outputs_rule rule = {.verb = verb.name, .read_too = &config, .n_read_too = 1, .force = force};
+  if ((exit_status = check_name(argv[first + 1], quantize != NULL)) >= 0) return exit_status;
   if ((exit_status = cli_output_check(&rule, argv[first], argv[first + 1])) >= 0) return exit_status;
   cli_catch_signals(verb.name);
   if (quantize && (config || overrides))

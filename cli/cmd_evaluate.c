@@ -114,6 +114,12 @@ static cli_pair **sort_by_stem(cli_pairs *pairs) {
 
 static int no_memory(void) { return cli_usage_error("evaluate", "out of memory"); }
 
+static void tell_unpaired(int n, int n_pairs, const char *folder, const char *other) {
+  if (n_pairs < n)
+    fprintf(cli_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n", n - n_pairs, n,
+            folder, other);
+}
+
 /* Recordings of both folders that have one name. */
 static int pair_folders(evaluation *e, char **operands) {
   cli_pair **clean = sort_by_stem(&e->clean), **other = sort_by_stem(&e->other);
@@ -132,9 +138,8 @@ static int pair_folders(evaluation *e, char **operands) {
   if (failed) return no_memory();
   if (e->n_pieces == 0)
     return cli_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
-  if (e->n_pieces < e->clean.n)
-    fprintf(cli_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n",
-            e->clean.n - e->n_pieces, e->clean.n, operands[0], operands[1]);
+  tell_unpaired(e->clean.n, e->n_pieces, operands[0], operands[1]);
+  tell_unpaired(e->other.n, e->n_pieces, operands[1], operands[0]);
   return -1;
 }
 

@@ -29,6 +29,13 @@ typedef struct rates {
 
 /* ---- the work ---- */
 
+/* Which of the file's prompts it was. */
+static int report_prompt(const settings *s, int i, int n, int32_t status) {
+  char text[1024];
+  snprintf(text, sizeof text, "%s: prompt %d of %d: %s", s->file, i + 1, n, krait_error_detail());
+  return cli_report_detail("generate", status, text);
+}
+
 static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int n, int is_shown, rates *r) {
   const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
   r->start_s = cli_now_s();
@@ -39,6 +46,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
     int32_t status = krait_lm_session_open(lm, &own, &o->session);
     if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
     if (status >= 0) status = krait_lm_read(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
+    if (status < 0 && s->file) return report_prompt(s, i, n, status);
     if (status < 0) return cli_report("generate", status);
     o->n_read = krait_lm_n_tokens(o->session);
     o->reason = s->telling.n == 0 ? "length" : NULL;
@@ -57,6 +65,7 @@ static double per_second(double n, double seconds) { return seconds > 0 ? n / se
 static void print_rates(const cli_story *stories, int n, const rates *r) {
   int64_t n_read = 0, n_drawn = 0;
   for (int i = 0; i < n; i++) n_read += stories[i].n_read, n_drawn += stories[i].n_drawn;
+  fflush(stdout); /* the text before its rates, where both go to one place */
   fprintf(cli_err(),
           "read %lld tokens in %.3f s (%.1f/s), first token after %.3f s, generated %lld in %.3f s (%.1f/s)\n",
           (long long)n_read, r->read_s - r->start_s, per_second((double)n_read, r->read_s - r->start_s),

@@ -45,13 +45,12 @@ static int say(const float *from, int64_t n) {
   return fwrite(bytes, 2, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0;
 }
 
-/* 1: all is said, or standard input is cut; 0: standard output does not take it. */
+/* 1: all that was heard is said; 0: standard output does not take it. */
 static int32_t run(krait_stream *stream, ears *e) {
   float heard[HOP], said[MOST];
   for (;;) {
     int64_t n_said;
-    const int64_t n = listen(e, heard);
-    if (e->has_failed || (!n && e->n)) return 1;
+    const int64_t n = listen(e, heard); /* 0 at a cut, too: what came before it is said */
     int32_t status = krait_stream_push(stream, heard, n, said, MOST, &n_said);
     if (status < 0) return status;
     if (n_said && !say(said, n_said)) return 0;
@@ -80,7 +79,7 @@ static int live_with(const cli_run *how, const krait_model_options *options) {
   if (status >= 0) status = krait_stream_open(session, &stream);
   if (status < 0) exit_status = cli_report("live", status) + 1;
   else if ((status = run(stream, &e)) < 0) exit_status = cli_report("live", status);
-  else if (e.has_failed || e.n) exit_status = say_cut(&e);
+  else if (status && (e.has_failed || e.n)) exit_status = say_cut(&e);
   else exit_status = 0; /* main says it when standard output did not take all */
   krait_stream_close(&stream);
   krait_session_close(&session);

@@ -258,7 +258,7 @@ static int check_written(const cli_outputs_rule *rule, checklist *list) {
                 *read =
                     w->inode ? bsearch(w, list->read, (size_t)list->n_read, sizeof *list->read, compare_files) : NULL;
     if (read && w->also && strcmp(read->name, w->also) == 0)
-      return cli_usage_error(rule->verb, "%s would be overwritten by its own result; choose another -o", read->name);
+      return cli_usage_error(rule->verb, "%s would be overwritten by its own result; name another output", read->name);
     if (read)
       return cli_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name",
                              w->name, read->name);
@@ -356,7 +356,8 @@ int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands
   if (status < 0) status = check_all(rule, pairs);
   if (status < 0) status = check_existing(rule, pairs);
   if (status < 0) status = check_place(rule, rule->write_too);
-  return status < 0 ? make_all_folders(rule->verb, out, pairs) : status;
+  if (status < 0) status = make_all_folders(rule->verb, out, pairs);
+  return status < 0 && out && pairs->n == 1 ? check_place(rule, pairs->pairs[0].out) : status;
 }
 
 int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs) {

@@ -53,7 +53,7 @@ KRAIT_API const char *krait_model_json(const krait_model *model);
  * krait_text_free. */
 KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
 /* Any weights file that krait reads to safetensors; metadata from config_path and overrides where given. An out_path
- * that ends in .th becomes what upstream's best.th is, for torch.load, without metadata. */
+ * that ends in .th, .pt or .pth becomes what upstream's best.th is, for torch.load, without metadata. */
 KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
                                         const char *overrides);
 KRAIT_API void krait_text_free(char **text);

@@ -57,7 +57,7 @@ def run_enhance(options):
         text = "%s; pip install numpy" % error if error.name == "numpy" else str(error)
     except (_load.KraitError, OSError, ValueError, MemoryError) as error:
         text = "%s: %s" % (error.filename, error.strerror) if isinstance(error, OSError) and error.filename else str(error)
-    print("krait enhance: %s" % text.replace("\n", " "), file=sys.stderr)
+    print("krait enhance: %s" % (text[7:] if text.startswith("krait: ") else text).replace("\n", " "), file=sys.stderr)
     return 1
 
 
@@ -65,7 +65,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: what is found on this machine.")
     commands = parser.add_subparsers(dest="command")
     dropin = commands.add_parser("dropin", help="the packages that stand in for upstream's").add_subparsers(dest="action", required=True)
-    packages = {"nargs": "*", "metavar": "package", "help": "default: all, mamba_ssm, causal_conv1d and krait_kernels (the modules *_cuda)"}
+    packages = {"nargs": "*", "metavar": "package", "help": "default: all, mamba_ssm, causal_conv1d, flash_attn and krait_kernels (the modules *_cuda)"}
     on = dropin.add_parser("on", help="install them into this Python")
     on.add_argument("packages", **packages)
     on.add_argument("--force", action="store_true", help="also over a working upstream install")

@@ -16,9 +16,11 @@ class Denoiser:
     itself), floating point within -1 and 1 or int16, and returns one of the same kind, shape and rate. What lies above 8 kHz is removed too.
 
     device: "cpu" or "cuda:0" and so on; threads: of a CPU, 0 for all cores; weights: a safetensors file of `krait train` or `krait convert` instead of the weights inside.
-    One Denoiser may be shared by threads; they take turns."""
+    One Denoiser may be shared by threads; they take turns. A copy or pickle of one opens the same again."""
 
     def __init__(self, device="cpu", threads=0, weights=None):
+        device = str(device)  # a torch.device, too
+        self._made_of = device, threads, weights
         self._lock = threading.Lock()
         self._model = self._session = None
         if device == "cpu":
@@ -33,6 +35,9 @@ class Denoiser:
         self._model = ffi.gc(model, _load.lib().krait_model_close)
         self._check(_load.lib().krait_session_open(model[0], session))
         self._session = ffi.gc(session, lambda handle, model=self._model: _load.lib().krait_session_close(handle))
+
+    def __reduce__(self):
+        return Denoiser, self._made_of
 
     def _open_file(self, path, model):
         """Read here: the wheel's libkrait opens no files. Nothing of the tensors is kept."""
@@ -149,6 +154,7 @@ def enhance(options):
             raise _load.KraitError("%s is the input; give the output another name" % options.output)
         if not options.force:
             raise _load.KraitError("%s exists; -f replaces it" % options.output)
+    _sound.check_output(options.output)
     samples, rate, subtype = _sound.read(options.input)
     cleaned = Denoiser(options.device, options.threads)(samples, rate)
     _sound.write(options.output, cleaned, rate, subtype, options.force)

@@ -133,6 +133,12 @@ def _refusals(name):
     return found
 
 
+def _with_needs(names):
+    """And the other drop-ins that they import, where nothing of that name is there."""
+    needs = [need for name in names for need in PACKAGES[name][2] if need in PACKAGES and not any(_copies(module) for module in PACKAGES[need][1])]
+    return [name for name in PACKAGES if name in names or name in needs]
+
+
 # ---- commands ---------------------------------------------------------------------------------------------------------
 def _pip(*arguments):
     if importlib.util.find_spec("pip") is None:
@@ -162,7 +168,8 @@ def _tell_installed(names):
                 print("krait: that copy of %s is not krait's and hides the drop-in: remove it" % module, file=sys.stderr)
                 hidden = 1
     print("krait: %s" % _torch_text())
-    print("krait: not implemented, and so missing by name: %s" % MISSING)
+    if "mamba_ssm" in names:
+        print("krait: not implemented, and so missing by name: %s" % MISSING)
     return hidden
 
 
@@ -210,12 +217,17 @@ def run(options):
         return 2
     names = [KERNELS] if only_kernels else options.packages or list(PACKAGES)
     if options.action == "on":
-        return _install(names, options.force)
+        return _install(_with_needs(names), options.force)
     if options.action == "off":
         return _remove(names)
     if options.action == "wheel":
-        for name in names:
-            print(write_wheel(name, options.folder))
+        try:
+            os.makedirs(options.folder, exist_ok=True)
+            for name in names:
+                print(write_wheel(name, options.folder))
+        except OSError as error:
+            print("krait: cannot write wheels into %s: %s" % (options.folder, error.strerror), file=sys.stderr)
+            return 1
     else:
         for module in [module for name in names for module in PACKAGES[name][1]]:
             print("%-28s %s" % (module, explain(module)))

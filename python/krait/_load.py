@@ -82,7 +82,8 @@ def function(name):
 def fail(status):
     """Raises the error of the last failing call of this thread."""
     text = ffi().string(lib().krait_error_detail()).decode(errors="replace")
-    cure = ffi().string(lib().krait_status_cure(status)).decode(errors="replace")
+    of_a_call = status in (constant("KRAIT_ERR_ARGUMENT"), constant("KRAIT_ERR_SHAPE"))  # what mends these in C helps nobody here
+    cure = "" if of_a_call else ffi().string(lib().krait_status_cure(status)).decode(errors="replace")
     message = "krait: %s%s" % (text, " (%s)" % cure if cure else "")
     if status == constant("KRAIT_ERR_UNSUPPORTED"):
         raise KraitUnsupported(message, status)

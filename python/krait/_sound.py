@@ -64,6 +64,8 @@ def _read_wave(path):
     with wave.open(path, "rb") as file:
         width, channels, rate, n = file.getsampwidth(), file.getnchannels(), file.getframerate(), file.getnframes()
         data = np.frombuffer(file.readframes(n), dtype=np.uint8)
+    if len(data) < n * width * channels < 0x7fffff00:  # who writes into a pipe promises the most that there is
+        raise wave.Error("ends too early: its header promises more sound than the file holds")
     data = data[:len(data) // (width * channels) * width * channels].reshape(-1, width)
     if width == 1:
         samples = data[:, 0].astype(np.float64) / 128 - 1
@@ -86,7 +88,7 @@ def read(path):
         return _read_wave(path)
     except (wave.Error, EOFError, RuntimeError) as error:
         cure = "" if soundfile else "; without the package soundfile only WAV with integer samples is read"
-        raise KraitError("%s: %s%s" % (path, error, cure)) from None
+        raise KraitError("%s: %s%s" % (path, str(error) or "empty, or cut within its header", cure)) from None
 
 
 def _write_wave(path, samples, rate, subtype):
@@ -105,12 +107,20 @@ def _write_wave(path, samples, rate, subtype):
         file.writeframes(data)
 
 
+def check_output(path):
+    """What can be said before the work."""
+    folder = os.path.dirname(path) or "."
+    if os.path.splitext(path)[1].lower() != ".wav" and not _soundfile():
+        raise KraitError("%s: without the package soundfile only .wav is written" % path)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        raise KraitError("cannot create %s: %s" % (path, "%s may not be written" % folder if os.path.isdir(folder) else "there is no folder %s" % folder))
+
+
 def write(path, samples, rate, subtype, force=False):
     """(channels, n) to path, which appears when it is complete; its name's ending says the format."""
     ending = os.path.splitext(path)[1].lower()
     soundfile = _soundfile()
-    if ending != ".wav" and not soundfile:
-        raise KraitError("%s: without the package soundfile only .wav is written" % path)
+    check_output(path)
     handle, part = tempfile.mkstemp(prefix=".krait-", suffix=ending or ".wav", dir=os.path.dirname(path) or ".")
     os.close(handle)
     try:

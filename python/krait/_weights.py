@@ -39,6 +39,8 @@ def read(path):
 
 def settings(metadata, path):
     """What the model is told, from the metadata: "model=primeknet_mamba,dense_channel=64"."""
+    if str(metadata.get("format")).startswith("krait training"):
+        raise ValueError("%s: a training run's checkpoint; the run's weights are in best.safetensors beside it" % path)
     if "model" not in metadata:
         raise ValueError("%s: its metadata do not say which model the weights are for; krait convert --config writes it into a file" % path)
     pairs = {"model": metadata["model"], **json.loads(metadata.get("config", "{}"))}

@@ -71,8 +71,9 @@ static int32_t read_index(const char *path, json_t **tree) {
   *tree = json_loadb((const char *)file.bytes, file.n_bytes, JSON_REJECT_DUPLICATES, &error);
   kr_mapfile_close(&file);
   KR_CHECK(*tree, KRAIT_ERR_FILE_FORMAT, "%s: line %d: %s", path, error.line, error.text);
-  KR_CHECK(json_is_object(json_object_get(*tree, "weight_map")), KRAIT_ERR_FILE_FORMAT, "%s: it has no weight_map",
-           path);
+  const json_t *map = json_object_get(*tree, "weight_map");
+  KR_CHECK(json_is_object(map), KRAIT_ERR_FILE_FORMAT, "%s: it has no weight_map", path);
+  KR_CHECK(json_object_size(map) > 0, KRAIT_ERR_FILE_FORMAT, "%s: its weight_map is empty", path);
   return KRAIT_OK;
 }
 

@@ -88,6 +88,7 @@ const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i) {
   return weights->items ? &weights->items[i] : &kr_bundled_items[i];
 }
 int32_t kr_weights_widen(kr_weights *weights) { return (void)weights, KRAIT_OK; }
+int32_t kr_weights_refuse_checkpoint(const kr_weights *weights) { return (void)weights, KRAIT_OK; }
 
 int32_t kr_weights_check_finite(const kr_weights *weights) {
   for (int64_t i = 0; i < weights->n_items; i++) {

@@ -59,6 +59,7 @@ static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
 
 static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
                           kr_config **config, krait_model *model) {
+  KR_TRY(kr_weights_refuse_checkpoint(weights));
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
   KR_CHECK(name, KRAIT_ERR_WEIGHTS,

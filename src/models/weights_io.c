@@ -59,6 +59,13 @@ int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char
   return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
 }
 
+int32_t kr_weights_refuse_checkpoint(const kr_weights *weights) {
+  const char *format = kr_weights_metadata(weights, "format");
+  KR_CHECK(!format || strncmp(format, "krait training", strlen("krait training")) != 0, KRAIT_ERR_WEIGHTS,
+           "a training run's checkpoint; the run's weights are in best.safetensors beside it");
+  return KRAIT_OK;
+}
+
 int32_t krait_weights_describe(const char *weights_path, char **json) {
   kr_weights *weights;
   kr_config *config = NULL;
@@ -78,13 +85,20 @@ void krait_text_free(char **text) {
   *text = NULL;
 }
 
+static int is_torch_name(const char *path) {
+  static const char *const endings[] = {".th", ".pt", ".pth"};
+  const char *dot = strrchr(path, '.');
+  for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
+    if (strcmp(dot, endings[i]) == 0) return 1;
+  return 0;
+}
+
 /* The input's metadata, with model and config as merged; a best.th has none. */
 static int32_t write_converted(const kr_weights *weights, const kr_config *config, const char *values,
                                const char *out_path) {
-  const size_t length = strlen(out_path);
   const int64_t n_items = kr_weights_count(weights);
   int64_t n = 0;
-  if (length > 3 && strcmp(out_path + length - 3, ".th") == 0)
+  if (is_torch_name(out_path))
     return kr_torch_file_write(out_path, n_items ? kr_weights_at(weights, 0) : NULL, n_items);
   kr_metadata *metadata = kr_alloc_array((size_t)kr_weights_n_metadata(weights) + 2, sizeof *metadata);
   KR_CHECK(metadata, KRAIT_ERR_NO_MEMORY, "no memory for metadata");

@@ -9,4 +9,7 @@
  * kr_free. */
 int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json);
 
+/* A training run's checkpoint has the model's tensors under other names, among many more. */
+int32_t kr_weights_refuse_checkpoint(const kr_weights *weights);
+
 #endif

@@ -275,11 +275,27 @@ static int32_t read_normalizer(kr_tokenizer *t, const json_t *normalizer) {
   return KRAIT_OK;
 }
 
-static int32_t read_tree(kr_tokenizer *t, const json_t *root) {
-  const json_t *post = json_object_get(root, "post_processor"), *list = json_object_get(root, "added_tokens");
-  FORMAT_CHECK(json_is_object(root), "%s: no tokenizer.json", t->label);
-  FORMAT_CHECK(!post || json_is_null(post) || strcmp(type_of(post), "ByteLevel") == 0,
+/* A ByteLevel changes offsets alone; a template may put tokens around the text, those that save_pretrained writes put
+ * none. */
+static int32_t read_post_processor(const kr_tokenizer *t, const json_t *post) {
+  const json_t *single = json_object_get(post, "single"), *part;
+  size_t i;
+  if (!post || json_is_null(post) || strcmp(type_of(post), "ByteLevel") == 0) return KRAIT_OK;
+  FORMAT_CHECK(strcmp(type_of(post), "TemplateProcessing") == 0 && json_array_size(single) > 0,
                "%s: its post-processor is '%.32s', which is not read", t->label, type_of(post));
+  json_array_foreach(single, i, part) {
+    const char *name = json_string_value(json_object_get(json_object_get(part, "SpecialToken"), "id"));
+    FORMAT_CHECK(!name, "%s: its post-processor puts '%.64s' to every text, which is not read", t->label, name);
+  }
+  FORMAT_CHECK(json_array_size(single) == 1 && json_object_get(json_array_get(single, 0), "Sequence"),
+               "%s: its post-processor is a template of an unknown form", t->label);
+  return KRAIT_OK;
+}
+
+static int32_t read_tree(kr_tokenizer *t, const json_t *root) {
+  const json_t *list = json_object_get(root, "added_tokens");
+  FORMAT_CHECK(json_is_object(root), "%s: no tokenizer.json", t->label);
+  KR_TRY(read_post_processor(t, json_object_get(root, "post_processor")));
   KR_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
   KR_TRY(read_pre_tokenizer(t, json_object_get(root, "pre_tokenizer")));
   KR_TRY(read_model(t, root, list));

@@ -24,6 +24,7 @@
 #include "recipe.h"
 #include "scorer.h"
 #include "status.h"
+#include "weights_io.h"
 
 typedef struct run {
   const krait_ctx *ctx;
@@ -325,6 +326,8 @@ static int32_t open_model(run *r, kr_weights **weights, kr_pk_config *config) {
   if (!start) KR_TRY(kr_recipe_text(r->recipe, "continue_from", NULL, &start));
   if (start) {
     KR_TRY(kr_weights_open(start, weights));
+    if (kr_weights_refuse_checkpoint(*weights) < 0)
+      return kr_fail(KRAIT_ERR_WEIGHTS, "%s: %s", start, krait_error_detail());
     KR_TRY(kr_weights_widen(*weights));
   } else {
     KR_TRY(settings_of(r->recipe, settings, sizeof settings));
@@ -463,6 +466,10 @@ static int32_t open_run(run *r, kr_weights **weights) {
            (long long)n.n_files, n.n_files == 1 ? "" : "s", n.speech_s, (long long)r->n_steps,
            (double)kr_trainer_bytes(r->trainer) * 1e-6);
   if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
+  if (r->state.step < all_steps(r)) return KRAIT_OK;
+  snprintf(line, sizeof line, "nothing is left to do: %lld of %lld steps are done; epochs=N or --steps N asks for more",
+           (long long)r->state.step, (long long)all_steps(r));
+  if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
   return KRAIT_OK;
 }
 
@@ -496,11 +503,20 @@ static int32_t end_run(run *r, int32_t status) {
   return kr_ranks_end(r->ranks, status);
 }
 
-/* A run that goes on and is told nothing has its own. */
+/* A run that goes on and is told no other has its own, which settings change. */
 static const char *config_of(const krait_train_options *o) {
   char path[4096];
   config_path(o->folder, path, sizeof path);
-  return o->resume && !o->config && !o->n_settings && access(path, F_OK) == 0 ? o->folder : o->config;
+  return o->resume && !o->config && access(path, F_OK) == 0 ? o->folder : o->config;
+}
+
+static int32_t check_resume(const krait_train_options *o) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/checkpoint.safetensors", o->folder);
+  KR_CHECK(!o->resume || access(path, F_OK) == 0 || errno != ENOENT, KRAIT_ERR_FILE_OPEN,
+           "%s has no checkpoint to go on from; --output names the run's folder, and without --resume a run begins",
+           o->folder);
+  return KRAIT_OK;
 }
 
 int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
@@ -514,7 +530,9 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;
   KR_TRY(kr_ranks_open(options->place, &r.ranks));
-  int32_t status = kr_recipe_open(config_of(options), options->settings, (int32_t)options->n_settings, &recipe);
+  int32_t status = check_resume(options);
+  if (status >= 0)
+    status = kr_recipe_open(config_of(options), options->settings, (int32_t)options->n_settings, &recipe);
   r.recipe = recipe;
   if (status >= 0) status = open_run(&r, &weights);
   kr_weights_close(&weights);

@@ -162,7 +162,9 @@ def check_bad_inputs(folder):
         refuse(folder, words, write_float_wav(folder / "bad.wav", samples))
     refuse(folder, "/dev/zero is a device", "/dev/zero", "-o", folder / "zero.wav")
     refuse(folder, "cannot write /dev/full: No space left", good, "-o", "/dev/full")
-    refuse(folder, "cannot create", good, "-o", folder / "no" / "out.wav")
+    check_error(2, "out.wav: there is no folder ", "enhance", *WEIGHTS, good, "-o", folder / "no" / "out.wav")
+    check(not (folder / "no").exists(), "only -o DIR makes folders")
+    check_error(1, "missing.wav", "enhance", *WEIGHTS, folder / "no" / "missing.wav")
     with open("/dev/full", "wb") as full:
         done = subprocess.run([KRAIT, "enhance", *WEIGHTS, good, "-o", "-"], stdout=full, stderr=subprocess.PIPE, timeout=120)
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"standard output: No space left" in done.stderr, f"full standard output: {done}")

@@ -147,6 +147,7 @@ with tempfile.TemporaryDirectory() as name:
     check(some.returncode == 1 and json.loads(some.stdout)["failed"] == 1 and json.loads(some.stdout)["results"][0]["recordings"] == 2 and some.stderr.count(b"\n") == 1, f"one bad: {some}")
     os.remove(folder / "other/a/s1.wav")
     check(b"1 of 3 recordings" in krait("evaluate", folder / "clean", folder / "other").stderr, "one without a partner is told")
+    check(b"1 of 3 recordings of " + bytes(folder / "clean") in krait("evaluate", folder / "other", folder / "clean").stderr, "of the second folder, too")
 
     # One line for every mistake.
     clean, other = folder / "mono.wav", folder / "noisy.wav"

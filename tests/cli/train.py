@@ -157,6 +157,12 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("train", base / "whole", "-w", base / "whole" / "best.safetensors", "model=primeknet_gru_masking", "--output", base / "third", "--steps", "1")
     told = json.loads((base / "third" / ".hydra" / "config.yaml").read_text())["model"]
     check(done.returncode == 0 and told["model_lib"] == "primeknet_mamba" and told["param"]["dense_channel"] == 8, f"the model of the weights: {told}")
+    done = krait("train", "--resume", "-o", base / "told", "--threads", "2", "lr=1e-3")
+    check(done.returncode == 0 and done.stdout == b"" and b"nothing is left to do: " in done.stderr, f"settings come upon the folder's own configuration, and all is done: {done}")
+    check_error(1, "none has no checkpoint", "train", "--resume", "-o", base / "none")
+    sound = DEMO / "noisy.flac"
+    check_error(2, "a training run's checkpoint; ", "enhance", sound, "-w", base / "whole" / "checkpoint.safetensors", "-o", base / "no.wav")
+    check_error(1, "checkpoint.safetensors: a training run's checkpoint; ", *train(base / "none", config, "--weights", base / "whole" / "checkpoint.safetensors"))
     best = base / "best.th"
     check(krait("convert", base / "whole" / "best.safetensors", best).returncode == 0, "best.th")
     done = krait("convert", best, base / "back.safetensors", "--config", base / "whole" / ".hydra" / "config.yaml")

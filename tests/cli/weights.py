@@ -66,6 +66,10 @@ with tempfile.TemporaryDirectory() as folder:
     check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
     check_error(2, "there is no folder", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
+    for name in ("model.gguf", "model", "-"):  # what would be safetensors under a name that says otherwise
+        check_error(2, f"{name}: a name that ends in .safetensors", "convert", good, name, cwd=folder)
+    check(krait("convert", good, pathlib.Path(folder) / "m.pth").returncode == 0 and (pathlib.Path(folder) / "m.pth").read_bytes()[:2] == b"PK", ".pth is PyTorch's, as .th")
+    (pathlib.Path(folder) / "m.pth").unlink()
     if os.path.exists("/dev/full"):
         check_error(1, "No space left", "convert", good, "/dev/full")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that fills up half-way

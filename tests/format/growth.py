@@ -64,7 +64,7 @@ def write_pickle(make):
 def write_yaml(line):
     def write(path, n):
         path.write_text("".join(line(i) for i in range(n)))
-        return ["convert", "-f", MODEL, path.with_suffix(".out"), "--config", path]
+        return ["convert", "-f", MODEL, path.with_suffix(".safetensors"), "--config", path]
     return write
 
 
@@ -76,7 +76,7 @@ def write_tensors(path, n):
 
 
 def write_overrides(path, n):
-    return ["convert", "-f", MODEL, path, "--set", ",".join(f"k{i}=1" for i in range(n))]
+    return ["convert", "-f", MODEL, path.with_suffix(".safetensors"), "--set", ",".join(f"k{i}=1" for i in range(n))]
 
 
 CASES = {"pickle of values": (write_pickle(values), 2_000_000), "pickle of lists": (write_pickle(marks), 900_000), "pickle of names": (write_pickle(memo), 1_000_000),

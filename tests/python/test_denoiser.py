@@ -1,8 +1,10 @@
 """krait.Denoiser and python -m krait enhance: the same as the C call at the model's rate; rates, kinds, shapes, files; what is refused."""
 
+import copy
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import wave
@@ -84,7 +86,7 @@ def test_weights_refused(tmp_path):
 
     name = next(n for n in header if n.endswith("norm.weight"))
     assert krait.Denoiser(threads=1, weights=written(lambda h: None))(np.ones(500) * 0.1).shape == (500,)
-    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h.pop(name), _load.KraitError, name),
+    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors beside"), (lambda h: h.pop(name), _load.KraitError, name),
                                 (lambda h: h[name]["data_offsets"].reverse(), ValueError, "whole safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "whole safetensors"),
                                 (lambda h: h[name]["shape"].append(2), ValueError, "whole safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
                                 (told(frobnicate=1), _load.KraitError, "frobnicate"), (told(dense_channel=2.5), _load.KraitError, "dense_channel is not a whole number"),
@@ -146,7 +148,17 @@ def test_quality_of_rate_conversion(rates):
         assert np.abs(y[len(y) // 4:3 * len(y) // 4]).max() < 1e-6
 
 
+def test_copies(denoiser):
+    x = speech(2000)
+    for copied in (copy.deepcopy(denoiser), pickle.loads(pickle.dumps(krait.Denoiser("cpu", 1, GOLDEN / "tiny-gru.weights.safetensors")))):
+        assert copied(x).shape == x.shape and copied._session is not denoiser._session
+    assert np.array_equal(copy.deepcopy(denoiser)(x), denoiser(x)) and not np.array_equal(copied(x), denoiser(x))
+
+
 def test_refusals(denoiser):
+    with pytest.raises(_load.KraitError) as refused:  # words for callers of C are left out
+        krait.Denoiser._check(_load.lib().krait_session_open(_load.ffi().NULL, _load.ffi().NULL))
+    assert "header" not in str(refused.value)
     for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex)):
         with pytest.raises(TypeError, match="time as the last axis"):
             denoiser(bad)
@@ -231,11 +243,19 @@ def test_enhance_a_file(denoiser, tmp_path):
     assert np.abs(out[0] - denoiser(given[0], 22050)).max() < 1e-4
     before = (tmp_path / "out.wav").read_bytes()
     for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is the input"),
-                            ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "No such file")):
+                            ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "x.wav: there is no folder")):
         done = run(*arguments)
         assert done.returncode == 1 and done.stderr.startswith("krait enhance: ") and done.stderr.count("\n") == 1 and says in done.stderr, done
     (tmp_path / "bad.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt ")
     done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "bad.wav" in done.stderr, done
+    for n, says in ((0, "empty, or cut"), (2000, "ends too early")):
+        (tmp_path / "bad.wav").write_bytes((tmp_path / "in.wav").read_bytes()[:n])
+        done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr or _sound._soundfile(), done
+    raw = bytearray((tmp_path / "in.wav").read_bytes())
+    raw[40:44] = b"\xff\xff\xff\x7f"  # as what is streamed says it
+    (tmp_path / "bad.wav").write_bytes(raw)
+    assert _sound._read_wave(str(tmp_path / "bad.wav"))[0].shape == given.shape
     assert (tmp_path / "out.wav").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["bad.wav", "in.wav", "out.wav"]
     assert run(tmp_path / "in.wav", tmp_path / "out.wav", "-f", "--threads", 2).returncode == 0

@@ -250,6 +250,15 @@ def test_on_and_off(bare_python):
     assert "no drop-in is installed" in bare_python("-m", "krait", "dropin", "off").stdout
 
 
+def test_one_brings_what_it_imports(bare_python):
+    """mamba_ssm imports causal_conv1d."""
+    done = bare_python("-m", "krait", "dropin", "on", "mamba_ssm")
+    assert done.returncode == 0 and "causal_conv1d (causal_conv1d " in done.stdout and "flash_attn (" not in done.stdout, done
+    found = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (_dropin.MODULES,)
+    assert bare_python("-c", found).stdout.strip() == str([m for m in _dropin.MODULES if m not in _dropin.PACKAGES["flash_attn"][1]])
+    assert bare_python("-m", "krait", "dropin", "off").returncode == 0
+
+
 def test_kernels_only(bare_python):
     """For forks with a mamba_ssm and a causal_conv1d of their own."""
     done = bare_python("-m", "krait", "dropin", "on", "--kernels-only")

@@ -200,6 +200,17 @@ static void added_tokens_come_first(void **state) {
   kr_tokenizer_close(&t);
 }
 
+#define SEQUENCE "{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}"
+#define TEMPLATE(single) "{\"type\": \"TemplateProcessing\", \"single\": [" single "], \"special_tokens\": {}}"
+
+static void a_template_that_adds_nothing(void **state) {
+  kr_tokenizer *t;
+  (void)state;
+  assert_int_equal(open_made(&(options){.post = TEMPLATE(SEQUENCE)}, &t), KRAIT_OK);
+  IDS(t, "abc", 0, 256, 'c');
+  kr_tokenizer_close(&t);
+}
+
 static void what_is_refused(void **state) {
   static const struct {
     options o;
@@ -218,6 +229,10 @@ static void what_is_refused(void **state) {
                "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}"},
        "unknown expression: x+"},
       {{.post = "{\"type\": \"TemplateProcessing\"}"}, "its post-processor is 'TemplateProcessing'"},
+      {{.post = "{\"type\": \"BertProcessing\", \"single\": [" SEQUENCE "]}"},
+       "its post-processor is 'BertProcessing'"},
+      {{.post = TEMPLATE("{\"SpecialToken\": {\"id\": \"<s>\"}}, " SEQUENCE)}, "puts '<s>' to every text"},
+      {{.post = TEMPLATE(SEQUENCE ", " SEQUENCE)}, "a template of an unknown form"},
       {{.added = ADDED("x", 300, false, false) "," ADDED("y", 300, false, false)}, "two tokens have id 300"},
       {{.added = ADDED("x", -1, false, false)}, "no id"},
       {{.added = ADDED("", 300, false, false)}, "without content"},
@@ -380,7 +395,7 @@ int main(void) {
       cmocka_unit_test(cuts),
       cmocka_unit_test(merges_by_rank),
       cmocka_unit_test(added_tokens_come_first),
-      cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(a_template_that_adds_nothing), cmocka_unit_test(what_is_refused),
       cmocka_unit_test(a_long_word),
       cmocka_unit_test(recorded_neox),
       cmocka_unit_test(recorded_qwen2),
