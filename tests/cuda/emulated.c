@@ -75,8 +75,8 @@ static uint64_t seed;
 static int64_t percent = 100;
 
 /* A device whose blocks may have so much shared memory: some kernels want several blocks on a multiprocessor. The
- * little one is that of compute capabilities 8.6, 8.9 and 12.0. */
-enum { LITTLE = 101376, MUCH = 232448 };
+ * little one is that of compute capabilities 8.6, 8.9 and 12.0, the least of those before 7.0. */
+enum { OLD = 61, LEAST = 49152, LITTLE = 101376, MUCH = 232448 };
 
 static int n_multiprocessors = 16;
 
@@ -148,6 +148,7 @@ static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const cha
 enum { SECOND_START = 22 };
 
 static int64_t check_rows(const kr_op *op, const char *const *rows) {
+  const int is_least = strncmp(*rows, "cuda_base", 9) == 0, newest = capability;
   int64_t n_failures = 0, n_runs = 0;
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
@@ -158,7 +159,8 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
           16, 3}[seed & 1]; /* time is cut where units are fewer than multiprocessors; else states are handed over */
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
-    fake_device(order ? MUCH : LITTLE);
+    capability = is_least && !order ? OLD : newest;
+    fake_device(order ? MUCH : is_least ? LEAST : LITTLE);
     krait_ctx *ctx = open_ctx();
     kr_check_result r = check_op(ctx, op, rows[order], order, order * SECOND_START,
                                  (is_composed(op) ? 0.25 : 0.6) * (double)percent / 100, op->n_cases, print_line);
@@ -639,6 +641,69 @@ static void a_product_in_two_launches_is_whole(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* ---- the widest heads on the oldest GPUs ------------------------------------------------------------------------- */
+
+enum { WL = 5, WD = 256 };
+typedef struct wide_call {
+  float q[WL][WD], k[WL][WD], v[WL][WD], dout[WL][WD], out[WL][WD], lse[WL], dq[WL][WD], dk[WL][WD], dv[WL][WD];
+} wide_call;
+
+static void run_wide(const krait_ctx *ctx, const kr_row *row, void *args) {
+  krait_call *call = args;
+  const uint64_t bytes = row->scratch_bytes ? row->scratch_bytes(ctx, args) : 0;
+  call->scratch_bytes = bytes, call->scratch = bytes ? aligned_alloc(256, (bytes + 255) & ~(uint64_t)255) : NULL;
+  assert_null(row->refuse ? row->refuse(ctx, args) : NULL);
+  if (row->run(ctx, args) < 0) fail_msg("%s: %s", row->name, krait_error_detail());
+  free(call->scratch);
+}
+
+static const kr_row *row_named(const char *op, const char *name) {
+  const kr_row *row = kr_op_find(op)->rows;
+  while (strcmp(row->name, name) != 0) row++;
+  return row;
+}
+
+/* The forward pass, then the gradient, by the rows of this name. */
+static void attend(const krait_ctx *ctx, const char *name, wide_call *c) {
+#define ROWS(field) {c->field, {WL * WD, WD, WD, 1}, KRAIT_F32}
+#define SIZES .B = 1, .Lq = WL, .Lk = WL, .H = 1, .Hk = 1, .D = WD, .Dv = WD, .Bk = 1
+#define INPUTS .q = ROWS(q), .k = ROWS(k), .v = ROWS(v), .out = ROWS(out), .lse = {c->lse, {WL, WL, 1}, KRAIT_F32}
+  run_wide(ctx, row_named("attention", name),
+           &(krait_attention_args){.call = {.size = sizeof(krait_attention_args)}, SIZES, INPUTS});
+  run_wide(ctx, row_named("attention_bwd", name),
+           &(krait_attention_bwd_args){.call = {.size = sizeof(krait_attention_bwd_args)},
+                                       SIZES,
+                                       INPUTS,
+                                       .dout = ROWS(dout),
+                                       .dq = ROWS(dq),
+                                       .dk = ROWS(dk),
+                                       .dv = ROWS(dv)});
+#undef ROWS
+#undef SIZES
+#undef INPUTS
+}
+
+/* Tiles of 32 rows of 256 floats and eight rows of both factors are all of the shared memory that there is. */
+static void widest_heads_have_room(void **state) {
+  if (*state != kr_op_find("attention_bwd")) skip();
+  static wide_call want, got;
+  uint32_t random = 11;
+  for (size_t i = 0; i < sizeof want / sizeof(float); i++)
+    ((float *)&want)[i] = (float)((random = random * 1664525u + 1013904223u) >> 8) / (1 << 23) - 1;
+  got = want;
+  capability = OLD, n_multiprocessors = 16;
+  fake_device(LEAST);
+  krait_ctx *ctx = open_ctx();
+  kr_emulated_order(0);
+  attend(ctx, "ref", &want);
+  attend(ctx, "cuda_base", &got);
+  for (size_t i = 0; i < sizeof want / sizeof(float); i++) {
+    const float a = ((const float *)&got)[i], b = ((const float *)&want)[i];
+    if (!(fabsf(a - b) <= 1e-4f)) fail_msg("number %d is %g, not %g", (int)i, a, b);
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
@@ -668,6 +733,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op),
                                      cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
-                                     cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op)};
+                                     cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
+                                     cmocka_unit_test_prestate(widest_heads_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
