@@ -153,7 +153,7 @@ static int shared_bytes(void) {
 /* Whether a device takes such a launch. */
 static int takes(const unsigned grid[3], unsigned block, unsigned shared) {
   return grid[0] && grid[1] && grid[2] && block && grid[0] <= INT32_MAX && grid[1] <= 65535 && grid[2] <= 65535 &&
-         block <= 1024 && shared <= (unsigned)shared_bytes();
+         block <= 1024 && shared + setting("static=", 0) <= shared_bytes();
 }
 
 #define FAKE(name, parameters, ...)  \
@@ -237,7 +237,8 @@ FAKE(
 #endif
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),
      if (!(*function = find(module, name))) return NOT_FOUND)
-FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
+FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function),
+     *value = (int)setting("static=", 0)) /* shared memory that kernels have by themselves */
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
 static void copy(void *to, const void *from, size_t bytes) {
