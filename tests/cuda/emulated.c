@@ -75,17 +75,18 @@ static uint64_t seed;
 static int64_t percent = 100;
 
 /* A device whose blocks may have so much shared memory: some kernels want several blocks on a multiprocessor. The
- * little one is that of compute capabilities 8.6, 8.9 and 12.0. */
-enum { LITTLE = 101376, MUCH = 232448 };
+ * little one is that of compute capabilities 8.6, 8.9 and 12.0, the least of those before 7.0. */
+enum { OLD = 61, LEAST = 49152, LITTLE = 101376, MUCH = 232448 };
 
 static int n_multiprocessors = 16;
 
 static int capability = 80;
+static int own_shared_bytes; /* of each kernel, beside what its launch asks for */
 
 static void fake_device(int shared_bytes) {
-  char fake[80];
-  snprintf(fake, sizeof fake, "capability=%d,shared=%d,multiprocessors=%d", capability, shared_bytes,
-           n_multiprocessors);
+  char fake[100];
+  snprintf(fake, sizeof fake, "capability=%d,shared=%d,static=%d,multiprocessors=%d", capability, shared_bytes,
+           own_shared_bytes, n_multiprocessors);
   setenv("KR_FAKE_CUDA", fake, 1);
 }
 
@@ -148,6 +149,7 @@ static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const cha
 enum { SECOND_START = 22 };
 
 static int64_t check_rows(const kr_op *op, const char *const *rows) {
+  const int is_least = strncmp(*rows, "cuda_base", 9) == 0, newest = capability;
   int64_t n_failures = 0, n_runs = 0;
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
@@ -158,7 +160,8 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
           16, 3}[seed & 1]; /* time is cut where units are fewer than multiprocessors; else states are handed over */
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
-    fake_device(order ? MUCH : LITTLE);
+    capability = is_least && !order ? OLD : newest;
+    fake_device(order ? MUCH : is_least ? LEAST : LITTLE);
     krait_ctx *ctx = open_ctx();
     kr_check_result r = check_op(ctx, op, rows[order], order, order * SECOND_START,
                                  (is_composed(op) ? 0.25 : 0.6) * (double)percent / 100, op->n_cases, print_line);
@@ -639,6 +642,121 @@ static void a_product_in_two_launches_is_whole(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* ---- calls that take all of the shared memory that there is ------------------------------------------------------ */
+
+static const kr_row *row_named(const char *op, const char *name) {
+  const kr_row *row = kr_op_find(op)->rows;
+  while (strcmp(row->name, name) != 0) row++;
+  return row;
+}
+
+static void run_row(const krait_ctx *ctx, const char *op, const char *name, void *args) {
+  const kr_row *row = row_named(op, name);
+  krait_call *call = args;
+  const uint64_t bytes = row->scratch_bytes ? row->scratch_bytes(ctx, args) : 0;
+  call->scratch_bytes = bytes, call->scratch = bytes ? aligned_alloc(256, (bytes + 255) & ~(uint64_t)255) : NULL;
+  assert_null(row->refuse ? row->refuse(ctx, args) : NULL);
+  if (row->run(ctx, args) < 0) fail_msg("%s: %s", name, krait_error_detail());
+  free(call->scratch);
+}
+
+static krait_ctx *open_tight(int version, int shared_bytes) {
+  capability = version, n_multiprocessors = 16;
+  fake_device(shared_bytes);
+  kr_emulated_order(0);
+  return open_ctx();
+}
+
+static void fill_random(float *to, size_t n) {
+  uint32_t random = 11;
+  for (size_t i = 0; i < n; i++) to[i] = (float)((random = random * 1664525u + 1013904223u) >> 8) / (1 << 23) - 1;
+}
+
+static void compare_floats(const char *what, const float *got, const float *want, size_t n, float bound) {
+  for (size_t i = 0; i < n; i++)
+    if (!(fabsf(got[i] - want[i]) <= bound)) fail_msg("%s: number %zu is %g, not %g", what, i, got[i], want[i]);
+}
+
+enum { WL = 5, WD = 256 };
+typedef struct wide_call {
+  float q[WL][WD], k[WL][WD], v[WL][WD], dout[WL][WD], out[WL][WD], lse[WL], dq[WL][WD], dk[WL][WD], dv[WL][WD];
+} wide_call;
+
+static void attend(const krait_ctx *ctx, const char *name, wide_call *c) {
+#define ROWS(field) {c->field, {WL * WD, WD, WD, 1}, KRAIT_F32}
+#define SIZES .B = 1, .Lq = WL, .Lk = WL, .H = 1, .Hk = 1, .D = WD, .Dv = WD, .Bk = 1
+#define INPUTS .q = ROWS(q), .k = ROWS(k), .v = ROWS(v), .out = ROWS(out), .lse = {c->lse, {WL, WL, 1}, KRAIT_F32}
+  run_row(ctx, "attention", name,
+          &(krait_attention_args){.call = {.size = sizeof(krait_attention_args)}, SIZES, INPUTS});
+  run_row(ctx, "attention_bwd", name,
+          &(krait_attention_bwd_args){.call = {.size = sizeof(krait_attention_bwd_args)},
+                                      SIZES,
+                                      INPUTS,
+                                      .dout = ROWS(dout),
+                                      .dq = ROWS(dq),
+                                      .dk = ROWS(dk),
+                                      .dv = ROWS(dv)});
+#undef ROWS
+#undef SIZES
+#undef INPUTS
+}
+
+/* Before compute capability 7.0: 32 rows of 256 floats, and eight of both factors. */
+static void widest_heads_have_room(void **state) {
+  if (*state != kr_op_find("attention_bwd")) skip();
+  static wide_call want, got;
+  fill_random((float *)&want, sizeof want / sizeof(float));
+  got = want;
+  krait_ctx *ctx = open_tight(OLD, LEAST);
+  attend(ctx, "ref", &want);
+  attend(ctx, "cuda_base", &got);
+  compare_floats("cuda_base", (float *)&got, (float *)&want, sizeof want / sizeof(float), 1e-4f);
+  krait_ctx_close(&ctx);
+}
+
+enum { NR = 8, NM = 5632 };
+typedef struct norm_call {
+  uint16_t x[NR][NM], z[NR][NM], dout[NR][NM], dx[NR][NM], dz[NR][NM];
+  float weight[NM], dweight[NM];
+} norm_call;
+
+static void gate(const krait_ctx *ctx, const char *name, norm_call *c) {
+#define ROWS(field) {c->field, {NM, 1}, KRAIT_BF16}
+  run_row(ctx, "gated_norm_bwd", name,
+          &(krait_gated_norm_bwd_args){.call = {.size = sizeof(krait_gated_norm_bwd_args),
+                                                .flags = KRAIT_GATED_NORM_RMS},
+                                       .R = NR,
+                                       .M = NM,
+                                       .group_size = NM,
+                                       .eps = 1e-3f,
+                                       .x = ROWS(x),
+                                       .z = ROWS(z),
+                                       .weight = {c->weight, {1}, KRAIT_F32},
+                                       .dout = ROWS(dout),
+                                       .dx = ROWS(dx),
+                                       .dz = ROWS(dz),
+                                       .dweight = {c->dweight, {1}, KRAIT_F32}});
+#undef ROWS
+}
+
+/* Three rows on their way would be all of compute capability 8.6's; the kernel has 512 bytes beside them. */
+static void rows_on_their_way_have_room(void **state) {
+  if (*state != kr_op_find("gated_norm_bwd")) skip();
+  static _Alignas(64) norm_call want, got;
+  static float random[3 * NR * NM];
+  fill_random(random, sizeof random / sizeof *random);
+  fill_random(want.weight, NM);
+  for (size_t i = 0; i < sizeof random / sizeof *random; i++) ((uint16_t *)&want)[i] = kr_float_to_bf16(random[i]);
+  got = want;
+  own_shared_bytes = 512;
+  krait_ctx *ctx = open_tight(86, LITTLE);
+  gate(ctx, "ref", &want);
+  gate(ctx, "cuda_ampere_aligned_rows", &got);
+  own_shared_bytes = 0;
+  compare_floats("cuda_ampere_aligned_rows", got.dweight, want.dweight, NM, 1e-3f);
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
@@ -668,6 +786,8 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op),
                                      cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
-                                     cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op)};
+                                     cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
+                                     cmocka_unit_test_prestate(widest_heads_have_room, op),
+                                     cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

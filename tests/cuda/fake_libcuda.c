@@ -1,8 +1,8 @@
 /* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory that only copies and kernels
  * may touch (the host's own access to it ends the test, as on a GPU), kernels do nothing (or run in the emulator:
- * KR_EMULATE), and it fails as it is told. What start-up should do comes from KR_FAKE_CUDA
- * ("init=999,version=8000,count=0,capability=50"); the n-th later call fails through fake_cuda_fail_at. fake_cuda_held
- * counts what was taken and not given back. */
+ * KR_EMULATE), launches that no GPU of the compute capability takes are refused, and it fails as it is told. What
+ * start-up should do comes from KR_FAKE_CUDA ("init=999,version=8000,count=0,capability=50"); the n-th later call fails
+ * through fake_cuda_fail_at. fake_cuda_held counts what was taken and not given back. */
 #define _DEFAULT_SOURCE /* MADV_DONTNEED, MAP_NORESERVE */
 #include <pthread.h>
 #include <stdint.h>
@@ -137,6 +137,25 @@ static long setting(const char *key, long otherwise) {
 
 static int failed(void) { return ++calls == fail_at ? fail_with : 0; }
 
+/* Bytes of shared memory that a block may have. */
+static int shared_bytes(void) {
+  const long c = setting("capability=", 90);
+  const int is_small = c == 86 || c == 88 || c == 89 || c >= 120,
+            own = c < 70   ? 49152
+                  : c < 75 ? 98304
+                  : c < 80 ? 65536
+                  : is_small ? 101376
+                  : c < 90   ? 166912
+                             : 232448;
+  return (int)setting("shared=", own);
+}
+
+/* Whether a device takes such a launch. */
+static int takes(const unsigned grid[3], unsigned block, unsigned shared) {
+  return grid[0] && grid[1] && grid[2] && block && grid[0] <= INT32_MAX && grid[1] <= 65535 && grid[2] <= 65535 &&
+         block <= 1024 && shared + setting("static=", 0) <= shared_bytes();
+}
+
 #define FAKE(name, parameters, ...)  \
   EXPORT int name parameters;        \
   int name parameters {              \
@@ -168,7 +187,7 @@ FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = 
 FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(device),
      *value = attribute == 75   ? (int)setting("capability=", 90) / 10
               : attribute == 76 ? (int)setting("capability=", 90) % 10
-              : attribute == 97 ? (int)setting("shared=", 49152)
+              : attribute == 97 ? shared_bytes()
               : attribute == 16 ? (int)setting("multiprocessors=", 8)
               : attribute == 38 ? (int)setting("l2=", 8)
                                 : 8)
@@ -218,7 +237,8 @@ FAKE(
 #endif
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),
      if (!(*function = find(module, name))) return NOT_FOUND)
-FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function), *value = 0)
+FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function),
+     *value = (int)setting("static=", 0)) /* shared memory that kernels have by themselves */
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
 static void copy(void *to, const void *from, size_t bytes) {
@@ -271,6 +291,7 @@ __attribute__((no_sanitize("address"))) static void copy_args(volatile unsigned 
 
 static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
                   int is_ahead) {
+  if (!takes(grid, block, shared)) return INVALID_VALUE;
   if (!recording || !recorded) return run(function, grid, block, shared, args, is_ahead), 0;
   if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes))
     return setting("record=", 0) ? OUT_OF_MEMORY : 0;
@@ -310,8 +331,11 @@ FAKE(cuStreamIsCapturing, (void *stream, int *status), UNUSED(stream), *status =
 FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = calloc(1, sizeof(fake_graph)), taken())
 FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel),
      UNUSED(after), UNUSED(n_after);
-     fake_graph *g = graph; set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
+     fake_graph *g = graph;
+     if (!takes(kernel->grid, kernel->block[0], kernel->shared)) return INVALID_VALUE;
+     set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
 FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel),
+     if (!takes(kernel->grid, kernel->block[0], kernel->shared)) return INVALID_VALUE;
      set_node(instance, (int)(uintptr_t)node - 1, kernel))
 FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags),
      *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), taken())

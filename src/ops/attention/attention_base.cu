@@ -6,7 +6,7 @@ template <int K>
 KR_DEV void forward(const kr_attention_plan &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K);
   KR_DYNAMIC_SHARED(shared);
-  float *const tile = (float *)shared, *const rows = tile + TILE * pitch<K>();
+  float *const tile = (float *)shared, *const rows = tile + TILE * KR_ATTENTION_BASE_PITCH(K);
   const task at = task_of(p.n_q_tiles, p.H);
   const sequence s = sequence_of(p, at.b);
   const int block_row = at.tile * WARPS * R, row0 = block_row + warp_of() * R, kv = at.h / p.heads;

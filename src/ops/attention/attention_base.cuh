@@ -35,8 +35,21 @@ KR_DEV task task_of(int n_tiles, int H) {
   return task{kr_block_x() - rest * n_tiles, rest % H, rest / H};
 }
 
+/* Where element d of a tile's row is, each row a bank further than the one before: by a word between rows, or, where
+ * there is no room for any (KR_ATTENTION_BASE_PITCH), in rows that begin with their row-th word. */
 template <int K>
-KR_DEV constexpr int pitch(void) { return 32 * K + 1; }
+KR_DEV int in_tile(int row, int d) {
+  const int pitch = KR_ATTENTION_BASE_PITCH(K);
+  return pitch > 32 * K ? row * pitch + d : row * pitch + ((row + d) & (pitch - 1));
+}
+/* So many elements lie one behind the other in every row. */
+template <int K>
+KR_DEV constexpr int straight(void) { return KR_ATTENTION_BASE_PITCH(K) > 32 * K ? 32 * K : 32 * K - TILE; }
+/* The lane's k-th element of a row. */
+template <int K>
+KR_DEV int own_in_tile(int row, int k) {
+  return 32 * k < straight<K>() ? in_tile<K>(row, 0) + lane_of() + 32 * k : in_tile<K>(row, lane_of() + 32 * k);
+}
 
 /* 32 keys, or rows, from `first` on, zeros from `end` on. */
 template <int K>
@@ -47,7 +60,7 @@ KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attentio
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const int d = lane_of() + 32 * k;
-      tile[r * pitch<K>() + d] = first + r < end && d < D ? kr_load(v.data, at + d * v.d, v.dtype) : 0.0f;
+      tile[own_in_tile<K>(r, k)] = first + r < end && d < D ? kr_load(v.data, at + d * v.d, v.dtype) : 0.0f;
     }
   }
 }
@@ -59,7 +72,7 @@ KR_DEV void load_queries(float *tile, const kr_attention_tensor &v, const sequen
 #pragma unroll
     for (int k = 0; k < K; k++) {
       const int d = lane_of() + 32 * k;
-      tile[r * pitch<K>() + d] = first + r < end && d < D ? kr_load(v.data, at + d * v.d, v.dtype) : 0.0f;
+      tile[own_in_tile<K>(r, k)] = first + r < end && d < D ? kr_load(v.data, at + d * v.d, v.dtype) : 0.0f;
     }
   }
 }
@@ -67,12 +80,18 @@ KR_DEV void load_queries(float *tile, const kr_attention_tensor &v, const sequen
 /* A lane's row of the tile by each of the warp's R rows. */
 template <int K, int R>
 KR_DEV void multiply(float (&s)[R], const float *tile, const float *rows) {
-  const float *const mine = tile + lane_of() * pitch<K>(), *const theirs = rows + warp_of() * R * 32 * K;
+  const float *const mine = tile + in_tile<K>(lane_of(), 0), *const theirs = rows + warp_of() * R * 32 * K;
 #pragma unroll
   for (int r = 0; r < R; r++) s[r] = 0;
 #pragma unroll 8
-  for (int d = 0; d < 32 * K; d++) {
+  for (int d = 0; d < straight<K>(); d++) {
     const float v = mine[d];
+#pragma unroll
+    for (int r = 0; r < R; r++) s[r] = kr_fma(theirs[r * 32 * K + d], v, s[r]);
+  }
+#pragma unroll 8
+  for (int d = straight<K>(); d < 32 * K; d++) {
+    const float v = tile[in_tile<K>(lane_of(), d)];
 #pragma unroll
     for (int r = 0; r < R; r++) s[r] = kr_fma(theirs[r * 32 * K + d], v, s[r]);
   }
@@ -85,7 +104,7 @@ KR_DEV void accumulate(float (&o)[R][K], const float (&w)[R], const float *tile)
   for (int j = 0; j < TILE; j++) {
     float v[K];
 #pragma unroll
-    for (int k = 0; k < K; k++) v[k] = tile[j * pitch<K>() + lane_of() + 32 * k];
+    for (int k = 0; k < K; k++) v[k] = tile[own_in_tile<K>(j, k)];
 #pragma unroll
     for (int r = 0; r < R; r++) {
       const float one = kr_shuffle_from(w[r], j);

@@ -102,7 +102,8 @@ template <int K>
 KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K);
   KR_DYNAMIC_SHARED(shared);
-  float *const tile = (float *)shared, *const rows = tile + TILE * pitch<K>(), *const drows = rows + WARPS * R * 32 * K;
+  float *const tile = (float *)shared, *const rows = tile + TILE * KR_ATTENTION_BASE_PITCH(K),
+               *const drows = rows + WARPS * R * 32 * K;
   const task at = task_of(p.n_q_tiles, p.H);
   const sequence s = sequence_of(p, at.b);
   const int block_row = at.tile * WARPS * R, row0 = block_row + warp_of() * R, kv = at.h / p.heads;
@@ -152,7 +153,7 @@ template <int K>
 KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K), H = p.H / p.heads;
   KR_DYNAMIC_SHARED(shared);
-  float *const tile = (float *)shared, *const keys = tile + TILE * pitch<K>(),
+  float *const tile = (float *)shared, *const keys = tile + TILE * KR_ATTENTION_BASE_PITCH(K),
                *const values = keys + WARPS * R * 32 * K;
   const task at = task_of((p.rows_k + WARPS * R - 1) / (WARPS * R), H);
   const sequence s = sequence_of(p, at.b);
@@ -212,7 +213,7 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k2(const 
 KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k4(const kr_attention_plan p) {
   gradient_of_queries<4>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dq_k8(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k8(const kr_attention_plan p) {
   gradient_of_queries<8>(p);
 }
 KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dkv_k2(const kr_attention_plan p) {

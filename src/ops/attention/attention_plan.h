@@ -12,8 +12,11 @@ enum { KR_ATTENTION_BASE_THREADS = 128 };
 #define KR_ATTENTION_DELTA_ROWS(LANES) (4 * KR_ATTENTION_BASE_THREADS / (LANES))
 /* Rows, or keys, of a warp of the base tier by the size of heads: 32 K channels. */
 #define KR_ATTENTION_BASE_ROWS(K) ((K) > 4 ? 2 : 4)
+/* Words from one row of such a tile to the next; the widest heads' gradient takes all of 48 KiB, which is what a GPU
+ * before Volta gives a block. */
+#define KR_ATTENTION_BASE_PITCH(K) (32 * (K) + ((K) > 4 ? 0 : 1))
 #define KR_ATTENTION_BASE_SHARED(K, factors) \
-  ((uint32_t)(32 * (32 * (K) + 1) + (factors) * 4 * KR_ATTENTION_BASE_ROWS(K) * 32 * (K)) * 4)
+  ((uint32_t)(32 * KR_ATTENTION_BASE_PITCH(K) + (factors) * 4 * KR_ATTENTION_BASE_ROWS(K) * 32 * (K)) * 4)
 
 /* (batch or block of the cache, token, head, channel): strides in elements. Packed sequences: batch 0 alone. */
 typedef struct kr_attention_tensor {

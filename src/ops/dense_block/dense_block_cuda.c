@@ -27,7 +27,8 @@ static int64_t tiles_along(int64_t n) { return (n + KR_TILE_SIDE - 1) / KR_TILE_
 static const char *refuse_rest(const krait_dense_block_args *a) {
   if (a->lift.data) return "a lift";
   if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
-  if (a->B > 65535 || a->B * a->H * a->W >= (int64_t)1 << 31 || a->H >= (int64_t)1 << 19) return "too many positions";
+  if (a->B > 65535 || a->H > 65535 * KR_TILE_SIDE || a->B * a->H * a->W >= (int64_t)1 << 31)
+    return "too many positions";
   if (!is_map(&a->x, a) || !is_map(&a->out, a)) return "x or out has gaps";
   if (a->taps.stride[0] != 1 || a->taps.stride[1] != 3 * a->taps.stride[2] || a->taps.stride[2] % 2 ||
       is_far(a->taps.stride[2]) || !is_aligned(&a->taps) || a->taps_bias.stride[0] != 1 || !is_aligned(&a->taps_bias))

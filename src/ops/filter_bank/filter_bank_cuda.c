@@ -23,7 +23,8 @@ static int is_vector(const krait_view *v) { return v->stride[0] == 1 && is_align
 
 static const char *refuse_rest(const krait_filter_bank_args *a) {
   if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
-  if (a->B > 65535 || a->B * a->H * a->W >= (int64_t)1 << 31 || a->K >= 1 << 20) return "too many positions or taps";
+  if (a->B > 65535 || a->H > 65535 * KR_TILE_SIDE || a->B * a->H * a->W >= (int64_t)1 << 31 || a->K >= 1 << 20)
+    return "too many positions or taps";
   if (a->x.stride[3] != 1 || (a->x.stride[0] | a->x.stride[1] | a->x.stride[2]) % 2 || !is_aligned(&a->x) ||
       is_far(a->x.stride[2]))
     return "unaligned positions of x";

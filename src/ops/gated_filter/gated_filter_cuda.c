@@ -18,6 +18,7 @@ const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
   if (a->C % 4 || a->C > 4 * KR_GATED_FILTER_THREADS || a->H >= (int64_t)1 << 20 || a->W >= (int64_t)1 << 31 ||
       a->B > 65535 || a->K >= 1 << 10 || a->P >= 1 << 10)
     return "channels are not four to 640 in fours, or there is too much of something else";
+  if (a->H > 65535 * (KR_GATED_FILTER_THREADS / (a->C / 4))) return "too many positions along H";
   if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || is_far(a->x.stride[2]) || is_far(a->out.stride[2]))
     return "unaligned positions";
   if (a->weight.stride[0] != 1 || (a->K > 1 && a->weight.stride[1] % 4) || is_far(a->weight.stride[1]) ||

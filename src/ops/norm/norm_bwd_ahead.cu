@@ -98,6 +98,7 @@ KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stag
 KR_KERNEL void KR_BOUNDS(KR_NORM_AHEAD_THREADS, 1) kr_norm_bwd_ahead(const kr_norm_plan p) {
   KR_DYNAMIC_SHARED(memory);
   KR_SHARED float shared[2][2][WARPS];
+  static_assert(sizeof shared == KR_NORM_AHEAD_BESIDE, "the host counts it");
   const ahead a = {(kr_raw16 *)memory + kr_thread(), kr_block_threads(), kr_thread() * 8 < p.n,
                    (int64_t)kr_block_y() * p.n + kr_thread() * 8};
   float weight[8], dweight[8];

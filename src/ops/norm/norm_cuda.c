@@ -132,7 +132,7 @@ static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_plan *p) {
                     !p->sums[1].data && p->row_types == 1 << dtype_of(p) && dtype_of(p) != KRAIT_F32;
   const int64_t threads = ahead_threads(p);
   if (!takes || threads < FEWEST_AHEAD_THREADS || threads > KR_NORM_AHEAD_THREADS || p->n_sums != 2 ||
-      kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ahead_bytes(p))
+      kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ahead_bytes(p) + KR_NORM_AHEAD_BESIDE)
     return 0;
   int64_t parts = threads < AHEAD_PER_MULTIPROCESSOR
                       ? kr_cuda_info(ctx->cuda)->n_multiprocessors * (AHEAD_PER_MULTIPROCESSOR / threads)

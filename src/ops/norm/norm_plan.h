@@ -14,8 +14,14 @@ enum {
   KR_NORM_SMALL_THREADS = 256,
   KR_NORM_SUM_THREADS = 256
 };
-/* Gradients with rows on their way: threads of a block, rows that are, tensors of each. */
-enum { KR_NORM_AHEAD_THREADS = 1024, KR_NORM_AHEAD_STAGES = 3, KR_NORM_AHEAD_TENSORS = 3 };
+/* Gradients with rows on their way: threads of a block, rows that are, tensors of each; bytes of shared memory that the
+ * kernel has beside them. */
+enum {
+  KR_NORM_AHEAD_THREADS = 1024,
+  KR_NORM_AHEAD_STAGES = 3,
+  KR_NORM_AHEAD_TENSORS = 3,
+  KR_NORM_AHEAD_BESIDE = 16 * (KR_NORM_AHEAD_THREADS / 32)
+};
 enum { KR_NORM_NO_GATE, KR_NORM_GATE_LAST, KR_NORM_GATE_FIRST };
 
 typedef struct kr_norm_view {
