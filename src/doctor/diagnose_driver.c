@@ -69,7 +69,10 @@ static void check_environment(doc *d) {
 static void check_machine_driver(doc *d) {
   if (d->options.driver || d->options.gpu || !d->is_environment) return;
   if (!d->has_driver && wants_gpu(d)) {
-    doc_evidence(d, doc_report(d, "D02", NULL, "", NULL), "no /proc/driver/nvidia, no libcuda.so.1, no /dev/dxg");
+    const char *keys[] = {"n_pci", kr_arena_print(d->arena, "%d", d->n_pci), "driver_install",
+                          "to judge for another machine's GPU: krait doctor {environment} --gpu \"RTX 5090\"", NULL};
+    doc_evidence(d, doc_report(d, "D02", NULL, "", d->n_pci && !d->gpus.n ? keys : NULL),
+                 "no /proc/driver/nvidia, no libcuda.so.1, no /dev/dxg");
     return;
   }
   check_split(d);

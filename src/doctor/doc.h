@@ -40,6 +40,7 @@ struct krait_report {
   int machine;
   const char *nvcc, *nvcc_path;
   int has_nvidia_node, has_uvm_node, has_driver, has_jit;
+  int n_pci; /* devices on the bus that were looked at, because no GPU was known before */
   const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit, *env_no_cache;
   /* How the loader would search: see loader.c. */
   int knows_list, knows_interpreter;

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "alloc.h"
 #include "doc.h"
@@ -29,8 +30,8 @@ static void refuse_other(doc *d, const doc_file *file) {
 static void read_path(doc *d, const char *path) {
   struct stat info;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) doc_read_folder(d, path);
-  else if (ends_with(path, ".whl") && stat(path, &info) == 0) doc_read_wheel(d, path);
-  else if (doc_is_archive(path) && stat(path, &info) == 0) doc_read_archive(d, path);
+  else if (ends_with(path, ".whl") && access(path, R_OK) == 0) doc_read_wheel(d, path);
+  else if (doc_is_archive(path) && access(path, R_OK) == 0) doc_read_archive(d, path);
   else if (!is_pins(path)) refuse_other(d, doc_inspect_path(d, path));
 }
 

@@ -174,6 +174,7 @@ static void gpu_from_proc(doc *d, const char *path) {
 static void gpu_from_pci(doc *d, const char *path) {
   const char *vendor = first_line(d, kr_arena_print(d->arena, "%s/vendor", path)),
              *class = first_line(d, kr_arena_print(d->arena, "%s/class", path));
+  d->n_pci += *vendor != 0;
   if (strcmp(vendor, "0x10de") != 0 || strncmp(class, "0x03", 4) != 0) return;
   const char *device = first_line(d, kr_arena_print(d->arena, "%s/device", path));
   add_gpu(d, kr_arena_print(d->arena, "PCI device 10de:%s", strncmp(device, "0x", 2) == 0 ? device + 2 : device),

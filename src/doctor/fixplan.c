@@ -250,6 +250,8 @@ const char *krait_report_plan(krait_report *d) {
   for (size_t i = 0; i < left.n; i++)
     kr_text_print(&out, "# not mended by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
   if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
+  for (size_t i = 0; i < d->unreadable.n; i++)
+    kr_text_print(&out, "# not looked into: %s\n", doc_printable(d, DOC_TEXT(d->unreadable, i)));
   if (!out.length) kr_text_print(&out, "# nothing to do\n");
   return out.at;
 }

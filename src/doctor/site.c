@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -174,6 +175,12 @@ static void own_folder(doc *d, const doc_package *p, const char *path) {
   *owner = (doc_owner){row, p->name, p->version, p->site};
 }
 
+/* What may not be looked at is not missing; once for a package. */
+static void refuse_package(doc *d, const doc_package *p, const char *path, int os_errno) {
+  if ((*kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "refused\1%s\1%s", p->site, p->name)))++) return;
+  doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot open %s: %s", path, strerror(os_errno)));
+}
+
 static void read_record(doc *d, const doc_package *p) {
   char *text = (char *)doc_read_text(d, kr_arena_print(d->arena, "%s/RECORD", p->dist_info), MAX_RECORD_BYTES);
   for (char *line = text; line && *line && !kr_arena_failed(d->arena);) {
@@ -186,10 +193,12 @@ static void read_record(doc *d, const doc_package *p) {
     own_folder(d, p, field[0]);
     if (doc_is_library_name(field[0]) && field[0][0] != '/') {
       const char *path = kr_arena_print(d->arena, "%s/%s", p->site, field[0]);
-      if (access(path, F_OK) != 0)
+      const int is_there = access(path, F_OK) == 0, os_errno = errno;
+      if (!is_there && os_errno != ENOENT && os_errno != ENOTDIR) refuse_package(d, p, path, os_errno);
+      else if (!is_there)
         report_record(d, &(doc_file){.path = path, .name = path, .package = p->name, .package_version = p->version},
                       "RECORD names it, and it is not there");
-      doc_file *file = access(path, F_OK) == 0 ? inspect_once(d, path, p) : NULL;
+      doc_file *file = is_there ? inspect_once(d, path, p) : NULL;
       if (file) check_record(d, file, p, field[1], field[2]);
     }
     line = end ? end + 1 : NULL;
@@ -281,7 +290,8 @@ static void read_torch(doc *d, const char *site) {
   const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/torch/version.py", site), 65536);
   if (!text || *d->torch_lib) return;
   d->torch_lib = lib;
-  d->torch_is_cpu = !has_prefix_in(lib, "libtorch_cuda") && !has_prefix_in(lib, "libtorch_hip");
+  const int is_known = access(lib, R_OK) == 0 || errno == ENOENT;
+  d->torch_is_cpu = is_known && !has_prefix_in(lib, "libtorch_cuda") && !has_prefix_in(lib, "libtorch_hip");
   if (!d->options.torch) set_torch(d, assigned(d, text, "__version__"), assigned(d, text, "cuda"), "torch/version.py");
 }
 

@@ -2,9 +2,11 @@
 #define _GNU_SOURCE
 #include "zip_file.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zip.h>
 
 #include "ahead.h"
@@ -47,6 +49,7 @@ static int32_t check_total(kr_zip *z, const char *path) {
 int32_t kr_zip_open(const char *path, kr_zip **zip) {
   int code = 0;
   *zip = NULL;
+  if (access(path, R_OK) != 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
   zip_t *opened = zip_open(path, ZIP_RDONLY | ZIP_CHECKCONS, &code);
   if (!opened) {
     zip_error_t error;

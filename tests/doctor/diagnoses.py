@@ -293,6 +293,21 @@ def D02_no_driver(doctor, folder):
     return lambda: doctor(t.site, "--root", t.root)
 
 
+@case("D02", "C", "error")
+def D02_no_gpu(doctor, folder):
+    t = Tree(folder, driver=None)
+    for slot, vendor, kind in (("0000:00:00.0", "0x8086", "0x060000"), ("0000:00:02.0", "0x8086", "0x030000")):
+        t.machine(f"sys/bus/pci/devices/{slot}/vendor", vendor + "\n")
+        t.machine(f"sys/bus/pci/devices/{slot}/class", kind + "\n")
+
+    def ask():
+        report = doctor(t.site, "--root", t.root)
+        for found in report["findings"]:  # a driver would not help
+            assert found["id"] != "D02" or ("among the 2 devices" in found["explain"] and not any("apt install" in fix for fix in found["fix"])), found
+        return report
+    return ask
+
+
 @case("D03", "C", "error")
 def D03_driver_split(doctor, folder):
     t = Tree(folder)

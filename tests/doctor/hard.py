@@ -1,5 +1,5 @@
 """hard.py PROGRAM: the hard cases: lies in headers, mixed containers, traps in wheels; and the command's other forms."""
-import random, resource, time, zlib
+import random, resource, shutil, time, zlib
 
 from fake import *
 
@@ -603,6 +603,7 @@ def one_combination_serves_all_pins(doctor, folder):
     assert ask("--gpu", "12.0", "--driver", "570.86")[0].split(" && ")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
     assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install --no-build-isolation "flash-attn==2.8.3.post1" "causal-conv1d==1.6.0" "mamba-ssm==2.3.1"'
     assert ask("--gpu", "8.0") == ["# nothing to do"]
+    assert ask(folder / "none.txt", "--gpu", "8.0")[0].startswith("# not looked into: cannot ")  # no word of nothing to do
     assert all(": no release of " in line and "FORCE_BUILD" not in line for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
     assert all(": no torch has wheels of all" in line for line in ask("--gpu", "11.0")[1:-1]), ask("--gpu", "11.0")
     (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # what works already is kept as it is
@@ -680,6 +681,22 @@ def krait_offers_itself(doctor, folder):
     t = Tree(folder)
     t.extension(name="mamba-ssm", version="2.2.2", module="selective_scan_cuda", images=(80,))
     assert any("krait" in f for f in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"])
+
+
+def what_may_not_be_read_is_not_damaged(doctor, folder):
+    """A name that leads to itself stands in for a lack of permission, which root never lacks."""
+    t = Tree(folder)
+    shutil.rmtree(t.site / "torch/lib")
+    (t.site / "torch/lib").symlink_to("lib")
+    a = doctor(t.site, "--root", t.root, "--gpu", "8.0")
+    assert a["exit"] == 3 and "W06" not in a.ids() and len(a["unreadable"]) == 1 and "torch/lib/libc10.so: Too many levels" in a["unreadable"][0], a
+    plan = doctor.run(t.site, "--root", t.root, "--gpu", "8.0", "--fix-plan").stdout.decode()
+    assert "# not looked into: cannot open" in plan and "install" not in plan, plan
+    if os.geteuid():
+        secret = wheel(folder / "a-1-py3-none-any.whl", {"a.so": elf()})
+        secret.chmod(0)
+        a = doctor(secret, "--root", t.root)
+        assert not a.ids() and a["unreadable"] == [f"cannot open {secret}: Permission denied"], a
 
 
 def repeated_runs_are_equal(doctor, folder):
