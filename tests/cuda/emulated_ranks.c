@@ -243,7 +243,7 @@ static void killed(void **state) {
   stop_after = 0;
   while (waitpid(first, &how, WUNTRACED) == first && WIFSTOPPED(how)) kill(first, SIGCONT);
   assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 1);
-  assert_true(kr_clock_ns() - begun < 20 * 1000000000ll);
+  assert_true(kr_clock_ns() - begun < 60 * 1000000000ll);
   print_message("killed: %s", said("killed", 0));
   assert_non_null(strstr(said("killed", 0), "rank 1 (process "));
   assert_non_null(strstr(said("killed", 0), "checkpoint.safetensors has step 2"));
