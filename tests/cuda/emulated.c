@@ -81,12 +81,11 @@ enum { OLD = 61, LEAST = 49152, LITTLE = 101376, MUCH = 232448 };
 static int n_multiprocessors = 16;
 
 static int capability = 80;
-static int own_shared_bytes; /* of each kernel, beside what its launch asks for */
 
 static void fake_device(int shared_bytes) {
-  char fake[100];
-  snprintf(fake, sizeof fake, "capability=%d,shared=%d,static=%d,multiprocessors=%d", capability, shared_bytes,
-           own_shared_bytes, n_multiprocessors);
+  char fake[80];
+  snprintf(fake, sizeof fake, "capability=%d,shared=%d,multiprocessors=%d", capability, shared_bytes,
+           n_multiprocessors);
   setenv("KR_FAKE_CUDA", fake, 1);
 }
 
@@ -329,7 +328,8 @@ static void planted_faults_are_found(void **state) {
                 {"kr_planted_read_past_input", "use-after-poison", 1},
                 {"kr_planted_write_past_shared", "out of bounds", 1},
                 {"kr_planted_write_past_dynamic", "heap-buffer-overflow", 1},
-                {"kr_planted_misaligned", "misaligned address", 1}};
+                {"kr_planted_misaligned", "misaligned address", 1},
+                {"kr_planted_misaligned_copy", "copies 16 bytes", 0}};
   static char said[1 << 16];
 #if defined(__SANITIZE_ADDRESS__)
   const int sanitized = 1;
@@ -748,11 +748,9 @@ static void rows_on_their_way_have_room(void **state) {
   fill_random(want.weight, NM);
   for (size_t i = 0; i < sizeof random / sizeof *random; i++) ((uint16_t *)&want)[i] = kr_float_to_bf16(random[i]);
   got = want;
-  own_shared_bytes = 512;
   krait_ctx *ctx = open_tight(86, LITTLE);
   gate(ctx, "ref", &want);
   gate(ctx, "cuda_ampere_aligned_rows", &got);
-  own_shared_bytes = 0;
   compare_floats("cuda_ampere_aligned_rows", got.dweight, want.dweight, NM, 1e-3f);
   krait_ctx_close(&ctx);
 }

@@ -150,12 +150,6 @@ static int shared_bytes(void) {
   return (int)setting("shared=", own);
 }
 
-/* Whether a device takes such a launch. */
-static int takes(const unsigned grid[3], unsigned block, unsigned shared) {
-  return grid[0] && grid[1] && grid[2] && block && grid[0] <= INT32_MAX && grid[1] <= 65535 && grid[2] <= 65535 &&
-         block <= 1024 && shared + setting("static=", 0) <= shared_bytes();
-}
-
 #define FAKE(name, parameters, ...)  \
   EXPORT int name parameters;        \
   int name parameters {              \
@@ -206,15 +200,62 @@ FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *opt
      loaded_image = image, *module = (void *)(uintptr_t)image, taken(), loaded())
 #ifdef KR_EMULATE
 #include "emulator.h"
-static void *find(void *module, const char *name) { return kr_emulated_find(module, name); }
+/* What the PTX text that was loaded says of a kernel: threads that a block may have, its own shared memory. */
+typedef struct kernel {
+  const char *image, *name;
+  void *emulated;
+  unsigned most_threads, shared;
+} kernel;
+static kernel kernels[4096];
+static int n_kernels;
+static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The numbers in brackets behind each of these words, added up. */
+static unsigned sizes_behind(const char *from, const char *end, const char *words) {
+  unsigned n = 0;
+  while ((from = strstr(from, words)) && from < end) n += (unsigned)strtoul((from = strchr(from, '[')) + 1, NULL, 10);
+  return n;
+}
+
+/* As tools/device_code.py leaves a text; others say nothing. */
+static void read_text(kernel *k) {
+  char entry[200];
+  snprintf(entry, sizeof entry, ".entry %s(", k->name);
+  const char *const from = strstr(k->image, entry), *const next = from ? strstr(from + 1, ".entry ") : NULL,
+                   *const end = from && !next ? from + strlen(from) : next,
+                   *const threads = from ? strstr(from, "\n.maxntid ") : NULL;
+  k->most_threads = threads && threads < end ? (unsigned)strtoul(threads + 10, NULL, 10) : 1024;
+  k->shared = from ? sizes_behind(from, end, "\n.shared .align") : 0;
+}
+
+static kernel *kernel_of(const char *image, const char *name, void *emulated) {
+  for (int i = 0; i < n_kernels; i++)
+    if (kernels[i].image == image && strcmp(kernels[i].name, name) == 0) return &kernels[i];
+  if (n_kernels == (int)(sizeof kernels / sizeof *kernels)) return NULL;
+  kernel *k = &kernels[n_kernels++];
+  *k = (kernel){.image = image, .name = name, .emulated = emulated};
+  return read_text(k), k;
+}
+static void *find(void *module, const char *name) {
+  void *const emulated = kr_emulated_find(module, name);
+  pthread_mutex_lock(&kernels_lock);
+  kernel *const found = emulated ? kernel_of(module, name, emulated) : NULL;
+  pthread_mutex_unlock(&kernels_lock);
+  return found;
+}
+static unsigned most_threads(const void *function) { return ((const kernel *)function)->most_threads; }
+static unsigned own_shared(const void *function) { return ((const kernel *)function)->shared; }
 static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
                 int is_ahead) {
+  void *const emulated = ((kernel *)function)->emulated;
   open_memory();
-  (is_ahead ? kr_emulated_launch_ahead : kr_emulated_launch)(function, grid, block, shared, args);
+  (is_ahead ? kr_emulated_launch_ahead : kr_emulated_launch)(emulated, grid, block, shared, args);
   close_memory();
 }
 #else
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
+static unsigned most_threads(const void *function) { return UNUSED(function), 1024; }
+static unsigned own_shared(const void *function) { return UNUSED(function), 0; }
 static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
                 int is_ahead) {
   UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(is_ahead);
@@ -237,8 +278,8 @@ FAKE(
 #endif
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),
      if (!(*function = find(module, name))) return NOT_FOUND)
-FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute), UNUSED(function),
-     *value = (int)setting("static=", 0)) /* shared memory that kernels have by themselves */
+FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute),
+     *value = (int)own_shared(function))
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
 FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
 static void copy(void *to, const void *from, size_t bytes) {
@@ -289,9 +330,15 @@ __attribute__((no_sanitize("address"))) static void copy_args(volatile unsigned 
   for (int i = 0; i < MOST_ARGS; i++) to[i] = ((const volatile unsigned char *)from)[i];
 }
 
+/* Whether a device takes such a launch. */
+static int takes(const void *function, const unsigned grid[3], unsigned block, unsigned shared) {
+  return grid[0] && grid[1] && grid[2] && block && grid[0] <= INT32_MAX && grid[1] <= 65535 && grid[2] <= 65535 &&
+         block <= most_threads(function) && shared + own_shared(function) <= (unsigned)shared_bytes();
+}
+
 static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
                   int is_ahead) {
-  if (!takes(grid, block, shared)) return INVALID_VALUE;
+  if (!takes(function, grid, block, shared)) return INVALID_VALUE;
   if (!recording || !recorded) return run(function, grid, block, shared, args, is_ahead), 0;
   if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes))
     return setting("record=", 0) ? OUT_OF_MEMORY : 0;
@@ -329,14 +376,14 @@ static void set_node(fake_graph *graph, int i, const fake_node *from) {
 }
 FAKE(cuStreamIsCapturing, (void *stream, int *status), UNUSED(stream), *status = recording)
 FAKE(cuGraphCreate, (void **graph, unsigned flags), UNUSED(flags), *graph = calloc(1, sizeof(fake_graph)), taken())
-FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *kernel),
+FAKE(cuGraphAddKernelNode, (void **node, void *graph, void *const *after, size_t n_after, const fake_node *from),
      UNUSED(after), UNUSED(n_after);
      fake_graph *g = graph;
-     if (!takes(kernel->grid, kernel->block[0], kernel->shared)) return INVALID_VALUE;
-     set_node(g, g->n, kernel), *node = (void *)(uintptr_t)++g->n)
-FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *kernel),
-     if (!takes(kernel->grid, kernel->block[0], kernel->shared)) return INVALID_VALUE;
-     set_node(instance, (int)(uintptr_t)node - 1, kernel))
+     if (!takes(from->function, from->grid, from->block[0], from->shared)) return INVALID_VALUE;
+     set_node(g, g->n, from), *node = (void *)(uintptr_t)++g->n)
+FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_node *from),
+     if (!takes(from->function, from->grid, from->block[0], from->shared)) return INVALID_VALUE;
+     set_node(instance, (int)(uintptr_t)node - 1, from))
 FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags),
      *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), taken())
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;

@@ -195,6 +195,8 @@ void kr_emulated_copy(void *to, const void *from, int n_bytes) {
 
 void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes) {
   copy *c = &running->copies[running->n_copies];
+  if (n_bytes == 16 && ((uintptr_t)to | (uintptr_t)from) % 16) /* fewer: part of a block */
+    fprintf(stderr, "emulator: %s copies 16 bytes from %p to %p\n", launched->name, from, to), abort();
   if (running->n_copies == MAX_COPIES)
     fprintf(stderr, "emulator: %s has more than %d copies under way\n", launched->name, MAX_COPIES), abort();
   c->to = to, c->group = running->n_groups, c->n_bytes = n_bytes;
@@ -243,6 +245,8 @@ static void want_all_lanes(const fiber *warp, const char *what) {
 /* Lane l shows row l % 8 of matrix l / 8, and gets of each matrix elements 2 q and 2 q + 1 of row g; turned: of column
  * g. */
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
+  if ((uintptr_t)row % 16)
+    fprintf(stderr, "emulator: %s loads a row of matrices that does not lie on 16 bytes\n", launched->name), abort();
   const unsigned which = deposit(row, 16);
   const int lane = kr_emulated_now.thread % WARP, g = lane / 4, q = lane % 4;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;

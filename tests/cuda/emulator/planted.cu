@@ -56,6 +56,15 @@ KR_KERNEL void kr_planted_misaligned(const kr_planted_plan p) {
   p.out[i] = p.x[p.n - 1 - i] + 0.0f * four.v[0];
 }
 
+KR_KERNEL void kr_planted_misaligned_copy(const kr_planted_plan p) {
+  KR_SHARED kr_float4 four;
+  const int i = kr_thread();
+  if (i == 0 && p.n > 4) kr_copy16(&four, p.x + 1);
+  kr_commit_copies();
+  kr_copied<0>();
+  if (i < p.n) p.out[i] = p.x[p.n - 1 - i];
+}
+
 KR_KERNEL void kr_planted_barrier_for_half(const kr_planted_plan p) {
   KR_SHARED float tile[128];
   const int i = kr_thread();
