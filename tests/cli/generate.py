@@ -148,6 +148,10 @@ def same_text_by_other_ways():
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--threads", 1)["text"] == whole["text"], "one thread")
     for name in ("half", "brain", "two"):
         check(story(here / name, "-p", PROMPT, "-n", 20)["tokens"] == 20, name)
+    two, config = story(here / "two", "-p", PROMPT, "-n", 20)["text"], json.loads((here / "two" / "config.json").read_text())
+    (here / "two" / "config.json").write_text(json.dumps({**config, "rms_norm": False}))
+    check(story(here / "two", "-p", PROMPT, "-n", 20)["text"] == two, "transformers' Mamba-2 has RMS norms whatever its rms_norm says")
+    (here / "two" / "config.json").write_text(json.dumps(config))
     full, score = (json.loads(krait("score", here / n, "-", "--json", stdin=PROMPT.encode()).stdout)["nats_per_token"] for n in ("whole", "half"))
     check(abs(full - score) < 1e-2 * full, f"float16 scores {score}, float32 {full}")
     check(krait("generate", here / "whole", "-p", PROMPT, "-n", 0).stdout == b"\n", "no tokens")

@@ -181,7 +181,7 @@ int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   const json_t *root = kr_model_folder_config(folder), *ssm = json_object_get(root, "ssm_cfg");
   const int is_upstream = !json_object_get(root, "model_type");
   const reader r = {folder, root, is_upstream ? ssm : root, kr_model_folder_label(folder)};
-  *c = (kr_mlm_config){.is_rms = !is_false(root, "rms_norm")};
+  *c = (kr_mlm_config){.is_rms = !is_upstream || !is_false(root, "rms_norm")}; /* transformers does not read it */
   CONFIG_CHECK(json_object_get(root, is_upstream ? "n_layer" : "num_hidden_layers"),
                "%s: config.json does not say %s; this is no Mamba language model", r.label,
                is_upstream ? "n_layer" : "num_hidden_layers");
