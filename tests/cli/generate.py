@@ -510,6 +510,9 @@ def refused():
         (bad / "config.json").write_text(config.replace(change, words[0]))
         check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
     tiny.make(bad, "qwen2")
+    (bad / "config.json").write_text(json.dumps({**json.loads((bad / "config.json").read_text()), "model_type": "llama"}))
+    check_error(2, "config.json says 'llama'; krait generates with Mamba", "generate", bad, "-p", "a")
+    tiny.make(bad, "qwen2")
     config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
     for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not fit together"),
                                  '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' are not"),
