@@ -87,7 +87,7 @@ int bench_data(char **arguments, int n_arguments, double step_ms, int as_json) {
   int64_t step = 0;
   const int has_file = n_arguments > 0 && !strchr(arguments[0], '=');
   cli_hush_libraries();
-  cli_catch_signals("bench");
+  cli_catch_signals("bench", "");
   int32_t status = krait_data_open(has_file ? arguments[0] : NULL, (const char *const *)arguments + has_file,
                                    n_arguments - has_file, "train", report_line, &n_bad, &data);
   if (status < 0) return cli_report("bench", status) + 1;

@@ -108,7 +108,7 @@ int cmd_classify(int argc, char **argv) {
   if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a file with VideoMamba's weights");
   krait_ctx *ctx = NULL;
   krait_classifier *classifier = NULL;
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   exit_status = cli_run_open_ctx(verb.name, &s.run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_classifier_open(ctx, s.weights, &classifier);

@@ -51,7 +51,7 @@ int cmd_convert(int argc, char **argv) {
   const cli_outputs_rule rule = {.verb = verb.name, .read_too = &config, .n_read_too = 1, .force = force};
   if ((exit_status = check_name(argv[first + 1], quantize != NULL)) >= 0) return exit_status;
   if ((exit_status = cli_output_check(&rule, argv[first], argv[first + 1])) >= 0) return exit_status;
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   if (quantize && (config || overrides))
     return cli_usage_error(verb.name,
                            "--quantize takes the configuration beside the weights; leave --config and --set out");

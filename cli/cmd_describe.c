@@ -142,7 +142,7 @@ int cmd_describe(int argc, char **argv) {
   const char *const read_too[] = {s.weights, s.tokenizer};
   const cli_outputs_rule rule = {.verb = verb.name, .read_too = read_too, .n_read_too = 2, .force = s.force};
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   cli_hush_libraries(); /* of fonts and films */
   work w = {.s = &s,
             .path = argv[first],

@@ -365,6 +365,6 @@ int cmd_enhance(int argc, char **argv) {
   if (exit_status < 0) exit_status = check_options(&s);
   if (exit_status >= 0) return exit_status;
   cli_hush_libraries();
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   return run(&s, argv + first, argc - first);
 }

@@ -512,7 +512,7 @@ int cmd_evaluate(int argc, char **argv) {
   if (exit_status < 0) exit_status = check_options(&s, argc - first);
   if (exit_status >= 0) return exit_status;
   cli_hush_libraries();
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   static evaluation e = {.notes_lock = PTHREAD_MUTEX_INITIALIZER};
   e.s = &s;
   exit_status = s.noise ? list_items(&e, argv[first]) : list_pairs(&e, argv + first);

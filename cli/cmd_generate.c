@@ -220,6 +220,6 @@ int cmd_generate(int argc, char **argv) {
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = check_settings(&s, argv + first, argc - first);
   if (exit_status >= 0) return exit_status;
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   return run(&s, argv + first, argc - first);
 }

@@ -116,6 +116,6 @@ int cmd_live(int argc, char **argv) {
   if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO))
     return cli_usage_error(verb.name, "standard input and output are sound, not a terminal: use pipes");
   cli_hush_libraries();
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   return live_with(&how, &model);
 }

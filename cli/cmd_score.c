@@ -71,7 +71,7 @@ int cmd_score(int argc, char **argv) {
   char *text = NULL;
   size_t n_bytes = 0;
   if (exit_status >= 0) return exit_status;
-  cli_catch_signals(verb.name);
+  cli_catch_signals(verb.name, "");
   exit_status = cli_text_read(verb.name, argv[first + 1], &text, &n_bytes);
   if (exit_status < 0) exit_status = score(argv[first], tokenizer, &run, text, n_bytes, as_json);
   free(text);

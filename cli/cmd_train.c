@@ -133,7 +133,8 @@ int cmd_train(int argc, char **argv) {
   int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
   if (opened < 0) opened = cli_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;
-  if (place.rank == 0) cli_catch_signals("train"); /* one line for all */
+  if (place.rank == 0) /* one line for all */
+    cli_catch_signals("train", "; --resume goes on behind the last checkpoint");
   options.place = &place;
   options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first;
   cli_progress_begin(&watcher.progress, options.folder, NULL);

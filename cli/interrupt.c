@@ -13,7 +13,7 @@
 #include "progress.h"
 #include "say.h"
 
-static char line[96];
+static char line[160];
 static int err_fd = STDERR_FILENO;
 static volatile sig_atomic_t is_stopped, is_asked;
 
@@ -48,11 +48,11 @@ void cli_let_interrupt_ask(void) {
   if (sigaction(SIGINT, NULL, &previous) == 0 && previous.sa_handler == stop) sigaction(SIGINT, &action, NULL);
 }
 
-void cli_catch_signals(const char *verb) {
+void cli_catch_signals(const char *verb, const char *more) {
   static const int numbers[] = {SIGINT,  SIGTERM,   SIGHUP,  SIGQUIT, SIGXCPU,
                                 SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};
   struct sigaction action = {.sa_handler = stop}, previous;
-  snprintf(line, sizeof line, "krait %s: stopped; no unfinished output is left\n", verb);
+  snprintf(line, sizeof line, "krait %s: stopped; no unfinished output is left%s\n", verb, more);
   err_fd = fileno(cli_err());
   sigfillset(&action.sa_mask);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) /* what nohup ignores stays ignored */

@@ -28,7 +28,8 @@ def read(path):
 
 def pairs(args):
     if args.clean:
-        return [(read(p), read(pathlib.Path(args.noisy) / p.name)) for p in sorted(pathlib.Path(args.clean).glob("*.wav"))]
+        found = [(read(p), read(pathlib.Path(args.noisy) / p.name)) for p in sorted(pathlib.Path(args.clean).glob("*.wav"))]
+        return found or exit(f"{args.clean} holds no WAV files, which alone are read here (krait train reads others)")
     t = torch.arange(3 * 16000) / 16000
     clean = [0.1 * sum(torch.sin(2 * math.pi * k * f * t) / k for k in range(1, 9)) * torch.sin(2 * math.pi * 2 * t).clamp(min=0) for f in (110.0, 150.0, 210.0)]
     return [(c, c + 0.05 * torch.randn_like(c)) for c in clean]
@@ -66,6 +67,8 @@ def main():
     for name, default in (("clean", None), ("noisy", None), ("weights", None), ("out", None), ("steps", 20), ("batch", 4), ("samples", 32000), ("lr", 5e-4)):
         parser.add_argument("--" + name, default=default, type=type(default) if default is not None else str)
     args = parser.parse_args()
+    if bool(args.clean) != bool(args.noisy):
+        parser.error("--clean and --noisy go together")
     torch.manual_seed(2039)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net, meta = twin.load_model(args.weights) if args.weights else (twin.build("primeknet_mamba", CONFIG), {"model": "primeknet_mamba", "config": json.dumps(CONFIG)})

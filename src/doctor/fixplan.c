@@ -252,6 +252,7 @@ const char *krait_report_plan(krait_report *d) {
   if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
   for (size_t i = 0; i < d->unreadable.n; i++)
     kr_text_print(&out, "# not looked into: %s\n", doc_printable(d, DOC_TEXT(d->unreadable, i)));
+  if (d->is_nowhere) kr_text_print(&out, "# no Python environment found: name a folder or a file\n");
   if (!out.length) kr_text_print(&out, "# nothing to do\n");
   return out.at;
 }

@@ -148,6 +148,10 @@ def same_text_by_other_ways():
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--threads", 1)["text"] == whole["text"], "one thread")
     for name in ("half", "brain", "two"):
         check(story(here / name, "-p", PROMPT, "-n", 20)["tokens"] == 20, name)
+    two, config = story(here / "two", "-p", PROMPT, "-n", 20)["text"], json.loads((here / "two" / "config.json").read_text())
+    (here / "two" / "config.json").write_text(json.dumps({**config, "rms_norm": False}))
+    check(story(here / "two", "-p", PROMPT, "-n", 20)["text"] == two, "transformers' Mamba-2 has RMS norms whatever its rms_norm says")
+    (here / "two" / "config.json").write_text(json.dumps(config))
     full, score = (json.loads(krait("score", here / n, "-", "--json", stdin=PROMPT.encode()).stdout)["nats_per_token"] for n in ("whole", "half"))
     check(abs(full - score) < 1e-2 * full, f"float16 scores {score}, float32 {full}")
     check(krait("generate", here / "whole", "-p", PROMPT, "-n", 0).stdout == b"\n", "no tokens")
@@ -505,6 +509,9 @@ def refused():
                           ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing"))):
         (bad / "config.json").write_text(config.replace(change, words[0]))
         check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
+    tiny.make(bad, "qwen2")
+    (bad / "config.json").write_text(json.dumps({**json.loads((bad / "config.json").read_text()), "model_type": "llama"}))
+    check_error(2, "config.json says 'llama'; krait generates with Mamba", "generate", bad, "-p", "a")
     tiny.make(bad, "qwen2")
     config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
     for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not fit together"),

@@ -136,6 +136,14 @@ with tempfile.TemporaryDirectory() as base:
             break
     check(process.wait() == 0 and b"50 %" in seen and b" left" in seen and seen.rstrip().endswith(b"\x1b[K"), f"a progress bar: {seen}")
 
+    # Ctrl-C says how it goes on
+    process = subprocess.Popen([KRAIT, *map(str, train(base / "stopped", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    check(process.returncode == 130 and said.endswith(b"is left; --resume goes on behind the last checkpoint\n"), f"stopped: {process.returncode}, {said}")
+    check(krait(*train(base / "stopped", config, "--resume", "--steps", "2")).returncode == 0, "and so it does")
+
     # killed after some lines, and resumed with another number of threads: the same bits
     process = subprocess.Popen([KRAIT, *map(str, train(base / "killed", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     for _ in range(3):

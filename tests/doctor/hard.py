@@ -497,6 +497,7 @@ def what_was_looked_at_is_told(doctor, folder):
     (folder / "requirements.txt").unlink()
     assert "No such file" in doctor.text(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)
     assert "No Python environment found" in doctor.text("--root", folder, "--gpu", "8.0")
+    assert doctor.run("--root", folder, "--gpu", "8.0", "--fix-plan").stdout.startswith(b"# no Python environment found")
     assert doctor.run("--explain", "k01").stdout.startswith(b"K01 ")
 
 

@@ -105,14 +105,16 @@ static int32_t read_eos(const reader *r, kr_mlm_config *c) {
   return KRAIT_OK;
 }
 
+/* Asked first: of another family everything else is missing, too. */
 static int32_t read_kind(const reader *r, int is_upstream, kr_mlm_config *c) {
   const char *kind = is_upstream ? text_of(r->ssm, "layer", "Mamba1") : text_of(r->root, "model_type", "");
   const int is_second = strcmp(kind, "Mamba2") == 0 || strcmp(kind, "mamba2") == 0;
   const int is_first = strcmp(kind, "Mamba1") == 0 || strcmp(kind, "mamba") == 0 || strcmp(kind, "falcon_mamba") == 0;
   CONFIG_CHECK(is_first || is_second,
-               "%s: config.json says '%.40s'; krait generates with Mamba, Mamba-2 and FalconMamba", r->label, kind);
+               "%s: config.json says '%.40s'; krait generates with Mamba, Mamba-2, FalconMamba and Qwen2", r->label,
+               kind);
   c->mixer = is_second ? KR_MIXER_MAMBA2 : KR_MIXER_MAMBA1;
-  return is_second ? read_mamba2(r, is_upstream, c) : read_mamba1(r, c);
+  return KRAIT_OK;
 }
 
 /* attn_cfg, the arguments of upstream's attention module. */
@@ -181,7 +183,8 @@ int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   const json_t *root = kr_model_folder_config(folder), *ssm = json_object_get(root, "ssm_cfg");
   const int is_upstream = !json_object_get(root, "model_type");
   const reader r = {folder, root, is_upstream ? ssm : root, kr_model_folder_label(folder)};
-  *c = (kr_mlm_config){.is_rms = !is_false(root, "rms_norm")};
+  *c = (kr_mlm_config){.is_rms = !is_upstream || !is_false(root, "rms_norm")}; /* transformers does not read it */
+  KR_TRY(read_kind(&r, is_upstream, c));
   CONFIG_CHECK(json_object_get(root, is_upstream ? "n_layer" : "num_hidden_layers"),
                "%s: config.json does not say %s; this is no Mamba language model", r.label,
                is_upstream ? "n_layer" : "num_hidden_layers");
@@ -193,5 +196,5 @@ int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   KR_TRY(read_attention(&r, c));
   KR_TRY(read_sizes(&r, c));
   KR_TRY(read_eos(&r, c));
-  return read_kind(&r, is_upstream, c);
+  return c->mixer == KR_MIXER_MAMBA2 ? read_mamba2(&r, is_upstream, c) : read_mamba1(&r, c);
 }
