@@ -1,8 +1,8 @@
 /* gemm_tiles_simd.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16
  * (float32 three, float16 two), which hold all of its bits; of the products of such parts those are left out that are
- * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Quantized columns
- * are one number of bfloat16 each, and a block's sums are multiplied with its scale. Compiled for AMX; a test compiles
- * it with loops for the unit. */
+ * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Quantized
+ * columns are one number of bfloat16 each, and a block's sums are multiplied with its scale. Compiled for AMX; a test
+ * compiles it with loops for the unit. */
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
@@ -325,7 +325,8 @@ static void multiply(const product *p, const piece *c, int two_rows, int two_col
 }
 
 /* sums of 16 rows += a block's tiles times its scales, and the rows' sums times its bases. */
-KR_INLINE void add_block(const int has_bases, const float *tiles, const float *factors, const float *rows, float *sums) {
+KR_INLINE void add_block(const int has_bases, const float *tiles, const float *factors, const float *rows,
+                         float *sums) {
   enum { N = SIDE / KR_VL };
   kr_v scale[N], base[N];
   for (int v = 0; v < N; v++) {

@@ -28,10 +28,12 @@ static const char *refuse_few(const krait_ctx *ctx, const void *args) {
 }
 
 #ifdef KR_BUILD_amx
-/* Padding to 16 rows, and the packing, are worth it from here on. */
+/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few rows. */
 static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
-  return a->M < 17 || a->N < 16 || a->S < 1 ? "fewer than 17 rows, 16 outputs or a block" : refuse_simd(ctx, args);
+  if (a->M < 13 || a->N < 64) return "fewer than 13 rows or 64 outputs";
+  if ((double)a->M * (double)a->N * 256 * (double)a->S < 1 << 20) return "a small product";
+  return refuse_simd(ctx, args);
 }
 #endif
 

@@ -24,7 +24,13 @@ static int32_t run_rows(const krait_ctx *ctx, const void *args, int64_t m, int64
 }
 
 static kr_blocks blocks_of(const krait_gemm_q8_args *a) {
-  return (kr_blocks){.product = {.call = a->call, .M = a->M, .N = a->N, .K = KR_BLOCK * a->S, .A = a->A, .bias = a->bias, .out = a->out},
+  return (kr_blocks){.product = {.call = a->call,
+                                 .M = a->M,
+                                 .N = a->N,
+                                 .K = KR_BLOCK * a->S,
+                                 .A = a->A,
+                                 .bias = a->bias,
+                                 .out = a->out},
                      .args = a,
                      .load = load,
                      .rows = run_rows};
