@@ -10,7 +10,7 @@
 enum { KR_BLOCK = 32, KR_BLOCKS_AT_ONCE = 8 };
 
 /* Blocks of column n from one on, KR_BLOCKS_AT_ONCE at most, the first of them a multiple of that: their q in pairs of
- * bfloat16, the scales, and the bases where there are any. */
+ * bfloat16, the scales, and the bases where there are any, which have room for 16. */
 typedef void kr_block_load_fn(const void *args, int64_t n, int64_t first, int n_blocks, float *pairs, float *scales,
                               float *bases);
 /* Rows m to m + n, 16 at most, by vectors. */

@@ -242,7 +242,7 @@ static void pack_quantized(const product *p, int half, int64_t first, int n, int
   const kr_blocks *q = p->quantized;
   for (; k < K; k += AT_ONCE * KR_BLOCK, to += AT_ONCE * p->block_b) {
     const int n_blocks = (int)smaller(blocks_of(K - k), AT_ONCE);
-    float pairs[KR_TILE][AT_ONCE][KR_TILE], scales[KR_TILE][AT_ONCE], bases[KR_TILE][AT_ONCE];
+    float pairs[KR_TILE][AT_ONCE][KR_TILE], scales[KR_TILE][KR_TILE], bases[KR_TILE][KR_TILE];
     for (int i = 0; i < n; i++)
       q->load(q->args, first + i, k / KR_BLOCK, n_blocks, pairs[i][0], scales[i], bases[i]);
     char *block = to;
