@@ -177,8 +177,8 @@ typedef struct field {
   size_t bytes;
 } field;
 
-/* Of two, or of any number of them. Not one whose elements share a place: where an output may (ssd_bwd's dDvec) it means
- * a sum. */
+/* Of two, or of any number. Not one whose elements share a place: where an output may (ssd_bwd's dDvec) it means a
+ * sum. */
 static int far_dim(const kr_case_tensor *t, const krait_view *view, int of_any) {
   for (int i = 0; i < t->n_dims; i++)
     if ((t->shape[i] == 2 || (of_any && t->shape[i] > 2)) && view->stride[i]) return i;
