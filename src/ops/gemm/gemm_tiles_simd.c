@@ -546,7 +546,7 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blo
   /* Threads share columns, which are then packed once; rows where there are many more of these; both where there are
    * few of either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.block_b)), n_pieces = PIECES * n_threads,
-                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
+                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, quantized ? 2 * n_threads : n_pieces);
   int64_t panels = smaller(fit, p.n_panels);
   if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
                         ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
