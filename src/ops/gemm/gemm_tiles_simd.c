@@ -18,7 +18,7 @@ enum { GROUP_BYTES = 1 << 20, SUMS_BYTES = 1 << 20, PART_TERMS = 3072, ROWS_BYTE
 #else
 enum { GROUP_BYTES = 5 << 13, SUMS_BYTES = 1 << 14, PART_TERMS = 288, ROWS_BYTES = 24 << 12, FEWEST_ROWS = 32 };
 #endif
-enum { PIECES = 4 }; /* for each thread */
+enum { PIECES = 4, GROUPS = 2 }; /* for each thread, at the least; a group of columns reads all rows of its block */
 
 /* A product of two parts: where they begin in a block, and which of them are not in the unit yet. */
 typedef struct step {
@@ -546,7 +546,7 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blo
   /* Threads share columns, which are then packed once; rows where there are many more of these; both where there are
    * few of either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.block_b)), n_pieces = PIECES * n_threads,
-                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, quantized ? 2 * n_threads : n_pieces);
+                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, GROUPS * n_threads);
   int64_t panels = smaller(fit, p.n_panels);
   if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
                         ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
