@@ -57,29 +57,15 @@ static inline kr_v kr_exp2_minus_poly(kr_v r) {
 
 /* 2^(a b) for |a b| <= 126: the decays exp(dt A) of a scan, with log2 e folded into A once. Nothing beyond that range,
  * and no promise on NaN. */
-#ifdef KR_ISA_avx512
-/* n = a b to the nearest 32nd; 2^n is one of 32 numbers and what is left of n's bits, r = a b - n, |r| <= 1/64, and
- * 2^r = 1 + r (c + r d), minimax. The table's bits are less by what those of the 32nds add to the exponent's. */
-static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
-  static const uint32_t roots[2 * KR_VL] = {
-      0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0,
-      0x3f7837f0, 0x3f778d3a, 0x3f76f532, 0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6,
-      0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be, 0x3f76248c, 0x3f76a81e,
-      0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3};
-  const kr_v magic = kr_v_set1(KR_ROUND_MAGIC / 32);
-  const __m512i low = _mm512_loadu_si512(roots), high = _mm512_loadu_si512(roots + KR_VL);
-  const kr_v t = kr_v_fma(a, b, magic), r = kr_v_fma(a, b, kr_v_sub(magic, t));
-  const __m512i bits = _mm512_castps_si512(t), root = _mm512_permutex2var_epi32(low, bits, high);
-  const kr_v power = _mm512_castsi512_ps(_mm512_add_epi32(root, _mm512_slli_epi32(bits, 18)));
-  return kr_v_fma(kr_v_mul(power, r), kr_v_fma(kr_v_set1(2.4022650696e-01f), r, kr_v_set1(6.9315734367e-01f)), power);
-}
-#else
 static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
-  kr_v t = kr_v_fma(a, b, magic), n = kr_v_sub(t, magic);
-  return kr_v_add_exponent(kr_exp2_minus_poly(kr_v_fnma(a, b, n)), t);
-}
+  kr_v t = kr_v_fma(a, b, magic), n = kr_v_sub(t, magic), p = kr_exp2_minus_poly(kr_v_fnma(a, b, n));
+#ifdef KR_ISA_avx512
+  return kr_v_ldexp(p, n); /* one operation; the bits of t take two */
+#else
+  return kr_v_add_exponent(p, t);
 #endif
+}
 
 /* The same for any a b: infinities, zeros and NaN as exp2 has them. */
 static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
