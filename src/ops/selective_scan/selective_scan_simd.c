@@ -22,31 +22,27 @@ KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, co
   return kr_v_fma(shared_of(C, n, constant_C), x, y);
 }
 
-/* some: the number of states where it is known. */
-KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B, int constant_C, const int some) {
-  const int64_t N = some ? some : c->N;
+KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B, int constant_C) {
   for (int i = from; i < to; i++) {
     const float *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
     kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL), even = kr_v_zero(), odd = kr_v_zero();
     int64_t n = 0;
     ask_ahead(c->ahead);
-#pragma GCC unroll 8
-    for (; n + 2 <= N; n += 2) {
+    for (; n + 2 <= c->N; n += 2) {
       even = advance_state(c, dt, du, B, C, n, even, near, constant_B, constant_C);
       odd = advance_state(c, dt, du, B, C, n + 1, odd, near, constant_B, constant_C);
     }
-    if (n < N) even = advance_state(c, dt, du, B, C, n, even, near, constant_B, constant_C);
+    if (n < c->N) even = advance_state(c, dt, du, B, C, n, even, near, constant_B, constant_C);
     kr_v_store(c->y + i * KR_VL, kr_v_add(even, odd));
   }
 }
 
 static void advance_any(const core *c, int from, int to, int near, int constant_B, int constant_C) {
-  if (constant_B && constant_C) advance(c, from, to, near, 1, 1, 0);
-  else if (constant_B) advance(c, from, to, near, 1, 0, 0);
-  else if (constant_C) advance(c, from, to, near, 0, 1, 0);
-  else if (near && c->N == 16) advance(c, from, to, 1, 0, 0, 16);
-  else if (near) advance(c, from, to, 1, 0, 0, 0);
-  else advance(c, from, to, 0, 0, 0, 0);
+  if (constant_B && constant_C) advance(c, from, to, near, 1, 1);
+  else if (constant_B) advance(c, from, to, near, 1, 0);
+  else if (constant_C) advance(c, from, to, near, 0, 1);
+  else if (near) advance(c, from, to, 1, 0, 0);
+  else advance(c, from, to, 0, 0, 0);
 }
 
 /* Steps of complex states; y is twice the real part of the sum. */
