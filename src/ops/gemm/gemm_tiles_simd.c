@@ -177,12 +177,13 @@ static memory memory_of(const product *p, int worker) {
                   (int *)(void *)(base + at[4]), (int64_t *)(void *)(base + at[5])};
 }
 
-/* Rows that all threads share: panels of them, then two shifts of each. */
+/* Rows that all threads share: panels of them. Then two shifts of each panel, which are kept of quantized products'
+ * rows that are not shared too. */
 static char *shared_rows(const product *p, int64_t panel) {
   return base_of(p) + panel * packed_bytes(p->args->K, p->block_a);
 }
 static int *shared_shifts(const product *p, int64_t panel) {
-  return (int *)(void *)shared_rows(p, ceil_div(p->n_rows, SIDE)) + 2 * panel;
+  return (int *)(void *)shared_rows(p, p->shared ? ceil_div(p->n_rows, SIDE) : 0) + 2 * panel;
 }
 
 /* Quantized columns with a base need the sum of each row's block of terms: of a panel, behind the block's parts. */
@@ -283,7 +284,7 @@ static inline void ask_for(const char *tiles) {
 typedef struct piece {
   int64_t batch, m, panel, k, K;
   const char *A, *B;
-  const int *rows, *columns; /* their shifts */
+  int *rows, *columns; /* their shifts */
   const char *next;          /* what the rows after these are made of, and how much of it a block asks for; NULL */
   int next_bytes;
 } piece;
@@ -482,15 +483,16 @@ static void multiply_block(const product *p, const memory *w, int64_t group, int
   const int64_t panel = group % p->n_groups * p->panels, left = p->n_panels - panel;
   const int n_panels = left < p->panels ? (int)left : p->panels;
   int shifts[2];
-  piece c = {.batch = group / p->n_groups, .panel = panel};
+  piece c = {.batch = group / p->n_groups, .panel = panel, .rows = shifts};
   for (; c.k < a->K; c.k += p->part) {
     c.K = c.k + p->part < a->K ? c.k + p->part : a->K;
     if (p->n_parts > 1 || *w->packed != group) pack_group(p, w, c.batch, panel, n_panels, c.k, c.K);
     *w->packed = group;
     for (c.m = first; c.m < end; c.m += SIDE) {
       const int64_t row = (c.m - p->first) / SIDE;
-      if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->block_a), c.rows = shared_shifts(p, row);
-      else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, shifts), c.A = w->rows, c.rows = shifts;
+      if (p->shared || p->quantized) c.rows = shared_shifts(p, row);
+      if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->block_a);
+      else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, c.rows), c.A = w->rows;
       look_ahead(p, &c, c.m + SIDE < end, n_panels);
       multiply_rows(p, w, &c, (c.m - first) / SIDE, n_panels, t);
     }
@@ -549,18 +551,19 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blo
                 row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, GROUPS * n_threads);
   int64_t panels = smaller(fit, p.n_panels);
   if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
-                        ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
+                        ceil_div(p.n_panels, panels) * P * row_blocks < GROUPS * n_threads))
     panels = smaller(panels, share);
   p.panels = (int)ceil_div(p.n_panels, ceil_div(p.n_panels, panels));
   p.n_groups = ceil_div(p.n_panels, p.panels);
-  p.shared = P == 1 && (p.n_groups > 1 || quantized);
+  p.shared = P == 1 && (p.n_groups > 1 || (quantized && p.n_parts > 1));
   p.n_rows = a->M;
   if (p.shared) {
     const int64_t fit_rows = larger(8, ROWS_BYTES / packed_bytes(a->K, p.block_a)) * SIDE;
     p.n_rows = ceil_div(ceil_div(a->M, ceil_div(a->M, fit_rows)), SIDE) * SIDE;
-    p.shared_bytes = ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.block_a) +
-                     ceil_div(ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
+    p.shared_bytes = ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.block_a);
   }
+  if (p.shared || quantized)
+    p.shared_bytes += ceil_div(ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
   const int64_t wanted = n_threads == 1 ? 1 : ceil_div(n_pieces, p.n_groups * P),
                 longest_block = p.n_parts > 1 ? larger(1, SUMS_BYTES / (p.panels * SIDE * SIDE * 4)) * SIDE : p.n_rows,
                 n_blocks = larger(ceil_div(p.n_rows, longest_block), smaller(wanted, row_blocks));
