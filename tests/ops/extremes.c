@@ -177,10 +177,11 @@ typedef struct field {
   size_t bytes;
 } field;
 
-/* Not one whose elements share a place: where an output may (ssd_bwd's dDvec) it means a sum. */
-static int dim_of_two(const kr_case_tensor *t, const krait_view *view) {
+/* Of two, or of any number. Not one whose elements share a place: where an output may (ssd_bwd's dDvec) it means a
+ * sum. */
+static int far_dim(const kr_case_tensor *t, const krait_view *view, int of_any) {
   for (int i = 0; i < t->n_dims; i++)
-    if (t->shape[i] == 2 && view->stride[i]) return i;
+    if ((t->shape[i] == 2 || (of_any && t->shape[i] > 2)) && view->stride[i]) return i;
   return -1;
 }
 
@@ -193,12 +194,12 @@ static void copy_elements(kr_case *c, const kr_case_tensor *t, const krait_view 
 
 /* The case once more with one tensor spread out; every output must come out bit for bit. Returns whether it was run. */
 static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t,
-                   const field *f) {
+                   const field *f, int of_any) {
   krait_view *view = view_of(c, t), near = *view, distant = near;
-  const int dim = dim_of_two(t, view);
+  const int dim = far_dim(t, view, of_any);
   if (dim < 0 || !is_float(c, t) || near.dtype == KRAIT_C64) return 0;
   distant.data = f->memory;
-  distant.stride[dim] = far;
+  distant.stride[dim] = far / (t->shape[dim] - 1);
   kr_case_reset(c);
   copy_elements(c, t, &distant, &near);
   *view = distant;
@@ -231,12 +232,13 @@ static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, 
   int n = 0;
   const int64_t n_tried = n_cases() < 120 ? 20 : 30; /* fewer hold none of gemm's that can be spread out */
   for (int64_t index = 0; index < n_tried || (!n && index < 6 * n_tried); index++) {
+    const int of_any = index >= n_tried; /* a row may take no dimension of two */
     assert_int_equal(kr_case_open(c, op, 41, index, 0), KRAIT_OK);
     const int refused = row->refuse && row->refuse(ctx, c->args);
     if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
     keep_outputs(c);
     for (int i = 0; i < c->n_tensors && !refused; i++) {
-      if (!run_far(ctx, c, op, row, &c->tensors[i], f)) continue;
+      if (!run_far(ctx, c, op, row, &c->tensors[i], f, of_any)) continue;
       n++;
       for (int k = 0; k < c->n_tensors; k++)
         if (c->tensors[k].role & KR_OUT && !is_same(c, row, &c->tensors[k]))

@@ -1,10 +1,13 @@
 /* gemm_tiles_simd.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16
  * (float32 three, float16 two), which hold all of its bits; of the products of such parts those are left out that are
- * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Compiled for
- * AMX; a test compiles it with loops for the unit. */
+ * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Quantized
+ * columns are one number of bfloat16 each, and a block's sums are multiplied with its scale. Compiled for AMX; a test
+ * compiles it with loops for the unit. */
+#include "gemm/gemm_blocks.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
+#include "status.h"
 #include "tiles.h"
 
 enum { SIDE = 2 * KR_TILE, MOST_PARTS = 3, MOST_STEPS = 6, LINE = 64 };
@@ -15,7 +18,7 @@ enum { GROUP_BYTES = 1 << 20, SUMS_BYTES = 1 << 20, PART_TERMS = 3072, ROWS_BYTE
 #else
 enum { GROUP_BYTES = 5 << 13, SUMS_BYTES = 1 << 14, PART_TERMS = 288, ROWS_BYTES = 24 << 12, FEWEST_ROWS = 32 };
 #endif
-enum { PIECES = 4 }; /* for each thread */
+enum { PIECES = 4, GROUPS = 2 }; /* for each thread, at the least; a group of columns reads all rows of its block */
 
 /* A product of two parts: where they begin in a block, and which of them are not in the unit yet. */
 typedef struct step {
@@ -24,6 +27,8 @@ typedef struct step {
 
 typedef struct product {
   const krait_gemm_args *args;
+  const kr_blocks *quantized; /* columns; NULL: they are the second factor's */
+  int64_t block_a, block_b;   /* bytes of a panel's block of terms */
   step steps[MOST_STEPS];
   int n_steps, parts_a, parts_b;
   int gated, width, panels, shared; /* results of a panel, panels of a group; shared: rows are packed once, for all */
@@ -38,6 +43,7 @@ enum { LEAST = (127 - 60) << 23, MOST = (127 + 60) << 23, INFINITE = 255 << 23, 
 typedef struct lines { /* rows of A or columns of B, 16 at most, of one product */
   const krait_view *view;
   int64_t at, next, next_term; /* elements: to the first, from one to the next, from term to term */
+  int64_t block;               /* bytes from one packed block to the next */
   int n, is_columns;
 } lines;
 
@@ -75,7 +81,7 @@ static void load_terms(const lines *l, int64_t k, int64_t K, float *terms) {
 KR_INLINE uint32_t pack_parts(const int parts, const lines *l, int64_t k, int64_t K, float scale, char *to) {
   const int lies = l->view->dtype == KRAIT_F32 && l->n == KR_TILE && (l->is_columns ? l->next : l->next_term) == 1;
   uint32_t largest[KR_TILE] = {0}, most = 0;
-  for (; k < K; k += KR_TILE_TERMS, to += parts * 2 * KR_TILE_BYTES) {
+  for (; k < K; k += KR_TILE_TERMS, to += l->block) {
     _Alignas(LINE) float terms[SIDE * KR_TILE];
     const float *x = terms;
     int64_t next = l->is_columns ? KR_TILE : KR_TILE_TERMS, other = l->is_columns ? KR_TILE * KR_TILE : KR_TILE;
@@ -124,6 +130,7 @@ static lines columns_of(const product *p, int64_t batch, int64_t panel, int half
                  .at = (left > 0 ? first * B->stride[1] : 0) + (batch ? batch * B->stride[2] : 0),
                  .next = B->stride[1],
                  .next_term = B->stride[0],
+                 .block = p->block_b,
                  .n = left < 0 ? 0 : left < KR_TILE ? (int)left : KR_TILE,
                  .is_columns = 1};
 }
@@ -133,7 +140,7 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t blocks_of(int64_t K) { return ceil_div(K, KR_TILE_TERMS); }
 /* Of a panel. */
-static int64_t packed_bytes(int64_t K, int parts) { return blocks_of(K) * parts * 2 * KR_TILE_BYTES; }
+static int64_t packed_bytes(int64_t K, int64_t block) { return blocks_of(K) * block; }
 
 /* A thread's memory. */
 typedef struct memory {
@@ -151,8 +158,8 @@ static int64_t sums_floats(const product *p) {
 static int64_t place(const product *p, int64_t at[6]) {
   const int64_t bytes[6] = {p->panels * SIDE * (int64_t)sizeof(float),
                             sums_floats(p) * (int64_t)sizeof(float),
-                            p->panels * packed_bytes(p->part, p->parts_b),
-                            p->shared ? 0 : packed_bytes(p->part, p->parts_a),
+                            p->panels * packed_bytes(p->part, p->block_b),
+                            p->shared ? 0 : packed_bytes(p->part, p->block_a),
                             ceil_div(p->panels * 2 * (int64_t)sizeof(int), LINE) * LINE,
                             LINE};
   int64_t end = 0;
@@ -170,18 +177,44 @@ static memory memory_of(const product *p, int worker) {
                   (int *)(void *)(base + at[4]), (int64_t *)(void *)(base + at[5])};
 }
 
-/* Rows that all threads share: panels of them, then two shifts of each. */
+/* Rows that all threads share: panels of them. Then two shifts of each panel, which are kept of quantized products'
+ * rows that are not shared too. */
 static char *shared_rows(const product *p, int64_t panel) {
-  return base_of(p) + panel * packed_bytes(p->args->K, p->parts_a);
+  return base_of(p) + panel * packed_bytes(p->args->K, p->block_a);
 }
 static int *shared_shifts(const product *p, int64_t panel) {
-  return (int *)(void *)shared_rows(p, ceil_div(p->n_rows, SIDE)) + 2 * panel;
+  return (int *)(void *)shared_rows(p, p->shared ? ceil_div(p->n_rows, SIDE) : 0) + 2 * panel;
+}
+
+/* Quantized columns with a base need the sum of each row's block of terms: of a panel, behind the block's parts. */
+static float *row_sums(const product *p, char *block) {
+  return (float *)(void *)(block + p->parts_a * 2 * KR_TILE_BYTES);
+}
+static void pack_sums(const lines *l, int64_t K, int shift, float *to) {
+  const kr_v scale = kr_v_set1(kr_bits_float((uint32_t)(shift == NOT_FINITE ? 0 : shift + 127) << 23));
+  for (int64_t k = 0; k < K; k += KR_TILE_TERMS, to += l->block / (int64_t)sizeof(float)) {
+    float terms[SIDE * KR_TILE];
+    load_terms(l, k, K, terms);
+    for (int m = 0; m < KR_TILE; m += KR_VL) {
+      kr_v sums[KR_VL];
+      for (int i = 0; i < KR_VL; i++) {
+        sums[i] = kr_v_load(terms + (m + i) * KR_TILE_TERMS);
+        for (int j = KR_VL; j < KR_TILE_TERMS; j += KR_VL)
+          sums[i] = kr_v_add(sums[i], kr_v_load(terms + (m + i) * KR_TILE_TERMS + j));
+      }
+      kr_v_store(to + m, kr_v_mul(kr_v_sum_each(sums), scale));
+    }
+  }
 }
 
 static void pack_rows(const product *p, int64_t batch, int64_t m, int64_t k, int64_t K, char *to, int *shifts) {
   for (int half = 0; half < 2; half++) {
-    const lines l = rows_of(p->args, batch, m + half * KR_TILE);
-    shifts[half] = l.n ? pack(p->parts_a, &l, k, K, to + half * KR_TILE_BYTES) : 0;
+    lines l = rows_of(p->args, batch, m + half * KR_TILE);
+    shifts[half] = 0;
+    if (!l.n) continue;
+    l.block = p->block_a;
+    shifts[half] = pack(p->parts_a, &l, k, K, to + half * KR_TILE_BYTES);
+    if (p->quantized && p->quantized->has_bases) pack_sums(&l, K, shifts[half], row_sums(p, to) + half * KR_TILE);
   }
 }
 
@@ -192,6 +225,37 @@ static void pack_shared(void *user, int64_t begin, int64_t end, int worker) {
     pack_rows(p, 0, p->first + i * SIDE, 0, p->args->K, shared_rows(p, i), shared_shifts(p, i));
 }
 
+/* Behind a block's tiles of quantized columns: SIDE scales and SIDE bases. */
+enum { FACTORS_BYTES = 2 * SIDE * sizeof(float) };
+static float *factors_of(char *block) { return (float *)(void *)(block + 2 * KR_TILE_BYTES); }
+
+/* 16 numbers of n columns, `pitch` from one column to the next, line by line; zeros beyond the last column. */
+static void turn(const float *numbers, int64_t pitch, int n, float *to) {
+  for (int lane = 0; lane < KR_TILE; lane += KR_VL) {
+    const kr_plane plane = {(void *)(uintptr_t)(numbers + lane * pitch), KRAIT_F32, 0, 1, pitch};
+    kr_tile_load_as(to + lane, KR_TILE, &plane, KR_TILE, gemm_lanes(n - lane), KRAIT_F32);
+  }
+}
+
+/* Half a panel of quantized columns, n of them from one on, terms k to K; zeros beyond the last. */
+static void pack_quantized(const product *p, int half, int64_t first, int n, int64_t k, int64_t K, char *to) {
+  enum { AT_ONCE = KR_BLOCKS_AT_ONCE };
+  const kr_blocks *q = p->quantized;
+  for (; k < K; k += AT_ONCE * KR_BLOCK, to += AT_ONCE * p->block_b) {
+    const int n_blocks = (int)smaller(blocks_of(K - k), AT_ONCE);
+    float pairs[KR_TILE][AT_ONCE][KR_TILE], scales[KR_TILE][KR_TILE], bases[KR_TILE][KR_TILE];
+    for (int i = 0; i < n; i++)
+      q->load(q->args, first + i, k / KR_BLOCK, n_blocks, pairs[i][0], scales[i], bases[i]);
+    char *block = to;
+    for (int s = 0; s < n_blocks; s++, block += p->block_b) {
+      float *factors = factors_of(block) + half * KR_TILE;
+      turn(pairs[0][s], AT_ONCE * KR_TILE, n, (float *)(void *)(block + half * KR_TILE_BYTES));
+      for (int i = 0; i < KR_TILE; i++) factors[i] = i < n ? scales[i][s] : 0;
+      for (int i = 0; q->has_bases && i < KR_TILE; i++) factors[SIDE + i] = i < n ? bases[i][s] : 0;
+    }
+  }
+}
+
 static void pack_group(const product *p, const memory *t, int64_t batch, int64_t panel, int n, int64_t k, int64_t K) {
   const krait_gemm_args *a = p->args;
   for (int i = 0; i < 2 * n; i++) {
@@ -199,8 +263,10 @@ static void pack_group(const product *p, const memory *t, int64_t batch, int64_t
     const lines l = columns_of(p, batch, panel + i / 2, half);
     const krait_view *bias = second ? &a->bias2 : &a->bias;
     const int64_t first = (panel + i / 2) * p->width + (p->gated ? 0 : half * KR_TILE);
-    char *to = t->columns + i / 2 * packed_bytes(p->part, p->parts_b) + half * KR_TILE_BYTES;
-    t->shifts[i] = l.n ? pack(p->parts_b, &l, k, K, to) : 0;
+    char *to = t->columns + i / 2 * packed_bytes(p->part, p->block_b);
+    t->shifts[i] = 0;
+    if (p->quantized) pack_quantized(p, half, first, l.n, k, K, to);
+    else if (l.n) t->shifts[i] = pack(p->parts_b, &l, k, K, to + half * KR_TILE_BYTES);
     for (int64_t lane = 0, stride = bias->stride[0]; lane < KR_TILE; lane += KR_VL)
       kr_v_store(t->bias + i * KR_TILE + lane,
                  kr_has(bias) ? gemm_load(bias, (first + lane) * stride, stride, gemm_lanes(a->N - first - lane))
@@ -218,7 +284,7 @@ static inline void ask_for(const char *tiles) {
 typedef struct piece {
   int64_t batch, m, panel, k, K;
   const char *A, *B;
-  const int *rows, *columns; /* their shifts */
+  int *rows, *columns; /* their shifts */
   const char *next;          /* what the rows after these are made of, and how much of it a block asks for; NULL */
   int next_bytes;
 } piece;
@@ -233,17 +299,17 @@ static void multiply(const product *p, const piece *c, int two_rows, int two_col
   KR_TMM_ZERO(*t, 1);
   KR_TMM_ZERO(*t, 2);
   KR_TMM_ZERO(*t, 3);
-  for (; n_blocks > 0; n_blocks--, A += p->parts_a * 2 * KR_TILE_BYTES, B += p->parts_b * 2 * KR_TILE_BYTES) {
+  for (; n_blocks > 0; n_blocks--, A += p->block_a, B += p->block_b) {
     for (int i = 0; i < c->next_bytes; i += LINE) __builtin_prefetch(next + i, 0, 2);
     next += c->next_bytes;
     for (const step *s = p->steps; s < p->steps + p->n_steps; s++) {
       if (s->loads_a) {
-        ask_for(A + s->a + p->parts_a * 2 * KR_TILE_BYTES);
+        ask_for(A + s->a + p->block_a);
         KR_TMM_LOAD(*t, 4, A + s->a);
         if (two_rows) KR_TMM_LOAD(*t, 5, A + s->a + KR_TILE_BYTES);
       }
       if (s->loads_b) {
-        ask_for(B + s->b + p->parts_b * 2 * KR_TILE_BYTES);
+        ask_for(B + s->b + p->block_b);
         KR_TMM_LOAD(*t, 6, B + s->b);
         if (two_columns) KR_TMM_LOAD(*t, 7, B + s->b + KR_TILE_BYTES);
       }
@@ -257,6 +323,62 @@ static void multiply(const product *p, const piece *c, int two_rows, int two_col
   KR_TMM_STORE(*t, 1, sums + KR_TILE, PITCH);
   KR_TMM_STORE(*t, 2, sums + KR_TILE * SIDE, PITCH);
   KR_TMM_STORE(*t, 3, sums + KR_TILE * SIDE + KR_TILE, PITCH);
+}
+
+/* sums of 16 rows += a block's tiles times its scales, and the rows' sums times its bases. */
+KR_INLINE void add_block(const int has_bases, const float *tiles, const float *factors, const float *rows,
+                         float *sums) {
+  enum { N = SIDE / KR_VL };
+  kr_v scale[N], base[N];
+  for (int v = 0; v < N; v++) {
+    scale[v] = kr_v_load(factors + v * KR_VL);
+    if (has_bases) base[v] = kr_v_load(factors + SIDE + v * KR_VL);
+  }
+  for (int m = 0; m < KR_TILE; m++)
+    for (int v = 0; v < N; v++) {
+      const int at = m * SIDE + v * KR_VL;
+      kr_v sum = kr_v_fma(kr_v_load(tiles + at), scale[v], kr_v_load(sums + at));
+      if (has_bases) sum = kr_v_fma(kr_v_set1(rows[m]), base[v], sum);
+      kr_v_store(sums + at, sum);
+    }
+}
+
+/* A block of 16 rows, three parts, small products first: tiles x and y, and where they go. */
+#define BLOCK_OF_ROWS(x, y, rows, from, to)                        \
+  KR_TMM_ZERO(*t, x);                                              \
+  KR_TMM_ZERO(*t, y);                                              \
+  for (int part = 2; part >= 0; part--) {                          \
+    KR_TMM_LOAD(*t, rows, (from) + part * 2 * KR_TILE_BYTES);      \
+    KR_TMM_DOT(*t, x, rows, 6);                                    \
+    if (two_columns) KR_TMM_DOT(*t, y, rows, 7);                   \
+  }                                                                \
+  KR_TMM_STORE(*t, x, to, PITCH);                                  \
+  if (two_columns) KR_TMM_STORE(*t, y, (to) + KR_TILE, PITCH)
+
+/* Quantized columns: vectors take the sums of one half of the rows while the unit makes the other's. */
+KR_INLINE void multiply_scaled(const int has_bases, const product *p, const piece *c, int two_rows, int two_columns,
+                               float *sums, kr_tmms *t) {
+  enum { PITCH = SIDE * sizeof(float), HALF = KR_TILE * SIDE };
+  _Alignas(LINE) float tiles[2 * HALF] = {0};
+  const char *A = c->A, *B = c->B, *next = c->next;
+  const int64_t n_blocks = blocks_of(c->K - c->k);
+  const float *factors = NULL, *rows = NULL;
+  (void)t;
+  memset(sums, 0, 2 * HALF * sizeof *sums);
+  for (int64_t block = 0; block < n_blocks; block++, A += p->block_a, B += p->block_b, next += c->next_bytes) {
+    for (int i = 0; i < c->next_bytes; i += LINE) __builtin_prefetch(next + i, 0, 2);
+    KR_TMM_LOAD(*t, 6, B);
+    if (two_columns) KR_TMM_LOAD(*t, 7, B + KR_TILE_BYTES);
+    BLOCK_OF_ROWS(0, 1, 4, A, tiles);
+    if (block && two_rows) add_block(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
+    factors = (const float *)(const void *)(B + 2 * KR_TILE_BYTES);
+    rows = (const float *)(const void *)(A + 6 * KR_TILE_BYTES);
+    if (two_rows) {
+      BLOCK_OF_ROWS(2, 3, 5, A + KR_TILE_BYTES, tiles + HALF);
+    }
+    add_block(has_bases, tiles, factors, rows, sums);
+  }
+  if (two_rows) add_block(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
 }
 
 /* The same for a tile with numbers that are not finite, which have no parts. */
@@ -289,13 +411,16 @@ static void scale_tile(float *sums, int shift) {
 
 static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
-  const int two_columns = p->gated || c->panel * SIDE + KR_TILE < a->N;
-  multiply(p, c, c->m + KR_TILE < a->M, two_columns, sums, t);
+  const int two_columns = p->gated || c->panel * SIDE + KR_TILE < a->N, two_rows = c->m + KR_TILE < a->M;
+  if (!p->quantized) multiply(p, c, two_rows, two_columns, sums, t);
+  else if (p->quantized->has_bases) multiply_scaled(1, p, c, two_rows, two_columns, sums, t);
+  else multiply_scaled(0, p, c, two_rows, two_columns, sums, t);
   if (!(c->rows[0] | c->rows[1] | c->columns[0] | c->columns[1])) return;
   for (int i = 0; i < 4; i++) {
     const int row = i / 2, column = i % 2;
     float *tile = sums + row * KR_TILE * SIDE + column * KR_TILE;
     if (c->rows[row] == NOT_FINITE || c->columns[column] == NOT_FINITE) {
+      if (p->quantized) continue; /* `run` has them made again */
       const lines l = rows_of(a, c->batch, c->m + row * KR_TILE), r = columns_of(p, c->batch, c->panel, column);
       multiply_plainly(&l, &r, c->k, c->K, tile);
     } else if (c->rows[row] + c->columns[column]) scale_tile(tile, -c->rows[row] - c->columns[column]);
@@ -327,7 +452,7 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
   for (int j = 0; j < n_panels; j++) {
     _Alignas(LINE) float done[SIDE * SIDE];
     float *kept = w->sums + (i * p->panels + j) * SIDE * SIDE;
-    c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->parts_b), c->columns = w->shifts + 2 * j;
+    c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->block_b), c->columns = w->shifts + 2 * j;
     if (is_last) fetch_result(p, c, n);
     sum_piece(p, c, is_last || c->k ? done : kept, t);
     c->next += blocks_of(c->K - c->k) * c->next_bytes;
@@ -343,12 +468,12 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
 static void look_ahead(const product *p, piece *c, int is_there, int n) {
   const krait_view *A = &p->args->A;
   const int64_t bytes = (int64_t)krait_dtype_bytes(A->dtype), dense = A->stride[1] == 1 && A->stride[0] == p->args->K,
-                of_block = p->shared ? p->parts_a * 2 * KR_TILE_BYTES : SIDE * KR_TILE_TERMS * bytes,
+                of_block = p->shared ? p->block_a : SIDE * KR_TILE_TERMS * bytes,
                 at = (c->m + SIDE) * A->stride[0] + (c->batch ? c->batch * A->stride[2] : 0);
   c->next = c->A, c->next_bytes = 0;
   if (!is_there || !(p->shared || (dense && p->n_parts == 1))) return;
   c->next_bytes = (int)(ceil_div(of_block, n * LINE) * LINE);
-  if (p->shared) c->next += packed_bytes(p->args->K, p->parts_a);
+  if (p->shared) c->next += packed_bytes(p->args->K, p->block_a);
   else c->next = (const char *)A->data + at * bytes;
 }
 
@@ -358,15 +483,16 @@ static void multiply_block(const product *p, const memory *w, int64_t group, int
   const int64_t panel = group % p->n_groups * p->panels, left = p->n_panels - panel;
   const int n_panels = left < p->panels ? (int)left : p->panels;
   int shifts[2];
-  piece c = {.batch = group / p->n_groups, .panel = panel};
+  piece c = {.batch = group / p->n_groups, .panel = panel, .rows = shifts};
   for (; c.k < a->K; c.k += p->part) {
     c.K = c.k + p->part < a->K ? c.k + p->part : a->K;
     if (p->n_parts > 1 || *w->packed != group) pack_group(p, w, c.batch, panel, n_panels, c.k, c.K);
     *w->packed = group;
     for (c.m = first; c.m < end; c.m += SIDE) {
       const int64_t row = (c.m - p->first) / SIDE;
-      if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->parts_a), c.rows = shared_shifts(p, row);
-      else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, shifts), c.A = w->rows, c.rows = shifts;
+      if (p->shared || p->quantized) c.rows = shared_shifts(p, row);
+      if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->block_a);
+      else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, c.rows), c.A = w->rows;
       look_ahead(p, &c, c.m + SIDE < end, n_panels);
       multiply_rows(p, w, &c, (c.m - first) / SIDE, n_panels, t);
     }
@@ -394,7 +520,8 @@ static void choose_steps(product *p) {
   const krait_gemm_args *a = p->args;
   const int is_rough = a->out.dtype != KRAIT_F32 ||
                        (a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32),
-            depth = is_rough ? 1 : 2, all_a = parts_of(a->A.dtype), all_b = parts_of(a->Bmat.dtype);
+            depth = is_rough ? 1 : 2, all_a = parts_of(a->A.dtype),
+            all_b = p->quantized ? 1 : parts_of(a->Bmat.dtype);
   p->parts_a = all_a <= depth ? all_a : depth + 1;
   p->parts_b = all_b <= depth ? all_b : depth + 1;
   for (int i = 0, last_a = -1, last_b = -1; i < MOST_STEPS; i++) {
@@ -406,33 +533,37 @@ static void choose_steps(product *p) {
   p->steps[0].loads_a = p->steps[0].loads_b = 1;
 }
 
-static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
+static product plan(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
-  product p = {.args = a, .gated = kr_has(&a->B2)};
+  product p = {.args = a, .quantized = quantized, .gated = kr_has(&a->B2)};
   choose_steps(&p);
+  p.block_a = p.parts_a * 2 * KR_TILE_BYTES + (quantized && quantized->has_bases ? SIDE * (int64_t)sizeof(float) : 0);
+  p.block_b = p.parts_b * 2 * KR_TILE_BYTES + (quantized ? FACTORS_BYTES : 0);
   p.width = p.gated ? KR_TILE : SIDE;
   p.n_panels = ceil_div(a->N, p.width);
-  const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest);
-  p.part = ceil_div(ceil_div(a->K, n_parts), KR_TILE_TERMS) * KR_TILE_TERMS;
+  const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest),
+                terms = quantized ? KR_BLOCKS_AT_ONCE * KR_BLOCK : KR_TILE_TERMS;
+  p.part = ceil_div(ceil_div(a->K, n_parts), terms) * terms;
   p.n_parts = ceil_div(a->K, p.part);
   /* Threads share columns, which are then packed once; rows where there are many more of these; both where there are
    * few of either. */
-  const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.parts_b)), n_pieces = PIECES * n_threads,
-                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, n_pieces);
+  const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.block_b)), n_pieces = PIECES * n_threads,
+                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, GROUPS * n_threads);
   int64_t panels = smaller(fit, p.n_panels);
   if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
-                        ceil_div(p.n_panels, panels) * P * row_blocks < n_pieces))
+                        ceil_div(p.n_panels, panels) * P * row_blocks < GROUPS * n_threads))
     panels = smaller(panels, share);
   p.panels = (int)ceil_div(p.n_panels, ceil_div(p.n_panels, panels));
   p.n_groups = ceil_div(p.n_panels, p.panels);
-  p.shared = P == 1 && p.n_groups > 1;
+  p.shared = P == 1 && (p.n_groups > 1 || (quantized && p.n_parts > 1));
   p.n_rows = a->M;
   if (p.shared) {
-    const int64_t fit_rows = larger(8, ROWS_BYTES / packed_bytes(a->K, p.parts_a)) * SIDE;
+    const int64_t fit_rows = larger(8, ROWS_BYTES / packed_bytes(a->K, p.block_a)) * SIDE;
     p.n_rows = ceil_div(ceil_div(a->M, ceil_div(a->M, fit_rows)), SIDE) * SIDE;
-    p.shared_bytes = ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.parts_a) +
-                     ceil_div(ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
+    p.shared_bytes = ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.block_a);
   }
+  if (p.shared || quantized)
+    p.shared_bytes += ceil_div(ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
   const int64_t wanted = n_threads == 1 ? 1 : ceil_div(n_pieces, p.n_groups * P),
                 longest_block = p.n_parts > 1 ? larger(1, SUMS_BYTES / (p.panels * SIDE * SIDE * 4)) * SIDE : p.n_rows,
                 n_blocks = larger(ceil_div(p.n_rows, longest_block), smaller(wanted, row_blocks));
@@ -441,24 +572,39 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   return p;
 }
 
-uint64_t KR_FN(kr_gemm_tiles_scratch)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+static uint64_t scratch_of(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
   if (a->M == 0) return 0;
-  const product p = plan(ctx, a);
+  const product p = plan(ctx, a, quantized);
   int64_t at[6];
   return (uint64_t)(p.shared_bytes + place(&p, at) * krait_ctx_n_threads(ctx) + LINE);
 }
 
-int32_t KR_FN(kr_gemm_tiles)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+/* Rows of which 16 are not finite, of quantized columns. */
+static int32_t run_others(const krait_ctx *ctx, const product *p) {
+  for (int64_t i = 0; i < ceil_div(p->n_rows, KR_TILE); i++) {
+    const int64_t m = p->first + i * KR_TILE, left = p->args->M - m;
+    if (shared_shifts(p, i / 2)[i % 2] == NOT_FINITE)
+      KR_TRY(p->quantized->rows(ctx, p->quantized->args, m, smaller(left, KR_TILE)));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t run(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
   if (a->M == 0) return KRAIT_OK;
-  product p = plan(ctx, a);
+  product p = plan(ctx, a, quantized);
   const int64_t chunk = p.n_rows;
   for (int worker = 0; worker < krait_ctx_n_threads(ctx); worker++) *memory_of(&p, worker).packed = -1;
   for (; p.first < a->M; p.first += chunk) {
     p.n_rows = smaller(chunk, a->M - p.first);
     if (p.shared) kr_parallel(ctx, ceil_div(p.n_rows, SIDE), 1, pack_shared, &p);
     kr_parallel_long(ctx, p.n_groups * p.n_blocks * kr_gemm_products(a), 1, multiply_blocks, &p);
+    if (quantized) KR_TRY(run_others(ctx, &p));
   }
   return KRAIT_OK;
 }
+
+uint64_t KR_FN(kr_gemm_tiles_scratch)(const krait_ctx *ctx, const void *args) { return scratch_of(ctx, args, NULL); }
+int32_t KR_FN(kr_gemm_tiles)(const krait_ctx *ctx, const void *args) { return run(ctx, args, NULL); }
+
+uint64_t KR_FN(kr_gemm_blocks_scratch)(const krait_ctx *ctx, kr_blocks b) { return scratch_of(ctx, &b.product, &b); }
+int32_t KR_FN(kr_gemm_blocks)(const krait_ctx *ctx, kr_blocks b) { return run(ctx, &b.product, &b); }

@@ -27,8 +27,22 @@ static const char *refuse_few(const krait_ctx *ctx, const void *args) {
   return ((const krait_gemm_q4k_args *)args)->M > 8 ? "more than 8 rows" : refuse_simd(ctx, args);
 }
 
+#ifdef KR_BUILD_amx
+/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few rows. */
+static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_q4k_args *a = args;
+  if (a->M < 13 || a->N < 64) return "fewer than 13 rows or 64 outputs";
+  if ((double)a->M * (double)a->N * 256 * (double)a->S < 1 << 20) return "a small product";
+  return refuse_simd(ctx, args);
+}
+#endif
+
 static const kr_row rows[] = {
     KR_Q4K_FAMILIES(KR_CUDA_FAMILY_BASE, gemm_q4k)
+#ifdef KR_BUILD_amx
+    {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_tiles, kr_gemm_q4k_tiles_avx512,
+     kr_gemm_q4k_tiles_scratch_avx512},
+#endif
 #define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few, kr_gemm_q4k_few_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

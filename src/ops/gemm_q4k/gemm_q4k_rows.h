@@ -12,6 +12,10 @@ kr_q4k_row_fn kr_gemm_q4k_few_avx512, kr_gemm_q4k_few_avx2, kr_gemm_q4k_few_neon
 kr_q4k_scratch_fn kr_gemm_q4k_scratch_avx512, kr_gemm_q4k_scratch_avx2, kr_gemm_q4k_scratch_neon,
     kr_gemm_q4k_scratch_scalar;
 
+/* The matrix unit's row, with vectors of AVX-512 around it; scalar: a test's, with loops for the unit. */
+kr_q4k_row_fn kr_gemm_q4k_tiles_avx512, kr_gemm_q4k_tiles_scalar;
+kr_q4k_scratch_fn kr_gemm_q4k_tiles_scratch_avx512, kr_gemm_q4k_tiles_scratch_scalar;
+
 #define KR_Q4K_FAMILIES(X, op) X(op, few) X(op, tiles)
 KR_Q4K_FAMILIES(KR_CUDA_FAMILY_DECLARE, gemm_q4k)
 

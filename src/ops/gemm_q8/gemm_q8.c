@@ -28,8 +28,22 @@ static const char *refuse_few(const krait_ctx *ctx, const void *args) {
   return ((const krait_gemm_q8_args *)args)->M > KR_GEMM_Q8_MOST_FEW ? "more than 16 rows" : refuse_simd(ctx, args);
 }
 
+#ifdef KR_BUILD_amx
+/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few rows. */
+static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_q8_args *a = args;
+  if (a->M < 13 || a->N < 64) return "fewer than 13 rows or 64 outputs";
+  if ((double)a->M * (double)a->N * 32 * (double)a->S < 1 << 20) return "a small product";
+  return refuse_simd(ctx, args);
+}
+#endif
+
 static const kr_row rows[] = {
     {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_q8_cuda_refuse, kr_gemm_q8_cuda, NULL},
+#ifdef KR_BUILD_amx
+    {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_tiles, kr_gemm_q8_tiles_avx512,
+     kr_gemm_q8_tiles_scratch_avx512},
+#endif
 #define KR_ISA(isa, cap) {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few, kr_gemm_q8_few_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

@@ -13,6 +13,8 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
   krait_gemm_q8_args *a = (krait_gemm_q8_args *)c->args;
   a->M = index % 4 == 0 ? kr_case_edge(c, 70) : kr_case_int(c, 1, 17);
   a->N = kr_case_edge(c, 130), a->S = kr_case_int(c, 1, 5);
+  if (index % 24 == 4) /* as a matrix unit takes them */
+    a->M = kr_case_int(c, 20, 50), a->N = kr_case_int(c, 64, 130), a->S = kr_case_int(c, 10, 20);
   c->contiguous = index % 3 != 2;
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
   if (c->contiguous && index % 2) { /* as a GPU takes them */

@@ -12,6 +12,10 @@ typedef int32_t kr_q8_row_fn(const krait_ctx *ctx, const void *args);
 kr_q8_row_fn kr_gemm_q8_few_avx512, kr_gemm_q8_few_avx2, kr_gemm_q8_few_neon, kr_gemm_q8_few_scalar;
 kr_q8_scratch_fn kr_gemm_q8_scratch_avx512, kr_gemm_q8_scratch_avx2, kr_gemm_q8_scratch_neon, kr_gemm_q8_scratch_scalar;
 
+/* The matrix unit's row, with vectors of AVX-512 around it; scalar: a test's, with loops for the unit. */
+kr_q8_row_fn kr_gemm_q8_tiles_avx512, kr_gemm_q8_tiles_scalar;
+kr_q8_scratch_fn kr_gemm_q8_tiles_scratch_avx512, kr_gemm_q8_tiles_scratch_scalar;
+
 /* On a GPU (gemm_q8_cuda.c). */
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
