@@ -186,7 +186,8 @@ static int *shared_shifts(const product *p, int64_t panel) {
   return (int *)(void *)shared_rows(p, p->shared ? ceil_div(p->n_rows, SIDE) : 0) + 2 * panel;
 }
 
-/* Quantized columns with a base need the sum of each row's block of terms: of a panel, behind the block's parts. */
+/* Quantized columns with a base need the sum of each row's block of terms, of all its terms at once: of a panel, behind
+ * the block's parts. */
 static float *row_sums(const product *p, char *block) {
   return (float *)(void *)(block + p->parts_a * 2 * KR_TILE_BYTES);
 }
@@ -198,11 +199,11 @@ static void pack_sums(const lines *l, int64_t K, int shift, float *to) {
     for (int m = 0; m < KR_TILE; m += KR_VL) {
       kr_v sums[KR_VL];
       for (int i = 0; i < KR_VL; i++) {
-        sums[i] = kr_v_load(terms + (m + i) * KR_TILE_TERMS);
-        for (int j = KR_VL; j < KR_TILE_TERMS; j += KR_VL)
-          sums[i] = kr_v_add(sums[i], kr_v_load(terms + (m + i) * KR_TILE_TERMS + j));
+        sums[i] = kr_v_zero();
+        for (int j = 0; j < KR_TILE_TERMS; j += KR_VL)
+          sums[i] = kr_v_fma(kr_v_load(terms + (m + i) * KR_TILE_TERMS + j), scale, sums[i]);
       }
-      kr_v_store(to + m, kr_v_mul(kr_v_sum_each(sums), scale));
+      kr_v_store(to + m, kr_v_sum_each(sums));
     }
   }
 }
@@ -285,7 +286,7 @@ typedef struct piece {
   int64_t batch, m, panel, k, K;
   const char *A, *B;
   int *rows, *columns; /* their shifts */
-  const char *next;          /* what the rows after these are made of, and how much of it a block asks for; NULL */
+  const char *next;    /* what the rows after these are made of, and how much of it a block asks for; NULL */
   int next_bytes;
 } piece;
 
