@@ -1,4 +1,4 @@
-"""Denoiser: the speech denoiser inside libkrait, on numpy arrays and torch tensors."""
+"""Denoiser: libkrait's speech denoiser on numpy arrays and torch tensors."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ _MODEL_HZ = 16000
 
 
 class Denoiser:
-    """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor whose last axis is time (other axes: channels or recordings, each for
-    itself), floating point within -1 and 1 or int16, and returns one of the same kind, shape and rate. What lies above 8 kHz is removed too.
+    """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor whose last axis is time (other axes: channels or recordings, processed
+    separately), floating point in -1 to 1 or int16, and returns one of the same type, shape and rate. Content above 8 kHz is lost.
 
-    device: "cpu" or "cuda:0" and so on; threads: of a CPU, 0 for all cores; weights: a safetensors file of `krait train` or `krait convert` instead of the weights inside.
-    One Denoiser may be shared by threads; they take turns. A copy or pickle of one opens the same again."""
+    device: "cpu", "cuda:0" and so on; threads: CPU threads, 0 for all cores; weights: a safetensors file from `krait train` or `krait convert` instead of the built-in weights.
+    Threads may share one Denoiser; they take turns. A copy or pickle opens the same model again."""
 
     def __init__(self, device="cpu", threads=0, weights=None):
         device = str(device)  # a torch.device, too
@@ -40,11 +40,11 @@ class Denoiser:
         return Denoiser, self._made_of
 
     def _open_file(self, path, model):
-        """Read here: the wheel's libkrait opens no files. Nothing of the tensors is kept."""
+        """The file is read here: the wheel's libkrait opens no files. The tensors are copied."""
         ffi = _load.ffi()
         metadata, tensors = _weights.read(path)
         if metadata.get("normalize", "none") != "none":
-            raise ValueError("%s: weights for signals of another level (normalize: %s); krait enhance -w takes them" % (path, metadata["normalize"]))
+            raise ValueError("%s: weights for signals of another level (normalize: %s); krait enhance -w accepts them" % (path, metadata["normalize"]))
         items, kept = ffi.new("krait_model_tensor[]", max(len(tensors), 1)), []
         for item, (name, values) in zip(items, tensors.items()):
             kept.append((ffi.new("char[]", name.encode()), ffi.new("int64_t[]", list(values.shape) or 1), np.ascontiguousarray(values)))
@@ -54,7 +54,7 @@ class Denoiser:
         return _load.function("krait_model_open_tensors")(self._context, options, items, len(tensors), model)
 
     def stream(self):
-        """A Stream with a timeline of its own: noise removed from sound as it comes, 0.35 s late; with weights of a model that streams, 31 ms."""
+        """A Stream with its own state: removes noise in real time with a latency of 0.35 s, or 31 ms with the weights of a streaming model."""
         if os.getpid() != self._process:
             raise _load.KraitError("krait.Denoiser: made before a fork; make one in each process")
         return Stream(self)
@@ -69,7 +69,7 @@ class Denoiser:
         given = np.ascontiguousarray(x, dtype=np.float32)
         out = np.empty_like(given)
         ffi = _load.ffi()
-        with self._lock:  # a session is one timeline
+        with self._lock:  # a session is one sequence of runs
             self._check(_load.lib().krait_enhance_samples(self._session[0], ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given),
                                                           ffi.NULL, ffi.NULL))
         return out.astype(np.float64)
@@ -90,7 +90,7 @@ class Denoiser:
             return samples.copy()
         rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64) / (32768 if is_whole else 1)
         if not np.isfinite(rows).all():
-            raise ValueError("krait.Denoiser: samples hold NaN or infinity")
+            raise ValueError("krait.Denoiser: samples contain NaN or infinity")
         out = np.empty_like(rows)
         for row, cleaned in zip(rows, out):
             at_model = _sound.resample(row, rate, _MODEL_HZ)
@@ -101,9 +101,9 @@ class Denoiser:
 
 
 class Stream:
-    """Sound as it comes, one channel, 16 kHz: push(samples) takes any number of samples (one-dimensional, floating point within -1 and 1 or int16) and returns those that
-    are due now, as float32: none for most short pushes, and each at most `latency` samples after it went in. finish() returns the rest; the stream can then begin anew.
-    Made by Denoiser.stream()."""
+    """Streaming, one channel, 16 kHz: push(samples) takes any number of samples (one-dimensional, floating point in -1 to 1 or int16) and returns those that
+    are due, as float32: none for most short pushes, and each at most `latency` samples after it was pushed. finish() returns the rest; the stream can then start again.
+    Created by Denoiser.stream()."""
 
     def __init__(self, denoiser):
         ffi, lib = _load.ffi(), _load.lib()
@@ -116,7 +116,7 @@ class Stream:
         self.latency = int(lib.krait_stream_latency(self._stream[0]))
 
     def _take(self, n, call):
-        """call(out, room, n_out) -> what it gave."""
+        """call(out, room, n_out) -> its output."""
         if os.getpid() != self._process:
             raise _load.KraitError("krait.Denoiser.stream: made before a fork; make one in each process")
         ffi = _load.ffi()
@@ -131,7 +131,7 @@ class Stream:
             raise TypeError("krait.Denoiser.stream: samples are %s of shape %s; give one dimension of floating point or int16" % (samples.dtype, samples.shape))
         given = np.ascontiguousarray(samples / np.float32(32768) if samples.dtype == np.int16 else samples, dtype=np.float32)
         if not np.isfinite(given).all():
-            raise ValueError("krait.Denoiser.stream: samples hold NaN or infinity")
+            raise ValueError("krait.Denoiser.stream: samples contain NaN or infinity")
         lib, pointer = _load.lib(), _load.ffi().cast("const float *", given.ctypes.data)
         return self._take(len(given), lambda out, room, n_out: lib.krait_stream_push(self._stream[0], pointer, len(given), out, room, n_out))
 
@@ -151,7 +151,7 @@ def enhance(options):
     """python -m krait enhance IN OUT."""
     if os.path.exists(options.output):
         if os.path.samefile(options.input, options.output):
-            raise _load.KraitError("%s is the input; give the output another name" % options.output)
+            raise _load.KraitError("%s is also the input; give the output another name" % options.output)
         if not options.force:
             raise _load.KraitError("%s exists; -f replaces it" % options.output)
     _sound.check_output(options.output)

@@ -1,8 +1,8 @@
-"""The drop-in packages as distributions: writes them as wheels, installs those through pip, says who shadows whom.
+"""The drop-in packages as distributions: writes them as wheels, installs these with pip, reports which copy shadows which.
 
 A wheel is made from the folder `dropin/` beside this file, with upstream's distribution name and version, so that pip and
-importlib.metadata see the requirement as satisfied. The extension modules below autograd are a distribution of their own, which forks of
-the packages need alone. Nothing is installed over an upstream copy that works."""
+importlib.metadata see the requirement as satisfied. The extension modules below autograd are a separate distribution, the only one that
+forks of the packages need. A working upstream copy is never replaced without --force."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ from . import __version__
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dropin")
 KERNELS = "krait_kernels"
-PACKAGES = {  # distribution: version it stands for, what it imports as, what it needs
+PACKAGES = {  # distribution: the version that it replaces, its import name, its requirements
     KERNELS: (__version__, ("causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate",
                "flash_attn_2_cuda"),
               ("torch",)),
@@ -83,9 +83,9 @@ def write_wheel(name, folder):
     return path
 
 
-# ---- who is there already ---------------------------------------------------------------------------------------------
+# ---- existing copies ---------------------------------------------------------------------------------------------
 def _copies(module):
-    """Every copy on the path, in import order: folders of packages, files of modules (of one folder a compiled one comes first)."""
+    """Every copy on the path, in import order: package folders, module files (in one folder a compiled module comes first)."""
     found = []
     for entry in sys.path:
         base = os.path.join(os.path.abspath(entry or "."), module)
@@ -106,13 +106,13 @@ def _is_dropin(path):
 
 
 def _import_error(module):
-    """None if a fresh interpreter imports it, else the last line of what it said."""
+    """None if a fresh interpreter can import it, else the last line of its error."""
     done = subprocess.run([sys.executable, "-c", "import torch, " + module], capture_output=True, text=True)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["exit status %d" % done.returncode])[-1]
 
 
 def explain(module):
-    """One line: which copy Python imports, whose it is, what it hides."""
+    """One line: which copy Python imports, whose it is, which copies it hides."""
     copies = _copies(module)
     if not copies:
         return "not installed (python -m krait dropin on)"
@@ -121,7 +121,7 @@ def explain(module):
 
 
 def _refusals(name):
-    """Why the drop-in must not be installed unasked: one sentence per module."""
+    """Why the drop-in must not be installed without --force: one sentence per module."""
     found = []
     for module in PACKAGES[name][1]:
         foreign = [path for path in _copies(module) if not _is_dropin(path)]
@@ -134,7 +134,7 @@ def _refusals(name):
 
 
 def _with_needs(names):
-    """And the other drop-ins that they import, where nothing of that name is there."""
+    """Adds the other drop-ins that they import, unless a package of that name exists."""
     needs = [need for name in names for need in PACKAGES[name][2] if need in PACKAGES and not any(_copies(module) for module in PACKAGES[need][1])]
     return [name for name in PACKAGES if name in names or name in needs]
 
@@ -157,7 +157,7 @@ def _torch_text():
 
 
 def _tell_installed(names):
-    """What was installed and what hides it -> 0, or 1 if Python will import another copy."""
+    """Reports what was installed and what hides it -> 0, or 1 if Python will import another copy."""
     importlib.invalidate_caches()
     hidden = 0
     for name in names:
@@ -169,7 +169,7 @@ def _tell_installed(names):
                 hidden = 1
     print("krait: %s" % _torch_text())
     if "mamba_ssm" in names:
-        print("krait: not implemented, and so missing by name: %s" % MISSING)
+        print("krait: not implemented, these names are missing: %s" % MISSING)
     return hidden
 
 
@@ -186,7 +186,7 @@ def _install(names, force):
 
 
 def _sweep(folder):
-    """Removes what Python compiled into a folder that is left; an importable shell of a package makes others believe that it is there."""
+    """Removes compiled files from a leftover folder: an importable empty package would make others believe that it is installed."""
     left = [os.path.join(path, file) for path, _, files in os.walk(folder) for file in files]
     foreign = [path for path in left if not path.endswith(".pyc")]
     if foreign:
@@ -213,7 +213,7 @@ def run(options):
         return 2
     only_kernels = getattr(options, "kernels_only", False)
     if only_kernels and options.packages:
-        print("krait: --kernels-only says what is installed; leave %s out" % ", ".join(options.packages), file=sys.stderr)
+        print("krait: --kernels-only selects what is installed; omit %s" % ", ".join(options.packages), file=sys.stderr)
         return 2
     names = [KERNELS] if only_kernels else options.packages or list(PACKAGES)
     if options.action == "on":

@@ -27,7 +27,7 @@ def library_path():
 
 
 def header_folder():
-    """The headers that came with the package, else those of the source tree that it lies in."""
+    """The headers in the package, else those of the source tree that contains it."""
     packed = os.path.join(_HERE, "include", "krait")
     return packed if os.path.isdir(packed) else os.path.join(_HERE, "..", "..", "include", "krait")
 
@@ -82,7 +82,7 @@ def function(name):
 def fail(status):
     """Raises the error of the last failing call of this thread."""
     text = ffi().string(lib().krait_error_detail()).decode(errors="replace")
-    of_a_call = status in (constant("KRAIT_ERR_ARGUMENT"), constant("KRAIT_ERR_SHAPE"))  # what mends these in C helps nobody here
+    of_a_call = status in (constant("KRAIT_ERR_ARGUMENT"), constant("KRAIT_ERR_SHAPE"))  # the remedies for these are for callers in C
     cure = "" if of_a_call else ffi().string(lib().krait_status_cure(status)).decode(errors="replace")
     message = "krait: %s%s" % (text, " (%s)" % cure if cure else "")
     if status == constant("KRAIT_ERR_UNSUPPORTED"):
@@ -103,7 +103,7 @@ def caps_text(caps):
 
 
 def open_context(device, n_threads):
-    """A krait_ctx*; kept open for the life of the process by whoever caches it."""
+    """A krait_ctx*; whoever caches it keeps it open for the life of the process."""
     options = ffi().new("krait_ctx_options *", {"size": ffi().sizeof("krait_ctx_options"), "device": device,
                                                 "n_threads": n_threads})
     handle = ffi().new("krait_ctx **")
@@ -124,7 +124,7 @@ _lock_contexts = threading.Lock()
 
 
 def cpu_context(n_threads):
-    """The CPU context with that many threads (KRAIT_THREADS, where set, wins)."""
+    """The CPU context with that many threads (KRAIT_THREADS takes precedence)."""
     context = _contexts.get(n_threads)
     if context is None:
         wanted = 0 if os.environ.get("KRAIT_THREADS") else n_threads
@@ -149,7 +149,7 @@ def read_stats(context):
 
 
 def _forget_contexts():
-    """A forked child has none of its parent's threads: it opens contexts of its own."""
+    """A forked child has none of its parent's threads: it opens its own contexts."""
     global _lock, _lock_contexts
     _lock, _lock_contexts = threading.Lock(), threading.Lock()
     _contexts.clear()

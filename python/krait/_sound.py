@@ -1,4 +1,4 @@
-"""Sound as numpy arrays: conversion of rates, and reading and writing files: WAV by the standard library, other formats by soundfile where it is installed."""
+"""Audio as numpy arrays: resampling, and reading and writing files: WAV with the standard library, other formats with soundfile if it is installed."""
 
 import math
 import os
@@ -13,8 +13,8 @@ _KAISER = 12.27  # stop band 120 dB down
 
 
 def _filters(up, down, phases):
-    """(len(phases), taps) windowed sinc, one row per phase (in units of 1/up sample). Below 0.46 of the lower rate tones pass within 1e-6, above 0.505 of it they
-    are 130 dB down (tests/python/test_denoiser.py)."""
+    """(len(phases), taps) windowed sinc, one row per phase (in units of 1/up sample). Tones below 0.46 of the lower rate pass within 1e-6, those above 0.505
+    of it are attenuated by 130 dB (tests/python/test_denoiser.py)."""
     cut = min(1.0, up / down) * (1 - 0.0305)
     half = math.ceil(_ZEROS / min(1.0, up / down))
     at = phases[:, None] / up - np.arange(1 - half, half + 1)[None, :]
@@ -24,7 +24,7 @@ def _filters(up, down, phases):
 
 
 def resample(x, in_hz, out_hz, n_out=None):
-    """x (n) float64 at in_hz -> (n_out) at out_hz, without delay: sample k lies at time k / out_hz. Silent before its start and after its end."""
+    """x (n) float64 at in_hz -> (n_out) at out_hz, without delay: sample k is at time k / out_hz. Silent before the start and after the end."""
     n = len(x)
     if n_out is None:
         n_out = -(-n * out_hz // in_hz)
@@ -64,8 +64,8 @@ def _read_wave(path):
     with wave.open(path, "rb") as file:
         width, channels, rate, n = file.getsampwidth(), file.getnchannels(), file.getframerate(), file.getnframes()
         data = np.frombuffer(file.readframes(n), dtype=np.uint8)
-    if len(data) < n * width * channels < 0x7fffff00:  # who writes into a pipe promises the most that there is
-        raise wave.Error("ends too early: its header promises more sound than the file holds")
+    if len(data) < n * width * channels < 0x7fffff00:  # a program that writes into a pipe puts the maximum length into the header
+        raise wave.Error("truncated: its header announces more audio than the file contains")
     data = data[:len(data) // (width * channels) * width * channels].reshape(-1, width)
     if width == 1:
         samples = data[:, 0].astype(np.float64) / 128 - 1
@@ -108,7 +108,7 @@ def _write_wave(path, samples, rate, subtype):
 
 
 def check_output(path):
-    """What can be said before the work."""
+    """Checks before the work starts."""
     folder = os.path.dirname(path) or "."
     if os.path.splitext(path)[1].lower() != ".wav" and not _soundfile():
         raise KraitError("%s: without the package soundfile only .wav is written" % path)
@@ -117,7 +117,7 @@ def check_output(path):
 
 
 def write(path, samples, rate, subtype, force=False):
-    """(channels, n) to path, which appears when it is complete; its name's ending says the format."""
+    """Writes (channels, n) to path, which appears when it is complete; the extension selects the format."""
     ending = os.path.splitext(path)[1].lower()
     soundfile = _soundfile()
     check_output(path)
@@ -135,7 +135,7 @@ def write(path, samples, rate, subtype, force=False):
         if force:
             os.replace(part, path)
         else:
-            os.link(part, path)  # fails where something has that name by now
+            os.link(part, path)  # fails if something has that name by now
             os.unlink(part)
     except FileExistsError:
         os.unlink(part)
@@ -143,5 +143,5 @@ def write(path, samples, rate, subtype, force=False):
     except BaseException as error:
         os.unlink(part)
         if isinstance(error, (ValueError, TypeError, RuntimeError)) and not isinstance(error, KraitError):
-            raise KraitError("%s: cannot be written: %s" % (path, error)) from None
+            raise KraitError("cannot write %s: %s" % (path, error)) from None
         raise

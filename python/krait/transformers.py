@@ -1,6 +1,6 @@
-"""Lets Hugging Face transformers take flash_attn on a CPU: `import krait.transformers`, then attn_implementation="flash_attention_2" as on a GPU.
+"""Lets Hugging Face transformers use flash_attn on a CPU: `import krait.transformers`, then attn_implementation="flash_attention_2" as on a GPU.
 
-transformers asks for a GPU before it looks at the package; krait's flash_attn needs none. Nothing changes where a GPU is, or where flash_attn is another's."""
+transformers requires a GPU before it looks at the package; krait's flash_attn needs none. Nothing changes if there is a GPU, or if flash_attn is not krait's."""
 
 import flash_attn
 import transformers.modeling_flash_attention_utils as _utils
@@ -16,7 +16,7 @@ def _allow_cpu():
     if "on krait" not in (flash_attn.__doc__ or ""):
         raise ImportError("krait.transformers: the flash_attn that is installed is not krait's (python -m krait dropin on flash_attn)")
     if row is None or not hasattr(_utils, "is_flash_attn_2_available"):
-        raise ImportError("krait.transformers: this release of transformers asks for a GPU in a way that is not known here; 5.15 or later is")
+        raise ImportError("krait.transformers: this release of transformers checks for a GPU in an unknown way; 5.15 or later works")
     if _imports.is_torch_cuda_available():
         return
     row["general_availability_check"] = _is_here

@@ -108,7 +108,7 @@ def test_a_gpu_that_cannot_be_used_says_why(monkeypatch):
     def refuse(index):
         raise _load.KraitError("krait: no CUDA driver here", -40)
     monkeypatch.setattr(_load, "cuda_context", refuse)
-    with pytest.raises(RuntimeError, match="no CUDA driver here; `python -m krait` says what was found, KRAIT_FALLBACK=cpu runs"):
+    with pytest.raises(RuntimeError, match="no CUDA driver here; `python -m krait` reports what was detected, KRAIT_FALLBACK=cpu runs"):
         _call._open_cuda_place(77)
 
 
@@ -236,7 +236,7 @@ def test_on_and_off(bare_python):
     """Says what it did; after `off` nothing is importable, also where Python compiled files of its own."""
     done = bare_python("-m", "krait", "dropin", "on")
     assert done.returncode == 0, done.stderr
-    for word in ("mamba_ssm (mamba_ssm 2.3.2.post1+krait", "selective_scan_cuda_oflex (krait_kernels", "torch is not installed here", "missing by name: Mamba3"):
+    for word in ("mamba_ssm (mamba_ssm 2.3.2.post1+krait", "selective_scan_cuda_oflex (krait_kernels", "torch is not installed here", "names are missing: Mamba3"):
         assert word in done.stdout, done.stdout
     found = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (_dropin.MODULES,)
     assert bare_python("-c", found).stdout.strip() == str(_dropin.MODULES)

@@ -21,7 +21,7 @@ def _result(out, lse, return_attn_probs):
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
                     attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
-    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) -> out[, log-sum-exp (B, H, Sq)]. num_splits, pack_gqa and sm_margin are the operator's choice."""
+    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) -> out[, log-sum-exp (B, H, Sq)]. num_splits, pack_gqa and sm_margin are ignored: the operator chooses."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     out, lse = _attention(q, k, v, scale=softmax_scale, softcap=softcap, window=_window(window_size, causal, k.shape[1]), deterministic=deterministic,
                           want_lse=return_attn_probs)
@@ -43,7 +43,7 @@ def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=N
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None, softmax_scale=None, causal=False,
                            qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
                            pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
-    """Packed q (tokens, H, D), k and v (tokens, Hk, D); cu_seqlens (B + 1) int32; seqused (B) int32: of each sequence only the first so many."""
+    """Packed q (tokens, H, D), k and v (tokens, Hk, D); cu_seqlens (B + 1) int32; seqused (B) int32: the length used of each sequence."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     out, lse = _attention(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale=softmax_scale, softcap=softcap,
                           window=_window(window_size, causal, max_seqlen_k), deterministic=deterministic, max_q=max_seqlen_q, max_k=max_seqlen_k,
@@ -86,5 +86,5 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
 
 
 def get_scheduler_metadata(*_, **__):
-    """None: krait's rows divide their work themselves."""
+    """None: krait's rows split their work themselves."""
     return None

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution: forward, backward, decoding step, states of packed sequences."""
+"""Causal depthwise convolution: forward, backward, decode step, states of packed sequences."""
 
 from typing import List, Optional, Tuple
 
@@ -25,7 +25,7 @@ def activation_code(activation):
 
 
 def _empty_states(x, width):
-    """(B, D, width), channel-last in memory."""
+    """(B, D, width), channels-last in memory."""
     return torch.empty(x.shape[0], width, x.shape[1], dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
