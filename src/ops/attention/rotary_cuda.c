@@ -1,4 +1,4 @@
-/* rotary_cuda.c: the rotary embedding and what writes into a cache, on a GPU. */
+/* rotary_cuda.c: the rotary embedding and the cache append on a GPU. */
 #include "overlap.h"
 #include "rotary_plan.h"
 #include "cuda_row.h"
@@ -70,7 +70,7 @@ int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
-enum { MANY_PACKS = 1 << 14 }; /* of a head: threads enough for a GPU without a thread for each head */
+enum { MANY_PACKS = 1 << 14 }; /* per head: enough threads for a GPU without one thread per head */
 
 static int packs_take(const kr_attention_tensor *t) {
   return t->d == 1 && t->b % 8 == 0 && t->t % 8 == 0 && t->h % 8 == 0 && (uintptr_t)t->data % 16 == 0;
@@ -150,7 +150,7 @@ int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
   return launch_append(ctx, &p, &a->call);
 }
 
-/* ---- both by one launch, of few tokens: many are quicker by packs ---- */
+/* ---- both in one launch, for few tokens: many are faster by packs ---- */
 
 enum { MOST_HEADS = 4096 };
 

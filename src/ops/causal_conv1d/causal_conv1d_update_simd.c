@@ -50,8 +50,8 @@ static void write_state(const update_args *a, const place *p, const float *input
   }
 }
 
-/* What a block some blocks on will read, where channels lie one after the other: lines that nothing else asks for in
- * time. */
+/* Prefetches what a later block will read, where channels are contiguous: lines the hardware would not fetch in time.
+ * */
 static void ask_ahead(const update_args *a, const place *p) {
   enum { BLOCKS = 6, LINE = 64 };
   const krait_view *const views[] = {&a->conv_state, &a->weight};
@@ -65,8 +65,7 @@ static void ask_ahead(const update_args *a, const place *p) {
   }
 }
 
-/* One new input to four taps of whole blocks whose taps and states lie channel behind channel, as those of language
- * models do. */
+/* One new input, four taps, full blocks, taps and states contiguous per channel, as in language models. */
 enum { TAPS = 4 };
 static int is_one_step(const update_args *a) {
   return a->L == 1 && a->W == TAPS && a->S == TAPS - 1 && !kr_has(&a->cache_seqlens) &&

@@ -1,5 +1,5 @@
-/* conv_state_cuda.c: launches of the running convolution, of a step by fours of channels, of up to four taps and of any
- * number, and of packed sequences' states. */
+/* conv_state_cuda.c: launches of the convolution with a running state: one step by groups of four channels, up to four
+ * taps, any number; and of packed sequences' states. */
 #include "overlap.h"
 #include "conv_state_plan.h"
 #include "conv_rows.h"
@@ -12,9 +12,9 @@ static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
-enum { FEWEST_SEQUENCES = 3 }; /* of step_of_fours */
+enum { FEWEST_SEQUENCES = 3 }; /* for step_of_fours */
 
-/* Rows of channels of 16 bits, four of which are one aligned access. */
+/* 16-bit channels in aligned groups of four. */
 static int is_by_fours(const krait_view *v) {
   return v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 8 == 0;
 }

@@ -8,8 +8,8 @@
  *                                  chunk's first state from zero at its end, which is the sum of g C times all decays
  *                                  up to there
  * A warp holds 2 * 32 / T channels. Its lanes copy packs of their rows asynchronously to slots of their own (the next
- * tile's while this one is processed), put dt and dt u into the warp's part of shared memory as float32, and take y
- * from there; only B and C, transposed to (step, state), are shared by the block, double-buffered, so that a tile takes one
+ * tile's while this one is processed), put dt and dt u into the warp's part of shared memory as float32, and read y
+ * there; only B and C, transposed to (step, state), are shared by the block, double-buffered, so that a tile takes one
  * barrier. Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by bit 1 the
  * same dt, which halves the wavefronts of a 16-byte read. A lane in the upper half of its group has its two channels
  * swapped, so that the halves exchange sums without selects. */
