@@ -1,5 +1,5 @@
-/* conv2d.c: contracts, costs and rows of convolutions over (B,H,W,C): one filter a channel with its gradient, windows
- * as rows, and their sum. The equations are in conv2d_ref.c. */
+/* conv2d.c: contracts, costs and rows of channels-last convolutions, (B,H,W,C): depthwise with its gradient, unfold
+ * (im2col) and fold. The equations are in conv2d_ref.c. */
 #include "conv2d/conv2d_rows.h"
 #include "op_list.h"
 #include "status.h"

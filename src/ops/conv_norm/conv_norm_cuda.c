@@ -1,5 +1,5 @@
 /* conv_norm_cuda.c: plans and launches of a convolution along H: the products with the moments of their tiles, the
- * moments merged, and the norm with its PReLU. */
+ * merge of the moments, and the norm with its PReLU. */
 #include "conv_norm/conv_norm_plan.h"
 #include "conv_norm/conv_norm_rows.h"
 #include "cuda_row.h"
@@ -35,7 +35,7 @@ const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
   return NULL;
 }
 
-/* The outputs r, r + S, ...; of a convolution that is not transposed, all. */
+/* Transposed: one part per output residue r, r + S, ...; otherwise one for all outputs. */
 static int64_t n_parts(const krait_conv_norm_args *a) {
   return a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? a->S < a->OH ? a->S : a->OH : 1;
 }

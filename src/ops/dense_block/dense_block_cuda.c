@@ -1,6 +1,6 @@
-/* dense_block_cuda.c: plans and launches of a dense block: of each layer the filters with their product, the moments of
- * its tiles merged, and the norm with its PReLU in a pass of its own, because the filters behind read every value nine
- * times. */
+/* dense_block_cuda.c: plans and launches of a dense block: per layer the filters fused with their product, the merge of
+ * the tiles' moments, and norm and PReLU in a separate pass, because the following filters read every value nine times.
+ * */
 #include "cuda_row.h"
 #include "dense_block/dense_block_plan.h"
 #include "dense_block/dense_block_rows.h"

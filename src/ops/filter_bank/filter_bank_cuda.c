@@ -10,7 +10,7 @@ static const kr_kernel in_floats = {"filter_bank", "kr_filter_bank"},
 static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
 static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 
-/* Rows of channels one behind the other; of residual and skip as of out. */
+/* Contiguous channels, evenly spaced rows; residual and skip as out. */
 static int lies_as(const krait_view *v, const krait_filter_bank_args *a) {
   const int64_t row = a->out.stride[2];
   return v->stride[3] == 1 && v->stride[2] == row && v->stride[1] == a->W * row && v->stride[0] == a->H * a->W * row &&

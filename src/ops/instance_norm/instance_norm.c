@@ -1,5 +1,5 @@
-/* instance_norm.c: costs, rows and random cases of instance norm (with PReLU) and of pools over the middle of (B,S,C).
- * The equations are in instance_norm_ref.c. */
+/* instance_norm.c: costs, rows and random cases of instance norm (with PReLU) and of pooling over the middle dimension
+ * of (B,S,C). The equations are in instance_norm_ref.c. */
 #include "check.h"
 #include "instance_norm/instance_norm_rows.h"
 #include "op_list.h"

@@ -1,4 +1,4 @@
-/* map_product_cuda.c: plan and launch of a product for every position of a map. */
+/* map_product_cuda.c: plan and launch of a product at every position of a map. */
 #include "cuda_row.h"
 #include "map_product/map_product_plan.h"
 #include "map_product/map_product_rows.h"
@@ -23,7 +23,7 @@ static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride 
 static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 static int is_vector(const krait_view *v) { return !kr_has(v) || (v->stride[0] == 1 && is_aligned(v)); }
 
-/* Channels side by side, rows one behind the other. */
+/* Contiguous channels, evenly spaced rows. */
 static int are_rows(const krait_view *v, const krait_map_product_args *a) {
   const int64_t row = v->stride[2];
   return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far(row) && (a->H < 2 || v->stride[1] == a->W * row) &&
@@ -79,7 +79,7 @@ const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args)
   return refuse_rest(a);
 }
 
-/* Rows that are made once serve all columns, unless that leaves multiprocessors without work. */
+/* Rows once computed serve all columns, unless that leaves multiprocessors idle. */
 static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_blocks, int32_t tiles) {
   if (kind != NORMED && kind != HELD) return 1;
   int32_t per_block = tiles;
@@ -89,7 +89,7 @@ static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_block
   return per_block;
 }
 
-/* weight_row: from input to input, or of rows of float16 from output to output. */
+/* weight_row: input stride; with float16, output stride. */
 static kr_map_product_plan plan_of(const krait_map_product_args *a, int input_dim) {
   const int64_t n = a->B * a->H * a->W;
   return (kr_map_product_plan){.x = a->x.data,

@@ -1,4 +1,4 @@
-/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for many, one layer or two. */
+/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for more than KR_RNN_MOST_UNITS, one layer or two. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "rnn/rnn_pair_rows.h"
@@ -84,7 +84,7 @@ static int32_t launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kern
   return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p);
 }
 
-/* Sequences are spread over all multiprocessors before a block gets more of them. */
+/* Sequences are spread over all multiprocessors before a block gets several. */
 int32_t kr_rnn_64(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const int64_t most_blocks = 2 * n_multiprocessors(ctx);
@@ -127,13 +127,13 @@ const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
   return is_too_long(a->B, a->L) ? "2^31 sequences or steps" : NULL;
 }
 
-/* Which of the kernels: few sequences are spread over all multiprocessors. */
+/* Which kernel: few sequences are spread over all multiprocessors. */
 static int kind_of(const krait_ctx *ctx, int64_t B) {
   const int64_t n = n_multiprocessors(ctx);
   return B <= n ? 0 : B <= 2 * n ? 1 : 2;
 }
 
-/* The first layer's states, then its blocks' progress. */
+/* The first layer's states, then its blocks' progress counters. */
 static uint64_t between_bytes(const krait_rnn_pair_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
 }

@@ -35,7 +35,7 @@ static float *cut(float *scratch, int64_t *at, int64_t n) {
   return part;
 }
 
-/* Units outermost and no gaps: as the kernels take it. */
+/* The layout the kernels need: units outermost, contiguous. */
 static int lies_turned(const kr_rnn_plan *p) {
   return p->weight.stride[0] == 1 && p->weight.stride[1] == p->gates * p->H;
 }
@@ -48,7 +48,7 @@ static void add_turn(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
         p);
 }
 
-/* The scratch of a call, cut or (where scratch is NULL) counted. */
+/* Carves the scratch of a call; only counts if scratch is NULL. */
 static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
   const int64_t all = p->gates * p->H, steps = p->B * p->L;
   int64_t at = 0;
@@ -142,7 +142,7 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-/* ---- 64 units, by tensor cores ----------------------------------------------------------------------------------- */
+/* ---- 64 units, on tensor cores ----------------------------------------------------------------------------------- */
 
 static int is_in_fours(const krait_view *v) {
   return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
