@@ -1,4 +1,4 @@
-/* device.c: what GPUs there are, and which tiers of our device code each of them takes (the ladder). */
+/* device.c: the GPUs present, and which tiers of our device code each takes (the ladder). */
 #include <stdio.h>
 #include <string.h>
 

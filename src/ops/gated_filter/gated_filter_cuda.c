@@ -1,4 +1,4 @@
-/* gated_filter_cuda.c: plan and launch of two filters that are multiplied. */
+/* gated_filter_cuda.c: plan and launch of the product of two filters. */
 #include "cuda_row.h"
 #include "gated_filter/gated_filter_plan.h"
 #include "gated_filter/gated_filter_rows.h"

@@ -1,5 +1,4 @@
-/* gather_rows_copies.c: a CPU's row for tables whose rows lie without gaps and keep their type: one copy of memory a
- * row. */
+/* gather_rows_copies.c: the CPU row for tables with contiguous rows of the output's type: one memcpy per row. */
 #include <string.h>
 
 #include "contract.h"

@@ -6,7 +6,7 @@
 
 static const kr_kernel kernel = {"mean_product", "kr_mean_product"};
 
-enum { THREADS = 256, MOST_CHANNELS = 64 }; /* as in mean_product.cu */
+enum { THREADS = 256, MOST_CHANNELS = 64 }; /* must match mean_product.cu */
 
 const char *kr_mean_product_refuse(const krait_ctx *ctx, const void *args) {
   const krait_mean_product_args *a = args;

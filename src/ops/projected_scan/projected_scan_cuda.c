@@ -10,7 +10,7 @@ static const kr_kernel whole = {"projected_scan", "kr_projected_scan_16"},
 
 enum { MOST_STATES = 64, MOST_COLUMNS = 144, THREADS = 128 };
 
-/* Rows (b, l) that follow each other, in whole fours. */
+/* Evenly spaced rows (b, l), in aligned groups of four. */
 static int are_rows(const krait_view *v, const krait_projected_scan_args *a) {
   return v->stride[2] == 1 && v->stride[1] % 4 == 0 && v->stride[1] < (int64_t)1 << 31 &&
          (a->B < 2 || v->stride[0] == a->L * v->stride[1]) && (uintptr_t)v->data % 16 == 0;
@@ -65,7 +65,7 @@ static int32_t launch(const krait_ctx *ctx, const krait_projected_scan_args *a, 
   return a->B && a->L ? kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p) : KRAIT_OK;
 }
 
-/* Two threads a channel where blocks are few. */
+/* Two threads per channel if there are few blocks. */
 static int32_t run_16(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_projected_scan_args *a = args;
   const int two = a->B * ((a->D + THREADS - 1) / THREADS) < 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
