@@ -3,8 +3,8 @@
  *
  *   kr_tmms t; KR_TMM_BEGIN(t) ... KR_TMM_END(t)   around their use, on one thread
  *   KR_TMM_ZERO(t, n)  LOAD(t, n, p)  STORE(t, n, p, pitch)   operand lines are 64 bytes apart, accumulators `pitch`
- *   KR_TMM_DOT(t, n, a, b)   accumulator n += A B: A's line is a row; B's line i is a pair of terms: its numbers 2 j and
- *                            2 j + 1 belong to column j and to numbers 2 i and 2 i + 1 of A's lines
+ *   KR_TMM_DOT(t, n, a, b)   accumulator n += A B: A's line is a row; B's line i is a pair of terms: its numbers 2 j
+ *                            and 2 j + 1 belong to column j and to numbers 2 i and 2 i + 1 of A's lines
  * The unit treats denormals as 0, in operands and results. */
 #ifndef KR_TILES_H
 #define KR_TILES_H

@@ -186,8 +186,7 @@ KR_INLINE void kr_ahead_step(kr_ahead *a) {
   }
 }
 
-/* Loads a float matrix [n_rows][pitch], n_columns used, from any strides: data common to all lanes. pitch is whole
- * vectors. */
+/* Loads a float matrix [n_rows][pitch], n_columns used, from any strides: shared by all lanes. pitch: whole vectors. */
 static inline void kr_matrix_load(float *matrix, int64_t pitch, const kr_plane *p, int n_rows, int64_t n_columns) {
   for (int64_t column = 0; column < n_columns; column += KR_VL) {
     kr_plane part = *p;

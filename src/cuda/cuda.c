@@ -217,7 +217,7 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
     kr_cuda *mutable_cuda = (kr_cuda *)cuda;
     pthread_mutex_lock(&mutable_cuda->lock);
     s = slot_of(cuda, tier, kernel);
-    if (!s) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a context holds %d kernels at most", kernel->name, N_SLOTS);
+    if (!s) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a context holds at most %d kernels", kernel->name, N_SLOTS);
     else if (!is_loaded(s) && (status = load_aside(mutable_cuda, tier, kernel, &s->function)) >= 0) {
       s->tier = tier;
       atomic_store_explicit(&s->kernel, kernel, memory_order_release);

@@ -43,7 +43,7 @@ static int32_t load_table(void) {
   if (result == KR_CU_NO_DEVICE)
     return kr_fail_cuda(KRAIT_ERR_NO_DEVICE, result, "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)");
   if (result) return kr_driver_fail(&table, result, "starting the driver");
-  KR_CU_TRY(&table, DriverGetVersion(&table.version), "asking the driver's version");
+  KR_CU_TRY(&table, DriverGetVersion(&table.version), "querying the driver's version");
   KR_CHECK(kr_driver_ptx_version(table.version) >= 60, KRAIT_ERR_DRIVER_OLD,
            "the driver supports CUDA %d.%d, krait needs 9.0 (driver R384) or later", table.version / 1000,
            table.version % 1000 / 10);

@@ -134,14 +134,14 @@ const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *arg
   if (p.lse.dtype != KRAIT_F32) return "lse is not float32";
   if (p.dout.dtype != p.q.dtype || (p.dq.data && p.dq.dtype != p.q.dtype) || (p.dk.data && p.dk.dtype != p.q.dtype) ||
       (p.dv.data && p.dv.dtype != p.q.dtype))
-    return "a gradient of another type than q";
+    return "a gradient differs in type from q";
   if (p.D != p.Dv || p.D % 8 != 0 || p.D > 128)
-    return "heads above 128 channels, not of a multiple of eight, or of another size in v";
+    return "head size above 128, not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const kr_attention_tensor *const all[] = {&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows that are not aligned to 16 bytes";
+    if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64, 1)
              ? "too little shared memory"
              : NULL;
@@ -203,7 +203,7 @@ const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *arg
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.dout, a->Lq, a->H, Bq) ||
       !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk))
-    return "rows that are not aligned to 16 bytes";
+    return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_BWD_SHARED(128, KR_HOPPER_DQ_KEYS)
              ? "too little shared memory"
              : NULL;
@@ -269,7 +269,7 @@ static int64_t sums_tiles(const krait_attention_bwd_args *a) {
 
 static const char *refuse_order(const krait_attention_bwd_args *a) {
   if (!(a->call.flags & KRAIT_ATTENTION_ANY_ORDER)) return "no KRAIT_ATTENTION_ANY_ORDER";
-  if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are wanted";
+  if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are requested";
   return (double)sums_tiles(a) * (double)a->H > INT32_MAX ? "too many rows" : NULL;
 }
 

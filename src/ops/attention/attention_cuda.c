@@ -112,12 +112,12 @@ const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
   if (p.q.dtype == KRAIT_F32) return "float32";
-  if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
+  if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) ||
       !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out))
-    return "rows that are not aligned to 16 bytes";
+    return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p))
              ? "too little shared memory"
              : NULL;
@@ -152,8 +152,8 @@ enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 256 };
 
 const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_plan p = kr_attention_plan_of(args);
-  if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows to a head of k and v";
-  if (p.D > 128) return "heads above 128 channels";
+  if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows per key head";
+  if (p.D > 128) return "head size above 128";
   if (p.rng.data) return "dropout";
   if (p.out.dtype == KRAIT_F32) return "float32";
   return kr_attention_ampere_refuse(ctx, args);
@@ -242,7 +242,7 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.q.dtype == KRAIT_F32) return "float32";
-  if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
+  if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
   if (p.table.data) return "pages";
   if (!(p.scale > 0)) return "a scale that is not positive";
@@ -250,7 +250,7 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) ||
       !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out))
-    return "rows that are not aligned to 16 bytes";
+    return "rows not 16-byte aligned";
   const int D = hopper_channels(&p);
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_KEYS(D))
              ? "too little shared memory"

@@ -318,9 +318,9 @@ const char *KR_FN(kr_attention_few_refuse)(const krait_ctx *ctx, const void *arg
   const krait_attention_args *a = args;
   (void)ctx;
   if (kr_has(&a->cu_seqlens_q) ? a->max_q < 1 || a->max_q > 8 : a->Lq > 8)
-    return "8 queries a sequence at most (packed: by max_q)";
-  if (a->k.stride[3] != 1 || a->v.stride[3] != 1) return "k and v with their features side by side";
-  return a->dropout > 0 ? "no dropout" : NULL;
+    return "more than 8 queries per sequence (packed: by max_q)";
+  if (a->k.stride[3] != 1 || a->v.stride[3] != 1) return "k or v with non-contiguous features";
+  return a->dropout > 0 ? "dropout" : NULL;
 }
 
 uint64_t KR_FN(kr_attention_few_scratch)(const krait_ctx *ctx, const void *args) {

@@ -83,7 +83,7 @@ const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   if (a->x.dtype != KRAIT_F16 && a->x.dtype != KRAIT_BF16) return "x is not float16 or bfloat16";
   if (a->D % 8 != 0 || (!p.interleaved && a->R % 8 != 0) || !packs_take(&p.x) || !packs_take(&p.out))
-    return "packs of 16 bytes do not fit D, R, or the strides of x or out";
+    return "D, R, or the strides of x or out are not in packs of 16 bytes";
   return (p.packed ? 1 : a->B) * a->L * (a->D / 8) >= INT32_MAX || a->H > 8 * 65535 ? "2^31 packs or more" : NULL;
 }
 

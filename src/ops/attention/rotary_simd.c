@@ -62,7 +62,7 @@ const char *KR_FN(kr_rotary_refuse)(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
   (void)ctx;
   if (has_doubles(&a->cos, &a->sin)) return "no float64";
-  return a->D > MOST_D ? "1024 features at most" : NULL;
+  return a->D > MOST_D ? "more than 1024 features" : NULL;
 }
 
 int32_t KR_FN(kr_rotary)(const krait_ctx *ctx, const void *args) {
@@ -102,7 +102,7 @@ const char *KR_FN(kr_attention_append_refuse)(const krait_ctx *ctx, const void *
   const krait_attention_append_args *a = args;
   (void)ctx;
   if (has_doubles(&a->cos, &a->sin)) return "no float64";
-  return a->D > MOST_D || a->Dv > MOST_D ? "1024 features at most" : NULL;
+  return a->D > MOST_D || a->Dv > MOST_D ? "more than 1024 features" : NULL;
 }
 
 int32_t KR_FN(kr_attention_append)(const krait_ctx *ctx, const void *args) {

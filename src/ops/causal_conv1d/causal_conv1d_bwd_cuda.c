@@ -141,7 +141,7 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (kr_has(&a->seq_idx)) return "seq_idx";
   if (!kr_has(&a->dout)) return "no dout";
   if (a->dout.dtype != a->x.dtype || (kr_has(&a->dx) && a->dx.dtype != a->x.dtype))
-    return "dout or dx of another type than x";
+    return "dout or dx differ in type from x";
   if (a->B * ((a->L + 3) / 4) >= 1ll << 31) return "2^31 groups of four steps or more";
   if (family == ANY_ROWS) return NULL;
   if (kr_has(&a->initial_states) || kr_has(&a->dfinal_states)) return "states"; /* rare: left to the general kernels */
@@ -149,13 +149,13 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (family == CHANNELS_LAST)
     return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx))
                ? NULL
-               : "channels do not lie together in aligned groups of four";
+               : "not channels-last in aligned groups of four";
   if (family == ROWS_BY_FOURS)
     return per_pack_of(&p) == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L))
                ? NULL
-               : "rows are not of aligned groups of four 16-bit steps";
+               : "rows are not in aligned groups of four 16-bit steps";
   if (p.L % per_pack_of(&p) || !p.x.packs || !p.dout.packs || (p.dx.data && !p.dx.packs))
-    return "rows are not of whole aligned packs of 16 bytes";
+    return "rows are not in aligned packs of 16 bytes";
   return family == LONG_PACKED_ROWS && !is_long(p.L / per_pack_of(&p)) ? "rows are short" : NULL;
 }
 

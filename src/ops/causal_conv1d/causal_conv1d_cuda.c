@@ -51,10 +51,10 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (family == CHANNELS_LAST)
     return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.out)
                ? NULL
-               : "channels do not lie together in aligned groups of four";
+               : "not channels-last in aligned groups of four";
   if (p.initial.data) return "initial_states";
   return p.x.packs && p.out.packs && p.L % per_pack_of(&p) == 0 ? NULL
-                                                                : "rows are not of whole aligned packs of 16 bytes";
+                                                                : "rows are not in aligned packs of 16 bytes";
 }
 
 /* Runs as long as a single wave of blocks allows. */

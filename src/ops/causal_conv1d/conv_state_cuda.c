@@ -22,16 +22,16 @@ static int is_by_fours(const krait_view *v) {
 static const char *refuse_step(const krait_causal_conv1d_update_args *a) {
   const krait_view *s = &a->conv_state, *w = &a->weight, *b = &a->bias;
   if (a->L != 1 || a->W != 4 || a->S != 3 || a->D % 4 || kr_has(&a->cache_seqlens) || a->activation != KRAIT_ACT_SILU)
-    return "not one step of four taps and SiLU, by fours of channels";
+    return "not a single step of four taps with SiLU and a multiple of four channels";
   if (a->B < FEWEST_SEQUENCES || a->n_states < 1) return "fewer than three sequences, or no states";
   if (a->x.dtype == KRAIT_F32 || w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) ||
       s->dtype != KRAIT_F32)
-    return "x, taps or bias of other types than one of 16 bits, or a state other than float32";
+    return "x, taps and bias not of one 16-bit type, or state not float32";
   return is_by_fours(&a->x) && is_by_fours(&a->out) && w->stride[0] == 4 && w->stride[1] == 1 &&
                  (uintptr_t)w->data % 16 == 0 && (!kr_has(b) || (b->stride[0] == 1 && (uintptr_t)b->data % 8 == 0)) &&
                  s->stride[2] == 1 && s->stride[1] == 3 && s->stride[0] % 4 == 0 && (uintptr_t)s->data % 16 == 0
              ? NULL
-             : "x, out, taps, bias or state with gaps, or not aligned";
+             : "x, out, taps, bias or state not contiguous, or unaligned";
 }
 
 static const char *refuse_update(const krait_ctx *ctx, const void *args, int family) {

@@ -34,7 +34,7 @@ static void count_fold(const void *args, kr_cost *cost) {
   cost->flops = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
 }
 
-static const char *const gaps = "channels do not lie together", *const halves = "tensors of 16 bits";
+static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
 
 static const char *refuse_conv(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_args *a = args;

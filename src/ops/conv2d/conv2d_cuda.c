@@ -43,7 +43,7 @@ static const char *refuse_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int6
                                 int64_t DW, int64_t PH, int64_t PW) {
   if (KH > KR_CONV_MOST_TAPS || KW > KR_CONV_MOST_TAPS || KH * KW > KR_CONV_MOST_TAPS) return "more than 384 taps";
   if (H >= 1 << 24 || W >= 1 << 24 || DH >= 1 << 20 || DW >= 1 << 20 || PH >= 1 << 24 || PW >= 1 << 24)
-    return "more than 2^24 positions along H or W, or 2^20 between taps";
+    return "more than 2^24 positions along H or W, or a dilation of more than 2^20";
   return (double)B * (double)H * (double)(W + KR_CONV_COLUMNS) * (double)(C + 31) * (double)KH * (double)KW /
                      (double)(H < 64 ? 1 : 64) >=
                  2147483648.0 * 32

@@ -27,7 +27,7 @@ static int32_t rules(const void *args) {
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_conv_norm_args *a = args;
   (void)ctx;
-  return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? "channels do not lie together" : NULL;
+  return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? "channels are not contiguous" : NULL;
 }
 
 static const kr_row rows[] = {

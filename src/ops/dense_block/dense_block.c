@@ -33,10 +33,10 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_dense_block_args *a = args;
   (void)ctx;
   if (a->C % KR_DENSE_LANES) return "channels are not a multiple of 16";
-  if (a->weight.dtype != KRAIT_F32) return "weights of 16 bits";
+  if (a->weight.dtype != KRAIT_F32) return "16-bit weights";
   if (kr_has(&a->lift) && a->K > KR_DENSE_LIFTED) return "more than 8 channels are lifted";
-  if (!kr_has(&a->lift) && a->x.stride[3] != 1) return "channels of x do not lie together";
-  return a->out.stride[3] != 1 ? "channels of out do not lie together" : NULL;
+  if (!kr_has(&a->lift) && a->x.stride[3] != 1) return "channels of x are not contiguous";
+  return a->out.stride[3] != 1 ? "channels of out are not contiguous" : NULL;
 }
 
 static const kr_row rows[] = {

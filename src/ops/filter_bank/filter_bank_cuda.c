@@ -30,11 +30,11 @@ static const char *refuse_rest(const krait_filter_bank_args *a) {
     return "unaligned positions of x";
   if (is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !lies_as(&a->out, a) || !lies_as(&a->residual, a) ||
       (a->skip.data && !lies_as(&a->skip, a)))
-    return "rows of out, residual and skip do not lie one behind the other in the same way";
-  if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "channels of a tap do not lie side by side, aligned";
+    return "rows of out, residual and skip are not evenly spaced alike";
+  if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "a tap's channels are not contiguous and aligned";
   if (!is_vector(&a->taps_bias) || !is_vector(&a->gate_bias) || !is_vector(&a->weight_bias) ||
       !is_vector(&a->out_bias) || (a->skip_scale.data && !is_vector(&a->skip_scale)))
-    return "numbers of a bias do not lie side by side, aligned";
+    return "a bias is not contiguous and aligned";
   return NULL;
 }
 
@@ -44,7 +44,7 @@ const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args) {
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
     if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
-      return "weights are not float32 with an input's outputs side by side";
+      return "weights are not float32 with contiguous outputs";
   }
   return refuse_rest(a);
 }
@@ -56,7 +56,7 @@ const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args)
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
     if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
-      return "weights are not rows of float16";
+      return "weights are not aligned float16 rows";
   }
   return refuse_rest(a);
 }

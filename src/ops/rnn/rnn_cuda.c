@@ -151,12 +151,12 @@ static uint32_t bytes_of_back(int is_lstm) { return is_lstm ? KR_RNN_BACK_BYTES_
 const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   if (a->H != 64) return "not 64 units";
-  if (a->dout.stride[2] != 1) return "a step's units do not lie side by side";
+  if (a->dout.stride[2] != 1) return "a step's units are not contiguous";
   if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || (kr_has(&a->cells) && !is_in_fours(&a->cells)) ||
       (kr_has(&a->dx) && !is_in_fours(&a->dx)))
     return "unaligned steps of x, out, cells or dx";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < bytes_of_back(a->call.flags & KRAIT_RNN_LSTM))
-    return "less shared memory than its steps take";
+    return "too little shared memory";
   return kr_rnn_bwd_cuda_refuse(ctx, args);
 }
 

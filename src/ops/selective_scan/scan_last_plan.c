@@ -31,15 +31,15 @@ static int32_t mat_alignment(const kr_scan_mat *m) {
 const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->out, &p->dout, &p->du, &p->ddelta, &p->dz};
   if (p->seq_idx || p->offsets) return "packed sequences";
-  if (p->mixed) return "B or C of another type than u";
+  if (p->mixed) return "B or C differ in type from u";
   if (p->add.data) return "both directions in one call";
   if (p->N > (is_gradient ? 16 : 64)) return is_gradient ? "N above 16" : "N above 64";
   if (p->L <= 8 || p->L >= 1 << 28) return "8 steps or less, or 2^28 or more";
-  if (p->D_group < 8) return "less than 8 channels";
+  if (p->D_group < 8) return "fewer than 8 channels";
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
     if (!is_last(p, rows[i]))
-      return "rows that are not channels-last, of different types, or with steps 2^28 elements apart or more";
-  return is_near(p->B_mat.t) && is_near(p->C_mat.t) ? NULL : "B or C whose steps are 2^28 elements apart or more";
+      return "rows not channels-last, of mixed types, or with a time stride of 2^28 elements or more";
+  return is_near(p->B_mat.t) && is_near(p->C_mat.t) ? NULL : "B or C with a time stride of 2^28 elements or more";
 }
 
 /* Time per step with `blocks` resident per multiprocessor, which holds four, relative to one block alone: they hide

@@ -42,7 +42,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const char *refuse_states(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states before each 8th step" : NULL;
+  return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states (one per 8 steps)" : NULL;
 }
 
 static const kr_row rows[] = {

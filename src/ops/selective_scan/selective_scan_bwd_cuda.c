@@ -249,7 +249,7 @@ static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, cons
 static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
   p->few = KR_SCAN_THREADS;
   if (!is_few(ctx, p))
-    return "more than 4 states, float32, little work, or rows that are not of whole aligned packs of 16 bytes";
+    return "more than 4 states, float32, little work, or rows not in aligned packs of 16 bytes";
   cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   return NULL;
 }
@@ -257,12 +257,12 @@ static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
 /* States over lanes are skipped where time over lanes measured faster. */
 static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
                               int family) {
-  if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout of another type than u";
+  if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout differs in type from u";
   if (!states_over_lanes(p)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : back_fit(ctx, p);
-  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not in aligned packs of 16 bytes";
   if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
-    return "rows are not along time, of several types, or of more than 16 states";
+    return "time is not contiguous, types are mixed, or more than 16 states";
   p->whole = family == PACKED_ROWS ? KR_SCAN_PACKS : family == UNALIGNED_ROWS ? KR_SCAN_ANYWHERE : KR_SCAN_NO_FIT;
   if (p->whole && 3 * whole_back_bytes(p, p->whole) > kr_cuda_info(ctx->cuda)->shared_bytes)
     return "too little shared memory";

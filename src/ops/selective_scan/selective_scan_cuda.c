@@ -73,8 +73,8 @@ const char *kr_scan_refusal(const krait_selective_scan_args *a) {
   if (kr_scan_general(a)) return kr_scan_general(a);
   if (a->N > 128) return "N above 128";
   if (kr_has(&a->cu_seqlens)) return "cu_seqlens";
-  if (a->delta.dtype != a->u.dtype) return "delta of another type than u";
-  if (kr_has(&a->z) && a->z.dtype != a->u.dtype) return "z of another type than u";
+  if (a->delta.dtype != a->u.dtype) return "delta differs in type from u";
+  if (kr_has(&a->z) && a->z.dtype != a->u.dtype) return "z differs in type from u";
   return NULL;
 }
 
@@ -287,9 +287,9 @@ static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (!states_over_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : whole_fit(ctx, p);
-  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not in aligned packs of 16 bytes";
   if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
-    return "rows are not along time, of several types, or of more than 16 states";
+    return "time is not contiguous, types are mixed, or more than 16 states";
   if (family == UNALIGNED_ROWS &&
       3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, KR_SCAN_ANYWHERE) > kr_cuda_info(ctx->cuda)->shared_bytes)
     return "too little shared memory";
@@ -310,7 +310,7 @@ int kr_scan_last_keeps(kr_scan_plan *p, const krait_view *states) {
 static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (kr_has(&a->states) && !kr_scan_last_keeps(p, &a->states))
-    return "states before each 8th step that are not in packs of four, or above 16";
+    return "states (one per 8 steps) not in aligned groups of four, or N above 16";
   if (kr_scan_last_refuse(p, 0)) return kr_scan_last_refuse(p, 0);
   return kr_scan_last_plan(p, ctx, 0) ? NULL : "too little shared memory";
 }
@@ -330,11 +330,11 @@ static const char *plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_se
   kr_scan_plan_of(p, a, (a->call.flags & KRAIT_SCAN_REVERSE) != 0, 4 * n, 3);
   take_offsets(p, a);
   if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
-  if (kr_has(&a->states)) return "states before each 8th step";
+  if (kr_has(&a->states)) return "states (one per 8 steps)";
   if (family <= STATES_OVER_LANES) return cut_states(p, ctx, a, family);
   if (family == FEW_STEPS) return cut_few_steps(p);
   if (family == FEW_CHANNELS && !is_wide(p, n))
-    return "many channels, few steps, packed sequences, or rows that are not aligned";
+    return "many channels, few steps, packed sequences, or unaligned rows";
   if (family == FEW_CHANNELS) cut_wide(p);
   else cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
   return NULL;
