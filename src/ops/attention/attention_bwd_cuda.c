@@ -112,8 +112,8 @@ int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
 }
 
-/* How many key heads, in blocks of 128 keys per multiprocessor, run at the same time; no more than have their rows and
- * sums in half of the L2 cache. */
+/* How many key heads, in blocks of 128 keys per multiprocessor, run at the same time; no more than fit, with rows and
+ * sums, in half of the L2 cache. */
 static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
   const kr_device_info *info = kr_cuda_info(ctx->cuda);
   const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,

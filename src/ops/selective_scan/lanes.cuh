@@ -324,7 +324,7 @@ KR_DEV void expect_run(const lanes_place &w, const kr_rows &v, int64_t t0) {
 #endif
 }
 
-/* dt of a run from delta; 0 past the end, which leaves the state as it is. */
+/* dt of a run from delta; 0 past the end, which leaves the state unchanged. */
 KR_DEV void step_sizes(const kr_scan_plan &p, const lanes_place &w, float bias, int64_t t0, float (&dt)[RUN]) {
   const int64_t left = w.end - t0 - w.lane * RUN;
 #pragma unroll
