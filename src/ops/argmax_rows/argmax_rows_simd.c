@@ -17,7 +17,7 @@ typedef struct row {
 static int64_t end_of(const row *r, int64_t i) { return r->M < (i + 1) * r->block ? r->M : (i + 1) * r->block; }
 
 /* max returns its second operand if the first is NaN. */
-static void find_most(void *user, int64_t begin, int64_t end, int worker) {
+static void find_maxima(void *user, int64_t begin, int64_t end, int worker) {
   row *r = user;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
@@ -43,7 +43,7 @@ int32_t KR_FN(kr_argmax_rows)(const krait_ctx *ctx, const void *args) {
   const int64_t n = (r.M + r.block - 1) / r.block;
   for (int64_t i = 0; i < a->R; i++) {
     r.x = (const float *)a->x.data + kr_at2(&a->x, i, 0);
-    kr_parallel(ctx, n, 8, find_most, &r);
+    kr_parallel(ctx, n, 8, find_maxima, &r);
     int64_t best = 0;
     for (int64_t k = 1; k < n; k++)
       if (r.most[k] > r.most[best]) best = k;

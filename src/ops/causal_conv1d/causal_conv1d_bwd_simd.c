@@ -109,7 +109,7 @@ KR_INLINE void input_steps(item *it, int n, int W, int packed) {
 }
 
 /* A step's channels are a cache line or two from the next step's: no hardware prefetcher follows that stride. */
-static void ask_ahead(item *it, int64_t i0) {
+static void prefetch_next(item *it, int64_t i0) {
   memset(it->next, 0, sizeof it->next);
   if (i0 < TILE + it->keep) return;
   const kr_plane x = plane_of(it, &it->a->x, i0 - TILE - it->keep), dout = plane_of(it, &it->a->dout, i0 - TILE);
@@ -119,7 +119,7 @@ static void ask_ahead(item *it, int64_t i0) {
 
 static void run_tile(item *it, int64_t i0, int n) {
   const bwd_args *a = it->a;
-  ask_ahead(it, i0);
+  prefetch_next(it, i0);
   const int silu = a->activation == KRAIT_ACT_SILU;
   read_inputs(it, i0, n);
   if (kr_has(&a->dout)) {

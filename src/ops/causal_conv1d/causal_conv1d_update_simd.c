@@ -52,7 +52,7 @@ static void write_state(const update_args *a, const place *p, const float *input
 
 /* Prefetches what a later block will read, where channels are contiguous: lines the hardware would not fetch in time.
  * */
-static void ask_ahead(const update_args *a, const place *p) {
+static void prefetch_later(const update_args *a, const place *p) {
   enum { BLOCKS = 6, LINE = 64 };
   const krait_view *const views[] = {&a->conv_state, &a->weight};
   const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]},
@@ -79,7 +79,7 @@ static void step_block(const update_args *a, const place *p) {
   float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0), rows[TAPS * KR_VL];
   kr_v weight[TAPS], window[TAPS],
       sum = kr_has(&a->bias) ? kr_v_load_as(a->bias.data, kr_at1(&a->bias, p->d), KR_VL, a->bias.dtype) : kr_v_zero();
-  ask_ahead(a, p);
+  prefetch_later(a, p);
   kr_row_load(rows, a->weight.data, a->weight.dtype, at, 1, TAPS * KR_VL);
   kr_v_load_apart(weight, rows, TAPS);
   kr_v_load_apart(window, state, TAPS - 1);

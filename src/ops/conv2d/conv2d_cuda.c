@@ -22,12 +22,12 @@ static const struct {
              {31, 1, TYPES("kr_filter_31x1"), TYPES("kr_taps_31x1")}};
 
 /* For 16-bit types they take pairs of channels. */
-static int lies_in_pairs(const krait_view *v) {
+static int is_in_pairs(const krait_view *v) {
   int64_t all = v->stride[0] | v->stride[1] | v->stride[2];
   return v->stride[3] == 1 && all % 2 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const krait_view *x, const krait_view *y) {
-  if (x->dtype != KRAIT_F32 && (C % 2 || !lies_in_pairs(x) || !lies_in_pairs(y))) return -1;
+  if (x->dtype != KRAIT_F32 && (C % 2 || !is_in_pairs(x) || !is_in_pairs(y))) return -1;
   for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
     if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
   return -1;

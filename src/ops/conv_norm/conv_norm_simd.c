@@ -26,9 +26,9 @@ static int64_t taps_of(const krait_conv_norm_args *a, int64_t r) {
 }
 /* Zero padding on either side of a frame. */
 static int64_t margin(const krait_conv_norm_args *a) { return is_transposed(a) ? taps_of(a, 0) - 1 : 0; }
-static int lies_together(const krait_conv_norm_args *a) { return !is_transposed(a) && a->x.stride[1] == a->C; }
+static int is_contiguous(const krait_conv_norm_args *a) { return !is_transposed(a) && a->x.stride[1] == a->C; }
 static int64_t row_floats(const krait_conv_norm_args *a) {
-  return lies_together(a) ? 0 : ((a->H + 2 * margin(a)) * a->C + 63) / 64 * 64;
+  return is_contiguous(a) ? 0 : ((a->H + 2 * margin(a)) * a->C + 63) / 64 * 64;
 }
 
 /* Memory of a call; base NULL: only counted. */
@@ -69,7 +69,7 @@ static const float *frame_of(const conv *k, int64_t b, int64_t w, float *room) {
   const krait_conv_norm_args *a = k->a;
   const float *x = (const float *)a->x.data + kr_at4(&a->x, b, 0, w, 0);
   const int64_t edge = margin(a) * a->C, inside = a->H * a->C;
-  if (lies_together(a)) return x;
+  if (is_contiguous(a)) return x;
   memset(room, 0, (size_t)edge * sizeof *room), memset(room + edge + inside, 0, (size_t)edge * sizeof *room);
   for (int64_t h = 0; h < a->H; h++)
     memcpy(room + edge + h * a->C, x + h * a->x.stride[1], (size_t)a->C * sizeof *room);

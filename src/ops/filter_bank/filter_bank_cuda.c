@@ -11,7 +11,7 @@ static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride 
 static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 
 /* Contiguous channels, evenly spaced rows; residual and skip as out. */
-static int lies_as(const krait_view *v, const krait_filter_bank_args *a) {
+static int is_like_out(const krait_view *v, const krait_filter_bank_args *a) {
   const int64_t row = a->out.stride[2];
   return v->stride[3] == 1 && v->stride[2] == row && v->stride[1] == a->W * row && v->stride[0] == a->H * a->W * row &&
          is_aligned(v);
@@ -28,8 +28,8 @@ static const char *refuse_rest(const krait_filter_bank_args *a) {
   if (a->x.stride[3] != 1 || (a->x.stride[0] | a->x.stride[1] | a->x.stride[2]) % 2 || !is_aligned(&a->x) ||
       is_far(a->x.stride[2]))
     return "unaligned positions of x";
-  if (is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !lies_as(&a->out, a) || !lies_as(&a->residual, a) ||
-      (a->skip.data && !lies_as(&a->skip, a)))
+  if (is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !is_like_out(&a->out, a) || !is_like_out(&a->residual, a) ||
+      (a->skip.data && !is_like_out(&a->skip, a)))
     return "rows of out, residual and skip are not evenly spaced alike";
   if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "a tap's channels are not contiguous and aligned";
   if (!is_vector(&a->taps_bias) || !is_vector(&a->gate_bias) || !is_vector(&a->weight_bias) ||

@@ -31,7 +31,7 @@ static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_row
 static kr_middle_plan plan_norm(int64_t B, int64_t S, int64_t C, int in_pairs) {
   return plan_of(B, S, C, 16, KR_MIDDLE_PARTS, in_pairs);
 }
-static int lies_in_pairs(const krait_view *v) {
+static int is_in_pairs(const krait_view *v) {
   return !kr_has(v) || (v->stride[2] == 1 && v->stride[0] % 2 == 0 && v->stride[1] % 2 == 0 &&
                         v->dtype != KRAIT_F32 && (uintptr_t)v->data % 16 == 0);
 }
@@ -81,7 +81,7 @@ static kr_grid by_columns(int64_t n, uint32_t y, void *stream) {
 
 static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_args *a = args;
-  const int two = a->C % 2 == 0 && lies_in_pairs(&a->x) && lies_in_pairs(&a->out);
+  const int two = a->C % 2 == 0 && is_in_pairs(&a->x) && is_in_pairs(&a->out);
   kr_middle_plan p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->out, p.eps = a->eps;
   p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
@@ -95,7 +95,7 @@ static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_bwd_args *a = args;
-  const int two = a->C % 2 == 0 && lies_in_pairs(&a->x) && lies_in_pairs(&a->dout) && lies_in_pairs(&a->dx);
+  const int two = a->C % 2 == 0 && is_in_pairs(&a->x) && is_in_pairs(&a->dout) && is_in_pairs(&a->dx);
   kr_middle_plan p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->dx, p.eps = a->eps;
   p.dout = a->dout, p.dweight = a->dweight, p.dbias = a->dbias, p.dslope = a->dslope;

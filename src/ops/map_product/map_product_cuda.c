@@ -29,7 +29,7 @@ static int are_rows(const krait_view *v, const krait_map_product_args *a) {
   return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far(row) && (a->H < 2 || v->stride[1] == a->W * row) &&
          (a->B < 2 || v->stride[0] == a->H * a->W * row) && is_aligned(v);
 }
-static int lies_as_out(const krait_view *v, const krait_map_product_args *a) {
+static int is_like_out(const krait_view *v, const krait_map_product_args *a) {
   return !kr_has(v) || (are_rows(v, a) && v->stride[2] == a->out.stride[2]);
 }
 static int are_factors(const krait_view *v) {
@@ -50,7 +50,7 @@ static const char *refuse_rest(const krait_map_product_args *a) {
       a->K >= 1 << 10)
     return "2^31 positions, 2^20 channels or 2^10 taps, or more";
   if (!are_rows(&a->x, a) || !are_rows(&a->out, a) || (kind == CONVOLVED && !are_rows(&a->conv_out, a)) ||
-      !lies_as_out(&a->residual, a) || !lies_as_out(&a->skip, a))
+      !is_like_out(&a->residual, a) || !is_like_out(&a->skip, a))
     return "rows are not evenly spaced and aligned, or residual or skip unlike out";
   if (kind == SCALED && !are_factors(&a->factors)) return "unaligned factors";
   if (kind == CONVOLVED && (a->conv_weight.stride[1] != 1 || a->conv_weight.stride[0] != a->K))

@@ -164,13 +164,13 @@ static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 /* A view that is strided along out's innermost dimension. */
-static int lies_across(const kr_walk *w, int view) { return w->stride[view][3] != 0 && w->stride[view][3] != 1; }
+static int is_strided(const kr_walk *w, int view) { return w->stride[view][3] != 0 && w->stride[view][3] != 1; }
 
 int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
   job p = {.a = args, .w = kr_walk_of(args)};
   const int64_t outer = p.w.n[0] * p.w.n[1];
   if (outer * p.w.n[2] * p.w.n[3] == 0) return KRAIT_OK;
-  if (p.w.n[2] > 1 && (lies_across(&p.w, KR_WALK_X) || lies_across(&p.w, KR_WALK_Y))) {
+  if (p.w.n[2] > 1 && (is_strided(&p.w, KR_WALK_X) || is_strided(&p.w, KR_WALK_Y))) {
     p.n_pieces = (p.w.n[2] + TILE_ROWS - 1) / TILE_ROWS;
     kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_tiles, &p);
     return KRAIT_OK;

@@ -105,7 +105,7 @@ int32_t kr_rnn_wide(const krait_ctx *ctx, const void *args) {
 
 /* ---- two layers -------------------------------------------------------------------------------------------------- */
 
-static int lies_in_rows_of_half(const krait_view *w) {
+static int is_float16_rows(const krait_view *w) {
   return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far(w->stride[0]) &&
          (uintptr_t)w->data % 8 == 0;
 }
@@ -115,8 +115,8 @@ const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   if (!(a->call.flags & KRAIT_RNN_TF32)) return "KRAIT_RNN_TF32 is not given";
   if (a->H != 64 || a->C > 64 || a->C % 4) return "not 64 units, or inputs not a multiple of four up to 64";
-  if (!lies_in_rows_of_half(&a->in_weight) || !lies_in_rows_of_half(&a->weight) ||
-      !lies_in_rows_of_half(&a->in_weight2) || !lies_in_rows_of_half(&a->weight2))
+  if (!is_float16_rows(&a->in_weight) || !is_float16_rows(&a->weight) ||
+      !is_float16_rows(&a->in_weight2) || !is_float16_rows(&a->weight2))
     return "weights are not aligned float16 rows";
   if (a->x.stride[2] != 1 || a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16)
     return "unaligned steps of x";

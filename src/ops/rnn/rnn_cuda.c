@@ -36,12 +36,12 @@ static float *cut(float *scratch, int64_t *at, int64_t n) {
 }
 
 /* The layout the kernels need: units outermost, contiguous. */
-static int lies_turned(const kr_rnn_plan *p) {
+static int is_transposed(const kr_rnn_plan *p) {
   return p->weight.stride[0] == 1 && p->weight.stride[1] == p->gates * p->H;
 }
 
 static void add_turn(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
-  if (!lies_turned(p))
+  if (!is_transposed(p))
     kr_chain_add(
         chain, &turn,
         &(kr_grid){.x = blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
@@ -52,7 +52,7 @@ static void add_turn(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
 static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
   const int64_t all = p->gates * p->H, steps = p->B * p->L;
   int64_t at = 0;
-  if (lies_turned(p)) p->turned = p->weight.data;
+  if (is_transposed(p)) p->turned = p->weight.data;
   else p->turned = cut(scratch, &at, all * p->H);
   if (backwards) {
     p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));

@@ -207,15 +207,15 @@ static uint32_t whole_back_bytes(const kr_scan_plan *p, kr_scan_fit fit) {
 }
 
 /* The backward kernel uses 32-bit offsets within a warp's rows. */
-static int is_near(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
+static int is_short_stride(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
 
 static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
   const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows),
                     least = fit < rest ? fit : rest;
   for (int i = 0; i < 7; i++)
-    if (rows[i]->data && !is_near(rows[i]->row)) return KR_SCAN_NO_FIT;
-  if (!is_near(p->B_mat.n) || !is_near(p->C_mat.n) ||
+    if (rows[i]->data && !is_short_stride(rows[i]->row)) return KR_SCAN_NO_FIT;
+  if (!is_short_stride(p->B_mat.n) || !is_short_stride(p->C_mat.n) ||
       3 * whole_back_bytes(p, least) > kr_cuda_info(ctx->cuda)->shared_bytes)
     return KR_SCAN_NO_FIT;
   return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
