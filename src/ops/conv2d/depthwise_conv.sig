@@ -1,4 +1,4 @@
-# Channels-last convolutions, (B,H,W,C): depthwise; unfold (im2col) and fold.
+# Convolutions over (B,H,W,C): one filter a channel; windows as rows, and their sum.
 op depthwise_conv
   size B H W >= 0
   size C KH KW DH DW >= 1

@@ -1,4 +1,4 @@
-# A layer of GRU or LSTM after its input product.
+# A layer of GRU or LSTM behind its input product.
 op rnn
   flags KRAIT_RNN_LSTM 0.5
   size B L >= 0

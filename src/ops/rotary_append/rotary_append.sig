@@ -1,4 +1,4 @@
-# Rotates queries by position, and appends keys and values to a cache.
+# Queries turned by their position, and new keys and values into a cache.
 op rotary_append
   flags KRAIT_ROTARY_INTERLEAVED 0.5
   size B L >= 0
