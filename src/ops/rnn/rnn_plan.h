@@ -12,7 +12,7 @@ enum {
   KR_RNN_MOST_UNITS = 160,  /* H: limited by 48 KiB of shared memory */
   KR_RNN_MOST_WIDE = 2048,  /* the same for one sequence per block */
   KR_RNN_SUM_TILE = 64,     /* rows and columns of dweight per block */
-  KR_RNN_SUM_DEPTH = 16,    /* steps in flight */
+  KR_RNN_SUM_DEPTH = 16,    /* steps staged at a time */
   KR_RNN_SUM_PARTS = 256,
   KR_RNN_BACK_SEQUENCES = 16, /* per block of rnn_64_back.cu, and its shared memory */
   KR_RNN_BACK_BYTES_GRU = 116224,

@@ -42,7 +42,7 @@ const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient) {
   return is_near(p->B_mat.t) && is_near(p->C_mat.t) ? NULL : "B or C with a time stride of 2^28 elements or more";
 }
 
-/* Time per step with `blocks` resident per multiprocessor, which holds four, relative to one block alone: they hide
+/* Time per step of `blocks` on a multiprocessor, which holds four at a time, relative to one block alone: they hide
  * each other's latency. Gradient: fewer than 2.2 blocks take as long as 2.2. */
 static double time_of_step(int64_t blocks, int is_gradient) {
   if (is_gradient) return blocks > 2.2 ? (double)blocks : 2.2;
