@@ -382,7 +382,7 @@ def test_cache_refuses():
     q, k, v = make(grad=False)
     with pytest.raises(RuntimeError, match="cache_seqlens"):
         flash_attn_with_kvcache(q, k, v, k, v)
-    with pytest.raises(RuntimeError, match="come together"):
+    with pytest.raises(RuntimeError, match="pass k and v together"):
         flash_attn_with_kvcache(q, k, v, k)
     with pytest.raises(RuntimeError, match="no gradient through a cache"):
         from krait.ops import attention

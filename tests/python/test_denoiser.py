@@ -86,16 +86,16 @@ def test_weights_refused(tmp_path):
 
     name = next(n for n in header if n.endswith("norm.weight"))
     assert krait.Denoiser(threads=1, weights=written(lambda h: None))(np.ones(500) * 0.1).shape == (500,)
-    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors beside"), (lambda h: h.pop(name), _load.KraitError, name),
-                                (lambda h: h[name]["data_offsets"].reverse(), ValueError, "whole safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "whole safetensors"),
-                                (lambda h: h[name]["shape"].append(2), ValueError, "whole safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
+    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "do not name the model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors in the same folder"), (lambda h: h.pop(name), _load.KraitError, name),
+                                (lambda h: h[name]["data_offsets"].reverse(), ValueError, "complete safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "complete safetensors"),
+                                (lambda h: h[name]["shape"].append(2), ValueError, "complete safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
                                 (told(frobnicate=1), _load.KraitError, "frobnicate"), (told(dense_channel=2.5), _load.KraitError, "dense_channel is not a whole number"),
                                 (told(dense_channel="x=1"), _load.KraitError, "dense_channel"), (told(freq_block_kernel=[3, 4]), _load.KraitError, "freq_block_kernel"),
                                 (told(freq_block_kernel=7), _load.KraitError, "freq_block_kernel"), (told(num_tsblock=7), _load.KraitError, "sequence_block")):
         with pytest.raises(error, match=says.replace("[", "\\[")):
             krait.Denoiser(threads=1, weights=written(change))
     (tmp_path / "cut.safetensors").write_bytes(raw[:len(raw) // 2])
-    with pytest.raises(ValueError, match="cut.safetensors: not a whole"):
+    with pytest.raises(ValueError, match="cut.safetensors: not a complete"):
         krait.Denoiser(weights=tmp_path / "cut.safetensors")
     with pytest.raises(FileNotFoundError):
         krait.Denoiser(weights=tmp_path / "none.safetensors")
@@ -209,7 +209,7 @@ def test_stream_of_a_model_that_streams():
 def test_stream_refuses(denoiser):
     stream = denoiser.stream()
     for bad in (np.zeros(10, np.int32), np.zeros((2, 5)), np.zeros(10, complex)):
-        with pytest.raises(TypeError, match="one dimension"):
+        with pytest.raises(TypeError, match="one-dimensional"):
             stream.push(bad)
     with pytest.raises(ValueError, match="NaN or infinity"):
         stream.push([0.0, np.nan])
@@ -249,7 +249,7 @@ def test_enhance_a_file(denoiser, tmp_path):
     (tmp_path / "bad.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt ")
     done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "bad.wav" in done.stderr, done
-    for n, says in ((0, "empty, or cut"), (2000, "ends too early")):
+    for n, says in ((0, "empty, or truncated"), (2000, "truncated: the header")):
         (tmp_path / "bad.wav").write_bytes((tmp_path / "in.wav").read_bytes()[:n])
         done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr or _sound._soundfile(), done

@@ -130,7 +130,7 @@ def test_derivatives_of_torch_func_are_refused():
     f, u = _scan(), torch.randn(2, 8, 9)
     for call in (lambda: torch.func.grad(lambda u: f(u).sum())(u), lambda: torch.func.jvp(f, (u,), (u,)), lambda: torch.func.jacrev(f)(u),
                  lambda: torch.func.vmap(torch.func.grad(lambda u: f(u).sum()))(u[None]), lambda: torch.func.grad(lambda u: torch.func.vmap(f)(u).sum())(u[None])):
-        with pytest.raises(RuntimeError, match=r"torch.func cannot differentiate its operators: use torch.autograd.grad or backward\(\)"):
+        with pytest.raises(RuntimeError, match=r"torch.func cannot differentiate krait's operators: use torch.autograd.grad or backward\(\)"):
             call()
 
 
