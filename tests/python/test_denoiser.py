@@ -1,4 +1,5 @@
-"""krait.Denoiser and python -m krait enhance: the same as the C call at the model's rate; rates, kinds, shapes, files; what is refused."""
+"""krait.Denoiser and python -m krait enhance: equal to the C call at the model's rate; rates, types, shapes, files;
+errors."""
 
 import copy
 import json
@@ -27,7 +28,7 @@ def denoiser():
 
 
 def speech(n=8000, seed=0, rate=RATE):
-    """Something with a pitch and gaps, in noise."""
+    """A pitched sound with gaps, in noise."""
     t = np.arange(n) / rate
     voice = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 12)) * (np.sin(2 * np.pi * 3 * t) > 0)
     return 0.05 * voice + 0.02 * np.random.default_rng(seed).normal(size=n)
@@ -52,7 +53,7 @@ GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 
 @pytest.mark.parametrize("kind", ["mamba", "gru", "lstm"])
 def test_weights_of_a_file(kind):
-    """The recorded forward pass of other weights, of other sizes."""
+    """The recorded forward pass of other weights, with other sizes."""
     ffi, (_, golden) = _load.ffi(), _weights.read(GOLDEN / ("tiny-%s.golden.safetensors" % kind))
     denoiser = krait.Denoiser(threads=1, weights=GOLDEN / ("tiny-%s.weights.safetensors" % kind))
     given, want = np.ascontiguousarray(golden["golden.input_com"]), golden["golden.com"]
@@ -125,7 +126,7 @@ def test_torch(denoiser):
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
 def test_rates(denoiser, rate):
-    """Length kept, no delay: what comes back at another rate is what the model makes at its own, but for the edges."""
+    """Same length, no delay; at another rate the same result as at the model's rate, except at the edges."""
     n = rate // 2 + 7
     x = speech(n, rate=rate) if rate < RATE else _sound.resample(speech(RATE), RATE, rate, n)
     got = denoiser(x, rate)
@@ -156,7 +157,7 @@ def test_copies(denoiser):
 
 
 def test_refusals(denoiser):
-    with pytest.raises(_load.KraitError) as refused:  # words for callers of C are left out
+    with pytest.raises(_load.KraitError) as refused:  # no advice for C callers
         krait.Denoiser._check(_load.lib().krait_session_open(_load.ffi().NULL, _load.ffi().NULL))
     assert "header" not in str(refused.value)
     for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex)):
@@ -172,7 +173,7 @@ def test_refusals(denoiser):
 
 
 def test_stream(denoiser):
-    """Any cut: the samples that one push of all gives, each at most the latency late; and near to the whole recording's."""
+    """Any split gives the samples of a single push, each within the latency, and close to the whole recording's."""
     x, stream = speech(9001).astype(np.float32), denoiser.stream()
     assert stream.latency == 5600
     want = np.concatenate([stream.push(x), stream.finish()])
@@ -191,10 +192,10 @@ def test_stream(denoiser):
 
 
 def test_stream_of_a_model_that_streams():
-    """Whatever comes at once: what the whole recording gives, 500 samples late."""
+    """Any chunk size gives the whole recording's result, 500 samples late."""
     streaming = krait.Denoiser(weights=GOLDEN / "tiny-streaming.weights.safetensors")
     x = speech(9001).astype(np.float32)
-    x *= 0.056 / np.sqrt(np.mean(x ** 2))  # of a level that the whole takes as it is
+    x *= 0.056 / np.sqrt(np.mean(x ** 2))  # a level that needs no normalization
     want, stream = streaming(x), streaming.stream()
     assert stream.latency == 500
     for piece in (100, 160, 3001):
@@ -254,7 +255,7 @@ def test_enhance_a_file(denoiser, tmp_path):
         done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr or _sound._soundfile(), done
     raw = bytearray((tmp_path / "in.wav").read_bytes())
-    raw[40:44] = b"\xff\xff\xff\x7f"  # as what is streamed says it
+    raw[40:44] = b"\xff\xff\xff\x7f"  # as streaming writers set it
     (tmp_path / "bad.wav").write_bytes(raw)
     assert _sound._read_wave(str(tmp_path / "bad.wav"))[0].shape == given.shape
     assert (tmp_path / "out.wav").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["bad.wav", "in.wav", "out.wav"]

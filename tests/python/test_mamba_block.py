@@ -1,4 +1,4 @@
-"""The Mamba block as one autograd node: against its parts, with and without what it may keep, and where it must step aside."""
+"""The Mamba block as one autograd node: against its parts, with recomputation or saved tensors, and its fallbacks."""
 
 import importlib
 
@@ -35,7 +35,7 @@ def test_the_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bia
     plan = block._Plan(x, block.Weights(*tensors))
     assert block._fits(x, block.Weights(*tensors))
     plan.keeps, plan.keeps_states, plan.pieces, plan.runs_beside = keeps, keeps_states, pieces, x.is_cuda and keeps
-    for _ in range(2):  # the second time calls are packed already
+    for _ in range(2):  # the second time calls are already packed
         for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
             torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
 

@@ -54,7 +54,7 @@ def test_packed_structs_are_what_cffi_sees():
 
 
 def test_kept_calls():
-    """A signature that comes again runs on its own tensors; what a signature does not say is looked at every time."""
+    """A repeated signature runs on the new tensors; what it does not cover is checked every time."""
     causal_conv1d(torch.randn(2, 8, 9), torch.randn(8, 4))
     x, weight = torch.randn(2, 8, 9), torch.randn(8, 4)
     want = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), weight[:, None], groups=8)
@@ -73,7 +73,7 @@ def test_kept_calls():
 
 
 class _LendingPlace:
-    """As a GPU's: without scratch of its own."""
+    """Like a GPU's: keeps no scratch."""
     def __init__(self):
         self.context, self.lent = _call.place(torch.zeros(1)).context, []
 
@@ -159,7 +159,7 @@ def test_threads_have_their_own_scratch():
 
 
 def test_scratch_is_lent_and_kept():
-    """What a call asks for is kept for the next one, up to a bound."""
+    """Scratch of a call is kept for the next one, up to a limit."""
     at = _call.place(torch.zeros(1))
     kept, tail = at.lend(5 << 20)
     assert kept is None and tail == at.tail() and tail[2] == 5 << 20
@@ -189,7 +189,7 @@ def test_dropin_wheels(tmp_path, name):
 
 
 def test_who_shadows_whom(tmp_path, monkeypatch, capfd):
-    """A fork of the same name in front of the drop-in is found and named; a working one is not replaced unasked."""
+    """A fork of the same name before the drop-in on the path is reported; a working one is not replaced unasked."""
     fork = tmp_path / "mamba_ssm"
     fork.mkdir()
     (fork / "__init__.py").write_text("'a fork'\n")
@@ -210,7 +210,7 @@ def test_who_shadows_whom(tmp_path, monkeypatch, capfd):
 
 
 def test_a_compiled_module_hides_a_source(tmp_path, monkeypatch):
-    """As Python's own search has it."""
+    """Like Python's import order."""
     for suffix in (".py", ".abi3.so"):
         (tmp_path / ("selective_scan_cuda" + suffix)).write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -219,7 +219,7 @@ def test_a_compiled_module_hides_a_source(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory):
-    """A Python with pip and nothing else, and a function that runs it with krait on its path."""
+    """A Python with only pip, and a function that runs it with krait on its path."""
     folder = tmp_path_factory.mktemp("bare")
     if subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True).returncode:
         pytest.skip("no virtual environment can be made here (ensurepip)")
@@ -233,7 +233,7 @@ def bare_python(tmp_path_factory):
 
 
 def test_on_and_off(bare_python):
-    """Says what it did; after `off` nothing is importable, also where Python compiled files of its own."""
+    """Reports what it did; after `off` nothing is importable, even with .pyc files left over."""
     done = bare_python("-m", "krait", "dropin", "on")
     assert done.returncode == 0, done.stderr
     for word in ("mamba_ssm (mamba_ssm 2.3.2.post1+krait", "selective_scan_cuda_oflex (krait_kernels", "torch is not installed;", "krait: not implemented: Mamba3"):
@@ -260,7 +260,7 @@ def test_one_brings_what_it_imports(bare_python):
 
 
 def test_kernels_only(bare_python):
-    """For forks with a mamba_ssm and a causal_conv1d of their own."""
+    """For forks that ship mamba_ssm and causal_conv1d."""
     done = bare_python("-m", "krait", "dropin", "on", "--kernels-only")
     assert done.returncode == 0, done.stderr
     found = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (_dropin.MODULES,)
@@ -270,7 +270,7 @@ def test_kernels_only(bare_python):
     assert bare_python("-c", found).stdout.strip() == "[]"
 
 
-def test_a_reader_who_has_seen_enough():
+def test_closed_output_pipe():
     """`python -m krait | head` prints no traceback."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
     program = subprocess.Popen([sys.executable, "-m", "krait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
