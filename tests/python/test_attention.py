@@ -484,7 +484,7 @@ def test_norms(device):
 
 
 @pytest.mark.parametrize("options", [dict(), dict(num_heads_kv=2, rotary_emb_dim=16), dict(dwconv=True), dict(use_alibi=True), dict(window_size=(5, 0))], ids=str)
-def test_mha_decodes_as_it_reads(device, options):
+def test_mha_decoding_equals_prefill(device, options):
     flash = MHA(64, 4, causal=True, use_flash_attn=True, layer_idx=0, device=device, **options)
     x = torch.randn(2, 13, 64, device=device)
     want = flash(x)

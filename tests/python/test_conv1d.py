@@ -146,7 +146,7 @@ def test_errors(device):
         causal_conv1d_update(x[..., 0], torch.zeros(2, 8, 2, device=device), weight)
 
 
-def test_double_backward_says_no(device):
+def test_double_backward_is_refused(device):
     x = torch.randn(1, 8, 9, device=device, requires_grad=True)
     out = causal_conv1d_fn(x, torch.randn(8, 4, device=device))
     (grad,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
@@ -216,7 +216,7 @@ def test_meta():
 
 
 @pytest.mark.parametrize("first, last", [(0, 10), (10, 3)])
-def test_update_refuses_rows_that_are_not_there(first, last):
+def test_update_refuses_missing_rows(first, last):
     """On the CPU only; a GPU's indices are not read before the launch."""
     state, x, weight = torch.randn(10, 8, 4), torch.randn(2, 8), torch.randn(8, 4)
     before = state.clone()
@@ -225,12 +225,12 @@ def test_update_refuses_rows_that_are_not_there(first, last):
     assert torch.equal(state, before)
 
 
-def test_varlen_states_refuses_no_offsets():
+def test_varlen_states_needs_offsets():
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         causal_conv1d_varlen_states(torch.randn(4, 8), torch.zeros(0, dtype=torch.int32), 4)
 
 
-def test_a_penalty_on_gradients_is_refused(device):
+def test_gradient_penalty_is_refused(device):
     """Also if the incoming gradient does not require grad: torch would treat the penalty as a constant."""
     x, weight = torch.randn(1, 8, 5, device=device, requires_grad=True), torch.randn(8, 4, device=device)
     loss = causal_conv1d_fn(x, weight, activation="silu").sum()

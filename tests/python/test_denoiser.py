@@ -191,7 +191,7 @@ def test_stream(denoiser):
     assert np.allclose(stream.finish(), denoiser(whole.astype(np.float32) / 32768), atol=1e-6)
 
 
-def test_stream_of_a_model_that_streams():
+def test_stream_of_a_streaming_model():
     """Any chunk size gives the whole recording's result, 500 samples late."""
     streaming = krait.Denoiser(weights=GOLDEN / "tiny-streaming.weights.safetensors")
     x = speech(9001).astype(np.float32)

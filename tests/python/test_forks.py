@@ -80,7 +80,7 @@ def test_constructors():
         Mamba(16, bimamba_type="v3")(torch.randn(1, 12, 16))
 
 
-def test_a_scaled_layer_in_steps():
+def test_layer_scale_in_steps():
     """init_layer_scale also works in one-directional blocks, and in decoding steps."""
     from mamba_ssm.utils.generation import InferenceParams
     m, params = Mamba(16, init_layer_scale=0.25, layer_idx=0).eval(), InferenceParams(max_seqlen=6, max_batch_size=2)

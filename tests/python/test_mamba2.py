@@ -69,7 +69,7 @@ def test_golden_steps(device, path):
         assert refs.relative(conv_states, g["packed_conv_states"]) < 1e-5 and refs.relative(ssm_states, g["packed_ssm_states"]) < 1e-5
 
 
-def test_the_reports_own_script(device):
+def test_script_from_the_report(device):
     """The script a new GPU's owner ran to test mamba_ssm."""
     model = Mamba2(d_model=512).to(device)
     x = torch.randn(1, 1024, 512, device=device)
@@ -157,7 +157,7 @@ def test_autocast_and_training(device):
 
 @pytest.mark.parametrize("options", [{}, {"rmsnorm": False, "D_has_hdim": True}, {"ngroups": 2, "norm_before_gate": True, "d_ssm": 32, "bias": True}], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
-def test_one_call_equals_products_apart(device, monkeypatch, options, packed):
+def test_one_call_equals_separate_products(device, monkeypatch, options, packed):
     """As for small blocks on a GPU: krait also does the products; gradients of frozen parameters are not computed."""
     m = Mamba2(32, d_state=8, headdim=8, **options).to(device)
     m.A_log.requires_grad_(False)

@@ -200,7 +200,7 @@ def test_autocast(device, dtype):
         assert tensor is None or (tensor.grad is not None and tensor.grad.dtype == tensor.dtype), name
 
 
-def test_double_backward_says_no(device):
+def test_double_backward_is_refused(device):
     t, _ = make(device)
     (grad,) = torch.autograd.grad(mamba_inner_fn(**t).square().sum(), t["xz"], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not implemented"):

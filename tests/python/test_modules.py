@@ -190,7 +190,7 @@ def test_blocks(device, fused, norm, block):
     assert hidden.shape == x.shape and residual.dtype == torch.float32
 
 
-def test_what_has_no_operator_has_no_name():
+def test_names_without_operators_are_missing():
     """Clients check for names: one that only raises would select a failing path."""
     import importlib
     import mamba_ssm
@@ -257,7 +257,7 @@ def test_distributed(tmp_path, monkeypatch):
         dist.destroy_process_group()
 
 
-def test_second_derivatives_say_no(device):
+def test_second_derivatives_are_refused(device):
     """Of every differentiable function."""
     from causal_conv1d import causal_conv1d_fn
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn

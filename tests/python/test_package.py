@@ -53,7 +53,7 @@ def test_packed_structs_are_what_cffi_sees():
     assert args.bias.data == _load.ffi().NULL and args.out.data == args.x.data
 
 
-def test_kept_calls():
+def test_cached_calls():
     """A repeated signature runs on the new tensors; what it does not cover is checked every time."""
     causal_conv1d(torch.randn(2, 8, 9), torch.randn(8, 4))
     x, weight = torch.randn(2, 8, 9), torch.randn(8, 4)
@@ -85,7 +85,7 @@ class _LendingPlace:
         return self.lent[-1], array("Q", (0, self.lent[-1].data_ptr(), n))
 
 
-def test_scratch_is_asked_for_once(monkeypatch):
+def test_scratch_is_requested_once(monkeypatch):
     operator, place = sys.modules["krait.ops.selective_scan"].BACKWARD, _LendingPlace()
     u, A, B = torch.randn(2, 8, 40), -torch.rand(8, 4), torch.randn(2, 4, 40)
     inputs = (u, u.abs(), A, B, B, *[None] * 7, torch.ones_like(u), None)
@@ -104,7 +104,7 @@ def test_scratch_is_asked_for_once(monkeypatch):
             a.zero_()
 
 
-def test_a_gpu_that_cannot_be_used_says_why(monkeypatch):
+def test_unusable_gpu_error(monkeypatch):
     def refuse(index):
         raise _load.KraitError("krait: no CUDA driver here", -40)
     monkeypatch.setattr(_load, "cuda_context", refuse)
@@ -112,7 +112,7 @@ def test_a_gpu_that_cannot_be_used_says_why(monkeypatch):
         _call._open_cuda_place(77)
 
 
-def test_kept_calls_are_bounded(monkeypatch):
+def test_cached_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(_call, "_MOST_KNOWN", 3)
     operator, x = _call.Operator("causal_conv1d", "x"), torch.zeros(1)
     for key in range(10):
@@ -134,14 +134,14 @@ def test_mixed_devices_are_refused():
         causal_conv1d(torch.zeros(1, 8, 4, dtype=torch.int16), torch.zeros(8, 4))
 
 
-def test_library_errors_keep_their_sentence():
+def test_library_errors_keep_their_message():
     with pytest.raises(_load.KraitError, match="krait: .*(device|driver)") as error:
         _load.open_context(12345, 1)
     assert error.value.status < 0 and isinstance(error.value, RuntimeError)
     assert issubclass(_load.KraitUnsupported, NotImplementedError)
 
 
-def test_a_missing_library_says_what_to_do(tmp_path):
+def test_missing_library_error(tmp_path):
     environment = dict(os.environ, KRAIT_LIBRARY=str(tmp_path / "no.so"), PYTHONPATH=os.pathsep.join(sys.path))
     code = "import torch, causal_conv1d; causal_conv1d.causal_conv1d_fn(torch.zeros(1, 8, 4), torch.zeros(8, 4))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -158,7 +158,7 @@ def test_threads_have_their_own_scratch():
     assert tails[0] != _call.place(torch.zeros(1)).tail()
 
 
-def test_scratch_is_lent_and_kept():
+def test_scratch_is_reused():
     """Scratch of a call is kept for the next one, up to a limit."""
     at = _call.place(torch.zeros(1))
     kept, tail = at.lend(5 << 20)
@@ -188,7 +188,7 @@ def test_dropin_wheels(tmp_path, name):
         assert module + ".py" in names or module + "/__init__.py" in names
 
 
-def test_who_shadows_whom(tmp_path, monkeypatch, capfd):
+def test_shadowing_copies(tmp_path, monkeypatch, capfd):
     """A fork of the same name before the drop-in on the path is reported; a working one is not replaced unasked."""
     fork = tmp_path / "mamba_ssm"
     fork.mkdir()
@@ -250,7 +250,7 @@ def test_on_and_off(bare_python):
     assert "no drop-in is installed" in bare_python("-m", "krait", "dropin", "off").stdout
 
 
-def test_one_brings_what_it_imports(bare_python):
+def test_dropin_brings_its_requirements(bare_python):
     """mamba_ssm imports causal_conv1d."""
     done = bare_python("-m", "krait", "dropin", "on", "mamba_ssm")
     assert done.returncode == 0 and "causal_conv1d (causal_conv1d " in done.stdout and "flash_attn (" not in done.stdout, done

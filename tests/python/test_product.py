@@ -85,7 +85,7 @@ def test_second_derivatives(taken):
         assert refs.relative(got, right) < 1e-5
 
 
-def test_what_is_torch_s(taken):
+def test_fallbacks_to_torch(taken):
     """Autocast, other types, torch.func, mismatched shapes: like F.linear, in results and errors."""
     x, w, b = given((40, 48), 70, 1)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -206,7 +206,7 @@ def test_errors(device):
         selective_scan_fn(**args, initial_states=torch.zeros(2, 4, 7, device=device))
 
 
-def test_double_backward_says_no(device):
+def test_double_backward_is_refused(device):
     t = make(device, REAL, torch.float32, 9)
     out = selective_scan_fn(t["u"], t["delta"], t["A"], t["B"], t["C"])
     (grad,) = torch.autograd.grad(out.pow(2).sum(), t["u"], create_graph=True)

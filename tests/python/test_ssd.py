@@ -146,7 +146,7 @@ def test_packed(device):
         refs.close(got, want, (1e-4, 1e-4))
 
 
-def test_indices_that_do_not_begin_at_zero(device):
+def test_indices_not_starting_at_zero(device):
     """initial_states belong to index 0; a last index below 0 leaves no state."""
     t = make(device, length=9)
     one = torch.ones(2, 9, dtype=torch.int32, device=device)
@@ -231,7 +231,7 @@ def test_a_million_tokens(device, dtype):
     assert not grad[..., 4].any()
 
 
-def test_an_index_that_comes_again(device):
+def test_repeated_index(device):
     """seq_idx need not increase: every change starts a sequence. Negative: no output, no state."""
     t = {k: v.detach() for k, v in make(device, b=1, length=12).items()}
     marks = [torch.tensor([v], dtype=torch.int32, device=device) for v in ([5] * 4 + [2] * 3 + [5] * 5, [1] * 4 + [2] * 3 + [3] * 5, [1] * 4 + [-1] * 3 + [3] * 5)]

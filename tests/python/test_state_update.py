@@ -104,7 +104,7 @@ def test_wrong_shapes_are_refused(device):
 
 
 @pytest.mark.parametrize("has_heads", [False, True])
-def test_rows_that_are_not_there_are_refused(has_heads):
+def test_missing_rows_are_refused(has_heads):
     """On the CPU only; a GPU's indices are not read before the launch."""
     inner, groups = ((2, 4), (1,)) if has_heads else ((8,), ())
     state, x, A, B = torch.randn(5, *inner, 4), torch.randn(2, *inner), -torch.rand(*inner, 4), torch.randn(2, *groups, 4)

@@ -76,7 +76,7 @@ def test_examples(name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_loop_goes_on_from_a_file(tmp_path):
+def test_loop_continues_from_a_file(tmp_path):
     """The program's weights, whose tensor order differs from PyTorch's."""
     start = next((pathlib.Path(_ROOT) / "src/models/primeknet/weights").glob("primeknet_mamba*.safetensors"))
     out = tmp_path / "tuned.safetensors"

@@ -60,7 +60,7 @@ def _results(device):
 
 
 @pytest.mark.parametrize("name", list(transformers_models.MODELS))
-def test_the_same_with_and_without(name, device):
+def test_same_results_with_and_without_dropins(name, device):
     if os.environ.get("KRAIT_INSTALLED") and any("site-packages" in p and os.path.isdir(os.path.join(p, "mamba_ssm")) and os.path.isdir(os.path.join(p, "transformers"))
                                                  for p in sys.path):
         pytest.skip("the drop-ins share a folder with transformers and cannot be excluded")
@@ -81,7 +81,7 @@ def test_the_same_with_and_without(name, device):
             assert (on[key] - want).norm() <= 1e-4 * want.norm() + 1e-7, key
 
 
-def test_the_fast_path_is_taken():
+def test_fast_path_is_used():
     """The comparison is only meaningful if transformers uses the drop-ins."""
     from transformers.models.mamba2 import modeling_mamba2
     from mamba_ssm.ops.triton import ssd_combined
