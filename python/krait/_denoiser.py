@@ -1,4 +1,4 @@
-"""Denoiser: the speech denoiser inside libkrait, on numpy arrays and torch tensors."""
+"""Denoiser: libkrait's speech denoiser on numpy arrays and torch tensors."""
 
 import os
 import sys

@@ -113,7 +113,7 @@ def check_output(path):
     if os.path.splitext(path)[1].lower() != ".wav" and not _soundfile():
         raise KraitError("%s: other formats than .wav need the soundfile package" % path)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        raise KraitError("cannot create %s: %s" % (path, "%s may not be written" % folder if os.path.isdir(folder) else "there is no folder %s" % folder))
+        raise KraitError("cannot create %s: %s" % (path, "%s is not writable" % folder if os.path.isdir(folder) else "the folder %s does not exist" % folder))
 
 
 def write(path, samples, rate, subtype, force=False):

@@ -86,9 +86,9 @@ def films(folder, model):
     film = avi(folder / "red.avi", [red] * 24)
     picture = png(folder / "red.png", red)
     done = krait(film, "-w", model)
-    if "need FFmpeg's libavfilter" in done.stderr:
+    if "needs FFmpeg's libavfilter" in done.stderr:
         check(done.returncode == 1, "without libavfilter the status is 1")
-        print("libavfilter is not installed: films were not read")
+        print("libavfilter is not installed: videos were not read")
         return
     done = krait(film, picture, "-w", model, "--json", "--top", CLASSES)
     check(done.returncode == 0, done.stderr)
@@ -118,7 +118,7 @@ def films(folder, model):
 def refusals(folder, model):
     text = folder / "text.mp4"
     text.write_text("no film at all, only words\n")
-    for arguments, words in (((text, "-w", model), "neither a film"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "not a regular file"),
+    for arguments, words in (((text, "-w", model), "neither a video"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "not a regular file"),
                              ((text,), "--weights is missing"), ((text, "-w", text), "text.mp4")):
         done = krait(*arguments)
         check(done.returncode in (1, 2) and words in done.stderr, f"{arguments}: {done.stderr!r}")

@@ -47,7 +47,7 @@ def answers():
     text = QUESTION.encode()
     check(whole["question"] == QUESTION and whole["tokens"] == 20 and 2402 + len(text) // 2 < whole["prompt_tokens"] < 2402 + 100 and whole["reason"] == "length", f"{whole}")
     done = krait("describe", film, QUESTION, "-w", model, *TELL)
-    check(done.stdout.decode() == whole["answer"].removesuffix("\n") + "\n" and done.stderr.count(b"\n") == 1 and b"looked at 16 of 100 frames (" in done.stderr, f"streamed: {done}")
+    check(done.stdout.decode() == whole["answer"].removesuffix("\n") + "\n" and done.stderr.count(b"\n") == 1 and b"used 16 of 100 frames (" in done.stderr, f"streamed: {done}")
     same = lambda *args, **kw: describe(film, QUESTION, *TELL, *args, **kw)["answer"] == whole["answer"]
     check(same("-w", model, "--threads", 1), "one thread")
     check(same("-w", model / "model.safetensors"), "a weights file")
@@ -103,7 +103,7 @@ def short_films():
         seen = describe(path, "-w", model, "-n", 2)["film"]
         check(seen["at"] == list(range(n)) and len(seen["chosen"]) == 8, f"{n} frames: {seen}")
         done = krait("describe", path, "-w", model, "-n", 2)
-        check(f"looked at {n} of {n} frames and {16 - n} black ones, which the model wants (".encode() in done.stderr and done.stderr.count(b"\n") == 1, f"{n} frames: {done.stderr!r}")
+        check(f"used {n} of {n} frames and {16 - n} black ones as padding (".encode() in done.stderr and done.stderr.count(b"\n") == 1, f"{n} frames: {done.stderr!r}")
     path = here / "slow.avi"
     tiny_film.make(path, 20, 0.25, 40, 30)
     check(describe(path, "-w", model, "-n", 1)["film"]["at"] == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13, 15, 16, 17, 19], "four seconds a frame")
@@ -135,7 +135,7 @@ def sheets():
 def refused():
     text = here / "text.mp4"
     text.write_text("no film at all, only words\n" * 10)
-    check_error(1, "neither a film", "describe", text, "-w", model)
+    check_error(1, "neither a video", "describe", text, "-w", model)
     check_error(1, "cannot open", "describe", here / "none.mp4", "-w", model)
     check_error(1, "is not a regular file", "describe", here, "-w", model)
     (here / "empty.avi").write_bytes(tiny_film.avi([], 25, 40, 30))
@@ -208,7 +208,7 @@ def demonstration():
     recipe = subprocess.run(["make", "-n", "demo-video", "BUILD=b"], cwd=pathlib.Path(__file__).parent.parent.parent, capture_output=True, env={**os.environ, "MAKEFLAGS": ""}).stdout
     check(b"ninja -C b krait-demo\n" in recipe and b"tools/demo-video b/krait-demo\n" in recipe, f"make demo-video builds and runs what make demo does: {recipe}")
     done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
-    check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"looked at 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
+    check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"used 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
     check(size_of_png(out / "frames.png")[0] > 400, "make demo-video: frames.png")
 
 
@@ -226,9 +226,9 @@ tiny.make(model, "videogpt")
 tiny_film.make(film, 100, 25, 64, 48)
 graphs()
 found = krait("describe", film, "-w", model, "-n", 1)
-if b"need FFmpeg's libavfilter" in found.stderr:
+if b"needs FFmpeg's libavfilter" in found.stderr:
     check(found.returncode == 1 and found.stderr.count(b"\n") == 1, f"without libavfilter: {found}")
-    print("libavfilter is not installed: films were not read")
+    print("libavfilter is not installed: videos were not read")
 else:
     towers_beside(answers())
     short_films()

@@ -126,7 +126,7 @@ def check_json_scores_and_plot(folder):
     text = enhance(path, "-f", "-o", folder / "out.wav", "--reference", path).stdout.decode()
     check("SI-SDR" in text and "segmental SNR" in text and "STOI" in text, text)
     check_error(1, "it must be the same recording", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--reference", write_wav(folder / "short.wav", clean[:12000]))
-    check_error(2, "there is no folder", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
+    check_error(2, "does not exist", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
     check(not (folder / "no.wav").exists(), "no output when the picture cannot be written")
 
 
@@ -162,7 +162,7 @@ def check_bad_inputs(folder):
         refuse(folder, words, write_float_wav(folder / "bad.wav", samples))
     refuse(folder, "/dev/zero is a device", "/dev/zero", "-o", folder / "zero.wav")
     refuse(folder, "cannot write /dev/full: No space left", good, "-o", "/dev/full")
-    check_error(2, "out.wav: there is no folder ", "enhance", *WEIGHTS, good, "-o", folder / "no" / "out.wav")
+    check_error(2, "out.wav: the folder ", "enhance", *WEIGHTS, good, "-o", folder / "no" / "out.wav")
     check(not (folder / "no").exists(), "only -o DIR makes folders")
     check_error(1, "missing.wav", "enhance", *WEIGHTS, folder / "no" / "missing.wav")
     with open("/dev/full", "wb") as full:

@@ -58,9 +58,9 @@ for name, (env, words) in broken.items():
 # Several GPUs: each process has its own, one line tells why they end, whoever failed.
 pair = machine(count=2, capability=80)
 check_error(2, "this machine has 2", "train", "--gpus", "3", env=pair)
-check_error(2, "takes the first 2", "train", "--gpus", "2", "--device", "cpu", env=pair)
+check_error(2, "uses the first 2", "train", "--gpus", "2", "--device", "cpu", env=pair)
 check_error(2, "RANK is 5", "train", env=dict(pair, RANK="5", WORLD_SIZE="2"))
-check_error(2, "something else has started", "train", "--gpus", "3", env=dict(pair, RANK="0", WORLD_SIZE="2"))
+check_error(2, "a launcher has already started", "train", "--gpus", "3", env=dict(pair, RANK="0", WORLD_SIZE="2"))
 if "cuda_base" in krait("info").stdout.decode():  # a build with device code
     check_error(1, "no 'frobnicate'", "train", "--gpus", "2", "frobnicate=1", env=pair)
     check_error(1, "multiple of 2", "train", "--gpus", "2", "+model=primeknet_gru_masking", "batch_size=3", env=pair)

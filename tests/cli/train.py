@@ -141,7 +141,7 @@ with tempfile.TemporaryDirectory() as base:
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
-    check(process.returncode == 130 and said.endswith(b"is left; --resume goes on behind the last checkpoint\n"), f"stopped: {process.returncode}, {said}")
+    check(process.returncode == 130 and said.endswith(b"is left; --resume continues from the last checkpoint\n"), f"stopped: {process.returncode}, {said}")
     check(krait(*train(base / "stopped", config, "--resume", "--steps", "2")).returncode == 0, "and so it does")
 
     # killed after some lines, and resumed with another number of threads: the same bits
@@ -208,7 +208,7 @@ with tempfile.TemporaryDirectory() as base:
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
-    check_error(2, "no setting", "train", config, "frobnicate")
+    check_error(2, "is not a setting", "train", config, "frobnicate")
     check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
     check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
 
@@ -265,5 +265,5 @@ with tempfile.TemporaryDirectory() as base:
     times = json.loads(done.stdout)
     check(times["batch"] == 2 and times["frames"] == (SEGMENT - 4000) // 100 + 1 and 0 < times["generator_ms"] and times["generator_bytes"] < times["step_bytes"], f"bench train: {times}")
     check(0 < sum(call["ms"] for call in times["calls"]) and {"selective_scan_bwd", "spectral_norm"} <= {call["op"] for call in times["calls"]}, "the calls of a step")
-    check_error(2, "no setting", "bench", "train", config, "frobnicate")
+    check_error(2, "is not a setting", "bench", "train", config, "frobnicate")
 finish()

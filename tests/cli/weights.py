@@ -65,9 +65,9 @@ with tempfile.TemporaryDirectory() as folder:
     check_error(1, "folder", "info", folder)
     check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
-    check_error(2, "there is no folder", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
+    check_error(2, "does not exist", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
     for name in ("model.gguf", "model", "-"):  # what would be safetensors under a name that says otherwise
-        check_error(2, f"{name}: a name that ends in .safetensors", "convert", good, name, cwd=folder)
+        check_error(2, f"{name}: the extension selects the format; use .safetensors", "convert", good, name, cwd=folder)
     check(krait("convert", good, pathlib.Path(folder) / "m.pth").returncode == 0 and (pathlib.Path(folder) / "m.pth").read_bytes()[:2] == b"PK", ".pth is PyTorch's, as .th")
     (pathlib.Path(folder) / "m.pth").unlink()
     if os.path.exists("/dev/full"):
@@ -179,10 +179,10 @@ with tempfile.TemporaryDirectory() as folder:
     write_safetensors(bad, {"a": [2, 3]})
     check_error(1, "config.json", "info", bad, "--graph", "--device", "cpu")
     check_error(1, "cannot open", "info", folder / "nothing", "--graph", "--device", "cpu")
-    check_error(2, "--graph wants a FILE", "info", "--graph")
-    check_error(2, "go with --graph", "info", bad, "--profile")
-    check_error(2, "go with --graph", "info", "--device", "cpu")
-    check_error(2, "neither --json", "info", bad, "--graph", "--json")
+    check_error(2, "--graph needs a FILE", "info", "--graph")
+    check_error(2, "need --graph", "info", bad, "--profile")
+    check_error(2, "need --graph", "info", "--device", "cpu")
+    check_error(2, "cannot be combined with --json", "info", bad, "--graph", "--json")
 
 program = json.loads(krait("info", "--json").stdout)
 check(program["version"] == krait("version").stdout.decode().split()[1], "version")

@@ -186,7 +186,7 @@ def plans_for_logs_are_checked(doctor, folder):
     for (p, m), text, gpu, torch in itertools.product(modules.items(), (symbol, build, image), ("8.6", "12.0"), ("2.4.1+cu121", "2.9.1+cu130")):
         args = ("--root", folder, "--gpu", gpu, "--torch", torch, "--driver", "580.82")
         plan = doctor.run(*args, "--fix-plan", log=text.format(p=p, m=m)).stdout.decode()
-        assert "not mended" not in plan, (p, gpu, torch, text, plan)
+        assert "not fixed by this" not in plan, (p, gpu, torch, text, plan)
         a = doctor(*args, log=text.format(p=p, m=m))
         assert ("K14" in a.ids()) == (gpu == "12.0" and torch == "2.4.1+cu121"), (a.ids(), gpu, torch)
     a = doctor("--root", folder, "--gpu", "6.1", "--torch", "2.9.1+cu128", "--driver", "580.82", log=build.format(p="apex"))

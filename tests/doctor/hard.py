@@ -647,7 +647,7 @@ def what_a_plan_does_not_mend_is_said(doctor, folder):
         assert changed.count(f"fix {command}") == 2
         (folder / "x.tables").write_text(changed)
         out = doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--tables", folder / "x.tables", "--fix-plan", *args).stdout.decode()
-        return [line.partition(": ")[2] for line in out.splitlines() if line.startswith("# not mended by this: ")]
+        return [line.partition(": ")[2] for line in out.splitlines() if line.startswith("# not fixed by this: ")]
 
     cases = {"pip install flash-attn==2.6.3": "flash-attn 2.6.3 has no code for 12.0",
              "pip install torch==2.5.1 --index-url https://download.pytorch.org/whl/cu124": "torch 2.5.1 of cu124 has no code for 12.0",

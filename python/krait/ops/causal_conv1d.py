@@ -1,4 +1,4 @@
-"""Causal depthwise convolution: forward, backward, decoding step, states of packed sequences."""
+"""Causal depthwise convolution: forward, backward, decode step, states of packed sequences."""
 
 from typing import List, Optional, Tuple
 
