@@ -243,7 +243,7 @@ def test_enhance_a_file(denoiser, tmp_path):
     given, out = _sound._read_wave(str(tmp_path / "in.wav"))[0], _sound._read_wave(str(tmp_path / "out.wav"))[0]
     assert np.abs(out[0] - denoiser(given[0], 22050)).max() < 1e-4
     before = (tmp_path / "out.wav").read_bytes()
-    for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is also the input"),
+    for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is the input; choose another"),
                             ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "x.wav: the folder ")):
         done = run(*arguments)
         assert done.returncode == 1 and done.stderr.startswith("krait enhance: ") and done.stderr.count("\n") == 1 and says in done.stderr, done

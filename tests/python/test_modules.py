@@ -190,7 +190,7 @@ def test_blocks(device, fused, norm, block):
     assert hidden.shape == x.shape and residual.dtype == torch.float32
 
 
-def test_names_without_operators_are_missing():
+def test_what_has_no_operator_has_no_name():
     """Clients check for names: one that only raises would select a failing path."""
     import importlib
     import mamba_ssm
