@@ -1,6 +1,5 @@
-/* primeknet.c: the forward pass against recorded outputs of the PyTorch twin (tests/golden/primeknet, and the larger
- * ones beside the project where they are), over instruction sets, thread counts and the tiers of a GPU; and weights
- * that do not fit. */
+/* primeknet.c: the forward pass against recorded outputs of the PyTorch twin (tests/golden/primeknet, and larger ones
+ * beside the project if available), over instruction sets, thread counts and GPU tiers; and mismatched weights. */
 #include "test.h"
 
 #include <krait/model.h>
@@ -61,7 +60,7 @@ static void verify_pair(const char *caps, int32_t n_threads, const char *folder,
 
 static const char *const small[] = {"tiny-mamba", "tiny-mamba-causal", "odd-mamba", "tiny-gru", "tiny-lstm"};
 
-/* Their waveforms were recorded with another transform, which alone moves them by up to 6e-6. */
+/* Their waveforms were recorded with another transform, which alone changes them by up to 6e-6. */
 static const double small_wav = 2e-5;
 
 static void small_pairs_on_every_isa(void **state) {
@@ -113,7 +112,7 @@ static void this_machines_gpu(void **state) {
   }
 }
 
-/* Windows of a recording by the model inside: three at once, one at a time, and on the CPU. */
+/* Windows of a recording with the built-in model: three at once, one at a time, and on the CPU. */
 static void windows_on_this_machines_gpu(void **state) {
   enum { N = 3, SAMPLES = 20030 };
   static float in[N][SAMPLES], out[3][N][SAMPLES];
@@ -172,7 +171,7 @@ static void expect_refusal(const char *weights, const char *overrides, const cha
   krait_ctx_close(&ctx);
 }
 
-static void weights_that_do_not_fit(void **state) {
+static void mismatched_weights(void **state) {
   (void)state;
   const char *file = "tiny-mamba.weights.safetensors";
   expect_refusal(file, "causal=true", "dense_encoder.dense_block.dense_block.0.0.conv.weight");
@@ -263,7 +262,7 @@ static void every_allocation_may_fail(void **state) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s.weights.safetensors", GOLDEN, small[i]);
     long n = 1;
-    for (int32_t status = -1; status < 0; n += 1 + n / 16) { /* every one of the first, then ever fewer */
+    for (int32_t status = -1; status < 0; n += 1 + n / 16) { /* all of the first, then increasingly fewer */
       status = run_with_failure(ctx, path, n, in, com);
       if (status < 0 && status != KRAIT_ERR_NO_MEMORY)
         fail_msg("%s, allocation %ld: %s: %s", small[i], n, krait_status_name(status), krait_error_detail());
@@ -279,7 +278,7 @@ int main(void) {
       cmocka_unit_test(full_width_pairs),
       cmocka_unit_test(this_machines_gpu),
       cmocka_unit_test(windows_on_this_machines_gpu),
-      cmocka_unit_test(weights_that_do_not_fit),
+      cmocka_unit_test(mismatched_weights),
       cmocka_unit_test(threads_and_batches_change_no_bit),
       cmocka_unit_test(every_allocation_may_fail),
   };
