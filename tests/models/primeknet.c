@@ -88,8 +88,8 @@ static void full_width_pairs(void **state) {
 static void this_machines_gpu(void **state) {
   static const struct { const char *caps; uint32_t precision; bounds narrow, wide; } runs[] = {
       {"cuda_base", KRAIT_PRECISION_FP32, {1e-5, 2e-5, 2e-4}, {1e-5, 1e-5, 2e-4}},
-      {"cuda_ampere", KRAIT_PRECISION_FP32, {1e-5, 2e-5, 2e-4}, {1e-5, 1e-5, 2e-4}},
-      {"cuda_ampere", KRAIT_PRECISION_TF32, {5e-3, 1e-2, 0.2}, {2e-3, 5e-3, 0.2}}};
+      {"cuda_base,cuda_ampere", KRAIT_PRECISION_FP32, {1e-5, 2e-5, 2e-4}, {1e-5, 1e-5, 2e-4}},
+      {"cuda_base,cuda_ampere", KRAIT_PRECISION_TF32, {5e-3, 1e-2, 0.2}, {2e-3, 5e-3, 0.2}}};
   krait_ctx *probe = NULL;
   const krait_ctx_options first = {.size = sizeof first, .device = KRAIT_DEVICE_CUDA(0)};
   (void)state;
@@ -110,6 +110,15 @@ static void this_machines_gpu(void **state) {
       verify_on(open_context_on(KRAIT_DEVICE_CUDA(0), runs[r].caps, 1), runs[r].caps, runs[r].precision, SHARED_GOLDEN,
                 full_width[i], &runs[r].wide);
   }
+}
+
+static double relative(const float *got, const float *want, int64_t n) {
+  double error = 0, all = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const double off = (double)got[i] - want[i];
+    error += off * off, all += (double)want[i] * want[i];
+  }
+  return sqrt(error / all);
 }
 
 /* Windows of a recording with the built-in model: three at once, one at a time, and on the CPU. */
@@ -148,15 +157,10 @@ static void windows_on_this_machines_gpu(void **state) {
       }
     krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
   }
-  assert_memory_equal(out[1], out[2], sizeof *out);
-  double error = 0, all = 0;
-  for (int k = 0; k < N; k++)
-    for (int i = 0; i < SAMPLES; i++) {
-      const double want = out[0][k][i], off = out[1][k][i] - want;
-      error += off * off, all += want * want;
-    }
-  print_message("windows on the GPU are %.1e from the CPU's\n", sqrt(error / all));
-  assert_true(sqrt(error / all) <= 1e-4);
+  const double grouped = relative(out[2][0], out[1][0], N * SAMPLES), gpu = relative(out[1][0], out[0][0], N * SAMPLES);
+  print_message("windows on the GPU are %.1e from the CPU's, three at once %.1e from one at a time\n", gpu, grouped);
+  assert_true(grouped <= 1e-5); /* products of more rows may split their sums elsewhere */
+  assert_true(gpu <= 1e-4);
 }
 
 static void expect_refusal(const char *weights, const char *overrides, const char *words) {

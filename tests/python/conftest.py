@@ -11,6 +11,7 @@ if not os.environ.get("KRAIT_INSTALLED"):
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 torch = pytest.importorskip("torch", reason="the Python tests need torch")
+torch.backends.cudnn.allow_tf32 = False  # float32 bounds; by default torch convolves in tf32 on a GPU
 
 
 def _emulate():
