@@ -515,7 +515,7 @@ def refused():
     tiny.make(bad, "qwen2")
     config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
     for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not match"),
-                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' are not"),
+                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' is not"),
                                  '"tie_word_embeddings": true': ('"tie_word_embeddings": false', "'lm_head.weight' is missing"), '"intermediate_size": 64': ('"intermediate_size": 63', "the model requires (63, 32)")}.items():
         check(change in config, change)
         (bad / "config.json").write_text(config.replace(change, new))
