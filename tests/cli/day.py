@@ -1,5 +1,5 @@
-"""A day of use, and what people and machines do to the program meanwhile: folders, resuming, limits; weights that are not numbers, names that are not text, pipes
-without an end, files that are cut while they are read, small stacks, locales."""
+"""Typical use and hostile environments: folders, resuming, limits; non-finite weights, non-UTF-8 names, endless pipes,
+files truncated while read, small stacks, locales."""
 import json
 import math
 import os
@@ -30,7 +30,8 @@ def sound(path, n=3000, **kw):
 
 
 def check_folders(folder):
-    """A tree keeps its structure; a run goes on where an earlier one ended; one failure does not stop the rest; a line counts."""
+    """The folder structure is kept; a run resumes where an earlier one ended; one failure does not stop the rest;
+    summary."""
     for name in ("a.wav", "one/b.wav", "one/two/c.wav", "one/.hidden/d.wav"):
         (folder / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         sound(folder / "in" / name)
@@ -56,7 +57,7 @@ def check_folders(folder):
 
 
 def check_limit(folder):
-    """0 changes no sample; what the model takes away altogether is left at exactly the limit; between, the result lies between."""
+    """0 changes no sample; what the model removes entirely is attenuated by exactly the limit; between, a mixture."""
     for kind, rate, channels in (("wav", 16000, 1), ("wav24", 44100, 2), ("flac", 8000, 1), ("wavf", 48000, 1)):
         name = f"in.{sounds.EXTENSIONS.get(kind, kind)}"
         sound(folder / name, 9000, kind=kind, rate=rate, channels=channels)
@@ -77,7 +78,7 @@ def check_limit(folder):
 
 
 def rewritten(path, change):
-    """The tiny weights with change(header, data) made, at path."""
+    """The tiny weights with change(header, data) applied, at path."""
     raw = MODEL.read_bytes()
     n = struct.unpack("<Q", raw[:8])[0]
     header, data = json.loads(raw[8:8 + n]), bytearray(raw[8 + n:])
@@ -109,7 +110,7 @@ def check_not_finite(folder):
 
 
 def check_text(folder):
-    """Names that command terminals or are not UTF-8; one line whatever happens; JSON that is JSON."""
+    """Names with terminal escapes or invalid UTF-8; always one line; valid JSON."""
     for name in (b"a\x1b[31m\nb.wav", b"bad-\xff\x9b31m.wav"):
         path = os.path.join(os.fsencode(folder), name)
         shutil.copy(sound(folder / "in.wav"), path)
@@ -126,7 +127,7 @@ def check_text(folder):
             done = subprocess.run([KRAIT, *args], capture_output=True, timeout=60)
             check(done.returncode != 0 and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr, f"{args}: {done}")
     krait("enhance", ROOT / "demo" / "noisy.flac", *RUN, "-o", folder / "good.mp3")
-    if (folder / "good.mp3").exists():  # libmpg123 tells its troubles on standard error
+    if (folder / "good.mp3").exists():  # libmpg123 reports errors on standard error
         raw = bytearray((folder / "good.mp3").read_bytes())
         (folder / "cut.mp3").write_bytes(raw[:len(raw) // 2])
         draw = random.Random(1)
@@ -139,7 +140,7 @@ def check_text(folder):
 
 
 def check_streams(folder):
-    """Standard output closed or full, pipes that never end or never begin."""
+    """Standard output closed or full, pipes that never end or never start."""
     path = sound(folder / "in.wav")
     for args in (["version"], ["info"], ["verify", MODEL, RECORDED, "--device", "cpu"], ["enhance", *RUN, path, "-f", "-o", folder / "x.wav"]):
         done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", KRAIT, *map(str, args)], capture_output=True, timeout=60)
@@ -164,7 +165,7 @@ def check_streams(folder):
 
 
 def check_cut_weights(folder):
-    """Weights that are cut while they are read: an error or an answer, never a fault."""
+    """Weights truncated while read: an error or an answer, never a crash."""
     raw = MODEL.read_bytes()
     path = folder / "w.safetensors"
     draw = random.Random(2)
@@ -194,7 +195,7 @@ def check_small_machines(folder):
 
 
 def check_locale(folder):
-    """LC_ALL of a country with a comma changes nothing."""
+    """LC_ALL with a decimal comma changes nothing."""
     with tempfile.TemporaryDirectory() as place:
         made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", f"{place}/de_DE.UTF-8"], capture_output=True) if shutil.which("localedef") else None
         if not made or not os.path.exists(f"{place}/de_DE.UTF-8"):

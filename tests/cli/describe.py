@@ -1,5 +1,5 @@
-"""krait describe with a tiny Mobile-VideoGPT of random weights and films that are made here: which frames, the same answer by other ways, the contact sheet, short films, and what is
-refused. Usage: python3 tests/cli/describe.py KRAIT"""
+"""krait describe with a tiny random Mobile-VideoGPT and generated videos: frames, the same answer in other ways, the
+contact sheet, short videos, errors. Usage: python3 tests/cli/describe.py KRAIT"""
 import json
 import os
 import pathlib
@@ -70,7 +70,7 @@ def answers():
 
 
 def towers_beside(whole):
-    """Towers in files of their own, under the names of the published ones."""
+    """Towers in separate files, with the published names."""
     apart = here / "apart"
     apart.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -185,7 +185,7 @@ def refused():
 
 def little_memory():
     if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
-        return  # AddressSanitizer wants terabytes of addresses for itself
+        return  # AddressSanitizer reserves terabytes of address space
     short = 0
     for kib in range(200000, 1000000, 10000):
         done = subprocess.run(["bash", "-c", f"ulimit -v {kib}; exec {KRAIT} describe {film} '{'and why ' * 1500}' -w {model} --threads 1 -n 1"], capture_output=True, timeout=120)
@@ -215,7 +215,7 @@ def demonstration():
 def interrupted():
     sheet = here / "never.png"
     child = subprocess.Popen([KRAIT, "describe", str(film), "-w", str(model), "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    first = child.stdout.read(40)  # some tokens; at its own time it says its end after a quarter of a second
+    first = child.stdout.read(40)  # some tokens; without Ctrl-C it would end after a quarter of a second
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(len(first) == 40 and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")

@@ -1,4 +1,4 @@
-"""PyTorch files made by hand, good and hostile, through krait info and convert; and by torch itself where it can be imported."""
+"""Handmade PyTorch files, valid and hostile, through krait info and convert; and torch's own if it can be imported."""
 import io
 import json
 import math
@@ -11,7 +11,7 @@ import zipfile
 
 from run import check, check_error, finish, krait
 
-# ---- pickle opcodes by hand: nothing here needs torch, and the hostile ones could not be made with it
+# ---- pickle opcodes by hand: torch is not needed, and could not make the hostile ones
 
 
 def text(s):
@@ -61,7 +61,7 @@ path, out = folder / "m.th", folder / "out.safetensors"
 
 
 def tensors_of(data):
-    """The float32 tensors that krait reads, as {name: (shape, values)}."""
+    """The float32 tensors read by krait, as {name: (shape, values)}."""
     path.write_bytes(data)
     done = krait("convert", "-f", path, out)
     if done.returncode:
@@ -103,7 +103,7 @@ refused("model is made by calling evil.Net", mapping(model=glob("evil.Net") + b"
 refused("its content is made by calling evil.Net", glob("evil.Net") + b")R")
 refused("is made by calling a computed function", mapping(model=mapping(a=call("evil.f", number(1)) + b")R")))
 
-# ---- tensors that lie
+# ---- inconsistent tensors
 for words, bad in (
         ("reaches outside its storage", tensor(offset=3)), ("reaches outside its storage", tensor(size=(5,))), ("reaches outside its storage", tensor(offset=-1)),
         ("reaches outside its storage", tensor(stride=(4,))), ("reaches outside its storage", tensor(size=(2, 2), stride=(2**62, 2**62))),
@@ -121,7 +121,7 @@ refused("appears twice", b"}(" + text("model") + b"}(" + text("a") + tensor() + 
 refused("no tensors", mapping(model=mapping(a=number(1))))
 refused("not a dictionary", b"](" + tensor() + b"e")
 
-# ---- zips that lie
+# ---- inconsistent zips
 refused("byteorder is 'big'", good, byteorder=b"big")
 refused("compressed", good, compress=zipfile.ZIP_DEFLATED)
 bomb = io.BytesIO()
@@ -162,7 +162,7 @@ check_error(1, "before 1.6", "info", path)
 
 
 class Stored(pickle.Unpickler):
-    """What torch.load would find, without torch: {name: (shape, bytes)}; only rows of contiguous tensors."""
+    """torch.load's result, without torch: {name: (shape, bytes)}; only contiguous tensors."""
 
     def __init__(self, archive):
         super().__init__(archive.open("archive/data.pkl"))
@@ -193,7 +193,7 @@ def back(file):
         return Stored(archive).load()
 
 
-# ---- a training run's folder, best.th beside .hydra/config.yaml: computes what the same weights as safetensors do
+# ---- a training run's folder, best.th beside .hydra/config.yaml: same results as the weights as safetensors
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     raw = (GOLDEN / f"{golden}.weights.safetensors").read_bytes()
@@ -222,7 +222,7 @@ for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     check(done.returncode == 0, f"verify {golden} converted back: {done.stdout.decode()}{done.stderr.decode()}")
     check(back(again) == {"model": {key: (entry["shape"], storages[str(i)]) for i, (key, entry) in enumerate(header.items())}}, f"{golden}: what Python's own zip and pickle read of it")
 
-# ---- other types, no dimensions, nothing in it; a type that PyTorch has not; no disk
+# ---- other types, no dimensions, empty; a type that PyTorch lacks; a full disk
 def tensors_file(header, data):
     raw = json.dumps(header).encode()
     out.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
@@ -237,7 +237,7 @@ check_error(1, "No space left", "convert", "-f", out, full)
 tensors_file({"n": {"dtype": "U16", "shape": [2], "data_offsets": [0, 4]}}, bytes(4))
 check_error(1, "PyTorch has no storage of", "convert", "-f", out, path)
 
-# ---- what torch itself saves
+# ---- files saved by torch
 try:
     import torch
 except ImportError:

@@ -1,4 +1,5 @@
-"""krait train on the bundled recording: losses fall, a killed run goes on with the same bits, best.safetensors enhances, bad input is one line."""
+"""krait train on the bundled recording: losses fall, a killed run resumes with the same bits, best.safetensors works in
+enhance, bad input gives one line."""
 import json
 import os
 import pathlib
@@ -32,7 +33,7 @@ def train(folder, config, *more):
 
 
 def checksum(data):
-    """CRC-32C as TFRecord masks it."""
+    """TFRecord's masked CRC-32C."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -93,7 +94,7 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
 
-    # a part of docs/TRAIN.md's first run: what lies in demo/train, mixed while it trains
+    # a part of docs/TRAIN.md's first run: demo/train, mixed during training
     done = krait("train", config, f"dset.speech_train={DEMO / 'train' / 'speech' / 'librispeech_1040-133433-0000.opus'}", f"dset.noise_train={DEMO / 'train' / 'noise'}",
                  f"dset.speech_valid={DEMO / 'clean.flac'}", f"dset.noise_valid={DEMO / 'train' / 'noise'}", "train_noise.snr_range=[0,10]", "loss.metric=0", "--valid-batches", "1", "--output", base / "demo", *(["--steps", "2"] if FEW else []))
     check(done.returncode == 0, f"train on demo/train: {done}")
@@ -103,7 +104,7 @@ with tempfile.TemporaryDirectory() as base:
         done = krait("enhance", "-f", DEMO / "noisy.flac", "-o", out, "--weights", base / "demo" / "best.safetensors", "--device", "cpu")
         check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with its weights: {done}")
 
-    # a model that streams: running statistics move, lie in all files, and go on after a resume
+    # a streaming model: running statistics change, are in all files, and continue after a resume
     streaming = base / "streaming.yaml"
     streaming.write_text(CONFIG.replace("sigmoid_beta: 2.0", "causal: true, norm: batch, channel_attention: moving") + "accumulate: 2\nat_once: 1\naverage_decay: 0.5\nloss: {metric: 0}\n")
     n = 4 if FEW else 6
@@ -124,7 +125,7 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("enhance", "-f", DEMO / "noisy.flac", "-o", out, "--weights", base / "streams" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with a model that streams: {done}")
 
-    # a terminal sees how far it is, and at the end nothing of that
+    # a terminal shows progress, erased at the end
     master, slave = os.openpty()
     process = subprocess.Popen([KRAIT, *map(str, train(base / "seen", config, "--threads", "2", "--steps", "2"))], stdout=subprocess.DEVNULL, stderr=slave)
     os.close(slave)
@@ -132,11 +133,11 @@ with tempfile.TemporaryDirectory() as base:
     while True:
         try:
             seen += os.read(master, 4096)
-        except OSError:  # the other side is closed
+        except OSError:  # the other end is closed
             break
     check(process.wait() == 0 and b"50 %" in seen and b" left" in seen and seen.rstrip().endswith(b"\x1b[K"), f"a progress bar: {seen}")
 
-    # Ctrl-C says how it goes on
+    # Ctrl-C says how to resume
     process = subprocess.Popen([KRAIT, *map(str, train(base / "stopped", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -144,7 +145,7 @@ with tempfile.TemporaryDirectory() as base:
     check(process.returncode == 130 and said.endswith(b"is left; --resume continues from the last checkpoint\n"), f"stopped: {process.returncode}, {said}")
     check(krait(*train(base / "stopped", config, "--resume", "--steps", "2")).returncode == 0, "and so it does")
 
-    # killed after some lines, and resumed with another number of threads: the same bits
+    # killed after some lines and resumed with another number of threads: the same bits
     process = subprocess.Popen([KRAIT, *map(str, train(base / "killed", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     for _ in range(3):
         process.stdout.readline()
@@ -156,7 +157,7 @@ with tempfile.TemporaryDirectory() as base:
     for name in ("checkpoint.safetensors", "best.safetensors"):
         check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
 
-    # the folder's own configuration is whole: it resumes, begins another run, and is upstream's beside best.th
+    # the folder's configuration is complete: it resumes, starts another run, and is upstream's beside best.th
     check(krait(*train(base / "told", config, "--threads", "2", "--steps", "2")).returncode == 0, "two steps")
     done = krait("train", "--resume", "--output", base / "told", "--threads", "2")
     check(done.returncode == 0 and (base / "told" / "checkpoint.safetensors").read_bytes() == (base / "whole" / "checkpoint.safetensors").read_bytes(), f"resumed by its own configuration: {done}")
@@ -176,7 +177,7 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("convert", best, base / "back.safetensors", "--config", base / "whole" / ".hydra" / "config.yaml")
     check(done.returncode == 0 and (base / "back.safetensors").read_bytes() == (base / "whole" / "best.safetensors").read_bytes(), f"best.th and .hydra/config.yaml are best.safetensors: {done}")
 
-    # a weight that is no number: step, tensor and the checkpoint that is there are named
+    # a NaN weight: step, tensor and the existing checkpoint are named
     def spoil(path, name, to):
         raw = bytearray(path.read_bytes())
         length = struct.unpack("<Q", raw[:8])[0]
@@ -196,7 +197,7 @@ with tempfile.TemporaryDirectory() as base:
     text = done.stderr.decode()
     check(done.returncode == 1 and f"step {steps + 1}: " in text and f"late/checkpoint.safetensors, has step {steps}" in text, f"the last checkpoint is named: {text}")
 
-    # a disk that is full while a checkpoint is written: one line, and the checkpoint before it is as it was, and goes on
+    # a disk full while writing a checkpoint: one line, the previous checkpoint is intact and can be resumed
     full = base / "full"
     check(krait(*train(full, config, "--steps", "2")).returncode == 0, "two steps")
     before = (full / "checkpoint.safetensors").read_bytes()
@@ -212,7 +213,7 @@ with tempfile.TemporaryDirectory() as base:
     check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
     check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
 
-    # parts that run twice instead of being kept: less memory, the same bits
+    # recomputation: less memory, the same bits
     for recompute in "01":
         done = krait(*train(base / f"recompute{recompute}", config, "--threads", "2", "--steps", "2", f"recompute={recompute}", "--device", "cpu"))
         check(done.returncode == 0, f"recompute={recompute}: {done}")
@@ -220,17 +221,18 @@ with tempfile.TemporaryDirectory() as base:
     sizes = [json.loads(krait("bench", "train", config, f"recompute={k}", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"] for k in "01"]
     check(sizes[1] < 0.8 * sizes[0], f"recomputation takes less memory: {sizes}")
 
-    # an item after the other: less memory, the same losses
+    # one item at a time: less memory, the same losses
     done = krait(*train(base / "parts", config, "--threads", "2", "--steps", "2", "at_once=1", "--device", "cpu"))
     check(done.returncode == 0, f"at_once=1: {done}")
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("recompute0", "parts")]
-    # the discriminator's first update is about the sign of each gradient: what is 0 but for rounding moves its terms
+    # the discriminator's first update depends on each gradient's sign: gradients of only rounding error change its
+    # terms
     check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 comes to the same losses: {ends}")
     size = json.loads(krait("bench", "train", config, "at_once=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
     check(size < 0.7 * sizes[0], f"at_once=1 takes less memory: {size} of {sizes[0]}")
     check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "at_once=2", "--device", "cpu"))
 
-    # the discriminator learns by itself at first: the model stays as it was until then, and an interrupted run goes on with the same bits
+    # the discriminator trains alone at first: the model is unchanged until then, and an interrupted run resumes bitwise
     def first(name, n, steps, *more):
         done = krait(*train(base / name, config, "--threads", "2", "--steps", str(steps), f"discriminator_first={n}", "--device", "cpu", *more))
         check(done.returncode == 0, f"discriminator_first={n}: {done}")
@@ -243,7 +245,8 @@ with tempfile.TemporaryDirectory() as base:
     check([row["total"] == 0 for row in rows] == [True, True, False] and rows[1]["disc_r"] < rows[0]["disc_r"], f"terms of the discriminator's steps: {rows}")
     check_error(2, "not float32, tf32, float16 or bfloat16", "bench", "train", config, "precision=half")
 
-    # the judge a step late: the same bits killed or not, on any number of threads, an item after the other to rounding; another result than in upstream's order
+    # the judge a step late: the same bits if killed, on any number of threads; one item at a time equal up to rounding;
+    # differs from upstream's order
     def late(name, steps, *more):
         done = krait(*train(base / name, config, "--steps", str(steps), "judge_late=1", "--device", "cpu", *more))
         check(done.returncode == 0, f"judge_late=1: {done}")
@@ -259,7 +262,7 @@ with tempfile.TemporaryDirectory() as base:
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("late1", "late3")]
     check(all(abs(ends[1][k] - v) <= 1e-3 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 with a late judge comes to the same losses: {ends}")
 
-    # what a step takes: no recordings are needed, and all calls are told
+    # the cost of a step: needs no recordings, lists all calls
     done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")
     check(done.returncode == 0, f"bench train: {done}")
     times = json.loads(done.stdout)

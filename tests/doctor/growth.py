@@ -1,4 +1,4 @@
-"""growth.py PROGRAM: time at n, 2n and 4n: what a hostile or merely large input costs grows with it, not with its square."""
+"""growth.py PROGRAM: time at n, 2n and 4n: the cost of hostile or large inputs grows linearly, not quadratically."""
 import time
 
 from fake import *
@@ -61,7 +61,7 @@ def lines_of_a_log(doctor, folder):
 
 
 def names_of_kernels(doctor, folder):
-    """Each substitution doubles the one before: 2^60 letters, said in 400."""
+    """Each substitution doubles the previous one: 2^60 letters, encoded in 400."""
     letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     doubling = "_Z1fN1aI1b1bE" + "".join(f"N1xIS{letters[k - 1]}_S{letters[k - 1]}_EE" for k in range(2, 36))
     names = [doubling, "_ZN1a" + "I1b" * 400, "_Z1f" + "P" * 1900 + "i", "_ZN" + "1aI" * 600, "_Z" + "9" * 1900]

@@ -1,4 +1,5 @@
-"""reach.py PROGRAM: with an error's text, a library without code for the GPU is the reporter's trouble only if an import in the text leads to it."""
+"""reach.py PROGRAM: with an error's text, a library without code for the GPU is a problem only if the text's imports
+lead to it."""
 from fake import *
 
 NO_IMAGE = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
@@ -9,7 +10,7 @@ def frames(*paths, code=""):
 
 
 def tree(folder, sources=()):
-    """Two packages without code for 8.9: mamba-ssm with a module of its own, and other, which nothing imports unless sources says so."""
+    """Two packages without code for 8.9: mamba-ssm with its module, and other, imported only by sources, if any."""
     t = Tree(folder)
     t.extension(name="mamba-ssm", version="2.2.2", module="selective_scan_cuda", images=(90,))
     t.extension(name="other", version="1.0", module="other/_C", images=(90,))
