@@ -32,7 +32,7 @@ def describe(*args, **kw):
 
 def size_of_png(path):
     data = path.read_bytes()
-    check(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is no PNG")
+    check(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is not a PNG")
     return struct.unpack(">II", data[16:24])
 
 
@@ -40,7 +40,7 @@ def answers():
     whole = describe(film, QUESTION, "-w", model, *TELL)
     seen = whole["film"]
     check(seen["frames"] == 100 and seen["fps"] == 25 and seen["at"] == [6 * i for i in range(16)] and len(seen["scores"]) == 16, f"frames: {seen}")
-    check(abs(sum(seen["scores"][:8]) - 8 * 196) < 1 and abs(sum(seen["scores"][8:]) - 8 * 196) < 1, "the scores of a half are a softmax's columns")
+    check(abs(sum(seen["scores"][:8]) - 8 * 196) < 1 and abs(sum(seen["scores"][8:]) - 8 * 196) < 1, "a half's scores are column sums of a softmax")
     for half in (0, 8):
         best = sorted(sorted(range(half, half + 8), key=lambda i: -seen["scores"][i])[:4])
         check(seen["chosen"][half // 2:half // 2 + 4] == [seen["at"][i] for i in best], f"chosen: {seen}")
@@ -128,7 +128,7 @@ def sheets():
     check(width > 4 * 100 and height > 4 * 100, f"sheet of {width} x {height}")
     check_error(2, "exists", "describe", film, "-w", model, "--frames", sheet)
     describe(here / "2.avi", "-w", model, "-n", 1, "--frames", sheet, "--force")
-    check(size_of_png(sheet)[1] < height / 2, "a row for two frames")
+    check(size_of_png(sheet)[1] < height / 2, "one row for two frames")
     check_error(1, "/dev/full", "describe", film, "-w", model, "-n", 1, "--frames", "/dev/full")
 
 
@@ -193,7 +193,7 @@ def little_memory():
         short += b"no memory for" in done.stderr
         if done.returncode == 0:
             break
-    check(short, "a question that is longer than the memory")
+    check(short, "a question too long for the memory")
 
 
 def graphs():

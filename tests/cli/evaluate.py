@@ -112,7 +112,7 @@ with tempfile.TemporaryDirectory() as name:
         got = results(speech, folder / "mixed.wav")[0]["other"]["si_sdr_db"]
         check(abs(got - 7) < (0.3 if rate == 16000 else 2), f"--snr 7 became {got}")  # above 8 kHz noise is not measured
         check(krait("enhance", folder / "mixed.wav", "-o", folder / "from_mixed.wav", "-w", WEIGHTS).returncode == 0, "enhance the mixture")
-        check((folder / "from_clean.wav").read_bytes() == (folder / "from_mixed.wav").read_bytes(), "the mixture is what is enhanced")
+        check((folder / "from_clean.wav").read_bytes() == (folder / "from_mixed.wav").read_bytes(), "the mixture is enhanced")
         for n in ("mixed", "from_clean", "from_mixed"):
             os.remove(folder / f"{n}.wav")
     delay = 5000  # longer than a block
@@ -142,13 +142,13 @@ with tempfile.TemporaryDirectory() as name:
     write_wav(folder / "silence.wav", [0.0] * 30000)
     silent = results(folder / "mono.wav", folder / "silence.wav")[0]["other"]
     check(silent["pesq"] is None and silent["segmental_snr_db"] is not None, f"silence: {silent}")
-    check(b"lack some measures" in krait("evaluate", folder / "mono.wav", folder / "silence.wav").stdout, "silence is told")
+    check(b"lack some measures" in krait("evaluate", folder / "mono.wav", folder / "silence.wav").stdout, "silence is reported")
     (folder / "other/a/s1.wav").write_bytes(b"nothing")
     some = krait("evaluate", folder / "clean", folder / "other", "--json")
     check(some.returncode == 1 and json.loads(some.stdout)["failed"] == 1 and json.loads(some.stdout)["results"][0]["recordings"] == 2 and some.stderr.count(b"\n") == 1, f"one bad: {some}")
     os.remove(folder / "other/a/s1.wav")
-    check(b"1 of 3 recordings" in krait("evaluate", folder / "clean", folder / "other").stderr, "one without a partner is told")
-    check(b"1 of 3 recordings in " + bytes(folder / "clean") in krait("evaluate", folder / "other", folder / "clean").stderr, "of the second folder, too")
+    check(b"1 of 3 recordings" in krait("evaluate", folder / "clean", folder / "other").stderr, "one without a partner is reported")
+    check(b"1 of 3 recordings in " + bytes(folder / "clean") in krait("evaluate", folder / "other", folder / "clean").stderr, "also in the second folder")
 
     # One line for every mistake.
     clean, other = folder / "mono.wav", folder / "noisy.wav"
@@ -174,8 +174,8 @@ with tempfile.TemporaryDirectory() as name:
     check_error(2, "would be written twice", "enhance", clean, "--noise", other, "--mixed", folder / "o.wav", "-o", folder / "o.wav")
     check_error(1, "/nonexistent.wav", "enhance", clean, "--noise", "/nonexistent.wav", "-o", folder / "o.wav", "-w", WEIGHTS)
     check_error(1, "is silent", "enhance", clean, "--noise", folder / "silence.wav", "-o", folder / "o.wav", "-w", WEIGHTS)
-    check(not (folder / "o.wav").exists() and not (folder / "m.wav").exists(), "nothing is left")
+    check(not (folder / "o.wav").exists() and not (folder / "m.wav").exists(), "no files are left")
     check_error(1, "channels", "evaluate", folder / "twice.wav", clean)
     missing = krait("evaluate", clean, other, "--csv", folder / "no/such/place.csv")
-    check(missing.returncode == 2 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"no place for CSV: {missing}")
+    check(missing.returncode == 2 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"CSV cannot be written: {missing}")
 finish()

@@ -186,9 +186,9 @@ def sampling(whole):
     one = story(here / "whole", *bold, "--seed", 5)["text"]
     check(one == story(here / "whole", *bold, "--seed", 5)["text"], "the same seed")
     check(len({story(here / "whole", *bold, "--seed", s)["text"] for s in range(5)}) > 2, "other seeds")
-    check(story(here / "whole", *bold, "--top-k", 1)["text"] == whole["text"], "--top-k 1 is the likeliest")
-    check(story(here / "whole", *bold, "--top-p", 1e-6)["text"] == whole["text"], "--top-p 0.000001 is the likeliest")
-    check(story(here / "whole", *bold, "--min-p", 1)["text"] == whole["text"], "--min-p 1 is the likeliest")
+    check(story(here / "whole", *bold, "--top-k", 1)["text"] == whole["text"], "--top-k 1 is the most likely")
+    check(story(here / "whole", *bold, "--top-p", 1e-6)["text"] == whole["text"], "--top-p 0.000001 is the most likely")
+    check(story(here / "whole", *bold, "--min-p", 1)["text"] == whole["text"], "--min-p 1 is the most likely")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--repetition-penalty", 5)["text"] != whole["text"], "--repetition-penalty")
 
 
@@ -199,7 +199,7 @@ def stops(whole):
     check(cut["reason"] == "stop" and cut["text"] == text[:text.index(word)], f"--stop {word!r}: {cut}")
     streamed = krait("generate", here / "whole", "-p", PROMPT, "-n", 20, "--stop", word).stdout.decode()
     check(streamed.rstrip("\n") == text[:text.index(word)].rstrip("\n"), f"--stop streamed: {streamed!r}")
-    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", "no such words")["text"] == text, "a stop that never comes")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", "no such words")["text"] == text, "a stop that never matches")
 
 
 def several():
@@ -210,7 +210,7 @@ def several():
         done = krait("generate", model, "--file", here / "prompts", "-n", 15, "--json")
         check([json.loads(line)["text"] for line in done.stdout.splitlines()] == alone, f"{model.name}: --file: {done.stdout!r}, not {alone}")
     done = krait("generate", here / "whole", "--file", here / "prompts", "-n", 15)
-    check(done.stdout.count(b"\n") == 4, f"a line for each: {done.stdout!r}")
+    check(done.stdout.count(b"\n") == 4, f"one line each: {done.stdout!r}")
     done = krait("generate", here / "whole", "--chat", "-p", "hello", "-n", 3, "--json")
     check(json.loads(done.stdout)["prompt_tokens"] > 40, f"chat: {done.stdout!r}")
 
@@ -364,7 +364,7 @@ def gguf():
         want, got = score_of(here / folder, text), score_of(file, text)
         # in a quantised folder the output matrix is quantised too, in the file it is the embedding
         check(abs(got - want) < (1e-6 if "-" not in folder else 5e-3) * want, f"{folder}: as GGUF {got}, as a folder {want}")
-        check("-" in folder or story(file, "-p", PROMPT, "-n", 20)["text"] == story(here / folder, "-p", PROMPT, "-n", 20)["text"], f"{folder}: another text")
+        check("-" in folder or story(file, "-p", PROMPT, "-n", 20)["text"] == story(here / folder, "-p", PROMPT, "-n", 20)["text"], f"{folder}: wrong text")
     done = krait("info", here / "mamba1.gguf")
     check(done.returncode == 0 and b"backbone.layers.1.mixer.A_log" in done.stdout and b"gguf" in done.stdout, f"info: {done}")
     done = krait("convert", "--quantize", "q8_0", here / "mamba1.gguf", here / "of-gguf.safetensors")
@@ -424,7 +424,7 @@ def gguf_blocks():
         check(done.returncode == 0, f"{kind}: {done}")
         got = parts_of(out)
         if kind in ("Q4_0", "Q5_0", "Q8_0"):
-            check(got[ours + ".q8_0"][2] == b"".join(struct.pack("<32b", *m[1]) for m in made) and got[ours + ".q8_0.scales"][2] == b"".join(struct.pack("<e", m[2]) for m in made), f"{kind}: other multiples")
+            check(got[ours + ".q8_0"][2] == b"".join(struct.pack("<32b", *m[1]) for m in made) and got[ours + ".q8_0.scales"][2] == b"".join(struct.pack("<e", m[2]) for m in made), f"{kind}: wrong multiples")
         elif kind == "Q4_K":
             check(got[ours + ".q4_k"][2] == blob, "Q4_K: other bytes")
             lost = here / "wide-lost.gguf"
@@ -432,7 +432,7 @@ def gguf_blocks():
             want, is_ = score_of(lost, b"the rain in the north"), score_of(file, b"the rain in the north")
             check(abs(is_ - want) < 1e-5 * want, f"Q4_K: {is_}, its weights as float32 {want}")
         else:
-            check(got[ours][1] == "F16" and got[ours][2] == struct.pack(f"<{len(weights)}e", *weights), f"{kind}: other weights")
+            check(got[ours][1] == "F16" and got[ours][2] == struct.pack(f"<{len(weights)}e", *weights), f"{kind}: wrong weights")
         said = krait("info", file).stdout.decode()
         check(f"gguf.{kind}" in said and "1 tensor read as " + ("q4_k" if kind == "Q4_K" else "q8_0" if kind in ("Q4_0", "Q5_0", "Q8_0") else "float16") in said, f"info of {kind}: {said}")
     mixed = []  # all matrices in blocks of 32, also the embedding, which is the output matrix: q8_0's scores, bit for bit
@@ -589,7 +589,7 @@ def interrupted():
     check(first and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
     check(len(rest) > 100, "tokens were streamed until Ctrl-C")
     check(b"what was read and generated is in " in errors and b"never.state\n" in errors, f"Ctrl-C: {errors!r}")
-    check(story(here / "whole", "--load-state", here / "never.state", "-n", 3)["prompt_tokens"] > 100, "the state after Ctrl-C has the text until then")
+    check(story(here / "whole", "--load-state", here / "never.state", "-n", 3)["prompt_tokens"] > 100, "the state after Ctrl-C has the text so far")
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.read(child.stdout.fileno(), 1)
     child.send_signal(signal.SIGINT)

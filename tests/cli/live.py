@@ -71,7 +71,7 @@ for _ in range(3):
         said += len(piece) // 2
         if not piece:
             break
-    check(said == heard - AHEAD, f"{said} samples said when {heard} were heard")
+    check(said == heard - AHEAD, f"{said} samples written after {heard} were read")
 out, err = process.communicate(timeout=60)
 check(process.returncode == 0 and len(out) == 2 * AHEAD and err == b"", f"the rest at the end: {len(out)}, {err}")
 
@@ -93,7 +93,7 @@ while heard < len(sound):
         said += piece
         if not piece:
             break
-    check(heard - LATENCY <= len(said) // 2 < heard, f"{len(said) // 2} samples said when {heard} were heard")
+    check(heard - LATENCY <= len(said) // 2 < heard, f"{len(said) // 2} samples written after {heard} were read")
 out, err = process.communicate(timeout=60)
 got = array.array("h", said + out)
 check(process.returncode == 0 and err == b"" and len(got) == len(sound), f"all of it: {len(got)}, {err}")

@@ -89,7 +89,7 @@ check(tensors_of(archive(mapping(a=tensor(), step=number(3)))) == {"a": ([2], [1
 wrapped = mapping(a=call("torch._utils._rebuild_parameter", tensor(), b"\x88", call("collections.OrderedDict")))
 check(tensors_of(archive(wrapped)) == {"a": ([2], [1, 2])}, "a parameter")
 odd = glob("somebody.Settings") + b")\x81" + mapping(x=number(1)) + b"b"
-check(tensors_of(archive(mapping(model=mapping(a=tensor()), args=odd, more=call("any.function", number(1))))) == {"a": ([2], [1, 2])}, "unknown objects that nobody needs")
+check(tensors_of(archive(mapping(model=mapping(a=tensor()), args=odd, more=call("any.function", number(1))))) == {"a": ([2], [1, 2])}, "unknown unused objects")
 
 # ---- code
 marker = folder / "ran"
@@ -133,7 +133,7 @@ with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as z:
 path.write_bytes(bomb.getvalue())
 peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 check_error(1, "compressed", "info", path)
-check(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < peak_kib + (100 << 10), "a zip bomb of 256 MiB stays packed")
+check(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < peak_kib + (100 << 10), "a zip bomb of 256 MiB is not unpacked")
 many = archive(mapping(model=mapping(**{f"t{i}": tensor(key=str(i), n=2500, size=(2500,)) for i in range(3)})), {str(i): bytes(10000) for i in range(3)})
 first, second = many.index(b"m/data/1", many.index(b"PK\1\2")) - 46, many.index(b"m/data/2", many.index(b"PK\1\2")) - 46
 overlap = bytearray(many)
@@ -220,7 +220,7 @@ for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     check(krait("convert", "-f", out, again).returncode == 0, "convert back to best.th")
     done = krait("verify", again, GOLDEN / f"{golden}.golden.safetensors", "--config", config)
     check(done.returncode == 0, f"verify {golden} converted back: {done.stdout.decode()}{done.stderr.decode()}")
-    check(back(again) == {"model": {key: (entry["shape"], storages[str(i)]) for i, (key, entry) in enumerate(header.items())}}, f"{golden}: what Python's own zip and pickle read of it")
+    check(back(again) == {"model": {key: (entry["shape"], storages[str(i)]) for i, (key, entry) in enumerate(header.items())}}, f"{golden}: as read by Python's zip and pickle")
 
 # ---- other types, no dimensions, empty; a type that PyTorch lacks; a full disk
 def tensors_file(header, data):
@@ -241,7 +241,7 @@ check_error(1, "PyTorch has no storage of", "convert", "-f", out, path)
 try:
     import torch
 except ImportError:
-    print("note: torch cannot be imported here; its files in tests/golden/torch stand in")
+    print("note: torch cannot be imported here; uses its files in tests/golden/torch instead")
 else:
     net = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 5), torch.nn.BatchNorm1d(4), torch.nn.Linear(7, 2))
     for protocol in (2, 3, 4, 5):
@@ -250,7 +250,7 @@ else:
         got = tensors_of(buffer.getvalue())
         krait("convert", "-f", out, path)
         read = torch.load(path, weights_only=True) if protocol > 2 else torch.load(path)
-        check(all(torch.equal(read["model"][k], v) for k, v in net.state_dict().items() if v.dtype == torch.float32), "torch.load of what krait wrote")
+        check(all(torch.equal(read["model"][k], v) for k, v in net.state_dict().items() if v.dtype == torch.float32), "torch.load of krait's file")
         check({k: (list(v.shape), v.flatten().tolist()) for k, v in net.state_dict().items() if v.dtype == torch.float32} == got, f"torch.save, protocol {protocol}: {got}")
 
 for p in folder.iterdir():

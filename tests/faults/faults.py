@@ -85,7 +85,7 @@ def memory(share):
         n = harness.counts(INJECT, case.reference().command, folder)["malloc"]
         count("allocations failed", harness.sweep(INJECT, case, [f"malloc:{i}" for i in sampled(n, share)], report))
         count("allocations failed", harness.sweep(INJECT, case, [f"malloc:{i}+" for i in sampled(n, 20 * share)], report))
-        count("of these, faults inside other people's libraries", case.foreign)
+        count("of these, faults inside other libraries", case.foreign)
     shutil.rmtree(folder)
 
 
@@ -104,7 +104,7 @@ def system_calls(share):
         case = next(c for c in several if c.name == "enhance").reference()
         server = harness.Server(INJECT, case.command, folder)
         if server.run(kind)[0] != 0:
-            report(f"enhance, {kind}: fails, although nothing is wrong")
+            report(f"enhance, {kind}: fails without a fault")
         server.close()
     shutil.rmtree(folder)
 
@@ -171,7 +171,7 @@ def signals(share):
             err = process.communicate(timeout=30)[1]
         except subprocess.TimeoutExpired:
             process.kill()
-            report(f"signal {number} at -j {jobs}: does not end")
+            report(f"signal {number} at -j {jobs}: does not terminate")
             err = process.communicate()[1]
         if blocked:
             os.close(reader)
@@ -188,7 +188,7 @@ def signals(share):
             if name not in whole:
                 report(f"signal {number} at -j {jobs}{', named' if named else ''}: left {name}")
             elif (out / name).read_bytes() != whole[name]:
-                report(f"signal {number} at -j {jobs}: {name} is not whole")
+                report(f"signal {number} at -j {jobs}: {name} is incomplete")
         shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(folder)
 

@@ -98,9 +98,9 @@ class Case:
             return what + "prints (null)"
         if status in self.good:
             if self.text and out != self.want_out:
-                return what + f"exit status {status} with another answer: {out[-200:]!r}"
+                return what + f"exit status {status} with a different answer: {out[-200:]!r}"
             wrong = [name for name in self.outputs if got[name] is None or not self.is_same(name, got[name], self.want[name])]
-            return what + f"exit status {status}, but {wrong} is not what it should be" if wrong else None
+            return what + f"exit status {status}, but {wrong} is wrong" if wrong else None
         if b"failed, as it does when memory runs out" in err:
             self.foreign += 1
         if err.count(b"\n") != 1 or not err.endswith(b"\n"):

@@ -122,9 +122,9 @@ def main():
         check_packages()
         check_cmake(prefix, libdir, scratch)
         check_symbols(libdir / "libkrait.so")
-        expect("krait runs where it was put", run(prefix / "bin/krait", "version"), "krait ")
+        expect("krait runs where it was installed", run(prefix / "bin/krait", "version"), "krait ")
         man = prefix / "share/man/man1/krait.1"
-        expect("the manual is there", run("test", "-s", man if man.exists() else str(man) + ".gz"))
+        expect("the manual is installed", run("test", "-s", man if man.exists() else str(man) + ".gz"))
         check_completion(prefix / "share", prefix / "bin")
     print(f"{len(failures)} wrong")
     return 1 if failures else 0
