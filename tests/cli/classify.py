@@ -122,7 +122,7 @@ def refusals(folder, model):
                              ((text,), "--weights is missing"), ((text, "-w", text), "text.mp4")):
         done = krait(*arguments)
         check(done.returncode in (1, 2) and words in done.stderr, f"{arguments}: {done.stderr!r}")
-    for change, words in (({"head.weight": None}, "has no head"), ({"cls_token": None}, "cls_token"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
+    for change, words in (({"head.weight": None}, "has no classification head"), ({"cls_token": None}, "cls_token"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
         done = krait(text, "-w", weights(folder / "bad.safetensors", **change))
         check(done.returncode == 1 and words in done.stderr, f"{change}: {done.stderr!r}")
 
@@ -150,7 +150,7 @@ def towers():
         check(0 < timed["best_s"] <= timed["median_s"] and 0 < timed["cpu_s"] and timed["flops"] / timed["cpu_s"] < 1.5 * timed["product_flops_per_cpu_s"], f"times: {timed}")
     listed = bench("videomamba", "--sizes", "t16", "--frames", 1, "--kernels").stdout
     check(listed.count(" scan ") == 48 and "% of a large product's" in listed, listed)
-    for arguments, words in ((("clip", "--sizes", "t16"), "there is no tower 'clip-vit-t16'"), (("videomamba", "--frames", 5000), "5000 pictures"), (("clip", "--dtype", "int8"), "--dtype is 'int8'")):
+    for arguments, words in ((("clip", "--sizes", "t16"), "there is no tower 'clip-vit-t16'"), (("videomamba", "--frames", 5000), "5000 images"), (("clip", "--dtype", "int8"), "--dtype is 'int8'")):
         done = bench(*arguments)
         check(done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, f"{arguments}: {done}")
 

@@ -95,7 +95,7 @@ def check_not_finite(folder):
             begin = header["dense_encoder.dense_conv_1.0.bias"]["data_offsets"][0]
             data[begin + 4:begin + 8] = struct.pack("<f", value)
         bad = rewritten(folder / "bad.safetensors", poison)
-        check_error(2, f"tensor 'dense_encoder.dense_conv_1.0.bias' holds {word} at element 1", "enhance", "-w", bad, folder / "in.wav", "-o", folder / "out.wav")
+        check_error(2, f"tensor 'dense_encoder.dense_conv_1.0.bias' has {word} at element 1", "enhance", "-w", bad, folder / "in.wav", "-o", folder / "out.wav")
         check_error(2, f"holds {word}", "verify", bad, RECORDED, "--device", "cpu")
 
     def explode(header, data):  # every weight finite, the result not
@@ -149,7 +149,7 @@ def check_streams(folder):
     for source in ("/dev/zero", "/dev/urandom"):
         with open(source, "rb") as endless:
             done = subprocess.run([KRAIT, "enhance", *map(str, RUN), "-", "-o", folder / "y.wav"], stdin=endless, capture_output=True, timeout=60)
-        check(done.returncode == 1 and b"16 MiB are no recording" in done.stderr, f"{source}: {done}")
+        check(done.returncode == 1 and b"16 MiB are not a recording" in done.stderr, f"{source}: {done}")
         check(krait("doctor", "--log", source).returncode == 3, f"--log {source}")
     os.mkfifo(folder / "fifo")
     check(krait("doctor", "--log", folder / "fifo", "--gpu", "9.0").returncode in (0, 1, 3), "--log of a pipe without a writer does not hang")

@@ -139,9 +139,9 @@ def refused():
     check_error(1, "cannot open", "describe", here / "none.mp4", "-w", model)
     check_error(1, "is not a regular file", "describe", here, "-w", model)
     (here / "empty.avi").write_bytes(tiny_film.avi([], 25, 40, 30))
-    check_error(1, "no picture that can be read", "describe", here / "empty.avi", "-w", model)
+    check_error(1, "no readable picture", "describe", here / "empty.avi", "-w", model)
     (here / "cut.avi").write_bytes(film.read_bytes()[:200])
-    check_error(1, "cut.avi has no picture that can be read", "describe", here / "cut.avi", "-w", model)
+    check_error(1, "cut.avi has no readable picture", "describe", here / "cut.avi", "-w", model)
     check_error(2, "--weights is missing", "describe", film)
     check_error(1, "not UTF-8", "describe", film, b"a\xff".decode(errors="surrogateescape"), "-w", model)
     tiny.make(here / "words", "qwen2"), tiny.make(here / "mamba")
@@ -161,9 +161,9 @@ def refused():
         check_error(2, words, "describe", film, "-w", bad)
     at = good.index(b"image_mm_projector.mlp.mlp.2.weight")
     (bad / "model.safetensors").write_bytes(good[:at] + good[at:].replace(b'"shape": [32, 32]', b'"shape": [16, 64]', 1))
-    check_error(2, "has shape (16, 64), the model wants (32, 32)", "describe", film, "-w", bad)
+    check_error(2, "has shape (16, 64), the model requires (32, 32)", "describe", film, "-w", bad)
     (bad / "model.safetensors").write_bytes(good)
-    for key, value, words in (("num_select_k_frames_in_chunk", 3, "the model's shapes allow 4 alone"), ("vision_config", {"num_attention_heads": 3}, "not one of 3 heads"),
+    for key, value, words in (("num_select_k_frames_in_chunk", 3, "the model's shapes allow only 4"), ("vision_config", {"num_attention_heads": 3}, "not a multiple of 3 heads"),
                               ("vision_config", {"hidden_act": "relu", "num_attention_heads": 2}, "hidden_act 'relu' is not supported")):
         (bad / "config.json").write_text(json.dumps({**config, key: value}))
         check_error(2, words, "describe", film, "-w", bad)

@@ -176,9 +176,9 @@ def states(whole):
     check_error(2, "exists", "generate", here / "whole", "-p", "a", "--save-state", file)
     check_error(2, "does not exist", "generate", here / "whole", "-p", "a", "--save-state", here / "no" / "such.state")
     done = krait("generate", here / "two", "--load-state", file)
-    check(done.returncode == 1 and b"those of another model" in done.stderr and done.stdout == b"", f"{done}")
+    check(done.returncode == 1 and b"belong to another model" in done.stderr and done.stdout == b"", f"{done}")
     done = krait("generate", here / "whole", "--load-state", here / "whole" / "model.safetensors")
-    check(done.returncode == 1 and b"no file that --save-state wrote" in done.stderr, f"{done}")
+    check(done.returncode == 1 and b"was not written by --save-state" in done.stderr, f"{done}")
 
 
 def sampling(whole):
@@ -249,8 +249,8 @@ def quantised():
     tiny.make(here / "nameless")
     data = (here / "nameless" / "model.safetensors").read_bytes()
     (here / "nameless" / "model.safetensors").write_bytes(data.replace(b"backbone.norm_f.weight", b"backbone.norm_g.weight"))
-    check_error(1, "Mamba and Qwen2 language models are quantised", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
-    check_error(1, "'q3' is no way to quantise", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
+    check_error(1, "only Mamba and Qwen2 language models can be quantized", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
+    check_error(1, "unknown quantization 'q3'", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
 
 
@@ -467,14 +467,14 @@ def gguf_refused():
     bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": None})
     bad("is not 'gpt2'", {"tokenizer.ggml.model": "llama"})
     bad("is missing", keep=tensors[:-1])
-    bad("is of ggml's type 99", keep=[(n, s, 99 if "ssm_in" in n else k, b) for n, s, k, b in tensors])
-    bad("no whole blocks of 256", keep=[(n, s, "Q4_K" if "ssm_in" in n else k, b) for n, s, k, b in tensors])
+    bad("has ggml type 99", keep=[(n, s, 99 if "ssm_in" in n else k, b) for n, s, k, b in tensors])
+    bad("not a multiple of the block size 256", keep=[(n, s, "Q4_K" if "ssm_in" in n else k, b) for n, s, k, b in tensors])
     bad("one of the 3 files of a model", {"split.count": 3})
-    bad("does not say num_hidden_layers", {"mamba.block_count": None})
+    bad("has no num_hidden_layers", {"mamba.block_count": None})
     bad("is not finite", keep=[(n, s, k, b"\0\0\x80?" * (len(b) // 4) if n.endswith("ssm_a") else b) for n, s, k, b in tensors])
-    bad("truncated or lies", data=whole[:-100])
-    bad("truncated or lies", data=whole[:1000])
-    bad("GGUF of version 1", data=whole[:4] + b"\1" + whole[5:])
+    bad("truncated or inconsistent", data=whole[:-100])
+    bad("truncated or inconsistent", data=whole[:1000])
+    bad("GGUF version 1", data=whole[:4] + b"\1" + whole[5:])
 
 
 def refused():
@@ -484,7 +484,7 @@ def refused():
     check_error(2, "names model-00002-of-00002.safetensors, which is missing", "generate", bad, "-p", "a")
     index = bad / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../../etc/passwd"}}')
-    check_error(2, "which is not in its folder", "generate", bad, "-p", "a")
+    check_error(2, "which is outside its folder", "generate", bad, "-p", "a")
     index.write_text("{}")
     check_error(2, "no weight_map", "generate", bad, "-p", "a")
     index.write_text('{"weight_map": {}}')
@@ -496,7 +496,7 @@ def refused():
     check_error(2, "'backbone.layers.1.mixer.D' is missing", "generate", bad, "-p", "a")
     at = good.index(b"norm_f")
     (bad / "model.safetensors").write_bytes(good[:at] + good[at:].replace(b'"shape": [32], ', b'"shape":[4,8], ', 1))
-    check_error(2, "'backbone.norm_f.weight' has shape (4, 8), the model wants (32)", "generate", bad, "-p", "a")
+    check_error(2, "'backbone.norm_f.weight' has shape (4, 8), the model requires (32)", "generate", bad, "-p", "a")
     (bad / "model.safetensors").write_bytes(good[:-5])
     check_error(2, "truncated", "generate", bad, "-p", "a")
     (bad / "model.safetensors").write_bytes(good)
@@ -505,7 +505,7 @@ def refused():
     (bad / "tokenizer.json").write_text(json.dumps(words))
     check_error(2, "has no merges", "generate", bad, "-p", "a")
     (bad / "tokenizer.json").unlink()
-    check_error(2, "has no tokenizer.json; name one with --tokenizer", "generate", bad, "-p", "a")
+    check_error(2, "has no tokenizer.json; give one with --tokenizer", "generate", bad, "-p", "a")
     check(krait("generate", bad, "-p", "a", "-n", 1, "--tokenizer", here / "whole" / "tokenizer.json").returncode == 0, "--tokenizer")
     config = (bad / "config.json").read_text()
     for change, words in (('"mamba"', ('"gpt2"', "config.json says 'gpt2'")), ('"hidden_size": 32', ('"hidden_size": 33', "says a width of 33, the embedding has 32")),
@@ -514,12 +514,12 @@ def refused():
         check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
     tiny.make(bad, "qwen2")
     (bad / "config.json").write_text(json.dumps({**json.loads((bad / "config.json").read_text()), "model_type": "llama"}))
-    check_error(2, "config.json says 'llama'; krait generates with Mamba", "generate", bad, "-p", "a")
+    check_error(2, "config.json says 'llama'; krait supports Mamba", "generate", bad, "-p", "a")
     tiny.make(bad, "qwen2")
     config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
-    for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not fit together"),
+    for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not match"),
                                  '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' are not"),
-                                 '"tie_word_embeddings": true': ('"tie_word_embeddings": false', "'lm_head.weight' is missing"), '"intermediate_size": 64': ('"intermediate_size": 63', "the model wants (63, 32)")}.items():
+                                 '"tie_word_embeddings": true': ('"tie_word_embeddings": false', "'lm_head.weight' is missing"), '"intermediate_size": 64': ('"intermediate_size": 63', "the model requires (63, 32)")}.items():
         check(change in config, change)
         (bad / "config.json").write_text(config.replace(change, new))
         check_error(2, words, "generate", bad, "-p", "a")
@@ -539,7 +539,7 @@ def refused():
     check_error(1, "torn: prompt 2 of 2: the text is not UTF-8: byte 0xff at 1", "generate", here / "whole", "--file", here / "torn")
     both = subprocess.run([KRAIT, "generate", here / "whole", "-p", "a", "-n", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     check(b"\nprompt: 1 tokens" in both.stdout, f"the rates begin a line: {both.stdout}")
-    check_error(2, "a score needs two at least", "score", here / "whole", "-", stdin=b"a")
+    check_error(2, "a score needs at least two", "score", here / "whole", "-", stdin=b"a")
     check_error(2, "cannot read", "score", here / "whole", here / "nowhere")
     check_error(2, "has no prompts", "generate", here / "whole", "--file", "/dev/null")
     check_error(2, "cannot read /dev/zero: File too large", "generate", here / "whole", "--file", "/dev/zero")

@@ -167,7 +167,7 @@ with tempfile.TemporaryDirectory() as base:
     told = json.loads((base / "third" / ".hydra" / "config.yaml").read_text())["model"]
     check(done.returncode == 0 and told["model_lib"] == "primeknet_mamba" and told["param"]["dense_channel"] == 8, f"the model of the weights: {told}")
     done = krait("train", "--resume", "-o", base / "told", "--threads", "2", "lr=1e-3")
-    check(done.returncode == 0 and done.stdout == b"" and b"nothing is left to do: " in done.stderr, f"settings override the folder's configuration, and nothing is left to do: {done}")
+    check(done.returncode == 0 and done.stdout == b"" and b"nothing left to do: " in done.stderr, f"settings override the folder's configuration, and nothing is left to do: {done}")
     check_error(1, "none has no checkpoint", "train", "--resume", "-o", base / "none")
     sound = DEMO / "noisy.flac"
     check_error(2, "a training run's checkpoint; ", "enhance", sound, "-w", base / "whole" / "checkpoint.safetensors", "-o", base / "no.wav")
@@ -188,7 +188,7 @@ with tempfile.TemporaryDirectory() as base:
     spoil(base / "whole" / "best.safetensors", "phase_decoder.phase_conv_r.bias", base / "nan.safetensors")
     done = krait(*train(base / "nan", config, "--weights", base / "nan.safetensors"))
     text = done.stderr.decode()
-    check(done.returncode == 1 and "step 1" in text and "no number" in text and "phase_decoder.phase_conv_r.bias" in text, f"a NaN stops the run: {text}")
+    check(done.returncode == 1 and "step 1" in text and "not a number" in text and "phase_decoder.phase_conv_r.bias" in text, f"a NaN stops the run: {text}")
     check("checkpoint" not in text, f"there is no checkpoint yet: {text}")
     steps = lines[-1]["step"]
     (base / "late").mkdir()

@@ -132,7 +132,7 @@ static void refusals(void **state) {
   refuse("train_noise.snr_range=[3]", "[low, high]");
   refuse("train_noise.snr_range=[-3.5,4]", "-3.5");
   refuse("train_noise.reverb_proportion=2", "train_noise.reverb_proportion must be a number from 0 to 1");
-  refuse("dset.speech_train=[a]", "dset.speech_train must be a text");
+  refuse("dset.speech_train=[a]", "dset.speech_train must be a string");
   refuse("model={input_type: acs+bcs}", "there is no model");
   refuse("+model=/nonexistent/model.yaml", "/nonexistent/model.yaml");
   char path[] = "/tmp/krait-recipe-XXXXXX.yaml";
@@ -141,7 +141,7 @@ static void refusals(void **state) {
   close(fd);
   kr_recipe *r = NULL;
   assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 &&
-              strstr(krait_error_detail(), "'trian_noise' is not known there, but sampling_rate, segment"));
+              strstr(krait_error_detail(), "'trian_noise' is unknown there; known are sampling_rate, segment"));
   assert_null(r);
   unlink(path);
   char list[] = "/tmp/krait-recipe-XXXXXX.yaml";

@@ -163,7 +163,7 @@ def hostile_archives(doctor, folder):
     flat = bytearray(tar({"z-1.0/setup.py": FLAGS.encode()}))
     flat[130] ^= 1
     sound.write_bytes(bytes(flat))
-    assert "wrong sum" in doctor(sound, *at).find("F01")["explain"]
+    assert "wrong checksum" in doctor(sound, *at).find("F01")["explain"]
     text = doctor.run(release(folder, 'archs = "80"  # arch \x1b[31m\n', version="2.0"), "--gpu", "12.0", "--root", folder).stdout
     assert b"\x1b" not in text
 

@@ -110,12 +110,24 @@ static void code_is_refused(void **state) {
 
 static void wrong_lengths(void **state) {
   (void)state;
-  assert_refused(READ("\x80\2X\xff\xff\xff\xff" "abc."), "truncated or lies");
-  assert_refused(READ("\x80\4\x8d\xff\xff\xff\xff\xff\xff\xff\xff" "abc."), "truncated or lies");
-  assert_refused(READ("\x80\4\x8d\0\0\0\0\0\0\0\x80" "abc."), "truncated or lies");
-  assert_refused(READ("\x80\4\x8e\xff\xff\xff\xff\xff\xff\xff\x7f" "abc."), "truncated or lies");
-  assert_refused(READ("\x80\2\x8b\xff\xff\xff\x7f" "abc."), "truncated or lies");
-  assert_refused(READ("\x80\2\x8b\xff\xff\xff\xff" "abc."), "truncated or lies");
+  assert_refused(READ("\x80\2X\xff\xff\xff\xff"
+                      "abc."),
+                 "truncated or inconsistent");
+  assert_refused(READ("\x80\4\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
+                      "abc."),
+                 "truncated or inconsistent");
+  assert_refused(READ("\x80\4\x8d\0\0\0\0\0\0\0\x80"
+                      "abc."),
+                 "truncated or inconsistent");
+  assert_refused(READ("\x80\4\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"
+                      "abc."),
+                 "truncated or inconsistent");
+  assert_refused(READ("\x80\2\x8b\xff\xff\xff\x7f"
+                      "abc."),
+                 "truncated or inconsistent");
+  assert_refused(READ("\x80\2\x8b\xff\xff\xff\xff"
+                      "abc."),
+                 "truncated or inconsistent");
   assert_refused(READ("\x80\4\x95\xff\xff\xff\xff\0\0\0\0N."), "frame");
   assert_refused(READ("\x80\2Nr\xff\xff\xff\xff."), "memo index");
   assert_refused(READ("\x80\2h\7."), "never stored");
@@ -130,10 +142,10 @@ static void broken_stacks(void **state) {
   assert_refused(READ("\x80\2t."), "mark");
   assert_refused(READ("(\x90."), "missing");
   assert_refused(READ("\x80\2NR."), "missing");
-  assert_refused(READ("\x80\2NNR."), "no tuple");
+  assert_refused(READ("\x80\2NNR."), "not a tuple");
   assert_refused(READ("\x80\2}(K\1u."), "without a value");
   assert_refused(READ("\x80\2(K\1d."), "without a value");
-  assert_refused(READ("\x80\2NNa."), "holds none");
+  assert_refused(READ("\x80\2NNa."), "has none");
   assert_refused(READ("\x80\2K\1K\2\x93."), "without a name");
   assert_refused(READ("\x80\2N"), "truncated");
   assert_refused(READ("\x80\1N."), "protocol");

@@ -161,7 +161,7 @@ static void a_written_file_reads_back(void **state) {
   const float *data;
   assert_int_equal(kr_weights_take_f32(weights, "a", 2, (const int64_t[]){2, 3}, &data), KRAIT_OK);
   assert_int_equal(kr_weights_take_f32(weights, "a", 2, (const int64_t[]){3, 2}, &data), KRAIT_ERR_WEIGHTS);
-  assert_string_equal(krait_error_detail(), "tensor 'a' has shape (2, 3), the configuration wants (3, 2)");
+  assert_string_equal(krait_error_detail(), "tensor 'a' has shape (2, 3), the configuration requires (3, 2)");
   assert_int_equal(kr_weights_take_f32(weights, "c", 0, NULL, &data), KRAIT_ERR_WEIGHTS);
   assert_int_equal(kr_weights_take_f32(weights, "x", 0, NULL, &data), KRAIT_ERR_WEIGHTS);
   kr_weights_close(&weights);

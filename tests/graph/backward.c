@@ -273,7 +273,7 @@ static void faults_are_named(void **state) {
   wanted = (kr_gradient){x, 0};
   kr_graph_backward(g, &(kr_gradient){h, d}, 1, &wanted, 1);
   expect(&g, KRAIT_ERR_ARGUMENT,
-         "graph: node conv (causal_conv1d) works in place on double: its gradient needs what was there before");
+         "graph: node conv (causal_conv1d) works in place on double, but its gradient needs the previous values");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   const kr_tensor past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(1, 3, 2));
@@ -417,7 +417,7 @@ static void attention_has_its_gradient(void **state) {
   tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
   wanted = (kr_gradient){in, 0};
   kr_graph_backward(g, &(kr_gradient){record_attention(g, in, tc, ts, 0), d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node attend: the gradient of attention reads its lse: ask for it");
+  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node attend: the gradient of attention reads lse: request it");
 }
 
 /* ---- rewrites ---- */

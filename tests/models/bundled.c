@@ -221,7 +221,7 @@ static void files_are_refused(void **state) {
   krait_model *model = NULL;
   krait_model_options options = {.size = sizeof options, .weights_path = GOLDEN "/tiny-gru.weights.safetensors"};
   check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model,
-                "this libkrait knows the weights inside it alone");
+                "this libkrait only has its built-in weights");
   options = (krait_model_options){.size = sizeof options, .config_path = "config.yaml"};
   check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "not config.yaml");
   options = (krait_model_options){.size = sizeof options, .overrides = "causal=true"};

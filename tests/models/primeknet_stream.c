@@ -304,7 +304,7 @@ static void refuses_halves(void **state) {
     const char *overrides, *says;
   } wrong[] = {{"channel_attention=mean", "go together"},
                {"norm=instance", "go together"},
-               {"causal=false", "goes with causal"},
+               {"causal=false", "needs causal"},
                {"norm=layer", "not instance or batch"},
                {"channel_attention=max", "not mean or moving"},
                {"model=primeknet_gru", ""},

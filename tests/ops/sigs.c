@@ -252,7 +252,7 @@ static void plans_run_on_other_addresses(void **state) {
                    krait_plan_scratch_bytes(plan) ? KRAIT_ERR_SCRATCH : KRAIT_OK);
   addresses[at_A] = NULL;
   assert_int_equal(krait_plan_run(plan, addresses, NULL, scratch, sizeof scratch), KRAIT_ERR_ARGUMENT);
-  assert_string_equal(krait_error_detail(), "gemm: A was planned and must be given");
+  assert_string_equal(krait_error_detail(), "gemm: A was planned, so it must be given");
   krait_plan_close(&plan);
   assert_null(plan);
   assert_int_equal(krait_plan_open(ctx, "gemm", &a, "ref", &plan), KRAIT_OK);

@@ -217,13 +217,13 @@ static void refusals(void **state) {
     const char *words;
   } cases[] = {
       {{.merges = "null"}, "no merges"},
-      {{.merges = "[\"ab\"]"}, "merge 0 is no pair"},
+      {{.merges = "[\"ab\"]"}, "merge 0 is not a pair"},
       {{.merges = "[\"a b\", \"a z\"]"}, "merge 1 names 'az'"},
       {{.drop = "a", .merges = "[]"}, "no token for byte 0x61"},
       {{.model = "\"type\": \"Unigram\","}, "its model is 'Unigram'"},
       {{.model = "\"byte_fallback\": true,"}, "byte_fallback"},
-      {{.normalizer = "{\"type\": \"NFKC\"}"}, "its normaliser is 'NFKC'"},
-      {{.pre = "{\"type\": \"Metaspace\"}"}, "its pre-tokeniser is 'Metaspace'"},
+      {{.normalizer = "{\"type\": \"NFKC\"}"}, "its normalizer is 'NFKC'"},
+      {{.pre = "{\"type\": \"Metaspace\"}"}, "its pre-tokenizer is 'Metaspace'"},
       {{.pre = "{\"type\": \"ByteLevel\", \"add_prefix_space\": true}"}, "add_prefix_space"},
       {{.pre = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"x+\"}, "
                "\"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}"},
@@ -231,8 +231,8 @@ static void refusals(void **state) {
       {{.post = "{\"type\": \"TemplateProcessing\"}"}, "its post-processor is 'TemplateProcessing'"},
       {{.post = "{\"type\": \"BertProcessing\", \"single\": [" SEQUENCE "]}"},
        "its post-processor is 'BertProcessing'"},
-      {{.post = TEMPLATE("{\"SpecialToken\": {\"id\": \"<s>\"}}, " SEQUENCE)}, "puts '<s>' to every text"},
-      {{.post = TEMPLATE(SEQUENCE ", " SEQUENCE)}, "a template of an unknown form"},
+      {{.post = TEMPLATE("{\"SpecialToken\": {\"id\": \"<s>\"}}, " SEQUENCE)}, "adds '<s>' to every text"},
+      {{.post = TEMPLATE(SEQUENCE ", " SEQUENCE)}, "a template of unknown form"},
       {{.added = ADDED("x", 300, false, false) "," ADDED("y", 300, false, false)}, "two tokens have id 300"},
       {{.added = ADDED("x", -1, false, false)}, "no id"},
       {{.added = ADDED("", 300, false, false)}, "without content"},
