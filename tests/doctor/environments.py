@@ -116,7 +116,7 @@ def distributions_over_each_other(doctor, folder):
     assert {"W05", "W07", "W08"} == set(a.ids()), a.ids()
 
 
-def pairs_that_do_not_belong_together(doctor, folder):
+def mismatched_pairs(doctor, folder):
     e = Environment(folder, "9.0", torch="2.9.1+cu128")
     e.install("torchvision", "0.23.0")
     e.install("mamba-ssm", "2.3.1")
@@ -169,7 +169,7 @@ def one_of_several_libraries_is_loaded(doctor, folder):
     assert a.ids() == ["L08"] and "12.8" in a.find("L08")["explain"] and "0.50.2" in a.find("L08")["fix"][0], a["findings"]
 
 
-def a_report_for_others_names_nobody(doctor, folder):
+def reports_for_sharing_are_anonymous(doctor, folder):
     t = Tree(folder)
     t.extension()
     out = doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--issue").stdout.decode()

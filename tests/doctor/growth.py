@@ -71,8 +71,8 @@ def names_of_kernels(doctor, folder):
     assert done.returncode == 0 and len(done.stdout) < 4_000_000 and sum(os.times()[2:4]) - sum(before[2:4]) < 5
 
 
-def what_never_ends_is_no_log(doctor, folder):
+def endless_input_is_not_a_log(doctor, folder):
     assert b"no end" in doctor.run("--root", folder, "--log", "/dev/zero").stderr
 
 
-run_tests([requirements, names_in_a_wheel, files_records_and_findings, members_of_a_source_release, lines_of_a_log, names_of_kernels, what_never_ends_is_no_log])
+run_tests([requirements, names_in_a_wheel, files_records_and_findings, members_of_a_source_release, lines_of_a_log, names_of_kernels, endless_input_is_not_a_log])

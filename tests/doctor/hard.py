@@ -50,7 +50,7 @@ def libraries_that_pick_kernels_by_gpu_are_no_fault(doctor, folder):
     assert verdict(doctor, folder, data, "--gpu", "12.0", name="libcublas.so.13").find("K01")["severity"] == "error"
 
 
-def packages_that_nobody_builds_are_not_to_be_built(doctor, folder):
+def binary_packages_are_not_built_from_source(doctor, folder):
     t = Tree(folder)
     t.package("nvidia-cublas", "13.1.0", {"nvidia/cu13/lib/libcublas.so.13": elf(fatbin=container(75, 80))}, tag="py3-none-manylinux_2_27_x86_64")
     fixes = doctor(t.site, "--root", t.root, "--gpu", "6.1", "--all").find("K01")["fix"]
@@ -94,7 +94,7 @@ def only_torchs_main_library_speaks_for_torch(doctor, folder):
     assert doctor(t.site, "--root", t.root, "--gpu", "7.5").ids() == ["K01"]
 
 
-def jit_settings_are_told_where_they_matter(doctor, folder):
+def jit_settings_are_reported_where_relevant(doctor, folder):
     (folder / "x.so").write_bytes(elf(fatbin=container("ptx80")))
     (folder / "y.so").write_bytes(elf(fatbin=container(90)))
     a = doctor(folder / "x.so", "--gpu", "9.0", "--root", folder, env={"CUDA_CACHE_DISABLE": "1"})
@@ -133,7 +133,7 @@ def drivers_from_before_and_after_the_tables(doctor, folder):
     assert verdict(doctor, folder, data, "--gpu", "9.0", "--driver", "999.1").ids() == ["K13"]
 
 
-def sections_that_lie_are_searched(doctor, folder):
+def inconsistent_sections_are_searched(doctor, folder):
     good = elf(fatbin=container(80), sections=False)
     a = verdict(doctor, folder, good, "--gpu", "8.0")
     assert a["files"][0]["verdict"] == "native" and a["files"][0]["containers"][0]["section"] == "search"
@@ -153,7 +153,7 @@ def cubin_in_rodata_needs_deep(doctor, folder):
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--deep")["files"][0]["verdict"] == "native"
 
 
-def every_prefix_of_a_library_ends(doctor, folder):
+def every_prefix_of_a_library_terminates(doctor, folder):
     data = elf(fatbin=container(80, "ptx80"), undefined=["_ZN2at1xEv"], versions=[("libc.so.6", "GLIBC_2.34")])
     paths = []
     for n in range(0, len(data), 61):
@@ -163,7 +163,7 @@ def every_prefix_of_a_library_ends(doctor, folder):
     assert done.returncode == 3 and len(json.loads(done.stdout)["files"]) == len(paths)
 
 
-def random_flips_end(doctor, folder):
+def random_flips_terminate(doctor, folder):
     chance, data, paths = random.Random(1), elf(fatbin=container(80, "ptx80", "90a"), undefined=["_ZN2at1xEv"], needed=["libc.so.6"]), []
     for i in range(300):
         bad = bytearray(data)
@@ -220,14 +220,14 @@ def a_gpu_implies_its_machine(doctor, folder):
     assert verdict(doctor, folder, arm, "--gpu", "RTX 5090", "--machine", "aarch64")["findings"] == []
 
 
-def a_branch_is_no_version(doctor, folder):
+def a_branch_is_not_a_version(doctor, folder):
     data = elf(fatbin=container(80), needed=["libcudart.so.12"])
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "525")["findings"] == []  # 525.60.13 belongs to it
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "525.53").ids() == ["D01"]
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "515").ids() == ["D01"]
 
 
-def a_target_that_is_not_here(doctor, folder):
+def another_target_machine(doctor, folder):
     w = wheel(folder / "x-1.0-cp312-cp312-manylinux_2_35_x86_64.whl", {"x.so": elf(fatbin=container(80))}, name="x", version="1.0", tag="cp312-cp312-linux_x86_64")
     ask = lambda *args: doctor(w, "--gpu", "8.0", "--root", folder, *args).ids()
     assert ask("--python", "3.12", "--glibc", "2.39") == [] and ask("--python", "3.11") == ["W01"] and ask("--python", "3.12", "--glibc", "2.31") == ["W01"]
@@ -252,7 +252,7 @@ def compilers_that_packages_bring(doctor, folder):
     assert a.ids() == ["B11"] and "12.8" in a.find("B11")["explain"] and doctor(t.site, "--root", t.root, "--gpu", "9.0")["findings"] == []
 
 
-def the_list_for_programs(doctor, folder):
+def json_list(doctor, folder):
     w = wheel(folder / "x-1.0-cp311-cp311-linux_x86_64.whl", {"a.so": elf(fatbin=container(80, "ptx90a")), "b.so": elf()}, name="x", version="1.0")
     listed = json.loads(doctor.run("--list", w, "--json").stdout)
     assert [f["file"] for f in listed] == ["a.so", "b.so"] and [i["sm"] for i in listed[0]["containers"][0]["images"]] == [80, 90] and "axpy" in listed[0]["containers"][0]["images"][0]["kernels"][0], listed
@@ -429,7 +429,7 @@ def list_shows_images_and_kernels(doctor, folder):
     assert plain.count("axpy(float,") == 4 and zstd.count("axpy(float,") == 4 and lz4.count("lz4") == 4 and zstd.count("zstd") == 4
 
 
-def what_only_claims_to_be_a_library_is_damaged(doctor, folder):
+def fake_libraries_are_damaged(doctor, folder):
     noise = b"\x01" + random.Random(5).randbytes(3000)
     for name, data, ids in (("x.so", noise, ["F01"]), ("x.so.1.2", noise, ["F01"]), ("x.cubin", noise, ["F01"]), ("x.fatbin", noise, ["F01"]), ("x.a", noise, ["F01"]), ("x.so.gz", noise, []),
                             ("x.so", b"/* GNU ld script */\nGROUP ( libx.so.1 )\n", []), ("x.so", b"\xcf\xfa\xed\xfe" + noise, [])):
@@ -486,7 +486,7 @@ def the_same_kernels_are_listed_once(doctor, folder):
     assert [len(image["kernels"]) for image in listed] == [9, 9, 3]  # JSON always lists all
 
 
-def what_was_looked_at_is_told(doctor, folder):
+def scanned_files_are_reported(doctor, folder):
     (folder / "notes.bin").write_text("hello\n")
     assert doctor(folder / "notes.bin", "--gpu", "8.0", "--root", folder)["exit"] == 3
     assert "is no library, wheel" in " ".join(doctor.text(folder / "notes.bin", "--gpu", "8.0", "--root", folder).split())
@@ -520,7 +520,7 @@ def environments_are_found_and_joined(doctor, folder):
     assert joined.ids().count("K01") == 2 and joined["target"]["python"] == "3.12" and "S04" in joined.ids()
 
 
-def a_cpu_torch_is_no_error_where_no_gpu_is(doctor, folder):
+def a_cpu_torch_is_no_error_without_a_gpu(doctor, folder):
     t = Tree(folder, torch="2.9.1+cpu", cuda=None, torch_cuda=False, driver=None)
     assert doctor(t.site, "--root", t.root).find("D07")["severity"] == "warn" and doctor(t.site, "--root", t.root)["exit"] == 0
     assert doctor(t.site, "--root", t.root, "--gpu", "8.0").find("D07")["severity"] == "error"
@@ -639,7 +639,7 @@ def plan_is_short_and_ordered(doctor, folder):
     assert ask(CUDA_FORCE_PTX_JIT="1")[0] == "unset CUDA_FORCE_PTX_JIT"
 
 
-def what_a_plan_does_not_mend_is_said(doctor, folder):
+def plans_list_unfixed_findings(doctor, folder):
     """Rules with insufficient commands: the plan is checked against the tables and says so, for each kind of
     shortfall."""
     t = Tree(folder, images=(50, 80, 90))
@@ -688,7 +688,7 @@ def krait_offers_itself(doctor, folder):
     assert any("krait" in f for f in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"])
 
 
-def what_may_not_be_read_is_not_damaged(doctor, folder):
+def unreadable_files_are_not_damaged(doctor, folder):
     """A symbolic link to itself instead of missing permission, which root always has."""
     t = Tree(folder)
     shutil.rmtree(t.site / "torch/lib")

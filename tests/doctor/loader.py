@@ -62,7 +62,7 @@ def by_the_loaders_list(doctor, folder):
         assert is_found(doctor, t) == answer, data
 
 
-def damaged_lists_end(doctor, folder):
+def damaged_lists_terminate(doctor, folder):
     t = tree(folder)
     good, chance, runs = library_list((LIB, f"/opt/odd/{LIB}"), ("libz.so.1", "/lib/libz.so.1"), old=True), random.Random(4), []
     for n in range(0, len(good), 9):
@@ -118,7 +118,7 @@ def only_torchs_own_companions_are_loaded_with_it(doctor, folder):
     assert is_found(doctor, t)
 
 
-def one_elsewhere_is_told(doctor, folder):
+def a_library_elsewhere_is_reported(doctor, folder):
     t = tree(folder)
     place(t.root / "usr/local/cuda/lib64" / LIB)
     found = [f for f in doctor(t.site, "--root", t.root, "--gpu", "8.0")["findings"] if LIB in f["explain"]]
@@ -147,7 +147,7 @@ def versions_of_the_library_found(doctor, folder):
     assert ask([("GLIBC_ABI_DT_RELR",)], ["GLIBC_2.2.5", "GLIBC_2.35"], library="libc.so.6", where="root/usr/lib/x86_64-linux-gnu")[0]["id"] == "L03"
 
 
-def a_library_of_another_processor_is_passed_over(doctor, folder):
+def libraries_of_other_architectures_are_skipped(doctor, folder):
     """Like the loader: an x86_64 library in the system's folder or on an RPATH is ignored for an aarch64 wheel."""
     w = wheel(folder / "x-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", {"x/_C.so": elf(machine=ARM, needed=["libgcc_s.so.1"], versions=[("libgcc_s.so.1", "GCC_4.5.0")], fatbin=container(90))}, name="x", version="1.0",
               tag="cp311-cp311-manylinux_2_28_aarch64")
@@ -163,7 +163,7 @@ def a_library_of_another_processor_is_passed_over(doctor, folder):
     assert not is_found(doctor, near)
 
 
-def a_path_that_leads_to_an_older_library(doctor, folder):
+def a_path_to_an_older_library(doctor, folder):
     t = Tree(folder)
     t.extension(needed=(LIB, "libc10.so"), versions=[(LIB, "ODD_2")], runpath="$ORIGIN/own")
     place(t.site / "own" / LIB, elf(soname=LIB, provides=["ODD_1", "ODD_2"]))

@@ -59,7 +59,7 @@ def shared_logs_are_answered_as_their_table_says(doctor, folder):
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def an_unknown_crash_is_no_success(doctor, folder):
+def an_unknown_crash_is_not_a_success(doctor, folder):
     done = doctor.run("--root", folder, log="Traceback (most recent call last):\nValueError: the two shapes differ\n")
     out = " ".join(done.stdout.decode().split())
     assert done.returncode == 1 and "it was searched for" in out and "collect_env" in out and "the two shapes differ" in out, out

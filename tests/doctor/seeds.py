@@ -149,7 +149,7 @@ def unknown_text_says_so(doctor, folder):
     assert "names nothing that this program knows" in doctor.text("--root", folder, log="hello\n")
 
 
-def hostile_text_ends(doctor, folder):
+def hostile_text_terminates(doctor, folder):
     for text in (b"\0" * 100000, b"Expected " + b"x" * 3000000, b"Expected x" * 300000, bytes(range(256)) * 4000, b"a.so: " * 200000):
         doctor("--root", folder, log=text)
 
