@@ -66,7 +66,7 @@ static void there_and_back(int64_t n_fft, double power, int n_threads, float *ba
   /* The front end's epsilons rotate phases by up to 1e-5 / |x|. */
   for (int64_t i = 0; i < n; i++)
     if (!(fabsf(back[i] - wav[i]) < 3e-4f))
-      fail_msg("n_fft %lld: sample %lld is %g, was %g", (long long)n_fft, (long long)i, (double)back[i],
+      fail_msg("n_fft %lld: sample %lld is %g, not %g", (long long)n_fft, (long long)i, (double)back[i],
                (double)wav[i]);
   kr_free(com);
   kr_free(mag);
