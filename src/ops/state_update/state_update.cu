@@ -376,10 +376,11 @@ KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_up
   if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
-KR_KERNEL void KR_BOUNDS(128, 3) kr_dt_update_rows(const kr_update_plan p) {
+enum { STEP_BLOCKS = KR_TIER >= 90 ? 3 : 2 };
+KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
   if (HAS_STEPS) update_rows<4, KR_DT_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, 3) kr_dt_update_same_rows(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
   if (HAS_STEPS) update_rows<2, KR_DT_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
