@@ -21,13 +21,14 @@ int cli_usage_error(const char *verb, const char *format, ...) {
   va_start(list, format);
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
-  fprintf(cli_err(), "krait %s: %s; krait %s --help tells more\n", verb, cli_clean(text), verb);
+  fprintf(cli_err(), "krait %s: %s; see krait %s --help\n", verb, cli_clean(text), verb);
   return 2;
 }
 
 int cli_report(const char *verb, int32_t status) { return cli_report_detail(verb, status, krait_error_detail()); }
 
-/* What mends it, where the detail does not say so itself, behind a ';'. What mends a call in C helps nobody here. */
+/* The remedy, unless the detail already gives one after a ';'. Advice for callers of the C library does not help
+ * here. */
 static const char *cure_of(int32_t status, const char *detail) {
   const int is_of_a_call = status == KRAIT_ERR_ARGUMENT || status == KRAIT_ERR_SHAPE;
   return is_of_a_call || strchr(detail, ';') ? "" : krait_status_cure(status);
@@ -36,7 +37,7 @@ static const char *cure_of(int32_t status, const char *detail) {
 int cli_report_detail(const char *verb, int32_t status, const char *detail) {
   char text[2048];
   const char *cure = cure_of(status, detail);
-  if (cli_is_stopped()) return 1; /* the signal's line is the only one */
+  if (cli_is_stopped()) return 1; /* the signal handler has already printed its line */
   snprintf(text, sizeof text, "krait %s: %s%s%s%s", verb, *detail ? detail : krait_status_text(status),
            *cure ? " (" : "", cure, *cure ? ")" : "");
   fprintf(cli_err(), "%s\n", cli_clean(text));
@@ -45,7 +46,7 @@ int cli_report_detail(const char *verb, int32_t status, const char *detail) {
 
 /* ---- help ------------------------------------------------------------------------------------------------------- */
 
-/* Words of text from column on, further lines indented to it. */
+/* Prints text word-wrapped from this column on; continuation lines are indented to it. */
 static void print_wrapped(const char *text, int column) {
   int at = column;
   while (*text) {
@@ -111,7 +112,7 @@ typedef struct cli_getopt {
 
 static void make_tables(const cli_verb *verb, cli_getopt *tables) {
   char *s = tables->shorts;
-  *s++ = ':'; /* a missing value is ':' rather than a line of getopt's own */
+  *s++ = ':'; /* a missing value returns ':' instead of printing getopt's own message */
   *s++ = HELP;
   for (int i = 0; i < verb->n_options; i++) {
     const cli_option *o = &verb->options[i];
@@ -137,7 +138,7 @@ static int check_operands(const cli_verb *verb, int n) {
     return cli_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
                            verb->name, verb->operands);
   if (verb->max_operands >= 0 && n > verb->max_operands)
-    return cli_usage_error(verb->name, "%d operands, at most %d are taken", n, verb->max_operands);
+    return cli_usage_error(verb->name, "%d operands given, at most %d allowed", n, verb->max_operands);
   return -1;
 }
 
@@ -147,14 +148,14 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
     return cli_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
   make_tables(verb, &tables);
   opterr = 0;
-  optind = 0; /* start afresh */
+  optind = 0; /* restart the scan */
   for (int code; (code = getopt_long(argc, argv, tables.shorts, tables.longs, NULL)) != -1;) {
     const char *word = argv[optind - 1];
     if (code == ':') return cli_usage_error(verb->name, "option '%s' needs a value", word);
     if (code == HELP) return print_help(verb), 0;
     const cli_option *option = find_option(verb, code);
     if (!option && optopt && optopt < FIRST_LONG) return cli_usage_error(verb->name, "unknown option '-%c'", optopt);
-    if (!option) return cli_usage_error(verb->name, "unknown, unclear or overfull option '%s'", word);
+    if (!option) return cli_usage_error(verb->name, "option '%s' is unknown, ambiguous, or takes no value", word);
     int status = take_value(verb, option, optarg);
     if (status >= 0) return status;
   }
@@ -184,7 +185,7 @@ int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_
   return status < 0 ? cli_report(verb, status) + 1 : -1;
 }
 
-/* The rest of what the mask leaves would do without the tier that was asked for. */
+/* Without this check, the rest of the mask would silently be used without the requested tier. */
 int cli_tier_check(const char *verb, const char *tier, int32_t device) {
   krait_ctx_options options = {.size = sizeof options, .device = device, .fallback = KRAIT_FALLBACK_NEVER};
   krait_ctx *ctx = NULL;

@@ -1,5 +1,4 @@
-/* args.h: one way for every verb to read its command line, on getopt_long: a table of options that is also the help
- * text.
+/* args.h: how every verb reads its command line, based on getopt_long: a table of options that is also the help text.
  *
  *   const cli_option options[] = {CLI_TEXT("output", 'o', "FILE", &out, "write here"), CLI_SWITCH("json", 0, &json,
  *     "print JSON")};
@@ -17,9 +16,9 @@
 typedef struct cli_option {
   const char *name;  /* "weights" for --weights */
   char letter;       /* 'o' for -o, or 0 */
-  const char *value; /* how the help calls the value, NULL for a switch */
+  const char *value; /* the value's name in the help, NULL for a switch */
   const char *help;
-  int *is_set;       /* exactly one of these four is not NULL; they keep their value when the option is not given */
+  int *is_set; /* exactly one of these four is not NULL; the value stays unchanged when the option is not given */
   const char **text;
   int64_t *whole;
   double *real;
@@ -40,8 +39,8 @@ typedef struct cli_verb {
   int min_operands, max_operands; /* max -1: any number */
 } cli_verb;
 
-/* argv[0] is the verb's name; options and operands may mix, "--" ends options. -1: go on; otherwise the exit status (0
- * after --help on standard output, 2 after a line on standard error). */
+/* argv[0] is the verb's name; options and operands may be mixed, "--" ends options. -1: continue; otherwise the exit
+ * status (0 after --help on standard output, 2 after a line on standard error). */
 int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand);
 
 /* Where and how to compute, for every verb that computes: put CLI_RUN_OPTIONS(&run) into its table. */
@@ -54,17 +53,17 @@ typedef struct cli_run {
   CLI_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),             \
       CLI_WHOLE("threads", 0, "N", &(run)->n_threads, 0, 4096, "threads on the CPU (default: every core)"), \
       CLI_TEXT("caps", 0, "LIST", &(run)->caps,                                                             \
-               "use only these capabilities, or all but -NAME ones (krait info lists them)"),               \
+               "use only these capabilities, or all except -NAME (krait info lists them)"),                 \
       CLI_TIER_OPTION(&(run)->tier),                                                                        \
       CLI_SWITCH("no-fallback", 0, &(run)->no_fallback,                                                     \
-                 "stop with an error instead of taking a slower device, tier or row")
-/* For verbs that choose a device in their own way. */
+                 "fail instead of falling back to a slower device, tier or row")
+/* For verbs that choose a device themselves. */
 #define CLI_TIER_OPTION(tier)       \
   CLI_TEXT("tier", 0, "NAME", tier, \
-           "on a GPU: base, ampere or hopper device code, and what comes before it (default: the best for the device)")
-/* -1: *mask has only what both texts (NULL: all) allow, 0 without any; otherwise the exit status 2. */
+           "on a GPU: use device code up to this tier: base, ampere or hopper (default: the best for the device)")
+/* -1: *mask is what both texts (NULL: all) allow, 0 if neither is given; otherwise the exit status 2. */
 int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
-/* -1: the device takes the tier (NULL: any); otherwise the exit status 2 after one line on standard error. */
+/* -1: the device supports the tier (NULL: any); otherwise the exit status 2 after one line on standard error. */
 int cli_tier_check(const char *verb, const char *tier, int32_t device);
 /* 0: *device is a KRAIT_DEVICE_*; NULL is automatic. */
 int cli_device_parse(const char *text, int32_t *device);
@@ -75,12 +74,12 @@ int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx);
  * status 2. */
 #define CLI_PRECISION_OPTION(text, default_text) \
   CLI_TEXT("precision", 0, "P", text,            \
-           "of products on a GPU: tf32 (tensor cores, where it has them) or fp32 (default: " default_text ")")
+           "matrix products on a GPU: tf32 (tensor cores, if any) or fp32 (default: " default_text ")")
 int cli_precision_parse(const char *verb, const char *text, uint32_t *precision);
 
-/* One line on standard error: the verb, the library's last failure, its cure. Returns the exit status 1. */
+/* One line on standard error: the verb, the library's last error, its remedy. Returns the exit status 1. */
 int cli_report(const char *verb, int32_t status);
-int cli_report_detail(const char *verb, int32_t status, const char *detail); /* of an error of another thread */
+int cli_report_detail(const char *verb, int32_t status, const char *detail); /* for an error of another thread */
 /* One line on standard error: the verb and the given text. Returns the exit status 2. */
 int cli_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -1,5 +1,5 @@
-/* bench_data.c: krait bench data: how many training items a second this machine makes, when files are met for the first
- * time and when they are known, beside what a training step eats. */
+/* bench_data.c: krait bench data: how many training items per second this machine makes, with files not yet read and
+ * with files already known, compared with what a training step needs. */
 #include "bench_data.h"
 
 #include <jansson.h>
@@ -18,7 +18,8 @@ enum { SAMPLE_RATE_HZ = 16000 };
 static const double PHASE_S = 3;
 
 typedef struct rate {
-  double items_per_s, seconds, cpu_s; /* cpu_s: processor time of an item, which a busy machine disturbs less */
+  double items_per_s, seconds, cpu_s; /* cpu_s: processor time per item, which other load on the machine disturbs
+                                       * less */
   int64_t n_steps;
 } rate;
 
@@ -66,17 +67,18 @@ static int tell(const krait_data *data, const rate *first, const rate *later, do
                          "needed_items_per_s", need, "keeps_up", keeps_up, "bad_files", n_bad),
                JSON_INDENT(2)) ||
            !keeps_up;
-  printf("data: %lld items of %.2f s an epoch, batch %lld\n", (long long)krait_data_n_items(data), item_s,
+  printf("data: %lld items of %.2f s per epoch, batch %lld\n", (long long)krait_data_n_items(data), item_s,
          (long long)krait_data_batch(data));
-  printf("  files met first  %8.1f items/s   %8.1f s of sound per second\n", first->items_per_s,
+  printf("  first pass       %8.1f items/s   %8.1f s of audio per second\n", first->items_per_s,
          first->items_per_s * item_s);
-  printf("  from then on     %8.1f items/s   %8.1f s of sound per second, a step each %.1f ms\n", later->items_per_s,
+  printf("  later passes     %8.1f items/s   %8.1f s of audio per second, one step per %.1f ms\n", later->items_per_s,
          later->items_per_s * item_s, 1e3 * batch / later->items_per_s);
-  printf("  processor time   %8.2f ms an item first, %.2f ms from then on\n", first->cpu_s * 1e3, later->cpu_s * 1e3);
+  printf("  processor time   %8.2f ms per item in the first pass, %.2f ms later\n", first->cpu_s * 1e3,
+         later->cpu_s * 1e3);
   if (step_ms > 0)
     printf("  a step of %g ms needs %.1f items/s: %s, %.1f times\n", step_ms, need,
            keeps_up ? "there are enough" : "TOO FEW", later->items_per_s / need);
-  if (n_bad) printf("  %d bad recordings left out\n", n_bad);
+  if (n_bad) printf("  %d bad recordings skipped\n", n_bad);
   return !keeps_up;
 }
 
@@ -95,7 +97,7 @@ int bench_data(char **arguments, int n_arguments, double step_ms, int as_json) {
   float *noisy = malloc(n * sizeof *noisy), *clean = malloc(n * sizeof *clean);
   if (!noisy || !clean) status = KRAIT_ERR_NO_MEMORY;
   if (status >= 0) status = time_steps(data, &step, 1, noisy, clean, &first);
-  int64_t again = 0; /* the same steps once more */
+  int64_t again = 0; /* the same steps again */
   if (status >= 0) status = time_steps(data, &again, 1, noisy, clean, &later);
   const int exit_status =
       status < 0 ? cli_report("bench", status) + 1 : tell(data, &first, &later, step_ms, n_bad, as_json);

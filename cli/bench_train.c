@@ -1,5 +1,4 @@
-/* bench_train.c: krait bench train: what a step of training takes, whole and without its discriminator, and where the
- * time goes. */
+/* bench_train.c: krait bench train: times a training step, with and without its discriminator, and its calls. */
 #include "bench_train.h"
 
 #include <jansson.h>
@@ -24,7 +23,7 @@ typedef struct kinds {
   int n;
 } kinds;
 
-/* Gradients' nodes are named by what they are the gradient of: their op tells them apart. */
+/* Gradient nodes have the name of the node they belong to: the op tells them apart. */
 static void add_call(void *user, const char *node, const char *op, const char *row, double seconds) {
   kinds *k = user;
   int i = 0;
@@ -49,7 +48,7 @@ static void print_kinds(kinds *k) {
   double all = 0, rest = 0;
   for (int i = 0; i < k->n; i++) all += k->all[i].seconds;
   qsort(k->all, (size_t)k->n, sizeof *k->all, longest_first);
-  printf("calls one by one, %.1f ms in all:\n", 1e3 * all);
+  printf("calls timed one by one, %.1f ms in total:\n", 1e3 * all);
   for (int i = 0; i < k->n; i++) {
     if (i < 60)
       printf("  %8.3f ms %5ld x  %-20s %-26s %s\n", 1e3 * k->all[i].seconds, k->all[i].n_calls, k->all[i].op,
@@ -83,18 +82,16 @@ int bench_train(char **arguments, int n_arguments, const cli_run *run, int64_t n
                                        .n_settings = n_arguments - skip};
   krait_train_times times = {.size = sizeof times, .n_steps = (uint32_t)n_steps};
   for (int i = skip; i < n_arguments; i++)
-    if (!strchr(arguments[i], '=')) return cli_usage_error("bench", "'%s' is no setting NAME=VALUE", arguments[i]);
+    if (!strchr(arguments[i], '=')) return cli_usage_error("bench", "'%s' is not a setting NAME=VALUE", arguments[i]);
   const int opened = cli_run_open_ctx("bench", run, &ctx);
   if (opened >= 0) return opened;
   const int32_t status = krait_train_time(ctx, &options, &times, by_call ? add_call : NULL, &all);
   int failed = 0;
   if (status >= 0 && as_json) failed = cli_print_json("bench", times_json(&times, &all), JSON_INDENT(2));
   else if (status >= 0) {
-    printf(
-        "batch %lld, %lld frames: a step %.2f ms, %.0f MB between operators; without a discriminator %.2f ms, %.0f "
-        "MB\n",
-        (long long)times.batch, (long long)times.frames, 1e3 * times.step_s, 1e-6 * (double)times.step_bytes,
-        1e3 * times.generator_s, 1e-6 * (double)times.generator_bytes);
+    printf("batch %lld, %lld frames: step %.2f ms, %.0f MB of activations; without discriminator %.2f ms, %.0f MB\n",
+           (long long)times.batch, (long long)times.frames, 1e3 * times.step_s, 1e-6 * (double)times.step_bytes,
+           1e3 * times.generator_s, 1e-6 * (double)times.generator_bytes);
     if (by_call) print_kinds(&all);
   }
   krait_ctx_close(&ctx);

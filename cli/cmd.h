@@ -1,5 +1,5 @@
-/* cmd.h: the verbs. Each gets its own name as argv[0] and returns the exit status: 0 done, 1 the answer is no or the
- * work failed, 2 bad usage or it could not run. */
+/* cmd.h: the verbs. Each gets its own name as argv[0] and returns the exit status: 0 success, 1 the answer is no or the
+ * work failed, 2 usage error or it could not run. */
 #ifndef CLI_CMD_H
 #define CLI_CMD_H
 int cmd_bench(int argc, char **argv);

@@ -1,5 +1,5 @@
-/* cmd_bench.c: krait bench: how long things take here. Wall-clock medians and bests, and processor time, which a busy
- * machine disturbs less. */
+/* cmd_bench.c: krait bench: times models and operators on this machine. Median and best wall-clock times, and processor
+ * time, which other load on the machine disturbs less. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ typedef struct settings {
 
 typedef struct timing {
   double open_s, median_s, best_s, cpu_s, device_s,
-      audio_s; /* cpu_s: least processor time of a run, all threads together; device_s: median */
+      audio_s; /* cpu_s: least processor time of a run, summed over threads; device_s: median */
 } timing;
 
 static double wall_s(void) {
@@ -47,7 +47,7 @@ static int compare_doubles(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Any finite spectrum will do: the time does not depend on the values. */
+/* Any finite spectrum works: the time does not depend on the values. */
 static void fill(float *values, int64_t n) {
   uint32_t state = 12345;
   for (int64_t i = 0; i < n; i++) {
@@ -196,37 +196,36 @@ int cmd_bench(int argc, char **argv) {
   settings s = {.batch = 1, .n_runs = 5, .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
   const cli_option options[] = {
       CLI_TEXT("weights", 0, "FILE", &s.model.weights_path, "weights of the model (default: the built-in denoiser)"),
-      CLI_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "windows, or sequences of generate, at once (default: 1)"),
+      CLI_WHOLE("batch", 0, "B", &s.batch, 1, 4096, "batch size: windows, or for generate sequences (default: 1)"),
       CLI_WHOLE("frames", 0, "T", &s.n_frames, 1, 1000000,
-                "of primeknet: frames of a window, 160 per second of audio (default: 321); of seedvr: of the clip "
-                "(default: 1, 21 and 121; on a CPU 1); of videomamba: of the clip (default: 8); of clip: pictures "
+                "primeknet: frames per window, 160 per second of audio (default: 321); seedvr: frames of the clip "
+                "(default: 1, 21 and 121; on a CPU 1); videomamba: frames of the clip (default: 8); clip: images "
                 "(default: 16)"),
-      CLI_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs after some to warm up (default: 5)"),
+      CLI_WHOLE("runs", 0, "N", &s.n_runs, 1, MAX_RUNS, "timed runs, after warm-up (default: 5)"),
       CLI_TEXT(
           "sizes", 0, "MODEL", &s.sizes,
-          "of generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, "
-          "qwen2-0.5b or -1.5b (default: mamba-130m); of seedvr: 3b or 7b (default: both); of videomamba: "
-          "t16, s16 or m16 (default: m16); of clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 "
-          "(default: base-patch16)"),
-      CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "of generate: tokens of the prompt (default: 1024)"),
-      CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "of generate and describe: timed tokens (default: 32)"),
+          "generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, qwen2-0.5b or "
+          "-1.5b (default: mamba-130m); seedvr: 3b or 7b (default: both); videomamba: t16, s16 or m16 (default: m16); "
+          "clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 (default: base-patch16)"),
+      CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "generate: prompt length in tokens (default: 1024)"),
+      CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "generate and describe: timed tokens (default: 32)"),
       CLI_SWITCH("narrow-states", 0, &s.narrow_states,
-                 "of generate, on a GPU: states in the weights' type, as mamba-ssm keeps them, not in float32"),
+                 "generate, on a GPU: states in the weights' type, as in mamba-ssm, instead of float32"),
       CLI_SWITCH("kernels", 0, &s.by_kernel,
-                 "also time the kernels of the denoiser (on a GPU), the calls of a training step, of SeedVR's "
-                 "blocks or of a tower, or the kinds of calls of a prompt and a step of generate"),
+                 "also time the denoiser's kernels (on a GPU), the calls of a training step, of SeedVR's blocks or of "
+                 "a tower, or the kinds of calls in generate's prefill and decode step"),
       CLI_TEXT("shape", 0, "SIZES", &s.shape,
-               "of an operator: B=1,D=1536,L=2048,N=16 and the like; \"last\" puts channels last, and a flag is named "
-               "by its end: causal, tf32"),
+               "operators: sizes such as B=1,D=1536,L=2048,N=16; \"last\" is channels-last layout, and flags go by the "
+               "last part of their name: causal, tf32"),
       CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
-               "of an operator, or of the weights of generate, describe, seedvr, videomamba and clip: float32, "
-               "float16 or bfloat16 (default: float32); of generate also q8_0 and q4_k"),
+               "type of an operator's tensors, or of the weights of generate, describe, seedvr, videomamba and clip: "
+               "float32, float16 or bfloat16 (default: float32); for generate also q8_0 and q4_k"),
       CLI_TEXT(
           "rows", 0, "ROW", &s.rows,
-          "of an operator: time this row (krait info lists them), or \"all\" that take the call (default: the best)"),
+          "operators: time this row (krait info lists them), or \"all\" rows that accept the call (default: the best)"),
       CLI_REAL("step", 0, "MS", &s.step_ms, 0, 1e6,
-               "of the data: what a training step takes; exit status 1 where the data are slower"),
-      CLI_SWITCH("reference", 0, &s.with_reference, "on the CPU: also run an operator's reference once"),
+               "data: the time of a training step; exit status 1 if making its data takes longer"),
+      CLI_SWITCH("reference", 0, &s.with_reference, "operators, on the CPU: also run the reference once"),
       CLI_SWITCH("json", 0, &s.as_json, "print JSON"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
       CLI_RUN_OPTIONS(&s.run),
@@ -235,13 +234,12 @@ int cmd_bench(int argc, char **argv) {
       "bench",
       "WHAT [CONFIG] [NAME=VALUE]...",
       "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random "
-      "weights), describe (Mobile-VideoGPT with random weights, from decoded frames on), videomamba and clip (its two "
-      "towers by themselves, and the other published sizes), seedvr (blocks at 1280 x 720, "
-      "random weights), data (the making of training items) or train (a step of training), both told as krait train "
-      "would be, or an operator by its name. An operator stands beside the machine's copies, "
-      "exponentials and multiply-adds per second; on a GPU its time is the device's, by events around a graph of calls "
-      "that take copies of the "
-      "tensors in turn, so that none finds them in the L2 cache, and the host's time of a call is told apart.",
+      "weights), describe (Mobile-VideoGPT with random weights, starting from decoded frames), videomamba and clip "
+      "(its two towers alone, also in the other published sizes), seedvr (blocks at 1280 x 720, random weights), data "
+      "(making training items) or train (one training step), both configured as for krait train, or an operator by "
+      "name. An operator's rates are compared with the machine's copies, exponentials and multiply-adds per second. On "
+      "a GPU the time is device time, from events around a graph of calls that cycle through copies of the tensors, so "
+      "that no call finds them in the L2 cache; the host time of a call is reported separately.",
       options,
       CLI_N(options),
       1,
@@ -253,7 +251,7 @@ int cmd_bench(int argc, char **argv) {
   if (strcmp(argv[first], "train") == 0)
     return bench_train(argv + first + 1, argc - first - 1, &s.run, s.n_runs, s.by_kernel, s.as_json);
   if (argc - first > 1)
-    return cli_usage_error("bench", "%s stands alone, but '%s' follows", argv[first], argv[first + 1]);
+    return cli_usage_error("bench", "%s takes no arguments, but '%s' follows", argv[first], argv[first + 1]);
   if (strcmp(argv[first], "primeknet") == 0) return bench_primeknet(&s);
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);
   if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);

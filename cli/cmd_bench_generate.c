@@ -1,5 +1,5 @@
-/* cmd_bench_generate.c: krait bench generate and describe: a prompt and tokens with random weights of a published
- * model's sizes, beside what memory allows. */
+/* cmd_bench_generate.c: krait bench generate and describe: prefill and decode with random weights of a published
+ * model's sizes, compared with memory bandwidth. */
 #include <jansson.h>
 #include <stdio.h>
 
@@ -31,7 +31,7 @@ static int print_text(const cli_bench_generate *b, const krait_lm_timing *t, con
          (long long)b->batch, b->batch == 1 ? "" : "s");
   printf("  prompt of %-6lld %9.3f ms   %10.0f tokens/s\n", (long long)b->n_prompt, t->prompt_s * 1e3,
          (double)b->n_prompt / t->prompt_s);
-  printf("  a token          %9.3f ms   %10.0f tokens/s, with the likeliest on the host\n", t->token_s * 1e3,
+  printf("  a token          %9.3f ms   %10.0f tokens/s, with argmax on the host\n", t->token_s * 1e3,
          (double)b->batch / t->token_s);
   printf("  a step           %9.3f ms   %10.2f GB/s of weights, %.1f %% of a copy's %.2f\n", t->step_s * 1e3,
          bytes_per_s * 1e-9, 100 * bytes_per_s / l->copy_bytes_per_s, l->copy_bytes_per_s * 1e-9);
@@ -67,9 +67,9 @@ int cli_bench_generate_run(const cli_run *run, const cli_bench_generate *b) {
 static int print_describe(int32_t dtype, const krait_describer_timing *t) {
   printf("describe: random weights of Mobile-VideoGPT-0.5B, %s, %.2f GB of weights\n", krait_dtype_name(dtype),
          (double)t->bytes * 1e-9);
-  printf("  frames to rows   %9.3f ms   both towers and projectors, from 16 decoded frames\n", t->look_s * 1e3);
+  printf("  frames to rows   %9.3f ms   both towers and projectors, for 16 decoded frames\n", t->look_s * 1e3);
   printf("  prompt of %-6d %9.3f ms\n", t->n_prompt, t->read_s * 1e3);
-  printf("  first token after%9.3f ms\n", (t->look_s + t->read_s) * 1e3);
+  printf("  first token      %9.3f ms\n", (t->look_s + t->read_s) * 1e3);
   printf("  a token          %9.3f ms   %10.0f tokens/s\n", t->token_s * 1e3, 1 / t->token_s);
   return 0;
 }

@@ -1,4 +1,4 @@
-/* cmd_bench_op.c: krait bench OP: an operator's time beside what this machine, or its GPU, can do at most. */
+/* cmd_bench_op.c: krait bench OP: an operator's time, compared with the limits of this machine or its GPU. */
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,8 +22,8 @@ static int print_text(const char *op, const char *dtype, const char *device, con
   printf("%s %s: row %s on %s, %d runs\n", op, dtype, t->row, device, t->n_runs);
   printf("  best, median     %10.1f us  %10.1f us", t->best_s * 1e6, t->median_s * 1e6);
   if (t->n_copies)
-    printf("  on the GPU, %s, over %d cop%s of the tensors",
-           t->from_graph ? "from a graph" : "without a graph: the driver has none", t->n_copies,
+    printf("  device time, %s, over %d cop%s of the tensors",
+           t->from_graph ? "from a graph" : "without a graph (not supported by the driver)", t->n_copies,
            t->n_copies == 1 ? "y" : "ies");
   printf("\n");
   if (t->n_copies) printf("  host time        %10.2f us  until a call returns, median\n", t->host_s * 1e6);
@@ -32,7 +32,7 @@ static int print_text(const char *op, const char *dtype, const char *device, con
   printf("  arithmetic       %10.2f GFLOP/s %4.1f %% of %.2f\n", t->flops / t->best_s * 1e-9,
          100 * t->flops / t->best_s / l->flops_per_s, l->flops_per_s * 1e-9);
   if (t->exps > 0)
-    printf("  exponentials     %10.2f G/s: the call takes %.2f x the time of its exponentials alone (%.2f G/s)\n",
+    printf("  exponentials     %10.2f G/s: the call takes %.2f x the time of only its exponentials (%.2f G/s)\n",
            t->exps / t->best_s * 1e-9, t->best_s * l->exps_per_s / t->exps, l->exps_per_s * 1e-9);
   if (t->reference_s > 0)
     printf("  reference        %10.1f us, %.1f x\n", t->reference_s * 1e6, t->reference_s / t->best_s);
@@ -56,7 +56,7 @@ int cli_bench_dtype(const char *text, int32_t *dtype) {
   return cli_usage_error("bench", "--dtype is '%s', not float32, float16 or bfloat16", text);
 }
 
-/* One line a row: its time, or why it does not take the call. */
+/* One line per row: its time, or why it refuses the call. */
 static int32_t time_rows(const krait_ctx *ctx, const char *name, const char *shape, int32_t dtype, const char *device,
                          int as_json, int *failed) {
   json_t *report = json_array();
@@ -69,7 +69,7 @@ static int32_t time_rows(const krait_ctx *ctx, const char *name, const char *sha
   for (int32_t r = 0; status >= 0 && r < krait_op_n_rows(op); r++) {
     const char *row = krait_op_row_name(op, r);
     krait_op_timing t = {.size = sizeof t};
-    if (r > 0 && r == krait_op_n_rows(op) - 1) continue; /* the reference: --reference is for that */
+    if (r > 0 && r == krait_op_n_rows(op) - 1) continue; /* the reference row: that is what --reference is for */
     status = krait_op_measure_row(ctx, name, row, shape, dtype, 0.5, &t);
     const char *why = status == KRAIT_ERR_UNSUPPORTED ? krait_error_detail() : NULL;
     if (!as_json && status >= 0) printf("  %-32s %10.1f us %10.1f us\n", row, t.best_s * 1e6, t.median_s * 1e6);

@@ -63,7 +63,7 @@ static int32_t time_all(const krait_ctx *ctx, const cli_bench_seedvr *b, json_t 
 int cli_bench_seedvr_run(const cli_run *run, const cli_bench_seedvr *b) {
   krait_ctx *ctx = NULL;
   if (b->variant && strcmp(b->variant, "3b") != 0 && strcmp(b->variant, "7b") != 0)
-    return cli_usage_error("bench", "--sizes of seedvr is '%s', must be 3b or 7b", b->variant);
+    return cli_usage_error("bench", "--sizes for seedvr is '%s', must be 3b or 7b", b->variant);
   int exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   json_t *list = b->as_json ? json_array() : NULL;

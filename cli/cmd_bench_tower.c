@@ -1,5 +1,5 @@
-/* cmd_bench_tower.c: krait bench videomamba and clip: a tower with random weights of a published model's sizes, beside
- * one large product and the machine's limits. */
+/* cmd_bench_tower.c: krait bench videomamba and clip: a tower with random weights of a published model's sizes,
+ * compared with one large matrix product and the machine's limits. */
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,7 +45,7 @@ static int print_text(const cli_bench_tower *b, const result *r) {
          100 * rate(r) / t->product_flops_per_s, t->product_flops_per_s * 1e-9,
          100 * rate(r) / r->limits.flops_per_s, r->limits.flops_per_s * 1e-9);
   if (t->product_flops_per_cpu_s > 0)
-    printf("  processor time   %9.3f ms         %5.1f %% of that product's rate in it\n", t->cpu_s * 1e3,
+    printf("  processor time   %9.3f ms         %5.1f %% of that product's rate\n", t->cpu_s * 1e3,
            100 * t->flops / t->cpu_s / t->product_flops_per_cpu_s);
   printf("  memory           %9.2f GB/s       %5.1f %% of a copy's %.2f\n", bytes_per_s * 1e-9,
          100 * bytes_per_s / r->limits.copy_bytes_per_s, r->limits.copy_bytes_per_s * 1e-9);

@@ -1,4 +1,4 @@
-/* cmd_classify.c: krait classify: what films and pictures show. */
+/* cmd_classify.c: krait classify: classifies videos and images. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,10 +20,10 @@ typedef struct settings {
 } settings;
 
 typedef struct labels {
-  char *text, **of; /* one a class, or NULL */
+  char *text, **of; /* one per class, or NULL */
 } labels;
 
-/* A label a line; as many as there are classes. */
+/* One label per line, as many as there are classes. */
 static int read_names(const char *path, int64_t n, labels *names) {
   size_t bytes = 0;
   if (!path) return -1;
@@ -89,15 +89,16 @@ int cmd_classify(int argc, char **argv) {
   int first;
   settings s = {.top = 5};
   const cli_option options[] = {
-      CLI_TEXT("weights", 'w', "FILE", &s.weights, "VideoMamba with a head: upstream's .pth, or safetensors"),
-      CLI_TEXT("labels", 0, "FILE", &s.labels, "the classes' names, one a line"),
-      CLI_WHOLE("top", 0, "N", &s.top, 1, 1000000, "print the N likeliest classes (default: 5)"),
-      CLI_SWITCH("json", 0, &s.as_json, "print a JSON object for each file"),
+      CLI_TEXT("weights", 'w', "FILE", &s.weights,
+               "VideoMamba with a classification head: upstream's .pth, or safetensors"),
+      CLI_TEXT("labels", 0, "FILE", &s.labels, "class names, one per line"),
+      CLI_WHOLE("top", 0, "N", &s.top, 1, 1000000, "print the N most likely classes (default: 5)"),
+      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per file"),
       CLI_RUN_OPTIONS(&s.run),
   };
   const cli_verb verb = {"classify",
-                         "FILM|PICTURE...",
-                         "Says what films and pictures show: frames spread evenly over a film go through VideoMamba. "
+                         "VIDEO|IMAGE...",
+                         "Classifies videos and images with VideoMamba, from frames spread evenly over the video. "
                          "Needs FFmpeg's libavfilter.",
                          options,
                          CLI_N(options),
@@ -105,7 +106,7 @@ int cmd_classify(int argc, char **argv) {
                          -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a file with VideoMamba's weights");
+  if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: give a file with VideoMamba's weights");
   krait_ctx *ctx = NULL;
   krait_classifier *classifier = NULL;
   cli_catch_signals(verb.name, "");

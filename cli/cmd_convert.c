@@ -10,8 +10,8 @@
 #include "inputs.h"
 #include "interrupt.h"
 
-/* The name says what is written, so one that says nothing of the kind is a slip. What is there and no regular file (a
- * pipe) gets safetensors. */
+/* The name selects the format, so an unknown extension is an error. An existing file that is not a regular one (a pipe)
+ * gets safetensors. */
 static int check_name(const char *out, int is_safetensors_only) {
   static const char *const endings[] = {".safetensors", ".th", ".pt", ".pth"};
   const char *slash = strrchr(out, '/'), *dot = strrchr(slash ? slash : out, '.');
@@ -20,28 +20,27 @@ static int check_name(const char *out, int is_safetensors_only) {
   if (stat(out, &info) == 0 && !S_ISREG(info.st_mode)) return -1;
   for (int i = 0; dot && i < n; i++)
     if (strcmp(dot, endings[i]) == 0) return -1;
-  return cli_usage_error("convert", "%s: a name that ends in .safetensors%s says what to write", out,
-                         is_safetensors_only ? "" : ", or in .th, .pt or .pth for torch.load,");
+  return cli_usage_error("convert", "%s: the extension selects the format; use .safetensors%s", out,
+                         is_safetensors_only ? "" : ", or .th, .pt or .pth for torch.load");
 }
 
 int cmd_convert(int argc, char **argv) {
   const char *config = NULL, *overrides = NULL, *quantize = NULL;
   int force = 0;
   const cli_option options[] = {
-      CLI_SWITCH("force", 'f', &force, "replace OUT where it exists"),
+      CLI_SWITCH("force", 'f', &force, "replace OUT if it exists"),
       CLI_TEXT("config", 0, "YAML", &config,
-               "the model's configuration: plain, conf/model/NAME.yaml or a run's .hydra/config.yaml"),
+               "the model's configuration: plain YAML, conf/model/NAME.yaml or a run's .hydra/config.yaml"),
       CLI_TEXT("set", 0, "K=V,...", &overrides,
-               "single values that win over --config and the file's metadata; model=NAME names the model"),
+               "override single values of --config and of the file's metadata; model=NAME sets the model"),
       CLI_TEXT("quantize", 0, "FORMAT", &quantize,
-               "of a language model (IN may be its folder): large matrices in 8 bits a weight, q8_0, or 4, q4_k"),
+               "language models (IN may be the folder): quantize the large matrices to 8 bits (q8_0) or 4 bits (q4_k)"),
   };
   const cli_verb verb = {"convert",
                          "IN OUT.safetensors | OUT.th",
-                         "Writes the tensors of a safetensors file or of what torch.save wrote (best.th, "
-                         "checkpoint.th, *.pt) as safetensors, with the "
-                         "configuration in its metadata, or, where OUT ends in .th, .pt or .pth, "
-                         "for torch.load, as upstream's best.th. Nothing in the input is executed.",
+                         "Converts a safetensors or torch.save file (best.th, checkpoint.th, *.pt) to safetensors with "
+                         "the configuration in its metadata, or, if OUT ends in .th, .pt or .pth, to the layout of "
+                         "upstream's best.th for torch.load. Nothing in the input is executed.",
                          options,
                          CLI_N(options),
                          2,
@@ -53,8 +52,7 @@ int cmd_convert(int argc, char **argv) {
   if ((exit_status = cli_output_check(&rule, argv[first], argv[first + 1])) >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
   if (quantize && (config || overrides))
-    return cli_usage_error(verb.name,
-                           "--quantize takes the configuration beside the weights; leave --config and --set out");
+    return cli_usage_error(verb.name, "--quantize uses the configuration beside the weights; omit --config and --set");
   int32_t status = quantize ? krait_lm_quantize(argv[first], argv[first + 1], quantize)
                             : krait_weights_convert(argv[first], argv[first + 1], config, overrides);
   return status < 0 ? cli_report(verb.name, status) : 0;

@@ -1,4 +1,4 @@
-/* cmd_describe.c: krait describe: a film and a question to a model, its answer as it comes, and which frames it saw. */
+/* cmd_describe.c: krait describe: asks a model about a video, streams the answer, and shows which frames it saw. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ typedef struct settings {
   cli_run run;
 } settings;
 
-/* One film, one question, and what came of them. */
+/* One video, one question, and their results. */
 typedef struct work {
   const settings *s;
   const char *path, *question;
@@ -35,12 +35,11 @@ static void print_rates(const work *w) {
   const cli_story *o = &w->story;
   const double seconds = w->end_s - w->read_s;
   FILE *err = cli_err();
-  fprintf(err, "looked at %d of %lld frames", w->film.n, (long long)w->film.n_frames);
-  if (w->film.n < KRAIT_FILM_FRAMES)
-    fprintf(err, " and %d black ones, which the model wants", KRAIT_FILM_FRAMES - w->film.n);
+  fprintf(err, "used %d of %lld frames", w->film.n, (long long)w->film.n_frames);
+  if (w->film.n < KRAIT_FILM_FRAMES) fprintf(err, " and %d black ones as padding", KRAIT_FILM_FRAMES - w->film.n);
   fprintf(err,
-          " (decoding %.3f s, towers %.3f s), read %lld tokens in %.3f s, first token after %.3f s, generated %lld in "
-          "%.3f s (%.1f/s)\n",
+          " (decoding %.3f s, towers %.3f s); prompt: %lld tokens in %.3f s; time to first token %.3f s; generated "
+          "%lld in %.3f s (%.1f/s)\n",
           w->film.read_s, w->film.look_s, (long long)o->n_read, w->read_s - w->start_s,
           w->first_s - w->start_s + w->film.look_s, (long long)o->n_drawn, seconds,
           seconds > 0 ? (double)o->n_drawn / seconds : 0);
@@ -84,13 +83,13 @@ static int answer(work *w) {
   o->n_read = krait_lm_n_tokens(o->session);
   o->reason = s->telling.n == 0 ? "length" : NULL;
   w->read_s = cli_now_s();
-  if (s->as_json) cli_let_interrupt_ask(); /* what was said until then is printed */
+  if (s->as_json) cli_let_interrupt_ask(); /* what was generated until then is printed */
   const int exit_status = cli_stories_tell("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
   w->end_s = cli_now_s();
   if (exit_status >= 0) return exit_status;
   if (s->as_json && print_json(w) != 0) return 1;
   if (cli_is_asked_to_stop()) {
-    fprintf(cli_err(), "krait describe: stopped; what was said is printed\n");
+    fprintf(cli_err(), "krait describe: stopped; the text generated so far has been printed\n");
     return 130;
   }
   if (s->as_json) return 0;
@@ -118,32 +117,33 @@ int cmd_describe(int argc, char **argv) {
   int first;
   settings s = {.telling.n = 1024};
   const cli_option options[] = {
-      CLI_TEXT("weights", 'w', "DIR", &s.weights, "Mobile-VideoGPT: config.json, weights, tokenizer.json"),
+      CLI_TEXT("weights", 'w', "DIR", &s.weights, "folder of Mobile-VideoGPT: config.json, weights, tokenizer.json"),
       CLI_TEXT("frames", 0, "FILE.png", &s.frames,
-              "the frames that were looked at as one picture; those that the video tower saw have an orange border"),
-      CLI_SWITCH("force", 'f', &s.force, "replace the file of --frames where it exists"),
+               "write the frames used as a contact sheet; those that the video tower saw have an orange border"),
+      CLI_SWITCH("force", 'f', &s.force, "replace the file of --frames if it exists"),
       CLI_TELLING_OPTIONS(&s.telling, "1024"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights)"),
-      CLI_SWITCH("json", 0, &s.as_json, "print a JSON object when all is said, with frames and their scores"),
+      CLI_SWITCH("json", 0, &s.as_json, "print a JSON object at the end, with the frames and their scores"),
       CLI_RUN_OPTIONS(&s.run),
   };
   const cli_verb verb = {"describe",
-                         "FILM|PICTURE [QUESTION]",
-                         "Answers a question about a film (\"Describe this video.\" without one), by Mobile-VideoGPT: "
-                         "one frame a second, 16 at most, spread evenly; the answer appears as it is made, "
-                         "rates on standard error. Needs FFmpeg's libavfilter.",
+                         "VIDEO|IMAGE [QUESTION]",
+                         "Answers a question about a video (default: \"Describe this video.\") with Mobile-VideoGPT. "
+                         "Uses one frame per second, at most 16, spread evenly. The answer is printed as it is "
+                         "generated, rates on standard error. Needs FFmpeg's libavfilter.",
                          options,
                          CLI_N(options),
                          1,
                          2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: a folder with Mobile-VideoGPT's weights");
+  if (!s.weights)
+    return cli_usage_error(verb.name, "--weights is missing: give the folder with Mobile-VideoGPT's weights");
   const char *const read_too[] = {s.weights, s.tokenizer};
   const cli_outputs_rule rule = {.verb = verb.name, .read_too = read_too, .n_read_too = 2, .force = s.force};
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
-  cli_hush_libraries(); /* of fonts and films */
+  cli_hush_libraries(); /* the libraries for fonts and videos */
   work w = {.s = &s,
             .path = argv[first],
             .question = argc - first > 1 ? argv[first + 1] : "Describe this video.",

@@ -34,7 +34,7 @@ int cmd_devices(int argc, char **argv) {
   const cli_option options[] = {CLI_SWITCH("json", 0, &as_json, "print JSON")};
   const cli_verb verb = {"devices",
                          "",
-                         "Lists the GPUs of this machine, or says why none can be used. The CPU can always be used.",
+                         "Lists the GPUs of this machine, or says why none is usable. The CPU is always usable.",
                          options,
                          CLI_N(options),
                          0,

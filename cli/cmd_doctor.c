@@ -1,4 +1,4 @@
-/* cmd_doctor.c: krait doctor: why a CUDA library, wheel or environment does not run, and what to do. */
+/* cmd_doctor.c: krait doctor: explains why a CUDA library, wheel or environment does not run, and how to fix it. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ typedef struct doctor_args {
   int json, all, deep, strict, no_color, plan, issue;
 } doctor_args;
 
-/* A pipe that nobody writes must not hang us; a device has no end. */
+/* A pipe without a writer must not block us; a device has no end. */
 static int open_log(const char *path) {
   struct stat info;
   const int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -40,8 +40,8 @@ static int open_log(const char *path) {
   return -1;
 }
 
-/* The end of a long text holds the error: when the room is full, its older half goes. NULL after a line on standard
- * error. */
+/* The error is at the end of a long text: when the buffer is full, its older half is dropped. NULL after a line on
+ * standard error. */
 static const char *read_log(const char *path, size_t *n) {
   static char text[MAX_LOG_BYTES];
   long long total = 0;
@@ -53,7 +53,8 @@ static const char *read_log(const char *path, size_t *n) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) cli_usage_error("doctor", "cannot read the log %s: %s", path, strerror(errno));
     else if ((total += got) > MAX_READ_BYTES)
-      cli_usage_error("doctor", "the log %s has more than %d GiB; give its end", path, (int)(MAX_READ_BYTES >> 30));
+      cli_usage_error("doctor", "the log %s is larger than %d GiB; give only its end", path,
+                      (int)(MAX_READ_BYTES >> 30));
     if (got < 0 || total > MAX_READ_BYTES) return close(fd), NULL;
     *n += (size_t)got;
   }
@@ -62,7 +63,7 @@ static const char *read_log(const char *path, size_t *n) {
 }
 
 static int show(const char *text, krait_report **report, int status) {
-  fputs(text, stdout); /* main tells whether it arrived */
+  fputs(text, stdout); /* main reports failures of standard output */
   krait_report_close(report);
   return status;
 }
@@ -105,7 +106,7 @@ static int diagnose(doctor_args *args) {
                                    : krait_report_text(report, !args->no_color && isatty(1), args->strict);
   if (!*text) {
     krait_report_close(&report);
-    cli_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "no memory for the report");
+    cli_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "out of memory for the report");
     return EXIT_INTERNAL;
   }
   if (!args->json) return show(text, &report, code);
@@ -126,27 +127,27 @@ int cmd_doctor(int argc, char **argv) {
                "judge for this processor: x86_64, aarch64 (default: the GPU's or this machine's)"),
       CLI_TEXT("python", 0, "VERSION", &o->python, "judge for this Python: 3.11"),
       CLI_TEXT("glibc", 0, "VERSION", &o->glibc, "judge for this C library: 2.35"),
-      CLI_TEXT("log", 0, "FILE", &args.log, "an error's text, - for standard input; combines with PATH"),
-      CLI_SWITCH("fix-plan", 0, &args.plan, "print only the commands that mend it, in order"),
-      CLI_SWITCH("issue", 0, &args.issue, "print a summary for a bug report, without paths and user names"),
-      CLI_SWITCH("json", 0, &args.json, "print the report as docs/doctor.schema.json has it"),
-      CLI_SWITCH("all", 0, &args.all, "show also what is fine or suppressed"),
-      CLI_SWITCH("deep", 0, &args.deep, "search other sections for GPU code, check every hash"),
-      CLI_SWITCH("strict", 0, &args.strict, "exit 2 when there are warnings only"),
-      CLI_TEXT("root", 0, "DIR", &o->root, "read the machine's facts below DIR"),
-      CLI_TEXT("tables", 0, "FILE", &o->tables, "use these tables instead of those built in"),
-      CLI_TEXT("explain", 0, "ID", &args.explain, "the rule behind a diagnosis; 'list' names them all"),
-      CLI_TEXT("list", 0, "FILE", &args.list, "list the images and kernels in a file"),
+      CLI_TEXT("log", 0, "FILE", &args.log,
+               "a file with the text of an error, - for standard input; may be combined with PATH"),
+      CLI_SWITCH("fix-plan", 0, &args.plan, "print only the commands that fix it, in order"),
+      CLI_SWITCH("issue", 0, &args.issue, "print a summary for a bug report, without paths or user names"),
+      CLI_SWITCH("json", 0, &args.json, "print the report as JSON (docs/doctor.schema.json)"),
+      CLI_SWITCH("all", 0, &args.all, "also show what is fine or suppressed"),
+      CLI_SWITCH("deep", 0, &args.deep, "also search other sections for GPU code, and check every hash"),
+      CLI_SWITCH("strict", 0, &args.strict, "exit 2 if there are only warnings"),
+      CLI_TEXT("root", 0, "DIR", &o->root, "read the facts about the machine below DIR"),
+      CLI_TEXT("tables", 0, "FILE", &o->tables, "use these tables instead of the built-in ones"),
+      CLI_TEXT("explain", 0, "ID", &args.explain, "explain the rule behind a diagnosis; 'list' lists all rules"),
+      CLI_TEXT("list", 0, "FILE", &args.list, "list the GPU images and kernels in a file"),
       CLI_SWITCH("no-color", 0, &args.no_color, "no colours"),
   };
   const cli_verb verb = {
       "doctor",
       "[PATH...]",
-      "Says why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. PATH: a "
-      ".so, .whl, .tar.gz, .conda, .tar.bz2, .fatbin, "
-      ".cubin, .ptx or .a file, a folder, a requirements.txt or pyproject.toml; none: this environment. "
-      "Exit status: 0 nothing wrong, 1 an error, 2 only warnings (--strict), 3 an unreadable or damaged input, 4 GPU "
-      "unknown, 64 bad usage.",
+      "Explains why a CUDA library, wheel or environment does not run, from its bytes, without a GPU or a toolkit. "
+      "PATH: a .so, .whl, .tar.gz, .conda, .tar.bz2, .fatbin, .cubin, .ptx or .a file, a folder, a requirements.txt or "
+      "pyproject.toml; default: this environment. Exit status: 0 no problem, 1 an error, 2 only warnings (--strict), 3 "
+      "unreadable or damaged input, 4 GPU unknown, 64 usage error.",
       options,
       CLI_N(options),
       0,
@@ -155,8 +156,8 @@ int cmd_doctor(int argc, char **argv) {
   if (status >= 0) return status == 2 ? EXIT_USAGE : status;
   if (args.explain) return explain(&args);
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES); /* what was freed goes back to the system, or each of the threads that unpack
-                                              a wheel would keep its largest */
+  mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES); /* return freed memory to the system; otherwise each thread that unpacks a
+                                              wheel keeps its largest block */
 #endif
   if (args.list) return list(&args);
   o->paths = (const char *const *)argv + first;

@@ -1,5 +1,4 @@
-/* cmd_enhance.c: krait enhance: which recordings go where, what the user sees meanwhile, and what is left after
- * Ctrl-C. */
+/* cmd_enhance.c: krait enhance: where each output goes, progress, and what is left after Ctrl-C. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdio.h>
@@ -43,7 +42,7 @@ static json_t *scores_json(const krait_scores *scores) {
                    cli_json_real(scores->segmental_snr_db), "stoi", cli_json_real(scores->stoi));
 }
 
-/* object, or NULL with object freed when it could not take all. */
+/* object, or NULL (and object freed) when something could not be added. */
 static json_t *whole_or_null(json_t *object, int failed) {
   if (!failed) return object;
   json_decref(object);
@@ -95,7 +94,7 @@ static void print_score(FILE *file, const char *name, const char *unit, int digi
   fprintf(file, "  %-13s %9.*f -> %.*f%s\n", name, digits, before, digits, after, unit);
 }
 
-/* To standard error where standard output carries the sound. */
+/* To standard error when standard output carries the audio. */
 static FILE *results_to(const cli_pair *pair) { return strcmp(pair->out, "-") == 0 ? cli_err() : stdout; }
 
 static void print_names(FILE *file, const cli_pair *pair) {
@@ -108,7 +107,7 @@ static void print_result(const cli_pair *pair, const krait_enhance_result *r) {
   FILE *file = results_to(pair);
   print_names(file, pair);
   fprintf(file, ": %.2f s of audio in %.2f s (RTF %.3f)%s\n", r->audio_s, r->total_s, r->total_s / r->audio_s,
-          pair->out_exists ? ", in place of the one that was there" : "");
+          pair->out_exists ? ", replacing the previous file" : "");
   if (*r->note) fprintf(file, "  %s\n", r->note);
   if (!r->has_scores) return;
   print_score(file, "SI-SDR", " dB", 2, r->noisy.si_sdr_db, r->enhanced.si_sdr_db);
@@ -135,7 +134,7 @@ typedef struct batch {
   double audio_s;
 } batch;
 
-/* Of several recordings the first that is not done. */
+/* The exit status of the first recording that failed. */
 typedef struct watched {
   cli_progress progress;
   cli_crew *crew;
@@ -203,7 +202,7 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* One line at the end of several recordings. */
+/* One summary line after several recordings. */
 static void print_summary(const batch *b, double seconds) {
   const int n_done = b->pairs->n - b->pairs->n_skipped - b->n_failed;
   if (b->pairs->n < 2 || b->s->as_json || cli_is_stopped()) return;
@@ -226,8 +225,8 @@ static int enhance_pairs(batch *b) {
   return b->n_failed > 0 || b->n_untold > 0;
 }
 
-/* Whether there is more sound than the CPU clears in the time that a GPU takes to start, 0.3 s: a second for each
- * thread (docs/speed, "short recordings"). What cannot be read counts for nothing; its own turn will tell. */
+/* Whether there is more audio than the CPU cleans while a GPU starts (0.3 s): one second per thread (docs/speed, "short
+ * recordings"). Unreadable files count as 0; their error is reported at their turn. */
 static int is_worth_a_gpu(const cli_pairs *pairs, int32_t n_threads) {
   double audio_s = 0, one_s;
   for (int i = 0; i < pairs->n && audio_s <= n_threads; i++)
@@ -271,7 +270,7 @@ static int check_settings(const settings *s, const cli_pairs *pairs) {
                                           : "mixed",
                            pairs->n);
   if (to_stdout && s->as_json)
-    return cli_usage_error("enhance", "--json and the sound cannot both go to standard output; use -o FILE");
+    return cli_usage_error("enhance", "--json and the audio cannot both go to standard output; use -o FILE");
   if (to_stdout && isatty(STDOUT_FILENO))
     return cli_usage_error("enhance", "standard output is a terminal; use -o FILE or a pipe");
   if (strcmp(pairs->pairs[0].in, "-") == 0 && isatty(STDIN_FILENO))
@@ -279,7 +278,7 @@ static int check_settings(const settings *s, const cli_pairs *pairs) {
   return -1;
 }
 
-/* What can be said before any file is looked at. */
+/* Checks that need no file access. */
 static int check_options(const settings *s) {
   struct stat info;
   if (s->reference && strcmp(s->reference, "-") == 0)
@@ -288,13 +287,13 @@ static int check_options(const settings *s) {
     return cli_usage_error("enhance", "--reference %s is not a regular file", s->reference);
   if (s->plot && strcmp(s->plot, "-") == 0) return cli_usage_error("enhance", "--plot needs the name of a PNG file");
   if ((s->noise || s->rir) && (s->plot || s->reference))
-    return cli_usage_error("enhance", "--%s does not go with --noise and --rir; krait evaluate measures mixtures",
+    return cli_usage_error("enhance", "--%s cannot be combined with --noise and --rir; krait evaluate scores mixtures",
                            s->plot ? "plot" : "reference");
-  if (s->mixed && !s->noise && !s->rir) return cli_usage_error("enhance", "--mixed goes with --noise or --rir");
+  if (s->mixed && !s->noise && !s->rir) return cli_usage_error("enhance", "--mixed needs --noise or --rir");
   if (s->mixed && strcmp(s->mixed, "-") == 0) return cli_usage_error("enhance", "--mixed needs the name of a file");
-  if (!s->noise && s->snr_db != 0) return cli_usage_error("enhance", "--snr goes with --noise");
+  if (!s->noise && s->snr_db != 0) return cli_usage_error("enhance", "--snr needs --noise");
   if (s->force && s->skip_existing)
-    return cli_usage_error("enhance", "-f replaces what exists, --skip-existing leaves it; give one");
+    return cli_usage_error("enhance", "-f replaces existing files, --skip-existing keeps them; give only one");
   return -1;
 }
 
@@ -319,43 +318,44 @@ int cmd_enhance(int argc, char **argv) {
   settings s = {.n_jobs = 1, .limit_db = -1, .model.size = sizeof s.model};
   const cli_option options[] = {
       CLI_TEXT("output", 'o', "FILE|DIR", &s.out,
-               "write here; '-' is standard output. A file's extension names its format. Default: NAME.enhanced.EXT "
-               "beside each input"),
+               "output file or folder; '-' is standard output. A file's extension selects its format. Default: "
+               "NAME.enhanced.EXT beside each input"),
       CLI_SWITCH("force", 'f', &s.force,
-                 "replace outputs that exist. Without it only NAME.enhanced.EXT of an earlier run is replaced"),
+                 "replace existing outputs. Without it, only NAME.enhanced.EXT from an earlier run is replaced"),
       CLI_SWITCH("skip-existing", 0, &s.skip_existing,
-                 "leave out recordings whose output exists: goes on where an earlier run ended"),
+                 "skip recordings whose output exists: continues an interrupted run"),
       CLI_REAL("limit", 0, "DB", &s.limit_db, 0, 1000,
-               "attenuate nothing by more than DB decibels: 6 to 20 leave some of the room, 0 changes nothing"),
+               "attenuate by at most DB decibels: 6 to 20 keep some of the room, 0 changes nothing"),
       CLI_TEXT(
           "weights", 'w', "FILE", &s.model.weights_path,
-          "weights (.safetensors, .th, .pt); streaming: those inside the program of a model that streams (31 ms late); "
-          "default: its others"),
-      CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
-      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
-      CLI_TEXT("plot", 0, "PNG", &s.plot, "draw spectrograms before and after"),
+          "weights (.safetensors, .th, .pt), or 'streaming' for the built-in streaming model (latency 31 ms); default: "
+          "the built-in model"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path,
+               "the model's configuration, if the weights do not contain it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),
+      CLI_TEXT("plot", 0, "PNG", &s.plot, "plot spectrograms before and after"),
       CLI_TEXT("reference", 0, "CLEAN", &s.reference,
                "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
       CLI_TEXT("noise", 0, "FILE", &s.noise,
-               "for demonstrations: mix this noise, repeated, into what is read, and enhance that"),
-      CLI_REAL("snr", 0, "DB", &s.snr_db, -100, 100, "signal-to-noise ratio of that (default: 0)"),
-      CLI_TEXT("rir", 0, "FILE", &s.rir, "put what is read into a room first: its impulse response"),
-      CLI_TEXT("mixed", 0, "FILE", &s.mixed, "keep what was mixed"),
+               "for demonstrations: mix this noise (looped) into the input, and enhance the mixture"),
+      CLI_REAL("snr", 0, "DB", &s.snr_db, -100, 100, "signal-to-noise ratio of the mixture (default: 0)"),
+      CLI_TEXT("rir", 0, "FILE", &s.rir, "convolve the input with this room impulse response first"),
+      CLI_TEXT("mixed", 0, "FILE", &s.mixed, "also write the mixture here"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
       CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, CLI_CREW_MOST,
-                "recordings at a time (default: 1); each takes its own working memory. On a GPU 4 take about a quarter "
-                "less time"),
+                "recordings in parallel (default: 1), each with its own working memory. On a GPU, 4 take about a "
+                "quarter less time"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
       CLI_RUN_OPTIONS(&s.run),
   };
   const cli_verb verb = {"enhance",
                          "IN... [-o FILE|DIR]",
-                         "Removes noise from recordings of speech. IN is an audio file of any format, rate and channel "
-                         "count that libsndfile reads (with FFmpeg's libavfilter "
-                         "installed also m4a, webm and films), a folder (with its subfolders) of them, or '-' for "
-                         "standard input. The output keeps rate, length, channels and, where it "
-                         "can be written, format. By default a GPU is taken where there is one and more than a "
-                         "second of sound for each thread of the CPU; less is done sooner on the CPU.",
+                         "Removes noise from recordings of speech. IN is an audio file of any format, sample rate and "
+                         "channel count that libsndfile reads (with FFmpeg's libavfilter also m4a, webm and video "
+                         "files), a folder of them (searched recursively), or '-' for standard input. The output keeps "
+                         "the sample rate, length, channels and, if it can be written, the format. By default a GPU is "
+                         "used if there is one and the input has more than one second of audio per CPU thread; the CPU "
+                         "is faster for less.",
                          options,
                          CLI_N(options),
                          1,

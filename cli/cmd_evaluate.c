@@ -1,5 +1,4 @@
-/* cmd_evaluate.c: krait evaluate: which recordings are compared with which, by how many threads, and the tables that
- * come of it. */
+/* cmd_evaluate.c: krait evaluate: pairs recordings, scores them on several threads, and prints the tables. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <math.h>
@@ -66,12 +65,12 @@ typedef struct means {
   int64_t n;
   double audio_s, compute_s;
   double sum[2][N_MEASURES];
-  int64_t count[2][N_MEASURES]; /* of what could be measured */
+  int64_t count[2][N_MEASURES]; /* of the values that could be measured */
 } means;
 
 typedef struct evaluation {
   const settings *s;
-  const krait_model *model; /* NULL: recordings as they are */
+  const krait_model *model; /* NULL: score the recordings unprocessed */
   krait_session *sessions[CLI_CREW_MOST];
   cli_pairs clean, other;
   krait_data *data[MOST_RATIOS];
@@ -91,7 +90,7 @@ static const char *base_name(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-/* Below its folder, without extension. */
+/* The path below its folder, without extension. */
 static char *stem(const cli_pair *p) {
   const char *name = p->inside ? p->inside : base_name(p->in), *dot = strrchr(base_name(name), '.');
   return dot && dot != base_name(name) ? strndup(name, (size_t)(dot - name)) : strdup(name);
@@ -101,7 +100,7 @@ static int compare_stems(const void *a, const void *b) {
   return strcmp((*(cli_pair *const *)a)->out, (*(cli_pair *const *)b)->out);
 }
 
-/* cli_pair.out holds the stem; pointers sorted by it. */
+/* Pointers sorted by stem, which is stored in cli_pair.out. */
 static cli_pair **sort_by_stem(cli_pairs *pairs) {
   cli_pair **sorted = calloc((size_t)pairs->n + 1, sizeof *sorted);
   for (int i = 0; sorted && i < pairs->n; i++) {
@@ -116,11 +115,11 @@ static int no_memory(void) { return cli_usage_error("evaluate", "out of memory")
 
 static void tell_unpaired(int n, int n_pairs, const char *folder, const char *other) {
   if (n_pairs < n)
-    fprintf(cli_err(), "krait evaluate: %d of %d recordings of %s have none of the same name in %s\n", n - n_pairs, n,
+    fprintf(cli_err(), "krait evaluate: %d of %d recordings in %s have no match by name in %s\n", n - n_pairs, n,
             folder, other);
 }
 
-/* Recordings of both folders that have one name. */
+/* Pairs the recordings that have the same name in both folders. */
 static int pair_folders(evaluation *e, char **operands) {
   cli_pair **clean = sort_by_stem(&e->clean), **other = sort_by_stem(&e->other);
   e->pieces = calloc((size_t)e->clean.n + 1, sizeof *e->pieces);
@@ -137,7 +136,7 @@ static int pair_folders(evaluation *e, char **operands) {
   free(other);
   if (failed) return no_memory();
   if (e->n_pieces == 0)
-    return cli_usage_error("evaluate", "no recording of %s has one of the same name in %s", operands[0], operands[1]);
+    return cli_usage_error("evaluate", "no recording in %s has a match by name in %s", operands[0], operands[1]);
   tell_unpaired(e->clean.n, e->n_pieces, operands[0], operands[1]);
   tell_unpaired(e->other.n, e->n_pieces, operands[1], operands[0]);
   return -1;
@@ -164,7 +163,7 @@ static int list_pairs(evaluation *e, char **operands) {
   return -1;
 }
 
-/* "name=value" with the value as JSON, which is YAML: file names may hold anything. */
+/* "name=value" with the value as JSON, which is also YAML: file names may contain anything. */
 static char *setting(const char *name, const char *value) {
   json_t *text = json_string(value);
   char *quoted = text ? json_dumps(text, JSON_ENCODE_ANY) : NULL, *whole = NULL;
@@ -174,7 +173,7 @@ static char *setting(const char *name, const char *value) {
   return whole;
 }
 
-/* Bad recordings are told when the results are, once for all ratios. */
+/* Bad recordings are reported with the results, once for all ratios. */
 static void keep_line(void *user, const char *line) {
   evaluation *e = user;
   pthread_mutex_lock(&e->notes_lock);
@@ -309,9 +308,8 @@ static void print_table(const evaluation *e) {
       printf("\n");
     }
     if (least < m.n)
-      printf("  %lld could not be measured in every way (too short, silent, or no speech was found)\n",
-             (long long)(m.n - least));
-    if (e->model && m.audio_s > 0) printf("  %.3f s of computing per second of sound\n", m.compute_s / m.audio_s);
+      printf("  %lld lack some measures (too short, silent, or no speech found)\n", (long long)(m.n - least));
+    if (e->model && m.audio_s > 0) printf("  %.3f s of computing per second of audio\n", m.compute_s / m.audio_s);
   }
 }
 
@@ -337,7 +335,7 @@ static int print_json(const evaluation *e) {
                         JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 }
 
-/* A name as CSV has it. */
+/* A CSV field, quoted if needed. */
 static void print_field(FILE *file, const char *text) {
   const int is_plain = !strpbrk(text, ",\"\n\r");
   if (!is_plain) fputc('"', file);
@@ -384,7 +382,7 @@ static int write_csv(const evaluation *e) {
   return status < 0 ? cli_report("evaluate", status) : 0;
 }
 
-/* The table replaces nothing that exists unless -f says so, and then no file that is read, by whatever name. */
+/* The table replaces an existing file only with -f, and never an input file, under any of its names. */
 static int check_csv(evaluation *e, char **operands) {
   const settings *s = e->s;
   char *sources[] = {operands[0], (char *)s->noise, (char *)s->rir}; /* only read */
@@ -404,7 +402,7 @@ static int check_csv(evaluation *e, char **operands) {
   return status;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole run ---- */
 static int compare_all(evaluation *e, int n_jobs) {
   const cli_crew_work work = {.n_pieces = e->n_pieces,
                               .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces,
@@ -454,18 +452,18 @@ static void release(evaluation *e) {
 static int check_options(const settings *s, int n_operands) {
   struct stat info;
   if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0))
-    return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir go with --noise");
+    return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir need --noise");
   if (!s->noise && n_operands != 2)
-    return cli_usage_error("evaluate", "name CLEAN and OTHER, or CLEAN alone with --noise");
+    return cli_usage_error("evaluate", "give CLEAN and OTHER, or only CLEAN with --noise");
   if (s->noise && n_operands != 1)
-    return cli_usage_error("evaluate", "with --noise name CLEAN alone: the noisy recordings are mixed from it");
+    return cli_usage_error("evaluate", "with --noise give only CLEAN: the noisy recordings are mixed from it");
   if (s->reverb > 0 && !s->rir)
     return cli_usage_error("evaluate", "--reverb needs --rir: a folder or list of room responses");
   if (s->rir && s->reverb <= 0)
     return cli_usage_error("evaluate",
-                           "--rir needs --reverb: the share of the recordings that are put into a room, 1 for all");
+                           "--rir needs --reverb: the share of the recordings that are reverberated, 1 for all");
   if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path)
-    return cli_usage_error("evaluate", "--config and --set go with -w or --enhance");
+    return cli_usage_error("evaluate", "--config and --set need -w or --enhance");
   if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode))
     return cli_usage_error("evaluate", "--csv %s is a folder", s->csv);
   return -1;
@@ -475,34 +473,34 @@ int cmd_evaluate(int argc, char **argv) {
   int first;
   settings s = {.repeats = 1, .model.size = sizeof s.model};
   const cli_option options[] = {
-      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path,
-               "enhance OTHER with these weights first, and measure both"),
-      CLI_SWITCH("enhance", 0, &s.enhance, "the same with the weights inside the program"),
-      CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
-      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path, "also enhance OTHER with these weights, and score both"),
+      CLI_SWITCH("enhance", 0, &s.enhance, "the same with the built-in weights"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path,
+               "the model's configuration, if the weights do not contain it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),
       CLI_TEXT("noise", 0, "SOURCE", &s.noise,
-               "mix OTHER from CLEAN and this noise: a folder, a list (.txt), a file; the i-th recording gets the i-th "
-               "noise"),
-      CLI_TEXT("noise-dir", 0, "DIR", &s.noise_dir, "where the list's names begin (default: the list's folder)"),
-      CLI_TEXT("snr", 0, "DB,...", &s.ratios, "signal-to-noise ratios, one table each (default: 0)"),
-      CLI_TEXT("rir", 0, "SOURCE", &s.rir, "room impulse responses, likewise"),
-      CLI_TEXT("rir-dir", 0, "DIR", &s.rir_dir, "where that list's names begin"),
-      CLI_REAL("reverb", 0, "SHARE", &s.reverb, 0, 1, "share of the recordings that are put into a room"),
+               "mix OTHER from CLEAN and this noise: a folder, a list (.txt) or a file; recording i gets noise i"),
+      CLI_TEXT("noise-dir", 0, "DIR", &s.noise_dir, "base folder of the list's paths (default: the list's folder)"),
+      CLI_TEXT("snr", 0, "DB,...", &s.ratios, "signal-to-noise ratios, one table for each (default: 0)"),
+      CLI_TEXT("rir", 0, "SOURCE", &s.rir, "room impulse responses, given in the same way"),
+      CLI_TEXT("rir-dir", 0, "DIR", &s.rir_dir, "base folder of that list's paths"),
+      CLI_REAL("reverb", 0, "SHARE", &s.reverb, 0, 1, "share of the recordings that are reverberated"),
       CLI_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000,
-                "so many times over the recordings, each with the next noises (default: 1)"),
-      CLI_TEXT("csv", 0, "FILE", &s.csv, "a row for each recording"),
-      CLI_SWITCH("force", 'f', &s.force, "replace the file of --csv where it exists"),
-      CLI_SWITCH("json", 0, &s.as_json, "print means as JSON"),
-      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST, "recordings at a time (default: as many as threads)"),
+                "passes over the recordings, each with the next noises (default: 1)"),
+      CLI_TEXT("csv", 0, "FILE", &s.csv, "write one row per recording"),
+      CLI_SWITCH("force", 'f', &s.force, "replace the file of --csv if it exists"),
+      CLI_SWITCH("json", 0, &s.as_json, "print the means as JSON"),
+      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST,
+                "recordings in parallel (default: the number of threads)"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
       CLI_RUN_OPTIONS(&s.run),
   };
   const cli_verb verb = {"evaluate",
                          "CLEAN OTHER | CLEAN --noise SOURCE",
-                         "Measures how close speech is to the same speech without noise: PESQ (P.862.2), CSIG, CBAK, "
-                         "COVL, segmental SNR, SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER "
-                         "are files, or folders whose files pair by name. With -w OTHER is what a model is given. With "
-                         "--noise the noisy recordings are mixed as in training's validation.",
+                         "Scores speech against its clean version: PESQ (P.862.2), CSIG, CBAK, COVL, segmental SNR, "
+                         "SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER are files, or folders whose files are "
+                         "paired by name. With -w, OTHER is the input of a model. With --noise, the noisy recordings "
+                         "are mixed as in the validation of krait train.",
                          options,
                          CLI_N(options),
                          1,

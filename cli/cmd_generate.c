@@ -1,5 +1,5 @@
-/* cmd_generate.c: krait generate: which prompts a language model goes on from, what of its text is shown when, and how
- * fast it was. */
+/* cmd_generate.c: krait generate: collects the prompts, prints the text as it is generated, and reports how fast it
+ * was. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ typedef struct rates {
 
 /* ---- the work ---- */
 
-/* Which of the file's prompts it was. */
+/* Names the prompt of the file that failed. */
 static int report_prompt(const settings *s, int i, int n, int32_t status) {
   char text[1024];
   snprintf(text, sizeof text, "%s: prompt %d of %d: %s", s->file, i + 1, n, krait_error_detail());
@@ -52,7 +52,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
     o->reason = s->telling.n == 0 ? "length" : NULL;
   }
   r->read_s = cli_now_s();
-  if (s->save || s->as_json || s->file) cli_let_interrupt_ask(); /* what was said until then is kept, or printed */
+  if (s->save || s->as_json || s->file) cli_let_interrupt_ask(); /* what was generated until then is saved or printed */
   const int exit_status = cli_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
   r->end_s = cli_now_s();
   return exit_status;
@@ -65,9 +65,9 @@ static double per_second(double n, double seconds) { return seconds > 0 ? n / se
 static void print_rates(const cli_story *stories, int n, const rates *r) {
   int64_t n_read = 0, n_drawn = 0;
   for (int i = 0; i < n; i++) n_read += stories[i].n_read, n_drawn += stories[i].n_drawn;
-  fflush(stdout); /* the text before its rates, where both go to one place */
+  fflush(stdout); /* the text comes before the rates when both go to the same place */
   fprintf(cli_err(),
-          "read %lld tokens in %.3f s (%.1f/s), first token after %.3f s, generated %lld in %.3f s (%.1f/s)\n",
+          "prompt: %lld tokens in %.3f s (%.1f/s); time to first token %.3f s; generated %lld in %.3f s (%.1f/s)\n",
           (long long)n_read, r->read_s - r->start_s, per_second((double)n_read, r->read_s - r->start_s),
           r->first_s - r->start_s, (long long)n_drawn, r->end_s - r->read_s,
           per_second((double)n_drawn, r->end_s - r->read_s));
@@ -81,7 +81,7 @@ static json_t *story_json(const cli_story *o, const rates *r) {
                    cli_json_real(r->end_s - r->read_s));
 }
 
-/* A text as one line: what --file prints. */
+/* A text on one line, as --file prints it. */
 static void print_line(const char *text) {
   for (; *text; text++) {
     if (*text == '\n') fputs("\\n", stdout);
@@ -121,8 +121,10 @@ static int run_model(const settings *s, const char *path, cli_story *stories, in
   if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0)
     exit_status = cli_report("generate", status);
   if (exit_status == 0 && cli_is_asked_to_stop()) {
-    if (s->save) fprintf(cli_err(), "krait generate: stopped; %s has what was read and generated\n", s->save);
-    else fprintf(cli_err(), "krait generate: stopped; what was generated is printed\n");
+    if (s->save)
+      fprintf(cli_err(), "krait generate: stopped; the state of what was read and generated is in %s\n", s->save);
+    else
+      fprintf(cli_err(), "krait generate: stopped; the text generated so far has been printed\n");
     exit_status = 130;
   }
   for (int i = 0; i < n; i++) krait_lm_session_close(&stories[i].session);
@@ -133,7 +135,7 @@ static int run_model(const settings *s, const char *path, cli_story *stories, in
 
 /* ---- prompts ---- */
 
-/* Lines of a text, which is changed; an empty line is no prompt. */
+/* Splits text into lines, in place; empty lines are skipped. */
 static int cut_lines(const settings *s, char *text, size_t n, cli_story *stories, int *n_stories) {
   char *end = text + n;
   for (char *line = text, *next; line < end; line = next) {
@@ -147,7 +149,7 @@ static int cut_lines(const settings *s, char *text, size_t n, cli_story *stories
       return cli_usage_error("generate", "%s has more than %d prompts", s->file, CLI_MOST_STORIES);
     stories[(*n_stories)++] = (cli_story){.prompt = line, .n_prompt = (size_t)(stop - line)};
   }
-  return *n_stories ? -1 : cli_usage_error("generate", "%s has no prompts, one a line", s->file);
+  return *n_stories ? -1 : cli_usage_error("generate", "%s has no prompts (one per line)", s->file);
 }
 
 static int run(const settings *s, char **operands, int n_operands) {
@@ -173,16 +175,16 @@ static int run(const settings *s, char **operands, int n_operands) {
 
 static int check_settings(const settings *s, char **operands, int n_operands) {
   if (n_operands > 1 && strcmp(operands[1], "-") != 0)
-    return cli_usage_error("generate", "'%s' after the model: a prompt is given with -p, or '-' for standard input",
-                           operands[1]);
+    return cli_usage_error(
+        "generate", "unexpected '%s' after the model: give a prompt with -p, or '-' for standard input", operands[1]);
   if ((s->prompt != NULL) + (s->file != NULL) + (n_operands > 1) > 1)
-    return cli_usage_error("generate", "-p, --file and '-' are three ways to give prompts; take one");
+    return cli_usage_error("generate", "-p, --file and '-' are three ways to give prompts; use one");
   if (!s->prompt && !s->file && n_operands < 2 && !s->load)
     return cli_usage_error("generate", "no prompt; give -p TEXT, --file FILE or '-' for standard input");
   if (s->file && s->save)
-    return cli_usage_error("generate", "--save-state keeps the state of one text; --file has several");
+    return cli_usage_error("generate", "--save-state saves the state of one text; --file has several");
   if (s->chat && s->load)
-    return cli_usage_error("generate", "--chat begins a conversation; --load-state goes on with one");
+    return cli_usage_error("generate", "--chat begins a conversation; --load-state continues one");
   const char *const read_too[] = {s->load, s->tokenizer};
   const cli_outputs_rule rule = {.verb = "generate", .read_too = read_too, .n_read_too = 2, .force = s->force};
   return s->save ? cli_output_check(&rule, operands[0], s->save) : -1;
@@ -192,27 +194,28 @@ int cmd_generate(int argc, char **argv) {
   int first;
   settings s = {.telling.n = 128};
   const cli_option options[] = {
-      CLI_TEXT("prompt", 'p', "TEXT", &s.prompt, "the text to go on from"),
-      CLI_TEXT("file", 0, "FILE", &s.file, "a prompt a line, all at once; prints a line for each"),
-      CLI_SWITCH("chat", 0, &s.chat, "the prompt is what a user says, for models with Qwen2's chat template"),
+      CLI_TEXT("prompt", 'p', "TEXT", &s.prompt, "the text to continue"),
+      CLI_TEXT("file", 0, "FILE", &s.file, "one prompt per line, run as one batch; prints one line for each"),
+      CLI_SWITCH("chat", 0, &s.chat, "treat the prompt as a user message, for models with Qwen2's chat template"),
       CLI_TELLING_OPTIONS(&s.telling, "128"),
       CLI_TEXT("save-state", 0, "FILE", &s.save,
-               "keep what was read and generated: a file whose size does not depend on the text's"),
-      CLI_TEXT("load-state", 0, "FILE", &s.load, "go on from such a file; -p then comes behind it"),
-      CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state where it exists"),
+               "save the model's state after the text; the file's size does not depend on the length of the text"),
+      CLI_TEXT("load-state", 0, "FILE", &s.load, "continue from such a file; -p is then appended to it"),
+      CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state if it exists"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
-               "tokenizer.json (default: the one beside the weights, or in the GGUF file)"),
+               "tokenizer.json (default: the one beside the weights or in the GGUF file)"),
       CLI_SWITCH("narrow-states", 0, &s.narrow_states,
-                 "on a GPU: Mamba's states in the weights' type, as mamba-ssm keeps them, not in float32"),
-      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt, when all are done"),
+                 "on a GPU: keep Mamba's states in the weights' type, as mamba-ssm does, instead of float32"),
+      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt when all are done"),
       CLI_RUN_OPTIONS(&s.run),
   };
   const cli_verb verb = {"generate",
                          "MODEL [-]",
-                         "Goes on with a text: tokens appear as they are made, rates on standard error. MODEL is a "
-                         "folder with config.json, weights (safetensors, in one file or several, or "
-                         "pytorch_model.bin) and tokenizer.json, a weights file beside the other two, or a GGUF file; "
-                         "Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from standard input.",
+                         "Continues a text with a language model. Tokens are printed as they are generated, rates on "
+                         "standard error. MODEL is a folder with config.json, weights (safetensors in one file or "
+                         "several, or pytorch_model.bin) and tokenizer.json, a weights file beside the other two, or a "
+                         "GGUF file. Architectures: Mamba, Mamba-2, FalconMamba and Qwen2. '-' reads the prompt from "
+                         "standard input.",
                          options,
                          CLI_N(options),
                          1,

@@ -1,5 +1,5 @@
-/* cmd_info.c: krait info: the program and the machine; krait info FILE: what a weights file holds, and with --graph
- * what the model computes. */
+/* cmd_info.c: krait info: describes the program and the machine; krait info FILE: a weights file, and with --graph what
+ * the model computes. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 /* ---- the program ------------------------------------------------------------------------------------------------ */
 
-/* jansson's functions take NULL and give NULL back, so that what lacks memory anywhere ends as a failure here. */
+/* jansson's functions accept NULL and return NULL for it, so running out of memory anywhere ends as a failure here. */
 static json_t *whole_or_null(json_t *json, int failed) {
   if (!failed) return json;
   json_decref(json);
@@ -36,7 +36,7 @@ static json_t *rows_json(int32_t op, uint64_t caps) {
   return whole_or_null(rows, failed);
 }
 
-/* What rows may use on this machine: the CPU, and the GPU that a context would take. */
+/* The capabilities that rows may use on this machine: the CPU's, and those of the GPU that a context would use. */
 static int32_t machine_caps(uint64_t *caps) {
   krait_ctx *ctx = NULL;
   *caps = krait_cpu_caps();
@@ -50,7 +50,7 @@ static int count_module(json_t *counts, const char *key) {
   return json_object_set_new(counts, key, json_integer(json_integer_value(json_object_get(counts, key)) + 1));
 }
 
-/* How many modules this build holds as PTX for each tier, and as machine code for each compute capability. */
+/* The number of modules in this build: as PTX for each tier, and as machine code for each compute capability. */
 static json_t *device_code_json(void) {
   static const char *const tiers[] = {"base", "ampere", "hopper"};
   const char *module, *tier, *text;
@@ -89,7 +89,7 @@ static void print_device_code(const json_t *code) {
   const char *name;
   json_t *n;
   int64_t n_texts = 0;
-  printf("device code, modules for each tier:");
+  printf("device code modules per tier:");
   json_object_foreach(json_object_get(code, "ptx"), name, n) {
     printf(" %s %" JSON_INTEGER_FORMAT, name, json_integer_value(n));
     n_texts += json_integer_value(n);
@@ -106,7 +106,7 @@ static int print_program(const json_t *info) {
   size_t i;
   printf("krait %s\nthis machine: %s\n", krait_version(), json_string_value(json_object_get(info, "caps")));
   print_device_code(json_object_get(info, "device_code"));
-  printf("\noperators and their rows, best first (those in brackets need what this machine lacks):\n");
+  printf("\noperators and their rows, best first (rows in brackets need capabilities that this machine lacks):\n");
   json_object_foreach(json_object_get(info, "ops"), name, rows) {
     printf("  %-24s", name);
     json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]",
@@ -116,7 +116,7 @@ static int print_program(const json_t *info) {
   return 0;
 }
 
-/* A text under its name, whole or not at all. Returns 0 or an errno. */
+/* Writes a text to a file, completely or not at all. Returns 0 or an errno. */
 static int write_text(const char *path, const char *text, int replace) {
   char part[4112];
   snprintf(part, sizeof part, "%s.part", path);
@@ -129,14 +129,17 @@ static int write_text(const char *path, const char *text, int replace) {
   return failed;
 }
 
-/* Each embedded PTX text as FOLDER/MODULE.TIER.ptx. Returns the exit status. */
+/* Writes each embedded PTX text to FOLDER/MODULE.TIER.ptx. Returns the exit status. */
 static int dump_ptx(const char *folder, int replace) {
   const char *module, *tier, *text;
   char path[4096];
   int n = 0;
   int32_t status;
   if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-    fprintf(cli_err(), "krait info: cannot create %s: %s\n", cli_clean(folder), strerror(errno));
+    const int error = errno;
+    fprintf(cli_err(), "krait info: cannot create ");
+    cli_print_clean(cli_err(), folder);
+    fprintf(cli_err(), ": %s\n", strerror(error));
     return 1;
   }
   for (; (status = krait_embedded_ptx(n, &module, &tier, &text)) == KRAIT_OK; n++) {
@@ -148,7 +151,7 @@ static int dump_ptx(const char *folder, int replace) {
     return 1;
   }
   if (status == KRAIT_ERR_NO_MEMORY) return cli_report("info", status);
-  printf("%d texts of device code written to ", n);
+  printf("%d PTX files written to ", n);
   cli_print_clean(stdout, folder);
   printf("\n");
   return 0;
@@ -156,7 +159,7 @@ static int dump_ptx(const char *folder, int replace) {
 
 /* ---- a file ----------------------------------------------------------------------------------------------------- */
 
-/* Text from the file, padded to width; control characters must not reach the terminal. */
+/* Prints text from the file, padded to width, without control characters. */
 static void print_text(const char *text, int width) {
   const int n = (int)strlen(text);
   cli_print_clean(stdout, text);
@@ -230,7 +233,7 @@ static int print_graphs(const graphs *g) {
   return failed;
 }
 
-/* What only graphs have. */
+/* Options that only --graph has. */
 static int has_graph_options(const graphs *g) {
   const cli_run *r = &g->run;
   return g->profile || r->device || r->tier || r->caps || r->n_threads || r->no_fallback || g->model.config_path ||
@@ -245,22 +248,22 @@ int cmd_info(int argc, char **argv) {
   graphs g = {.model.size = sizeof g.model};
   const cli_option options[] = {
       CLI_SWITCH("graph", 0, &g.is_asked,
-                 "of a model's file or folder: the operators that compute it, with rows, bytes and what they write"),
-      CLI_SWITCH("profile", 0, &g.profile, "with --graph: run them, and say how long each takes"),
+                 "FILE is a model's file or folder: list its operators, with rows, bytes and outputs"),
+      CLI_SWITCH("profile", 0, &g.profile, "with --graph: run the operators and time each"),
       CLI_TEXT("config", 0, "YAML", &g.model.config_path,
-               "with --graph: the model's configuration, when the weights do not say it"),
-      CLI_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: single values of the configuration; they win"),
+               "with --graph: the model's configuration, if the weights do not contain it"),
+      CLI_TEXT("set", 0, "K=V,...", &g.model.overrides, "with --graph: override single values of the configuration"),
       CLI_SWITCH("json", 0, &as_json, "print JSON"),
       CLI_TEXT("dump-ptx", 0, "DIR", &ptx_folder,
-               "write the device code inside krait to this folder, one file for each module and tier"),
-      CLI_SWITCH("force", 'f', &force, "replace such files where they exist"),
+               "write the embedded PTX to this folder, one file per module and tier"),
+      CLI_SWITCH("force", 'f', &force, "replace existing files of --dump-ptx"),
       CLI_RUN_OPTIONS(&g.run)};
   const cli_verb verb = {"info",
                          "[FILE]",
-                         "Without FILE: version, capabilities of this machine, and the rows of every operator. With "
-                         "FILE: the tensors, shapes, configuration and "
-                         "parameter count of a weights file (safetensors or PyTorch). With --graph: what a model's "
-                         "file or folder computes, line by line.",
+                         "Without FILE: the version, this machine's capabilities, and the rows (implementations) of "
+                         "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
+                         "weights file (safetensors or PyTorch). With --graph: the operators of a model, given as file "
+                         "or folder, one per line.",
                          options,
                          CLI_N(options),
                          0,
@@ -269,11 +272,11 @@ int cmd_info(int argc, char **argv) {
   if (exit_status >= 0) return exit_status;
   if (ptx_folder && first < argc) return cli_usage_error(verb.name, "--dump-ptx takes no FILE");
   if (g.is_asked && (first == argc || as_json || ptx_folder))
-    return cli_usage_error(verb.name,
-                           first == argc ? "--graph wants a FILE" : "--graph goes with neither --json nor --dump-ptx");
+    return cli_usage_error(
+        verb.name, first == argc ? "--graph needs a FILE" : "--graph cannot be combined with --json or --dump-ptx");
   if (!g.is_asked && has_graph_options(&g))
-    return cli_usage_error(verb.name, "--profile, --config, --set and the options of devices go with --graph");
-  if (force && !ptx_folder) return cli_usage_error(verb.name, "--force goes with --dump-ptx");
+    return cli_usage_error(verb.name, "--profile, --config, --set and the device options need --graph");
+  if (force && !ptx_folder) return cli_usage_error(verb.name, "--force needs --dump-ptx");
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];
   if (g.is_asked) return print_graphs(&g);
@@ -285,5 +288,5 @@ int cmd_info(int argc, char **argv) {
   if (as_json) return cli_print_json(verb.name, info, JSON_INDENT(2));
   const int failed = !info || (first < argc ? print_file : print_program)(info);
   json_decref(info);
-  return failed ? cli_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "no memory for what there is to print") : 0;
+  return failed ? cli_report_detail(verb.name, KRAIT_ERR_NO_MEMORY, "out of memory while printing") : 0;
 }

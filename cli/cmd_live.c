@@ -1,4 +1,4 @@
-/* cmd_live.c: krait live: sound as it comes, from standard input to standard output through a krait_stream. */
+/* cmd_live.c: krait live: streams audio from standard input through a krait_stream to standard output. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,15 +11,15 @@
 #include "interrupt.h"
 #include "say.h"
 
-enum { HOP = 4000, MOST = 16000 }; /* samples: what is read at once at most; what is said at once at most */
+enum { HOP = 4000, MOST = 16000 }; /* samples: the most that is read at once; the most that is written at once */
 
 typedef struct ears {
   unsigned char bytes[2 * HOP];
-  size_t n; /* of a sample that has come in part */
+  size_t n; /* the first byte of a sample that has arrived in part */
   int has_failed;
 } ears;
 
-/* What is there, up to HOP samples; 0 at the end. */
+/* What is available, up to HOP samples; 0 at the end. */
 static int64_t listen(ears *e, float *to) {
   ssize_t n = 1;
   while (e->n < 2 && n > 0) {
@@ -45,12 +45,12 @@ static int say(const float *from, int64_t n) {
   return fwrite(bytes, 2, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0;
 }
 
-/* 1: all that was heard is said; 0: standard output does not take it. */
+/* 1: everything read has been written; 0: standard output cannot be written. */
 static int32_t run(krait_stream *stream, ears *e) {
   float heard[HOP], said[MOST];
   for (;;) {
     int64_t n_said;
-    const int64_t n = listen(e, heard); /* 0 at a cut, too: what came before it is said */
+    const int64_t n = listen(e, heard); /* 0 also at a read error or a cut sample: what came before is written */
     int32_t status = krait_stream_push(stream, heard, n, said, MOST, &n_said);
     if (status < 0) return status;
     if (n_said && !say(said, n_said)) return 0;
@@ -62,7 +62,7 @@ static int32_t run(krait_stream *stream, ears *e) {
 
 static int say_cut(const ears *e) {
   fprintf(cli_err(), "krait live: standard input %s\n",
-          e->has_failed ? "cannot be read" : "ends within a sample: samples have 16 bits");
+          e->has_failed ? "cannot be read" : "ends within a 16-bit sample");
   return 1;
 }
 
@@ -80,7 +80,8 @@ static int live_with(const cli_run *how, const krait_model_options *options) {
   if (status < 0) exit_status = cli_report("live", status) + 1;
   else if ((status = run(stream, &e)) < 0) exit_status = cli_report("live", status);
   else if (status && (e.has_failed || e.n)) exit_status = say_cut(&e);
-  else exit_status = 0; /* main says it when standard output did not take all */
+  else
+    exit_status = 0; /* main reports failures of standard output */
   krait_stream_close(&stream);
   krait_session_close(&session);
   krait_model_close(&model);
@@ -95,18 +96,18 @@ int cmd_live(int argc, char **argv) {
   const cli_option options[] = {
       CLI_TEXT(
           "weights", 'w', "FILE", &model.weights_path,
-          "weights (.safetensors, .th, .pt); streaming: those inside the program of a model that streams (31 ms late); "
-          "default: its others"),
-      CLI_TEXT("config", 0, "YAML", &model.config_path, "the model's configuration, when the weights do not say it"),
-      CLI_TEXT("set", 0, "K=V,...", &model.overrides, "single values of the configuration; they win"),
+          "weights (.safetensors, .th, .pt), or 'streaming' for the built-in streaming model (latency 31 ms); default: "
+          "the built-in model"),
+      CLI_TEXT("config", 0, "YAML", &model.config_path, "the model's configuration, if the weights do not contain it"),
+      CLI_TEXT("set", 0, "K=V,...", &model.overrides, "override single values of the configuration"),
       CLI_RUN_OPTIONS(&how),
   };
   const cli_verb verb = {
       "live",
       "<SOUND >SOUND",
-      "Removes noise from speech as it comes: from standard input to standard output, 16 kHz, one "
-      "channel, 16-bit little-endian samples without a header. What it says is 0.35 s old (with a model "
-      "that streams, 31 ms), and computing comes on top.",
+      "Removes noise from speech in real time, from standard input to standard output: 16 kHz, mono, 16-bit "
+      "little-endian samples without a header. The latency is 0.35 s (31 ms with a streaming model), plus the time to "
+      "compute.",
       options,
       CLI_N(options),
       0,
@@ -114,7 +115,8 @@ int cmd_live(int argc, char **argv) {
   const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO))
-    return cli_usage_error(verb.name, "standard input and output are sound, not a terminal: use pipes");
+    return cli_usage_error(verb.name,
+                           "standard input and output carry audio, not text: use pipes instead of a terminal");
   cli_hush_libraries();
   cli_catch_signals(verb.name, "");
   return live_with(&how, &model);

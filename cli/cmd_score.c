@@ -1,4 +1,4 @@
-/* cmd_score.c: krait score: how well a language model foresees a text. */
+/* cmd_score.c: krait score: the perplexity of a text under a language model. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static int print_score(int as_json, double nats, int64_t n, size_t n_bytes) {
                                     "nats_per_token", cli_json_real(mean), "bits_per_byte", cli_json_real(bits),
                                     "tokens", (json_int_t)n, "bytes", (json_int_t)n_bytes),
                           JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
-  printf("perplexity %.4f (%.4f nats a token, %.4f bits a byte, %lld tokens)\n", exp(mean), mean, bits, (long long)n);
+  printf("perplexity %.4f (%.4f nats/token, %.4f bits/byte, %lld tokens)\n", exp(mean), mean, bits, (long long)n);
   return 0;
 }
 
@@ -61,8 +61,8 @@ int cmd_score(int argc, char **argv) {
   };
   const cli_verb verb = {"score",
                          "MODEL FILE",
-                         "Prints the perplexity of a text under a language model: e to the mean of -ln p of every "
-                         "token but the first. MODEL as for krait generate; FILE may be '-'.",
+                         "Prints the perplexity of a text under a language model: exp of the mean of -ln p over all "
+                         "tokens except the first. MODEL is as for krait generate; FILE may be '-'.",
                          options,
                          CLI_N(options),
                          2,

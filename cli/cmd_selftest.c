@@ -1,4 +1,4 @@
-/* cmd_selftest.c: krait selftest: every row of every operator against the reference, on this very machine. */
+/* cmd_selftest.c: krait selftest: checks every row of every operator against the reference on this machine. */
 #include <jansson.h>
 #include <stdio.h>
 
@@ -8,7 +8,7 @@
 
 typedef struct outcome {
   int as_json;
-  int64_t n_lines, n_runs, n_failures, n_lost; /* n_lost: lines for which JSON had no memory */
+  int64_t n_lines, n_runs, n_failures, n_lost; /* n_lost: lines lost because JSON ran out of memory */
   json_t *lines;
 } outcome;
 
@@ -40,13 +40,14 @@ int cmd_selftest(int argc, char **argv) {
   outcome o = {0};
   const cli_option options[] = {
       CLI_TEXT("device", 0, "DEVICE", &name, "cpu, cuda, cuda:N or auto: the CPU and every GPU (default)"),
-      CLI_WHOLE("cases", 0, "N", &n_cases, 0, 1e6, "random calls per operator (default: enough, in a minute)"),
+      CLI_WHOLE("cases", 0, "N", &n_cases, 0, 1e6,
+                "random calls per operator (default: enough to take about a minute)"),
       CLI_WHOLE("seed", 0, "N", &seed, 0, 1e15, "seed of the random calls"), CLI_TIER_OPTION(&tier),
       CLI_SWITCH("json", 0, &o.as_json, "print JSON, for a bug report")};
   const cli_verb verb = {"selftest",
                          "",
-                         "Compares every implementation of every operator with the reference, on the machine's own CPU "
-                         "and GPUs. Exit status 1 when a number is wrong.",
+                         "Compares every implementation of every operator with its reference, on this machine's CPU "
+                         "and GPUs. Exit status 1 if a result is wrong.",
                          options,
                          CLI_N(options),
                          0,

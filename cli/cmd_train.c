@@ -1,4 +1,4 @@
-/* cmd_train.c: krait train: a training run, a line an interval. */
+/* cmd_train.c: krait train: a training run, one line per logging interval. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static void show(void *user, const krait_train_report *r) {
 
 typedef struct watched {
   cli_progress progress;
-  int64_t first; /* steps that an earlier run has done; -1 before the first of this one */
+  int64_t first; /* steps done by an earlier run; -1 before the first step of this one */
 } watched;
 
 static int32_t watch(void *user, int64_t done, int64_t total) {
@@ -43,16 +43,17 @@ static void note(void *user, const char *line) {
   fprintf(cli_err(), "krait train: %s\n", line);
 }
 
-/* Of several processes each takes the GPU of its number, where more than one can be seen. -1, or the exit status. */
+/* With several processes, each uses the GPU of its local rank if more than one is visible. -1, or the exit status. */
 static int choose_device(const krait_train_place *place, int64_t n_gpus, cli_run *run, char *device, size_t bytes) {
   int32_t n = 0;
   if (place->n_ranks == 1) return -1;
   if (n_gpus && n_gpus != place->n_ranks)
-    return cli_usage_error("train", "--gpus %lld within %d processes that something else has started",
-                           (long long)n_gpus, place->n_ranks);
+    return cli_usage_error("train", "--gpus %lld, but a launcher has already started %d processes", (long long)n_gpus,
+                           place->n_ranks);
   if (run->device && strcmp(run->device, "cuda") != 0)
-    return cli_usage_error(
-        "train", "--device is '%s': several processes train on GPUs alone, each on that of its number", run->device);
+    return cli_usage_error("train",
+                           "--device is '%s': several processes train only on GPUs, each on the GPU of its local rank",
+                           run->device);
   const int32_t status = krait_device_count(&n);
   if (status < 0) return cli_report("train", status) + 1;
   snprintf(device, bytes, "cuda:%d", n > 1 ? place->local_rank : 0);
@@ -60,8 +61,7 @@ static int choose_device(const krait_train_place *place, int64_t n_gpus, cli_run
   return -1;
 }
 
-/* The picture replaces nothing that exists, unless an interrupted run drew it or -f says so; and then no file that is
- * read. */
+/* The plot replaces an existing file only with -f or --resume, and never an input file. */
 static int check_plot(const krait_train_options *o, const char *config, int force) {
   static const char *const own[] = {"checkpoint.safetensors", "best.safetensors", "log.jsonl", ".hydra/config.yaml"};
   char paths[CLI_N(own)][4096];
@@ -95,22 +95,23 @@ int cmd_train(int argc, char **argv) {
   const cli_option table[] = {
       CLI_TEXT("output", 'o', "DIR", &options.folder,
                "checkpoints, best.safetensors and log.jsonl (default: train-output)"),
-      CLI_TEXT("weights", 'w', "FILE", &options.weights, "begin with these, and with their model's configuration"),
-      CLI_SWITCH("resume", 0, &resume, "go on where the output's checkpoint was written"),
+      CLI_TEXT("weights", 'w', "FILE", &options.weights,
+               "start from these weights, and from their model's configuration"),
+      CLI_SWITCH("resume", 0, &resume, "resume from the checkpoint in the output folder"),
       CLI_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000,
-                "stop after so many steps in all (default: the configuration's epochs)"),
+                "stop after N steps in total (default: the configuration's epochs)"),
       CLI_WHOLE("valid-batches", 0, "N", &options.valid_batches, 1, 1000000,
-                "batches of a validation at most (default: 8)"),
+                "validate on at most N batches (default: 8)"),
       CLI_WHOLE("gpus", 0, "N", &n_gpus, 1, 64,
-                "train on so many GPUs of this machine, a process each; batch_size counts the items of all"),
-      CLI_TEXT("plot", 0, "PNG", &options.plot_path, "draw the losses, anew at the end of every epoch"),
-      CLI_SWITCH("force", 'f', &force, "replace the file of --plot where it exists"),
+                "train on N GPUs of this machine, one process per GPU; batch_size is the total over all GPUs"),
+      CLI_TEXT("plot", 0, "PNG", &options.plot_path, "plot the losses, updated at the end of every epoch"),
+      CLI_SWITCH("force", 'f', &force, "replace the file of --plot if it exists"),
       CLI_RUN_OPTIONS(&run),
   };
   const cli_verb verb = {"train",
                          "[CONFIG] [NAME=VALUE | +NAME=VALUE]...",
-                         "Trains PrimeKnet. CONFIG is a YAML file or a run's folder; +model=primeknet_mamba_masking "
-                         "and +dset=taps name shipped parts.",
+                         "Trains PrimeKnet. CONFIG is a YAML file or the folder of a run; "
+                         "+model=primeknet_mamba_masking and +dset=taps select built-in sections (docs/TRAIN.md).",
                          table,
                          CLI_N(table),
                          0,
@@ -120,10 +121,10 @@ int cmd_train(int argc, char **argv) {
   if (exit_status >= 0) return exit_status;
   const char *path = first < argc && !strchr(argv[first], '=') ? argv[first++] : NULL;
   for (int i = first; i < argc; i++)
-    if (!strchr(argv[i], '=')) return cli_usage_error("train", "'%s' is no setting NAME=VALUE", argv[i]);
+    if (!strchr(argv[i], '=')) return cli_usage_error("train", "'%s' is not a setting NAME=VALUE", argv[i]);
   if (krait_train_place_read(&place) < 0) return cli_report("train", KRAIT_ERR_ARGUMENT) + 1;
   if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0)
-    return cli_usage_error("train", "--device is '%s': --gpus takes the first %lld GPUs", run.device,
+    return cli_usage_error("train", "--device is '%s', but --gpus uses the first %lld GPUs", run.device,
                            (long long)n_gpus);
   options.resume = (uint32_t)resume;
   const int refused = options.plot_path && place.rank == 0 ? check_plot(&options, path, force) : -1;
@@ -133,8 +134,8 @@ int cmd_train(int argc, char **argv) {
   int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
   if (opened < 0) opened = cli_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;
-  if (place.rank == 0) /* one line for all */
-    cli_catch_signals("train", "; --resume goes on behind the last checkpoint");
+  if (place.rank == 0) /* only one process prints the line */
+    cli_catch_signals("train", "; --resume continues from the last checkpoint");
   options.place = &place;
   options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first;
   cli_progress_begin(&watcher.progress, options.folder, NULL);
@@ -143,7 +144,7 @@ int cmd_train(int argc, char **argv) {
   const int result = status >= 0 ? 0
                      : place.rank && status == KRAIT_ERR_CANCELLED
                          ? 1
-                         : cli_report("train", status); /* another rank says it */
+                         : cli_report("train", status); /* another rank reports it */
   krait_ctx_close(&ctx);
   return result;
 }

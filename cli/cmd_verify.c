@@ -1,4 +1,5 @@
-/* cmd_verify.c: krait verify: a recorded input through the model, compared with what was recorded at its end. */
+/* cmd_verify.c: krait verify: runs a recorded input through the model and compares the result with the recorded
+ * output. */
 #include <jansson.h>
 #include <stdio.h>
 
@@ -18,7 +19,7 @@ typedef struct settings {
   krait_model_options model;
 } settings;
 
-/* NaN is not within anything. */
+/* NaN is never within tolerance. */
 static int is_within(const settings *s, const krait_verify_row *row) {
   return row->rel_l2 <= s->rtol && row->max_abs <= s->atol;
 }
@@ -76,8 +77,9 @@ int cmd_verify(int argc, char **argv) {
   const cli_option options[] = {
       CLI_REAL("rtol", 0, "R", &s.rtol, 0, 1e9, "largest relative L2 error (default: 1e-4)"),
       CLI_REAL("atol", 0, "A", &s.atol, 0, 1e9, "largest absolute error (default: 1e-3)"),
-      CLI_TEXT("config", 0, "YAML", &s.model.config_path, "the model's configuration, when the weights do not say it"),
-      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "single values of the configuration; they win"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path,
+               "the model's configuration, if the weights do not contain it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),
       CLI_SWITCH("json", 0, &s.as_json, "print JSON"),
       CLI_PRECISION_OPTION(&s.precision, "fp32"),
       CLI_RUN_OPTIONS(&s.run),
@@ -85,8 +87,8 @@ int cmd_verify(int argc, char **argv) {
   const cli_verb verb = {"verify",
                          "WEIGHTS GOLDEN",
                          "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
-                         "and prints how far each output is from the "
-                         "recorded one. Exit status: 0 within tolerance, 1 not, 2 could not run.",
+                         "and prints the error of each output against the recorded one. Exit status: 0 within "
+                         "tolerance, 1 not within tolerance, 2 could not run.",
                          options,
                          CLI_N(options),
                          2,

@@ -1,4 +1,4 @@
-/* crew.c: workers take the next piece under a lock and tell what has become ready under the same. */
+/* crew.c: workers take the next piece under a lock, and report finished pieces under the same lock. */
 #include "crew.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@ enum { STACK_BYTES = 2 << 20 };
 struct cli_crew {
   const cli_crew_work *work;
   pthread_mutex_t lock;
-  int next;        /* piece to begin */
+  int next;        /* next piece to start */
   atomic_int told; /* pieces */
   char *is_done;
 };
@@ -51,11 +51,11 @@ int cli_crew_run(const cli_crew_work *work) {
   int n = 1;
   pthread_attr_t attributes;
   const int has_attributes = pthread_attr_init(&attributes) == 0 &&
-                             pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* whatever ulimit -s says */
+                             pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0; /* regardless of ulimit -s */
   for (; n < wanted; n++) {
     members[n] = (member){&crew, n, 0};
     if (pthread_create(&members[n].thread, has_attributes ? &attributes : NULL, run_member, &members[n]) != 0)
-      break; /* fewer do it too */
+      break; /* fewer threads work too */
   }
   if (has_attributes) pthread_attr_destroy(&attributes);
   run_member(&members[0]);

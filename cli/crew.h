@@ -1,4 +1,4 @@
-/* crew.h: several threads on a list of pieces of work, whose results are told in the list's order. */
+/* crew.h: several threads work on a list of pieces; results are reported in the order of the list. */
 #ifndef CLI_CREW_H
 #define CLI_CREW_H
 
@@ -8,14 +8,14 @@ enum { CLI_CREW_MOST = 16 };
 typedef struct cli_crew_work {
   int n_pieces, n_workers; /* both at least 1; at most CLI_CREW_MOST workers */
   void *user;
-  void (*work)(void *user, cli_crew *crew, int worker, int piece); /* pieces are begun in order */
+  void (*work)(void *user, cli_crew *crew, int worker, int piece); /* pieces are started in order */
   void (*tell)(void *user,
-               int piece); /* once per piece, one at a time, in order, as soon as it and all before it are done */
+               int piece); /* once per piece, one at a time, in order, as soon as it and all earlier pieces are done */
 } cli_crew_work;
 
-/* Returns 0 when all is told, -1 without memory for it. The calling thread is worker 0. */
+/* Returns 0 when everything is reported, -1 if out of memory. The calling thread is worker 0. */
 int cli_crew_run(const cli_crew_work *work);
-/* Whether all before this piece is told: who may show progress. */
+/* Whether all earlier pieces are reported: only this piece may show progress. */
 int cli_crew_is_next(cli_crew *crew, int piece);
 
 #endif

@@ -1,4 +1,4 @@
-/* foreign.c: whose code a fault is in: the first frame behind the signal's that is not the C library's. */
+/* foreign.c: finds whose code a fault is in: the first frame after the signal's that is not in the C library. */
 #define _GNU_SOURCE
 #include "foreign.h"
 
@@ -29,8 +29,8 @@ static int is_c_library(const char *base) {
          strncmp(base, "ld", 2) == 0;
 }
 
-/* The frames begin in this handler; the signal's own frame is the C library's, and so are those of memset or abort that
- * the culprit called. */
+/* The frames begin in this handler; the signal's own frame is in the C library, and so are memset or abort called by
+ * the culprit. */
 static const char *culprit(void) {
   void *frames[MAX_FRAMES];
   Dl_info info;
@@ -58,13 +58,13 @@ static void end(int number) {
   signal(number, SIG_DFL);
   krait_outputs_abandon();
   const char *base = culprit();
-  if (!is_known(base)) { /* ours: as it would have ended */
+  if (!is_known(base)) { /* our own fault: end as without a handler */
     raise(number);
     return;
   }
   const int n = snprintf(
       line, sizeof line,
-      "krait %s: %.40s failed, as it does where memory is short: run fewer recordings at once (-j 1), or free some\n",
+      "krait %s: %.40s failed, as it does when memory runs out: run fewer recordings at once (-j 1), or free memory\n",
       guarded_verb, base);
   (void)!write(STDERR_FILENO, line, (size_t)n);
   _exit(guarded_status);
@@ -75,7 +75,7 @@ void cli_guard_foreign(const char *verb, int status) {
   const stack_t own = {.ss_sp = stack, .ss_size = sizeof stack};
   struct sigaction action = {.sa_handler = end, .sa_flags = SA_ONSTACK | SA_NODEFER}, previous;
   void *frames[4];
-  backtrace(frames, 4); /* loads what it needs now, not in the handler */
+  backtrace(frames, 4); /* loads its dependencies now, not in the handler */
   guarded_verb = verb, guarded_status = status;
   sigfillset(&action.sa_mask);
   sigaltstack(&own, NULL);

@@ -1,10 +1,10 @@
-/* foreign.h: libraries that do not ask whether there was memory. */
+/* foreign.h: third-party libraries that do not check for failed allocations. */
 #ifndef CLI_FOREIGN_H
 #define CLI_FOREIGN_H
 
-/* From here on a fault inside a library that reads, writes, resamples or draws ends the process like any lack of
- * memory: unfinished outputs are removed, one line says so, and the exit status is this one. Every other fault removes
- * unfinished outputs and stays what it is. Handlers that somebody set before stay. */
+/* After this call, a fault inside a library that reads, writes, resamples or draws ends the process as out of memory
+ * does: unfinished outputs are removed, one line is printed, and the exit status is this one. Any other fault removes
+ * unfinished outputs and then proceeds as usual. Signal handlers that were set before are kept. */
 void cli_guard_foreign(const char *verb, int status);
 
 #endif

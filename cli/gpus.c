@@ -1,4 +1,4 @@
-/* gpus.c: starts the processes of several GPUs, waits for them, and ends those that a lost one leaves behind. */
+/* gpus.c: starts one process per GPU, waits for them, and ends the others when one is lost. */
 #define _GNU_SOURCE
 #include "gpus.h"
 
@@ -24,7 +24,7 @@ static volatile sig_atomic_t caught, to_send, is_late;
 static void catch(int number) { caught = to_send = number; }
 static void be_late(int number) { (void)number, is_late = 1; }
 
-/* A port of this machine that is free now; 0: none. */
+/* A TCP port of this machine that is free now; 0: none. */
 static int free_port(void) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t bytes = sizeof at;
@@ -41,7 +41,7 @@ static void set_number(const char *name, int value) {
   setenv(name, text, 1);
 }
 
-/* In the new process; returns only where it fails. */
+/* In the new process; returns only on failure. */
 static void become(int rank, int n, int port, pid_t parent, int argc, char **argv) {
   char **words = calloc((size_t)argc + 2, sizeof *words);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -60,7 +60,7 @@ static void send_all(const pid_t *children, int n, int number) {
     if (children[i] > 0) kill(children[i], number);
 }
 
-/* The first failure begins the wait for the others, which know of it by themselves. */
+/* The first failure starts a timeout for the others, which notice it by themselves. */
 static int await_all(pid_t *children, int n) {
   int n_left = n, result = 0;
   while (n_left) {

@@ -1,5 +1,5 @@
-/* inputs.c: which recordings an operand stands for, where each result goes, and whether it may go there. Of the
- * recordings only headers are read, and only where the name leaves open what can be written. */
+/* inputs.c: expands operands to recordings, names each output, and checks that it may be written. Only headers are
+ * read, and only if the name does not tell which formats can be written. */
 #define _GNU_SOURCE
 #include "inputs.h"
 
@@ -21,7 +21,7 @@ enum { MAX_DEPTH = 64 };
 static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc",
                                          "au",  "snd",  "caf", "w64", "rf64", "voc", "sph", "gsm", "m4a",  "mp4",
                                          "aac", "webm", "mkv", "mka", "mov",  "avi", "wma", "amr"};
-/* What every recording of this extension can be written as. */
+/* The extensions whose recordings can always be written back in the same format. */
 static const char *const sure[] = {"wav", "flac", "aif", "aiff", "au", "snd", "caf", "w64", "rf64"};
 static const char mark[] = ".enhanced.";
 
@@ -64,7 +64,7 @@ static char *renamed(const char *in, const char *middle, const char *extension) 
 
 static int no_memory(const char *verb) { return cli_usage_error(verb, "out of memory"); }
 
-/* ---- what is read ---- */
+/* ---- inputs ---- */
 /* Takes both strings, also when it fails. */
 static int add(cli_pairs *pairs, char *in, char *inside) {
   if (in && pairs->n == pairs->capacity) {
@@ -84,21 +84,21 @@ static int add(cli_pairs *pairs, char *in, char *inside) {
 typedef struct walk {
   const char *verb;
   cli_pairs *pairs;
-  struct stat out; /* the folder of the outputs, where there is one: earlier results are no recordings */
+  struct stat out; /* the output folder, if any: earlier results in it are not inputs */
   int has_out;
 } walk;
 
-/* Everything but hidden files and results of earlier runs; what it is shows later. */
+/* Everything except hidden files and results of earlier runs; whether it is audio is found out later. */
 static int is_visible(const struct dirent *entry) { return entry->d_name[0] != '.' && !strstr(entry->d_name, mark); }
 
 static int walk_folder(walk *w, const char *folder, const char *inside, int depth);
 
-/* Links to folders are not followed: they may lead back. */
+/* Links to folders are not followed: they may form a loop. */
 static int walk_entry(walk *w, const char *folder, const char *inside, const char *name, int depth) {
   struct stat info;
   char *path = join(folder, name), *below = *inside ? join(inside, name) : strdup(name);
   if (!path || !below || lstat(path, &info) != 0) {
-    const int status = path && below ? -1 : no_memory(w->verb); /* gone meanwhile */
+    const int status = path && below ? -1 : no_memory(w->verb); /* removed in the meantime */
     free(path);
     free(below);
     return status;
@@ -115,7 +115,7 @@ static int walk_entry(walk *w, const char *folder, const char *inside, const cha
 
 static int walk_folder(walk *w, const char *folder, const char *inside, int depth) {
   struct dirent **entries = NULL;
-  if (depth > MAX_DEPTH) return cli_usage_error(w->verb, "%s lies more than %d folders deep", folder, MAX_DEPTH);
+  if (depth > MAX_DEPTH) return cli_usage_error(w->verb, "%s is more than %d folders deep", folder, MAX_DEPTH);
   const int n = scandir(folder, &entries, is_visible, alphasort);
   if (n < 0) return cli_usage_error(w->verb, "cannot read the folder %s: %s", folder, strerror(errno));
   int status = -1;
@@ -142,13 +142,12 @@ static int list_inputs(const char *verb, char **operands, int n_operands, const 
   return -1;
 }
 
-/* ---- what is written ---- */
-/* Of a recording whose format may be one that cannot be written: the extension that its output takes, "" for its
- * own. */
+/* ---- outputs ---- */
+/* For a recording whose format may not be writable: the extension of its output, "" to keep its own. */
 static void other_extension(const char *in, char *extension, size_t bytes) {
   *extension = 0;
   if (!has_extension(in, sure, CLI_N(sure)) && is_file(in))
-    krait_audio_extension(in, extension, bytes); /* what cannot be read tells at its turn */
+    krait_audio_extension(in, extension, bytes); /* unreadable files are reported at their turn */
 }
 
 static char *name_output(const cli_pair *p, const char *out, int to_folder) {
@@ -173,7 +172,7 @@ static int name_outputs(const char *verb, const char *out, int several, cli_pair
   if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0)
     return cli_usage_error(verb, "standard input has no name; use -o FILE");
   if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode))
-    return cli_usage_error(verb, "several inputs need a folder, and %s is none", out);
+    return cli_usage_error(verb, "several inputs need an output folder, and %s is not a folder", out);
   pairs->is_default = !out;
   for (int i = 0; i < pairs->n; i++)
     if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return no_memory(verb);
@@ -181,7 +180,7 @@ static int name_outputs(const char *verb, const char *out, int several, cli_pair
 }
 
 /* ---- whether it may ---- */
-/* A file, by what the system knows it by. place: its folder's real name and its own; NULL when out of memory. */
+/* A file as the system identifies it. place: its folder's real path and its name; NULL when out of memory. */
 typedef struct known {
   dev_t device;
   ino_t inode;
@@ -195,7 +194,7 @@ typedef struct checklist {
   int n_read, n_written;
 } checklist;
 
-/* The real path of what may not exist yet: of its nearest folder that does, and the rest. */
+/* The real path of a file that may not exist yet: that of its nearest existing folder, plus the rest. */
 static char *place_of(const char *path) {
   char *real = realpath(path, NULL);
   if (real) return real;
@@ -218,7 +217,7 @@ static void add_read(checklist *list, const char *name) {
     list->read[list->n_read++] = (known){info.st_dev, info.st_ino, name, NULL, NULL};
 }
 
-/* What is no regular file (a pipe, /dev/null) may be written by anyone as often as they like. */
+/* Anything that is not a regular file (a pipe, /dev/null) may be written any number of times. */
 static int add_written(checklist *list, const char *name, const char *also) {
   struct stat info;
   known *k = &list->written[list->n_written];
@@ -244,10 +243,10 @@ static int check_stdout(const cli_outputs_rule *rule, checklist *list) {
   if (fstat(STDOUT_FILENO, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
   const known standard = {info.st_dev, info.st_ino, NULL, NULL, NULL};
   const known *read = bsearch(&standard, list->read, (size_t)list->n_read, sizeof *list->read, compare_files);
-  if (read) return cli_usage_error(rule->verb, "standard output goes to %s, which is read", read->name);
+  if (read) return cli_usage_error(rule->verb, "standard output goes to %s, which is an input", read->name);
   for (int i = 0; i < list->n_written; i++)
     if (compare_files(&standard, &list->written[i]) == 0)
-      return cli_usage_error(rule->verb, "standard output goes to %s, which is written", list->written[i].name);
+      return cli_usage_error(rule->verb, "standard output goes to %s, which is also an output", list->written[i].name);
   return -1;
 }
 
@@ -260,14 +259,16 @@ static int check_written(const cli_outputs_rule *rule, checklist *list) {
     if (read && w->also && strcmp(read->name, w->also) == 0)
       return cli_usage_error(rule->verb, "%s would be overwritten by its own result; name another output", read->name);
     if (read)
-      return cli_usage_error(rule->verb, "%s would be overwritten: it is also %s, which is read; choose another name",
+      return cli_usage_error(rule->verb,
+                             "%s would be overwritten: it is the same file as %s, which is read; choose another name",
                              w->name, read->name);
   }
   qsort(list->written, (size_t)list->n_written, sizeof *list->written, compare_places);
   for (int i = 1; i < list->n_written; i++) {
     const known *x = &list->written[i - 1], *y = &list->written[i];
     if (strcmp(x->place, y->place) != 0) continue;
-    if (!x->also || !y->also) return cli_usage_error(rule->verb, "%s is named twice; choose another -o", x->name);
+    if (!x->also || !y->also)
+      return cli_usage_error(rule->verb, "%s would be written twice; choose another -o", x->name);
     return cli_usage_error(rule->verb, "%s and %s would both become %s", x->also, y->also, x->name);
   }
   return check_stdout(rule, list);
@@ -290,7 +291,7 @@ static int check_all(const cli_outputs_rule *rule, const cli_pairs *pairs) {
   return status;
 }
 
-/* Nothing that exists is replaced unasked, but what an earlier run named by itself. */
+/* Existing files are not replaced without -f, except those with the default name of an earlier run. */
 static int check_existing(const cli_outputs_rule *rule, cli_pairs *pairs) {
   const char *first = rule->write_too && !rule->force && is_file(rule->write_too) ? rule->write_too : NULL;
   int n = first != NULL;
@@ -305,11 +306,11 @@ static int check_existing(const cli_outputs_rule *rule, cli_pairs *pairs) {
   }
   if (n == 0) return -1;
   if (n == 1) return cli_usage_error(rule->verb, "%s exists; -f replaces it", first);
-  return cli_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing leaves them", n,
+  return cli_usage_error(rule->verb, "%d outputs exist, such as %s; -f replaces them, --skip-existing keeps them", n,
                          first);
 }
 
-/* Said before the work and not behind it: one more output's folder is there and may be written. */
+/* Checked before the work starts: the folder of one more output exists and is writable. */
 static int check_place(const cli_outputs_rule *rule, const char *out) {
   const size_t n = rule->makes ? strlen(rule->makes) : 0;
   struct stat info;
@@ -319,7 +320,7 @@ static int check_place(const cli_outputs_rule *rule, const char *out) {
   const char *folder = copy ? dirname(copy) : NULL;
   int status = folder ? -1 : no_memory(rule->verb);
   if (folder && !is_folder(folder))
-    status = cli_usage_error(rule->verb, "cannot create %s: there is no folder %s", out, folder);
+    status = cli_usage_error(rule->verb, "cannot create %s: the folder %s does not exist", out, folder);
   else if (folder && access(folder, W_OK | X_OK) != 0)
     status = cli_usage_error(rule->verb, "cannot create %s: %s", out, strerror(errno));
   free(copy);
@@ -340,7 +341,7 @@ static int make_folders(const char *verb, const char *path) {
   return status;
 }
 
-/* Only -o DIR makes folders: a FILE in a folder that does not exist is a slip of the pen. */
+/* Only -o DIR creates folders: a FILE in a folder that does not exist is probably a typing mistake. */
 static int make_all_folders(const char *verb, const char *out, const cli_pairs *pairs) {
   const size_t n = out ? strlen(out) : 0;
   int status = -1;

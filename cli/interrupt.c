@@ -20,7 +20,7 @@ static volatile sig_atomic_t is_stopped, is_asked;
 int cli_is_stopped(void) { return is_stopped; }
 int cli_is_asked_to_stop(void) { return is_asked; }
 
-/* Standard error may be a pipe that nobody reads: the process must end all the same. */
+/* Standard error may be a pipe without a reader: the process must end all the same. */
 static void tell(const char *text) {
   struct pollfd out = {.fd = err_fd, .events = POLLOUT};
   if (poll(&out, 1, 0) == 1 && out.revents & POLLOUT) (void)!write(err_fd, text, strlen(text));
@@ -41,7 +41,7 @@ static void ask(int number) {
   sigaction(number, &action, NULL);
 }
 
-/* A write that waits for its reader when the signal comes goes on: it is no failure. */
+/* A write that is blocked when the signal arrives is restarted: it is not a failure. */
 void cli_let_interrupt_ask(void) {
   struct sigaction action = {.sa_handler = ask, .sa_flags = SA_RESTART}, previous;
   sigfillset(&action.sa_mask);
@@ -55,7 +55,7 @@ void cli_catch_signals(const char *verb, const char *more) {
   snprintf(line, sizeof line, "krait %s: stopped; no unfinished output is left%s\n", verb, more);
   err_fd = fileno(cli_err());
   sigfillset(&action.sa_mask);
-  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) /* what nohup ignores stays ignored */
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) /* signals ignored by nohup stay ignored */
     if (sigaction(numbers[i], NULL, &previous) == 0 && previous.sa_handler != SIG_IGN)
       sigaction(numbers[i], &action, NULL);
   signal(SIGPIPE, SIG_IGN);

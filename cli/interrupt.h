@@ -1,15 +1,15 @@
-/* interrupt.h: what Ctrl-C leaves behind: nothing. */
+/* interrupt.h: Ctrl-C leaves nothing unfinished behind. */
 #ifndef CLI_INTERRUPT_H
 #define CLI_INTERRUPT_H
 
-/* From here on a signal that ends a process (Ctrl-C, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, timers, SIGUSR1 and 2) removes
- * unfinished outputs, says so in one line and ends the process with 128 + the signal's number. SIGPIPE and SIGXFSZ are
- * ignored: a reader that goes away and a file that may not grow are write errors, which clean up too. more: behind that
- * line's words. */
+/* After this call, a signal that ends a process (Ctrl-C, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, timers, SIGUSR1 and 2)
+ * removes unfinished outputs, prints one line and exits with 128 + the signal number. SIGPIPE and SIGXFSZ are ignored:
+ * a closed pipe and the file size limit become write errors, which clean up too. more: appended to the line. */
 void cli_catch_signals(const char *verb, const char *more);
-/* From here on the first Ctrl-C only asks: cli_is_asked_to_stop is then 1. The next one ends the process as above. */
+/* After this call, the first Ctrl-C only requests a stop: cli_is_asked_to_stop is then 1. The next one ends the process
+ * as above. */
 void cli_let_interrupt_ask(void);
 int cli_is_asked_to_stop(void);
-int cli_is_stopped(void); /* such a signal has come: other threads keep silent until the process is gone */
+int cli_is_stopped(void); /* such a signal has arrived: other threads print nothing until the process is gone */
 
 #endif

@@ -1,5 +1,4 @@
-/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, nothing of the
- * maths. */
+/* main.c: the program: one verb per cmd_<verb>.c, listed once in verbs[]. Knows the user's flags, not the maths. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,23 +13,23 @@ static const struct {
   const char *name;
   int (*run)(int argc, char **argv);
   const char *summary;
-  int cannot_print; /* the exit status when standard output does not take the result */
+  int cannot_print; /* the exit status when the result cannot be written to standard output */
 } verbs[] = {
     {"enhance", cmd_enhance, "remove noise from recordings of speech", 1},
-    {"live", cmd_live, "remove noise from speech as it comes", 1},
-    {"evaluate", cmd_evaluate, "how close speech is to its clean twin: PESQ, STOI, SI-SDR and more", 1},
-    {"classify", cmd_classify, "what a film or picture shows, by VideoMamba", 1},
-    {"describe", cmd_describe, "answer a question about a film, by Mobile-VideoGPT", 1},
-    {"generate", cmd_generate, "go on with a text, by a language model", 1},
-    {"score", cmd_score, "how well a language model foresees a text", 1},
-    {"verify", cmd_verify, "does a model compute here what was recorded elsewhere?", 2},
-    {"info", cmd_info, "what a weights file holds, or this program and machine", 1},
-    {"convert", cmd_convert, "weights of any format to safetensors or best.th", 1},
-    {"train", cmd_train, "train PrimeKnet on recordings of your own", 1},
+    {"live", cmd_live, "remove noise from speech in real time (streaming)", 1},
+    {"evaluate", cmd_evaluate, "score speech against its clean version: PESQ, STOI, SI-SDR and more", 1},
+    {"classify", cmd_classify, "classify videos and images with VideoMamba", 1},
+    {"describe", cmd_describe, "answer a question about a video with Mobile-VideoGPT", 1},
+    {"generate", cmd_generate, "generate text with a language model", 1},
+    {"score", cmd_score, "perplexity of a text under a language model", 1},
+    {"verify", cmd_verify, "check that a model computes here what was recorded elsewhere", 2},
+    {"info", cmd_info, "describe a weights file, or this program and machine", 1},
+    {"convert", cmd_convert, "convert weights to safetensors or best.th, or quantize them", 1},
+    {"train", cmd_train, "train PrimeKnet on your own recordings", 1},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them", 1},
-    {"doctor", cmd_doctor, "why a CUDA library, wheel or environment fails, and the cure", 70},
+    {"doctor", cmd_doctor, "explain why a CUDA library, wheel or environment fails, and how to fix it", 70},
     {"selftest", cmd_selftest, "check every implementation of every operator on this machine", 1},
-    {"bench", cmd_bench, "how long things take on this machine", 1},
+    {"bench", cmd_bench, "measure how long things take on this machine", 1},
     {"version", cmd_version, "print the version", 1},
 };
 enum { N_VERBS = sizeof verbs / sizeof *verbs };
@@ -47,7 +46,7 @@ int cmd_version(int argc, char **argv) {
 static void print_help(FILE *file) {
   fprintf(file, "usage: krait VERB [options]\n\n");
   for (int i = 0; i < N_VERBS; i++) fprintf(file, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
-  fprintf(file, "\nkrait VERB --help tells more.\n");
+  fprintf(file, "\nSee krait VERB --help for details.\n");
 }
 
 static int run_verb(int argc, char **argv) {

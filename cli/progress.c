@@ -1,4 +1,4 @@
-/* progress.c: bar, share, speed and time left. */
+/* progress.c: progress bar, percentage, speed and time left. */
 #define _GNU_SOURCE
 #include "progress.h"
 
@@ -24,7 +24,7 @@ void cli_progress_begin(cli_progress *p, const char *name, const double *audio_s
   *p = (cli_progress){name, audio_s, now_s(), 0};
 }
 
-/* RTF: seconds of work per second of audio. */
+/* RTF (real-time factor): seconds of work per second of audio. */
 static void print_speed(double elapsed_s, double share, double audio_s) {
   const long s = (long)(elapsed_s * (1 - share) / share + 0.5);
   if (audio_s > 0) fprintf(cli_err(), "RTF %.3f  ", elapsed_s / (share * audio_s));

@@ -1,4 +1,4 @@
-/* say.c: one place that knows how text leaves the program. */
+/* say.c: the one place that knows how text leaves the program. */
 #define _GNU_SOURCE
 #include "say.h"
 
@@ -16,8 +16,8 @@ static FILE *own_err;
 
 FILE *cli_err(void) { return own_err ? own_err : stderr; }
 
-/* In glibc stderr is a variable like any other: what libraries print through it goes nowhere, while descriptor 2 stays
- * as it is. */
+/* In glibc stderr is an ordinary variable: what libraries print through it is discarded, while descriptor 2 stays as it
+ * is. */
 void cli_hush_libraries(void) {
 #ifdef __GLIBC__
   FILE *null = own_err ? NULL : fopen("/dev/null", "we");
@@ -61,7 +61,7 @@ void cli_guard_json(const char *verb, int status) {
 }
 
 /* ---- text ---- */
-/* Bytes of the well-formed and printable UTF-8 character at s; 0 if it is none. */
+/* Length in bytes of the well-formed, printable UTF-8 character at s; 0 if there is none. */
 static int printable_length(const unsigned char *s) {
   static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
   const int n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
@@ -94,7 +94,7 @@ void cli_print_clean(FILE *file, const char *text) {
 
 /* ---- JSON ---- */
 static int is_plain(const char *text) {
-  json_t *string = json_string(text); /* jansson takes any UTF-8, controls too: it escapes them */
+  json_t *string = json_string(text); /* jansson accepts any UTF-8 and escapes control characters */
   json_decref(string);
   return string != NULL;
 }
@@ -118,7 +118,7 @@ json_t *cli_json_text(const char *text) {
 }
 
 json_t *cli_json_real(double value) {
-  json_t *number = json_real(value); /* NULL for NaN and infinities */
+  json_t *number = json_real(value); /* NULL for NaN and infinity */
   return number ? number : json_null();
 }
 
@@ -158,13 +158,13 @@ void cli_print_json_text(FILE *file, const char *json) {
 
 int cli_print_json(const char *verb, json_t *object, size_t flags) {
   char *text =
-      object ? json_dumps(object, flags) : NULL; /* whole: cli_guard_json ends the process where its memory ends */
+      object ? json_dumps(object, flags) : NULL; /* complete: cli_guard_json ends the process if memory runs out */
   json_decref(object);
   if (!text) {
-    fprintf(cli_err(), "krait %s: no memory for the JSON\n", verb);
+    fprintf(cli_err(), "krait %s: out of memory for the JSON\n", verb);
     return 1;
   }
-  cli_print_json_text(stdout, text); /* cli_end_output tells whether it arrived */
+  cli_print_json_text(stdout, text); /* cli_end_output reports write failures */
   fputc('\n', stdout);
   free(text);
   return 0;

@@ -1,4 +1,4 @@
-/* story.c: tokens of several stories, step by step; what of their text may be the beginning of --stop is held back. */
+/* story.c: generates tokens for several texts, step by step; text that may be the beginning of --stop is held back. */
 #define _GNU_SOURCE
 #include "story.h"
 
@@ -43,8 +43,8 @@ static int add_text(const char *verb, cli_story *o, const char *text, size_t n) 
   return -1;
 }
 
-/* Cuts the text off at --stop. Otherwise the bytes at its end that may be the beginning of it: they are not shown
- * yet. */
+/* Cuts the text off at --stop. Otherwise returns the number of bytes at its end that may be the beginning of --stop;
+ * they are not shown yet. */
 static size_t look_for_stop(const cli_telling *t, cli_story *o) {
   const size_t n = t->stop ? strlen(t->stop) : 0;
   if (!n) return 0;
@@ -60,7 +60,7 @@ static size_t look_for_stop(const cli_telling *t, cli_story *o) {
   return 0;
 }
 
-/* What a terminal would take for a command is not shown to it. */
+/* Control characters are not shown on a terminal. */
 void cli_story_show(const char *text, size_t n) {
   const int is_terminal = isatty(STDOUT_FILENO);
   for (size_t i = 0; i < n; i++) {
@@ -84,7 +84,7 @@ static int take_text(const char *verb, const cli_telling *t, cli_story *o, int i
 
 /* ---- steps ---- */
 
-/* A step of all stories that go on. */
+/* One step of all unfinished texts. */
 static int step(const char *verb, const cli_telling *t, cli_story *stories, int n, int is_shown) {
   krait_lm_session *sessions[CLI_MOST_STORIES] = {0};
   int32_t n_open = 0;

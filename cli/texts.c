@@ -1,4 +1,4 @@
-/* texts.c: texts may come from pipes: memory grows with what arrives. */
+/* texts.c: texts may come from pipes: the buffer grows as text arrives. */
 #include "texts.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include "args.h"
 
-enum { LONGEST = 1 << 28 }; /* what never ends (/dev/zero) ends here */
+enum { LONGEST = 1 << 28 }; /* endless input (/dev/zero) is cut off here */
 
 static int read_all(FILE *file, char **text, size_t *n_bytes) {
   size_t room = 1 << 16, n = 0, got;

@@ -1,5 +1,5 @@
-/* blocks.h: the insides of models' blocks as one call each: compositions of the operators in ops.h, whose conventions
- * hold here. On a CPU and on a GPU. Equations: docs/OPS.md. */
+/* blocks.h: parts of models' blocks as one call each: compositions of the operators in ops.h, with the same
+ * conventions, on CPU and GPU. Equations: docs/OPS.md. */
 #ifndef KRAIT_BLOCKS_H
 #define KRAIT_BLOCKS_H
 
@@ -14,8 +14,8 @@ extern "C" {
  * (HP), xBC (HP + 2GN), dt (H); xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias)
  * clamped to dt_min ... dt_max, A, B, C, D; gated = [silu(z0) x0, h], where h = y silu(z) without norm_weight, else the
  * RMS norm over each of G groups of y silu(z) times norm_weight, or with KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times
- * the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0. Where the state starts
- * again, by seq_idx, the convolution does too. Tensors between two of these steps are of x's type. */
+ * the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0. Where seq_idx resets the
+ * state, it resets the convolution too. Tensors between two of these steps have x's type. */
 #define KRAIT_MAMBA2_NORM_BEFORE_GATE 1u
 #define KRAIT_MAMBA2_LOG_A 2u /* A is -exp of what is given, which may be of any float type */
 
@@ -41,8 +41,8 @@ typedef struct krait_mamba2_inner_args {
   krait_view seq_idx;              /* (B,L) int32 or absent, as for ssd */
   krait_view out;                  /* (B,L,M), or (B,L,F + HP) with M == 0; any activation type */
   krait_view final_states;         /* (B,H,P,N) float32 or absent */
-  krait_view zxbcdt;               /* (B,L,2F + 2HP + 2GN + H) type of x, or absent: kept for the gradient, as are */
-  krait_view xBC;                  /* (B,L,HP + 2GN) type of x, or absent: behind the convolution */
+  krait_view zxbcdt;               /* (B,L,2F + 2HP + 2GN + H) type of x, or absent: stored for the gradient, as are */
+  krait_view xBC;                  /* (B,L,HP + 2GN) type of x, or absent: after the convolution */
   krait_view y;                    /* (B,L,HP) type of x, or absent; not without norm_weight */
   krait_view gated;                /* (B,L,F + HP) type of x, or absent; not with M == 0 */
 } krait_mamba2_inner_args;
@@ -51,7 +51,7 @@ KRAIT_API int32_t krait_mamba2_inner(const krait_ctx *ctx, const krait_mamba2_in
 KRAIT_API int32_t krait_mamba2_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba2_inner_args *args,
                                                    uint64_t *bytes);
 
-/* zxbcdt, xBC, y and gated are what the forward call gave; what is absent is computed again. */
+/* zxbcdt, xBC, y and gated are those of the forward call; absent ones are recomputed. */
 typedef struct krait_mamba2_inner_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, L, K, H, P, N, G, W, F, M;
@@ -103,9 +103,9 @@ KRAIT_API int32_t krait_mean_product_scratch_bytes(const krait_ctx *ctx, const k
                                                    uint64_t *bytes);
 
 /* ==== projected_scan (the middle of a Mamba block) ===========================================================
- * A row of proj has a rank r (R), B (N) and C (N); what follows is not looked at. delta = softplus(dt_weight r +
- * dt_bias), h = exp(delta A) h + delta B u, out = (C h + Dvec u) z; h begins as 0. z is the gate as it is, its
- * activation included. */
+ * A row of proj has r (R, the rank), B (N) and C (N); further columns are ignored. delta = softplus(dt_weight r +
+ * dt_bias), h = exp(delta A) h + delta B u, out = (C h + Dvec u) z; h starts at 0. z is the gate with its activation
+ * already applied. */
 typedef struct krait_projected_scan_args {
   krait_call call;
   int64_t B, L, D, N, R, X;
@@ -127,7 +127,7 @@ KRAIT_API int32_t krait_projected_scan_scratch_bytes(const krait_ctx *ctx, const
  * X = x, or with KRAIT_RNN_NORM (x - mean) / sqrt(var + eps) over C; h = rnn of in_weight X + in_bias with weight and
  * bias, out = rnn of in_weight2 h + in_bias2 with weight2 and bias2 (rnn: ops.h, its flag KRAIT_RNN_LSTM and order of
  * gates). */
-#define KRAIT_RNN_TF32 2u /* rows and states may be rounded to 11 significant bits, as weights that are float16 are */
+#define KRAIT_RNN_TF32 2u /* rows and states may be rounded to 11 significant bits, like float16 weights */
 #define KRAIT_RNN_NORM 4u
 
 typedef struct krait_rnn_pair_args {
@@ -138,7 +138,7 @@ typedef struct krait_rnn_pair_args {
   krait_view x;                                    /* (B,L,C) float32 */
   krait_view in_weight, in_bias;                   /* (3H or 4H, C), (3H or 4H) or absent; weights any float type */
   krait_view weight, bias;                         /* (3H or 4H, H), (3H or 4H) or absent */
-  krait_view in_weight2, in_bias2, weight2, bias2; /* the same of the second layer: (3H or 4H, H) */
+  krait_view in_weight2, in_bias2, weight2, bias2; /* the same for the second layer: (3H or 4H, H) */
   krait_view out;                                  /* (B,L,H) float32 */
 } krait_rnn_pair_args;
 
@@ -155,7 +155,7 @@ KRAIT_API int32_t krait_rnn_pair_scratch_bytes(const krait_ctx *ctx, const krait
 typedef struct krait_filter_bank_args {
   krait_call call;
   int64_t B, H, W, C, J, K;               /* K: of all chunks */
-  int64_t K1, K2, K3, K4, K5, K6, K7, K8; /* lengths; 0 from the one behind J on */
+  int64_t K1, K2, K3, K4, K5, K6, K7, K8; /* lengths; 0 after the first J */
   krait_view x;                           /* (B,H,W,JC) float32, as all but weight and out_weight */
   krait_view taps, taps_bias;             /* (C,K), (JC) */
   krait_view gate_taps, gate_bias;        /* (C,K), (JC) */
@@ -191,11 +191,11 @@ KRAIT_API int32_t krait_conv_norm(const krait_ctx *ctx, const krait_conv_norm_ar
 KRAIT_API int32_t krait_conv_norm_scratch_bytes(const krait_ctx *ctx, const krait_conv_norm_args *args,
                                                 uint64_t *bytes);
 
-/* ==== map_product (a product for every position of a map, with what stands around it) ========================
- * v = x; with KRAIT_MAP_NORM (x - mean) / sqrt(var + eps) over C; with factors x times these, which may be spread along
- * H or W; with conv_weight silu of a causal convolution along W, conv_out. y = weight v + bias; with KRAIT_MAP_SILU its
- * columns from silu_from on go through silu; with KRAIT_MAP_GATE columns 2 m and 2 m + 1 are multiplied with each
- * other. out = y + residual + skip_scale skip. */
+/* ==== map_product (a product for every position of a map, with what surrounds it) ============================
+ * v = x; with KRAIT_MAP_NORM (x - mean) / sqrt(var + eps) over C; with factors x times these, which may be broadcast
+ * along H or W; with conv_weight silu of a causal convolution along W, conv_out. y = weight v + bias; with
+ * KRAIT_MAP_SILU its columns from silu_from on go through silu; with KRAIT_MAP_GATE columns 2 m and 2 m + 1 are
+ * multiplied with each other. out = y + residual + skip_scale skip. */
 #define KRAIT_MAP_NORM 1u
 #define KRAIT_MAP_GATE 2u
 #define KRAIT_MAP_SILU 4u
@@ -221,12 +221,12 @@ KRAIT_API int32_t krait_map_product(const krait_ctx *ctx, const krait_map_produc
 KRAIT_API int32_t krait_map_product_scratch_bytes(const krait_ctx *ctx, const krait_map_product_args *args,
                                                   uint64_t *bytes);
 
-/* ==== dense_block (filters over all that came before) ========================================================
- * Layer i = 0..L-1 takes i + 1 sources of C channels: what the layers before gave, the newest first, and x0. Each
+/* ==== dense_block (filters over the outputs of all previous layers) ==========================================
+ * Layer i = 0..L-1 has i + 1 sources of C channels: the outputs of the previous layers, the newest first, and x0. Each
  * channel through a 3x3 filter (taps along W, along H) with dilation 2^i along W, zeros outside; times the layer's
  * weights; norm over all of (H,W) and PReLU: slope where it is negative. Layer i has the rows (of taps) and columns (of
- * weight) from C i (i + 1) / 2 on. Filters are centred, or along W with KRAIT_DENSE_ONE_SIDED see no later position.
- * x0 is x, or with a lift the norm over all of (H,W) of lift x, and PReLU. out is what the last layer gives. */
+ * weight) from C i (i + 1) / 2 on. Filters are centred, or with KRAIT_DENSE_ONE_SIDED causal along W. x0 is x, or with
+ * a lift the norm over all of (H,W) of lift x, and PReLU. out is the output of the last layer. */
 #define KRAIT_DENSE_ONE_SIDED 1u
 #define KRAIT_DENSE_TF32 2u /* factors of products may be rounded to 11 significant bits */
 
@@ -270,11 +270,11 @@ KRAIT_API int32_t krait_dt_state_update(const krait_ctx *ctx, const krait_dt_sta
 KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, const krait_dt_state_update_args *args,
                                                       uint64_t *bytes);
 
-/* ==== norm_gemm (a step's norm, the product that reads it, a convolution's step behind) =======================
- * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v;
- * out = y Bmat + bias. y is not rounded. With conv_weight the columns from conv_from on of out, before they are
- * rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W of
- * conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. */
+/* ==== norm_gemm (a decode step's norm, the product that reads it, then a convolution's step) =================
+ * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v; out = y Bmat +
+ * bias. y is not rounded. With conv_weight the columns from conv_from on of out, before they are rounded, are the
+ * newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W of conv_weight[c,.] and the
+ * last inputs), of which the last W - 1 stay in conv_state. */
 typedef struct krait_norm_gemm_args {
   krait_call call;
   int64_t M, N, K;
@@ -288,10 +288,10 @@ typedef struct krait_norm_gemm_args {
   krait_view Bmat;         /* (K,N) */
   krait_view bias;         /* (N) or absent */
   krait_view conv_weight;  /* (C,W) or absent */
-  krait_view conv_bias;    /* (C) or absent; this and what follows not without conv_weight */
+  krait_view conv_bias;    /* (C) or absent; this and the following only with conv_weight */
   krait_view conv_state;   /* (n_states,C,W-1) any float type, read and written */
   krait_view conv_state_indices; /* (M) int32, different ones, or absent; a negative one gives conv_out 0 and no write,
-                                    one of n_states or more is refused on the CPU and taken for a negative one on a
+                                    one of n_states or more is refused on the CPU and treated as negative on a
                                     GPU */
   krait_view out;          /* (M,N) any activation type */
   krait_view residual_out; /* (M,K) any activation type, or absent; not with z; not the memory of an input */
@@ -302,9 +302,9 @@ KRAIT_API int32_t krait_norm_gemm(const krait_ctx *ctx, const krait_norm_gemm_ar
 KRAIT_API int32_t krait_norm_gemm_scratch_bytes(const krait_ctx *ctx, const krait_norm_gemm_args *args,
                                                 uint64_t *bytes);
 
-/* ==== rotary_append (what a step's attention has before it) ===================================================
- * krait_rotary of q from cache_seqlens[b] on gives out, krait_attention_append puts k, turned by the same angles, and v
- * behind the cache_seqlens[b] that are in the cache. */
+/* ==== rotary_append (what precedes attention in a decode step) ===============================================
+ * out is krait_rotary of q with positions from cache_seqlens[b] on; as krait_attention_append, k, rotated in the same
+ * way, and v are written after the cache_seqlens[b] entries of the cache. */
 typedef struct krait_rotary_append_args {
   krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
   int64_t B, L, H, Hk, D, Dv, R, T, Bk, Lk;

@@ -1,4 +1,4 @@
-/* doctor.h: why a CUDA library, wheel or environment does not run, told from bytes, without a GPU or a toolkit.
+/* doctor.h: why a CUDA library, wheel or environment does not run, determined from its bytes, without a GPU or toolkit.
  *
  * Two layers. The readers (krait_scan_*, krait_wheel_*, krait_rule) look into one file and allocate nothing per step.
  * The doctor (krait_doctor_run) collects facts, judges files and writes a report. Files are hostile input for both:
@@ -42,8 +42,8 @@ typedef struct krait_image {
   int32_t toolkit;      /* ten times the CUDA version that made it: 128; 0 unknown */
   int32_t relocatable;  /* must be linked before it can run */
   int32_t new_abi;
-  int32_t damaged;      /* it does not unpack, or is not what its header says */
-  int32_t label_sm;     /* what the entry header says; differs from sm only in relabelled files */
+  int32_t damaged;      /* it cannot be unpacked, or does not match its header */
+  int32_t label_sm;     /* the entry header's value; differs from sm only in relabelled files */
   uint64_t flags;
   uint64_t offset;      /* of the entry in the file */
   uint64_t payload, payload_bytes, unpacked_bytes;
@@ -62,12 +62,12 @@ KRAIT_API int32_t krait_scan_open(const char *path, krait_scan **scan);
 KRAIT_API int32_t krait_scan_open_bytes(const void *bytes, size_t n, krait_scan **scan);
 KRAIT_API void krait_scan_close(krait_scan **scan);
 KRAIT_API int32_t krait_scan_kind(const krait_scan *scan); /* KRAIT_FILE_* */
-/* 1: filled in; 0: there are no more; negative: damage, and the walk cannot go on in this section. size must be set. */
+/* 1: filled in; 0: no more; negative: damage, and the iteration cannot continue in this section. size must be set. */
 KRAIT_API int32_t krait_scan_next_container(krait_scan *scan, krait_container *container);
-KRAIT_API int32_t krait_scan_next_image(krait_scan *scan, krait_image *image); /* of the container that came last */
-/* The kernels of the image that came last: 1, 0 or negative. Names longer than cap are cut. */
+KRAIT_API int32_t krait_scan_next_image(krait_scan *scan, krait_image *image); /* of the last container */
+/* The kernels of the last image: 1, 0 or negative. Names longer than cap are truncated. */
 KRAIT_API int32_t krait_scan_next_kernel(krait_scan *scan, char *name, size_t cap);
-/* Unpacks the first cap bytes of the image that came last; *n says how many there are. */
+/* Unpacks the first cap bytes of the last image; *n receives their number. */
 KRAIT_API int32_t krait_scan_decode(krait_scan *scan, void *out, size_t cap, size_t *n);
 /* Libraries that the loader needs, and dynamic symbols (defined 1: exported; 0: undefined and not weak). *cursor starts
  * at 0. */
@@ -79,7 +79,7 @@ KRAIT_API int32_t krait_scan_next_symbol(krait_scan *scan, int32_t defined, uint
 #define KRAIT_VERDICT_NATIVE_MINOR 1 /* code of a lower minor version: runs */
 #define KRAIT_VERDICT_JIT 2          /* PTX that the driver compiles at first use */
 #define KRAIT_VERDICT_JIT_BLOCKED 3  /* PTX newer than the driver */
-#define KRAIT_VERDICT_ZSTD_BLOCKED 4 /* packed in a way that the driver cannot read */
+#define KRAIT_VERDICT_ZSTD_BLOCKED 4 /* compressed in a way that the driver cannot read */
 #define KRAIT_VERDICT_NONE 5
 #define KRAIT_VERDICT_STUB 6         /* holds no kernel: no verdict */
 
@@ -93,7 +93,7 @@ typedef struct krait_target {
 } krait_target;
 
 typedef struct krait_tables krait_tables;
-/* path NULL: the tables that are built in. */
+/* path NULL: the built-in tables. */
 KRAIT_API int32_t krait_tables_load(const char *path, krait_tables **tables);
 KRAIT_API void krait_tables_close(krait_tables **tables);
 KRAIT_API const char *krait_tables_date(const krait_tables *tables);
@@ -113,16 +113,17 @@ typedef struct krait_wheel_name {
   char variant[32]; /* the label of a variant wheel (PEP 817), as cu128; since 0.2: a caller's struct may end before it
                      */
 } krait_wheel_name;
-/* Takes a file name or a path or URL that ends in one. */
+/* Accepts a file name, or a path or URL that ends in one. */
 KRAIT_API int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name);
 
 typedef struct krait_wheel krait_wheel;
 KRAIT_API int32_t krait_wheel_open(const char *path, krait_wheel **wheel);
 KRAIT_API void krait_wheel_close(krait_wheel **wheel);
-/* The next member: 1, 0, or negative for one that must not be trusted (then the walk may go on). */
+/* The next member: 1, 0, or negative for one that must not be trusted (the iteration may continue). */
 KRAIT_API int32_t krait_wheel_next(krait_wheel *wheel, const char **name, uint64_t *bytes);
 
-/* ---- the whole question ----------------------------------------------------------------------------------------- */
+/* ---- the complete diagnosis
+ * ----------------------------------------------------------------------------------------- */
 typedef struct krait_doctor_options {
   uint32_t size;          /* sizeof(krait_doctor_options) */
   uint32_t n_paths;
@@ -144,10 +145,10 @@ typedef struct krait_doctor_options {
 } krait_doctor_options;
 
 typedef struct krait_report krait_report;
-/* Fails only for bad options, unreadable tables and lack of memory; everything else is in the report. */
+/* Fails only for bad options, unreadable tables or lack of memory; everything else is in the report. */
 KRAIT_API int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report);
 KRAIT_API void krait_report_close(krait_report **report);
-/* Exit status of the program: 0 nothing wrong, 1 an error, 2 warnings and strict, 3 an unreadable input, 4 target
+/* Exit status of the program: 0 no problem, 1 an error, 2 warnings and strict, 3 an unreadable input, 4 target
  * unknown. */
 KRAIT_API int32_t krait_report_exit(const krait_report *report, int32_t strict);
 /* Texts live as long as the report. */
@@ -156,11 +157,11 @@ KRAIT_API const char *krait_report_json(krait_report *report, int32_t strict);
 KRAIT_API const char *krait_report_plan(krait_report *report);
 KRAIT_API const char *krait_report_issue(
     krait_report *report); /* a summary for a bug report: no paths, no user names */
-/* What is in one file, like a listing of its images and kernels; NULL with a failure's detail otherwise. */
+/* A listing of the images and kernels in one file; NULL on failure. */
 KRAIT_API int32_t krait_doctor_list(const char *path, krait_report **report, const char **text);
-/* The same for programs: an array of members, containers, images and kernels. */
+/* The same as JSON: an array of members, containers, images and kernels. */
 KRAIT_API int32_t krait_doctor_list_json(const char *path, krait_report **report, const char **text);
-/* One diagnosis and its source; id "" lists them all. */
+/* One diagnosis and its source; id "" lists all. */
 KRAIT_API int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **report, const char **text);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* language.h: language models: a krait_lm is weights, a tokenizer and room for the states of a number of sessions; a
- * session is one text that grows. A model and its sessions are used by one thread at a time. The context must outlive
- * the model, the model its sessions.
+/* language.h: language models: a krait_lm holds weights, a tokenizer and the states of a number of sessions; a session
+ * is one growing text. A model and its sessions are used by one thread at a time. The context must outlive the model,
+ * the model its sessions.
  *
  *   krait_lm_open(ctx, &(krait_lm_options){.size = sizeof(krait_lm_options), .path = "mamba-130m-hf"}, &lm);
  *   krait_lm_session_open(lm, NULL, &session);
@@ -23,18 +23,18 @@ typedef struct krait_lm_session krait_lm_session;
 
 typedef struct krait_lm_options {
   uint32_t size;
-  int32_t n_sessions;         /* that may be open at once; 0: one */
+  int32_t n_sessions;         /* that may be open at the same time; 0: one */
   const char *path;           /* a model's folder, a weights file with config.json beside it, or a GGUF file */
   const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights, or in the GGUF file */
-  int32_t narrow_states; /* 1: Mamba's states in the type of the weights where that is what a GPU computes in, not in
-                            float32: half the memory, less exact */
+  int32_t narrow_states; /* 1: on a GPU that computes in the weights' type, Mamba's states have that type instead of
+                            float32: half the memory, less accurate */
   int32_t reserved;
 } krait_lm_options;
 
-/* The next token: of the likeliest top_k, then (temperature divides the logits) of the fewest whose probability reaches
- * top_p, and of those at least min_p times as likely as the likeliest. 0 leaves a rule out; temperature 0 takes the
- * likeliest token. Logits of tokens that were there before are divided by repetition_penalty where positive, else
- * multiplied. Equal seeds give equal texts. */
+/* How the next token is sampled: from the top_k most likely, then (temperature divides the logits) from the smallest
+ * set whose total probability reaches top_p, and from those at least min_p times as likely as the most likely one. 0
+ * disables a rule; temperature 0 is greedy decoding. Logits of tokens that have already occurred are divided by
+ * repetition_penalty if positive, else multiplied. Equal seeds give equal texts. */
 typedef struct krait_lm_sampling {
   uint32_t size;
   int32_t top_k;
@@ -44,57 +44,57 @@ typedef struct krait_lm_sampling {
 
 KRAIT_API int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *options, krait_lm **lm);
 KRAIT_API void krait_lm_close(krait_lm **lm);
-/* Bytes of weights that a token reads. */
+/* Bytes of weights read per token. */
 KRAIT_API uint64_t krait_lm_token_bytes(const krait_lm *lm);
 
-/* sampling may be NULL: the likeliest token. */
+/* sampling may be NULL: greedy decoding. */
 KRAIT_API int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *sampling, krait_lm_session **session);
 KRAIT_API void krait_lm_session_close(krait_lm_session **session);
 
-#define KRAIT_LM_CHAT 1u  /* text is what a user says: the model's chat template stands around it */
-#define KRAIT_LM_PLAIN 2u /* names of special tokens in the text are text */
-/* Reads a prompt behind what the session has read so far. UTF-8; n_bytes may be 0 where there is something already. */
+#define KRAIT_LM_CHAT 1u  /* text is a user message: wrap it in the model's chat template */
+#define KRAIT_LM_PLAIN 2u /* names of special tokens in the text are plain text */
+/* Appends a prompt to what the session has read so far (prefill). UTF-8; n_bytes may be 0 if the session is not
+ * empty. */
 KRAIT_API int32_t krait_lm_read(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
-/* Draws the next token of each of n different sessions of one model; the model runs for all at once. */
+/* Generates the next token of each of n different sessions of one model, as one batch. */
 KRAIT_API int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n);
-/* The characters that the last step completed, NUL-terminated; with krait_lm_finish those that no further token can
- * complete. */
+/* The characters completed by the last step, NUL-terminated; after krait_lm_finish the remaining incomplete ones. */
 KRAIT_API const char *krait_lm_text(const krait_lm_session *session, size_t *n_bytes);
 KRAIT_API void krait_lm_finish(krait_lm_session *session);
 KRAIT_API int krait_lm_is_done(const krait_lm_session *session);      /* the last token ends the text */
-KRAIT_API int64_t krait_lm_n_tokens(const krait_lm_session *session); /* read and drawn so far */
+KRAIT_API int64_t krait_lm_n_tokens(const krait_lm_session *session); /* read and generated so far */
 
-/* Everything that a session has read, as a file of the size of the model's states, whatever the length of the text. */
+/* Saves a session's state to a file of the size of the model's states, whatever the length of the text. */
 KRAIT_API int32_t krait_lm_save(krait_lm_session *session, const char *path);
 KRAIT_API int32_t krait_lm_load(krait_lm_session *session, const char *path);
 
-/* Called with tokens done and in all; non-zero asks to stop: KRAIT_ERR_CANCELLED. */
+/* Called with tokens done and in total; non-zero requests a stop: KRAIT_ERR_CANCELLED. */
 typedef int32_t (*krait_lm_progress_fn)(void *user, int64_t done, int64_t total);
-/* Of a text of two tokens at least: the sum of -ln p of every token but the first, and how many those are. The session
- * begins anew. */
+/* For a text of at least two tokens: the sum of -ln p over all tokens except the first, and their number. The session
+ * starts again. */
 KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, size_t n_bytes,
                                  krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens);
 
-/* A model's folder or weights file as safetensors whose large matrices have 8 bits a weight (format "q8_0": blocks of
- * 32 with a scale) or 4 (format "q4_k": super-blocks of 256; the output matrix, and what makes Mamba's steps, have 8,
- * as have matrices whose rows are no multiple of 256); what moves the states is float32. config.json and tokenizer.json
- * must then lie beside the new file, too. */
+/* Writes a model's folder or weights file as safetensors with its large matrices quantized to 8 bits per weight (format
+ * "q8_0": blocks of 32 with a scale) or 4 (format "q4_k": super-blocks of 256; the output matrix, x_proj, and matrices
+ * whose rows are not a multiple of 256 keep 8). The parameters of the state update become float32. config.json and
+ * tokenizer.json must be copied beside the new file. */
 KRAIT_API int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char *format);
 
 /* Random weights of a published model's sizes, for krait bench generate. */
 typedef struct krait_lm_timing {
   uint32_t size;
-  int32_t narrow_states; /* given: states in the weights' type, as mamba-ssm keeps them, not in float32 (on a GPU) */
-  uint64_t token_bytes; /* of weights, that a token reads */
-  double open_s;        /* making the weights */
-  double prompt_s;      /* reading the prompt, the best of three */
-  double token_s;       /* a step of the batch, with the likeliest tokens on the host, median */
-  double step_s;        /* a step without these, of many in a row */
+  int32_t narrow_states; /* input: states in the weights' type, as in mamba-ssm, instead of float32 (on a GPU) */
+  uint64_t token_bytes; /* of weights read per token */
+  double open_s;        /* creating the weights */
+  double prompt_s;      /* prefill, the best of three */
+  double token_s;       /* a step of the batch, with argmax on the host, median */
+  double step_s;        /* a step without that, averaged over many in a row */
 } krait_lm_timing;
 typedef void (*krait_lm_kind_fn)(void *user, const char *run, const char *name, const char *op, const char *row,
                                  int64_t n_calls, double seconds);
-/* What the prompt's run and a step are made of: calls of one name and row, how many, and what all of them take in a
- * row. */
+/* The calls of prefill and of a decode step: for each name and row the number of calls, and the time of all of them in
+ * a row. */
 KRAIT_API int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
                                  int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user);
 /* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, for Mamba's models also

@@ -1,6 +1,6 @@
-/* model.h: whole models. A krait_model is loaded weights (immutable, shared freely); a krait_session is one timeline
- * on it (scratch, counters), used by one thread at a time. The context must outlive the model, the model its sessions.
- * Files are float PCM or whatever libsndfile reads; samples given in memory are float32, mono, 16 kHz. */
+/* model.h: whole models. A krait_model is loaded weights (immutable, shared freely); a krait_session is one sequence of
+ * runs on it (scratch, counters), used by one thread at a time. The context must outlive the model, the model its
+ * sessions. Files are float PCM or whatever libsndfile reads; samples given in memory are float32, mono, 16 kHz. */
 #ifndef KRAIT_MODEL_H
 #define KRAIT_MODEL_H
 
@@ -13,12 +13,12 @@ extern "C" {
 typedef struct krait_model krait_model;
 typedef struct krait_session krait_session;
 
-/* Of products on a GPU. TF32: factors are rounded to its 10 bits of mantissa for tensor cores (about 3e-4 relative), as
- * PyTorch's convolutions do, but go through float16, whose range ends at 65504. GPUs before Ampere and CPUs compute in
- * float32 in any case. */
+/* Precision of matrix products on a GPU. TF32: factors are rounded to a 10-bit mantissa for tensor cores (about 3e-4
+ * relative), as in PyTorch's convolutions, but pass through float16, whose range ends at 65504. GPUs before Ampere and
+ * CPUs always compute in float32. */
 enum {
-  KRAIT_PRECISION_DEFAULT = 0,
-  /* TF32 where the GPU has it */ KRAIT_PRECISION_FP32 = 1,
+  KRAIT_PRECISION_DEFAULT = 0, /* TF32 if the GPU has it */
+  KRAIT_PRECISION_FP32 = 1,
   KRAIT_PRECISION_TF32 = 2
 };
 
@@ -27,7 +27,7 @@ typedef struct krait_model_options {
   uint32_t precision;       /* KRAIT_PRECISION_* */
   const char *weights_path; /* .safetensors, .th or .pt; NULL: the weights embedded in the library */
   const char *config_path;  /* YAML (plain or .hydra/config.yaml), or NULL: from the weights' metadata */
-  const char *overrides;    /* "causal=true,dense_depth=3": flags win over both, or NULL */
+  const char *overrides;    /* "causal=true,dense_depth=3": overrides both; or NULL */
 } krait_model_options;
 
 /* options may be NULL for the embedded denoiser. */
@@ -40,8 +40,8 @@ typedef struct krait_model_tensor {
   const float *data;    /* row-major */
   int32_t n_dims, reserved;
 } krait_model_tensor;
-/* A model from tensors in memory, of which nothing is kept, for programs that read files themselves; every libkrait
- * can. options->overrides says what the model is, "model=primeknet_mamba,dense_channel=64,..."; weights_path is
+/* A model from tensors in memory, which are copied, for programs that read files themselves; available in every
+ * libkrait. options->overrides specifies the model, "model=primeknet_mamba,dense_channel=64,..."; weights_path is
  * NULL. */
 KRAIT_API int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options *options,
                                            const krait_model_tensor *tensors, int64_t n_tensors, krait_model **model);
@@ -49,11 +49,10 @@ KRAIT_API int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_mod
  * model. */
 KRAIT_API const char *krait_model_json(const krait_model *model);
 
-/* The same for a weights file that is only read, not loaded into a model (krait info FILE). Free with
- * krait_text_free. */
+/* The same for a weights file, without loading it into a model (krait info FILE). Free with krait_text_free. */
 KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
-/* Any weights file that krait reads to safetensors; metadata from config_path and overrides where given. An out_path
- * that ends in .th, .pt or .pth becomes what upstream's best.th is, for torch.load, without metadata. */
+/* Converts any weights file that krait reads to safetensors, with metadata from config_path and overrides if given. An
+ * out_path that ends in .th, .pt or .pth gets the layout of upstream's best.th, for torch.load, without metadata. */
 KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
                                         const char *overrides);
 KRAIT_API void krait_text_free(char **text);
@@ -67,60 +66,59 @@ KRAIT_API void krait_session_close(krait_session **session);
 KRAIT_API int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in,
                                           float *mag, float *pha, float *com);
 
-/* Seconds that the GPU computed in the session's last forward pass, copies not counted; 0 on the CPU. */
+/* Seconds of GPU time in the session's last forward pass, without copies; 0 on the CPU. */
 KRAIT_API double krait_primeknet_device_s(const krait_session *session);
 
-/* A forward pass with the GPU's kernels timed one by one, called once per kind of kernel: how often it ran, seconds in
- * all (each includes a few microseconds of its launch), and of products the operations and the bytes that they cannot
- * do without. */
+/* A forward pass with the GPU's kernels timed one by one. report is called once per kind of kernel: number of launches,
+ * total seconds (each launch includes a few microseconds of overhead), and for products the minimum operations and
+ * bytes. */
 typedef void (*krait_kernel_fn)(void *user, const char *kernel, int64_t n_launches, double seconds, double flops,
                                 double bytes);
 KRAIT_API int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in,
                                           krait_kernel_fn report, void *user);
 
 /* ---- enhance ---------------------------------------------------------------------------------------------------- */
-/* Called now and then; done and total in samples of the input file. Non-zero return asks to stop:
+/* Called from time to time; done and total in samples of the input file. A non-zero return requests a stop:
  * KRAIT_ERR_CANCELLED. */
 typedef int32_t (*krait_progress_fn)(void *user, int64_t done, int64_t total);
 
-/* Mono 16 kHz samples in memory, any length; in and out may be the same. Windows overlap and cross-fade for long
- * input. */
+/* Mono 16 kHz samples in memory, any length; in and out may be the same. Long input is processed in overlapping windows
+ * with a cross-fade. */
 KRAIT_API int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
                                         krait_progress_fn progress, void *user);
 
-/* Sound as it comes, 16 kHz: what goes in comes out cleaned, sample for sample, and at most krait_stream_latency
- * samples later; computing comes on top. A stream has its session for itself until it is closed, and is used by one
- * thread at a time. */
+/* Streaming, 16 kHz: every input sample comes out cleaned, at most krait_stream_latency samples later, plus the time to
+ * compute. A stream has exclusive use of its session until it is closed, and is used by one thread at a time. */
 typedef struct krait_stream krait_stream;
 KRAIT_API int32_t krait_stream_open(krait_session *session, krait_stream **stream);
 KRAIT_API void krait_stream_close(krait_stream **stream);
 KRAIT_API int64_t krait_stream_latency(const krait_stream *stream);
-/* Takes any number of samples and gives those that are due now: n_out, none for most short pushes. room: of out, which
- * may not overlap in; n_samples + krait_stream_latency is always enough, and with too little nothing is taken. Behind a
- * push that failed in the model only krait_stream_finish goes on. */
+/* Takes any number of samples and returns those that are due: n_out, 0 for most short pushes. room: size of out, which
+ * may not overlap in; n_samples + krait_stream_latency is always enough; if it is too small, no input is taken. After a
+ * push that failed in the model only krait_stream_finish may follow. */
 KRAIT_API int32_t krait_stream_push(krait_stream *stream, const float *in, int64_t n_samples, float *out, int64_t room,
                                     int64_t *n_out);
-/* The rest: room for krait_stream_latency is enough. The stream can then begin anew. */
+/* The remaining samples: room for krait_stream_latency is enough. The stream can then start again. */
 KRAIT_API int32_t krait_stream_finish(krait_stream *stream, float *out, int64_t room, int64_t *n_out);
 
-enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an output or picture that exists is an error, not replaced */
+enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an existing output or plot is an error, not replaced */
 
-/* size may be that of an older header: what it lacks is 0. */
+/* size may be that of an older header: missing fields are 0. */
 typedef struct krait_enhance_options {
   uint32_t size;
   uint32_t flags;             /* KRAIT_ENHANCE_*; called reserved, and 0, in 0.1 */
   const char *in_path;        /* "-" for standard input */
   const char *out_path;       /* "-" for standard output */
   const char *plot_path;      /* PNG with spectrograms before and after, or NULL */
-  const char *reference_path; /* clean twin for scores, or NULL */
+  const char *reference_path; /* clean version for scores, or NULL */
   krait_progress_fn progress; /* or NULL */
   void *user;
-  double limit_db; /* with has_limit: no sound is attenuated by more than this; 0 leaves the recording as it is */
+  double limit_db; /* with has_limit: attenuate by at most this; 0 leaves the recording unchanged */
   int32_t has_limit;
   int32_t reserved;
-  const char *noise_path, *rir_path; /* mixed in before: noise, repeated, at snr_db; the response of a room; or NULL.
-                                        Not with plot_path or reference_path */
-  const char *mixed_path;     /* what is enhanced then, as a file, or NULL */
+  const char *noise_path, *rir_path; /* applied first: noise, looped, at snr_db; a room impulse response; or NULL. Not
+                                        with plot_path or reference_path */
+  const char *mixed_path;     /* write the resulting mixture here, or NULL */
   double snr_db;
 } krait_enhance_options;
 
@@ -128,7 +126,7 @@ typedef struct krait_scores {
   double si_sdr_db, segmental_snr_db, stoi;
 } krait_scores;
 
-/* What describes the input (up to audio_s) is there before the first call of progress. */
+/* The fields up to audio_s, which describe the input, are set before the first call of progress. */
 typedef struct krait_enhance_result {
   uint32_t size;
   int32_t n_channels;
@@ -136,26 +134,26 @@ typedef struct krait_enhance_result {
   int32_t sample_rate_hz;
   int32_t has_scores;
   double audio_s;
-  double compute_s, total_s; /* in the model; from opening the input to the output's final name */
+  double compute_s, total_s; /* in the model; from opening the input until the output has its final name */
   krait_scores noisy, enhanced; /* only with has_scores; means over channels */
-  char note[160];         /* why the output's format is not the input's, when that cannot be written; else "" */
+  char note[160];         /* if the input's format cannot be written: which one the output has; else "" */
 } krait_enhance_result;
 
-/* The output keeps rate, length, channels and, where it can be written, format of the input. It appears under its name
- * only when it is complete and has been read again. */
+/* The output keeps the sample rate, length, channels and, if it can be written, the format of the input. It appears
+ * under its name only when it is complete and has been read back. */
 KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options,
                                      krait_enhance_result *result);
 
-/* Seconds of sound in a recording, all channels added up, as its header says. INFINITY for standard input and pipes:
- * they say it only when they have been read. */
+/* Seconds of audio in a recording, summed over channels, according to its header. INFINITY for standard input and
+ * pipes, whose length is unknown before they are read. */
 KRAIT_API int32_t krait_audio_length(const char *path, double *audio_s);
 
-/* The extension ("wav") that an output beside in_path must take because the input's format cannot be written; "" where
- * its own will do. */
+/* The extension ("wav") that an output beside in_path must have because the input's format cannot be written; "" if it
+ * can. */
 KRAIT_API int32_t krait_audio_extension(const char *in_path, char *extension, size_t extension_bytes);
 
-/* For signal handlers (async-signal-safe), before the process ends: removes every output that is not complete. None
- * appears afterwards: threads that are about to finish one get KRAIT_ERR_CANCELLED. */
+/* For signal handlers (async-signal-safe), before the process ends: removes every incomplete output. None appears
+ * afterwards: threads that are about to finish one get KRAIT_ERR_CANCELLED. */
 KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
@@ -163,18 +161,18 @@ typedef struct krait_verify_row {
   char name[32];        /* "com", "mag", "wav" */
   double rel_l2, max_abs;
 } krait_verify_row;
-/* Fills up to n_rows rows; n_filled receives how many the file holds. A file without any output is
+/* Fills up to n_rows rows; n_filled receives the number of outputs in the file. A file without any output is
  * KRAIT_ERR_FILE_FORMAT. */
 KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows,
                                int32_t *n_filled);
 
-/* ---- graphs: what a model is made of ----------------------------------------------------------------------------- */
+/* ---- graphs: the operators of a model ---------------------------------------------------------------------------- */
 typedef void (*krait_graph_line_fn)(void *user, const char *line);
-#define KRAIT_GRAPHS_PROFILE 1u /* run each graph on zeros, node by node, and say how long each node took */
-/* The graphs of a model as ctx would run them, for a usual size: for each a heading, then a line a node (its name,
- * operator, row, time, bytes that it has to read and write, what it writes and where in the graph's memory), then its
- * memory. options->weights_path: a weights file, or the folder of a language model, of CLIP or of Mobile-VideoGPT.
- * PrimeKnet's is the graph that is trained; it cleans speech by kernels of its own. */
+#define KRAIT_GRAPHS_PROFILE 1u /* run each graph on zeros, node by node, and time each node */
+/* The graphs of a model as ctx would run them, for a typical size: for each a heading, then one line per node (its
+ * name, operator, row, time, bytes read and written, its outputs and their place in the graph's memory), then the
+ * memory. options->weights_path: a weights file, or the folder of a language model, of CLIP or of Mobile-VideoGPT. For
+ * PrimeKnet it is the graph used in training; for enhancement it has its own kernels. */
 KRAIT_API int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *options, uint32_t flags,
                                      krait_graph_line_fn line, void *user);
 

@@ -6,13 +6,13 @@
  *   in elements, in the order of the dimensions given in the comment; unused strides are ignored. A view whose data
  *   is NULL is absent. Strides may be 0 (expanded) on inputs and anything on outputs that does not overlap itself.
  *   Pointers are host pointers for a CPU context and device pointers for a CUDA context.
- *   The caller owns every tensor and the scratch. krait_<op>_scratch_bytes says how much scratch a call needs with
+ *   The caller owns every tensor and the scratch. krait_<op>_scratch_bytes returns how much scratch a call needs with
  *   this context (0 is common); scratch must be aligned to 64 bytes (256 on a device) and holds nothing between calls.
  *   CUDA calls are enqueued on `stream` (a CUstream; NULL is the default stream) and do not synchronise.
  *   Storage is float32, float16 or bfloat16; states, sums and exponentials are float32.
  *   Unless said otherwise an output must not overlap an input.
  *   Gradients: an absent output gradient is zero; an absent input-gradient view is not computed. Parameter gradients
- *   are written, not accumulated. Results are bitwise equal over repeats and thread counts.
+ *   are written, not accumulated. Results are bit-identical for repeated calls and all thread counts.
  * Equations: docs/OPS.md and the head of src/ops/<op>/<op>_ref.c. */
 #ifndef KRAIT_OPS_H
 #define KRAIT_OPS_H
@@ -42,7 +42,7 @@ typedef struct krait_call {
 #define KRAIT_ACT_NONE 0
 #define KRAIT_ACT_SILU 1
 #define KRAIT_ACT_GELU 2      /* x (1 + erf(x / sqrt 2)) / 2; products only */
-#define KRAIT_ACT_GELU_TANH 3 /* its approximation by tanh; products only */
+#define KRAIT_ACT_GELU_TANH 3 /* its tanh approximation; products only */
 #define KRAIT_ACT_SIGMOID 4   /* pointwise only */
 #define KRAIT_ACT_RELU 5      /* pointwise only */
 #define KRAIT_ACT_EXP 6       /* pointwise only */
@@ -50,8 +50,8 @@ typedef struct krait_call {
 /* ==== causal conv1d (specs: causal_conv1d 1.6; Dao 2023) =====================================================
  * out[b,d,t] = act( bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w] ), X = x for t >= 0, initial_states before, else
  * 0. With seq_idx a tap whose seq_idx differs from position t's is dropped; seq_idx[t] < 0 gives out 0.
- * KRAIT_CONV1D_REVERSE: time runs backwards, as if x, seq_idx and out were flipped in time; the states keep the
- * direction's own order (initial_states[W-2] is the input right after the end, final_states[W-2] is x at time 0). */
+ * KRAIT_CONV1D_REVERSE: time runs backwards, as if x, seq_idx and out were flipped in time; states are in the order of
+ * that direction (initial_states[W-2] is the input right after the end, final_states[W-2] is x at time 0). */
 #define KRAIT_CONV1D_REVERSE 1u
 
 typedef struct krait_causal_conv1d_args {
@@ -103,7 +103,7 @@ typedef struct krait_causal_conv1d_update_args {
   krait_view weight, bias;       /* (D,W), (D) or absent */
   krait_view cache_seqlens;      /* (B) int32 or absent */
   krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one
-                                    of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+                                    of n_states or more is refused on the CPU and treated as negative on a GPU */
   krait_view out;                /* (B,D,L); may be x itself */
 } krait_causal_conv1d_update_args;
 
@@ -112,7 +112,7 @@ KRAIT_API int32_t krait_causal_conv1d_update_scratch_bytes(const krait_ctx *ctx,
                                                            const krait_causal_conv1d_update_args *args,
                                                            uint64_t *bytes);
 
-/* Per packed sequence its last state_len inputs, right aligned, zeros on the left. */
+/* The last state_len inputs of each packed sequence, right-aligned, zero-padded on the left. */
 typedef struct krait_causal_conv1d_varlen_states_args {
   krait_call call;
   int64_t S, D, total, state_len;
@@ -128,16 +128,16 @@ KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ct
                                                                   uint64_t *bytes);
 
 /* ==== selective scan (Mamba 1: Gu & Dao 2023, section 3) =====================================================
- * dt = delta + delta_bias, softplus if asked; x_t = exp(dt A) x_{t-1} + dt B_t u_t; y_t = sum_n C_t x_t + D u_t;
- * out = y silu(z) if z. Complex A (KRAIT_C64): y_t = 2 Re(sum_n C_t x_t); variable B, C are then interleaved on L
- * (2L values of the activation type), constant B, C are KRAIT_C64, states are KRAIT_C64.
- * Packed sequences: either seq_idx (state resets at every change of the index, and outputs at negative indices are 0),
- * or cu_seqlens with B == 1 (S sequences; states are then (S,D,N)).
+ * dt = delta + delta_bias, softplus if requested; x_t = exp(dt A) x_{t-1} + dt B_t u_t; y_t = sum_n C_t x_t + D u_t;
+ * out = y silu(z) if z. Complex A (KRAIT_C64): y_t = 2 Re(sum_n C_t x_t); variable B, C are then interleaved on L (2L
+ * values of the activation type), constant B, C are KRAIT_C64, states are KRAIT_C64.
+ * Packed sequences: either seq_idx (the state is reset at every change of the index, and outputs at negative indices
+ * are 0), or cu_seqlens with B == 1 (S sequences; states are then (S,D,N)).
  * Directions: forward, reverse in time, or both in one call: out = scan(A) + reverse scan(A_reverse), where D u and
  * the gate are applied once to the sum (VideoMamba's bimamba v1 form: see docs/OPS.md).
- * With KRAIT_SCAN_REVERSE initial_state stands after the end, and last_state is the state after time 0. Complex A: u,
- * delta, D and z stay real; gradients of A, B and C are those of a real loss by real and imaginary part (dL/dre + i
- * dL/dim). */
+ * With KRAIT_SCAN_REVERSE initial_state is the state after the end, and last_state that after time 0. Complex A: u,
+ * delta, D and z stay real; gradients of A, B and C are those of a real loss with respect to real and imaginary part
+ * (dL/dre + i dL/dim). */
 #define KRAIT_SCAN_SOFTPLUS 1u
 #define KRAIT_SCAN_B_CONSTANT 2u /* Bmat is (D,N) instead of (B,G,N,L) */
 #define KRAIT_SCAN_C_CONSTANT 4u
@@ -155,7 +155,8 @@ typedef struct krait_selective_scan_args {
   krait_view Dvec;           /* (D) float32 or absent */
   krait_view z;              /* (B,D,L) or absent */
   krait_view delta_bias;     /* (D) float32 or absent */
-  krait_view initial_state;  /* (B or S,D,N) float32 / complex64 or absent; with seq_idx it reaches the first segment */
+  krait_view initial_state;  /* (B or S,D,N) float32 / complex64 or absent; with seq_idx it applies to the first
+                                segment */
   krait_view seq_idx;        /* (B,L) int32 or absent */
   krait_view cu_seqlens;     /* (S+1) int32 or absent */
   krait_view A_reverse;      /* (D,N), only with KRAIT_SCAN_BOTH */
@@ -170,7 +171,7 @@ KRAIT_API int32_t krait_selective_scan(const krait_ctx *ctx, const krait_selecti
 KRAIT_API int32_t krait_selective_scan_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_args *args,
                                                      uint64_t *bytes);
 
-/* The forward states are computed again, from those before each 8th step where the forward call left them. */
+/* The forward states are recomputed, from those before each 8th step if the forward call stored them. */
 typedef struct krait_selective_scan_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, D, L, N, G, S;
@@ -197,11 +198,10 @@ KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx,
  * x, z = halves of xz along channels; x = silu(conv1d(x)); [dt, B, C] = x_proj_weight x for each step (columns: dt the
  * first R, then B, C the last), plus B_proj_bias, C_proj_bias; delta = dt_proj_weight dt; y = selective scan of x with
  * delta, A, B, C, D, gated by z; out = out_proj_weight y + out_proj_bias, or y itself with M == 0. Columns exist for B
- * and C only where Bmat, Cmat are absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x /
+ * and C only if Bmat, Cmat are absent: N, or with complex A 2N (real, imaginary, real, ...). Optional RMS norms (x /
  * sqrt(mean x^2 + eps) weight): of delta after dt_proj, of the columns of B and of C after their bias. Flags:
- * KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there; KRAIT_SCAN_REVERSE lets time run backwards in the
- * convolution too, as if xz, B, C and out were flipped. Everything between xz and out is float32, whatever the storage.
- * CPU contexts only. */
+ * KRAIT_SCAN_SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _BOTH, as there; KRAIT_SCAN_REVERSE reverses time in the convolution
+ * too, as if xz, B, C and out were flipped. Everything between xz and out is float32, whatever the storage. */
 typedef struct krait_mamba_inner_args {
   krait_call call;
   int64_t B, D, L, N, W, R, M;
@@ -227,7 +227,7 @@ KRAIT_API int32_t krait_mamba_inner(const krait_ctx *ctx, const krait_mamba_inne
 KRAIT_API int32_t krait_mamba_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_args *args,
                                                   uint64_t *bytes);
 
-/* The forward call saves nothing: all of it but the output projection is computed again. */
+/* The forward call stores nothing: everything except the output projection is recomputed. */
 typedef struct krait_mamba_inner_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, D, L, N, W, R, M;
@@ -251,14 +251,14 @@ KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, cons
                                                       uint64_t *bytes);
 
 /* ==== SSD (Mamba 2: Dao & Gu 2024, "Transformers are SSMs") ==================================================
- * d = dt + dt_bias, softplus if asked, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer) B_t;
- * y_t = S_t C_t + D x_t; out = y silu(z). One A for each head; head h uses B and C of group h / (H / G). The states are
- * (P,N) per head. seq_idx: the state becomes 0 wherever the index differs from that of the token before (0 before the
- * first token, so that initial_states reach a first sequence of index 0 only); at a negative index out is 0 and the
- * token leaves no state. cu_seqlens (B == 1) only names the tokens after which varlen_states are taken, 0 for an empty
- * sequence: seq_idx is what separates. Directions as for the scan: KRAIT_SSD_REVERSE walks from the end (initial_states
- * stand after the end, final_states after time 0); KRAIT_SSD_BOTH adds the scan with A and the reverse scan with
- * A_reverse before D x and the gate. */
+ * d = dt + dt_bias, softplus if requested, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer)
+ * B_t; y_t = S_t C_t + D x_t; out = y silu(z). One A for each head; head h uses B and C of group h / (H / G). The
+ * states are (P,N) per head. seq_idx: the state is reset to 0 wherever the index differs from the previous token's (0
+ * before the first token, so initial_states apply only to a first sequence with index 0); at a negative index out is 0
+ * and the token leaves no state. cu_seqlens (B == 1) only selects the tokens after which varlen_states are taken, 0 for
+ * an empty sequence; it is seq_idx that separates sequences. Directions as for the scan: KRAIT_SSD_REVERSE runs from
+ * the end (initial_states are those after the end, final_states those after time 0); KRAIT_SSD_BOTH adds the scan with
+ * A and the reverse scan with A_reverse before D x and the gate. */
 #define KRAIT_SSD_SOFTPLUS 1u
 #define KRAIT_SSD_REVERSE 2u
 #define KRAIT_SSD_BOTH 4u /* needs A_reverse; excludes KRAIT_SSD_REVERSE, states, seq_idx and cu_seqlens */
@@ -277,7 +277,8 @@ typedef struct krait_ssd_args {
   krait_view dt_bias;          /* (H) any float type or absent */
   krait_view initial_states;   /* (B,H,P,N) any float type or absent */
   krait_view seq_idx;          /* (B,L) int32 or absent */
-  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, rising; only with varlen_states, B == 1, not in reverse */
+  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, increasing; only with varlen_states, B == 1, not in
+                                  reverse */
   krait_view A_reverse;        /* (H) float32, only with KRAIT_SSD_BOTH */
   krait_view out;              /* (B,L,H,P) type of x; may be x or z itself (same strides) */
   krait_view final_states;     /* (B,H,P,N) float32 or absent: after the last token of the direction */
@@ -287,7 +288,7 @@ typedef struct krait_ssd_args {
 KRAIT_API int32_t krait_ssd(const krait_ctx *ctx, const krait_ssd_args *args);
 KRAIT_API int32_t krait_ssd_scratch_bytes(const krait_ctx *ctx, const krait_ssd_args *args, uint64_t *bytes);
 
-/* The forward states are recomputed, nothing is saved by the forward call; varlen_states have no gradient. */
+/* The forward states are recomputed, the forward call stores nothing; varlen_states have no gradient. */
 typedef struct krait_ssd_bwd_args {
   krait_call call; /* flags as forward */
   int64_t B, L, H, P, N, G, S; /* S: 0 */
@@ -307,8 +308,8 @@ typedef struct krait_ssd_bwd_args {
 KRAIT_API int32_t krait_ssd_bwd(const krait_ctx *ctx, const krait_ssd_bwd_args *args);
 KRAIT_API int32_t krait_ssd_bwd_scratch_bytes(const krait_ctx *ctx, const krait_ssd_bwd_args *args, uint64_t *bytes);
 
-/* One decoding step: dt = dt + dt_bias, softplus if asked; state = exp(dt A) state + dt B x; out = sum_n C state + D x;
- * times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
+/* One decode step: dt = dt + dt_bias, softplus if requested; state = exp(dt A) state + dt B x; out = sum_n C state + D
+ * x; times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
 #define KRAIT_UPDATE_SOFTPLUS 1u
 typedef struct krait_state_update_args {
   krait_call call;
@@ -320,7 +321,7 @@ typedef struct krait_state_update_args {
   krait_view Dvec, dt_bias;       /* (H,P) or absent */
   krait_view z;                   /* (B,H,P) or absent */
   krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or
-                                     more is refused on the CPU and taken for a negative one on a GPU */
+                                     more is refused on the CPU and treated as negative on a GPU */
   krait_view out;                 /* (B,H,P) type of x */
 } krait_state_update_args;
 
@@ -348,15 +349,15 @@ KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const k
  * dropout) + 0.5, in float32. i and j count within the sequence (j after leftpad_k). rng is seed, then offset, low
  * words first. */
 #define KRAIT_ATTENTION_CAUSAL 1u
-#define KRAIT_ATTENTION_WINDOW 2u    /* window_left and window_right count */
-/* The gradient may add in any order: not bitwise equal over repeats, faster on some GPUs. */
+#define KRAIT_ATTENTION_WINDOW 2u    /* window_left and window_right apply */
+/* The gradient may be summed in any order: not bit-identical for repeated calls, faster on some GPUs. */
 #define KRAIT_ATTENTION_ANY_ORDER 4u
 
 typedef struct krait_attention_args {
   krait_call call;
   int64_t B, Lq, Lk, H, Hk, D, Dv; /* H % Hk == 0; D, Dv in 1..256 */
   int64_t Bk, n_pages;             /* rows of k and v; columns of block_table, 0 without */
-  int64_t max_q, max_k;            /* no packed sequence is longer; 0: not known */
+  int64_t max_q, max_k;            /* length of the longest packed sequence, or more; 0: unknown */
   int64_t window_left, window_right;
   float scale;                     /* 0 is 1 / sqrt(D) */
   float softcap;                   /* 0: none; not with dropout */
@@ -367,7 +368,7 @@ typedef struct krait_attention_args {
   krait_view v;                    /* (Bk,Lk,Hk,Dv) type of q */
   krait_view cu_seqlens_q;         /* (B+1) int32, from 0 to Lq, not decreasing, or absent */
   krait_view cu_seqlens_k;         /* (B+1) int32, from 0 to Lk, or absent */
-  krait_view seqused_q, seqused_k; /* (B) int32 or absent: of each sequence only the first so many */
+  krait_view seqused_q, seqused_k; /* (B) int32 or absent: the length used of each sequence */
   krait_view leftpad_k;            /* (B) int32 or absent; not with block_table */
   krait_view cache_batch_idx;      /* (B) int32 or absent; not with cu_seqlens_k, block_table */
   krait_view block_table;          /* (B,n_pages) int32 or absent; not with cu_seqlens_k */
@@ -382,7 +383,7 @@ KRAIT_API int32_t krait_attention(const krait_ctx *ctx, const krait_attention_ar
 KRAIT_API int32_t krait_attention_scratch_bytes(const krait_ctx *ctx, const krait_attention_args *args,
                                                 uint64_t *bytes);
 
-/* P is computed again from lse; memory is O(L). Rows of k and v that no query may see have gradient 0. No pages, cache
+/* P is recomputed from lse; memory is O(L). Rows of k and v that no query sees have gradient 0. No pages, cache
  * rows or left padding.
  *   delta_i = sum dout_i out_i;  dP = keep / (1 - dropout) dout v^T;  dS = P (dP - delta + dlse), times 1 - (s / c)^2
  *                                with softcap
@@ -411,14 +412,14 @@ KRAIT_API int32_t krait_attention_bwd_scratch_bytes(const krait_ctx *ctx, const 
  * r + R), or (2r, 2r + 1) if interleaved. */
 #define KRAIT_ROTARY_INTERLEAVED 1u
 #define KRAIT_ROTARY_INVERSE 2u /* by the negative angle: the gradient */
-#define KRAIT_ROTARY_STILL 4u   /* every token of a sequence at offsets[b] */
+#define KRAIT_ROTARY_STILL 4u   /* every token of a sequence has position offsets[b] */
 
 typedef struct krait_rotary_args {
   krait_call call;
   int64_t B, L, H, D, R, T; /* 2R <= D */
   krait_view x;             /* (B,L,H,D), or (1,L,H,D) with cu_seqlens */
   krait_view cos, sin;      /* (T,R) any float type */
-  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (CPU: refused; GPU: taken for T - 1) */
+  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (CPU: refused; GPU: T - 1 used) */
   krait_view cu_seqlens;    /* (B+1) int32, from 0 to L, or absent */
   krait_view out;           /* like x; may be x itself */
 } krait_rotary_args;
@@ -426,9 +427,9 @@ typedef struct krait_rotary_args {
 KRAIT_API int32_t krait_rotary(const krait_ctx *ctx, const krait_rotary_args *args);
 KRAIT_API int32_t krait_rotary_scratch_bytes(const krait_ctx *ctx, const krait_rotary_args *args, uint64_t *bytes);
 
-/* L new keys and values per sequence, written behind the cache_seqlens[b] that are there, in a cache as krait_attention
- * reads it; keys are turned by their position first, if cos and sin are given. seqused: cache_seqlens + L, what the
- * attention then takes. */
+/* Writes L new keys and values per sequence after the existing cache_seqlens[b], into a cache as krait_attention reads
+ * it; if cos and sin are given, rotary embedding is applied to the keys first. seqused: cache_seqlens + L, for the
+ * attention that follows. */
 typedef struct krait_attention_append_args {
   krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
   int64_t B, L, Hk, D, Dv, R, T, Bk, Lk, n_pages;
@@ -516,12 +517,12 @@ KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const
 
 /* ==== layers ================================================================================================= */
 /* out = residual + factor act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times
- * row_scale; B2 makes a gated product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A layer
- * with weight (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat = W as
- * it lies; dW (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X. P products at once: every tensor but bias
- * and bias2 then has P as one dimension more, the last. */
+ * row_scale; B2 makes a gated product (SwiGLU has activation SILU). Sums are float32, whatever the storage. A linear
+ * layer with weight (N,K): Bmat is the weight with strides {1, row stride}. Its gradients: dX = dY W has A = dY, Bmat =
+ * W as stored; dW (N,K) = dYᵀ X has A = dY with its strides swapped and Bmat = X. For a batch of P products every
+ * tensor except bias and bias2 has P as an additional last dimension. */
 
-/* Float32 factors may be rounded to 11 significant bits, for tensor cores; rows without them ignore it. */
+/* Float32 factors may be rounded to 11 significant bits, for tensor cores; rows that do not use them ignore it. */
 #define KRAIT_GEMM_TF32 1u
 
 typedef struct krait_gemm_args {
@@ -544,8 +545,8 @@ KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
 KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);
 
 /* Element by element: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT. f is the
- * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, and y then 0 (1 in a
- * product). Sums, gates, casts, copies into another order of dimensions, constants, and the gradients of these. */
+ * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 if x is absent, and an absent y is 0 (1 in a
+ * product). For sums, gates, casts, copies into another dimension order, constants, and their gradients. */
 #define KRAIT_POINTWISE_PRODUCT 1u
 #define KRAIT_POINTWISE_SLOPE 2u
 typedef struct krait_pointwise_args {
@@ -562,7 +563,7 @@ KRAIT_API int32_t krait_pointwise(const krait_ctx *ctx, const krait_pointwise_ar
 KRAIT_API int32_t krait_pointwise_scratch_bytes(const krait_ctx *ctx, const krait_pointwise_args *args,
                                                 uint64_t *bytes);
 
-/* out[m] = sum of x[r,m] over r: the gradient of what was added to every row. */
+/* out[m] = sum of x[r,m] over r: the gradient of a bias added to every row. */
 typedef struct krait_sum_rows_args {
   krait_call call;
   int64_t R, M;
@@ -573,15 +574,15 @@ typedef struct krait_sum_rows_args {
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
 KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
 
-/* ==== convolutions over (B,H,W,C), channels last ======================================================== *
- * depthwise_conv: out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c], zeros
- * outside. */
+/* ==== convolutions over (B,H,W,C), channels last =============================================================
+ * depthwise_conv: out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c],
+ * zeros outside. */
 typedef struct krait_depthwise_conv_args {
   krait_call call;
   int64_t B, H, W, C;
   int64_t KH, KW;       /* taps */
   int64_t DH, DW;       /* dilation */
-  int64_t PH, PW;       /* zeros before the first position; as many follow as it takes */
+  int64_t PH, PW;       /* zero padding before the first position; as many zeros follow as needed */
   krait_view x;         /* (B,H,W,C) float32, as all of these */
   krait_view weight;    /* (C,KH,KW) */
   krait_view bias;      /* (C) or absent */
@@ -602,9 +603,9 @@ KRAIT_API int32_t krait_depthwise_conv_bwd(const krait_ctx *ctx, const krait_dep
 KRAIT_API int32_t krait_depthwise_conv_bwd_scratch_bytes(const krait_ctx *ctx,
                                                          const krait_depthwise_conv_bwd_args *args, uint64_t *bytes);
 
-/* unfold: what each window of KH by KW positions sees, as a row: out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l -
- * PW, c], zeros outside. With a product behind it: any dense convolution. fold adds the rows up where they came from,
- * the gradient of unfold; with a product before it: a transposed convolution, or overlap and add. K is KH KW C. */
+/* unfold: each window of KH by KW positions as a row: out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l - PW, c], zeros
+ * outside. Followed by a product: any dense convolution. fold adds the rows at their original positions, the gradient
+ * of unfold; after a product: a transposed convolution, or overlap-add. K is KH KW C. */
 typedef struct krait_unfold_args {
   krait_call call;
   int64_t B, H, W, C, OH, OW, K;
@@ -655,8 +656,8 @@ KRAIT_API int32_t krait_instance_norm_bwd(const krait_ctx *ctx, const krait_inst
 KRAIT_API int32_t krait_instance_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args,
                                                         uint64_t *bytes);
 
-/* pool: the mean over S of each (b, c); the sum or the largest with a flag. The gradient of the largest goes to the
- * first that is. */
+/* pool: the mean over S of each (b, c); with a flag the sum or the maximum. The gradient of the maximum goes to the
+ * first position that has it. */
 #define KRAIT_POOL_SUM 1u
 #define KRAIT_POOL_MAX 2u
 typedef struct krait_pool_args {
@@ -678,11 +679,11 @@ typedef struct krait_pool_bwd_args {
 KRAIT_API int32_t krait_pool_bwd(const krait_ctx *ctx, const krait_pool_bwd_args *args);
 KRAIT_API int32_t krait_pool_bwd_scratch_bytes(const krait_ctx *ctx, const krait_pool_bwd_args *args, uint64_t *bytes);
 
-/* ==== recurrent networks =======================================================================================
- * rnn: a layer of GRU, or with KRAIT_RNN_LSTM of LSTM, behind its input product: x has the gates' input parts (r, z, n;
- * or i, f, g, o), bias of the input included. U = weight h + bias. GRU: r, z = sigmoid(x + U), n = tanh(x + r U), h =
- * (1 - z) n + z h. LSTM: i, f, o = sigmoid(x + U), g = tanh(x + U), c = f c + i g, h = o tanh(c). h and c begin as 0.
- * The gradient reads out, and with LSTM cells. */
+/* ==== recurrent networks =====================================================================================
+ * rnn: a GRU layer, or with KRAIT_RNN_LSTM an LSTM layer, after its input product: x has the gates' input parts (r, z,
+ * n; or i, f, g, o), input bias included. U = weight h + bias. GRU: r, z = sigmoid(x + U), n = tanh(x + r U), h = (1 -
+ * z) n + z h. LSTM: i, f, o = sigmoid(x + U), g = tanh(x + U), c = f c + i g, h = o tanh(c). h and c start at 0. The
+ * gradient reads out, and for LSTM cells. */
 #define KRAIT_RNN_LSTM 1u
 typedef struct krait_rnn_args {
   krait_call call;
@@ -783,7 +784,7 @@ KRAIT_API int32_t krait_loss_bwd(const krait_ctx *ctx, const krait_loss_bwd_args
 KRAIT_API int32_t krait_loss_bwd_scratch_bytes(const krait_ctx *ctx, const krait_loss_bwd_args *args, uint64_t *bytes);
 
 /* transform: out = x matrix with sums in float64, for transforms between samples and spectra, where weak bins are
- * differences of strong ones. The matrix is a constant: it has no gradient. */
+ * differences of strong ones. The matrix is constant: it has no gradient. */
 typedef struct krait_transform_args {
   krait_call call;
   int64_t R, K, N;
@@ -796,7 +797,8 @@ KRAIT_API int32_t krait_transform_scratch_bytes(const krait_ctx *ctx, const krai
                                                 uint64_t *bytes);
 
 /* spectral_norm: one step of power iteration, v = normed(weight^T u), u_out = normed(weight v), sigma = u_out . weight
- * v, out = weight / sigma. Its gradient holds u_out and v constant: dweight = (dout - (dout . out) u v^T) / sigma. */
+ * v, out = weight / sigma. Its gradient treats u_out and v as constants: dweight = (dout - (dout . out) u v^T) /
+ * sigma. */
 typedef struct krait_spectral_norm_args {
   krait_call call;
   int64_t O, K;
@@ -814,7 +816,7 @@ KRAIT_API int32_t krait_spectral_norm_scratch_bytes(const krait_ctx *ctx, const 
 typedef struct krait_spectral_norm_bwd_args {
   krait_call call;
   int64_t O, K;
-  krait_view out, u, v, sigma; /* as the forward call left them */
+  krait_view out, u, v, sigma; /* as returned by the forward call */
   krait_view dout;             /* (O,K) */
   krait_view dweight;          /* (O,K) */
 } krait_spectral_norm_bwd_args;
@@ -826,8 +828,8 @@ typedef struct krait_gather_rows_args {
   krait_call call;
   int64_t R, M, V;
   krait_view table;     /* (V,M) any float type */
-  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and taken for a
-                           negative one on a GPU */
+  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and treated as
+                           negative on a GPU */
   krait_view out;       /* (R,M) any float type */
 } krait_gather_rows_args;
 
@@ -835,7 +837,7 @@ KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_row
 KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args,
                                                   uint64_t *bytes);
 
-/* out[r] = the first m with the largest x[r,m]; NaN never counts, and a row of nothing else gives 0. */
+/* out[r] = the first m with the largest x[r,m]; NaN is ignored, and a row of only NaN gives 0. */
 typedef struct krait_argmax_rows_args {
   krait_call call;
   int64_t R, M;
@@ -847,9 +849,9 @@ KRAIT_API int32_t krait_argmax_rows(const krait_ctx *ctx, const krait_argmax_row
 KRAIT_API int32_t krait_argmax_rows_scratch_bytes(const krait_ctx *ctx, const krait_argmax_rows_args *args,
                                                   uint64_t *bytes);
 
-/* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: weights of 8 bits in blocks
- * of 32 inputs, with a scale each (q8_0). Four weights are a word, the first in its lowest byte, each -128 to 127. CPU
- * contexts only. */
+/* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: 8-bit weights in blocks of
+ * 32 inputs, each with a scale (q8_0). A word holds four weights, the first in its lowest byte, each -128 to 127. On a
+ * GPU one or two rows of float16 or bfloat16. */
 typedef struct krait_gemm_q8_args {
   krait_call call;
   int64_t M, N, S;      /* rows, outputs, blocks of 32 inputs */
@@ -863,9 +865,9 @@ typedef struct krait_gemm_q8_args {
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
 KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
 
-/* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: weights of 4 bits in super-blocks of 256 inputs, of 36 words each
- * (q4_K): two float16 d and e, eight scales s and minima t of 6 bits, each of 32 inputs, and 256 q of 4 bits; w = d s q
- * - e t. gemm_q4k_ref.c has the places of the bits. */
+/* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: 4-bit weights in super-blocks of 256 inputs, 36 words each (q4_K):
+ * two float16 d and e, eight 6-bit scales s and minima t, each for 32 inputs, and 256 4-bit q; w = d s q - e t. See
+ * gemm_q4k_ref.c for the bit layout. */
 typedef struct krait_gemm_q4k_args {
   krait_call call;
   int64_t M, N, S;      /* rows, outputs, super-blocks of 256 inputs */
@@ -893,7 +895,7 @@ KRAIT_API int32_t krait_gemm_q4k_scratch_bytes(const krait_ctx *ctx, const krait
 typedef struct krait_mamba_decode_args {
   krait_call call;
   int64_t B, Y, D, E, N, W, R, H, G, n_states; /* R: of Mamba; H % G == 0, E % H == 0; Mamba: H == G == 1 */
-  int64_t SD, SE;                 /* D / 32 and E / 32, where weights have 8 bits; else 0 */
+  int64_t SD, SE;                 /* D / 32 and E / 32 for 8-bit weights; else 0 */
   float eps;
   int32_t reserved;
   krait_view dt_proj;             /* (Y,E,R); absent: Mamba-2 */
@@ -914,7 +916,7 @@ typedef struct krait_mamba_decode_args {
   krait_view conv_state;          /* (Y,n_states,C,W-1), read and written */
   krait_view ssm_state;           /* (Y,n_states,E,N), read and written */
   krait_view state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write, one
-                                     of n_states or more is refused on the CPU and taken for a negative one on a GPU */
+                                     of n_states or more is refused on the CPU and treated as negative on a GPU */
   krait_view out;                 /* (B,D) float32 */
 } krait_mamba_decode_args;
 

@@ -1,5 +1,6 @@
-/* plan.h: a call of an operator made ready: checked, its row chosen, its scratch known. Running it takes the addresses
- * of its tensors, stream and scratch. A plan does not change: it may run from any thread while its context lives. */
+/* plan.h: a prepared call of an operator: checked, with its row chosen and its scratch size known. Running it takes the
+ * addresses of its tensors, a stream and scratch. A plan is immutable: any thread may run it while its context is
+ * open. */
 #ifndef KRAIT_PLAN_H
 #define KRAIT_PLAN_H
 
@@ -10,29 +11,29 @@ extern "C" {
 #endif
 
 typedef struct krait_plan krait_plan;
-/* args: the op's args struct (krait/ops.h); its addresses say which tensors are given, how they are aligned and which
- * are the same. row: the name of the row to be taken, NULL for the best one. Where it refuses the call,
+/* args: the op's args struct (krait/ops.h); its addresses define which tensors are given, how they are aligned and
+ * which are the same. row: the name of the row to use, NULL for the best one. If it refuses the call,
  * krait_error_detail() says why. */
 KRAIT_API int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *row,
                                   krait_plan **plan);
 KRAIT_API void krait_plan_close(krait_plan **plan);
-/* addresses: in the order of the views in the args struct; those of absent tensors are not looked at. Others than those
- * planned, by their alignment to 16 bytes or by which are the same, are taken too, more slowly. */
+/* addresses: in the order of the views in the args struct; those of absent tensors are ignored. Addresses that differ
+ * from the planned ones in 16-byte alignment, or in which of them are equal, also work, but more slowly. */
 KRAIT_API int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *stream, void *scratch,
                                  uint64_t scratch_bytes);
 KRAIT_API uint64_t krait_plan_scratch_bytes(const krait_plan *plan);
 KRAIT_API const char *krait_plan_row_name(const krait_plan *plan);
 
-/* The shape of a tensor that an args struct has a view of. A size of -1: any, for instance of an axis whose stride is
+/* The shape of the tensor of one view in an args struct. A size of -1: any, for example for a dimension whose stride is
  * 0. */
 typedef struct krait_shape {
-  uint32_t view;  /* where that krait_view lies in the struct, in bytes */
+  uint32_t view;  /* offset of the krait_view in the struct, in bytes */
   int32_t n_dims;
   int64_t size[4];
 } krait_shape;
-/* Writes what the shapes of a call's tensors say about its sizes into args, whose flags, fields and types of views are
- * set; a size that no shape says stays as it was given. Addresses are not looked at: a tensor with a shape counts as
- * given. Where shapes do not fit: a sentence with those that all tensors must have. */
+/* Derives a call's sizes from the shapes of its tensors and writes them into args, whose flags, fields and view types
+ * must be set; sizes that no shape determines stay unchanged. Addresses are ignored: a tensor with a shape counts as
+ * given. On a mismatch the error lists the shapes that all tensors must have. */
 KRAIT_API int32_t krait_args_sizes(const char *op, void *args, const krait_shape *shapes, int32_t n_shapes);
 
 #ifdef __cplusplus

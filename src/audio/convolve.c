@@ -30,7 +30,7 @@ static kiss_fftr_cfg plan(int n_fft, int is_inverse) {
 
 int32_t kr_convolver_open(int64_t n_fft, kr_convolver **convolver) {
   KR_CHECK(n_fft >= 2 && n_fft <= 1 << 28 && kr_power_of_two(n_fft) == n_fft, KRAIT_ERR_ARGUMENT,
-           "a transform of %lld samples: a power of two is needed", (long long)n_fft);
+           "a transform of %lld samples: it must be a power of two", (long long)n_fft);
   kr_convolver *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a transform");
   c->n = n_fft;

@@ -44,8 +44,8 @@ static void fill_twiddles(pass *p, int64_t n) {
 
 int32_t kr_real_fft_open(int64_t n, kr_real_fft **fft) {
   *fft = NULL;
-  KR_CHECK(kr_real_fft_fits(n), KRAIT_ERR_ARGUMENT, "no transform of %lld samples: not a product of fours and fives",
-           (long long)n);
+  KR_CHECK(kr_real_fft_fits(n), KRAIT_ERR_ARGUMENT,
+           "no transform of %lld samples: it must be a product of fours and fives", (long long)n);
   kr_real_fft *f = kr_zalloc(sizeof *f);
   if (f)
     f->work = kr_alloc_array((size_t)n, sizeof *f->work),

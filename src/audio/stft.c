@@ -75,7 +75,7 @@ static int32_t open_parts(kr_stft *s) {
 int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_pool *pool, kr_stft **stft) {
   *stft = NULL;
   KR_CHECK(n_fft >= 2 && n_fft % 2 == 0 && n_fft <= 1 << 20 && hop >= 1 && hop <= n_fft, KRAIT_ERR_ARGUMENT,
-           "no transform of %lld samples every %lld", (long long)n_fft, (long long)hop);
+           "a transform of %lld samples every %lld is not supported", (long long)n_fft, (long long)hop);
   kr_stft *s = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for the transform");
   s->n_fft = n_fft, s->hop = hop, s->F = n_fft / 2 + 1;

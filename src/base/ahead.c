@@ -93,7 +93,7 @@ static void give_back(kr_ahead *a) {
 }
 
 int32_t kr_ahead_take(kr_ahead *a, void *out, size_t bytes) {
-  KR_CHECK(bytes <= a->bytes - a->at, KRAIT_ERR_ARGUMENT, "%zu bytes are more than are left", bytes);
+  KR_CHECK(bytes <= a->bytes - a->at, KRAIT_ERR_ARGUMENT, "%zu bytes requested, which is more than is left", bytes);
   for (uint8_t *to = out; bytes;) {
     const uint64_t piece = a->at / PIECE_BYTES;
     const size_t within = (size_t)(a->at % PIECE_BYTES), whole = piece_bytes(a, piece),

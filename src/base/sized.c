@@ -18,7 +18,7 @@ int32_t kr_struct_take(const char *what, const void *given, size_t least_bytes, 
   KR_TRY(check_size(what, size, least_bytes, known_bytes));
   for (size_t i = known_bytes; i < size; i++)
     KR_CHECK(((const unsigned char *)given)[i] == 0, KRAIT_ERR_STRUCT_SIZE,
-             "%s is newer than this library and uses a field that it does not know (byte %zu)", what, i);
+             "%s is newer than this library and uses an unknown field (byte %zu)", what, i);
   memset(known, 0, known_bytes);
   memcpy(known, given, size < known_bytes ? size : known_bytes);
   *(uint32_t *)known = (uint32_t)known_bytes;

@@ -72,7 +72,7 @@ static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, const request
   KR_TRY(kr_plan_open(op, ctx, c->args, r->row, &plan));
   const kr_row *row = kr_plan_row(plan), *reference = r->with_reference ? &op->rows[op->n_rows - 1] : NULL;
   kr_plan_close(&plan);
-  KR_CHECK(row, KRAIT_ERR_UNSUPPORTED, "%s goes through the host on this GPU: %s", op->name, krait_error_detail());
+  KR_CHECK(row, KRAIT_ERR_UNSUPPORTED, "%s runs on the host with this GPU: %s", op->name, krait_error_detail());
   op->cost(c->args, &cost);
   *out = (krait_op_timing){.flops = cost.flops, .bytes = cost.bytes, .exps = cost.exps, .row = row->name};
   return ctx->cuda ? kr_measure_on_device(ctx, op, row, c, r->budget_s, out)

@@ -116,7 +116,7 @@ static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
       memset(owned + start + (size_t)kr_tensor_offset(t, view, i) * element, 1, element);
   for (size_t i = 0; i < bytes; i++)
     if (!owned[i] && t->storage[i] != t->initial[i]) {
-      fail(w, row, "wrote outside the elements of %s, byte %lld", t->name, (long long)i - (long long)start);
+      fail(w, row, "wrote outside the elements of %s, at byte %lld", t->name, (long long)i - (long long)start);
       break;
     }
   kr_free(owned);

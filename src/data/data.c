@@ -46,30 +46,28 @@ struct kr_data {
 static int is_share(double v) { return v >= 0 && v <= 1; }
 
 static int32_t check_config(const kr_data_config *c) {
-  KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT, "speech: name a folder, a list or a safetensors file of clean recordings");
+  KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT, "speech: give a folder, a list or a safetensors file of clean recordings");
   KR_CHECK(c->segment == 0 || (c->segment > 0 && c->stride > 0 && c->shift >= 0 && c->shift < c->segment),
            KRAIT_ERR_ARGUMENT,
-           "segment %lld, stride %lld, shift %lld: stride must be positive, shift less than segment; all three count "
-           "samples",
+           "segment %lld, stride %lld, shift %lld (in samples): stride must be positive, and shift less than segment",
            (long long)c->segment, (long long)c->stride, (long long)c->shift);
   KR_CHECK(c->snr_low_db <= c->snr_high_db && c->snr_low_db >= -100 && c->snr_high_db <= 100, KRAIT_ERR_ARGUMENT,
            "snr_range %d..%d: the lower end comes first, within -100 to 100 dB", c->snr_low_db, c->snr_high_db);
   KR_CHECK(c->level_float_db >= 0, KRAIT_ERR_ARGUMENT, "target_dB_FS_floating_value %d must not be negative",
            c->level_float_db);
   KR_CHECK(c->silence_s >= 0 && c->silence_s < 60 && c->reverb_early_s >= 0 && c->reverb_early_s < 10,
-           KRAIT_ERR_ARGUMENT, "silence_length and reverb_early are seconds, and not negative");
+           KRAIT_ERR_ARGUMENT, "silence_length and reverb_early (in seconds) must not be negative");
   KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) &&
                is_share(c->gain_proportion) && is_share(c->speed_proportion) && is_share(c->band_proportion) &&
-               is_share(c->rumble_proportion) &&
-               is_share(c->babble_proportion) && is_share(c->colour_proportion) && is_share(c->curve_proportion) &&
-               is_share(c->clip_proportion) && is_share(c->codec_proportion),
-           KRAIT_ERR_ARGUMENT, "a proportion must lie between 0 and 1");
+               is_share(c->rumble_proportion) && is_share(c->babble_proportion) && is_share(c->colour_proportion) &&
+               is_share(c->curve_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
+           KRAIT_ERR_ARGUMENT, "a proportion must be from 0 to 1");
   KR_CHECK(c->batch >= 1 && c->batch <= 65536 && c->n_ranks >= 1 && c->rank >= 0 && c->rank < c->n_ranks,
            KRAIT_ERR_ARGUMENT, "batch %lld of rank %d of %d", (long long)c->batch, c->rank, c->n_ranks);
   KR_CHECK(c->repeats >= 1 && c->most_noises >= 1 && c->most_noises <= 16, KRAIT_ERR_ARGUMENT,
            "repeats must be 1 or more, most_noises 1 to 16");
   KR_CHECK(c->noise || c->noisy || c->noise_proportion == 0 || c->babble_proportion + c->colour_proportion >= 1,
-           KRAIT_ERR_ARGUMENT, "noise: name a folder or list of noises, or noisy: the same recordings with noise");
+           KRAIT_ERR_ARGUMENT, "noise: give a folder or list of noises, or noisy: the same recordings with noise");
   KR_CHECK(c->rir || c->reverb_proportion == 0, KRAIT_ERR_ARGUMENT,
            "reverb_proportion %g needs rir: a folder or list of room responses", c->reverb_proportion);
   return KRAIT_OK;
@@ -134,8 +132,8 @@ static int32_t count_pieces(kr_data *d) {
     d->files[s->n_files++] = file;
   }
   KR_CHECK(s->n_files > 0, KRAIT_ERR_FILE_FORMAT,
-           s->noisy ? "no recording of %s has a partner of the same name in %s" : "no recording of %s can be used",
-           c->speech, c->noisy);
+           s->noisy ? "no recording in %s has a match by name in %s" : "no recording in %s can be used", c->speech,
+           c->noisy);
   s->files = d->files;
   s->n_samples = c->segment ? c->segment - c->shift : longest;
   d->n_items = s->n_pieces * c->repeats;

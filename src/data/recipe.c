@@ -65,7 +65,7 @@ static int32_t read_yaml(const char *path, json_t **tree) {
   if (json_is_object(*tree)) return KRAIT_OK;
   json_decref(*tree);
   *tree = NULL;
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a configuration (name: value lines are expected)", path);
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a configuration (expected lines of name: value)", path);
 }
 
 /* What upstream's configurations have beside, and krait does without. */
@@ -104,7 +104,7 @@ static void list_names(json_t *section, char *text, size_t bytes) {
 static int32_t refuse_name(json_t *section, const char *key, const char *label) {
   char known[1024];
   list_names(section, known, sizeof known);
-  return kr_fail(KRAIT_ERR_ARGUMENT, "%s: '%s' is not known there, but %s", label, key, known);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "%s: '%s' is unknown there; known are %s", label, key, known);
 }
 
 /* Sections are merged value by value, all else is replaced. A name that is not there yet is a misspelt one, but in the
@@ -132,7 +132,7 @@ static int32_t add_section(kr_recipe *r, const char *group, const char *name) {
   if (file) KR_TRY(kr_yaml_read((const char *)file->bytes, *file->n_bytes, name, &tree));
   else if (length > 5 && strcmp(name + length - 5, ".yaml") == 0) KR_TRY(read_yaml(name, &tree));
   list_shipped(group, known, sizeof known);
-  KR_CHECK(tree, KRAIT_ERR_ARGUMENT, "there is no %s '%s'; shipped are %s, and a path ending in .yaml is read", group,
+  KR_CHECK(tree, KRAIT_ERR_ARGUMENT, "there is no %s '%s'; built in are %s, or give a path ending in .yaml", group,
            name, known);
   json_t *section = json_object_get(r->values, group);
   int32_t status = KRAIT_OK;
@@ -156,7 +156,7 @@ static int32_t set_value(kr_recipe *r, const char *name, const char *text, int i
   const char *last = NULL;
   json_t *value = NULL, *section = reach(r->values, name, &last);
   KR_CHECK(section && *last && (is_new || json_object_get(section, last)), KRAIT_ERR_ARGUMENT,
-           "there is no '%s' in the configuration; +%s=%s would add it", name, name, text);
+           "there is no '%s' in the configuration; use +%s=%s to add it", name, name, text);
   if (*text) KR_TRY(kr_yaml_read(text, strlen(text), name, &value));
   if (!value) value = json_null();
   const int failed = json_object_set_new(section, last, value) != 0;
@@ -235,7 +235,7 @@ int32_t kr_recipe_float(const kr_recipe *r, const char *name, double fallback, d
 
 int32_t kr_recipe_text(const kr_recipe *r, const char *name, const char *fallback, const char **value) {
   const json_t *v = find(r, name);
-  KR_CHECK(!v || json_is_string(v), KRAIT_ERR_ARGUMENT, "%s must be a text", name);
+  KR_CHECK(!v || json_is_string(v), KRAIT_ERR_ARGUMENT, "%s must be a string", name);
   *value = v ? json_string_value(v) : fallback;
   return KRAIT_OK;
 }
@@ -275,14 +275,14 @@ static int32_t take_sources(const kr_recipe *r, int split, kr_data_config *c) {
   const char *input;
   KR_TRY(kr_recipe_text(r, "model.input_type", "acs", &input));
   KR_CHECK(strcmp(input, "acs") == 0 || strcmp(input, "bcs") == 0, KRAIT_ERR_ARGUMENT,
-           "model.input_type is '%s'; acs (acoustic) and bcs (throat microphone) can be trained", input);
+           "model.input_type is '%s'; only acs (acoustic) and bcs (throat microphone) can be trained", input);
   c->own_levels = strcmp(input, "bcs") == 0;
   KR_TRY(take_source(r, "speech", split, &c->speech, &c->speech_dir));
   KR_TRY(take_source(r, c->own_levels ? "throat" : "noisy", split, &c->noisy, &c->noisy_dir));
   KR_TRY(take_source(r, "noise", split, &c->noise, &c->noise_dir));
   KR_TRY(take_source(r, "rir", split, &c->rir, &c->rir_dir));
   KR_CHECK(c->speech, KRAIT_ERR_ARGUMENT,
-           "dset.speech_%s: name a folder, a list or a safetensors file of clean recordings", split_names[split]);
+           "dset.speech_%s: give a folder, a list or a safetensors file of clean recordings", split_names[split]);
   KR_CHECK(!c->own_levels || c->noisy, KRAIT_ERR_ARGUMENT,
            "dset.throat_%s: model.input_type=bcs needs the throat microphone's recordings", split_names[split]);
   return KRAIT_OK;

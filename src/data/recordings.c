@@ -81,7 +81,7 @@ static int is_audio(const char *name) {
 
 /* Links to folders are not followed: they may lead back. */
 static int32_t walk(kr_recordings *r, const char *folder, const char *inside, int depth) {
-  KR_CHECK(depth <= MAX_DEPTH, KRAIT_ERR_FILE_OPEN, "%s lies more than %d folders deep", folder, MAX_DEPTH);
+  KR_CHECK(depth <= MAX_DEPTH, KRAIT_ERR_FILE_OPEN, "%s is more than %d folders deep", folder, MAX_DEPTH);
   DIR *dir = opendir(folder);
   if (!dir) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot read the folder %s", folder);
   int32_t status = KRAIT_OK;
@@ -225,7 +225,7 @@ static int32_t state_of(kr_recordings *r, recording *item) {
 static int32_t mark_bad(kr_recordings *r, recording *item, int32_t status) {
   char line[512];
   if (status == KRAIT_ERR_NO_MEMORY) return status; /* not the recording's fault */
-  snprintf(line, sizeof line, "%s left out: %s", r->what, krait_error_detail());
+  snprintf(line, sizeof line, "%s skipped: %s", r->what, krait_error_detail());
   pthread_mutex_lock(&r->lock);
   const int is_new = item->state != BAD;
   item->state = BAD;
@@ -246,7 +246,7 @@ static int32_t read_header(recording *item, int64_t *n_samples, int32_t *n_chann
   const kr_audio_info info = *kr_audio_in_info(in);
   kr_audio_close(&in);
   KR_CHECK(info.sample_rate_hz >= KR_RECORDINGS_HZ, KRAIT_ERR_FILE_FORMAT,
-           "%s has a sample rate of %d Hz; 16000 are needed", item->path, info.sample_rate_hz);
+           "%s has a sample rate of %d Hz; at least 16000 Hz are needed", item->path, info.sample_rate_hz);
   *n_samples = kr_resampled_length(info.n_frames, info.sample_rate_hz, KR_RECORDINGS_HZ);
   *n_channels = info.n_channels;
   return KRAIT_OK;
@@ -255,7 +255,7 @@ static int32_t read_header(recording *item, int64_t *n_samples, int32_t *n_chann
 int32_t kr_recordings_probe(kr_recordings *r, int64_t i, int64_t *n_samples, int32_t *n_channels) {
   recording *item = &r->items[i];
   const int32_t state = state_of(r, item);
-  KR_CHECK(state != BAD, KRAIT_ERR_FILE_FORMAT, "%s cannot be used and was left out before", item->path);
+  KR_CHECK(state != BAD, KRAIT_ERR_FILE_FORMAT, "%s cannot be used and was skipped before", item->path);
   if (state == UNKNOWN) {
     int64_t found = 0;
     int32_t channels = 1;
@@ -305,7 +305,7 @@ static int32_t read_all(kr_recordings *r, recording *item) {
   else if (status == KRAIT_OK) status = read_file(item, 0, 0, item->n_samples, all);
   const double level = status == KRAIT_OK ? kr_rms(all, item->n_samples) : 0;
   if (status == KRAIT_OK && !isfinite(level))
-    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds samples that are not finite", item->path);
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s has samples that are not finite", item->path);
   if (status == KRAIT_OK && !(level > 0)) status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is silent", item->path);
   int is_exact = status == KRAIT_OK && !item->tensor;
   for (int64_t i = 0; is_exact && i < item->n_samples; i++) {

@@ -248,7 +248,7 @@ const char *krait_report_plan(krait_report *d) {
   d->torch = torch, d->torch_cuda = torch_cuda, d->torch_number = torch_number;
   const kr_list left = check_plan(d, &commands);
   for (size_t i = 0; i < left.n; i++)
-    kr_text_print(&out, "# not mended by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
+    kr_text_print(&out, "# not fixed by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
   if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
   for (size_t i = 0; i < d->unreadable.n; i++)
     kr_text_print(&out, "# not looked into: %s\n", doc_printable(d, DOC_TEXT(d->unreadable, i)));

@@ -12,7 +12,7 @@ int32_t kr_ar_next(kr_source *source, uint64_t *at, kr_ar_member *member) {
   int n = 0;
   if (*at == 0) {
     KR_TRY(kr_source_read(source, 0, h, MAGIC_BYTES));
-    KR_CHECK(memcmp(h, "!<arch>\n", MAGIC_BYTES) == 0, KRAIT_ERR_FILE_FORMAT, "%s is no archive", source->name);
+    KR_CHECK(memcmp(h, "!<arch>\n", MAGIC_BYTES) == 0, KRAIT_ERR_FILE_FORMAT, "%s is not an archive", source->name);
     *at = MAGIC_BYTES;
   }
   if (*at >= source->size) return 0;
@@ -23,7 +23,8 @@ int32_t kr_ar_next(kr_source *source, uint64_t *at, kr_ar_member *member) {
   *member = (kr_ar_member){.offset = *at + HEADER_BYTES, .size = size};
   for (n = 0; n < 16 && h[n] != '/' && h[n] != ' ' && h[n]; n++) member->name[n] = (char)h[n];
   KR_CHECK(kr_range_fits(member->offset, size, source->size), KRAIT_ERR_FILE_FORMAT,
-           "%s: the archive member at offset %llu leaves the file", source->name, (unsigned long long)*at);
+           "%s: the archive member at offset %llu extends past the end of the file", source->name,
+           (unsigned long long)*at);
   *at = member->offset + size + (size & 1);
   return 1;
 }

@@ -73,10 +73,10 @@ static int32_t check_start(int fd, const char *name) {
   const int is_sound = file || kr_movie_is(fd);
   if (file) sf_close(file);
   lseek(fd, 0, SEEK_END);
-  return is_sound ? KRAIT_OK
-                  : kr_fail(KRAIT_ERR_FILE_FORMAT,
-                            "%s is not an audio file that can be read: its first %d MiB are no recording", name,
-                            START_BYTES >> 20);
+  return is_sound
+             ? KRAIT_OK
+             : kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a readable audio file: its first %d MiB are not a recording",
+                       name, START_BYTES >> 20);
 }
 
 /* A nameless copy that can be rewound; *fd is open and at its start. */
@@ -141,9 +141,9 @@ static int32_t check_header(const kr_audio_in *in) {
   KR_CHECK(info->sample_rate_hz >= KR_AUDIO_MIN_HZ && info->sample_rate_hz <= KR_AUDIO_MAX_HZ, KRAIT_ERR_FILE_FORMAT,
            "%s has a sample rate of %d Hz; %d to %d can be read", in->name, info->sample_rate_hz, KR_AUDIO_MIN_HZ,
            KR_AUDIO_MAX_HZ);
-  KR_CHECK(info->n_frames != 0, KRAIT_ERR_FILE_FORMAT, "%s holds no samples", in->name);
+  KR_CHECK(info->n_frames != 0, KRAIT_ERR_FILE_FORMAT, "%s contains no samples", in->name);
   KR_CHECK(info->n_frames > 0 && info->n_frames < SF_COUNT_MAX && !promises_more(in->file), KRAIT_ERR_FILE_READ,
-           "%s ends too early: its header promises more sound than the file holds", in->name);
+           "%s is truncated: its header announces more audio than the file contains", in->name);
   return KRAIT_OK;
 }
 
@@ -203,7 +203,7 @@ static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   kr_sndfile_text(NULL, text, sizeof text);
   if (in->os_errno) return kr_fail_os(KRAIT_ERR_FILE_READ, in->os_errno, "cannot read %s", in->name);
   KR_CHECK(kr_movie_is(in->fd), is_damaged ? KRAIT_ERR_FILE_READ : KRAIT_ERR_FILE_FORMAT, "%s is %s (libsndfile: %s)",
-           in->name, is_damaged ? "a damaged audio file" : "not an audio file that can be read", text);
+           in->name, is_damaged ? "a damaged audio file" : "not a readable audio file", text);
   int copy = -1;
   KR_TRY(kr_private_file(in->name, &copy));
   const int32_t status = kr_movie_decode(in->fd, copy, in->name);
@@ -213,7 +213,7 @@ static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   in->is_copy = 1;
   in->is_converted = "read through FFmpeg's libraries";
   open_through_us(in, info);
-  KR_CHECK(in->file, KRAIT_ERR_FILE_READ, "%s: the sound cannot be read again (libsndfile: %s)", in->name,
+  KR_CHECK(in->file, KRAIT_ERR_FILE_READ, "%s: the audio cannot be read again (libsndfile: %s)", in->name,
            kr_sndfile_text(NULL, text, sizeof text));
   return KRAIT_OK;
 }
@@ -299,7 +299,7 @@ int32_t kr_audio_read(kr_audio_in *in, float *samples, int64_t n_frames, int64_t
   KR_CHECK(sf_error(in->file) == SF_ERR_NO_ERROR, KRAIT_ERR_FILE_READ,
            "%s is damaged after sample %lld of %lld (libsndfile: %s)", in->name, (long long)in->position,
            (long long)in->info.n_frames, kr_sndfile_text(in->file, text, sizeof text));
-  KR_CHECK(!ends_early(in), KRAIT_ERR_FILE_READ, "%s ends too early, after sample %lld of %lld", in->name,
+  KR_CHECK(!ends_early(in), KRAIT_ERR_FILE_READ, "%s is truncated after sample %lld of %lld", in->name,
            (long long)in->position, (long long)in->info.n_frames);
   return KRAIT_OK;
 }
@@ -311,7 +311,7 @@ static int32_t open_again(kr_audio_in *in) {
   open_through_us(in, &info);
   if (!in->file) info = (SF_INFO){0}, in->file = sf_open(in->path, SFM_READ, &info);
   const int is_same = in->file && info.channels == in->info.n_channels && info.samplerate == in->info.sample_rate_hz;
-  KR_CHECK(is_same && !in->os_errno, KRAIT_ERR_FILE_READ, "cannot go back to the start of %s", in->name);
+  KR_CHECK(is_same && !in->os_errno, KRAIT_ERR_FILE_READ, "cannot rewind %s", in->name);
   return KRAIT_OK;
 }
 

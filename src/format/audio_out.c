@@ -156,7 +156,7 @@ static void describe_format(kr_audio_out *out, const kr_audio_in *like, int form
     snprintf(out->note, sizeof out->note, "%s; written as %s", like->is_converted,
              format_name(format, SF_FORMAT_TYPEMASK));
   else if (!is_writable(own, &like->info))
-    snprintf(out->note, sizeof out->note, "%s is not written; this is %s in %s",
+    snprintf(out->note, sizeof out->note, "%s cannot be written; this is %s in %s",
              format_name(
                  own, is_kept((own & SF_FORMAT_TYPEMASK) | SF_FORMAT_PCM_16) ? SF_FORMAT_SUBMASK : SF_FORMAT_TYPEMASK),
              format_name(format, SF_FORMAT_TYPEMASK), format_name(format, SF_FORMAT_SUBMASK));
@@ -168,8 +168,8 @@ static int32_t choose_format(kr_audio_out *out, const char *path, const kr_audio
            "%s: .%s can be read but not written; name the output NAME.wav or NAME.flac", path,
            by_extension[row].extension);
   *format = row >= 0 ? format_of_row(row, &like->info) : format_like(&like->info);
-  KR_CHECK(*format, KRAIT_ERR_FILE_WRITE, "%s: this format does not take %d channels at %d Hz; use -o NAME.wav", path,
-           like->info.n_channels, like->info.sample_rate_hz);
+  KR_CHECK(*format, KRAIT_ERR_FILE_WRITE, "%s: this format does not support %d channels at %d Hz; use -o NAME.wav",
+           path, like->info.n_channels, like->info.sample_rate_hz);
   describe_format(out, like, *format);
   return KRAIT_OK;
 }
@@ -354,7 +354,7 @@ static int32_t read_again(const kr_audio_out *out) {
                       in->info.sample_rate_hz == out->sample_rate_hz && is_whole(out, found);
   kr_audio_close(&in);
   if (status == KRAIT_ERR_NO_MEMORY) return status;
-  KR_CHECK(is_same, KRAIT_ERR_FILE_WRITE, "cannot write %s: read again, it has %lld of %lld samples%s", out->path,
+  KR_CHECK(is_same, KRAIT_ERR_FILE_WRITE, "cannot write %s: read back, it has only %lld of %lld samples%s", out->path,
            (long long)found, (long long)out->n_frames, why);
   return KRAIT_OK;
 }

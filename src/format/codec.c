@@ -96,6 +96,6 @@ int32_t kr_codec_pass(int codec, float *samples, int64_t n) {
   if (n_read > 0 && n_read < n) memset(samples + n_read, 0, (size_t)(n - n_read) * sizeof *samples);
   if (file) sf_close(file);
   kr_free(m.bytes);
-  KR_CHECK(n_read > 0, KRAIT_ERR_UNSUPPORTED, "the codec %s failed", codecs[place].name);
+  KR_CHECK(n_read > 0, KRAIT_ERR_UNSUPPORTED, "codec %s failed", codecs[place].name);
   return KRAIT_OK;
 }

@@ -21,7 +21,7 @@ struct kr_config {
 
 static int32_t set_model(kr_config *config, const json_t *name, const char *label) {
   if (!name || json_is_null(name)) return KRAIT_OK;
-  KR_CHECK(json_is_string(name), KRAIT_ERR_WEIGHTS, "%s: the model's name is not a text", label);
+  KR_CHECK(json_is_string(name), KRAIT_ERR_WEIGHTS, "%s: the model's name is not a string", label);
   char *copy = kr_strdup(json_string_value(name));
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for a configuration");
   kr_free(config->model);
@@ -49,7 +49,7 @@ static int32_t merge_values(kr_config *config, json_t *values) {
 static int32_t merge_tree(kr_config *config, json_t *root, const char *label) {
   json_t *model = json_object_get(root, "model");
   json_t *section = json_is_object(model) ? model : root;
-  KR_CHECK(json_is_object(section), KRAIT_ERR_FILE_FORMAT, "%s: not a configuration (key: value lines are expected)",
+  KR_CHECK(json_is_object(section), KRAIT_ERR_FILE_FORMAT, "%s: not a configuration (expected lines of key: value)",
            label);
   json_t *inner = json_object_get(section, "param");
   if (!inner) inner = json_object_get(section, "config");
@@ -109,7 +109,7 @@ static int32_t merge_override(kr_config *config, const char *text, size_t length
   KR_CHECK(key_length > 0 && key_length < 64 && key_length + 1 < length, KRAIT_ERR_ARGUMENT, "'%.*s' is not key=value",
            (int)length, text);
   for (size_t i = 0; i < key_length; i++)
-    KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not the name of a value", (int)key_length, text);
+    KR_CHECK(is_key_letter(text[i]), KRAIT_ERR_ARGUMENT, "'%.*s' is not a valid key", (int)key_length, text);
   char label[96], key[64];
   snprintf(label, sizeof label, "the value of '%.*s'", (int)key_length, text);
   snprintf(key, sizeof key, "%.*s", (int)key_length, text);
@@ -222,7 +222,7 @@ int32_t kr_config_bool(const kr_config *config, const char *key, int fallback, i
 int32_t kr_config_text(const kr_config *config, const char *key, const char *fallback, const char **value) {
   const json_t *found = value_of(config, key);
   *value = found ? json_string_value(found) : fallback;
-  KR_CHECK(!found || *value, KRAIT_ERR_WEIGHTS, "configuration: %s is not a text", key);
+  KR_CHECK(!found || *value, KRAIT_ERR_WEIGHTS, "configuration: %s is not a string", key);
   return KRAIT_OK;
 }
 
@@ -258,7 +258,7 @@ int32_t kr_config_count(const kr_config *config, const char *key, int64_t *n) {
 
 int32_t kr_config_text_at(const kr_config *config, const char *key, int64_t i, const char **value) {
   *value = json_string_value(json_array_get(value_of(config, key), (size_t)i));
-  KR_CHECK(*value, KRAIT_ERR_WEIGHTS, "configuration: %s[%" PRId64 "] is not a text", key, i);
+  KR_CHECK(*value, KRAIT_ERR_WEIGHTS, "configuration: %s[%" PRId64 "] is not a string", key, i);
   return KRAIT_OK;
 }
 

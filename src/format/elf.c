@@ -25,7 +25,7 @@ enum { DT_NULL = 0, DT_HASH = 4, DT_STRTAB = 5, DT_SYMTAB = 6, DT_STRSZ = 10 };
 
 int32_t kr_elf_read(const kr_elf *elf, uint64_t offset, void *out, size_t bytes) {
   KR_CHECK(kr_range_fits(offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT,
-           "%s: ELF image of %llu bytes has nothing at offset %llu", elf->source->name, (unsigned long long)elf->size,
+           "%s: ELF image of %llu bytes is too short for offset %llu", elf->source->name, (unsigned long long)elf->size,
            (unsigned long long)offset);
   return kr_source_read(elf->source, elf->base + offset, out, bytes);
 }
@@ -50,9 +50,9 @@ static int32_t read_long_counts(kr_elf *elf) {
 int32_t kr_elf_open(kr_elf *elf, kr_source *source, uint64_t base, uint64_t size) {
   uint8_t h[EHDR_BYTES];
   *elf = (kr_elf){.source = source, .base = base, .size = size};
-  KR_CHECK(kr_range_fits(base, size, source->size), KRAIT_ERR_FILE_FORMAT, "%s: ELF image leaves the file",
-           source->name);
-  KR_CHECK(size >= EHDR_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: %llu bytes are no ELF image", source->name,
+  KR_CHECK(kr_range_fits(base, size, source->size), KRAIT_ERR_FILE_FORMAT,
+           "%s: ELF image extends past the end of the file", source->name);
+  KR_CHECK(size >= EHDR_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: %llu bytes are too few for an ELF image", source->name,
            (unsigned long long)size);
   KR_TRY(kr_source_read(source, base, h, sizeof h));
   KR_CHECK(memcmp(h, "\177ELF", 4) == 0, KRAIT_ERR_FILE_FORMAT, "%s: no ELF magic at offset %llu", source->name,
@@ -123,7 +123,7 @@ int32_t kr_elf_string(const kr_elf *elf, uint64_t offset, char *out, size_t cap)
     offset += piece;
   }
   if (cap) out[0] = '\0';
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a name before offset %llu does not end", elf->source->name,
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a name before offset %llu is not terminated", elf->source->name,
                  (unsigned long long)offset);
 }
 
@@ -133,7 +133,7 @@ int32_t kr_elf_section_name(kr_elf *elf, const kr_section *section, char *out, s
   out[0] = '\0';
   KR_TRY(kr_elf_section(elf, elf->name_section, &names));
   KR_CHECK(section->name < names.size && kr_add_u64(names.offset, section->name, &offset), KRAIT_ERR_FILE_FORMAT,
-           "%s: a section's name lies outside of the name table", elf->source->name);
+           "%s: a section's name is outside the name table", elf->source->name);
   return kr_elf_string(elf, offset, out, cap);
 }
 
@@ -215,8 +215,8 @@ int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *d) {
   *d = (kr_dynamic){0};
   int32_t found = find_dynamic(elf, &d->offset, &bytes);
   if (found <= 0) return found;
-  KR_CHECK(kr_range_fits(d->offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT, "%s: the dynamic table leaves the file",
-           elf->source->name);
+  KR_CHECK(kr_range_fits(d->offset, bytes, elf->size), KRAIT_ERR_FILE_FORMAT,
+           "%s: the dynamic table extends past the end of the file", elf->source->name);
   uint64_t most = bytes / DYN_BYTES < MAX_DYNAMIC ? bytes / DYN_BYTES : MAX_DYNAMIC;
   for (; d->n_entries < most; d->n_entries++) {
     uint64_t tag, value;

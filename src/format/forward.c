@@ -35,7 +35,7 @@ typedef struct stream {
 static int32_t restart(stream *s) {
   s->begin = s->end = 0;
   s->is_begun = 0;
-  KR_CHECK(s->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often",
+  KR_CHECK(s->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it seeks backwards too often",
            s->source.name);
   KR_TRY(s->feed.begin(s->feed.user));
   s->is_begun = 1;

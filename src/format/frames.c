@@ -1,5 +1,5 @@
-/* frames.c: a chain of filters, movie -> scale -> crop -> format -> buffersink, or without some of them. The file goes
- * in as a descriptor with the demuxer's name, as in movie.c. */
+/* frames.c: a filter chain, movie -> scale -> crop -> format -> buffersink, or part of it. The file is passed as a
+ * descriptor with the demuxer's name, as in movie.c. */
 #define _GNU_SOURCE
 #include "frames.h"
 
@@ -45,7 +45,7 @@ int32_t kr_film_open(const char *path, int *fd) {
 }
 
 /* ---- the chain ---- */
-enum { JUST_COUNT = -1, OWN_SIZE = 0 }; /* for a side */
+enum { JUST_COUNT = -1, OWN_SIZE = 0 }; /* if a side is given */
 
 static int build_chain(const kr_av *av, void *graph, int fd, const char *demuxer, int64_t side, void **sink) {
   char movie[120], scale[120], crop[60];
@@ -75,7 +75,7 @@ static int build_chain(const kr_av *av, void *graph, int fd, const char *demuxer
   return error < 0 ? error : av->avfilter_graph_config(graph, NULL);
 }
 
-/* A film that is being read. */
+/* A video that is being read. */
 typedef struct reading {
   kr_av av;
   const char *name, *demuxer;
@@ -84,13 +84,15 @@ typedef struct reading {
   int is_listening;
 } reading;
 
-/* What is done with each frame; 1: no more are wanted. */
+/* Called for each frame; returns 1 when no more are wanted. */
 typedef int32_t (*each_fn)(void *user, int64_t i, const kr_av_frame *f);
 
 static int32_t read_all(reading *r, each_fn each, void *user) {
   for (int64_t i = 0;; i++) {
     const int error = r->av.av_buffersink_get_frame(r->sink, r->frame);
-    if (error == KR_AV_END && i > 0) return KRAIT_OK; /* a damaged end is an end: the frames before it are right */
+    if (error == KR_AV_END && i > 0)
+      return KRAIT_OK; /* a damaged end counts as the end: the frames before it are
+                        * valid */
     if (error < 0) return kr_av_fail(&r->av, r->name, "picture", error, r->text);
     const int32_t status = each(user, i, r->frame);
     r->av.av_frame_unref(r->frame);
@@ -101,12 +103,13 @@ static int32_t read_all(reading *r, each_fn each, void *user) {
 static int32_t begin(reading *r, int fd, const char *name, int64_t side) {
   r->name = name, r->demuxer = demuxer_of(fd);
   KR_CHECK(r->demuxer, KRAIT_ERR_FILE_FORMAT,
-           "%s is neither a film (mp4, mov, webm, mkv, avi, flv, mpeg) nor a picture (png, jpeg, webp, gif, bmp)",
+           "%s is neither a video (mp4, mov, webm, mkv, avi, flv, mpeg) nor an image (png, jpeg, webp, gif, bmp)",
            name);
   if (!kr_av_load(&r->av)) {
     kr_dlib_close(&r->av.lib);
     return kr_fail(KRAIT_ERR_FILE_FORMAT,
-                   "%s: films and pictures need FFmpeg's libavfilter; install it (Debian: libavfilter-extra or ffmpeg)",
+                   "%s: reading videos and images needs FFmpeg's libavfilter; install it (Debian: libavfilter-extra or "
+                   "ffmpeg)",
                    name);
   }
   r->graph = r->av.avfilter_graph_alloc(), r->frame = r->av.av_frame_alloc();
@@ -151,7 +154,7 @@ int32_t kr_frames_read(int fd, const char *name, int64_t side, kr_frame_fn take,
   return status;
 }
 
-/* ---- frames of the film's own size ---- */
+/* ---- frames in the video's own size ---- */
 static int32_t count_frame(void *user, int64_t i, const kr_av_frame *f) {
   (void)f;
   *(int64_t *)user = i + 1;
@@ -200,12 +203,13 @@ int32_t kr_film_frames(int fd, const char *name, const int64_t *at, int n, kr_pi
   int32_t status = begin(&r, fd, name, OWN_SIZE);
   if (status >= 0) status = read_all(&r, pick_frame, &p);
   end(&r);
-  KR_CHECK(status < 0 || p.k == n, KRAIT_ERR_FILE_READ, "%s: frame %lld was there at first, and then no more", name,
+  KR_CHECK(status < 0 || p.k == n, KRAIT_ERR_FILE_READ,
+           "%s: frame %lld was there when frames were counted, but not when they were read", name,
            (long long)at[p.k < n ? p.k : n - 1]);
   return status;
 }
 
-/* ---- frames spread over the film ---- */
+/* ---- frames spread over the video ---- */
 typedef struct keeper {
   int64_t most, stride, n, n_seen; /* kept: frame k stride for k < n */
   size_t bytes;                    /* of a frame */

@@ -12,9 +12,9 @@ enum { U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64, N_TYPE
 static const uint8_t bytes_of_type[N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 #define FORMAT_CHECK(condition, ...) KR_CHECK(condition, KRAIT_ERR_FILE_FORMAT, __VA_ARGS__)
-#define WHOLE(condition)                                                                                               \
-  KR_CHECK(condition, KRAIT_ERR_FILE_READ, "%s: its header ends at byte %zu; the file is truncated or lies", c->label, \
-           c->n)
+#define WHOLE(condition)                                                                                             \
+  KR_CHECK(condition, KRAIT_ERR_FILE_READ, "%s: its header ends at byte %zu; the file is truncated or inconsistent", \
+           c->label, c->n)
 
 typedef struct cursor {
   const char *label;
@@ -64,8 +64,8 @@ static int32_t take_value(cursor *c, kr_gguf_value *v) {
     KR_TRY(take_number(c, 8, &v->count));
     v->item_type = (uint32_t)type;
   }
-  FORMAT_CHECK(type < N_TYPES && type != ARRAY, "%s: value '%.*s' is of type %llu, which is none", c->label,
-               (int)v->n_key, v->key, (unsigned long long)type);
+  FORMAT_CHECK(type < N_TYPES && type != ARRAY, "%s: value '%.*s' has the unknown type %llu", c->label, (int)v->n_key,
+               v->key, (unsigned long long)type);
   v->at = c->bytes + c->at;
   if (type == TEXT) return skip_texts(c, v->count);
   WHOLE(v->count <= (c->n - c->at) / bytes_of_type[type]);
@@ -137,10 +137,10 @@ static int32_t place_tensor(const cursor *c, size_t data, kr_gguf_tensor *t, uin
   const kr_gguf_type *type = kr_gguf_type_find(t->type);
   uint64_t elements = 1;
   KR_CHECK(type, KRAIT_ERR_UNSUPPORTED,
-           "%s: tensor '%s' is of ggml's type %u; " KR_GGUF_TYPES " are read: take the model in one of those", c->label,
-           t->name, t->type);
+           "%s: tensor '%s' has ggml type %u; supported are " KR_GGUF_TYPES " : download the model in one of these",
+           c->label, t->name, t->type);
   FORMAT_CHECK(t->shape[t->n_dims - 1] % type->weights == 0,
-               "%s: tensor '%s' has rows of %lld weights, no whole blocks of %u", c->label, t->name,
+               "%s: tensor '%s' has rows of %lld weights, not a multiple of the block size %u", c->label, t->name,
                (long long)t->shape[t->n_dims - 1], type->weights);
   for (int i = 0; i < t->n_dims; i++) {
     FORMAT_CHECK(elements <= (1ull << 50) / (uint64_t)t->shape[i], "%s: tensor '%s' has more than 2^50 weights",
@@ -149,7 +149,8 @@ static int32_t place_tensor(const cursor *c, size_t data, kr_gguf_tensor *t, uin
   }
   const uint64_t bytes = elements / type->weights * type->bytes;
   KR_CHECK(data <= c->n && offset <= c->n - data && bytes <= c->n - data - offset, KRAIT_ERR_FILE_READ,
-           "%s: tensor '%s' ends behind the file's %zu bytes; the file is truncated or lies", c->label, t->name, c->n);
+           "%s: tensor '%s' extends past the file's %zu bytes; the file is truncated or inconsistent", c->label,
+           t->name, c->n);
   t->data = c->bytes + data + offset;
   return KRAIT_OK;
 }
@@ -192,8 +193,8 @@ static int32_t read_all(cursor *c, kr_gguf *g) {
   uint64_t version, n_tensors, n_values;
   KR_TRY(take_number(c, 4, &version));
   KR_TRY(take_number(c, 4, &version));
-  FORMAT_CHECK(version == 2 || version == 3, "%s: GGUF of version %llu; 2 and 3, little-endian, are read", c->label,
-               (unsigned long long)version);
+  FORMAT_CHECK(version == 2 || version == 3, "%s: GGUF version %llu; only 2 and 3, little-endian, are supported",
+               c->label, (unsigned long long)version);
   KR_TRY(take_number(c, 8, &n_tensors));
   KR_TRY(take_number(c, 8, &n_values));
   KR_TRY(read_values(c, n_values, g));

@@ -30,8 +30,9 @@ static int32_t find_kind(const kr_gguf *g, int *kind) {
   for (*kind = 0; *kind < N_KINDS; ++*kind)
     if (is_text(v, kinds[*kind])) return KRAIT_OK;
   const char *found = v && v->count == 1 ? kr_gguf_text(v, &at, &n) : NULL;
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: its general.architecture is '%.*s'; mamba, mamba2 and qwen2 are read",
-                 g->label, (int)(n < 40 ? n : 40), found ? found : "");
+  return kr_fail(KRAIT_ERR_UNSUPPORTED,
+                 "%s: its general.architecture is '%.*s'; only mamba, mamba2 and qwen2 are supported", g->label,
+                 (int)(n < 40 ? n : 40), found ? found : "");
 }
 
 /* ---- tensors ---- */
@@ -185,7 +186,7 @@ static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
                     .n_dims = t->n_dims,
                     .data = t->data};
   memcpy(item.shape, t->shape, sizeof t->shape);
-  FORMAT_CHECK(!is_block || (t->n_dims == 2 && how == AS_IS), "%s: tensor '%s' has weights in blocks, and is no matrix",
+  FORMAT_CHECK(!is_block || (t->n_dims == 2 && how == AS_IS), "%s: tensor '%s' is block-quantized, but not a matrix",
                m->g->label, t->name);
   if (how == TAPS && t->n_dims == 2) item.n_dims = 3, item.shape[2] = t->shape[1], item.shape[1] = 1;
   if (how == FLAT || how == FLAT_DECAY) {
@@ -233,7 +234,7 @@ static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
   KR_TRY(find_kind(g, &m.kind));
   kr_gguf_whole(kr_gguf_find(g, "split.count"), &n_files);
   KR_CHECK(n_files <= 1, KRAIT_ERR_UNSUPPORTED,
-           "%s: one of the %lld files of a model; join them first (llama-gguf-split --merge)", g->label,
+           "%s: this is one of the %lld files of a model; join them first (llama-gguf-split --merge)", g->label,
            (long long)n_files);
   for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_tensor(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
   KR_TRY(tell_types(g, to));
@@ -341,10 +342,10 @@ static int32_t add_tokens(const kr_gguf *g, json_t *vocab, json_t *added) {
   uint64_t at = 0;
   size_t n;
   FORMAT_CHECK(tokens && kr_gguf_text(tokens, &(uint64_t){0}, &n),
-               "%s: it has no tokenizer.ggml.tokens; name a tokenizer with --tokenizer", g->label);
+               "%s: it has no tokenizer.ggml.tokens; give a tokenizer with --tokenizer", g->label);
   FORMAT_CHECK(
       !type || (type->type == 9 && type->count == tokens->count && (type->item_type == 4 || type->item_type == 5)),
-      "%s: tokenizer.ggml.token_type is no list of %llu whole numbers", g->label, (unsigned long long)tokens->count);
+      "%s: tokenizer.ggml.token_type is not a list of %llu whole numbers", g->label, (unsigned long long)tokens->count);
   for (uint64_t i = 0; i < tokens->count; i++) {
     const char *text = kr_gguf_text(tokens, &at, &n);
     const int kind = type ? type->at[4 * i] : NORMAL, is_word = kind == NORMAL || kind == BYTE;
@@ -368,7 +369,7 @@ static int32_t add_merges(const kr_gguf *g, json_t *merges) {
   size_t n;
   FORMAT_CHECK(
       v && v->item_type == 8,
-      "%s: it has no tokenizer.ggml.merges; only byte pair encoding is read: name a tokenizer with --tokenizer",
+      "%s: it has no tokenizer.ggml.merges; only byte pair encoding is supported: give a tokenizer with --tokenizer",
       g->label);
   for (uint64_t i = 0; i < v->count; i++) {
     const char *text = kr_gguf_text(v, &at, &n);
@@ -387,12 +388,12 @@ static int32_t make_tokenizer(const kr_gguf *g, json_t **tokenizer) {
   KR_TRY(find_kind(g, &kind));
   FORMAT_CHECK(
       is_text(model, "gpt2"),
-      "%s: its tokenizer.ggml.model is not 'gpt2'; only byte-level tokenizers are read: name one with --tokenizer",
+      "%s: its tokenizer.ggml.model is not 'gpt2'; only byte-level tokenizers are supported: give one with --tokenizer",
       g->label);
   const char *cut = cut_of(g, kind), *name = cut ? NULL : kr_gguf_text(pre, &at, &n);
   KR_CHECK(cut, KRAIT_ERR_UNSUPPORTED,
-           "%s: its tokenizer.ggml.pre is '%.*s'; gpt-2, gpt-neox, mpt, olmo and qwen2 are read: name a tokenizer with "
-           "--tokenizer",
+           "%s: its tokenizer.ggml.pre is '%.*s'; only gpt-2, gpt-neox, mpt, olmo and qwen2 are supported: give a "
+           "tokenizer with --tokenizer",
            g->label, (int)(n < 40 ? n : 40), name ? name : "");
   json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
   *tokenizer =

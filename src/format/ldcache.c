@@ -25,15 +25,15 @@ int32_t kr_ldcache_open(kr_ldcache *cache, kr_source *source) {
     if (memcmp(h, old_magic, sizeof old_magic - 1) == 0)
       cache->base = (OLD_HEAD_BYTES + (uint64_t)kr_le32(h + 12) * OLD_ENTRY_BYTES + 7) & ~7ull;
   }
-  KR_CHECK(kr_range_fits(cache->base, HEAD_BYTES, source->size), KRAIT_ERR_FILE_FORMAT, "%s is no list of libraries",
+  KR_CHECK(kr_range_fits(cache->base, HEAD_BYTES, source->size), KRAIT_ERR_FILE_FORMAT, "%s is not a library cache",
            source->name);
   KR_TRY(kr_source_read(source, cache->base, h, sizeof h));
-  KR_CHECK(memcmp(h, magic, sizeof magic - 1) == 0, KRAIT_ERR_FILE_FORMAT,
-           "%s is no list of libraries that this program knows", source->name);
+  KR_CHECK(memcmp(h, magic, sizeof magic - 1) == 0, KRAIT_ERR_FILE_FORMAT, "%s is a library cache of an unknown format",
+           source->name);
   cache->n = kr_le32(h + 20);
   KR_CHECK(cache->n <= MAX_ENTRIES &&
                kr_range_fits(cache->base + HEAD_BYTES, (uint64_t)cache->n * ENTRY_BYTES, source->size),
-           KRAIT_ERR_FILE_FORMAT, "%s ends inside its list", source->name);
+           KRAIT_ERR_FILE_FORMAT, "%s is truncated within its list", source->name);
   return KRAIT_OK;
 }
 

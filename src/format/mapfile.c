@@ -16,7 +16,7 @@ static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t
     const ssize_t got = pread(fd, bytes + done, n - done, (off_t)done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
-    KR_CHECK(got > 0, KRAIT_ERR_FILE_READ, "%s became shorter while it was read", path);
+    KR_CHECK(got > 0, KRAIT_ERR_FILE_READ, "%s was truncated while it was read", path);
     done += (size_t)got;
   }
   return KRAIT_OK;

@@ -93,7 +93,7 @@ static int find_file(const kr_model_folder *f, const char *name) {
 
 static int32_t add_shard(kr_model_folder *f, const char *index, const char *name) {
   KR_CHECK(name && *name && !strchr(name, '/') && *name != '.', KRAIT_ERR_UNSAFE,
-           "%s: it names the file '%.100s', which is not in its folder", index, name ? name : "");
+           "%s: it names the file '%.100s', which is outside its folder", index, name ? name : "");
   if (find_file(f, name) < f->n_files) return KRAIT_OK;
   char *path = beside(f->path, name);
   int32_t status = is_there(path)
@@ -135,7 +135,7 @@ static int32_t open_weights(kr_model_folder *f) {
     kr_free(path);
     return status;
   }
-  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s holds no model.safetensors and no pytorch_model.bin", f->path);
+  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s contains no model.safetensors or pytorch_model.bin", f->path);
 }
 
 static int is_gguf(const char *path) {

@@ -112,7 +112,7 @@ static int32_t decode(const kr_av *av, int from, int to, const char *demuxer, co
 int32_t kr_movie_decode(int from, int to, const char *name) {
   const int row = find_magic(from);
   kr_av av = {0};
-  KR_CHECK(row >= 0, KRAIT_ERR_FILE_FORMAT, "%s is not an audio file that can be read", name);
+  KR_CHECK(row >= 0, KRAIT_ERR_FILE_FORMAT, "%s is not a readable audio file", name);
   if (!kr_av_load(&av)) {
     kr_dlib_close(&av.lib);
     return kr_fail(KRAIT_ERR_FILE_FORMAT,

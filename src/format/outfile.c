@@ -251,8 +251,7 @@ static int32_t commit(kr_outfile *file) {
   KR_TRY(begin_naming(&before));
   const int failed = move_into_place(file), os_errno = errno;
   end_naming(&before);
-  if (failed && os_errno == EEXIST)
-    return kr_fail(KRAIT_ERR_FILE_WRITE, "%s exists; nothing is replaced unasked", file->path);
+  if (failed && os_errno == EEXIST) return kr_fail(KRAIT_ERR_FILE_WRITE, "%s exists and is not replaced", file->path);
   return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot write %s", file->path) : KRAIT_OK;
 }
 
@@ -279,7 +278,7 @@ int32_t kr_private_file(const char *purpose, int *fd) {
   *fd = open_nameless(folder, 0600);
   if (*fd >= 0) return KRAIT_OK;
   KR_CHECK(snprintf(path, sizeof path, "%s/krait-XXXXXX", folder) < (int)sizeof path, KRAIT_ERR_FILE_WRITE,
-           "TMPDIR is too long a name for %s", purpose);
+           "TMPDIR is too long to create %s", purpose);
   KR_TRY(begin_naming(&before));
   *fd = mkostemp(path, O_CLOEXEC);
   const int os_errno = errno;

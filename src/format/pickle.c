@@ -33,8 +33,9 @@ static int32_t bad(const kr_pickle *p, const char *what) {
 
 static int32_t take(kr_pickle *p, uint64_t n, const unsigned char **bytes) {
   KR_CHECK(n <= p->n_bytes - p->at, KRAIT_ERR_FILE_READ,
-           "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or lies", p->label,
-           p->at, p->n_bytes);
+           "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or "
+           "inconsistent",
+           p->label, p->at, p->n_bytes);
   *bytes = p->bytes + p->at;
   p->at += (size_t)n;
   return KRAIT_OK;
@@ -50,8 +51,8 @@ static int32_t take_number(kr_pickle *p, int n, uint64_t *number) {
 
 static int32_t take_line(kr_pickle *p, const char **text, size_t *length) {
   const unsigned char *begin = p->bytes + p->at, *end = memchr(begin, '\n', p->n_bytes - p->at);
-  KR_CHECK(end, KRAIT_ERR_FILE_READ, "%s: the pickle ends in the middle of a name; the file is truncated or lies",
-           p->label);
+  KR_CHECK(end, KRAIT_ERR_FILE_READ,
+           "%s: the pickle ends in the middle of a name; the file is truncated or inconsistent", p->label);
   *text = (const char *)begin;
   *length = (size_t)(end - begin);
   p->at += *length + 1;
@@ -65,7 +66,7 @@ static int32_t no_memory(const kr_pickle *p) {
 }
 
 static int32_t new_value(kr_pickle *p, int32_t kind, kr_pickle_value **value) {
-  KR_CHECK(++p->n_values <= MAX_VALUES, KRAIT_ERR_FILE_FORMAT, "%s: the pickle holds more than %d values", p->label,
+  KR_CHECK(++p->n_values <= MAX_VALUES, KRAIT_ERR_FILE_FORMAT, "%s: the pickle has more than %d values", p->label,
            MAX_VALUES);
   *value = kr_arena_try(p->arena, sizeof **value);
   if (!*value) return no_memory(p);
@@ -234,10 +235,10 @@ static int32_t push_global(kr_pickle *p, const char *module, size_t module_lengt
                            size_t name_length) {
   int is_possible =
       module_length > 0 && module_length <= MAX_GLOBAL_BYTES && name_length > 0 && name_length <= MAX_GLOBAL_BYTES;
-  if (!is_possible) return bad(p, "a global's name of impossible length");
+  if (!is_possible) return bad(p, "a global name of invalid length");
   int is_builtin = IS_LISTED(((const char *const[]){"builtins", "__builtin__"}), module, module_length);
   int is_unsafe = is_builtin ? !IS_LISTED(safe_builtins, name, name_length) : is_unsafe_module(module, module_length);
-  KR_CHECK(!is_unsafe, KRAIT_ERR_UNSAFE, "%s: its pickle wants %.*s.%.*s, which could run code", p->label,
+  KR_CHECK(!is_unsafe, KRAIT_ERR_UNSAFE, "%s: its pickle refers to %.*s.%.*s, which could run code", p->label,
            (int)module_length, module, (int)name_length, name);
   kr_pickle_value *value;
   KR_TRY(push_new(p, KR_PICKLE_GLOBAL, &value));
@@ -276,7 +277,7 @@ static int32_t op_call(kr_pickle *p, int n) {
   if (n == 3) KR_TRY(pop(p, &keywords));
   KR_TRY(pop(p, &args));
   KR_TRY(pop(p, &callee));
-  if (args->kind != KR_PICKLE_TUPLE) return bad(p, "arguments that are no tuple");
+  if (args->kind != KR_PICKLE_TUPLE) return bad(p, "arguments that are not a tuple");
   KR_TRY(push_new(p, KR_PICKLE_OBJECT, &object));
   object->callee = callee;
   object->args = args;
@@ -404,7 +405,7 @@ static int32_t add_items(kr_pickle *p, kr_pickle_value *const *values, int64_t n
   kr_pickle_value *list;
   KR_TRY(top(p, &list));
   if (list->kind == KR_PICKLE_OBJECT && kind != KR_PICKLE_MAP) return KRAIT_OK;
-  if (list->kind != kind && list->kind != KR_PICKLE_OBJECT) return bad(p, "elements for something that holds none");
+  if (list->kind != kind && list->kind != KR_PICKLE_OBJECT) return bad(p, "elements for an object that has none");
   if (kind == KR_PICKLE_MAP && n % 2) return bad(p, "a key without a value");
   return append(p, list, values, n);
 }

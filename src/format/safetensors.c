@@ -58,7 +58,7 @@ static int32_t read_dtype(const kr_header *header, const char *name, const json_
     item->dtype = dtypes[i].dtype;
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has data type '%.16s', which krait does not read",
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' has data type '%.16s', which krait does not support",
                  header->label, name, text);
 }
 
@@ -67,11 +67,11 @@ static int32_t read_range(const kr_header *header, const json_t *offsets, kr_wei
   KR_CHECK(json_array_size(offsets) == 2 && json_is_integer(first) && json_is_integer(last), KRAIT_ERR_FILE_FORMAT,
            "%s: tensor '%s' has no pair 'data_offsets'", header->label, item->name);
   int64_t begin = json_integer_value(first), end = json_integer_value(last);
-  KR_CHECK(begin >= 0 && begin <= end, KRAIT_ERR_FILE_FORMAT, "%s: tensor '%s' lies at bytes %" PRId64 " to %" PRId64,
-           header->label, item->name, begin, end);
+  KR_CHECK(begin >= 0 && begin <= end, KRAIT_ERR_FILE_FORMAT,
+           "%s: tensor '%s' has the invalid byte range %" PRId64 " to %" PRId64, header->label, item->name, begin, end);
   KR_CHECK((uint64_t)end <= header->data_bytes, KRAIT_ERR_FILE_READ,
-           "%s: tensor '%s' ends at byte %" PRId64 " of %" PRIu64 "; the file is truncated or lies", header->label,
-           item->name, end, header->data_bytes);
+           "%s: tensor '%s' ends at byte %" PRId64 " of %" PRIu64 "; the file is truncated or inconsistent",
+           header->label, item->name, end, header->data_bytes);
   KR_CHECK((uint64_t)(end - begin) == item->bytes, KRAIT_ERR_FILE_FORMAT,
            "%s: tensor '%s' has %" PRId64 " bytes, its shape and type need %" PRIu64, header->label, item->name,
            end - begin, item->bytes);
@@ -117,7 +117,7 @@ static int32_t check_cover(const kr_header *header, const kr_weights *weights, c
     const unsigned char *begin = places[i]->data;
     KR_CHECK(begin >= reached, KRAIT_ERR_FILE_FORMAT, "%s: tensors '%s' and '%s' overlap", header->label,
              places[i - (i > 0)]->name, places[i]->name);
-    KR_CHECK(begin == reached, KRAIT_ERR_FILE_FORMAT, "%s: %td bytes in front of tensor '%s' belong to no tensor",
+    KR_CHECK(begin == reached, KRAIT_ERR_FILE_FORMAT, "%s: %td bytes before tensor '%s' belong to no tensor",
              header->label, begin - reached, places[i]->name);
     reached = begin + places[i]->bytes;
   }

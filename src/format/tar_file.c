@@ -272,13 +272,14 @@ int32_t kr_tar_next(kr_tar *t, kr_tar_member *member) {
   uint64_t long_size = UINT64_MAX;
   t->name[0] = '\0';
   for (;;) {
-    KR_CHECK(t->n_members++ < MAX_MEMBERS, KRAIT_ERR_FILE_FORMAT, "%s holds more than %d names", t->packed->name,
+    KR_CHECK(t->n_members++ < MAX_MEMBERS, KRAIT_ERR_FILE_FORMAT, "%s has more than %d members", t->packed->name,
              MAX_MEMBERS);
     KR_TRY(go_to(t, t->next));
     KR_TRY(take(t, h, sizeof h));
     if (h[0] == 0 && number(h + 148, 8) == 0) return finish(t);
-    KR_CHECK(is_sound(h), KRAIT_ERR_FILE_FORMAT, "%s is no sound tar archive: a header at offset %llu has a wrong sum",
-             t->packed->name, (unsigned long long)t->next);
+    KR_CHECK(is_sound(h), KRAIT_ERR_FILE_FORMAT,
+             "%s is not a valid tar archive: the header at offset %llu has a wrong checksum", t->packed->name,
+             (unsigned long long)t->next);
     const char type = (char)h[156];
     const int is_extra = type == 'x' || type == 'L' || type == 'K' || type == 'g',
               is_file = type == '0' || type == '\0' || type == '7';

@@ -62,7 +62,7 @@ static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, 
            "%s: entry %s is compressed or encrypted, which torch.save does not do; save it again with torch.save",
            torch->label, info.name);
   KR_CHECK(info.size <= torch->read_budget_bytes, KRAIT_ERR_FILE_FORMAT,
-           "%s: the entries of the zip claim more bytes than the file has (at %s)", torch->label, info.name);
+           "%s: the entries of the zip have more bytes than the file (at %s)", torch->label, info.name);
   torch->read_budget_bytes -= info.size;
   unsigned char *copy = kr_arena_try(arena, (size_t)info.size + 1);
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "%s: no memory for entry %s", torch->label, info.name);
@@ -104,7 +104,7 @@ static int32_t find_pickle(kr_torch *torch, zip_uint64_t *index) {
     *index = (zip_uint64_t)i;
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a zip without NAME/data.pkl; this is not what torch.save writes",
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: a zip without NAME/data.pkl; it was not written by torch.save",
                  torch->label);
 }
 
@@ -186,7 +186,7 @@ static int32_t dtype_of_storage(const char *name) {
 static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_storage **storage) {
   char name[128];
   KR_CHECK(key->length < 100 && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT,
-           "%s: a storage with an impossible name", torch->label);
+           "%s: a storage with an invalid name", torch->label);
   snprintf(name, sizeof name, "data/%s", key->text);
   zip_int64_t index = find_entry(torch, name);
   KR_CHECK(index >= 0, KRAIT_ERR_FILE_READ, "%s: entry %s/%s is missing; the file is damaged", torch->label,
@@ -204,7 +204,7 @@ static int32_t find_storage(kr_torch *torch, const kr_pickle_value *value, int32
               id->items[2]->kind == KR_PICKLE_TEXT;
   KR_CHECK(is_id, KRAIT_ERR_FILE_FORMAT, "%s: a tensor without a storage", torch->label);
   *dtype = dtype_of_storage(id->items[1]->text);
-  KR_CHECK(*dtype >= 0, KRAIT_ERR_FILE_FORMAT, "%s: a tensor of type %s, which krait does not read", torch->label,
+  KR_CHECK(*dtype >= 0, KRAIT_ERR_FILE_FORMAT, "%s: a tensor of type %s, which krait does not support", torch->label,
            id->items[1]->text);
   return load_storage(torch, id->items[2], storage);
 }
@@ -357,8 +357,9 @@ static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
 
 int32_t kr_torch_file_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
   KR_CHECK(memcmp(bytes, "PK\3\4", 4) == 0, KRAIT_ERR_FILE_FORMAT,
-           "%s: a bare pickle, as PyTorch before 1.6 wrote; load it with PyTorch and save it again: "
-           "torch.save(torch.load(f, weights_only=True), g)", label);
+           "%s: a bare pickle, as written by PyTorch before 1.6; load it with PyTorch and save it again: "
+           "torch.save(torch.load(f, weights_only=True), g)",
+           label);
   kr_torch torch = {.label = label, .weights = weights, .read_budget_bytes = n_bytes, .copy_budget_bytes = n_bytes};
   KR_TRY(open_zip(&torch, bytes, n_bytes));
   kr_arena *arena = kr_arena_open();

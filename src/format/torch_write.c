@@ -130,12 +130,12 @@ int32_t kr_torch_file_write(const char *path, const kr_weight *items, int64_t n_
   uint64_t all = 1 << 20;
   for (int64_t i = 0; i < n_items; i++) {
     KR_CHECK(kr_torch_storage(items[i].dtype), KRAIT_ERR_DTYPE,
-             "%s: tensor '%s' is %s, which PyTorch has no storage of", path, items[i].name,
+             "%s: tensor '%s' is %s, for which PyTorch has no storage", path, items[i].name,
              krait_dtype_name(items[i].dtype));
     all += items[i].bytes + strlen(items[i].name) + 1024;
   }
   KR_CHECK(n_items <= MAX_ENTRIES && all < UINT32_MAX, KRAIT_ERR_UNSUPPORTED,
-           "%s: %lld tensors of %llu bytes are too many for one: write safetensors", path, (long long)n_items,
+           "%s: %lld tensors of %llu bytes are too much for one file; write safetensors", path, (long long)n_items,
            (unsigned long long)all);
   kr_arena *arena = kr_arena_open();
   KR_CHECK(arena, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of tensors", path);

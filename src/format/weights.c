@@ -233,8 +233,8 @@ int32_t kr_weights_check_finite(const kr_weights *weights) {
     const uint64_t n = item->dtype == KRAIT_F32 ? item->bytes / sizeof *values : 0;
     for (uint64_t k = 0; k < n; k++)
       KR_CHECK(isfinite(values[k]), KRAIT_ERR_WEIGHTS,
-               "tensor '%s' holds %s at element %" PRIu64 "; the file is damaged, or its training went wrong",
-               item->name, isnan(values[k]) ? "NaN" : "an infinity", k);
+               "tensor '%s' has %s at element %" PRIu64 "; the file is damaged, or its training diverged", item->name,
+               isnan(values[k]) ? "NaN" : "an infinity", k);
   }
   return KRAIT_OK;
 }
@@ -247,7 +247,7 @@ int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t
   KR_CHECK(item, KRAIT_ERR_WEIGHTS, "tensor '%s' of shape %s is missing", name, wanted);
   int is_same = item->n_dims == n_dims;
   for (int32_t i = 0; is_same && i < n_dims; i++) is_same = item->shape[i] == shape[i];
-  KR_CHECK(is_same, KRAIT_ERR_WEIGHTS, "tensor '%s' has shape %s, the configuration wants %s", name,
+  KR_CHECK(is_same, KRAIT_ERR_WEIGHTS, "tensor '%s' has shape %s, the configuration requires %s", name,
            kr_shape_format(item->n_dims, item->shape, found, sizeof found), wanted);
   KR_CHECK(item->dtype == KRAIT_F32, KRAIT_ERR_WEIGHTS, "tensor '%s' is %s, not float32", name,
            krait_dtype_name(item->dtype));

@@ -101,7 +101,7 @@ static int32_t read_map(kr_yaml *yaml, int depth, json_t *map) {
     int32_t status = KRAIT_OK;
     int is_end = event.type == YAML_MAPPING_END_EVENT;
     if (!is_end && event.type != YAML_SCALAR_EVENT)
-      status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a key that is not plain text", yaml->label,
+      status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a key that is not a plain string", yaml->label,
                        event.start_mark.line + 1);
     else if (!is_end) status = read_value_of(yaml, (const char *)event.data.scalar.value, depth, map);
     yaml_event_delete(&event);
@@ -122,12 +122,12 @@ static int32_t read_node(kr_yaml *yaml, const yaml_event_t *event, int depth, js
   KR_CHECK(depth < MAX_DEPTH && ++yaml->n_nodes <= MAX_NODES, KRAIT_ERR_FILE_FORMAT,
            "%s: line %zu: nested too deeply, or more than %d values", yaml->label, line, MAX_NODES);
   KR_CHECK(event->type != YAML_ALIAS_EVENT, KRAIT_ERR_FILE_FORMAT,
-           "%s: line %zu: aliases (*name) are not read; write the value out", yaml->label, line);
+           "%s: line %zu: aliases (*name) are not supported; write the value out", yaml->label, line);
   int is_scalar = event->type == YAML_SCALAR_EVENT;
-  KR_CHECK(!tag_of(event), KRAIT_ERR_FILE_FORMAT, "%s: line %zu: tags (%.64s) are not read", yaml->label, line,
+  KR_CHECK(!tag_of(event), KRAIT_ERR_FILE_FORMAT, "%s: line %zu: tags (%.64s) are not supported", yaml->label, line,
            tag_of(event));
   KR_CHECK(!is_scalar || strlen((const char *)event->data.scalar.value) == event->data.scalar.length,
-           KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a text with a NUL in it", yaml->label, line);
+           KRAIT_ERR_FILE_FORMAT, "%s: line %zu: a string with a NUL in it", yaml->label, line);
   *node = is_scalar ? scalar_of(event) : event->type == YAML_SEQUENCE_START_EVENT ? json_array() : json_object();
   KR_CHECK(*node, KRAIT_ERR_NO_MEMORY, "%s: no memory", yaml->label);
   int32_t status = KRAIT_OK;
@@ -159,8 +159,8 @@ static int32_t read_stream(kr_yaml *yaml, json_t **tree) {
 
 int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t **tree) {
   kr_yaml yaml = {.label = label};
-  KR_CHECK(length <= MAX_TEXT_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: larger than %d bytes; this is no configuration", label,
-           MAX_TEXT_BYTES);
+  KR_CHECK(length <= MAX_TEXT_BYTES, KRAIT_ERR_FILE_FORMAT, "%s: larger than %d bytes; this is not a configuration",
+           label, MAX_TEXT_BYTES);
   *tree = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL); /* tabs and some escapes of JSON are not YAML */
   if (*tree) return KRAIT_OK;
   KR_CHECK(yaml_parser_initialize(&yaml.parser), KRAIT_ERR_NO_MEMORY, "%s: no memory", label);

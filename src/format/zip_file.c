@@ -31,7 +31,7 @@ static int32_t check_total(kr_zip *z, const char *path) {
   uint64_t packed_bytes = 0;
   struct stat file;
   KR_CHECK(stat(path, &file) == 0, KRAIT_ERR_FILE_READ, "cannot read %s", path);
-  KR_CHECK(n >= 0 && n <= MAX_NAMES, KRAIT_ERR_UNSAFE, "%s holds more than %d names", path, MAX_NAMES);
+  KR_CHECK(n >= 0 && n <= MAX_NAMES, KRAIT_ERR_UNSAFE, "%s has more than %d members", path, MAX_NAMES);
   for (zip_int64_t i = 0; i < n; i++) {
     zip_stat_t info;
     if (zip_stat_index(z->zip, (zip_uint64_t)i, 0, &info) != 0) continue;
@@ -54,7 +54,8 @@ int32_t kr_zip_open(const char *path, kr_zip **zip) {
   if (!opened) {
     zip_error_t error;
     zip_error_init_with_code(&error, code);
-    int32_t status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is no sound zip archive: %s", path, zip_error_strerror(&error));
+    int32_t status =
+        kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a valid zip archive: %s", path, zip_error_strerror(&error));
     zip_error_fini(&error);
     return status;
   }
@@ -113,9 +114,10 @@ int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member) {
            "the archive has a member that would leave its folder: %.80s", info.name);
   KR_CHECK(!is_link(zip->zip, (zip_uint64_t)i), KRAIT_ERR_UNSAFE, "the archive has a symbolic link: %.80s", info.name);
   const size_t *n_named = kr_names_find(&zip->names, info.name);
-  KR_CHECK(n_named && *n_named == 1, KRAIT_ERR_UNSAFE, "the archive has two members of one name: %.80s", info.name);
-  KR_CHECK(info.size / MAX_RATIO <= info.comp_size, KRAIT_ERR_UNSAFE, "a member unpacks more than %d-fold: %.80s",
-           MAX_RATIO, info.name);
+  KR_CHECK(n_named && *n_named == 1, KRAIT_ERR_UNSAFE, "the archive has two members with the same name: %.80s",
+           info.name);
+  KR_CHECK(info.size / MAX_RATIO <= info.comp_size, KRAIT_ERR_UNSAFE,
+           "a member unpacks to more than %d times its size: %.80s", MAX_RATIO, info.name);
   return KRAIT_OK;
 }
 

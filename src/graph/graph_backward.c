@@ -94,7 +94,7 @@ static void clone_node(kr_back *b, int32_t n) {
     const int32_t storage = storage_of(b, u->tensor);
     kr_tensor to;
     if (u->role & KR_WRITE && KR_STORAGE(b->g, storage)->home != KR_HOME_TEMP) {
-      kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) cannot run again: it writes %s", node.name,
+      kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) cannot be recomputed: it writes %s", node.name,
                     node.op->name, kr_graph_name(b->g, u->tensor));
       return;
     }
@@ -132,7 +132,7 @@ static kr_tensor in_gradient(kr_back *b, kr_tensor t) {
   const kr_tensor at = kr_graph_moved(b->g, t, flow_of(b, t)->gradient);
   if (!at && !is_failed(b))
     kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED,
-                  "graph: the gradient of %s has strides that this view of it does not fit", kr_graph_name(b->g, t));
+                  "graph: the gradient of %s has strides that do not match this view of it", kr_graph_name(b->g, t));
   return at;
 }
 
@@ -189,7 +189,7 @@ static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
     const int spread = p.dims.size[i] > 1 && p.stride[i] == 0;
     if (spread && state == 2)
       return kr_graph_fail(b->g, KRAIT_ERR_UNSUPPORTED,
-                           "graph: no gradient of %s, which is spread over dimensions that are apart",
+                           "graph: no gradient of %s, which is expanded over dimensions that are not adjacent",
                            kr_graph_name(b->g, t));
     if (spread) state = 1, s->rows *= p.dims.size[i], p.dims.size[i] = 1;
     else if (p.dims.size[i] > 1) {
@@ -208,7 +208,7 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, ability 
   if (!t || is_failed(b) || !is_active(flow_of(b, t))) return 0;
   if (works_in_place(b, t)) {
     kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT,
-                  "graph: node %s (%s) works in place on %s: its gradient needs what was there before",
+                  "graph: node %s (%s) works in place on %s, but its gradient needs the previous values",
                   KR_NODE(b->g, b->node)->name, KR_NODE(b->g, b->node)->op->name, kr_graph_name(b->g, t));
     return 0;
   }
@@ -494,7 +494,7 @@ int32_t kr_graph_backward(kr_graph *g, const kr_gradient *seeds, int n_seeds, kr
 void kr_graph_recompute(kr_graph *g, kr_tensor t) {
   if (kr_graph_status(g) < 0) return;
   if (t <= 0 || (size_t)t >= g->parts.n || KR_STORAGE(g, KR_PART(g, t)->storage)->home != KR_HOME_TEMP) {
-    kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: only a tensor between two nodes can be computed again");
+    kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: only a tensor between two nodes can be recomputed");
     return;
   }
   KR_STORAGE(g, KR_PART(g, t)->storage)->again = 1;

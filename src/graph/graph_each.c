@@ -187,7 +187,7 @@ int32_t kr_graph_plan_slices(kr_graph *g) {
                                  .n_threads = 1};
   if (!g->slices.n) return KRAIT_OK;
   if (g->ctx && g->ctx->cuda)
-    return kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: maps are taken slice by slice on a CPU only");
+    return kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: maps are processed slice by slice only on a CPU");
   if (g->ctx) KR_TRY(krait_ctx_open(&one, &g->alone));
   for (size_t i = 0; i < g->slices.n; i++) {
     const int32_t status = kr_graph_plan(*KR_AT(g->slices, kr_graph *, i), g->alone, g->flags);

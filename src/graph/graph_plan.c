@@ -38,9 +38,8 @@ static int32_t find_lives(kr_graph *g) {
     for (int32_t i = 0; i < node->n_uses && !node->dead; i++) {
       kr_storage *s = KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage);
       if (s->home == KR_HOME_TEMP && s->last < 0 && node->uses[i].role & KR_READ)
-        return kr_graph_fail(g, KRAIT_ERR_ARGUMENT,
-                             "graph: node %s (%s) reads tensor %s, which no node before it writes", node->name,
-                             node->op->name, kr_graph_name(g, node->uses[i].tensor));
+        return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) reads tensor %s, which no earlier node writes",
+                             node->name, node->op->name, kr_graph_name(g, node->uses[i].tensor));
       if (s->first > (int32_t)n) s->first = (int32_t)n;
       s->last = (int32_t)n;
     }
@@ -240,7 +239,7 @@ static int32_t lay_out(kr_graph *g) {
 
 int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   KR_TRY(kr_graph_status(g));
-  if (g->planned) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned already");
+  if (g->planned) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is already planned");
   if (!ctx && !(flags & KR_PLAN_REFERENCE)) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: ctx must not be NULL");
   if (!(flags & KR_PLAN_REFERENCE)) {
     KR_TRY(kr_graph_rewrite(g, ctx, kr_rewrites, kr_n_rewrites));
@@ -272,7 +271,7 @@ static int32_t check_pair(const kr_graph *g, const span *a, const span *b) {
   const int share = a->at < b->at + b->bytes && b->at < a->at + a->bytes,
             together = a->first <= b->last && b->first <= a->last;
   KR_CHECK(!share || !together, KRAIT_ERR_ARGUMENT,
-           "graph: tensors %s and %s live at the same time (nodes %s and %s) in the same bytes", a->name, b->name,
+           "graph: tensors %s and %s are live at the same time (nodes %s and %s) in the same memory", a->name, b->name,
            KR_NODE(g, a->first)->name, KR_NODE(g, b->first)->name);
   return KRAIT_OK;
 }

@@ -30,7 +30,7 @@ int32_t kr_graph_status(const kr_graph *g) {
 /* Recording goes on: nothing failed, and the plan was not made yet. */
 static int is_open(kr_graph *g) {
   if (g->status >= 0 && g->planned)
-    kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned, nothing can be recorded any more");
+    kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned, nothing more can be recorded");
   return kr_graph_status(g) >= 0;
 }
 
@@ -102,8 +102,8 @@ static int32_t check_dims(kr_graph *g, const char *name, int32_t dtype, kr_dims 
   double bytes = (double)krait_dtype_bytes(dtype);
   for (int i = 0; i < dims.n; i++) bytes *= dims.size[i] < 0 ? -1 : (double)dims.size[i];
   if (bytes < 0 || bytes >= (double)(1ll << OFFSET_BITS))
-    return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: tensor %s is %s: a size is negative or the whole too large", name,
-                         kr_dims_text(dims, text));
+    return kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: tensor %s is %s: a size is negative, or the tensor too large",
+                         name, kr_dims_text(dims, text));
   return KRAIT_OK;
 }
 
@@ -276,7 +276,7 @@ kr_tensor kr_graph_reshape(kr_graph *g, kr_tensor t, kr_dims dims) {
   if (fits && n) fits = restride(old, dims, p.stride);
   else fill_strides(dims, p.stride);
   if (!fits) {
-    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be seen as %s without a copy", kr_graph_name(g, t),
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be reshaped to %s without a copy", kr_graph_name(g, t),
                   kr_dims_text(old->dims, from), kr_dims_text(dims, to));
     return 0;
   }
@@ -301,7 +301,7 @@ kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t, kr_dims dims) {
     fits = p.dims.size[i] == dims.size[i];
   }
   if (!fits) {
-    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be spread to %s", kr_graph_name(g, t),
+    kr_graph_fail(g, KRAIT_ERR_SHAPE, "graph: %s %s cannot be expanded to %s", kr_graph_name(g, t),
                   kr_dims_text(old->dims, from), kr_dims_text(dims, to));
     return 0;
   }

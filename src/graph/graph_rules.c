@@ -173,7 +173,7 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   const kr_tensor d = kr_back_gradient(b, out);
   kr_back_target to;
   if (a->call.flags & slope) {
-    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: a derivative of a derivative", node->name);
+    kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: second derivatives are not supported", node->name);
     return;
   }
   if (!is_product && y && a->y_scale == 1) kr_back_pass(b, out, y);
@@ -235,7 +235,7 @@ static void run_attention(kr_back *b, const kr_node *node) {
     }
   if (!kr_back_tensor(node, offsetof(krait_attention_args, lse))) {
     kr_graph_fail(kr_back_graph(b), KRAIT_ERR_ARGUMENT,
-                  "graph: node %s: the gradient of attention reads its lse: ask for it", node->name);
+                  "graph: node %s: the gradient of attention reads lse: request it", node->name);
     return;
   }
   run_gradient_op(b, node);

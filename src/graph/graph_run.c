@@ -109,8 +109,7 @@ static int32_t settle(kr_runner *r) {
     for (int32_t i = 0; i < node->n_uses; i++)
       KR_CHECK(
           kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes,
-          KRAIT_ERR_ARGUMENT, "graph: node %s: nothing is bound to %s", node->name,
-          kr_graph_name(g, node->uses[i].tensor));
+          KRAIT_ERR_ARGUMENT, "graph: node %s: %s is not bound", node->name, kr_graph_name(g, node->uses[i].tensor));
     if (set_views(r, n)) KR_TRY(fit_row(r, n));
   }
   KR_TRY(get_extra(r));
@@ -125,7 +124,7 @@ int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data) {
   const kr_part *p = KR_PART(g, t);
   const kr_storage *s = KR_STORAGE(g, p->storage);
   KR_CHECK(s->home != KR_HOME_TEMP && s->home != KR_HOME_STATE, KRAIT_ERR_ARGUMENT,
-           "graph: %s has its memory from the graph", kr_graph_name(g, t));
+           "graph: %s is allocated by the graph, it cannot be bound", kr_graph_name(g, t));
   KR_CHECK(p->at_bytes == 0, KRAIT_ERR_ARGUMENT, "graph: bind %s itself, not a part of it", s->name);
   if (r->bound[p->storage] != data) r->settled = 0;
   r->bound[p->storage] = data;
@@ -185,7 +184,7 @@ int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_ru
   KR_TRY(kr_graph_status(g));
   KR_CHECK(bytes >= kr_graph_bytes(g) && (memory || !kr_graph_bytes(g)), KRAIT_ERR_SCRATCH,
            "graph: %llu bytes given, it needs %llu", (unsigned long long)bytes, (unsigned long long)kr_graph_bytes(g));
-  KR_CHECK(!g->state_bytes, KRAIT_ERR_ARGUMENT, "graph: it has states, which borrowed memory does not keep");
+  KR_CHECK(!g->state_bytes, KRAIT_ERR_ARGUMENT, "graph: it has states, which cannot be kept in borrowed memory");
   return open_runner(g, memory ? memory : nothing, runner);
 }
 

@@ -32,8 +32,8 @@ const size_t kr_n_model_kinds = 1;
 
 static int32_t no_files(const char *what) {
   return kr_fail(KRAIT_ERR_UNSUPPORTED,
-                 "this libkrait knows the weights inside it alone, not %s; the program krait, or the libkrait that is "
-                 "installed with it, reads files",
+                 "this libkrait only has its built-in weights and cannot read %s; use the program krait, or the "
+                 "libkrait installed with it",
                  what);
 }
 
@@ -94,7 +94,7 @@ int32_t kr_weights_check_finite(const kr_weights *weights) {
   for (int64_t i = 0; i < weights->n_items; i++) {
     const float *values = weights->items[i].data;
     for (uint64_t k = 0; k < weights->items[i].bytes / sizeof *values; k++)
-      KR_CHECK(isfinite(values[k]), KRAIT_ERR_WEIGHTS, "tensor '%s' holds a value that is not finite",
+      KR_CHECK(isfinite(values[k]), KRAIT_ERR_WEIGHTS, "tensor '%s' has a value that is not finite",
                weights->items[i].name);
   }
   return KRAIT_OK;
@@ -255,7 +255,7 @@ int32_t kr_config_ints(const kr_config *config, const char *key, int64_t low, in
     KR_CHECK(*n < max_n, KRAIT_ERR_WEIGHTS, "%s has more than %d items", key, max_n);
     KR_TRY(read_number(key, at, part, &number));
     KR_CHECK(number >= (double)low && number <= (double)high && number == floor(number), KRAIT_ERR_WEIGHTS,
-             "%s holds %g, not a whole number from %lld to %lld", key, number, (long long)low, (long long)high);
+             "%s has %g, not a whole number from %lld to %lld", key, number, (long long)low, (long long)high);
     values[(*n)++] = (int64_t)number;
     at += part + 1;
   }

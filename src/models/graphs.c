@@ -43,7 +43,7 @@ static int32_t show_primeknet(const shower *s, const char *model, const kr_confi
   kr_tensor tensors[KR_PK_TENSORS];
   KR_TRY(kr_pk_config_read(model, config, &c));
   const int64_t T = c.streams ? KR_PK_LIVE_CHUNK : FRAMES;
-  snprintf(title, sizeof title, "PrimeKnet, %d frames%s", (int)T, c.streams ? " as they come" : " at once");
+  snprintf(title, sizeof title, "PrimeKnet, %d frames%s", (int)T, c.streams ? ", streaming" : " at once");
   int32_t status = kr_primeknet_open(s->ctx, &c, weights, KRAIT_PRECISION_FP32, &net);
   if (status >= 0) status = kr_graph_open(&g);
   if (status >= 0) status = kr_primeknet_record(net, (int64_t[]){1, T, KR_PK_MAG | KR_PK_PHA}, g, tensors);
@@ -114,7 +114,7 @@ static int32_t show_clip(const shower *s, const kr_model_folder *folder, const c
   kr_clip_tower tower;
   KR_TRY(kr_clip_config_read(&p, vision ? vision : root, &c));
   int32_t status = kr_clip_tower_open(&p, &c, 1, &tower);
-  if (status >= 0) status = show((void *)s, "CLIP's vision tower, one picture", tower.g);
+  if (status >= 0) status = show((void *)s, "CLIP's vision tower, one image", tower.g);
   kr_clip_tower_close(&tower);
   return status;
 }

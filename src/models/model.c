@@ -38,7 +38,7 @@ static int32_t open_weights(const krait_model_options *options, kr_weights **wei
   const char *path = options ? options->weights_path : NULL;
   const unsigned char *bytes = kr_embedded_weights(path, &n_bytes);
   if (path && !n_bytes) return kr_weights_open(path, weights);
-  KR_CHECK(n_bytes, KRAIT_ERR_WEIGHTS, "this build of krait has no weights inside; name a weights file");
+  KR_CHECK(n_bytes, KRAIT_ERR_WEIGHTS, "this build of krait has no built-in weights; give a weights file");
   return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
 }
 
@@ -50,8 +50,7 @@ static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
                                .fallback = ctx->fallback};
   char why[256];
   snprintf(why, sizeof why, "%s", krait_error_detail());
-  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s, and falling back to the CPU is forbidden",
-           why);
+  KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK, "%s, and fallback to the CPU is disabled", why);
   kr_log("running on the CPU: %s", why);
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_fallbacks, 1, memory_order_relaxed);
   return krait_ctx_open(&options, cpu);
@@ -63,7 +62,7 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *optio
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
   KR_CHECK(name, KRAIT_ERR_WEIGHTS,
-           "nothing says which model the weights are for; give a configuration (a run's .hydra/config.yaml) or "
+           "it is unknown which model the weights belong to; give a configuration (a run's .hydra/config.yaml) or "
            "model=primeknet_mamba");
   model->kind = find_kind(name);
   KR_CHECK(model->kind, KRAIT_ERR_WEIGHTS, "unknown model '%s'", name);
@@ -137,7 +136,7 @@ int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options
   *out = NULL;
   KR_TRY(take_options(given, &options));
   KR_CHECK(!options.weights_path && options.overrides, KRAIT_ERR_ARGUMENT,
-           "options.weights_path must be NULL, options.overrides say what the model is");
+           "options.weights_path must be NULL; options.overrides specifies the model");
   kr_weight *items = kr_alloc_array((size_t)n_tensors + 1, sizeof *items);
   int32_t status = items ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a list of tensors");
   for (int64_t i = 0; i < n_tensors && status >= 0; i++) status = take_tensor(&tensors[i], i, &items[i]);
@@ -184,7 +183,7 @@ void *kr_session_timeline(const krait_session *session, const kr_model_kind *kin
 int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
   KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
   const kr_model_kind *kind = session->model->kind;
-  KR_CHECK(kind->denoiser, KRAIT_ERR_UNSUPPORTED, "%s does not clean speech", kind->name);
+  KR_CHECK(kind->denoiser, KRAIT_ERR_UNSUPPORTED, "%s is not a speech denoiser", kind->name);
   return kind->denoiser(session->timeline, denoiser);
 }
 
@@ -218,7 +217,7 @@ int32_t krait_verify(krait_session *session, const char *golden_path, krait_veri
   KR_TRY(kr_weights_open(golden_path, &golden));
   int32_t status = kind->verify(session->timeline, golden, rows, n_rows, n_filled);
   if (status >= 0 && *n_filled == 0)
-    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s holds no recorded output of %s; nothing was compared (docs/GOLDEN.md)",
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s has no recorded output of %s; nothing was compared (docs/GOLDEN.md)",
                      golden_path, kind->name);
   kr_weights_close(&golden);
   return status;

@@ -101,7 +101,7 @@ int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes w
   if (!item) return KRAIT_OK;
   int same = item->n_dims == want.n;
   for (int i = 0; same && i < want.n; i++) same = item->shape[i] == want.size[i];
-  KR_CHECK(same, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has shape %s, the model wants %s", kr_placer_label(p), key,
+  KR_CHECK(same, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has shape %s, the model requires %s", kr_placer_label(p), key,
            kr_shape_format(item->n_dims, item->shape, has, sizeof has),
            kr_shape_format(want.n, want.size, wants, sizeof wants));
   KR_CHECK(item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16, KRAIT_ERR_WEIGHTS,
@@ -158,8 +158,8 @@ static int32_t take_q8(kr_placer *p, const kr_weight *words, const kr_weight *sc
   const int fits = K % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
                    words->shape[1] == 8 * S && scales && scales->n_dims == 2 && scales->dtype == KRAIT_F16 &&
                    scales->shape[0] == N && scales->shape[1] == S;
-  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", kr_placer_label(p),
-           words->name, words->name, (long long)N, (long long)K);
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are not q8_0 of shape (%lld, %lld)",
+           kr_placer_label(p), words->name, words->name, (long long)N, (long long)K);
   if (!p->ctx->cuda) {
     p->bytes += words->bytes + scales->bytes;
     *to = (kr_placed){words->data, KRAIT_I32, scales->data};
@@ -181,8 +181,8 @@ static int32_t take_q4k(kr_placer *p, const kr_weight *words, kr_sizes want, int
   const int64_t N = want.size[0], K = want.size[1];
   const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
                    words->shape[1] == K / 256 * 36;
-  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", kr_placer_label(p), words->name,
-           (long long)N, (long long)K);
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not q4_k of shape (%lld, %lld)", kr_placer_label(p),
+           words->name, (long long)N, (long long)K);
   return take(p, words, apart, to);
 }
 
@@ -210,7 +210,8 @@ int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_need
   for (int i = 0; i < n; i++) {
     KR_TRY(place_one(p, names[i], is_needed || (i > 0 && to[0].data), want[i], i == n - 1, &to[i]));
     KR_CHECK(!to[i].data || (to[0].data && to[i].dtype == to[0].dtype), KRAIT_ERR_WEIGHTS,
-             "%s: tensors '%s' and '%s' must both be there, and of one type", kr_placer_label(p), names[0], names[i]);
+             "%s: tensors '%s' and '%s' must both exist and have the same type", kr_placer_label(p), names[0],
+             names[i]);
   }
   return KRAIT_OK;
 }
@@ -234,11 +235,10 @@ int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(
   }
   p->bytes += (uint64_t)n * sizeof *values;
   const int32_t status =
-      bad < 0
-          ? kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to)
-          : kr_fail(KRAIT_ERR_WEIGHTS,
-                    "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training went wrong",
-                    kr_placer_label(p), name, (long long)bad);
+      bad < 0 ? kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to)
+              : kr_fail(KRAIT_ERR_WEIGHTS,
+                        "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged",
+                        kr_placer_label(p), name, (long long)bad);
   kr_free(values);
   return status;
 }

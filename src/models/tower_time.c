@@ -207,8 +207,8 @@ static int32_t find_tower(const char *name, const struct tower **found) {
   for (int i = 0; i < N_TOWERS; i++)
     if (strcmp(name, towers[i].name) == 0) return *found = &towers[i], KRAIT_OK;
   return kr_fail(KRAIT_ERR_ARGUMENT,
-                 "there is no tower '%.60s'; videomamba-t16, -s16, -m16, clip-vit-base-patch32, -base-patch16, "
-                 "-large-patch14 and -large-patch14-336 are timed",
+                 "there is no tower '%.60s'; use videomamba-t16, -s16, -m16, clip-vit-base-patch32, -base-patch16, "
+                 "-large-patch14 or -large-patch14-336",
                  name);
 }
 
@@ -220,7 +220,7 @@ int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtyp
   KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE,
            "krait_tower_measure: dtype is %d, must be float32, float16 or bfloat16", dtype);
   KR_CHECK(n >= 1 && n <= MOST_PICTURES && n_runs >= 1 && n_runs <= MOST_RUNS, KRAIT_ERR_ARGUMENT,
-           "krait_tower_measure: %lld pictures and %d runs, must be 1 to %d and 1 to %d", (long long)n, n_runs,
+           "krait_tower_measure: %lld images and %d runs, must be 1 to %d and 1 to %d", (long long)n, n_runs,
            MOST_PICTURES, MOST_RUNS);
   KR_TRY(find_tower(name, &is));
   work *w = kr_zalloc(sizeof *w);

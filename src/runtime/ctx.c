@@ -64,8 +64,7 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted, uint64_t needed) 
     return KRAIT_OK;
   }
   if (ctx->fallback == KRAIT_FALLBACK_NEVER)
-    return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and falling back to the CPU is forbidden: %s",
-                   krait_error_detail());
+    return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and fallback to the CPU is disabled: %s", krait_error_detail());
   ctx->fell_back = status != KRAIT_ERR_DRIVER_MISSING;
   if (ctx->fell_back || kr_env_verbose()) say_no_gpu(krait_error_detail()); /* a machine without a GPU is not news */
   return KRAIT_OK;
@@ -75,7 +74,7 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted, uint64_t needed) 
 static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted, uint64_t needed) {
   int32_t status = open_cuda(index, wanted, needed, &ctx->cuda);
   if (status != KRAIT_ERR_UNSUPPORTED || ctx->fallback != KRAIT_FALLBACK_CPU) return status;
-  kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
+  kr_log("running on the host, because of KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
          krait_error_detail());
   atomic_flag_test_and_set(&ctx->said_fallback);
   return kr_cuda_open_for_copies(index, &ctx->cuda);

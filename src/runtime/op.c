@@ -18,7 +18,7 @@ static int32_t complete_args(const kr_op *op, const void *args, void *buffer, co
   *complete = args;
   for (uint32_t i = op->args_bytes; i < size; i++)
     KR_CHECK(((const unsigned char *)args)[i] == 0, KRAIT_ERR_STRUCT_SIZE,
-             "%s: args is newer than this library and uses a field that it does not know (byte %u)", op->name, i);
+             "%s: args is newer than this library and uses an unknown field (byte %u)", op->name, i);
   if (size >= op->args_bytes) return KRAIT_OK;
   memset(buffer, 0, op->args_bytes);
   memcpy(buffer, args, size);
@@ -62,7 +62,7 @@ static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void 
   const char *cure = ctx->cuda && ctx->fallback == KRAIT_FALLBACK_WARN
                          ? "; KRAIT_FALLBACK=cpu copies its tensors to the host, computes there and copies back"
                          : "";
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row takes this call (%s)%s", op->name, text, cure);
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row accepts this call (%s)%s", op->name, text, cure);
 }
 
 const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status) {
@@ -137,7 +137,7 @@ static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
   if (!better) return KRAIT_OK; /* said when the context was opened */
   KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK,
-           "%s: row %s refuses (%s) and falling back to %s is forbidden", op->name, better->name, why, row->name);
+           "%s: row %s refuses (%s) and fallback to %s is disabled", op->name, better->name, why, row->name);
   if (!atomic_flag_test_and_set(&counters->said_fallback))
     kr_log("%s: row %s instead of %s: %s (further fallbacks of this context are only counted)", op->name, row->name,
            better->name, why);
@@ -148,8 +148,10 @@ static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx
 static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
   krait_ctx *counters = (krait_ctx *)ctx;
   if (!atomic_flag_test_and_set(&counters->said_fallback))
-    kr_log("through the host, by KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
-           krait_error_detail());
+    kr_log(
+        "running on the host, because of KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only "
+        "counted)",
+        krait_error_detail());
   atomic_fetch_add_explicit(&counters->n_calls, 1, memory_order_relaxed);
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
   return kr_round_trip(op, ctx, args);

@@ -77,7 +77,7 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
     krait_view *view = kr_sig_view(p->op->sig, args, i);
     if (view->data)
-      KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned and must be given", p->op->name,
+      KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned, so it must be given", p->op->name,
                p->op->sig->tensors[i].name);
   }
   if (!is_alike(p, addresses)) return kr_op_run(p->op, p->ctx, args);
@@ -122,5 +122,5 @@ int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *str
 
 uint64_t krait_plan_scratch_bytes(const krait_plan *plan) { return plan ? plan->scratch_bytes : 0; }
 const char *krait_plan_row_name(const krait_plan *plan) {
-  return !plan ? NULL : plan->row ? plan->row->name : "through the host";
+  return !plan ? NULL : plan->row ? plan->row->name : "running on the host";
 }

@@ -137,7 +137,8 @@ static int32_t read_vocabulary(kr_tokenizer *t, json_t *vocab) {
   }
   for (int i = 0; i < 256; i++) /* bytes that UTF-8 never has may be missing */
     FORMAT_CHECK(t->byte_token[i] >= 0 || i == 0xc0 || i == 0xc1 || i > 0xf4,
-                 "%s: its vocabulary has no token for byte 0x%02x; only byte-level tokenizers are read", t->label, i);
+                 "%s: its vocabulary has no token for byte 0x%02x; only byte-level tokenizers are supported", t->label,
+                 i);
   return KRAIT_OK;
 }
 
@@ -151,8 +152,8 @@ static int32_t read_merge(kr_tokenizer *t, json_t *vocab, const json_t *merge, s
     const char *gap = *text ? strchr(text + 1, ' ') : NULL;
     first = text, right = gap ? gap + 1 : NULL, n = gap ? (size_t)(gap - text) : 0;
   }
-  FORMAT_CHECK(right && n > 0 && n < sizeof left && strlen(right) < sizeof left, "%s: merge %zu is no pair of tokens",
-               t->label, index);
+  FORMAT_CHECK(right && n > 0 && n < sizeof left && strlen(right) < sizeof left,
+               "%s: merge %zu is not a pair of tokens", t->label, index);
   memcpy(left, first, n);
   left[n] = 0;
   memcpy(merged, first, n);
@@ -171,7 +172,7 @@ static int32_t read_merge(kr_tokenizer *t, json_t *vocab, const json_t *merge, s
 static int32_t read_merges(kr_tokenizer *t, json_t *vocab, const json_t *merges) {
   json_t *merge;
   size_t i;
-  FORMAT_CHECK(json_is_array(merges), "%s: its model has no merges; only byte pair encoding is read", t->label);
+  FORMAT_CHECK(json_is_array(merges), "%s: its model has no merges; only byte pair encoding is supported", t->label);
   KR_TRY(kr_bpe_open((int64_t)json_array_size(merges), &t->bpe));
   json_array_foreach(merges, i, merge) KR_TRY(read_merge(t, vocab, merge, i));
   return KRAIT_OK;
@@ -184,10 +185,10 @@ static int32_t read_model(kr_tokenizer *t, const json_t *root, const json_t *add
   const json_t *model = json_object_get(root, "model");
   json_t *vocab = json_object_get(model, "vocab");
   FORMAT_CHECK(json_is_object(model) && (strcmp(type_of(model), "BPE") == 0 || !*type_of(model)),
-               "%s: its model is '%.32s'; only byte pair encoding is read", t->label, type_of(model));
+               "%s: its model is '%.32s'; only byte pair encoding is supported", t->label, type_of(model));
   FORMAT_CHECK(json_is_object(vocab), "%s: its model has no vocabulary", t->label);
   for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) /* NeoX names an unk_token that no byte needs */
-    FORMAT_CHECK(is_off(model, unsupported[i]) || i == 1, "%s: its model has %s, which is not read", t->label,
+    FORMAT_CHECK(is_off(model, unsupported[i]) || i == 1, "%s: its model has %s, which is not supported", t->label,
                  unsupported[i]);
   KR_TRY(count_tokens(t, vocab, added_tokens));
   KR_TRY(read_vocabulary(t, vocab));
@@ -207,8 +208,8 @@ static int32_t read_added_token(kr_tokenizer *t, const json_t *item) {
   size_t n_normal;
   FORMAT_CHECK(content && *content, "%s: an added token without content", t->label);
   for (int i = 0; i < 3; i++)
-    FORMAT_CHECK(is_off(item, unsupported[i]), "%s: added token '%.64s' has %s, which is not read", t->label, content,
-                 unsupported[i]);
+    FORMAT_CHECK(is_off(item, unsupported[i]), "%s: added token '%.64s' has %s, which is not supported", t->label,
+                 content, unsupported[i]);
   added *a = &t->added[t->n_added++];
   *a = (added){content, strlen(content), 0, is_true(item, "special"), is_true(item, "normalized")};
   KR_TRY(read_id(t, json_object_get(item, "id"), content, &a->id));
@@ -237,7 +238,7 @@ static int32_t read_added(kr_tokenizer *t, const json_t *list) {
 }
 
 static int32_t read_byte_level(kr_tokenizer *t, const json_t *step, int32_t *rule) {
-  FORMAT_CHECK(!is_true(step, "add_prefix_space"), "%s: its pre-tokeniser has add_prefix_space, which is not read",
+  FORMAT_CHECK(!is_true(step, "add_prefix_space"), "%s: its pre-tokenizer has add_prefix_space, which is not supported",
                t->label);
   const json_t *use_regex = json_object_get(step, "use_regex");
   *rule = json_is_false(use_regex) ? KR_SPLIT_NONE : KR_SPLIT_GPT2;
@@ -251,16 +252,16 @@ static int32_t read_pre_tokenizer(kr_tokenizer *t, const json_t *pre) {
   if (strcmp(type_of(pre), "ByteLevel") == 0) return read_byte_level(t, pre, &t->rule);
   FORMAT_CHECK(strcmp(type_of(pre), "Sequence") == 0 && json_array_size(list) >= 1 && json_array_size(list) <= 2 &&
                    strcmp(type_of(last), "ByteLevel") == 0,
-               "%s: its pre-tokeniser is '%.32s' of another form than GPT-NeoX's or Qwen2's", t->label, type_of(pre));
+               "%s: its pre-tokenizer is '%.32s', of another form than GPT-NeoX's or Qwen2's", t->label, type_of(pre));
   KR_TRY(read_byte_level(t, last, &t->rule));
   if (json_array_size(list) == 1) return KRAIT_OK;
   const char *pattern = json_string_value(json_object_get(json_object_get(split, "pattern"), "Regex")),
              *behavior = json_string_value(json_object_get(split, "behavior"));
   FORMAT_CHECK(strcmp(type_of(split), "Split") == 0 && t->rule == KR_SPLIT_NONE && pattern && behavior &&
                    strcmp(behavior, "Isolated") == 0 && !is_true(split, "invert"),
-               "%s: its pre-tokeniser is of another form than GPT-NeoX's or Qwen2's", t->label);
+               "%s: its pre-tokenizer has another form than GPT-NeoX's or Qwen2's", t->label);
   t->rule = kr_split_find(pattern);
-  FORMAT_CHECK(t->rule != KR_SPLIT_NONE, "%s: its pre-tokeniser cuts by an unknown expression: %.100s", t->label,
+  FORMAT_CHECK(t->rule != KR_SPLIT_NONE, "%s: its pre-tokenizer splits by an unknown expression: %.100s", t->label,
                pattern);
   return KRAIT_OK;
 }
@@ -269,8 +270,8 @@ static int32_t read_normalizer(kr_tokenizer *t, const json_t *normalizer) {
   const json_t *list = json_object_get(normalizer, "normalizers");
   if (!normalizer || json_is_null(normalizer) || (json_is_array(list) && json_array_size(list) == 0)) return KRAIT_OK;
   if (json_array_size(list) == 1) normalizer = json_array_get(list, 0);
-  FORMAT_CHECK(strcmp(type_of(normalizer), "NFC") == 0, "%s: its normaliser is '%.32s'; only NFC is read", t->label,
-               type_of(normalizer));
+  FORMAT_CHECK(strcmp(type_of(normalizer), "NFC") == 0, "%s: its normalizer is '%.32s'; only NFC is supported",
+               t->label, type_of(normalizer));
   t->normalizes = 1;
   return KRAIT_OK;
 }
@@ -282,13 +283,13 @@ static int32_t read_post_processor(const kr_tokenizer *t, const json_t *post) {
   size_t i;
   if (!post || json_is_null(post) || strcmp(type_of(post), "ByteLevel") == 0) return KRAIT_OK;
   FORMAT_CHECK(strcmp(type_of(post), "TemplateProcessing") == 0 && json_array_size(single) > 0,
-               "%s: its post-processor is '%.32s', which is not read", t->label, type_of(post));
+               "%s: its post-processor is '%.32s', which is not supported", t->label, type_of(post));
   json_array_foreach(single, i, part) {
     const char *name = json_string_value(json_object_get(json_object_get(part, "SpecialToken"), "id"));
-    FORMAT_CHECK(!name, "%s: its post-processor puts '%.64s' to every text, which is not read", t->label, name);
+    FORMAT_CHECK(!name, "%s: its post-processor adds '%.64s' to every text, which is not supported", t->label, name);
   }
   FORMAT_CHECK(json_array_size(single) == 1 && json_object_get(json_array_get(single, 0), "Sequence"),
-               "%s: its post-processor is a template of an unknown form", t->label);
+               "%s: its post-processor is a template of unknown form", t->label);
   return KRAIT_OK;
 }
 

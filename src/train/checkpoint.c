@@ -97,9 +97,9 @@ int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_s
 static int32_t read_number(const kr_weights *w, const char *path, const char *key, double *value) {
   const char *text = kr_weights_metadata(w, key);
   char *end = NULL;
-  KR_CHECK(text, KRAIT_ERR_WEIGHTS, "%s: no checkpoint of a training run: it has no '%s'", path, key);
+  KR_CHECK(text, KRAIT_ERR_WEIGHTS, "%s: not a checkpoint of a training run: it has no '%s'", path, key);
   *value = strtod(text, &end);
-  KR_CHECK(end && end != text && !*end, KRAIT_ERR_WEIGHTS, "%s: %s is '%s', no number", path, key, text);
+  KR_CHECK(end && end != text && !*end, KRAIT_ERR_WEIGHTS, "%s: %s is '%s', not a number", path, key, text);
   return KRAIT_OK;
 }
 

@@ -59,7 +59,7 @@ static int32_t read_log(history *h, const char *path) {
   int32_t status = KRAIT_OK;
   while (status >= 0 && fgets(line, sizeof line, file)) status = take_line(h, line);
   fclose(file);
-  KR_CHECK(status < 0 || h->n, KRAIT_ERR_FILE_FORMAT, "%s: holds no line of progress", path);
+  KR_CHECK(status < 0 || h->n, KRAIT_ERR_FILE_FORMAT, "%s has no line of progress", path);
   return status;
 }
 

@@ -16,14 +16,14 @@ static int32_t load_status;
 static char load_detail[512];
 
 static int32_t find_symbols(kr_dlib *lib, const char *path) {
-#define KR_NCCL(name, symbol, parameters)                                                                 \
-  {                                                                                                       \
-    union {                                                                                               \
-      void *object;                                                                                       \
-      int(*function) parameters;                                                                          \
-    } found = {kr_dlib_find(lib, symbol)};                                                                \
-    KR_CHECK(found.object, KRAIT_ERR_UNSUPPORTED, "%s has no %s: it is no NCCL, or too old", path, symbol); \
-    table.name = found.function;                                                                          \
+#define KR_NCCL(name, symbol, parameters)                                                                    \
+  {                                                                                                          \
+    union {                                                                                                  \
+      void *object;                                                                                          \
+      int(*function) parameters;                                                                             \
+    } found = {kr_dlib_find(lib, symbol)};                                                                   \
+    KR_CHECK(found.object, KRAIT_ERR_UNSUPPORTED, "%s has no %s: it is not NCCL, or too old", path, symbol); \
+    table.name = found.function;                                                                             \
   }
 #include "nccl.def"
 #undef KR_NCCL
@@ -31,7 +31,7 @@ static int32_t find_symbols(kr_dlib *lib, const char *path) {
     void *object;
     const char *(*function)(int);
   } text = {kr_dlib_find(lib, "ncclGetErrorString")};
-  KR_CHECK(text.object, KRAIT_ERR_UNSUPPORTED, "%s has no ncclGetErrorString: it is no NCCL", path);
+  KR_CHECK(text.object, KRAIT_ERR_UNSUPPORTED, "%s has no ncclGetErrorString: it is not NCCL", path);
   table.GetErrorString = text.function;
   return KRAIT_OK;
 }

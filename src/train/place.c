@@ -45,7 +45,7 @@ int32_t krait_train_place_read(krait_train_place *place) {
     if (kr_env_foreign("TORCHELASTIC_RUN_ID")) port++; /* torchrun itself listens at the port that it names */
     const int n = snprintf(place->meet, sizeof place->meet, "%s:%d", host && *host ? host : "127.0.0.1", port);
     KR_CHECK(n > 0 && (size_t)n < sizeof place->meet, KRAIT_ERR_ARGUMENT,
-             "environment variable MASTER_ADDR is longer than a host's name");
+             "environment variable MASTER_ADDR is too long for a host name");
     return KRAIT_OK;
   }
   return KRAIT_OK;

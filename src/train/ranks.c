@@ -65,7 +65,7 @@ static int32_t move(int fd, void *data, size_t bytes, int out) {
   while (bytes) {
     const ssize_t n = out ? send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
     if (n < 0 && errno == EINTR) continue;
-    KR_CHECK(n > 0, KRAIT_ERR_DEVICE_LOST, "a connection has ended");
+    KR_CHECK(n > 0, KRAIT_ERR_DEVICE_LOST, "a connection was closed");
     at += n, bytes -= (size_t)n;
   }
   return KRAIT_OK;
@@ -81,7 +81,7 @@ static int32_t tell(int fd, uint32_t kind, void *data, size_t bytes) {
 static int32_t hear(kr_ranks *r, int fd, uint32_t kind, void *data, size_t bytes) {
   head h;
   KR_TRY(move(fd, &h, sizeof h, 0));
-  KR_CHECK(h.magic == MAGIC, KRAIT_ERR_DEVICE_LOST, "something else than a rank speaks here");
+  KR_CHECK(h.magic == MAGIC, KRAIT_ERR_DEVICE_LOST, "the peer is not a krait rank");
   if (h.kind == FAREWELL && h.bytes < sizeof r->farewell) {
     KR_TRY(move(fd, r->farewell, h.bytes, 0));
     r->farewell[h.bytes] = 0;
@@ -96,7 +96,7 @@ static int32_t hear(kr_ranks *r, int fd, uint32_t kind, void *data, size_t bytes
 static int32_t lose(kr_ranks *r, int k) {
   int none = -1;
   (void)atomic_compare_exchange_strong(&r->lost, &none, k);
-  return kr_fail(KRAIT_ERR_DEVICE_LOST, "rank %d is gone", k);
+  return kr_fail(KRAIT_ERR_DEVICE_LOST, "lost rank %d", k);
 }
 
 /* ---- meeting ---- */
@@ -120,7 +120,7 @@ static int32_t find_address(const char *meet, int is_server, struct addrinfo **f
   char host[300];
   snprintf(host, sizeof host, "%s", meet);
   char *colon = strrchr(host, ':');
-  KR_CHECK(colon, KRAIT_ERR_ARGUMENT, "'%s' is no HOST:PORT", meet);
+  KR_CHECK(colon, KRAIT_ERR_ARGUMENT, "'%s' is not HOST:PORT", meet);
   *colon = 0;
   const int is_local = strcmp(host, "127.0.0.1") == 0 || strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = is_server && !is_local ? AI_PASSIVE : 0};
@@ -142,7 +142,7 @@ static int32_t listen_at(const char *meet, int *listener) {
   const int why = errno;
   freeaddrinfo(found);
   return failed
-             ? kr_fail_os(KRAIT_ERR_ARGUMENT, why, "rank 0 cannot wait at %s (another MASTER_PORT may be free)", meet)
+             ? kr_fail_os(KRAIT_ERR_ARGUMENT, why, "rank 0 cannot listen at %s (another MASTER_PORT may be free)", meet)
              : KRAIT_OK;
 }
 
@@ -174,8 +174,8 @@ static int32_t await_all(kr_ranks *r, const char *meet) {
       const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
       if (fd >= 0) greet(r, fd);
     } else if (left_ms <= 0)
-      status = kr_fail(KRAIT_ERR_CANCELLED, "%d of %d processes came to %s within %d seconds", n_here, r->n, meet,
-                       COME_WITHIN_S);
+      status = kr_fail(KRAIT_ERR_CANCELLED, "only %d of %d processes connected to %s within %d seconds", n_here, r->n,
+                       meet, COME_WITHIN_S);
     n_here = 1;
     for (int k = 1; k < r->n; k++) n_here += r->peers[k].fd >= 0;
   }
@@ -199,7 +199,8 @@ static int32_t go_to(kr_ranks *r, const char *meet) {
     if (fd < 0) nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* it has not begun to listen */
   }
   freeaddrinfo(found);
-  KR_CHECK(fd >= 0, KRAIT_ERR_CANCELLED, "rank %d found nobody at %s within %d seconds", r->rank, meet, COME_WITHIN_S);
+  KR_CHECK(fd >= 0, KRAIT_ERR_CANCELLED, "rank %d could not connect to %s within %d seconds", r->rank, meet,
+           COME_WITHIN_S);
   set_up(fd);
   r->peers[0].fd = fd;
   hello me = introduce(r);
@@ -315,7 +316,7 @@ int32_t kr_ranks_join(kr_ranks *r, const krait_ctx *ctx) {
   kr_nccl_id id = {{0}};
   if (!r) return KRAIT_OK;
   r->ctx = ctx;
-  KR_CHECK(ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes train together on GPUs alone: a CPU takes --threads");
+  KR_CHECK(ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes can train together only on GPUs: on a CPU use --threads");
   KR_TRY(kr_nccl_load(&r->nccl));
   KR_TRY(kr_ranks_agree(r, (uint32_t)r->nccl->version, "version of NCCL")); /* and nobody has failed so far */
   if (r->rank) {
@@ -372,7 +373,7 @@ int32_t kr_ranks_sum(kr_ranks *r, float *at, int64_t n) {
 
 int32_t kr_ranks_check(kr_ranks *r) {
   const int lost = r ? atomic_load(&r->lost) : -1;
-  KR_CHECK(lost < 0, KRAIT_ERR_DEVICE_LOST, "rank %d is gone", lost);
+  KR_CHECK(lost < 0, KRAIT_ERR_DEVICE_LOST, "lost rank %d", lost);
   return KRAIT_OK;
 }
 
@@ -399,7 +400,8 @@ int kr_ranks_blame(kr_ranks *r) {
   const peer *p = &r->peers[lost];
   if (!r->farewell[0]) read_farewell(r, p->fd);
   if (r->farewell[0]) kr_keep_failure("rank %d: %s", lost, r->farewell);
-  else kr_keep_failure("rank %d (process %d on %s) is gone", lost, p->who.process, p->who.host);
+  else
+    kr_keep_failure("lost rank %d (process %d on %s)", lost, p->who.process, p->who.host);
   return 1;
 }
 

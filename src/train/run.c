@@ -63,7 +63,7 @@ static int32_t settings_of(const kr_recipe *recipe, char *text, size_t bytes) {
   json_t *value;
   KR_TRY(kr_recipe_text(recipe, "model.model_lib", NULL, &model));
   KR_CHECK(model, KRAIT_ERR_ARGUMENT,
-           "the configuration names no model: add +model=primeknet_mamba_masking (or _gru_, _lstm_), or begin with "
+           "the configuration names no model: add +model=primeknet_mamba_masking (or _gru_, _lstm_), or start from "
            "--weights");
   char *json = kr_recipe_json(recipe, "model.param");
   size_t n = (size_t)snprintf(text, bytes, "model=%s", model);
@@ -114,7 +114,7 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_int(c, "epochs", 200, 1, 1000000, &r->n_epochs));
   KR_TRY(kr_recipe_int(c, "batch_size", 4, 1, 64 * n_ranks, &r->B));
   KR_CHECK(r->B % n_ranks == 0 && r->B / n_ranks <= 64, KRAIT_ERR_ARGUMENT,
-           "batch_size %lld must be a multiple of %lld, the number of GPUs, and at most 64 times as much",
+           "batch_size %lld must be a multiple of the number of GPUs, %lld, and at most 64 times as large",
            (long long)r->B, (long long)n_ranks);
   r->B /= n_ranks, o->ranks = r->ranks;
   static const struct {
@@ -355,7 +355,7 @@ static int32_t open_data(run *r) {
   c.user = r->options->user; /* pieces as long as in training: one graph serves both */
   KR_TRY(kr_data_open(&c, &r->valid));
   KR_CHECK(kr_data_samples(r->valid) == r->N, KRAIT_ERR_ARGUMENT,
-           "validation has pieces of %lld samples, training of %lld", (long long)kr_data_samples(r->valid),
+           "validation segments have %lld samples, training segments %lld", (long long)kr_data_samples(r->valid),
            (long long)r->N);
   return KRAIT_OK;
 }
@@ -409,7 +409,7 @@ static int32_t open_folder(run *r) {
            strerror(errno));
   path_in(r, "checkpoint.safetensors", path, sizeof path);
   KR_CHECK(r->options->resume || access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT,
-           "%s is there already: --resume goes on with it, another --output begins anew", path);
+           "%s already exists: continue it with --resume, or choose another --output for a new run", path);
   KR_TRY(r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : write_config(r));
   path_in(r, "log.jsonl", path, sizeof path);
   r->log = fopen(path, "a");
@@ -445,7 +445,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_TRY(open_data(r));
   r->F = config.F, r->T = 1 + r->N / (config.fft_len / 4);
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
-           "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N,
+           "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
   KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
   if (r->train.discriminator) KR_TRY(kr_scorer_open(kr_pool_size(r->ctx->pool), &r->scorer));
@@ -462,12 +462,12 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_TRY(open_folder(r));
   KR_TRY(compare_ranks(r));
   const kr_data_counts n = kr_data_count(r->data);
-  snprintf(line, sizeof line, "%lld recording%s, %.0f s of speech, %lld steps an epoch, %.0f MB of memory for a step",
+  snprintf(line, sizeof line, "%lld recording%s, %.0f s of speech, %lld steps per epoch, %.0f MB of memory per step",
            (long long)n.n_files, n.n_files == 1 ? "" : "s", n.speech_s, (long long)r->n_steps,
            (double)kr_trainer_bytes(r->trainer) * 1e-6);
   if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
   if (r->state.step < all_steps(r)) return KRAIT_OK;
-  snprintf(line, sizeof line, "nothing is left to do: %lld of %lld steps are done; epochs=N or --steps N asks for more",
+  snprintf(line, sizeof line, "nothing left to do: %lld of %lld steps are done; use epochs=N or --steps N for more",
            (long long)r->state.step, (long long)all_steps(r));
   if (r->options->note && is_first(r)) r->options->note(r->options->user, line);
   return KRAIT_OK;
@@ -495,7 +495,7 @@ static int32_t end_run(run *r, int32_t status) {
   if (is_other) (void)write_state(r, 0);
   const int64_t at = r->state.step + 1;
   if (r->saved_step && is_other)
-    status = kr_fail(status, "step %lld: %s; %s has step %lld: go on with --resume", (long long)at, why, path,
+    status = kr_fail(status, "step %lld: %s; %s has step %lld: continue with --resume", (long long)at, why, path,
                      (long long)r->saved_step);
   else if (r->saved_step)
     status = kr_fail(status, "%s; the last checkpoint, %s, has step %lld", why, path, (long long)r->saved_step);
@@ -514,7 +514,7 @@ static int32_t check_resume(const krait_train_options *o) {
   char path[4096];
   snprintf(path, sizeof path, "%s/checkpoint.safetensors", o->folder);
   KR_CHECK(!o->resume || access(path, F_OK) == 0 || errno != ENOENT, KRAIT_ERR_FILE_OPEN,
-           "%s has no checkpoint to go on from; --output names the run's folder, and without --resume a run begins",
+           "%s has no checkpoint to resume from; give the run's folder with --output, or start a run without --resume",
            o->folder);
   return KRAIT_OK;
 }
@@ -599,7 +599,7 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
   KR_TRY(kr_recipe_int(r->recipe, "shift", 32000, 0, 1 << 30, &shift));
   r->F = config.F, r->N = segment - shift, r->T = 1 + r->N / (config.fft_len / 4);
   KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
-           "items have %lld samples, must be whole frames of %lld: change segment or shift", (long long)r->N,
+           "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
   KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
   times->batch = r->B, times->frames = r->T;

@@ -398,8 +398,8 @@ static int32_t open_memory(kr_trainer *t) {
 }
 
 static int32_t open_parts(kr_trainer *t) {
-  KR_CHECK(!t->options.ranks || t->ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes train together on GPUs alone");
-  KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of 32 frames at least, not %lld", (long long)t->T);
+  KR_CHECK(!t->options.ranks || t->ctx->cuda, KRAIT_ERR_ARGUMENT, "several processes can train together only on GPUs");
+  KR_CHECK(t->T >= 32, KRAIT_ERR_ARGUMENT, "training needs segments of at least 32 frames, not %lld", (long long)t->T);
   KR_TRY(kr_spectral_open(t->ctx->cuda, t->config.fft_len, &t->spectral));
   KR_TRY(list_parameters(t));
   int hears = 0;
@@ -508,7 +508,7 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   KR_TRY(put(t, t->v_pha, batch->pha, plane));
   KR_TRY(put(t, t->v_com, batch->com, 2 * plane));
   t->clean = batch->wav, memset(t->heard, 0, sizeof t->heard);
-  KR_CHECK(t->clean || !t->ears, KRAIT_ERR_ARGUMENT, "what is heard has no clean samples to be compared with");
+  KR_CHECK(t->clean || !t->ears, KRAIT_ERR_ARGUMENT, "the perceptual losses need clean samples to compare with");
   return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
 
@@ -532,10 +532,10 @@ static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to)
     const char *value = kr_parameters_not_finite(&t->generator, t->generator.value),
                *gradient = kr_parameters_not_finite(&t->generator, t->generator.gradient);
     if (!value) value = kr_parameters_not_finite(&t->discriminator, t->discriminator.value);
-    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is no number; %s%s", (long long)t->n_steps + 1,
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is not finite; %s%s", (long long)t->n_steps + 1,
                    kr_term_names[k],
                    value      ? "so is a weight of "
-                   : gradient ? "the first gradient that is none: "
+                   : gradient ? "the first gradient that is not finite: "
                               : "all weights and gradients are finite",
                    value      ? value
                    : gradient ? gradient
@@ -800,8 +800,9 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   if (!isfinite(step->gradient_norm)) {
     KR_TRY(kr_trainer_pull(t));
     const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
-    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: a gradient is no number, that of %s%s", (long long)t->n_steps + 1,
-                   name ? name : "all together", t->divide ? "; precision=tf32 has no such limits as float16" : "");
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the gradient of %s is not finite%s", (long long)t->n_steps + 1,
+                   name ? name : "all together",
+                   t->divide ? "; precision=tf32 does not have float16's range limit" : "");
   }
   t->n_steps++;
   if (!step->updated || lr <= 0) return KRAIT_OK;

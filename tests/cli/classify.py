@@ -1,5 +1,5 @@
-"""krait classify: a made-up film and pictures through a made-up VideoMamba: which frames, which pixels, probabilities; and what is refused. krait bench of the towers. Without libavfilter one
-line says so."""
+"""krait classify: a synthetic video and pictures through a synthetic VideoMamba: frames, pixels, probabilities; errors.
+krait bench of the towers. Without libavfilter one line says so."""
 import json
 import pathlib
 import random
@@ -29,7 +29,7 @@ def krait(*arguments):
 
 
 def weights(path, **changes):
-    """A model of one layer whose classes see colours; safetensors."""
+    """A one-layer model whose classes depend on colours; safetensors."""
     draw = random.Random(1)
     shapes = {"cls_token": (1, 1, D), "pos_embed": (1, 5, D), "temporal_pos_embedding": (1, T, D), "patch_embed.proj.weight": (D, 3, 1, PATCH, PATCH),
               "patch_embed.proj.bias": (D,), "layers.0.norm.weight": (D,), "layers.0.mixer.in_proj.weight": (2 * DI, D), "layers.0.mixer.out_proj.weight": (D, DI),
@@ -59,7 +59,7 @@ def chunk(kind, data):
 
 
 def avi(path, colours, side=48):
-    """Uncompressed pictures, each of one colour (r, g, b)."""
+    """Uncompressed frames, each of one colour (r, g, b)."""
     frames = [bytes([b, g, r]) * side * side for r, g, b in colours]
     head = struct.pack("<14I", 40000, 0, 0, 0x10, len(frames), 0, 1, side * side * 3, side, side, 0, 0, 0, 0)
     stream = b"vidsDIB " + struct.pack("<IHHIIIIIIII4H", 0, 0, 0, 0, 1, 25, 0, len(frames), side * side * 3, 0xffffffff, 0, 0, 0, side, side)
@@ -86,9 +86,9 @@ def films(folder, model):
     film = avi(folder / "red.avi", [red] * 24)
     picture = png(folder / "red.png", red)
     done = krait(film, "-w", model)
-    if "need FFmpeg's libavfilter" in done.stderr:
+    if "needs FFmpeg's libavfilter" in done.stderr:
         check(done.returncode == 1, "without libavfilter the status is 1")
-        print("libavfilter is not installed: films were not read")
+        print("libavfilter is not installed: videos were not read")
         return
     done = krait(film, picture, "-w", model, "--json", "--top", CLASSES)
     check(done.returncode == 0, done.stderr)
@@ -118,11 +118,11 @@ def films(folder, model):
 def refusals(folder, model):
     text = folder / "text.mp4"
     text.write_text("no film at all, only words\n")
-    for arguments, words in (((text, "-w", model), "neither a film"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "not a regular file"),
+    for arguments, words in (((text, "-w", model), "neither a video"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "not a regular file"),
                              ((text,), "--weights is missing"), ((text, "-w", text), "text.mp4")):
         done = krait(*arguments)
         check(done.returncode in (1, 2) and words in done.stderr, f"{arguments}: {done.stderr!r}")
-    for change, words in (({"head.weight": None}, "has no head"), ({"cls_token": None}, "cls_token"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
+    for change, words in (({"head.weight": None}, "has no classification head"), ({"cls_token": None}, "cls_token"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
         done = krait(text, "-w", weights(folder / "bad.safetensors", **change))
         check(done.returncode == 1 and words in done.stderr, f"{change}: {done.stderr!r}")
 
@@ -132,7 +132,7 @@ def bench(*arguments):
 
 
 def towers():
-    """krait bench videomamba and clip: operations as the sizes have them, shares, and what is refused."""
+    """krait bench videomamba and clip: operation counts, shares, and errors."""
     def told(*arguments):
         done = bench(*arguments, "--json")
         check(done.returncode == 0, f"{arguments}: {done.stderr!r}")
@@ -150,7 +150,7 @@ def towers():
         check(0 < timed["best_s"] <= timed["median_s"] and 0 < timed["cpu_s"] and timed["flops"] / timed["cpu_s"] < 1.5 * timed["product_flops_per_cpu_s"], f"times: {timed}")
     listed = bench("videomamba", "--sizes", "t16", "--frames", 1, "--kernels").stdout
     check(listed.count(" scan ") == 48 and "% of a large product's" in listed, listed)
-    for arguments, words in ((("clip", "--sizes", "t16"), "there is no tower 'clip-vit-t16'"), (("videomamba", "--frames", 5000), "5000 pictures"), (("clip", "--dtype", "int8"), "--dtype is 'int8'")):
+    for arguments, words in ((("clip", "--sizes", "t16"), "there is no tower 'clip-vit-t16'"), (("videomamba", "--frames", 5000), "5000 images"), (("clip", "--dtype", "int8"), "--dtype is 'int8'")):
         done = bench(*arguments)
         check(done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, f"{arguments}: {done}")
 

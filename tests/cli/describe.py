@@ -1,5 +1,5 @@
-"""krait describe with a tiny Mobile-VideoGPT of random weights and films that are made here: which frames, the same answer by other ways, the contact sheet, short films, and what is
-refused. Usage: python3 tests/cli/describe.py KRAIT"""
+"""krait describe with a tiny random Mobile-VideoGPT and generated videos: frames, the same answer in other ways, the
+contact sheet, short videos, errors. Usage: python3 tests/cli/describe.py KRAIT"""
 import json
 import os
 import pathlib
@@ -32,7 +32,7 @@ def describe(*args, **kw):
 
 def size_of_png(path):
     data = path.read_bytes()
-    check(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is no PNG")
+    check(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is not a PNG")
     return struct.unpack(">II", data[16:24])
 
 
@@ -40,14 +40,14 @@ def answers():
     whole = describe(film, QUESTION, "-w", model, *TELL)
     seen = whole["film"]
     check(seen["frames"] == 100 and seen["fps"] == 25 and seen["at"] == [6 * i for i in range(16)] and len(seen["scores"]) == 16, f"frames: {seen}")
-    check(abs(sum(seen["scores"][:8]) - 8 * 196) < 1 and abs(sum(seen["scores"][8:]) - 8 * 196) < 1, "the scores of a half are a softmax's columns")
+    check(abs(sum(seen["scores"][:8]) - 8 * 196) < 1 and abs(sum(seen["scores"][8:]) - 8 * 196) < 1, "a half's scores are column sums of a softmax")
     for half in (0, 8):
         best = sorted(sorted(range(half, half + 8), key=lambda i: -seen["scores"][i])[:4])
         check(seen["chosen"][half // 2:half // 2 + 4] == [seen["at"][i] for i in best], f"chosen: {seen}")
     text = QUESTION.encode()
     check(whole["question"] == QUESTION and whole["tokens"] == 20 and 2402 + len(text) // 2 < whole["prompt_tokens"] < 2402 + 100 and whole["reason"] == "length", f"{whole}")
     done = krait("describe", film, QUESTION, "-w", model, *TELL)
-    check(done.stdout.decode() == whole["answer"].removesuffix("\n") + "\n" and done.stderr.count(b"\n") == 1 and b"looked at 16 of 100 frames (" in done.stderr, f"streamed: {done}")
+    check(done.stdout.decode() == whole["answer"].removesuffix("\n") + "\n" and done.stderr.count(b"\n") == 1 and b"used 16 of 100 frames (" in done.stderr, f"streamed: {done}")
     same = lambda *args, **kw: describe(film, QUESTION, *TELL, *args, **kw)["answer"] == whole["answer"]
     check(same("-w", model, "--threads", 1), "one thread")
     check(same("-w", model / "model.safetensors"), "a weights file")
@@ -70,7 +70,7 @@ def answers():
 
 
 def towers_beside(whole):
-    """Towers in files of their own, under the names of the published ones."""
+    """Towers in separate files, with the published names."""
     apart = here / "apart"
     apart.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -103,7 +103,7 @@ def short_films():
         seen = describe(path, "-w", model, "-n", 2)["film"]
         check(seen["at"] == list(range(n)) and len(seen["chosen"]) == 8, f"{n} frames: {seen}")
         done = krait("describe", path, "-w", model, "-n", 2)
-        check(f"looked at {n} of {n} frames and {16 - n} black ones, which the model wants (".encode() in done.stderr and done.stderr.count(b"\n") == 1, f"{n} frames: {done.stderr!r}")
+        check(f"used {n} of {n} frames and {16 - n} black ones as padding (".encode() in done.stderr and done.stderr.count(b"\n") == 1, f"{n} frames: {done.stderr!r}")
     path = here / "slow.avi"
     tiny_film.make(path, 20, 0.25, 40, 30)
     check(describe(path, "-w", model, "-n", 1)["film"]["at"] == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13, 15, 16, 17, 19], "four seconds a frame")
@@ -128,20 +128,20 @@ def sheets():
     check(width > 4 * 100 and height > 4 * 100, f"sheet of {width} x {height}")
     check_error(2, "exists", "describe", film, "-w", model, "--frames", sheet)
     describe(here / "2.avi", "-w", model, "-n", 1, "--frames", sheet, "--force")
-    check(size_of_png(sheet)[1] < height / 2, "a row for two frames")
+    check(size_of_png(sheet)[1] < height / 2, "one row for two frames")
     check_error(1, "/dev/full", "describe", film, "-w", model, "-n", 1, "--frames", "/dev/full")
 
 
 def refused():
     text = here / "text.mp4"
     text.write_text("no film at all, only words\n" * 10)
-    check_error(1, "neither a film", "describe", text, "-w", model)
+    check_error(1, "neither a video", "describe", text, "-w", model)
     check_error(1, "cannot open", "describe", here / "none.mp4", "-w", model)
     check_error(1, "is not a regular file", "describe", here, "-w", model)
     (here / "empty.avi").write_bytes(tiny_film.avi([], 25, 40, 30))
-    check_error(1, "no picture that can be read", "describe", here / "empty.avi", "-w", model)
+    check_error(1, "no readable picture", "describe", here / "empty.avi", "-w", model)
     (here / "cut.avi").write_bytes(film.read_bytes()[:200])
-    check_error(1, "cut.avi has no picture that can be read", "describe", here / "cut.avi", "-w", model)
+    check_error(1, "cut.avi has no readable picture", "describe", here / "cut.avi", "-w", model)
     check_error(2, "--weights is missing", "describe", film)
     check_error(1, "not UTF-8", "describe", film, b"a\xff".decode(errors="surrogateescape"), "-w", model)
     tiny.make(here / "words", "qwen2"), tiny.make(here / "mamba")
@@ -161,9 +161,9 @@ def refused():
         check_error(2, words, "describe", film, "-w", bad)
     at = good.index(b"image_mm_projector.mlp.mlp.2.weight")
     (bad / "model.safetensors").write_bytes(good[:at] + good[at:].replace(b'"shape": [32, 32]', b'"shape": [16, 64]', 1))
-    check_error(2, "has shape (16, 64), the model wants (32, 32)", "describe", film, "-w", bad)
+    check_error(2, "has shape (16, 64), the model requires (32, 32)", "describe", film, "-w", bad)
     (bad / "model.safetensors").write_bytes(good)
-    for key, value, words in (("num_select_k_frames_in_chunk", 3, "the model's shapes allow 4 alone"), ("vision_config", {"num_attention_heads": 3}, "not one of 3 heads"),
+    for key, value, words in (("num_select_k_frames_in_chunk", 3, "the model's shapes allow only 4"), ("vision_config", {"num_attention_heads": 3}, "not a multiple of 3 heads"),
                               ("vision_config", {"hidden_act": "relu", "num_attention_heads": 2}, "hidden_act 'relu' is not supported")):
         (bad / "config.json").write_text(json.dumps({**config, key: value}))
         check_error(2, words, "describe", film, "-w", bad)
@@ -185,7 +185,7 @@ def refused():
 
 def little_memory():
     if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
-        return  # AddressSanitizer wants terabytes of addresses for itself
+        return  # AddressSanitizer reserves terabytes of address space
     short = 0
     for kib in range(200000, 1000000, 10000):
         done = subprocess.run(["bash", "-c", f"ulimit -v {kib}; exec {KRAIT} describe {film} '{'and why ' * 1500}' -w {model} --threads 1 -n 1"], capture_output=True, timeout=120)
@@ -193,7 +193,7 @@ def little_memory():
         short += b"no memory for" in done.stderr
         if done.returncode == 0:
             break
-    check(short, "a question that is longer than the memory")
+    check(short, "a question too long for the memory")
 
 
 def graphs():
@@ -208,14 +208,14 @@ def demonstration():
     recipe = subprocess.run(["make", "-n", "demo-video", "BUILD=b"], cwd=pathlib.Path(__file__).parent.parent.parent, capture_output=True, env={**os.environ, "MAKEFLAGS": ""}).stdout
     check(b"ninja -C b krait-demo\n" in recipe and b"tools/demo-video b/krait-demo\n" in recipe, f"make demo-video builds and runs what make demo does: {recipe}")
     done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
-    check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"looked at 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
+    check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"used 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
     check(size_of_png(out / "frames.png")[0] > 400, "make demo-video: frames.png")
 
 
 def interrupted():
     sheet = here / "never.png"
     child = subprocess.Popen([KRAIT, "describe", str(film), "-w", str(model), "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    first = child.stdout.read(40)  # some tokens; at its own time it says its end after a quarter of a second
+    first = child.stdout.read(40)  # some tokens; without Ctrl-C it would end after a quarter of a second
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(len(first) == 40 and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
@@ -226,9 +226,9 @@ tiny.make(model, "videogpt")
 tiny_film.make(film, 100, 25, 64, 48)
 graphs()
 found = krait("describe", film, "-w", model, "-n", 1)
-if b"need FFmpeg's libavfilter" in found.stderr:
+if b"needs FFmpeg's libavfilter" in found.stderr:
     check(found.returncode == 1 and found.stderr.count(b"\n") == 1, f"without libavfilter: {found}")
-    print("libavfilter is not installed: films were not read")
+    print("libavfilter is not installed: videos were not read")
 else:
     towers_beside(answers())
     short_films()

@@ -1,4 +1,4 @@
-"""krait enhance: outputs keep what they must, and every bad input gives one line, an exit status and no file."""
+"""krait enhance: outputs keep format and length, and every bad input gives one line, an exit status and no file."""
 import json
 import math
 import os
@@ -91,7 +91,7 @@ def check_pipes_and_names(folder):
     check_error(2, "--reference must be a file", "enhance", path, "-o", folder / "x.wav", "--reference", "-")
     check_error(2, "standard input has no name", "enhance", "-", "-o", folder / "out")
     check_error(2, "cannot both go to standard output", "enhance", path, "-o", "-", "--json")
-    check(path.exists() and len(read_wav(path)[1]) == 16000, "the input is as it was")
+    check(path.exists() and len(read_wav(path)[1]) == 16000, "the input is unchanged")
 
 
 def check_several_at_once(folder):
@@ -104,7 +104,7 @@ def check_several_at_once(folder):
     together = enhance(*inputs, "-o", folder / "together", "--jobs", 3, "--json")
     check(alone.returncode == together.returncode == 1 and alone.stderr == together.stderr and together.stderr.count(b"\n") == 1, "one line for the bad one")
     results = [json.loads(line) for line in together.stdout.splitlines()]
-    check([r["input"] for r in results] == [str(p) for p in inputs] and "not an audio file" in results[3]["error"], "results in the inputs' order")
+    check([r["input"] for r in results] == [str(p) for p in inputs] and "not a readable audio file" in results[3]["error"], "results in the inputs' order")
     for name in names[:3] + names[4:]:
         check((folder / "alone" / name).read_bytes() == (folder / "together" / name).read_bytes(), f"{name}: the same alone and together")
     check_error(2, "--jobs", "enhance", *inputs, "--jobs", 0)
@@ -126,7 +126,7 @@ def check_json_scores_and_plot(folder):
     text = enhance(path, "-f", "-o", folder / "out.wav", "--reference", path).stdout.decode()
     check("SI-SDR" in text and "segmental SNR" in text and "STOI" in text, text)
     check_error(1, "it must be the same recording", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--reference", write_wav(folder / "short.wav", clean[:12000]))
-    check_error(2, "there is no folder", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
+    check_error(2, "does not exist", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
     check(not (folder / "no.wav").exists(), "no output when the picture cannot be written")
 
 
@@ -142,37 +142,37 @@ def check_bad_inputs(folder):
     refuse(folder, "cannot open", folder / "missing.wav")
     (folder / "empty.wav").write_bytes(b"")
     refuse(folder, "is empty", folder / "empty.wav")
-    refuse(folder, "holds no samples", write_wav(folder / "none.wav", []))
+    refuse(folder, "contains no samples", write_wav(folder / "none.wav", []))
     (folder / "text.wav").write_text("this is not audio\n" * 100)
-    refuse(folder, "not an audio file", folder / "text.wav")
+    refuse(folder, "not a readable audio file", folder / "text.wav")
     (folder / "head.wav").write_bytes(good.read_bytes()[:30])
     refuse(folder, "head.wav is", folder / "head.wav")
     (folder / "cut.wav").write_bytes(good.read_bytes()[:9000])
-    refuse(folder, "ends too early", folder / "cut.wav")
+    refuse(folder, "is truncated", folder / "cut.wav")
     check(enhance(good, "-o", folder / "good.flac").returncode == 0, "FLAC")
     (folder / "cut.flac").write_bytes((folder / "good.flac").read_bytes()[:-5000])
     refuse(folder, "cut.flac", folder / "cut.flac")
     streamed = bytearray(good.read_bytes())
-    streamed[4:8] = streamed[40:44] = b"\xff\xff\xff\xff"  # as programs write it that cannot go back in a pipe
+    streamed[4:8] = streamed[40:44] = b"\xff\xff\xff\xff"  # as programs write it that cannot seek in a pipe
     (folder / "streamed.wav").write_bytes(streamed)
-    check(enhance(folder / "streamed.wav", "-o", folder / "b.wav").returncode == 0, "a streamed header promises nothing")
+    check(enhance(folder / "streamed.wav", "-o", folder / "b.wav").returncode == 0, "a streamed header's length is ignored")
     for value, words in ((math.nan, "sample 777 (at 0.049 s) of channel 1 is not a number"), (-math.inf, "is infinite")):
         samples = noisy(2000, 16000)
         samples[777] = value
         refuse(folder, words, write_float_wav(folder / "bad.wav", samples))
     refuse(folder, "/dev/zero is a device", "/dev/zero", "-o", folder / "zero.wav")
     refuse(folder, "cannot write /dev/full: No space left", good, "-o", "/dev/full")
-    check_error(2, "out.wav: there is no folder ", "enhance", *WEIGHTS, good, "-o", folder / "no" / "out.wav")
-    check(not (folder / "no").exists(), "only -o DIR makes folders")
+    check_error(2, "out.wav: the folder ", "enhance", *WEIGHTS, good, "-o", folder / "no" / "out.wav")
+    check(not (folder / "no").exists(), "only -o DIR creates folders")
     check_error(1, "missing.wav", "enhance", *WEIGHTS, folder / "no" / "missing.wav")
     with open("/dev/full", "wb") as full:
         done = subprocess.run([KRAIT, "enhance", *WEIGHTS, good, "-o", "-"], stdout=full, stderr=subprocess.PIPE, timeout=120)
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"standard output: No space left" in done.stderr, f"full standard output: {done}")
     many = write_wav(folder / "many.wav", noisy(9000, 16000), channels=9)
-    refuse(folder, "does not take 9 channels", many, "-o", folder / "many.flac")
+    refuse(folder, "does not support 9 channels", many, "-o", folder / "many.flac")
     (folder / "old.mp2").write_bytes((b"\xff\xfd\x14\xc0" + bytes(92)) * 100)  # silence in MPEG layer 2
     done = enhance(folder / "old.mp2")
-    check(done.returncode == 0 and b"old.enhanced.wav" in done.stdout and b"is not written; this is WAV" in done.stdout, f"MPEG layer 2 becomes WAV, and krait says so: {done}")
+    check(done.returncode == 0 and b"old.enhanced.wav" in done.stdout and b"cannot be written; this is WAV" in done.stdout, f"MPEG layer 2 becomes WAV, and krait says so: {done}")
     refuse(folder, ".mp2 can be read but not written; name the output NAME.wav or NAME.flac", good, "-o", folder / "new.mp2")
     check(enhance(folder / "old.mp2", "-o", folder / "old.flac").returncode == 0, "MPEG layer 2 to FLAC")
     check(not [p for p in folder.iterdir() if "part" in p.name], "no temporary files")
@@ -191,7 +191,7 @@ def check_bad_weights(folder):
         (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data + extra)
         return folder / name
 
-    def drop(t):  # its bytes stay, as an unused tensor of the same size would: rename it
+    def drop(t):  # keeps its bytes as an unused tensor: renames it
         t["something.else"] = t.pop("dense_encoder.dense_conv_1.0.bias")
 
     def reshape(t):
@@ -220,7 +220,7 @@ def write_long(path, seconds):
 
 
 def check_progress(folder):
-    """On a terminal, and only there, a line that says how far and how fast, and goes away."""
+    """Only on a terminal, a progress line, erased at the end."""
     path = write_long(folder / "long.wav", 15 if FEW else 40)
     master, slave = os.openpty()
     done = subprocess.run([KRAIT, "enhance", *WEIGHTS, path], stdout=subprocess.PIPE, stderr=slave, timeout=240)
@@ -249,11 +249,11 @@ def check_interrupt(folder):
 
 
 def check_demo(folder):
-    """The weights inside the program clean the demo's recording."""
+    """The built-in weights denoise the demo recording."""
     demo = pathlib.Path(__file__).parent.parent.parent / "demo"
     if FEW:
         done = krait("enhance", write_wav(folder / "a.wav", noisy(4000, 16000)), "-o", folder / "out.wav")
-        check(done.returncode == 0 and done.stderr == b"", f"the weights inside: {done}")
+        check(done.returncode == 0 and done.stderr == b"", f"built-in weights: {done}")
         return
     done = krait("enhance", demo / "noisy.flac", "-o", folder / "out.wav", "--reference", demo / "clean.flac", "--json")
     check(done.returncode == 0, f"the demo: {done}")

@@ -1,4 +1,5 @@
-"""What libsndfile cannot read goes through FFmpeg's libavfilter where it is installed; without it one line names the ffmpeg command. Playlists are shown to nobody."""
+"""Files that libsndfile cannot read go through FFmpeg's libavfilter if installed; otherwise one line names the ffmpeg
+command. Playlists are never passed on."""
 import pathlib
 import sys
 import tempfile
@@ -36,10 +37,10 @@ with tempfile.TemporaryDirectory() as folder:
         check(channels == 1 and abs(len(samples) / rate - 1) < 0.1, f"{name}: {len(samples)} samples at {rate} Hz")
         (folder / "cut").mkdir(exist_ok=True)
         (folder / "cut" / name).write_bytes((MOVIES / name).read_bytes()[:-1500])
-        check_error(1, "has no sound that can be read (FFmpeg: ", "enhance", *RUN, folder / "cut" / name)
+        check_error(1, "has no readable sound (FFmpeg: ", "enhance", *RUN, folder / "cut" / name)
     if not has_libavfilter():
         print("note: no libavfilter here; only the sentence that says so was tried")
     (folder / "list.m3u8").write_text("#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
-    check_error(1, "not an audio file that can be read", "enhance", *RUN, folder / "list.m3u8")
+    check_error(1, "not a readable audio file", "enhance", *RUN, folder / "list.m3u8")
     check_error(1, "can be read but not written", "enhance", *RUN, MOVIES.parent.parent.parent / "demo" / "noisy.flac", "-o", folder / "x.m4a")
 finish()

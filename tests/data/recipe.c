@@ -1,5 +1,4 @@
-/* recipe.c: shipped constants, a file and settings become one configuration; misspelt names and wrong values are
- * named. */
+/* recipe.c: defaults, a file and settings merge into one configuration; misspelt names and wrong values are named. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +93,7 @@ static void later_ones_win(void **state) {
   assert_int_equal(kr_recipe_data(r, KR_RECIPE_TRAIN, &c), KRAIT_OK);
   assert_true(c.batch == 8 && c.snr_low_db == -5 && c.snr_high_db == 5 && c.codec_proportion == 0.25 &&
               c.level_float_db == 10);
-  assert_string_equal(c.speech, "my/speech"); /* the folder alone: all of it */
+  assert_string_equal(c.speech, "my/speech"); /* only the folder: all of it */
   assert_string_equal(c.noise, "my/noise");
   assert_int_equal(kr_recipe_int(r, "model.param.anything", 0, 0, 9, &anything), KRAIT_OK);
   assert_int_equal(anything, 2);
@@ -133,7 +132,7 @@ static void refusals(void **state) {
   refuse("train_noise.snr_range=[3]", "[low, high]");
   refuse("train_noise.snr_range=[-3.5,4]", "-3.5");
   refuse("train_noise.reverb_proportion=2", "train_noise.reverb_proportion must be a number from 0 to 1");
-  refuse("dset.speech_train=[a]", "dset.speech_train must be a text");
+  refuse("dset.speech_train=[a]", "dset.speech_train must be a string");
   refuse("model={input_type: acs+bcs}", "there is no model");
   refuse("+model=/nonexistent/model.yaml", "/nonexistent/model.yaml");
   char path[] = "/tmp/krait-recipe-XXXXXX.yaml";
@@ -142,7 +141,7 @@ static void refusals(void **state) {
   close(fd);
   kr_recipe *r = NULL;
   assert_true(kr_recipe_open(path, NULL, 0, &r) < 0 &&
-              strstr(krait_error_detail(), "'trian_noise' is not known there, but sampling_rate, segment"));
+              strstr(krait_error_detail(), "'trian_noise' is unknown there; known are sampling_rate, segment"));
   assert_null(r);
   unlink(path);
   char list[] = "/tmp/krait-recipe-XXXXXX.yaml";

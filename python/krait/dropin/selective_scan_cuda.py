@@ -1,4 +1,4 @@
-"""Drop-in for selective_scan_cuda on krait alone. Nothing is saved between its functions but the last state, which stands in for `x`."""
+"""Drop-in for selective_scan_cuda on krait. Only the last state is saved between its functions, as `x`."""
 
 from krait.ops.low_level import scan_bwd, scan_fwd as fwd  # noqa: F401
 

@@ -13,7 +13,7 @@
 static int32_t look(const kr_placer *p, const char *name, int32_t n_dims, const kr_weight **w) {
   *w = kr_placer_look(p, name);
   KR_CHECK(*w, KRAIT_ERR_WEIGHTS, "%s: tensor '%s%s' is missing", kr_placer_label(p), p->prefix, name);
-  KR_CHECK((*w)->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "%s: tensor '%s%s' has %d dimensions, CLIP wants %d",
+  KR_CHECK((*w)->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "%s: tensor '%s%s' has %d dimensions, CLIP requires %d",
            kr_placer_label(p), p->prefix, name, (*w)->n_dims, n_dims);
   for (int i = 0; i < n_dims; i++)
     KR_CHECK((*w)->shape[i] >= 1 && (*w)->shape[i] <= 1 << 20, KRAIT_ERR_WEIGHTS,
@@ -50,11 +50,12 @@ int32_t kr_clip_config_read(const kr_placer *p, const json_t *object, kr_clip_co
   c->C = embed->shape[0], c->patch = embed->shape[3], c->F = fc1->shape[0];
   while ((c->edge + 1) * (c->edge + 1) < places->shape[0]) c->edge++;
   KR_CHECK(embed->shape[1] == 3 && embed->shape[2] == c->patch && c->edge * c->edge == places->shape[0] - 1,
-           KRAIT_ERR_WEIGHTS, "%s: CLIP's %lld places are none of square pictures in three colours", kr_placer_label(p),
+           KRAIT_ERR_WEIGHTS, "%s: CLIP's %lld position embeddings do not match square RGB images", kr_placer_label(p),
            (long long)places->shape[0]);
   c->H = json_is_integer(heads) ? json_integer_value(heads) : c->C / 64;
   KR_CHECK(c->H >= 1 && c->C % c->H == 0 && c->C / c->H <= 256, KRAIT_ERR_WEIGHTS,
-           "%s: CLIP's width of %lld is not one of %lld heads", kr_placer_label(p), (long long)c->C, (long long)c->H);
+           "%s: CLIP's width %lld is not a multiple of %lld heads", kr_placer_label(p), (long long)c->C,
+           (long long)c->H);
   for (; c->n_layers < 1024; c->n_layers++) {
     snprintf(name, sizeof name, "encoder.layers.%lld.layer_norm1.weight", (long long)c->n_layers);
     if (!kr_placer_look(p, name)) break;
@@ -73,7 +74,7 @@ static int32_t take_places(kr_placer *p, const kr_clip_config *c, kr_placed *to)
   const krait_view of_cls = {.data = (void *)cls.data, .dtype = cls.dtype},
                    of_places = {.data = (void *)places.data, .dtype = places.dtype};
   float *sum = kr_alloc_array((size_t)n, sizeof *sum);
-  KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for CLIP's places");
+  KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for CLIP's position embeddings");
   for (int64_t i = 0; i < n; i++) sum[i] = (float)(kr_get(&of_places, i) + (i < c->C ? kr_get(&of_cls, i) : 0));
   const int32_t status = kr_place_made(p, sum, (uint64_t)n * sizeof *sum, KRAIT_F32, to);
   kr_free(sum);

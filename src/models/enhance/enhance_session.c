@@ -28,7 +28,7 @@ static int32_t take_options(const krait_enhance_options *options, krait_enhance_
   const int is_mixed = taken->noise_path || taken->rir_path;
   KR_CHECK(is_mixed || !taken->mixed_path, KRAIT_ERR_ARGUMENT, "mixed_path needs noise_path or rir_path");
   KR_CHECK(!is_mixed || (!taken->plot_path && !taken->reference_path), KRAIT_ERR_ARGUMENT,
-           "plot_path and reference_path do not go with what is mixed");
+           "plot_path and reference_path cannot be combined with noise_path and rir_path");
   KR_CHECK(!taken->noise_path || fabs(taken->snr_db) <= 100, KRAIT_ERR_ARGUMENT,
            "options.snr_db is %g, not -100 to 100", taken->snr_db);
   return KRAIT_OK;

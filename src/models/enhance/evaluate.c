@@ -119,8 +119,8 @@ int32_t krait_evaluate_files(krait_session *session, const char *clean_path, con
   KR_TRY(count_channels(clean_path, &n_clean));
   KR_TRY(count_channels(other_path, &n_other));
   KR_CHECK(n_clean == 1 || n_clean == n_other, KRAIT_ERR_FILE_FORMAT,
-           "%s has %d channels but %s has %d; the clean one needs one or as many", clean_path, n_clean, other_path,
-           n_other);
+           "%s has %d channels but %s has %d; the clean one must have one or the same number", clean_path, n_clean,
+           other_path, n_other);
   for (int32_t channel = 0; channel < n_other; channel++)
     KR_TRY(evaluate_channel(session, clean_path, other_path, channel, n_other, &e));
   return kr_struct_give("krait_evaluation", evaluation, sizeof e, &e, sizeof e);

@@ -36,7 +36,7 @@ static int32_t check_finite(const kr_job *job, const float *samples, int64_t n) 
   while (i < n && isfinite(samples[i])) i++;
   KR_CHECK(
       i == n, KRAIT_ERR_UNSUPPORTED,
-      "the model's result is not a finite number in window %lld; the weights are damaged or not for this kind of sound",
+      "the model's result is not finite in window %lld; the weights are damaged or not meant for this kind of audio",
       (long long)job->n_windows_done);
   return KRAIT_OK;
 }

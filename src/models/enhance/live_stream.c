@@ -94,7 +94,7 @@ int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, f
   KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !room), KRAIT_ERR_ARGUMENT,
            "stream, in, out and n_out must not be NULL, n_samples not negative");
   *n_out = 0;
-  KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: krait_stream_finish begins anew");
+  KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: call krait_stream_finish to start again");
   const int64_t due = due_with(s, n_samples);
   KR_CHECK(room >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)room,
            (long long)due);

@@ -90,10 +90,10 @@ int32_t kr_score_check_reference(const char *clean_path, double audio_s, int32_t
   kr_audio_close(&in);
   const double clean_s = (double)info.n_frames / info.sample_rate_hz;
   KR_CHECK(fabs(clean_s - audio_s) <= 0.1, KRAIT_ERR_FILE_FORMAT,
-           "the reference %s lasts %.3f s but the input %.3f s; it must be the same recording without noise",
+           "the reference %s is %.3f s long but the input %.3f s; it must be the same recording without noise",
            clean_path, clean_s, audio_s);
   KR_CHECK(info.n_channels == 1 || info.n_channels == n_channels, KRAIT_ERR_FILE_FORMAT,
-           "the reference %s has %d channels but the input %d; give one or as many", clean_path, info.n_channels,
-           n_channels);
+           "the reference %s has %d channels but the input %d; it must have one or the same number", clean_path,
+           info.n_channels, n_channels);
   return KRAIT_OK;
 }

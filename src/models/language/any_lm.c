@@ -69,7 +69,7 @@ int32_t kr_any_reset(kr_any_lm *m, int64_t slot) {
 
 int32_t kr_any_read(kr_any_lm *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
                     float *logits) {
-  KR_CHECK(!rows || m->qwen2, KRAIT_ERR_UNSUPPORTED, "this language model takes no embedded rows");
+  KR_CHECK(!rows || m->qwen2, KRAIT_ERR_UNSUPPORTED, "this language model does not support embedded rows");
   return m->qwen2 ? kr_qwen2_read(m->qwen2, slot, ids, rows, n, all, logits)
                   : kr_mlm_read(m->mamba, slot, ids, n, all, logits);
 }

@@ -56,7 +56,7 @@ static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *
   }
   char *path = kr_model_folder_file(o->path, "tokenizer.json");
   KR_CHECK(path, KRAIT_ERR_FILE_OPEN,
-           "%s has no tokenizer.json; name one with --tokenizer (the original Mamba models have that of "
+           "%s has no tokenizer.json; give one with --tokenizer (the original Mamba models use that of "
            "EleutherAI/gpt-neox-20b)",
            o->path);
   const int32_t status = kr_tokenizer_open(path, tokenizer);
@@ -70,7 +70,7 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait
   KR_TRY(kr_any_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
   if (o->narrow_states && lm->model.mamba) KR_TRY(kr_mlm_narrow_states(lm->model.mamba));
   const int64_t V = lm->model.V, n = kr_tokenizer_size(lm->tokenizer);
-  KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, the model %lld; they do not belong together",
+  KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, but the model %lld; they do not match",
            o->path, (long long)n, (long long)V);
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
   lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
@@ -143,7 +143,7 @@ int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *given, krai
   if (given) KR_TRY(kr_struct_take("krait_lm_sampling", given, sizeof sampling, &sampling, sizeof sampling));
   int32_t slot = 0;
   while (slot < lm->n_sessions && lm->taken[slot]) slot++;
-  KR_CHECK(slot < lm->n_sessions, KRAIT_ERR_ARGUMENT, "the model was opened for %d sessions, and all are open",
+  KR_CHECK(slot < lm->n_sessions, KRAIT_ERR_ARGUMENT, "the model was opened for %d sessions, which are all open",
            lm->n_sessions);
   krait_lm_session *s = *out = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
@@ -195,7 +195,7 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
   const int64_t before = s->ids.n;
   int32_t status = encode(s->lm, text ? text : "", n_bytes, flags, &s->ids);
   if (status >= 0 && s->ids.n == 0)
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs a token to go on from");
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs at least one token");
   if (status >= 0) status = read_ids(s, before);
   else s->ids.n = before;
   s->is_done = 0;
@@ -203,7 +203,7 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
 }
 
 int32_t kr_lm_read_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
-  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows behind a token that was drawn are not supported");
+  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
   for (int64_t i = 0; i < n; i++) {
     KR_TRY(kr_ids_add(&s->ids, ids[i]));
     kr_sampler_see(&s->sampler, ids[i]);
@@ -222,7 +222,7 @@ static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
              "session %d of a step is NULL or of another model", i);
     KR_CHECK(sessions[i]->ids.n, KRAIT_ERR_ARGUMENT, "session %d of a step has read nothing yet", i);
     for (int32_t k = 0; k < i; k++)
-      KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is there twice", i);
+      KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is given twice", i);
   }
   return KRAIT_OK;
 }
@@ -283,7 +283,7 @@ int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n) {
     const int32_t id = s->next != NO_TOKEN ? s->next : kr_sampler_draw(&s->sampler, s->logits);
     s->next = NO_TOKEN;
     KR_CHECK(id >= 0, KRAIT_ERR_WEIGHTS,
-             "token %lld: the model's scores are not finite; the weights are damaged, or their training went wrong",
+             "token %lld: the model's logits are not finite; the weights are damaged, or their training diverged",
              (long long)s->ids.n);
     KR_TRY(kr_ids_add(&s->ids, id));
     kr_sampler_see(&s->sampler, id);
@@ -373,8 +373,8 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   const kr_weight *ids = kr_weights_find(f->from, "ids");
   const float *logits;
   KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT,
-           "%s is no file that --save-state wrote", f->path);
-  KR_CHECK(strcmp(fingerprint, s->lm->fingerprint) == 0, KRAIT_ERR_WEIGHTS, "%s: its states are those of another model",
+           "%s was not written by --save-state", f->path);
+  KR_CHECK(strcmp(fingerprint, s->lm->fingerprint) == 0, KRAIT_ERR_WEIGHTS, "%s: its states belong to another model",
            f->path);
   KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT,
            "%s: it has no tokens", f->path);
@@ -419,8 +419,8 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
     for (int64_t i = 0; i < L; i++)
       *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
     KR_CHECK(isfinite(*nats), KRAIT_ERR_WEIGHTS,
-             "tokens %lld to %lld: the model's scores are not finite; the weights are damaged, or their training went "
-             "wrong",
+             "tokens %lld to %lld: the model's logits are not finite; the weights are damaged, or their training "
+             "diverged",
              (long long)at, (long long)(at + L - 1));
     KR_CHECK(!progress || progress(user, at + L, n) == 0, KRAIT_ERR_CANCELLED, "stopped");
   }
@@ -433,7 +433,7 @@ int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, kr
   KR_CHECK(s && text && nats && n_tokens, KRAIT_ERR_ARGUMENT, "session, text, nats and n_tokens must not be NULL");
   KR_TRY(begin(s));
   KR_TRY(kr_tokenizer_encode(s->lm->tokenizer, text, n_bytes, 0, &s->ids));
-  KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs two at least",
+  KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs at least two",
            (long long)s->ids.n);
   float *logits = kr_alloc_array((size_t)(PIECE * vocabulary(s->lm)), sizeof *logits);
   KR_CHECK(logits, KRAIT_ERR_NO_MEMORY, "no memory for the logits of %d tokens", PIECE);

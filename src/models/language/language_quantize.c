@@ -67,7 +67,7 @@ static int32_t check_finite(const kr_weight *item) {
   const int64_t n = item->shape[0] * item->shape[1];
   for (int64_t i = 0; i < n; i++)
     KR_CHECK(isfinite(kr_get(&view, i)), KRAIT_ERR_WEIGHTS,
-             "tensor '%s' is not finite at element %lld; the file is damaged, or its training went wrong", item->name,
+             "tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged", item->name,
              (long long)i);
   return KRAIT_OK;
 }
@@ -149,8 +149,8 @@ int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char 
   KR_CHECK(in_path && out_path && format, KRAIT_ERR_ARGUMENT, "in_path, out_path and format must not be NULL");
   const int is_q4k = strcmp(format, "q4_k") == 0;
   krait_ctx *ctx = NULL;
-  KR_CHECK(is_q4k || strcmp(format, "q8_0") == 0, KRAIT_ERR_ARGUMENT,
-           "'%s' is no way to quantise that krait knows; q8_0 and q4_k are", format);
+  KR_CHECK(is_q4k || strcmp(format, "q8_0") == 0, KRAIT_ERR_ARGUMENT, "unknown quantization '%s'; use q8_0 or q4_k",
+           format);
   KR_TRY(kr_model_folder_open(in_path, &folder));
   const int32_t opened =
       krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx);
@@ -160,10 +160,11 @@ int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char 
   const int32_t status = opened < 0  ? opened
                          : !is_known ? kr_fail(KRAIT_ERR_UNSUPPORTED,
                                                "%s has neither of the tensors 'backbone.norm_f.weight' and "
-                                               "'model.norm.weight'; Mamba and Qwen2 language models are quantised",
+                                               "'model.norm.weight'; only Mamba and Qwen2 language models can be "
+                                               "quantized",
                                                in_path)
                          : o.arena   ? quantise(folder, out_path, &o)
-                                     : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantise %s", in_path);
+                                     : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantize %s", in_path);
   if (o.arena) kr_arena_close(&o.arena);
   krait_ctx_close(&ctx);
   kr_model_folder_close(&folder);

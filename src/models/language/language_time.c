@@ -46,8 +46,8 @@ static int32_t find_sizes(const char *model, kr_mlm_config *c) {
     return KRAIT_OK;
   }
   return kr_fail(KRAIT_ERR_ARGUMENT,
-                 "the sizes of '%s' are not known; mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, "
-                 "-1.3b, -2.7b, and qwen2-0.5b, -1.5b are",
+                 "the sizes of '%s' are unknown; use mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, "
+                 "-780m, -1.3b, -2.7b, qwen2-0.5b or -1.5b",
                  model);
 }
 
@@ -81,7 +81,7 @@ static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtyp
   kr_qwen2_config qwen2;
   const int is_qwen2 = find_qwen2_sizes(model, &qwen2);
   KR_CHECK(!is_qwen2 || (dtype != KRAIT_I32 && dtype != KRAIT_U8), KRAIT_ERR_UNSUPPORTED,
-           "%s is not taken in 8 or 4 bits; Mamba's models are", model);
+           "%s is not supported in 8 or 4 bits; only Mamba models are", model);
   if (is_qwen2) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
   KR_TRY(find_sizes(model, &mamba));
   return kr_any_open_random(ctx, &mamba, NULL, dtype, n_slots, m);

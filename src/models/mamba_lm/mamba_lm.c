@@ -362,7 +362,7 @@ static const kr_mlm_graph *latest_of(const kr_mlm *m) {
 
 int32_t kr_mlm_kinds(kr_mlm *m, kr_runner_kind_fn fn, void *user) {
   const kr_mlm_graph *latest = latest_of(m);
-  KR_CHECK(latest->g, KRAIT_ERR_ARGUMENT, "no run came before");
+  KR_CHECK(latest->g, KRAIT_ERR_ARGUMENT, "there was no run before");
   return kr_runner_kinds(latest->runner, fn, user);
 }
 
@@ -377,7 +377,7 @@ int32_t kr_mlm_graph_of(kr_mlm *m, int64_t n, const kr_graph **graph) {
 
 int32_t kr_mlm_step_again(kr_mlm *m) {
   const kr_mlm_graph *latest = latest_of(m);
-  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
+  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "there was no step before");
   return kr_runner_run(latest->runner, NULL);
 }
 

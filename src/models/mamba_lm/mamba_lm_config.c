@@ -47,7 +47,7 @@ static int32_t need_tensor(const reader *r, const kr_mlm_config *c, const char *
   while (c->attention.layers[layer]) layer++;
   snprintf(key, sizeof key, "backbone.layers.%lld.%s", (long long)layer, name);
   *item = kr_model_folder_find(r->folder, key);
-  CONFIG_CHECK(*item, "%s: tensor '%s' is missing; this is no Mamba language model", r->label, key);
+  CONFIG_CHECK(*item, "%s: tensor '%s' is missing; this is not a Mamba language model", r->label, key);
   CONFIG_CHECK((*item)->n_dims == n_dims, "%s: tensor '%s' has %d dimensions, not %d", r->label, key, (*item)->n_dims,
                n_dims);
   for (int i = 0; i < n_dims; i++)
@@ -89,7 +89,7 @@ static int32_t read_mamba2(const reader *r, int is_upstream, kr_mlm_config *c) {
   CONFIG_CHECK(is_unlimited(json_object_get(r->ssm, is_upstream ? "dt_limit" : "time_step_limit")),
                "%s: config.json limits the time step, which is not supported", r->label);
   CONFIG_CHECK(!is_true(r->ssm, "norm_before_gate"), "%s: config.json: norm_before_gate is not supported", r->label);
-  CONFIG_CHECK(!is_false(r->ssm, "rmsnorm"), "%s: config.json: a mixer without its norm is not supported", r->label);
+  CONFIG_CHECK(!is_false(r->ssm, "rmsnorm"), "%s: config.json: a mixer without norm is not supported", r->label);
   return KRAIT_OK;
 }
 
@@ -111,8 +111,7 @@ static int32_t read_kind(const reader *r, int is_upstream, kr_mlm_config *c) {
   const int is_second = strcmp(kind, "Mamba2") == 0 || strcmp(kind, "mamba2") == 0;
   const int is_first = strcmp(kind, "Mamba1") == 0 || strcmp(kind, "mamba") == 0 || strcmp(kind, "falcon_mamba") == 0;
   CONFIG_CHECK(is_first || is_second,
-               "%s: config.json says '%.40s'; krait generates with Mamba, Mamba-2, FalconMamba and Qwen2", r->label,
-               kind);
+               "%s: config.json says '%.40s'; krait supports Mamba, Mamba-2, FalconMamba and Qwen2", r->label, kind);
   c->mixer = is_second ? KR_MIXER_MAMBA2 : KR_MIXER_MAMBA1;
   return KRAIT_OK;
 }
@@ -127,7 +126,7 @@ static int32_t read_attention_sizes(const reader *r, const json_t *cfg, kr_mlm_a
   KR_TRY(read_whole(r, cfg, "rotary_emb_dim", 0, 0, 256, &pairs));
   a->R = pairs / 2;
   CONFIG_CHECK(a->H > 0 && a->D > 0 && a->H % a->Hk == 0 && pairs % 2 == 0 && pairs <= a->D && a->W != 1,
-               "%s: config.json: attn_cfg has sizes that do not fit together", r->label);
+               "%s: config.json: attn_cfg has sizes that do not match", r->label);
   a->is_interleaved = is_true(cfg, "rotary_emb_interleaved");
   a->scale = real_of(cfg, "softmax_scale", 0);
   a->base = real_of(cfg, "rotary_emb_base", 10000);
@@ -143,12 +142,12 @@ static int32_t read_attention(const reader *r, kr_mlm_config *c) {
   json_array_foreach(list, i, item) {
     const json_int_t layer = json_integer_value(item);
     CONFIG_CHECK(json_is_integer(item) && layer >= 0 && layer < c->n_layers,
-                 "%s: config.json: attn_layer_idx names a layer that is not there", r->label);
+                 "%s: config.json: attn_layer_idx names a layer that does not exist", r->label);
     c->attention.n += !c->attention.layers[layer];
     c->attention.layers[layer] = 1;
   }
   CONFIG_CHECK(c->attention.n < c->n_layers,
-               "%s: config.json: every layer is attention; this is no Mamba language model", r->label);
+               "%s: config.json: every layer is attention; this is not a Mamba language model", r->label);
   return read_attention_sizes(r, json_object_get(r->root, "attn_cfg"), &c->attention);
 }
 
@@ -158,7 +157,7 @@ static int32_t read_sizes(const reader *r, kr_mlm_config *c) {
   if (!embedding) embedding = kr_model_folder_find(r->folder, "backbone.embedding.weight");
   CONFIG_CHECK(embedding && embedding->n_dims == 2 && embedding->shape[0] >= 1 && embedding->shape[0] <= 1 << 24 &&
                    embedding->shape[1] >= 1,
-               "%s: tensor 'backbone.embedding.weight' is missing or no matrix; this is no Mamba language model",
+               "%s: tensor 'backbone.embedding.weight' is missing or not a matrix; this is not a Mamba language model",
                r->label);
   c->V = embedding->shape[0], c->d = embedding->shape[1];
   KR_TRY(need_tensor(r, c, "mixer.conv1d.weight", 3, &conv));
@@ -186,7 +185,7 @@ int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   *c = (kr_mlm_config){.is_rms = !is_upstream || !is_false(root, "rms_norm")}; /* transformers does not read it */
   KR_TRY(read_kind(&r, is_upstream, c));
   CONFIG_CHECK(json_object_get(root, is_upstream ? "n_layer" : "num_hidden_layers"),
-               "%s: config.json does not say %s; this is no Mamba language model", r.label,
+               "%s: config.json has no %s; this is not a Mamba language model", r.label,
                is_upstream ? "n_layer" : "num_hidden_layers");
   KR_TRY(
       read_whole(&r, root, is_upstream ? "n_layer" : "num_hidden_layers", 0, 1, KR_MLM_MOST_LAYERS - 1, &c->n_layers));

@@ -60,7 +60,7 @@ static int32_t check_shape(const loader *l, const kr_weight *item, shape want) {
   char found[192], wanted[192];
   int same = item->n_dims == want.n;
   for (int i = 0; same && i < want.n; i++) same = item->shape[i] == want.size[i];
-  KR_CHECK(same, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has shape %s, the model wants %s", label_of(l), item->name,
+  KR_CHECK(same, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has shape %s, the model requires %s", label_of(l), item->name,
            kr_shape_format(item->n_dims, item->shape, found, sizeof found),
            kr_shape_format(want.n, want.size, wanted, sizeof wanted));
   KR_CHECK(item->dtype == KRAIT_F32 || item->dtype == KRAIT_F16 || item->dtype == KRAIT_BF16, KRAIT_ERR_WEIGHTS,
@@ -85,7 +85,7 @@ static int32_t compute(loader *l, const kr_weight *item, int how, const void **d
     const double v = kr_get(&view, (int64_t)i);
     values[i] = (float)(how == AS_DECAY ? -exp(v) : v);
     KR_CHECK(isfinite(values[i]), KRAIT_ERR_WEIGHTS,
-             "%s: tensor '%s' is not finite at element %llu; the file is damaged, or its training went wrong",
+             "%s: tensor '%s' is not finite at element %llu; the file is damaged, or its training diverged",
              label_of(l), item->name, (unsigned long long)i);
   }
   *data = values;
@@ -124,7 +124,7 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
   const int fits = want.size[1] % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
                    words->shape[1] == 8 * S && scales && scales->n_dims == 2 && scales->dtype == KRAIT_F16 &&
                    scales->shape[0] == N && scales->shape[1] == S;
-  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are no q8_0 of (%lld, %lld)", label_of(l),
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are not q8_0 of shape (%lld, %lld)", label_of(l),
            words->name, words->name, (long long)N, (long long)want.size[1]);
   l->w->bytes += words->bytes + scales->bytes;
   if (!l->ctx->cuda) {
@@ -154,7 +154,7 @@ static int32_t take_q4k(loader *l, const kr_weight *words, shape want, kr_mlm_te
   const int64_t N = want.size[0], K = want.size[1];
   const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
                    words->shape[1] == K / 256 * 36;
-  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is no q4_k of (%lld, %lld)", label_of(l), words->name,
+  KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not q4_k of shape (%lld, %lld)", label_of(l), words->name,
            (long long)N, (long long)K);
   l->w->bytes += words->bytes;
   *to = (kr_mlm_tensor){.data = words->data, .dtype = KRAIT_I32};

@@ -17,7 +17,7 @@ static const char *const known_keys[] = {
 static int32_t read_stage(const char *model, int32_t *stage) {
   static const char *const names[] = {"primeknet_mamba", "primeknet_gru", "primeknet_lstm"};
   KR_CHECK(model, KRAIT_ERR_WEIGHTS,
-           "no source says which model the weights are for; give model=primeknet_mamba (or _gru, _lstm)");
+           "it is unknown which model the weights belong to; give model=primeknet_mamba (or _gru, _lstm)");
   for (*stage = KR_PK_MAMBA; *stage <= KR_PK_LSTM; ++*stage)
     if (strcmp(model, names[*stage]) == 0) return KRAIT_OK;
   return kr_fail(KRAIT_ERR_WEIGHTS, "unknown model '%s'", model);
@@ -45,7 +45,7 @@ static int32_t read_kernels(const kr_config *config, kr_pk_config *out) {
   KR_CHECK(out->n_kernels >= 1, KRAIT_ERR_WEIGHTS, "freq_block_kernel is empty");
   for (int32_t j = 0; j < out->n_kernels; j++)
     KR_CHECK(out->kernels[j] % 2 == 1, KRAIT_ERR_WEIGHTS,
-             "freq_block_kernel holds %lld, but even kernels change the number of bins", (long long)out->kernels[j]);
+             "freq_block_kernel has %lld, but even kernels change the number of bins", (long long)out->kernels[j]);
   return KRAIT_OK;
 }
 
@@ -60,9 +60,9 @@ static int32_t read_streaming(const kr_config *config, kr_pk_config *out) {
            "channel_attention is '%s', not mean or moving", attention);
   out->streams = strcmp(norm, "batch") == 0;
   KR_CHECK(out->streams == (strcmp(attention, "moving") == 0), KRAIT_ERR_WEIGHTS,
-           "norm: batch and channel_attention: moving go together");
+           "norm: batch and channel_attention: moving must be used together");
   KR_CHECK(!out->streams || (out->causal && out->stage == KR_PK_MAMBA), KRAIT_ERR_WEIGHTS,
-           "norm: batch goes with causal: true and model primeknet_mamba");
+           "norm: batch needs causal: true and model primeknet_mamba");
   return KRAIT_OK;
 }
 
@@ -72,7 +72,7 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
   KR_TRY(kr_config_check_keys(config, known_keys, sizeof known_keys / sizeof *known_keys));
   KR_TRY(kr_config_int(config, "fft_len", 400, 8, 65536, &out->fft_len));
   KR_CHECK(out->fft_len % 4 == 0, KRAIT_ERR_WEIGHTS,
-           "fft_len is %lld, must be a multiple of 4: the decoders cannot give back an even number of bins",
+           "fft_len is %lld, must be a multiple of 4: the decoders cannot reproduce an even number of bins",
            (long long)out->fft_len);
   out->F = out->fft_len / 2 + 1;
   out->F2 = (out->F - 3) / 2 + 1;

@@ -132,7 +132,7 @@ static int32_t check(kr_primeknet *m) {
   for (int64_t i = 0; i < kr_weights_count(m->weights); i++) {
     const kr_weight *w = kr_weights_at(m->weights, i);
     KR_CHECK(m->taken[i], KRAIT_ERR_WEIGHTS,
-             "the weights hold a tensor that this configuration does not have: %s, shape %s", w->name,
+             "the weights have a tensor that this configuration does not have: %s, shape %s", w->name,
              kr_shape_format(w->n_dims, w->shape, shape, sizeof shape));
   }
   return KRAIT_OK;

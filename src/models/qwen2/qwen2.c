@@ -295,7 +295,7 @@ static const kr_qwen2_graph *latest_of(const kr_qwen2 *m) {
 
 int32_t kr_qwen2_kinds(kr_qwen2 *m, kr_runner_kind_fn fn, void *user) {
   const kr_qwen2_graph *latest = latest_of(m);
-  KR_CHECK(latest->g, KRAIT_ERR_ARGUMENT, "no run came before");
+  KR_CHECK(latest->g, KRAIT_ERR_ARGUMENT, "there was no run before");
   return kr_runner_kinds(latest->runner, fn, user);
 }
 
@@ -310,7 +310,7 @@ int32_t kr_qwen2_graph_of(kr_qwen2 *m, int64_t n, int with_rows, const kr_graph 
 
 int32_t kr_qwen2_step_again(kr_qwen2 *m) {
   const kr_qwen2_graph *latest = latest_of(m);
-  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "no step came before");
+  KR_CHECK(latest->g && latest->run.is_step, KRAIT_ERR_ARGUMENT, "there was no step before");
   return kr_runner_run(latest->runner, NULL);
 }
 

@@ -22,7 +22,7 @@ static int32_t read_size(const char *label, const json_t *root, const char *key,
   const json_int_t found = json_is_integer(item)         ? json_integer_value(item)
                            : item && !json_is_null(item) ? -1
                                                          : fallback;
-  CONFIG_CHECK(item || fallback, "%s: config.json does not say %s", label, key);
+  CONFIG_CHECK(item || fallback, "%s: config.json has no %s", label, key);
   CONFIG_CHECK(found >= 1 && found <= 1 << 24, "%s: config.json: %s is not a whole number from 1 to %d", label, key,
                1 << 24);
   *value = found;
@@ -53,7 +53,7 @@ static int32_t read_angles(const char *label, const json_t *root, kr_qwen2_confi
   const char *kind = json_string_value(json_object_get(rope, "rope_type"));
   if (!kind) kind = json_string_value(json_object_get(rope, "type"));
   CONFIG_CHECK(!kind || strcmp(kind, "default") == 0,
-               "%s: config.json: rotary angles of type '%.40s' are not supported", label, kind);
+               "%s: config.json: rotary embedding of type '%.40s' is not supported", label, kind);
   c->base = real_of(rope, "rope_theta", real_of(root, "rope_theta", 10000));
   CONFIG_CHECK(c->base > 1, "%s: config.json: rope_theta is %g", label, c->base);
   return KRAIT_OK;
@@ -66,11 +66,11 @@ static int32_t read_attention(const char *label, const json_t *root, kr_qwen2_co
   KR_TRY(read_size(label, root, "num_key_value_heads", c->H, &c->Hk));
   KR_TRY(read_size(label, root, "head_dim", c->d / c->H, &c->D));
   CONFIG_CHECK(c->H % c->Hk == 0 && c->D % 2 == 0 && c->D <= 256,
-               "%s: config.json: %lld heads, %lld of keys, of %lld features do not fit together", label,
+               "%s: config.json: %lld heads, %lld key heads and %lld features per head do not match", label,
                (long long)c->H, (long long)c->Hk, (long long)c->D);
   json_array_foreach(kinds, i, kind)
       CONFIG_CHECK(json_is_string(kind) && strcmp(json_string_value(kind), "full_attention") == 0,
-                   "%s: config.json: layer %zu is not of full attention, which is not supported", label, i);
+                   "%s: config.json: layer %zu is not full attention, which is not supported", label, i);
   CONFIG_CHECK(kinds || !json_is_true(json_object_get(root, "use_sliding_window")),
                "%s: config.json: use_sliding_window is not supported", label);
   return KRAIT_OK;
@@ -84,7 +84,7 @@ int32_t kr_qwen2_config_read(const kr_model_folder *folder, kr_qwen2_config *c) 
                          .is_tied = json_is_true(json_object_get(root, "tie_word_embeddings"))};
   CONFIG_CHECK(!act || strcmp(act, "silu") == 0, "%s: config.json: hidden_act is not silu", label);
   CONFIG_CHECK(embedding && embedding->n_dims == 2 && embedding->shape[0] >= 1 && embedding->shape[0] <= 1 << 24,
-               "%s: tensor 'model.embed_tokens.weight' is missing or no matrix", label);
+               "%s: tensor 'model.embed_tokens.weight' is missing or not a matrix", label);
   c->V = c->n_used = embedding->shape[0];
   KR_TRY(read_size(label, root, "hidden_size", 0, &c->d));
   KR_TRY(read_size(label, root, "num_hidden_layers", 0, &c->n_layers));

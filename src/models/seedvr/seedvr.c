@@ -164,7 +164,7 @@ static int32_t run_sample(check *c, const sample *s) {
   const kr_seedvr_config *config = &c->m->c;
   void *blocks[4 + KR_SEEDVR_MOST_TAPS] = {NULL};
   KR_CHECK(s->size[1] % config->patch[1] == 0 && s->size[2] % config->patch[2] == 0, KRAIT_ERR_WEIGHTS,
-           "golden.vid_shape: sample %lld is no whole number of patches", (long long)c->i);
+           "golden.vid_shape: sample %lld is not a whole number of patches", (long long)c->i);
   c->g = (kr_seedvr_graph){.size = {s->size[0], s->size[1] / config->patch[1], s->size[2] / config->patch[2]},
                            .n_text = s->n,
                            .with_taps = 1};
@@ -231,7 +231,7 @@ static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row
     snprintf(key, sizeof key, "golden.%s", c->name[i]);
     const kr_weight *item = c->room[i] ? kr_weights_find(golden, key) : NULL;
     if (status >= 0 && item && c->used[i] != c->room[i])
-      status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples give %lld", key, (long long)c->room[i],
+      status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples require %lld", key, (long long)c->room[i],
                        (long long)c->used[i]);
     if (status >= 0 && item) kr_verify_add(c->name[i], c->got[i], item->data, c->used[i], rows, n_rows, n_filled);
     kr_free(c->got[i]);

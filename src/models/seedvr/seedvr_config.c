@@ -73,7 +73,7 @@ static int32_t read_window(const kr_config *config, kr_seedvr_config *c) {
     KR_TRY(kr_config_ints_at(config, "window", i, 1, 1 << 16, 3, window));
     if (i == 0) memcpy(c->window, window, sizeof window);
     KR_CHECK(memcmp(c->window, window, sizeof window) == 0, KRAIT_ERR_UNSUPPORTED,
-             "configuration: window[%lld] is another than window[0]", (long long)i);
+             "configuration: window[%lld] differs from window[0]", (long long)i);
   }
   return KRAIT_OK;
 }

@@ -171,7 +171,7 @@ static int32_t take_freqs(loader *l) {
   key_text key;
   float *freqs = kr_arena_try(l->w->arena, (size_t)n * sizeof *freqs + 1);
   KR_CHECK(freqs, KRAIT_ERR_NO_MEMORY, "no memory for %lld frequencies", (long long)n);
-  KR_CHECK(n >= 1 && 6 * n <= c->D, KRAIT_ERR_WEIGHTS, "configuration: a rope_dim of %lld does not fit heads of %lld",
+  KR_CHECK(n >= 1 && 6 * n <= c->D, KRAIT_ERR_WEIGHTS, "configuration: rope_dim %lld does not match heads of %lld",
            (long long)c->rope_dim, (long long)c->D);
   for (int64_t j = 0; j < n; j++)
     freqs[j] = (float)(c->is_3b ? pow(10000, -2 * (double)j / (double)per_axis)
@@ -183,7 +183,7 @@ static int32_t take_freqs(loader *l) {
     KR_TRY(kr_weights_take_f32(l->weights, key, SHAPE(n), &own));
     if (i == 0) memcpy(freqs, own, (size_t)n * sizeof *freqs);
     KR_CHECK(memcmp(freqs, own, (size_t)n * sizeof *freqs) == 0, KRAIT_ERR_UNSUPPORTED,
-             "tensor '%s' is not that of block 0; frequencies that differ from block to block are not supported", key);
+             "tensor '%s' differs from that of block 0, which is not supported", key);
   }
   l->w->freqs = freqs, l->w->n_freqs = n;
   return KRAIT_OK;
@@ -209,7 +209,7 @@ static int32_t check_count(const loader *l) {
          (kr_weights_find(l->weights, key) != NULL);
   }
   KR_CHECK(kr_weights_count(l->weights) == n, KRAIT_ERR_WEIGHTS,
-           "the file has %lld tensors, %s of %lld layers has %lld: the configuration is another model's",
+           "the file has %lld tensors, but %s with %lld layers has %lld: the configuration belongs to another model",
            (long long)kr_weights_count(l->weights), l->c->is_3b ? "seedvr_dit3b" : "seedvr_dit7b",
            (long long)l->c->n_layers, (long long)n);
   return KRAIT_OK;

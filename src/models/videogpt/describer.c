@@ -77,12 +77,12 @@ static int32_t check_parts(const krait_describer *d, const char *path) {
   const kr_any_lm *lm = kr_lm_model(d->lm);
   KR_CHECK(c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
            KRAIT_ERR_WEIGHTS,
-           "%s: its video tower takes %lld frames of %lld x %lld patches and is %lld wide; Mobile-VideoGPT wants %d of "
-           "%d x %d, and %lld",
+           "%s: its video tower has %lld frames of %lld x %lld patches and width %lld; Mobile-VideoGPT requires %d of "
+           "%d x %d, and width %lld",
            path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
            KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(d->model));
   KR_CHECK(kr_videogpt_d(d->model) == kr_qwen2_config_of(lm->qwen2)->d, KRAIT_ERR_WEIGHTS,
-           "%s: its projectors give rows of %lld, its language model takes %lld", path,
+           "%s: its projectors have rows of %lld, its language model requires %lld", path,
            (long long)kr_videogpt_d(d->model), (long long)kr_qwen2_config_of(lm->qwen2)->d);
   KR_CHECK(kr_chat_is_known(kr_lm_tokenizer(d->lm)), KRAIT_ERR_WEIGHTS,
            "%s: its tokenizer has no <|im_start|> and <|im_end|>, which the prompt needs", path);
@@ -236,14 +236,14 @@ int32_t krait_describer_film(krait_describer *d, const char *path, krait_film *f
   d->film.look_s = (double)(kr_clock_ns() - start) * 1e-9 - d->film.read_s;
   const size_t n_label = strlen(path) + 1;
   d->label = kr_alloc(n_label);
-  KR_CHECK(d->label, KRAIT_ERR_NO_MEMORY, "no memory for a film's name");
+  KR_CHECK(d->label, KRAIT_ERR_NO_MEMORY, "no memory for a video's name");
   memcpy(d->label, path, n_label);
   return film ? kr_struct_give("krait_film", film, sizeof *film, &d->film, sizeof d->film) : KRAIT_OK;
 }
 
 int32_t krait_describer_sheet(const krait_describer *d, const char *png_path) {
   KR_CHECK(d && png_path, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: %s is NULL", d ? "png_path" : "describer");
-  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: there is no film yet");
+  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: there is no video yet");
   return kr_describer_draw(&d->film, d->sheet, kr_videogpt_side(d->model), png_path);
 }
 
@@ -272,7 +272,7 @@ int32_t krait_describer_ask(krait_describer *d, const char *question, const krai
                             krait_lm_session **session) {
   KR_CHECK(d && question && session, KRAIT_ERR_ARGUMENT, "describer, question and session must not be NULL");
   *session = NULL;
-  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_ask: there is no film yet");
+  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_ask: there is no video yet");
   KR_TRY(make_prompt(d, question));
   KR_TRY(get_rows(d, d->ids.n));
   KR_TRY(krait_lm_session_open(d->lm, sampling, session));
@@ -291,7 +291,7 @@ int32_t kr_describer_graphs(krait_describer *d, kr_describer_graph_fn *fn, void 
   KR_TRY(fn(user, "8 frames: VideoMamba", kr_videomamba_graph(d->video)));
   KR_TRY(fn(user, "8 frames: rows for the language model", kr_videogpt_graph_of(d->model, 1)));
   KR_TRY(kr_qwen2_graph_of(lm, KR_VIDEOGPT_ROWS + WORDS, 1, &g));
-  KR_TRY(fn(user, "language model, a film's rows and 64 tokens", g));
+  KR_TRY(fn(user, "language model, a video's rows and 64 tokens", g));
   KR_TRY(kr_qwen2_graph_of(lm, 0, 0, &g));
   return fn(user, "language model, a step of one sequence", g);
 }

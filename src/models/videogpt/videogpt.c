@@ -70,7 +70,7 @@ static int32_t take_projector(kr_placer *p, const char *name, int64_t d, kr_proj
 static int32_t take_sums(kr_placer *p, kr_videogpt_weights *w) {
   const int64_t C = w->clip_config.C, R = KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_PATCHES, n = R * KR_VIDEOGPT_SUMS;
   float *values = kr_alloc_array((size_t)(n > C ? n : C), sizeof *values);
-  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for the choice of frames");
+  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for frame selection");
   for (int64_t i = 0; i < R; i++)
     values[i * KR_VIDEOGPT_SUMS + i / KR_VIDEOGPT_PATCHES] = values[i * KR_VIDEOGPT_SUMS + KR_VIDEOGPT_CHUNK] = 1;
   int32_t status = kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, &w->of_frames);
@@ -124,7 +124,7 @@ static int32_t read_sizes(kr_videogpt *m) {
   kr_videogpt_weights *w = &m->w;
   int64_t d;
   KR_CHECK(!chosen || json_integer_value(chosen) == KR_VIDEOGPT_CHOSEN, KRAIT_ERR_WEIGHTS,
-           "%s: config.json: num_select_k_frames_in_chunk is %lld; the model's shapes allow %d alone",
+           "%s: config.json: num_select_k_frames_in_chunk is %lld; the model's shapes allow only %d",
            kr_placer_label(&m->placer), (long long)json_integer_value(chosen), KR_VIDEOGPT_CHOSEN);
   m->takes_best = !json_is_false(json_object_get(root, "topK"));
   KR_TRY(projector_sizes(&m->placer, "model.image_mm_projector.mlp.mlp.0.weight", &w->d, &w->context.K));
@@ -134,10 +134,10 @@ static int32_t read_sizes(kr_videogpt *m) {
                              json_object_get(kr_model_folder_config(m->source.clip_folder), "vision_config"),
                              &w->clip_config));
   KR_CHECK(d == w->d && w->context.K == w->clip_config.C, KRAIT_ERR_WEIGHTS,
-           "%s: the projectors' widths (%lld, %lld, CLIP %lld) do not fit together", kr_placer_label(&m->placer),
+           "%s: the projectors' widths (%lld, %lld, CLIP %lld) do not match", kr_placer_label(&m->placer),
            (long long)w->d, (long long)d, (long long)w->clip_config.C);
   KR_CHECK(w->clip_config.edge == KR_VIDEOGPT_EDGE && w->clip_config.n_layers >= 1, KRAIT_ERR_WEIGHTS,
-           "%s: CLIP has %lld x %lld patches and %lld layers; Mobile-VideoGPT wants %d x %d",
+           "%s: CLIP has %lld x %lld patches and %lld layers; Mobile-VideoGPT requires %d x %d",
            kr_placer_label(&m->placer), (long long)w->clip_config.edge, (long long)w->clip_config.edge,
            (long long)w->clip_config.n_layers, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE);
   w->n_layers = w->clip_config.n_layers - 1; /* the hidden state before the last */
@@ -155,11 +155,11 @@ enum { SUMS_FLOATS = KR_VIDEOGPT_IMAGES * KR_VIDEOGPT_PATCHES * KR_VIDEOGPT_SUMS
 static int32_t get_buffers(kr_videogpt *m) {
   m->patches = kr_alloc((size_t)patches_bytes(m));
   m->sums = kr_alloc_array(SUMS_FLOATS, sizeof *m->sums);
-  KR_CHECK(m->patches && m->sums, KRAIT_ERR_NO_MEMORY, "no memory for a film's frames");
+  KR_CHECK(m->patches && m->sums, KRAIT_ERR_NO_MEMORY, "no memory for a video's frames");
   m->patches_at = m->patches, m->sums_at = m->sums;
   if (!m->ctx->cuda) return KRAIT_OK;
   m->patches_at = m->sums_at = NULL;
-  KR_TRY(kr_block_get(m->ctx, "a film's frames", patches_bytes(m), &m->patches_at));
+  KR_TRY(kr_block_get(m->ctx, "a video's frames", patches_bytes(m), &m->patches_at));
   return kr_block_get(m->ctx, "sums", SUMS_FLOATS * sizeof(float), &m->sums_at);
 }
 
@@ -170,7 +170,7 @@ static int32_t prepare(kr_videogpt *m) {
   KR_TRY(kr_placer_run(&m->clip_placer, take_clip, &m->w));
   KR_TRY(kr_placer_run(&m->placer, take_all, &m->w));
   KR_CHECK(!m->ctx->cuda || m->w.clip.dtype == m->w.context.first.dtype, KRAIT_ERR_WEIGHTS,
-           "%s: CLIP's weights are %s, its projector's %s; a GPU wants one type", kr_placer_label(&m->placer),
+           "%s: CLIP's weights are %s, its projector's %s; a GPU needs one type", kr_placer_label(&m->placer),
            krait_dtype_name(m->w.clip.dtype), krait_dtype_name(m->w.context.first.dtype));
   KR_TRY(get_buffers(m));
   KR_TRY(kr_videogpt_record_context(m->ctx, &m->w, m->source.rows_dtype, &m->context));
@@ -255,7 +255,7 @@ int32_t kr_videogpt_look(kr_videogpt *m, const float *images, void *rows, double
   score(m, own);
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) {
     KR_CHECK(isfinite(own[i]), KRAIT_ERR_WEIGHTS,
-             "%s: the score of frame %d is not finite: the weights are damaged, or their training went wrong",
+             "%s: the score of frame %d is not finite: the weights are damaged, or their training diverged",
              kr_placer_label(&m->placer), i);
     if (scores) scores[i] = own[i];
   }

@@ -23,7 +23,7 @@ static int32_t open_all(const krait_ctx *ctx, const char *path, krait_classifier
   KR_TRY(kr_videomamba_open(ctx, c->weights, &c->model));
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
   KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS,
-           "%s has no head: these weights give tokens to a model above them, not classes", path);
+           "%s has no classification head: these weights are for a video tower, not a classifier", path);
   c->rgb = kr_alloc_array((size_t)(m->T * m->side * m->side), 3);
   c->frames = kr_alloc_array((size_t)(m->T * m->side * m->side), 3 * sizeof *c->frames);
   KR_CHECK(c->rgb && c->frames, KRAIT_ERR_NO_MEMORY, "no memory for %lld frames", (long long)m->T);
@@ -70,7 +70,7 @@ static int32_t softmax(float *x, int64_t n) {
   double sum = 0;
   for (int64_t i = 0; i < n; i++) {
     KR_CHECK(isfinite(x[i]), KRAIT_ERR_WEIGHTS,
-             "class %lld is not finite: the weights are damaged, or their training went wrong", (long long)i);
+             "class %lld is not finite: the weights are damaged, or their training diverged", (long long)i);
     most = x[i] > most ? x[i] : most;
   }
   for (int64_t i = 0; i < n; i++) sum += exp((double)x[i] - most);

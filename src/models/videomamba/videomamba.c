@@ -33,7 +33,7 @@ static const kr_weight *find(const kr_videomamba *m, const char *name) { return 
 static int32_t dims_of(const kr_videomamba *m, const char *name, int32_t n_dims, int64_t *dims) {
   const kr_weight *w = find(m, name);
   KR_CHECK(w, KRAIT_ERR_WEIGHTS, "tensor '%s' is missing: these are not weights of VideoMamba", name);
-  KR_CHECK(w->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "tensor '%s' has %d dimensions, VideoMamba wants %d", name,
+  KR_CHECK(w->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "tensor '%s' has %d dimensions, VideoMamba requires %d", name,
            w->n_dims, n_dims);
   for (int32_t i = 0; i < n_dims; i++) {
     dims[i] = w->shape[i];
@@ -68,10 +68,10 @@ static int32_t read_config(kr_videomamba *m) {
     c->n_classes = head[0];
   }
   const int64_t edge = (int64_t)llround(sqrt((double)(places[1] - 1)));
-  KR_CHECK(embed[2] == 1, KRAIT_ERR_UNSUPPORTED,
-           "patches of %lld frames each (tubelets) are not supported, only of one", (long long)embed[2]);
+  KR_CHECK(embed[2] == 1, KRAIT_ERR_UNSUPPORTED, "patches of %lld frames (tubelets) are not supported, only of one",
+           (long long)embed[2]);
   KR_CHECK(embed[1] == 3 && embed[3] == embed[4] && edge >= 1 && edge * edge == places[1] - 1, KRAIT_ERR_WEIGHTS,
-           "%lld places for square frames of square patches in three colours are none", (long long)places[1] - 1);
+           "%lld position embeddings do not match square RGB frames of square patches", (long long)places[1] - 1);
   c->patch = embed[3], c->side = edge * c->patch, c->T = times[1], c->D = embed[0], c->n_layers = count_layers(m);
   c->Di = A[0], c->N = A[1], c->R = dt[1], c->W = conv[2];
   return KRAIT_OK;
@@ -94,7 +94,7 @@ static int32_t take_places(kr_videomamba *m, kr_placer *p) {
   const krait_view cls_at = VIEW(cls), patch_at = VIEW(of_patch), frame_at = VIEW(of_frame);
 #undef VIEW
   float *sum = kr_alloc_array((size_t)(L * c->D), sizeof *sum);
-  KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for the places of %lld tokens", (long long)L);
+  KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for the position embeddings of %lld tokens", (long long)L);
   for (int64_t d = 0; d < c->D; d++) sum[d] = (float)kr_get(&cls_at, d) + (float)kr_get(&patch_at, d);
   for (int64_t i = 1; i < L; i++)
     for (int64_t d = 0; d < c->D; d++) {

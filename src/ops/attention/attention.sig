@@ -1,4 +1,4 @@
-# Softmax attention, its gradient, and what stands before it: rotary embedding, new keys and values into a cache.
+# Softmax attention, its gradient, and what precedes it: rotary embedding, writing new keys and values into a cache.
 op attention
   flags KRAIT_ATTENTION_CAUSAL 0  KRAIT_ATTENTION_WINDOW 0  KRAIT_ATTENTION_ANY_ORDER 0
   size B Lq Lk >= 0

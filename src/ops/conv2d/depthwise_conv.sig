@@ -1,4 +1,4 @@
-# Convolutions over (B,H,W,C): one filter a channel; windows as rows, and their sum.
+# Convolutions over (B,H,W,C): one filter per channel; unfolding windows into rows, and folding them back.
 op depthwise_conv
   size B H W >= 0
   size C KH KW DH DW >= 1

@@ -1,4 +1,4 @@
-# Layers of dilated depthwise filters over all that came before, mixed, with instance norm and PReLU.
+# Layers of dilated depthwise filters over the outputs of all previous layers, mixed, with instance norm and PReLU.
 op dense_block
   flags KRAIT_DENSE_ONE_SIDED 0.3  KRAIT_DENSE_TF32 0.5
   size B >= 0

@@ -1,4 +1,4 @@
-# One decoding step of Mamba's scan with the product that gives its time steps.
+# One decode step of Mamba's scan with the product that computes its time steps.
 op dt_state_update
   flags KRAIT_UPDATE_SOFTPLUS 0.7
   size B >= 0

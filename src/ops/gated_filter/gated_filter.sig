@@ -1,4 +1,4 @@
-# Two filters a channel along H, multiplied.
+# Two filters per channel along H, multiplied.
 op gated_filter
   size B H W >= 0
   size C K >= 1

@@ -1,4 +1,4 @@
-# Rows of a table by number: embeddings.
+# Rows of a table by index: embeddings.
 op gather_rows
   size R M >= 0
   size V >= 1

@@ -1,4 +1,4 @@
-# The inside of a Mamba-1 block and its gradient.
+# The inner part of a Mamba-1 block and its gradient.
 op mamba_inner
   flags KRAIT_SCAN_SOFTPLUS 0.7  KRAIT_SCAN_B_CONSTANT 0  KRAIT_SCAN_C_CONSTANT 0  KRAIT_SCAN_REVERSE 0 excludes KRAIT_SCAN_BOTH  KRAIT_SCAN_BOTH 0
   size B >= 0

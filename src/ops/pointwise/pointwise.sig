@@ -1,4 +1,4 @@
-# Element by element, and sums over rows.
+# Elementwise operations, and sums over rows.
 op pointwise
   flags KRAIT_POINTWISE_PRODUCT 0.4  KRAIT_POINTWISE_SLOPE 0.3
   size I J K N >= 0

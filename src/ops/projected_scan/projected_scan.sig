@@ -1,4 +1,4 @@
-# The scan of a Mamba block behind its x_proj: step and gate included.
+# The scan of a Mamba block after its x_proj, including time step and gate.
 op projected_scan
   size B L >= 0
   size D R >= 1

@@ -1,4 +1,4 @@
-# A layer of GRU or LSTM behind its input product.
+# A GRU or LSTM layer after its input product.
 op rnn
   flags KRAIT_RNN_LSTM 0.5
   size B L >= 0

@@ -1,4 +1,4 @@
-# Two layers of GRU or LSTM with their input products.
+# Two GRU or LSTM layers with their input products.
 op rnn_pair
   flags KRAIT_RNN_LSTM 0.5  KRAIT_RNN_TF32 0.6  KRAIT_RNN_NORM 0.5
   size B L >= 0

@@ -1,4 +1,4 @@
-# Queries turned by their position, and new keys and values into a cache.
+# Rotary embedding of queries, and writing new keys and values into a cache.
 op rotary_append
   flags KRAIT_ROTARY_INTERLEAVED 0.5
   size B L >= 0
