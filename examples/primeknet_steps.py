@@ -1,5 +1,5 @@
-"""The acceptance test in four steps that PrimeKnet-Mamba users run after an installation, on whatever device there is:
-import, one Mamba block, the 64-channel time network, the whole model; then one optimiser step that must lower the loss.
+"""PrimeKnet-Mamba users' four-step acceptance test after an installation, on any device: import, one Mamba block, the
+64-channel time network, the whole model; then one optimiser step that must lower the loss.
 
     python examples/primeknet_steps.py [cpu|cuda]"""
 
@@ -20,7 +20,7 @@ def say(step, text, start):
 
 
 def load_twin(mamba_class):
-    """The readable PyTorch twin of PrimeKnet, its Mamba replaced by mamba_ssm's (the parameters have the same names)."""
+    """PrimeKnet's readable PyTorch twin with mamba_ssm's Mamba (same parameter names)."""
     spec = importlib.util.spec_from_file_location("primeknet_twin", TWIN)
     twin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(twin)
@@ -30,7 +30,7 @@ def load_twin(mamba_class):
 
 
 class TimeNetwork(nn.Module):
-    """Norm, 1x1 convolution, Mamba along time, 1x1 convolution, added to the input."""
+    """Norm, 1x1 convolution, Mamba along time, 1x1 convolution, residual."""
 
     def __init__(self, channels, mamba):
         super().__init__()

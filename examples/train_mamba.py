@@ -1,4 +1,4 @@
-"""Ten lines of training with mamba_ssm's own import: say at every place of a sequence which token came before."""
+"""Training in ten lines with mamba_ssm's import: predict the previous token at every position."""
 import torch
 from mamba_ssm import Mamba
 

@@ -1,5 +1,6 @@
-"""The training loop of `krait train` in PyTorch, with mamba_ssm's own import (krait's drop-in or upstream's): PrimeKnet on pairs of 16 kHz WAV files, upstream's losses but
-the metric discriminator's, and a file that `krait enhance -w` takes. Without folders it trains on sounds that it makes up.
+"""`krait train`'s loop in PyTorch, with mamba_ssm (krait's drop-in or upstream's): PrimeKnet on pairs of 16 kHz WAV
+files, upstream's losses except the metric discriminator's; writes weights for `krait enhance -w`. Without folders it
+trains on synthetic sounds.
 
     python examples/train_primeknet.py [--clean DIR --noisy DIR] [--weights START.safetensors] [--steps 20] [--out OUT.safetensors]"""
 import argparse
@@ -22,21 +23,21 @@ CONFIG = dict(fft_len=400, dense_channel=64, sigmoid_beta=2.0, dense_depth=4, nu
 
 def read(path):
     with wave.open(str(path)) as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16000, 1, 2), f"{path}: 16 kHz, one channel, 16 bits are needed"
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16000, 1, 2), f"{path}: must be 16 kHz, mono, 16-bit"
         return torch.from_numpy(np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768)
 
 
 def pairs(args):
     if args.clean:
         found = [(read(p), read(pathlib.Path(args.noisy) / p.name)) for p in sorted(pathlib.Path(args.clean).glob("*.wav"))]
-        return found or exit(f"{args.clean} holds no WAV files, which alone are read here (krait train reads others)")
+        return found or exit(f"{args.clean} contains no WAV files (for other formats use krait train)")
     t = torch.arange(3 * 16000) / 16000
     clean = [0.1 * sum(torch.sin(2 * math.pi * k * f * t) / k for k in range(1, 9)) * torch.sin(2 * math.pi * 2 * t).clamp(min=0) for f in (110.0, 150.0, 210.0)]
     return [(c, c + 0.05 * torch.randn_like(c)) for c in clean]
 
 
 def batch_of(data, size, samples):
-    """Random pieces, both sides by one gain, noisy at -25 dBFS +- 10."""
+    """Random crops, one gain for both sides, noisy at -25 dBFS +- 10."""
     clean, noisy = torch.zeros(size, samples), torch.zeros(size, samples)
     for i in range(size):
         c, x = data[torch.randint(len(data), ())]
@@ -56,7 +57,7 @@ def loss_of(net, clean, noisy):
     com = twin.stft(clean)
     mag, pha = com.square().sum(-1).sqrt(), torch.atan2(com[..., 1], com[..., 0])
     mag_hat, pha_hat, com_hat = net(twin.stft(noisy))
-    again = twin.stft(twin.istft(mag_hat, pha_hat))  # what a recording can hold of it
+    again = twin.stft(twin.istft(mag_hat, pha_hat))  # its projection onto consistent spectra
     phase = sum(wrapped(d(pha) - d(pha_hat)) for d in (lambda p: p, lambda p: p.diff(dim=1), lambda p: p.diff(dim=2)))
     square = torch.nn.functional.mse_loss
     return 0.9 * square(mag_hat, mag) + 0.3 * phase + 0.1 * 2 * square(com_hat, com) + 0.05 * 2 * square(com_hat, again)
@@ -68,7 +69,7 @@ def main():
         parser.add_argument("--" + name, default=default, type=type(default) if default is not None else str)
     args = parser.parse_args()
     if bool(args.clean) != bool(args.noisy):
-        parser.error("--clean and --noisy go together")
+        parser.error("--clean and --noisy need each other")
     torch.manual_seed(2039)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net, meta = twin.load_model(args.weights) if args.weights else (twin.build("primeknet_mamba", CONFIG), {"model": "primeknet_mamba", "config": json.dumps(CONFIG)})

@@ -1,7 +1,7 @@
-/* checkop.c: walks ops.def: every row of every op against its reference, under every mask. One cmocka test per op and
- * mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer
- * runs). KR_CHECK_DEVICE=cuda: the rows of the first GPU instead, once per tier; KR_CHECK_ROW: only those whose name
- * begins so. */
+/* checkop.c: checks every row of every op in ops.def against its reference, under every mask. One cmocka test per op
+ * and mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer
+ * runs). KR_CHECK_DEVICE=cuda: the first GPU's rows instead, once per tier; KR_CHECK_ROW: only rows with this name
+ * prefix. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static void print_line(void *user, const char *line) {
   print_error("  %s\n", line);
 }
 
-/* Each mask removes one more ISA from the best end, as `krait --caps` would. */
+/* Each mask removes the best remaining ISA, like `krait --caps`. */
 static const char *const masks[] = {"all", "-avx512,-avx512_bf16,-avx512_fp16", "cpu"};
 
 static const char *const gpu_masks[] = {"all", "-cuda_hopper", "-cuda_hopper,-cuda_ampere"};

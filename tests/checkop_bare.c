@@ -1,6 +1,5 @@
-/* checkop_bare.c: every op's rows against the reference, without cmocka: for machines that have no packages of their
- * own, such as an emulated one. Usage: checkop [CASES per op [PART PARTS]] (0 2: every other op); exit status 1 when a
- * row differs. */
+/* checkop_bare.c: every op's rows against the reference, without cmocka: for machines without packages, such as
+ * emulated ones. Usage: checkop [CASES per op [PART PARTS]] (0 2: every other op); exit status 1 if a row differs. */
 #include <stdio.h>
 #include <stdlib.h>
 

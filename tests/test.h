@@ -1,4 +1,4 @@
-/* test.h: cmocka with the headers that it wants, in the order that it wants. */
+/* test.h: cmocka with the headers it needs, in the required order. */
 #ifndef KR_TEST_H
 #define KR_TEST_H
 #include <setjmp.h>

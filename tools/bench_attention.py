@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""bench_attention.py LIBKRAIT.SO [LIBKRAIT.SO ...] [--only WORDS] [--no-torch]: attention on the GPU, TFLOP/s (for decode GB/s) of each row of each
-library beside PyTorch's own (cuDNN and FlashAttention-2) in the same run, after a check of each row against float32. Needs PyTorch with CUDA.
-Times are medians of CUDA events."""
+"""bench_attention.py LIBKRAIT.SO [LIBKRAIT.SO ...] [--only WORDS] [--no-torch]: attention on the GPU, TFLOP/s (decode:
+GB/s) of each row of each library and of PyTorch (cuDNN and FlashAttention-2) in the same run, after a check of each row
+against float32. Needs PyTorch with CUDA. Times are medians of CUDA events."""
 import argparse, ctypes as ct, pathlib
 
 import torch
@@ -206,7 +206,7 @@ if __name__ == "__main__":
     p.add_argument("--only", default="check,forward,varlen,decode,backward")
     p.add_argument("--tiers", default="hopper,ampere")
     p.add_argument("--no-torch", action="store_true")
-    p.add_argument("--forward-only", action="store_true", help="the check leaves the gradient out")
+    p.add_argument("--forward-only", action="store_true", help="check without gradients")
     o = p.parse_args()
     libraries, tiers, only, with_torch = [Library(x) for x in o.libraries], o.tiers.split(","), o.only.split(","), not o.no_torch
     print(torch.cuda.get_device_name(), torch.__version__)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a call from Python costs above the C call, on tiny CPU tensors with one thread: microseconds of processor time over
-interleaved repeats, the least (what other work on the cores can only add to) and, for what is above, the median as well.
+"""Overhead of a Python call over the C call, on tiny CPU tensors with one thread: microseconds of CPU time over
+interleaved repeats, the minimum (least disturbed by other load) and, for the overhead, also the median.
 
     PYTHONPATH=python:python/krait/dropin KRAIT_LIBRARY=build/src/libkrait.so tools/bench_python.py"""
 
@@ -22,7 +22,7 @@ CALLS, REPEATS = 200, 41
 
 
 def captured_call(module, attribute, function):
-    """The bare C call with the very arguments that `function` makes it with; its tensors stay alive."""
+    """The bare C call with exactly the arguments `function` passes; keeps its tensors alive."""
     operator = getattr(importlib.import_module("krait.ops." + module), attribute)
     function()
     invoke, seen = operator.invoke, {}

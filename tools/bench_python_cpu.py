@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Mamba blocks on the CPU: the drop-ins beside what runs without CUDA elsewhere, with the same weights and checked to compute the same. mambapy's
-parallel scan, transformers' loop over time (its slow path), transformers' chunked Mamba 2. Processor seconds, forward and forward + backward,
-the least of a few runs taken in turns; alternatives that are not installed are left out.
+"""Mamba blocks on the CPU: the drop-ins and other implementations that run without CUDA, with the same weights and
+checked results: mambapy's parallel scan, transformers' loop over time (its slow path), transformers' chunked Mamba-2.
+CPU seconds, forward and forward + backward, minimum of interleaved runs; alternatives not installed are skipped.
 
     PYTHONPATH=python:python/krait/dropin KRAIT_LIBRARY=build/src/libkrait.so tools/bench_python_cpu.py [--threads N] [--runs N] [--width D] [--length L]"""
 
@@ -17,7 +17,7 @@ from mamba_ssm import Mamba, Mamba2
 
 @contextlib.contextmanager
 def without_dropins():
-    """transformers takes packages of these names where it finds them, when its models are first imported."""
+    """transformers uses packages of these names, if found, when its models are first imported."""
     names = [name for name in sys.modules if name.split(".")[0] in ("mamba_ssm", "causal_conv1d")]
     kept = {name: sys.modules.pop(name) for name in names}
     sys.modules.update(mamba_ssm=None, causal_conv1d=None)
@@ -63,7 +63,7 @@ def step(block, x, with_gradients):
 
 
 def measure(blocks, x, runs):
-    """{name: [forward, forward + backward]}; those that take long are run fewer times."""
+    """{name: [forward, forward + backward]}; slow ones get fewer runs."""
     spent = {name: [[], []] for name in blocks}
     for run in range(runs):
         for name, block in blocks.items():
@@ -87,7 +87,7 @@ def compare(title, make, others, options):
         with torch.no_grad():
             error = float((other(x) - ours(x)).norm() / ours(x).norm())
         if error > 1e-3:
-            raise SystemExit("%s: %s computes something else: relative error %.1e" % (title, name, error))
+            raise SystemExit("%s: %s gives different results: relative error %.1e" % (title, name, error))
         blocks[name] = other
     times = measure(blocks, x, options.runs)
     for name, (forward, both) in times.items():

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""bench_ssd.py LIBKRAIT.SO [--tiers hopper,ampere,base] [--peers PEERS.json] [--sweep] [--kernels]: the SSD of Mamba 2 and its gradient on a GPU.
-Each tier is first checked against the equation as one matrix per head, in float64; then times, medians of triton.testing.do_bench in ms, beside
-what the peer took for the same shape where a file says so. --kernels: what each kernel of a call takes; --sweep: 118 shapes more, of kinds of
-which Triton compiles few; --triton FOLDER: mamba_ssm's Triton kernels from there in the same run (FOLDER/mamba_ssm/ops/triton), shapes slower than
-them told at the end. --share K/N: of the shapes every Nth from K on. --warm K/N: only compile Triton's kernels: of each kernel's configurations
-every Nth, so that N processes fill the cache of the run that follows; then --prepare K/N: each kind of sizes once, of the kinds every Nth (first
-0/32 and 16/32 by themselves, which choose configurations for both N, with TRITON_CACHE_AUTOTUNING=1); --plain: without D; --channels: with
-D of each channel, which is else one number for a head, as Mamba2 has it."""
+"""bench_ssd.py LIBKRAIT.SO [--tiers hopper,ampere,base] [--peers PEERS.json] [--sweep] [--kernels]: Mamba-2's SSD and
+its gradient on a GPU. Checks each tier against the equation as one matrix per head, in float64; then prints times,
+medians of triton.testing.do_bench in ms, next to the peer's for the same shape if PEERS has it. --kernels: time per
+kernel; --sweep: 118 more shapes that need few Triton compilations; --triton FOLDER: also times mamba_ssm's Triton
+kernels (FOLDER/mamba_ssm/ops/triton) and lists the shapes that are slower than them. --share K/N: every Nth shape from
+K on. --warm K/N: only compile every Nth configuration of each Triton kernel, so that N processes fill the cache for the
+next run; then --prepare K/N: one shape per kind of sizes, every Nth kind (first 0/32 and 16/32 alone, which choose
+configurations for both N, with TRITON_CACHE_AUTOTUNING=1); --plain: without D; --channels: D per channel instead of per
+head, as in Mamba2."""
 import argparse
 import ctypes as ct
 import itertools
@@ -150,14 +151,14 @@ def kernels(call):
 
 
 def peer_calls(combined, t, dout):
-    """Triton's forward call and its gradient, chunks of 256 as upstream's module has them."""
+    """Triton's forward call and its gradient, with chunks of 256 as in upstream's module."""
     first, rest = [t[k] for k in ("x", "dt", "A", "Bmat", "Cmat")], dict(D=t.get("Dvec"), dt_bias=t["dt_bias"], dt_softplus=True)
     out = combined._mamba_chunk_scan_combined_fwd(*first, 256, **rest)[0]
     return (lambda: combined._mamba_chunk_scan_combined_fwd(*first, 256, **rest), lambda: combined._mamba_chunk_scan_combined_bwd(dout, *first, out, 256, **rest))
 
 
 def load_peer(folder, share):
-    """mamba_ssm.ops.triton.ssd_combined; share (k, n): of each kernel's configurations every nth."""
+    """mamba_ssm.ops.triton.ssd_combined; share (k, n): every nth configuration of each kernel."""
     sys.path.insert(0, folder)
     from mamba_ssm.ops.triton import ssd_combined
     for module in [m for name, m in sys.modules.items() if name.startswith("mamba_ssm.ops.triton.")] if share else ():
@@ -168,14 +169,15 @@ def load_peer(folder, share):
 
 
 def sweep_shapes():
-    """Two kinds of heads, for which Triton chooses configurations anew; B of 1 and lengths that are no multiples of 16 it compiles anew."""
+    """Two head shapes, which Triton autotunes separately; B = 1 and lengths not multiples of 16 it compiles
+    separately."""
     return [(b, length, h, 64, n) for n, (b, length), h in itertools.product(
         (128, 64), ((1, 512), (1, 2048), (1, 4096), (1, 16384), (1, 65536), (2, 512), (4, 1024), (8, 2048), (16, 512), (64, 256), (2, 100), (2, 1000), (4, 3137), (8, 1500), (16, 99)),
         (8, 24, 48, 80)) if b * length * h <= 1 << 22]
 
 
 def kinds_of_sweep():
-    """The smallest shape of each kind of sizes, for which Triton compiles anew: 1, multiples of 16, others."""
+    """The smallest shape of each kind of sizes that Triton compiles separately: 1, multiples of 16, others."""
     smallest = {}
     for shape in sorted(sweep_shapes(), key=lambda s: s[0] * s[1] * s[2]):
         b, length, h, _, n = shape
@@ -217,7 +219,7 @@ def main():
     parser.add_argument("--peers")
     parser.add_argument("--n-shapes", type=int, default=len(SHAPES))
     parser.add_argument("--triton")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no other shape is begun")
+    parser.add_argument("--budget", type=float, default=1e9, help="start no shape after this many seconds")
     for flag in ("--share", "--warm", "--prepare"):
         parser.add_argument(flag, type=lambda s: tuple(map(int, s.split("/"))))
     for flag in ("--sweep", "--kernels", "--no-check", "--forward-only", "--plain", "--channels"):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The denoiser's forward pass in krait and in PyTorch on the CPU, one after the other in turn, so that both meet the same machine.
+"""The denoiser's forward pass in krait and in PyTorch on the CPU, interleaved, so that both see the same load.
 
     tools/bench_torch.py KRAIT WEIGHTS [--frames 321] [--threads N] [--rounds 3]
 
-Prints the least time of each per second of audio and their ratio. WEIGHTS is a safetensors file whose metadata name its
-configuration. PyTorch runs the readable twin (tools/primeknet_twin.py)."""
+Prints the minimum time of each per second of audio and their ratio. WEIGHTS is a safetensors file with its
+configuration in the metadata. PyTorch runs the readable twin (tools/primeknet_twin.py)."""
 import argparse, json, os, subprocess, sys, time
 
 import torch

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A step of training on this machine's CPU, krait beside PyTorch: PrimeKnet's generator, forward, gradients and AdamW.
+"""A training step on this machine's CPU, krait and PyTorch: PrimeKnet's generator, forward, gradients and AdamW.
 
     bench_train.py KRAIT [--stage mamba|gru|lstm]... [--batch B] [--samples N] [--runs R] [--threads N]
 
-PyTorch runs the published model as primeknet_twin.py has it (Mamba's scan is the reference loop, GRU and LSTM are torch's own) with a mean of its
-outputs as loss; krait's step (`krait bench train`, without discriminator) has all of the published losses, the transforms between samples and
-spectra among them. The two take turns, the fastest of each counts.
+PyTorch runs the published model of primeknet_twin.py (Mamba's scan is the reference loop, GRU and LSTM are torch's)
+with the mean of its outputs as loss; krait's step (`krait bench train`, without discriminator) has all published losses
+and their transforms between samples and spectra. Interleaved runs; the fastest of each counts.
 """
 
 import argparse

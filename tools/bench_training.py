@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Twenty steps of training the small PrimeKnet-Mamba of the tests on the CPU: its Mamba as a loop over time in pure PyTorch, as the
-drop-in, and left out, which is the least time that any Mamba could reach. Everything else is torch's in all three. Two seconds of
-sound, the published segment, are 321 frames.
+"""Twenty training steps of the tests' small PrimeKnet-Mamba on the CPU: with its Mamba as a loop over time in pure
+PyTorch, as the drop-in, and removed, a lower bound for any Mamba. Everything else is torch's in all three. Two seconds
+of audio, the published segment, are 321 frames.
 
     PYTHONPATH=python:python/krait/dropin KRAIT_LIBRARY=build/src/libkrait.so tools/bench_training.py [frames [width [steps [threads]]]]"""
 
@@ -47,7 +47,7 @@ def main():
     state = {name: t.clone() for name, t in loop[0].state_dict().items()}
     models = {"loop": loop, "drop-in": build(Mamba, width, state), "without": build(Absent, width, state)}
     generator, rows = torch.Generator().manual_seed(1), {name: [] for name in models}
-    for _ in range(steps):  # in turns, so that a busy machine disturbs all alike
+    for _ in range(steps):  # interleaved, so that other load affects all alike
         x = torch.randn(1, 201, frames, 2, generator=generator)
         for name, (model, optimiser) in models.items():
             rows[name].append(run_step(model, optimiser, x))

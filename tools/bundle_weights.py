@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""bundle_weights.py IN.safetensors OUT.c OUT.bin: writes a C file with the tensors, metadata and configuration of IN, read here once, so that a library that holds
-it needs no reader of files (src/models/bundled.c). Values are rounded to 12 significant bits: what is left out is noise that no archive makes smaller, three
-eighths of the file, and does not show in any score (docs/speed/2026-11-23-train-4.md)."""
+"""bundle_weights.py IN.safetensors OUT.c OUT.bin: writes IN's tensors, metadata and configuration as a C file, so that
+the library needs no file reader (src/models/bundled.c). Values are rounded to 12 significant bits: the rest is
+incompressible noise, three eighths of the file, and changes no score (docs/speed/2026-11-23-train-4.md)."""
 import json, pathlib, struct, sys
 
 path, rounded = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[3]).resolve()
@@ -11,7 +11,7 @@ header = json.loads(data[8:start])
 metadata = header.pop("__metadata__")
 config = json.loads(metadata["config"])
 assert start % 4 == 0 and all(t["dtype"] == "F32" and t["data_offsets"][0] % 4 == 0 and 0 < len(t["shape"]) <= 8 for t in header.values())
-assert all(isinstance(v, (bool, int, float)) for v in config.values()), "lists have no place in kr_bundled_values"
+assert all(isinstance(v, (bool, int, float)) for v in config.values()), "kr_bundled_values cannot hold lists"
 
 
 words = struct.unpack(f"<{(len(data) - start) // 4}I", data[start:])

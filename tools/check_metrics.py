@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compares what `krait evaluate` says with independent programs: PyPI's pesq and pystoi, and numpy (make_metric_golden.py). Needs numpy, soundfile, pesq, pystoi.
+"""Compares `krait evaluate` with independent programs: PyPI's pesq and pystoi, and numpy (make_metric_golden.py). Needs
+numpy, soundfile, pesq, pystoi.
 
     check_metrics.py KRAIT CLEAN NOISY [CLEAN NOISY]...
 
-16 kHz mono files only. Prints the differences, and fails where one is larger than its bound."""
+16 kHz mono files only. Prints the differences and fails if one exceeds its bound."""
 import json
 import pathlib
 import subprocess

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What a build does with device code, by the standard library alone; src/cuda/ptx_text.c reads what this writes.
-  compile ROOT OUT.ptx OUT.d COMMAND...  runs the compiler, then adds which sources of ROOT the text was made of, each with its hash
-  pack ROOT OUT.packed FILE.ptx...       one LZMA stream of the texts, copied if it lies beside them already; a text that was made of other sources
-                                         than ROOT has is an error
-  table OUT.c FILE...                    a C file that holds .packed files and machine code (MODULE.TIER.sm_NN.cubin), and the tables that find them
-A text is packed without comments and needless blanks, in two parts. In the first, the numbers of registers and labels are left out: a byte from
-128 on stands for the name before the number. In the second they are by name, each as how far it is from the last one: 192 and the distance in
-one byte, or 128 and the number in three. What is left to compress then says the same again and again, whatever registers it is about."""
+"""Device code in a build, standard library only; src/cuda/ptx_text.c reads the output.
+  compile ROOT OUT.ptx OUT.d COMMAND...  runs the compiler, then appends the sources below ROOT that it read, with hashes
+  pack ROOT OUT.packed FILE.ptx...       one LZMA stream of the texts, copied if already beside them; fails if a text was
+                                         made from other sources than ROOT's
+  table OUT.c FILE...                    a C file with .packed files, machine code (MODULE.TIER.sm_NN.cubin) and tables
+A text is packed without comments and redundant blanks, in two parts. The first omits the numbers of registers and
+labels: a byte from 128 on encodes the name before the number. The second has the numbers by name, as differences to
+the last one: 192 and the difference in one byte, or 128 and the number in three. The first part then repeats itself
+whatever the registers are, and compresses well."""
 import hashlib
 import json
 import lzma
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 
-SOURCE = "// made of "  # a line of a text: the file, and its hash
+SOURCE = "// made of "  # a line of a text: file and hash
 NUMBERED = re.compile(rb"(%[a-z]{1,2})(0|[1-9]\d*)(?!\w)|(\$L__BB)(0|[1-9]\d*)(_)(0|[1-9]\d*)(?!\w)")
 FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 26, "lc": 3, "lp": 0, "pb": 0, "mode": lzma.MODE_NORMAL, "nice_len": 273, "mf": lzma.MF_BT4, "depth": 200}]
 
@@ -26,7 +27,7 @@ def die(sentence):
 
 
 def hash_of(path):
-    """Of what the compiler sees: comments and blanks may change."""
+    """Hash of what the compiler sees: comments and blanks may change."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", path.read_text(), flags=re.S)
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
 
@@ -44,18 +45,18 @@ def compile_text(root, out, depfile, *command):
 
 def check_sources(root, path, text, known):
     made_of = [line[len(SOURCE):].rsplit(" ", 1) for line in text.splitlines() if line.startswith(SOURCE)]
-    remedy = "build without -Dptx_dir (and without the ptx folder of a source archive), or with a folder that a build of this tree has written"
+    remedy = "build without -Dptx_dir (and without a source archive's ptx folder), or with a folder written by a build of this tree"
     if not made_of:
-        die(f"{path} does not say which sources it was made of (an older build's?): {remedy}")
+        die(f"{path} does not list its sources (from an older build?): {remedy}")
     for name, hash_then in made_of:
         if name not in known:
             known[name] = hash_of(pathlib.Path(root, name)) if pathlib.Path(root, name).is_file() else None
         if known[name] != hash_then:
-            die(f"{path} was made of another {name} than this tree's: {remedy}")
+            die(f"{path} was made from a different {name} than this tree's: {remedy}")
 
 
 def number(n):
-    """Seven bits a byte, the lowest first; all but the last byte have the eighth."""
+    """LEB128: seven bits per byte, lowest first; all but the last byte have the eighth bit set."""
     return bytes([n & 127 | 128]) + number(n >> 7) if n > 127 else bytes([n])
 
 
@@ -83,7 +84,7 @@ def without_blanks(text):
 
 
 def name_of(path):
-    """a/MODULE.TIER.sm_NN.cubin: MODULE, TIER and, of machine code, NN."""
+    """a/MODULE.TIER.sm_NN.cubin: MODULE, TIER and, for machine code, NN."""
     parts = pathlib.Path(path).name.split(".")
     if len(parts) < 3:
         die(f"{path} is not named MODULE.TIER.ptx")
@@ -91,7 +92,7 @@ def name_of(path):
 
 
 def packed_already(path, made_of):
-    """The whole of another build's .packed file, if it was made of this by the same packing."""
+    """Another build's .packed file, if packed from the same texts in the same way."""
     try:
         with open(path, "rb") as file:
             line = file.readline()
@@ -105,7 +106,7 @@ def pack(root, out, *paths):
     stream, texts, known, raws = b"", [], {}, [pathlib.Path(path).read_bytes() for path in paths]
     for path, raw in zip(paths, raws):
         if not raw.isascii() or b"\0" in raw:
-            die(f"{path} is not a PTX text")
+            die(f"{path} is not a PTX file")
         check_sources(root, path, raw.decode("ascii"), known)
     made_of = hashlib.sha256(b"".join([pathlib.Path(__file__).read_bytes(), *raws])).hexdigest()
     ready = packed_already(pathlib.Path(paths[0]).with_name(pathlib.Path(out).name), made_of)
@@ -136,7 +137,7 @@ def table(out, *paths):
         held.append(f'__asm__(".pushsection .rodata\\n.balign 16\\n.globl kr_code_{i}\\n.hidden kr_code_{i}\\nkr_code_{i}:\\n.incbin \\"{path}\\", {skip}\\n'
                     f'.popsection\\n");\nextern const char kr_code_{i}[];\n')
     with open(out, "w", encoding="utf-8") as file:
-        file.write('/* Made by tools/device_code.py: the device code of this build. */\n#include "packed_code.h"\n\n' + "".join(held))
+        file.write('/* Generated by tools/device_code.py: device code of this build. */\n#include "packed_code.h"\n\n' + "".join(held))
         for kind, rows in (("kr_packed_stream kr_packed_streams", streams), ("kr_packed_text kr_packed_texts", texts), ("kr_cubin kr_packed_cubins", cubins)):
             file.write("\nconst %s[] = {\n%s};\n" % (kind, "".join(f"  {row},\n" for row in rows + ["{0}"])))
         file.write(f"\nconst int kr_n_packed_texts = {len(texts)}, kr_n_packed_cubins = {len(cubins)};\nchar *kr_kept_texts[{len(texts) + 1}];\n")

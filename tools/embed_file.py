@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""embed_file.py IN OUT NAME: writes a C file that holds IN's bytes (.incbin) as kr_embed_NAME with its size, ended by a NUL that
-the size does not count."""
+"""embed_file.py IN OUT NAME: writes a C file that embeds IN (.incbin) as kr_embed_NAME with its size, followed by a NUL
+not counted in the size."""
 import pathlib, sys
 
 path, name = pathlib.Path(sys.argv[1]).resolve(), "kr_embed_" + sys.argv[3]

@@ -1,4 +1,4 @@
-"""Writes first inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/*, from the tests' own files."""
+"""Writes seed inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/* from test files."""
 import bz2
 import gzip
 import io
@@ -46,7 +46,7 @@ def recordings():
 
 
 def system_file(*names):
-    """The start of a file of this machine, where there is one: a shared object makes a better first ELF than we could."""
+    """The start of a file of this machine, if it exists: a real shared object is a better ELF seed than a made one."""
     for name in names:
         if pathlib.Path(name).is_file():
             return [pathlib.Path(name).read_bytes()[:60000]]
@@ -104,7 +104,7 @@ def packed_texts():
 
 
 def tokenizers():
-    """Every byte as a token, a few merges and added tokens; the two ways to cut; a text behind it."""
+    """Every byte as a token, a few merges and added tokens; both pre-tokenizers; then a text."""
     letters, more = {}, 256
     for b in range(256):
         prints = 33 <= b <= 126 or 161 <= b <= 172 or b >= 174

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpu_bench.py LIBKRAIT.SO [--only WORDS] [--tiers base,ampere] [--json OUT] [--sweep PEERS.json]: times the operators on
-the GPU against the aims of the design and the peers' times, and checks each against PyTorch on a small shape first.
-Needs PyTorch with CUDA. Times are medians of triton.testing.do_bench, as the peers' were."""
+"""gpu_bench.py LIBKRAIT.SO [--only WORDS] [--tiers base,ampere] [--json OUT] [--sweep PEERS.json]: times the operators
+on the GPU against the design's targets and the peers' times, after checking each against PyTorch on a small shape.
+Needs PyTorch with CUDA. Times are medians of triton.testing.do_bench, like the peers'."""
 import argparse, ctypes as ct, json, pathlib, re, sys
 
 if "--no-torch" not in sys.argv:
@@ -162,7 +162,7 @@ def timed(rows, name, aim, peer, fn, n_bytes=0):
         return
     try:
         ms = median_ms(fn) if not once else fn() or float("nan")
-    except Exception as e:  # a row that refuses, or too little memory: reported, not fatal
+    except Exception as e:  # an unsupported call or too little memory: reported, not fatal
         print(f"  {name:58s} {e}")
         return
     rows.append(dict(name=name, ms=ms, aim=aim, peer=peer))
@@ -262,7 +262,7 @@ def norm_call(ctx, name, R, M, tensors, flags=0, **more):
 
 
 def bench_norm(ctx, rows, peers, backward):
-    """Beside PyTorch of the same run: its own norms, and with --compile what torch.compile makes of the fused ones."""
+    """With PyTorch in the same run: its norms, and with --compile the fused ones by torch.compile."""
     F = torch.nn.functional
     fused = torch.compile if with_compile else lambda f: None
     for R, M, dtype in NORMS:
@@ -320,7 +320,7 @@ SMALL = {"s": b"B=2,D=64,L=256", "c": b"B=2,D=64,L=256", "u": b"B=2,D=64", "t": 
 
 
 def op_times(ctx, limits):
-    """What krait bench OP prints, of every op: a small call, where the host is what takes time, and the op's default shape. No peers."""
+    """The figures of krait bench OP for every op: a small, host-bound call and the op's default shape. No peers."""
     for op in OPS:
         kind = "u" if op.endswith("conv1d_update") else "t" if op == "state_update" else "n" if "norm" in op else op[0]
         for shape in (SMALL[kind], None):
@@ -352,7 +352,7 @@ def long_calls(ctx):
     out, alone = torch.empty_like(big["u"]), torch.empty_like(small["u"])
     scan_call(ctx, big, out=out)()
     scan_call(ctx, small, out=alone)()
-    same(f"scan of {out.numel()} elements", out[:, -n:], alone, 1e-2)  # few channels are cut in time
+    same(f"scan of {out.numel()} elements", out[:, -n:], alone, 1e-2)  # few channels are split along time
     dout = torch.randn_like(small["u"])
     out.normal_()[:, -n:] = dout
     grads = [{GRADS[k]: torch.empty_like(v) for k, v in t.items()} for t in (big, small)]
@@ -380,7 +380,7 @@ def long_calls(ctx):
 
 
 def check_graphs(caps):
-    """Every op's first call of a context recorded into a graph, in the strictest mode; a replay must do what a call does."""
+    """Captures every op's first call of a context into a graph, in the strictest mode; a replay must equal a call."""
     for name, call, result in small_calls(open_ctx(caps)):
         graph, state = torch.cuda.CUDAGraph(), call.keep.get("state")
         before = state.clone() if state is not None else None

@@ -1,10 +1,10 @@
-"""How far float32 can be from the recorded training gradients and losses (golden/primeknet_train: float64 arithmetic): the same
-mathematics in PyTorch, float64 throughout, with every operator's results rounded to float32 values and no other error.
+"""How far float32 can be from the recorded training gradients and losses (golden/primeknet_train: float64 arithmetic):
+the same computation in PyTorch, in float64, with every operator's results rounded to float32 and no other error.
 
     python tools/gradient_rounding.py GOLDEN [--seeds 4] [--names mamba,gru,lstm]
 
-`decisions held`: which side of a jump in a slope a value takes (PReLU, |angle| and its turns, the largest of a pool) is float64's.
-`weak bins exact`: so is the phase decoder's answer (two numbers) in the bins where it is shortest."""
+`decisions held`: the branch at every kink (PReLU, |angle| and its wrapping, max pooling) is float64's.
+`weak bins exact`: so is the phase decoder's output (two numbers) in the bins where its norm is smallest."""
 import argparse
 import contextlib
 import importlib.util
@@ -27,8 +27,8 @@ VIEWS = ("view", "reshape", "permute", "transpose", "t.", "slice", "select", "ex
 
 
 class Rounded(TorchDispatchMode):
-    """Every operator's float64 results are rounded to float32 values: float32 with operators that make no error but that.
-    `seed` None rounds to nearest; else up or down at random, the nearer the likelier, which is twice the error's square."""
+    """Rounds every operator's float64 results to float32: float32 with otherwise exact operators. `seed` None rounds to
+    nearest; else stochastic rounding, which doubles the squared error."""
 
     def __init__(self, seed=None):
         super().__init__()
@@ -58,7 +58,7 @@ class Rounded(TorchDispatchMode):
 
 
 class Decisions:
-    """Records which side each value takes, or gives back what was recorded."""
+    """Records each value's branch, or replays the record."""
 
     def __init__(self):
         self.made, self.at, self.held, self.flipped = [], None, False, 0
@@ -87,7 +87,7 @@ class HeldPReLU(torch.nn.Module):
 
 
 class HeldPhase(torch.nn.Module):
-    """The phase decoder, whose answer is float64's in the `n_weak` bins where it is shortest."""
+    """The phase decoder, with float64's output in the `n_weak` bins of smallest norm."""
 
     def __init__(self, of):
         super().__init__()
@@ -188,7 +188,7 @@ class Case:
         return tuple(x.to(self.dtype) for x in polar(self.speech["golden.clean_i16"][rows].double() / 32768))
 
     def forward(self, rows, mag, pha):
-        """Beside the clean spectrum what the model made of the noisy one, and what a recording holds of that."""
+        """The clean spectrum, the model's output, and the output's projection onto consistent spectra."""
         mag_hat, pha_hat, com_hat = self.net(self.speech["golden.input_com"][rows].to(self.dtype))
         return mag, pha, mag_hat, pha_hat, com_hat, *polar(twin.istft(mag_hat, pha_hat))
 
@@ -208,14 +208,14 @@ class Case:
         clean = self.clean(self.rows)
         with mode:
             made = self.forward(self.rows, *clean)
-            with torch.no_grad():  # the discriminator's own calls come first: its vectors go two steps on
+            with torch.no_grad():  # the discriminator's own calls come first: its vectors advance two steps
                 discriminator(self.w, u, made[0], made[0], d), discriminator(self.w, u, made[0], made[5], d)
             terms = self.terms(*made, discriminator(self.w, u, made[0], made[5], d))
             sum(BY[k] * v for k, v in terms.items()).backward()
         return {k: p.grad.detach().double().clone() for k, p in self.net.named_parameters() if p.grad is not None}
 
     def five_steps(self, mode=contextlib.nullcontext()):
-        """The worst relative distance of any loss term of five updates from the recorded, and its name."""
+        """The worst relative difference of any loss term of five updates from the record, and its name."""
         golden, worst = self.steps, (0.0, "")
         how = dict(lr=5e-4, betas=(0.8, 0.99), eps=1e-8, weight_decay=0.01, foreach=False)
         leaves = [k for k in self.w if not k.endswith(("_u", "_v"))]
@@ -246,7 +246,7 @@ class Case:
         return worst
 
     def compare(self, got, want):
-        """The worst tensor's relative L2, that of all together, and the worst tensor's name."""
+        """Relative L2 of the worst tensor and of all together, and the worst tensor's name."""
         worst, name, num, den = 0.0, "", 0.0, 0.0
         for k, w in want.items():
             if k in self.zero or k not in got:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""grow_weights.py IN.safetensors OUT.safetensors 0 0 1 1: weights of a deeper PrimeKnet that computes what IN does, to train on from.
+"""grow_weights.py IN.safetensors OUT.safetensors 0 0 1 1: weights of a deeper PrimeKnet equal to IN, to train further.
 
-Block k of OUT has the tensors of IN's block numbered so; where one repeats the block before it, its residuals begin at zero, so that it passes on what it gets."""
+Block k of OUT gets the tensors of the IN block listed at k; a repeat of the block before it starts with residual scales
+of zero, so it is the identity."""
 import json, struct, sys
 
 data = open(sys.argv[1], "rb").read()
@@ -10,7 +11,7 @@ header = json.loads(data[8:start])
 metadata = header.pop("__metadata__")
 config = json.loads(metadata["config"])
 blocks = [int(v) for v in sys.argv[3:]]
-assert sorted(set(blocks)) == list(range(config["num_tsblock"])) and blocks == sorted(blocks), "every block of IN, in its order"
+assert sorted(set(blocks)) == list(range(config["num_tsblock"])) and blocks == sorted(blocks), "list every block of IN, in order"
 config["num_tsblock"] = len(blocks)
 out, body = {"__metadata__": {"model": metadata["model"], "config": json.dumps(config), "license": metadata.get("license", "")}}, b""
 

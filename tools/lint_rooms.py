@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the house's fences: the include law of ROOMS, calls that belong to one room, file heads, sizes, paths; and that what the documents name is there."""
+"""Checks the layering: ROOMS' include rules, calls reserved to one room, file heads, sizes, paths, names in
+documents."""
 import pathlib, re, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -47,7 +48,7 @@ def strip_comments(text):
 
 def check_includes(path, text, law, libs, owner):
     room = room_of(path)
-    if room == "tools":  # a program of the build, not of the house
+    if room == "tools":  # a build tool, not part of the product
         return
     if room not in law:
         problems.append(f"{path.relative_to(ROOT)}: room '{room}' is not in ROOMS")
@@ -74,12 +75,12 @@ def check_calls(path, text):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: forbidden here: {line.strip()[:80]}")
 
 
-DATED = ("docs/speed/", "docs/GPUS.md", "CHANGELOG.md")  # what was so on a day
+DATED = ("docs/speed/", "docs/GPUS.md", "CHANGELOG.md")  # dated records
 FOLDERS = r"(?:src|tests|tools|docs|cli|examples|include|pkg|python|demo)"
 
 
 def check_documents():
-    """Paths, file names and functions that a document names."""
+    """Paths, file names and functions named in a document."""
     files = tracked("")
     names, words = {p.name for p in files}, set()
     for path in files:
@@ -92,13 +93,13 @@ def check_documents():
         text = path.read_text()
         for found in set(re.findall(rf"(?<![\w/.-]){FOLDERS}/[\w./-]*\w(?![\w*<])", text)):
             if not (ROOT / found).exists() and not any((ROOT / "tests").glob(found + ".*")) and not re.search(r"\b(VERSION|NAME|MODULE|TIER)\b", found):
-                problems.append(f"{name}: there is no {found}")
+                problems.append(f"{name}: {found} does not exist")
         for found in set(re.findall(r"`([a-z]\w+\.(?:c|h|cu|cuh|sig|py|def))`", text)):
             if found not in names:
-                problems.append(f"{name}: there is no {found}")
+                problems.append(f"{name}: {found} does not exist")
         for found in set(re.findall(r"`((?:kr|krait|cli)_\w+)(?:\(\))?`", text)):
             if not any(w.startswith(found) for w in words):
-                problems.append(f"{name}: there is no {found}")
+                problems.append(f"{name}: {found} does not exist")
 
 
 def main():
@@ -112,13 +113,13 @@ def main():
             check_includes(path, text, law, libs, owner)
             check_calls(path, text)
         if not text.lstrip().startswith("/*") and not text.lstrip().startswith("//"):
-            problems.append(f"{path.relative_to(ROOT)}: the first lines must say what the file knows")
+            problems.append(f"{path.relative_to(ROOT)}: the first lines must say what the file is about")
         if room_of(path) not in ("tests", "include"):
             if path.name in names:
                 problems.append(f"{path.relative_to(ROOT)}: same file name as {names[path.name]}")
             names[path.name] = path.relative_to(ROOT)
         for number, line in enumerate(text.splitlines(), 1):
-            if len(line) > MAX_COLUMNS and "abi" not in path.parts: # tests/abi keeps released headers as they were
+            if len(line) > MAX_COLUMNS and "abi" not in path.parts: # tests/abi keeps released headers unchanged
                 problems.append(f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, more than {MAX_COLUMNS} (tools/rewrap FILE breaks such lines)")
         if len(text.splitlines()) > MAX_FILE_LINES:
             problems.append(f"{path.relative_to(ROOT)}: longer than {MAX_FILE_LINES} lines")
@@ -127,7 +128,7 @@ def main():
             if MACHINE_PATH.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
     check_documents()
-    print("\n".join(problems) if problems else f"lint: {len(sources)} source files keep the law")
+    print("\n".join(problems) if problems else f"lint: {len(sources)} source files pass")
     return 1 if problems else 0
 
 

@@ -24,7 +24,8 @@ PAIRS = (
     ("tiny-streaming",     4, "mamba", True, True),
 )
 
-# Weights alone, of the widths that the published models have and device code is made for, with few bins; the rest as small as may be.
+# Weights only, with the published models' widths, for which device code exists, and few bins; the rest as small as
+# possible.
 WIDE = (
     ("wide-mamba", "mamba", dict(dense_channel=64, mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, freq_block_kernel=[3, 11])),
     ("wide-gru",   "gru",   dict(dense_channel=20, gru_layers=3, gru_hidden_size=64, freq_block_kernel=[1, 5])),

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/metrics/demo.tsv: what independent programs say of the demo recording and of what variants() makes of it, for tests/audio/quality.c.
+"""Writes tests/golden/metrics/demo.tsv: independent programs' scores of the demo recording and its variants(), for
+tests/audio/quality.c.
 
     make_metric_golden.py [OUT.tsv]
 
-PESQ is PyPI's pesq (0.0.4), STOI PyPI's pystoi (0.4.1); LLR, WSS, the composite measures, segmental SNR and SI-SDR are written here with
-numpy from their definitions. Needs numpy, soundfile, pesq, pystoi. tools/check_metrics.py uses measures(), too.
+PESQ is PyPI's pesq (0.0.4), STOI PyPI's pystoi (0.4.1); LLR, WSS, the composite measures, segmental SNR and SI-SDR are
+computed here with numpy from their definitions. Needs numpy, soundfile, pesq, pystoi. tools/check_metrics.py uses
+measures() too.
 """
 import pathlib
 import sys
@@ -73,7 +75,7 @@ def wss(clean, other):
 
 
 def measures(clean, other):
-    """{name: value} for NAMES, both signals float64 at 16 kHz and of one length."""
+    """{name: value} for NAMES, both signals float64 at 16 kHz, of equal length."""
     from pesq import pesq
     from pystoi import stoi
     eps = np.finfo(float).eps
@@ -89,7 +91,7 @@ def measures(clean, other):
 
 
 def variants(clean, noisy):
-    """As tests/audio/quality.c makes them."""
+    """As in tests/audio/quality.c."""
     half = 0.5 * clean + 0.5 * noisy
     yield "noisy", noisy
     yield "half", half

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""make_sigs.py OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, and asserts that they and the structs of
-krait/ops.h and krait/blocks.h say the same. docs/ADD_OP.md has the format. make_sigs.py --docs OPS.md FILE.sig... rewrites the tables in that file;
---check-docs says whether it would change it."""
+"""make_sigs.py OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, with asserts that they
+match the structs of krait/ops.h and krait/blocks.h. Format: docs/ADD_OP.md. make_sigs.py --docs OPS.md FILE.sig...
+rewrites the tables in that file; --check-docs fails if they are out of date."""
 import pathlib
 import re
 import sys
@@ -36,9 +36,9 @@ class Words:
 
     def take(self, *wanted):
         if not self.list:
-            raise Bad("the line ends too early")
+            raise Bad("unexpected end of line")
         if wanted and self.list[0] not in wanted:
-            raise Bad("'%s' stands where %s should" % (self.list[0], " or ".join(wanted)))
+            raise Bad("unexpected '%s', expected %s" % (self.list[0], " or ".join(wanted)))
         return self.list.pop(0)
 
     def takes(self, word):
@@ -78,7 +78,7 @@ def read_when(words):
 
 def negate(when):
     if len(when[0]) + len(when[1]) != 1:
-        raise Bad("only one fact can have an 'else' after it that stands in a sum")
+        raise Bad("only a single fact can have an 'else' within a sum")
     return when[1], when[0]
 
 
@@ -105,7 +105,7 @@ def read_sum(text, lets):
         else:
             terms.append((times, tuple(name.split("*")) if name else (), NONE))
     if not terms:
-        raise Bad("'%s' is no size" % text)
+        raise Bad("'%s' is not a size" % text)
     return [t for t in terms if t[0]]
 
 
@@ -114,7 +114,7 @@ def read_type(words):
     if word == "like":
         return word, words.take()
     if word not in TYPES:
-        raise Bad("'%s' is no type" % word)
+        raise Bad("'%s' is not a type" % word)
     return word, None
 
 
@@ -209,7 +209,7 @@ def read_attributes(op, t, words):
         elif word == "same":
             t.same = words.take()
         else:
-            raise Bad("'%s' is no attribute of a tensor" % word)
+            raise Bad("'%s' is not a tensor attribute" % word)
     if own_absent:
         t.absent = own_absent
 
@@ -218,7 +218,7 @@ def read_tensor(op, name, words, ops):
     role = words.take()
     t = Tensor(name, role.rstrip("?"), role.endswith("?"))
     if t.role not in ROLES:
-        raise Bad("'%s' is no role" % role)
+        raise Bad("'%s' is not a role" % role)
     if words.takes("of"):
         whose = words.take()
         forward = ops[op.forward]
@@ -313,15 +313,15 @@ def read_file(path, ops):
             word = words.take()
             if not line[0].isspace():
                 if word != "op":
-                    raise Bad("'%s' stands where an op should begin" % word)
+                    raise Bad("unexpected '%s', expected an op" % word)
                 op = Op(words.take())
                 if op.name in ops:
-                    raise Bad("%s is there twice" % op.name)
+                    raise Bad("%s is defined twice" % op.name)
                 ops[op.name] = op
             else:
                 read_op_line(op, word, words, ops)
             if words.peek():
-                raise Bad("'%s' is too much" % words.peek())
+                raise Bad("unexpected '%s'" % words.peek())
         except Bad as bad:
             sys.exit("%s:%d: %s" % (path, number, bad))
 
@@ -403,14 +403,14 @@ class Writer:
             name, kind, place, " | ".join("1u << %s_%s" % (kind, c) for c in choices), kind, choices[0])
 
     def asserts(self):
-        """Every field of the struct is one of the table's, and of the kind that it says."""
+        """Every struct field is in the table, with the same kind."""
         op, lines = self.op, []
         args = "krait_%s_args" % op.name
         for names, kind in ((op.sizes, "int64_t"), ([t.name for t in op.tensors], "krait_view"), ([f[0] for f in op.fields if f[1] == "float"], "float"),
                             ([f[0] for f in op.fields if f[1] != "float"], "int32_t")):
-            lines += ['_Static_assert(_Generic(&((%s *)0)->%s, %s *: 1, default: 0), "%s.%s is no %s");' % (args, n, kind, args, n, kind) for n in names]
+            lines += ['_Static_assert(_Generic(&((%s *)0)->%s, %s *: 1, default: 0), "%s.%s is not a %s");' % (args, n, kind, args, n, kind) for n in names]
         names = [t.name for t in op.tensors]
-        lines += ['_Static_assert(offsetof(%s, %s) < offsetof(%s, %s), "%s: %s stands before %s in its .sig");' % (args, a, args, b, args, a, b) for a, b in zip(names, names[1:])]
+        lines += ['_Static_assert(offsetof(%s, %s) < offsetof(%s, %s), "%s: %s comes before %s in its .sig");' % (args, a, args, b, args, a, b) for a, b in zip(names, names[1:])]
         padded = len(op.fields) + len(op.fields) % 2  # with `reserved`
         lines.append('_Static_assert(sizeof(%s) == sizeof(krait_call) + %d * sizeof(int64_t) + %d * 4 + %d * sizeof(krait_view), "a field of %s is not in its .sig");'
                      % (args, len(op.sizes), padded, len(op.tensors), args))
@@ -490,7 +490,7 @@ def rewrite_docs(path, ops, only_check):
     made = "\n".join(line for op in ops.values() for line in op_words(op))
     new = before + MADE[0] + made + MADE[1] + rest.split(MADE[1])[1]
     if only_check and new != text:
-        sys.exit("%s: the tables are not those of the .sig files: make docs" % path)
+        sys.exit("%s: the tables are out of date: run make docs" % path)
     if not only_check:
         path.write_text(new)
 

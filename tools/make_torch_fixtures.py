@@ -1,4 +1,4 @@
-"""Writes tests/golden/torch: what PyTorch itself saves, and the same tensors as safetensors. Needs torch and omegaconf.
+"""Writes tests/golden/torch: files saved by PyTorch, and the same tensors as safetensors. Needs torch and omegaconf.
 
   python3 tools/make_torch_fixtures.py tests/golden/torch
 """

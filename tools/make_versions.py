@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""make_versions.py OUT.def doctor.tables: the doctor's table of CUDA releases as KR_CUDA_VERSION(cuda, ptx), newest first, for the driver room."""
+"""make_versions.py OUT.def doctor.tables: the doctor's table of CUDA releases as KR_CUDA_VERSION(cuda, ptx), newest
+first, for src/cuda."""
 import pathlib
 import sys
 

@@ -2,13 +2,13 @@
 """Trains the PrimeKnet-Mamba denoiser whose weights are embedded in krait.
 
     pretrain_data.py DATA_DIR data.tar                    pack the recordings
-    pretrain.py data.tar RUN_DIR --minutes 26             train, or resume, for that much wall clock time in all
+    pretrain.py data.tar RUN_DIR --minutes 26             train, or resume, for that much wall-clock time in total
     pretrain.py data.tar RUN_DIR --bench                  check the fused operators against the twin, time steps
     pretrain.py - RUN_DIR --export OUT.safetensors        write the averaged weights with the metadata of the C loader
 
-Learning rate and end are functions of elapsed training time, so a run fits a fixed slot on any device. RUN_DIR holds
+Learning rate and end depend on elapsed training time, so a run fits a fixed slot on any device. RUN_DIR contains
 state.pt (everything needed to resume), ema.safetensors (averaged weights) and log.txt.
-Needs a CUDA device, torch 2.6 or later, soundfile; the perceptual term reads its tables from the package torch_pesq.
+Needs a CUDA device, torch 2.6 or later, soundfile; the perceptual term's tables come from the package torch_pesq.
 """
 
 import argparse
@@ -31,7 +31,8 @@ CONFIG = dict(fft_len=400, dense_channel=64, sigmoid_beta=2.0, dense_depth=4, nu
 
 
 class Perceptual(torch.nn.Module):
-    """Differentiable distance after ITU-T P.862 (no time alignment), as in torch_pesq but with filters in the frequency
+    """Differentiable distance following ITU-T P.862 (no time alignment), like torch_pesq but with filters in the
+    frequency
     domain. About 4.5 minus the raw score."""
 
     def __init__(self):
@@ -114,7 +115,7 @@ def si_sdr(est, ref):
 
 
 def analyse(wav):
-    """-> compressed magnitude and phase (B, T, F) as the model's input has them."""
+    """-> compressed magnitude and phase (B, T, F), the model's input."""
     com = pk.stft(wav).transpose(1, 2)
     return com.norm(dim=-1), torch.atan2(com[..., 1], com[..., 0]), com
 
@@ -157,7 +158,7 @@ def losses(model, perceptual, noisy, clean, weights):
     return sum(weights[k] * v for k, v in terms.items()), terms
 
 
-# The perceptual term has by far the steepest gradient (in single bins), so its weight is small and comes late.
+# The perceptual term has by far the steepest gradient (in single bins), so its weight is small and starts late.
 WEIGHTS = {"mag": 0.9, "pha": 0.3, "com": 0.3, "con": 0.05, "l1": 0.15, "sdr": 0.005, "per": 0.0}
 PERCEPTUAL = (0.4, 0.6, 0.06)                                   # from, fully on at (fractions of the time), weight
 
@@ -332,7 +333,7 @@ def train(a):
                 at += g.numel()
         norm = torch.stack(torch._foreach_norm(grads)).norm()
         torch._foreach_mul_(grads, (a.clip / (norm + 1e-6)).clamp(max=1.0))
-        opt.found_inf = (~torch.isfinite(norm)).float()         # such a step is left out
+        opt.found_inf = (~torch.isfinite(norm)).float()         # skips such a step
         skipped += opt.found_inf
         opt.step()
         keep = min(0.999, (1 + step) / (20 + step))
@@ -343,7 +344,7 @@ def train(a):
         count += 1
         step += 1
         if step % 10 == 0:
-            torch.cuda.synchronize()                            # keeps the clock honest
+            torch.cuda.synchronize()                            # for a correct clock
             now = time.time()
             d = torch.tensor(now - last, device=device)
             if world > 1:
@@ -363,7 +364,7 @@ def train(a):
                     (step, elapsed, sdr, per) + gradient_noise(fast, params, noisy[:4], clean[:4])))
                 snapshot()
                 if elapsed > a.give_up[0] and sdr < a.give_up[1]:
-                    log("not learning: given up")
+                    log("not learning: stopped")
                     break
                 if a.stop and elapsed >= a.stop:
                     break
@@ -442,8 +443,8 @@ def main():
     ap = argparse.ArgumentParser(description="train the embedded denoiser")
     ap.add_argument("data")
     ap.add_argument("run")
-    ap.add_argument("--minutes", type=float, default=26.0, help="training time in all, over every resumption")
-    ap.add_argument("--stop", type=float, default=0.0, help="leave after this many seconds of training, resume later")
+    ap.add_argument("--minutes", type=float, default=26.0, help="total training time over all resumptions")
+    ap.add_argument("--stop", type=float, default=0.0, help="stop after this many seconds of training, resume later")
     ap.add_argument("--batch", type=int, default=8)
     ap.add_argument("--lr", type=float, default=8e-4)
     ap.add_argument("--clip", type=float, default=1.0)

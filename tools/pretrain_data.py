@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Training material for pretrain.py: packing it into one file, and mixing noisy speech from it on the GPU.
+"""Training data for pretrain.py: packs it into one file and mixes noisy speech from it on the GPU.
 
     pretrain_data.py DATA_DIR OUT.tar       select the usable recordings (licences: see CARD.md) and pack them
 
 DATA_DIR has train/speech/SOURCE, train/noise/SOURCE, train/rir, train/pairs with FLAC files and their indexes.
-Everything random is drawn on the GPU; one call of Mixer.batch makes a batch of (noisy, clean) crops.
+All random numbers are drawn on the GPU; one Mixer.batch call makes a batch of (noisy, clean) crops.
 """
 
 import csv
@@ -73,7 +73,7 @@ def load(path):
 
 
 class Bank:
-    """Recordings end to end in one int16 tensor; crops are gathered by index."""
+    """Recordings concatenated in one int16 tensor; crops are gathered by index."""
 
     def __init__(self, items, weights, device):
         self.pcm = torch.from_numpy(np.concatenate([i[3] for i in items])).to(device)
@@ -83,14 +83,15 @@ class Bank:
         self.prob = torch.tensor(weights, dtype=torch.float32, device=device)
 
     def crop(self, shape, n, gap):
-        """(*shape, n) float crops: a recording from a random place, then a pause of at most `gap` samples, then others."""
+        """(*shape, n) float crops: a recording from a random offset, then a pause of at most `gap` samples, then
+        others."""
         dev, k = self.pcm.device, int(np.prod(shape))
         out = None
         offset = None
         for step in range(3):
             i = torch.multinomial(self.prob, k, replacement=True)
             length, start = self.length[i], self.start[i]
-            if step == 0:                                       # enter anywhere but in the last half second
+            if step == 0:                                       # start anywhere but in the last half second
                 enter = (torch.rand(k, device=dev) * (length - RATE // 2).clamp(min=1)).long()
                 offset = -enter
                 out = torch.zeros(k, n, device=dev)
@@ -107,7 +108,7 @@ def rms(x):
 
 
 def active_rms(x):
-    """Level of the louder half of 20 ms frames within 30 dB of the loudest."""
+    """Level of the louder half of the 20 ms frames within 30 dB of the loudest."""
     e = x[..., :x.shape[-1] // 320 * 320].unflatten(-1, (-1, 320)).square().mean(-1)
     m = (e > e.amax(-1, keepdim=True) * 1e-3).float()
     return ((e * m).sum(-1, keepdim=True) / m.sum(-1, keepdim=True).clamp(min=1)).sqrt() + 1e-7
@@ -117,7 +118,7 @@ class Mixer:
     def __init__(self, kinds, device, samples=2 * RATE):
         self.device, self.n = device, samples
         speech = kinds["speech"]
-        clean = lambda item: 1.0 / (1.0 + math.exp(-(item[1] - 36.0) / 4.0))     # prefer recordings with a quiet floor
+        clean = lambda item: 1.0 / (1.0 + math.exp(-(item[1] - 36.0) / 4.0))     # prefer recordings with a low noise floor
         total = {}
         for s in speech:
             total[s[0]] = total.get(s[0], 0.0) + clean(s) * len(s[3])
@@ -187,7 +188,7 @@ class Mixer:
         return x * torch.pow(10.0, env / 20.0)
 
     def hum(self, k):
-        """Harmonics of a slowly wandering low tone, as of engines and mains."""
+        """Harmonics of a slowly drifting low tone, like engines and mains hum."""
         f0 = torch.exp(self.rand(k, 1, lo=math.log(45.0), hi=math.log(280.0)))
         wander = F.interpolate(torch.randn(k, 1, 7, device=self.device), self.n, mode="linear", align_corners=True)[:, 0]
         phase = 2 * math.pi * torch.cumsum(f0 * (1 + 0.02 * wander) / RATE, 1)

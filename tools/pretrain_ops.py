@@ -1,9 +1,10 @@
 """PrimeKnet-Mamba for training: the parameters of primeknet_twin.PrimeKnet run through fused operators on a GPU.
 
-Activations are in (batch, time, frequency, channel) layout from the encoder to the decoders. They are float32: with
-bfloat16 the gradient was noise (14 times the norm of the true one, 13.8 relative error, on weights trained that way). Three operators are Triton kernels (depthwise convolution along
-time and/or frequency, its weight gradient, selective scan); torch.compile fuses the rest. Linear maps that follow each
-other without anything between are multiplied together first (in_proj * proj_conv1, proj_conv2 * out_proj, dt_proj * x_proj).
+Activations are (batch, time, frequency, channel) from the encoder to the decoders, in float32: with bfloat16 the
+gradient was noise (14 times the true norm, 13.8 relative error, on weights trained that way). Three operators are
+Triton kernels (depthwise convolution along time and/or frequency, its weight gradient, selective scan); torch.compile
+fuses the rest. Consecutive linear maps are multiplied together first (in_proj * proj_conv1, proj_conv2 * out_proj,
+dt_proj * x_proj).
 """
 
 import torch

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Readable PyTorch twin of PrimeKnet with a Mamba, GRU or LSTM time stage.
 
-The tensors carry the published state_dict keys in the published order, so a checkpoint fits both ways. Nothing but
-torch (1.13 or later) and numpy is needed: the selective scan is a loop over time, written to be read. The C model is checked against
-files this program writes; training (pretrain.py) runs the same parameters through faster operators.
+The tensors have the published state_dict keys in the published order, so checkpoints are interchangeable. Needs only
+torch (1.13 or later) and numpy: the selective scan is a loop over time, written for readability. The C model is checked
+against files this program writes; training (pretrain.py) runs the same parameters through faster operators.
 
     primeknet_twin.py --check DIR            compare with every NAME.weights/NAME.golden pair in DIR
     primeknet_twin.py --random-golden OUT --seed N [--stage mamba|gru|lstm] [--causal | --no-causal] [--streaming] [--name NAME]
@@ -51,7 +51,7 @@ def load_safetensors(path):
 
 
 def save_safetensors(path, tensors, metadata):
-    """Tensors are stored in the order given; the header is padded to 8 bytes."""
+    """Stores tensors in the order given; pads the header to 8 bytes."""
     header, blobs, at = {"__metadata__": {k: str(v) for k, v in metadata.items()}}, [], 0
     for name, t in tensors.items():
         a = np.ascontiguousarray(t.detach().cpu().numpy())
@@ -78,8 +78,8 @@ def spectrum(wav, n_fft=N_FFT, hop=HOP):
 def compress(re, im, power=COMPRESS):
     """Real and imaginary part (B, F, T) -> (B, F, T, 2).
 
-    At the two real bins (0 and n_fft/2) im is 0 and the phase of a negative value is the float32 pi, a little more than pi;
-    its sine is -8.7e-8, so the model sees -pi there. In float64 it would see +pi, and answer differently."""
+    At the two real bins (0 and n_fft/2) im is 0 and the phase of a negative value is float32's pi, slightly above pi;
+    its sine is -8.7e-8, so the model sees -pi there. In float64 it would see +pi and give a different result."""
     mag = (re * re + im * im + 1e-9).sqrt() ** power
     pha = torch.atan2(im + 1e-10, re + 1e-5)
     return torch.stack((mag * pha.cos(), mag * pha.sin()), -1)
@@ -116,7 +116,7 @@ class ChannelNorm(nn.Module):
 
 
 class CausalConv1d(nn.Module):
-    """All the padding on the left; the parameters live one level down, under `conv`."""
+    """Pads only on the left; the parameters are one level down, under `conv`."""
 
     def __init__(self, cin, cout, kernel, groups=1):
         super().__init__()
@@ -222,7 +222,7 @@ class PhaseDecoder(nn.Module):
 
 
 class MovingAverage(CausalConv1d):
-    """What stands in for the mean over time in a model that streams: a learnt filter over the last eleven frames."""
+    """A streaming model's replacement of the mean over time: a learnt filter over the last eleven frames."""
 
     def __init__(self, channels, frames=11):
         super().__init__(channels, channels, frames, groups=channels)
@@ -265,7 +265,7 @@ class GroupPrimeKernelFFN(nn.Module):
 
 
 def selective_scan(u, dt, A, B, C, D, z):
-    """u, dt, z (N, D, L), A (D, S), B and C (N, S, L), D (D); dt is already positive.
+    """u, dt, z (N, D, L), A (D, S), B and C (N, S, L), D (D); dt is positive.
 
     x_t = exp(dt_t A) x_{t-1} + dt_t B_t u_t;  y_t = C_t . x_t + D u_t, times silu(z_t)."""
     x = u.new_zeros(u.shape[0], u.shape[1], A.shape[1])
@@ -294,7 +294,7 @@ class Mamba(nn.Module):
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         dt = torch.exp(torch.rand(d) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)).clamp(min=1e-4)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))        # softplus of it is dt
+            self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))        # its softplus is dt
 
     def forward(self, h):                                       # (N, L, d_model)
         x, z = self.in_proj(h).transpose(1, 2).chunk(2, 1)
@@ -319,7 +319,7 @@ class TimeNetwork(nn.Module):
 
     def forward(self, x):
         h = getattr(self, self.name)(self.proj_conv1(self.norm(x)).transpose(1, 2))
-        h = h[0] if isinstance(h, tuple) else h                 # GRU and LSTM also return their last state
+        h = h[0] if isinstance(h, tuple) else h                 # GRU and LSTM also return the last state
         return x + self.beta * self.proj_conv2(h.transpose(1, 2))
 
 
@@ -355,11 +355,11 @@ class PrimeKnet(nn.Module):
         super().__init__()
         streaming = norm == "batch"
         if streaming != (channel_attention == "moving") or (streaming and not (causal and stage == "mamba")):
-            raise ValueError("norm=batch, channel_attention=moving, causal and Mamba go together")
+            raise ValueError("norm=batch and channel_attention=moving need each other, causal and Mamba")
         if stage not in STAGES:
             raise ValueError("unknown time stage: %s" % stage)
         if infer_type not in ("masking", "mapping"):
-            raise ValueError("unknown infer_type: %s" % infer_type)          # and never looked at again
+            raise ValueError("unknown infer_type: %s" % infer_type)          # otherwise unused
 
         def make_net():
             if stage == "mamba":
@@ -392,7 +392,7 @@ class PrimeKnet(nn.Module):
 
 
 def tensors_of(net):
-    """The state_dict as files have it: without the counts of batches, which nothing reads."""
+    """The state_dict as stored in files: without the unused batch counts."""
     return {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
 
 
@@ -402,7 +402,7 @@ def build(model, config):
 
 
 def load_model(path):
-    """A float32 model from a weights file whose metadata name its model and configuration."""
+    """A float32 model from a weights file with model and configuration in its metadata."""
     weights, meta = load_safetensors(path)
     net = build(meta["model"], json.loads(meta["config"]))
     if sorted(tensors_of(net)) != sorted(weights):
@@ -439,9 +439,9 @@ def gradients(net, com, w_com, w_mag):
 def check(folder, bound):
     """Prints one line per pair; returns the number of pairs beyond `bound` (or 1 when there are none).
 
-    Pairs written here are drawn until float32 is accurate enough for strict bounds. Others may not be: in the published
-    pairs a float64 transform moves wav_out by 1e-2 (the first frame is symmetric through reflection, so its phases are
-    +-pi by rounding alone), and float64 arithmetic moves the gradients by 2e-3."""
+    Pairs written here are redrawn until float32 is accurate enough for strict bounds. Others may not be: in the
+    published pairs a float64 transform changes wav_out by 1e-2 (reflection makes the first frame symmetric, so rounding
+    decides whether its phases are +pi or -pi), and float64 arithmetic changes the gradients by 2e-3."""
     files = sorted(glob.glob(os.path.join(folder, "*.weights.safetensors")))
     print("%-24s %9s %9s %9s %9s %9s  %s" % ("pair (relative L2)", "com", "mag", "wav", "grads", "worst", "tensor"))
     bad = 0
@@ -459,8 +459,8 @@ def check(folder, bound):
             raise ValueError("%s: gradient keys differ" % name)
         all_got = torch.cat([grads[k].flatten() for k in want])
         all_want = torch.cat([want[k].flatten() for k in want])
-        # A gradient that is zero in exact arithmetic (a bias in front of a norm) is all rounding; judge each tensor
-        # against the mean tensor norm as well.
+        # A gradient that is exactly zero in theory (a bias before a norm) is all rounding error; also compare each
+        # tensor with the mean tensor norm.
         floor = float(all_want.norm()) / math.sqrt(len(want))
         worst = max(want, key=lambda k: float((grads[k] - want[k]).norm()) / (float(want[k].norm()) + floor))
         worst_err = float((grads[worst] - want[worst]).norm()) / (float(want[worst].norm()) + floor)
@@ -491,7 +491,7 @@ def random_config(rng, stage, causal):
 
 
 def randomise(net, gen):
-    """Moves every parameter that starts at a constant, so that no term can be left out unnoticed."""
+    """Perturbs every parameter initialized to a constant, so that no term can be omitted unnoticed."""
     with torch.no_grad():
         for name, p in net.named_parameters():
             noise = torch.randn(p.shape, generator=gen)
@@ -503,7 +503,7 @@ def randomise(net, gen):
 
 
 def measure(net, com):
-    """Makes running statistics those of this batch."""
+    """Sets running statistics to this batch's."""
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
     for m in norms:
         m.momentum = 1.0
@@ -531,7 +531,7 @@ def random_golden(out, seed, stage=None, causal=None, name=None, streaming=False
     cfg = random_config(rng, stage, causal)
     if streaming:
         cfg.update(norm="batch", channel_attention="moving", dense_channel=rng.choice((3, 5, 6)), dense_depth=3)
-    # Draw again while float32 itself is far off: a test on such a pair could not be strict.
+    # Redraw while float32 itself is inaccurate: a test on such a pair could not be strict.
     for _ in range(100):
         net = build("primeknet_" + stage, cfg)
         randomise(net, gen)
@@ -599,7 +599,7 @@ def main():
     ap.add_argument("--stage", choices=STAGES)
     ap.add_argument("--causal", dest="causal", action="store_true", default=None)
     ap.add_argument("--no-causal", dest="causal", action="store_false")
-    ap.add_argument("--streaming", action="store_true", help="batch norms, moving channel attention, filters over frequency two-sided")
+    ap.add_argument("--streaming", action="store_true", help="batch norms, moving channel attention, two-sided filters over frequency")
     ap.add_argument("--name")
     a = ap.parse_args()
     if not (a.check or a.random_golden):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""SeedVR's transformer in plain PyTorch, float64, written to be read (src/models/seedvr/MODEL.md has the equations): writes golden pairs of small random models.
+"""SeedVR's transformer in plain, readable PyTorch, float64 (equations: src/models/seedvr/MODEL.md): writes golden pairs
+of small random models.
 
-    tools/seedvr_twin.py tests/golden/seedvr       # dit3b.*, dit7b.*: what is in the tree
+    tools/seedvr_twin.py tests/golden/seedvr       # dit3b.*, dit7b.*: the files in the tree
 """
 import argparse
 import json
@@ -59,7 +60,7 @@ class Twin:
         return y if bias is None else y + bias
 
     def of(self, i, middle, stream):
-        """The part of a key that names the stream."""
+        """The key's stream component."""
         return f"blocks.{i}.{middle}.{stream if not self.is_3b or i < self.c['mm_layers'] else 'all'}"
 
     def angles(self, i, box, n_text):
@@ -102,7 +103,7 @@ class Twin:
         return self.linear(torch.nn.functional.gelu(self.linear(x, key + ".proj_in"), approximate="tanh"), key + ".proj_out")
 
     def modulated(self, i, streams, emb, layer, is_last):
-        """Of each stream the normed, scaled and shifted rows, and the gate."""
+        """Per stream: the normed, scaled and shifted rows, and the gate."""
         for name, x in streams.items():
             normed = rms(x, self.c["norm_eps"])
             if is_last and name == "txt":
@@ -140,7 +141,7 @@ class Twin:
 
 
 def random_weights(name, c):
-    """Names and shapes of a state_dict; values that let every term matter."""
+    """A state_dict's names and shapes; values for which every term matters."""
     is_3b, C, inner, D = name == "seedvr_dit3b", c["vid_dim"], c["heads"] * c["head_dim"], c["head_dim"]
     F = -(-(2 * C * c["expand_ratio"] // 3) // 256) * 256 if is_3b else C * c["expand_ratio"]
     w = {}

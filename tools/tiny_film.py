@@ -1,4 +1,4 @@
-"""Makes a film of a few seconds: a ball that crosses a sky which grows dark. AVI of uncompressed pictures, by Python's own library alone.
+"""Makes a video of a few seconds: a ball crosses a darkening sky. Uncompressed AVI, standard library only.
 
     python3 tools/tiny_film.py FILM.avi [--seconds N] [--fps N] [--width N] [--height N]"""
 import argparse
@@ -11,7 +11,7 @@ def chunk(kind, data):
 
 
 def avi(frames, fps, width, height):
-    """frames: bytes of each, rows from the top, red, green, blue; width a multiple of 4."""
+    """frames: bytes of each, rows from the top, RGB; width a multiple of 4."""
     n, size, rate = len(frames), width * height * 3, round(1000 * fps)
     turned = [b"".join(f[y * width * 3:(y + 1) * width * 3] for y in reversed(range(height))) for f in frames]
     blue_first = [bytes(v for i in range(0, size, 3) for v in (f[i + 2], f[i + 1], f[i])) for f in turned]
@@ -23,7 +23,7 @@ def avi(frames, fps, width, height):
 
 
 def picture(t, width, height):
-    """At t from 0 to 1."""
+    """The frame at t in [0, 1]."""
     x, y, radius = t * width, height * (0.7 - 1.6 * t * (1 - t)), height / 8
     ball, ground = bytes((250, 200, 40)), bytes((40, int(110 - 60 * t), 40))
     rows = []

@@ -1,8 +1,9 @@
-"""Makes a tiny language model, or Mobile-VideoGPT, with random weights: config.json, weights, tokenizer.json. For tests and demonstrations: what it says is meaningless.
+"""Makes a tiny language model, or Mobile-VideoGPT, with random weights: config.json, weights, tokenizer.json. For tests
+and demonstrations: its output is meaningless.
 
     python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|falcon|qwen2|videogpt] [--dtype f32|f16|bf16] [--shards N] [--seed N]
 
-The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Nothing but Python's own library is used."""
+The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Standard library only."""
 import argparse
 import json
 import pathlib
@@ -10,7 +11,7 @@ import random
 import struct
 
 D, LAYERS, STATE, TAPS, HEAD = 32, 2, 8, 4, 16
-CLIP, VIDEO, PATCH = 16, 24, 2  # widths of the towers; 14 patches of 2 pixels along a side
+CLIP, VIDEO, PATCH = 16, 24, 2  # the towers' widths; 14 patches of 2 pixels per side
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -196,7 +197,7 @@ GGUF_NAMES = {"mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.x_
 
 
 def gguf_name(name):
-    """As llama.cpp calls what Hugging Face's files call `name`."""
+    """llama.cpp's name of Hugging Face's `name`."""
     if ".layers." not in name:
         return {"embeddings": "token_embd", "embed_tokens": "token_embd", "norm_f": "output_norm", "norm": "output_norm", "lm_head": "output"}[name.split(".")[-2]] + ".weight"
     layer, own = name.split(".layers.")[1].split(".", 1)
@@ -210,7 +211,7 @@ def gguf_text(text):
 
 
 def gguf_value(value):
-    """Its type and its bytes; lists are of texts or of whole numbers."""
+    """-> type and bytes; lists contain strings or integers."""
     if isinstance(value, list):
         kind, parts = (8, map(gguf_text, value)) if not value or isinstance(value[0], str) else (5, (struct.pack("<i", v) for v in value))
         return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(parts)
@@ -239,7 +240,7 @@ def write_gguf(path, values, tensors):
 
 
 def gguf_values(folder):
-    """What the files beside the weights say, by GGUF's keys."""
+    """The contents of the files beside the weights, by GGUF key."""
     config, tokens = (json.loads((pathlib.Path(folder) / f"{n}.json").read_text()) for n in ("config", "tokenizer"))
     kind = {"falcon_mamba": "mamba"}.get(config["model_type"], config["model_type"])
     keys = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",

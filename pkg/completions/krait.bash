@@ -1,4 +1,4 @@
-# bash completion for krait: verbs and options are what the program's own help says.
+# bash completion for krait: verbs and options come from the program's help.
 _krait() {
   local krait=${COMP_WORDS[0]} verb=${COMP_WORDS[1]} word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=
   COMPREPLY=()

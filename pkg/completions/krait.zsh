@@ -1,5 +1,5 @@
 #compdef krait
-# zsh completion for krait: verbs and options are what the program's own help says.
+# zsh completion for krait: verbs and options come from the program's help.
 local program=$words[1] verb=$words[2] before=$words[CURRENT-1]
 local -a found
 if (( CURRENT == 2 )); then

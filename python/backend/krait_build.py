@@ -1,6 +1,6 @@
-"""The wheel's build backend (PEP 517), standard library only: compiles libkrait with meson from this tree (or takes the
-file that KRAIT_LIBRARY names), strips it and packs it with the public headers and the Python files. One wheel per machine type and C
-library floor: nothing in it depends on the version of Python or of torch."""
+"""The wheel's build backend (PEP 517), standard library only: compiles libkrait with meson from this tree (or takes
+the file named by KRAIT_LIBRARY), strips it and packs it with the public headers and the Python files. One wheel per
+architecture and minimum glibc; independent of the Python and torch versions."""
 
 import os
 import platform
@@ -38,13 +38,13 @@ def _run(*command):
 
 
 def _build_library(folder):
-    """libkrait.so, stripped: the given one, or compiled in a folder of its own."""
+    """libkrait.so, stripped: the given one, or one compiled in `folder`."""
     built, path = os.environ.get("KRAIT_LIBRARY"), os.path.join(folder, "libkrait.so")
     if not built:
         build = os.path.join(folder, "build")
         said = _run("meson", "setup", build, _ROOT, "-Dtests=false")
         if "NO GPU tiers" in said:
-            print("krait: no clang 18 or later here: this wheel will run on CPUs only", file=sys.stderr)
+            print("krait: clang 18 or later not found: this wheel will be CPU-only", file=sys.stderr)
         _run("meson", "compile", "-C", build, "src/krait:shared_library")
         built = os.path.join(build, "src", "libkrait.so")
     _run("strip", "--strip-unneeded", "-o", path, built)
@@ -52,7 +52,7 @@ def _build_library(folder):
 
 
 def _platform_tag(library):
-    """manylinux_2_N of the newest C library symbol that the library asks for."""
+    """manylinux_2_N, from the newest glibc symbol that the library requires."""
     if not _IS_GLIBC:
         return re.sub(r"[-.]", "_", sysconfig.get_platform())
     minors = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?:\.\d+)?(?=\0)", b"\0" + library)]
@@ -89,7 +89,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    raise NotImplementedError("the sources are the whole repository: build the wheel from there (make wheel)")
+    raise NotImplementedError("no sdist: build the wheel from the repository (make wheel)")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """krait: operators for Mamba and attention models on any CPU and any NVIDIA GPU.
 
-`krait.ops` has the operators on torch tensors; `python -m krait` reports what was detected on this machine and manages the
-drop-ins for mamba_ssm and causal_conv1d. `krait.Denoiser()` removes noise from speech in numpy arrays and torch tensors."""
+`krait.ops` has the operators on torch tensors; `python -m krait` reports the devices found and manages the drop-ins
+for mamba_ssm, causal_conv1d and flash_attn. `krait.Denoiser()` denoises speech in numpy arrays and torch tensors."""
 
 __version__ = "0.1.0"
 
 
 def stats():
-    """Calls and fallbacks per open context: calls that ran on a row below the best tier, or with KRAIT_FALLBACK=cpu on the host."""
+    """Calls and fallbacks per open context: calls not on the best row, or on the CPU because of KRAIT_FALLBACK=cpu."""
     from . import _load
     names = {key: "cuda:%d" % key[1] if isinstance(key, tuple) else "cpu, %d threads" % key for key in _load._contexts}
     return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
 
 
 def __getattr__(name):
-    if name == "Denoiser":  # needs numpy, which the operators do not
+    if name == "Denoiser":  # needs numpy; the operators do not
         from ._denoiser import Denoiser
         return Denoiser
     raise AttributeError("module 'krait' has no attribute %r" % name)

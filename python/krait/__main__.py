@@ -1,4 +1,4 @@
-"""python -m krait: reports what was detected on this machine; `dropin` installs, removes and explains the drop-in packages; `enhance` cleans a recording."""
+"""python -m krait: reports library and devices; `dropin` manages the drop-in packages; `enhance` denoises a recording."""
 
 import argparse
 import signal
@@ -21,7 +21,7 @@ def _report_torch():
 
 
 def _cuda_devices():
-    """(index, context or an error sentence) for each GPU of the driver, at most 16."""
+    """(index, context or error message) per GPU that the driver reports, at most 16."""
     for index in range(16):
         try:
             yield index, _load.cuda_context(index)
@@ -35,7 +35,7 @@ def report():
     _say("krait", "%s, Python %s" % (__version__, sys.version.split()[0]))
     try:
         _say("library", "%s (%s)" % (_load.library_path(), _load.version()))
-    except Exception as error:  # cffi missing, library missing or unreadable: each has its own error sentence
+    except Exception as error:  # cffi missing, library missing or unreadable: each has its own message
         _say("library", error)
         return 1
     _say("cpu", _load.caps_text(_load.lib().krait_cpu_caps()))
@@ -62,27 +62,27 @@ def run_enhance(options):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: report what was detected on this machine.")
+    parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: report the library and devices.")
     commands = parser.add_subparsers(dest="command")
-    dropin = commands.add_parser("dropin", help="the packages that replace upstream's").add_subparsers(dest="action", required=True)
-    packages = {"nargs": "*", "metavar": "package", "help": "default: all, mamba_ssm, causal_conv1d, flash_attn and krait_kernels (the modules *_cuda)"}
-    on = dropin.add_parser("on", help="install them into this Python")
+    dropin = commands.add_parser("dropin", help="manage drop-in replacement packages").add_subparsers(dest="action", required=True)
+    packages = {"nargs": "*", "metavar": "package", "help": "mamba_ssm, causal_conv1d, flash_attn, krait_kernels (the *_cuda modules); default: all"}
+    on = dropin.add_parser("on", help="install into this Python")
     on.add_argument("packages", **packages)
-    on.add_argument("--force", action="store_true", help="also replace a working upstream installation")
-    off = dropin.add_parser("off", help="uninstall them")
+    on.add_argument("--force", action="store_true", help="replace a working upstream install")
+    off = dropin.add_parser("off", help="uninstall")
     off.add_argument("packages", **packages)
     for parser_of in (on, off):
-        parser_of.add_argument("--kernels-only", action="store_true", help="only the extension modules, for a fork with its own mamba_ssm or causal_conv1d")
-    wheel = dropin.add_parser("wheel", help="write them as wheels")
+        parser_of.add_argument("--kernels-only", action="store_true", help="only the extension modules, for forks that ship their own mamba_ssm or causal_conv1d")
+    wheel = dropin.add_parser("wheel", help="write wheels")
     wheel.add_argument("folder")
     wheel.add_argument("packages", **packages)
-    dropin.add_parser("which", help="show which copy Python will import").add_argument("packages", **packages)
+    dropin.add_parser("which", help="show which copy Python imports").add_argument("packages", **packages)
     enhance = commands.add_parser("enhance", help="remove noise from a recording of speech")
     enhance.add_argument("input", metavar="IN")
-    enhance.add_argument("output", metavar="OUT", help=".wav, or any format that the package soundfile writes, if installed")
-    enhance.add_argument("-f", "--force", action="store_true", help="replace OUT if it exists")
+    enhance.add_argument("output", metavar="OUT", help=".wav, or any format of soundfile if that is installed")
+    enhance.add_argument("-f", "--force", action="store_true", help="overwrite OUT")
     enhance.add_argument("--device", default="cpu", help="cpu (default), cuda:0, ...")
-    enhance.add_argument("--threads", type=int, default=0, help="CPU threads; 0, the default, is all cores")
+    enhance.add_argument("--threads", type=int, default=0, help="CPU threads; 0, the default: all cores")
     options = parser.parse_args(arguments)
     if options.command == "enhance":
         return run_enhance(options)
@@ -91,5 +91,5 @@ def main(arguments=None):
 
 if __name__ == "__main__":
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a closed pipe (head) ends it quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit quietly when a reader such as head closes the pipe
     sys.exit(main())

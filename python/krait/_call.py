@@ -1,8 +1,8 @@
-"""From torch tensors to one C call: packs args structs, chooses the context and stream, provides scratch.
+"""From torch tensors to one C call: packs args structs, chooses context and stream, provides scratch.
 
-The packer of each operator is generated from the struct that cffi read, so field names and order are the header's. A call
-costs a few microseconds: an operator caches the signatures (shapes, strides, types) that it has checked and packed, and
-a repeated one needs only its tensors' addresses."""
+Each operator's packer is generated from the struct as cffi parsed it, so field names and order are the header's. A
+call costs a few microseconds: an operator caches the signatures (shapes, strides, types) that it has checked and
+packed, and a repeated call only fills in addresses."""
 
 import functools
 import mmap
@@ -18,15 +18,15 @@ from . import _load
 
 ABSENT = bytes(48)
 _VIEW = "=Q%si4x"  # krait_view: address, four strides, type
-_VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack for n in range(5)]  # by the tensor's dimensions
+_VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack for n in range(5)]  # indexed by the number of dimensions
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
-_MOST_KNOWN = 1024              # signatures that an operator caches
-ANY = -1                        # size of an axis that may be missing: the one that other tensors determine
-_MOST_FOLLOWERS = 32            # calls cached with a call: those almost determined by its tensors' signature
-_LEAST_SCRATCH_BYTES = 1 << 16  # every thread keeps this much scratch for CPU calls,
+_MOST_KNOWN = 1024              # signatures cached per operator
+ANY = -1                        # of an axis that may be missing: other tensors decide its size
+_MOST_FOLLOWERS = 32            # dependent calls cached per call
+_LEAST_SCRATCH_BYTES = 1 << 16  # each thread keeps this much for CPU calls,
 _MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has needed it
-_HUGE_PAGES_BYTES = 1 << 22     # from this size on scratch gets its own mapping
+_HUGE_PAGES_BYTES = 1 << 22     # scratch of at least this size is mapped separately
 _PRIMITIVES = {"int64_t": "q", "uint64_t": "Q", "int32_t": "i", "uint32_t": "I", "float": "f"}
 
 
@@ -40,26 +40,26 @@ DTYPES = _Dtypes({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.f
 
 
 def _packers_without(axis, n_dims, _=1):
-    """As _VIEW_PACKERS, for a view of n_dims dimensions whose tensor may lack `axis`, of size one."""
+    """Like _VIEW_PACKERS, for a view of n_dims dimensions whose tensor may omit the size-1 `axis`."""
     packers = list(_VIEW_PACKERS)
     packers[n_dims - 1] = struct.Struct(_VIEW % ("q" * axis + "8x" + "q" * (n_dims - 1 - axis) + "%dx" % (32 - 8 * n_dims))).pack
     return packers
 
 
 def _host_bytes(n):
-    """Memory for scratch; large blocks use huge pages, since page faults on small ones can cost more than the work."""
+    """Scratch memory; large blocks use huge pages, since first-touch faults on small pages can cost more than the work."""
     if n < _HUGE_PAGES_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(n, dtype=torch.uint8)
     block = mmap.mmap(-1, n)
     try:
         block.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        pass  # a kernel without huge pages
+        pass  # the kernel has none
     return torch.frombuffer(block, dtype=torch.uint8)
 
 
 class _OwnScratch(threading.local):
-    """The end of krait_call for this thread's CPU calls: stream, scratch, scratch bytes."""
+    """This thread's tail for CPU calls: stream, scratch, scratch bytes."""
 
     def __init__(self):
         self.keep(_LEAST_SCRATCH_BYTES)
@@ -70,7 +70,7 @@ class _OwnScratch(threading.local):
 
 
 class CpuPlace:
-    """Where a call runs: a context and the end of krait_call: no stream, this thread's scratch."""
+    """Where a call runs: a context and the tail of krait_call (no stream, this thread's scratch)."""
     device = torch.device("cpu")
     _own = _OwnScratch()
 
@@ -81,7 +81,7 @@ class CpuPlace:
         return self._own.tail
 
     def lend(self, n):
-        """-> (memory that must stay alive during the call, the end of krait_call with n bytes of it)."""
+        """-> (memory to keep alive during the call, a tail with n bytes of it)."""
         if n > _MOST_SCRATCH_BYTES:
             scratch = _host_bytes(n)
             return scratch, array("Q", (0, scratch.data_ptr(), n))
@@ -90,7 +90,7 @@ class CpuPlace:
 
 
 class CudaPlace:
-    """The context of a GPU and the current stream; scratch comes from torch's allocator, which knows the stream."""
+    """A GPU's context and current stream; scratch comes from torch's stream-aware allocator."""
 
     def __init__(self, context, index):
         self.context, self.device = context, torch.device("cuda", index)
@@ -132,14 +132,14 @@ def _open_cuda_place(index):
     try:
         context = _load.cuda_context(index)
     except _load.KraitError as error:
-        raise _load.KraitError("%s; `python -m krait` reports what was detected, KRAIT_FALLBACK=cpu runs this on the CPU"
+        raise _load.KraitError("%s; `python -m krait` reports the devices found, KRAIT_FALLBACK=cpu runs this on the CPU"
                                % error, error.status) from None
     _cuda_places[index] = CudaPlace(context, index)
     return _cuda_places[index]
 
 
 def place(t, *others):
-    """The place of t; the other tensors (None allowed) must be there too."""
+    """The place of t; the other tensors (or None) must be on the same device."""
     device = t.device
     if t.is_cpu:
         for other in others:
@@ -155,7 +155,7 @@ def place(t, *others):
         return _cuda_places.get(device.index) or _open_cuda_place(device.index)
     if kind == "meta":
         return META
-    raise RuntimeError("krait: tensors on %s are not supported, use cpu or cuda" % device)
+    raise RuntimeError("krait: device %s is not supported, use cpu or cuda" % device)
 
 
 def _flatten(ctype):
@@ -168,12 +168,12 @@ def _flatten(ctype):
 
 
 def _view_text(name, packers):
-    """The expression that packs one tensor, without its address."""
+    """The expression that packs one tensor except for its address."""
     return "(ABSENT if {0} is None else {1}[len(s := {0}.stride())](64, *s, DTYPES[{0}.dtype]))".format(name, packers)
 
 
 def _generate(fields, args_bytes, names, axes):
-    """The source of pack(tensors, flags=0, *, number=0, ...) -> the args struct as bytes; `names` are those of the tensors' views."""
+    """Source of pack(tensors, flags=0, *, number=0, ...) -> the args struct as bytes; `names`: views given as tensors."""
     numbers_of_call, parts, numbers = [], [], []
     values = {"ABSENT": ABSENT, "packers": _VIEW_PACKERS, "DTYPES": DTYPES, "head": _HEAD.pack}
     values.update(("packers_" + name, _packers_without(*place)) for name, place in axes.items())
@@ -202,8 +202,8 @@ def _generate(fields, args_bytes, names, axes):
 
 
 class Operator:
-    """krait_<name>. `views` names the views of its args struct in the order of a call's tensors, inputs first; others are absent;
-    `axes` lists views that may lack an axis: view=(axis, dimensions of the view), of size one, or with ANY as third item of any size."""
+    """krait_<name>. `views`: the args struct's views in the order of a call's tensors, inputs first; others are absent.
+    `axes`: views whose tensor may omit an axis: view=(axis, dimensions of the view), size one, or any with ANY third."""
 
     def __init__(self, name, views, **axes):
         self.name, self.known, self._known_sizes = name, {}, {}
@@ -216,13 +216,13 @@ class Operator:
         return self.__dict__[attribute]
 
     def _bind(self):
-        """The part that needs the library: pack, the positions of addresses, the two functions."""
+        """Sets what needs the library: pack, address word offsets, the two functions."""
         ffi = _load.ffi()
         ctype = ffi.typeof("krait_%s_args" % self.name)
         args_bytes, fields = ffi.sizeof(ctype), _flatten(ctype)
         packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
         if packed_bytes != args_bytes:
-            raise _load.KraitError("krait_%s_args: %d bytes of fields, the header says %d" % (self.name, packed_bytes, args_bytes))
+            raise _load.KraitError("krait_%s_args: fields take %d bytes, the header says %d" % (self.name, packed_bytes, args_bytes))
         text, values = _generate(fields, args_bytes, self.views, self._axes)
         exec(compile(text, "<krait %s>" % self.name, "exec"), values)
         as_bytes = "int32_t (*)(const krait_ctx *, const char *%s)"
@@ -234,8 +234,8 @@ class Operator:
         self.pack = values["pack"]
 
     def sizes(self, tensors, flags=0, **numbers):
-        """The size fields derived from the tensors' shapes, by the operator's own signature; numbers: those that the shapes may leave open. Raises
-        an error that lists all shapes if one does not match. Outputs, which come last, may be missing."""
+        """Size fields inferred from the tensors' shapes by the operator's signature; numbers: sizes that shapes may not
+        determine. On a mismatch raises one error that lists all shapes. Outputs (last) may be omitted."""
         self.pack  # the library
         key = (flags, *numbers.items(), *[None if t is None else (t.shape, t.dtype) for t in tensors])
         known = self._known_sizes.get(key)
@@ -265,15 +265,15 @@ class Operator:
 
     @staticmethod
     def _refuse(status):
-        """The library's error sentence, with B, C and D under the names of Python's arguments."""
+        """Raises the library's message with Python's argument names B, C and D."""
         try:
             _load.fail(status)
         except _load.KraitError as error:
             raise type(error)(re.sub(r"\b([BCD])(mat|vec)\b", r"\1", str(error)), error.status) from None
 
     def keep(self, signature, options, given, note=None):
-        """-> (call, its tensors): those given, with the right types and without a negative bit. For tensors that had to be converted the cache has
-        the converted signature; not for complex ones, whose signature does not tell whether they are conjugates."""
+        """-> (call, its tensors): those given, already of the right types, with the negative bit resolved. Looks up the
+        cache again, since conversion changes the signature. Complex tensors are not cached: it omits the conjugate bit."""
         taken = tuple([t.resolve_neg() if t is not None and t.is_neg() else t for t in given])
         has_gradients = any([t is not None and t.requires_grad for t in taken])
         if any([t is not None and t.is_complex() for t in taken]):
@@ -294,21 +294,21 @@ class Operator:
 
 
 def refuse_negative_bit(name, *tensors):
-    """For tensors that are written to, or whose memory is used directly."""
+    """For tensors whose memory is written or read directly."""
     if any([t is not None and t.is_neg() for t in tensors]):
         raise RuntimeError("krait: %s: the negative bit of a tensor is set, pass t.resolve_neg()" % name)
 
 
 class Call:
-    """A call that is packed once, except for addresses, and runs on any tensors of the same signature. `note` is its owner's;
-    `has_gradients`: one of the inputs requires them."""
+    """A call packed once, except for addresses, that runs on any tensors of the same signature. `note`: the owner's;
+    `has_gradients`: some input requires them."""
     __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients", "_followers")
 
     def __init__(self, operator, note=None, has_gradients=False):
         self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients, self._followers = operator, None, 0, note, has_gradients, {}
 
     def follower(self, operator, key=()):
-        """A call determined by this one's signature and `key`: cached with it."""
+        """A call determined by this one's signature and `key`; cached with it."""
         key = (operator.name, key)
         call = self._followers.get(key)
         if call is None:
@@ -318,7 +318,7 @@ class Call:
         return call
 
     def pack(self, tensors, flags=0, **numbers):
-        """numbers: the call's fields, and those of its sizes that no tensor determines."""
+        """numbers: the call's scalar fields, and sizes that no tensor determines."""
         place(*tensors)
         refuse_negative_bit(self.operator.name, *tensors)
         words = array("Q", self.operator.pack(tensors, flags, **{**numbers, **self.operator.sizes(tensors, flags, **numbers)}))
@@ -327,7 +327,7 @@ class Call:
         self.words = words
 
     def row(self, at):
-        """The name of the row that accepts this call there; None: none does."""
+        """The name of the row that runs this call at `at`, or None."""
         ffi, lib, words, plan = _load.ffi(), _load.lib(), self.words[:], _load.ffi().new("krait_plan **")
         for word, _ in self.addresses:
             words[word] = 64
@@ -353,7 +353,7 @@ class Call:
             self._run_again(status, at, words)
 
     def run_at(self, at, addresses):
-        """Like run, with addresses and their place instead of tensors; none of them may be empty."""
+        """Like run, given addresses instead of tensors, and their place; no tensor may be empty."""
         words, scratch = self.words[:], None
         if self.scratch_bytes:
             scratch, words[1:4] = at.lend(self.scratch_bytes)
@@ -366,7 +366,7 @@ class Call:
             self._run_again(status, at, words)
 
     def _run_again(self, status, at, words):
-        """With more scratch than the place provides, if the operator needs it. A place that keeps none is asked at once next time."""
+        """Retries with more scratch if the operator asks for it. A GPU place, which keeps none, then allocates it up front."""
         if status == _load.constant("KRAIT_ERR_SCRATCH"):
             n_bytes = _load.ffi().new("uint64_t *")
             status = self.operator.scratch_of(at.context, words.tobytes(), n_bytes)
@@ -379,8 +379,8 @@ class Call:
 
 
 def signer(n_tensors):
-    """-> signature(tensors, options): what a packed call depends on, and whether it needs an autograd node. Unrolled, since the
-    overhead of a loop would be as large as its work."""
+    """-> signature(tensors, options): what a packed call depends on, and whether it needs an autograd node. Unrolled:
+    a loop would cost as much as its body."""
     names = ["t%d" % i for i in range(n_tensors)]
     parts = ["None if {0} is None else ({0}.shape, {0}.stride(), {0}.dtype, {0}.is_cpu or {0}.device, {0}.requires_grad, {0}.is_neg())".format(name) for name in names]
     values = {}

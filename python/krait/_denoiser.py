@@ -12,11 +12,13 @@ _MODEL_HZ = 16000
 
 
 class Denoiser:
-    """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor whose last axis is time (other axes: channels or recordings, processed
-    separately), floating point in -1 to 1 or int16, and returns one of the same type, shape and rate. Content above 8 kHz is lost.
+    """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor with time as the last axis
+    (other axes: independent channels or recordings), floating point in [-1, 1] or int16, and returns the same type, shape
+    and rate. Frequencies above 8 kHz are removed too.
 
-    device: "cpu", "cuda:0" and so on; threads: CPU threads, 0 for all cores; weights: a safetensors file from `krait train` or `krait convert` instead of the built-in weights.
-    Threads may share one Denoiser; they take turns. A copy or pickle opens the same model again."""
+    device: "cpu", "cuda:0", ...; threads: CPU threads, 0 for all cores; weights: a safetensors file from `krait train`
+    or `krait convert` instead of the built-in weights. Threads may share one Denoiser; their calls are serialized. A copy
+    or unpickled one reopens the same model."""
 
     def __init__(self, device="cpu", threads=0, weights=None):
         device = str(device)  # a torch.device, too
@@ -28,7 +30,7 @@ class Denoiser:
         elif device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit()):
             self._context = _load.cuda_context(int(device[5:] or 0))
         else:
-            raise ValueError("krait.Denoiser: device is %r, not 'cpu' or 'cuda:0'" % (device,))
+            raise ValueError("krait.Denoiser: device is %r, must be 'cpu' or 'cuda:N'" % (device,))
         self._process = os.getpid()
         ffi, model, session = _load.ffi(), _load.ffi().new("krait_model **"), _load.ffi().new("krait_session **")
         self._check(_load.function("krait_model_open")(self._context, ffi.NULL, model) if weights is None else self._open_file(os.fspath(weights), model))
@@ -40,11 +42,11 @@ class Denoiser:
         return Denoiser, self._made_of
 
     def _open_file(self, path, model):
-        """The file is read here: the wheel's libkrait opens no files. The tensors are copied."""
+        """Reads the file here: the wheel's libkrait opens no files. Keeps no tensors."""
         ffi = _load.ffi()
         metadata, tensors = _weights.read(path)
         if metadata.get("normalize", "none") != "none":
-            raise ValueError("%s: weights for signals of another level (normalize: %s); krait enhance -w accepts them" % (path, metadata["normalize"]))
+            raise ValueError("%s: weights need level normalization (normalize: %s); use them with krait enhance -w" % (path, metadata["normalize"]))
         items, kept = ffi.new("krait_model_tensor[]", max(len(tensors), 1)), []
         for item, (name, values) in zip(items, tensors.items()):
             kept.append((ffi.new("char[]", name.encode()), ffi.new("int64_t[]", list(values.shape) or 1), np.ascontiguousarray(values)))
@@ -54,9 +56,9 @@ class Denoiser:
         return _load.function("krait_model_open_tensors")(self._context, options, items, len(tensors), model)
 
     def stream(self):
-        """A Stream with its own state: removes noise in real time with a latency of 0.35 s, or 31 ms with the weights of a streaming model."""
+        """A new independent Stream for live denoising: latency 0.35 s, or 31 ms with a streaming model's weights."""
         if os.getpid() != self._process:
-            raise _load.KraitError("krait.Denoiser: made before a fork; make one in each process")
+            raise _load.KraitError("krait.Denoiser: created before a fork; create one in each process")
         return Stream(self)
 
     @staticmethod
@@ -69,14 +71,14 @@ class Denoiser:
         given = np.ascontiguousarray(x, dtype=np.float32)
         out = np.empty_like(given)
         ffi = _load.ffi()
-        with self._lock:  # a session is one sequence of runs
+        with self._lock:  # a session holds one stream's state
             self._check(_load.lib().krait_enhance_samples(self._session[0], ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given),
                                                           ffi.NULL, ffi.NULL))
         return out.astype(np.float64)
 
     def __call__(self, samples, rate=_MODEL_HZ):
         if os.getpid() != self._process:
-            raise _load.KraitError("krait.Denoiser: made before a fork; make one in each process")
+            raise _load.KraitError("krait.Denoiser: created before a fork; create one in each process")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(samples, torch.Tensor):
             done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate)
@@ -85,7 +87,7 @@ class Denoiser:
         rate = _checked_rate(rate)
         is_whole = samples.dtype == np.int16
         if samples.ndim == 0 or not (is_whole or samples.dtype.kind == "f"):
-            raise TypeError("krait.Denoiser: samples are %s of shape %s; give floating point or int16 with time as the last axis" % (samples.dtype, samples.shape))
+            raise TypeError("krait.Denoiser: samples are %s of shape %s, must be floating point or int16 with time as the last axis" % (samples.dtype, samples.shape))
         if samples.size == 0:
             return samples.copy()
         rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64) / (32768 if is_whole else 1)
@@ -101,9 +103,9 @@ class Denoiser:
 
 
 class Stream:
-    """Streaming, one channel, 16 kHz: push(samples) takes any number of samples (one-dimensional, floating point in -1 to 1 or int16) and returns those that
-    are due, as float32: none for most short pushes, and each at most `latency` samples after it was pushed. finish() returns the rest; the stream can then start again.
-    Created by Denoiser.stream()."""
+    """Live audio, mono, 16 kHz, from Denoiser.stream(). push(samples) takes any number of samples (1-D, floating point
+    in [-1, 1] or int16) and returns the finished ones as float32: often none for a short push, each at most `latency`
+    samples after its input. finish() returns the rest and resets the stream."""
 
     def __init__(self, denoiser):
         ffi, lib = _load.ffi(), _load.lib()
@@ -116,9 +118,9 @@ class Stream:
         self.latency = int(lib.krait_stream_latency(self._stream[0]))
 
     def _take(self, n, call):
-        """call(out, room, n_out) -> its output."""
+        """Runs call(out, room, n_out) -> its output."""
         if os.getpid() != self._process:
-            raise _load.KraitError("krait.Denoiser.stream: made before a fork; make one in each process")
+            raise _load.KraitError("krait.Denoiser.stream: created before a fork; create one in each process")
         ffi = _load.ffi()
         out, n_out = np.empty(n + self.latency, np.float32), ffi.new("int64_t *")
         with self._lock:
@@ -128,7 +130,7 @@ class Stream:
     def push(self, samples):
         samples = np.asarray(samples)
         if samples.ndim != 1 or not (samples.dtype == np.int16 or samples.dtype.kind == "f"):
-            raise TypeError("krait.Denoiser.stream: samples are %s of shape %s; give one dimension of floating point or int16" % (samples.dtype, samples.shape))
+            raise TypeError("krait.Denoiser.stream: samples are %s of shape %s, must be one-dimensional floating point or int16" % (samples.dtype, samples.shape))
         given = np.ascontiguousarray(samples / np.float32(32768) if samples.dtype == np.int16 else samples, dtype=np.float32)
         if not np.isfinite(given).all():
             raise ValueError("krait.Denoiser.stream: samples contain NaN or infinity")
@@ -143,7 +145,7 @@ def _checked_rate(rate):
     if isinstance(rate, (float, np.floating)) and rate == int(rate):
         rate = int(rate)
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)) or not 1000 <= rate <= 768000:
-        raise ValueError("krait.Denoiser: rate is %r, not a whole number of samples a second from 1000 to 768000" % (rate,))
+        raise ValueError("krait.Denoiser: rate is %r, must be an integer from 1000 to 768000 Hz" % (rate,))
     return int(rate)
 
 
@@ -151,7 +153,7 @@ def enhance(options):
     """python -m krait enhance IN OUT."""
     if os.path.exists(options.output):
         if os.path.samefile(options.input, options.output):
-            raise _load.KraitError("%s is also the input; give the output another name" % options.output)
+            raise _load.KraitError("%s is the input; choose another output name" % options.output)
         if not options.force:
             raise _load.KraitError("%s exists; -f replaces it" % options.output)
     _sound.check_output(options.output)

@@ -1,8 +1,8 @@
-"""The drop-in packages as distributions: writes them as wheels, installs these with pip, reports which copy shadows which.
+"""The drop-in packages as distributions: writes wheels, installs them with pip, reports which copy shadows which.
 
-A wheel is made from the folder `dropin/` beside this file, with upstream's distribution name and version, so that pip and
-importlib.metadata see the requirement as satisfied. The extension modules below autograd are a separate distribution, the only one that
-forks of the packages need. A working upstream copy is never replaced without --force."""
+Wheels are made from the folder `dropin/` beside this file, with upstream's distribution name and version, so that pip
+and importlib.metadata see the requirement as satisfied. The extension modules below autograd are a separate
+distribution, the only one that forks of the packages need. A working upstream copy is never replaced unasked."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ from . import __version__
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dropin")
 KERNELS = "krait_kernels"
-PACKAGES = {  # distribution: the version that it replaces, its import name, its requirements
+PACKAGES = {  # distribution: upstream version, import names, requirements
     KERNELS: (__version__, ("causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate",
                "flash_attn_2_cuda"),
               ("torch",)),
@@ -83,9 +83,9 @@ def write_wheel(name, folder):
     return path
 
 
-# ---- existing copies ---------------------------------------------------------------------------------------------
+# ---- installed copies -------------------------------------------------------------------------------------------------
 def _copies(module):
-    """Every copy on the path, in import order: package folders, module files (in one folder a compiled module comes first)."""
+    """Every copy on sys.path, in import order: package folders, module files (within a folder compiled ones first)."""
     found = []
     for entry in sys.path:
         base = os.path.join(os.path.abspath(entry or "."), module)
@@ -106,13 +106,13 @@ def _is_dropin(path):
 
 
 def _import_error(module):
-    """None if a fresh interpreter can import it, else the last line of its error."""
+    """None if a fresh interpreter imports it, else the last line of its error."""
     done = subprocess.run([sys.executable, "-c", "import torch, " + module], capture_output=True, text=True)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["exit status %d" % done.returncode])[-1]
 
 
 def explain(module):
-    """One line: which copy Python imports, whose it is, which copies it hides."""
+    """One line: which copy Python imports, whether it is krait's, what it hides."""
     copies = _copies(module)
     if not copies:
         return "not installed (python -m krait dropin on)"
@@ -129,12 +129,12 @@ def _refusals(name):
         if foreign and error is None:
             found.append("%s works and is not krait's; --force replaces it" % foreign[0])
         elif foreign:
-            print("krait: %s is broken here and will be replaced (%s)" % (foreign[0], error))
+            print("krait: %s does not import and will be replaced (%s)" % (foreign[0], error))
     return found
 
 
 def _with_needs(names):
-    """Adds the other drop-ins that they import, unless a package of that name exists."""
+    """The names, and the drop-ins they import that are not installed in any form."""
     needs = [need for name in names for need in PACKAGES[name][2] if need in PACKAGES and not any(_copies(module) for module in PACKAGES[need][1])]
     return [name for name in PACKAGES if name in names or name in needs]
 
@@ -142,34 +142,34 @@ def _with_needs(names):
 # ---- commands ---------------------------------------------------------------------------------------------------------
 def _pip(*arguments):
     if importlib.util.find_spec("pip") is None:
-        print("krait: this Python has no pip; write the wheels (python -m krait dropin wheel FOLDER) and install those (uv pip install FOLDER/*.whl)", file=sys.stderr)
+        print("krait: this Python has no pip; write wheels (python -m krait dropin wheel FOLDER) and install them (uv pip install FOLDER/*.whl)", file=sys.stderr)
         return 1
     return subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]).returncode
 
 
 def _torch_text():
     if importlib.util.find_spec("torch") is None:
-        return "torch is not installed here: the packages need it (pip install torch, 1.13 or later)"
+        return "torch is not installed; the packages need it (pip install torch, 1.13 or later)"
     try:
-        return "torch %s is there" % importlib.metadata.version("torch")
+        return "torch %s is installed" % importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return "torch is there"
+        return "torch is installed"
 
 
 def _tell_installed(names):
-    """Reports what was installed and what hides it -> 0, or 1 if Python will import another copy."""
+    """Prints what was installed and what hides it -> 0, or 1 if Python imports another copy."""
     importlib.invalidate_caches()
     hidden = 0
     for name in names:
         for module in PACKAGES[name][1]:
             copies = _copies(module)
-            print("krait: %s (%s %s): %s" % (module, name, _version(name), copies[0] if copies else "installed where this Python does not look"))
+            print("krait: %s (%s %s): %s" % (module, name, _version(name), copies[0] if copies else "installed outside this Python's sys.path"))
             if copies and not _is_dropin(copies[0]):
                 print("krait: that copy of %s is not krait's and hides the drop-in: remove it" % module, file=sys.stderr)
                 hidden = 1
     print("krait: %s" % _torch_text())
     if "mamba_ssm" in names:
-        print("krait: not implemented, these names are missing: %s" % MISSING)
+        print("krait: not implemented: %s" % MISSING)
     return hidden
 
 
@@ -186,11 +186,11 @@ def _install(names, force):
 
 
 def _sweep(folder):
-    """Removes compiled files from a leftover folder: an importable empty package would make others believe that it is installed."""
+    """Removes the .pyc files left in a folder: an empty package that still imports looks installed to other code."""
     left = [os.path.join(path, file) for path, _, files in os.walk(folder) for file in files]
     foreign = [path for path in left if not path.endswith(".pyc")]
     if foreign:
-        print("krait: %s stays: it holds %s, which krait did not install" % (folder, foreign[0]), file=sys.stderr)
+        print("krait: %s was kept: it contains %s, which krait did not install" % (folder, foreign[0]), file=sys.stderr)
         return 1
     shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -209,11 +209,11 @@ def _remove(names):
 def run(options):
     unknown = [name for name in options.packages if name not in PACKAGES]
     if unknown:
-        print("krait: no drop-in for %s; there are %s" % (", ".join(unknown), ", ".join(PACKAGES)), file=sys.stderr)
+        print("krait: no drop-in for %s; choose from %s" % (", ".join(unknown), ", ".join(PACKAGES)), file=sys.stderr)
         return 2
     only_kernels = getattr(options, "kernels_only", False)
     if only_kernels and options.packages:
-        print("krait: --kernels-only selects what is installed; omit %s" % ", ".join(options.packages), file=sys.stderr)
+        print("krait: --kernels-only takes no packages; remove %s" % ", ".join(options.packages), file=sys.stderr)
         return 2
     names = [KERNELS] if only_kernels else options.packages or list(PACKAGES)
     if options.action == "on":

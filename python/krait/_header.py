@@ -1,4 +1,4 @@
-"""Reads krait's public C headers: constants and declarations, in the form that cffi parses."""
+"""Reads krait's public C headers: constants, and declarations that cffi can parse."""
 
 import re
 

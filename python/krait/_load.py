@@ -11,7 +11,7 @@ _contexts = {}
 
 
 class KraitError(RuntimeError):
-    """A failing call of the library: `status` is its KRAIT_ERR_* value."""
+    """A library call failed; `status` is its KRAIT_ERR_* value."""
 
     def __init__(self, message, status=0):
         super().__init__(message)
@@ -19,7 +19,7 @@ class KraitError(RuntimeError):
 
 
 class KraitUnsupported(KraitError, NotImplementedError):
-    """No row of the operator takes these arguments, or this library has no such operator."""
+    """No row of the operator supports these arguments, or this library lacks the operator."""
 
 
 def library_path():
@@ -27,7 +27,7 @@ def library_path():
 
 
 def header_folder():
-    """The headers in the package, else those of the source tree that contains it."""
+    """The headers installed with the package, else those of the enclosing source tree."""
     packed = os.path.join(_HERE, "include", "krait")
     return packed if os.path.isdir(packed) else os.path.join(_HERE, "..", "..", "include", "krait")
 
@@ -46,8 +46,8 @@ def _open_library():
     try:
         lib = ffi.dlopen(path, ffi.RTLD_NOW | getattr(os, "RTLD_NODELETE", 0))  # its threads outlive the interpreter
     except OSError as error:
-        raise KraitError("libkrait cannot be loaded from %s: %s; build it (pip install ./python) or point KRAIT_LIBRARY "
-                         "at libkrait.so" % (path, error)) from None
+        raise KraitError("libkrait cannot be loaded from %s: %s; build it (pip install ./python) or set KRAIT_LIBRARY "
+                         "to libkrait.so" % (path, error)) from None
     _state.update(ffi=ffi, lib=lib, constants=constants)
 
 
@@ -72,17 +72,17 @@ def constant(name):
 
 
 def function(name):
-    """A function of the library; KraitUnsupported if this libkrait is older than the call."""
+    """A function of the library; KraitUnsupported if this libkrait is too old to have it."""
     try:
         return getattr(lib(), name)
     except AttributeError:
-        raise KraitUnsupported("%s: %s has no such function; install a newer krait" % (name, library_path())) from None
+        raise KraitUnsupported("%s: function not found in %s; install a newer krait" % (name, library_path())) from None
 
 
 def fail(status):
-    """Raises the error of the last failing call of this thread."""
+    """Raises the error of this thread's last failed call."""
     text = ffi().string(lib().krait_error_detail()).decode(errors="replace")
-    of_a_call = status in (constant("KRAIT_ERR_ARGUMENT"), constant("KRAIT_ERR_SHAPE"))  # the remedies for these are for callers in C
+    of_a_call = status in (constant("KRAIT_ERR_ARGUMENT"), constant("KRAIT_ERR_SHAPE"))  # advice for C callers does not apply here
     cure = "" if of_a_call else ffi().string(lib().krait_status_cure(status)).decode(errors="replace")
     message = "krait: %s%s" % (text, " (%s)" % cure if cure else "")
     if status == constant("KRAIT_ERR_UNSUPPORTED"):
@@ -103,7 +103,7 @@ def caps_text(caps):
 
 
 def open_context(device, n_threads):
-    """A krait_ctx*; whoever caches it keeps it open for the life of the process."""
+    """A krait_ctx*, never closed: callers cache it for the life of the process."""
     options = ffi().new("krait_ctx_options *", {"size": ffi().sizeof("krait_ctx_options"), "device": device,
                                                 "n_threads": n_threads})
     handle = ffi().new("krait_ctx **")
@@ -124,7 +124,7 @@ _lock_contexts = threading.Lock()
 
 
 def cpu_context(n_threads):
-    """The CPU context with that many threads (KRAIT_THREADS takes precedence)."""
+    """The CPU context with n_threads threads (KRAIT_THREADS, if set, overrides)."""
     context = _contexts.get(n_threads)
     if context is None:
         wanted = 0 if os.environ.get("KRAIT_THREADS") else n_threads
@@ -149,7 +149,7 @@ def read_stats(context):
 
 
 def _forget_contexts():
-    """A forked child has none of its parent's threads: it opens its own contexts."""
+    """A forked child lacks its parent's threads, so it opens its own contexts."""
     global _lock, _lock_contexts
     _lock, _lock_contexts = threading.Lock(), threading.Lock()
     _contexts.clear()

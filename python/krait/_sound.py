@@ -1,4 +1,4 @@
-"""Audio as numpy arrays: resampling, and reading and writing files: WAV with the standard library, other formats with soundfile if it is installed."""
+"""Audio as numpy arrays: resampling, reading and writing. WAV by the standard library, other formats by soundfile."""
 
 import math
 import os
@@ -13,8 +13,8 @@ _KAISER = 12.27  # stop band 120 dB down
 
 
 def _filters(up, down, phases):
-    """(len(phases), taps) windowed sinc, one row per phase (in units of 1/up sample). Tones below 0.46 of the lower rate pass within 1e-6, those above 0.505
-    of it are attenuated by 130 dB (tests/python/test_denoiser.py)."""
+    """(len(phases), taps) windowed sinc, one row per phase (in units of 1/up sample). Pass band up to 0.46 of the lower
+    rate, within 1e-6; stop band from 0.505 of it, 130 dB down (tests/python/test_denoiser.py)."""
     cut = min(1.0, up / down) * (1 - 0.0305)
     half = math.ceil(_ZEROS / min(1.0, up / down))
     at = phases[:, None] / up - np.arange(1 - half, half + 1)[None, :]
@@ -24,7 +24,7 @@ def _filters(up, down, phases):
 
 
 def resample(x, in_hz, out_hz, n_out=None):
-    """x (n) float64 at in_hz -> (n_out) at out_hz, without delay: sample k is at time k / out_hz. Silent before the start and after the end."""
+    """x (n) float64 at in_hz -> (n_out) at out_hz, zero delay: sample k is at time k / out_hz. Zeros outside x."""
     n = len(x)
     if n_out is None:
         n_out = -(-n * out_hz // in_hz)
@@ -34,7 +34,7 @@ def resample(x, in_hz, out_hz, n_out=None):
         return out
     common = math.gcd(in_hz, out_hz)
     up, down = out_hz // common, in_hz // common
-    first = np.arange(min(up, n_out), dtype=np.int64)  # the first output of each phase
+    first = np.arange(min(up, n_out), dtype=np.int64)  # each phase's first output
     starts, phases = first * down // up, first * down % up
     rows, half = _filters(up, down, phases)
     padded = np.concatenate([np.zeros(half - 1), x, np.zeros(half + down + 1 + max(0, n_out * down // up + 1 - n))])
@@ -64,12 +64,12 @@ def _read_wave(path):
     with wave.open(path, "rb") as file:
         width, channels, rate, n = file.getsampwidth(), file.getnchannels(), file.getframerate(), file.getnframes()
         data = np.frombuffer(file.readframes(n), dtype=np.uint8)
-    if len(data) < n * width * channels < 0x7fffff00:  # a program that writes into a pipe puts the maximum length into the header
-        raise wave.Error("truncated: its header announces more audio than the file contains")
+    if len(data) < n * width * channels < 0x7fffff00:  # writers to a pipe put the maximum size in the header
+        raise wave.Error("truncated: the header announces more audio than the file contains")
     data = data[:len(data) // (width * channels) * width * channels].reshape(-1, width)
     if width == 1:
         samples = data[:, 0].astype(np.float64) / 128 - 1
-    else:  # little-endian integers of 2 to 4 bytes, at the top of 32 bits
+    else:  # little-endian integers of 2 to 4 bytes, left-aligned in 32 bits
         wide = np.zeros((len(data), 4), dtype=np.uint8)
         wide[:, 4 - width:] = data
         samples = wide.view("<i4")[:, 0].astype(np.float64) / 2**31
@@ -77,7 +77,7 @@ def _read_wave(path):
 
 
 def read(path):
-    """(channels, n) float64 within -1 and 1, the rate, and the name of the sample format."""
+    """-> (channels, n) float64 in [-1, 1], the rate, the name of the sample format."""
     import wave
     soundfile = _soundfile()
     try:
@@ -87,8 +87,8 @@ def read(path):
             return samples.T, rate, info.subtype
         return _read_wave(path)
     except (wave.Error, EOFError, RuntimeError) as error:
-        cure = "" if soundfile else "; without the package soundfile only WAV with integer samples is read"
-        raise KraitError("%s: %s%s" % (path, str(error) or "empty, or cut within its header", cure)) from None
+        cure = "" if soundfile else "; other formats than integer WAV need the soundfile package"
+        raise KraitError("%s: %s%s" % (path, str(error) or "empty, or truncated in its header", cure)) from None
 
 
 def _write_wave(path, samples, rate, subtype):
@@ -108,16 +108,16 @@ def _write_wave(path, samples, rate, subtype):
 
 
 def check_output(path):
-    """Checks before the work starts."""
+    """Raises what can be detected before the work."""
     folder = os.path.dirname(path) or "."
     if os.path.splitext(path)[1].lower() != ".wav" and not _soundfile():
-        raise KraitError("%s: without the package soundfile only .wav is written" % path)
+        raise KraitError("%s: other formats than .wav need the soundfile package" % path)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise KraitError("cannot create %s: %s" % (path, "%s is not writable" % folder if os.path.isdir(folder) else "the folder %s does not exist" % folder))
 
 
 def write(path, samples, rate, subtype, force=False):
-    """Writes (channels, n) to path, which appears when it is complete; the extension selects the format."""
+    """Writes (channels, n) to path atomically, in the format of its extension."""
     ending = os.path.splitext(path)[1].lower()
     soundfile = _soundfile()
     check_output(path)
@@ -135,7 +135,7 @@ def write(path, samples, rate, subtype, force=False):
         if force:
             os.replace(part, path)
         else:
-            os.link(part, path)  # fails if something has that name by now
+            os.link(part, path)  # fails if the name exists by now
             os.unlink(part)
     except FileExistsError:
         os.unlink(part)

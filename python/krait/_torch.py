@@ -1,4 +1,4 @@
-"""What differs between PyTorch releases, in one place: autocast queries, compilation, custom operators."""
+"""Differences between PyTorch releases, in one place: autocast queries, compilation, custom operators."""
 
 import functools
 import threading
@@ -19,7 +19,7 @@ else:
 
 if hasattr(torch, "get_autocast_dtype"):
     def autocast_dtype(t):
-        """The dtype of the autocast region that we are in for tensors where t lives, None outside of one."""
+        """The dtype of the active autocast region for t's device, None outside one."""
         device_type = "cpu" if t.is_cpu else t.device.type
         if device_type == "meta" or not torch.is_autocast_enabled(device_type):
             return None
@@ -41,7 +41,7 @@ _tracing = _Tracing()
 
 
 def _traced(backward):
-    """Inside the formula every operator must be called as one: its tensors have no memory."""
+    """Inside the formula every operator must go through torch.ops: its tensors are fake."""
     def run(ctx, *grads):
         _tracing.on = True
         try:
@@ -57,16 +57,16 @@ _innermost = getattr(_functorch, "peek_interpreter_stack", None) or (lambda: Non
 
 
 def _check_transforms():
-    """torch.func's vmap runs an operator once per sample; it cannot differentiate one."""
+    """torch.func.vmap runs an operator once per sample but cannot differentiate it."""
     kinds = {str(interpreter.key()).rpartition(".")[2] for interpreter in _functorch.get_interpreter_stack()}
     if kinds & {"Grad", "Jvp"}:
-        raise RuntimeError("krait: torch.func cannot differentiate its operators: use torch.autograd.grad or backward(), also for the gradient of each sample in turn; "
-                           "torch.func.vmap without grad, vjp, jvp or jac works")
+        raise RuntimeError("krait: torch.func cannot differentiate krait's operators: use torch.autograd.grad or backward(), "
+                                              "for per-sample gradients one sample at a time; plain torch.func.vmap works")
     return True
 
 
 def is_traced():
-    """Whether every operator must be called as one, because its tensors have no memory, or must be seen: compilation, torch.jit.trace, vmap."""
+    """Whether operators must go through torch.ops, for fake tensors or to be recorded: compilation, jit.trace, vmap."""
     if is_compiling() or _tracing.on:
         return True
     if _innermost() is not None:
@@ -76,33 +76,33 @@ def is_traced():
     if _trace() is None:
         return False
     if not HAS_CUSTOM_OPS:
-        raise RuntimeError("krait: torch.jit.trace records its operators from torch 2.4 on, this is torch %s" % torch.__version__)
+        raise RuntimeError("krait: torch.jit.trace needs torch 2.4 or later, this is torch %s" % torch.__version__)
     return True
 
 
 def is_watched():
-    """Whether something but eager autograd follows what is called: there torch's operators serve where they can."""
+    """Whether anything but eager autograd follows the calls; torch's own operators are then preferred."""
     return is_compiling() or _tracing.on or _innermost() is not None or _forward_ad._current_level >= 0 or _trace() is not None
 
 
 def call_after(ctx, operator, key):
-    """The call of a gradient: kept with that of the forward pass, whose signature and `key` decide it; None in compiled code."""
+    """The gradient's call, determined by the forward's signature and `key` and cached with it; None in compiled code."""
     call = getattr(ctx, "call", None)
     return None if call is None else call.follower(operator, key)
 
 
 def layout(t):
-    """What a signature says of a gradient that comes in: autograd sees to its shape and type."""
+    """An incoming gradient's part of a signature: autograd guarantees its shape and type."""
     return None if t is None else t.stride()
 
 
 def zeros_like(t):
-    """A gradient of zeros without memory of its own."""
+    """A zero gradient that allocates one element."""
     return t.new_zeros(()).expand(t.shape)
 
 
 def _with_placeholders(function):
-    """Operators cannot return None: an empty tensor stands for it."""
+    """Operators cannot return None: an empty tensor replaces it."""
     @functools.wraps(function)
     def complete(*args):
         result = function(*args)
@@ -113,7 +113,7 @@ def _with_placeholders(function):
 
 
 class _Last(torch.autograd.Function):
-    """The first n, gradients, as they are; theirs are refused, also where torch would take them for zero. The others are what they come from."""
+    """Passes the first n tensors, gradients, through and refuses to differentiate them; the others are their sources."""
 
     @staticmethod
     def forward(ctx, n, *tensors):
@@ -121,11 +121,11 @@ class _Last(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise RuntimeError("krait: second derivatives are not implemented: a gradient that one of its operators made cannot be differentiated")
+        raise RuntimeError("krait: second derivatives are not implemented: a gradient computed by krait cannot be differentiated")
 
 
 def once(backward):
-    """For an autograd node's backward(ctx, *douts): runs it without a graph, on gradients that are what their memory says."""
+    """For an autograd node's backward(ctx, *douts): runs it without a graph, on gradients with conj and neg resolved."""
     @functools.wraps(backward)
     def run(ctx, *douts):
         with torch.no_grad():
@@ -140,8 +140,8 @@ def once(backward):
 
 
 def differentiable(name, forward, setup, gradients):
-    """apply(call, *inputs) of an autograd node: forward(call, *inputs), then setup(ctx, inputs, output); gradients(ctx, *douts)
-    once, not twice, with the call as ctx.call."""
+    """apply(call, *inputs) of an autograd node: forward(call, *inputs), then setup(ctx, inputs, output); gradients(ctx,
+    *douts), not differentiable again, with the call as ctx.call."""
     def run(ctx, call, *inputs):
         output = forward(call, *inputs)
         setup(ctx, inputs, output)
@@ -157,9 +157,9 @@ def differentiable(name, forward, setup, gradients):
 
 
 def custom_op(name, fake, mutates=(), setup=None, backward=None):
-    """For functions from tensors to tensors: also registers torch.ops.krait.<name>, which compiled code calls (results that
-    are None are then empty tensors); eager code keeps the plain call. `mutates` names the arguments that it changes; `setup` and
-    `backward` make the operator differentiable where code is compiled."""
+    """For functions from tensors to tensors: also registers torch.ops.krait.<name> for compiled code (where a None result
+    becomes an empty tensor); eager code keeps the plain call. `mutates`: arguments modified in place; `setup` and
+    `backward` make the operator differentiable in compiled code."""
     def wrap(function):
         if not HAS_CUSTOM_OPS:
             return function

@@ -1,4 +1,4 @@
-"""Reads weights files in the safetensors format, as written by `krait train` and `krait convert`, with numpy only."""
+"""Weights files in the safetensors format, as written by `krait train` and `krait convert`; needs only numpy."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def _float32(data, kind):
 
 
 def read(path):
-    """(metadata, {name: float32 array}) of a file; errors are a ValueError that names the file."""
+    """-> (metadata, {name: float32 array}); raises ValueError that names the file if it is malformed."""
     path = os.fspath(path)
     with open(path, "rb") as file:
         raw = file.read()
@@ -33,15 +33,15 @@ def read(path):
                 raise ValueError
             tensors[name] = _float32(data[begin:end], kind).reshape(shape)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-        raise ValueError("%s: not a complete safetensors file of floating-point tensors; krait convert makes one from a PyTorch file" % path) from None
+        raise ValueError("%s: not a complete safetensors file of floating-point tensors; convert PyTorch files with krait convert" % path) from None
     return metadata, tensors
 
 
 def settings(metadata, path):
-    """The model's configuration, from the metadata: "model=primeknet_mamba,dense_channel=64"."""
+    """The model's options from the metadata: "model=primeknet_mamba,dense_channel=64"."""
     if str(metadata.get("format")).startswith("krait training"):
-        raise ValueError("%s: a training run's checkpoint; the run's weights are in best.safetensors beside it" % path)
+        raise ValueError("%s: a training checkpoint; use the run's weights, best.safetensors in the same folder" % path)
     if "model" not in metadata:
-        raise ValueError("%s: its metadata do not say which model the weights belong to; krait convert --config adds that" % path)
+        raise ValueError("%s: the metadata do not name the model; add it with krait convert --config" % path)
     pairs = {"model": metadata["model"], **json.loads(metadata.get("config", "{}"))}
     return ",".join("%s=%s" % (key, value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))) for key, value in pairs.items() if value is not None)

@@ -1,6 +1,7 @@
-"""Lets Hugging Face transformers use flash_attn on a CPU: `import krait.transformers`, then attn_implementation="flash_attention_2" as on a GPU.
+"""Lets Hugging Face transformers use flash_attn on a CPU: `import krait.transformers`, then
+attn_implementation="flash_attention_2" as on a GPU.
 
-transformers requires a GPU before it looks at the package; krait's flash_attn needs none. Nothing changes if there is a GPU, or if flash_attn is not krait's."""
+transformers requires a GPU for flash_attn; krait's needs none. With a GPU nothing changes."""
 
 import flash_attn
 import transformers.modeling_flash_attention_utils as _utils
@@ -14,9 +15,9 @@ def _is_here(*_, **__):
 def _allow_cpu():
     row = getattr(_utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).get(2)
     if "on krait" not in (flash_attn.__doc__ or ""):
-        raise ImportError("krait.transformers: the flash_attn that is installed is not krait's (python -m krait dropin on flash_attn)")
+        raise ImportError("krait.transformers: the installed flash_attn is not krait's (python -m krait dropin on flash_attn)")
     if row is None or not hasattr(_utils, "is_flash_attn_2_available"):
-        raise ImportError("krait.transformers: this release of transformers checks for a GPU in an unknown way; 5.15 or later works")
+        raise ImportError("krait.transformers: this transformers release checks for a GPU in an unknown way; install 5.15 or later")
     if _imports.is_torch_cuda_available():
         return
     row["general_availability_check"] = _is_here

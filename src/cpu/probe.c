@@ -1,4 +1,4 @@
-/* probe.c: asks the CPU, and the OS whether it keeps the wide registers. */
+/* probe.c: queries the CPU, and whether the OS saves the wide registers. */
 #define _GNU_SOURCE
 #include "probe.h"
 
@@ -17,7 +17,7 @@ static uint64_t read_xcr0(void) {
   return (uint64_t)high << 32 | low;
 }
 
-/* Linux gives the registers of tiles to a process that asks for them. */
+/* Linux grants the tile registers on request. */
 static int asks_for_tiles(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   enum { ASK = 0x1023, TILES = 18 };
@@ -47,7 +47,7 @@ uint64_t kr_cpu_probe(void) {
   return caps;
 }
 #elif defined(__aarch64__)
-uint64_t kr_cpu_probe(void) { return KRAIT_CAP_CPU | KRAIT_CAP_NEON; } /* part of every AArch64 */
+uint64_t kr_cpu_probe(void) { return KRAIT_CAP_CPU | KRAIT_CAP_NEON; } /* mandatory on AArch64 */
 #else
 uint64_t kr_cpu_probe(void) { return KRAIT_CAP_CPU; }
 #endif

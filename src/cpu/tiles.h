@@ -1,11 +1,11 @@
-/* tiles.h: the registers of a matrix unit, eight of them: 16 x 16 sums of float32, or of a factor 16 lines of 32
- * numbers of bfloat16. With KR_TILES_AMX they are those of AMX, else arrays and loops of the same meaning, for tests.
+/* tiles.h: the eight registers of a matrix unit: 16 x 16 float32 accumulators, or operands of 16 lines of 32 bfloat16.
+ * AMX registers with KR_TILES_AMX, else arrays and loops of the same meaning, for tests.
  *
  *   kr_tmms t; KR_TMM_BEGIN(t) ... KR_TMM_END(t)   around their use, on one thread
- *   KR_TMM_ZERO(t, n)  LOAD(t, n, p)  STORE(t, n, p, pitch)   a factor's lines are 64 bytes apart, sums `pitch` bytes
- *   KR_TMM_DOT(t, n, a, b)   sums n += A B: A's line is a row, B's a pair of terms: its numbers 2 j and 2 j + 1 belong
- *                             to column j and to numbers 2 i and 2 i + 1 of A's lines, where i is its place
- * The unit takes denormal numbers for 0, in factors and in results. */
+ *   KR_TMM_ZERO(t, n)  LOAD(t, n, p)  STORE(t, n, p, pitch)   operand lines are 64 bytes apart, accumulators `pitch`
+ *   KR_TMM_DOT(t, n, a, b)   accumulator n += A B: A's line is a row; B's line i is a pair of terms: its numbers 2 j
+ *                            and 2 j + 1 belong to column j and to numbers 2 i and 2 i + 1 of A's lines
+ * The unit treats denormals as 0, in operands and results. */
 #ifndef KR_TILES_H
 #define KR_TILES_H
 

@@ -27,7 +27,7 @@ static inline kr_v kr_v_load_from(const float *p, int n) {
 }
 static inline void kr_v_storen(float *p, kr_v v, int n) { _mm256_maskstore_ps(p, kr_lanes(n), v); }
 
-/* 16-bit types have no masked access: short rows go through a small buffer. */
+/* 16-bit types have no masked loads and stores: partial vectors go through a small buffer. */
 static inline __m128i kr_load_u16n(const uint16_t *p, int n) {
   uint16_t buffer[8] = {0};
   memcpy(buffer, p, (size_t)n * 2);
@@ -112,7 +112,8 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(i, _mm256_set1_epi32(127)), 23)));
 }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
+/* v 2^n for t = n + KR_ROUND_MAGIC, by adding n to the exponent bits: v, v 2^n and n must be in normal range, or v 0.
+ * */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
@@ -140,7 +141,7 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
   }
 }
 
-/* Halves of a transposition, added where they meet. */
+/* A transpose whose halves are added as they meet. */
 static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   kr_v a[4], b[2];
   for (int i = 0; i < 4; i++)

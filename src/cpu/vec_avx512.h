@@ -53,7 +53,7 @@ static inline kr_v kr_v_load_i8(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
 }
 
-typedef __m512 kr_levels; /* looked up */
+typedef __m512 kr_levels; /* by table lookup */
 static inline kr_levels kr_levels_of(float scale, float base) {
   return _mm512_fmadd_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_ps(scale),
                          _mm512_set1_ps(base));
@@ -90,7 +90,8 @@ static inline kr_vi kr_v_round_i(kr_v v) { return _mm512_cvtps_epi32(v); }
 static inline kr_v kr_vi_to_v(kr_vi i) { return _mm512_cvtepi32_ps(i); }
 static inline kr_v kr_v_scale2(kr_v v, kr_vi i) { return _mm512_scalef_ps(v, _mm512_cvtepi32_ps(i)); }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
+/* v 2^n for t = n + KR_ROUND_MAGIC, by adding n to the exponent bits: v, v 2^n and n must be in normal range, or v 0.
+ * */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
@@ -126,7 +127,7 @@ static inline void kr_v_transpose(kr_v r[KR_VL]) {
   }
 }
 
-/* Halves of a transposition, added where they meet. */
+/* A transpose whose halves are added as they meet. */
 static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   kr_v a[8], b[4], c[2];
   for (int i = 0; i < 8; i++)
@@ -140,7 +141,7 @@ static inline kr_v kr_v_sum_each(const kr_v r[KR_VL]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
-/* Each vector is chosen from two at a time. */
+/* Each result is selected from two vectors at a time. */
 static inline void kr_v_load_apart(kr_v *v, const float *p, int n) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   kr_v whole[4];

@@ -40,7 +40,7 @@ static inline kr_v kr_exp_poly(kr_v x, kr_v n) { return kr_v_add(kr_expm1_poly(x
 
 static inline kr_v kr_v_exp(kr_v x) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
-  kr_v c = kr_v_min(kr_v_set1(89.5f), kr_v_max(kr_v_set1(-104.5f), x)); /* second operand: NaN passes */
+  kr_v c = kr_v_min(kr_v_set1(89.5f), kr_v_max(kr_v_set1(-104.5f), x)); /* second operand: NaN propagates */
   kr_v n = kr_v_sub(kr_v_fma(c, kr_v_set1(1.44269504f), magic), magic);
   return kr_v_ldexp(kr_exp_poly(c, n), n);
 }
@@ -55,19 +55,19 @@ static inline kr_v kr_exp2_minus_poly(kr_v r) {
   return kr_v_fma(p, r, kr_v_set1(1.0f));
 }
 
-/* 2^(a b) for |a b| <= 126: the decays exp(dt A) of a scan, with log2 e folded into A once. Nothing beyond that range,
- * and no promise on NaN. */
+/* 2^(a b) for |a b| <= 126: the decays exp(dt A) of a scan, with log2 e folded into A once. Undefined beyond that range
+ * and for NaN. */
 static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
   kr_v t = kr_v_fma(a, b, magic), n = kr_v_sub(t, magic), p = kr_exp2_minus_poly(kr_v_fnma(a, b, n));
 #ifdef KR_ISA_avx512
-  return kr_v_ldexp(p, n); /* one operation; the bits of t take two */
+  return kr_v_ldexp(p, n); /* one operation; the bits of t would take two */
 #else
   return kr_v_add_exponent(p, t);
 #endif
 }
 
-/* The same for any a b: infinities, zeros and NaN as exp2 has them. */
+/* The same for any a b, with exp2's infinities, zeros and NaN. */
 static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
   kr_v v = kr_v_min(kr_v_set1(130.0f), kr_v_max(kr_v_set1(-151.0f), kr_v_mul(a, b)));
@@ -76,8 +76,7 @@ static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
 }
 
 /* cos and sin of a b, for decays of complex states, within 2e-7 absolute: n = round(a b / pi), r = a b - n pi in three
- * steps, polynomials on |r| <= pi/2. near: |a b| up to KR_MOST_ANGLE. What the product lost in rounding is added
- * back. */
+ * steps, polynomials on |r| <= pi/2. near: |a b| up to KR_MOST_ANGLE. The product's rounding error is added back. */
 #define KR_MOST_ANGLE 20000.0f
 static inline kr_v kr_v_cos_sin_near(kr_v a, kr_v b, kr_v *sine) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), one = kr_v_set1(1.0f);
@@ -116,9 +115,9 @@ static inline kr_v kr_v_cos_sin_any(kr_v a, kr_v b, kr_v *sine) {
   return kr_v_load(cosines);
 }
 
-/* For n vectors, at most KR_EACH_MOST, step by step in turn: one after the other they would wait for their latencies.
- * In: c in -88.8 .. 87.9. Out: e^-c = p 2^n, n = round(-c log2 e), s = c + n ln2, p = 1 - s + s^2 P(s), minimax in
- * ulps; 2^n is made of bits alone: 0 for n = -127, infinity for n = 128. */
+/* For n vectors, at most KR_EACH_MOST, interleaved step by step to hide latency. In: c in -88.8 .. 87.9. Out: e^-c = p
+ * 2^n, n = round(-c log2 e), s = c + n ln2, p = 1 - s + s^2 P(s), minimax in ulps; 2^n is built from bits: 0 for n =
+ * -127, infinity for n = 128. */
 enum { KR_EACH_MOST = 4 };
 KR_INLINE void kr_exp_minus_each(const kr_v *c, kr_v *p, kr_v *power, int n) {
   static const float terms[] = {-8.36871053e-03f, 4.16683874e-02f, -1.66665207e-01f, 4.99999935e-01f, -1.0f, 1.0f};
@@ -139,10 +138,10 @@ static inline kr_v kr_exp_minus(kr_v c) {
   return kr_v_mul(p, power);
 }
 
-/* e^-|x|, 0 below 2^-126: what softplus and its slope are made of. */
+/* e^-|x|, 0 below 2^-126: the basis of softplus and its slope. */
 static inline kr_v kr_exp_minus_size(kr_v x) { return kr_exp_minus(kr_v_min(kr_v_set1(87.9f), kr_v_abs(x))); }
 
-/* x / (1 + e^-x), n vectors in place: where e^-x is 0 or infinity the quotient is x, 0 or NaN, as it should be. */
+/* x / (1 + e^-x), n vectors in place: if e^-x is 0 or infinity the quotient is x, 0 or NaN, as required. */
 KR_INLINE void kr_v_silu_fast_each(kr_v *x, int n) {
   kr_v c[KR_EACH_MOST], p[KR_EACH_MOST], power[KR_EACH_MOST];
   for (int k = 0; k < n; k++) c[k] = kr_v_min(kr_v_set1(87.9f), kr_v_max(kr_v_set1(-88.8f), x[k]));
@@ -155,7 +154,7 @@ static inline kr_v kr_v_silu_fast(kr_v x) {
   return x;
 }
 
-/* silu and its slope from one exponential, held within 2^+-126; e s is sigmoid(-x), without cancellation. */
+/* silu and its slope from one exponential, clamped to 2^+-126; e s is sigmoid(-x), without cancellation. */
 static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
   const kr_v one = kr_v_set1(1.0f), least = kr_v_set1(-87.33654f), most = kr_v_set1(86.9f);
   kr_v e = kr_exp_minus(kr_v_min(most, kr_v_max(least, x)));
@@ -164,7 +163,7 @@ static inline kr_v kr_v_silu_and_slope(kr_v x, kr_v *slope) {
   return value;
 }
 
-/* log(1 + e) for e in 0..1 is e - e^2 Q(e); Q by halves, for its latency. */
+/* log(1 + e) for e in 0..1 is e - e^2 Q(e); Q in two halves, for shorter latency. */
 static inline kr_v kr_log1p_rest(kr_v e) {
   kr_v e2 = kr_v_mul(e, e), e4 = kr_v_mul(e2, e2);
   kr_v low = kr_v_fma(kr_v_set1(2.4958586693e-01f), e2,
@@ -177,7 +176,7 @@ static inline kr_v kr_log1p_rest(kr_v e) {
 }
 static inline kr_v kr_log1p_unit(kr_v e) { return kr_v_fnma(kr_v_mul(e, e), kr_log1p_rest(e), e); }
 
-/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); above 20 this is x in float32, as upstream's threshold has it. */
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); above 20 this is x in float32, consistent with upstream's threshold. */
 static inline kr_v kr_v_softplus_fast(kr_v x) {
   return kr_v_add(kr_v_max(kr_v_zero(), x), kr_log1p_unit(kr_exp_minus_size(x)));
 }
@@ -204,7 +203,7 @@ static inline kr_v kr_log1p_series(kr_v f) {
   return p;
 }
 
-/* e^-|x| = (high + low) 2^n without the last rounding; and as e + e_low, e at least about 2^-126, beside 1. */
+/* e^-|x| = (high + low) 2^n before the last rounding; also as e + e_low, e at least about 2^-126, for sums with 1. */
 typedef struct kr_exp_parts {
   kr_v high, low, n, e, e_low;
 } kr_exp_parts;
@@ -222,8 +221,8 @@ static inline kr_exp_parts kr_exp_split(kr_v x) {
   return p;
 }
 
-/* (top + top_low) / (1 + e + e_low) from one division and what its parts lost; 1 - e/2 is near enough to 1 / (1 +
- * e). */
+/* (top + top_low) / (1 + e + e_low) from one division and its parts' rounding errors; 1 - e/2 is near enough to 1 / (1
+ * + e). */
 static inline kr_v kr_divide_by_one_plus(kr_v top, kr_v top_low, const kr_exp_parts *p) {
   const kr_v one = kr_v_set1(1.0f);
   kr_v sum = kr_v_add(one, p->e), lost = kr_v_add(kr_v_sub(p->e, kr_v_sub(sum, one)), p->e_low);
@@ -250,7 +249,7 @@ static inline kr_v kr_v_silu(kr_v x) {
   return kr_v_select(kr_v_gt(x, kr_v_set1(40.0f)), x, q);
 }
 
-/* log1p(e) = k ln2 + log(1 + f), k = 0 or 1; its two large terms and max(x, 0) are added without loss. */
+/* log1p(e) = k ln2 + log(1 + f), k = 0 or 1; its two large terms and max(x, 0) are added exactly. */
 static inline kr_v kr_v_softplus(kr_v x) {
   const kr_v zero = kr_v_zero(), half = kr_v_set1(0.5f), one = kr_v_set1(1.0f);
   kr_exp_parts p = kr_exp_split(x);
@@ -269,7 +268,7 @@ static inline kr_v kr_v_softplus(kr_v x) {
   return kr_v_select(kr_v_lt(x, kr_v_set1(-80.0f)), kr_v_ldexp(p.high, p.n), result);
 }
 
-/* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; where k = 0, f is x itself. */
+/* u = 1 + x = m 2^k, f = m - 1; log1p = k ln2 + log(1 + f) + (x - (u - 1)) / u; if k = 0, f is x itself. */
 static inline kr_v kr_v_log1p(kr_v x) {
   const kr_v one = kr_v_set1(1.0f);
   kr_v k, u = kr_v_add(one, x), m = kr_v_split(u, &k);

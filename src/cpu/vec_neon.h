@@ -111,7 +111,8 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return vmulq_f32(v, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(i, vdupq_n_s32(127)), 23)));
 }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
+/* v 2^n for t = n + KR_ROUND_MAGIC, by adding n to the exponent bits: v, v 2^n and n must be in normal range, or v 0.
+ * */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(v), vshlq_n_u32(vreinterpretq_u32_f32(t), 23)));
 }

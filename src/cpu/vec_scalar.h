@@ -1,5 +1,5 @@
-/* vec_scalar.h: the vocabulary of vec.h in plain C, four lanes in a struct; the compiler may use whatever the baseline
- * has. */
+/* vec_scalar.h: the vocabulary of vec.h in plain C, four lanes in a struct; the compiler may use the baseline's vector
+ * instructions. */
 #ifndef KR_VEC_SCALAR_H
 #define KR_VEC_SCALAR_H
 
@@ -99,7 +99,7 @@ static inline kr_vm kr_v_lt(kr_v a, kr_v b) { kr_vm m; KR_EACH m.m[k] = a.f[k] <
 static inline kr_vm kr_v_isnan(kr_v a) { kr_vm m; KR_EACH m.m[k] = a.f[k] != a.f[k]; return m; }
 static inline kr_v kr_v_select(kr_vm m, kr_v a, kr_v b) { KR_EACH a.f[k] = m.m[k] ? a.f[k] : b.f[k]; return a; }
 
-/* The addition of 1.5 2^23 rounds to nearest even for |v| < 2^22, which is all that callers need. */
+/* Adding 1.5 2^23 rounds to nearest even for |v| < 2^22, enough for all callers. */
 static inline kr_vi kr_v_round_i(kr_v v) {
   kr_vi i;
   KR_EACH i.i[k] = (int32_t)(kr_float_bits(v.f[k] + 12582912.0f) - 0x4b400000u);
@@ -111,7 +111,8 @@ static inline kr_v kr_v_scale2(kr_v v, kr_vi i) {
   return v;
 }
 
-/* v 2^n where t is n + KR_ROUND_MAGIC: n is added to the exponent bits, so v, v 2^n and n must be ordinary, or v 0. */
+/* v 2^n for t = n + KR_ROUND_MAGIC, by adding n to the exponent bits: v, v 2^n and n must be in normal range, or v 0.
+ * */
 static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
   KR_EACH v.f[k] = kr_bits_float(kr_float_bits(v.f[k]) + (kr_float_bits(t.f[k]) << 23));
   return v;
@@ -119,7 +120,7 @@ static inline kr_v kr_v_add_exponent(kr_v v, kr_v t) {
 static inline kr_v kr_v_split(kr_v v, kr_v *exponent) {
   KR_EACH {
     uint32_t bits = kr_float_bits(v.f[k]), shifted = bits - 0x3f3504f3u;
-    int32_t n = (int32_t)(shifted >> 23) - (int32_t)(shifted >> 31 << 9); /* an arithmetic shift */
+    int32_t n = (int32_t)(shifted >> 23) - (int32_t)(shifted >> 31 << 9); /* arithmetic shift */
     exponent->f[k] = (float)n;
     v.f[k] = kr_bits_float(bits - ((uint32_t)n << 23));
   }

@@ -1,7 +1,7 @@
-/* vec_tile.h: a float tile of n_rows x KR_VL lanes, read from or written to any strides and float type. Rows are time
- * steps and lanes channels, usually; lanes beyond n_lanes read as zero and are not written. Unit stride on lanes is a
- * plain load, unit stride (either sign) on rows a transposed block, everything else goes element by element.
- * pitch: floats from one row of the tile to the next, at least KR_VL. */
+/* vec_tile.h: a float tile of n_rows x KR_VL lanes, loaded from or stored to any strides and float type. Rows are
+ * usually time steps and lanes channels; lanes beyond n_lanes read as zero and are not written. Unit stride on lanes is
+ * a plain load, unit stride (either sign) on rows a transposed block, everything else element by element. pitch: floats
+ * per row of the tile, at least KR_VL. */
 #ifndef KR_VEC_TILE_H
 #define KR_VEC_TILE_H
 
@@ -25,7 +25,7 @@ KR_INLINE void kr_scalar_store(void *p, int64_t i, int32_t dtype, float x) {
   else ((uint16_t *)p)[i] = dtype == KRAIT_F16 ? kr_float_to_f16(x) : kr_float_to_bf16(x);
 }
 
-/* n == KR_VL is a whole vector. */
+/* n == KR_VL is a full vector. */
 KR_INLINE kr_v kr_v_load_as(const void *p, int64_t i, int n, int32_t dtype) {
   const uint16_t *half = (const uint16_t *)p + i;
   if (dtype == KRAIT_F32) return n == KR_VL ? kr_v_load((const float *)p + i) : kr_v_loadn((const float *)p + i, n);
@@ -46,7 +46,7 @@ KR_INLINE void kr_v_store_as(void *p, int64_t i, int n, int32_t dtype, kr_v v) {
   }
 }
 
-enum { KR_FEW_ROWS = 3 }; /* fewer are not worth a transposition */
+enum { KR_FEW_ROWS = 3 }; /* fewer are not worth a transpose */
 
 KR_INLINE void kr_tile_load_as(float *tile, int64_t pitch, const kr_plane *p, int n_rows, int n_lanes, int32_t dtype) {
   int64_t at = p->offset, step = p->row_stride;
@@ -120,7 +120,7 @@ static inline void kr_tile_store(const float *tile, int64_t pitch, const kr_plan
   else kr_tile_store_as(tile, pitch, p, n_rows, n_lanes, KRAIT_BF16);
 }
 
-/* A row of n values, unit stride or not, as whole groups of 16 floats (vectors of every ISA), zero beyond n. */
+/* A row of n values of any stride, in groups of 16 floats (whole vectors on every ISA), zero beyond n. */
 KR_INLINE void kr_row_load_as(float *to, const void *data, int32_t dtype, int64_t at, int64_t stride, int64_t n) {
   int64_t i = 0;
   for (; stride == 1 && i < n; i += KR_VL)
@@ -146,13 +146,13 @@ static inline void kr_row_store(const float *from, void *data, int32_t dtype, in
   else kr_row_store_as(from, data, KRAIT_BF16, at, stride, n);
 }
 
-/* The lines of a tile that will be wanted next, asked for a few at a time between other work: short pieces of many rows
- * are more than hardware prefetchers follow, and asking for all at once waits for free line buffers. */
+/* Software prefetch of the next tile's lines, a few at a time between other work: short pieces of many rows exceed what
+ * hardware prefetchers track, and requesting all at once stalls on line buffers. */
 typedef struct kr_ahead {
   const char *line;
-  int64_t step, jump;          /* bytes to the next line; more of them after every run of lines */
-  int left, each, run, in_run; /* lines left, lines asked for at a time */
-  int is_plain;                /* a line each time, evenly apart; asking for more than there are does no harm */
+  int64_t step, jump;          /* bytes to the next line; extra bytes after every run of lines */
+  int left, each, run, in_run; /* lines left, lines requested at a time */
+  int is_plain;                /* one line per call, evenly spaced; requesting too many is harmless */
 } kr_ahead;
 
 /* slots: how often kr_ahead_step will be called. */
@@ -186,7 +186,7 @@ KR_INLINE void kr_ahead_step(kr_ahead *a) {
   }
 }
 
-/* A float matrix [n_rows][pitch], n_columns used, from any strides: what all lanes share. pitch is whole vectors. */
+/* Loads a float matrix [n_rows][pitch], n_columns used, from any strides: shared by all lanes. pitch: whole vectors. */
 static inline void kr_matrix_load(float *matrix, int64_t pitch, const kr_plane *p, int n_rows, int64_t n_columns) {
   for (int64_t column = 0; column < n_columns; column += KR_VL) {
     kr_plane part = *p;

@@ -1,7 +1,7 @@
-/* chains.c: one executable graph for each stream and sequence of kernels; every launch sets new parameters first. A
- * graph waits for its own launch before, so streams do not share one, until there are 128: then the least recently used
- * one of that length is given another stream and other kernels, which takes 1.4 us a kernel more. While a stream
- * records a graph nothing is done: launches are then recorded one by one. */
+/* chains.c: one executable graph per stream and sequence of kernels; every launch updates the parameters first. A graph
+ * launch waits for that graph's previous launch, so streams do not share graphs until there are 128: then the least
+ * recently used one of that length is retargeted to another stream and other kernels, at 1.4 us more per kernel. While
+ * a stream is being captured, launches are recorded one by one. */
 #include "chains.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 enum {
   MOST_ROWS = 128,
-  QUICK_DRIVER = 12060 /* a graph of launches in a row takes the same time whatever its length */
+  QUICK_DRIVER = 12060 /* constant launch time for graphs that are straight chains */
 };
 
 typedef struct row {
@@ -43,7 +43,7 @@ int32_t kr_chains_open(const kr_driver *d, kr_chains **chains) {
   return KRAIT_OK;
 }
 
-/* The next launch builds it again. */
+/* Forces the next launch to rebuild it. */
 static void forget(const kr_driver *d, row *r) {
   if (r->instance) d->GraphExecDestroy(r->instance);
   if (r->graph) d->GraphDestroy(r->graph);
@@ -59,7 +59,7 @@ void kr_chains_close(kr_chains **chains) {
   *chains = NULL;
 }
 
-/* The graph of these kernels on this stream, else a new one, else the oldest of that length; NULL: there is none. */
+/* The graph of these kernels on this stream, else a new one, else that length's least recently used; NULL: none. */
 static row *row_of(kr_chains *c, void *stream, void *const *functions, int n) {
   row *oldest = NULL;
   for (int i = 0; i < c->n_rows; i++) {
@@ -91,7 +91,7 @@ static kr_cu_result build(const kr_driver *d, row *r, const kr_chain *chain) {
   return result ? result : d->GraphInstantiate(&r->instance, r->graph, 0);
 }
 
-/* The caller may be recording a graph on another stream, which forbids its thread to allocate. */
+/* The caller may be capturing a graph on another stream, which forbids its thread to allocate. */
 static kr_cu_result build_aside(const kr_driver *d, row *r, const kr_chain *chain) {
   int mode = KR_CU_CAPTURE_RELAXED;
   const int aside = d->ThreadExchangeStreamCaptureMode && d->ThreadExchangeStreamCaptureMode(&mode) == 0;

@@ -1,4 +1,4 @@
-/* cuda.c: an opened device: its primary context, the kernels loaded so far, launches and memory.
+/* cuda.c: an open device: its primary context, the kernels loaded so far, launches and memory.
  * Kernels are found in a table hashed by the address of their kr_kernel and the tier: readers take no lock, a first use
  * loads the module under one. */
 #include "cuda.h"
@@ -17,7 +17,7 @@
 enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 512, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
 
 typedef struct slot {
-  _Atomic(const kr_kernel *) kernel; /* set last; NULL: free */
+  _Atomic(const kr_kernel *) kernel; /* written last; NULL: free */
   uint64_t tier;
   void *function;
 } slot;
@@ -36,7 +36,7 @@ struct kr_cuda {
   slot slots[N_SLOTS];
   loaded modules[MAX_MODULES];
   int n_modules, cubins_refused;
-  kr_chains *chains; /* NULL: launches are made one by one */
+  kr_chains *chains; /* NULL: launches are issued one by one */
 };
 
 const kr_device_info *kr_cuda_info(const kr_cuda *cuda) { return &cuda->info; }
@@ -109,8 +109,8 @@ void kr_cuda_end(const kr_cuda *cuda) {
   cuda->driver->CtxPopCurrent(&popped);
 }
 
-/* Enters only when another context is current: the usual caller, a framework on the same device, costs one cheap
- * call. */
+/* Switches context only if another is current: the common case, a framework on the same device, costs one cheap call.
+ * */
 static int32_t enter(const kr_cuda *cuda, int *entered) {
   void *current = NULL;
   *entered = 0;
@@ -139,7 +139,7 @@ static const char *find_cubin(const kr_cuda *cuda, const char *module, const cha
   return NULL;
 }
 
-/* image: a PTX text, which the driver compiles unless it has kept the result, or a cubin. */
+/* image: PTX text, which the driver compiles unless its cache has the result, or a cubin. */
 static int32_t compile(const kr_cuda *cuda, const char *image, const char *name, void **module) {
   char log[LOG_BYTES] = "";
   int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
@@ -162,7 +162,7 @@ static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *ke
   return KRAIT_OK;
 }
 
-/* Machine code for exactly this device, if the build holds it and the driver takes it; else the tier's PTX. */
+/* Machine code for exactly this device, if the build has it and the driver accepts it; else the tier's PTX. */
 static int32_t load_best(kr_cuda *cuda, const char *tier, const kr_kernel *kernel, void **module) {
   const char *text, *cubin = find_cubin(cuda, kernel->module, tier);
   if (cubin) {
@@ -187,8 +187,7 @@ static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel
   return KRAIT_OK;
 }
 
-/* The caller may be recording a graph, which forbids its thread to load: what is loaded meanwhile is no part of the
- * recording. */
+/* The caller may be capturing a graph, which forbids its thread to load: loading is kept out of the capture. */
 static int32_t load_aside(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
   int mode = KR_CU_CAPTURE_RELAXED;
   const int aside =
@@ -198,7 +197,7 @@ static int32_t load_aside(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel,
   return status;
 }
 
-/* The kernel's slot, or a free one; NULL when neither is there. */
+/* The kernel's slot, or a free one; NULL if neither exists. */
 static slot *slot_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
   const uint64_t hash = ((uint64_t)(uintptr_t)kernel ^ tier << 20) * 0x9e3779b97f4a7c15ull;
   for (uint32_t i = (uint32_t)(hash >> (64 - SLOT_BITS)), n = 0; n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
@@ -218,7 +217,7 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
     kr_cuda *mutable_cuda = (kr_cuda *)cuda;
     pthread_mutex_lock(&mutable_cuda->lock);
     s = slot_of(cuda, tier, kernel);
-    if (!s) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a context holds %d kernels at most", kernel->name, N_SLOTS);
+    if (!s) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a context holds at most %d kernels", kernel->name, N_SLOTS);
     else if (!is_loaded(s) && (status = load_aside(mutable_cuda, tier, kernel, &s->function)) >= 0) {
       s->tier = tier;
       atomic_store_explicit(&s->kernel, kernel, memory_order_release);
@@ -229,12 +228,12 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
   return status;
 }
 
-/* Older drivers do not record such launches. */
+/* Older drivers cannot capture such launches. */
 int kr_cuda_starts_together(const kr_cuda *cuda) {
   return cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
 }
 
-/* Drivers before 12.3 do not record such launches. */
+/* Drivers before 12.3 cannot capture such launches. */
 int kr_cuda_starts_ahead(const kr_cuda *cuda) {
   return cuda->driver->LaunchKernelEx && cuda->driver->version >= 12030 && (cuda->info.caps & KRAIT_CAP_CUDA_HOPPER);
 }
@@ -259,7 +258,7 @@ static int takes(const kr_cuda *cuda, const char *tier) {
   return 0;
 }
 
-/* What fails here fails again where it is wanted, and is said there. */
+/* A failure here recurs at the kernel's first use, and is reported there. */
 void kr_cuda_compile(const kr_cuda *cuda, int first, int n) {
   const char *name, *tier, *text;
   void *context, *module;
@@ -304,7 +303,7 @@ int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kern
                        const void *args, size_t args_bytes) {
   int entered;
   void *function = NULL;
-  (void)args_bytes; /* the kernel's own parameter size, which the driver knows */
+  (void)args_bytes; /* the kernel's own parameter size, known to the driver */
   if (grid->x == 0) return KRAIT_OK;
   KR_TRY(enter(cuda, &entered));
   int32_t status = function_for(cuda, tier, kernel, grid, &function);

@@ -1,10 +1,10 @@
-/* cuda.h: one GPU as a context sees it: which tiers of device code it takes, kernels loaded when first used, launches,
- * memory. Everything here may be called from any number of threads; the kernel cache is the only thing that changes.
+/* cuda.h: one GPU as a context sees it: the tiers of device code it takes, kernels loaded on first use, launches,
+ * memory. Everything here may be called from any number of threads; the kernel cache is the only mutable state.
  *
  * An op declares its kernels as constants and launches them by address:
  *   static const kr_kernel scan_fwd = {"selective_scan", "kr_scan_fwd"};          // <op>.cu, its extern "C" name
- *   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &scan_fwd, &(kr_grid){.x = n, .block = 128, .stream = s}, &plan, sizeof
- *     plan));
+ *   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &scan_fwd, &(kr_grid){.x = n, .block = 128, .stream = s}, &plan,
+ *                         sizeof plan));
  * The kernel takes one struct by value. */
 #ifndef KR_CUDA_H
 #define KR_CUDA_H
@@ -19,13 +19,13 @@ typedef struct kr_cuda kr_cuda;
 typedef struct kr_device_info {
   char name[128];
   int major, minor, n_multiprocessors;
-  int64_t memory_bytes, l2_bytes, shared_bytes; /* shared: the most that a block may ask for */
-  uint64_t caps; /* tiers that this device and driver take and that this build holds */
+  int64_t memory_bytes, l2_bytes, shared_bytes; /* shared: the maximum per block */
+  uint64_t caps; /* tiers that device, driver and build support */
 } kr_device_info;
 
 int32_t kr_cuda_n_devices(int *n);
 int32_t kr_cuda_device_info(int index, kr_device_info *info);
-/* What this build holds, whatever the machine: tiers as capabilities. */
+/* Tiers in this build, whatever the machine, as capabilities. */
 uint64_t kr_cuda_built_tiers(void);
 /* One embedded PTX text (text and bytes may be NULL: it is then not unpacked; *text is NULL when out of memory);
  * returns 0 past the last. */
@@ -33,14 +33,14 @@ int kr_cuda_embedded(int index, const char **module, const char **tier, const ch
 /* Machine code of one module for one architecture; NULL past the last. Absent from most builds. */
 typedef struct kr_cubin {
   const char *module, *tier;
-  int capability; /* 90 for 9.0: that one alone */
+  int capability; /* 90 for 9.0 only */
   const char *image;
   size_t bytes;
 } kr_cubin;
 const kr_cubin *kr_cuda_cubin(int index);
 
-/* Keeps the device's primary context, as the runtime and PyTorch do. mask: the tiers that may be used. Fails with
- * KRAIT_ERR_DRIVER_OLD or KRAIT_ERR_UNSUPPORTED when no tier is left, and says why for each. */
+/* Retains the device's primary context, as the runtime and PyTorch do. mask: allowed tiers. Fails with
+ * KRAIT_ERR_DRIVER_OLD or KRAIT_ERR_UNSUPPORTED if no tier is left, and says why for each. */
 int32_t kr_cuda_open(int index, uint64_t mask, kr_cuda **cuda);
 /* A device without any tier: memory and copies, no kernels. */
 int32_t kr_cuda_open_for_copies(int index, kr_cuda **cuda);
@@ -56,20 +56,19 @@ typedef struct kr_grid {
   uint32_t x, y, z;    /* blocks; 0 means 1 */
   uint32_t block;      /* threads */
   uint32_t shared_bytes;
-  uint32_t cluster;    /* blocks along x that are one cluster, a divisor of x; more than 1 only of hopper texts */
-  int32_t is_together; /* all blocks start together, and may wait for each other; only where kr_cuda_starts_together,
-                          and no more than fit */
-  int32_t is_ahead;    /* may start while the kernel before it runs: it keeps overlap.cuh's rule, and its module has a
-                          hopper text, which is then what runs. Elsewhere a launch as any other */
+  uint32_t cluster;    /* blocks along x per cluster, a divisor of x; more than 1 only for hopper texts */
+  int32_t is_together; /* all blocks are co-resident and may wait for each other; only if kr_cuda_starts_together, and
+                        * no more than fit */
+  int32_t is_ahead;    /* may start while the previous kernel runs: it follows overlap.cuh's rule, and its module has a
+                        * hopper text, which is then the one that runs. Elsewhere an ordinary launch */
   void *stream;
 } kr_grid;
 
-/* Enqueues; does not wait. tier is a KRAIT_CAP_CUDA_*. A grid without blocks is success. */
+/* Enqueues without waiting. tier is a KRAIT_CAP_CUDA_*. An empty grid is success. */
 int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid,
                        const void *args, size_t args_bytes);
-/* Launches in a row, each after the one before, on the stream of the first: put together with kr_chain_add, then
- * enqueued at once, which takes the driver less than a single launch does where it has graphs that are quick. What args
- * point to must live until then. */
+/* Consecutive launches on the stream of the first: collected by kr_chain_add, then enqueued at once, which takes less
+ * driver time than a single launch where graphs are fast. What args point to must live until then. */
 enum { KR_MOST_LAUNCHES = 8 };
 typedef struct kr_chain {
   struct {
@@ -89,15 +88,15 @@ static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const 
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
 int kr_cuda_starts_together(const kr_cuda *cuda);
 int kr_cuda_starts_ahead(const kr_cuda *cuda);
-/* Loads the kernel now: its first launch then costs what the others do. */
+/* Loads the kernel now, so that its first launch costs no more than later ones. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
-/* Has the driver compile every n-th module that the context takes, from number first on, and keep the result on disk:
- * n threads compile them all side by side, which within one context of the driver they could not. */
+/* Has the driver compile every n-th module that the context takes, starting with number first, into its disk cache: n
+ * threads compile all in parallel, which one driver context does not allow. */
 void kr_cuda_compile(const kr_cuda *cuda, int first, int n);
 
-/* Memory and copies for models, tests and the checker; ops use what the caller gives. */
+/* Memory and copies for models, tests and the checker; ops use what the caller provides. */
 int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes,
-                      void **block); /* says needed and free bytes when there is too little */
+                      void **block); /* reports needed and free bytes if memory is short */
 void kr_cuda_free(const kr_cuda *cuda, void *block);
 int32_t kr_cuda_copy_in(const kr_cuda *cuda, void *to_device, const void *from, size_t bytes, void *stream);
 int32_t kr_cuda_copy_out(const kr_cuda *cuda, void *to, const void *from_device, size_t bytes, void *stream);
@@ -105,9 +104,8 @@ int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_devi
 int32_t kr_cuda_fill(const kr_cuda *cuda, void *device, int byte, size_t bytes, void *stream);
 int32_t kr_cuda_wait(const kr_cuda *cuda, void *stream);
 
-/* A stream of one's own, and graphs: what is launched on the stream between begin and end is recorded, not run. A
- * driver without graphs gives KRAIT_ERR_UNSUPPORTED from begin. A kernel's first launch may be recorded too: loading it
- * is set aside. */
+/* A private stream, and graphs: launches on the stream between begin and end are captured, not run. A driver without
+ * graphs gives KRAIT_ERR_UNSUPPORTED from begin. A kernel's first launch may be captured too: loading stays outside. */
 int32_t kr_cuda_stream_open(const kr_cuda *cuda, void **stream);
 void kr_cuda_stream_close(const kr_cuda *cuda, void **stream);
 int32_t kr_cuda_graph_begin(const kr_cuda *cuda, void *stream);
@@ -123,7 +121,7 @@ int32_t kr_cuda_timer_open(const kr_cuda *cuda, kr_cuda_timer *timer);
 void kr_cuda_timer_close(const kr_cuda *cuda, kr_cuda_timer *timer);
 int32_t kr_cuda_timer_mark(const kr_cuda *cuda, void *point, void *stream);
 int32_t kr_cuda_wait_for(const kr_cuda *cuda, void *point,
-                         void *stream); /* what follows on this stream waits for the mark on another */
+                         void *stream); /* later work on this stream waits for the mark on another */
 int32_t kr_cuda_timer_read(const kr_cuda *cuda, const kr_cuda_timer *timer, double *seconds);
 
 /* Makes the device's context current on this thread; pairs nest. Rows need not: launches and copies do it. */

@@ -1,4 +1,4 @@
-/* device.c: what GPUs there are, and which tiers of our device code each of them takes (the ladder). */
+/* device.c: the GPUs present, and which tiers of our device code each takes (the ladder). */
 #include <stdio.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ static const char *refuse_tier(const kr_tier *tier, int capability, int ptx_vers
   if (!(kr_cuda_built_tiers() & tier->cap)) return "not in this build (no suitable clang when it was configured)";
   if (ptx_version < tier->ptx_version) return "the driver reads only older PTX";
   if (capability < tier->low) return "the device is older";
-  if (tier->high && capability > tier->high) return "the device is of another generation";
+  if (tier->high && capability > tier->high) return "the device is of a different generation";
   return NULL;
 }
 
@@ -56,13 +56,13 @@ int32_t kr_cuda_n_devices(int *n) {
 static int32_t read_attributes(const kr_driver *driver, int device, kr_device_info *info) {
   int l2 = 0, shared = 0;
   size_t memory = 0;
-  KR_CU_TRY(driver, DeviceGetName(info->name, (int)sizeof info->name, device), "asking a device's name");
-  KR_CU_TRY(driver, DeviceGetAttribute(&info->major, KR_CU_ATTR_MAJOR, device), "asking the compute capability");
-  KR_CU_TRY(driver, DeviceGetAttribute(&info->minor, KR_CU_ATTR_MINOR, device), "asking the compute capability");
+  KR_CU_TRY(driver, DeviceGetName(info->name, (int)sizeof info->name, device), "querying a device's name");
+  KR_CU_TRY(driver, DeviceGetAttribute(&info->major, KR_CU_ATTR_MAJOR, device), "querying the compute capability");
+  KR_CU_TRY(driver, DeviceGetAttribute(&info->minor, KR_CU_ATTR_MINOR, device), "querying the compute capability");
   KR_CU_TRY(driver, DeviceGetAttribute(&info->n_multiprocessors, KR_CU_ATTR_MULTIPROCESSORS, device),
-            "asking the number of multiprocessors");
-  KR_CU_TRY(driver, DeviceGetAttribute(&l2, KR_CU_ATTR_L2_BYTES, device), "asking the cache size");
-  KR_CU_TRY(driver, DeviceTotalMem(&memory, device), "asking the memory size");
+            "querying the number of multiprocessors");
+  KR_CU_TRY(driver, DeviceGetAttribute(&l2, KR_CU_ATTR_L2_BYTES, device), "querying the cache size");
+  KR_CU_TRY(driver, DeviceTotalMem(&memory, device), "querying the memory size");
   if (driver->DeviceGetAttribute(&shared, KR_CU_ATTR_SHARED_OPTIN, device) || shared < 49152) shared = 49152;
   info->memory_bytes = (int64_t)memory;
   info->l2_bytes = l2;

@@ -1,4 +1,4 @@
-/* driver.c: opens libcuda, fills the table, and turns the driver's results into statuses. */
+/* driver.c: opens libcuda, fills the table, and maps the driver's results to statuses. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -38,12 +38,12 @@ static int32_t load_table(void) {
   const char *path = kr_env_libcuda() ? kr_env_libcuda() : "libcuda.so.1", *why = "";
   kr_dlib *lib = kr_dlib_open(path, &why);
   KR_CHECK(lib, KRAIT_ERR_DRIVER_MISSING, "no NVIDIA driver: %s", why);
-  KR_TRY(find_symbols(lib, path)); /* the library stays open: closing a driver that started threads is not safe */
+  KR_TRY(find_symbols(lib, path)); /* never closed: unloading a driver that has started threads is unsafe */
   kr_cu_result result = table.Init(0);
   if (result == KR_CU_NO_DEVICE)
     return kr_fail_cuda(KRAIT_ERR_NO_DEVICE, result, "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)");
   if (result) return kr_driver_fail(&table, result, "starting the driver");
-  KR_CU_TRY(&table, DriverGetVersion(&table.version), "asking the driver's version");
+  KR_CU_TRY(&table, DriverGetVersion(&table.version), "querying the driver's version");
   KR_CHECK(kr_driver_ptx_version(table.version) >= 60, KRAIT_ERR_DRIVER_OLD,
            "the driver supports CUDA %d.%d, krait needs 9.0 (driver R384) or later", table.version / 1000,
            table.version % 1000 / 10);
@@ -67,7 +67,7 @@ int32_t kr_driver_load(const kr_driver **driver) {
 int kr_driver_ptx_version(int cuda_version) {
   static const struct {
     int cuda, ptx;
-  } versions[] = { /* newest first, made of doctor.tables */
+  } versions[] = { /* newest first; generated from doctor.tables */
 #define KR_CUDA_VERSION(cuda, ptx) {cuda, ptx},
 #include "driver_versions.def"
 #undef KR_CUDA_VERSION
@@ -77,7 +77,7 @@ int kr_driver_ptx_version(int cuda_version) {
   return 0;
 }
 
-/* After these the context answers every later call with an error. */
+/* After these errors the context fails every later call. */
 static int is_sticky(kr_cu_result result) {
   static const int sticky[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
   for (size_t i = 0; i < sizeof sticky / sizeof *sticky; i++)

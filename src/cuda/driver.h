@@ -39,14 +39,14 @@ typedef struct kr_driver {
 } kr_driver;
 
 /* Loads the library (KRAIT_LIBCUDA, else libcuda.so.1) and initialises it, once per process; later calls repeat the
- * first answer. A failing status says why: no library, a symbol missing, the driver's own words. */
+ * first result. A failing status says why: no library, a missing symbol, the driver's own message. */
 int32_t kr_driver_load(const kr_driver **driver);
 
 /* The highest PTX version (60 for 6.0) that a driver of this CUDA version reads. */
 int kr_driver_ptx_version(int cuda_version);
 
-/* A failed driver call as a status, with the driver's name and sentence for it: KRAIT_ERR_DEVICE_LOST for errors that
- * break the context until the process ends, KRAIT_ERR_DEVICE_MEMORY when memory ran out, else KRAIT_ERR_DRIVER. */
+/* A failed driver call as a status, with the driver's error name and text: KRAIT_ERR_DEVICE_LOST for errors that break
+ * the context until the process ends, KRAIT_ERR_DEVICE_MEMORY when out of memory, else KRAIT_ERR_DRIVER. */
 int32_t kr_driver_fail(const kr_driver *driver, kr_cu_result result, const char *doing);
 
 #define KR_CU_TRY(driver, call, doing)                                               \
@@ -55,7 +55,7 @@ int32_t kr_driver_fail(const kr_driver *driver, kr_cu_result result, const char 
     if (kr_cu_result_) return kr_driver_fail((driver), kr_cu_result_, (doing));      \
   } while (0)
 
-/* Numbers of the driver's interface that we use; they are part of its ABI. */
+/* The driver ABI's constants that we use. */
 enum {
   KR_CU_OUT_OF_MEMORY = 2,
   KR_CU_NO_DEVICE = 100,
@@ -72,7 +72,7 @@ enum {
   KR_CU_ATTR_MAJOR = 75,
   KR_CU_ATTR_MINOR = 76,
   KR_CU_ATTR_SHARED_OPTIN = 97,
-  KR_CU_MAP_F16 = 6, /* a tensor map's types, swizzling, promotion in the L2 cache */
+  KR_CU_MAP_F16 = 6, /* a tensor map's types, swizzle, L2 promotion */
   KR_CU_MAP_BF16 = 9,
   KR_CU_MAP_SWIZZLE_128 = 3,
   KR_CU_MAP_PROMOTE_256 = 3,

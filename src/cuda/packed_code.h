@@ -12,7 +12,7 @@ typedef struct kr_packed_stream {
   size_t n_packed, n_unpacked;
 } kr_packed_stream;
 
-/* The text's bytes in its unpacked stream, where numbers still stand apart, and the bytes that it has as PTX. */
+/* The text's range in its unpacked stream, where numbers are still separate, and its size as PTX. */
 typedef struct kr_packed_text {
   const char *module, *tier;
   int stream;
@@ -23,12 +23,12 @@ extern const kr_packed_stream kr_packed_streams[];
 extern const kr_packed_text kr_packed_texts[];
 extern const kr_cubin kr_packed_cubins[];
 extern const int kr_n_packed_texts, kr_n_packed_cubins;
-extern char *kr_kept_texts[]; /* one for each text: what it was unpacked to, NULL before */
+extern char *kr_kept_texts[]; /* per text: its unpacked form, NULL before the first use */
 
-/* The text of kr_cuda_embedded's number, unpacked at the first call and kept until the process ends; NULL on
+/* The text of kr_cuda_embedded's number, unpacked at the first call and kept for the process's lifetime; NULL on
  * failure. */
 int32_t kr_cuda_text(int index, const char **text);
-/* Writes the PTX text that packed_text of tools/device_code.py made [p, end) of; returns 0 where it did not, or not of
+/* Inverse of packed_text in tools/device_code.py: expands [p, end) to PTX text; returns 0 if malformed or not of
  * n_bytes. */
 int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes);
 

@@ -1,5 +1,4 @@
-/* ptx_text.c: the device code inside the library, PTX texts packed as tools/device_code.py says: unpacked when they are
- * first asked for, then kept. */
+/* ptx_text.c: the library's device code: PTX texts packed by tools/device_code.py, unpacked on first use, then kept. */
 #include "cuda.h"
 
 #include <pthread.h>
@@ -11,7 +10,7 @@
 #include "packed_code.h"
 #include "status.h"
 
-/* What stands before numbers, "%rd" say, and its numbers. */
+/* A name that precedes numbers, such as "%rd", and its numbers. */
 typedef struct numbered {
   const char *name;
   size_t n_name;
@@ -21,7 +20,7 @@ typedef struct numbered {
 
 enum { MOST_NAMES = 128, MOST_DIGITS = 10 };
 
-/* Where the next bytes go. */
+/* Output position. */
 typedef struct output {
   char *p, *end;
 } output;
@@ -54,7 +53,7 @@ static int put_numbered(output *out, numbered *name) {
   return put(out, name->name, name->n_name) && put_number(out, name->last);
 }
 
-/* Seven bits a byte, the lowest first; at most what is left of the input. */
+/* Varint: seven bits a byte, lowest first; no larger than the remaining input. */
 static int read_size(const uint8_t **p, const uint8_t *end, size_t *size) {
   *size = 0;
   for (int shift = 0; shift < 28; shift += 7) {
@@ -93,7 +92,7 @@ int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_byt
 }
 
 #ifndef KR_FUZZ
-/* The stream that was read last: the next text is often farther on in it. */
+/* The stream read last: the next text is often later in it. */
 static struct { int stream; uint8_t *bytes; kr_lzma lzma; } opened;
 
 static int32_t open_stream(int index) {

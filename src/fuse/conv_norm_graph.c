@@ -1,11 +1,11 @@
-/* conv_norm_graph.c: a convolution along frequency with its norm as one call, or as a graph of windows, product and
- * norm; in the operator's reference row on the operators' reference rows, in float64 between two of them. */
+/* conv_norm_graph.c: a convolution along frequency with its norm as one call, or as a graph of unfold, product and
+ * norm; as the reference row, on the operators' reference rows with float64 intermediates. */
 #include "conv_norm/conv_norm_rows.h"
 #include "graph_kept.h"
 #include "words.h"
 
 kr_tensor kr_fold_record(const kr_words *w, int64_t K, int64_t step, kr_tensor x) {
-  if (!x || !K) return 0; /* the graph has failed before */
+  if (!x || !K) return 0; /* the graph has already failed */
   const kr_dims d = dims_of(w, x);
   const kr_tensor out = new_rows(w, KR_DIMS(d.size[0], (d.size[1] - 1) * step + K, d.size[2], d.size[3] / K));
   return kr_graph_call(
@@ -34,7 +34,7 @@ static kr_tensor called(const kr_words *w, const char *name, uint32_t flags, int
                                                .out = view(w, out)});
 }
 
-/* Outputs, or inputs, with their taps in the middle. */
+/* Outputs (or inputs) outermost, taps in the middle. */
 static kr_tensor taps_in_middle(const kr_words *w, kr_tensor weight, const int *order) {
   const kr_tensor turned_weight = kr_graph_permute(w->g, weight, order), own = new_tensor(w, dims_of(w, turned_weight));
   copy(w, "by_tap", turned_weight, own);

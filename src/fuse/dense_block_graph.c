@@ -1,5 +1,5 @@
-/* dense_block_graph.c: a dense block as one call, or as a graph of filters, products and norms; in the operator's
- * reference row on the operators' reference rows, in float64 between two of them. */
+/* dense_block_graph.c: a dense block as one call, or as a graph of filters, products and norms; as the reference row,
+ * on the operators' reference rows with float64 intermediates. */
 #include "dense_block/dense_block_rows.h"
 #include "graph_kept.h"
 #include "words.h"
@@ -46,9 +46,9 @@ static kr_tensor called(const kr_words *w, const kr_dense_block *b, kr_tensor x)
                                                  .out = view(w, out)});
 }
 
-/* ---- apart ---- */
+/* ---- unfused ---- */
 
-/* A layer's filter over x, which its past stands before: a filter along frequency for each tap in time. */
+/* A layer's filter over x, which is preceded by its past: one filter along frequency per tap in time. */
 static kr_tensor filter_with_past(const kr_words *w, kr_tensor x, kr_tensor taps, kr_tensor bias, int64_t dilation) {
   const int64_t I = dims_of(w, taps).size[0], before = dims_of(w, x).size[2] - w->T;
   if (!w->has_past) return filter(w, "dense_filter", x, taps, bias, dilation, 0);
@@ -62,7 +62,7 @@ static kr_tensor filter_with_past(const kr_words *w, kr_tensor x, kr_tensor taps
   return sum;
 }
 
-/* What is lifted is not rounded before its norm: it is of few numbers. */
+/* The lift's output, made of few numbers, is not rounded before its norm. */
 static void put_input(const kr_words *w, const kr_dense_block *b, kr_tensor x, kr_tensor input) {
   const kr_dims d = dims_of(w, x);
   kr_tensor first = x;
@@ -73,7 +73,7 @@ static void put_input(const kr_words *w, const kr_dense_block *b, kr_tensor x, k
   if (first != input) copy(w, "dense_input", first, input);
 }
 
-/* In one tensor each layer's output stands before its sources, newest first; the block's input is the last of them. */
+/* A single tensor holds each layer's output before its sources, newest first, ending with the block's input. */
 static kr_tensor composed(const kr_words *w, const kr_dense_block *b, kr_tensor x) {
   const kr_dims d = dims_of(w, x);
   const int64_t C = b->C, L = b->L, n = L > 0 ? L : 1, past = L ? (int64_t)1 << L : 0;

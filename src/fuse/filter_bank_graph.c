@@ -1,5 +1,5 @@
-/* filter_bank_graph.c: a bank of filters as one call, or as a graph of filters and products; in the operator's
- * reference row on the operators' reference rows, in float64 between two of them. */
+/* filter_bank_graph.c: a bank of filters as one call, or as a graph of filters and products; as the reference row, on
+ * the operators' reference rows with float64 intermediates. */
 #include "filter_bank/filter_bank_rows.h"
 #include "graph_kept.h"
 #include "words.h"
@@ -8,7 +8,7 @@ typedef krait_filter_bank_args bank_args;
 
 /* ---- one call ---- */
 
-/* Behind the first product, h: (rows, J C). */
+/* After the first product, h: (rows, J C). */
 static kr_tensor called(const kr_words *w, const kr_filter_bank *b, const kr_back_product *back, kr_tensor h) {
   const int64_t J = b->J, H = dims_of(w, h).size[1], C = H / J;
   int64_t n_taps = 0;
@@ -45,7 +45,7 @@ static kr_tensor called(const kr_words *w, const kr_filter_bank *b, const kr_bac
   return out;
 }
 
-/* ---- apart ---- */
+/* ---- unfused ---- */
 
 /* A chunk's part of the gates (rows, J C). */
 static void gate_chunk(const kr_words *w, const kr_filter_chunk *p, kr_tensor map, kr_tensor gates) {
@@ -66,7 +66,7 @@ kr_tensor kr_filter_bank_record(const kr_words *w, const kr_filter_bank *b, cons
   const kr_tensor normed = not_kept(w, channel_norm(w, back->x, b->norm_weight, b->norm_bias, KR_CHANNEL_EPS)),
                   h = w->is_piece ? 0 : product(w, "in", normed, in_weight, b->in_bias, 0, 0),
                   gates = new_rows(w, KR_DIMS(rows, H));
-  for (int64_t j = 0; j < b->J; j++) { /* a piece's chunks stay in the cache one after the other */
+  for (int64_t j = 0; j < b->J; j++) { /* a piece's chunks stay in cache, one after another */
     const kr_tensor own = h ? columns(w, h, j * C, C)
                             : product(w, "in", normed, kr_graph_slice(w->g, in_weight, 0, j * C, C),
                                       kr_graph_slice(w->g, b->in_bias, 0, j * C, C), 0, 0);

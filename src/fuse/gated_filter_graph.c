@@ -1,10 +1,10 @@
-/* gated_filter_graph.c: gates that are filtered as calls of a graph; gated_filter as a graph of a filter and a product,
- * in its reference row on the operators' reference rows, in float64 between the two. */
+/* gated_filter_graph.c: filtered gates as calls of a graph; gated_filter as a graph of a filter and a product, as the
+ * reference row on the operators' reference rows with a float64 intermediate. */
 #include "gated_filter/gated_filter_rows.h"
 #include "graph_kept.h"
 #include "words.h"
 
-/* Filters of length 1 go into the product. */
+/* Filters of length 1 are folded into the product. */
 kr_tensor kr_gate_record(const kr_words *w, const kr_gate *p, kr_tensor x) {
   const kr_dims d = dims_of(w, p->taps);
   const int64_t C = d.size[0] / 2, K = d.size[2];

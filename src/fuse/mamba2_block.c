@@ -1,5 +1,5 @@
-/* mamba2_block.c: tensors between two calls are rows (b, l) of columns: in_proj's output is written once, and what
- * reads some of its columns reads them there, as their gradients are written there. */
+/* mamba2_block.c: intermediates are rows (b, l) of columns: in_proj's output is written once, and consumers of some of
+ * its columns read them in place, as their gradients are written in place. */
 #include "mamba2_block.h"
 
 #include "op_list.h"
@@ -28,13 +28,13 @@ static void copy(const inner *i, const char *name, kr_tensor from, kr_tensor to)
   kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
-/* Whether rows of one token can be seen as those of a matrix, in the type of the work. */
+/* Whether t, of the working type, can be viewed as a matrix with one row per token. */
 static int is_rows(const inner *i, kr_tensor t) {
   return kr_graph_dtype(i->g, t) == i->b->dtype &&
          kr_graph_can_reshape(i->g, t, KR_DIMS(i->B * i->L, kr_graph_dims(i->g, t).size[2]));
 }
 
-/* What a step may write in place of `out` (0: none): itself, or rows that are copied there by finish_rows. */
+/* What a step may write directly for `out` (0: none): `out` itself, or rows that finish_rows copies there. */
 static kr_tensor begin_rows(const inner *i, kr_tensor out, int64_t columns) {
   return out && is_rows(i, out) ? out : new_rows(i, columns);
 }
@@ -77,7 +77,7 @@ static kr_tensor convolve(const inner *i, kr_tensor rows) {
   return finish_rows(i, "xBC", out, i->b->xBC);
 }
 
-/* y of x, B and C, the columns of xBC, into out; z: gated already, 0: not. */
+/* y of x, B and C, the columns of xBC, into out; z: apply the gate, 0: do not. */
 static void scan(const inner *i, kr_tensor xBC, kr_tensor dt, kr_tensor z, kr_tensor out) {
   const kr_mamba2_block *b = i->b;
   const int64_t D = i->H * i->P, S = i->G * i->N;
@@ -116,7 +116,7 @@ static void norm(const inner *i, kr_tensor y, kr_tensor z, kr_tensor out) {
                     .out = view(i, as_matrix(i, out))});
 }
 
-/* The scan, gated and normed, into the last columns of `gated`, the MLP part into the first. */
+/* The scan, gated and normalised, into the last columns of `gated`, the MLP part into the first. */
 static void mix(const inner *i, kr_tensor zxbcdt, kr_tensor gated) {
   kr_mamba2_block *b = i->b;
   const int64_t F = i->F, D = i->H * i->P, C = D + 2 * i->G * i->N;

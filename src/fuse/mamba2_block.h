@@ -5,15 +5,15 @@
 #include "graph.h"
 
 typedef struct kr_mamba2_block {
-  int64_t P, G, F; /* channels of a head, groups, channels of the MLP part */
-  int32_t activation, norm_before_gate, log_A; /* log_A: A is -exp of it */
+  int64_t P, G, F; /* channels per head, groups, channels of the MLP part */
+  int32_t activation, norm_before_gate, log_A; /* log_A: the input A is log(-A) */
   float eps, dt_min, dt_max;
-  int32_t dtype;   /* of tensors between two steps */
+  int32_t dtype;   /* of intermediates */
   /* As in krait_mamba2_inner_args; 0: absent. */
   kr_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight,
       out_proj_bias, initial_states, seq_idx;
   kr_tensor out, final_states; /* written; out (B,L,M), or (B,L,F + HP) without out_proj_weight */
-  /* (B,L,...): written where they are given (0: temps of the block); afterwards, what holds these values. y is 0
+  /* (B,L,...): written if given (0: temporaries of the block); afterwards, the tensors with these values. y is 0
    * without norm_weight. */
   kr_tensor zxbcdt, xBC, y, gated;
 } kr_mamba2_block;

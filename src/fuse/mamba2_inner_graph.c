@@ -1,6 +1,6 @@
-/* mamba2_inner_graph.c: the rows of mamba2_inner and of its gradient: the block's graph, planned into the call's
- * scratch; in a reference row on the operators' reference rows, in float64 between two of them unless the tensors' type
- * is one of 16 bits, which the block rounds to. */
+/* mamba2_inner_graph.c: the rows of mamba2_inner and its gradient: the block's graph, planned into the call's scratch;
+ * as a reference row, on the operators' reference rows with float64 intermediates, or the tensors' 16-bit type, to
+ * which the block rounds. */
 #include "graph_kept.h"
 #include "graph_rewrite.h"
 #include "mamba2_block.h"
@@ -10,7 +10,7 @@
 typedef krait_mamba2_inner_args inner_args;
 typedef krait_mamba2_inner_bwd_args bwd_args;
 
-/* The gradient's args begin as the forward ones do. */
+/* The gradient's args start with the forward ones. */
 _Static_assert(offsetof(inner_args, out) == offsetof(bwd_args, zxbcdt), "one head");
 
 enum { MOST = 16 };
@@ -64,7 +64,7 @@ static void record_inputs(recorded *r, int32_t dtype) {
 #undef INPUT
 }
 
-/* One value of D for each head, where that is what is given. */
+/* Broadcasts D if given per head. */
 static void record_block(recorded *r) {
   const kr_tensor D = r->block.Dvec;
   if (D) r->block.Dvec = kr_graph_spread(r->g, D, KR_DIMS(r->args->H, r->args->P));
@@ -91,8 +91,8 @@ static void want(recorded *r, const char *name, kr_tensor of, const krait_view *
   if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
 }
 
-/* What a forward call kept is read instead of being computed again; first of all as a copy, where its tokens are not
- * rows of one matrix. */
+/* Values kept by the forward call are read instead of recomputed, through a copy if their tokens are not rows of one
+ * matrix. */
 static void use_kept(recorded *r, const char *name, kr_tensor t, const krait_view *view) {
   const kr_dims dims = kr_graph_dims(r->g, t);
   kr_tensor kept = t ? argument(r, view, KR_IN, name, dims) : 0;
@@ -112,7 +112,7 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   recorded r = {.g = g, .args = args};
   record_inputs(&r, dtype);
   kr_mamba2_block *b = &r.block;
-  b->out = kr_graph_temp(g, b->dtype, out_dims(args)); /* nothing reads it: what makes it is dropped */
+  b->out = kr_graph_temp(g, b->dtype, out_dims(args)); /* unused: its producers are eliminated */
   const kr_tensor dfinal = argument(&r, &d->dfinal_states, KR_IN, "dfinal_states", state_dims(args));
   if (dfinal) b->final_states = kr_graph_temp(g, KRAIT_F32, state_dims(args));
   record_block(&r);

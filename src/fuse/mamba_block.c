@@ -1,5 +1,5 @@
-/* mamba_block.c: tensors between two calls are rows (b, l) of D (or other) columns, so that products take them as they
- * are and the scan reads B and C where x_proj wrote them. */
+/* mamba_block.c: intermediates are rows (b, l) of D (or other) columns, so that products use them directly and the scan
+ * reads B and C where x_proj wrote them. */
 #include "mamba_block.h"
 
 #include "op_list.h"
@@ -14,7 +14,7 @@ typedef struct inner {
 static kr_tensor dims_turned(kr_graph *g, kr_tensor t) { return kr_graph_permute(g, t, (int[]){1, 0}); }
 static krait_view view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
 
-/* Rows (b, l) of the type of the work, as a matrix; and the same as (B,D,L). */
+/* Rows (b, l) of the working type, as a matrix; and the same as (B,D,L). */
 static kr_tensor new_rows(const inner *i, int64_t columns) {
   return kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B * i->L, columns));
 }
@@ -66,7 +66,7 @@ static kr_tensor convolve(const inner *i) {
   return u;
 }
 
-/* Zeros for dt, then the biases of B and C: one bias of all columns. */
+/* Zeros for dt, then the biases of B and C: one bias for all columns. */
 static kr_tensor columns_bias(const inner *i, int64_t n_columns, int64_t B_columns, int64_t C_columns) {
   const kr_tensor from_B = i->b->B_proj_bias, from_C = i->b->C_proj_bias;
   if (!from_B && !from_C) return 0;
@@ -79,8 +79,7 @@ static kr_tensor columns_bias(const inner *i, int64_t n_columns, int64_t B_colum
   return bias;
 }
 
-/* Rows of columns as the scan reads them: (B,1,N,L), or (B,1,N,2L) with real and imaginary parts side by side in
- * time. */
+/* Rows of columns as the scan reads them: (B,1,N,L), or (B,1,N,2L) with interleaved real and imaginary parts. */
 static kr_tensor scan_parameter(const inner *i, kr_tensor rows) {
   if (!i->is_complex)
     return kr_graph_permute(i->g, kr_graph_reshape(i->g, rows, KR_DIMS(i->B, i->L, 1, i->N)), (int[]){0, 2, 3, 1});
@@ -110,7 +109,7 @@ static void scan(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_t
                                              .out = view(i, out)});
 }
 
-/* y, gated, into out: itself, or projected. */
+/* y, gated, into out: directly, or projected. */
 static void finish(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_tensor C) {
   const kr_mamba_block *b = i->b;
   const int same = kr_graph_dtype(i->g, b->out) == b->dtype;
@@ -132,7 +131,7 @@ static void finish(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr
   if (!direct) copy(i, "out", kr_graph_reshape(i->g, out, KR_DIMS(i->B, i->L, M)), b->out);
 }
 
-/* A weight as products of rows of the block's type take it. */
+/* A weight in the block's type, for products with its rows. */
 static kr_tensor factor_of(const inner *i, kr_tensor weight) {
   if (kr_graph_dtype(i->g, weight) == i->b->dtype) return weight;
   const kr_tensor factor = kr_graph_temp(i->g, i->b->dtype, kr_graph_dims(i->g, weight));

@@ -1,5 +1,5 @@
-/* mamba_inner_graph.c: the rows of mamba_inner and of its gradient that are made of other operators: the block's graph,
- * planned into the call's scratch. The gradient's reference is the same graph in float64 on reference rows. */
+/* mamba_inner_graph.c: the composed rows of mamba_inner and its gradient: the block's graph, planned into the call's
+ * scratch. The gradient's reference is the same graph in float64 on reference rows. */
 #include "graph_kept.h"
 #include "mamba_block.h"
 #include "mamba_inner/mamba_inner_chain.h"
@@ -32,14 +32,13 @@ static kr_dims parameter_dims(const inner_args *a, uint32_t constant) {
 
 static kr_dims out_dims(const inner_args *a) { return a->M ? KR_DIMS(a->B, a->L, a->M) : KR_DIMS(a->B, a->D, a->L); }
 
-/* OWN: a row's tensors between xz and out have the type of xz, which a GPU's tensor cores take, where
- * kr_inner_is_short says that this is short enough. */
+/* OWN: intermediates have the type of xz, which a GPU's tensor cores take, if kr_inner_is_short allows it. */
 enum { OWN = -1 };
 static int32_t type_between(const inner_args *a, int32_t dtype) {
   return dtype != OWN ? dtype : kr_inner_is_short(a) ? a->xz.dtype : KRAIT_F32;
 }
 
-/* a: the call's args, or the gradient's, which begin alike. */
+/* a: the call's args, or the gradient's, which start alike. */
 static void record_inputs(recorded *r, int32_t dtype) {
   const inner_args *a = r->args;
   const int64_t B_columns = kr_inner_columns(a, &a->Bmat), C_columns = kr_inner_columns(a, &a->Cmat);
@@ -79,7 +78,7 @@ static void record_backward(kr_graph *g, const void *args, int32_t dtype) {
   record_inputs(&r, dtype);
   const kr_mamba_block *b = &r.block;
   const kr_dims out = out_dims(args);
-  r.block.out = kr_graph_temp(g, b->dtype, out); /* nothing reads it: what makes it is dropped */
+  r.block.out = kr_graph_temp(g, b->dtype, out); /* unused: its producers are eliminated */
   kr_mamba_block_record(g, b);
 #define WANT(field) want(&r, "d" #field, b->field, &d->d##field)
   WANT(xz), WANT(conv_weight), WANT(conv_bias), WANT(x_proj_weight), WANT(dt_proj_weight), WANT(out_proj_weight),

@@ -1,6 +1,6 @@
-/* map_product_graph.c: products with what surrounds them as one call, or one by one; map_product as a graph of norm,
- * convolution, product and sums, in its reference row on the operators' reference rows, in float64 between two of
- * them. */
+/* map_product_graph.c: products with prologue and epilogue as one call, or as separate ones; map_product as a graph of
+ * norm, convolution, product and sums, as the reference row on the operators' reference rows with float64
+ * intermediates. */
 #include "graph_kept.h"
 #include "map_product/map_product_rows.h"
 #include "words.h"
@@ -21,7 +21,7 @@ kr_tensor kr_map_product_record(const kr_words *w, const char *name, kr_tensor r
   return out;
 }
 
-/* Of a gate's two halves in pairs: (2C,inputs) or (2C). */
+/* Interleaves a gate's two halves: (2C,inputs) or (2C). */
 static kr_tensor in_pairs(const kr_words *w, kr_tensor t) {
   const kr_dims d = dims_of(w, t);
   const int64_t C = d.size[0] / 2, inputs = d.n > 1 ? d.size[1] : 1;
@@ -97,7 +97,7 @@ void kr_sum_record(const kr_words *w, kr_tensor y, kr_tensor residual, kr_tensor
   kr_graph_pointwise(w->g, "residual", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, y, residual, out);
 }
 
-/* silu of a causal convolution along W; a copy of it is conv_out. */
+/* silu of a causal convolution along W; conv_out gets a copy. */
 static kr_tensor convolved(const kr_words *w, kr_tensor x, kr_tensor weight, kr_tensor bias, kr_tensor conv_out) {
   const kr_dims map = dims_of(w, x), rows = KR_DIMS(map.size[0] * map.size[1], map.size[2], map.size[3]);
   const kr_tensor made = new_tensor(w, map);

@@ -1,10 +1,10 @@
-/* mean_product_graph.c: products of means as calls of a graph; mean_product as a graph of a pool and a product, in its
- * reference row on the operators' reference rows, in float64 between the two. */
+/* mean_product_graph.c: products of means as calls of a graph; mean_product as a graph of a pool and a product, as the
+ * reference row on the operators' reference rows with a float64 intermediate. */
 #include "graph_kept.h"
 #include "mean_product/mean_product_rows.h"
 #include "words.h"
 
-/* Spread over the positions of each sequence. */
+/* Broadcast over the positions of each sequence. */
 static kr_tensor fused_factors(const kr_words *w, kr_tensor rows, int along_time, kr_tensor weight, kr_tensor bias) {
   const int64_t C = dims_of(w, rows).size[1];
   const kr_tensor own = turned(w, new_tensor(w, KR_DIMS(C, C))),

@@ -1,5 +1,5 @@
-/* norm_block.c: norms with their PReLU as calls of a graph. A bias in front of a norm that measures is left out: it
- * cancels, and so does its gradient. */
+/* norm_block.c: norms with their PReLU as calls of a graph. A bias before a norm that measures is omitted: it cancels,
+ * and so does its gradient. */
 #include "words.h"
 
 static kr_tensor mean_of(const kr_words *w, kr_tensor x) {
@@ -30,7 +30,7 @@ static void measure(const kr_words *w, const kr_norm *n, kr_tensor x) {
 
 static kr_tensor measured_norm(const kr_words *w, const kr_norm *n, kr_tensor x, kr_tensor out) {
   const kr_dims d = dims_of(w, x);
-  const int64_t over = n->over_batch && d.n ? d.size[0] : 1; /* without dimensions the graph has failed before */
+  const int64_t over = n->over_batch && d.n ? d.size[0] : 1; /* no dimensions: the graph has already failed */
   const kr_dims flat = KR_DIMS(d.size[0] / over, over * d.size[1] * d.size[2], d.size[3]);
   if (!out) out = new_like(w, x);
   if (n->mean) measure(w, n, x);
@@ -44,7 +44,7 @@ static kr_tensor measured_norm(const kr_words *w, const kr_norm *n, kr_tensor x,
   return out;
 }
 
-/* max(x, 0) + slope min(x, 0) by channels. */
+/* max(x, 0) + slope min(x, 0), per channel. */
 static kr_tensor slope_below(const kr_words *w, kr_tensor x, kr_tensor slope, kr_tensor out) {
   const kr_tensor below = new_like(w, x), less = new_tensor(w, dims_of(w, slope));
   if (!out) out = new_like(w, x);
@@ -57,7 +57,7 @@ static kr_tensor slope_below(const kr_words *w, kr_tensor x, kr_tensor slope, kr
   return out;
 }
 
-/* A norm that is known is a factor and a summand for each channel. */
+/* A known norm is a scale and a shift per channel. */
 static kr_tensor known_summand(const kr_words *w, const kr_norm *n) {
   return add(w, "norm_bias", multiply(w, "norm_bias", n->before, n->scale), n->shift);
 }

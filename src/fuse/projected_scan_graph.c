@@ -1,13 +1,13 @@
 /* projected_scan_graph.c: the inside of a Mamba block as two calls; projected_scan as a graph of product, scan and
- * gate, in its reference row on the operators' reference rows, in float64 between two of them. */
+ * gate, as the reference row on the operators' reference rows with float64 intermediates. */
 #include "graph_kept.h"
 #include "projected_scan/projected_scan_rows.h"
 #include "words.h"
 
-/* The convolution with x_proj, then the scan with step and gate. */
+/* The convolution with x_proj, then the scan with step size and gate. */
 kr_tensor kr_projected_mamba_record(const kr_words *w, const kr_mamba_block *b, kr_tensor xz) {
   const int64_t E = dims_of(w, b->A).size[0], N = dims_of(w, b->A).size[1], R = dims_of(w, b->dt_proj_weight).size[1],
-                n = dims_of(w, xz).size[0], X = (R + 2 * N + 15) / 16 * 16; /* rows of whole lines */
+                n = dims_of(w, xz).size[0], X = (R + 2 * N + 15) / 16 * 16; /* rows of whole cache lines */
   const kr_tensor u = new_tensor(w, KR_DIMS(n, E)), proj = new_tensor(w, KR_DIMS(n, X));
   kr_map_product_record(w, "x_proj", columns(w, xz, 0, E), b->x_proj_weight, 0,
                         (krait_map_product_args){.conv_weight = view(w, b->conv_weight),
@@ -26,7 +26,7 @@ kr_tensor kr_projected_mamba_record(const kr_words *w, const kr_mamba_block *b, 
   return u;
 }
 
-/* (B,L,n) of the work's type, as rows without gaps. */
+/* (B,L,n) of the working type, as contiguous rows. */
 static kr_tensor plain_rows(kr_graph *g, int32_t dtype, const char *name, kr_tensor t) {
   const kr_dims d = kr_graph_dims(g, t), flat = KR_DIMS(d.size[0] * d.size[1], d.size[2]);
   if (kr_graph_dtype(g, t) == dtype && kr_graph_can_reshape(g, t, flat)) return t;

@@ -1,6 +1,6 @@
-/* rnn_pair_graph.c: layers of a recurrence as calls of a graph, the first two at once where factors are float16;
- * rnn_pair as a graph of norm, products and recurrences, in its reference row on the operators' reference rows, in
- * float64 between two of them. */
+/* rnn_pair_graph.c: recurrent layers as calls of a graph, the first two fused if operands are float16; rnn_pair as a
+ * graph of norm, products and recurrences, as the reference row on the operators' reference rows with float64
+ * intermediates. */
 #include "graph_kept.h"
 #include "rnn/rnn_pair_rows.h"
 #include "words.h"
@@ -21,7 +21,7 @@ static kr_tensor recurrence(const kr_words *w, uint32_t flags, kr_tensor gates, 
 
 /* ---- what models record ---- */
 
-/* The norm and the inputs' products included. */
+/* Includes the norm and the input products. */
 static kr_tensor two_layers(const kr_words *w, const kr_rnn_layer *l, uint32_t flags, kr_tensor norm_weight,
                             kr_tensor norm_bias, kr_tensor x) {
   const kr_tensor h = new_tensor(w, KR_DIMS(dims_of(w, x).size[0], dims_of(w, l->weight).size[1]));
@@ -57,7 +57,7 @@ kr_tensor kr_rnn_layers_record(const kr_words *w, const kr_rnn_layer *layers, in
     else if (is_fused(w)) gates = kr_map_product_record(w, "gates", x, l->in_weight, l->in_bias, nothing_else);
     else gates = product(w, "gates", x, l->in_weight, l->in_bias, 0, 0);
     gates = cast(w, "gates", gates, w->dtype);
-    const int has_cells = is_lstm && !w->is_piece && !is_fused(w); /* a gradient reads them */
+    const int has_cells = is_lstm && !w->is_piece && !is_fused(w); /* for the gradient */
     const kr_tensor h =
         recurrence(w, flags, gates, is_fused(w) ? by_taps(w, l->weight) : l->weight, l->bias, 0, has_cells);
     x = cast(w, "gates", reshape(w, h, KR_DIMS(dims_of(w, x).size[0], dims_of(w, l->weight).size[1])), w->rows_dtype);

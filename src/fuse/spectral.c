@@ -15,7 +15,7 @@ static void lay_out(kr_spectral *s, float *block) {
   s->envelope = s->mirror + half * half;
 }
 
-/* What has been computed on the host goes to the device. */
+/* Moves what was computed on the host to the device. */
 static int32_t move_in(kr_spectral *s, size_t bytes) {
   float *const host = s->forward, *block = NULL;
   if (!s->cuda) return KRAIT_OK;
@@ -30,7 +30,7 @@ static int32_t move_in(kr_spectral *s, size_t bytes) {
 static double angle_of(const kr_spectral *s, int64_t step) { return 2 * pi * (double)step / (double)s->n_fft; }
 static double window_at(const kr_spectral *s, int64_t n) { return 0.5 - 0.5 * cos(angle_of(s, n)); }
 
-/* What is real in the transform of any frame has no imaginary part at all, not even of rounding. */
+/* Bins that are real for every frame get exactly zero imaginary parts, without rounding noise. */
 static void fill_matrices(kr_spectral *s) {
   const int64_t n_fft = s->n_fft, F = n_fft / 2 + 1;
   for (int64_t n = 0; n < n_fft; n++) {
@@ -46,7 +46,7 @@ static void fill_matrices(kr_spectral *s) {
   }
 }
 
-/* Four frames lie over a sample; in the first hop there is no earlier one, in the last no later one. */
+/* Four frames overlap at a sample; in the first hop the earlier ones are missing, in the last the later ones. */
 static void fill_envelope(kr_spectral *s) {
   const int64_t hop = s->n_fft / 4;
   for (int64_t part = 0; part < 3; part++)
@@ -77,7 +77,7 @@ void kr_spectral_close(kr_spectral *s) {
   *s = (kr_spectral){0};
 }
 
-/* Real and imaginary parts of rows (B T, 2F) as (B,F,T). */
+/* Real or imaginary parts of rows (B T, 2F) as (B,F,T). */
 static krait_view part(kr_graph *g, kr_tensor rows, kr_dims plane, int imaginary) {
   const int64_t B = plane.size[0], F = plane.size[1], T = plane.size[2];
   return kr_graph_view(
@@ -86,7 +86,7 @@ static krait_view part(kr_graph *g, kr_tensor rows, kr_dims plane, int imaginary
              (int[]){0, 2, 1}));
 }
 
-/* Samples of the overlap, from half a frame on, over what the windows add up to: hops (B,T-1,hop) at a time. */
+/* Samples of the overlap-add, from half a frame on, divided by the window sum: hops (B,T-1,hop) at a time. */
 static void divide(kr_graph *g, const kr_spectral *s, kr_tensor sum, kr_tensor wav) {
   static const char *const names[] = {"wav_begin", "wav", "wav_end"};
   const kr_dims dims = kr_graph_dims(g, wav);

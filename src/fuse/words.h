@@ -1,5 +1,5 @@
-/* words.h: what builders of graphs say often, of rows and maps: rows (n, C) are the positions of a map (B,F,T,C), in
- * that order. */
+/* words.h: shorthands of graph builders for rows and maps: rows (n, C) are the positions of a map (B,F,T,C), in that
+ * order. */
 #ifndef KR_WORDS_H
 #define KR_WORDS_H
 
@@ -18,7 +18,7 @@ static inline kr_tensor reshape(const kr_words *w, kr_tensor t, kr_dims dims) {
 }
 static inline kr_tensor new_tensor(const kr_words *w, kr_dims dims) { return kr_graph_temp(w->g, w->dtype, dims); }
 static inline kr_tensor new_rows(const kr_words *w, kr_dims dims) { return kr_graph_temp(w->g, w->rows_dtype, dims); }
-/* A parameter that there was no memory for has no type; the graph fails behind it. */
+/* A parameter that could not be allocated has no type; the graph fails later. */
 static inline int32_t type_of(const kr_words *w, kr_tensor x) { return x ? kr_graph_dtype(w->g, x) : w->dtype; }
 static inline kr_tensor new_like(const kr_words *w, kr_tensor x) {
   return kr_graph_temp(w->g, type_of(w, x), dims_of(w, x));
@@ -34,14 +34,14 @@ static inline kr_tensor matrix(const kr_words *w, kr_tensor weight) {
   const kr_dims d = dims_of(w, weight);
   return reshape(w, weight, KR_DIMS(d.size[0], d.size[1]));
 }
-/* A vector beside every row. */
+/* A vector broadcast to every row. */
 static inline kr_tensor beside(const kr_words *w, kr_tensor v, int64_t rows) {
   const kr_dims d = dims_of(w, v);
   int64_t n = 1;
   for (int i = 0; i < d.n; i++) n *= d.size[i];
   return kr_graph_spread(w->g, reshape(w, v, KR_DIMS(1, n)), KR_DIMS(rows, n));
 }
-/* A vector beside every position. */
+/* A vector broadcast to every position. */
 static inline kr_tensor at_positions(const kr_words *w, kr_tensor v, kr_dims map) {
   return kr_graph_spread(w->g, reshape(w, v, KR_DIMS(1, 1, 1, map.size[3])), map);
 }
@@ -57,12 +57,12 @@ static inline kr_tensor as_sequences(const kr_words *w, kr_tensor rows) {
 static inline kr_tensor framewise(const kr_words *w, kr_tensor x) {
   return kr_graph_permute(w->g, x, (int[]){0, 2, 1, 3});
 }
-/* A map, frame by frame where it is taken so. */
+/* A map, frame by frame in that mode. */
 static inline kr_tensor new_map(const kr_words *w, int64_t F, int64_t C) {
   return w->how == KR_BY_FRAMES ? framewise(w, new_rows(w, KR_DIMS(w->B, w->T, F, C)))
                                 : new_rows(w, KR_DIMS(w->B, F, w->T, C));
 }
-/* The rows of a map in the order in which it lies; and a map of such rows, as `like` lies. */
+/* A map's rows in memory order; and a map of such rows, laid out like `like`. */
 static inline kr_tensor rows_of(const kr_words *w, kr_tensor map) {
   const kr_dims d = dims_of(w, map), rows = KR_DIMS(d.size[0] * d.size[1] * d.size[2], d.size[3]);
   return reshape(w, kr_graph_can_reshape(w->g, map, rows) ? map : framewise(w, map), rows);
@@ -80,7 +80,7 @@ static inline void copy(const kr_words *w, const char *name, kr_tensor from, kr_
   kr_graph_pointwise(w->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
-/* In another type, if it has not that already. */
+/* Converts to dtype if necessary. */
 static inline kr_tensor cast(const kr_words *w, const char *name, kr_tensor x, int32_t dtype) {
   if (!x || kr_graph_dtype(w->g, x) == dtype) return x;
   const kr_tensor out = kr_graph_temp(w->g, dtype, dims_of(w, x));
@@ -88,7 +88,7 @@ static inline kr_tensor cast(const kr_words *w, const char *name, kr_tensor x, i
   return out;
 }
 
-/* A weight as products of rows of 16 bits take it; its gradient stays as it is. */
+/* A weight in the type needed with 16-bit rows; its gradient keeps the weight's type. */
 static inline kr_tensor factor_for(const kr_words *w, kr_tensor rows, kr_tensor weight) {
   const int32_t type = type_of(w, rows);
   if (!weight || type == kr_graph_dtype(w->g, weight) || krait_dtype_bytes(type) != 2) return weight;
@@ -134,12 +134,12 @@ static inline kr_tensor channel_norm(const kr_words *w, kr_tensor rows, kr_tenso
           .eps = eps, .x = view(w, rows), .weight = view(w, weight), .bias = view(w, bias), .out = kr_graph_ask()});
 }
 
-/* One filter a channel over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency); into out or a
- * new tensor. */
+/* Depthwise filter over x (B,F,T,C): taps (C,1,along frequency) or (C,1,along time,along frequency); into out or a new
+ * tensor. */
 static inline kr_tensor filter(const kr_words *w, const char *name, kr_tensor x, kr_tensor taps, kr_tensor bias,
                                int64_t time_dilation, kr_tensor out) {
   const kr_dims d = dims_of(w, taps);
-  if (d.n == 0) return 0; /* the graph has failed before */
+  if (d.n == 0) return 0; /* the graph has already failed */
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
   const kr_tensor weight = kr_graph_permute(w->g, reshape(w, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1});
   return kr_graph_call(w->g, name, &kr_op_depthwise_conv,
@@ -153,7 +153,7 @@ static inline kr_tensor filter(const kr_words *w, const char *name, kr_tensor x,
                                                     .out = view(w, out ? out : new_rows(w, dims_of(w, x)))});
 }
 
-/* A weight (outputs, inputs) as fused products take it: rows of float16, or outputs side by side. */
+/* A weight (outputs, inputs) in the fused products' layout: float16 rows, or contiguous outputs. */
 static inline kr_tensor laid_out(const kr_words *w, kr_tensor weight) {
   const kr_dims d = dims_of(w, weight);
   const kr_tensor to = has_halves(w) ? kr_graph_temp(w->g, KRAIT_F16, d)
@@ -161,7 +161,7 @@ static inline kr_tensor laid_out(const kr_words *w, kr_tensor weight) {
   copy(w, "factor", weight, to);
   return to;
 }
-/* Taps (channels, k) with the channels of a tap side by side. */
+/* Taps (channels, k), transposed: contiguous channels per tap. */
 static inline kr_tensor by_taps(const kr_words *w, kr_tensor taps) {
   const kr_dims d = dims_of(w, taps);
   const kr_tensor to = turned(w, new_tensor(w, KR_DIMS(d.size[1], d.size[0])));
@@ -169,22 +169,22 @@ static inline kr_tensor by_taps(const kr_words *w, kr_tensor taps) {
   return to;
 }
 
-/* ---- what gradients keep ---- */
+/* ---- what gradients recompute ---- */
 
-/* They may compute t again: it is large, and what it comes from is there. */
+/* They may recompute t: it is large, and its inputs are available. */
 static inline kr_tensor not_kept(const kr_words *w, kr_tensor t) {
   if (w->recompute) kr_graph_recompute(w->g, t);
   return t;
 }
-/* y comes from x through a part of the model that they may run again. */
+/* Marks the part of the model from x to y for recomputation. */
 static inline kr_tensor part_of(const kr_words *w, kr_tensor x, kr_tensor y) {
   if (w->recompute) kr_graph_recompute_since(w->g, x, y);
   return y;
 }
 
-/* ---- frames of the runs before ---- */
+/* ---- frames of earlier runs ---- */
 
-/* What n frames of the past stand before, in a state (B, ., n + T, C); or, without a past, just frames. */
+/* Space for frames preceded by n past ones, in a state (B, ., n + T, C); without a past, for the frames only. */
 static inline kr_tensor room_with_past(const kr_words *w, const char *name, kr_dims dims, int64_t n) {
   if (!w->has_past) return new_rows(w, dims);
   dims.size[2] += n;
@@ -193,7 +193,7 @@ static inline kr_tensor room_with_past(const kr_words *w, const char *name, kr_d
 static inline kr_tensor newest(const kr_words *w, kr_tensor room) {
   return kr_graph_slice(w->g, room, 2, dims_of(w, room).size[2] - w->T, w->T);
 }
-/* Behind the last call that reads it: its last n frames become the first, a piece at a time that does not overlap. */
+/* After the last call that reads it: moves its last n frames to the front, in non-overlapping pieces. */
 static inline void keep_past(const kr_words *w, kr_tensor room, int64_t n) {
   for (int64_t k = 0; k < n && w->has_past; k += w->T) {
     const int64_t some = n - k < w->T ? n - k : w->T;

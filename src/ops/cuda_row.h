@@ -1,6 +1,6 @@
 /* cuda_row.h: the GPU rows of an op. <op>_cuda.c ends with KR_CUDA_TIERS(op, run), where run takes the tier as its last
- * argument and one kr_<op>_cuda_refuse and kr_<op>_cuda_scratch serve all tiers; <op>.c puts KR_CUDA_ROWS(op) on
- * top. */
+ * argument and kr_<op>_cuda_refuse and kr_<op>_cuda_scratch serve all tiers; <op>.c starts its rows with
+ * KR_CUDA_ROWS(op). */
 #ifndef KR_CUDA_ROW_H
 #define KR_CUDA_ROW_H
 
@@ -23,9 +23,9 @@
   {"cuda_ampere", KRAIT_CAP_CUDA_AMPERE, kr_##op##_cuda_refuse, kr_##op##_cuda_ampere, kr_##op##_cuda_scratch},  \
   {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_##op##_cuda_refuse, kr_##op##_cuda_base, kr_##op##_cuda_scratch},
 
-/* Where an op has several families of kernels each is a row, "cuda_ampere_long_rows", with the calls that it takes as
- * its refusal. A list of them, best first, in the op's header: #define KR_NORM_FAMILIES(X, op) X(op, aligned_rows)
- * X(op, long_rows); <op>.c puts it into its rows once a tier, better tiers first; <op>_cuda.c defines each with
+/* If an op has several kernel families, each is a row, "cuda_ampere_long_rows", whose refusal defines the calls it
+ * takes. List them, best first, in the op's header: #define KR_NORM_FAMILIES(X, op) X(op, aligned_rows) X(op,
+ * long_rows); <op>.c adds the list to its rows once per tier, better tiers first; <op>_cuda.c defines each with
  * KR_CUDA_FAMILY. */
 #define KR_CUDA_FAMILY_DECLARE(op, family)                                                                       \
   int32_t kr_##op##_##family##_base(const krait_ctx *ctx, const void *args);                                     \
@@ -39,8 +39,7 @@
 #define KR_CUDA_FAMILY_BASE(op, family) KR_CUDA_FAMILY_ROW(op, family, base, KRAIT_CAP_CUDA_BASE)
 #define KR_CUDA_FAMILIES(list, op) list(KR_CUDA_FAMILY_AMPERE, op) list(KR_CUDA_FAMILY_BASE, op)
 
-/* run(ctx, args, tier, which), refuse and scratch (ctx, args, which): which is a constant of the op's own for each
- * family. */
+/* run(ctx, args, tier, which), refuse and scratch (ctx, args, which): `which` is the op's constant for the family. */
 #define KR_CUDA_FAMILY(op, family, which, run, refuse, scratch)                                                        \
   int32_t kr_##op##_##family##_base(const krait_ctx *ctx, const void *args) {                                          \
     return run(ctx, args, KRAIT_CAP_CUDA_BASE, which);                                                                 \
@@ -63,7 +62,7 @@ static inline kr_divisor kr_divisor_of(int64_t by) {
   return d;
 }
 
-/* A view (batch, row, time) of n steps for a kernel, walked backwards if asked. */
+/* A view (batch, row, time) of n steps for a kernel, reversed in time on request. */
 static inline kr_rows kr_rows_of(const krait_view *v, int reverse, int64_t n) {
   kr_rows r = {v->data, v->stride[0], v->stride[1], v->stride[2], v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;

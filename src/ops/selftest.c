@@ -1,4 +1,4 @@
-/* selftest.c: the walker for users: the CPU and each GPU, each row of each op on its own. */
+/* selftest.c: the checker for users: every row of every op by itself, on the CPU and each GPU. */
 #include "alloc.h"
 #include "check.h"
 #include "op_list.h"
@@ -40,7 +40,7 @@ static int32_t test_ops(const krait_ctx *ctx, int64_t n_cases, uint64_t seed, re
   return KRAIT_OK;
 }
 
-/* All device code will be wanted: a few threads have it compiled beforehand. */
+/* All device code will be needed: a few threads have the driver compile it in advance. */
 enum { MOST_COMPILERS = 8 };
 
 typedef struct compilers {

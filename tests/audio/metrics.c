@@ -1,5 +1,5 @@
-/* metrics.c: SI-SDR and segmental SNR against closed forms, STOI against properties that it has by definition. The
- * comparison with published implementations is tools/check_metrics.py. */
+/* metrics.c: SI-SDR and segmental SNR against closed forms, STOI against its defining properties.
+ * tools/check_metrics.py compares with published implementations. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -45,7 +45,7 @@ static void si_sdr_ignores_gain_and_counts_noise(void **state) {
     cc += (double)clean[i] * clean[i];
     nn += 0.01 * noise[i] * noise[i];
   }
-  assert_float_equal(first, 10 * log10(cc / nn), 0.05); /* clean and noise are all but orthogonal */
+  assert_float_equal(first, 10 * log10(cc / nn), 0.05); /* clean and noise are nearly orthogonal */
   kr_si_sdr silent = {0};
   assert_true(isnan(kr_si_sdr_db(&silent)));
 }

@@ -1,5 +1,5 @@
-/* quality.c: all measures of the demo recording, as it is, mixed, late, with a stretch lost and with gaps, against what
- * independent programs say (tests/golden/metrics/demo.tsv, by tools/make_metric_golden.py). */
+/* quality.c: all measures of the demo recording, unchanged, mixed, delayed, with a lost part and with gaps, against
+ * independent programs (tests/golden/metrics/demo.tsv, by tools/make_metric_golden.py). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +97,7 @@ static void the_same_is_best(void **state) {
   assert_true(q.csig == 5 && q.covl == 5);
 }
 
-/* Levels do not matter to PESQ; what cannot be measured is NaN, with a sentence. */
+/* PESQ ignores levels; unmeasurable input gives NaN and a message. */
 static void levels_and_nothing(void **state) {
   (void)state;
   double loud, soft, mos;
@@ -116,7 +116,7 @@ static void levels_and_nothing(void **state) {
   assert_true(isnan(q.pesq) && isnan(q.si_sdr_db));
 }
 
-/* A batch beside other work: the same scores as one by one, for any number of threads. */
+/* A batch in parallel with other work: the same scores as one by one, for any number of threads. */
 static void batches(void **state) {
   (void)state;
   enum { BATCH = 5, N = 16000 };
@@ -142,8 +142,8 @@ static void batches(void **state) {
   free(x);
 }
 
-/* The number that a training minimises is nearly PESQ's, and what it says of the samples is its derivative: along
- * itself, and along the difference of the signals. */
+/* The training loss is close to PESQ, and its gradient by the samples is its derivative: along itself, and along the
+ * difference of the signals. */
 static void disturbance_follows_pesq(void **state) {
   (void)state;
   enum { N = 48000 };
@@ -186,8 +186,8 @@ static void disturbance_follows_pesq(void **state) {
   free(moved);
 }
 
-/* A loss of `other` by its samples: its gradient, and its value beside that of signals a little further along the
- * gradient and along the difference of the signals. */
+/* A loss of `other` by its samples: its gradient against finite differences along the gradient and along the
+ * difference of the signals. */
 typedef double loss_fn(const float *made, double scale, float *gradient);
 enum { LOSS_N = 32000 };
 static void slopes_are(loss_fn *loss, double step_of_it) {
@@ -211,7 +211,7 @@ static void slopes_are(loss_fn *loss, double step_of_it) {
   }
 }
 
-/* What has nothing in common with speech is nothing to be learnt from. */
+/* A signal unrelated to speech gives no gradient. */
 static void nothing_is_lacking(double value, const float *gradient) {
   assert_true(value == 0);
   for (int i = 0; i < LOSS_N; i++) assert_true(gradient[i] == 0);
@@ -221,7 +221,7 @@ static double lack_of_si_sdr(const float *made, double scale, float *gradient) {
   return kr_si_sdr_lack(clean, made, LOSS_N, scale, gradient);
 }
 
-/* The decibels that are lacking are those of 30. */
+/* The loss is the decibels short of 30. */
 static void si_sdr_as_a_loss(void **state) {
   (void)state;
   static float gradient[LOSS_N], nothing[LOSS_N];
@@ -243,7 +243,7 @@ static double lack_of_stoi(const float *made, double scale, float *gradient) {
   return kr_intelligibility_lack(intelligibility, clean, made, scale, gradient);
 }
 
-/* The score is STOI's as it is measured, at any level. */
+/* The score is the measured STOI, at any level. */
 static void stoi_as_a_loss(void **state) {
   (void)state;
   static float gradient[LOSS_N], nothing[LOSS_N], louder[LOSS_N];

@@ -1,6 +1,5 @@
-/* resample.c: lengths to the sample, no delay (cross-correlation peaks at 0), and a round trip that gives the signal
- * back: 75 dB, which is soxr's pass-band droop of 0.003 dB at 6.4 kHz for ratios such as 441 : 160; the others reach
- * 135 dB and more. */
+/* resample.c: exact lengths, no delay (cross-correlation peaks at 0), and round trips: 75 dB, due to soxr's pass-band
+ * droop of 0.003 dB at 6.4 kHz for ratios such as 441 : 160; the others reach 135 dB and more. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -99,7 +98,7 @@ static void any_length_is_exact(void **state) {
     }
 }
 
-/* However the input is cut, the output is the same. */
+/* The output does not depend on how the input is split. */
 static void pieces_do_not_matter(void **state) {
   (void)state;
   float *x = make(20000, 44100, 20000 / 44100.0, 6000);

@@ -63,10 +63,10 @@ static void there_and_back(int64_t n_fft, double power, int n_threads, float *ba
     pha[i] = atan2f(com[2 * i + 1], com[2 * i]);
   }
   assert_int_equal(kr_stft_inverse(stft, mag, pha, T, power, back), KRAIT_OK);
-  /* The front end's epsilons turn phases by up to 1e-5 / |x|. */
+  /* The front end's epsilons rotate phases by up to 1e-5 / |x|. */
   for (int64_t i = 0; i < n; i++)
     if (!(fabsf(back[i] - wav[i]) < 3e-4f))
-      fail_msg("n_fft %lld: sample %lld is %g, was %g", (long long)n_fft, (long long)i, (double)back[i],
+      fail_msg("n_fft %lld: sample %lld is %g, not %g", (long long)n_fft, (long long)i, (double)back[i],
                (double)wav[i]);
   kr_free(com);
   kr_free(mag);
@@ -91,7 +91,7 @@ static void spectra_come_back(void **state) {
   with_any_number_of_threads(24, 1);
 }
 
-static void what_it_refuses(void **state) {
+static void refusals(void **state) {
   (void)state;
   kr_stft *stft = NULL;
   kr_pool *pool = kr_pool_open(1);
@@ -112,7 +112,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(transform_is_the_definition),
       cmocka_unit_test(spectra_come_back),
-      cmocka_unit_test(what_it_refuses),
+      cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests_name("stft", tests, NULL, NULL);
 }

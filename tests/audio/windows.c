@@ -1,6 +1,6 @@
-/* windows.c: identity, gain and position functions through overlapping windows: every length, cut in every way, comes
- * out sample-exact, one window at a time, several at once, and several that are finished later; the windows are where
- * windows.h says. */
+/* windows.c: identity, gain and position functions through overlapping windows: every length, split in every way, is
+ * sample-exact, one window at a time, several at once, and several finished later; the windows are where windows.h
+ * says. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -14,11 +14,11 @@ typedef struct calls {
   int64_t n[MAX_CALLS], first[MAX_CALLS];
   int n_calls, n_runs, n_done, fail_at;
   void (*each)(struct calls *c, const float *in, float *out, int64_t n);
-  int64_t due, due_size; /* of a late runner: windows whose results nobody has written yet */
+  int64_t due, due_size; /* late runner: windows whose results are not yet written */
   float *due_out[MOST], results[MOST][LONGEST];
 } calls;
 
-/* Samples carry their own position, so the window can tell where it is. */
+/* Samples encode their position, so a window knows its own. */
 static void identity(calls *c, const float *in, float *out, int64_t n) {
   (void)c;
   memcpy(out, in, (size_t)n * sizeof(float));
@@ -33,7 +33,7 @@ static int32_t run_now(void *user, int64_t n, const float *const *in, float *con
   calls *c = user;
   c->n_runs++;
   for (int64_t i = 0; i < n; i++) {
-    if (c->n_calls == c->fail_at) return kr_fail(KRAIT_ERR_CANCELLED, "asked to fail");
+    if (c->n_calls == c->fail_at) return kr_fail(KRAIT_ERR_CANCELLED, "failure requested");
     c->each(c, in[i], out[i], size);
     note(c, in[i], size);
   }
@@ -151,7 +151,7 @@ static void fade_is_a_raised_cosine_in_the_middle(void **state) {
   }
 }
 
-/* Before the memory that a late runner would write to goes, it has finished. */
+/* A late runner finishes before its output memory is freed. */
 static void failure_of_a_window_is_passed_on(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4}, wrong = {40, 21, 4};
@@ -169,12 +169,12 @@ static void failure_of_a_window_is_passed_on(void **state) {
   assert_int_equal(kr_windows_open(&wrong, &none, (kr_sink){0}, &windows), KRAIT_ERR_ARGUMENT);
 }
 
-/* The one behind the windows fails while the next ones are with a late runner. */
+/* The consumer fails while a late runner has the next windows. */
 static int32_t refuse(void *user, const float *samples, int64_t n) {
   (void)user, (void)samples, (void)n;
-  return kr_fail(KRAIT_ERR_FILE_WRITE, "asked to fail");
+  return kr_fail(KRAIT_ERR_FILE_WRITE, "failure requested");
 }
-static void failure_behind_the_windows(void **state) {
+static void failure_after_the_windows(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4};
   calls c = {.fail_at = -1, .each = identity};
@@ -194,7 +194,7 @@ int main(void) {
       cmocka_unit_test(windows_lie_where_they_should),
       cmocka_unit_test(fade_is_a_raised_cosine_in_the_middle),
       cmocka_unit_test(failure_of_a_window_is_passed_on),
-      cmocka_unit_test(failure_behind_the_windows),
+      cmocka_unit_test(failure_after_the_windows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

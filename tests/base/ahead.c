@@ -1,5 +1,5 @@
-/* ahead.c: what one thread makes the other takes, in order, whatever the sizes; a failure arrives behind what was made
- * before it; closing early waits for nobody. */
+/* ahead.c: one thread's output reaches the other in order, for all sizes; a failure arrives after earlier output;
+ * closing early does not wait. */
 #include "../test.h"
 
 #include "ahead.h"
@@ -48,13 +48,13 @@ static void every_byte_in_order(void **state) {
   check_all(21 * PIECE - 1, 2 * PIECE + 5);
 }
 
-static void a_failure_comes_behind_what_was_made(void **state) {
+static void a_failure_arrives_after_earlier_output(void **state) {
   (void)state;
   static uint8_t got[PIECE];
   maker m = {.fails_at = 12 * PIECE};
   kr_ahead *ahead = kr_ahead_open(make, &m, 100 * PIECE);
   for (int i = 0; i < 11; i++) assert_int_equal(kr_ahead_take(ahead, got, PIECE), KRAIT_OK);
-  for (int i = 0; i < 2; i++) { /* and stays */
+  for (int i = 0; i < 2; i++) { /* and again */
     assert_int_equal(kr_ahead_take(ahead, got, PIECE), KRAIT_ERR_FILE_FORMAT);
     assert_non_null(strstr(krait_error_detail(), "damaged before 3145728"));
   }
@@ -69,7 +69,7 @@ static void closing_early(void **state) {
     kr_ahead *ahead = kr_ahead_open(make, &m, 1ull << 40);
     if (round % 2) assert_int_equal(kr_ahead_take(ahead, got, sizeof got), KRAIT_OK);
     kr_ahead_close(&ahead);
-    assert_true(m.at <= 10 * PIECE); /* no further than the ring is long */
+    assert_true(m.at <= 10 * PIECE); /* at most one ring length ahead */
   }
   kr_ahead *none = NULL;
   kr_ahead_close(&none);
@@ -77,7 +77,7 @@ static void closing_early(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(every_byte_in_order),
-                                     cmocka_unit_test(a_failure_comes_behind_what_was_made),
+                                     cmocka_unit_test(a_failure_arrives_after_earlier_output),
                                      cmocka_unit_test(closing_early)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* half.c: every float16 and bfloat16 survives the way to float and back, and rounding is to nearest even. */
+/* half.c: every float16 and bfloat16 round-trips through float, and rounding is to nearest even. */
 #include <math.h>
 
 #include "../test.h"

@@ -1,5 +1,4 @@
-/* lzma.c: streams of liblzma are unpacked to what they were made of, at once and in pieces; a damaged one ends, within
- * its bounds. */
+/* lzma.c: liblzma streams unpack to their data, at once and in pieces; damaged ones terminate within bounds. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +11,7 @@ enum { N_CASES = sizeof cases / sizeof *cases, MOST = 1 << 17 };
 static uint8_t out[MOST];
 static kr_lzma lzma;
 
-static void unpacks_what_liblzma_packs(void **state) {
+static void unpacks_liblzma_streams(void **state) {
   (void)state;
   for (int i = 0; i < N_CASES; i++)
     for (size_t piece = cases[i].n; piece > cases[i].n / 700; piece /= 5) {
@@ -28,7 +27,7 @@ static void unpacks_what_liblzma_packs(void **state) {
     }
 }
 
-/* Unpacks a copy of exactly its size into memory of exactly the size asked for, which a sanitizer's build watches. */
+/* Unpacks an exact-size copy into exact-size memory, so that sanitizers detect overruns. */
 static int unpacks(const uint8_t *stream, size_t n_stream, size_t n) {
   uint8_t *in = malloc(n_stream + 1), *to = malloc(n + 1);
   assert_true(in && to);
@@ -46,11 +45,11 @@ static void short_streams_are_refused(void **state) {
     const size_t n = cases[i].n_stream, step = 1 + n / 300;
     assert_true(unpacks(cases[i].stream, n, cases[i].n));
     for (size_t kept = 0; kept + 12 < n; kept += step) assert_false(unpacks(cases[i].stream, kept, cases[i].n));
-    if (n > 12) assert_false(unpacks(cases[i].stream, n, cases[i].n + 1)); /* its end's mark comes first */
+    if (n > 12) assert_false(unpacks(cases[i].stream, n, cases[i].n + 1)); /* its end marker comes first */
   }
 }
 
-static void damaged_streams_end(void **state) {
+static void damaged_streams_terminate(void **state) {
   static uint8_t damaged[MOST];
   int n_refused = 0;
   (void)state;
@@ -64,8 +63,8 @@ static void damaged_streams_end(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(unpacks_what_liblzma_packs),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(unpacks_liblzma_streams),
                                      cmocka_unit_test(short_streams_are_refused),
-                                     cmocka_unit_test(damaged_streams_end)};
+                                     cmocka_unit_test(damaged_streams_terminate)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""lzma_streams.py OUT.h: a C header with data of several kinds and the LZMA streams that liblzma makes of them, for tests/base/lzma.c."""
+"""lzma_streams.py OUT.h: a C header with several kinds of data and their liblzma LZMA streams, for
+tests/base/lzma.c."""
 import lzma
 import pathlib
 import random

@@ -1,4 +1,4 @@
-/* pool.c: every index is visited once, whoever calls: alone, nested, or from many threads at once. */
+/* pool.c: every index is visited once: called alone, nested, or from many threads at once. */
 #define _DEFAULT_SOURCE /* usleep */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -84,8 +84,7 @@ static void busy_pool_serves_second_callers(void **state) {
   kr_pool_close(&v.pool);
 }
 
-/* Short loops, one after the other, each with its own data: a worker that comes late must not take a piece of another
- * loop. */
+/* Short consecutive loops, each with its own data: a late worker must not take a piece of another loop. */
 static void short_loops_in_turn(void **state) {
   (void)state;
   kr_pool *pool = kr_pool_open(4);
@@ -100,8 +99,8 @@ static void short_loops_in_turn(void **state) {
   kr_pool_close(&pool);
 }
 
-/* Loops so far apart that workers sleep, whose pieces wait until every thread has one, and whose last piece is so long
- * that the caller sleeps. */
+/* Loops so far apart that workers sleep, whose pieces wait until every thread has one, and whose last piece takes so
+ * long that the caller sleeps. */
 enum { MEETING = 3 };
 static void meet(void *user, int64_t begin, int64_t end, int worker) {
   visits *v = user;

@@ -1,4 +1,4 @@
-/* sized.c: structs of older and newer callers, as options and as results. */
+/* sized.c: structs of older and newer callers, as options and results. */
 #include "../test.h"
 #include "sized.h"
 

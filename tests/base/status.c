@@ -1,4 +1,4 @@
-/* status.c: names and texts exist for every status, and the last failure belongs to its thread. */
+/* status.c: every status has a name and a text, and the last failure is per thread. */
 #include "../test.h"
 #include "status.h"
 

@@ -1,5 +1,5 @@
-"""krait classify: a made-up film and pictures through a made-up VideoMamba: which frames, which pixels, probabilities; and what is refused. krait bench of the towers. Without libavfilter one
-line says so."""
+"""krait classify: a synthetic video and pictures through a synthetic VideoMamba: frames, pixels, probabilities; errors.
+krait bench of the towers. Without libavfilter one line says so."""
 import json
 import pathlib
 import random
@@ -29,7 +29,7 @@ def krait(*arguments):
 
 
 def weights(path, **changes):
-    """A model of one layer whose classes see colours; safetensors."""
+    """A one-layer model whose classes depend on colours; safetensors."""
     draw = random.Random(1)
     shapes = {"cls_token": (1, 1, D), "pos_embed": (1, 5, D), "temporal_pos_embedding": (1, T, D), "patch_embed.proj.weight": (D, 3, 1, PATCH, PATCH),
               "patch_embed.proj.bias": (D,), "layers.0.norm.weight": (D,), "layers.0.mixer.in_proj.weight": (2 * DI, D), "layers.0.mixer.out_proj.weight": (D, DI),
@@ -59,7 +59,7 @@ def chunk(kind, data):
 
 
 def avi(path, colours, side=48):
-    """Uncompressed pictures, each of one colour (r, g, b)."""
+    """Uncompressed frames, each of one colour (r, g, b)."""
     frames = [bytes([b, g, r]) * side * side for r, g, b in colours]
     head = struct.pack("<14I", 40000, 0, 0, 0x10, len(frames), 0, 1, side * side * 3, side, side, 0, 0, 0, 0)
     stream = b"vidsDIB " + struct.pack("<IHHIIIIIIII4H", 0, 0, 0, 0, 1, 25, 0, len(frames), side * side * 3, 0xffffffff, 0, 0, 0, side, side)
@@ -132,7 +132,7 @@ def bench(*arguments):
 
 
 def towers():
-    """krait bench videomamba and clip: operations as the sizes have them, shares, and what is refused."""
+    """krait bench videomamba and clip: operation counts, shares, and errors."""
     def told(*arguments):
         done = bench(*arguments, "--json")
         check(done.returncode == 0, f"{arguments}: {done.stderr!r}")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""damage.py KRAIT [RUNS [SEED]]: weights and recordings of outputs, damaged at random in their headers, configuration, shapes and data, through `krait info` and
-`krait verify`: an answer or one line that names the file, never a signal, a hang or a control character. Prints the seed."""
+"""damage.py KRAIT [RUNS [SEED]]: weights and recorded outputs with random damage in headers, configuration, shapes and
+data, through `krait info` and `krait verify`: an answer or one line that names the file, never a signal, a hang or a
+control character. Prints the seed."""
 import json
 import os
 import pathlib

@@ -1,5 +1,5 @@
-"""A day of use, and what people and machines do to the program meanwhile: folders, resuming, limits; weights that are not numbers, names that are not text, pipes
-without an end, files that are cut while they are read, small stacks, locales."""
+"""Typical use and hostile environments: folders, resuming, limits; non-finite weights, non-UTF-8 names, endless pipes,
+files truncated while read, small stacks, locales."""
 import json
 import math
 import os
@@ -30,7 +30,8 @@ def sound(path, n=3000, **kw):
 
 
 def check_folders(folder):
-    """A tree keeps its structure; a run goes on where an earlier one ended; one failure does not stop the rest; a line counts."""
+    """The folder structure is kept; a run resumes where an earlier one ended; one failure does not stop the rest;
+    summary."""
     for name in ("a.wav", "one/b.wav", "one/two/c.wav", "one/.hidden/d.wav"):
         (folder / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         sound(folder / "in" / name)
@@ -45,24 +46,24 @@ def check_folders(folder):
     stamp = (folder / "out" / "a.wav").stat().st_mtime_ns
     check_error(2, "2 outputs exist, such as ", "enhance", *RUN, folder / "in", "-o", folder / "out")
     done = krait("enhance", *RUN, folder / "in", "-o", folder / "out", "--skip-existing")
-    check(done.returncode == 1 and b"1 of 4 recordings done" in done.stdout and b", 2 skipped because their output exists, 1 failed" in done.stdout, f"goes on: {done}")
-    check((folder / "out" / "one" / "b.wav").exists() and (folder / "out" / "a.wav").stat().st_mtime_ns == stamp, "the missing one is there, the others are as they were")
-    check(krait("enhance", *RUN, folder / "in", "-o", folder / "in" / "clean").returncode == 1, "the folder of the outputs lies in that of the inputs")
+    check(done.returncode == 1 and b"1 of 4 recordings done" in done.stdout and b", 2 skipped because their output exists, 1 failed" in done.stdout, f"resumed: {done}")
+    check((folder / "out" / "one" / "b.wav").exists() and (folder / "out" / "a.wav").stat().st_mtime_ns == stamp, "the missing one exists, the others are unchanged")
+    check(krait("enhance", *RUN, folder / "in", "-o", folder / "in" / "clean").returncode == 1, "the output folder is inside the input folder")
     done = krait("enhance", *RUN, folder / "in", "-f", "-o", folder / "in" / "clean", "--json")
-    check(len(done.stdout.splitlines()) == 4, f"earlier results there are no recordings: {done.stdout}")
+    check(len(done.stdout.splitlines()) == 4, f"earlier results are not inputs: {done.stdout}")
     done = krait("enhance", *RUN, folder / "in" / "a.wav")
     again = krait("enhance", *RUN, folder / "in" / "a.wav")
     check(done.returncode == 0 and b"replacing the previous" not in done.stdout and again.returncode == 0 and b"replacing the previous" in again.stdout, f"the default name is replaced, and krait says so: {again}")
 
 
 def check_limit(folder):
-    """0 changes no sample; what the model takes away altogether is left at exactly the limit; between, the result lies between."""
+    """0 changes no sample; what the model removes entirely is attenuated by exactly the limit; between, a mixture."""
     for kind, rate, channels in (("wav", 16000, 1), ("wav24", 44100, 2), ("flac", 8000, 1), ("wavf", 48000, 1)):
         name = f"in.{sounds.EXTENSIONS.get(kind, kind)}"
         sound(folder / name, 9000, kind=kind, rate=rate, channels=channels)
         same = folder / f"same{name[2:]}"
         check(krait("enhance", *RUN, folder / name, "-f", "-o", same, "--limit", 0).returncode == 0, "--limit 0")
-        check(sounds.read(folder / name)[3] == sounds.read(same)[3], f"--limit 0 leaves every sample as it is ({kind}, {rate} Hz)")
+        check(sounds.read(folder / name)[3] == sounds.read(same)[3], f"--limit 0 changes no sample ({kind}, {rate} Hz)")
     sound(folder / "in.wav", 16000, kind="wavf")
     results = {}
     for limit in (None, 12, 300):
@@ -77,7 +78,7 @@ def check_limit(folder):
 
 
 def rewritten(path, change):
-    """The tiny weights with change(header, data) made, at path."""
+    """The tiny weights with change(header, data) applied, at path."""
     raw = MODEL.read_bytes()
     n = struct.unpack("<Q", raw[:8])[0]
     header, data = json.loads(raw[8:8 + n]), bytearray(raw[8 + n:])
@@ -104,12 +105,12 @@ def check_not_finite(folder):
                 data[a:b] = struct.pack("<f", 1e38) * ((b - a) // 4)
     huge = rewritten(folder / "huge.safetensors", explode)
     check_error(1, "the model's result is not finite", "enhance", "-w", huge, "--device", "cpu", folder / "in.wav", "-o", folder / "out.wav")
-    check(not (folder / "out.wav").exists(), "no output of what is not finite")
+    check(not (folder / "out.wav").exists(), "no output for non-finite results")
     check_error(2, "no golden.input_com", "verify", MODEL, MODEL, "--device", "cpu")
 
 
 def check_text(folder):
-    """Names that command terminals or are not UTF-8; one line whatever happens; JSON that is JSON."""
+    """Names with terminal escapes or invalid UTF-8; always one line; valid JSON."""
     for name in (b"a\x1b[31m\nb.wav", b"bad-\xff\x9b31m.wav"):
         path = os.path.join(os.fsencode(folder), name)
         shutil.copy(sound(folder / "in.wav"), path)
@@ -126,7 +127,7 @@ def check_text(folder):
             done = subprocess.run([KRAIT, *args], capture_output=True, timeout=60)
             check(done.returncode != 0 and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr, f"{args}: {done}")
     krait("enhance", ROOT / "demo" / "noisy.flac", *RUN, "-o", folder / "good.mp3")
-    if (folder / "good.mp3").exists():  # libmpg123 tells its troubles on standard error
+    if (folder / "good.mp3").exists():  # libmpg123 reports errors on standard error
         raw = bytearray((folder / "good.mp3").read_bytes())
         (folder / "cut.mp3").write_bytes(raw[:len(raw) // 2])
         draw = random.Random(1)
@@ -139,32 +140,32 @@ def check_text(folder):
 
 
 def check_streams(folder):
-    """Standard output closed or full, pipes that never end or never begin."""
+    """Standard output closed or full, pipes that never end or never start."""
     path = sound(folder / "in.wav")
     for args in (["version"], ["info"], ["verify", MODEL, RECORDED, "--device", "cpu"], ["enhance", *RUN, path, "-f", "-o", folder / "x.wav"]):
         done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", KRAIT, *map(str, args)], capture_output=True, timeout=60)
         check(done.returncode in (1, 2) and b"cannot write standard output" in done.stderr and done.stderr.count(b"\n") == 1, f"{args} with a closed standard output: {done}")
-    check(sounds.read(folder / "x.wav") is not None, "the result did not go into the output")
+    check(sounds.read(folder / "x.wav") is not None, "the result did not overwrite the file")
     for source in ("/dev/zero", "/dev/urandom"):
         with open(source, "rb") as endless:
             done = subprocess.run([KRAIT, "enhance", *map(str, RUN), "-", "-o", folder / "y.wav"], stdin=endless, capture_output=True, timeout=60)
         check(done.returncode == 1 and b"16 MiB are not a recording" in done.stderr, f"{source}: {done}")
         check(krait("doctor", "--log", source).returncode == 3, f"--log {source}")
     os.mkfifo(folder / "fifo")
-    check(krait("doctor", "--log", folder / "fifo", "--gpu", "9.0").returncode in (0, 1, 3), "--log of a pipe that nobody writes does not hang")
+    check(krait("doctor", "--log", folder / "fifo", "--gpu", "9.0").returncode in (0, 1, 3), "--log of a pipe without a writer does not hang")
     for args in (["enhance", *RUN, folder / "fifo", "-o", folder / "z.wav"], ["info", folder / "fifo"], ["enhance", "-w", folder / "fifo", path], ["verify", MODEL, folder / "fifo"]):
-        check(krait(*args).returncode in (1, 2), f"{args}: a pipe that nobody writes does not hang")
+        check(krait(*args).returncode in (1, 2), f"{args}: a pipe without a writer does not hang")
     check_error(2, "is not a regular file", "enhance", *RUN, path, "-o", folder / "z.wav", "--reference", folder / "fifo")
     planted = folder / "tmp"
     planted.mkdir()
     (folder / "victim").write_bytes(b"precious")
     os.symlink(folder / "victim", planted / "krait-out")
     done = krait("enhance", *RUN, path, "-o", "-", env=dict(os.environ, TMPDIR=str(planted)))
-    check(done.returncode == 0 and (folder / "victim").read_bytes() == b"precious" and [p.name for p in planted.iterdir()] == ["krait-out"], "copies for standard output have no name to plant")
+    check(done.returncode == 0 and (folder / "victim").read_bytes() == b"precious" and [p.name for p in planted.iterdir()] == ["krait-out"], "copies for standard output have no predictable name")
 
 
 def check_cut_weights(folder):
-    """Weights that are cut while they are read: an error or an answer, never a fault."""
+    """Weights truncated while read: an error or an answer, never a crash."""
     raw = MODEL.read_bytes()
     path = folder / "w.safetensors"
     draw = random.Random(2)
@@ -194,11 +195,11 @@ def check_small_machines(folder):
 
 
 def check_locale(folder):
-    """LC_ALL of a country with a comma changes nothing."""
+    """LC_ALL with a decimal comma changes nothing."""
     with tempfile.TemporaryDirectory() as place:
         made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", f"{place}/de_DE.UTF-8"], capture_output=True) if shutil.which("localedef") else None
         if not made or not os.path.exists(f"{place}/de_DE.UTF-8"):
-            print("note: no locale de_DE can be made here; not tried")
+            print("note: cannot make locale de_DE here; not tested")
             return
         environment = dict(os.environ, LC_ALL="de_DE.UTF-8", LOCPATH=place)
         for args in (["info", MODEL, "--json"], ["verify", MODEL, RECORDED, "--device", "cpu"]):

@@ -1,5 +1,5 @@
-"""krait describe with a tiny Mobile-VideoGPT of random weights and films that are made here: which frames, the same answer by other ways, the contact sheet, short films, and what is
-refused. Usage: python3 tests/cli/describe.py KRAIT"""
+"""krait describe with a tiny random Mobile-VideoGPT and generated videos: frames, the same answer in other ways, the
+contact sheet, short videos, errors. Usage: python3 tests/cli/describe.py KRAIT"""
 import json
 import os
 import pathlib
@@ -32,7 +32,7 @@ def describe(*args, **kw):
 
 def size_of_png(path):
     data = path.read_bytes()
-    check(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is no PNG")
+    check(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path} is not a PNG")
     return struct.unpack(">II", data[16:24])
 
 
@@ -40,7 +40,7 @@ def answers():
     whole = describe(film, QUESTION, "-w", model, *TELL)
     seen = whole["film"]
     check(seen["frames"] == 100 and seen["fps"] == 25 and seen["at"] == [6 * i for i in range(16)] and len(seen["scores"]) == 16, f"frames: {seen}")
-    check(abs(sum(seen["scores"][:8]) - 8 * 196) < 1 and abs(sum(seen["scores"][8:]) - 8 * 196) < 1, "the scores of a half are a softmax's columns")
+    check(abs(sum(seen["scores"][:8]) - 8 * 196) < 1 and abs(sum(seen["scores"][8:]) - 8 * 196) < 1, "a half's scores are column sums of a softmax")
     for half in (0, 8):
         best = sorted(sorted(range(half, half + 8), key=lambda i: -seen["scores"][i])[:4])
         check(seen["chosen"][half // 2:half // 2 + 4] == [seen["at"][i] for i in best], f"chosen: {seen}")
@@ -70,7 +70,7 @@ def answers():
 
 
 def towers_beside(whole):
-    """Towers in files of their own, under the names of the published ones."""
+    """Towers in separate files, with the published names."""
     apart = here / "apart"
     apart.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -128,7 +128,7 @@ def sheets():
     check(width > 4 * 100 and height > 4 * 100, f"sheet of {width} x {height}")
     check_error(2, "exists", "describe", film, "-w", model, "--frames", sheet)
     describe(here / "2.avi", "-w", model, "-n", 1, "--frames", sheet, "--force")
-    check(size_of_png(sheet)[1] < height / 2, "a row for two frames")
+    check(size_of_png(sheet)[1] < height / 2, "one row for two frames")
     check_error(1, "/dev/full", "describe", film, "-w", model, "-n", 1, "--frames", "/dev/full")
 
 
@@ -185,7 +185,7 @@ def refused():
 
 def little_memory():
     if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
-        return  # AddressSanitizer wants terabytes of addresses for itself
+        return  # AddressSanitizer reserves terabytes of address space
     short = 0
     for kib in range(200000, 1000000, 10000):
         done = subprocess.run(["bash", "-c", f"ulimit -v {kib}; exec {KRAIT} describe {film} '{'and why ' * 1500}' -w {model} --threads 1 -n 1"], capture_output=True, timeout=120)
@@ -193,7 +193,7 @@ def little_memory():
         short += b"no memory for" in done.stderr
         if done.returncode == 0:
             break
-    check(short, "a question that is longer than the memory")
+    check(short, "a question too long for the memory")
 
 
 def graphs():
@@ -215,7 +215,7 @@ def demonstration():
 def interrupted():
     sheet = here / "never.png"
     child = subprocess.Popen([KRAIT, "describe", str(film), "-w", str(model), "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    first = child.stdout.read(40)  # some tokens; at its own time it says its end after a quarter of a second
+    first = child.stdout.read(40)  # some tokens; without Ctrl-C it would end after a quarter of a second
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(len(first) == 40 and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")

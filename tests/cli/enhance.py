@@ -1,4 +1,4 @@
-"""krait enhance: outputs keep what they must, and every bad input gives one line, an exit status and no file."""
+"""krait enhance: outputs keep format and length, and every bad input gives one line, an exit status and no file."""
 import json
 import math
 import os
@@ -91,7 +91,7 @@ def check_pipes_and_names(folder):
     check_error(2, "--reference must be a file", "enhance", path, "-o", folder / "x.wav", "--reference", "-")
     check_error(2, "standard input has no name", "enhance", "-", "-o", folder / "out")
     check_error(2, "cannot both go to standard output", "enhance", path, "-o", "-", "--json")
-    check(path.exists() and len(read_wav(path)[1]) == 16000, "the input is as it was")
+    check(path.exists() and len(read_wav(path)[1]) == 16000, "the input is unchanged")
 
 
 def check_several_at_once(folder):
@@ -153,9 +153,9 @@ def check_bad_inputs(folder):
     (folder / "cut.flac").write_bytes((folder / "good.flac").read_bytes()[:-5000])
     refuse(folder, "cut.flac", folder / "cut.flac")
     streamed = bytearray(good.read_bytes())
-    streamed[4:8] = streamed[40:44] = b"\xff\xff\xff\xff"  # as programs write it that cannot go back in a pipe
+    streamed[4:8] = streamed[40:44] = b"\xff\xff\xff\xff"  # as programs write it that cannot seek in a pipe
     (folder / "streamed.wav").write_bytes(streamed)
-    check(enhance(folder / "streamed.wav", "-o", folder / "b.wav").returncode == 0, "a streamed header promises nothing")
+    check(enhance(folder / "streamed.wav", "-o", folder / "b.wav").returncode == 0, "a streamed header's length is ignored")
     for value, words in ((math.nan, "sample 777 (at 0.049 s) of channel 1 is not a number"), (-math.inf, "is infinite")):
         samples = noisy(2000, 16000)
         samples[777] = value
@@ -163,7 +163,7 @@ def check_bad_inputs(folder):
     refuse(folder, "/dev/zero is a device", "/dev/zero", "-o", folder / "zero.wav")
     refuse(folder, "cannot write /dev/full: No space left", good, "-o", "/dev/full")
     check_error(2, "out.wav: the folder ", "enhance", *WEIGHTS, good, "-o", folder / "no" / "out.wav")
-    check(not (folder / "no").exists(), "only -o DIR makes folders")
+    check(not (folder / "no").exists(), "only -o DIR creates folders")
     check_error(1, "missing.wav", "enhance", *WEIGHTS, folder / "no" / "missing.wav")
     with open("/dev/full", "wb") as full:
         done = subprocess.run([KRAIT, "enhance", *WEIGHTS, good, "-o", "-"], stdout=full, stderr=subprocess.PIPE, timeout=120)
@@ -191,7 +191,7 @@ def check_bad_weights(folder):
         (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data + extra)
         return folder / name
 
-    def drop(t):  # its bytes stay, as an unused tensor of the same size would: rename it
+    def drop(t):  # keeps its bytes as an unused tensor: renames it
         t["something.else"] = t.pop("dense_encoder.dense_conv_1.0.bias")
 
     def reshape(t):
@@ -220,7 +220,7 @@ def write_long(path, seconds):
 
 
 def check_progress(folder):
-    """On a terminal, and only there, a line that says how far and how fast, and goes away."""
+    """Only on a terminal, a progress line, erased at the end."""
     path = write_long(folder / "long.wav", 15 if FEW else 40)
     master, slave = os.openpty()
     done = subprocess.run([KRAIT, "enhance", *WEIGHTS, path], stdout=subprocess.PIPE, stderr=slave, timeout=240)
@@ -249,11 +249,11 @@ def check_interrupt(folder):
 
 
 def check_demo(folder):
-    """The weights inside the program clean the demo's recording."""
+    """The built-in weights denoise the demo recording."""
     demo = pathlib.Path(__file__).parent.parent.parent / "demo"
     if FEW:
         done = krait("enhance", write_wav(folder / "a.wav", noisy(4000, 16000)), "-o", folder / "out.wav")
-        check(done.returncode == 0 and done.stderr == b"", f"the weights inside: {done}")
+        check(done.returncode == 0 and done.stderr == b"", f"built-in weights: {done}")
         return
     done = krait("enhance", demo / "noisy.flac", "-o", folder / "out.wav", "--reference", demo / "clean.flac", "--json")
     check(done.returncode == 0, f"the demo: {done}")

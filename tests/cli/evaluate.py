@@ -1,4 +1,5 @@
-"""krait evaluate: the demo's golden values by every way in, pairs by name, mixing by lists, tables, JSON and CSV, and one line for every bad input."""
+"""krait evaluate: the demo's golden values for every kind of input, pairs by name, mixing by lists, tables, JSON and
+CSV, and one line for every bad input."""
 import csv
 import json
 import math
@@ -35,7 +36,7 @@ def write_float_wav(path, samples, rate, channels):
 
 
 def voice(n, pitch):
-    """Syllables of a buzz with formants that wander."""
+    """Syllables of a buzz with moving formants."""
     return [0.5 * max(0, math.sin(2 * math.pi * i / 6400)) * sum(math.sin(2 * math.pi * pitch * k * i / 16000) / k * (1 + math.sin(i / 9000 + k)) for k in range(1, 12)) / 4 for i in range(n)]
 
 
@@ -74,7 +75,7 @@ with tempfile.TemporaryDirectory() as name:
         check(abs(sum(e[key] for e in each) / 3 - one[0]["other"][key]) < 1e-6, f"the mean of {key}")
     check(each[0]["si_sdr_db"] > each[1]["si_sdr_db"] > each[2]["si_sdr_db"], "more noise, less SI-SDR")
 
-    # Channels: means over both; stereo against mono clean.
+    # Channels: averaged; stereo against mono clean.
     left, right = voice(30000, 120), [0.0] * 30000
     noisy = [v + random.gauss(0, 0.05) for v in left]
     write_wav(folder / "mono.wav", left)
@@ -83,14 +84,14 @@ with tempfile.TemporaryDirectory() as name:
     mono, twice = results(folder / "mono.wav", folder / "noisy.wav")[0]["other"], results(folder / "mono.wav", folder / "twice.wav")[0]["other"]
     check(all(abs(mono[k] - twice[k]) < 1e-6 for k in NAMES), f"two channels: {mono} {twice}")
 
-    # A model: the noisy side as without it, the enhanced side as of the file that enhance writes.
+    # A model: noisy scores as without it, enhanced scores as of the file written by enhance.
     both = results(folder / "mono.wav", folder / "noisy.wav", "-w", WEIGHTS)[0]
     check(all(abs(both["noisy"][k] - mono[k]) < 1e-6 for k in NAMES), "noisy with a model")
     check(krait("enhance", folder / "noisy.wav", "-w", WEIGHTS, "-o", folder / "out.wav").returncode == 0, "enhance")
     out = results(folder / "mono.wav", folder / "out.wav")[0]["other"]
     check(all(abs(both["enhanced"][k] - out[k]) < (0.3 if k == "wss" else 0.02) for k in NAMES), f"enhanced: {both['enhanced']} {out}")  # out.wav has 16 bits
 
-    # Mixing: the asked ratio is the SI-SDR of speech and independent noise; a list; repeats.
+    # Mixing: the requested ratio is the SI-SDR of speech and independent noise; a list; repeats.
     (folder / "noise_test.txt").write_text("n0.wav\nn1.wav\n# n2.wav\n")
     mixed = results(folder / "clean", "--noise", folder / "noise_test.txt", "--noise-dir", folder / "noise", "--snr=-5,10")
     check([r["snr_db"] for r in mixed] == [-5, 10] and all(r["recordings"] == 3 for r in mixed), f"mixed: {mixed}")
@@ -103,7 +104,7 @@ with tempfile.TemporaryDirectory() as name:
     rooms = results(folder / "clean", "--noise", folder / "noise", "--snr", "60", "--rir", folder / "room.wav", "--reverb", 1)[0]["noisy"]
     check(rooms["si_sdr_db"] < 10, f"rooms: {rooms}")
 
-    # krait enhance --noise, --rir: the mixture has the asked ratio and room; what is enhanced is the mixture.
+    # krait enhance --noise, --rir: the mixture has the requested ratio and room; the mixture is enhanced.
     for n_channels, rate in ((1, 16000), (2, 44100)):
         speech = write_float_wav(folder / "speech.wav", [v for v in voice(30000, 140) for _ in range(n_channels)], rate, n_channels)
         done = krait("enhance", speech, "--noise", folder / "noise/n1.wav", "--snr", 7, "--mixed", folder / "mixed.wav", "-o", folder / "from_clean.wav", "-w", WEIGHTS)
@@ -111,7 +112,7 @@ with tempfile.TemporaryDirectory() as name:
         got = results(speech, folder / "mixed.wav")[0]["other"]["si_sdr_db"]
         check(abs(got - 7) < (0.3 if rate == 16000 else 2), f"--snr 7 became {got}")  # above 8 kHz noise is not measured
         check(krait("enhance", folder / "mixed.wav", "-o", folder / "from_mixed.wav", "-w", WEIGHTS).returncode == 0, "enhance the mixture")
-        check((folder / "from_clean.wav").read_bytes() == (folder / "from_mixed.wav").read_bytes(), "the mixture is what is enhanced")
+        check((folder / "from_clean.wav").read_bytes() == (folder / "from_mixed.wav").read_bytes(), "the mixture is enhanced")
         for n in ("mixed", "from_clean", "from_mixed"):
             os.remove(folder / f"{n}.wav")
     delay = 5000  # longer than a block
@@ -121,7 +122,7 @@ with tempfile.TemporaryDirectory() as name:
         dry, wet = (struct.unpack(f"<{f.getnframes()}h", f.readframes(f.getnframes())) for f in (x, y))
     check(len(dry) == len(wet) and all(abs(wet[i] - (dry[i - delay] if i >= delay else 0)) <= 2 for i in range(len(dry))), "a room that only delays")
 
-    # krait bench data: configurations and settings as krait train has them; bad files by name.
+    # krait bench data: krait train's configurations and settings; bad files by name.
     (folder / "clean/a" / "bad.wav").write_bytes(b"nothing")
     settings = [f"dset.speech_dir={folder / 'clean'}", f"dset.noise_dir={folder / 'noise'}", "segment=8000", "stride=4000", "shift=4000", "batch_size=2"]
     (folder / "plain.yaml").write_text(f"dset:\n  speech_dir: {folder / 'clean'}\n  noise_dir: {folder / 'noise'}\n")
@@ -137,17 +138,17 @@ with tempfile.TemporaryDirectory() as name:
     check_error(2, "dset.speech_train", "bench", "data")
     check_error(2, "takes no arguments", "bench", "primeknet", "data")
 
-    # What cannot be measured; what fails stops nothing else.
+    # Unmeasurable input; failures do not stop the rest.
     write_wav(folder / "silence.wav", [0.0] * 30000)
     silent = results(folder / "mono.wav", folder / "silence.wav")[0]["other"]
     check(silent["pesq"] is None and silent["segmental_snr_db"] is not None, f"silence: {silent}")
-    check(b"lack some measures" in krait("evaluate", folder / "mono.wav", folder / "silence.wav").stdout, "silence is told")
+    check(b"lack some measures" in krait("evaluate", folder / "mono.wav", folder / "silence.wav").stdout, "silence is reported")
     (folder / "other/a/s1.wav").write_bytes(b"nothing")
     some = krait("evaluate", folder / "clean", folder / "other", "--json")
     check(some.returncode == 1 and json.loads(some.stdout)["failed"] == 1 and json.loads(some.stdout)["results"][0]["recordings"] == 2 and some.stderr.count(b"\n") == 1, f"one bad: {some}")
     os.remove(folder / "other/a/s1.wav")
-    check(b"1 of 3 recordings" in krait("evaluate", folder / "clean", folder / "other").stderr, "one without a partner is told")
-    check(b"1 of 3 recordings in " + bytes(folder / "clean") in krait("evaluate", folder / "other", folder / "clean").stderr, "of the second folder, too")
+    check(b"1 of 3 recordings" in krait("evaluate", folder / "clean", folder / "other").stderr, "one without a partner is reported")
+    check(b"1 of 3 recordings in " + bytes(folder / "clean") in krait("evaluate", folder / "other", folder / "clean").stderr, "also in the second folder")
 
     # One line for every mistake.
     clean, other = folder / "mono.wav", folder / "noisy.wav"
@@ -173,8 +174,8 @@ with tempfile.TemporaryDirectory() as name:
     check_error(2, "would be written twice", "enhance", clean, "--noise", other, "--mixed", folder / "o.wav", "-o", folder / "o.wav")
     check_error(1, "/nonexistent.wav", "enhance", clean, "--noise", "/nonexistent.wav", "-o", folder / "o.wav", "-w", WEIGHTS)
     check_error(1, "is silent", "enhance", clean, "--noise", folder / "silence.wav", "-o", folder / "o.wav", "-w", WEIGHTS)
-    check(not (folder / "o.wav").exists() and not (folder / "m.wav").exists(), "nothing is left")
+    check(not (folder / "o.wav").exists() and not (folder / "m.wav").exists(), "no files are left")
     check_error(1, "channels", "evaluate", folder / "twice.wav", clean)
     missing = krait("evaluate", clean, other, "--csv", folder / "no/such/place.csv")
-    check(missing.returncode == 2 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"no place for CSV: {missing}")
+    check(missing.returncode == 2 and missing.stderr.count(b"\n") == 1 and b"place.csv" in missing.stderr, f"CSV cannot be written: {missing}")
 finish()

@@ -1,5 +1,5 @@
-"""krait generate and krait score with a tiny model of random weights: against a plain implementation in Python, pieces against one pass, sampling, states,
-several prompts, what is refused. Usage: python3 tests/cli/generate.py KRAIT"""
+"""krait generate and krait score with a tiny random model: against a plain Python implementation, pieces against one
+pass, sampling, states, several prompts, errors. Usage: python3 tests/cli/generate.py KRAIT"""
 import fcntl
 import json
 import math
@@ -91,7 +91,7 @@ class Plain:
 
 
 def tokens_of(path, text):
-    """Bytes, and merges by rank; words are cut at spaces, which is what the pattern does with these texts."""
+    """Bytes, and merges by rank; words are split at spaces, as the pattern does for these texts."""
     model = json.loads((path / "tokenizer.json").read_text())["model"]
     ranks = {tuple(m.split()): i for i, m in enumerate(model["merges"])}
     ids = []
@@ -168,7 +168,7 @@ def states(whole):
         file = here / f"{model.name}.state"
         first = story(model, "-p", PROMPT, "-n", 7, "--save-state", file)["text"]
         rest = story(model, "--load-state", file, "-n", 13)["text"]
-        # a character may begin in the one and end in the other
+        # a character may start in one and end in the other
         check((first + rest).replace("�", "") == text.replace("�", "") or "�" in first + rest, f"states: {first!r} + {rest!r}, not {text!r}")
     file = here / "prompt.state"
     krait("generate", here / "whole", "-p", "the rain in the", "-n", 0, "--save-state", file)
@@ -186,9 +186,9 @@ def sampling(whole):
     one = story(here / "whole", *bold, "--seed", 5)["text"]
     check(one == story(here / "whole", *bold, "--seed", 5)["text"], "the same seed")
     check(len({story(here / "whole", *bold, "--seed", s)["text"] for s in range(5)}) > 2, "other seeds")
-    check(story(here / "whole", *bold, "--top-k", 1)["text"] == whole["text"], "--top-k 1 is the likeliest")
-    check(story(here / "whole", *bold, "--top-p", 1e-6)["text"] == whole["text"], "--top-p 0.000001 is the likeliest")
-    check(story(here / "whole", *bold, "--min-p", 1)["text"] == whole["text"], "--min-p 1 is the likeliest")
+    check(story(here / "whole", *bold, "--top-k", 1)["text"] == whole["text"], "--top-k 1 is the most likely")
+    check(story(here / "whole", *bold, "--top-p", 1e-6)["text"] == whole["text"], "--top-p 0.000001 is the most likely")
+    check(story(here / "whole", *bold, "--min-p", 1)["text"] == whole["text"], "--min-p 1 is the most likely")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--repetition-penalty", 5)["text"] != whole["text"], "--repetition-penalty")
 
 
@@ -199,7 +199,7 @@ def stops(whole):
     check(cut["reason"] == "stop" and cut["text"] == text[:text.index(word)], f"--stop {word!r}: {cut}")
     streamed = krait("generate", here / "whole", "-p", PROMPT, "-n", 20, "--stop", word).stdout.decode()
     check(streamed.rstrip("\n") == text[:text.index(word)].rstrip("\n"), f"--stop streamed: {streamed!r}")
-    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", "no such words")["text"] == text, "a stop that never comes")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", "no such words")["text"] == text, "a stop that never matches")
 
 
 def several():
@@ -210,13 +210,13 @@ def several():
         done = krait("generate", model, "--file", here / "prompts", "-n", 15, "--json")
         check([json.loads(line)["text"] for line in done.stdout.splitlines()] == alone, f"{model.name}: --file: {done.stdout!r}, not {alone}")
     done = krait("generate", here / "whole", "--file", here / "prompts", "-n", 15)
-    check(done.stdout.count(b"\n") == 4, f"a line for each: {done.stdout!r}")
+    check(done.stdout.count(b"\n") == 4, f"one line each: {done.stdout!r}")
     done = krait("generate", here / "whole", "--chat", "-p", "hello", "-n", 3, "--json")
     check(json.loads(done.stdout)["prompt_tokens"] > 40, f"chat: {done.stdout!r}")
 
 
 def quantised():
-    """The 8-bit model scores like the one whose weights are the bytes times their scales, and nearly like the original."""
+    """The 8-bit model scores like its dequantized weights, and close to the original."""
     for kind in ("mamba1", "mamba2", "qwen2"):
         model, eight, back = here / f"{kind}-16", here / f"{kind}-8", here / f"{kind}-back"
         tiny.make(model, kind), tiny.make(eight, kind), tiny.make(back, kind)
@@ -255,7 +255,7 @@ def quantised():
 
 
 def four_bits(data):
-    """The weights of super-blocks of 144 bytes."""
+    """The weights of 144-byte super-blocks."""
     values = []
     for at in range(0, len(data), 144):
         d, e = struct.unpack("<2e", data[at:at + 4])
@@ -274,7 +274,8 @@ def rms_error(a, b):
 
 
 def quantised_4():
-    """The 4-bit model scores like the one whose weights are the levels that its bits name. Weights of a normal distribution lose 6.9 % of their root mean square (measured)."""
+    """The 4-bit model scores like its dequantized weights. The error for normally distributed weights is 6.9 % of their
+    root mean square (measured)."""
     for kind, n_four, n_eight in (("mamba1", 4, 3), ("qwen2", 14, 1)):
         model, four, back = here / f"{kind}-wide", here / f"{kind}-4", here / f"{kind}-4-back"
         tiny.D = 256
@@ -319,7 +320,7 @@ def quantised_4():
 
 
 def parts_of(path):
-    """Name: sizes, type and bytes of a safetensors file's tensors."""
+    """{name: sizes, type and bytes} of a safetensors file's tensors."""
     data = path.read_bytes()
     n = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:8 + n])
@@ -328,7 +329,7 @@ def parts_of(path):
 
 
 def gguf_tensors(path):
-    """The tensors of a safetensors file as llama.cpp's converter writes them; q8_0 and q4_k, which krait makes, as their blocks."""
+    """A safetensors file's tensors as llama.cpp's converter writes them; krait's q8_0 and q4_k as blocks."""
     items, tensors = parts_of(path), []
     for name, (shape, kind, blob) in items.items():
         own = name.removesuffix(".q8_0").removesuffix(".q4_k")
@@ -339,7 +340,7 @@ def gguf_tensors(path):
             shape, kind, blob = [shape[0], 4 * shape[1]], "Q8_0", b"".join(scales[2 * i:2 * i + 2] + blob[32 * i:32 * i + 32] for i in range(len(scales) // 2))
         elif name.endswith(".q4_k"):
             shape, kind = [shape[0], shape[1] // 36 * 256], "Q4_K"
-        if len(shape) != 2 or name.endswith("A_log"): # the converter writes what is no matrix as F32, and A itself
+        if len(shape) != 2 or name.endswith("A_log"): # the converter writes non-matrices as F32, and A instead of A_log
             values = [struct.unpack("<f", b"\0\0" + blob[i:i + 2])[0] for i in range(0, len(blob), 2)] if kind == "BF16" else struct.unpack(f"<{len(blob) // (2 if kind == 'F16' else 4)}{'e' if kind == 'F16' else 'f'}", blob)
             values = [-math.exp(v) for v in values] if name.endswith("A_log") else values
             kind, blob = "F32", struct.pack(f"<{len(values)}f", *values)
@@ -355,15 +356,15 @@ def score_of(model, text):
 
 
 def gguf():
-    """A GGUF file says what the folder of the same weights says, whatever its type."""
+    """A GGUF file of any type gives the same output as the folder with the same weights."""
     text = ("the rain in the north and a " * 20).encode()
     for folder in ("mamba1", "falcon", "two", "qwen2", "half", "brain", "mamba1-8", "mamba2-8", "mamba1-4"):
         file = here / f"{folder}.gguf"
         tiny.write_gguf(file, tiny.gguf_values(here / folder), gguf_tensors(here / folder / "model.safetensors"))
         want, got = score_of(here / folder, text), score_of(file, text)
-        # of a quantised folder the output matrix is quantised too, of the file it is the embedding
+        # in a quantised folder the output matrix is quantised too, in the file it is the embedding
         check(abs(got - want) < (1e-6 if "-" not in folder else 5e-3) * want, f"{folder}: as GGUF {got}, as a folder {want}")
-        check("-" in folder or story(file, "-p", PROMPT, "-n", 20)["text"] == story(here / folder, "-p", PROMPT, "-n", 20)["text"], f"{folder}: another text")
+        check("-" in folder or story(file, "-p", PROMPT, "-n", 20)["text"] == story(here / folder, "-p", PROMPT, "-n", 20)["text"], f"{folder}: wrong text")
     done = krait("info", here / "mamba1.gguf")
     check(done.returncode == 0 and b"backbone.layers.1.mixer.A_log" in done.stdout and b"gguf" in done.stdout, f"info: {done}")
     done = krait("convert", "--quantize", "q8_0", here / "mamba1.gguf", here / "of-gguf.safetensors")
@@ -371,7 +372,8 @@ def gguf():
 
 
 def small_block(kind, rng):
-    """32 weights of Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0: its bytes, multiples of the factor, the factor, the weights. Few bits everywhere, so that no order of operations rounds."""
+    """32 weights of Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0: bytes, multiples of the scale, scale, weights. Few bits, so that
+    nothing rounds in any order of operations."""
     bits, factor, least = int(kind[1]), rng.randint(1, 60) / 4096, rng.randint(-60, 60) / 1024 if kind[-1] == "1" else None
     levels = [rng.randrange(1 << bits) for _ in range(32)]
     head = struct.pack("<e", factor) if least is None else struct.pack("<2e", factor, least)
@@ -407,7 +409,8 @@ def large_block(kind, rng):
 
 
 def gguf_blocks():
-    """ggml's types of blocks, made here from levels that are drawn: what convert says of them is bit for bit what they mean, kept as multiples of a scale or as float16."""
+    """ggml's block types, made from random levels: convert preserves their values bit for bit, as multiples of a scale
+    or as float16."""
     rng = random.Random(3)
     values, tensors = tiny.gguf_values(here / "mamba1-wide"), gguf_tensors(here / "mamba1-wide" / "model.safetensors")
     file, out, own, ours = here / "blocks.gguf", here / "blocks.safetensors", "blk.1.ssm_out.weight", "backbone.layers.1.mixer.out_proj.weight"
@@ -421,7 +424,7 @@ def gguf_blocks():
         check(done.returncode == 0, f"{kind}: {done}")
         got = parts_of(out)
         if kind in ("Q4_0", "Q5_0", "Q8_0"):
-            check(got[ours + ".q8_0"][2] == b"".join(struct.pack("<32b", *m[1]) for m in made) and got[ours + ".q8_0.scales"][2] == b"".join(struct.pack("<e", m[2]) for m in made), f"{kind}: other multiples")
+            check(got[ours + ".q8_0"][2] == b"".join(struct.pack("<32b", *m[1]) for m in made) and got[ours + ".q8_0.scales"][2] == b"".join(struct.pack("<e", m[2]) for m in made), f"{kind}: wrong multiples")
         elif kind == "Q4_K":
             check(got[ours + ".q4_k"][2] == blob, "Q4_K: other bytes")
             lost = here / "wide-lost.gguf"
@@ -429,10 +432,10 @@ def gguf_blocks():
             want, is_ = score_of(lost, b"the rain in the north"), score_of(file, b"the rain in the north")
             check(abs(is_ - want) < 1e-5 * want, f"Q4_K: {is_}, its weights as float32 {want}")
         else:
-            check(got[ours][1] == "F16" and got[ours][2] == struct.pack(f"<{len(weights)}e", *weights), f"{kind}: other weights")
+            check(got[ours][1] == "F16" and got[ours][2] == struct.pack(f"<{len(weights)}e", *weights), f"{kind}: wrong weights")
         said = krait("info", file).stdout.decode()
         check(f"gguf.{kind}" in said and "1 tensor read as " + ("q4_k" if kind == "Q4_K" else "q8_0" if kind in ("Q4_0", "Q5_0", "Q8_0") else "float16") in said, f"info of {kind}: {said}")
-    mixed = []  # every matrix of blocks of 32, the embedding too, which is the output matrix: q8_0's scores, bit for bit
+    mixed = []  # all matrices in blocks of 32, also the embedding, which is the output matrix: q8_0's scores, bit for bit
     for kind in ("Q5_0", "Q8_0"):
         rng.seed(4)
         for name, shape, was, blob in tensors:
@@ -543,7 +546,7 @@ def refused():
 
 
 def damaged():
-    """A weight that is no number: an error, not a text."""
+    """A NaN weight: an error, not a text."""
     for kind in ("mamba1", "mamba2", "qwen2"):
         bad = here / f"{kind}-damaged"
         tiny.make(bad, kind)
@@ -561,22 +564,23 @@ def damaged():
 
 
 def little_memory():
-    """A prompt and weights that do not fit: one line, no crash."""
+    """Prompt and weights that do not fit in memory: one line, no crash."""
     if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
         return  # AddressSanitizer wants terabytes of addresses for itself
     long = here / "long.txt"
     long.write_bytes(b"the rain in the north and a " * 1000000)
-    for model, kib in (("whole", 120000), ("qwen2", 700000)): # a tokenised prompt fits into the larger, its keys and values do not
+    for model, kib in (("whole", 120000), ("qwen2", 700000)): # a tokenised prompt fits the larger limit, its keys and values do not
         limit = f"ulimit -v {kib}; exec {KRAIT} generate {here / model} - --threads 1 -n 1 < {long}"
         done = subprocess.run(["bash", "-c", limit], capture_output=True, timeout=120)
         check(done.returncode in (1, 2) and done.stderr.count(b"\n") == 1 and b"memory" in done.stderr, f"too long for the memory: {done}")
 
 
 def interrupted():
-    """Where a state is asked for, Ctrl-C ends the text and keeps it; a second one, or without a state the first, ends the program."""
+    """With --save-state, Ctrl-C ends the text and saves the state; a second one, or the first without a state, ends the
+    program."""
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1", "--save-state", str(here / "never.state")], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE)
-    fcntl.fcntl(child.stdout, fcntl.F_SETPIPE_SZ, 4096)  # full by then: the signal comes while a write waits for its reader
+    fcntl.fcntl(child.stdout, fcntl.F_SETPIPE_SZ, 4096)  # full by then: the signal arrives while a write waits for the reader
     first = os.read(child.stdout.fileno(), 1)
     time.sleep(0.3)
     child.send_signal(signal.SIGINT)
@@ -585,19 +589,19 @@ def interrupted():
     check(first and child.returncode == 130 and errors.count(b"\n") == 1 and b"stopped" in errors, f"Ctrl-C: {child.returncode} {errors!r}")
     check(len(rest) > 100, "tokens were streamed until Ctrl-C")
     check(b"what was read and generated is in " in errors and b"never.state\n" in errors, f"Ctrl-C: {errors!r}")
-    check(story(here / "whole", "--load-state", here / "never.state", "-n", 3)["prompt_tokens"] > 100, "the state after Ctrl-C has the text until then")
+    check(story(here / "whole", "--load-state", here / "never.state", "-n", 3)["prompt_tokens"] > 100, "the state after Ctrl-C has the text so far")
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.read(child.stdout.fileno(), 1)
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
-    # who reads goes away: no token more, for nobody
+    # the reader closes the pipe: no further tokens
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.read(child.stdout.fileno(), 1)
     child.stdout.close()
     errors = child.stderr.read()
     check(child.wait(timeout=60) == 1 and errors.count(b"\n") == 1 and b"cannot write standard output" in errors, f"a closed pipe: {child.returncode} {errors!r}")
-    # what is printed at the end is printed then
+    # output printed at the end is printed then
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "--file", str(here / "prompts"), "-n", "100000000", "--temperature", "1", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(1)
     child.send_signal(signal.SIGINT)

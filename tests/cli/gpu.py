@@ -18,7 +18,7 @@ def machine(library=FAKE, **settings):
 
 
 def check_device_for_length():
-    """By itself enhance takes a GPU for more than a second of sound per thread, channels and recordings added up."""
+    """By default enhance uses a GPU for more than a second of sound per thread, over all channels and recordings."""
     def takes(device, *args, stdin=None):
         done = krait("enhance", "--weights", WEIGHTS, "--json", *args, env=machine(capability=80), stdin=stdin)
         found = [json.loads(line)["device"] for line in done.stdout.decode().splitlines()]
@@ -34,7 +34,7 @@ def check_device_for_length():
         takes("cpu", mono, "--threads", 1)
         takes("cuda:0", mono, "--threads", 1, "--device", "cuda")
         takes("cuda:0", mono, "--threads", 1, "--tier", "base")
-        takes("cuda:0", mono, "--threads", 1, "--tier", "ampere")  # and what has no row of that tier by the base tier's
+        takes("cuda:0", mono, "--threads", 1, "--tier", "ampere")  # and ops without a row of that tier run on the base tier's
         takes("cuda:0", stereo, "--threads", 1)
         takes("cpu", stereo, "--threads", 2)
         takes("cuda:0", mono, stereo, "--threads", 2)
@@ -55,7 +55,7 @@ for name, (env, words) in broken.items():
     check(words in said and said.count("\n") == 1 if name != "no driver" else said == "", f"{name}: said {said!r}")
     listed = json.loads(krait("devices", "--json", env=env).stdout)
     check(listed["why_none"] or name == "old GPU", f"{name}: {listed}")
-# Several GPUs: each process has its own, one line tells why they end, whoever failed.
+# Several GPUs: one process each; one line says why they ended, whichever failed.
 pair = machine(count=2, capability=80)
 check_error(2, "this machine has 2", "train", "--gpus", "3", env=pair)
 check_error(2, "uses the first 2", "train", "--gpus", "2", "--device", "cpu", env=pair)

@@ -1,5 +1,5 @@
-"""A long recording comes out as its pieces do, away from their ends, and no join of windows can be heard: where two windows meet, the result is as near to that of a
-run whose windows meet elsewhere as it is between joins, and as loud."""
+"""A long recording gives the same result as its pieces, away from their ends, and joins of windows are inaudible: at a
+join the result is as close to, and as loud as, that of a run with joins elsewhere, as it is between joins."""
 import math
 import pathlib
 import sys
@@ -16,7 +16,7 @@ BEGIN, END = len(ONE) + 3333, 3 * len(ONE) + 1111
 
 
 def joins(n):
-    """Middles of the places where windows overlap, as krait chooses them."""
+    """Centres of the window overlaps chosen by krait."""
     k = 1 + math.ceil((n - WINDOW) / (WINDOW - OVERLAP))
     window = (n + (k - 1) * OVERLAP + k - 1) // k
     return [i * (window - OVERLAP) + OVERLAP // 2 for i in range(1, k)]

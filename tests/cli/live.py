@@ -1,4 +1,5 @@
-"""krait live: as many samples as it heard, as soon as they are due, and what `krait enhance` says of the same windows."""
+"""krait live: as many samples as received, as soon as they are due, and equal to `krait enhance` on the same
+windows."""
 import array
 import math
 import os
@@ -58,7 +59,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(len(got) == len(want) == n, f"{n} samples: {len(got)}, {len(want)}")
         check(all(abs(g - w) <= 2 for g, w in zip(got, want)), f"{n} samples: what enhance says of the windows, within {max((abs(g - w) for g, w in zip(got, want)), default=0)}")
 
-# nothing is kept back that is due, while the sound still comes
+# due samples are not held back while input continues
 process = subprocess.Popen([KRAIT, "live", *map(str, WEIGHTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 heard, said = 0, 0
 for _ in range(3):
@@ -70,11 +71,11 @@ for _ in range(3):
         said += len(piece) // 2
         if not piece:
             break
-    check(said == heard - AHEAD, f"{said} samples said when {heard} were heard")
+    check(said == heard - AHEAD, f"{said} samples written after {heard} were read")
 out, err = process.communicate(timeout=60)
 check(process.returncode == 0 and len(out) == 2 * AHEAD and err == b"", f"the rest at the end: {len(out)}, {err}")
 
-# a model that streams: what it says is what krait enhance says of the whole, and 31 ms late whatever comes at once
+# a streaming model: equal to krait enhance of the whole, 31 ms late for any chunk size
 LATENCY = 500
 STREAMING = ["--weights", GOLDEN / "tiny-streaming.weights.safetensors", "--threads", "1"]
 whole, WEIGHTS[1] = None, STREAMING[1]
@@ -92,13 +93,13 @@ while heard < len(sound):
         said += piece
         if not piece:
             break
-    check(heard - LATENCY <= len(said) // 2 < heard, f"{len(said) // 2} samples said when {heard} were heard")
+    check(heard - LATENCY <= len(said) // 2 < heard, f"{len(said) // 2} samples written after {heard} were read")
 out, err = process.communicate(timeout=60)
 got = array.array("h", said + out)
 check(process.returncode == 0 and err == b"" and len(got) == len(sound), f"all of it: {len(got)}, {err}")
 check(all(abs(g - w) <= 1 for g, w in zip(got, whole)), f"what enhance says, within {max(abs(g - w) for g, w in zip(got, whole))}")
 
-# the one inside the program
+# the built-in one
 done = krait("live", "--weights", "streaming", stdin=sound[:1600].tobytes())
 check(done.returncode == 0 and len(done.stdout) == 3200 and any(done.stdout), f"the streaming model inside: {done}")
 

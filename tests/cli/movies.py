@@ -1,4 +1,5 @@
-"""What libsndfile cannot read goes through FFmpeg's libavfilter where it is installed; without it one line names the ffmpeg command. Playlists are shown to nobody."""
+"""Files that libsndfile cannot read go through FFmpeg's libavfilter if installed; otherwise one line names the ffmpeg
+command. Playlists are never passed on."""
 import pathlib
 import sys
 import tempfile

@@ -1,10 +1,10 @@
-"""What every test of the program shares: run it, compare, report. Usage of a test: python3 tests/cli/NAME.py KRAIT."""
+"""Shared by all CLI tests: run, compare, report. Usage of a test: python3 tests/cli/NAME.py KRAIT."""
 import os
 import subprocess
 import sys
 
-KRAIT = os.path.abspath(sys.argv[1])  # tests run it in other folders, too
-FEW = int(os.environ.get("KR_CHECK_PERCENT", "100")) < 100  # under a sanitizer: what runs the same C code again is left out
+KRAIT = os.path.abspath(sys.argv[1])  # tests also run it in other folders
+FEW = int(os.environ.get("KR_CHECK_PERCENT", "100")) < 100  # under a sanitizer: skips repeats of the same C code
 failures = 0
 
 
@@ -20,7 +20,7 @@ def check(condition, what):
 
 
 def check_error(status, words, *args, **kw):
-    """The call fails with this exit status, nothing on stdout and one line on stderr that holds the words."""
+    """The call fails with this exit status, nothing on stdout and one line on stderr that contains the words."""
     done = krait(*args, **kw)
     text = done.stderr.decode(errors="replace")
     check(done.returncode == status, f"{args}: exit {done.returncode}, not {status}: {text}")

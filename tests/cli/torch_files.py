@@ -1,4 +1,4 @@
-"""PyTorch files made by hand, good and hostile, through krait info and convert; and by torch itself where it can be imported."""
+"""Handmade PyTorch files, valid and hostile, through krait info and convert; and torch's own if it can be imported."""
 import io
 import json
 import math
@@ -11,7 +11,7 @@ import zipfile
 
 from run import check, check_error, finish, krait
 
-# ---- pickle opcodes by hand: nothing here needs torch, and the hostile ones could not be made with it
+# ---- pickle opcodes by hand: torch is not needed, and could not make the hostile ones
 
 
 def text(s):
@@ -61,7 +61,7 @@ path, out = folder / "m.th", folder / "out.safetensors"
 
 
 def tensors_of(data):
-    """The float32 tensors that krait reads, as {name: (shape, values)}."""
+    """The float32 tensors read by krait, as {name: (shape, values)}."""
     path.write_bytes(data)
     done = krait("convert", "-f", path, out)
     if done.returncode:
@@ -89,7 +89,7 @@ check(tensors_of(archive(mapping(a=tensor(), step=number(3)))) == {"a": ([2], [1
 wrapped = mapping(a=call("torch._utils._rebuild_parameter", tensor(), b"\x88", call("collections.OrderedDict")))
 check(tensors_of(archive(wrapped)) == {"a": ([2], [1, 2])}, "a parameter")
 odd = glob("somebody.Settings") + b")\x81" + mapping(x=number(1)) + b"b"
-check(tensors_of(archive(mapping(model=mapping(a=tensor()), args=odd, more=call("any.function", number(1))))) == {"a": ([2], [1, 2])}, "unknown objects that nobody needs")
+check(tensors_of(archive(mapping(model=mapping(a=tensor()), args=odd, more=call("any.function", number(1))))) == {"a": ([2], [1, 2])}, "unknown unused objects")
 
 # ---- code
 marker = folder / "ran"
@@ -103,7 +103,7 @@ refused("model is made by calling evil.Net", mapping(model=glob("evil.Net") + b"
 refused("its content is made by calling evil.Net", glob("evil.Net") + b")R")
 refused("is made by calling a computed function", mapping(model=mapping(a=call("evil.f", number(1)) + b")R")))
 
-# ---- tensors that lie
+# ---- inconsistent tensors
 for words, bad in (
         ("reaches outside its storage", tensor(offset=3)), ("reaches outside its storage", tensor(size=(5,))), ("reaches outside its storage", tensor(offset=-1)),
         ("reaches outside its storage", tensor(stride=(4,))), ("reaches outside its storage", tensor(size=(2, 2), stride=(2**62, 2**62))),
@@ -121,7 +121,7 @@ refused("appears twice", b"}(" + text("model") + b"}(" + text("a") + tensor() + 
 refused("no tensors", mapping(model=mapping(a=number(1))))
 refused("not a dictionary", b"](" + tensor() + b"e")
 
-# ---- zips that lie
+# ---- inconsistent zips
 refused("byteorder is 'big'", good, byteorder=b"big")
 refused("compressed", good, compress=zipfile.ZIP_DEFLATED)
 bomb = io.BytesIO()
@@ -133,7 +133,7 @@ with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as z:
 path.write_bytes(bomb.getvalue())
 peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 check_error(1, "compressed", "info", path)
-check(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < peak_kib + (100 << 10), "a zip bomb of 256 MiB stays packed")
+check(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < peak_kib + (100 << 10), "a zip bomb of 256 MiB is not unpacked")
 many = archive(mapping(model=mapping(**{f"t{i}": tensor(key=str(i), n=2500, size=(2500,)) for i in range(3)})), {str(i): bytes(10000) for i in range(3)})
 first, second = many.index(b"m/data/1", many.index(b"PK\1\2")) - 46, many.index(b"m/data/2", many.index(b"PK\1\2")) - 46
 overlap = bytearray(many)
@@ -162,7 +162,7 @@ check_error(1, "before 1.6", "info", path)
 
 
 class Stored(pickle.Unpickler):
-    """What torch.load would find, without torch: {name: (shape, bytes)}; only rows of contiguous tensors."""
+    """torch.load's result, without torch: {name: (shape, bytes)}; only contiguous tensors."""
 
     def __init__(self, archive):
         super().__init__(archive.open("archive/data.pkl"))
@@ -193,7 +193,7 @@ def back(file):
         return Stored(archive).load()
 
 
-# ---- a training run's folder, best.th beside .hydra/config.yaml: computes what the same weights as safetensors do
+# ---- a training run's folder, best.th beside .hydra/config.yaml: same results as the weights as safetensors
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     raw = (GOLDEN / f"{golden}.weights.safetensors").read_bytes()
@@ -220,9 +220,9 @@ for golden in ("tiny-mamba-causal", "tiny-gru", "tiny-lstm"):
     check(krait("convert", "-f", out, again).returncode == 0, "convert back to best.th")
     done = krait("verify", again, GOLDEN / f"{golden}.golden.safetensors", "--config", config)
     check(done.returncode == 0, f"verify {golden} converted back: {done.stdout.decode()}{done.stderr.decode()}")
-    check(back(again) == {"model": {key: (entry["shape"], storages[str(i)]) for i, (key, entry) in enumerate(header.items())}}, f"{golden}: what Python's own zip and pickle read of it")
+    check(back(again) == {"model": {key: (entry["shape"], storages[str(i)]) for i, (key, entry) in enumerate(header.items())}}, f"{golden}: as read by Python's zip and pickle")
 
-# ---- other types, no dimensions, nothing in it; a type that PyTorch has not; no disk
+# ---- other types, no dimensions, empty; a type that PyTorch lacks; a full disk
 def tensors_file(header, data):
     raw = json.dumps(header).encode()
     out.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
@@ -237,11 +237,11 @@ check_error(1, "No space left", "convert", "-f", out, full)
 tensors_file({"n": {"dtype": "U16", "shape": [2], "data_offsets": [0, 4]}}, bytes(4))
 check_error(1, "for which PyTorch has no storage", "convert", "-f", out, path)
 
-# ---- what torch itself saves
+# ---- files saved by torch
 try:
     import torch
 except ImportError:
-    print("note: torch cannot be imported here; its files in tests/golden/torch stand in")
+    print("note: torch cannot be imported here; uses its files in tests/golden/torch instead")
 else:
     net = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 5), torch.nn.BatchNorm1d(4), torch.nn.Linear(7, 2))
     for protocol in (2, 3, 4, 5):
@@ -250,7 +250,7 @@ else:
         got = tensors_of(buffer.getvalue())
         krait("convert", "-f", out, path)
         read = torch.load(path, weights_only=True) if protocol > 2 else torch.load(path)
-        check(all(torch.equal(read["model"][k], v) for k, v in net.state_dict().items() if v.dtype == torch.float32), "torch.load of what krait wrote")
+        check(all(torch.equal(read["model"][k], v) for k, v in net.state_dict().items() if v.dtype == torch.float32), "torch.load of krait's file")
         check({k: (list(v.shape), v.flatten().tolist()) for k, v in net.state_dict().items() if v.dtype == torch.float32} == got, f"torch.save, protocol {protocol}: {got}")
 
 for p in folder.iterdir():

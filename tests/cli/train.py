@@ -1,4 +1,5 @@
-"""krait train on the bundled recording: losses fall, a killed run goes on with the same bits, best.safetensors enhances, bad input is one line."""
+"""krait train on the bundled recording: losses fall, a killed run resumes with the same bits, best.safetensors works in
+enhance, bad input gives one line."""
 import json
 import os
 import pathlib
@@ -32,7 +33,7 @@ def train(folder, config, *more):
 
 
 def checksum(data):
-    """CRC-32C as TFRecord masks it."""
+    """TFRecord's masked CRC-32C."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -81,19 +82,19 @@ with tempfile.TemporaryDirectory() as base:
     done = krait(*train(base / "whole", config, "--threads", "2", "--plot", base / "losses.png"))
     check(done.returncode == 0, f"train: {done}")
     lines = [json.loads(line) for line in (base / "whole" / "log.jsonl").read_text().splitlines()]
-    check(len(lines) == len(done.stdout.splitlines()) >= (3 if FEW else 6), f"a line a step: {len(lines)}")
+    check(len(lines) == len(done.stdout.splitlines()) >= (3 if FEW else 6), f"one line per step: {len(lines)}")
     first, last = (sum(line["total"] for line in part) / 3 for part in (lines[:3], lines[-3:]))
     check(FEW or last < 0.99 * first, f"the loss falls: {first} to {last}")
-    check(any(line.get("best") for line in lines), "an epoch was the best")
+    check(any(line.get("best") for line in lines), "some epoch was the best")
     check((base / "losses.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n", "a picture of the losses")
     seen = [event for file in (base / "whole" / "tensorbd").iterdir() for event in events(file.read_bytes())]
-    check(seen[0][1:] == (0, {}) and [step for _, step, _ in seen[1:]] == [line["step"] for line in lines], f"a TensorBoard event a line: {seen}")
-    check(all(abs(value - line[tag]) <= 1e-6 * abs(line[tag]) for line, event in zip(lines, seen[1:]) for tag, value in event[2].items() if tag != "audio_s_per_s") and len(seen[1][2]) >= 12, f"what the log says: {seen[1]}")
+    check(seen[0][1:] == (0, {}) and [step for _, step, _ in seen[1:]] == [line["step"] for line in lines], f"one TensorBoard event per line: {seen}")
+    check(all(abs(value - line[tag]) <= 1e-6 * abs(line[tag]) for line, event in zip(lines, seen[1:]) for tag, value in event[2].items() if tag != "audio_s_per_s") and len(seen[1][2]) >= 12, f"values as in the log: {seen[1]}")
     out = base / "out.wav"
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
 
-    # a part of docs/TRAIN.md's first run: what lies in demo/train, mixed while it trains
+    # a part of docs/TRAIN.md's first run: demo/train, mixed during training
     done = krait("train", config, f"dset.speech_train={DEMO / 'train' / 'speech' / 'librispeech_1040-133433-0000.opus'}", f"dset.noise_train={DEMO / 'train' / 'noise'}",
                  f"dset.speech_valid={DEMO / 'clean.flac'}", f"dset.noise_valid={DEMO / 'train' / 'noise'}", "train_noise.snr_range=[0,10]", "loss.metric=0", "--valid-batches", "1", "--output", base / "demo", *(["--steps", "2"] if FEW else []))
     check(done.returncode == 0, f"train on demo/train: {done}")
@@ -103,7 +104,7 @@ with tempfile.TemporaryDirectory() as base:
         done = krait("enhance", "-f", DEMO / "noisy.flac", "-o", out, "--weights", base / "demo" / "best.safetensors", "--device", "cpu")
         check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with its weights: {done}")
 
-    # a model that streams: running statistics move, lie in all files, and go on after a resume
+    # a streaming model: running statistics change, are in all files, and continue after a resume
     streaming = base / "streaming.yaml"
     streaming.write_text(CONFIG.replace("sigmoid_beta: 2.0", "causal: true, norm: batch, channel_attention: moving") + "accumulate: 2\nat_once: 1\naverage_decay: 0.5\nloss: {metric: 0}\n")
     n = 4 if FEW else 6
@@ -112,7 +113,7 @@ with tempfile.TemporaryDirectory() as base:
     check(krait(*train(base / "again", streaming, "--threads", "1", "--steps", n * 2 // 3 - 1)).returncode == 0, "some of its steps, up to the end of an update")
     check(krait(*train(base / "again", streaming, "--threads", "2", "--steps", n, "--resume")).returncode == 0, "the others")
     raw = (base / "streams" / "checkpoint.safetensors").read_bytes()
-    check(raw == (base / "again" / "checkpoint.safetensors").read_bytes(), "running statistics go on bit for bit")
+    check(raw == (base / "again" / "checkpoint.safetensors").read_bytes(), "running statistics resume bit for bit")
     header = json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]])
 
     def numbers(name):
@@ -124,7 +125,7 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("enhance", "-f", DEMO / "noisy.flac", "-o", out, "--weights", base / "streams" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with a model that streams: {done}")
 
-    # a terminal sees how far it is, and at the end nothing of that
+    # a terminal shows progress, erased at the end
     master, slave = os.openpty()
     process = subprocess.Popen([KRAIT, *map(str, train(base / "seen", config, "--threads", "2", "--steps", "2"))], stdout=subprocess.DEVNULL, stderr=slave)
     os.close(slave)
@@ -132,31 +133,31 @@ with tempfile.TemporaryDirectory() as base:
     while True:
         try:
             seen += os.read(master, 4096)
-        except OSError:  # the other side is closed
+        except OSError:  # the other end is closed
             break
     check(process.wait() == 0 and b"50 %" in seen and b" left" in seen and seen.rstrip().endswith(b"\x1b[K"), f"a progress bar: {seen}")
 
-    # Ctrl-C says how it goes on
+    # Ctrl-C says how to resume
     process = subprocess.Popen([KRAIT, *map(str, train(base / "stopped", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     check(process.returncode == 130 and said.endswith(b"is left; --resume continues from the last checkpoint\n"), f"stopped: {process.returncode}, {said}")
-    check(krait(*train(base / "stopped", config, "--resume", "--steps", "2")).returncode == 0, "and so it does")
+    check(krait(*train(base / "stopped", config, "--resume", "--steps", "2")).returncode == 0, "and it resumes")
 
-    # killed after some lines, and resumed with another number of threads: the same bits
+    # killed after some lines and resumed with another number of threads: the same bits
     process = subprocess.Popen([KRAIT, *map(str, train(base / "killed", config, "--threads", "1"))], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     for _ in range(3):
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    check(krait(*train(base / "killed", config)).returncode == 1, "a folder with a checkpoint is not begun anew")
+    check(krait(*train(base / "killed", config)).returncode == 1, "a folder with a checkpoint is not overwritten")
     done = krait(*train(base / "killed", config, "--resume"))
     check(done.returncode == 0, f"resumed: {done}")
     for name in ("checkpoint.safetensors", "best.safetensors"):
         check((base / "killed" / name).read_bytes() == (base / "whole" / name).read_bytes(), f"a killed and resumed run ends with the same {name}")
 
-    # the folder's own configuration is whole: it resumes, begins another run, and is upstream's beside best.th
+    # the folder's configuration is complete: it resumes, starts another run, and is upstream's beside best.th
     check(krait(*train(base / "told", config, "--threads", "2", "--steps", "2")).returncode == 0, "two steps")
     done = krait("train", "--resume", "--output", base / "told", "--threads", "2")
     check(done.returncode == 0 and (base / "told" / "checkpoint.safetensors").read_bytes() == (base / "whole" / "checkpoint.safetensors").read_bytes(), f"resumed by its own configuration: {done}")
@@ -166,7 +167,7 @@ with tempfile.TemporaryDirectory() as base:
     told = json.loads((base / "third" / ".hydra" / "config.yaml").read_text())["model"]
     check(done.returncode == 0 and told["model_lib"] == "primeknet_mamba" and told["param"]["dense_channel"] == 8, f"the model of the weights: {told}")
     done = krait("train", "--resume", "-o", base / "told", "--threads", "2", "lr=1e-3")
-    check(done.returncode == 0 and done.stdout == b"" and b"nothing left to do: " in done.stderr, f"settings come upon the folder's own configuration, and all is done: {done}")
+    check(done.returncode == 0 and done.stdout == b"" and b"nothing left to do: " in done.stderr, f"settings override the folder's configuration, and nothing is left to do: {done}")
     check_error(1, "none has no checkpoint", "train", "--resume", "-o", base / "none")
     sound = DEMO / "noisy.flac"
     check_error(2, "a training run's checkpoint; ", "enhance", sound, "-w", base / "whole" / "checkpoint.safetensors", "-o", base / "no.wav")
@@ -176,7 +177,7 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("convert", best, base / "back.safetensors", "--config", base / "whole" / ".hydra" / "config.yaml")
     check(done.returncode == 0 and (base / "back.safetensors").read_bytes() == (base / "whole" / "best.safetensors").read_bytes(), f"best.th and .hydra/config.yaml are best.safetensors: {done}")
 
-    # a weight that is no number: step, tensor and the checkpoint that is there are named
+    # a NaN weight: step, tensor and the existing checkpoint are named
     def spoil(path, name, to):
         raw = bytearray(path.read_bytes())
         length = struct.unpack("<Q", raw[:8])[0]
@@ -196,7 +197,7 @@ with tempfile.TemporaryDirectory() as base:
     text = done.stderr.decode()
     check(done.returncode == 1 and f"step {steps + 1}: " in text and f"late/checkpoint.safetensors, has step {steps}" in text, f"the last checkpoint is named: {text}")
 
-    # a disk that is full while a checkpoint is written: one line, and the checkpoint before it is as it was, and goes on
+    # a disk full while writing a checkpoint: one line, the previous checkpoint is intact and can be resumed
     full = base / "full"
     check(krait(*train(full, config, "--steps", "2")).returncode == 0, "two steps")
     before = (full / "checkpoint.safetensors").read_bytes()
@@ -204,7 +205,7 @@ with tempfile.TemporaryDirectory() as base:
         done = krait(*train(full, config, "--resume", "--steps", "3"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
         check(done.returncode == 1 and done.stderr.decode().splitlines()[-1].endswith("checkpoint.safetensors, has step 2"), f"a full disk: {done}")
         check((full / "checkpoint.safetensors").read_bytes() == before and not [p for p in full.iterdir() if p.is_file() and p.suffix not in (".safetensors", ".jsonl")], f"{limit} bytes of a checkpoint leave the one before: {list(full.iterdir())}")
-    check(krait(*train(full, config, "--resume", "--steps", "3")).returncode == 0, "and it goes on")
+    check(krait(*train(full, config, "--resume", "--steps", "3")).returncode == 0, "and it resumes")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
     check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
@@ -212,38 +213,40 @@ with tempfile.TemporaryDirectory() as base:
     check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
     check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
 
-    # parts that run twice instead of being kept: less memory, the same bits
+    # recomputation: less memory, the same bits
     for recompute in "01":
         done = krait(*train(base / f"recompute{recompute}", config, "--threads", "2", "--steps", "2", f"recompute={recompute}", "--device", "cpu"))
         check(done.returncode == 0, f"recompute={recompute}: {done}")
-    check((base / "recompute0" / "best.safetensors").read_bytes() == (base / "recompute1" / "best.safetensors").read_bytes(), "recomputation leaves the bits as they are")
+    check((base / "recompute0" / "best.safetensors").read_bytes() == (base / "recompute1" / "best.safetensors").read_bytes(), "recomputation changes no bit")
     sizes = [json.loads(krait("bench", "train", config, f"recompute={k}", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"] for k in "01"]
     check(sizes[1] < 0.8 * sizes[0], f"recomputation takes less memory: {sizes}")
 
-    # an item after the other: less memory, the same losses
+    # one item at a time: less memory, the same losses
     done = krait(*train(base / "parts", config, "--threads", "2", "--steps", "2", "at_once=1", "--device", "cpu"))
     check(done.returncode == 0, f"at_once=1: {done}")
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("recompute0", "parts")]
-    # the discriminator's first update is about the sign of each gradient: what is 0 but for rounding moves its terms
-    check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 comes to the same losses: {ends}")
+    # the discriminator's first update depends on each gradient's sign: gradients of only rounding error change its
+    # terms
+    check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 gives the same losses: {ends}")
     size = json.loads(krait("bench", "train", config, "at_once=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
     check(size < 0.7 * sizes[0], f"at_once=1 takes less memory: {size} of {sizes[0]}")
     check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "at_once=2", "--device", "cpu"))
 
-    # the discriminator learns by itself at first: the model stays as it was until then, and an interrupted run goes on with the same bits
+    # the discriminator trains alone at first: the model is unchanged until then, and an interrupted run resumes bitwise
     def first(name, n, steps, *more):
         done = krait(*train(base / name, config, "--threads", "2", "--steps", str(steps), f"discriminator_first={n}", "--device", "cpu", *more))
         check(done.returncode == 0, f"discriminator_first={n}: {done}")
         return (base / name / "best.safetensors").read_bytes()
 
     before, later = first("first2", 2, 2), first("first3", 2, 3)
-    check(before == first("first1", 1, 1) and before != later and first("first2", 2, 3, "--resume") == later, "the model moves behind the discriminator's steps")
+    check(before == first("first1", 1, 1) and before != later and first("first2", 2, 3, "--resume") == later, "the model changes after the discriminator's steps")
     check((base / "first2" / "checkpoint.safetensors").read_bytes() == (base / "first3" / "checkpoint.safetensors").read_bytes(), "resumed among the discriminator's steps: the same bits")
     rows = [json.loads(line) for line in (base / "first3" / "log.jsonl").read_text().splitlines()]
     check([row["total"] == 0 for row in rows] == [True, True, False] and rows[1]["disc_r"] < rows[0]["disc_r"], f"terms of the discriminator's steps: {rows}")
     check_error(2, "not float32, tf32, float16 or bfloat16", "bench", "train", config, "precision=half")
 
-    # the judge a step late: the same bits killed or not, on any number of threads, an item after the other to rounding; another result than in upstream's order
+    # the judge a step late: the same bits if killed, on any number of threads; one item at a time equal up to rounding;
+    # differs from upstream's order
     def late(name, steps, *more):
         done = krait(*train(base / name, config, "--steps", str(steps), "judge_late=1", "--device", "cpu", *more))
         check(done.returncode == 0, f"judge_late=1: {done}")
@@ -254,12 +257,12 @@ with tempfile.TemporaryDirectory() as base:
     check(late("late2", 4, "--threads", "2", "--resume", "discriminator_first=1") == ended, "resumed with a late judge: the same bits")
     raw = (base / "late1" / "checkpoint.safetensors").read_bytes()
     shapes = {name: part["shape"] for name, part in json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]]).items() if name.startswith("judged.")}
-    check(shapes == {"judged.mag": [2, 201, (SEGMENT - 4000) // 100 + 1], "judged.mag_con": [2, 201, (SEGMENT - 4000) // 100 + 1], "judged.quality": [2]}, f"what the next step learns from is in the checkpoint: {shapes}")
+    check(shapes == {"judged.mag": [2, 201, (SEGMENT - 4000) // 100 + 1], "judged.mag_con": [2, 201, (SEGMENT - 4000) // 100 + 1], "judged.quality": [2]}, f"the checkpoint has the next step's inputs: {shapes}")
     late("late3", 4, "--threads", "2", "discriminator_first=1", "at_once=1")
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("late1", "late3")]
-    check(all(abs(ends[1][k] - v) <= 1e-3 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 with a late judge comes to the same losses: {ends}")
+    check(all(abs(ends[1][k] - v) <= 1e-3 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 with a late judge gives the same losses: {ends}")
 
-    # what a step takes: no recordings are needed, and all calls are told
+    # the cost of a step: needs no recordings, lists all calls
     done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")
     check(done.returncode == 0, f"bench train: {done}")
     times = json.loads(done.stdout)

@@ -26,7 +26,7 @@ for verb in verbs:
     usage_error = 64 if verb == "doctor" else 2  # the doctor's 2 is a finding
     check_error(usage_error, "'--nonsense'", verb, "--nonsense")
     check_error(usage_error, "'-Z'", verb, "-Z")
-for line in manual.splitlines():  # a word with a dot or an apostrophe that begins a line is taken for a macro, and the line is gone
+for line in manual.splitlines():  # a line that starts with a dot or an apostrophe is parsed as a macro, and lost
     check(re.match(r"""\.(\\"|(TH|SH|SS|TP|PP|IP|RS|RE|B|I|BR|RB|BI|IB|RI|IR|nf|fi)( |$))|[^.']|$""", line), f"docs/krait.1: a line that man drops: {line}")
 readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
 for line in re.findall(r"krait (?:[a-z]+ .*|[a-z]+)$", readme, re.M):

@@ -17,7 +17,7 @@ for weights, golden in pairs:
     names = [row["name"] for row in report["outputs"]]
     check(done.returncode == 0 and report["within"] and done.stderr == b"", f"{golden.name}: {done}")
     check({"com", "mag", "wav"} <= set(names), f"{golden.name}: {names}")
-    # The small models' waveforms were recorded with another transform, which alone moves them by up to 6e-6.
+    # The small models' waveforms were recorded with another transform, which alone changes them by up to 6e-6.
     bound = {"wav": 2e-5}
     check(all(0 <= row["rel_l2"] <= bound.get(row["name"], 1e-5) and 0 <= row["max_abs"] <= 2e-4 for row in report["outputs"]), f"{golden.name}: {report}")
 
@@ -38,7 +38,7 @@ check_error(2, "cannot open", "verify", GOLDEN / "none.safetensors", golden)
 check_error(2, "", "verify", weights, weights)
 check_error(2, "--rtol is 'x'", "verify", weights, golden, "--rtol", "x")
 
-with tempfile.TemporaryDirectory() as folder:  # recorded outputs that are not numbers are not within anything
+with tempfile.TemporaryDirectory() as folder:  # NaN in recorded outputs is within no tolerance
     raw = bytearray(golden.read_bytes())
     length = struct.unpack("<Q", raw[:8])[0]
     begin = json.loads(raw[8:8 + length])["golden.com"]["data_offsets"][0] + 8 + length

@@ -66,13 +66,13 @@ with tempfile.TemporaryDirectory() as folder:
     check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
     check_error(2, "does not exist", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
-    for name in ("model.gguf", "model", "-"):  # what would be safetensors under a name that says otherwise
+    for name in ("model.gguf", "model", "-"):  # safetensors under a misleading name
         check_error(2, f"{name}: the extension selects the format; use .safetensors", "convert", good, name, cwd=folder)
     check(krait("convert", good, pathlib.Path(folder) / "m.pth").returncode == 0 and (pathlib.Path(folder) / "m.pth").read_bytes()[:2] == b"PK", ".pth is PyTorch's, as .th")
     (pathlib.Path(folder) / "m.pth").unlink()
     if os.path.exists("/dev/full"):
         check_error(1, "No space left", "convert", good, "/dev/full")
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # as a disk that fills up half-way
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # like a disk that fills up halfway
     check_error(1, "cannot write", "convert", "-f", good, out, preexec_fn=limit, restore_signals=False)
     check(out.read_bytes() == before, "a failed conversion leaves the old file")
     check(sorted(p.name for p in pathlib.Path(folder).iterdir()) == ["bad.safetensors", "out.safetensors"], "no partial files")
@@ -102,7 +102,7 @@ with tempfile.TemporaryDirectory() as folder:  # Ctrl-C in the middle of writing
     check([p.name for p in pathlib.Path(folder).iterdir()] == ["big.safetensors"], "Ctrl-C leaves no file")
 
 
-# ---- krait info --graph: every family that is here, and one made here ----
+# ---- krait info --graph: every family in the tree, and one made here ----
 
 def write_safetensors(path, shapes, meta=None):
     """Zeros of these shapes, float32."""

@@ -1,4 +1,4 @@
-/* vec_math.c: the functions of vec_math.h against double libm, in units of the last place. Built once per ISA.
+/* vec_math.c: the functions of vec_math.h against double libm, in ulp. Built once per ISA.
  * By default one float32 in 1021; KR_VEC_MATH_STEP=1 walks all of them (half an hour, or with KR_VEC_MATH_PART=0 to 15
  * a sixteenth). */
 #include <math.h>
@@ -16,7 +16,7 @@ typedef struct function {
   const char *name;
   kr_v (*vector)(kr_v);
   double (*exact)(double);
-  double bound_ulp, floor; /* floor: absolute error allowed in any case */
+  double bound_ulp, floor; /* floor: absolute error that is always allowed */
 } function;
 
 static double exact_sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
@@ -57,7 +57,7 @@ static double ulp_at(double value) {
   return ldexp(1, exponent - 24);
 }
 
-/* Under a sanitizer: this is arithmetic, which it has little to say of. An odd number, for the angles. */
+/* Fewer steps under sanitizers, which find little in arithmetic. Odd, for the angles. */
 static int sparser(void) { return getenv("KR_CHECK_PERCENT") ? 11 : 1; }
 
 static double error_in_ulps(const function *f, float x, float got) {

@@ -10,7 +10,7 @@ NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla
          62: "Jetson TX2", 70: "Volta: Tesla V100", 72: "Jetson Xavier", 75: "Turing: RTX 2080, T4", 80: "Ampere: A100", 86: "Ampere: RTX 3090, A10", 87: "Jetson Orin",
          89: "Ada: RTX 4090, L4", 90: "Hopper: H100, H200", 100: "Blackwell: B200", 103: "Blackwell: B300", 110: "Jetson Thor", 120: "Blackwell: RTX 5090", 121: "DGX Spark"}
 HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_whole|conv_last|conv_bwd_rows|conv_bwd_whole|conv_bwd_long|state_update|norm_[12]$|norm_bwd_1$|conv_update$|gemm_hopper|gemm_ampere|gemm_few)")
-HOT_SPILL = 32  # bytes: kernels with a bound on registers stand right at it; more than this is a fault
+HOT_SPILL = 32  # bytes: register-bound kernels are right at the limit; more than this is a fault
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 REGISTERS = re.compile(r"Used (\d+) registers")
 SPILL = re.compile(r"(\d+) bytes spill stores")
@@ -35,7 +35,7 @@ def takes(path, arch):
 
 def assemble(job):
     path, ptx, arch = job
-    suffix = "a" if ".hopper." in ptx.name else ""  # for that architecture alone
+    suffix = "a" if ".hopper." in ptx.name else ""  # only for that architecture
     run = subprocess.run([path, f"-arch=sm_{arch}{suffix}", "-v", str(ptx), "-o", "/dev/null"], capture_output=True, text=True)
     spills, registers, kernel = {}, {}, None
     for line in run.stderr.splitlines():
@@ -56,7 +56,7 @@ def main():
     o = p.parse_args()
     found = assemblers()
     if not found:
-        print("no ptxas here: skipped")
+        print("ptxas not found: skipped")
         return 77
     texts = sorted(pathlib.Path(o.ptx_dir).glob("*.ptx"))
     if not texts:
@@ -65,7 +65,7 @@ def main():
     problems, table, assemblies = [], {}, 0
     newest = found[max(found, key=lambda r: [int(n) for n in r.split('.')])]
     for release, path in found.items():
-        known = [a for a in ARCHS if takes(path, a) and (path == newest or not takes(newest, a))]  # an older one: for what it is there for
+        known = [a for a in ARCHS if takes(path, a) and (path == newest or not takes(newest, a))]  # an older one: only for architectures the newest dropped
         if o.some:
             known = [a for a in known if a in (75, 90, 120)]
         texts_now = [t for t in texts if not (o.only and not re.match(o.only, t.name))]

@@ -1,6 +1,5 @@
-/* cubins.c: which of a module's images is loaded: machine code for exactly this device first, PTX where there is none
- * or where the driver refuses it. The device's room alone is linked, with a table of this test's in place of the
- * build's. */
+/* cubins.c: which of a module's images is loaded: machine code for exactly this device first, PTX if there is none or
+ * the driver rejects it. Links only src/cuda, with this test's table instead of the build's. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -34,7 +33,7 @@ static void (*fail_at)(long n, int result);
 static int (*n_held)(void);
 static const void *(*loaded)(void);
 
-/* Opens a device of this capability, loads the kernel, and returns the image that was loaded last. */
+/* Opens a device of this capability, loads the kernel and returns the last image loaded. */
 static const void *image_of(const char *machine, uint64_t tier, const kr_kernel *kernel) {
   kr_cuda *cuda;
   setenv("KR_FAKE_CUDA", machine, 1);
@@ -62,8 +61,8 @@ static void ptx_takes_over_where_machine_code_is_refused(void **state) {
   assert_ptr_equal(image_of("capability=80,cubins=0", KRAIT_CAP_CUDA_AMPERE, &one), ampere_text);
 }
 
-/* Not where PTX would fare no better. */
-static void other_failures_are_told(void **state) {
+/* Not for errors that PTX would also have. */
+static void other_failures_are_reported(void **state) {
   static const kr_kernel one = {"one", "kr_one"};
   static const struct {
     int result;
@@ -95,6 +94,6 @@ int main(int argc, char **argv) {
   *(void **)&loaded = kr_dlib_find(fake, "fake_cuda_loaded");
   const struct CMUnitTest tests[] = {cmocka_unit_test(the_exact_cubin_comes_first),
                                      cmocka_unit_test(ptx_takes_over_where_machine_code_is_refused),
-                                     cmocka_unit_test(other_failures_are_told)};
+                                     cmocka_unit_test(other_failures_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

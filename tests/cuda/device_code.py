@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert done.returncode == 0 and text.read_text().startswith(TEXT) and text.read_text().count("// made of src/one") == 2, done
     assert run("pack", root, packed, text).returncode == 0
     before = packed.read_bytes()
-    elsewhere = pathlib.Path(folder, "elsewhere", packed.name)  # what lies packed beside the texts is copied, if it is whole and of these texts
+    elsewhere = pathlib.Path(folder, "elsewhere", packed.name)  # a packed file beside the texts is copied, if it is complete and made from these texts
     elsewhere.parent.mkdir()
     for beside, copied in ((before[:-1] + bytes([before[-1] ^ 1]), True), (before[:-1], False), (before.replace(b'"of": "', b'"of": "0'), False)):
         packed.write_bytes(beside)
@@ -45,10 +45,10 @@ with tempfile.TemporaryDirectory() as folder:
     text.write_text(TEXT)
     refused(run("pack", root, packed, text), "one.base.ptx", "-Dptx_dir")
     text.write_text(TEXT + "\u00e9")
-    refused(run("pack", root, packed, text), "one.base.ptx is not a PTX text")
+    refused(run("pack", root, packed, text), "one.base.ptx is not a PTX file")
     assert run("compile", root, text, f"{text}.d", sys.executable, "-c", "raise SystemExit(3)").returncode == 3
 
-# Of the build's own texts: one of another build's among them.
+# The build's own texts, with one of another build among them.
 texts = sorted(built.glob("norm_short_f32.*.ptx"))
 with tempfile.TemporaryDirectory() as folder:
     assert texts

@@ -1,5 +1,5 @@
-/* driver.c: the ladder, the fall-back to the CPU and every failing driver call, against a fake driver library. Start-up
- * is read once per process, so each start-up case runs in a child. */
+/* driver.c: tier selection, fallback to the CPU and every failing driver call, against a fake driver library. Start-up
+ * happens once per process, so each start-up case runs in a child. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -19,7 +19,7 @@
 
 static const char *fake_path;
 
-/* In a child with its own environment: opens the device and returns the status; what it said is in text. */
+/* In a child with its own environment: opens the device and returns the status; the message is in text. */
 static int32_t open_in_child(const char *library, const char *fake, int32_t device, int32_t fallback, char *text,
                              size_t text_bytes) {
   int ends[2];
@@ -83,7 +83,7 @@ static void tiers_follow_device_and_driver(void **state) {
                {35, 90, ""},
                {90, 59, ""}};
   (void)state;
-  if (!kr_cuda_built_tiers()) skip(); /* this build holds no device code */
+  if (!kr_cuda_built_tiers()) skip(); /* this build has no device code */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char text[64], why[400];
     const kr_device_info info = {.major = cases[i].capability / 10, .minor = cases[i].capability % 10};
@@ -158,7 +158,7 @@ static void every_failing_call_is_a_status_and_leaks_nothing(void **state) {
   assert_true(n_failed > n);
 }
 
-static void out_of_memory_says_how_much(void **state) {
+static void out_of_memory_reports_the_size(void **state) {
   kr_cuda *cuda;
   void *block;
   (void)state;
@@ -169,7 +169,7 @@ static void out_of_memory_says_how_much(void **state) {
   kr_cuda_close(&cuda);
 }
 
-static void sticky_errors_are_told_apart(void **state) {
+static void sticky_errors_are_distinguished(void **state) {
   static const struct {
     int result;
     int32_t status;
@@ -203,7 +203,7 @@ static int32_t norm(krait_ctx *ctx) {
   return krait_add_norm(ctx, &args);
 }
 
-/* Nothing is asked of the driver for each launch but which context is current, and the launch. */
+/* Per launch the only driver calls are the current context and the launch. */
 static void a_launch_is_two_driver_calls(void **state) {
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
@@ -217,8 +217,8 @@ static void a_launch_is_two_driver_calls(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* Where the device and the tiers that may be used have it, a kernel starts while the one before it runs; elsewhere it
- * is launched as any other. */
+/* If device and allowed tiers support it, a kernel starts while the previous one runs; otherwise it is launched
+ * normally. */
 static void only_hopper_starts_kernels_ahead(void **state) {
   static const uint64_t masks[] = {KRAIT_CAPS_ALL, KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE};
   static const kr_kernel kernel = {"norm_f32", "kr_norm_1"};
@@ -239,8 +239,7 @@ static void only_hopper_starts_kernels_ahead(void **state) {
   }
 }
 
-/* The table of loaded kernels is finite; when it is full, a further one is refused, and those that it holds still
- * run. */
+/* The table of loaded kernels is finite; when it is full, further kernels are refused and those in it still run. */
 static void more_kernels_than_a_context_holds(void **state) {
   enum { MORE = 2049 };
   static kr_kernel kernels[MORE];
@@ -264,7 +263,7 @@ static void compile_range(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t i = begin; i < end; i++) kr_cuda_compile(user, (int)i, 3);
 }
 
-/* Every module of the tiers that the context takes is compiled once, by threads side by side, and nothing is left. */
+/* Every module of the context's tiers is compiled once, by parallel threads, without leaks. */
 static void modules_are_compiled_side_by_side(void **state) {
   static const uint64_t masks[] = {KRAIT_CAPS_ALL, KRAIT_CAP_CUDA_BASE};
   const char *module, *tier;
@@ -283,7 +282,7 @@ static void modules_are_compiled_side_by_side(void **state) {
     kr_pool_run(pool, 3, 1, compile_range, cuda);
     assert_int_equal(n_loads() - before, n);
     assert_int_equal(n_held(), held);
-    fail_at(1, 2); /* no memory for a context of the driver's */
+    fail_at(1, 2); /* no memory for a driver context */
     kr_cuda_compile(cuda, 0, 1);
     assert_int_equal(n_loads() - before, n);
     fail_at(0, 0);
@@ -293,7 +292,7 @@ static void modules_are_compiled_side_by_side(void **state) {
   kr_pool_close(&pool);
 }
 
-/* A framework records with the strictest mode, and an op's first call may be one that is recorded. */
+/* Frameworks capture in the strictest mode, and an op's first call may be captured. */
 static void a_first_call_may_be_recorded(void **state) {
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
@@ -307,7 +306,7 @@ static void a_first_call_may_be_recorded(void **state) {
   }
 }
 
-/* Two launches, and how many driver calls they were. */
+/* Two launches; counts their driver calls. */
 static int32_t norm_gradient(krait_ctx *ctx, void *stream) {
   static float values[64], scratch[4096];
   krait_view view = {.data = values, .stride = {8, 1, 1, 1}, .dtype = KRAIT_F32},
@@ -329,9 +328,9 @@ static long calls_of_gradient(krait_ctx *ctx) {
   return n_calls();
 }
 
-/* Which context is current, whether the stream records, two kernels and one launch; with an older driver, or while the
- * stream records, two launches. */
-static void launches_in_a_row_are_one(void **state) {
+/* Current context, capture status, two kernels and one launch; with an older driver, or during capture, two
+ * launches. */
+static void launches_are_merged(void **state) {
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
   krait_ctx *ctx = open_gpu();
@@ -350,7 +349,7 @@ static void launches_in_a_row_are_one(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* 128 graphs, then they are used again. */
+/* 128 graphs, then they are reused. */
 static void streams_beyond_the_graphs_share_them(void **state) {
   static char streams[300];
   (void)state;
@@ -368,7 +367,7 @@ static void streams_beyond_the_graphs_share_them(void **state) {
   assert_true(n_held() < held);
 }
 
-/* What a graph's calls cannot do, launches do. */
+/* If graph calls fail, launches are used. */
 static void a_graph_that_fails_is_launches(void **state) {
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
@@ -406,7 +405,7 @@ static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
   assert_int_equal(timing.n_runs % timing.n_copies, 0);
   assert_int_equal(timing.from_graph, 1);
   assert_true(timing.best_s > 0 && timing.best_s <= timing.median_s && timing.host_s > 0);
-  timing.size = (uint32_t)offsetof(krait_op_timing, host_s); /* of an older caller */
+  timing.size = (uint32_t)offsetof(krait_op_timing, host_s); /* an older caller */
   timing.n_copies = 77;
   assert_int_equal(time_norm(ctx, &timing), KRAIT_OK);
   assert_int_equal(timing.n_copies, 77);
@@ -428,7 +427,7 @@ static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
   unsetenv("KR_FAKE_CUDA");
 }
 
-/* gemm has no row for a GPU where a tensor is float64. out is residual, and A lies backwards. */
+/* gemm has no GPU row for float64 tensors. out is residual, and A has negative strides. */
 static int32_t run_gemm(int32_t device, uint64_t caps, int32_t fallback, float *out, krait_ctx_stats *stats) {
   static const float A[6] = {1, 2, 3, 4, 5, 6};
   static const double B[6] = {1, -1, 2, 0.5, 3, 7};
@@ -490,7 +489,7 @@ static void a_call_without_a_row_goes_through_the_host_only_if_asked(void **stat
   assert_true(n_failed > 5);
 }
 
-/* A host that reads device memory dies of it here as well, so that such a fault is found without a GPU. */
+/* The host reading device memory crashes here too, so that such faults are found without a GPU. */
 static void device_memory_is_not_the_hosts(void **state) {
   (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -517,8 +516,8 @@ static void device_memory_is_not_the_hosts(void **state) {
   kr_cuda_close(&cuda);
 }
 
-/* Rows of better tiers would have taken the call. */
-static void a_row_that_is_asked_for_by_name_is_no_fallback(void **state) {
+/* Rows of better tiers would have supported the call. */
+static void a_row_requested_by_name_is_not_a_fallback(void **state) {
   const krait_ctx_options options = {
       .size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .fallback = KRAIT_FALLBACK_NEVER};
   krait_ctx_stats stats = {.size = sizeof stats};
@@ -554,19 +553,19 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons),
                                      cmocka_unit_test(tiers_follow_device_and_driver),
                                      cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing),
-                                     cmocka_unit_test(out_of_memory_says_how_much),
+                                     cmocka_unit_test(out_of_memory_reports_the_size),
                                      cmocka_unit_test(device_memory_is_not_the_hosts),
-                                     cmocka_unit_test(sticky_errors_are_told_apart),
+                                     cmocka_unit_test(sticky_errors_are_distinguished),
                                      cmocka_unit_test(a_launch_is_two_driver_calls),
                                      cmocka_unit_test(only_hopper_starts_kernels_ahead),
                                      cmocka_unit_test(a_first_call_may_be_recorded),
                                      cmocka_unit_test(more_kernels_than_a_context_holds),
                                      cmocka_unit_test(modules_are_compiled_side_by_side),
-                                     cmocka_unit_test(launches_in_a_row_are_one),
+                                     cmocka_unit_test(launches_are_merged),
                                      cmocka_unit_test(a_graph_that_fails_is_launches),
                                      cmocka_unit_test(streams_beyond_the_graphs_share_them),
                                      cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
                                      cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked),
-                                     cmocka_unit_test(a_row_that_is_asked_for_by_name_is_no_fallback)};
+                                     cmocka_unit_test(a_row_requested_by_name_is_not_a_fallback)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,6 +28,6 @@ with tempfile.TemporaryDirectory() as place:
     dumped = sorted(pathlib.Path(folder).iterdir())
     wrong = [p.name for p in dumped if tokens(p) != tokens(built / p.name)]
 for name in wrong:
-    print(f"{name}: the program's text is not the compiler's")
+    print(f"{name}: the program's text differs from the compiler's")
 print(f"{len(dumped)} texts, {len(wrong)} wrong")
 sys.exit(1 if wrong or not dumped else 0)

@@ -1,9 +1,8 @@
-/* emulated.c: the kernels of the base tier, those that only the ampere tier launches, and attention's and the SSD's of
- * the hopper tier, on the host, through the real context, launch code and plans, against the reference: under
- * AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
- * poisoned, so that a stray read is found too. Then the harness itself: planted faults must be found, and so must
- * barriers taken out of the real kernels. Usage: emulated LIBRARY OP (KR_CHECK_ROW: of one row alone), or emulated
- * LIBRARY planted. */
+/* emulated.c: the base tier's kernels, those only in the ampere tier, and the hopper tier's attention and SSD kernels
+ * on the host, through the real context, launch code and plans, against the reference: under AddressSanitizer and
+ * UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are poisoned, so that
+ * stray reads are found too. Then the harness itself: planted faults, and barriers removed from the real kernels, must
+ * be found. Usage: emulated LIBRARY OP (KR_CHECK_ROW: only one row), or emulated LIBRARY planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -33,7 +32,7 @@
 
 static const char *const order_names[] = {"forwards", "backwards", "random"};
 
-/* ---- a row on host memory that is poisoned where nothing belongs to it ------------------------------------------- */
+/* ---- a row on host memory, poisoned outside its tensors ---------------------------------------------------------- */
 
 static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
   const krait_view *view = (const krait_view *)(c->args + t->view_offset);
@@ -74,8 +73,8 @@ static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_row *row)
 static uint64_t seed;
 static int64_t percent = 100;
 
-/* A device whose blocks may have so much shared memory: some kernels want several blocks on a multiprocessor. The
- * little one is that of compute capabilities 8.6, 8.9 and 12.0, the least of those before 7.0. */
+/* Shared memory per block of the device: some kernels need several blocks per multiprocessor. The small value is that
+ * of compute capabilities 8.6, 8.9 and 12.0, the smallest that of those before 7.0. */
 enum { OLD = 61, LEAST = 49152, LITTLE = 101376, MUCH = 232448 };
 
 static int n_multiprocessors = 16;
@@ -110,7 +109,7 @@ static int has_row(const kr_op *op) {
   return 0;
 }
 
-/* Rows that are graphs of other operators, whose kernels are tested there. */
+/* Rows that are graphs of other operators, tested there. */
 static int is_composed(const kr_op *op) { return strstr(op->rows[0].name, "_composed") != NULL; }
 
 static void print_line(void *user, const char *line) { (void)user, print_error("  %s\n", line); }
@@ -121,8 +120,8 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Random calls from the given one on, until the given seconds have passed, at least 6 that the row takes (3 under a
- * sanitizer), at most n_cases. */
+/* Random calls from the given one on for the given seconds, at least 6 supported by the row (3 under a sanitizer), at
+ * most n_cases. */
 static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, int64_t first,
                                 double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
   kr_check_result all = {0};
@@ -143,8 +142,8 @@ static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const cha
   return all;
 }
 
-/* Each order of the threads begins at other calls: the first ones are small, and a slow machine comes no further. The
- * scan's call 22 is its first one of aligned tensors of the usual sizes. */
+/* Each thread order starts at different calls: the first ones are small, and a slow machine gets no further. The
+ * scan's call 22 is its first with aligned tensors of the usual sizes. */
 enum { SECOND_START = 22 };
 
 static int64_t check_rows(const kr_op *op, const char *const *rows) {
@@ -153,10 +152,10 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
     if (strcmp(op->name, "selective_scan_bwd") == 0)
-      n_multiprocessors = order == 2 ? 1 : 16; /* small calls then count as large ones */
+      n_multiprocessors = order == 2 ? 1 : 16; /* small calls then count as large */
     if (strncmp(op->name, "ssd", 3) == 0 && order == 2)
       n_multiprocessors = (int[]){
-          16, 3}[seed & 1]; /* time is cut where units are fewer than multiprocessors; else states are handed over */
+          16, 3}[seed & 1]; /* time is split if units are fewer than multiprocessors; else states are handed over */
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;
@@ -178,7 +177,7 @@ static void agrees_with_the_reference(void **state) {
   const kr_op *op = *state;
   if (!kr_cuda_built_tiers() || !has_row(op)) skip();
   static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere",
-                                                "cuda_ampere"}; /* most kernels are of both */
+                                                "cuda_ampere"}; /* most kernels are in both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"},
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"};
   static const char *const many[KR_N_ORDERS] = {"many_terms", "many_terms", "many_terms"};
@@ -197,7 +196,7 @@ static void agrees_with_the_reference(void **state) {
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
-            is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier alone */
+            is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
                             : strcmp(op->name, "mamba_decode") == 0   ? decode
                             : is_of_few_rows(op)                      ? few
@@ -221,8 +220,8 @@ static void agrees_with_the_reference(void **state) {
   if (strcmp(op->name, "rnn_bwd") == 0) assert_true(check_rows(op, units_bwd) > 0);
 }
 
-/* A barrier that nobody misses is either not needed or not tested. Some are needed only by the next round, so of the
- * first four at least one must be missed. Not with KR_CHECK_PERCENT: a sanitizer's build has the same kernels. */
+/* A barrier whose removal has no effect is either unnecessary or untested. Some are needed only by the next iteration,
+ * so of the first four at least one must matter. Not with KR_CHECK_PERCENT: sanitizer builds have the same kernels. */
 static void a_barrier_taken_out_is_missed(void **state) {
   const kr_op *op = *state;
   int64_t n_caught = 0, n_before = kr_emulated_skipped();
@@ -259,7 +258,7 @@ static int32_t make_planted(kr_case *c, int64_t index) {
   a->n = kr_case_int(c, 2, 120);
   kr_case_view(c, &a->x, "x", KR_IN, KRAIT_F32, KR_SHAPE(a->n));
   kr_case_view(c, &a->out, "out", KR_OUT, KRAIT_F32, KR_SHAPE(a->n));
-  a->x.stride[0] = a->out.stride[0] = 1; /* the storage has room for at least this */
+  a->x.stride[0] = a->out.stride[0] = 1; /* the storage is at least this large */
   kr_case_fill_normal(c, &a->x, 0, 1);
   return KRAIT_OK;
 }
@@ -292,7 +291,7 @@ static const kr_op planted_op = {.name = "planted",
                                  .make_case = make_planted,
                                  .n_cases = 20};
 
-/* In a child: its exit status (1: a wrong result), and what it said. */
+/* In a child: its exit status (1: a wrong result) and output. */
 static int run_planted(const char *name, char *said, size_t said_bytes) {
   int ends[2], status = 0;
   size_t used = 0;
@@ -377,11 +376,11 @@ static void limit_loops_do_what_is_counted(void **state) {
   kr_cuda_close(&cuda);
 }
 
-/* ---- indices that the host cannot look at ------------------------------------------------------------------------ */
+/* ---- indices that the host cannot read --------------------------------------------------------------------------- */
 
-/* Of two steps one names a row past the state or before it: its output is 0 and no state is touched; the other one's
- * state moves. N: 16 states or 5, W: 4 taps or 9. */
-static void rows_that_are_not_there_are_skipped(void **state) {
+/* One of two steps has a row index out of range: its output is 0 and no state changes; the other one's state is
+ * updated. N: 16 states or 5, W: 4 taps or 9. */
+static void missing_rows_are_skipped(void **state) {
   enum { D = 3, N = 16, S = 8 };
   static const int32_t bad[] = {1, 7, INT32_MAX, -1, INT32_MIN};
   (void)state;
@@ -438,8 +437,8 @@ static void rows_that_are_not_there_are_skipped(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* NaN in a token of the SSD reaches no earlier one and no other sequence, though chunks multiply it by zero; the same
- * call without it is the measure. */
+/* NaN in a token of the SSD reaches no earlier token and no other sequence, though chunks multiply it by zero; compared
+ * with the same call without it. */
 static void nan_reaches_no_other_token(void **state) {
   enum { L = 150, H = 2, P = 16, N = 24, WHERE = 70, LAST = 100 };
   static uint16_t x[L * H * P], B[L * N], C[L * N], out[2][L * H * P];
@@ -475,7 +474,7 @@ static void nan_reaches_no_other_token(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* ---- NaN in the SSD's gradient: on every row where the equation has it, and in no other sequence ---- */
+/* ---- NaN in the SSD's gradient: wherever the equation has it, and in no other sequence ---- */
 
 enum {
   GL = 150,
@@ -535,8 +534,7 @@ static double element(const krait_view *v, int i) {
                                : (double)kr_bf16_to_float(((const uint16_t *)v->data)[i]);
 }
 
-/* Per token n elements. The first token of the sequence is left out of ddt: its state before is 0, times NaN, or
- * nothing. */
+/* n elements per token. Skips the sequence's first token in ddt: its previous state is 0, times NaN, or absent. */
 static void compare_tokens(const char *row, const char *planted, const char *name, const krait_view *got,
                            const krait_view *want, int n, double scale) {
   for (int i = 0; i < GL * n; i++) {
@@ -593,7 +591,7 @@ static void nan_stays_where_the_gradient_has_it(void **state) {
 
 /* ---- a product in two launches ----------------------------------------------------------------------------------- */
 
-enum { TM = 40, TN = 1600, TK = 704 }; /* on two multiprocessors: three turns of 256 columns, and 64 */
+enum { TM = 40, TN = 1600, TK = 704 }; /* on two multiprocessors: three rounds of 256 columns, and 64 */
 typedef struct product_call {
   uint16_t A[TM][TK], B[TN][TK], bias[TN], residual[TM][TN], out[TM][TN];
 } product_call;
@@ -610,7 +608,7 @@ static krait_gemm_args args_of(product_call *c) {
                            .out = {c->out, {TN, 1}, KRAIT_BF16}};
 }
 
-/* Each column has factors, a bias and a residual of its own: whichever begins at a wrong one is seen. */
+/* Each column has distinct factors, bias and residual, so that a wrong starting column is found. */
 static void a_product_in_two_launches_is_whole(void **state) {
   const kr_op *op = *state;
   if (op != kr_op_find("gemm")) skip();
@@ -642,7 +640,7 @@ static void a_product_in_two_launches_is_whole(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* ---- calls that take all of the shared memory that there is ------------------------------------------------------ */
+/* ---- calls that use all shared memory ---------------------------------------------------------------------------- */
 
 static const kr_row *row_named(const char *op, const char *name) {
   const kr_row *row = kr_op_find(op)->rows;
@@ -739,7 +737,7 @@ static void gate(const krait_ctx *ctx, const char *name, norm_call *c) {
 #undef ROWS
 }
 
-/* Three rows on their way would be all of compute capability 8.6's; the kernel has 512 bytes beside them. */
+/* Three rows in flight would use all of compute capability 8.6's; the kernel also needs 512 bytes. */
 static void rows_on_their_way_have_room(void **state) {
   if (*state != kr_op_find("gated_norm_bwd")) skip();
   static _Alignas(64) norm_call want, got;
@@ -760,7 +758,7 @@ int main(int argc, char **argv) {
   const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
   size_t bytes;
   if (strncmp(argv[2], "causal_conv1d", 13) == 0)
-    n_multiprocessors = 1; /* so few that a warp walks along several runs of rows */
+    n_multiprocessors = 1; /* so few that a warp processes several runs of rows */
   fake_device(MUCH);
   seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
   if (scale) percent = strtoll(scale, NULL, 10);
@@ -768,11 +766,11 @@ int main(int argc, char **argv) {
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
     if (strcmp(tier, "hopper") != 0 || strncmp(module, "attention", 9) == 0 || strncmp(module, "ssd", 3) == 0 ||
         strncmp(module, "gemm_hopper", 11) == 0)
-      kr_emulated_name(text, module); /* ampere: the same text of the host; hopper: what the emulator takes */
+      kr_emulated_name(text, module); /* ampere: the same host code; hopper: what the emulator supports */
   print_message("seed %llu\n", (unsigned long long)seed);
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found),
                                        cmocka_unit_test(limit_loops_do_what_is_counted),
-                                       cmocka_unit_test(rows_that_are_not_there_are_skipped)};
+                                       cmocka_unit_test(missing_rows_are_skipped)};
   if (strcmp(argv[2], "planted") == 0) return cmocka_run_group_tests(planted, NULL, NULL);
   void *op = (void *)kr_op_find(argv[2]);
   if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;

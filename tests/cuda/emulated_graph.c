@@ -1,6 +1,6 @@
-/* emulated_graph.c: a planned graph on a GPU whose kernels run on the host: the same results as on the CPU, launched
- * one by one at first, then as one graph of the driver; new addresses, states, lanes, constants, a stream that its
- * owner records. Usage: emulated_graph LIBRARY. */
+/* emulated_graph.c: a planned graph on an emulated GPU: the same results as on the CPU, launched one by one at first,
+ * then as one CUDA graph; new addresses, states, lanes, constants, a stream captured by its owner. Usage:
+ * emulated_graph LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -88,7 +88,7 @@ static void steps_are_those_of_the_cpu(void **state) {
   model cpu = open_model(KRAIT_DEVICE_CPU, weight), gpu = open_model(KRAIT_DEVICE_CUDA(0), weight);
   int n_recorded = 0;
   for (int t = 0; t < 12;
-       t++) { /* the addresses change after six steps, and the states go on; then everything begins again */
+       t++) { /* the addresses change after six steps, the states continue; then everything restarts */
     const int at = t >= 6;
     for (int i = 0; i < N; i++) x[at][i] = draw();
     if (t == 10)
@@ -101,7 +101,7 @@ static void steps_are_those_of_the_cpu(void **state) {
         fail_msg("step %d, element %d: %g on the GPU, %g on the CPU", t, i, (double)y[at][i], (double)want[i]);
     n_recorded += gpu.r->recordings[0].recorded != NULL;
   }
-  assert_int_equal(n_recorded, 10); /* all but the first run with each pair of addresses */
+  assert_int_equal(n_recorded, 10); /* all but the first run per pair of addresses */
   assert_int_equal(kr_emulated_ahead(), 2 * n_recorded); /* the step and the norm, where they are recorded */
   close_model(&cpu);
   close_model(&gpu);
@@ -133,7 +133,7 @@ static void a_recorded_stream_gets_the_launches(void **state) {
   close_model(&gpu);
 }
 
-/* x through two parts of two calls each, in lanes; with `meets` the second one reads what the first one writes. The
+/* x through two parts of two calls each, in lanes; with `meets` the second part reads the first part's output. The
  * first factor is a constant of the plan. */
 static model open_lanes(int32_t device, float *weight, int meets) {
   model m = {0};
@@ -164,7 +164,7 @@ static model open_lanes(int32_t device, float *weight, int meets) {
   return m;
 }
 
-/* Both lanes keep their memory to themselves: of calls one behind the other the second would take the first one's. */
+/* The lanes' memory is disjoint: of consecutive calls the second would reuse the first one's. */
 static void share_nothing(const kr_graph *g) {
   for (size_t a = g->lanes_from; a < g->lanes_to; a++)
     for (size_t b = g->lanes_from; b < g->lanes_to; b++) {
@@ -185,7 +185,7 @@ static void lanes_run_side_by_side(void **state) {
     assert_int_equal(gpu.g->lanes_to - gpu.g->lanes_from, meets ? 0 : 4);
     assert_int_equal(gpu.g->nodes.n, 6); /* the constant is not among them */
     share_nothing(gpu.g);
-    for (int i = 0; i < N; i++) weight[i] = NAN; /* and has no use for the weight any more */
+    for (int i = 0; i < N; i++) weight[i] = NAN; /* and no longer reads the weight */
     for (int t = 0; t < 4; t++) {
       run(&cpu, x, want, NULL);
       run(&gpu, x, y, NULL);

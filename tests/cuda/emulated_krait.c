@@ -1,11 +1,11 @@
-/* emulated_krait.c: libkrait whose GPU is the emulator, for tests that load a library (tests/python/conftest.py:
- * KRAIT_EMULATED): all device code that the emulator has, by name. */
+/* emulated_krait.c: libkrait with the emulator as its GPU, for tests that load a library (tests/python/conftest.py:
+ * KRAIT_EMULATED): all device code that the emulator supports, by name. */
 #include "cuda.h"
 #include "emulator/emulator.h"
 
 __attribute__((constructor)) static void name_device_code(void) {
   const char *module, *tier, *text;
   size_t bytes;
-  kr_emulated_blocks_in_order(1); /* those of the SSD's kernels hand states over */
+  kr_emulated_blocks_in_order(1); /* the SSD's blocks hand states over */
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++) kr_emulated_name(text, module);
 }

@@ -1,7 +1,7 @@
 /* emulated_primeknet.c: PrimeKnet's kernels on the host, under AddressSanitizer and UBSan, through the real session:
  * recorded outputs of the PyTorch twin, the published widths against the CPU, batches against single windows (of
- * spectra and of samples), a shape that comes back, a window that does not fit any more, memory that is short. Usage:
- * emulated_primeknet LIBRARY TIER, base or ampere: the latter's products for tensor cores as well. */
+ * spectra and of samples), a repeated shape, windows that no longer fit, insufficient memory. Usage:
+ * emulated_primeknet LIBRARY TIER, base or ampere: also the latter's tensor core products. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -41,14 +41,14 @@ static void close_pair(opened *o) {
   krait_ctx_close(&o->ctx);
 }
 
-/* KR_CHECK_PERCENT shortens this test as it does the checker's. */
+/* KR_CHECK_PERCENT shortens this test like the checker's. */
 static int share_of(int n) {
   const char *percent = getenv("KR_CHECK_PERCENT");
   const int share = percent ? n * atoi(percent) / 100 : n;
   return share > 1 ? share : 1;
 }
 
-/* Bounds as on the CPU (tests/models/primeknet.c), or of factors with ten bits of mantissa. */
+/* Bounds as on the CPU (tests/models/primeknet.c), or for factors with ten mantissa bits. */
 static void compare_recorded(int n_models, int32_t precision, double rel, double wav_rel, double max_abs) {
   static const char *const names[] = {"tiny-mamba-causal", "tiny-gru", "tiny-mamba", "odd-mamba", "tiny-lstm"};
   for (int i = 0; i < share_of(n_models); i++) {
@@ -79,7 +79,7 @@ static void recorded_outputs_by_tensor_cores(void **state) {
   compare_recorded(2, KRAIT_PRECISION_TF32, 2.5e-3, 6e-3, 0.03);
 }
 
-/* The bins of the small models: from their configuration's fft_len. */
+/* The small models' number of bins, from fft_len. */
 static int64_t n_bins(const krait_model *model) {
   const char *at = strstr(krait_model_json(model), "\"fft_len\":");
   assert_non_null(at);
@@ -124,8 +124,8 @@ static void a_batch_is_its_windows(void **state) {
   close_pair(&cpu);
 }
 
-/* Kernels made for 64 channels, states or hidden units; layers of recurrences one behind the other in one launch, for
- * 16 sequences a window on 16 multiprocessors: one, two and three windows take different kernels. */
+/* Kernels for 64 channels, states or hidden units; consecutive recurrent layers in one launch, for 16 sequences per
+ * window on 16 multiprocessors: one, two and three windows use different kernels. */
 static void compare_with_cpu(const char *name, int64_t B, int64_t T, int32_t precision, double bound) {
   opened o = open_pair(name, KRAIT_DEVICE_CUDA(0), precision), cpu = open_pair(name, KRAIT_DEVICE_CPU, precision);
   const int64_t n = B * n_bins(o.model) * T * 2;
@@ -170,7 +170,7 @@ typedef struct windows {
   float in[WINDOWS][SAMPLES], out[WINDOWS][SAMPLES];
 } windows;
 
-/* One begins with silence. */
+/* One starts with silence. */
 static windows *new_windows(void) {
   windows *w = calloc(1, sizeof *w);
   assert_non_null(w);
@@ -204,7 +204,7 @@ static void compare_samples(const char *name, int32_t precision, double bound) {
   assert_int_equal(n, WINDOWS);
   if (clean_windows(&there, all, 0, WINDOWS) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(clean_windows(&here, want, 0, WINDOWS), KRAIT_OK);
-  for (int k = 0; k < WINDOWS; k++) { /* each by itself; the next begins before this one is finished */
+  for (int k = 0; k < WINDOWS; k++) { /* each alone; the next starts before this one is finished */
     assert_int_equal(begin_windows(&there, one, k, 1), KRAIT_OK);
     if (k) assert_memory_equal(one->out[k - 1], all->out[k - 1], sizeof *one->out);
     const double off = distance(all->out[k], want->out[k], SAMPLES);
@@ -246,8 +246,8 @@ static void a_recording(void **state) {
   free(in), close_pair(&both[0]), close_pair(&both[1]);
 }
 
-/* Graphs are planned; the driver's second call from there on is for their memory, and has none: smaller groups give the
- * same, of one window a line says so; then there is memory again. */
+/* Graphs are planned; the second driver call after that allocates their memory, and fails: smaller groups give the
+ * same results, with one window there is an error; then memory is available again. */
 static void memory_is_short(void **state) {
   enum { OUT_OF_MEMORY = 2 };
   void (*fail_at)(long n, int result);
@@ -277,8 +277,8 @@ static void memory_is_short(void **state) {
   kr_dlib_close(&fake);
 }
 
-/* A model that streams, as sound comes: states from chunk to chunk, and from the beginning again. */
-static void sound_as_it_comes(void **state) {
+/* A streaming model on live sound: states from chunk to chunk, and after a reset. */
+static void live_sound(void **state) {
   enum { N = 800 };
   (void)state;
   opened both[] = {open_pair("tiny-streaming", KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32),
@@ -312,11 +312,11 @@ int main(int argc, char **argv) {
   setenv("KR_FAKE_CUDA",
          ampere ? "capability=80,shared=98304,multiprocessors=16" : "capability=50,shared=98304,multiprocessors=16", 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
-    if (ampere || strcmp(tier, argv[2]) == 0) kr_emulated_name(text, module); /* an ampere device takes base as well */
+    if (ampere || strcmp(tier, argv[2]) == 0) kr_emulated_name(text, module); /* an ampere device also uses base */
   const struct CMUnitTest base[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(widths_of_published_models),
                                     cmocka_unit_test(a_batch_is_its_windows), cmocka_unit_test(windows_of_samples),
                                     cmocka_unit_test(a_recording),            cmocka_unit_test(memory_is_short),
-                                    cmocka_unit_test(sound_as_it_comes)};
+                                    cmocka_unit_test(live_sound)};
   const struct CMUnitTest tensor_cores[] = {cmocka_unit_test(recorded_outputs_by_tensor_cores),
                                             cmocka_unit_test(widths_of_published_models_by_tensor_cores),
                                             cmocka_unit_test(windows_of_samples_by_tensor_cores),

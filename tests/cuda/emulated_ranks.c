@@ -1,6 +1,6 @@
-/* emulated_ranks.c: krait_train as two processes on GPUs whose kernels run on the host, gradients summed by
- * fake_nccl.c: the losses of one process with the same batch of all; a process that is killed, one that fails, and one
- * that begins with other settings end both with one sentence. Usage: emulated_ranks LIBCUDA LIBNCCL. */
+/* emulated_ranks.c: krait_train as two processes on emulated GPUs, gradients summed by fake_nccl.c: the losses of one
+ * process with the same total batch; a killed process, a failing one, and one with other settings end both with one
+ * message. Usage: emulated_ranks LIBCUDA LIBNCCL. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -25,16 +25,16 @@ enum { N_RECORDINGS = 6, N_SAMPLES = 700, MOST_STEPS = 64 };
 static char folder[256];
 static int port;
 
-/* ---- what a process does ---- */
+/* ---- a process ---- */
 
 static int64_t
-    stop_after; /* 0: never; this process ends without a word behind this many reports of its own, or sleeps */
+    stop_after; /* 0: never; after this many of its own reports this process exits silently, or stops */
 static void count(void *user, const krait_train_report *report) {
   (void)user;
-  if (stop_after && report->step >= stop_after) raise(SIGSTOP); /* the test kills the other one meanwhile */
+  if (stop_after && report->step >= stop_after) raise(SIGSTOP); /* meanwhile the test kills the other one */
 }
 
-static int is_streaming; /* the model has norms over a batch */
+static int is_streaming; /* the model has batch norms */
 
 static int train(const krait_train_place *place, const char *run, int64_t n_steps, const char *extra) {
   char output[400], speech[400], noise[400];
@@ -91,7 +91,7 @@ static void name_modules(void) {
     if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(text, module);
 }
 
-/* A process of its own; what it says goes to FOLDER/RUN.RANK.txt. */
+/* A separate process; its output goes to FOLDER/RUN.RANK.txt. */
 static pid_t start(int rank, int n_ranks, const char *run, int64_t n_steps, int64_t pause, const char *extra) {
   const pid_t child = fork();
   if (child) return child;
@@ -175,7 +175,7 @@ static double furthest(const char *run, const char *other, int n_steps) {
 
 /* ---- tests ---- */
 
-/* One process that takes as many items at once as each of two has makes the same sums in the same order. */
+/* One process with as many items at once as each of two has computes the same sums in the same order. */
 static void two_as_one(void **state) {
   enum { N = 3 };
   (void)state;
@@ -188,7 +188,7 @@ static void two_as_one(void **state) {
   print_message("two processes and one over %d steps: losses and norms within %.1e\n", N, apart);
   assert_true(apart < 1e-4);
   assert_true(furthest("two", "halves", N) == 0);
-  /* and a sum that is off by a thousandth in one of them shows in the first step's norm */
+  /* and an error of a thousandth in one of them shows in the first step's norm */
   setenv("KR_FAKE_NCCL", "off=1", 1);
   const pid_t off = start(0, 2, "off", 1, 0, NULL), other = start(1, 2, "off", 1, 0, NULL);
   unsetenv("KR_FAKE_NCCL");
@@ -208,8 +208,8 @@ static int64_t read_weights(const char *run, char *bytes, size_t room) {
   return (int64_t)n;
 }
 
-/* Norms over a batch are over each GPU's own items, and running statistics their means: those of one process that takes
- * as many items at once. */
+/* Batch norms are over each GPU's own items, and running statistics are their means: the same as one process with as
+ * many items at once. */
 static void batch_norms(void **state) {
   enum { N = 3 };
   static char one[1 << 18], two[1 << 18];
@@ -227,15 +227,15 @@ static void batch_norms(void **state) {
   assert_memory_equal(one, two, (size_t)n);
 }
 
-/* The second is killed while the first waits for it: that one keeps the last whole step, from which a resumed pair
- * comes to the same losses. */
+/* The second is killed while the first waits for it: the first keeps the last complete step, from which a resumed pair
+ * reaches the same losses. */
 static void killed(void **state) {
   enum { N = 3 };
   (void)state;
   const pid_t first = start(0, 2, "killed", N, 2, NULL), second = start(1, 2, "killed", N, 0, NULL);
   int how;
   assert_int_equal(waitpid(first, &how, WUNTRACED), first);
-  assert_true(WIFSTOPPED(how)); /* behind its second step */
+  assert_true(WIFSTOPPED(how)); /* after its second step */
   kill(second, SIGKILL);
   assert_int_equal(end_of(second), 128 + SIGKILL);
   const int64_t begun = kr_clock_ns();
@@ -254,7 +254,7 @@ static void killed(void **state) {
   assert_true(furthest("killed", "two", N) == 0);
 }
 
-/* Rank 0 says what rank 1 has to say. */
+/* Rank 0 prints rank 1's message. */
 static void differ(void **state) {
   (void)state;
   const pid_t first = start(0, 2, "differ", 4, 0, NULL), second = start(1, 2, "differ", 4, 0, "lr_decay=0.5");
@@ -270,7 +270,7 @@ static void differ(void **state) {
   assert_non_null(strstr(said("fails", 0), "frobnicate"));
   assert_string_equal(said("fails", 1), "");
   const pid_t fifth = start(1, 2, "gone", 40, 0, NULL),
-              sixth = start(0, 2, "gone", 40, 1, NULL); /* and without rank 0, rank 1 speaks */
+              sixth = start(0, 2, "gone", 40, 1, NULL); /* without rank 0, rank 1 prints it */
   int how;
   assert_int_equal(waitpid(sixth, &how, WUNTRACED), sixth);
   kill(sixth, SIGKILL);

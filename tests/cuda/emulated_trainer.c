@@ -1,6 +1,6 @@
-/* emulated_trainer.c: training on a GPU whose kernels run on the host, against the CPU: losses, gradients and weights
- * of several steps of a small PrimeKnet with its discriminator, of every stage along time; batches that make a step
- * together, a moving average, a checkpoint's way there and back. Usage: emulated_trainer LIBRARY. */
+/* emulated_trainer.c: training on an emulated GPU against the CPU: losses, gradients and weights of several steps of a
+ * small PrimeKnet with its discriminator, for every time stage; gradient accumulation, moving average, saving and
+ * loading a checkpoint. Usage: emulated_trainer LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -65,7 +65,7 @@ static float draw(void) {
 
 static kr_batch draw_batch(void) {
   static float com_in[2 * MOST_PLANE], com[2 * MOST_PLANE], mag[MOST_PLANE], pha[MOST_PLANE], wav[B * MOST_N];
-  for (int i = 0; i < B * F * T; i++) { /* no weak bins: their phases would be rounding */
+  for (int i = 0; i < B * F * T; i++) { /* no weak bins: their phases would be rounding errors */
     const float strong = 1 + 0.5f * draw(), angle = 3.14f * draw();
     mag[i] = 1 + 0.5f * draw(), pha[i] = 3.14f * draw();
     com_in[2 * i] = strong * cosf(angle), com_in[2 * i + 1] = strong * sinf(angle);
@@ -85,7 +85,7 @@ static int32_t answer(void *user, float *quality) {
   return KRAIT_OK;
 }
 
-/* Of the whole array: a single weight whose gradient is nothing but rounding moves by lr either way. */
+/* Over the whole array: a single weight whose gradient is only rounding error changes by lr in either direction. */
 static double difference(const float *x, const float *y, int64_t n) {
   double d = 0, all = 0;
   for (int64_t i = 0; i < n; i++)
@@ -95,7 +95,7 @@ static double difference(const float *x, const float *y, int64_t n) {
 
 static void compare_steps(const char *model, const kr_train_options *options, int n_steps) {
   side cpu, gpu;
-  uint32_t next = 0; /* what the next comparison draws does not depend on this one's number of steps */
+  uint32_t next = 0; /* the next comparison's draws do not depend on this one's number of steps */
   open_side(&cpu, KRAIT_DEVICE_CPU, model, options);
   open_side(&gpu, KRAIT_DEVICE_CUDA(0), model, options);
   for (int k = 0; k < n_steps; k++) {
@@ -124,9 +124,9 @@ static void compare_steps(const char *model, const kr_train_options *options, in
                  norm = fabs(gpu.step.gradient_norm / cpu.step.gradient_norm - 1);
     print_message("%s step %d: losses %.1e, gradients %.1e, %.1e, norm %.1e, weights %.1e, average %.1e\n", model, k,
                   worst, gradient, of_disc, norm, value, average);
-    /* What the model makes has weak bins, whose phases are rounding and whose compressed magnitudes have steep slopes;
-     * and AdamW divides gradients that are nothing but rounding by themselves. Recorded steps (tests/train/trainer.c,
-     * on a GPU too) have a hundred times less. */
+    /* The model's output has weak bins, with rounding errors as phases and steep slopes of compressed magnitudes; and
+     * AdamW normalizes gradients that are only rounding errors. Recorded steps (tests/train/trainer.c, also on a GPU)
+     * have a hundred times less. */
     const double slack = k ? 5 : 1;
     assert_true(worst < 1e-3 * slack && gradient < 2e-2 * slack && of_disc < 2e-2 * slack && norm < 1e-2 * slack &&
                 value < 1e-3 * slack && average < 1e-3 * slack);
@@ -142,24 +142,24 @@ static void compare_steps(const char *model, const kr_train_options *options, in
   random_state = next;
 }
 
-/* KR_CHECK_PERCENT shortens this test as it does the checker's, to the last of the stages. */
+/* KR_CHECK_PERCENT shortens this test like the checker's, down to the last stage. */
 static void every_stage(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
   options.weights[KR_TERM_TIME] = 0.2;
   options.weights[KR_TERM_PHASE_IP] = options.weights[KR_TERM_PHASE_GD] = options.weights[KR_TERM_PHASE_IAF] =
-      0; /* the slope of an angle has a jump */
+      0; /* an angle's slope is discontinuous */
   const char *percent = getenv("KR_CHECK_PERCENT");
   const size_t n = sizeof models / sizeof *models;
   for (size_t i = percent && atoi(percent) < 100 ? n - 1 : 0; i < n; i++) {
     kr_emulated_order((int)i % KR_N_ORDERS);
-    options.at_once = i == 2;    /* an item after the other */
-    options.judge_late = i == 1; /* its second step learns from the first */
+    options.at_once = i == 2;    /* one item at a time */
+    options.judge_late = i == 1; /* its second step uses the first one's scores */
     compare_steps(models[i], &options, i == 1 ? 2 : 1);
   }
 }
 
-/* Running statistics on a GPU, which two parts of a batch move together. */
+/* Running statistics on a GPU, updated by two parts of a batch. */
 static void running_statistics(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
@@ -168,7 +168,7 @@ static void running_statistics(void **state) {
   compare_steps(streaming, &options, 1);
 }
 
-/* A loss by the host's threads between the halves of a step; a frame of its own is 512 samples. */
+/* A loss computed by host threads between the halves of a step; its frames are 512 samples. */
 static void disturbance(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
@@ -179,7 +179,7 @@ static void disturbance(void **state) {
   T = LEAST_T;
 }
 
-/* The third step runs what the second recorded. */
+/* The third step replays the second one's graph. */
 static void several_steps(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
@@ -187,7 +187,7 @@ static void several_steps(void **state) {
   compare_steps(models[0], &options, 2);
 }
 
-/* Losses whose slopes have no jumps, so that rounded activations have near gradients. */
+/* Losses with continuous slopes, so that rounded activations give close gradients. */
 static kr_train_options smooth_losses(void) {
   kr_train_options options = kr_train_defaults;
   for (int k = 0; k < KR_TERMS; k++) options.weights[k] = 0;
@@ -207,7 +207,7 @@ static void compare_first(const char *what, const side *got, const side *want, d
   assert_true(loss < losses && gradient < gradients && gradient > 1e-7);
 }
 
-/* Activations of 16 bits beside float32 on the CPU: the first step, and that losses fall; and a step on the GPU. */
+/* 16-bit activations against float32 on the CPU: the first step, and falling losses; and a step on the GPU. */
 static void halves(void **state) {
   static const struct {
     int model;
@@ -243,7 +243,7 @@ static void halves(void **state) {
   }
 }
 
-/* What float16 cannot hold leaves a batch out; ten in a row end the training. */
+/* A float16 overflow skips a batch; ten in a row end the training. */
 static void overflows(void **state) {
   kr_train_options options = smooth_losses();
   side s;

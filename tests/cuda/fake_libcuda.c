@@ -1,8 +1,8 @@
-/* fake_libcuda.c: a driver library for tests, without a GPU: device memory is host memory that only copies and kernels
- * may touch (the host's own access to it ends the test, as on a GPU), kernels do nothing (or run in the emulator:
- * KR_EMULATE), launches that no GPU of the compute capability takes are refused, and it fails as it is told. What
- * start-up should do comes from KR_FAKE_CUDA ("init=999,version=8000,count=0,capability=50"); the n-th later call fails
- * through fake_cuda_fail_at. fake_cuda_held counts what was taken and not given back. */
+/* fake_libcuda.c: a driver library for tests without a GPU: device memory is host memory that only copies and kernels
+ * may access (host access ends the test, as on a GPU), kernels do nothing (or run in the emulator: KR_EMULATE),
+ * launches unsupported by the compute capability are refused, and failures are injected: KR_FAKE_CUDA controls start-up
+ * ("init=999,version=8000,count=0,capability=50"), fake_cuda_fail_at makes the n-th later call fail. fake_cuda_held
+ * counts resources not released. */
 #define _DEFAULT_SOURCE /* MADV_DONTNEED, MAP_NORESERVE */
 #include <pthread.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
-enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* modes of recording */
+enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* capture modes */
 
 static _Atomic long calls, loads;
 static _Atomic int held;
@@ -32,12 +32,12 @@ static void loaded(void) { loads++; }
 EXPORT void fake_cuda_fail_at(long n, int result);
 EXPORT long fake_cuda_calls(void);
 EXPORT int fake_cuda_held(void);
-EXPORT long fake_cuda_ahead(void); /* launches that may start while the kernel before them runs */
+EXPORT long fake_cuda_ahead(void); /* launches that may start while the previous kernel runs */
 EXPORT long fake_cuda_loads(void); /* images loaded so far */
-EXPORT const void *fake_cuda_loaded(void); /* the image that was loaded last */
-EXPORT void fake_cuda_capture(int mode);   /* as if a stream were recording in this mode */
+EXPORT const void *fake_cuda_loaded(void); /* the last image loaded */
+EXPORT void fake_cuda_capture(int mode);   /* as if a stream were capturing in this mode */
 EXPORT int fake_cuda_capture_mode(void);
-EXPORT void fake_cuda_touch(int on); /* 1: device memory may be touched, until 0 */
+EXPORT void fake_cuda_touch(int on); /* 1: device memory may be accessed, until 0 */
 
 void fake_cuda_fail_at(long n, int result) { fail_at = n, fail_with = result, calls = 0; }
 long fake_cuda_calls(void) { return calls; }
@@ -48,8 +48,8 @@ const void *fake_cuda_loaded(void) { return loaded_image; }
 void fake_cuda_capture(int mode) { capture_mode = mode; }
 int fake_cuda_capture_mode(void) { return capture_mode; }
 
-/* Device memory: whole pages of one reserved range, open only while a copy or a kernel runs. A sanitizer's build takes
- * its own malloc instead: it guards the ends of each block. */
+/* Device memory: whole pages of one reserved range, accessible only while a copy or a kernel runs. Sanitizer builds use
+ * their malloc instead, which guards the ends of each block. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static void open_memory(void) {}
 static void close_memory(void) {}
@@ -65,7 +65,7 @@ static struct {
   int users, n;
   struct {
     size_t at, bytes;
-  } blocks[MOST_BLOCKS]; /* in order of their places */
+  } blocks[MOST_BLOCKS]; /* in order of address */
 } memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void let(int access) {
@@ -107,7 +107,7 @@ static void *take_memory(size_t bytes) {
     if (at + whole > memory.used) memory.used = at + whole;
     block = memory.start + at;
     let(PROT_READ | PROT_WRITE);
-    memset(block, POISON, whole < MOST_POISON ? whole : MOST_POISON); /* nobody may count on zeros */
+    memset(block, POISON, whole < MOST_POISON ? whole : MOST_POISON); /* not zero-initialized */
     if (!memory.users) let(PROT_NONE);
   }
   pthread_mutex_unlock(&memory.lock);
@@ -137,7 +137,7 @@ static long setting(const char *key, long otherwise) {
 
 static int failed(void) { return ++calls == fail_at ? fail_with : 0; }
 
-/* Bytes of shared memory that a block may have. */
+/* Shared memory bytes per block. */
 static int shared_bytes(void) {
   const long c = setting("capability=", 90);
   const int is_small = c == 86 || c == 88 || c == 89 || c >= 120,
@@ -192,7 +192,7 @@ FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : 
 FAKE(cuCtxSynchronize, (void), (void)0)
 FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_mode;
      capture_mode = *mode, *mode = before)
-/* Machine code is taken only where the test asks for it. */
+/* Machine code is accepted only if the test says so. */
 FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n),
      UNUSED(options), UNUSED(values);
      if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
@@ -200,7 +200,7 @@ FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *opt
      loaded_image = image, *module = (void *)(uintptr_t)image, taken(), loaded())
 #ifdef KR_EMULATE
 #include "emulator.h"
-/* What the PTX text that was loaded says of a kernel: threads that a block may have, its own shared memory. */
+/* A kernel's maximum threads per block and static shared memory, from the loaded PTX text. */
 typedef struct kernel {
   const char *image, *name;
   void *emulated;
@@ -210,14 +210,14 @@ static kernel kernels[4096];
 static int n_kernels;
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The numbers in brackets behind each of these words, added up. */
+/* The sum of the numbers in brackets after each of these words. */
 static unsigned sizes_behind(const char *from, const char *end, const char *words) {
   unsigned n = 0;
   while ((from = strstr(from, words)) && from < end) n += (unsigned)strtoul((from = strchr(from, '[')) + 1, NULL, 10);
   return n;
 }
 
-/* As tools/device_code.py leaves a text; others say nothing. */
+/* For texts from tools/device_code.py; others have none. */
 static void read_text(kernel *k) {
   char entry[200];
   snprintf(entry, sizeof entry, ".entry %s(", k->name);
@@ -261,7 +261,7 @@ static void run(void *function, const unsigned grid[3], unsigned block, unsigned
   UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(is_ahead);
 }
 #endif
-/* Tensor maps as the emulator reads them: elements of 16 bits, 128-byte swizzling. */
+/* Tensor maps for the emulator: 16-bit elements, 128-byte swizzling. */
 #ifdef KR_EMULATE
 FAKE(
     cuTensorMapEncodeTiled,
@@ -304,10 +304,9 @@ FAKE(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), UNUSED(stre
 FAKE(cuEventSynchronize, (void *event), UNUSED(event))
 FAKE(cuEventElapsedTime, (float *ms, void *from, void *to), UNUSED(from), UNUSED(to), *ms = 1)
 
-/* Graphs: those that are put together run their kernels. Those that are recorded do, too, where the test asks for it by
- * record=1 (only launches are recorded: copies are made at once); else they hold nothing, and where kernels run there
- * is no recording. */
-enum { MOST_ARGS = 4096 }; /* how long the args are only the kernel knows: as much as any may have */
+/* Graphs: explicitly built ones run their kernels. So do captured ones if the test sets record=1 (only launches are
+ * captured: copies happen at once); otherwise they are empty, and capture is unavailable where kernels run. */
+enum { MOST_ARGS = 4096 }; /* only the kernel knows its args' size: the maximum */
 typedef struct fake_graph {
   struct {
     void *function;
@@ -330,7 +329,7 @@ __attribute__((no_sanitize("address"))) static void copy_args(volatile unsigned 
   for (int i = 0; i < MOST_ARGS; i++) to[i] = ((const volatile unsigned char *)from)[i];
 }
 
-/* Whether a device takes such a launch. */
+/* Whether a device supports such a launch. */
 static int takes(const void *function, const unsigned grid[3], unsigned block, unsigned shared) {
   return grid[0] && grid[1] && grid[2] && block && grid[0] <= INT32_MAX && grid[1] <= 65535 && grid[2] <= 65535 &&
          block <= most_threads(function) && shared + own_shared(function) <= (unsigned)shared_bytes();
@@ -368,7 +367,7 @@ FAKE(cuLaunchKernelEx, (const fake_config *c, void *function, void **parameters,
      launches_ahead++; const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], 1);
      if (launched) return launched)
 
-/* args are not copied: whoever sets them launches while they live. */
+/* args are not copied: they must live until the launch. */
 static void set_node(fake_graph *graph, int i, const fake_node *from) {
   graph->nodes[i].function = from->function, graph->nodes[i].block = from->block[0],
   graph->nodes[i].shared = from->shared, graph->nodes[i].args = from->parameters[0];
@@ -418,7 +417,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   return taken(), 0;
 }
 
-/* Giving back, and entering the context for it, cannot be made to fail: the caller could do nothing about it. */
+/* Releasing, and entering the context for it, cannot fail: the caller could do nothing about it. */
 EXPORT int cuCtxPushCurrent_v2(void *context);
 int cuCtxPushCurrent_v2(void *context) { return current[depth++] = context, 0; }
 EXPORT int cuCtxDestroy_v2(void *context);

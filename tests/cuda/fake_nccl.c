@@ -1,6 +1,6 @@
-/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that sum for real through a shared
- * file, in the order of ranks; a call returns when all are there, or when the communicator is aborted by another
- * thread. KR_FAKE_NCCL ("version=2300,off=3"): the version; a rank whose gradients come a thousandth too large. */
+/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that really sum, through a shared
+ * file in rank order; a call returns when all ranks have arrived, or when another thread aborts the communicator.
+ * KR_FAKE_NCCL ("version=2300,off=3"): the version; a rank whose gradients are a thousandth too large. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -20,7 +20,7 @@ typedef struct id {
 } id;
 
 typedef struct shared {
-  atomic_int arrived[2]; /* before and behind the sums */
+  atomic_int arrived[2]; /* before and after the sums */
   float given[MOST_RANKS][MOST_FLOATS];
 } shared;
 
@@ -80,7 +80,7 @@ int ncclCommInitRank(communicator **made, int n, id from, int rank) {
   return result;
 }
 
-/* Of the driver that is there: device memory may be touched, until 0. */
+/* The loaded driver's: device memory may be accessed, until 0. */
 __attribute__((weak)) void fake_cuda_touch(int on);
 static void touch(int on) {
   if (fake_cuda_touch) fake_cuda_touch(on);
@@ -106,7 +106,7 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation,
   if (n > 1 && setting("off=", -1) == c->rank)
     for (size_t i = 0; i < n; i++) c->file->given[c->rank][i] *= 1.001f;
   const int all = ++c->n_sums * c->n;
-  if (meet(c, 0, all)) return SUCCESS; /* as the real one: what was enqueued ends, and nothing is said */
+  if (meet(c, 0, all)) return SUCCESS; /* like the real one: queued work ends without an error */
   sum_up(c, n, sum);
   (void)meet(c, 1, all);
   return SUCCESS;
@@ -114,7 +114,7 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation,
 
 int ncclCommAbort(communicator *c) {
   return atomic_store(&c->aborted, 1), SUCCESS;
-} /* another thread may stand in it: kept */
+} /* another thread may be in it: not freed */
 int ncclCommDestroy(communicator *c) { return munmap(c->file, sizeof(shared)), free(c), SUCCESS; }
 int ncclCommGetAsyncError(communicator *c, int *result) {
   return *result = atomic_load(&c->aborted) ? SYSTEM_ERROR : SUCCESS, SUCCESS;

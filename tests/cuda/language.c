@@ -93,7 +93,7 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
       const float *row = got + b * V;
       for (int64_t i = 0; i < V - 2; i++)
         if (row[i] > row[best[b]] || (row[i] == row[best[b]] && i < best[b]))
-          fail_msg("sequence %lld: %lld is likelier than %d", (long long)b, (long long)i, best[b]);
+          fail_msg("sequence %lld: %lld is more likely than %d", (long long)b, (long long)i, best[b]);
     }
   }
 }
@@ -154,7 +154,7 @@ static void compare_qwen2(kr_qwen2 *there, kr_qwen2 *here, int64_t B, double bou
     assert_close("a step", B, bound, most);
     for (int64_t b = 0; b < B; b++)
       for (int64_t i = 0; i < V - 2; i++)
-        if (got[b * V + i] > got[b * V + best[b]]) fail_msg("%lld is likelier than %d", (long long)i, best[b]);
+        if (got[b * V + i] > got[b * V + best[b]]) fail_msg("%lld is more likely than %d", (long long)i, best[b]);
   }
 }
 

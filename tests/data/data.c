@@ -1,5 +1,5 @@
-/* data.c: training items by their definition: the same whoever makes them, mixed and levelled as stated, every piece
- * once an epoch; bad files named once. */
+/* data.c: training items by their definition: independent of threads and ranks, mixed and levelled as specified, every
+ * piece once per epoch; bad files reported once. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -122,7 +122,7 @@ static uint64_t hash(uint64_t h, const float *x, int64_t n) {
   return h;
 }
 
-/* The bits of `n_steps` steps from `from` on, all ranks side by side, by so many threads. */
+/* The bits of `n_steps` steps from `from` on, all ranks together, with this many threads. */
 static uint64_t hash_steps(kr_data_config c, int64_t from, int64_t n_steps, int n_ranks, int n_workers) {
   uint64_t h = 1469598103934665603ull;
   kr_data *data[2] = {NULL};
@@ -205,7 +205,7 @@ static void every_piece_once_an_epoch(void **state) {
 
 static double db(double ratio) { return 20 * log10(ratio); }
 
-/* Without a room noisy - clean is the noise: its ratio is the drawn one, and all whole decibels come up. */
+/* Without a room noisy - clean is the noise: its ratio is the drawn one, and all integer decibels occur. */
 static void ratios_and_levels_as_drawn(void **state) {
   (void)state;
   kr_data_config c = config();
@@ -240,7 +240,7 @@ static void ratios_and_levels_as_drawn(void **state) {
   kr_data_close(&data);
 }
 
-/* Samples of a 16-bit file as the reader gives them. */
+/* Samples of a 16-bit file, as read. */
 static void read_wav(const char *name, int n_channels, float *x, int64_t n) {
   char path[160];
   snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -255,7 +255,7 @@ static void read_wav(const char *name, int n_channels, float *x, int64_t n) {
   fclose(file);
 }
 
-/* The nine steps of the specification, written down once more, in double, for validation's whole files. */
+/* The specification's nine steps reimplemented in double, for validation's whole files. */
 static void validation_by_the_formulas(void **state) {
   (void)state;
   kr_data_config c = config();
@@ -301,8 +301,8 @@ static void validation_by_the_formulas(void **state) {
   kr_data_close(&data);
 }
 
-/* Noise that is made up: its ratio is still the drawn one; colours tilt, babble is speech. */
-static void made_up_noises(void **state) {
+/* Synthetic noise: its ratio is still the drawn one; colours tilt, babble is speech. */
+static void synthetic_noises(void **state) {
   (void)state;
   for (int kind = 0; kind < 3; kind++) {
     kr_data_config c = config();
@@ -331,8 +331,8 @@ static void made_up_noises(void **state) {
   }
 }
 
-/* A rumble comes beside the noise: with none of it the item is the same, and what is more lies below speech, at -15 to
- * 5 dB of it. */
+/* Rumble is added to the noise: without it the item is the same, and the difference is below speech, at -15 to 5 dB of
+ * it. */
 static void rumble(void **state) {
   (void)state;
   kr_data *data[2];
@@ -365,7 +365,7 @@ static void rumble(void **state) {
   for (int k = 0; k < 2; k++) free(noisy[k]), free(clean[k]), kr_data_close(&data[k]);
 }
 
-/* A room that only delays: what is heard comes 100 samples late, the target does not; with early parts it does, too. */
+/* A room that only delays: the input is 100 samples late, the target is not; with early parts it is too. */
 static void rooms(void **state) {
   (void)state;
   char path[128];
@@ -394,7 +394,7 @@ static void rooms(void **state) {
   }
 }
 
-/* Real pairs stay as they are, but for one level; throat microphones have a level of their own. */
+/* Real pairs stay unchanged except for a common level; throat microphones have their own level. */
 static void pairs(void **state) {
   (void)state;
   char clean_path[128], noisy_path[128];
@@ -423,8 +423,8 @@ static void pairs(void **state) {
   }
 }
 
-/* What is kept in memory has the same bits as what a file gives: a 48 kHz recording and a second channel, read whole,
- * in parts and again. */
+/* Cached data has the same bits as the file: a 48 kHz recording and a second channel, read whole, in parts and
+ * again. */
 static void kept_or_read(void **state) {
   (void)state;
   enum { N = 6000 };
@@ -488,7 +488,7 @@ static void safetensors_sources(void **state) {
   c.report = note_line;
   lines[0] = 0;
   kr_data *data = open_data(&c);
-  assert_int_equal(kr_data_n_items(data), 1); /* silent has no partner; float64 and two dimensions are no recordings */
+  assert_int_equal(kr_data_n_items(data), 1); /* silent has no partner; float64 and 2-D tensors are not recordings */
   assert_string_equal(kr_data_item_name(data, 0), "a");
   int64_t own;
   float *noisy = malloc(N * 4), *clean = malloc(N * 4);
@@ -501,7 +501,7 @@ static void safetensors_sources(void **state) {
   data = open_data(&c);
   assert_int_equal(kr_data_n_items(data), 2);
   for (int i = 0; i < 2; i++)
-    assert_int_equal(kr_data_item(data, 0, i, noisy, clean, &own), KRAIT_OK); /* the silent one's place is taken */
+    assert_int_equal(kr_data_item(data, 0, i, noisy, clean, &own), KRAIT_OK); /* the silent one is replaced */
   assert_int_equal(count_lines_with("clean/silent is silent"), 1);
   kr_data_close(&data);
   snprintf(clean_source, sizeof clean_source, "%s:nothing/", path);
@@ -510,7 +510,7 @@ static void safetensors_sources(void **state) {
   free(clean);
 }
 
-static void bad_files_are_told_once_and_left_out(void **state) {
+static void bad_files_are_reported_once_and_skipped(void **state) {
   (void)state;
   char bad[128];
   snprintf(bad, sizeof bad, "%s/bad", folder);
@@ -583,8 +583,8 @@ static void refusals(void **state) {
   assert_null(data);
 }
 
-/* No codec shifts, and each leaves speech-like sound close to what it was. */
-static void codecs_keep_the_time(void **state) {
+/* No codec adds a delay, and each keeps speech-like sound close to the original. */
+static void codecs_add_no_delay(void **state) {
   (void)state;
   enum { N = 16000 };
   static float x[N], y[N];
@@ -620,12 +620,12 @@ int main(void) {
                                      cmocka_unit_test(ratios_and_levels_as_drawn),
                                      cmocka_unit_test(validation_by_the_formulas),
                                      cmocka_unit_test(rooms),
-                                     cmocka_unit_test(made_up_noises), cmocka_unit_test(rumble),
+                                     cmocka_unit_test(synthetic_noises), cmocka_unit_test(rumble),
                                      cmocka_unit_test(pairs),
                                      cmocka_unit_test(kept_or_read),
                                      cmocka_unit_test(safetensors_sources),
-                                     cmocka_unit_test(bad_files_are_told_once_and_left_out),
+                                     cmocka_unit_test(bad_files_are_reported_once_and_skipped),
                                      cmocka_unit_test(refusals),
-                                     cmocka_unit_test(codecs_keep_the_time)};
+                                     cmocka_unit_test(codecs_add_no_delay)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }

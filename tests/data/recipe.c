@@ -1,5 +1,4 @@
-/* recipe.c: shipped constants, a file and settings become one configuration; misspelt names and wrong values are
- * named. */
+/* recipe.c: defaults, a file and settings merge into one configuration; misspelt names and wrong values are named. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +93,7 @@ static void later_ones_win(void **state) {
   assert_int_equal(kr_recipe_data(r, KR_RECIPE_TRAIN, &c), KRAIT_OK);
   assert_true(c.batch == 8 && c.snr_low_db == -5 && c.snr_high_db == 5 && c.codec_proportion == 0.25 &&
               c.level_float_db == 10);
-  assert_string_equal(c.speech, "my/speech"); /* the folder alone: all of it */
+  assert_string_equal(c.speech, "my/speech"); /* only the folder: all of it */
   assert_string_equal(c.noise, "my/noise");
   assert_int_equal(kr_recipe_int(r, "model.param.anything", 0, 0, 9, &anything), KRAIT_OK);
   assert_int_equal(anything, 2);

@@ -127,7 +127,7 @@ def old_packages_of_conda(doctor, folder):
     assert doctor(source, "--gpu", "12.0", "--root", folder).ids() == ["W10"]
 
 
-def what_cannot_be_read_says_what_to_do(doctor, folder):
+def unreadable_archives_say_what_to_do(doctor, folder):
     (folder / "x-1.0-0.tar.xz").write_bytes(lzma.compress(tar({"x-1.0/setup.py": b"1"})))
     done = doctor.run(folder / "x-1.0-0.tar.xz", "--gpu", "8.0", "--root", folder)
     assert done.returncode == 3 and "tar -xJf" in " ".join(done.stdout.decode().split()), done.stdout
@@ -168,4 +168,4 @@ def hostile_archives(doctor, folder):
     assert b"\x1b" not in text
 
 
-run_tests([flags_name_the_gpus, a_variable_sets_them, pins_of_torch_and_python, packages_of_conda, old_packages_of_conda, what_cannot_be_read_says_what_to_do, hostile_archives])
+run_tests([flags_name_the_gpus, a_variable_sets_them, pins_of_torch_and_python, packages_of_conda, old_packages_of_conda, unreadable_archives_say_what_to_do, hostile_archives])

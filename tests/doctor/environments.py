@@ -1,5 +1,5 @@
-"""environments.py PROGRAM: five broken environments made up in full, one root cause first; the plan, carried out on them by a small pip of this file, leaves nothing to say. And healthy
-environments, of which nothing must be said."""
+"""environments.py PROGRAM: five complete broken environments, one root cause first; after the plan, executed by this
+file's small pip, no finding is left. And healthy environments, without findings."""
 import shlex, shutil
 
 from fake import *
@@ -11,7 +11,7 @@ WITH_TORCH = {"2.9.1": {"torchvision": "0.24.1", "triton": "3.5.1"}, "2.8.0": {"
 
 
 class Environment:
-    """A Tree that knows how to install: what a wheel of this name and version would bring when it is right."""
+    """A Tree that can install: the contents of a correct wheel of this name and version."""
 
     def __init__(self, folder, gpu, **tree):
         self.t = Tree(folder, torch=None)
@@ -78,7 +78,7 @@ class Environment:
         return doctor(self.t.site, "--root", self.t.root, "--gpu", self.gpu, "--driver", "580.82.07", *args)
 
     def healed(self, doctor, root, *args):
-        """root: the rule that must come first. One root cause; the plan leaves nothing."""
+        """root: the rule that must come first. One root cause; the plan leaves no finding."""
         broken = self.ask(doctor, *args)
         assert broken["exit"] == 1 and broken.ids()[0] == root, (broken.ids(), broken["findings"][:3])
         plan = doctor.run(self.t.site, "--root", self.t.root, "--gpu", self.gpu, "--driver", "580.82.07", "--fix-plan", *args).stdout.decode()
@@ -116,7 +116,7 @@ def distributions_over_each_other(doctor, folder):
     assert {"W05", "W07", "W08"} == set(a.ids()), a.ids()
 
 
-def pairs_that_do_not_belong_together(doctor, folder):
+def mismatched_pairs(doctor, folder):
     e = Environment(folder, "9.0", torch="2.9.1+cu128")
     e.install("torchvision", "0.23.0")
     e.install("mamba-ssm", "2.3.1")
@@ -134,7 +134,7 @@ def modules_of_another_python(doctor, folder):
 
 
 def an_old_torch_for_a_new_gpu(doctor, folder):
-    """Everything that was built for the torch that goes must come again for the one that comes."""
+    """Everything built for the replaced torch must be reinstalled for the new one."""
     e = Environment(folder, "12.0", torch="2.9.1+cu128")
     (e.t.site / "torch/lib/libtorch_cuda.so").write_bytes(elf(soname="libtorch_cuda.so", fatbin=container(50, 80, 90), needed=["libc10.so"]))
     info = next(e.t.site.glob("torch-2.9.1*"))
@@ -156,7 +156,7 @@ def healthy_sets_are_left_alone(doctor, folder):
                   requires=["torch (==2.9.1)"], tag="cp39-abi3-manylinux_2_28_x86_64")
         assert hollow and e.ask(doctor)["findings"] == [], (gpu, e.ask(doctor)["findings"])
         assert e.ask(doctor)["exit"] == 0
-    # krait's own wheel: one library without any of CUDA's
+    # krait's wheel: one library without CUDA's
     w = wheel(folder / "krait-0.1.0-py3-none-manylinux_2_17_x86_64.whl", {"krait/libkrait.so.0.1.0": elf(needed=["libc.so.6"])}, name="krait", version="0.1.0", tag="py3-none-linux_x86_64")
     assert doctor(w, "--gpu", "12.0", "--root", folder)["findings"] == []
 
@@ -169,7 +169,7 @@ def one_of_several_libraries_is_loaded(doctor, folder):
     assert a.ids() == ["L08"] and "12.8" in a.find("L08")["explain"] and "0.50.2" in a.find("L08")["fix"][0], a["findings"]
 
 
-def a_report_for_others_names_nobody(doctor, folder):
+def reports_for_sharing_are_anonymous(doctor, folder):
     t = Tree(folder)
     t.extension()
     out = doctor.run(t.site, "--root", t.root, "--gpu", "12.0", "--issue").stdout.decode()
@@ -177,7 +177,8 @@ def a_report_for_others_names_nobody(doctor, folder):
 
 
 def plans_for_logs_are_checked(doctor, folder):
-    """Whatever was asked, the commands must not contradict each other or the target; where a torch that was named cannot serve the GPU, that is said first."""
+    """The commands must never contradict each other or the target; if a requested torch does not support the GPU, that
+    is said first."""
     import itertools
     symbol = "ImportError: /e/site-packages/{m}.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi\n"
     build = "Building wheel for {p}\nnvcc fatal   : Unsupported gpu architecture 'compute_120'\nFailed to build {p}\n"
@@ -194,7 +195,7 @@ def plans_for_logs_are_checked(doctor, folder):
 
 
 def the_pip_of_the_environment(doctor, folder):
-    """An environment that is not the active one has its own pip."""
+    """An inactive environment has its own pip."""
     t = Tree(folder)
     t.extension(images=(80,))
     python = folder / "env/bin/python"

@@ -1,11 +1,11 @@
-"""fake.py: ELF files, cubins, fatbins, wheels and site-packages trees made from nothing, and a run of `krait doctor` on them."""
+"""fake.py: makes ELF files, cubins, fatbins, wheels and site-packages trees, and runs `krait doctor` on them."""
 import base64, hashlib, json, os, pathlib, re, struct, subprocess, sys, zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TABLES = ROOT / "src/doctor/doctor.tables"
 X86, ARM, CUDA = 62, 183, 190
 PY = "cpython-311-x86_64-linux-gnu"
-FEW = int(os.environ.get("KR_CHECK_PERCENT", "100")) < 100  # under a sanitizer: what runs the same C code again is left out
+FEW = int(os.environ.get("KR_CHECK_PERCENT", "100")) < 100  # under a sanitizer: skips repeats of the same C code
 
 
 def strtab(names):
@@ -26,8 +26,8 @@ def elf_hash(name):
 
 
 def elf(undefined=(), defined=(), needed=(), soname="", runpath="", rpath="", versions=(), provides=(), fatbin=b"", relfatbin=b"", rodata=b"", machine=X86, weak=(), sections=True):
-    """A shared library whose file offsets equal its addresses. versions: (library, version) pairs that it needs, (library, version, 2) weakly; provides:
-    versions that it defines."""
+    """A shared library whose file offsets equal its addresses. versions: required (library, version) pairs, (library,
+    version, 2) weak; provides: versions it defines."""
     symbols = [(n, 0x12, 0) for n in undefined] + [(n, 0x22, 0) for n in weak] + [(n, 0x12, 1) for n in defined]
     strings, at = strtab([s[0] for s in symbols] + list(needed) + [soname, runpath, rpath] + [x for v in versions for x in v[:2]] + list(provides))
     parts, where = [], {}
@@ -78,7 +78,8 @@ def elf(undefined=(), defined=(), needed=(), soname="", runpath="", rpath="", ve
 
 
 def cubin(sm, suffix="", kernels=("_Z4axpyfPKfPfi",), relocatable=False, toolkit=130, flags_sm=None, code=64):
-    """A device image with a symbol table and nothing else; code: bytes of instructions of each kernel. toolkit below 128: the old layout."""
+    """A device image with only a symbol table; code: instruction bytes of each kernel. toolkit below 128: old
+    layout."""
     strings, at = strtab(kernels)
     symtab = b"\0" * 24 + b"".join(struct.pack("<IBBHQQ", at[k], 0x12, 0x10, 1, 0, code) for k in kernels)
     new = toolkit >= 130
@@ -124,7 +125,7 @@ def container(*images, damage=False):
 
 
 def zstd_entry(sm):
-    """A cubin entry that says zstd; the frame is a stored one, made by hand."""
+    """A cubin entry marked zstd, with a handmade stored frame."""
     data = cubin(sm)
     frame = struct.pack("<I", 0xFD2FB528) + bytes([0x60]) + struct.pack("<H", len(data) - 256) + struct.pack("<I", 1 | len(data) << 3)[:3] + data
     return entry(2, sm, data, packed=frame, flags=0x8000)
@@ -207,7 +208,7 @@ def wheel(path, files, name="flash-attn", version="2.7.4", tag="cp311-cp311-linu
 
 
 class Doctor:
-    """Runs the program; every JSON answer is checked against the schema, every text against 80 columns."""
+    """Runs the program; checks all JSON against the schema and all text against 80 columns."""
 
     def __init__(self, program, folder):
         self.program, self.folder, self.runs = program, pathlib.Path(folder), 0
@@ -220,7 +221,8 @@ class Doctor:
             self.validate = lambda answer: self.check_by_hand(answer, self.schema)
 
     def in_place(self, part):
-        """The schema with each $ref replaced by what it names: jsonschema looks one up for every value that it sees, which took four fifths of these tests' time."""
+        """The schema with all $refs inlined: jsonschema resolves them for every value, four fifths of these tests'
+        time."""
         if isinstance(part, dict):
             return self.in_place(self.schema["$defs"][part["$ref"].split("/")[-1]]) if "$ref" in part else {k: self.in_place(v) for k, v in part.items()}
         return [self.in_place(inner) for inner in part] if isinstance(part, list) else part
@@ -247,7 +249,7 @@ class Doctor:
             command += ["--log", "-"]
         if self.tables:
             command += ["--tables", str(self.tables)]
-        # The end of a log may be binary; bytes keep it as it is.
+        # A log's end may be binary; bytes preserve it.
         return subprocess.run(command, input=log.encode() if isinstance(log, str) else log or b"", capture_output=True, env=self.environment(**(env or {})), timeout=60)
 
     def __call__(self, *args, env=None, log=None):
@@ -260,7 +262,7 @@ class Doctor:
 
     def text(self, *args, env=None, log=None):
         out = self.run(*args, env=env, log=log).stdout.decode()
-        first, _, rest = out.partition("\n\n")  # what is wrong and the command: a line each, so that they can be copied
+        first, _, rest = out.partition("\n\n")  # problem and command: one line each, for copying
         for line in (rest if "krait doctor: " in rest else out).splitlines():
             assert len(line) <= 80 or len(line.split()) <= 2, f"more than 80 columns: {line}"
         return out
@@ -286,7 +288,7 @@ class Answer(dict):
 
 
 def run_tests(tests):
-    """Calls every test with a Doctor and a folder of its own; prints what failed."""
+    """Calls every test with a Doctor and its own folder; prints failures."""
     import tempfile, traceback
     failed = 0
     for test in tests:

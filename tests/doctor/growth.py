@@ -1,4 +1,4 @@
-"""growth.py PROGRAM: time at n, 2n and 4n: what a hostile or merely large input costs grows with it, not with its square."""
+"""growth.py PROGRAM: time at n, 2n and 4n: the cost of hostile or large inputs grows linearly, not quadratically."""
 import time
 
 from fake import *
@@ -61,7 +61,7 @@ def lines_of_a_log(doctor, folder):
 
 
 def names_of_kernels(doctor, folder):
-    """Each substitution doubles the one before: 2^60 letters, said in 400."""
+    """Each substitution doubles the previous one: 2^60 letters, encoded in 400."""
     letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     doubling = "_Z1fN1aI1b1bE" + "".join(f"N1xIS{letters[k - 1]}_S{letters[k - 1]}_EE" for k in range(2, 36))
     names = [doubling, "_ZN1a" + "I1b" * 400, "_Z1f" + "P" * 1900 + "i", "_ZN" + "1aI" * 600, "_Z" + "9" * 1900]
@@ -71,8 +71,8 @@ def names_of_kernels(doctor, folder):
     assert done.returncode == 0 and len(done.stdout) < 4_000_000 and sum(os.times()[2:4]) - sum(before[2:4]) < 5
 
 
-def what_never_ends_is_no_log(doctor, folder):
+def endless_input_is_not_a_log(doctor, folder):
     assert b"no end" in doctor.run("--root", folder, "--log", "/dev/zero").stderr
 
 
-run_tests([requirements, names_in_a_wheel, files_records_and_findings, members_of_a_source_release, lines_of_a_log, names_of_kernels, what_never_ends_is_no_log])
+run_tests([requirements, names_in_a_wheel, files_records_and_findings, members_of_a_source_release, lines_of_a_log, names_of_kernels, endless_input_is_not_a_log])

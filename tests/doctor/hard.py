@@ -1,4 +1,4 @@
-"""hard.py PROGRAM: the hard cases: lies in headers, mixed containers, traps in wheels; and the command's other forms."""
+"""hard.py PROGRAM: hard cases: inconsistent headers, mixed containers, traps in wheels; the command's other forms."""
 import random, resource, shutil, time, zlib
 
 from fake import *
@@ -50,7 +50,7 @@ def libraries_that_pick_kernels_by_gpu_are_no_fault(doctor, folder):
     assert verdict(doctor, folder, data, "--gpu", "12.0", name="libcublas.so.13").find("K01")["severity"] == "error"
 
 
-def packages_that_nobody_builds_are_not_to_be_built(doctor, folder):
+def binary_packages_are_not_built_from_source(doctor, folder):
     t = Tree(folder)
     t.package("nvidia-cublas", "13.1.0", {"nvidia/cu13/lib/libcublas.so.13": elf(fatbin=container(75, 80))}, tag="py3-none-manylinux_2_27_x86_64")
     fixes = doctor(t.site, "--root", t.root, "--gpu", "6.1", "--all").find("K01")["fix"]
@@ -66,12 +66,13 @@ def one_cause_is_one_problem(doctor, folder):
     assert doctor(t.site, "--root", t.root, "--gpu", "6.1").ids() == ["K14"]
     assert doctor.run(t.site, "--root", t.root, "--gpu", "6.1", "--fix-plan").stdout.decode().count("\n") == 2
     assert sorted(doctor(t.site, "--root", t.root, "--gpu", "6.1", "--all").ids()) == ["K01", "K01", "K14"]
-    t.extension(name="causal-conv1d", version="1.5.2")  # what torch does not bring is a trouble of its own
+    t.extension(name="causal-conv1d", version="1.5.2")  # packages not shipped by torch are a separate problem
     assert doctor(t.site, "--root", t.root, "--gpu", "6.1").ids() == ["K01", "B06", "K14", "B02"]
 
 
 def an_old_driver_is_one_cause(doctor, folder):
-    """Of a library's containers some are packed for newer drivers, some hold nothing for the GPU: neither is said of the other."""
+    """Some of a library's containers are packed for newer drivers, some have no code for the GPU: reported
+    separately."""
     mixed = container(zstd_entry(80)) * 2 + container(120)
     a = verdict(doctor, folder, elf(fatbin=mixed), "--gpu", "8.9", "--driver", "535.54")
     assert sorted(a.ids()) == ["K02", "K11"] and "2 of 3 containers" in a.find("K11")["evidence"][-1] and "1 of 3 container" in a.find("K02")["evidence"][-1], a["findings"]
@@ -84,7 +85,7 @@ def an_old_driver_is_one_cause(doctor, folder):
     assert ask("535.54") == ["D01"] and ask("535.54", "--all").count("K11") == 3, ask("535.54", "--all")
     assert ask("580.82") == []
     (t.site / "torch/version.py").write_text("__version__ = '2.9.1+cu128'\ncuda: str = '12.8'\n")
-    assert ask("535.54") == ["K11"], ask("535.54")  # a driver of CUDA 12 that is too old only for the packing
+    assert ask("535.54") == ["K11"], ask("535.54")  # a CUDA 12 driver that is too old only for the packing
 
 
 def only_torchs_main_library_speaks_for_torch(doctor, folder):
@@ -93,7 +94,7 @@ def only_torchs_main_library_speaks_for_torch(doctor, folder):
     assert doctor(t.site, "--root", t.root, "--gpu", "7.5").ids() == ["K01"]
 
 
-def jit_settings_are_told_where_they_matter(doctor, folder):
+def jit_settings_are_reported_where_relevant(doctor, folder):
     (folder / "x.so").write_bytes(elf(fatbin=container("ptx80")))
     (folder / "y.so").write_bytes(elf(fatbin=container(90)))
     a = doctor(folder / "x.so", "--gpu", "9.0", "--root", folder, env={"CUDA_CACHE_DISABLE": "1"})
@@ -114,7 +115,7 @@ def suffixes_in_both_layouts(doctor, folder):
 
 def empty_kernels_count_only_beside_full_ones(doctor, folder):
     pair = lambda old, new: elf(fatbin=container(entry(2, 80, cubin(80, code=old)), entry(2, 90, cubin(90, "a", code=new), "a")))
-    assert verdict(doctor, folder, pair(128, 9000), "--gpu", "9.0")["findings"] == []  # there the full one is taken
+    assert verdict(doctor, folder, pair(128, 9000), "--gpu", "9.0")["findings"] == []  # there the full one is used
     assert verdict(doctor, folder, pair(128, 384), "--gpu", "8.0")["findings"] == []  # a small kernel is small everywhere
     assert verdict(doctor, folder, pair(6000, 9000), "--gpu", "8.0")["findings"] == []
     a = verdict(doctor, folder, elf(fatbin=container("ptx80", entry(2, 80, cubin(80, code=128)), entry(2, 90, cubin(90, "a", code=9000), "a"))), "--gpu", "12.0")
@@ -132,7 +133,7 @@ def drivers_from_before_and_after_the_tables(doctor, folder):
     assert verdict(doctor, folder, data, "--gpu", "9.0", "--driver", "999.1").ids() == ["K13"]
 
 
-def sections_that_lie_are_searched(doctor, folder):
+def inconsistent_sections_are_searched(doctor, folder):
     good = elf(fatbin=container(80), sections=False)
     a = verdict(doctor, folder, good, "--gpu", "8.0")
     assert a["files"][0]["verdict"] == "native" and a["files"][0]["containers"][0]["section"] == "search"
@@ -152,7 +153,7 @@ def cubin_in_rodata_needs_deep(doctor, folder):
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--deep")["files"][0]["verdict"] == "native"
 
 
-def every_prefix_of_a_library_ends(doctor, folder):
+def every_prefix_of_a_library_terminates(doctor, folder):
     data = elf(fatbin=container(80, "ptx80"), undefined=["_ZN2at1xEv"], versions=[("libc.so.6", "GLIBC_2.34")])
     paths = []
     for n in range(0, len(data), 61):
@@ -162,7 +163,7 @@ def every_prefix_of_a_library_ends(doctor, folder):
     assert done.returncode == 3 and len(json.loads(done.stdout)["files"]) == len(paths)
 
 
-def random_flips_end(doctor, folder):
+def random_flips_terminate(doctor, folder):
     chance, data, paths = random.Random(1), elf(fatbin=container(80, "ptx80", "90a"), undefined=["_ZN2at1xEv"], needed=["libc.so.6"]), []
     for i in range(300):
         bad = bytearray(data)
@@ -194,7 +195,7 @@ def the_stable_interface_has_a_floor(doctor, folder):
     assert floor == "2.7" and a["findings"] == [] and "torch >= 2.7" in " ".join(text.split()), (floor, a["findings"], text)
     a, floor, text = ask(c + ["torch_from_blob"], exports=C10 + c)
     assert floor == "2.11" and ">= 2.11" in a.find("S01")["explain"] and "1 name missing" in a.find("S01")["explain"], a.find("S01")
-    a, floor, text = ask([c[1], "torch_list_size"], exports=C10)  # the highest of all its names counts
+    a, floor, text = ask([c[1], "torch_list_size"], exports=C10)  # the newest of all its names counts
     assert floor == "2.10" and ">= 2.10" in a.find("S01")["explain"]
     a, floor, text = ask(c + ["aoti_torch_never_heard_of"], exports=C10 + c + ["aoti_torch_never_heard_of"])
     assert floor == "2.7" and "1 name newer" in " ".join(text.split()), text
@@ -219,14 +220,14 @@ def a_gpu_implies_its_machine(doctor, folder):
     assert verdict(doctor, folder, arm, "--gpu", "RTX 5090", "--machine", "aarch64")["findings"] == []
 
 
-def a_branch_is_no_version(doctor, folder):
+def a_branch_is_not_a_version(doctor, folder):
     data = elf(fatbin=container(80), needed=["libcudart.so.12"])
-    assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "525")["findings"] == []  # 525.60.13 is of it
+    assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "525")["findings"] == []  # 525.60.13 belongs to it
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "525.53").ids() == ["D01"]
     assert verdict(doctor, folder, data, "--gpu", "8.0", "--driver", "515").ids() == ["D01"]
 
 
-def a_target_that_is_not_here(doctor, folder):
+def another_target_machine(doctor, folder):
     w = wheel(folder / "x-1.0-cp312-cp312-manylinux_2_35_x86_64.whl", {"x.so": elf(fatbin=container(80))}, name="x", version="1.0", tag="cp312-cp312-linux_x86_64")
     ask = lambda *args: doctor(w, "--gpu", "8.0", "--root", folder, *args).ids()
     assert ask("--python", "3.12", "--glibc", "2.39") == [] and ask("--python", "3.11") == ["W01"] and ask("--python", "3.12", "--glibc", "2.31") == ["W01"]
@@ -251,7 +252,7 @@ def compilers_that_packages_bring(doctor, folder):
     assert a.ids() == ["B11"] and "12.8" in a.find("B11")["explain"] and doctor(t.site, "--root", t.root, "--gpu", "9.0")["findings"] == []
 
 
-def the_list_for_programs(doctor, folder):
+def json_list(doctor, folder):
     w = wheel(folder / "x-1.0-cp311-cp311-linux_x86_64.whl", {"a.so": elf(fatbin=container(80, "ptx90a")), "b.so": elf()}, name="x", version="1.0")
     listed = json.loads(doctor.run("--list", w, "--json").stdout)
     assert [f["file"] for f in listed] == ["a.so", "b.so"] and [i["sm"] for i in listed[0]["containers"][0]["images"]] == [80, 90] and "axpy" in listed[0]["containers"][0]["images"][0]["kernels"][0], listed
@@ -281,7 +282,7 @@ def wheels_with_traps(doctor, folder):
 
 
 def overlapping_members_are_a_bomb(doctor, folder):
-    """Every member's data quotes the next one's header, so that all share one block of data."""
+    """Every member's data overlaps the next one's header, so that all share one block of data."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     plain, names = b"\0" * 20_000, [f"m{i}.so" for i in range(40)]
     data, rest, local, central = packer.compress(plain) + packer.flush(), plain, b"", b""
@@ -311,7 +312,7 @@ def large_members_are_read_in_windows(doctor, folder):
 
 
 def members_of_a_wheel_are_judged_like_files(doctor, folder):
-    """A wheel's member is searched in one direction and its section table asked afterwards: whatever the file is like, the answer must be that for the file."""
+    """A wheel member is read forward and its section table afterwards: the answer must be the same as for the file."""
     noise, rel = random.Random(3).randbytes(1 << 20), container(entry(2, 75, cubin(75, relocatable=True)), "ptx80")
     broken = bytearray(container(80, 90))
     broken[16 + 8 : 16 + 16] = b"\xff" * 8
@@ -335,7 +336,8 @@ def members_of_a_wheel_are_judged_like_files(doctor, folder):
 
 
 def containers_lie_apart_in_sections_of_aarch64(doctor, folder):
-    """Its linker aligns each to 256 bytes: in torch 2.11 for aarch64 the second container begins 120 bytes behind the first, and another 443 follow."""
+    """Its linker aligns each to 256 bytes: in torch 2.11 for aarch64 the second container starts 120 bytes after the
+    first, and 443 more follow."""
     first = container(80)
     data = elf(fatbin=first + b"\0" * (-len(first) % 256) + container(90) + b"\0" * 264 + container(120))
     a = verdict(doctor, folder, data, "--gpu", "9.0", "--all")
@@ -427,7 +429,7 @@ def list_shows_images_and_kernels(doctor, folder):
     assert plain.count("axpy(float,") == 4 and zstd.count("axpy(float,") == 4 and lz4.count("lz4") == 4 and zstd.count("zstd") == 4
 
 
-def what_only_claims_to_be_a_library_is_damaged(doctor, folder):
+def fake_libraries_are_damaged(doctor, folder):
     noise = b"\x01" + random.Random(5).randbytes(3000)
     for name, data, ids in (("x.so", noise, ["F01"]), ("x.so.1.2", noise, ["F01"]), ("x.cubin", noise, ["F01"]), ("x.fatbin", noise, ["F01"]), ("x.a", noise, ["F01"]), ("x.so.gz", noise, []),
                             ("x.so", b"/* GNU ld script */\nGROUP ( libx.so.1 )\n", []), ("x.so", b"\xcf\xfa\xed\xfe" + noise, [])):
@@ -435,7 +437,7 @@ def what_only_claims_to_be_a_library_is_damaged(doctor, folder):
         assert a.ids() == ids and a["exit"] == 3, (name, a.ids())
     t = Tree(folder)
     path = t.extension()
-    path.write_bytes(noise)  # and RECORD is a witness, no second finding
+    path.write_bytes(noise)  # and RECORD is evidence, not a second finding
     a = doctor(t.site, "--root", t.root, "--gpu", "8.0")
     assert a.ids() == ["F01"] and any("RECORD" in e for e in a.find("F01")["evidence"]) and "causal-conv1d==1.5.2" in a.find("F01")["fix"][0], a["findings"]
 
@@ -458,7 +460,8 @@ def list_walks_a_wheel(doctor, folder):
 
 
 def members_are_read_by_several_threads(doctor, folder):
-    """One core reads one after another, two read two at a time: the answers are the same, in the archive's order, damage and compilers included."""
+    """One core reads members one by one, two read two at a time: the same answers in archive order, including damage
+    and compilers."""
     import subprocess
     noise, files = random.Random(7).randbytes(1 << 16), {}
     for i in range(6):
@@ -480,10 +483,10 @@ def the_same_kernels_are_listed_once(doctor, folder):
     out = doctor.run("--list", folder / "x.so").stdout.decode()
     assert out.count("a()") == 2 and out.count("i()") == 1 and "the 9 kernels of this container's image 1" in out, out
     listed = json.loads(doctor.run("--list", folder / "x.so", "--json").stdout)[0]["containers"][0]["images"]
-    assert [len(image["kernels"]) for image in listed] == [9, 9, 3]  # for programs, always all
+    assert [len(image["kernels"]) for image in listed] == [9, 9, 3]  # JSON always lists all
 
 
-def what_was_looked_at_is_told(doctor, folder):
+def scanned_files_are_reported(doctor, folder):
     (folder / "notes.bin").write_text("hello\n")
     assert doctor(folder / "notes.bin", "--gpu", "8.0", "--root", folder)["exit"] == 3
     assert "is no library, wheel" in " ".join(doctor.text(folder / "notes.bin", "--gpu", "8.0", "--root", folder).split())
@@ -517,7 +520,7 @@ def environments_are_found_and_joined(doctor, folder):
     assert joined.ids().count("K01") == 2 and joined["target"]["python"] == "3.12" and "S04" in joined.ids()
 
 
-def a_cpu_torch_is_no_error_where_no_gpu_is(doctor, folder):
+def a_cpu_torch_is_no_error_without_a_gpu(doctor, folder):
     t = Tree(folder, torch="2.9.1+cpu", cuda=None, torch_cuda=False, driver=None)
     assert doctor(t.site, "--root", t.root).find("D07")["severity"] == "warn" and doctor(t.site, "--root", t.root)["exit"] == 0
     assert doctor(t.site, "--root", t.root, "--gpu", "8.0").find("D07")["severity"] == "error"
@@ -604,10 +607,10 @@ def one_combination_serves_all_pins(doctor, folder):
     assert ask("--gpu", "12.0", "--driver", "570.86")[0].split(" && ")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
     assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install --no-build-isolation "flash-attn==2.8.3.post1" "causal-conv1d==1.6.0" "mamba-ssm==2.3.1"'
     assert ask("--gpu", "8.0") == ["# nothing to do"]
-    assert ask(folder / "none.txt", "--gpu", "8.0")[0].startswith("# not looked into: cannot ")  # no word of nothing to do
+    assert ask(folder / "none.txt", "--gpu", "8.0")[0].startswith("# not looked into: cannot ")  # not "nothing to do"
     assert all(": no release of " in line and "FORCE_BUILD" not in line for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
     assert all(": no torch has wheels of all" in line for line in ask("--gpu", "11.0")[1:-1]), ask("--gpu", "11.0")
-    (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # what works already is kept as it is
+    (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # working versions are kept
     assert ask("--gpu", "8.0")[0] == 'pip install "torch==2.4.0" --index-url https://download.pytorch.org/whl/cu124 && pip install --no-build-isolation "flash-attn==2.7.4" "mamba-ssm==2.3.0"'
 
 
@@ -621,7 +624,7 @@ def builds_name_a_target_that_the_source_has(doctor, folder):
     assert "no release of causal-conv1d has code for 6.1" in fix("6.1", "causal") and "krait's own" in fix("6.1", "causal")
     assert "TORCH_CUDA_ARCH_LIST=" not in fix("8.9", "causal")
     assert "torch is built" not in fix("12.0", "causal")
-    a = doctor(t.site, "--root", t.root, "--gpu", "11.0")  # Thor comes with Arm's processors: this whole environment is for another machine
+    a = doctor(t.site, "--root", t.root, "--gpu", "11.0")  # Thor has Arm CPUs: the whole environment is for another machine
     assert a.ids() == ["L05"] and "whl/cu130" in a.find("L05")["fix"][0] and "causal-conv1d==1.5.2" in a.find("L05")["fix"][0], a["findings"]
 
 
@@ -636,8 +639,9 @@ def plan_is_short_and_ordered(doctor, folder):
     assert ask(CUDA_FORCE_PTX_JIT="1")[0] == "unset CUDA_FORCE_PTX_JIT"
 
 
-def what_a_plan_does_not_mend_is_said(doctor, folder):
-    """Rules whose commands do not suffice: the plan is run through the tables again and says so, for each kind of shortfall."""
+def plans_list_unfixed_findings(doctor, folder):
+    """Rules with insufficient commands: the plan is checked against the tables and says so, for each kind of
+    shortfall."""
     t = Tree(folder, images=(50, 80, 90))
     t.extension(name="flash-attn", version="2.5.0", module="flash_attn_2_cuda")
     text = TABLES.read_text()
@@ -684,8 +688,8 @@ def krait_offers_itself(doctor, folder):
     assert any("krait" in f for f in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"])
 
 
-def what_may_not_be_read_is_not_damaged(doctor, folder):
-    """A name that leads to itself stands in for a lack of permission, which root never lacks."""
+def unreadable_files_are_not_damaged(doctor, folder):
+    """A symbolic link to itself instead of missing permission, which root always has."""
     t = Tree(folder)
     shutil.rmtree(t.site / "torch/lib")
     (t.site / "torch/lib").symlink_to("lib")

@@ -1,5 +1,5 @@
-/* library.c: krait/doctor.h from C: the rule on single images, wheel names, tables, and a run in which every allocation
- * fails once. */
+/* library.c: krait/doctor.h from C: the rule on single images, wheel names, tables, and every allocation failing
+ * once. */
 #include "../test.h"
 
 #include <krait/doctor.h>
@@ -61,7 +61,7 @@ static void wheel_names_are_read(void **state) {
   assert_int_equal(krait_wheel_name_parse("a-1-2b-cp313-cp313-linux_x86_64-00a1b2c3.whl", &name), KRAIT_OK);
   assert_string_equal(name.build, "2b");
   assert_int_equal(name.cuda, 0);
-  name = (krait_wheel_name){.size = offsetof(krait_wheel_name, variant)}; /* a caller of before */
+  name = (krait_wheel_name){.size = offsetof(krait_wheel_name, variant)}; /* an older caller */
   assert_int_equal(krait_wheel_name_parse("torch-2.9.0-cp313-cp313-manylinux_2_28_x86_64-cu128.whl", &name), KRAIT_OK);
   assert_string_equal(name.variant, "");
 }

@@ -1,5 +1,5 @@
-"""loader.py PROGRAM: libraries are looked for where the dynamic loader would look, and their versions compared. A library is absent exactly when
-L01 says so."""
+"""loader.py PROGRAM: libraries are searched like the dynamic loader does, and their versions compared. A library is
+missing exactly when L01 says so."""
 import random
 
 from fake import *
@@ -9,7 +9,7 @@ LIB = "libodd.so.1"
 
 
 def library_list(*entries, old=False):
-    """ld.so.cache with (name, path, flags, hwcap) entries; old: behind the list of glibc before 2.2."""
+    """ld.so.cache with (name, path, flags, hwcap) entries; old: after the list of glibc before 2.2."""
     strings, body, at = b"", b"", 48 + 24 * len(entries)
     for name, path, *more in entries:
         flags, hwcap = (more + [X86_FLAGS, 0][len(more) :])[:2]
@@ -62,7 +62,7 @@ def by_the_loaders_list(doctor, folder):
         assert is_found(doctor, t) == answer, data
 
 
-def damaged_lists_end(doctor, folder):
+def damaged_lists_terminate(doctor, folder):
     t = tree(folder)
     good, chance, runs = library_list((LIB, f"/opt/odd/{LIB}"), ("libz.so.1", "/lib/libz.so.1"), old=True), random.Random(4), []
     for n in range(0, len(good), 9):
@@ -78,7 +78,8 @@ def damaged_lists_end(doctor, folder):
 
 
 def by_what_loaded_it(doctor, folder):
-    """The extension needs libmid, which lies beside it and needs libodd: the extension's RPATH serves libmid too, unless a RUNPATH is in the way."""
+    """The extension needs libmid beside it, which needs libodd: the extension's RPATH also applies to libmid, unless
+    there is a RUNPATH."""
     for i, (rpath, runpath, middle, answer) in enumerate((("$ORIGIN/own", "", {}, True), ("$ORIGIN/own", "", {"runpath": "/nowhere"}, False),
                                                           ("", "$ORIGIN/own", {}, False), ("$ORIGIN/own", "$ORIGIN/own", {}, False), ("", "", {"rpath": "$ORIGIN"}, True))):
         t = Tree(folder / str(i))
@@ -95,7 +96,7 @@ def by_the_interpreter(doctor, folder):
         place(t.dir / "env/bin/python3", elf(**kwargs))
         place(t.dir / "env/lib" / LIB)
         assert is_found(doctor, t) == answer, kwargs
-    t = tree(folder / "runpath", runpath="/nowhere")  # an extension with a RUNPATH is not served by it
+    t = tree(folder / "runpath", runpath="/nowhere")  # it does not apply to an extension with a RUNPATH
     place(t.dir / "env/bin/python3", elf(rpath="$ORIGIN/../lib"))
     place(t.dir / "env/lib" / LIB)
     assert not is_found(doctor, t)
@@ -117,7 +118,7 @@ def only_torchs_own_companions_are_loaded_with_it(doctor, folder):
     assert is_found(doctor, t)
 
 
-def one_elsewhere_is_told(doctor, folder):
+def a_library_elsewhere_is_reported(doctor, folder):
     t = tree(folder)
     place(t.root / "usr/local/cuda/lib64" / LIB)
     found = [f for f in doctor(t.site, "--root", t.root, "--gpu", "8.0")["findings"] if LIB in f["explain"]]
@@ -135,19 +136,19 @@ def versions_of_the_library_found(doctor, folder):
     run = iter(range(100))
     ask = lambda *args, **kwargs: versions(doctor, folder / str(next(run)), *args, **kwargs)
     assert ask([("ODD_1",)], ["ODD_1"]) == []
-    assert ask([("ODD_2",)], []) == []  # a library without versions is taken as it is
-    assert ask([("ODD_2", 2)], ["ODD_1"]) == []  # wanted, not necessary
+    assert ask([("ODD_2",)], []) == []  # a library without versions is accepted
+    assert ask([("ODD_2", 2)], ["ODD_1"]) == []  # weak, not required
     lacks = ask([("ODD_1",), ("ODD_2",), ("ODD_3",)], ["ODD_1"])
     assert [f["id"] for f in lacks] == ["L07"] and "ODD_3" in lacks[0]["explain"] and "ODD_1" in lacks[0]["explain"], lacks
     found = ask([("CXXABI_1.3.15",)], ["CXXABI_1.3", "CXXABI_1.3.13"], library="libstdc++.so.6", where="root/usr/lib/x86_64-linux-gnu")
     assert [f["id"] for f in found] == ["L04"] and "CXXABI_1.3.13" in found[0]["explain"], found
     near = ask([("GLIBCXX_3.4.32",)], ["GLIBCXX_3.4.29"], library="libstdc++.so.6", where="env/lib/python3.11/site-packages/own", rpath="$ORIGIN/own")
-    assert "3.4.29" in near[0]["explain"] and "own/libstdc++" in near[0]["evidence"][0], near  # the one that its RPATH leads to, not the system's
+    assert "3.4.29" in near[0]["explain"] and "own/libstdc++" in near[0]["evidence"][0], near  # the one found by its RPATH, not the system's
     assert ask([("GLIBC_ABI_DT_RELR",)], ["GLIBC_2.2.5", "GLIBC_2.35"], library="libc.so.6", where="root/usr/lib/x86_64-linux-gnu")[0]["id"] == "L03"
 
 
-def a_library_of_another_processor_is_passed_over(doctor, folder):
-    """As the loader does: one of x86_64 in the system's folder or on an RPATH does not serve an aarch64 wheel, and does not judge it."""
+def libraries_of_other_architectures_are_skipped(doctor, folder):
+    """Like the loader: an x86_64 library in the system's folder or on an RPATH is ignored for an aarch64 wheel."""
     w = wheel(folder / "x-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", {"x/_C.so": elf(machine=ARM, needed=["libgcc_s.so.1"], versions=[("libgcc_s.so.1", "GCC_4.5.0")], fatbin=container(90))}, name="x", version="1.0",
               tag="cp311-cp311-manylinux_2_28_aarch64")
     gcc = folder / "root/usr/lib/x86_64-linux-gnu/libgcc_s.so.1"
@@ -155,14 +156,14 @@ def a_library_of_another_processor_is_passed_over(doctor, folder):
     ask = lambda: doctor(w, "--machine", "aarch64", "--gpu", "9.0", "--root", folder / "root")
     assert "L04" not in ask().ids(), ask()["findings"]
     gcc.write_bytes(elf(machine=ARM, soname="libgcc_s.so.1", provides=["GCC_3.0"]))
-    found = ask().find("L04")  # GCC_4.5.0 has no row: what is left is no "or", but the command
+    found = ask().find("L04")  # GCC_4.5.0 has no row: only the command is left, no alternative
     assert found["fix"][0].startswith("export LD_PRELOAD="), found
     near = tree(folder / "near", rpath="$ORIGIN/own")
     place(near.site / "own" / LIB, elf(machine=ARM, soname=LIB))
     assert not is_found(doctor, near)
 
 
-def a_path_that_leads_to_an_older_library(doctor, folder):
+def a_path_to_an_older_library(doctor, folder):
     t = Tree(folder)
     t.extension(needed=(LIB, "libc10.so"), versions=[(LIB, "ODD_2")], runpath="$ORIGIN/own")
     place(t.site / "own" / LIB, elf(soname=LIB, provides=["ODD_1", "ODD_2"]))

@@ -1,9 +1,10 @@
-"""logs.py PROGRAM: pasted errors: the first line says what is wrong, the second is a command, nothing is a placeholder, several findings of one text agree, and a crash never ends in success."""
+"""logs.py PROGRAM: pasted errors: the first line states the problem, the second is a command, there are no
+placeholders, several findings of one text agree, and a crash never ends in success."""
 from fake import *
 from texts import TEXTS
 
 PLACEHOLDER = re.compile(r"another version|another release|\ba library\b:|PACKAGE|X\.Y|\bXY\b|CUDA 0\.0|SITE-PACKAGES|THIS-TEXT|LEFT-OVER|FAMILY|[{}]\w+[}]", re.M)
-# Written by nobody here: real reports with what an answer must say, kept beside the tree.
+# Real reports with the required answers, kept beside the tree.
 SHARED = ROOT.parent / "shared/doctor-logs"
 
 
@@ -29,7 +30,7 @@ def every_text_is_answered_on_the_first_screen(doctor, folder):
 
 
 def builds_name_their_release(doctor, folder):
-    """A package that is built from its source is named with a release in every command, whether the text names one or not."""
+    """Commands that build a package from source always name a release, whether the text does or not."""
     section, packages, bare = "", set(), set()
     for line in TABLES.read_text().splitlines():
         section = line if line.startswith("[") else section
@@ -58,7 +59,7 @@ def shared_logs_are_answered_as_their_table_says(doctor, folder):
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def an_unknown_crash_is_no_success(doctor, folder):
+def an_unknown_crash_is_not_a_success(doctor, folder):
     done = doctor.run("--root", folder, log="Traceback (most recent call last):\nValueError: the two shapes differ\n")
     out = " ".join(done.stdout.decode().split())
     assert done.returncode == 1 and "it was searched for" in out and "collect_env" in out and "the two shapes differ" in out, out
@@ -94,7 +95,7 @@ RuntimeError: CUDA error: no kernel image is available for execution on the devi
 
 
 def a_rule_serves_more_than_one_text(doctor, folder):
-    """The kinds that the shared logs show are answered in other words too: no rule is written for one file."""
+    """The shared logs' problems in other words are recognised too: no rule is specific to one file."""
     texts = [t for _, _, t in TEXTS] + ([p.read_text() for p in sorted(SHARED.glob("*.txt")) if p.name != "README.txt"] if SHARED.is_dir() else [])
     used = {}
     for text in texts:

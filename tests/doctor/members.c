@@ -1,5 +1,5 @@
-/* members.c: a wheel of large members, read by one thread and by several: one answer, no race (ThreadSanitizer runs
- * this). */
+/* members.c: a wheel of large members, read by one thread and by several: same answer, no race (for
+ * ThreadSanitizer). */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -25,8 +25,8 @@ static size_t load(const char *name, uint8_t *out, size_t cap) {
   return n;
 }
 
-/* Containers far apart, zeros between them, and noise behind the last: every way to look for the next one. A list takes
- * noise for a broken container, so its members have none. */
+/* Containers far apart, zeros between them, and noise after the last: every way to search for the next one. A list
+ * reads noise as a broken container, so its members have none. */
 static uint8_t *make_member(int i, size_t bytes, int with_noise) {
   uint8_t *data = calloc(1, bytes);
   uint32_t x = 12345 + (uint32_t)i;
@@ -84,7 +84,7 @@ static char *ask(int is_list) {
   return copy;
 }
 
-static void several_threads_say_what_one_says(void **state) {
+static void several_threads_agree_with_one(void **state) {
   (void)state;
   cpu_set_t all, one;
   assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
@@ -107,6 +107,6 @@ static void several_threads_say_what_one_says(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(several_threads_say_what_one_says, make_folder, remove_wheel)};
+      cmocka_unit_test_setup_teardown(several_threads_agree_with_one, make_folder, remove_wheel)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

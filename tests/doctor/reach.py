@@ -1,4 +1,5 @@
-"""reach.py PROGRAM: with an error's text, a library without code for the GPU is the reporter's trouble only if an import in the text leads to it."""
+"""reach.py PROGRAM: with an error's text, a library without code for the GPU is a problem only if the text's imports
+lead to it."""
 from fake import *
 
 NO_IMAGE = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
@@ -9,7 +10,7 @@ def frames(*paths, code=""):
 
 
 def tree(folder, sources=()):
-    """Two packages without code for 8.9: mamba-ssm with a module of its own, and other, which nothing imports unless sources says so."""
+    """Two packages without code for 8.9: mamba-ssm with its module, and other, imported only by sources, if any."""
     t = Tree(folder)
     t.extension(name="mamba-ssm", version="2.2.2", module="selective_scan_cuda", images=(90,))
     t.extension(name="other", version="1.0", module="other/_C", images=(90,))
@@ -25,7 +26,7 @@ def blamed(doctor, t, log, *args):
     return sorted("other" if "/other/" in f["file"] else "mamba" for f in a["findings"] if f["id"] == "K01" and f["file"]), a
 
 
-def what_no_import_reaches_is_set_aside(doctor, folder):
+def unreached_files_are_set_aside(doctor, folder):
     t = tree(folder)
     log = frames("mamba_ssm/ops/selective_scan_interface.py")
     assert blamed(doctor, t, log)[0] == ["mamba"]
@@ -37,7 +38,7 @@ def what_no_import_reaches_is_set_aside(doctor, folder):
     assert "1 finding about files that no import in the log leads to: --all shows it." in text and "1 problem," in text, text
 
 
-def what_an_import_reaches_stays(doctor, folder):
+def reached_files_stay(doctor, folder):
     log = frames("mamba_ssm/ops/selective_scan_interface.py")
     for i, sources in enumerate(([("mamba_ssm/modules/block.py", "def f():\n    from other import _C\n")], [("mamba_ssm/a.py", "import os, middle.b as c\n"), ("middle/b.py", "import other._C\n")],
                                  [("mamba_ssm/a.py", "import single\n"), ("single.py", "try:\n  import numpy, other\nexcept: pass\n")])):
@@ -63,14 +64,14 @@ def libraries_of_reached_files_stay(doctor, folder):
     assert any("libkernels" in f["file"] for f in found) and not any("/other/" in f["file"] for f in found), found
 
 
-def when_only_unreached_files_fail_the_text_still_speaks(doctor, folder):
+def the_text_counts_if_only_unreached_files_fail(doctor, folder):
     t = Tree(folder)
     t.extension(name="other", version="1.0", module="other/_C", images=(90,))
     a = doctor(t.site, "--root", t.root, "--gpu", "8.9", log=frames("quiet/x.py"))
     assert a.find("K01")["file"] is None and a.find("K01")["confidence"] == "M"
 
 
-def loops_and_strange_sources_end(doctor, folder):
+def loops_and_strange_sources_terminate(doctor, folder):
     t = tree(folder, [("mamba_ssm/a.py", "import b, mamba_ssm\nimport ,,,\nfrom\nimport\nfrom . import z\n" + "import " + "q," * 5000 + "\n"), ("b/__init__.py", "import mamba_ssm\nfrom b import b\n")])
     (t.site / "mamba_ssm/link").symlink_to(t.site / "mamba_ssm")
     assert blamed(doctor, t, frames("mamba_ssm/x.py"))[0] == ["mamba"]

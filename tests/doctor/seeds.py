@@ -1,5 +1,5 @@
-"""seeds.py PROGRAM: five troubles as people report them, pasted whole and in part, must be judged as the evidence says, not as the
-usual advice says. The texts are written for this test in the form of the real messages."""
+"""seeds.py PROGRAM: five problems as users report them, pasted whole and in part, must be diagnosed by the evidence,
+not by the usual advice. The texts imitate real messages."""
 from fake import *
 
 PROC = "/opt/env/lib/python3.11/site-packages"
@@ -33,20 +33,20 @@ RuntimeError: Expected x.is_cuda() to be true, but got false.  (Could this error
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 31.36 GiB
 """
 
-# 2: a symbol that only newer releases of torch have, and a wheel name that nobody published.
+# 2: a symbol only in newer releases of torch, and a wheel name that was never published.
 EXCHANGE = f"""torch 2.2.0+cu121, mamba-ssm 2.2.5
 ImportError: {PROC}/selective_scan_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa
 try mamba_ssm-2.2.2+cu121torch2.2cxx11abiFALSE-cp310-cp310-linux_x86_64.whl
 """
 
-# 3: a CPU tensor and a missing image, mixed up; with advice that does not help.
+# 3: a CPU tensor and a missing image, confused; with useless advice.
 MIXED = f"""RuntimeError: Expected u.is_cuda() to be true, but got false.
 later: mamba_ssm selective_scan_cuda: CUDA error: no kernel image is available for execution on the device
 advice found: TORCH_CUDA_ARCH_LIST="7.5;8.0;8.6" pip install mamba-ssm --no-binary :all:
 Guessing wheel URL: https://github.com/state-spaces/mamba/releases/download/v2.2.4/x.whl
 """
 
-# 4: torch.cat is blamed on an Ada GPU; the first exception of the chain is a normal cache miss.
+# 4: torch.cat is blamed on an Ada GPU; the chain's first exception is a normal cache miss.
 CAT = f"""[rank0]: Traceback (most recent call last):
 [rank0]:   File "/srv/seedvr/common/cache.py", line 32, in __call__
 [rank0]:     result = self.cache[key]
@@ -80,7 +80,7 @@ def seed_0_parts(doctor, folder):
 
 
 def a_text_claims_no_file_and_blames_the_nearest_package(doctor, folder):
-    """The end of REBUILD without its frames: the library named in an earlier error has nothing to do with it."""
+    """The end of REBUILD without its frames: the library named in an earlier error is unrelated."""
     lines = REBUILD.splitlines()
     log = OLD_TORCH + SYM_NE + "\n".join([lines[0], lines[1], lines[-1]])
     a = doctor("--root", folder, log=log)
@@ -149,7 +149,7 @@ def unknown_text_says_so(doctor, folder):
     assert "names nothing that this program knows" in doctor.text("--root", folder, log="hello\n")
 
 
-def hostile_text_ends(doctor, folder):
+def hostile_text_terminates(doctor, folder):
     for text in (b"\0" * 100000, b"Expected " + b"x" * 3000000, b"Expected x" * 300000, bytes(range(256)) * 4000, b"a.so: " * 200000):
         doctor("--root", folder, log=text)
 

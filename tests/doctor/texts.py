@@ -1,5 +1,5 @@
-"""texts.py: failures as people paste them, one or more for each kind that a log can show: the rule that must come first, what its first two
-lines must say, the text. Written for these tests in the form of the real messages."""
+"""texts.py: failures as users paste them, one or more per kind: the rule that must come first, the required content of
+its first two lines, the text. The texts imitate real messages."""
 
 TEXTS = [
     ('L04', 'libstdc',

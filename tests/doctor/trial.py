@@ -1,4 +1,5 @@
-"""trial.py PROGRAM: real wheels' facts (tests/golden/doctor/wheels.tsv, which tools/doctor-trial writes) by eight GPUs and four drivers; the verdicts were written down beforehand (verdicts.tsv)."""
+"""trial.py PROGRAM: facts of real wheels (tests/golden/doctor/wheels.tsv, by tools/doctor-trial) for eight GPUs and
+four drivers; the verdicts were written beforehand (verdicts.tsv)."""
 from fake import *
 
 GPUS = ["6.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
@@ -19,7 +20,8 @@ def image(target, ptx):
 
 
 def build(folder, rows):
-    """A wheel with the same libraries; equal containers count once. A container that lacks what its neighbours have is nvcc's stub for the link: it holds no kernel."""
+    """A wheel with the same libraries; equal containers count once. A container that lacks its neighbours' targets is
+    nvcc's link stub, without kernels."""
     _, name, package, version, requires = (rows[0] + ["", ""])[:5]
     files = {}
     for _, path, shape, ptx, glibc in (r + [""] * (5 - len(r)) for r in rows[1:]):

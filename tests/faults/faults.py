@@ -1,5 +1,5 @@
-"""The program on bad days: memory, disks, signals, paths and formats. Usage: faults.py KRAIT LIBINJECT [--share N] [--part PART]: every N-th fault (10 in `make test`; 1, all of
-them, in tools/torture). Prints what was tried and what went wrong."""
+"""Fault injection: memory, disks, signals, paths and formats. Usage: faults.py KRAIT LIBINJECT [--share N]
+[--part PART]: every N-th fault (10 in `make test`; 1, all, in tools/torture). Prints what was tried and what failed."""
 import argparse
 import itertools
 import json
@@ -41,7 +41,7 @@ def count(what, n=1):
 
 
 def sampled(total, share, first=1):
-    """1 ... total, every share-th, from a place that the day chooses, and always the last ones."""
+    """1 ... total, every share-th, with an offset chosen by the date, and always the last ones."""
     start = first + random.randrange(share)
     return sorted(set(range(start, total + 1, share)) | {total, total + 1})
 
@@ -79,18 +79,18 @@ def cases(folder):
 
 
 def memory(share):
-    """A failed allocation at every n."""
+    """Every n-th allocation fails in turn."""
     folder = folder_with("s.wav")
     for case in cases(folder):
         n = harness.counts(INJECT, case.reference().command, folder)["malloc"]
         count("allocations failed", harness.sweep(INJECT, case, [f"malloc:{i}" for i in sampled(n, share)], report))
         count("allocations failed", harness.sweep(INJECT, case, [f"malloc:{i}+" for i in sampled(n, 20 * share)], report))
-        count("of these, faults inside other people's libraries", case.foreign)
+        count("of these, faults inside other libraries", case.foreign)
     shutil.rmtree(folder)
 
 
 def system_calls(share):
-    """Every call that can fail, in turn; every third interrupted; never more than a few bytes at once."""
+    """Every call that can fail, in turn; every third interrupted; short reads and writes."""
     folder = folder_with("s.wav")
     several = list(cases(folder))
     several.append(harness.Case("enhance to standard output", [KRAIT, "enhance", *RUN, "s.wav", "-o", "-"], folder))
@@ -100,11 +100,11 @@ def system_calls(share):
             faults = [f"{named}{kind}:{i}:{EIO}" for i in sampled(calls[kind] + 2, share) for named in ("", "named:1,")]
             count("system calls failed", harness.sweep(INJECT, case, faults, report))
         count("runs with interrupted and short calls", harness.sweep(INJECT, case, [f"eintr:{n}" for n in (2, 3, 7)] + [f"short:{n}" for n in (1000, 4093)], report))
-    for kind in ("eintr:2", "short:999"):  # these are no reason to fail
+    for kind in ("eintr:2", "short:999"):  # these must not cause a failure
         case = next(c for c in several if c.name == "enhance").reference()
         server = harness.Server(INJECT, case.command, folder)
         if server.run(kind)[0] != 0:
-            report(f"enhance, {kind}: fails, although nothing is wrong")
+            report(f"enhance, {kind}: fails without a fault")
         server.close()
     shutil.rmtree(folder)
 
@@ -113,7 +113,7 @@ WRITTEN = ("wav", "wav24", "wavf", "ulaw", "aiff", "au", "caf", "flac", "vorbis"
 
 
 def disk_full(share):
-    """A disk that is full from the n-th write on, for every n and every format that krait writes: an error and the old file, or none."""
+    """A disk full from the n-th write on, for every n and every output format: an error and the old file, or none."""
     for kind in WRITTEN:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="krait-faults-"))
         name = "s." + sounds.EXTENSIONS.get(kind, kind)
@@ -122,7 +122,7 @@ def disk_full(share):
             case = harness.Case(f"disk full, {kind}", [KRAIT, "enhance", *RUN, name, "-f", "-o", out], folder, outputs=(out,), text=False, is_same=lambda n, got, want: len(got) == len(want)).reference()
             n = harness.counts(INJECT, case.command, folder)["write"]
             count("full disks", harness.sweep(INJECT, case, [f"write:{i}+:{ENOSPC}" for i in sampled(n, max(1, share // 3))], report))
-            for limit in range(0, len(case.want[out]), max(1, len(case.want[out]) * share // 60)):  # a quota: writes may be cut anywhere
+            for limit in range(0, len(case.want[out]), max(1, len(case.want[out]) * share // 60)):  # a quota: writes may stop anywhere
                 case.put_old(True)
                 done = subprocess.run(case.command, cwd=folder, capture_output=True, timeout=120, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
                 sentence = case.judge(f"at most {limit} bytes", (done.returncode, done.stdout, done.stderr), True)
@@ -139,7 +139,8 @@ def disk_full(share):
 
 
 def signals(share):
-    """Signals at random times, at one and at four recordings at once: no temporary file, no half output, and an end although nobody reads standard error."""
+    """Signals at random times, with one and four recordings at once: no temporary or partial file, and it terminates
+    even if nobody reads standard error."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGUSR1)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="krait-faults-"))
     names = [f"{i}.wav" for i in range(24)]
@@ -154,7 +155,7 @@ def signals(share):
         out = folder / "out"
         environment = dict(os.environ, **({"LD_PRELOAD": str(INJECT), "KRAIT_FAULT": "named:1"} if named else {}))
         command = [KRAIT, "enhance", *map(str, RUN), "-j", str(jobs), *names, "-o", "out/"]
-        if blocked:  # a pipe that is full, with nobody at its other end
+        if blocked:  # a full pipe without a reader
             reader, writer = os.pipe()
             os.set_blocking(writer, False)
             try:
@@ -170,14 +171,14 @@ def signals(share):
             err = process.communicate(timeout=30)[1]
         except subprocess.TimeoutExpired:
             process.kill()
-            report(f"signal {number} at -j {jobs}: does not end")
+            report(f"signal {number} at -j {jobs}: does not terminate")
             err = process.communicate()[1]
         if blocked:
             os.close(reader)
             os.close(writer)
         count("signals")
         status = process.returncode
-        early = status == -number  # before the verb began
+        early = status == -number  # before the verb started
         if status not in (0, 128 + number) and not early:
             report(f"signal {number} at -j {jobs}: exit status {status}, {err!r}")
         if status == 128 + number and not blocked and err != b"krait enhance: stopped; no unfinished output is left\n":
@@ -187,13 +188,13 @@ def signals(share):
             if name not in whole:
                 report(f"signal {number} at -j {jobs}{', named' if named else ''}: left {name}")
             elif (out / name).read_bytes() != whole[name]:
-                report(f"signal {number} at -j {jobs}: {name} is not whole")
+                report(f"signal {number} at -j {jobs}: {name} is incomplete")
         shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(folder)
 
 
 def aliases(share):
-    """Whatever is read or written is named again, by every kind of other name, as something that is written: refused, and nothing has changed."""
+    """Every input and output is also given as an output, by every kind of alias: refused, and nothing changes."""
     folder = folder_with("in.wav")
     for name in ("ref.wav", "other.wav"):
         shutil.copy(folder / "in.wav", folder / name)
@@ -256,8 +257,8 @@ def aliases(share):
 
 
 def formats(share):
-    """Every format as input, every extension as output: the result has the recording's rate, channels and length, in the format that its name says, or one line says why
-    not."""
+    """Every format as input, every extension as output: the result has the recording's rate, channels and length, in
+    the extension's format, or one line says why not."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="krait-faults-"))
     inputs = []
     for kind, (rate, channels) in itertools.product(sounds.FORMATS, ((16000, 1), (44100, 2), (8000, 1), (16000, 3))):
@@ -272,7 +273,7 @@ def formats(share):
         given = sounds.read(folder / name)
         done = krait("enhance", *RUN, name, *(["-f", "-o", f"out.{extension}"] if extension else ["--json"]), cwd=folder)
         count("pairs of formats")
-        has_limits = extension in ("ogg", "opus", "mp3", "flac")  # of channels and rates; the others take every recording
+        has_limits = extension in ("ogg", "opus", "mp3", "flac")  # on channels and rates; the others support every recording
         if done.returncode not in (0, 1) or done.returncode == 1 and (done.stderr.count(b"\n") != 1 or not has_limits):
             report(f"{name} to {extension}: {done}")
         if done.returncode != 0:

@@ -1,5 +1,5 @@
-"""Runs a program with faults injected (inject.c) and judges what it left behind: the exit status says what happened, a failure is one line, outputs are all
-or nothing, and no temporary file survives."""
+"""Runs a program with injected faults (inject.c) and checks the result: correct exit status, one line per failure,
+outputs complete or absent, no temporary files."""
 import os
 import pathlib
 import select
@@ -48,21 +48,22 @@ class Server:
 
 
 def counts(library, command, cwd):
-    """{kind: calls} of a run without faults."""
+    """{kind: number of calls} of a run without faults."""
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run([str(c) for c in command], cwd=cwd, env=dict(os.environ, LD_PRELOAD=str(library), KRAIT_FAULT_COUNTS=file.name), stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
         return {kind: int(n) for kind, n in (line.split() for line in open(file.name))}
 
 
 class Case:
-    """One command on a small input. good: exit statuses of a run that worked, bad: of one that failed. outputs: names that it writes into its folder, each judged
-    all or nothing: after a failure what was there before, after success what a run without faults gives. is_same(name, got, want) may be looser than equality."""
+    """One command on a small input. good, bad: exit statuses of successful and failed runs. outputs: names it writes in
+    its folder: after a failure the old content, after success that of a run without faults. is_same(name, got, want)
+    may be looser than equality."""
 
     def __init__(self, name, command, folder, good=(0,), bad=(1, 2), outputs=(), text=True, is_same=None):
         self.name, self.command, self.folder = name, [str(c) for c in command], pathlib.Path(folder)
         self.good, self.bad, self.outputs, self.text = good, bad, outputs, text
         self.is_same = is_same or (lambda name, got, want: got == want)
-        self.foreign = 0  # faults inside libraries that do not ask whether there was memory
+        self.foreign = 0  # faults inside libraries that do not check allocations
         self.inputs = {p.name for p in self.folder.iterdir()} - set(outputs)
 
     def read(self):
@@ -79,7 +80,7 @@ class Case:
         return self
 
     def judge(self, fault, result, existed):
-        """A sentence on what is wrong, or None."""
+        """A sentence on the fault, or None."""
         status, out, err = result
         old = {name: b"the old one" if existed else None for name in self.outputs}
         left = {p.name for p in self.folder.iterdir()} - self.inputs - set(self.outputs)
@@ -97,9 +98,9 @@ class Case:
             return what + "prints (null)"
         if status in self.good:
             if self.text and out != self.want_out:
-                return what + f"exit status {status} with another answer: {out[-200:]!r}"
+                return what + f"exit status {status} with a different answer: {out[-200:]!r}"
             wrong = [name for name in self.outputs if got[name] is None or not self.is_same(name, got[name], self.want[name])]
-            return what + f"exit status {status}, but {wrong} is not what it should be" if wrong else None
+            return what + f"exit status {status}, but {wrong} is wrong" if wrong else None
         if b"failed, as it does when memory runs out" in err:
             self.foreign += 1
         if err.count(b"\n") != 1 or not err.endswith(b"\n"):
@@ -109,7 +110,8 @@ class Case:
 
 
 def sweep(library, case, faults, report):
-    """Every fault, in turn with and without old outputs in place. report(sentence) for each that is judged wrong. Returns how many ran."""
+    """Every fault, alternately with and without old outputs. report(sentence) for each failed check. Returns how many
+    ran."""
     server = Server(library, case.command, case.folder)
     n = 0
     for n, fault in enumerate(faults, 1):

@@ -1,19 +1,19 @@
-/* inject.c: makes calls into libc fail, for a whole program: LD_PRELOAD=libinject.so. Nothing counts before main, so
- * that neither the loader nor constructors of other libraries are hit.
+/* inject.c: makes a program's libc calls fail: LD_PRELOAD=libinject.so. Calls before main do not count, so that neither
+ * the loader nor other libraries' constructors are hit.
  *
- *   KRAIT_FAULT=malloc:7          the seventh allocation fails          malloc:7+  the seventh and all after it
+ *   KRAIT_FAULT=malloc:7          the seventh allocation fails          malloc:7+  the seventh and all later ones
  *   KRAIT_FAULT=write:3:28        the third write fails with errno 28   kinds: malloc write read open mmap fsync rename
  *                                 link close
  *   KRAIT_FAULT=eintr:3           every third read, write and open is interrupted first
  *   KRAIT_FAULT=short:100         no read or write moves more than 100 bytes
- *   KRAIT_FAULT=named:1           no file without a name (O_TMPFILE), as on file systems that have none
- * Several have commas between them.
+ *   KRAIT_FAULT=named:1           no O_TMPFILE, as on file systems without it
+ * Separate several by commas.
  *
- *   KRAIT_FAULT_COUNTS=FILE       at the end, how often each kind was called: "malloc 1234\n..."
+ *   KRAIT_FAULT_COUNTS=FILE       writes at exit how often each kind was called: "malloc 1234\n..."
  *   KRAIT_FAULT_SERVER=1          main does not run: for every line "malloc:7" on descriptor 198 a child runs it with
  *                                 that fault, and its wait status goes to descriptor 199 as a line. Loading the program
  *                                   once saves most of the time of a thousand runs. */
-#undef _FILE_OFFSET_BITS /* both names of each call are needed, not one under the other */
+#undef _FILE_OFFSET_BITS /* both names of each call are needed, not aliases */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -45,7 +45,7 @@ static int must_fail(int kind) {
   return 1;
 }
 
-/* Calls that a signal may interrupt: every n-th does nothing but say so. */
+/* Calls that a signal may interrupt: every n-th only returns EINTR. */
 static int is_interrupted(void) {
   if (!is_active || !eintr_every || atomic_fetch_add(&n_calls, 1) % eintr_every != eintr_every - 1) return 0;
   errno = EINTR;
@@ -78,7 +78,7 @@ int posix_memalign(void **block, size_t alignment, size_t n) {
 ssize_t write(int fd, const void *bytes, size_t n) {
   REAL("write", ssize_t (*)(int, const void *, size_t));
   if (fd > 2 && (is_interrupted() || must_fail(WRITE)))
-    return -1; /* lines on standard error are how a failure is told */
+    return -1; /* failures are reported on standard error */
   return real(fd, bytes, fd > 2 ? shorter(n) : n);
 }
 
@@ -103,7 +103,7 @@ ssize_t read(int fd, void *bytes, size_t n) {
 PREAD(pread)
 PREAD(pread64)
 
-/* stdio calls the kernel by names of its own. */
+/* stdio calls the kernel by internal names. */
 size_t fwrite(const void *bytes, size_t size, size_t n, FILE *file) {
   REAL("fwrite", size_t (*)(const void *, size_t, size_t, FILE *));
   return file != stderr && file != stdout && fileno(file) > 2 && must_fail(WRITE) ? 0 : real(bytes, size, n, file);
@@ -161,14 +161,14 @@ int linkat(int from_fd, const char *from, int to_fd, const char *to, int flags) 
   return must_fail(LINK) ? -1 : real(from_fd, from, to_fd, to, flags);
 }
 
-int close(int fd) { /* closed all the same, as the kernel does */
+int close(int fd) { /* closed anyway, like the kernel */
   REAL("close", int (*)(int));
   const int failed = must_fail(CLOSE), os_errno = errno, result = real(fd);
   if (failed) errno = os_errno;
   return failed ? -1 : result;
 }
 
-/* ---- what to fail ---- */
+/* ---- the faults ---- */
 static void take_one(const char *text) {
   char kind[16] = "";
   long n = 0;
@@ -184,7 +184,7 @@ static void take_one(const char *text) {
     if (strcmp(kind, kinds[i]) == 0) fail_at[i] = n;
 }
 
-/* Several, with commas between. */
+/* Several, separated by commas. */
 static void take_fault(const char *text) {
   for (; text; text = strchr(text, ',') ? strchr(text, ',') + 1 : NULL) take_one(text);
 }
@@ -208,7 +208,7 @@ static int read_request(char *line, size_t bytes) {
   return 0;
 }
 
-/* In the parent only returns at the end of requests; in a child returns 1. */
+/* In the parent returns only at the end of requests; in a child returns 1. */
 static int serve(void) {
   char line[64];
   while (read_request(line, sizeof line)) {

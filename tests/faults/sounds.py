@@ -1,4 +1,4 @@
-"""Recordings in every format that libsndfile writes, made through libsndfile itself (ctypes), and their samples back."""
+"""Writes recordings in every format of libsndfile, through libsndfile (ctypes), and reads them back."""
 import ctypes
 import ctypes.util
 import math
@@ -32,7 +32,7 @@ def noise(n, channels=1, seed=1):
 
 
 def write(path, kind, samples, rate=16000, channels=1):
-    """False where this libsndfile cannot write that."""
+    """False if this libsndfile cannot write that."""
     lib, info = library(), Info(0, rate, channels, FORMATS[kind], 0, 0)
     file = lib.sf_open(str(path).encode(), 0x20, ctypes.byref(info))
     if not file:

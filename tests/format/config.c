@@ -1,4 +1,4 @@
-/* config.c: the layouts of a configuration, what wins over what, and typed getters. */
+/* config.c: configuration layouts, precedence, and typed getters. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -164,7 +164,7 @@ static void bad_texts_are_refused(void **state) {
   assert_int_equal(kr_config_open(NULL, "/nonexistent.yaml", NULL, &config), KRAIT_ERR_FILE_OPEN);
 }
 
-/* German, where 1.5 is 1,5: from the system, or made here. 0 where that cannot be. */
+/* German, where 1.5 is 1,5: the system's, or made here. 0 if neither works. */
 static int set_comma_locale(const char *folder) {
   char command[200];
   if (setlocale(LC_ALL, "de_DE.UTF-8")) return 1;
@@ -184,7 +184,7 @@ static void a_locale_with_a_comma_changes_nothing(void **state) {
   if (system(command) != 0) fail();
   if (!is_set) skip();
   snprintf(text, sizeof text, "%.1f", 1.5);
-  assert_string_equal(text, "1,5"); /* the host prints as it did before */
+  assert_string_equal(text, "1,5"); /* the host's locale is unchanged */
   assert_int_equal(open_text("sigmoid_beta: 2.5\n", "other=1e-3", &config), KRAIT_OK);
   assert_int_equal(kr_config_float(config, "sigmoid_beta", 0, 0, 9, &value), KRAIT_OK);
   assert_true(value == 2.5);

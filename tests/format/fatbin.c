@@ -1,5 +1,4 @@
-/* fatbin.c: the published header vectors, real images packed in every way, and damage: every prefix, many flipped
- * bytes. */
+/* fatbin.c: published header vectors, real images packed in every way, and damage: every prefix, many flipped bytes. */
 #include "../test.h"
 
 #include <stdio.h>
@@ -188,9 +187,9 @@ static size_t load(const char *name) {
   return n;
 }
 
-static double slowest_s; /* of all walks over damage, in processor time: others may use the machine too */
+static double slowest_s; /* of all walks over damaged input, in CPU time: the machine may be shared */
 
-/* Walks everything that can be walked; returns a sum, so that nothing is left out by the compiler. */
+/* Walks everything; returns a sum, so that the compiler removes nothing. */
 static int64_t walk(const uint8_t *bytes, size_t n) {
   krait_scan *scan;
   krait_container container = {.size = sizeof container};
@@ -241,7 +240,7 @@ static void suffix_is_found_in_all_three_places(void **state) {
   assert_int_equal(n_images, 4);
   assert_true(at_90a > 0);
   krait_scan_close(&scan);
-  buffer[at_90a + 0x2a] &= (uint8_t)~0x10; /* the entry's flag is gone: .nv.compat must tell */
+  buffer[at_90a + 0x2a] &= (uint8_t)~0x10; /* without the entry's flag .nv.compat decides */
   assert_int_equal(krait_scan_open_bytes(buffer, n, &scan), KRAIT_OK);
   krait_scan_next_container(scan, &container);
   while (krait_scan_next_image(scan, &image) == 1)
@@ -301,13 +300,13 @@ static void walk_prefixes(size_t n) {
   uint8_t *copy = malloc(n);
   assert_non_null(copy);
   for (size_t k = 0; k < n; k++) {
-    memcpy(copy + n - k, buffer, k); /* at the block's end, so that a sanitizer sees one byte too many */
+    memcpy(copy + n - k, buffer, k); /* at the block's end, so that a sanitizer detects a byte too many */
     walk_damage(copy + n - k, k);
   }
   free(copy);
 }
 
-static void every_prefix_ends(void **state) {
+static void every_prefix_terminates(void **state) {
   (void)state;
   static const char *const names[] = {"zstd.fatbin", "lz4.fatbin", "plain.fatbin", "sm120.cubin"};
   for (size_t i = 0; i < 4; i++) walk_prefixes(load(names[i]));
@@ -318,7 +317,7 @@ static void every_prefix_ends(void **state) {
   for (size_t i = 0; i < sizeof cubins / sizeof *cubins; i++) walk_prefixes(put_hex(buffer, cubins[i].hex));
 }
 
-static void flipped_bytes_end(void **state) {
+static void flipped_bytes_terminate(void **state) {
   (void)state;
   static const char *const names[] = {"zstd.fatbin", "lz4.fatbin", "plain.fatbin", "sm120.cubin"};
   uint64_t random = 88172645463325252ull;
@@ -338,7 +337,7 @@ static void flipped_bytes_end(void **state) {
   }
 }
 
-/* After all that damage. A sanitizer needs memory and time of its own. */
+/* After all that damage. Sanitizers need extra memory and time. */
 static void damage_costs_little(void **state) {
   (void)state;
   struct rusage usage;
@@ -353,6 +352,7 @@ int main(void) {
       cmocka_unit_test(vectors_decode_as_stated), cmocka_unit_test(cubin_headers_decode_as_stated),
       cmocka_unit_test(packed_images_equal_plain_ones), cmocka_unit_test(suffix_is_found_in_all_three_places),
       cmocka_unit_test(impossible_sizes_are_damage), cmocka_unit_test(bombs_are_refused),
-      cmocka_unit_test(every_prefix_ends), cmocka_unit_test(flipped_bytes_end), cmocka_unit_test(damage_costs_little)};
+      cmocka_unit_test(every_prefix_terminates), cmocka_unit_test(flipped_bytes_terminate),
+      cmocka_unit_test(damage_costs_little)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

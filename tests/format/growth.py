@@ -1,5 +1,6 @@
-"""Time and memory of hostile files grow no faster than the files: pickles, YAML, safetensors headers and tensor names, each at its largest allowed size and at half of it.
-Processor time of the child counts, best of two, so that a busy machine does not matter; with the floor of an empty run taken off."""
+"""Time and memory of hostile files grow at most linearly: pickles, YAML, safetensors headers and tensor names, each at
+its maximum size and at half of it. Measures the child's CPU time, best of two, so that load does not matter, less that
+of an empty run."""
 import io
 import json
 import os
@@ -19,7 +20,7 @@ MODEL = pathlib.Path(__file__).resolve().parent.parent / "golden" / "primeknet" 
 
 
 def cost(args):
-    """(seconds of processor time, MiB at most, exit status) of one run."""
+    """(CPU seconds, peak MiB, exit status) of one run."""
     process = subprocess.Popen([KRAIT, *map(str, args)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -45,7 +46,7 @@ def marks(n):  # a list in a list in a list, closed at once
     return b"\x80\x02]" + b"(K\x01l" * n + b"."
 
 
-def memo(n):  # every value remembered under a name of its own
+def memo(n):  # every value memoized under its own name
     out = io.BytesIO()
     out.write(b"\x80\x02(")
     for i in range(n):

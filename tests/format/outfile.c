@@ -1,4 +1,4 @@
-/* outfile.c: an output appears whole or not at all. */
+/* outfile.c: an output appears complete or not at all. */
 #define _GNU_SOURCE
 #include "../folder.h"
 #include "../test.h"
@@ -85,7 +85,7 @@ static void a_link_stays_a_link(void **state) {
   unlink(path);
 }
 
-static void what_is_no_file_is_written_directly(void **state) {
+static void special_files_are_written_directly(void **state) {
   (void)state;
   kr_outfile file;
   assert_int_equal(kr_outfile_begin(&file, "/dev/null"), KRAIT_OK);
@@ -108,13 +108,13 @@ static void impossible_places_are_refused(void **state) {
   assert_int_equal(kr_outfile_begin(&file, long_name), KRAIT_ERR_FILE_WRITE);
   assert_int_equal(kr_outfile_begin(&file, ""), KRAIT_ERR_FILE_WRITE);
   snprintf(path, sizeof path, "%s/out.wav", folder);
-  if (geteuid() == 0) return; /* root may write anywhere */
+  if (geteuid() == 0) return; /* root can write anywhere */
   chmod(folder, 0500);
   assert_int_equal(kr_outfile_begin(&file, path), KRAIT_ERR_FILE_WRITE);
   chmod(folder, 0700);
 }
 
-/* In a child: from then on its process gets no names. Returns how many checks failed. */
+/* In a child: from then on its process uses no names. Returns how many checks failed. */
 static int stop_with_three_open(void) {
   kr_outfile files[3], more;
   int failed = 0;
@@ -140,7 +140,7 @@ static void a_handler_removes_what_is_open(void **state) {
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* With names and, where the file system can, without. */
+/* With names and, if the file system supports it, without. */
 static void nothing_is_replaced_unasked(void **state) {
   (void)state;
   kr_outfile file;
@@ -188,8 +188,7 @@ static void the_longest_name_can_be_written(void **state) {
   kr_outfile_use_names(0);
 }
 
-/* Six threads make outputs while the process is told to stop at a random moment: nothing may be left but finished
- * ones. */
+/* Six threads write outputs while the process is stopped at a random moment: only finished ones may remain. */
 static void *write_until_stopped(void *name) {
   kr_outfile file;
   char own[96];
@@ -208,7 +207,7 @@ static void stop_in_the_middle(int microseconds) {
   _exit(0);
 }
 
-static void no_name_survives_a_stop(void **state) {
+static void no_temporary_name_survives_a_stop(void **state) {
   (void)state;
   char command[160];
   for (int round = 0; round < 60; round++) {
@@ -258,12 +257,12 @@ static int leave_folder(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(commit_replaces_and_abandon_keeps),
                                      cmocka_unit_test(a_link_stays_a_link),
-                                     cmocka_unit_test(what_is_no_file_is_written_directly),
+                                     cmocka_unit_test(special_files_are_written_directly),
                                      cmocka_unit_test(impossible_places_are_refused),
                                      cmocka_unit_test(a_handler_removes_what_is_open),
                                      cmocka_unit_test(threads_do_not_share_names),
                                      cmocka_unit_test(nothing_is_replaced_unasked),
                                      cmocka_unit_test(the_longest_name_can_be_written),
-                                     cmocka_unit_test(no_name_survives_a_stop)};
+                                     cmocka_unit_test(no_temporary_name_survives_a_stop)};
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -1,4 +1,4 @@
-/* pickle.c: what the machine makes of good pickles, and that bad ones are refused: unsafe, bombs, lies, truncated. */
+/* pickle.c: good pickles are read, bad ones are refused: unsafe, bombs, inconsistent, truncated. */
 #include "../test.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ static const kr_pickle_value *root;
 static kr_arena *arena;
 
 static int32_t read_bytes(const void *bytes, size_t n_bytes) {
-  unsigned char *exact = malloc(n_bytes ? n_bytes : 1); /* exact size, so that a sanitizer sees a byte too far */
+  unsigned char *exact = malloc(n_bytes ? n_bytes : 1); /* exact size, so that a sanitizer detects overruns */
   memcpy(exact, bytes, n_bytes);
   kr_arena_close(&arena);
   arena = kr_arena_open();
@@ -54,7 +54,7 @@ static void maps_and_memo(void **state) {
   assert_null(kr_pickle_find(root, "c"));
   assert_int_equal(READ("\x80\4\x95\x0b\0\0\0\0\0\0\0}\x94(\x8c\1x\x94K\5u."), KRAIT_OK);
   assert_int_equal(kr_pickle_find(root, "x")->whole, 5);
-  assert_int_equal(READ("\x80\2]q\0h\0a."), KRAIT_OK); /* a list that holds itself */
+  assert_int_equal(READ("\x80\2]q\0h\0a."), KRAIT_OK); /* a list that contains itself */
   assert_ptr_equal(root->items[0], root);
 }
 
@@ -108,7 +108,7 @@ static void code_is_refused(void **state) {
   assert_refused(READ("\x80\2\x82\1."), "opcode 0x82"); /* the extension registry */
 }
 
-static void lengths_that_lie(void **state) {
+static void wrong_lengths(void **state) {
   (void)state;
   assert_refused(READ("\x80\2X\xff\xff\xff\xff"
                       "abc."),
@@ -166,7 +166,7 @@ static void bombs_stay_small(void **state) {
   bytes[n++] = '.';
   assert_int_equal(read_bytes(bytes, n), KRAIT_OK);
 
-  n = 2; /* a billion laughs: each list holds the one before ten times */
+  n = 2; /* a billion laughs: each list contains the previous one ten times */
   for (int level = 0; level < 60; level++) {
     memcpy(bytes + n, "](", 2);
     n += 2;
@@ -195,7 +195,7 @@ static int close_arena(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(plain_values),    cmocka_unit_test(maps_and_memo),    cmocka_unit_test(calls_are_kept_not_made),
-      cmocka_unit_test(code_is_refused), cmocka_unit_test(lengths_that_lie), cmocka_unit_test(broken_stacks),
+      cmocka_unit_test(code_is_refused), cmocka_unit_test(wrong_lengths), cmocka_unit_test(broken_stacks),
       cmocka_unit_test(bombs_stay_small)};
   return cmocka_run_group_tests(tests, NULL, close_arena);
 }

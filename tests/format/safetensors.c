@@ -1,4 +1,4 @@
-/* safetensors.c: round trips, and every way in which a header can lie. */
+/* safetensors.c: round trips, and every kind of inconsistent header. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -25,7 +25,7 @@ static void make(kr_made *file, uint64_t length, const char *header, size_t data
 }
 
 static int32_t open_made(const kr_made *file, kr_weights **weights) {
-  unsigned char *exact = malloc(file->n_bytes); /* exact size, so that a sanitizer sees a byte too far */
+  unsigned char *exact = malloc(file->n_bytes); /* exact size, so that a sanitizer detects overruns */
   memcpy(exact, file->bytes, file->n_bytes);
   int32_t status = kr_weights_open_memory(exact, file->n_bytes, "made", weights);
   if (*weights) kr_weights_close(weights);
@@ -46,7 +46,7 @@ static void assert_refused(const char *header, size_t data_bytes, int32_t status
   "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"I64\",\"shape\":[],\"data_" \
   "offsets\":[8,16]}}"
 
-static void lies_are_refused(void **state) {
+static void inconsistent_headers_are_refused(void **state) {
   (void)state;
   const int32_t format = KRAIT_ERR_FILE_FORMAT, read = KRAIT_ERR_FILE_READ;
   assert_refused(GOOD, 15, read, "truncated");
@@ -195,7 +195,7 @@ static void writing_reports_a_full_disk(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(lies_are_refused),         cmocka_unit_test(header_lengths_are_bounded),
+      cmocka_unit_test(inconsistent_headers_are_refused),         cmocka_unit_test(header_lengths_are_bounded),
       cmocka_unit_test(every_prefix_is_refused),  cmocka_unit_test(misaligned_tensors_are_aligned),
       cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(missing_and_odd_files_are_refused),
       cmocka_unit_test(writing_reports_a_full_disk)};

@@ -1,5 +1,5 @@
-/* torch_file.c: what PyTorch saved (tests/golden/torch) reads as the same tensors; damaged files are refused; no
- * allocation may fail unnoticed. Runs in the project's root. */
+/* torch_file.c: files saved by PyTorch (tests/golden/torch) read as the same tensors; damaged files are refused; every
+ * failed allocation is reported. Runs in the project's root. */
 #include "../test.h"
 
 #include <jansson.h>
@@ -32,7 +32,7 @@ static void assert_same(const char *path, const char *expected_path, int64_t n_e
   kr_weights_close(&expected);
 }
 
-static void what_torch_saves_is_read(void **state) {
+static void torch_files_are_read(void **state) {
   (void)state;
   assert_same(GOLDEN "best.th", GOLDEN "model.safetensors", 12);
   assert_same(GOLDEN "checkpoint.th", GOLDEN "model.safetensors", 12);
@@ -56,7 +56,7 @@ static void narrow_floats_become_float32(void **state) {
   kr_weights_close(&weights);
 }
 
-static void what_is_no_state_dict_is_refused(void **state) {
+static void other_objects_are_refused(void **state) {
   (void)state;
   kr_weights *weights = NULL;
   assert_int_equal(kr_weights_open(GOLDEN "module.pt", &weights), KRAIT_ERR_UNSAFE);
@@ -102,7 +102,7 @@ static void every_damaged_byte_is_survived(void **state) {
   kr_mapfile_close(&file);
 }
 
-/* Opens, configures and describes the file with the n-th allocation failing, for every n: out of memory is said,
+/* Opens, configures and describes the file with the n-th allocation failing, for every n: out of memory is reported,
  * nothing leaks. */
 static int32_t walk_once(const char *path, char **json) {
   kr_weights *weights = NULL;
@@ -141,14 +141,14 @@ static void failing_allocations_are_reported(void **state) {
   for (int i = 0; i < 3; i++) walk_allocations(paths[i], 1);
   json_set_alloc_funcs(
       kr_alloc,
-      kr_free); /* jansson calls some of its failures syntax errors and loses text in others: no leak, no crash */
+      kr_free); /* jansson reports some of its failures as syntax errors and loses text in others: no leak, no crash */
   for (int i = 0; i < 3; i++) walk_allocations(paths[i], 0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(what_torch_saves_is_read),         cmocka_unit_test(narrow_floats_become_float32),
-      cmocka_unit_test(what_is_no_state_dict_is_refused), cmocka_unit_test(every_prefix_is_refused),
+      cmocka_unit_test(torch_files_are_read),         cmocka_unit_test(narrow_floats_become_float32),
+      cmocka_unit_test(other_objects_are_refused), cmocka_unit_test(every_prefix_is_refused),
       cmocka_unit_test(every_damaged_byte_is_survived),   cmocka_unit_test(failing_allocations_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* cli.c: fuzz target: what the program prints. Files go to verbs that describe them, as text and as JSON, and words to
- * every verb that only looks: no control byte on either stream, well-formed UTF-8, JSON that can be read, at most one
- * line of error, and an exit status that is one. */
+/* cli.c: fuzz target: the program's output. Files go to verbs that describe them, as text and as JSON, and words to
+ * every read-only verb: no control byte on either stream, well-formed UTF-8, valid JSON, at most one line of error, and
+ * a documented exit status. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ static void fail(const char *what) {
   abort();
 }
 
-/* Both streams go to files in memory; a sanitizer writes to descriptor 2 itself. */
+/* Both streams go to memory files; sanitizers write to descriptor 2 directly. */
 static FILE *open_stream(const char *name, int *fd) {
   *fd = memfd_create(name, 0);
   FILE *file = *fd < 0 ? NULL : fdopen(*fd, "w+");
@@ -63,7 +63,7 @@ static void run(int argc, char **argv, int is_json) {
   check_text(n_err);
   const char *end = strchr(text, '\n');
   if (end && end[1] && strncmp(text, "usage:", 6) != 0) fail("more than one line");
-  if (status < 0 || (status > 4 && status != 64 && status != 70)) fail("an exit status of none");
+  if (status < 0 || (status > 4 && status != 64 && status != 70)) fail("undocumented exit status");
 }
 
 static void run_words(char *words, size_t n, const char *verb) {
@@ -83,7 +83,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
   return 0;
 }
 
-/* The first byte: what the rest is. "devices" and "version" look at nothing but the machine; words for "info" may name
+/* The first byte selects the kind of input. "devices" and "version" only read the machine; words for "info" may name
  * any file, which is only read. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,5 +1,5 @@
-/* model.c: fuzz target: weights that are opened and verified, and recordings that are verified against. The first byte
- * says which the rest is; the other one is sound. */
+/* model.c: fuzz target: opens and verifies weights, or verifies against recorded outputs. The first byte selects which
+ * one is the input; the other is valid. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <sys/mman.h>

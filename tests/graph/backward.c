@@ -1,6 +1,6 @@
-/* backward.c: gradients that are derived from a graph: against finite differences in float64 where values are used
- * twice, in part, and spread; the same bits with values computed again; nothing for what is frozen; and what a gradient
- * cannot do. Then rewrites: on and off give the same, and a wrong one is found. */
+/* backward.c: gradients derived from a graph: against finite differences in float64 with values used twice, in part,
+ * and broadcast; the same bits with recomputation; nothing for frozen parameters; unsupported gradients. Then rewrites:
+ * on and off give the same, and a wrong one is found. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -27,7 +27,7 @@ static krait_ctx *open_ctx(void) {
   return ctx;
 }
 
-/* A small model with its parameters, and room for the gradient of each. */
+/* A small model with its parameters and memory for their gradients. */
 enum { X, W_IN, B_IN, NORM, W_CONV, W_GATE, SCALE, N_INPUTS };
 static const char *const names[N_INPUTS] = {"x", "w_in", "b_in", "norm", "w_conv", "w_gate", "scale"};
 typedef struct model {
@@ -50,8 +50,7 @@ static void record_inputs(model *m) {
   }
 }
 
-/* x goes into a norm and around it; h is read in parts that overlap; the convolution runs along time with channels
- * last. */
+/* x goes into a norm and around it; h is read in overlapping parts; the convolution runs along time, channels-last. */
 static void record(model *m, int again) {
   kr_graph *g = m->g;
   record_inputs(m);
@@ -69,7 +68,7 @@ static void record(model *m, int again) {
                                                        .bias = v(m, in[B_IN]),
                                                        .out = kr_graph_ask()});
   const kr_tensor left = kr_graph_slice(g, h, 1, 0, D), middle = kr_graph_slice(g, h, 1, 3, D),
-                  right = kr_graph_slice(g, h, 1, H - D, D); /* left and middle overlap, and so do middle and right */
+                  right = kr_graph_slice(g, h, 1, H - D, D); /* left and middle overlap, as do middle and right */
   const kr_tensor channels = kr_graph_permute(g, kr_graph_reshape(g, left, KR_DIMS(B, L, D)), (int[]){0, 2, 1});
   const kr_tensor convolved = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
   kr_graph_call(
@@ -199,7 +198,7 @@ static int n_live(const kr_graph *g) {
   return n;
 }
 
-static void computing_again_changes_no_bit(void **state) {
+static void recomputation_changes_no_bit(void **state) {
   static model m[2];
   static result r[2];
   krait_ctx *ctx = open_ctx();
@@ -215,7 +214,7 @@ static void computing_again_changes_no_bit(void **state) {
   krait_ctx_close(&ctx);
 }
 
-static void what_is_frozen_costs_nothing(void **state) {
+static void frozen_parameters_cost_nothing(void **state) {
   static model all, some;
   static result with, without;
   krait_ctx *ctx = open_ctx();
@@ -238,7 +237,7 @@ static void what_is_frozen_costs_nothing(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* ---- what a gradient cannot do ---- */
+/* ---- unsupported gradients ---- */
 
 static void expect(kr_graph **g, int32_t status, const char *sentence) {
   assert_int_equal(kr_graph_status(*g), status);
@@ -296,7 +295,7 @@ static void faults_are_named(void **state) {
   expect(&g, KRAIT_ERR_SHAPE, "graph: the gradient of x (1,3,5) cannot be d (1,5,3)");
 }
 
-/* ---- attention, which reads what it has written, and rotary embedding ---- */
+/* ---- attention, whose gradient reads its output, and rotary embedding ---- */
 
 enum { TOKENS = 7, HEADS = 2, HEAD = 4, ALL = TOKENS * HEADS * HEAD };
 
@@ -316,7 +315,7 @@ static void run_directly(const kr_op *op, krait_ctx *ctx, void *args) {
   free(call->scratch);
 }
 
-/* dx by calls alone: out = attention of the turned x with itself and with x as values. */
+/* dx by separate calls: out = attention of the rotated x with itself and with x as values. */
 static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float *dout, float *dx) {
   float turned[ALL], out[ALL], lse[HEADS * TOKENS], dq[ALL], dk[ALL], dv[ALL];
   const krait_view lse_view = {.data = lse, .stride = {0, TOKENS, 1}, .dtype = KRAIT_F32};
@@ -431,7 +430,7 @@ static double distance(const result *a, const result *b, const model *m) {
   return worst;
 }
 
-/* A rewrite that forgets the other summand. */
+/* A rewrite that drops the other summand. */
 static int forget_a_summand(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const kr_node *node = KR_NODE(g, n);
   const krait_pointwise_args *a = (const krait_pointwise_args *)node->args;
@@ -470,7 +469,7 @@ static void rewrites_change_nothing(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* x + y, then its norm, both read later: one call that writes both. */
+/* x + y, then its norm, both read later: one call writes both. */
 static void a_norm_adds(void **state) {
   krait_ctx *ctx = open_ctx();
   float x[12], y[12], h[2][12], n[2][12];
@@ -500,8 +499,8 @@ static void a_norm_adds(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* ((x W' + b)'s halves multiplied) V times other, W' = W times a row of taps: two products, and with constants nothing
- * else. */
+/* ((x W' + b)'s halves multiplied) V times other, W' = W times a row of taps: two products, and nothing else with
+ * constants. */
 static void products_multiply(void **state) {
   enum { M = 21, K = 9, N = 32 };
   static float x[M * K], W[K * 2 * N], taps[2 * N], b[2 * N], V[N * N], other[M * N], out[4][M * N];
@@ -511,7 +510,7 @@ static void products_multiply(void **state) {
   (void)state;
   for (int i = 0; i < 6; i++)
     for (int k = 0; k < sizes[i]; k++) drawn[i][k] = (float)draw();
-  for (int way = 0; way < 4; way++) { /* rewrites off, on; constants computed while planning; both */
+  for (int way = 0; way < 4; way++) { /* rewrites off, on; constants folded when planning; both */
     const krait_pointwise_args times = {.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1};
     kr_graph *g = NULL;
     kr_runner *r = NULL;
@@ -550,8 +549,8 @@ static void products_multiply(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(computing_again_changes_no_bit),
-      cmocka_unit_test(what_is_frozen_costs_nothing),   cmocka_unit_test(faults_are_named),
+      cmocka_unit_test(agrees_with_finite_differences), cmocka_unit_test(recomputation_changes_no_bit),
+      cmocka_unit_test(frozen_parameters_cost_nothing),   cmocka_unit_test(faults_are_named),
       cmocka_unit_test(rewrites_change_nothing),        cmocka_unit_test(a_norm_adds),
       cmocka_unit_test(attention_has_its_gradient),     cmocka_unit_test(products_multiply)};
   return cmocka_run_group_tests(tests, NULL, NULL);

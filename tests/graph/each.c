@@ -1,6 +1,5 @@
-/* each.c: a map taken slice by slice gives what it gives as a whole, along either dimension, with something left behind
- * the last slice, in place, on any number of threads and by reference rows; windows that overlap; and calls that do not
- * fit. */
+/* each.c: a map processed slice by slice equals the whole, along either dimension, with a remainder after the last
+ * slice, in place, on any number of threads and by reference rows; overlapping windows; invalid calls. */
 #include <math.h>
 
 #include "../test.h"
@@ -81,7 +80,7 @@ static void products_of_windows(void **state) {
     }
 }
 
-/* x + 3 of what is there, by way of a copy. */
+/* x + 3 in place, through a copy. */
 static void record_sum(void *user, kr_graph *g, kr_tensor from, kr_tensor out) {
   const kr_tensor own = kr_graph_temp(g, KRAIT_F32, kr_graph_dims(g, from));
   ++*(int *)user;
@@ -135,7 +134,7 @@ static void expect_failure(int dim, int64_t n, int64_t out_w, kr_slice_fn *fn, c
   kr_graph_close(&g);
 }
 
-static void what_does_not_fit(void **state) {
+static void mismatches(void **state) {
   (void)state;
   expect_failure(1, 1, 2, record_sum, "slices of 1 along dimension 1 of (4,3) and (4,2)");
   expect_failure(2, 1, 3, record_sum, "dimension 2");
@@ -145,6 +144,6 @@ static void what_does_not_fit(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(products_of_windows), cmocka_unit_test(in_place),
-                                     cmocka_unit_test(what_does_not_fit)};
+                                     cmocka_unit_test(mismatches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* example.c: the lines of docs/GRAPH.md, compiled and run: its gradients against differences. */
+/* example.c: docs/GRAPH.md's code, compiled and run: its gradients against finite differences. */
 #include <math.h>
 #include <stdlib.h>
 

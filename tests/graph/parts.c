@@ -1,4 +1,4 @@
-/* parts.c: which elements a view has, against counting them one by one; and graphs that a context keeps for an op: many
+/* parts.c: the elements of a view, against counting them one by one; and a context's cached graphs of an op: many
  * sizes, many threads. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static int64_t draw(int64_t low, int64_t high) {
 
 enum { MOST_ELEMENTS = 4096 };
 
-/* A storage of random sizes, sometimes padded or in another order; and a view by a few random steps. */
+/* A storage of random sizes, sometimes padded or permuted; and a view by a few random steps. */
 static kr_tensor random_storage(kr_graph *g) {
   kr_dims dims = {.n = (int32_t)draw(1, 4)};
   int order[4] = {0, 1, 2, 3};
@@ -46,7 +46,7 @@ static kr_tensor random_view(kr_graph *g, kr_tensor t) {
       const int other = (int)draw(0, d.n - 1);
       order[dim] = other, order[other] = dim;
       t = kr_graph_permute(g, t, order);
-    } else if (d.n > 1) { /* two dimensions as one, or one as two */
+    } else if (d.n > 1) { /* two dimensions merged, or one split */
       kr_dims merged = {.n = d.n - 1};
       const int at = (int)draw(0, d.n - 2);
       for (int i = 0; i < merged.n; i++)
@@ -92,7 +92,7 @@ static void boxes_are_what_views_have(void **state) {
     if (!kr_boxes_meet(&x, &y)) assert_int_equal(share, 0);
     if (kr_boxes_equal(&x, &y)) assert_true(share == n_a && share == n_b);
     n_exact += x.exact, n_meet += share > 0;
-    /* the same elements in memory of another layout: as many, and apart where they were apart */
+    /* the same elements in another memory layout: as many, and disjoint where they were disjoint */
     const kr_tensor other = kr_graph_temp_like(g, storage), moved_a = kr_graph_moved(g, a, KR_PART(g, other)->storage),
                     moved_b = kr_graph_moved(g, b, KR_PART(g, other)->storage);
     if (moved_a && moved_b) {
@@ -110,9 +110,9 @@ static void boxes_are_what_views_have(void **state) {
   assert_true(n_exact > 2000 && n_meet > 1000 && n_moved > 3000);
 }
 
-/* ---- kept graphs ---- */
+/* ---- cached graphs ---- */
 
-enum { MOST_L = 90, D = 8, N = 4, R = 2, M = 6 }; /* more lengths than a context keeps graphs */
+enum { MOST_L = 90, D = 8, N = 4, R = 2, M = 6 }; /* more lengths than a context caches graphs */
 
 typedef struct job {
   const krait_ctx *ctx;

@@ -1,5 +1,5 @@
-/* pieces.c: a Mamba block that hands its states from piece to piece gives what it gives of the whole, one runner for
- * all pieces, wherever they lie; and a runner whose addresses become the same, or differ again. */
+/* pieces.c: a Mamba block that hands its states from piece to piece equals the whole, with one runner for all pieces
+ * at any addresses; and a runner whose addresses become equal, or differ again. */
 #include "../test.h"
 #include "graph.h"
 #include "mamba_block.h"
@@ -31,7 +31,7 @@ static kr_tensor weight(kr_graph *g, const char *name, kr_dims dims, const float
   return kr_graph_weight(g, name, KRAIT_F32, dims, data);
 }
 
-/* Over n steps, rows of channels; states only where the block is one of pieces. */
+/* Over n steps, rows of channels; states only for a block in pieces. */
 static block record(const krait_ctx *ctx, int64_t n, int64_t W, int in_pieces) {
   const int by_channel[] = {0, 2, 1};
   block b = {0};
@@ -70,7 +70,7 @@ static void run(kr_runner *r) {
   if (kr_runner_run(r, NULL) < 0) fail_msg("%s", krait_error_detail());
 }
 
-static void pieces_are_the_whole(void **state) {
+static void pieces_equal_the_whole(void **state) {
   static float xz[L * 2 * D + 4], want[L * D], out[L * D + 4], conv[2][D * MOST_W], scan[2][D * N];
   krait_ctx *ctx = open_ctx();
   (void)state;
@@ -103,7 +103,7 @@ static void pieces_are_the_whole(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* out = x W + residual, where residual is out, lies apart, and is out again. */
+/* out = x W + residual, where residual is out, is separate, and is out again. */
 static void addresses_may_meet(void **state) {
   enum { ROWS = 9, K = 5, COLUMNS = 37 };
   static float x[ROWS * K], w[K * COLUMNS], residual[ROWS * COLUMNS], out[ROWS * COLUMNS], want[ROWS * COLUMNS];
@@ -141,6 +141,6 @@ static void addresses_may_meet(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_are_the_whole), cmocka_unit_test(addresses_may_meet)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(pieces_equal_the_whole), cmocka_unit_test(addresses_may_meet)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* plan.c: the planner on random graphs: sharing memory must not change a bit of what a run without any sharing gives,
- * from poisoned memory; and planted faults must be found: by the check of the plan, and by the comparison itself. */
+/* plan.c: the planner on random graphs: sharing memory must not change a bit compared with no sharing, from poisoned
+ * memory; and planted faults must be found by the plan's check and by the comparison. */
 #include <stdlib.h>
 
 #include "../test.h"
@@ -190,7 +190,7 @@ static void states_live_from_run_to_run(void **state) {
     assert_int_equal(kr_runner_bind(r[i], out, step_out), KRAIT_OK);
   }
   for (int round = 0; round < 2; round++) {
-    for (int t = 0; t < L; t++) { /* the second timeline sees each input twice, and must not disturb the first */
+    for (int t = 0; t < L; t++) { /* the second timeline gets each input twice and must not affect the first */
       for (int i = 0; i < B * D; i++) step_in[i] = x[i * L + t];
       for (int k = 0; k < 2; k++) assert_int_equal(kr_runner_run(r[1], NULL), KRAIT_OK);
       assert_int_equal(kr_runner_run(r[0], NULL), KRAIT_OK);
@@ -203,7 +203,7 @@ static void states_live_from_run_to_run(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* ---- faults of a builder ---- */
+/* ---- builder errors ---- */
 
 static void expect(kr_graph **g, int32_t status, const char *sentence) {
   assert_int_equal(kr_graph_status(*g), status);
@@ -256,7 +256,7 @@ static void faults_name_the_node(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* A norm with a gain, and a step of a convolution; either's gain or state may have been written by a call before. */
+/* A norm with a gain, and a convolution step; gain or state may have been written by an earlier call. */
 static void bits_of(int gain_is_written, int state_is_written, uint32_t *norm, uint32_t *step) {
   static float gain[8], taps[8 * 4];
   kr_graph *g;
@@ -291,7 +291,7 @@ static void bits_of(int gain_is_written, int state_is_written, uint32_t *norm, u
   krait_ctx_close(&ctx);
 }
 
-/* What a kernel may read before the one before it has ended is what no call of the graph, or none before, writes. */
+/* A kernel may read early, before the previous one ends, only what no call, or no earlier call, of the graph writes. */
 static void what_calls_write_is_not_read_ahead(void **state) {
   const uint32_t all = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
   uint32_t norm, step;

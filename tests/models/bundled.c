@@ -1,5 +1,5 @@
-/* bundled.c: libkrait as the wheel carries it, and nothing of krait beside it: the weights inside, weights that a
- * program hands over as tensors against their recorded forward pass, streams, and what it refuses. */
+/* bundled.c: libkrait as in the wheel, and nothing else of krait: built-in weights, weights passed as tensors against
+ * their recorded forward pass, streams, and errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@ enum { HZ = 16000, MOST_TENSORS = 512, TEXT_BYTES = 1024 };
 
 static krait_ctx *ctx;
 
-/* ---- safetensors of this tree, which are what they should be ---- */
+/* ---- safetensors of this tree, known to be valid ---- */
 typedef struct file {
-  char *header; /* cut by zeros */
+  char *header; /* split by zeros */
   unsigned char *bytes;
   krait_model_tensor tensors[MOST_TENSORS];
   int64_t shapes[MOST_TENSORS][4], n_tensors;
@@ -32,7 +32,7 @@ static void read_settings(file *f) {
 }
 
 static void read_tensors(file *f) {
-  char *at = strstr(f->header, "},\""); /* behind the metadata */
+  char *at = strstr(f->header, "},\""); /* after the metadata */
   for (; at; at = strstr(at, "},\"")) {
     krait_model_tensor *t = &f->tensors[f->n_tensors];
     int64_t *shape = f->shapes[f->n_tensors++];
@@ -116,7 +116,7 @@ static void the_model_inside_cleans(void **state) {
   enum { N = HZ / 4 };
   static float in[N], out[2][N];
   fill_noise(in, N);
-  for (int round = 0; round < 2; round++) { /* and again behind a close */
+  for (int round = 0; round < 2; round++) { /* and again after a close */
     krait_model *model = NULL;
     krait_session *session = open_inside(&model);
     assert_non_null(strstr(krait_model_json(model), "\"model\":\"primeknet_mamba\""));
@@ -129,7 +129,7 @@ static void the_model_inside_cleans(void **state) {
   assert_memory_equal(out[0], out[1], sizeof *out);
 }
 
-/* As many samples come out as went in, each at most the latency late. */
+/* As many samples out as in, each at most the latency late. */
 static void the_model_inside_streams(void **state) {
   (void)state;
   enum { N = HZ * 3 / 8, PIECE = 1603 };
@@ -164,7 +164,7 @@ static void tensors_give_what_was_recorded(void **state) {
   krait_model *model = NULL;
   krait_session *session = NULL;
   assert_int_equal(open_tensors(weights, weights->settings, &model), KRAIT_OK);
-  close_file(weights); /* nothing of them is kept */
+  close_file(weights); /* they are not kept */
   assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
   const krait_model_tensor *in = find(golden, "golden.input_com"), *want = find(golden, "golden.com");
   const int64_t n = in->shape[0] * in->shape[1] * in->shape[2] * in->shape[3];

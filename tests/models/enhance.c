@@ -1,5 +1,5 @@
-/* enhance.c: recordings through trivial denoisers: what goes in comes out, sample-exact, in every format, rate and
- * channel count; failures leave no file behind. */
+/* enhance.c: recordings through trivial denoisers: sample-exact in every format, rate and channel count; failures leave
+ * no file. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <sndfile.h>
@@ -27,7 +27,7 @@ typedef struct probe {
 static int32_t scale_window(void *user, const float *in, float *out, int64_t n) {
   probe *p = user;
   double sum = 0;
-  if (++p->n_calls == p->fail_at) return kr_fail(KRAIT_ERR_NO_MEMORY, "asked to fail");
+  if (++p->n_calls == p->fail_at) return kr_fail(KRAIT_ERR_NO_MEMORY, "failure requested");
   for (int64_t i = 0; i < n; i++) {
     out[i] = in[i] * p->gain;
     sum += (double)in[i] * in[i];
@@ -53,7 +53,7 @@ static void name_files(const char *in, const char *out) {
   snprintf(out_path, sizeof out_path, "%s/%s", folder, out);
 }
 
-/* A chirp below 4 kHz, other in every channel, that begins and ends gently. */
+/* A chirp below 4 kHz, different in every channel, faded in and out. */
 static float sample_at(int64_t i, int64_t n, int channel, int32_t hz, double level) {
   const double t = (double)i / hz;
   return (float)(level * sin(2 * 3.14159265 * (100 + 50 * channel + 800 * t) * t) *
@@ -244,7 +244,7 @@ static void stopping_and_failing_leave_nothing(void **state) {
   assert_int_equal(kr_count_files(folder), 1);
   probe failing = {.gain = 1, .fail_at = 2};
   assert_int_equal(enhance(&failing, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_ERR_NO_MEMORY);
-  assert_string_equal(krait_error_detail(), "asked to fail");
+  assert_string_equal(krait_error_detail(), "failure requested");
   assert_int_equal(kr_count_files(folder), 1);
   memcpy(out_path, in_path, sizeof out_path);
   assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_ERR_ARGUMENT);
@@ -293,7 +293,7 @@ static void silence_stays_silent_without_the_model(void **state) {
   free(y);
 }
 
-/* A denoiser that has several windows under way: what it makes of one depends on all its samples. */
+/* A denoiser with several windows in flight: a window's result depends on all its samples. */
 typedef struct later {
   int64_t most, n, n_samples, n_runs, n_windows;
   float *out[KR_WINDOWS_AT_ONCE], said[KR_WINDOWS_AT_ONCE][8000];
@@ -374,7 +374,7 @@ static void length_without_reading(void **state) {
   assert_true(audio_s == 1.5); /* both channels */
   assert_int_equal(krait_audio_length("-", &audio_s), KRAIT_OK);
   assert_true(isinf(audio_s));
-  assert_int_equal(mkfifo(out_path, 0600), 0); /* nobody writes: opening it would take what is another's, or wait */
+  assert_int_equal(mkfifo(out_path, 0600), 0); /* no writer: opening it would steal another reader's data, or block */
   assert_int_equal(krait_audio_length(out_path, &audio_s), KRAIT_OK);
   assert_true(isinf(audio_s));
   assert_int_equal(krait_audio_length(folder, &audio_s), KRAIT_ERR_FILE_OPEN);
@@ -398,7 +398,7 @@ static void samples_in_place(void **state) {
   assert_non_null(strstr(krait_error_detail(), "in[7]"));
 }
 
-/* Any cut of the sound gives the same samples, each at most the latency late; what a gain makes of it. */
+/* Any split of the sound gives the same samples, each at most the latency late; through a gain. */
 static void streams(void **state) {
   enum { N = 40123, LATE = 5600 };
   static float in[N], out[N + LATE], first[N];
@@ -422,7 +422,7 @@ static void streams(void **state) {
     assert_int_equal(n, 0);
     assert_true(krait_stream_finish(stream, out + said, N - said - 1, &n) == KRAIT_ERR_ARGUMENT && n == 0);
     assert_int_equal(krait_stream_finish(stream, out + said, LATE, &n), KRAIT_OK);
-    assert_int_equal(said + n, N); /* and the stream begins anew */
+    assert_int_equal(said + n, N); /* and the stream restarts */
     if (k == 0) memcpy(first, out, sizeof first);
     assert_memory_equal(first, out, sizeof first);
   }
@@ -431,7 +431,7 @@ static void streams(void **state) {
   assert_null(stream);
 }
 
-/* Nothing is taken that cannot be answered. */
+/* Input is not consumed if its output does not fit. */
 static void streams_refuse(void **state) {
   enum { N = 8000 };
   static float in[N], out[N];

@@ -1,6 +1,6 @@
 /* mamba_lm.c: language models against the shared golden files: logits, states, greedy continuations, pieces and steps
- * against one pass; and what is refused. Skipped where the golden files are not beside this tree; tests/cli/generate.py
- * has a model of its own. Usage: mamba_lm [cuda]. */
+ * against one pass; errors. Skipped without the golden files beside this tree; tests/cli/generate.py has its own model.
+ * Usage: mamba_lm [cuda]. */
 #include "../test.h"
 
 #include <math.h>
@@ -170,17 +170,17 @@ static void continue_greedily(int whole) {
   assert_true(
       whole ? n_whole >= 4
             : n_whole ==
-                  0); /* weights of the others do not lie at equal distances, or have parts that the call has not */
+                  0); /* the others' weights are not at equal strides, or have parts unsupported by the call */
 }
 
 static void greedy_continuations(void **state) { (void)state, continue_greedily(0); }
 static void greedy_by_one_call_a_token(void **state) {
   (void)state;
-  if (device != KRAIT_DEVICE_CPU) skip(); /* a GPU's one call is of 16 bits: tests/cuda/language.c */
+  if (device != KRAIT_DEVICE_CPU) skip(); /* a GPU's single call is 16-bit: tests/cuda/language.c */
   continue_greedily(1);
 }
 
-/* Prompts cut into pieces of 1, 2, 3, ... tokens, by reads and steps, several sequences in one step: as in one pass. */
+/* Prompts in pieces of 1, 2, 3, ... tokens, by reads and steps, several sequences per step: equal to one pass. */
 static void pieces_and_batches(void **state) {
   enum { SLOTS = 4 };
   (void)state;
@@ -213,7 +213,7 @@ static void pieces_and_batches(void **state) {
   }
 }
 
-static void what_is_refused(void **state) {
+static void refusals(void **state) {
   kr_weights *golden = open_golden("mamba1");
   kr_model_folder *folder;
   kr_mlm *m;
@@ -247,7 +247,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(logits_of_a_prompt),   cmocka_unit_test(states_after_a_prompt),
       cmocka_unit_test(greedy_continuations), cmocka_unit_test(greedy_by_one_call_a_token),
-      cmocka_unit_test(pieces_and_batches),   cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(pieces_and_batches),   cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests(tests, open_ctx, close_ctx);
 }

@@ -1,6 +1,6 @@
-/* primeknet_graph.c: PrimeKnet as a graph, forwards and backwards, against recorded outputs and gradients
- * (tests/golden/primeknet, and the larger ones beside the project where they are); and the transform of graphs beside
- * the host's. */
+/* primeknet_graph.c: PrimeKnet as a graph, forward and backward, against recorded outputs and gradients
+ * (tests/golden/primeknet, and larger ones beside the project if available); and the graphs' transform against the
+ * host's. */
 #include "test.h"
 
 #include <math.h>
@@ -47,8 +47,8 @@ static double distance(const float *got, const float *want, int64_t n, double *s
   return sqrt(sum);
 }
 
-/* The gradients of mean (com w_com) + mean (mag w_mag). A bias in front of an instance norm has none; recorded ones are
- * what rounding left. */
+/* The gradients of mean (com w_com) + mean (mag w_mag). A bias before an instance norm has none; recorded ones are
+ * rounding errors. */
 static void check_gradients(const problem *p, const kr_weights *golden, const char *name, double bound) {
   int n = 0;
   double all = 0, worst = 0, size;
@@ -143,11 +143,11 @@ static void small_pairs(void **state) {
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_pair(GOLDEN, names[i], 1e-4);
   check_pair(
       GOLDEN, "tiny-gru",
-      1e-3); /* all its gradients move together with the forward pass's last places, by 1.8e-4 or 3.2e-4: see below */
+      1e-3); /* all its gradients change with the forward pass's last bits, by 1.8e-4 or 3.2e-4: see below */
 }
 
-/* Recorded in float32: where both parts under an atan2 are small that alone moves a gradient by up to 1e-2 (the same
- * graph in float64 is as far away). */
+/* Recorded in float32: where both arguments of an atan2 are small, that alone changes a gradient by up to 1e-2 (the
+ * same graph in float64 differs as much). */
 static void full_width_pairs(void **state) {
   static const char *const names[] = {"mamba-test", "mamba-causal", "gru-test", "lstm-test"};
   (void)state;
@@ -158,7 +158,7 @@ static void full_width_pairs(void **state) {
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) check_pair(SHARED_GOLDEN, names[i], 1e-2);
 }
 
-/* Rows of samples to spectra, with their first frames from the host, and back. */
+/* Rows of samples to spectra, with first frames from the host, and back. */
 static void check_transform(int64_t n_fft, int64_t T) {
   enum { ROWS = 3 };
   const int64_t hop = n_fft / 4, N = (T - 1) * hop, F = n_fft / 2 + 1, plane = F * T;

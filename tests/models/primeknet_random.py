@@ -1,4 +1,4 @@
-"""Random configurations, and some at the edges, from the PyTorch twin against `krait verify`; skipped where there is no PyTorch."""
+"""Random configurations and edge cases from the PyTorch twin against `krait verify`; skipped without PyTorch."""
 import json, os, subprocess, sys, tempfile
 
 program, twin = sys.argv[1:]
@@ -6,7 +6,7 @@ SEEDS = (("mamba", 201), ("gru", 202), ("lstm", 203))
 try:
     import torch
 except ImportError:
-    system = "/usr/bin/python3"  # may have the distribution's PyTorch where another Python comes first
+    system = "/usr/bin/python3"  # may have the distribution's PyTorch if another Python comes first
     if os.path.exists(system) and os.path.realpath(system) != os.path.realpath(sys.executable) and "PRIMEKNET_RANDOM_AGAIN" not in os.environ:
         os.environ["PRIMEKNET_RANDOM_AGAIN"] = "1"
         os.execv(system, [system] + sys.argv)
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, os.path.dirname(twin))
 import primeknet_twin
 
-# name, stage, what differs from SMALL, frames
+# name, stage, differences from SMALL, frames
 SMALL = dict(fft_len=400, dense_channel=6, sigmoid_beta=1.5, dense_depth=2, num_tsblock=1, time_block_num=1, freq_block_num=1, freq_block_kernel=[3, 5], causal=False)
 EDGES = (
     ("no-dense-layers", "mamba", dict(dense_depth=0), 3), ("one-dense-layer", "gru", dict(dense_depth=1), 5), ("deep", "mamba", dict(dense_depth=5, causal=True), 50),
@@ -26,7 +26,7 @@ EDGES = (
     ("one-channel", "gru", dict(dense_channel=1, gru_hidden_size=1, gru_layers=1), 7), ("short-filter", "mamba", dict(mamba_d_conv=1, mamba_expand=1, mamba_d_state=40), 66),
     ("long-filter", "mamba", dict(mamba_d_conv=9), 66),
 )
-# The waveform went through another transform in the twin, which alone moves it by up to 1e-5.
+# The twin uses another transform for the waveform, which alone changes it by up to 1e-5.
 BOUNDS = {"com": 1e-5, "mag": 1e-5, "wav": 3e-5}
 
 

@@ -1,6 +1,5 @@
-/* primeknet_stream.c: a PrimeKnet that streams: norms over the batch while it is trained, against recorded outputs,
- * statistics and gradients; whole windows with running statistics; chunks of any size and sound as it comes, which give
- * what the whole does. */
+/* primeknet_stream.c: a streaming PrimeKnet: batch norms in training against recorded outputs, statistics and
+ * gradients; whole windows with running statistics; chunks of any size and live sound, equal to the whole. */
 #include "test.h"
 
 #include <krait/model.h>
@@ -24,7 +23,7 @@ typedef struct problem {
   kr_pk_config c;
   const float *com_in;
   int64_t B, F, T;
-  /* of the graph of training */
+  /* of the training graph */
   kr_graph *g;
   kr_tensor tensors[MOST], gradients[MOST];
   char names[MOST][192], norms[MOST][192];
@@ -106,7 +105,7 @@ static void check_gradients(const problem *p, float *const *memory) {
     const kr_weight *want = item(p->golden, "golden.grad.", p->names[i]);
     double largest = 0;
     for (uint64_t k = 0; k < want->bytes / 4; k++) largest = fmax(largest, fabs(((const float *)want->data)[k]));
-    if (largest < 1e-5 * all) continue; /* a bias in front of a norm: what rounding left */
+    if (largest < 1e-5 * all) continue; /* a bias before a norm: rounding error only */
     const double d = distance(memory[i], want->data, (int64_t)(want->bytes / 4));
     n++;
     if (!(d <= worst)) worst = d, of = p->names[i];
@@ -116,7 +115,7 @@ static void check_gradients(const problem *p, float *const *memory) {
   if (!(worst <= 1e-4)) fail_msg("the gradient of %s is off by %.2e", of, worst);
 }
 
-/* Norms over the batch: outputs, what running statistics are to come closer to, and gradients. */
+/* Batch norms: outputs, targets of the running statistics, and gradients. */
 static void trains_as_recorded(void **state) {
   (void)state;
   static problem p;
@@ -164,9 +163,9 @@ static void trains_as_recorded(void **state) {
   kr_free(out), kr_runner_close(&r), close_problem(&p);
 }
 
-/* ---- as it is used ---- */
+/* ---- inference ---- */
 
-static void chunks_are_the_whole(void **state) {
+static void chunks_equal_the_whole(void **state) {
   static const int64_t sizes[] = {1, 3, 8, 64};
   (void)state;
   static problem p;
@@ -179,7 +178,7 @@ static void chunks_are_the_whole(void **state) {
   for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
     kr_pk_session *c = NULL;
     must(kr_pk_session_open(s, sizes[k], &c));
-    for (int64_t b = 0; b < p.B; b++) { /* the second begins anew */
+    for (int64_t b = 0; b < p.B; b++) { /* the second starts fresh */
       must(kr_pk_begin(c));
       for (int64_t t = 0; t < p.T; t += sizes[k])
         must(kr_pk_frames(c, p.com_in + 2 * b * plane, p.T, t, p.T - t < sizes[k] ? p.T - t : sizes[k], mag, pha));
@@ -220,21 +219,21 @@ static void windows_as_recorded(void **state) {
   kr_free(out), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx), close_problem(&p);
 }
 
-/* Noise at -25 dBFS, which no level rule touches. */
+/* Noise at -25 dBFS, not affected by level rules. */
 static void draw(float *wav, int64_t n) {
   uint32_t state = 7;
   for (int64_t i = 0; i < n; i++)
     state = state * 1664525u + 1013904223u, wav[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 0.195f;
 }
 
-/* Through krait_stream_* in pieces of `piece` samples (0: of all sizes): what comes is the whole, and never late. */
+/* Through krait_stream_* in pieces of `piece` samples (0: all sizes): equal to the whole, and never late. */
 static void check_stream(krait_session *session, const float *in, const float *want, int64_t n, int64_t piece) {
   krait_stream *stream = NULL;
   uint32_t random = 5;
   float *out = kr_alloc_array((size_t)n + 4096, sizeof *out);
   must(krait_stream_open(session, &stream));
   const int64_t latency = krait_stream_latency(stream);
-  for (int again = 0; again < 2; again++) { /* a stream begins anew */
+  for (int again = 0; again < 2; again++) { /* a stream restarts */
     int64_t heard = 0, said = 0, n_out;
     while (heard < n) {
       random = random * 1664525u + 1013904223u;
@@ -254,7 +253,7 @@ static void check_stream(krait_session *session, const float *in, const float *w
   krait_stream_close(&stream), kr_free(out);
 }
 
-static void sound_as_it_comes_is_the_whole(void **state) {
+static void live_sound_equals_the_whole(void **state) {
   static const int64_t lengths[] = {1, 199, 201, 300, 400, 500, 701, 1100, 8000, 8037},
                        pieces[] = {100, 160, 1, 5000, 0};
   enum { N = 8037 };
@@ -272,7 +271,7 @@ static void sound_as_it_comes_is_the_whole(void **state) {
   krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
 }
 
-/* A push that says too little room takes nothing; what comes is due. */
+/* A push with too little room consumes nothing; due samples come. */
 static void says_what_is_due(void **state) {
   (void)state;
   krait_ctx *ctx = NULL;
@@ -289,7 +288,7 @@ static void says_what_is_due(void **state) {
   assert_int_equal(n_out, 0);
   must(krait_stream_push(stream, in, 4000, out, 8000, &n_out));
   assert_true(n_out > 4000 - krait_stream_latency(stream) && n_out <= 3700);
-  krait_stream_close(&stream); /* in the middle: the next one of this session knows nothing of it */
+  krait_stream_close(&stream); /* in the middle: the session's next stream is unaffected */
   float again[8000];
   int64_t n_again;
   must(krait_stream_open(session, &stream));
@@ -327,8 +326,8 @@ static void refuses_halves(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(trains_as_recorded),  cmocka_unit_test(chunks_are_the_whole),
-      cmocka_unit_test(windows_as_recorded), cmocka_unit_test(sound_as_it_comes_is_the_whole),
+      cmocka_unit_test(trains_as_recorded),  cmocka_unit_test(chunks_equal_the_whole),
+      cmocka_unit_test(windows_as_recorded), cmocka_unit_test(live_sound_equals_the_whole),
       cmocka_unit_test(says_what_is_due),    cmocka_unit_test(refuses_halves)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

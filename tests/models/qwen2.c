@@ -1,5 +1,5 @@
-/* qwen2.c: Qwen2 against what transformers computed (tests/golden/qwen2/make.py): logits, the greedy continuation,
- * pieces and steps against one pass, given rows in the place of tokens; and what is refused. */
+/* qwen2.c: Qwen2 against transformers (tests/golden/qwen2/make.py): logits, the greedy continuation, pieces and steps
+ * against one pass, rows instead of tokens; errors. */
 #include "../test.h"
 
 #include <math.h>
@@ -76,7 +76,7 @@ static void a_greedy_continuation(void **state) {
   kr_qwen2_close(&m);
 }
 
-/* A prompt cut into pieces of 1, 2, 3, ... tokens; then steps of several sequences, one of them a token ahead. */
+/* A prompt in pieces of 1, 2, 3, ... tokens; then steps of several sequences, one of them a token ahead. */
 static void pieces_and_batches(void **state) {
   float got[3 * V];
   kr_qwen2 *m = open_model(4);
@@ -95,8 +95,8 @@ static void pieces_and_batches(void **state) {
   kr_qwen2_close(&m);
 }
 
-/* The embeddings of some tokens given as rows: the same logits. */
-static void rows_in_the_place_of_tokens(void **state) {
+/* Some tokens' embeddings given as rows: the same logits. */
+static void rows_instead_of_tokens(void **state) {
   float got[V], host[N * D] = {0};
   char *rows;
   int32_t ids[N];
@@ -118,7 +118,7 @@ static void rows_in_the_place_of_tokens(void **state) {
   kr_qwen2_close(&m);
 }
 
-/* Text after text until keys and values had to move several times: the last logits are those of one pass. */
+/* Texts until the KV cache was reallocated several times: the last logits are those of one pass. */
 static void long_texts(void **state) {
   enum { LONG = 1500 };
   float whole[V], got[V];
@@ -132,7 +132,7 @@ static void long_texts(void **state) {
   kr_qwen2_close(&m);
 }
 
-static void what_is_refused(void **state) {
+static void refusals(void **state) {
   float logits[V];
   kr_qwen2 *m = open_model(1);
   (void)state;
@@ -160,13 +160,13 @@ static int end(void **state) {
   return 0;
 }
 
-/* On a GPU, whose activations are bfloat16 as the weights are: test_models_qwen2 cuda. */
+/* On a GPU, with bfloat16 activations like the weights: test_models_qwen2 cuda. */
 int main(int argc, char **argv) {
   if (argc > 1) device = strcmp(argv[1], "cuda") == 0 ? KRAIT_DEVICE_CUDA(0) : KRAIT_DEVICE_CPU, bound = 0.05;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(a_greedy_continuation),
-      cmocka_unit_test(pieces_and_batches), cmocka_unit_test(rows_in_the_place_of_tokens),
-      cmocka_unit_test(long_texts),         cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(pieces_and_batches), cmocka_unit_test(rows_instead_of_tokens),
+      cmocka_unit_test(long_texts),         cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests(tests, begin, end);
 }

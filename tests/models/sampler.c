@@ -1,4 +1,4 @@
-/* sampler.c: which tokens each rule leaves, by counting draws. */
+/* sampler.c: which tokens each rule keeps, by counting draws. */
 #include "../test.h"
 
 #include <math.h>
@@ -7,10 +7,10 @@
 
 enum { N = 60, DRAWS = 4000 };
 
-/* Pairs of equal logits, the likeliest neither first nor last. */
+/* Pairs of equal logits, the most likely neither first nor last. */
 static float logit_of(int id) { return -0.15f * (float)(id * 7 % N / 2); }
 
-/* Where the likelier come first, of equals the smaller token. */
+/* Rank by likelihood; of equals the smaller token first. */
 static int rank_of(int id) {
   int before = 0;
   for (int k = 0; k < N; k++) before += logit_of(k) > logit_of(id) || (logit_of(k) == logit_of(id) && k < id);
@@ -23,7 +23,7 @@ static double weight_of_rank(int rank, float temperature) {
   return 0;
 }
 
-/* How many of the first ones have this share of all weights. */
+/* How many of the first have this share of the total weight. */
 static int n_of_share(double share, float temperature) {
   double sum = 0, reached = 0;
   int n = 0;
@@ -32,7 +32,7 @@ static int n_of_share(double share, float temperature) {
   return n;
 }
 
-/* The first n are drawn as often as they should be, others never. */
+/* The first n are drawn with the right frequency, others never. */
 static void assert_draws(krait_lm_sampling rules, int n) {
   static float logits[N];
   int count[N] = {0};

@@ -1,5 +1,5 @@
-/* seedvr.c: SeedVR against golden files (tools/seedvr_twin.py; the shared ones where they are beside this tree), its
- * windows, and what is refused. */
+/* seedvr.c: SeedVR against golden files (tools/seedvr_twin.py; shared ones if beside this tree), its windows, and
+ * errors. */
 #include "../test.h"
 
 #include <stdio.h>
@@ -44,7 +44,7 @@ static void upstreams_7b(void **state) { (void)state, verify(SHARED_GOLDEN "/see
 
 /* ---- windows ---- */
 
-/* Every token is in one window. */
+/* Every token is in exactly one window. */
 static void check_partition(const int64_t size[3], const int64_t count[3], int is_shifted) {
   const int64_t n = kr_seedvr_windows(size, count, is_shifted, NULL, 0), T = size[0] * size[1] * size[2];
   kr_seedvr_window *windows = calloc((size_t)n, sizeof *windows);
@@ -100,7 +100,7 @@ static void upstreams_windows(void **state) {
   kr_weights_close(&golden);
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 static void refuse(const char *overrides, int32_t status, const char *word) {
   krait_model *model = NULL;
@@ -111,7 +111,7 @@ static void refuse(const char *overrides, int32_t status, const char *word) {
   assert_null(model);
 }
 
-static void what_is_refused(void **state) {
+static void refusals(void **state) {
   (void)state;
   refuse("model=seedvr_dit3c", KRAIT_ERR_WEIGHTS, "seedvr_dit3c");
   refuse("qk_norm=none", KRAIT_ERR_UNSUPPORTED, "qk_norm");
@@ -153,7 +153,7 @@ int main(void) {
       cmocka_unit_test(windows_of_720p),
       cmocka_unit_test(windows_cover_any_grid),
       cmocka_unit_test(upstreams_windows),
-      cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(refusals),
       cmocka_unit_test(golden_of_other_shapes),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

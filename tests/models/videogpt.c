@@ -1,6 +1,6 @@
-/* videogpt.c: Mobile-VideoGPT against the shared golden files: scores and choice of frames, both projectors' rows in
- * the prompt, logits and the greedy answer, with the video tower's tokens as recorded. Skipped where the golden files
- * are not beside this tree; tests/cli/describe.py has a model of its own. */
+/* videogpt.c: Mobile-VideoGPT against the shared golden files: frame scores and choice, both projectors' prompt rows,
+ * logits and the greedy answer, with recorded video tower tokens. Skipped without the golden files beside this tree;
+ * tests/cli/describe.py has its own model. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -23,7 +23,7 @@ enum { N = KR_VIDEOGPT_PATCHES, DV = 576, MOST = 4096 };
 
 static krait_ctx *ctx;
 static int32_t device = KRAIT_DEVICE_CPU;
-static const char *weights_path = SHARED_GOLDEN "/videogpt/tiny.weights.safetensors"; /* or the same in 16 bits */
+static const char *weights_path = SHARED_GOLDEN "/videogpt/tiny.weights.safetensors"; /* or the 16-bit ones */
 static double bound = 1e-5;
 static kr_weights *golden;
 static kr_model_folder *folder;
@@ -46,7 +46,7 @@ static void assert_close(const char *what, const float *got, const float *want, 
   if (!(error <= bound * scale)) fail_msg("%s: %.3g of %.3g", what, error, scale);
 }
 
-/* The recorded tokens of the video tower, by their formula. */
+/* The video tower's recorded tokens, by their formula. */
 static float *video_tokens(void) {
   const int64_t L = item("golden.video_u")->shape[0];
   float *tokens = malloc((size_t)(L * DV) * sizeof *tokens);
@@ -68,7 +68,7 @@ static void assert_rows(const char *what, const char *block, int64_t from, int64
   free(stored.data), free(got);
 }
 
-/* Tokens of the prompt, the film's are -1; returns how many. */
+/* The prompt's tokens, the video's are -1; returns how many. */
 static int64_t prompt(int32_t *ids, int64_t *n_before) {
   int64_t n = 0;
   for (*n_before = 0; INTS("golden.input_ids")[*n_before] != -200; ++*n_before)
@@ -80,7 +80,7 @@ static int64_t prompt(int32_t *ids, int64_t *n_before) {
   return n;
 }
 
-/* The film's rows into the prompt's. */
+/* Copies the video's rows into the prompt's. */
 static void look(int32_t dtype, int64_t n_before, char *rows) {
   const kr_videogpt_source source = {folder, folder, "model.image_vision_tower.vision_tower.vision_model.", dtype, 0};
   const uint64_t tokens_bytes = (1 + KR_VIDEOGPT_T * N) * DV * sizeof(float);
@@ -149,7 +149,7 @@ static void which_frames(void **state) {
     const json_t *want = json_object_get(one, "positions");
     const int n = kr_film_positions(json_integer_value(json_object_get(one, "frames")),
                                     json_number_value(json_object_get(one, "fps")), at);
-    if (!want) continue; /* where the published code stops with an error */
+    if (!want) continue; /* where the published code fails */
     assert_int_equal(n, json_array_size(want));
     json_array_foreach(want, k, position) assert_int_equal(at[k], json_integer_value(position));
   }
@@ -161,7 +161,7 @@ static void which_frames(void **state) {
   assert_int_equal(kr_film_positions(30, 0, at), 16);
 }
 
-/* Sums of the whole, parts of it, and rows of bytes. */
+/* Sums of the whole, of parts, and of byte rows. */
 static void pixels(void **state) {
   enum { SIDE = 224, AREA = SIDE * SIDE };
   kr_weights *frames;
@@ -192,7 +192,7 @@ static void pixels(void **state) {
   free(bytes), free(out);
 }
 
-/* The golden weights as a model's folder: their configuration is in the metadata. */
+/* The golden weights as a model folder: the configuration is in the metadata. */
 static void make_folder(char *path) {
   char file[300];
   kr_weights *weights = NULL;

@@ -1,5 +1,4 @@
-/* videomamba.c: VideoMamba against the shared golden files, and what is refused. Skipped where they are not beside this
- * tree. */
+/* videomamba.c: VideoMamba against the shared golden files, and errors. Skipped without them beside this tree. */
 #include "../test.h"
 
 #include <stdio.h>
@@ -8,7 +7,7 @@
 #include "videomamba/videomamba.h"
 
 static krait_ctx *ctx;
-static const char *kind_of_weights = "weights"; /* or of the same in 16 bits */
+static const char *kind_of_weights = "weights"; /* or the 16-bit ones */
 static double bound = 1e-5;
 
 static kr_weights *open_file(const char *name, const char *kind) {
@@ -51,7 +50,7 @@ static void check(const char *name, const char *output) {
 static void classes(void **state) { (void)state, check("video_sm", "golden.logits"); }
 static void all_tokens(void **state) { (void)state, check("video_mm", "golden.x_vis"); }
 
-static void what_is_refused(void **state) {
+static void refusals(void **state) {
   (void)state;
   kr_weights *golden = open_file("video_sm", "golden"), *weights = open_file("video_mm", "weights");
   kr_videomamba *m = NULL;
@@ -72,7 +71,7 @@ int main(int argc, char **argv) {
   if (argc > 3) kind_of_weights = argv[2], bound = atof(argv[3]);
   if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx) < 0) return 1;
   const struct CMUnitTest tests[] = {cmocka_unit_test(classes), cmocka_unit_test(all_tokens),
-                                     cmocka_unit_test(what_is_refused)};
+                                     cmocka_unit_test(refusals)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&ctx);
   return failed;

@@ -1,5 +1,5 @@
-/* weights_io.c: describe and convert through the public header; with every allocation failing in turn. Runs in the
- * project's root. */
+/* weights_io.c: describe and convert through the public header; also with every allocation failing in turn. Runs in
+ * the project's root. */
 #define _GNU_SOURCE
 #include "../folder.h"
 #include "../test.h"
@@ -47,7 +47,7 @@ static void a_conversion_keeps_tensors_and_adds_the_configuration(void **state) 
                          "\"n_params\":225,\"n_tensors\":12"));
   krait_text_free(&json);
   assert_null(json);
-  /* In place, and once more: nothing changes. */
+  /* In place, and again: nothing changes. */
   assert_int_equal(krait_weights_convert(out_path, out_path, NULL, NULL), KRAIT_OK);
   assert_int_equal(kr_weights_open(out_path, &weights), KRAIT_OK);
   assert_string_equal(kr_weights_metadata(weights, "config"), "{\"fft_len\":400,\"causal\":false,\"gru_layers\":1}");

@@ -1,6 +1,5 @@
-/* contracts.c: every rule of the state-space operators' contracts: a call that breaks one gives its status and a
- * sentence that names the op and the argument. A table per op: the field that is spoiled, how, and what must come
- * back. */
+/* contracts.c: every rule of the operators' contracts: a call that violates one gives its status and a message naming
+ * op and argument. A table per op: the invalid field, how, and the expected result. */
 #include <stdio.h>
 
 #include <krait/blocks.h>
@@ -25,7 +24,7 @@ static float storage[4096];
 
 #define AT(type, field) offsetof(krait_##type##_args, field)
 
-/* Everything of size 2 (or what fits), all required views in place. */
+/* All sizes 2 (or what is valid), with all required views. */
 static void fill(const char *op, unsigned char *args) {
   const kr_op *o = kr_op_find(op);
   assert_non_null(o);
@@ -622,7 +621,7 @@ static void offsets_are_read_before_they_are_used(void **state) {
         (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
     assert_int_equal(kr_op_run(&kr_op_causal_conv1d_varlen_states, ctx, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
-    static float scratch[1 << 18]; /* rows for wide vectors want more of it */
+    static float scratch[1 << 18]; /* wide vector rows need more */
     fill("selective_scan", args);
     krait_selective_scan_args *a = (krait_selective_scan_args *)args;
     a->B = 1, a->S = 2;
@@ -642,8 +641,8 @@ static void offsets_are_read_before_they_are_used(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* Of attention, its gradient and the cache: offsets, lengths, pages and positions. */
-static void keys_are_looked_for_where_they_are(void **state) {
+/* For attention, its gradient and the cache: offsets, lengths, pages and positions. */
+static void keys_are_found_in_any_layout(void **state) {
   (void)state;
   static int32_t values[4];
   static const krait_view view = {.data = values, .stride = {1, 1}, .dtype = KRAIT_I32};
@@ -722,8 +721,8 @@ static void keys_are_looked_for_where_they_are(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* On every row of the CPU, before anything is written. */
-static void rows_that_are_not_there_are_refused(void **state) {
+/* On every CPU row, before anything is written. */
+static void missing_rows_are_refused(void **state) {
   (void)state;
   static int32_t indices[2] = {0, 77};
   static const krait_view rows = {.data = indices, .stride = {1}, .dtype = KRAIT_I32};
@@ -756,7 +755,7 @@ static void scratch_too_small(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* Rules that need several fields at once: what is set before, then the field whose rule breaks. */
+/* Rules on several fields: the fields set first, then the one that violates the rule. */
 typedef struct step {
   size_t offset;
   int how;
@@ -767,7 +766,7 @@ enum { MOST_STEPS = 4 };
 typedef struct joint_rule {
   const char *op;
   uint32_t flags;
-  step steps[MOST_STEPS]; /* an offset of 0 ends them */
+  step steps[MOST_STEPS]; /* terminated by offset 0 */
   int32_t status;
   const char *says;
 } joint_rule;
@@ -918,8 +917,8 @@ static void rules_of_several_fields(void **state) {
   }
 }
 
-/* Every op's call itself: no context, no args, a struct too short or with a tail that this library does not know, no
- * place for an answer. */
+/* Every op's call itself: no context, no args, a struct too short or with a tail unknown to this library, no result
+ * pointer. */
 static void calls_of_every_op(void **state) {
   (void)state;
   static _Alignas(16) unsigned char args[4096];
@@ -930,10 +929,10 @@ static void calls_of_every_op(void **state) {
   for (int32_t i = 0; i < kr_n_ops; i++) {
     const kr_op *op = kr_ops[i];
     if (strcmp(op->name, "gemm") == 0 || strcmp(op->name, "pointwise") == 0 || strcmp(op->name, "sum_rows") == 0)
-      continue; /* have no place in fill */
+      continue; /* not supported by fill */
     fill(op->name, args);
     if ((strncmp(op->name, "attention", 9) == 0 || strcmp(op->name, "rotary") == 0) && kr_op_check(op, args) < 0)
-      continue; /* sizes that hang together in their own way */
+      continue; /* sizes with special dependencies */
     assert_int_equal(kr_op_run(op, NULL, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "ctx must not be NULL"));
     assert_int_equal(kr_op_run(op, ctx, NULL), KRAIT_ERR_ARGUMENT);
@@ -944,7 +943,7 @@ static void calls_of_every_op(void **state) {
     ((krait_call *)args)->size = 4;
     assert_int_equal(kr_op_run(op, ctx, args), KRAIT_ERR_STRUCT_SIZE);
     assert_non_null(strstr(krait_error_detail(), "args.call.size is 4"));
-    ((krait_call *)args)->size = op->args_bytes + 8; /* newer, its tail zero: fine */
+    ((krait_call *)args)->size = op->args_bytes + 8; /* newer with a zero tail: fine */
     assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &bytes), KRAIT_OK);
     args[op->args_bytes] = 1;
     assert_int_equal(kr_op_run(op, ctx, args), KRAIT_ERR_STRUCT_SIZE);
@@ -953,7 +952,7 @@ static void calls_of_every_op(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* Rules of mamba_inner that need two arguments at once. */
+/* mamba_inner's rules on two arguments. */
 static void projected_or_given(void **state) {
   (void)state;
   static unsigned char args[4096];
@@ -992,8 +991,8 @@ int main(void) {
                                      cmocka_unit_test(strides_in_place),
                                      cmocka_unit_test(limits_of_time_steps),
                                      cmocka_unit_test(offsets_are_read_before_they_are_used),
-                                     cmocka_unit_test(keys_are_looked_for_where_they_are),
-                                     cmocka_unit_test(rows_that_are_not_there_are_refused),
+                                     cmocka_unit_test(keys_are_found_in_any_layout),
+                                     cmocka_unit_test(missing_rows_are_refused),
                                      cmocka_unit_test(scratch_too_small)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* extremes.c: what the checker's random calls do not draw, for every operator: NaN or infinity among the inputs,
- * elements more than 2^31 apart, outputs that are inputs. */
+/* extremes.c: cases not drawn by the checker, for every operator: NaN or infinity in the inputs, elements more than
+ * 2^31 apart, outputs that are inputs. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static size_t bytes_of(kr_case *c, const kr_case_tensor *t) {
 }
 static int is_float(kr_case *c, const kr_case_tensor *t) { return view_of(c, t)->dtype != KRAIT_I32; }
 
-/* KR_CHECK_PERCENT scales this test as it does the checker's, to a fifth at the least. */
+/* KR_CHECK_PERCENT scales this test like the checker's, down to a fifth. */
 static int64_t n_cases(void) {
   const char *percent = getenv("KR_CHECK_PERCENT");
   const int of_100 = percent ? atoi(percent) : 100;
@@ -38,8 +38,8 @@ static void keep_outputs(kr_case *c) {
 
 /* ---- NaN and infinity ---- */
 
-/* A filter's taps meet the zeros around a sequence, and decays the empty state before it, or they do not: both are
- * right. */
+/* Filter taps may multiply the zeros around a sequence, and decays the empty state before it, or skip them: both are
+ * correct. */
 static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) {
   const int is_tap =
                 strcmp(t->name, "conv_weight") == 0 || (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0),
@@ -47,7 +47,7 @@ static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) 
   return t->role & KR_IN && is_float(c, t) && !is_tap && !is_decay;
 }
 
-/* One element of one input, as a reset will bring it. Returns the tensor's name. */
+/* Plants the value in one element of an input's initial copy. Returns the tensor's name. */
 static const char *plant(kr_case *c, const kr_op *op, double value) {
   kr_case_tensor *t;
   do t = &c->tensors[kr_case_int(c, 0, c->n_tensors - 1)];
@@ -60,7 +60,7 @@ static const char *plant(kr_case *c, const kr_op *op, double value) {
   return t->name;
 }
 
-/* A decay that float32 rounds to 0 makes NaN of an infinite state. */
+/* A decay rounded to 0 in float32 turns an infinite state into NaN. */
 static int same_kind(double got, double want) { return isfinite(got) == isfinite(want); }
 
 static void compare_kinds(kr_case *c, const kr_op *op, const kr_row *row, const char *planted, int64_t index) {
@@ -69,8 +69,8 @@ static void compare_kinds(kr_case *c, const kr_op *op, const kr_row *row, const 
     krait_view got = *view_of(c, t), want = got;
     want.data = t->expected + ((unsigned char *)got.data - t->storage);
     const int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
-    /* What a first step gives the decay, and with it the SSD's step size, is its gradient times the empty state before
-     * it, or nothing: both are right. */
+    /* A first step's contribution to the decay's gradient, and to the SSD's step size's, is its gradient times the
+     * empty state before it, or nothing: both are correct. */
     if (strstr(op->name, "_bwd") &&
         (strncmp(t->name, "dA", 2) == 0 || (strcmp(op->name, "ssd_bwd") == 0 && strncmp(t->name, "ddt", 3) == 0)))
       continue;
@@ -90,7 +90,7 @@ static int has_tensor(const kr_case *c, const char *name) {
   return 0;
 }
 
-/* Without an output's gradient there are zeros for NaN to meet, or nothing. */
+/* Without an output's gradient NaN meets zeros, or nothing. */
 static int is_whole(const kr_case *c, const kr_op *op) {
   return !strstr(op->name, "_bwd") || (has_tensor(c, "dout") && has_tensor(c, "dout1") == has_tensor(c, "weight1"));
 }
@@ -121,7 +121,7 @@ static void nan_spreads_as_in_the_reference(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* Where nothing but the planted value can overflow. */
+/* Where only the planted value can overflow. */
 static void infinity_spreads_as_in_the_reference(void **state) {
   (void)state;
   static const char *const names[] = {"causal_conv1d",  "causal_conv1d_update", "causal_conv1d_varlen_states",
@@ -177,8 +177,7 @@ typedef struct field {
   size_t bytes;
 } field;
 
-/* Of two, or of any number. Not one whose elements share a place: where an output may (ssd_bwd's dDvec) it means a
- * sum. */
+/* Of size two, or any. Not one whose elements overlap: where an output's may (ssd_bwd's dDvec) it means a sum. */
 static int far_dim(const kr_case_tensor *t, const krait_view *view, int of_any) {
   for (int i = 0; i < t->n_dims; i++)
     if ((t->shape[i] == 2 || (of_any && t->shape[i] > 2)) && view->stride[i]) return i;
@@ -192,7 +191,7 @@ static void copy_elements(kr_case *c, const kr_case_tensor *t, const krait_view 
            (unsigned char *)from->data + (size_t)kr_tensor_offset(t, from, i) * bytes, bytes);
 }
 
-/* The case once more with one tensor spread out; every output must come out bit for bit. Returns whether it was run. */
+/* Repeats the case with one tensor spread out; every output must be bitwise equal. Returns whether it ran. */
 static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t,
                    const field *f, int of_any) {
   krait_view *view = view_of(c, t), near = *view, distant = near;
@@ -212,7 +211,7 @@ static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_r
   return !refused;
 }
 
-/* Calls of a graph take other rows for other strides: their sums come in another order. */
+/* A graph's calls use other rows for other strides, with another summation order. */
 static int is_near(kr_case *c, const kr_case_tensor *t) {
   krait_view got = *view_of(c, t), want = got;
   want.data = t->expected + ((unsigned char *)got.data - t->storage);
@@ -230,9 +229,9 @@ static int is_same(kr_case *c, const kr_row *row, const kr_case_tensor *t) {
 
 static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_case *c, const field *f) {
   int n = 0;
-  const int64_t n_tried = n_cases() < 120 ? 20 : 30; /* fewer hold none of gemm's that can be spread out */
+  const int64_t n_tried = n_cases() < 120 ? 20 : 30; /* fewer contain no spreadable case of gemm */
   for (int64_t index = 0; index < n_tried || (!n && index < 6 * n_tried); index++) {
-    const int of_any = index >= n_tried; /* a row may take no dimension of two */
+    const int of_any = index >= n_tried; /* a row may support no dimension of size two */
     assert_int_equal(kr_case_open(c, op, 41, index, 0), KRAIT_OK);
     const int refused = row->refuse && row->refuse(ctx, c->args);
     if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
@@ -250,7 +249,7 @@ static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, 
   if (!n) fail_msg("%s, row %s: no case could be spread out", op->name, row->name);
 }
 
-/* In memory that is reserved but hardly touched. */
+/* In memory that is reserved but hardly used. */
 static void elements_beyond_two_to_the_31(void **state) {
   (void)state;
   field f = {.bytes = (size_t)(far + (1 << 24)) * sizeof(float)};

@@ -1,6 +1,6 @@
 /* gradients.c: the reference gradients against finite differences of the reference forward calls, in float64, to 1e-6.
- * Fourth order central differences on random calls of the walker, which are made exact: small, in float64, with every
- * output given. Which gradient belongs to which input is in the signatures; every op that names a gradient is here. */
+ * Fourth-order central differences on the checker's random calls, made exact: small, in float64, with every output
+ * given. The signatures say which gradient belongs to which input; every op with a gradient is tested. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 #include "view.h"
 
 enum { MOST_SAMPLES = 12, SEEDS = 8 };
-static const double step = 0x1p-10; /* exact on the grid that complex parameters, stored in float32, are moved to */
+static const double step = 0x1p-10; /* exact on the grid of complex parameters, which are stored in float32 */
 
 typedef struct problem {
   const kr_op *op, *gradient;
@@ -52,7 +52,7 @@ static void put(const krait_view *v, const kr_case_tensor *t, int64_t i, double 
 }
 static int64_t numbers_of(const krait_view *v, const kr_case_tensor *t) { return kr_tensor_elements(t) * parts_of(v); }
 
-/* The gradient of a tensor of the call, laid out as that tensor; an output's holds weights. */
+/* The gradient of a tensor of the call, in the tensor's layout; an output's contains weights. */
 static void give_gradient(problem *p, int tensor) {
   const kr_sig_tensor *t = &p->op->sig->tensors[tensor];
   const kr_case_tensor *of = find(p, tensor);
@@ -83,7 +83,7 @@ static double loss(problem *p) {
                      *weight = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
     for (int64_t i = 0, n = numbers_of(out, find(p, t)); i < n; i++) {
       const double value = get(out, find(p, t), i);
-      if (isfinite(value)) sum += value * get(weight, find(p, t), i); /* the logarithm of nothing has no slope */
+      if (isfinite(value)) sum += value * get(weight, find(p, t), i); /* log 0 has no slope */
     }
   }
   return sum;
@@ -119,7 +119,7 @@ static int compare(problem *p, int tensor, uint64_t seed, int64_t index) {
   return 1;
 }
 
-/* Complex numbers to a grid on which the step is exact. */
+/* Rounds complex numbers to a grid on which the step is exact. */
 static void round_complex(problem *p) {
   for (int i = 0; i < p->c.n_tensors; i++) {
     const krait_view *v = (const krait_view *)(p->c.args + p->c.tensors[i].view_offset);
@@ -129,7 +129,7 @@ static void round_complex(problem *p) {
   }
 }
 
-/* States in float32, with complex A, would blur the differences. */
+/* Float32 states, with complex A, would make the differences inaccurate. */
 static int is_blurred(const problem *p, int tensor) {
   return p->c.is_complex && p->op->sig->tensors[tensor].tensor_class == KR_CLASS_STATE;
 }
@@ -143,7 +143,7 @@ static void check_case(problem *p, uint64_t seed, int64_t index, int *seen) {
   round_complex(p);
   for (int t = 0; t < sig->n_tensors; t++)
     if (is_blurred(p, t)) take_out(p, t);
-  run(p, p->op, p->c.args); /* its outputs may be read again */
+  run(p, p->op, p->c.args); /* its outputs may be read later */
   kr_sig_begin_gradient(sig, p->c.args, p->backward);
   for (int t = 0; t < sig->n_tensors; t++)
     if (sig->tensors[t].gradient >= 0 && is_given(p, t)) give_gradient(p, t);
@@ -155,13 +155,13 @@ static void check_case(problem *p, uint64_t seed, int64_t index, int *seen) {
   kr_case_close(&p->c);
 }
 
-/* KR_CHECK_PERCENT scales this test as it does the checker's, as far as every tensor is seen. */
+/* KR_CHECK_PERCENT scales this test like the checker's, but every tensor must occur. */
 static uint64_t n_seeds(void) {
   const char *percent = getenv("KR_CHECK_PERCENT");
   return percent ? (uint64_t)(SEEDS * atoi(percent) / 100) : SEEDS;
 }
 
-/* The name of a tensor that no case had, or NULL. */
+/* A tensor that occurred in no case, or NULL. */
 static const char *not_seen(const kr_sig *sig, const int *seen) {
   for (int t = 0; t < sig->n_tensors; t++)
     if (!(sig->tensors[t].role & KR_OUT) && sig->tensors[t].gradient >= 0 && !seen[t]) return sig->tensors[t].name;
@@ -174,7 +174,7 @@ static void check_op(void **state) {
   int seen[64] = {0};
   p.op = *state, p.gradient = op_of(p.op->sig->gradient), p.random = 7;
   assert_int_equal(krait_ctx_open(&options, &p.ctx), KRAIT_OK);
-  static const int64_t cases[] = {1, 4, 5, 9, 11, 13, 29}; /* without the sizes that only fast rows are after */
+  static const int64_t cases[] = {1, 4, 5, 9, 11, 13, 29}; /* without the sizes that only matter to fast rows */
   for (uint64_t seed = 1, n = n_seeds(); seed <= n || (seed <= SEEDS && not_seen(p.op->sig, seen)); seed++)
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) check_case(&p, seed, cases[k], seen);
   if (not_seen(p.op->sig, seen)) fail_msg("%s: no case has %s", p.op->name, not_seen(p.op->sig, seen));

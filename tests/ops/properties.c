@@ -1,5 +1,5 @@
-/* properties.c: what holds beyond single calls: results that do not depend on threads or repeats, and eight threads on
- * one context. */
+/* properties.c: properties beyond single calls: results independent of threads and repeats, and eight threads on one
+ * context. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ static krait_ctx *open_ctx(int n_threads) {
   return ctx;
 }
 
-/* Runs the op on a case's args with its own scratch. */
+/* Runs the op on a case's args with separate scratch. */
 static void run_case(const kr_op *op, const krait_ctx *ctx, kr_case *c) {
   krait_call *call = (krait_call *)c->args;
   assert_int_equal(kr_op_scratch_bytes(op, ctx, call, &call->scratch_bytes), KRAIT_OK);
@@ -80,7 +80,7 @@ static void eight_threads_share_a_context(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* 8 heads of 128 features in bfloat16: all tensors and the scratch of both directions. */
+/* 8 heads of 128 features in bfloat16: all tensors and the scratch of both passes. */
 static double attention_bytes(krait_ctx *ctx, int64_t L) {
   static float some[1];
   const krait_view view = {.data = some, .stride = {L * 1024, 1024, 128, 1}, .dtype = KRAIT_BF16},

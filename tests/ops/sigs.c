@@ -1,6 +1,5 @@
-/* sigs.c: signatures as their readers use them: tensors of a call, sizes and outputs from shapes, from forward call to
- * gradient. The walker's random cases stand for calls: their sizes are set by hand or drawn, their tensors declared in
- * <op>_check.c. */
+/* sigs.c: signatures as used by their readers: tensors of a call, sizes and outputs from shapes, from forward call to
+ * gradient. The calls are the checker's random cases: sizes set by hand or drawn, tensors declared in <op>_check.c. */
 #include "../test.h"
 
 #include "case.h"
@@ -40,26 +39,26 @@ static int is_given(const kr_case *c, const kr_sig *sig, int tensor) {
   return kr_has(kr_sig_view(sig, c->args, tensor));
 }
 
-/* Sizes that no tensor of this call has: the caller's. */
+/* Sizes that no tensor of this call determines: set by the caller. */
 static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   const uint32_t constants = KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT;
   if (strncmp(sig->name, "selective_scan", 14) == 0 && strcmp(size, "G") == 0)
     return (((const krait_call *)c->args)->flags & constants) == constants;
   if (strncmp(sig->name, "mamba2_inner", 12) == 0 && strchr("FGKMNP", *size))
-    return 1; /* tensors have sums of them, or none where they are 0 */
+    return 1; /* tensors have sums of them, or none if they are 0 */
   if (strcmp(sig->name, "mamba_decode") == 0 && strchr("GH", *size))
-    return 1; /* of Mamba no tensor has them, of Mamba-2 one a sum of both */
+    return 1; /* no tensor has them for Mamba, one has their sum for Mamba-2 */
   if (strcmp(size, "conv_from") == 0 || strcmp(size, "silu_from") == 0) return 1;
-  if (strcmp(sig->name, "conv_norm") == 0 && strchr("SO", *size)) return 1; /* steps, and what they leave */
+  if (strcmp(sig->name, "conv_norm") == 0 && strchr("SO", *size)) return 1; /* strides, and their results */
   if (strcmp(sig->name, "map_product") == 0 && *size == 'M') return 1; /* N, or half of it */
-  if (strcmp(sig->name, "gemm") == 0 && strcmp(size, "P") == 0) return 1; /* it decides how many dimensions there are */
+  if (strcmp(sig->name, "gemm") == 0 && strcmp(size, "P") == 0) return 1; /* determines the number of dimensions */
   if (strcmp(sig->name, "gated_filter") == 0 && strcmp(size, "P") == 0) return 1; /* zeros in front */
   if (strcmp(sig->name, "filter_bank") == 0 && (*size == 'J' || strlen(size) == 2)) return 1; /* lengths of chunks */
   if (strcmp(sig->name, "unfold") == 0 || strcmp(sig->name, "fold") == 0)
     return strlen(size) == 2 ||
-           (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they leave out */
+           (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they omit */
   if (strncmp(sig->name, "depthwise_conv", 14) == 0) return strchr("DP", *size) && strlen(size) == 2;
-  if (strcmp(size, "n_kept") == 0) return !sig->forward; /* of an output */
+  if (strcmp(size, "n_kept") == 0) return !sig->forward; /* an output's */
   static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
     if (strcmp(size, fields[i]) == 0) return 1;
@@ -107,7 +106,7 @@ static void sizes_come_from_shapes(void **state) {
 
 static kr_shape shape_of(int n, int64_t a, int64_t b, int64_t c, int64_t d) { return (kr_shape){n, {a, b, c, d}}; }
 
-static void shapes_that_do_not_fit_are_named(void **state) {
+static void mismatched_shapes_are_named(void **state) {
   (void)state;
   const kr_sig *sig = &kr_sig_causal_conv1d;
   krait_causal_conv1d_args a = {.call.size = sizeof a};
@@ -136,7 +135,7 @@ static void check_refusal(int32_t status, const char *sentence) {
   assert_string_equal(krait_error_detail(), sentence);
 }
 
-/* For callers who know shapes alone. */
+/* For callers who know only shapes. */
 static void sizes_of_args_come_from_shapes(void **state) {
   (void)state;
   krait_causal_conv1d_args a = {.call.size = sizeof a};
@@ -162,7 +161,7 @@ static void sizes_of_args_come_from_shapes(void **state) {
   assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 1), KRAIT_ERR_ARGUMENT);
 }
 
-/* Every input with a gradient has it in the gradient op, with its sizes, and what is read again has a source. */
+/* Every input's gradient is in the gradient op, with its sizes, and everything read again has a source. */
 static void gradients_belong_to_inputs(void **state) {
   (void)state;
   int n = 0;
@@ -217,8 +216,7 @@ static void a_gradient_call_begins_as_the_forward_call_was(void **state) {
   assert_int_equal(kr_sig_output_type(&kr_sig_add_norm, &a, 0, kr_sig_find(&kr_sig_add_norm, "out")), KRAIT_F16);
 }
 
-/* A plan on other addresses gives what a call gives; misaligned ones too, and in place; a row that is named is taken,
- * or says why not. */
+/* A plan on other addresses equals a call; also misaligned and in place; a named row is used, or reports why not. */
 static void plans_run_on_other_addresses(void **state) {
   (void)state;
   enum { M = 3, N = 8, K = 5 };
@@ -272,7 +270,7 @@ static void plans_run_on_other_addresses(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(tensors_of_random_calls_are_listed_with_their_sizes),
                                      cmocka_unit_test(sizes_come_from_shapes),
-                                     cmocka_unit_test(shapes_that_do_not_fit_are_named),
+                                     cmocka_unit_test(mismatched_shapes_are_named),
                                      cmocka_unit_test(gradients_belong_to_inputs),
                                      cmocka_unit_test(sizes_of_args_come_from_shapes),
                                      cmocka_unit_test(plans_run_on_other_addresses),

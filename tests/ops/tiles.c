@@ -1,7 +1,7 @@
-/* tiles.c: products by a matrix unit where there is none, of quantized weights too: the row's text with loops for the
- * unit, walked as any row, and the unit itself where this machine has one, small products too, which the operator
- * leaves to other rows. Then what the parts of a factor must withstand: sizes near both ends of float32, infinities,
- * NaN; and any number of threads. */
+/* tiles.c: matrix unit products without the unit, also of quantized weights: the row's source with loops instead of the
+ * unit, checked like any row, and the unit itself if this machine has one, including small products, which the operator
+ * leaves to other rows. Then the splitting of factors: values near both ends of float32, infinities, NaN; and any
+ * number of threads. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,7 +141,7 @@ static void compare(const kr_row *row, const numbers *x, double scale) {
   }
 }
 
-/* The parts of small numbers would be denormal, which the unit takes for 0, and large ones have sums beyond float32. */
+/* Parts of small numbers would be denormal, which the unit treats as 0, and large ones have sums beyond float32. */
 static void sizes_do_not_matter(void **state) {
   (void)state;
   static const float sizes[][2] = {{1, 1},
@@ -165,7 +165,7 @@ static void sizes_do_not_matter(void **state) {
   free(x);
 }
 
-static void what_is_not_finite_stays_in_its_row_and_column(void **state) {
+static void non_finite_values_stay_in_their_row_and_column(void **state) {
   (void)state;
   numbers *const x = malloc(sizeof *x);
   for (int r = 0; r < N_ROWS - 1; r++) {
@@ -180,7 +180,7 @@ static void what_is_not_finite_stays_in_its_row_and_column(void **state) {
   free(x);
 }
 
-/* Quantized weights of 8 bits, or of 4. */
+/* Quantized weights of 8 or 4 bits. */
 enum { SUPERS = 2, TERMS = 256 * SUPERS };
 typedef struct quantized {
   float A[M * TERMS], scales[N * TERMS / 32], out[M * N], want[M * N];
@@ -223,8 +223,8 @@ static void compare_quantized(const kr_row *row, const quantized *x, double scal
   }
 }
 
-/* Rows of all sizes, rows that are not finite, and any number of threads. */
-static void quantized_products_withstand_as_much(void **state) {
+/* Rows of all magnitudes, non-finite rows, and any number of threads. */
+static void quantized_products_are_as_robust(void **state) {
   (void)state;
   static const float sizes[] = {1, 0x1p-100f, 0x1p-140f, 0x1p100f, 0x1p-60f};
   quantized *const x = malloc(sizeof *x);
@@ -257,7 +257,7 @@ static int has_tiles_in_use(void) {
   return low >> 18 & 1;
 }
 
-/* A switch to another thread would carry them along. */
+/* A context switch would save and restore them. */
 static void a_thread_keeps_no_tiles(void **state) {
   (void)state;
   const kr_row *row = &rows[1];
@@ -289,9 +289,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_products_are_the_references),
       cmocka_unit_test(sizes_do_not_matter),
-      cmocka_unit_test(what_is_not_finite_stays_in_its_row_and_column),
+      cmocka_unit_test(non_finite_values_stay_in_their_row_and_column),
       cmocka_unit_test(threads_do_not_matter),
-      cmocka_unit_test(quantized_products_withstand_as_much),
+      cmocka_unit_test(quantized_products_are_as_robust),
 #ifdef KR_BUILD_amx
       cmocka_unit_test(a_thread_keeps_no_tiles),
 #endif

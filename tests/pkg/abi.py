@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""abi.py BUILD: programs built with an older release's headers (tests/abi/VERSION) keep working: no constant changed its value, no
-function its types, no field its place, no struct became shorter; and one such program runs on today's library."""
+"""abi.py BUILD: programs built with an older release's headers (tests/abi/VERSION) keep working: no changed constant,
+function type or field offset, no shorter struct; and one such program runs on today's library."""
 import pathlib, re, subprocess, sys, tempfile
 
 ROOT, BUILD = pathlib.Path(__file__).resolve().parents[2], pathlib.Path(sys.argv[1]).resolve()
@@ -47,13 +47,13 @@ def structs(text):
         for declaration in m[2].split(";"):
             function = re.search(r"\(\s*\*\s*(\w+)\s*\)\s*\(", declaration)
             names = [function[1]] if function else [re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", d)[1] for d in declaration.split(",") if d.strip()]
-            fields += [n for n in names if not n.startswith("reserved")]  # had to be zero: may become a field of its own
+            fields += [n for n in names if not n.startswith("reserved")]  # had to be zero: may become a field
         found[m[1]] = fields
     return found
 
 
 def layout(found, include, scratch):
-    """{struct or struct.field: bytes} as the compiler lays them out."""
+    """{struct or struct.field: bytes} in the compiler's layout."""
     lines = ["#include <stddef.h>", "#include <stdio.h>"] + [f"#include <krait/{n}.h>" for n in ("krait", "ops", "model", "doctor", "bench")] + ["int main(void) {"]
     for name, fields in found.items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')

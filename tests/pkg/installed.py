@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""installed.py BUILD: what `make install` puts into place, used as a stranger would: README's C example built against it with pkg-config
-and CMake, shared and static, as C and as C++; every header alone; exported names; manual page and completions."""
+"""installed.py BUILD: the result of `make install` as a user would use it: README's C example built with pkg-config and
+CMake, shared and static, as C and C++; every header alone; exported names; manual page and completions."""
 import os, pathlib, re, shutil, subprocess, sys, tempfile
 
 ROOT, BUILD = pathlib.Path(__file__).resolve().parents[2], pathlib.Path(sys.argv[1]).resolve()
@@ -26,7 +26,7 @@ def compilers():
 
 
 def example():
-    """The C program in README, as it stands there."""
+    """README's C program, verbatim."""
     blocks = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(blocks) == 1 and "main(" in blocks[0], "README has one C program"
     return blocks[0]
@@ -77,7 +77,7 @@ def check_symbols(library):
 
 
 def check_packages():
-    """The libraries that tools/setup installs are those that the Debian packages ask for."""
+    """tools/setup installs the libraries required by the Debian packages."""
     wanted = set(re.findall(r"\b[a-z0-9.+-]+-dev\b", re.search(r"packages=\((.*?)\)", (ROOT / "tools/setup").read_text(), re.S)[1])) - {"libc6-dev", "libcmocka-dev"}
     control = (ROOT / "pkg/debian/control").read_text()
     for field in ("Build-Depends", "Suggests: libsndfile1-dev"):
@@ -116,15 +116,15 @@ def main():
             failures.append("the example writes a recording")
         if expect("README's example builds, static", run("gcc", scratch / "example.c", f"-I{prefix}/include", "-o", scratch / "static", *static)):
             expect("README's example runs, static", run(scratch / "static", ROOT / "demo/noisy.flac", scratch / "clean2.wav"))
-        # All of the archive, not only what the example calls: each library that any part needs is in krait.pc's list.
+        # The whole archive, not only what the example calls: krait.pc lists every library needed by any part.
         whole = [f"-Wl,--whole-archive,{f},--no-whole-archive" if f.endswith("libkrait.a") else f for f in static]
         expect("everything in libkrait.a finds its libraries in krait.pc", run("gcc", scratch / "example.c", f"-I{prefix}/include", "-o", scratch / "whole", *whole))
         check_packages()
         check_cmake(prefix, libdir, scratch)
         check_symbols(libdir / "libkrait.so")
-        expect("krait runs where it was put", run(prefix / "bin/krait", "version"), "krait ")
+        expect("krait runs where it was installed", run(prefix / "bin/krait", "version"), "krait ")
         man = prefix / "share/man/man1/krait.1"
-        expect("the manual is there", run("test", "-s", man if man.exists() else str(man) + ".gz"))
+        expect("the manual is installed", run("test", "-s", man if man.exists() else str(man) + ".gz"))
         check_completion(prefix / "share", prefix / "bin")
     print(f"{len(failures)} wrong")
     return 1 if failures else 0

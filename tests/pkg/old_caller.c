@@ -1,5 +1,5 @@
-/* old_caller.c: built with an older release's headers, run on today's library; and structs shorter than that release's
- * own, which stand for callers of a time when the later fields did not exist. Exit status 0: all as promised. */
+/* old_caller.c: built with an older release's headers, run on today's library; and structs shorter than that release's,
+ * like those of even older callers. Exit status 0: all as promised. */
 #include <krait/doctor.h>
 #include <krait/model.h>
 #include <krait/ops.h>
@@ -20,13 +20,13 @@ int main(void) {
   krait_ctx_options options;
   krait_ctx_stats stats;
   krait_model_options which;
-  memset(&options, 0xee, sizeof options); /* what lies beyond the caller's struct is not read */
+  memset(&options, 0xee, sizeof options); /* memory beyond the caller's struct is not read */
   options.size = offsetof(krait_ctx_options, n_threads), options.device = KRAIT_DEVICE_CPU, options.caps_mask = 0;
-  expect(krait_ctx_open(&options, &ctx) == KRAIT_OK, "a context by a shorter struct");
+  expect(krait_ctx_open(&options, &ctx) == KRAIT_OK, "a context from a shorter struct");
   memset(&which, 0xee, sizeof which);
   which.size = offsetof(krait_model_options, config_path), which.precision = KRAIT_PRECISION_FP32,
   which.weights_path = NULL;
-  expect(krait_model_open(ctx, &which, &model) == KRAIT_OK, "a model by a shorter struct");
+  expect(krait_model_open(ctx, &which, &model) == KRAIT_OK, "a model from a shorter struct");
   krait_model_close(&model);
   which.size = 4;
   expect(krait_model_open(ctx, &which, &model) == KRAIT_ERR_STRUCT_SIZE && !model, "a struct that is too short");

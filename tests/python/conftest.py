@@ -1,4 +1,4 @@
-"""Paths for the tests: the installed krait and its drop-ins where KRAIT_INSTALLED is set, else this tree's."""
+"""Import paths: the installed krait and its drop-ins if KRAIT_INSTALLED is set, else this tree's."""
 
 import os
 import sys
@@ -11,10 +11,11 @@ if not os.environ.get("KRAIT_INSTALLED"):
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 torch = pytest.importorskip("torch", reason="the Python tests need torch")
+torch.backends.cudnn.allow_tf32 = False  # float32 bounds; by default torch convolves in tf32 on a GPU
 
 
 def _emulate():
-    """KRAIT_EMULATED: calls for tensors on the CPU run as a GPU's would, on the library's emulated one; tools/test-emulated sets what it needs."""
+    """KRAIT_EMULATED: calls on CPU tensors run on the library's emulated GPU; tools/test-emulated sets it up."""
     from krait import _call, _load
     context = _load.cuda_context(0)
     _call._open_cpu_place = lambda n_threads: _call._cpu_places.setdefault(n_threads, _call.CpuPlace(context))
@@ -25,11 +26,11 @@ EMULATED = _emulate() if os.environ.get("KRAIT_EMULATED") else None
 
 
 def pytest_sessionfinish(session):
-    """No test passes because nothing ran there."""
+    """Fails if nothing ran on the emulated GPU."""
     if EMULATED is not None and session.testscollected:
         from krait import _load
         stats = _load.read_stats(EMULATED)
-        print("\n%(n_calls)d calls on the emulated GPU, %(n_fallbacks)d of them by a row of a lower tier or a slower one" % stats)
+        print("\n%(n_calls)d calls on the emulated GPU, %(n_fallbacks)d of them by a lower tier or a slower row" % stats)
         if not stats["n_calls"]:
             session.exitstatus = 1
 
@@ -50,7 +51,7 @@ DEVICES = _devices()
 
 
 def pytest_sessionstart(session):
-    """A worker of pytest-xdist has its share of the processors, and of the device code that a GPU's driver must compile."""
+    """Each pytest-xdist worker gets its share of the cores, and of the device code that the GPU driver must compile."""
     worker = getattr(session.config, "workerinput", None)
     if worker:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // worker["workercount"]))
@@ -70,7 +71,7 @@ def seed():
 
 
 def _excuse(error, device):
-    """Why this failure is none of krait's: a GPU that has no row for a call, or an old torch without float16 on the CPU."""
+    """Why this failure is not krait's: no GPU row for a call, or an old torch without float16 on the CPU."""
     from krait._load import KraitUnsupported
     if device == "cuda" and isinstance(error, KraitUnsupported):
         return "no GPU row: %s" % error
@@ -81,7 +82,7 @@ def _excuse(error, device):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """Such failures are skips that quote their reason."""
+    """Turns such failures into skips with the reason."""
     outcome = yield
     device = getattr(getattr(item, "callspec", None), "params", {}).get("device")
     excuse = outcome.excinfo and _excuse(outcome.excinfo[1], device)

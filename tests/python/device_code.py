@@ -1,5 +1,5 @@
-"""Compiling a GPU's code once for all workers of a test run. Its driver compiles PTX when a process first needs it and keeps the result on
-disk; workers that begin together would each compile everything. So each takes other pieces, and all wait until the last is there."""
+"""Compiles GPU code once for all workers of a test run. The driver compiles PTX at a process's first use and caches it
+on disk; workers starting together would each compile everything. So they divide the work, and all wait for the last."""
 
 import os
 import tempfile
@@ -29,7 +29,7 @@ def _norms(dtype):
 
 
 def _pieces():
-    """(function, arguments): each loads some of the device code, the largest first."""
+    """(function, arguments): each loads part of the device code, largest first."""
     types = torch.float32, torch.float16, torch.bfloat16
     for function, *arguments in ((_scan, 8), (_scan, 64), (_norms,), (_conv,)):
         for dtype in types:
@@ -54,7 +54,7 @@ def compile_together(run_id):
             try:
                 function(*arguments)
                 torch.cuda.synchronize()
-            except RuntimeError as error:  # a test will say so too
+            except RuntimeError as error:  # a test will report it too
                 print("device code: %s" % error)
             _claim(os.path.join(folder, "done%d" % i))
     give_up = time.monotonic() + _PATIENCE_S

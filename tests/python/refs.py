@@ -1,4 +1,4 @@
-"""The equations in plain torch, float64, one line of time after the other; autograd differentiates them. Independent of krait."""
+"""The equations in plain torch, float64, step by step in time; gradients by autograd. Independent of krait."""
 
 import glob
 import json
@@ -16,7 +16,7 @@ DTYPES = list(TOLERANCES)
 
 
 def close(got, want, tolerance, scale=1.0):
-    """rtol and atol as upstream's tests mean them."""
+    """rtol and atol as in upstream's tests."""
     assert got.shape == want.shape, "%s is not %s" % (tuple(got.shape), tuple(want.shape))
     kind = torch.complex128 if want.is_complex() else torch.float64
     torch.testing.assert_close(got.detach().cpu().to(kind), want.detach().cpu().to(kind), rtol=tolerance[0] * scale,
@@ -24,7 +24,7 @@ def close(got, want, tolerance, scale=1.0):
 
 
 def doubles(*tensors):
-    """Float64 twins on the CPU, leaves of their own graph where the originals are."""
+    """Float64 copies on the CPU, graph leaves if the originals are."""
     twins = []
     for t in tensors:
         if t is not None:
@@ -39,7 +39,7 @@ def silu(v):
 
 
 def conv(x, weight, bias=None, initial=None, seq_idx=None, use_silu=False, reverse=False):
-    """-> (out, final states); reversed in time the states keep the direction's own order."""
+    """-> (out, final states); when reversed the states are in the direction's order."""
     if reverse:
         out, final = conv(x.flip(-1), weight, bias, initial, None if seq_idx is None else seq_idx.flip(-1), use_silu)
         return out.flip(-1), final
@@ -71,7 +71,7 @@ def _per_channel(t, dim, length, is_complex):
 
 
 def scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, softplus=False, initial=None, seq_idx=None, reverse=False):
-    """-> (out, last state); the state starts again where seq_idx changes."""
+    """-> (out, last state); the state restarts where seq_idx changes."""
     batch, dim, length = u.shape
     B, C = [_per_channel(t, dim, length, A.is_complex()) for t in (B, C)]
     dt = delta if delta_bias is None else delta + delta_bias[:, None]
@@ -170,12 +170,12 @@ def gated_norm(x, weight, bias, z, eps, group_size, norm_before_gate, is_rms):
     return out * silu(z) if z is not None and norm_before_gate else out
 
 
-# ---- golden files of other programs, beside the repository where they are there --------------------------------------
+# ---- golden files of other programs, beside the repository if available ------------------------------------------
 def golden_files(folder):
-    """Paths of the golden files of a folder; a mark that skips with a reason where there are none."""
+    """Paths of a folder's golden files, or a parameter that skips with a reason."""
     home = os.environ.get("KRAIT_GOLDEN") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "shared", "golden")
     paths = sorted(glob.glob(os.path.join(home, folder, "*.golden.safetensors")))
-    return paths or [pytest.param(None, marks=pytest.mark.skip(reason="no golden files in %s (KRAIT_GOLDEN names another folder)" % os.path.normpath(home)))]
+    return paths or [pytest.param(None, marks=pytest.mark.skip(reason="no golden files in %s (set KRAIT_GOLDEN)" % os.path.normpath(home)))]
 
 
 def read_safetensors(path):

@@ -61,7 +61,7 @@ def check_gradients(out, wanted, inputs, twins, bound=1e-5):
     dout = torch.randn_like(out)
     got = torch.autograd.grad(out, inputs, dout)
     for name, g, w in zip("qkvs", got, torch.autograd.grad(wanted, twins, dout.to(wanted))):
-        assert refs.relative(g, w) < bound or (w.norm() < 1e-12 and g.norm() < 1e-5 * g.numel() ** 0.5), name  # one key: dP - delta is what rounding leaves
+        assert refs.relative(g, w) < bound or (w.norm() < 1e-12 and g.norm() < 1e-5 * g.numel() ** 0.5), name  # one key: dP - delta is rounding error only
 
 
 # ---- golden files -----------------------------------------------------------------------------------------------------
@@ -78,7 +78,8 @@ def _relative_where_finite(got, want):
 
 
 def _check_low_precision(path, config, g, dtype, results):
-    """At most one and a half times plain torch's error in that type, as a whole; twice its largest, which the file says: upstream's rule for outputs."""
+    """At most 1.5 times plain torch's error in that type overall, and twice its maximum (in the file): upstream's
+    rule."""
     limits = json.loads(refs.read_safetensors(path)[0].get("torch_low_precision_maxabs_error", "{}")).get(str(dtype)[len("torch."):], {})
     if not limits:
         return
@@ -143,7 +144,7 @@ def test_golden_cache(device, path, dtype):
 
 
 def test_golden_dropout(device):
-    """The golden mask is upstream's: the formula is checked with krait's own."""
+    """The golden mask is upstream's: checks the formula with krait's mask."""
     for path in [p for p in refs.golden_files("attention") if "dropout" in str(p)]:
         config, g = _golden(path, device)
         twins = [g[n].double().requires_grad_() for n in "qkv"]
@@ -176,7 +177,7 @@ def test_alibi_per_sequence(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision(device, dtype):
-    """Upstream's rule: at most twice the error of the same sums by plain torch in that type (three times for gradients)."""
+    """Upstream's rule: at most twice the error of plain torch in that type (three times for gradients)."""
     inputs = make(device, n=113, m=203, d=64, dtype=dtype)
     twins, plain = refs.doubles(*inputs), [t.detach().clone().requires_grad_() for t in inputs]
     wanted, low, out = reference(*twins, causal=True)[0], reference(*plain, causal=True)[0], flash_attn_func(*inputs, causal=True)
@@ -205,7 +206,7 @@ def test_packed(device):
 
 
 def test_forms_agree(device):
-    """Packed projections, orders of older releases, keywords."""
+    """Packed projections, older releases' argument orders, keywords."""
     q, k, v = make(device, h=4, hk=4)
     qkv = torch.stack((q, k, v), 2)
     want = flash_attn_func(q, k, v, causal=True, window_size=(6, 0))
@@ -300,7 +301,7 @@ def test_low_level(device):
 
 
 def test_named_operators(device):
-    """torch.ops.flash_attn.*, as code calls them that was written for 2.7 and 2.8."""
+    """torch.ops.flash_attn.*, called as in code for 2.7 and 2.8."""
     if not hasattr(torch.library, "custom_op"):
         pytest.skip("this torch registers no operators")
     ops = torch.ops.flash_attn
@@ -338,7 +339,7 @@ def test_named_operators_compile(device):
 
 # ---- SeedVR -----------------------------------------------------------------------------------------------------------
 class SeedVRAttention(torch.nn.Module):
-    """How SeedVR's one attention wrapper calls: everything by keyword, cast to bfloat16 just before, back after it."""
+    """As SeedVR's attention wrapper calls it: all keywords, cast to bfloat16 just before and back after."""
 
     def forward(self, *args, **kwargs):
         kwargs["deterministic"] = torch.are_deterministic_algorithms_enabled()
@@ -382,7 +383,7 @@ def test_cache_refuses():
     q, k, v = make(grad=False)
     with pytest.raises(RuntimeError, match="cache_seqlens"):
         flash_attn_with_kvcache(q, k, v, k, v)
-    with pytest.raises(RuntimeError, match="give k and v together"):
+    with pytest.raises(RuntimeError, match="pass k and v together"):
         flash_attn_with_kvcache(q, k, v, k)
     with pytest.raises(RuntimeError, match="no gradient through a cache"):
         from krait.ops import attention
@@ -483,7 +484,7 @@ def test_norms(device):
 
 
 @pytest.mark.parametrize("options", [dict(), dict(num_heads_kv=2, rotary_emb_dim=16), dict(dwconv=True), dict(use_alibi=True), dict(window_size=(5, 0))], ids=str)
-def test_mha_decodes_as_it_reads(device, options):
+def test_mha_decoding_equals_prefill(device, options):
     flash = MHA(64, 4, causal=True, use_flash_attn=True, layer_idx=0, device=device, **options)
     x = torch.randn(2, 13, 64, device=device)
     want = flash(x)
@@ -492,7 +493,7 @@ def test_mha_decodes_as_it_reads(device, options):
         plain.load_state_dict(flash.state_dict())
         assert refs.relative(plain(x), want) < 1e-5
     if options.get("dwconv") or "window_size" in options:
-        return  # upstream's cache has no convolution state, and its decoding no window
+        return  # upstream caches no convolution state, and decodes without windows
 
     class Cache:
         max_batch_size, max_seqlen, seqlen_offset, batch_size_offset, key_value_memory_dict, lengths_per_sample = 2, 20, 0, 0, {}, None

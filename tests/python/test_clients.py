@@ -1,4 +1,4 @@
-"""What clients import and call beside the main functions, and sequences or batches of nothing."""
+"""What clients import and call besides the main functions; empty sequences and batches."""
 
 import inspect
 
@@ -14,7 +14,7 @@ from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
 from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-# (module, names): imports of clients' files and of upstream's own tests
+# (module, names): imports in clients' files and upstream's tests
 IMPORTS = [
     ("mamba_ssm", "Mamba Mamba2 MambaLMHeadModel selective_scan_fn mamba_inner_fn"),
     ("mamba_ssm.modules.mamba_simple", "Mamba Block"), ("mamba_ssm.modules.mamba2", "Mamba2 RMSNormGated"),
@@ -57,7 +57,7 @@ def test_norm_of_the_inner_function(device):
 
 
 def test_mixed_precision_decorators():
-    """Both ways in which clients' autograd functions use them."""
+    """Both ways clients' autograd functions use them."""
     from mamba_ssm.utils.torch import custom_bwd, custom_fwd
 
     class Double(torch.autograd.Function):
@@ -82,7 +82,7 @@ def test_shares_of_processes():
 
 
 def test_signatures_are_found_by_name():
-    """transformers passes on only what inspect.signature names."""
+    """transformers passes only arguments listed by inspect.signature."""
     for function, needed in ((causal_conv1d_fn, "seq_idx"), (causal_conv1d_update, "conv_state_indices"), (selective_scan_fn, "return_last_state"),
                              (mamba_inner_fn, "b_c_dt_rms_eps"), (selective_state_update, "dt_softplus")):
         assert needed in inspect.signature(function).parameters
@@ -93,7 +93,7 @@ EMPTY = [(0, 5), (2, 0), (0, 0)]
 
 
 def check(result, *leaves):
-    """The sum of outputs has gradients, of zeros."""
+    """The sum of outputs has zero gradients."""
     outputs = result if isinstance(result, tuple) else (result,)
     sum(t.sum() for t in outputs if t.requires_grad).backward()
     assert all(leaf.grad is not None and not leaf.grad.any() for leaf in leaves)

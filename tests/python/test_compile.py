@@ -14,7 +14,7 @@ def compiled(function):
 
 
 def check(function, tensors, bound=(1e-5, 1e-5)):
-    """Value and gradients of the compiled function against the eager one."""
+    """Value and gradients of the compiled function against the eager ones."""
     want, got = function(*tensors), compiled(function)(*tensors)
     refs.close(got, want, bound)
     leaves = [t for t in tensors if t is not None and t.requires_grad]
@@ -49,7 +49,7 @@ def test_norms(device):
 
 
 def test_updates(device):
-    """Operators that write into their state, inside a compiled function."""
+    """Operators that modify their state, inside a compiled function."""
     from causal_conv1d import causal_conv1d_update
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
     A, w = -torch.rand(8, 4, device=device), torch.randn(8, 4, device=device)

@@ -12,7 +12,7 @@ LENGTHS = [1, 2, 3, 8, 16, 32, 65, 129, 513, 1024]
 
 
 def make_x(batch, dim, length, dtype, device, channel_last, width=None):
-    """A slice of a wider buffer, so that strides are not compact."""
+    """A slice of a wider buffer, with non-compact strides."""
     if channel_last:
         wide = torch.randn(batch, length, 4096 + dim + 64 if width is None else width, device=device, dtype=dtype)
         return wide[:, :, 32:32 + dim].transpose(1, 2)
@@ -146,7 +146,7 @@ def test_errors(device):
         causal_conv1d_update(x[..., 0], torch.zeros(2, 8, 2, device=device), weight)
 
 
-def test_double_backward_says_no(device):
+def test_double_backward_is_refused(device):
     x = torch.randn(1, 8, 9, device=device, requires_grad=True)
     out = causal_conv1d_fn(x, torch.randn(8, 4, device=device))
     (grad,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
@@ -161,7 +161,7 @@ def test_double_backward_says_no(device):
 def test_update(device, length, width, room, circular, dtype):
     dim = 70
     if circular and room < (length or 1) + width - 1:
-        pytest.skip("a ring must hold the new tokens and what their taps reach")
+        pytest.skip("a ring must hold the new tokens and the inputs of their taps")
     x = torch.randn(2, dim, device=device, dtype=dtype) if length is None else torch.randn(2, dim, length, device=device, dtype=dtype)
     state = torch.randn(2, dim, room, device=device, dtype=dtype)
     weight, bias = torch.randn(dim, width, device=device), torch.randn(dim, device=device)
@@ -216,8 +216,8 @@ def test_meta():
 
 
 @pytest.mark.parametrize("first, last", [(0, 10), (10, 3)])
-def test_update_refuses_rows_that_are_not_there(first, last):
-    """On the CPU; a GPU's indices are not read before it runs."""
+def test_update_refuses_missing_rows(first, last):
+    """On the CPU only; a GPU's indices are not read before the launch."""
     state, x, weight = torch.randn(10, 8, 4), torch.randn(2, 8), torch.randn(8, 4)
     before = state.clone()
     with pytest.raises(RuntimeError, match=r"conv_state_indices\[[01]\] is 10, must be below 10"):
@@ -225,13 +225,13 @@ def test_update_refuses_rows_that_are_not_there(first, last):
     assert torch.equal(state, before)
 
 
-def test_varlen_states_refuses_no_offsets():
+def test_varlen_states_needs_offsets():
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         causal_conv1d_varlen_states(torch.randn(4, 8), torch.zeros(0, dtype=torch.int32), 4)
 
 
-def test_a_penalty_on_gradients_is_refused(device):
-    """Also where the gradient that comes in asks for none: torch would count the penalty as a constant."""
+def test_gradient_penalty_is_refused(device):
+    """Also if the incoming gradient does not require grad: torch would treat the penalty as a constant."""
     x, weight = torch.randn(1, 8, 5, device=device, requires_grad=True), torch.randn(8, 4, device=device)
     loss = causal_conv1d_fn(x, weight, activation="silu").sum()
     (slope,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -240,7 +240,7 @@ def test_a_penalty_on_gradients_is_refused(device):
 
 
 def test_views_with_the_negative_bit(device):
-    """The imaginary part of a conjugate says one thing, its memory the opposite."""
+    """The imaginary part of a conjugate has the opposite sign in memory."""
     z, weight = torch.randn(2, 8, 9, dtype=torch.complex64, device=device), torch.randn(8, 4, device=device)
     x = z.conj().imag
     assert x.is_neg()

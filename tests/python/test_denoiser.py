@@ -1,4 +1,5 @@
-"""krait.Denoiser and python -m krait enhance: the same as the C call at the model's rate; rates, kinds, shapes, files; what is refused."""
+"""krait.Denoiser and python -m krait enhance: equal to the C call at the model's rate; rates, types, shapes, files;
+errors."""
 
 import copy
 import json
@@ -27,7 +28,7 @@ def denoiser():
 
 
 def speech(n=8000, seed=0, rate=RATE):
-    """Something with a pitch and gaps, in noise."""
+    """A pitched sound with gaps, in noise."""
     t = np.arange(n) / rate
     voice = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 12)) * (np.sin(2 * np.pi * 3 * t) > 0)
     return 0.05 * voice + 0.02 * np.random.default_rng(seed).normal(size=n)
@@ -52,7 +53,7 @@ GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 
 @pytest.mark.parametrize("kind", ["mamba", "gru", "lstm"])
 def test_weights_of_a_file(kind):
-    """The recorded forward pass of other weights, of other sizes."""
+    """The recorded forward pass of other weights, with other sizes."""
     ffi, (_, golden) = _load.ffi(), _weights.read(GOLDEN / ("tiny-%s.golden.safetensors" % kind))
     denoiser = krait.Denoiser(threads=1, weights=GOLDEN / ("tiny-%s.weights.safetensors" % kind))
     given, want = np.ascontiguousarray(golden["golden.input_com"]), golden["golden.com"]
@@ -86,7 +87,7 @@ def test_weights_refused(tmp_path):
 
     name = next(n for n in header if n.endswith("norm.weight"))
     assert krait.Denoiser(threads=1, weights=written(lambda h: None))(np.ones(500) * 0.1).shape == (500,)
-    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "which model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors beside"), (lambda h: h.pop(name), _load.KraitError, name),
+    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "do not name the model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors in the same folder"), (lambda h: h.pop(name), _load.KraitError, name),
                                 (lambda h: h[name]["data_offsets"].reverse(), ValueError, "complete safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "complete safetensors"),
                                 (lambda h: h[name]["shape"].append(2), ValueError, "complete safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
                                 (told(frobnicate=1), _load.KraitError, "frobnicate"), (told(dense_channel=2.5), _load.KraitError, "dense_channel is not a whole number"),
@@ -125,7 +126,7 @@ def test_torch(denoiser):
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
 def test_rates(denoiser, rate):
-    """Length kept, no delay: what comes back at another rate is what the model makes at its own, but for the edges."""
+    """Same length, no delay; at another rate the same result as at the model's rate, except at the edges."""
     n = rate // 2 + 7
     x = speech(n, rate=rate) if rate < RATE else _sound.resample(speech(RATE), RATE, rate, n)
     got = denoiser(x, rate)
@@ -156,7 +157,7 @@ def test_copies(denoiser):
 
 
 def test_refusals(denoiser):
-    with pytest.raises(_load.KraitError) as refused:  # words for callers of C are left out
+    with pytest.raises(_load.KraitError) as refused:  # no advice for C callers
         krait.Denoiser._check(_load.lib().krait_session_open(_load.ffi().NULL, _load.ffi().NULL))
     assert "header" not in str(refused.value)
     for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex)):
@@ -172,7 +173,7 @@ def test_refusals(denoiser):
 
 
 def test_stream(denoiser):
-    """Any cut: the samples that one push of all gives, each at most the latency late; and near to the whole recording's."""
+    """Any split gives the samples of a single push, each within the latency, and close to the whole recording's."""
     x, stream = speech(9001).astype(np.float32), denoiser.stream()
     assert stream.latency == 5600
     want = np.concatenate([stream.push(x), stream.finish()])
@@ -190,11 +191,11 @@ def test_stream(denoiser):
     assert np.allclose(stream.finish(), denoiser(whole.astype(np.float32) / 32768), atol=1e-6)
 
 
-def test_stream_of_a_model_that_streams():
-    """Whatever comes at once: what the whole recording gives, 500 samples late."""
+def test_stream_of_a_streaming_model():
+    """Any chunk size gives the whole recording's result, 500 samples late."""
     streaming = krait.Denoiser(weights=GOLDEN / "tiny-streaming.weights.safetensors")
     x = speech(9001).astype(np.float32)
-    x *= 0.056 / np.sqrt(np.mean(x ** 2))  # of a level that the whole takes as it is
+    x *= 0.056 / np.sqrt(np.mean(x ** 2))  # a level that needs no normalization
     want, stream = streaming(x), streaming.stream()
     assert stream.latency == 500
     for piece in (100, 160, 3001):
@@ -209,7 +210,7 @@ def test_stream_of_a_model_that_streams():
 def test_stream_refuses(denoiser):
     stream = denoiser.stream()
     for bad in (np.zeros(10, np.int32), np.zeros((2, 5)), np.zeros(10, complex)):
-        with pytest.raises(TypeError, match="one dimension"):
+        with pytest.raises(TypeError, match="one-dimensional"):
             stream.push(bad)
     with pytest.raises(ValueError, match="NaN or infinity"):
         stream.push([0.0, np.nan])
@@ -242,19 +243,19 @@ def test_enhance_a_file(denoiser, tmp_path):
     given, out = _sound._read_wave(str(tmp_path / "in.wav"))[0], _sound._read_wave(str(tmp_path / "out.wav"))[0]
     assert np.abs(out[0] - denoiser(given[0], 22050)).max() < 1e-4
     before = (tmp_path / "out.wav").read_bytes()
-    for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is also the input"),
+    for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is the input; choose another"),
                             ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "x.wav: the folder ")):
         done = run(*arguments)
         assert done.returncode == 1 and done.stderr.startswith("krait enhance: ") and done.stderr.count("\n") == 1 and says in done.stderr, done
     (tmp_path / "bad.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt ")
     done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "bad.wav" in done.stderr, done
-    for n, says in ((0, "empty, or cut"), (2000, "truncated")):
+    for n, says in ((0, "empty, or truncated"), (2000, "truncated: the header")):
         (tmp_path / "bad.wav").write_bytes((tmp_path / "in.wav").read_bytes()[:n])
         done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr or _sound._soundfile(), done
     raw = bytearray((tmp_path / "in.wav").read_bytes())
-    raw[40:44] = b"\xff\xff\xff\x7f"  # as what is streamed says it
+    raw[40:44] = b"\xff\xff\xff\x7f"  # as streaming writers set it
     (tmp_path / "bad.wav").write_bytes(raw)
     assert _sound._read_wave(str(tmp_path / "bad.wav"))[0].shape == given.shape
     assert (tmp_path / "out.wav").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["bad.wav", "in.wav", "out.wav"]

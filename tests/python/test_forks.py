@@ -1,4 +1,4 @@
-"""Clients that are no users of mamba_ssm's own blocks: Vim, VideoMamba, SegMamba and VMamba construct and call these."""
+"""Clients with their own blocks: as Vim, VideoMamba, SegMamba and VMamba construct and call these."""
 
 import copy
 import json
@@ -15,12 +15,12 @@ import selective_scan_cuda_core
 import selective_scan_cuda_ndstate
 import selective_scan_cuda_oflex
 from mamba_ssm import Mamba
-from mamba_ssm.ops.triton.layernorm import RMSNorm, layer_norm_fn, rms_norm_fn  # where version 1 has them
+from mamba_ssm.ops.triton.layernorm import RMSNorm, layer_norm_fn, rms_norm_fn  # version 1's path
 
 
 # ---- bidirectional blocks ---------------------------------------------------------------------------------------------
 def reference(m, hidden):
-    """The blocks' equations in float64, one direction after the other, the reversed ones on reversed sequences."""
+    """The blocks' equations in float64, direction by direction, backward ones on reversed sequences."""
     p = {k: v.detach().cpu().double().requires_grad_() for k, v in m.state_dict().items()}
     xz = F.linear(hidden.cpu().double(), p["in_proj.weight"], p.get("in_proj.bias")).transpose(1, 2)
     length, n = xz.shape[2], m.nslices
@@ -30,7 +30,7 @@ def reference(m, hidden):
                                 -torch.exp(p["A%s_log" % s]), None, None, p["D" + shared], p["dt_proj%s.bias" % shared])
 
     y = direction("", xz)
-    if m.bimamba_type == "v1":  # the convolution runs forward in both, only the scan is reversed
+    if m.bimamba_type == "v1":  # both convolutions run forward, only the scan is reversed
         x, z = xz.chunk(2, dim=1)
         x, _ = refs.conv(x, p["conv1d.weight"].squeeze(1), p["conv1d.bias"], use_silu=True)
         dt, B, C = F.linear(x.transpose(1, 2), p["x_proj.weight"]).split([m.dt_rank, m.d_state, m.d_state], dim=-1)
@@ -66,7 +66,7 @@ def test_bidirectional(device, options):
 
 
 def test_constructors():
-    """As the clients write them, with their parameters' names."""
+    """As written in the clients, with their parameter names."""
     vim = Mamba(16, layer_idx=3, bimamba_type="v2", if_divide_out=True, init_layer_scale=1e-5, d_state=8)
     assert {"gamma", "A_b_log", "D_b", "conv1d_b.weight", "x_proj_b.weight", "dt_proj_b.weight"} <= set(vim.state_dict()) and vim.if_divide_out
     assert Mamba(16, bimamba_type="v2", if_devide_out=True).if_divide_out  # an older spelling
@@ -80,8 +80,8 @@ def test_constructors():
         Mamba(16, bimamba_type="v3")(torch.randn(1, 12, 16))
 
 
-def test_a_scaled_layer_in_steps():
-    """init_layer_scale counts in one-directional blocks, too, token by token as well."""
+def test_layer_scale_in_steps():
+    """init_layer_scale also works in one-directional blocks, and in decoding steps."""
     from mamba_ssm.utils.generation import InferenceParams
     m, params = Mamba(16, init_layer_scale=0.25, layer_idx=0).eval(), InferenceParams(max_seqlen=6, max_batch_size=2)
     x = torch.randn(2, 6, 16)
@@ -96,7 +96,7 @@ def test_a_scaled_layer_in_steps():
 # ---- extension modules --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("module", ["causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate"])
 def test_extension_modules_stand_alone(tmp_path, module):
-    """A fork's own causal_conv1d, which imports causal_conv1d_cuda, comes first on the path: no circle."""
+    """A fork's causal_conv1d that imports causal_conv1d_cuda comes first on the path: no import cycle."""
     for package in ("causal_conv1d", "mamba_ssm"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("import causal_conv1d_cuda, selective_scan_cuda\nfork = True\n")
@@ -108,7 +108,7 @@ def test_extension_modules_stand_alone(tmp_path, module):
 
 
 def vmamba(device, dtype=torch.float32, n=4, each=1):
-    """Inputs as VMamba's cross scan makes them: K directions of C channels; the twins in float64 hold the reference's gradients."""
+    """VMamba's cross scan inputs: K directions of C channels; float64 copies hold the reference's gradients."""
     torch.manual_seed(0)
     k, c, length = 4, 6, 11
     t = [torch.randn(2, k * c, length).to(dtype), torch.rand(2, k * c // each, length).to(dtype), -torch.rand(k * c, n), torch.randn(2, k, n, length).to(dtype),
@@ -124,7 +124,7 @@ def vmamba(device, dtype=torch.float32, n=4, each=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("each", [1, 3])
 def test_oflex(device, dtype, each):
-    """float32 out of bf16 in, gradients in the inputs' types; one step for several channels."""
+    """float32 output from bf16, gradients in the inputs' types; one delta for several channels."""
     t, twins, want, last, dout = vmamba(device, dtype, each=each)
     out, x, *rest = selective_scan_cuda_oflex.fwd(*t, True, 1, True)
     assert out.dtype == torch.float32 and not rest and x.shape[-1] == 8
@@ -157,7 +157,8 @@ def test_ndstate(device):
         refs.close(got, twin.grad.reshape(given.shape), (1e-3, 1e-3))
 
 
-# ---- Vim whole: what its model file imports and calls, beside the equations in float64 -------------------------------------
+# ---- the whole of Vim: its model file's imports and calls, against float64 equations
+# ---------------------------------------
 class VimBlock(torch.nn.Module):
     """Add, norm, mixer; drop_path is the identity at a rate of 0."""
 
@@ -219,7 +220,7 @@ def vim_reference(model, picture):
 @pytest.mark.parametrize("norm, divides", [(RMSNorm, True), (torch.nn.LayerNorm, False)], ids=["rms", "layer"])
 def test_vim(device, norm, divides):
     """Logits to 1e-5, gradients of every parameter to 1e-4."""
-    from mamba_ssm.utils.generation import GenerationMixin  # its model file imports these and calls none of them
+    from mamba_ssm.utils.generation import GenerationMixin  # imported but not called in its model file
     from mamba_ssm.utils.hf import load_config_hf, load_state_dict_hf
     assert GenerationMixin and load_config_hf and load_state_dict_hf
     torch.manual_seed(3)
@@ -234,7 +235,8 @@ def test_vim(device, norm, divides):
     assert len(model.layers[0].allocate_inference_cache(2, 8)) == 2
 
 
-# ---- VideoMamba whole: its recorded outputs and gradients, by its own weights -------------------------------------------
+# ---- the whole of VideoMamba: recorded outputs and gradients of its weights
+# ---------------------------------------------
 class VideoMambaBlock(torch.nn.Module):
     def __init__(self, d):
         super().__init__()
@@ -246,7 +248,8 @@ class VideoMambaBlock(torch.nn.Module):
 
 
 class VideoMamba(torch.nn.Module):
-    """The equations of src/models/videomamba/MODEL.md on the drop-ins that its published model calls, with the published names of its parameters."""
+    """The equations of src/models/videomamba/MODEL.md on the drop-ins called by the published model, with its parameter
+        names."""
 
     def __init__(self, side, patch, depth, d, frames, last_norm):
         super().__init__()
@@ -270,7 +273,7 @@ class VideoMamba(torch.nn.Module):
 
 @pytest.mark.parametrize("path", refs.golden_files("videomamba"))
 def test_videomamba(device, path):
-    """Outputs to 1e-5, gradients of every parameter and of the film to 1e-4."""
+    """Outputs to 1e-5, gradients of every parameter and of the video to 1e-4."""
     metadata, golden = refs.read_safetensors(path)
     _, weights = refs.read_safetensors(str(path).replace(".golden.", ".weights."))
     config, is_classes = json.loads(metadata["config"]), "head.weight" in weights
@@ -285,6 +288,6 @@ def test_videomamba(device, path):
     assert refs.relative(out, golden["golden." + name]) < 1e-5, refs.relative(out, golden["golden." + name])
     (out * golden["golden.loss_w_" + name].to(device)).sum().backward()
     assert refs.relative(film.grad, golden["golden.grad_input"]) < 1e-4
-    for key, parameter in model.named_parameters():  # zeros where classes see the first token alone: the last layer's decay forwards
+    for key, parameter in model.named_parameters():  # zero if classes see only the first token: the last layer's forward decay
         want = golden["golden.grad." + key].double()
         assert float((parameter.grad.cpu().double() - want).norm()) <= 1e-4 * float(want.norm()), key

@@ -83,7 +83,8 @@ def test_greedy_generation(device):
 
 @pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
 def test_a_step_as_one_call(layer):
-    """What generate(cg=True) records on a GPU, here by the operator's reference: the same tokens, whatever the model's own steps left and whatever becomes of its weights."""
+    """generate(cg=True)'s captured step, here by the operator's reference: the same tokens, after steps of the model
+        itself and after changes of its weights."""
     sizes = dict(d_model=64, ssm_cfg=dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8), rms_norm=True, residual_in_fp32=True)
     m = small(torch.device("cpu"), torch.bfloat16, **sizes)
     assert whole_step.fits(m, 3) and not whole_step.fits(m, 9) and not whole_step.fits(small(torch.device("cpu"), torch.float32, **sizes), 3)
@@ -149,7 +150,7 @@ def test_files(tmp_path):
 
 
 def test_converted_files(tmp_path):
-    """The -hf spelling of keys and configuration."""
+    """The -hf names of keys and configuration."""
     m = small(pad_vocab_size_multiple=1, vocab_size=48)
     state = {k.replace("embedding", "embeddings"): v for k, v in m.state_dict().items() if k != "lm_head.weight"}
     torch.save(state, tmp_path / "pytorch_model.bin")
@@ -167,7 +168,7 @@ def test_missing_files(tmp_path):
 
 @pytest.mark.parametrize("path", refs.golden_files("mamba_lm"))
 def test_golden(device, path):
-    """Logits, loss, gradients, greedy tokens; decoding a hybrid keeps the convolution's inputs, where upstream keeps its outputs."""
+    """Logits, loss, gradients, greedy tokens; hybrid decoding caches the convolution's inputs, upstream its outputs."""
     metadata, g = refs.read_safetensors(path)
     if metadata["model"] != "mamba_lm":
         pytest.skip("FalconMamba is transformers' model")

@@ -1,4 +1,4 @@
-"""The names below autograd, in every argument order that releases and forks call them with."""
+"""The functions below autograd, in every argument order used by releases and forks."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_scan(device, complex_A, has_z):
 
 
 def test_functions_by_class_name(device):
-    """Code that calls the apply of upstream's autograd functions gets the same numbers and gradients."""
+    """apply of upstream's autograd functions gives the same numbers and gradients."""
     from causal_conv1d import causal_conv1d_interface as conv
     from mamba_ssm.ops import selective_scan_interface as scan
     from mamba_ssm.ops.triton import layer_norm, layernorm

@@ -50,7 +50,7 @@ def test_golden(device, path, what):
 
 @pytest.mark.parametrize("path", _GOLDEN)
 def test_golden_steps(device, path):
-    """Prefill, then token by token; states of packed sequences. As upstream's, steps take no notice of dt_limit."""
+    """Prefill, then token by token; states of packed sequences. As upstream, steps ignore dt_limit."""
     m, g, n = golden_module(path, device)
     if "prefill_out" not in g:
         pytest.skip("Mamba2Simple has no inference states")
@@ -69,8 +69,8 @@ def test_golden_steps(device, path):
         assert refs.relative(conv_states, g["packed_conv_states"]) < 1e-5 and refs.relative(ssm_states, g["packed_ssm_states"]) < 1e-5
 
 
-def test_the_reports_own_script(device):
-    """What the owner of a new GPU ran to see whether mamba_ssm works."""
+def test_script_from_the_report(device):
+    """The script a new GPU's owner ran to test mamba_ssm."""
     model = Mamba2(d_model=512).to(device)
     x = torch.randn(1, 1024, 512, device=device)
     assert model(x).shape == (1, 1024, 512)
@@ -157,8 +157,8 @@ def test_autocast_and_training(device):
 
 @pytest.mark.parametrize("options", [{}, {"rmsnorm": False, "D_has_hdim": True}, {"ngroups": 2, "norm_before_gate": True, "d_ssm": 32, "bias": True}], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
-def test_one_call_equals_products_apart(device, monkeypatch, options, packed):
-    """What small blocks on a GPU do: the products are krait's, too; gradients of what is frozen are not computed."""
+def test_one_call_equals_separate_products(device, monkeypatch, options, packed):
+    """As for small blocks on a GPU: krait also does the products; gradients of frozen parameters are not computed."""
     m = Mamba2(32, d_state=8, headdim=8, **options).to(device)
     m.A_log.requires_grad_(False)
     x, d = torch.randn(2, 9, 32, device=device, requires_grad=True), torch.randn(2, 9, 32, device=device)
@@ -167,7 +167,7 @@ def test_one_call_equals_products_apart(device, monkeypatch, options, packed):
     for is_small in (False, True):
         monkeypatch.setattr(block, "_is_small", lambda x, w: is_small)
         monkeypatch.setattr(block, "_known", {})
-        for _ in range(2):  # the second time calls are packed already
+        for _ in range(2):  # the second time calls are already packed
             m.zero_grad()
             x.grad = None
             out = m(x, seq_idx=seq_idx)
@@ -193,7 +193,7 @@ def test_compiled(device):
 
 
 def test_hooks_and_other_projections(device):
-    """Projections are called as modules, so that adapters (LoRA) on them take part."""
+    """Projections are called as modules, so that adapters (LoRA) work."""
     m = Mamba2(32, d_state=8, headdim=8).to(device)
 
     class Adapter(torch.nn.Module):
@@ -226,7 +226,7 @@ def test_language_model(device, tmp_path):
 
 
 def test_converted_files(tmp_path):
-    """A configuration in transformers' words."""
+    """A configuration with transformers' names."""
     m = MambaLMHeadModel(MambaConfig(d_model=32, n_layer=1, vocab_size=48, pad_vocab_size_multiple=1, tie_embeddings=False,
                                      ssm_cfg={"layer": "Mamba2", "d_state": 8, "headdim": 8, "ngroups": 2, "dt_limit": (0.01, 0.5), "bias": True}))
     torch.save({k.replace("embedding.", "embeddings."): v for k, v in m.state_dict().items()}, tmp_path / "pytorch_model.bin")
@@ -283,12 +283,14 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("sequence", [True, False])
 def test_tensor_parallel(tmp_path, sequence, backend):
-    """Two processes with half the heads each, on a CPU or a GPU each: output and gradients of the whole, the tokens gathered or not."""
+    """Two processes with half the heads each, on a CPU or a GPU each: the whole block's output and gradients, with
+    tokens
+        gathered or not."""
     dist = torch.distributed
     if not (dist.is_available() and getattr(dist, "is_%s_available" % backend)() and hasattr(dist, "all_gather_into_tensor")):
         pytest.skip("this torch has no %s with all_gather_into_tensor" % backend)
     if backend == "nccl" and torch.cuda.device_count() < 2:
-        pytest.skip("nccl takes a GPU a process: fewer than two here")
+        pytest.skip("nccl needs a GPU per process: fewer than two here")
     code = _PARALLEL.format(path=sys.path, sequence=sequence, backend=backend, file=tmp_path / "rendezvous")
     processes = [subprocess.Popen([sys.executable, "-c", code, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
                  for rank in range(2)]

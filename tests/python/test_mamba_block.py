@@ -1,4 +1,4 @@
-"""The Mamba block as one autograd node: against its parts, with and without what it may keep, and where it must step aside."""
+"""The Mamba block as one autograd node: against its parts, with recomputation or saved tensors, and its fallbacks."""
 
 import importlib
 
@@ -26,7 +26,7 @@ def _gradients(m, x, run):
 
 @pytest.mark.parametrize("conv_bias", [True, False])
 @pytest.mark.parametrize("keeps, keeps_states, pieces", [(True, True, 1), (False, False, 1), (False, True, 1), (False, True, 2)])
-def test_the_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bias):
+def test_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bias):
     torch.manual_seed(3)
     m = Mamba(24, d_state=5, conv_bias=conv_bias).to(device)
     m.use_fast_path = False  # layer by layer, under autograd
@@ -35,12 +35,12 @@ def test_the_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bia
     plan = block._Plan(x, block.Weights(*tensors))
     assert block._fits(x, block.Weights(*tensors))
     plan.keeps, plan.keeps_states, plan.pieces, plan.runs_beside = keeps, keeps_states, pieces, x.is_cuda and keeps
-    for _ in range(2):  # the second time calls are packed already
+    for _ in range(2):  # the second time calls are already packed
         for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
             torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_a_batch_is_cut_where_scratch_would_not_fit():
+def test_batch_is_split_if_scratch_does_not_fit():
     assert [block._pieces(6, scratch, 16 * 100) for scratch in (1, 100, 101, 200, 201, 301, 601, 10 ** 6)] == [1, 1, 2, 2, 3, 6, 6, 6]
     assert block._pieces(6, 10 ** 6, 0) == 1  # not a GPU
 
@@ -55,7 +55,7 @@ def test_frozen_weights_and_inputs_get_no_gradient():
     assert all((p.grad is not None) == p.requires_grad for p in m.parameters())
 
 
-def test_what_does_not_fit_is_left_to_the_parts():
+def test_unsupported_sizes_fall_back_to_the_parts():
     m, x = Mamba(16, d_state=4), torch.randn(1, 9, 16)
     tensors = list(_tensors(m))
     assert block._fits(x, block.Weights(*tensors))
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_left_to_the_parts():
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="the module takes the node on a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_module_takes_it_unless_a_layer_is_listened_to(dtype):
+def test_module_uses_it_unless_a_layer_has_hooks(dtype):
     torch.manual_seed(4)
     m = Mamba(64, device="cuda", dtype=dtype)
     x = torch.randn(2, 70, 64, device="cuda", dtype=dtype, requires_grad=True)

@@ -1,4 +1,4 @@
-"""mamba_inner_fn and VideoMamba's forms: values and every gradient, among them those that upstream gets wrong."""
+"""mamba_inner_fn and VideoMamba's forms: values and all gradients, including those that upstream gets wrong."""
 
 import sys
 
@@ -78,7 +78,7 @@ def test_norms_have_gradients(device, complex_A, lvl):
 
 @pytest.fixture(params=["kept", "again"])
 def composed(request, monkeypatch):
-    """The chain as it runs on a GPU, on any device: with conv output and delta kept for the gradient, or computed again."""
+    """The GPU's chain on any device: with conv output and delta saved for the gradient, or recomputed."""
     module = sys.modules["krait.ops.mamba_inner"]
     module._INNER.known.clear()
     monkeypatch.setattr(module, "_takes_one_call", lambda *args: False)
@@ -92,12 +92,12 @@ def composed(request, monkeypatch):
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("what", [{}, {"constant": ("C",)}, {"biases": True}, {"biases": True, "norms": True}, {"out": False}], ids=str)
 def test_composed(device, composed, what, complex_A, channel_last):
-    for _ in range(2):  # the second one meets kept calls
+    for _ in range(2):  # the second one uses cached calls
         compare(*make(device, complex_A=complex_A, channel_last=channel_last, **what), (6e-4, 2e-3), (2e-3, 1e-2))
 
 
 def test_composed_gradients_of_the_last_projection_alone(device, composed):
-    """Of a frozen chain, from a gradient without memory of its own."""
+    """Of a frozen chain, from an expanded gradient."""
     t, _ = make(device, biases=True)
     t = {k: v if v is None else v.detach().requires_grad_(k.startswith("out_proj")) for k, v in t.items()}
     twins = dict(zip(t, refs.doubles(*t.values())))
@@ -127,8 +127,8 @@ def test_upstream_sizes(device):
 @pytest.mark.parametrize("complex_A", [False, True])
 @pytest.mark.parametrize("constant", ["", "B", "C", "BC"])
 def test_upstream_inputs(device, constant, complex_A):
-    """As upstream draws them, with products that are not scaled: sums of 1e8 cancel, and only the same order of operations, which the function
-    and its reference share, gives what cancels alike."""
+    """Upstream's inputs, with unscaled products: sums of 1e8 cancel, so only the same order of operations, which the
+    function and its reference share, gives the same result."""
     wide, kind = (16, torch.complex64) if complex_A else (8, torch.float32)
 
     def draw(*shape, kind=torch.float32):
@@ -143,7 +143,7 @@ def test_upstream_inputs(device, constant, complex_A):
 
 
 def test_reference_gradients(device):
-    """Through its products, whose order is the operators'."""
+    """Through its products, in the operators' order."""
     t, _ = make(device)
     twins = dict(zip(t, refs.doubles(*t.values())))
     out, want = mamba_inner_ref(**t), refs.mamba_inner(*twins.values())
@@ -200,7 +200,7 @@ def test_autocast(device, dtype):
         assert tensor is None or (tensor.grad is not None and tensor.grad.dtype == tensor.dtype), name
 
 
-def test_double_backward_says_no(device):
+def test_double_backward_is_refused(device):
     t, _ = make(device)
     (grad,) = torch.autograd.grad(mamba_inner_fn(**t).square().sum(), t["xz"], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not implemented"):

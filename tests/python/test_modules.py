@@ -83,7 +83,7 @@ def test_the_same_seed_gives_upstreams_weights():
 
 
 def test_seed_steps(device):
-    """The two shapes that the seeds' acceptance test starts with."""
+    """The first two shapes of the acceptance test."""
     m = Mamba(d_model=16, d_state=16, d_conv=4, expand=2).to(device)
     assert m(torch.randn(2, 64, 16, device=device)).shape == (2, 64, 16)
     assert Mamba(64, 16, 4, 2).to(device)(torch.randn(2, 100, 64, device=device)).shape == (2, 100, 64)
@@ -191,7 +191,7 @@ def test_blocks(device, fused, norm, block):
 
 
 def test_what_has_no_operator_has_no_name():
-    """Clients look for names: one that exists only to raise makes them take a path that fails."""
+    """Clients check for names: one that only raises would select a failing path."""
     import importlib
     import mamba_ssm
     assert not hasattr(mamba_ssm, "Mamba3")
@@ -220,14 +220,14 @@ def test_threads(device):
 
 
 def _in_child(queue, state, x):
-    torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP itself does not survive a fork
+    torch.set_num_threads(1)  # like DataLoader's workers: OpenMP does not survive a fork
     m = Mamba(16)
     m.load_state_dict(state)
     queue.put(float(m(x).sum().detach()))
 
 
 def test_after_fork():
-    """A forked worker (a DataLoader's) opens contexts of its own."""
+    """A forked worker (a DataLoader's) opens its own contexts."""
     import multiprocessing
     m, x = Mamba(16), torch.randn(2, 9, 16)
     want = float(m(x).sum().detach())
@@ -241,7 +241,7 @@ def test_after_fork():
 
 def test_distributed(tmp_path, monkeypatch):
     """One process of DistributedDataParallel gives the plain gradients."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # asking for this machine's own name may take minutes
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # resolving this machine's host name may take minutes
     dist = torch.distributed
     if not dist.is_available() or not dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else not dist.is_available():
         pytest.skip("this torch has no distributed package")
@@ -252,12 +252,12 @@ def test_distributed(tmp_path, monkeypatch):
         wrapped = torch.nn.parallel.DistributedDataParallel(m)
         wrapped(x).square().sum().backward()
         assert all(torch.allclose(p.grad, g) for p, g in zip(m.parameters(), want))
-        del wrapped  # while its process group is there: freed after it, it may wait for gloo's thread for ever
+        del wrapped  # before its process group: freed later, it may wait for gloo's thread forever
     finally:
         dist.destroy_process_group()
 
 
-def test_second_derivatives_say_no(device):
+def test_second_derivatives_are_refused(device):
     """Of every differentiable function."""
     from causal_conv1d import causal_conv1d_fn
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn

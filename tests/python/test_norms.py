@@ -1,4 +1,4 @@
-"""add + norm and gated norm: the error stays within twice that of plain low-precision torch, as upstream asks."""
+"""add + norm and gated norm: the error is within twice that of plain low-precision torch, upstream's rule."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ PAIRS = [(torch.float32, torch.float32), (torch.float16, torch.float16), (torch.
 
 
 def within(got, low, want, atol):
-    """got may be off by twice what `low`, the plain computation in the same precision, is off, plus atol."""
+    """The error of got may be twice that of `low`, the plain computation in the same precision, plus atol."""
     want = want.detach().cpu().double()
     error, allowed = [float((t.detach().cpu().double() - want).abs().max()) if t.numel() else 0.0 for t in (got, low)]
     assert error <= 2 * allowed + atol, "error %g, plain torch %g" % (error, allowed)
@@ -87,7 +87,7 @@ def test_rowscale(device):
     g = torch.randn_like(out)
     out.backward(g)
     want.backward(g.cpu().double())
-    keep = rowscale.bool()  # rows of zeros have a gradient of 1e6, times 0
+    keep = rowscale.bool()  # zero rows have a gradient of 1e6, times 0
     refs.close(x.grad[keep], x2.grad[keep.cpu()], (1e-4, 1e-4))
     assert float(x.grad[~keep].abs().max()) == 0
     refs.close(weight.grad, weight2.grad, (1e-4, 1e-4))

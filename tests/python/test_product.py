@@ -1,4 +1,5 @@
-"""Linear maps by the library's tiles, whichever row stands for them here: as F.linear in values, gradients, second derivatives, and wherever it must be torch's."""
+"""Linear layers by the library's AMX row, or the row that replaces it here: like F.linear in values, gradients, second
+derivatives and fallbacks."""
 
 import importlib
 
@@ -12,7 +13,7 @@ from krait._call import Call, place
 from krait.ops import apply_linear, linear
 
 module = importlib.import_module("krait.ops.product")
-pytestmark = pytest.mark.skipif(conftest.EMULATED is not None, reason="tensors that only seem to be on the CPU")
+pytestmark = pytest.mark.skipif(conftest.EMULATED is not None, reason="emulated GPU: CPU tensors are not on the CPU")
 
 
 def row_of(m, k, n):
@@ -22,14 +23,14 @@ def row_of(m, k, n):
 
 
 def test_rows_by_name():
-    """What a call's row is, as the library says it: one for few rows of A, another for many."""
+    """The call's row, by the library: one for few rows of A, another for many."""
     few, many = row_of(4, 256, 256), row_of(400, 256, 256)
     assert few.startswith("few_") and many.partition("_")[0] in ("simd", "tiles")
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Small products are taken too, by whichever row -> the calls that were packed."""
+    """Takes small products too, by any row -> the calls that were packed."""
     calls = {}
     monkeypatch.setattr(Call, "row", lambda self, at: module._FASTER)
     monkeypatch.setattr(module, "_LEAST", 1)
@@ -48,7 +49,7 @@ def given(shape, columns, bias):
 @pytest.mark.parametrize("bias", [None, 1, 3])
 @pytest.mark.parametrize("shape", [(100, 64), (4, 40, 48), (2, 3, 32, 33)])
 def test_values_and_gradients(taken, shape, bias):
-    """bias: the distance of its elements."""
+    """bias: its stride."""
     tensors = given(shape, 70, bias)
     there = [t for t in tensors if t is not None]
     out, want = linear(*tensors), F.linear(*[t if t is None else t.double() for t in tensors])
@@ -56,7 +57,7 @@ def test_values_and_gradients(taken, shape, bias):
     weights = torch.randn_like(out)
     for got, right in zip(torch.autograd.grad((out * weights).sum(), there), torch.autograd.grad((want * weights).sum(), there)):
         assert refs.relative(got, right) < 1e-5
-    for got, right in zip(torch.autograd.grad(linear(*tensors).sum(), there), torch.autograd.grad(F.linear(*tensors).sum(), there)):  # a gradient that is spread out
+    for got, right in zip(torch.autograd.grad(linear(*tensors).sum(), there), torch.autograd.grad(F.linear(*tensors).sum(), there)):  # an expanded gradient
         assert refs.relative(got, right) < 1e-5
     assert any(call is not None for call in taken.values())
 
@@ -84,8 +85,8 @@ def test_second_derivatives(taken):
         assert refs.relative(got, right) < 1e-5
 
 
-def test_what_is_torch_s(taken):
-    """Autocast, other types, torch.func, shapes that do not fit: as F.linear, in results and in complaints."""
+def test_fallbacks_to_torch(taken):
+    """Autocast, other types, torch.func, mismatched shapes: like F.linear, in results and errors."""
     x, w, b = given((40, 48), 70, 1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert linear(x, w, b).dtype == torch.bfloat16

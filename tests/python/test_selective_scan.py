@@ -11,7 +11,7 @@ REAL, COMPLEX = torch.float32, torch.complex64
 
 def make(device, wtype, itype, length, constant_B=False, constant_C=False, groups=1, has_D=True, has_z=True, has_bias=True,
          batch=2, dim=4, n=8):
-    """Inputs as upstream's test draws them."""
+    """Inputs drawn as in upstream's test."""
     steps = length * (2 if wtype is COMPLEX else 1)
 
     def matrix(constant):
@@ -113,7 +113,7 @@ def test_sizes(device, n, dim):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("wtype", [REAL, COMPLEX], ids=["real", "complex"])
 def test_initial_state_and_last_gradient(device, wtype, reverse):
-    """Both are krait's own: upstream has no initial state and ignores the last state's gradient."""
+    """Both only in krait: upstream has no initial state and ignores the last state's gradient."""
     t = make(device, wtype, torch.float32, 33)
     initial = torch.randn(2, 4, 8, dtype=wtype, device=device, requires_grad=True)
     twins = dict(zip(t, refs.doubles(*t.values())))
@@ -148,7 +148,7 @@ def test_packed_by_index(device, reverse):
 
 
 def test_packed_by_lengths(device):
-    """cu_seqlens gives what running the sequences one by one gives, states included."""
+    """cu_seqlens equals separate calls per sequence, including states."""
     t = make(device, REAL, torch.float32, 40, batch=1)
     ends = [0, 3, 4, 20, 40]
     initial = torch.randn(4, 4, 8, device=device)
@@ -171,7 +171,7 @@ def test_packed_by_lengths(device):
 
 @pytest.mark.parametrize("channel_last", [False, True])
 def test_any_strides(device, channel_last):
-    """Slices, expanded and transposed tensors give what compact ones give."""
+    """Slices, expanded and transposed tensors give the results of compact ones."""
     t = make(device, REAL, torch.float32, 21)
     want = selective_scan_fn(*[t[k] for k in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")], True)
 
@@ -182,7 +182,7 @@ def test_any_strides(device, channel_last):
 
     out = selective_scan_fn(*[restride(t[k]) for k in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")], True)
     refs.close(out, want, (1e-5, 1e-5))
-    g = torch.ones((), device=device).expand(out.shape)  # what sum() sends back: all strides 0
+    g = torch.ones((), device=device).expand(out.shape)  # the gradient of sum(): all strides 0
     for got, expected in zip(torch.autograd.grad(out, list(t.values()), g), torch.autograd.grad(want, list(t.values()), g.contiguous())):
         refs.close(got, expected, (1e-4, 1e-4))
 
@@ -206,7 +206,7 @@ def test_errors(device):
         selective_scan_fn(**args, initial_states=torch.zeros(2, 4, 7, device=device))
 
 
-def test_double_backward_says_no(device):
+def test_double_backward_is_refused(device):
     t = make(device, REAL, torch.float32, 9)
     out = selective_scan_fn(t["u"], t["delta"], t["A"], t["B"], t["C"])
     (grad,) = torch.autograd.grad(out.pow(2).sum(), t["u"], create_graph=True)

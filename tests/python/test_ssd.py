@@ -1,4 +1,4 @@
-"""The scan of Mamba 2 and the functions beside it: golden files, the recurrence in float64, packed and empty sequences, bad input."""
+"""Mamba-2's scan and related functions: golden files, the recurrence in float64, packed and empty sequences, errors."""
 
 import inspect
 import json
@@ -35,7 +35,7 @@ def reference(t, **options):
 
 @pytest.mark.parametrize("path", refs.golden_files("ssd"))
 def test_golden(device, path):
-    """Upstream's own kernels, interpreted, and its references agree with these files to 5e-6."""
+    """Upstream's kernels, interpreted, and its references agree with these files to 5e-6."""
     metadata, g = refs.read_safetensors(path)
     g = {k[len("golden."):]: v.to(device) for k, v in g.items()}
     options = json.loads(metadata["config"])
@@ -53,7 +53,7 @@ def test_golden(device, path):
 @pytest.mark.parametrize("path", refs.golden_files("ssd"))
 @pytest.mark.parametrize("dtype,bound", [(torch.bfloat16, 1e-2), (torch.float16, 1.5e-3)], ids=str)
 def test_golden_low_precision(device, path, dtype, bound):
-    """The same cases with inputs of 16 bits, against the recurrence in float64 of what those are."""
+    """The same cases with 16-bit inputs, against the float64 recurrence of the rounded inputs."""
     metadata, g = refs.read_safetensors(path)
     g = {k[len("golden."):]: v.to(device) for k, v in g.items()}
     options = json.loads(metadata["config"])
@@ -93,7 +93,7 @@ def test_recurrence(device, options, length, wide_D):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision(device, dtype):
-    """Activations are rounded once on the way out; steps, states and sums are float32."""
+    """Activations are rounded once, on output; steps, states and sums are float32."""
     t = make(device, dtype=dtype, length=64)
     twins, (want, states) = reference(t, softplus=True)
     out, final, _ = ssd(**t, dt_softplus=True, return_final_states=True)
@@ -110,7 +110,7 @@ def test_low_precision(device, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n", [64, 136])
 def test_aligned_rows(device, dtype, n):
-    """Sizes that a GPU's tensor cores take: their factors are rounded to the storage type."""
+    """Sizes for tensor cores, whose factors are rounded to the storage type."""
     t = make(device, dtype=dtype, length=150, p=64, n=n)
     seq_idx = (torch.arange(150, device=device) >= 100).to(torch.int32)[None].expand(2, -1).contiguous()
     twins, (want, states) = reference(t, softplus=True, seq_idx=seq_idx.cpu())
@@ -125,7 +125,7 @@ def test_aligned_rows(device, dtype, n):
 
 
 def test_packed(device):
-    """seq_idx keeps sequences apart; the states of each are those that it has alone."""
+    """seq_idx separates sequences; each has the same states as alone."""
     t, ends = make(device, b=1, length=30), [0, 7, 8, 8, 20, 30]
     seq_idx = torch.cat([torch.full((e - b,), i, dtype=torch.int32) for i, (b, e) in enumerate(zip(ends, ends[1:]))])[None].to(device)
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
@@ -146,7 +146,7 @@ def test_packed(device):
         refs.close(got, want, (1e-4, 1e-4))
 
 
-def test_indices_that_do_not_begin_at_zero(device):
+def test_indices_not_starting_at_zero(device):
     """initial_states belong to index 0; a last index below 0 leaves no state."""
     t = make(device, length=9)
     one = torch.ones(2, 9, dtype=torch.int32, device=device)
@@ -160,7 +160,7 @@ def test_indices_that_do_not_begin_at_zero(device):
 
 
 def test_prefill_then_steps(device):
-    """A sequence in pieces, each from the state before, gives what one long call gives."""
+    """A sequence in pieces, each starting from the previous state, equals one long call."""
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
     t = {k: v.detach() for k, v in make(device, length=40).items()}
     whole, last, _ = ssd(**t, dt_softplus=True, return_final_states=True)
@@ -179,7 +179,7 @@ def test_prefill_then_steps(device):
 
 @pytest.mark.parametrize("b,length", [(0, 5), (2, 0), (0, 0)])
 def test_nothing_to_do(device, b, length):
-    """Empty outputs, states as they were, gradients of zero."""
+    """Empty outputs, unchanged states, zero gradients."""
     t = make(device, b=b, length=length)
     out, final, _ = ssd(**t, seq_idx=torch.zeros(b, length, dtype=torch.int32, device=device), dt_softplus=True, return_final_states=True)
     assert out.shape == (b, length, 4, 6) and torch.equal(final, t["initial_states"])
@@ -204,7 +204,7 @@ def test_nan_stays_in_its_sequence(device):
 
 
 def test_nan_of_a_later_token(device):
-    """Chunks multiply it by zero for the tokens before it."""
+    """Chunks multiply it by zero for earlier tokens."""
     t = {k: v.detach() for k, v in make(device, b=1, length=100, p=16, n=16, dtype=torch.bfloat16).items()}
     plain, _, _ = ssd(**t, dt_softplus=True)
     t["x"][0, 40, 1, 3] = float("nan")
@@ -216,7 +216,7 @@ def test_nan_of_a_later_token(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_million_tokens(device, dtype):
-    """Ones in every tensor: the state is a geometric series, and its gradient is one backwards."""
+    """All ones: the state is a geometric series, and its gradient is one in reverse."""
     length, n, p, d = 1 << 20, 8, 8, 0.0625
     t = dict(x=torch.ones(1, length, 1, p, dtype=dtype, device=device, requires_grad=True), dt=torch.full((1, length, 1), d, dtype=dtype, device=device),
              A=torch.tensor([-0.1], device=device), **{k: torch.ones(1, length, 1, n, dtype=dtype, device=device) for k in "BC"})
@@ -231,8 +231,8 @@ def test_a_million_tokens(device, dtype):
     assert not grad[..., 4].any()
 
 
-def test_an_index_that_comes_again(device):
-    """seq_idx need not rise: every change of it begins a sequence. Below 0: no output, no state."""
+def test_repeated_index(device):
+    """seq_idx need not increase: every change starts a sequence. Negative: no output, no state."""
     t = {k: v.detach() for k, v in make(device, b=1, length=12).items()}
     marks = [torch.tensor([v], dtype=torch.int32, device=device) for v in ([5] * 4 + [2] * 3 + [5] * 5, [1] * 4 + [2] * 3 + [3] * 5, [1] * 4 + [-1] * 3 + [3] * 5)]
     outs = [ssd(**t, seq_idx=m, dt_softplus=True, return_final_states=True)[:2] for m in marks]
@@ -243,8 +243,8 @@ def test_an_index_that_comes_again(device):
 @pytest.mark.parametrize("where", ["x", "dt", "B", "C", "z", "dout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_with_nan(device, where, dtype):
-    """What is not finite in one sequence leaves every gradient of the others as it is, but for the rounding of another row:
-    a GPU makes the groups that have it again in float32."""
+    """Non-finite values in one sequence do not change other sequences' gradients, except for another row's rounding: a
+    GPU recomputes affected groups in float32."""
     t = make(device, b=1, length=100, p=16, n=16, dtype=dtype)
     seq_idx = torch.tensor([0] * 30 + [1] * 40 + [2] * 30, dtype=torch.int32, device=device)[None]
     others, each = seq_idx[0] != 1, [k for k in "x dt B C z".split()]
@@ -276,7 +276,7 @@ def test_bad_input(device):
 
 
 def test_return_values(device):
-    """What comes back depends on what is asked for, as upstream's callers unpack it."""
+    """The returned values depend on the options, as upstream's callers unpack them."""
     t = make(device, b=1)
     ends = torch.tensor([0, 21], dtype=torch.int32, device=device)
     assert isinstance(mamba_chunk_scan_combined(**t, chunk_size=8), torch.Tensor)
@@ -290,7 +290,7 @@ def test_return_values(device):
 
 
 def test_keywords():
-    """transformers passes on only what a signature names; order and defaults are upstream's."""
+    """transformers passes only arguments in the signature; order and defaults are upstream's."""
     def names(function):
         return list(inspect.signature(function).parameters)
     assert names(mamba_chunk_scan_combined) == (
@@ -306,7 +306,7 @@ def test_keywords():
 # ---- in chunks --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("chunk_size", [1, 8, 21, 64])
 def test_references(device, chunk_size):
-    """The references beside the functions, and the chunked pieces, agree with the recurrence."""
+    """The references and the chunked pieces agree with the recurrence."""
     t = make(device)
     del t["initial_states"]
     _, (want, _) = reference(t, softplus=True)
@@ -320,7 +320,8 @@ def test_references(device, chunk_size):
 
 
 def test_pieces_with_packed_sequences(device):
-    """_chunk_cumsum_fwd, _chunk_state_fwd, _state_passing_fwd, _bmm_chunk_fwd, _chunk_scan_fwd and chunk_state_varlen, put together as clients do."""
+    """_chunk_cumsum_fwd, _chunk_state_fwd, _state_passing_fwd, _bmm_chunk_fwd, _chunk_scan_fwd and chunk_state_varlen,
+    combined as in clients."""
     t, ends, q = {k: v.detach() for k, v in make(device, b=1, length=37).items()}, [0, 5, 9, 24, 24, 30, 37], 8
     seq_idx = torch.cat([torch.full((e - b,), i, dtype=torch.int32) for i, (b, e) in enumerate(zip(ends, ends[1:]))])[None].to(device)
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""selective_state_update: shapes, types, None arguments that upstream cannot take, indices, expanded strides."""
+"""selective_state_update: shapes, types, None arguments unsupported upstream, indices, expanded strides."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def test_heads(device, has_z, ngroups, tied, dtype):
     batch, headdim, nheads, n = 3, 64, 8, 32
     state = torch.randn(batch, nheads, headdim, n, dtype=dtype, device=device)
     x = torch.randn(batch, nheads, headdim, device=device, dtype=dtype)
-    if tied:  # one value per head, expanded with stride 0 as Mamba2.step does
+    if tied:  # one value per head, expanded with stride 0 as in Mamba2.step
         dt = torch.randn(batch, nheads, 1, device=device, dtype=dtype).expand(-1, -1, headdim)
         dt_bias = (torch.rand(nheads, 1, device=device) - 4.0).expand(-1, headdim)
         A = (-torch.rand(nheads, 1, 1, device=device) - 1.0).expand(-1, headdim, n)
@@ -59,7 +59,7 @@ def test_heads(device, has_z, ngroups, tied, dtype):
 
 
 def test_without_D_and_bias(device):
-    """Upstream fails here, although both default to None."""
+    """Upstream fails here although both default to None."""
     state = torch.randn(2, 8, 4, device=device)
     x, dt = torch.randn(2, 8, device=device), torch.rand(2, 8, device=device)
     A, B, C = -torch.rand(8, 4, device=device), torch.randn(2, 4, device=device), torch.randn(2, 4, device=device)
@@ -72,7 +72,7 @@ def test_without_D_and_bias(device):
 
 @pytest.mark.parametrize("has_heads", [False, True])
 def test_indices(device, has_heads):
-    """Rows of a larger state; a negative index leaves the state alone and gives 0."""
+    """Rows of a larger state; a negative index leaves the state unchanged and gives 0."""
     inner = (4, 8) if has_heads else (8,)
     groups = (2,) if has_heads else ()
     cache = torch.randn(6, *inner, 16, device=device)
@@ -104,8 +104,8 @@ def test_wrong_shapes_are_refused(device):
 
 
 @pytest.mark.parametrize("has_heads", [False, True])
-def test_rows_that_are_not_there_are_refused(has_heads):
-    """On the CPU; a GPU's indices are not read before it runs."""
+def test_missing_rows_are_refused(has_heads):
+    """On the CPU only; a GPU's indices are not read before the launch."""
     inner, groups = ((2, 4), (1,)) if has_heads else ((8,), ())
     state, x, A, B = torch.randn(5, *inner, 4), torch.randn(2, *inner), -torch.rand(*inner, 4), torch.randn(2, *groups, 4)
     before = state.clone()

@@ -1,4 +1,4 @@
-"""torch.jit.trace, torch.export, torch.func and forward-mode derivatives: right, or refused with what to do instead."""
+"""torch.jit.trace, torch.export, torch.func and forward-mode derivatives: correct, or an error with an alternative."""
 
 import io
 import os
@@ -31,7 +31,7 @@ def quiet():
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", list(MODULES))
 def test_jit_trace(device, name, grad):
-    """What is recorded are krait's operators: a trace is exact on other inputs, of another shape, and after saving."""
+    """Traces record krait's operators: exact on other inputs, of another shape, and after saving."""
     m = MODULES[name]().to(device).eval()
     with torch.set_grad_enabled(grad):
         trace = torch.jit.trace(m, (torch.randn(2, 9, 16, device=device),))
@@ -56,7 +56,7 @@ def test_jit_trace(device, name, grad):
 
 @needs_operators
 def test_a_saved_trace_in_another_process(tmp_path):
-    """It needs krait.ops, which registers the operators, and nothing of mamba_ssm."""
+    """Needs only krait.ops, which registers the operators, not mamba_ssm."""
     m, x = Mamba(16).eval(), torch.randn(2, 9, 16)
     with torch.no_grad():
         torch.jit.save(torch.jit.trace(m, (x,)), tmp_path / "m.pt")
@@ -70,7 +70,7 @@ def test_a_saved_trace_in_another_process(tmp_path):
 
 @needs_operators
 def test_traced_steps(device):
-    """Operators that write into their state."""
+    """Operators that modify their state."""
     A, B = -torch.rand(8, 4, device=device), torch.randn(2, 4, device=device)
 
     def step(state, x):
@@ -115,7 +115,7 @@ def _scan():
 @needs_operators
 @pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
 def test_vmap():
-    """Sample by sample, with gradients from outside."""
+    """Sample by sample, with outer gradients."""
     f, samples = _scan(), torch.randn(3, 2, 8, 9, requires_grad=True)
     got, want = torch.func.vmap(f)(samples), torch.stack([f(s) for s in samples])
     assert torch.equal(got, want)
@@ -130,12 +130,12 @@ def test_derivatives_of_torch_func_are_refused():
     f, u = _scan(), torch.randn(2, 8, 9)
     for call in (lambda: torch.func.grad(lambda u: f(u).sum())(u), lambda: torch.func.jvp(f, (u,), (u,)), lambda: torch.func.jacrev(f)(u),
                  lambda: torch.func.vmap(torch.func.grad(lambda u: f(u).sum()))(u[None]), lambda: torch.func.grad(lambda u: torch.func.vmap(f)(u).sum())(u[None])):
-        with pytest.raises(RuntimeError, match=r"torch.func cannot differentiate its operators: use torch.autograd.grad or backward\(\)"):
+        with pytest.raises(RuntimeError, match=r"torch.func cannot differentiate krait's operators: use torch.autograd.grad or backward\(\)"):
             call()
 
 
 def test_forward_mode_is_refused():
-    """Also where torch would take a derivative for zero."""
+    """Also where torch would return a zero derivative."""
     f, u = _scan(), torch.randn(2, 8, 9)
     with torch.autograd.forward_ad.dual_level():
         with pytest.raises(RuntimeError, match=r"forward-mode derivatives are not implemented: use backward\(\)"):

@@ -27,7 +27,7 @@ def load_twin(mamba_class=None):
 
 @pytest.fixture
 def one_thread():
-    """Threads of a busy machine wait for each other, and the time of that is nobody's."""
+    """One thread: on a busy machine threads wait for each other, which would be timed."""
     n = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def one_thread():
 
 
 def train(model, steps, device):
-    """-> (losses, seconds of the steps after the first: of the processor where that is what works)."""
+    """-> (losses, seconds of the steps after the first; CPU time on the CPU)."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     generator = torch.Generator().manual_seed(1)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
@@ -55,7 +55,6 @@ def train(model, steps, device):
 def test_follows_the_reference_loop(device, one_thread):
     from mamba_ssm import Mamba
     steps = 20
-    torch.backends.cudnn.allow_tf32 = False  # the comparison is one of float32
     torch.manual_seed(3)
     plain = load_twin().build("primeknet_mamba", CONFIG).to(device)
     ours = load_twin(Mamba).build("primeknet_mamba", CONFIG).to(device)
@@ -76,8 +75,8 @@ def test_examples(name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_loop_goes_on_from_a_file(tmp_path):
-    """The program's own weights, whose tensors stand in another order than PyTorch's."""
+def test_loop_continues_from_a_file(tmp_path):
+    """The program's weights, whose tensor order differs from PyTorch's."""
     start = next((pathlib.Path(_ROOT) / "src/models/primeknet/weights").glob("primeknet_mamba*.safetensors"))
     out = tmp_path / "tuned.safetensors"
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))

@@ -1,4 +1,4 @@
-"""transformers' Mamba models compute with the drop-ins what they compute without: logits, gradients, generated tokens."""
+"""transformers' Mamba models give the same results with and without the drop-ins: logits, gradients, tokens."""
 
 import functools
 import inspect
@@ -17,13 +17,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _needs():
-    """Why these tests cannot run here, else None. Releases before 5.15 take the drop-ins on a GPU only."""
+    """Why these tests cannot run here, or None. Releases before 5.15 use the drop-ins only on a GPU."""
     try:
         import transformers
     except ImportError:
         return "transformers is not installed"
     release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    return None if release >= (5, 15) else "transformers %s asks for CUDA" % transformers.__version__
+    return None if release >= (5, 15) else "transformers %s requires CUDA" % transformers.__version__
 
 
 def _release():
@@ -60,29 +60,29 @@ def _results(device):
 
 
 @pytest.mark.parametrize("name", list(transformers_models.MODELS))
-def test_the_same_with_and_without(name, device):
+def test_same_results_with_and_without_dropins(name, device):
     if os.environ.get("KRAIT_INSTALLED") and any("site-packages" in p and os.path.isdir(os.path.join(p, "mamba_ssm")) and os.path.isdir(os.path.join(p, "transformers"))
                                                  for p in sys.path):
-        pytest.skip("the drop-ins share a folder with transformers, and cannot be left out")
+        pytest.skip("the drop-ins share a folder with transformers and cannot be excluded")
     off, on = [results[name] for results in _results(device)]
     if isinstance(off, str):
         pytest.skip("transformers without the drop-ins: " + off)
     assert not isinstance(on, str), on
     assert off.keys() == on.keys() and torch.equal(off["tokens"], on["tokens"])
     assert refs.relative(on["logits"], off["logits"]) < 1e-5
-    if name == "falcon_mamba":  # its fast path in training is mamba_inner_fn, which norms delta after dt_proj; without it the norm comes before
+    if name == "falcon_mamba":  # its training fast path is mamba_inner_fn, which norms delta after dt_proj; otherwise the norm comes before
         assert refs.relative(on["training logits"], off["training logits"]) > 1e-3
         return
     if name in ("mamba2", "bamba", "granite") and not _norms_by_groups():
-        pytest.skip("transformers %s norms without groups outside its fast path, and by groups in it" % _release())
+        pytest.skip("transformers %s has grouped norms only in its fast path" % _release())
     assert refs.relative(on["training logits"], off["training logits"]) < 1e-5
     for key, want in off.items():
         if key.startswith("gradient"):
             assert (on[key] - want).norm() <= 1e-4 * want.norm() + 1e-7, key
 
 
-def test_the_fast_path_is_taken():
-    """Equal would be no news if transformers did not see the drop-ins."""
+def test_fast_path_is_used():
+    """The comparison is only meaningful if transformers uses the drop-ins."""
     from transformers.models.mamba2 import modeling_mamba2
     from mamba_ssm.ops.triton import ssd_combined
     calls, real = [], ssd_combined.mamba2_block
@@ -97,11 +97,11 @@ def test_the_fast_path_is_taken():
 
 @pytest.mark.parametrize("model", ["qwen2", "llama"])
 def test_flash_attention(model, device):
-    """Padded batches, generation with a cache, gradients: as transformers' eager attention."""
+    """Padded batches, generation with a cache, gradients: like transformers' eager attention."""
     import krait.transformers  # noqa: F401
     import transformers
     if device == "cuda" and not transformers.utils.is_flash_attn_2_available():
-        pytest.skip("flash_attn is no installed distribution here (python -m krait dropin on flash_attn)")
+        pytest.skip("flash_attn is not installed as a distribution (python -m krait dropin on flash_attn)")
     kind = {"qwen2": ("Qwen2Config", "Qwen2ForCausalLM"), "llama": ("LlamaConfig", "LlamaForCausalLM")}[model]
     configs = [getattr(transformers, kind[0])(hidden_size=112, intermediate_size=64, num_hidden_layers=2, num_attention_heads=14, num_key_value_heads=2,
                                              vocab_size=200, max_position_embeddings=256) for _ in range(2)]

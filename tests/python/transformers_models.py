@@ -1,5 +1,6 @@
-"""Small random models of transformers: logits in evaluation and training, every gradient, tokens generated with a cache. Run as a program,
-with the drop-ins on the path or not, it saves what it computed: transformers_models.py OUT [--device DEVICE] [NAME ...]."""
+"""Small random transformers models: logits in evaluation and training, all gradients, tokens generated with a cache.
+As a program, with or without the drop-ins on the path, saves its results:
+transformers_models.py OUT [--device DEVICE] [NAME ...]."""
 
 import argparse
 import os
@@ -38,7 +39,7 @@ def build(name):
     torch.manual_seed(0)
     made = getattr(transformers, model)(getattr(transformers, config)(**arguments))
     with torch.no_grad():
-        for parameter in made.parameters():  # off their constants, so that nothing is equal by chance
+        for parameter in made.parameters():  # perturbed, so that nothing is equal by chance
             parameter.add_(0.05 * torch.randn_like(parameter))
     return made
 
@@ -72,7 +73,7 @@ def main():
     for name in options.names:
         try:
             results[name] = compute(name, options.device)
-        except Exception as error:  # a release without that model, or one that fails: the test says which
+        except Exception as error:  # a release without the model, or one that fails: the test reports it
             results[name] = "%s: %s" % (type(error).__name__, error)
     torch.save({"version": transformers.__version__, "results": results}, options.out)
 

@@ -1,4 +1,4 @@
-/* ctx.c: capability lists, options of any size, and what a context says of itself. */
+/* ctx.c: capability lists, options of any size, and a context's properties. */
 #include "../test.h"
 #include <krait/krait.h>
 

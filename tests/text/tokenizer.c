@@ -1,5 +1,5 @@
-/* tokenizer.c: UTF-8 in pieces, form C, the cuts, merges, added tokens, the chat template, what is refused; with the
- * shared golden files also every recorded text, and a round trip over a mebibyte of random Unicode. */
+/* tokenizer.c: UTF-8 in pieces, NFC, pre-tokenization, merges, added tokens, the chat template, errors; with the shared
+ * golden files also every recorded text, and a round trip over a mebibyte of random Unicode. */
 #include "../test.h"
 
 #include <jansson.h>
@@ -55,10 +55,10 @@ static void form_c(void **state) {
   assert_nfc("cafe\xcc\x81", "caf\xc3\xa9");
   assert_nfc("a\xcc\x81\xcc\xa3", "\xe1\xba\xa1\xcc\x81");          /* dot below before acute */
   assert_nfc("\xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab", "\xed\x95\x9c"); /* Hangul */
-  assert_nfc("\xe2\x84\xa6\xe0\xa5\x98", "\xce\xa9\xe0\xa4\x95\xe0\xa4\xbc"); /* Ohm; a composition that is excluded */
+  assert_nfc("\xe2\x84\xa6\xe0\xa5\x98", "\xce\xa9\xe0\xa4\x95\xe0\xa4\xbc"); /* Ohm; a composition exclusion */
 }
 
-/* A run of marks must not take a time that grows with its square. */
+/* A run of marks must not take quadratic time. */
 static void long_runs_of_marks(void **state) {
   enum { N = 200000 };
   char *text = malloc(4 * N), *normal = NULL;
@@ -75,9 +75,9 @@ static void long_runs_of_marks(void **state) {
   free(text);
 }
 
-/* ---- cuts ---- */
+/* ---- pre-tokenization ---- */
 
-/* want: the pieces with '|' between them. */
+/* want: the pieces separated by '|'. */
 static void assert_cut(int32_t rule, const char *text, const char *want) {
   char got[400];
   size_t n = strlen(text), used = 0;
@@ -211,7 +211,7 @@ static void a_template_that_adds_nothing(void **state) {
   kr_tokenizer_close(&t);
 }
 
-static void what_is_refused(void **state) {
+static void refusals(void **state) {
   static const struct {
     options o;
     const char *words;
@@ -251,7 +251,7 @@ static void what_is_refused(void **state) {
   assert_int_equal(kr_tokenizer_open("/nowhere/tokenizer.json", &t), KRAIT_ERR_FILE_OPEN);
 }
 
-/* One piece of 2^20 letters in well under the time that a quadratic merge would take. */
+/* One piece of 2^20 letters, much faster than a quadratic merge. */
 static void a_long_word(void **state) {
   enum { N = 1 << 20 };
   kr_tokenizer *t;
@@ -282,7 +282,7 @@ static kr_tokenizer *shared_tokenizer(const char *folder) {
   char path[1000];
   kr_tokenizer *t = NULL;
   snprintf(path, sizeof path, "%s/mamba_lm/%s/tokenizer.json", SHARED_GOLDEN, folder);
-  if (kr_tokenizer_open(path, &t) == KRAIT_ERR_FILE_OPEN) skip(); /* the shared golden files are not beside this tree */
+  if (kr_tokenizer_open(path, &t) == KRAIT_ERR_FILE_OPEN) skip(); /* no shared golden files beside this tree */
   if (!t) fail_msg("%s", krait_error_detail());
   return t;
 }
@@ -395,7 +395,7 @@ int main(void) {
       cmocka_unit_test(cuts),
       cmocka_unit_test(merges_by_rank),
       cmocka_unit_test(added_tokens_come_first),
-      cmocka_unit_test(a_template_that_adds_nothing), cmocka_unit_test(what_is_refused),
+      cmocka_unit_test(a_template_that_adds_nothing), cmocka_unit_test(refusals),
       cmocka_unit_test(a_long_word),
       cmocka_unit_test(recorded_neox),
       cmocka_unit_test(recorded_qwen2),

@@ -1,4 +1,4 @@
-"""Drop-in for causal_conv1d_cuda that needs only krait: its functions, in every argument order of releases and forks."""
+"""Drop-in for causal_conv1d_cuda on krait: its functions, in every argument order used by releases and forks."""
 
 from krait.ops import low_level as _f
 from krait.ops.causal_conv1d import run_backward, run_forward, run_update

@@ -1,4 +1,4 @@
-"""Drop-in for flash_attn_interface on krait: the names of FlashAttention-3's beta, on any CPU and any GPU."""
+"""Drop-in for flash_attn_interface on krait: the FlashAttention-3 beta's names, on any CPU and any GPU."""
 
 import torch
 
@@ -21,7 +21,8 @@ def _result(out, lse, return_attn_probs):
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
                     attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
-    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) -> out[, log-sum-exp (B, H, Sq)]. num_splits, pack_gqa and sm_margin are ignored: the operator chooses."""
+    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) -> out[, log-sum-exp (B, H, Sq)]. num_splits, pack_gqa and
+        sm_margin are ignored."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     out, lse = _attention(q, k, v, scale=softmax_scale, softcap=softcap, window=_window(window_size, causal, k.shape[1]), deterministic=deterministic,
                           want_lse=return_attn_probs)
@@ -43,7 +44,8 @@ def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=N
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None, softmax_scale=None, causal=False,
                            qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
                            pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
-    """Packed q (tokens, H, D), k and v (tokens, Hk, D); cu_seqlens (B + 1) int32; seqused (B) int32: the length used of each sequence."""
+    """Packed q (tokens, H, D), k and v (tokens, Hk, D); cu_seqlens (B + 1) int32; seqused (B) int32: the number of
+        leading tokens used per sequence."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     out, lse = _attention(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scale=softmax_scale, softcap=softcap,
                           window=_window(window_size, causal, max_seqlen_k), deterministic=deterministic, max_q=max_seqlen_q, max_k=max_seqlen_k,
@@ -60,7 +62,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
                             cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, q_descale=None,
                             k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0,
                             rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False):
-    """As flash_attn's; packed queries (tokens, H, D) with cu_seqlens_q over a cache that holds their keys already."""
+    """Like flash_attn's; also packed queries (tokens, H, D) with cu_seqlens_q, whose keys are already in the cache."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk, cu_seqlens_k_new=cu_seqlens_k_new,
             rotary_seqlens=rotary_seqlens)
     with torch.no_grad():
@@ -78,7 +80,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """Parts (splits, B, S, H, D) with their log-sum-exps (splits, B, S, H) -> out (B, S, H, D), log-sum-exp (B, S, H)."""
+    """Partial outputs (splits, B, S, H, D), log-sum-exps (splits, B, S, H) -> out (B, S, H, D), log-sum-exp (B, S, H)."""
     lse = lse_partial.float().logsumexp(0)
     weights = (lse_partial.float() - lse).exp().nan_to_num(0.0).unsqueeze(-1)
     total = (weights * out_partial.float()).sum(0).to(out_partial.dtype if out_dtype is None else out_dtype)
@@ -86,5 +88,5 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
 
 
 def get_scheduler_metadata(*_, **__):
-    """None: krait's rows split their work themselves."""
+    """None: krait's rows split their own work."""
     return None

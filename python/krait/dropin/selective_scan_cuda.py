@@ -1,4 +1,4 @@
-"""Drop-in for selective_scan_cuda that needs only krait. Its functions store only the last state, which is returned as `x`."""
+"""Drop-in for selective_scan_cuda on krait. Only the last state is saved between its functions, as `x`."""
 
 from krait.ops.low_level import scan_bwd, scan_fwd as fwd  # noqa: F401
 

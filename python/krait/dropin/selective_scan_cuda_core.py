@@ -1,4 +1,4 @@
-"""Drop-in for VMamba's selective_scan_cuda_core that needs only krait: no z, and a number of rows that is ignored."""
+"""Drop-in for VMamba's selective_scan_cuda_core on krait: no z; nrows is ignored."""
 
 from krait.ops.low_level import oflex_bwd as bwd, oflex_fwd  # noqa: F401
 

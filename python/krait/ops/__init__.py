@@ -1,4 +1,4 @@
-"""The operators on torch tensors: checks, autograd and autocast around the C calls. The drop-ins re-export these."""
+"""The operators on torch tensors: checks, autograd and autocast around the C calls. The drop-ins wrap these."""
 
 from .attention import attention, attention_with_cache, rotary, scaled_dot_product_attention
 from .causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_varlen_states

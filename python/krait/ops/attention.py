@@ -1,4 +1,5 @@
-"""Softmax attention, dense, packed and over a cache, forward and backward; rotary embedding. Layouts are flash_attn's: (B, L, H, D), packed (tokens, H, D)."""
+"""Softmax attention, dense, packed and over a KV cache, forward and backward; rotary embedding. flash_attn's layouts:
+(B, L, H, D), packed (tokens, H, D)."""
 
 from typing import List, Optional, Tuple
 
@@ -19,7 +20,7 @@ _ROTARY = Operator("rotary", "x cos sin offsets cu_seqlens out", x=(0, 4), out=(
 _signature, _rotary_signature = signer(len(_INPUTS)), signer(5)
 _CAUSAL, _WINDOW, _ANY_ORDER = 1, 2, 4               # KRAIT_ATTENTION_*
 _INTERLEAVED, _INVERSE, _STILL = 1, 2, 4             # KRAIT_ROTARY_*
-_FREE = (0, 1, 2)                                    # of _INPUTS: those with gradients, and sinks
+_FREE = (0, 1, 2)                                    # indices in _INPUTS that have gradients, besides sinks
 _SINKS = _INPUTS.index("sinks")
 
 
@@ -28,13 +29,13 @@ def _sequences(q, cu_seqlens_q):
 
 
 def _need_dims(name, t, cu_seqlens):
-    """(tokens, heads, features) is allowed only with offsets that separate the sequences."""
+    """(tokens, heads, features) only with cu_seqlens."""
     if t.dim() != (4 if cu_seqlens is None else 3):
         raise RuntimeError("%s has %d dimensions, must be (B, L, H, D), or (tokens, H, D) with cu_seqlens" % (name, t.dim()))
 
 
 def _check(tensors):
-    """-> the tensors. The operator checks the values in sequence offsets and lengths."""
+    """-> the tensors. The operator checks the contents of sequences."""
     q, k, v, cu_q, cu_k = tensors[:5]
     for name, t, cu_seqlens in (("q", q, cu_q), ("k", k, cu_k), ("v", v, cu_k)):
         _need_dims("attention: " + name, t, cu_seqlens)
@@ -75,7 +76,7 @@ def _run_forward(call, *inputs):
 
 
 def run_backward(call, inputs, options, out, lse, dout, dlse, grads):
-    """The plain call, into given gradients (dq, dk, dv, dsinks; None: not computed)."""
+    """The plain call, into the given gradients (dq, dk, dv, dsinks; None: not computed)."""
     q, k, v, cu_q, cu_k, used_q, used_k, _, _, _, slopes, sinks, rng = inputs
     tensors = (q, k, v, cu_q, cu_k, used_q, used_k, slopes, sinks, rng, out, lse, dout, dlse, *grads)
     if call.words is None:
@@ -106,7 +107,7 @@ def _setup(ctx, inputs, output):
 def _gradients(ctx, dout, dlse=None):
     *inputs, out, lse = ctx.saved_tensors
     if any([t is not None for t in inputs[7:10]]):
-        raise RuntimeError("attention: there is no gradient through a cache (leftpad_k, cache_batch_idx, block_table)")
+        raise RuntimeError("attention: no gradient through a cache (leftpad_k, cache_batch_idx, block_table)")
     q, k, v, cu_q, cu_k, used_q, used_k, _, _, _, slopes, sinks, rng = inputs
     dout = zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
     call = call_after(ctx, BACKWARD, (dout.stride(), layout(dlse)))
@@ -134,13 +135,13 @@ _apply = differentiable("Attention", _run_forward, _setup, _gradients)
 
 
 def window(sizes, causal, n_keys):
-    """(left, right) for the operator: sides of at least n_keys are unlimited, causal ends at the query itself."""
+    """(left, right) for the operator: sides of at least n_keys are unlimited; causal sets right to 0."""
     left, right = [-1 if side is None or side < 0 or side >= n_keys else int(side) for side in sizes]
     return left, 0 if causal else right
 
 
 def new_rng(q):
-    """State of a call with dropout, (2) int64: seed and offset, drawn from torch's generator of q's device."""
+    """Dropout state of a call, (2) int64: seed and offset, drawn from torch's generator for q's device."""
     return torch.empty(2, dtype=torch.int64, device=q.device).random_()
 
 
@@ -156,11 +157,12 @@ def _cast(tensors):
 def attention(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, leftpad_k=None, cache_batch_idx=None, block_table=None,
               alibi_slopes=None, sinks=None, rng=None, scale=None, softcap=0.0, dropout=0.0, window=(-1, -1), deterministic=True, max_q=0, max_k=0,
               want_lse=False):
-    """-> out like q, log-sum-exp (B, H, Lq), packed (H, tokens), float32, or None if it is not requested and no gradient needs it.
+    """-> out like q, log-sum-exp (B, H, Lq), packed (H, tokens), float32, or None if neither wanted nor needed.
 
-    window (left, right) is aligned to the bottom right, -1 is unlimited, (-1, 0) is causal. seqused_k (B): the number of keys used of each sequence;
-    leftpad_k (B), cache_batch_idx (B) and block_table (B, most pages) locate the keys in a cache. sinks (H): an additional logit in each sum. rng: new_rng,
-    for dropout. scale None is 1 / sqrt(D). deterministic=False lets the gradient be summed in any order."""
+    window (left, right) is aligned to the bottom right; -1 is unlimited, (-1, 0) causal. seqused_k (B): number of leading
+    keys used per sequence; leftpad_k (B), cache_batch_idx (B) and block_table (B, max pages) locate keys in a cache.
+    sinks (H): an extra logit in each softmax. rng: new_rng, for dropout. scale None is 1 / sqrt(D). deterministic=False
+    allows gradients to be summed in any order."""
     q, k, v = [_last_is_dense(t) for t in _cast((q, k, v))]
     if dropout > 0.0:
         rng = (new_rng(q) if rng is None else rng).view(torch.int32)
@@ -234,8 +236,9 @@ def _check_rotary(x, cos, sin, offsets, cu_seqlens):
 
 
 def rotary(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, inverse=False, still=False, in_place=False):
-    """x (B, L, H, D) or packed (tokens, H, D), rotated by position: the index in the sequence + offsets (int, or (B) int32). cos, sin (positions, R): the
-    first 2 R features are rotated, as pairs (r, r + R), or (2r, 2r + 1) interleaved. still: every token has the offset itself as position."""
+    """x (B, L, H, D) or packed (tokens, H, D), rotated by position: index in the sequence + offsets (int, or (B) int32).
+    cos, sin (positions, R): rotates the first 2 R features, as pairs (r, r + R), or (2r, 2r + 1) if interleaved.
+    still: every token is at the offset."""
     if isinstance(offsets, int):
         if offsets:
             cos, sin = cos[offsets:], sin[offsets:]
@@ -266,7 +269,7 @@ def rotary(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, inverse=F
 @custom_op("attention_append", lambda k, *_: torch.empty(k.shape[0], dtype=torch.int32, device=k.device), mutates=("k_cache", "v_cache"))
 def append(k: Tensor, v: Tensor, cos: Optional[Tensor], sin: Optional[Tensor], cache_seqlens: Optional[Tensor], cache_batch_idx: Optional[Tensor],
            block_table: Optional[Tensor], k_cache: Tensor, v_cache: Tensor, interleaved: bool) -> Tensor:
-    """Writes k and v (B, L, Hk, D) after the cache_seqlens (B) tokens in the cache, with rotary embedding of the keys -> the new lengths."""
+    """Appends k and v (B, L, Hk, D) after the cache_seqlens (B) cached tokens, keys rotated by position -> new counts."""
     used = torch.empty(k.shape[0], dtype=torch.int32, device=k.device)
     tensors = (k, v, cos, sin, cache_seqlens, cache_batch_idx, block_table, k_cache, v_cache, used)
     _APPEND.run(tensors, _INTERLEAVED if interleaved else 0)
@@ -275,18 +278,18 @@ def append(k: Tensor, v: Tensor, cos: Optional[Tensor], sin: Optional[Tensor], c
 
 def attention_with_cache(q, k_cache, v_cache, k=None, v=None, cos=None, sin=None, cache_seqlens=None, cache_batch_idx=None, leftpad=None, block_table=None,
                          scale=None, causal=False, sizes=(-1, -1), softcap=0.0, interleaved=True, alibi_slopes=None, sinks=None, want_lse=False):
-    """Queries (B, L, H, D) over a cache, which new keys and values (B, new, Hk, D) are written into first -> out, log-sum-exp."""
+    """Queries (B, L, H, D) over a cache, after appending new keys and values (B, new, Hk, D) -> out, log-sum-exp."""
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise RuntimeError("attention: the last dimension of k_cache and v_cache must be contiguous")
     if (k is None) != (v is None) or (cos is None) != (sin is None) or (cos is not None and k is None):
-        raise RuntimeError("attention: give k and v together, and rotary_cos and rotary_sin together and only with k and v")
+        raise RuntimeError("attention: pass k and v together; rotary_cos and rotary_sin together, and only with k and v")
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
     table, rows, leftpad, used = [t if t is None else t.to(torch.int32) for t in (block_table, cache_batch_idx, leftpad, cache_seqlens)]
     left, right = window(sizes, causal, k_cache.shape[1] * (1 if table is None else table.shape[1]))
     if k is not None:
         if used is None:
-            raise RuntimeError("attention: new keys need cache_seqlens, the positions to write them to")
+            raise RuntimeError("attention: k and v need cache_seqlens, their position")
         if cos is not None:
             q = rotary(q, cos, sin, used, interleaved=interleaved, still=(left, right) == (-1, -1))
         used = append(k, v, cos, sin, used, rows, table, k_cache, v_cache, bool(interleaved))
@@ -295,11 +298,11 @@ def attention_with_cache(q, k_cache, v_cache, k=None, v=None, cos=None, sin=None
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Like torch.nn.functional's, for (B, H, L, D) without a mask tensor: causal is aligned to the top left, as there."""
+    """torch.nn.functional's, for (B, H, L, D) without attn_mask; causal is aligned to the top left, as there."""
     if attn_mask is not None or query.dim() != 4:
-        raise RuntimeError("krait: scaled_dot_product_attention takes (B, H, L, D) and no attn_mask; torch.nn.functional's own accepts masks")
+        raise RuntimeError("krait: scaled_dot_product_attention needs (B, H, L, D) and no attn_mask; for masks use torch.nn.functional's")
     if not enable_gqa and key.shape[1] != query.shape[1]:
-        raise RuntimeError("krait: %d heads of queries, %d of keys: pass enable_gqa=True" % (query.shape[1], key.shape[1]))
+        raise RuntimeError("krait: %d query heads, %d key heads: pass enable_gqa=True" % (query.shape[1], key.shape[1]))
     q, k, v = [t.transpose(1, 2) for t in (query, key, value)]
     sizes = (-1, -1)
     if is_causal:

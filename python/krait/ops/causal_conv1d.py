@@ -37,12 +37,12 @@ def _checked(x, weight, bias, seq_idx, initial_states):
 
 
 def run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
-    """The plain call, into given outputs."""
+    """The plain call, into the given outputs."""
     FORWARD.run((x, weight, bias, seq_idx, initial_states, out, final), _REVERSE if reverse else 0, activation=silu)
 
 
 def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
-    """The plain call, into given gradients (None: not computed)."""
+    """The plain call, into the given gradients (None: not computed)."""
     run_backward_call(Call(BACKWARD), x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial)
 
 
@@ -150,7 +150,7 @@ def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor
 
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
-    """One or more new tokens against a running state, which is updated in place."""
+    """One or more new tokens with a running state, updated in place."""
     silu = activation_code(activation) == 1
     if is_traced():
         return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)

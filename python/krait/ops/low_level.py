@@ -1,5 +1,5 @@
-"""The functions of upstream's extension modules below autograd: tensors in, tensors out. The modules re-export these, and need
-only krait, so that a fork's own causal_conv1d or mamba_ssm can be used on top of them."""
+"""The functions of upstream's extension modules below autograd: tensors in, tensors out. The drop-in modules wrap
+these and depend only on krait, so a fork's own causal_conv1d or mamba_ssm can use them."""
 
 import torch
 
@@ -33,7 +33,7 @@ def conv_update(x, conv_state, weight, bias, silu_activation, cache_seqlens, con
 
 
 def scan_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus):
-    """-> [out, x] or, with z, [out, x, out_z]; x (B, D, 1, 2 N) only contains the last state, at x[:, :, -1, 1::2], where callers read it."""
+    """-> [out, x] or, with z, [out, x, out_z]; x (B, D, 1, 2 N) only holds the last state, at x[:, :, -1, 1::2] where callers read it."""
     last = torch.empty(u.shape[0], *A.shape, dtype=A.dtype, device=u.device)
     out = torch.empty_like(u)
     _scan_forward(u, delta, A, B, C, D, None, delta_bias, None, None, None, None, delta_softplus, False, out, last)
@@ -57,19 +57,19 @@ def scan_bwd(u, delta, A, B, C, D, z, delta_bias, dout, dz, delta_softplus):
 
 
 def _spread(delta, delta_bias, dim):
-    """VMamba's steps may be shared by several channels."""
+    """In VMamba several channels may share one delta."""
     each = dim // delta.shape[1]
     return [t if t is None or each == 1 else t.repeat_interleave(each, dim=-2 if t is delta else 0) for t in (delta, delta_bias)]
 
 
 def oflex_fwd(u, delta, A, B, C, D, delta_bias, delta_softplus, nrows=1, out_float=True):
-    """scan_fwd with the arguments of VMamba's modules; out in float32 if out_float."""
+    """scan_fwd with VMamba's signature; float32 output with out_float."""
     delta, delta_bias = _spread(delta, delta_bias, u.shape[1])
     return scan_fwd(u.float() if out_float else u, delta, A, B, C, D, None, delta_bias, delta_softplus)
 
 
 def oflex_bwd(u, delta, A, B, C, D, delta_bias, dout, x, delta_softplus, nrows=1):
-    """Gradients in their inputs' types, from a dout in u's type or in float32."""
+    """Gradients in their inputs' types, from a dout in u's type or float32."""
     wide, wide_bias = _spread(delta, delta_bias, u.shape[1])
     du, ddelta, *others, dbias = scan_bwd(u.to(dout.dtype), wide, A, B, C, D, None, wide_bias, dout, None, delta_softplus)
     if wide is not delta:
@@ -137,7 +137,7 @@ def _attention_backward(dout, inputs, options, out, lse, grads, rng_state):
 
 def attention_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
                   deterministic, gen=None, rng_state=None):
-    """-> [dq, dk, dv, the sums of dout * out (B, H, Sq) float32]."""
+    """-> [dq, dk, dv, sums of dout * out (B, H, Sq) float32]."""
     options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, k.shape[1], softcap, p_dropout, deterministic)
     return _attention_backward(dout, (q, k, v, None, None, None, None, None, None, None, alibi_slopes, None), options, out, softmax_lse, (dq, dk, dv), rng_state)
 

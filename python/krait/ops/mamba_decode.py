@@ -9,11 +9,12 @@ _NAMES = "norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A Dve
 
 
 def mamba_decode(x, weights, conv_state, ssm_state, eps, n_heads=1):
-    """x (B, D) -> (B, D) float32: x and what each layer added. weights: by the names of krait_mamba_decode_args, layers first; those of Mamba-2 are without x_proj and
-    dt_proj, Mamba's without gate_norm. conv_state (layers, B, channels, taps - 1), ssm_state (layers, B, inner width, N)."""
+    """x (B, D) -> (B, D) float32: the residual stream after all layers. weights: by krait_mamba_decode_args name, layers
+    first; Mamba-2 has no x_proj and dt_proj, Mamba no gate_norm. conv_state (layers, B, channels, taps - 1), ssm_state
+    (layers, B, inner width, N)."""
     taken = [weights.get(name) for name in _NAMES]
     layers, batch, width, n = ssm_state.shape
-    assert x.shape == (batch, weights["norm_weight"].shape[1]) and conv_state.shape[:2] == (layers, batch), "x %s does not fit states of %d sequences" % (tuple(x.shape), batch)
+    assert x.shape == (batch, weights["norm_weight"].shape[1]) and conv_state.shape[:2] == (layers, batch), "x %s does not match states of %d sequences" % (tuple(x.shape), batch)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     rank = weights["dt_proj"].shape[2] if weights.get("dt_proj") is not None else 0
     groups = 1 if rank else (weights["conv_weight"].shape[1] - width) // (2 * n)

@@ -46,7 +46,7 @@ def _run_add_norm_bwd(call, *inputs):
 
 
 def rms_norm_gradients(call, rows, weight, dout, eps):
-    """-> gradients of rows (R, M) and weight; call: the one that determines their shapes."""
+    """-> gradients of rows (R, M) and weight; call: determines their shapes."""
     call = call.follower(_ADD_NORM_BWD, (rows.shape, rows.stride(), dout.stride()))
     grads = _run_add_norm_bwd(call, rows, weight, None, None, None, None, dout, None, None, rows.dtype, None, None, eps, True)
     return grads[0], grads[3]
@@ -119,7 +119,7 @@ def _check_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale):
             and (weight1 is None or weight1.shape == row) and (bias1 is None or bias1.shape == row)), \
         "weight, bias, weight1 and bias1 must be (%d)" % row[0]
     assert bias1 is None or weight1 is not None, "bias1 needs weight1"
-    assert rowscale is None or (x1 is None and rowscale.shape == shape[:-1]), "rowscale must have one value per row, and excludes x1"
+    assert rowscale is None or (x1 is None and rowscale.shape == shape[:-1]), "rowscale must have one value per row, and no x1"
 
 
 def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
@@ -158,7 +158,7 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
 
 def add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-6, prenorm=False,
                     residual_in_fp32=False, is_rms_norm=False):
-    """A linear layer on the normalised sum; weights follow autocast."""
+    """A linear layer of the normalised sum; weights follow autocast."""
     normed = add_norm(x, norm_weight, norm_bias, residual, eps=eps, prenorm=prenorm, residual_in_fp32=residual_in_fp32,
                       is_rms_norm=is_rms_norm)
     y, total = normed if prenorm else (normed, None)

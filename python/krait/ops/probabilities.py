@@ -1,10 +1,10 @@
-"""The probabilities of an attention call as a tensor, for tests: (B, H, Sq, Sk), computed 256 keys at a time with one-hot values."""
+"""Attention probabilities as a tensor, for tests: (B, H, Sq, Sk), 256 keys at a time, by one-hot values."""
 
 import torch
 
 from .attention import attention
 
-_MOST = 256  # features of v that the operator accepts
+_MOST = 256  # the operator's limit for v's features
 
 
 def _columns(q, k, begin, end, options):
@@ -26,8 +26,8 @@ def _dense(q, k, v, rng=None, dropout=0.0, **options):
 
 
 def attention_probabilities(q, k, v, cu_seqlens_q=None, max_q=0, max_k=0, block_table=None, **options):
-    """Normalised, in q's type, negative where dropped; sizes rounded up to 128 as upstream's. None for packed sequences and pages, where
-    upstream's callers only check that there is something."""
+    """Normalised, in q's type, negative where dropped out; sides rounded up to multiples of 128, as upstream's. None for
+    packed sequences and pages, whose probabilities upstream's callers do not read."""
     if cu_seqlens_q is not None or block_table is not None or k.shape[1] == 0:
         return None
     found = _dense(q, k, v, **options)

@@ -1,5 +1,5 @@
-"""Products with a weight: torch's, except float32 products on a CPU that the library's AMX tiles accept: torch does not use the matrix unit for them.
-`product` is always the library's: a chain of separate calls is then bit-identical to a call that does the whole chain."""
+"""Matrix products with a weight: torch's, except float32 on CPUs with AMX, which torch does not use for float32.
+`product` always uses the library, so that a chain of separate calls is bitwise equal to the fused call."""
 
 import torch
 import torch.nn as nn
@@ -9,21 +9,21 @@ from .._call import Call, Operator, place
 from .._torch import autocast_dtype, is_traced, is_watched, once
 
 _GEMM = Operator("gemm", "A Bmat bias residual out")
-_FASTER = "tiles_amx"  # the CPU row of products that is faster than torch's
+_FASTER = "tiles_amx"  # the CPU row that is faster than torch
 _calls = {}
 _MOST_CALLS = 1024
-_LEAST_SIDE, _LEAST = 64, 1 << 27  # minimum of M, N and K; of multiply-adds: below these, torch's are as fast
+_LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast
 
 
 def _new_call(a, b, bias):
-    """The packed call of a product if the tile row accepts it, else None."""
+    """The packed call if the AMX row runs it, else None."""
     call, out = Call(_GEMM), a.new_empty(a.shape[0], b.shape[1])
     call.pack((a, b, bias, None, out))
     return call if call.row(place(a)) == _FASTER else None
 
 
 def _call_of(a, b, bias):
-    """-> the call for a b + bias if it is faster than torch's, else None. float32 matrices on the CPU."""
+    """-> a call of a b + bias faster than torch's, or None. Float32 matrices on the CPU."""
     key = a.shape, a.stride(), b.shape, b.stride(), bias if bias is None else bias.stride()
     if key not in _calls:
         if len(_calls) >= _MOST_CALLS:
@@ -33,7 +33,7 @@ def _call_of(a, b, bias):
 
 
 def _is_wide(*tensors):
-    """All float32 on the CPU, without a negative bit or lazy conjugation."""
+    """All float32 on the CPU, without negative bit."""
     return all([t is None or (t.is_cpu and t.dtype is torch.float32 and not t.is_neg()) for t in tensors])
 
 
@@ -46,7 +46,7 @@ def _is_much(a, b, bias):
 def matmul(a, b, bias=None):
     """a (M, K), b (K, N), bias (N) or None -> (M, N), without an autograd node."""
     if a.is_cpu and _is_wide(a, b, bias) and _is_much(a, b, bias):
-        a, b = [t.contiguous() if 0 in t.stride() else t for t in (a, b)]  # otherwise every product reads the strided values
+        a, b = [t.contiguous() if 0 in t.stride() else t for t in (a, b)]  # expanded tensors would be reread by every product
         call = _call_of(a, b, bias)
         if call is not None:
             out = a.new_empty(a.shape[0], b.shape[1])
@@ -65,7 +65,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dout):
         rows, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        times = torch.mm if torch.is_grad_enabled() else matmul  # for second derivatives everything is left to torch
+        times = torch.mm if torch.is_grad_enabled() else matmul  # second derivatives go through torch
         return (times(dout, weight) if wanted[0] else None, times(dout.t(), rows) if wanted[1] else None, dout.sum(0) if wanted[2] else None)
 
 
@@ -85,7 +85,7 @@ def linear(x, weight, bias=None):
 
 
 def is_plain(layer):
-    """Whether a layer is a plain linear layer."""
+    """Whether a layer is an nn.Linear without hooks."""
     return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or getattr(layer, "_backward_pre_hooks", None))
 
 
@@ -110,7 +110,7 @@ class _Product(torch.autograd.Function):
 
 
 def product(rows, weight):
-    """rows (M, K), weight (N, K) -> (M, N); torch's own except for float32 on the CPU."""
+    """rows (M, K), weight (N, K) -> (M, N); torch's except for float32 on the CPU."""
     if not rows.is_cpu or rows.dtype != torch.float32 or weight.dtype != torch.float32 or is_traced():
         return F.linear(rows, weight)
     return _Product.apply(rows, weight)

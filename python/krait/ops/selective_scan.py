@@ -1,4 +1,4 @@
-"""The selective scan of Mamba 1: forward and backward, real and complex, packed sequences, both directions of time."""
+"""Mamba-1's selective scan: forward and backward passes, real and complex, packed sequences, both time directions."""
 
 from typing import List, Optional, Tuple
 
@@ -8,7 +8,7 @@ from torch import Tensor, is_grad_enabled
 from .._call import Call, Operator, signer
 from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
 
-ONE_GROUP = (1, 4)  # the group axis of B and C may be omitted from the shape
+ONE_GROUP = (1, 4)  # the group axis of B and C may be omitted if there is one group
 _INPUTS = "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse "
 FORWARD = Operator("selective_scan", _INPUTS + "out last_state", Bmat=ONE_GROUP, Cmat=ONE_GROUP)
 BACKWARD = Operator("selective_scan_bwd", _INPUTS + "dout dlast_state du ddelta dA dB dC dDvec dz ddelta_bias dinitial_state dA_reverse", Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
@@ -19,7 +19,7 @@ _SOFTPLUS, _B_CONSTANT, _C_CONSTANT, _REVERSE, _BOTH = 1, 2, 4, 8, 16  # KRAIT_S
 
 
 def scan_flags(B, C, softplus, reverse, A_reverse):
-    """B, C: the matrices, None if a projection computes them."""
+    """B, C: the matrices, None if they come from a projection."""
     return ((_SOFTPLUS if softplus else 0) | (_B_CONSTANT if B is not None and B.dim() == 2 else 0)
             | (_C_CONSTANT if C is not None and C.dim() == 2 else 0) | (_REVERSE if reverse else 0) | (0 if A_reverse is None else _BOTH))
 
@@ -33,14 +33,14 @@ def _n_sequences(cu_seqlens):
 
 
 def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last):
-    """The plain call, into given outputs."""
+    """The plain call, into the given outputs."""
     FORWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, out, last),
                  scan_flags(B, C, softplus, reverse, A_reverse), G=1)
 
 
 def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse,
                  du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial, dA_reverse):
-    """The plain call, into given gradients (None: not computed)."""
+    """The plain call, into the given gradients (None: not computed)."""
     run_backward_call(Call(BACKWARD), (u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast),
                       (du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial, dA_reverse), softplus, reverse)
 
@@ -117,13 +117,13 @@ _apply = differentiable("SelectiveScan", run_call, _setup, _gradients)
 
 
 def as_parameter(t, dtype):
-    """In the type of states; a lazy conjugate is materialised."""
+    """In the states' type, conjugates resolved."""
     t = t if t.dtype is dtype else t.to(dtype)
     return t if dtype is torch.float32 else t.resolve_conj()
 
 
 def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
-    """The tensors in the form that the operator accepts; raises an error for others."""
+    """The tensors in the operator's form; raises for unsupported ones."""
     kind = torch.complex64 if A.is_complex() else torch.float32
     A, *others = [t if t is None else as_parameter(t, kind) for t in (A, initial_states, A_reverse)]
     B, C = [as_parameter(t, kind) if t.dim() == 2 else t for t in (B, C)]
@@ -136,8 +136,8 @@ def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_se
 
 def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
                    initial_states=None, seq_idx=None, cu_seqlens=None, reverse=False, A_reverse=None):
-    """out like u[, last state (B or sequences, D, N)]; gradients for every floating point argument and the last state.
-    With A_reverse a second scan runs backwards in time with it, and is added before D u and the gate."""
+    """out like u[, last state (B or sequences, D, N)]; gradients of all floating-point arguments and the last state.
+    A_reverse: a second scan backward in time with it is added before D u and the gate."""
     tensors = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse)
     options = (bool(delta_softplus), bool(reverse), bool(return_last_state))
     if is_traced():

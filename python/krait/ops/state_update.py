@@ -35,18 +35,18 @@ def _update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tenso
 
 
 def _in_kind(state, x, dt, A, B, C, D, z, dt_bias, indices):
-    """The tensors as the operator takes them; complains about those that it does not."""
+    """The tensors in the operator's form; raises for unsupported ones."""
     tensors = state, x, dt, A, B, C, D, z, dt_bias, indices
     try:
         if not is_traced():
             _UPDATE.sizes(tensors)
     except _load.KraitError as error:
-        raise AssertionError(str(error)) from None  # as upstream's
+        raise AssertionError(str(error)) from None  # as upstream
     return state, x, dt, A.to(torch.float32), B, C, D, z, dt_bias, None if indices is None else indices.to(torch.int32)
 
 
 def state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
-    """state (B, D, N) or (B, H, P, N) is updated in place -> out like x; D, z and dt_bias may be None."""
+    """Updates state (B, D, N) or (B, H, P, N) in place -> out like x; D, z and dt_bias may be None."""
     tensors, softplus = (state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices), bool(dt_softplus)
     if is_traced():
         return _update(*_in_kind(*tensors), softplus)

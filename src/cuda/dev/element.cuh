@@ -1,5 +1,5 @@
-/* element.cuh: elements of one type, KR_DTYPE, chosen when a module is built: float32, float16 or bfloat16 (0, 1, 2).
- */
+/* element.cuh: elements of one type, KR_DTYPE, fixed when a module is compiled: float32, float16 or bfloat16 (0, 1, 2).
+ * */
 #ifndef KR_ELEMENT_CUH
 #define KR_ELEMENT_CUH
 
@@ -11,7 +11,7 @@ typedef float element;
 typedef uint16_t element;
 #endif
 
-/* Without an instruction of its own, so that Clang may repeat it in loops of any length. */
+/* Without inline asm, so that Clang may duplicate it when unrolling loops. */
 KR_DEV float element_value(element e) {
 #if KR_DTYPE == 1 && !defined(KR_EMULATE)
   return (float)__builtin_bit_cast(_Float16, e);

@@ -1,11 +1,11 @@
-/* exchange.cuh: sums in global memory by bulk copies (sm_90a), for kernels that the emulator runs too; and its
- * matrices' stores. */
+/* exchange.cuh: reducing bulk copies to global memory, and matrix stores (sm_90a), for kernels that the emulator runs
+ * too. */
 #ifndef KR_EXCHANGE_CUH
 #define KR_EXCHANGE_CUH
 
 #include "wgmma.cuh"
 
-/* A multiple of 16 bytes of shared memory, each float32 of it added to what is there; from and to multiples of 16. */
+/* Adds a multiple of 16 bytes of shared memory to global memory, as float32; both 16-byte aligned. */
 #ifndef KR_EMULATE
 KR_DEV void kr_add_bytes(void *to, uint32_t from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
@@ -18,7 +18,7 @@ KR_DEV void kr_add_bytes(void *to, uint32_t from, int bytes) {
   const float *const values = (const float *)kr_emulated_at(from);
   for (int i = 0; i < bytes / 4; i++) ((float *)to)[i] += values[i];
 }
-/* The address of a row goes to its lanes in halves, which a float holds exactly. */
+/* A row's address is passed between lanes in halves, which a float holds exactly. */
 KR_DEV void kr_store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const uint32_t words[4] = {a, b, c, d};
   const int lane = kr_thread() & 31;

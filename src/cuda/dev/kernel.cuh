@@ -1,6 +1,6 @@
-/* kernel.cuh: the whole device vocabulary: thread indices, barriers, shuffles, conversions, exponentials, 16-byte
- * access. No toolkit header is included: clang reads it as CUDA, and the tests' emulator (KR_EMULATE) as host C++.
- * KR_TIER is 50, 80 or 90: the floor that the text is compiled for. float16 and bfloat16 are uint16_t. */
+/* kernel.cuh: the device vocabulary: thread indices, barriers, shuffles, conversions, exponentials, 16-byte access. No
+ * toolkit header is included: clang reads it as CUDA, and the tests' emulator (KR_EMULATE) as host C++. KR_TIER is 50,
+ * 80 or 90: the lowest capability the text is compiled for. float16 and bfloat16 are uint16_t. */
 #ifndef KR_KERNEL_CUH
 #define KR_KERNEL_CUH
 
@@ -28,8 +28,8 @@ KR_DEV void kr_sync(void) { __syncthreads(); }
 KR_DEV void kr_sync_warp(void) { __nvvm_bar_warp_sync(0xffffffffu); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return __nvvm_shfl_sync_bfly_f32(0xffffffffu, v, mask, 31); }
 
-/* From the lane that is `by` below or above within its run of `width` lanes, a power of two; the own value where there
- * is none. */
+/* From the lane `by` below or above within its run of `width` lanes, a power of two; the lane's own value if there is
+ * none. */
 KR_DEV float kr_shuffle_up(float v, int by, int width) {
   return __nvvm_shfl_sync_up_f32(0xffffffffu, v, by, (32 - width) << 8);
 }
@@ -39,7 +39,7 @@ KR_DEV float kr_shuffle_down(float v, int by, int width) {
 
 KR_DEV uint32_t kr_mul_high(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 
-/* A pointer that walks through global memory: the compiler keeps one, instead of one for each of the next steps. */
+/* A pointer advanced through global memory: makes the compiler keep one instead of one per unrolled step. */
 template <typename T>
 KR_DEV void kr_one_pointer(T *&p) {
   __attribute__((address_space(1))) T *global = (__attribute__((address_space(1))) T *)p;
@@ -54,7 +54,7 @@ KR_DEV float kr_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"
 KR_DEV float kr_log2(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KR_DEV float kr_rsqrt(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-/* condition ? a : b without a branch: the compiler would rather jump around a special function. */
+/* condition ? a : b without a branch: the compiler would prefer to branch around a special function. */
 KR_DEV float kr_select(int condition, float a, float b) {
   float y;
   asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; selp.f32 %0, %1, %2, p; }" : "=f"(y) : "f"(a), "f"(b), "r"(condition));
@@ -70,7 +70,7 @@ KR_DEV float kr_at_most(float x, float limit) {
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(limit));
   return y;
-} /* NaN stays */
+} /* NaN propagates */
 KR_DEV float kr_tanh(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -88,9 +88,9 @@ KR_DEV uint32_t kr_pack_f16(float low, float high) {
   return h;
 }
 
-/* d += a b by a warp's tensor cores: m16n8k16, float16 factors. With g = lane / 4 and q = lane % 4 a lane has in a: row
- * g (a[0], a[2]) and row g + 8, columns 2 q, 2 q + 1 and, from a[2] on, eight further; in b0 and b1: the same rows of
- * column g; in d: columns 2 q and 2 q + 1 of row g, then of row g + 8. */
+/* d += a b on a warp's tensor cores: m16n8k16, float16 operands. With g = lane / 4 and q = lane % 4 a lane holds in a:
+ * row g (a[0], a[2]) and row g + 8, columns 2 q, 2 q + 1 and, from a[2] on, eight further; in b0 and b1: the same as
+ * rows of column g; in d: columns 2 q and 2 q + 1 of row g, then of row g + 8. */
 KR_DEV void kr_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
@@ -98,17 +98,17 @@ KR_DEV void kr_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A barrier (1 to 15) for THREADS of the block's threads, whole warps. */
+/* Named barrier (1 to 15) for THREADS of the block's threads, whole warps. */
 template <int BARRIER, int THREADS>
 KR_DEV void kr_sync_some(void) { asm volatile("bar.sync %0, %1;" : : "n"(BARRIER), "n"(THREADS) : "memory"); }
-/* The barrier as a number known at run time; arriving counts as one who waits, and does not wait. */
+/* The same with a run-time barrier number; kr_arrive_at arrives without waiting. */
 template <int THREADS>
 KR_DEV void kr_sync_at(int barrier) { asm volatile("bar.sync %0, %1;" : : "r"(barrier), "n"(THREADS) : "memory"); }
 template <int THREADS>
 KR_DEV void kr_arrive_at(int barrier) { asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "n"(THREADS) : "memory"); }
 KR_DEV int kr_any_lane(int yes) { return __nvvm_vote_any_sync(0xffffffffu, yes != 0); }
 
-/* A message between blocks: what was written before it is seen by who has waited for it. */
+/* Release/acquire between blocks: writes before kr_publish are visible to whoever has awaited it. */
 KR_DEV void kr_publish(int32_t *to, int value) {
   asm volatile("st.release.gpu.s32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
@@ -120,9 +120,9 @@ KR_DEV void kr_await(const int32_t *from, int least) {
 #endif
 #endif /* KR_EMULATE */
 
-/* 16 or 4 bytes from global to shared memory past the registers, from Ampere on: kr_copied<N>() waits until at most the
- * N latest commits are under way; other threads see the bytes after a kr_sync(). Elsewhere they are there at once. */
-#ifdef KR_EMULATE /* emulator.h: as late as it may be */
+/* Asynchronous copies of 16 or 4 bytes from global to shared memory, ampere tier and up: kr_copied<N>() waits until at
+ * most the N latest commits are in flight; other threads see the bytes after a kr_sync(). Immediate on lower tiers. */
+#ifdef KR_EMULATE /* emulator.h: as late as allowed */
 #elif KR_TIER < 80
 KR_DEV void kr_copy16(void *shared, const void *from) {
   __builtin_memcpy(__builtin_assume_aligned(shared, 16), __builtin_assume_aligned(from, 16), 16);
@@ -146,7 +146,7 @@ KR_DEV void kr_copy4(void *shared, const void *from) {
                : "l"(shared), "l"(from)
                : "memory");
 }
-/* 8 or 16 bytes; zeros where they do not exist, and `from` is then not read. */
+/* 8 or 16 bytes; zeros if !exists, in which case `from` is not read. */
 template <int BYTES>
 KR_DEV void kr_copy_or_zero(void *shared, const void *from, int exists) {
   const uint32_t to = (uint32_t)(uintptr_t)(__attribute__((address_space(3))) void *)shared;
@@ -183,22 +183,21 @@ KR_DEV float kr_exp(float x) { return kr_exp2(x * KR_LOG2E); }
 KR_DEV float kr_sigmoid(float x) { return kr_rcp(1.0f + kr_exp2(-KR_LOG2E * x)); }
 KR_DEV float kr_silu(float x) { return x * kr_sigmoid(x); }
 
-/* log(1 + e^v), v above 20. Below -5 the sum 1 + e^v loses e^v's digits, so the series takes over. */
+/* log(1 + e^v); v if above 20. Below -5 the sum 1 + e^v loses e^v's digits, so a series takes over. */
 KR_DEV float kr_softplus(float v) {
   float e = kr_exp2(v * KR_LOG2E);
   float small = e * kr_fma(e, kr_fma(e, 0.33333334f, -0.5f), 1.0f), large = KR_LN2 * kr_log2(1.0f + e);
   return kr_select(v > 20.0f, v, kr_select(v < -5.0f, small, large));
 }
 
-/* The same of w log 2. */
+/* The same for v = w log 2. */
 KR_DEV float kr_softplus_log2(float w) {
   const float e = kr_exp2(w), small = e * kr_fma(e, kr_fma(e, 0.33333334f, -0.5f), 1.0f),
               large = kr_select(w > 20.0f * KR_LOG2E, w, kr_log2(1.0f + e));
   return kr_select(w < -5.0f * KR_LOG2E, small, KR_LN2 * large);
 }
 
-/* The slope of softplus where its value is y: 1 - e^-y; for small y the difference loses digits, so the series takes
- * over. */
+/* Softplus's derivative at output y: 1 - e^-y; a series for small y, where the difference loses digits. */
 KR_DEV float kr_softplus_slope(float y) {
   float small = y * kr_fma(y, kr_fma(y, 0.16666667f, -0.5f), 1.0f);
   return kr_select(y < 0.02f, small, 1.0f - kr_exp2(-KR_LOG2E * y));

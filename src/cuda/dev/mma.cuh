@@ -1,11 +1,11 @@
-/* mma.cuh: building blocks of products by a warp's tensor cores, from Ampere on; the emulator has them too. kernel.cuh
- * has the copies past the registers (kr_copy16, kr_commit_copies, kr_copied) and kr_mma for float16.
+/* mma.cuh: building blocks of products on a warp's tensor cores, ampere tier and up; the emulator has them too.
+ * kernel.cuh has the asynchronous copies (kr_copy16, kr_commit_copies, kr_copied) and kr_mma for float16.
  *
- * With g = lane / 4 and q = lane % 4, the factors of m16n8k16 in registers of two elements: a[0]: row g, columns 2 q
+ * With g = lane / 4 and q = lane % 4, the operands of m16n8k16 in registers of two elements: a[0]: row g, columns 2 q
  * and + 1; a[1]: row g + 8; a[2], a[3]: the same, eight columns on. b[0]: column g, rows 2 q and + 1; b[1]: eight rows
- * on. The sums: d[0], d[1]: row g, columns 2 q and + 1; d[2], d[3]: row g + 8. kr_load_matrices reads them from rows of
- * 16 bytes in shared memory: of a factor whose k lie side by side; turned, of one whose m or n do. The eight rows of a
- * matrix should lie in different banks: kr_swizzle. */
+ * on. Accumulators: d[0], d[1]: row g, columns 2 q and + 1; d[2], d[3]: row g + 8. kr_load_matrices loads operands from
+ * 16-byte rows in shared memory: plain if k is contiguous; transposed if m or n is. For conflict-free access the eight
+ * rows of a matrix should be in different banks: kr_swizzle. */
 #ifndef KR_MMA_CUH
 #define KR_MMA_CUH
 
@@ -14,7 +14,7 @@
 struct kr_f16 {};
 struct kr_bf16 {};
 struct kr_tf32 {
-}; /* m16n8k8: a register has one element, where the text above says two of 16 bits: column q of each half */
+}; /* m16n8k8: one element per register, where the text above says two of 16 bits: column q of each half */
 
 #ifdef KR_EMULATE
 KR_DEV void kr_load_matrices(uint32_t (&d)[4], const void *row) { kr_emulated_load_matrices(d, row, 0); }
@@ -47,7 +47,7 @@ KR_DEV uint32_t kr_shared_at(const void *p) {
 }
 
 /* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8 and gets of each
- * matrix, as one register, columns 2 q and + 1 of row g; turned: rows 2 q and + 1 of column g. */
+ * matrix, as one register, columns 2 q and + 1 of row g; transposed: rows 2 q and + 1 of column g. */
 KR_DEV void kr_load_matrices_at(uint32_t (&d)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -81,14 +81,14 @@ KR_DEV void kr_mma_as(kr_tf32, float (&d)[4], const uint32_t (&a)[4], uint32_t b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The bits of a float32 to the nearest of 11 significant bits, ties away from 0: the tensor cores ignore the others. */
+/* A float32's bits rounded to 11 significant bits, ties away from 0: the tensor cores ignore the others. */
 KR_DEV uint32_t kr_round_tf32(uint32_t bits) {
   uint32_t rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(kr_bits_to_float(bits)));
   return rounded;
 }
 
-/* The first `bytes` of 16 past the registers, zeros for the rest; from is not read for 0. */
+/* Asynchronous copy of the first `bytes` of 16, zero-filled; `from` is not read if bytes is 0. */
 KR_DEV void kr_copy_some_at(uint32_t shared, const void *from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(shared), "l"(from), "r"(bytes) : "memory");
 }
@@ -97,11 +97,11 @@ KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) {
 }
 #endif
 
-/* Where the 16 bytes number `chunk` of row `row` lie among rows of `ROW_BYTES` (a power of two from 32 on), so that
- * eight rows at one chunk, and eight chunks of one row, are in different banks. */
+/* Swizzled position of 16-byte chunk `chunk` of row `row`, for rows of ROW_BYTES (a power of two, at least 32): eight
+ * rows at one chunk, and eight chunks of one row, are in different banks. */
 template <int ROW_BYTES>
 KR_DEV int kr_swizzle(int row, int chunk) {
-  const int per_line = 128 / ROW_BYTES; /* rows in the 128 bytes that the banks hold */
+  const int per_line = 128 / ROW_BYTES; /* rows per 128 bytes, all banks once */
   if (per_line <= 1) return row * ROW_BYTES + (chunk ^ (row & 7)) * 16;
   return row * ROW_BYTES + (chunk ^ (row / (per_line ? per_line : 1) & (ROW_BYTES / 16 - 1))) * 16;
 }

@@ -1,14 +1,14 @@
-/* overlap.cuh: kernels that start while the one before them on their stream still runs (programmatic launches: compute
- * capability 9.0 on; elsewhere, and where a kernel is launched as usual, these functions do nothing).
+/* overlap.cuh: kernels that start while the previous one on their stream still runs (programmatic dependent launch:
+ * compute capability 9.0 on; elsewhere, and in ordinary launches, these functions do nothing).
  *
  * The rule. A kernel that is ever launched with kr_grid.is_ahead calls in every thread that stays
  *   kr_next_may_start()   at its beginning: once all blocks have, or have ended, the next kernel's blocks may start;
  *   kr_others_done()      before it reads what any kernel of its stream writes, and before it writes anything at all.
- * kr_others_done() waits until the kernel before has ended, all of it, and its writes are seen; as that one has waited
- * for the one before it, everything earlier has ended as well. Hence behind it nothing can be read too early, and
- * nothing be written that somebody still reads. In front of it may stand what does not depend on memory, and loads of
- * memory that nobody writes: parameters where KR_CALL_AHEAD says so, states and their indices where
- * KR_CALL_STATE_AHEAD does. */
+ * kr_others_done() waits until the previous kernel has completed and its writes are visible; as that one has waited
+ * for its predecessor, everything earlier has completed as well. Hence after it nothing can be read too early, and
+ * nothing be overwritten that is still being read. Before it there may be work that does not depend on memory, and
+ * loads of memory that nobody writes: parameters if KR_CALL_AHEAD is set, states and their indices if
+ * KR_CALL_STATE_AHEAD is. */
 #ifndef KR_OVERLAP_CUH
 #define KR_OVERLAP_CUH
 
@@ -17,17 +17,17 @@
 
 #if !defined(KR_EMULATE) && KR_TIER >= 90
 enum { KR_AHEAD = 1 };
-/* Asks for a line of memory. */
+/* Prefetches a line. */
 KR_DEV void kr_fetch(const void *from) { asm volatile("prefetch.global.L1 [%0];" : : "l"(from)); }
-/* Loads a parameter here, so that what uses it later need not wait for its 64 bytes. */
+/* Loads a parameter here, so that later uses do not wait for its 64 bytes. */
 KR_DEV void kr_keep_near(int32_t v) { asm volatile("" : : "r"(v)); }
 KR_DEV void kr_keep_near(int64_t v) { asm volatile("" : : "l"(v)); }
 KR_DEV void kr_keep_near(float v) { asm volatile("" : : "f"(v)); }
 KR_DEV void kr_keep_near(const void *v) { asm volatile("" : : "l"(v)); }
 KR_DEV void kr_next_may_start(void) { asm volatile("griddepcontrol.launch_dependents;"); }
 KR_DEV void kr_others_done(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
-/* Uses a word of each line of the kernel's parameters here, which begin 16 bytes into a line: the first use of a line
- * costs as much as memory does. What stands behind the predicate has been done. */
+/* Touches each line of the kernel's parameters, which begin 16 bytes into a line: a line's first use costs a memory
+ * access. The predicated instruction has no effect: kr_next_may_start() has executed it already. */
 template <typename T>
 KR_DEV void kr_keep_all_near(const T &parameters) {
   uint32_t v = 0;
@@ -37,7 +37,7 @@ KR_DEV void kr_keep_all_near(const T &parameters) {
                :
                : "r"(v));
 }
-/* 16 bytes that this kernel reads once, and nobody writes meanwhile; 256 of the line come along. */
+/* 16 bytes that this kernel reads once, and nobody writes meanwhile; fetches 256 bytes into L2. */
 KR_DEV kr_raw16 kr_read_once(const void *from) {
   kr_raw16 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"

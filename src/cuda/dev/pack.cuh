@@ -9,7 +9,7 @@ KR_DEV uint32_t kr_divide(uint32_t n, kr_divisor d) { return (kr_mul_high(n, d.m
 
 KR_DEV int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Elements t, t+1, ... of a row as stored: 8 of 16 bits or 4 of 32; zeros from `left` on. */
+/* Raw elements t, t+1, ... of a row: 8 of 16 bits or 4 of 32; zeros from `left` on. */
 KR_DEV kr_raw16 load_pack(const void *data, int64_t offset, int64_t stride, int32_t dtype, int packs, int64_t left) {
   kr_raw16 raw = {{0, 0, 0, 0}};
   if (dtype == KRAIT_F32) {
@@ -30,7 +30,7 @@ KR_DEV float pack_at(kr_raw16 raw, int k, int32_t dtype) {
   return dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k & 3]) : kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
-/* The same as floats; v[k] is 0 from `left` on and, for 32-bit types, from 4 on. dtype is r.dtype, best as a
+/* The same as floats; v[k] is 0 from `left` on and, for 32-bit types, from 4 on. dtype is r.dtype, preferably a
  * constant. */
 KR_DEV void read_pack(const kr_rows &r, const int32_t dtype, int64_t offset, int64_t left, float (&v)[8]) {
   kr_raw16 raw = load_pack(r.data, offset, r.t, dtype, r.packs, left);

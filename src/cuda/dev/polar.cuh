@@ -1,4 +1,4 @@
-/* polar.cuh: angles and powers in float32, to about 2e-7: there is no library of the toolkit in device code. */
+/* polar.cuh: angles and powers in float32, to about 2e-7: device code links no toolkit math library. */
 #ifndef KR_POLAR_CUH
 #define KR_POLAR_CUH
 
@@ -10,8 +10,8 @@ KR_DEV float kr_nearest(float x) {
   return (x + magic) - magic;
 }
 
-/* atan2 as C has it, signed zeros and infinities too. What is near pi is rounded once: whether it then lies above or
- * below pi decides the sign of its sine. */
+/* atan2 as in C, including signed zeros and infinities. Values near pi are rounded once: the side of pi they land on
+ * decides the sign of their sine. */
 KR_DEV float kr_atan2(float y, float x) {
   const float ax = __builtin_fabsf(x), ay = __builtin_fabsf(y), high = ax > ay ? ax : ay, low = ax > ay ? ay : ax;
   const float t = high == low ? (high > 0.0f ? 1.0f : 0.0f) : low / high, z = t * t;
@@ -25,7 +25,7 @@ KR_DEV float kr_atan2(float y, float x) {
   return kr_bits_to_float(kr_float_to_bits(a) | (kr_float_to_bits(y) & 0x80000000u));
 }
 
-/* Angles up to some thousands. */
+/* Angles up to a few thousand. */
 KR_DEV void kr_sine_cosine(float x, float &sine, float &cosine) {
   const float turns = kr_nearest(x * 0.63661977f),
               r = kr_fma(turns, 1.7763568e-15f, kr_fma(turns, 4.371139e-8f, kr_fma(turns, -1.5707964f, x))), z = r * r;
@@ -39,13 +39,13 @@ KR_DEV void kr_sine_cosine(float x, float &sine, float &cosine) {
   if (quarter == 1 || quarter == 2) cosine = -cosine;
 }
 
-/* x^power, x at least 0. The exponent of x and the rest go apart: their sum would lose digits. */
+/* x^power, x at least 0. Exponent and mantissa of x are treated separately: their sum would lose digits. */
 KR_DEV float kr_power(float x, float power) {
   if (power == 1.0f) return x;
   if (power == 0.0f) return 1.0f;
   const uint32_t bits = kr_float_to_bits(x);
-  if (bits - 0x00800000u >= 0x7f000000u) return kr_exp2(power * kr_log2(x)); /* 0, infinite, negative, no number */
-  const int exponent = (int)((bits - 0x3f3504f3u) & 0xff800000u) >> 23; /* what is left lies in 0.707 .. 1.414 */
+  if (bits - 0x00800000u >= 0x7f000000u) return kr_exp2(power * kr_log2(x)); /* 0, subnormal, infinite, negative, NaN */
+  const int exponent = (int)((bits - 0x3f3504f3u) & 0xff800000u) >> 23; /* the mantissa is then in 0.707 .. 1.414 */
   const float rest = kr_bits_to_float(bits - ((uint32_t)exponent << 23)), t = (rest - 1.0f) / (rest + 1.0f), z = t * t;
   const float log2_rest = 2.8853900818f * t * kr_fma(z, kr_fma(z, kr_fma(z, 0.14285714f, 0.2f), 0.33333333f), 1.0f);
   const float high = power * (float)exponent, whole = kr_nearest(high), low = kr_fma(power, (float)exponent, -whole);

@@ -1,5 +1,5 @@
-/* products.cuh: chains of products of a warpgroup and boxes of three dimensions (sm_90a), for kernels that the emulator
- * runs too. */
+/* products.cuh: chains of warpgroup products and three-dimensional boxes (sm_90a), for kernels that the emulator runs
+ * too. */
 #ifndef KR_PRODUCTS_CUH
 #define KR_PRODUCTS_CUH
 

@@ -1,20 +1,20 @@
-/* row_lanes.cuh: what products of one row or two by multiply-adds share (gemm_few.cu, gemm_q8.cu): sums over a warp's
- * lanes, rows that are normed while they are read, and a convolution's step behind. The product of a row v is scaled by
- * one over the root of the mean square of v when it is done: nobody waits for the norm. */
+/* row_lanes.cuh: shared by FMA products of one or two rows (gemm_few.cu, gemm_q8.cu): warp reductions, rows normalised
+ * as they are loaded, and a fused convolution step. The product of a row v is scaled by one over the root mean square
+ * of v at the end: nobody waits for the norm. */
 #ifndef KR_ROW_LANES_CUH
 #define KR_ROW_LANES_CUH
 
 #include "row_lanes.h"
 #include "overlap.cuh"
 
-/* Every lane gets the sum over the warp's. */
+/* The warp's sum, in every lane. */
 KR_DEV float kr_sum_lanes(float v) {
 #pragma unroll
   for (int d = 16; d; d /= 2) v += kr_shuffle_xor(v, d);
   return v;
 }
 
-/* Of four values: lane i gets the sum of value i % 4. */
+/* Four values: lane i gets the sum of value i % 4. */
 KR_DEV float kr_sum_lanes_of_four(const float *v) {
   const int lane = kr_thread() & 31;
   const float low = kr_select(lane & 1, v[1], v[0]) + kr_shuffle_xor(kr_select(lane & 1, v[0], v[1]), 1),
@@ -29,10 +29,10 @@ enum {
   KR_NO_NORM,
   KR_ADD_NORM,
   KR_GATED_NORM
-}; /* of what: the row, the row and what is added, the row times silu(z) */
+}; /* of what: the row, the row plus an addend, the row times silu(z) */
 
-/* Eight inputs from k on of row m become v times the norm's weight, and their squares are counted; `writes`: this
- * thread stores v. */
+/* Eight inputs from k of row m become v times the norm's weight; accumulates their squares; `writes`: this thread
+ * stores v. */
 template <int NORM, int DTYPE>
 KR_DEV void kr_norm_run(const kr_normed &p, const kr_raw16 &weight, int m, int k, int exists, int writes, float (&x)[8],
                         float &squares) {
@@ -80,7 +80,7 @@ KR_DEV void kr_store_four(void *out, int64_t at, int is_float, const float (&v)[
         kr_four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
 }
 
-/* Four channels of a convolution's step: their last three inputs each, one behind the other, taps and bias. */
+/* Four channels of a convolution step: the last three inputs of each, contiguous per channel, taps and bias. */
 typedef struct __attribute__((aligned(16))) kr_conv_run {
   kr_float4 state[3];
   kr_raw16 taps[2];
@@ -90,7 +90,7 @@ typedef struct __attribute__((aligned(16))) kr_conv_run {
 
 KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run &to) {
   to.slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
-  if (to.slot >= p.n_states) to.slot = -1; /* the host could not look */
+  if (to.slot >= p.n_states) to.slot = -1; /* unknown to the host */
   const kr_float4 *state = (const kr_float4 *)(p.state + (to.slot < 0 ? 0 : to.slot) * p.state_row + 3 * c);
 #pragma unroll
   for (int i = 0; i < 3; i++) to.state[i] = state[i];
@@ -99,11 +99,11 @@ KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run &to) {
   to.bias = p.bias ? *(const kr_four_halves *)((const uint16_t *)p.bias + c) : kr_four_halves{{0, 0}};
 }
 
-/* By KR_CONV_PIECES threads, the piece of each on its way to shared memory. */
+/* Asynchronous copies to shared memory by KR_CONV_PIECES threads, one piece each. */
 enum { KR_CONV_PIECES = 8 };
 KR_DEV void kr_fetch_conv(const kr_conv_step &p, int m, int c, int piece, kr_conv_run &to) {
   int slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
-  if (slot >= p.n_states) slot = -1; /* the host could not look */
+  if (slot >= p.n_states) slot = -1; /* unknown to the host */
   const float *state = p.state + (slot < 0 ? 0 : slot) * p.state_row + 3 * c;
   if (piece < 3) kr_copy16(&to.state[piece], state + 4 * piece);
   else if (piece < 5) kr_copy16(&to.taps[piece - 3], (const uint16_t *)p.weight + 4 * c + 8 * (piece - 3));

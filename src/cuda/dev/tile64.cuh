@@ -1,7 +1,7 @@
 /* tile64.cuh: a thin product: a block multiplies 64 rows in shared memory with 64 columns of weights; results stay in
- * registers. In float32 by FMA; or with KR_HALVES, in modules of their own, by tensor cores from Ampere on: factors
- * rounded to float16, which has the digits of TF32, sums in float32. Rows and columns have their plain order; what the
- * tensor cores want lies in the order in which weights are read. */
+ * registers. In float32 by FMA; or with KR_HALVES, in separate modules, on tensor cores, ampere tier and up: operands
+ * rounded to float16, with as many significant bits as TF32, sums in float32. Rows and columns keep their natural
+ * order; the order the tensor cores need is established when weights are loaded. */
 #ifndef KR_TILE64_CUH
 #define KR_TILE64_CUH
 
@@ -9,13 +9,13 @@
 #include "tile64.h"
 
 #ifdef __clang__
-#define KR_CONSTANT __attribute__((device)) /* memory of the module; on the host, as the emulator has it, any */
+#define KR_CONSTANT __attribute__((device)) /* module memory; host memory in the emulator */
 #else
 #define KR_CONSTANT
 #endif
 
-/* BLOCKS: on a multiprocessor. RESULTS: rows of which a thread has four columns. PARTS: warps that share a column.
- * PITCH: words from row to row, so that what a warp reads lies in different banks. */
+/* BLOCKS: per multiprocessor. RESULTS: rows per thread, of four columns each. PARTS: warps that share a column. PITCH:
+ * words per row, conflict-free for a warp's reads. */
 #ifdef KR_HALVES
 enum { THREADS = KR_TILE_THREADS_HALVES, BLOCKS = 2, PITCH = 48, RESULTS = 4, PARTS = 2 };
 #else
@@ -27,7 +27,7 @@ KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV kr_float2 load2(const float *from) { return *(const kr_float2 *)from; }
 KR_DEV kr_float4 zero4(void) { return kr_float4{{0.0f, 0.0f, 0.0f, 0.0f}}; }
 
-/* Read where a map has nothing: an address is chosen, and no load is branched around. */
+/* Read in place of missing map positions: selecting an address avoids a branch around the load. */
 static KR_CONSTANT __attribute__((aligned(16))) const float nothing[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
 /* Up to WIDTH columns of ROWS rows. */
@@ -65,7 +65,7 @@ KR_DEV kr_float4 result(const sums &s, int i) {
   return kr_float4{{v[0][(i & 1) * 2], v[0][(i & 1) * 2 + 1], v[1][(i & 1) * 2], v[1][(i & 1) * 2 + 1]}};
 }
 
-/* The sum over the lanes of a warp that have the same columns, in each of them. */
+/* The sum over a warp's lanes that have the same columns, in each of them. */
 KR_DEV float sum_rows(float v) {
 #pragma unroll
   for (int d = 4; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
@@ -74,8 +74,8 @@ KR_DEV float sum_rows(float v) {
 KR_DEV int row_part(void) { return kr_thread() >> 5 & 1; }
 KR_DEV int first_of_rows(void) { return (kr_thread() & 31) < 4; }
 
-/* A warp's rows as the tensor cores take them, 16 inputs at a time; eight that follow each other are of one lane, four
- * for one step and four for the next. Columns from K on must be zeros in the tile. */
+/* A warp's rows as tensor-core operands, 16 inputs at a time; eight consecutive ones belong to one lane, four for one
+ * step and four for the next. Columns from K on must be zeros in the tile. */
 typedef struct factors {
   uint32_t a[2][4][4];
 } factors;
@@ -93,13 +93,13 @@ KR_DEV void take(const tile &from, factors &f) {
     }
 }
 
-/* The weights of 64 columns as a lane needs them: per step two columns of four inputs each. */
+/* A lane's weights of 64 columns: per step two columns of four inputs each. */
 typedef struct weights {
   kr_raw16 b[4];
 } weights;
 
-/* Columns column0.. of rows of float16, inputs of an output side by side, rows `ld` apart: N of them, K inputs, at most
- * WIDTH, a multiple of 16. Columns that do not exist are read as others, and their results stored nowhere. */
+/* Columns from column0 of float16 rows, contiguous inputs per output, rows `ld` apart: N of them, K inputs, at most
+ * WIDTH, a multiple of 16. Columns out of range are read as others, and their results are not stored. */
 KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
   const int lane = kr_thread() & 31, n = column0 + (kr_thread() >> 6 << 4) + (lane >> 3) * 4 + (lane >> 2 & 1),
             k = (lane & 3) * 8;
@@ -149,19 +149,19 @@ KR_DEV float sum_rows(float v) { return v + kr_shuffle_xor(v, 16); }
 KR_DEV int row_part(void) { return kr_thread() >> 5; }
 KR_DEV int first_of_rows(void) { return (kr_thread() & 31) < 16; }
 
-/* Rows are read where they lie. */
+/* Rows are read in place. */
 typedef struct factors {
 } factors;
 
 KR_DEV void take(const tile &, factors &) {}
 
-/* Only where they are: they are read while they are used. */
+/* Only their location: they are loaded as they are used. */
 typedef struct weights {
   const float *at;
-  int Np, K; /* Np: floats from row to row */
+  int Np, K; /* Np: floats per row */
 } weights;
 
-/* Here the outputs of an input lie side by side, inputs `ld` apart. */
+/* Here with contiguous outputs per input, inputs `ld` apart. */
 KR_DEV void fetch_rows(const void *w, int ld, int N, int K, int column0, weights &to) {
   const int column = column0 + result_column();
   to = weights{(const float *)w + (column < N ? column : 0), ld, K};
@@ -186,16 +186,15 @@ KR_DEV void multiply(const tile &from, const factors &, const weights &w, sums &
 }
 #endif
 
-/* ---- where results go -------------------------------------------------------------------------------------------- */
+/* ---- output positions -------------------------------------------------------------------------------------------- */
 
-/* The rows of this thread's results in the map they go to; bit i of exists: result i is one of them. The others repeat
- * a row that is. */
+/* The map rows of this thread's results; bit i of exists: result i has one. The others repeat a valid row. */
 typedef struct spots {
   uint32_t row[RESULTS], exists;
   int count; /* of the whole tile */
 } spots;
 
-/* SIDE frequencies of SIDE frames each. */
+/* SIDE frequencies of SIDE frames. */
 KR_DEV spots square_spots(int item, int F, int T, int f0, int t0) {
   spots at;
   at.exists = 0;
@@ -212,7 +211,7 @@ KR_DEV spots square_spots(int item, int F, int T, int f0, int t0) {
 typedef struct ending {
   float *out;
   const float *E, *X, *beta; /* E + ... + beta X; any may be NULL */
-  const float *bias;         /* of the panel's first column, or NULL */
+  const float *bias;         /* from the panel's first column, or NULL */
   const float *zeros;
   int ldo;                   /* of out, E and X */
   int silu_from;             /* without addends: columns from here on go through silu */
@@ -230,7 +229,7 @@ KR_DEV kr_float4 addend(const ending &e, const spots &at, int i, int column) {
   return load4(e.E ? e.E + (int64_t)at.row[i] * e.ldo + column : e.zeros);
 }
 
-/* What is added to the results: E, for panels of one tile. Read early where there are registers for it. */
+/* Addends of the results: E, for panels of one tile. Loaded early if there are registers for it. */
 #ifdef KR_HALVES
 typedef struct addends {
   kr_float4 v[RESULTS];
@@ -253,8 +252,7 @@ KR_DEV kr_float4 fetched(const ending &e, const spots &at, int i, int column, co
 }
 #endif
 
-/* Columns column0.. of the panel. ADD: there are addends, and beta X is looked for; all reads come before the
- * writes. */
+/* Columns from column0 of the panel. ADD: there are addends, and beta X is possible; all loads precede the stores. */
 template <int ADD>
 KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const sums &s, const addends &more) {
   const int column = column0 + result_column();
@@ -289,7 +287,7 @@ KR_DEV void store(const ending &e, const spots &at, int Np, int column0, const s
     if (at.exists >> i & 1) *(kr_float4 *)(e.out + (int64_t)at.row[i] * e.ldo + column) = v[i];
 }
 
-/* Neighbouring columns times each other. */
+/* Products of adjacent columns. */
 KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, const sums &s) {
   const int column = column0 + result_column();
   if (column >= Np) return;
@@ -302,9 +300,9 @@ KR_DEV void store_gated(const ending &e, const spots &at, int Np, int column0, c
   }
 }
 
-/* ---- moments of what a tile has ---------------------------------------------------------------------------------- */
+/* ---- a tile's moments -------------------------------------------------------------------------------------------- */
 
-/* The sum over the tile's rows of four columns, by way of shared memory. */
+/* The sum over the tile's rows of four columns, through shared memory. */
 KR_DEV kr_float4 column_sums(const kr_float4 &own, float *totals) {
   kr_float4 sum;
 #pragma unroll

@@ -1,5 +1,5 @@
-/* tile64.h: sizes of the product of tile64.cuh, for the host as well: rows and columns of a tile, its block of threads
- * in float32 and with halves, the side of a square of positions. */
+/* tile64.h: sizes of the product of tile64.cuh, also for the host: rows and columns per tile, threads per block in
+ * float32 and with halves, the side of a square of positions. */
 #ifndef KR_TILE64_H
 #define KR_TILE64_H
 

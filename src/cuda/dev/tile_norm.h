@@ -1,5 +1,5 @@
-/* tile_norm.h: instance norms behind products of tile64.cuh (src/ops/dense_block/tile_norm.cu), for host and device. A
- * product leaves for each of its tiles 3 C numbers: count, mean and squared deviations of C channels. */
+/* tile_norm.h: instance norms after products of tile64.cuh (src/ops/dense_block/tile_norm.cu), for host and device. A
+ * product stores for each of its tiles 3 C numbers: count, mean and squared deviations of C channels. */
 #ifndef KR_TILE_NORM_H
 #define KR_TILE_NORM_H
 
@@ -7,9 +7,9 @@
 
 enum { KR_TILE_MOMENTS_CHANNELS = 8, KR_TILE_MOMENTS_THREADS = 512, KR_TILE_NORM_THREADS = 128 };
 
-/* Instance norm and PReLU that a map still needs when it is read: per item and channel, (n_items, C), slope (C). */
+/* Pending instance norm and PReLU of a map, applied when it is read: per item and channel, (n_items, C), slope (C). */
 typedef struct kr_tile_affine {
-  const float *scale, *shift, *slope; /* scale NULL: nothing */
+  const float *scale, *shift, *slope; /* scale NULL: none */
 } kr_tile_affine;
 
 /* kr_tile_moments, tiles of a map -> scale and shift. Grid: x C / KR_TILE_MOMENTS_CHANNELS, y items. */

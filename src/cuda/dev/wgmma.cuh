@@ -1,15 +1,15 @@
-/* wgmma.cuh: Hopper's building blocks (sm_90a): barriers in shared memory that count bytes, bulk tensor copies, and
- * products of a warpgroup (four warps, the first a multiple of four) whose factors lie in shared memory.
+/* wgmma.cuh: Hopper's building blocks (sm_90a): transaction barriers in shared memory, bulk tensor copies, and products
+ * of a warpgroup (four warps, the first a multiple of four) with operands in shared memory.
  *
- * A factor's tile is made of blocks that are 128 bytes wide, 64 elements of 16 bits, as a tensor map with 128-byte
- * swizzling and a box of 64 elements writes them; a block begins at a multiple of 1024 bytes.
+ * An operand's tile consists of blocks that are 128 bytes wide, 64 elements of 16 bits, as written by a tensor map with
+ * 128-byte swizzle and a box of 64 elements; a block starts at a multiple of 1024 bytes.
  *   K-major: a block holds 64 values of k for each of its rows (m or n).             kr_k_major(address)
  *   M- or N-major: a block holds 64 values of m or n for each of its 64 values of k. kr_mn_major(address, bytes from a
  *     block of 64 m or n to the next)
- * Products go in chains of up to four steps of 16 k, that is one block of 64: kr_wgmma<N, T>(d, a, b, ...) waits within
- * the same asm statement until at most LEFT groups are under way, because the compiler may move d between two
- * statements. With LEFT = 0 the chain is done when it returns. A chain that is left under way (LEFT > 0) must be closed
- * by kr_wgmma_wait before d is touched, and ptxas' log be read: C7508 to C7515 say that it made everything wait. d:
+ * Products are issued in chains of up to four steps of 16 k, one block of 64: kr_wgmma<N, T>(d, a, b, ...) waits within
+ * the same asm statement until at most LEFT groups are in flight, because the compiler may move d between two
+ * statements. With LEFT = 0 the chain is complete on return. A chain left in flight (LEFT > 0) must be closed by
+ * kr_wgmma_wait before d is touched; check ptxas' log: C7508 to C7515 mean that it serialised everything. d:
  * with warp w of four, g = lane / 4, q = lane % 4: d[4 j + {0, 1}] is row 16 w + g, columns 8 j + 2 q and + 1; d[4 j +
  * {2, 3}] row + 8. */
 #ifndef KR_WGMMA_CUH
@@ -20,9 +20,9 @@
 enum {
   KR_K_STEP_BYTES = 32,
   KR_MN_STEP_BYTES = 2048
-}; /* from one step of 16 k to the next, in a block of either kind */
+}; /* offset per step of 16 k, in a block of either kind */
 
-/* Descriptors: address and strides in units of 16 bytes, 128-byte swizzling. */
+/* Descriptors: address and strides in units of 16 bytes, 128-byte swizzle. */
 KR_DEV uint64_t kr_k_major(uint32_t address) {
   return (uint64_t)(address >> 4) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -30,15 +30,15 @@ KR_DEV uint64_t kr_mn_major(uint32_t address, uint32_t next_block_bytes) {
   return (uint64_t)(address >> 4) | (uint64_t)(next_block_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-#ifndef KR_EMULATE /* emulator.h has those that kernels in it use */
+#ifndef KR_EMULATE /* emulator.h has those that emulated kernels use */
 
 /* ---- shared memory, barriers ------------------------------------------------------------------------------------- */
 
-/* A barrier is 8 bytes; a phase ends when `arrivals` have arrived and all bytes that were announced have come. */
+/* A barrier is 8 bytes; a phase completes after `arrivals` arrivals and all announced bytes. */
 KR_DEV void kr_barrier_open(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(barrier), "r"(arrivals) : "memory");
 }
-/* By the thread that opened them, before the block's kr_sync(). */
+/* By the thread that initialised them, before the block's kr_sync(). */
 KR_DEV void kr_barriers_opened(void) {
   asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" : : : "memory");
 }
@@ -48,7 +48,7 @@ KR_DEV void kr_barrier_arrive(uint32_t barrier) {
 KR_DEV void kr_barrier_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(barrier), "r"(bytes) : "memory");
 }
-/* Until the phase of this parity is over; the phase before the first has parity 1 and is over. */
+/* Waits for the phase of this parity; the phase before the first has parity 1 and is complete. */
 KR_DEV void kr_barrier_await(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n\t.reg .pred done;\n\tAGAIN:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra "
@@ -57,13 +57,13 @@ KR_DEV void kr_barrier_await(uint32_t barrier, uint32_t parity) {
       : "r"(barrier), "r"(parity)
       : "memory");
 }
-/* What this thread has written to shared memory can be read by bulk copies and tensor cores after the next barrier. */
+/* Makes this thread's shared-memory writes visible to bulk copies and tensor cores after the next barrier. */
 KR_DEV void kr_show_to_copies(void) { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 /* ---- bulk copies ------------------------------------------------------------------------------------------------- */
 
-/* A box of a tensor of three dimensions, innermost first; what lies outside of the tensor is zero, and not stored. map:
- * the generic address of a tensor map in constant, parameter or global memory. */
+/* A box of a three-dimensional tensor, innermost first; out of bounds reads as zero and is not stored. map: the generic
+ * address of a tensor map in constant, parameter or global memory. */
 KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
@@ -78,8 +78,7 @@ KR_DEV void kr_load_box(uint32_t to, uint64_t map, uint32_t barrier, int x, int 
       : "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
       : "memory");
 }
-/* The same to the blocks of a cluster that mask names, to the same place in each, whose barrier there counts the
- * bytes. */
+/* Multicast to the cluster's blocks in mask, at the same offset in each, whose barrier there counts the bytes. */
 KR_DEV void kr_load_box_to_all(uint32_t to, uint64_t map, uint32_t barrier, int x, int y, int z, uint16_t mask) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
@@ -100,7 +99,7 @@ KR_DEV void kr_store_box(uint64_t map, uint32_t from, int x, int y, int z, int w
                : "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from)
                : "memory");
 }
-/* Added to what is there, each sum rounded to T, the map's type. */
+/* Adds to the contents of memory, each sum rounded to T, the map's type. */
 template <class T>
 KR_DEV void kr_add_box(uint64_t map, uint32_t from, int x, int y, int z, int w) {
   asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
@@ -108,7 +107,7 @@ KR_DEV void kr_add_box(uint64_t map, uint32_t from, int x, int y, int z, int w) 
                : "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from)
                : "memory");
 }
-/* A multiple of 16 bytes from and to multiples of 16. */
+/* A multiple of 16 bytes, 16-byte aligned. */
 KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :
@@ -122,18 +121,18 @@ KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) {
                : "memory");
 }
 KR_DEV void kr_commit_stores(void) { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
-/* Until all but the N latest groups of this thread's stores have read their shared memory. */
+/* Waits until all but the N latest groups of this thread's stores have read their shared memory. */
 template <int N>
 KR_DEV void kr_stores_read(void) { asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(N) : "memory"); }
 KR_DEV void kr_fetch_map(uint64_t map) { asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory"); }
 
-/* Of the parameters of the kernel with this name, a struct by value, the generic address; within the kernel itself. The
- * compiler would rather copy a parameter whose address is taken, and a tensor map's copy in local memory is none. */
+/* The generic address of the named kernel's parameter, a struct by value; within the kernel itself. The compiler would
+ * copy a parameter whose address is taken, and a copy in local memory is not a valid tensor map. */
 #define KR_PARAMETERS_ADDRESS(kernel, address) \
   asm("{\n\t.reg .u64 at;\n\tmov.u64 at, " #kernel "_param_0;\n\tcvta.param.u64 %0, at;\n\t}" : "=l"(address))
 
-/* Four 8 x 8 matrices of 16-bit elements, two in a register, to rows of 16 bytes; lane l gives the address of row l % 8
- * of matrix l / 8. */
+/* Stores four 8 x 8 matrices of 16-bit elements, two per register, to rows of 16 bytes; lane l gives the address of row
+ * l % 8 of matrix l / 8. */
 KR_DEV void kr_store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -157,7 +156,7 @@ KR_DEV uint32_t kr_cluster_rank(void) {
 KR_DEV void kr_sync_cluster(void) {
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
-/* The barrier at the same place in another block of the cluster. */
+/* The barrier at the same offset in another block of the cluster. */
 KR_DEV void kr_barrier_arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n\t.reg .u32 remote;\n\tmapa.shared::cluster.u32 remote, %0, "
@@ -169,7 +168,7 @@ KR_DEV void kr_barrier_arrive_at(uint32_t barrier, uint32_t rank) {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* The accumulators as text and operands, for N / 2 registers. */
+/* The accumulators as asm text and operands, for N / 2 registers. */
 #define KR_TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
 #define KR_TO_9 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
 #define KR_TO_31 KR_TO_9 ", " KR_TEN(1) ", " KR_TEN(2) ", %30, %31"
@@ -280,8 +279,8 @@ template <int N, class T, int B_MN, int LEFT>
 KR_DEV void kr_wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {
   kr_wgmma_shape<N, T>::template from_registers<B_MN, LEFT>(d, a, b, add);
 }
-/* Chains of any length, left under way: kr_wgmma_begin(), steps of 16 k, kr_wgmma_commit(), and kr_wgmma_wait before d,
- * and before what the factors lie in, is touched. Registers of d and a belong to the tensor cores until then. */
+/* Chains of any length, left in flight: kr_wgmma_begin(), steps of 16 k, kr_wgmma_commit(), and kr_wgmma_wait before d,
+ * or the operands' memory, is touched. Registers of d and a belong to the tensor cores until then. */
 KR_DEV void kr_wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 KR_DEV void kr_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 template <int N, class T, int A_MN, int B_MN>
@@ -293,7 +292,7 @@ KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1,
                                     int add) {
   kr_wgmma_shape<N, T>::template step_registers<B_MN>(d, a0, a1, a2, a3, b, add);
 }
-/* Until at most LEFT groups are under way. */
+/* Waits until at most LEFT groups are in flight. */
 template <int N, int LEFT>
 KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { kr_wgmma_shape<N, kr_bf16>::template wait<LEFT>(d); }
 #endif /* KR_EMULATE */

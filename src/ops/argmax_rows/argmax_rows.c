@@ -1,4 +1,4 @@
-/* argmax_rows.c: cost and rows of the largest element of each row. The equation is in argmax_rows_ref.c. Exact. */
+/* argmax_rows.c: cost and rows of the argmax of each row; argmax_rows_ref.c has the equation. Exact. */
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -17,7 +17,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_argmax_rows_args *a = args;
   (void)ctx;
-  return a->x.dtype == KRAIT_F32 && (a->x.stride[1] == 1 || a->M == 1) ? NULL : "rows that are not floats side by side";
+  return a->x.dtype == KRAIT_F32 && (a->x.stride[1] == 1 || a->M == 1) ? NULL : "rows that are not contiguous float32";
 }
 
 static const kr_row rows[] = {

@@ -1,12 +1,12 @@
-/* argmax_rows.cu: the first largest element of each row. An element that is NaN never counts.
- *   kr_argmax_rows   a block takes a row or a part of one; each thread keeps the first largest of its elements, lanes
- * and warps the first of these kr_argmax_parts  a warp finds the first largest of a row's parts */
+/* argmax_rows.cu: the first maximum of each row. NaNs never count.
+ *   kr_argmax_rows   one row, or part, per block; each thread keeps its first maximum; lanes, then warps are reduced
+ *   kr_argmax_parts  one warp reduces a row's parts */
 #include "overlap.cuh"
 #include "pack.cuh"
 
 #include "argmax_rows_plan.h"
 
-enum { AHEAD = 8, PACKS = 4, WARPS = KR_ARGMAX_THREADS / 32 }; /* elements under way; packs of four of them */
+enum { AHEAD = 8, PACKS = 4, WARPS = KR_ARGMAX_THREADS / 32 }; /* elements in flight; packs of four of them */
 
 KR_DEV void take_better(float &value, int &at, float other, int other_at) {
   const int better = other_at >= 0 && (at < 0 || other > value || (other == value && other_at < at));
@@ -14,7 +14,7 @@ KR_DEV void take_better(float &value, int &at, float other, int other_at) {
   at = better ? other_at : at;
 }
 
-/* Every lane gets the best of its warp. */
+/* Every lane gets the warp's first maximum. */
 KR_DEV void take_best_lane(float &value, int &at) {
 #pragma unroll
   for (int d = 16; d; d /= 2) {
@@ -23,7 +23,7 @@ KR_DEV void take_best_lane(float &value, int &at) {
   }
 }
 
-/* Of float32 that lie together, by packs: elements [from, to) of a row; returns up to where they are done. */
+/* Contiguous float32, by packs: elements [from, to) of a row; returns where it stopped. */
 KR_DEV int read_packs(const krait_argmax_rows_args &a, int64_t row, int from, int to, float &value, int &at) {
   const kr_float4 *packs = (const kr_float4 *)((const float *)a.x.data + row);
   const int n = to / 4;

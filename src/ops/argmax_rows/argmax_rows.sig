@@ -1,4 +1,4 @@
-# The largest element of each row.
+# The argmax of each row.
 op argmax_rows
   size R >= 0
   size M >= 1

@@ -1,5 +1,5 @@
-/* argmax_rows_check.c: random calls: rows around a block's threads; with float16 the largest value often stands several
- * times. */
+/* argmax_rows_check.c: random calls: row lengths around a block's thread count; in float16 the maximum is often tied.
+ * */
 #include "check.h"
 #include "op_list.h"
 

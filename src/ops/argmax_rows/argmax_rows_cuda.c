@@ -1,4 +1,5 @@
-/* argmax_rows_cuda.c: how rows are cut into parts, and the launches: few rows are a step's, of a whole vocabulary. */
+/* argmax_rows_cuda.c: the split of rows into parts, and the launches: decoding has few rows, each a whole vocabulary.
+ * */
 #include "argmax_rows/argmax_rows_plan.h"
 #include "cuda_row.h"
 #include "op_list.h"

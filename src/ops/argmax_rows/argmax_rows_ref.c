@@ -1,5 +1,5 @@
-/* argmax_rows_ref.c: out[r] is the first m with the largest x[r,m]; NaN is less than everything, and of a row of
- * nothing else it is 0. */
+/* argmax_rows_ref.c: out[r] is the first m with the largest x[r,m]; NaN is less than everything, and a row of only NaNs
+ * gives 0. */
 #include "op_list.h"
 #include "view.h"
 

@@ -1,5 +1,5 @@
-/* argmax_rows_simd.c: rows of floats without gaps: threads find the largest of each block, then the first block that
- * has the largest is searched. */
+/* argmax_rows_simd.c: contiguous rows of floats: threads find the maximum of each block, then the first block that
+ * attains it is searched. */
 #include <math.h>
 
 #include "op_list.h"
@@ -16,8 +16,8 @@ typedef struct row {
 
 static int64_t end_of(const row *r, int64_t i) { return r->M < (i + 1) * r->block ? r->M : (i + 1) * r->block; }
 
-/* max gives its second operand where the first is NaN. */
-static void find_most(void *user, int64_t begin, int64_t end, int worker) {
+/* max returns its second operand if the first is NaN. */
+static void find_maxima(void *user, int64_t begin, int64_t end, int worker) {
   row *r = user;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
@@ -43,11 +43,11 @@ int32_t KR_FN(kr_argmax_rows)(const krait_ctx *ctx, const void *args) {
   const int64_t n = (r.M + r.block - 1) / r.block;
   for (int64_t i = 0; i < a->R; i++) {
     r.x = (const float *)a->x.data + kr_at2(&a->x, i, 0);
-    kr_parallel(ctx, n, 8, find_most, &r);
+    kr_parallel(ctx, n, 8, find_maxima, &r);
     int64_t best = 0;
     for (int64_t k = 1; k < n; k++)
       if (r.most[k] > r.most[best]) best = k;
-    const int nothing = r.most[best] == -INFINITY; /* or no more than that: then it may stand in any block */
+    const int nothing = r.most[best] == -INFINITY; /* -inf at most: it may be in any block */
     ((int32_t *)a->out.data)[kr_at1(&a->out, i)] =
         (int32_t)find_first(&r, r.most[best], nothing ? 0 : best * r.block, nothing ? r.M : end_of(&r, best));
   }

@@ -1,5 +1,5 @@
-/* attention.c: contract, cost and rows of softmax attention. The equation is in attention_ref.c.
- * Bound: float32 1e-5 of the output's scale; 16-bit storage one rounding more. Rows on tensor cores round P to the
+/* attention.c: contract, cost and rows of softmax attention; attention_ref.c has the equation.
+ * Error bound: float32 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core rows round P to the
  * storage type. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
@@ -12,7 +12,7 @@ static int32_t check_rules(const void *args) {
   return kr_attention_check_rules(&in);
 }
 
-/* Pairs of a query and a key that a dense call's masks leave. */
+/* Query-key pairs that a dense call's masks leave. */
 double kr_attention_pairs(const kr_attention_inputs *in) {
   const double nq = (double)in->Lq, nk = (double)kr_attention_most_keys(in),
                packed = kr_has(in->cu_seqlens_q) && in->B > 0 ? (double)in->B : 1;

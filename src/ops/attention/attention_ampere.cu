@@ -1,16 +1,16 @@
-/* attention_ampere.cu: attention by warps' tensor cores: a block of four warps takes a tile of rows and walks over
- * tiles of keys, the last first. Keys come past the registers a tile ahead, values while scores are made. Compiled per
- * type (KR_HALF: float16). kr_attention_ampere_D: heads of up to D channels, every option but softcap, slopes and
- * dropout; kr_attention_ampere_D_any: those, too. */
+/* attention_ampere.cu: attention on warp-level tensor cores (mma): a block of four warps takes a tile of rows and loops
+ * over tiles of keys, last first. Keys are copied asynchronously one tile ahead, values during the score product.
+ * Compiled per type (KR_HALF: float16). kr_attention_ampere_D: heads of up to D channels, all options but softcap,
+ * slopes and dropout; kr_attention_ampere_D_any: those, too. */
 #include "attention_mma.cuh"
 
-/* A block's rows and what its thread has of them: rows 16 m + g and + 8 of the warp's, of M. */
+/* A block's rows and its thread's share of them: rows 16 m + g and 16 m + g + 8 of the warp's, of M. */
 typedef struct block {
   sequence s;
   int row, h, kv, b, warp_row, lane;
 } block;
 
-/* Rows of a tile past the registers: 16 bytes a thread, zeros from `end` on and beyond the head's channels. */
+/* Copies rows of a tile asynchronously, 16 bytes per thread; zeros from `end` on and beyond the head's channels. */
 template <int D, int ROWS, int KEYS>
 KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attention_tensor &v, const block &at, int first,
                       int end) {
@@ -26,7 +26,7 @@ KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attentio
 #pragma unroll
     for (int k = 0; k < ROWS / STEP; k++, from += step)
       kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, from,
-                      16); /* the swizzle goes by eight rows */
+                      16); /* the swizzle's period is eight rows */
     return;
   }
 #pragma unroll 1
@@ -39,7 +39,7 @@ KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attentio
   }
 }
 
-/* Softcap and slopes: scores in powers of two. */
+/* Softcap and slopes; scores as base-2 exponents. */
 template <int M, int N>
 KR_DEV void make_any_scores(const kr_attention_plan &p, const block &at, float slope, int key,
                             float (&s)[M][N / 8][4]) {
@@ -69,7 +69,7 @@ KR_DEV void hide(const kr_attention_plan &p, const block &at, int key, float (&s
     }
 }
 
-/* Of 32 keys at a time the lane's bytes come from one draw. */
+/* One draw gives the lane's bytes for 32 keys. */
 template <int M, int N>
 KR_DEV void drop(const kr_attention_plan &p, const block &at, int key, float (&s)[M][N / 8][4]) {
 #pragma unroll
@@ -86,7 +86,7 @@ KR_DEV void drop(const kr_attention_plan &p, const block &at, int key, float (&s
     }
 }
 
-/* Scores become weights; o is scaled where the highest product of a row has grown. */
+/* Turns scores into weights; rescales o where a row's maximum has grown. */
 template <int D, int M, int N>
 KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], float (&sum)[M][2],
                   float (&o)[M][D / 8][4]) {
@@ -173,7 +173,7 @@ KR_DEV void run(const kr_attention_plan &p) {
   const int last = at_most(at.row + ROWS, at.s.n_q) - 1, end = at.row < at.s.n_q ? end_key(p, at.s, last) : 0,
             first = at.row < at.s.n_q ? first_key(p, at.s, at.row) / N : 0;
   const int all_from = first_key(p, at.s, at.warp_row + 16 * M - 1), all_to = end_key(p, at.s, at.warp_row);
-  /* the lane's rows of matrices: of q 16 rows by 16 channels, of k 16 keys by 16 channels, of v turned */
+  /* the lane's ldmatrix rows: 16 rows by 16 channels of q, 16 keys by 16 channels of k, v transposed */
   const int l = at.lane, low = (l & 7) + (l >> 3 & 1) * 8;
   const uint32_t lane_q = q + (at.warp_row - at.row) * D * 2 + kr_swizzle<D * 2>(low, l >> 4),
                  lane_k = kr_swizzle<D * 2>((l & 7) + (l >> 4) * 8, l >> 3 & 1),

@@ -1,10 +1,10 @@
-/* attention_ampere_bwd.cu: the gradient of attention by warps' tensor cores, in two walks that make the probabilities
- * again each (attention_base_bwd.cu has the equation): every sum is made by one block in one order. Compiled per type
- * (KR_HALF: float16); _any: softcap, slopes, dropout, too.
- * kr_attention_dq_D    a block takes 128 rows and walks over tiles of 32 keys
- * kr_attention_dkv_D   a block takes 64 or 128 keys and walks over tiles of 64 or 32 rows of every head that shares
- *                      them; its scores are turned: a row is a key
- * Tiles in which every row sees every key, nearly all, are made without looking at masks. */
+/* attention_ampere_bwd.cu: the gradient of attention on warp-level tensor cores, in two kernels that each recompute the
+ * probabilities (attention_base_bwd.cu has the equation): every sum is computed by one block in a fixed order. Compiled
+ * per type (KR_HALF: float16); _any: also softcap, slopes, dropout.
+ * kr_attention_dq_D    a block takes 128 rows and loops over tiles of 32 keys
+ * kr_attention_dkv_D   a block takes 64 or 128 keys and loops over tiles of 64 or 32 rows of every head that shares
+ *                      them; its scores are transposed: a row is a key
+ * Tiles in which every row sees every key, nearly all of them, skip the masks. */
 #include "attention_mma.cuh"
 
 typedef struct block {
@@ -12,7 +12,7 @@ typedef struct block {
   int h, b;
 } block;
 
-/* ROWS rows of D channels, from element `from` on, `t` apart: zeros from `n` on and beyond the head's channels. */
+/* ROWS rows of D channels, from element `from`, stride t: zeros from `n` on and beyond the head's channels. */
 template <int D, int ROWS>
 KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, int n, int channels) {
   const int PER_ROW = D / 8, STEP = THREADS / PER_ROW, chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
@@ -20,7 +20,7 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   const uint16_t *at = (const uint16_t *)data + from + row * t + chunk * 8;
   const int64_t step = STEP * t;
   to += kr_swizzle<D * 2>(row, chunk);
-  if (n >= ROWS && channels == D) { /* a whole tile: nothing to count */
+  if (n >= ROWS && channels == D) { /* a full tile: no bounds checks */
 #pragma unroll
     for (int k = 0; k < ROWS / STEP; k++, at += step) kr_copy_some_at(to + k * STEP * D * 2, at, 16);
     return;
@@ -39,7 +39,7 @@ KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i)
   return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
 }
 
-/* One element: dS, scale left out, and the probability that the output had. */
+/* One element of dS, without the scale, and the probability after dropout. */
 template <int ANY>
 KR_DEV float gradient_of(const kr_attention_plan &p, float product, float by_dout, float lse, float delta, float slope,
                          float keep, int i, int j, int shift, float *probability) {
@@ -175,10 +175,10 @@ struct walk {
     ROWS = N,
     TILE = ROWS * D * 2,
     STAGE = 2 * TILE + 2 * ROWS * 4
-  }; /* q, dout, and of the rows log-sum-exp and delta */
+  }; /* q, dout, and the rows' log-sum-exp and delta */
 };
 
-/* Rows from i0 on of a head. */
+/* Rows of a head from i0. */
 template <int D, int N>
 KR_DEV void copy_stage(const kr_attention_plan &p, const block &at, unsigned char *shared, uint32_t to, int h, int i0) {
   const int ROWS = walk<D, N>::ROWS, TILE = walk<D, N>::TILE;
@@ -190,7 +190,7 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const block &at, unsigned cha
   const float *const from =
       thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, at.s, h, i) : p.delta + delta_at(p, at.s, h, i);
   if (i < at.s.n_q) kr_copy4(values + thread, from);
-  else values[thread] = -MINUS_INFINITY; /* rows that are not there: no probability, whatever delta */
+  else values[thread] = -MINUS_INFINITY; /* rows out of range: probability 0, whatever delta */
 }
 
 /* P and dS of a warp's 16 M keys and N rows from their products, in place. ALL: every row sees every key. */

@@ -1,10 +1,10 @@
-/* attention_ampere_sums.cu: the gradient of attention by warps' tensor cores in one walk, for callers who allow any
- * order (KRAIT_ATTENTION_ANY_ORDER): attention_sums.cuh says how. A block takes KEYS keys and walks over tiles of ROWS
- * rows of every head that shares them; its scores are turned: a row is a key. Two warps share 32 keys. Each makes half
- * of the rows' scores, and dk and dv of half of the channels from its own probabilities in registers and the other's in
- * shared memory; then dq of half of the rows and its share of the channels. So a tile's five products, which wait for
- * shared memory, read 544 KiB of it with 128 channels (16 keys a warp: 736). Compiled per type (KR_HALF: float16).
- * kr_attention_sums_D, and _small: where a block has 99 KiB of shared memory or less. */
+/* attention_ampere_sums.cu: the gradient of attention on warp-level tensor cores in a single pass, for callers who
+ * allow any summation order (KRAIT_ATTENTION_ANY_ORDER; see attention_sums.cuh). A block takes KEYS keys and loops over
+ * tiles of ROWS rows of every head that shares them; its scores are transposed: a row is a key. Two warps share 32
+ * keys. Each computes half of the rows' scores, and dk and dv of half of the channels from its own probabilities in
+ * registers and the other's in shared memory; then dq of half of the rows and its share of the channels. So a tile's
+ * five products, which are bound by shared memory, read 544 KiB of it with 128 channels (16 keys a warp: 736). Compiled
+ * per type (KR_HALF: float16). kr_attention_sums_D, and _small: for at most 99 KiB of shared memory per block. */
 #include "attention_mma.cuh"
 #include "attention_sums.cuh"
 
@@ -16,7 +16,7 @@ KR_DEV void add_float(float *to, float v) {
 }
 #endif
 
-/* N rows of D channels, from element `from` on, `t` apart: zeros from `n` on and beyond the head's channels. */
+/* N rows of D channels, from element `from`, stride t: zeros from `n` on and beyond the head's channels. */
 template <int D, int N, int WALKERS>
 KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, int n, int channels) {
   const int PER_ROW = D / 8, STEP = WALKERS / PER_ROW, chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
@@ -24,7 +24,7 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   const uint16_t *at = (const uint16_t *)data + from + row * t + chunk * 8;
   const int64_t step = STEP * t;
   to += kr_swizzle<D * 2>(row, chunk);
-  if (n >= N && channels == D) { /* a whole tile: nothing to count */
+  if (n >= N && channels == D) { /* a full tile: no bounds checks */
 #pragma unroll
     for (int k = 0; k < N / STEP; k++, at += step) kr_copy_some_at(to + k * STEP * D * 2, at, 16);
     return;
@@ -40,7 +40,7 @@ KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, in
   return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
 }
 
-/* q, dout, and of the rows log-sum-exp and delta. */
+/* q, dout, and the rows' log-sum-exp and delta. */
 template <int D, int ROWS, int WALKERS>
 KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char *shared, uint32_t to, int h, int i0) {
   copy_rows<D, ROWS, WALKERS>(to, p.q.data, query_at(p.q, u.s, h, i0), p.q.t, u.s.n_q - i0, p.D);
@@ -52,7 +52,7 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char 
   const float *const from =
       thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, u.s, h, i) : p.delta + delta_at(p, u.s, h, i);
   if (i < u.s.n_q) kr_copy4(values + thread, from);
-  else values[thread] = thread < ROWS ? -MINUS_INFINITY : 0.0f; /* rows that are not there: no probability */
+  else values[thread] = thread < ROWS ? -MINUS_INFINITY : 0.0f; /* rows out of range: probability 0 */
 }
 
 template <int D>
@@ -73,12 +73,12 @@ KR_DEV void store_keys(const kr_attention_tensor &to, int64_t at, int t, const f
     }
 }
 
-/* Keys 32 pair and on; rows, and channels, of half `half`. */
+/* Keys from 32 pair; rows, and channels, of half `half`. */
 typedef struct pair_place {
   int lane, pair, half;
 } pair_place;
 
-/* P or dS of 32 keys and HALF rows, turned, to [key][row]. */
+/* P or dS of 32 keys and HALF rows, transposed, to [key][row]. */
 template <int HALF>
 KR_DEV void share_weights(unsigned char *tile, const pair_place &me, const uint32_t (&w)[2][HALF / 16][4]) {
 #pragma unroll
@@ -92,7 +92,7 @@ KR_DEV void share_weights(unsigned char *tile, const pair_place &me, const uint3
                       me.lane % 4 * 4) = w[m][j / 2][j % 2 * 2 + r];
 }
 
-/* o += w rows of 16 tokens, half of their channels; lane_v: the lane's first row of matrices. */
+/* o += w rows of 16 tokens, half of their channels; lane_v: the lane's first ldmatrix row. */
 template <int D>
 KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32_t lane_v) {
 #pragma unroll
@@ -105,7 +105,7 @@ KR_DEV void add_rows(float (&o)[2][D / 16][4], const uint32_t (&w)[2][4], uint32
   }
 }
 
-/* o += (P or dS) rows, of its own half of the rows from registers. lane_rows: of the tile of rows, at the warp's
+/* o += (P or dS) rows, for its own half of the rows, from registers. lane_rows: in the tile of rows, at the warp's
  * channels. */
 template <int D, int HALF>
 KR_DEV void add_own(float (&o)[2][D / 16][4], const pair_place &me, const uint32_t (&own)[2][HALF / 16][4],
@@ -117,7 +117,7 @@ KR_DEV void add_own(float (&o)[2][D / 16][4], const pair_place &me, const uint32
     add_rows<D>(o, w, lane_rows + (HALF * me.half + 16 * t) * D * 2);
   }
 }
-/* The same of the other half, from shared memory. */
+/* The same for the other half, from shared memory. */
 template <int D, int HALF>
 KR_DEV void add_other(float (&o)[2][D / 16][4], const pair_place &me, uint32_t tile, uint32_t lane_rows) {
   const uint32_t other = (tile + me.pair * 32 * HALF * 4 + lane_of_rows<2 * HALF>()) ^ (1 - me.half) * HALF * 2;
@@ -160,7 +160,7 @@ KR_DEV void add_queries(const pair_place &me, uint32_t ds, uint32_t k, float *su
       for (int c = 0; c < 4; c++) add_float(sums + (m * (D / 8) + j) * 128 + c * 32, o[m][j][c]);
 }
 
-/* P and dS from the products of 32 keys and HALF rows, as factors. ALL: every row sees every key. */
+/* P and dS from the products of 32 keys and HALF rows, as mma operands. ALL: every row sees every key. */
 template <int HALF, int ALL>
 KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][HALF / 8][4],
                   float (&dp)[2][HALF / 8][4], const float *lse, const float *delta, int i0) {

@@ -1,5 +1,5 @@
-/* attention_append.c: contract, cost and rows of what writes new keys and values into a cache. Bound: float32 1e-5,
- * 16-bit storage one rounding. */
+/* attention_append.c: contract, cost and rows of appending keys and values to a cache. Error bound: float32 1e-5,
+ * 16-bit storage: one rounding. */
 #include "attention_rows.h"
 #include "contract.h"
 #include "op_list.h"

@@ -1,4 +1,4 @@
-/* attention_append_ref.c: new keys and values into a cache, keys turned by their position, written to be read. Double
+/* attention_append_ref.c: appends keys, rotated by position, and values to a cache; written to be read. Double
  * arithmetic. */
 #include "contract.h"
 #include "op_list.h"

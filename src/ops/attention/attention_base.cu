@@ -1,5 +1,5 @@
-/* attention_base.cu: attention for every type, size and option: a warp takes a few rows and walks over the keys that
- * they see, 32 at a time. kr_attention_kK: heads of up to 32 K channels. */
+/* attention_base.cu: attention for every type, size and option: a warp takes a few rows and loops over the keys they
+ * see, 32 at a time. kr_attention_kK: heads of up to 32 K channels. */
 #include "attention_base.cuh"
 
 template <int K>

@@ -1,6 +1,6 @@
-/* attention_base.cuh: what the base tier's kernels of attention share: a block of four warps holds a tile of 32 keys
- * (or rows) in float32; a lane makes the products of one of them with its warp's R rows (or keys), which lie in shared
- * memory, too. Any type, strides, size and option. */
+/* attention_base.cuh: shared by the base tier's attention kernels: a block of four warps holds a tile of 32 keys (or
+ * rows) in float32; a lane computes the products of one of them with its warp's R rows (or keys), also in shared
+ * memory. Any type, strides, size and option. */
 #ifndef KR_ATTENTION_BASE_CUH
 #define KR_ATTENTION_BASE_CUH
 
@@ -35,14 +35,14 @@ KR_DEV task task_of(int n_tiles, int H) {
   return task{kr_block_x() - rest * n_tiles, rest % H, rest / H};
 }
 
-/* Where element d of a tile's row is, each row a bank further than the one before: by a word between rows, or, where
- * there is no room for any (KR_ATTENTION_BASE_PITCH), in rows that begin with their row-th word. */
+/* Offset of element d of a tile's row, each row one bank after the previous: by a padding word or, if there is no room
+ * for it (KR_ATTENTION_BASE_PITCH), by rotating each row by its number. */
 template <int K>
 KR_DEV int in_tile(int row, int d) {
   const int pitch = KR_ATTENTION_BASE_PITCH(K);
   return pitch > 32 * K ? row * pitch + d : row * pitch + ((row + d) & (pitch - 1));
 }
-/* So many elements lie one behind the other in every row. */
+/* This many elements are contiguous in every row. */
 template <int K>
 KR_DEV constexpr int straight(void) { return KR_ATTENTION_BASE_PITCH(K) > 32 * K ? 32 * K : 32 * K - TILE; }
 /* The lane's k-th element of a row. */
@@ -51,7 +51,7 @@ KR_DEV int own_in_tile(int row, int k) {
   return 32 * k < straight<K>() ? in_tile<K>(row, 0) + lane_of() + 32 * k : in_tile<K>(row, lane_of() + 32 * k);
 }
 
-/* 32 keys, or rows, from `first` on, zeros from `end` on. */
+/* 32 keys, or rows, from `first`; zeros from `end` on. */
 template <int K>
 KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attention_tensor &v, const sequence &s, int h,
                       int first, int end, int D) {
@@ -77,7 +77,7 @@ KR_DEV void load_queries(float *tile, const kr_attention_tensor &v, const sequen
   }
 }
 
-/* A lane's row of the tile by each of the warp's R rows. */
+/* Products of the lane's row of the tile with each of the warp's R rows. */
 template <int K, int R>
 KR_DEV void multiply(float (&s)[R], const float *tile, const float *rows) {
   const float *const mine = tile + in_tile<K>(lane_of(), 0), *const theirs = rows + warp_of() * R * 32 * K;
@@ -97,7 +97,7 @@ KR_DEV void multiply(float (&s)[R], const float *tile, const float *rows) {
   }
 }
 
-/* o += w tile: w of the tile's 32 rows lie in the lanes. */
+/* o += w tile; the weights of the tile's 32 rows are distributed over the lanes. */
 template <int K, int R>
 KR_DEV void accumulate(float (&o)[R][K], const float (&w)[R], const float *tile) {
 #pragma unroll 4

@@ -1,8 +1,9 @@
-/* attention_base_bwd.cu: the gradient of attention for every type, size and option. Probabilities are made again from
- * the scores and the rows' log-sum-exp; with P them, D the dropout's factors and delta the sum of dout out less dlse:
- * dS = P (D (dout V^T) - delta). kr_attention_delta      delta; kr_attention_dsinks  of it, the gradient of the sinks
- * kr_attention_dq_kK      a warp walks with a few rows over their keys
- * kr_attention_dkv_kK     a warp walks with a few keys over the rows that see them, of every head that shares them */
+/* attention_base_bwd.cu: the gradient of attention for every type, size and option. Probabilities are recomputed from
+ * the scores and the rows' log-sum-exp; with P the probabilities, D the dropout factors and delta the sum of dout out
+ * less dlse: dS = P (D (dout V^T) - delta).
+ * kr_attention_delta      delta; kr_attention_dsinks  from it, the gradient of the sinks
+ * kr_attention_dq_kK      a warp takes a few rows and loops over their keys
+ * kr_attention_dkv_kK     a warp takes a few keys and loops over the rows that see them, of each head sharing them */
 #include "attention_base.cuh"
 
 KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
@@ -27,8 +28,8 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const 
   if (lane_of() == 0) p.delta[delta_at(p, s, at.h, i)] = sum;
 }
 
-/* The same of 16-bit rows that take packs: LANES lanes a row, a block's rows of one head; neighbours have the other
- * heads of the same rows. */
+/* The same for 16-bit rows in aligned packs: LANES lanes per row, a block's rows of one head; adjacent blocks have the
+ * other heads of the same rows. */
 template <int LANES>
 KR_DEV void delta_of_packs(const kr_attention_plan &p) {
   const int ROWS = KR_ATTENTION_DELTA_ROWS(LANES), STEP = ROWS / 4, chunk = kr_thread() % LANES,
@@ -68,7 +69,7 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_128(co
   delta_of_packs<16>(p);
 }
 
-/* A block a head; a thread's rows are always the same. */
+/* One block per head; a thread always sums the same rows. */
 KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const kr_attention_plan p) {
   KR_SHARED float sums[WARPS];
   const int h = kr_block_x();
@@ -89,7 +90,7 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const
   kr_store(p.dsinks.data, h * p.dsinks.h, p.dsinks.dtype, sum);
 }
 
-/* dS, scale left out, and, dropped, the probability that the output had. */
+/* dS, without the scale, and the probability after dropout. */
 KR_DEV float score_gradient(const kr_attention_plan &p, const task &at, int h, int i, int j, int shift, float slope,
                             float product, float by_dout, float lse, float delta, float *probability) {
   const float P = kr_exp(score_of(p, product, slope, i, j, shift) - lse),

@@ -74,7 +74,7 @@ static int delta_takes_packs(const kr_attention_plan *p) {
          kr_attention_rows_take_packs(&p->out) && kr_attention_rows_take_packs(&p->dout);
 }
 
-/* What every row begins with. */
+/* Launches that every row starts with. */
 static void add_delta(kr_chain *chain, const kr_attention_plan *p, void *stream) {
   static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"},
                          packs[] = {{"attention_base_bwd", "kr_attention_delta_64"},
@@ -112,8 +112,8 @@ int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
 }
 
-/* Heads of keys whose blocks, of 128 keys on a multiprocessor, run at the same time; not more than have their rows and
- * sums in half of the L2 cache. */
+/* How many key heads, in blocks of 128 keys per multiprocessor, run at the same time; no more than fit, with rows and
+ * sums, in half of the L2 cache. */
 static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
   const kr_device_info *info = kr_cuda_info(ctx->cuda);
   const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,
@@ -134,14 +134,14 @@ const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *arg
   if (p.lse.dtype != KRAIT_F32) return "lse is not float32";
   if (p.dout.dtype != p.q.dtype || (p.dq.data && p.dq.dtype != p.q.dtype) || (p.dk.data && p.dk.dtype != p.q.dtype) ||
       (p.dv.data && p.dv.dtype != p.q.dtype))
-    return "a gradient of another type than q";
+    return "a gradient differs in type from q";
   if (p.D != p.Dv || p.D % 8 != 0 || p.D > 128)
-    return "heads above 128 channels, not of a multiple of eight, or of another size in v";
+    return "head size above 128, not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   const kr_attention_tensor *const all[] = {&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows that are not aligned to 16 bytes";
+    if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64, 1)
              ? "too little shared memory"
              : NULL;
@@ -203,7 +203,7 @@ const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *arg
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.dout, a->Lq, a->H, Bq) ||
       !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) || !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk))
-    return "rows that are not aligned to 16 bytes";
+    return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_BWD_SHARED(128, KR_HOPPER_DQ_KEYS)
              ? "too little shared memory"
              : NULL;
@@ -238,7 +238,7 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
             bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
   keys = rows, keys.plan.section = keys_together(ctx, p, D);
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
   int32_t status = make_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
   if (status >= 0) status = make_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
   kr_cuda_end(ctx->cuda);
@@ -259,7 +259,7 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }
 
-/* ---- one walk: dq is added up in memory -------------------------------------------------------------------------- */
+/* ---- single pass: dq is accumulated in memory -------------------------------------------------------------------- */
 
 /* Tiles of 64 rows of a head. */
 static int64_t sums_tiles(const krait_attention_bwd_args *a) {
@@ -269,7 +269,7 @@ static int64_t sums_tiles(const krait_attention_bwd_args *a) {
 
 static const char *refuse_order(const krait_attention_bwd_args *a) {
   if (!(a->call.flags & KRAIT_ATTENTION_ANY_ORDER)) return "no KRAIT_ATTENTION_ANY_ORDER";
-  if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are wanted";
+  if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are requested";
   return (double)sums_tiles(a) * (double)a->H > INT32_MAX ? "too many rows" : NULL;
 }
 
@@ -319,7 +319,7 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   kr_attention_hopper_plan h = {.plan = sums_plan_of(ctx, a)};
   const kr_attention_plan *p = &h.plan;
   const int wide = p->D > 64, D = wide ? 128 : 64, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
   const int32_t status = make_maps(ctx, &h, a, KR_HOPPER_SUMS_ROWS(D), own);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
@@ -337,7 +337,7 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &rest);
 }
 
-/* Keys of a block, rows of a tile. */
+/* Keys per block, rows per tile. */
 typedef struct sums_shape {
   int32_t keys, rows;
   uint32_t shared_bytes;
@@ -345,7 +345,7 @@ typedef struct sums_shape {
 } sums_shape;
 #define AMPERE_SUMS(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
 #define SUMS_SHAPE(D, KEYS, ROWS, name) {KEYS, ROWS, KR_AMPERE_SUMS_SHARED(D, KEYS, ROWS), AMPERE_SUMS(name)}
-/* Devices with less shared memory take less at a time. */
+/* Smaller tiles for devices with less shared memory. */
 static const sums_shape *sums_shape_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
   static const sums_shape shapes[2][2] = {
       {SUMS_SHAPE(64, 64, 64, "kr_attention_sums_64"), SUMS_SHAPE(64, 64, 32, "kr_attention_sums_64_small")},

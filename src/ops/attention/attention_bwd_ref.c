@@ -1,7 +1,7 @@
 /* attention_bwd_ref.c: the gradient of attention, written to be read. With P_ij = exp(s_ij - lse_i), m = keep / (1 -
  * dropout), delta_i = dout_i . out_i: dv_j = sum_i P m dout_i;  dP = m dout_i . v_j;  dS = P (dP - delta_i + dlse_i),
- * times softcap's slope dq_i = scale sum_j dS k_j;  dk_j = scale sum_i dS q_i;  dsink = sum_i exp(sink - lse_i) (dlse_i
- * - delta_i). Double accumulation. */
+ * times softcap's slope; dq_i = scale sum_j dS k_j;  dk_j = scale sum_i dS q_i;  dsink = sum_i exp(sink - lse_i)
+ * (dlse_i - delta_i). Double accumulation. */
 #include <string.h>
 
 #include "attention_ref.h"
@@ -17,7 +17,7 @@ static double lse_of(const krait_attention_bwd_args *a, const kr_attention_seque
   return kr_get(&a->lse, kr_attention_lse(s, &a->lse, h, i));
 }
 
-/* Returns what the query leaves of dsinks. */
+/* Returns the query's contribution to dsinks. */
 static double run_query(const krait_attention_bwd_args *a, const kr_attention_inputs *in,
                         const kr_attention_sequence *s, const sums *to, int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);

@@ -1,8 +1,8 @@
-/* attention_bwd_simd.c: attention's gradient in blocks of keys by blocks of queries, with P computed again from lse. An
- * item is a chunk of a key head's keys: it walks its blocks, and for each the queries of all heads that read it, so
- * that dk and dv are summed in one order and stay in the cache; dq is summed apart for each chunk and the chunks are
- * added at the end. How keys are cut depends on the sizes alone. Before that, for each query: delta = dout . out -
- * dlse, and what sinks and unused places get. */
+/* attention_bwd_simd.c: attention's gradient in blocks of keys by blocks of queries, recomputing P from lse. An item is
+ * a chunk of a key head's keys: for each of its blocks it loops over the queries of all heads that share it, so that dk
+ * and dv accumulate in a fixed order and stay in cache; dq is accumulated per chunk and the chunks are added at the
+ * end. The split over keys depends on the sizes alone. A first pass computes, per query, delta = dout . out - dlse, and
+ * the gradients of sinks and of unused rows. */
 #include <math.h>
 
 #include "attention_tiles.h"
@@ -13,19 +13,19 @@ enum {
   QUERIES = 96,
   ITEMS = 8,
   LEAST_CHUNK = 4 * KEYS
-}; /* of a block: a multiple of every MR and of 16; items wanted; keys of a chunk */
+}; /* per block: a multiple of every MR and of 16; items wanted; keys per chunk */
 
 typedef struct work {
   const krait_attention_bwd_args *a;
   kr_attention_inputs in;
   kr_attention_dropout dropout;
-  int64_t D, Dv, n_blocks, n_chunks, chunk_keys; /* D, Dv: whole panels; blocks of queries of a sequence, at most */
+  int64_t D, Dv, n_blocks, n_chunks, chunk_keys; /* D, Dv: whole panels; most blocks of queries in a sequence */
   int64_t thread_floats, head_floats;            /* head_floats: dq of one head of a sequence */
   float *delta, *dq, *threads;
   double *dsinks; /* (B,H) */
 } work;
 
-/* dq of a chunk outlives its item only if there are more to be added. */
+/* A chunk's dq outlives its item only if there are several chunks to add. */
 static int64_t n_dq(const work *w, int n_threads) {
   return w->n_chunks > 1 ? w->a->B * w->a->Hk * w->n_chunks : n_threads;
 }
@@ -57,7 +57,7 @@ uint64_t KR_FN(kr_attention_bwd_scratch)(const krait_ctx *ctx, const void *args)
   return (uint64_t)floats * sizeof(float) + (uint64_t)((a->B * a->H + 7) / 8 * 8) * sizeof(double);
 }
 
-/* ---- each query by itself ---- */
+/* ---- per query ---- */
 
 static int64_t delta_at(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
   return (s->q_row * w->a->H + h) * w->a->Lq + s->q_first + i;
@@ -117,11 +117,11 @@ typedef struct block { /* keys j0..j0+n_keys-1 by queries i0..i0+rows-1 */
   const work *w;
   const kr_attention_sequence *s;
   int64_t h, g, j0, i0, n_keys;
-  int rows, odd_keys, odd_queries, odd_dout; /* odd: some are not finite */
+  int rows, odd_keys, odd_queries, odd_dout; /* odd: contains non-finite values */
   float bias;
   float *Q, *dout, *P, *dS, *K_turned, *V_turned, *K, *dK, *dV, *lines,
-      *dq;                       /* dq: of this item, [head][block of queries][panel][QUERIES][NR] */
-  attention_span spans[QUERIES]; /* of every MR rows */
+      *dq;                       /* dq: the item's, [head][block of queries][panel][QUERIES][NR] */
+  attention_span spans[QUERIES]; /* per MR rows */
 } block;
 
 static void place_block(block *t, const work *w, int worker) {
@@ -171,7 +171,7 @@ static void multiply_scores(block *t) {
     }
 }
 
-/* A row's scores become P (dropped where dropout says so), its dP becomes dS; what the query does not see becomes 0. */
+/* Turns a row's scores into P (with dropout) and its dP into dS; 0 at masked keys. */
 static __attribute__((noinline)) void turn_row(block *t, int r, const attention_span *s) {
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r, b_head = t->s->b * in->H + t->h;
@@ -208,7 +208,7 @@ static void add_queries(block *t, float *dq) {
     }
 }
 
-/* sums [panel][KEYS][NR] += the turned P times rows in panels, for keys that some of the queries see. */
+/* sums [panel][KEYS][NR] += P^T times rows in panels, for keys that any of the queries sees. */
 static void add_keys(const block *t, const float *P, const float *rows, int64_t D, float *sums) {
   for (int64_t column = 0; column < D; column += NR)
     for (int j = 0; j < t->n_keys; j += MR) {
@@ -223,7 +223,7 @@ static void add_keys(const block *t, const float *P, const float *rows, int64_t 
     }
 }
 
-/* The same key by key, of the queries that see it alone. */
+/* The same key by key, over only the queries that see it. */
 static void add_keys_exactly(const block *t, const float *P, const float *rows, int64_t D, float *sums) {
   for (int64_t j = 0; j < t->n_keys; j++) {
     int first = 0, end = t->rows;
@@ -296,7 +296,7 @@ static void run_keys(block *t) {
 
 static float *dq_of(const work *w, int64_t item) { return w->dq + item * (w->a->H / w->a->Hk) * w->head_floats; }
 
-/* dq of head h: the sum of n of its group's partial sums, that of the first head of the group at `from`. */
+/* dq of head h: the sum of n partial sums of its group; the first, of the group's first head, is at `from`. */
 static void store_queries(const work *w, const kr_attention_sequence *s, int64_t h, float *from, int64_t n) {
   const krait_attention_bwd_args *a = w->a;
   const int64_t group = a->H / a->Hk, floats = (s->nq + QUERIES - 1) / QUERIES * QUERIES * w->D;

@@ -1,6 +1,6 @@
 /* attention_check.c: random calls of attention, its gradient, rotary embedding and the cache: tile edges, unequal
- * lengths, packed sequences (some empty), pages, masks. The gradient reads what the forward call gives: the reference
- * makes it. */
+ * lengths, packed sequences (some empty), pages, masks. The gradient takes the forward call's results from the
+ * reference. */
 #include "alloc.h"
 #include "attention_inputs.h"
 #include "attention_rows.h"
@@ -10,11 +10,11 @@
 
 static void choose_sizes(kr_case *c, int64_t index) {
   const int usual =
-      index % 3 == 0 && !c->is_exact; /* what kernels for the usual sizes take: aligned tensors, whole vectors */
+      index % 3 == 0 && !c->is_exact; /* for the kernels of common sizes: aligned tensors, whole vectors */
   const int64_t Hk = kr_case_int(c, 1, 2);
   int64_t *D = kr_case_size(c, "D"), *Lq = kr_case_size(c, "Lq"), *Lk = kr_case_size(c, "Lk");
   c->contiguous = usual;
-  c->anywhere = !usual && index % 5 == 2; /* as rows for few queries want keys */
+  c->anywhere = !usual && index % 5 == 2; /* as the few-query rows need the keys */
   *kr_case_size(c, "B") = *kr_case_size(c, "Bk") = kr_case_int(c, 1, 2);
   *kr_case_size(c, "Hk") = Hk, *kr_case_size(c, "H") = Hk * (kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 2, 3));
   *D = c->is_exact       ? kr_case_int(c, 1, 5)
@@ -25,19 +25,19 @@ static void choose_sizes(kr_case *c, int64_t index) {
   *kr_case_size(c, "Dv") = !usual && kr_case_chance(c, 0.3) ? kr_case_edge(c, 40) : *D;
   const int64_t most = *D > 128 ? 100 : index % 8 == 1 ? 300 : 150;
   if (index % 40 == 7 && !c->is_exact)
-    *Lq = kr_case_int(c, 1, 9), *Lk = kr_case_int(c, 500, 1300); /* more keys than a chunk of few queries */
+    *Lq = kr_case_int(c, 1, 9), *Lk = kr_case_int(c, 500, 1300); /* more keys than one chunk of the few-query rows */
   else
     *Lq = index % 5 == 2 ? kr_case_int(c, 1, 3) : kr_case_edge(c, most),
     *Lk = kr_case_chance(c, 0.4) ? *Lq : kr_case_edge(c, index % 5 == 2 ? 2 * most : most);
 }
 
-/* Values in 0..most, one for each sequence. */
+/* Values in 0..most, one per sequence. */
 static void give_counts(kr_case *c, const char *name, int64_t low, int64_t most) {
   krait_view *view = kr_case_give(c, name);
   for (int64_t b = 0; b < *kr_case_size(c, "B"); b++) kr_case_set_i32(c, view, b, (int32_t)kr_case_int(c, low, most));
 }
 
-/* At most as many as the sequence has. */
+/* At most the sequence's length. */
 static void give_used(kr_case *c, const char *name, const krait_view *cu_seqlens, int64_t length) {
   krait_view *view = kr_case_give(c, name);
   for (int64_t b = 0; b < *kr_case_size(c, "B"); b++) {
@@ -66,7 +66,7 @@ static void choose_lengths(kr_case *c) {
   if (kr_case_chance(c, 0.3)) give_used(c, "seqused_k", view_of(c, "cu_seqlens_k"), *Lk);
 }
 
-/* Pages in any order, entries past the last one in use out of range. */
+/* Pages in random order; entries past the last used one are out of range. */
 static void give_pages(kr_case *c) {
   krait_attention_args *a = (krait_attention_args *)c->args;
   const int64_t total = a->Lk, page = kr_case_pick(c, 5, (int64_t[]){1, 3, 16, 64, 16}), spare = kr_case_int(c, 0, 2);
@@ -99,7 +99,7 @@ static void choose_cache(kr_case *c) {
   if (!kr_has(&a->seqused_k) && kr_case_chance(c, 0.5)) give_counts(c, "leftpad_k", 0, a->Lk);
 }
 
-/* The places of the fields in both structs are the same. */
+/* Both structs have these fields at the same offsets. */
 static void choose_masks(kr_case *c) {
   krait_attention_args *a = (krait_attention_args *)c->args;
   if (kr_case_chance(c, 0.45)) a->call.flags |= KRAIT_ATTENTION_CAUSAL;
@@ -116,8 +116,8 @@ static void choose_masks(kr_case *c) {
 _Static_assert(offsetof(krait_attention_args, reserved) == offsetof(krait_attention_bwd_args, reserved),
                "sizes and fields of both");
 
-/* P and, on tensor cores, dS are rounded to the storage type before they are multiplied: errors as large as a row's
- * terms. dP - delta is a difference of sums of terms about 1, and nothing where a query sees one key. */
+/* P and, on tensor cores, dS are rounded to the storage type before the product: errors as large as a row's terms. dP -
+ * delta is a difference of sums with terms about 1, and zero where a query sees one key. */
 static void set_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32 && !c->is_exact; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);

@@ -21,7 +21,7 @@ static kr_attention_tensor rows_tensor(const krait_view *v) {
 }
 static kr_attention_index indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
-/* No window is wider than any sequence. */
+/* No window need exceed the longest sequence. */
 static int32_t window(int64_t keys) { return keys < 0 || keys > INT32_MAX / 4 ? -1 : (int32_t)keys; }
 static int32_t clamp_size(int64_t n) { return n > INT32_MAX / 4 ? INT32_MAX / 4 : (int32_t)n; }
 
@@ -99,8 +99,8 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_pla
   const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1,
                 most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
   const int64_t whole = most < p->heads ? p->heads : most / p->heads * p->heads, group = whole < all ? whole : all;
-  const int64_t n = (all + group - 1) / group, each = (all + n - 1) / n; /* all sections about as large: the last one's
-                                                                            longest rows begin late */
+  const int64_t n = (all + group - 1) / group, each = (all + n - 1) / n; /* sections of equal size: in a smaller last
+                                                                          * one the longest rows would start late */
   return (int32_t)((each + p->heads - 1) / p->heads * p->heads);
 }
 
@@ -112,12 +112,12 @@ const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
   if (p.q.dtype == KRAIT_F32) return "float32";
-  if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
+  if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) ||
       !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out))
-    return "rows that are not aligned to 16 bytes";
+    return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p))
              ? "too little shared memory"
              : NULL;
@@ -146,20 +146,20 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
                         sizeof p);
 }
 
-/* ---- few rows, many keys ----------------------------------------------------------------------------------------- */
+/* ---- few rows, many keys (split over keys) ----------------------------------------------------------------------- */
 
 enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 256 };
 
 const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_plan p = kr_attention_plan_of(args);
-  if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows to a head of k and v";
-  if (p.D > 128) return "heads above 128 channels";
+  if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows per key head";
+  if (p.D > 128) return "head size above 128";
   if (p.rng.data) return "dropout";
   if (p.out.dtype == KRAIT_F32) return "float32";
   return kr_attention_ampere_refuse(ctx, args);
 }
 
-/* As many parts as fill the device, none too small; two blocks lie on a multiprocessor. */
+/* Enough parts to fill the device, none too small; two blocks per multiprocessor. */
 static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
   const int64_t slots = 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
   p->n_q_tiles = (p->rows_q * p->heads + 15) / 16;
@@ -182,8 +182,8 @@ uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
                                (uint64_t)(p.D + 1) * sizeof(float);
 }
 
-/* Whether the second kernel is launched while the first runs: that takes the driver two launches instead of a chain's
- * one, so only where there is much to read. */
+/* Whether the second kernel is launched while the first runs: that costs two launches instead of one chain, so only
+ * where there is much to read. */
 static int joins_ahead(const krait_ctx *ctx, const kr_attention_plan *p, const kr_grid *grid) {
   const int64_t bytes = (int64_t)p->rows_k * p->B * (p->H / p->heads) * (p->D + p->Dv) * 2;
   return p->n_splits > 1 && !grid->is_ahead && bytes >= (int64_t)32 << 20 && kr_cuda_starts_ahead(ctx->cuda);
@@ -232,7 +232,7 @@ int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, 
   return B <= 1 || (t->b % 8 == 0 && t->b > 0 && t->b < limit);
 }
 
-/* Channels of the kernel that takes the heads. */
+/* Head size of the kernel to use. */
 static int hopper_channels(const kr_attention_plan *p) { return p->D > 128 ? 256 : p->D > 64 ? 128 : 64; }
 
 const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
@@ -242,7 +242,7 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.q.dtype == KRAIT_F32) return "float32";
-  if (p.D != p.Dv || p.D % 8 != 0) return "heads not of a multiple of eight channels, or of another size in v";
+  if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
   if (p.table.data) return "pages";
   if (!(p.scale > 0)) return "a scale that is not positive";
@@ -250,14 +250,14 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   if (!kr_attention_boxes_take(&p.q, a->Lq, a->H, Bq) || !kr_attention_boxes_take(&p.k, a->Lk, a->Hk, a->Bk) ||
       !kr_attention_boxes_take(&p.v, a->Lk, a->Hk, a->Bk) || !kr_attention_rows_take_packs(&p.out))
-    return "rows that are not aligned to 16 bytes";
+    return "rows not 16-byte aligned";
   const int D = hopper_channels(&p);
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SHARED(D, KR_HOPPER_KEYS(D))
              ? "too little shared memory"
              : NULL;
 }
 
-/* Whether rows may see unlike numbers of keys, and blocks take more than one tile of them each. */
+/* Whether rows may see different numbers of keys and a block gets more than one tile of them. */
 static int takes_next(const krait_ctx *ctx, const kr_attention_plan *p) {
   const int rows = KR_HOPPER_ROWS(hopper_channels(p));
   return (p->left >= 0 || p->right >= 0 || p->cu_q.data || p->used_q.data || p->used_k.data) &&
@@ -269,7 +269,7 @@ uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) {
   return takes_next(ctx, &p) ? sizeof(int32_t) : 0;
 }
 
-/* A dimension of one element has no stride of its own. */
+/* The stride of a dimension of one element is ignored. */
 int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D,
                               int64_t L, int64_t H, int64_t B, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
@@ -310,7 +310,7 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
   p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H,
   p->section = kr_attention_heads_together(ctx, p);
   if (takes_next(ctx, p)) p->next_unit = a->call.scratch;
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
   const int32_t status = make_maps(ctx, &h, a, rows, keys),
                 n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);

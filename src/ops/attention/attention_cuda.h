@@ -1,4 +1,4 @@
-/* attention_cuda.h: the rows of attention and of its gradient on a GPU, and the plan that both make of a call.
+/* attention_cuda.h: the GPU rows of attention and its gradient, and the plan both derive from a call.
  * base: everything. ampere, hopper: tiles on tensor cores. keys: few rows, many keys. */
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
@@ -12,13 +12,13 @@ kr_attention_plan kr_attention_plan_of(const krait_attention_args *a);
 kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *a);
 /* Why no kernel takes the sizes, or NULL. */
 const char *kr_attention_refuse_sizes(const kr_attention_plan *p);
-int kr_attention_rows_take_packs(const kr_attention_tensor *t); /* 16 bytes aligned */
-/* Whether bulk copies take the tensor of L tokens, H heads, B batches: 16 bytes aligned, channels side by side. */
+int kr_attention_rows_take_packs(const kr_attention_tensor *t); /* 16-byte aligned */
+/* Whether bulk copies take the tensor of L tokens, H heads, B batches: 16-byte aligned, contiguous channels. */
 int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B);
 /* Boxes of 64 channels by `rows` tokens, 128-byte swizzling. The device's context must be current. */
 int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D,
                               int64_t L, int64_t H, int64_t B, int rows);
-/* Heads whose keys and values share the L2 cache, half of which they may have. */
+/* Heads whose keys and values fit half of the L2 cache together. */
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p);
 
 #define KR_ATTENTION_ROW(name)                                              \

@@ -1,8 +1,8 @@
-/* attention_few_simd.c: attention of few queries (decoding). Bound by memory: every key and value is read once for the
- * heads that share it, as it is stored, and widened in registers. Keys are cut into chunks of CHUNK; each leaves its
- * largest score, its sum and its values, which are then merged. A chunk goes by pieces of PIECE keys and within them by
- * heads, so that memory is read in the order in which it lies. Rows (queries of the heads of a group) go by 4, 2 or 1
- * at a time: scores of a key stand side by side, [key][row]. */
+/* attention_few_simd.c: attention of few queries (decoding). Memory-bound: every key and value is read once for the
+ * heads that share it, in its storage type, and widened in registers. Keys are split into chunks of CHUNK; each yields
+ * its largest score, its sum and its weighted values, which are then merged. A chunk is processed in pieces of PIECE
+ * keys and within them by heads, so that memory is read sequentially. Rows (queries of the heads of a group) are taken
+ * 4, 2 or 1 at a time: a key's scores are adjacent, [key][row]. */
 #include <math.h>
 
 #include "attention_tiles.h"
@@ -11,7 +11,7 @@
 
 enum { CHUNK = 512, PIECE = 64, MOST_ROWS = 4 };
 #if KR_VL == 8
-enum { WIDE = 8 }; /* sums of values in registers */
+enum { WIDE = 8 }; /* accumulators of values in registers */
 #else
 enum { WIDE = 16 };
 #endif
@@ -19,7 +19,7 @@ enum { WIDE = 16 };
 typedef struct work {
   const krait_attention_args *a;
   kr_attention_inputs in;
-  int64_t n_chunks, most_queries, Dv, part_floats; /* Dv: whole vectors; of a part: values, largest, sum */
+  int64_t n_chunks, most_queries, Dv, part_floats; /* Dv: whole vectors; per part: values, largest, sum */
   float *parts;                                    /* [b][h][i][chunk] */
 } work;
 
@@ -41,13 +41,13 @@ static float *part_of(const work *w, int64_t b, int64_t h, int64_t i, int64_t ch
   return w->parts + (((b * w->a->H + h) * w->most_queries + i) * w->n_chunks + chunk) * w->part_floats;
 }
 
-typedef struct piece { /* some keys of a key head, and the rows that are computed now */
+typedef struct piece { /* some keys of a key head, and the current rows */
   const work *w;
   const kr_attention_sequence *s;
   int64_t j0, D;
   int n_keys;
-  int64_t k_at[PIECE + KR_VL], v_at[PIECE];     /* where each key's row is; past the last: the last again */
-  int64_t k_next[PIECE + KR_VL], v_next[PIECE]; /* those that are asked for meanwhile: of the piece after this one */
+  int64_t k_at[PIECE + KR_VL], v_at[PIECE];     /* offset of each key's row; past the last, the last again */
+  int64_t k_next[PIECE + KR_VL], v_next[PIECE]; /* to be prefetched: those of the next piece */
   float q[MOST_ROWS * ROW_FLOATS];
   float scores[PIECE * MOST_ROWS + 64];
   float sums[MOST_ROWS * ROW_FLOATS];
@@ -59,7 +59,7 @@ KR_INLINE void ask(const krait_view *view, int64_t at, int64_t n, int32_t dtype)
   for (int64_t line = 0; line < n * bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
 }
 
-/* rows divides KR_VL, or is KR_VL at most; rows and dtype are constants after inlining. */
+/* rows divides KR_VL; rows and dtype are constants after inlining. */
 KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
   const krait_view *k = &t->w->a->k;
   enum { MOST = KR_VL };
@@ -141,7 +141,7 @@ static __attribute__((noinline)) void add_all(piece *t, int rows) {
   BY_TYPE(add_all_values, t, rows, t->w->a->v.dtype);
 }
 
-/* Cap, linear bias and masks of row r, of query i and head h. */
+/* Softcap, linear bias and masks of row r: query i and head h. */
 static void bend_row(piece *t, int rows, int r, int64_t h, int64_t i) {
   const kr_attention_inputs *in = &t->w->in;
   const float bias = attention_bias(in, t->s->b, h);
@@ -153,7 +153,7 @@ static void bend_row(piece *t, int rows, int r, int64_t h, int64_t i) {
   for (int64_t j = attention_most(end, 0); j < t->n_keys; j++) t->scores[j * rows + r] = -INFINITY;
 }
 
-/* Scores to 2^(s - largest of its row); total[r]: their sum. */
+/* Turns scores into 2^(s - row maximum); total[r]: their sum. */
 static void exponentials(piece *t, int rows, float *most, float *total) {
   const int n = t->n_keys * rows, padded = (n + KR_VL - 1) / KR_VL * KR_VL;
   float lanes[KR_VL], bases[KR_VL];
@@ -175,7 +175,7 @@ static void exponentials(piece *t, int rows, float *most, float *total) {
   for (int lane = 0; lane < KR_VL; lane++) total[lane % rows] += lanes[lane];
 }
 
-/* Where the sums are not finite: row r again, from the keys that it sees alone. */
+/* If the sums are not finite: row r again, from only the keys it sees. */
 static void add_exactly(piece *t, int rows, int r, int64_t i) {
   const krait_attention_args *a = t->w->a;
   const int64_t first = attention_most(kr_attention_first(&t->w->in, t->s, i) - t->j0, 0),
@@ -195,7 +195,7 @@ static int is_odd(const piece *t, int r) {
   return isnan(kr_v_sum(odd));
 }
 
-/* A piece's values, largest score and sum into those of the chunk. */
+/* Merges a piece's values, largest score and sum into the chunk's. */
 static void merge(float *part, const float *values, float most, float total, int64_t Dv) {
   const float before = part[Dv], now = before > most ? before : most, base = now == -INFINITY ? 0 : now,
               keep = exp2f(before - base), by = exp2f(most - base);
@@ -213,7 +213,7 @@ static void begin_parts(const work *w, const kr_attention_sequence *s, int64_t c
   }
 }
 
-/* Rows first..first+rows-1 of the group's rows: row = head of the group * nq + query. Rows past the last repeat it. */
+/* Rows first..first+rows-1 of the group's rows: row = head of the group * nq + query. Past the last row it repeats. */
 static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows, int64_t n_rows) {
   const krait_attention_args *a = t->w->a;
   const int64_t group = a->H / a->Hk;
@@ -318,9 +318,9 @@ const char *KR_FN(kr_attention_few_refuse)(const krait_ctx *ctx, const void *arg
   const krait_attention_args *a = args;
   (void)ctx;
   if (kr_has(&a->cu_seqlens_q) ? a->max_q < 1 || a->max_q > 8 : a->Lq > 8)
-    return "8 queries a sequence at most (packed: by max_q)";
-  if (a->k.stride[3] != 1 || a->v.stride[3] != 1) return "k and v with their features side by side";
-  return a->dropout > 0 ? "no dropout" : NULL;
+    return "more than 8 queries per sequence (packed: by max_q)";
+  if (a->k.stride[3] != 1 || a->v.stride[3] != 1) return "k or v with non-contiguous features";
+  return a->dropout > 0 ? "dropout" : NULL;
 }
 
 uint64_t KR_FN(kr_attention_few_scratch)(const krait_ctx *ctx, const void *args) {

@@ -1,10 +1,10 @@
-/* attention_hopper.cu: attention by warpgroups (sm_90a), heads of up to 64, 128 or 256 channels (KR_D). A block is
- * resident and takes tiles of rows in turn: one warp copies boxes of q, k and v; two or three warpgroups take 64 rows
- * each. While the tensor cores make a tile's scores and the output of the tile before, the other warpgroup has its
- * exponentials: they take turns (ORDER). Within a warpgroup the exponentials of a tile go beside the output of the tile
- * before, or, at a tile of rows' end, beside the first scores of the next one. The longest rows come first. Compiled
- * per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged: causal,
- * windows; kr_attention_hopper_begin: before them, where blocks take the next tile that is left. */
+/* attention_hopper.cu: attention on warpgroups (sm_90a), heads of up to 64, 128 or 256 channels (KR_D). Persistent
+ * blocks take tiles of rows in turn: a producer warp copies boxes of q, k and v; two or three consumer warpgroups take
+ * 64 rows each. While the tensor cores compute one warpgroup's scores and the output of its previous tile, the other
+ * does its exponentials: they alternate (ORDER). Within a warpgroup a tile's exponentials overlap the output product of
+ * the previous tile or, at the end of a tile of rows, the next one's first scores. The longest rows come first.
+ * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged:
+ * causal, windows; kr_attention_hopper_begin: resets the tile counter, where blocks take the next free tile. */
 #include "attention_fragments.cuh"
 #include "wgmma.cuh"
 
@@ -28,7 +28,7 @@ enum {
   STAGES = KR_HOPPER_KV_STAGES,
   BLOCKS = D / 64,
   THREADS = KR_HOPPER_THREADS_OF(D),
-  ORDER = 1 /* barriers: 1 to 3, then a warpgroup's own */
+  ORDER = 1 /* named barriers: 1 to 3, then one per warpgroup */
 };
 
 typedef struct layout {
@@ -49,7 +49,7 @@ KR_DEV layout lay_out(uint32_t base) {
   return at;
 }
 
-/* A tile of rows of a head, and the tiles of keys that it sees: first to end - 1. */
+/* A tile of rows of a head, and the tiles of keys it sees: first to end - 1. */
 typedef struct unit {
   sequence s;
   int row, h, kv, b, first, end, has_rows;
@@ -71,7 +71,7 @@ KR_DEV unit unit_at(const kr_attention_plan &p, int index) {
   return u;
 }
 
-/* Which tile of rows a block takes next: where not all see as many keys, the first that nobody has taken. */
+/* Which tile of rows a block takes next: if rows see different numbers of keys, the first free one. */
 #ifdef KR_EMULATE
 KR_DEV int take_one(int32_t *from) { return (*from)++; }
 #else
@@ -85,20 +85,19 @@ KR_DEV int index_after(const kr_attention_plan &p, int index) {
   return kr_grid_x() + (p.next_unit ? take_one(p.next_unit) : index);
 }
 
-/* The how many-th use of a ring of two: where it is, and the parity of its round. */
+/* Slot of the n-th use of a ring of two, and its phase parity. */
 KR_DEV int stage_of(int use) { return use & 1; }
 KR_DEV uint32_t parity_of(int use) { return (uint32_t)use >> 1 & 1; }
 
-/* What the multiplying warpgroups are told of a unit, four of them in a ring: a barrier's full q says that it is
- * there. */
+/* What the consumer warpgroups are told of a unit, in a ring of four: the barrier full q signals it. */
 typedef struct told {
   int row, h, first, end, shift, n_k, n_q, rows_q, q_b, q_at,
-      spoilt; /* end -1: no more; spoilt: keys behind the last one may be anything */
+      spoilt; /* end -1: no more; spoilt: memory after the last key may hold anything */
 } told;
 enum { TOLD = 4 };
 KR_DEV told *told_at(unsigned char *units, int index) { return (told *)units + (index & (TOLD - 1)); }
 
-/* ---- the copying thread ------------------------------------------------------------------------------------------ */
+/* ---- the producer thread ----------------------------------------------------------------------------------------- */
 
 template <int N>
 KR_DEV void load_tile(uint32_t to, uint64_t map, uint32_t full, uint32_t empty, int use, const unit &u, int tile) {
@@ -153,7 +152,7 @@ KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t ma
   kr_barrier_arrive(at.q_full + stage_of(q) * 8);
 }
 
-/* Rows without keys: 0, and infinity; by a warp beside the copying one. */
+/* Rows without keys get output 0 and lse infinity; done by a warp beside the producer. */
 template <int N, int EDGED>
 KR_DEV void clear_rows(const kr_attention_plan &p) {
   for (int index = kr_block_x(); index < p.n_units; index += kr_grid_x()) {
@@ -168,20 +167,20 @@ KR_DEV void clear_rows(const kr_attention_plan &p) {
   }
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
+/* ---- a consumer warpgroup ---------------------------------------------------------------------------------------- */
 
 typedef struct lanes {
   int group, thread, first_row,
-      column; /* of the block's rows: first_row and + 8; of a tile's keys: 8 j + column and the next */
+      column; /* block rows first_row and first_row + 8; a tile's keys 8 j + column and the next */
 } lanes;
 
-/* The sequence as far as masks and results go by it. */
+/* The parts of the sequence that masks and outputs need. */
 KR_DEV sequence sequence_told(const told *u) {
   sequence s = {u->q_at, 0, u->q_b, 0, u->n_q, u->n_k, u->shift, u->rows_q, 0, nullptr};
   return s;
 }
 
-/* s = q k^T, under way. */
+/* Starts s = q k^T. */
 template <int N>
 KR_DEV void start_scores(const layout &at, const lanes &me, int q, int k, float (&s)[N / 2]) {
   kr_wgmma_begin();
@@ -196,7 +195,7 @@ KR_DEV void start_scores(const layout &at, const lanes &me, int q, int k, float 
   kr_wgmma_commit();
 }
 
-/* o += w v, under way. */
+/* Starts o += w v. */
 template <int N>
 KR_DEV void start_output(const layout &at, int v, const uint32_t (&w)[N / 4], float (&o)[D / 2]) {
   kr_wgmma_begin();
@@ -208,7 +207,7 @@ KR_DEV void start_output(const layout &at, int v, const uint32_t (&w)[N / 4], fl
   kr_wgmma_commit();
 }
 
-/* Tiles of keys from begin to end - 1 are seen by every row of the warpgroup. */
+/* Every row of the warpgroup sees tiles begin to end - 1 of keys. */
 typedef struct span {
   int begin, end;
 } span;
@@ -235,7 +234,7 @@ KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int
   }
 }
 
-/* Scores become weights; most: the highest product of a row so far, or a little less; returns whether o must be scaled,
+/* Turns scores into weights; most: a row's maximum product so far, or slightly less; returns whether o must be scaled,
  * by shrink. */
 template <int N>
 KR_DEV int weigh(float (&s)[N / 2], float scale, float (&most)[2], float (&sum)[2], float (&shrink)[2]) {
@@ -278,7 +277,7 @@ KR_DEV void pack_weights(const float (&s)[N / 2], uint32_t (&w)[N / 4]) {
   for (int i = 0; i < N / 4; i++) w[i] = kr_pack(s[2 * i], s[2 * i + 1], DTYPE);
 }
 
-/* Values behind the sequence's last key may be anything, and zero times anything is not zero. */
+/* Clears values after the sequence's last key: they may be anything, and zero times anything need not be zero. */
 template <int N>
 KR_DEV void clear_behind(const layout &at, const told *u, const lanes &me, unsigned char *values, int v) {
   const int from = u->n_k - (u->end - 1) * N, rows = N - from;
@@ -293,7 +292,7 @@ KR_DEV void clear_behind(const layout &at, const told *u, const lanes &me, unsig
   kr_sync_at<128>(ORDER + 3 + me.group);
 }
 
-/* Rows without keys: 0, and infinity. */
+/* Rows without keys: output 0 and lse infinity. */
 KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, float scale, const float (&most)[2],
                    const float (&sum)[2], const float (&o)[D / 2]) {
   const sequence q = sequence_told(u);
@@ -331,7 +330,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
   float s[N / 2], o[D / 2], most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0, 0}, shrink[2];
   uint32_t w[N / 4];
   span all = {0, 0};
-  int index = 0, k = 0, n, first; /* the unit; uses of the ring of keys, one more than of that of values */
+  int index = 0, k = 0, n, first; /* the unit; uses of the key ring, one ahead of the value ring's */
   if (me.group == GROUPS - 1) give_turn(me);
   kr_barrier_await(at.q_full, 0);
   n = told_at(units, 0)->end - 1, first = told_at(units, 0)->first;
@@ -361,7 +360,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
       release(at.k_empty, k++, me);
       if (n == first) release(at.q_empty, index, me);
       if (EDGED && (n < all.begin || n >= all.end))
-        hide<N, EDGED>(p, told_at(units, index), me, n, s); /* else the first tile alone goes beyond the keys */
+        hide<N, EDGED>(p, told_at(units, index), me, n, s); /* else only the first tile extends beyond the keys */
       const int grows = weigh<N>(s, scale, most, sum, shrink);
       kr_wgmma_wait<D, 0>(o);
       release(at.v_empty, k - 2, me);
@@ -402,7 +401,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
 #pragma unroll
     for (int r = 0; r < 2; r++) most[r] = next_most[r], sum[r] = next_sum[r];
   }
-  if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
+  if (me.group == 0) take_turn(me); /* leaves no barrier half-arrived */
 }
 
 template <int N, int EDGED>
@@ -430,7 +429,7 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
-#ifndef KR_LARGE /* of large heads one kernel does for all */
+#ifndef KR_LARGE /* large heads use one kernel for both */
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);

@@ -1,10 +1,11 @@
-/* attention_hopper_bwd.cu: the gradient of attention by warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D),
- * in two walks that make the probabilities again each (attention_base_bwd.cu has the equation): every sum is made by
- * one warpgroup in one order, all of it in registers. kr_attention_hopper_dq    a block takes 128 rows, 64 a warpgroup,
- * and walks over tiles of keys kr_attention_hopper_dkv   a block takes 128 keys and walks over tiles of 64 rows of
- * every head that shares them; its scores are turned: a row is a key One warp copies boxes into a ring; in the second
- * walk another brings the rows' log-sum-exp and delta. Compiled per type (KR_HALF: float16); _edged: causal,
- * windows. */
+/* attention_hopper_bwd.cu: the gradient of attention on warpgroups (sm_90a), heads of up to 64 or 128 channels (KR_D),
+ * in two kernels that each recompute the probabilities (attention_base_bwd.cu has the equation): every sum is computed
+ * by one warpgroup in a fixed order, all of it in registers.
+ * kr_attention_hopper_dq    a block takes 128 rows, 64 per warpgroup, and loops over tiles of keys
+ * kr_attention_hopper_dkv   a block takes 128 keys and loops over tiles of 64 rows of every head that shares them; its
+ *                           scores are transposed: a row is a key
+ * One warp copies boxes into a ring; in the second kernel another copies the rows' log-sum-exp and delta. Compiled per
+ * type (KR_HALF: float16). _edged: causal, windows. */
 #include "attention_hopper_bwd.cuh"
 
 enum { KEYS = KR_HOPPER_DQ_KEYS, ROWS = KR_HOPPER_DKV_ROWS, STAGES = KR_HOPPER_BWD_STAGES };
@@ -17,7 +18,7 @@ KR_DEV void advance(place &at) {
   if (++at.stage == STAGES) at.stage = 0, at.round ^= 1;
 }
 
-/* Two tiles of the block's own, a ring of two tiles of N rows, and per stage 2 N floats. */
+/* Two tiles owned by the block, a ring of two tiles of N rows, and per stage 2 N floats. */
 typedef struct layout {
   uint32_t own, ring, values, own_full, full, empty;
 } layout;
@@ -55,7 +56,7 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
   if (row >= s.rows_q) return;
   const int last = at_most(row + OWN, s.n_q) - 1, seen = row < s.n_q ? EDGED ? end_key(p, s, last) : s.n_k : 0,
             end = (seen + KEYS - 1) / KEYS, first = EDGED && row < s.n_q ? first_key(p, s, row) / KEYS : 0,
-            start = EDGED || end == 0 ? end - 1 : row / KEYS % end; /* not all blocks at the same keys */
+            start = EDGED || end == 0 ? end - 1 : row / KEYS % end; /* blocks start at different keys */
   open_barriers(at, 1);
   if (kr_thread() < 128) {
     kr_give_registers<40>();
@@ -121,7 +122,7 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
     advance(from);
   }
   kr_wgmma_wait<D, 0>(dq);
-  if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
+  if (me.group == 0) take_turn(me); /* leaves no barrier half-arrived */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + me.first_row + 8 * r;
@@ -144,7 +145,7 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
             first = EDGED && has_keys ? first_row(p, s, key0) / ROWS : 0;
   const int end = has_keys ? ((EDGED ? end_row(p, s, last) : s.n_q) + ROWS - 1) / ROWS : 0,
             n_steps = at_least(end - first, 0) * p.heads,
-            start = EDGED || end == 0 ? first : key0 / ROWS % end; /* not all blocks at the same rows */
+            start = EDGED || end == 0 ? first : key0 / ROWS % end; /* blocks start at different rows */
   open_barriers(at, 2);
   float *const values = (float *)(shared + (at.values - base));
   if (kr_thread() < 128) {
@@ -232,14 +233,14 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
     start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
     start_sum<ROWS>(stage, dw, dk);
     give_turn(me);
-    kr_wgmma_wait<D, 0>(dv); /* more under way than this needs more registers than there are: the other warpgroup has
-                                the tensor cores meanwhile */
+    kr_wgmma_wait<D, 0>(dv); /* more in flight would need too many registers: the other warpgroup uses the tensor cores
+                              * meanwhile */
     kr_wgmma_wait<D, 0>(dk);
     if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     advance(from);
     if (++n == end) n = first;
   }
-  if (me.group == 0) take_turn(me); /* no barrier is left half arrived at */
+  if (me.group == 0) take_turn(me); /* leaves no barrier half-arrived */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = key0 + me.first_row + 8 * r;

@@ -1,5 +1,5 @@
-/* attention_hopper_bwd.cuh: what the kernels of attention's gradient by warpgroups share: lanes, copies of boxes,
- * products, masks, turns. A block has OWN rows or keys. */
+/* attention_hopper_bwd.cuh: shared by the warpgroup kernels of attention's gradient: lane mapping, box copies,
+ * products, masks, alternation. A block owns OWN rows or keys. */
 #ifndef KR_ATTENTION_HOPPER_BWD_CUH
 #define KR_ATTENTION_HOPPER_BWD_CUH
 
@@ -18,7 +18,7 @@ enum { GROUP_BARRIER = 1 /* and the next */, TURN = 3 /* and the next */ };
 
 typedef struct lanes {
   int group, thread, first_row,
-      column; /* of the block's rows or keys: first_row and + 8; of a tile: 8 j + column and the next */
+      column; /* of the block's rows or keys: first_row and first_row + 8; of a tile: 8 j + column and the next */
 } lanes;
 KR_DEV lanes lanes_here(void) {
   const int thread = kr_thread() - 128, lane = thread & 31;
@@ -38,7 +38,7 @@ KR_DEV void load_boxes(uint32_t to, uint64_t map, uint32_t barrier, int t, int h
   for (int i = 0; i < BLOCKS; i++) kr_load_box(to + i * N * 128, map, barrier, 64 * i, t, h, b);
 }
 
-/* s = own tile of rows `which`, times the ring's tile: 64 by N, under way. */
+/* Starts s = own tile of rows `which`, times the ring's tile: 64 by N. */
 template <int N>
 KR_DEV void start_scores(uint32_t own, uint32_t tile, const lanes &me, float (&s)[N / 2]) {
   kr_wgmma_begin();
@@ -51,7 +51,7 @@ KR_DEV void start_scores(uint32_t own, uint32_t tile, const lanes &me, float (&s
   kr_wgmma_commit();
 }
 
-/* o += w tile, under way. */
+/* Starts o += w tile. */
 template <int N>
 KR_DEV void start_sum(uint32_t tile, const uint32_t (&w)[N / 4], float (&o)[D / 2]) {
   kr_wgmma_begin();
@@ -62,7 +62,8 @@ KR_DEV void start_sum(uint32_t tile, const uint32_t (&w)[N / 4], float (&o)[D / 
   kr_wgmma_commit();
 }
 
-/* Rows of both tiles of a stage from `from` on are another sequence's, or anything: zero times anything is not zero. */
+/* Clears rows of both tiles of a stage from `from` on: they are another sequence's or undefined, and zero times
+ * anything need not be zero. */
 template <int N>
 KR_DEV void clear_behind(unsigned char *stage, const lanes &me, int from) {
   if (from >= N) return;
@@ -81,7 +82,7 @@ KR_DEV void pack_all(const float (&s)[N / 2], uint32_t (&w)[N / 4]) {
   for (int i = 0; i < N / 4; i++) w[i] = kr_pack(s[2 * i], s[2 * i + 1], DTYPE);
 }
 
-/* Of row r of the lane's two. */
+/* Stores row r of the lane's two. */
 KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me, int r, const float (&o)[D / 2],
                       float scale, int there, int counts) {
 #pragma unroll
@@ -96,12 +97,12 @@ KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me,
   }
 }
 
-/* The warpgroups issue their products in turn, so that one has its exponentials while the tensor cores work for the
+/* The warpgroups alternate in issuing products, so that one does its exponentials while the tensor cores work for the
  * other. */
 KR_DEV void take_turn(const lanes &me) { kr_sync_at<256>(TURN + me.group); }
 KR_DEV void give_turn(const lanes &me) { kr_arrive_at<256>(TURN + 1 - me.group); }
 
-/* Scores outside of first to end - 1 of the tile that begins at `begin`, as the lane's two rows see it. */
+/* Masks scores outside first to end - 1, per row of the lane's two, in the tile at `begin`. */
 template <int N>
 KR_DEV void hide(float (&s)[N / 2], const lanes &me, int begin, const int (&first)[2], const int (&end)[2]) {
 #pragma unroll

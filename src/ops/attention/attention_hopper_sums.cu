@@ -1,10 +1,11 @@
-/* attention_hopper_sums.cu: the gradient of attention by warpgroups (sm_90a) in one walk, for callers who allow any
- * order (KRAIT_ATTENTION_ANY_ORDER): the probabilities are made once, dk and dv stay in registers, and every block adds
- * its keys' part of dq to float32 sums in memory, by reducing bulk copies. kr_attention_hopper_sums   a block takes 128
- * keys, 64 a warpgroup, and walks over tiles of rows of every head that shares them; scores are turned: a row is a key.
- *                            dS goes through shared memory, so that each warpgroup has half of the tile's dq: half of
- *                              the channels, or with small heads of the rows
- * kr_attention_sums_clear, kr_attention_sums_end   zeros before it; dq from the sums after it
+/* attention_hopper_sums.cu: the gradient of attention on warpgroups (sm_90a) in a single pass, for callers who allow
+ * any summation order (KRAIT_ATTENTION_ANY_ORDER): probabilities are computed once, dk and dv stay in registers, and
+ * every block adds its keys' part of dq to float32 sums in memory, by reducing bulk copies.
+ * kr_attention_hopper_sums   a block takes 128 keys, 64 per warpgroup, and loops over tiles of rows of every head that
+ *                            shares them; scores are transposed: a row is a key. dS goes through shared memory, so that
+ *                            each warpgroup computes half of the tile's dq: half of the channels, or with small heads
+ *                            of the rows
+ * kr_attention_sums_clear, kr_attention_sums_end   zero the sums before; convert them to dq after
  * Compiled per type (KR_HALF: float16). */
 #include "attention_hopper_bwd.cuh"
 #include "exchange.cuh"
@@ -17,7 +18,7 @@ enum {
   DQ_N = D == 128 ? 64 : D /* channels of a warpgroup's dq */,
   WARP_SUMS = 16 * DQ_N * 4
 };
-enum { EXCHANGE = 5 /* a barrier */ };
+enum { EXCHANGE = 5 /* a named barrier */ };
 
 typedef struct place {
   int stage;
@@ -27,7 +28,7 @@ KR_DEV void advance(place &at) {
   if (++at.stage == STAGES) at.stage = 0, at.round ^= 1;
 }
 
-/* The block's keys and values, a ring of tiles of q and dout, two of dS, each warp's sums on their way, the rows'
+/* The block's keys and values, a ring of tiles of q and dout, two tiles of dS, each warp's sums in flight, the rows'
  * log-sum-exp and delta. */
 typedef struct layout {
   uint32_t own, ring, ds, sums, values, own_full, full, empty;
@@ -54,7 +55,7 @@ KR_DEV void open_barriers(const layout &at) {
   kr_sync();
 }
 
-/* ---- the copying warps ------------------------------------------------------------------------------------------- */
+/* ---- the producer warps ------------------------------------------------------------------------------------------ */
 
 KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, const unit &u, uint64_t maps) {
   const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map),
@@ -89,9 +90,9 @@ KR_DEV void copy_values(const kr_attention_plan &p, const layout &at, const unit
     }
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
+/* ---- a consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Keys behind the sequence's last one may be anything, and would reach dq. */
+/* Clears keys after the sequence's last one: they may be anything, and would reach dq. */
 KR_DEV void clear_keys(unsigned char *own, const lanes &me, int from) {
   if (from < OWN) {
     const int rows = OWN - from;
@@ -104,8 +105,8 @@ KR_DEV void clear_keys(unsigned char *own, const lanes &me, int from) {
   kr_sync_at<256>(EXCHANGE);
 }
 
-/* The warpgroup's dS, keys by rows, to shared memory: blocks of 64 rows, each with the keys of both warpgroups,
- * swizzled as a box would be. */
+/* Writes the warpgroup's dS, keys by rows, to shared memory: blocks of 64 rows, each with both warpgroups' keys,
+ * swizzled like a box. */
 KR_DEV void show_ds(uint32_t ds, const lanes &me, const uint32_t (&w)[ROWS / 4]) {
   const int lane = me.thread & 31, key = 16 * (me.thread / 32) + (lane >> 3 & 1) * 8 + (lane & 7);
   const uint32_t line = ds + me.group * 64 * 128 + key * 128;
@@ -118,7 +119,7 @@ KR_DEV void show_ds(uint32_t ds, const lanes &me, const uint32_t (&w)[ROWS / 4])
   kr_show_to_copies();
 }
 
-/* dq = dS k of 64 rows, under way. */
+/* Starts dq = dS k of 64 rows. */
 KR_DEV void start_dq(uint32_t ds, uint32_t own, const lanes &me, float (&dq)[DQ_N / 2]) {
   const uint32_t rows = D == 128 ? ds : ds + me.group * 2 * 64 * 128,
                  keys = D == 128 ? own + me.group * OWN * 128 : own;
@@ -130,7 +131,7 @@ KR_DEV void start_dq(uint32_t ds, uint32_t own, const lanes &me, float (&dq)[DQ_
   kr_wgmma_commit();
 }
 
-/* A warp's 16 rows of it are added to the sums. */
+/* Adds a warp's 16 rows of it to the sums. */
 KR_DEV void add_sums(unsigned char *stage, uint32_t stage_at, float *to, const float (&dq)[DQ_N / 2], int lane) {
   if (lane == 0) kr_stores_read<0>();
   kr_sync_warp();
@@ -197,8 +198,8 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
     start_sum<ROWS>(stage + ROWS * D * 2, w, dv);
     pack_all<ROWS>(by_dout, dw);
     show_ds(ds, me, dw);
-    kr_sync_at<256>(EXCHANGE); /* dS of the step before last was read by both before the last one's barrier */
-    kr_wgmma_wait<D, 0>(dv); /* with it under way there would be too few registers */
+    kr_sync_at<256>(EXCHANGE); /* both have read the dS of two steps ago before the last barrier */
+    kr_wgmma_wait<D, 0>(dv); /* keeping it in flight would take too many registers */
     start_dq(ds, at.own, me, dq);
     start_sum<ROWS>(stage, dw, dk);
     kr_wgmma_wait<DQ_N, 1>(dq);

@@ -1,4 +1,4 @@
-/* attention_inputs.c: the rules of attention's contract, and where its sequences lie. */
+/* attention_inputs.c: the rules of attention's contract, and the layout of its sequences. */
 #include "attention_inputs.h"
 
 #include <math.h>
@@ -72,7 +72,7 @@ int32_t kr_attention_check_rules(const kr_attention_inputs *in) {
 
 static int64_t entry(const krait_view *view, int64_t i) { return kr_get_i32(view, kr_at1(view, i)); }
 
-/* Queries or keys of sequence b before seqused and leftpad say less, and the first of them. */
+/* Queries or keys of sequence b before seqused and leftpad, and the index of the first. */
 static int64_t length_of(const krait_view *cu_seqlens, int64_t b, int64_t length, int64_t *first) {
   *first = kr_has(cu_seqlens) ? entry(cu_seqlens, b) : 0;
   return kr_has(cu_seqlens) ? entry(cu_seqlens, b + 1) - *first : length;

@@ -1,6 +1,6 @@
-/* attention_inputs.h: what attention and its gradient read, by name, whichever args struct it lies in; where the
- * queries and keys of a sequence lie, which keys a query may see, which of them dropout keeps. For CPU rows: index
- * tensors are read from host memory. */
+/* attention_inputs.h: the inputs common to attention and its gradient, from either args struct; the location of a
+ * sequence's queries and keys, which keys a query sees, which of them dropout keeps. For CPU rows: index tensors are
+ * read from host memory. */
 #ifndef KR_ATTENTION_INPUTS_H
 #define KR_ATTENTION_INPUTS_H
 
@@ -12,8 +12,8 @@ typedef struct kr_attention_inputs {
   const char *op;
   uint32_t flags;
   int64_t B, Lq, Lk, H, Hk, D, Dv, Bk, n_pages, max_q, max_k;
-  int64_t left, right; /* a query sees keys from i + nk - nq - left to i + nk - nq + right; far beyond any length where
-                          there is no limit */
+  int64_t left, right; /* a query sees keys from i + nk - nq - left to i + nk - nq + right; far beyond any length if
+                        * unlimited */
   float scale, softcap, dropout;
   const krait_view *q, *k, *v, *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k, *leftpad_k, *cache_batch_idx,
       *block_table, *alibi_slopes, *sinks, *rng;
@@ -21,12 +21,12 @@ typedef struct kr_attention_inputs {
 
 kr_attention_inputs kr_attention_inputs_of(const krait_attention_args *args);
 kr_attention_inputs kr_attention_bwd_inputs_of(const krait_attention_bwd_args *args);
-/* The rules that no table can say; reads no tensor. */
+/* Rules beyond the table's; reads no tensor. */
 int32_t kr_attention_check_rules(const kr_attention_inputs *in);
-/* Offsets, lengths and rows: all that a row of the CPU reads in index tensors afterwards is in range. */
+/* Offsets, lengths and rows: afterwards, everything a CPU row reads through index tensors is in range. */
 int32_t kr_attention_check_indices(const kr_attention_inputs *in);
 
-/* Sequence b: its queries 0..nq-1, of n_rows places; its keys 0..nk-1, of n_key_rows. */
+/* Sequence b: queries 0..nq-1 of n_rows allocated; keys 0..nk-1 of n_key_rows. */
 typedef struct kr_attention_sequence {
   int64_t b, nq, n_rows, nk, n_key_rows;
   int64_t q_row, q_first; /* of q, out and lse: first index, and the token that is query 0 */
@@ -34,7 +34,7 @@ typedef struct kr_attention_sequence {
 } kr_attention_sequence;
 
 kr_attention_sequence kr_attention_sequence_at(const kr_attention_inputs *in, int64_t b);
-int64_t kr_attention_most_keys(const kr_attention_inputs *in); /* no sequence has more */
+int64_t kr_attention_most_keys(const kr_attention_inputs *in); /* the longest sequence's */
 
 /* Offsets of query i and key j, head 0, in a view like q, or k and v. */
 static inline int64_t kr_attention_query(const kr_attention_sequence *s, const krait_view *view, int64_t i) {
@@ -59,8 +59,8 @@ static inline int64_t kr_attention_end(const kr_attention_inputs *in, const kr_a
   return end < s->nk ? end : s->nk;
 }
 
-/* The dropout's generator: 16 bytes for queries i and i ^ 8 with i % 16 / 8 == 0, and keys j, j + 1 of four groups
- * of 8. */
+/* The dropout generator: 16 bytes for queries i and i ^ 8 with i % 16 / 8 == 0, and keys j, j + 1 of four groups of 8.
+ * */
 void kr_attention_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]);
 typedef struct kr_attention_dropout {
   uint32_t key[2], stream, threshold; /* threshold: bytes below it are kept */

@@ -1,8 +1,8 @@
-/* attention_keys.cu: attention of few rows with many keys, bound by memory: the rows of all heads that share a key head
- * are 16 of one tile. A block takes a part of a sequence's keys, a warp every fourth run of 16 of them, which come past
- * the registers through a ring of its own. The warps' sums are joined in shared memory, the parts' by a second kernel,
- * always in the same order. Compiled per type (KR_HALF: float16). kr_attention_keys_D: heads of up to D channels;
- * kr_attention_join. */
+/* attention_keys.cu: attention of few rows with many keys, memory-bound and split over keys: the rows of all heads that
+ * share a key head form one tile of 16. A block takes a part of a sequence's keys, a warp every fourth run of 16 of
+ * them, copied asynchronously through a ring of its own. The warps' sums are merged in shared memory, the parts' by a
+ * second kernel, in a fixed order. Compiled per type (KR_HALF: float16). kr_attention_keys_D: heads of up to D
+ * channels; kr_attention_join. */
 #include "overlap.cuh"
 #include "attention_fragments.cuh"
 #include "mma.cuh"
@@ -16,7 +16,7 @@ enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { THREADS = KR_ATTENTION_KEYS_THREADS, WARPS = THREADS / 32, RUN = 16, STAGES = KR_ATTENTION_KEYS_STAGES };
 
-/* A block's part of the keys, from begin to end - 1, and its 16 rows: row r is of query r / heads, the first
+/* A block's part of the keys, begin to end - 1, and its 16 rows: row r belongs to query r / heads; the first is
  * first_row. */
 typedef struct part {
   sequence s;
@@ -42,12 +42,12 @@ KR_DEV part part_of(const kr_attention_plan &p) {
   return at;
 }
 
-/* The page that a run lies in, where pages hold whole runs; looked up ahead of its copies. */
+/* The page that contains a run, where pages hold whole runs; looked up ahead of its copies. */
 KR_DEV int64_t page_ahead(const kr_attention_plan &p, const part &at, int first) {
   return at.s.pages && first < at.end ? page_of(p, at.s, first / p.Lk) : 0;
 }
 
-/* A run's keys and values, by a warp: zeros from the last key on. */
+/* Copies a run's keys and values, one warp; zeros after the last key. */
 template <int D>
 KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, int first, int64_t page) {
   const int PER_ROW = D / 8, STEP = 32 / PER_ROW, lane = kr_thread() & 31, chunk = lane % PER_ROW, row = lane / PER_ROW;
@@ -93,7 +93,7 @@ KR_DEV void load_rows(const kr_attention_plan &p, const part &at, uint32_t (&q)[
   }
 }
 
-/* What the end of the block, or of the call, does with the sums of a row: o is their mean, lse in powers of two. */
+/* Finishes a row, for the block or for the call: o is the weighted mean, lse in base 2. */
 template <int D>
 KR_DEV void write_row(const kr_attention_plan &p, const part &at, int r, int column, const float (&o)[8], float lse) {
   const int i = query_of(p, at, r), h = head_of(p, at, r), none = lse == MINUS_INFINITY;
@@ -123,7 +123,7 @@ KR_DEV void write_row(const kr_attention_plan &p, const part &at, int r, int col
 
 template <int D>
 KR_DEV void run(const kr_attention_plan &p) {
-  const int STAGE = 2 * RUN * D * 2, ROW = D + 4; /* of the warps' sums */
+  const int STAGE = 2 * RUN * D * 2, ROW = D + 4; /* rows of the warps' sums */
   KR_DYNAMIC_SHARED(shared);
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const uint32_t ring = kr_shared_at(shared) + warp * STAGES * STAGE;
@@ -212,7 +212,7 @@ KR_DEV void run(const kr_attention_plan &p) {
     }
   }
   kr_copied<0>();
-  kr_sync(); /* the rings become the warps' sums */
+  kr_sync(); /* the rings are reused for the warps' sums */
   float *const sums = (float *)shared, *const mine = sums + (warp * 16 + lane / 4) * ROW;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -244,7 +244,7 @@ KR_DEV void run(const kr_attention_plan &p) {
   }
 }
 
-/* A block a row: the parts' means by their sums. A thread a part, then a thread a channel. */
+/* One block per row: the parts' means weighted by their sums. One thread per part, then one per channel. */
 KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p) {
   KR_SHARED float weights[THREADS], warps[2 * WARPS];
   const int row = kr_block_x(), thread = kr_thread(), warp = thread >> 5, n_rows = p.B * p.H * p.rows_q;

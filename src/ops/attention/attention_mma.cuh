@@ -1,5 +1,5 @@
-/* attention_mma.cuh: the two products of attention by a warp's tensor cores, from tiles in shared memory whose rows are
- * D channels, swizzled; for the forward kernel and the gradient's. */
+/* attention_mma.cuh: the two products of attention on a warp's tensor cores, from swizzled shared-memory tiles with
+ * rows of D channels; for the forward and gradient kernels. */
 #ifndef KR_ATTENTION_MMA_CUH
 #define KR_ATTENTION_MMA_CUH
 
@@ -15,7 +15,7 @@ enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { THREADS = KR_ATTENTION_AMPERE_THREADS };
 
-/* Where a lane's row of matrices lies in a tile: of a factor whose rows are m, or keys to be added up, and of one whose
+/* Address of a lane's ldmatrix row in a tile: for an operand whose rows are m, or keys summed over, and for one whose
  * rows are n. */
 template <int D>
 KR_DEV uint32_t lane_of_rows(void) {
@@ -28,7 +28,7 @@ KR_DEV uint32_t lane_of_columns(void) {
   return kr_swizzle<D * 2>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 }
 
-/* s = q k^T of the warp's 16 M rows. lane_q, lane_k: where the lane's row of matrices lies. */
+/* s = q k^T of the warp's 16 M rows. lane_q, lane_k: addresses of the lane's ldmatrix rows. */
 template <int D, int M, int N>
 KR_DEV void make_scores(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_k) {
 #pragma unroll
@@ -37,7 +37,7 @@ KR_DEV void make_scores(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
       for (int i = 0; i < 4; i++) s[m][j][i] = 0;
-  uint32_t a[2][M][4], b[2][4]; /* the next ones come while the ones before are multiplied */
+  uint32_t a[2][M][4], b[2][4]; /* double-buffered: the next ones load during the product */
 #pragma unroll
   for (int m = 0; m < M; m++) kr_load_matrices_at(a[0][m], lane_q + m * 16 * D * 2);
   kr_load_matrices_at(b[0], lane_k);

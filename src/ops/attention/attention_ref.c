@@ -1,6 +1,6 @@
 /* attention_ref.c: softmax attention as its equation (Vaswani et al. 2017), written to be read; krait/ops.h has the
  * masks and layouts. s_ij = scale q_i . k_j, capped, with the linear bias;  lse_i = log(sum over visible j of exp(s_ij)
- * + exp(sink)) out_i = sum_j exp(s_ij - lse_i) keep_ij / (1 - dropout) v_j                      Double accumulation. */
+ * + exp(sink));  out_i = sum_j exp(s_ij - lse_i) keep_ij / (1 - dropout) v_j.  Double accumulation. */
 #include "attention_ref.h"
 
 #include "attention_rows.h"
@@ -27,7 +27,7 @@ static void run_query(const krait_attention_args *a, const kr_attention_inputs *
   const double sink = most;
   for (int64_t j = first; j < end; j++) {
     score[j] = attention_score(in, s, h, i, j, &slope);
-    if (!(score[j] <= most)) most = score[j]; /* NaN stays */
+    if (!(score[j] <= most)) most = score[j]; /* propagates NaN */
   }
   sum = kr_has(in->sinks) ? exp(sink - most) : 0;
   for (int64_t j = first; j < end; j++) sum += exp(score[j] - most);

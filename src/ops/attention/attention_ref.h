@@ -1,4 +1,4 @@
-/* attention_ref.h: one query's row of scores as the reference rows of attention and of its gradient compute it. */
+/* attention_ref.h: one query's row of scores, for the reference rows of attention and its gradient. */
 #ifndef KR_ATTENTION_REF_H
 #define KR_ATTENTION_REF_H
 
@@ -6,7 +6,7 @@
 
 #include "attention_inputs.h"
 
-/* s_ij before masks; *slope: what softcap's derivative leaves, 1 without. */
+/* s_ij before masks; *slope: softcap's derivative, 1 without. */
 static inline double attention_score(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t h,
                                      int64_t i, int64_t j, double *slope) {
   const int64_t q = kr_attention_query(s, in->q, i) + h * in->q->stride[2],

@@ -1,12 +1,11 @@
-/* attention_rows.h: the rows of attention, its gradient and what goes before them, beyond the functions that op_list.h
- * knows. */
+/* attention_rows.h: rows of attention, its gradient and its companion ops that op_list.h does not declare. */
 #ifndef KR_ATTENTION_ROWS_H
 #define KR_ATTENTION_ROWS_H
 
 #include <krait/krait.h>
 
 struct kr_attention_inputs;
-/* Pairs of a query and a key that a call's masks leave, all heads. */
+/* Query-key pairs that a call's masks leave, all heads. */
 double kr_attention_pairs(const struct kr_attention_inputs *in);
 
 enum { KR_ATTENTION_MOST_D = 256 };
@@ -20,7 +19,7 @@ KR_ATTENTION_SCRATCH(scratch_avx2)
 KR_ATTENTION_SCRATCH(scratch_neon)
 KR_ATTENTION_SCRATCH(scratch_scalar)
 
-/* Few queries: a row of each instruction set before its tiles. */
+/* Few queries: one row per instruction set, before the tiled one. */
 #define KR_ATTENTION_FEW(isa)                                                                \
   const char *kr_attention_few_refuse_##isa(const krait_ctx *ctx, const void *args);         \
   int32_t kr_attention_few_##isa(const krait_ctx *ctx, const void *args);                    \

@@ -1,14 +1,14 @@
-/* attention_simd.c: attention in tiles of queries by blocks of keys. Keys are turned and values packed once for each
- * block, queries and sums are panels of floats; the register tile of attention_tiles.h makes the scores of a block,
- * exponentials go along rows, and the values are added with the rescaled sums (online softmax: Milakov & Gimelshein
- * 2018). Items are (tile, sequence, head), the longest first where masks make a difference. */
+/* attention_simd.c: attention in tiles of queries by blocks of keys. Keys are transposed and values packed once per
+ * block; queries and sums are panels of floats; the register tile of attention_tiles.h computes a block's scores,
+ * exponentials run along rows, and the values are added to the rescaled sums (online softmax: Milakov & Gimelshein
+ * 2018). Items are (tile, sequence, head), the longest first if masks make them differ. */
 #include <math.h>
 
 #include "attention_tiles.h"
 #include "op_list.h"
 #include "status.h"
 
-enum { QUERIES = 288 }; /* of a tile: a multiple of every MR and of 16 */
+enum { QUERIES = 288 }; /* per tile: a multiple of every MR and of 16 */
 
 typedef struct work {
   const krait_attention_args *a;
@@ -77,7 +77,7 @@ static void rescale(tile *t, int r, float by) {
     for (int part = 0; part < NR; part += KR_VL) kr_v_store(at + part, kr_v_mul(v, kr_v_load(at + part)));
 }
 
-/* A row's scores become probabilities less the factor that is not known yet; its sums follow. */
+/* Turns a row's scores into unnormalised probabilities and updates its sums. */
 static __attribute__((noinline)) void exponentials(tile *t, int r, const attention_span *s, int64_t j0,
                                                    int64_t n_keys) {
   const kr_attention_inputs *in = &t->w->in;
@@ -87,7 +87,7 @@ static __attribute__((noinline)) void exponentials(tile *t, int r, const attenti
   if (in->softcap > 0 || t->bias != 0)
     attention_bend(in, score, NULL, s->from, s->to, t->bias, i + t->s->nk - t->s->nq - j0);
   attention_hide(in, t->s, i, j0, n_keys, s, score, -INFINITY);
-  for (int j = s->from; j < s->to; j += NR) { /* two chains; NaN passes */
+  for (int j = s->from; j < s->to; j += NR) { /* two chains; NaN propagates */
     most = kr_v_max(kr_v_load(score + j), most);
     other = kr_v_max(kr_v_load(score + j + KR_VL), other);
   }

@@ -1,20 +1,19 @@
-/* attention_sums.cuh: the gradient in one walk, whose blocks take keys and add their parts of dq to float32 sums in
- * memory: the order of the work, and what comes before and after it. The sums lie as accumulators do: (head, tile of 64
- * rows, 16 of them, 8 channels), and of these 128 (lane, 4), as bulk copies take them, or (4, lane), as warps' stores
- * do (BY_LANE 0). */
+/* attention_sums.cuh: the single-pass gradient, whose blocks take keys and add their parts of dq to float32 sums in
+ * memory: the schedule, and the kernels before and after. The sums have accumulator layout: (head, tile of 64 rows, 16
+ * of them, 8 channels), and of these 128 (lane, 4), for bulk copies, or (4, lane), for warp stores (BY_LANE 0). */
 #ifndef KR_ATTENTION_SUMS_CUH
 #define KR_ATTENTION_SUMS_CUH
 
 #include "attention_fragments.cuh"
 #include "attention_sums.h"
 
-/* Tiles of 64 rows before a sequence's first one, for a head; sequences begin at multiples of 128 rows. */
+/* Tiles of 64 rows before a sequence's first one, per head; sequences begin at multiples of 128 rows. */
 KR_DEV int sums_tile(const kr_attention_plan &p, const sequence &s, int b) {
   return p.cu_q.data ? (int)((s.q_at + (int64_t)KR_SUMS_ROWS * b) / KR_SUMS_ROWS) * 2
                      : b * ((p.Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS) * 2;
 }
 
-/* A block's keys, and the tiles of rows that see them: from first to end - 1, beginning at start. */
+/* A block's keys, and the tiles of rows that see them: first to end - 1, starting at start. */
 typedef struct unit {
   sequence s;
   int b, kv, key0, first, end, start;
@@ -30,7 +29,7 @@ KR_DEV unit unit_here(const kr_attention_plan &p) {
   u.end = has_keys ? (end_row(p, u.s, last) + ROWS - 1) / ROWS : 0;
   u.end = at_least(u.end, u.first);
   u.start = p.left >= 0 || p.right >= 0 || u.end == u.first ? u.first
-                                                            : at.tile * 2 % u.end; /* not all blocks at the same rows */
+                                                            : at.tile * 2 % u.end; /* blocks start at different rows */
   return u;
 }
 

@@ -1,5 +1,5 @@
-/* attention_tiles.cuh: what all kernels of attention know: where a sequence lies, which keys a row sees, what becomes
- * of a score. Rows i and keys j count from the sequence's own beginning; its last row and its last key meet (bottom
+/* attention_tiles.cuh: shared by all attention kernels: a sequence's location, which keys a row sees, what is applied
+ * to a score. Rows i and keys j count from their sequence's start; its last row and its last key are aligned (bottom
  * right). */
 #ifndef KR_ATTENTION_TILES_CUH
 #define KR_ATTENTION_TILES_CUH
@@ -9,10 +9,10 @@
 #include "attention_plan.h"
 
 typedef struct sequence {
-  int64_t q_at, k_at;           /* first row of q; of k and v, where they have no pages */
+  int64_t q_at, k_at;           /* first row of q; of k and v, if not paged */
   int q_b, k_b;                 /* batch */
-  int n_q, n_k, shift;          /* row i meets key i + shift */
-  int rows_q, rows_k;           /* in memory: rows from n_q on have no part in it */
+  int n_q, n_k, shift;          /* row i is aligned with key i + shift */
+  int rows_q, rows_k;           /* in memory: rows from n_q on are unused */
   const int32_t *pages;
 } sequence;
 
@@ -20,7 +20,7 @@ KR_DEV int at_most(int a, int b) { return a < b ? a : b; }
 KR_DEV int at_least(int a, int b) { return a > b ? a : b; }
 KR_DEV int index_at(const kr_attention_index &v, int i) { return v.data[i * v.step]; }
 
-/* Of packed rows; what the offsets name stays within the tensor. */
+/* For packed rows; bad offsets are kept within the tensor. */
 KR_DEV int length_of(const kr_attention_index &offsets, int b, int total, int64_t *at) {
   const int begin = index_at(offsets, b), end = index_at(offsets, b + 1);
   *at = begin;
@@ -46,14 +46,14 @@ KR_DEV sequence sequence_of(const kr_attention_plan &p, int b) {
   return s;
 }
 
-/* Keys first to end - 1 are those that a row sees. */
+/* A row sees keys first to end - 1. */
 KR_DEV int first_key(const kr_attention_plan &p, const sequence &s, int i) {
   return p.left < 0 ? 0 : at_least(i + s.shift - p.left, 0);
 }
 KR_DEV int end_key(const kr_attention_plan &p, const sequence &s, int i) {
   return p.right < 0 ? s.n_k : at_least(at_most(i + s.shift + p.right + 1, s.n_k), 0);
 }
-/* Rows first to end - 1 are those that see a key. */
+/* A key is seen by rows first to end - 1. */
 KR_DEV int first_row(const kr_attention_plan &p, const sequence &s, int j) {
   return p.right < 0 ? 0 : at_least(j - s.shift - p.right, 0);
 }
@@ -65,7 +65,7 @@ KR_DEV int64_t page_of(const kr_attention_plan &p, const sequence &s, int number
   const int page = s.pages[number * p.table.step];
   return page < 0 || page >= p.Bk ? 0 : page;
 }
-/* Where key j of a head begins. */
+/* Offset of key j of a head. */
 KR_DEV int64_t key_at(const kr_attention_plan &p, const kr_attention_tensor &v, const sequence &s, int h, int j) {
   if (s.pages) return page_of(p, s, j / p.Lk) * v.b + j % p.Lk * v.t + h * v.h;
   return s.k_b * v.b + (s.k_at + j) * v.t + h * v.h;
@@ -87,14 +87,14 @@ KR_DEV void philox(uint32_t (&c)[4], uint32_t key0, uint32_t key1) {
     c[0] = high1 ^ c[1] ^ key0, c[1] = low1, c[2] = high0 ^ c[3] ^ key1, c[3] = low0;
   }
 }
-/* The bytes of key j / 32 * 32 + {0, 8, 16, 24} + column (even) and the next, of rows row (of 0 to 7 in 16) and row +
- * 8: ops.h says which. */
+/* The bytes of key j / 32 * 32 + {0, 8, 16, 24} + column (even) and the next, for rows row (0 to 7 in 16) and row + 8,
+ * as ops.h defines. */
 KR_DEV void roll(const kr_attention_plan &p, uint32_t (&words)[4], int b, int h, int i, int j) {
   words[0] = (uint32_t)(j / 32 * 4 + j % 8 / 2), words[1] = (uint32_t)(i / 16 * 8 + i % 8),
   words[2] = (uint32_t)(b * p.H + h), words[3] = (uint32_t)index_at(p.rng, 2);
   philox(words, (uint32_t)index_at(p.rng, 0), (uint32_t)index_at(p.rng, 1) ^ (uint32_t)index_at(p.rng, 3));
 }
-/* What a probability is multiplied by: 0 where it is dropped. */
+/* Factor of a probability: 0 if dropped. */
 KR_DEV float kept(const kr_attention_plan &p, int b, int h, int i, int j) {
   uint32_t words[4];
   roll(p, words, b, h, i, j);
@@ -103,7 +103,7 @@ KR_DEV float kept(const kr_attention_plan &p, int b, int h, int i, int j) {
   return (int)(word >> (i % 16 / 8 * 16 + j % 2 * 8) & 255) < p.keep_below ? p.keep_scale : 0.0f;
 }
 
-/* To float32's last places: where the argument is small the difference would lose them. */
+/* Accurate to float32's last bits: for small arguments the difference would cancel. */
 KR_DEV float tanh_of(float x) {
   const float square = x * x,
               small =
@@ -118,7 +118,7 @@ KR_DEV float score_of(const kr_attention_plan &p, float product, float slope, in
   const int far = i + shift - j;
   return s - slope * (float)(far < 0 ? -far : far);
 }
-/* The slope of the score where its product is `product`, scale left out. */
+/* The score's derivative at `product`, without the scale. */
 KR_DEV float score_slope(const kr_attention_plan &p, float product) {
   if (p.softcap <= 0) return 1.0f;
   const float t = tanh_of(product * p.scale_by_cap);

@@ -1,7 +1,7 @@
-/* attention_tiles.h: what the vector rows of attention and of its gradient share: rows of a head as panels of floats,
+/* attention_tiles.h: shared by the vectorized rows of attention and its gradient: rows of a head as panels of floats,
  * the register tile that multiplies them, exponentials of scores. A panel holds NR columns of some rows: [row][NR]; n
- * columns are (n + NR - 1) / NR panels, one after the other, zero beyond n. Rows as panels are the left factor
- * (broadcast) as well as the right one (whole vectors) of a product. */
+ * columns are (n + NR - 1) / NR consecutive panels, zero-padded. Panels serve as the left factor (broadcast) as well as
+ * the right one (whole vectors) of a product. */
 #ifndef KR_ATTENTION_TILES_H
 #define KR_ATTENTION_TILES_H
 
@@ -22,8 +22,8 @@ enum { MR = 4 };
 #endif
 enum { NR = 2 * KR_VL };
 
-enum { KEYS = 256 };         /* of a block; a multiple of 32, as dropout counts, and of every NR */
-enum { SCORES = KEYS + 16 }; /* floats from one query's scores to the next */
+enum { KEYS = 256 };         /* per block; a multiple of 32, as dropout counts, and of every NR */
+enum { SCORES = KEYS + 16 }; /* floats per query's scores */
 
 static const float LOG2E = 1.44269504088896340736f, LN2 = 0.69314718055994530942f;
 
@@ -59,7 +59,7 @@ KR_INLINE void attention_tile(const int rows, const float *A, const int a_row, c
     kr_v_store(C + m * c_row, sum[2 * m]), kr_v_store(C + m * c_row + KR_VL, sum[2 * m + 1]);
 }
 
-/* The number of rows becomes a constant: MR, or what is left below it. */
+/* Makes the number of rows a constant: MR, or the remainder. */
 #define ATTENTION_ROWS(n, CALL) \
   switch (n) {                  \
     ATTENTION_MORE_ROWS(CALL)   \
@@ -100,7 +100,7 @@ static inline void attention_add_values(int rows, const float *P, const float *V
 #undef CALL
 }
 
-/* sums [key][NR] += the turned P [query][SCORES], from a column on, times a panel of queries [n][NR]. */
+/* sums [key][NR] += P^T [query][SCORES], from a column on, times a panel of queries [n][NR]. */
 static inline void attention_add_turned(int keys, const float *P, const float *B, int64_t n_queries, float *sums) {
 #define CALL(n) attention_tile(n, P, 1, SCORES, NR *SCORES, B, n_queries, sums, NR, 1)
   ATTENTION_ROWS(keys, CALL)
@@ -140,7 +140,7 @@ static inline void attention_unpack_row(const float *from, int64_t pitch, int64_
   kr_row_store(values, view->data, view->dtype, at, view->stride[3], n);
 }
 
-/* Keys j0..j0+n-1 of a key head as turned panels [key panel][D][NR], zero from n on; lines: NR ROW_FLOATS. */
+/* Keys j0..j0+n-1 of a key head as transposed panels [key panel][D][NR], zero from n on; lines: NR ROW_FLOATS. */
 static inline void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s,
                                          const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D,
                                          float *lines) {
@@ -167,7 +167,7 @@ static inline void attention_pack_turned(float *to, const kr_attention_inputs *i
   }
 }
 
-/* Keys j0..j0+n-1 as panels of KEYS rows. Returns whether one is not finite. */
+/* Keys j0..j0+n-1 as panels of KEYS rows. Returns whether any is not finite. */
 static inline int attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s,
                                       const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
   kr_v odd = kr_v_zero();
@@ -177,10 +177,10 @@ static inline int attention_pack_keys(float *to, const kr_attention_inputs *in, 
   return isnan(kr_v_sum(odd));
 }
 
-/* ---- which keys some queries see, of a block that begins with key j0 ---- */
+/* ---- which keys some queries see, in a block whose first key is j0 ---- */
 
-typedef struct attention_span { /* of rows of scores: columns as whole panels; none where to is 0 */
-  int from, to, end;            /* end: of the last key that one of them sees */
+typedef struct attention_span { /* of rows of scores: columns as whole panels; empty if to is 0 */
+  int from, to, end;            /* end: of the last key that any of them sees */
 } attention_span;
 
 static inline attention_span attention_span_of(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i,
@@ -191,8 +191,8 @@ static inline attention_span attention_span_of(const kr_attention_inputs *in, co
   return (attention_span){(int)(first / NR * NR), (int)attention_padded(end), (int)end};
 }
 
-/* What is not finite must not meet the zeros of rows that do not see it: products then go row by row, between `first`
- * and `end` of each. */
+/* Non-finite values must not be multiplied by the zeros of rows that do not see them: such products go row by row, from
+ * each row's `first` to `end`. */
 static inline void attention_add_exact(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i,
                                        int rows, int64_t j0, int64_t n_keys, const float *P, const float *V,
                                        float *sums) {
@@ -203,7 +203,7 @@ static inline void attention_add_exact(const kr_attention_inputs *in, const kr_a
   }
 }
 
-/* Columns of query i that it does not see, of those of its rows' span. */
+/* Masks query i's invisible columns within its rows' span. */
 static inline void attention_hide(const kr_attention_inputs *in, const kr_attention_sequence *s, int64_t i, int64_t j0,
                                   int64_t n_keys, const attention_span *span, float *row, float with) {
   const int64_t first = attention_least(attention_most(kr_attention_first(in, s, i) - j0, span->from), span->to);
@@ -214,16 +214,16 @@ static inline void attention_hide(const kr_attention_inputs *in, const kr_attent
 
 /* ---- exponentials ---- */
 
-/* 2^x for x up to 126; below -151 and at -inf 0; NaN stays. */
+/* 2^x for x up to 126; 0 below -151 and at -inf; NaN propagates. */
 KR_INLINE kr_v attention_exp2(kr_v x) {
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC), c = kr_v_max(kr_v_set1(-151.0f), x),
              n = kr_v_sub(kr_v_add(c, magic), magic);
   return kr_v_ldexp(kr_exp2_minus_poly(kr_v_sub(n, c)), n);
 }
 
-/* Scores of query i, columns from..to-1 (whole vectors) of the block that begins with key j0, after the product with
- * scaled queries: cap and linear bias. With softcap queries are scaled by `scale` alone and scores come out in units of
- * log 2 too; slopes, where asked for, get 1 - tanh^2. */
+/* Softcap and linear bias of query i's scores, columns from..to-1 (whole vectors) of the block at key j0, after the
+ * product with scaled queries. With softcap, queries are scaled by `scale` alone and scores still come out in units of
+ * log 2; slopes, if wanted, get 1 - tanh^2. */
 static inline void attention_bend(const kr_attention_inputs *in, float *score, float *slope, int from, int to,
                                   float bias, int64_t distance) {
   for (int j = from; j < to; j += KR_VL) {
@@ -242,7 +242,7 @@ static inline void attention_bend(const kr_attention_inputs *in, float *score, f
   }
 }
 
-/* What the queries are multiplied with before the product. */
+/* The factor applied to queries before the product. */
 static inline float attention_query_scale(const kr_attention_inputs *in) {
   return in->softcap > 0 ? in->scale : in->scale * LOG2E;
 }
@@ -253,8 +253,8 @@ static inline float attention_bias(const kr_attention_inputs *in, int64_t b, int
              : 0;
 }
 
-/* Scales the kept ones of query i's row by 1 / (1 - dropout), the others become 0: columns from..to-1 of the block of
- * key j0. */
+/* Dropout on query i's row: kept values are scaled by 1 / (1 - dropout), the others become 0; columns from..to-1 of the
+ * block at key j0. */
 static inline void attention_drop(const kr_attention_dropout *d, int64_t b_head, int64_t i, int64_t j0, int from,
                                   int to, float *row) {
   for (int j = from / 32 * 32; j < to; j += 32)

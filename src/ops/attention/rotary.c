@@ -1,5 +1,5 @@
-/* rotary.c: contract, cost and rows of the rotary embedding. The equation is in rotary_ref.c. Bound: float32 1e-5,
- * 16-bit storage one rounding. */
+/* rotary.c: contract, cost and rows of the rotary embedding; rotary_ref.c has the equation. Error bound: float32 1e-5,
+ * 16-bit storage: one rounding. */
 #include "attention_rows.h"
 #include "op_list.h"
 #include "rotary_rows.h"

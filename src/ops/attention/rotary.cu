@@ -1,5 +1,5 @@
-/* rotary.cu: the rotary embedding, alone and of keys on their way into a cache: a warp a token's head, any type and
- * strides; or packs of 16 bytes, whose threads have a token's angles for several heads. Bound by memory. */
+/* rotary.cu: the rotary embedding, alone and of keys being appended to a cache: one warp per token and head, any type
+ * and strides; or 16-byte packs, with a token's angles reused for several heads. Memory-bound. */
 #include "overlap.cuh"
 
 #include "rotary_plan.h"
@@ -20,8 +20,8 @@ KR_DEV angle angle_at(const kr_rotary_plan &p, int64_t position, int r) {
                p.sign * kr_load(p.sin.data, row * p.sin.t + r * p.sin.d, p.sin.dtype)};
 }
 
-/* The first 2 R features by the position's angles, of which the lane has its first already; the others as they are; x
- * and out may be the same. */
+/* Rotates the first 2 R features by the position's angles, the first of which the lane has already; the others are
+ * copied; x and out may alias. */
 KR_DEV void turn(const kr_rotary_plan &p, const kr_attention_tensor &x, int64_t from, const kr_attention_tensor &out,
                  int64_t to, int64_t position, angle first) {
   const int64_t step = p.interleaved ? 1 : p.R;
@@ -37,7 +37,7 @@ KR_DEV void turn(const kr_rotary_plan &p, const kr_attention_tensor &x, int64_t 
     kr_store(out.data, to + d * out.d, out.dtype, kr_load(x.data, from + d * x.d, x.dtype));
 }
 
-/* The packed sequence that a token belongs to: the last one that begins at it or before. */
+/* The packed sequence of a token: the last one that begins at or before it. */
 KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
   int low = 0, high = p.B - 1;
   while (low < high) {
@@ -48,7 +48,7 @@ KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
   return low;
 }
 
-/* Indices and angles are read before the kernel before this one has ended where nobody writes them. */
+/* Indices and angles are read before the previous kernel ends, if no one writes them. */
 KR_DEV void wait_early(const kr_rotary_plan &p) {
   kr_next_may_start();
   if (!p.is_known) kr_others_done();
@@ -71,7 +71,7 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p)
   turn(p, p.x, row * p.x.b + t * p.x.t + h * p.x.h, p.out, row * p.out.b + t * p.out.t + h * p.out.h, position, first);
 }
 
-/* Eight channels of 16 bits, and the eight that they turn with: those beside them, or R further on. */
+/* Eight 16-bit channels, and the eight they are rotated with: adjacent ones, or those R further. */
 KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, kr_raw16 &to_other, const float (&c)[8],
                       const float (&s)[8], int interleaved, int32_t dtype) {
   if (interleaved) {
@@ -133,7 +133,7 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
   }
 }
 
-/* A warp a token's head of queries or of keys: p.n_queries, then p.H. */
+/* One warp per token and head of queries or keys: p.n_queries, then p.H. */
 KR_DEV void append(const kr_rotary_plan &p) {
   wait_early(p);
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / (p.n_queries + p.H);

@@ -1,4 +1,4 @@
-/* rotary_cuda.c: the rotary embedding and what writes into a cache, on a GPU. */
+/* rotary_cuda.c: the rotary embedding and the cache append on a GPU. */
 #include "overlap.h"
 #include "rotary_plan.h"
 #include "cuda_row.h"
@@ -70,7 +70,7 @@ int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
-enum { MANY_PACKS = 1 << 14 }; /* of a head: threads enough for a GPU without a thread for each head */
+enum { MANY_PACKS = 1 << 14 }; /* per head: enough threads for a GPU without one thread per head */
 
 static int packs_take(const kr_attention_tensor *t) {
   return t->d == 1 && t->b % 8 == 0 && t->t % 8 == 0 && t->h % 8 == 0 && (uintptr_t)t->data % 16 == 0;
@@ -83,7 +83,7 @@ const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   if (a->x.dtype != KRAIT_F16 && a->x.dtype != KRAIT_BF16) return "x is not float16 or bfloat16";
   if (a->D % 8 != 0 || (!p.interleaved && a->R % 8 != 0) || !packs_take(&p.x) || !packs_take(&p.out))
-    return "packs of 16 bytes do not fit D, R, or the strides of x or out";
+    return "D, R, or the strides of x or out are not in packs of 16 bytes";
   return (p.packed ? 1 : a->B) * a->L * (a->D / 8) >= INT32_MAX || a->H > 8 * 65535 ? "2^31 packs or more" : NULL;
 }
 
@@ -150,7 +150,7 @@ int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
   return launch_append(ctx, &p, &a->call);
 }
 
-/* ---- both by one launch, of few tokens: many are quicker by packs ---- */
+/* ---- both in one launch, for few tokens: many are faster by packs ---- */
 
 enum { MOST_HEADS = 4096 };
 

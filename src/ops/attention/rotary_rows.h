@@ -1,4 +1,4 @@
-/* rotary_rows.h: the rows of the rotary embedding and of what writes into a cache on a GPU (rotary_cuda.c). */
+/* rotary_rows.h: the GPU rows of the rotary embedding and the cache append (rotary_cuda.c). */
 #ifndef KR_ROTARY_ROWS_H
 #define KR_ROTARY_ROWS_H
 
@@ -6,7 +6,7 @@
 
 const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args);
-const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args); /* 16 bits, 16 bytes aligned */
+const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args); /* 16 bits, 16-byte aligned */
 int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args);
 const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args);

@@ -1,18 +1,18 @@
-/* rotary_simd.c: rotary embedding and new keys into a cache, a head's features at a time as floats; threads share the
- * tokens. */
+/* rotary_simd.c: rotary embedding and appending keys to a cache, one head's features at a time in float; threads split
+ * the tokens. */
 #include "attention_rows.h"
 #include "op_list.h"
 #include "rotary_turn.h"
 #include "status.h"
 #include "vec_tile.h"
 
-enum { MOST_D = 1024, TOKENS = 16 }; /* of a piece of a thread */
+enum { MOST_D = 1024, TOKENS = 16 }; /* TOKENS: per piece of a thread */
 
 static void load_row(const krait_view *view, int64_t at, int64_t stride, int64_t n, float *to) {
   kr_row_load(to, view->data, view->dtype, at, stride, n);
 }
 
-/* x to out, both of D features; cos and sin have R, sin with the sign of the direction. */
+/* Rotates x into out, both of D features; cos and sin have R, sin signed by direction. */
 static void turn(uint32_t flags, const float *x, const float *c, const float *s, int64_t R, int64_t D, float *out) {
   if (flags & KRAIT_ROTARY_INTERLEAVED)
     for (int64_t r = 0; r < R; r++) {
@@ -47,7 +47,7 @@ static void turn_token(const krait_rotary_args *a, const kr_rotary_span *span, i
   }
 }
 
-/* Pieces of TOKENS tokens of every sequence, counted as if each had L. */
+/* Pieces of TOKENS tokens of every sequence, numbered as if each had L. */
 static void turn_pieces(void *user, int64_t begin, int64_t end, int worker) {
   const krait_rotary_args *a = user;
   const int64_t pieces = (a->L + TOKENS - 1) / TOKENS;
@@ -62,7 +62,7 @@ const char *KR_FN(kr_rotary_refuse)(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
   (void)ctx;
   if (has_doubles(&a->cos, &a->sin)) return "no float64";
-  return a->D > MOST_D ? "1024 features at most" : NULL;
+  return a->D > MOST_D ? "more than 1024 features" : NULL;
 }
 
 int32_t KR_FN(kr_rotary)(const krait_ctx *ctx, const void *args) {
@@ -102,7 +102,7 @@ const char *KR_FN(kr_attention_append_refuse)(const krait_ctx *ctx, const void *
   const krait_attention_append_args *a = args;
   (void)ctx;
   if (has_doubles(&a->cos, &a->sin)) return "no float64";
-  return a->D > MOST_D || a->Dv > MOST_D ? "1024 features at most" : NULL;
+  return a->D > MOST_D || a->Dv > MOST_D ? "more than 1024 features" : NULL;
 }
 
 int32_t KR_FN(kr_attention_append)(const krait_ctx *ctx, const void *args) {

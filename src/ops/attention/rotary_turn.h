@@ -1,4 +1,4 @@
-/* rotary_turn.h: which features are a pair, and where the tokens of a sequence lie, for the rows of rotary and
+/* rotary_turn.h: which features form a pair, and where a sequence's tokens are, for the rows of rotary and
  * attention_append. */
 #ifndef KR_ROTARY_TURN_H
 #define KR_ROTARY_TURN_H
@@ -14,7 +14,7 @@ static inline int64_t kr_rotary_second(uint32_t flags, int64_t r, int64_t R) {
   return flags & KRAIT_ROTARY_INTERLEAVED ? 2 * r + 1 : r + R;
 }
 
-typedef struct kr_rotary_span { /* n tokens from (row, first); position: of the first */
+typedef struct kr_rotary_span { /* n tokens from (row, first); position: the first one's */
   int64_t row, first, n, position;
 } kr_rotary_span;
 

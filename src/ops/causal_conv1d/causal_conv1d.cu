@@ -1,25 +1,23 @@
-/* causal_conv1d.cu: the short causal convolution forward and its last inputs (causal_conv1d_ref.c has the equation).
- *   kr_conv_rows   a thread makes four steps of one row of any length, alignment and stride. W up to 4
- *   kr_conv_whole  rows of whole packs of 16 bytes: two packs a thread, both on their way at once; kr_conv_whole_1 one,
- *                  for short calls
- *   kr_conv_last   channels-last: a thread makes 4 channels for a run of steps; kr_conv_last_far has all of them on
- *                  their way. W up to 4
- *   kr_conv_last_ring  the same for runs of any length, of which the next steps are always on their way past the
- *                      registers
- *   kr_conv_walk   a block walks along one row; any W up to 128, packed sequences, and out may be x
+/* causal_conv1d.cu: the short causal convolution forward, and its last inputs (causal_conv1d_ref.c has the equation).
+ *   kr_conv_rows   four steps of one row per thread, any length, alignment and stride. W up to 4
+ *   kr_conv_whole  rows in aligned 16-byte packs: two packs per thread, both loads in flight; kr_conv_whole_1 one, for
+ *                  short calls
+ *   kr_conv_last   channels-last: 4 channels and a run of steps per thread; kr_conv_last_far has the whole run in
+ *                  flight. W up to 4
+ *   kr_conv_last_ring  the same for runs of any length, with asynchronous copies of the next steps always in flight
+ *   kr_conv_walk   one row per block; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs
- * Bound by memory: 2 accesses of 16 bytes per 8 outputs. */
+ * Memory-bound: 2 accesses of 16 bytes per 8 outputs. */
 #include "conv.cuh"
 
-/* One branch for all of them. */
+/* One branch for the whole pack. */
 KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
   if (!p.silu) return;
 #pragma unroll
   for (int k = 0; k < E; k++) y[k] = kr_silu(y[k]);
 }
 
-/* Four steps of one row a thread, of any length, alignment and stride; all loads are on their way before the first is
- * used. */
+/* Four steps of one row per thread, any length, alignment and stride; all loads are in flight before the first use. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row),
                  b32 = kr_divide(row, p.rows);
@@ -85,7 +83,7 @@ KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
     if (packs[k].t > 0) packs[k].before = load_quad(p.x, at - 4);
     if (E == 4)
       load_taps(p, packs[k].d, packs[k].w),
-          packs[k].bias = load_bias(p, packs[k].d); /* 16-bit types would rather have more warps */
+          packs[k].bias = load_bias(p, packs[k].d); /* 16-bit types benefit more from occupancy */
   }
 #pragma unroll
   for (int k = 0; k < n_packs; k++) {
@@ -109,7 +107,7 @@ KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) { whole_packs(p, 2); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole_1(const kr_conv_plan p) { whole_packs(p, 1); }
 
-/* Two steps of four channels, of which n are there. The pointer moves on. */
+/* Stores two steps of four channels, of which n exist; advances the pointer. */
 KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4],
                         int n, char *&to) {
 #pragma unroll
@@ -129,7 +127,7 @@ KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const flo
   }
 }
 
-/* Inputs before the first step, where the caller gives them. */
+/* Inputs before the first step, if given. */
 KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)[5][4]) {
 #pragma unroll
   for (int s = 0; s < 3; s++)
@@ -137,7 +135,7 @@ KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)
     for (int k = 0; k < 4; k++) x[s + 2][k] = s >= 4 - p.W ? input_at(p, b, d + k, s - 3) : 0.0f;
 }
 
-/* Four channels a thread, a run of steps, the next four always on their way. x.row is 1. */
+/* Four channels and a run of steps per thread, the next four steps in flight. x.row is 1. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
                  b = kr_divide(run, p.runs);
@@ -146,7 +144,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
   const int n = (int)min64(p.L - t0, p.run_steps), n_before = t0 > 0 ? 3 : 0;
   const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t);
   char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
-  float w[4][4], bias[4], x[5][4]; /* x: three steps before the two at hand, and those */
+  float w[4][4], bias[4], x[5][4]; /* x: the current two steps after three earlier ones */
   quad ahead[2][2];
   start_steps(from, p.x_step, n_before, x);
 #pragma unroll
@@ -169,7 +167,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
-/* Two steps of this thread's channels into shared memory, of which n are there. The pointer moves on. */
+/* Copies two steps of this thread's channels to shared memory, of which n exist; advances the pointer. */
 KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *first, quad *second) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
@@ -180,9 +178,9 @@ KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *fir
   kr_commit_copies();
 }
 
-/* The same for 16-bit types: all inputs of the run are on their way, past the registers, before the first is used. */
+/* The same for 16-bit types: the whole run is in flight by asynchronous copies before the first use. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan p) {
-  enum { GROUPS = KR_CONV_RUN / 4 }; /* of four steps; the three steps before the run are the first */
+  enum { GROUPS = KR_CONV_RUN / 4 }; /* groups of four steps; the three steps before the run come first */
   KR_SHARED quad steps[E == 4 ? 1 : KR_CONV_RUN + 3][KR_CONV_THREADS];
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
                  b = kr_divide(run, p.runs);
@@ -192,7 +190,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan
   const char *const from = quad_pointer(p.x, b * p.x.b + d + t0 * p.x.t);
   char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
   quad *const mine = &steps[0][kr_thread()];
-  float w[4][4], bias[4], x[5][4]; /* x: three steps before the two at hand, and those */
+  float w[4][4], bias[4], x[5][4]; /* x: the current two steps after three earlier ones */
 #pragma unroll 1
   for (int s = 0; s < KR_CONV_RUN + 3; s++) {
     const int exists = t0 + s >= 3 && s - 3 < n;
@@ -213,7 +211,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan
 #pragma unroll 1
   for (int t = 0; t < n; t += 4) {
     kr_copied<GROUPS - 1>();
-    kr_commit_copies(); /* an empty group for the one that has come */
+    kr_commit_copies(); /* an empty group, in place of the one waited for */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const quad q[2] = {mine[(t + 2 * h + 3) * KR_CONV_THREADS], mine[(t + 2 * h + 4) * KR_CONV_THREADS]};
@@ -223,9 +221,9 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan
   }
 }
 
-/* Along longer runs, where there is more than the device holds at once. A thread reads only what it copied itself. */
+/* Longer runs, for more work than one wave. A thread reads only what it copied itself. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_plan p) {
-  enum { AHEAD = 5, PAIRS = AHEAD + 1 /* of steps; what was taken last is overwritten first */ };
+  enum { AHEAD = 5, PAIRS = AHEAD + 1 /* step pairs; the last one read is overwritten next */ };
   KR_SHARED quad ring[PAIRS][2][E == 4 ? 1 : KR_CONV_THREADS];
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
                  b = kr_divide(run, p.runs);
@@ -234,7 +232,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_pla
   const int n = (int)min64(p.L - t0, p.run_steps), n_before = t0 > 0 ? 3 : 0;
   const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t);
   char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
-  float w[4][4], bias[4], x[5][4]; /* x: three steps before the two at hand, and those */
+  float w[4][4], bias[4], x[5][4]; /* x: the current two steps after three earlier ones */
   start_steps(from, p.x_step, n_before, x);
 #pragma unroll 1
   for (int k = 0; k < AHEAD; k++) copy_pair(p, from, n - 2 * k, ring[k][0], ring[k][1]);
@@ -268,7 +266,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_plan p) {
   for (int64_t t0 = 0; t0 < p.L; t0 += KR_CONV_WALK) {
     int64_t t = t0 + thread;
     if (t < p.L) window[keep + thread] = kr_load(p.x.data, b * p.x.b + d * p.x.row + t * p.x.t, p.x.dtype);
-    kr_sync(); /* every input of this stretch is read before any output of it is written */
+    kr_sync(); /* every input of this stretch is read before any of its outputs is written */
     if (t < p.L) {
       float sum = bias;
       int32_t mine = p.seq_idx ? sequence_at(p, b, t) : 0;

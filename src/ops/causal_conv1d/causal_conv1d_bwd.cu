@@ -1,17 +1,16 @@
 /* causal_conv1d_bwd.cu: gradients of the short causal convolution (causal_conv1d_bwd_ref.c has the equation).
- *   kr_conv_bwd_rows   blocks share a channel; a thread takes packs of 16 bytes, W up to 4, and sums its own part of
- *                      the weights' gradient, which the block then adds up in a fixed order
- *   kr_conv_bwd_whole  the same where rows are whole packs: two neighbouring packs a thread, so that fewer steps are
- *                      computed twice
- *   kr_conv_bwd_fours  the same where rows of 16-bit types are whole groups of four steps
- *   kr_conv_bwd_long   the same where such rows are long: a warp walks along a row; _block: the few warps of a channel
- *                      are a block, which adds up
- *   kr_conv_bwd_far    the same for 16-bit types and many packs a warp: what it reads is further on its way, past the
- *                      registers
- *   kr_conv_bwd_last   channels-last: a thread takes 4 channels and walks along runs of steps; kr_conv_bwd_last_far has
- *                      more of them on their way
+ *   kr_conv_bwd_rows   blocks share a channel; a thread takes 16-byte packs, W up to 4, and accumulates its own part of
+ *                      the weight gradient, which the block then reduces in a fixed order
+ *   kr_conv_bwd_whole  the same for aligned packed rows: two adjacent packs per thread, so that fewer steps are
+ *                      recomputed
+ *   kr_conv_bwd_fours  the same for 16-bit rows in aligned groups of four steps
+ *   kr_conv_bwd_long   the same for long packed rows: one warp per row; _block: the few warps of a channel are a block,
+ *                      which reduces
+ *   kr_conv_bwd_far    the same for 16-bit types and many packs per warp: deeper prefetch, by asynchronous copies
+ *   kr_conv_bwd_last   channels-last: a thread takes 4 channels of runs of steps; kr_conv_bwd_last_far has more of them
+ *                      in flight
  *   kr_conv_bwd_any    the same element by element: any W up to 128, packed sequences, no dout
- *   kr_conv_bwd_sum   adds the parts of a channel
+ *   kr_conv_bwd_sum    reduces the partial sums of a channel
  *   kr_conv_bwd_initial  gradient of the inputs before the start
  * The pre-activation is recomputed: three reads and a write of the tensor in all. */
 #include "conv.cuh"
@@ -28,13 +27,13 @@ KR_DEV void write_sum(const kr_conv_plan &p, int64_t d, int64_t slot, float v) {
   if (slot == p.W && p.dbias) kr_store(p.dbias, d * p.dbias_d, p.dbias_dtype, v);
 }
 
-/* A sum of one part, which is the whole where there is no other. */
+/* A sum of one part; final if there is no other. */
 KR_DEV void keep_part(const kr_conv_plan &p, int64_t d, int64_t part, int64_t slot, float v) {
   if (p.n_parts == 1) write_sum(p, d, slot, v);
   else p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
 }
 
-/* The sums of up to four taps and the bias, of a warp alone. */
+/* The sums of up to four taps and the bias, reduced over one warp. */
 KR_DEV void keep_parts_of_warp(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
 #pragma unroll
   for (int j = 0; j < 5; j++) {
@@ -45,7 +44,7 @@ KR_DEV void keep_parts_of_warp(const kr_conv_plan &p, int64_t d, int64_t part, c
   }
 }
 
-/* The same, once for a block. */
+/* The same, reduced over the block. */
 KR_DEV void keep_parts(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
   KR_SHARED float shared[5][KR_CONV_THREADS / 32];
 #pragma unroll
@@ -131,7 +130,7 @@ KR_DEV kr_raw16 whole(const kr_rows &v, int64_t offset) {
   return *(const kr_raw16 *)((const char *)v.data + offset * (16 / E));
 }
 
-/* The gradients at n outputs, g, become those at the pre-activation; x begins three steps earlier. */
+/* Turns the gradients g at n outputs into those at the pre-activation; x begins three steps earlier. */
 KR_DEV void gradients_before(const kr_conv_plan &p, const int n, const float (&w)[4], float bias, const float *x,
                              float *g) {
   if (!p.silu) return;
@@ -140,8 +139,8 @@ KR_DEV void gradients_before(const kr_conv_plan &p, const int n, const float (&w
     g[k] *= slope(kr_fma(w[3], x[k + 3], kr_fma(w[2], x[k + 2], kr_fma(w[1], x[k + 1], kr_fma(w[0], x[k], bias)))));
 }
 
-/* The gradient of one input from those at its own and the three next steps; adds its share of the weights' gradients. x
- * begins three steps before it. */
+/* The gradient of one input from those at its own and the three next steps; adds its contribution to the weight
+ * gradients. x begins three steps before it. */
 KR_DEV float input_gradient(const float (&w)[4], const float *x, const float *g, float (&sums)[5]) {
 #pragma unroll
   for (int j = 0; j < 4; j++) sums[j] = kr_fma(g[0], x[j], sums[j]);
@@ -149,7 +148,7 @@ KR_DEV float input_gradient(const float (&w)[4], const float *x, const float *g,
   return kr_fma(w[0], g[3], kr_fma(w[1], g[2], kr_fma(w[2], g[1], w[3] * g[0])));
 }
 
-/* Two neighbouring packs as stored, and the steps beside them. */
+/* Two adjacent raw packs and the neighbouring steps. */
 typedef struct pair {
   int64_t b, t;
   kr_raw16 x[2], g[2];
@@ -195,7 +194,7 @@ KR_DEV void store_pair(const kr_conv_plan &p, int64_t d, int64_t b, int64_t t, c
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_plan p) {
   enum { M = 2 * E };
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n_pairs = p.B * p.packs_per_row.by;
-  float w[4], sums[5] = {0, 0, 0, 0, 0}; /* the weights' gradient and the bias's */
+  float w[4], sums[5] = {0, 0, 0, 0, 0}; /* gradients of weights and bias */
   load_taps(p, d, w);
   const float bias = load_bias(p, d);
   for (int64_t i = part * KR_CONV_THREADS + kr_thread(); i < n_pairs; i += (int64_t)p.n_parts * KR_CONV_THREADS) {
@@ -216,7 +215,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_pla
   keep_parts(p, d, part, sums);
 }
 
-/* Four neighbouring groups of four steps as stored, and those beside them. */
+/* Four adjacent raw groups of four steps and their neighbours. */
 enum { FOURS = 4 };
 typedef struct fours {
   int64_t b, t;
@@ -238,7 +237,7 @@ KR_DEV void load_fours(const kr_conv_plan &p, int64_t d, int64_t i, fours &to) {
     to.x_right = load_quad(p.x, at + 4 * FOURS), to.g_right = load_quad(p.dout, g_at + 4 * FOURS);
 }
 
-/* Rows of 16-bit types by fours: whole packs they are not. */
+/* 16-bit rows in aligned groups of four, not in 16-byte packs. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_plan p) {
   enum { M = 4 * FOURS };
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n = p.B * p.packs_per_row.by;
@@ -268,10 +267,10 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_pla
   keep_parts(p, d, part, sums);
 }
 
-/* Where a warp walks along a row and each lane has a pack: the last three steps of a pack lie in this many words. */
+/* One warp per row, one pack per lane: a pack's last three steps are in this many words. */
 enum { TAIL_WORDS = E == 4 ? 3 : 2 };
 
-/* The last steps of the pack of the lane before; lane 31's go to lane 0. */
+/* The last steps of the previous lane's pack; lane 31's go to lane 0. */
 KR_DEV quad pass_tail(const kr_raw16 &pack) {
   const int from = (kr_thread() + 31) & 31;
   quad tail = no_quad();
@@ -287,7 +286,7 @@ typedef struct lane_packs {
   kr_raw16 x, g;
 } lane_packs;
 
-/* Pack q of a row of n; x from pack 0 on, g within the run that begins at pack `first`. */
+/* Pack q of a row of n; x from pack 0, g within the run that starts at pack `first`. */
 KR_DEV lane_packs load_lane(const char *x, const char *g, int q, int first, int n) {
   lane_packs to = {};
   if (q >= 0 && q < n) to.x = *(const kr_raw16 *)(x + (int64_t)q * 16);
@@ -295,7 +294,7 @@ KR_DEV lane_packs load_lane(const char *x, const char *g, int q, int first, int 
   return to;
 }
 
-/* The gradient at the pre-activation of the three steps from pack q on, which the run before it needs. */
+/* The gradient at the pre-activation of the three steps from pack q, needed by the run before it. */
 KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char *g_row, int q, int n,
                            const float (&w)[4], float bias, float (&g)[3]) {
 #pragma unroll
@@ -310,8 +309,8 @@ KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char 
   gradients_before(p, 3, w, bias, x, g);
 }
 
-/* A lane's pack: dx from x, the steps before, g, and the gradient of the pack after, of which lane 31 has the first
- * steps in `carry`. */
+/* A lane's pack: dx from x, the steps before, g, and the next pack's gradient, whose first steps lane 31 has in
+ * `carry`. */
 KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad &left, const float (&w)[4], float bias,
                        float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
   const int lane = kr_thread() & 31;
@@ -331,11 +330,11 @@ KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad 
   for (int k = 0; k < E; k++) dx[k] = input_gradient(w, x + k, g + k, sums);
 }
 
-/* Long rows of whole packs: a warp walks back along runs of a row, every n_warps-th of all, 32 packs at a time, and has
- * the next ones on their way. What reaches over a pack's ends comes from the neighbouring lanes, so that nothing is
- * read or computed twice. */
+/* Long packed rows: a warp goes backward along runs of a row, taking every n_warps-th of all runs, 32 packs at a time
+ * with the next ones in flight. Values across a pack's ends come from the adjacent lanes, so nothing is read or
+ * computed twice. */
 KR_DEV void walk_runs(const kr_conv_plan &p, int64_t d, int warp, int n_warps, float (&sums)[5]) {
-  enum { FAR = E != 4 }; /* two loads on their way instead of one; 32-bit types would rather have more warps */
+  enum { FAR = E != 4 }; /* two loads in flight instead of one; 32-bit types benefit more from occupancy */
   const int lane = kr_thread() & 31, n = (int)p.packs_per_row.by;
   const int64_t n_tasks = p.B * p.runs.by;
   float w[4];
@@ -379,8 +378,8 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, E == 4 ? 4 : 3) kr_conv_bwd_block(cons
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
-/* Where a warp is on its way back along runs of rows: at 32 packs from pack c on, of which this lane's is at x and g;
- * below `first` it is at its end. */
+/* A warp's position going backward along runs of rows: at 32 packs from pack c, this lane's at x and g; past the end
+ * once c is below `first`. */
 typedef struct walk {
   const char *x, *g;
   int task, c, first; /* task: row and run */
@@ -402,9 +401,8 @@ KR_DEV void next_packs(const kr_conv_plan &p, int64_t d, walk &w) {
   if (w.c < w.first && w.task + p.n_parts < n_tasks_of(p)) w = begin_run(p, d, w.task + p.n_parts);
 }
 
-/* The packs that are on their way, past the ends of runs. A lane reads only what it copied itself, so no barrier is
- * needed. */
-enum { AHEAD = 3, SLOTS = AHEAD + 1 /* what was taken last is overwritten first */ };
+/* Packs in flight, across the ends of runs. A lane reads only what it copied itself, so no barrier is needed. */
+enum { AHEAD = 3, SLOTS = AHEAD + 1 /* the last one read is overwritten next */ };
 typedef struct slot {
   kr_raw16 x[32], g[32], left; /* left: the pack before lane 0's */
 } slot;
@@ -422,7 +420,7 @@ KR_DEV void fetch_packs(const kr_conv_plan &p, int64_t d, walk &far, slot *ring,
   put = (put + 1) % SLOTS;
 }
 
-/* The last steps before a lane's pack: of the lane before, or of `left`. */
+/* The last steps before a lane's pack: from the previous lane, or from `left`. */
 KR_DEV quad steps_before(const kr_raw16 &x, const kr_raw16 &left) {
   const int lane = kr_thread();
   quad tail = no_quad();
@@ -471,7 +469,7 @@ KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_plan p) {
 }
 #endif
 
-/* Step t of a run of `own` and three more, which lies s after the three steps before. */
+/* Step t of a run of `own` steps plus three, at offset s after the three earlier steps. */
 KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own,
                       const float (&w)[4][4], const float (&bias)[4], float (&dw)[4][4], float (&db)[4], char *to) {
   float dx[4];
@@ -493,7 +491,7 @@ KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[
   }
 }
 
-/* A block's sums of its 128 channels, of all its warps, in one order. */
+/* Reduces a block's 128 channels over its warps, in a fixed order. */
 KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][4], const float (&db)[4],
                       float (*sums)[32 * 20]) {
   enum { WARPS = KR_CONV_THREADS / 32 };
@@ -514,10 +512,10 @@ KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][
   }
 }
 
-/* The warps of a block take runs of the same 128 channels by turns: task = batch and run. */
+/* The warps of a block take turns at runs of the same 128 channels: task = batch and run. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan p) {
   KR_SHARED float sums[KR_CONV_THREADS / 32][32 * 20];
-  enum { WARPS = KR_CONV_THREADS / 32, HALVES = E == 4 ? 1 : 2 }; /* HALVES of two steps are on their way */
+  enum { WARPS = KR_CONV_THREADS / 32, HALVES = E == 4 ? 1 : 2 }; /* HALVES of two steps in flight */
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts,
                 n_tasks = p.B * p.runs.by;
@@ -538,7 +536,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
     const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t),
                *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
     char *to = p.dx.data ? quad_pointer(p.dx, b * p.dx.b + d + (t0 - 3) * p.dx.t) : 0;
-    float x[5][4], g[5][4]; /* three steps before the two at hand, and those */
+    float x[5][4], g[5][4]; /* the current two steps after three earlier ones */
     quad x_ahead[HALVES][2], g_ahead[HALVES][2];
     start_steps(from, p.x_step, n_before, x);
 #pragma unroll
@@ -568,7 +566,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan
 }
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
-/* The same for 16-bit types, with the next steps of x and dout on their way past the registers. A thread reads only
+/* The same for 16-bit types, with asynchronous copies of the next steps of x and dout in flight. A thread reads only
  * what it copied itself. */
 typedef struct last_pair {
   quad x[2][KR_CONV_THREADS], g[2][KR_CONV_THREADS]; /* two steps */
@@ -588,7 +586,7 @@ KR_DEV void fetch_pair(const kr_conv_plan &p, const char *&from, const char *&g_
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_plan p) {
   KR_DYNAMIC_SHARED(memory);
-  enum { WARPS = KR_CONV_THREADS / 32, PAIRS = KR_CONV_AHEAD + 1 /* what was taken last is overwritten first */ };
+  enum { WARPS = KR_CONV_THREADS / 32, PAIRS = KR_CONV_AHEAD + 1 /* the last one read is overwritten next */ };
   last_pair *const ring = (last_pair *)memory;
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const int64_t d = ((int64_t)(kr_block_x() / p.n_parts) * 32 + lane) * 4, part = kr_block_x() % p.n_parts,
@@ -611,7 +609,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_
     const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - n_before) * p.x.t),
                *g_from = quad_pointer(p.dout, b * p.dout.b + d + t0 * p.dout.t);
     char *to = p.dx.data ? quad_pointer(p.dx, b * p.dx.b + d + (t0 - 3) * p.dx.t) : 0;
-    float x[5][4], g[5][4]; /* three steps before the two at hand, and those */
+    float x[5][4], g[5][4]; /* the current two steps after three earlier ones */
     start_steps(from, p.x_step, n_before, x);
 #pragma unroll 1
     for (int k = 0; k < KR_CONV_AHEAD; k++) fetch_pair(p, from, g_from, n - 2 * k, &ring[k]);
@@ -635,9 +633,9 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_
         kr_one_pointer(to);
       }
     }
-    kr_copied<0>(); /* the next run begins at the ring's begin */
+    kr_copied<0>(); /* the next run starts at the ring's start */
   }
-  kr_sync(); /* the sums take the ring's place */
+  kr_sync(); /* the sums reuse the ring's memory */
   keep_last(p, part, dw, db, (float (*)[32 * 20])memory);
 }
 #endif
@@ -659,7 +657,7 @@ KR_DEV int same_sequence(const kr_conv_plan &p, int64_t b, int64_t from, int64_t
   return !p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t));
 }
 
-/* Adds v over the block, in the same order always; thread 0 has the sum. */
+/* Reduces v over the block in a fixed order; thread 0 has the sum. */
 KR_DEV float block_sum(float v, float *shared) {
   for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
   kr_sync();
@@ -702,7 +700,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan 
   }
 }
 
-/* Adds up the parts of a sum, always in the same order: a thread or, where there are many, a warp. */
+/* Reduces the parts of a sum in a fixed order: one thread each or, if there are many parts, one warp. */
 KR_KERNEL void kr_conv_bwd_sum(const kr_conv_plan p) {
   const int lanes = p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1, lane = kr_thread() & (lanes - 1);
   const int64_t i = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) / lanes, d = i / (p.W + 1),
@@ -722,7 +720,7 @@ KR_KERNEL void kr_conv_bwd_initial(const kr_conv_plan p) {
   float dx = 0;
   for (int64_t w = 0; w < p.W; w++)
     if (t + keep - w >= 0) dx = kr_fma(weight_at(p, d, w), gradient_at(p, b, d, t + keep - w), dx);
-  int64_t q = t - (p.L - keep); /* short sequences: the last inputs reach before the start */
+  int64_t q = t - (p.L - keep); /* short sequences: the last inputs reach back before the start */
   if (p.dfinal.data && q >= 0)
     dx += kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype);
   kr_store(p.dinitial.data, b * p.dinitial.b + d * p.dinitial.row + k * p.dinitial.t, p.dinitial.dtype, dx);

@@ -1,5 +1,5 @@
-/* causal_conv1d_bwd_cuda.c: the families of kernels of the convolution's gradient, which calls each takes, how many
- * blocks share a channel, and the launches. */
+/* causal_conv1d_bwd_cuda.c: kernel families of the convolution's gradient: which calls each takes, how many blocks
+ * share a channel, and the launches. */
 #include "conv_host.h"
 #include "conv_rows.h"
 
@@ -27,11 +27,11 @@ enum {
   FAR_PACKS = 128,
   BLOCK_WARPS = KR_CONV_THREADS / 32,
   FEW_WARPS = 96
-}; /* packs and steps: of a run; FAR_PACKS: of a warp; FEW_WARPS, FEW_RUNS: for a multiprocessor */
+}; /* in packs or steps: per run; FAR_PACKS: per warp; FEW_WARPS, FEW_RUNS: per multiprocessor */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
-/* Enough blocks for the device, and two packs for each thread or more. */
+/* Enough blocks to fill the device, at least two packs per thread. */
 static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   const int64_t packs = a->B * ((a->L + 7) / 8), wanted = 16ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1,
@@ -40,13 +40,12 @@ static int32_t parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
-/* Runs of so many steps of 128 channels each. */
+/* Number of runs of so many steps of 128 channels each. */
 static int64_t runs_of(const krait_causal_conv1d_bwd_args *a, int64_t steps) {
   return a->B * (a->L / steps) * ((a->D + 127) / 128);
 }
 
-/* Steps of a run where tensors are channels-last: many where there are plenty, since each run computes three steps of
- * the next one too. */
+/* Steps per run, channels-last: many if there are plenty, since each run recomputes three steps of the next. */
 static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   int32_t steps = FEW_STEPS;
   while (steps < MOST_STEPS && runs_of(a, 2 * steps) >= ENOUGH_RUNS) steps *= 2;
@@ -55,7 +54,7 @@ static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_
   return steps;
 }
 
-/* Blocks of 128 channels, and two runs for each warp. */
+/* Blocks of 128 channels, two runs per warp. */
 static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
   const int64_t run_steps = run_steps_of(ctx, a), blocks = (a->D + 127) / 128,
                 runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32,
@@ -66,8 +65,8 @@ static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd
   return parts < 1 ? 1 : (int32_t)parts;
 }
 
-/* The same where steps are on their way past the registers: one block of each resident pair at most, and runs that keep
- * their warps busy to the end; each run costs three steps of the next one and the wait for its first. */
+/* The same with asynchronous copies: at most one wave of blocks, and run lengths that balance the warps; a run's
+ * overhead is three steps of the next run and the latency of its first load. */
 enum { RESIDENT = 2, RUN_COST = 11, MOST_ROUNDS = 8, FAR_BYTES = (KR_CONV_AHEAD + 1) * 2 * 2 * 8 * KR_CONV_THREADS };
 _Static_assert(FAR_BYTES >= KR_CONV_THREADS / 32 * 32 * 20 * 4, "the sums of a block fit");
 
@@ -95,15 +94,15 @@ static far_cut cut_far(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args 
   return cut;
 }
 
-/* Rows of whole packs along which warps walk: long enough, and 32 packs at a time leave few lanes idle. */
+/* Packed rows long enough for a warp each, with few idle lanes at 32 packs a step. */
 static int is_long(int64_t n_packs) { return n_packs >= 256 || (n_packs >= 64 && n_packs % 32 == 0); }
 
-/* Rows of whole groups of four steps, of a type of 16 bits. */
+/* 16-bit rows in aligned groups of four steps. */
 static int by_fours(const kr_rows *v, int64_t L) {
   return L % 4 == 0 && v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % 8 == 0;
 }
 
-/* Long rows are cut into runs so that the device's warps have work, a few for each; returns the warps of a channel. */
+/* Splits long rows into runs, a few for each of the device's warps; returns the warps per channel. */
 static int32_t cut_long(const krait_ctx *ctx, kr_conv_plan *p, int64_t B, int64_t D, int64_t n_packs) {
   const int64_t rows = B * D > 0 ? B * D : 1, wanted = 96ll * kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 most_runs = n_packs / FEWEST_PACKS;
@@ -142,25 +141,25 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (kr_has(&a->seq_idx)) return "seq_idx";
   if (!kr_has(&a->dout)) return "no dout";
   if (a->dout.dtype != a->x.dtype || (kr_has(&a->dx) && a->dx.dtype != a->x.dtype))
-    return "dout or dx of another type than x";
+    return "dout or dx differ in type from x";
   if (a->B * ((a->L + 3) / 4) >= 1ll << 31) return "2^31 groups of four steps or more";
   if (family == ANY_ROWS) return NULL;
-  if (kr_has(&a->initial_states) || kr_has(&a->dfinal_states)) return "states"; /* rare: the general kernels do them */
+  if (kr_has(&a->initial_states) || kr_has(&a->dfinal_states)) return "states"; /* rare: left to the general kernels */
   const kr_conv_plan p = plan_of(a);
   if (family == CHANNELS_LAST)
     return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.dout) && (!p.dx.data || kr_conv_quads(&p.dx))
                ? NULL
-               : "channels do not lie together in aligned groups of four";
+               : "not channels-last in aligned groups of four";
   if (family == ROWS_BY_FOURS)
     return per_pack_of(&p) == 8 && by_fours(&p.x, p.L) && by_fours(&p.dout, p.L) && (!p.dx.data || by_fours(&p.dx, p.L))
                ? NULL
-               : "rows are not of aligned groups of four 16-bit steps";
+               : "rows are not in aligned groups of four 16-bit steps";
   if (p.L % per_pack_of(&p) || !p.x.packs || !p.dout.packs || (p.dx.data && !p.dx.packs))
-    return "rows are not of whole aligned packs of 16 bytes";
+    return "rows are not in aligned packs of 16 bytes";
   return family == LONG_PACKED_ROWS && !is_long(p.L / per_pack_of(&p)) ? "rows are short" : NULL;
 }
 
-/* Blocks that share a channel's sums; cuts long rows. */
+/* How many blocks share a channel's sums; splits long rows. */
 static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, kr_conv_plan *p,
                               int family) {
   if (family == CHANNELS_LAST) return last_parts_of(ctx, a);
@@ -175,7 +174,7 @@ static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
   return kr_scratch_round((uint64_t)(a->D * n_parts * (a->W + 1)) * 4);
 }
 
-/* Of long rows: a warp a part, or all of a channel's in one block, or far apart. */
+/* Long rows: one warp per part, or a channel's warps in one block, or deep prefetch. */
 static const kr_kernel *long_rows(const krait_ctx *ctx, uint64_t tier, kr_conv_plan *p, kr_grid *grid) {
   const int far = tier == KRAIT_CAP_CUDA_AMPERE && p->x.dtype != KRAIT_F32 &&
                   p->B * p->runs.by * p->run_packs >= (int64_t)FAR_PACKS * p->n_parts;
@@ -187,7 +186,7 @@ static const kr_kernel *long_rows(const krait_ctx *ctx, uint64_t tier, kr_conv_p
   return block_kernel;
 }
 
-/* Of channels that lie together. */
+/* Channels-last tensors. */
 static const kr_kernel *channels_last(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier,
                                       kr_conv_plan *p, kr_grid *grid) {
   if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32 || kr_cuda_info(ctx->cuda)->shared_bytes < FAR_BYTES)

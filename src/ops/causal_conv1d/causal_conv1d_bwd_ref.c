@@ -23,8 +23,8 @@ static double input(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
   return kr_has(&a->initial_states) ? kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, t + a->W - 1)) : 0;
 }
 
-/* Whether the input of time `from` reaches the output of time t: a negative sequence's outputs are 0, whatever its
- * inputs. */
+/* Whether the input at time `from` reaches the output at t: outputs of a negative sequence are 0 whatever the inputs.
+ * */
 static int connected(const bwd_args *a, int64_t b, int64_t from, int64_t t) {
   return !kr_has(&a->seq_idx) || (from >= 0 && sequence(a, b, t) >= 0 && sequence(a, b, from) == sequence(a, b, t));
 }

@@ -1,6 +1,7 @@
 /* causal_conv1d_bwd_simd.c: the convolution's gradient with channels across lanes, tile by tile from the end of time: a
- * window of inputs (W-1 steps of history, then the tile), and a window of g (the tile, then W-1 steps of what follows).
- * Items are cut by the shape alone and their sums added in one order: the result does not depend on threads. */
+ * window of inputs (W-1 steps of history, then the tile) and a window of g (the tile, then W-1 later steps). Work items
+ * depend on the shape alone and their sums are added in a fixed order: the result does not depend on the thread count.
+ * */
 #include <string.h>
 
 #include "conv_rows.h"
@@ -25,10 +26,10 @@ typedef struct item {
   int W, lanes, keep; /* keep = W - 1 */
   float weight[MAX_W][KR_VL], bias[KR_VL], total[MAX_W + 1][KR_VL];
   float x[(TILE + MAX_W) * KR_VL];  /* step i of the tile at row i + keep */
-  float g[(TILE + MAX_W) * KR_VL];  /* step i at row i; what follows the tile at n.. */
+  float g[(TILE + MAX_W) * KR_VL];  /* step i at row i; later steps at n.. */
   float dx[TILE * KR_VL];
-  kr_ahead next[2];                 /* x and dout of the tile that comes next */
-  unsigned char taps[TILE + MAX_W]; /* bit k: the input k steps before reaches this step */
+  kr_ahead next[2];                 /* x and dout of the next tile */
+  unsigned char taps[TILE + MAX_W]; /* bit k: the input k steps earlier reaches this step */
 } item;
 
 static int64_t time_of(const bwd_args *a, int64_t i) { return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - i : i; }
@@ -93,7 +94,7 @@ KR_INLINE void gradient_steps(item *it, int n, int W, int silu, int packed) {
   for (int k = 0; k <= W; k++) kr_v_store(it->total[k], total[k]);
 }
 
-/* dx[i] = sum_k weight[W-1-k] g[i+k]; row is the first of g. */
+/* dx[i] = sum_k weight[W-1-k] g[i+k]; row is the first row of g. */
 KR_INLINE void input_steps(item *it, int n, int W, int packed) {
   kr_v weight[MAX_W];
   const float *g = it->g;
@@ -107,8 +108,8 @@ KR_INLINE void input_steps(item *it, int n, int W, int packed) {
   }
 }
 
-/* A step's channels are a line or two far from those of the next, which no prefetcher of the hardware follows. */
-static void ask_ahead(item *it, int64_t i0) {
+/* A step's channels are a cache line or two from the next step's: no hardware prefetcher follows that stride. */
+static void prefetch_next(item *it, int64_t i0) {
   memset(it->next, 0, sizeof it->next);
   if (i0 < TILE + it->keep) return;
   const kr_plane x = plane_of(it, &it->a->x, i0 - TILE - it->keep), dout = plane_of(it, &it->a->dout, i0 - TILE);
@@ -118,7 +119,7 @@ static void ask_ahead(item *it, int64_t i0) {
 
 static void run_tile(item *it, int64_t i0, int n) {
   const bwd_args *a = it->a;
-  ask_ahead(it, i0);
+  prefetch_next(it, i0);
   const int silu = a->activation == KRAIT_ACT_SILU;
   read_inputs(it, i0, n);
   if (kr_has(&a->dout)) {
@@ -149,7 +150,7 @@ static void add_final_states(const item *it, float *rows, int64_t i0, int n) {
   }
 }
 
-/* dX of steps -keep..-1 from the first g; n_known of them exist. */
+/* dX of steps -keep..-1 from the first g; n_known of those exist. */
 static void write_initial_states(const item *it, int n_known) {
   const krait_view *v = &it->a->dinitial_states;
   float rows[MAX_W * KR_VL] = {0};

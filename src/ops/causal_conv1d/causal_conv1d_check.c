@@ -1,6 +1,5 @@
-/* causal_conv1d_check.c: sizes of random calls of the convolution and its gradient. Mostly short rows; now and then
- * long ones of whole packs, of which GPU rows are fond, and a few steps of more channels than one item of the CPU
- * takes. */
+/* causal_conv1d_check.c: sizes of random calls of the convolution and its gradient. Mostly short rows; occasionally
+ * long packed rows for the GPU, and a few steps of more channels than one CPU item takes. */
 #include "check.h"
 #include "conv_rows.h"
 
@@ -16,12 +15,12 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
   *kr_case_size(c, "L") = is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows)
                                   : kr_case_edge(c, is_wide ? 12 : 300);
   *kr_case_size(c, "W") = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
-  if (index % 8 == 1) { /* channels of a token side by side, as models have them */
+  if (index % 8 == 1) { /* channels-last, as in models */
     c->contiguous = c->channels_last = 1;
     *kr_case_size(c, "D") = 4 * kr_case_int(c, 1, 40), *kr_case_size(c, "W") = kr_case_int(c, 2, 4);
     if (index % 16 == 9)
       *kr_case_size(c, "B") = 3, *kr_case_size(c, "D") = 4 * kr_case_int(c, 35, 60),
-                       *kr_case_size(c, "L") = kr_case_int(c, 150, 300); /* more than a small device holds at once */
+                       *kr_case_size(c, "L") = kr_case_int(c, 150, 300); /* more than fits a small device at once */
   }
   if (is_long || index % 8 == 1)
     kr_case_leave_out(c, "seq_idx"), kr_case_leave_out(c, "initial_states"), kr_case_leave_out(c, "dfinal_states"),
@@ -38,7 +37,7 @@ int32_t kr_conv_update_case(kr_case *c, int64_t index) {
   a->W = index % 10 == 0 ? kr_case_int(c, 5, 12) : kr_case_int(c, 1, 4);
   a->S = a->W - (a->W > 1 && kr_case_chance(c, 0.4)) +
          (kr_case_chance(c, 0.5) ? kr_case_int(c, 0, index % 15 == 1 ? 60 : 6) : 0);
-  if (index % 5 == 2) { /* a step as language models take it */
+  if (index % 5 == 2) { /* a decoding step, as in language models */
     a->B = kr_case_int(c, 2, 6), a->n_states = a->B + kr_case_int(c, 0, 3);
     a->L = 1, a->W = 4, a->S = 3, a->D = 4 * kr_case_edge(c, 60), a->activation = KRAIT_ACT_SILU;
     c->contiguous = 1, c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;

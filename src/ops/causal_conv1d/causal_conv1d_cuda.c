@@ -1,5 +1,4 @@
-/* causal_conv1d_cuda.c: the families of kernels of the forward convolution, which calls each takes, and their
- * launches. */
+/* causal_conv1d_cuda.c: kernel families of the forward convolution: which calls each takes, and their launches. */
 #include "conv_host.h"
 #include "conv_rows.h"
 
@@ -15,13 +14,13 @@ static const kr_kernel walk_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_walk
                        final_kernel[] = KR_BY_TYPE("causal_conv1d", "kr_conv_final");
 
 enum {
-  SHORT_BLOCKS = 16 /* of a multiprocessor, up to which threads rather make one pack than two */,
-  RESIDENT = 4 /* that it holds where channels lie together */
+  SHORT_BLOCKS = 16 /* per multiprocessor, up to which a thread takes one pack, not two */,
+  RESIDENT = 4 /* per multiprocessor, channels-last */
 };
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
-/* Four steps are one aligned access. */
+/* Four steps in one aligned access. */
 static int steps_by_fours(const kr_rows *v) {
   const uintptr_t bytes = v->dtype == KRAIT_F32 ? 16 : 8;
   return v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % bytes == 0;
@@ -52,13 +51,13 @@ static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   if (family == CHANNELS_LAST)
     return p.D % 4 == 0 && kr_conv_quads(&p.x) && kr_conv_quads(&p.out)
                ? NULL
-               : "channels do not lie together in aligned groups of four";
+               : "not channels-last in aligned groups of four";
   if (p.initial.data) return "initial_states";
   return p.x.packs && p.out.packs && p.L % per_pack_of(&p) == 0 ? NULL
-                                                                : "rows are not of whole aligned packs of 16 bytes";
+                                                                : "rows are not in aligned packs of 16 bytes";
 }
 
-/* Runs as long as one wave of blocks allows. */
+/* Runs as long as a single wave of blocks allows. */
 static const kr_kernel *long_runs(kr_conv_plan *p, int64_t most_threads, kr_grid *grid) {
   const int64_t runs = most_threads / p->packs_per_row.by / p->B > 0 ? most_threads / p->packs_per_row.by / p->B : 1;
   p->run_steps = (int32_t)(((p->L + runs - 1) / runs + 3) / 4 * 4);

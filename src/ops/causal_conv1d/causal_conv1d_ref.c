@@ -1,9 +1,8 @@
 /* causal_conv1d_ref.c: the short causal convolution, written to be read (specs: causal_conv1d_fn).
- *   out[b,d,t] = act(bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w]),  X = x for t >= 0, initial_states before, else
- *     0
- * With seq_idx a tap of another sequence is dropped, and a position of a negative sequence gives 0.
- * Reverse: as if x, seq_idx and out were flipped in time; the states keep the direction's own order.
- * Time t below counts in the direction. Double accumulation; works from the last step back, so that out may be x. */
+ *   out[b,d,t] = act(bias[d] + sum_{w<W} weight[d,w] X[b,d,t-(W-1)+w]),  X = x for t >= 0, else initial_states or 0
+ * With seq_idx, taps in another sequence are dropped, and positions of a negative sequence give 0.
+ * Reverse: as if x, seq_idx and out were flipped in time; the states stay in the direction's own order.
+ * Time t below counts in the direction. Double accumulation; goes backward from the last step, so that out may be x. */
 #include <math.h>
 
 #include "op_list.h"

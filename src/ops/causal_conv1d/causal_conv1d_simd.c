@@ -1,7 +1,7 @@
-/* causal_conv1d_simd.c: three bodies. Unit stride in time: a row at a time, lanes are time steps, taps are shifted
- * loads from a float window that keeps the last W-1 inputs. Contiguous channels, not in place: lanes are channels, four
- * steps at once from memory to memory, cut in time and channels. Otherwise lanes are channels and a ring of W float
- * rows holds the taps. The first and the last read every input before the output overwrites it. */
+/* causal_conv1d_simd.c: three implementations. Unit stride in time: a row at a time, lanes are time steps, taps are
+ * shifted loads from a float window that keeps the last W-1 inputs. Contiguous channels, not in place: lanes are
+ * channels, four steps at once from memory to memory, split over time and channels. Otherwise lanes are channels and a
+ * ring of W float rows holds the taps. The first and the last read every input before the output overwrites it. */
 #include <string.h>
 
 #include "op_list.h"
@@ -14,7 +14,7 @@ _Static_assert(RANGE % KR_VL == 0 && WINDOW % KR_VL == 0, "whole vectors");
 
 typedef struct run {
   const krait_causal_conv1d_args *a;
-  int64_t range, n_ranges; /* channels of an item, items of a batch entry */
+  int64_t range, n_ranges; /* channels per item, items per batch entry */
 } run;
 
 static int is_reverse(const krait_causal_conv1d_args *a) { return (a->call.flags & KRAIT_CONV1D_REVERSE) != 0; }
@@ -36,7 +36,7 @@ KR_INLINE kr_v filter_vector(const float *from, const kr_v *tap, kr_v start, int
   return sum;
 }
 
-/* n vectors of outputs, at most two, from steps at[0] and at[1] on; they may overlap. */
+/* n vectors of outputs, at most two, at steps at[0] and at[1]; they may overlap. */
 KR_INLINE void filter_vectors(const float *from, float *out, const int64_t *at, int n, const kr_v *tap, kr_v start,
                               int W, int silu) {
   kr_v sum[2];
@@ -45,8 +45,8 @@ KR_INLINE void filter_vectors(const float *from, float *out, const int64_t *at, 
   for (int k = 0; k < n; k++) kr_v_store(out + at[k], sum[k]);
 }
 
-/* Outputs i..n-1, n - i or i a whole vector at least: two vectors at a time, the last of which may overlap the one
- * before. Inputs are asked for `ahead` floats before their turn. */
+/* Outputs i..n-1, where n - i or i is at least a vector: two vectors at a time, the last of which may overlap the one
+ * before. Inputs are prefetched `ahead` floats early. */
 KR_INLINE void filter_pairs(const float *from, float *out, int64_t i, int64_t n, const kr_v *tap, kr_v start, int W,
                             int silu, int ahead) {
   for (; i + KR_VL < n; i += 2 * KR_VL) {
@@ -57,7 +57,7 @@ KR_INLINE void filter_pairs(const float *from, float *out, int64_t i, int64_t n,
   if (i < n) filter_vectors(from, out, (const int64_t[]){n - KR_VL}, 1, tap, start, W, silu);
 }
 
-/* taps[k] meets from[i + k]. Less than a vector: whole vectors are read and written. */
+/* taps[k] multiplies from[i + k]. Below a vector's length, whole vectors are still read and written. */
 KR_INLINE void filter_window(const float *from, float *out, int64_t n, const float *taps, float bias, int W, int silu) {
   kr_v tap[MAX_W];
   for (int k = 0; k < W; k++) tap[k] = kr_v_set1(taps[k]);
@@ -114,23 +114,23 @@ static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
   return r;
 }
 
-/* Steps first..first+n-1 through a window: [history, piece] forwards, [piece, history] in reverse. Short copies are
- * loops: a call of memcpy takes longer than a vector of the filter. */
+/* Steps first..first+n-1 through a window: [history, piece] forward, [piece, history] in reverse. Short copies are
+ * loops: a call to memcpy costs more than a vector of the filter. */
 static void filter_piece(row *r, int64_t first, int n) {
   float window[WINDOW + MAX_W + 2 * KR_VL], out[WINDOW];
   const int keep = r->W - 1;
   for (int i = 0; i < 2 * KR_VL; i += KR_VL)
-    kr_v_store(window + n + i, kr_v_zero()); /* what whole vectors read beyond the piece */
+    kr_v_store(window + n + i, kr_v_zero()); /* what whole vectors read past the piece */
   read_piece(r->reverse ? window : window + keep, &r->a->x, kr_at3(&r->a->x, r->b, r->d, first), n);
   float *past = r->reverse ? window + n : window, *next = r->reverse ? window : window + n;
-  for (int k = 0; k < keep; k++) past[k] = r->history[k]; /* after whole vectors were stored */
+  for (int k = 0; k < keep; k++) past[k] = r->history[k]; /* after the whole-vector stores */
   for (int k = 0; k < keep; k++) r->history[k] = next[k];
   filter_any(window, out, n, r->taps, r->bias, r->W, r->a->activation);
   write_piece(&r->a->out, kr_at3(&r->a->out, r->b, r->d, first), out, n);
 }
 
-/* The same from memory to memory, for float32 that is not in place: the steps that do not reach into the history, then
- * the others through a window. */
+/* The same from memory to memory, for float32 not in place: first the steps that do not need the history, then the
+ * others through a window. */
 static void filter_direct(row *r, const float *x, float *out, int64_t L) {
   const int keep = r->W - 1, silu = r->a->activation;
   const int64_t head = keep <= KR_VL ? KR_VL : 2 * KR_VL, n = L - head;
@@ -153,8 +153,7 @@ static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) 
     kr_put(&a->final_states, kr_at3(&a->final_states, b, d, k), r.history[r.reverse ? r.W - 2 - k : k]);
 }
 
-/* ---- lanes are time steps, the usual call: float32 forwards from zeros, not in place; a row is never out of registers
- * ---- */
+/* ---- lanes are time steps, common case: float32 forward from zeros, not in place; a row stays in registers ---- */
 
 enum { AHEAD_FLOATS = 256 };
 
@@ -205,7 +204,7 @@ static void filter_rows(void *user, int64_t begin, int64_t end, int worker) {
 
 typedef struct lanes {
   float ring[MAX_W][RANGE], weight[MAX_W][RANGE], bias[RANGE];
-  float *tap[MAX_W]; /* rows of the ring, oldest first; the last is this step's input */
+  float *tap[MAX_W]; /* ring rows, oldest first; the last is the current input */
   int dropped[MAX_W];
   int n; /* channels */
 } lanes;
@@ -218,7 +217,7 @@ static void begin_lanes(lanes *l, const krait_causal_conv1d_args *a, int64_t b, 
     l->dropped[k] = 0;
     for (int i = 0; i < n; i++) {
       l->weight[k][i] = (float)kr_get(&a->weight, kr_at2(&a->weight, d0 + i, k));
-      if (k) l->ring[k][i] = initial_input(a, b, d0 + i, k - 1); /* before the first step the ring moves on by one */
+      if (k) l->ring[k][i] = initial_input(a, b, d0 + i, k - 1); /* the ring advances by one before the first step */
     }
   }
   for (int i = 0; i < n; i++) l->bias[i] = bias_of(a, d0 + i);
@@ -262,7 +261,7 @@ KR_INLINE void step_lanes(lanes *l, const kr_plane *x, const kr_plane *out, int 
   if (i < n) step_block(l, tap, newest, &from, &to, i, n - i, W, silu, packed, plain, dtype);
 }
 
-/* The bodies that models use are specialised; the others share one per type. */
+/* Common cases are specialised; the others share one body per type. */
 static void step_any(lanes *l, const kr_plane *x, const kr_plane *out, int W, int silu, int packed) {
   const int plain = x->lane_stride == 1 && out->lane_stride == 1;
   if (!plain || packed) {
@@ -283,7 +282,7 @@ static void step_any(lanes *l, const kr_plane *x, const kr_plane *out, int W, in
   }
 }
 
-/* Which taps reach into another sequence; returns whether the output is 0. */
+/* Marks taps that reach into another sequence; returns whether the output is 0. */
 static int drop_taps(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int64_t t) {
   int64_t base = kr_at2(&a->seq_idx, b, 0), stride = a->seq_idx.stride[1];
   int reverse = is_reverse(a);
@@ -295,7 +294,7 @@ static int drop_taps(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int
   return here < 0;
 }
 
-/* Rows of one item are far apart: hardware does not see them coming. */
+/* Rows of one item are too far apart for the hardware prefetcher. */
 static void prefetch_lanes(const kr_plane *x, int n) {
   int64_t bytes = x->dtype == KRAIT_F32 ? 4 : 2;
   const char *lane = (const char *)x->data + x->offset * bytes;
@@ -337,17 +336,17 @@ static void filter_ranges(void *user, int64_t begin, int64_t end, int worker) {
 
 enum { STREAM = 2048, TAPS = STREAM + 144, HEAD = 256, STEPS = 4, LEAD = 8, CHUNK = 512, LEAST_CHUNK = 64 };
 
-/* Whole rows as far as may be: hardware sees what is read and written in order coming. */
+/* Whole rows if possible: sequential reads and writes suit the hardware prefetcher. */
 typedef struct stream {
   const krait_causal_conv1d_args *a;
-  int64_t chunk, width, n_chunks, n_blocks; /* steps and channels of an item; items along time, along channels */
+  int64_t chunk, width, n_chunks, n_blocks; /* steps and channels per item; items along time, along channels */
 } stream;
 
-/* A column for each channel, passed on as a pointer to the first one's; the last row is the bias. Rows do not meet in a
- * cache's sets. */
+/* A column per channel, passed as a pointer to the first one's; the last row is the bias. The padding keeps rows in
+ * different cache sets. */
 typedef float stream_taps[MAX_W + 1][TAPS];
 
-/* Steps and element types; at: of the first step; step: to the next one. */
+/* Steps and element types; at: offset of the first step; step: stride. */
 typedef struct stream_side {
   void *data;
   int64_t at, step;
@@ -400,8 +399,8 @@ static void stream_any(const float *taps, const stream_side *x, const stream_sid
   }
 }
 
-/* The first steps of at most HEAD channels, whose taps reach before the sequence: through a float copy of what they
- * see. */
+/* The first steps of at most HEAD channels, whose taps reach before the sequence's start: through a float copy of their
+ * inputs. */
 static void stream_head(const krait_causal_conv1d_args *a, const float *taps, int64_t b, int64_t d0, int n,
                         const stream_side *x, const stream_side *out, int n_steps) {
   float seen[2 * MAX_W][HEAD];

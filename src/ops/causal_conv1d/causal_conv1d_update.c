@@ -1,6 +1,6 @@
-/* causal_conv1d_update.c: contract, cost and rows of the convolution on a running state, and of the states of packed
- * sequences. Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact copies; outputs
- * as causal_conv1d. */
+/* causal_conv1d_update.c: contract, cost and rows of the convolution with a running state, and of the states of packed
+ * sequences. Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact copies; output
+ * bounds as in causal_conv1d. */
 #include "conv_rows.h"
 #include "op_list.h"
 
@@ -35,7 +35,7 @@ static void count_varlen(const void *args, kr_cost *cost) {
                         2 * (double)a->S * (double)a->D * (double)a->state_len * (double)krait_dtype_bytes(a->x.dtype)};
 }
 
-/* A copy has no arithmetic to make fast: one row on the CPU. */
+/* A plain copy gains nothing from SIMD: one CPU row. */
 static const kr_row varlen_rows[] = {
     KR_CUDA_ROWS(causal_conv1d_varlen_states)
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_varlen_states_ref, NULL},

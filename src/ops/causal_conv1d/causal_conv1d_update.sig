@@ -1,4 +1,4 @@
-# The convolution on a running state, and the states of packed sequences.
+# The convolution with a running state, and the states of packed sequences.
 op causal_conv1d_update
   size B D L >= 0
   size W 1..INT32_MAX

@@ -1,8 +1,7 @@
-/* causal_conv1d_update_ref.c: L new tokens against a running state of S inputs (specs: causal_conv1d_update).
- *   out[t] = act(bias + sum_w weight[w] X[t-(W-1)+w]), X = x for t >= 0, before it the last inputs that the state holds
- *   without cache_seqlens: the state's inputs end at S-1; it shifts left by L and takes x at the right
- *   with it: the next place to write is cache_seqlens % S, the inputs end just before it; x_t goes to (cache_seqlens +
- *     t) % S
+/* causal_conv1d_update_ref.c: L new tokens with a running state of S inputs (specs: causal_conv1d_update).
+ *   out[t] = act(bias + sum_w weight[w] X[t-(W-1)+w]), X = x for t >= 0, earlier the last inputs in the state
+ *   without cache_seqlens: the state's inputs end at S-1; it shifts left by L and x is appended
+ *   with it: a ring buffer; x_t goes to (cache_seqlens + t) % S, and the past inputs end just before cache_seqlens % S
  * A negative conv_state_indices entry: out 0, nothing written. Double accumulation. */
 #include <math.h>
 
@@ -48,7 +47,7 @@ uint64_t kr_causal_conv1d_update_ref_scratch(const krait_ctx *ctx, const void *a
 
 int32_t kr_causal_conv1d_update_ref(const krait_ctx *ctx, const void *args) {
   const update_args *a = args;
-  double *x = a->call.scratch; /* out may be x: outputs go from the last back, and x is kept for the state */
+  double *x = a->call.scratch; /* out may be x: outputs are computed backward, and x is saved for the state */
   (void)ctx;
   KR_TRY(kr_need_rows("causal_conv1d_update", "conv_state_indices", &a->conv_state_indices, a->B, a->n_states));
   for (int64_t b = 0; b < a->B; b++) {

@@ -50,9 +50,9 @@ static void write_state(const update_args *a, const place *p, const float *input
   }
 }
 
-/* What a block some blocks on will read, where channels lie one after the other: lines that nothing else asks for in
- * time. */
-static void ask_ahead(const update_args *a, const place *p) {
+/* Prefetches what a later block will read, where channels are contiguous: lines the hardware would not fetch in time.
+ * */
+static void prefetch_later(const update_args *a, const place *p) {
   enum { BLOCKS = 6, LINE = 64 };
   const krait_view *const views[] = {&a->conv_state, &a->weight};
   const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]},
@@ -65,8 +65,7 @@ static void ask_ahead(const update_args *a, const place *p) {
   }
 }
 
-/* One new input to four taps of whole blocks whose taps and states lie channel behind channel, as those of language
- * models do. */
+/* One new input, four taps, full blocks, taps and states contiguous per channel, as in language models. */
 enum { TAPS = 4 };
 static int is_one_step(const update_args *a) {
   return a->L == 1 && a->W == TAPS && a->S == TAPS - 1 && !kr_has(&a->cache_seqlens) &&
@@ -80,7 +79,7 @@ static void step_block(const update_args *a, const place *p) {
   float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0), rows[TAPS * KR_VL];
   kr_v weight[TAPS], window[TAPS],
       sum = kr_has(&a->bias) ? kr_v_load_as(a->bias.data, kr_at1(&a->bias, p->d), KR_VL, a->bias.dtype) : kr_v_zero();
-  ask_ahead(a, p);
+  prefetch_later(a, p);
   kr_row_load(rows, a->weight.data, a->weight.dtype, at, 1, TAPS * KR_VL);
   kr_v_load_apart(weight, rows, TAPS);
   kr_v_load_apart(window, state, TAPS - 1);

@@ -1,5 +1,5 @@
-/* causal_conv1d_varlen_states_ref.c: states[s,d,k] = x[end_s - state_len + k, d], 0 before the sequence begins. Bits
- * are copied. */
+/* causal_conv1d_varlen_states_ref.c: states[s,d,k] = x[end_s - state_len + k, d], 0 before the sequence's start. A
+ * bitwise copy. */
 #include <string.h>
 
 #include "contract.h"

@@ -15,7 +15,7 @@ KR_DEV float load_bias(const kr_conv_plan &p, int64_t d) {
 }
 KR_DEV int32_t sequence_at(const kr_conv_plan &p, int64_t b, int64_t t) { return p.seq_idx[b * p.seq_b + t * p.seq_t]; }
 
-/* Four taps, the last at the step itself; zeros in front when there are fewer. */
+/* Four taps, the last for the current step; leading zeros if there are fewer. */
 KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
   if (p.taps_packed) {
     const kr_float4 q = *(const kr_float4 *)((const float *)p.weight + d * 4);
@@ -27,7 +27,7 @@ KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
   for (int j = 0; j < 4; j++) w[j] = j >= 4 - p.W ? weight_at(p, d, j - 4 + p.W) : 0.0f;
 }
 
-/* Four elements as stored: along time, or along channels where the tensor is channels-last. */
+/* Four raw elements: along time, or along channels if the tensor is channels-last. */
 #if KR_DTYPE == 0
 typedef kr_raw16 quad;
 #else
@@ -51,7 +51,7 @@ KR_DEV void store_quad(char *to, const float (&y)[4]) {
   *(quad *)to = q;
 }
 
-/* Two steps of four channels as stored; zeros from step n on. The pointer moves on. */
+/* Loads two steps of four raw channels; zeros from step n. Advances the pointer. */
 KR_DEV void fetch_steps(const char *&from, int64_t step_bytes, int n, quad (&q)[2]) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
@@ -62,7 +62,7 @@ KR_DEV void fetch_steps(const char *&from, int64_t step_bytes, int n, quad (&q)[
   }
 }
 
-/* The three steps before those, and these. */
+/* Appends two steps to the three before them. */
 KR_DEV void take_steps(const quad (&q)[2], float (&v)[5][4]) {
 #pragma unroll
   for (int s = 0; s < 5; s++)
@@ -70,8 +70,8 @@ KR_DEV void take_steps(const quad (&q)[2], float (&v)[5][4]) {
     for (int k = 0; k < 4; k++) v[s][k] = s < 3 ? v[s < 3 ? s + 2 : 0][k] : quad_at(q[s < 3 ? 0 : s - 3], k);
 }
 
-/* What take_steps() needs before the first step: the last n_before (0 or 3) of the steps from there on. The pointer is
- * then at the first step. */
+/* What take_steps() needs before the first step: loads the last n_before (0 or 3) of the steps at the pointer and
+ * advances it to the first step. */
 KR_DEV void start_steps(const char *&from, int64_t step_bytes, int n_before, float (&v)[5][4]) {
 #pragma unroll
   for (int s = 0; s < 3; s++) {
@@ -90,7 +90,7 @@ KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
                         : 0.0f;
 }
 
-/* The inputs at t - 4 ... t - 1, as far as taps reach. */
+/* The inputs at t - 4 ... t - 1, as far as the taps reach. */
 KR_DEV void read_before(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t, float (&before)[4]) {
   if (p.x.packs && t > 0) {
     float v[8];

@@ -1,4 +1,4 @@
-/* conv_host.h: the arguments that forward and backward convolutions share, as kernels read them. */
+/* conv_host.h: the arguments common to the forward and backward convolution, as the kernels read them. */
 #ifndef KR_CONV_HOST_H
 #define KR_CONV_HOST_H
 
@@ -7,13 +7,13 @@
 #include "status.h"
 #include "view.h"
 
-/* Whether channels lie together, four of them aligned. */
+/* Whether the tensor is channels-last with aligned groups of four channels. */
 static inline int kr_conv_quads(const kr_rows *v) {
   const uintptr_t bytes = v->dtype == KRAIT_F32 ? 16 : 8;
   return v->row == 1 && v->b % 4 == 0 && v->t % 4 == 0 && (uintptr_t)v->data % bytes == 0;
 }
 
-/* Bytes from step to step. */
+/* Bytes per step. */
 static inline int64_t kr_conv_step(const kr_rows *v) { return v->t * (int64_t)krait_dtype_bytes(v->dtype); }
 
 #define KR_CONV_PLAN(a, reverse)                                                                                 \

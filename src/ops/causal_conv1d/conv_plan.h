@@ -1,5 +1,5 @@
-/* conv_plan.h: what the host tells the convolution kernels. Tensors are in the order of the walk (rows.h): a reversed
- * convolution is the forward one on flipped views. */
+/* conv_plan.h: kernel parameters of the convolution. Tensors are in scan order (rows.h): a reversed convolution is the
+ * forward one on flipped views. */
 #ifndef KR_CONV_PLAN_H
 #define KR_CONV_PLAN_H
 
@@ -11,16 +11,16 @@ enum {
   KR_CONV_WALK = 128,
   KR_CONV_MOST_TAPS = 128,
   KR_CONV_FEW_PARTS = 16,
-  KR_CONV_RUN = 16 /* forward, channels-last: steps of a thread */,
-  KR_CONV_AHEAD = 5 /* backward, channels-last: pairs of steps on their way */
+  KR_CONV_RUN = 16 /* forward, channels-last: steps per thread */,
+  KR_CONV_AHEAD = 5 /* backward, channels-last: step pairs in flight */
 };
 
 typedef struct kr_conv_plan {
   int64_t B, D, L, W;
-  kr_divisor packs_per_row, rows, runs; /* by packs of a row (or of D), D and runs of steps */
-  int64_t run_packs;          /* of long rows, a multiple of 32 */
-  int64_t x_step, out_step, dout_step, dx_step; /* channels-last: bytes from step to step */
-  int32_t run_steps;          /* of such a run, a multiple of 4 */
+  kr_divisor packs_per_row, rows, runs; /* division by packs per row (or of D), by D, by runs */
+  int64_t run_packs;          /* packs per run of a long row, a multiple of 32 */
+  int64_t x_step, out_step, dout_step, dx_step; /* channels-last: bytes per step */
+  int32_t run_steps;          /* steps per run, a multiple of 4 */
   int32_t taps_packed;        /* weight is (D,4) float32, 16-byte aligned */
   int32_t silu, n_parts;      /* n_parts: blocks that share a channel's gradient sums */
   int32_t quads, reserved;    /* quads: four steps of x and out are one aligned access */

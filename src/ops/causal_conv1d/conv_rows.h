@@ -1,4 +1,4 @@
-/* conv_rows.h: what the files of the convolution say to each other: random cases, scratch sizes. */
+/* conv_rows.h: shared by the convolution's files: random cases, scratch sizes. */
 #ifndef KR_CONV_ROWS_H
 #define KR_CONV_ROWS_H
 
@@ -6,8 +6,8 @@
 
 #include "cuda_row.h"
 
-/* Kernels for channels-last tensors; for rows of time in whole aligned packs, many of them or few; any strides; any W,
- * packed sequences, in place. */
+/* Kernels for channels-last tensors; for aligned packed rows along time, long or short; any strides; any W, packed
+ * sequences, in place. */
 #define KR_CONV_FAMILIES(X, op) X(op, channels_last) X(op, packed_rows) X(op, any_rows) X(op, step_by_step)
 #define KR_CONV_BWD_FAMILIES(X, op) \
   X(op, channels_last)              \

@@ -1,15 +1,15 @@
-/* conv_state.cu: the convolution on a running state, and the states of packed sequences (causal_conv1d_update_ref.c and
- * causal_conv1d_varlen_states_ref.c have the equations).
- *   kr_conv_update      a thread takes a channel; its last inputs lie in registers. W up to 4
+/* conv_state.cu: the convolution with a running state, and the states of packed sequences (causal_conv1d_update_ref.c
+ * and causal_conv1d_varlen_states_ref.c have the equations).
+ *   kr_conv_update      one channel per thread; its last inputs are in registers. W up to 4
  *   kr_conv_update_any  the same with the last inputs in shared memory. W up to 128
- *   kr_varlen_states    a thread copies one element
- * The window is read first, then the state is moved, then outputs are written: out may be x. */
+ *   kr_varlen_states    one element per thread
+ * The window is read first, then the state is shifted, then outputs are written: out may be x. */
 #include "overlap.cuh"
 #include "pack.cuh"
 #include "conv_state_plan.h"
 
 typedef struct channel {
-  int64_t b, d, row; /* row: of conv_state; -1: out is 0, nothing is written */
+  int64_t b, d, row; /* row of conv_state; -1: out is 0, nothing is written */
   int exists;
 } channel;
 
@@ -18,7 +18,7 @@ KR_DEV channel channel_of(const kr_conv_update_plan &p, uint32_t i) {
   channel c = {b, i - b * p.D.by, b, b < p.a.B};
   if (!c.exists || !p.a.conv_state_indices.data) return c;
   c.row = ((const int32_t *)p.a.conv_state_indices.data)[c.b * p.a.conv_state_indices.stride[0]];
-  if (c.row < 0 || c.row >= p.a.n_states) c.row = -1; /* the host could not look */
+  if (c.row < 0 || c.row >= p.a.n_states) c.row = -1; /* unknown to the host */
   return c;
 }
 
@@ -27,7 +27,7 @@ KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
 }
 
-/* Where step t (negative: before the first new one) lies in the state. */
+/* Where step t (negative: before the first new one) is in the state. */
 KR_DEV int64_t state_place(const kr_conv_update_plan &p, const channel &c, int64_t t) {
   const krait_causal_conv1d_update_args &a = p.a;
   if (!a.cache_seqlens.data) return a.S + t;
@@ -57,7 +57,7 @@ KR_DEV void move_state(const kr_conv_update_plan &p, const channel &c) {
   }
 }
 
-/* One step of a state that is all in the window (from [1] on, at its end): nothing of it is read again. */
+/* One step of a state that is wholly in the window (from [1], right-aligned): none of it is read again. */
 KR_DEV void move_window(const kr_conv_update_plan &p, const channel &c, const float (&window)[4]) {
   const krait_view &to = p.a.conv_state;
   const int S = (int)p.a.S;
@@ -82,7 +82,7 @@ KR_DEV void write_zeros(const kr_conv_update_plan &p, const channel &c) {
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv_update_plan p) {
   const int W = (int)p.a.W, ahead = (p.a.call.flags & KR_CALL_STATE_AHEAD) != 0;
-  float window[4], tap[4]; /* the last tap is at the step itself; zeros in front when there are fewer */
+  float window[4], tap[4]; /* the last tap is for the current step; leading zeros if there are fewer */
   kr_next_may_start();
   if (!ahead) kr_others_done();
   const channel c = channel_of(p, (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread());
@@ -139,7 +139,7 @@ KR_KERNEL void kr_conv_update_any(const kr_conv_update_plan p) {
   }
 }
 
-/* Offsets were given by the caller in device memory: those that point outside x read as 0. */
+/* Offsets come from device memory: those that point outside x read as 0. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_varlen_states(const kr_varlen_plan p) {
   const krait_causal_conv1d_varlen_states_args &a = p.a;
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread(), row = kr_divide(i, p.state_len),

@@ -1,5 +1,5 @@
-/* conv_state_cuda.c: launches of the running convolution, of a step by fours of channels, of up to four taps and of any
- * number, and of packed sequences' states. */
+/* conv_state_cuda.c: launches of the convolution with a running state: one step by groups of four channels, up to four
+ * taps, any number; and of packed sequences' states. */
 #include "overlap.h"
 #include "conv_state_plan.h"
 #include "conv_rows.h"
@@ -12,9 +12,9 @@ static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
-enum { FEWEST_SEQUENCES = 3 }; /* of step_of_fours */
+enum { FEWEST_SEQUENCES = 3 }; /* for step_of_fours */
 
-/* Rows of channels of 16 bits, four of which are one aligned access. */
+/* 16-bit channels in aligned groups of four. */
 static int is_by_fours(const krait_view *v) {
   return v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 8 == 0;
 }
@@ -22,16 +22,16 @@ static int is_by_fours(const krait_view *v) {
 static const char *refuse_step(const krait_causal_conv1d_update_args *a) {
   const krait_view *s = &a->conv_state, *w = &a->weight, *b = &a->bias;
   if (a->L != 1 || a->W != 4 || a->S != 3 || a->D % 4 || kr_has(&a->cache_seqlens) || a->activation != KRAIT_ACT_SILU)
-    return "not one step of four taps and SiLU, by fours of channels";
+    return "not a single step of four taps with SiLU and a multiple of four channels";
   if (a->B < FEWEST_SEQUENCES || a->n_states < 1) return "fewer than three sequences, or no states";
   if (a->x.dtype == KRAIT_F32 || w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) ||
       s->dtype != KRAIT_F32)
-    return "x, taps or bias of other types than one of 16 bits, or a state other than float32";
+    return "x, taps and bias not of one 16-bit type, or state not float32";
   return is_by_fours(&a->x) && is_by_fours(&a->out) && w->stride[0] == 4 && w->stride[1] == 1 &&
                  (uintptr_t)w->data % 16 == 0 && (!kr_has(b) || (b->stride[0] == 1 && (uintptr_t)b->data % 8 == 0)) &&
                  s->stride[2] == 1 && s->stride[1] == 3 && s->stride[0] % 4 == 0 && (uintptr_t)s->data % 16 == 0
              ? NULL
-             : "x, out, taps, bias or state with gaps, or not aligned";
+             : "x, out, taps, bias or state not contiguous, or unaligned";
 }
 
 static const char *refuse_update(const krait_ctx *ctx, const void *args, int family) {

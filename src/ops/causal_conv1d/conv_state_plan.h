@@ -1,4 +1,4 @@
-/* conv_state_plan.h: what the host tells the kernels of the running convolution and of packed sequences' states. */
+/* conv_state_plan.h: kernel parameters of the convolution with a running state and of packed sequences' states. */
 #ifndef KR_CONV_STATE_PLAN_H
 #define KR_CONV_STATE_PLAN_H
 
@@ -19,7 +19,7 @@ typedef struct kr_conv_update_plan {
   kr_divisor D;
 } kr_conv_update_plan;
 
-/* Of a step of four taps by fours of channels. */
+/* One step of four taps by groups of four channels. */
 typedef struct kr_conv_step_plan {
   kr_conv_step step;
   const void *x;

@@ -1,5 +1,5 @@
-/* conv_step.cu: one step of a convolution of four taps and SiLU on a running state, as language models take it: a
- * thread has four channels of a sequence, by whole packs (row_lanes.cuh). Compiled once per type of 16 bits. */
+/* conv_step.cu: one step of a four-tap convolution with SiLU and a running state, as in language models: four channels
+ * of a sequence per thread, by packs (row_lanes.cuh). Compiled once per 16-bit type. */
 #include "conv_state_plan.h"
 #include "pack.cuh"
 #include "row_lanes.cuh"

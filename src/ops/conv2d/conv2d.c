@@ -1,5 +1,5 @@
-/* conv2d.c: contracts, costs and rows of convolutions over (B,H,W,C): one filter a channel with its gradient, windows
- * as rows, and their sum. The equations are in conv2d_ref.c. */
+/* conv2d.c: contracts, costs and rows of channels-last convolutions, (B,H,W,C): depthwise with its gradient, unfold
+ * (im2col) and fold. The equations are in conv2d_ref.c. */
 #include "conv2d/conv2d_rows.h"
 #include "op_list.h"
 #include "status.h"
@@ -34,7 +34,7 @@ static void count_fold(const void *args, kr_cost *cost) {
   cost->flops = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
 }
 
-static const char *const gaps = "channels do not lie together", *const halves = "tensors of 16 bits";
+static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
 
 static const char *refuse_conv(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_args *a = args;

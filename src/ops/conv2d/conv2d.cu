@@ -1,21 +1,21 @@
-/* conv2d.cu: convolutions over (B,H,W,C) (conv2d_ref.c has the equations). 32 threads side by side take 32 channels.
- *   kr_filter_strip, _one  a thread makes KR_CONV_STRIP outputs along H (or one, where taps lie apart): each input is
- *                          read once for all of them, and the weights pass by in registers
- *   kr_filter_KHxKW        the same for the taps that models have, all of whose weights lie in registers: nothing is
- *                          left but loads and multiply-adds
- *   kr_taps_many, _one     gradients of KR_CONV_TAPS taps along H (or of one): the inputs pass by in registers
- *   kr_taps_KHxKW          of all taps at once: the gradients lie in registers, those of KR_CONV_STRIP outputs meet the
- *                          inputs that pass by
- *   kr_taps_sum            adds the parts, always in the same order
- *   kr_unfold, kr_fold     a thread takes one element of out
- * A module per type of the activations, KR_DTYPE; parameters and sums are float32. Of 16 bits a thread of the kernels
- * for known taps has two channels side by side. */
+/* conv2d.cu: channels-last convolutions (conv2d_ref.c has the equations). 32 adjacent threads take 32 channels.
+ *   kr_filter_strip, _one  KR_CONV_STRIP outputs along H per thread (or one, if taps are dilated): each input is loaded
+ *                          once for all of them, with weights shifted through registers
+ *   kr_filter_KHxKW        the same for tap sizes used by models, all weights in registers: only loads and
+ *                          multiply-adds remain
+ *   kr_taps_many, _one     gradients of KR_CONV_TAPS taps along H (or of one), inputs shifted through registers
+ *   kr_taps_KHxKW          of all taps at once: the gradients are in registers, and inputs stream past those of
+ *                          KR_CONV_STRIP outputs
+ *   kr_taps_sum            reduces the parts in a fixed order
+ *   kr_unfold, kr_fold     one element of out per thread
+ * One module per activation type, KR_DTYPE; parameters and sums are float32. With 16-bit types a thread of the kernels
+ * for known tap sizes takes two adjacent channels. */
 #include "conv2d_plan.h"
 #include "element.cuh"
 #include "pack.cuh"
 
 #if KR_DTYPE == 0
-typedef float several; /* what a thread loads at once */
+typedef float several; /* what a thread loads at a time */
 enum { V = 1 };
 KR_DEV float one_of(several v, int) { return v; }
 KR_DEV several put_together(const float (&v)[V]) { return v[0]; }
@@ -30,13 +30,13 @@ KR_DEV float get(const krait_view &v, int64_t at) { return ((const float *)v.dat
 
 typedef struct strip {
   const element *in; /* of input row 0 */
-  int64_t step;    /* from row to row */
-  const float *weight; /* of this column of taps: tap i at i * step_weight, in the order in which inputs pass by */
+  int64_t step;    /* row stride */
+  const float *weight; /* of this column of taps: tap i at i * step_weight, in the inputs' order */
   int step_weight;
 } strip;
 
-/* One column of taps: inputs of rows first, first + apart, ... of H pass by, and the weights with them. INSIDE: all of
- * the rows exist. */
+/* One column of taps: streams inputs of rows first, first + apart, ... below H, shifting the weights along. INSIDE: all
+ * rows are in bounds. */
 template <int N, int INSIDE>
 KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (&sum)[N]) {
   float w[N];
@@ -61,7 +61,7 @@ KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (
   }
 }
 
-/* A thread goes down its column of n_strips strips: the rows that two of them need are still in the cache. */
+/* A thread goes down its column of n_strips strips: rows shared by two of them are still in cache. */
 template <int N>
 KR_DEV void filter(const kr_filter_plan &p) {
   KR_DYNAMIC_SHARED(bytes);
@@ -105,14 +105,14 @@ KR_DEV void filter(const kr_filter_plan &p) {
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_strip(const kr_filter_plan p) { filter<KR_CONV_STRIP>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_one(const kr_filter_plan p) { filter<1>(p); }
 
-/* Rows first, first + 1, ... of a column, all under way at once. INSIDE: all of them exist. */
+/* Rows first, first + 1, ... of a column, all loads in flight at once. INSIDE: all are in bounds. */
 template <int INSIDE, int N>
 KR_DEV void load_column(several (&v)[N], const element *column, int64_t step, int first, int H) {
 #pragma unroll
   for (int k = 0; k < N; k++) v[k] = INSIDE || (first + k >= 0 && first + k < H) ? values(column + k * step) : 0;
 }
 
-/* Taps that are known: weights in registers, DH is 1. */
+/* Known tap size: weights in registers, DH is 1. */
 template <int KH, int KW>
 KR_DEV void filter_known(const kr_filter_plan &p) {
   enum { N = KR_CONV_STRIP };
@@ -153,7 +153,7 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
       else load_column<0>(v, in + x * p.in.stride[2] + first * p.in.stride[1], p.in.stride[1], first, H);
 #pragma unroll
       for (int k = 0; k < KH + N - 1; k++) {
-        if (!inside && (first + k < 0 || first + k >= H)) continue; /* an infinite weight meets nothing outside */
+        if (!inside && (first + k < 0 || first + k >= H)) continue; /* keeps an infinite weight from zero padding */
 #pragma unroll
         for (int o = 0; o < N; o++)
           if (k >= o && k - o < KH)
@@ -178,8 +178,8 @@ KR_DEV several row_of(const element *column, int64_t step, int y, int H, int the
   return there && y >= 0 && y < H ? values(column + y * step) : 0;
 }
 
-/* Taps along H alone: a thread keeps the rows that its strips share in registers, and the next strip's are on their
- * way. Weights pass by from shared memory. */
+/* Taps along H only: a thread keeps rows shared by its strips in registers and prefetches the next strip's. Weights are
+ * streamed from shared memory. */
 template <int KH>
 KR_DEV void filter_along(const kr_filter_plan &p) {
   enum { N = KR_CONV_STRIP, KEPT = KH - 1, CHANNELS = 32 * V };
@@ -233,7 +233,7 @@ KR_DEV void filter_along(const kr_filter_plan &p) {
       for (int o = N - 1; o > 0; o--) tap[o] = tap[o - 1];
       if (k < KH) tap[0] = *(const weights *)(shared + k * CHANNELS + lane * V);
       if (!there || (!inside && (first + k < 0 || first + k >= H)))
-        continue; /* an infinite weight meets nothing outside */
+        continue; /* keeps an infinite weight from zero padding */
 #pragma unroll
       for (int o = 0; o < N; o++)
         if (k >= o && k - o < KH)
@@ -316,7 +316,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_plan p) 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_plan p) { sum_taps<3>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_plan p) { sum_taps<1>(p); }
 
-/* The block's sums of its taps and of the bias, one slot after the other: always in the same order. */
+/* Reduces the block's sums of its taps and of the bias over the slots, in a fixed order. */
 template <int TAPS>
 KR_DEV void put_sums(const kr_taps_plan &p, int64_t part, int64_t c, const float (&sum)[TAPS + 1][V], float *shared) {
   enum { SLOTS = KR_CONV_THREADS / 32 };
@@ -339,7 +339,7 @@ KR_DEV void put_sums(const kr_taps_plan &p, int64_t part, int64_t c, const float
       if (c < p.C) p.partial[(part * (TAPS + 1) + o) * p.C + c + e] = shared[(o * V + e) * 32 + lane];
 }
 
-/* All taps, KH along H side by side. */
+/* All taps, KH along H unrolled. */
 template <int KH, int KW>
 KR_DEV void sum_all_taps(const kr_taps_plan &p) {
   enum { N = KR_CONV_STRIP, TAPS = KH * KW, SLOTS = KR_CONV_THREADS / 32 };
@@ -389,7 +389,7 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
   put_sums<TAPS>(p, b * p.n_columns + part, c, sum, shared);
 }
 
-/* The same of taps along H alone: a thread keeps the rows that its strips share in registers. */
+/* The same for taps along H only: a thread keeps rows shared by its strips in registers. */
 template <int KH>
 KR_DEV void sum_taps_along(const kr_taps_plan &p) {
   enum { N = KR_CONV_STRIP, KEPT = KH - 1, SLOTS = KR_CONV_THREADS / 32 };
@@ -444,7 +444,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_plan p) { sum_all_taps<23, 1>(p); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_plan p) { sum_all_taps<31, 1>(p); }
 
-/* 32 channels a block, a slice of the parts a warp; block_y: the tap, or the bias. */
+/* 32 channels per block, one slice of the parts per warp; block_y: the tap, or the bias. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
   KR_SHARED float shared[KR_CONV_THREADS];
   const int lane = kr_thread() & 31, slice = kr_thread() >> 5, tap = kr_block_y(), taps = p.KH * p.KW;
@@ -464,7 +464,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
          .data)[c * p.dweight.stride[0] + tap / p.KW * p.dweight.stride[1] + tap % p.KW * p.dweight.stride[2]] = sum;
 }
 
-/* ---- windows ---- */
+/* ---- unfold and fold ---- */
 
 KR_KERNEL void KR_BOUNDS(KR_WINDOW_THREADS, 4) kr_unfold(const kr_windows_plan p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_WINDOW_THREADS + kr_thread();

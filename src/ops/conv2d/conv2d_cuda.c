@@ -1,4 +1,4 @@
-/* conv2d_cuda.c: plans and launches of convolutions over (B,H,W,C) on a GPU. */
+/* conv2d_cuda.c: plans and launches of channels-last convolutions on a GPU. */
 #include "conv2d/conv2d_plan.h"
 #include "cuda_row.h"
 #include "op_list.h"
@@ -11,7 +11,7 @@ static const kr_kernel filter_strip[] = TYPES("kr_filter_strip"), filter_one[] =
                        taps_one[] = TYPES("kr_taps_one"), taps_sum[] = TYPES("kr_taps_sum"),
                        unfold[] = TYPES("kr_unfold"), fold[] = TYPES("kr_fold");
 
-/* Kernels for taps that models have. */
+/* Kernels for the tap sizes used by models. */
 static const struct {
   int64_t KH, KW;
   kr_kernel filter[3], taps[3];
@@ -21,18 +21,18 @@ static const struct {
              {23, 1, TYPES("kr_filter_23x1"), TYPES("kr_taps_23x1")},
              {31, 1, TYPES("kr_filter_31x1"), TYPES("kr_taps_31x1")}};
 
-/* Of 16 bits they take pairs of channels. */
-static int lies_in_pairs(const krait_view *v) {
+/* For 16-bit types they take pairs of channels. */
+static int is_in_pairs(const krait_view *v) {
   int64_t all = v->stride[0] | v->stride[1] | v->stride[2];
   return v->stride[3] == 1 && all % 2 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const krait_view *x, const krait_view *y) {
-  if (x->dtype != KRAIT_F32 && (C % 2 || !lies_in_pairs(x) || !lies_in_pairs(y))) return -1;
+  if (x->dtype != KRAIT_F32 && (C % 2 || !is_in_pairs(x) || !is_in_pairs(y))) return -1;
   for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
     if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
   return -1;
 }
-/* Channels of a block. */
+/* Channels per block. */
 static int64_t channels_of(int which, int32_t dtype) { return which >= 0 && dtype != KRAIT_F32 ? 64 : 32; }
 
 static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
@@ -43,7 +43,7 @@ static const char *refuse_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int6
                                 int64_t DW, int64_t PH, int64_t PW) {
   if (KH > KR_CONV_MOST_TAPS || KW > KR_CONV_MOST_TAPS || KH * KW > KR_CONV_MOST_TAPS) return "more than 384 taps";
   if (H >= 1 << 24 || W >= 1 << 24 || DH >= 1 << 20 || DW >= 1 << 20 || PH >= 1 << 24 || PW >= 1 << 24)
-    return "more than 2^24 positions along H or W, or 2^20 between taps";
+    return "more than 2^24 positions along H or W, or a dilation of more than 2^20";
   return (double)B * (double)H * (double)(W + KR_CONV_COLUMNS) * (double)(C + 31) * (double)KH * (double)KW /
                      (double)(H < 64 ? 1 : 64) >=
                  2147483648.0 * 32
@@ -170,7 +170,7 @@ KR_CUDA_TIERS(depthwise_conv_bwd, run_conv_bwd)
 
 /* ---- windows ---- */
 
-/* Both structs are alike. */
+/* Both structs have the same layout. */
 static const char *refuse_windows(const krait_unfold_args *a) {
   const double in = (double)a->B * (double)a->H * (double)a->W * (double)a->C,
                rows = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;

@@ -1,4 +1,4 @@
-/* conv2d_plan.h: what the kernels of conv2d.cu take; host and device read the same structs. */
+/* conv2d_plan.h: kernel parameters of conv2d.cu, the same structs for host and device. */
 #ifndef KR_CONV2D_PLAN_H
 #define KR_CONV2D_PLAN_H
 
@@ -8,30 +8,30 @@
 
 enum {
   KR_CONV_THREADS = 256,      /* 32 channels times 8 positions along W */
-  KR_CONV_STRIP = 8,          /* outputs along H that a thread makes together */
-  KR_CONV_BLOCKS = 1400,      /* where there are so many, a thread makes several strips */
-  KR_CONV_TAPS = 8,           /* taps along H whose gradients a thread sums together */
-  KR_CONV_COLUMNS = 8,        /* positions along W of a block that sums */
-  KR_CONV_MOST_TAPS = 384,    /* their weights lie in shared memory */
+  KR_CONV_STRIP = 8,          /* outputs along H per thread */
+  KR_CONV_BLOCKS = 1400,      /* above so many, a thread takes several strips */
+  KR_CONV_TAPS = 8,           /* taps along H per thread of the gradient */
+  KR_CONV_COLUMNS = 8,        /* positions along W per block of the gradient */
+  KR_CONV_MOST_TAPS = 384,    /* with weights in shared memory */
   KR_WINDOW_THREADS = 256,
 };
 
-/* out = bias + filtered in; flip: with the taps the other way round, as the gradient of in has it. */
+/* out = bias + filtered in; flip: taps mirrored, for the gradient of in. */
 typedef struct kr_filter_plan {
   krait_view in, weight, bias, out;
   int64_t B, H, W, C;
   int32_t KH, KW, DH, DW, PH, PW, flip;
-  uint32_t n_columns, n_runs, n_channels; /* blocks along W, H, C; then comes B */
-  int32_t n_strips;                       /* of a block */
+  uint32_t n_columns, n_runs, n_channels; /* blocks along W, H, C; then B */
+  int32_t n_strips;                       /* strips per block */
 } kr_filter_plan;
 
-/* partial (parts, taps + 1, C): sums of the taps, then of the bias; parts are (b, block along W). */
+/* partial (parts, taps + 1, C): gradient sums of the taps, then of the bias; parts are (b, block along W). */
 typedef struct kr_taps_plan {
   krait_view x, dout, dweight, dbias;
   float *partial;
   int64_t B, H, W, C;
   int32_t KH, KW, DH, DW, PH, PW;
-  uint32_t n_columns, n_groups, n_channels; /* blocks along W, groups of taps, blocks along C; then comes B */
+  uint32_t n_columns, n_groups, n_channels; /* blocks along W, groups of taps, blocks along C; then B */
 } kr_taps_plan;
 
 typedef struct kr_windows_plan {

@@ -1,9 +1,9 @@
-/* conv2d_ref.c: convolutions over (B,H,W,C) and their gradients, written to be read; double accumulation.
+/* conv2d_ref.c: channels-last convolutions, (B,H,W,C), and their gradients, written to be read; double accumulation.
  *   depthwise_conv  out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c],
- *                   zeros outside
+ *                   zero-padded
  *   unfold          out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l - PW, c]
- *   fold            out[b,h,w,c] = sum of x[b,i,j,(k,l,c)] over all i, j, k, l with i SH + k - PH = h and j SW + l - PW
- *                   = w */
+ *   fold            out[b,h,w,c] = sum of x[b,i,j,(k,l,c)] over all i, j, k, l with i SH + k - PH = h and
+ *                   j SW + l - PW = w */
 #include "op_list.h"
 #include "view.h"
 
@@ -42,7 +42,7 @@ static void conv_dx(const krait_depthwise_conv_bwd_args *a) {
         }
 }
 
-/* Of one tap; of the bias where i is negative. */
+/* Of one tap; of the bias if i is negative. */
 static double tap_gradient(const krait_depthwise_conv_bwd_args *a, int64_t c, int64_t i, int64_t j) {
   double sum = 0;
   for (int64_t b = 0; b < a->B; b++)

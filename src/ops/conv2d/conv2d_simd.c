@@ -1,5 +1,5 @@
-/* conv2d_simd.c: convolutions over (B,H,W,C) with channels as lanes: up to four vectors of sums in registers, over all
- * taps. The weights' gradient goes by chunks of rows, whose sums are added in order. */
+/* conv2d_simd.c: channels-last convolutions with channels as lanes: up to four vectors of accumulators in registers,
+ * over all taps. The weight gradient is split into chunks of rows, whose sums are added in order. */
 #include <string.h>
 
 #include "conv2d/conv2d_rows.h"
@@ -20,8 +20,7 @@ static const float *at_row(const krait_view *v, int64_t b, int64_t h) {
   return (const float *)v->data + kr_at4(v, b, h, 0, 0);
 }
 
-/* out = bias + taps over x; to_x: in a row from the output's position to the tap's, +1 forwards and -1 for the
- * gradient. */
+/* out = bias + taps over x; sign: +1 from an output's position to its taps, -1 for the gradient. */
 typedef struct conv {
   int64_t H, W, C, KH, KW, DH, DW, PH, PW;
   int sign;
@@ -34,14 +33,14 @@ static int64_t least_tap(int64_t at, int64_t step, int64_t K) { /* the first tap
   return k < K ? k : K;
 }
 static int64_t end_tap(int64_t at, int64_t step, int64_t size,
-                       int64_t K) { /* behind the last with at + k step < size */
+                       int64_t K) { /* one past the last with at + k step < size */
   const int64_t k = at >= size ? 0 : (size - 1 - at) / step + 1;
   return k < K ? k : K;
 }
-/* The taps that lie inside, of position `at` along a dimension. */
+/* The taps within bounds, for position `at` along a dimension. */
 static void tap_range(int sign, int64_t at, int64_t P, int64_t step, int64_t size, int64_t K, int64_t *from,
                       int64_t *to) {
-  const int64_t first = sign > 0 ? at - P : size - 1 - (at + P); /* the gradient's mirrored */
+  const int64_t first = sign > 0 ? at - P : size - 1 - (at + P); /* mirrored for the gradient */
   *from = least_tap(first, step, K), *to = end_tap(first, step, size, K);
 }
 
@@ -63,7 +62,7 @@ KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64
   for (int k = 0; k < n_vectors; k++) store_some(out + c + k * KR_VL, sum[k], p->C - c - k * KR_VL);
 }
 
-/* ROWS rows by COLUMNS positions of one vector of channels, where every position's taps along the row lie inside: a tap
+/* ROWS rows by COLUMNS positions of one vector of channels, if every position's taps along the row are in bounds: a tap
  * is loaded for all COLUMNS, an input for all ROWS. DH is 1. */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 enum { ROWS = 5, COLUMNS = 4 };
@@ -71,7 +70,7 @@ enum { ROWS = 5, COLUMNS = 4 };
 enum { ROWS = 2, COLUMNS = 4 };
 #endif
 
-/* What row y of the input gives to the sums; is_all: every row has a tap there. */
+/* Adds row y of the input to the sums; is_all: every row has a tap there. */
 KR_INLINE void add_input_row(const conv *p, const float *from, const float *taps, int64_t next_tap, int64_t first_tap,
                              int64_t left, const int sign, const int is_all, kr_v *sum) {
   const int64_t x_step = p->x->stride[2];
@@ -111,8 +110,8 @@ KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lan
     store_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k], left);
 }
 
-/* TALL positions of a sequence (W is 1), of one whole vector of channels: a tap is loaded for all of them. is_inside:
- * all their taps lie inside. */
+/* TALL positions of a sequence (W is 1), of one full vector of channels: a tap is loaded for all of them. is_inside:
+ * all taps are in bounds. */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 enum { TALL = 12 };
 #else
@@ -139,7 +138,7 @@ KR_INLINE void conv_tall(const conv *p, const float *x, float *out, int64_t lane
 
 static int is_sequence(const conv *p) { return p->W == 1 && p->KW == 1 && p->PW == 0 && p->H >= TALL; }
 
-/* Items of a batch of sequences; the last positions of each once more where TALL does not divide H. */
+/* Items of a batch of sequences; if TALL does not divide H, the last tile overlaps the one before. */
 static void conv_sequences(void *user, int64_t begin, int64_t end, int worker) {
   const conv *p = user;
   const int64_t lanes = kr_whole_lanes(p->C), reach = (p->KH - 1) * p->DH,
@@ -172,7 +171,7 @@ static void conv_columns(const conv *p, const float *x, float *out, int64_t h, i
     }
 }
 
-/* Rows h to h + ROWS; positions from w0 to w1 have all their taps inside. */
+/* Rows h to h + ROWS; positions from w0 to w1 have all their taps in bounds. */
 static void conv_band(const conv *p, const float *x, float *out, int64_t h, int64_t w0, int64_t w1) {
   const int64_t lanes = kr_whole_lanes(p->C), whole = w0 + (w1 - w0) / COLUMNS * COLUMNS;
   for (int64_t w = w0; w < whole; w += COLUMNS)
@@ -185,7 +184,7 @@ static void conv_band(const conv *p, const float *x, float *out, int64_t h, int6
 static void conv_bands(void *user, int64_t begin, int64_t end, int worker) {
   const conv *p = user;
   const int64_t n_bands = (p->H + ROWS - 1) / ROWS,
-                back = (p->KW - 1) * p->DW - p->PW; /* how far taps reach the other way */
+                back = (p->KW - 1) * p->DW - p->PW; /* reach of the taps on the other side */
   const int64_t before = p->sign > 0 ? p->PW : back, behind = p->sign > 0 ? back : p->PW;
   int64_t w0 = before > 0 ? before : 0, w1 = p->W - (behind > 0 ? behind : 0);
   if (p->DH != 1 || w1 < w0) w0 = w1 = 0;
@@ -239,7 +238,7 @@ typedef struct taps_run {
   int64_t n_chunks, lanes;
 } taps_run;
 
-/* sum += over a row of d x, or of d alone; n positions. */
+/* sum += over a row of d x, or of d only; n positions. */
 KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *x, int64_t x_step, int64_t n,
                        int64_t left) {
   const int whole = left >= 2 * KR_VL;
@@ -322,7 +321,7 @@ int32_t KR_FN(kr_depthwise_conv_bwd)(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-/* ---- windows as rows ---- */
+/* ---- unfold ---- */
 
 static void copy_lanes(float *to, const float *from, int64_t n) {
   if (from) memcpy(to, from, (size_t)n * sizeof *to);
@@ -331,7 +330,7 @@ static void copy_lanes(float *to, const float *from, int64_t n) {
 
 static void unfold_rows(void *user, int64_t begin, int64_t end, int worker) {
   const krait_unfold_args *a = user;
-  const int together = a->x.stride[2] == a->C; /* positions of a row lie side by side: a window's row is one copy */
+  const int together = a->x.stride[2] == a->C; /* positions of a row are contiguous: a window's row is one copy */
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t b = row / a->OH / a->OW, i = row / a->OW % a->OH, j = row % a->OW, x0 = j * a->SW - a->PW;

@@ -1,5 +1,5 @@
 /* conv_norm.c: contract, cost, rows and random cases of a convolution along H with norm and PReLU: a graph of other
- * operators (src/fuse), on a GPU launches of its own, on a CPU one position along W after the other. Bound: 2e-4 of the
+ * operators (src/fuse), launches of its own on a GPU, one position along W at a time on a CPU. Error bound: 2e-4 of the
  * result's scale. */
 #include "check.h"
 #include "conv_norm/conv_norm_rows.h"
@@ -27,7 +27,7 @@ static int32_t rules(const void *args) {
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_conv_norm_args *a = args;
   (void)ctx;
-  return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? "channels do not lie together" : NULL;
+  return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? "channels are not contiguous" : NULL;
 }
 
 static const kr_row rows[] = {
@@ -43,7 +43,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_conv_norm_ref, kr_conv_norm_ref_scratch},
 };
 
-/* Two cases of three are such that a GPU's launches take them. */
+/* Two of every three cases suit the GPU launches. */
 int32_t kr_conv_norm_case(kr_case *c, int64_t index) {
   krait_conv_norm_args *a = (krait_conv_norm_args *)c->args;
   const int is_fast = index % 3 && !c->is_exact;
@@ -56,7 +56,7 @@ int32_t kr_conv_norm_case(kr_case *c, int64_t index) {
   a->H = a->K + kr_case_int(c, 0, 9);
   a->OH = a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? (a->H - 1) * a->S + a->K : (a->H - a->K) / a->S + 1;
   c->contiguous = is_fast;
-  if (is_fast) { /* outputs of an input side by side; a position of few channels in whole fours */
+  if (is_fast) { /* contiguous outputs per input; positions of few channels in multiples of four */
     krait_view *weight = kr_case_give(c, "weight");
     weight->stride[0] = 1, weight->stride[1] = a->C * a->N, weight->stride[2] = a->N;
   }

@@ -1,11 +1,11 @@
-/* conv_norm.cu: a convolution along H as one product for every output: a tile of rows for each tap, the moments of the
+/* conv_norm.cu: a convolution along H as one product for every output: a tile of rows per tap, and the moments of the
  * result. */
 #include "conv_norm_plan.h"
 #include "tile64.cuh"
 
 enum { OWN_ROWS = ROWS * 16 / THREADS };
 
-/* A thread makes four columns of some rows. */
+/* A thread loads four columns of some rows. */
 typedef struct held {
   kr_float4 v[OWN_ROWS];
 } held;
@@ -13,13 +13,13 @@ typedef struct held {
 KR_DEV int own_row(int i) { return (kr_thread() >> 4) + i * (THREADS / 16); }
 KR_DEV int own_column(void) { return (kr_thread() & 15) * 4; }
 
-/* Rows beyond the last are made like the last, and not stored: no load has to be branched around. */
+/* Rows past the last repeat it and are not stored: loads need no branch. */
 KR_DEV uint32_t clamped_row(const kr_conv_norm_plan &p, int64_t first_row, int i) {
   const int64_t row = first_row + i;
   return (uint32_t)(row < p.rows_per_item ? row : p.rows_per_item - 1);
 }
 
-/* Columns c0.. of tap k; FEW: of positions of fewer than 16 channels, which are anywhere. */
+/* Columns c0.. of tap k; FEW: positions with fewer than 16 channels, unaligned. */
 template <int FEW>
 KR_DEV void load(const kr_conv_norm_plan &p, int k, int item, int64_t first_row, int c0, held &h) {
   const int c = c0 + own_column();
@@ -40,7 +40,7 @@ KR_DEV void fetch_weights(const kr_conv_norm_plan &p, int k, int c0, int column0
              p.C - c0 < WIDTH ? p.C - c0 : WIDTH, column0, to);
 }
 
-/* As multiply, of a number of inputs that is no multiple of eight. */
+/* As multiply, for a number of inputs that is not a multiple of eight. */
 KR_DEV void multiply_few(const tile &from, const weights &w, sums &s) {
   const float *rows = (const float *)from.words + (kr_thread() >> 4) * PITCH;
 #pragma unroll 1

@@ -1,5 +1,5 @@
 /* conv_norm_cuda.c: plans and launches of a convolution along H: the products with the moments of their tiles, the
- * moments merged, and the norm with its PReLU. */
+ * merge of the moments, and the norm with its PReLU. */
 #include "conv_norm/conv_norm_plan.h"
 #include "conv_norm/conv_norm_rows.h"
 #include "cuda_row.h"
@@ -19,7 +19,7 @@ const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
   const krait_view *x = &a->x, *w = &a->weight, *out = &a->out;
   (void)ctx;
   if ((a->C % 16 && !is_few(a)) || a->N % 16 || a->C >= 1 << 20 || a->N >= 1 << 20)
-    return "channels are neither fewer than 16 nor a multiple of it, or outputs no multiple";
+    return "channels neither fewer than 16 nor a multiple of 16, or outputs not a multiple of 16";
   if (a->B > 65535 || (double)a->B * (double)(a->OH + a->H) * (double)a->W >= 2147483648.0 || a->H >= 1 << 20)
     return "too many positions";
   if (x->stride[3] != 1 || is_far(x->stride[2]) ||
@@ -27,15 +27,15 @@ const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
     return "unaligned positions of x";
   if (out->stride[3] != 1 || out->stride[2] != a->N || out->stride[1] != a->W * a->N ||
       out->stride[0] != a->OH * a->W * a->N || !is_aligned(out))
-    return "out has gaps";
+    return "out is not contiguous";
   if (w->stride[0] != 1 || w->stride[2] % 4 || w->stride[1] % 4 || is_far(w->stride[2]) || !is_aligned(w))
-    return "outputs of an input do not lie side by side, aligned";
+    return "the weight's outputs are not contiguous and aligned";
   if (a->norm_weight.stride[0] != 1 || a->norm_bias.stride[0] != 1 || a->slope.stride[0] != 1 || !is_aligned(&a->slope))
-    return "numbers of the norm do not lie side by side, aligned";
+    return "the norm's parameters are not contiguous and aligned";
   return NULL;
 }
 
-/* The outputs r, r + S, ...; of a convolution that is not transposed, all. */
+/* Transposed: one part per output residue r, r + S, ...; otherwise one for all outputs. */
 static int64_t n_parts(const krait_conv_norm_args *a) {
   return a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? a->S < a->OH ? a->S : a->OH : 1;
 }

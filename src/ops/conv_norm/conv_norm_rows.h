@@ -1,4 +1,4 @@
-/* conv_norm_rows.h: the rows of conv_norm: kernels (conv_norm_cuda.c), vectors (conv_norm_simd.c), graphs of other
+/* conv_norm_rows.h: the rows of conv_norm: kernels (conv_norm_cuda.c), vectorized (conv_norm_simd.c), graphs of other
  * operators (src/fuse/conv_norm_graph.c). */
 #ifndef KR_CONV_NORM_ROWS_H
 #define KR_CONV_NORM_ROWS_H

@@ -1,6 +1,6 @@
-/* conv_norm_simd.c: a convolution along H with norm and PReLU, one position along W after the other (a frame): each
- * output's taps are a window of the frame, so that a frame is one product, of the transpose one for each residue of the
- * outputs modulo S, over the frame with zeros around it. Moments of frames are merged in their order in double. */
+/* conv_norm_simd.c: a convolution along H with norm and PReLU, one position along W (a frame) at a time: each output's
+ * taps are a window of the frame, so that a frame is one product, or for the transpose one per residue of the outputs
+ * modulo S, over the zero-padded frame. Moments of frames are merged in order in double. */
 #include <string.h>
 
 #include "ctx.h"
@@ -14,9 +14,9 @@ enum { MOST_STEPS = 16 };
 
 typedef struct conv {
   const krait_conv_norm_args *a;
-  int64_t n_parts; /* products of a frame: 1 or S */
+  int64_t n_parts; /* products per frame: 1 or S */
   kr_panels parts[MOST_STEPS];
-  float *matrix, *mean, *m2, *affine, *rows; /* (K C, N); (B W, N) twice; (B, 3, N); a frame's room for each thread */
+  float *matrix, *mean, *m2, *affine, *rows; /* (K C, N); (B W, N) twice; (B, 3, N); a frame buffer per thread */
 } conv;
 
 static int is_transposed(const krait_conv_norm_args *a) { return (a->call.flags & KRAIT_CONV_NORM_TRANSPOSED) != 0; }
@@ -24,11 +24,11 @@ static int is_transposed(const krait_conv_norm_args *a) { return (a->call.flags 
 static int64_t taps_of(const krait_conv_norm_args *a, int64_t r) {
   return is_transposed(a) ? (a->K - r + a->S - 1) / a->S : a->K;
 }
-/* Zeros on either side of a frame. */
+/* Zero padding on either side of a frame. */
 static int64_t margin(const krait_conv_norm_args *a) { return is_transposed(a) ? taps_of(a, 0) - 1 : 0; }
-static int lies_together(const krait_conv_norm_args *a) { return !is_transposed(a) && a->x.stride[1] == a->C; }
+static int is_contiguous(const krait_conv_norm_args *a) { return !is_transposed(a) && a->x.stride[1] == a->C; }
 static int64_t row_floats(const krait_conv_norm_args *a) {
-  return lies_together(a) ? 0 : ((a->H + 2 * margin(a)) * a->C + 63) / 64 * 64;
+  return is_contiguous(a) ? 0 : ((a->H + 2 * margin(a)) * a->C + 63) / 64 * 64;
 }
 
 /* Memory of a call; base NULL: only counted. */
@@ -50,7 +50,7 @@ uint64_t KR_FN(kr_conv_norm_scratch)(const krait_ctx *ctx, const void *args) {
   return (uint64_t)lay_out(ctx, args, NULL, &k) * sizeof(float);
 }
 
-/* Product r: of its taps, the one of the window's first position first: of a transpose that is the last one. */
+/* Product r's taps in the order of the window's positions: for a transpose, the last tap first. */
 static void pack(conv *k, int64_t r) {
   const krait_conv_norm_args *a = k->a;
   const int64_t n_taps = taps_of(a, r);
@@ -64,12 +64,12 @@ static void pack(conv *k, int64_t r) {
   KR_FN(kr_panels_pack)(&k->parts[r], k->parts[r].data, n_taps * a->C, a->N, k->matrix, a->N, 1, NULL);
 }
 
-/* The frame's positions without gaps, zeros around them. */
+/* The frame's positions, contiguous and zero-padded. */
 static const float *frame_of(const conv *k, int64_t b, int64_t w, float *room) {
   const krait_conv_norm_args *a = k->a;
   const float *x = (const float *)a->x.data + kr_at4(&a->x, b, 0, w, 0);
   const int64_t edge = margin(a) * a->C, inside = a->H * a->C;
-  if (lies_together(a)) return x;
+  if (is_contiguous(a)) return x;
   memset(room, 0, (size_t)edge * sizeof *room), memset(room + edge + inside, 0, (size_t)edge * sizeof *room);
   for (int64_t h = 0; h < a->H; h++)
     memcpy(room + edge + h * a->C, x + h * a->x.stride[1], (size_t)a->C * sizeof *room);

@@ -1,6 +1,6 @@
 /* dense_block.c: contract, cost, rows and random cases of a dense block: a graph of other operators (src/fuse); on a
- * GPU three launches a layer; on a CPU one position along W after the other. Bound: float32 3e-4 of the result's scale,
- * of up to four layers with their norms; with KRAIT_DENSE_TF32 the factors of products lose all but 11 significant
+ * GPU three launches per layer; on a CPU one position along W at a time. Error bound: float32 3e-4 of the result's
+ * scale, for up to four layers with their norms; with KRAIT_DENSE_TF32 product operands are rounded to 11 significant
  * bits: 2e-2. */
 #include "check.h"
 #include "dense_block/dense_block_rows.h"
@@ -33,10 +33,10 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_dense_block_args *a = args;
   (void)ctx;
   if (a->C % KR_DENSE_LANES) return "channels are not a multiple of 16";
-  if (a->weight.dtype != KRAIT_F32) return "weights of 16 bits";
+  if (a->weight.dtype != KRAIT_F32) return "16-bit weights";
   if (kr_has(&a->lift) && a->K > KR_DENSE_LIFTED) return "more than 8 channels are lifted";
-  if (!kr_has(&a->lift) && a->x.stride[3] != 1) return "channels of x do not lie together";
-  return a->out.stride[3] != 1 ? "channels of out do not lie together" : NULL;
+  if (!kr_has(&a->lift) && a->x.stride[3] != 1) return "channels of x are not contiguous";
+  return a->out.stride[3] != 1 ? "channels of out are not contiguous" : NULL;
 }
 
 static const kr_row rows[] = {
@@ -54,8 +54,8 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_dense_block_ref, kr_dense_block_ref_scratch},
 };
 
-/* Of four cases one is such that float32's launches take it, one that of float16's factors, and one has layouts that
- * only the vector rows take. */
+/* Of every four cases one suits float32's launches, one those with float16 operands, and one has layouts that only the
+ * vectorized rows take. */
 int32_t kr_dense_block_case(kr_case *c, int64_t index) {
   krait_dense_block_args *a = (krait_dense_block_args *)c->args;
   const int kind = c->is_exact ? 0 : (int)(index % 4), is_lifted = kr_case_chance(c, 0.3);
@@ -69,7 +69,7 @@ int32_t kr_dense_block_case(kr_case *c, int64_t index) {
   c->contiguous = kind == FLOATS || kind == HALVES, c->anywhere = kind == VECTORS;
   if (kind) c->other = kind == HALVES ? KRAIT_F16 : KRAIT_F32;
   kr_case_give(c, "x");
-  if (c->contiguous) { /* channels of a tap side by side, and outputs of an input */
+  if (c->contiguous) { /* contiguous channels per tap, and contiguous outputs per input */
     krait_view *taps = kr_case_give(c, "taps");
     taps->stride[0] = 1, taps->stride[1] = 3 * a->N, taps->stride[2] = a->N;
     kr_case_give(c, "taps_bias");

@@ -1,9 +1,9 @@
 /* dense_block.cu: a layer of a dense block: sources after their 3x3 filters times the layer's weights, and the moments
- * of the result. While a block filters, a warp has a position along W, a lane two channels. */
+ * of the result. In the filter phase a warp has a position along W, a lane two channels. */
 #include "dense_block_plan.h"
 #include "tile64.cuh"
 
-/* Channels c and c + 1 of source s at SIDE positions along H from h0 on, w along W. Channels beyond C are zeros. */
+/* Channels c and c + 1 of source s at SIDE positions along H from h0, w along W. Channels beyond C are zeros. */
 KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, int w, int c, tile &to, int row0) {
   const int exists = c < p.C, per_tap = exists ? p.tap : 0;
   const int64_t step = (int64_t)p.W * p.C;
@@ -15,7 +15,7 @@ KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, i
 #pragma unroll 1
   for (int dw = 0; dw < 3; dw++) {
     const int from_w = w + (dw - (p.one_sided ? 2 : 1)) * p.dilation;
-    /* No position along W, or no channel: none along H. */
+    /* No position along W, or no channel: an empty range along H. */
     const uint32_t limit = exists && (uint32_t)from_w < (uint32_t)p.W ? (uint32_t)p.H : 0;
     const float *x = p.sources[s] + (((int64_t)item * p.H + h0 - 1) * p.W + from_w) * p.C + c;
     kr_float2 in[SIDE + 2], taps[3];
@@ -34,7 +34,7 @@ KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, i
   for (int i = 0; i < SIDE; i++) put2(to, row0 + i * SIDE, (kr_thread() & 31) * 2, sums[i].v[0], sums[i].v[1]);
 }
 
-/* Where the weights of source s begin. */
+/* The weights of source s. */
 #ifdef KR_HALVES
 KR_DEV const void *weight_of(const kr_dense_block_plan &p, int s) { return (const uint16_t *)p.weight + s * p.C; }
 #else

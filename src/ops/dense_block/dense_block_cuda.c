@@ -1,6 +1,6 @@
-/* dense_block_cuda.c: plans and launches of a dense block: of each layer the filters with their product, the moments of
- * its tiles merged, and the norm with its PReLU in a pass of its own, because the filters behind read every value nine
- * times. */
+/* dense_block_cuda.c: plans and launches of a dense block: per layer the filters fused with their product, the merge of
+ * the tiles' moments, and norm and PReLU in a separate pass, because the following filters read every value nine times.
+ * */
 #include "cuda_row.h"
 #include "dense_block/dense_block_plan.h"
 #include "dense_block/dense_block_rows.h"
@@ -29,12 +29,12 @@ static const char *refuse_rest(const krait_dense_block_args *a) {
   if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
   if (a->B > 65535 || a->H > 65535 * KR_TILE_SIDE || a->B * a->H * a->W >= (int64_t)1 << 31)
     return "too many positions";
-  if (!is_map(&a->x, a) || !is_map(&a->out, a)) return "x or out has gaps";
+  if (!is_map(&a->x, a) || !is_map(&a->out, a)) return "x or out is not contiguous";
   if (a->taps.stride[0] != 1 || a->taps.stride[1] != 3 * a->taps.stride[2] || a->taps.stride[2] % 2 ||
       is_far(a->taps.stride[2]) || !is_aligned(&a->taps) || a->taps_bias.stride[0] != 1 || !is_aligned(&a->taps_bias))
-    return "channels of a tap do not lie side by side, aligned";
+    return "a tap's channels are not contiguous and aligned";
   if (!are_rows(&a->norm_weight, a->C) || !are_rows(&a->norm_bias, a->C) || !are_rows(&a->slope, a->C))
-    return "layers of a norm do not lie one behind the other, aligned";
+    return "the norms' layers are not contiguous and aligned";
   return NULL;
 }
 
@@ -43,7 +43,7 @@ const char *kr_dense_block_refuse(const krait_ctx *ctx, const void *args) {
   const krait_view *w = &a->weight;
   (void)ctx;
   if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
-    return "weights are not float32 with an input's outputs side by side";
+    return "weights are not float32 with contiguous outputs";
   return refuse_rest(a);
 }
 
@@ -53,7 +53,7 @@ const char *kr_dense_block_halves_refuse(const krait_ctx *ctx, const void *args)
   (void)ctx;
   if (!(a->call.flags & KRAIT_DENSE_TF32)) return "KRAIT_DENSE_TF32 is not given";
   if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
-    return "weights are not rows of float16";
+    return "weights are not aligned float16 rows";
   return refuse_rest(a);
 }
 

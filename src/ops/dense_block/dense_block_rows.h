@@ -1,11 +1,11 @@
-/* dense_block_rows.h: the rows of dense_block: kernels (dense_block_cuda.c), vectors (dense_block_simd.c), graphs of
+/* dense_block_rows.h: the rows of dense_block: kernels (dense_block_cuda.c), vectorized (dense_block_simd.c), graphs of
  * other operators (src/fuse/dense_block_graph.c). */
 #ifndef KR_DENSE_BLOCK_ROWS_H
 #define KR_DENSE_BLOCK_ROWS_H
 
 #include <krait/blocks.h>
 
-/* Of the vector rows: channels are a multiple of LANES, and at most LIFTED are lifted. */
+/* Limits of the vectorized rows: channels are a multiple of LANES, and at most LIFTED are lifted. */
 enum { KR_DENSE_LAYERS = 16, KR_DENSE_LANES = 16, KR_DENSE_LIFTED = 8 };
 
 const char *kr_dense_block_refuse(const krait_ctx *ctx, const void *args);
@@ -22,7 +22,7 @@ uint64_t kr_dense_block_scratch(const krait_ctx *ctx, const void *args),
     kr_dense_block_scratch_neon(const krait_ctx *ctx, const void *args),
     kr_dense_block_scratch_scalar(const krait_ctx *ctx, const void *args);
 
-/* What the kernels need besides: the maps but the last one, moments of tiles, the norm. */
+/* Scratch of the kernels: all maps but the last, moments of tiles, the norm. */
 uint64_t kr_dense_block_bytes(int64_t B, int64_t H, int64_t W, int64_t C, int64_t L);
 
 #endif

@@ -1,6 +1,6 @@
-/* dense_block_simd.c: a dense block, one position along W after the other (a frame): in it a tile of positions along H
- * at a time goes through its filters into a small matrix and through one product. Norms are by moments of each frame,
- * merged in their order in double. Channels lie across lanes. */
+/* dense_block_simd.c: a dense block, one position along W (a frame) at a time: a tile of its positions along H goes
+ * through the filters into a small matrix and through one product. Norms use per-frame moments, merged in order in
+ * double. Channels are lanes. */
 #include <string.h>
 
 #include "ctx.h"
@@ -11,17 +11,17 @@
 #include "vec.h"
 #include "view.h"
 
-enum { TILE = 36, WIDE = 4 }; /* positions that go through filters and product, through a filter, together */
+enum { TILE = 36, WIDE = 4 }; /* positions per tile of filters and product; per filter step */
 
 /* ---- a frame's arithmetic ---- */
 
-/* Three frames, from a position on, and from one position to the next. */
+/* Three frames, from a position on, and their position strides. */
 typedef struct rows3 {
   const float *at[3];
   int64_t step[3];
 } rows3;
 
-/* n positions from p on, by taps from `low` to `high` along H: what is loaded serves all that it reaches. */
+/* n positions from p, by taps `low` to `high` along H: each load serves all outputs it reaches. */
 KR_INLINE void filter_some(const int n, const rows3 *r, int64_t p, int64_t c, const kr_v *w, kr_v bias, int low,
                            int high, float *out, int64_t next) {
   kr_v sum[WIDE];
@@ -40,7 +40,7 @@ KR_INLINE void filter_some(const int n, const rows3 *r, int64_t p, int64_t c, co
   for (int q = 0; q < n; q++) kr_v_store(out + (p + q) * next + c, sum[q]);
 }
 
-/* n positions; begins, ends: no position before the first, behind the last. taps (3,3,C). */
+/* n positions; begins, ends: nothing before the first, after the last. taps (3,3,C). */
 static void filter_rows(const rows3 *r, int64_t n, int begins, int ends, int64_t C, const float *taps,
                         const float *bias, float *out, int64_t next) {
   const int64_t last = n - ends;
@@ -56,7 +56,7 @@ static void filter_rows(const rows3 *r, int64_t n, int begins, int ends, int64_t
   }
 }
 
-/* K numbers of each position to C channels by weights (K,C), which have the norm's scale in them. */
+/* Projects K numbers of each position to C channels by weights (K,C), which include the norm's scale. */
 KR_INLINE void lift_rows(const int K, const float *x, int64_t step, int64_t next, int64_t n, int64_t C,
                          const float *weights, const kr_affine *by, float *out) {
   for (int64_t c = 0; c < C; c += KR_VL) {
@@ -73,13 +73,13 @@ KR_INLINE void lift_rows(const int K, const float *x, int64_t step, int64_t next
 
 /* ---- the call ---- */
 
-/* Frames of (H,C), which begin `ahead` frames behind data; those from n_here on lie in tail, without gaps. */
+/* Frames of (H,C), the first one `ahead` frames after data; those from n_here on are in tail, contiguous. */
 typedef struct map {
   float *data, *tail;
-  int64_t frame, step, ahead, n_here; /* floats from one frame, one position to the next; frames */
+  int64_t frame, step, ahead, n_here; /* strides of frames and positions, in floats; frames */
 } map;
 
-/* A frame, and from one of its positions to the next. */
+/* A frame and its position stride. */
 typedef struct frame {
   float *at;
   int64_t step;
@@ -87,30 +87,30 @@ typedef struct frame {
 
 typedef struct worker {
   float *mixed, *mixed_first, *lifted[3], *row; /* (TILE, L C), (TILE, C), (TILE + 2, C) each, (H, C) */
-  float *ring[2][3]; /* (H, C): the last frames of sources that are computed, and which these are */
+  float *ring[2][3]; /* (H, C): the latest computed source frames, and their indices */
   int64_t ring_frame[2][3];
 } worker;
 
-enum { LIFTED, FIRST }; /* with a lift, x0 and x1 are computed again rather than kept */
+enum { LIFTED, FIRST }; /* with a lift, x0 and x1 are recomputed rather than stored */
 
 typedef struct block {
   const krait_dense_block_args *a;
-  int64_t b, i, dilation, segment; /* the item; the layer, and frames that a thread takes of it */
-  int keep, in_place, waits; /* waits: the newest source's norm, for whoever reads it first */
+  int64_t b, i, dilation, segment; /* the item; the layer, and frames of it per thread */
+  int keep, in_place, waits; /* waits: the newest source is normalised by its first reader */
   kr_panels mix[KR_DENSE_LAYERS];
   float *taps, *bias;                     /* by source and layer: (9,C), (C) */
   float *mean, *m2, *lift_weights, *zeros; /* (W,C), (W,C), (K,C), (C) */
   kr_affine norm, first, lift;
   float *kept[KR_DENSE_LAYERS]; /* (W,H,C) */
-  float *tail;                  /* of the last source: as many frames as the last layer looks back */
-  map sources[KR_DENSE_LAYERS], out; /* newest first; those that are computed are not among them */
+  float *tail;                  /* the last source's: as many frames as the last layer looks back */
+  map sources[KR_DENSE_LAYERS], out; /* newest first, without the recomputed ones */
   int64_t n_maps;
   worker *workers;
 } block;
 
 static int is_lifted(const krait_dense_block_args *a) { return kr_has(&a->lift); }
 static int64_t before(const krait_dense_block_args *a) { return a->call.flags & KRAIT_DENSE_ONE_SIDED ? 2 : 1; }
-/* The last output takes the place of its newest source, as far behind as it looks back. */
+/* The last output overwrites its newest source, delayed by as much as it looks back. */
 static int last_in_place(const krait_dense_block_args *a) { return a->L - 1 > is_lifted(a); }
 static int64_t tail_frames(const krait_dense_block_args *a) {
   const int64_t back = before(a) << (a->L - 1);
@@ -204,7 +204,7 @@ static const float *input_at(const block *k, int64_t t, int64_t h) {
   return (const float *)k->a->x.data + kr_at4(&k->a->x, k->b, h, t, 0);
 }
 
-/* The norm behind the lift from the moments of what is lifted, as the lift is linear; its factor goes into the
+/* The norm after the lift, from the moments of the lift's input, as the lift is linear; its scale is folded into the
  * weights. */
 static void finish_lift(const block *k) {
   const krait_dense_block_args *a = k->a;
@@ -248,9 +248,9 @@ static void normalise_range(void *user, int64_t begin, int64_t end, int thread) 
   for (int64_t t = begin; t < end; t++) normalise_frame(k, &k->sources[0], t);
 }
 
-/* ---- layers. Layer i filters frames t - d, t and t + d, d = 2^i. Frames of one residue modulo d never meet those of
- * another, so that a thread walks one residue in its order: what it computed for a frame serves the next two, and the
- * last output can take the place of the newest source. ---- */
+/* ---- layers. Layer i filters frames t - d, t and t + d, d = 2^i. Frames of different residues modulo d never
+ * interact, so a thread processes one residue in order: what it computed for a frame serves the next two, and the last
+ * output can overwrite the newest source. ---- */
 
 static void lift_positions(const block *k, int64_t t, int64_t h, int64_t n, float *to) {
   const krait_dense_block_args *a = k->a;
@@ -270,7 +270,7 @@ static void multiply(const kr_panels *w, const float *A, int64_t lda, int64_t n,
   KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){w, A, lda, n, out, ldo, w->N});
 }
 
-/* Frame t of x1: the first layer once more, and its norm. x0: the same frame of that. */
+/* Frame t of x1: recomputes the first layer and its norm. x0: the same frame of that. */
 static void compute_first(const block *k, int64_t t, const float *x0, float *row, worker *w) {
   const int64_t C = k->a->C, H = k->a->H;
   for (int64_t h = 0; h < H; h += TILE) {
@@ -288,7 +288,7 @@ static void compute_first(const block *k, int64_t t, const float *x0, float *row
   kr_affine_rows(row, C, H, C, &k->first, row, C);
 }
 
-/* Frame t of a computed source, kept for as long as this residue needs it. */
+/* Frame t of a recomputed source, cached as long as this residue needs it. */
 static float *computed_row(const block *k, int kind, int64_t t, worker *w) {
   const int64_t slot = t / k->dilation % 3;
   float *row = w->ring[kind][slot];
@@ -314,7 +314,7 @@ static void filter_source(const block *k, int64_t source, int64_t t, int64_t h, 
               (k->i + 1) * C);
 }
 
-/* Through a row of its own: writing in place must not touch positions that the next tile still reads. */
+/* Through a row buffer: writing in place must not touch positions that the next tile still reads. */
 static void layer_frame(const block *k, int64_t t, worker *w) {
   const int64_t C = k->a->C, H = k->a->H, I = (k->i + 1) * C;
   for (int64_t h = 0; h < H; h += TILE) {
@@ -330,7 +330,7 @@ static void layer_frame(const block *k, int64_t t, worker *w) {
     for (int64_t h = 0; h < H; h++) memcpy(to.at + h * to.step, w->row + h * C, (size_t)C * sizeof *w->row);
 }
 
-/* Frames of a residue that one thread takes: few enough for all threads, many because computed sources begin anew. */
+/* Frames of a residue per thread: few enough to occupy all threads, many since recomputed sources restart each time. */
 static int64_t segment_of(const krait_dense_block_args *a, int64_t dilation, int n_threads) {
   const int64_t share = a->W / (4 * dilation * n_threads);
   return share < 16 ? 16 : share;
@@ -345,7 +345,7 @@ static void layer_range(void *user, int64_t begin, int64_t end, int thread) {
     for (int64_t j = 0; j < k->segment; j++) {
       const int64_t t = residue + (start + j) * k->dilation;
       if (t >= k->a->W) break;
-      const int64_t next = t + (2 - before(k->a)) * k->dilation; /* the last frame that it reads */
+      const int64_t next = t + (2 - before(k->a)) * k->dilation; /* the latest frame it reads */
       if (k->waits && j == 0 && next != t) normalise_frame(k, &k->sources[0], t);
       if (k->waits && next < k->a->W) normalise_frame(k, &k->sources[0], next);
       layer_frame(k, t, w);
@@ -353,7 +353,7 @@ static void layer_range(void *user, int64_t begin, int64_t end, int thread) {
   }
 }
 
-/* Where layer i writes: the one before the last, behind where the last one will. */
+/* Where layer i writes: the last but one at the offset the last one needs to overwrite it. */
 static map output_of(const block *k) {
   const krait_dense_block_args *a = k->a;
   const int64_t C = a->C, tail = tail_frames(a);
@@ -386,7 +386,7 @@ static void run_item(const krait_ctx *ctx, block *k) {
     if (!k->keep) continue;
     memmove(k->sources + 1, k->sources, (size_t)k->n_maps++ * sizeof *k->sources);
     k->sources[0] = k->out;
-    /* a frame is read by one residue of the next layer alone, which can normalise it if it is not cut */
+    /* a frame is read by only one residue of the next layer, which can normalise it unless the residue is split */
     k->waits = !is_last && n_threads <= 2 * k->dilation;
     if (!k->waits) kr_parallel(ctx, a->W, 8, normalise_range, k);
   }

@@ -1,11 +1,11 @@
-/* tile_norm.cu: instance norms behind products of tile64.cuh: moments from those of the tiles, and the way back. */
+/* tile_norm.cu: instance norms after products of tile64.cuh: moments merged from the tiles', and the normalisation. */
 #include "pack.cuh"
 #include "tile_norm.h"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 KR_DEV int64_t thread_index(void) { return (int64_t)kr_block_x() * kr_block_threads() + kr_thread(); }
 
-/* ---- instance norm: all tiles of eight channels by one block ----------------------------------------------------- */
+/* ---- instance norm: all tiles of eight channels per block -------------------------------------------------------- */
 
 enum {
   MOMENT_CHANNELS = KR_TILE_MOMENTS_CHANNELS,
@@ -20,7 +20,7 @@ KR_DEV double shuffle_xor(double v, int mask) {
   return __builtin_bit_cast(double, (uint64_t)high << 32 | low);
 }
 
-/* The sum over the threads of a channel, for all of them; first over the warp's. */
+/* The sum over the threads of a channel, returned to all of them; first within the warp. */
 KR_DEV double sum_parts(double own, double *sums) {
 #pragma unroll
   for (int d = MOMENT_CHANNELS; d < 32; d <<= 1) own += shuffle_xor(own, d);
@@ -32,7 +32,7 @@ KR_DEV double sum_parts(double own, double *sums) {
   return sum;
 }
 
-/* Sums of squares around zero, of float32 means in double: what cancels has digits enough. */
+/* Sums of squares around zero, of float32 means in double: enough digits to survive the cancellation. */
 KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_tile_moments(const kr_tile_moments_plan p) {
   KR_SHARED double sums[3][MOMENT_THREADS / 32 * MOMENT_CHANNELS];
   const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(),

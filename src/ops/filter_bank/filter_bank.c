@@ -1,6 +1,6 @@
 /* filter_bank.c: contract, cost, rows and random cases of a gated bank of filters: a graph of other operators
- * (src/fuse) or, on a GPU, one launch. Bound: float32 1e-4 of the result's scale; with KRAIT_FILTER_BANK_TF32 the
- * factors of two products lose all but 11 significant bits: 4e-3. */
+ * (src/fuse) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_FILTER_BANK_TF32 the
+ * operands of two products are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
 #include "filter_bank/filter_bank_rows.h"
 #include "op_list.h"
@@ -39,7 +39,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_filter_bank_ref, kr_filter_bank_ref_scratch},
 };
 
-/* Of three cases one is such that float32's launch takes it, and one that of float16's factors. */
+/* Of every three cases one suits float32's launch, and one that with float16 operands. */
 int32_t kr_filter_bank_case(kr_case *c, int64_t index) {
   krait_filter_bank_args *a = (krait_filter_bank_args *)c->args;
   const int is_fast = index % 3 && !c->is_exact, is_half = is_fast && index % 3 == 2;
@@ -50,7 +50,7 @@ int32_t kr_filter_bank_case(kr_case *c, int64_t index) {
   for (int64_t j = 0; j < 8; j++)
     a->K += (&a->K1)[j] = j >= a->J ? 0 : kr_case_chance(c, 0.1) ? kr_case_int(c, 30, 40) : kr_case_int(c, 1, 9);
   c->contiguous = is_fast;
-  if (is_fast) { /* channels of a tap side by side, and outputs of an input */
+  if (is_fast) { /* contiguous channels per tap, and contiguous outputs per input */
     kr_case_give(c, "x");
     krait_view *taps = kr_case_give(c, "taps"), *gate_taps;
     kr_case_give(c, "taps_bias");

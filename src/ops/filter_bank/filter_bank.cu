@@ -1,15 +1,15 @@
-/* filter_bank.cu: per chunk two filters along H, the product of one, times the other, and the product with the outputs'
- * weights, summed over the chunks. While a block filters, a warp has a position along W, a lane two channels. */
+/* filter_bank.cu: per chunk two filters along H, the product of one, times the other, and the product with the output
+ * weights, summed over the chunks. In the filter phase a warp has a position along W, a lane two channels. */
 #include "filter_bank_plan.h"
 #include "tile64.cuh"
 
-enum { GATE_PITCH = 80, MOST_TAPS = 32, BATCH = 4 }; /* floats from row to row, 16 banks apart */
+enum { GATE_PITCH = 80, MOST_TAPS = 32, BATCH = 4 }; /* floats per row, 16 banks apart */
 
 typedef struct filtered {
   kr_float2 a[SIDE], b[SIDE];
 } filtered;
 
-/* A chunk: its number, and where its taps begin. */
+/* A chunk: its number, and its first tap. */
 typedef struct chunk_of {
   int j, first, K;
 } chunk_of;
@@ -22,8 +22,8 @@ KR_DEV kr_float4 taps_in_memory(const kr_filter_bank_plan &p, const chunk_of &ow
   return kr_float4{{a.v[0], a.v[1], b.v[0], b.v[1]}};
 }
 
-/* The tensor cores' blocks keep MOST_TAPS of a chunk's taps in shared memory, beyond the last zeros; the others have no
- * room for them. */
+/* The tensor-core variant keeps MOST_TAPS of a chunk's taps in shared memory, zero-padded; the other has no room for
+ * them. */
 #ifdef KR_HALVES
 typedef struct staged_taps {
   kr_float4 of[MOST_TAPS][32];
@@ -35,7 +35,7 @@ KR_DEV void stage_taps(const kr_filter_bank_plan &p, const chunk_of &own, int fi
     to.of[i][lane] = taps_in_memory(p, own, first + i, lane * 2);
 }
 
-/* For chunks of more taps: all threads come here together. */
+/* For chunks of more taps; called by all threads together. */
 KR_DEV void stage_more(const kr_filter_bank_plan &p, const chunk_of &own, int i0, staged_taps &to) {
   if (i0 == 0 || i0 % MOST_TAPS) return;
   kr_sync();
@@ -57,13 +57,13 @@ KR_DEV kr_float4 taps_at(const kr_filter_bank_plan &p, const chunk_of &own, int 
 }
 #endif
 
-/* Both filters of a chunk at the block's positions along H of one along W. The input moves through a window of
- * registers: the BATCH values behind the others are on their way while those are used. */
+/* Both filters of a chunk at the block's positions along H, at one along W. The input moves through a register window,
+ * with the next BATCH values in flight. */
 KR_DEV void filter_both(const kr_filter_bank_plan &p, const chunk_of &own, int h0, int w, staged_taps &staged,
                         filtered &to) {
   const int c = (kr_thread() & 31) * 2, K = own.K, before = p.one_sided ? K - 1 : (K - 1) / 2;
   const int exists = c < p.C, column = own.j * p.C + (exists ? c : 0);
-  const uint32_t limit = exists && w < p.W ? (uint32_t)p.H : 0; /* no channel, no positions */
+  const uint32_t limit = exists && w < p.W ? (uint32_t)p.H : 0; /* no channel: an empty range */
   const kr_float2 bias_a = load2(exists ? p.taps_bias + column : nothing),
                   bias_b = load2(exists ? p.gate_bias + column : nothing);
   kr_float2 window[SIDE + BATCH];
@@ -94,7 +94,7 @@ KR_DEV void filter_both(const kr_filter_bank_plan &p, const chunk_of &own, int h
   }
 }
 
-/* Where the weights of chunk j begin: of its filtered inputs, and of its part of the outputs. */
+/* The weights of chunk j: of its filtered inputs, and of its part of the outputs. */
 #ifdef KR_HALVES
 KR_DEV const void *weight_of(const kr_filter_bank_plan &p, int j) {
   return (const uint16_t *)p.weight + (int64_t)j * p.C * p.weight_row;

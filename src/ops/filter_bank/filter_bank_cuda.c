@@ -10,8 +10,8 @@ static const kr_kernel in_floats = {"filter_bank", "kr_filter_bank"},
 static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
 static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 
-/* Rows of channels one behind the other; of residual and skip as of out. */
-static int lies_as(const krait_view *v, const krait_filter_bank_args *a) {
+/* Contiguous channels, evenly spaced rows; residual and skip as out. */
+static int is_like_out(const krait_view *v, const krait_filter_bank_args *a) {
   const int64_t row = a->out.stride[2];
   return v->stride[3] == 1 && v->stride[2] == row && v->stride[1] == a->W * row && v->stride[0] == a->H * a->W * row &&
          is_aligned(v);
@@ -28,13 +28,13 @@ static const char *refuse_rest(const krait_filter_bank_args *a) {
   if (a->x.stride[3] != 1 || (a->x.stride[0] | a->x.stride[1] | a->x.stride[2]) % 2 || !is_aligned(&a->x) ||
       is_far(a->x.stride[2]))
     return "unaligned positions of x";
-  if (is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !lies_as(&a->out, a) || !lies_as(&a->residual, a) ||
-      (a->skip.data && !lies_as(&a->skip, a)))
-    return "rows of out, residual and skip do not lie one behind the other in the same way";
-  if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "channels of a tap do not lie side by side, aligned";
+  if (is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !is_like_out(&a->out, a) || !is_like_out(&a->residual, a) ||
+      (a->skip.data && !is_like_out(&a->skip, a)))
+    return "rows of out, residual and skip are not evenly spaced alike";
+  if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "a tap's channels are not contiguous and aligned";
   if (!is_vector(&a->taps_bias) || !is_vector(&a->gate_bias) || !is_vector(&a->weight_bias) ||
       !is_vector(&a->out_bias) || (a->skip_scale.data && !is_vector(&a->skip_scale)))
-    return "numbers of a bias do not lie side by side, aligned";
+    return "a bias is not contiguous and aligned";
   return NULL;
 }
 
@@ -44,7 +44,7 @@ const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args) {
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
     if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
-      return "weights are not float32 with an input's outputs side by side";
+      return "weights are not float32 with contiguous outputs";
   }
   return refuse_rest(a);
 }
@@ -56,7 +56,7 @@ const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args)
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
     if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
-      return "weights are not rows of float16";
+      return "weights are not aligned float16 rows";
   }
   return refuse_rest(a);
 }

@@ -5,7 +5,7 @@
 
 #include <krait/blocks.h>
 
-/* The lengths of the J chunks' filters. */
+/* Filter lengths of the J chunks. */
 static inline const int64_t *kr_filter_bank_lengths(const krait_filter_bank_args *a) { return &a->K1; }
 
 const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args);

@@ -1,5 +1,5 @@
-/* gated_filter.c: contract, cost, rows and random cases of two filters that are multiplied: a graph of other operators
- * (src/fuse) or, on a GPU, one launch. Bound: 3e-5 of the result's scale. */
+/* gated_filter.c: contract, cost, rows and random cases of the product of two filters: a graph of other operators
+ * (src/fuse) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
 #include "check.h"
 #include "gated_filter/gated_filter_rows.h"
 #include "op_list.h"
@@ -19,7 +19,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_gated_filter_ref, kr_gated_filter_ref_scratch},
 };
 
-/* Two cases of three are such that one launch takes them. */
+/* Two of every three cases suit the fused launch. */
 int32_t kr_gated_filter_case(kr_case *c, int64_t index) {
   krait_gated_filter_args *a = (krait_gated_filter_args *)c->args;
   const int is_aligned = index % 3 && !c->is_exact;
@@ -29,7 +29,7 @@ int32_t kr_gated_filter_case(kr_case *c, int64_t index) {
   a->K = kr_case_chance(c, 0.4) ? 3 : kr_case_int(c, 1, 7);
   a->P = kr_case_int(c, 0, a->K);
   c->contiguous = is_aligned;
-  if (is_aligned) { /* channels of a tap side by side */
+  if (is_aligned) { /* contiguous channels per tap */
     krait_view *weight = kr_case_give(c, "weight");
     weight->stride[0] = 1, weight->stride[1] = 2 * a->C;
   }

@@ -1,5 +1,5 @@
-/* gated_filter.cu: two filters along H, multiplied. A thread has four channels of a position, a block some positions
- * next to each other along H: neighbours' rows come from the L1 cache. */
+/* gated_filter.cu: two filters along H, multiplied. A thread has four channels of a position, a block adjacent
+ * positions along H: neighbours' rows hit the L1 cache. */
 #include "gated_filter_plan.h"
 #include "pack.cuh"
 
@@ -10,7 +10,7 @@ KR_DEV void add_tap(kr_float4 &sum, const kr_float4 &tap, const kr_float4 &x) {
   for (int j = 0; j < 4; j++) sum.v[j] = kr_fma(tap.v[j], x.v[j], sum.v[j]);
 }
 
-/* Zeros where the filter reaches beyond the ends: then `from` is the position itself. */
+/* Zeros where the filter reaches past the ends, in which case `from` is the position itself. */
 KR_DEV kr_float4 load_within(const float *from, int within) {
   kr_float4 v = load4(from);
 #pragma unroll

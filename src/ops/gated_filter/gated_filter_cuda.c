@@ -1,4 +1,4 @@
-/* gated_filter_cuda.c: plan and launch of two filters that are multiplied. */
+/* gated_filter_cuda.c: plan and launch of the product of two filters. */
 #include "cuda_row.h"
 #include "gated_filter/gated_filter_plan.h"
 #include "gated_filter/gated_filter_rows.h"
@@ -17,13 +17,13 @@ const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   if (a->C % 4 || a->C > 4 * KR_GATED_FILTER_THREADS || a->H >= (int64_t)1 << 20 || a->W >= (int64_t)1 << 31 ||
       a->B > 65535 || a->K >= 1 << 10 || a->P >= 1 << 10)
-    return "channels are not four to 640 in fours, or there is too much of something else";
+    return "channels not a multiple of four up to 640, or another size too large";
   if (a->H > 65535 * (KR_GATED_FILTER_THREADS / (a->C / 4))) return "too many positions along H";
   if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || is_far(a->x.stride[2]) || is_far(a->out.stride[2]))
     return "unaligned positions";
   if (a->weight.stride[0] != 1 || (a->K > 1 && a->weight.stride[1] % 4) || is_far(a->weight.stride[1]) ||
       (uintptr_t)a->weight.data % 16 || (a->bias.data && (a->bias.stride[0] != 1 || (uintptr_t)a->bias.data % 16)))
-    return "channels of a tap do not lie side by side, aligned";
+    return "a tap's channels are not contiguous and aligned";
   return NULL;
 }
 

@@ -1,5 +1,5 @@
-/* gather_rows.c: cost and rows of taking rows of a table. The equation is in gather_rows_ref.c. Bound: one rounding,
- * where the types differ. */
+/* gather_rows.c: cost and rows of gathering rows of a table; gather_rows_ref.c has the equation. Error bound: one
+ * rounding if the types differ. */
 #include "gather_rows/gather_rows_rows.h"
 #include "op_list.h"
 #include "view.h"

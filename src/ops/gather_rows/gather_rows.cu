@@ -1,5 +1,5 @@
-/* gather_rows.cu: a thread takes one element, or 16 bytes where table and out allow it; the threads of a row read its
- * number from the same address. Numbers that are no rows give 0. */
+/* gather_rows.cu: one element per thread, or 16 bytes if table and out allow it; a row's threads read its index from
+ * the same address. Indices out of range give 0. */
 #include "pack.cuh"
 #include "gather_rows_plan.h"
 
@@ -15,8 +15,8 @@ KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 4) kr_gather_rows(const kr_gather_pl
   kr_store(p.a.out.data, (int64_t)r * p.a.out.stride[0] + (int64_t)m * p.a.out.stride[1], p.a.out.dtype, value);
 }
 
-/* M counts packs of 16 bytes here; strides are those of elements. A thread takes its pack of some rows: their numbers
- * first, then all packs at once. */
+/* M counts 16-byte packs here; strides are in elements. A thread takes its pack of several rows: first their indices,
+ * then all packs at once. */
 KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 8) kr_gather_rows_packs(const kr_gather_plan p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_GATHER_THREADS + (uint32_t)kr_thread();
   if (thread >= p.n_threads) return;

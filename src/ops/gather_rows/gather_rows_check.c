@@ -1,4 +1,4 @@
-/* gather_rows_check.c: random calls: few and many rows, the table's type often another one. */
+/* gather_rows_check.c: random calls: few and many rows, the table often of another type. */
 #include "check.h"
 #include "op_list.h"
 

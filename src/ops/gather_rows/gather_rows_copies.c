@@ -1,5 +1,4 @@
-/* gather_rows_copies.c: a CPU's row for tables whose rows lie without gaps and keep their type: one copy of memory a
- * row. */
+/* gather_rows_copies.c: the CPU row for tables with contiguous rows of the output's type: one memcpy per row. */
 #include <string.h>
 
 #include "contract.h"
@@ -12,8 +11,8 @@ enum { GRAIN_BYTES = 1 << 15 };
 const char *kr_gather_rows_copies_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gather_rows_args *a = args;
   (void)ctx;
-  if (a->table.dtype != a->out.dtype) return "table and out of different types";
-  return a->M > 1 && (a->table.stride[1] != 1 || a->out.stride[1] != 1) ? "rows with gaps" : NULL;
+  if (a->table.dtype != a->out.dtype) return "table and out differ in type";
+  return a->M > 1 && (a->table.stride[1] != 1 || a->out.stride[1] != 1) ? "non-contiguous rows" : NULL;
 }
 
 static void copy_rows(void *user, int64_t begin, int64_t end, int worker) {

@@ -1,4 +1,4 @@
-/* gather_rows_plan.h: what the kernel of gather_rows.cu takes. */
+/* gather_rows_plan.h: kernel parameters of gather_rows.cu. */
 #ifndef KR_GATHER_ROWS_PLAN_H
 #define KR_GATHER_ROWS_PLAN_H
 
@@ -6,7 +6,7 @@
 
 #include "rows.h"
 
-enum { KR_GATHER_THREADS = 128, KR_GATHER_ROWS = 4 /* of a thread of packs */ };
+enum { KR_GATHER_THREADS = 128, KR_GATHER_ROWS = 4 /* per thread, on packs */ };
 
 typedef struct kr_gather_plan {
   krait_gather_rows_args a;

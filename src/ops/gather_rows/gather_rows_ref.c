@@ -1,4 +1,4 @@
-/* gather_rows_ref.c: out[r,m] = table[index[r],m]; rows of negative numbers are 0. */
+/* gather_rows_ref.c: out[r,m] = table[index[r],m]; rows with a negative index are 0. */
 #include "contract.h"
 #include "op_list.h"
 #include "view.h"

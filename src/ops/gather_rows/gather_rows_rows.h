@@ -1,4 +1,4 @@
-/* gather_rows_rows.h: the rows of gather_rows that stand in files of their own. */
+/* gather_rows_rows.h: the rows of gather_rows that have files of their own. */
 #ifndef KR_GATHER_ROWS_ROWS_H
 #define KR_GATHER_ROWS_ROWS_H
 

@@ -1,5 +1,5 @@
-/* instance_norm.c: costs, rows and random cases of instance norm (with PReLU) and of pools over the middle of (B,S,C).
- * The equations are in instance_norm_ref.c. */
+/* instance_norm.c: costs, rows and random cases of instance norm (with PReLU) and of pooling over the middle dimension
+ * of (B,S,C). The equations are in instance_norm_ref.c. */
 #include "check.h"
 #include "instance_norm/instance_norm_rows.h"
 #include "op_list.h"
@@ -28,7 +28,7 @@ static void count_pool_bwd(const void *args, kr_cost *cost) {
                     .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 
-static const char *const gaps = "channels do not lie together", *const halves = "tensors of 16 bits";
+static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
 static const char *refuse_norm(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
   (void)ctx;

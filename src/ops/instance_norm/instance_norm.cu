@@ -1,28 +1,28 @@
-/* instance_norm.cu: instance norm with PReLU, pools, and their gradients (instance_norm_ref.c has the equations). Bound
- * by memory: the norm reads x twice, its gradient x three times and dout twice.
- *   kr_instance_parts       sums of a part of the rows around its first row: mean and sum of squares of the part
+/* instance_norm.cu: instance norm with PReLU, pooling, and their gradients (instance_norm_ref.c has the equations).
+ * Memory-bound: the norm reads x twice, its gradient x three times and dout twice.
+ *   kr_instance_parts       sums over a part of the rows, shifted by its first row: the part's mean and sum of squares
  *   kr_instance_stats       mean and deviation of each (b, c) from the parts
  *   kr_instance_apply       out
- *   kr_instance_back_parts  sums of dz, dz xhat and of the slope's gradient over a part
+ *   kr_instance_back_parts  sums of dz, dz xhat and the slope gradient over a part
  *   kr_instance_back_stats  the same over all parts of each (b, c)
  *   kr_instance_back_apply  dx
- *   kr_instance_back_sums   the parameters' gradients: sums over b
- *   ..._two                 the same of 16 bits, two channels a thread
- *   kr_pool, kr_pool_back   a block takes all rows of some channels; the gradient of the largest looks for it again
- * A module per type of the activations, KR_DTYPE; parameters, statistics and sums are float32. */
+ *   kr_instance_back_sums   the parameter gradients: sums over b
+ *   ..._two                 the same for 16-bit types, two channels per thread
+ *   kr_pool, kr_pool_back   a block takes all rows of some channels; max pooling's gradient repeats the search
+ * One module per activation type, KR_DTYPE; parameters, statistics and sums are float32. */
 #include "instance_norm_plan.h"
 #include "element.cuh"
 #include "pack.cuh"
 
-enum { AHEAD = 4, TWO = KR_DTYPE == 0 ? 1 : 2 }; /* AHEAD: rows under way */
+enum { AHEAD = 4, TWO = KR_DTYPE == 0 ? 1 : 2 }; /* AHEAD: rows in flight */
 
 typedef struct place {
   int lane, row, rows; /* within the block */
-  int64_t b, c, first, end; /* rows of the part */
+  int64_t b, c, first, end; /* row range of the part */
   uint32_t part;
 } place;
 
-/* A thread of the norm's kernels has V channels side by side: 1, or 2 of 16 bits. */
+/* A thread of the norm's kernels has V adjacent channels: 1, or 2 of 16 bits. */
 template <int V>
 KR_DEV place here(const kr_middle_plan &p) {
   place at;
@@ -57,7 +57,7 @@ KR_DEV void store(element *to, int64_t at, const float (&v)[V]) {
   else *(uint32_t *)(to + at) = kr_pack(v[0], v[V - 1], KR_DTYPE);
 }
 
-/* What is known of a thread's channels. */
+/* Per-channel parameters and statistics of a thread. */
 template <int V>
 struct channels {
   float weight[V], bias[V], slope[V], mean[V], scale[V];
@@ -73,7 +73,7 @@ KR_DEV channels<V> channels_of(const kr_middle_plan &p, const place &at) {
   return k;
 }
 
-/* Adds N values of the block's rows; thread row 0 has the sums. */
+/* Reduces N values over the block's rows; thread row 0 has the sums. */
 template <int N>
 KR_DEV void sum_rows(const kr_middle_plan &p, const place &at, float (&v)[N]) {
   KR_SHARED float shared[N * KR_MIDDLE_THREADS];
@@ -120,7 +120,7 @@ KR_DEV void sum_parts(const kr_middle_plan &p) {
   }
 }
 
-/* A thread takes a (b, c). */
+/* One thread per (b, c). */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle_plan p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C,
                 c = thread - b * p.C;
@@ -203,7 +203,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts_two(const 
   sum_back_parts<TWO>(p);
 }
 
-/* The sums of a (b, c) take the place of its first part's. */
+/* The sums of a (b, c) overwrite those of its first part. */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_middle_plan p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C,
                 c = thread - b * p.C;
@@ -254,7 +254,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const 
   apply_back<TWO>(p);
 }
 
-/* A thread takes a c; a block_y a parameter. */
+/* One thread per c; block_y is the parameter. */
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_middle_plan p) {
   const int64_t c = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread();
   const int which = kr_block_y();
@@ -265,9 +265,9 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_mi
   ((float *)to.data)[c * to.stride[0]] = sum;
 }
 
-/* ---- pools: one part ---- */
+/* ---- pooling: one part ---- */
 
-/* The first of the largest of a column: in every thread of row 0. */
+/* The first maximum of a column: in every thread of row 0. */
 KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const element *x) {
   KR_SHARED float values[KR_MIDDLE_THREADS];
   KR_SHARED int64_t places[KR_MIDDLE_THREADS];

@@ -1,5 +1,5 @@
-/* instance_norm_cuda.c: plans and launches of instance norm and pools on a GPU. How rows are cut depends on the shape
- * alone. */
+/* instance_norm_cuda.c: plans and launches of instance norm and pooling on a GPU. The split over rows depends on the
+ * shape alone. */
 #include "cuda_row.h"
 #include "instance_norm/instance_norm_plan.h"
 #include "op_list.h"
@@ -7,7 +7,7 @@
 
 /* By type of the activations: float32, float16, bfloat16. */
 #define TYPES(name) {{"instance_norm_f32", name}, {"instance_norm_f16", name}, {"instance_norm_bf16", name}}
-/* By that, then of one channel or two. */
+/* By activation type, then by one channel or two per thread. */
 #define WIDTHS(name) {TYPES(name), TYPES(name "_two")}
 static const kr_kernel parts[2][3] = WIDTHS("kr_instance_parts"), apply[2][3] = WIDTHS("kr_instance_apply"),
                        back_parts[2][3] = WIDTHS("kr_instance_back_parts"),
@@ -17,21 +17,21 @@ static const kr_kernel parts[2][3] = WIDTHS("kr_instance_parts"), apply[2][3] = 
                        pool_back[] = TYPES("kr_pool_back");
 static const char *const too_many = "2^31 elements or more";
 
-/* Parts of pairs of channels are fewer, or as many. */
+/* With channel pairs there are no more parts. */
 static kr_middle_plan plan_of(int64_t B, int64_t S, int64_t C, int64_t least_rows, int64_t most_parts, int in_pairs) {
   kr_middle_plan p = {.B = B, .S = S, .C = C, .inverse_S = (float)(1 / (double)S), .lanes = 1};
   const int64_t width = in_pairs ? 2 : 1;
   while (p.lanes < 32 && p.lanes * width < C) p.lanes *= 2;
   const int64_t rows = least_rows * (KR_MIDDLE_THREADS / p.lanes), n = (S + rows - 1) / rows;
   p.n_parts = (uint32_t)(n < most_parts ? n : most_parts), p.rows = (S + p.n_parts - 1) / p.n_parts;
-  p.n_parts = (uint32_t)((S + p.rows - 1) / p.rows); /* none is empty */
+  p.n_parts = (uint32_t)((S + p.rows - 1) / p.rows); /* so that none is empty */
   p.n_channels = (uint32_t)((C + p.lanes * width - 1) / (p.lanes * width));
   return p;
 }
 static kr_middle_plan plan_norm(int64_t B, int64_t S, int64_t C, int in_pairs) {
   return plan_of(B, S, C, 16, KR_MIDDLE_PARTS, in_pairs);
 }
-static int lies_in_pairs(const krait_view *v) {
+static int is_in_pairs(const krait_view *v) {
   return !kr_has(v) || (v->stride[2] == 1 && v->stride[0] % 2 == 0 && v->stride[1] % 2 == 0 &&
                         v->dtype != KRAIT_F32 && (uintptr_t)v->data % 16 == 0);
 }
@@ -81,7 +81,7 @@ static kr_grid by_columns(int64_t n, uint32_t y, void *stream) {
 
 static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_args *a = args;
-  const int two = a->C % 2 == 0 && lies_in_pairs(&a->x) && lies_in_pairs(&a->out);
+  const int two = a->C % 2 == 0 && is_in_pairs(&a->x) && is_in_pairs(&a->out);
   kr_middle_plan p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->out, p.eps = a->eps;
   p.partial = a->call.scratch, p.stats = p.partial + partial_floats(&p);
@@ -95,7 +95,7 @@ static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_instance_norm_bwd_args *a = args;
-  const int two = a->C % 2 == 0 && lies_in_pairs(&a->x) && lies_in_pairs(&a->dout) && lies_in_pairs(&a->dx);
+  const int two = a->C % 2 == 0 && is_in_pairs(&a->x) && is_in_pairs(&a->dout) && is_in_pairs(&a->dx);
   kr_middle_plan p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->dx, p.eps = a->eps;
   p.dout = a->dout, p.dweight = a->dweight, p.dbias = a->dbias, p.dslope = a->dslope;
@@ -116,7 +116,7 @@ static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
 KR_CUDA_TIERS(instance_norm, run_norm)
 KR_CUDA_TIERS(instance_norm_bwd, run_norm_bwd)
 
-/* ---- pools ---- */
+/* ---- pooling ---- */
 
 const char *kr_pool_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_pool_args *a = args;
@@ -139,7 +139,7 @@ static int32_t run_pool(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return kr_cuda_launch(ctx->cuda, tier, &pool[p.x.dtype], &all, &p, sizeof p);
 }
 
-/* The largest is looked for by every block of its channels: the rows stay together. */
+/* Every block searches for the maxima of its channels: rows are not split. */
 static int32_t run_pool_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_pool_bwd_args *a = args;
   kr_middle_plan p = plan_of(a->B, a->S, a->C, 8, a->call.flags & KRAIT_POOL_MAX ? 1 : KR_MIDDLE_PARTS, 0);

@@ -1,5 +1,6 @@
-/* instance_norm_ref.c: instance norm, pools and their gradients, written to be read; double accumulation. For each (b,
- * c), with m and r = 1 / sqrt(var + eps) over S:  xhat = (x - m) r, v = xhat weight + bias, out = v > 0 ? v : slope v
+/* instance_norm_ref.c: instance norm, pooling and their gradients, written to be read; double accumulation. For each
+ * (b, c), with m and r = 1 / sqrt(var + eps) over S:  xhat = (x - m) r, v = xhat weight + bias, out = v > 0 ? v : slope
+ * v
  *   dz = dout, or slope dout where v <= 0;  dslope = sum dout v there;  dbias = sum dz;  dweight = sum dz xhat
  *   dx = r weight (dz - mean dz - xhat mean (dz xhat)) */
 #include <math.h>
@@ -74,7 +75,7 @@ int32_t kr_instance_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-/* ---- pools ---- */
+/* ---- pooling ---- */
 
 static int64_t first_of_largest(const krait_view *x, int64_t b, int64_t S, int64_t c) {
   int64_t best = 0;

@@ -1,10 +1,10 @@
-/* instance_norm_rows.h: what the vector rows of instance norm share with their table. */
+/* instance_norm_rows.h: shared by the vectorized rows of instance norm and their table. */
 #ifndef KR_INSTANCE_NORM_ROWS_H
 #define KR_INSTANCE_NORM_ROWS_H
 
 #include <stdint.h>
 
-/* Positions of a chunk, which depend on the shape alone: some 32 kB. */
+/* Positions per chunk, from the shape alone: about 32 kB. */
 static inline int64_t kr_norm_chunk(int64_t C) { return C >= 512 ? 16 : 8192 / C; }
 static inline int64_t kr_norm_chunks(int64_t S, int64_t C) { return (S + kr_norm_chunk(C) - 1) / kr_norm_chunk(C); }
 

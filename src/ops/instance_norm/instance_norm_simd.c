@@ -1,6 +1,6 @@
-/* instance_norm_simd.c: instance norm and pools over (B,S,C) with channels as lanes. The norm goes by chunks of
- * positions that stay in the cache; a task of the others is a vector of channels of one b, whose sums go by blocks of
- * 64 positions, so that float32 sums stay short. */
+/* instance_norm_simd.c: instance norm and pooling over (B,S,C) with channels as lanes. The norm works in chunks of
+ * positions that stay in cache; a task of the others is a vector of channels of one b, summed in blocks of 64 positions
+ * to keep float32 sums short. */
 #include "instance_norm/instance_norm_rows.h"
 #include "instance_norm/moments.h"
 #include "op_list.h"
@@ -45,11 +45,11 @@ static void measure(const float *x, int64_t step, int64_t S, int n, float eps, k
 
 static int64_t vectors(int64_t C) { return (C + KR_VL - 1) / KR_VL; }
 
-/* ---- the norm: moments of chunks, then of each b, then the way back ---- */
+/* ---- the norm: moments of chunks, then of each b, then the normalisation ---- */
 
 typedef struct norm_run {
   const krait_instance_norm_args *a;
-  int64_t size, n_chunks; /* positions of a chunk; chunks of a b */
+  int64_t size, n_chunks; /* positions per chunk; chunks per b */
   float *mean, *m2;       /* (B, n_chunks, C) */
   float *affine;          /* (B, 3, C): scale, shift, slope */
 } norm_run;
@@ -172,7 +172,7 @@ int32_t KR_FN(kr_instance_norm_bwd)(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-/* ---- pools ---- */
+/* ---- pooling ---- */
 
 static void pool_channels(void *user, int64_t begin, int64_t end, int worker) {
   const krait_pool_args *a = user;

@@ -1,5 +1,5 @@
 /* moments.h: means and variances over positions for a _simd.c, channels as lanes: of a chunk of positions in float32
- * around its own mean, of all chunks merged in their order in double; and the way back through PReLU. */
+ * around its own mean, of all chunks merged in order in double; and the normalisation with PReLU. */
 #ifndef KR_MOMENTS_H
 #define KR_MOMENTS_H
 
@@ -16,7 +16,7 @@ KR_INLINE kr_v kr_prelu(kr_v v, kr_v slope) {
   return kr_v_select(kr_v_lt(v, kr_v_zero()), kr_v_mul(v, slope), v);
 }
 
-/* Four partial sums: shorter chains, smaller rounding. Of `lanes` channels. */
+/* Four partial sums: shorter dependency chains, less rounding. For `lanes` channels. */
 KR_INLINE void kr_moments_of(const float *x, int64_t step, int64_t n, int64_t lanes, float *mean, float *m2) {
   kr_v s[4] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
   int64_t p = 0;
@@ -38,14 +38,14 @@ KR_INLINE void kr_moments_of(const float *x, int64_t step, int64_t n, int64_t la
   kr_store_lanes(m2, kr_v_add(kr_v_add(s[0], s[1]), kr_v_add(s[2], s[3])), lanes);
 }
 
-/* Of n positions: the mean of each channel, and the sum of squares around it. */
+/* Over n positions: the mean of each channel, and the sum of squares around it. */
 static inline void kr_moments(const float *x, int64_t step, int64_t n, int64_t C, float *mean, float *m2) {
   int64_t c = 0;
   for (; c + KR_VL <= C; c += KR_VL) kr_moments_of(x + c, step, n, KR_VL, mean + c, m2 + c);
   if (c < C) kr_moments_of(x + c, step, n, C - c, mean + c, m2 + c);
 }
 
-/* A norm as a factor and a summand of each channel, with the slope behind it. */
+/* A norm as a scale and shift per channel, with the PReLU slope. */
 typedef struct kr_affine {
   float *scale, *shift, *slope;
 } kr_affine;
@@ -57,7 +57,7 @@ static inline void kr_affine_set(const kr_affine *to, int64_t c, double weight, 
   to->shift[c] = (float)(bias - mean * scale);
 }
 
-/* Channel c of chunks of `size` positions, the last one of what is left of n; mean and m2 (chunks, C). */
+/* Channel c of chunks of `size` positions, the last one the remainder of n; mean and m2 (chunks, C). */
 static inline void kr_moments_merge(const float *mean, const float *m2, int64_t size, int64_t n, int64_t C, int64_t c,
                                     double *level, double *variance) {
   double sum = 0, squares = 0;

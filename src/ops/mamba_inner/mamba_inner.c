@@ -1,5 +1,5 @@
-/* mamba_inner.c: contracts, costs and rows of the inside of a Mamba-1 block and of its gradient. The equation is in
- * mamba_inner_ref.c. Bound: float32 1e-5 of the output's scale; 16-bit storage one rounding on a CPU, on a GPU what its
+/* mamba_inner.c: contracts, costs and rows of the inside of a Mamba-1 block and its gradient; mamba_inner_ref.c has the
+ * equation. Error bound: float32 1e-5 of the output's scale; 16-bit storage: one rounding on a CPU, on a GPU what its
  * operators do to rows of that type (mamba_inner_check.c). */
 #include "contract.h"
 #include "mamba_inner_chain.h"
@@ -23,7 +23,7 @@ static int32_t check_bwd_rules(const void *args) {
   return check_constants("mamba_inner_bwd", a->call.flags, &a->Bmat, &a->Cmat);
 }
 
-/* Of one direction of the network; the gradient does the products three times in all. */
+/* Of one pass; the gradient computes the products three times in all. */
 static kr_cost cost_of(const krait_mamba_inner_args *a, double products, double scan_flops) {
   double rows = (double)a->B * (double)a->L, D = (double)a->D,
          columns = (double)(a->R + kr_inner_columns(a, &a->Bmat) + kr_inner_columns(a, &a->Cmat));

@@ -1,12 +1,12 @@
-/* mamba_inner_chain.h: what the files of mamba_inner say to each other: the composition of operators, in float32 on the
- * rows that a context prefers, or in float64 on their reference rows. */
+/* mamba_inner_chain.h: shared by the files of mamba_inner: the composition of operators, in float32 on the context's
+ * preferred rows, or in float64 on their reference rows. */
 #ifndef KR_MAMBA_INNER_CHAIN_H
 #define KR_MAMBA_INNER_CHAIN_H
 
 #include <krait/ops.h>
 #include <string.h>
 
-/* The gradient's args begin as the forward ones do. */
+/* The gradient's args start with the forward ones. */
 _Static_assert(offsetof(krait_mamba_inner_args, out) == offsetof(krait_mamba_inner_bwd_args, dout), "one head");
 static inline krait_mamba_inner_args kr_inner_forward_of(const krait_mamba_inner_bwd_args *g) {
   krait_mamba_inner_args a;
@@ -21,8 +21,8 @@ static inline int64_t kr_inner_columns(const krait_mamba_inner_args *a, const kr
   return given->data ? 0 : a->A.dtype == KRAIT_C64 ? 2 * a->N : a->N;
 }
 
-/* Whether 16 bits are enough between two operators on a GPU: not for complex states, nor for norms, whose gradients are
- * differences of what was rounded. */
+/* Whether 16 bits suffice between two operators on a GPU: not for complex states, nor for norms, whose gradients are
+ * differences of rounded values. */
 static inline int kr_inner_is_short(const krait_mamba_inner_args *a) {
   const int is_half = a->xz.dtype == KRAIT_F16 || a->xz.dtype == KRAIT_BF16;
   return is_half && a->A.dtype != KRAIT_C64 && !a->dt_norm_weight.data && !a->B_norm_weight.data &&
@@ -34,7 +34,7 @@ kr_inner_scratch_fn kr_mamba_inner_composed_scratch, kr_mamba_inner_bwd_composed
     kr_mamba_inner_bwd_cuda_scratch, kr_mamba_inner_ref_scratch, kr_mamba_inner_bwd_ref_scratch;
 int32_t kr_mamba_inner_composed(const krait_ctx *ctx, const void *args);
 int32_t kr_mamba_inner_bwd_composed(const krait_ctx *ctx, const void *args);
-/* Rows between two calls have the type of xz where kr_inner_is_short says so. */
+/* Intermediate rows have the type of xz if kr_inner_is_short. */
 int32_t kr_mamba_inner_cuda(const krait_ctx *ctx, const void *args);
 int32_t kr_mamba_inner_bwd_cuda(const krait_ctx *ctx, const void *args);
 

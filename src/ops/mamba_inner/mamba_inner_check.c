@@ -1,4 +1,4 @@
-/* mamba_inner_check.c: random calls of mamba_inner and of its gradient: every option, type and stride. */
+/* mamba_inner_check.c: random calls of mamba_inner and its gradient: every option, type and stride. */
 #include "check.h"
 #include "mamba_inner_chain.h"
 #include "op_list.h"
@@ -15,7 +15,7 @@ static void choose_sizes(kr_case *c, krait_mamba_inner_args *a, int64_t index) {
   a->M = kr_case_chance(c, 0.7) ? kr_case_edge(c, 33) : 0;
 }
 
-/* No step makes the state grow: exp(delta A) stays below 1 by softplus, or by A near 0 and small weights. */
+/* Keeps the state from growing: exp(delta A) stays below 1 by softplus, or by A near 0 and small weights. */
 static void give_decays(kr_case *c, const krait_mamba_inner_args *a) {
   const double slow = a->call.flags & KRAIT_SCAN_SOFTPLUS ? -0.5 : -0.05;
   kr_case_fill_uniform(c, kr_case_give(c, "A"), 2 * slow, slow * 0.1);
@@ -37,8 +37,7 @@ static void choose_parameter(kr_case *c, krait_mamba_inner_args *a, const char *
   kr_case_give(c, name);
 }
 
-/* On a GPU what lies between two operators is rounded to 16 bits; a parameter's gradient is a sum over all tokens of
- * what was rounded before. */
+/* On a GPU intermediates are rounded to 16 bits; a parameter's gradient sums those errors over all tokens. */
 static void set_bounds(kr_case *c, const krait_mamba_inner_args *a) {
   if (!kr_inner_is_short(a)) return;
   const double rtol = c->dtype == KRAIT_F16 ? 1e-2 : 8e-2, atol = c->dtype == KRAIT_F16 ? 1e-4 : 1e-3;
@@ -49,15 +48,15 @@ static void set_bounds(kr_case *c, const krait_mamba_inner_args *a) {
 }
 
 int32_t kr_mamba_inner_case(kr_case *c, int64_t index) {
-  krait_mamba_inner_args *a = (krait_mamba_inner_args *)c->args; /* the gradient's begin alike */
+  krait_mamba_inner_args *a = (krait_mamba_inner_args *)c->args; /* the gradient's args start alike */
   choose_sizes(c, a, index);
   c->is_complex = index % 8 == 3;
-  give_decays(c, a); /* first: what else is complex follows A */
+  give_decays(c, a); /* first: the other complex inputs follow A */
   choose_parameter(c, a, "Bmat", KRAIT_SCAN_B_CONSTANT);
   choose_parameter(c, a, "Cmat", KRAIT_SCAN_C_CONSTANT);
   give_weights(c, a);
   if (!(a->call.flags & KRAIT_SCAN_SOFTPLUS)) kr_case_leave_out(c, "delta_bias");
-  /* A norm over one or two values has next to no gradient: what is left is rounding. */
+  /* A norm over one or two values has almost no gradient: only rounding would remain. */
   if (!(a->call.flags & KRAIT_SCAN_SOFTPLUS) || a->D <= 2) kr_case_leave_out(c, "dt_norm_weight");
   if (a->N <= 2) kr_case_leave_out(c, "B_norm_weight"), kr_case_leave_out(c, "C_norm_weight");
   kr_case_give_rest(c);

@@ -1,9 +1,9 @@
-/* mamba_inner_ref.c: the inside of a Mamba-1 block, written to be read (specs: mamba_inner_fn). For one batch entry, t
- * a time:
+/* mamba_inner_ref.c: the inside of a Mamba-1 block, written to be read (specs: mamba_inner_fn). For one batch entry,
+ * one t at a time:
  *   x_t = silu(sum_w conv_weight[w] xz_{t-W+1+w} + conv_bias)              first half of xz
- *   p_t = x_proj_weight x_t;  dt = p_t[first R],  B = p_t[next] + B_proj_bias,  C = p_t[last] + C_proj_bias, normalised
- *                             if asked
- *   delta_t = dt_proj_weight dt, normalised if asked, + delta_bias, softplus if asked
+ *   p_t = x_proj_weight x_t;  dt = p_t[first R],  B = p_t[next] + B_proj_bias,  C = p_t[last] + C_proj_bias, optionally
+ *                             normalised
+ *   delta_t = dt_proj_weight dt, optionally normalised, + delta_bias, optionally softplus
  *   s_t = exp(delta_t A) s_{t-1} + delta_t B x_t;  y_t = (sum_n C s_t + D x_t) silu(z_t);  out_t = out_proj_weight y_t
  *                                                  + out_proj_bias
  * KRAIT_SCAN_REVERSE: t - W + 1 + w becomes t + W - 1 - w, and t - 1 becomes t + 1. */

@@ -1,6 +1,6 @@
-/* map_product.c: contract, cost, rows and random cases of a product for every position of a map: a graph of other
- * operators (src/fuse) or, on a GPU, one launch. Bound: float32 1e-4 of the result's scale; with KRAIT_MAP_TF32 the
- * product's factors lose all but 11 significant bits: 4e-3. */
+/* map_product.c: contract, cost, rows and random cases of a product at every position of a map: a graph of other
+ * operators (src/fuse) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_MAP_TF32
+ * product operands are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
 #include "map_product/map_product_rows.h"
 #include "op_list.h"
@@ -44,13 +44,13 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_map_product_ref, kr_map_product_ref_scratch},
 };
 
-/* Of three cases one is such that float32's launch takes it, and one that of float16's factors; of the others some have
- * few outputs. */
+/* Of every three cases one suits float32's launch, and one that with float16 operands; some of the others have few
+ * outputs. */
 int32_t kr_map_product_case(kr_case *c, int64_t index) {
   krait_map_product_args *a = (krait_map_product_args *)c->args;
   const int is_fast = index % 3 && !c->is_exact, is_half = is_fast && index % 3 == 2,
             is_few = index % 3 == 0 && !c->is_exact && kr_case_chance(c, 0.5);
-  const int64_t way = is_few ? 0 : kr_case_int(c, 0, 3); /* as it is, norm, factors, convolution */
+  const int64_t way = is_few ? 0 : kr_case_int(c, 0, 3); /* plain, norm, factors, convolution */
   uint32_t *flags = &a->call.flags;
   a->B = kr_case_int(c, 1, 2), a->H = kr_case_edge(c, 9), a->W = kr_case_edge(c, 20);
   a->C = is_fast ? 16 * kr_case_int(c, 1, way == 0 || way == 3 ? 9 : 4) : kr_case_edge(c, 12);
@@ -74,7 +74,7 @@ int32_t kr_map_product_case(kr_case *c, int64_t index) {
   if (is_fast) {
     c->other = is_half ? KRAIT_F16 : KRAIT_F32;
     krait_view *weight = kr_case_give(c, "weight");
-    if (!is_half) weight->stride[0] = 1, weight->stride[1] = a->N; /* outputs of an input side by side */
+    if (!is_half) weight->stride[0] = 1, weight->stride[1] = a->N; /* contiguous outputs per input */
     if (is_half) *flags |= KRAIT_MAP_TF32;
     const int has_addends = (way == 0 || way == 2) && !(*flags & KRAIT_MAP_SILU);
     if (!has_addends || kr_case_chance(c, 0.3)) kr_case_leave_out(c, "residual"), kr_case_leave_out(c, "skip");

@@ -1,20 +1,19 @@
-/* map_product.cu: tiles of rows made on the way into shared memory (normalised, scaled, convolved), multiplied with the
- * weights, a tile of columns after the other, and changed on the way out. */
+/* map_product.cu: tiles of rows are transformed on the way into shared memory (normalised, scaled, convolved),
+ * multiplied with the weights, one tile of columns at a time, and finished by an epilogue. */
 #include "map_product_plan.h"
 #include "tile64.cuh"
 
-/* How rows are made. */
+/* How rows are transformed. */
 enum {
   AS_THEY_ARE,
-  HELD, /* one tile wide: made once for several tiles of columns; nothing is added */
+  HELD, /* one tile wide: loaded once for several tiles of columns; no transform */
   NORMED,
   SCALED,
   CONVOLVED
 };
 enum { OWN_ROWS = ROWS * 16 / THREADS, TAPS_HELD = 4 };
 
-/* A thread makes four columns of some rows. They stay in registers until the tile is free, so that loads overlap each
- * other. */
+/* A thread loads four columns of some rows. They stay in registers until the tile is free, so that loads overlap. */
 typedef struct held {
   kr_float4 v[OWN_ROWS];
 } held;
@@ -25,7 +24,7 @@ KR_DEV int own_row(int i) {
 }
 KR_DEV int own_column(void) { return (kr_thread() & 15) * 4; }
 
-/* Rows beyond the last are made like the last, and not stored: no load has to be branched around. */
+/* Rows past the last repeat it and are not stored: loads need no branch. */
 KR_DEV uint32_t clamped_row(const kr_map_product_plan &p, int64_t first_row, int i) {
   const int64_t row = first_row + i;
   return (uint32_t)(row < p.n_rows ? row : p.n_rows - 1);
@@ -51,7 +50,7 @@ KR_DEV void load_rows(const kr_map_product_plan &p, int64_t first_row, int c, he
   }
 }
 
-/* Neighbouring rows share what they read. A tap that reaches before its line adds nothing. */
+/* Adjacent rows share their loads. A tap before the line's start adds nothing. */
 KR_DEV void load_convolved(const kr_map_product_plan &p, int64_t first_row, int c, held &h) {
   const int first = (int)first_row + own_row<CONVOLVED>(0), rows = (int)p.n_rows;
   const kr_float4 bias = load4(p.conv_bias + c);
@@ -92,7 +91,7 @@ KR_DEV void load_convolved(const kr_map_product_plan &p, int64_t first_row, int 
   }
 }
 
-/* Columns c0..; beyond the last zeros. */
+/* Columns from c0; zeros past the last. */
 template <int KIND>
 KR_DEV void load(const kr_map_product_plan &p, int64_t first_row, int c0, held &h) {
   const int c = c0 + own_column();
@@ -103,7 +102,7 @@ KR_DEV void load(const kr_map_product_plan &p, int64_t first_row, int c0, held &
   else load_rows<KIND>(p, first_row, c, h);
 }
 
-/* ---- norm over the channels: of one tile at most; sixteen threads share a row ------------------------------------ */
+/* ---- norm over the channels: at most one tile; sixteen threads share a row --------------------------------------- */
 
 KR_DEV float row_sum(float v) {
 #pragma unroll
@@ -117,7 +116,7 @@ KR_DEV void normalise(const kr_map_product_plan &p, held &h) {
 #pragma unroll
   for (int i = 0; i < OWN_ROWS; i++) {
     kr_float4 &v = h.v[i];
-    const float mean = row_sum((v.v[0] + v.v[1]) + (v.v[2] + v.v[3])) * share; /* columns beyond the last are zero */
+    const float mean = row_sum((v.v[0] + v.v[1]) + (v.v[2] + v.v[3])) * share; /* columns past the last are zero */
     float squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -144,7 +143,7 @@ KR_DEV spots spots_of(const kr_map_product_plan &p, int64_t first_row) {
   return at;
 }
 
-/* Of inputs c0.. */
+/* Weights of inputs from c0. */
 KR_DEV void fetch_weights(const kr_map_product_plan &p, int c0, int column0, weights &to) {
 #ifdef KR_HALVES
   const void *from = (const uint16_t *)p.weight + c0;
@@ -176,7 +175,7 @@ KR_DEV void product(const kr_map_product_plan &p) {
     sums acc;
     clear(acc);
     for (int chunk = 0; chunk < n_chunks; chunk++) {
-      if (i == 0) { /* with more column tiles than one there is one chunk */
+      if (i == 0) { /* several column tiles imply a single chunk */
         side = chunk & 1;
 #pragma unroll
         for (int r = 0; r < OWN_ROWS; r++) put4(tiles[side], own_row<KIND>(r), own_column(), h.v[r]);
@@ -202,7 +201,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_norm(const kr_map_produ
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_scaled(const kr_map_product_plan p) { product<SCALED>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_conv(const kr_map_product_plan p) { product<CONVOLVED>(p); }
 
-/* ---- few outputs: sixteen lanes share a position, each has four channels ----------------------------------------- */
+/* ---- few outputs: sixteen lanes share a position, four channels each --------------------------------------------- */
 
 #ifndef KR_HALVES
 enum { LANES = 16, GROUPS = KR_MAP_FEW_THREADS / LANES, AT_ONCE = 4 };

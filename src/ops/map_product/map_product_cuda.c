@@ -1,4 +1,4 @@
-/* map_product_cuda.c: plan and launch of a product for every position of a map. */
+/* map_product_cuda.c: plan and launch of a product at every position of a map. */
 #include "cuda_row.h"
 #include "map_product/map_product_plan.h"
 #include "map_product/map_product_rows.h"
@@ -23,13 +23,13 @@ static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride 
 static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 static int is_vector(const krait_view *v) { return !kr_has(v) || (v->stride[0] == 1 && is_aligned(v)); }
 
-/* Channels side by side, rows one behind the other. */
+/* Contiguous channels, evenly spaced rows. */
 static int are_rows(const krait_view *v, const krait_map_product_args *a) {
   const int64_t row = v->stride[2];
   return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far(row) && (a->H < 2 || v->stride[1] == a->W * row) &&
          (a->B < 2 || v->stride[0] == a->H * a->W * row) && is_aligned(v);
 }
-static int lies_as_out(const krait_view *v, const krait_map_product_args *a) {
+static int is_like_out(const krait_view *v, const krait_map_product_args *a) {
   return !kr_has(v) || (are_rows(v, a) && v->stride[2] == a->out.stride[2]);
 }
 static int are_factors(const krait_view *v) {
@@ -39,25 +39,25 @@ static int are_factors(const krait_view *v) {
 static const char *refuse_rest(const krait_map_product_args *a) {
   const int kind = kind_of(a), has_addends = kr_has(&a->residual) || kr_has(&a->skip);
   if (a->C % 16 || a->N % 4 || a->M % 4 || a->silu_from % 4)
-    return "channels are no multiple of 16, or outputs none of four";
-  if ((kind == NORMED || kind == SCALED) && a->C > KR_TILE_COLUMNS) return "norm or factors of more than 64 channels";
+    return "channels not a multiple of 16, or outputs not a multiple of four";
+  if ((kind == NORMED || kind == SCALED) && a->C > KR_TILE_COLUMNS) return "norm or factors with more than 64 channels";
   if (a->call.flags & KRAIT_MAP_GATE && (kind != NORMED || a->call.flags & KRAIT_MAP_SILU))
     return "KRAIT_MAP_GATE without the norm, or with KRAIT_MAP_SILU";
   if (has_addends && (kind == NORMED || kind == CONVOLVED || a->call.flags & KRAIT_MAP_SILU))
-    return "sums behind a norm, a convolution or KRAIT_MAP_SILU";
-  if (a->call.flags & KRAIT_MAP_SILU && (kind == AS_THEY_ARE || kind == SCALED)) return "KRAIT_MAP_SILU of wide rows";
+    return "residual or skip with a norm, a convolution or KRAIT_MAP_SILU";
+  if (a->call.flags & KRAIT_MAP_SILU && (kind == AS_THEY_ARE || kind == SCALED)) return "KRAIT_MAP_SILU with wide rows";
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0 || a->C >= 1 << 20 || a->N >= 1 << 20 ||
       a->K >= 1 << 10)
     return "2^31 positions, 2^20 channels or 2^10 taps, or more";
   if (!are_rows(&a->x, a) || !are_rows(&a->out, a) || (kind == CONVOLVED && !are_rows(&a->conv_out, a)) ||
-      !lies_as_out(&a->residual, a) || !lies_as_out(&a->skip, a))
-    return "rows do not lie one behind the other, aligned, those of residual and skip as of out";
+      !is_like_out(&a->residual, a) || !is_like_out(&a->skip, a))
+    return "rows are not evenly spaced and aligned, or residual or skip unlike out";
   if (kind == SCALED && !are_factors(&a->factors)) return "unaligned factors";
   if (kind == CONVOLVED && (a->conv_weight.stride[1] != 1 || a->conv_weight.stride[0] != a->K))
-    return "taps of a channel do not lie side by side";
+    return "a channel's taps are not contiguous";
   return is_vector(&a->conv_bias) && is_vector(&a->bias) && is_vector(&a->skip_scale)
              ? NULL
-             : "numbers of a bias do not lie side by side, aligned";
+             : "a bias is not contiguous and aligned";
 }
 
 const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
@@ -65,7 +65,7 @@ const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
   const krait_view *w = &a->weight;
   (void)ctx;
   if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
-    return "weights are not float32 with an input's outputs side by side";
+    return "weights are not float32 with contiguous outputs";
   return refuse_rest(a);
 }
 
@@ -75,11 +75,11 @@ const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args)
   (void)ctx;
   if (!(a->call.flags & KRAIT_MAP_TF32)) return "KRAIT_MAP_TF32 is not given";
   if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
-    return "weights are not rows of float16";
+    return "weights are not aligned float16 rows";
   return refuse_rest(a);
 }
 
-/* Rows that are made once serve all columns, unless that leaves multiprocessors without work. */
+/* Rows once computed serve all columns, unless that leaves multiprocessors idle. */
 static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_blocks, int32_t tiles) {
   if (kind != NORMED && kind != HELD) return 1;
   int32_t per_block = tiles;
@@ -89,7 +89,7 @@ static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_block
   return per_block;
 }
 
-/* weight_row: from input to input, or of rows of float16 from output to output. */
+/* weight_row: input stride; with float16, output stride. */
 static kr_map_product_plan plan_of(const krait_map_product_args *a, int input_dim) {
   const int64_t n = a->B * a->H * a->W;
   return (kr_map_product_plan){.x = a->x.data,
@@ -147,7 +147,7 @@ const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_map_product_args *a = args;
   (void)ctx;
   if (a->N > KR_MAP_FEW || a->C > KR_TILE_COLUMNS || a->C % 4)
-    return "more than four outputs, or channels are not four to 64 in fours";
+    return "more than four outputs, or channels not a multiple of four up to 64";
   if (kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0) return "2^31 positions or more";
   if (a->weight.dtype != KRAIT_F32 || is_far(a->weight.stride[0]) || is_far(a->weight.stride[1]))
@@ -155,8 +155,8 @@ const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
   const int64_t row = a->out.stride[2];
   if (!are_rows(&a->x, a) || is_far(row) || a->out.stride[3] != 1 || (a->H > 1 && a->out.stride[1] != a->W * row) ||
       (a->B > 1 && a->out.stride[0] != a->H * a->W * row))
-    return "rows do not lie one behind the other, those of x aligned";
-  return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "numbers of the bias do not lie side by side" : NULL;
+    return "rows are not evenly spaced, or x is unaligned";
+  return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "the bias is not contiguous" : NULL;
 }
 
 static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {

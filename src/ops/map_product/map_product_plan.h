@@ -1,4 +1,4 @@
-/* map_product_plan.h: what the kernels of map_product.cu take; host and device read the same struct. */
+/* map_product_plan.h: kernel parameters of map_product.cu, the same struct for host and device. */
 #ifndef KR_MAP_PRODUCT_PLAN_H
 #define KR_MAP_PRODUCT_PLAN_H
 
@@ -7,20 +7,20 @@
 #include "rows.h"
 #include "tile64.h"
 
-/* Outputs of which sixteen lanes that share a position keep all weights; a block's positions and threads. */
+/* Few outputs: all weights fit the sixteen lanes that share a position; positions and threads per block. */
 enum { KR_MAP_FEW = 4, KR_MAP_FEW_ROWS = 64, KR_MAP_FEW_THREADS = 128 };
 
-/* A row is a position; rows lie one behind the other, in x and conv_out as in out, residual and skip. Grid: x tiles of
- * rows, y of columns, tiles_per_block of them by one block. */
+/* A row is a position; rows are evenly spaced, in x and conv_out as in out, residual and skip. Grid: x tiles of rows, y
+ * of columns, tiles_per_block of them per block. */
 typedef struct kr_map_product_plan {
   const float *x, *factors, *conv_weight, *conv_bias, *bias, *residual, *skip, *skip_scale;
-  const void *weight; /* float32: outputs of an input side by side; float16: inputs of an output */
+  const void *weight; /* float32: contiguous outputs per input; float16: inputs per output */
   float *out, *conv_out;
   int64_t n_rows, factors_b, factors_h, factors_w;
-  kr_divisor W, item; /* positions along W; of an item */
-  int32_t C, N, K, gate, silu_from; /* silu_from: N without */
+  kr_divisor W, item; /* positions along W; per item */
+  int32_t C, N, K, gate, silu_from; /* silu_from: N if unused */
   int32_t x_row, conv_row, out_row, weight_row, tiles_per_block;
-  int32_t weight_output; /* few outputs: from one to the next; inputs are weight_row apart */
+  int32_t weight_output; /* few outputs: output stride; inputs are weight_row apart */
   float eps;
 } kr_map_product_plan;
 

@@ -1,5 +1,5 @@
 /* mean_product.c: contract, cost, rows and random cases of a mean and its product: a graph of other operators
- * (src/fuse) or, on a GPU, one launch. Bound: 3e-5 of the result's scale. */
+ * (src/fuse) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
 #include "check.h"
 #include "mean_product/mean_product_rows.h"
 #include "op_list.h"
@@ -19,7 +19,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_mean_product_ref, kr_mean_product_ref_scratch},
 };
 
-/* Two cases of three are such that one launch takes them, half of them with the sequences apart. */
+/* Two of every three cases suit the fused launch, half of them with strided sequences. */
 int32_t kr_mean_product_case(kr_case *c, int64_t index) {
   krait_mean_product_args *a = (krait_mean_product_args *)c->args;
   const int is_aligned = index % 3 && !c->is_exact;
@@ -27,7 +27,7 @@ int32_t kr_mean_product_case(kr_case *c, int64_t index) {
   a->S = kr_case_edge(c, index % 6 == 1 ? 300 : 40);
   a->C = is_aligned ? 4 * kr_case_int(c, 1, 16) : kr_case_edge(c, 20);
   c->contiguous = is_aligned;
-  if (is_aligned) { /* outputs side by side; positions of all j before those of the next s */
+  if (is_aligned) { /* contiguous outputs; positions of all j before those of the next s */
     krait_view *weight = kr_case_give(c, "weight"), *x = kr_case_give(c, "x");
     weight->stride[0] = 1, weight->stride[1] = a->C;
     if (index % 2) x->stride[1] = a->C, x->stride[2] = a->J * a->C;

@@ -1,4 +1,4 @@
-/* mean_product.cu: the mean over a sequence, and its product with a matrix: a block has a sequence. */
+/* mean_product.cu: the mean over a sequence, and its product with a matrix: one sequence per block. */
 #include "mean_product_plan.h"
 #include "pack.cuh"
 
@@ -21,7 +21,7 @@ KR_DEV kr_float4 sum_sequence(const kr_mean_product_plan &p, const float *x, int
   return sum;
 }
 
-/* Threads beyond whole rows, and beyond whole parts of the product, have nothing to do. */
+/* Threads beyond whole rows, and beyond whole parts of the product, are idle. */
 KR_KERNEL void KR_BOUNDS(POOL_THREADS, 4) kr_mean_product(const kr_mean_product_plan p) {
   KR_SHARED float sums[POOL_THREADS * 4];
   KR_SHARED float mean[128];

@@ -6,21 +6,21 @@
 
 static const kr_kernel kernel = {"mean_product", "kr_mean_product"};
 
-enum { THREADS = 256, MOST_CHANNELS = 64 }; /* as in mean_product.cu */
+enum { THREADS = 256, MOST_CHANNELS = 64 }; /* must match mean_product.cu */
 
 const char *kr_mean_product_refuse(const krait_ctx *ctx, const void *args) {
   const krait_mean_product_args *a = args;
   const krait_view *x = &a->x, *out = &a->out;
   (void)ctx;
-  if (a->C % 4 || a->C > MOST_CHANNELS) return "channels are not four to 64 in fours";
+  if (a->C % 4 || a->C > MOST_CHANNELS) return "channels are not a multiple of four up to 64";
   if ((double)a->I * (double)a->J >= 2147483648.0 || a->S >= (int64_t)1 << 30) return "2^31 sequences, or longer ones";
   if (x->stride[3] != 1 || x->stride[0] % 4 || x->stride[1] % 4 || x->stride[2] % 4 || (uintptr_t)x->data % 16)
     return "unaligned positions";
   if (out->stride[2] != 1 || (a->J > 1 && out->stride[1] != a->C) || (a->I > 1 && out->stride[0] != a->J * a->C))
-    return "rows of out do not follow each other";
+    return "out is not contiguous";
   if (a->weight.stride[0] != 1 || a->weight.stride[1] >= (int64_t)1 << 31 || a->weight.stride[1] < 0 ||
       (a->bias.data && a->bias.stride[0] != 1))
-    return "outputs of an input do not lie side by side";
+    return "the weight's outputs are not contiguous";
   return NULL;
 }
 

@@ -1,4 +1,4 @@
-/* mean_product_plan.h: what the kernel of mean_product.cu takes; host and device read the same struct. */
+/* mean_product_plan.h: kernel parameters of mean_product.cu, the same struct for host and device. */
 #ifndef KR_MEAN_PRODUCT_PLAN_H
 #define KR_MEAN_PRODUCT_PLAN_H
 
@@ -6,12 +6,12 @@
 
 #include "rows.h"
 
-/* A block for each (i, j). Strides in floats; channels, and outputs of an input, lie side by side. */
+/* One block per (i, j). Strides in floats; contiguous channels, and contiguous outputs per input. */
 typedef struct kr_mean_product_plan {
   const float *x, *weight, *bias;
-  float *out; /* (I,J,C) without gaps */
+  float *out; /* contiguous (I,J,C) */
   int64_t x_i, x_j, x_s;
-  int32_t S, C, weight_in; /* weight_in: from input to input */
+  int32_t S, C, weight_in; /* weight_in: input stride */
   kr_divisor J;
 } kr_mean_product_plan;
 

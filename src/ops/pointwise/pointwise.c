@@ -1,5 +1,5 @@
-/* pointwise.c: costs and rows of what happens element by element between other operators, and of the sum over rows. The
- * equations are in pointwise_ref.c. Bound: float32 1e-5 of the result's scale, 16-bit storage one rounding. */
+/* pointwise.c: costs and rows of elementwise operations between other operators, and of the sum over rows;
+ * pointwise_ref.c has the equations. Error bound: float32 1e-5 of the result's scale, 16-bit storage: one rounding. */
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
@@ -50,9 +50,9 @@ static const kr_row sum_rows_rows[] = {
 KR_OP_DEFINE(pointwise, pointwise_rows, NULL, count_pointwise, kr_pointwise_case, 600)
 KR_OP_DEFINE(sum_rows, sum_rows_rows, NULL, count_sum_rows, kr_sum_rows_case, 300)
 
-/* ---- the walk ---- */
+/* ---- loop nest ---- */
 
-/* Whether a dimension of these strides goes on where dimension d of the walk ends, in every view. */
+/* Whether a dimension of these strides can be merged into dimension d of the loop nest, in every view. */
 static int continues(const kr_walk *w, int d, const int64_t *stride) {
   for (int v = 0; v < KR_WALK_VIEWS; v++)
     if (stride[v] != w->stride[v][d] * w->n[d]) return 0;
@@ -64,7 +64,7 @@ kr_walk kr_walk_of(const krait_pointwise_args *a) {
   const int64_t n[4] = {a->I, a->J, a->K, a->N};
   kr_walk w = {.n = {1, 1, 1, 1}};
   int order[4], n_dims = 0, to = 4;
-  for (int d = 0; d < 4; d++) { /* longest stride of out first */
+  for (int d = 0; d < 4; d++) { /* out's longest stride first */
     if (n[d] == 1) continue;
     int k = n_dims++;
     for (; k > 0 && a->out.stride[order[k - 1]] < a->out.stride[d]; k--) order[k] = order[k - 1];

@@ -1,9 +1,9 @@
-/* pointwise.cu: element by element, and sums over rows (pointwise_ref.c has the equations). Bound by memory.
- *   kr_pointwise_packs  a thread takes eight neighbours along out's innermost dimension
- *   kr_pointwise_any    a thread takes one element: any strides
- *   kr_sum_parts        a block sums some columns of a part of the rows: neighbours take neighbouring columns
- *   kr_sum_packs        the same of 16-bit rows, eight neighbouring columns a thread
- *   kr_sum_all          a warp sums the parts of one column, always in the same order */
+/* pointwise.cu: elementwise operations, and sums over rows (pointwise_ref.c has the equations). Memory-bound.
+ *   kr_pointwise_packs  eight adjacent elements along out's innermost dimension per thread
+ *   kr_pointwise_any    one element per thread: any strides
+ *   kr_sum_parts        a block sums some columns of a part of the rows: adjacent threads take adjacent columns
+ *   kr_sum_packs        the same for 16-bit rows, eight adjacent columns per thread
+ *   kr_sum_all          a warp reduces the parts of one column in a fixed order */
 #include "pack.cuh"
 #include "pointwise_plan.h"
 

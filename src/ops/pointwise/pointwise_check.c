@@ -1,8 +1,8 @@
-/* pointwise_check.c: sizes of random pointwise calls and sums over rows; some inputs are spread. */
+/* pointwise_check.c: sizes of random pointwise calls and sums over rows; some inputs are broadcast. */
 #include "check.h"
 #include "op_list.h"
 
-/* Sometimes spread: stride 0 along a dimension. Each tensor has a type of its own. */
+/* Sometimes broadcast: stride 0 along a dimension. Each tensor has its own type. */
 static void give(kr_case *c, const char *name, double chance) {
   if (!kr_case_chance(c, chance)) {
     kr_case_leave_out(c, name);

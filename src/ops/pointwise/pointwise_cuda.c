@@ -69,7 +69,7 @@ static kr_sum_plan plan_sums(const krait_sum_rows_args *a) {
   return p;
 }
 
-/* Of the same parts. */
+/* The same parts, by packs. */
 static int plan_packs(kr_sum_plan *p) {
   const int fits = (p->x.dtype == KRAIT_F16 || p->x.dtype == KRAIT_BF16) && p->x.stride[1] == 1 &&
                     p->x.stride[0] % KR_POINTWISE_PACK == 0 && p->M % KR_POINTWISE_PACK == 0 &&

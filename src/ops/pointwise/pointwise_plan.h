@@ -1,4 +1,4 @@
-/* pointwise_plan.h: what the kernels of pointwise.cu take; host and device read the same structs. */
+/* pointwise_plan.h: kernel parameters of pointwise.cu, the same structs for host and device. */
 #ifndef KR_POINTWISE_PLAN_H
 #define KR_POINTWISE_PLAN_H
 
@@ -11,23 +11,23 @@ enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_THREADS = 128, 
 typedef struct kr_pointwise_view {
   void *data; /* NULL: absent */
   int64_t stride[4];
-  int32_t dtype, packs; /* packs: eight neighbours are aligned to 16 bytes */
+  int32_t dtype, packs; /* packs: runs of eight are 16-byte aligned */
 } kr_pointwise_view;
 
 typedef struct kr_pointwise_plan {
   kr_pointwise_view out, x, y;
-  kr_divisor n[4]; /* n[0] is not divided by; n[3] counts packs where a thread takes one */
+  kr_divisor n[4]; /* n[0] is never divided by; n[3] counts packs if threads take packs */
   uint32_t n_threads;
   int32_t activation, product, slope;
   float x_scale, y_scale;
 } kr_pointwise_plan;
 
-/* Sums of `rows` rows each, KR_SUM_ROWS or more a thread, then the sum of these. */
+/* Sums of `rows` rows each, at least KR_SUM_ROWS per thread, then the sum of these. */
 typedef struct kr_sum_plan {
   krait_view x, out;
   float *partial; /* (n_parts, M) */
   int64_t R, M, n_parts, rows;
-  uint32_t lanes, n_groups; /* columns of a block, or packs of eight, a power of two; blocks along M */
+  uint32_t lanes, n_groups; /* columns per block, or packs of eight, a power of two; blocks along M */
 } kr_sum_plan;
 
 #endif

@@ -1,6 +1,6 @@
 /* pointwise_ref.c: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT, where f is the
- * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 where x is absent, y then 0 (1 in a product).
- * And out[m] = sum over r of x[r,m]. */
+ * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 if x is absent, an absent y is 0 (1 in a
+ * product). And out[m] = sum over r of x[r,m]. */
 #include <math.h>
 
 #include "op_list.h"
@@ -9,7 +9,7 @@
 static double f(const krait_pointwise_args *a, double x) {
   const int slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0;
   if (a->activation == KRAIT_ACT_NONE) return slope ? 1 : x;
-  if (a->activation == KRAIT_ACT_RELU) return slope ? x > 0 : x < 0 ? 0 : x; /* NaN stays */
+  if (a->activation == KRAIT_ACT_RELU) return slope ? x > 0 : x < 0 ? 0 : x; /* propagates NaN */
   if (a->activation == KRAIT_ACT_EXP) return exp(x);
   const double s = 1 / (1 + exp(-x));
   if (a->activation == KRAIT_ACT_SIGMOID) return slope ? s * (1 - s) : s;
@@ -19,7 +19,7 @@ static double f(const krait_pointwise_args *a, double x) {
 static double element(const krait_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
   const double x = kr_has(&a->x) ? f(a, kr_get(&a->x, kr_at4(&a->x, i, j, k, n))) : 1;
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0;
-  if (!product && !kr_has(&a->y)) return x * a->x_scale; /* a copy keeps the sign of 0 */
+  if (!product && !kr_has(&a->y)) return x * a->x_scale; /* a copy preserves the sign of 0 */
   const double y = kr_has(&a->y) ? kr_get(&a->y, kr_at4(&a->y, i, j, k, n)) : product;
   return product ? x * y * a->x_scale : x * a->x_scale + y * a->y_scale;
 }

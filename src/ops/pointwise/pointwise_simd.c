@@ -1,6 +1,6 @@
-/* pointwise_simd.c: rows of up to PIECE elements through a buffer in the cache, where out, x and y lie along one
- * dimension; else tiles, so that each has its own order in memory. A sum over rows goes in blocks of 64 rows, so that
- * float32 sums stay short. */
+/* pointwise_simd.c: rows of up to PIECE elements through a cached buffer, if out, x and y are contiguous along the same
+ * dimension; else in tiles, so that each is accessed in its own memory order. A sum over rows is split into blocks of
+ * 64 rows to keep float32 sums short. */
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"
 #include "vec_math.h"
@@ -12,7 +12,7 @@ enum { PIECE = 512, PLAIN_PIECE = 16384, TILE_ROWS = 32, SUM_ROWS = 64 };
 typedef struct job {
   const krait_pointwise_args *a;
   kr_walk w;
-  int64_t n_pieces; /* of the innermost dimension; or of tiles of the inner two */
+  int64_t n_pieces; /* of the innermost dimension; or tiles of the inner two */
 } job;
 
 /* n floats, whole vectors; x and y may be NULL. */
@@ -60,7 +60,7 @@ static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-/* ---- float32 side by side, without an activation: no buffer ---- */
+/* ---- contiguous float32 without an activation: no buffer ---- */
 
 static inline kr_v plain_load(const float *from, int lanes) {
   return lanes >= KR_VL ? kr_v_load(from) : kr_v_loadn(from, lanes);
@@ -163,14 +163,14 @@ static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-/* A view that does not lie along out's innermost dimension. */
-static int lies_across(const kr_walk *w, int view) { return w->stride[view][3] != 0 && w->stride[view][3] != 1; }
+/* A view that is strided along out's innermost dimension. */
+static int is_strided(const kr_walk *w, int view) { return w->stride[view][3] != 0 && w->stride[view][3] != 1; }
 
 int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
   job p = {.a = args, .w = kr_walk_of(args)};
   const int64_t outer = p.w.n[0] * p.w.n[1];
   if (outer * p.w.n[2] * p.w.n[3] == 0) return KRAIT_OK;
-  if (p.w.n[2] > 1 && (lies_across(&p.w, KR_WALK_X) || lies_across(&p.w, KR_WALK_Y))) {
+  if (p.w.n[2] > 1 && (is_strided(&p.w, KR_WALK_X) || is_strided(&p.w, KR_WALK_Y))) {
     p.n_pieces = (p.w.n[2] + TILE_ROWS - 1) / TILE_ROWS;
     kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_tiles, &p);
     return KRAIT_OK;

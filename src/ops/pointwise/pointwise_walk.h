@@ -1,4 +1,4 @@
-/* pointwise_walk.h: a pointwise call as few loops as it needs: out's innermost dimension last. */
+/* pointwise_walk.h: a pointwise call as the fewest nested loops: out's innermost dimension last. */
 #ifndef KR_POINTWISE_WALK_H
 #define KR_POINTWISE_WALK_H
 

@@ -1,5 +1,5 @@
-/* projected_scan.c: contract, cost, rows and random cases of the scan of a Mamba block behind its x_proj: a graph of
- * other operators (src/fuse) or, on a GPU, one launch. Bound: 1e-4 of the result's scale. */
+/* projected_scan.c: contract, cost, rows and random cases of the scan of a Mamba block after its x_proj: a graph of
+ * other operators (src/fuse) or, on a GPU, one launch. Error bound: 1e-4 of the result's scale. */
 #include "check.h"
 #include "op_list.h"
 #include "projected_scan/projected_scan_rows.h"
@@ -23,7 +23,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_projected_scan_ref, kr_projected_scan_ref_scratch},
 };
 
-/* A third of the cases for each family of rows. */
+/* A third of the cases suits each family of rows. */
 int32_t kr_projected_scan_case(kr_case *c, int64_t index) {
   krait_projected_scan_args *a = (krait_projected_scan_args *)c->args;
   const int is_16 = index % 3 == 1 && !c->is_exact, is_aligned = index % 3 && !c->is_exact;
@@ -34,7 +34,7 @@ int32_t kr_projected_scan_case(kr_case *c, int64_t index) {
   a->R = is_16 ? 4 : kr_case_int(c, 1, is_aligned ? 16 : 20);
   a->X = is_16 ? 48 : is_aligned ? (a->R + 2 * a->N + 3) / 4 * 4 : a->R + 2 * a->N + kr_case_int(c, 0, 2);
   c->contiguous = is_aligned;
-  if (is_aligned) { /* channels side by side, as a product's matrix has them */
+  if (is_aligned) { /* contiguous channels, as in a product's output */
     krait_view *weight = kr_case_give(c, "dt_weight");
     weight->stride[0] = 1, weight->stride[1] = a->D;
   }

@@ -1,5 +1,5 @@
-/* projected_scan.cu: the scan of a Mamba block with its step and gate: a thread has a channel of a sequence with all
- * its states, or two threads half of them each. What the next steps read is on its way to shared memory. */
+/* projected_scan.cu: the scan of a Mamba block with its step size and gate: one thread per channel of a sequence with
+ * all its states, or two threads with half of them each. Inputs of the next steps are prefetched into shared memory. */
 #include "pack.cuh"
 #include "projected_scan_plan.h"
 
@@ -7,7 +7,7 @@ KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 
 enum { STEPS = 8, MOST_RANK = 4 };
 
-/* One step of OWN states: all of them exist, and B and C are aligned. */
+/* One step of OWN states: all exist, and B and C are aligned. */
 template <int OWN>
 KR_DEV float step_even(const float *all_B, const float *all_C, float delta, float du, const float (&A)[OWN],
                        float (&state)[OWN]) {
@@ -36,14 +36,14 @@ KR_DEV float step_any(const float *BC, int N, float delta, float du, const float
   return y;
 }
 
-/* What a block needs of STEPS frames, fetched some frames ahead: inputs and gates of its channels, rank, B and C of
- * all. */
+/* A block's inputs for STEPS frames, fetched some frames ahead: inputs and gates of its channels; rank, B and C of all.
+ * */
 template <int CHANNELS, int MOST_X>
 struct __attribute__((aligned(16))) scan_stage {
   float u[STEPS * CHANNELS], z[STEPS * CHANNELS], proj[STEPS * MOST_X];
 };
 
-/* Frames beyond the last are read as the last. */
+/* Frames past the last are read as the last. */
 template <int CHANNELS, int MOST_X>
 KR_DEV void fetch(const kr_projected_scan_plan &p, int64_t first, int t0, scan_stage<CHANNELS, MOST_X> &to) {
   enum { PER_ROW = CHANNELS / 4 };
@@ -64,7 +64,7 @@ KR_DEV void fetch(const kr_projected_scan_plan &p, int64_t first, int t0, scan_s
   kr_commit_copies();
 }
 
-/* LANES neighbouring threads share a channel's states; a block has 128 / LANES channels of one sequence. */
+/* LANES adjacent threads share a channel's states; a block has 128 / LANES channels of one sequence. */
 template <int MOST_N, int MOST_X, int LANES, int EVEN>
 KR_DEV void scan(const kr_projected_scan_plan &p) {
   enum { OWN = MOST_N / LANES, CHANNELS = 128 / LANES, STAGES = EVEN ? 3 : 2 };
@@ -87,7 +87,7 @@ KR_DEV void scan(const kr_projected_scan_plan &p) {
     const scan_stage<CHANNELS, MOST_X> &stage = stages[side];
     float delta[STEPS];
     kr_copied<STAGES - 2>();
-    kr_sync(); /* this stage is there, and the one before is free */
+    kr_sync(); /* this stage has arrived, and the previous one is free */
     fetch(p, first, t0 + (STAGES - 1) * STEPS, stages[side == 0 ? STAGES - 1 : side - 1]);
     side = side + 1 < STAGES ? side + 1 : 0;
 #pragma unroll
@@ -98,7 +98,7 @@ KR_DEV void scan(const kr_projected_scan_plan &p) {
         if (EVEN || r < p.R) sum = kr_fma(stage.proj[i * X + r], rank[r], sum);
       for (int r = MOST_RANK; !EVEN && r < p.R; r++)
         sum = kr_fma(stage.proj[i * X + r], p.dt_weight[(int64_t)r * p.dt_rank + at], sum);
-      delta[i] = kr_select(t0 + i < p.L, kr_softplus(sum), 0.0f); /* steps beyond the last leave the states alone */
+      delta[i] = kr_select(t0 + i < p.L, kr_softplus(sum), 0.0f); /* steps past the last leave the states unchanged */
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -115,7 +115,7 @@ KR_DEV void scan(const kr_projected_scan_plan &p) {
   }
 }
 
-/* 16: 16 states and a rank of 4, and rows of proj have 48 values. */
+/* 16: 16 states, rank 4, 48 values per row of proj. */
 KR_KERNEL void KR_BOUNDS(128, 7) kr_projected_scan_16(const kr_projected_scan_plan p) { scan<16, 48, 1, 1>(p); }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_projected_scan_16_2(const kr_projected_scan_plan p) { scan<16, 48, 2, 1>(p); }
 KR_KERNEL void KR_BOUNDS(128, 1) kr_projected_scan_any(const kr_projected_scan_plan p) { scan<64, 144, 1, 0>(p); }

@@ -10,7 +10,7 @@ static const kr_kernel whole = {"projected_scan", "kr_projected_scan_16"},
 
 enum { MOST_STATES = 64, MOST_COLUMNS = 144, THREADS = 128 };
 
-/* Rows (b, l) that follow each other, in whole fours. */
+/* Evenly spaced rows (b, l), in aligned groups of four. */
 static int are_rows(const krait_view *v, const krait_projected_scan_args *a) {
   return v->stride[2] == 1 && v->stride[1] % 4 == 0 && v->stride[1] < (int64_t)1 << 31 &&
          (a->B < 2 || v->stride[0] == a->L * v->stride[1]) && (uintptr_t)v->data % 16 == 0;
@@ -22,19 +22,19 @@ const char *kr_projected_scan_any_refuse(const krait_ctx *ctx, const void *args)
   if (a->N > MOST_STATES || a->X > MOST_COLUMNS) return "more than 64 states, or than 144 columns of proj";
   if (a->D % 4 || a->X % 4 || !are_rows(&a->u, a) || !are_rows(&a->z, a) || !are_rows(&a->proj, a) ||
       a->proj.stride[1] != a->X)
-    return "rows are not in fours, aligned, one behind the other";
+    return "rows are not evenly spaced in aligned groups of four";
   if (a->out.stride[2] != 1 || (a->B > 1 && a->out.stride[0] != a->L * a->out.stride[1]) ||
       a->out.stride[1] >= (int64_t)1 << 31)
-    return "rows of out do not follow each other";
+    return "rows of out are not evenly spaced";
   if ((a->D > 1 && a->dt_weight.stride[0] != 1) || a->dt_weight.stride[1] >= (int64_t)1 << 31 ||
       a->dt_bias.stride[0] != 1 || a->Dvec.stride[0] != 1 || a->A.stride[1] != 1 || a->A.stride[0] != a->N)
-    return "parameters of the channels do not lie side by side";
+    return "channel parameters are not contiguous";
   return a->B * (double)a->L >= 2147483648.0 || a->D >= (int64_t)1 << 20 ? "2^31 steps, or 2^20 channels, or more"
                                                                          : NULL;
 }
 const char *kr_projected_scan_16_refuse(const krait_ctx *ctx, const void *args) {
   const krait_projected_scan_args *a = args;
-  return a->N != 16 || a->R != 4 || a->X != 48 ? "not 16 states with a rank of 4 in rows of 48"
+  return a->N != 16 || a->R != 4 || a->X != 48 ? "not 16 states, rank 4 and rows of 48"
                                                : kr_projected_scan_any_refuse(ctx, args);
 }
 
@@ -65,7 +65,7 @@ static int32_t launch(const krait_ctx *ctx, const krait_projected_scan_args *a, 
   return a->B && a->L ? kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p) : KRAIT_OK;
 }
 
-/* Two threads a channel where blocks are few. */
+/* Two threads per channel if there are few blocks. */
 static int32_t run_16(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_projected_scan_args *a = args;
   const int two = a->B * ((a->D + THREADS - 1) / THREADS) < 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;

@@ -1,16 +1,16 @@
-/* projected_scan_plan.h: what the kernels of projected_scan.cu take; host and device read the same struct. */
+/* projected_scan_plan.h: kernel parameters of projected_scan.cu, the same struct for host and device. */
 #ifndef KR_PROJECTED_SCAN_PLAN_H
 #define KR_PROJECTED_SCAN_PLAN_H
 
 #include <stdint.h>
 
-/* Rows (b, l) follow each other; so many floats from row to row, those of proj X. Channels lie side by side. */
+/* Rows (b, l) are evenly spaced by these many floats, those of proj by X. Contiguous channels. */
 typedef struct kr_projected_scan_plan {
   const float *u, *z, *proj, *dt_weight, *dt_bias, *A, *Dvec;
   float *out;
   int64_t B;
   int32_t L, D, R, N, X, u_row, z_row, out_row;
-  int32_t dt_rank; /* from rank to rank of dt_weight */
+  int32_t dt_rank; /* rank stride of dt_weight */
 } kr_projected_scan_plan;
 
 #endif

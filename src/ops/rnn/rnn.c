@@ -44,13 +44,13 @@ static const kr_row bwd_rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_bwd_ref, kr_rnn_bwd_ref_scratch},
 };
 
-/* weight, bias (gates, whole H); and per thread U, h, c of a tile. */
+/* Floats: weight, bias (gates, padded H); and per thread U, h, c of a tile. */
 uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
   return (uint64_t)(G * H * (a->H + 1) + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (G + 2)) * sizeof(float);
 }
-/* weight both ways, bias; per thread U, dU, dh, dc, h of a tile; per chunk dweight, dbias. */
+/* Weight in both layouts, bias; per thread U, dU, dh, dc, h of a tile; per chunk dweight, dbias. */
 uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
@@ -64,7 +64,7 @@ int32_t kr_rnn_case(kr_case *c, int64_t index) {
   *kr_case_size(c, "B") = kr_case_int(c, 1, index % 4 == 0 || index % 16 == 5 ? 40 : 3);
   *kr_case_size(c, "L") = kr_case_int(c, 1, 6);
   *kr_case_size(c, "H") = c->is_exact        ? kr_case_int(c, 1, 3)
-                          : index % 4 == 1   ? 64 /* which has rows of its own */
+                          : index % 4 == 1   ? 64 /* has rows of its own */
                           : index % 32 == 31 ? kr_case_int(c, 155, 170)
                                              : kr_case_edge(c, 70) + 1;
   return KRAIT_OK;

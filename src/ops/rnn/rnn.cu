@@ -1,11 +1,11 @@
-/* rnn.cu: layers of GRU and LSTM behind their input product (rnn_ref.c has the equations). A block takes
- * KR_RNN_SEQUENCES sequences through all steps; h lies in shared memory with the sequences side by side, the weight
- * comes from the cache.
- *   kr_rnn_turn      the weight with its units outermost, so that threads side by side read it side by side
+/* rnn.cu: layers of GRU and LSTM after their input product (rnn_ref.c has the equations). A block steps
+ * KR_RNN_SEQUENCES sequences through time; h is in shared memory with the sequences innermost, the weight comes from
+ * the cache.
+ *   kr_rnn_turn      transposes the weight, units outermost, for coalesced reads
  *   kr_rnn           the layer
- *   kr_rnn_back      dx, and what reaches U, step by step from the end
+ *   kr_rnn_back      dx and dU, step by step from the end
  *   kr_rnn_products  dweight and dbias of a part of all steps: products of dU and h
- *   kr_rnn_sums      adds the parts, always in the same order */
+ *   kr_rnn_sums      reduces the parts in a fixed order */
 #include "pack.cuh"
 #include "rnn_plan.h"
 
@@ -48,8 +48,8 @@ KR_DEV void hidden_part(const kr_rnn_plan &p, const float *h, float *U) {
   }
 }
 
-/* Shared memory: h[H][S], c[H][S], U[gates H][S]. A thread takes units of one sequence: neighbours take neighbouring
- * units, as they lie. */
+/* Shared memory: h[H][S], c[H][S], U[gates H][S]. A thread takes units of one sequence; adjacent threads take adjacent
+ * units, coalesced. */
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H;
@@ -88,15 +88,15 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
   }
 }
 
-/* Shared memory: h (of the step before), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]; sums of some gates
- * each: [KR_RNN_THREADS][S]. */
+/* Shared memory: h (of the previous step), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]; partial sums over
+ * gates: [KR_RNN_THREADS][S]. */
 KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H, all = p.gates * H;
   float *const h = (float *)bytes, *const direct = h + H * S, *const dc = direct + H * S, *const dh = dc + H * S,
                *const U = dh + H * S, *const sums = U + all * S;
   const int groups = KR_RNN_THREADS / H < all ? KR_RNN_THREADS / H : all, group = kr_thread() / H,
-            unit = kr_thread() - group * H; /* threads of a group: a unit each */
+            unit = kr_thread() - group * H; /* threads per group, one per unit */
   const int64_t b0 = (int64_t)kr_block_x() * S;
   for (int i = kr_thread(); i < 4 * H * S; i += KR_RNN_THREADS) h[i] = 0.0f;
   for (int64_t t = p.L - 1; t >= 0; t--) {
@@ -143,7 +143,7 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
       }
     }
     kr_sync();
-    if (group < groups) { /* dh = direct + weight^T dU: a group takes every groups-th gate, of all sequences */
+    if (group < groups) { /* dh = direct + weight^T dU: a group takes every groups-th gate, for all sequences */
       const float *const w = (const float *)p.weight.data + unit * p.weight.stride[1];
       float sum[S];
 #pragma unroll

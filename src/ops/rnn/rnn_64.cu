@@ -1,10 +1,10 @@
-/* rnn_64.cu: layers of GRU and LSTM with 64 units, and with more than KR_RNN_MOST_UNITS. Of 64 units a block keeps the
- * weight in its registers, states in shared memory, and goes through the steps of its sequences. */
+/* rnn_64.cu: layers of GRU and LSTM with 64 units, and with more than KR_RNN_MOST_UNITS. With 64 units a persistent
+ * block keeps the weight in registers and states in shared memory while it steps its sequences through time. */
 #include "rnn_units.cuh"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 
-/* The recurrent product of one step for GROUP sequences: this thread's gate; four sums per sequence. */
+/* The recurrent product of one step for GROUP sequences: this thread's gate; four partial sums per sequence. */
 template <int GROUP, int HELD>
 KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], float *gates, int n_gates) {
   float sums[GROUP][4];
@@ -22,9 +22,8 @@ KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], flo
   for (int q = 0; q < GROUP; q++) gates[q * n_gates] = (sums[q][0] + sums[q][1]) + (sums[q][2] + sums[q][3]);
 }
 
-/* States 64 wide: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256
- * threads); what the unit reads of the next steps, AHEAD of them, is on its way during this one. Shared: states (GROUP,
- * 64), gates (GROUP, G 64). */
+/* 64 units: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256 threads);
+ * the unit's inputs of the next AHEAD steps are in flight. Shared: states (GROUP, 64), gates (GROUP, G 64). */
 template <int GROUP>
 KR_DEV void recurrence_64(const kr_rnn_64_plan &p) {
   enum { H = 64, AHEAD = 3 };
@@ -65,7 +64,7 @@ KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_1(const kr_rnn_64_plan p) { recurrenc
 KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_2(const kr_rnn_64_plan p) { recurrence_64<2>(p); }
 KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_4(const kr_rnn_64_plan p) { recurrence_64<4>(p); }
 
-/* Any number of units, one sequence a block. Shared: states and cells (H), gates (gates H). */
+/* Any number of units, one sequence per block. Shared: states and cells (H), gates (gates H). */
 KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_wide(const kr_rnn_64_plan p) {
   KR_DYNAMIC_SHARED(shared);
   const int H = p.H, all = p.gates * H;

@@ -1,9 +1,9 @@
-/* rnn_64_back.cu: gradients of GRU and LSTM layers with 64 units, from Ampere on. It computes as float32 does: factors
- * are split into two halves, of bfloat16, whose range gradients need.
- *   kr_rnn_64_back     dx, and what reaches U of a GRU's n. A block takes 16 sequences through all steps from the end:
- *                      the first half of its threads has W^T in registers and makes dh from step to step, the second
- *                      has W and makes of x and h, a step ahead, what dh will be multiplied by
- *   kr_rnn_64_weights  dweight and dbias of one gate and a part of all steps; rnn.cu's kr_rnn_sums adds the parts */
+/* rnn_64_back.cu: gradients of GRU and LSTM layers with 64 units, ampere tier and up. Float32 accuracy: operands are
+ * split into high and low bfloat16 parts, whose range gradients need.
+ *   kr_rnn_64_back     dx, and dU of a GRU's n. A block steps 16 sequences backward through time: the first half of its
+ *                      threads holds W^T in registers and computes dh from step to step, the second holds W and
+ *                      computes, one step ahead, the factors of dh from x and h
+ *   kr_rnn_64_weights  dweight and dbias of one gate and a part of all steps; rnn.cu's kr_rnn_sums reduces the parts */
 #include "mma.cuh"
 #include "pack.cuh"
 #include "rnn_units.cuh"
@@ -14,22 +14,22 @@ KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) {
   return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k];
 }
 
-/* Two float32 as the sum of two pairs of bfloat16: 16 bits of each. */
+/* Two float32 as the sum of two pairs of bfloat16: 16 significant bits of each. */
 KR_DEV void split(float even, float odd, uint32_t *high, uint32_t *low) {
   *high = kr_pack_bf16(even, odd);
   *low = kr_pack_bf16(even - kr_from_bf16((uint16_t)*high), odd - kr_from_bf16((uint16_t)(*high >> 16)));
 }
 
-/* A factor of OWN columns (sequences) and n rows, two rows a word: rows 2 w and 2 w + 1, 16 words a chunk. Lane q of a
- * product takes words 4 q to 4 q + 3 of a chunk, 16 bytes: two of its steps. Eight lanes of two columns, and those of
- * eight that store a word each of four columns, are in different banks. */
+/* Word offset in an operand of OWN columns (sequences) and n rows, two rows a word: rows 2 w and 2 w + 1, 16 words a
+ * chunk. Lane q of a product reads words 4 q to 4 q + 3 of a chunk, 16 bytes: two of its k-steps. Conflict-free: reads
+ * of eight lanes of two columns, and stores of eight lanes, one word each, of four columns. */
 KR_DEV int word_at(int column, int word) {
   const int pair = column >> 1, four = word >> 2 & 3;
   return ((word >> 4) * (OWN / 2) + pair) * 32 +
          ((four ^ (pair & 1) << 1) | ((column & 1) ^ (pair >> 1 & 1)) << 2) * 4 + (word & 3);
 }
 
-/* A step's x by gates, h and, of an LSTM, the cells of the step before; sequences UNIT_PITCH apart. */
+/* A step's x by gates, h and, for an LSTM, the previous step's cells; sequences UNIT_PITCH apart. */
 template <int G>
 struct __attribute__((aligned(16))) step_room {
   enum { ROWS = G == 3 ? 4 : 6 };
@@ -39,11 +39,11 @@ struct __attribute__((aligned(16))) step_room {
 template <int G>
 struct __attribute__((aligned(16))) back_room {
   enum { COEFS = G == 3 ? 5 : 6 };
-  uint32_t dU[2][G * OWN * H / 2]; /* high and low parts: of a gate, units u and u + 8 of 16 a word */
+  uint32_t dU[2][G * OWN * H / 2]; /* high and low parts: of a gate, units u and u + 8 of 16 per word */
   uint32_t h[2][OWN * H / 2];
   float halves[HALF * 4];
-  float coefs[2][COEFS][OWN * UNIT_PITCH]; /* of step t: t % 2 */
-  step_room<G> steps[AHEAD]; /* a ring */
+  float coefs[2][COEFS][OWN * UNIT_PITCH]; /* step t in t % 2 */
+  step_room<G> steps[AHEAD]; /* ring buffer */
 };
 
 /* sums += w columns, both of CHUNKS chunks; w: [chunk][step][register]. */
@@ -67,7 +67,7 @@ KR_DEV void multiply(const factor<CHUNKS> &w, const uint32_t *high, const uint32
   }
 }
 
-/* ---- what dh is multiplied by ------------------------------------------------------------------------------------ */
+/* ---- the factors of dh ------------------------------------------------------------------------------------------- */
 
 /* The weight's rows g and g + 8 of product i: gates 2 i and 2 i + 1 of one unit. */
 KR_DEV void load_gates_of(const kr_rnn_plan &p, int unit, int i, factor<2> &w) {
@@ -82,21 +82,21 @@ KR_DEV void load_gates_of(const kr_rnn_plan &p, int unit, int i, factor<2> &w) {
   }
 }
 
-/* tanh(v), and 1 less its square. */
+/* tanh(v), and 1 - tanh(v)^2. */
 KR_DEV float tanh_and_slope(float v, float *slope) {
   const float e = bounded_exp2(gate_scale(2) * v), by = kr_rcp(1.0f + e);
   *slope = 4.0f * e * by * by;
   return (1.0f - e) * by;
 }
 
-/* GRU: dn = d c0, dr = dn c1, dz = d c2, dU of n = dn c3, and d c4 stays. */
+/* GRU: dn = d c0, dr = dn c1, dz = d c2, dU of n = dn c3; d c4 is carried on. */
 KR_DEV void coefs_of_gru(const float (&x)[4], const float (&U)[4], float h, float (&c)[6]) {
   float slope;
   const float r = kr_sigmoid(x[0] + U[0]), z = kr_sigmoid(x[1] + U[1]),
               n = tanh_and_slope(kr_fma(r, U[2], x[2]), &slope);
   c[0] = (1.0f - z) * slope, c[1] = U[2] * r * (1.0f - r), c[2] = (h - n) * z * (1.0f - z), c[3] = r, c[4] = z;
 }
-/* LSTM: dc += d c0, gates dc c1, dc c2, dc c3 and d c4; dc c5 stays. */
+/* LSTM: dc += d c0, gates dc c1, dc c2, dc c3 and d c4; dc c5 is carried on. */
 KR_DEV void coefs_of_lstm(const float (&x)[4], const float (&U)[4], float cell, float before, float (&c)[6]) {
   float slope, slope_of_cell;
   const float i = kr_sigmoid(x[0] + U[0]), f = kr_sigmoid(x[1] + U[1]), g = tanh_and_slope(x[2] + U[2], &slope),
@@ -105,11 +105,11 @@ KR_DEV void coefs_of_lstm(const float (&x)[4], const float (&U)[4], float cell, 
   c[4] = squashed * o * (1.0f - o), c[5] = f;
 }
 
-/* A sequence that does not exist is read as the last one. */
+/* A sequence out of range is read as the last one. */
 KR_DEV int64_t existing(const kr_rnn_plan &p, int64_t sequence) { return min64(sequence, p.B - 1); }
 
-/* What a step needs, on its way into shared memory: of each sequence x (G, 64), h and, of an LSTM, the cells of the
- * step before. */
+/* Copies a step's inputs asynchronously to shared memory: for each sequence x (G, 64), h and, for an LSTM, the previous
+ * step's cells. */
 template <int G>
 KR_DEV void bring_step(const kr_rnn_plan &p, int64_t t, step_room<G> &to) {
   enum { ROWS = step_room<G>::ROWS, CHUNKS = H / 4 };
@@ -148,14 +148,14 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
       const int64_t b = existing(p, (int64_t)kr_block_x() * OWN + k / 2 * 8 + 2 * q + k % 2);
       before[k] = ((const float *)p.cells.data)[b * p.cells.stride[0] + (p.L - 1) * p.cells.stride[1] + unit];
     }
-  int at = 0; /* of t in the ring */
+  int at = 0; /* t's slot in the ring */
 #pragma unroll 1
   for (int t = (int)p.L - 1; t >= 0; t--) {
     const step_room<G> &step = shared.steps[at];
     const int free = at ? at - 1 : AHEAD - 1;
     float U[2][2][4] = {};
     kr_copied<AHEAD - 2>();
-    kr_sync_some<2, HALF>(); /* the step is there, the one before it was read */
+    kr_sync_some<2, HALF>(); /* this step has arrived, the previous one has been read */
     bring_step<G>(p, (int64_t)t - (AHEAD - 1), shared.steps[free]);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -197,7 +197,7 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
 
 /* ---- dh, from step to step --------------------------------------------------------------------------------------- */
 
-/* Rows of W^T: units 16 m + g and + 8; its columns as the words of dU have them, from chunk `first` on. */
+/* Rows of W^T: units 16 m + g and 16 m + g + 8; its columns in the word order of dU, from chunk `first`. */
 template <int G>
 KR_DEV void load_turned(const kr_rnn_plan &p, int m, int first, factor<G> &w) {
   const int g = (kr_thread() & 31) / 4, q = kr_thread() & 3;
@@ -210,8 +210,8 @@ KR_DEV void load_turned(const kr_rnn_plan &p, int m, int first, factor<G> &w) {
   }
 }
 
-/* A warp has units 16 m.. and, of the sums over all gates, one half; it hands the half of its results that is of other
- * sequences to the warp with the other half. A thread has units 16 m + g + 8 i of sequences 8 side + 2 q + j. */
+/* A warp has units 16 m.. and half of the sum over gates; it sends the half of its results for the other sequences to
+ * the warp with the other half. A thread has units 16 m + g + 8 i of sequences 8 side + 2 q + j. */
 template <int G>
 KR_DEV void walk_back(const kr_rnn_plan &p, back_room<G> &shared) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3, m = kr_thread() / 64, side = kr_thread() / 32 % 2;
@@ -307,7 +307,7 @@ KR_KERNEL void KR_BOUNDS(2 * HALF, 1) kr_rnn_64_back_lstm(const kr_rnn_plan p) {
 enum { DEPTH = 32, ROW_BYTES = H * 2 + 16 };
 
 struct __attribute__((aligned(16))) weights_room {
-  char left[2][DEPTH * ROW_BYTES], right[2][DEPTH * ROW_BYTES]; /* high and low parts; a step a row */
+  char left[2][DEPTH * ROW_BYTES], right[2][DEPTH * ROW_BYTES]; /* high and low parts; one step per row */
   float bias[16][H];
 };
 
@@ -319,7 +319,7 @@ KR_DEV void store_four(char *high, char *low, const kr_float4 &v) {
   ((uint32_t *)low)[0] = words[2], ((uint32_t *)low)[1] = words[3];
 }
 
-/* A thread brings four columns of two rows; warps are 4 by 2 over 64 by 64 results. */
+/* A thread loads four columns of two rows; warps are 4 by 2 over 64 by 64 results. */
 KR_KERNEL void KR_BOUNDS(256, 3) kr_rnn_64_weights(const kr_rnn_plan p) {
   KR_SHARED weights_room shared;
   const int gate = kr_block_x(), row = kr_thread() / 16, four = kr_thread() % 16 * 4,
@@ -344,7 +344,7 @@ KR_KERNEL void KR_BOUNDS(256, 3) kr_rnn_64_weights(const kr_rnn_plan p) {
   load(first);
 #pragma unroll 1
   for (int64_t from = first; from < end; from += DEPTH) {
-    kr_sync(); /* what lies there was read */
+    kr_sync(); /* the old contents have been read */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = (row + 16 * i) * ROW_BYTES + four * 2;

@@ -1,4 +1,4 @@
-/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for many, one layer or two. */
+/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for more than KR_RNN_MOST_UNITS, one layer or two. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "rnn/rnn_pair_rows.h"
@@ -25,16 +25,16 @@ static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride 
 
 static const char *refuse_strides(const krait_rnn_args *a) {
   if (is_too_long(a->B, a->L)) return "2^31 sequences or steps";
-  if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units do not lie side by side";
+  if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units are not contiguous";
   if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->weight.stride[0]) ||
       is_far(a->weight.stride[1]) || is_far(a->bias.stride[0]))
-    return "steps or gates are 2^20 numbers apart";
+    return "strides of steps or gates of 2^20 or more";
   return NULL;
 }
 const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   (void)ctx;
-  if (kr_has(&a->cells)) return "cells are asked for";
+  if (kr_has(&a->cells)) return "cells are requested";
   return a->H != 64 ? "not 64 units" : refuse_strides(a);
 }
 const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
@@ -43,14 +43,14 @@ const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   if (why) return why;
   if (kr_has(&a->cells) && (a->cells.stride[2] != 1 || is_far(a->cells.stride[1])))
-    return "a step's cells do not lie side by side, or steps 2^20 numbers apart";
+    return "a step's cells are not contiguous, or a time stride of 2^20 or more";
   return a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16 ? "unaligned steps of x" : NULL;
 }
 const char *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   (void)ctx;
-  if (kr_has(&a->cells)) return "cells are asked for";
-  if (a->H <= KR_RNN_MOST_UNITS) return "no more than 160 units";
+  if (kr_has(&a->cells)) return "cells are requested";
+  if (a->H <= KR_RNN_MOST_UNITS) return "160 units or fewer";
   return a->H > KR_RNN_MOST_WIDE ? "more than 2048 units" : refuse_strides(a);
 }
 
@@ -84,7 +84,7 @@ static int32_t launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kern
   return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p);
 }
 
-/* Sequences are spread over all multiprocessors before a block gets more of them. */
+/* Sequences are spread over all multiprocessors before a block gets several. */
 int32_t kr_rnn_64(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const int64_t most_blocks = 2 * n_multiprocessors(ctx);
@@ -105,7 +105,7 @@ int32_t kr_rnn_wide(const krait_ctx *ctx, const void *args) {
 
 /* ---- two layers -------------------------------------------------------------------------------------------------- */
 
-static int lies_in_rows_of_half(const krait_view *w) {
+static int is_float16_rows(const krait_view *w) {
   return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far(w->stride[0]) &&
          (uintptr_t)w->data % 8 == 0;
 }
@@ -114,26 +114,26 @@ const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_pair_args *a = args;
   (void)ctx;
   if (!(a->call.flags & KRAIT_RNN_TF32)) return "KRAIT_RNN_TF32 is not given";
-  if (a->H != 64 || a->C > 64 || a->C % 4) return "not 64 units, or not four to 64 inputs in fours";
-  if (!lies_in_rows_of_half(&a->in_weight) || !lies_in_rows_of_half(&a->weight) ||
-      !lies_in_rows_of_half(&a->in_weight2) || !lies_in_rows_of_half(&a->weight2))
-    return "weights are not rows of float16";
+  if (a->H != 64 || a->C > 64 || a->C % 4) return "not 64 units, or inputs not a multiple of four up to 64";
+  if (!is_float16_rows(&a->in_weight) || !is_float16_rows(&a->weight) ||
+      !is_float16_rows(&a->in_weight2) || !is_float16_rows(&a->weight2))
+    return "weights are not aligned float16 rows";
   if (a->x.stride[2] != 1 || a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16)
     return "unaligned steps of x";
-  if (a->out.stride[2] != 1) return "a step's units do not lie side by side";
+  if (a->out.stride[2] != 1) return "a step's units are not contiguous";
   if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->in_bias.stride[0]) ||
       is_far(a->bias.stride[0]) || is_far(a->in_bias2.stride[0]) || is_far(a->bias2.stride[0]))
-    return "steps or gates are 2^20 numbers apart";
+    return "strides of steps or gates of 2^20 or more";
   return is_too_long(a->B, a->L) ? "2^31 sequences or steps" : NULL;
 }
 
-/* Which of the kernels: few sequences are spread over all multiprocessors. */
+/* Which kernel: few sequences are spread over all multiprocessors. */
 static int kind_of(const krait_ctx *ctx, int64_t B) {
   const int64_t n = n_multiprocessors(ctx);
   return B <= n ? 0 : B <= 2 * n ? 1 : 2;
 }
 
-/* The first layer's states, then its blocks' progress. */
+/* The first layer's states, then its blocks' progress counters. */
 static uint64_t between_bytes(const krait_rnn_pair_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
 }

@@ -1,5 +1,5 @@
-/* rnn_64_tensor.cu: layers of GRU and LSTM with 64 units, from Ampere on: gates are the rows of a product by tensor
- * cores, sequences its columns. It computes as float32 does: factors are split into two halves. */
+/* rnn_64_tensor.cu: layers of GRU and LSTM with 64 units, ampere tier and up: a tensor-core product with gates as rows
+ * and sequences as columns. Float32 accuracy: operands are split into high and low float16 parts. */
 #include "rnn_units.cuh"
 
 enum {
@@ -7,9 +7,9 @@ enum {
   COLUMNS = 8,
   STATE_PITCH = 36,
   PLANE = COLUMNS * STATE_PITCH
-}; /* words of two states; columns 4 banks apart */
+}; /* words of two states; columns are 4 banks apart */
 
-/* A float32 as the sum of two halves: 22 bits of it. */
+/* A float32 as the sum of two float16: 22 significant bits. */
 KR_DEV void split(float v, uint32_t *high, uint32_t *low) {
   const uint16_t h = kr_to_f16(v);
   *high = h;
@@ -17,7 +17,7 @@ KR_DEV void split(float v, uint32_t *high, uint32_t *low) {
 }
 
 /* Rows g and g + 8 of product i are gates 2 i and 2 i + 1 of unit g of the warp's eight, so that a thread's results are
- * all gates of a unit. Sums know no order: a lane's 16 states are neighbours, 16 bytes twice. [4 states of each
+ * all gates of one unit. The order of k is free: a lane's 16 states are contiguous, 16 bytes twice. [4 states of each
  * lane][product][register] */
 typedef struct fragments {
   uint32_t high[4][2][4], low[4][2][4];
@@ -39,14 +39,14 @@ KR_DEV void load_weights(const kr_rnn_64_plan &p, int unit, fragments &w) {
 }
 
 /* States of a block's 4 OWN sequences. Four: columns 0-3 are the high parts, 4-7 the low ones. Eight: a plane of high
- * parts, then one of low ones. */
+ * parts, then one of low parts. */
 template <int OWN>
 struct __attribute__((aligned(16))) states {
   uint32_t words[OWN * PLANE];
 };
 
-/* Adds weights times eight columns, half of the states each to sums and more, so that fewer products wait for each
- * other; column: this lane's 16 states. */
+/* Adds weights times eight columns, half of the states each to sums and more, for shorter dependency chains; column:
+ * this lane's 16 states. */
 KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float (&sums)[2][4], float (&more)[2][4]) {
   const kr_raw16 b[2] = {((const kr_raw16 *)column)[0], ((const kr_raw16 *)column)[1]};
 #pragma unroll
@@ -56,8 +56,8 @@ KR_DEV void multiply(const uint32_t (&w)[4][2][4], const uint32_t *column, float
       kr_mma(k % 2 ? more[i] : sums[i], w[k][i], b[k / 2].w[k % 2 * 2], b[k / 2].w[k % 2 * 2 + 1]);
 }
 
-/* What this thread's unit adds to its exponents: x[sequence][gate] + scale times the recurrent product, but for the
- * product of both low parts. column: in the states, this lane's. */
+/* Adds scale times the recurrent product to this thread's unit's exponents, x[sequence][gate], without the product of
+ * both low parts. column: this lane's in the states. */
 template <int OWN, int G>
 KR_DEV void unit_gates(const fragments &w, const uint32_t *column, float (&x)[OWN][4]) {
   float sums[2][4] = {}, more[2][4] = {}, low[2][4] = {}, rest[2][4] = {};
@@ -99,9 +99,9 @@ KR_DEV void store_state(uint32_t *h, int j, int unit, float state) {
   at[OWN == 1 ? 4 * 2 * STATE_PITCH : 2 * PLANE] = (uint16_t)low;
 }
 
-/* ---- frames on their way ----------------------------------------------------------------------------------------- */
+/* ---- prefetched frames ------------------------------------------------------------------------------------------- */
 
-/* A block's threads: 256 have a unit of each of its sequences, as many bring frames. */
+/* A block's threads: 256 compute one unit each of its sequences, as many load frames. */
 enum { THREADS = 256, GATE_PITCH = 4 * H + 4, AHEAD = 4 };
 
 template <int OWN>
@@ -112,10 +112,10 @@ struct __attribute__((aligned(16))) frame {
 template <int OWN>
 struct room {
   frame<OWN> frames[AHEAD];
-  states<OWN> h[2]; /* before frame t: t % 2 */
+  states<OWN> h[2]; /* before frame t in t % 2 */
 };
 
-/* A sequence that does not exist is read as the first one. */
+/* A sequence out of range is read as the first one. */
 template <int OWN>
 KR_DEV void fetch(const kr_rnn_64_plan &p, int64_t first, int t, frame<OWN> &to) {
   enum { SEQUENCES = 4 * OWN, PER_SEQUENCE = THREADS / SEQUENCES };
@@ -131,9 +131,9 @@ KR_DEV void load_bias(const kr_rnn_64_plan &p, int unit, float (&bias)[4]) {
   for (int g = 0; g < 4; g++) bias[g] = g < p.gates && p.bias ? p.bias[(g * H + unit) * p.bias_gate] : 0.0f;
 }
 
-/* ---- a layer: both halves of the block meet before every frame and after the last one ---------------------------- */
+/* ---- a layer: both halves of the block synchronise before every frame and after the last one --------------------- */
 
-/* A frame's part of a unit's exponents, with the bias; a GRU's third gate has its own part apart (advance_unit). */
+/* A frame's part of a unit's exponents, with the bias; a GRU's third gate is kept separate (advance_unit). */
 template <int G>
 KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4], float *third) {
 #pragma unroll
@@ -145,15 +145,15 @@ KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4
 template <int OWN, int G>
 KR_DEV void step_units(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared) {
   const int unit = kr_thread() / 4, mine = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3) * 8;
-  const int64_t sequence = first + sequence_of<OWN>(0); /* neighbours if there are two */
+  const int64_t sequence = first + sequence_of<OWN>(0); /* contiguous if there are two */
   float state[OWN] = {}, cell[OWN] = {}, bias[4], *out = p.out + sequence * p.out_b + unit,
         *cells = p.cells + sequence * p.cells_b + unit;
   fragments w;
   load_weights(p, unit, w);
   load_bias(p, unit, bias);
   for (int i = kr_thread(); i < OWN * PLANE; i += THREADS) shared.h[0].words[i] = 0;
-  int now = 0; /* words from the first states to those before frame t: known before the barrier, which addresses are not
-                  to be made behind */
+  int now = 0; /* word offset from the first states to those before frame t, computed ahead of the barrier to keep
+                * address arithmetic out of the critical path */
 #pragma unroll 1
   for (int t = 0; t < p.L; t++) {
     const int next = OWN * PLANE - now;
@@ -186,7 +186,7 @@ KR_DEV void bring_frames(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shar
 #pragma unroll 1
   for (int t = 0; t < p.L; t++) {
     kr_copied<AHEAD - 2>();
-    kr_sync(); /* the frame is there, the states are, and the place of the frame before is free */
+    kr_sync(); /* frame and states have arrived, and the previous frame's slot is free */
     if (t + AHEAD - 1 < p.L) fetch(p, first, t + AHEAD - 1, shared.frames[(t + AHEAD - 1) % AHEAD]);
     kr_commit_copies();
   }

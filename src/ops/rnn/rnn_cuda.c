@@ -35,24 +35,24 @@ static float *cut(float *scratch, int64_t *at, int64_t n) {
   return part;
 }
 
-/* Units outermost and no gaps: as the kernels take it. */
-static int lies_turned(const kr_rnn_plan *p) {
+/* The layout the kernels need: units outermost, contiguous. */
+static int is_transposed(const kr_rnn_plan *p) {
   return p->weight.stride[0] == 1 && p->weight.stride[1] == p->gates * p->H;
 }
 
 static void add_turn(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
-  if (!lies_turned(p))
+  if (!is_transposed(p))
     kr_chain_add(
         chain, &turn,
         &(kr_grid){.x = blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
         p);
 }
 
-/* The scratch of a call, cut or (where scratch is NULL) counted. */
+/* Carves the scratch of a call; only counts if scratch is NULL. */
 static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
   const int64_t all = p->gates * p->H, steps = p->B * p->L;
   int64_t at = 0;
-  if (lies_turned(p)) p->turned = p->weight.data;
+  if (is_transposed(p)) p->turned = p->weight.data;
   else p->turned = cut(scratch, &at, all * p->H);
   if (backwards) {
     p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));
@@ -142,7 +142,7 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-/* ---- 64 units, by tensor cores ----------------------------------------------------------------------------------- */
+/* ---- 64 units, on tensor cores ----------------------------------------------------------------------------------- */
 
 static int is_in_fours(const krait_view *v) {
   return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
@@ -151,12 +151,12 @@ static uint32_t bytes_of_back(int is_lstm) { return is_lstm ? KR_RNN_BACK_BYTES_
 const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   if (a->H != 64) return "not 64 units";
-  if (a->dout.stride[2] != 1) return "a step's units do not lie side by side";
+  if (a->dout.stride[2] != 1) return "a step's units are not contiguous";
   if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || (kr_has(&a->cells) && !is_in_fours(&a->cells)) ||
       (kr_has(&a->dx) && !is_in_fours(&a->dx)))
     return "unaligned steps of x, out, cells or dx";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < bytes_of_back(a->call.flags & KRAIT_RNN_LSTM))
-    return "less shared memory than its steps take";
+    return "too little shared memory";
   return kr_rnn_bwd_cuda_refuse(ctx, args);
 }
 

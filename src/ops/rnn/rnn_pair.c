@@ -1,6 +1,6 @@
 /* rnn_pair.c: contract, cost, rows and random cases of two layers of GRU or LSTM: a graph of other operators (src/fuse)
- * or, on a GPU, one launch. Bound: float32 1e-4 of the result's scale; with KRAIT_RNN_TF32 rows, states and weights in
- * float16 lose all but 11 significant bits at every step: 6e-3. */
+ * or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_RNN_TF32 rows, states and
+ * weights are rounded to float16, 11 significant bits, at every step: 6e-3. */
 #include "check.h"
 #include "op_list.h"
 #include "rnn/rnn_pair_rows.h"
@@ -23,7 +23,7 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_pair_ref, kr_rnn_pair_ref_scratch},
 };
 
-/* Every other case is one that the launch takes: from one to three groups of each number of sequences. */
+/* Every other case suits the fused launch: one to three groups of each number of sequences. */
 int32_t kr_rnn_pair_case(kr_case *c, int64_t index) {
   krait_rnn_pair_args *a = (krait_rnn_pair_args *)c->args;
   const int is_64 = index % 2 && !c->is_exact;
@@ -31,7 +31,7 @@ int32_t kr_rnn_pair_case(kr_case *c, int64_t index) {
   a->L = kr_case_int(c, 1, is_64 && a->B <= 8 ? 19 : 6);
   a->C = is_64 ? 4 * kr_case_int(c, 1, 16) : kr_case_edge(c, 20);
   a->H = is_64 ? 64 : kr_case_edge(c, 70);
-  if (a->call.flags & KRAIT_RNN_NORM && a->C < 3) a->C = 3; /* the norm of one or two numbers is their sign */
+  if (a->call.flags & KRAIT_RNN_NORM && a->C < 3) a->C = 3; /* normalising one or two numbers gives only their sign */
   c->contiguous = is_64;
   kr_case_give(c, "x");
   if (is_64) c->other = KRAIT_F16, a->call.flags |= KRAIT_RNN_TF32;

@@ -1,11 +1,10 @@
-/* rnn_pair.cu: two layers of GRU or LSTM with 64 units in one launch, from Ampere on, factors of products in float16:
- * the second layer on other multiprocessors than the first, some frames behind it. What counts is the time from a
- * state to the next one. Four warps of a block do that alone; gates are the rows of their product, sequences its
- * columns. Four more make the input's part of the gates a group of frames ahead. */
+/* rnn_pair.cu: two layers of GRU or LSTM with 64 units in one launch, ampere tier and up, float16 operands: the second
+ * layer runs on other multiprocessors, some frames behind the first. The latency from one state to the next is
+ * critical: four warps of a block do only that, with gates as the rows of their product and sequences as its columns;
+ * four more compute the input's part of the gates a group of frames ahead. */
 #include "rnn_units.cuh"
 
-/* FRAMES: of a group. HALF: threads of either four warps. PITCH: words from column to column of a product, 4 banks
- * apart. */
+/* FRAMES: per group. HALF: threads of four warps. PITCH: words per column of a product, 4 banks apart. */
 enum { H = 64, FRAMES = 4, HALF = KR_RNN_PAIR_THREADS / 2, PITCH = 36 };
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
@@ -13,26 +12,26 @@ KR_DEV int lane_row(void) { return (kr_thread() & 31) >> 2; }
 KR_DEV int lane_quarter(void) { return kr_thread() & 3; }
 KR_DEV int own_warp(void) { return kr_thread() % HALF / 32; }
 
-/* SEQUENCES: of a block. A column's 64 numbers lie so that a lane reads 16 of them in a row, and those of its two units
- * make a word: numbers k and k + 2, k % 4 < 2, are word k % 16 / 4 * 8 + k / 16 * 2 + k % 2. */
+/* SEQUENCES: per block. A column's 64 numbers are ordered so that a lane reads 16 contiguously and its two units form a
+ * word: numbers k and k + 2, k % 4 < 2, are word k % 16 / 4 * 8 + k / 16 * 2 + k % 2. */
 template <int SEQUENCES>
 struct __attribute__((aligned(16))) room {
-  enum { GATES = 4 * H + (SEQUENCES == 8 ? 4 : 8) }; /* other banks for a warp's other sequences */
+  enum { GATES = 4 * H + (SEQUENCES == 8 ? 4 : 8) }; /* padding: other banks for a warp's other sequences */
   float gates[2][FRAMES][SEQUENCES][GATES];          /* of this group and the next one: (unit, gate) */
-  uint32_t rows[FRAMES * SEQUENCES][PITCH];          /* what they are made of */
-  uint32_t states[2][SEQUENCES][PITCH];              /* before frame t: t % 2 */
+  uint32_t rows[FRAMES * SEQUENCES][PITCH];          /* their inputs */
+  uint32_t states[2][SEQUENCES][PITCH];              /* before frame t in t % 2 */
 };
 
-/* The weights of sixteen units as rows of products, one for each gate: a lane's rows are of the units own_unit() and
- * two further. */
+/* The weights of sixteen units as rows of products, one per gate: a lane's rows belong to units own_unit() and
+ * own_unit() + 2. */
 typedef struct fragments {
   uint32_t a[4][4][4]; /* [16 states][gate][register] */
 } fragments;
 
 KR_DEV int own_unit(void) { return own_warp() * 16 + lane_row() / 2 * 4 + lane_row() % 2; }
 
-/* from: rows of n_inputs, a gate's `step` behind the one before's. A lane's numbers k...k + 3 of a block of sixteen are
- * two words, k and k + 2, k + 1 and k + 3, as those of a column are. */
+/* from: rows of n_inputs, gates `step` apart. A lane's numbers k...k + 3 of a block of sixteen are two words, k and k +
+ * 2, k + 1 and k + 3, as in a column. */
 template <int G>
 KR_DEV void load_weights(const uint16_t *from, int64_t step, int n_inputs, fragments &w) {
 #pragma unroll
@@ -50,7 +49,7 @@ KR_DEV void load_weights(const uint16_t *from, int64_t step, int n_inputs, fragm
       }
 }
 
-/* Adds weights times a column of which the lane has sixteen numbers at `column`. */
+/* Adds weights times a column, sixteen numbers of which the lane has at `column`. */
 template <int G>
 KR_DEV void multiply(const fragments &w, const uint32_t *column, float (&sums)[G][4]) {
   const kr_raw16 b[2] = {((const kr_raw16 *)column)[0], ((const kr_raw16 *)column)[1]};
@@ -63,14 +62,14 @@ KR_DEV void multiply(const fragments &w, const uint32_t *column, float (&sums)[G
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* What a lane has of a step: of two sequences a unit of one of them, of four two units of one, of eight two units of
- * two. Of two and four sequences every column is there several times. */
+/* A lane's share of a step: with two sequences one unit of one, with four two units of one, with eight two units of
+ * two. With two and four sequences columns are duplicated. */
 template <int SEQUENCES>
 struct own_share {
   enum { OWN = SEQUENCES == 8 ? 2 : 1, UNITS = SEQUENCES == 2 ? 1 : 2 };
   float *out[OWN];
   int exists[OWN];
-  float state[OWN][UNITS], cell[OWN][UNITS], bias[UNITS]; /* bias: of a GRU's third recurrent part */
+  float state[OWN][UNITS], cell[OWN][UNITS], bias[UNITS]; /* bias of a GRU's third recurrent part */
 };
 
 template <int SEQUENCES>
@@ -121,7 +120,7 @@ KR_DEV float in_bias(const kr_rnn_pair_layer &layer, int gate) {
   return layer.in_bias ? layer.in_bias[gate * layer.in_bias_gate] : 0.0f;
 }
 
-/* All of the block meet before every group and after the last one, these warps before every frame. */
+/* The whole block synchronises before every group and after the last one, these warps before every frame. */
 template <int SEQUENCES, int G>
 KR_DEV void step_units(const kr_rnn_pair_plan &p, int second, int64_t first, room<SEQUENCES> &shared) {
   typedef own_share<SEQUENCES> share;
@@ -165,7 +164,7 @@ struct own_row {
 KR_DEV int frame_of(int row, int sequences) { return row / 8 * (8 / sequences) + row % 8 % (8 / sequences); }
 KR_DEV int sequence_of(int row, int sequences) { return row % 8 / (8 / sequences); }
 
-/* Where a thread's rows are: those of one sequence, the first of the block for one that does not exist. */
+/* The location of a thread's rows: one sequence's, or the block's first for one out of range. */
 typedef struct rows_from {
   const float *at;
   int step, width;
@@ -179,7 +178,7 @@ KR_DEV rows_from own_rows(const kr_rnn_pair_plan &p, int second, int64_t first) 
   return rows_from{p.x + sequence * p.x_b, p.x_t, p.C};
 }
 
-/* Frames beyond the last are read as the last. */
+/* Frames past the last are read as the last. */
 template <int SEQUENCES>
 KR_DEV void load_row(const kr_rnn_pair_plan &p, const rows_from &from, int t0, own_row<SEQUENCES> &row) {
   typedef own_row<SEQUENCES> own;
@@ -199,7 +198,7 @@ KR_DEV float row_sum(float v) {
   return v;
 }
 
-/* Over the channels; those beyond the last are zeros. */
+/* Over the channels, zero-padded. */
 template <int SEQUENCES>
 KR_DEV void normalise(int n_channels, float eps, own_row<SEQUENCES> &row) {
   typedef own_row<SEQUENCES> own;
@@ -236,7 +235,7 @@ KR_DEV void store_row(const own_row<SEQUENCES> &row, uint32_t (&rows)[FRAMES * S
   }
 }
 
-/* All gates of a group. bias: of the lane's two units. */
+/* All gates of a group. bias: for the lane's two units. */
 template <int SEQUENCES, int G>
 KR_DEV void make_gates(const fragments &w, const float (&bias)[2][4], const uint32_t (&rows)[FRAMES * SEQUENCES][PITCH],
                        float (&to)[FRAMES][SEQUENCES][room<SEQUENCES>::GATES]) {
@@ -255,7 +254,7 @@ KR_DEV void make_gates(const fragments &w, const float (&bias)[2][4], const uint
   }
 }
 
-/* Both parts' in one; a GRU's third recurrent part has its own. */
+/* The sum of both biases; a GRU's third recurrent one is separate. */
 template <int G>
 KR_DEV void load_bias(const kr_rnn_pair_layer &layer, float (&bias)[2][4]) {
 #pragma unroll
@@ -269,8 +268,8 @@ KR_DEV void load_bias(const kr_rnn_pair_layer &layer, float (&bias)[2][4]) {
 
 KR_DEV int first_of_both(int frames, int T) { return frames < T ? frames : T; }
 
-/* While the group at t0 is under way, one thread of the first layer says so, and one of the second waits for the rows
- * that the group after the next one will read. */
+/* While the group at t0 is in progress, one thread of the first layer publishes progress, and one of the second waits
+ * for the rows that the group after the next one will read. */
 KR_DEV void exchange(const kr_rnn_pair_plan &p, int second, int32_t *progress, int t0) {
   if (second) kr_await(progress, first_of_both(t0 + 4 * FRAMES, p.L));
   else if (t0) kr_publish(progress, t0);
@@ -280,14 +279,14 @@ KR_DEV void end_exchange(const kr_rnn_pair_plan &p, int second, int32_t *progres
   if (!second) kr_publish(progress, p.L);
 }
 
-/* Messages take as long as several frames: eight sequences' gates do so too, and two such blocks have no room for a
- * warp of their own. */
+/* Messages take as long as several frames: so do eight sequences' gates, and two such blocks leave no room for a warp
+ * of their own. */
 template <int SEQUENCES>
 struct messages {
   enum { BY = SEQUENCES == 8 ? KR_RNN_PAIR_THREADS - 32 : KR_RNN_PAIR_THREADS }; /* the thread that exchanges them */
 };
 
-/* Rows are read a group before they are needed. */
+/* Rows are loaded a group ahead. */
 template <int SEQUENCES, int G>
 KR_DEV void bring_gates(const kr_rnn_pair_plan &p, int second, int64_t first, int32_t *progress,
                         room<SEQUENCES> &shared) {
@@ -329,7 +328,7 @@ template <int SEQUENCES, int G>
 KR_DEV void run_layer(const kr_rnn_pair_plan &p, room<SEQUENCES> &shared) {
   const int second = kr_block_x() >= p.n_blocks,
             block = kr_block_x() -
-                    (second ? p.n_blocks : 0); /* first layers come first: who waits, waits for blocks that run */
+                    (second ? p.n_blocks : 0); /* first layers come first: waiters wait only for resident blocks */
   const int64_t first = (int64_t)block * SEQUENCES;
   if (kr_thread() < HALF) step_units<SEQUENCES, G>(p, second, first, shared);
   else if (kr_thread() < 2 * HALF) bring_gates<SEQUENCES, G>(p, second, first, p.progress + block, shared);

@@ -1,4 +1,4 @@
-/* rnn_pair_rows.h: the rows of rnn_pair: both layers in one launch (rnn_cuda.c), graphs of other operators
+/* rnn_pair_rows.h: the rows of rnn_pair: both layers in one launch (rnn_64_cuda.c), graphs of other operators
  * (src/fuse/rnn_pair_graph.c). */
 #ifndef KR_RNN_PAIR_ROWS_H
 #define KR_RNN_PAIR_ROWS_H

@@ -1,9 +1,9 @@
-/* rnn_ref.c: GRU and LSTM layers behind their input product, and their gradient, written to be read; everything between
- * loads and stores in double.
+/* rnn_ref.c: GRU and LSTM layers after their input product, and their gradient, written to be read; all arithmetic in
+ * double.
  *   U = weight h + bias
  *   GRU   r, z = sigmoid(x + U), n = tanh(x + r U), h' = (1 - z) n + z h
  *   LSTM  i, f, o = sigmoid(x + U), g = tanh(x + U), c' = f c + i g, h' = o tanh(c')
- * Backwards through time: the slopes of the gates give dx; what reaches U, dU, is dx, but r dx where GRU's n scales it;
+ * Backward through time: the gates' derivatives give dx; dU equals dx, except r dx for GRU's n;
  * dh = weight^T dU + z dh', dweight = sum dU h, dbias = sum dU. */
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double value(const krait_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
 
-/* U of one step: gates of h(b, t - 1), which is 0 before the first: a weight that is not finite reaches that, too. */
+/* U of one step: gates of h(b, t - 1), which is 0 before the first step, where non-finite weights still count. */
 static void hidden_part(const krait_view *weight, const krait_view *bias, const krait_view *out, int64_t b, int64_t t,
                         int64_t H, int64_t gates, double *U) {
   for (int64_t g = 0; g < gates; g++) {
@@ -60,10 +60,10 @@ int32_t kr_rnn_ref(const krait_ctx *ctx, const void *args) {
 typedef struct back {
   const krait_rnn_bwd_args *a;
   int64_t H, gates;
-  double *U, *dx, *dU, *dh, *dc, *dweight, *dbias; /* of a step; sums over all */
+  double *U, *dx, *dU, *dh, *dc, *dweight, *dbias; /* per step; sums over all */
 } back;
 
-/* Slopes of one unit at one step; dh[k] and dc[k] become what goes to the step before by themselves. */
+/* Derivatives of one unit at one step; dh[k] and dc[k] become what goes directly to the previous step. */
 static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
   const krait_rnn_bwd_args *a = w->a;
   const int64_t H = w->H;
@@ -91,7 +91,7 @@ static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
 
 static void sequence_back(const back *w, int64_t b) {
   const krait_rnn_bwd_args *a = w->a;
-  memset(w->dh, 0, (size_t)(2 * w->H) * sizeof *w->dh); /* dc behind it */
+  memset(w->dh, 0, (size_t)(2 * w->H) * sizeof *w->dh); /* dc follows it */
   for (int64_t t = a->L - 1; t >= 0; t--) {
     hidden_part(&a->weight, &a->bias, &a->out, b, t, w->H, w->gates, w->U);
     for (int64_t k = 0; k < w->H; k++) {

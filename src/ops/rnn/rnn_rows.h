@@ -1,5 +1,5 @@
-/* rnn_rows.h: how the vector rows of rnn lay out their scratch. A task has KR_RNN_TILE sequences; sums over sequences
- * go by chunks that depend on the shape alone. Widths are padded to KR_RNN_LANES floats. */
+/* rnn_rows.h: scratch layout of rnn's vectorized rows. A task has KR_RNN_TILE sequences; sums over sequences are split
+ * into chunks that depend on the shape alone. Widths are padded to KR_RNN_LANES floats. */
 #ifndef KR_RNN_ROWS_H
 #define KR_RNN_ROWS_H
 
@@ -8,7 +8,7 @@
 enum { KR_RNN_TILE = 4, KR_RNN_LANES = 32, KR_RNN_CHUNKS = 16 };
 static inline int64_t kr_rnn_whole(int64_t n) { return (n + KR_RNN_LANES - 1) / KR_RNN_LANES * KR_RNN_LANES; }
 
-/* On a GPU (rnn_64_cuda.c): 64 units, by tensor cores or not, and more than KR_RNN_MOST_UNITS. */
+/* GPU (rnn_64_cuda.c): 64 units, with or without tensor cores, and more than KR_RNN_MOST_UNITS. */
 const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args),
     *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args),
     *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args),

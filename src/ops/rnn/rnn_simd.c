@@ -1,5 +1,5 @@
-/* rnn_simd.c: a task takes KR_RNN_TILE sequences through time; weights are read once for all of them. Gates are rows of
- * whole vectors; the weights lie (k, gate, unit), and for the gradient (gate, unit, k) as well. */
+/* rnn_simd.c: a task steps KR_RNN_TILE sequences through time; weights are loaded once for all of them. Gates are rows
+ * of full vectors; weights are laid out (k, gate, unit), and for the gradient (gate, unit, k) as well. */
 #include <string.h>
 
 #include "op_list.h"
@@ -9,7 +9,7 @@
 #include "view.h"
 
 enum { TILE = KR_RNN_TILE };
-/* Vectors of gates whose sums for a tile fit the register file of 32 or 16. */
+/* Vectors of gates whose accumulators for a tile fit the register file of 32 or 16. */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 enum { WIDE = 4 };
 #else
@@ -18,7 +18,7 @@ enum { WIDE = 2 };
 
 typedef struct rnn {
   const krait_view *x, *weight, *bias, *out, *cells, *dout, *dx;
-  int64_t B, L, H, W, G; /* W: H in whole lanes; G gates */
+  int64_t B, L, H, W, G; /* W: H padded to whole vectors; G gates */
   int is_lstm;
   float *forward, *gate_bias, *back, *work, *sums; /* [H][G W], [G W], [G H][W] */
   int64_t work_floats;
@@ -39,7 +39,7 @@ static void lay_weights(const rnn *p) {
   }
 }
 
-/* Columns j on, of as many vectors, of to[TILE][n] = start + sum over k < K of from[TILE][from_pitch][k] rows[k][n];
+/* Columns from j, `vectors` of them, of to[TILE][n] = start + sum over k < K of from[TILE][from_pitch][k] rows[k][n];
  * vectors is a constant after inlining. */
 KR_INLINE void multiply_columns(const int vectors, int64_t j, float *to, int64_t n, const float *start, int start_pitch,
                                 const float *from, int64_t from_pitch, const float *rows, int64_t K) {
@@ -81,13 +81,13 @@ static void store_row(const float *from, const krait_view *v, int64_t b, int64_t
     for (int64_t k = 0; k < n; k++) to[k * v->stride[2]] = from[k];
 }
 
-/* 2 sigmoid(2 x) - 1: its error is absolute, which is what a gate needs. */
+/* 2 sigmoid(2 x) - 1: a small absolute error, which suffices for a gate. */
 static inline kr_v tanh_gate(kr_v x) {
   const kr_v two = kr_v_set1(2);
   return kr_v_sub(kr_v_mul(two, kr_v_sigmoid(kr_v_mul(two, x))), kr_v_set1(1));
 }
 
-/* The gates of one sequence: U (G W) in, h and c (W) on. x passes through a buffer where it has no whole vectors. */
+/* The gates of one sequence: U (G W) in, h and c (W) updated. x is buffered unless it has full contiguous vectors. */
 static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, float *h, float *c) {
   const int64_t W = p->W, lies = p->x->stride[2] == 1 && p->H % KR_VL == 0;
   float rows[4 * 64];
@@ -153,8 +153,8 @@ int32_t KR_FN(kr_rnn)(const krait_ctx *ctx, const void *args) {
 
 /* ---- the gradient ---- */
 
-/* Slopes of one sequence at one step: U in, dx out (G W); U becomes dU; dh and dc go on, dh without its product.
- * before: h of the step before. */
+/* Derivatives of one sequence at one step: U in, dx out (G W); U becomes dU; dh and dc are updated, dh without its
+ * product. before: h of the previous step. */
 static void slopes(const rnn *p, int64_t b, int64_t t, float *U, float *dx, float *dh, float *dc, const float *before) {
   const int64_t W = p->W;
   const kr_v one = kr_v_set1(1);
@@ -198,7 +198,7 @@ static void slopes(const rnn *p, int64_t b, int64_t t, float *U, float *dx, floa
   }
 }
 
-/* sums[k][G W] += h[k] dU, over a tile; and of the biases. Sequences beyond n have dU 0. */
+/* sums[k][G W] += h[k] dU, over a tile; and for the biases. Sequences beyond n have dU 0. */
 static void add_outer(const rnn *p, float *sums, const float *dU, const float *h, int with_h) {
   const int64_t GW = p->G * p->W;
   float *bias = sums + p->H * GW;

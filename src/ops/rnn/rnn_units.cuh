@@ -5,15 +5,15 @@
 #include "kernel.cuh"
 #include "rnn_plan.h"
 
-/* Gates go into exponentials as gate_scale(g) times their sum, because sigmoid(v) = 1 / (1 + 2^(-v log2 e)) and
- * tanh(v) = (1 - e) / (1 + e), e = 2^(-2 v log2 e). */
+/* Gate sums are scaled by gate_scale(g) for use as exponents: sigmoid(v) = 1 / (1 + 2^(-v log2 e)) and tanh(v) = (1 -
+ * e) / (1 + e), e = 2^(-2 v log2 e). */
 KR_DEV float gate_scale(int g) { return g == 2 ? -2.0f * KR_LOG2E : -KR_LOG2E; }
 
-/* At most 2^40, so that three may be multiplied. */
+/* At most 2^40, so that a product of three does not overflow. */
 KR_DEV float bounded_exp2(float x) { return kr_exp2(kr_at_most(x, 40.0f)); }
 
-/* A unit's step with as few reciprocals as there can be: fractions are brought to one denominator. x: gates as above;
- * of a GRU's third one that is the input's part, own the recurrent one. */
+/* A unit's step with a minimum of reciprocals: fractions share a denominator. x: gates as above; for a GRU's third one
+ * x is the input's part, own the recurrent one. */
 template <int G>
 KR_DEV void advance_unit(const float (&x)[4], float own, float *h, float *c) {
   if (G == 3) {
@@ -28,7 +28,7 @@ KR_DEV void advance_unit(const float (&x)[4], float own, float *h, float *c) {
   }
 }
 
-/* Unit i of a sequence: in is the input's part of its gates, own the recurrent one. */
+/* Unit i of a sequence: `in` is the input's part of its gates, `own` the recurrent one. */
 KR_DEV void recurrent_unit(int G, const float (&in)[4], const float *own, int H, float *h, float *c) {
   float x[4];
 #pragma unroll
@@ -38,7 +38,7 @@ KR_DEV void recurrent_unit(int G, const float (&in)[4], const float *own, int H,
   else advance_unit<4>(x, 0.0f, h, c);
 }
 
-/* from: a step's input part of unit 0; gates are H apart. */
+/* from: a step's input part at unit 0; gates are H apart. */
 KR_DEV void load_gates(const float *from, int G, int H, int unit, float (&in)[4]) {
 #pragma unroll
   for (int g = 0; g < 4; g++) in[g] = g < G ? from[g * H + unit] : 0.0f;

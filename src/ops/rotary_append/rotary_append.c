@@ -1,5 +1,5 @@
-/* rotary_append.c: contract, cost and rows of queries turned and keys and values appended by one call; a rewrite
- * (graph_rewrite_step.c) makes it of the two calls where a GPU takes it. */
+/* rotary_append.c: contract, cost and rows of rotating queries and appending keys and values in one call; a rewrite
+ * (graph_rewrite_step.c) fuses the two calls into it where a GPU supports it. */
 #include "contract.h"
 #include "op_list.h"
 #include "rotary_append/rotary_append_rows.h"

@@ -1,4 +1,4 @@
-/* rotary_append_check.c: random calls: few tokens of a few heads, caches with room. */
+/* rotary_append_check.c: random calls: few tokens of a few heads, caches with free slots. */
 #include "check.h"
 #include "op_list.h"
 #include "rotary_append/rotary_append_rows.h"

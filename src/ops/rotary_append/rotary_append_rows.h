@@ -1,4 +1,4 @@
-/* rotary_append_rows.h: the call as one of rotary and one of attention_append; the GPU's row (rotary_cuda.c). */
+/* rotary_append_rows.h: the call split into one of rotary and one of attention_append; the GPU row (rotary_cuda.c). */
 #ifndef KR_ROTARY_APPEND_ROWS_H
 #define KR_ROTARY_APPEND_ROWS_H
 

@@ -1,9 +1,9 @@
-/* lanes.cuh: what the scan kernels share that lay time over the lanes of a warp: TT lanes of one channel hold RUN
- * consecutive steps each, so that a warp covers a tile of TT * RUN steps of 32 / TT channels, and an associative scan
- * over those lanes joins the runs. Sums over states stay in a thread; nothing has to fill the device but batch *
- * channels * time. Compiled once per storage type KR_DTYPE of u and the outputs. Rows of that type whose groups of four
- * elements are aligned are read straight into runs; all others are read element by element and turned in shared memory.
- * DIRECT: the host has found all rows, B and C to be of the first kind. */
+/* lanes.cuh: shared by the scan kernels that lay time over the lanes of a warp: each of a channel's TT lanes holds RUN
+ * consecutive steps, so that a warp covers a tile of TT * RUN steps of 32 / TT channels, and an associative scan across
+ * those lanes joins the runs. Sums over states stay in a thread; parallelism needs only batch * channels * time.
+ * Compiled once per storage type KR_DTYPE of u and the outputs. Rows of that type in aligned groups of four elements
+ * are loaded straight into runs; all others element by element and transposed in shared memory. DIRECT: the host has
+ * found all rows, B and C to be of the first kind. */
 #ifndef KR_LANES_CUH
 #define KR_LANES_CUH
 
@@ -23,9 +23,9 @@ enum {
 
 typedef struct lanes_place {
   int64_t b, chunk, d0, begin, end; /* first channel of the block; steps of the chunk */
-  int g, n_channels;                /* group of B and C; channels of this block that exist */
+  int g, n_channels;                /* group of B and C; valid channels of this block */
   int thread, lane, at,
-      slot; /* lane of the channel's time; at: lane of the warp; slot: the thread's channel in the block */
+      slot; /* lane in the channel's time; at: lane in the warp; slot: the thread's channel in the block */
 } lanes_place;
 
 KR_DEV lanes_place place_lanes(const kr_scan_plan &p, const int TT) {
@@ -41,8 +41,7 @@ KR_DEV lanes_place place_lanes(const kr_scan_plan &p, const int TT) {
   w.chunk = kr_block_y();
   w.begin = w.chunk * p.chunk;
   w.end = min64(p.L, w.begin + p.chunk);
-  if (p.offsets) { /* clamped, so that wrong ones cannot leave the tensors; scan order runs from the far end when
-                      reversed */
+  if (p.offsets) { /* clamped, so that bad offsets stay in bounds; a reversed scan counts from the far end */
     int64_t first = p.offsets[w.b * p.offsets_step], last = p.offsets[(w.b + 1) * p.offsets_step];
     first = first < 0 ? 0 : min64(first, p.L);
     last = last < first ? first : min64(last, p.L);
@@ -51,7 +50,7 @@ KR_DEV lanes_place place_lanes(const kr_scan_plan &p, const int TT) {
   return w;
 }
 
-/* ---- four elements as stored ---- */
+/* ---- four raw elements ---- */
 
 typedef struct __attribute__((aligned(4 * WORDS))) raw4 {
   uint32_t w[WORDS];
@@ -61,7 +60,7 @@ KR_DEV float element4(const raw4 &raw, int k) {
   return WORDS == 4 ? kr_bits_to_float(raw.w[k % WORDS]) : kr_unpack(raw.w[k / 2 % WORDS], k & 1, KR_DTYPE);
 }
 
-/* Four elements, or zeros if there are none there: a predicate rather than a branch. */
+/* Four elements, or zeros out of range: a predicate rather than a branch. */
 KR_DEV raw4 load4(const char *from, int exists) {
   raw4 raw;
 #ifdef KR_EMULATE
@@ -81,13 +80,13 @@ KR_DEV raw4 load4(const char *from, int exists) {
   return raw;
 }
 
-/* Groups of four are aligned, and each is there as a whole or not at all. */
+/* Groups of four are aligned, each wholly in or out of range. */
 KR_DEV int is_aligned4(const kr_scan_plan &p, const void *data, int64_t strides, int64_t step, int32_t dtype) {
   return dtype == KR_DTYPE && step == 1 && ((strides | p.L) & 3) == 0 && ((uintptr_t)data & (4 * WORDS - 1)) == 0 &&
          !p.offsets;
 }
 
-/* ---- one element of any type: its bits now, its value later, so that loads do not wait for each other ---- */
+/* ---- one element of any type: raw bits first, converted later, so that loads overlap ---- */
 
 KR_DEV uint32_t load_bits(const void *data, int64_t at, int32_t dtype) {
   return dtype == KRAIT_F32 ? ((const uint32_t *)data)[at] : ((const uint16_t *)data)[at];
@@ -97,7 +96,7 @@ KR_DEV float value_of(uint32_t bits, int32_t dtype) {
 }
 
 /* ---- B and C of a tile in shared memory ----
- * A row is one state of B or C: quarters[RUN / 4][TT][4], with a gap between quarters for the banks. */
+ * A row is one state of B or C: quarters[RUN / 4][TT][4], padded between quarters against bank conflicts. */
 
 KR_DEV int quarter_floats(const int TT) { return TT * 4 + 4; }
 KR_DEV int row_floats(const int TT) { return QUARTERS * quarter_floats(TT); }
@@ -111,8 +110,8 @@ KR_DEV void read_run(const float *row, const int TT, int lane, float (&v)[RUN]) 
   }
 }
 
-/* n_states rows of B and C (or of one of them) from state n0 on, at aligned groups of four: a thread keeps its place in
- * the tile from row to row. The rows of C follow those of B. */
+/* n_states rows of B and C (or of one of them) from state n0, in aligned groups of four: a thread keeps its column from
+ * row to row. The rows of C follow those of B. */
 KR_DEV void stage_aligned(const lanes_place &w, const kr_scan_mat &m, const kr_scan_mat *also, const int TT, int n0,
                           int n_states, int64_t t0, float *to) {
   enum { AHEAD = RUN / 4 };
@@ -157,7 +156,7 @@ KR_DEV void stage_any(const lanes_place &w, const kr_scan_mat &m, const int TT, 
     uint32_t bits[AHEAD];
     int64_t offset[AHEAD];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) { /* what does not exist: as in load_run */
+    for (int i = 0; i < AHEAD; i++) { /* out of range: as in load_run */
       const int id = first + i * THREADS < n ? first + i * THREADS : n - 1, t = id % TILE;
       offset[i] = id / TILE * m.n + (t < left ? t : left - 1) * m.t;
     }
@@ -203,8 +202,8 @@ KR_DEV void stage_both(const kr_scan_plan &p, const lanes_place &w, const int TT
 /* ---- rows: a thread's run of its channel ---- */
 
 typedef struct run_bits {
-  uint32_t w[RUN]; /* aligned: QUARTERS * WORDS of them hold the run; else one element each, of the warp's steps lane,
-                      lane + 32 ... */
+  uint32_t w[RUN]; /* aligned: QUARTERS * WORDS words hold the run; else one element each of the warp's steps lane, lane
+                    * + 32 ... */
 } run_bits;
 
 KR_DEV int is_direct(const kr_scan_plan &p, const kr_rows &v, const int DIRECT) {
@@ -226,7 +225,7 @@ KR_DEV void load_run(const kr_scan_plan &p, const lanes_place &w, const kr_rows 
     }
     return;
   }
-  /* What does not exist is read from the nearest place that does, rather than branched around, and then set to 0. */
+  /* Out-of-range elements are read from the nearest valid address, without a branch, and then zeroed. */
   const int TILE = TT * RUN, slot0 = w.slot - w.at / TT, left = (int)min64(TILE, w.end - t0),
             n_rows = w.n_channels - slot0;
   const int64_t first = base + t0 * v.t + (n_rows > 0 ? slot0 : 0) * v.row;
@@ -248,7 +247,7 @@ KR_DEV void load_run(const kr_scan_plan &p, const lanes_place &w, const kr_rows 
   for (int k = 0; k < RUN; k++) bits.w[k] = k * 32 / TILE < n_rows && w.at + k * 32 % TILE < left ? bits.w[k] : 0;
 }
 
-/* The floats of a loaded run; `turn` is the warp's place for turning. */
+/* Converts a loaded run to float; `turn` is the warp's transpose buffer. */
 KR_DEV void unpack_run(const kr_scan_plan &p, const lanes_place &w, const kr_rows &v, const int DIRECT,
                        const run_bits &bits, float *turn, float (&to)[RUN]) {
   if (is_direct(p, v, DIRECT)) {
@@ -314,7 +313,7 @@ KR_DEV void write_row(const kr_scan_plan &p, const lanes_place &w, const kr_rows
   }
 }
 
-/* Has the device fetch a run into its second cache. */
+/* Prefetches a run into L2. */
 KR_DEV void expect_run(const lanes_place &w, const kr_rows &v, int64_t t0) {
 #ifndef KR_EMULATE
   if (v.packs && v.dtype == KR_DTYPE && w.slot < w.n_channels && t0 >= w.begin && t0 + w.lane * RUN < w.end)
@@ -325,7 +324,7 @@ KR_DEV void expect_run(const lanes_place &w, const kr_rows &v, int64_t t0) {
 #endif
 }
 
-/* dt of a run from delta; 0 past the end, which leaves the state as it is. */
+/* dt of a run from delta; 0 past the end, which leaves the state unchanged. */
 KR_DEV void step_sizes(const kr_scan_plan &p, const lanes_place &w, float bias, int64_t t0, float (&dt)[RUN]) {
   const int64_t left = w.end - t0 - w.lane * RUN;
 #pragma unroll
@@ -340,8 +339,8 @@ KR_DEV void step_sizes(const kr_scan_plan &p, const lanes_place &w, float bias, 
   }
 }
 
-/* Bit k: the state is cleared before step k of the run, because the sequence index changes there. Bit 16 + k: the
- * output there is 0. */
+/* Bit k: the state is cleared before step k of the run, because the sequence index changes. Bit 16 + k: the output
+ * there is 0. */
 KR_DEV uint32_t run_marks(const kr_scan_plan &p, const lanes_place &w, int64_t t0) {
   uint32_t marks = 0;
   const int32_t *index = p.seq_idx + w.b * p.seq_b;
@@ -356,8 +355,8 @@ KR_DEV uint32_t run_marks(const kr_scan_plan &p, const lanes_place &w, int64_t t
 
 /* ---- states ---- */
 
-/* Joins each lane's run with those before it: x is the state after the run from the run's own inputs (lane 0: from the
- * true first state), decay what the run does to a state. Afterwards x is the true state after the run. */
+/* Inclusive scan over a channel's lanes: on entry x is the state after the lane's run from its own inputs (lane 0: from
+ * the true first state) and decay the run's total decay; on return x is the true state after the run. */
 KR_DEV void join_up(const int TT, int lane, float &x, float &decay) {
 #pragma unroll
   for (int d = 1; d < TT; d <<= 1) {
@@ -376,7 +375,7 @@ KR_DEV void join_up(const int TT, int lane, float &x, float &decay) {
   }
 }
 
-/* The same from the far end. */
+/* The same from the last lane. */
 KR_DEV void join_down(const int TT, int lane, float &x, float &decay) {
 #pragma unroll
   for (int d = 1; d < TT; d <<= 1) {
@@ -395,8 +394,8 @@ KR_DEV void join_down(const int TT, int lane, float &x, float &decay) {
   }
 }
 
-/* The states of the thread's channel between shared memory, n * channels + slot, and a tensor that begins at the
- * block's first channel; its lanes share the work, and what does not exist is 0. */
+/* States of the thread's channel between shared memory, n * channels + slot, and a tensor at the block's first channel;
+ * the channel's lanes share the work; out of range is 0. */
 KR_DEV void fetch_states(const kr_scan_plan &p, const lanes_place &w, const int TT, const float *from, int64_t by_d,
                          int64_t by_n, float factor, float *to) {
   for (int n = w.lane; n < p.N; n += TT)
@@ -420,8 +419,8 @@ KR_DEV float sum_of_lanes(const int TT, float v) {
   return v;
 }
 
-/* One state of a run: decays and inputs of its steps, the state after it, the state before it. carry, the state before
- * the tile, becomes the state after it. */
+/* One state of a run: decays and inputs of its steps, the states after and before it. carry goes from the state before
+ * the tile to the state after it. */
 KR_DEV float join_state(const lanes_place &w, const int TT, const int PACKED, const float (&B)[RUN], float A,
                         float *carry, uint32_t marks, float sum_dt, const float (&dt)[RUN], const float (&du)[RUN],
                         float (&a)[RUN], float (&b)[RUN]) {
@@ -437,14 +436,14 @@ KR_DEV float join_state(const lanes_place &w, const int TT, const int PACKED, co
   if (PACKED && marks & 0xffff) decay = 0.0f;
   join_up(TT, w.lane, x, decay);
   const float before = kr_shuffle_up(x, 1, TT);
-  kr_sync_warp(); /* all have read it */
+  kr_sync_warp(); /* all lanes have read it */
   if (w.lane == TT - 1) *carry = x;
   return kr_select(w.lane == 0, first, before);
 }
 
-/* States alone, over a chunk from zero or, where there is one chunk, from the initial state. KEEP: the state before
- * every tile to p.kept_state, and the sum of dt since the chunk began to p.kept_dt. Chunks keep their last state and
- * their sum of dt. */
+/* States only, over a chunk from zero or, if it is the only one, from the initial state. KEEP: stores the state before
+ * every tile in p.kept_state and the sum of dt since the chunk's start in p.kept_dt. Chunks store their last state and
+ * sum of dt. */
 KR_DEV void sweep_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, const int KEEP, const int PACKED) {
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, TT);

@@ -1,10 +1,9 @@
-/* last.cuh: what the channels-last scan kernels share (selective_scan_last.cu, selective_scan_last_bwd.cu): where a
- * block works, rows of a tile past the registers to shared memory, B and C, step sizes. A block has 32 channels and
- * four warps; a lane is a channel, and each warp has a quarter of its states, S of them in a lane. So B and C are the
- * same for all lanes of a warp, sums over states are a lane's own but for four parts, and step sizes, gates and
- * everything else that is done once per element is done by other lanes: a thread takes STEPS steps of two neighbouring
- * channels of a tile of TL steps. ANY: rows may begin at any element (p.align: what all of them are multiples of, 16, 4
- * or 2 bytes), and the aligned words that they lie in are copied. */
+/* last.cuh: shared by the channels-last scan kernels (selective_scan_last.cu, selective_scan_last_bwd.cu): the block's
+ * position, asynchronous copies of a tile's rows to shared memory, B and C, step sizes. A block has 32 channels and
+ * four warps; a lane is a channel, and each warp holds a quarter of its states, S per lane. So B and C are warp-uniform
+ * and a sum over states is four per-lane partial sums; step sizes, gates and all other per-element work use another
+ * mapping: a thread takes STEPS steps of two adjacent channels of a tile of TL steps. ANY: rows may be unaligned
+ * (p.align: what divides all of them, 16, 4 or 2 bytes); the aligned words that contain them are copied. */
 #ifndef KR_SCAN_LAST_CUH
 #define KR_SCAN_LAST_CUH
 
@@ -19,16 +18,16 @@ enum {
 enum {
   ROW_WORDS = CHANNELS * BYTES / 4,
   RAW_ROW = ROW_WORDS + 4
-}; /* words of a tile's row as it is stored; the gap is for the banks, and for a row's last half word */
+}; /* words per raw row of a tile; padding against bank conflicts, and for a trailing half word */
 
 typedef struct last_place {
   int64_t b, d0;                 /* d0: first channel of the block */
-  int begin, end, chunk, g, n_channels; /* steps of the chunk; channels of this block that exist */
+  int begin, end, chunk, g, n_channels; /* steps of the chunk; valid channels of this block */
   int thread, lane, warp;
-  int pair, at;                  /* the thread's share of a tile: two channels, and its first step */
+  int pair, at;                  /* the thread's share of a tile: a channel pair and its first step */
 } last_place;
 
-/* Neighbouring lanes have neighbouring steps, so that both ways through shared memory reach all banks. */
+/* Adjacent lanes have adjacent steps: conflict-free in shared memory both ways. */
 KR_DEV last_place place_block(const kr_scan_plan &p, const int STEPS) {
   last_place w;
   const int x = kr_block_x(), per_batch = p.blocks_per_group * p.G;
@@ -46,9 +45,9 @@ KR_DEV last_place place_block(const kr_scan_plan &p, const int STEPS) {
   return w;
 }
 
-/* ---- rows, as they are stored ---- */
+/* ---- raw rows ---- */
 
-/* An aligned word of global memory, of which bytes first ... last - 1 are the tensor's; zero where last is 0. */
+/* An aligned word of global memory, whose bytes first ... last - 1 belong to the tensor; zero if last is 0. */
 KR_DEV void copy_word(uint32_t *to, const char *from, int first, int last) {
 #ifdef KR_EMULATE
   if (last > first) __builtin_memset(to, 0xfb, 4), kr_emulated_copy((char *)to + first, from + first, last - first);
@@ -63,7 +62,7 @@ KR_DEV void copy_word(uint32_t *to, const char *from, int first, int last) {
 #endif
 }
 
-/* The first n bytes of an aligned block of 16, zeros for the rest. */
+/* The first n bytes of an aligned 16-byte block, zeros for the rest. */
 KR_DEV void copy_part(uint32_t *to, const char *from, int n) {
 #ifdef KR_EMULATE
   if (n > 0) kr_emulated_copy(to, from, n);
@@ -76,7 +75,7 @@ KR_DEV void copy_part(uint32_t *to, const char *from, int n) {
 #endif
 }
 
-/* The block's first channel at step t. Steps are less than 2^31 bytes apart: one product of 32 bits. */
+/* The block's first channel at step t. Steps are less than 2^31 bytes apart: one 32-bit product. */
 KR_DEV const char *row_at(const kr_rows &v, const last_place &w, int t) {
   return (const char *)v.data + (w.b * v.b + w.d0) * BYTES + (int64_t)t * ((int)v.t * BYTES);
 }
@@ -84,8 +83,8 @@ KR_DEV int misfit_of(const kr_rows &v, const last_place &w, int t) {
   return BYTES == 4 ? 0 : (int)((uintptr_t)row_at(v, w, t) & 2);
 }
 
-/* Where a thread's share of a tensor's tile lies: its first pack, where it copies rows; its two channels at its first
- * step, where it stores them. ANY finds the words of rows anew. */
+/* A thread's share of a tensor's tile in memory: its first pack when it copies rows; its two channels at its first step
+ * when it stores. ANY recomputes word addresses. */
 enum { ROW_PACKS = ROW_WORDS / 4, ROWS_AT_ONCE = THREADS / ROW_PACKS };
 
 KR_DEV int step_bytes(const kr_rows &v) { return (int)v.t * BYTES; }
@@ -97,7 +96,7 @@ KR_DEV char *first_two(const kr_rows &v, const last_place &w, int t0) {
   return v.data ? (char *)row_at(v, w, t0 + w.at) + w.pair * 2 * BYTES : 0;
 }
 
-/* The tile of steps t0 ... of one tensor; what does not exist comes as zeros. */
+/* Copies the tile at step t0 of one tensor; out of range is 0. */
 KR_DEV void copy_rows(const int ANY, const kr_scan_plan &p, const last_place &w, const kr_rows &v, const char *from,
                       const int TL, int t0, uint32_t *raw) {
   const int n_bytes = w.n_channels * BYTES;
@@ -142,7 +141,7 @@ KR_DEV last_two read_two(const int ANY, const kr_scan_plan &p, const last_place 
   }
   if (!ANY) return {{from[0]}};
   const uint32_t both = p.align == 2 ? shifted(from[0], from[1], misfit_of(v, w, t0 + t) * 8) : from[0];
-  const int n = w.n_channels - w.pair * 2; /* what shares the last channel's word is someone else's */
+  const int n = w.n_channels - w.pair * 2; /* the other half of the last channel's word is not ours */
   return {{n >= 2 ? both : n == 1 ? both & 0xffffu : 0}};
 }
 
@@ -150,7 +149,7 @@ KR_DEV float value_of(const last_two &two, int c) {
   return BYTES == 4 ? kr_bits_to_float(two.w[c * (BYTES / 2 - 1)]) : kr_unpack(two.w[0], c, KR_DTYPE);
 }
 
-/* The thread's two channels at a step to memory. */
+/* Stores the thread's two channels of a step. */
 KR_DEV void store_two(const int ANY, const kr_scan_plan &p, const last_place &w, char *to, float v0, float v1) {
   const int n = w.n_channels - w.pair * 2;
   if (n >= 2 && (!ANY || p.align == 16 || (BYTES == 2 && p.align == 4))) {
@@ -164,8 +163,8 @@ KR_DEV void store_two(const int ANY, const kr_scan_plan &p, const last_place &w,
 
 /* ---- B and C ---- */
 
-/* Packs of E states that a thread takes of a tile: pack id is states id % (ROWS / E) * E ... of step id / (ROWS / E);
- * ROWS: 4 S states of B, then as many of C. They wait in registers until the tile before has been walked. */
+/* The thread's packs of E states of a tile: pack id is states id % (ROWS / E) * E ... of step id / (ROWS / E); ROWS: 4
+ * S states of B, then as many of C. They are held in registers until the previous tile is done. */
 KR_DEV int n_bc_packs(const int TL, const int ROWS) { return (TL * ROWS / E + THREADS - 1) / THREADS; }
 
 KR_DEV kr_raw16 load_states(const kr_scan_mat &m, int align, const char *from, int left) {
@@ -203,7 +202,7 @@ KR_DEV void find_bc(const kr_scan_plan &p, const last_place &w, int t0, last_bc<
   }
 }
 
-/* The packs of the tile at t0; the next one asked for is `tiles` further. */
+/* Loads the packs of the tile at t0; advances by `tiles` to the next one. */
 template <int TL, int ROWS, int USUAL, int N_PACKS>
 KR_DEV void load_bc(const kr_scan_plan &p, const last_place &w, int t0, const int tiles, last_bc<N_PACKS> &bc) {
 #pragma unroll
@@ -273,7 +272,7 @@ KR_DEV void read_states(const float *from, float (&v)[S]) {
   }
 }
 
-/* The lane's states: of B and C rows warp * S ... */
+/* The lane's states: rows warp * S ... of B and C. */
 template <int S>
 KR_DEV void load_view(const kr_scan_plan &p, const last_place &w, const float *data, int64_t d_stride, int64_t n_stride,
                       float scale, float (&v)[S]) {
@@ -284,7 +283,7 @@ KR_DEV void load_view(const kr_scan_plan &p, const last_place &w, const float *d
   }
 }
 
-/* As chunk_state and its like have them. */
+/* Index into chunk_state and arrays of its layout. */
 template <int S>
 KR_DEV int64_t states_at(const kr_scan_plan &p, const last_place &w, int64_t slab) {
   return (slab * p.D + w.d0 + w.lane) * p.N_padded + w.warp * S;
@@ -297,7 +296,7 @@ KR_DEV void put_states(const last_place &w, float *to, const float (&v)[S]) {
   for (int s = 0; s < S; s += 4) *(kr_float4 *)(to + s) = kr_float4{{v[s], v[s + 1], v[s + 2], v[s + 3]}};
 }
 
-/* The lane's states of those before 8 steps. */
+/* The lane's states kept before a group of 8 steps. */
 template <int S>
 KR_DEV float *kept_at(const kr_scan_plan &p, const last_place &w, int kept) {
   return p.kept_state + w.b * p.kept_b + kept * p.kept_k + (w.d0 + w.lane) * p.kept_d + w.warp * S;

@@ -1,4 +1,4 @@
-/* scan.cuh: what the scan kernels share: where a block works, tiles of rows through registers, staging of B and C.
+/* scan.cuh: shared by the scan kernels: the block's position, register staging of row tiles, staging of B and C.
  * Compiled once per storage type KR_DTYPE of u, delta, z and the outputs: 16 bytes are E elements, a tile has PACKS
  * packs of E steps, and a thread holds one pack of each of R rows, thread / PACKS + ROWS i. */
 #ifndef KR_SCAN_CUH
@@ -22,7 +22,7 @@ enum {
 
 typedef struct scan_place {
   int64_t b, chunk, d0, begin, end; /* first channel of the block; steps of the chunk */
-  int g, n_channels;                /* group of B and C; channels of this block that exist */
+  int g, n_channels;                /* group of B and C; valid channels of this block */
   int thread, lane, group, n_groups, row, at;
 } scan_place;
 
@@ -47,7 +47,7 @@ KR_DEV scan_place place_block(const kr_scan_plan &p) {
 
 KR_DEV float element(const kr_raw16 &raw, int k) { return pack_at(raw, k, KR_DTYPE); }
 
-/* This thread's packs of the tile at t0; zeros past the end and for rows that do not exist. */
+/* This thread's packs of the tile at t0; zeros past the end and for missing rows. */
 KR_DEV void load_rows(const scan_place &w, const kr_rows &v, int64_t t0, kr_raw16 *raw) {
   const int64_t offset = w.b * v.b + (w.d0 + w.row) * v.row + (t0 + w.at) * v.t, step = ROWS * v.row;
   if (v.packs && t0 + TL <= w.end) {
@@ -95,8 +95,8 @@ KR_DEV void put_bc(const kr_scan_plan &p, float *s_bc, int id, const kr_raw16 &r
   for (int k = 0; k < E; k++) s_bc[(at + k) * rows + r] = element(raw, k);
 }
 
-/* Packs 0 ... 127 were fetched ahead; the rest, which exist when N is above 16, are read here. B or C of another type
- * than u are read element by element. */
+/* Packs 0 ... 127 were prefetched; the rest, present when N exceeds 16, are loaded here. B or C of a type other than
+ * u's are loaded element by element. */
 KR_DEV void stage_bc(const kr_scan_plan &p, const scan_place &w, float *s_bc, int64_t t0, const kr_raw16 &ready) {
   const int n_packs = 2 * PACKS * p.N_padded;
   if (!p.mixed) {
@@ -119,8 +119,8 @@ KR_DEV kr_raw16 prefetch_bc(const kr_scan_plan &p, const scan_place &w, int64_t 
   return !p.mixed && w.thread < 2 * PACKS * p.N_padded ? load_bc(p, w, w.thread, t0) : none;
 }
 
-/* dt and dt * u of the tile to shared memory, (channel, step). dt is 0 past the end, which leaves the state as it
- * is. */
+/* dt and dt * u of the tile to shared memory, (channel, step). dt is 0 past the end, which leaves the state unchanged.
+ * */
 KR_DEV void stage_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *delta,
                        const float *bias, float *s_dt, float *s_du, int64_t t0) {
   const int left = (int)min64(TL, w.end - t0) - w.at;
@@ -158,7 +158,7 @@ KR_DEV void load_parameters(const scan_place &w, const float *data, int64_t stri
   }
 }
 
-/* A in units of log 2, for the lane's S states of its 2 channels; 0 where there is none. */
+/* A in units of log 2, for the lane's S states of its 2 channels; 0 out of range. */
 KR_DEV void load_A(const kr_scan_plan &p, const scan_place &w, const int S, float (&A)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
@@ -180,7 +180,7 @@ KR_DEV void read_states(const int S, const float *from, float (&v)[4]) {
   for (int k = 0; k < 4; k++) v[k] = q.v[k];
 }
 
-/* Bit k: the state is cleared before step t0 + k, because the sequence index changes there. */
+/* Bit k: the state is cleared before step t0 + k, because the sequence index changes. */
 KR_DEV uint32_t reset_mask(const kr_scan_plan &p, const scan_place &w, int64_t t0) {
   uint32_t mask = 0;
   const int32_t *index = p.seq_idx + w.b * p.seq_b;
@@ -191,8 +191,8 @@ KR_DEV uint32_t reset_mask(const kr_scan_plan &p, const scan_place &w, int64_t t
   return mask;
 }
 
-/* Sums two values, one per channel, over the first four lanes of a group; the lane keeps the sum of channel lane & 1.
- * reduce_rest goes on over the whole group. */
+/* Reduces two values, one per channel, over the first four lanes of a group; the lane keeps channel lane & 1.
+ * reduce_rest finishes the whole group. */
 KR_DEV float reduce_channels(float y0, float y1, int lane) {
   const int odd = lane & 1;
   float r = kr_select(odd, y1, y0) + kr_shuffle_xor(kr_select(odd, y0, y1), 1);
@@ -206,7 +206,7 @@ KR_DEV void reduce_rest(kr_float4 &y, int T) {
   }
 }
 
-/* One thread per (batch, channel, state): chunk ends from zero become chunk starts. */
+/* One thread per (batch, channel, state): turns chunk ends from zero into chunk starts. */
 KR_DEV void walk_forward(const kr_scan_plan &p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * p.N_padded) return;
@@ -218,7 +218,7 @@ KR_DEV void walk_forward(const kr_scan_plan &p) {
   for (int c = 0; c < p.n_chunks; c += 8) {
     float end[8], decay[8];
 #pragma unroll
-    for (int k = 0; k < 8; k++) { /* all reads first: the chain below then waits for none of them */
+    for (int k = 0; k < 8; k++) { /* all loads first, so the dependent chain below waits for none */
       int exists = c + k < p.n_chunks - 1;
       end[k] = exists ? state[(c + k) * step] : 0.0f;
       decay[k] = exists ? kr_exp2(A * dt[(c + k) * p.D]) : 0.0f;

@@ -1,16 +1,15 @@
-/* scan_any_plan.h: what the host tells the general scan kernels (selective_scan_any.cu); host and device read the same
- * struct. */
+/* scan_any_plan.h: parameters of the general scan kernels (selective_scan_any.cu), one struct for host and device. */
 #ifndef KR_SCAN_ANY_PLAN_H
 #define KR_SCAN_ANY_PLAN_H
 
 #include <krait/ops.h>
 
 typedef struct kr_scan_any_plan {
-  krait_selective_scan_bwd_args a; /* inputs as of either call; the gradients are absent in the forward one */
+  krait_selective_scan_bwd_args a; /* inputs of either call; the gradients are absent in the forward call */
   krait_view out, last_state;
   int64_t n_rows, parts,
-      per_part; /* rows: batch entries or packed sequences; channels of a group are dealt to parts of per_part */
-  /* Scratch. A slab is a step of a (group, part, batch entry), or in the forward call of a (channel, batch entry). */
+      per_part; /* rows: batch entries or packed sequences; a group's channels are split into parts of per_part */
+  /* Scratch. A slab is one step of a (group, part, batch entry); in the forward call, of a (channel, batch entry). */
   float *y, *du, *ddt;             /* (slab) */
   float *x, *dB, *dC;              /* (slab, N, 2) */
   float *dA, *dA_reverse, *constant_dB, *constant_dC; /* (row, D, N, 2) */

@@ -1,7 +1,7 @@
-/* scan_block.h: how the vector rows of the scan and of its gradient cut the work. Lanes are channels of one group; a
- * block is KR_VL of them, an item is one sequence (or batch entry) and a range of blocks, walked in tiles of time
- * steps. What a block needs of a tile is read into small float arrays [step][lane], whatever its type and strides; B
- * and C are shared by all lanes and read in place where they are float32 with unit stride on N. */
+/* scan_block.h: work split of the vectorized scan rows, forward and gradient. Lanes are channels of one group; a block
+ * is KR_VL channels; an item is one sequence (or batch entry) and a range of blocks, processed in tiles of time steps.
+ * A block's share of a tile is loaded into small float arrays [step][lane], whatever its type and strides; B and C are
+ * common to all lanes and are read in place where they are float32 with unit stride on N. */
 #ifndef KR_SCAN_BLOCK_H
 #define KR_SCAN_BLOCK_H
 
@@ -19,22 +19,22 @@ typedef struct scan_plan {
   kr_scan_inputs in;
   int64_t n_rows;   /* sequences: B, or S with cu_seqlens */
   int64_t group;    /* channels of a group */
-  int64_t range;    /* channels of an item, whole blocks */
-  int64_t n_ranges; /* of a group */
-  int64_t pitch;    /* N in whole vectors */
-  int64_t width;    /* floats of a number: 2 with complex A. What is [n][lane] below is then [part][n][lane] */
+  int64_t range;    /* channels of an item, a multiple of the block */
+  int64_t n_ranges; /* ranges per group */
+  int64_t pitch;    /* N rounded up to whole vectors */
+  int64_t width;    /* floats per number: 2 with complex A. What is [n][lane] below is then [part][n][lane] */
   int64_t values;   /* floats of a channel's state: N * width */
   int tile;         /* time steps */
 } scan_plan;
 
-/* A sequence in one direction: step i stands at time first + i * step. */
+/* One sequence in one direction: step i is at time first + i * step. */
 typedef struct scan_walk {
   int64_t b, first, n;
   int step;
 } scan_walk;
 
-typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] (the gradient: [n * pitch + step]), imaginary
-                                parts `imaginary` further on */
+typedef struct scan_shared { /* B or C of a tile: data[step * pitch + n] (gradient: [n * pitch + step]); imaginary parts
+                              * at offset `imaginary` */
   const float *data;
   int64_t pitch, imaginary;
 } scan_shared;
@@ -63,13 +63,13 @@ static inline scan_walk walk_row(const kr_scan_inputs *in, int64_t row, int reve
   return (scan_walk){kr_has(in->cu_seqlens) ? 0 : row, reverse ? end - 1 : begin, end - begin, reverse ? -1 : 1};
 }
 
-/* Steps of a (B,D,L) view from step i on, lanes from channel d on. */
+/* Steps of a (B,D,L) view from step i, lanes from channel d. */
 static inline kr_plane plane_of(const krait_view *v, const scan_walk *w, int64_t d, int64_t i) {
   return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2],
                     v->stride[1]};
 }
 
-/* What will be read next, asked for while something else is computed. */
+/* Software prefetch of the next block's inputs, interleaved with the arithmetic. */
 enum { MOST_AHEAD = 4 };
 typedef struct scan_ahead {
   kr_ahead views[MOST_AHEAD];
@@ -87,14 +87,14 @@ KR_INLINE void ask_ahead(scan_ahead *ahead) {
   for (int i = 0; i < ahead->n; i++) kr_ahead_step(&ahead->views[i]);
 }
 
-/* Steps of a (B,G,N,L) view, lanes are states; complex numbers interleave their parts on L. */
+/* Steps of a (B,G,N,L) view; lanes are states. Complex numbers interleave real and imaginary parts along L. */
 static inline kr_plane shared_plane_of(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g,
                                        int64_t i, int part) {
   const int64_t at = (w->first + i * w->step) * p->width + part;
   return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, at), w->step * p->width * v->stride[3], v->stride[2]};
 }
 
-/* The same numbers with rows and lanes exchanged. */
+/* The transposed plane: rows and lanes exchanged. */
 static inline kr_plane turned(const kr_plane *p) {
   return (kr_plane){p->data, p->dtype, p->offset, p->lane_stride, p->row_stride};
 }
@@ -111,14 +111,14 @@ static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, c
   return (scan_shared){buffer, p->pitch * p->width, p->pitch};
 }
 
-/* Rows are numbers n, lanes channels; of complex numbers one part. */
+/* Rows are states n, lanes are channels; of complex numbers, one part. */
 static inline kr_plane numbers_of(const krait_view *v, int64_t at, int64_t lane_stride, int64_t n_stride, int part) {
   if (v->dtype == KRAIT_C64) return (kr_plane){v->data, KRAIT_F32, 2 * at + part, 2 * n_stride, 2 * lane_stride};
   return (kr_plane){v->data, v->dtype, at, n_stride, lane_stride};
 }
 
 /* values[n * KR_VL + lane] of a (D,N) view times factor, zero beyond n_lanes. Returns the largest magnitude (of the
- * imaginary parts, where there are any), infinity for NaN. */
+ * imaginary parts if complex), infinity for NaN. */
 static inline float read_parameters(float *values, const krait_view *v, int64_t d, int n_lanes, int64_t N,
                                     float factor) {
   const kr_v scale = kr_v_set1(factor), infinity = kr_v_set1(kr_bits_float(0x7f800000u));
@@ -141,7 +141,7 @@ static inline void read_channels(float *values, const krait_view *v, int64_t d, 
     values[lane] = kr_has(v) && lane < n_lanes ? (float)kr_get(v, kr_at1(v, d + lane)) : 0;
 }
 
-/* States of (row, d.., :) into [n][lane]; zero where there is no view. */
+/* States of (row, d.., :) into [n][lane]; zero if the view is absent. */
 static inline void read_states(const scan_plan *p, float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes) {
   if (!kr_has(v)) memset(x, 0, (size_t)(p->values * KR_VL) * sizeof *x);
   for (int part = 0; kr_has(v) && part < p->width; part++) {
@@ -160,8 +160,8 @@ static inline void write_states(const scan_plan *p, const float *x, const krait_
 
 /* ---- decays ---- */
 
-/* A is scaled once: real A by log2 e, complex A not at all. Whether the short form of a decay will do: for products of
- * real numbers within 2^+-126, for angles of complex ones within the reach of the vector functions. */
+/* A is prescaled once: real A by log2 e, complex A not at all. is_near: whether the fast form of the decay is valid:
+ * real products within 2^+-126, complex angles within the vector functions' range. */
 static inline float scale_of_A(const scan_plan *p) { return p->width == 1 ? log2_e : 1; }
 static inline int is_near(const scan_plan *p, float largest_product) {
   return largest_product <= (p->width == 1 ? 126.0f : KR_MOST_ANGLE);
@@ -181,7 +181,7 @@ KR_INLINE kr_v shared_of(const float *p, int64_t n, int constant) {
   return constant ? kr_v_load(p + n * KR_VL) : kr_v_set1(p[n]);
 }
 
-/* dt of a tile from delta in place; returns the largest magnitude (NaN is not counted). */
+/* delta to dt, in place, for a tile; returns the largest magnitude (NaNs are ignored). */
 static inline float finish_steps(float *dt, int n, kr_v bias, int softplus) {
   kr_v largest = kr_v_zero();
   for (int i = 0; i < n; i++) {
@@ -193,7 +193,7 @@ static inline float finish_steps(float *dt, int n, kr_v bias, int softplus) {
   return kr_v_largest(largest);
 }
 
-/* Marks of a tile's steps, from seq_idx: where the state starts anew, where the output is 0. */
+/* Per-step marks from seq_idx: the state restarts; the output is 0. */
 enum { STEP_RESTARTS = 1, STEP_IS_SILENT = 2 };
 
 static inline void mark_steps(const kr_scan_inputs *in, const scan_walk *w, int64_t i0, int n, unsigned char *marks) {
@@ -213,7 +213,7 @@ static inline int next_restart(const unsigned char *marks, int i, int n) {
   return i;
 }
 
-/* Scratch is cut from front to back, in whole cache lines. */
+/* Scratch is carved front to back in whole cache lines. */
 static inline int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 static inline float *cut(float **scratch, int64_t floats) {
   float *piece = *scratch;

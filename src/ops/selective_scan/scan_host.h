@@ -1,4 +1,4 @@
-/* scan_host.h: how the host cuts a scan for the GPU; forward and backward share it. */
+/* scan_host.h: how the host splits a scan for the GPU; shared by forward and backward. */
 #ifndef KR_SCAN_HOST_H
 #define KR_SCAN_HOST_H
 
@@ -10,43 +10,43 @@
 
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L);
 kr_scan_state kr_scan_state_of(const krait_view *v);
-/* What no fast kernel takes; what those with states over lanes do not take. */
+/* Why no fast kernel takes a call, or NULL; why those with states across lanes do not, or NULL. */
 const char *kr_scan_general(const krait_selective_scan_args *a);
 const char *kr_scan_refusal(const krait_selective_scan_args *a);
 uint32_t kr_scan_shared_bytes(const kr_scan_plan *p);
 void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted,
                      int64_t least_chunks);
 void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks);
-/* Where time is cut: the scratch of the chunks' states and sums. */
+/* Chunked in time: scratch for the chunks' states and sums. */
 uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
 void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
-/* Whether groups of four elements of each row, and of B and C, are aligned: DIRECT in lanes.cuh. */
+/* Whether every row, B and C can be read in aligned groups of four elements: DIRECT in lanes.cuh. */
 int kr_scan_is_aligned(const kr_scan_plan *p);
-/* Whether that is not so, but rows are: time over lanes then reads them element by element. */
+/* Whether time is contiguous but not so aligned: time over lanes then reads element by element. */
 int kr_scan_is_anywhere(const kr_scan_plan *p);
 
-/* How the kernels for the usual call take the rows of a tensor: not, or wherever they begin, or in whole packs;
- * kr_scan_plan.whole. */
+/* How the packed kernels read a tensor's rows: not at all, unaligned, or as aligned 16-byte packs; kr_scan_plan.whole.
+ * */
 typedef enum kr_scan_fit { KR_SCAN_NO_FIT, KR_SCAN_ANYWHERE, KR_SCAN_PACKS } kr_scan_fit;
-/* The least of them. Absent rows fit. */
+/* The worst fit of n rows; absent rows fit. */
 kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const *rows);
-/* How selective_scan_whole.cu walks along u, delta, B and C; its shared memory for y, for states alone, or for the
- * gradient of a cut. */
+/* What selective_scan_whole.cu computes: outputs, states alone, or the chunked gradient's sweep; and its shared memory
+ * for each. */
 typedef enum kr_scan_walk { KR_SCAN_OUTPUT, KR_SCAN_STATES, KR_SCAN_CUT } kr_scan_walk;
 kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p);
 uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit);
 
-/* Channels-last rows: why their kernels do not take a call, or NULL; whether they take it, and then *p is cut for them;
- * shared memory of their walks (KR_SCAN_STATES: the gradient's sweep, too). */
+/* Channels-last kernels: why they reject a call, or NULL; whether they take it, in which case *p is filled in; shared
+ * memory of each kernel (KR_SCAN_STATES also serves the gradient's sweep). */
 const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient);
 int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient);
-/* Whether states before each 8th step lie as those kernels have them; where. */
+/* Whether the caller's states (one per 8 steps) have the layout those kernels need; if so, *p points at them. */
 int kr_scan_last_keeps(kr_scan_plan *p, const krait_view *states);
 uint32_t kr_scan_usual_bytes(void);
 uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk);
 uint32_t kr_scan_last_back_bytes(const kr_scan_plan *p);
 
-/* Whatever the fast kernels refuse (kr_scan_refusal) goes to the general ones of selective_scan_any_cuda.c. */
+/* What kr_scan_refusal rejects goes to the general kernels of selective_scan_any_cuda.c. */
 uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);
 int32_t kr_scan_any_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);
 uint64_t kr_scan_any_bwd_scratch(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a);

@@ -1,5 +1,5 @@
-/* scan_last_plan.c: which calls the channels-last scan kernels take (selective_scan_last.cu,
- * selective_scan_last_bwd.cu), how time is cut for them, and their shared memory. */
+/* scan_last_plan.c: which calls the channels-last scan kernels accept (selective_scan_last.cu,
+ * selective_scan_last_bwd.cu), how time is chunked for them, and their shared memory. */
 #include "scan_host.h"
 
 static int is_near(int64_t step) { return step > -(1ll << 28) && step < 1ll << 28; }
@@ -7,7 +7,7 @@ static int is_last(const kr_scan_plan *p, const kr_rows *v) {
   return !v->data || (v->row == 1 && v->dtype == p->u.dtype && is_near(v->t));
 }
 
-/* The largest of 16, 4 and 2 that an address and strides are multiples of, in bytes. */
+/* The largest of 16, 4 and 2 bytes that divides an address and its strides. */
 static int32_t alignment(const void *data, int64_t strides, int64_t element_bytes) {
   const uint64_t bits = (uint64_t)(uintptr_t)data | (uint64_t)(strides * element_bytes);
   return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
@@ -27,31 +27,31 @@ static int32_t mat_alignment(const kr_scan_mat *m) {
              : 2;
 }
 
-/* The limits of selective_scan_last.cu, and with is_gradient those of selective_scan_last_bwd.cu, too. */
+/* Limits of selective_scan_last.cu; with is_gradient, also those of selective_scan_last_bwd.cu. */
 const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->out, &p->dout, &p->du, &p->ddelta, &p->dz};
   if (p->seq_idx || p->offsets) return "packed sequences";
-  if (p->mixed) return "B or C of another type than u";
+  if (p->mixed) return "B or C differ in type from u";
   if (p->add.data) return "both directions in one call";
   if (p->N > (is_gradient ? 16 : 64)) return is_gradient ? "N above 16" : "N above 64";
   if (p->L <= 8 || p->L >= 1 << 28) return "8 steps or less, or 2^28 or more";
-  if (p->D_group < 8) return "less than 8 channels";
+  if (p->D_group < 8) return "fewer than 8 channels";
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
     if (!is_last(p, rows[i]))
-      return "rows that are not channels-last, of different types, or with steps 2^28 elements apart or more";
-  return is_near(p->B_mat.t) && is_near(p->C_mat.t) ? NULL : "B or C whose steps are 2^28 elements apart or more";
+      return "rows not channels-last, of mixed types, or with a time stride of 2^28 elements or more";
+  return is_near(p->B_mat.t) && is_near(p->C_mat.t) ? NULL : "B or C with a time stride of 2^28 elements or more";
 }
 
-/* A step of `blocks` on a multiprocessor that holds four, in steps of one alone: they hide each other's waiting. A
- * gradient's: less than 2.2 take as long as 2.2. */
+/* Time per step of `blocks` on a multiprocessor, which holds four at a time, relative to one block alone: they hide
+ * each other's latency. Gradient: fewer than 2.2 blocks take as long as 2.2. */
 static double time_of_step(int64_t blocks, int is_gradient) {
   if (is_gradient) return blocks > 2.2 ? (double)blocks : 2.2;
   const int64_t rest = blocks % 4;
   return (double)(blocks / 4) * 2.05 + (rest ? 0.65 + 0.35 * (double)rest : 0);
 }
 
-/* Blocks of 32 channels; chunks of time where that leaves multiprocessors idle, though where time is cut each step is
- * walked along twice. In steps: what a block takes to begin. As measured on an H200. */
+/* Blocks of 32 channels; time is chunked where that leaves multiprocessors idle, although chunking walks every step
+ * twice. BEGIN: a block's start-up cost in steps, measured on an H200. */
 static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, int is_gradient) {
   enum { BEGIN = 32, LEAST = 64, MOST_CHUNKS = 256 };
   const double passes = is_gradient ? 1.1 : 1.8;
@@ -73,8 +73,8 @@ static void cut_last(kr_scan_plan *p, int64_t n_multiprocessors, int is_gradient
   p->n_chunks = (int32_t)((p->L + p->chunk - 1) / p->chunk);
 }
 
-/* What the kernels for the usual call ask no more: everything is there, aligned and in whole tiles, forwards in 16
- * bits. The gradient finds steps by 32 bits. */
+/* The common case, for kernels without further checks: all tensors present, aligned, whole tiles; forward: 16-bit. The
+ * gradient uses 32-bit step offsets. */
 static int is_usual(const kr_scan_plan *p, int is_gradient) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, is_gradient ? &p->dout : &p->out, &p->du, &p->ddelta, &p->dz};
   const int n_rows = is_gradient ? 7 : 4, tile = is_gradient ? KR_SCAN_BWD_TILE : KR_SCAN_LAST_TILE;
@@ -99,14 +99,14 @@ int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient) {
   return 1;
 }
 
-/* As selective_scan_usual.cu lays it out. */
+/* Layout: selective_scan_usual.cu. */
 uint32_t kr_scan_usual_bytes(void) {
   enum { TILE = KR_SCAN_LAST_TILE, CHANNELS = KR_SCAN_USUAL_CHANNELS, STATES = 16 };
   const int raw = (TILE + TILE / 4) * CHANNELS / 2, values = CHANNELS * (TILE + 4);
   return (uint32_t)(3 * raw + TILE * 3 * STATES + 6 * values) * 4;
 }
 
-/* As scan_last lays it out. */
+/* Layout: scan_last. */
 uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk) {
   const int raw = KR_SCAN_LAST_TILE * (KR_SCAN_LAST_CHANNELS * (p->u.dtype == KRAIT_F32 ? 4 : 2) / 4 + 4),
             values = KR_SCAN_LAST_CHANNELS * (KR_SCAN_LAST_TILE + 4);
@@ -121,7 +121,7 @@ uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk) {
          4;
 }
 
-/* As selective_scan_last_bwd.cu lays it out. */
+/* Layout: selective_scan_last_bwd.cu. */
 uint32_t kr_scan_last_back_bytes(const kr_scan_plan *p) {
   enum {
     TILE = KR_SCAN_BWD_TILE,

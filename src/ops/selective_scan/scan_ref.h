@@ -1,4 +1,4 @@
-/* scan_ref.h: what the reference rows of the scan and of its gradient share: sequences, complex numbers, elements. */
+/* scan_ref.h: shared by the scan's reference rows, forward and gradient: sequences, complex numbers, elements. */
 #ifndef KR_SCAN_REF_H
 #define KR_SCAN_REF_H
 
@@ -14,7 +14,7 @@ static inline number number_of(double re) { return (number){re, 0}; }
 static inline number add(number a, number b) { return (number){a.re + b.re, a.im + b.im}; }
 static inline number scale(double s, number a) { return (number){s * a.re, a.im == 0 ? a.im : s * a.im}; }
 static inline number conjugate(number a) { return (number){a.re, -a.im}; }
-/* Real factors stay real, so that an infinity does not turn into NaN through 0 * inf. */
+/* Real factors stay real, so that infinity does not become NaN through 0 * inf. */
 static inline number times(number a, number b) {
   if (a.im == 0 && b.im == 0) return (number){a.re * b.re, 0};
   return (number){a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
@@ -39,11 +39,11 @@ static inline void put_number(const krait_view *v, int64_t offset, number value)
   pair[1] = (float)value.im;
 }
 
-/* One sequence walked in one direction: step i stands at time first + i * step of batch entry b. */
+/* One sequence in one direction: step i is at time first + i * step of batch entry b. */
 typedef struct walk {
   int64_t b, first, n;
   int step;
-  int64_t state_row; /* of initial_state and last_state */
+  int64_t state_row; /* row of initial_state and last_state */
 } walk;
 
 static inline int64_t time_of(const walk *w, int64_t i) { return w->first + i * w->step; }

@@ -1,7 +1,7 @@
-/* selective_scan.c: contract, cost and rows of the Mamba-1 scan. The equation is in selective_scan_ref.c.
- * Bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 steps (each decay is 2.2 ulp, each step one fused
- * rounding), 4e-5 beyond 128 states (their sum cancels), 1e-4 with complex A (the rounding of dt also turns the state);
- * 16-bit storage one rounding. */
+/* selective_scan.c: contract, cost and rows of the Mamba-1 scan; selective_scan_ref.c has the equation.
+ * Error bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 steps (a decay is 2.2 ulp, a step one fused
+ * rounding), 4e-5 beyond 128 states (cancellation in their sum), 1e-4 with complex A (rounding dt also rotates the
+ * state); 16-bit storage: one rounding. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_families.h"
@@ -42,7 +42,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 
 static const char *refuse_states(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states before each 8th step" : NULL;
+  return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states (one per 8 steps)" : NULL;
 }
 
 static const kr_row rows[] = {

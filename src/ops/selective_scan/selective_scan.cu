@@ -1,13 +1,13 @@
 /* selective_scan.cu: the forward scan, real A, B and C per time step (selective_scan_ref.c has the equation).
  *   kr_scan_fwd_s{1,4}    y of one chunk per block from the chunk's first state; _packed: with sequence indices
  *   kr_scan_state_s{1,4}  the chunk's last state from zero, and its sum of dt: phase one when channels are few
- *   kr_scan_combine         walks the chunks of each state: phase two
+ *   kr_scan_combine       scans the chunks of each state: phase two
  * A tile of TL steps is staged in shared memory as float32: dt and dt*u per channel, B and C per step. Each thread then
- * advances S states of 2 channels, so that one read of B and of C serves both. The next tile's inputs are on their way
- * in registers meanwhile. */
+ * advances S states of 2 channels, so that one read of B and of C serves both, while the next tile's inputs are being
+ * loaded into registers. */
 #include "scan.cuh"
 
-/* y of the tile, plus D u, times silu(z), to memory. */
+/* Stores the tile's y, plus D u, times silu(z). */
 KR_DEV void write_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *z,
                        const float *skip, const float *s_y, int64_t t0, const int PACKED) {
 #pragma unroll
@@ -122,7 +122,7 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
       }
       advance4(S, STATE, PACKED, s_bc + k * rows + n0, rows, p.N_padded, A, dt, du, x, y, w.lane, resets >> k);
       if (!STATE) reduce_rest(y, p.T);
-      if (!STATE) kr_sync_warp(); /* the group has read du before y takes its place */
+      if (!STATE) kr_sync_warp(); /* all lanes have read du before y overwrites it */
       if (!STATE && w.lane < 2) *(kr_float4 *)(s_du + (w.group + NG * w.lane) * WIDTH + k) = y;
     }
     kr_sync();

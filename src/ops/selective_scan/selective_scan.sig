@@ -19,7 +19,7 @@ op selective_scan
   Cmat           in   activation  c64 with complex A and KRAIT_SCAN_C_CONSTANT else float  (D,N) with KRAIT_SCAN_C_CONSTANT else (B,G,N,steps)
   Dvec           in?  parameter   f32      (D)      usual
   z              in?  activation  float    (B,D,L)  usual
-  delta_bias     in?  parameter   f32      (D)      uniform 0 0.5  usual  # a negative step would let the state grow without end
+  delta_bias     in?  parameter   f32      (D)      uniform 0 0.5  usual  # a negative step would let the state grow without bound
   initial_state  in?  state       like A   (rows,D,N)  absent with KRAIT_SCAN_BOTH
   seq_idx        in?  index       i32      (B,L)    sequences  chance 0  absent with cu_seqlens  absent with KRAIT_SCAN_BOTH
   cu_seqlens     in?  index       i32      (S+1)    offsets L  chance 0  absent with KRAIT_SCAN_BOTH

@@ -1,9 +1,8 @@
-/* selective_scan_any.cu: the scan and its gradient with every option, slow and plain: complex A, B or C constant over
- * time, any N, packed sequences by offsets, both directions, mixed types (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_any_fwd     a warp for each (row, channel); lanes share the states
- *   kr_scan_any_bwd     a warp for each (row, group, part): its channels one after another; every state of a channel is
- *                       kept
- *   kr_scan_any_sum     adds the parts' dB and dC, and everything else that is a sum over rows */
+/* selective_scan_any.cu: the scan and its gradient with every option, not tuned: complex A, B or C constant over time,
+ * any N, packed sequences by offsets, both directions, mixed types (selective_scan_bwd_ref.c has the equations).
+ *   kr_scan_any_fwd     one warp per (row, channel); lanes share the states
+ *   kr_scan_any_bwd     one warp per (row, group, part), looping over its channels; all states of a channel are kept
+ *   kr_scan_any_sum     reduces the parts' dB and dC, and all other sums over rows */
 #include "kernel.cuh"
 #include "scan_any_plan.h"
 
@@ -14,7 +13,7 @@ typedef struct pair {
 } pair;
 
 typedef struct any_walk {
-  int64_t row, b, first, n, begin; /* step i stands at time first + i step */
+  int64_t row, b, first, n, begin; /* step i is at time first + i step */
   int step;
 } any_walk;
 
@@ -27,7 +26,7 @@ KR_DEV pair times(pair a, pair b) {
   return pair{kr_fma(a.re, b.re, -a.im * b.im), kr_fma(a.re, b.im, a.im * b.re)};
 }
 
-/* Sine and cosine: quarter turns taken off in three pieces, then their series. */
+/* Sine and cosine: reduction to a quarter turn in three parts, then Taylor series. */
 KR_DEV pair turn(float angle) {
   const int quarter = (int)(angle * 0.63661977f + (angle < 0 ? -0.5f : 0.5f));
   float r = kr_fma((float)quarter, -1.5703125f, angle);
@@ -41,8 +40,8 @@ KR_DEV pair turn(float angle) {
   return pair{(quarter + 1) & 2 ? -c : c, quarter & 2 ? -s : s};
 }
 
-/* e^x to half a unit more than its rounding: time is not short here, and long memories add up the errors of the fast
- * one. */
+/* e^x within half an ulp beyond rounding: speed does not matter here, and long memories accumulate the fast one's
+ * errors. */
 KR_DEV float exponential_of(float x) {
   const float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
   const int n = (int)(bounded * KR_LOG2E + (bounded < 0 ? -0.5f : 0.5f));
@@ -95,7 +94,7 @@ KR_DEV pair C_of(const kr_scan_any_plan &p, int64_t b, int64_t d, int64_t n, int
   return parameter(p, p.a.Cmat, has_flag(p, KRAIT_SCAN_C_CONSTANT), b, d, n, t);
 }
 
-/* Offsets are clamped, so that wrong ones cannot leave the tensors. */
+/* Offsets are clamped, so that bad ones stay in bounds. */
 KR_DEV any_walk walk_of(const kr_scan_any_plan &p, int64_t row, int reverse) {
   any_walk w = {row, row, 0, p.a.L, 0, reverse ? -1 : 1};
   if (p.a.cu_seqlens.data) {
@@ -141,8 +140,8 @@ KR_DEV pair initial_of(const kr_scan_any_plan &p, const any_walk &w, int64_t d, 
   return p.a.initial_state.data ? get_pair(p.a.initial_state, at3(p.a.initial_state, w.row, d, n)) : pair_of(0);
 }
 
-/* One direction of a channel: y of each step is added to y[t], every state goes to kept (step i of the walk, N) if
- * asked. */
+/* One direction of a channel: adds y of each step to y[t]; stores every state in kept (step i of the walk, N) if given.
+ * */
 KR_DEV void replay(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const krait_view &A_view, float *y,
                    float *kept) {
   const int lane = kr_thread() & 31;
@@ -198,7 +197,7 @@ KR_DEV float gradient_of(const kr_scan_any_plan &p, const any_walk &w, int64_t d
   return p.a.z.data ? g * kr_silu(get3(p.a.z, w.b, d, t)) : g;
 }
 
-/* One direction of a channel backwards; its states lie in p.x + slab. */
+/* One direction of a channel backward; its states are at p.x + slab. */
 KR_DEV void back(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const krait_view &A_view, float *dA,
                  int64_t slab) {
   const int lane = kr_thread() & 31, constant_B = has_flag(p, KRAIT_SCAN_B_CONSTANT),
@@ -243,7 +242,7 @@ KR_DEV void back(const kr_scan_any_plan &p, const any_walk &w, int64_t d, const 
     if (lane + 32 * j < p.a.N) put_pair(p.a.dinitial_state, at3(p.a.dinitial_state, w.row, d, lane + 32 * j), carry[j]);
 }
 
-/* du, ddelta and dz of a channel; its share of dD and of the bias's gradient. */
+/* du, ddelta and dz of a channel; its contribution to dD and the bias gradient. */
 KR_DEV void finish_channel(const kr_scan_any_plan &p, const any_walk &w, int64_t d, int64_t slab) {
   float dD = 0, dbias = 0;
   const int lane = kr_thread() & 31;
@@ -298,7 +297,7 @@ KR_KERNEL void KR_BOUNDS(32, 8) kr_scan_any_bwd(const kr_scan_any_plan p) {
   }
 }
 
-/* A thread for each (batch, group, state, step). */
+/* One thread per (batch, group, state, step). */
 KR_DEV void sum_matrices(const kr_scan_any_plan &p, int64_t i) {
   const int64_t t = i % p.a.L, n = i / p.a.L % p.a.N, g = i / p.a.L / p.a.N % p.a.G, b = i / p.a.L / p.a.N / p.a.G;
   for (int is_C = 0; is_C < 2; is_C++) {
@@ -323,7 +322,7 @@ KR_DEV void sum_rows(const kr_scan_any_plan &p, const krait_view &v, const float
   put_pair(v, at2(v, d, n), sum);
 }
 
-/* A thread for each (channel, state); the first of a channel does its dD and bias. */
+/* One thread per (channel, state); the first of a channel also does dD and bias. */
 KR_DEV void sum_parameters(const kr_scan_any_plan &p, int64_t i) {
   const int64_t d = i / p.a.N, n = i % p.a.N;
   if (d >= p.a.D) return;

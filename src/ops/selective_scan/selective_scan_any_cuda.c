@@ -1,4 +1,4 @@
-/* selective_scan_any_cuda.c: launches of the general scan kernels, which take what the fast ones do not. */
+/* selective_scan_any_cuda.c: launches of the general scan kernels, which take what the fast ones reject. */
 #include "scan_any_plan.h"
 #include "scan_host.h"
 #include "view.h"
@@ -8,7 +8,7 @@ static const kr_kernel forward = {"selective_scan_any", "kr_scan_any_fwd"},
 static const kr_kernel sum_kernel = {"selective_scan_any", "kr_scan_any_sum"};
 
 enum { WARPS_PER_MULTIPROCESSOR = 8 };
-static const uint64_t MOST_SCRATCH_BYTES = 1ull << 30; /* fewer parts rather than more */
+static const uint64_t MOST_SCRATCH_BYTES = 1ull << 30; /* cap: use fewer parts instead */
 
 static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 

@@ -1,31 +1,31 @@
 /* selective_scan_bwd.cu: gradients of the scan, real A (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: the state before every 8 steps, to scratch; where time
- *                                       is cut, blocks of z 1 take the gradient of a chunk's first state from zero at
- *                                         its end
- *   kr_scan_bwd_{t4,t16,any,s1,packed}  one chunk per block, from the gradient of its last state; t4_two: two blocks on
- *                                       a multiprocessor
- *   kr_scan_bwd_walk                    walks the chunks of each state from the first to the last and, y 1, of its
- *                                       gradient from the last to the first
- *   kr_scan_bwd_sum                     adds the blocks' parts in a fixed order; _lanes: those of
+ *   kr_scan_sweep_{s4,s1,packed}        forward over each chunk: stores the state before every 8 steps; if chunked,
+ *                                       blocks with z = 1 compute the gradient of a chunk's first state from zero at
+ *                                       its end
+ *   kr_scan_bwd_{t4,t16,any,s1,packed}  one chunk per block, from the gradient of its last state; t4_two: two blocks
+ *                                       per multiprocessor
+ *   kr_scan_bwd_walk                    scans the chunks of each state from first to last and, y = 1, those of its
+ *                                       gradient from last to first
+ *   kr_scan_bwd_sum                     reduces the blocks' partial sums in a fixed order; _lanes: those of
  *                                       selective_scan_lanes_bwd.cu
- * A block takes the tiles of 16 steps of its chunk from the last: it recomputes 4 steps from the kept state into
- * registers and walks back through them, so every decay is computed 2.5 times and nothing of the forward call is kept.
- * A chunk is swept from zero; what its first state adds is one exponential per kept state. Each thread's share of dB
- * and dC goes to shared memory, where the block adds it up every 4 steps. With g = dout silu(z) and carry = a_{t+1}
+ * A block processes the 16-step tiles of its chunk from the last: it recomputes 4 steps from the kept state into
+ * registers and steps back through them, so every decay is computed 2.5 times and nothing is saved by the forward call.
+ * A chunk is swept from zero; its first state's contribution is one exponential per kept state. Each thread's share of
+ * dB and dC goes to shared memory, where the block reduces it every 4 steps. With g = dout silu(z) and carry = a_{t+1}
  * dx_{t+1}:  dx = g C + carry;  q = a dx x_{t-1};
  *   s1 = sum_n dx B;  s2 = sum_n A q;  du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #define KR_SCAN_PACKS (KR_DTYPE == 0 ? 4 : 2)
 #include "scan.cuh"
 
-/* Of a tile in shared memory: rows[channel][step]: dt, dt u, g, nothing, which become dt, s1, s2, y; then B and C; then
- * parts. */
+/* A tile in shared memory: rows[channel][step]: dt, dt u, g, unused, replaced by dt, s1, s2, y; then B and C; then
+ * partial sums. */
 enum { ROW = KR_SCAN_BWD_ROW };
 typedef struct bwd_shared {
   float *rows, *bc, *part;
-  const float *first; /* the thread's part of its chunk's first state, eight floats; absent when there is one chunk */
+  const float *first; /* the thread's part of its chunk's first state, eight floats; absent without chunking */
 } bwd_shared;
 
-KR_DEV int step_at(int k) { return k * 4 + (k >> 3) * 16; } /* the gap keeps the halves of a row in different banks */
+KR_DEV int step_at(int k) { return k * 4 + (k >> 3) * 16; } /* the gap puts a row's halves in different banks */
 
 typedef struct tile_raw {
   kr_raw16 u[R], delta[R], dout[R], z[R], bc;
@@ -52,7 +52,7 @@ KR_DEV int masked(const kr_scan_plan &p, const scan_place &w, int64_t t) {
   return t < w.end && p.seq_idx[w.b * p.seq_b + t * p.seq_t] < 0;
 }
 
-/* dt, dt u and g = dout silu(z) of the tile. Past the end dt is 0, which leaves the state as it is; dout at masked
+/* dt, dt u and g = dout silu(z) of the tile. dt is 0 past the end, which leaves the state unchanged; dout at masked
  * outputs counts as 0. */
 KR_DEV void stage_tile(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int BACK,
                        const int PACKED, const tile_raw &raw, const float *bias, int64_t t0) {
@@ -98,7 +98,7 @@ typedef struct __attribute__((aligned(8))) float2_of_row {
   float v[2];
 } float2_of_row;
 
-/* dt and dt u alone: half the shared memory traffic. */
+/* dt and dt u only: half the shared-memory traffic. */
 KR_DEV void read_steps(const scan_place &w, const bwd_shared &m, int k, float2_of_row (&v)[2]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) v[c] = *(const float2_of_row *)(m.rows + (w.group + w.n_groups * c) * ROW + step_at(k));
@@ -126,7 +126,7 @@ KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_share
   }
 }
 
-/* Moves the lane's states between registers and a (slab, D, N_padded) array. */
+/* Stores the lane's states in a (slab, D, N_padded) array. */
 KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S, float *to, int64_t slab,
                         const float (&x)[2][4]) {
 #pragma unroll
@@ -139,7 +139,7 @@ KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S,
   }
 }
 
-/* Where the lane's states lie in a slab of such an array. */
+/* Offset of the lane's states in a slab of such an array. */
 KR_DEV int64_t lane_states(const kr_scan_plan &p, const scan_place &w, const int S, int64_t slab) {
   return (slab * p.D + w.d0 + w.group) * p.N_padded + w.lane * S;
 }
@@ -167,7 +167,7 @@ KR_DEV int64_t kept_slab(const kr_scan_plan &p, const scan_place &w, int64_t t) 
   return w.b * p.n_kept + t / KR_SCAN_KEPT;
 }
 
-/* What the chunk's first state adds to a state that was swept from zero. */
+/* Adds the chunk's first state's contribution to a state swept from zero. */
 KR_DEV void add_first(const scan_place &w, const bwd_shared &m, const int S, const float (&A)[2][4],
                       const float (&sum_dt)[2], float (&x)[2][4]) {
 #pragma unroll
@@ -187,7 +187,7 @@ KR_DEV void fetch_sums(const kr_scan_plan &p, const scan_place &w, int64_t t, fl
   }
 }
 
-/* The device fetches a tile into its second cache while the one after it is worked on. */
+/* Prefetches a tile into L2 while the one after it is processed. */
 KR_DEV void expect_rows(const scan_place &w, const kr_rows &v, int64_t t0) {
 #ifndef KR_EMULATE
 #pragma unroll
@@ -200,7 +200,7 @@ KR_DEV void expect_rows(const scan_place &w, const kr_rows &v, int64_t t0) {
 #endif
 }
 
-/* Before step t: keeps the state, and the sum of dt since the chunk began. */
+/* Before step t: stores the state, and the sum of dt since the chunk's start. */
 KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_t t, const float (&x)[2][4],
                  const float (&sum_dt)[2]) {
   keep_states(p, w, S, p.kept_state, kept_slab(p, w, t), x);
@@ -211,7 +211,7 @@ KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_
       p.kept_dt[kept_slab(p, w, t) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
 }
 
-/* Over a chunk, from zero when there are several; then the chunk's last state and its sum of dt are kept too. */
+/* Over a chunk, from zero if there are several, in which case its last state and sum of dt are stored too. */
 KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
@@ -248,7 +248,7 @@ KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
 
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_packed(const kr_scan_plan p) { sweep(p, 4, 1); }
 
-/* One state per lane: sums v over the lane groups of a warp, then part[warp][step of four][column]. */
+/* One state per lane: reduces v over a warp's lane groups into part[warp][step of four][column]. */
 KR_DEV void keep_warp_part(const kr_scan_plan &p, const scan_place &w, float *part, int i, float (&v)[8]) {
   float *to = part + ((w.thread >> 5) * 4 + i) * 2 * p.N_padded;
   for (int d = p.T; d < 32; d <<= 1) {
@@ -258,7 +258,7 @@ KR_DEV void keep_warp_part(const kr_scan_plan &p, const scan_place &w, float *pa
   if ((w.thread & 31) < p.T) to[w.lane] = v[0], to[p.N_padded + w.lane] = v[1];
 }
 
-/* The block's share of four steps of dB and dC, from its four warps, to scratch. */
+/* Writes the block's share of four steps of dB and dC, from its four warps, to scratch. */
 KR_DEV void write_part(const kr_scan_plan &p, const scan_place &w, const float *part, int64_t t, float *to) {
   const int rows = 2 * p.N_padded;
   to += t * rows;
@@ -273,9 +273,9 @@ KR_DEV void add4(kr_float4 &sum, const float *from) {
   for (int k = 0; k < 4; k++) sum.v[k] += v.v[k];
 }
 
-/* Four states per lane: part[step of four][B or C][thread] holds four floats each. Sixteen threads add the 128 of one
- * step and matrix, each the eight at q + 16 k, which belong to lane q mod T (T = 32: to lanes q and q + 16 by
- * turns). */
+/* Four states per lane: part[step of four][B or C][thread] holds four floats each. Sixteen threads reduce the 128 of
+ * one step and matrix, each the eight at q + 16 k, which belong to lane q mod T (T = 32: alternately lanes q and q +
+ * 16). */
 KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, const float *part, int64_t t,
                       float *to) {
   const int q = w.thread & 15;
@@ -361,12 +361,12 @@ KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &
 #pragma unroll
       for (int j = 1; j < 4; j++) sums.v[j] += kr_shuffle_xor(sums.v[j], d);
     }
-    kr_sync_warp(); /* the group has read the step before its sums take its place */
+    kr_sync_warp(); /* all lanes have read the step before its sums overwrite it */
     if (w.lane < 2) *(kr_float4 *)(m.rows + (w.group + w.n_groups * w.lane) * ROW + step_at(k + i)) = sums;
   }
 }
 
-/* u, dout and z are read again: they lie in the cache, and registers are dear. */
+/* u, dout and z are loaded again: they hit the cache, and registers are scarce. */
 KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const float (&skip)[4],
                             int64_t t0, const int PACKED, float (&dD)[2], float (&dbias)[2]) {
   kr_raw16 u_raw[R], dout_raw[R], z_raw[R];
@@ -435,7 +435,7 @@ KR_DEV void write_sums(const kr_scan_plan &p, const scan_place &w, float (&dD)[2
   }
 }
 
-/* AHEAD: the next tile waits in registers rather than in the second cache. */
+/* AHEAD: the next tile is prefetched into registers rather than L2. */
 KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int PACKED, const int AHEAD) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
@@ -498,7 +498,7 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int
       kr_sync();
       if (S == 1) write_part(p, w, part, t0 + k, part_to);
       else fold_part(p, w, T, part, t0 + k, part_to);
-      if (p.part_step == 0) kr_sync(); /* with two halves, the next four steps use the other one */
+      if (p.part_step == 0) kr_sync(); /* with two buffers, the next four steps use the other one */
     }
     write_gradients(p, w, m, skip, t0, PACKED, dD, dbias);
     kr_sync();
@@ -563,7 +563,7 @@ KR_DEV void sweep_or_carry(const kr_scan_plan &p, const int S) {
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s4(const kr_scan_plan p) { sweep_or_carry(p, 4); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s1(const kr_scan_plan p) { sweep_or_carry(p, 1); }
 
-/* One thread per (batch, channel, state): gradients of chunk starts from zero become gradients of chunk ends. */
+/* One thread per (batch, channel, state): turns gradients of chunk starts from zero into gradients of chunk ends. */
 KR_DEV void walk_back(const kr_scan_plan &p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * p.N_padded) return;
@@ -592,7 +592,7 @@ KR_KERNEL void kr_scan_bwd_walk(const kr_scan_plan p) {
   else walk_forward(p);
 }
 
-/* dB and dC: a block takes 32 steps of one (batch, group) and turns (step, state) into (state, step) on the way out. */
+/* dB and dC: a block takes 32 steps of one (batch, group) and transposes (step, state) to (state, step) on output. */
 KR_DEV void sum_matrices(const kr_scan_plan &p, float (*tile)[33]) {
   const int rows = 2 * p.N_padded, x = kr_thread() & 31, y = kr_thread() >> 5;
   const int64_t n_times = (p.L + 31) / 32, t0 = kr_block_x() % n_times * 32, bg = kr_block_x() / n_times;
@@ -617,8 +617,8 @@ KR_DEV void sum_matrices(const kr_scan_plan &p, float (*tile)[33]) {
   }
 }
 
-/* The same from time over lanes, whose parts are (state, step) already: a thread per (batch, group, matrix, state,
- * time). */
+/* The same for time over lanes, whose partial sums are (state, step) already: one thread per (batch, group, matrix,
+ * state, time). */
 KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
   const int64_t n_times = (p.L + 255) / 256, t = kr_block_x() % n_times * 256 + kr_thread(),
                 row = kr_block_x() / n_times;
@@ -633,7 +633,7 @@ KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
   kr_store(v.data, bg / p.G * v.b + bg % p.G * v.g + n * v.n + t * v.t, v.dtype, sum);
 }
 
-/* dA, then dD and ddelta_bias: a block adds 32 columns over batches and chunks, eight threads each. */
+/* dA, then dD and ddelta_bias: a block reduces 32 columns over batches and chunks, eight threads each. */
 KR_DEV void sum_parameters(const kr_scan_plan &p, float (*tile)[33]) {
   const int x = kr_thread() & 31, y = kr_thread() >> 5;
   const int64_t i = ((int64_t)kr_block_x() - p.n_matrix_blocks) * 32 + x, n_A = p.D * p.N_padded,
@@ -657,7 +657,7 @@ KR_DEV void sum_parameters(const kr_scan_plan &p, float (*tile)[33]) {
   } else if (p.dD_vec) p.dD_vec[d * p.dD_stride] = sum;
 }
 
-/* The first blocks add dB and dC, the others all that is a sum over batches. */
+/* The first blocks reduce dB and dC, the others all sums over batches. */
 KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum(const kr_scan_plan p) {
   KR_SHARED float tile[32][33];
   if (kr_block_x() >= p.n_matrix_blocks) sum_parameters(p, tile);

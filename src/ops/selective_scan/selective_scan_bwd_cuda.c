@@ -1,6 +1,6 @@
-/* selective_scan_bwd_cuda.c: the families of kernels of the scan's gradient (scan_families.h), which calls each takes,
- * scratch and launches. When the channels are too few to fill the device, time is cut into chunks: cheap passes first
- * find each chunk's first state and the gradient of its last. */
+/* selective_scan_bwd_cuda.c: kernel families of the scan's gradient (scan_families.h): which calls each takes, scratch
+ * and launches. When channels are too few to fill the device, time is split into chunks: cheap passes first find each
+ * chunk's first state and the gradient of its last. */
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_host.h"
@@ -72,7 +72,7 @@ static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_arg
                                      .A_reverse = a->A_reverse};
 }
 
-/* Rows of the tile, B and C, the threads' parts of dB and dC. */
+/* Rows of the tile, B and C, the threads' partial dB and dC. */
 static uint32_t shared_bytes(const kr_scan_plan *p, int n_part_floats) {
   return (uint32_t)(2 * KR_SCAN_THREADS / p->T * KR_SCAN_BWD_ROW + KR_SCAN_BWD_TILE * 2 * p->N_padded + n_part_floats) *
          4;
@@ -83,7 +83,7 @@ static uint32_t back_shared_bytes(const kr_scan_plan *p) {
   return shared_bytes(p, part_floats(p) * (p->part_step ? 2 : 1) + (p->n_chunks > 1 ? 8 * KR_SCAN_THREADS : 0));
 }
 
-/* Takes bytes from scratch; with base NULL it only counts. */
+/* Carves floats from scratch; with base NULL it only counts. */
 static void *take(char *base, uint64_t *used, int64_t n_floats) {
   void *block = base ? base + *used : NULL;
   *used += kr_scratch_round((uint64_t)n_floats * 4);
@@ -94,10 +94,10 @@ enum {
   LANES_RUN = 8,
   LANES_PART = 4 * (KR_SCAN_THREADS * 4 + 16),
   LANES_SLAB = 16
-}; /* as in selective_scan_lanes_bwd.cu */
+}; /* must match selective_scan_lanes_bwd.cu */
 
-/* n_matrices of B and C, and as many arrays of one float per state and channel; the gradient also has two halves of
- * parts of dB and dC. */
+/* n_matrices of B and C, n_states arrays of one float per state and channel; the gradient also double-buffers its
+ * partial dB and dC. */
 static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int n_matrices, int n_states, int n_parts) {
   return (uint32_t)(n_states * p->N * (KR_SCAN_THREADS / p->TT) + n_parts * LANES_PART +
                     n_matrices * p->slab * (LANES_RUN / 4) * (p->TT * 4 + 4) + KR_SCAN_THREADS * (LANES_RUN + 4)) *
@@ -105,8 +105,8 @@ static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int n_matrices, int n_
 }
 static uint32_t lanes_back_bytes(const kr_scan_plan *p) { return lanes_shared_bytes(p, 2, 4, 2); }
 
-/* Time over lanes: one tile where it holds all of a sequence of up to 128 steps, else tiles of 64 steps of 16 channels,
- * and chunks of time. */
+/* Time over lanes: a single tile if it holds the whole sequence (up to 128 steps), else tiles of 64 steps of 16
+ * channels, with time chunked. */
 static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
   p->direct = kr_scan_is_aligned(p);
   p->TT = !p->seq_idx && p->L > 8 * LANES_RUN && p->L <= 16 * LANES_RUN ? 16 : 8;
@@ -124,15 +124,15 @@ static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
 
 enum { FEW_STEPS = 8, FEW_TILE = 16 };
 
-/* Shared memory of selective_scan_few.cu: two tiles of n_tensors tensors, B and C, parts of dB and dC. */
+/* Shared memory of selective_scan_few.cu: double-buffered tiles of n_tensors tensors, B and C, partial dB and dC. */
 static uint32_t few_bytes(const kr_scan_plan *p, int n_tensors, int has_parts) {
   return (uint32_t)(2 * n_tensors * KR_SCAN_THREADS * 2 * 16 +
                     KR_SCAN_THREADS / p->few * (256 + (FEW_TILE * 32 + 16) * 4) +
                     (has_parts ? FEW_TILE * (2 * KR_SCAN_THREADS + 4) * 4 + KR_SCAN_THREADS * 48 : 0));
 }
 
-/* A few states and whole packs; rows of a block are found by offsets of 32 bits. Measured on an H200: time over lanes
- * is better for float32, short sequences, and as long as threads are few. */
+/* Few states, packed rows, 32-bit row offsets within a block. Measured on an H200: time over lanes wins for float32,
+ * short sequences, and small thread counts. */
 static int is_few(const krait_ctx *ctx, const kr_scan_plan *p) {
   const kr_rows *rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -144,9 +144,9 @@ static int is_few(const krait_ctx *ctx, const kr_scan_plan *p) {
          3 * few_bytes(p, 4, 1) <= kr_cuda_info(ctx->cuda)->shared_bytes;
 }
 
-/* A thread per channel and chunk. Three blocks run on a multiprocessor, and a block begins for the price of 48 steps;
- * the walk before this one takes half of its time, or less where it need not find the chunks' ends. Of the cuts into as
- * many blocks as run at a time, or eight where that is less, the one that takes least. */
+/* One thread per channel and chunk. Three blocks fit a multiprocessor, a block's start-up costs 48 steps, and the
+ * preceding sweep takes half the backward time, or less when it need not find chunk ends. Picks the cheapest split of
+ * up to eight per block, or more as long as they fit in one wave. */
 static void cut_few(kr_scan_plan *p, int64_t n_multiprocessors) {
   while (p->few > 16 && p->few >= 2 * p->D_group) p->few /= 2;
   for (p->few_shift = 4; 1 << p->few_shift < p->few;) p->few_shift++;
@@ -185,7 +185,7 @@ static uint64_t lay_out(kr_scan_plan *p, char *base) {
   return used;
 }
 
-/* Measured on an H200: short sequences, a few states or a few channels are better off with time over lanes. */
+/* Measured on an H200: short sequences, few states or few channels favour time over lanes. */
 static int states_over_lanes(const kr_scan_plan *p) {
   if (p->seq_idx) return p->N > 4;
   if (p->L <= 8) return p->N <= 32 || p->N * p->D_group < p->B << 16;
@@ -206,16 +206,16 @@ static uint32_t whole_back_bytes(const kr_scan_plan *p, kr_scan_fit fit) {
                                                      4);
 }
 
-/* The walk back takes 32 bits for a warp's rows. */
-static int is_near(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
+/* The backward kernel uses 32-bit offsets within a warp's rows. */
+static int is_short_stride(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
 
 static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
   const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows),
                     least = fit < rest ? fit : rest;
   for (int i = 0; i < 7; i++)
-    if (rows[i]->data && !is_near(rows[i]->row)) return KR_SCAN_NO_FIT;
-  if (!is_near(p->B_mat.n) || !is_near(p->C_mat.n) ||
+    if (rows[i]->data && !is_short_stride(rows[i]->row)) return KR_SCAN_NO_FIT;
+  if (!is_short_stride(p->B_mat.n) || !is_short_stride(p->C_mat.n) ||
       3 * whole_back_bytes(p, least) > kr_cuda_info(ctx->cuda)->shared_bytes)
     return KR_SCAN_NO_FIT;
   return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
@@ -238,7 +238,7 @@ static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, c
   p->dbias = a->ddelta_bias.data, p->dbias_stride = a->ddelta_bias.stride[0];
 }
 
-/* Where time is not cut, the states that the forward call left take a walk's place. */
+/* Without chunking, states kept by the forward call replace the sweep. */
 static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
   const char *why = kr_scan_last_refuse(p, 1);
   if (!why && !kr_scan_last_plan(p, ctx, 1)) why = "too little shared memory";
@@ -249,20 +249,20 @@ static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, cons
 static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
   p->few = KR_SCAN_THREADS;
   if (!is_few(ctx, p))
-    return "more than 4 states, float32, little work, or rows that are not of whole aligned packs of 16 bytes";
+    return "more than 4 states, float32, little work, or rows not in aligned packs of 16 bytes";
   cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   return NULL;
 }
 
-/* States over lanes are passed over where time over lanes was measured to be quicker. */
+/* States over lanes are skipped where time over lanes measured faster. */
 static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
                               int family) {
-  if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout of another type than u";
+  if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout differs in type from u";
   if (!states_over_lanes(p)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : back_fit(ctx, p);
-  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not in aligned packs of 16 bytes";
   if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
-    return "rows are not along time, of several types, or of more than 16 states";
+    return "time is not contiguous, types are mixed, or more than 16 states";
   p->whole = family == PACKED_ROWS ? KR_SCAN_PACKS : family == UNALIGNED_ROWS ? KR_SCAN_ANYWHERE : KR_SCAN_NO_FIT;
   if (p->whole && 3 * whole_back_bytes(p, p->whole) > kr_cuda_info(ctx->cuda)->shared_bytes)
     return "too little shared memory";
@@ -276,7 +276,7 @@ static uint32_t back_bytes(const kr_scan_plan *p) {
   return p->TT ? lanes_back_bytes(p) : p->whole ? whole_back_bytes(p, p->whole) : back_shared_bytes(p);
 }
 
-/* A plan for one of the families; why it does not take the call, or NULL. */
+/* Plans the call for one family; returns why the family rejects it, or NULL. */
 static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx, int family) {
   const krait_selective_scan_args f = forward_args(a);
   const char *why = kr_scan_general(&f);
@@ -286,14 +286,14 @@ static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args 
   if (family != TIME_OVER_LANES && kr_scan_refusal(&f)) return kr_scan_refusal(&f);
   read_args(p, a, &f, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
-  p->part_step = part_floats(p); /* two halves save a barrier, where three blocks still fit a multiprocessor */
+  p->part_step = part_floats(p); /* double buffering saves a barrier, if three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   if (family == TIME_OVER_LANES) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   else why = family == FEW_STATES ? cut_few_states(p, ctx) : cut_states(p, ctx, a, family);
   return why ? why : back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes ? NULL : "too little shared memory";
 }
 
-/* A block has one chunk, or several where it has few channels. */
+/* A block takes one chunk, or several if it has few channels. */
 static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *stream) {
   const int32_t chunks = p->few ? KR_SCAN_THREADS / p->few : 1;
   return (kr_grid){.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
@@ -303,8 +303,8 @@ static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *strea
                    .stream = stream};
 }
 
-/* The states before every few steps; each chunk's first state and the gradient of its last. Where one launch does both
- * ways, twice the blocks. */
+/* States every few steps; each chunk's first state and the gradient of its last. Where one launch sweeps both ways it
+ * has twice the blocks. */
 static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
   const int cut = p->n_chunks > 1;
   const kr_scan_fit whole = p->whole;
@@ -336,7 +336,7 @@ static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream)
   if (cut) kr_chain_add(chain, &walk_kernel[p->u.dtype], &walk, p);
 }
 
-/* Three blocks run on a multiprocessor, or two that each go faster: whichever leaves less of the last round empty. */
+/* Three resident blocks per multiprocessor, or two faster ones: whichever leaves less of the last wave idle. */
 static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks,
                 n = kr_cuda_info(ctx->cuda)->n_multiprocessors;

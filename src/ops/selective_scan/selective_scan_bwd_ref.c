@@ -58,7 +58,7 @@ static number C_of(const bwd_args *a, int64_t b, int64_t d, int64_t n, int64_t t
                        n, t);
 }
 
-/* States of every step into s->x, and the sums over n added to y. */
+/* Stores the state of every step in s->x and adds the sums over n to y. */
 static void replay(const bwd_args *a, const walk *w, int64_t d, const krait_view *A, const sums *s, int64_t begin) {
   double k = A->dtype == KRAIT_C64 ? 2 : 1;
   for (int64_t i = 0; i < w->n; i++) {
@@ -76,7 +76,7 @@ static void replay(const bwd_args *a, const walk *w, int64_t d, const krait_view
 
 static void add_to(number *sum, number value) { *sum = add(*sum, value); }
 
-/* One step back: carry holds conj(exp(dt_{t+1} A)) dx_{t+1} on entry and the same for this step on return. */
+/* One step back: carry is conj(exp(dt_{t+1} A)) dx_{t+1} on entry and the same for this step on return. */
 static void step_back(const bwd_args *a, const walk *w, int64_t i, int64_t d, const krait_view *A, number *dA,
                       const sums *s, int64_t begin, number *carry) {
   int64_t t = time_of(w, i);
@@ -180,7 +180,7 @@ static sums cut_scratch(const bwd_args *a) {
                 q, q + a->D, q + 2 * a->D, q + 2 * a->D + a->L, q + 2 * a->D + 2 * a->L, q + 2 * a->D + 3 * a->L};
 }
 
-/* The sequences of a batch entry share its dB and dC: rows is S with cu_seqlens, else 1. */
+/* All sequences of a batch entry share its dB and dC: rows is S with cu_seqlens, else 1. */
 static void run_group(const bwd_args *a, int64_t first_row, int64_t rows, int64_t b, int64_t g, const sums *s) {
   int64_t group = a->D / a->G;
   memset(s->dB, 0, (size_t)(a->L * a->N) * sizeof *s->dB);

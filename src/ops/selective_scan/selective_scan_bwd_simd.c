@@ -1,9 +1,9 @@
-/* selective_scan_bwd_simd.c: the scan's gradient with channels across lanes (scan_block.h). An item walks its sequences
- * once forwards, keeping the states before every stretch of 8 steps (of a long sequence: before every tile, and those
- * within it are found again); then stretch by stretch backwards: state by state, a stretch's states and decays are
- * computed again into registers and swept from their end. dB and dC gather per lane over the blocks of an item and are
- * added across lanes once per tile. Items are cut by the shape alone, partial sums are added in one order: the result
- * does not depend on threads. */
+/* selective_scan_bwd_simd.c: the scan's gradient with channels across lanes (scan_block.h). An item sweeps its
+ * sequences forward once, checkpointing the state before every stretch of 8 steps (in a long sequence: before every
+ * tile; those within a tile are recomputed); then it goes backward stretch by stretch: for each state, the stretch's
+ * states and decays are recomputed into registers and swept from the end. dB and dC accumulate per lane over the item's
+ * blocks and are reduced across lanes once per tile. Items depend on the shape alone and partial sums are added in a
+ * fixed order: the result does not depend on the thread count. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_block.h"
@@ -20,24 +20,23 @@ enum {
 };
 static const float ln_2 = 0.69314718f;
 
-/* Scratch: [sums of parameter gradients][dB by range][dC by range][a work area per thread]. */
+/* Scratch: [parameter-gradient sums][dB per range][dC per range][one work area per thread]. */
 typedef struct run {
   scan_plan p;
   const bwd_args *a;
-  int64_t rows_per_item, n_chunks; /* sequences of an item, items along sequences */
-  int64_t blocks;                  /* of a whole range */
-  int64_t record, n_records;       /* floats of a block's sums; chunks x blocks */
-  int64_t shared, shared_row; /* floats of dB (and of dC) by range, 0 where items write them themselves; of a state's
-                                 steps, whole vectors */
-  int64_t interval;                /* steps between kept states: a stretch or a tile */
-  int64_t n_kept, work;            /* of the longest sequence; floats of a work area */
+  int64_t rows_per_item, n_chunks; /* sequences per item, items along sequences */
+  int64_t blocks;                  /* blocks in a full range */
+  int64_t record, n_records;       /* floats of one block's sums; chunks x blocks */
+  int64_t shared, shared_row; /* floats of dB (and of dC) per range, 0 if items write them directly; floats of one
+                               * state's steps, in whole vectors */
+  int64_t interval;                /* steps between checkpoints: a stretch or a tile */
+  int64_t n_kept, work;            /* checkpoints of the longest sequence; floats of a work area */
   float *sums, *shared_B, *shared_C, *works;
 } run;
 
 static int has_flag(const run *r, uint32_t flag) { return (r->p.in.flags & flag) != 0; }
 
-/* A record: [n][lane] each for dA, dA_reverse, constant dB, constant dC (where they exist), then [lane] for dD and
- * dbias. */
+/* A record: [n][lane] each for dA, dA_reverse, constant dB, constant dC (if present), then [lane] for dD and dbias. */
 enum { SUM_A, SUM_A_REVERSE, SUM_B, SUM_C, SUM_D, SUM_BIAS };
 
 static int64_t sum_offset(const run *r, int which) {
@@ -66,7 +65,7 @@ static void plan_items(run *r, const kr_scan_inputs *in) {
   r->n_chunks = (rows + r->rows_per_item - 1) / r->rows_per_item;
   r->p = plan_scan(in, range);
   while (range > KR_VL && r->n_chunks * in->G * r->p.n_ranges < WANTED_ITEMS) r->p = plan_scan(in, range /= 2);
-  const int64_t least = KR_VL < STRETCH ? STRETCH : KR_VL; /* whole vectors and whole stretches */
+  const int64_t least = KR_VL < STRETCH ? STRETCH : KR_VL; /* whole vectors and stretches */
   int64_t tile = KEPT_VALUES / in->N / least * least;
   tile = tile < least ? least : tile > MAX_TILE ? MAX_TILE : tile;
   while (tile < LONGEST_TILE && in->L / tile > MOST_CHECKPOINTS) tile *= 2;
@@ -108,12 +107,12 @@ typedef struct item {
   scan_walk w;
   int64_t row, g, range_index, d0, n_channels, n_blocks;
   float *A, *B, *C, *carry,
-      *checkpoints; /* [block][n][lane]; B, C where constant; checkpoints: one such set per interval */
+      *checkpoints; /* [block][n][lane]; B, C if constant; checkpoints: one such set per interval */
   float *bias, *skip, *size;                  /* [block][lane], [block][lane], [block] */
   float *gather_B, *gather_C, *within, *tile_dA; /* [n][step][lane] twice, [stretch of the tile][n][lane], [n][lane] */
   float *matrix_B, *matrix_C;                 /* [n][step of the tile] */
   float *dt, *du, *u, *slope, *g_out, *gate, *y, *q, *rest; /* [step][lane] */
-  float *both_u, *both_dt, *both_y;           /* [block][time][lane], the first of two directions */
+  float *both_u, *both_dt, *both_y;           /* [block][time][lane]: first of two directions */
   unsigned char *marks;
   float *records;                             /* [block] */
   scan_ahead ahead;
@@ -172,7 +171,7 @@ static void begin_direction(item *it, const krait_view *A) {
   }
 }
 
-/* dt, u and dt u of a tile, and where asked for the slope of dt; returns whether the short form of decays will do. */
+/* dt, u and dt u of a tile and, on request, the softplus slope; returns whether fast decays are valid. */
 static int read_steps(item *it, int64_t block, int64_t i0, int n, int with_slope) {
   const kr_scan_inputs *in = &it->r->p.in;
   float *dt = it->dt, *du = it->du, *u = it->u, *slope = it->slope;
@@ -197,7 +196,7 @@ static int read_steps(item *it, int64_t block, int64_t i0, int n, int with_slope
   return is_near(&it->r->p, kr_v_largest(largest) * it->size[block]);
 }
 
-/* The next block of the tile, or the first one of the next tile: forwards delta and u only. */
+/* Prefetches the tile's next block, or the next tile's first one; in the forward sweep, delta and u only. */
 static void plan_ahead(item *it, int64_t block, int64_t i0, int n, int forwards) {
   const kr_scan_inputs *in = &it->r->p.in;
   const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->r->a->dout};
@@ -240,23 +239,23 @@ static void read_gradients(item *it, int64_t block, int64_t i0, int n) {
 
 typedef struct core {
   const float *dt, *du, *g, *A, *B,
-      *C; /* [step][lane] three times, [n][lane]; B, C: [n][step], or constant [n][lane] */
-  int64_t B_pitch, C_pitch, N;          /* from one n to the next */
-  int constant_B, constant_C, is_complex, restarts; /* restarts: some step of the tile does */
+      *C; /* [step][lane] three times, [n][lane]; B, C: [n][step], or if constant [n][lane] */
+  int64_t B_pitch, C_pitch, N;          /* stride over n */
+  int constant_B, constant_C, is_complex, restarts; /* restarts: at any step of the tile */
   const unsigned char *marks;
-  const float *before;                  /* [n][lane], the states before the stretch */
-  float *after;                         /* [n][lane], what the walk forwards makes of them */
+  const float *before;                  /* [n][lane]: states before the stretch */
+  float *after;                         /* [n][lane]: states after it, from the forward sweep */
   float *carry, *dA, *gather_B, *gather_C, *y, *q,
-      *rest; /* [n][lane] twice; [n][step][lane], or constant [n][lane], twice; [step][lane] */
-  int64_t gather_B_pitch, gather_C_pitch; /* from one n to the next */
+      *rest; /* [n][lane] twice; [n][step][lane], or if constant [n][lane], twice; [step][lane] */
+  int64_t gather_B_pitch, gather_C_pitch; /* stride over n */
   scan_ahead *ahead;
 } core;
 
-/* B or C of a state at step i, where p is the state's row. */
+/* B or C of a state at step i; p is the state's row. */
 KR_INLINE kr_v shared_at(const float *p, int i, int constant) { return constant ? kr_v_load(p) : kr_v_set1(p[i]); }
 KR_INLINE int is_fresh(const unsigned char *marks, int i, int restarts) { return restarts && marks[i] & STEP_RESTARTS; }
 
-/* The walk forwards: one state over a stretch, in a register. */
+/* Forward sweep: one state over a stretch, in a register. */
 KR_INLINE void advance_state(const core *c, int64_t n, int steps, int near, int constant_B, int restarts) {
   const float *dt = c->dt, *du = c->du, *B = c->B + n * c->B_pitch;
   const unsigned char *marks = c->marks;
@@ -307,7 +306,7 @@ static void advance(const core *c, int near) {
 
 KR_INLINE void add_product(float *sum, kr_v a, kr_v b) { kr_v_store(sum, kr_v_fma(a, b, kr_v_load(sum))); }
 
-/* One state over a stretch: forwards with its states and decays kept, then its gradients backwards. */
+/* One state over a stretch: forward, keeping states and decays, then its gradients backward. */
 KR_INLINE void sweep_state(const core *c, int64_t n, int steps, int near, int constant_B, int constant_C, int restarts,
                            int with_y) {
   const int64_t at = n * KR_VL, each_B = constant_B ? 0 : KR_VL, each_C = constant_C ? 0 : KR_VL;
@@ -342,8 +341,7 @@ KR_INLINE void sweep_state(const core *c, int64_t n, int steps, int near, int co
   kr_v_store(c->dA + at, dA);
 }
 
-/* The same for a complex state; bars conjugate: dx = 2 g conj(C) + carry, carry = conj(decay) dx, part = conj(x)
- * carry. */
+/* The same for a complex state: dx = 2 g conj(C) + carry, carry = conj(decay) dx, part = conj(x) carry. */
 static void sweep_complex(const core *c, int64_t n, int steps, int near) {
   const int64_t at = n * KR_VL, im = c->N * KR_VL;
   const float *A = c->A + at, *B = c->B + n * c->B_pitch, *B_im = B + c->N * c->B_pitch, *C = c->C + n * c->C_pitch,
@@ -411,7 +409,7 @@ static void sweep(const core *c, int steps, int near, int with_y) {
 
 /* ---- a block's tile ---- */
 
-/* Steps `at` and after of the tile. */
+/* From step `at` of the tile on. */
 static core core_of(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int at) {
   const int64_t part = part_of(it, block), from = at * KR_VL, gathered = it->r->p.tile * KR_VL;
   return (core){.dt = it->dt + from,
@@ -446,7 +444,7 @@ static void put_tile(const item *it, const float *tile, const krait_view *v, int
   kr_tile_store(tile, KR_VL, &plane, n, lanes_of(it, block));
 }
 
-/* dt q, u q + rest (unscaled) and y in place of q, rest and y: what one direction adds to du, ddt and the output. */
+/* In place: q, rest and y become dt q, u q + rest (unscaled) and y: one direction's terms of du, ddt and the output. */
 static void direction_terms(item *it, int n) {
   float *q = it->q, *rest = it->rest;
   const float *dt = it->dt, *u = it->u;
@@ -458,7 +456,7 @@ static void direction_terms(item *it, int n) {
   }
 }
 
-/* The first of two directions keeps its terms by time, the second adds them to its own. */
+/* The first of two directions saves its terms by time; the second adds them to its own. */
 static void exchange_terms(item *it, int64_t block, int64_t i0, int n, int is_first) {
   float *const kept[] = {it->both_u, it->both_dt, it->both_y}, *const own[] = {it->q, it->rest, it->y};
   for (int k = 0; k < 3; k++)
@@ -499,12 +497,12 @@ static void add_floats(float *sum, const float *more, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(sum + i, kr_v_add(kr_v_load(sum + i), kr_v_load(more + i)));
 }
 
-/* The states before each stretch of a tile: kept ones, or found again from the one before the tile. */
+/* The states before each stretch of a tile: checkpoints, or recomputed from the one before the tile. */
 static const float *states_before(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0,
                                   int n, int near, int at) {
   const int64_t row = it->r->p.values * KR_VL;
   if (it->r->interval == STRETCH) return checkpoint_of(it, block, i0 + at);
-  for (int k = 0; at + STRETCH >= n && k < at; k += STRETCH) { /* the last one is asked for first */
+  for (int k = 0; at + STRETCH >= n && k < at; k += STRETCH) { /* the last stretch is requested first */
     core c = core_of(it, block, B, C, k);
     c.before = k ? it->within + k / STRETCH * row : checkpoint_of(it, block, i0);
     c.after = it->within + (k / STRETCH + 1) * row;
@@ -535,7 +533,7 @@ static void sweep_block(item *it, int64_t block, const scan_shared *B, const sca
 
 /* ---- dB and dC of a tile ---- */
 
-/* matrix[i] = the sum of gather[i][...]; n in whole vectors. */
+/* matrix[i] = sum of gather[i][...]; n is a multiple of the vector length. */
 static void add_across_lanes(float *matrix, const float *gather, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v block[KR_VL];
@@ -544,7 +542,7 @@ static void add_across_lanes(float *matrix, const float *gather, int64_t n) {
   }
 }
 
-/* matrix[n][step], a row every pitch floats, to steps i0.. of a (B,G,N,L) view. */
+/* Writes matrix[n][step], with `pitch` floats per row, to steps i0.. of a (B,G,N,L) view. */
 static void write_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v,
                          const scan_walk *w, int64_t g, int64_t i0, int n) {
   for (int part = 0; part < p->width; part++) {
@@ -580,7 +578,7 @@ static void put_shared(item *it, const krait_view *v, float *partial, const floa
 
 /* ---- an item: a range of channels over some sequences ---- */
 
-/* data[n * pitch + step] of a tile. */
+/* B or C of a tile as data[n * pitch + step]. */
 static scan_shared read_states_by_step(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g,
                                        int64_t i0, int n, float *buffer) {
   for (int part = 0; part < p->width; part++) {
@@ -598,7 +596,7 @@ static void read_both(item *it, int64_t i0, int n, scan_shared *B, scan_shared *
   mark_steps(&p->in, &it->w, i0, n, it->marks);
 }
 
-/* Keeps the states before each interval of the tile; from the last one's start nothing need be walked. */
+/* Checkpoints the states before each interval of the tile; steps after the last checkpoint are skipped. */
 static void walk_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n) {
   const int64_t interval = it->r->interval, last = (it->w.n - 1) / interval * interval;
   const int near = i0 < last ? read_steps(it, block, i0, n, 0) : 0;
@@ -707,7 +705,7 @@ static void finish_parameters(void *user, int64_t begin, int64_t end, int worker
 
 enum { FINISHED_STEPS = 256 };
 
-/* FINISHED_STEPS steps from t on: the ranges' sums added and written. */
+/* Reduces FINISHED_STEPS steps from t over the ranges and writes them. */
 static void finish_shared_steps(const run *r, const krait_view *v, float *partial, int64_t b, int64_t g, int64_t t) {
   const scan_plan *p = &r->p;
   const int64_t row = r->shared_row, n = p->in.L - t < FINISHED_STEPS ? p->in.L - t : FINISHED_STEPS;

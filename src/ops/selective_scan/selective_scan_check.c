@@ -8,7 +8,7 @@
 #include "scan_rows.h"
 #include "status.h"
 
-/* Flags and sequences: whether there are several in a row. */
+/* Flags and sequences; returns whether sequences are packed. */
 static int choose_mode(kr_case *c) {
   krait_call *call = (krait_call *)c->args;
   const int64_t mode = kr_case_int(c, 0, 9);
@@ -39,7 +39,7 @@ static void give_all(kr_case *c) {
   for (const char *const *name = c->sig->forward ? of_gradient : of_forward; *name; name++) kr_case_give(c, *name);
 }
 
-/* Mostly short and few; now and then what a family of kernels is made for. */
+/* Mostly short and few; occasionally sized for a particular kernel family. */
 static void choose_sizes(kr_case *c, int64_t index) {
   const int wide = index % 25 == 0;
   const int64_t G = kr_case_chance(c, 0.3) ? kr_case_int(c, 2, 3) : 1;
@@ -48,36 +48,36 @@ static void choose_sizes(kr_case *c, int64_t index) {
   if (c->is_exact) return;
   if (index % 50 == 7)
     set_sizes(c, 1, 1, kr_case_int(c, 1, 8), kr_case_int(c, 1, 5),
-              kr_case_int(c, 4090, 5000)); /* time is cut into chunks */
+              kr_case_int(c, 4090, 5000)); /* chunked in time */
   if (index % 150 == 57)
     set_sizes(c, 1, 1, kr_case_int(c, 1, 3), kr_case_int(c, 1, 2),
-              kr_case_int(c, 32769, 33500)); /* the gradient keeps fewer states */
-  if (index % 5 == 2) { /* aligned tensors; of them, some of a few channels that all lanes of a block take together */
+              kr_case_int(c, 32769, 33500)); /* fewer states kept by the gradient */
+  if (index % 5 == 2) { /* aligned tensors; some with few channels, for one block per channel */
     int64_t *L = kr_case_size(c, "L");
     c->contiguous = 1;
     *L = index % 50 == 32 ? kr_case_int(c, 128, 600) * 4 : (*L + 7) / 8 * 8;
     if (index % 50 == 32) *kr_case_size(c, "D") = G * kr_case_int(c, 1, 5);
   }
-  if (index % 50 == 22) /* aligned tensors of the usual sizes */
+  if (index % 50 == 22) /* aligned tensors of the common sizes */
     set_sizes(c, 2, 1, kr_case_int(c, 140, 160),
               kr_case_chance(c, 0.6) ? kr_case_int(c, 5, 16) : kr_case_int(c, 17, 48), kr_case_int(c, 17, 52) * 8);
-  if (index % 50 == 47) { /* and of a few states: enough for a device of one multiprocessor */
+  if (index % 50 == 47) { /* and with few states: enough for a device of one multiprocessor */
     const int64_t groups = kr_case_int(c, 1, 3);
     set_sizes(c, kr_case_int(c, 1, 2), groups, groups == 1 ? kr_case_int(c, 129, 150) : kr_case_int(c, 40, 80),
               kr_case_int(c, 1, 4), kr_case_int(c, 66, 72) * 8);
     c->dtype = kr_case_chance(c, 0.5) ? KRAIT_BF16 : KRAIT_F16;
   }
-  if (index % 25 == 24) { /* unaligned rows; most of them for the kernels that ask for nothing else */
+  if (index % 25 == 24) { /* unaligned rows; mostly ones that meet the other conditions of those kernels */
     c->dtype = (int32_t[]){KRAIT_F16, KRAIT_F32, KRAIT_BF16}[index / 25 % 3];
     c->anywhere = 1;
     set_sizes(c, 4, 1, kr_case_int(c, 65, 70), kr_case_int(c, 5, 16), kr_case_int(c, 129, 300));
   } else if (index % 5 == 1 && !c->is_complex &&
-             !c->is_exact) { /* channels-last rows, aligned or not, of the usual sizes */
+             !c->is_exact) { /* channels-last rows of the common sizes, aligned or not */
     c->channels_last = 1, c->contiguous = kr_case_chance(c, 0.4),
     c->anywhere = !c->contiguous && kr_case_chance(c, 0.5);
     set_sizes(c, kr_case_int(c, 1, 2), G, c->contiguous ? kr_case_int(c, 1, 9) * 8 : kr_case_int(c, 8, 70),
               kr_case_chance(c, 0.7) ? kr_case_edge(c, 16) : kr_case_int(c, 17, 64), kr_case_int(c, 9, 140));
-    if (is_whole(c, index)) { /* what kernels for the usual call take: whole tiles, everything there */
+    if (is_whole(c, index)) { /* the common-case kernels: whole tiles, all tensors present */
       c->contiguous = 1, c->anywhere = 0;
       set_sizes(c, kr_case_int(c, 1, 2), G, kr_case_int(c, 1, 2) * 32, 16, kr_case_int(c, 1, 4) * 32);
     }
@@ -86,14 +86,14 @@ static void choose_sizes(kr_case *c, int64_t index) {
 
 static void give_delta(kr_case *c) {
   const int32_t dtype = c->dtype;
-  const double longest = c->is_complex ? 8 : 400; /* a step's own rounding turns a complex state by dt A 2^-24 */
+  const double longest = c->is_complex ? 8 : 400; /* rounding of a step rotates a complex state by dt A 2^-24 */
   if (!c->anywhere && kr_case_chance(c, 0.2)) c->dtype = KRAIT_F32;
   krait_view *delta = kr_case_give(c, "delta");
   c->dtype = dtype;
   if (!c->is_exact && kr_case_chance(c, 0.1)) kr_case_fill_uniform(c, delta, 0, longest);
 }
 
-/* More rounding than elsewhere: long sums, many states, complex A. */
+/* Wider bounds: long sums, many states, complex A. */
 static void set_bounds(kr_case *c) {
   const int64_t N = *kr_case_size(c, "N"), L = *kr_case_size(c, "L");
   for (int i = 0; i < c->sig->n_tensors; i++) {
@@ -107,12 +107,12 @@ static void set_bounds(kr_case *c) {
   }
 }
 
-/* As the forward call leaves them. */
+/* States as the forward call leaves them. */
 static int32_t leave_states(const krait_selective_scan_bwd_args *b) {
   krait_selective_scan_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
   memcpy(&a.B, &b->B, offsetof(krait_selective_scan_args, out) - offsetof(krait_selective_scan_args, B));
   a.states = b->states, a.n_kept = b->n_kept;
-  a.out = b->u; /* its type and shape */
+  a.out = b->u; /* same type and shape */
   a.call.scratch = kr_alloc(kr_selective_scan_ref_scratch(NULL, &a) + 1);
   a.out.data = kr_alloc((size_t)(a.B * a.D * a.L) * 4 + 1);
   a.out.stride[0] = a.D * a.L, a.out.stride[1] = a.L, a.out.stride[2] = 1;
@@ -142,7 +142,7 @@ int32_t kr_scan_case(kr_case *c, int64_t index) {
   if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_B_CONSTANT;
   if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_C_CONSTANT;
   give_delta(c);
-  kr_case_give(c, "A"); /* states are of its type */
+  kr_case_give(c, "A"); /* states take its type */
   if (is_whole(c, index)) give_all(c);
   if (c->anywhere && !(call->flags & KRAIT_SCAN_BOTH)) kr_case_give(c, c->sig->forward ? "dlast_state" : "last_state");
   if (!is_packed && !(call->flags & KRAIT_SCAN_BOTH) && !c->is_exact && kr_case_chance(c, 0.25)) {

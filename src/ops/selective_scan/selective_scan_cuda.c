@@ -1,7 +1,7 @@
-/* selective_scan_cuda.c: the families of kernels of the forward scan (scan_families.h), which calls each takes, how it
- * is cut into blocks, chunks and directions, and its launch. When the channels are too few to fill the device, time is
- * cut into chunks: end states from zero, a walk over the chunks, then every chunk from its true first state. Both
- * directions in one call are two scans; the first leaves its y in scratch. */
+/* selective_scan_cuda.c: kernel families of the forward scan (scan_families.h): which calls each takes, the split into
+ * blocks, chunks and directions, and the launch. When channels are too few to fill the device, time is split into
+ * chunks: end states from zero, a scan over the chunks, then every chunk from its true first state. Both directions in
+ * one call are two scans; the first leaves its y in scratch. */
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_host.h"
@@ -61,30 +61,30 @@ kr_scan_state kr_scan_state_of(const krait_view *v) {
   return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]};
 }
 
-/* What no fast kernel takes. */
+/* Calls that no fast kernel takes. */
 const char *kr_scan_general(const krait_selective_scan_args *a) {
   if (a->A.dtype == KRAIT_C64) return "complex A";
   if (a->call.flags & (KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT)) return "B or C constant over time";
   return NULL;
 }
 
-/* What the kernels with states over lanes do not take. */
+/* Calls that the kernels with states over lanes do not take. */
 const char *kr_scan_refusal(const krait_selective_scan_args *a) {
   if (kr_scan_general(a)) return kr_scan_general(a);
   if (a->N > 128) return "N above 128";
   if (kr_has(&a->cu_seqlens)) return "cu_seqlens";
-  if (a->delta.dtype != a->u.dtype) return "delta of another type than u";
-  if (kr_has(&a->z) && a->z.dtype != a->u.dtype) return "z of another type than u";
+  if (a->delta.dtype != a->u.dtype) return "delta differs in type from u";
+  if (kr_has(&a->z) && a->z.dtype != a->u.dtype) return "z differs in type from u";
   return NULL;
 }
 
 static int channels_per_block(const kr_scan_plan *p) { return 2 * KR_SCAN_THREADS / p->T; }
 
-/* blocks_wanted: as many as the device runs at a time. Cutting time costs a pass over the input, so it must gain
+/* blocks_wanted: as many as fit the device at a time. Chunking costs a pass over the input, so it must yield at least
  * least_chunks. */
 void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks) {
   const int may_chunk = !p->seq_idx;
-  /* One state per lane also where channels are too few for a block of four states per lane. */
+  /* One state per lane also where there are too few channels for a block at four states per lane. */
   p->S = !p->seq_idx && (p->N <= 4 || (p->N <= 32 && p->D_group <= 16)) ? 1 : 4;
   p->T_shift = 2;
   while (p->S << p->T_shift < p->N) p->T_shift++;
@@ -114,8 +114,8 @@ static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int state) {
          4;
 }
 
-/* Time over lanes: tiles of 128 steps of 16 channels or, where those are too few blocks, of 512 steps of 4 channels;
- * then chunks of time. */
+/* Time over lanes: tiles of 128 steps of 16 channels or, if those make too few blocks, 512 steps of 4 channels; then
+ * time is chunked. */
 static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, int64_t most_shared_bytes) {
   const int64_t rows = p->B * p->G, wide = rows * ((p->D_group + 15) / 16);
   p->TT = p->N <= 128 && !p->seq_idx && (p->L <= 8 * LANES_RUN || wide >= 4 * n_multiprocessors) ? 8 : 32;
@@ -133,14 +133,14 @@ static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors, int64_t most_s
   if (p->n_chunks < 1) p->n_chunks = 1;
 }
 
-/* A few channels: all lanes of a block along time. */
+/* Few channels: a whole block along the time of one channel. */
 static void cut_wide(kr_scan_plan *p) {
   p->TT = KR_SCAN_THREADS;
   p->blocks_per_group = (int)p->D_group;
   p->chunk = p->L, p->n_chunks = 1;
 }
 
-/* A few steps: lanes share the states. */
+/* Few steps: lanes share the states. */
 static void cut_short(kr_scan_plan *p) {
   p->T_shift = 2;
   while (p->T_shift < 5 && 1 << p->T_shift < p->N) p->T_shift++;
@@ -148,7 +148,7 @@ static void cut_short(kr_scan_plan *p) {
   p->brief = p->n_chunks = 1;
 }
 
-/* As scan_whole lays it out. */
+/* Layout: scan_whole. */
 uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit) {
   enum { PACKS = KR_SCAN_WHOLE_PACKS, WARPS = KR_SCAN_THREADS / 32 };
   const int rows = (walk == KR_SCAN_STATES ? 4 : 8) * p->T, per_lane = (64 / p->T * PACKS + 31) / 32,
@@ -175,7 +175,7 @@ kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const 
   return fit;
 }
 
-/* Less than three blocks on a multiprocessor would wait for shared memory. Unaligned rows: N to 16. */
+/* Fewer than three blocks per multiprocessor would make shared memory the limit. Unaligned rows: N up to 16. */
 kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   if (p->TT || p->brief || p->S != 4 || p->T > 16 || p->mixed || p->seq_idx || p->offsets || p->L <= 0 ||
       p->L >= 1 << 28 || p->B_mat.t != 1 || p->C_mat.t != 1)
@@ -188,7 +188,7 @@ kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
                                                                                                   : KR_SCAN_NO_FIT;
 }
 
-/* How selective_scan_whole.cu takes a forward call. */
+/* How selective_scan_whole.cu reads a forward call. */
 static kr_scan_fit whole_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 2, (const kr_rows *[]){&p->z, &p->out}),
                     least = fit < rest ? fit : rest;
@@ -223,7 +223,7 @@ void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int re
   kr_scan_cut(p, blocks_wanted, least_chunks);
 }
 
-/* Groups of four of a row of u's type: as is_aligned4 in lanes.cuh. */
+/* Aligned groups of four elements of u's type: is_aligned4 in lanes.cuh. */
 static int is_aligned4(const kr_scan_plan *p, const void *data, int64_t strides, int64_t step, int32_t dtype) {
   return dtype == p->u.dtype && step == 1 && ((strides | p->L) & 3) == 0 &&
          ((uintptr_t)data & (dtype == KRAIT_F32 ? 15 : 7)) == 0 && !p->offsets;
@@ -246,7 +246,7 @@ int kr_scan_is_anywhere(const kr_scan_plan *p) {
   return p->S == 4 && p->u.t == 1 && !p->mixed && !kr_scan_is_aligned(p);
 }
 
-/* Sequences by offsets are batch entries that share one row of every tensor but the states. */
+/* cu_seqlens: sequences are batch entries that share the single row of every tensor but the states. */
 static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
   if (!kr_has(&a->cu_seqlens)) return;
   p->offsets = a->cu_seqlens.data, p->offsets_step = a->cu_seqlens.stride[0], p->B = a->S;
@@ -255,13 +255,12 @@ static void take_offsets(kr_scan_plan *p, const krait_selective_scan_args *a) {
       0; /* sequences need not be aligned */
 }
 
-/* Whether as many blocks, in rounds of one per multiprocessor, leave less than a sixth idle. */
+/* Whether n_blocks, in waves of one per multiprocessor, leave less than a sixth idle. */
 static int fills_rounds(int64_t n_blocks, int64_t n_multiprocessors) {
   return 5 * ((n_blocks + n_multiprocessors - 1) / n_multiprocessors * n_multiprocessors) <= 6 * n_blocks;
 }
 
-/* Measured on an H200, as everything here: a few steps, a few states or a few channels are better off with time over
- * lanes. */
+/* Thresholds measured on an H200: few steps, few states or few channels favour time over lanes. */
 static int states_over_lanes(const kr_scan_plan *p, int64_t n_multiprocessors) {
   const int64_t channels = p->B * p->D;
   if (p->seq_idx && p->L <= 8 * LANES_RUN) return 1;
@@ -283,15 +282,14 @@ static int is_wide(const kr_scan_plan *p, int64_t n_multiprocessors) {
          (channels <= 4 * n_multiprocessors ? tiles <= 4 : channels <= 8 * n_multiprocessors);
 }
 
-/* Where rows are as the family takes them. States over lanes are passed over where time over lanes was measured to be
- * quicker. */
+/* Checks the rows' layout for the family. States over lanes are skipped where time over lanes measured faster. */
 static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int family) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (!states_over_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : whole_fit(ctx, p);
-  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not of whole aligned packs of 16 bytes";
+  if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not in aligned packs of 16 bytes";
   if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
-    return "rows are not along time, of several types, or of more than 16 states";
+    return "time is not contiguous, types are mixed, or more than 16 states";
   if (family == UNALIGNED_ROWS &&
       3 * kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, KR_SCAN_ANYWHERE) > kr_cuda_info(ctx->cuda)->shared_bytes)
     return "too little shared memory";
@@ -312,7 +310,7 @@ int kr_scan_last_keeps(kr_scan_plan *p, const krait_view *states) {
 static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (kr_has(&a->states) && !kr_scan_last_keeps(p, &a->states))
-    return "states before each 8th step that are not in packs of four, or above 16";
+    return "states (one per 8 steps) not in aligned groups of four, or N above 16";
   if (kr_scan_last_refuse(p, 0)) return kr_scan_last_refuse(p, 0);
   return kr_scan_last_plan(p, ctx, 0) ? NULL : "too little shared memory";
 }
@@ -324,7 +322,7 @@ static const char *cut_few_steps(kr_scan_plan *p) {
   return NULL;
 }
 
-/* A plan for one of the families of one direction; why it does not take the call, or NULL. */
+/* Plans one direction for one family; returns why the family rejects it, or NULL. */
 static const char *plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int family) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (kr_scan_general(a)) return kr_scan_general(a);
@@ -332,17 +330,17 @@ static const char *plan_of(kr_scan_plan *p, const krait_ctx *ctx, const krait_se
   kr_scan_plan_of(p, a, (a->call.flags & KRAIT_SCAN_REVERSE) != 0, 4 * n, 3);
   take_offsets(p, a);
   if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
-  if (kr_has(&a->states)) return "states before each 8th step";
+  if (kr_has(&a->states)) return "states (one per 8 steps)";
   if (family <= STATES_OVER_LANES) return cut_states(p, ctx, a, family);
   if (family == FEW_STEPS) return cut_few_steps(p);
   if (family == FEW_CHANNELS && !is_wide(p, n))
-    return "many channels, few steps, packed sequences, or rows that are not aligned";
+    return "many channels, few steps, packed sequences, or unaligned rows";
   if (family == FEW_CHANNELS) cut_wide(p);
   else cut_lanes(p, n, kr_cuda_info(ctx->cuda)->shared_bytes);
   return NULL;
 }
 
-/* One of both directions, by the families of one. */
+/* One of both directions, by the single-direction families. */
 static void plan_direction(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_scan_plan_of(p, a, reverse, 4 * n, 3);
@@ -425,7 +423,7 @@ static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reve
   return kr_rows_of(&v, reverse, a->L);
 }
 
-/* The first leaves its y in scratch, the second adds it; D and z come in once. */
+/* The first leaves its y in scratch, the second adds it; D and z are applied once. */
 static int32_t run_both(const krait_ctx *ctx, const krait_selective_scan_args *a, uint64_t tier) {
   kr_scan_plan p, back;
   kr_chain chain = {.n = 0};

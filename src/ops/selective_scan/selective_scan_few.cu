@@ -1,17 +1,17 @@
-/* selective_scan_few.cu: gradients of the scan for up to four states (selective_scan_bwd_ref.c has the equations),
- * where rows, B and C are of one type of 16 bits and of whole packs of 16 bytes along time. A thread walks along a
- * chunk of one channel with all of its states in registers, so that sums over states stay in a thread and nothing joins
- * runs of time; chunks of time fill the device.
- *   kr_scan_few_sweep   forward, where time is not cut: the state before every run of 8 steps, to scratch
+/* selective_scan_few.cu: gradients of the scan for up to four states (selective_scan_bwd_ref.c has the equations), with
+ * rows, B and C of one 16-bit type in aligned 16-byte packs along time. A thread steps through a chunk of one channel
+ * with all its states in registers, so that sums over states stay in a thread and no scan across runs is needed; chunks
+ * of time fill the device.
+ *   kr_scan_few_sweep   forward, without chunking: stores the state before every run of 8 steps
  *   kr_scan_few_cut     forward over each chunk from zero: the same, the chunk's last state, its sum of dt, and the
  *                       gradient of its first state from zero at its end: the sum of g C times all decays from the
- *                         chunk's beginning
- *   kr_scan_few_back    back, from the gradient of the chunk's last state; dB and dC of a block's channels as parts
- * A block has p.few channels of 128 / p.few neighbouring chunks. A warp copies the packs of its rows together; results
- * go out through the same places. A lane keeps state k in place k ^ (lane & 3), and B and C lie in shared memory once
- * for each such order: so four lanes add up dB and dC of a step without a selection, each keeping one state; the block
- * does the rest once per tile. With g = dout silu(z) and h = a_{t+1} dx_{t+1}:  dx = g C + h;  q = a dx x_{t-1};  s1 =
- * sum_n dx B;  s2 = sum_n A q;  y = sum_n C x;
+ *                       chunk's start
+ *   kr_scan_few_back    backward, from the gradient of the chunk's last state; partial dB and dC of a block's channels
+ * A block has p.few channels of 128 / p.few adjacent chunks. A warp copies the packs of its rows cooperatively; results
+ * are staged in the same slots. A lane keeps state k in slot k ^ (lane & 3), and shared memory holds B and C once per
+ * such order: so four lanes reduce dB and dC of a step without selects, each keeping one state; the block does the rest
+ * once per tile. With g = dout silu(z) and h = a_{t+1} dx_{t+1}:  dx = g C + h;  q = a dx x_{t-1};  s1 = sum_n dx B;
+ * s2 = sum_n A q;  y = sum_n C x;
  *   du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #include "whole.cuh"
 
@@ -22,21 +22,21 @@ enum {
   DOUT,
   Z,
   TENSOR = WARPS * 2 * 32
-}; /* packs of a tile: [tensor][warp][half][row], rows of the second half in the order row ^ 4 */
+}; /* packs of a tile: [tensor][warp][half][row]; the second half's rows are permuted, row ^ 4 */
 enum {
   STEP_BC = 4 * 2 * S,
   HALF_BC = 8,
   CHUNK_BC = TILE * STEP_BC + 16,
   STEP_PART = 2 * THREADS + 4
-}; /* floats; odd ends are for the banks */
+}; /* floats; odd padding against bank conflicts */
 
 typedef struct few_place {
   int64_t b, d0;                                      /* first channel of the block */
-  int g, n_channels, n_subs, n_tiles; /* channels that exist; chunks of the block; tiles of its longest chunk */
+  int g, n_channels, n_subs, n_tiles; /* valid channels; chunks of the block; tiles of its longest chunk */
   int thread, at, slot, sub, order, chunk, begin,
       exists; /* slot: the thread's channel in the block; sub: its chunk there; begin: its first step */
   int warp_begin, warp_slot,
-      whole_tiles; /* the warp's first chunk and channel; tiles that exist in all channels and chunks of the block */
+      whole_tiles; /* the warp's first chunk and channel; tiles complete in all channels and chunks of the block */
 } few_place;
 
 KR_DEV few_place place_few(const kr_scan_plan &p) {
@@ -59,16 +59,17 @@ KR_DEV few_place place_few(const kr_scan_plan &p) {
   return w;
 }
 
-/* A sum, not a choice: of that the compiler would make a choice of addresses, and a copy of the whole plan to have
- * some. */
+/* A sum, not a select: the compiler would turn that into a select of addresses, and copy the whole plan to have some.
+ * */
 KR_DEV int64_t of_four(int k, int64_t v0, int64_t v1, int64_t v2, int64_t v3) {
   return (k == 0 ? v0 : 0) + (k == 1 ? v1 : 0) + (k == 2 ? v2 : 0) + (k == 3 ? v3 : 0);
 }
 
-/* ---- rows: packs of a tile, past the registers ---- */
+/* ---- rows: packs of a tile, copied asynchronously ---- */
 
-/* A lane copies of a warp's rows: of tensor lane / 8, pack lane & 1 of rows lane / 2 % 4, 4 further, 8 ... All tensors
- * have the same stride from row to row. Where the first is at the chunk's first tile; 0 if the tensor is absent. */
+/* The lane's share of a warp's rows: tensor lane / 8, pack lane & 1 of rows lane / 2 % 4, then every fourth. All
+ * tensors have the same row stride. Returns the first one's address in the chunk's first tile; 0 if the tensor is
+ * absent. */
 KR_DEV uint64_t share_rows(const kr_scan_plan &p, const few_place &w, const kr_rows &v0, const kr_rows &v1,
                            const kr_rows &v2, const kr_rows &v3) {
   const int k = w.at / 8, slot = w.warp_slot + w.at / 2 % 4;
@@ -85,13 +86,13 @@ KR_DEV char *row_at(const kr_scan_plan &p, uint64_t share, int i, int tile) {
   return at;
 }
 
-/* Where the pack of the lane's row i lies. */
+/* The slot of the pack of the lane's row i. */
 KR_DEV int row_place(const few_place &w, int i) {
   return w.at / 8 * TENSOR + w.thread / 32 * 64 + (w.at & 1) * 32 + w.at / 2 % 4 + ((i & 1) ^ (w.at & 1)) * 4 +
          i / 2 * 8;
 }
 
-/* Whether the lane's row i is there at a tile. */
+/* Whether the lane's row i is in range at a tile. */
 KR_DEV int row_exists(const kr_scan_plan &p, const few_place &w, int i, int tile) {
   const int row = i * 4 + w.at / 2 % 4, slot = p.few == 16 ? row & 15 : w.warp_slot + row;
   return slot < w.n_channels &&
@@ -125,7 +126,7 @@ KR_DEV void store_rows(const kr_scan_plan &p, const few_place &w, uint64_t share
     if (row_exists(p, w, i, tile)) store_pack(row_at(p, share, i, tile), rows[row_place(w, i)]);
 }
 
-/* Rows that are absent count as zeros. */
+/* Absent rows count as zeros. */
 KR_DEV void clear_rows(const few_place &w, uint64_t share, int n_packs, kr_raw16 *rows) {
   if (share || row_place(w, 0) >= n_packs) return;
 #pragma unroll
@@ -138,13 +139,13 @@ KR_DEV kr_raw16 &run_place(const few_place &w, kr_raw16 *tensor, int run) {
 }
 KR_DEV float at_step(const kr_raw16 &raw, int k) { return pack_at(raw, k, KR_DTYPE); }
 
-/* Steps come from the last; they are packed where the first of two is known. */
+/* Steps come in descending order; a pair is packed once its first step is known. */
 KR_DEV void set_step(kr_raw16 &raw, int k, float v, float &after) {
   if (k % 2) after = v;
   else raw.w[k / 2] = kr_pack(v, after, KR_DTYPE);
 }
 
-/* dt of a run, bias in units of log 2; 0 past the end, which leaves the state as it is. */
+/* dt of a run, bias in units of log 2; 0 past the end, which leaves the state unchanged. */
 KR_DEV void run_sizes(const kr_scan_plan &p, const kr_raw16 &raw, float bias, int left, float (&dt)[RUN]) {
 #pragma unroll
   for (int k = 0; k < RUN; k++) dt[k] = kr_fma(at_step(raw, k), KR_LOG2E, bias);
@@ -155,9 +156,9 @@ KR_DEV void run_sizes(const kr_scan_plan &p, const kr_raw16 &raw, float bias, in
   for (int k = 0; k < RUN; k++) dt[k] = k < left ? dt[k] : 0.0f;
 }
 
-/* ---- B and C of a tile: [chunk][step][order][B, C][place] ---- */
+/* ---- B and C of a tile: [chunk][step][order][B, C][slot] ---- */
 
-/* Packs as stored, past the registers: [chunk][half][B, C][state]. */
+/* Copies raw packs asynchronously: [chunk][half][B, C][state]. */
 KR_DEV void copy_bc(const kr_scan_plan &p, const few_place &w, int tile, kr_raw16 *s_raw) {
   const int sub = w.thread / 16, is_C = w.thread >> 2 & 1, n = w.thread & 3,
             t = ((int)kr_block_y() * w.n_subs + sub) * (int)p.chunk + tile * TILE + (w.thread >> 3 & 1) * E;
@@ -169,7 +170,7 @@ KR_DEV void copy_bc(const kr_scan_plan &p, const few_place &w, int tile, kr_raw1
   copy_pack(s_raw + w.thread, from, n < p.N && t < p.L);
 }
 
-/* From there to floats: a thread turns one element at a time. */
+/* Converts them to float, one element per thread at a time. */
 KR_DEV void turn_bc(const few_place &w, const kr_raw16 *s_raw, float *s_bc) {
   const int row = w.thread & 15, n = row & 3;
   for (int id = w.thread; id < w.n_subs * 16 * E; id += THREADS) {
@@ -182,7 +183,7 @@ KR_DEV void turn_bc(const few_place &w, const kr_raw16 *s_raw, float *s_bc) {
   }
 }
 
-/* Of the thread's order, at the first step of a run. */
+/* B and C in the thread's order, at the first step of a run. */
 KR_DEV const float *run_bc(const few_place &w, const float *s_bc, int run) {
   return s_bc + w.sub * CHUNK_BC + run * (RUN * STEP_BC + HALF_BC) + w.order * 2 * S;
 }
@@ -197,7 +198,7 @@ KR_DEV int64_t kept_at(const kr_scan_plan &p, const few_place &w, int t) {
   return (w.b * p.n_kept + t / RUN) * p.D + w.d0 + w.slot;
 }
 
-/* The thread's states between its order and an array of them; what does not exist is 0. */
+/* The thread's states to and from an array, permuting to its order; out of range is 0. */
 KR_DEV void fetch_places(const kr_scan_plan &p, const few_place &w, const float *from, int64_t by_n, float factor,
                          float (&v)[S]) {
 #pragma unroll
@@ -290,17 +291,17 @@ KR_DEV void sweep_few(const kr_scan_plan &p, const int CUT) {
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_few_sweep(const kr_scan_plan p) { sweep_few(p, 0); }
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_few_cut(const kr_scan_plan p) { sweep_few(p, 1); }
 
-/* ---- back ---- */
+/* ---- backward ---- */
 
-/* Adds up a state over four lanes; each keeps one of its first place. */
+/* Reduces the states over four lanes; each lane keeps the state of its slot 0. */
 KR_DEV float sum_of_four(float (&v)[S]) {
   v[0] += kr_shuffle_xor(v[2], 2);
   v[1] += kr_shuffle_xor(v[3], 2);
   return v[0] + kr_shuffle_xor(v[1], 1);
 }
 
-/* The block's parts of dB and dC of a tile: a thread adds up one state of one step. Rows of part_bc are n (B) and S + n
- * (C). */
+/* Reduces the block's partial dB and dC of a tile: a thread sums one state of one step. Rows of part_bc are n (B) and S
+ * + n (C). */
 KR_DEV void fold_tile(const kr_scan_plan &p, const few_place &w, int tile, const float *s_part) {
   const int n = w.thread & 3, step = w.thread / 4 % TILE, is_C = w.thread / (4 * TILE) & 1, quads = p.few / 4;
   const float *from = s_part + step * STEP_PART + is_C * THREADS + n;
@@ -319,8 +320,8 @@ typedef struct back_sums {
   float A[S], h[S], dA[S], dD, dbias;
 } back_sums;
 
-/* Steps from the last. x: the states before each step and after the last, a: decays. Results to the places of u, delta
- * and z. */
+/* Steps in descending order. x: states before each step and after the last; a: decays. Results replace u, delta and z.
+ * */
 KR_DEV void back_run(const kr_scan_plan &p, const few_place &w, kr_raw16 *rows, int run, const float *bc,
                      const float (&dt)[RUN], const float (&x)[RUN + 1][S], const float (&a)[RUN][S], float skip,
                      float *part, back_sums &r) {
@@ -360,7 +361,7 @@ KR_DEV void back_run(const kr_scan_plan &p, const few_place &w, kr_raw16 *rows, 
   run_place(w, rows + Z * TENSOR, run) = dz;
 }
 
-/* What a thread needs once per tile waits in shared memory: in registers there is no room, and spilled ones are far. */
+/* Per-tile values of a thread, parked in shared memory: registers are full, and spills would be slower. */
 typedef struct __attribute__((aligned(16))) few_wait {
   uint64_t in, out;
   kr_float4 first;

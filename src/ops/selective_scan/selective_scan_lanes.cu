@@ -1,17 +1,16 @@
-/* selective_scan_lanes.cu: the forward scan with time laid over lanes (lanes.cuh): for channels that are few, short
- * sequences, few states, packed sequences by offsets, mixed types (selective_scan_ref.c has the equation).
- *   kr_scan_lanes_{t8,t32}  y of one chunk per block; _packed: with sequence indices; _any: tensors that are not
- *                           aligned, or mixed
- *   kr_scan_lanes_state     the chunk's last state from zero, and its sum of dt: phase one when time is cut into chunks
- *   kr_scan_lanes_wide      y of one channel per block, all of its lanes over time: for the fewest channels
- *   kr_scan_short           eight steps or fewer: lanes share the states, steps lie in registers
+/* selective_scan_lanes.cu: the forward scan with time over lanes (lanes.cuh): for few channels, short sequences, few
+ * states, packed sequences by offsets, mixed types (selective_scan_ref.c has the equation).
+ *   kr_scan_lanes_{t8,t32}  y of one chunk per block; _packed: with sequence indices; _any: unaligned or mixed tensors
+ *   kr_scan_lanes_state     the chunk's last state from zero, and its sum of dt: phase one when time is chunked
+ *   kr_scan_lanes_wide      y of one channel per block, all its lanes over time: for the fewest channels
+ *   kr_scan_short           at most eight steps: lanes share the states, steps are in registers
  * Per tile, a thread holds dt, dt u and y of its run; for each state in turn it advances its run from zero, the lanes
- * join their runs, and it advances its run again from the true state. B and C of a slab of states lie in shared memory
+ * join their runs, and it advances its run again from the true state. B and C of a slab of states are in shared memory
  * as float32. */
 #include "gate.cuh"
 #include "lanes.cuh"
 
-/* y of a run: plus the other direction's, times silu(z), 0 where masked, to memory. */
+/* Stores the run's y: plus the other direction's, times silu(z), 0 where masked. */
 KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED,
                        int64_t t0, uint32_t marks, float *turn, float (&y)[RUN]) {
   float v[RUN];
@@ -110,7 +109,7 @@ KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 2 : 4) kr_scan_lanes_st
   sweep_lanes(p, 32, 0, 0, 0);
 }
 
-/* A run of B or C straight from memory: rows whose groups of four are aligned. */
+/* Loads a run of B or C straight from memory: rows in aligned groups of four. */
 KR_DEV void load_states(const lanes_place &w, const kr_scan_mat &m, int n, int64_t t, raw4 (&raw)[QUARTERS]) {
   const char *from = (const char *)m.data + (w.b * m.b + w.g * m.g + n * m.n + t) * WORDS;
 #pragma unroll
@@ -123,13 +122,13 @@ KR_DEV void unpack_states(const raw4 (&raw)[QUARTERS], float (&v)[RUN]) {
 }
 
 /* All of the block's lanes cover one channel, and its warps join their runs through shared memory: the shortest chain
- * for a channel, at the price of reading B and C anew for each. For tensors whose groups of four are aligned. */
+ * for a channel, at the price of loading B and C anew for each. For tensors in aligned groups of four. */
 KR_DEV void scan_wide(const kr_scan_plan &p) {
   KR_DYNAMIC_SHARED(shared);
   const lanes_place w = place_lanes(p, THREADS);
   const int WARPS = THREADS / 32, warp = w.thread / 32;
   float *s_A = (float *)shared, *s_carry = s_A + p.N,
-        *s_ends = s_carry + p.N; /* of a state, by parity: each warp's end from zero and its decay */
+        *s_ends = s_carry + p.N; /* per state, by parity: each warp's end from zero and its decay */
   const float bias = p.bias ? p.bias[w.d0 * p.bias_stride] : 0.0f, skip = p.D_vec ? p.D_vec[w.d0 * p.D_stride] : 0.0f;
   fetch_states(p, w, THREADS, p.A + w.d0 * p.A_d, p.A_d, p.A_n, KR_LOG2E, s_A);
   fetch_states(p, w, THREADS, p.initial.data ? p.initial.data + w.b * p.initial.b + w.d0 * p.initial.d : 0, p.initial.d,
@@ -204,7 +203,7 @@ enum { SHORT = 8 };
 
 KR_DEV int64_t at_row(const kr_rows &v, int64_t b, int64_t d, int64_t t) { return b * v.b + d * v.row + t * v.t; }
 
-/* p.T lanes of a channel share the states, and each keeps all steps in registers. */
+/* p.T lanes of a channel share the states; each keeps all steps in registers. */
 KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_short(const kr_scan_plan p) {
   const int64_t row = ((int64_t)kr_block_x() * KR_SCAN_THREADS + kr_thread()) >> p.T_shift;
   const int exists = row < p.B * p.D, lane = kr_thread() & (p.T - 1);

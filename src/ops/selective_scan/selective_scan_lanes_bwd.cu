@@ -1,15 +1,15 @@
-/* selective_scan_lanes_bwd.cu: gradients of the scan with time laid over lanes (lanes.cuh), real A
+/* selective_scan_lanes_bwd.cu: gradients of the scan with time over lanes (lanes.cuh), real A
  * (selective_scan_bwd_ref.c has the equations).
- *   kr_scan_lanes_sweep, _sweep_packed     forward over each chunk: the state before every tile, to scratch; not needed
- *                                          where one tile is all where time is cut, blocks of z 1 take the gradient of
- *                                            a chunk's first state from zero at its end
- *   kr_scan_lanes_back_{t8,t16,packed}     one chunk per block, its tiles from the last, from the gradient of the
- *                                          chunk's last state
- *   each also _any: tensors that are not aligned, or mixed
- * A thread holds dt, dt u, g and three sums over states of its run. For each state the lanes join their runs forwards,
- * then backwards; its shares of dB and dC go to shared memory, where the block adds them up over its channels, one
- * barrier per state. With g = dout silu(z) and dx_t = g C + a_{t+1} dx_{t+1}:  q = a dx x_{t-1};  s1 = sum_n dx B;  s2
- * = sum_n A q;  y = sum_n C x;
+ *   kr_scan_lanes_sweep, _sweep_packed     forward over each chunk: stores the state before every tile; not needed for
+ *                                          a single tile; if chunked, blocks with z = 1 compute the gradient of a
+ *                                          chunk's first state from zero at its end
+ *   kr_scan_lanes_back_{t8,t16,packed}     one chunk per block, tiles from the last, from the gradient of the chunk's
+ *                                          last state
+ *   each also _any: unaligned or mixed tensors
+ * A thread holds dt, dt u, g and three sums over states of its run. For each state the lanes join their runs forward,
+ * then backward; partial dB and dC go to shared memory, where the block reduces them over its channels, one barrier per
+ * state. With g = dout silu(z) and dx_t = g C + a_{t+1} dx_{t+1}:  q = a dx x_{t-1};  s1 = sum_n dx B;  s2 =
+ * sum_n A q;  y = sum_n C x;
  *   du = D g + dt s1;  ddt = u s1 + s2;  dA += dt q;  dB += dx dt u;  dC += g x. */
 #define KR_LANES_RUN 8
 #include "lanes.cuh"
@@ -17,7 +17,7 @@
 enum {
   PLANE = THREADS * 4 + 16,
   PART = 4 * PLANE
-}; /* of a block's parts of dB and dC: [B or C][half of a run][channel][lane][4] */
+}; /* a block's partial dB and dC: [B or C][half of a run][channel][lane][4] */
 
 /* g = dout silu(z); dout at masked outputs counts as 0. */
 KR_DEV void gated_gradient(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT,
@@ -38,7 +38,7 @@ KR_DEV void gated_gradient(const kr_scan_plan &p, const lanes_place &w, const in
   for (int k = 0; k < RUN; k++) g[k] *= kr_silu(z[k]);
 }
 
-/* The states before the tile at t0: from the chunk's first one and what was kept. */
+/* The states before the tile at t0: from the chunk's first state and the kept ones. */
 KR_DEV void first_states(const kr_scan_plan &p, const lanes_place &w, const int TT, int64_t t0, const float *s_A,
                          float *s_first) {
   if (t0 == w.begin) {
@@ -60,14 +60,14 @@ KR_DEV void first_states(const kr_scan_plan &p, const lanes_place &w, const int 
   }
 }
 
-/* Adds the block's parts of one state over its channels, in order. A thread keeps its steps from state to state: see
- * fold_of. */
+/* Reduces the block's partial sums of one state over its channels, in order. A thread keeps its steps across states:
+ * see fold_of. */
 typedef struct fold_place {
   int from[4], exists[4];
   float *to[4];
 } fold_place;
 
-/* Where a thread adds: its step of B's or C's row; rows of part_bc are n (B) and N_padded + n (C). */
+/* The thread's output: its step of B's or C's row; rows of part_bc are n (B) and N_padded + n (C). */
 KR_DEV fold_place fold_of(const kr_scan_plan &p, const lanes_place &w, const int TT, int64_t t0, float *to) {
   const int TILE = TT * RUN;
   fold_place f;
@@ -93,7 +93,7 @@ KR_DEV void fold_part(const kr_scan_plan &p, const int TT, const float *part, fo
   }
 }
 
-/* A lane's parts to its place; half 1 lies 16 banks further than half 0. */
+/* Stores a lane's partial sums; half 1 is 16 banks after half 0. */
 KR_DEV void put_part(float *part, int thread, const float (&v)[RUN]) {
 #pragma unroll
   for (int h = 0; h < 2; h++)
@@ -104,8 +104,8 @@ typedef struct back_run {
   float dt[RUN], du[RUN], g[RUN], s1[RUN], s2[RUN], y[RUN], sum_dt;
 } back_run;
 
-/* One state of a run, both ways. carry: gradient of the state after the tile, which becomes that of the state before
- * it, times its decay. */
+/* One state of a run, both ways. carry: gradient of the state after the tile, replaced by that of the state before it,
+ * times its decay. */
 KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, const float *row_b, const float *row_c,
                        float A, float *first, float *carry, float *dA, uint32_t marks, float *part, back_run &r) {
   float a[RUN], x[RUN], B[RUN], v[RUN], dx[RUN];
@@ -127,7 +127,7 @@ KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, con
   h *= a[0];
   join_down(TT, w.lane, h, decay);
   const float later = kr_shuffle_down(h, 1, TT);
-  kr_sync_warp(); /* all have read it */
+  kr_sync_warp(); /* all lanes have read it */
   if (w.lane == 0) *carry = h;
   dx[RUN - 1] += kr_select(w.lane == TT - 1, after, later);
 #pragma unroll
@@ -146,7 +146,7 @@ KR_DEV void back_state(const lanes_place &w, const int TT, const int PACKED, con
   if (w.lane == 0) *dA += sum_A;
 }
 
-/* Gradients of a run to memory. u, dout and z are read again: they lie in the cache, and registers are dear. */
+/* Stores the gradients of a run. u, dout and z are loaded again: they hit the cache, and registers are scarce. */
 KR_DEV void finish_run(const kr_scan_plan &p, const lanes_place &w, const int TT, const int DIRECT, const int PACKED,
                        int64_t t0, uint32_t marks, float skip, float *turn, back_run &r, float &dD, float &dbias) {
   const int64_t left = w.end - t0 - w.lane * RUN;
@@ -222,7 +222,7 @@ KR_DEV void back_lanes(const kr_scan_plan &p, const int TT, const int DIRECT, co
 #pragma unroll
     for (int k = 0; k < RUN; k++) r.du[k] *= r.dt[k], r.sum_dt += r.dt[k], r.s1[k] = r.s2[k] = r.y[k] = 0.0f;
     fold_place fold = fold_of(p, w, TT, t0, part_to);
-    float *part = s_part, *other = s_part + PART; /* while one is written the other may still be read */
+    float *part = s_part, *other = s_part + PART; /* double buffer: one is written while the other may still be read */
     for (int n0 = 0; n0 < p.N; n0 += p.slab) {
       const int n_states = p.N - n0 < p.slab ? p.N - n0 : p.slab;
       kr_sync();

@@ -1,15 +1,15 @@
-/* selective_scan_last.cu: the forward scan of channels-last rows (selective_scan_ref.c has the equation; last.cuh says
- * how a block works): real A, B and C per time step with any strides, one type.
- *   kr_scan_last_out               y of one chunk per block from the chunk's first state, N to 16; _n32, _n64: up to so
- *                                  many states; _keep: and the state before every 8 steps
+/* selective_scan_last.cu: the forward scan of channels-last rows (selective_scan_ref.c has the equation; last.cuh the
+ * block's layout): real A, B and C per time step with any strides, one type.
+ *   kr_scan_last_out               y of one chunk per block from the chunk's first state, N up to 16; _n32, _n64: up to
+ *                                  that many states; _keep: also the state before every 8 steps
  *   kr_scan_last_state             the chunk's last state from zero, and its sum of dt: phase one when channels are few
- *   kr_scan_last_sweep             for the gradient, N to 16: the state before every 8 steps
- *   kr_scan_last_cut               the same where time is cut, from zero: last states, sums of dt, and the gradient of
- *                                  the chunk's first state from zero at its end, which is the sum of g C times all
- *                                    decays up to there
- * Of a tile: rows arrive as they are stored while the tile before is walked; dt and dt u (and g) go to shared memory as
- * (channel, step), B and C as (step, state); each warp walks along the tile and leaves its part of y there; the next
- * barrier later the parts are added up, gated and stored. */
+ *   kr_scan_last_sweep             for the gradient, N up to 16: the state before every 8 steps
+ *   kr_scan_last_cut               the same if chunked, from zero: last states, sums of dt, and the gradient of the
+ *                                  chunk's first state from zero at its end, which is the sum of g C times all decays
+ *                                  up to there
+ * Pipeline per tile: raw rows arrive while the previous tile is processed; dt and dt u (and g) go to shared memory as
+ * (channel, step), B and C as (step, state); each warp steps through the tile and leaves its partial y there; after the
+ * next barrier the partial sums are added, gated and stored. */
 #include "last.cuh"
 
 enum last_mode { OUTPUT, STATE, SWEEP, CUT };
@@ -18,7 +18,7 @@ enum { TL = KR_SCAN_LAST_TILE, STEPS = TL / 8, WIDTH = TL + 4, VALUES = CHANNELS
 #ifndef KR_LAST_MOVED
 #define KR_LAST_MOVED 8
 #endif
-/* One decay of so many keeps off the unit of special functions, which bounds these walks. */
+/* Moves one decay in so many off the special-function unit, which bounds these kernels. */
 KR_DEV int is_moved(const int MODE, int i, int s) {
   return MODE != CUT && KR_LAST_MOVED && (i * 4 + s) % (KR_LAST_MOVED ? KR_LAST_MOVED : 1) == 0;
 }
@@ -30,7 +30,7 @@ typedef struct last_tile {
   last_two u[STEPS], z[STEPS];
 } last_tile;
 
-/* Where the next tile's rows begin for this thread. */
+/* This thread's addresses in the next tile's rows. */
 typedef struct last_rows {
   const char *u, *delta, *z, *dout;
   char *out;
@@ -48,7 +48,7 @@ KR_DEV void copy_tile(const int ANY, const kr_scan_plan &p, const last_place &w,
   if (MODE == CUT) r.dout += (int64_t)TL * step_bytes(p.dout);
 }
 
-/* dt, dt u and g = dout silu(z); dt is 0 past the end, which leaves the state as it is. */
+/* dt, dt u and g = dout silu(z); dt is 0 past the end, which leaves the state unchanged. */
 KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, const int MODE, int t0,
                   const uint32_t *raw, const float (&bias)[2], float *s_dt, last_tile &tile) {
   float dt[2][STEPS], du[2][STEPS], g[2][STEPS];
@@ -93,7 +93,7 @@ KR_DEV void stage(const int ANY, const kr_scan_plan &p, const last_place &w, con
   }
 }
 
-/* y of a tile: four parts, plus D u, times silu(z), to memory. */
+/* Stores y of a tile: four partial sums, plus D u, times silu(z). */
 KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, int t0, const float *s_y,
                    const float (&skip)[2], const last_tile &tile, char *&out) {
   float y[2][STEPS];
@@ -121,7 +121,7 @@ KR_DEV void finish(const int ANY, const kr_scan_plan &p, const last_place &w, in
   out += (int64_t)TL * step_bytes(p.out);
 }
 
-/* Along the tile, of which `left` steps exist. */
+/* Steps through the tile, of which `left` steps exist. */
 template <int S, int MODE, int KEEP>
 KR_DEV void walk(const kr_scan_plan &p, const last_place &w, int t0, const float *s_dt, const float *s_bc,
                  const float (&A)[S], float (&x)[S], float (&decays)[S], float (&carry)[S], float &sum_dt, float *s_y) {
@@ -184,10 +184,10 @@ KR_DEV void scan_last(const kr_scan_plan &p) {
     if ((is_moved(MODE, 0, s % 4) || is_moved(MODE, 1, s % 4) || is_moved(MODE, 2, s % 4) ||
          is_moved(MODE, 3, s % 4)) &&
         A[s] != A[s])
-      x[s] = A[s]; /* exp2_of_product has no NaN */
+      x[s] = A[s]; /* exp2_of_product does not propagate NaN */
   last_rows rows = {first_pack(p.u, w, w.begin), first_pack(p.delta, w, w.begin), first_pack(p.z, w, w.begin),
                     first_pack(p.dout, w, w.begin), first_two(p.out, w, w.begin)};
-  if (!ANY) { /* moved on from tile to tile, which costs less than finding them again */
+  if (!ANY) { /* advanced from tile to tile, cheaper than recomputing */
     kr_one_pointer(rows.u), kr_one_pointer(rows.delta), kr_one_pointer(rows.z), kr_one_pointer(rows.dout);
   }
   kr_one_pointer(rows.out);

@@ -1,13 +1,12 @@
-/* selective_scan_last_bwd.cu: the walk back of the scan's gradient for channels-last rows, N to 16 (last.cuh says how a
- * block works, selective_scan_last.cu has the sweep that keeps the state before every 8 steps). Equations and parts as
- * in selective_scan_bwd.cu.
- *   kr_scan_last_back   one chunk per block, from the gradient of its last state; _any: rows that begin at any element;
- *                       _usual: asks nothing of what is_usual (scan_last_plan.c) has asked, a third less to do
- * Of 8 steps a lane keeps all decays, and a x of the state before each, in registers. Sums over states (y, s1, s2) are
- * left in shared memory as four parts per channel. Sums over channels (dB, dC) are made by tensor cores, which add up
- * the lanes of a quad: a lane's values are the first factor, the second one picks the columns of the result that they
- * go to. The factor has 11 bits; what is left of a value goes the same way, except in bfloat16, where the result is
- * rounded to 8. */
+/* selective_scan_last_bwd.cu: backward kernel of the scan's gradient for channels-last rows, N up to 16 (last.cuh has
+ * the block's layout, selective_scan_last.cu the sweep that keeps the state before every 8 steps). Equations and
+ * partial sums as in selective_scan_bwd.cu.
+ *   kr_scan_last_back   one chunk per block, from the gradient of its last state; _any: unaligned rows; _usual: omits
+ *                       the checks that is_usual (scan_last_plan.c) has made, a third less work
+ * For 8 steps a lane keeps all decays, and a x of the state before each, in registers. Sums over states (y, s1, s2) are
+ * left in shared memory as four partial sums per channel. Sums over channels (dB, dC) use tensor cores to reduce the
+ * lanes of a quad: a lane's values are the A operand; the B operand selects the result columns they go to. Operands
+ * have 11 bits; the remainder of a value goes the same way, except in bfloat16, where the result is rounded to 8. */
 #include "last.cuh"
 
 enum {
@@ -24,10 +23,10 @@ enum {
   QUADS = 8,
   PART_QUAD = 8 * S + 4,
   PART_STEP = QUADS * PART_QUAD + 8
-}; /* floats of a quad's and of a step's parts of dB and dC; the ends are for the banks */
-enum { U, DELTA, DOUT, Z, N_TENSORS }; /* as they arrive */
-enum { DT, DU, G, N_VALUES };          /* as the walk reads them */
-enum { Y, S1, S2, N_RESULTS };         /* four parts each */
+}; /* floats of a quad's and of a step's partial dB and dC; padding against bank conflicts */
+enum { U, DELTA, DOUT, Z, N_TENSORS }; /* raw inputs */
+enum { DT, DU, G, N_VALUES };          /* converted */
+enum { Y, S1, S2, N_RESULTS };         /* four partial sums each */
 
 typedef struct back_shared {
   uint32_t *raw;
@@ -53,7 +52,7 @@ typedef struct back_sums {
   float dD[2], dbias[2];
 } back_sums;
 
-/* In the usual call: the thread's two channels at a step; a pack of a tile's row, of which a thread has one at most. */
+/* Common case: the thread's channel pair at a step; a pack of a tile's row, at most one per thread. */
 KR_DEV char *whole_two(const kr_rows &v, const last_place &w, int t) {
   return (char *)v.data + (w.b * v.b + w.d0) * BYTES + (uint32_t)((t + w.at) * step_bytes(v) + w.pair * 2 * BYTES);
 }
@@ -63,7 +62,7 @@ KR_DEV void copy_whole(const kr_rows &v, const last_place &w, int t0, uint32_t *
           (const char *)v.data + (w.b * v.b + w.d0) * BYTES + (uint32_t)((t0 + row) * step_bytes(v) + pack * 16));
 }
 
-/* Addresses are found anew for each tile: kept, they would be registers that the walk has not got. */
+/* Addresses are recomputed per tile: kept, they would take registers that the inner loop needs. */
 template <int ANY, int USUAL>
 KR_DEV void copy_tile(const kr_scan_plan &p, const last_place &w, int t0, uint32_t *raw) {
   if (USUAL) {
@@ -80,7 +79,7 @@ KR_DEV void copy_tile(const kr_scan_plan &p, const last_place &w, int t0, uint32
   if (p.z.data) copy_rows(ANY, p, w, p.z, first_pack(p.z, w, t0), TL, t0, raw + Z * RAW);
 }
 
-/* 1 / (1 + e^-z): one special function instead of two where bfloat16 rounds the difference away. */
+/* 1 / (1 + e^-z): one special-function op instead of two where bfloat16 rounding hides the difference. */
 KR_DEV float slope_gate(float z) {
 #if KR_DTYPE == 2 && KR_TIER >= 80 && !defined(KR_EMULATE)
   return kr_fma(0.5f, kr_tanh(0.5f * z), 0.5f);
@@ -89,8 +88,8 @@ KR_DEV float slope_gate(float z) {
 #endif
 }
 
-/* dt, dt u and g = dout silu(z) of the thread's share; dt is 0 past the end, which leaves state and gradient as they
- * are. */
+/* dt, dt u and g = dout silu(z) of the thread's share; dt is 0 past the end, which leaves state and gradient unchanged.
+ * */
 template <int ANY, int USUAL>
 KR_DEV void stage(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&bias)[2],
                   back_tile &tile) {
@@ -135,7 +134,7 @@ KR_DEV void stage(const kr_scan_plan &p, const last_place &w, int t0, const back
   }
 }
 
-/* The sum of a result's four parts. */
+/* The sum of a result's four partial sums. */
 KR_DEV void add_parts(const last_place &w, const back_shared &m, int result, int c, float (&v)[STEPS]) {
   const float *const from = m.results + result * WARPS * VALUES + (w.pair * 2 + c) * WIDTH + w.at;
   get_steps<STEPS>(from, v);
@@ -148,7 +147,7 @@ KR_DEV void add_parts(const last_place &w, const back_shared &m, int result, int
   }
 }
 
-/* The gradients of the tile that was walked, and the block's share of its dB and dC to scratch. */
+/* Stores the finished tile's gradients, and the block's partial dB and dC to scratch. */
 template <int ANY, int USUAL>
 KR_DEV void finish(const kr_scan_plan &p, const last_place &w, int t0, const back_shared &m, const float (&skip)[2],
                    const back_tile &tile, back_sums &sums) {
@@ -220,9 +219,9 @@ KR_DEV void sum_quads(float (&d)[4], const float (&)[2], int i, const float (&v)
   }
 }
 #else
-/* d += a b by a warp's tensor cores: m16n8k8, factors of 11 bits (the rest of a float is not read). With g = lane / 4
- * and q = lane % 4 a lane has in a: rows g and g + 8 of column q, then of column q + 4; in b: rows q and q + 4 of
- * column g; in d: columns 2 q and 2 q + 1 of row g, then of row g + 8. */
+/* d += a b on tensor cores: m16n8k8, 11-bit operands (other mantissa bits are ignored). With g = lane / 4 and q = lane
+ * % 4 a lane holds in a: rows g and g + 8 of column q, then of column q + 4; in b: rows q and q + 4 of column g; in d:
+ * columns 2 q and 2 q + 1 of row g, then of row g + 8. */
 KR_DEV void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
@@ -231,7 +230,7 @@ KR_DEV void mma_tf32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
         "r"(kr_float_to_bits(a[3])), "r"(kr_float_to_bits(b[0])), "r"(kr_float_to_bits(b[1])));
 }
 
-/* The same: pick is 1 in the lanes of quad 2 i and of quad 2 i + 1, else 0. */
+/* The same by mma: pick is 1 in the lanes of quads 2 i and 2 i + 1, else 0. */
 KR_DEV void sum_quads(float (&d)[4], const float (&pick)[2], int, const float (&v)[S]) {
 #if KR_DTYPE == 2
   mma_tf32(d, {v[0], v[2], v[1], v[3]}, pick);
@@ -245,18 +244,18 @@ KR_DEV void sum_quads(float (&d)[4], const float (&pick)[2], int, const float (&
 }
 #endif
 
-/* Four steps' sums: lane q of quad g has its quad's of step q. */
+/* Four steps' sums: lane q of quad g holds its quad's sum of step q. */
 KR_DEV void put_parts(const last_place &w, const float (&d)[4], float *to) {
   *(kr_float4 *)(to + (w.lane & 3) * PART_STEP + (w.lane >> 2) * PART_QUAD) = kr_float4{{d[0], d[1], d[2], d[3]}};
 }
 
-/* ---- the walk ---- */
+/* ---- the scan ---- */
 
 typedef struct back_state {
   float A[S], carry[S], dA[S], pick[4][2];
 } back_state;
 
-/* 8 steps forward from the state before them, and back again. `at`: the first of them in the tile. */
+/* 8 steps forward from the state before them, and back. `at`: their first step in the tile. */
 KR_DEV void walk_run(const last_place &w, const back_shared &m, int at, float (&x)[S], back_state &b) {
   const float *const values = m.values + w.lane * WIDTH + at, *const bc = m.bc + at * 8 * S + w.warp * S;
   float *const results = m.results + w.warp * VALUES + w.lane * WIDTH + at, *const parts =
@@ -315,14 +314,13 @@ KR_DEV void walk_run(const last_place &w, const back_shared &m, int at, float (&
   }
 }
 
-/* The states kept before 8 steps that begin at t; where time is cut, with what the chunk's first state leaves of
- * itself. */
+/* The state kept before the 8 steps at t; if chunked, plus the decayed first state of the chunk. */
 typedef struct back_kept {
   kr_float4 x;
   float sum_dt;
 } back_kept;
 
-/* `from` moves on to those before. */
+/* `from` moves back one. */
 KR_DEV back_kept load_kept(const kr_scan_plan &p, const last_place &w, int is_cut, int t, const float *&from) {
   back_kept k = {{{0, 0, 0, 0}}, 0};
   if (w.lane < w.n_channels && w.warp * S < p.kept_N && t >= w.begin) k.x = *(const kr_float4 *)from;

@@ -1,9 +1,9 @@
 /* selective_scan_ref.c: the scan, written to be read (Gu & Dao 2023; specs: selective_scan_fn).
- *   dt = delta + delta_bias, softplus if asked
+ *   dt = delta + delta_bias, optionally softplus
  *   x_t = exp(dt A) x_{t-1} + dt B_t u_t         x before the first step: initial_state, else 0
  *   y_t = sum_n C_t x_t (complex: 2 Re) + D u_t;  out = y silu(z)
- * seq_idx: x starts from 0 wherever the index changes; out is 0 at a negative index. cu_seqlens: S sequences in one
- * row. states: x before each 8th step. Reverse walks time backwards; both directions add their sums before D u and the
+ * seq_idx: x restarts from 0 wherever the index changes; out is 0 at a negative index. cu_seqlens: S sequences in one
+ * row. states: x before each 8th step. Reverse runs backward in time; both directions add their sums before D u and the
  * gate. Double accumulation. */
 #include "contract.h"
 #include "op_list.h"
@@ -24,7 +24,7 @@ static int sequence_changes(const krait_selective_scan_args *a, const walk *w, i
          kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i - 1)));
 }
 
-/* Adds sum_n C x of every step to y[time - begin of the sequence]. */
+/* Adds sum_n C x of every step to y[time - sequence start]. */
 static void run_direction(const krait_selective_scan_args *a, const walk *w, int64_t d, const krait_view *A,
                           double *y) {
   const int is_complex = A->dtype == KRAIT_C64;

@@ -1,7 +1,7 @@
-/* selective_scan_simd.c: the scan with channels across lanes (scan_block.h). Per step and state one exponential (base
- * 2, log2 e folded into A once), three multiply-adds, and broadcasts of B and C; states and A stay in the first cache.
- * A tile whose products dt A all lie within 2^+-126 takes the short exponential, else the full one. Complex states are
- * pairs of vectors and take cosine and sine beside the exponential. */
+/* selective_scan_simd.c: the scan with channels across lanes (scan_block.h). Each step and state costs one exponential
+ * (base 2, log2 e folded into A once), three multiply-adds, and broadcasts of B and C; states and A stay in L1. A tile
+ * whose products dt A all lie within 2^+-126 uses the fast exponential, else the full one. Complex states are pairs of
+ * vectors and need cosine and sine beside the exponential. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_block.h"
@@ -10,7 +10,7 @@ typedef struct core {
   const float *dt, *du, *A, *B, *C; /* [step][lane], [step][lane], [n][lane]; B, C: [step][n] or [n][lane] */
   float *y, *x;                     /* [step][lane], [n][lane] */
   int64_t B_pitch, C_pitch, N;
-  int64_t B_imaginary, C_imaginary; /* from real to imaginary parts; those of A and x are N vectors further on */
+  int64_t B_imaginary, C_imaginary; /* from real to imaginary parts; for A and x the offset is N vectors */
   scan_ahead *ahead;
 } core;
 
@@ -68,18 +68,18 @@ static void advance_complex(const core *c, int from, int to, int near, int const
   }
 }
 
-/* Steps of a tile, a vector of lanes each: where they lie, or read into an array. */
+/* Steps of a tile, one vector of lanes each: in place, or loaded into an array. */
 typedef struct rows {
   float *at;
   int64_t pitch;
 } rows;
 
-/* One item of the loop: a sequence and some blocks of channels. Arrays hold one part per block. */
+/* One work item: a sequence and some blocks of channels. Arrays hold one part per block. */
 typedef struct item {
   const scan_plan *p;
   const krait_selective_scan_args *a;
   int64_t row, g, d0, n_channels, n_blocks;
-  float *A, *x, *B, *C;      /* [block][n][lane]; B and C only where constant */
+  float *A, *x, *B, *C;      /* [block][n][lane]; B and C only if constant */
   float *bias, *skip, *size; /* [block][lane], [block][lane], [block]: largest |A| */
   float *shared_B, *shared_C;
   float *dt, *du, *u, *y;    /* [step][lane] */
@@ -87,8 +87,8 @@ typedef struct item {
   float *sum;                /* [block][time][lane]: the other direction's sums */
   unsigned char marks[MAX_TILE];
   scan_ahead ahead;
-  const float *state;        /* [n][lane] before the first step, where it is not initial_state's; one block */
-  float *total; /* [2][lane]: the sum of dt, and 0 in every lane once the state restarted, else 1; may be NULL */
+  const float *state;        /* [n][lane] before the first step, if not initial_state; one block */
+  float *total; /* [2][lane]: the sum of dt; then 0 in every lane if the state restarted, else 1; may be NULL */
 } item;
 
 static int is_set(const item *it, uint32_t flag) { return (it->p->in.flags & flag) != 0; }
@@ -139,7 +139,7 @@ static void begin_direction(item *it, const krait_view *A) {
   }
 }
 
-/* The next block of the tile, or the first one of the next tile. */
+/* Prefetches the tile's next block, or the next tile's first one. */
 static void plan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, int n, int64_t end) {
   const kr_scan_inputs *in = &it->p->in;
   const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->a->out};
@@ -161,7 +161,7 @@ static rows read_rows(const kr_plane *p, int n, int lanes, float *buffer) {
   return (rows){buffer, KR_VL};
 }
 
-/* dt and du from delta and u; returns the largest dt (NaN is not counted). */
+/* dt and du from delta and u; returns the largest dt (NaNs are ignored). */
 KR_INLINE float begin_steps(const item *it, rows delta, kr_v bias, int n, int softplus) {
   const rows u = it->input;
   float *dt = it->dt, *du = it->du;
@@ -176,7 +176,7 @@ KR_INLINE float begin_steps(const item *it, rows delta, kr_v bias, int n, int so
   return kr_v_largest(largest);
 }
 
-/* dt, du and u of a tile; returns whether the short exponential will do. */
+/* dt, du and u of a tile; returns whether the fast exponential is valid. */
 static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   const int64_t d = it->d0 + block * KR_VL;
@@ -213,7 +213,7 @@ static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int6
   }
 }
 
-/* to may be y. */
+/* `to` may alias y. */
 KR_INLINE void finish_rows(const item *it, rows z, const float *other, kr_v skip, int n, int gated, rows to) {
   const rows u = it->input;
   const float *y = it->y;
@@ -226,8 +226,7 @@ KR_INLINE void finish_rows(const item *it, rows z, const float *other, kr_v skip
   }
 }
 
-/* y + D u, the other direction, the gate, and out. du is no longer needed and takes z; without D, u is not needed
- * either. */
+/* y + D u, the other direction, the gate, and out. du is dead by now and holds z; without D, so is u. */
 static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   const int64_t d = it->d0 + block * KR_VL;
@@ -249,7 +248,7 @@ static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0,
   if (to.at == it->y) kr_tile_store(it->y, KR_VL, &out, n, lanes);
 }
 
-/* Keeps the sums of a reverse walk, in order of time. */
+/* Saves a reverse walk's sums in time order. */
 static void keep_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   for (int i = 0; i < n; i++) {
     int64_t t = w->first + (i0 + i) * w->step;
@@ -267,7 +266,7 @@ static void add_to_total(item *it, int n) {
   kr_v_store(it->total + KR_VL, kept);
 }
 
-/* What to do with a tile's sums: write the output, keep them for the other direction, or only the states matter. */
+/* What to do with a tile's sums: write the output, save them for the other direction, or nothing (states only). */
 enum { FINISH, KEEP, ADVANCE };
 
 static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_t begin, int64_t end, int then) {
@@ -304,7 +303,7 @@ static void scan_direction(item *it, const scan_walk *w, const krait_view *A, in
 typedef struct run {
   scan_plan p;
   const krait_selective_scan_args *a;
-  int64_t chunk, n_chunks; /* steps of a chunk of time; 0 and 1 where time is not cut */
+  int64_t chunk, n_chunks; /* steps per chunk; 0 and 1 without chunking */
 } run;
 
 static item begin_item(const run *r, int64_t i, int worker) {
@@ -327,15 +326,14 @@ static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-/* ---- few channels, long sequences: time in chunks
- * -------------------------------------------------------------------- The first pass walks each chunk from a zero
- * state and keeps its last state and sum of dt; the second, in order, finds the state before each chunk (a decay over
- * many steps is exp(A sum dt)); the third walks each chunk from there. Twice the work, on as many threads as there are
- * chunks. Chunks depend on the shape alone, and so do the results. */
+/* ---- few channels, long sequences: time in chunks -------------------------------------------------------------------
+ * The first pass walks each chunk from a zero state and keeps its last state and sum of dt; the second, in order, finds
+ * the state before each chunk (a decay over many steps is exp(A sum dt)); the third walks each chunk from there. Twice
+ * the work, on as many threads as there are chunks. Chunks depend on the shape alone, and so do the results. */
 
 enum { MAX_STATES = 512, MOST_BLOCKS = 1, SHORTEST = 4096, CHUNKS = 32, LEAST_CHUNK = 512 };
 
-static int64_t chunk_floats(const run *r) { return (r->p.in.N + 2) * KR_VL; } /* [n][lane], then the total */
+static int64_t chunk_floats(const run *r) { return (r->p.in.N + 2) * KR_VL; } /* [n][lane], then the totals */
 
 static float *chunk_of(const run *r, int n_workers, int64_t i, int64_t chunk) {
   return (float *)r->a->call.scratch + n_workers * worker_floats(&r->p) + (i * r->n_chunks + chunk) * chunk_floats(r);
@@ -369,7 +367,7 @@ static void scan_chunks(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-/* The last states of the chunks become the states before the next ones. */
+/* Turns each chunk's last state into the next chunk's first state. */
 static void join_chunks(const run *r, int n_workers, int64_t i) {
   const int64_t N = r->p.in.N;
   item it = begin_item(r, i, 0);
@@ -392,7 +390,7 @@ static void join_chunks(const run *r, int n_workers, int64_t i) {
   for (int64_t n = 0; n < N; n++) kr_v_store(place + n * KR_VL, x[n]);
 }
 
-/* As many channels to an item as leave every thread some items: they share the reading of B and C. */
+/* As many channels per item as still leave every thread some items: they share the loads of B and C. */
 static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   int64_t range = 128;

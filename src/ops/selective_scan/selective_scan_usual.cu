@@ -1,34 +1,34 @@
-/* selective_scan_usual.cu: the forward scan of channels-last rows for the usual call (is_usual, scan_last_plan.c):
- * 16-bit rows all there and aligned, softplus, 16 states, whole tiles.
+/* selective_scan_usual.cu: the forward scan of channels-last rows, common case (is_usual, scan_last_plan.c): 16-bit,
+ * all rows present and aligned, softplus, 16 states, whole tiles.
  *   kr_scan_usual_out        y of one chunk from its first state
- *   kr_scan_usual_out_keep   and the state before every 8 steps
- * A block has 16 channels, so that its two warps wait for each other alone and multiprocessors are loaded alike. Lanes
- * side by side are channels, then groups of four states; where something is done once per element a thread takes four
- * steps of two neighbouring channels. Of a tile: rows, B and C arrive as they are stored while the tile before is
- * walked; dt and dt u go to shared memory as (channel, step), B and C as (step, state); the walks leave y there by
- * groups of states; a barrier later the parts are added up, gated and stored. */
+ *   kr_scan_usual_out_keep   also the state before every 8 steps
+ * A block has 16 channels, so that only its two warps share a barrier and multiprocessors are loaded evenly. Adjacent
+ * lanes are channels, then groups of four states; per-element work gives a thread four steps of two adjacent channels.
+ * Pipeline per tile: raw rows, B and C arrive while the previous tile is processed; dt and dt u go to shared memory as
+ * (channel, step), B and C as (step, state); the scan leaves y there per group of states; after a barrier the partial
+ * sums are added, gated and stored. */
 #include "whole.cuh"
 
 enum {
   CHANNELS = KR_SCAN_USUAL_CHANNELS,
   S = 4,
   N = 16,
-  GROUPS = N / S, /* of states */
+  GROUPS = N / S, /* groups of states */
   THREADS = CHANNELS * GROUPS,
   TL = KR_SCAN_LAST_TILE,
   STEPS = 4,
   WIDTH = TL + 4,
   VALUES = CHANNELS * WIDTH,
-  PACKS = CHANNELS / 8, /* of a row */
+  PACKS = CHANNELS / 8, /* packs per row */
   ROW = CHANNELS / 2,   /* words */
   RAW = TL * ROW + TL / 4 * ROW,
-  BC_PACKS = TL * 4 /* of 8 states: of a step two of B, two of C */
+  BC_PACKS = TL * 4 /* packs of 8 states: per step two of B, two of C */
 };
 
-/* A row's place: a gap after every fourth, so that a stage's reads reach all banks. */
+/* A row's slot: padding after every fourth makes the staging reads conflict-free. */
 KR_DEV int raw_at(int t) { return (t + t / 4) * ROW; }
 
-/* One decay of 16 keeps off the unit of special functions. */
+/* Moves one decay in 16 off the special-function unit. */
 KR_DEV float decay_of(int i, int s, float dt, float A) {
   return (i | s) == 0 ? exp2_of_product(dt, A) : kr_exp2(dt * A);
 }
@@ -41,7 +41,7 @@ KR_DEV void read_floats(const float *from, float (&v)[4]) {
 
 KR_DEV void put_floats(float *to, const float (&v)[4]) { *(kr_float4 *)to = kr_float4{{v[0], v[1], v[2], v[3]}}; }
 
-/* A thread's places: its channel and group of states in a walk; two channels and first step elsewhere. */
+/* The thread's indices: channel and group of states in the scan; channel pair and first step elsewhere. */
 typedef struct usual_place {
   int64_t b, d0;
   int channel, group, pair, at;
@@ -58,7 +58,7 @@ KR_DEV usual_place place_block(const kr_scan_plan &p) {
   return w;
 }
 
-/* Where the next tile's packs begin for this thread, and its outputs. */
+/* This thread's addresses of the next tile's packs, and of its outputs. */
 typedef struct usual_rows {
   const char *u, *delta, *z, *bc;
   char *out;
@@ -97,7 +97,7 @@ KR_DEV void copy_tile(const kr_scan_plan &p, uint32_t *raw, uint32_t *raw_bc, us
   r.z += (int64_t)TL * step_bytes(p.z), r.bc += (int64_t)TL * bc_bytes;
 }
 
-/* What a thread keeps of a tile until its outputs are stored: two channels a word. */
+/* What a thread keeps of a tile until its outputs are stored: two channels per word. */
 typedef struct usual_tile {
   uint32_t u[STEPS], z[STEPS];
 } usual_tile;
@@ -133,7 +133,7 @@ KR_DEV void stage(const usual_place &w, const uint32_t *raw, const uint32_t *raw
   }
 }
 
-/* y of a tile: the parts of all groups, plus D u, times silu(z), to memory. */
+/* Stores y of a tile: the groups' partial sums, plus D u, times silu(z). */
 KR_DEV void finish(const kr_scan_plan &p, const usual_place &w, const float *s_y, const float (&skip)[2],
                    const usual_tile &tile, char *&out) {
   float y[2][STEPS];
@@ -169,7 +169,7 @@ KR_DEV void walk(const kr_scan_plan &p, const usual_place &w, const float *s_dt,
   read_floats(step, dt), read_floats(step + VALUES, du);
 #pragma unroll 2
   for (int k = 0; k < TL; k += 4) {
-    float next_dt[4], next_du[4]; /* the last ones are of the gap */
+    float next_dt[4], next_du[4]; /* the last ones read the padding */
     read_floats(step + k + 4, next_dt), read_floats(step + VALUES + k + 4, next_du);
     float y[4];
     if (KEEP && k % KR_SCAN_KEPT == 0) put_floats(kept, x), kept += p.kept_k;
@@ -189,7 +189,7 @@ KR_DEV void walk(const kr_scan_plan &p, const usual_place &w, const float *s_dt,
   }
 }
 
-/* The chunk's first state. exp2_of_product has no NaN: what it would lose is the state's from the beginning. */
+/* The chunk's first state. exp2_of_product does not propagate NaN, so a NaN in A goes into the state here. */
 KR_DEV void first_state(const kr_scan_plan &p, const usual_place &w, int chunk, const float (&A)[S], float (&x)[S]) {
   const int64_t d = w.d0 + w.channel, step = p.n_chunks > 1 ? 1 : p.initial.n, n = w.group * S * step;
   const float *from = p.n_chunks > 1   ? p.chunk_state + ((w.b * p.n_chunks + chunk) * p.D + d) * N + n

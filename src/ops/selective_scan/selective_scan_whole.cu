@@ -1,18 +1,18 @@
-/* selective_scan_whole.cu: the forward scan of the usual call (selective_scan_ref.c has the equation): real A, B and C
- * per time step, one type, rows along time in whole packs of 16 bytes, forwards or with a stride of one; states over T
- * lanes of four. _any, for N to 16: unaligned rows, of any length (whole.cuh).
+/* selective_scan_whole.cu: the forward scan, common case (selective_scan_ref.c has the equation): real A, B and C per
+ * time step, one type, rows along time in aligned 16-byte packs, forward with unit stride; states over T lanes of four.
+ * _any, for N up to 16: unaligned rows, of any length (whole.cuh).
  *   kr_scan_whole_t{4,8,16}        y of one chunk per block from the chunk's first state
  *   kr_scan_whole_state_t{4,8,16}  the chunk's last state from zero, and its sum of dt
  *   kr_scan_whole_sweep_t{4,8,16}  for the gradient: the state before every 8 steps
- *   kr_scan_whole_cut_t{4,8,16}    the same where time is cut, from zero: last states, sums of dt, and the gradient of
- *                                  the chunk's first state from zero at its end, which is the sum of g C times all
- *                                    decays up to there
- * A warp holds 2 * 32 / T channels. Its lanes copy the packs of their rows past the registers to places of their own
- * (the next tile's while this one is worked on), put dt and dt u into the warp's part of shared memory as float32, and
- * take y from there; only B and C, turned to (step, state), are shared by the block, in two halves, so that a tile
- * takes one barrier. Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by
- * bit 1 the same dt, which halves the passes of a 16-byte read. A lane of the upper half of its group has the two
- * channels in the other order, so that halves exchange sums without a selection. */
+ *   kr_scan_whole_cut_t{4,8,16}    the same if chunked, from zero: last states, sums of dt, and the gradient of the
+ *                                  chunk's first state from zero at its end, which is the sum of g C times all decays
+ *                                  up to there
+ * A warp holds 2 * 32 / T channels. Its lanes copy packs of their rows asynchronously to slots of their own (the next
+ * tile's while this one is processed), put dt and dt u into the warp's part of shared memory as float32, and read y
+ * there; only B and C, transposed to (step, state), are shared by the block, double-buffered, so that a tile takes one
+ * barrier. Lane bits: lowest, group; next log2 T, state; rest, group: neighbours by bit 0 read the same B, by bit 1 the
+ * same dt, which halves the wavefronts of a 16-byte read. A lane in the upper half of its group has its two channels
+ * swapped, so that the halves exchange sums without selects. */
 #include "whole.cuh"
 
 enum whole_mode { OUTPUT, STATE, SWEEP, CUT };
@@ -20,7 +20,7 @@ enum { PACKS = KR_SCAN_WHOLE_PACKS, TL = PACKS * E, WIDTH = TL + 4, THREADS = KR
 
 typedef struct whole_place {
   int64_t b, d0, begin, end; /* d0: first channel of the warp; steps of the chunk */
-  int chunk, g, n_channels;  /* channels of this warp that exist */
+  int chunk, g, n_channels;  /* valid channels of this warp */
   int thread, lane, group, slot, swap;
 } whole_place;
 
@@ -47,13 +47,13 @@ KR_DEV whole_place place_warp(const kr_scan_plan &p, const int T) {
 /* A warp's rows of a tile: lane / PACKS + i * (32 / PACKS) is the lane's row i, lane % PACKS its pack. */
 KR_DEV int n_rows(const int T) { return (64 / T * PACKS + 31) / 32; }
 
-/* The channel c of 2 of a group is row group + 32 / T * c of the warp; the second half lies 16 banks further. */
+/* Channel c of 2 of a group is row group + 32 / T * c of the warp; the second half is offset by 16 banks. */
 KR_DEV int second(const int T) { return 32 / T * WIDTH + 16; }
 KR_DEV int warp_floats(const int T, const int ANY) { return 2 * second(T) - (ANY ? 16 : 0); }
 KR_DEV int at_row(const int T, int row) { return row * WIDTH + (row >= 32 / T ? 16 : 0); }
 
-/* One of a lane's rows in memory, and the 16 bytes of shared memory where its packs go; ANY: one for the next block
- * follows those of a row. */
+/* One of a lane's rows in global memory, and its 16-byte slot in shared memory; ANY: a row's slots are followed by one
+ * for the next block. */
 typedef struct whole_row {
   const char *from;
   kr_raw16 *place;
@@ -73,7 +73,7 @@ KR_DEV whole_row row_of(const kr_rows &v, const whole_place &w, const int ANY, i
 }
 
 /* left: steps from the lane's pack to the chunk's end; not ANY: whether there are any. inside: all packs of the tile,
- * and the next one, exist. */
+ * and the next one, are in range. */
 KR_DEV void copy_row(const int ANY, const whole_place &w, const whole_row &r, int exists, int left, int inside,
                      int begins) {
   const int at = w.lane % PACKS;
@@ -117,9 +117,9 @@ KR_DEV void turn_bc(const whole_place &w, const int T, const int MODE, const kr_
   }
 }
 
-/* ANY: the lane's pack of B or C, row id / PACKS, so that a warp has all of a row. The blocks lie in the gaps behind
- * the rows of s_dt and what follows it, `extra` where there are too few. Four steps of s_bc have a gap, too: what a
- * warp turns lies in all banks. */
+/* ANY: the lane's pack of B or C, row id / PACKS, so that one warp has a whole row. The blocks use the padding of the
+ * rows of s_dt and the next arrays, `extra` if that is too little. Every four steps of s_bc are padded, too: a warp's
+ * transpose is conflict-free. */
 typedef struct whole_bc {
   kr_raw16 *place, *next;
   int row, at;
@@ -131,7 +131,7 @@ KR_DEV int bc_floats(const int T, const int MODE, const int ANY) {
 }
 
 KR_DEV kr_raw16 *gap_at(const int T, float *s_all, unsigned id) {
-  const unsigned n_rows = 64 / T; /* of a warp; the warps of the next array follow those of the first */
+  const unsigned n_rows = 64 / T; /* of a warp; the next array's warps follow those of the first */
   return (kr_raw16 *)(s_all + id / n_rows * warp_floats(T, 1) + at_row(T, (int)(id % n_rows)) + TL);
 }
 
@@ -171,7 +171,7 @@ KR_DEV void put_pack(float *to, const float (&v)[E]) {
     *(kr_float4 *)(to + half) = kr_float4{{v[half], v[half + 1], v[half + 2], v[half + 3]}};
 }
 
-/* y of a pack: plus D u, times silu(z), to memory, or in ANY to shared memory. */
+/* Stores y of a pack: plus D u, times silu(z); ANY: to shared memory. */
 KR_DEV void write_pack(const int ANY, const kr_scan_plan &p, const float *s_y, const kr_raw16 &u, float skip,
                        const whole_row &z, char *to) {
   float y[E];
@@ -189,7 +189,7 @@ KR_DEV void write_pack(const int ANY, const kr_scan_plan &p, const float *s_y, c
   *(kr_raw16 *)to = round_pack(y);
 }
 
-/* ANY: the rows of the warp's tile that begins at t0, which lie as packs where dt was, to memory. */
+/* ANY: stores the rows of the warp's tile at t0, held as packs in dt's space. */
 KR_DEV void write_rows(const kr_scan_plan &p, const whole_place &w, const int T, const float *s_dt, int64_t t0) {
   enum { WORDS = PACKS * 4, AT_ONCE = 32 / WORDS };
   const int word = w.lane % WORDS, left = (int)(w.end - t0);
@@ -201,16 +201,16 @@ KR_DEV void write_rows(const kr_scan_plan &p, const whole_place &w, const int T,
   }
 }
 
-/* Four states of two channels; decays up to here, and the gradient of the first states from the steps up to here. */
+/* Four states of two channels; decays so far, and the gradient of the first states from the steps so far. */
 typedef struct whole_state {
   float A[2][4], x[2][4], decay[2][4], carry[2][4];
 } whole_state;
 
-/* Whether the lane's decay k of its channel c keeps off the unit of special functions, which bounds these walks: one of
- * eight, as many as there are issue slots left for. */
+/* Whether the lane's decay k of its channel c is moved off the special-function unit, which bounds these kernels: one
+ * in eight, as many as there are free issue slots. */
 KR_DEV int is_moved(const int MODE, int c, int k) { return (MODE == STATE || MODE == SWEEP) && c == 1 && k == 0; }
 
-/* The channel of index c of a lane within its block's group of B and C. */
+/* The row within the warp of a lane's channel c. */
 KR_DEV int row_of_channel(const whole_place &w, const int T, int c) { return w.group + 32 / T * (c ^ w.swap); }
 
 KR_DEV void first_states(const kr_scan_plan &p, const whole_place &w, const int T, const int MODE, whole_state &s) {
@@ -227,7 +227,7 @@ KR_DEV void first_states(const kr_scan_plan &p, const whole_place &w, const int 
           s.x[c][k] = p.chunk_state[((w.b * p.n_chunks + w.chunk) * p.D + d) * p.N_padded + n];
         else if (p.initial.data) s.x[c][k] = p.initial.data[w.b * p.initial.b + d * p.initial.d + n * p.initial.n];
       }
-      if (is_moved(MODE, c, k) && s.A[c][k] != s.A[c][k]) s.x[c][k] = s.A[c][k]; /* exp2_of_product has no NaN */
+      if (is_moved(MODE, c, k) && s.A[c][k] != s.A[c][k]) s.x[c][k] = s.A[c][k]; /* exp2_of_product loses NaN */
     }
 }
 
@@ -248,7 +248,7 @@ KR_DEV void last_states(const kr_scan_plan &p, const whole_place &w, const int T
     }
 }
 
-/* The lane's states to where those of its first channel belong. */
+/* Stores the lane's states; `to` is at its first channel. */
 KR_DEV void keep_states(const whole_place &w, const int T, const whole_state &s, float *to) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
@@ -257,7 +257,7 @@ KR_DEV void keep_states(const whole_place &w, const int T, const whole_state &s,
           kr_float4{{s.x[c][0], s.x[c][1], s.x[c][2], s.x[c][3]}};
 }
 
-/* The sum of dt since the chunk began, before every 8 steps of a row, whose pack begins at t here. */
+/* Stores the sum of dt since the chunk's start before every 8 steps of a row; this lane's pack begins at t. */
 KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, int exists, int64_t d,
                       const float (&dt)[E], float &sum) {
   float own = 0, before = 0;
@@ -272,8 +272,8 @@ KR_DEV void keep_sums(const kr_scan_plan &p, const whole_place &w, int64_t t, in
   sum += sum_packs(PACKS, own);
 }
 
-/* Four steps. `near` is the place of the lane's first channel in s_dt, far_by that of its other one from there; by:
- * from dt to dt u, and from there to g. */
+/* Four steps. `near`: the lane's first channel in s_dt; far_by: offset of its other channel; by: offset from dt to dt
+ * u, and on to g. */
 KR_DEV void advance4(const int T, const int MODE, const float *near, int far_by, int by, const float *bc,
                      whole_state &s, kr_float4 &y) {
   const int rows = bc_rows(T, MODE);
@@ -374,12 +374,12 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
                                     w.slot * 4
                               : 0;
   const int64_t kept_end = w.begin + (w.end - w.begin + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE *
-                                         KR_SCAN_BWD_TILE; /* the gradient takes whole tiles */
-  int left = (int)(w.end - w.begin) - pack; /* steps of this lane's pack and beyond */
+                                         KR_SCAN_BWD_TILE; /* the gradient works in whole tiles */
+  int left = (int)(w.end - w.begin) - pack; /* steps from this lane's pack to the end */
   for (int64_t t0 = w.begin; t0 < w.end; t0 += TL, left -= TL) {
     kr_raw16 u[2];
     const int inside = t0 + 2 * TL + E <= w.end;
-    if (MODE == OUTPUT) kr_copied<1>(); /* all but z */
+    if (MODE == OUTPUT) kr_copied<1>(); /* all but z has arrived */
     else kr_copied<0>();
     if (ANY) kr_sync_warp();
 #pragma unroll
@@ -436,7 +436,7 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
     kr_sync();
     const int U = MODE == CUT
                       ? 1
-                      : 2; /* groups of four steps at once: what reads the next one does not wait for this one's sums */
+                      : 2; /* groups of four steps per iteration: loads of the next need not wait for this one's sums */
     const float *step = near, *bc = s_bc + w.slot * 4;
 #pragma unroll 1
     for (int k = 0; k < TL; k += 4 * U, step += 4 * U, bc += U * (4 * bc_rows(T, MODE) + bc_gap(ANY))) {
@@ -448,7 +448,7 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
         advance4(T, MODE, step + 4 * j, far_by, by, bc + j * (4 * bc_rows(T, MODE) + bc_gap(ANY)), s, y[j]);
       }
       if (MODE) continue;
-      kr_sync_warp(); /* the group has read dt u before y takes its place */
+      kr_sync_warp(); /* all lanes have read dt u before y overwrites it */
       if ((w.slot & (T / 2 - 1)) == 0) {
 #pragma unroll
         for (int j = 0; j < U; j++) *(kr_float4 *)(step + 4 * j + by) = y[j];
@@ -458,7 +458,7 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
     s_bc = other, other = swap;
     kr_sync_warp();
     if (MODE) continue;
-    kr_copied<1>(); /* z */
+    kr_copied<1>(); /* z has arrived */
     if (ANY) kr_sync_warp();
 #pragma unroll
     for (int i = 0; i < R; i++) {
@@ -479,7 +479,7 @@ KR_DEV void scan_whole(const kr_scan_plan &p, const int T, const int MODE, const
       write_rows(p, w, T, s_dt, t0);
     }
     kr_commit_copies();
-    kr_sync_warp(); /* y is read before the next tile's dt u */
+    kr_sync_warp(); /* y is read before the next tile's dt u overwrites it */
   }
   last_states(p, w, T, MODE, s);
   if (MODE == OUTPUT || MODE == SWEEP) return;

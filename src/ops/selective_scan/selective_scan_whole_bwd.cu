@@ -1,27 +1,27 @@
-/* selective_scan_whole_bwd.cu: the walk back of the scan's gradient for the usual call (selective_scan_whole.cu says
- * which; its sweep keeps the state before every 8 steps). Equations and parts as in selective_scan_bwd.cu.
+/* selective_scan_whole_bwd.cu: backward kernel of the scan's gradient, common case (see selective_scan_whole.cu, whose
+ * sweep keeps the state before every 8 steps). Equations and partial sums as in selective_scan_bwd.cu.
  *   kr_scan_whole_back_t{4,8,16}   one chunk per block, from the gradient of its last state
- *   kr_scan_whole_back_any         the same for N to 16 and unaligned rows (whole.cuh)
- * Four blocks of 128 threads run on a multiprocessor: a thread has 128 registers, a block 56 KiB of shared memory. So
- * of four steps a thread keeps the states before them and the decays of the first two (the last one is at hand, one is
- * computed again), takes y and dC on the way forward, where the states after them are at hand, and leaves what only
- * tiles need in shared memory: a spilled register that misses the small first cache costs a warp 300 cycles. A warp
- * holds 2 * 32 / T channels, four states of two of them in a lane; a lane of the upper half of its group of T has the
- * two in the other order, so that halves exchange sums without a selection. For the same reason the lanes of group g
- * have state k in place k ^ (g & 3), and B and C lie in shared memory once for each such order: of two places each
- * keeps one and sends the other. What is left to add up, over warps, waits in shared memory for the end of the tile. */
+ *   kr_scan_whole_back_any         the same for N up to 16 and unaligned rows (whole.cuh)
+ * Occupancy: four blocks of 128 threads per multiprocessor: 128 registers per thread, 56 KiB of shared memory a block.
+ * So for four steps a thread keeps the states before them and the decays of the first two (the last is at hand, one is
+ * recomputed), takes y and dC in the forward pass, where the states after the steps are at hand, and parks per-tile
+ * values in shared memory: a spill that misses the small L1 costs a warp 300 cycles. A warp holds 2 * 32 / T channels,
+ * four states of two of them per lane; a lane in the upper half of its group of T has the two swapped, so that the
+ * halves exchange sums without selects. For the same reason the lanes of group g have state k in slot k ^ (g & 3), and
+ * shared memory holds B and C once per such order: of two slots each lane keeps one and sends the other. The remaining
+ * reduction, over warps, is left in shared memory until the end of the tile. */
 #include "whole.cuh"
 
 enum { PACKS = 2, TL = PACKS * E, ROW = TL * 4 + 4, THREADS = KR_SCAN_THREADS };
 
 typedef struct back_place {
   int64_t b, d0;             /* d0: first channel of the warp */
-  int begin, end, chunk, g, n_channels; /* steps of the chunk; channels of this warp that exist */
+  int begin, end, chunk, g, n_channels; /* steps of the chunk; valid channels of this warp */
   int thread, lane, warp, group, slot, swap, order;
-  int row, pack;             /* the lane's share of a tile's rows: 16 bytes of each tensor */
+  int row, pack;             /* the lane's share of a tile's rows: 16 bytes per tensor */
 } back_place;
 
-/* What is tested of v here is tested here again, instead of being kept since the kernel began. */
+/* An opaque copy of v: a test of it is redone here instead of kept from the kernel's start. */
 KR_DEV int again(int v) {
 #ifndef KR_EMULATE
   asm volatile("" : "+r"(v));
@@ -29,8 +29,8 @@ KR_DEV int again(int v) {
   return v;
 }
 
-/* What the thread's number says. Lane bits: slot and group; with T = 4 the lowest is the group's highest, so that
- * neighbours read the same B and C. */
+/* Indices from the thread's number. Lane bits: slot and group; with T = 4 the lowest is the group's highest, so that
+ * adjacent lanes read the same B and C. */
 KR_DEV void place_thread(back_place &w, const int T, int thread) {
   w.thread = thread;
   w.lane = w.thread & 31, w.warp = w.thread / 32;
@@ -56,36 +56,35 @@ KR_DEV back_place place_warp(const kr_scan_plan &p, const int T) {
   return w;
 }
 
-/* The lane's bit that tells apart the halves of a group, and those of groups that differ in the lowest or second
- * bit. */
+/* The lane bit that selects the half of a group; the one for bit k of the group's number. */
 KR_DEV int half_bit(const int T) { return T == 4 ? 4 : T / 2; }
 KR_DEV int group_bit(const int T, int k) { return (T == 4 ? 8 : T) << k; }
 KR_DEV int n_blocks(const int T) {
   return T == 16 && E == 8 ? 3 : 4;
-} /* on a multiprocessor: shared memory for more is not there */
+} /* per multiprocessor, limited by shared memory */
 KR_DEV int n_orders(const int T) { return T == 16 ? 2 : 4; }
 
 enum { U, DELTA, DOUT, Z, DU, DDELTA, DZ, NONE, B_BASE, C_BASE, N_INPUTS = DU };
 
-/* Shared memory, in floats. A warp's rows: (dt, dt u, g, y) per step, which become (dt, s1, s2, y); the second half of
- * its channels lies 8 banks further. B and C in one order; a step's parts of dB and dC. kr_scan_whole_back_bytes adds
- * it up. */
+/* Shared memory, in floats. A warp's rows: (dt, dt u, g, y) per step, replaced by (dt, s1, s2, y); the second half of
+ * its channels is offset by 8 banks. B and C in one order; a step's partial dB and dC. kr_scan_whole_back_bytes adds it
+ * up. */
 KR_DEV int second(const int T) { return 32 / T * ROW + 8; }
 KR_DEV int at_row(const int T, int row) { return row * ROW + (row >= 32 / T ? 8 : 0); }
 KR_DEV int bc_floats(const int T) { return TL * 8 * T + 16; }
 KR_DEV int part_floats(const int T) { return T == 16 ? 128 : 64; }
 
 typedef struct back_shared {
-  float *rows, *bc, *parts, *sums; /* sums: of dt since the chunk began, of the warp */
-  kr_raw16 *land; /* ANY: where the warp's blocks arrive */
+  float *rows, *bc, *parts, *sums; /* sums: the warp's sums of dt since the chunk's start */
+  kr_raw16 *land; /* ANY: landing area of the warp's blocks */
   kr_raw16 *raw, *raw_bc,
-      *kept; /* the thread's own: u, delta, dout, z; B and C; states of two channels; THREADS between them */
+      *kept; /* per thread, THREADS apart: u, delta, dout, z; B and C; states of two channels */
 } back_shared;
 
 KR_DEV int n_own_bc(const int T) { return T == 16 ? 2 : 1; }
 
-/* ANY: blocks of a warp's rows, a row's next to each other: PACKS + 1 for each of N_INPUTS and of half of B and C. They
- * arrive where a tile's rows will be, as soon as these are read, or if that is too small in a place of their own. */
+/* ANY: blocks of a warp's rows, contiguous per row: PACKS + 1 for each of N_INPUTS and of half of B and C. They land in
+ * the space of a tile's rows once these have been read, or, if that is too small, in an area of their own. */
 KR_DEV int n_landed(const int T) { return (N_INPUTS * (64 / T) + 4 * T) * (PACKS + 1); }
 KR_DEV int lands_apart(const int T) { return n_landed(T) * 4 > 2 * second(T); }
 
@@ -104,9 +103,9 @@ KR_DEV back_shared lay_out(const back_place &w, const int T, const int ANY, unsi
   return m;
 }
 
-/* Where the warp's rows lie: pairs of addresses, of its first channel's first step or of B's and C's first state. They
- * wait, one pair in a thread's place of B, until the end of a tile: of the walk over steps they would take registers,
- * and 64-bit products each tile. */
+/* Base addresses of the warp's rows, in pairs: its first channel's first step, or B's and C's first state. They are
+ * parked, one pair in a thread's slot of B, until the end of a tile: during the scan they would take registers, and
+ * recomputing them 64-bit products per tile. */
 enum { BYTES = 16 / E, TILE_BYTES = 16 * PACKS };
 
 KR_DEV uint64_t first_of(const kr_rows &v, const back_place &w) {
@@ -116,7 +115,7 @@ KR_DEV uint64_t first_of(const kr_scan_mat &v, const back_place &w) {
   return (uint64_t)((const char *)v.data + (w.b * v.b + w.g * v.g) * BYTES);
 }
 
-/* What the thread keeps of them: 0 has the warp's place. */
+/* The thread's entry of them; thread 0 has the warp's position. */
 KR_DEV kr_raw16 entry_of(const kr_scan_plan &p, const back_place &w) {
   uint64_t a = 0, b = 0;
   if (w.lane == 1 + U / 2) a = first_of(p.u, w), b = first_of(p.delta, w);
@@ -133,12 +132,12 @@ KR_DEV char *address(const back_place &w, const back_shared &m, int of) {
   return (char *)(uintptr_t)((const uint64_t *)(m.raw_bc - w.lane))[2 + of];
 }
 
-/* The lane's pack of a tile of u, delta, dout or z, of which it has a place of its own, or of du, ddelta or dz. */
+/* The lane's pack of a tile of u, delta, dout or z, for which it has a slot, or of du, ddelta or dz. */
 KR_DEV char *pack_of(const kr_rows &v, const back_place &w, const back_shared &m, int of, int t0) {
   return address(w, m, of) + (int64_t)w.row * ((int)v.row * BYTES) + (t0 + w.pack * E) * BYTES;
 }
 
-/* The device fetches 16 bytes, and their neighbours, into its second cache. */
+/* Prefetches a line into L2. */
 KR_DEV void expect(const char *from) {
 #ifndef KR_EMULATE
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
@@ -147,8 +146,8 @@ KR_DEV void expect(const char *from) {
 #endif
 }
 
-/* The tile of steps t0 ..., of which what does not exist is zero; the one before it is expected. Of B and C thread i
- * has pack i mod 16 T of the tile, in T = 4 both halves of the block the same: rows first, then steps. */
+/* Copies the tile at step t0, zeros out of range, and prefetches the one before it. Of B and C thread i has pack i mod
+ * 16 T of the tile, with T = 4 the same in both halves of the block: rows first, then steps. */
 KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
   const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
   const int is_row = w.row < w.n_channels && w.pack < PACKS && t0 + w.pack * E < w.end;
@@ -172,19 +171,19 @@ KR_DEV void copy_tile(const kr_scan_plan &p, const back_place &w, const back_sha
     bc[i] = address(w, m, B_BASE + is_C) + (int64_t)(int)n * ((int)(is_C ? p.C_mat.n : p.B_mat.n) * BYTES) + t * BYTES;
     exist[i] = (int)n < p.N && t < w.end;
   }
-  kr_sync_warp(); /* the addresses have been read */
+  kr_sync_warp(); /* all lanes have read the addresses */
 #pragma unroll
   for (int i = 0; i < n_own_bc(T); i++) copy_pack(m.raw_bc + i * THREADS, bc[i], exist[i]);
 }
 
-/* ANY, T = 4 alone: a warp has all packs of the rows of B or C that it turns. */
+/* ANY, T = 4 only: a warp has all packs of the rows of B or C it transposes. */
 KR_DEV kr_raw16 *landing(const back_place &w, const back_shared &m, const int T, int input) {
   return m.land + (input < N_INPUTS
                        ? (input * (64 / T) + w.row) * (PACKS + 1) + w.pack
                        : N_INPUTS * (64 / T) * (PACKS + 1) + w.lane / PACKS * (PACKS + 1) + w.lane % PACKS);
 }
 
-/* The row of B or C is n of them; its pack begins at what is returned. */
+/* Sets n to the row of B or C; returns the address of its pack. */
 KR_DEV const char *bc_from(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0,
                            int &n) {
   const unsigned r = (w.thread & (16 * T - 1)) / PACKS, is_C = r >= 4u * T;
@@ -193,7 +192,7 @@ KR_DEV const char *bc_from(const kr_scan_plan &p, const back_place &w, const bac
          (t0 + w.lane % PACKS * E) * BYTES;
 }
 
-/* inside: all of the tile is there, and a pack behind it. */
+/* inside: the whole tile, and the pack after it, are in range. */
 KR_DEV void copy_tile_any(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0,
                           int inside) {
   const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
@@ -212,7 +211,7 @@ KR_DEV void copy_tile_any(const kr_scan_plan &p, const back_place &w, const back
                 (w.end - t0 - at * E) * BYTES, at == PACKS - 1, inside, begins && at == 0);
 }
 
-/* From where a tile's packs have arrived to the lane's own places. */
+/* Moves a tile's packs from the landing area to the lane's own slots. */
 KR_DEV void take_tile_any(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T) {
   const kr_rows *const rows[] = {&p.u, &p.delta, &p.dout, &p.z};
   kr_raw16 bc = {{0, 0, 0, 0}};
@@ -226,7 +225,7 @@ KR_DEV void take_tile_any(const kr_scan_plan &p, const back_place &w, const back
     else m.raw[i * THREADS] = kr_raw16{{0, 0, 0, 0}};
   const int before = misfit(bc_from(p, w, m, T, 0, n));
   if (n < p.N) bc = read_anywhere(landing(w, m, T, N_INPUTS), landing(w, m, T, N_INPUTS) + 1, before);
-  kr_sync_warp(); /* the addresses have been read, and what arrived */
+  kr_sync_warp(); /* addresses and landed data have been read */
   *m.raw_bc = bc;
 }
 
@@ -246,8 +245,7 @@ KR_DEV void turn_bc(const back_place &w, const back_shared &m, const int T, cons
   }
 }
 
-/* dt, dt u and g = dout silu(z) of the lane's pack; dt is 0 past the end, which leaves state and gradient as they
- * are. */
+/* dt, dt u and g = dout silu(z) of the lane's pack; dt is 0 past the end, which leaves state and gradient unchanged. */
 KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, const int ANY,
                        int is_partial, int left, float bias) {
   if (w.pack >= PACKS) return;
@@ -271,7 +269,7 @@ KR_DEV void stage_rows(const kr_scan_plan &p, const back_place &w, const back_sh
     *(kr_float4 *)(to + k * 4) = kr_float4{{dt[k], dt[k] * pack_at(u, k, KR_DTYPE), g[k], 0.0f}};
 }
 
-/* The channel in place c of a lane, as a row of the warp; places of states. */
+/* The channel in slot c of a lane, as a row of the warp; offsets of states. */
 KR_DEV int channel_of(const back_place &w, const int T, int c) {
   return (w.group & (32 / T - 1)) + 32 / T * (c ^ w.swap);
 }
@@ -279,7 +277,7 @@ KR_DEV int64_t states_at(const kr_scan_plan &p, const back_place &w, const int T
   return (slab * p.D + w.d0 + channel_of(w, T, c)) * p.N_padded + w.slot * 4;
 }
 
-/* Four states in memory are in order; in the lane, place k has state k ^ order. */
+/* Four states in memory are in order; in the lane, slot k has state k ^ order. */
 KR_DEV void order_states(const back_place &w, const kr_float4 &from, float (&v)[4]) {
   float a[4];
 #pragma unroll
@@ -316,8 +314,8 @@ KR_DEV void fetch_view(const back_place &w, const int T, int N, const kr_scan_st
     }
 }
 
-/* The states kept every 8 steps, on their way to the thread's own places: one for each of the rows `group` and 32 / T
- * further. They come in order, and the thread puts them back in its own. */
+/* States kept every 8 steps, being copied to the thread's own slots: one for each of the rows `group` and group + 32 /
+ * T. They arrive in order; the thread rewrites them in its own order. */
 typedef struct back_kept {
   const float *from;
   int64_t step;
@@ -345,9 +343,8 @@ KR_DEV void put_kept(const back_place &w, const back_shared &m, const float (&x)
     *(kr_float4 *)(m.kept + (c ^ w.swap) * THREADS) = kr_float4{{x[c][0], x[c][1], x[c][2], x[c][3]}};
 }
 
-/* Adds what the chunk's first state leaves of itself to the states kept before a step, which were swept from zero;
- * sums: of dt since the chunk began, of the warp's channels. The thread has put its part of the first state in its own
- * order. */
+/* Adds the chunk's decayed first state to the states kept before a step, which were swept from zero; sums: dt since the
+ * chunk's start, per channel of the warp. The thread's part of the first state is in its own order. */
 KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, const float *sums,
                       const float (&A)[2][4], float (&x)[2][4]) {
   float log_decay[2][4];
@@ -358,7 +355,7 @@ KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, c
 #pragma unroll
     for (int k = 0; k < 4; k++) log_decay[c][k] = A[c][k] * sum_dt, lives |= log_decay[c][k] > -160.0f;
   }
-  if (!lives) return; /* a decay that is no float32 but zero */
+  if (!lives) return; /* a decay that underflows to zero */
   kr_float4 first[2];
 #pragma unroll
   for (int c = 0; c < 2; c++) {
@@ -372,7 +369,7 @@ KR_DEV void add_first(const kr_scan_plan &p, const back_place &w, const int T, c
     for (int k = 0; k < 4; k++) x[c][k] = kr_fma(kr_exp2(log_decay[c][k]), first[c].v[k], x[c][k]);
 }
 
-/* The sums of dt before every 8 steps of a tile, one of a channel of the warp per lane. */
+/* The sums of dt before every 8 steps of a tile, one channel of the warp per lane. */
 KR_DEV void copy_sums(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0) {
   const int row = again(w.lane & (64 / T - 1)), at = w.lane / (64 / T);
   if (p.n_chunks > 1 && row < w.n_channels && at < TL / KR_SCAN_KEPT)
@@ -390,8 +387,7 @@ KR_DEV void order_first(const kr_scan_plan &p, const back_place &w, const int T)
   }
 }
 
-/* `near` and `far` are the rows of the lane's first and second channel at the first of four steps; bc: B of its
- * states. */
+/* `near`, `far`: rows of the lane's first and second channel at the first of four steps; bc: B of its states. */
 KR_DEV void forward4(const int T, const float *near, const float *far, const float *bc, const float (&A)[2][4],
                      float (&x)[2][4]) {
 #pragma unroll
@@ -406,7 +402,7 @@ KR_DEV void forward4(const int T, const float *near, const float *far, const flo
   }
 }
 
-/* Over the lanes of a group, of both channels; each lane has that of its first one. */
+/* Reduces both channels over the lanes of a group; each lane gets its first one's sum. */
 KR_DEV float sum_states(const int T, const float (&v)[2]) {
   float sum = v[0] + kr_shuffle_xor(v[1], half_bit(T));
 #pragma unroll
@@ -414,15 +410,14 @@ KR_DEV float sum_states(const int T, const float (&v)[2]) {
   return sum;
 }
 
-/* Over the groups of a warp that have the places of the states in different orders, and one step of one matrix of
- * parts. */
+/* Reduces one step of one matrix's partial sums over the groups of a warp that hold the states in different orders. */
 KR_DEV void keep_part(const int T, float (&v)[4], float *to) {
   v[0] += kr_shuffle_xor(v[1], group_bit(T, 0)), v[2] += kr_shuffle_xor(v[3], group_bit(T, 0));
   if (T < 16) *to = v[0] + kr_shuffle_xor(v[2], group_bit(T, 1));
   else to[0] = v[0], to[2] = v[2];
 }
 
-/* One step's rows of the lane's two channels, and B and C of its states. */
+/* One step of the rows of the lane's two channels, and B and C of its states. */
 typedef struct back_step {
   kr_float4 r[2], B, C;
 } back_step;
@@ -433,8 +428,8 @@ KR_DEV back_step read_step(const int T, const float *near, const float *far, con
           *(const kr_float4 *)(bc + i * 8 * T + 4 * T)};
 }
 
-/* Four steps forward and back again. Of the forward walk, y and dC; of the way back, s1, s2, dB and dA. Each step is
- * read before the one before it writes, which the compiler could not know to be elsewhere. */
+/* Four steps forward and back. The forward pass yields y and dC; the backward pass s1, s2, dB and dA. Each step is read
+ * before the previous one writes: the compiler could not know that they do not alias. */
 KR_DEV void back4(const int T, float *near, const float *far, const float *bc, float *part, int part_by, int writes,
                   const float (&A)[2][4], float (&x)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
   float a[4][2][4], before[4][2][4];
@@ -474,7 +469,7 @@ KR_DEV void back4(const int T, float *near, const float *far, const float *bc, f
         dA[c][k] = kr_fma(s.r[c].v[0], q, dA[c][k]);
       }
     if (i) s = read_step(T, near, far, bc, i - 1);
-    const float sum1 = sum_states(T, s1), sum2 = sum_states(T, s2); /* the group has read the step by then */
+    const float sum1 = sum_states(T, s1), sum2 = sum_states(T, s2); /* all lanes have read the step by then */
     if (writes) near[i * 4 + 1] = sum1, near[i * 4 + 2] = sum2;
     keep_part(T, part_B, part + i * part_floats(T));
   }
@@ -491,8 +486,7 @@ KR_DEV void store_pack(char *to, const float (&y)[E]) {
 #endif
 }
 
-/* ANY: a gradient's packs, by way of the lanes' places of delta, which are free then, as the warp's rows of the
- * tile. */
+/* ANY: stores a gradient's packs by way of the lanes' slots of delta, free by then, as the warp's rows of the tile. */
 KR_DEV void store_rows(const back_place &w, const back_shared &m, const kr_rows &to, int of, int t0,
                        const float (&v)[E]) {
   enum { WORDS = PACKS * 4, AT_ONCE = 32 / WORDS, ROWS = 16 };
@@ -516,8 +510,8 @@ KR_DEV void write_pack(const back_place &w, const back_shared &m, const int ANY,
   else store_pack(pack, v);
 }
 
-/* The lane's packs of the tile that has been walked, which the next one's replace meanwhile, and where their gradients
- * go. */
+/* The lane's packs of the finished tile, which the next one's replace meanwhile, and the addresses of their gradients.
+ * */
 typedef struct back_end {
   kr_raw16 u, dout, z;
   char *du, *ddelta, *dz;
@@ -533,7 +527,7 @@ KR_DEV back_end end_of_tile(const kr_scan_plan &p, const back_place &w, const ba
           pack_of(p.dz, w, m, DZ, t0)};
 }
 
-/* One gradient after the other: each reads the rows anew. */
+/* One gradient after another: each reads the rows anew. */
 KR_DEV void write_gradients(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T,
                             const int ANY, back_end &end, int t0, float skip, float &dD, float &dbias) {
   const kr_float4 *const row = (const kr_float4 *)(m.rows + at_row(T, w.row) + w.pack * E * 4); /* dt, s1, s2, y */
@@ -584,7 +578,7 @@ KR_DEV void add4(kr_float4 &sum, const float *from) {
   for (int k = 0; k < 4; k++) sum.v[k] += v.v[k];
 }
 
-/* The block's share of the tile's dB and dC to scratch: over four warps, with T = 4 over two halves of each. */
+/* The block's partial dB and dC of the tile to scratch: over four warps, with T = 4 over two halves of each. */
 KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_shared &m, const int T, int t0,
                         int end) {
   float *const to = p.part_bc + ((int64_t)kr_block_x() * p.L + t0) * (8 * T);
@@ -594,7 +588,7 @@ KR_DEV void write_parts(const kr_scan_plan &p, const back_place &w, const back_s
     if (TL * 2 * T < THREADS && id >= TL * 2u * T) break;
     const float *const from = m.parts + step * part_floats(T) + (T == 4 ? j / 4 * 32 + j % 4 * 4 : j * 4);
     const int half =
-        T == 4 ? j / 4 * 16 : 0; /* B's columns begin with one half of the lanes, C's with the other: other banks */
+        T == 4 ? j / 4 * 16 : 0; /* C's columns start with the other half of the lanes than B's: other banks */
     kr_float4 sum = *(const kr_float4 *)(from + half);
     if (T == 4) add4(sum, from + 16 - half);
 #pragma unroll
@@ -633,7 +627,7 @@ KR_DEV void write_initial(const kr_scan_plan &p, const back_place &w, const int 
     }
 }
 
-/* What the walk over steps does not need waits in the thread's places of delta and B, which have been read by then. */
+/* What the inner loop does not need is parked in the thread's slots of delta and B, which have been read by then. */
 typedef struct back_own {
   float dD, dbias, bias, skip;
   kr_raw16 entry;
@@ -649,7 +643,7 @@ KR_DEV back_own take_own(const back_shared &m) {
   return {v.v[0], v.v[1], v.v[2], v.v[3], *m.raw_bc};
 }
 
-/* The thread's place in a tile's rows; the warp's is in its first thread's entry. */
+/* The thread's position in a tile's rows; the warp's is in its first thread's entry. */
 KR_DEV back_place place_again(const back_place &w, const int T) {
   back_place v = w;
   place_thread(v, T, thread_again());

@@ -1,9 +1,9 @@
-/* whole.cuh: what the modules for usual calls share (selective_scan_whole.cu, selective_scan_whole_bwd.cu; some of it
- * selective_scan_usual.cu and last.cuh): packs of 16 bytes, E elements, that a lane copies past the registers to a
- * place of its own, step sizes, and exponentials by multiply-adds. ANY: rows may begin at any element, and end
- * anywhere. Copied are then the aligned blocks of 16 bytes that a row's packs of a tile lie in, by each pack's lane the
- * one where it begins, by the last one's the one behind, too; so lanes read what others copied. Bytes past a row's end
- * are not read and come as zeros; those before its begin, in its first block, are whatever is there. */
+/* whole.cuh: shared by the common-case kernels (selective_scan_whole.cu, selective_scan_whole_bwd.cu; partly
+ * selective_scan_usual.cu and last.cuh): 16-byte packs of E elements, copied asynchronously by each lane to a slot of
+ * its own; step sizes; exponentials by multiply-adds. ANY: rows may be unaligned and of any length. Then the aligned
+ * 16-byte blocks that contain a row's packs of a tile are copied, by each pack's lane the one where it begins, by the
+ * last one's also the next; so lanes read what others copied. Bytes past a row's end are not read and come as zeros;
+ * bytes before its start, in its first block, are undefined. */
 #ifndef KR_SCAN_WHOLE_CUH
 #define KR_SCAN_WHOLE_CUH
 
@@ -22,7 +22,7 @@ KR_DEV void copy_pack(kr_raw16 *to, const char *from, int exists) {
 #endif
 }
 
-/* 16 bytes past the registers. */
+/* Copies 16 bytes asynchronously. */
 KR_DEV void copy_16(void *to, const char *from) {
 #ifdef KR_EMULATE
   kr_emulated_copy(to, from, 16);
@@ -34,7 +34,7 @@ KR_DEV void copy_16(void *to, const char *from) {
 #endif
 }
 
-/* 16 bytes of shared memory at once: the compiler would take them apart where it needs one of them first. */
+/* One 16-byte shared-memory read, which the compiler would split where it needs one float first. */
 KR_DEV kr_float4 read_four(const float *from) {
 #ifdef KR_EMULATE
   return *(const kr_float4 *)from;
@@ -48,7 +48,7 @@ KR_DEV kr_float4 read_four(const float *from) {
 #endif
 }
 
-/* The thread's number, but what follows from it is computed again instead of being kept in registers. */
+/* The thread's number, reread so that values derived from it are recomputed instead of kept in registers. */
 KR_DEV int thread_again(void) {
 #ifdef KR_EMULATE
   return kr_thread();
@@ -59,7 +59,7 @@ KR_DEV int thread_again(void) {
 #endif
 }
 
-/* An aligned block, or nothing. */
+/* Copies an aligned block if it exists. */
 KR_DEV void copy_if(kr_raw16 *to, const char *from, int exists) {
 #if defined(KR_EMULATE) || KR_TIER < 80
   if (exists) kr_copy16(to, from);
@@ -93,7 +93,7 @@ KR_DEV void copy_block(kr_raw16 *to, const char *from, int first, int n) {
 #endif
 }
 
-/* 32 bits from `bits` on of two words; bits below 32. */
+/* 32 bits of two words from bit `bits`, below 32. */
 KR_DEV uint32_t shifted(uint32_t low, uint32_t high, int bits) {
 #ifdef KR_EMULATE
   return (uint32_t)(((uint64_t)high << 32 | low) >> bits);
@@ -104,7 +104,7 @@ KR_DEV uint32_t shifted(uint32_t low, uint32_t high, int bits) {
 #endif
 }
 
-/* v of step k of a pack that ends after n_left steps, else 0; tested here and nowhere before. */
+/* v if step k is below n_left, else 0; opaque, so that the test is not hoisted. */
 KR_DEV float until(float v, int k, int n_left) {
 #ifdef KR_EMULATE
   return k < n_left ? v : 0.0f;
@@ -117,12 +117,12 @@ KR_DEV float until(float v, int k, int n_left) {
 #endif
 }
 
-/* Where a pack begins within its block, in bytes. */
+/* A pack's offset within its block, in bytes. */
 KR_DEV int misfit(const char *from) { return (int)((uintptr_t)from & 15); }
 
-/* The block of the pack that begins at `from`, n_left bytes before its row's end, and for a row's last pack of a tile
- * what it needs of the next block. inside: both lie before that end, or the row does not exist. begins: nothing of the
- * row stands before. */
+/* Copies the block of the pack at `from`, n_left bytes before its row's end, and for a row's last pack of a tile what
+ * it needs of the next block. inside: both are before that end, or the row does not exist. begins: the row starts with
+ * this pack. */
 KR_DEV void copy_anywhere(kr_raw16 *place, kr_raw16 *next, const char *from, int exists, int n_left, int is_last,
                           int inside, int begins) {
   const int before = misfit(from), behind = n_left + before - 16;
@@ -139,7 +139,7 @@ KR_DEV void copy_anywhere(kr_raw16 *place, kr_raw16 *next, const char *from, int
   if (is_last) copy_block(next, from + 16, 0, !exists ? 0 : behind < before ? behind : before);
 }
 
-/* The pack that begins so many bytes into a block. */
+/* The pack at byte `before` of a block. */
 KR_DEV kr_raw16 read_anywhere(const kr_raw16 *place, const kr_raw16 *next, int before) {
   const uint32_t *const own = (const uint32_t *)place + before / 4, *const then =
                                                                         (const uint32_t *)(next - 1) + before / 4;
@@ -160,9 +160,8 @@ KR_DEV kr_raw16 round_pack(const float (&v)[E]) {
   return raw;
 }
 
-/* Word w of n of a row's packs in a tile, and the word behind it, to memory, where the row begins anywhere and ends
- * after n_left elements. Lanes of a warp have neighbouring words: single words of packs would each be a write of 32
- * bytes to the second cache. */
+/* Stores word w of n of a row's packs in a tile, joined with the next word, to an unaligned row that ends after n_left
+ * elements. A warp's lanes hold adjacent words: single words of packs would each be a 32-byte write to L2. */
 KR_DEV void store_word(char *row, int w, int n, uint32_t own, uint32_t next, int n_left) {
   if (E == 4) {
     if (w < n_left) ((uint32_t *)row)[w] = own;
@@ -176,7 +175,7 @@ KR_DEV void store_word(char *row, int w, int n, uint32_t own, uint32_t next, int
   else if (first < n_left) *at = (uint16_t)v;
 }
 
-/* What follows is computed from these 16 bytes again, instead of being kept in registers: only they are. */
+/* Forces later uses to be recomputed from these 16 bytes: only they stay in registers. */
 KR_DEV void keep_packed(kr_raw16 &raw) {
 #ifndef KR_EMULATE
 #pragma unroll
@@ -186,8 +185,8 @@ KR_DEV void keep_packed(kr_raw16 &raw) {
 #endif
 }
 
-/* log(1 + e^v): log(1 + e) is e times a polynomial for e = e^-|v|, so that small values keep their digits and one
- * special function does. Relative error 2^-22.7 and that of the exponential. */
+/* log(1 + e^v): log(1 + e) is e times a polynomial for e = e^-|v|, so that small values keep precision and one
+ * special-function op suffices. Relative error 2^-22.7 plus the exponential's. */
 KR_DEV float softplus_of(float v) {
   const float e = kr_exp2(__builtin_fabsf(v) * -KR_LOG2E);
   float q = 0.00536481058f;
@@ -198,9 +197,9 @@ KR_DEV float softplus_of(float v) {
   return kr_fma(q, e, __builtin_fmaxf(v, 0.0f));
 }
 
-/* 2^(a b) without the unit of special functions: rounded down, the fraction by a polynomial that is 1 and 2 at its
- * ends, the exponent's bits by an integer addition. Relative error 2^-22.6; below 2^-126 zero, above 2^127 no more than
- * 2^128, of NaN zero. */
+/* 2^(a b) without the special-function unit: floor, a polynomial for the fraction that is exactly 1 and 2 at its ends,
+ * and an integer add for the exponent. Relative error 2^-22.6; zero below 2^-126, at most 2^128 above 2^127, zero for
+ * NaN. */
 KR_DEV float exp2_of_product(float a, float b) {
   const float one = 12582912.0f; /* 1.5 * 2^23: its last bit is 1 */
   float t, f, q = 0.00187931862f;

@@ -1,5 +1,5 @@
-/* spectra.c: costs, rows and random cases of spectra in polar form, losses and spectral norm. The equations are in
- * spectra_ref.c. Spectral norm is small everywhere: its reference is its row on the CPU. */
+/* spectra.c: costs, rows and random cases of spectra in polar form, losses and spectral norm; spectra_ref.c has the
+ * equations. Spectral norm is always small: its reference is its CPU row. */
 #include "check.h"
 #include "op_list.h"
 #include "spectra/spectra_rows.h"
@@ -114,7 +114,7 @@ static void draw_float(kr_case *c, float *field, double low, double high) {
 }
 
 int32_t kr_to_polar_case(kr_case *c, int64_t index) {
-  krait_to_polar_args *a = (krait_to_polar_args *)c->args; /* the gradient's begin alike */
+  krait_to_polar_args *a = (krait_to_polar_args *)c->args; /* the gradient's args start alike */
   c->contiguous = index % 2;
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 9), a->K = kr_case_edge(c, c->is_exact ? 5 : 130) + 1;
   a->eps = 1e-3f, a->re_add = 1e-3f, a->im_add = 1e-5f;
@@ -134,7 +134,7 @@ int32_t kr_loss_case(kr_case *c, int64_t index) {
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 3), a->K = kr_case_int(c, 1, 9),
   a->N = kr_case_edge(c, c->is_exact ? 3 : 130) + 1;
   draw_float(c, &a->scale, 0.01, 2);
-  if (c->is_exact && a->call.flags & KRAIT_LOSS_ANGLE) { /* finite differences stay off the kinks: 0.2 < x - y < 2.2 */
+  if (c->is_exact && a->call.flags & KRAIT_LOSS_ANGLE) { /* keeps finite differences off the kinks: 0.2 < x - y < 2.2 */
     kr_case_fill_uniform(c, kr_case_give(c, "x"), 0.2, 1.2);
     kr_case_fill_uniform(c, kr_case_give(c, "y"), -1, 0);
   }

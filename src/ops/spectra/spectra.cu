@@ -1,7 +1,7 @@
 /* spectra.cu: spectra in polar form, losses, transforms and spectral norm (spectra_ref.c has the equations).
- *   kr_to_polar, kr_to_polar_back, kr_from_polar, kr_from_polar_back, kr_loss_back   a thread takes one element
- *   kr_loss_parts, kr_loss_sum   sums in float64, always in the same order
- *   kr_transform                 a product with sums in float64; its tiles lie in shared memory as float64
+ *   kr_to_polar, kr_to_polar_back, kr_from_polar, kr_from_polar_back, kr_loss_back   one element per thread
+ *   kr_loss_parts, kr_loss_sum   sums in float64, in a fixed order
+ *   kr_transform                 a product with float64 sums; its tiles are float64 in shared memory
  *   kr_spectral_norm, _back      one block: the weights of a discriminator are small */
 #include "polar.cuh"
 #include "pack.cuh"
@@ -155,9 +155,9 @@ KR_KERNEL void KR_BOUNDS(KR_TRANSFORM_THREADS, 2) kr_transform(const krait_trans
     }
 }
 
-/* ---- spectral norm: a block ---- */
+/* ---- spectral norm: one block ---- */
 
-/* In every thread. */
+/* The sum, in every thread. */
 KR_DEV float sum_all(float v) {
   KR_SHARED float shared[KR_SPECTRAL_THREADS];
   kr_sync();

@@ -66,7 +66,7 @@ static int32_t run_from_polar_bwd(const krait_ctx *ctx, const void *args, uint64
           .a = a->mag, .b = a->pha, .da = a->dre, .db = a->dim, .c = a->dmag, .d = a->dpha, .power = a->power});
 }
 
-#define POLAR(op) /* what every one of them has */                                                                     \
+#define POLAR(op) /* common to all of them */                                                                     \
   const char *kr_##op##_cuda_refuse(const krait_ctx *ctx, const void *args) {                    \
     const krait_##op##_args *a = args;                                                           \
     return (void)ctx, refuse_polar(a->I, a->J, a->K);                                            \

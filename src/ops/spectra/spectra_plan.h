@@ -1,4 +1,4 @@
-/* spectra_plan.h: what the kernels of spectra.cu take; host and device read the same structs. */
+/* spectra_plan.h: kernel parameters of spectra.cu, the same structs for host and device. */
 #ifndef KR_SPECTRA_PLAN_H
 #define KR_SPECTRA_PLAN_H
 
@@ -11,7 +11,7 @@ enum {
   KR_LOSS_THREADS = 256,
   KR_LOSS_PARTS = 512,
   KR_SPECTRAL_THREADS = 1024,
-  KR_TRANSFORM_TILE = 32, KR_TRANSFORM_DEPTH = 16, KR_TRANSFORM_THREADS = 256, /* 2 x 2 sums a thread */
+  KR_TRANSFORM_TILE = 32, KR_TRANSFORM_DEPTH = 16, KR_TRANSFORM_THREADS = 256, /* 2 x 2 sums per thread */
 };
 
 /* Both directions and their gradients over (I,J,K): inputs a, b (and gradients da, db), outputs c, d. */

@@ -1,4 +1,4 @@
-/* spectra_rows.h: scratch of spectral norm, and how losses are summed: by chunks of rows (i, j, k) that depend on the
+/* spectra_rows.h: scratch of spectral norm, and the split of loss sums: chunks of rows (i, j, k) that depend on the
  * shape alone. */
 #ifndef KR_SPECTRA_ROWS_H
 #define KR_SPECTRA_ROWS_H

@@ -1,4 +1,4 @@
-/* spectra_simd.c: spectra in polar form and losses, element by element in float32, sums in double. */
+/* spectra_simd.c: spectra in polar form and losses, elementwise in float32, sums in double. */
 #include <math.h>
 
 #include "op_list.h"
@@ -161,7 +161,7 @@ int32_t KR_FN(kr_loss_bwd)(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-/* ---- products with sums in double: four rows at a time, the matrix row after row ---- */
+/* ---- products with sums in double: four rows at a time, streaming the matrix row by row ---- */
 
 enum { TRANSFORM_ROWS = 4, TRANSFORM_COLUMNS = 64 };
 

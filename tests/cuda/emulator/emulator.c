@@ -1,6 +1,6 @@
 /* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time; within it a warp runs until all
- * its threads wait or are done. Threads that wait at different things for ever end the program with a sentence.
- * AddressSanitizer is told about every switch, so that it watches the coroutines' stacks too. */
+ * its threads wait or are done. A deadlock ends the program with a message. AddressSanitizer is told about every
+ * switch, so that it checks the coroutines' stacks too. */
 #define _GNU_SOURCE
 #include "emulator.h"
 
@@ -21,11 +21,11 @@
 #endif
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
-enum { MAX_COPIES = 128, N_BARRIERS = 24, WARPGROUPS = 16 /* the barriers from here on are theirs */, WARPGROUP = 128 };
+enum { MAX_COPIES = 128, N_BARRIERS = 24, WARPGROUPS = 16 /* their barriers start here */, WARPGROUP = 128 };
 enum { MAX_BYTE_BARRIERS = 32, MAX_BOXES = 64, SHARED_ALIGNMENT = 1024 };
 enum { DONE, READY, AT_BARRIER, AT_WARP, AT_BYTES };
 
-/* An asynchronous copy that has not arrived. */
+/* A pending asynchronous copy. */
 typedef struct copy {
   void *to;
   unsigned char bytes[16];
@@ -35,20 +35,20 @@ typedef struct copy {
 
 typedef struct fiber {
   ucontext_t context;
-  void *stack_pointer; /* where hand-written switching is used, else context */
+  void *stack_pointer; /* with hand-written switching, else context */
   unsigned char *stack;
   void *fake_stack;
   int state;
-  int barrier, n_expected; /* which, and for how many threads; 0: all that are not done */
+  int barrier, n_expected; /* which, and for how many threads; 0: all that are running */
   int64_t n_barriers;
   unsigned n_shuffles;
-  float deposit[2][12]; /* of the even and the odd shuffles; products by tensor cores take all of them */
+  float deposit[2][12]; /* of the even and the odd shuffles; tensor core products use all of them */
   copy copies[MAX_COPIES];
   int n_copies;
   unsigned n_groups; /* committed */
 } fiber;
 
-/* A barrier that counts bytes, and a box that has not come. */
+/* A transaction barrier, and a pending box. */
 typedef struct byte_barrier {
   uint32_t address, phase;
   int arrivals, left;
@@ -172,7 +172,7 @@ static void resume(int thread) {
   switch_fibers(&scheduler, f, f->stack, STACK_BYTES);
 }
 
-/* ---- what kernels call ------------------------------------------------------------------------------------------- */
+/* ---- called by kernels ------------------------------------------------------------------------------------------- */
 
 void kr_emulated_sync_some(int barrier, int n_threads) {
   running->barrier = barrier, running->n_expected = n_threads;
@@ -218,8 +218,7 @@ void kr_emulated_await_copies(unsigned n_under_way) {
   running->n_copies = n;
 }
 
-/* Shows the warp some values. Returns which of two places they are in: a fast lane may be one exchange ahead of a slow
- * one. */
+/* Shares values with the warp. Returns which of two slots they are in: a fast lane may be one exchange ahead. */
 static unsigned deposit(const void *values, size_t bytes) {
   const unsigned which = running->n_shuffles++ & 1;
   memcpy(running->deposit[which], values, bytes);
@@ -231,22 +230,22 @@ float kr_emulated_shuffle(float v, int other) {
   const unsigned which = deposit(&v, sizeof v);
   if (other >= kr_emulated_now.block_threads || other / WARP != kr_emulated_now.thread / WARP ||
       fibers[other].n_shuffles < running->n_shuffles)
-    return NAN; /* gone before this one */
+    return NAN; /* exited before */
   return fibers[other].deposit[which][0];
 }
 
-/* A matrix instruction takes the whole warp. */
+/* A matrix instruction needs the whole warp. */
 static void want_all_lanes(const fiber *warp, const char *what) {
   for (int l = 0; l < WARP; l++)
     if (warp[l].n_shuffles < running->n_shuffles)
       fprintf(stderr, "emulator: %s: %s without lane %d\n", launched->name, what, l), abort();
 }
 
-/* Lane l shows row l % 8 of matrix l / 8, and gets of each matrix elements 2 q and 2 q + 1 of row g; turned: of column
- * g. */
+/* Lane l provides row l % 8 of matrix l / 8, and gets elements 2 q and 2 q + 1 of row g of each matrix; transposed: of
+ * column g. */
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   if ((uintptr_t)row % 16)
-    fprintf(stderr, "emulator: %s loads a row of matrices that does not lie on 16 bytes\n", launched->name), abort();
+    fprintf(stderr, "emulator: %s loads a matrix row not aligned to 16 bytes\n", launched->name), abort();
   const unsigned which = deposit(row, 16);
   const int lane = kr_emulated_now.thread % WARP, g = lane / 4, q = lane % 4;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
@@ -261,8 +260,8 @@ void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   }
 }
 
-/* Lane 4 g + q shows n elements each of rows g and g + 8 of a, and of column g of b; the lanes of a row or column have
- * all of its k. */
+/* Lane 4 g + q provides n elements each of rows g and g + 8 of a, and of column g of b; the lanes of a row or column
+ * have all of its k. */
 static void add_products(float d[4], const float *factors, int n) {
   const unsigned which = deposit(factors, (size_t)n * 3 * sizeof *factors);
   const int lane = kr_emulated_now.thread % WARP;
@@ -293,7 +292,7 @@ void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t
   multiply(d, a, b0, b1, kr_bf16_to_float);
 }
 
-/* Columns q + {0, 4}, of which the instruction sees 11 significant bits. */
+/* Columns q + {0, 4}; the instruction uses 11 significant bits. */
 void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   const uint32_t words[6] = {a[0] & ~0x1fffu, a[2] & ~0x1fffu, a[1] & ~0x1fffu,
                              a[3] & ~0x1fffu, b0 & ~0x1fffu,   b1 & ~0x1fffu};
@@ -313,7 +312,7 @@ void kr_emulated_sync_warpgroup(void) {
 
 uint64_t kr_emulated_parameters(void) { return (uint64_t)(uintptr_t)launched_args; }
 
-/* Shared memory begins at SHARED_ALIGNMENT: 0 is no address. */
+/* Shared memory starts at SHARED_ALIGNMENT: 0 is not an address. */
 uint32_t kr_emulated_shared_at(const void *p) {
   return (uint32_t)((const unsigned char *)p - kr_emulated_now.dynamic_shared) + SHARED_ALIGNMENT;
 }
@@ -354,7 +353,7 @@ void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity) {
   while ((b->phase & 1) == parity) wait_for(AT_BYTES);
 }
 
-/* Where the 16 bytes number `chunk` of a row of 128 lie: the swizzle goes by the address. */
+/* The address of 16-byte chunk `chunk` in a row of 128 bytes: the swizzle depends on the address. */
 static unsigned char *swizzled(uint32_t block, uint32_t row, uint32_t byte) {
   const uint32_t address = block + row * 128 + byte;
   return shared(address ^ (address >> 7 & 7) << 4);
@@ -378,7 +377,7 @@ void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int
   memset(shared(to), 0xfb, (size_t)box_bytes(&b->map));
 }
 
-/* Bytes come at once. */
+/* Bytes arrive at once. */
 void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
   if ((to | (uint32_t)bytes | (uint32_t)(uintptr_t)from) % 16)
     fprintf(stderr, "emulator: %s: a bulk copy of %d bytes from %p to %u\n", launched->name, bytes, from, to), abort();
@@ -388,7 +387,7 @@ void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t b
   end_phase(b);
 }
 
-/* Where element i of a box lies in its tensor, or NULL beyond it. */
+/* Address of a box's element i in its tensor, or NULL outside. */
 static unsigned char *box_element(const kr_emulated_map *m, const int at[4], int64_t i) {
   int64_t rest = i, from = 0;
   for (uint32_t d = 0; d < m->rank; d++) {
@@ -409,7 +408,7 @@ static uint16_t sum_of(uint16_t a, uint16_t b, int is_bf16) {
                  : kr_float_to_f16(kr_f16_to_float(a) + kr_f16_to_float(b));
 }
 
-/* A box goes at once. */
+/* A box is stored at once. */
 void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int adds) {
   kr_emulated_map m;
   memcpy(&m, (const void *)(uintptr_t)map, sizeof m);
@@ -420,7 +419,7 @@ void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int add
   }
 }
 
-/* The oldest box comes. */
+/* The oldest box arrives. */
 static int receive_box(void) {
   if (!n_boxes) return 0;
   const box b = boxes[0];
@@ -439,7 +438,7 @@ static int receive_box(void) {
   return 1;
 }
 
-/* Element (row, k) of a factor whose rows, m or n, lie as its descriptor says. */
+/* Element (row, k) of a factor whose rows, m or n, are laid out by its descriptor. */
 static float factor_at(uint64_t descriptor, int mn_major, int row, int k, float (*widen)(uint16_t)) {
   const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, next = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
   uint16_t value;
@@ -498,7 +497,7 @@ static void release(int first, int n, int state) {
     if (fibers[i].state == state) fibers[i].state = READY;
 }
 
-/* Lets those go on whose barrier has all it waits for. Returns how many. */
+/* Releases threads whose barrier is complete. Returns how many. */
 static int release_barriers(int n, int n_done) {
   int released = 0;
   for (int b = 0; b < N_BARRIERS; b++) {
@@ -515,7 +514,7 @@ static int release_barriers(int n, int n_done) {
   return released;
 }
 
-/* Until every thread of the warp is done or at the block's barrier, or waits for threads that will not come. */
+/* Until every thread of the warp is done or at the block's barrier, or deadlocked. */
 static void run_warp(int warp) {
   const int first = warp * WARP, n = threads_of(warp);
   for (;;) {
@@ -535,7 +534,7 @@ static void fail_stuck(int n) {
   abort();
 }
 
-/* Of every module, before every block; memset would stop at the red zones, and a loop takes a quarter of the tests'
+/* For every module, before every block; memset would stop at the red zones, and a loop takes a quarter of the tests'
  * time. */
 __attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
 #ifdef __x86_64__
@@ -579,7 +578,7 @@ static void run_block(unsigned shared_bytes) {
     for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
     const int done = count(0, n, DONE);
     if (done == n) break;
-    if (count(0, n, READY)) continue; /* an arrival let them go on */
+    if (count(0, n, READY)) continue; /* released by an arrival */
     if (!release_barriers(n, done) && !receive_box()) fail_stuck(n);
   }
   free(kr_emulated_now.dynamic_shared);

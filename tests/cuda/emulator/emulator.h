@@ -1,6 +1,6 @@
-/* emulator.h: the device vocabulary of src/cuda/dev/kernel.cuh on the host: a block's threads are coroutines that
- * switch at barriers and shuffles, blocks run one after another. Device sources include it as C++ (KR_EMULATE), the
- * tests as C. Shared memory and shuffled values of threads that are not there read as NaN. */
+/* emulator.h: the device primitives of src/cuda/dev/kernel.cuh on the host: a block's threads are coroutines that
+ * switch at barriers and shuffles; blocks run one after another. Device sources include it as C++ (KR_EMULATE), the
+ * tests as C. Uninitialized shared memory and shuffles from missing threads read as NaN. */
 #ifndef KR_EMULATOR_H
 #define KR_EMULATOR_H
 
@@ -14,12 +14,12 @@ typedef struct kr_emulated_place {
   int thread, block_threads, block[3], grid_x;
   unsigned char *dynamic_shared;
 } kr_emulated_place;
-extern kr_emulated_place kr_emulated_now; /* of the thread that runs */
+extern kr_emulated_place kr_emulated_now; /* of the running thread */
 
 void kr_emulated_sync(void);
 void kr_emulated_sync_warp(void);
 void kr_emulated_copy(void *to, const void *from,
-                      int n_bytes); /* up to 16, zeros from NULL; garbage until the thread waits for it */
+                      int n_bytes); /* up to 16, zeros from NULL; garbage until waited for */
 void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes); /* zeros from n_exist on */
 void kr_emulated_commit_copies(void);
 void kr_emulated_await_copies(unsigned n_under_way);
@@ -33,9 +33,8 @@ void kr_emulated_others_done(void); /* overlap.cuh */
 void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
 
-/* Hopper's: barriers that count bytes, boxes of tensor maps (as fake_libcuda.c describes them), products of a
- * warpgroup. Addresses count from the dynamic shared memory. Boxes come as late as they may; products are made at
- * once. */
+/* Hopper's: transaction barriers, boxes of tensor maps (as described by fake_libcuda.c), warpgroup products. Addresses
+ * are offsets in dynamic shared memory. Boxes arrive as late as possible; products are computed at once. */
 typedef struct kr_emulated_map {
   void *data;
   uint64_t sizes[4], strides[3]; /* bytes */
@@ -48,11 +47,11 @@ void kr_emulated_barrier_open(uint32_t barrier, int arrivals);
 void kr_emulated_barrier_arrive(uint32_t barrier, int bytes); /* announced before */
 void kr_emulated_barrier_await(uint32_t barrier, uint32_t parity);
 void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]);
-/* adds: -1: to nothing; 0, 1: to the float16, bfloat16 numbers that are there. */
+/* adds: -1: overwrites; 0, 1: adds to the float16, bfloat16 values in place. */
 void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int adds);
 void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier);
 uint64_t kr_emulated_parameters(void);
-void kr_emulated_sync_warpgroup(void); /* a warpgroup begins its products, and waits for them, together */
+void kr_emulated_sync_warpgroup(void); /* a warpgroup issues products, and waits for them, together */
 /* d += a b of 64 x n x 16, a from a descriptor or, with registers, of this lane; is_bf16: else float16. */
 void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn,
                        int is_bf16);
@@ -66,20 +65,20 @@ void kr_emulated_add(kr_emulated_kernel *kernel);
 
 /* ---- for tests ---- */
 enum { KR_ORDER_FORWARDS, KR_ORDER_BACKWARDS, KR_ORDER_RANDOM, KR_N_ORDERS };
-void kr_emulated_order(int order);              /* of threads and blocks, from the next launch on */
-void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait for those before them */
-void kr_emulated_skip_barrier(int64_t n); /* every thread walks through its n-th block barrier (from 0); -1: none */
-void kr_emulated_name(const void *image, const char *module); /* the module that a loaded image stands for */
+void kr_emulated_order(int order);              /* of threads and blocks, from the next launch */
+void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait for earlier ones */
+void kr_emulated_skip_barrier(int64_t n); /* every thread skips its n-th block barrier (from 0); -1: none */
+void kr_emulated_name(const void *image, const char *module); /* the module of a loaded image */
 int64_t kr_emulated_launches(void);
 int64_t kr_emulated_ahead(void); /* of these, by kr_emulated_launch_ahead */
-int64_t kr_emulated_skipped(void);              /* barriers that threads walked through */
+int64_t kr_emulated_skipped(void);              /* barriers skipped by threads */
 
 /* ---- for the driver library (fake_libcuda.c) ---- */
 void *kr_emulated_find(const void *image, const char *name); /* NULL: no such kernel */
 void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args);
 
-/* The same of a kernel that may start while the one before it runs: a block none of whose threads waits for that one
- * ends the program with a sentence. */
+/* The same for a kernel that may start while the previous one runs: a block without a thread that waits for it ends the
+ * program with a message. */
 void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                               const void *args);
 
@@ -207,7 +206,7 @@ KR_DEV uint32_t kr_float_to_bits(float v) { return kr_float_bits(v); }
 KR_DEV float kr_from_f16(uint16_t h) { return kr_f16_to_float(h); }
 KR_DEV uint16_t kr_to_f16(float v) { return kr_float_to_f16(v); }
 
-/* One kernel of a module; wrap.py writes these below the included source. */
+/* One kernel of a module; wrap.py writes these after the included source. */
 template <class P> P kr_parameter(void (*)(P));
 #define KR_EMULATED_KERNEL(module, name)                                                                    \
   static kr_emulated_kernel name##_entry = {                                                                \

@@ -1,5 +1,5 @@
-/* planted.cu: kernels with one fault each, which the emulator's tests must find. All of them reverse the n floats of x,
- * one block of at most 128 threads. */
+/* planted.cu: kernels with one fault each, for the emulator's tests to find. All reverse the n floats of x, with one
+ * block of at most 128 threads. */
 #include "kernel.cuh"
 #include "planted.h"
 
@@ -18,7 +18,7 @@ KR_KERNEL void kr_planted_missing_barrier(const kr_planted_plan p) {
   if (i < p.n) p.out[i] = tile[p.n - 1 - i];
 }
 
-/* Each thread reads what a thread before it wrote: right as long as threads happen to run in order. */
+/* Each thread reads a value written by an earlier thread: correct only if threads happen to run in order. */
 KR_KERNEL void kr_planted_lucky_order(const kr_planted_plan p) {
   KR_SHARED float tile[128];
   const int i = kr_thread();

@@ -1,4 +1,4 @@
-/* planted.h: the argument of the planted kernels, for device and host. */
+/* planted.h: the planted kernels' argument, for device and host. */
 #ifndef KR_PLANTED_H
 #define KR_PLANTED_H
 #include <stdint.h>

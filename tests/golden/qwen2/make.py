@@ -1,5 +1,5 @@
-"""Makes tests/golden/qwen2: a tiny Qwen2 of random bfloat16 weights, and what transformers computes with it in float64: logits of a prompt, the greedy
-continuation and its logits. Needs torch, transformers, safetensors. Usage: python3 make.py"""
+"""Makes tests/golden/qwen2: a tiny Qwen2 with random bfloat16 weights, and transformers' float64 results: logits of a
+prompt, the greedy continuation and its logits. Needs torch, transformers, safetensors. Usage: python3 make.py"""
 import pathlib
 
 import torch
@@ -27,7 +27,7 @@ with torch.no_grad():
     for _ in range(16):
         last = model(tokens).logits[0, -1]
         top = last.topk(2).values
-        assert top[0] - top[1] > 1e-3, "a near tie: take another seed"
+        assert top[0] - top[1] > 1e-3, "a near tie: use another seed"
         steps.append(last.float())
         tokens = torch.cat([tokens, last.argmax().view(1, 1)], 1)
 golden["golden.greedy"] = tokens[0, 24:].int()

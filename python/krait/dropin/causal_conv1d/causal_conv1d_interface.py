@@ -1,4 +1,4 @@
-"""causal_conv1d_fn and causal_conv1d_update with upstream's signatures, their references, and krait's keyword-only additions."""
+"""causal_conv1d_fn and causal_conv1d_update with upstream's signatures, references, and krait's keyword-only options."""
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,9 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
                      final_states_out=None, activation=None, *, reverse=False):
     """x (B, D, L), weight (D, W) -> out (B, D, L)[, final states (B, D, W-1)].
 
-    seq_idx (B, L) int32 keeps packed sequences apart, initial_states (B, D, W-1) are the inputs before position 0,
-    activation is None, "silu" or "swish". As in the oldest releases a string in fourth place is the activation.
-    reverse=True (krait only) lets time run backwards."""
+    seq_idx (B, L) int32 separates packed sequences; initial_states (B, D, W-1) are the inputs before position 0;
+    activation is None, "silu" or "swish". As in the oldest releases, a string as fourth argument is the activation.
+    reverse=True (krait only) runs backward in time."""
     if isinstance(seq_idx, str):
         seq_idx, activation = None, seq_idx
     assert final_states_out is None or return_final_states, "final_states_out needs return_final_states"
@@ -27,7 +27,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
 
 def causal_conv1d_ref(x, weight, bias=None, initial_states=None, return_final_states=False, final_states_out=None,
                       activation=None):
-    """The same in plain torch, one line per step."""
+    """causal_conv1d_fn in plain torch, for reference."""
     if activation not in (None, "silu", "swish"):
         raise NotImplementedError("activation must be None, silu, or swish")
     dtype, (dim, width), length = x.dtype, weight.shape, x.shape[-1]
@@ -42,12 +42,12 @@ def causal_conv1d_ref(x, weight, bias=None, initial_states=None, return_final_st
 
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
-    """New tokens x (B, D) or (B, D, L) against conv_state (B, D, S >= W-1), which is updated in place -> out like x."""
+    """New tokens x (B, D) or (B, D, L) with conv_state (B, D, S >= W-1), updated in place -> out like x."""
     return _causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
 
 
 def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None):
-    """The same in plain torch."""
+    """The update in plain torch."""
     if activation not in (None, "silu", "swish"):
         raise NotImplementedError("activation must be None, silu, or swish")
     rows = x.unsqueeze(-1) if x.dim() == 2 else x
@@ -67,6 +67,6 @@ def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, 
 
 
 class CausalConv1dFn:
-    """Upstream's autograd function by name, for code that calls its apply."""
+    """Upstream's autograd function by name, for callers of apply."""
 
     apply = staticmethod(causal_conv1d_fn)

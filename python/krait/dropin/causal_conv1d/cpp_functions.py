@@ -1,4 +1,4 @@
-"""The functions below autograd, as newer releases name them."""
+"""The functions below autograd, by their names in newer releases."""
 
 from krait.ops.low_level import conv_bwd as causal_conv1d_bwd_function
 from krait.ops.low_level import conv_fwd as causal_conv1d_fwd_function

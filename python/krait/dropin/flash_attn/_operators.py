@@ -1,5 +1,5 @@
-"""torch.ops.flash_attn.*: upstream's operators by name, as 2.7 and 2.8 register them, with shapes for compiled code; on every device. Below autograd, as
-upstream's: flash_attn_func and the others have gradients."""
+"""torch.ops.flash_attn.*: upstream's operators by name, as 2.7 and 2.8 register them, with fake kernels for compiled
+code, on every device. Below autograd, as upstream's: flash_attn_func and the others have gradients."""
 
 from typing import Optional, Tuple
 
@@ -54,7 +54,7 @@ def _fake_backward(dout, q, k, v, out, softmax_lse, *_, **__):
 
 
 def _register(name, function, fake, mutates=()):
-    """The operator, or before torch 2.4, which has no way to register one, the function."""
+    """The operator, or before torch 2.4, which cannot register one, the function."""
     if not hasattr(torch.library, "custom_op"):
         return function
     operator = torch.library.custom_op("flash_attn::" + name, function, mutates_args=mutates)

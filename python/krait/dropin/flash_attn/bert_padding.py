@@ -1,11 +1,11 @@
-"""Batches with padding to packed tokens and back."""
+"""Padded batches to packed tokens and back."""
 
 import torch
 import torch.nn.functional as F
 
 
 class IndexFirstAxis(torch.autograd.Function):
-    """Rows of axis 0; the gradient puts them back."""
+    """Gathers rows of axis 0; the gradient scatters them back."""
 
     @staticmethod
     def forward(ctx, input, indices):
@@ -21,7 +21,7 @@ class IndexFirstAxis(torch.autograd.Function):
 
 
 class IndexPutFirstAxis(torch.autograd.Function):
-    """The inverse: rows to their places among zeros."""
+    """The inverse: scatters rows into zeros."""
 
     @staticmethod
     def forward(ctx, values, indices, first_axis_dim):
@@ -36,7 +36,7 @@ class IndexPutFirstAxis(torch.autograd.Function):
 
 
 class IndexFirstAxisResidual(torch.autograd.Function):
-    """The rows, and the input itself, whose gradient may be written to."""
+    """The rows, and the input, whose gradient may be modified in place."""
 
     @staticmethod
     def forward(ctx, input, indices):
@@ -64,8 +64,9 @@ def _flat(t):
 
 
 def unpad_input(hidden_states, attention_mask, unused_mask=None):
-    """hidden_states (B, S, ...), attention_mask (B, S), bool or 0 and 1 -> tokens (total, ...), their indices in (B S), cu_seqlens (B + 1) int32, the longest
-    length, lengths (B) int32 of attention_mask alone; tokens of unused_mask are kept too."""
+    """hidden_states (B, S, ...), attention_mask (B, S), bool or 0 and 1 -> tokens (total, ...), their indices in (B S),
+    cu_seqlens (B + 1) int32, the maximum length, lengths (B) int32 of attention_mask alone; tokens in unused_mask are kept
+    too."""
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
@@ -74,7 +75,7 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
 
 
 def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
-    """attention_mask_in_length (B, S): the lengths of the sequences that follow each other in a row, then zeros."""
+    """attention_mask_in_length (B, S): the lengths of the sequences concatenated in each row, then zeros."""
     width = attention_mask_in_length.shape[-1]
     tokens = attention_mask_in_length.sum(-1, keepdim=True)
     indices = (torch.arange(width, device=tokens.device) < tokens).flatten().nonzero().flatten()
@@ -84,5 +85,5 @@ def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_leng
 
 
 def pad_input(hidden_states, indices, batch, seqlen):
-    """Tokens (total, ...) -> (batch, seqlen, ...) with zeros between."""
+    """Tokens (total, ...) -> (batch, seqlen, ...), zero-padded."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

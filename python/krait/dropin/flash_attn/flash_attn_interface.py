@@ -1,5 +1,6 @@
-"""Attention with upstream's signatures. Differences: float32 is taken too; the log-sum-exp has a gradient and no offset with ALiBi; the gradient adds in
-any order with deterministic=False (the default, as upstream's) where a GPU has a row that gains by it, and is bitwise the same over repeats otherwise."""
+"""Attention with upstream's signatures. Differences: float32 is supported; the log-sum-exp has a gradient and no
+offset with ALiBi. With deterministic=False (the default, as upstream's) gradients may be summed in any order where a
+GPU row is faster for it; otherwise they are bitwise reproducible."""
 
 import torch
 
@@ -14,7 +15,7 @@ from . import _operators
 
 
 def _tail(softcap, alibi_slopes, deterministic, return_attn_probs):
-    """Releases before 2.6 have no softcap: there alibi_slopes comes in its place, and what follows one place earlier."""
+    """Before 2.6 there was no softcap: alibi_slopes and the arguments after it are one position earlier."""
     if softcap is None or isinstance(softcap, torch.Tensor) or isinstance(alibi_slopes, bool):
         return 0.0, softcap if isinstance(softcap, torch.Tensor) else None, bool(alibi_slopes), bool(deterministic)
     return softcap, alibi_slopes, deterministic, return_attn_probs
@@ -34,7 +35,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
                     return_attn_probs=False):
     """q (B, Sq, H, D), k and v (B, Sk, Hk, D), H a multiple of Hk -> out like q[, log-sum-exp (B, H, Sq), probabilities with dropout, signed].
 
-    causal and window_size (left, right) count from the bottom right; alibi_slopes (H) or (B, H) float32; softcap c: scores become c tanh(score / c)."""
+    causal and window_size (left, right) align to the bottom right; alibi_slopes (H) or (B, H) float32; softcap c:
+    scores become c tanh(score / c)."""
     return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, k.shape[1])
 
 
@@ -52,8 +54,8 @@ def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=Fa
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
                            window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None):
-    """q (tokens, H, D), k and v (tokens, Hk, D), or pages (blocks, page, Hk, D) with block_table (B, most blocks); cu_seqlens (B + 1) int32. The log-sum-exp
-    is (H, tokens)."""
+    """q (tokens, H, D), k and v (tokens, Hk, D), or pages (blocks, page, Hk, D) with block_table (B, max blocks);
+    cu_seqlens (B + 1) int32. The log-sum-exp is (H, tokens)."""
     packed = dict(cu_seqlens_q=cu_seqlens_q, max_q=max_seqlen_q, max_k=max_seqlen_k)
     if block_table is None:
         packed.update(cu_seqlens_k=cu_seqlens_k)
@@ -79,16 +81,16 @@ def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqle
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
                             cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                             rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False):
-    """q (B, Sq, H, D) over k_cache, v_cache (B, capacity, Hk, D) or pages (blocks, page, Hk, D). New k, v (B, new, Hk, D) are written at cache_seqlens
-    (int or (B) int32) first, keys turned by rotary_cos, rotary_sin (positions, R). Queries are turned by their place where causal or a window says that they
-    have one, otherwise all by cache_seqlens. num_splits is the operator's own choice. No gradient."""
+    """q (B, Sq, H, D) over k_cache, v_cache (B, capacity, Hk, D) or pages (blocks, page, Hk, D). New k, v (B, new, Hk, D)
+    are first written at cache_seqlens (int or (B) int32), keys rotated by rotary_cos, rotary_sin (positions, R). Queries
+    are rotated by position with causal or a window, otherwise all by cache_seqlens. num_splits is ignored. No gradient."""
     with torch.no_grad():
         out, lse = _attention_with_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
                                          softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, want_lse=return_softmax_lse)
     return (out, lse) if return_softmax_lse else out
 
 
-# ---- below autograd: what context-parallel libraries call -------------------------------------------------------------
+# ---- below autograd: called by context-parallel libraries -------------------------------------------------------------
 def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
                         return_softmax=False):
     """-> out, log-sum-exp, probabilities (with return_softmax and dropout), the generator's state."""
@@ -120,12 +122,12 @@ def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_
                                softmax_scale, zero_tensors, causal, window_size_left, window_size_right, softcap, deterministic, None, rng_state)[3]
 
 
-# The same as torch.ops.flash_attn.*.
+# The same, as torch.ops.flash_attn.*.
 _wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _operators.forward, _operators.backward
 _wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _operators.varlen_forward, _operators.varlen_backward
 
 
-# Upstream's autograd functions by name, for code that calls their apply.
+# Upstream's autograd functions by name, for callers of apply.
 class FlashAttnFunc:
     @staticmethod
     def apply(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):

@@ -1,4 +1,4 @@
-"""Drop-in for mamba_ssm on krait: same names, any CPU and any GPU. What has no operator yet has no name here (Mamba3, MHA)."""
+"""Drop-in for mamba_ssm on krait: same names, any CPU and any GPU. Names without an operator are missing (Mamba3)."""
 
 __version__ = "2.3.2.post1"
 

@@ -13,7 +13,7 @@ def rotate_half(x, interleaved=False):
 
 
 def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
-    """The same in plain torch; x (B, S, H, D)."""
+    """apply_rotary_emb in plain torch; x (B, S, H, D)."""
     turned = 2 * cos.shape[-1]
     assert turned <= x.shape[-1]
     cos, sin = [(t.repeat_interleave(2, dim=-1) if interleaved else torch.cat((t, t), dim=-1)).unsqueeze(-2) for t in (cos, sin)]
@@ -22,7 +22,7 @@ def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
 
 
 def apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
-    """x (B, S, H, D) or packed (tokens, H, D); cos, sin (positions, R): the first 2 R features turn, the rest stays."""
+    """x (B, S, H, D) or packed (tokens, H, D); cos, sin (positions, R): rotates the first 2 R features."""
     return _rotary(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, in_place=inplace)
 
 
@@ -39,13 +39,13 @@ def _turn_all(parts, interleaved, offsets):
 
 
 def apply_rotary_emb_qkv_(qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, num_heads_q=None):
-    """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q: queries and keys turn in place."""
+    """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q: rotates queries and keys in place."""
     cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
     return _TurnQkv.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
 
 
 def apply_rotary_emb_kv_(kv, cos, sin, interleaved=False, seqlen_offsets=0):
-    """kv (B, S, 2, Hk, D): keys turn in place."""
+    """kv (B, S, 2, Hk, D): rotates keys in place."""
     return _TurnKv.apply(kv, cos, sin, interleaved, seqlen_offsets)
 
 
@@ -96,7 +96,8 @@ class _TurnKv(torch.autograd.Function):
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Angles are position / base^(2 r / dim); scale_base (Sun et al. 2022, XPos) also scales queries up and keys down with the position."""
+    """Angles are position / base^(2 r / dim); scale_base (XPos, Sun et al. 2022) also scales queries up and keys down
+        with position."""
 
     def __init__(self, dim, base=10000.0, interleaved=False, scale_base=None, device=None):
         super().__init__()
@@ -116,7 +117,7 @@ class RotaryEmbedding(torch.nn.Module):
             return
         self._seq_len_cached = seqlen
         positions = torch.arange(seqlen, device=device, dtype=torch.float32)
-        # In a model that was cast as a whole the frequencies have lost digits that positions in the thousands need.
+        # A model cast as a whole has rounded frequencies, too coarse for positions in the thousands: recompute.
         inverse = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._compute_inv_freq(device)
         angles = torch.outer(positions, inverse.to(device))
         if self.scale is None:
@@ -128,7 +129,8 @@ class RotaryEmbedding(torch.nn.Module):
         self._cos_k_cached, self._sin_k_cached = (angles.cos() / scale).to(dtype), (angles.sin() / scale).to(dtype)
 
     def forward(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None):
-        """qkv (B, S, 3, H, D), turned in place; or queries (B, S, H, D) with kv (B, S, 2, Hk, D), or (B, S, heads, D) with num_heads_q."""
+        """qkv (B, S, 3, H, D), rotated in place; or queries (B, S, H, D) with kv (B, S, 2, Hk, D), or (B, S, heads, D)
+                with num_heads_q."""
         length = qkv.shape[1]
         if max_seqlen is not None or isinstance(seqlen_offset, int):
             self._update_cos_sin_cache(max_seqlen if max_seqlen is not None else length + seqlen_offset, device=qkv.device, dtype=qkv.dtype)

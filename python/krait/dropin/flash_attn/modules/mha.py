@@ -13,7 +13,8 @@ from krait.ops import apply_linear, linear
 
 
 def get_alibi_slopes(nheads):
-    """Press et al. 2022: powers of 2^(-8 / nheads); between powers of two those of the next lower count, then every second of the next higher."""
+    """Press et al. 2022: powers of 2^(-8 / nheads); otherwise the slopes of the next lower power of two, then every
+        second one of the next higher."""
     lower = 2 ** int(math.floor(math.log2(nheads)))
     slopes = [2.0 ** (-8.0 * (i + 1) / lower) for i in range(lower)]
     return slopes + [2.0 ** (-4.0 * (2 * i + 1) / lower) for i in range(nheads - lower)]
@@ -46,7 +47,7 @@ class FlashCrossAttention(FlashSelfAttention):
 
 
 def _padded_attention(q, k, v, scale, causal, key_padding_mask, dropout):
-    """Plain torch, for a mask of keys that are there (B, Sk)."""
+    """Plain torch, for a mask of valid keys (B, Sk)."""
     repeat = q.shape[2] // k.shape[2]
     k, v = [t if repeat == 1 else t.repeat_interleave(repeat, dim=2) for t in (k, v)]
     scores = torch.einsum("bthd,bshd->bhts", q, k * (scale or 1 / math.sqrt(q.shape[-1])))
@@ -78,7 +79,7 @@ class LinearResidual(nn.Linear):
 
 
 def _update_kv_cache(kv, inference_params, layer_idx):
-    """kv (B, S, 2, Hk, D) into the layer's cache -> what the cache holds now."""
+    """Appends kv (B, S, 2, Hk, D) to the layer's cache -> the cache's contents."""
     if layer_idx not in inference_params.key_value_memory_dict:
         cache = kv.new_empty(inference_params.max_batch_size, inference_params.max_seqlen, 2, *kv.shape[3:])
         inference_params.key_value_memory_dict[layer_idx] = cache
@@ -86,13 +87,14 @@ def _update_kv_cache(kv, inference_params, layer_idx):
     batch, begin = inference_params.batch_size_offset, inference_params.seqlen_offset
     rows, end = slice(batch, batch + kv.shape[0]), begin + kv.shape[1]
     if rows.stop > cache.shape[0] or end > cache.shape[1]:
-        raise RuntimeError("MHA: %d sequences of %d tokens do not fit into the cache %s" % (rows.stop, end, tuple(cache.shape)))
+        raise RuntimeError("MHA: %d sequences of %d tokens do not fit in the cache %s" % (rows.stop, end, tuple(cache.shape)))
     cache[rows, begin:end] = kv
     return cache[rows, :end]
 
 
 class MHA(nn.Module):
-    """Multi-head self-attention and cross-attention, with grouped keys, rotary embedding, ALiBi, windows, a depthwise convolution and a cache."""
+    """Multi-head self- and cross-attention, with grouped queries, rotary embedding, ALiBi, sliding windows, a depthwise
+        convolution and a KV cache."""
 
     def __init__(self, embed_dim, num_heads, num_heads_kv=None, cross_attn=False, qkv_proj_bias=True, out_proj_bias=True, dropout=0.0, softmax_scale=None,
                  causal=False, layer_idx=None, dwconv=False, rotary_emb_dim=0, rotary_emb_base=10000.0, rotary_emb_scale_base=None,
@@ -101,7 +103,7 @@ class MHA(nn.Module):
         place = dict(device=device, dtype=dtype)
         super().__init__()
         self.embed_dim, self.num_heads, self.num_heads_kv = embed_dim, num_heads, num_heads if num_heads_kv is None else num_heads_kv
-        assert embed_dim % num_heads == 0 and num_heads % self.num_heads_kv == 0, "num_heads must divide embed_dim, num_heads_kv num_heads"
+        assert embed_dim % num_heads == 0 and num_heads % self.num_heads_kv == 0, "embed_dim must be a multiple of num_heads, num_heads of num_heads_kv"
         assert not (cross_attn and rotary_emb_dim), "MHA with rotary embedding does not support cross-attention"
         assert use_flash_attn or not use_alibi and tuple(window_size) == (-1, -1), "ALiBi and windows need use_flash_attn"
         self.cross_attn, self.causal, self.layer_idx, self.dwconv, self.rotary_emb_dim = cross_attn, causal, layer_idx, dwconv, rotary_emb_dim
@@ -143,7 +145,7 @@ class MHA(nn.Module):
         return function(*inputs, **options)
 
     def _project(self, x, x_kv):
-        """-> q (B, S, H, D), kv (B, S, 2, Hk, D), what return_residual returns."""
+        """-> q (B, S, H, D), kv (B, S, 2, Hk, D), the return_residual result."""
         kept = x
         if self.cross_attn:
             q, kv = apply_linear(self.Wq, x), apply_linear(self.Wkv, x if x_kv is None else x_kv)
@@ -159,7 +161,7 @@ class MHA(nn.Module):
         return q.unflatten(-1, (self.num_heads, self.head_dim)), kv.unflatten(-1, (2, self.num_heads_kv, self.head_dim)), kept
 
     def _decode(self, q, kv, inference_params):
-        """With rotary embedding and cache in one call."""
+        """Rotary embedding, cache and attention in one call."""
         offsets = inference_params.lengths_per_sample
         offsets = inference_params.seqlen_offset if offsets is None else offsets
         if self.layer_idx not in inference_params.key_value_memory_dict:
@@ -186,8 +188,8 @@ class MHA(nn.Module):
         return self._attend(self.inner_attn, torch.cat((q.unsqueeze(-3), kv), dim=-3), **lengths)
 
     def forward(self, x, x_kv=None, key_padding_mask=None, cu_seqlens=None, max_seqlen=None, mixer_subset=None, inference_params=None, **kwargs):
-        """x (B, S, embed_dim), or packed (tokens, embed_dim) with cu_seqlens and max_seqlen; key_padding_mask (B, S), true where a token is, without
-        use_flash_attn."""
+        """x (B, S, embed_dim), or packed (tokens, embed_dim) with cu_seqlens and max_seqlen; key_padding_mask (B, S), true
+        for valid tokens, without use_flash_attn."""
         assert cu_seqlens is None or (max_seqlen is not None and self.use_flash_attn and not self.rotary_emb_dim), \
             "cu_seqlens needs max_seqlen, use_flash_attn and no rotary embedding"
         assert key_padding_mask is None or not self.use_flash_attn, "key_padding_mask: unpad the batch for use_flash_attn"

@@ -24,7 +24,7 @@ class Mlp(torch.nn.Module):
 
 
 class GatedMlp(torch.nn.Module):
-    """fc1 makes values and gates, in this order: fc2(values activation(gates)); hidden features are rounded up to multiple_of."""
+    """fc1 produces values, then gates: fc2(values activation(gates)); hidden features are rounded up to multiple_of."""
 
     def __init__(self, in_features, hidden_features=None, out_features=None, activation=F.sigmoid, bias1=True, bias2=True, multiple_of=128,
                  return_residual=False, device=None, dtype=None):

@@ -1,4 +1,4 @@
-"""Linear maps and the two-layer MLP under the names of upstream's fused extension."""
+"""Linear layers and the two-layer MLP under upstream's fused extension's names."""
 
 import torch
 import torch.nn.functional as F

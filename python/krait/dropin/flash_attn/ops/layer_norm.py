@@ -1,4 +1,4 @@
-"""Dropout + add + layer norm, as upstream's fused extension has them."""
+"""Dropout + add + layer norm, under upstream's fused extension's names."""
 
 import torch
 

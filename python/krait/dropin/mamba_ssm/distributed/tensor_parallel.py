@@ -1,4 +1,4 @@
-"""Linear maps and embeddings that are spread over the processes of a group."""
+"""Linear layers and embeddings sharded over the processes of a group."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from mamba_ssm.distributed.distributed_utils import all_gather, all_reduce, all_
 
 
 class _SumOfGradients(torch.autograd.Function):
-    """The input as it is, whose gradient is the sum over the group: each process has used it."""
+    """The identity, with the gradient summed over the group: every process uses the input."""
 
     @staticmethod
     def forward(ctx, input_, process_group):
@@ -23,14 +23,14 @@ class _SumOfGradients(torch.autograd.Function):
 
 
 def parallel_linear_func(x, weight, bias=None, process_group=None, sequence_parallel=True):
-    """The linear map of an input that each process has a part of (sequence_parallel, along the first axis) or all of."""
+    """Linear layer of an input that is sharded along the first axis (sequence_parallel) or replicated."""
     if process_group is not None:
         x = all_gather(x, process_group) if sequence_parallel else _SumOfGradients.apply(x, process_group)
     return linear(x, weight, bias)
 
 
 class ParallelLinearFunc:
-    """Upstream's autograd function by name, for code that calls its apply."""
+    """Upstream's autograd function by name, for callers of apply."""
 
     apply = staticmethod(parallel_linear_func)
 
@@ -42,7 +42,7 @@ def _share_of(features, process_group, multiple_of, name):
 
 
 class ColumnParallelLinear(nn.Linear):
-    """Each process has some rows of the weight, and gives some features of the output."""
+    """Each process has some rows of the weight and computes some output features."""
 
     def __init__(self, in_features, out_features, process_group, bias=True, sequence_parallel=True, multiple_of=1, device=None, dtype=None):
         super().__init__(in_features, _share_of(out_features, process_group, multiple_of, "out_features"), bias=bias, device=device, dtype=dtype)
@@ -53,7 +53,8 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """Each process has some columns of the weight; the outputs are summed (and scattered with sequence_parallel). The first has the bias."""
+    """Each process has some columns of the weight; outputs are summed (reduce-scattered with sequence_parallel). Rank 0
+        has the bias."""
 
     def __init__(self, in_features, out_features, process_group, bias=True, sequence_parallel=True, multiple_of=1, device=None, dtype=None):
         super().__init__(_share_of(in_features, process_group, multiple_of, "in_features"), out_features,
@@ -72,7 +73,7 @@ def _even_share(n, process_group, name):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Each process has some rows; tokens of others give 0."""
+    """Each process has some rows; other tokens give 0."""
 
     def __init__(self, num_embeddings, *args, process_group=None, padding_idx=None, **kwargs):
         self.process_group = process_group
@@ -98,7 +99,7 @@ class ColumnParallelEmbedding(nn.Embedding):
 
 
 class ParallelEmbeddings(nn.Module):
-    """Word and position embeddings; max_position_embeddings <= 0: none of the latter."""
+    """Word and position embeddings; max_position_embeddings <= 0: no positions."""
 
     def __init__(self, embed_dim, vocab_size, max_position_embeddings, process_group, padding_idx=None, sequence_parallel=True, device=None, dtype=None):
         factory = {"device": device, "dtype": dtype}

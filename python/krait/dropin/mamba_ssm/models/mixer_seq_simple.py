@@ -46,7 +46,7 @@ def create_block(d_model, d_intermediate, ssm_cfg=None, attn_layer_idx=None, att
 
 
 def _init_weights(module, n_layer, initializer_range=0.02, rescale_prenorm_residual=True, n_residuals_per_layer=1):
-    """Zero biases (but those marked _no_reinit), normal embeddings, projections into the residual scaled by depth."""
+    """Zero biases (except those marked _no_reinit), normal embeddings, residual projections scaled by depth."""
     if isinstance(module, nn.Linear):
         if module.bias is not None and not getattr(module.bias, "_no_reinit", False):
             nn.init.zeros_(module.bias)
@@ -93,7 +93,7 @@ class MixerModel(nn.Module):
 
 
 def _with_upstream_keys(state):
-    """The converted files spell `embeddings` and leave the tied output matrix out."""
+    """Converted files say `embeddings` and omit the tied output matrix."""
     state = {key.replace("backbone.embeddings.", "backbone.embedding."): value for key, value in state.items()}
     state.setdefault("lm_head.weight", state.get("backbone.embedding.weight"))
     return state
@@ -132,7 +132,7 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name, device=None, dtype=None, **kwargs):
-        """A folder with config.json and weights, or a name on the Hugging Face hub."""
+        """A folder with config.json and weights, or a model name on the Hugging Face Hub."""
         config = MambaConfig(**load_config_hf(pretrained_model_name))
         model = cls(config, device=device, dtype=dtype, **kwargs)
         model.load_state_dict(_with_upstream_keys(load_state_dict_hf(pretrained_model_name, device=device, dtype=dtype)))

@@ -1,8 +1,8 @@
-"""The bidirectional Mamba blocks of Vim (v1, v2), VideoMamba (bimamba=True, which is v2) and SegMamba (v3): parameters and forward pass beside those of Mamba.
+"""Bidirectional Mamba blocks of Vim (v1, v2), VideoMamba (bimamba=True: v2) and SegMamba (v3): what they add to Mamba.
 
     v1: one convolution and projection, scanned forward with A_log and backward with A_b_log.
-    v2: a whole second direction, conv1d_b, x_proj_b, dt_proj_b, A_b_log, D_b, over the reversed sequence.
-    v3: v2, and a third one, *_s, over the sequence with its nslices slices interleaved."""
+    v2: a second direction, conv1d_b, x_proj_b, dt_proj_b, A_b_log, D_b, over the reversed sequence.
+    v3: v2 and a third direction, *_s, over the sequence with its nslices slices interleaved."""
 
 import torch
 
@@ -13,7 +13,7 @@ TYPES = ("none", "v1", "v2", "v3")
 
 
 def kind_of(bimamba, bimamba_type):
-    """What the two ways of asking for it mean together."""
+    """The type selected by bimamba and bimamba_type."""
     if bimamba_type not in (None, *TYPES):
         raise ValueError("bimamba_type must be none, v1, v2 or v3, not %r" % (bimamba_type,))
     if bimamba_type in (None, "none"):
@@ -22,7 +22,7 @@ def kind_of(bimamba, bimamba_type):
 
 
 def add_directions(m, kind, conv_bias, factory, device, no_weight_decay):
-    """The further parameters of a Mamba, drawn in upstream's order."""
+    """Adds the other directions' parameters, drawn in upstream's order."""
     suffixes = {"none": (), "v1": (), "v2": ("b",), "v3": ("b", "s")}[kind]
     if kind == "v1":
         m.A_b_log = m._make_A_log(device)
@@ -42,7 +42,7 @@ def _direction(m, xz, s, reverse=False):
 
 
 def _interleaved(xz, n):
-    """(B, D, L) -> the same with token i of every slice side by side."""
+    """(B, D, L) -> token i of all slices adjacent."""
     return xz.unflatten(2, (n, -1)).transpose(2, 3).flatten(2)
 
 
@@ -60,6 +60,6 @@ def forward(m, xz):
     y = _direction(m, xz, "") + _direction(m, xz, "_b", reverse=True)
     if m.bimamba_type == "v3":
         if xz.shape[2] % m.nslices:
-            raise ValueError("a sequence of %d does not fall into %d equal slices (nslices)" % (xz.shape[2], m.nslices))
+            raise ValueError("sequence length %d does not divide into %d equal slices (nslices)" % (xz.shape[2], m.nslices))
         y = y + _slice_after_slice(_direction(m, _interleaved(xz, m.nslices), "_s"), m.nslices)
     return apply_linear(m.out_proj, (y / 2 if m.if_divide_out else y).transpose(1, 2))

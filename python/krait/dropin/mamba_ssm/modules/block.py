@@ -1,4 +1,4 @@
-"""Add -> norm -> mixer (-> add -> norm -> MLP); residuals are passed along unnormalised."""
+"""Add -> norm -> mixer (-> add -> norm -> MLP); residuals stay unnormalised."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class Block(nn.Module):
         return normed, residual.to(torch.float32) if self.residual_in_fp32 else residual
 
     def forward(self, hidden_states, residual=None, inference_params=None, **mixer_kwargs):
-        """-> (hidden_states, residual): the sum of both is the block's result."""
+        """-> (hidden_states, residual); their sum is the block's result."""
         hidden_states, residual = self._add_norm(self.norm, hidden_states, residual)
         hidden_states = self.mixer(hidden_states, inference_params=inference_params, **mixer_kwargs)
         if self.mlp is not None:

@@ -1,5 +1,6 @@
-"""Multi-head attention of hybrid models: one projection to queries, keys, values and a gated MLP's inputs, a convolution over the first three, rotary embedding,
-a cache. Decoding keeps the convolution's inputs, so that it continues what the prompt began."""
+"""Multi-head attention of hybrid models: one projection to queries, keys, values and a gated MLP's inputs, a
+convolution over the first three, rotary embedding, a KV cache. Decoding caches the convolution's inputs too, so it
+continues from the prompt."""
 
 import torch
 import torch.nn as nn
@@ -12,11 +13,11 @@ from krait.ops import causal_conv1d_update as _convolution_update
 from krait.ops import rotary as _rotary
 from krait.ops.attention import append as _append
 
-_MULTIPLE = 256  # of the MLP's inputs
+_MULTIPLE = 256  # the MLP's inputs are rounded up to this
 
 
 class _Angles(nn.Module):
-    """cos and sin of positions up to the longest asked for; no parameters."""
+    """cos and sin up to the longest position used; no parameters."""
 
     def __init__(self, dim, base, interleaved, device):
         super().__init__()
@@ -64,7 +65,7 @@ class MHA(nn.Module):
         return [t if t is None else t[begin:begin + batch] for t in kept[self.layer_idx]]
 
     def _convolve(self, qkv, inputs, begins):
-        """qkv (B, S, channels); inputs: the state, kept up where it is given."""
+        """qkv (B, S, channels); inputs: the state, updated in place if given."""
         weight, bias, x = self.conv1d.weight.squeeze(1), self.conv1d.bias, qkv.transpose(1, 2)
         if inputs is not None and not begins:
             return _convolution_update(x, inputs, weight, bias).transpose(1, 2)

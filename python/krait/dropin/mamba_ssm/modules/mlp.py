@@ -1,4 +1,4 @@
-"""The gated MLP: fc1 makes value and gate, fc2 projects back."""
+"""Gated MLP: fc1 produces value and gate, fc2 projects back."""
 
 import torch.nn.functional as F
 from torch import nn

@@ -1,11 +1,11 @@
-"""The listing of the Mamba 2 paper: the scan of X = x d and A = A d, in blocks, in plain torch."""
+"""The Mamba-2 paper's listing: the scan of X = x d and A = A d, in blocks, in plain torch."""
 
 import torch
 import torch.nn.functional as F
 
 
 def segsum(x):
-    """(..., T) -> (..., T, T): the sum of x after j up to i, -inf for j after i; without differences of long sums."""
+    """(..., T) -> (..., T, T): the sum of x after j up to i, -inf for j after i; avoids differences of long sums."""
     t = x.shape[-1]
     ones = torch.ones(t, t, dtype=torch.bool, device=x.device)
     sums = x[..., None].expand(*x.shape, t).masked_fill(~ones.tril(-1), 0).cumsum(dim=-2)
@@ -23,7 +23,7 @@ def ssd_minimal_discrete(X, A, B, C, block_len, initial_states=None):
     """X (B, L, H, P), A (B, L, H), B and C (B, L, G, N), L a multiple of block_len -> (Y (B, L, H, P), final state (B, H, P, N)).
 
     initial_states (B, H, P, N), or with an axis of one before H as in upstream's listing."""
-    assert X.dtype == A.dtype == B.dtype == C.dtype, "X, A, B and C must have one type"
+    assert X.dtype == A.dtype == B.dtype == C.dtype, "X, A, B and C must have one dtype"
     assert X.shape[1] % block_len == 0, "length %d is not a multiple of block_len %d" % (X.shape[1], block_len)
     heads = X.shape[2]
     X, A, B, C = [t.unflatten(1, (-1, block_len)) for t in (X, A, B, C)]

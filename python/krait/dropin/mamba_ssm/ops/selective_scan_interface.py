@@ -1,4 +1,4 @@
-"""selective_scan_fn and the inner functions of the Mamba block, with references in plain torch."""
+"""selective_scan_fn and the Mamba block's inner functions, with references in plain torch."""
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +12,14 @@ def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_
     """u, delta, z (B, D, L); A (D, N) real or complex; B, C (D, N), (B, N, L) or (B, G, N, L); D, delta_bias (D).
 
     Returns out (B, D, L), or (out, last_state) with return_last_state. Keyword-only, krait's own: initial_states
-    (B, D, N); seq_idx (B, L) int32 or cu_seqlens (S+1) int32 with B == 1 keep packed sequences apart (states are then
-    one per sequence); reverse lets time run backwards. The last state carries a gradient."""
+    (B, D, N); seq_idx (B, L) int32, or cu_seqlens (S+1) int32 with B == 1, separates packed sequences (with one state
+    per sequence); reverse runs backward in time. The last state has a gradient."""
     return selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state, initial_states, seq_idx,
                           cu_seqlens, reverse)
 
 
 def _over_time(t, dim, length, is_complex):
-    """B or C in any of its shapes as (B, D, N, L)."""
+    """B or C of any accepted shape as (B, D, N, L)."""
     if is_complex and t.dim() > 2:
         t = torch.view_as_complex(t.float().reshape(*t.shape[:-1], length, 2).contiguous())
     if t.dim() == 2:
@@ -60,7 +60,7 @@ def mamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_wei
 def mamba_inner_fn_no_out_proj(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, B=None, C=None, D=None,
                                delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1, *,
                                reverse=False):
-    """As mamba_inner_fn without the last projection: (B, D, L). VideoMamba's form."""
+    """mamba_inner_fn without the output projection: (B, D, L). VideoMamba's form."""
     return mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, B, C, D, delta_bias,
                        B_proj_bias, C_proj_bias, delta_softplus, checkpoint_lvl, reverse=reverse)
 
@@ -68,13 +68,13 @@ def mamba_inner_fn_no_out_proj(xz, conv1d_weight, conv1d_bias, x_proj_weight, de
 def bimamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b,
                      B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True,
                      checkpoint_lvl=1):
-    """One convolution and projection; the scans with A forward and A_b backward in time are added. VideoMamba's form."""
+    """One convolution and projection; the sum of a forward scan with A and a backward scan with A_b. VideoMamba's form."""
     return bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A,
                          A_b, B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus)
 
 
 def _projected(rows, shape, bias, norm_weight, eps, is_complex):
-    """(B L, N) columns of the projection as the scan's B or C."""
+    """(B L, N) projection columns as the scan's B or C."""
     b, _, length = shape
     rows = rows if bias is None else rows + bias.to(rows.dtype)
     if norm_weight is not None:
@@ -88,8 +88,8 @@ def _projected(rows, shape, bias, norm_weight, eps, is_complex):
 def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None,
                     C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1,
                     b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6):
-    """The chain of mamba_inner_fn as separate calls. Its products are taken in the order in which mamba_inner_fn takes them, on a GPU upstream's,
-    delta channel after channel, so that both give the same where sums cancel."""
+    """mamba_inner_fn as separate calls. Matrix products are summed in mamba_inner_fn's order (on a GPU upstream's), and
+    delta channel by channel, so that both agree even where sums cancel."""
     x, z = xz.chunk(2, dim=1)
     x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     b, d, length = shape = x.shape
@@ -110,11 +110,11 @@ def mamba_inner_ref(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_we
 
 
 def rms_norm_forward(x, weight, bias, eps=1e-6, is_rms_norm=True):
-    """The norm of rows (..., D) that mamba_inner_fn takes for B, C and delta."""
+    """mamba_inner_fn's norm of B, C and delta, over rows (..., D)."""
     return add_norm(x, weight, bias, eps=eps, is_rms_norm=is_rms_norm)
 
 
-# Upstream's autograd functions by name, for code that calls their apply.
+# Upstream's autograd functions by name, for callers of apply.
 class SelectiveScanFn:
     apply = staticmethod(selective_scan_fn)
 

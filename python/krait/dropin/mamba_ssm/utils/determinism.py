@@ -1,4 +1,4 @@
-"""Upstream's switch between sums in any order and in a fixed one. krait's are always in a fixed one."""
+"""Upstream's switch for deterministic summation order. krait's order is always fixed."""
 
 
 def use_deterministic_mode():
@@ -6,4 +6,4 @@ def use_deterministic_mode():
 
 
 def set_deterministic_mode(value):
-    """Accepted, and without effect."""
+    """Accepted but ignored."""

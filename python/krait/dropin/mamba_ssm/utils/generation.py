@@ -1,4 +1,4 @@
-"""Token-by-token generation: prefill, steps against cached states, sampling; GPU graphs for the step where asked."""
+"""Token-by-token generation: prefill, decoding steps on cached states, sampling; CUDA graphs for the step with cg."""
 
 import time
 from collections import namedtuple
@@ -15,7 +15,7 @@ GenerationOutput = namedtuple("GenerationOutput", ["sequences", "scores"])
 
 @dataclass
 class InferenceParams:
-    """What a model needs to know between steps; key_value_memory_dict[layer] = (conv_state, ssm_state)."""
+    """A model's state between steps; key_value_memory_dict[layer] = (conv_state, ssm_state)."""
     max_seqlen: int
     max_batch_size: int
     seqlen_offset: int = 0
@@ -30,19 +30,19 @@ class InferenceParams:
 
 
 def modify_logits_for_min_p_filtering(logits, min_p):
-    """Drops, in place, tokens less likely than min_p times the likeliest one."""
+    """Removes, in place, tokens less likely than min_p times the most likely."""
     if 0.0 < min_p < 1.0:
         probabilities = torch.softmax(logits, dim=-1)
         logits.masked_fill_(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), float("-inf"))
 
 
 def modify_logits_for_top_k_filtering(logits, top_k):
-    """Drops, in place, all but the top_k largest."""
+    """Removes, in place, all but the top_k largest."""
     logits.masked_fill_(logits < torch.topk(logits, top_k)[0][..., -1, None], float("-inf"))
 
 
 def modify_logits_for_top_p_filtering(logits, top_p):
-    """Drops, in place, the unlikely tail whose probabilities add up to at most 1 - top_p."""
+    """Removes, in place, the least likely tokens with total probability at most 1 - top_p."""
     if not 0.0 < top_p < 1.0:
         return
     ordered, order = torch.sort(logits, descending=False)
@@ -51,7 +51,7 @@ def modify_logits_for_top_p_filtering(logits, top_p):
 
 
 def modify_logit_for_repetition_penalty(logits, prev_output_tokens, repetition_penalty=1.0):
-    """Makes every token that was there before less likely, in place."""
+    """Makes all previous tokens less likely, in place."""
     if repetition_penalty == 1.0:
         return logits
     score = torch.gather(logits, 1, prev_output_tokens)
@@ -81,7 +81,7 @@ def sample(logits, top_k=1, top_p=0.0, min_p=0.0, temperature=1.0):
 
 
 def _next_logits(model, ids, params, batch_size):
-    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (replayed where a graph was captured)."""
+    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (a graph replay if captured)."""
     decoding = params.seqlen_offset > 0
     position_ids = None
     if decoding:
@@ -153,7 +153,7 @@ class GenerationMixin:
 
 @dataclass
 class DecodingCGCache:
-    """A captured step and the states that it works on."""
+    """A captured step and its states."""
     max_batch_size: int = 0
     max_seqlen: int = 0
     device: Optional[torch.device] = None
@@ -164,7 +164,8 @@ class DecodingCGCache:
 
 
 def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2, whole=None):
-    """-> run(ids, position_ids, seqlen): copies its inputs in, replays, copies the logits out. whole: the step as few calls, instead of the model's."""
+    """-> run(ids, position_ids, seqlen): copies inputs in, replays, copies logits out. whole: a WholeStep to capture
+        instead of the model's step."""
     device = next(iter(model.parameters())).device
     ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
     position_ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
@@ -198,7 +199,7 @@ def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2, 
 
 @torch.inference_mode()
 def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, tensor_parallel=1, dtype=None, n_warmups=2):
-    """The cache as it is where it fits the call, else a new capture."""
+    """The given cache if it fits the call, else a new capture."""
     parameter = next(iter(model.parameters()))
     dtype = dtype if dtype is not None else parameter.dtype
     fits = (cache is not None and (cache.device, cache.dtype) == (parameter.device, dtype)

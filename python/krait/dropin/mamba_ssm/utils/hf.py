@@ -13,7 +13,7 @@ def _hub_file(model_name, filename):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import EntryNotFoundError
     except ImportError:
-        raise ImportError("%r is no folder, and fetching from the hub needs huggingface_hub (pip install huggingface_hub)"
+        raise ImportError("%r is not a folder, and downloading from the Hub needs huggingface_hub (pip install huggingface_hub)"
                           % (model_name,)) from None
     try:
         return hf_hub_download(model_name, filename)
@@ -22,7 +22,7 @@ def _hub_file(model_name, filename):
 
 
 def _find(model_name, filename):
-    """The path of a file of the model, None if it has none by that name."""
+    """The path of a file of the model, None if missing."""
     if os.path.isdir(model_name):
         path = os.path.join(model_name, filename)
         return path if os.path.exists(path) else None
@@ -30,7 +30,7 @@ def _find(model_name, filename):
 
 
 def _translate(config):
-    """The converted models' config keys in upstream's words; upstream's own config passes through."""
+    """Renames converted models' config keys to upstream's; upstream's own config passes through."""
     if "d_model" in config and "hidden_size" not in config:
         return config
     known = {"d_model": config["hidden_size"], "n_layer": config["num_hidden_layers"], "vocab_size": config["vocab_size"],
@@ -55,7 +55,7 @@ def load_config_hf(model_name):
 
 
 def load_state_dict_hf(model_name, device=None, dtype=None):
-    """The tensors as stored (dtype, where given, is applied); pickles are read without running code."""
+    """The tensors as stored (cast to dtype if given); pickles are loaded without executing code."""
     path = _find(model_name, _PICKLE)
     if path is not None:
         state = torch.load(path, map_location="cpu", weights_only=True)

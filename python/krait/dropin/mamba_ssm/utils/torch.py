@@ -1,4 +1,4 @@
-"""The autograd function decorators of torch's automatic mixed precision, whatever the release calls them."""
+"""torch.amp's autograd function decorators, under any release's names."""
 
 import functools
 
@@ -12,5 +12,5 @@ else:
 
 
 def custom_amp_decorator(decorator, cuda_amp_deprecated):
-    """-> the decorator, told that it is for CUDA where it wants to know."""
+    """-> the decorator, with device_type="cuda" where it takes one."""
     return functools.partial(decorator, device_type="cuda") if cuda_amp_deprecated else decorator

@@ -1,4 +1,4 @@
-"""A step of a whole model as one call: weights of its layers at equal distances, and their states."""
+"""A decoding step of a whole model as one call: its layers' weights at equal strides, and their states."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ _MOST_SEQUENCES = 8
 
 
 def _is_plain(block, kind):
-    """Whether a block is what the call computes."""
+    """Whether the call supports a block."""
     mixer = block.mixer
     if type(mixer) is not kind or block.mlp is not None or not isinstance(block.norm, RMSNorm) or block.norm.bias is not None or not block.residual_in_fp32:
         return False
@@ -24,7 +24,7 @@ def _is_plain(block, kind):
 
 
 def fits(model, batch_size):
-    """Whether the model's steps can be one call on a GPU: layers of one kind and of 16 bits, without biases, few sequences."""
+    """Whether the model's step can be one GPU call: layers of one kind, 16-bit, without biases, few sequences."""
     layers = getattr(getattr(model, "backbone", None), "layers", None)
     if not layers or not hasattr(model, "lm_head") or batch_size > _MOST_SEQUENCES or not isinstance(model.backbone.norm_f, RMSNorm) or model.backbone.norm_f.bias is not None:
         return False
@@ -37,7 +37,7 @@ def fits(model, batch_size):
 
 
 def _together(parameters):
-    """-> (layers, ...), in which the parameters then lie; they stay where they are if they lie so already."""
+    """-> (layers, ...), the parameters' new storage; unchanged if they are already at equal strides."""
     first, n = parameters[0], len(parameters)
     distance = parameters[1].data_ptr() - first.data_ptr() if n > 1 else first.numel() * first.element_size()
     step, odd = divmod(distance, first.element_size())
@@ -65,12 +65,12 @@ class WholeStep:
         self.refresh()
 
     def states(self):
-        """As allocate_inference_cache() of the model has them, in the same memory."""
+        """The states in the form of the model's allocate_inference_cache(), same memory."""
         ssm = self.ssm_state if self.is_first else self.ssm_state.unflatten(2, (self.n_heads, -1))
         return {i: (self.conv_state[i], ssm[i]) for i in range(len(self.layers))}
 
     def refresh(self):
-        """Takes the parameters as they are now; memory that a recorded step reads stays where it is, unless the parameters moved."""
+        """Reads the current parameters; memory used by a captured step stays in place unless the parameters moved."""
         mixers = self.mixers
         taken = {"norm_weight": _together([block.norm.weight for block in self.layers]), "in_proj": _together([m.in_proj.weight for m in mixers]),
                  "conv_weight": _together([m.conv1d.weight for m in mixers]).squeeze(2), "out_proj": _together([m.out_proj.weight for m in mixers])}
@@ -89,7 +89,7 @@ class WholeStep:
         self.weights = taken
 
     def __call__(self, ids):
-        """ids (B, 1) -> logits (B, 1, V); the states move on."""
+        """ids (B, 1) -> logits (B, 1, V); updates the states."""
         backbone = self.model.backbone
         x = backbone.embedding(ids).squeeze(1)
         stream = mamba_decode(x, self.weights, self.conv_state[..., 1:], self.ssm_state, self.eps, self.n_heads)

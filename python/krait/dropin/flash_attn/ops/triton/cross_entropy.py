@@ -1,9 +1,9 @@
-"""Cross entropy with label smoothing, scaled logits and a penalty on the log-sum-exp; the vocabulary may be split over processes. Logits keep their type: the
-sums are float32."""
+"""Cross entropy with label smoothing, scaled logits and a log-sum-exp penalty; the vocabulary may be split over
+processes. Logits keep their type; sums are float32."""
 
 import torch
 
-_ROWS = 1 << 22  # logits taken to float32 at a time
+_ROWS = 1 << 22  # logits converted to float32 at a time
 
 
 def _chunks(logits):
@@ -12,7 +12,8 @@ def _chunks(logits):
 
 
 def _row_sums(logits, labels, scale, first):
-    """Of this process's part of the vocabulary -> log-sum-exp, the label's logit (0 where it is elsewhere), the sum of logits, each (rows)."""
+    """Over this process's part of the vocabulary -> log-sum-exp, the label's logit (0 if elsewhere), the sum of logits,
+        each (rows)."""
     lse, own, total = [torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(3)]
     for part in _chunks(logits):
         values = logits[part].float() * scale
@@ -69,5 +70,5 @@ class CrossEntropyLoss(torch.autograd.Function):
 
 def cross_entropy_loss(logits, labels, precomputed_lse=None, label_smoothing=0.0, logit_scale=1.0, lse_square_scale=0.0, ignore_index=-100,
                        inplace_backward=False, process_group=None):
-    """logits (rows, classes), labels (rows) -> losses (rows), of which lse_square_scale * lse^2 (rows), both float32."""
+    """logits (rows, classes), labels (rows) -> losses (rows), their lse_square_scale * lse^2 part (rows), both float32."""
     return CrossEntropyLoss.apply(logits, labels, precomputed_lse, label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group)

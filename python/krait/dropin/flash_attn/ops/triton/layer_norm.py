@@ -32,12 +32,12 @@ def rms_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=Non
 
 def layer_norm_linear_fn(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-6, prenorm=False, residual_in_fp32=False,
                          is_rms_norm=False):
-    """The norm, then a linear map."""
+    """The norm, then a linear layer."""
     return _add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
 
 
 class RMSNorm(torch.nn.Module):
-    """Parameter `weight`: ones, or zeros of which 1 is to be added with zero_centered_weight."""
+    """Parameter `weight`: ones, or zeros with zero_centered_weight, which adds 1."""
 
     def __init__(self, hidden_size, eps=1e-5, dropout_p=0.0, zero_centered_weight=False, device=None, dtype=None):
         super().__init__()

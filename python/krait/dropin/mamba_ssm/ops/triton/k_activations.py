@@ -1,4 +1,4 @@
-"""silu(x) y of the two halves of one tensor, under upstream's path."""
+"""silu(x) y on the two halves of one tensor, under upstream's path."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ def _swiglu_fwd(xy, out=None):
 
 
 def _swiglu_bwd(xy, dout, dxy=None, recompute_output=False, out=None):
-    """-> gradient of xy[, the output again]."""
+    """-> gradient of xy[, the recomputed output]."""
     x, y = [t.float() for t in xy.chunk(2, dim=-1)]
     gate, g = torch.sigmoid(x), dout.float()
     result = torch.cat([gate * (1 + x * (1 - gate)) * y * g, x * gate * g], dim=-1).to(xy.dtype)
@@ -25,6 +25,6 @@ def swiglu(xy):
 
 
 class SwiGLU:
-    """Upstream's autograd function by name, for code that calls its apply."""
+    """Upstream's autograd function by name, for callers of apply."""
 
     apply = staticmethod(swiglu)

@@ -23,7 +23,7 @@ def rms_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=Non
 
 def layer_norm_linear_fn(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-6, prenorm=False,
                          residual_in_fp32=False, is_rms_norm=False):
-    """The norm, then a linear map."""
+    """The norm, then a linear layer."""
     return _add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm, residual_in_fp32,
                             is_rms_norm)
 
@@ -89,7 +89,7 @@ class RMSNorm(torch.nn.Module):
                            residual_in_fp32=residual_in_fp32)
 
 
-# Upstream's autograd functions by name, for code that calls their apply.
+# Upstream's autograd functions by name, for callers of apply.
 class LayerNormFn:
     apply = staticmethod(layer_norm_fn)
 

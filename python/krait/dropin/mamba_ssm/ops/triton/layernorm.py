@@ -1,4 +1,4 @@
-"""The add + norm functions under their name and with their argument order of mamba_ssm 1.x (VideoMamba uses these)."""
+"""The add + norm functions with their mamba_ssm 1.x names and argument order (VideoMamba uses these)."""
 
 from mamba_ssm.ops.triton import layer_norm as _new
 from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_linear_fn

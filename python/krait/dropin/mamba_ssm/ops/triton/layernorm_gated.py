@@ -46,7 +46,7 @@ class _GatedNorm(torch.nn.Module):
             torch.nn.init.zeros_(self.bias)
 
     def forward(self, x, z=None):
-        """Without z just the norm."""
+        """Without z only the norm."""
         return _gated_norm(x, self.weight, self.bias, z, self.eps, self.group_size, self.norm_before_gate, self.IS_RMS)
 
 
@@ -60,6 +60,6 @@ class LayerNorm(_GatedNorm):
 
 
 class LayerNormFn:
-    """Upstream's autograd function by name, for code that calls its apply."""
+    """Upstream's autograd function by name, for callers of apply."""
 
     apply = staticmethod(layernorm_fn)

@@ -9,12 +9,12 @@ from krait.ops import state_update as _state_update
 def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
     """One decoding step: state (B, D, N) or (B, H, P, N) is updated in place -> out (B, D) or (B, H, P).
 
-    D, z and dt_bias may be None. state_batch_indices (B) int32 picks rows of a larger state; a negative one skips."""
+    D, z and dt_bias may be None. state_batch_indices (B) int32 selects rows of a larger state; negative: skip."""
     return _state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
 
 
 def selective_state_update_ref(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
-    """The same in plain torch."""
+    """The step in plain torch."""
     has_heads = state.dim() == 4
     if not has_heads:
         state4, x, dt, B, C, z = [t if t is None else t.unsqueeze(1) for t in (state, x, dt, B, C, z)]

@@ -8,8 +8,8 @@ from mamba_ssm.ops.triton.ssd_chunk_state import split_chunks
 
 
 def _bmm_chunk_fwd(a, b, chunk_size, seq_idx=None, causal=False, output_dtype=None):
-    """a, b (B, L, K) or (B, L, G, K) -> (B, c, q, q) or (B, c, G, q, q): a_i . b_j, with seq_idx 0 between sequences. `causal` allows rubbish above
-    the diagonal; here it is right as well."""
+    """a, b (B, L, K) or (B, L, G, K) -> (B, c, q, q) or (B, c, G, q, q): a_i . b_j, with seq_idx 0 between sequences.
+    `causal` leaves the upper triangle undefined upstream; here it is computed too."""
     n_chunks = math.ceil(a.shape[1] / chunk_size)
     left, right = [split_chunks(t if t.dim() == 4 else t.unsqueeze(2), n_chunks, chunk_size) for t in (a, b)]
     out = torch.einsum("bcigk,bcjgk->bcgij", left, right)

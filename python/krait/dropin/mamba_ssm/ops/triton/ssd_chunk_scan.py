@@ -1,4 +1,4 @@
-"""The output of Mamba 2's scan from the states before each chunk, in plain torch."""
+"""The output of Mamba-2's scan from the state before each chunk, in plain torch."""
 
 import torch
 import torch.nn.functional as F
@@ -8,14 +8,14 @@ from mamba_ssm.ops.triton.ssd_chunk_state import over_heads, split_chunks
 
 
 def _decays(dA_cumsum):
-    """exp of what passes between tokens j and i of a chunk, 0 for j after i: (B, H, c, i, j)."""
+    """The decay exp(...) from token j to i of a chunk, 0 for j after i: (B, H, c, i, j)."""
     q = dA_cumsum.shape[-1]
     past = torch.ones(q, q, dtype=torch.bool, device=dA_cumsum.device).tril()
     return torch.exp((dA_cumsum[..., :, None] - dA_cumsum[..., None, :]).masked_fill(~past, float("-inf")))
 
 
 def _reaches_back(seq_idx, n_chunks, q):
-    """Whether a token sees the state that comes into its chunk: (B, c, q)."""
+    """Whether a token sees its chunk's initial state: (B, c, q)."""
     index = split_chunks(seq_idx, n_chunks, q)
     before = F.pad(seq_idx[:, q - 1:(n_chunks - 1) * q:q], (1, 0))
     return index == before[..., None]

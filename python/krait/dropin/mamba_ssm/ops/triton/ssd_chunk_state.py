@@ -1,4 +1,4 @@
-"""What each chunk of a sequence adds to the state of Mamba 2, in plain torch. c chunks of q tokens: dt and its sums are (B, H, c, q)."""
+"""Each chunk's contribution to Mamba-2's state, in plain torch. c chunks of q tokens: dt and its sums are (B, H, c, q)."""
 
 import math
 
@@ -9,7 +9,7 @@ from krait.ops.ssd import time_steps
 
 
 def split_chunks(t, n_chunks, chunk_size):
-    """(B, L, ...) -> (B, c, q, ...), zeros after the last token."""
+    """(B, L, ...) -> (B, c, q, ...), zero-padded at the end."""
     missing = n_chunks * chunk_size - t.shape[1]
     padded = F.pad(t, (0, 0) * (t.dim() - 2) + (0, missing)) if missing else t
     return padded.unflatten(1, (n_chunks, chunk_size))
@@ -21,15 +21,15 @@ def over_heads(t, heads):
 
 
 def _chunk_cumsum_fwd(dt, A, chunk_size, dt_bias=None, dt_softplus=False, dt_limit=(0.0, float("inf"))):
-    """dt (B, L, H), A (H) -> (sums of A d over each chunk, d), both (B, H, c, q) float32; tokens after the last one take no time."""
+    """dt (B, L, H), A (H) -> (cumulative sums of A d per chunk, d), both (B, H, c, q) float32; padding has d = 0."""
     n_chunks = math.ceil(dt.shape[1] / chunk_size)
     d = split_chunks(time_steps(dt, dt_bias, dt_softplus, dt_limit), n_chunks, chunk_size).permute(0, 3, 1, 2)
     return torch.cumsum(d * A.float()[:, None, None], dim=-1), d
 
 
 def _chunk_state_fwd(B, x, dt, dA_cumsum, seq_idx=None, states=None, states_in_fp32=True):
-    """B (B, L, G, N), x (B, L, H, P) -> (B, c, H, P, N): the state after each chunk of a sequence that begins with it. With seq_idx only tokens
-    of the sequence that the chunk ends with count, none where that index is below 0."""
+    """B (B, L, G, N), x (B, L, H, P) -> (B, c, H, P, N): the state after each chunk, starting from zero. With seq_idx
+    only tokens of the chunk's last sequence count, none if its index is negative."""
     n_chunks, q = dt.shape[2:]
     weight = torch.exp(dA_cumsum[..., -1:] - dA_cumsum) * dt
     if seq_idx is not None:
@@ -42,7 +42,7 @@ def _chunk_state_fwd(B, x, dt, dA_cumsum, seq_idx=None, states=None, states_in_f
 
 
 def chunk_state(B, x, dt, dA_cumsum, states_in_fp32=True):
-    """-> (B, c, H, P, N), each chunk by itself."""
+    """-> (B, c, H, P, N), each chunk independently."""
     return _chunk_state_fwd(B, x, dt, dA_cumsum, states_in_fp32=states_in_fp32)
 
 
@@ -52,8 +52,8 @@ def chunk_state_ref(B, x, dt, dA_cumsum):
 
 
 def chunk_state_varlen(B, x, dt, dA_cumsum, cu_seqlens, chunk_states):
-    """B (L, G, N), x (L, H, P), dt and dA_cumsum (H, c, q), chunk_states (c, H, P, N) those before each chunk -> (S, H, P, N): the state of each
-    packed sequence after its last token, 0 for an empty one."""
+    """B (L, G, N), x (L, H, P), dt and dA_cumsum (H, c, q), chunk_states (c, H, P, N) before each chunk -> (S, H, P, N):
+    each packed sequence's state after its last token, 0 if empty."""
     q, ends = dt.shape[2], cu_seqlens.tolist()
     columns, out = over_heads(B, x.shape[1]), []
     for begin, end in zip(ends, ends[1:]):

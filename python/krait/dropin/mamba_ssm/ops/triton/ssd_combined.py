@@ -1,4 +1,4 @@
-"""The scan of Mamba 2 with upstream's signatures, its fused block function, and references in plain torch."""
+"""Mamba-2's scan with upstream's signatures, its fused block function, and references in plain torch."""
 
 import math
 
@@ -21,8 +21,9 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
                               dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False, return_varlen_states=False, state_dtype=None):
     """x (B, L, H, P), dt (B, L, H), A (H), B and C (B, L, G, N) -> out like x[, final states (B, H, P, N)][, varlen states (S, H, P, N)].
 
-    D (H) or (H, P), z like x, dt_bias (H), initial_states (B, H, P, N), seq_idx (B, L) int32 keeps packed sequences apart, cu_seqlens (S + 1)
-    says where they end. States are float32 throughout, whatever state_dtype asks; no result depends on chunk_size."""
+    D (H) or (H, P), z like x, dt_bias (H), initial_states (B, H, P, N). seq_idx (B, L) int32 separates packed sequences,
+    cu_seqlens (S + 1) gives their ends. States are always float32, whatever state_dtype; results do not depend on
+    chunk_size."""
     out, final, varlen = _ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_limit, return_final_states,
                               return_varlen_states, chunk_size)
     results = [out] + ([final] if return_final_states else []) + ([varlen] if return_varlen_states else [])
@@ -32,7 +33,7 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
 def _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups):
     """-> (channels of the MLP part, channels of the scan, heads, states)."""
     if D.dim() == 1:
-        assert headdim is not None, "headdim is needed where D is (nheads)"
+        assert headdim is not None, "headdim is required if D is (nheads)"
     heads, headdim = D.shape if D.dim() == 2 else (D.shape[0], headdim)
     dim = heads * headdim
     states = (conv1d_weight.shape[0] - dim) // ngroups // 2
@@ -82,7 +83,8 @@ ssd_chunk_scan_combined_ref = mamba_chunk_scan
 
 
 def ssd_selective_scan(x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, dt_limit=(0.0, float("inf"))):
-    """The same through selective_scan_fn: dt may be (B, L, H, P), A (H P, N), dt_bias (H, P). As upstream's it clamps dt only to a dt_limit given."""
+    """The scan through selective_scan_fn: dt may be (B, L, H, P), A (H P, N), dt_bias (H, P). As upstream, dt is clamped
+        only if dt_limit is given."""
     heads, p = x.shape[2:]
     wide = [dt.unsqueeze(-1) if dt.dim() == 3 else dt, None if dt_bias is None else dt_bias.unsqueeze(-1) if dt_bias.dim() == 1 else dt_bias]
     dt, bias = [None if t is None else t.expand(*t.shape[:-1], p).flatten(-2) for t in wide]
@@ -98,10 +100,10 @@ def ssd_selective_scan(x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus
 
 def mamba_conv1d_scan_ref(xBC, conv1d_weight, conv1d_bias, dt, A, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False,
                           dt_limit=(0.0, float("inf")), activation="silu", headdim=None, ngroups=1):
-    """Convolution and scan one after the other: xBC (B, L, dim + 2 G N), z (B, L, dim) -> (B, L, dim)."""
+    """Convolution, then scan: xBC (B, L, dim + 2 G N), z (B, L, dim) -> (B, L, dim)."""
     heads = dt.shape[2]
     headdim = z.shape[-1] // heads if z is not None else D.shape[1] if D is not None and D.dim() == 2 else headdim
-    assert headdim is not None, "headdim is needed where neither z nor D (nheads, headdim) says it"
+    assert headdim is not None, "headdim is required without z or D of (nheads, headdim)"
     dim = heads * headdim
     xBC = causal_conv1d_ref(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, activation=activation).transpose(1, 2)
     x, B, C = _heads_of(xBC, dim, heads, ngroups, (xBC.shape[-1] - dim) // ngroups // 2)
@@ -112,7 +114,7 @@ def mamba_conv1d_scan_ref(xBC, conv1d_weight, conv1d_bias, dt, A, chunk_size, D=
 def mamba_split_conv1d_scan_ref(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, dt_limit=(0.0, float("inf")), activation="silu",
                                 rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1,
                                 norm_before_gate=True):
-    """mamba_split_conv1d_scan_combined in separate steps. Unlike upstream's it knows the groups of the norm and the MLP part."""
+    """mamba_split_conv1d_scan_combined in separate steps. Unlike upstream's, supports grouped norms and the MLP part."""
     d_mlp, dim, heads, states = _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups)
     z0, x0, z, xBC, dt = zxbcdt.split([d_mlp, d_mlp, dim, dim + 2 * ngroups * states, heads], dim=-1)
     y = mamba_conv1d_scan_ref(xBC, conv1d_weight, conv1d_bias, dt, A, chunk_size, D, z if rmsnorm_weight is None else None, dt_bias, True, dt_limit,
@@ -123,7 +125,7 @@ def mamba_split_conv1d_scan_ref(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, 
     return y if outproj_weight is None else F.linear(y, outproj_weight, outproj_bias)
 
 
-# Upstream's autograd functions by name, for code that calls their apply.
+# Upstream's autograd functions by name, for callers of apply.
 class MambaChunkScanCombinedFn:
     apply = staticmethod(mamba_chunk_scan_combined)
 

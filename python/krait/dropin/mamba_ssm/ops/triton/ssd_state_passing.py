@@ -1,11 +1,11 @@
-"""The state of Mamba 2 from chunk to chunk, in plain torch."""
+"""Mamba-2's state from chunk to chunk, in plain torch."""
 
 import torch
 
 
 def _state_passing_fwd(states, dA_chunk_cumsum, initial_states=None, seq_idx=None, chunk_size=None, out_dtype=None):
     """states (B, c, H, dim), dA_chunk_cumsum (B, H, c) -> (state before each chunk (B, c, H, dim), state after the last one (B, H, dim) float32).
-    With seq_idx a state goes on only where a chunk ends in the sequence that the one before ended in."""
+    With seq_idx the state carries over only if a chunk ends in the same sequence as the one before."""
     state = torch.zeros_like(states[:, 0] if states.shape[1] else states.sum(1), dtype=torch.float32) if initial_states is None else initial_states.float()
     decays, before, previous = torch.exp(dA_chunk_cumsum.float()), [], 0
     for i in range(states.shape[1]):
