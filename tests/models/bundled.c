@@ -223,9 +223,9 @@ static void files_are_refused(void **state) {
   check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model,
                 "this libkrait only has its built-in weights");
   options = (krait_model_options){.size = sizeof options, .config_path = "config.yaml"};
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "not config.yaml");
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "cannot read config.yaml");
   options = (krait_model_options){.size = sizeof options, .overrides = "causal=true"};
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "not causal=true");
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "cannot read causal=true");
 }
 
 int main(void) {
