@@ -1,6 +1,6 @@
-/* primeknet_graph.h: PrimeKnet as calls of a graph: the model of MODEL.md section 3, the one for training, a CPU's
- * windows, a GPU's and streams; kr_pk_graph says which of them. Tensors lie (B, F, T, C): positions of a frequency
- * side by side, with KR_BY_FRAMES those of a frame. */
+/* primeknet_graph.h: PrimeKnet as calls of a graph: the model of MODEL.md section 3, for training, for windows on a CPU
+ * or GPU, and for streaming; kr_pk_graph selects which. Tensors are (B, F, T, C): positions of a frequency are
+ * adjacent, with KR_BY_FRAMES those of a frame. */
 #ifndef KR_PRIMEKNET_GRAPH_H
 #define KR_PRIMEKNET_GRAPH_H
 
@@ -10,13 +10,13 @@
 enum { KR_PK_MAX_NAME = 192 };
 #define KR_PK_NORM_EPS 1e-5
 
-/* A parameter of the state_dict, of the published shape: called once for each, in the order of the table. Returns its
+/* A parameter of the state_dict, with the published shape: called once for each, in the order of the table. Returns its
  * tensor. */
 typedef kr_tensor kr_pk_parameter_fn(void *user, kr_graph *g, const char *name, kr_dims dims);
 
 typedef struct kr_pk_graph {
   kr_tensor com_in;        /* (B,F,T,2): to be given */
-  kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: made. com may stay 0 */
+  kr_tensor mag, pha, com; /* (B,F,T), (B,F,T), (B,F,T,2): given to be written, or 0: created. com may stay 0 */
   /* Of a model that streams, in training: norms are over the batch, and its own mean and variance are written to what
    * this returns by the names of running_mean and running_var. NULL: frames follow those of the run before, and these
    * are parameters, folded: running_var is scale = weight / sqrt(running_var + eps), running_mean bias - running_mean
@@ -31,7 +31,7 @@ typedef struct kr_pk_graph {
                      for a third more time */
 } kr_pk_graph;
 
-/* Failures are the graph's. */
+/* Failures are stored in the graph. */
 void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter_fn *parameter, void *user,
                         kr_pk_graph *io);
 
