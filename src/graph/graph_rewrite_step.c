@@ -80,19 +80,37 @@ static int is_known_product(const kr_node *node) {
   return kr_product_is_plain(node) && a->activation == KRAIT_ACT_NONE && !TENSOR(node, gemm, residual);
 }
 
+/* The product's part of the call; what it reads. 0: another kind of call. */
+static kr_tensor read_product(const kr_graph *g, const kr_node *node, krait_norm_gemm_args *to, kr_tensor *out) {
+#define VIEW(op, view) kr_graph_view(g, TENSOR(node, op, view))
+  if (is_known_product(node)) {
+    const krait_gemm_args *of = (const krait_gemm_args *)node->args;
+    to->M = of->M, to->N = of->N, to->K = of->K;
+    to->Bmat = VIEW(gemm, Bmat), to->bias = VIEW(gemm, bias), to->out = VIEW(gemm, out);
+    *out = TENSOR(node, gemm, out);
+    return TENSOR(node, gemm, A);
+  }
+  if (node->op == &kr_op_gemm_q8) {
+    const krait_gemm_q8_args *of = (const krait_gemm_q8_args *)node->args;
+    to->M = of->M, to->N = of->N, to->K = 32 * of->S, to->S = of->S;
+    to->words = VIEW(gemm_q8, words), to->scales = VIEW(gemm_q8, scales), to->bias = VIEW(gemm_q8, bias),
+    to->out = VIEW(gemm_q8, out);
+    *out = TENSOR(node, gemm_q8, out);
+    return TENSOR(node, gemm_q8, A);
+  }
+  return 0;
+#undef VIEW
+}
+
 int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   krait_norm_gemm_args a = {0};
-  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !is_known_product(KR_NODE(g, n + 1))) return 0;
-  const kr_tensor normed = read_norm(g, KR_NODE(g, n), &a);
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n) return 0;
   const kr_node *product = KR_NODE(g, n + 1);
-  const kr_tensor x = TENSOR(product, gemm, A), out = TENSOR(product, gemm, out);
+  kr_tensor out = 0;
+  const kr_tensor x = read_product(g, product, &a, &out), normed = x ? read_norm(g, KR_NODE(g, n), &a) : 0;
   if (!normed || kr_graph_only_reader(g, n, normed) != (int32_t)n + 1 ||
       KR_PART(g, x)->storage != KR_PART(g, normed)->storage || is_in_place(g, KR_NODE(g, n), out) || is_empty(g, x))
     return 0;
-  const krait_gemm_args *of = (const krait_gemm_args *)product->args;
-  a.M = of->M, a.N = of->N, a.K = of->K;
-  a.Bmat = kr_graph_view(g, TENSOR(product, gemm, Bmat)), a.bias = kr_graph_view(g, TENSOR(product, gemm, bias)),
-  a.out = kr_graph_view(g, out);
   return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
 }
 

@@ -20,7 +20,7 @@ enum { IS_EMULATED = 0 };
 #include "qwen2/qwen2.h"
 
 enum {
-  SLOTS = IS_EMULATED ? 10 : 20,
+  SLOTS = IS_EMULATED ? 10 : 40,
   PROMPT = IS_EMULATED ? 7 : 19,
   STEPS = IS_EMULATED ? 2 : 5,
   V = IS_EMULATED ? 75 : 331

@@ -485,6 +485,7 @@ static const rule rules[] = {
     LEAST(norm_gemm, N, 1),
     {"norm_gemm", AT(norm_gemm, conv_weight), PRESENT, KRAIT_F32, ARG,
      "conv_weight, conv_state and conv_out must be given together", 0},
+    {"norm_gemm", AT(norm_gemm, words), PRESENT, KRAIT_I32, ARG, "Bmat cannot be given with words", 0},
     VIEW(norm_gemm, x, 1),
     LEAST(rotary_append, H, 1),
     {"rotary_append", AT(rotary_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx", 0},

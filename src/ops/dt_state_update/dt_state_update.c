@@ -15,6 +15,8 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"cuda_ampere_whole_channels", KRAIT_CAP_CUDA_AMPERE, kr_dt_state_update_whole_refuse, kr_dt_state_update_whole,
+     NULL},
     KR_CUDA_FAMILIES(KR_DT_UPDATE_FAMILIES, dt_state_update)
     {"ref", KRAIT_CAP_CPU, NULL, kr_dt_state_update_ref, kr_dt_state_update_ref_scratch},
 };

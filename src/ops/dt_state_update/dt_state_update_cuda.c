@@ -1,4 +1,6 @@
-/* dt_state_update_cuda.c: the launch: state_update's four states a lane, whose lanes share a channel's product, too. */
+/* dt_state_update_cuda.c: the launches of state_update's kernels that also compute the time steps: four states a lane,
+ * whose lanes share a channel's product; and for many sequences all states of a channel in a thread, with the products
+ * on tensor cores. */
 #include "dt_state_update/dt_state_update_rows.h"
 #include "overlap.h"
 #include "state_update/state_update_plan.h"
@@ -10,6 +12,9 @@ enum { FOUR_STATES, MOST_ROWS = 16 };
 static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_dt_update_4"),
                        same_fours[] = KR_BY_TYPE("state_update", "kr_dt_update_same_4");
 
+static const kr_kernel whole[] = KR_BY_TYPE("state_update", "kr_dt_update_rows"),
+                       same_whole[] = KR_BY_TYPE("state_update", "kr_dt_update_same_rows");
+
 static krait_state_update_args with_any_dt(const krait_dt_state_update_args *a) {
   krait_state_update_args update = kr_update_of(a);
   update.dt = update.x;
@@ -20,31 +25,61 @@ static int is_packed(const krait_view *v, int64_t rows) {
   return v->stride[1] == 1 && (rows == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0;
 }
 
+static const char *refuse_product(const krait_dt_state_update_args *a, int64_t most_packs) {
+  if (a->x.dtype == KRAIT_F32) return "not 16 bits";
+  if (a->r.dtype != a->x.dtype || a->dt_weight.dtype != a->x.dtype) return "r or dt_weight of another type than x";
+  return a->R % 8 || a->R > 8 * most_packs || !is_packed(&a->r, a->B) || !is_packed(&a->dt_weight, a->D)
+             ? "R is no multiple of eight or too large, or rows of r or dt_weight have gaps or are not aligned to 16 "
+               "bytes"
+             : NULL;
+}
+
 static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
   const krait_dt_state_update_args *a = args;
   const krait_state_update_args update = with_any_dt(a);
   (void)family;
   if (a->B > MOST_ROWS) return "more than 16 rows";
-  if (a->x.dtype == KRAIT_F32) return "not 16 bits";
-  if (a->r.dtype != a->x.dtype || a->dt_weight.dtype != a->x.dtype) return "r or dt_weight of another type than x";
-  if (a->R % 8 || a->R > 8 * KR_DT_PACKS * kr_update_lanes(a->N / 4) || !is_packed(&a->r, a->B) ||
-      !is_packed(&a->dt_weight, a->D))
-    return "R is no multiple of eight or too large, or rows of r or dt_weight have gaps or are not aligned to 16 bytes";
-  return kr_state_update_four_states_refuse(ctx, &update);
+  const char *why = refuse_product(a, KR_DT_PACKS * kr_update_lanes(a->N / 4));
+  return why ? why : kr_state_update_four_states_refuse(ctx, &update);
+}
+
+const char *kr_dt_state_update_whole_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_dt_state_update_args *a = args;
+  const krait_state_update_args update = with_any_dt(a);
+  const char *why = refuse_product(a, KR_UPDATE_STEP_PACKS);
+  return why ? why : kr_state_update_whole_channels_refuse(ctx, &update);
+}
+
+static kr_update_plan plan_of(const krait_dt_state_update_args *a) {
+  kr_update_plan p = kr_update_plan_of(with_any_dt(a), 1, a->N / 4);
+  p.r = a->r.data, p.dt_weight = a->dt_weight.data, p.r_row = a->r.stride[0], p.dt_row = a->dt_weight.stride[0],
+  p.packs = (int32_t)(a->R / 8);
+  return p;
 }
 
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_dt_state_update_args *a = args;
-  kr_update_plan p = kr_update_plan_of(with_any_dt(a), 1, a->N / 4);
+  const kr_update_plan p = plan_of(a);
   const int64_t threads = a->B * a->D * p.lanes;
   (void)family;
-  p.r = a->r.data, p.dt_weight = a->dt_weight.data, p.r_row = a->r.stride[0], p.dt_row = a->dt_weight.stride[0],
-  p.packs = (int32_t)(a->R / 8);
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128),
                         .block = 128,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &(a->state.dtype == KRAIT_F32 ? fours : same_fours)[a->x.dtype], &grid, &p,
+                        sizeof p);
+}
+
+int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args) {
+  const krait_dt_state_update_args *a = args;
+  const kr_update_plan p = plan_of(a);
+  const int is_float = a->state.dtype == KRAIT_F32, sequences = is_float ? KR_DT_ROWS_WIDE : KR_DT_ROWS_SAME;
+  const kr_grid grid = {.x = (uint32_t)((a->D + 127) / 128),
+                        .y = (uint32_t)((a->B + sequences - 1) / sequences),
+                        .block = 128,
+                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &(is_float ? whole : same_whole)[a->x.dtype], &grid, &p,
                         sizeof p);
 }
 

@@ -8,6 +8,8 @@
 
 #define KR_DT_UPDATE_FAMILIES(X, op) X(op, four_states)
 KR_DT_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, dt_state_update)
+const char *kr_dt_state_update_whole_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args);
 
 /* One head of all channels. */
 static inline krait_view kr_with_head(krait_view v, int at) {

@@ -9,7 +9,7 @@ enum { DTYPE = KRAIT_F16 };
 #else
 enum { DTYPE = KRAIT_BF16 };
 #endif
-enum { GROUP = KR_Q8_GROUP, RUN = KR_Q8_RUN };
+enum { GROUP = KR_Q8_GROUP, RUN = KR_Q8_RUN, THREADS = 32 * KR_Q8_MOST_WARPS };
 
 /* The four bytes of a word, from -128 to 127: as the lowest bits of 2^23 and more, without a conversion. */
 KR_DEV void widen_bytes(uint32_t word, float *v) {
@@ -163,7 +163,110 @@ KR_DEV void run_wide(const kr_q8_plan &p) {
   kr_store(p.out, (n + lane) * p.out_column, p.out_dtype, v);
 }
 
-enum { THREADS = 32 * KR_Q8_MOST_WARPS };
+/* ---- the same with an RMS norm of the row before it and a convolution's step after it (norm_gemm) ---------------- */
+
+/* The row is float32 in shared memory. The 16 inputs of each lane begin 80 bytes after those of the lane before, so
+ * that eight lanes read from different banks. */
+enum { ROW_STEP = 20, ROW_FLOATS = KR_Q8_MOST_WARPS * RUN / 16 * ROW_STEP, CHUNKS = 2 };
+
+/* The block norms the row once, each thread eight inputs at a time. The returned sum of squares scales the results at
+ * the end. */
+KR_DEV float norm_row(const kr_q8_plan &p, const kr_raw16 (&weights)[CHUNKS][THREADS], float *row) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) {
+    const int k = 8 * (kr_thread() + i * kr_block_threads());
+    if (k >= p.K) continue;
+    float x[8] = {};
+    if (p.A) {
+      const kr_raw16 raw = *(const kr_raw16 *)((const uint16_t *)p.A + k);
+#pragma unroll
+      for (int j = 0; j < 8; j++) x[j] = kr_unpack(raw.w[j / 2], j % 2, DTYPE);
+    }
+    kr_norm_run<KR_ADD_NORM, DTYPE>(p.norm, weights[i][kr_thread()], 0, k, 1, kr_block_x() == 0, x, squares);
+    kr_float4 *to = (kr_float4 *)(row + k / 16 * ROW_STEP + k % 16);
+    to[0] = kr_float4{{x[0], x[1], x[2], x[3]}}, to[1] = kr_float4{{x[4], x[5], x[6], x[7]}};
+  }
+  return kr_sum_lanes(squares);
+}
+
+KR_DEV void run_normed(const kr_q8_plan &p) {
+  KR_SHARED float sums[KR_Q8_MOST_WARPS][WIDE], squares[KR_Q8_MOST_WARPS];
+  KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
+  KR_SHARED __attribute__((aligned(16))) float row[ROW_FLOATS];
+  KR_SHARED kr_raw16 weights[CHUNKS][THREADS]; /* a thread's own */
+  KR_SHARED kr_conv_run convs[KR_Q8_MOST_WARPS][WIDE / 4];
+  const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
+            part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;
+  const int inside = k + 16 * lane < p.K;
+  kr_next_may_start();
+  const char *words = (const char *)p.words + n * p.words_row + 16 * lane + k;
+  kr_raw16 w[WIDE];
+#pragma unroll
+  for (int o = 0; o < WIDE; o++) {
+    w[o] = kr_raw16{{0, 0, 0, 0}};
+    if (n + o < p.N && inside) w[o] = kr_read_once(words + o * p.words_row);
+  }
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) {
+    const int at = 8 * (kr_thread() + i * kr_block_threads());
+    if (at < p.K) kr_copy16(&weights[i][kr_thread()], (const uint16_t *)p.norm.weight + at);
+  }
+  fetch_scales(p, n, k, scales[warp]);
+  kr_commit_copies();
+  kr_keep_all_near(p);
+  if (p.conv.state && !p.state_ahead) kr_others_done();
+  if (p.conv.state && part == 0) {
+    const int four = lane / KR_CONV_PIECES, c = n + 4 * four - p.conv.from;
+    if (four < WIDE / 4 && c >= 0 && c < p.conv.channels)
+      kr_fetch_conv(p.conv, 0, c, lane % KR_CONV_PIECES, convs[group][four]);
+    kr_commit_copies();
+  }
+  kr_others_done();
+  kr_copied<0>();
+  const float square = norm_row(p, weights, row);
+  if (lane == 0) squares[warp] = square;
+  kr_sync();
+  float dot[WIDE] = {};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    kr_float4 x = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    if (inside) x = *(const kr_float4 *)(row + (k / 16 + lane) * ROW_STEP + 4 * i);
+#pragma unroll
+    for (int o = 0; o < WIDE; o++) {
+      float v[4];
+      widen_bytes(w[o].w[i], v);
+#pragma unroll
+      for (int j = 0; j < 4; j++) dot[o] = kr_fma(v[j], x.v[j], dot[o]);
+    }
+  }
+#pragma unroll
+  for (int o = 0; o < WIDE; o++) dot[o] *= kr_from_f16(scales[warp][o][lane / 2]);
+#pragma unroll
+  for (int o = 0; o < WIDE; o += 4) {
+    const float one = kr_sum_lanes_of_four(dot + o);
+    if (lane < 4) sums[warp][o + lane] = one;
+  }
+  kr_sync();
+  const int own = n + 4 * lane, channel = own - p.conv.from;
+  if (part || lane >= WIDE / 4 || own >= p.N) return;
+  float v[4] = {}, total = 0.0f;
+#pragma unroll
+  for (int s = 0; s < KR_Q8_MOST_WARPS; s++) {
+    if (s < splits)
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[i] += sums[warp + s][4 * lane + i];
+    if (s < splits * p.n_groups) total += squares[s];
+  }
+  const float scale = kr_rsqrt(kr_fma(total, p.norm.inverse_K, p.norm.eps));
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] *= scale;
+  kr_store_four<DTYPE>(p.out, own, p.out_dtype == KRAIT_F32, v);
+  if (p.conv.state && channel >= 0 && channel < p.conv.channels)
+    kr_convolve<DTYPE>(p.conv, 0, channel, convs[group][lane], v);
+}
+
 KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_wide(const kr_q8_plan p) { run_wide(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_one(const kr_q8_plan p) { run<1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gemm_q8_two(const kr_q8_plan p) { run<2>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_norm_gemm_q8(const kr_q8_plan p) { run_normed(p); }

@@ -7,7 +7,9 @@
 #include "overlap.h"
 #include "view.h"
 
-enum { FEWEST_WIDE = 1024 }; /* outputs from which on eight a warp leave enough warps */
+/* Outputs from which on eight a warp leave enough warps; weights from which on a norm of its own is faster, as measured
+ * on an H200. */
+enum { FEWEST_WIDE = 1024, MANY_WEIGHTS = 1 << 23 };
 
 static int is_packed(const krait_view *v, int64_t per_pack) {
   return v->stride[1] == 1 && v->stride[0] % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
@@ -73,4 +75,27 @@ int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
   const int is_wide = a->M == 1 && runs_of(a) <= KR_Q8_MOST_WARPS && a->N >= FEWEST_WIDE;
   kr_q8_plan p = describe(a);
   return launch(ctx, a, &p, is_wide ? wide : kernels[a->M - 1], is_wide ? KR_Q8_WIDE : KR_Q8_GROUP);
+}
+
+const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a) {
+  const char *why = a->M > 1 ? "more than one row" : kr_gemm_q8_cuda_refuse(ctx, a);
+  if (why) return why;
+  const int is_float = a->out.dtype == KRAIT_F32;
+  if ((double)a->N * 32 * (double)a->S >= MANY_WEIGHTS) return "2^23 weights or more";
+  if (runs_of(a) > KR_Q8_MOST_WARPS || a->N % 4 || kr_has(&a->bias))
+    return "more than 5120 inputs, outputs that are no fours, or a bias";
+  return (is_float || a->out.dtype == a->A.dtype) && a->out.stride[1] == 1 &&
+                 (uintptr_t)a->out.data % (is_float ? 16 : 8) == 0
+             ? NULL
+             : "out is neither float32 nor of the row's type, or not aligned";
+}
+
+int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm,
+                          const kr_conv_step *conv) {
+  static const kr_kernel normed[2] = Q8("kr_norm_gemm_q8");
+  kr_q8_plan p = describe(a);
+  p.norm = *norm, p.conv = *conv;
+  p.state_ahead = (a->call.flags & KR_CALL_STATE_AHEAD) != 0;
+  if (norm->other == a->A.data && norm->other_is_float) p.A = NULL;
+  return launch(ctx, a, &p, normed, KR_Q8_WIDE);
 }

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "row_lanes.h"
+
 /* Outputs whose weights a warp reads together; their k at a time; warps of a block at most; rows. */
 enum { KR_Q8_GROUP = 4, KR_Q8_WIDE = 8, KR_Q8_RUN = 512, KR_Q8_MOST_WARPS = 10, KR_Q8_ROWS = 2 };
 
@@ -15,6 +17,9 @@ typedef struct kr_q8_plan {
   int32_t M, N, K, n_splits, n_groups; /* n_splits: warps that share a K; n_groups: of them, in a block */
   int32_t out_dtype, bias_dtype;
   int32_t scale_packs; /* eights of scales are aligned */
+  int32_t state_ahead; /* KR_CALL_STATE_AHEAD */
+  kr_normed norm;      /* of norm_gemm, as the conv; A NULL: zeros, to which the norm adds */
+  kr_conv_step conv;
 } kr_q8_plan;
 
 #endif

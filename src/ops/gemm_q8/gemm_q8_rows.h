@@ -3,7 +3,10 @@
 #ifndef KR_GEMM_Q8_ROWS_H
 #define KR_GEMM_Q8_ROWS_H
 
+#include <krait/ops.h>
+
 #include "op.h"
+#include "row_lanes.h"
 
 enum { KR_GEMM_Q8_MOST_FEW = 16 };
 
@@ -19,5 +22,10 @@ kr_q8_scratch_fn kr_gemm_q8_tiles_scratch_avx512, kr_gemm_q8_tiles_scratch_scala
 /* On a GPU (gemm_q8_cuda.c). */
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
+/* One row whose RMS norm is taken on the way, and a convolution's step behind (norm_gemm); where the norm reads A
+ * itself A is float32, whatever its view says. */
+const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a);
+int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm,
+                          const kr_conv_step *conv);
 
 #endif

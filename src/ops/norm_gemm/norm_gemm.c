@@ -9,7 +9,10 @@
 static int32_t check_rules(const void *args) {
   const krait_norm_gemm_args *a = args;
   KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "norm_gemm: eps is not finite, or below 0");
-  const int has_conv = kr_has(&a->conv_weight);
+  const int has_conv = kr_has(&a->conv_weight), has_words = kr_has(&a->words);
+  KR_CHECK(kr_has(&a->scales) == has_words && (!has_words || a->K == 32 * a->S), KRAIT_ERR_SHAPE,
+           "norm_gemm: words and scales must be given together, and K be 32 S; K is %lld, S %lld", (long long)a->K,
+           (long long)a->S);
   KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
            "norm_gemm: conv_weight, conv_state and conv_out must be given together");
   KR_CHECK(
@@ -26,7 +29,9 @@ static void count_cost(const void *args, kr_cost *cost) {
   const krait_norm_gemm_args *a = args;
   const double M = (double)a->M, N = (double)a->N, K = (double)a->K;
   cost->flops = M * K * (2 * N + 5);
-  cost->bytes = K * N * (double)krait_dtype_bytes(a->Bmat.dtype) +
+  const double weight_bytes = kr_has(&a->words) ? 1 + (double)krait_dtype_bytes(a->scales.dtype) / 32
+                                                : (double)krait_dtype_bytes(a->Bmat.dtype);
+  cost->bytes = K * N * weight_bytes +
                 M * (N * (double)krait_dtype_bytes(a->out.dtype) + K * (double)krait_dtype_bytes(a->x.dtype));
   if (kr_has(&a->residual)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual.dtype);
   if (kr_has(&a->residual_out)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual_out.dtype);
@@ -38,6 +43,7 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"few_rows_q8", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_q8_refuse, kr_norm_gemm_q8, NULL},
     {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_few_refuse, kr_norm_gemm_few, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_norm_gemm_ref, NULL},
 };

@@ -2,14 +2,14 @@
 op norm_gemm
   size M >= 0
   size N K >= 1
-  size C W conv_from n_states >= 0
+  size C W conv_from n_states S >= 0
   field eps float 1e-3
-  bench "M=1,N=3072,K=768,C=0,W=0,conv_from=0,n_states=0"
+  bench "M=1,N=3072,K=768,C=0,W=0,conv_from=0,n_states=0,S=0"
   x             in    activation  float      (M,K)
   z             in?   activation  float      (M,K)  chance 0.3  unusual
   residual      in?   activation  float      (M,K)  mixed  absent with z  usual  chance 0.6
   weight        in?   parameter   float      (K)    normal 1 1  usual
-  Bmat          in    parameter   float      (K,N)
+  Bmat          in    parameter   float      (K,N)   absent with words
   bias          in?   parameter   float      (N)    chance 0.4  unusual
   conv_weight   in?   parameter   float      (C,W)  normal 0 0.5  chance 0.3  unusual
   conv_bias     in?   parameter   float      (C)    chance 0.6  unusual  absent without conv_weight
@@ -18,3 +18,5 @@ op norm_gemm
   out           out   activation  float      (M,N)  mixed
   residual_out  out?  activation  float      (M,K)  mixed  absent with z  chance 0.6  usual
   conv_out      out?  activation  float      (M,C)  mixed  chance 1  unusual  absent without conv_weight
+  words         in?   index       i32        (N,8S)  counts -2000000000 2000000000  chance 0.3  unusual
+  scales        in?   parameter   float      (N,S)   uniform -0.01 0.01  chance 1  absent without words  unusual

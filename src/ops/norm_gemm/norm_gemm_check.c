@@ -18,6 +18,21 @@ static void choose_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t index) {
   if (kr_case_chance(c, 0.07)) a->M = 1, a->N = 4096 + 4 * kr_case_int(c, 0, 9), a->K = 8 * kr_case_int(c, 1, 40);
 }
 
+/* Weights of 8 bits; on a GPU for one row, with scales of float16. */
+static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
+  const int32_t weights = c->other;
+  a->S = kr_case_int(c, 1, is_gpu && kr_case_chance(c, 0.3) ? 160 : 12), a->K = 32 * a->S;
+  if (is_gpu) a->M = 1, a->N = 4 * kr_case_int(c, 1, a->S > 20 ? 12 : 40);
+  const krait_view *words = kr_case_give(c, "words");
+  for (int64_t n = 0; words && words->data && n < a->N; n++)
+    for (int64_t k = 0; k < 8 * a->S; k++)
+      ((int32_t *)words->data)[n * words->stride[0] + k * words->stride[1]] =
+          (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535));
+  if (is_gpu) c->other = KRAIT_F16, kr_case_leave_out(c, "bias"), kr_case_leave_out(c, "z");
+  kr_case_give(c, "scales");
+  c->other = weights;
+}
+
 /* A convolution of some of the columns; on a GPU of four taps, by fours, its state in float32. */
 static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
   const int32_t weights = c->other;
@@ -39,6 +54,8 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   const int is_gpu = index % 3 != 0 && !c->is_exact;
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);
   if (is_gpu) choose_as_gpu(c, a, index);
+  if (kr_case_chance(c, 0.2)) give_words(c, a, is_gpu);
+  else kr_case_leave_out(c, "words");
   const int32_t dtype = c->dtype;
   const int is_stream = is_gpu && kr_case_chance(c, 0.3);
   if (is_stream) c->dtype = KRAIT_F32;
@@ -58,6 +75,6 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   }
   if (kr_case_chance(c, 0.4)) choose_conv(c, a, is_gpu);
   else kr_case_leave_out(c, "conv_weight");
-  if (is_gpu) turn(kr_case_give(c, "Bmat"), a->K);
+  if (is_gpu && !a->S) turn(kr_case_give(c, "Bmat"), a->K);
   return KRAIT_OK;
 }

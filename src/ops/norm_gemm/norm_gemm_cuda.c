@@ -1,11 +1,17 @@
-/* norm_gemm_cuda.c: which calls the products of one row or two take with a norm on the way (gemm_few.cu). */
+/* norm_gemm_cuda.c: which calls the products of one row or two take with a norm inside (gemm_few.cu, gemm_q8.cu). */
 #include "gemm/gemm_rows.h"
+#include "gemm_q8/gemm_q8_rows.h"
 #include "norm_gemm/norm_gemm_rows.h"
 #include "op_list.h"
 #include "view.h"
 
 /* A row of float32 is taken for what is added to zeros. */
 static int is_float_row(const krait_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
+
+/* Of 16 bits; of the row where weights have 8. */
+static int32_t dtype_of(const krait_norm_gemm_args *a) {
+  return kr_has(&a->words) ? a->weight.dtype : a->Bmat.dtype;
+}
 
 static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
   krait_gemm_args product = {
@@ -33,7 +39,7 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
   if (!kr_has(w)) return NULL;
   if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1)
     return "a convolution of other than four taps, not of fours, or without states";
-  const int32_t dtype = a->Bmat.dtype;
+  const int32_t dtype = dtype_of(a);
   if (w->dtype != dtype || (kr_has(b) && b->dtype != dtype) || s->dtype != KRAIT_F32 ||
       (out->dtype != KRAIT_F32 && out->dtype != dtype))
     return "taps, bias or conv_out of another type than the factors, or a state other than float32";
@@ -46,13 +52,10 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
              : "taps, bias, state or conv_out with gaps, or not aligned";
 }
 
-const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_norm_gemm_args *a = args;
-  const int32_t dtype = a->Bmat.dtype;
-  const krait_gemm_args product = product_of(a);
+/* The norm's part of a call that takes it on the way. */
+static const char *refuse_norm(const krait_norm_gemm_args *a) {
+  const int32_t dtype = dtype_of(a);
   if (is_float_row(a) && kr_has(&a->residual)) return "something is added to a row of float32";
-  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
-  if (why) return why;
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
   if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
       (a->weight.stride[0] != 1 && a->K > 1))
@@ -64,31 +67,80 @@ const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
              : "rows of z, residual or residual_out have gaps or are not aligned to 16 bytes";
 }
 
+const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  if (kr_has(&a->words)) return "weights of 8 bits";
+  const krait_gemm_args product = product_of(a);
+  const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
+  return why ? why : refuse_norm(a);
+}
+
+static kr_conv_step conv_of(const krait_norm_gemm_args *a) {
+  return (kr_conv_step){.state = a->conv_state.data,
+                        .weight = a->conv_weight.data,
+                        .bias = a->conv_bias.data,
+                        .slots = a->conv_state_indices.data,
+                        .out = a->conv_out.data,
+                        .state_row = a->conv_state.stride[0],
+                        .slot_step = a->conv_state_indices.stride[0],
+                        .out_row = a->conv_out.stride[0],
+                        .from = (int32_t)a->conv_from,
+                        .channels = (int32_t)a->C,
+                        .n_states = (int32_t)a->n_states,
+                        .out_is_float = a->conv_out.dtype == KRAIT_F32};
+}
+
+static kr_normed normed_of(const krait_norm_gemm_args *a) {
+  const krait_view *other = kr_has(&a->z) ? &a->z : is_float_row(a) ? &a->x : &a->residual;
+  return (kr_normed){.other = other->data,
+                     .weight = a->weight.data,
+                     .sum = a->residual_out.data,
+                     .other_row = other->stride[0],
+                     .sum_row = a->residual_out.stride[0],
+                     .eps = a->eps,
+                     .inverse_K = (float)(1 / (double)a->K),
+                     .other_is_float = other->dtype == KRAIT_F32,
+                     .sum_is_float = a->residual_out.dtype == KRAIT_F32};
+}
+
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
   const krait_gemm_args product = product_of(a);
-  const int is_gate = kr_has(&a->z);
-  const krait_view *other = is_gate ? &a->z : is_float_row(a) ? &a->x : &a->residual;
-  const kr_normed norm = {.other = other->data,
-                          .weight = a->weight.data,
-                          .sum = a->residual_out.data,
-                          .other_row = other->stride[0],
-                          .sum_row = a->residual_out.stride[0],
-                          .eps = a->eps,
-                          .inverse_K = (float)(1 / (double)a->K),
-                          .other_is_float = other->dtype == KRAIT_F32,
-                          .sum_is_float = a->residual_out.dtype == KRAIT_F32};
-  const kr_conv_step conv = {.state = a->conv_state.data,
-                            .weight = a->conv_weight.data,
-                            .bias = a->conv_bias.data,
-                            .slots = a->conv_state_indices.data,
-                            .out = a->conv_out.data,
-                            .state_row = a->conv_state.stride[0],
-                            .slot_step = a->conv_state_indices.stride[0],
-                            .out_row = a->conv_out.stride[0],
-                            .from = (int32_t)a->conv_from,
-                            .channels = (int32_t)a->C,
-                            .n_states = (int32_t)a->n_states,
-                            .out_is_float = a->conv_out.dtype == KRAIT_F32};
-  return a->M ? kr_gemm_normed(ctx, &product, &norm, is_gate, &conv) : KRAIT_OK;
+  const kr_normed norm = normed_of(a);
+  const kr_conv_step conv = conv_of(a);
+  return a->M ? kr_gemm_normed(ctx, &product, &norm, kr_has(&a->z), &conv) : KRAIT_OK;
+}
+
+/* ---- weights of 8 bits ------------------------------------------------------------------------------------------- */
+
+static krait_gemm_q8_args words_product_of(const krait_norm_gemm_args *a) {
+  krait_gemm_q8_args product = {
+      .call = {.size = sizeof(krait_gemm_q8_args), .flags = a->call.flags, .stream = a->call.stream},
+      .M = a->M,
+      .N = a->N,
+      .S = a->S,
+      .A = a->x,
+      .words = a->words,
+      .scales = a->scales,
+      .bias = a->bias,
+      .out = a->out};
+  if (is_float_row(a)) product.A.dtype = a->weight.dtype;
+  return product;
+}
+
+const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  if (!kr_has(&a->words)) return "weights of other than 8 bits";
+  if (kr_has(&a->z)) return "a gate";
+  const krait_gemm_q8_args product = words_product_of(a);
+  const char *why = kr_gemm_q8_normed_refuse(ctx, &product);
+  return why ? why : product.A.dtype != a->weight.dtype ? "x of another type than the norm's weight" : refuse_norm(a);
+}
+
+int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args) {
+  const krait_norm_gemm_args *a = args;
+  const krait_gemm_q8_args product = words_product_of(a);
+  const kr_normed norm = normed_of(a);
+  const kr_conv_step conv = conv_of(a);
+  return a->M && a->N ? kr_gemm_q8_normed(ctx, &product, &norm, &conv) : KRAIT_OK;
 }

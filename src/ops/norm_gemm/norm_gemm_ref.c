@@ -1,6 +1,7 @@
 /* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = y Bmat + bias;
  * residual_out = v. With conv_weight columns of out go on, unrounded, as the newest inputs of a convolution, as
- * causal_conv1d_update_ref.c has it. Written to be read; double accumulation, one rounding. */
+ * causal_conv1d_update_ref.c has it. With words Bmat is as gemm_q8_ref.c has it. Written to be read; double
+ * accumulation, one rounding. */
 #include <math.h>
 
 #include "contract.h"
@@ -15,12 +16,18 @@ static double summed(const krait_norm_gemm_args *a, int64_t m, int64_t k) {
   return kr_has(&a->z) ? x * z / (1 + exp(-z)) : x + element(&a->residual, m, k);
 }
 
+static double weight_of(const krait_norm_gemm_args *a, int64_t k, int64_t n) {
+  if (!kr_has(&a->words)) return kr_get(&a->Bmat, kr_at2(&a->Bmat, k, n));
+  const uint32_t word = (uint32_t)kr_get_i32(&a->words, kr_at2(&a->words, n, k / 4));
+  return kr_get(&a->scales, kr_at2(&a->scales, n, k / 32)) * (double)(int8_t)(word >> (k % 4 * 8) & 255);
+}
+
 /* Row m, normed, times column n; scale is one over the row's root mean square. */
 static double product(const krait_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
   double sum = 0;
   for (int64_t k = 0; k < a->K; k++) {
     const double weight = kr_has(&a->weight) ? kr_get(&a->weight, kr_at1(&a->weight, k)) : 1;
-    sum += summed(a, m, k) * weight * kr_get(&a->Bmat, kr_at2(&a->Bmat, k, n));
+    sum += summed(a, m, k) * weight * weight_of(a, k, n);
   }
   return sum * scale;
 }

@@ -1,4 +1,4 @@
-/* norm_gemm_rows.h: the row of norm_gemm on a GPU (norm_gemm_cuda.c). */
+/* norm_gemm_rows.h: the rows of norm_gemm on a GPU (norm_gemm_cuda.c). */
 #ifndef KR_NORM_GEMM_ROWS_H
 #define KR_NORM_GEMM_ROWS_H
 
@@ -8,5 +8,7 @@
 
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args);
+const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args);
 
 #endif

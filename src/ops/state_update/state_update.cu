@@ -3,6 +3,7 @@
  *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
  *   kr_dt_update_4, _same_4  the same, whose lanes first share the product that gives the channel's time step
  *   kr_state_update_rows, _same_rows  a thread has all 16 states of a channel, of several sequences: many sequences
+ *   kr_dt_update_rows, _same_rows  the same; tensor cores first compute the time steps of the block's channels
  *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
  *   kr_state_update_same_heads_8  and eight states a lane
  *   kr_state_update_any          any types, strides and number of states
@@ -198,11 +199,92 @@ KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
 
 enum { ROW_STATES = KR_UPDATE_ROW_STATES, ROW_PACKS = ROW_STATES / 8 };
 
+#if (KR_TIER >= 80 || defined(KR_EMULATE)) && KR_DTYPE != 0
+#include "mma.cuh"
+#if KR_DTYPE == KRAIT_F16
+typedef kr_f16 element;
+#else
+typedef kr_bf16 element;
+#endif
+enum { HAS_STEPS = 1 };
+
+/* Time steps of a block's channels for up to eight sequences, by tensor cores: a warp has 32 channels in two tiles of
+ * 16. The weights are loaded before the wait; a channel's time steps then overwrite its weights. */
+enum { STEP_COLUMNS = 8, STEP_PACKS = KR_UPDATE_STEP_PACKS };
+typedef struct step_memory {
+  kr_raw16 weights[128][STEP_PACKS + 1], r[STEP_COLUMNS][STEP_PACKS];
+} step_memory;
+
+/* A warp's own channels. */
+KR_DEV void ask_for_weights(const kr_update_plan &p, step_memory &to) {
+  const int lane = kr_thread() & 31, row = kr_thread() - lane, left = (int)p.a.P - kr_block_x() * 128 - row;
+  for (int i = lane; i < 32 * STEP_PACKS; i += 32) {
+    const int c = i / STEP_PACKS, pack = i - c * STEP_PACKS;
+    if (pack >= p.packs || c >= left) to.weights[row + c][pack] = kr_raw16{{0, 0, 0, 0}};
+    else
+      kr_copy16(&to.weights[row + c][pack], (const uint16_t *)p.dt_weight +
+                                                (int64_t)(kr_block_x() * 128 + row + c) * p.dt_row + 8 * pack);
+  }
+  kr_commit_copies();
+}
+
+/* The block's rows of r; zeros where there are none. */
+KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, step_memory &to) {
+  for (int i = kr_thread(); i < STEP_COLUMNS * STEP_PACKS; i += 128) {
+    const int s = i / STEP_PACKS, pack = i - s * STEP_PACKS;
+    if (s >= n || first + s >= (int)p.a.B || pack >= p.packs) to.r[s][pack] = kr_raw16{{0, 0, 0, 0}};
+    else kr_copy16(&to.r[s][pack], (const uint16_t *)p.r + (first + s) * p.r_row + 8 * pack);
+  }
+  kr_commit_copies();
+  kr_copied<0>();
+}
+
+/* Behind a barrier. The order of k does not matter as long as both factors have the same. */
+KR_DEV void multiply_steps(step_memory &m) {
+  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, c = kr_thread() - lane + g;
+  float d[2][4] = {};
+#pragma unroll
+  for (int k = 0; k < STEP_PACKS; k += 4) {
+    const kr_raw16 r = m.r[g][k + q];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const kr_raw16 low = m.weights[c + 16 * i][k + q], high = m.weights[c + 16 * i + 8][k + q];
+#pragma unroll
+      for (int pair = 0; pair < 4; pair += 2) {
+        const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
+        kr_mma_as(element(), d[i], a, r.w[pair], r.w[pair + 1]);
+      }
+    }
+  }
+  kr_sync_warp();
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    *((kr_float2 *)m.weights[c + 8 * i] + q) = kr_float2{{d[i / 2][i % 2 * 2], d[i / 2][i % 2 * 2 + 1]}};
+  kr_sync_warp();
+}
+template <int N>
+KR_DEV void read_steps(const step_memory &m, float (&dt)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) dt[i] = kr_bits_to_float(m.weights[kr_thread()][i / 4].w[i % 4]);
+}
+#else
+enum { HAS_STEPS = 0 };
+typedef struct step_memory {
+  int none;
+} step_memory;
+KR_DEV void ask_for_weights(const kr_update_plan &, step_memory &) {}
+KR_DEV void load_step_inputs(const kr_update_plan &, int, int, step_memory &) {}
+KR_DEV void multiply_steps(step_memory &) {}
+template <int N>
+KR_DEV void read_steps(const step_memory &, float (&)[N]) {}
+#endif
+
 /* PACKS: 16 bytes each, of a channel's states; SEQUENCES: of a thread, whose A, bias and D are read once. B and C of a
  * block's sequences go through shared memory. */
-template <int PACKS, int SEQUENCES>
+template <int PACKS, int SEQUENCES, int WITH_DT>
 KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
+  KR_SHARED step_memory steps; /* WITH_DT */
   const krait_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, c = kr_block_x() * 128 + kr_thread(),
             b0 = kr_block_y() * SEQUENCES, exists = c < a.P, left = (int)a.B - b0;
@@ -230,12 +312,13 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   const int64_t own = exists ? c : 0;
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, own * a.dt_bias.stride[1]),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, own * a.Dvec.stride[1]);
+  if (WITH_DT) ask_for_weights(p, steps);
   if (ahead) wait_ahead(p);
   uint32_t raw_dt[SEQUENCES], raw_x[SEQUENCES], raw_z[SEQUENCES];
 #pragma unroll
   for (int s = 0; s < SEQUENCES; s++) {
     const int64_t b = s < left ? b0 + s : 0;
-    raw_dt[s] = load_one(a.dt, t.input, at3(a.dt, b, 0, own));
+    raw_dt[s] = WITH_DT ? 0 : load_one(a.dt, t.input, at3(a.dt, b, 0, own));
     raw_x[s] = load_one(a.x, t.input, at3(a.x, b, 0, own));
     raw_z[s] = load_one(a.z, t.input, at3(a.z, b, 0, own));
   }
@@ -244,13 +327,17 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
     const krait_view &from = which ? a.Cmat : a.Bmat;
     both[of][which][pack] = *((const kr_raw16 *)((const uint16_t *)from.data + (b0 + of) * from.stride[0]) + pack);
   }
+  if (WITH_DT) load_step_inputs(p, b0, SEQUENCES, steps);
   kr_sync();
+  float product[SEQUENCES] = {};
+  if (WITH_DT) multiply_steps(steps), read_steps(steps, product);
   float A[ROW_STATES];
 #pragma unroll
   for (int k = 0; k < ROW_STATES; k++) A[k] = kr_bits_to_float(raw_A[k / 4].w[k % 4]) * KR_LOG2E;
 #pragma unroll
   for (int s = 0; s < SEQUENCES; s++) {
-    const float x = one_of(t.input, raw_x[s]), dt = time_step(a, one_of(t.input, raw_dt[s]), raw_bias), dx = dt * x;
+    const float given = WITH_DT ? product[s] : one_of(t.input, raw_dt[s]), x = one_of(t.input, raw_x[s]),
+                dt = time_step(a, given, raw_bias), dx = dt * x;
     float y = 0.0f;
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
@@ -283,10 +370,18 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
 /* Without spills in every tier's text. */
 enum { ROWS_BLOCKS = KR_TIER >= 90 ? 5 : 4 };
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_plan p) {
-  if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE>(p, types{KRAIT_F32, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
 }
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_update_plan p) {
-  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME>(p, types{KR_DTYPE, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
+}
+
+enum { STEP_BLOCKS = KR_TIER >= 90 ? 3 : 2 };
+KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<4, KR_DT_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
+}
+KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<2, KR_DT_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
 /* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them -------- */
