@@ -40,7 +40,7 @@ static int32_t no_files(const char *what) {
 }
 
 const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes) {
-  *n_bytes = name == NULL; /* there are some; they are not read here */
+  *n_bytes = name == NULL; /* whether there are any; they are not read here */
   return (const unsigned char *)"";
 }
 
@@ -62,7 +62,7 @@ static void copy_items(const kr_weight *items, int64_t n_items, kr_weight *own, 
   }
 }
 
-/* Items and names are copied, as in weights.c; data stay the caller's. */
+/* Items and names are copied, as in weights.c; the data remain the caller's. */
 int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **weights) {
   size_t n_chars = 0;
   *weights = NULL;

@@ -13,7 +13,7 @@ enum {
   KR_LEVEL_UNIT_RMS = 1 /* root mean square 1 over the recording ("normalize" = "rms" in the weights' metadata) */
 };
 
-enum { KR_WINDOWS_AT_ONCE = 16 }; /* at most: the host stores each twice */
+enum { KR_WINDOWS_AT_ONCE = 16 }; /* the maximum: the host stores each twice */
 
 typedef struct kr_denoiser {
   /* Denoises n windows of n_samples >= 1 of mono 16 kHz, each separately: out[k] also has n_samples and does not
@@ -26,12 +26,12 @@ typedef struct kr_denoiser {
   int32_t (*at_once)(void *user, int64_t n_windows, int64_t n_samples, int64_t *n);
   void *user;
   int32_t level;           /* KR_LEVEL_* */
-  int64_t window_samples;  /* longest window worth running at once (memory grows with it); 0: the caller's default */
+  int64_t window_samples;  /* longest useful window (memory grows with it); 0: the caller's default */
   /* NULL, or for a streaming model: the session's stream, at its beginning. */
   int32_t (*live)(void *user, kr_stft_live **live);
 } kr_denoiser;
 
-/* Written by the room that knows the session: model.c. */
+/* Implemented by model.c, which knows the session. */
 int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser);
 
 #endif

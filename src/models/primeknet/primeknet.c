@@ -13,7 +13,7 @@
 /* Windows in flight: their data, and the padded samples, which are replaced by the output. */
 typedef struct pk_batch {
   int64_t n, n_samples, padded;
-  size_t room; /* floats of block: the most so far */
+  size_t room; /* floats of block: the maximum so far */
   float *block, *wav, *out[KR_WINDOWS_AT_ONCE];
 } pk_batch;
 

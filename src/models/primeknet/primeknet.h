@@ -49,9 +49,9 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
                           int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
 
-/* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com
- * where they are asked for; of KR_PK_WAV, which goes alone, wav (B, (T-1) fft_len/4), the transform of each window's
- * first frame as kr_spectral_forward takes it, and out like wav. */
+/* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com if
+ * requested; with KR_PK_WAV, which excludes the others, wav (B, (T-1) fft_len/4), the transform of each window's first
+ * frame in kr_spectral_forward's layout, and out like wav. */
 enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_WAV = 8, KR_PK_TENSORS = 4 };
 int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors);
 uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);

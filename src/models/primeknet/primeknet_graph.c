@@ -20,7 +20,7 @@ typedef struct maker {
 } maker;
 
 /* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for,
- * `n` the letter that is not the model's ---- */
+ * `n` the letter that is not a size of the model ---- */
 
 typedef struct place {
   char name[96];
@@ -47,7 +47,7 @@ static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *pref
   return from(m->user, m->w.g, name, dims);
 }
 
-/* For a streaming model: over the batch, or with known statistics. `before` is left to the reader. */
+/* For a streaming model: over the batch, or with known statistics. the reader handles `before`. */
 static kr_norm take_norm(const maker *m, const char *prefix, const char *key, const char *slope, int64_t channels) {
   const kr_dims d = KR_DIMS(channels);
   const place at = place_of("%s%s.", prefix, key);
@@ -211,7 +211,7 @@ static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_ten
   return m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
 }
 
-/* *out_weight: proj_conv2's on entry; on return merged with out_proj before it. */
+/* *out_weight: proj_conv2's on entry; on return merged with the preceding out_proj. */
 static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x, kr_tensor *out_weight) {
   const kr_words *w = &m->w;
   const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
@@ -362,7 +362,7 @@ static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
         reshape(&own.w, copied, KR_DIMS(d.size[0] * d.size[1], d.size[2])), out);
 }
 
-/* Positions of a slice along time: for a recurrence as many as it processes at once. */
+/* Positions per slice along time: for a recurrence as many as it processes at once. */
 enum { SEQUENCES = 4 };
 
 /* x (B,F2,T,C) through the blocks; frame by frame: in place, a slice at a time. */

@@ -1,4 +1,4 @@
-/* describer.h: a contact sheet of a video's frames, and the graphs behind an answer. */
+/* describer.h: a contact sheet of a video's frames, and the graphs that compute an answer. */
 #ifndef KR_DESCRIBER_H
 #define KR_DESCRIBER_H
 

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* The frames of a video that are used: one per second; if that gives more than 16, 16 spread evenly over those; if
+/* Selects the frames of a video to use: one per second; if that gives more than 16, 16 spread evenly over those; if
  * fewer, up to 16 evenly spaced frames. Ascending; returns their number, 1 to 16. */
 int kr_film_positions(int64_t n_frames, double fps, int64_t at[16]);
 

@@ -13,7 +13,7 @@ enum {
   KR_VIDEOGPT_CHUNKS = KR_VIDEOGPT_IMAGES / KR_VIDEOGPT_CHUNK,
   KR_VIDEOGPT_CHOSEN = 4, /* of a chunk */
   KR_VIDEOGPT_T = KR_VIDEOGPT_CHUNKS * KR_VIDEOGPT_CHOSEN,
-  KR_VIDEOGPT_EDGE = 14, /* patches along a side, of both towers */
+  KR_VIDEOGPT_EDGE = 14, /* patches per side, of both towers */
   KR_VIDEOGPT_PATCHES = KR_VIDEOGPT_EDGE * KR_VIDEOGPT_EDGE,
   KR_VIDEOGPT_CONTEXT_EDGE = 12, /* after pooling */
   KR_VIDEOGPT_VIDEO_EDGE = 7,
@@ -26,7 +26,7 @@ typedef struct kr_projector {
   int64_t K;    /* input width */
   int64_t edge; /* output width */
   kr_placed first, first_bias, second, second_bias;
-  kr_placed taps, taps_bias; /* (9, d) float32, the identity in the middle one; (d) */
+  kr_placed taps, taps_bias; /* (9, d) float32, the identity added to the middle tap; (d) */
   kr_placed pool;            /* (edge^2, PATCHES) */
 } kr_projector;
 
@@ -64,7 +64,7 @@ void kr_videogpt_close(kr_videogpt **model);
 const kr_graph *kr_videogpt_graph_of(
     const kr_videogpt *model, int is_video); /* CLIP's tower with what follows it, or what follows the video tower */
 uint64_t kr_videogpt_bytes(const kr_videogpt *model); /* of weights */
-int64_t kr_videogpt_side(const kr_videogpt *model);   /* pixels of CLIP's pictures */
+int64_t kr_videogpt_side(const kr_videogpt *model);   /* pixels per side of CLIP's images */
 int64_t kr_videogpt_width(const kr_videogpt *model);  /* of the video tower's tokens */
 int64_t kr_videogpt_d(const kr_videogpt *model);
 
