@@ -12,7 +12,7 @@
 
 typedef struct result {
   char name[64];
-  int64_t n; /* frames, pictures */
+  int64_t n; /* frames or images */
   krait_tower_timing t;
   krait_limits limits;
 } result;

@@ -14,7 +14,7 @@ int64_t kr_power_of_two(int64_t n);
 int32_t kr_convolver_open(int64_t n_fft, kr_convolver **convolver);
 void kr_convolver_close(kr_convolver **convolver);
 int64_t kr_convolver_size(const kr_convolver *convolver);
-/* a[0, n_a) and b[0, n_b), zeros behind them, to out (n_fft floats, which live until the next run). */
+/* a[0, n_a) and b[0, n_b), zero-padded, to out (n_fft floats, valid until the next run). */
 const float *kr_convolver_convolve(kr_convolver *convolver, const float *a, int64_t n_a, const float *b,
                                    int64_t n_b); /* out[k] = sum_i a[i] b[k - i] */
 const float *kr_convolver_correlate(kr_convolver *convolver, const float *a, int64_t n_a, const float *b,

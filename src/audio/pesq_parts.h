@@ -9,7 +9,7 @@ enum {
   KR_PESQ_STEP = 64,                     /* samples: delays are first looked for in steps of 4 ms */
   KR_PESQ_MARGIN_STEPS = 75,             /* silence on both sides, for shifted signals */
   KR_PESQ_MARGIN = KR_PESQ_MARGIN_STEPS * KR_PESQ_STEP,
-  KR_PESQ_TAIL = 320 * KR_PESQ_HZ / 1000, /* more silence behind the second margin */
+  KR_PESQ_TAIL = 320 * KR_PESQ_HZ / 1000, /* additional silence after the second margin */
   KR_PESQ_MOST_UTTERANCES = 50,
   KR_PESQ_FRAME = 512, /* samples that are heard at once */
   KR_PESQ_BANDS = 49,

@@ -1,4 +1,4 @@
-/* spectrum.h: the power spectrum of one windowed frame at a time, for scores and pictures. */
+/* spectrum.h: the power spectrum of one windowed frame at a time, for metrics and spectrogram images. */
 #ifndef KR_SPECTRUM_H
 #define KR_SPECTRUM_H
 

@@ -10,8 +10,8 @@
 #include "stft.h"
 
 enum { BEFORE = 3, EARLIER = 3, MORE = 10 };
-/* BEFORE: frames that the first new samples need besides; EARLIER: hops of samples that a new frame needs before its
- * middle, one more for the last ones, which see the end reflected; MORE: frames of a piece beyond a chunk. */
+/* BEFORE: earlier frames that the first new samples also need; EARLIER: hops of samples that a new frame needs before
+ * its middle, one more for the last ones, for which the end is reflected; MORE: frames of a piece beyond a chunk. */
 
 struct kr_stft_live {
   kr_stft_live_options o;
@@ -64,14 +64,14 @@ static int64_t done_by(const kr_stft_live *l, int64_t n) { return n > 2 ? (n - 2
 int64_t kr_stft_live_due(const kr_stft_live *l, int64_t n) { return done_by(l, frames_of(l, n)); }
 int64_t kr_stft_live_latency(const kr_stft_live *l) { return (3 + l->chunk) * l->hop; }
 
-/* Frames n_frames.. of what is heard into the model, and from it behind those before. */
+/* Passes new frames, from n_frames on, through the model, and appends its output to the earlier ones. */
 static int32_t run_frames(kr_stft_live *l, int64_t n, int64_t end) {
   const int64_t before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n,
                 begin = l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER, /* the frame whose middle is the start of the
                                                                               piece */
       T = kr_stft_n_frames(l->stft, end - begin * l->hop);
   KR_TRY(kr_stft_forward(l->stft, l->heard + (begin * l->hop - l->from), end - begin * l->hop, l->o.power, l->com));
-  /* new ones where T counts from `begin`; they come back to the same places */
+  /* T counts from `begin`; results return to the same positions */
   KR_TRY(l->o.frames(l->o.user, l->com, T, l->n_frames - begin, n, l->part_mag, l->part_pha));
   for (int64_t f = l->F - 1; f >= 0; f--) { /* earlier frames move up within wider rows: the last one first */
     memmove(l->mag + f * width, l->mag + f * before, (size_t)before * sizeof *l->mag);
@@ -82,7 +82,7 @@ static int32_t run_frames(kr_stft_live *l, int64_t n, int64_t end) {
   return KRAIT_OK;
 }
 
-/* n new frames stand behind those before: samples up to number `to`, and the last frames stay. */
+/* After n new frames: outputs samples up to number `to`, and keeps the last frames. */
 static int32_t say(kr_stft_live *l, int64_t n, int64_t to, float *out, int64_t *n_out) {
   const int64_t before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n,
                 kept = width < BEFORE ? width : BEFORE, first = (l->n_frames - before) * l->hop;

@@ -14,7 +14,7 @@
 #include "alloc.h"
 #include "status.h"
 
-/* Neighbours that are given at once. */
+/* Adjacent windows that are passed at once. */
 typedef struct batch {
   int64_t n, size, start; /* of the first one */
   int is_last;            /* its last one ends with the stream */
@@ -25,13 +25,13 @@ struct kr_windows {
   kr_windows_shape shape;
   kr_window_runner runner;
   kr_sink sink;
-  float *history;   /* the last samples of the stream: never fewer than the last `window`, nor than what is not given */
-  float *results;   /* of a batch; with `finish` of the one before it as well */
+  float *history;   /* the last samples of the stream: at least the last `window`, and all that are not yet passed */
+  float *results;   /* of a batch; with `finish` also of the previous one */
   const float **in; /* a batch's windows */
   float **out;
   float *held;      /* the previous window's output over the coming fade */
   float *rise;      /* the fade's weights of the later window */
-  batch due;        /* given, not delivered */
+  batch due;        /* passed, not delivered */
   int64_t end;      /* samples pushed */
   int64_t n_history;
   int64_t start;    /* of the next full window */
@@ -84,7 +84,7 @@ int32_t kr_windows_open(const kr_windows_shape *shape, const kr_window_runner *r
 void kr_windows_close(kr_windows **windows) {
   kr_windows *w = *windows;
   if (!w) return;
-  if (w->due.n && w->runner.finish) w->runner.finish(w->runner.user); /* nobody writes into results behind this */
+  if (w->due.n && w->runner.finish) w->runner.finish(w->runner.user); /* no results are written after this */
   kr_free(w->history);
   kr_free(w->results);
   kr_free(w->in);
@@ -103,7 +103,7 @@ static int64_t until_of(const kr_windows *w, const batch *b, int64_t i) {
   return b->is_last && i == b->n - 1 ? w->end : start_of(w, b, i) + hop_of(&w->shape) + margin_of(&w->shape);
 }
 
-/* Delivers everything up to `until`; what lies in the fade after it is held. */
+/* Delivers everything up to `until`; samples in the fade after it are kept. */
 static int32_t deliver(kr_windows *w, float *result, int64_t start, int64_t n, int64_t until) {
   const int64_t fade = w->shape.fade;
   float *from = result + (w->joint - start);

@@ -15,17 +15,17 @@ typedef struct kr_windows_shape {
   int64_t window, overlap, fade; /* fade <= overlap <= window / 2; fade >= 1 */
 } kr_windows_shape;
 
-/* What cleans windows, each by itself: how many are given at once changes nothing but the time. */
+/* Processes windows independently: the number passed at once affects only the time. */
 typedef struct kr_window_runner {
   void *user;
-  int64_t most; /* windows at once: n of them, and twice their results, are held; 0: one */
+  int64_t most; /* windows at once: n of them, and twice as many results, are stored; 0: one */
   /* in[k] and out[k], k < n <= most, have n_samples each and do not overlap; 1 <= n_samples <= window. in has been read
    * when it returns. */
   int32_t (*run)(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples);
-  /* NULL: what run gives is there when it returns. Else it is behind this, or behind the runner's next run, and the
-   * stream goes on meanwhile. */
+  /* NULL: output is complete when run returns. Otherwise it is complete after this call, or after the runner's next
+   * run, and the stream continues meanwhile. */
   int32_t (*finish)(void *user);
-  /* Or NULL: each window in order, once it is there. */
+  /* Or NULL: receives each window in order, once it is complete. */
   int32_t (*done)(void *user, const float *out, int64_t n_samples);
 } kr_window_runner;
 

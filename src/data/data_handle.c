@@ -1,4 +1,4 @@
-/* data_handle.c: krait_data_*: data.h and recipe.h behind one handle. */
+/* data_handle.c: krait_data_*: data.h and recipe.h with one handle. */
 #include <krait/data.h>
 #include <string.h>
 

@@ -26,7 +26,7 @@ int32_t kr_recordings_probe(kr_recordings *recordings, int64_t i, int64_t *n_sam
 /* The same, after reading all of it once: a broken or silent one is bad. Recordings must pass this before random draws,
  * so that the draws do not depend on what was read before. */
 int32_t kr_recordings_check(kr_recordings *recordings, int64_t i, int64_t *n_samples, int32_t *n_channels);
-/* n samples from `from` on of one channel, zeros behind its end. Checked, too. */
+/* n samples of one channel starting at `from`, zero-padded at the end. Also checked. */
 int32_t kr_recordings_read(kr_recordings *recordings, int64_t i, int32_t channel, int64_t from, int64_t n,
                            float *samples);
 

@@ -1,5 +1,5 @@
-/* scorer.c: a few threads, one batch (scorer.h). A pair's score does not depend on the others, so neither does it on
- * the threads. */
+/* scorer.c: a few threads, one batch (scorer.h). A pair's score does not depend on the others, and so not on the
+ * threads. */
 #include "scorer.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ struct kr_scorer {
   double *mos;
   int64_t batch, n_samples, capacity, batch_capacity; /* capacity: floats in clean and in other */
   int64_t n_claimed, n_scored;
-  int32_t status; /* of a pair that failed for want of memory */
+  int32_t status; /* of a pair that failed because memory ran out */
 };
 
 static void *worker(void *user) {
@@ -79,7 +79,7 @@ void kr_scorer_close(kr_scorer **scorer) {
   *scorer = NULL;
 }
 
-/* All workers wait: nobody looks at the arrays. */
+/* All workers wait: nothing reads the arrays. */
 static int32_t make_room(kr_scorer *s, int64_t batch, int64_t n) {
   if (batch * n > s->capacity) {
     kr_free(s->clean);

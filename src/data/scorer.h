@@ -1,5 +1,5 @@
-/* scorer.h: PESQ of a batch, by threads beside the training step: begin with this step's signals, go on, end when the
- * scores are wanted. */
+/* scorer.h: PESQ of a batch, by threads in parallel with the training step: begin with this step's signals, continue,
+ * end when the scores are wanted. */
 #ifndef KR_SCORER_H
 #define KR_SCORER_H
 
@@ -10,9 +10,9 @@ typedef struct kr_scorer kr_scorer;
 /* n_threads 0: the usable cores less one, at least one. */
 int32_t kr_scorer_open(int32_t n_threads, kr_scorer **scorer);
 void kr_scorer_close(kr_scorer **scorer);
-/* (batch, n_samples) each, at 16 kHz; copied. One batch at a time: kr_scorer_end comes between. */
+/* (batch, n_samples) each, at 16 kHz; copied. One batch at a time: call kr_scorer_end before the next. */
 int32_t kr_scorer_begin(kr_scorer *scorer, const float *clean, const float *other, int64_t batch, int64_t n_samples);
-/* Waits for it. mos (batch): wide-band PESQ, NaN where there is none; *n_failed, unless NULL: how many those are. */
+/* Waits for it. mos (batch): wide-band PESQ, NaN if undefined; *n_failed, unless NULL: their number. */
 int32_t kr_scorer_end(kr_scorer *scorer, double *mos, int64_t *n_failed);
 
 #endif

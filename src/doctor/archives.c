@@ -1,5 +1,5 @@
-/* archives.c: source releases (.tar.gz), of which the build's own text is read and nothing is run; and conda's packages
- * (.conda, .tar.bz2), whose index says what they are. */
+/* archives.c: source releases (.tar.gz), whose build files are read but never run; and conda packages (.conda,
+ * .tar.bz2), whose index says what they are. */
 #include <ctype.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static const char *member_text(doc *d, kr_tar *tar, uint64_t bytes, uint64_t mos
 /* ---- what a build's text says ---- */
 static void add_target(doc *d, doc_build *b, int sm, const char *where) {
   if (sm < OLDEST_TARGET || !kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", sm)))
-    return; /* a number that is no GPU's */
+    return; /* not a GPU's number */
   b->named_at = where;
   for (int i = 0; i < b->n_targets; i++)
     if (b->targets[i] == sm) return;
@@ -74,7 +74,7 @@ static void read_word(doc *d, doc_build *b, const char *word, const char *where)
   if (strcmp(end, "+PTX") == 0 || strcmp(end, "-virtual") == 0) add_ptx(b, sm);
 }
 
-/* The quoted texts of a line that is about architectures. */
+/* The quoted strings of a line about architectures. */
 static void read_quoted(doc *d, doc_build *b, const char *line, const char *where) {
   for (const char *p = line; (p = strpbrk(p, "\"'"));) {
     const size_t n = strcspn(p + 1, *p == '"' ? "\"" : "'");
@@ -101,7 +101,7 @@ static void read_flags(doc *d, doc_build *b, const char *line, const char *where
     }
 }
 
-/* The name of the variable that a line reads its targets from: FLASH_ATTN_CUDA_ARCHS. */
+/* The name of the environment variable from which a line reads its targets: FLASH_ATTN_CUDA_ARCHS. */
 static const char *variable_in(doc *d, const char *line) {
   const char *at = strstr(line, "CUDA_ARCH");
   if (!at) return "";
@@ -117,7 +117,7 @@ static int is_about_targets(const char *line) {
   return strstr(line, "arch") || strstr(line, "ARCH") || strstr(line, "Arch") || strstr(line, "apabilit");
 }
 
-/* A requirement of torch in quotes, wherever a build keeps its requirements. */
+/* A quoted requirement on torch, wherever a build keeps its requirements. */
 static void read_torch_pin(doc *d, doc_build *b, const char *line) {
   for (const char *p = line; (p = strpbrk(p, "\"'")); p++) {
     if (strncmp(p + 1, "torch", 5) != 0 || !strchr("=<>!~ ", p[6]) || !p[6]) continue;
@@ -168,9 +168,9 @@ static doc_build *add_build(doc *d, const char *path) {
 }
 
 typedef struct reader {
-  const char *path, *name, *version; /* name: of the package, as soon as its index was read; "" */
+  const char *path, *name, *version; /* name: of the package, once its index has been read; else "" */
   doc_build *build;
-  const char *metadata; /* PKG-INFO of a source release; "" */
+  const char *metadata; /* PKG-INFO of a source release, or "" */
   int is_conda;
 } reader;
 
@@ -237,7 +237,7 @@ static void read_index(doc *d, const char *text, reader *r) {
   json_decref(index);
 }
 
-/* Libraries that came before the index have its names, too. */
+/* Also names the libraries that came before the index. */
 static void name_owner(doc *d, size_t first_file, const reader *r) {
   for (size_t i = first_file; i < d->files.n; i++) {
     doc_file *file = KR_AT(d->files, doc_file, i);
@@ -258,7 +258,7 @@ static void read_member(doc *d, kr_tar *tar, const kr_tar_member *m, reader *r) 
   else read_code(d, tar, m, r);
 }
 
-/* 0: it is no archive that is read here. */
+/* 0: not an archive that is read here. */
 static int read_tar(doc *d, kr_source *packed, reader *r) {
   const size_t first_file = d->files.n;
   kr_tar *tar;
@@ -299,7 +299,7 @@ static void end_source_release(doc *d, const reader *r) {
   doc_index_package(d, d->packages.n - 1);
 }
 
-/* A zip archive of two: info- first, so that what the other holds has an owner. */
+/* A zip archive of two: info- first, so that the other's contents have an owner. */
 static void read_conda(doc *d, const char *path) {
   static const char *const parts[] = {"info-", "pkg-"};
   reader r = begin_archive(d, path);
@@ -397,8 +397,7 @@ static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
                         NULL};
   doc_finding *f = doc_report(d, "W10", about, b->package, keys);
   doc_evidence(d, f, "%s", b->named_at);
-  if (f &&
-      !doc_package_row(d, b->package)) { /* its own name is known to no table: what its text says is all there is */
+  if (f && !doc_package_row(d, b->package)) { /* no table knows its name: only its own files can tell */
     f->fixes.n = 0;
     doc_add_text(d, &f->fixes, set);
   }

@@ -1,5 +1,5 @@
-/* commands.c: from a package and the target to commands that can be run as they stand. Versions are pinned; "" where
- * nothing true can be said. */
+/* commands.c: from a package and the target to commands that can be run as printed. Versions are pinned; "" where none
+ * is known to work. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ int doc_covers(const char *targets, int cc) {
   return 0;
 }
 
-/* The target to build for: the device's own, or the newest of the package's that runs on it; 0: it has none. */
+/* The target to build for: the device's own, or the package's newest that runs on it; 0: none. */
 static int build_target(const kr_row *row, int cc) {
   int best = 0;
   if (!row || !*row->column[6] || !cc) return cc;
@@ -29,7 +29,7 @@ static int build_target(const kr_row *row, int cc) {
   return best;
 }
 
-/* "A=1 B=%cc%" with the target in place; words whose value is not known are left out: then the build looks at the
+/* "A=1 B=%cc%" with the target filled in; words with an unknown value are left out: the build then detects the
  * machine's GPU itself. */
 static const char *fill_archs(doc *d, const char *text, int cc) {
   kr_text out = kr_text_begin(d->arena);
@@ -54,10 +54,8 @@ static int serves(const doc *d, const kr_row *row, int cc) {
   return !cc || doc_covers(row->column[4], cc);
 }
 
-/* The release to take: this one if its wheels serve the device and the torch, else the newest that do. "" when the
- * tables know none. */
-/* Of packages that are wheels only: the newest release whose wheels were read and have code for the device, newer than
- * this version. */
+/* For packages released as wheels only: the newest release above this version whose wheels were read and have code for
+ * the device. */
 static const char *holder_of(doc *d, const char *package, const char *version, int cc) {
   const kr_row *row;
   const char *newest = "";
@@ -70,6 +68,8 @@ static const char *holder_of(doc *d, const char *package, const char *version, i
   return newest;
 }
 
+/* The release to install: this one if its wheels fit the device and the torch, else the newest that does. "" when the
+ * tables know none. */
 static const char *release_of(doc *d, const char *package, const char *version, int cc, int not_this) {
   const kr_row *row;
   const char *newest = "";
@@ -84,7 +84,7 @@ static const char *release_of(doc *d, const char *package, const char *version, 
   return *newest ? newest : holder_of(d, package, version, cc);
 }
 
-/* The same number without what a local build adds, so that an index can have it. */
+/* The version without a local build's suffix, as an index would list it. */
 static const char *public_version(doc *d, const char *version) {
   if (strstr(version, "dev") || strstr(version, "git")) return "";
   return kr_arena_copy(d->arena, version, strcspn(version, "+"));
@@ -94,7 +94,7 @@ const kr_row *doc_torch_row(doc *d, int torch) {
   return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL;
 }
 
-/* Of a package that goes with one torch each. column: of [torch]. */
+/* For a package of which each release needs one torch: its column of [torch]; else 0. */
 int doc_companion_column(const char *package) {
   return strcmp(package, "torchvision") == 0  ? 2
          : strcmp(package, "torchaudio") == 0 ? 3
@@ -104,7 +104,7 @@ int doc_companion_column(const char *package) {
 }
 
 /* ---- torch ---- */
-/* A build of this torch for the device whose CUDA the driver runs, the newest; its index, or NULL. tag NULL: any. */
+/* The newest build of this torch for the device whose CUDA the driver supports; its index, or NULL. tag NULL: any. */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag) {
   const kr_row *row;
   const char *found = NULL;
@@ -142,7 +142,7 @@ static const char *torch_with(doc *d, int torch, const char *index) {
     const char *version = row->column[doc_companion_column(names[i])];
     const char *base = strcmp(same, row->column[1]) == 0 ? version : "";
     if ((!is_installed(d, names[i]) && !*doc_version_of(d, names[i])) || !*version) continue; /* here, or in the log */
-    kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* of an older patch release pip finds what fits */
+    kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* for an older patch release pip finds what fits */
   }
   kr_text_print(&out, " --index-url https://download.pytorch.org/whl/%s", index);
   return out.at;
@@ -154,14 +154,14 @@ static const char *torch_for_driver(doc *d) {
              *wanted = doc_index_for(d, cc);
   if (index && doc_torch_index(d, d->torch_number, cc, wanted)) index = wanted;
   if (index && doc_torch_row(d, d->torch_number)) return torch_with(d, d->torch_number, index);
-  for (int minor = 9; minor >= 0; minor--) /* the newest whose companions are all known */
+  for (int minor = 9; minor >= 0; minor--) /* the newest with all companions known */
     if ((index = doc_torch_index(d, 200 + minor, cc, doc_torch_index(d, 200 + minor, cc, wanted) ? wanted : NULL)))
       return torch_with(d, 200 + minor, index);
   return "";
 }
 
-/* The installed torch's minor version where a build of it serves the device, else the newest that has one; for the
- * driver that is there, if any does. */
+/* The installed torch's minor version if a build of it supports the device, else the newest that does; for the
+ * installed driver, if possible. */
 static const char *torch_install(doc *d) {
   const int driver = d->driver_number;
   const char *command = torch_for_driver(d);
@@ -223,7 +223,7 @@ static const char *torch_libraries(doc *d) {
 }
 
 /* ---- packages ---- */
-/* Where no release is known, the newest of the tables that serves, or the newest of all. */
+/* Where no release is known: the tables' newest that fits, or the newest of all. */
 static const char *pinned(doc *d, const char *package, const char *version) {
   const kr_row *row, *last = NULL;
   if (*version) return version;
@@ -250,7 +250,7 @@ static const char *build(doc *d, const char *package, const char *version, int i
                         is_forced ? kr_arena_print(d->arena, "--no-binary %s ", package) : "", pin, "");
 }
 
-/* A ready build for this torch and device; "" when the tables know none. */
+/* A prebuilt release for this torch and device; "" when the tables know none. */
 static const char *release(doc *d, const char *package, const char *version, int not_this) {
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
   const kr_row *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
@@ -273,7 +273,7 @@ static const char *release(doc *d, const char *package, const char *version, int
       package, row->column[column], index ? index : "cu128");
 }
 
-/* The release for the torch that is there, where the tables know it; else the same release again, which brings its
+/* The release for the installed torch, if the tables know it; else the same release again, which brings its own
  * torch. */
 static const char *wheels_only(doc *d, const char *package, const char *version) {
   const kr_row *row;
@@ -283,7 +283,7 @@ static const char *wheels_only(doc *d, const char *package, const char *version)
   return kr_arena_print(d->arena, "pip install --force-reinstall %s%s%s", package, *version ? "==" : "", version);
 }
 
-/* For an extension that does not fit the torch that stays: a ready release of it, else its source, built here. */
+/* For an extension that does not fit the torch to be kept: a prebuilt release, else its source, built here. */
 static const char *rebuild(doc *d, const char *package, const char *version) {
   const char *ready = release(d, package, public_version(d, version), 0),
              *built = build(d, package, public_version(d, version), 1);
@@ -296,7 +296,7 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
   if (row && strcmp(source_of(row), "none") == 0)
     return wheels_only(d, package,
-                       public_version(d, version)); /* its metadata asks for the torch that it was built for */
+                       public_version(d, version)); /* its metadata requires the torch that it was built for */
   return *package ? kr_arena_print(
                         d->arena,
                         "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .",
@@ -351,7 +351,7 @@ static void add(doc *d, kr_list *fixes, const char *text) {
   if (*text && !doc_has_text(fixes, text)) doc_add_text(d, fixes, text);
 }
 
-/* nvcc for the device must come from the major version that torch was built with: if that one is too old, torch goes
+/* nvcc must have the CUDA major version that torch was built with: if that is too old for the device, torch is replaced
  * first. */
 static void add_toolkit(doc *d, kr_list *fixes, int cc) {
   int need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0,
@@ -400,7 +400,7 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
   add(d, fixes, doc_own_dropin(d, package));
 }
 
-/* Both of a pair in releases that call each other rightly, or a package in the release for the torch that is there. */
+/* Both of a pair in compatible releases, or a package in the release for the installed torch. */
 const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
   const kr_row *row = doc_package_row(d, package);
   const char *ready =
@@ -436,7 +436,7 @@ static const char *driver_install(doc *d) {
                         doc_main_cc(d) >= 100 ? "-open" : "");
 }
 
-/* The folder of the environment that a log or the command line named, as a shell writes it. */
+/* The folder of the environment that a log or the command line named, quoted for a shell. */
 static const char *environment(doc *d) {
   return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site : "\"$VIRTUAL_ENV\"";
 }

@@ -1,5 +1,5 @@
-/* compilers.c: what packages bring besides kernels: ptxas and NVRTC, which must know the GPU, and libraries of which
- * one is loaded by CUDA's version. */
+/* compilers.c: what packages contain besides kernels: ptxas and NVRTC, which must know the GPU, and sets of libraries
+ * of which one is loaded, chosen by CUDA version. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 enum { PIECE_BYTES = 1 << 16, MARK_ROOM = 32 };
 
-/* "Build cuda_12.4.r12.4/compiler.33961263_0" stands in every one of NVIDIA's compilers. */
+/* "Build cuda_12.4.r12.4/compiler.33961263_0" is in every NVIDIA compiler. */
 static int find_release(kr_source *source) {
   static const char mark[] = "Build cuda_";
   char *piece = kr_alloc(PIECE_BYTES + 1);
@@ -57,7 +57,7 @@ void doc_diagnose_compilers(doc *d) {
     doc_evidence(d, f, "%s says that it was built as CUDA %s; %s is known since CUDA %s", about.name, version,
                  kr_arena_print(d->arena, "sm_%d", cc), kr_print_tenths(d->arena, need));
     if (f && c->is_nvrtc)
-      f->severity = KR_WARN; /* some callers compile for an older GPU then, and let the driver do the rest */
+      f->severity = KR_WARN; /* some callers then compile for an older GPU and leave the rest to the driver */
   }
 }
 
@@ -85,7 +85,7 @@ static int serves_target(doc *d, const doc_file *file) {
   return file->containers.n > 0;
 }
 
-/* The one for torch's CUDA; without a torch, the newest that serves the GPU. */
+/* The one for torch's CUDA; without a torch, the newest that supports the GPU. */
 static int chosen_variant(doc *d, const kr_row *row) {
   int want = kr_parse_tenths(d->torch_cuda), best = 0, newest = 0, lower = 0;
   for (size_t i = 0; i < d->files.n; i++) {
@@ -104,7 +104,7 @@ static void report_no_variant(doc *d, const kr_row *row, int chosen) {
   const doc_package *p = doc_find_package(d, row->column[0]);
   int want = kr_parse_tenths(d->torch_cuda);
   if (!p || !want || chosen == want || (chosen && kr_compare_versions(p->version, "0.49") >= 0))
-    return; /* later ones take the nearest */
+    return; /* later versions load the nearest */
   const doc_file about = {.path = *p->dist_info ? p->dist_info : p->site,
                           .name = p->name,
                           .package = p->name,

@@ -1,5 +1,5 @@
 /* demangle.c: reads enough of the Itanium C++ name grammar to print torch's functions: nested names, constructors,
- * builtin and pointer types, substitutions, template arguments. What it cannot read stays as it is. */
+ * builtin and pointer types, substitutions, template arguments. What it cannot read is left unchanged. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -8,7 +8,7 @@
 enum { MAX_SUBSTITUTIONS = 64, MAX_DEPTH = 24, MAX_ARGUMENTS = 16, MAX_STEPS = 2000, MAX_TEXT = 2000, MAX_NAME = 2000 };
 
 typedef struct reader {
-  kr_arena *arena; /* of this name alone: what is built on the way goes with it */
+  kr_arena *arena; /* for this name only: freed with all intermediate strings */
   int n_steps;
   const char *p;
   int failed, depth, n_subs, n_arguments, arguments_depth, is_signature;
@@ -24,7 +24,7 @@ static const char *fail(reader *r) {
   return "";
 }
 
-/* Substitutions double a text with a few letters: neither steps nor length may run away. */
+/* A few letters of substitutions can double a text: steps and length are both limited. */
 static const char *bounded(reader *r, const char *text) {
   if (++r->n_steps > MAX_STEPS || strnlen(text, MAX_TEXT + 1) > MAX_TEXT) return fail(r);
   return text;
@@ -233,7 +233,7 @@ static const char *read_function_name(reader *r, int *is_const) {
   return kr_arena_print(r->arena, "%s%s", name, read_template_arguments(r));
 }
 
-/* The part of a template's name that everybody knows by another: one std::string is as long as all the rest. */
+/* Replaces a template's name by its common alias: one std::string would be longer than all the rest. */
 static const char *shorten_strings(doc *d, const char *text) {
   static const char *const longs[] = {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char>>",
                                       "std::basic_string<char, std::char_traits<char>, std::allocator<char>>"};
@@ -256,7 +256,7 @@ static const char *demangle(kr_arena *arena, const char *name) {
   if (!*r.p) return r.failed ? name : function; /* a variable */
   r.is_signature = 1;
   if (function[strlen(function) - (*function != '\0')] == '>')
-    read_type(&r); /* a template's signature begins with what it returns */
+    read_type(&r); /* a template's signature begins with the return type */
   kr_text_print(&text, "%s(", function);
   for (int i = 0; *r.p && !r.failed && text.length <= MAX_TEXT; i++) {
     if (i == 0 && strcmp(r.p, "v") == 0) break;
@@ -268,7 +268,7 @@ static const char *demangle(kr_arena *arena, const char *name) {
 
 const char *doc_demangle(doc *d, const char *name) {
   const char *inner =
-      strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel of one source file alone */
+      strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel local to one source file */
   if (inner) name = inner + 1;
   if (strncmp(name, "_Z", 2) != 0 || strnlen(name, MAX_NAME + 1) > MAX_NAME || name[2] == 'T' || name[2] == 'G')
     return name;

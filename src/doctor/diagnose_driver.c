@@ -92,7 +92,7 @@ static void check_floor(doc *d) {
   if (f) f->confidence = 'M', f->severity = KR_WARN;
 }
 
-/* Only when something must be compiled does an old toolkit matter. */
+/* An old toolkit matters only when something must be compiled. */
 static void check_nvcc(doc *d) {
   int cc = doc_main_cc(d), have = kr_parse_tenths(d->nvcc), build = 0;
   for (size_t i = 0; i < d->findings.n; i++) {
@@ -114,7 +114,7 @@ static void check_nvcc(doc *d) {
     doc_evidence(d, doc_report(d, "B06", NULL, "", majors), "%s; torch %s", d->nvcc_path, d->torch);
 }
 
-/* --torch 2.8.0+cpu, and something that asks for torch's CUDA libraries. */
+/* --torch 2.8.0+cpu, and a file that needs torch's CUDA libraries. */
 static void report_cpu_option(doc *d) {
   if (!d->options.torch || !strstr(d->options.torch, "+cpu")) return;
   for (size_t i = 0; i < d->files.n; i++) {
@@ -135,7 +135,7 @@ void doc_diagnose_driver(doc *d) {
     const char *keys[] = {"index", doc_index_for(d, doc_main_cc(d)), NULL};
     doc_finding *f = doc_report(d, "D07", NULL, "torch", keys);
     doc_evidence(d, f, "%s has no libtorch_cuda.so", d->torch_lib);
-    if (f && !d->gpus.n) f->severity = KR_WARN; /* where no GPU is known, it may be what was wanted */
+    if (f && !d->gpus.n) f->severity = KR_WARN; /* without a known GPU, this may be intended */
   }
   report_cpu_option(d);
   check_nvcc(d);

@@ -1,16 +1,16 @@
-/* diagnose_images.c: the K rules: what the verdicts of the files mean, and what to do. */
+/* diagnose_images.c: the K rules: what the files' verdicts mean, and what to do. */
 #include <string.h>
 
 #include "doc.h"
 
 static const char *nth_cc(doc *d) { return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "this GPU"; }
 
-/* The library whose code decides whether torch itself runs; old releases split it. */
+/* The library whose code decides whether torch itself runs; old releases split it in two. */
 static int is_torch_main(const doc_file *file) {
   return strncmp(file->name, "libtorch_cuda.so", 16) == 0 || strncmp(file->name, "libtorch_cuda_c", 15) == 0;
 }
 
-/* Libraries that look at the GPU and pick a kernel: those that they never pick there need no code for it. */
+/* Libraries that choose a kernel by GPU: kernels never chosen for a GPU need no code for it. */
 static int picks_kernels(const doc *d, const doc_file *file) {
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "dispatch", &at));)
@@ -18,8 +18,8 @@ static int picks_kernels(const doc *d, const doc_file *file) {
   return 0;
 }
 
-/* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension that may be to
- * blame. */
+/* Torch's libraries and NVIDIA's own are the base; everything else with GPU code is an extension, and a possible
+ * cause. */
 static int is_own_extension(const doc_file *file) {
   return file->is_cuda && !file->is_torch && !doc_comes_with_torch(file->package);
 }
@@ -49,7 +49,7 @@ static shape shape_of(const doc_file *file, int cc) {
   return s;
 }
 
-/* Verdicts as a set: what a finding is about. */
+/* Verdicts as a set: those that a finding covers. */
 enum {
   NONE = 1 << KRAIT_VERDICT_NONE,
   JIT_BLOCKED = 1 << KRAIT_VERDICT_JIT_BLOCKED,
@@ -80,7 +80,7 @@ static void add_image_evidence(doc *d, doc_finding *f, const doc_file *file, int
                file->n_judged == 1 ? "" : "s", nth_cc(d));
 }
 
-/* Names of templates may fill a page; their beginning tells enough. */
+/* Template names may fill a page; their beginning is enough. */
 static const char *shorten(doc *d, const char *name) {
   enum { MOST = 100 };
   return strlen(name) > MOST ? kr_arena_print(d->arena, "%.*s...", MOST, name) : name;
@@ -98,7 +98,7 @@ static const char *lost_kernels(doc *d, const doc_file *file, int verdicts) {
   return n ? text.at : "";
 }
 
-/* The capability that an optional file was written for and what serves the others, by the tables; NULL. */
+/* The capability that an optional file was written for and what the others use instead, from the tables; or NULL. */
 const kr_row *doc_optional_row(const doc *d, const doc_file *file) {
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "optional", &at));)
@@ -106,7 +106,7 @@ const kr_row *doc_optional_row(const doc *d, const doc_file *file) {
   return NULL;
 }
 
-/* A part for other GPUs is no fault where something else serves this one: it is told with --all. */
+/* A part for other GPUs is not an error if something else covers this one: shown with --all. */
 static int is_served(const doc *d, const char *package) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
@@ -124,7 +124,7 @@ static void set_optional(doc *d, doc_finding *f, const kr_row *row) {
                row->column[3]);
 }
 
-/* Nobody compiles general code for one GPU alone: arch-specific and family images are chosen by a test of the GPU. */
+/* General code is never compiled for one GPU only: arch-specific and family images are chosen by checking the GPU. */
 static int lost_is_specific(const doc_file *file, int verdicts) {
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
@@ -200,7 +200,7 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
   f->fixes.n = n;
 }
 
-/* Containers without code for the GPU are one trouble, those that a newer driver would run another. */
+/* Containers without code for the GPU make one finding, those that a newer driver would run another. */
 static void judge_lost(doc *d, const doc_file *file) {
   shape s = shape_of(file, doc_main_cc(d));
   int n_none = count_lost(file, NONE), has_choice = picks_kernels(d, file) && file->n_lost < file->n_judged,
@@ -266,7 +266,7 @@ static void judge_running(doc *d, const doc_file *file) {
     doc_report(d, "K12", file, "", keys);
 }
 
-/* A CUDA package without any kernel: its module links CUDA, no file of it holds code, and its name is known for
+/* A CUDA package without any kernel: its module links CUDA, none of its files holds GPU code, and it is known to have
  * kernels. */
 static void judge_empty(doc *d, const doc_file *file) {
   const kr_row *row = kr_tables_find(d->tables, "package", file->package);
@@ -353,7 +353,7 @@ static int is_first_of_its_kind(const doc *d, size_t i) {
   return cc != 0;
 }
 
-/* Each kind of device by itself; afterwards every file has the verdict of the worst again. */
+/* Each kind of device separately; afterwards every file has its worst verdict again. */
 void doc_diagnose_images(doc *d) {
   int any = 0;
   for (size_t i = 0; i < d->files.n; i++) {
@@ -373,14 +373,14 @@ void doc_diagnose_images(doc *d) {
   doc_judge_all(d);
 }
 
-/* A torch that was named, and is not here to be looked into: its index says for which GPUs it was built. */
+/* A torch that was named but is not installed: its index says for which GPUs it was built. */
 void doc_diagnose_named_torch(doc *d) {
   const char *tag = strstr(d->torch, "+cu");
   const int cc = doc_main_cc(d), driver = d->driver_number;
   if (!tag || !cc || *d->torch_lib || d->n_pins || !d->torch_number) return;
   for (size_t i = 0; i < d->findings.n; i++)
     if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, "K14") == 0) return;
-  d->driver_number = 0; /* D01 is about that */
+  d->driver_number = 0; /* D01 reports that */
   const int is_known = doc_torch_index(d, d->torch_number, 0, tag + 1) != NULL,
             has_code = doc_torch_index(d, d->torch_number, cc, tag + 1) != NULL;
   d->driver_number = driver;

@@ -1,4 +1,5 @@
-/* diagnose_libraries.c: L01 to L05, L07, S05 to S07: the libraries that a file needs, and those that it would get. */
+/* diagnose_libraries.c: L01 to L05, L07, S05 to S07: the libraries that a file needs, and those that would be
+ * loaded. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdlib.h>
@@ -24,15 +25,15 @@ static int is_below(const char *path, const char *folder, const char *rest) {
   return n && strncmp(path, folder, n) == 0 && strncmp(path + n, rest, m) == 0;
 }
 
-/* The library of this name that `import torch` loads: out of its own folder, or of the nvidia packages. Its name then
- * wins over every path. */
+/* The library of this name that `import torch` loads: from its own folder or from the nvidia packages. A loaded name
+ * takes precedence over every path. */
 static const doc_file *loaded_with_torch(const doc *d, const char *name) {
   const size_t *at = kr_names_find(&d->loaded, name);
   return at && *at ? KR_AT(d->files, doc_file, *at - 1) : NULL;
 }
 
 static void index_loaded(doc *d) {
-  for (size_t i = d->files.n; i-- > 0;) { /* the first of a name is the one that stays */
+  for (size_t i = d->files.n; i-- > 0;) { /* the first of a name is kept */
     const doc_file *file = KR_AT(d->files, doc_file, i);
     int is_loaded = is_below(file->path, d->torch_lib, "/");
     for (size_t k = 0; k < d->sites.n; k++) is_loaded |= is_below(file->path, DOC_TEXT(d->sites, k), "/nvidia/");
@@ -84,7 +85,7 @@ static void check_needed(doc *d, const doc_file *file) {
   }
   doc_finding *f =
       n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;
-  if (f) f->hidden = !d->log.given; /* true of every extension: news only to somebody with an error */
+  if (f) f->hidden = !d->log.given; /* true of every extension: worth saying only if there is an error */
 }
 
 static const char *newest_needed(doc *d, const doc_file *file, const char *prefix) {
@@ -162,14 +163,14 @@ static void report_version(doc *d, const doc_file *file, const doc_version *v, c
   }
 }
 
-/* Every version that the file asks for, against the library that the loader would take; the newest missing one of a
- * library tells enough. A library without any versions is taken as it is. */
+/* Every version that the file asks for, against the library that the loader would take; only the newest missing one of
+ * a library is reported. A library without versions is accepted. */
 static void check_each_version(doc *d, const doc_file *file) {
   for (size_t i = 0; i < file->versions.n; i++) {
     const doc_version *v = KR_AT(file->versions, doc_version, i);
     const doc_file *loaded = loaded_with_torch(d, v->file);
     if (strncmp(v->version, "GLIBC_", 6) == 0 && isdigit((unsigned char)v->version[6]))
-      continue; /* L03 compares these with the C library that runs */
+      continue; /* L03 compares these with the running C library */
     const char *path = loaded ? loaded->path : doc_find_library(d, file, v->file);
     const kr_list *has = *path ? versions_of(d, path) : NULL;
     if (!has || !has->n || doc_has_text(has, v->version)) continue;
@@ -223,7 +224,7 @@ static const char *fetch_again(doc *d, const kr_list *files) {
   return kr_arena_print(d->arena, "%s%spip install --force-reinstall --no-deps%s", torch, *torch ? " && " : "", out.at);
 }
 
-/* Files of another processor are one trouble, however many they are. */
+/* Files for another processor make one finding, however many there are. */
 static void check_machines(doc *d) {
   kr_list foreign = KR_LIST(const doc_file *);
   for (size_t i = 0; i < d->files.n; i++) {
@@ -283,10 +284,10 @@ static void check_elements(doc *d, const doc_file *file, const char *paths, cons
   doc_finding *f = doc_report(d, "S07", file, "", keys);
   doc_evidence(d, f, "%s=\"%s\"", what, paths);
   if (f && file && doc_comes_with_torch(file->package))
-    f->severity = KR_INFO, f->hidden = 1; /* its publisher's, and the same in every healthy environment */
+    f->severity = KR_INFO, f->hidden = 1; /* set by the publisher, and the same in every working environment */
 }
 
-/* ---- S06: what torch's metadata asks for ---- */
+/* ---- S06: what torch's metadata requires ---- */
 static void check_requirement(doc *d, const char *line) {
   static const char *const names[] = {"nvidia-nccl", "nvidia-cudnn"};
   for (int i = 0; i < 2; i++) {

@@ -1,5 +1,5 @@
-/* diagnose_log.c: what a pasted error suggests by itself. A text alone is medium evidence at best, unless the rule says
- * that the text is the evidence; a diagnosis that the bytes made already is not repeated. */
+/* diagnose_log.c: what a pasted error suggests by itself. Text alone is medium evidence at most, unless the rule says
+ * that it is conclusive; a diagnosis already made from the files is not repeated. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,15 +44,15 @@ static int already_found(const doc *d, const char *ids) {
 /* ---- what the hit is about ---- */
 static int is_someone(const char *package) { return *package && strcmp(package, "torch") != 0; }
 
-/* The package of its own line, the one named last before it, that of the innermost frame, of the library or the name
- * that the text has last. torch only when nobody else is there: it is on every path. */
+/* The package in its own line, the last one named before it, that of the innermost frame, or of the last library or
+ * name in the text. torch only if there is no other: it is in every traceback. */
 static const char *package_of(doc *d, const doc_hit *hit) {
   const char *here = doc_package_in(d, hit->line), *owner = d->log.owner ? d->log.owner : "";
   if (is_someone(here)) return here;
   if (is_someone(hit->near)) return hit->near;
   if (is_someone(owner)) return owner;
   if (!d->log.last_frame && d->log.names.n == 1) return DOC_TEXT(d->log.names, 0); /* a program without Python */
-  if (hit->rule->stage != KR_STAGE_IMAGE || *owner) /* which file fails only bytes can say */
+  if (hit->rule->stage != KR_STAGE_IMAGE || *owner) /* only the files' bytes can tell which one fails */
     for (size_t i = d->log.files.n; i-- > 0;)
       if (is_someone(doc_package_in(d, DOC_TEXT(d->log.files, i)))) return doc_package_in(d, DOC_TEXT(d->log.files, i));
   if (hit->rule->stage != KR_STAGE_IMAGE && d->log.names.n) return DOC_TEXT(d->log.names, d->log.names.n - 1);
@@ -65,8 +65,7 @@ static const char *base_of(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-/* The library that a line is about: in front of ": undefined symbol", behind "required by", else the last that the text
- * names. */
+/* The library that a line is about: before ": undefined symbol", after "required by", else the last one in the text. */
 static const char *library_of(doc *d, const doc_hit *hit) {
   kr_list keys = KR_LIST(const char *);
   if (doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) ||
@@ -78,8 +77,8 @@ static const char *library_of(doc *d, const doc_hit *hit) {
   return d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "";
 }
 
-/* The text may name a library that has nothing to do with the hit: without code for a GPU is what the bytes say, so
- * there its own line must name it. */
+/* The text may name an unrelated library: missing GPU code is for the bytes to tell, so there the hit's own line must
+ * name it. */
 static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *path = library_of(d, hit), *name = base_of(path),
              *folder = name - path > 1 ? kr_arena_copy(d->arena, path, (size_t)(name - path - 1)) : "";
@@ -105,7 +104,7 @@ static int is_torch_symbol(const char *symbol) {
          begins(symbol, "torch_");
 }
 
-/* pip's wheels: old up to 2.6, but for 2.6 with CUDA 12.6; new from 2.7 on. */
+/* pip's wheels: old up to 2.6, except 2.6 with CUDA 12.6; new from 2.7. */
 static int abi_of_torch(const doc *d) {
   if (d->torch_abi == DOC_ABI_OLD || d->torch_abi == DOC_ABI_NEW) return d->torch_abi;
   if (!d->torch_number || strstr(d->torch, "a0")) return DOC_ABI_UNKNOWN;
@@ -119,8 +118,7 @@ static const char *print_first_last(doc *d, int first, int last) {
   return kr_arena_print(d->arena, "%s %s", first ? ">=" : "<=", kr_print_torch(d->arena, first ? first : last));
 }
 
-/* Which of the reasons for a missing name it is: another string ABI, another torch, another libstdc++ or Python. 0:
- * this rule's is not it. */
+/* Why a name is missing: another string ABI, another torch, another libstdc++ or Python. 0: not this rule's reason. */
 static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *symbol = doc_symbol_in(d, hit->line);
   if (!*symbol) symbol = d->log.symbol ? d->log.symbol : "";
@@ -168,13 +166,13 @@ static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
   put(keys, "nccl_want", want);
 }
 
-/* The command that brings a library, or a build of the package that fits the CUDA that is there. */
+/* The command that installs a library, or a build of the package for the installed CUDA. */
 const char *doc_install_library(doc *d, const char *lib, const char *package) {
   const kr_row *row = kr_tables_find(d->tables, "soname", lib);
   int have = kr_parse_tenths(d->torch_cuda) / 10, want = row ? atoi(row->column[1]) : 0;
   if (row && begins(row->column[2], "apt:")) return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
   if (want && have && want != have && is_someone(package))
-    return "{rebuild}"; /* it was built for another CUDA than torch */
+    return "{rebuild}"; /* it was built for a different CUDA than torch */
   return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2])
              : kr_arena_print(d->arena, "install the package that brings %s; the tables do not know it", lib);
 }
@@ -230,8 +228,8 @@ static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
       *release ? release
       : d->torch_number && d->torch_number < 204
           ? "pip install --force-reinstall --no-deps bitsandbytes==0.45.5"
-          : "pip install --force-reinstall --no-deps bitsandbytes==0.50.2"); /* which takes the nearest of its
-                                                                                libraries, and asks for torch 2.4 */
+          : "pip install --force-reinstall --no-deps bitsandbytes==0.50.2"); /* which loads the nearest of its
+                                                                                libraries, and requires torch 2.4 */
 }
 
 static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
@@ -249,7 +247,7 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
   put(keys, "gcc", gcc);
 }
 
-/* The row of a library by its name, or by the name's begin in the release of torch's CUDA: libcublas. */
+/* The row of a library by its name, or by the beginning of its name in the release for torch's CUDA: libcublas. */
 static const kr_row *soname_row(doc *d, const char *lib) {
   const kr_row *row, *found = kr_tables_find(d->tables, "soname", lib);
   const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
@@ -260,7 +258,7 @@ static const kr_row *soname_row(doc *d, const char *lib) {
   return found;
 }
 
-/* 90100 and 8907 as 9.1.0 and 8.9.7; other libraries' numbers as they are. */
+/* 90100 and 8907 as 9.1.0 and 8.9.7; other libraries' numbers unchanged. */
 static const char *library_number(doc *d, const char *what, const char *text) {
   const int n = atoi(text);
   if (strcmp(what, "cuDNN") != 0 || n < 1000) return text;
@@ -317,7 +315,7 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
 }
 
 /* ---- packages that go together ---- */
-/* Another torch than the one that is there. */
+/* A torch other than the installed one. */
 static const char *newest_torch(doc *d) {
   const int number = d->torch_number;
   d->torch_number = 0;
@@ -326,14 +324,14 @@ static const char *newest_torch(doc *d) {
   return command;
 }
 
-/* A name that another release of torch or transformers has. */
+/* A name that exists in another release of torch or transformers. */
 static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *attribute = taken(hit, "attribute");
   const kr_row *row = kr_tables_find(d->tables, "attribute", attribute);
   const int is_torch = strstr(hit->line, "transformers") == NULL || strstr(hit->line, "'torch") != NULL,
             since = row ? kr_parse_torch(row->column[1]) : 0;
   if (kr_tables_has_word("version __version__ Tensor tensor nn device cuda float32 no_grad", attribute))
-    return 0; /* that is no torch at all */
+    return 0; /* that is not a torch at all */
   if (!is_torch) {
     put(keys, "partner", "transformers");
     put(keys, "attribute_fix", strstr(attribute, "DecoderOnlyOutput") ? "pip install \"transformers>=4.39,<5\"" : "");
@@ -347,8 +345,8 @@ static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const 
   return 1;
 }
 
-/* "(from versions: 2.2.0, 2.2.1, 2.3.0)": the last, and the one to take in the place of the one that is asked for: the
- * next newer, else the last. */
+/* "(from versions: 2.2.0, 2.2.1, 2.3.0)": the last, and the one to take instead of the requested one: the next newer,
+ * else the last. */
 static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *req = taken(hit, "req"), *at = strstr(hit->line, "(from versions: "), *last = "", *nearest = "";
   const size_t n = strcspn(req, "=<>!~;[");
@@ -360,7 +358,7 @@ static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
   for (const char *p = at ? at + 16 : ""; *p && *p != ')'; p += strspn(p, ", ")) {
     const size_t length = strcspn(p, ",)");
     const char *version = kr_arena_copy(d->arena, p, length);
-    if (!length || version[strspn(version, "0123456789.")]) { /* a release before the release, or a variant */
+    if (!length || version[strspn(version, "0123456789.")]) { /* a pre-release, or a variant */
       p += length + !length;
       continue;
     }
@@ -377,7 +375,7 @@ static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
 
 static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const char *asker = taken(hit, "asker"), *have = taken(hit, "have_name");
-  if (!strstr(hit->line, asker)) return 0; /* over wrapped lines a name may have grown */
+  if (!strstr(hit->line, asker)) return 0; /* joining wrapped lines may have lengthened a name */
   *package = doc_normalise(d, asker, strlen(asker));
   put(keys, "have", kr_arena_print(d->arena, "%s %s", have, taken(hit, "have_version")));
   put(keys, "pair",
@@ -473,7 +471,7 @@ static void put_need(doc *d, hit_keys *keys, int need) {
   put(keys, "need", kr_print_tenths(d->arena, need));
 }
 
-/* The toolkit to install where any would do: torch's own, else the oldest that knows the GPU. */
+/* The toolkit to install if any works: torch's own, else the oldest that knows the GPU. */
 static int usual_toolkit(doc *d) {
   int of_torch = kr_parse_tenths(d->torch_cuda),
       of_gpu = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 0;
@@ -504,13 +502,14 @@ static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
   else if (sm)
     put(keys, "arch",
         kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
-  if (have) put(keys, "nvcc", d->log.nvcc); /* this machine's need not be the one that failed */
+  if (have)
+    put(keys, "nvcc", d->log.nvcc); /* this machine's may not be the one that failed */
   else if (kr_parse_tenths(d->nvcc) && kr_parse_tenths(d->nvcc) < need) put(keys, "nvcc", d->nvcc);
   put_need(d, keys, need);
   return 1;
 }
 
-/* The newest GCC that a toolkit takes. */
+/* The newest GCC that a toolkit accepts. */
 static const char *newest_gcc(doc *d, const char *cuda) {
   const kr_row *row;
   const char *newest = "";
@@ -565,7 +564,7 @@ static int torch_has(doc *d, int cc) {
 
 static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   int cc = doc_main_cc(d);
-  if (is(hit, "K04")) return 0; /* only bytes can say so */
+  if (is(hit, "K04")) return 0; /* only the files' bytes can tell */
   if (is(hit, "K14")) {
     const char *arch = *taken(hit, "arch") ? taken(hit, "arch") : taken(hit, "capability");
     if (*arch) cc = strchr(arch, '.') ? kr_parse_tenths(arch) : atoi(arch);
@@ -581,10 +580,10 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
   if (is(hit, "K21") && cc < 80) return 0;
   if (is(hit, "K21") && strstr(hit->line, "(too new)"))
     *package = "xformers", put(keys, "newer", doc_pair_command(d, "xformers", NULL));
-  if (is(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount")) return 0; /* nothing was launched yet: D10 */
+  if (is(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount")) return 0; /* nothing has been launched yet: D10 */
   if (is(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
   if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14")))
-    *package = ""; /* torch also reports the launches of others */
+    *package = ""; /* torch also reports other packages' launches */
   if ((is(hit, "K22") || is(hit, "K23")) && !is_someone(*package)) *package = "torch";
   return 1;
 }
@@ -635,7 +634,7 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
   f->from_log = f->is_named = 1;
   f->confidence = hit->rule->log_confidence;
   if (hit->rule->severity != KR_INFO)
-    f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* what a crash says is what went wrong, if not why */
+    f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* a crash's message says what went wrong, if not why */
   doc_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
   if (d->log.last_frame && is(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
   if (d->log.is_frame_torch && is(hit, "K01"))
@@ -662,7 +661,7 @@ static void report_arch_list(doc *d, const doc_hit *hit) {
   }
 }
 
-/* One sentence of a rule about a package; libraries that are missing are one by one. */
+/* One sentence per rule and package; missing libraries are reported one by one. */
 static int is_said(doc *d, const doc_hit *hit, const char *package) {
   if (is(hit, "L01") || is(hit, "W04") || is(hit, "R01")) return 0;
   size_t *n = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "log\1%s\1%s", hit->rule->id, package));
@@ -718,7 +717,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
   report_hit(d, hit, &keys, package);
 }
 
-/* What the bytes say of a file or package that the log names comes first. */
+/* What the bytes say about a file or package that the log names comes first. */
 static void mark_named(doc *d) {
   kr_names named = {0};
   for (size_t i = 0; i < d->log.files.n; i++) *kr_names_put(d->arena, &named, base_of(DOC_TEXT(d->log.files, i))) = 1;
@@ -733,7 +732,7 @@ static void mark_named(doc *d) {
   }
 }
 
-/* K15 is certain only when the scanned torch runs by a lower minor version. */
+/* K15 is certain only when the scanned torch runs through a lower minor version. */
 void doc_diagnose_log(doc *d) {
   for (size_t i = 0; i < d->log.hits.n; i++) judge_hit(d, KR_AT(d->log.hits, doc_hit, i));
   if (d->log.given) mark_named(d);

@@ -27,7 +27,7 @@ static int any_part(const char *set, int (*fits)(const doc *d, const char *part)
   return 0;
 }
 
-/* linux platforms hold dots only as separators of sets, versions use underscores */
+/* in linux platforms, dots only separate the tags of a set; versions use underscores */
 static int platform_fits(const doc *d, const char *part) {
   const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
   size_t n = strlen(part), m = strlen(machine);
@@ -94,7 +94,7 @@ static void check_installed_tags(doc *d, const doc_package *p) {
 }
 
 /* ---- W02, W03 ---- */
-/* The same tag, or linux_x86_64 inside that auditwheel or a publisher made manylinux in the name. */
+/* The same tag, or linux_x86_64 inside where auditwheel or a publisher put manylinux in the name. */
 static int is_repaired(const char *inside, const char *outside) {
   const char *a = strrchr(inside, '-'), *b = strrchr(outside, '-');
   if (!a || !b || a - inside != b - outside || strncmp(inside, outside, (size_t)(a - inside)) != 0) return 0;
@@ -145,7 +145,7 @@ static void check_claims(doc *d, const doc_file *file, const krait_wheel_name *n
                        : kr_arena_print(d->arena, "torch %s or older", kr_print_torch(d->arena, last)));
 }
 
-/* ---- W04: names that no release has ---- */
+/* ---- W04: names of no known release ---- */
 static const kr_row *wheel_row(const doc *d, const char *package, const char *version) {
   const kr_row *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
@@ -191,7 +191,7 @@ static void check_published(doc *d, const char *file) {
 }
 
 /* ---- W05 ---- */
-/* From the first of the name against each of the others; the newest stays. */
+/* Compares the first of the name with each of the others; the newest is kept. */
 static void check_copies(doc *d, const doc_package *p) {
   if (doc_find_package(d, p->name) != p) return;
   const doc_package *newest = p;
@@ -218,8 +218,7 @@ static const char *module_path(const doc *d, const doc_file *file) {
   return file->path;
 }
 
-/* mod.so beside mod.cpython-311-….so, or one module in two site-packages. Modules for different Pythons may stand
- * together. */
+/* mod.so beside mod.cpython-311-….so, or one module in two site-packages. Modules for different Pythons may coexist. */
 static int is_twin(const doc *d, const doc_file *a, const doc_file *b) {
   const char *x = module_path(d, a), *y = module_path(d, b);
   size_t n = (size_t)(strrchr(x, '/') ? strrchr(x, '/') + 1 - x : 0) + strcspn(a->name, ".");
@@ -298,7 +297,7 @@ static void check_owners(doc *d) {
     for (size_t k = 0; k < d->owners.n; k++) {
       const doc_owner *other = KR_AT(d->owners, doc_owner, k);
       if (other->row != first->row || strcmp(other->site, first->site) != 0) continue;
-      if (k < i) n = -100; /* told already */
+      if (k < i) n = -100; /* already reported */
       if (place_of(first->row->column[1], other->package) < place_of(first->row->column[1], best->package))
         best = other;
       kr_text_print(&names, "%s%s %s", names.length ? " and " : "", other->package, other->version);
@@ -325,7 +324,7 @@ static void check_left_overs(doc *d) {
   }
 }
 
-/* A folder that a .pth file adds, and that holds a module which is installed as well. */
+/* A folder added by a .pth file that holds a module which is also installed. */
 static void check_path_line(doc *d, const char *pth, const char *folder) {
   for (size_t i = 0; i < d->packages.n; i++) {
     const doc_package *p = KR_AT(d->packages, doc_package, i);

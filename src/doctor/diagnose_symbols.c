@@ -43,7 +43,7 @@ static void report_missing(doc *d, const doc_file *file) {
   }
   doc_torch_range(d, &file->missing, &first, &last);
   int n_unknown, floor = file->uses_torch_cxx ? 0 : doc_stable_floor(d, &file->undefined, &n_unknown);
-  if (floor > first) first = floor; /* the lowest torch that has all its names, not only those that are missing here */
+  if (floor > first) first = floor; /* the lowest torch that has all its names, not only the ones missing here */
   const char *symbol = DOC_TEXT(file->missing, 0);
   const char *keys[] = {"range",  print_range(d, first, last),
                         "torch",  d->torch,
@@ -57,7 +57,7 @@ static void report_missing(doc *d, const doc_file *file) {
   report_isolation(d, file, first);
 }
 
-/* A file with no C++ name of torch but names of its C interface runs on every torch from one release on. */
+/* A file that uses torch's C interface but none of its C++ names runs on every torch from some release on. */
 static void note_stable(doc *d, const doc_file *file) {
   int n_unknown, floor = doc_stable_floor(d, &file->undefined, &n_unknown);
   if (file->uses_torch_cxx || !file->undefined.n || (!floor && !n_unknown)) return;
@@ -70,7 +70,7 @@ static void note_stable(doc *d, const doc_file *file) {
                                : ""));
 }
 
-/* --torch without an installed torch: only the table of symbols can speak. */
+/* --torch without an installed torch: only the table of symbols can tell. */
 static void compare_with_table(doc *d, const doc_file *file) {
   int first, last, torch = d->torch_number;
   if (!torch || !file->undefined.n || *d->torch_lib) return;
@@ -103,7 +103,7 @@ static const char *module_key(doc *d, const doc_file *file, int python) {
                         file->path, python);
 }
 
-/* A second module for another Python beside the right one is fine. */
+/* A second module for another Python next to the right one is fine. */
 static int has_right_module(doc *d, const kr_names *modules, const doc_file *file) {
   return kr_names_find(modules, module_key(d, file, d->python)) != NULL;
 }

@@ -1,5 +1,5 @@
 /* doc.h: one run of the doctor: facts about the target, and the files, packages, log and findings of the headers below;
- * what its parts give each other. */
+ * the interfaces between its parts. */
 #ifndef KR_DOC_H
 #define KR_DOC_H
 
@@ -26,11 +26,11 @@ struct krait_report {
   const char *root;
   /* Facts; source says where each came from. */
   kr_list gpus; /* doc_gpu */
-  int judged_cc; /* while its files are judged: this device's; 0: not now */
+  int judged_cc; /* the device for which files are being judged; 0: none now */
   const char *driver, *driver_source, *kernel_driver, *user_driver;
   int driver_number,
       driver_cuda; /* as krait_target; of a branch, as --driver 580, the number is that of its last release */
-  int driver_needed;              /* the newest that D01 asks for; 0 */
+  int driver_needed;              /* the newest that D01 requires, or 0 */
   const char *torch, *torch_cuda, *torch_source, *torch_lib; /* torch_lib: its lib folder; "" */
   int torch_number, torch_abi, torch_is_cpu;
   int python; /* 311; 0 unknown */
@@ -40,18 +40,18 @@ struct krait_report {
   int machine;
   const char *nvcc, *nvcc_path;
   int has_nvidia_node, has_uvm_node, has_driver, has_jit;
-  int n_pci; /* devices on the bus that were looked at, because no GPU was known before */
+  int n_pci; /* devices seen on the bus, used only if no GPU was known before */
   const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit, *env_no_cache;
-  /* How the loader would search: see loader.c. */
+  /* The loader's search paths: see loader.c. */
   int knows_list, knows_interpreter;
   char *list;               /* ld.so.cache; NULL: there is none */
   size_t list_bytes;
   kr_list system_libraries; /* doc_version: name, path */
   const char *interpreter_rpath, *interpreter_origin;
   kr_list provided;         /* doc_provided */
-  int is_nowhere;     /* nothing was named, and no environment found */
+  int is_nowhere;     /* nothing was named, and no environment was found */
   int is_environment; /* a site-packages was examined */
-  const char *owner, *owner_version; /* while a package's files are looked into: the package; "" otherwise */
+  const char *owner, *owner_version; /* the package whose files are being inspected; "" otherwise */
   kr_list sites;      /* const char * */
   kr_list left_overs, path_files; /* const char *: what pip left behind, .pth files */
   kr_list owners;     /* doc_owner */
@@ -61,7 +61,7 @@ struct krait_report {
   kr_list packages;   /* doc_package */
   kr_list findings;   /* doc_finding */
   kr_list unreadable; /* const char * */
-  kr_list notes;      /* const char *: what is fine */
+  kr_list notes;      /* const char *: checks that passed */
   kr_list unjudged;   /* const char *: names of requirements that no table knows */
   kr_names said;      /* findings, by their words */
   kr_names loaded, stable, needers; /* names of libraries that torch loads; of torch's stable interface; of libraries
@@ -71,7 +71,7 @@ struct krait_report {
   kr_names known_files, package_names; /* paths of files; names of packages: index + 1 of the first */
   doc_log log;
   int n_pins;         /* requirements that were read */
-  int n_unreached;    /* findings set aside because the log's imports do not lead to their files */
+  int n_unreached;    /* findings hidden because the log's imports do not reach their files */
 };
 typedef krait_report doc;
 
@@ -84,22 +84,22 @@ int doc_has_text(const kr_list *list, const char *text);
 /* inspect.c */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
-/* Only its containers; fn is called for each image, with NULL at a container's end, and once more for all where a first
- * walk was not right. Negative: damage. */
+/* Only its containers; fn is called for each image, and with NULL at a container's end; all again if a first walk was
+ * wrong. Negative: damage. */
 typedef void (*doc_image_fn)(doc *d, krait_scan *scan, const krait_image *image, doc_container *container, void *user);
 int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_fn fn, void *user,
                         const kr_list **containers);
-void doc_judge_all(doc *d); /* verdicts, once the target is known: for the device that a file serves worst */
+void doc_judge_all(doc *d); /* verdicts, once the target is known: the worst over all devices */
 void doc_judge_for(doc *d, int cc);                               /* for this one */
 const char *doc_print_set(doc *d, const doc_file *file);          /* "sm_80 90, PTX 9.0 for 90" */
 const char *doc_print_container(doc *d, const doc_container *container);
 
 /* compilers.c: the compilers and variants that packages bring */
 void doc_read_compiler(doc *d, kr_source *source, const doc_file *about);
-void doc_choose_variants(doc *d);      /* before files are judged: which of several libraries is loaded */
+void doc_choose_variants(doc *d);      /* before files are judged: which of several libraries would be loaded */
 void doc_diagnose_compilers(doc *d);
 
-/* members.c. fn looks into one member for a report that is its own; several run at once. */
+/* members.c. fn inspects one member into a separate report; several run in parallel. */
 typedef struct kr_zip kr_zip;
 typedef void (*doc_member_fn)(doc *own, kr_source *source, const char *name, void *user);
 void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, void *user);
@@ -108,10 +108,10 @@ void doc_each_member(doc *d, const char *path, kr_zip *zip, doc_member_fn fn, vo
 void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);
 void doc_find_missing(doc *d);
 int doc_abi_of_name(const char *name);                           /* DOC_ABI_* */
-const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be read */
-const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead; "" */
-/* The lowest torch that has all names of its stable C interface among these, 0 without any; *n_unknown of them the
- * tables do not know. */
+const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be demangled */
+const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead, or "" */
+/* The lowest torch that has all of these names that belong to its stable C interface; 0 if there are none. *n_unknown:
+ * names that the tables do not know. */
 int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown);
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last); /* 0: open */
 
@@ -153,13 +153,14 @@ void doc_set_unreached_aside(doc *d);
 const char *doc_install_library(doc *d, const char *lib, const char *package);
 
 /* logtext.c */
-const char *doc_symbol_in(doc *d, const char *text); /* behind "undefined symbol: "; "" */
+const char *doc_symbol_in(doc *d, const char *text); /* after "undefined symbol: ", or "" */
 void doc_read_log(doc *d, const char *text, size_t n);
 /* The values that a pattern takes from text; 1 when it matches. */
 int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
 int doc_is_named(const kr_row *package, const char *text);     /* by its own name or a module's */
 const char *doc_package_in(doc *d,
-                           const char *text); /* the package that a text names, by a path or a word of the tables; "" */
+                           const char *text); /* the package that a text names, by a path or a word from the tables;
+                                                 "" */
 const char *doc_version_of(const doc *d, const char *package); /* installed, or as the log has it; "" */
 const char *doc_shown_name(const doc_file *file); /* a module called _C.so with its folder */
 
@@ -177,7 +178,7 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
 void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* commands.c */
-int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch brings another */
+int doc_comes_with_torch(const char *package); /* only its publisher builds it: another torch needs another release */
 const char *doc_build_command(doc *d, const char *package);
 const char *doc_command(doc *d, const char *key, const char *package, const char *version,
                         const char *nvcc); /* a command by its name in a rule; "" */
@@ -186,22 +187,23 @@ const char *doc_pair_command(doc *d, const char *package,
                              const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
 const kr_row *doc_torch_row(doc *d, int torch);
-int doc_companion_column(const char *package); /* of [torch], where a package goes with one torch each; 0 */
+int doc_companion_column(const char *package); /* of [torch], for a package of which each release needs one torch; 0 */
 const kr_row *doc_package_row(const doc *d, const char *package);
 int doc_covers(const char *targets, int cc);
 const char *doc_torch_install(doc *d);
 const char *doc_no_build(doc *d, const char *package);   /* that no build of it can serve the device; "" when one can */
 const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
-void doc_keep_causes(doc *d); /* what another finding brings about is set aside */
+void doc_keep_causes(doc *d); /* hides findings that are consequences of others */
 void doc_rank(doc *d);
 int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unknown */
 
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
-void doc_diagnose_named_torch(doc *d); /* after the log: what it says is known then */
+void doc_diagnose_named_torch(doc *d); /* after the log, whose facts are known then */
 const kr_row *doc_optional_row(const doc *d,
-                               const doc_file *file); /* what the tables say of a part that not every GPU needs; NULL */
+                               const doc_file *file); /* the tables' entry for a part that not every GPU needs, or
+                                                         NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
 void doc_diagnose_libraries(doc *d);

@@ -1,4 +1,4 @@
-/* doc_files.h: what the doctor knows of a file with GPU code or native code: its images, what it needs and what it
+/* doc_files.h: what the doctor knows about a file with GPU or native code: its images, what it needs and what it
  * exports. */
 #ifndef KR_DOC_FILES_H
 #define KR_DOC_FILES_H
@@ -9,8 +9,8 @@
 
 enum { DOC_KEPT_KERNELS = 6, DOC_MAX_SYMBOLS = 1 << 22 };
 
-typedef struct doc_bodies { /* of one image's kernels, where another image of the container has fuller ones */
-  int sm, n, n_hollow; /* hollow: no more than an exit beside a full body */
+typedef struct doc_bodies { /* of one image's kernels, if another image of the container has fuller ones */
+  int sm, n, n_hollow; /* hollow: only an exit, while another image has a full body */
   int full_sm;
 } doc_bodies;
 
@@ -21,11 +21,11 @@ typedef struct doc_container {
   kr_list images;  /* krait_image */
   kr_list kernels; /* const char *, the first DOC_KEPT_KERNELS */
   kr_list bodies;  /* doc_bodies: only of images with hollow kernels */
-  int n_hollow;    /* of the image that the device would take */
+  int n_hollow;    /* of the image that the device would use */
   int n_kernels;   /* -1: could not be counted, but there are some */
   int toolkit;
-  int verdict;     /* for the worst device */
-  const char *listing; /* of its images, where it was asked for; NULL */
+  int verdict;     /* the worst over all devices */
+  const char *listing; /* of its images, if requested; else NULL */
 } doc_container;
 
 typedef struct doc_version {
@@ -58,17 +58,17 @@ typedef struct doc_file {
   int toolkit;             /* newest that compiled an image */
   int verdict, n_judged, n_lost;
   int in_wheel;
-  size_t damage;           /* the finding that says that it is damaged: index + 1; 0 */
+  size_t damage;           /* the finding that reports it as damaged: index + 1; 0 */
   const char *damage_says;
-  int is_unused;           /* a variant for another CUDA: it is not loaded */
+  int is_unused;           /* a variant for another CUDA, not loaded */
 } doc_file;
 
-typedef struct doc_compiler { /* ptxas or NVRTC that a package brings */
+typedef struct doc_compiler { /* ptxas or NVRTC in a package */
   const char *path, *package;
   int cuda, is_nvrtc;
 } doc_compiler;
 
-typedef struct doc_need { /* of a library: the files that ask for it, a chain */
+typedef struct doc_need { /* of a library: the files that need it, as a linked list */
   size_t file, next; /* next: index + 1; 0 */
 } doc_need;
 

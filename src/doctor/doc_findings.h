@@ -16,7 +16,7 @@ typedef struct doc_finding {
   kr_list evidence, fixes; /* const char * */
   int from_log, hidden; /* hidden: shown with --all only */
   int is_named;         /* about the file or package that the log names */
-  int n_also;           /* other files with the same trouble that it stands for */
+  int n_also;           /* other files with the same problem, covered by this one */
 } doc_finding;
 
 #endif

@@ -1,5 +1,4 @@
-/* doc_log.h: what the doctor takes from the text of a log: names, versions, symbols, and the diagnoses that it
- * suggests. */
+/* doc_log.h: what the doctor extracts from a log: names, versions, symbols, and the diagnoses that it suggests. */
 #ifndef KR_DOC_LOG_H
 #define KR_DOC_LOG_H
 
@@ -24,14 +23,14 @@ typedef struct doc_log {
   const char *last_frame, *first_error, *last_exception;
   const char *nvcc;    /* the version that it names; "" */
   const char *site;    /* its site-packages folder; "" */
-  const char *source;  /* the folder that a library outside of site-packages was built in; "" */
+  const char *source;  /* the folder in which a library outside site-packages was built; "" */
   const char *owner;   /* the package of its last frame that is not torch's; "" */
   kr_list versions;    /* const char *: pairs package, version */
   int is_windows, is_wsl, is_build, is_crash,
-      no_wheel;        /* crash: it holds an error; no_wheel: a ready wheel was looked for and not found */
+      no_wheel;        /* crash: it contains an error; no_wheel: a prebuilt wheel was looked for and not found */
   int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
   int is_frame_open,
-      is_frame_torch;  /* the last frame's code is still to come; it is torch's file, or code that calls torch */
+      is_frame_torch;  /* the last frame's code line follows; the frame is in torch, or its code calls torch */
   int arch_list;       /* TORCH_CUDA_ARCH_LIST is mentioned */
   const char *near;    /* while lines are read: the package named last */
 } doc_log;

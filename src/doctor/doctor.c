@@ -21,7 +21,7 @@ static int is_pins(const char *path) {
   return ends_with(path, ".txt") || ends_with(path, ".in") || ends_with(path, ".toml");
 }
 
-/* A file that was named, and is nothing that can be looked into. */
+/* A file that was named but cannot be inspected. */
 static void refuse_other(doc *d, const doc_file *file) {
   if (!file || file->kind != KRAIT_FILE_OTHER || !file->bytes || d->findings.n) return;
   doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s is no library, wheel, archive or GPU code", file->path));
@@ -219,7 +219,7 @@ static size_t n_told(const doc *d) {
 }
 
 int32_t krait_report_exit(const krait_report *d, int32_t strict) {
-  if (!d) return 70; /* nothing was found out */
+  if (!d) return 70; /* nothing was learned */
   int errors = 0, warnings = 0, damaged = d->unreadable.n > 0;
   for (size_t i = 0; i < d->findings.n; i++) {
     const doc_finding *f = KR_AT(d->findings, doc_finding, i);
@@ -229,7 +229,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
   }
   if (damaged) return 3;
   if (errors || (d->log.given && d->log.is_crash && (warnings || !n_told(d))))
-    return 1; /* a crash is no success, whether or not it is understood */
+    return 1; /* a crash is not a success, even if it is not understood */
   if (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins)) return 4;
   return warnings && strict ? 2 : 0;
 }

@@ -1,5 +1,5 @@
-/* facts.c: the machine: GPUs, driver, toolkit, C library, each with its source. First answer wins. Nothing needs root
- * or network. */
+/* facts.c: the machine: GPUs, driver, toolkit, C library, each with its source. The first answer is used. Nothing needs
+ * root or network access. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -44,7 +44,7 @@ static const char *first_line(doc *d, const char *path) {
   return text ? kr_arena_copy(d->arena, text, strcspn(text, "\n")) : "";
 }
 
-/* ---- child processes: a driver library that hangs or crashes must not take the doctor along ---- */
+/* ---- child processes: a driver library that hangs or crashes must not stop the doctor ---- */
 static const char *run_child(doc *d, void (*child)(int out)) {
   int ends[2];
   if (pipe(ends) != 0) return "";
@@ -151,7 +151,7 @@ static int compare_names(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Calls fn with each entry's path of a folder, by name. */
+/* Calls fn with the path of each entry of a folder, sorted by name. */
 static void each_entry(doc *d, const char *folder, void (*fn)(doc *d, const char *path)) {
   kr_list paths = KR_LIST(const char *);
   DIR *dir = opendir(doc_path(d, folder));
@@ -195,7 +195,7 @@ static void collect_gpus(doc *d) {
 }
 
 /* ---- driver ---- */
-/* The version in the name of the file that libcuda.so.1 leads to. */
+/* The version in the name of the file that libcuda.so.1 points to. */
 static const char *user_driver(doc *d) {
   char target[512];
   const char *path = doc_system_library(d, "libcuda.so.1");
@@ -229,7 +229,7 @@ static void collect_driver(doc *d) {
 static void settle_driver(doc *d) {
   d->driver_number = kr_parse_driver(d->driver);
   if (d->options.driver && !strchr(d->options.driver, '.'))
-    d->driver_number += 999999; /* a branch: whatever some release of it does is not held against it */
+    d->driver_number += 999999; /* a branch: it counts as able to do whatever any of its releases can */
   if (d->options.driver || !d->driver_cuda) {
     int cuda = d->driver_number ? kr_tables_cuda_of_driver(d->tables, d->driver_number) : 0;
     d->driver_cuda = cuda / 10 * 1000 + cuda % 10 * 10;
@@ -275,7 +275,7 @@ static void collect_libc(doc *d) {
 }
 
 /* ---- the machine around a GPU ---- */
-/* Boards that come with one kind of processor only: GH200, GB200, GB10 and Jetsons with Arm's. 0: it could be any. */
+/* Boards sold with only one kind of processor: GH200, GB200, GB10 and Jetsons with Arm. 0: any. */
 int doc_machine_of_gpu(doc *d, const char *name) {
   const kr_row *row = kr_tables_find(d->tables, "machine", "aarch64");
   int cc = krait_tables_find_gpu(d->tables, name);

@@ -1,4 +1,4 @@
-/* findings.c: from a rule and its values to a finding: the sentence whose values are all known, fixes, causes,
+/* findings.c: from a rule and its values to a finding: the first sentence with all values known, fixes, causes,
  * order. */
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static const char *given(const values *v, const char *key) {
   return "";
 }
 
-/* What is known without being given; "" otherwise. */
+/* Values that need not be passed; "" for others. */
 static const char *value_of(const values *v, const char *key) {
   doc *d = v->d;
   const char *text = given(v, key);
@@ -46,7 +46,7 @@ static const char *value_of(const values *v, const char *key) {
   return doc_command(d, key, v->package, v->version, given(v, "nvcc"));
 }
 
-/* The text with its values in place; NULL when one is not known. {name?} may be missing; a value may be a template
+/* The text with its values filled in; NULL when one is unknown. {name?} may be missing; a value may be a template
  * itself. */
 static const char *expand(const values *v, const char *text, int depth) {
   kr_text out = kr_text_begin(v->d->arena);
@@ -123,7 +123,7 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
   values v = {.d = d, .package = package, .version = version};
   size_t k = 0;
   for (size_t i = 0; keys && keys[i] && k + sizeof own / sizeof *own < MAX_KEYS; i++)
-    v.keys[k++] = keys[i]; /* given values come first: they may be better than the file's */
+    v.keys[k++] = keys[i]; /* values passed come first: they may be more exact than the file's */
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) v.keys[k++] = own[i];
   doc_finding f = {.rule = rule,
                    .confidence = rule->confidence,
@@ -159,7 +159,7 @@ static const doc_finding *first_of(const doc *d, const char *id) {
   return NULL;
 }
 
-/* Of torch's own libraries or those that come with it; conda's have no package that names them. */
+/* About torch's own libraries or those that come with it; conda's are named by no package. */
 static int is_torchs(const doc *d, const doc_finding *f) {
   const size_t n = strlen(d->torch_lib);
   return doc_comes_with_torch(f->package) || (n && strncmp(f->file, d->torch_lib, n) == 0);
@@ -224,7 +224,7 @@ static void fold_consequences(doc *d) {
   }
 }
 
-/* The same trouble in several files of one package is one trouble, if one command mends it. */
+/* The same problem in several files of one package is one finding, if one command fixes it. */
 static void group_by_package(doc *d) {
   kr_names groups = {0};
   for (size_t i = 0; i < d->findings.n; i++) {
@@ -247,8 +247,8 @@ static void group_by_package(doc *d) {
   }
 }
 
-/* A torch without code for the GPU is one trouble, not twenty: its own and NVIDIA's libraries were built for the same
- * GPUs. So is a driver too old. */
+/* A torch without code for the GPU is one finding, not twenty: its own and NVIDIA's libraries were built for the same
+ * GPUs. So is a driver that is too old. */
 void doc_keep_causes(doc *d) {
   const doc_finding *torch = first_of(d, "K14"), *driver = first_of(d, "D01"), *packed = first_of(d, "K11");
   for (size_t i = 0; i < d->findings.n; i++) {
@@ -260,7 +260,7 @@ void doc_keep_causes(doc *d) {
   group_by_package(d);
 }
 
-/* Of what a log names, the file that it names comes first; advice comes last. */
+/* A file that the log names comes first; advice comes last. */
 static int order_of(const doc_finding *f) {
   int confidence = f->confidence == 'C' ? 0 : f->confidence == 'H' ? 1 : f->confidence == 'M' ? 2 : 3;
   int is_torch = doc_comes_with_torch(f->package) && f->rule->stage >= KR_STAGE_LIBRARY;
@@ -276,8 +276,8 @@ static int compare_findings(const void *a, const void *b) {
   return order ? order : strcmp(x->says, y->says);
 }
 
-/* Where the first way is not known, the second is no "or": "or, outside conda: export X" becomes the command, "or take
- * Y" its sentence. */
+/* Where the first fix is unknown, the second drops its "or": "or, outside conda: export X" becomes the command, "or
+ * take Y" its sentence. */
 static const char *without_or(doc *d, const char *fix) {
   if (strncmp(fix, "or ", 3) != 0 && strncmp(fix, "or:", 3) != 0 && strncmp(fix, "or,", 3) != 0) return fix;
   const char *colon = strstr(fix, ": ");

@@ -1,4 +1,4 @@
-/* fixplan.c: the commands that mend what was found, in order; and whether the rules that made them would be content
+/* fixplan.c: the commands that fix the findings, in order; and whether the same rules would still complain
  * afterwards. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "report.h"
 
 /* ---- whose pip ---- */
-/* The interpreter of the environment that was looked into, where a plain pip would be that of another; "" when it is
- * the same, or not known. */
+/* The interpreter of the inspected environment, if plain `pip` would belong to another; "" when it is the same, or
+ * unknown. */
 static const char *other_python(doc *d) {
   static const char *const active[] = {"VIRTUAL_ENV", "CONDA_PREFIX"};
   const char *python = *d->prefix ? kr_arena_print(d->arena, "%s/bin/python", d->prefix) : "";
@@ -47,7 +47,8 @@ static int plan_step(const doc_finding *f) {
   return 5;
 }
 
-/* The first command of a finding; uninstalling is left to --force-reinstall. What no command does becomes a comment. */
+/* The first command of a finding; uninstalling is left to --force-reinstall. What no command can do becomes a
+ * comment. */
 static const char *plan_command(doc *d, const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++) {
     const char *fix = DOC_TEXT(f->fixes, i);
@@ -59,7 +60,7 @@ static const char *plan_command(doc *d, const doc_finding *f) {
                         *other ? ", " : "", other);
 }
 
-/* One way to another build of a package is enough. */
+/* One command that installs another build of a package is enough. */
 static int step_of_package(const doc_finding *f) {
   return *f->package && plan_step(f) >= 3 && f->rule->stage != KR_STAGE_USE;
 }
@@ -75,7 +76,7 @@ static int already_planned(doc *d, const kr_list *planned, const doc_finding *f,
   return 0;
 }
 
-/* The torch that a command installs: after it, extensions are judged and built for that one. */
+/* The torch that a command installs: from then on, extensions are judged and built for it. */
 static void assume_torch(doc *d, const char *command) {
   const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/cu");
   if (!at) return;
@@ -91,7 +92,7 @@ static int is_in_plan(const kr_list *commands, const char *package) {
   return 0;
 }
 
-/* What was built for the torch that goes must come again for the one that comes. */
+/* What was built for the replaced torch must be installed again for the new one. */
 static void plan_rebuilds(doc *d, kr_list *commands) {
   kr_names seen = {0};
   for (size_t i = 0; i < d->files.n; i++) {
@@ -105,7 +106,7 @@ static void plan_rebuilds(doc *d, kr_list *commands) {
   }
 }
 
-/* Fixes that name a torch's release were made for the one that is there: once it changes, they are made anew. */
+/* Fixes that name a torch release were made for the installed one: once it changes, they are made again. */
 static const char *command_now(doc *d, const doc_finding *f, int torch_changes) {
   kr_list fixes = KR_LIST(const char *);
   if (!torch_changes || !*f->package || doc_comes_with_torch(f->package) || plan_step(f) != 5)
@@ -118,7 +119,7 @@ static const char *command_now(doc *d, const doc_finding *f, int torch_changes) 
 }
 
 /* ---- after the plan ---- */
-typedef struct outcome { /* what the commands leave behind */
+typedef struct outcome { /* the state after the commands */
   doc *d;
   const char *torch, *tag; /* "2.9.1", "cu128" */
   int torch_number, toolkit, driver;
@@ -165,8 +166,8 @@ static void check_torch(outcome *o) {
                                kr_print_driver(d->arena, gate), d->driver));
 }
 
-/* One name==version of an install: a ready wheel must have code for the device and fit the torch; a build needs a
- * toolkit that knows the device and is of torch's CUDA. */
+/* One name==version of an install: a prebuilt wheel must have code for the device and fit the torch; a source build
+ * needs a toolkit that knows the device and has torch's CUDA version. */
 static void check_install(outcome *o, const char *name, const char *version, int is_built) {
   doc *d = o->d;
   const kr_row *row, *torch = doc_torch_row(d, o->torch_number);
@@ -209,7 +210,7 @@ static void check_command(outcome *o, const char *command) {
   }
 }
 
-/* What the rules would still say. */
+/* What the rules would still report. */
 static kr_list check_plan(doc *d, const kr_list *commands) {
   const char *tag = strstr(d->torch, "+cu");
   outcome o = {.d = d,

@@ -33,7 +33,8 @@ static void report_damage(doc *d, doc_file *file) {
   report_as_damaged(d, file, kr_arena_print(d->arena, "%s", krait_error_detail()));
 }
 
-/* One walk over a file's containers. A trial is silent: at the first damage it has failed, and another way is taken. */
+/* One walk over a file's containers. A trial reports nothing: it fails at the first damage, and another method is
+ * tried. */
 typedef struct body { /* one kernel's code in one image */
   uint64_t name;
   uint32_t bytes;
@@ -89,15 +90,15 @@ static doc_bodies *bodies_of(doc *d, doc_container *c, int sm) {
   return made;
 }
 
-/* A body of a few instructions is nothing by itself; beside one of hundreds for another GPU, of the same kernel, it was
- * left out by an #if. */
+/* A body of a few instructions means nothing by itself; if the same kernel has hundreds for another GPU, an #if removed
+ * it. */
 static void find_hollow(walk *w, doc_container *c) {
   if (w->n_bodies) qsort(w->bodies, w->n_bodies, sizeof(body), compare_bodies);
   for (size_t i = 0, end; i < w->n_bodies; i = end) {
     const body *full = &w->bodies[i];
     for (end = i; end < w->n_bodies && w->bodies[end].name == w->bodies[i].name; end++)
       if (w->bodies[end].bytes > full->bytes) full = &w->bodies[end];
-    /* full ones for an arch-specific newer GPU only: code that older GPUs need and newer ones have another kernel for
+    /* full ones for an arch-specific newer GPU only: code that only older GPUs need, newer ones using another kernel,
      * is empty on purpose */
     for (size_t k = i; k < end && full->bytes >= FULL_BYTES && full->sm % 4; k++) {
       if (w->bodies[k].sm / 4 >= full->sm / 4) continue;
@@ -109,7 +110,7 @@ static void find_hollow(walk *w, doc_container *c) {
   w->n_bodies = 0;
 }
 
-/* Stubs and verdicts need to know whether there is a kernel at all; names are for people. */
+/* Stubs and verdicts need to know whether there is any kernel; names are for the report. */
 static void read_kernels(walk *w, doc_container *c, const krait_image *image) {
   char name[MAX_KERNEL_NAME];
   doc *d = w->d;
@@ -124,7 +125,7 @@ static void read_kernels(walk *w, doc_container *c, const krait_image *image) {
   if (kr_scan_toolkit(w->scan)) c->toolkit = kr_scan_toolkit(w->scan);
 }
 
-/* What is packed is unpacked once, to see that there is a kernel; what lies plain is looked into for every GPU. */
+/* Compressed images are unpacked until one kernel is found; uncompressed ones are read for every GPU. */
 static int wants_kernels(const doc_container *c, const krait_image *image) {
   return image->kind == KRAIT_IMAGE_CUBIN && !image->damaged &&
          (c->n_kernels == 0 || image->compression == KRAIT_COMPRESSION_NONE);
@@ -157,7 +158,7 @@ static void read_images(walk *w, doc_container *c) {
   }
   if (w->fn) w->fn(d, w->scan, NULL, c, w->user);
   if (c->n_kernels == 0 && (has_ptx || (c->images.n && !n_cubins)))
-    c->n_kernels = -1; /* only cubins can show that they are a stub */
+    c->n_kernels = -1; /* only cubins can be recognised as stubs */
   find_hollow(w, c);
   if (c->toolkit > w->file->toolkit) w->file->toolkit = c->toolkit;
   if (status < 0) damaged(w);
@@ -187,13 +188,13 @@ static void walk_containers(walk *w) {
 
 static uint64_t end_of(const doc_container *c) { return (c->offset + c->bytes + 7) & ~7ull; }
 
-/* What the section table says of the containers that a search found: 1 when they fill its sections without a gap, so
- * that a walk over the sections would have found the same. Those outside were bytes that look like one. */
+/* Compares the containers found by a search with the section table: 1 when they fill its sections without a gap, so
+ * that a walk over the sections would find the same. Those outside were bytes that look like a container. */
 static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
   int n;
   size_t n_placed = 0, k = 0;
   const kr_scan_region *regions = kr_scan_regions(scan, &n);
-  if (n && regions[0].find) return 1; /* no section table: the search was right */
+  if (n && regions[0].find) return 1; /* no section table: the search stands */
   for (int i = 0; i < n; i++) {
     uint64_t at = regions[i].offset;
     if (i && regions[i].offset < regions[i - 1].end) return 0;
@@ -212,8 +213,8 @@ static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
   return 1;
 }
 
-/* Sections are named at the end of a file. Where that is far away, first search, then ask; if in doubt, walk again by
- * sections. */
+/* Sections are named at the end of a file. If that is far away, search first and check later; if in doubt, walk again
+ * by sections. */
 static void read_containers(doc *d, krait_scan *scan, doc_file *file, doc_image_fn fn, void *user) {
   walk trial = {.d = d, .scan = scan, .file = file, .is_trial = 1, .fn = fn, .user = user},
        whole = {.d = d, .scan = scan, .file = file, .fn = fn, .user = user};
@@ -303,7 +304,7 @@ static doc_file *add_file(doc *d, const char *path) {
   return file;
 }
 
-/* A name that promises what this program reads, and bytes that are neither that nor text, such as a linker's script,
+/* A file whose name suggests a format read here, but whose bytes are neither that, nor text such as a linker script,
  * nor another system's program. */
 static int is_garbage(const doc_file *file, const char *head, size_t n) {
   static const char *const ends[] = {".cubin", ".fatbin", ".a"}, *const others[] = {"MZ", "\xcf\xfa\xed\xfe",
@@ -360,7 +361,7 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   krait_scan_close(&scan);
   char hex[65];
   const uint64_t most =
-      source->is_forward ? KR_FORWARD_WINDOW_BYTES : HASH_LIMIT_BYTES; /* what can be read again at no cost */
+      source->is_forward ? KR_FORWARD_WINDOW_BYTES : HASH_LIMIT_BYTES; /* can be read again at no cost */
   if ((source->size <= most || d->options.deep) && kr_sha256_source(source, hex) == KRAIT_OK)
     file->sha256 = kr_arena_copy(d->arena, hex, 64);
   return file;
@@ -412,8 +413,8 @@ static int best_image(const doc *d, const doc_container *c, const krait_target *
   return best;
 }
 
-/* Kernels without code in the image that the device takes; PTX was made from the same source as the machine code for
- * its capability. */
+/* Kernels without code in the image that the device uses; PTX comes from the same source as the machine code for its
+ * capability. */
 static int count_hollow(const doc_container *c, int sm) {
   for (size_t i = 0; i < c->bodies.n; i++)
     if (KR_AT(c->bodies, doc_bodies, i)->sm == sm) return KR_AT(c->bodies, doc_bodies, i)->n_hollow;
@@ -454,7 +455,7 @@ static void judge_file(const doc *d, doc_file *file, int cc) {
   file->verdict = KRAIT_VERDICT_STUB;
   if (file->is_unused) return;
   if (file->kind == KRAIT_FILE_ELF && d->machine && file->machine != d->machine)
-    return; /* its host code does not run there: L05 says it */
+    return; /* its host code does not run there: reported by L05 */
   for (size_t i = 0; i < file->containers.n; i++) {
     doc_container *c = KR_AT(file->containers, doc_container, i);
     if (c->n_kernels == 0 || (c->relocatable && final)) continue;
@@ -472,7 +473,7 @@ void doc_judge_for(doc *d, int cc) {
   for (size_t i = 0; i < d->files.n; i++) judge_file(d, KR_AT(d->files, doc_file, i), cc);
 }
 
-/* Several devices: the file keeps the verdict of the one that it serves worst. */
+/* Several devices: the file keeps the worst verdict. */
 void doc_judge_all(doc *d) {
   for (size_t i = 0; i < d->files.n; i++) {
     doc_file *file = KR_AT(d->files, doc_file, i);
@@ -532,7 +533,7 @@ const char *doc_print_container(doc *d, const doc_container *container) {
   return print_images(d, &list, 1);
 }
 
-/* The union is only for people to read; verdicts never use it. */
+/* The union is only for display; verdicts never use it. */
 const char *doc_print_set(doc *d, const doc_file *file) {
   size_t n = 0;
   const kr_list **lists = kr_arena_alloc(d->arena, (file->containers.n + 1) * sizeof *lists);

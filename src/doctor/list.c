@@ -1,4 +1,4 @@
-/* list.c: what is in a file: its containers, images and kernels, for people and for programs. */
+/* list.c: what is in a file: its containers, images and kernels, as text and as JSON. */
 #include <string.h>
 
 #include "doc.h"
@@ -13,9 +13,9 @@ typedef struct lister {
   doc scratch; /* for names, image by image */
   kr_text out;
   int is_json;
-  uint64_t lists[MAX_LISTS]; /* of this container: lists of kernels that were shown, as a hash */
+  uint64_t lists[MAX_LISTS]; /* of this container: hashes of the kernel lists already shown */
   int shown_at[MAX_LISTS], n_lists;
-  size_t n_bytes;         /* of all containers' text */
+  size_t n_bytes; /* of the text of all containers */
 } lister;
 
 static int is_wheel(const char *path) {
@@ -44,7 +44,7 @@ static const char *image_name(doc *d, const krait_image *image) {
   return kr_arena_print(d->arena, "kind %d  %d", image->raw_kind, image->sm);
 }
 
-/* The kernels of an image, as they lie; their number, and a hash of their names. */
+/* The kernels of an image in file order; their number, and a hash of their names. */
 static kr_list read_kernels(lister *l, krait_scan *scan, uint64_t *hash) {
   kr_list names = KR_LIST(const char *);
   char name[MAX_NAME];
@@ -56,7 +56,7 @@ static kr_list read_kernels(lister *l, krait_scan *scan, uint64_t *hash) {
   return names;
 }
 
-/* The same kernels for the next GPU are not named again. */
+/* If the next GPU has the same kernels, they are not listed again. */
 static int shown_before(lister *l, uint64_t hash, int image) {
   for (int i = 0; i < l->n_lists; i++)
     if (l->lists[i] == hash) return l->shown_at[i];
@@ -88,7 +88,7 @@ static void json_image(lister *l, krait_scan *scan, const krait_image *image, in
              *suffix = image->suffix == 'a'   ? "a"
                        : image->suffix == 'f' ? "f"
                                               : "";
-  /* A damaged image may claim more than the 63 bits that JSON's readers take. */
+  /* A damaged image may claim more than the 63 bits that JSON readers accept. */
   const uint64_t bytes = image->unpacked_bytes < INT64_MAX ? image->unpacked_bytes : INT64_MAX;
   uint64_t hash;
   kr_text_print(&l->out,
@@ -106,7 +106,7 @@ static void json_image(lister *l, krait_scan *scan, const krait_image *image, in
 }
 
 /* ---- one file ---- */
-/* The text goes to the container, for another walk may follow. */
+/* The text is kept per container, because another walk may follow. */
 static void end_container(lister *l, doc_container *container) {
   if (l->out.length) container->listing = kr_arena_copy(l->d->arena, l->out.at, l->out.length);
   l->n_bytes += l->out.length;
@@ -114,7 +114,7 @@ static void end_container(lister *l, doc_container *container) {
   l->n_lists = 0;
 }
 
-/* The names of an image's kernels are forgotten with it. */
+/* The names of an image's kernels are freed with it. */
 static void list_image(doc *d, krait_scan *scan, const krait_image *image, doc_container *container, void *user) {
   lister *l = user;
   if (!image) {
@@ -132,7 +132,7 @@ static void list_image(doc *d, krait_scan *scan, const krait_image *image, doc_c
   l->scratch = *d;
 }
 
-/* The pieces of the text, which are put together once for all members. */
+/* The pieces of the text, joined once for all members. */
 static void add_piece(doc *d, const char *text) {
   if (*text) doc_add_text(d, &d->notes, text);
 }
@@ -204,7 +204,7 @@ static int32_t list_file(doc *d, const char *path, int is_json) {
   return status;
 }
 
-/* One text of all pieces; the comma before an array's first member is left out. */
+/* All pieces joined; the comma before an array's first member is left out. */
 static const char *join_pieces(doc *d, int is_json) {
   size_t n = 4, at = 0;
   for (size_t i = 0; i < d->notes.n; i++) n += strlen(DOC_TEXT(d->notes, i));

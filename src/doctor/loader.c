@@ -1,6 +1,6 @@
 /* loader.c: where the dynamic loader would find a library that a file needs, in glibc's order: RPATH of the file, of
- * whatever loaded it, and of the interpreter (unless the file has a RUNPATH), LD_LIBRARY_PATH, RUNPATH, ld.so.cache,
- * the system's folders. */
+ * what loaded it, and of the interpreter (unless the file has a RUNPATH), LD_LIBRARY_PATH, RUNPATH, ld.so.cache, the
+ * system's folders. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const char *folder_of(doc *d, const char *path) {
   return slash ? kr_arena_copy(d->arena, path, (size_t)(slash - path)) : ".";
 }
 
-/* There, and no library of another processor, which the loader passes over. */
+/* Exists, and is not for another processor, which the loader would skip. */
 static int is_loadable(const doc *d, const char *path) {
   kr_source source;
   uint8_t head[20];
@@ -64,7 +64,7 @@ static const char *find_in_folders(doc *d, const char *name) {
   return "";
 }
 
-/* The same few names are asked for by every file: each is looked up once. */
+/* Every file needs the same few names: each is looked up once. */
 const char *doc_system_library(doc *d, const char *name) {
   if (strchr(name, '/')) return "";
   for (size_t i = 0; i < d->system_libraries.n; i++)
@@ -83,7 +83,7 @@ static size_t token(const char *text, const char *plain, const char *braced) {
   return strncmp(text, plain, strlen(plain)) == 0 ? strlen(plain) : 0;
 }
 
-/* One element of a search path, with $ORIGIN, $LIB and $PLATFORM in place. */
+/* One element of a search path, with $ORIGIN, $LIB and $PLATFORM expanded. */
 static const char *expand(doc *d, const char *element, size_t n, const char *origin, const char *lib) {
   kr_text text = kr_text_begin(d->arena);
   for (size_t i = 0, skip; i < n; i += skip) {
@@ -96,7 +96,7 @@ static const char *expand(doc *d, const char *element, size_t n, const char *ori
   return text.at;
 }
 
-/* What $LIB stands for depends on how the loader was built: Debian's way, the others' way. */
+/* What $LIB stands for depends on how the loader was built: Debian's value, then the others'. */
 static const char *search_path(doc *d, const char *paths, const char *origin, const char *name) {
   const char *const libs[] = {d->machine == KR_ELF_AARCH64 ? "lib/aarch64-linux-gnu" : "lib/x86_64-linux-gnu", "lib64",
                               "lib"};
@@ -112,7 +112,7 @@ static const char *search_path(doc *d, const char *paths, const char *origin, co
   return "";
 }
 
-/* An empty element is the current directory, whatever that is at the time. */
+/* An empty element is the current directory at run time. */
 int doc_has_empty_element(const char *paths) {
   size_t n = strlen(paths);
   return n && (paths[0] == ':' || paths[n - 1] == ':' || strstr(paths, "::"));
@@ -132,7 +132,7 @@ static void index_needs(doc *d) {
   }
 }
 
-/* Appends the files that ask for a library by this name. */
+/* Appends the files that need a library of this name. */
 static size_t add_needers(const doc *d, const char *name, const doc_file *chain[MAX_LOADERS], size_t n) {
   const size_t *head = *name ? kr_names_find(&d->needers, name) : NULL;
   for (size_t at = head ? *head : 0; at && n < MAX_LOADERS; at = KR_AT(d->needs, doc_need, at - 1)->next) {
@@ -144,7 +144,7 @@ static size_t add_needers(const doc *d, const char *name, const doc_file *chain[
   return n;
 }
 
-/* The file, then whatever may have loaded it, then what loaded that. An RPATH beside a RUNPATH does not count. */
+/* The file, then whatever may have loaded it, then what loaded that. An RPATH next to a RUNPATH is ignored. */
 static const char *search_rpaths(doc *d, const doc_file *file, const char *name) {
   const doc_file *chain[MAX_LOADERS] = {file};
   const char *found = "";
@@ -157,7 +157,7 @@ static const char *search_rpaths(doc *d, const doc_file *file, const char *name)
   return found;
 }
 
-/* The interpreter's own RPATH serves everything that it loads; conda's points to its libraries. */
+/* The interpreter's own RPATH applies to everything that it loads; conda's points to its libraries. */
 static void read_interpreter(doc *d) {
   enum { DT_RPATH = 15, DT_RUNPATH = 29 };
   char real[MAX_PATH], text[MAX_PATH];
@@ -189,7 +189,7 @@ const char *doc_find_library(doc *d, const doc_file *file, const char *name) {
   if (!*found && !*file->runpath) found = search_path(d, d->interpreter_rpath, d->interpreter_origin, name);
   if (!*found && !*d->root) found = search_path(d, d->env_library_path, origin, name);
   if (!*found) found = search_path(d, file->runpath, origin, name);
-  /* Without an interpreter to read, assume conda's. */
+  /* Without an interpreter to read, assumes conda's. */
   if (!*found && *d->prefix && !*d->interpreter_origin)
     found = search_path(d, kr_arena_print(d->arena, "%s/lib", d->prefix), origin, name);
   return *found ? found : doc_system_library(d, name);

@@ -1,4 +1,4 @@
-/* logtext.c: what a pasted error says: diagnoses that it suggests, and facts for what the machine did not tell. */
+/* logtext.c: what a pasted error says: the diagnoses it suggests, and facts that the machine did not supply. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ typedef struct captures {
 
 static int match_here(const char *pattern, const char *text, captures *taken);
 
-/* One %x{name}: longest first for tokens, shortest first for gaps; both bounded, so the work stays linear in the
+/* One %x{name}: longest first for tokens, shortest first for gaps; both bounded, so that the work is linear in the
  * text. */
 static int match_token(const char *pattern, const char *text, captures *taken) {
   char kind = pattern[1];
@@ -59,7 +59,7 @@ static int match_token(const char *pattern, const char *text, captures *taken) {
     if (own.name && kept < MAX_CAPTURES) taken->at[taken->n++] = own;
     if (match_here(rest, text + own.text_bytes, taken)) return 1;
     if (kind != '*' && *rest && *rest != '%' && !takes(kind, *rest))
-      break; /* a shorter token cannot end where rest begins */
+      break; /* a shorter token cannot end where the rest begins */
   }
   taken->n = kept;
   return 0;
@@ -101,7 +101,7 @@ int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys) {
 }
 
 /* ---- cleaning ---- */
-/* Drops ANSI sequences and control bytes, and a "[rank0]: " in front of a line; keeps newlines. */
+/* Drops ANSI sequences and control bytes, and a "[rank0]: " at the start of a line; keeps newlines. */
 static char *clean(doc *d, const char *text, size_t n) {
   char *out = kr_arena_alloc(d->arena, n + 1);
   size_t k = 0, line = 0;
@@ -123,7 +123,7 @@ static char *clean(doc *d, const char *text, size_t n) {
   return out;
 }
 
-/* The text with wrapped lines joined: newline and indentation become glue. */
+/* The text with wrapped lines joined: newline and indentation are replaced by glue. */
 static char *join(doc *d, const char *text, int with_blank) {
   size_t n = strlen(text), k = 0;
   char *out = kr_arena_alloc(d->arena, n + 1);
@@ -148,7 +148,7 @@ static int same_keys(const kr_list *a, const kr_list *b) {
   return 1;
 }
 
-/* A hit that knows more takes the place of one that knows nothing. */
+/* A hit with values replaces one without. */
 static void add_hit(doc *d, const kr_rule *rule, const char *line, const kr_list *keys) {
   for (size_t i = 0; i < d->log.hits.n; i++) {
     doc_hit *hit = KR_AT(d->log.hits, doc_hit, i);
@@ -201,7 +201,7 @@ static void collect_files(doc *d, const char *text) {
 
 static int is_name_char(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
-/* A name as a word of its own, or as the beginning of one where it is made of parts, as flash_attn_func; NULL. */
+/* A name as a separate word, or, if it has several parts, as the beginning of one, as in flash_attn_func; or NULL. */
 static const char *find_word(const char *text, const char *name, size_t n) {
   const size_t length = strlen(text);
   for (const char *p = text; (p = memmem(p, length - (size_t)(p - text), name, n)); p++)
@@ -209,7 +209,7 @@ static const char *find_word(const char *text, const char *name, size_t n) {
   return NULL;
 }
 
-/* The length of the longest name of the package that stands in the text; 0. */
+/* The length of the package's longest name in the text, or 0. */
 static size_t named_length(const kr_row *package, const char *text) {
   size_t best = find_word(text, package->column[0], strlen(package->column[0])) ? strlen(package->column[0]) : 0;
   for (const char *p = package->column[1]; *p; p += strspn(p, " ")) {
@@ -240,11 +240,11 @@ static const char *package_of_part(doc *d, const char *part) {
   if (row) return row->column[0];
   if (strcmp(module, "torch") == 0 || strcmp(module, "nvidia") == 0) return "torch";
   const char *so = strstr(part, ".so"), *pyd = strstr(part, ".pyd"),
-             *library = so ? so : pyd; /* of others, only what is compiled can be the cause */
+             *library = so ? so : pyd; /* of others, only compiled files can be the cause */
   return library && library < part + strcspn(part, " \t\"',;)") ? doc_normalise(d, module, n) : "";
 }
 
-/* Of the last path below site-packages, else of a path's part that is a module of the tables. */
+/* From the last path below site-packages, else from a path component that is a module in the tables. */
 static const char *package_of_paths(doc *d, const char *text) {
   const char *found = "";
   for (const char *p = text; (p = strstr(p, "-packages")); p++)
@@ -260,7 +260,7 @@ const char *doc_package_in(doc *d, const char *text) {
   for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
     size_t n = strcmp(row->column[0], "triton") == 0 ? 0 : named_length(row, text);
     if (strchr(row->column[3], '/') && strstr(text, row->column[3]))
-      n = strlen(row->column[3]); /* where its releases are */
+      n = strlen(row->column[3]); /* where its releases are published */
     if (n > most) most = n, best = row->column[0];
   }
   return best;
@@ -302,7 +302,7 @@ static void collect_versions(doc *d, const char *text) {
       if (!*found) found = token_after(d, text, kr_arena_print(d->arena, "%s%s", other, seps[k]));
       if (!strchr(found, '.')) found = "";
     }
-    size_t n = strcspn(found, "-"); /* a wheel's or an archive's name goes on */
+    size_t n = strcspn(found, "-"); /* the name of a wheel or an archive continues */
     for (const char *end = found; (end = strstr(end, ".tar")); end++)
       n = (size_t)(end - found) < n ? (size_t)(end - found) : n;
     if (*found)
@@ -343,7 +343,8 @@ static int gpu_from_listing(doc *d, const char *text) {
   return 0;
 }
 
-/* A name of the tables as a word; short ones only behind the maker's name or in capitals with three digits, as A100. */
+/* A name from the tables as a word; short ones only after the maker's name, or in capitals with three digits, such as
+ * A100. */
 static int gpu_from_words(doc *d, const char *text) {
   const kr_row *row;
   size_t best = 0;
@@ -497,8 +498,8 @@ static void read_line(doc *d, const char *line) {
     d->log.is_frame_torch = strstr(d->log.last_frame, "/torch/") || strstr(d->log.last_frame, "\\torch\\");
     const char *owner = doc_package_in(d, d->log.last_frame);
     if (*owner && strcmp(owner, "torch") != 0) d->log.owner = owner;
-  } else if (d->log.is_frame_open) { /* many of torch's functions are no Python and have no frame: the code that calls
-                                        them is all there is */
+  } else if (d->log.is_frame_open) { /* many torch functions are not Python and have no frame: only the calling code is
+                                        visible */
     d->log.is_frame_torch |= strstr(line, "torch.") != NULL || strstr(line, " F.") != NULL;
   }
   d->log.is_frame_open = frame != NULL;
@@ -516,7 +517,7 @@ static void read_line(doc *d, const char *line) {
 
 void doc_read_log(doc *d, const char *text, size_t n) {
   d->log.given = 1;
-  if (n > MAX_LOG_BYTES) text += n - MAX_LOG_BYTES, n = MAX_LOG_BYTES; /* the end holds the error */
+  if (n > MAX_LOG_BYTES) text += n - MAX_LOG_BYTES, n = MAX_LOG_BYTES; /* the error is at the end */
   char *whole = clean(d, text, n), *tight = join(d, whole, 0), *loose = join(d, whole, 1);
   d->log.arch_list = strstr(loose, "TORCH_CUDA_ARCH_LIST") != NULL;
   collect_files(d, loose);

@@ -1,6 +1,6 @@
 /* members.c: the members of a wheel that may hold code, the largest first and several at a time: each thread has its
- * own handle of the archive and its own lists; what was found is put together in the archive's order, so that a report
- * does not depend on who was faster. */
+ * own handle of the archive and its own lists; results are merged in the archive's order, so that the report does not
+ * depend on timing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 enum {
   MAX_THREADS = 2,
   WORTH_BYTES = 32 << 20
-}; /* two: one large member takes as long as all others together, and memory is theirs twice */
+}; /* two: one large member takes as long as all others together, and each thread needs its own memory */
 
 typedef struct member {
   const char *name;
@@ -48,7 +48,7 @@ static void keep_part(member *m, const doc *part) {
   m->unreadable = part->unreadable, m->notes = part->notes;
 }
 
-/* Of one thread. A handle that cannot be opened is the same failure for each of its members. */
+/* For one thread. A handle that cannot be opened is a failure for each of its members. */
 static void run_members(void *user, int64_t begin, int64_t end, int worker) {
   crew *c = user;
   for (int64_t i = begin; i < end; i++) {
@@ -75,7 +75,7 @@ static int compare_sizes(const void *a, const void *b) {
   return x->bytes != y->bytes ? x->bytes < y->bytes ? 1 : -1 : x->index < y->index ? -1 : 1;
 }
 
-/* Adds what one member gave to the report. */
+/* Adds one member's results to the report. */
 static void take_part(doc *d, const char *path, const member *m) {
   if (m->why) {
     const char *keys[] = {"why", m->why, NULL};
@@ -100,7 +100,7 @@ static int is_wanted(const kr_zip_member *m) {
   return !m->is_folder && (doc_is_library_name(m->name) || (slash && strcmp(slash, "/ptxas") == 0));
 }
 
-/* Those that are wanted; one that must not be trusted is a finding. */
+/* Selects the members to read; one that must not be trusted is a finding. */
 static kr_list choose(doc *d, const char *path, kr_zip *zip, uint64_t *bytes) {
   kr_list list = KR_LIST(member);
   kr_zip_member found;

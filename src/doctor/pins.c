@@ -1,5 +1,5 @@
 /* pins.c: requirements.txt and pyproject.toml before any download: which pins have no wheel for the target, and which
- * combination has. */
+ * combination does. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@ typedef struct bound {
 } bound;
 
 typedef struct pin {
-  const char *name, *spec; /* spec: ">=2.0,<2.3"; "" when it is free */
+  const char *name, *spec; /* spec: ">=2.0,<2.3"; "" when any version is allowed */
   bound bounds[MAX_BOUNDS];
-  int n_bounds, line, has_marker; /* marker: it may not hold here */
+  int n_bounds, line, has_marker; /* marker: it may not apply here */
   const char *file;
 } pin;
 
@@ -108,7 +108,7 @@ static int allows(const pin *p, const char *version) {
   return 1;
 }
 
-/* Whether some release of a row's range may be taken. */
+/* Whether some release in a row's range is allowed. */
 static int allows_row(const pin *p, const kr_row *row) {
   const char *first = row->column[1], *last = row->column[2];
   for (int i = 0; i < p->n_bounds; i++) {
@@ -121,7 +121,7 @@ static int allows_row(const pin *p, const kr_row *row) {
   return 1;
 }
 
-/* The release that pip would take: the newest that is allowed. */
+/* The release that pip would choose: the newest allowed. */
 static const kr_row *row_of(const doc *d, const pin *p) {
   const kr_row *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
@@ -167,7 +167,7 @@ static void add_pin(pins *all, const char *file, const char *text, size_t n, int
 
 static void read_pins(pins *all, const char *path);
 
-/* "-r more.txt", "--constraint=base.txt": relative to the file that says so. */
+/* "-r more.txt", "--constraint=base.txt": relative to the file that contains it. */
 static void read_include(pins *all, const char *path, const char *line, size_t n) {
   static const char *const words[] = {"-r", "-c", "--requirement", "--constraint"};
   const char *slash = strrchr(path, '/');
@@ -274,8 +274,8 @@ static int is_repeated(const pins *all, size_t i) {
   return first && *first != i + 1;
 }
 
-/* The command that installs a torch, so that the others' setup.py finds it: the pinned one, or the newest of a minor
- * version. */
+/* The command that installs torch first, so that the others' setup.py finds it: the pinned one, or the newest of a
+ * minor version. */
 static const char *torch_command(doc *d, int torch, const char *index, int keep) {
   const char *tag = keep ? strstr(d->torch, "+cu") : NULL;
   const char *version = keep && strchr(d->torch, '.') != strrchr(d->torch, '.')
@@ -294,7 +294,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
   kr_text command = kr_text_begin(d->arena);
   if (!index && !(keep && d->options.torch)) return "";
   kr_text_print(&command, "%spip install --no-build-isolation",
-                torch_command(d, torch, index, keep)); /* isolated, they would see another torch */
+                torch_command(d, torch, index, keep)); /* with build isolation, they would see another torch */
   for (size_t i = 0; i < all->list.n; i++) {
     const pin *p = KR_AT(all->list, pin, i);
     const kr_row *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
@@ -310,7 +310,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
   return command.at;
 }
 
-/* The same torch if every package has wheels for it, else the newest with which they all have. */
+/* The same torch if every package has wheels for it, else the newest for which they all do. */
 static const char *combination(pins *all) {
   doc *d = all->d;
   if (all->combination) return all->combination;
@@ -394,7 +394,7 @@ static const doc_file *about_pin(doc *d, const pin *p, doc_file *about) {
   return about;
 }
 
-/* The highest lower bound is above the lowest upper one. */
+/* The highest lower bound is above the lowest upper bound. */
 static int excludes(const pin *a, const pin *b) {
   if (*exact_of(a)) return !allows(b, exact_of(a));
   if (*exact_of(b)) return !allows(a, exact_of(b));
@@ -408,7 +408,7 @@ static int excludes(const pin *a, const pin *b) {
   return 0;
 }
 
-/* Of one name, each line against the first: hundreds of lines of one name are compared once each. */
+/* Each line of a name is compared with the first only: hundreds of lines of one name cost one comparison each. */
 static void check_conflict(pins *all, size_t i) {
   doc *d = all->d;
   const pin *p = KR_AT(all->list, pin, i);
@@ -418,7 +418,7 @@ static void check_conflict(pins *all, size_t i) {
   if (other == p || p->has_marker || other->has_marker || !excludes(p, other)) return;
   const int goes = *exact_of(p) && !*exact_of(other)   ? other->line
                    : !*exact_of(p) && *exact_of(other) ? p->line
-                                                       : other->line; /* what is exact was chosen */
+                                                       : other->line; /* an exact pin was deliberate */
   const pin *gone = goes == p->line && strcmp(p->file, other->file) == 0 ? p : goes == p->line ? p : other;
   const char *keys[] = {"a",    kr_arena_print(d->arena, "%s%s (line %d)", p->name, other->spec, other->line),
                         "b",    kr_arena_print(d->arena, "%s%s (line %d)", p->name, p->spec, p->line),
@@ -433,7 +433,7 @@ static int same_minor(const char *a, const char *b) {
                                    atoi(b + strcspn(b, ".") + (b[strcspn(b, ".")] == '.'));
 }
 
-/* A release of the same minor version as this may be taken. */
+/* A release of the same minor version is allowed. */
 static int allows_minor(doc *d, const pin *p, const char *version) {
   const size_t n = strcspn(version, ".") + 1 + strcspn(version + strcspn(version, ".") + 1, ".");
   if (*exact_of(p)) return same_minor(exact_of(p), version);
@@ -452,7 +452,7 @@ static void report_pair(pins *all, const pin *p, const char *partner, const char
   doc_evidence(d, f, "line %d: %s%s", p->line, p->name, p->spec);
 }
 
-/* torchvision, torchaudio, triton and xformers go with one torch each; some others ask for one. */
+/* Each release of torchvision, torchaudio, triton and xformers needs one torch; some other packages require one too. */
 static void check_companion(pins *all, const pin *p) {
   doc *d = all->d;
   const int column = doc_companion_column(p->name);
@@ -510,7 +510,7 @@ static void check_pairs(pins *all) {
   }
 }
 
-/* Nothing keeps pip from a torch that is newer than the newest wheels of a package. */
+/* Nothing stops pip from choosing a torch newer than a package's newest wheels. */
 static void check_open_torch(pins *all) {
   doc *d = all->d;
   const size_t *first = kr_names_find(&all->first, "torch");
@@ -532,7 +532,7 @@ static void check_open_torch(pins *all) {
   }
 }
 
-/* ---- packages whose wheels are known by some releases only ---- */
+/* ---- packages with known wheels for some releases only ---- */
 static const kr_row *known_release(const doc *d, const pin *p) {
   const kr_row *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "holds", &at));)
@@ -562,7 +562,7 @@ static int check_release(pins *all, const pin *p) {
   return 1;
 }
 
-/* What was not judged is said, so that nobody takes silence for an answer. */
+/* Lists what was not judged, so that silence is not mistaken for approval. */
 static void note_others(pins *all, const kr_list *others) {
   doc *d = all->d;
   enum { SHOWN = 12 };

@@ -1,5 +1,5 @@
 /* reach.c: which packages the imports in a pasted error lead to. A library without code for the GPU that none of them
- * reaches is not the reporter's trouble: what was said of it is kept for --all. */
+ * reaches is not the cause: its findings are shown only with --all. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -15,7 +15,7 @@ typedef struct reach {
   doc *d;
   kr_list modules; /* const char *: top-level names */
   int n_sources;
-  int is_lost; /* more than can be read: nothing is known */
+  int is_lost; /* too many to read: nothing is known */
 } reach;
 
 static size_t module_length(const char *text) {
@@ -83,7 +83,7 @@ static void read_sources(reach *r, const char *folder, int depth) {
   if (dir) closedir(dir);
 }
 
-/* torch and the large libraries beside it are on every path and import none of the packages in question. */
+/* torch and the large libraries next to it are in every traceback and import none of the packages in question. */
 static int leads_nowhere(const char *module) {
   static const char *const names[] = {"torch",    "torchvision", "torchaudio", "numpy",  "scipy",
                                       "sympy",    "triton",      "nvidia",     "pandas", "PIL",
@@ -132,7 +132,7 @@ static int is_reached(const reach *r, const doc_file *file) {
   if (!*module || doc_has_text(&r->modules, module) || doc_has_text(&r->d->log.names, file->package) ||
       is_package_reached(r, file->package))
     return 1;
-  for (size_t i = 0; i < r->d->files.n; i++) { /* as a library of one that is */
+  for (size_t i = 0; i < r->d->files.n; i++) { /* as a library of a package that is reached */
     const doc_file *other = KR_AT(r->d->files, doc_file, i);
     if (other == file ||
         !(doc_has_text(&other->needed, file->name) || (*file->soname && doc_has_text(&other->needed, file->soname))))
@@ -153,7 +153,7 @@ void doc_set_unreached_aside(doc *d) {
   reach r = {.d = d, .modules = KR_LIST(const char *)};
   for (size_t i = 0; i < d->log.modules.n; i++)
     if (!leads_nowhere(DOC_TEXT(d->log.modules, i))) doc_add_text(d, &r.modules, DOC_TEXT(d->log.modules, i));
-  if (!r.modules.n || !d->is_environment) return; /* the text tells of no import */
+  if (!r.modules.n || !d->is_environment) return; /* the text shows no import */
   for (size_t i = 0, n_followed = 0; i < d->findings.n; i++) {
     doc_finding *f = KR_AT(d->findings, doc_finding, i);
     const doc_file *file = kr_tables_has_word("K01 K02 K05 K06 K07 K09", f->rule->id) ? file_of(d, f) : NULL;

@@ -1,5 +1,5 @@
-/* report_json.c: the report for programs, as docs/doctor.schema.json has it: keys in order, no times, so that it can be
- * compared. */
+/* report_json.c: the JSON report, as specified by docs/doctor.schema.json: keys in a fixed order and no times, so that
+ * reports can be compared. */
 #include <jansson.h>
 #include <string.h>
 
@@ -118,7 +118,7 @@ static json_t *finding_json(doc *d, const doc_finding *f) {
                    text_json(d, f->rule->source));
 }
 
-/* Files without GPU code and without torch's names are left out unless all is asked for. */
+/* Files without GPU code and without torch's names are left out without --all. */
 static int is_shown(const doc *d, const doc_file *file) {
   return d->options.all || file->is_cuda || file->is_extension || file->kind != KRAIT_FILE_ELF || !d->is_environment;
 }

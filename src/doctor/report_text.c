@@ -1,4 +1,4 @@
-/* report_text.c: the report for people: 80 columns, readable without colour; and a summary for a bug report. */
+/* report_text.c: the text report: 80 columns, readable without colour; and a summary for a bug report. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 enum { WIDTH = 80 };
 
 /* ---- safe text ---- */
-/* Bytes of the UTF-8 character at p, 0 when it is none or a control character. */
+/* Bytes of the UTF-8 character at p; 0 when invalid or a control character. */
 static size_t utf8_length(const unsigned char *p) {
   size_t n = *p < 0x80                 ? 1
              : *p >= 0xc2 && *p < 0xe0 ? 2
@@ -56,13 +56,13 @@ void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char 
       first = 1;
     }
     if (!first) kr_text_print(out, " "), at++;
-    while (!is_command && at + width > WIDTH && width > 1) { /* a word that fits no line, such as a path, is cut */
+    while (!is_command && at + width > WIDTH && width > 1) { /* a word longer than a line, such as a path, is split */
       size_t take = WIDTH - at, bytes = 0, slash = 0;
       for (size_t seen = 0; bytes < n && seen < take; seen++) {
         for (bytes++; bytes < n && ((unsigned char)text[bytes] & 0xc0) == 0x80;) bytes++;
         if (text[bytes - 1] == '/' && bytes < n) slash = bytes;
       }
-      if (slash > bytes / 3) bytes = slash; /* between two folders rather than inside a name */
+      if (slash > bytes / 3) bytes = slash; /* preferably between two folders */
       kr_text_add(out, text, bytes);
       kr_text_print(out, "\n%*s", (int)indent, "");
       text += bytes, n -= bytes, width = columns(text, n), at = indent;
@@ -178,7 +178,7 @@ static const char *confidence_word(char c) {
   return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess";
 }
 
-/* A line that a shell takes as it stands: a program of these, or variables in capitals before one. */
+/* A line that can be pasted into a shell: one of these programs, optionally after variables in capitals. */
 int doc_is_command(const char *fix) {
   static const char *const starts[] = {"pip ",    "sudo ",  "apt ",      "export ", "unset ",   "rm ",       "conda ",
                                        "docker ", "krait ", "patchelf ", "git ",    "winget ",  "wsl ",      "free ",
@@ -211,8 +211,8 @@ static int holds_code(const doc *d) {
   return 0;
 }
 
-/* ---- the first screen: what is wrong and since which package, and the command; each on a line of its own, so that it
- * can be copied ---- */
+/* ---- the first screen: what is wrong, because of which package, and the command; each on its own line, to be copied
+ * ---- */
 static const char *first_command(const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++)
     if (doc_is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
@@ -246,7 +246,7 @@ static void print_first(printer *p) {
                 doc_printable(d, doc_addressed(d, first_command(f))));
 }
 
-/* Nothing in the text is known: what was looked for, and what would tell more. */
+/* Nothing in the text was recognised: says what was searched for, and what would help. */
 static void print_unknown_log(printer *p) {
   doc *d = p->d;
   wrap(p, "[ ] ", 4,
@@ -326,7 +326,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
 }
 
 /* ---- for a bug report ---- */
-/* A path without what names a person or a machine: from site-packages or the last folder on. */
+/* A path without anything that identifies a person or a machine: from site-packages or the last folder on. */
 static const char *shorten_path(doc *d, const char *text) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
@@ -336,7 +336,7 @@ static const char *shorten_path(doc *d, const char *text) {
       for (const char *q = p; q < end; q++)
         if (strncmp(q, "-packages/", 10) == 0 && q + 10 < end) keep = q + 10;
       for (const char *q = p; q < end && keep == p; q++)
-        if (*q == '/' || *q == '\\') { /* the last part alone */
+        if (*q == '/' || *q == '\\') { /* the last component only */
           const char *next = strpbrk(q + 1, "/\\");
           if (!next || next >= end) keep = q + 1;
         }

@@ -1,4 +1,4 @@
-/* requirements.c: P01 and P02: what packages ask of each other in their metadata, and pairs that the tables know. */
+/* requirements.c: P01 and P02: what packages require of each other in their metadata, and pairs known to the tables. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,7 +158,7 @@ int doc_allows(doc *d, const char *spec, const char *version) {
   return 1;
 }
 
-/* ---- what is there ---- */
+/* ---- what is installed ---- */
 static const char *version_here(doc *d, const char *name) {
   if (strcmp(name, "torch") == 0 && *d->torch && strcmp(d->torch_source, "the log") != 0) return d->torch;
   const doc_package *p = doc_find_package(d, name);
@@ -201,7 +201,7 @@ static const char *fix_of(doc *d, const doc_package *p, const doc_requirement *r
   if (*pair) return pair;
   if (strcmp(r->name, "torch") == 0)
     return kr_arena_print(d->arena, "pip install --force-reinstall %s==%.*s", p->name, (int)strcspn(p->version, "+"),
-                          p->version); /* pip brings the torch that it asks for */
+                          p->version); /* pip installs the torch that it requires */
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall \"%s%s\"", r->name, r->spec);
 }
 
@@ -211,7 +211,7 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
   const char *have = version_here(d, r.name);
   int is_nvidia = strncmp(r.name, "nvidia-", 7) == 0, is_torch = strcmp(r.name, "torch") == 0,
       in_wheel = !*p->dist_info;
-  if (!*have && in_wheel) return; /* pip would bring it */
+  if (!*have && in_wheel) return; /* pip would install it */
   if (!*have && is_nvidia) {
     kr_text_print(&nvidia->names, "%s%s%s", nvidia->n ? ", " : "", r.name, r.spec);
     kr_text_print(&nvidia->command, " \"%s%s\"", r.name, r.spec);
@@ -223,7 +223,7 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
   }
 }
 
-/* Libraries that torch brings as packages of their own: without them it cannot be imported. */
+/* Libraries that torch installs as separate packages: it cannot be imported without them. */
 static void report_nvidia(doc *d, const doc_package *p, const missing *m) {
   if (!m->n) return;
   const char *what = m->n == 1 ? m->names.at : kr_arena_print(d->arena, "%d NVIDIA packages", m->n);

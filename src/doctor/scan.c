@@ -1,4 +1,4 @@
-/* scan.c: finds the device code of a file wherever it sits, and says what each image is. */
+/* scan.c: finds the device code in a file, wherever it is, and identifies each image. */
 #include "scan.h"
 
 #include <string.h>
@@ -19,16 +19,16 @@ struct krait_scan {
   kr_scan_region regions[MAX_REGIONS];
   int n_regions, current, is_forward;
   uint64_t ar_at;      /* archives: where the next member starts */
-  kr_fatbin fatbin;    /* the container that came last */
+  kr_fatbin fatbin;    /* the last container returned */
   int have_fatbin, is_bare;
   uint64_t entry_at, n_entries;
-  kr_entry entry;      /* the image that came last */
+  kr_entry entry; /* the last image returned */
   int have_entry;
-  uint64_t wrappers, n_wrappers; /* the table, not read yet */
-  uint64_t *linked; /* where the wrappers say that linked containers lie */
+  uint64_t wrappers, n_wrappers; /* the section table, not read yet */
+  uint64_t *linked;              /* where linked containers are, according to the wrappers */
   size_t n_linked;
   int knows_linked; /* the wrappers could be read */
-  /* Kernels of the image that came last. */
+  /* Kernels of the last image returned. */
   int kernels_open;
   uint8_t *unpacked;
   size_t unpacked_bytes;
@@ -47,8 +47,8 @@ static void add_region(krait_scan *s, const char *section, uint64_t offset, uint
   memcpy(r->section, section, n);
 }
 
-/* Read at the first question, for most files have none and sources may be costly to go back in. The linker may leave no
- * addend; then nothing is known. */
+/* Read on first use, because most files have none and seeking back in a source may be expensive. If the linker left no
+ * addend, nothing is known. */
 static void read_wrappers(krait_scan *s) {
   const uint64_t at = s->wrappers, n = s->n_wrappers < MAX_WRAPPERS ? s->n_wrappers : MAX_WRAPPERS;
   s->n_wrappers = 0;
@@ -150,7 +150,7 @@ static int32_t open_own(kr_source own, krait_scan **scan) {
     kr_free(source);
     return status;
   }
-  s->own = *source; /* marks the source as ours to close */
+  s->own = *source; /* marks the source as owned here */
   *scan = s;
   return KRAIT_OK;
 }
@@ -202,7 +202,7 @@ const kr_dynamic *kr_scan_dynamic(krait_scan *scan) {
 kr_source *kr_scan_source(krait_scan *scan) { return scan->source; }
 
 /* ---- containers ---- */
-/* The end of what the loader would read first in this segment, the dynamic table, or the segment's own end. */
+/* The end of the dynamic table, if the loader finds it in this segment, or the segment's own end. */
 static uint64_t dynamic_end(const krait_scan *s, const kr_segment *load) {
   for (uint32_t i = 0; i < s->elf.n_segments; i++) {
     kr_segment segment;
@@ -228,7 +228,8 @@ int kr_scan_set_forward(krait_scan *s) {
   return s->is_forward = s->n_regions > 0;
 }
 
-/* The source has just passed a part of the file: what lies at its end may be asked for later, when it is gone. */
+/* The source has just passed a part of the file: what is at its end may be needed later, when it can no longer be
+ * read. */
 static void touch_end(krait_scan *s, const kr_scan_region *r) {
   uint8_t bytes[64];
   for (uint64_t back = sizeof bytes; back <= 8192 && back <= r->end - r->offset; back *= 2)
@@ -271,7 +272,7 @@ static int32_t next_member(krait_scan *s) {
   return status;
 }
 
-/* A cubin that lies bare in a section: the next ELF header for machine 190 at a multiple of 4. */
+/* A cubin without a container in a section: the next ELF header for machine 190 at a multiple of 4. */
 static int32_t find_bare_cubin(krait_scan *s, uint64_t from, const kr_scan_region *r, kr_fatbin *found) {
   uint8_t window[4096];
   for (uint64_t at = (from + 3) & ~3ull; at < r->end && r->end - at >= 64;) {
@@ -388,7 +389,7 @@ static void copy_cubin(const kr_cubin *cubin, krait_image *image) {
   image->new_abi = cubin->new_abi;
 }
 
-/* A packed cubin shows its header here; its sections are unpacked only when kernels are asked for. */
+/* Reads a compressed cubin's header; its sections are decompressed only when kernels are requested. */
 static void describe_cubin(krait_scan *s, krait_image *image) {
   uint8_t head[64];
   size_t n = 0;
@@ -409,7 +410,7 @@ static void describe_cubin(krait_scan *s, krait_image *image) {
   copy_cubin(&cubin, image);
 }
 
-/* A file, or a place in a section, that is one image without container or entry. */
+/* A file, or a range of a section, that is a single image without container or entry. */
 static int32_t bare_image(krait_scan *s) {
   if (s->n_entries++) return 0;
   s->entry = (kr_entry){.kind = s->kind == KRAIT_FILE_PTX ? KR_ENTRY_PTX : KR_ENTRY_CUBIN,

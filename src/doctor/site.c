@@ -47,7 +47,7 @@ const doc_package *doc_twin_package(const doc *d, const doc_package *p) {
   return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL;
 }
 
-/* The first of a name, and from each the next of the same name. */
+/* The first file of a name, and from each the next with the same name. */
 void doc_index_package(doc *d, size_t i) {
   doc_package *p = KR_AT(d->packages, doc_package, i);
   size_t *first = kr_names_put(d->arena, &d->package_names, p->name);
@@ -106,7 +106,7 @@ static int same_hash(const char *base64, const char *hex) {
   return at == 64;
 }
 
-/* Of a file that is damaged already, RECORD is one more witness. */
+/* For a file already found damaged, RECORD is further evidence. */
 static void report_record(doc *d, const doc_file *file, const char *why) {
   const char *keys[] = {"why", why, NULL};
   if (file->damage) {
@@ -118,7 +118,7 @@ static void report_record(doc *d, const doc_file *file, const char *why) {
 
 static void check_record(doc *d, const doc_file *file, const doc_package *p, const char *hash, const char *size) {
   uint64_t bytes = strtoull(size, NULL, 10);
-  if (file->bytes == 0 || p->by_distribution) return; /* reported already; distributions strip files and keep RECORD */
+  if (file->bytes == 0 || p->by_distribution) return; /* already reported, or stripped by a distribution */
   if (*size && bytes != file->bytes)
     report_record(d, file,
                   kr_arena_print(d->arena, "RECORD says %s bytes, it has %llu", size, (unsigned long long)file->bytes));
@@ -126,7 +126,7 @@ static void check_record(doc *d, const doc_file *file, const doc_package *p, con
     report_record(d, file, "its content differs from the hash in RECORD");
 }
 
-/* Splits one CSV line in place; quotes only where a path holds a comma. */
+/* Splits one CSV line in place; quotes occur only if a path contains a comma. */
 static int split_record(char *line, const char *field[3]) {
   char *p = line;
   field[0] = field[1] = field[2] = "";
@@ -163,7 +163,7 @@ static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
   return file;
 }
 
-/* The import names that more than one distribution may bring: who owns which. */
+/* The import names that several distributions may provide: which one owns which. */
 static void own_folder(doc *d, const doc_package *p, const char *path) {
   size_t n = strcspn(path, "/");
   if (!path[n] || strstr(path, ".dist-info/") || n > 64) return;
@@ -175,7 +175,7 @@ static void own_folder(doc *d, const doc_package *p, const char *path) {
   *owner = (doc_owner){row, p->name, p->version, p->site};
 }
 
-/* What may not be looked at is not missing; once for a package. */
+/* A file that may not be read is not missing; reported once per package. */
 static void refuse_package(doc *d, const doc_package *p, const char *path, int os_errno) {
   if ((*kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "refused\1%s\1%s", p->site, p->name)))++) return;
   doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot open %s: %s", path, strerror(os_errno)));
@@ -312,7 +312,7 @@ static void walk_libraries(doc *d, const char *folder, int depth) {
   }
   for (struct dirent *entry; !kr_arena_failed(d->arena) && (entry = readdir(dir));) {
     struct stat info;
-    if (entry->d_name[0] == '.' || entry->d_name[0] == '~') continue; /* what pip left behind is no package's */
+    if (entry->d_name[0] == '.' || entry->d_name[0] == '~') continue; /* what pip left behind belongs to no package */
     const char *path = kr_arena_print(d->arena, "%s/%s", folder, entry->d_name);
     if (lstat(path, &info) != 0) continue;
     if (S_ISDIR(info.st_mode) && depth < MAX_DEPTH) walk_libraries(d, path, depth + 1);
@@ -353,7 +353,7 @@ void doc_read_site(doc *d, const char *site) {
   }
   read_torch(d, site);
   for (size_t i = first; i < d->packages.n; i++) {
-    doc_package copy = *KR_AT(d->packages, doc_package, i); /* the list may move */
+    doc_package copy = *KR_AT(d->packages, doc_package, i); /* the list may be reallocated */
     read_record(d, &copy);
   }
   walk_libraries(d, site, 0);
@@ -385,7 +385,7 @@ static const char *setting(doc *d, const char *text, const char *key) {
 
 static int read_prefix(doc *d, const char *prefix);
 
-/* What a virtual environment takes from the interpreter below it: its version, and its packages if it says so. */
+/* What a virtual environment takes from its base interpreter: the version, and the packages if configured. */
 static void read_base(doc *d, const char *prefix) {
   const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/pyvenv.cfg", prefix), 65536),
              *home = setting(d, text, "home"), *slash = strrchr(home, '/');
@@ -393,12 +393,12 @@ static void read_base(doc *d, const char *prefix) {
   if (!*version) version = setting(d, text, "version_info");
   if (strncmp(version, "3.", 2) == 0 && atoi(version + 2) > 0 && !d->has_pyvenv)
     d->python = 300 + atoi(version + 2), d->python_source = "pyvenv.cfg";
-  if (text && d->has_pyvenv++) return; /* one level: a base is no virtual environment */
+  if (text && d->has_pyvenv++) return; /* one level: a base is not a virtual environment */
   if (strncasecmp(setting(d, text, "include-system-site-packages"), "true", 4) == 0 && slash)
     read_prefix(d, doc_path(d, kr_arena_copy(d->arena, home, (size_t)(slash - home))));
 }
 
-/* lib/python3.*'s site-packages of an environment; 1 when there was one. */
+/* The site-packages of an environment's lib/python3.*; 1 when there was one. */
 static int read_prefix(doc *d, const char *prefix) {
   const char *lib = kr_arena_print(d->arena, "%s/lib", prefix);
   DIR *dir = opendir(lib);

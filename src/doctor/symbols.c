@@ -1,4 +1,4 @@
-/* symbols.c: which of torch's C++ names a library asks for, and which of them the installed torch exports. */
+/* symbols.c: which of torch's C++ names a library needs, and which of them the installed torch exports. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +32,8 @@ static int is_torch_name(const char *name) {
   return is_torch_cxx(name) || strncmp(name, "aoti_torch_", 11) == 0 || strncmp(name, "torch_", 6) == 0;
 }
 
-/* The old std::string is the substitution Ss, other old strings begin with Sb; inside a length-prefixed identifier the
- * two letters mean nothing. */
+/* The old std::string is the substitution Ss, other old strings begin with Sb; inside a length-prefixed identifier
+ * these two letters mean nothing. */
 static int has_old_string(const char *name) {
   for (const char *p = name; *p;) {
     if (*p >= '0' && *p <= '9') {

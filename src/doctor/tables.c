@@ -1,4 +1,4 @@
-/* tables.c: parses the tables' text, and answers questions about versions, targets and names from it. */
+/* tables.c: parses the tables' text, and answers queries about versions, targets and names. */
 #include "tables.h"
 
 #include <ctype.h>
@@ -240,8 +240,8 @@ const char *kr_print_driver(kr_arena *arena, int driver) {
                : kr_arena_print(arena, "%d.%d", major, minor);
 }
 
-/* A version as a sortable row of numbers: eight release parts, then kind (dev < a < b < rc < release < post) and its
- * number. */
+/* A version as a sortable sequence of numbers: eight release parts, then kind (dev < a < b < rc < release < post) and
+ * its number. */
 static void version_key(const char *v, int key[10]) {
   static const struct {
     const char *word;
@@ -275,7 +275,7 @@ int kr_compare_versions(const char *a, const char *b) {
   return 0;
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 int kr_tables_is_tegra(const krait_tables *t, int sm) {
   const kr_row *row = kr_tables_find(t, "tegra", "sm");
   for (const char *p = row ? row->column[1] : ""; *p; p += strcspn(p, " "), p += strspn(p, " "))
@@ -382,11 +382,11 @@ static void normalise(const char *name, char *out, size_t cap) {
     }
 }
 
-/* Letters and digits alone, in capitals: people write "RTX5090", "2080Ti", "rtx 4090". */
+/* Letters and digits only, in capitals: people write "RTX5090", "2080Ti", "rtx 4090". */
 static size_t squash(const char *name, size_t n, char out[128]) {
   size_t k = 0;
   for (size_t i = 0; i < n && name[i] && k < 127; i++) {
-    size_t digits = i && name[i - 1] == ' ' ? strspn(name + i, "0123456789") : 0; /* "80GB" is no part of a name */
+    size_t digits = i && name[i - 1] == ' ' ? strspn(name + i, "0123456789") : 0; /* "80GB" is not part of a name */
     if (digits && strncasecmp(name + i + digits, "GB", 2) == 0) i += digits + 1;
     else if (isalnum((unsigned char)name[i])) out[k++] = (char)toupper((unsigned char)name[i]);
   }
@@ -396,8 +396,7 @@ static size_t squash(const char *name, size_t n, char out[128]) {
 
 enum { NO_MATCH, BEGINS_ROW, BEGINS_NAME, SAME_WITHOUT_SERIES, SAME };
 
-/* How well a name is the row's: the same, the same without RTX or GTX, the row's and more behind it, or its
- * beginning. */
+/* How well a name matches the row's: equal, equal without RTX or GTX, longer than the row's, or a prefix of it. */
 static int match_name(const char *name, size_t n_name, const char *row, size_t n_row) {
   if (n_name == n_row && memcmp(name, row, n_row) == 0) return SAME;
   if (n_row == n_name + 3 && memcmp(row + 3, name, n_name) == 0 &&
@@ -441,7 +440,7 @@ int32_t krait_tables_find_gpu(const krait_tables *t, const char *name) {
   return best == BEGINS_ROW && is_ambiguous ? 0 : best_cc;
 }
 
-/* Letters to change, add or take away; more than 3 count as 4. */
+/* Edit distance in letters; more than 3 counts as 4. */
 static int distance(const char *a, const char *b) {
   int row[64];
   size_t n = strlen(a), m = strlen(b);
@@ -466,7 +465,7 @@ const char *kr_tables_similar_gpus(const krait_tables *t, kr_arena *arena, const
   normalise(name, clean, sizeof clean);
   size_t n = squash(clean, strlen(clean), squashed);
   kr_text out = kr_text_begin(arena);
-  for (int most = 0; most < 4 && n_shown < 4; most++) /* what holds the name first, then what is nearest */
+  for (int most = 0; most < 4 && n_shown < 4; most++) /* names that contain it first, then the nearest */
     for (size_t at = 0; n >= 2 && (row = kr_tables_next(t, "gpu", &at));)
       for (const char *p = row->column[1]; *p && n_shown < 4; p += strspn(p, ", ")) {
         size_t length = strcspn(p, ",");

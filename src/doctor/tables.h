@@ -1,4 +1,4 @@
-/* tables.h: the doctor's knowledge as rows and rules, parsed from the embedded or a given text; and versions. */
+/* tables.h: the doctor's knowledge as rows and rules, parsed from the embedded text or a given one; and versions. */
 #ifndef KR_TABLES_H
 #define KR_TABLES_H
 
@@ -10,7 +10,7 @@ enum { KR_ROW_COLUMNS = 9, KR_MAX_FIXES = 8, KR_MAX_SAYS = 8 };
 
 typedef struct kr_row {
   const char *section;
-  const char *column[KR_ROW_COLUMNS]; /* "" where absent */
+  const char *column[KR_ROW_COLUMNS]; /* "" if absent */
 } kr_row;
 
 enum { KR_ERROR = 0, KR_WARN = 1, KR_INFO = 2 };
@@ -27,9 +27,9 @@ enum {
 
 typedef struct kr_rule {
   const char *id, *name, *explain, *source;
-  const char *says[KR_MAX_SAYS]; /* the first whose every value is known is said */
+  const char *says[KR_MAX_SAYS]; /* the first with all values known is used */
   int n_says;
-  const char *explains;          /* identifiers of what follows from it */
+  const char *explains;          /* identifiers of its consequences */
   char confidence, log_confidence; /* C H M L */
   int severity, stage;
   int is_advice; /* never the cause of a crash */
@@ -52,7 +52,7 @@ const kr_row *kr_tables_find(const krait_tables *tables, const char *section, co
 
 /* Facts that several rules need. CUDA versions are ten times the number (128), PTX too (87), drivers as
  * krait_target.driver. */
-int kr_tables_has_word(const char *words, const char *word); /* blank or comma separated */
+int kr_tables_has_word(const char *words, const char *word); /* separated by blanks or commas */
 int kr_tables_is_tegra(const krait_tables *tables, int sm);
 int kr_tables_ptx_of_driver(const krait_tables *tables,
                             const krait_target *target); /* 0: unknown or newer than the tables */
@@ -66,14 +66,14 @@ const char *kr_tables_similar_gpus(const krait_tables *tables, kr_arena *arena,
                                    const char *name); /* "'RTX 5090', 'RTX 5090 D'"; "" */
 const char *kr_tables_zstd_driver(const krait_tables *tables);
 
-int kr_parse_tenths(const char *text);  /* "12.8" 128, "12" 120, "13.0.1" 130; 0 when it is no number */
+int kr_parse_tenths(const char *text);  /* "12.8" 128, "12" 120, "13.0.1" 130; 0 when it is not a number */
 int kr_parse_torch(const char *text);   /* "2.10.1+cu128" 210 */
 int kr_parse_driver(const char *text);  /* "580.159.04" 580159004 */
 const char *kr_print_cc(kr_arena *arena, int cc);         /* 12.0 */
 const char *kr_print_tenths(kr_arena *arena, int tenths); /* 12.8 */
 const char *kr_print_torch(kr_arena *arena, int torch);   /* 2.10 */
 const char *kr_print_driver(kr_arena *arena, int driver);
-/* PEP 440 order of releases, with pre, post and dev parts; local parts do not count. "" is older than all. */
+/* PEP 440 order of releases, with pre, post and dev parts; local parts are ignored. "" is older than all. */
 int kr_compare_versions(const char *a, const char *b);
 
 #endif

@@ -1,4 +1,4 @@
-/* wheel.c: what a wheel's file name claims, and the wheel walker of krait/doctor.h. */
+/* wheel.c: what a wheel's file name says, and the wheel walker of krait/doctor.h. */
 #include <ctype.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -77,7 +77,7 @@ static int32_t split_version(krait_wheel_name *name, const char *version, size_t
   return KRAIT_OK;
 }
 
-/* A label such as cu128 says its CUDA; one of other words or a hash says nothing here. */
+/* A label such as cu128 gives its CUDA; other words or a hash give nothing. */
 static void read_variant(krait_wheel_name *name, const char *label) {
   if (strncmp(label, "cu", 2) == 0 && isdigit((unsigned char)label[2])) name->cuda = cuda_of(label + 2);
 }

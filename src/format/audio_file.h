@@ -17,7 +17,7 @@ struct kr_audio_in {
   char *name; /* for error messages */
   char *path; /* the path to open it again */
   SNDFILE *file;
-  int fd;            /* the descriptor behind file's virtual I/O, or -1 */
+  int fd;            /* the descriptor used by file's virtual I/O, or -1 */
   sf_count_t offset; /* libsndfile's place in it */
   int os_errno;      /* errno of the first failed read: libsndfile treats it as the end of the file */
   kr_audio_info info;

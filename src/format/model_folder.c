@@ -39,7 +39,7 @@ static int is_there(const char *path) {
   return path && stat(path, &info) == 0;
 }
 
-/* Beside a file, or in a folder. */
+/* Next to a file, or in a folder. */
 static char *beside(const char *path, const char *name) {
   const char *slash = strrchr(path, '/');
   return is_folder(path) ? join(path, strlen(path), name) : join(path, slash ? (size_t)(slash - path) + 1 : 0, name);

@@ -9,7 +9,7 @@
 typedef struct kr_outfile {
   char *path;      /* the final name */
   char *temp_path; /* write here; it can be opened again as long as the output is open */
-  char *temp_name; /* beside path: the content before the last step, or from the start if there are no unnamed files */
+  char *temp_name; /* next to path: the content before the last step, or from the start if there are no unnamed files */
   int fd;          /* of the content; -1 when path is written directly */
   int is_nameless;
   int keep;        /* an output that was created meanwhile is an error, not replaced */

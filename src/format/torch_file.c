@@ -323,7 +323,7 @@ static int32_t find_state(const kr_torch *torch, const kr_pickle_value *root, co
   return KRAIT_OK;
 }
 
-/* Plain values beside the tensors (a step count, a list) are skipped; calls are refused. */
+/* Plain values among the tensors (a step count, a list) are skipped; calls are refused. */
 static int32_t read_state(kr_torch *torch, const kr_pickle_value *state) {
   for (int64_t i = 0; i + 1 < state->n_items; i += 2) {
     const kr_pickle_value *key = state->items[i], *value = unwrap(state->items[i + 1]);

@@ -115,7 +115,7 @@ int kr_product_is_plain(const kr_node *node) {
       is_known = strcmp(sig->tensors[i].name, known[k]) == 0;
     if (!is_known) return 0;
   }
-  for (int i = 0; i < sig->n_fields; i++) { /* scales: 0 stands for 1 */
+  for (int i = 0; i < sig->n_fields; i++) { /* scales: 0 means 1 */
     float value = 1;
     if (sig->fields[i].kind == KR_FIELD_FLOAT) memcpy(&value, node->args + sig->fields[i].offset, sizeof value);
     if (value != 0 && value != 1) return 0;

@@ -1,6 +1,5 @@
-/* bundled.c: weights.h and config.h for the wheel's libkrait, which holds one model, takes others as tensors in memory,
- * and reads no files, so that it needs no other libraries; and what else of them a model asks for. Not part of the
- * program. */
+/* bundled.c: weights.h and config.h for the wheel's libkrait, which contains one model, accepts others as tensors in
+ * memory, and reads no files, so that it needs no other libraries. Not part of the program. */
 #define _GNU_SOURCE
 #include "bundled.h"
 
@@ -17,10 +16,13 @@
 #include "status.h"
 #include "weights_io.h"
 
-struct kr_weights { const kr_weight *items; int64_t n_items; }; /* NULL: those inside */
+struct kr_weights {
+  const kr_weight *items;
+  int64_t n_items;
+}; /* NULL: the built-in ones */
 struct kr_config {
   char model[64];
-  char text[4096]; /* "key=value,key=[1,2]"; of the weights inside: "" */
+  char text[4096];  /* "key=value,key=[1,2]"; for the built-in weights: "" */
   char words[4096]; /* the same, each pair ended by a zero */
   int is_bundled;
 };
@@ -38,7 +40,7 @@ static int32_t no_files(const char *what) {
 }
 
 const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes) {
-  *n_bytes = name == NULL; /* there are some; nobody reads them here */
+  *n_bytes = name == NULL; /* whether there are any; they are not read here */
   return (const unsigned char *)"";
 }
 
@@ -60,7 +62,7 @@ static void copy_items(const kr_weight *items, int64_t n_items, kr_weight *own, 
   }
 }
 
-/* Items and names are copied, as in weights.c; data stay the caller's. */
+/* Items and names are copied, as in weights.c; the data remain the caller's. */
 int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **weights) {
   size_t n_chars = 0;
   *weights = NULL;
@@ -130,9 +132,9 @@ int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char
   return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
 }
 
-/* ---- what the model is told ---- */
+/* ---- the model's configuration ---- */
 
-/* The next "key=value" of the text, whose commas within brackets are its own; NULL at the end. */
+/* The next "key=value" of the text, which may contain commas within brackets; NULL at the end. */
 static const char *next_pair(const char **text, size_t *key_length, size_t *length) {
   const char *begin = *text;
   int depth = 0;
@@ -184,7 +186,7 @@ const char *kr_config_model(const kr_config *config) {
   return config->is_bundled ? kr_bundled_model : config->model[0] ? config->model : NULL;
 }
 
-/* Where the key's value begins, the last one where it is there twice; null is none. */
+/* The start of the key's value, the last one if it occurs twice; null counts as missing. */
 static const char *find_text(const kr_config *config, const char *key, size_t *length) {
   const char *text = config->text, *pair, *found = NULL;
   size_t key_length, n;
@@ -274,7 +276,7 @@ int32_t kr_config_check_keys(const kr_config *config, const char *const *known, 
   return KRAIT_OK;
 }
 
-/* The model's own transform is of a length that real_fft.h takes. */
+/* The model's transform has a length that real_fft.h supports. */
 int32_t kr_any_fft_open(int64_t n, kr_any_fft **fft) {
   *fft = NULL;
   return kr_fail(KRAIT_ERR_UNSUPPORTED, "this libkrait has no transform of %lld samples", (long long)n);

@@ -1,4 +1,4 @@
-/* embedded.c: the weights that the build put into the program (src/models/meson.build), by name. */
+/* embedded.c: the weights embedded into the program by the build (src/models/meson.build), by name. */
 #include <string.h>
 
 #include "model_kind.h"

@@ -1,4 +1,4 @@
-/* graphs.c: which family a file or folder holds, and its graphs line by line, for krait info --graph. */
+/* graphs.c: which model family a file or folder holds, and its graphs line by line, for krait info --graph. */
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@
 #include "videogpt/describer.h"
 #include "videomamba/videomamba.h"
 
-/* Sizes of what is shown: a second of sound; a prompt; one 720p frame and a sentence. */
+/* Sizes of the graphs shown: one second of audio; a prompt; one 720p frame and a sentence. */
 enum { FRAMES = 100, PROMPT = 256, GRID_H = 45, GRID_W = 80, SENTENCE = 58 };
 
 typedef struct shower {
@@ -34,7 +34,7 @@ static int32_t show(void *user, const char *title, const kr_graph *g) {
 
 /* ---- files that name their model ---- */
 
-/* As its weights run here: a window, or frames as they come. */
+/* As its weights run: a window, or streaming frames. */
 static int32_t show_primeknet(const shower *s, const char *model, const kr_config *config, const kr_weights *weights) {
   char title[96];
   kr_pk_config c;
@@ -81,7 +81,7 @@ static int is_videomamba(const kr_weights *w) {
   return kr_weights_find(w, "layers.0.mixer.A_b_log") || kr_weights_find(w, "vision_encoder.layers.0.mixer.A_b_log");
 }
 
-/* *found: the file holds a model that it names, or VideoMamba. */
+/* *found: the file names its model, or holds VideoMamba. */
 static int32_t show_weights(const shower *s, kr_weights *weights, const kr_config *config, int *found) {
   const char *model = kr_config_model(config);
   const int is_film = is_videomamba(weights);

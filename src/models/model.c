@@ -1,5 +1,4 @@
-/* model.c: handles of models and sessions: finds the family by the configuration's model name and lets it do the
- * work. */
+/* model.c: handles of models and sessions: finds the family by the configuration's model name and calls it. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -16,7 +15,7 @@
 #include "weights_io.h"
 
 struct krait_model {
-  krait_ctx *cpu; /* where the model runs, when the caller's context is a device's that does not take it */
+  krait_ctx *cpu; /* where the model runs if the device of the caller's context does not support it */
   const kr_model_kind *kind;
   void *impl;
   char *json;
@@ -42,7 +41,7 @@ static int32_t open_weights(const krait_model_options *options, kr_weights **wei
   return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
 }
 
-/* What the device does not take runs on a CPU context beside it, unless falling back is forbidden. */
+/* A model that the device does not support runs on an additional CPU context, unless fallback is forbidden. */
 static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
   krait_ctx_options options = {.size = sizeof options,
                                .device = KRAIT_DEVICE_CPU,
@@ -84,14 +83,14 @@ static int32_t take_options(const krait_model_options *given, krait_model_option
   return KRAIT_OK;
 }
 
-/* From weights, which are closed; from says in messages where they come from. */
+/* From weights, which are closed; from names their source in messages. */
 static int32_t open_from(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
                          const char *from, krait_model **out) {
   kr_config *config = NULL;
   krait_model *model = kr_zalloc(sizeof *model);
   int32_t status = model ? open_parts(ctx, options, weights, &config, model)
                          : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  if (status == KRAIT_ERR_WEIGHTS) /* tensors and values do not know which file they came from */
+  if (status == KRAIT_ERR_WEIGHTS) /* tensors and values do not contain their file's name */
     status = kr_fail(status, "%s: %s", from, krait_error_detail());
   kr_config_close(&config);
   kr_weights_close(&weights);
@@ -190,12 +189,12 @@ int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
 void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
                    int32_t n_rows, int32_t *n_filled) {
   double error = 0, norm = 0, worst = 0;
-  if (n <= 0) return; /* nothing is no agreement */
+  if (n <= 0) return; /* no values do not count as agreement */
   for (int64_t i = 0; i < n; i++) {
     double d = fabs((double)got[i] - want[i]);
     error += d * d;
     norm += (double)want[i] * want[i];
-    if (!(d <= worst)) worst = d; /* NaN counts as worst */
+    if (!(d <= worst)) worst = d; /* NaN counts as the worst */
   }
   if (*n_filled < n_rows) {
     krait_verify_row *row = &rows[*n_filled];

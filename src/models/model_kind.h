@@ -1,4 +1,4 @@
-/* model_kind.h: what a family of models gives to model.c: one line in models.def, one kr_model_kind. */
+/* model_kind.h: what a model family provides to model.c: one line in models.def, one kr_model_kind. */
 #ifndef KR_MODEL_KIND_H
 #define KR_MODEL_KIND_H
 
@@ -7,15 +7,15 @@
 
 typedef struct kr_model_kind {
   const char *name;
-  int (*takes)(const char *model); /* is this name of the configuration ours? */
-  /* weights and config are the caller's and are gone after the call. With a device's context: on the device, or
+  int (*takes)(const char *model); /* whether the family has this configuration name */
+  /* weights and config belong to the caller and are invalid after the call. With a device's context: on the device, or
    * KRAIT_ERR_UNSUPPORTED. */
   int32_t (*open)(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
                   int32_t precision, void **impl);
   void (*close)(void **impl);
   int32_t (*session_open)(const void *impl, void **timeline);
   void (*session_close)(void **timeline);
-  int32_t (*denoiser)(void *timeline, kr_denoiser *denoiser); /* NULL: cleans no speech */
+  int32_t (*denoiser)(void *timeline, kr_denoiser *denoiser); /* NULL: not a denoiser */
   int32_t (*verify)(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
                     int32_t *n_filled);
 } kr_model_kind;
@@ -23,18 +23,18 @@ typedef struct kr_model_kind {
 #define KR_MODEL(name) extern const kr_model_kind kr_model_##name;
 #include "models.def"
 #undef KR_MODEL
-/* Those that this library has: all (model_kinds.c), or the one of the wheel (bundled.c). */
+/* The families in this library: all (model_kinds.c), or the wheel's only one (bundled.c). */
 extern const kr_model_kind *const kr_model_kinds[];
 extern const size_t kr_n_model_kinds;
 
 /* The timeline of a session of this kind; NULL for NULL and for other kinds. */
 void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind);
 
-/* Adds a row: relative L2 error and largest absolute error of n values against what the golden file holds. */
+/* Adds a row: relative L2 error and largest absolute error of n values against the golden file. */
 void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
                    int32_t n_rows, int32_t *n_filled);
 
-/* The weights that the build embedded: the denoiser's (name is NULL), or "streaming"; n_bytes is 0 when it had none. */
+/* The weights embedded by the build: the denoiser's (name is NULL), or "streaming"; n_bytes is 0 if there are none. */
 const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes);
 
 #endif

@@ -1,4 +1,4 @@
-/* patches.c: pictures as rows of patches. */
+/* patches.c: images as rows of patches. */
 #include "patches.h"
 
 #include <string.h>

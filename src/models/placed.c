@@ -1,4 +1,4 @@
-/* placed.c: tensors and buffers where a context computes. */
+/* placed.c: tensors and buffers in a context's memory. */
 #include "placed.h"
 
 #include <math.h>
@@ -68,7 +68,7 @@ static uint64_t elements_of(kr_sizes s) {
   return n;
 }
 
-/* Uniform, of a standard deviation of about 0.02: enough that nothing saturates. */
+/* Uniform, with a standard deviation of about 0.02: small enough that nothing saturates. */
 static int32_t need_random(kr_placer *p, uint64_t n) {
   const uint64_t bytes = n * krait_dtype_bytes(p->random_type);
   uint64_t seed = 1;
@@ -110,7 +110,7 @@ int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes w
   return KRAIT_OK;
 }
 
-/* apart: what follows begins at a multiple of 256 bytes. */
+/* apart: the next tensor begins at a multiple of 256 bytes. */
 static int32_t copy_in(kr_placer *p, const void *data, uint64_t bytes, int apart, const void **at) {
   const uint64_t place = p->used;
   p->used = apart ? (place + bytes + 255) & ~(uint64_t)255 : place + bytes;
@@ -132,10 +132,10 @@ static int32_t take(kr_placer *p, const kr_weight *item, int apart, kr_placed *t
   if (p->ctx->cuda) return copy_in(p, item->data, item->bytes, apart, &to->data);
   return p->folder ? KRAIT_OK
                    : copy_host(p, item->data, item->bytes,
-                               &to->data); /* random ones: a token must read as much as it would */
+                               &to->data); /* random weights: a token must read as much as with real ones */
 }
 
-/* A matrix that was quantised, in host memory: float16 again. */
+/* Dequantizes a matrix in host memory to float16. */
 static int32_t widen_q8(const kr_weight *words, const kr_weight *scales, int64_t N, int64_t K, uint16_t **halves) {
   const int64_t S = K / 32;
   float *row = kr_alloc_array((size_t)K, sizeof *row);
@@ -150,7 +150,7 @@ static int32_t widen_q8(const kr_weight *words, const kr_weight *scales, int64_t
   return status;
 }
 
-/* As it is on a CPU, float16 on a GPU. */
+/* Unchanged on a CPU, float16 on a GPU. */
 static int32_t take_q8(kr_placer *p, const kr_weight *words, const kr_weight *scales, kr_sizes want, int apart,
                        kr_placed *to) {
   const int64_t N = want.size[0], K = want.size[1], S = K / 32;
@@ -176,7 +176,7 @@ static int32_t take_q8(kr_placer *p, const kr_weight *words, const kr_weight *sc
   return status;
 }
 
-/* Words of q4_k as they are. */
+/* Words of q4_k, unchanged. */
 static int32_t take_q4k(kr_placer *p, const kr_weight *words, kr_sizes want, int apart, kr_placed *to) {
   const int64_t N = want.size[0], K = want.size[1];
   const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&

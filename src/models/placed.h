@@ -1,5 +1,5 @@
-/* placed.h: a model's tensors and buffers where its context computes: on a CPU the file's own bytes, on a GPU copies of
- * them in one block; never widened. */
+/* placed.h: a model's tensors and buffers in its context's memory: on a CPU the file's own bytes, on a GPU copies of
+ * them in one block; never converted to a wider type. */
 #ifndef KR_PLACED_H
 #define KR_PLACED_H
 
@@ -24,41 +24,41 @@ typedef struct kr_placer {
   const krait_ctx *ctx;
   const kr_model_folder *folder; /* or */
   const kr_weights *weights;     /* or neither: random values of random_type, for timing */
-  const char *prefix;            /* before every name */
+  const char *prefix;            /* prepended to every name */
   int32_t random_type;
-  uint64_t bytes; /* of all that was taken */
+  uint64_t bytes; /* of everything taken */
   /* its own */
-  kr_arena *arena; /* of a CPU: what is made */
-  char *device;    /* of a GPU; NULL: only count */
+  kr_arena *arena; /* on a CPU: new tensors */
+  char *device;    /* on a GPU; NULL: only count */
   uint64_t used;
   void *random;
   uint64_t random_bytes;
 } kr_placer;
 
 typedef int32_t (*kr_take_fn)(kr_placer *p, void *user); /* the same calls each time */
-/* Runs take; on a GPU once to count and once to copy. What was placed lives until kr_placer_close. */
+/* Calls take; on a GPU once to count and once to copy. Placed tensors live until kr_placer_close. */
 int32_t kr_placer_run(kr_placer *p, kr_take_fn take, void *user);
 void kr_placer_close(kr_placer *p);
 const char *kr_placer_label(const kr_placer *p);
 
-/* A tensor as it is stored, of this shape; one that is not needed may be missing. */
+/* A tensor of this shape, as stored; an optional one may be missing. */
 int32_t kr_place(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_placed *to);
-/* Matrices (vectors) of one type, on a GPU row behind row in the order given, so that to[0] is all of them. */
+/* Matrices (vectors) of one type, on a GPU concatenated in the order given, so that to[0] contains all of them. */
 int32_t kr_place_rows(kr_placer *p, int n, const char *const *names, int is_needed, const kr_sizes *want,
                       kr_placed *to);
-/* As float32, of any type; f may be NULL: each value passes through it. */
+/* Converted to float32 from any type; f, if not NULL, is applied to each value. */
 int32_t kr_place_f32(kr_placer *p, const char *name, kr_sizes want, double (*f)(double), kr_placed *to);
-/* The tensor, of this shape, in host memory; its data NULL if it is not needed and missing. */
+/* The tensor, of this shape, in host memory; its data is NULL if it is optional and missing. */
 int32_t kr_placer_find(kr_placer *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
 const kr_weight *kr_placer_look(const kr_placer *p,
-                                const char *name); /* of any shape; NULL: there is none, or values are random */
-/* What the caller made; copied. */
+                                const char *name); /* of any shape; NULL: missing, or values are random */
+/* A tensor made by the caller; copied. */
 int32_t kr_place_made(kr_placer *p, const void *data, uint64_t bytes, int32_t dtype, kr_placed *to);
 
-/* ---- memory where a context computes; zero at first ---- */
+/* ---- a context's memory; initially zero ---- */
 int32_t kr_block_get(const krait_ctx *ctx, const char *what, uint64_t bytes, void *block);
 void kr_block_free(const krait_ctx *ctx, void *block);
 int32_t kr_block_put(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes);
-int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* done when it returns */
+int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* complete when it returns */
 
 #endif

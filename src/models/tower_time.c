@@ -1,5 +1,5 @@
-/* tower_time.c: how long VideoMamba and CLIP's vision tower take with random weights of the published sizes, from
- * pixels in host memory on, and a large product in turn with them. */
+/* tower_time.c: the time of VideoMamba and CLIP's vision tower with random weights of the published sizes, starting
+ * from pixels in host memory, alternating with a large product. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -21,7 +21,7 @@ enum { MOST_PICTURES = 1024, MOST_RUNS = 1000, KINETICS = 400, PRODUCT = 1024, P
 static const struct tower {
   const char *name;
   int is_video;
-  int64_t width, n_layers, patch, edge; /* edge: patches along a side */
+  int64_t width, n_layers, patch, edge; /* edge: patches per side */
 } towers[] = {{"videomamba-t16", 1, 192, 24, 16, 14},
               {"videomamba-s16", 1, 384, 24, 16, 14},
               {"videomamba-m16", 1, 576, 32, 16, 14},
@@ -31,7 +31,7 @@ static const struct tower {
               {"clip-vit-large-patch14-336", 0, 1024, 24, 14, 24}};
 enum { N_TOWERS = sizeof towers / sizeof *towers };
 
-/* One product of square matrices, of the type that flows through the model. */
+/* One product of square matrices, of the model's activation type. */
 typedef struct product {
   int64_t n;
   kr_graph *g;
@@ -42,11 +42,11 @@ typedef struct product {
 typedef struct work {
   const krait_ctx *ctx;
   const struct tower *is;
-  int64_t n;            /* pictures, or frames of a clip */
+  int64_t n;            /* images, or frames of a clip */
   kr_videomamba *video; /* or */
   kr_clip_tower clip;
   kr_runner *runner;
-  float *pictures, *patches, *patches_at, *features; /* patches: in host memory; the last two where it computes */
+  float *pictures, *patches, *patches_at, *features; /* patches: in host memory; the last two in the context's memory */
   float logits[KINETICS];
   product product;
   double times[MOST_RUNS];
@@ -130,7 +130,7 @@ static int32_t open_product(const krait_ctx *ctx, int32_t dtype, product *p) {
   const uint64_t bytes = (uint64_t)(p->n * p->n) * krait_dtype_bytes(dtype);
   for (int i = 0; i < 3; i++) {
     KR_TRY(kr_block_get(ctx, "a product", bytes, &p->blocks[i]));
-    /* A GPU is faster with zeros. */
+    /* Not zeros, with which a GPU is faster. */
     if (ctx->cuda) KR_TRY(kr_cuda_fill(ctx->cuda, p->blocks[i], 0x3c, (size_t)bytes, NULL));
     KR_TRY(kr_runner_bind(p->runner, all[i], p->blocks[i]));
   }
@@ -161,7 +161,7 @@ static void keep_most(double *most, double value) {
   if (value > *most) *most = value;
 }
 
-/* Long enough for the processor's clock to tell. */
+/* Long enough for the processor's clock to measure. */
 static int32_t time_product(work *w, int is_counted, krait_tower_timing *t) {
   const int n_rounds = w->ctx->cuda ? 1 : 3;
   const double flops = n_rounds * 2.0 * (double)w->product.n * (double)w->product.n * (double)w->product.n;

@@ -93,7 +93,7 @@ static int is_torch_name(const char *path) {
   return 0;
 }
 
-/* The input's metadata, with model and config as merged; a best.th has none. */
+/* The input's metadata, with the merged model and config; a best.th has none. */
 static int32_t write_converted(const kr_weights *weights, const kr_config *config, const char *values,
                                const char *out_path) {
   const int64_t n_items = kr_weights_count(weights);

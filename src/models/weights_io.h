@@ -1,4 +1,4 @@
-/* weights_io.h: a weights file as text, for people and for krait info. */
+/* weights_io.h: describes a weights file as JSON, for krait info. */
 #ifndef KR_WEIGHTS_IO_H
 #define KR_WEIGHTS_IO_H
 
@@ -9,7 +9,7 @@
  * kr_free. */
 int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json);
 
-/* A training run's checkpoint has the model's tensors under other names, among many more. */
+/* In a training run's checkpoint, the model's tensors have other names, among many others. */
 int32_t kr_weights_refuse_checkpoint(const kr_weights *weights);
 
 #endif

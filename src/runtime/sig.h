@@ -24,7 +24,7 @@ typedef struct kr_sig_when { /* all of these facts and none of those */
   uint32_t all, none;
 } kr_sig_when;
 
-/* times * size[0] * size[1], if its condition holds; a size below 0 stands for 1. */
+/* times * size[0] * size[1], if its condition holds; a size below 0 means 1. */
 typedef struct kr_sig_term {
   int64_t times;
   int8_t size[2];

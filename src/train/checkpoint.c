@@ -1,5 +1,5 @@
-/* checkpoint.c: see checkpoint.h. Numbers that are no tensors stand in the metadata, floats in hexadecimal: nothing is
- * rounded. */
+/* checkpoint.c: see checkpoint.h. Values other than tensors are in the metadata, floats in hexadecimal, so that nothing
+ * is rounded. */
 #include "checkpoint.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ static void list_parts(kr_trainer *t, part *parts) {
 static const char *const u_names[KR_DISC_NORMS] = {"disc_u.0", "disc_u.3",  "disc_u.6",
                                                    "disc_u.9", "disc_u.14", "disc_u.17"};
 
-/* What a late judge's discriminator learns from in the next step. */
+/* With a late judge: the signals from which the discriminator learns in the next step. */
 static const char *const judged_names[] = {"judged.mag", "judged.mag_con", "judged.quality"};
 enum { N_JUDGED = 3 };
 

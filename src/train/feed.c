@@ -91,7 +91,7 @@ static void *make_batches(void *user) {
   return NULL;
 }
 
-/* With a GPU the feed can use all cores; beside steps on the CPU it uses one. */
+/* With a GPU, the feed can use all cores; while training on the CPU, it uses one. */
 int32_t kr_feed_open(const krait_ctx *ctx, kr_data *data, int64_t B, int64_t F, kr_feed **feed) {
   kr_feed *f = *feed = kr_zalloc(sizeof *f);
   KR_CHECK(f, KRAIT_ERR_NO_MEMORY, "no memory for batches");

@@ -153,7 +153,7 @@ static int32_t ask(void *user, const float *wav) {
 
 static int32_t answer(void *user, float *quality) {
   const run *r = user;
-  double mos[64]; /* read_options: a rank has no more */
+  double mos[64]; /* read_options: a rank's maximum */
   KR_TRY(kr_scorer_end(r->scorer, mos, NULL));
   for (int64_t b = 0; b < r->B; b++) quality[b] = (float)((mos[b] - 1) / 3.5);
   return KRAIT_OK;
@@ -548,7 +548,7 @@ static void draw_batch(kr_batch_room *r, kr_batch *batch) {
   uint32_t state = 1;
   for (int64_t i = 0; i < 4 * plane; i++)
     state = state * 1664525u + 1013904223u,
-    r->com_in[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 2; /* com behind com_in */
+    r->com_in[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 2; /* com follows com_in */
   for (int64_t i = 0; i < plane; i++)
     r->mag[i] = sqrtf(r->com[2 * i] * r->com[2 * i] + r->com[2 * i + 1] * r->com[2 * i + 1]),
     r->pha[i] = atan2f(r->com[2 * i + 1], r->com[2 * i]);

@@ -1,4 +1,4 @@
-/* clip.h: CLIP's vision tower (MODEL.md): features of every patch of pictures, as part of a model's graph. */
+/* clip.h: CLIP's vision tower (MODEL.md): features of every patch of images, as part of a model's graph. */
 #ifndef KR_CLIP_H
 #define KR_CLIP_H
 
@@ -19,19 +19,20 @@ typedef struct kr_clip_layer {
 } kr_clip_layer;
 
 typedef struct kr_clip_weights {
-  kr_clip_layer *layers;   /* of the caller: room for n_layers */
-  kr_placed embed, places; /* places: (1 + patches, C) float32, the class token's with its embedding */
+  kr_clip_layer *layers;   /* provided by the caller, for n_layers */
+  kr_placed embed, places; /* position embeddings: (1 + patches, C) float32, the class token's including its
+                              embedding */
   kr_placed norm, norm_bias;
-  int32_t dtype, is_joined; /* of what flows; queries', keys' and values' matrices lie one behind the other */
+  int32_t dtype, is_joined; /* of activations; the matrices of queries, keys and values are adjacent in memory */
 } kr_clip_weights;
 
-/* Sizes from the tensors behind p's prefix; heads, activation and eps from the object (CLIP's vision_config), whose
- * absence means OpenAI's. */
+/* Sizes from the tensors with p's prefix; heads, activation and eps from the object (CLIP's vision_config); if absent,
+ * OpenAI's. */
 int32_t kr_clip_config_read(const kr_placer *p, const json_t *object, kr_clip_config *c);
 /* In a kr_take_fn, p's prefix before "embeddings.class_embedding": the tensors of the first n_layers. */
 int32_t kr_clip_take(kr_placer *p, const kr_clip_config *c, int64_t n_layers, kr_clip_weights *w);
-/* patches: (B edge^2, 3 patch patch) float32. Returns the hidden state after n_layers layers of every patch: (B,
- * edge^2, C), the class token's left out. */
+/* patches: (B edge^2, 3 patch patch) float32. Returns the hidden state of every patch after n_layers layers: (B,
+ * edge^2, C), without the class token. */
 kr_tensor kr_clip_record(kr_graph *g, const kr_clip_config *c, const kr_clip_weights *w, int64_t n_layers, int64_t B,
                          kr_tensor patches);
 

@@ -1,5 +1,5 @@
-/* clip_graph.c: CLIP's vision tower as calls of a graph. Rows are tokens, pictures one behind the other; quick GELU is
- * SiLU of 1.702 x, whose factor goes into the product before and out of the one behind. */
+/* clip_graph.c: CLIP's vision tower as calls of a graph. Rows are tokens, images concatenated; quick GELU is SiLU of
+ * 1.702 x, whose factor is merged into the product before and divided out in the one after. */
 #include <stdio.h>
 
 #include "clip.h"
@@ -11,7 +11,7 @@ typedef struct builder {
   kr_graph *g;
   const kr_clip_config *c;
   const kr_clip_weights *w;
-  int64_t B, n, i; /* pictures, tokens of one, layer */
+  int64_t B, n, i; /* images, tokens per image, layer */
 } builder;
 
 static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
@@ -46,7 +46,7 @@ static void multiply(const builder *b, const product *p, kr_tensor x, kr_tensor 
                                    .out = view(b, out)});
 }
 
-/* The residual stream is float32; it takes h in, and its norm goes on. */
+/* The residual stream is float32; adds h, and returns its norm. */
 static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, const kr_placed *w,
                           const kr_placed *bias) {
   const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->B * b->n, b->c->C)), out = new_rows(b, b->c->C);
@@ -64,7 +64,7 @@ static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_te
   return out;
 }
 
-/* Tokens: the class token's place, then each patch's product and place; and their norm. */
+/* Tokens: the class token's position, then each patch's product and position; then their norm. */
 static kr_tensor embed(const builder *b, kr_tensor patches) {
   const kr_clip_config *c = b->c;
   const int64_t K = 3 * c->patch * c->patch, n = b->n - 1;

@@ -1,4 +1,4 @@
-/* clip_tower.c: the tower's weights and its graph, from pictures' patches to features. */
+/* clip_tower.c: the tower's weights and its graph, from image patches to features. */
 #include "clip_tower.h"
 
 #include "alloc.h"

@@ -1,4 +1,4 @@
-/* clip_tower.h: CLIP's vision tower alone: its weights where a context computes, and the graph of n pictures. */
+/* clip_tower.h: CLIP's vision tower alone: its weights in the context's memory, and the graph for n images. */
 #ifndef KR_CLIP_TOWER_H
 #define KR_CLIP_TOWER_H
 
@@ -12,7 +12,7 @@ typedef struct kr_clip_tower {
   kr_tensor patches, features; /* (n edge^2, 3 patch patch); (n, edge^2, C); float32 */
 } kr_clip_tower;
 
-/* All layers of c; from: where the weights are. Close it also after a failure. */
+/* All layers of c; from: the source of the weights. Close it also after a failure. */
 int32_t kr_clip_tower_open(const kr_placer *from, const kr_clip_config *c, int64_t n, kr_clip_tower *tower);
 void kr_clip_tower_close(kr_clip_tower *tower);
 

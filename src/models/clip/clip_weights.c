@@ -1,4 +1,4 @@
-/* clip_weights.c: CLIP's vision tower by its keys, as Hugging Face writes them. */
+/* clip_weights.c: reads CLIP's vision tower by Hugging Face's keys. */
 #include <stdio.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ int32_t kr_clip_config_read(const kr_placer *p, const json_t *object, kr_clip_co
 
 /* ---- tensors ---- */
 
-/* (1 + patches, C) as float32; the class token's row with its embedding. */
+/* (1 + patches, C) as float32; the class token's row includes its embedding. */
 static int32_t take_places(kr_placer *p, const kr_clip_config *c, kr_placed *to) {
   const int64_t n = (1 + c->edge * c->edge) * c->C;
   kr_weight cls, places;

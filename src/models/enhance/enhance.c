@@ -1,9 +1,9 @@
-/* enhance.c: recordings of any length, rate and format through a denoiser, in bounded memory. For every channel:
+/* enhance.c: runs recordings of any length, rate and format through a denoiser, in bounded memory. For every channel:
  *
  *   file block -> gain -> resample to 16 kHz -> overlapping windows -> resample back -> 1 / gain -> queue
  *
  * and when all channels have samples waiting they are written as one block. The file is read twice: first for its
- * length, its level and its flaws, so that nothing is computed for a file that cannot be finished. */
+ * length, its level and errors, so that nothing is computed for a file that cannot be finished. */
 #include "enhance.h"
 
 #include <math.h>
@@ -26,7 +26,7 @@ enum { BLOCK = 4096 };
 typedef struct channel {
   kr_resampler *down, *up;
   kr_windows *windows;
-  kr_queue queue, dry; /* dry: the recording itself, where a limit mixes it in */
+  kr_queue queue, dry; /* dry: the recording itself, if a limit mixes it in */
   double sum_squares;
   float gain;
 } channel;
@@ -37,16 +37,16 @@ typedef struct run {
   const kr_denoiser *denoiser;
   kr_audio_in *in;
   kr_audio_out *out, *mixed_out;
-  kr_mixture *mixture; /* NULL: the recording as it is */
+  kr_mixture *mixture; /* NULL: the recording itself */
   kr_plot *plot;
   kr_audio_info info;
-  int64_t n_frames; /* found, not promised */
+  int64_t n_frames; /* measured, not according to the header */
   channel *channels;
   float *frames, *mono; /* BLOCK frames, interleaved; one channel of them */
   kr_job job;
 } run;
 
-/* What is mixed has another length or level only once the noise's gain is known: a reading more. */
+/* For a mixture, length and level are known only with the noise's gain: one more pass. */
 static int32_t scan_for_mixture(run *r) {
   for (int64_t n = BLOCK; n == BLOCK;) {
     KR_TRY(kr_audio_read(r->in, r->frames, BLOCK, &n));
@@ -61,7 +61,7 @@ static int32_t read_block(run *r, int64_t most, int64_t *n) {
   return r->mixture ? kr_mixture_mix(r->mixture, r->frames, *n) : KRAIT_OK;
 }
 
-/* The first reading: length, levels, flaws. */
+/* The first pass: length, levels, errors. */
 static int32_t scan(run *r) {
   const int32_t n_channels = r->info.n_channels;
   if (r->mixture) KR_TRY(scan_for_mixture(r));
@@ -108,7 +108,7 @@ static int32_t open_channels(run *r) {
   return KRAIT_OK;
 }
 
-/* n samples of a channel at its level, with as much of the recording itself as the limit wants, into frames. */
+/* Writes n samples of a channel at its level, mixed with the recording as the limit requires, into frames. */
 static int32_t mix_channel(run *r, int32_t c, int64_t n) {
   channel *ch = &r->channels[c];
   const krait_enhance_options *o = r->options;
@@ -127,7 +127,7 @@ static int32_t mix_channel(run *r, int32_t c, int64_t n) {
   return KRAIT_OK;
 }
 
-/* Writes what every channel has. */
+/* Writes the samples that all channels have. */
 static int32_t drain(run *r) {
   const int32_t n_channels = r->info.n_channels;
   for (;;) {
@@ -140,7 +140,7 @@ static int32_t drain(run *r) {
   }
 }
 
-/* One channel of the block in frames, on its way. */
+/* Processes one channel of the block in frames. */
 static int32_t push_channel(run *r, int32_t c, int64_t n) {
   channel *ch = &r->channels[c];
   for (int64_t i = 0; i < n; i++) r->mono[i] = r->frames[i * r->info.n_channels + c];
@@ -169,7 +169,7 @@ static int32_t stream(run *r) {
   return kr_audio_finish(r->out);
 }
 
-/* Everything that can be refused before the work starts. */
+/* All checks before the work starts. */
 static int32_t prepare(run *r) {
   const krait_enhance_options *o = r->options;
   KR_TRY(kr_audio_open(o->in_path, &r->in));
@@ -230,7 +230,7 @@ static void describe_input(run *r, krait_enhance_result *found) {
   publish(r->result, found);
 }
 
-/* The picture first: with KRAIT_ENHANCE_KEEP either may be refused, and the recording is what counts. */
+/* Commits the plot first: with KRAIT_ENHANCE_KEEP either may be refused, and the recording matters more. */
 static int32_t commit(run *r) {
   if (r->plot) KR_TRY(kr_plot_commit(&r->plot));
   if (r->mixed_out) KR_TRY(kr_audio_commit(&r->mixed_out));

@@ -1,4 +1,4 @@
-/* enhance.h: recordings through any denoiser; krait_enhance_* are these with a session's denoiser. */
+/* enhance.h: runs recordings through any denoiser; krait_enhance_* call this with a session's denoiser. */
 #ifndef KR_ENHANCE_H
 #define KR_ENHANCE_H
 

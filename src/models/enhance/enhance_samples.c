@@ -1,4 +1,4 @@
-/* enhance_samples.c: samples in memory through a denoiser; reads and writes no files. */
+/* enhance_samples.c: runs samples in memory through a denoiser; reads and writes no files. */
 #include <math.h>
 #include <string.h>
 

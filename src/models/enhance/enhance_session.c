@@ -1,4 +1,4 @@
-/* enhance_session.c: krait_enhance_*: recordings through the model of a session. */
+/* enhance_session.c: krait_enhance_*: runs recordings through a session's model. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "sized.h"
 #include "status.h"
 
-/* Structs of 0.1, before there was more in them. */
+/* Sizes of the structs in 0.1, before fields were added. */
 enum {
   OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db),
   OLD_RESULT_BYTES = offsetof(krait_enhance_result, note)

@@ -1,5 +1,4 @@
-/* evaluate.c: krait_evaluate_*: a pair of recordings, or an item mixed from several, measured before and after a
- * model. */
+/* evaluate.c: krait_evaluate_*: scores a pair of recordings, or a mixed item, before and after a model. */
 #include <krait/data.h>
 #include <math.h>
 #include <string.h>
@@ -54,7 +53,7 @@ static void add(krait_quality *sum, const kr_quality *q, double share) {
   sum->wss += q->wss * share;
 }
 
-/* One channel's share of an evaluation; other is enhanced in place when it has been measured. */
+/* One channel of an evaluation; other is enhanced in place after it was scored. */
 static int32_t evaluate_samples(krait_session *session, const float *clean, float *other, int64_t n, double share,
                                 krait_evaluation *e) {
   kr_quality q;

@@ -12,7 +12,7 @@ enum { WINDOW_MS = 6000, OVERLAP_MS = 500, FADE_MS = 250 };
 /* The model was trained on recordings between these levels (dB of full scale, root mean square). */
 static const double QUIETEST_DB = -35, LOUDEST_DB = -15;
 
-/* Windows of equal length, as few as can be: a recording that is a little longer than one window is not computed
+/* Windows of equal length, as few as possible: a recording that is slightly longer than one window is not computed
  * twice. */
 static kr_windows_shape choose_shape(int64_t longest, int64_t n_samples) {
   kr_windows_shape shape = {longest, OVERLAP_MS * KR_MODEL_HZ / 1000, FADE_MS * KR_MODEL_HZ / 1000};
@@ -47,14 +47,14 @@ static int32_t tell_progress(const kr_job *job) {
   return job->progress(job->user, done, job->n_samples) ? kr_fail(KRAIT_ERR_CANCELLED, "stopped on request") : KRAIT_OK;
 }
 
-/* Until now windows were with the denoiser, or none was. */
+/* Ends a period in which windows were in flight, or none was. */
 static void count_time(kr_job *job, int is_busy) {
   const int64_t now = kr_clock_ns();
   if (job->since_ns) job->compute_ns += now - job->since_ns;
   job->since_ns = is_busy ? now : 0;
 }
 
-/* A silent window has nothing to clean, and no noise of the model's own. Behind this no earlier one is left unfinished,
+/* A silent window stays silent, without noise added by the model. After this, no earlier window is unfinished
  * either. */
 static int32_t run_windows(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
   kr_job *job = user;

@@ -12,16 +12,16 @@ typedef struct kr_job {
   kr_windows_shape shape;
   kr_window_runner runner; /* of each channel's windows */
   int64_t n_windows, n_windows_done; /* over all channels */
-  int64_t n_samples;                 /* of the file, per channel: what progress is told */
+  int64_t n_samples;                 /* of the file, per channel: for progress reports */
   krait_progress_fn progress;
   void *user;
-  int64_t compute_ns; /* while windows are with the denoiser */
-  int64_t since_ns;   /* they have been; 0: none is */
+  int64_t compute_ns; /* while windows are in flight */
+  int64_t since_ns;   /* since when; 0: none is in flight */
 } kr_job;
 
-/* For n_samples (16 kHz) in each of n_channels channels. The job stays where it is while its runner is in use. */
+/* For n_samples (16 kHz) in each of n_channels channels. The job must not move while its runner is in use. */
 int32_t kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels);
-/* What to multiply a recording of this power (mean square) by before the model, and to divide by after it. */
+/* The gain applied before the model to a recording of this power (mean square), and divided out after it. */
 float kr_job_gain(const kr_denoiser *denoiser, double mean_square);
 
 #endif

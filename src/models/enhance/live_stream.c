@@ -1,7 +1,7 @@
-/* live_stream.c: sound as it comes through a denoiser: through its model's own stream where it has one; else every
- * quarter of a second the last second goes through it again, and the samples that a tenth of a second has followed are
- * due: no model needs to know of it, and the delay is the sum (docs/speed/2026-11-22-train5.md says what that costs and
- * keeps). Where two answers meet they fade. */
+/* live_stream.c: streaming through a denoiser: with the model's own stream if it has one; otherwise the last second is
+ * processed again every quarter of a second, and samples followed by at least a tenth of a second are due. This works
+ * for any model, and the latency is the sum (docs/speed/2026-11-22-train5.md has the cost and quality). Adjacent
+ * outputs are cross-faded. */
 #include <math.h>
 #include <string.h>
 
@@ -14,9 +14,9 @@ enum { WINDOW = 16000, HOP = 4000, AHEAD = 1600, FADE = 160, LATENCY = HOP + AHE
 struct krait_stream {
   kr_denoiser denoiser;
   kr_stft_live *live; /* the model's own, or NULL */
-  float heard[WINDOW], said[WINDOW], tail[FADE]; /* the newest last; tail: what the last answer went on with */
-  int64_t n_heard, n_said, n_waiting;            /* n_waiting: of n_heard, those that no answer has seen yet */
-  int has_failed;                                /* an answer is missing: what is due grows beyond the window */
+  float heard[WINDOW], said[WINDOW], tail[FADE]; /* the newest last; tail: the continuation of the last output */
+  int64_t n_heard, n_said, n_waiting;            /* n_waiting: those of n_heard that have not been processed yet */
+  int has_failed;                                /* an output is missing: the samples due exceed the window */
 };
 
 int32_t kr_stream_open(const kr_denoiser *denoiser, krait_stream **stream) {
@@ -53,7 +53,7 @@ static void remember(krait_stream *s, const float *in, int64_t n) {
   s->n_heard += n, s->n_waiting += n;
 }
 
-/* What is due: all at the end. */
+/* The number of samples due: all at the end. */
 static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
   const int64_t length = s->n_heard < WINDOW ? s->n_heard : WINDOW, begin = s->n_heard - length,
                 due = is_end ? s->n_heard : s->n_heard - AHEAD, n = due - s->n_said;
@@ -71,7 +71,7 @@ static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
   return KRAIT_OK;
 }
 
-/* Samples that are given when n more have come. */
+/* The number of samples returned after n more samples of input. */
 static int64_t due_with(const krait_stream *s, int64_t n) {
   const int64_t heard = s->n_heard + n;
   if (s->live) return kr_stft_live_due(s->live, heard) - s->n_said;
@@ -79,7 +79,7 @@ static int64_t due_with(const krait_stream *s, int64_t n) {
   return answered - AHEAD > s->n_said ? answered - AHEAD - s->n_said : 0;
 }
 
-/* Through the model's own stream. */
+/* With the model's own stream. */
 static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
   const int32_t status = kr_stft_live_push(s->live, in, n, is_end, out, n_out);
   for (int64_t i = 0; i < *n_out && status >= 0; i++)

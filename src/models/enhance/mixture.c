@@ -1,5 +1,5 @@
-/* mixture.c: overlap-added rooms and repeated noise, in two passes: the first finds by what the noise has to be
- * multiplied (mixture.h). */
+/* mixture.c: room responses by overlap-add and looped noise, in two passes: the first determines the noise's gain
+ * (mixture.h). */
 #include "mixture.h"
 
 #include <math.h>
@@ -21,7 +21,8 @@ struct kr_mixture {
   float *noise, *rir;
   int64_t n_noise, n_rir;
   kr_convolver *convolver;
-  float *tails, *mono;     /* per channel: what the room still owes, n_rir samples; one channel of a block */
+  float *tails, *mono;     /* per channel: the remaining tail of the room response, n_rir samples; one channel of a
+                              block */
   double speech_power;     /* first pass */
   float speech_peak;
   int64_t n_measured, n_mixed; /* frames */
@@ -53,7 +54,7 @@ static int32_t open_parts(kr_mixture *m, const char *noise_path, const char *rir
   if (!rir_path) return KRAIT_OK;
   KR_TRY(read_whole(rir_path, hz, &m->rir, &m->n_rir));
   const double energy = kr_rms(m->rir, m->n_rir) * sqrt((double)m->n_rir);
-  kr_scale(m->rir, m->n_rir, 1 / energy); /* about as loud as before */
+  kr_scale(m->rir, m->n_rir, 1 / energy); /* about the same loudness as before */
   m->tails = kr_alloc_array((size_t)m->n_channels * (size_t)m->n_rir, sizeof *m->tails);
   m->mono = kr_alloc_array(BLOCK, sizeof *m->mono);
   KR_CHECK(m->tails && m->mono, KRAIT_ERR_NO_MEMORY, "no memory for the room %s", rir_path);
@@ -81,7 +82,7 @@ void kr_mixture_close(kr_mixture **mixture) {
   *mixture = NULL;
 }
 
-/* n <= BLOCK samples of one channel, stride apart, in the room. */
+/* Convolves n <= BLOCK samples of one channel, stride apart, with the room response. */
 static void put_into_room(kr_mixture *m, int32_t channel, float *samples, int64_t n) {
   float *tail = m->tails + channel * m->n_rir;
   for (int64_t i = 0; i < n; i++) m->mono[i] = samples[i * m->n_channels];
@@ -111,7 +112,7 @@ int32_t kr_mixture_measure(kr_mixture *m, const float *frames, int64_t n_frames)
   return KRAIT_OK;
 }
 
-/* The power of as much of the repeated noise as is used. */
+/* The power of the part of the looped noise that is used. */
 static double noise_power(const kr_mixture *m) {
   const int64_t whole = m->n_measured / m->n_noise, rest = m->n_measured % m->n_noise;
   const double all = kr_rms(m->noise, m->n_noise), some = kr_rms(m->noise, rest);
@@ -130,7 +131,7 @@ int32_t kr_mixture_begin(kr_mixture *m) {
     m->noise_gain = sqrt(speech / noise) / pow(10, m->snr_db / 20);
   }
   const double most = m->speech_peak + m->noise_gain * (m->noise ? kr_peak(m->noise, m->n_noise) : 0);
-  m->gain = most > FULL ? FULL / most : 1; /* files of whole numbers must not clip */
+  m->gain = most > FULL ? FULL / most : 1; /* integer files must not clip */
   return KRAIT_OK;
 }
 

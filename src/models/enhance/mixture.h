@@ -1,5 +1,4 @@
-/* mixture.h: a recording as it would sound in a room and with noise, block by block: what demonstrations enhance
- * instead of it. */
+/* mixture.h: adds a room response and noise to a recording, block by block, for demonstrations. */
 #ifndef KR_MIXTURE_H
 #define KR_MIXTURE_H
 
@@ -7,8 +6,8 @@
 
 typedef struct kr_mixture kr_mixture;
 
-/* At hz, for n_channels; noise_path and rir_path (either may be NULL) are resampled to it, first channels. snr_db is of
- * the speech in the room over all channels. */
+/* At hz, for n_channels; noise_path and rir_path (either may be NULL) are resampled to it, first channels. snr_db
+ * refers to the reverberated speech over all channels. */
 int32_t kr_mixture_open(const char *noise_path, const char *rir_path, double snr_db, int32_t hz, int32_t n_channels,
                         kr_mixture **mixture);
 void kr_mixture_close(kr_mixture **mixture);

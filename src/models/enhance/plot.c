@@ -1,5 +1,5 @@
-/* plot.c: spectrograms of a fixed size in pixels, whatever the length of the recording: each column is the mean power
- * of the frames that fall into it. Decibels are relative to a sine at full scale. */
+/* plot.c: spectrograms with a fixed size in pixels, whatever the length of the recording: each column is the mean power
+ * of its frames. Decibels are relative to a sine at full scale. */
 #define _GNU_SOURCE
 #include "plot.h"
 
@@ -71,7 +71,7 @@ static int32_t open_spectrum(kr_spectrum **spectrum) {
   return kr_spectrum_open(N_FFT, window, N_FFT, spectrum);
 }
 
-/* Columns without a frame of their own (short recordings) repeat their left neighbour. */
+/* Columns without frames (short recordings) repeat their left neighbour. */
 static void finish_columns(panel *p, const int64_t *n_frames) {
   for (int c = 0; c < N_COLUMNS; c++) {
     float *column = p->power + (size_t)c * N_BINS;
@@ -117,7 +117,7 @@ static int32_t read_panel(panel *p, const char *path, int32_t hz) {
   return status;
 }
 
-/* The level that one cell in 2000 exceeds: what the top of the colour scale is chosen by. */
+/* The level exceeded by one cell in 2000: determines the top of the colour scale. */
 static double high_db(const panel *p) {
   enum { LOWEST = -150, STEPS = 200 };
   int64_t n_cells[STEPS] = {0}, left = N_COLUMNS * N_BINS / 2000;

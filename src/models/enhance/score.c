@@ -1,4 +1,4 @@
-/* score.c: the metrics of audio/metrics.h over files: SI-SDR and segmental SNR at 16 kHz, STOI at 10 kHz. */
+/* score.c: computes the metrics of audio/metrics.h for files: SI-SDR and segmental SNR at 16 kHz, STOI at 10 kHz. */
 #include "score.h"
 
 #include <math.h>

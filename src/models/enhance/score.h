@@ -1,4 +1,4 @@
-/* score.h: how much closer to a clean recording an enhanced file is than the noisy one. */
+/* score.h: scores a noisy and an enhanced file against a clean recording. */
 #ifndef KR_SCORE_H
 #define KR_SCORE_H
 
@@ -8,7 +8,7 @@
  * compared. */
 int32_t kr_score_files(const char *clean_path, const char *noisy_path, const char *enhanced_path, int32_t n_channels,
                        krait_scores *noisy, krait_scores *enhanced);
-/* Says before the work starts whether clean_path can serve as reference for this file. */
+/* Checks before the work starts whether clean_path can serve as the reference for this file. */
 int32_t kr_score_check_reference(const char *clean_path, double audio_s, int32_t n_channels);
 
 #endif

@@ -1,4 +1,4 @@
-/* any_lm.c: which kind of language model a folder holds. */
+/* any_lm.c: detects the kind of language model in a folder. */
 #include "any_lm.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* any_lm.h: the kinds of language models behind one set of calls, those of mamba_lm.h and qwen2.h. */
+/* any_lm.h: one interface for both kinds of language models, mamba_lm.h and qwen2.h. */
 #ifndef KR_ANY_LM_H
 #define KR_ANY_LM_H
 
@@ -8,7 +8,7 @@
 typedef struct kr_any_lm {
   kr_mlm *mamba; /* one of them */
   kr_qwen2 *qwen2;
-  int64_t V, n_used, n_layers; /* vocabulary; tokens that may be drawn */
+  int64_t V, n_used, n_layers; /* vocabulary; tokens that may be sampled */
   const int64_t *eos;
   int32_t n_eos;
 } kr_any_lm;
@@ -19,8 +19,8 @@ int32_t kr_any_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t
 int32_t kr_any_open_random(const krait_ctx *ctx, const kr_mlm_config *mamba, const kr_qwen2_config *qwen2,
                            int32_t dtype, int64_t n_slots, kr_any_lm *m);
 void kr_any_close(kr_any_lm *m);
-uint64_t kr_any_bytes(const kr_any_lm *m); /* of weights that a token reads */
-/* Sizes and a hash of a few small tensors: enough to tell models apart that somebody mixes up. */
+uint64_t kr_any_bytes(const kr_any_lm *m); /* of weights read per token */
+/* Sizes and a hash of a few small tensors: enough to distinguish models. */
 void kr_any_fingerprint(const kr_any_lm *m, const kr_model_folder *folder, char *text, size_t n);
 
 int32_t kr_any_reset(kr_any_lm *m, int64_t slot);
@@ -28,8 +28,8 @@ int32_t kr_any_reset(kr_any_lm *m, int64_t slot);
 int32_t kr_any_read(kr_any_lm *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
                     float *logits);
 int32_t kr_any_step(kr_any_lm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best);
-int32_t kr_any_step_again(kr_any_lm *m); /* for timing: the step before, again */
-/* What kinds of calls the latest run is made of (kr_runner_kinds); the states are lost. */
+int32_t kr_any_step_again(kr_any_lm *m); /* for timing: repeats the previous step */
+/* The kinds of calls in the latest run (kr_runner_kinds); the states are lost. */
 int32_t kr_any_kinds(kr_any_lm *m, kr_runner_kind_fn fn, void *user);
 /* kr_mlm_graph_of, kr_qwen2_graph_of. */
 int32_t kr_any_graph_of(kr_any_lm *m, int64_t n, const kr_graph **graph);

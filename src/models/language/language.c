@@ -1,6 +1,5 @@
-/* language.c: sessions of a language model: a slot of its states, the logits behind the last token, and what of the
- * text is not shown yet. A token that was drawn is read by the model only with the next step: the last one of a text
- * need not be. */
+/* language.c: sessions of a language model: a slot of its states, the logits after the last token, and text not yet
+ * returned. The model reads a generated token only in the next step, so the last token of a text is never read. */
 #include <krait/language.h>
 
 #include <math.h>
@@ -27,16 +26,16 @@ struct krait_lm {
   int32_t n_sessions;
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
-  char fingerprint[96]; /* of the weights, for files of states */
+  char fingerprint[96]; /* of the weights, for state files */
 };
 
 struct krait_lm_session {
   krait_lm *lm;
-  int32_t slot, pending; /* drawn, not read yet; NO_TOKEN */
-  int32_t next;          /* to be drawn, already known; NO_TOKEN: the logits tell */
-  float *logits;         /* behind all that was read */
+  int32_t slot, pending; /* generated, not read yet; NO_TOKEN */
+  int32_t next;          /* the next token, if already known; NO_TOKEN: to be sampled from the logits */
+  float *logits;         /* after everything that was read */
   kr_sampler sampler;
-  kr_ids ids;            /* read and drawn */
+  kr_ids ids; /* read and generated */
   kr_utf8_stream stream;
   char *text;
   size_t n_text, text_room;
@@ -180,7 +179,7 @@ static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t f
   return status;
 }
 
-/* Tokens behind what was read, the pending one first. */
+/* Appends tokens, the pending one first. */
 static int32_t read_ids(krait_lm_session *s, int64_t from) {
   if (s->pending != NO_TOKEN) from--;
   s->pending = NO_TOKEN;
@@ -227,15 +226,15 @@ static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
   return KRAIT_OK;
 }
 
-/* Whether the likeliest token is all that sessions ask for: the model finds it where it computes. */
+/* Whether all sessions decode greedily: the model then computes the argmax on its device. */
 static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
   for (int32_t i = 0; i < n; i++)
     if (!kr_sampler_is_greedy(&sessions[i]->sampler)) return 0;
   return 1;
 }
 
-/* The model reads what was drawn: one run for all sessions that have a pending token. next: the likeliest tokens are
- * enough. */
+/* The model reads the generated tokens: one run for all sessions with a pending token. next: only the argmax is
+ * needed. */
 static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int next) {
   krait_lm *lm = sessions[0]->lm;
   int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], best[MOST_SESSIONS], n_pending = 0;
@@ -308,7 +307,7 @@ void krait_lm_finish(krait_lm_session *s) {
 int krait_lm_is_done(const krait_lm_session *s) { return s && s->is_done; }
 int64_t krait_lm_n_tokens(const krait_lm_session *s) { return s ? s->ids.n : 0; }
 
-/* ---- files of states ---- */
+/* ---- state files ---- */
 
 typedef struct file {
   kr_weight *items;

@@ -1,5 +1,5 @@
-/* language_quantize.c: a language model's weights again with its large matrices in 8 or 4 bits; which those are is said
- * by their keys. */
+/* language_quantize.c: rewrites a language model's weights with its large matrices in 8 or 4 bits, chosen by their
+ * keys. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,8 +20,8 @@ static int ends_with(const char *name, const char *end) {
   return n > n_end && strcmp(name + n - n_end, end) == 0;
 }
 
-/* Products that are large and have nothing fused into them; of Qwen2 those of its own layers, not of towers beside
- * it. */
+/* Large products with nothing fused into them; of Qwen2 those of its own layers, not of vision towers in the same
+ * file. */
 static int is_product(const char *name) {
   static const char *const of_mamba[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", ".fc2.weight"};
   static const char *const of_qwen2[] = {".q_proj.weight",    ".k_proj.weight",  ".v_proj.weight",   ".o_proj.weight",
@@ -35,7 +35,7 @@ static int is_product(const char *name) {
   return 0;
 }
 
-/* What decides how states move: kept in float32. */
+/* The parameters of the recurrence: kept in float32. */
 static int is_of_states(const char *name) {
   return strncmp(name, "backbone.", 9) == 0 &&
          (strstr(name, ".A_log") || strstr(name, ".dt_bias") || strstr(name, ".dt_proj.bias") ||
@@ -56,8 +56,8 @@ static int32_t add(output *o, const kr_weight *item) {
   return KRAIT_OK;
 }
 
-/* What makes the steps, B and C, and the output matrix: small beside the rest, or felt in every token. They have 8 bits
- * at least. */
+/* The projections for the step size, B and C, and the output matrix: small compared with the rest, or errors in them
+ * affect every token. At least 8 bits. */
 static int is_delicate(const char *name) {
   return ends_with(name, ".x_proj.weight") || strcmp(name, "lm_head.weight") == 0;
 }
@@ -92,7 +92,7 @@ static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
   return add(o, &(kr_weight){kr_arena_print(o->arena, "%s.q4_k", name), KRAIT_I32, 2, {N, 36 * S}, r.words, bytes});
 }
 
-/* name: what it is called in the new file. */
+/* name: its name in the new file. */
 static int32_t add_quantised(output *o, const kr_weight *item, const char *name) {
   KR_TRY(check_finite(item));
   if (o->is_q4k && !is_delicate(name) && kr_q4k_fits(item)) return add_q4k(o, item, name);
@@ -126,7 +126,7 @@ static int is_embedding(const char *name) {
          strcmp(name, "model.embed_tokens.weight") == 0;
 }
 
-/* The embedding stays for looking tokens up; where it is the output matrix too, that is quantised beside it. */
+/* The embedding is kept for looking tokens up; if it is also the output matrix, a quantised copy is added. */
 static int32_t add_tensor(output *o, const kr_weight *item, int is_tied) {
   if (is_of_states(item->name) && kr_is_float_dtype(item->dtype)) return add_widened(o, item);
   if (is_product(item->name) && kr_q8_fits(item))

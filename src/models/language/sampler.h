@@ -11,16 +11,16 @@ typedef struct kr_candidate {
 
 typedef struct kr_sampler {
   krait_lm_sampling rules;
-  uint64_t state; /* of the random numbers */
+  uint64_t state; /* of the random number generator */
   kr_candidate *room;
-  uint8_t *seen; /* by token: it was there before */
+  uint8_t *seen; /* per token: it has occurred before */
   int64_t n;     /* tokens */
 } kr_sampler;
 
 int32_t kr_sampler_open(kr_sampler *sampler, const krait_lm_sampling *rules, int64_t n_tokens);
 void kr_sampler_close(kr_sampler *sampler);
 void kr_sampler_see(kr_sampler *sampler, int32_t id);
-int kr_sampler_is_greedy(const kr_sampler *sampler); /* always the likeliest, whatever was there before */
+int kr_sampler_is_greedy(const kr_sampler *sampler); /* always the most likely token, whatever occurred before */
 int32_t kr_sampler_draw(kr_sampler *sampler, const float *logits); /* -1: the logits are not finite */
 
 #endif

@@ -1,5 +1,5 @@
-/* mamba_lm.c: a model with the states of its slots, and the graphs that run over them: one for steps of each number of
- * sequences, one for pieces of a prompt of each length that came lately. */
+/* mamba_lm.c: a model with the states of its slots, and cached graphs: one for decode steps per number of sequences,
+ * and one for prompt chunks per recent length. */
 #include "mamba_lm.h"
 
 #include <math.h>
@@ -16,26 +16,26 @@ enum {
   PIECE = 1024,
   PIECE_ALL = 128,
   FIRST_ROOM = 256
-}; /* logits of a whole piece take much more memory */
+}; /* logits of a whole chunk need much more memory */
 
 struct kr_mlm {
   const krait_ctx *ctx;
   kr_mlm_config config;
   kr_mlm_weights weights;
   int64_t n_slots;
-  char *states;    /* where the context computes: of each layer the conv states of all slots, then the ssm states of all
-                      slots */
-  int64_t *at;     /* bytes before each layer's, and one more */
-  char **keys, **values; /* of each layer of attention: (n_slots, room, Hk, D) of the weights' type, as long as the
-                            longest text needs */
+  char *states; /* in the context's memory: for each layer the conv states of all slots, then the ssm states of all
+                   slots */
+  int64_t *at;  /* offset of each layer's states, and the end */
+  char **keys, **values; /* for each attention layer: (n_slots, room, Hk, D) of the weights' type, with space for the
+                            longest text */
   int32_t *lengths; /* of each slot's text */
   int64_t room;
   float *turns;    /* cos, then sin: (room, R) each */
   kr_mlm_graph graphs[MOST_GRAPHS];
   uint64_t clock;
   int whole;       /* kr_mlm_choose_whole */
-  char *device;    /* a GPU's: ids, slots, logits */
-  uint64_t logits_floats; /* room for so many */
+  char *device;    /* on a GPU: ids, slots, logits */
+  uint64_t logits_floats; /* capacity */
 };
 
 static int64_t conv_bytes(const kr_mlm *m, int64_t layer) {
@@ -54,12 +54,12 @@ static char *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) {
 static char *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) {
   return conv_of(m, layer, m->n_slots) + slot * ssm_bytes(m, layer);
 }
-/* Bytes of a token's keys of a layer. */
+/* Bytes of one token's keys in one layer. */
 static size_t token_bytes(const kr_mlm *m) {
   return (size_t)(m->config.attention.Hk * m->config.attention.D) * krait_dtype_bytes(m->weights.dtype);
 }
 
-/* ---- memory where the context computes ---- */
+/* ---- memory of the context ---- */
 
 static int32_t get_block(const kr_mlm *m, const char *what, size_t bytes, void **block) {
   if (m->ctx->cuda) {
@@ -110,7 +110,9 @@ int32_t kr_mlm_narrow_states(kr_mlm *m) {
   m->config.state_dtype = m->weights.dtype;
   for (int64_t i = 0; i < m->config.n_layers; i++)
     m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
-  for (int64_t slot = 0; slot < m->n_slots; slot++) KR_TRY(kr_mlm_reset(m, slot)); /* they take less than there is */
+  for (int64_t slot = 0; slot < m->n_slots; slot++)
+    KR_TRY(kr_mlm_reset(m, slot)); /* they need less than is
+                                      available */
   return KRAIT_OK;
 }
 
@@ -137,7 +139,7 @@ static int32_t fill_turns(kr_mlm *m) {
   return status;
 }
 
-/* The same rows with more room behind each. */
+/* The same rows, each with a larger capacity. */
 static int32_t move_rows(const kr_mlm *m, char **block, int64_t before, int64_t room) {
   char *larger = NULL;
   const size_t row = (size_t)room * token_bytes(m), old = (size_t)before * token_bytes(m);
@@ -154,7 +156,7 @@ static int32_t move_rows(const kr_mlm *m, char **block, int64_t before, int64_t 
   return status;
 }
 
-/* Room for texts of n tokens; graphs have it in their shapes. */
+/* Makes room for texts of n tokens; the capacity is part of the graphs' shapes. */
 static int32_t get_key_room(kr_mlm *m, int64_t n) {
   const kr_mlm_attention *a = &m->config.attention;
   int64_t room = m->room ? m->room : FIRST_ROOM;
@@ -163,7 +165,7 @@ static int32_t get_key_room(kr_mlm *m, int64_t n) {
   while (room < n) room *= 2;
   for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
   const int64_t before = m->room;
-  m->room = 0; /* what fails half way is made anew */
+  m->room = 0; /* recreated after a partial failure */
   for (int64_t i = 0; i < m->config.n_layers; i++) {
     if (!a->layers[i]) continue;
     KR_TRY(move_rows(m, &m->keys[i], before, room));
@@ -202,7 +204,7 @@ void kr_mlm_close(kr_mlm **model) {
   if (!m) return;
   for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
   kr_mlm_weights_free(m->ctx, &m->weights);
-  for (int64_t i = 0; m->keys && i < 2 * m->config.n_layers; i++) free_block(m, m->keys[i]); /* values lie behind */
+  for (int64_t i = 0; m->keys && i < 2 * m->config.n_layers; i++) free_block(m, m->keys[i]); /* followed by values */
   free_block(m, m->states);
   free_block(m, m->device);
   free_block(m, m->turns);
@@ -218,7 +220,7 @@ uint64_t kr_mlm_bytes(const kr_mlm *m) { return m->weights.bytes; }
 
 /* ---- graphs ---- */
 
-/* The graph of this run: one that is there, or a new one in the place of that which was used least lately. */
+/* The graph of this run: a cached one, or a new one in place of the least recently used. */
 static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph) {
   kr_mlm_graph *oldest = m->graphs;
   for (int i = 0; i < MOST_GRAPHS; i++) {
@@ -237,7 +239,7 @@ static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph)
 
 enum { IDS_BYTES = 4 * PIECE, N_LISTS = 4 }; /* ids, slots, lengths, best; then logits */
 
-/* Room for what goes in and comes out. */
+/* Buffers for inputs and outputs. */
 static int32_t get_room(kr_mlm *m, uint64_t floats) {
   if (m->device && floats <= m->logits_floats) return KRAIT_OK;
   free_block(m, m->device);
@@ -309,7 +311,7 @@ static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t
   return logits ? get(m, logits, m->device + N_LISTS * IDS_BYTES, (size_t)floats * sizeof(float)) : KRAIT_OK;
 }
 
-/* ---- what callers ask for ---- */
+/* ---- requests of callers ---- */
 
 static int32_t check_slot(const kr_mlm *m, int64_t slot) {
   KR_CHECK(slot >= 0 && slot < m->n_slots, KRAIT_ERR_ARGUMENT, "slot %lld is not one of the model's %lld",
@@ -394,7 +396,7 @@ typedef struct mover {
   int is_out;
 } mover;
 
-/* Stored as dtype, seen as float32. */
+/* Stored as dtype, exposed as float32. */
 static int32_t move_one(kr_mlm *m, const mover *v, const char *kind, int64_t layer, int32_t n_dims,
                         const int64_t *shape, void *at, int32_t dtype) {
   int64_t n = 1;

@@ -1,5 +1,5 @@
-/* mamba_lm.h: Mamba language models (MODEL.md has the equations and the keys): weights, and runs over the states of
- * many sequences. */
+/* mamba_lm.h: Mamba language models (MODEL.md has the equations and the keys): weights, and runs on the states of many
+ * sequences. */
 #ifndef KR_MAMBA_LM_H
 #define KR_MAMBA_LM_H
 
@@ -11,7 +11,7 @@
 enum { KR_MIXER_MAMBA1, KR_MIXER_MAMBA2 };
 enum { KR_MLM_MOST_LAYERS = 4096 };
 
-/* The layers of attention of a hybrid. */
+/* The attention layers of a hybrid. */
 typedef struct kr_mlm_attention {
   uint8_t layers[KR_MLM_MOST_LAYERS]; /* 1: of attention */
   int32_t n;                          /* how many */
@@ -26,16 +26,16 @@ typedef struct kr_mlm_config {
       F; /* model width, layers, vocabulary, inner width, states, taps, width of the gated MLP (0: none) */
   int64_t R;                      /* Mamba-1: rank of dt */
   int64_t H, P, G;                /* Mamba-2: heads, their size, groups */
-  float eps, dt_eps;              /* of the norms; of FalconMamba's norms of dt, B and C, 0: there are none */
+  float eps, dt_eps;              /* of the norms; of FalconMamba's norms of dt, B and C, 0: none */
   int32_t is_rms;
-  int32_t state_dtype;            /* of the scan's states: float32, or what flows between layers */
-  int64_t n_used; /* tokens that may be drawn: vocab_size before padding, or fewer where the tokenizer has no more */
+  int32_t state_dtype;            /* of the scan's states: float32, or the type of activations */
+  int64_t n_used; /* tokens that may be sampled: vocab_size before padding, or fewer if the tokenizer has fewer */
   int64_t eos[8];
   int32_t n_eos;
   kr_mlm_attention attention;
 } kr_mlm_config;
 
-/* A layer's channels before its convolution, and its taps. */
+/* The channels of a layer's convolution, and its taps. */
 static inline int64_t kr_mlm_channels(const kr_mlm_config *c, int64_t layer) {
   const kr_mlm_attention *a = &c->attention;
   return a->layers[layer] ? (a->H + 2 * a->Hk) * a->D : c->mixer == KR_MIXER_MAMBA1 ? c->Di : c->Di + 2 * c->G * c->N;
@@ -44,13 +44,13 @@ static inline int64_t kr_mlm_taps(const kr_mlm_config *c, int64_t layer) {
   return c->attention.layers[layer] ? c->attention.W : c->W;
 }
 
-/* What a layer's tensors are; data lie where the context computes, 0: absent. */
+/* A layer's tensors; data are in the context's memory, 0: absent. */
 typedef struct kr_mlm_tensor {
   const void *data;
   int32_t dtype;      /* KRAIT_I32: words of q8_0 or q4_k (quantize.h) */
   const void *scales; /* of q8_0, float16; else NULL */
-  const void *words, *word_scales; /* on a GPU: the same in 8 bits, which steps read; data are float16, for prompts.
-                                      NULL: there are none */
+  const void *words, *word_scales; /* on a GPU: the same in 8 bits, for decode steps; data are float16, for prefill.
+                                      NULL: none */
 } kr_mlm_tensor;
 #define KR_MLM_TENSORS(X)                                                                                             \
   X(norm)                                                                                                             \
@@ -66,7 +66,7 @@ typedef struct kr_mlm_layer {
 typedef struct kr_mlm_weights {
   kr_mlm_layer *layers;
   kr_mlm_tensor embedding, head, norm_f, norm_f_bias;
-  int32_t dtype;  /* of what flows between layers: float32 on a CPU, that of the weights on a GPU */
+  int32_t dtype;  /* of activations: float32 on a CPU, the weights' type on a GPU */
   uint64_t bytes; /* that a token reads */
   void *owned;    /* the computed ones, or on a GPU all */
 } kr_mlm_weights;
@@ -74,43 +74,43 @@ typedef struct kr_mlm_weights {
 int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *config);
 int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder, const kr_mlm_config *config,
                             kr_mlm_weights *weights);
-/* Random ones of the configuration's sizes, for timing; dtype KRAIT_I32: large matrices as q8_0, KRAIT_U8: as q4_k, the
- * rest float16. */
+/* Random weights of the configuration's sizes, for timing; dtype KRAIT_I32: large matrices as q8_0, KRAIT_U8: as q4_k,
+ * the rest float16. */
 int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype,
                               kr_mlm_weights *weights);
 void kr_mlm_weights_free(const krait_ctx *ctx, kr_mlm_weights *weights);
 
-/* ---- runs: a model has places for the states of n_slots sequences ---- */
+/* ---- runs: a model has n_slots slots for the states of sequences ---- */
 typedef struct kr_mlm kr_mlm;
-/* n_tokens: of the tokenizer, 0: not known. */
+/* n_tokens: of the tokenizer, 0: unknown. */
 int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
                     kr_mlm **model);
 int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, int32_t dtype, int64_t n_slots,
                            kr_mlm **model);
 void kr_mlm_close(kr_mlm **model);
-/* The scan's states from now on in the type of what flows between layers, as mamba-ssm keeps them: half the memory of a
- * 16-bit model on a GPU. All states are zero again. */
+/* Keeps the scan's states in the type of activations, as mamba-ssm does: half the memory for a 16-bit model on a GPU.
+ * Resets all states to zero. */
 int32_t kr_mlm_narrow_states(kr_mlm *model);
 const kr_mlm_config *kr_mlm_config_of(const kr_mlm *model);
 uint64_t kr_mlm_bytes(const kr_mlm *model); /* of weights that a token reads */
 
 int32_t kr_mlm_reset(kr_mlm *model, int64_t slot);
-/* Reads n >= 1 tokens into a slot's states. logits: of the last token (V), or with all of every one (n,V); may be
+/* Reads n >= 1 tokens into a slot's states. logits: of the last token (V), or with `all` of every token (n,V); may be
  * NULL. */
 int32_t kr_mlm_read(kr_mlm *model, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits);
-/* One token each for B different slots; logits (B,V) and best (B), the likeliest of the tokens that the model was
+/* One token each for B different slots; logits (B,V) and best (B), the argmax over the tokens that the model was
  * trained on, may be NULL. */
 int32_t kr_mlm_step(kr_mlm *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best);
-/* A step as the one before, whose logits stay where they are: for timing. */
+/* Repeats the previous step, without copying logits: for timing. */
 int32_t kr_mlm_step_again(kr_mlm *model);
 int32_t kr_mlm_wait(const kr_mlm *model);
-/* For tests: 1: the layers of steps from now on are one call wherever that is possible, -1: never; 0: as it is best. */
+/* For tests: 1: the layers of a step are one call wherever possible, -1: never; 0: whichever is faster. */
 void kr_mlm_choose_whole(kr_mlm *model, int whole);
-int kr_mlm_was_whole(const kr_mlm *model); /* the latest run's were */
-/* What kinds of calls the latest run is made of, and their times (kr_runner_kinds); the states are lost. */
+int kr_mlm_was_whole(const kr_mlm *model); /* whether the latest run's were */
+/* The kinds of calls in the latest run, and their times (kr_runner_kinds); the states are lost. */
 int32_t kr_mlm_kinds(kr_mlm *model, kr_runner_kind_fn fn, void *user);
-/* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; the model's, until its next
- * run. */
+/* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; owned by the model, valid until
+ * its next run. */
 int32_t kr_mlm_graph_of(kr_mlm *model, int64_t n, const kr_graph **graph);
 
 /* A slot's states as named tensors, in host memory. */
@@ -119,25 +119,26 @@ int32_t kr_mlm_states_out(kr_mlm *model, int64_t slot, kr_mlm_state_fn take, voi
 int32_t kr_mlm_states_in(kr_mlm *model, int64_t slot, int64_t n_tokens, kr_mlm_state_fn give,
                          void *user); /* data are filled in */
 
-/* ---- graphs (mamba_lm_graph.c); room: tokens that keys and values have place for ---- */
+/* ---- graphs (mamba_lm_graph.c); room: the capacity of keys and values in tokens ---- */
 typedef struct kr_mlm_run {
   int64_t B, L;    /* sequences, tokens of each; L > 1 only with B == 1 */
-  int32_t is_step; /* by the ops of one token, states by slots; else by the parallel ops, states of one slot */
+  int32_t is_step; /* uses the single-token ops, with states by slots; otherwise the parallel ops, with the states of
+                      one slot */
   int32_t all;     /* logits of every token */
-  int32_t whole, apart; /* a step's layers as one call wherever that is possible, or never; else where a row other than
-                           the reference takes it */
+  int32_t whole, apart; /* a step's layers as one call wherever possible, or never; otherwise if a row other than the
+                           reference accepts it */
 } kr_mlm_run;
 typedef struct kr_mlm_graph {
   kr_mlm_run run;
   kr_graph *g;
   kr_runner *runner;
   kr_tensor ids, slots, logits, best; /* (B L) int32; (B) int32, of steps; (B or B L, V) float32; (B) int32, of steps */
-  kr_tensor *conv, *ssm;      /* states of each layer; 0: it has none */
-  kr_tensor all_conv, all_ssm; /* of all layers, where one call or one copy has them all: conv and ssm, if any, are
-                                  their parts */
-  kr_tensor *keys, *values;   /* of layers of attention */
+  kr_tensor *conv, *ssm;      /* states of each layer; 0: none */
+  kr_tensor all_conv, all_ssm; /* of all layers, if one call or one copy covers them all: conv and ssm, if any, are
+                                  parts of them */
+  kr_tensor *keys, *values;   /* of attention layers */
   kr_tensor lengths, cos, sin; /* (B) int32: tokens that came before; (room, R) */
-  uint64_t used;              /* by the clock of its keeper */
+  uint64_t used;              /* time of last use, by its owner's counter */
 } kr_mlm_graph;
 int32_t kr_mlm_graph_open(const krait_ctx *ctx, const kr_mlm_config *c, const kr_mlm_weights *w, const kr_mlm_run *run,
                           int64_t n_slots, int64_t room, kr_mlm_graph *graph);

@@ -1,5 +1,5 @@
-/* mamba_lm_config.c: config.json of both kinds, upstream's and Hugging Face's. Sizes come from the tensors; the file
- * says which model it is, and must not contradict them. */
+/* mamba_lm_config.c: config.json in both layouts, upstream's and Hugging Face's. Sizes come from the tensors; the file
+ * identifies the model, and must not contradict them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -39,7 +39,7 @@ static float real_of(const json_t *from, const char *key, double fallback) {
   return (float)(json_is_number(item) ? json_number_value(item) : fallback);
 }
 
-/* The first Mamba layer's tensor; only its shape counts here. */
+/* The first Mamba layer's tensor; only its shape is used here. */
 static int32_t need_tensor(const reader *r, const kr_mlm_config *c, const char *name, int32_t n_dims,
                            const kr_weight **item) {
   char key[128];
@@ -67,7 +67,7 @@ static int32_t read_mamba1(const reader *r, kr_mlm_config *c) {
   return KRAIT_OK;
 }
 
-/* [0, infinity]: infinity is no number of JSON, and is written in several ways. */
+/* [0, infinity]: infinity is not a JSON number, and is written in several ways. */
 static int is_unlimited(const json_t *limit) {
   return !limit || json_is_null(limit) ||
          (json_array_size(limit) == 2 && json_number_value(json_array_get(limit, 0)) == 0 &&
@@ -105,7 +105,7 @@ static int32_t read_eos(const reader *r, kr_mlm_config *c) {
   return KRAIT_OK;
 }
 
-/* Asked first: of another family everything else is missing, too. */
+/* Checked first: for another family everything else is missing, too. */
 static int32_t read_kind(const reader *r, int is_upstream, kr_mlm_config *c) {
   const char *kind = is_upstream ? text_of(r->ssm, "layer", "Mamba1") : text_of(r->root, "model_type", "");
   const int is_second = strcmp(kind, "Mamba2") == 0 || strcmp(kind, "mamba2") == 0;

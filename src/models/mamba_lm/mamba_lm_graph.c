@@ -1,5 +1,5 @@
-/* mamba_lm_graph.c: the model as calls of a graph, for B sequences of one token (by the ops of a step) or for L tokens
- * of one (by the parallel ops). Rows are tokens; what mixers read by channels are views of rows. */
+/* mamba_lm_graph.c: the model as calls of a graph, for B sequences of one token (with the single-token ops) or for L
+ * tokens of one sequence (with the parallel ops). Rows are tokens; mixers read channels through views of rows. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef struct builder {
   int32_t dtype;
   int64_t i, R;  /* layer; rows: tokens of this run */
   kr_mlm_graph *to;
-  kr_tensor new_conv, old_ssm, new_ssm; /* float32, of all layers (layers,1,...), where their states are one tensor */
+  kr_tensor new_conv, old_ssm, new_ssm; /* float32, of all layers (layers,1,...), if their states are one tensor */
 } builder;
 
 static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
@@ -35,14 +35,14 @@ static kr_tensor new_rows(const builder *b, int64_t columns) {
   return kr_graph_temp(b->g, b->dtype, KR_DIMS(b->R, columns));
 }
 
-/* Whether a GPU's step reads the 8 bits of a weight itself: of few rows. */
+/* Whether a GPU's step reads a weight's 8-bit data directly: for few rows. */
 enum { MOST_BY_WORDS = 2 };
 static int reads_words(const builder *b, const kr_mlm_tensor *w, kr_tensor rows) {
   return w->words && b->to->run.is_step && b->R <= MOST_BY_WORDS && b->ctx->caps & KRAIT_CAP_CUDA_AMPERE &&
          kr_graph_view(b->g, rows).stride[0] % 8 == 0;
 }
 
-/* Rows times a weight stored (N outputs, K inputs), into out, or where that is 0 into new rows. */
+/* Rows times a weight stored as (N outputs, K inputs), into out, or into new rows if that is 0. */
 static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows, const kr_mlm_tensor *w, int64_t N,
                               int64_t K, kr_tensor bias, kr_tensor out) {
   if (!out) out = new_rows(b, N);
@@ -90,7 +90,7 @@ static void copy(const builder *b, const char *name, kr_tensor from, kr_tensor t
   kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
-/* ---- what the mixers share ---- */
+/* ---- shared by the mixers ---- */
 
 /* (R,C) as (1,C,L) of the parallel ops, or (B,C,1) of the step's. */
 static kr_tensor as_channels(const builder *b, kr_tensor rows) {
@@ -100,13 +100,13 @@ static kr_tensor as_channels(const builder *b, kr_tensor rows) {
              : kr_graph_permute(b->g, kr_graph_reshape(b->g, rows, KR_DIMS(1, b->R, C)), (int[]){0, 2, 1});
 }
 
-/* A layer's states in float32: its part of all layers', or new ones. */
+/* A layer's states in float32: its part of the tensor of all layers, or new ones. */
 static kr_tensor layer_states(const builder *b, kr_tensor all, kr_dims dims) {
   return all ? kr_graph_reshape(b->g, kr_graph_slice(b->g, all, 0, b->i, 1), dims)
              : kr_graph_temp(b->g, KRAIT_F32, dims);
 }
 
-/* act(conv(x)) as rows of C channels, and the state of the layer moved on. */
+/* act(conv(x)) as rows of C channels; updates the layer's state. */
 static kr_tensor convolve(const builder *b, kr_tensor x, int64_t C, int32_t activation) {
   const int64_t W = kr_mlm_taps(b->c, b->i);
   const kr_tensor out = new_rows(b, C), state = b->to->conv[b->i],
@@ -243,7 +243,7 @@ static void scan_heads(const builder *b, kr_tensor x, kr_tensor dt, kr_tensor B,
   if (!b->new_ssm) copy(b, "ssm_state", after, state);
 }
 
-/* Columns [from, from + n) of the product with a weight, where they belong among all. */
+/* Columns [from, from + n) of the product with a weight, at their position in the whole product. */
 static void project_rows(const builder *b, const char *name, kr_tensor rows, kr_tensor w, int64_t from, int64_t n,
                          kr_tensor bias, kr_tensor all) {
   const kr_tensor part = kr_graph_permute(b->g, kr_graph_slice(b->g, w, 0, from, n), (int[]){1, 0}),
@@ -260,10 +260,10 @@ static kr_tensor mix_mamba2(const builder *b, kr_tensor x) {
   const int64_t GN = c->G * c->N, C = c->Di + 2 * GN;
   const int64_t n_rows = c->Di + C + c->H;
   const kr_tensor all = kr_graph_slice(b->g, new_rows(b, (n_rows + 63) / 64 * 64), 1, 0, n_rows),
-                  bias = WEIGHT(in_proj_bias, n_rows); /* rows begin with a line of memory */
+                  bias = WEIGHT(in_proj_bias, n_rows); /* rows start at cache lines */
   if (b->to->run.is_step || b->layer->in_proj.dtype == KRAIT_I32) {
     project_into(b, "in_proj", x, &b->layer->in_proj, n_rows, c->d, bias, all);
-  } else { /* dt apart: its few columns would take a tile of their own, which tensor copies store slowly */
+  } else { /* dt separately: its few columns would need their own tile, which tensor copies store slowly */
     const kr_tensor w = WEIGHT(in_proj, n_rows, c->d);
     project_rows(b, "in_proj", x, w, 0, n_rows - c->H, bias, all);
     project_rows(b, "in_proj_dt", x, w, n_rows - c->H, c->H, bias, all);
@@ -345,7 +345,7 @@ static const void *part_of(const kr_mlm_tensor *t, int which) {
   return which == AS_WORDS ? t->words : which == AS_SCALES ? t->word_scales : t->scales ? NULL : t->data;
 }
 
-/* Tensors of one kind as (layers, ...): they must lie at equal distances. dims: of one layer. Absent where a layer's
+/* Tensors of one kind as (layers, ...): their addresses must be equally spaced. dims: of one layer. Absent if a layer's
  * is. */
 static krait_view layered(const kr_mlm_weights *w, int64_t n_layers, size_t offset, int which, kr_dims dims,
                           int *fits) {
@@ -366,7 +366,7 @@ static krait_view layered(const kr_mlm_weights *w, int64_t n_layers, size_t offs
       .data = (void *)start, .dtype = dtype, .stride = {distance / bytes, dims.n > 1 ? dims.size[1] : 1, 1}};
 }
 
-/* States of all layers of all slots, as mamba_lm.c lays them out; only strides and type count. */
+/* States of all layers and slots, as laid out by mamba_lm.c; only strides and type are used. */
 static krait_view layered_states(const kr_mlm_config *c, int32_t dtype, int64_t n_slots, int64_t rows,
                                  int64_t columns) {
   static float aligned[4] __attribute__((aligned(256)));
@@ -404,7 +404,7 @@ static void describe_words(const kr_mlm_config *c, const kr_mlm_weights *w, int6
   a->in_proj = a->x_proj = a->out_proj = (krait_view){0};
 }
 
-/* The call with addresses where there are some. 0: the layers are not of its kind. */
+/* The call, with addresses if known. 0: the layers are not of its kind. */
 static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int64_t B, int64_t n_slots,
                            krait_mamba_decode_args *a) {
   static float aligned[4] __attribute__((aligned(256)));
@@ -444,9 +444,9 @@ static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int6
   return fits && a->in_proj.data != a->in_proj_words.data; /* one of them */
 }
 
-/* One launch of all layers is quicker than the calls apart where their kernels wait for each other's end, or its
- * weights have 8 bits; of few sequences, for what a phase does for each of them stands between two waits. Where kernels
- * start before the one before them has ended it is not (H200, ms a step: 130m 0.40 against 0.30, 2.8b 2.39 against
+/* One launch of all layers is faster than separate calls if kernels wait for the previous one to end, or if the weights
+ * have 8 bits; for few sequences, because a phase processes them one after another between two barriers. If kernels
+ * start before the previous one has ended it is slower (H200, ms per step: 130m 0.40 against 0.30, 2.8b 2.39 against
  * 2.12). */
 enum { MOST_TOGETHER = 4 };
 
@@ -468,7 +468,7 @@ static krait_view stacked(const builder *b, const char *name, const krait_view *
   return v->data ? view(b, kr_graph_input_like(b->g, name, v, dims)) : (krait_view){0};
 }
 
-/* x: rows of the embedding; the stream behind all layers. */
+/* x: rows of the embedding; returns the residual stream after all layers. */
 static kr_tensor record_whole(const builder *b, const krait_mamba_decode_args *of, int64_t n_slots, kr_tensor x) {
   const kr_mlm_config *c = b->c;
   const int64_t Y = c->n_layers, C = kr_mlm_channels(c, 0), is_first = c->mixer == KR_MIXER_MAMBA1,
@@ -498,7 +498,7 @@ static kr_tensor record_whole(const builder *b, const krait_mamba_decode_args *o
 
 /* ---- the whole ---- */
 
-/* The residual stream is float32; it takes h in, and its norm goes on. The first h is the stream's beginning. */
+/* The residual stream is float32; adds h, and returns its norm. The first h starts the stream. */
 static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, kr_tensor w,
                           kr_tensor bias) {
   const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, kr_graph_dims(b->g, h));
@@ -516,7 +516,7 @@ static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_te
   return out;
 }
 
-/* fc2 (a silu(b)), where fc1 gives a, then b. */
+/* fc2 (a silu(b)), where fc1 outputs a, then b. */
 static kr_tensor feed_forward(const builder *b, kr_tensor x) {
   const int64_t F = b->c->F;
   const kr_tensor w = WEIGHT(fc1, 2 * F, b->c->d), bias = WEIGHT(fc1_bias, 2 * F), hidden = new_rows(b, F);
@@ -550,7 +550,7 @@ static kr_tensor state(const builder *b, const char *kind, int64_t i, int32_t dt
   return kr_graph_output(b->g, name, dtype, dims);
 }
 
-/* All layers' states of one slot, where all layers are of one kind. */
+/* All layers' states of one slot, if all layers are of one kind. */
 static void record_layered_states(builder *b, int64_t n_slots) {
   const kr_mlm_config *c = b->c;
   const int64_t Y = c->n_layers, C = kr_mlm_channels(c, 0), W = c->W;
@@ -571,7 +571,7 @@ static void record_layered_states(builder *b, int64_t n_slots) {
   copy(b, "ssm_state", to->all_ssm, b->old_ssm);
 }
 
-/* What lives from run to run: of all slots for steps, else of one. */
+/* The persistent tensors: of all slots for steps, otherwise of one. */
 static void record_states(const builder *b, int64_t n_slots, int64_t room) {
   const kr_mlm_config *c = b->c;
   const kr_mlm_attention *a = &c->attention;

@@ -1,5 +1,5 @@
-/* mamba_lm_weights.c: every tensor by its key and shape. Large ones stay where the files have them (a GPU gets copies);
- * of A_log, D and dt_bias float32 ones are made, A is -exp(A_log). */
+/* mamba_lm_weights.c: reads every tensor by its key and shape. Large ones stay in the file's memory (a GPU gets
+ * copies); A_log, D and dt_bias are converted to float32, A is -exp(A_log). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,13 +20,13 @@ typedef struct loader {
   const kr_mlm_config *c;
   kr_mlm_weights *w;
   kr_arena *arena; /* computed tensors of a CPU */
-  char *device;    /* a GPU's: all of them; NULL: only count */
+  char *device;    /* on a GPU: all of them; NULL: only count */
   uint64_t used;
   const uint16_t *random; /* instead of a folder: values for the largest tensor, of type random_type */
   int32_t random_type;
   const uint16_t *random_scales,
-      *random_halves; /* of 8 bits: scales for the largest tensor, and what it is in float16; else NULL */
-  const int32_t *random_supers;                  /* of 4 bits: super-blocks for it; else NULL */
+      *random_halves;           /* for 8 bits: scales for the largest tensor, and its float16 values; else NULL */
+  const int32_t *random_supers; /* for 4 bits: super-blocks for it; else NULL */
 } loader;
 
 typedef struct shape {
@@ -43,7 +43,7 @@ static uint64_t elements_of(shape s) {
   return n;
 }
 
-/* The stored tensor; of random weights one that has this shape. */
+/* The stored tensor; for random weights one with this shape. */
 static const kr_weight *find_item(const loader *l, const char *name, int is_needed, shape want, kr_weight *made) {
   if (l->folder) return kr_model_folder_find(l->folder, name);
   if (!is_needed) return NULL;
@@ -109,7 +109,7 @@ static int32_t take_weight(loader *l, const kr_weight *item, shape want, int how
   return KRAIT_OK;
 }
 
-/* Memory of its own: a token must read as much as it would. */
+/* Its own memory, so that a token reads as many bytes as with real weights. */
 static int32_t copy_random(loader *l, const kr_weight *words, const kr_weight *scales, kr_mlm_tensor *to) {
   void *copy = kr_arena_try(l->arena, (size_t)(words->bytes + scales->bytes));
   KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
@@ -118,7 +118,7 @@ static int32_t copy_random(loader *l, const kr_weight *words, const kr_weight *s
   return KRAIT_OK;
 }
 
-/* A matrix that was quantised: as it is on a CPU; on a GPU for steps, and for prompts float16 again. */
+/* A quantized matrix: used directly on a CPU; on a GPU for steps, and dequantized to float16 for prefill. */
 static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scales, shape want, kr_mlm_tensor *to) {
   const int64_t N = want.size[0], S = want.size[1] / 32;
   const int fits = want.size[1] % 32 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
@@ -149,7 +149,7 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
   return status;
 }
 
-/* Words of q4_k as they are. */
+/* Words of q4_k, used directly. */
 static int32_t take_q4k(loader *l, const kr_weight *words, shape want, kr_mlm_tensor *to) {
   const int64_t N = want.size[0], K = want.size[1];
   const int fits = K % 256 == 0 && words->n_dims == 2 && words->dtype == KRAIT_I32 && words->shape[0] == N &&
@@ -167,7 +167,7 @@ static int32_t take_q4k(loader *l, const kr_weight *words, shape want, kr_mlm_te
   return KRAIT_OK;
 }
 
-/* The matrices that krait_lm_quantize takes. */
+/* The matrices that krait_lm_quantize quantizes. */
 static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
   static const char *const ends[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", "lm_head.weight"};
   const int64_t N = want.size[0], S = want.size[1] / 32;
@@ -201,7 +201,7 @@ static int try_random_q8(loader *l, const char *name, shape want, kr_mlm_tensor 
   return status < 0 ? status : 1;
 }
 
-/* Whether the file has it quantised, and then takes it: 1; 0: it has not. */
+/* Reads it if the file has it quantized: 1; 0: it does not. */
 static int32_t try_quantised(loader *l, const char *name, shape want, kr_mlm_tensor *to) {
   char key[160], scales[168];
   if (want.n != 2) return 0;
@@ -355,7 +355,7 @@ int32_t kr_mlm_weights_read(const krait_ctx *ctx, const kr_model_folder *folder,
   return load(&(loader){.ctx = ctx, .folder = folder, .c = c, .w = w});
 }
 
-/* Uniform, of a standard deviation of about 0.02: enough that nothing saturates. */
+/* Uniform, with a standard deviation of about 0.02, so that nothing saturates. */
 static void fill_random(void *data, int32_t dtype, uint64_t n) {
   const krait_view view = {.data = data, .dtype = dtype};
   uint64_t seed = 1;

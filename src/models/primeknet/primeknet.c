@@ -1,5 +1,4 @@
-/* primeknet.c: PrimeKnet towards the rest: its kr_model_kind, the public forward pass, windows of samples,
- * verification. */
+/* primeknet.c: PrimeKnet's interface: its kr_model_kind, the public forward pass, windows of samples, verification. */
 #include "primeknet.h"
 
 #include <string.h>
@@ -11,10 +10,10 @@
 #include "stft.h"
 #include "stft_live.h"
 
-/* Windows under way: what goes with them, and the samples, padded, which become what comes out. */
+/* Windows in flight: their data, and the padded samples, which are replaced by the output. */
 typedef struct pk_batch {
   int64_t n, n_samples, padded;
-  size_t room; /* floats of block: the most so far */
+  size_t room; /* floats of block: the maximum so far */
   float *block, *wav, *out[KR_WINDOWS_AT_ONCE];
 } pk_batch;
 
@@ -23,10 +22,10 @@ typedef struct pk_timeline {
   const kr_primeknet *net;
   kr_pk_session *session;
   kr_stft *stft;
-  kr_pk_session *chunks; /* of a model that streams, once sound as it comes is asked for */
+  kr_pk_session *chunks; /* of a streaming model, once its stream is requested */
   kr_stft_live *live;
   pk_batch batches[2]; /* by turns */
-  pk_batch *due;       /* the one that the model has; NULL: none */
+  pk_batch *due;       /* the window in the model; NULL: none */
 } pk_timeline;
 
 static int takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
@@ -69,13 +68,13 @@ static int32_t open_timeline(const void *model, void **handle) {
   return status;
 }
 
-/* Whole frames, and one transform at least. */
+/* Whole frames, and at least one transform. */
 static int64_t padded_of(const pk_timeline *line, int64_t n_samples) {
   const int64_t n_fft = line->net->config.fft_len, hop = n_fft / 4, padded = (n_samples + hop - 1) / hop * hop;
   return padded < n_fft ? n_fft : padded;
 }
 
-/* n windows with silence behind them, and n_floats for each that go with it. */
+/* n windows padded with silence, and n_floats of data for each. */
 static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, float *const *out, int64_t n_samples,
                        int64_t padded, int64_t n_floats) {
   const size_t wanted = (size_t)(n * (n_floats + padded));
@@ -99,8 +98,8 @@ static void hand_out(const pk_batch *b) {
   for (int64_t i = 0; i < b->n; i++) memcpy(b->out[i], b->wav + i * b->padded, (size_t)b->n_samples * sizeof *b->wav);
 }
 
-/* By the host's transform: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in; spectra: room
- * for com (F,T,2), mag and pha (F,T). */
+/* With the host's transform: n_samples > fft_len / 2; out has n_samples / hop * hop samples and may be in; spectra:
+ * buffer for com (F,T,2), mag and pha (F,T). */
 static int32_t clean_window(const pk_timeline *line, const float *in, int64_t n_samples, float *spectra, float *out) {
   const int64_t T = kr_stft_n_frames(line->stft, n_samples), n = line->net->config.F * T;
   KR_TRY(kr_stft_forward(line->stft, in, n_samples, KR_PK_POWER, spectra));
@@ -108,7 +107,7 @@ static int32_t clean_window(const pk_timeline *line, const float *in, int64_t n_
   return kr_stft_inverse(line->stft, spectra + 2 * n, spectra + 3 * n, T, KR_PK_POWER, out);
 }
 
-/* What was due before is done behind the model's next call. */
+/* Finishes the earlier windows after the model's next call. */
 static int32_t finish_due(pk_timeline *line, int32_t status, pk_batch *next) {
   const pk_batch *before = line->due;
   line->due = status < 0 ? NULL : next;
@@ -120,8 +119,8 @@ static int32_t finish_denoiser(void *user) {
   return finish_due(line, kr_pk_finish(line->session), NULL);
 }
 
-/* The transform is where the model is, but for first frames of windows: what rounding leaves of their imaginary parts
- * decides (MODEL.md). */
+/* The transform runs on the model's device, except for the first frames of windows: the rounding error of their
+ * imaginary parts matters (MODEL.md). */
 static int32_t run_denoiser(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
   pk_timeline *line = user;
   const int there = line->net->takes_samples;
@@ -225,7 +224,8 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
   float *got = kr_alloc_array((size_t)(n_out + 4 * line->net->config.F * (n / hop + 1)), sizeof *got);
   KR_CHECK(got, KRAIT_ERR_NO_MEMORY, "no memory for the outputs");
   int32_t status;
-  if (n != n_out || n < 4 * hop) status = clean_window(line, in, n, got + n_out, got); /* as it is, without padding */
+  if (n != n_out || n < 4 * hop)
+    status = clean_window(line, in, n, got + n_out, got); /* unchanged, without padding */
   else if ((status = run_denoiser(line, 1, &in, &got, n)) >= 0 && line->due) status = finish_denoiser(line);
   if (status >= 0) kr_verify_add("wav", got, out, n_out, rows, n_rows, n_filled);
   kr_free(got);

@@ -1,5 +1,5 @@
-/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, a model of a file's weights, and sessions that
- * take windows, or frames as they come. */
+/* primeknet.h: PrimeKnet (MODEL.md) inside the library: configuration, models, and sessions that process windows, or
+ * stream frames. */
 #ifndef KR_PRIMEKNET_H
 #define KR_PRIMEKNET_H
 
@@ -30,28 +30,28 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
 
 /* ---- models ---- */
 
-/* What the published training configuration compresses magnitudes by. */
+/* The magnitude compression of the published training configuration. */
 #define KR_PK_POWER 0.3
 
 typedef struct kr_primeknet {
   const krait_ctx *ctx;
   kr_pk_config config;
-  int is_exact; /* products keep all bits of their factors */
+  int is_exact; /* products use full-precision factors */
   int unit_rms; /* it was trained on signals of root mean square 1 */
   kr_weights *weights;
-  float *values; /* what these hold */
-  char *taken;   /* while it opens, by number: asked for */
+  float *values; /* their contents */
+  char *taken;   /* while opening, by index: requested */
   kr_spectral spectral; /* with takes_samples, on the host: graphs have their own copies */
   int takes_samples;    /* on a GPU, whole windows: the transform is part of the graph */
 } kr_primeknet;
-/* On the device of ctx, where precision (KRAIT_PRECISION_*) matters, or on its CPU. */
+/* On ctx's device, with this precision (KRAIT_PRECISION_*) if it is a GPU. */
 int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, const kr_weights *weights,
                           int32_t precision, kr_primeknet **model);
 void kr_primeknet_close(kr_primeknet **model);
 
-/* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com
- * where they are asked for; of KR_PK_WAV, which goes alone, wav (B, (T-1) fft_len/4), the transform of each window's
- * first frame as kr_spectral_forward takes it, and out like wav. */
+/* Its graph (kr_shape_record_fn), by windows (on a CPU: one), frames and outputs; tensors: com_in, and mag, pha, com if
+ * requested; with KR_PK_WAV, which excludes the others, wav (B, (T-1) fft_len/4), the transform of each window's first
+ * frame in kr_spectral_forward's layout, and out like wav. */
 enum { KR_PK_MAG = 1, KR_PK_PHA = 2, KR_PK_COM = 4, KR_PK_WAV = 8, KR_PK_TENSORS = 4 };
 int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, kr_tensor *tensors);
 uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);
@@ -59,24 +59,23 @@ uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);
 /* ---- sessions ---- */
 
 typedef struct kr_pk_session kr_pk_session;
-/* Frames at a time of a model that streams: of sound as it comes, and of whole windows (0: as many as suit). */
+/* Frames per run of a streaming model: when streaming, and for whole windows (0: automatic). */
 enum { KR_PK_LIVE_CHUNK = 2 };
 int32_t kr_pk_session_open(const kr_primeknet *model, int64_t chunk, kr_pk_session **session);
 void kr_pk_session_close(kr_pk_session **session);
 /* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
 int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, float *mag, float *pha,
                       float *com);
-/* Where the model takes samples: B windows of (T-1) fft_len/4 each. They have begun when this returns; out is there
- * behind kr_pk_finish, or behind the next call. n: of B windows, as many as go together best. */
+/* If the model takes samples: B windows of (T-1) fft_len/4 each. They are started when this returns; out is available
+ * after kr_pk_finish, or after the next call. n: the best number of windows to process together, out of B. */
 int32_t kr_pk_samples(kr_pk_session *session, int64_t B, int64_t T, const float *wav, const float *first, float *out);
 int32_t kr_pk_finish(kr_pk_session *session);
 int32_t kr_pk_at_once(kr_pk_session *session, int64_t B, int64_t T, int64_t *n);
-/* Of a model that streams, as kr_stft_live_options has them: what comes next is the beginning; the next n <= chunk
- * frames, from number `first` of (F,T,2) to the same of mag and pha (F,T), behind fewer than a chunk only another
- * beginning. */
+/* For a streaming model, as in kr_stft_live_options: starts a stream; processes the next n <= chunk frames, from number
+ * `first` of (F,T,2) to the same of mag and pha (F,T); after fewer than a chunk only a new start may follow. */
 int32_t kr_pk_begin(void *session);
 int32_t kr_pk_frames(void *session, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
-/* Of the last forward pass, kernels alone; 0 on the CPU. */
+/* Kernel time of the last forward pass; 0 on the CPU. */
 double kr_pk_device_seconds(const kr_pk_session *session);
 int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,
                       void *user);

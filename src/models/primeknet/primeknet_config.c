@@ -49,7 +49,7 @@ static int32_t read_kernels(const kr_config *config, kr_pk_config *out) {
   return KRAIT_OK;
 }
 
-/* A model that streams is one in all its parts, or none. */
+/* A model streams in all its parts, or not at all. */
 static int32_t read_streaming(const kr_config *config, kr_pk_config *out) {
   const char *norm, *attention;
   KR_TRY(kr_config_text(config, "norm", "instance", &norm));

@@ -1,4 +1,4 @@
-/* primeknet_graph.c: PrimeKnet as calls of a graph: its parameters, by the table of keys, in blocks over maps
+/* primeknet_graph.c: PrimeKnet as calls of a graph: its parameters, from the table of keys, in blocks on maps
  * (src/fuse/map_blocks.h). */
 #include "primeknet_graph.h"
 
@@ -20,7 +20,7 @@ typedef struct maker {
 } maker;
 
 /* ---- parameters: each scope of the table becomes a struct of tensors and its reader; `number` is what '#' stands for,
- * `n` the letter that is not the model's ---- */
+ * `n` the letter that is not a size of the model ---- */
 
 typedef struct place {
   char name[96];
@@ -47,7 +47,7 @@ static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *pref
   return from(m->user, m->w.g, name, dims);
 }
 
-/* Of a model that streams over the batch, or by statistics that are known. `before` is left to who reads it. */
+/* For a streaming model: over the batch, or with known statistics. the reader handles `before`. */
 static kr_norm take_norm(const maker *m, const char *prefix, const char *key, const char *slope, int64_t channels) {
   const kr_dims d = KR_DIMS(channels);
   const place at = place_of("%s%s.", prefix, key);
@@ -109,7 +109,8 @@ static kr_dense_block dense_of(const maker *m, const char *part) {
   return b;
 }
 
-/* Of a convolution (outputs,inputs,1,3), or a transposed one (inputs,outputs,1,3), with the taps in the middle. */
+/* The weight of a convolution (outputs,inputs,1,3), or a transposed one (inputs,outputs,1,3), with the taps as the
+ * middle dimension. */
 static kr_tensor taps_of(const maker *m, kr_tensor weight, const int *order) {
   const int64_t C = m->c->C;
   return kr_graph_permute(m->w.g, reshape(&m->w, weight, KR_DIMS(C, C, 3)), order);
@@ -129,7 +130,7 @@ static kr_tensor encoder(const maker *m, kr_tensor features) {
   return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &p.down_norm);
 }
 
-/* (B,F,T) as (B,T,F): what belongs to a frequency is then spread over dimensions side by side. */
+/* (B,F,T) as (B,T,F): per-frequency tensors are then expanded over adjacent dimensions. */
 static kr_tensor by_frame(const maker *m, kr_tensor plane) {
   return kr_graph_permute(m->w.g, plane, (int[]){0, 2, 1});
 }
@@ -153,7 +154,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const kr_dense_block block = dense_of(m, "mask_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
   mask_p p = read_mask(m, "mask_decoder.", 0, 0);
-  /* the product behind the transposed convolution goes into its weights: (input, tap) */
+  /* the product after the transposed convolution is merged into its weights: (input, tap) */
   const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, 3, C));
   copy(w, "by_tap", taps_of(m, p.up_w, (int[]){0, 2, 1}), by_tap);
   const kr_tensor taps = product(w, "merge", reshape(w, by_tap, KR_DIMS(3 * C, C)), matrix(w, p.merge_w), 0, 0, 0),
@@ -196,7 +197,7 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
 
 /* ---- the time network: rows x before its norm ---- */
 
-/* A weight (outputs, H) behind proj_conv1, with the bias. */
+/* A weight (outputs, H) merged with proj_conv1, with the bias. */
 static kr_tensor behind_first(const maker *m, const wrap_p *p, kr_tensor weight, kr_tensor *bias) {
   const kr_words *w = &m->w;
   const kr_dims d = dims_of(w, weight);
@@ -210,7 +211,7 @@ static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_ten
   return m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
 }
 
-/* *out_weight: proj_conv2's; it comes back with out_proj in front of it. */
+/* *out_weight: proj_conv2's on entry; on return merged with the preceding out_proj. */
 static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x, kr_tensor *out_weight) {
   const kr_words *w = &m->w;
   const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
@@ -281,7 +282,7 @@ static kr_tensor network(const maker *m, const char *prefix, int along_time, kr_
 
 /* ---- channel attention ---- */
 
-/* g (rows, C), each frame times the product of what the last eleven were. */
+/* g (rows, C), each frame times the product of the last eleven frames. */
 static kr_tensor attend_moving(const maker *m, const char *prefix, const attention_p *attention, kr_tensor g) {
   const kr_words *w = &m->w;
   const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES;
@@ -314,7 +315,8 @@ static kr_tensor attention(const maker *m, const char *prefix, int along_time, k
 
 /* ---- the blocks ---- */
 
-/* A stage of block b and its skip, x: rows; into out, of as many elements in any strides, or a new tensor. */
+/* A stage of block b and its skip, x: rows; into out, with the same number of elements and any strides, or a new
+ * tensor. */
 static kr_tensor stage(const maker *given, int64_t b, int along_time, kr_tensor beta, kr_tensor x, kr_tensor out) {
   maker own = *given;
   const maker *m = &own;
@@ -360,7 +362,7 @@ static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
         reshape(&own.w, copied, KR_DIMS(d.size[0] * d.size[1], d.size[2])), out);
 }
 
-/* Positions of a slice along time: of a recurrence as many as it takes at once. */
+/* Positions per slice along time: for a recurrence as many as it processes at once. */
 enum { SEQUENCES = 4 };
 
 /* x (B,F2,T,C) through the blocks; frame by frame: in place, a slice at a time. */

@@ -1,5 +1,5 @@
-/* primeknet_model.c: models: the weights of a file by name, copied: a plan folds them on the host and copies the
- * rest to a GPU. */
+/* primeknet_model.c: models: copies a file's weights by name; a plan folds constants on the host and copies the rest to
+ * a GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static int ends(const char *name, const char *with) {
   return n >= m && strcmp(name + n - m, with) == 0;
 }
 
-/* The norm whose running_mean this is, as a summand and a factor: these replace running_mean and running_var. */
+/* The norm with this running_mean, as a summand and a factor, which replace running_mean and running_var. */
 static int32_t fold_norm(const kr_weights *own, const kr_weight *mean) {
   static const char *const parts[] = {"running_mean", "running_var", "weight", "bias"};
   const int64_t C = mean->n_dims == 1 ? mean->shape[0] : 0;
@@ -41,7 +41,7 @@ static int32_t fold_norm(const kr_weights *own, const kr_weight *mean) {
 
 static size_t padded(uint64_t bytes) { return (size_t)(bytes / sizeof(float) + 15) / 16 * 16; }
 
-/* What PyTorch counts and nothing reads is left out. */
+/* PyTorch's unused counters are skipped. */
 static int32_t copy_weights(kr_primeknet *m, const kr_weights *weights) {
   const int64_t n_all = kr_weights_count(weights);
   int64_t n = 0;
@@ -75,15 +75,14 @@ static kr_tensor parameter(void *model, kr_graph *g, const char *name, kr_dims d
   return kr_graph_weight(g, name, KRAIT_F32, dims, data);
 }
 
-/* As many lengths as a fused filter bank has. */
+/* The number of lengths of a fused filter bank. */
 static int how_to_run(const kr_primeknet *m) {
   if (m->config.streams || (m->ctx->cuda && m->config.n_kernels > 8)) return KR_APART;
   if (!m->ctx->cuda) return KR_BY_FRAMES;
   return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_HALF_FACTORS : KR_FUSED;
 }
 
-/* From samples to samples. The model sees what is left of a phase behind both of its parts: they are made, as the host
- * makes them. */
+/* From samples to samples. The model uses the phase through its two parts, which are computed as on the host. */
 static void record_samples(const kr_primeknet *m, int64_t B, int64_t T, kr_graph *g, kr_tensor *tensors) {
   const int64_t F = m->config.F, N = (T - 1) * (m->config.fft_len / 4);
   const kr_dims plane = KR_DIMS(B, F, T);
@@ -120,7 +119,7 @@ uint32_t kr_primeknet_plan_flags(const kr_primeknet *m) {
 
 /* ---- models ---- */
 
-/* Every parameter is there, and nothing else. */
+/* Every parameter is present, and nothing else. */
 static int32_t check(kr_primeknet *m) {
   char shape[96];
   kr_graph *g = NULL;

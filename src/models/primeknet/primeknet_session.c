@@ -1,6 +1,6 @@
-/* primeknet_session.c: windows through a model (MODEL.md): on a CPU one after the other, in the caller's memory; on a
- * GPU, as spectra or as samples, as many of a batch at once as fit the memory that it allows itself; of a model that
- * streams some frames after the others. */
+/* primeknet_session.c: runs windows through a model (MODEL.md): on a CPU one after another, in the caller's memory; on
+ * a GPU, as spectra or samples, as many of a batch at once as fit its memory limit; for a streaming model some frames
+ * at a time. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,9 +10,9 @@
 #include "primeknet.h"
 #include "status.h"
 
-static const uint64_t most_bytes = (uint64_t)900 << 20; /* of a GPU, unless a single window needs more */
+static const uint64_t most_bytes = (uint64_t)900 << 20; /* on a GPU, unless a single window needs more */
 
-/* com_in, mag, pha and com: floats of a bin of each, and where it begins. */
+/* com_in, mag, pha and com: floats per bin, and the offset of each. */
 static const int64_t width[KR_PK_TENSORS] = {2, 1, 1, 2}, begin[KR_PK_TENSORS] = {0, 2, 3, 4};
 enum { FLOATS_OF_A_BIN = 6, ALL_OUTPUTS = KR_PK_MAG | KR_PK_PHA | KR_PK_COM };
 
@@ -21,12 +21,12 @@ struct kr_pk_session {
   const kr_cuda *cuda; /* NULL: a CPU */
   int64_t F;
   kr_shapes shapes;        /* by windows, frames, outputs */
-  int64_t batch[3], group; /* key of the last batch that was cut, and how many windows go at once */
-  int64_t chunk;           /* frames at a time; 0: whole windows */
+  int64_t batch[3], group; /* key of the last batch that was split, and its windows per run */
+  int64_t chunk;           /* frames per run; 0: whole windows */
   float *frames;           /* their spectra */
 };
 
-/* Frames at a time of whole windows: a CPU's caches hold them. */
+/* Frames per run for whole windows, so that they fit a CPU's caches. */
 enum { CHUNK = 8, CHUNK_GPU = 64 };
 
 static int32_t open_parts(kr_pk_session *s, int64_t chunk) {
@@ -76,7 +76,7 @@ static int32_t find(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr
   return kr_shapes_find(&s->shapes, (const int64_t[]){n, T, outputs}, shape);
 }
 
-/* n windows of T frames; on a GPU it has begun. */
+/* Runs n windows of T frames; on a GPU it only starts them. */
 static int32_t run(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, float *const *here) {
   kr_shape_graph *shape;
   KR_TRY(find(s, n, T, outputs, &shape));
@@ -85,7 +85,7 @@ static int32_t run(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, flo
 
 int32_t kr_pk_finish(kr_pk_session *s) { return kr_shapes_finish(&s->shapes); }
 
-/* ---- frames after frames ---- */
+/* ---- streaming ---- */
 
 static int32_t run_frames(kr_pk_session *s, uint32_t outputs, float *const *spectra, int64_t T, int64_t first,
                           int64_t n) {
@@ -113,7 +113,7 @@ static uint32_t outputs_of(float *const *spectra) {
   return outputs;
 }
 
-/* The states of the graph with these outputs are zero again. */
+/* Resets the states of the graph with these outputs. */
 static int32_t begin_anew(kr_pk_session *s, uint32_t outputs) {
   float *at[KR_PK_TENSORS];
   kr_shape_graph *shape;
@@ -145,7 +145,7 @@ static int64_t share_of(int64_t B, int64_t most) {
   return n_groups ? (B + n_groups - 1) / n_groups : 1;
 }
 
-/* Windows of the batch at once. The first guess, which the plan then says exactly, is twelve maps of a window. */
+/* Windows of the batch per run. The first guess is twelve maps of a window; the plan then gives the exact size. */
 static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, int64_t *n) {
   const int64_t batch[] = {B, T, outputs}, map = s->model->config.C * s->model->config.F2 * T,
                 guess = (int64_t)(most_bytes / (12 * sizeof(float))) / map;
@@ -164,13 +164,13 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
   return KRAIT_OK;
 }
 
-/* By their first window; what there is no memory for goes in smaller groups. */
+/* Groups by their first window; if memory is short, groups become smaller. */
 static int32_t run_groups(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs, float *const *all) {
   const kr_pk_config *c = &s->model->config;
   int64_t n;
   KR_CHECK(B >= 0 && T >= 1, KRAIT_ERR_SHAPE,
            "primeknet: B is %lld and T is %lld; B must not be negative and T at least 1", (long long)B, (long long)T);
-  /* Far above what memory holds, far below where sizes overflow. */
+  /* Far above what fits into memory, far below overflow. */
   KR_CHECK(T <= (int64_t)1 << 40 && T * c->fft_len <= ((int64_t)1 << 46) / (c->C * (c->depth + 2)), KRAIT_ERR_SHAPE,
            "T is %lld, too many frames for one window", (long long)T);
   KR_TRY(kr_pk_finish(s));

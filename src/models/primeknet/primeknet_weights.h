@@ -1,9 +1,9 @@
 /* primeknet_weights.h: every tensor of the state_dict: KR_PK_<SCOPE>_KEYS(X, XB, XN) is X(field, key, shape...) of each
- * that stands alone, XB(field, key, shape...) of key.weight and, of the first of its sizes, key.bias, and
- * XN(field, key, slope, channels) of a norm, key.weight and key.bias, with its PReLU, slope.weight.
- * '@' in a key is ".conv" for causal models and nothing otherwise (in freq_stage of a model that streams: nothing).
- * Letters: C channels, F bins, H hidden, E inner, R dt rank, N states, W taps; n: what the scope says. A model that
- * streams has running_mean and running_var (C) beside weight and bias of each XN. */
+ * single tensor, XB(field, key, shape...) of key.weight and key.bias, whose size is the first of the shape, and
+ * XN(field, key, slope, channels) of a norm, key.weight and key.bias, with its PReLU, slope.weight. '@' in a key is
+ * ".conv" for causal models and nothing otherwise (in freq_stage of a model that streams: nothing). Letters: C
+ * channels, F bins, H hidden, E inner, R dt rank, N states, W taps; n: as the scope says. A streaming model also has
+ * running_mean and running_var (C) for each XN. */
 #ifndef KR_PRIMEKNET_WEIGHTS_H
 #define KR_PRIMEKNET_WEIGHTS_H
 

@@ -1,5 +1,5 @@
-/* qwen2.c: a model with the keys and values of its slots, and the graphs that run over them: one for steps of each
- * number of sequences, one for pieces of a prompt of each length that came lately. */
+/* qwen2.c: a model with the keys and values of its slots, and cached graphs: one for decode steps per number of
+ * sequences, and one for prompt chunks per recent length. */
 #include "qwen2.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ enum {
   PIECE_ALL = 128,
   MOST_STEP = 1024,
   FIRST_ROOM = 256
-}; /* logits of a whole piece take much more memory */
+}; /* logits of a whole chunk need much more memory */
 enum {
   LIST_BYTES = 4 * PIECE,
   IDS = 0,
@@ -31,14 +31,14 @@ struct kr_qwen2 {
   const krait_ctx *ctx;
   kr_qwen2_config c;
   kr_qwen2_weights w;
-  int64_t n_slots, room; /* room: tokens that keys and values have place for */
+  int64_t n_slots, room; /* room: capacity of keys and values in tokens */
   char **keys,
-      **values;     /* of each layer: (n_slots, room, Hk, D) of the weights' type, as long as the longest text needs */
+      **values;     /* for each layer: (n_slots, room, Hk, D) of the weights' type, with space for the longest text */
   int32_t *lengths; /* of each slot's text */
   float *turns;     /* cos, then sin: (room, D/2) each */
   kr_qwen2_graph graphs[MOST_GRAPHS];
   uint64_t clock;
-  char *lists; /* where the context computes: ids, slots, lengths, best, then logits */
+  char *lists; /* in the context's memory: ids, slots, lengths, best, then logits */
   uint64_t logits_floats;
 };
 
@@ -67,7 +67,7 @@ static int32_t fill_turns(kr_qwen2 *m) {
   return status;
 }
 
-/* The same rows with more room behind each. */
+/* The same rows, each with a larger capacity. */
 static int32_t move_rows(const kr_qwen2 *m, char **block, int64_t before, int64_t room) {
   char *larger = NULL;
   const uint64_t row = (uint64_t)room * token_bytes(m), old = (uint64_t)before * token_bytes(m);
@@ -103,8 +103,8 @@ static int32_t grow(kr_qwen2 *m, int64_t room) {
   return fill_turns(m);
 }
 
-/* Room for texts of n tokens; graphs have it in their shapes. Where memory ends all texts are lost, and the model goes
- * on with none. */
+/* Makes room for texts of n tokens; the capacity is part of the graphs' shapes. If memory runs out all texts are lost,
+ * and the model continues without any. */
 static int32_t get_room(kr_qwen2 *m, int64_t n) {
   int64_t room = m->room ? m->room : FIRST_ROOM;
   if (n <= m->room) return KRAIT_OK;
@@ -174,7 +174,7 @@ int32_t kr_qwen2_wait(const kr_qwen2 *m) { return m->ctx->cuda ? kr_cuda_wait(m-
 
 /* ---- runs ---- */
 
-/* The graph of this run: one that is there, or a new one in the place of that which was used least lately. */
+/* The graph of this run: a cached one, or a new one in place of the least recently used. */
 static int32_t get_graph(kr_qwen2 *m, const kr_qwen2_run *run, kr_qwen2_graph **graph) {
   kr_qwen2_graph *oldest = m->graphs;
   for (int i = 0; i < MOST_GRAPHS; i++) {
@@ -246,7 +246,7 @@ static int32_t run(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slot, const int
   return logits ? kr_block_read(m->ctx, logits, m->lists + LOGITS, floats * sizeof *logits) : KRAIT_OK;
 }
 
-/* ---- what callers ask for ---- */
+/* ---- requests of callers ---- */
 
 static int32_t check_slot(const kr_qwen2 *m, int64_t slot) {
   KR_CHECK(slot >= 0 && slot < m->n_slots, KRAIT_ERR_ARGUMENT, "slot %lld is not one of the model's %lld",
@@ -316,7 +316,7 @@ int32_t kr_qwen2_step_again(kr_qwen2 *m) {
 
 /* ---- states ---- */
 
-/* Stored as the weights' type, seen as float32. fn fills host in, or takes it. */
+/* Stored in the weights' type, exposed as float32. fn fills host in, or reads it. */
 static int32_t move_one(kr_qwen2 *m, const char *kind, int64_t i, char *at, int64_t n_tokens, kr_qwen2_state_fn fn,
                         void *user, int is_out) {
   const int64_t shape[] = {n_tokens, m->c.Hk, m->c.D}, n = shape[0] * shape[1] * shape[2];

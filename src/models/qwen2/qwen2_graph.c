@@ -30,7 +30,7 @@ static krait_view transposed(const builder *b, kr_tensor matrix) {
   return view(b, kr_graph_permute(b->g, matrix, (int[]){1, 0}));
 }
 
-/* Rows times a weight stored (N outputs, K inputs). */
+/* Rows times a weight stored as (N outputs, K inputs). */
 static void project(const builder *b, const char *name, kr_tensor rows, const kr_placed *w, int64_t N, int64_t K,
                     kr_tensor bias, kr_tensor out) {
   char full[64];
@@ -60,7 +60,7 @@ static void project(const builder *b, const char *name, kr_tensor rows, const kr
                                       .out = view(b, out)});
 }
 
-/* The residual stream is float32; it takes h in, and its norm goes on. The first h is the stream's beginning. */
+/* The residual stream is float32; adds h, and returns its norm. The first h starts the stream. */
 static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, const kr_placed *w) {
   const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->R, b->c->d)), out = new_rows(b, b->c->d);
   kr_graph_call(b->g, name, &kr_op_add_norm,
@@ -75,7 +75,7 @@ static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_te
   return out;
 }
 
-/* Queries, keys and values side by side: one product where their matrices lie one behind the other. */
+/* Queries, keys and values: one product if their matrices are adjacent in memory. */
 static kr_tensor project_heads(const builder *b, const kr_qwen2_layer *l, kr_tensor x) {
   static const char *const names[] = {"q", "k", "v"}, *const biases[] = {"q_bias", "k_bias", "v_bias"};
   const int64_t sizes[] = {b->c->H * b->c->D, b->c->Hk * b->c->D, b->c->Hk * b->c->D},
@@ -134,7 +134,7 @@ static kr_tensor attend(const builder *b, const kr_qwen2_layer *l, kr_tensor x) 
   return h;
 }
 
-/* silu(gate x) * (up x): one product where the weights are as they were, else two. */
+/* silu(gate x) * (up x): one product if the weights are not quantized, otherwise two. */
 static void gate(const builder *b, const kr_qwen2_layer *l, kr_tensor x, kr_tensor hidden) {
   const kr_qwen2_config *c = b->c;
   if (l->gate_up[0].dtype != KRAIT_I32 && l->gate_up[1].dtype != KRAIT_I32) {

@@ -1,4 +1,4 @@
-/* qwen2_weights.c: config.json as transformers writes it, and the tensors by their keys. */
+/* qwen2_weights.c: config.json as written by transformers, and the tensors by their keys. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 /* ---- config.json ---- */
 
-/* Mobile-VideoGPT is Qwen2 with more tensors beside. */
+/* Mobile-VideoGPT is Qwen2 with additional tensors. */
 int kr_qwen2_is(const kr_model_folder *folder) {
   const char *kind = json_string_value(json_object_get(kr_model_folder_config(folder), "model_type"));
   return kind && (strcmp(kind, "qwen2") == 0 || strcmp(kind, "MobileVideoGPT_qwen") == 0);
@@ -130,7 +130,7 @@ static int32_t take_all(kr_placer *p, void *user) {
   KR_TRY(kr_place(p, "model.embed_tokens.weight", 1, KR_SIZES(c->V, c->d), &w->embedding));
   w->head = w->embedding;
   if (!c->is_tied || kr_placer_look(p, "lm_head.weight.q8_0") ||
-      kr_placer_look(p, "lm_head.weight.q4_k")) { /* a quantised model keeps its embedding for looking tokens up */
+      kr_placer_look(p, "lm_head.weight.q4_k")) { /* a quantized model keeps its embedding for looking up tokens */
     const uint64_t looked_up = p->bytes;
     KR_TRY(kr_place(p, "lm_head.weight", 1, KR_SIZES(c->V, c->d), &w->head));
     p->bytes -= looked_up;

@@ -1,4 +1,4 @@
-/* seedvr.c: SeedVR towards the rest: its kr_model_kind, and verification of every sample of a golden file. */
+/* seedvr.c: SeedVR's interface: its kr_model_kind, and verification of every sample of a golden file. */
 #include "seedvr.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_conf
   return status;
 }
 
-/* A session has nothing of its own: graphs are made for each sample. */
+/* A session has no data: graphs are created for each sample. */
 static int32_t open_session(const void *impl, void **timeline) {
   *timeline = (void *)impl;
   return KRAIT_OK;
@@ -53,7 +53,7 @@ typedef struct sample {
   float timestep;
 } sample;
 
-/* Patches' values side by side, row by row, channels-last; which is also how they come out. */
+/* Values of each patch adjacent, row by row, channels-last; outputs have the same layout. */
 static void cut(const kr_seedvr_config *c, const int64_t size[3], int64_t channels, float *patches, float *latents,
                 int is_back) {
   const int64_t ph = c->patch[1], pw = c->patch[2], H = size[1] / ph, W = size[2] / pw;
@@ -73,7 +73,7 @@ static void fill_sinusoids(float timestep, float *values) {
   }
 }
 
-/* n floats of host memory where the context computes, bound to t. */
+/* Copies n floats from host memory to the context's memory, bound to t. */
 static int32_t bind(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const float *from, int64_t n, void **at) {
   const size_t bytes = (size_t)n * sizeof *from;
   *at = NULL;
@@ -105,7 +105,7 @@ typedef struct check {
   const kr_weights *golden;
   kr_seedvr_graph g;
   int64_t i;         /* sample */
-  float *got[KR_SEEDVR_MOST_TAPS + 1]; /* of all samples behind each other; the last: vid_out */
+  float *got[KR_SEEDVR_MOST_TAPS + 1]; /* of all samples, concatenated; the last: vid_out */
   int64_t used[KR_SEEDVR_MOST_TAPS + 1], room[KR_SEEDVR_MOST_TAPS + 1];
   char name[KR_SEEDVR_MOST_TAPS + 1][32];
 } check;

@@ -15,8 +15,8 @@ typedef struct kr_seedvr_config {
   int32_t is_3b;                     /* else the 7B form */
   int64_t vid_in, vid_out, C, txt_in;/* channels of latents in and out, width, width of the text */
   int64_t H, D, F;                   /* heads, their size, hidden width of the mlp */
-  int64_t n_layers, n_apart;         /* layers; those with weights of their own for the text come first */
-  int64_t rope_dim;                  /* what the default frequencies are made for */
+  int64_t n_layers, n_apart;         /* layers; those with separate weights for the text come first */
+  int64_t rope_dim;                  /* the length for which the default frequencies are made */
   int64_t patch[3];                  /* (1, h, w) */
   int64_t window[3];                 /* how many at 720p */
   float eps;
@@ -26,14 +26,15 @@ typedef struct kr_seedvr_config {
 /* model: seedvr_dit3b or seedvr_dit7b, whose published sizes are the defaults. */
 int32_t kr_seedvr_config_read(const char *model, const kr_config *config, kr_seedvr_config *to);
 
-/* ---- weights: where the context computes ---- */
-/* Of a stream: video, text, or both. ada: (6,C) float32, rows attn shift, scale, gate, mlp shift, scale, gate. */
+/* ---- weights, in the context's memory ---- */
+/* Weights of a stream: video, text, or both. ada: (6,C) float32, rows attn shift, scale, gate, mlp shift, scale,
+ * gate. */
 typedef struct kr_seedvr_part {
   const void *ada, *qkv, *norm_q, *norm_k, *out, *out_bias;
   const void *mlp_in, *mlp_in_bias, *mlp_gate, *mlp_out, *mlp_out_bias;
 } kr_seedvr_part;
 typedef struct kr_seedvr_layer {
-  kr_seedvr_part part[2]; /* video, text; or the first alone for both */
+  kr_seedvr_part part[2]; /* video, text; or only the first for both */
   int32_t n_parts, text_ends; /* text_ends: the text is neither modulated nor goes through the mlp */
 } kr_seedvr_layer;
 typedef struct kr_seedvr_weights {
@@ -43,7 +44,7 @@ typedef struct kr_seedvr_weights {
   const void *vid_out, *vid_out_bias, *out_norm, *out_ada; /* out_ada: (2,C) float32: shift, scale */
   const float *freqs; /* host memory */
   int64_t n_freqs;
-  int32_t dtype;      /* of all but ada, and of what flows */
+  int32_t dtype;      /* of everything except ada, and of activations */
   uint64_t bytes;
   void *arena, *device;
 } kr_seedvr_weights;
@@ -58,16 +59,16 @@ void kr_seedvr_weights_close(const krait_ctx *ctx, kr_seedvr_weights *w);
 typedef struct kr_seedvr_window {
   int64_t edge[6];
 } kr_seedvr_window;
-/* How many windows a grid of size[3] tokens has; writes the first `most` of them. */
+/* The number of windows of a grid of size[3] tokens; writes the first `most` of them. */
 int64_t kr_seedvr_windows(const int64_t size[3], const int64_t count[3], int is_shifted, kr_seedvr_window *windows,
                           int64_t most);
 
-/* Where the rows of video and text stand in the packed sequences of a partition, and their angles. Host memory, of one
- * block. */
+/* The positions of video and text rows in the packed sequences of a partition, and their rotary angles. Host memory, in
+ * one block. */
 typedef struct kr_seedvr_layout {
   int64_t n_windows, n_packed, longest, n_turned; /* n_turned: rows with angles: all, or the video's */
   double pairs;        /* of query and key, over all sequences */
-  int32_t *to_packed;  /* (n_packed): the row that stands there */
+  int32_t *to_packed;  /* (n_packed): the row at that position */
   int32_t *video_at, *text_at, *starts; /* (T); (n_windows n); (n_windows + 1) */
   float *cos, *sin;    /* (n_turned, 3 n_freqs) */
   void *memory;
@@ -83,13 +84,14 @@ typedef struct kr_seedvr_tap {
   char name[32];
   kr_tensor tensor; /* an output, float32 */
   int64_t n;        /* elements */
-  const void *at;   /* where it was bound */
+  const void *at;   /* its bound address */
 } kr_seedvr_tap;
 typedef struct kr_seedvr_graph {
   const krait_ctx *ctx;
   int64_t size[3], n_text, T;   /* of the token grid; text; video tokens */
   int32_t with_taps,
-      blocks_only; /* with_taps: what a golden file holds comes out too; blocks_only: rows in, rows out, for timing */
+      blocks_only; /* with_taps: also outputs the tensors of a golden file; blocks_only: rows in, rows out, for
+                      timing */
   kr_graph *g;
   kr_runner *runner;
   kr_tensor patches, text, sinusoids,
@@ -101,7 +103,7 @@ typedef struct kr_seedvr_graph {
   char *tables;                 /* a GPU's copies of the layouts */
   double flops;                 /* of a run: products and attention */
 } kr_seedvr_graph;
-/* size, n_text, with_taps and blocks_only say which; the rest is filled in. */
+/* size, n_text, with_taps and blocks_only are inputs; the rest is filled in. */
 int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
                              kr_seedvr_graph *graph);
 void kr_seedvr_graph_close(kr_seedvr_graph *graph);

@@ -13,7 +13,7 @@ static const char *const known_keys[] = {
     "window_method",
 };
 
-/* What has one value that is computed here. */
+/* Settings for which only one value is supported. */
 static int32_t need_text(const kr_config *config, const char *key, const char *only) {
   const char *text;
   KR_TRY(kr_config_text(config, key, only, &text));

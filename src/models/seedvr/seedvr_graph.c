@@ -24,7 +24,7 @@ typedef struct builder {
   places of[KR_SEEDVR_PARTITIONS];
 } builder;
 
-/* A part of the stream and what it goes through. */
+/* A part of the stream and its weights. */
 typedef struct part {
   const kr_seedvr_part *w;
   int64_t from, n;
@@ -70,7 +70,7 @@ static void combine(const builder *b, const char *name, int is_product, kr_tenso
       out);
 }
 
-/* What a golden file holds comes out as float32 too. */
+/* Tensors of a golden file are also output as float32. */
 static void tap(const builder *b, const char *name, kr_tensor t) {
   kr_seedvr_graph *to = b->to;
   if (!to->with_taps || to->n_taps == KR_SEEDVR_MOST_TAPS) return;
@@ -82,7 +82,7 @@ static void tap(const builder *b, const char *name, kr_tensor t) {
   for (int d = 0; d < dims.n; d++) made->n *= dims.size[d];
   combine(b, name, 0, t, 0, made->tensor);
 }
-/* The same of both streams: name is what stands before vid and txt. */
+/* The same for both streams: name is the part before vid and txt. */
 static void tap_rows(const builder *b, const char *name, kr_tensor t) {
   char full[32];
   snprintf(full, sizeof full, "%svid", name);
@@ -98,7 +98,7 @@ static kr_tensor mod_of(const builder *b, const part *p, int k) {
   return p->mods ? kr_graph_reshape(b->g, kr_graph_slice(b->g, p->mods, 0, k, 1), KR_DIMS(b->c->C)) : 0;
 }
 
-/* The modulated norm: which is 0 before attention, 1 before the mlp. */
+/* The modulated norm: `which` is 0 before attention, 1 before the mlp. */
 static void norm_rows(const builder *b, const char *name, const part *p, int which, kr_tensor x, kr_tensor out) {
   kr_graph_call(b->g, name, &kr_op_add_norm,
                 &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
@@ -143,7 +143,7 @@ static kr_tensor project_third(const builder *b, const char *name, const part *p
   return out;
 }
 
-/* Queries or keys: normed over the head and turned, where they are. */
+/* Queries or keys: norm over the head and rotary embedding, if the model has them. */
 static void norm_and_turn(const builder *b, const char *name, const part *parts, int n_parts, int is_key, kr_tensor t) {
   const int64_t H = b->c->H, D = b->c->D;
   const kr_seedvr_layout *layout = &b->to->layout[b->c->is_shifted[b->i]];
@@ -173,7 +173,7 @@ static kr_tensor gather(const builder *b, const char *name, kr_tensor table, kr_
   return out;
 }
 
-/* From packed sequences back to rows: the video's where they were, the text's as means over the windows. */
+/* From packed sequences back to rows: the video's at their original position, the text's as means over the windows. */
 static kr_tensor unpack(const builder *b, kr_tensor packed) {
   const int64_t inner = b->c->H * b->c->D, n = b->to->layout[b->c->is_shifted[b->i]].n_windows;
   const places *at = &b->of[b->c->is_shifted[b->i]];
@@ -257,14 +257,14 @@ static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, 
   project_gated(b, "mlp_out", p, 1, hidden, WEIGHT(p, mlp_out, c->C, c->F), WEIGHT(p, mlp_out_bias, c->C), x, out);
 }
 
-/* The text of the last block: neither modulated nor through the mlp; nothing reads it but who asks for it. */
+/* The text of the last block: without modulation and mlp; it is only read if requested. */
 static void end_text(const builder *b, kr_tensor attended, kr_tensor out) {
   const part text = {.from = b->T, .n = b->n};
   kr_graph_pointwise(b->g, "text_end", (krait_pointwise_args){.x_scale = 2}, rows_of(b, attended, &text), 0,
                      rows_of(b, out, &text));
 }
 
-/* Where the text ends, its rows are a part of their own from here on, without modulation. */
+/* In the block where the text ends, its rows are a separate part from here on, without modulation. */
 static int divide_end(const builder *b, part parts[2], int n_parts) {
   parts[1] = (part){.w = parts[n_parts - 1].w, .from = b->T, .n = b->n, .tag = parts[n_parts - 1].tag};
   parts[0].n = b->T;
@@ -328,7 +328,7 @@ static kr_tensor embed_rows(const builder *b) {
   return x;
 }
 
-/* 3B: the modulation of the blocks' attention, with shift and scale of its own, and a norm with a weight. */
+/* 3B: the modulation of the blocks' attention, with its own shift and scale, and a norm with a weight. */
 static void record_out(const builder *b, kr_tensor x) {
   const kr_seedvr_config *c = b->c;
   const int64_t N = c->patch[1] * c->patch[2] * c->vid_out;
@@ -354,7 +354,7 @@ static void record_out(const builder *b, kr_tensor x) {
   project(b, "vid_out", KRAIT_ACT_NONE, x, END(vid_out, N, c->C), END(vid_out_bias, N), 0, b->to->out);
 }
 
-/* Tables lie where the context computes: at the same places within their block as on the host. */
+/* Tables in the context's memory have the same offsets in their block as on the host. */
 static kr_tensor table(const builder *b, const kr_seedvr_layout *l, const char *block, const char *name, const void *at,
                        int32_t dtype, kr_dims dims) {
   return kr_graph_weight(b->g, name, dtype, dims, block + ((const char *)at - (const char *)l->memory));

@@ -1,5 +1,5 @@
-/* seedvr_time.c: how long a block takes with the published sizes and random weights: two of them, plain and shifted
- * windows, over a clip. */
+/* seedvr_time.c: times two blocks, with plain and shifted windows, on a clip, with the published sizes and random
+ * weights. */
 #include <stdlib.h>
 
 #include <krait/vision.h>
@@ -13,7 +13,8 @@
 
 enum { N_BLOCKS = 2, MOST_RUNS = 8, TEXT_TOKENS = 58 };
 
-/* Latents: one frame, then one of each four; an eighth of the pixels along each edge; patches of two by two. */
+/* Latents: the first frame, then one for every four; one eighth of the pixels along each edge; patches of two by
+ * two. */
 static int32_t token_grid(const krait_seedvr_shape *shape, int64_t grid[3]) {
   KR_CHECK(shape->n_frames >= 1 && shape->n_frames <= 1 << 16 && shape->width >= 16 && shape->height >= 16 &&
                shape->width <= 1 << 15 && shape->height <= 1 << 15,
@@ -31,8 +32,8 @@ typedef struct work {
   void *blocks[3];
 } work;
 
-/* Zeros, which a norm leaves as they are, would be no usual values: 1 in every second byte's place is a small number in
- * any type. */
+/* Zeros, which a norm does not change, would not be typical values: a 1 in every second byte is a small number in any
+ * type. */
 static int32_t bind(work *m, int i, kr_tensor t, uint64_t bytes) {
   if (m->ctx->cuda) {
     KR_TRY(kr_cuda_alloc(m->ctx->cuda, (size_t)bytes, &m->blocks[i]));
@@ -52,7 +53,7 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* A GPU's first runs load kernels and record the graph; a CPU's first counts. */
+/* The first runs on a GPU load kernels and capture the graph; on a CPU the first run already counts. */
 static int32_t time_runs(const work *m, double budget_s, krait_seedvr_timing *t) {
   double times[MOST_RUNS], total = 0;
   int n = 0;

@@ -1,5 +1,5 @@
-/* seedvr_weights.c: every tensor by its key and shape, where the context computes; the modulation's six vectors of a
- * layer side by side. */
+/* seedvr_weights.c: reads every tensor by its key and shape into the context's memory; a layer's six modulation vectors
+ * are adjacent. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static int64_t elements_of(int32_t n_dims, const int64_t *shape) {
   return n;
 }
 
-/* Uniform, of a standard deviation of about 0.02: nothing saturates, and no time depends on it. */
+/* Uniform, with a standard deviation of about 0.02: nothing saturates, and times do not depend on the values. */
 static void fill_random(loader *l, const krait_view *to, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     l->seed = l->seed * 6364136223846793005u + 1442695040888963407u;
@@ -37,7 +37,7 @@ static void fill_random(loader *l, const krait_view *to, int64_t n) {
   }
 }
 
-/* n values of the type: from, or random ones; in memory of the weights. */
+/* n values of the type, copied from `from` or random, in the weights' memory. */
 static int32_t place(loader *l, const char *key, const float *from, int64_t n, int32_t dtype, const void **at) {
   const uint64_t bytes = (uint64_t)n * krait_dtype_bytes(dtype), begin = l->used;
   l->used = (begin + bytes + 255) & ~(uint64_t)255;
@@ -71,7 +71,7 @@ static int32_t take(loader *l, const char *key, int32_t n_dims, const int64_t *s
   return place(l, key, from, elements_of(n_dims, shape), l->w->dtype, at);
 }
 
-/* Vectors of width C behind each other, in float32. */
+/* Vectors of width C, concatenated, in float32. */
 static int32_t take_rows(loader *l, const char *keys[], int n, const void **at) {
   const int64_t C = l->c->C;
   float *rows = kr_alloc_array((size_t)(n * C), sizeof *rows);
@@ -197,7 +197,7 @@ static int32_t take_all(loader *l) {
   return KRAIT_OK;
 }
 
-/* A tensor of the file that no line above names is none of this model's. */
+/* A tensor in the file that is not listed above does not belong to this model. */
 static int32_t check_count(const loader *l) {
   int64_t n = 10 + (l->c->txt_in != l->c->C ? 2 : 0) + (l->c->is_3b ? 3 : 0);
   key_text key;

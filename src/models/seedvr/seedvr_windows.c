@@ -1,5 +1,5 @@
-/* seedvr_windows.c: how tokens are cut into windows, where each stands in the packed sequences, and by which angles it
- * turns. */
+/* seedvr_windows.c: partitions tokens into windows, and computes their positions in the packed sequences and their
+ * rotary angles. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static int64_t extent_of(const kr_seedvr_window *w) {
   return (w->edge[1] - w->edge[0]) * (w->edge[3] - w->edge[2]) * (w->edge[5] - w->edge[4]);
 }
 
-/* A window's tokens along t, h, w; halves to even, as upstream rounds. */
+/* A window's tokens along t, h, w; rounds half to even, as upstream. */
 static void window_extent(const int64_t size[3], const int64_t count[3], int64_t extent[3]) {
   const double s = sqrt(AREA_720P / (double)(size[1] * size[2]));
   extent[0] = ceil_div(size[0] < MOST_FRAMES ? size[0] : MOST_FRAMES, count[0]);
@@ -25,7 +25,7 @@ static void window_extent(const int64_t size[3], const int64_t count[3], int64_t
   }
 }
 
-/* Pieces of an axis: how many may be, and the edges of the i-th; an empty one has to <= from. */
+/* Parts of an axis: their maximum number, and the bounds of the i-th; an empty one has to <= from. */
 static int64_t count_pieces(int64_t size, int64_t k, int is_shifted) {
   return is_shifted && k < size ? (int64_t)ceil(((double)size - 0.5) / (double)k) + 1 : ceil_div(size, k);
 }
@@ -66,7 +66,7 @@ typedef struct filler {
   kr_seedvr_layout *to;
 } filler;
 
-/* A row's angles from its place on the three axes. */
+/* A row's angles from its position on the three axes. */
 static void turn(const filler *f, int64_t row, const double place[3]) {
   const int64_t R = 3 * f->n_freqs;
   for (int64_t r = 0; r < R; r++) {

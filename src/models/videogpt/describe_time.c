@@ -1,5 +1,5 @@
-/* describe_time.c: how long Mobile-VideoGPT's parts take with random weights of the published sizes, from decoded
- * frames on. */
+/* describe_time.c: times Mobile-VideoGPT's parts with random weights of the published sizes, starting from decoded
+ * frames. */
 #include <krait/vision.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static int32_t look(work *w) {
   return kr_qwen2_wait(w->lm);
 }
 
-/* A film and its prompt; the first warms up. */
+/* A video and its prompt; the first run is a warm-up. */
 static int32_t time_film(work *w, krait_describer_timing *t) {
   for (int k = 0; k < 4; k++) {
     const int64_t start = kr_clock_ns();

@@ -1,5 +1,5 @@
-/* describer.c: a film and a question to Mobile-VideoGPT: which files hold its parts, frames to rows, the prompt around
- * them. */
+/* describer.c: asks Mobile-VideoGPT about a video: finds the files of its parts, converts frames to rows, and builds
+ * the prompt. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,19 +24,19 @@ static const char clip_prefix[] = "model.image_vision_tower.vision_tower.vision_
 struct krait_describer {
   const krait_ctx *ctx;
   krait_lm *lm;
-  kr_model_folder *clip_folder; /* NULL: CLIP is in the model's own */
-  kr_weights *video_weights;    /* NULL: the video tower is */
+  kr_model_folder *clip_folder; /* NULL: CLIP is in the model's weights */
+  kr_weights *video_weights;    /* NULL: the video tower is, too */
   kr_videogpt *model;
   kr_videomamba *video;
   krait_film film;
-  char *label;          /* the film's path; NULL: there is none yet */
+  char *label;          /* the video's path; NULL: none yet */
   uint8_t *sheet;       /* (16, side, side, 3): the frames as CLIP sees them */
   uint8_t *bytes;       /* of one frame */
-  float *images;        /* (16, 3, side, side), as CLIP takes them */
-  float *frames, *clip; /* (16, 3, side', side') as the video tower takes them; the chosen ones, (3, T, side', side') */
-  char *rows;           /* where the context computes: the prompt's rows, zero but for the film's */
+  float *images;        /* (16, 3, side, side), CLIP's input */
+  float *frames, *clip; /* (16, 3, side', side'), the video tower's input; the selected ones, (3, T, side', side') */
+  char *rows;           /* in the context's memory: the prompt's rows, zero except for the video's */
   int64_t n_rows;
-  kr_ids before, ids; /* the prompt up to the film; all of it */
+  kr_ids before, ids; /* the prompt up to the video; the whole prompt */
 };
 
 /* ---- open and close ---- */
@@ -151,7 +151,7 @@ void krait_describer_close(krait_describer **handle) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) kr_free(all[i]);
 }
 
-/* ---- a film ---- */
+/* ---- a video ---- */
 
 static int32_t keep_frame(void *user, int64_t k, int64_t width, int64_t height, const uint8_t *rgb) {
   krait_describer *d = user;
@@ -175,8 +175,7 @@ static int32_t read_film(krait_describer *d, const char *path) {
   if (status >= 0) {
     d->film.n_frames = facts.n_frames, d->film.fps = facts.fps;
     d->film.n = kr_film_positions(facts.n_frames, facts.fps, d->film.at);
-    memset(d->sheet, 0,
-           area * 3 * KR_VIDEOGPT_IMAGES); /* what a film has too few of is zero, after normalisation too */
+    memset(d->sheet, 0, area * 3 * KR_VIDEOGPT_IMAGES); /* missing frames are zero, also after normalization */
     memset(d->images, 0, area * 3 * KR_VIDEOGPT_IMAGES * sizeof *d->images);
     memset(d->frames, 0, video_side * video_side * 3 * KR_VIDEOGPT_IMAGES * sizeof *d->frames);
     status = kr_film_frames(fd, path, d->film.at, d->film.n, keep_frame, d);
@@ -185,7 +184,7 @@ static int32_t read_film(krait_describer *d, const char *path) {
   return status;
 }
 
-/* Rows of the prompt, zero where it is text; n: of all of it. What is there stays. */
+/* Rows of the prompt, zero for text; n: of the whole prompt. Existing rows are kept. */
 static int32_t get_rows(krait_describer *d, int64_t n) {
   const uint64_t row = (uint64_t)kr_videogpt_d(d->model) * krait_dtype_bytes(kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)),
                  all = (uint64_t)n * row;
@@ -249,8 +248,8 @@ int32_t krait_describer_sheet(const krait_describer *d, const char *png_path) {
 
 /* ---- a question ---- */
 
-/* What was there before, the film as -1, question and the beginning of the answer. Names of special tokens in a
- * question are text. */
+/* The text before, the video as -1, the question and the beginning of the answer. Names of special tokens in a question
+ * are plain text. */
 static int32_t make_prompt(krait_describer *d, const char *question) {
   static const char closing[] = "<|im_end|>\n<|im_start|>assistant\n";
   const kr_tokenizer *t = kr_lm_tokenizer(d->lm);
@@ -281,10 +280,10 @@ int32_t krait_describer_ask(krait_describer *d, const char *question, const krai
   return status;
 }
 
-/* ---- what runs ---- */
+/* ---- graphs ---- */
 
 int32_t kr_describer_graphs(krait_describer *d, kr_describer_graph_fn *fn, void *user) {
-  enum { WORDS = 64 }; /* about what stands around the film */
+  enum { WORDS = 64 }; /* about the number of tokens around the video */
   kr_qwen2 *lm = kr_lm_model(d->lm)->qwen2;
   const kr_graph *g;
   KR_TRY(fn(user, "16 frames: CLIP, their weights, rows for the language model", kr_videogpt_graph_of(d->model, 0)));

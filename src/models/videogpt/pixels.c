@@ -1,5 +1,5 @@
-/* pixels.c: the two resizings, byte for byte as the published preprocessing's libraries do them, and which frames they
- * are done to. */
+/* pixels.c: the two resize methods, byte-identical with the libraries of the published preprocessing, and the frame
+ * positions. */
 #include "pixels.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ enum { MOST = 16 };
 int kr_film_positions(int64_t n_frames, double fps, int64_t at[MOST]) {
   const double rounded = nearbyint(fps);
   const int64_t second = rounded >= 1 && rounded < 1e9 ? (int64_t)rounded : 1,
-                n = (n_frames + second - 1) / second; /* less than half a frame a second: every one */
+                n = (n_frames + second - 1) / second; /* less than half a frame per second: every frame */
   const int64_t stride = n >= MOST ? second : n_frames - 1 >= MOST - 1 ? (n_frames - 1) / (MOST - 1) : 1;
   const double step = (double)(n - 1) / (MOST - 1);
   int found = 0;
@@ -26,8 +26,8 @@ int kr_film_positions(int64_t n_frames, double fps, int64_t at[MOST]) {
   return found;
 }
 
-/* ---- OpenCV's linear resize of bytes: coefficients of 11 bits, sums across of 19 bits, of which 4 are dropped before
- * the sum down ---- */
+/* ---- OpenCV's linear resize of bytes: 11-bit coefficients, horizontal sums of 19 bits, of which 4 are dropped before
+ * the vertical sum ---- */
 
 enum { COEFFICIENT = 2048 };
 
@@ -36,8 +36,8 @@ typedef struct pair {
   int32_t first, second;
 } pair;
 
-/* Beyond an edge is the edge; across its coefficient is then a whole one, down it is two that make one, which rounds
- * otherwise. */
+/* Samples beyond an edge repeat it; horizontally its coefficient is then exactly one, vertically two coefficients add
+ * up to one, which rounds differently. */
 static pair pair_of(int64_t i, int64_t n, int64_t side, int is_across) {
   const double scale = 1 / ((double)side / (double)n);
   float f = (float)(((double)i + 0.5) * scale - 0.5);
@@ -79,8 +79,8 @@ int32_t kr_resize_linear(const uint8_t *rgb, int64_t width, int64_t height, int6
   return status;
 }
 
-/* ---- Pillow's bicubic resize: a kernel as wide as the shrinking, coefficients of 22 bits, bytes between across and
- * down ---- */
+/* ---- Pillow's bicubic resize: a kernel scaled with the reduction, 22-bit coefficients, bytes between the horizontal
+ * and the vertical pass ---- */
 
 enum { BITS = 22 };
 
@@ -102,7 +102,7 @@ static void kernel_free(kernel *k) {
   kr_free(k->weights);
 }
 
-/* Of output i: taps and weights, for `in` samples that become `out`. */
+/* Taps and weights of output i, for resizing `in` samples to `out`. */
 static void fill_kernel(const kernel *k, int64_t in, int64_t out, int64_t i, double *w) {
   const double scale = (double)in / (double)out, filter = scale < 1 ? 1 : scale, support = 2 * filter,
                center = ((double)i + 0.5) * scale;
@@ -138,7 +138,7 @@ static uint8_t clip_byte(int32_t sum) {
   return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v);
 }
 
-/* n_out rows of n_columns bytes from rows of `row` bytes: along the kernel's dimension samples lie `step` bytes apart.
+/* n_out rows of n_columns bytes from rows of `row` bytes: along the kernel's dimension samples are `step` bytes apart.
  * Output i of a lane is at i out_step. */
 typedef struct lanes {
   int64_t n, from_lane, step, to_lane, out_step;

@@ -1,5 +1,4 @@
-/* sheet.c: a contact sheet: four frames a row with their times, those that the video tower saw in a frame of their
- * own. */
+/* sheet.c: a contact sheet: four frames per row with their times; those that the video tower saw have a border. */
 #define _GNU_SOURCE
 #include <cairo.h>
 #include <errno.h>
@@ -22,7 +21,7 @@ static int is_chosen(const krait_film *film, int i) {
   return 0;
 }
 
-/* A frame's bytes as cairo has them. */
+/* A frame's bytes in cairo's format. */
 static cairo_surface_t *picture_of(const uint8_t *rgb, int64_t side) {
   cairo_surface_t *picture = cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)side, (int)side);
   uint8_t *data = cairo_image_surface_get_data(picture);

@@ -1,4 +1,4 @@
-/* videogpt.c: Mobile-VideoGPT's projectors and choice of frames: tensors, graphs, runs. */
+/* videogpt.c: Mobile-VideoGPT's projectors and frame selection: tensors, graphs, runs. */
 #include "videogpt.h"
 
 #include <math.h>
@@ -15,15 +15,15 @@ struct kr_videogpt {
   kr_videogpt_source source;
   kr_placer placer, clip_placer;
   kr_videogpt_weights w;
-  int takes_best; /* the frames of the highest scores; else of the lowest */
+  int takes_best; /* the frames with the highest scores; otherwise the lowest */
   kr_videogpt_graph context, video;
-  float *patches, *patches_at; /* in host memory; where the context computes, on a CPU the same */
+  float *patches, *patches_at; /* in host memory; in the context's memory, on a CPU the same */
   float *sums, *sums_at;
 };
 
 /* ---- tensors ---- */
 
-/* Means over cells of an adaptive pooling from EDGE x EDGE to edge x edge. */
+/* Cell means of an adaptive pooling from EDGE x EDGE to edge x edge. */
 static int32_t make_pool(kr_placer *p, int64_t edge, int32_t dtype, kr_placed *to) {
   enum { E = KR_VIDEOGPT_EDGE };
   const int64_t n = edge * edge * KR_VIDEOGPT_PATCHES;
@@ -42,7 +42,7 @@ static int32_t make_pool(kr_placer *p, int64_t edge, int32_t dtype, kr_placed *t
   return status;
 }
 
-/* (d,1,3,3) as (9,d) float32; 1 more in the middle. */
+/* (d,1,3,3) as (9,d) float32, with 1 added to the center tap. */
 static int32_t take_taps(kr_placer *p, const char *name, int64_t d, kr_placed *to) {
   kr_weight item;
   KR_TRY(kr_placer_find(p, name, 1, KR_SIZES(d, 1, 3, 3), &item));
@@ -140,7 +140,7 @@ static int32_t read_sizes(kr_videogpt *m) {
            "%s: CLIP has %lld x %lld patches and %lld layers; Mobile-VideoGPT requires %d x %d",
            kr_placer_label(&m->placer), (long long)w->clip_config.edge, (long long)w->clip_config.edge,
            (long long)w->clip_config.n_layers, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE);
-  w->n_layers = w->clip_config.n_layers - 1; /* the hidden state before the last */
+  w->n_layers = w->clip_config.n_layers - 1; /* the second to last hidden state */
   return KRAIT_OK;
 }
 
@@ -228,7 +228,7 @@ static void score(const kr_videogpt *m, double *scores) {
   }
 }
 
-/* Of each chunk those with the best scores (or the lowest), in the film's order; of equal ones the first. */
+/* In each chunk, those with the highest (or lowest) scores, in the video's order; among equal ones the first. */
 static void choose(const kr_videogpt *m, const double *scores, int32_t *chosen) {
   for (int c = 0; c < KR_VIDEOGPT_CHUNKS; c++) {
     const double *of = scores + c * KR_VIDEOGPT_CHUNK;

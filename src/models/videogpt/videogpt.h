@@ -1,5 +1,5 @@
-/* videogpt.h: Mobile-VideoGPT (MODEL.md) between its towers and its language model: which frames count, and the rows
- * that stand for the film in the prompt. */
+/* videogpt.h: Mobile-VideoGPT (MODEL.md) between its towers and its language model: frame selection, and the rows that
+ * represent the video in the prompt. */
 #ifndef KR_VIDEOGPT_H
 #define KR_VIDEOGPT_H
 
@@ -8,12 +8,12 @@
 #include "clip/clip.h"
 
 enum {
-  KR_VIDEOGPT_IMAGES = 16, /* of a film, missing ones zero */
-  KR_VIDEOGPT_CHUNK = 8,   /* frames that are weighed against each other */
+  KR_VIDEOGPT_IMAGES = 16, /* of a video, missing ones zero */
+  KR_VIDEOGPT_CHUNK = 8,   /* frames that are compared with each other */
   KR_VIDEOGPT_CHUNKS = KR_VIDEOGPT_IMAGES / KR_VIDEOGPT_CHUNK,
   KR_VIDEOGPT_CHOSEN = 4, /* of a chunk */
   KR_VIDEOGPT_T = KR_VIDEOGPT_CHUNKS * KR_VIDEOGPT_CHOSEN,
-  KR_VIDEOGPT_EDGE = 14, /* patches along a side, of both towers */
+  KR_VIDEOGPT_EDGE = 14, /* patches per side, of both towers */
   KR_VIDEOGPT_PATCHES = KR_VIDEOGPT_EDGE * KR_VIDEOGPT_EDGE,
   KR_VIDEOGPT_CONTEXT_EDGE = 12, /* after pooling */
   KR_VIDEOGPT_VIDEO_EDGE = 7,
@@ -23,10 +23,10 @@ enum {
 };
 
 typedef struct kr_projector {
-  int64_t K;    /* width of what it takes */
-  int64_t edge; /* of what it gives */
+  int64_t K;    /* input width */
+  int64_t edge; /* output width */
   kr_placed first, first_bias, second, second_bias;
-  kr_placed taps, taps_bias; /* (9, d) float32, the identity in the middle one; (d) */
+  kr_placed taps, taps_bias; /* (9, d) float32, the identity added to the middle tap; (d) */
   kr_placed pool;            /* (edge^2, PATCHES) */
 } kr_projector;
 
@@ -43,7 +43,7 @@ typedef struct kr_videogpt_weights {
 
 enum { KR_VIDEOGPT_SUMS = 16 }; /* columns of of_frames */
 
-/* What of a graph is bound; zero where it has none. */
+/* A graph's bound tensors; 0: none. */
 typedef struct kr_videogpt_graph {
   kr_graph *g;
   kr_runner *runner;
@@ -53,7 +53,7 @@ typedef struct kr_videogpt_graph {
 
 /* ---- the model ---- */
 typedef struct kr_videogpt kr_videogpt;
-/* clip_folder: where CLIP's tensors are, behind clip_prefix; rows come out as rows_dtype. */
+/* clip_folder: the source of CLIP's tensors, with clip_prefix; rows are output as rows_dtype. */
 typedef struct kr_videogpt_source {
   const kr_model_folder *folder, *clip_folder;
   const char *clip_prefix;
@@ -64,14 +64,14 @@ void kr_videogpt_close(kr_videogpt **model);
 const kr_graph *kr_videogpt_graph_of(
     const kr_videogpt *model, int is_video); /* CLIP's tower with what follows it, or what follows the video tower */
 uint64_t kr_videogpt_bytes(const kr_videogpt *model); /* of weights */
-int64_t kr_videogpt_side(const kr_videogpt *model);   /* pixels of CLIP's pictures */
+int64_t kr_videogpt_side(const kr_videogpt *model);   /* pixels per side of CLIP's images */
 int64_t kr_videogpt_width(const kr_videogpt *model);  /* of the video tower's tokens */
 int64_t kr_videogpt_d(const kr_videogpt *model);
 
-/* images (IMAGES,3,side,side), as CLIP takes them. rows: where the context computes, (ROWS, d); the first CONTEXT_ROWS
- * are written. scores (IMAGES) of the frames, chosen (T) of them in order; scores may be NULL. */
+/* images (IMAGES,3,side,side), as CLIP takes them. rows: in the context's memory, (ROWS, d); the first CONTEXT_ROWS are
+ * written. scores (IMAGES) of the frames, chosen (T): the selected ones in order; scores may be NULL. */
 int32_t kr_videogpt_look(kr_videogpt *model, const float *images, void *rows, double *scores, int32_t *chosen);
-/* tokens: where the context computes, (1 + T PATCHES, width) float32 of the chosen frames. The last VIDEO_ROWS of rows
+/* tokens: in the context's memory, (1 + T PATCHES, width) float32 of the selected frames. The last VIDEO_ROWS of rows
  * are written. */
 int32_t kr_videogpt_watch(kr_videogpt *model, const float *tokens, void *rows);
 

@@ -1,5 +1,5 @@
-/* videogpt_graph.c: the two graphs between the towers and the language model. Rows are patches, row-major in a
- * picture. */
+/* videogpt_graph.c: the two graphs between the towers and the language model. Rows are patches, row-major in an
+ * image. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,7 +10,7 @@
 typedef struct builder {
   kr_graph *g;
   const kr_videogpt_weights *w;
-  const char *part; /* whose weights these are */
+  const char *part; /* owner of the weights */
 } builder;
 
 enum { N = KR_VIDEOGPT_PATCHES };
@@ -60,14 +60,14 @@ static kr_tensor linear(const builder *b, const char *name, kr_tensor x, const k
                          .out = view(b, out)});
 }
 
-/* The part of (B,e,e,d) that lies `dy` rows and `dx` columns away from the part of the other side. */
+/* The part of (B,e,e,d) that is shifted by `dy` rows and `dx` columns from the part on the other side. */
 static kr_tensor shifted(const builder *b, kr_tensor t, int64_t edge, int dy, int dx) {
   t = kr_graph_slice(b->g, t, 1, dy > 0 ? dy : 0, edge - (dy ? 1 : 0));
   return kr_graph_slice(b->g, t, 2, dx > 0 ? dx : 0, edge - (dx ? 1 : 0));
 }
 
-/* x and its depthwise convolution of 3 x 3 taps, float32: the middle tap has the identity in it. x, of a tap's
- * distance, times its weights, tap by tap. */
+/* x plus its depthwise 3 x 3 convolution, float32: the center tap includes the identity. Computed tap by tap, as
+ * shifted x times the tap's weights. */
 static kr_tensor add_neighbours(const builder *b, const kr_projector *p, kr_tensor x) {
   const int64_t B = kr_graph_dims(b->g, x).size[0], e = p->edge, d = b->w->d;
   const kr_dims all = KR_DIMS(B, e, e, d);
@@ -101,11 +101,10 @@ static void project(const builder *b, const kr_projector *p, kr_tensor x, kr_ten
   copy(b, "rows", kr_graph_reshape(b->g, add_neighbours(b, p, cells), KR_DIMS(B * p->edge * p->edge, d)), rows);
 }
 
-/* ---- which frames count ---- */
+/* ---- frame selection ---- */
 
-/* Of X (patches of a chunk, C): W = softmax(X X^T / sqrt C) before its division, times of_frames: for each row the
- * parts of W that fall on each frame, and their sum. The shift of a row is its largest element: the product of X with
- * the row that it belongs to. */
+/* Of X (patches of a chunk, C): W = softmax(X X^T / sqrt C) before its division, times of_frames: for each row the sums
+ * of W over each frame, and the total. A row is shifted by its largest element: its product with itself. */
 static void weigh(const builder *b, kr_tensor X, kr_tensor sums) {
   const int64_t R = KR_VIDEOGPT_CHUNK * N, C = b->w->clip_config.C;
   const float scale = (float)(1 / sqrt((double)C));
@@ -177,6 +176,6 @@ int32_t kr_videogpt_record_video(const krait_ctx *ctx, const kr_videogpt_weights
   const kr_tensor pooled =
       pool(&b, "frame_pool", frames, &w->frame_pool, cells, ctx->cuda ? w->frame_pool.dtype : KRAIT_F32);
   project(&b, &w->video, kr_graph_reshape(b.g, pooled, KR_DIMS(KR_VIDEOGPT_T * cells, Dv)),
-          to->rows); /* four frames' cells as one picture: as published */
+          to->rows); /* the cells of four frames as one image, as published */
   return finish(ctx, to);
 }

@@ -1,4 +1,4 @@
-/* classifier.c: a file's frames through the model: pixels as it was trained on them, probabilities out. */
+/* classifier.c: runs a file's frames through the model: preprocessing as in training, then probabilities. */
 #include <math.h>
 #include <unistd.h>
 

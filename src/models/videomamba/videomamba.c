@@ -1,4 +1,4 @@
-/* videomamba.c: what the tensors' shapes say, the parameters where the context computes, and runs. */
+/* videomamba.c: the configuration from the tensors' shapes, parameters in the context's memory, and runs. */
 #include "videomamba.h"
 
 #include <math.h>
@@ -17,11 +17,11 @@ struct kr_videomamba {
   kr_placer placer;
   kr_videomamba_config c;
   kr_vm_parameters p;
-  int is_image; /* weights of one picture: no times */
+  int is_image; /* weights for single images: no temporal embedding */
   kr_vm_graph graph;
   kr_runner *runner;
   float *patches;                            /* in host memory */
-  float *patches_at, *tokens_at, *logits_at; /* where the context computes; on a CPU patches_at is patches */
+  float *patches_at, *tokens_at, *logits_at; /* in the context's memory; on a CPU patches_at is patches */
 };
 
 const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *m) { return &m->c; }

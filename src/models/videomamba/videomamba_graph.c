@@ -24,7 +24,7 @@ static kr_tensor weight(const builder *b, int64_t layer, const char *name, const
   return t->data ? kr_graph_weight(b->g, full, t->dtype, dims, t->data) : 0;
 }
 
-/* Rows times a weight stored (columns, inputs). */
+/* Rows times a weight stored as (columns, inputs). */
 static void project(const builder *b, const char *name, kr_tensor rows, kr_tensor w, kr_tensor bias, kr_tensor residual,
                     kr_tensor out) {
   kr_graph_call(b->g, name, &kr_op_gemm,
@@ -41,7 +41,7 @@ static kr_tensor as_channels(const builder *b, kr_tensor rows) {
                           (int[]){0, 2, 1});
 }
 
-/* The class token's row is its place; the others are their patches' products and places. */
+/* The class token's row is its position embedding; the others are their patches' products plus position embeddings. */
 static kr_tensor embed(const builder *b, const kr_vm_parameters *p, kr_tensor patches) {
   const kr_videomamba_config *c = b->c;
   const int64_t K = 3 * c->patch * c->patch;
@@ -59,7 +59,7 @@ static kr_tensor embed(const builder *b, const kr_vm_parameters *p, kr_tensor pa
   return tokens;
 }
 
-/* The stream takes h in; its norm goes on. */
+/* Adds h to the residual stream; returns its norm. */
 static kr_tensor add_norm(const builder *b, const char *name, kr_tensor h, kr_tensor *stream, kr_tensor w,
                           kr_tensor out) {
   const kr_tensor sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->L, b->c->D)); /* the stream */

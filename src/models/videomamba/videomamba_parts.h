@@ -1,4 +1,4 @@
-/* videomamba_parts.h: what the files of this folder share: parameters where the context computes, and the graph over
+/* videomamba_parts.h: shared by the files of this folder: parameters in the context's memory, and the graph that uses
  * them. */
 #ifndef KR_VIDEOMAMBA_PARTS_H
 #define KR_VIDEOMAMBA_PARTS_H
@@ -18,10 +18,10 @@ typedef struct kr_vm_layer {
 
 typedef struct kr_vm_parameters {
   kr_placed embed, embed_bias; /* (D, 3 patch patch), (D) */
-  kr_placed places;            /* (tokens, D) float32: what is added to each; for the first one all of it */
+  kr_placed places;            /* (tokens, D) float32: added to each token; the first one consists only of it */
   kr_placed norm, head, head_bias;
   kr_vm_layer *layers;
-  int32_t dtype; /* of what flows between layers: float32 on a CPU, that of the weights on a GPU */
+  int32_t dtype; /* of activations: float32 on a CPU, the weights' type on a GPU */
 } kr_vm_parameters;
 
 typedef struct kr_vm_graph {
