@@ -302,8 +302,8 @@ static void says_what_is_due(void **state) {
 static void refuses_halves(void **state) {
   static const struct {
     const char *overrides, *says;
-  } wrong[] = {{"channel_attention=mean", "go together"},
-               {"norm=instance", "go together"},
+  } wrong[] = {{"channel_attention=mean", "must be used together"},
+               {"norm=instance", "must be used together"},
                {"causal=false", "needs causal"},
                {"norm=layer", "not instance or batch"},
                {"channel_attention=max", "not mean or moving"},
