@@ -1,4 +1,4 @@
-/* convolve.c: convolution, correlation and filtering by kissfft's real transforms (convolve.h). */
+/* convolve.c: convolution, correlation and filtering with kissfft's real transforms (convolve.h). */
 #include "convolve.h"
 
 #include <kiss_fftr.h>
@@ -20,7 +20,7 @@ int64_t kr_power_of_two(int64_t n) {
   return power;
 }
 
-/* In our own memory, so that running out of it is met like everywhere else. */
+/* In our own memory, so that running out of it is handled like everywhere else. */
 static kiss_fftr_cfg plan(int n_fft, int is_inverse) {
   size_t bytes = 0;
   kiss_fftr_alloc(n_fft, is_inverse, NULL, &bytes);

@@ -1,5 +1,5 @@
-/* disturbance.c: see disturbance.h. Forward as pesq_model.c goes, from samples to one number; back the same way. What a
- * threshold decides is taken as decided. */
+/* disturbance.c: see disturbance.h. The forward pass follows pesq_model.c, from samples to one number; the backward
+ * pass reverses it. Decisions by thresholds are treated as constants. */
 #include "disturbance.h"
 
 #include <math.h>
@@ -148,7 +148,7 @@ static void fill_bands(const kr_disturbance *d, side *s) {
   }
 }
 
-/* Whether a band counts in a sum of what is above `factor` times the threshold of hearing. */
+/* Whether a band counts in a sum of bands above `factor` times the hearing threshold. */
 static int is_audible(const kr_disturbance *d, int b, double power, double factor) {
   return b > 0 && power > factor * d->ear.threshold[b];
 }
@@ -186,7 +186,8 @@ static void compensate(kr_disturbance *d) {
   }
 }
 
-/* Of one band: what is heard, its slopes by the two loudnesses, and how much more it counts for being added. */
+/* For one band: the audible difference, its derivatives with respect to the two loudnesses, and its extra weight as
+ * added sound. */
 typedef struct heard {
   double d, by_clean, by_other, factor;
 } heard;
@@ -201,7 +202,7 @@ static heard compare(const kr_disturbance *d, int b, double clean, double other)
   return h;
 }
 
-/* Loud frames hide more. */
+/* Loud frames mask more. */
 static double hidden(double audible) { return pow((audible + 1e5) / 1e7, 0.04); }
 
 static void compare_frames(kr_disturbance *d) {
@@ -233,7 +234,8 @@ static double over_time(const kr_disturbance *d, const double *x, double *slope)
   return result;
 }
 
-/* Both sums over time; slopes by the frames' disturbances before they are weighed, and by the power that hides them. */
+/* Both sums over time; derivatives with respect to the frames' disturbances before weighting, and to the masking
+ * power. */
 static double weigh(kr_disturbance *d) {
   double result = 0;
   double *const of[] = {d->symmetric, d->asymmetric}, *const slope[] = {d->symmetric_slope, d->asymmetric_slope};
@@ -253,11 +255,11 @@ static double weigh(kr_disturbance *d) {
 
 /* ---- back ---- */
 
-/* To the powers that were compared. */
+/* Gradients of the compared powers. */
 static void frames_back(kr_disturbance *d) {
   for (int64_t f = 0; f < d->n_frames; f++) {
     const double root =
-        d->symmetric[f] * hidden(d->audible[f]); /* sqrt(squares width); held at most, it has no slope */
+        d->symmetric[f] * hidden(d->audible[f]); /* sqrt(squares width); clipped at the maximum its derivative is 0 */
     for (int b = 0; b < N_BANDS; b++) {
       const double clean = d->clean.powers[f][b], other = d->other.powers[f][b], w = kr_pesq_bands[b].width_bark;
       const heard h = compare(d, b, clean, other);
@@ -274,8 +276,8 @@ static void frames_back(kr_disturbance *d) {
   }
 }
 
-/* To what the frames were given: through the gain of each, which follows those before, and through the filter. The
- * clean signal's own samples want none. */
+/* Gradients of the frames' inputs: through each frame's gain, which depends on earlier frames, and through the filter.
+ * The clean signal needs none. */
 static void compensation_back(kr_disturbance *d) {
   double of_gain = 0;
   for (int64_t f = d->n_frames - 1; f >= 0; f--) {
@@ -301,7 +303,7 @@ static void compensation_back(kr_disturbance *d) {
   }
 }
 
-/* To the samples; louder ones at the same level are softer ones elsewhere. */
+/* Gradients of the samples; the level normalisation couples them. */
 static void spectra_back(kr_disturbance *d, float *gradient) {
   side *s = &d->other;
   const double level = target_power / s->power;

@@ -1,5 +1,5 @@
-/* intelligibility.c: see intelligibility.h. Unlike STOI's, frames that are left out are not joined to a new signal
- * before they are transformed. What a threshold decides is taken as decided. */
+/* intelligibility.c: see intelligibility.h. Unlike in STOI, the remaining frames are not joined to a new signal before
+ * they are transformed. Decisions by thresholds are treated as constants. */
 #include "intelligibility.h"
 
 #include <math.h>
@@ -68,7 +68,7 @@ void kr_intelligibility_close(kr_intelligibility **intelligibility) {
   *intelligibility = NULL;
 }
 
-/* Frames 40 dB below the loudest one have no speech. */
+/* Frames 40 dB below the loudest one are treated as pauses. */
 static void keep_frames(kr_intelligibility *s, const float *clean) {
   double loudest = 0;
   for (int64_t f = 0; f < s->n_frames; f++) {
@@ -115,7 +115,7 @@ static void take_means(double x[][N_BANDS]) {
 }
 
 /* The sum of a segment's correlations, with the other signal at the clean one's energy and clipped; their slopes are
- * added. A band without sound, or without any change, has neither. */
+ * added. A silent or constant band contributes to neither. */
 static double correlate(kr_intelligibility *s, int64_t first) {
   bands *const x = s->clean + first, *const y = s->other + first, u[SEGMENT], v[SEGMENT];
   bands xx, yy, uu, vv, uv, gain, of_u, of_v, along = {0};

@@ -150,7 +150,7 @@ void kr_stoi_scan(kr_stoi *s, const float *clean, int64_t n) {
   }
 }
 
-/* The kept frames overlap-added are a new signal; its frame j consists of kept frame j and the halves of its
+/* Overlap-adding the kept frames gives a new signal; its frame j consists of kept frame j and the halves of its
  * neighbours. */
 static void band_amplitudes(const kr_stoi *s, const side *of, double *bands) {
   float frame[FRAME], power[N_FFT / 2 + 1];

@@ -1,4 +1,4 @@
-/* metrics.h: how close speech is to its clean twin, computed block by block. Blocks of both signals are pushed
+/* metrics.h: scores of speech against its clean version, computed block by block. Blocks of both signals are pushed
  * together.
  *
  *   SI-SDR   10 log10(|a c|^2 / |x - a c|^2), a = <x, c> / <c, c>: any rate, no mean removed
@@ -17,8 +17,8 @@ typedef struct kr_si_sdr {
 } kr_si_sdr;
 void kr_si_sdr_push(kr_si_sdr *sums, const float *clean, const float *other, int64_t n);
 double kr_si_sdr_db(const kr_si_sdr *sums); /* NaN for a silent clean signal */
-/* How many dB it lacks of 30, softly: 10 log10(1 + 1000 |x - a c|^2 / |a c|^2), and times `scale` its gradient (n) by
- * the samples of the other one. 0 where the two have nothing in common. */
+/* The shortfall from 30 dB, smoothed: 10 log10(1 + 1000 |x - a c|^2 / |a c|^2), and `scale` times its gradient (n) with
+ * respect to the other signal's samples. 0 if the two are uncorrelated. */
 double kr_si_sdr_lack(const float *clean, const float *other, int64_t n, double scale, float *gradient);
 
 enum { KR_SEGSNR_HZ = 16000, KR_SEGSNR_FRAME = 480, KR_SEGSNR_HOP = 120, KR_STOI_HZ = 10000 };

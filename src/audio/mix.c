@@ -8,7 +8,7 @@
 #include "convolve.h"
 #include "status.h"
 
-static const double EPS = 1e-6; /* as the usual scripts add it: silence does not divide by zero */
+static const double EPS = 1e-6; /* as in the usual scripts: avoids division by zero for silence */
 
 double kr_rms(const float *x, int64_t n) {
   double sum = 0;
@@ -49,7 +49,7 @@ static void cut_response(const float *rir, int64_t n_rir, int64_t early, float *
 }
 
 int32_t kr_reverberate(float *x, int64_t n, const float *rir, int64_t n_rir, int64_t early_samples, float *early) {
-  const int64_t n_used = n_rir < n ? n_rir : n; /* what comes later is cut in any case */
+  const int64_t n_used = n_rir < n ? n_rir : n; /* the rest is cut off in any case */
   kr_convolver *convolver = NULL;
   KR_TRY(kr_convolver_open(kr_power_of_two(n + n_used), &convolver));
   int32_t status = KRAIT_OK;

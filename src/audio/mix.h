@@ -1,5 +1,5 @@
-/* mix.h: speech and noise at a given signal-to-noise ratio, in rooms and at given levels: by what training items,
- * evaluations and demonstrations are made. Decibels are of the root mean square, full scale 1. */
+/* mix.h: mixes speech and noise at a given signal-to-noise ratio, with room responses and at given levels, for
+ * training, evaluation and demonstrations. Decibels refer to the root mean square, full scale 1. */
 #ifndef KR_MIX_H
 #define KR_MIX_H
 
@@ -9,12 +9,12 @@ double kr_rms(const float *x, int64_t n);
 float kr_peak(const float *x, int64_t n);
 void kr_scale(float *x, int64_t n, double factor);
 
-/* x to a peak of 1, then to db; silence stays what it is. Returns by what x was multiplied. */
+/* Normalises x to a peak of 1, then to db; silence is unchanged. Returns the factor applied to x. */
 double kr_set_level(float *x, int64_t n, double db);
-/* What noise has to be multiplied by to lie snr_db below the speech. */
+/* The factor that brings the noise snr_db below the speech. */
 double kr_snr_gain(const float *speech, const float *noise, int64_t n, double snr_db);
-/* x in a room: convolved with the response rir, cut to x's length. early_samples > 0: early (n, or NULL) receives x
- * with only that much of the response after its peak, faded out over as long again. */
+/* Convolves x with the room impulse response rir, cut to x's length. early_samples > 0: early (n, or NULL) receives x
+ * with only that much of the response after its peak, faded out over the same length. */
 int32_t kr_reverberate(float *x, int64_t n, const float *rir, int64_t n_rir, int64_t early_samples, float *early);
 
 #endif

@@ -64,7 +64,7 @@ static const kr_pesq_section delay_band[MOST_SECTIONS] = {
     {0.752472096, -0.375388990, 0.188977609, -0.077258216, 0.247230734},
     {1.023700575, 0.001661628, 0.521284240, -0.183867259, 0.354324187}};
 
-/* All sections sample by sample, so that they overlap; what has died away is nothing, not a denormal number, which
+/* All sections sample by sample, so that they overlap; decayed values are flushed to zero, because denormal numbers
  * would take a hundred times as long. */
 static void run_sections(const kr_pesq_section *sections, int n_sections, float *x, int64_t n) {
   double z1[MOST_SECTIONS] = {0}, z2[MOST_SECTIONS] = {0};
@@ -112,14 +112,14 @@ static void filter_input(kr_pesq_signal *s, int64_t n, int mode, kr_convolver *c
   run_sections(&kr_pesq_wide_input, 1, first, n - 2 * KR_PESQ_MARGIN);
 }
 
-/* No offset, soft ends, and only what carries speech's rhythm. */
+/* Removes the offset, fades the ends, and keeps only the band that carries the rhythm of speech. */
 static void filter_for_delays(kr_pesq_signal *s, int64_t n) {
   float *first = s->aligned_by + KR_PESQ_MARGIN;
   const int64_t n_signal = n - 2 * KR_PESQ_MARGIN;
   memcpy(s->aligned_by, s->samples, (size_t)(n + KR_PESQ_TAIL) * sizeof(float));
   double mean = 0;
   for (int64_t i = 0; i < n_signal; i++) mean += first[i];
-  mean /= (double)n; /* as the standard does, over both margins too */
+  mean /= (double)n; /* as in the standard, over both margins too */
   for (int64_t i = 0; i < n_signal; i++) first[i] -= (float)mean;
   for (int i = 0; i < KR_PESQ_STEP; i++) {
     first[i] *= ((float)i + 0.5f) / KR_PESQ_STEP;

@@ -1,6 +1,6 @@
-/* pesq_align.c: where the other signal's speech lies: pauses and speech by level, utterances, and for each a delay,
- * first in steps of 4 ms by the envelopes, then in samples by a vote of frames; long utterances are cut in two where
- * that makes both halves surer. */
+/* pesq_align.c: aligns the other signal: pauses and speech by level, utterances, and a delay for each, first in steps
+ * of 4 ms by the envelopes, then in samples by a vote of frames; long utterances are split if that increases the
+ * confidence of both halves. */
 #include <math.h>
 #include <string.h>
 
@@ -24,8 +24,7 @@ typedef struct activity {
   double threshold;
 } activity;
 
-/* Where the next run of equal is_speech that begins at or after `from` ends; *from becomes its start. 0: none is
- * left. */
+/* The end of the next run of equal is_speech that begins at or after `from`; *from becomes its start. 0: no more. */
 static int64_t next_run(const activity *a, int64_t *from) {
   while (*from < a->n && !a->is_speech[*from]) ++*from;
   if (*from == a->n) return 0;
@@ -34,7 +33,7 @@ static int64_t next_run(const activity *a, int64_t *from) {
   return end;
 }
 
-/* Twelve times: two standard deviations above the mean of what lies below. */
+/* Twelve iterations: two standard deviations above the mean of the values below. */
 static void find_threshold(activity *a) {
   double sum = 0;
   for (int64_t i = 0; i < a->n; i++) sum += a->level[i];
@@ -52,7 +51,7 @@ static void find_threshold(activity *a) {
   }
 }
 
-/* Above the threshold; *is_quiet: what is above is 30 dB above the rest. */
+/* Marks steps above the threshold; *is_quiet: these are 30 dB above the rest. */
 static void classify(activity *a, int *is_quiet) {
   double speech = 0, rest = 0;
   int64_t count = 0;
@@ -72,7 +71,7 @@ static void close_ends(activity *a) {
   a->is_speech[0] = a->is_speech[a->n - 1] = 0;
 }
 
-/* Too short, or in a quiet recording too weak, is none. */
+/* Runs that are too short, or too weak in a quiet recording, are not speech. */
 static void drop_runs(activity *a, int is_quiet) {
   for (int64_t start = 0, end; (end = next_run(a, &start)) > 0; start = end)
     if (end - start <= SHORTEST_SPEECH) memset(a->is_speech + start, 0, (size_t)(end - start));
@@ -89,7 +88,7 @@ static void join_runs(activity *a) {
     for (int64_t i = last_end; last_end > 0 && start - last_end <= LONGEST_GAP && i < start; i++)
       a->is_speech[i] = 1, a->level[i] = a->floor;
   if (last_end > 0) return;
-  memset(a->is_speech, 1, (size_t)a->n); /* no speech found: all is taken for it */
+  memset(a->is_speech, 1, (size_t)a->n); /* no speech found: everything counts as speech */
   close_ends(a);
 }
 
@@ -203,7 +202,7 @@ static votes votes_before(const kr_pesq_pair *pair, int64_t end, int64_t guess) 
   return v;
 }
 
-/* The shift with most votes, near ones counted less the farther they are; its share of all is the confidence. */
+/* The shift with the most votes, neighbours weighted by distance; its share of all votes is the confidence. */
 static int64_t elect(const votes *v, double *confidence) {
   double most = 0;
   int64_t best = 0;
@@ -240,8 +239,8 @@ static void find_utterances(work *w, int64_t overall) {
   }
 }
 
-/* Each takes half the pause on both sides; none reaches out of the other signal, or into what a neighbour's delay has
- * taken there. */
+/* Each gets half the pause on both sides, without leaving the other signal or overlapping the part used by a neighbour
+ * there. */
 static void widen_utterances(kr_pesq_pair *p) {
   kr_pesq_utterance *u = p->utterances, *last = &u[p->n_utterances - 1];
   u[0].start = MARGIN_STEPS;
@@ -274,7 +273,7 @@ static void elect_half(const votes *v, half *h) {
   h->is_done = 1;
 }
 
-/* Cuts whose halves have the same crude delay share the votes of the frames that they share. */
+/* Splits whose halves have the same crude delay share the votes of their common frames. */
 static void elect_before(work *w, const kr_pesq_utterance *u, cuts *c) {
   for (int first = 0; first < c->n; first++) {
     if (c->before[first].is_done) continue;
@@ -289,7 +288,7 @@ static void elect_before(work *w, const kr_pesq_utterance *u, cuts *c) {
 
 static void elect_after(work *w, const kr_pesq_utterance *u, cuts *c) {
   for (int i = 0; i < c->n; i++)
-    c->after[i].is_done = c->before[i].confidence <= u->confidence; /* no better cut: left out */
+    c->after[i].is_done = c->before[i].confidence <= u->confidence; /* not a better split: skipped */
   for (int last = c->n - 1; last >= 0; last--) {
     if (c->after[last].is_done) continue;
     votes v = votes_before(w->pair, u->end * STEP, c->after[last].crude_delay);
@@ -301,7 +300,8 @@ static void elect_after(work *w, const kr_pesq_utterance *u, cuts *c) {
   }
 }
 
-/* The cut whose halves are surest together, each surer than the whole, and apart by a step at least; -1: none. */
+/* The split with the highest total confidence, with each half more confident than the whole, and at least one step
+ * apart; -1: none. */
 static int best_cut(work *w, const kr_pesq_utterance *u, int64_t speech_start, int64_t speech_end, cuts *c) {
   const int64_t length = speech_end - speech_start, unit = FRAME / (4 * STEP);
   const int64_t step = (int64_t)((0.801 * (double)length + (double)(40 * unit) - 1) / (double)(40 * unit)) * unit,

@@ -1,6 +1,5 @@
-/* pesq_model.c: what an ear hears of the difference: loudness in 49 bands of the Bark scale, frame by frame, of both
- * signals; what one has and the other lacks, added up over bands, syllables and time. Frames where that is bad are
- * aligned and compared once more. */
+/* pesq_model.c: the audible difference: loudness of both signals in 49 Bark bands, frame by frame; the differences are
+ * summed over bands, syllables and time. Bad frames are aligned and compared again. */
 #include <math.h>
 #include <string.h>
 
@@ -79,7 +78,7 @@ static void band_powers(const model *m, const float *samples, float *out) {
   }
 }
 
-/* Of the bands that are above `factor` times the threshold of hearing. */
+/* Sums the bands above `factor` times the hearing threshold. */
 static double audible_power(const model *m, const float *powers, double factor) {
   double sum = 0;
   for (int b = 1; b < N_BANDS; b++)
@@ -87,7 +86,7 @@ static double audible_power(const model *m, const float *powers, double factor) 
   return sum;
 }
 
-/* By how much the other signal is late where the clean one is at `sample`. */
+/* The delay of the other signal at the clean one's `sample`. */
 static int64_t delay_at(const kr_pesq_pair *pair, int64_t sample) {
   int i = pair->n_utterances - 1;
   while (i > 0 && pair->utterances[i].start * KR_PESQ_STEP > sample) i--;
@@ -111,7 +110,7 @@ static double mean_of_speech(const model *m, float (*powers)[N_BANDS], int b) {
   return sum / (double)((m->n_all - 2 * KR_PESQ_MARGIN) / HOP - 1);
 }
 
-/* A constant filter between the two is heard less: the clean signal takes it on, within 20 dB. */
+/* A constant filter between the two is less audible: it is applied to the clean signal, within 20 dB. */
 static void compensate_filter(model *m) {
   for (int b = 0; b < N_BANDS; b++) {
     const double ratio = (mean_of_speech(m, m->other, b) + 1000) / (mean_of_speech(m, m->clean, b) + 1000);
@@ -130,7 +129,7 @@ static double over_bands(const double *x, double p) {
   return pow(sum / width, 1 / p) * width;
 }
 
-/* What of a difference is heard beside the quieter of two sounds. */
+/* The audible part of a difference, given the quieter of two sounds. */
 static double unmasked(double clean, double other) {
   const double mask = 0.25 * fmin(clean, other), d = other - clean;
   return d > mask ? d - mask : d < -mask ? d + mask : 0;
@@ -148,14 +147,14 @@ static void compare_frame(model *m, int64_t f, double *gain, double *symmetric, 
     heard[b] = unmasked(kr_pesq_loudness(&m->ear, b, m->clean[f][b]), kr_pesq_loudness(&m->ear, b, m->other[f][b]));
   }
   *symmetric = over_bands(heard, 2);
-  for (int b = 0; b < N_BANDS; b++) { /* what is added disturbs, what is left out less */
+  for (int b = 0; b < N_BANDS; b++) { /* added sound disturbs more than missing sound */
     const double factor = pow((m->other[f][b] + 50.0) / (m->clean[f][b] + 50.0), 1.2);
     heard[b] *= factor > 12 ? 12 : factor < 3 ? 0 : factor;
   }
   *asymmetric = over_bands(heard, 1);
 }
 
-/* Frames that fall into a stretch which the other signal lacks do not count. */
+/* Frames in a section that the other signal lacks do not count. */
 static void skip_lost_frames(model *m) {
   for (int i = 1; i < m->pair->n_utterances; i++) {
     const kr_pesq_utterance *a = &m->pair->utterances[i - 1], *b = a + 1;
@@ -178,7 +177,7 @@ static void shift_other(model *m) {
   }
 }
 
-/* Above 30, with up to three better ones between: runs of at least 5 are looked at again. */
+/* Above 30, with up to three better frames between: runs of at least 5 are examined again. */
 static int mark_bad(model *m) {
   enum { REACH = 2 };
   int any = 0;
@@ -194,7 +193,7 @@ static int mark_bad(model *m) {
   return any;
 }
 
-/* By how much a bad run of frames must be moved once more; 0 where nothing fits. */
+/* The additional shift of a bad run of frames; 0 if none matches. */
 static int32_t find_shift(const model *m, int64_t begin, int64_t end, int64_t *shift) {
   enum { REACH = 4 * FRAME };
   const int64_t n = end - begin, n_all = n + 2 * REACH, last = m->n_all - KR_PESQ_MARGIN - 1;
@@ -226,7 +225,7 @@ static int32_t find_shift(const model *m, int64_t begin, int64_t end, int64_t *s
   return status;
 }
 
-/* Moves frames [first, end) by what fits them best. */
+/* Shifts frames [first, end) by the best match. */
 static int32_t reshift_run(model *m, int64_t first, int64_t end) {
   const int64_t begin = first * HOP + KR_PESQ_MARGIN, stop = end * HOP + FRAME + KR_PESQ_MARGIN, n = m->pair->n;
   int64_t shift = 0;
@@ -236,7 +235,7 @@ static int32_t reshift_run(model *m, int64_t first, int64_t end) {
   return KRAIT_OK;
 }
 
-/* The lesser disturbance of the first and this comparison. */
+/* The smaller disturbance of the first and this comparison. */
 static void compare_run(model *m, int64_t first, int64_t end) {
   double gain = 1;
   for (int64_t f = first; f < end; f++) band_powers(m, m->reshifted + KR_PESQ_MARGIN + f * HOP, m->other[f]);
@@ -269,7 +268,7 @@ static int32_t repair_bad_frames(model *m) {
 }
 
 /* ---- over time ---- */
-/* Later parts of long recordings weigh more. */
+/* Later parts of long recordings have more weight. */
 static double time_weight(const model *m, int64_t frame) {
   if (m->n_frames <= 1000) return 1;
   const double n = (double)((m->pair->n - 2 * KR_PESQ_MARGIN) / HOP - 1), share = fmin((n - 1000) / 5500, 0.5);

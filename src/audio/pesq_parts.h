@@ -1,4 +1,4 @@
-/* pesq_parts.h: what the parts of PESQ share: geometry, the pair of signals, utterances and their delays. */
+/* pesq_parts.h: shared by the parts of PESQ: geometry, the pair of signals, utterances and their delays. */
 #ifndef KR_PESQ_PARTS_H
 #define KR_PESQ_PARTS_H
 
@@ -7,7 +7,7 @@
 enum {
   KR_PESQ_HZ = 16000,
   KR_PESQ_STEP = 64,                     /* samples: delays are first looked for in steps of 4 ms */
-  KR_PESQ_MARGIN_STEPS = 75,             /* silence on both sides, in which a shifted signal finds room */
+  KR_PESQ_MARGIN_STEPS = 75,             /* silence on both sides, for shifted signals */
   KR_PESQ_MARGIN = KR_PESQ_MARGIN_STEPS * KR_PESQ_STEP,
   KR_PESQ_TAIL = 320 * KR_PESQ_HZ / 1000, /* more silence behind the second margin */
   KR_PESQ_MOST_UTTERANCES = 50,
@@ -40,7 +40,7 @@ double kr_pesq_loudness_slope(const kr_pesq_ear *ear, int band, double power);
 
 typedef struct kr_pesq_signal {
   float *samples;       /* margin, signal, margin, tail */
-  float *aligned_by;    /* the same through the band-pass by which delays are found */
+  float *aligned_by;    /* the same after the band-pass used for finding delays */
   float *level, *logs;  /* per step: power of speech, 0 in pauses; logarithm of its ratio to the threshold */
 } kr_pesq_signal;
 

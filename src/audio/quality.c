@@ -42,7 +42,7 @@ static void autocorrelate(const double *x, double *r) {
   }
 }
 
-/* Levinson and Durbin: the predictor's error filter a[0] = 1, a[1] .. a[ORDER]. 0 without sound. */
+/* Levinson-Durbin: the predictor's error filter a[0] = 1, a[1] .. a[ORDER]. 0 for silence. */
 static int predict(const double *r, double *a) {
   double error = r[0];
   memset(a, 0, (ORDER + 1) * sizeof *a);
@@ -59,7 +59,7 @@ static int predict(const double *r, double *a) {
   return 1;
 }
 
-/* What is left of the signal with autocorrelation r behind the error filter a. */
+/* The residual energy of the signal with autocorrelation r after the error filter a. */
 static double residual(const double *a, const double *r) {
   double sum = 0;
   for (int i = 0; i <= ORDER; i++)
@@ -101,7 +101,7 @@ typedef struct wss_work {
   double filters[N_BANDS][N_BINS];
 } wss_work;
 
-/* Bells of equal sum, cut off 30 dB down. */
+/* Bell curves of equal sum, truncated at -30 dB. */
 static int32_t open_wss(wss_work *w) {
   float window[FRAME];
   const double least = exp(-30 / (2 * 2.303));
@@ -127,7 +127,7 @@ static void band_levels(const wss_work *w, const float *frame, double *db) {
   }
 }
 
-/* Klatt's weights: near the loudest band and near a peak of its own. */
+/* Klatt's weights: near the loudest band and near a local peak. */
 static void slope_weights(const double *db, double *slopes, double *weights) {
   double most = db[0];
   for (int b = 0; b < N_BANDS; b++) most = fmax(most, db[b]);
@@ -136,7 +136,7 @@ static void slope_weights(const double *db, double *slopes, double *weights) {
     int at = b;
     if (slopes[b] > 0) {
       while (at < N_SLOPES && slopes[at] > 0) at++;
-      at--; /* one before the peak, as everybody computes it */
+      at--; /* one before the peak, as in the usual scripts */
     } else {
       while (at >= 0 && slopes[at] <= 0) at--;
       at++;

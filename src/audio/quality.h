@@ -1,5 +1,4 @@
-/* quality.h: all measures of how close speech is to its clean twin, of two signals in memory at 16 kHz
- * (docs/METRICS.md). */
+/* quality.h: all scores of speech against its clean version, for two signals in memory at 16 kHz (docs/METRICS.md). */
 #ifndef KR_QUALITY_H
 #define KR_QUALITY_H
 
@@ -8,10 +7,10 @@
 typedef struct kr_quality {
   double pesq, csig, cbak, covl;  /* opinion scores */
   double segsnr_db, si_sdr_db, stoi;
-  double llr, wss;                /* of which the composite ones are made: less is better */
+  double llr, wss;                /* parts of the composite ones: lower is better */
 } kr_quality;
 
-/* Any number of callers at a time. What cannot be measured (too short, silent, no speech found) is NaN. */
+/* May be called from several threads. Undefined measures (too short, silent, no speech found) are NaN. */
 int32_t kr_quality_of(const float *clean, const float *other, int64_t n, kr_quality *quality);
 
 /* Per frame of 30 ms, hop 7.5 ms; the mean of the lowest 95 %. NaN when shorter than a frame. */

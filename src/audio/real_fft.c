@@ -1,5 +1,5 @@
-/* real_fft.c: see real_fft.h. A pass of radix r turns r interleaved half-complex spectra of length m into one of length
- * r m, for every one of l groups: in (l, r, m) with the spectrum index k innermost, out (l, m r) by frequency.
+/* real_fft.c: see real_fft.h. A pass of radix r combines r interleaved half-complex spectra of length m into one of
+ * length r m, for every one of l groups: in (l, r, m) with the spectrum index k innermost, out (l, m r) by frequency.
  * Half-complex: re0, re1, im1, re2, ... */
 #include "real_fft.h"
 
@@ -78,7 +78,7 @@ void kr_real_fft_close(kr_real_fft **fft) {
   *fft = NULL;
 }
 
-/* The r-th input spectrum of a group at index k, turned by its twiddle: (re, im) of frequency (k + 1) / 2, k odd. */
+/* The r-th input spectrum of a group at index k, times its twiddle factor: (re, im) of frequency (k + 1) / 2, k odd. */
 typedef struct pair {
   float re, im;
 } pair;

@@ -1,6 +1,6 @@
-/* real_fft.h: the forward transform of a real signal of 4^a 5^b samples, with the roundings of FFTPACK (Swarztrauber
- * 1982) in the order in which PyTorch's CPU build adds. That matters where a frame is symmetric: its spectrum is real
- * up to rounding, and the sign of what remains decides between the phases +pi and -pi. */
+/* real_fft.h: the forward transform of a real signal of 4^a 5^b samples, with the rounding of FFTPACK (Swarztrauber
+ * 1982) in the summation order of PyTorch's CPU build. This matters for symmetric frames: their spectrum is real up to
+ * rounding, and the sign of the rounding error decides between the phases +pi and -pi. */
 #ifndef KR_REAL_FFT_H
 #define KR_REAL_FFT_H
 

@@ -1,5 +1,5 @@
-/* resample.h: one channel from one rate to another, block by block, without delay: output sample k lies at time k /
- * out_hz of the input, and the caller says how many there are in all. */
+/* resample.h: resamples one channel, block by block, without delay: output sample k is at time k / out_hz of the input,
+ * and the caller gives the total number. */
 #ifndef KR_RESAMPLE_H
 #define KR_RESAMPLE_H
 

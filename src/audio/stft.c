@@ -1,7 +1,6 @@
-/* stft.c: see stft.h. Magnitudes and phases as upstream's front end computes them, epsilons included. The forward
- * transform and the window have the very roundings of PyTorch's CPU build, because the model sees the sign of what
- * rounding leaves of an imaginary part (real_fft.h); any other forward transform moves its output for such frames by a
- * percent. */
+/* stft.c: see stft.h. Magnitudes and phases as in upstream's front end, including epsilons. The forward transform and
+ * the window round exactly like PyTorch's CPU build, because the model depends on the sign of the rounding error in an
+ * imaginary part (real_fft.h); any other forward transform changes its output for such frames by a percent. */
 #include "stft.h"
 
 #include <math.h>
@@ -12,9 +11,9 @@
 #include "real_fft.h"
 #include "status.h"
 
-/* What one thread works with. */
+/* The working memory of one thread. */
 typedef struct bench {
-  kr_real_fft *exact; /* for lengths that it takes; else NULL */
+  kr_real_fft *exact; /* for supported lengths; else NULL */
   kr_any_fft *any;    /* for the others */
   float *frame;       /* (n_fft) */
   float *re, *im;     /* (F) each */
@@ -187,7 +186,7 @@ static void add_frame(const inverse_job *job, bench *b, int64_t t, int64_t begin
     const float m = powf(job->mag[f * job->T + t], job->power), p = job->pha[f * job->T + t];
     b->re[f] = m * cosf(p), b->im[f] = m * sinf(p);
   }
-  transform_back(s, b); /* what is imaginary at both ends is dropped: a real signal has none there */
+  transform_back(s, b); /* the imaginary parts at both ends are dropped: a real signal has none there */
   for (int64_t i = 0; i < s->n_fft; i++)
     if (start + i >= begin && start + i < end) job->wav[start + i] += b->frame[i] * scale * s->window[i];
 }
@@ -204,7 +203,7 @@ static void divide_by_windows(const inverse_job *job, int64_t begin, int64_t end
   }
 }
 
-/* A segment of samples with every frame that reaches into it, in order: the sums do not depend on the cut. */
+/* A segment of samples with every frame that overlaps it, in order: the sums do not depend on the splitting. */
 static void inverse_range(void *user, int64_t first, int64_t last, int worker) {
   const inverse_job *job = user;
   const kr_stft *s = job->s;

@@ -1,6 +1,6 @@
-/* stft_live.c: see stft_live.h. A frame is there when its last sample is; a sample is done when the last frame that
- * covers it is. Both transforms are those of whole recordings, over as few frames as it takes: what comes out is what
- * the whole recording's would be. */
+/* stft_live.c: see stft_live.h. A frame is available with its last sample; a sample is final when the last frame that
+ * covers it is. Both transforms are those for whole recordings, applied to as few frames as needed: the output equals
+ * that for the whole recording. */
 #include "stft_live.h"
 
 #include <string.h>
@@ -58,7 +58,7 @@ void kr_stft_live_close(kr_stft_live **live) {
 static int64_t frames_of(const kr_stft_live *l, int64_t n) {
   return n < l->hop ? 0 : (n - l->hop) / l->hop / l->chunk * l->chunk;
 }
-/* Samples that n frames have finished. */
+/* Samples that are final after n frames. */
 static int64_t done_by(const kr_stft_live *l, int64_t n) { return n > 2 ? (n - 2) * l->hop : 0; }
 
 int64_t kr_stft_live_due(const kr_stft_live *l, int64_t n) { return done_by(l, frames_of(l, n)); }
@@ -67,13 +67,13 @@ int64_t kr_stft_live_latency(const kr_stft_live *l) { return (3 + l->chunk) * l-
 /* Frames n_frames.. of what is heard into the model, and from it behind those before. */
 static int32_t run_frames(kr_stft_live *l, int64_t n, int64_t end) {
   const int64_t before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n,
-                begin =
-                    l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER, /* the frame in whose middle the piece begins */
+                begin = l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER, /* the frame whose middle is the start of the
+                                                                              piece */
       T = kr_stft_n_frames(l->stft, end - begin * l->hop);
   KR_TRY(kr_stft_forward(l->stft, l->heard + (begin * l->hop - l->from), end - begin * l->hop, l->o.power, l->com));
   /* new ones where T counts from `begin`; they come back to the same places */
   KR_TRY(l->o.frames(l->o.user, l->com, T, l->n_frames - begin, n, l->part_mag, l->part_pha));
-  for (int64_t f = l->F - 1; f >= 0; f--) { /* what stands before moves up within wider rows: the last one first */
+  for (int64_t f = l->F - 1; f >= 0; f--) { /* earlier frames move up within wider rows: the last one first */
     memmove(l->mag + f * width, l->mag + f * before, (size_t)before * sizeof *l->mag);
     memmove(l->pha + f * width, l->pha + f * before, (size_t)before * sizeof *l->pha);
     memcpy(l->mag + f * width + before, l->part_mag + f * T + l->n_frames - begin, (size_t)n * sizeof *l->mag);
@@ -102,8 +102,8 @@ static int32_t say(kr_stft_live *l, int64_t n, int64_t to, float *out, int64_t *
   return KRAIT_OK;
 }
 
-/* The frames that are left, of which the last see the end reflected; padded with silence to whole frames, and to one
- * transform at least. */
+/* The remaining frames, of which the last see the end reflected; padded with silence to whole frames, and to at least
+ * one transform. */
 static int32_t finish(kr_stft_live *l, float *out, int64_t *n_out) {
   const int64_t all = l->n_heard;
   int64_t padded = (all + l->hop - 1) / l->hop * l->hop;

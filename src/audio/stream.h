@@ -1,4 +1,4 @@
-/* stream.h: how blocks of samples pass from one stage to the next: each stage pushes what it has into a sink. */
+/* stream.h: how blocks of samples pass from one stage to the next: each stage pushes its output into a sink. */
 #ifndef KR_STREAM_H
 #define KR_STREAM_H
 

@@ -1,4 +1,4 @@
-/* ahead.c: a ring of pieces between one thread that makes and one that takes. */
+/* ahead.c: a ring buffer of pieces between a producer thread and a consumer. */
 #include "ahead.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ struct kr_ahead {
   pthread_mutex_t mutex;
   pthread_cond_t made, taken;
   pthread_t thread;
-  uint64_t at; /* of the one that takes */
+  uint64_t at; /* of the consumer */
   uint8_t *pieces;
 };
 
@@ -34,7 +34,7 @@ static uint8_t *piece_at(const kr_ahead *a, uint64_t piece) {
   return a->pieces + (size_t)(piece % N_PIECES) * PIECE_BYTES;
 }
 
-/* A place for the next piece is free, and it is wanted. */
+/* There is a free place for the next piece, and it is still wanted. */
 static int wait_for_room(kr_ahead *a) {
   pthread_mutex_lock(&a->mutex);
   while (a->n_made - a->n_taken == N_PIECES && !a->stopping) pthread_cond_wait(&a->taken, &a->mutex);
@@ -76,7 +76,7 @@ kr_ahead *kr_ahead_open(kr_make_fn make, void *user, uint64_t bytes) {
   return NULL;
 }
 
-/* The piece that holds the next byte was made; what was made before a failure can still be taken. */
+/* The piece with the next byte has been produced; what was produced before a failure can still be consumed. */
 static int32_t wait_for_piece(kr_ahead *a, uint64_t piece) {
   pthread_mutex_lock(&a->mutex);
   while (a->n_made <= piece && a->status >= 0) pthread_cond_wait(&a->made, &a->mutex);

@@ -1,4 +1,4 @@
-/* alloc.c: aligned allocation with a switch that makes the n-th one fail, so that every error path can be walked. */
+/* alloc.c: aligned allocation, with a switch that makes the n-th one fail, so that every error path can be tested. */
 #define _DEFAULT_SOURCE
 #include "alloc.h"
 
@@ -65,7 +65,7 @@ char *kr_strdup(const char *text) {
   return copy ? memcpy(copy, text, bytes) : NULL;
 }
 
-/* Of a fenced block: the bytes of its pages and of the two around them, and where in them it begins. */
+/* For a fenced block: the bytes of its pages and of the two guard pages, and the block's offset in them. */
 typedef struct fence {
   size_t page, all, at;
 } fence;

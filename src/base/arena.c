@@ -1,4 +1,4 @@
-/* arena.c: chunks of doubling size behind the blocks of arena.h. */
+/* arena.c: chunks of doubling size that hold the blocks of arena.h. */
 #include "arena.h"
 
 #include <stdint.h>
@@ -18,8 +18,8 @@ struct kr_arena {
   chunk *chunks;
   size_t next_bytes;
   int failed;
-  struct kr_arena *joined; /* others that end with this one */
-  chunk *reserve; /* lets a caller that did not look yet reach the place where it does */
+  struct kr_arena *joined; /* arenas that are freed with this one */
+  chunk *reserve;          /* lets a caller that has not checked yet reach its check */
   _Alignas(16) unsigned char spare[KR_ARENA_SPARE_BYTES];
 };
 
@@ -135,7 +135,7 @@ char *kr_arena_print(kr_arena *arena, const char *format, ...) {
 }
 
 void *kr_list_push(kr_arena *arena, kr_list *list) {
-  if (!list->item_bytes) return memset(arena->spare, 0, sizeof arena->spare); /* a list inside of the spare block */
+  if (!list->item_bytes) return memset(arena->spare, 0, sizeof arena->spare); /* a list inside the spare block */
   if (list->n == list->cap) {
     size_t cap = list->cap ? list->cap * 2 : 8;
     void *grown = cap > SIZE_MAX / 2 / list->item_bytes ? NULL : kr_arena_alloc(arena, cap * list->item_bytes);

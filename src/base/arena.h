@@ -1,6 +1,6 @@
 /* arena.h: many small blocks with one lifetime, for reports and tables. Running out of memory is remembered instead of
- * returned: a reserve of 256 KiB, and after it one
- * shared spare block, let callers go on to the next place where they ask kr_arena_failed. */
+ * returned: a reserve of 256 KiB, and after it one shared spare block, let callers continue to the next place where
+ * they check kr_arena_failed. */
 #ifndef KR_ARENA_H
 #define KR_ARENA_H
 
@@ -15,7 +15,7 @@ kr_arena *kr_arena_open(void); /* NULL when out of memory */
 void kr_arena_close(kr_arena **arena);
 int kr_arena_failed(const kr_arena *arena);
 void kr_arena_fail(kr_arena *arena); /* as if memory had run out */
-void kr_arena_join(kr_arena *arena, kr_arena **other); /* what other holds, its failure too, lives on in arena */
+void kr_arena_join(kr_arena *arena, kr_arena **other); /* arena takes over other's blocks, and its failure */
 void *kr_arena_alloc(kr_arena *arena, size_t bytes); /* zeroed; never NULL up to KR_ARENA_SPARE_BYTES */
 void *kr_arena_try(kr_arena *arena, size_t bytes); /* the same, but NULL on failure, whatever the size */
 char *kr_arena_copy(kr_arena *arena, const char *text, size_t length); /* adds the NUL; "" on failure */

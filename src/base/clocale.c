@@ -1,4 +1,4 @@
-/* clocale.c: the C locale, made once and kept. */
+/* clocale.c: the C locale, created once and kept. */
 #define _GNU_SOURCE
 #include "clocale.h"
 

@@ -1,4 +1,4 @@
-/* dlib.c: dlopen and its kin. */
+/* dlib.c: dlopen and related functions. */
 #include "dlib.h"
 
 #include <dlfcn.h>

@@ -4,7 +4,8 @@
 
 typedef struct kr_dlib kr_dlib;
 
-/* NULL when it cannot be opened; *why is then the loader's own sentence (static until the next call of this thread). */
+/* NULL when it cannot be opened; *why is then the loader's own error text (valid until the next call of this
+ * thread). */
 kr_dlib *kr_dlib_open(const char *path, const char **why);
 void kr_dlib_close(kr_dlib **lib);
 /* NULL when there is no such symbol. */

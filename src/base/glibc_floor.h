@@ -1,7 +1,6 @@
-/* glibc_floor.h: forced into every file of libkrait (-include), so that it asks for the oldest versions of these
- * functions that every glibc still carries. The same binary then loads where PyTorch itself does (manylinux), although
- * it was built on a newer system. pthread_* and dl* moved into libc.so.6 with 2.34; before, Python had their libraries
- * loaded. */
+/* glibc_floor.h: included in every file of libkrait (-include), so that it requires only the oldest versions of these
+ * functions, which every glibc still provides. A binary built on a newer system then loads wherever PyTorch itself does
+ * (manylinux). pthread_* and dl* moved into libc.so.6 with 2.34; before that, Python has their libraries loaded. */
 #if defined(__x86_64__) && defined(__linux__) && __has_include(<gnu/libc-version.h>)
 #define KR_FLOOR(name, version) __asm__(".symver " #name "," #name "@GLIBC_" #version)
 KR_FLOOR(dlopen, 2.2.5);

@@ -1,5 +1,5 @@
-/* half.h: float16 and bfloat16 as uint16_t, scalar conversions, round to nearest even; NaN stays NaN.
- * The exact bit arithmetic is here so that every row and test agrees on it. */
+/* half.h: float16 and bfloat16 as uint16_t, scalar conversions, round to nearest even; NaN stays NaN. The exact bit
+ * arithmetic is defined here, so that all rows and tests agree on it. */
 #ifndef KR_HALF_H
 #define KR_HALF_H
 
@@ -40,7 +40,7 @@ static inline uint16_t kr_float_to_f16(float value) {
   if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
   if (magnitude >= 0x38800000u)
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13));
-  /* Subnormal result: adding 0.5 makes the float unit round at bit 2^-24 for us. */
+  /* Subnormal result: adding 0.5 makes the floating-point unit round at bit 2^-24. */
   return (uint16_t)(sign | (kr_float_bits(kr_bits_float(magnitude) + 0.5f) - 0x3f000000u));
 }
 

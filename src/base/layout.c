@@ -1,6 +1,6 @@
-/* layout.c: the public structs as other compilers and languages see them on 64-bit machines: bytes, so that one that
- * grew or has another hole is seen where it is built. They only ever gain fields at their ends; tests/pkg/abi.py holds
- * every field to its place. The operators' own structs: their tables (src/ops). */
+/* layout.c: the sizes in bytes of the public structs as other compilers and languages see them on 64-bit machines, so
+ * that a changed size or padding is detected at build time. Fields are only ever added at the end; tests/pkg/abi.py
+ * checks the offset of every field. The operators' structs are checked by their tables (src/ops). */
 #include <krait/bench.h>
 #include <krait/data.h>
 #include <krait/doctor.h>

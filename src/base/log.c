@@ -1,5 +1,5 @@
-/* log.c: one write per line, so that lines of several threads do not mix. Not through stderr, which the program takes
- * from other libraries. */
+/* log.c: one write per line, so that lines of several threads do not mix. Not through stderr, which the program
+ * redirects for other libraries. */
 #define _POSIX_C_SOURCE 200809L
 #include "log.h"
 

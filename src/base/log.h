@@ -1,5 +1,5 @@
-/* log.h: lines for people, to standard error, each prefixed "krait: ". The library speaks only when KRAIT_VERBOSE asks
- * for it, or to say that it fell back. */
+/* log.h: messages on standard error, each prefixed "krait: ". The library only prints if KRAIT_VERBOSE is set, or to
+ * report a fallback. */
 #ifndef KR_LOG_H
 #define KR_LOG_H
 

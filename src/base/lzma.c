@@ -1,6 +1,6 @@
-/* lzma.c: the LZMA decoder. A range coder gives bits, each by the probability that its place has learned; bits make
- * literals, and copies of what was unpacked before: a length and a distance, new or one of the last four. `state` says
- * what the last few of these were. */
+/* lzma.c: the LZMA decoder. A range coder decodes bits with adaptive probabilities; bits form literals, and matches,
+ * which copy earlier output: a length and a distance, new or one of the last four. `state` records what the last few of
+ * these were. */
 #include "lzma.h"
 
 #include <string.h>
@@ -15,11 +15,11 @@ enum {
   ALIGN_BITS = 4
 };
 
-/* The part of kr_lzma that changes with every bit, where the compiler may keep it in registers. */
+/* The part of kr_lzma that changes with every bit, so that the compiler can keep it in registers. */
 typedef struct coder {
   const uint8_t *in, *in_end;
   uint32_t range, code;
-  int is_damaged; /* the input ends too early, or asks for what was never unpacked */
+  int is_damaged; /* the input is truncated, or refers to output that was never produced */
 } coder;
 
 static inline void refill(coder *c) {
@@ -42,7 +42,7 @@ static inline uint32_t read_bit(coder *c, kr_lzma_bit *zero) {
   return 1;
 }
 
-/* n bits, the highest first, each with a probability for every value of those before it. */
+/* n bits, the highest first, each with a probability for every value of the previous bits. */
 static inline uint32_t read_tree(coder *c, kr_lzma_bit *tree, int n) {
   uint32_t node = 1;
   for (int i = 0; i < n; i++) node = node << 1 | read_bit(c, &tree[node]);
@@ -59,7 +59,7 @@ static inline uint32_t read_reversed(coder *c, kr_lzma_bit *tree, int n) {
   return value;
 }
 
-/* n bits that are as likely 0 as 1. */
+/* n bits with fixed probability 1/2. */
 static inline uint32_t read_even(coder *c, int n) {
   uint32_t value = 0;
   while (n-- > 0) {
@@ -78,8 +78,8 @@ static inline size_t read_length(coder *c, kr_lzma_lengths *lengths) {
   return SHORTEST + 16 + read_tree(c, lengths->high, 8);
 }
 
-/* A distance's slot says its two highest bits and how many follow: the last four of many are modelled, those of few are
- * too. */
+/* A distance's slot gives its two highest bits and the number that follow: of many, the last four are modelled; if
+ * there are few, all are. */
 static inline uint32_t read_distance(kr_lzma *z, coder *c, size_t length) {
   const size_t kind = length - SHORTEST < 3 ? length - SHORTEST : 3;
   const uint32_t slot = read_tree(c, z->distance_slots[kind], 6);
@@ -91,8 +91,7 @@ static inline uint32_t read_distance(kr_lzma *z, coder *c, size_t length) {
   return high + middle + read_reversed(c, z->align, ALIGN_BITS);
 }
 
-/* After a copy the byte that it would have gone on with is the best guess, and is known to be wrong from the first bit
- * on that differs. */
+/* After a match, the byte that would have continued it is the best prediction, until the first bit that differs. */
 static inline uint8_t read_literal(kr_lzma *z, coder *c) {
   kr_lzma_bit *tree = z->literals[z->at ? z->out[z->at - 1] >> 5 : 0];
   uint32_t node = 1;
@@ -167,7 +166,7 @@ int kr_lzma_unpack(kr_lzma *z, size_t n) {
     if (c.is_damaged) break;
   }
   z->in = c.in, z->range = c.range, z->code = c.code;
-  if (c.is_damaged) z->n_out = z->at; /* nothing more is to be had */
+  if (c.is_damaged) z->n_out = z->at; /* there is no more output */
   return !c.is_damaged;
 }
 

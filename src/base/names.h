@@ -1,5 +1,4 @@
-/* names.h: a set of texts with a number each, for the places where comparing each with each would take too long. Lives
- * in an arena. */
+/* names.h: a hash map from strings to numbers, to avoid quadratic comparisons. Allocated in an arena. */
 #ifndef KR_NAMES_H
 #define KR_NAMES_H
 
@@ -10,7 +9,7 @@ typedef struct kr_names {
   size_t n, cap;
 } kr_names;
 
-/* The number kept for a name, 0 for a new one; never NULL. The text must outlive the set. */
+/* The number stored for a name, 0 for a new one; never NULL. The text must outlive the map. */
 size_t *kr_names_put(kr_arena *arena, kr_names *names, const char *name);
 const size_t *kr_names_find(const kr_names *names, const char *name); /* NULL: not in it */
 

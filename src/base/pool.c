@@ -1,7 +1,7 @@
-/* pool.c: workers wait for a loop's number to change; pieces are handed out by one atomic counter, or by one for each
- * thread. A worker joins a loop or finds it closed: the caller closes it when no piece is left and waits for those that
- * joined, not for one that the system has yet to wake. While everybody is awake a loop takes no lock and no call of the
- * system: who sleeps has said so before it looked for the last time. */
+/* pool.c: workers wait for the loop number to change; pieces are distributed by one atomic counter, or by one for each
+ * thread. A worker joins a loop or finds it closed: the caller closes it when no piece is left and waits only for
+ * workers that joined, not for one that the system has yet to wake. While all threads are awake a loop needs no lock
+ * and no system call: a thread that goes to sleep announces it before its last check. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -15,13 +15,13 @@
 
 enum { SPIN_NS = 50000, SPIN_ROUNDS = 32, MAX_THREADS = 256, APART = 64 };
 
-/* The word that says which loop there is: its number in the upper half, then whether it is closed, then how many
- * workers are in it. */
+/* The state of the current loop: its number in the upper half, then whether it is closed, then the number of workers in
+ * it. */
 #define ONE_LOOP (1ull << 32)
 #define CLOSED (1ull << 31)
 #define WORKERS (CLOSED - 1)
 
-typedef struct share { /* of a thread in a long loop: begin and, in the lower half, end of what is left */
+typedef struct share { /* of a thread in a long loop: begin and, in the lower half, end of its remaining range */
   _Alignas(APART) atomic_ullong left;
 } share;
 
@@ -71,7 +71,7 @@ static unsigned long long share_of(int64_t begin, int64_t end) {
   return (unsigned long long)begin * ONE_SHARE + (unsigned long long)end;
 }
 
-/* Half of what is left of the owner's share, from its front or, for others, from its end. */
+/* Half of the rest of the owner's share, from its front or, for other threads, from its end. */
 static int take_half(kr_pool *pool, int owner, int worker) {
   unsigned long long left = atomic_load(&pool->shares[owner].left);
   for (;;) {
@@ -96,8 +96,8 @@ static void work(kr_pool *pool, int worker) {
   else take_pieces(pool, worker);
 }
 
-/* Loops follow each other closely inside a model, nearer than a sleeping thread wakes: one waits awake for some
- * microseconds first, and lets others have the core: of more threads than cores, those that work. */
+/* Loops follow each other closely inside a model, faster than a sleeping thread wakes up: a thread first spins for some
+ * microseconds, and yields the core, so that with more threads than cores those with work can run. */
 static int keeps_waiting(int round, int64_t *end_ns) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -123,7 +123,7 @@ static int wait_for_work(kr_pool *pool, unsigned seen) {
   return number_of(pool) != seen;
 }
 
-/* Whether the loop that there is was still open; its number either way. */
+/* Whether the current loop was still open; its number in either case. */
 static int join_loop(kr_pool *pool, unsigned *seen) {
   unsigned long long loop = atomic_load(&pool->loop);
   do {
@@ -170,7 +170,7 @@ kr_pool *kr_pool_open(int n_threads) {
   pthread_mutex_init(&pool->mutex, NULL);
   pthread_cond_init(&pool->wake, NULL);
   pthread_cond_init(&pool->idle, NULL);
-  /* Fewer threads than asked for is slower, not wrong. */
+  /* Fewer threads than requested are slower, not wrong. */
   for (pool->n_threads = 1; pool->n_threads < n_threads; pool->n_threads++)
     if (!start_worker(pool, pool->n_threads)) break;
   return pool;

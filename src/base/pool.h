@@ -1,5 +1,6 @@
-/* pool.h: a fixed set of threads that share loops. Own threads rather than OpenMP's: no runtime library to ship in a
- * wheel, no oversubscription when several callers or frameworks have pools, and ThreadSanitizer sees every edge. */
+/* pool.h: a fixed set of threads that share loops. Our own threads rather than OpenMP's: no runtime library to ship in
+ * a wheel, no oversubscription when several callers or frameworks have pools, and ThreadSanitizer sees all
+ * synchronisation. */
 #ifndef KR_POOL_H
 #define KR_POOL_H
 
@@ -18,9 +19,9 @@ int kr_pool_size(const kr_pool *pool);
 /* Splits [0, n) into pieces of grain and returns when all are done. A nested call, a second caller of a busy pool and a
  * forked child run everything on their own thread, as worker 0. */
 void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user);
-/* The same for loops whose neighbouring pieces are better done by one thread, as those that read memory in order: each
- * has a share of [0, n) of its own, takes half of what is left of it at a time, but no less than grain, and when it has
- * none left, half of another's from its end. */
+/* The same for loops whose neighbouring pieces should run on one thread, for example because they read memory in order:
+ * each thread has its own share of [0, n), takes half of the rest at a time, but at least grain, and when its share is
+ * used up, half of another's, from its end. */
 void kr_pool_run_long(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "status.h"
 
-enum { MOST_BYTES = 4096 }; /* more is no struct but a size that was never set */
+enum { MOST_BYTES = 4096 }; /* a larger value is a size that was never set */
 
 static int32_t check_size(const char *what, uint32_t size, size_t least_bytes, size_t known_bytes) {
   KR_CHECK(size >= least_bytes && size <= MOST_BYTES, KRAIT_ERR_STRUCT_SIZE, "%s.size is %u, this library knows %zu",

@@ -52,14 +52,14 @@ const char *krait_error_detail(void) { return last_error.detail; }
 const char *krait_error_origin(void) { return last_error.origin; }
 int64_t krait_error_native(void) { return last_error.native; }
 
-/* The arguments may point into the old detail (a caller that adds context), so the new one is built aside. */
+/* The arguments may point into the old detail (a caller that adds context), so the new one is built separately. */
 static void keep(const char *origin, int64_t native, const char *tail, const char *format, va_list list) {
   char text[sizeof last_error.detail];
   const locale_t before = kr_c_locale_begin();
   int used = vsnprintf(text, sizeof text, format, list);
   kr_c_locale_end(before);
   if (tail && used >= 0 && (size_t)used < sizeof text) snprintf(text + used, sizeof text - (size_t)used, ": %s", tail);
-  for (char *c = text; *c; c++) /* names from hostile files must not command the terminal */
+  for (char *c = text; *c; c++) /* names from hostile files must not control the terminal */
     if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
   memcpy(last_error.detail, text, sizeof text);
   last_error.origin = origin;

@@ -1,11 +1,11 @@
-/* status.h: how a function says that it failed: a status, and one sentence kept for this thread. */
+/* status.h: how a function reports failure: a status, and one sentence stored for this thread. */
 #ifndef KR_STATUS_H
 #define KR_STATUS_H
 
 #include <krait/krait.h>
 
-/* Keeps the sentence (printf form, no newline, no final stop) and gives status, so that a check is one line. Macros, so
- * that the compiler sees which status comes back, and with it that nothing after a failed KR_TRY runs. */
+/* Stores the sentence (printf format, no newline, no final stop) and returns status, so that a check is one line.
+ * Macros, so that the compiler sees which status is returned, and that nothing after a failed KR_TRY runs. */
 #define kr_fail(status, ...) (kr_keep_failure(__VA_ARGS__), kr_same_status(status))
 /* The same for a failed system call: appends strerror(os_errno), origin "os". */
 #define kr_fail_os(status, os_errno, ...) (kr_keep_os_failure(os_errno, __VA_ARGS__), kr_same_status(status))
@@ -14,7 +14,7 @@
 
 static inline int32_t kr_same_status(int32_t status) {
   return status;
-} /* callers may drop a call's value without a warning */
+} /* callers may ignore a call's value without a warning */
 void kr_keep_failure(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void kr_keep_os_failure(int os_errno, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void kr_keep_cuda_failure(int64_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));

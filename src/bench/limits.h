@@ -1,4 +1,4 @@
-/* limits.h: the vector loops that measure what a core can do at most; once per ISA. */
+/* limits.h: the vector loops that measure the limits of a core; one version per ISA. */
 #ifndef KR_LIMITS_H
 #define KR_LIMITS_H
 

@@ -1,4 +1,4 @@
-/* limits_plan.h: what limits.cu reads. */
+/* limits_plan.h: the arguments of limits.cu. */
 #ifndef KR_LIMITS_PLAN_H
 #define KR_LIMITS_PLAN_H
 

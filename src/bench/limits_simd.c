@@ -1,4 +1,4 @@
-/* limits_simd.c: 1024 exponentials, or 1024 multiply-adds, a round, in the first cache. */
+/* limits_simd.c: 1024 exponentials, or 1024 multiply-adds, per round, in the L1 cache. */
 #include "limits.h"
 #include "vec_math.h"
 

@@ -24,7 +24,7 @@ static int compare_times(const void *a, const void *b) {
 
 void kr_sort_times(double *times, int n) { qsort(times, (size_t)n, sizeof *times, compare_times); }
 
-/* Runs row until budget_s is spent, at least a few times after one to warm up. */
+/* Runs row until budget_s is used up, at least a few times after one warm-up. */
 static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_call *c, double budget_s, int most_runs,
                         double *times, int *n_runs) {
   krait_call *call = (krait_call *)c->args;

@@ -1,6 +1,6 @@
-/* measure_cuda.c: times an operator on a GPU by events around a recorded graph of calls, so that the host is not in the
- * way. Each call takes the next of several copies of its tensors, together three times the L2 cache, so that none finds
- * its inputs there. The host's part is timed apart: calls into an empty stream until they return. Then the device's
+/* measure_cuda.c: times an operator on a GPU with events around a captured graph of calls, so that host time does not
+ * count. The calls cycle through copies of the tensors, together three times the L2 cache, so that none finds its
+ * inputs there. Host time is measured separately: calls into an empty stream until they return. Then the device's
  * limits: a large copy, and limits.cu. */
 #include "measure_cuda.h"
 
@@ -35,7 +35,7 @@ typedef struct device_calls {
 
 static krait_call *call_of(device_calls *d, int copy) { return (krait_call *)(d->args + (size_t)copy * ARGS_BYTES); }
 
-/* The device's copy number `copy` of what lies at host; NULL stays NULL. */
+/* The device's copy number `copy` of the data at host; NULL stays NULL. */
 static void *moved(const device_calls *d, const kr_measured_call *c, int copy, const void *host) {
   unsigned char *at = d->tensors + (size_t)copy * d->copy_bytes;
   for (int i = 0; i < c->n_blocks; i++) {
@@ -130,7 +130,7 @@ static int32_t time_calls(device_calls *d, double *seconds) {
   return KRAIT_OK;
 }
 
-/* Without graphs in the driver the calls are launched one by one. */
+/* If the driver has no graphs, the calls are launched one by one. */
 static int32_t record(device_calls *d) {
   const int32_t status = kr_cuda_graph_begin(d->ctx->cuda, d->stream);
   if (status == KRAIT_ERR_UNSUPPORTED) return KRAIT_OK;
@@ -139,7 +139,7 @@ static int32_t record(device_calls *d) {
   return recorded < 0 ? recorded : ended;
 }
 
-/* The copies once, to load the kernels, and once more, to know how many calls make a graph. */
+/* Runs all copies once to load the kernels, and once more to choose the number of calls in a graph. */
 static int32_t prepare(device_calls *d) {
   double guess_s = 0;
   d->n_calls = d->n_copies;
@@ -233,7 +233,7 @@ static int32_t best_rates(const kr_cuda *cuda, device_limit *l, const kr_cuda_ti
   return best_rate(cuda, timer, l, per_round * l->plan.rounds, &limits->exps_per_s);
 }
 
-/* Copies up to 1 GiB, so that the caches and a launch do not count. */
+/* Copies up to 1 GiB, so that caches and launch overhead do not matter. */
 int32_t kr_measure_device_limits(const krait_ctx *ctx, krait_limits *limits) {
   const kr_cuda *cuda = ctx->cuda;
   kr_cuda_timer timer = {0};

@@ -1,4 +1,4 @@
-/* measured_call.c: sizes from text, and tensors of usual values and layouts. */
+/* measured_call.c: parses sizes, and makes tensors with typical values and layouts. */
 #include "measured_call.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "status.h"
 #include "view.h"
 
-enum { DRAWN = 1 << 20 }; /* values that are drawn; longer tensors repeat them */
+enum { DRAWN = 1 << 20 }; /* number of random values; longer tensors repeat them */
 
 /* ---- sizes ---- */
 
@@ -23,7 +23,7 @@ static int find_size(const kr_sig *sig, const char *text, size_t length) {
   return -1;
 }
 
-/* One "B=1" or "S=W"; given: of the caller's own, which a default does not change. */
+/* One "B=1" or "S=W"; given: set by the caller, which a default does not change. */
 static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *word, size_t length, uint32_t *given,
                          int is_default) {
   const char *sign = memchr(word, '=', length);
@@ -44,7 +44,7 @@ static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *wor
 
 static int has_time(const kr_sig *sig) { return kr_sig_find_size(sig, "L") >= 0; }
 
-/* "causal": the flag of the operator whose name ends so. */
+/* "causal": the operator's flag whose name ends with it. */
 static uint32_t flag_of(const kr_sig *sig, const char *word, size_t length) {
   for (int i = 0; i < sig->n_flags; i++) {
     const char *name = sig->flag_list[i].name, *end = name + strlen(name) - length;
@@ -102,7 +102,7 @@ static int32_t type_of(const kr_measured_call *c, const kr_sig *sig, uint32_t fa
   return t->gradient_of >= 0 ? kr_sig_output_type(sig, c->args, facts, tensor) : c->dtype;
 }
 
-/* Channels-last: time, where it is last of several, changes places with the dimension before it. */
+/* Channels-last: time, if it is the last of several dimensions, is swapped with the one before it. */
 static int is_sequence(const kr_sig *sig, int tensor, int n_dims) {
   const kr_sig_dims *dims = &sig->tensors[tensor].dims[0];
   if (dims->n_dims != n_dims) dims = &sig->tensors[tensor].dims[1];

@@ -1,4 +1,4 @@
-/* case.c: random sizes, strides and values for one call of an op; and the storage with its guards. */
+/* case.c: random sizes, strides and values for one call of an op; and the storage with its guard bytes. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static void default_bound(kr_case_tensor *t, int32_t dtype) {
   t->atol = 1e-30;
 }
 
-/* Random order of dimensions in memory, random padding; the last dimension innermost half the time. */
+/* Random memory order of dimensions, random padding; half the time the last dimension has stride 1. */
 static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const int64_t *shape) {
   int order[4] = {0, 1, 2, 3};
   if (c->channels_last && n_dims > 2) { /* time after the batch */
@@ -281,7 +281,8 @@ static void draw_fields(kr_case *c) {
   for (int i = 0; i < c->sig->n_fields; i++) {
     const kr_sig_field *f = &c->sig->fields[i];
     int32_t choice;
-    const float value = c->is_exact ? 50 * f->usual : f->usual; /* the differences' step must be small next to it */
+    const float value = c->is_exact ? 50 * f->usual : f->usual; /* the step of finite differences must be small compared
+                                                                   with it */
     do choice = (int32_t)kr_case_int(c, 0, 31);
     while (f->kind == KR_FIELD_CHOICE && !(f->choices >> choice & 1));
     if (f->kind == KR_FIELD_CHOICE) memcpy(c->args + f->offset, &choice, sizeof choice);

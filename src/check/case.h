@@ -1,4 +1,4 @@
-/* case.h: what the walker needs of a case beyond what its makers need. */
+/* case.h: the interface to a case for the checker, beyond that for case makers. */
 #ifndef KR_CASE_H
 #define KR_CASE_H
 #include "check.h"

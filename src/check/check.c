@@ -50,28 +50,28 @@ static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   return counted ? sqrt(sum * n_parts / (double)counted) : 0;
 }
 
-/* How far beyond the inputs' last places a right row may be: it rounds each of a sum's few hundred terms, and of
- * 100,000 elements one is five times as far off as most. */
+/* How far beyond the inputs' last places a correct row may be: it rounds each of a sum's few hundred terms, and one in
+ * 100,000 elements has five times the typical error. */
 enum { MOST_MOVES = 32 };
 static const double MOST_SHARE = 1e9;
 
-/* From these bounds on rows may round their factors to 16 bits, or to tf32: an input's half place there, in places of a
- * float32. */
+/* With bounds from these on, rows may round their factors to 16 bits, or to tf32: half a unit in the last place there,
+ * in units of a float32. */
 static const double BOUND_OF_FACTORS = 1e-2, BOUND_OF_TF32 = 5e-3;
 static double moves_of(const walk *w, const kr_case_tensor *t) {
   if (t->rtol < (w->c->dtype == KRAIT_F32 ? BOUND_OF_TF32 : BOUND_OF_FACTORS)) return MOST_MOVES;
   return w->c->dtype == KRAIT_BF16 ? 0x1p15 : w->c->dtype == KRAIT_F16 ? 0x1p12 : 0x1p13;
 }
 
-/* A sum that came out small next to its terms is held to what its terms' last places decide; asked for only where the
- * plain bound breaks. */
+/* A sum that is small compared with its terms is compared with the effect of its terms' last places; computed only if
+ * the plain bound is violated. */
 static double slack_of(walk *w, kr_case_tensor *t, int64_t at) {
   if (t->rtol == 0) return 0;
   if (!t->moved && kr_case_measure(w->c, w->ctx, &w->op->rows[w->op->n_rows - 1]) < 0) return 0;
   return moves_of(w, t) * t->moved[at];
 }
 
-/* A type's relative precision ends here: numbers below are as far apart as those just above. */
+/* The smallest normal number of a type: below it the spacing is constant. */
 static double smallest_normal(int32_t dtype) { return dtype == KRAIT_F16 ? 0x1p-14 : 0x1p-126; }
 
 static int agrees(walk *w, kr_case_tensor *t, double got, double want, double rms, int64_t at) {
@@ -104,7 +104,7 @@ static void compare_elements(walk *w, const kr_row *row, kr_case_tensor *t) {
   }
 }
 
-/* Every byte that belongs to no element of an output must be as before the call. */
+/* Every byte that does not belong to an element of an output must be unchanged. */
 static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
   const krait_view *view = view_of(w->c, t);
   size_t element = krait_dtype_bytes(view->dtype), bytes = (size_t)t->n_storage * element;
@@ -122,7 +122,7 @@ static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
   kr_free(owned);
 }
 
-/* A row is meant by its name, and by the tier that its name begins with. */
+/* A row is selected by its name, or by the tier that its name begins with. */
 static int is_of(const char *name, const char *asked) {
   const size_t length = strlen(asked);
   return strncmp(name, asked, length) == 0 && (name[length] == 0 || name[length] == '_');
@@ -177,7 +177,7 @@ static void check_rows(walk *w) {
   }
 }
 
-/* Else the reference need not run. */
+/* Otherwise the reference need not run. */
 static int some_row_runs(const walk *w) {
   for (int32_t i = 0; i < w->op->n_rows; i++)
     if (is_meant(w, &w->op->rows[i]) && !is_refused(w, &w->op->rows[i])) return 1;

@@ -1,5 +1,5 @@
-/* check.h: the walker that compares every row of every op with the reference, on random cases around every edge. Used
- * by the tests (tests/checkop.c) and by `krait selftest`.
+/* check.h: compares every row of every op with the reference, on random cases around all limits. Used by the tests
+ * (tests/checkop.c) and by `krait selftest`.
  *
  * A case is one random call by the op's signature; <op>_check.c chooses sizes and what is special about a case. Storage
  * has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes outside its elements,
@@ -23,7 +23,7 @@ typedef struct kr_case_tensor {
   unsigned char *storage, *initial, *expected;
   double rtol, atol; /* |got - want| <= atol + rtol * max(|want|, rms of want), or what rounding the
                         inputs would explain (conditioning.c) */
-  double *moved; /* [element][part]: how far the reference moves with its inputs' last places; NULL: not asked for */
+  double *moved; /* [element][part]: how far the reference changes with its inputs' last places; NULL: not computed */
 } kr_case_tensor;
 
 typedef struct kr_case {
@@ -35,20 +35,22 @@ typedef struct kr_case {
   int32_t dtype, other; /* of activations and states; of parameters: the same or float32 */
   uint64_t decided;     /* tensors of the signature that are declared, or left out, already */
   int is_complex;       /* tensors that may be complex are */
-  int is_exact;         /* float64 throughout, small, every output given: for finite differences */
+  int is_exact;         /* all float64, small, every output given: for finite differences */
   int contiguous; /* views declared from now on are row-major without gaps, aligned to 64 bytes */
-  int anywhere;   /* ... have the last dimension innermost without gaps, and begin at any element */
-  int channels_last; /* ... of three dimensions and more have time, the last one, right after the first in memory */
-  char label[160]; /* what is special about this case, for the failure line */
-  int32_t status;  /* first failure while it was made */
+  int anywhere;   /* ... have the last dimension contiguous, and start at any element (unaligned) */
+  int channels_last; /* ... of three or more dimensions have time, the last one, right after the first in memory
+                        (channels-last) */
+  char label[160]; /* what is special about this case, for the error line */
+  int32_t status;  /* first failure while creating it */
 } kr_case;
 
-/* ---- for <op>_check.c: types, flags and fields are drawn before it, and what it did not decide after it ---- */
+/* ---- for <op>_check.c: types, flags and fields are drawn before it runs, and everything that it did not decide after
+ * it ---- */
 int64_t *kr_case_size(kr_case *c, const char *name);                 /* a size of the args, to be set */
 void kr_case_leave_out(kr_case *c, const char *name);
-/* Declares and fills a tensor as the signature says, whatever its chance is. */
+/* Declares and fills a tensor according to the signature, whatever its chance. */
 krait_view *kr_case_give(kr_case *c, const char *name);
-/* The same for all that are not decided, in their order: optional ones by chance, forbidden and empty ones not. */
+/* The same for all undecided tensors, in order: optional ones by chance; not forbidden and empty ones. */
 void kr_case_give_rest(kr_case *c);
 int64_t kr_case_int(kr_case *c, int64_t low, int64_t high);          /* inclusive */
 int64_t kr_case_pick(kr_case *c, int n, const int64_t *choices);
@@ -57,8 +59,8 @@ double kr_case_uniform(kr_case *c, double low, double high);
 double kr_case_normal(kr_case *c);
 int64_t kr_case_edge(kr_case *c, int64_t most); /* 0, 1, 2, vector widths +-1, ..., at most `most`, at least 1 */
 int32_t kr_case_activation_dtype(kr_case *c);                        /* float32, float16 or bfloat16 */
-/* Declares storage for a view of the args (a pointer into c->args), with random strides; innermost stride 1 half the
- * time. */
+/* Declares storage for a view of the args (a pointer into c->args), with random strides; half the time the last stride
+ * is 1. */
 void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims,
                   const int64_t *shape);
 #define KR_SHAPE(...) (sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
@@ -79,19 +81,19 @@ typedef struct kr_check_options {
   const char *row;       /* NULL: all; "cuda_ampere": of that tier */
   void (*report)(void *user, const char *line); /* each failure; may be NULL */
   void *user;
-  struct kr_check_result *by_row; /* NULL, or one for each of the op's rows, zero at first: counts go there */
+  struct kr_check_result *by_row; /* NULL, or one for each of the op's rows, initially zero: counts */
   int32_t (*run_device)(const krait_ctx *ctx, kr_case *c,
-                        const kr_row *row); /* how a GPU row runs; NULL: on copies in device memory */
+                        const kr_row *row); /* runs a GPU row; NULL: on copies in device memory */
 } kr_check_options;
 
 typedef struct kr_check_result {
   int64_t n_cases, n_runs, n_refused, n_failures;
-  double worst;             /* largest error as a share of its bound */
+  double worst;             /* largest error relative to its bound */
   char first_failure[1024]; /* its line, or empty */
 } kr_check_result;
 
-/* Every row of op that ctx may run, except "ref", against "ref". Failures are in result, the status says only whether
- * it could run. */
+/* Compares every row of op that ctx may run, except "ref", with "ref". Failures are in result; the status only says
+ * whether it could run. */
 int32_t kr_check_op(const krait_ctx *ctx, const kr_op *op, const kr_check_options *options, kr_check_result *result);
 
 #endif

@@ -1,7 +1,7 @@
-/* conditioning.c: the most that each output of the reference moves when every input moves by one unit in the last place
- * of a float32, up or down at random, in a few draws. A row that rounds as float32 must differ from the reference by a
- * small multiple of this, however small a sum came out next to its terms; a row that is wrong differs by far more.
- * Inputs of 16 bits move by a unit of their own, and what comes of it is scaled down. */
+/* conditioning.c: the largest change of each output of the reference when every input changes by one unit in the last
+ * place of a float32, up or down at random, in a few draws. A row that rounds to float32 differs from the reference by
+ * a small multiple of this, however small a sum is compared with its terms; a wrong row differs by far more. 16-bit
+ * inputs change by one of their own units, and the result is scaled down. */
 #include "conditioning.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static size_t bytes_of(kr_case *c, const kr_case_tensor *t) {
   return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype);
 }
 
-/* The types of inputs, one at a time: how much longer a unit in their last place is than a float32's. */
+/* For each input type: its unit in the last place relative to a float32's. */
 static const struct {
   int32_t dtype;
   double longer;
@@ -75,7 +75,7 @@ static int32_t draw(kr_case *c, const krait_ctx *ctx, const kr_row *reference, i
   return KRAIT_OK;
 }
 
-/* A few draws may hardly move one element of thousands: none counts as moved by less than their root mean square. */
+/* A few draws may hardly change one element of thousands: each counts as changed by at least the root mean square. */
 static void level_moves(kr_case *c, kr_case_tensor *t) {
   const int64_t n = kr_tensor_elements(t) * parts_of(view_of(c, t));
   double sum = 0;

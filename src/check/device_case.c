@@ -1,5 +1,5 @@
-/* device_case.c: the storage of a case, guards included, goes to the GPU as one block; the addresses in the args are
- * moved to it for the call and back again. Scratch has guards of its own. */
+/* device_case.c: the storage of a case, including guard bytes, is copied to the GPU as one block; the addresses in the
+ * args are redirected to it for the call. Scratch has its own guard bytes. */
 #include "device_case.h"
 
 #include <string.h>

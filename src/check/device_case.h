@@ -1,4 +1,4 @@
-/* device_case.h: runs a row on a case whose tensors lie in host memory, through copies on the context's GPU. */
+/* device_case.h: runs a row on a case whose tensors are in host memory, through copies on the context's GPU. */
 #ifndef KR_DEVICE_CASE_H
 #define KR_DEVICE_CASE_H
 #include "check.h"

@@ -1,5 +1,5 @@
-/* host_case.c: a CPU's row reads its inputs where they end, or begin, at memory that nobody may touch, as does its
- * scratch: one that reads on is stopped. What it did to an input is put back where the walker looks for it. */
+/* host_case.c: the inputs and scratch of a CPU's row end, or begin, at inaccessible memory: a row that reads beyond
+ * them is stopped. Changes to an input are copied back to where the checker looks for them. */
 #include "host_case.h"
 
 #include <string.h>
@@ -29,7 +29,7 @@ static size_t bytes_of(const kr_case_tensor *t, const krait_view *view) {
   return (size_t)n * krait_dtype_bytes(view->dtype);
 }
 
-/* Only read, and no other tensor's as well: some calls work in place. */
+/* Only read, and not shared with another tensor: some calls work in place. */
 static int is_fenced(kr_case *c, int i) {
   const kr_case_tensor *t = &c->tensors[i];
   const unsigned char *begin = t->storage,

@@ -25,7 +25,7 @@ void kr_augment_gain(kr_random *random, float *x, int64_t n, double most_db) {
 }
 
 void kr_augment_rumble(kr_random *random, float *x, int64_t n) {
-  enum { BEFORE = HZ / 2, MOST_POLES = 4 }; /* filters have settled when it begins */
+  enum { BEFORE = HZ / 2, MOST_POLES = 4 }; /* warm-up, so that the filters have settled */
   const double two_pi = 6.283185307179586, hz = 8 * pow(50 / 8.0, kr_random_unit(random)),
                share = 1 - exp(-two_pi * hz / HZ), slow_share = 1 - exp(-two_pi * 4 / HZ);
   const int n_poles = (int)kr_random_whole(random, 2, MOST_POLES);
@@ -69,7 +69,7 @@ typedef struct edge {
   double hz, bin_hz;
 } edge;
 
-/* 60 dB down within a tenth above the edge. */
+/* Attenuates by 60 dB within a tenth above the edge. */
 static double edge_gain(const void *user, int64_t bin) {
   const edge *e = user;
   const double hz = (double)bin * e->bin_hz, above = (hz - e->hz) / (0.1 * e->hz);

@@ -1,5 +1,4 @@
-/* augment.h: what else may happen to speech on its way: rumble, slow swells, other speeds, fewer bands, clipping,
- * codecs. */
+/* augment.h: augmentations: rumble, slow gain changes, other speeds, band limits, clipping, codecs. */
 #ifndef KR_AUGMENT_H
 #define KR_AUGMENT_H
 
@@ -7,19 +6,19 @@
 
 #include "random.h"
 
-/* x becomes a rumble: noise that falls by 12 to 24 dB an octave from 8 to 50 Hz on, without what lies below 4 Hz, and
- * swells. */
+/* Fills x with a rumble: noise that falls by 12 to 24 dB per octave from 8 to 50 Hz on, without content below 4 Hz,
+ * with slow gain changes. */
 void kr_augment_rumble(kr_random *random, float *x, int64_t n);
-/* x swells and fades by up to most_db, along a smooth curve with a knot each half second. */
+/* Changes the gain of x by up to most_db, along a smooth curve with one knot every half second. */
 void kr_augment_gain(kr_random *random, float *x, int64_t n, double most_db);
 /* x (n_in samples) played `speed` times as fast, to exactly n_out samples. */
 int32_t kr_augment_speed(const float *x, int64_t n_in, double speed, float *out, int64_t n_out);
-/* A low-pass whose edge lies at hz, of the same phase for whatever is given the same hz. */
+/* A low-pass with its edge at hz; the same hz gives the same phase. */
 int32_t kr_augment_band(float *x, int64_t n, double hz);
-/* A smooth gain over log frequency: knots an octave and a half apart, spread_db their deviation, and tilt_db an octave
- * from 1 kHz. */
+/* A smooth gain over log frequency: knots an octave and a half apart with standard deviation spread_db, and a tilt of
+ * tilt_db per octave around 1 kHz. */
 int32_t kr_augment_curve(kr_random *random, float *x, int64_t n, double spread_db, double tilt_db);
-/* Cut off at share of the peak. */
+/* Clips at this share of the peak. */
 void kr_augment_clip(float *x, int64_t n, double share);
 
 #endif

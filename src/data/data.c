@@ -1,4 +1,4 @@
-/* data.c: sources opened and counted; workers that fill a ring of steps ahead of the caller (data.h). */
+/* data.c: opens and counts sources; worker threads fill a ring of steps ahead of the caller (data.h). */
 #define _GNU_SOURCE
 #include "data.h"
 
@@ -73,7 +73,7 @@ static int32_t check_config(const kr_data_config *c) {
   return KRAIT_OK;
 }
 
-/* The four sources report through one door. */
+/* All four sources report through this function. */
 static void report_line(void *user, const char *line) {
   kr_data *d = user;
   pthread_mutex_lock(&d->report_lock);
@@ -102,7 +102,7 @@ static int32_t open_sources(kr_data *d) {
   return KRAIT_OK;
 }
 
-/* Headers of all speech, by several threads: they wait for the disk more than they work. */
+/* Headers of all speech files, on several threads, since this is mostly waiting for the disk. */
 static void probe_range(void *user, int64_t begin, int64_t end, int worker) {
   kr_data *d = user;
   int64_t n_samples;
@@ -284,7 +284,7 @@ int32_t kr_data_next(kr_data *d, float *noisy, float *clean) {
   step *s = &d->steps[d->next_step % d->config.n_ahead];
   while (s->n_done < d->config.batch) pthread_cond_wait(&d->ready, &d->lock);
   d->waited_s += (double)(kr_clock_ns() - start_ns) * 1e-9;
-  pthread_mutex_unlock(&d->lock); /* nobody else touches a step that is done */
+  pthread_mutex_unlock(&d->lock); /* no other thread uses a finished step */
   memcpy(noisy, s->noisy, bytes);
   memcpy(clean, s->clean, bytes);
   const int32_t status = s->status < 0 ? kr_fail(s->status, "%s", s->error) : KRAIT_OK;

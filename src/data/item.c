@@ -1,5 +1,5 @@
 /* item.c: one training item, step by step in the order of upstream's data set: piece, noise, ratio, room, levels;
- * augmentation where it is asked for. Each step draws from a stream of its own. */
+ * augmentation if configured. Each step has its own random stream. */
 #include "item.h"
 
 #include <math.h>
@@ -61,8 +61,8 @@ const kr_piece_file *kr_item_file(const kr_item_source *s, int64_t index) {
   return &s->files[low];
 }
 
-/* Where the item begins in its file. The shift stays inside short files and last pieces: upstream's reaches into the
- * zeros behind them. */
+/* The start of the item in its file. The shift stays inside short files and last pieces; upstream's may reach into the
+ * zero padding. */
 static int64_t item_start(const draw *d, const kr_piece_file *file, int64_t piece, int64_t n) {
   const kr_data_config *c = d->config;
   if (c->segment == 0) return 0;
@@ -89,7 +89,7 @@ static double draw_speed(const draw *d) {
              : 1;
 }
 
-/* The target, and what is heard: the same, or the noisy side of a pair. */
+/* The target, and the input: the same, or the noisy side of a pair. */
 static int32_t read_piece(const draw *d, int64_t index, float *heard, float *clean, int64_t *n) {
   const kr_item_source *s = d->source;
   const kr_piece_file *file = kr_item_file(s, index);
@@ -111,7 +111,7 @@ static int32_t equalise(const draw *d, float *heard, float *clean, int64_t n) {
   return kr_augment_curve(&again, clean, n, 2.5, 0);
 }
 
-/* A bad file's pieces are replaced by others. */
+/* Pieces of a bad file are replaced by others. */
 static int32_t read_some_piece(const draw *d, float *heard, float *clean, int64_t *n) {
   kr_random r = stream(d, FOR_ANOTHER);
   int64_t index = (int64_t)d->index;
@@ -123,7 +123,7 @@ static int32_t read_some_piece(const draw *d, float *heard, float *clean, int64_
 }
 
 /* ---- noise ---- */
-/* File number `index`, its first channel, over and over. */
+/* The first channel of file number `index`, looped. */
 static int32_t noise_by_index(const draw *d, float *out, int64_t n) {
   kr_recordings *noise = d->source->noise;
   kr_random r = stream(d, FOR_NOISE);
@@ -155,7 +155,7 @@ static int32_t draw_stretch(kr_recordings *noise, kr_random *r, stretch *s) {
   return status;
 }
 
-/* Files one after the other with silence between until there is enough; then a window of that. */
+/* Concatenates files with silence between them until there is enough; then takes a window. */
 static int32_t noise_at_random(const draw *d, kr_random *r, float *out, int64_t n) {
   enum { MOST_STRETCHES = 256 };
   const int64_t silence = (int64_t)(d->config->silence_s * HZ);
@@ -181,7 +181,7 @@ static int32_t noise_at_random(const draw *d, kr_random *r, float *out, int64_t 
   return KRAIT_OK;
 }
 
-/* 3 to 8 voices, each from a random place of a random recording on, as loud as each other within a few decibels. */
+/* 3 to 8 voices, each from a random position in a random recording, with levels within a few decibels. */
 static int32_t babble(const draw *d, kr_random *r, float *out, float *scratch, int64_t n) {
   memset(out, 0, (size_t)n * sizeof *out);
   for (int64_t left = kr_random_whole(r, 3, 8); left > 0; left--) {
@@ -192,7 +192,7 @@ static int32_t babble(const draw *d, kr_random *r, float *out, float *scratch, i
     KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, start, n, scratch));
     if (n_end < n)
       KR_TRY(kr_recordings_read(d->source->speech, voice.recording, 0, 0, n - n_end,
-                                scratch + n_end)); /* and on from its start */
+                                scratch + n_end)); /* and continue from its start */
     kr_set_level(scratch, n, -25 + 4 * kr_random_normal(r));
     for (int64_t i = 0; i < n; i++) out[i] += scratch[i];
   }
@@ -265,7 +265,7 @@ static int has_noise(const draw *d) {
   return (d->source->noise || is_made_up) && kr_random_chance(&r, d->config->noise_proportion);
 }
 
-/* Beside the noise, whose ratio stays; x: room for it. */
+/* Added to the noise, whose ratio does not change; x: buffer for it. */
 static void add_rumble(const draw *d, float *heard, float *x, int64_t n) {
   kr_random r = stream(d, FOR_RUMBLE);
   if (d->config->deterministic || !kr_random_chance(&r, d->config->rumble_proportion)) return;
@@ -274,7 +274,7 @@ static void add_rumble(const draw *d, float *heard, float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) heard[i] += x[i];
 }
 
-/* Each part to one level, the noise below the speech by the ratio, all into heard. */
+/* Sets each part to the same level, the noise below the speech by the ratio, and mixes all into heard. */
 static int32_t mix(const draw *d, float *heard, float *clean, int64_t n) {
   const kr_data_config *c = d->config;
   const double level = kr_set_level(heard, n, c->part_level_db);

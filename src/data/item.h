@@ -1,4 +1,4 @@
-/* item.h: the inside of data.h: what is open, and how one item is made of it. */
+/* item.h: internals of data.h: the open sources, and making one item from them. */
 #ifndef KR_ITEM_H
 #define KR_ITEM_H
 
@@ -19,7 +19,7 @@ typedef struct kr_item_source {
   int64_t n_samples;          /* of an item, or of the longest file */
 } kr_item_source;
 
-/* Pieces that a file of n samples gives. */
+/* Number of pieces in a file of n samples. */
 int64_t kr_item_pieces(const kr_data_config *config, int64_t n_samples);
 const kr_piece_file *kr_item_file(const kr_item_source *source, int64_t index);
 int64_t kr_item_snr_db(const kr_item_source *source, int64_t epoch, int64_t index);

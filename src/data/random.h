@@ -1,5 +1,5 @@
-/* random.h: random numbers that follow from what they are for alone: a stream per (seed, epoch, index, purpose), so
- * that neither threads nor other draws change them. SplitMix64 (Steele, Lea and Flood 2014). */
+/* random.h: random numbers that depend only on their purpose: one stream per (seed, epoch, index, purpose), so that
+ * neither threads nor other draws change them. SplitMix64 (Steele, Lea and Flood 2014). */
 #ifndef KR_RANDOM_H
 #define KR_RANDOM_H
 
@@ -40,8 +40,8 @@ static inline double kr_random_normal(kr_random *r) {
   return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* Where `position` of a shuffled [0, n) comes from: a permutation without a table (a Feistel network of four rounds,
- * walked until it is inside). */
+/* The element at `position` of a shuffled [0, n): a permutation without a table (a Feistel network of four rounds,
+ * iterated until the result is in range). */
 static inline int64_t kr_random_place(uint64_t key, int64_t n, int64_t position) {
   int half_bits = 1;
   while (half_bits < 31 && (int64_t)1 << (2 * half_bits) < n) half_bits++;

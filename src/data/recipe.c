@@ -1,4 +1,4 @@
-/* recipe.c: merges what a training run is told, and reads data.h's part of it. */
+/* recipe.c: merges the configuration of a training run, and reads data.h's part of it. */
 #define _GNU_SOURCE
 #include "recipe.h"
 
@@ -18,7 +18,7 @@ struct kr_recipe {
   json_t *values;
 };
 
-/* ---- shipped files ---- */
+/* ---- built-in files ---- */
 #define KR_SHIPPED(symbol, name)                    \
   extern const unsigned char kr_embed_##symbol[];   \
   extern const size_t kr_embed_##symbol##_bytes;
@@ -68,7 +68,7 @@ static int32_t read_yaml(const char *path, json_t **tree) {
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not a configuration (expected lines of name: value)", path);
 }
 
-/* What upstream's configurations have beside, and krait does without. */
+/* Keys of upstream's configurations that krait does not need. */
 static int is_without_meaning(const char *key) {
   static const char *const keys[] = {"hydra",
                                      "defaults",
@@ -107,8 +107,8 @@ static int32_t refuse_name(json_t *section, const char *key, const char *label) 
   return kr_fail(KRAIT_ERR_ARGUMENT, "%s: '%s' is unknown there; known are %s", label, key, known);
 }
 
-/* Sections are merged value by value, all else is replaced. A name that is not there yet is a misspelt one, but in the
- * model's section. */
+/* Sections are merged value by value, everything else is replaced. A new name is an error, except in the model's
+ * section. */
 static int32_t merge(json_t *into, json_t *from, const char *label) {
   const char *key;
   json_t *value;
@@ -123,7 +123,7 @@ static int32_t merge(json_t *into, json_t *from, const char *label) {
 }
 
 /* ---- settings ---- */
-/* +model=NAME: the shipped section of that name, or a file of one's own. */
+/* +model=NAME: the built-in section of that name, or a file. */
 static int32_t add_section(kr_recipe *r, const char *group, const char *name) {
   char known[512];
   json_t *tree = NULL;
@@ -142,7 +142,7 @@ static int32_t add_section(kr_recipe *r, const char *group, const char *name) {
   return status;
 }
 
-/* The section in which a dotted name's last part lies, NULL where there is none; *last is that part. */
+/* The section that contains the last part of a dotted name, NULL if there is none; *last is that part. */
 static json_t *reach(json_t *values, const char *name, const char **last) {
   for (const char *dot; (dot = strchr(name, '.')); name = dot + 1) {
     values = json_object_getn(values, name, (size_t)(dot - name));
@@ -262,7 +262,7 @@ char *kr_recipe_json(const kr_recipe *r, const char *name) {
 /* ---- the data ---- */
 static const char *const split_names[] = {"train", "valid", "test"};
 
-/* dset.PART_SPLIT and dset.PART_dir; the folder alone means all of it. */
+/* dset.PART_SPLIT and dset.PART_dir; the folder alone means all files in it. */
 static int32_t take_source(const kr_recipe *r, const char *part, int split, const char **source, const char **dir) {
   char name[64];
   snprintf(name, sizeof name, "dset.%s_dir", part);
@@ -368,7 +368,7 @@ int32_t kr_recipe_data(const kr_recipe *r, int split, kr_data_config *c) {
 }
 
 #ifdef KR_FUZZ
-/* The first line is a setting, the rest a section's file. */
+/* Fuzz target: the first line is a setting, the rest a section's file. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   char setting[256];

@@ -1,5 +1,5 @@
-/* recipe.h: the configuration of a training run: the shipped constants (recipes/train.yaml), then a file, then
- * settings, later ones win value by value.
+/* recipe.h: the configuration of a training run: the built-in defaults (recipes/train.yaml), then a file, then
+ * settings; later ones override earlier ones value by value.
  *
  *   settings as upstream's command line has them: "+model=primeknet_mamba_masking" and "+dset=taps" put shipped
  *     sections in (a path ending in .yaml: that
@@ -18,23 +18,23 @@ typedef struct kr_recipe kr_recipe;
 int32_t kr_recipe_open(const char *path, const char *const *settings, int32_t n_settings, kr_recipe **recipe);
 void kr_recipe_close(kr_recipe **recipe);
 
-int kr_recipe_has(const kr_recipe *recipe, const char *name); /* there and not null */
+int kr_recipe_has(const kr_recipe *recipe, const char *name); /* present and not null */
 int32_t kr_recipe_int(const kr_recipe *recipe, const char *name, int64_t fallback, int64_t low, int64_t high,
                       int64_t *value);
 int32_t kr_recipe_float(const kr_recipe *recipe, const char *name, double fallback, double low, double high,
                         double *value);
 int32_t kr_recipe_text(const kr_recipe *recipe, const char *name, const char *fallback,
                        const char **value); /* lives with the recipe */
-/* A list of numbers; *n is how many there is room for, then how many there are; a missing list leaves both as they
- * are. */
+/* A list of numbers; *n is the capacity on entry and the number of values on return; a missing list leaves both
+ * unchanged. */
 int32_t kr_recipe_floats(const kr_recipe *recipe, const char *name, double *values, int32_t *n);
-/* "" for all: as JSON, which is YAML too and what kr_config_open reads; free with kr_free. NULL when out of memory or
- * not there. */
+/* "" for everything: as JSON, which is also YAML and what kr_config_open reads; free with kr_free. NULL if out of
+ * memory or not present. */
 char *kr_recipe_json(const kr_recipe *recipe, const char *name);
 
 enum { KR_RECIPE_TRAIN, KR_RECIPE_VALID, KR_RECIPE_TEST };
-/* Fills config for one split; its texts live with the recipe; batch, ranks and report are the caller's. For
- * KR_RECIPE_TEST the ratio is the first of test_noise.snr_step. KRAIT_ERR_ARGUMENT where the split has no speech. */
+/* Fills config for one split; its strings live with the recipe; batch, ranks and report are set by the caller. For
+ * KR_RECIPE_TEST the ratio is the first of test_noise.snr_step. KRAIT_ERR_ARGUMENT if the split has no speech. */
 int32_t kr_recipe_data(const kr_recipe *recipe, int split, kr_data_config *config);
 
 #endif

@@ -1,4 +1,4 @@
-/* recordings.c: folders, lists and safetensors as recordings; what is wrong with a file, once; recently read ones in
+/* recordings.c: folders, lists and safetensors as recordings; reports each bad file once; caches decoded recordings in
  * memory. */
 #define _GNU_SOURCE
 #include "recordings.h"
@@ -33,8 +33,8 @@ typedef struct recording {
   int32_t state;        /* under the lock */
   int64_t n_samples;
   int32_t n_channels;
-  int16_t *kept;        /* all of channel 0 while there is room: where 16 bits hold it exactly, */
-  float *kept_wide;     /* and where they do not; under the lock until set, then constant */
+  int16_t *kept;    /* all of channel 0 while there is space: as 16 bits if that is exact, */
+  float *kept_wide; /* as float otherwise; under the lock until set, then constant */
 } recording;
 
 struct kr_recordings {
@@ -54,7 +54,7 @@ static const char *base_of(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-/* ---- what there is ---- */
+/* ---- listing ---- */
 static int32_t add(kr_recordings *r, const char *path, const char *inside, const kr_weight *tensor) {
   if (r->n == r->capacity) {
     const int64_t capacity = r->capacity ? 2 * r->capacity : 256;
@@ -79,7 +79,7 @@ static int is_audio(const char *name) {
   return 0;
 }
 
-/* Links to folders are not followed: they may lead back. */
+/* Links to folders are not followed: they may form a loop. */
 static int32_t walk(kr_recordings *r, const char *folder, const char *inside, int depth) {
   KR_CHECK(depth <= MAX_DEPTH, KRAIT_ERR_FILE_OPEN, "%s is more than %d folders deep", folder, MAX_DEPTH);
   DIR *dir = opendir(folder);
@@ -212,7 +212,7 @@ int64_t kr_recordings_find(const kr_recordings *r, const char *name) {
   return low < r->n && strcmp(base_of(r->items[r->by_base[low]].name), base_of(name)) == 0 ? r->by_base[low] : -1;
 }
 
-/* ---- what is in it ---- */
+/* ---- contents ---- */
 static int32_t state_of(kr_recordings *r, recording *item) {
   pthread_mutex_lock(&r->lock);
   const int32_t state = item->state;
@@ -220,8 +220,7 @@ static int32_t state_of(kr_recordings *r, recording *item) {
   return state;
 }
 
-/* Keeps the failure that has just been told to this thread as what is wrong with the recording; the first time it is
- * reported. */
+/* Stores this thread's last error as the recording's error; reports it the first time. */
 static int32_t mark_bad(kr_recordings *r, recording *item, int32_t status) {
   char line[512];
   if (status == KRAIT_ERR_NO_MEMORY) return status; /* not the recording's fault */
@@ -279,7 +278,7 @@ static void read_tensor(const kr_weight *tensor, int64_t from, int64_t n, float 
   }
 }
 
-/* n samples from the start on that lie inside the recording. */
+/* n samples from the start on, inside the recording. */
 static int32_t read_file(const recording *item, int32_t channel, int64_t from, int64_t n, float *samples) {
   kr_track *track = NULL;
   float block[4096];
@@ -294,8 +293,8 @@ static int32_t read_file(const recording *item, int32_t channel, int64_t from, i
   return status;
 }
 
-/* All of its first channel once: is it sound? Into memory where there is room; what is read from there has the same
- * bits as from the file. */
+/* Reads its whole first channel once to check it. Caches it in memory if there is space; cached reads are bit-identical
+ * to reads from the file. */
 static int32_t read_all(kr_recordings *r, recording *item) {
   float *all = kr_alloc_array((size_t)item->n_samples, sizeof *all);
   int16_t *kept = kr_alloc_array((size_t)item->n_samples, sizeof *kept);

@@ -1,5 +1,5 @@
-/* recordings.h: a source of recordings (data.h says which there are): how many, how long, their samples at 16 kHz. Any
- * number of threads may read. What is bad is found once, told once, and from then on refused at once. */
+/* recordings.h: a source of recordings (data.h lists the kinds): their number, lengths and samples at 16 kHz. Any
+ * number of threads may read. A bad recording is detected and reported once, and then refused immediately. */
 #ifndef KR_RECORDINGS_H
 #define KR_RECORDINGS_H
 
@@ -10,7 +10,7 @@ enum { KR_RECORDINGS_HZ = 16000 };
 
 typedef void (*kr_recordings_report)(void *user, const char *line);
 
-/* what ("speech", "noise") names the source in messages. KRAIT_ERR_FILE_* where there is nothing at all. */
+/* what ("speech", "noise") names the source in messages. KRAIT_ERR_FILE_* if there are no recordings. */
 int32_t kr_recordings_open(const char *source, const char *dir, const char *what, kr_recordings_report report,
                            void *user, kr_recordings **recordings);
 void kr_recordings_close(kr_recordings **recordings);
@@ -18,12 +18,13 @@ int64_t kr_recordings_count(const kr_recordings *recordings);
 int64_t kr_recordings_n_bad(kr_recordings *recordings); /* found so far */
 const char *kr_recordings_name(const kr_recordings *recordings,
                                int64_t i); /* below the source's folder, without extension */
-int64_t kr_recordings_find(const kr_recordings *recordings, const char *name); /* by the name's last part; -1: none */
+int64_t kr_recordings_find(const kr_recordings *recordings, const char *name); /* by the last part of the name; -1:
+                                                                                  none */
 
-/* Length and channels as the header says: a file that cannot be opened, is empty or too low in rate is bad. */
+/* Length and channels according to the header: a file that cannot be opened, is empty or has too low a rate is bad. */
 int32_t kr_recordings_probe(kr_recordings *recordings, int64_t i, int64_t *n_samples, int32_t *n_channels);
-/* The same, and all of it read once: a broken or silent one is bad. What is drawn at random must pass this first, or
- * the draw would depend on what was read before. */
+/* The same, after reading all of it once: a broken or silent one is bad. Recordings must pass this before random draws,
+ * so that the draws do not depend on what was read before. */
 int32_t kr_recordings_check(kr_recordings *recordings, int64_t i, int64_t *n_samples, int32_t *n_channels);
 /* n samples from `from` on of one channel, zeros behind its end. Checked, too. */
 int32_t kr_recordings_read(kr_recordings *recordings, int64_t i, int32_t channel, int64_t from, int64_t n,

@@ -1,4 +1,4 @@
-/* audio.c: reading audio through libsndfile, with every surprise turned into one sentence that names the file. */
+/* audio.c: reading audio with libsndfile; every problem becomes one sentence that names the file. */
 #define _GNU_SOURCE
 #include "audio.h"
 
@@ -19,7 +19,7 @@
 #include "outfile.h"
 #include "status.h"
 
-/* libsndfile's sentence without what it begins and ends with. */
+/* libsndfile's error text without its prefix and newline. */
 const char *kr_sndfile_text(SNDFILE *file, char *text, size_t text_bytes) {
   const char *from = sf_strerror(file);
   if (strncmp(from, "Error : ", 8) == 0) from += 8;
@@ -62,8 +62,7 @@ int32_t kr_copy_bytes(int from, int to, const char *from_name, const char *to_na
   return copy_some(from, to, INT64_MAX, from_name, to_name, &is_all);
 }
 
-/* Whether what has come so far can be the start of a recording: an endless input that is none must not fill the
- * disk. */
+/* Whether the data so far can be the start of a recording: an endless input that is not one must not fill the disk. */
 static int32_t check_start(int fd, const char *name) {
   SF_INFO info = {0};
   const int again = dup(fd);
@@ -79,7 +78,7 @@ static int32_t check_start(int fd, const char *name) {
                        name, START_BYTES >> 20);
 }
 
-/* A nameless copy that can be rewound; *fd is open and at its start. */
+/* An unnamed copy that can be rewound; *fd is open and at its start. */
 static int32_t spool(int from, const char *name, int *fd) {
   KR_TRY(kr_private_file(name, fd));
   int is_all = 0;
@@ -94,7 +93,7 @@ static int32_t spool(int from, const char *name, int *fd) {
   return status;
 }
 
-/* *fd: the file itself, or a copy of what cannot be rewound. */
+/* *fd: the file itself, or a copy if it cannot be rewound. */
 static int32_t reach(const char *path, const char *name, struct stat *info, int *fd) {
   const int is_stdin = strcmp(path, "-") == 0;
   *fd = -1;
@@ -104,7 +103,7 @@ static int32_t reach(const char *path, const char *name, struct stat *info, int 
     if (from >= 0 && !is_stdin) close(from);
     return kr_fail_os(KRAIT_ERR_FILE_OPEN, failed, "cannot open %s", name);
   }
-  if (!is_stdin) fcntl(from, F_SETFL, 0); /* O_NONBLOCK was only for open: a pipe nobody writes must not hang it */
+  if (!is_stdin) fcntl(from, F_SETFL, 0); /* O_NONBLOCK was only for open: a pipe without a writer must not block it */
   int32_t status = KRAIT_OK;
   if (S_ISDIR(info->st_mode)) status = kr_fail(KRAIT_ERR_FILE_OPEN, "%s is a folder, not an audio file", name);
   else if (is_stdin || S_ISFIFO(info->st_mode) || S_ISSOCK(info->st_mode)) status = spool(from, name, fd);
@@ -115,8 +114,8 @@ static int32_t reach(const char *path, const char *name, struct stat *info, int 
   return status;
 }
 
-/* Header lines of libsndfile's log that promise more bytes of sound than the file has. Streams that were written to a
- * pipe promise nothing (0) or about 2 or 4 GiB, and are fine. */
+/* Header lines of libsndfile's log that announce more bytes of audio than the file has. Streams that were written to a
+ * pipe announce 0 or about 2 or 4 GiB, which is accepted. */
 static int promises_more(SNDFILE *file) {
   static const char *const labels[] = {"data :", "SSND :", "BODY :", "Data Size   :", "riff :"};
   char log[8192] = "";
@@ -188,15 +187,14 @@ static void open_through_us(kr_audio_in *in, SF_INFO *info) {
   in->file = sf_open_virtual(&io, SFM_READ, info, in);
 }
 
-/* Recordings without a header that libsndfile knows by their names. */
+/* Recordings without a header that libsndfile recognises by their names. */
 static int has_telling_name(const char *path) {
   const char *dot = strrchr(path, '.');
   return dot && (strcasecmp(dot, ".gsm") == 0 || strcasecmp(dot, ".vox") == 0 || strcasecmp(dot, ".au") == 0 ||
                  strcasecmp(dot, ".snd") == 0);
 }
 
-/* libsndfile does not read it: through FFmpeg's libraries where they are, as if it had been a pipe with a sound file in
- * it. */
+/* libsndfile cannot read it: uses FFmpeg's libraries if available, as if it were a pipe with an audio file. */
 static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   char text[200];
   const int is_damaged = sf_error(NULL) == SF_ERR_MALFORMED_FILE;
@@ -234,7 +232,7 @@ static int32_t open_sound(kr_audio_in *in, const char *path) {
       .sample_rate_hz = info.samplerate, .n_channels = info.channels, .format = info.format, .n_frames = info.frames};
   if (in->is_converted)
     in->info.format =
-        SF_FORMAT_WAV | SF_FORMAT_PCM_16; /* the copy is in float; what it came from was not finer than this */
+        SF_FORMAT_WAV | SF_FORMAT_PCM_16; /* the copy is in float; its source was not more precise than this */
   return check_header(in);
 }
 
@@ -324,7 +322,7 @@ int32_t kr_audio_rewind(kr_audio_in *in) {
 
 #ifdef KR_FUZZ
 #include <sys/mman.h>
-/* The input as a file: opened, read to the end, rewound, read again. */
+/* Fuzz target, the input as a file: opened, read to the end, rewound, read again. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) {

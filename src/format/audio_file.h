@@ -1,4 +1,4 @@
-/* audio_file.h: what the reading and the writing half of audio.h share. */
+/* audio_file.h: shared by the reading and the writing half of audio.h. */
 #ifndef KR_AUDIO_FILE_H
 #define KR_AUDIO_FILE_H
 
@@ -14,18 +14,18 @@ enum {
 }; /* libsndfile 1.1 and later; older headers lack the names */
 
 struct kr_audio_in {
-  char *name; /* for sentences */
-  char *path; /* by which it can be opened again */
+  char *name; /* for error messages */
+  char *path; /* the path to open it again */
   SNDFILE *file;
-  int fd;            /* what file reads through our own calls, or -1 */
+  int fd;            /* the descriptor behind file's virtual I/O, or -1 */
   sf_count_t offset; /* libsndfile's place in it */
-  int os_errno;      /* of the first read that failed: libsndfile takes it for the end of the file */
+  int os_errno;      /* errno of the first failed read: libsndfile treats it as the end of the file */
   kr_audio_info info;
-  dev_t device; /* with inode: which file this is */
+  dev_t device; /* with inode: identifies the file */
   ino_t inode;
-  int is_copy;       /* fd is a nameless copy, not the file at path */
+  int is_copy;       /* fd is an unnamed copy, not the file at path */
   int64_t position; /* frames read */
-  const char *is_converted; /* by what, when libsndfile cannot read the recording itself; else NULL */
+  const char *is_converted; /* by which library, if libsndfile cannot read the recording itself; else NULL */
 };
 
 const char *kr_sndfile_text(SNDFILE *file, char *text, size_t text_bytes);

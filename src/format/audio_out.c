@@ -1,6 +1,6 @@
-/* audio_out.c: writing audio: which format an output gets, and how it appears only when it is complete and has been
- * read again. What is not a regular file (standard output, pipes, devices) gets a finished copy at the end, because
- * headers are written last. */
+/* audio_out.c: writing audio: chooses the output's format; the output appears only when it is complete and has been
+ * read back. Outputs that are not regular files (standard output, pipes, devices) get a finished copy at the end,
+ * because headers are written last. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,13 +19,14 @@
 #include "status.h"
 
 struct kr_audio_out {
-  char *path, *copy_path; /* the final name; where the content is read again when is_copied */
+  char *path, *copy_path; /* the final name; if is_copied, the file with the content */
   kr_outfile target;
-  int fd;            /* of the content: the target's, or a private file when is_copied */
+  int fd; /* the content: the target's descriptor, or a private file if is_copied */
   int is_copied, is_stdout, keep;
   SNDFILE *file;
   sf_count_t offset; /* libsndfile's place in the file */
-  int os_errno; /* of the first write that failed: not every encoder tells libsndfile, and it does not tell us why */
+  int os_errno;      /* errno of the first failed write: not every encoder reports it to libsndfile, which does not say
+                        why */
   int64_t n_frames;  /* written */
   char note[160];
   int format, n_channels, sample_rate_hz, n_bits; /* bits of integer samples, 0 for other encodings */
@@ -63,9 +64,9 @@ static const struct {
     {"wma", NOT_WRITTEN, 0},
 };
 
-/* Formats that come back as they were given: speech codecs of few bits (GSM 6.10, G.72x, ADPCM) and a few old
- * containers fill up their last block, and would lose more of a cleaned recording than the noise did. Not ALAC either:
- * libsndfile's encoder keeps a temporary file with a name, and crashes when that finds no room. */
+/* Formats that preserve length and quality: low-bit speech codecs (GSM 6.10, G.72x, ADPCM) and a few old containers pad
+ * their last block, and would degrade a cleaned recording more than the noise did. Not ALAC either: libsndfile's
+ * encoder uses a named temporary file, and crashes if the disk is full. */
 static int is_kept(int format) {
   static const int containers[] = {SF_FORMAT_WAV,     SF_FORMAT_WAVEX, SF_FORMAT_FLAC, SF_FORMAT_OGG,
                                    KR_SF_FORMAT_MPEG, SF_FORMAT_AIFF,  SF_FORMAT_AU,   SF_FORMAT_CAF,
@@ -80,7 +81,7 @@ static int is_kept(int format) {
   for (size_t i = 0; i < sizeof encodings / sizeof *encodings; i++)
     is_encoding |= encodings[i] == (format & SF_FORMAT_SUBMASK);
   const int is_mpeg = (format & SF_FORMAT_TYPEMASK) ==
-                      KR_SF_FORMAT_MPEG; /* sf_format_check also takes MP3 in WAV, which sf_open then refuses */
+                      KR_SF_FORMAT_MPEG; /* sf_format_check also accepts MP3 in WAV, which sf_open then refuses */
   return is_container && is_encoding && is_mpeg == ((format & SF_FORMAT_SUBMASK) == KR_SF_SUBTYPE_MPEG_3);
 }
 
@@ -89,8 +90,8 @@ static int is_writable(int format, const kr_audio_info *info) {
   return is_kept(format) && sf_format_check(&probe);
 }
 
-/* The encoding of the container that loses least: the same, else the next deeper, else 16 bit; 0 if it has none for
- * these channels. */
+/* The encoding in this container that loses least: the same, else the next higher bit depth, else 16 bit; 0 if none
+ * supports these channels. */
 static int nearest_format(int container, const kr_audio_info *info) {
   const int same = info->format & SF_FORMAT_SUBMASK;
   const int is_float = same == SF_FORMAT_FLOAT || same == SF_FORMAT_DOUBLE;
@@ -195,7 +196,7 @@ static sf_count_t file_read(void *bytes, sf_count_t n, void *user) {
   return got < 0 ? 0 : got;
 }
 
-/* The first failure is kept: some encoders carry on after it. */
+/* The first failure is kept: some encoders continue after it. */
 static sf_count_t file_write(const void *bytes, sf_count_t n, void *user) {
   kr_audio_out *out = user;
   sf_count_t done = 0;
@@ -267,7 +268,7 @@ static int32_t open_file(kr_audio_out *out, int format, const kr_audio_in *like)
   out->n_bits = integer_bits(format & SF_FORMAT_SUBMASK);
   sf_command(out->file, SFC_SET_CLIPPING, NULL, SF_TRUE);
   sf_command(out->file, SFC_SET_ADD_PEAK_CHUNK, NULL,
-             SF_FALSE); /* it carries the time: equal inputs give equal files */
+             SF_FALSE); /* it contains the time: equal inputs must give equal files */
   copy_tags(like->file, out->file, like->info.n_channels);
   return KRAIT_OK;
 }
@@ -341,8 +342,8 @@ static int32_t count_frames(kr_audio_in *in, int64_t *n_frames) {
   return KRAIT_OK;
 }
 
-/* What an encoder or a disk lost shows only when the file is read again; a recording must not be replaced by less than
- * was written. */
+/* Data lost by an encoder or a disk shows only when the file is read back; a recording must not be replaced by a
+ * shorter one. */
 static int32_t read_again(const kr_audio_out *out) {
   kr_audio_in *in = NULL;
   int64_t found = 0;

@@ -1,4 +1,4 @@
-/* av.c: the functions found by name; and what the library would print, heard by the thread that decodes. */
+/* av.c: functions looked up by name, and capturing the library's log for the decoding thread. */
 #include "av.h"
 
 #include <errno.h>
@@ -25,10 +25,10 @@ int kr_av_load(kr_av *av) {
   return is_whole;
 }
 
-/* ---- what goes wrong inside ---- */
-/* amovie takes a damaged end for the end; only its log tells. Messages of other threads of the host go where they
- * went. */
-static _Thread_local char *damage; /* 200 bytes of the thread that decodes, else NULL */
+/* ---- errors inside the library ---- */
+/* amovie treats a damaged end as the end; only its log tells. Messages of the host's other threads go where they went
+ * before. */
+static _Thread_local char *damage; /* 200 bytes for the decoding thread, else NULL */
 static void (*_Atomic log_of_host)(void *, int, const char *, va_list);
 static atomic_int n_listening;
 enum { AV_ERROR = 16 };

@@ -29,7 +29,7 @@ static int32_t set_model(kr_config *config, const json_t *name, const char *labe
   return KRAIT_OK;
 }
 
-/* Keys of a section that say which model it is, or what it is trained on, rather than how it is built. */
+/* Keys of a section that name the model or its training data, rather than describing its structure. */
 static int is_about_model(const char *key) {
   return strcmp(key, "model") == 0 || strcmp(key, "model_lib") == 0 || strcmp(key, "model_class") == 0 ||
          strcmp(key, "input_type") == 0;

@@ -1,5 +1,5 @@
-/* cubin.c: which GPU a device ELF image was made for. Two layouts of e_flags exist; EI_OSABI tells which, never the
- * SM. */
+/* cubin.c: which GPU a device ELF image was made for. Two layouts of e_flags exist; EI_OSABI distinguishes them, never
+ * the SM. */
 #include <string.h>
 
 #include "elf.h"
@@ -89,7 +89,7 @@ int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin) {
   return KRAIT_OK;
 }
 
-/* A kernel counts whether or not its name can be read; names of templates may be longer than any room for them. */
+/* A kernel counts even if its name cannot be read; names of templates may be longer than any buffer. */
 static void read_name(const kr_elf *elf, uint64_t offset, char *name, size_t cap) {
   if (!cap || kr_elf_string(elf, offset, name, cap) >= 0) return;
   size_t n = offset < elf->size && elf->size - offset < cap - 1 ? (size_t)(elf->size - offset) : cap - 1;

@@ -30,7 +30,7 @@ int32_t kr_elf_read(const kr_elf *elf, uint64_t offset, void *out, size_t bytes)
   return kr_source_read(elf->source, elf->base + offset, out, bytes);
 }
 
-/* Counts that do not fit their fields live in section 0, which is read for no other reason: it lies at the end of the
+/* Counts that do not fit their fields are in section 0, which is read only for that, because it is at the end of the
  * file. */
 static int32_t read_long_counts(kr_elf *elf) {
   uint8_t h[SHDR_BYTES];
@@ -43,7 +43,7 @@ static int32_t read_long_counts(kr_elf *elf) {
   if (elf->name_section == 0xffff) elf->name_section = kr_le32(h + 40);
   uint64_t room = (elf->size - elf->shoff) / SHDR_BYTES;
   if (elf->n_sections > room || elf->n_sections > MAX_SECTIONS)
-    elf->n_sections = 0; /* a table that leaves the file is no table */
+    elf->n_sections = 0; /* a table that extends past the end of the file is ignored */
   return KRAIT_OK;
 }
 
@@ -167,7 +167,7 @@ static int32_t find_dynamic(kr_elf *elf, uint64_t *offset, uint64_t *bytes) {
   return 0;
 }
 
-/* DT_GNU_HASH names no count: the last chain that a bucket starts ends the table. */
+/* DT_GNU_HASH has no count: the last chain that starts from a bucket ends the table. */
 static uint64_t count_by_gnu_hash(const kr_elf *elf, uint64_t offset) {
   uint8_t h[16], word[4];
   if (kr_elf_read(elf, offset, h, sizeof h) < 0) return 0;

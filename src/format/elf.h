@@ -19,9 +19,9 @@ enum {
 
 typedef struct kr_elf {
   kr_source *source;
-  uint64_t base, size; /* where the image lies inside the source */
+  uint64_t base, size; /* the image's range in the source */
   uint8_t bits, big_endian, osabi,
-      abiversion; /* bits: 32 or 64; only 64-bit little-endian images can be read further */
+      abiversion; /* bits: 32 or 64; only 64-bit little-endian images are read further */
   uint16_t type, machine;
   uint32_t version, flags;
   uint64_t shoff, phoff;
@@ -41,7 +41,7 @@ typedef struct kr_segment {
   uint64_t offset, address, file_bytes;
 } kr_segment;
 
-/* What the dynamic loader would read. Offsets of tables are image offsets; 0 when absent. */
+/* What the dynamic loader uses. Offsets of tables are relative to the image; 0 when absent. */
 typedef struct kr_dynamic {
   uint64_t offset, n_entries;
   uint64_t strings, strings_bytes;
@@ -60,7 +60,8 @@ static inline int kr_symbol_type(const kr_symbol *s) { return s->info & 15; }
 static inline int kr_symbol_is_weak(const kr_symbol *s) { return s->info >> 4 == 2; }
 static inline int kr_symbol_is_undefined(const kr_symbol *s) { return s->section == 0; }
 
-/* KRAIT_ERR_FILE_FORMAT when it is no ELF image. A 32-bit or big-endian one opens, with n_sections and n_segments 0. */
+/* KRAIT_ERR_FILE_FORMAT if it is not an ELF image. A 32-bit or big-endian one opens with n_sections and n_segments
+ * 0. */
 int32_t kr_elf_open(kr_elf *elf, kr_source *source, uint64_t base, uint64_t size);
 int32_t kr_elf_read(const kr_elf *elf, uint64_t offset, void *out, size_t bytes); /* offset in the image */
 int32_t kr_elf_section(kr_elf *elf, uint32_t i, kr_section *section);
@@ -77,11 +78,11 @@ int32_t kr_elf_dynamic_entry(const kr_elf *elf, const kr_dynamic *dynamic, uint6
 int32_t kr_elf_symbols(const kr_elf *elf, uint64_t table, uint64_t first, uint32_t n, uint64_t strings, kr_symbol *out);
 
 /* Walks `.gnu.version_r` (need 1) or `.gnu.version_d` (need 0): calls fn(user, file, version); file is "" for
- * definitions. Versions that are wanted but not necessary (weak) are passed over. */
+ * definitions. Weak versions, which are not required, are skipped. */
 typedef void (*kr_version_fn)(void *user, const char *file, const char *version);
 int32_t kr_elf_versions(const kr_elf *elf, const kr_dynamic *dynamic, int need, kr_version_fn fn, void *user);
 
-/* What a cubin says of itself. */
+/* A cubin's description of itself. */
 typedef struct kr_cubin {
   int32_t sm;        /* 90 */
   int32_t virtual_sm;
@@ -94,7 +95,7 @@ typedef struct kr_cubin {
 int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin);
 /* The next kernel at or after *next; 1 and its name, or 0. *next starts at 0. */
 int32_t kr_cubin_kernel(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap);
-/* The same, and how many bytes of instructions it has. */
+/* The same, and its size in bytes of instructions. */
 int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t *next, char *name, size_t cap,
                               uint64_t *bytes);
 

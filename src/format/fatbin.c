@@ -35,7 +35,7 @@ int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin
 
 static uint64_t align8(uint64_t offset) { return offset > UINT64_MAX - 7 ? offset : (offset + 7) & ~7ull; }
 
-/* Linkers align a section's parts, to 256 bytes on AArch64: the first offset from this one that holds something, or the
+/* Linkers align a section's parts, to 256 bytes on AArch64: the first offset from this one with nonzero data, or the
  * end. */
 static int32_t skip_zeros(kr_source *source, uint64_t *offset, uint64_t end) {
   uint8_t words[512];
@@ -124,7 +124,7 @@ int32_t kr_entry_next(kr_source *source, const kr_fatbin *fatbin, uint64_t *at, 
 
 int kr_entry_pack(const kr_entry *e) {
   if (!e->packed_bytes) return KR_PACK_NONE;
-  if (e->kind == KR_ENTRY_LTO) return KR_PACK_OLD; /* opaque, and no zstd frame although it is flagged as one */
+  if (e->kind == KR_ENTRY_LTO) return KR_PACK_OLD; /* opaque, and not a zstd frame although flagged as one */
   if (e->flags & KR_FLAG_ZSTD) return KR_PACK_ZSTD;
   if (e->flags & KR_FLAG_LZ4) return KR_PACK_LZ4;
   return KR_PACK_OLD;

@@ -1,4 +1,4 @@
-/* fatbin.h: containers of device code and their entries: where they lie, what they were made for, how they are packed.
+/* fatbin.h: containers of device code and their entries: their position, target and compression.
  *
  *   container: 16-byte header, then entries      entry: header of H >= 64 bytes, then P bytes of payload
  *   .nv_fatbin is containers back to back, aligned to 8; there is no terminator.
@@ -42,18 +42,18 @@ typedef struct kr_entry {
 /* Reads the container at offset, which must end at or before end. 1 found; 0 no container there (offset at the end, or
  * only padding is left); KRAIT_ERR_FILE_FORMAT for damage. */
 int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin *fatbin);
-/* The next container after one (NULL: from start), and what zeros lie between. */
+/* The next container after one (NULL: from start), skipping zeros in between. */
 int32_t kr_fatbin_next(kr_source *source, uint64_t start, uint64_t end, const kr_fatbin *previous, kr_fatbin *fatbin);
-/* Scans [from, end) in steps of 4 bytes for a header that fits; 1 or 0. */
+/* Scans [from, end) in steps of 4 bytes for a plausible header; 1 or 0. */
 int32_t kr_fatbin_search(kr_source *source, uint64_t from, uint64_t end, kr_fatbin *fatbin);
 /* The entry at *at (begin with fatbin->offset + 16); advances *at. 1, 0 at the end, or damage. */
 int32_t kr_entry_next(kr_source *source, const kr_fatbin *fatbin, uint64_t *at, kr_entry *entry);
 
 int kr_entry_pack(const kr_entry *entry);
 uint64_t kr_entry_bytes(
-    const kr_entry *entry); /* of the payload once unpacked; padding included when it is not packed */
-/* Unpacks the first cap bytes (or all, if fewer) into out; *n_out says how many. Damage, a bomb (more than 2000-fold,
- * or 1 GiB) and the old packing are errors. */
+    const kr_entry *entry); /* of the unpacked payload; includes padding if it is not compressed */
+/* Unpacks the first cap bytes (or all, if fewer) into out; *n_out says how many. Damage, a decompression bomb (more
+ * than 2000-fold, or 1 GiB) and the old compression are errors. */
 int32_t kr_entry_unpack(kr_source *source, const kr_entry *entry, uint8_t *out, size_t cap, size_t *n_out);
 /* 'a', 'f' or 0, from the entry's flags alone. */
 char kr_entry_suffix(const kr_entry *entry);

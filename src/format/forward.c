@@ -1,4 +1,4 @@
-/* forward.c: a sliding window behind forward.h: a ring of pieces, the head, and blocks where small reads went. */
+/* forward.c: the sliding window of forward.h: a ring buffer, the head, and recently read blocks. */
 #include "forward.h"
 
 #include <string.h>
@@ -24,8 +24,8 @@ typedef struct stream {
   uint64_t begin, end; /* the window holds these bytes of the member: a ring of pieces */
   size_t cap;
   int n_starts;
-  kr_forward_room at; /* window; head, which stays: headers and string tables are read again and again; blocks, where
-                         small reads went lately: section headers, the dynamic table */
+  kr_forward_room at; /* window; head, which stays: headers and string tables are read repeatedly; blocks of recent
+                         small reads: section headers, the dynamic table */
   size_t head_bytes, head_cap;
   uint64_t block_at[N_BLOCKS];
   size_t block_bytes[N_BLOCKS];
@@ -42,7 +42,7 @@ static int32_t restart(stream *s) {
   return KRAIT_OK;
 }
 
-/* Unpacks one more piece, in the place of the oldest when the window is full. */
+/* Unpacks one more piece, replacing the oldest when the window is full. */
 static int32_t advance(stream *s) {
   uint64_t left = s->source.size - s->end;
   size_t have = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
@@ -74,7 +74,7 @@ static size_t find_kept(const stream *s, uint64_t offset, const uint8_t **from) 
   return 0;
 }
 
-/* Keeps the block around a small read, as far as the window holds it. */
+/* Keeps the block around a small read, as far as it is in the window. */
 static void keep_block(stream *s, uint64_t offset) {
   const uint8_t *kept;
   if (find_kept(s, offset, &kept)) return;
@@ -115,8 +115,8 @@ void kr_forward_free_room(kr_forward_room *room) {
   *room = (kr_forward_room){0};
 }
 
-/* As much as the member has, or the room of the one before it. What is longer than any window has three quarters of it
- * (a patched library's section table lies 11 MiB before its end), and a head. */
+/* As much as the member has, or the previous member's buffer. A member longer than any window gets three quarters of it
+ * (a patched library's section table is 11 MiB before its end), and a head. */
 static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r) {
   const size_t cap = bytes <= WINDOW_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : LONG_BYTES;
   *r = *spare;

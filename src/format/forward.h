@@ -1,6 +1,6 @@
-/* forward.h: bytes that come in one direction only, as when an archive's member is unpacked, as a source: the first 2
- * MiB and the last KR_FORWARD_WINDOW_BYTES (three quarters of that, of what is longer) are kept; reading elsewhere
- * begins again, a few times. */
+/* forward.h: a forward-only stream, such as an archive member that is being unpacked, as a source: the first 2 MiB and
+ * the last KR_FORWARD_WINDOW_BYTES (three quarters of that for longer members) are kept; reading elsewhere restarts the
+ * stream, a few times at most. */
 #ifndef KR_FORWARD_H
 #define KR_FORWARD_H
 
@@ -20,7 +20,7 @@ typedef struct kr_forward_feed {
   int32_t (*read)(void *user, void *out, size_t bytes); /* exactly the next ones */
 } kr_forward_feed;
 
-/* spare gives memory, and gets it back at the end: it must outlive the source. name is borrowed. */
+/* spare provides the memory, and gets it back at the end: it must outlive the source. name is borrowed. */
 int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
                         kr_source **source);
 void *kr_forward_user(kr_source *source);

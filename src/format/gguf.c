@@ -1,4 +1,4 @@
-/* gguf.c: reads the container of version 2 and 3, little-endian: a header, values, tensors' names and places, and their
+/* gguf.c: reads the container, versions 2 and 3, little-endian: a header, values, tensor names and offsets, and their
  * data from an aligned byte on. */
 #include "gguf.h"
 
@@ -110,7 +110,7 @@ const char *kr_gguf_text(const kr_gguf_value *v, uint64_t *at, size_t *n) {
 
 /* ---- tensors ---- */
 
-/* offset: from the first byte of data on, which is not known yet. */
+/* offset: relative to the first byte of data, which is not known yet. */
 static int32_t take_tensor(cursor *c, kr_arena *arena, kr_gguf_tensor *t, uint64_t *offset) {
   const char *name;
   uint64_t n, n_dims, size, type;

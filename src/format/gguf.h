@@ -1,6 +1,5 @@
-/* gguf.h: the GGUF container: typed values by name, then tensors in the types of ggml. And what language models in it
- * are: their tensors, configuration and tokenizer by the names that Hugging Face's folders have. docs/FORMATS.md has
- * the limits. */
+/* gguf.h: the GGUF container: typed values by name, then tensors in the types of ggml. And language models in it: their
+ * tensors, configuration and tokenizer under the names of Hugging Face's folders. docs/FORMATS.md has the limits. */
 #ifndef KR_GGUF_H
 #define KR_GGUF_H
 
@@ -33,12 +32,12 @@ typedef struct kr_gguf {
 } kr_gguf;
 
 int kr_gguf_is(const unsigned char *bytes, size_t n_bytes);
-/* bytes and label outlive it. Every range is checked; what fails leaves nothing open. */
+/* bytes and label must outlive it. Every range is checked; on failure nothing is left open. */
 int32_t kr_gguf_open(const unsigned char *bytes, size_t n_bytes, const char *label, kr_gguf *g);
 void kr_gguf_close(kr_gguf *g);
 
 const kr_gguf_value *kr_gguf_find(const kr_gguf *g, const char *key); /* NULL: there is none */
-/* A whole number or a real one; 0: it is none. */
+/* An integer or a real number; 0: it is neither. */
 int kr_gguf_whole(const kr_gguf_value *value, int64_t *number);
 int kr_gguf_real(const kr_gguf_value *value, double *number);
 /* The text, or element i of an array of texts, walked through in order: *at begins as 0 and moves on. NULL: it is
@@ -46,10 +45,10 @@ int kr_gguf_real(const kr_gguf_value *value, double *number);
 const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
 
 /* ---- language models (gguf_model.c) ---- */
-/* Adds the tensors to weights, by the names and shapes of Hugging Face's files; blocks as gguf_blocks.h and quantize.h
- * have them. Metadata say which types were there and what became of them. */
+/* Adds the tensors to weights, with the names and shapes of Hugging Face's files; blocks as in gguf_blocks.h and
+ * quantize.h. The metadata record the original types and what they were converted to. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
-/* What config.json and tokenizer.json would be. */
+/* The equivalents of config.json and tokenizer.json. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);
 int32_t kr_gguf_tokenizer(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **tokenizer);
 

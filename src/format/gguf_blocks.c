@@ -1,4 +1,4 @@
-/* gguf_blocks.c: where the bits of each weight lie in a block of ggml's types, and its value. */
+/* gguf_blocks.c: the bit layout of the blocks of ggml's types, and the weights' values. */
 #include "gguf_blocks.h"
 
 #include <stddef.h>
@@ -30,7 +30,7 @@ const kr_gguf_type *kr_gguf_type_find(uint32_t type) {
 static uint16_t bits_at(const unsigned char *at) { return (uint16_t)(at[0] | at[1] << 8); }
 static float half_at(const unsigned char *at) { return kr_f16_to_float(bits_at(at)); }
 
-/* ---- 32 weights: a factor, a least value in types _1, in types of 5 bits their highest ones, four bits each ---- */
+/* ---- 32 weights: a factor, in types _1 a minimum, in 5-bit types their highest bits, then four bits each ---- */
 
 static int has_least(uint32_t type) { return type == KR_GGUF_Q4_1 || type == KR_GGUF_Q5_1; }
 

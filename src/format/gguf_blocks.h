@@ -1,4 +1,4 @@
-/* gguf_blocks.h: ggml's types of weights: blocks that share factors, and what krait makes of them. */
+/* gguf_blocks.h: ggml's weight types: blocks with shared factors, and what krait converts them to. */
 #ifndef KR_GGUF_BLOCKS_H
 #define KR_GGUF_BLOCKS_H
 
@@ -21,8 +21,8 @@ enum {
 };
 enum { KR_GGUF_MOST_WEIGHTS = 256 }; /* of a block */
 
-/* What tensors of blocks become: types with whole multiples of one float16 in 32 weights are q8_0 with the same values,
- * Q4_K is q4_k as it stands, the others are float16. */
+/* What block tensors become: types whose 32 weights are integer multiples of one float16 become q8_0 with the same
+ * values, Q4_K is used directly as q4_k, the others become float16. */
 enum { KR_GGUF_PLAIN, KR_GGUF_AS_Q8, KR_GGUF_AS_Q4K, KR_GGUF_AS_HALF };
 
 typedef struct kr_gguf_type {
@@ -35,11 +35,11 @@ typedef struct kr_gguf_type {
 enum { KR_GGUF_N_TYPES = 13 };
 extern const kr_gguf_type kr_gguf_types[KR_GGUF_N_TYPES];
 #define KR_GGUF_TYPES "F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1 and Q2_K to Q6_K"
-const kr_gguf_type *kr_gguf_type_find(uint32_t type); /* NULL: it is not read */
+const kr_gguf_type *kr_gguf_type_find(uint32_t type); /* NULL: not supported */
 
-/* The weights of one block of any type but the plain ones. */
+/* The weights of one block of any block type. */
 void kr_gguf_widen(uint32_t type, const unsigned char *block, float *to);
-/* Of a type that becomes q8_0: 32 multiples and the bits of their float16. */
+/* For a type that becomes q8_0: 32 multiples and the bits of their float16. */
 uint16_t kr_gguf_as_q8(uint32_t type, const unsigned char *block, int8_t *to);
 
 #endif

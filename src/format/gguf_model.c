@@ -1,6 +1,6 @@
-/* gguf_model.c: language models of a GGUF file as Hugging Face's folders have them: names of tensors, config.json and
- * tokenizer.json. What lies in the file as it is needed stays there; q8_0's scales go beside its bytes, blocks that no
- * operator takes become float16, and A what its logarithm was. */
+/* gguf_model.c: language models in a GGUF file in the form of Hugging Face's folders: tensor names, config.json and
+ * tokenizer.json. Data in the right form are used in place; q8_0's scales are stored separately, blocks that no
+ * operator supports become float16, and A is converted back to its logarithm. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,7 +43,7 @@ enum {
   FLAT,
   DECAY,
   FLAT_DECAY
-}; /* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: -exp of what is wanted */
+}; /* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: the file has -exp of the required value */
 
 typedef struct naming {
   const char *from, *to;
@@ -91,7 +91,7 @@ static const char *const globals[N_KINDS][3] = {
     {"backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight"},
     {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}};
 
-/* The name in Hugging Face's files, and what becomes of the values. A tensor that is not known keeps its name. */
+/* The name in Hugging Face's files, and the conversion of the values. An unknown tensor keeps its name. */
 static int find_name(int kind, const char *from, char *name, size_t n) {
   static const char *const outer[3] = {embedding, "output_norm.weight", "output.weight"};
   int layer, used = 0;
@@ -160,7 +160,7 @@ static int32_t add_q4k(const maker *m, const kr_gguf_tensor *t, const char *name
                         &(kr_weight){own, KRAIT_I32, 2, {t->shape[0], t->shape[1] / 256 * 36}, t->data, blocks * 144});
 }
 
-/* ln -A, as the files before had it. */
+/* ln -A, as in the original files. */
 static int32_t add_log(const maker *m, const kr_gguf_tensor *t, const kr_weight *as) {
   kr_weight item = *as;
   float *values;
@@ -200,7 +200,7 @@ static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
   if (is_embedding || as == KR_GGUF_AS_HALF) KR_TRY(add_halves(m, t, &item));
   if ((is_embedding && !m->is_tied) || as == KR_GGUF_AS_HALF) return KRAIT_OK;
   const char *own =
-      is_embedding ? "lm_head.weight" : name; /* tied: looked up in float16, multiplied by as it is stored */
+      is_embedding ? "lm_head.weight" : name; /* tied: looked up in float16, multiplied in its stored form */
   return as == KR_GGUF_AS_Q8 ? add_q8(m, t, own) : add_q4k(m, t, own);
 }
 
@@ -210,7 +210,7 @@ static int has_tensor(const kr_gguf *g, const char *name) {
   return 0;
 }
 
-/* What became of the types of blocks, as metadata. */
+/* The conversions of block types, as metadata. */
 static int32_t tell_types(const kr_gguf *g, kr_weights *to) {
   static const char *const became[] = {[KR_GGUF_AS_Q8] = "q8_0, of the same values",
                                        [KR_GGUF_AS_Q4K] = "q4_k, as they are",
@@ -315,7 +315,7 @@ int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *l
 
 enum { NORMAL = 1, UNUSED = 5, USER_DEFINED = 4, BYTE = 6 }; /* of tokenizer.ggml.token_type; the rest are special */
 
-/* The names that llama.cpp gave to ways of cutting text. */
+/* llama.cpp's names of pre-tokenizers. */
 static const char *cut_of(const kr_gguf *g, int kind) {
   static const char *const gpt2[] = {"gpt-2", "mpt", "olmo", "gpt-neox"};
   const kr_gguf_value *pre = kr_gguf_find(g, "tokenizer.ggml.pre");

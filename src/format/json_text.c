@@ -1,4 +1,4 @@
-/* json_text.c: a buffer that grows, and remembers that it could not. */
+/* json_text.c: a growing buffer that remembers allocation failures. */
 #include "json_text.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* json_text.h: JSON as text that is whole or not there: jansson's json_dumps drops an object's key when it runs out of
- * memory there. */
+/* json_text.h: JSON as text, complete or not at all: jansson's json_dumps drops keys of an object when it runs out of
+ * memory. */
 #ifndef KR_JSON_TEXT_H
 #define KR_JSON_TEXT_H
 #include <jansson.h>

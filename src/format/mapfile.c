@@ -1,4 +1,4 @@
-/* mapfile.c: open, check, read into pages of our own; refuses what has no fixed size. */
+/* mapfile.c: opens, checks and reads a file into our own pages; refuses files without a fixed size. */
 #define _GNU_SOURCE
 #include "mapfile.h"
 
@@ -22,7 +22,7 @@ static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t
   return KRAIT_OK;
 }
 
-/* Bytes of a safetensors file up to its data; of any other file all. */
+/* For a safetensors file the bytes before its data; for any other file all bytes. */
 static size_t header_bytes(int fd, size_t n_bytes) {
   unsigned char head[9];
   uint64_t n = 0;

@@ -1,5 +1,5 @@
-/* mapfile.h: a whole regular file in read-only memory of our own: a mapping of the file itself would raise SIGBUS in
- * whoever touches it, host programs included, when somebody cuts the file meanwhile. */
+/* mapfile.h: a whole regular file in our own read-only memory: with a mapping of the file itself, truncating the file
+ * would raise SIGBUS in any code that reads it, host programs included. */
 #ifndef KR_MAPFILE_H
 #define KR_MAPFILE_H
 #include <stddef.h>
@@ -12,8 +12,8 @@ typedef struct kr_mapfile {
 
 /* KRAIT_ERR_FILE_OPEN, _READ or _FORMAT (a folder, a device, an empty file). */
 int32_t kr_mapfile_open(const char *path, kr_mapfile *file);
-/* Of a safetensors file only the header is read; what follows has its place in memory, and is zero. Other files as
+/* For a safetensors file only the header is read; the rest has its place in memory, and is zero. Other files as
  * above. */
 int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file);
-void kr_mapfile_close(kr_mapfile *file); /* twice, or zeroed, is fine */
+void kr_mapfile_close(kr_mapfile *file); /* may be called twice, or on a zeroed struct */
 #endif

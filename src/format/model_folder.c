@@ -1,4 +1,4 @@
-/* model_folder.c: an index names a file for each tensor; the files are its values, each once. */
+/* model_folder.c: an index names a file for each tensor; the shards are its distinct values. */
 #include "model_folder.h"
 
 #include <stdio.h>
@@ -63,7 +63,7 @@ int32_t kr_json_file_read(const char *path, json_t **tree) {
   return status;
 }
 
-/* An index may be larger than a configuration is. */
+/* An index may be larger than a configuration. */
 static int32_t read_index(const char *path, json_t **tree) {
   kr_mapfile file;
   json_error_t error;

@@ -1,5 +1,5 @@
-/* model_folder.h: a language model as it is published: a folder of config.json and weights in one file or several, one
- * weights file with a config.json beside it, or a GGUF file, which has all in it. Immutable after open. */
+/* model_folder.h: a language model as published: a folder with config.json and weights in one file or several shards,
+ * one weights file with a config.json beside it, or a GGUF file, which contains everything. Immutable after open. */
 #ifndef KR_MODEL_FOLDER_H
 #define KR_MODEL_FOLDER_H
 
@@ -10,7 +10,7 @@
 typedef struct kr_model_folder kr_model_folder;
 
 /* Takes, in this order: model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json,
- * pytorch_model.bin; or the file that path is. Tensors stay as they are stored; an index must agree with its files. */
+ * pytorch_model.bin; or the file at path. Tensors keep their stored type; an index must agree with its files. */
 int32_t kr_model_folder_open(const char *path, kr_model_folder **folder);
 void kr_model_folder_close(kr_model_folder **folder);
 
@@ -20,12 +20,11 @@ const char *kr_model_folder_label(const kr_model_folder *folder);    /* path, fo
 const kr_weight *kr_model_folder_find(const kr_model_folder *folder, const char *name);
 /* All of them, file after file; NULL past the last. */
 const kr_weight *kr_model_folder_at(const kr_model_folder *folder, int64_t i);
-/* What a GGUF file has instead of tokenizer.json, to be given back with json_decref; NULL: the model is no such
- * file. */
+/* A GGUF file's equivalent of tokenizer.json, to be released with json_decref; NULL: the model is not a GGUF file. */
 int32_t kr_model_folder_tokenizer(const kr_model_folder *folder, json_t **tokenizer);
-/* The file's path if it is there, to be freed with kr_free; else NULL. */
+/* The file's path if it exists, to be freed with kr_free; else NULL. */
 char *kr_model_folder_file(const char *path, const char *name);
-/* JSON (or what Python writes instead: bare Infinity) of a file of the folder. */
+/* JSON of a file in the folder (also Python's variant with bare Infinity). */
 int32_t kr_json_file_read(const char *path, json_t **tree);
 
 #endif

@@ -1,6 +1,6 @@
-/* movie.c: a graph of three filters, amovie -> aformat -> abuffersink, whose frames go into a file that libsndfile
- * reads. The library is opened at run time; nothing links against it. amovie gets the file as a descriptor and the
- * demuxer by name, so neither the file's name nor its content can make it open anything else. */
+/* movie.c: a graph of three filters, amovie -> aformat -> abuffersink, whose frames are written to a file that
+ * libsndfile reads. The library is loaded at run time; nothing links against it. amovie gets the file as a descriptor
+ * and the demuxer by name, so neither the file's name nor its content can make it open anything else. */
 #define _GNU_SOURCE
 #include "movie.h"
 
@@ -121,5 +121,5 @@ int32_t kr_movie_decode(int from, int to, const char *name) {
                    name, magics[row].name, name);
   }
   return decode(&av, from, to, magics[row].demuxer,
-                name); /* the library stays: it keeps threads and tables of its own */
+                name); /* the library stays loaded: it has its own threads and tables */
 }

@@ -1,4 +1,4 @@
-/* outfile.c: nameless files, the step that names them, and a small table of temporary names for signal handlers.
+/* outfile.c: unnamed files, the step that names them, and a small table of temporary names for signal handlers.
  *
  * The order that no signal can break, for the few moments in which a name exists: a thread announces itself (n_naming),
  * then looks whether the process is stopping; the handler first says that it is stopping, then waits until no thread is
@@ -29,7 +29,7 @@ static atomic_int n_naming, is_stopping, use_names;
 
 void kr_outfile_use_names(int use) { atomic_store(&use_names, use); }
 
-/* ---- names that exist for a moment ---- */
+/* ---- temporary names ---- */
 static int32_t begin_naming(sigset_t *before) {
   sigset_t all;
   sigfillset(&all);
@@ -103,7 +103,7 @@ static char *room_for_name(const char *path) {
 }
 
 /* ---- beginning ---- */
-/* Whether the descriptor can be opened again by text: not without /proc. */
+/* Whether the descriptor can be reopened by path: not without /proc. */
 static int descriptor_path(int fd, char *text, size_t bytes) {
   struct stat direct, again;
   snprintf(text, bytes, "/proc/self/fd/%d", fd);
@@ -111,7 +111,7 @@ static int descriptor_path(int fd, char *text, size_t bytes) {
          direct.st_dev == again.st_dev;
 }
 
-/* -1 where the file system or the kernel cannot, or /proc is missing, through which the file is opened again. */
+/* -1 if the file system or the kernel does not support it, or /proc, through which the file is reopened, is missing. */
 static int open_nameless(const char *folder, mode_t mode) {
   return atomic_load(&use_names) ? -1 : open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, mode);
 }
@@ -143,7 +143,7 @@ static int create_named(kr_outfile *file) {
   return fd;
 }
 
-/* Created with the permissions that the umask leaves. */
+/* Created with the permissions allowed by the umask. */
 static int32_t begin_named(kr_outfile *file) {
   file->temp_path = file->temp_name;
   for (int attempt = 0; attempt < MAX_ATTEMPTS && file->fd < 0; attempt++) {
@@ -170,7 +170,7 @@ static void release(kr_outfile *file) {
   *file = (kr_outfile){.fd = -1};
 }
 
-/* A link stays a link: what it names is replaced. */
+/* A link stays a link: its target is replaced. */
 static int32_t resolve(kr_outfile *file, const char *path) {
   char *target = realpath(path, NULL); /* NULL for a new file */
   file->path = kr_strdup(target ? target : path);
@@ -205,7 +205,7 @@ int32_t kr_outfile_begin(kr_outfile *file, const char *path) {
 }
 
 /* ---- ending ---- */
-/* -1 with errno. RENAME_NOREPLACE is not everywhere; link is, and fails on a name that exists. */
+/* -1 with errno. RENAME_NOREPLACE is not available everywhere; link is, and fails on an existing name. */
 static int name_without_replacing(const char *from, const char *to) {
   if (link(from, to) != 0) return -1;
   unlink(from);

@@ -1,6 +1,6 @@
 /* pickle.c: the virtual machine of pickle protocols 2 to 5, without the part that runs code. Every length is checked
- * against what is left of the file, and the number of values is bounded, so memory stays within about 100 bytes per
- * byte of pickle. */
+ * against the rest of the file, and the number of values is bounded, so memory stays within about 100 bytes per byte of
+ * pickle. */
 #include "pickle.h"
 
 #include <string.h>
@@ -111,7 +111,7 @@ static int32_t top(kr_pickle *p, kr_pickle_value **value) {
   return KRAIT_OK;
 }
 
-/* The values above the newest mark, which goes away; they stay valid until the next push. */
+/* The values above the newest mark, which is removed; they stay valid until the next push. */
 static int32_t pop_marked(kr_pickle *p, kr_pickle_value ***values, int64_t *n) {
   if (p->n_marks == 0) return bad(p, "a mark is missing");
   int64_t begin = p->marks[--p->n_marks];
@@ -153,7 +153,7 @@ static int32_t memo_get(kr_pickle *p, uint64_t index) {
 
 /* ---- globals ---------------------------------------------------------------------------------------------------- */
 
-/* Modules that run code, start programs or reach the machine. No state of a training run needs them. */
+/* Modules that run code, start programs or access the machine. No training state needs them. */
 static const char *const unsafe_modules[] = {
     "os",
     "posix",
@@ -210,7 +210,7 @@ static const char *const unsafe_modules[] = {
     "torch.package",
     "numpy.testing",
 };
-/* Of Python's builtins only types and constructors of plain data pass. */
+/* Of Python's builtins only types and constructors of plain data are allowed. */
 static const char *const safe_builtins[] = {
     "dict",    "list",  "tuple", "set",     "frozenset", "int",      "float",
     "complex", "bool",  "str",   "unicode", "long",      "bytes",    "bytearray",
@@ -269,7 +269,7 @@ static int32_t op_stack_global(kr_pickle *p, int unused) {
   return push_global(p, module->text, module->length, name->text, name->length);
 }
 
-/* ---- what would call --------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------------------- */
 
 /* callee(args), or callee.__new__(args): the difference is the caller's. With keyword arguments n is 3. */
 static int32_t op_call(kr_pickle *p, int n) {
@@ -400,7 +400,7 @@ static int32_t op_tuple(kr_pickle *p, int n) {
   return push(p, value);
 }
 
-/* Objects may be lists or sets in Python (a subclass, a deque); nobody here asks for their elements. */
+/* Objects may be lists or sets in Python (a subclass, a deque); their elements are not needed here. */
 static int32_t add_items(kr_pickle *p, kr_pickle_value *const *values, int64_t n, int32_t kind) {
   kr_pickle_value *list;
   KR_TRY(top(p, &list));

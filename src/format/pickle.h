@@ -1,7 +1,7 @@
-/* pickle.h: Python's pickle as data. Nothing is imported or called: what a pickle asks to call becomes a
- * KR_PICKLE_OBJECT that remembers the callable's name and arguments, and its reader decides which names mean something.
- * Globals that exist to run code (os.system, builtins.eval ...) are refused wherever they stand: KRAIT_ERR_UNSAFE.
- * Values may be shared and even cyclic, as in Python; readers must not walk them without a bound. */
+/* pickle.h: Python's pickle as data. Nothing is imported or called: a call becomes a KR_PICKLE_OBJECT with the
+ * callable's name and arguments, and its reader decides which names it understands. Globals that can run code
+ * (os.system, builtins.eval ...) are refused anywhere: KRAIT_ERR_UNSAFE. Values may be shared and even cyclic, as in
+ * Python; readers must not walk them without a bound. */
 #ifndef KR_PICKLE_H
 #define KR_PICKLE_H
 

@@ -1,4 +1,4 @@
-/* ptx.c: version, target and entry points of PTX text. The entry header's version is only a claim; the driver reads the
+/* ptx.c: version, target and entry points of PTX text. The entry header's version is only a claim; the driver uses the
  * text. */
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* quantize.c: the scale is rounded to float16 first, and the weights then to its multiples. */
+/* quantize.c: the scale is first rounded to float16, then the weights to its multiples. */
 #include "quantize.h"
 
 #include <math.h>

@@ -1,6 +1,5 @@
-/* quantize_q4k.c: of 32 weights the scale and base by least squares, tried from several ranges; then both in six bits,
- * each moved by one where that lowers the error, and last the two factors that a super-block's share. Errors are sums
- * of squares. */
+/* quantize_q4k.c: scale and base of 32 weights by least squares, tried from several ranges; then both in six bits, each
+ * moved by one if that lowers the error, and last the two factors of the super-block. Errors are sums of squares. */
 #include <math.h>
 #include <string.h>
 
@@ -48,7 +47,7 @@ static line fit(const float *w, line l) {
   return better.scale > 0 && better.base <= 0 ? better : l;
 }
 
-/* Fits l, and keeps it where it is the best so far. */
+/* Fits l, and keeps it if it is the best so far. */
 static line try_line(const float *w, line l, line *best, float *least) {
   l = fit(w, l);
   const float error = error_of(w, l);
@@ -107,7 +106,7 @@ static float super_error(const float *w, const super *s) {
   return sum;
 }
 
-/* d and e by least squares for the levels, scales and minima that there are. */
+/* d and e by least squares for the current levels, scales and minima. */
 static void refit(const float *w, super *s) {
   double xx = 0, yy = 0, xy = 0, wx = 0, wy = 0;
   for (int i = 0; i < SUPER; i++) {

@@ -1,5 +1,5 @@
-/* safetensors.c: reads and writes safetensors. The header is believed in nothing: lengths, shapes and byte ranges must
- * agree with each other and with the file, and the ranges must cover the data exactly once, as the format demands. */
+/* safetensors.c: reads and writes safetensors. The header is not trusted: lengths, shapes and byte ranges must agree
+ * with each other and with the file, and the ranges must cover the data exactly once, as the format requires. */
 #include "safetensors.h"
 
 #include <errno.h>
@@ -182,7 +182,7 @@ static json_t *entry_of(const kr_weight *item, uint64_t begin) {
                    (json_int_t)begin, (json_int_t)(begin + item->bytes));
 }
 
-/* Wide elements first, otherwise in the given order: so every tensor is aligned. Calls put for each; returns the
+/* Wide elements first, otherwise in the given order, so that every tensor is aligned. Calls put for each; returns the
  * total. */
 typedef int (*kr_place_fn)(void *user, const kr_weight *item, uint64_t begin);
 static int place_all(const kr_weight *items, int64_t n_items, kr_place_fn put, void *user) {

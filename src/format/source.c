@@ -44,7 +44,7 @@ static int32_t read_memory(kr_source *source, uint64_t offset, void *out, size_t
 int32_t kr_source_open(kr_source *source, const char *path) {
   struct stat info;
   *source = (kr_source){.fd = -1};
-  /* O_NONBLOCK: a FIFO must not hang us before fstat can refuse it. */
+  /* O_NONBLOCK: a FIFO must not block before fstat can refuse it. */
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {

@@ -1,5 +1,5 @@
-/* source.h: bytes that can be read at any offset: a file, memory, or whatever fills in read. Readers copy what they
- * look at, so that a file that shrinks meanwhile is a failed read and never a fault. Little-endian field access. */
+/* source.h: bytes that can be read at any offset: a file, memory, or another implementation of read. Readers copy what
+ * they use, so that a file that shrinks meanwhile is a failed read and never a crash. Little-endian field access. */
 #ifndef KR_SOURCE_H
 #define KR_SOURCE_H
 
@@ -14,14 +14,14 @@ struct kr_source {
   const char *name;      /* for messages; borrowed */
   const uint8_t *memory; /* kr_source_memory */
   int fd;                /* kr_source_open */
-  int is_forward;        /* going back may mean to begin again: read in one direction where you can */
+  int is_forward;        /* seeking backwards may restart the stream: read forward if possible */
 };
 
 int32_t kr_source_open(kr_source *source, const char *path); /* regular files only */
 void kr_source_close(kr_source *source);
 kr_source kr_source_memory(const void *bytes, size_t n, const char *name);
 
-/* Checked read: a range outside of the source is KRAIT_ERR_FILE_FORMAT. */
+/* Checked read: a range outside the source is KRAIT_ERR_FILE_FORMAT. */
 int32_t kr_source_read(kr_source *source, uint64_t offset, void *out, size_t bytes);
 /* a + b and a * b in uint64; 0 when they wrap. */
 int kr_add_u64(uint64_t a, uint64_t b, uint64_t *sum);

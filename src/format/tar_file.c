@@ -30,7 +30,7 @@ typedef enum packing { PLAIN, GZIP, BZIP2, ZSTD } packing;
 struct kr_tar {
   kr_source *packed;
   packing packing;
-  uint64_t packed_at, at; /* bytes taken from packed, and unpacked ones that were given out */
+  uint64_t packed_at, at; /* bytes read from packed, and unpacked bytes delivered */
   uint8_t *in;            /* a piece of packed, from in_at to in_end */
   size_t in_at, in_end;
   z_stream z;
@@ -48,7 +48,7 @@ static int32_t damage(const kr_tar *t, const char *what) {
                  (unsigned long long)t->packed_at - (t->in_end - t->in_at));
 }
 
-/* bzip2 has no way back but a new start. */
+/* bzip2 can only go back by starting again. */
 static int32_t begin_bzip2(kr_tar *t) {
   if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
   t->bz = (bz_stream){0};
@@ -79,7 +79,7 @@ static int32_t refill(kr_tar *t) {
   return KRAIT_OK;
 }
 
-/* Of each packing: what one call makes of the bytes at hand; another stream may follow the first. */
+/* For each compression: one call on the available bytes; another stream may follow the first. */
 static int32_t take_gzip(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
   t->z.next_in = t->in + t->in_at, t->z.avail_in = (uInt)(t->in_end - t->in_at), t->z.next_out = out,
   t->z.avail_out = (uInt)room;
@@ -113,7 +113,7 @@ static int32_t take_zstd(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
   return KRAIT_OK;
 }
 
-/* Some bytes, if the stream gives any yet. */
+/* Some bytes, if the stream has any yet. */
 static int32_t take_some(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
   KR_TRY(refill(t));
   const size_t have = t->in_end - t->in_at;
@@ -247,7 +247,7 @@ static void read_pax(kr_tar *t, const char *text, size_t n, uint64_t *size) {
   }
 }
 
-/* A block that says more of the next one: its long name, its size. */
+/* A block with more about the next one: its long name, its size. */
 static int32_t read_extra(kr_tar *t, char type, uint64_t bytes, uint64_t *size) {
   char *text = bytes <= MAX_EXTRA_BYTES ? kr_alloc((size_t)bytes + 1) : NULL;
   KR_CHECK(text, KRAIT_ERR_FILE_FORMAT, "%s: a header of %llu bytes", t->packed->name, (unsigned long long)bytes);

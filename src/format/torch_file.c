@@ -1,7 +1,7 @@
 /* torch_file.c: a zip of one pickle (NAME/data.pkl), one entry per storage (NAME/data/KEY) and NAME/byteorder. The
- * pickle is read as data (pickle.h); here is the whole list of what its calls may mean. torch.save stores without
- * compression, so nothing may grow: everything read from the zip together is at most as large as the file, and so are
- * all copies of strided tensors. */
+ * pickle is read as data (pickle.h); this file has the complete list of calls that are understood. torch.save stores
+ * without compression, so nothing may expand: all data read from the zip are together at most as large as the file, and
+ * so are all copies of strided tensors. */
 #include "torch_file.h"
 
 #include <inttypes.h>
@@ -69,11 +69,11 @@ static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, 
   zip_file_t *file = zip_fopen_index(torch->zip, index, 0);
   zip_int64_t got = file ? zip_fread(file, copy, info.size) : -1;
   int is_whole = got >= 0 && (zip_uint64_t)got == info.size;
-  /* At the end libzip compares the checksum; asking for one byte more makes sure that it came there. */
+  /* At the end libzip compares the checksum; reading one more byte makes sure that it got there. */
   if (is_whole) is_whole = zip_fread(file, copy + info.size, 1) == 0;
   if (file) zip_fclose(file);
 #ifdef KR_FUZZ
-  is_whole = 1; /* else no mutation would get past the checksum */
+  is_whole = 1; /* otherwise no mutation would get past the checksum */
 #endif
   KR_CHECK(is_whole, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or its checksum is wrong; copy the file again",
            torch->label, info.name);
@@ -247,7 +247,7 @@ static int is_contiguous(const kr_weight *item, const int64_t *stride) {
   return 1;
 }
 
-/* Row-major copy by an odometer. Every place that it reaches is in the storage; it never steps beyond (a stride may be
+/* Row-major copy with an index counter. Every position is inside the storage; it never steps beyond (a stride may be
  * any number below 2^63). */
 static void copy_strided(const kr_weight *item, const kr_strided *view, unsigned char *out) {
   size_t width = krait_dtype_bytes(item->dtype);
@@ -323,7 +323,7 @@ static int32_t find_state(const kr_torch *torch, const kr_pickle_value *root, co
   return KRAIT_OK;
 }
 
-/* Plain values beside the tensors (a step count, a list) are left out; what would have to be called is refused. */
+/* Plain values beside the tensors (a step count, a list) are skipped; calls are refused. */
 static int32_t read_state(kr_torch *torch, const kr_pickle_value *state) {
   for (int64_t i = 0; i + 1 < state->n_items; i += 2) {
     const kr_pickle_value *key = state->items[i], *value = unwrap(state->items[i + 1]);

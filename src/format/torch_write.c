@@ -1,6 +1,6 @@
-/* torch_write.c: what torch.load reads: a zip, nothing compressed, of one pickle ({"model": a state_dict}), one entry a
- * tensor and two notes. Every entry begins at a multiple of 64 bytes, as torch.save has it, so that it can be mapped.
- */
+/* torch_write.c: writes what torch.load reads: an uncompressed zip of one pickle ({"model": a state_dict}), one entry
+ * per tensor and two small entries. Every entry begins at a multiple of 64 bytes, as torch.save does, so that it can be
+ * mapped. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,7 +75,7 @@ static uint32_t checksum(const unsigned char *bytes, uint64_t n) {
   return (uint32_t)crc;
 }
 
-/* What both headers of an entry say: the same in the same order. */
+/* The fields shared by both headers of an entry, in the same order. */
 static void add_entry(kr_text *to, const char *name, uint32_t crc, uint64_t bytes, uint64_t extra) {
   add_bytes(to, 20, 2), add_bytes(to, 0, 2), add_bytes(to, 0, 2), add_bytes(to, 0, 2), add_bytes(to, DATE, 2);
   add_bytes(to, crc, 4), add_bytes(to, bytes, 4), add_bytes(to, bytes, 4);

@@ -1,4 +1,4 @@
-/* weights.c: detects the format of a weights file, and holds what its reader found. */
+/* weights.c: detects the format of a weights file, and stores its tensors and metadata. */
 #include "weights.h"
 
 #include <inttypes.h>
@@ -34,7 +34,7 @@ int32_t kr_shape_bytes(int32_t n_dims, const int64_t *shape, int32_t dtype, uint
   return KRAIT_OK;
 }
 
-/* Bytes of the well-formed UTF-8 character at s (no surrogates, nothing overlong); 0 if it is none. */
+/* Length in bytes of the well-formed UTF-8 character at s (no surrogates, no overlong forms); 0 if there is none. */
 static int utf8_length(const unsigned char *s) {
   static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
   int n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
@@ -54,7 +54,7 @@ static int is_utf8(const char *text) {
   return 1;
 }
 
-/* Room for one more element in an array that doubles. */
+/* Makes room for one more element in an array that grows by doubling. */
 static void *grow(void *array, int64_t n, int64_t *capacity, size_t element_bytes) {
   if (n < *capacity) return array;
   int64_t wanted = *capacity ? 2 * *capacity : 64;

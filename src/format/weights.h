@@ -3,8 +3,8 @@
  *
  * Immutable after open; any number of threads may read. Names are unique. Tensors are contiguous, row-major and aligned
  * to their element size; they live as long as the kr_weights (for kr_weights_open_memory also as long as the given
- * bytes). Names and shapes come from a hostile file: they are bounded and consistent with `bytes`, but mean nothing
- * yet. */
+ * bytes). Names and shapes come from a hostile file: they are bounded and consistent with `bytes`, but not validated
+ * further. */
 #ifndef KR_WEIGHTS_H
 #define KR_WEIGHTS_H
 
@@ -28,27 +28,26 @@ typedef struct kr_metadata {
 typedef struct kr_weights kr_weights;
 
 int32_t kr_weights_open(const char *path, kr_weights **weights);
-/* Names, shapes and metadata; of a safetensors file the data are not read, and must not be looked at. */
+/* Only names, shapes and metadata; the data of a safetensors file are not read, and must not be used. */
 int32_t kr_weights_open_header(const char *path, kr_weights **weights);
 /* label stands for the path in messages; bytes must outlive the handle. */
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights);
-/* Of float32 tensors that lie in memory, which must outlive the handle; names are copied. */
+/* From float32 tensors in memory, which must outlive the handle; names are copied. */
 int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **weights);
 void kr_weights_close(kr_weights **weights);
 
 const char *kr_weights_format(const kr_weights *weights); /* "safetensors", "pytorch" or "gguf" */
-/* The file as it is, for what else it holds. */
+/* The file itself, for its other contents. */
 const unsigned char *kr_weights_file(const kr_weights *weights, size_t *n_bytes);
 int64_t kr_weights_count(const kr_weights *weights);
 const kr_weight *kr_weights_at(const kr_weights *weights, int64_t i); /* in the file's order */
 const kr_weight *kr_weights_find(const kr_weights *weights, const char *name); /* NULL if there is none */
-/* Makes every float16, bfloat16 and float64 tensor float32, for models that compute in it; before the handle is
- * shared. */
+/* Converts every float16, bfloat16 and float64 tensor to float32, for models that compute in it; call it before the
+ * handle is shared. */
 int32_t kr_weights_widen(kr_weights *weights);
 /* Every float32 element, after widening; KRAIT_ERR_WEIGHTS names the first that is not finite. */
 int32_t kr_weights_check_finite(const kr_weights *weights);
-/* The tensor, float32 and of exactly this shape, or KRAIT_ERR_WEIGHTS with a sentence that says what was found
- * instead. */
+/* The tensor, float32 and with exactly this shape, or KRAIT_ERR_WEIGHTS and a sentence with what was found instead. */
 int32_t kr_weights_take_f32(const kr_weights *weights, const char *name, int32_t n_dims, const int64_t *shape,
                             const float **data);
 

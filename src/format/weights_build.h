@@ -1,4 +1,4 @@
-/* weights_build.h: what the readers of weights files share: filling a kr_weights, with every bound checked in one
+/* weights_build.h: shared by the readers of weights files: filling a kr_weights, with all bounds checked in one
  * place. */
 #ifndef KR_WEIGHTS_BUILD_H
 #define KR_WEIGHTS_BUILD_H
@@ -14,12 +14,12 @@ struct kr_weights {
   const kr_weight **by_name; /* sorted */
   kr_metadata *metadata;
   int64_t n_metadata, metadata_capacity;
-  kr_arena *owned; /* names, metadata, and tensors that are not in the file as they are needed */
+  kr_arena *owned; /* names, metadata, and tensors that are not in the required form in the file */
   kr_mapfile file;
   int is_header_only;
 };
 
-/* Multiplies out; KRAIT_ERR_FILE_FORMAT when the product does not fit 63 bits or a size is negative. */
+/* The product of the sizes; KRAIT_ERR_FILE_FORMAT if it does not fit 63 bits or a size is negative. */
 int32_t kr_shape_bytes(int32_t n_dims, const int64_t *shape, int32_t dtype, uint64_t *bytes);
 
 int32_t kr_weights_add(kr_weights *weights,

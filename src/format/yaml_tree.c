@@ -1,5 +1,5 @@
-/* yaml_tree.c: libyaml's events to a tree. Aliases are refused: configurations need none, and they are how a small file
- * becomes a huge one. */
+/* yaml_tree.c: converts libyaml's events to a tree. Aliases are refused: configurations do not need them, and they can
+ * expand a small file to a huge one. */
 #define _GNU_SOURCE
 #include "yaml_tree.h"
 

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* label names the text in messages. *tree is a new reference; an empty text is null. Plain scalars become null,
+/* label is the text's name in messages. *tree is a new reference; an empty text is null. Plain scalars become null,
  * booleans, numbers or strings. */
 int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t **tree);
 #endif

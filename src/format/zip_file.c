@@ -1,4 +1,4 @@
-/* zip_file.c: libzip behind the checks of zip_file.h, and a member as a source. */
+/* zip_file.c: libzip with the checks of zip_file.h, and a member as a source. */
 #define _GNU_SOURCE
 #include "zip_file.h"
 
@@ -187,7 +187,7 @@ void kr_zip_source_close(kr_source **source) {
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The input as a file: every member is looked at, and read forward and back a little. */
+/* Fuzz target, the input as a file: every member is read, forward and backward a little. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   char path[40];

@@ -1,5 +1,5 @@
-/* zip_file.h: zip archives as hostile input, through libzip: names that leave the folder, links, bombs and
- * contradictions are refused; nothing is ever written to disk. */
+/* zip_file.h: zip archives as hostile input, through libzip: names that leave the folder, links, decompression bombs
+ * and contradictions are refused; nothing is ever written to disk. */
 #ifndef KR_ZIP_FILE_H
 #define KR_ZIP_FILE_H
 
@@ -21,8 +21,8 @@ int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member);
 
 /* A member as a source of forward.h, to be closed before the archive. */
 int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source);
-/* From now on a thread unpacks it ahead of who reads, where one can be had: nothing else of this archive may be read
- * until it is closed. */
+/* From now on a thread, if available, unpacks it ahead of the reader: nothing else in this archive may be read until it
+ * is closed. */
 void kr_zip_source_ahead(kr_source *source);
 void kr_zip_source_close(kr_source **source);
 

@@ -13,11 +13,11 @@
  *   kr_runner_bind(r, x, input), kr_runner_bind(r, y, output);
  *   KR_TRY(kr_runner_run(r, stream));
  *
- * A call is the op's own args struct, whose views name tensors of the graph: what an op can do, a graph can. Views of
- * views (slices, other orders of dimensions) cost nothing: they are addresses. The first failure while recording is
- * kept, later calls do nothing, and kr_graph_plan returns it: a builder need not look at every call. A planned graph
- * does not change and may have any number of runners, each of which belongs to one thread at a time. The same graph
- * serves a CPU and a GPU; where it runs is the plan's context. */
+ * A call is the op's own args struct, whose views name tensors of the graph: a graph supports all options of an op.
+ * Views of views (slices, permutations) are free: they are only addresses. The first failure while recording is stored,
+ * later calls do nothing, and kr_graph_plan returns it: a builder need not check every call. A planned graph is
+ * immutable and may have any number of runners, each of which belongs to one thread at a time. The same graph serves
+ * CPU and GPU; the plan's context determines where it runs. */
 #ifndef KR_GRAPH_H
 #define KR_GRAPH_H
 
@@ -39,21 +39,21 @@ int32_t kr_graph_open(kr_graph **graph);
 void kr_graph_close(kr_graph **graph);
 /* The first failure so far, with its sentence as this thread's error detail. */
 int32_t kr_graph_status(const kr_graph *g);
-/* What this thread has just failed with is the graph's failure. */
+/* Makes this thread's last failure the graph's failure. */
 int32_t kr_graph_note(kr_graph *g, int32_t status);
 
 /* ---- tensors: row-major without gaps, unless a layout says otherwise ---- */
-/* The caller's memory, bound to each runner: read, or written. layout may be NULL; else its strides and dtype count
- * and, if it has data, that is the address for every runner that binds no other. */
+/* The caller's memory, bound to each runner: read, or written. layout may be NULL; otherwise its strides and dtype are
+ * used and, if it has data, that is the default address for every runner. */
 kr_tensor kr_graph_input(kr_graph *g, const char *name, int32_t dtype, kr_dims dims);
 kr_tensor kr_graph_output(kr_graph *g, const char *name, int32_t dtype, kr_dims dims);
 kr_tensor kr_graph_input_like(kr_graph *g, const char *name, const krait_view *layout, kr_dims dims);
 kr_tensor kr_graph_output_like(kr_graph *g, const char *name, const krait_view *layout, kr_dims dims);
 /* Parameters; data may be NULL and bound later. All runners share them. */
 kr_tensor kr_graph_weight(kr_graph *g, const char *name, int32_t dtype, kr_dims dims, const void *data);
-/* Lives from run to run of one runner; zero at first. */
+/* Persists between the runs of one runner; initially zero. */
 kr_tensor kr_graph_state(kr_graph *g, const char *name, int32_t dtype, kr_dims dims);
-/* Between two calls; memory is shared with others that do not live at the same time. */
+/* Between two calls; shares memory with others that are not live at the same time. */
 kr_tensor kr_graph_temp(kr_graph *g, int32_t dtype, kr_dims dims);
 
 /* ---- other views of the same memory ---- */
@@ -63,8 +63,8 @@ kr_tensor kr_graph_permute(kr_graph *g, kr_tensor t, const int *order);
 kr_tensor kr_graph_reshape(kr_graph *g, kr_tensor t, kr_dims dims); /* fails where that needs a copy */
 int kr_graph_can_reshape(const kr_graph *g, kr_tensor t, kr_dims dims);
 kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t,
-                          kr_dims dims); /* dimensions of 1 get any size by stride 0: inputs only */
-/* Dimension dim becomes two: windows of so many, `step` apart, and what they have: inputs only. */
+                          kr_dims dims); /* expands dimensions of size 1 with stride 0: inputs only */
+/* Dimension dim becomes two: the windows, `step` apart, and the `size` elements of each: inputs only. */
 kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int64_t step);
 
 kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t);
@@ -74,100 +74,102 @@ krait_view kr_graph_view(const kr_graph *g, kr_tensor t);
 
 /* ---- calls ---- */
 /* args is the op's struct: its flags, its fields, and views that name tensors. Sizes come from the tensors' shapes;
- * only one that no tensor has must be given. Returns the first output. An output that is kr_graph_ask() is made: of the
- * shape and type that the op says, in memory like the first input of that shape. Shapes that do not fit, or what breaks
- * the op's contract, fail with the names of node and tensor. */
+ * only one that no tensor has must be given. Returns the first output. An output that is kr_graph_ask() is created,
+ * with the shape and type determined by the op, and the memory layout of the first input of that shape. Mismatched
+ * shapes and violations of the op's contract are errors that name node and tensor. */
 kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const void *args);
 krait_view kr_graph_ask(void);
 kr_tensor kr_graph_result(
     const kr_graph *g,
-    const char *tensor); /* of the call before: one of its tensors by the op's name for it; 0: absent */
-/* Calls up to the next kr_graph_lane belong to this lane. 1 and 2 are two parts of which neither reads or writes what
- * the other writes: a GPU runs them side by side once a run is recorded; their memory is not shared. 0: all others. */
+    const char *tensor); /* a tensor of the previous call, by the op's name for it; 0: absent */
+/* Calls up to the next kr_graph_lane belong to this lane. 1 and 2 are independent parts, neither of which reads or
+ * writes what the other writes: a GPU runs them in parallel once a run is captured; they share no memory. 0: all
+ * others. */
 void kr_graph_lane(kr_graph *g, int32_t lane);
 /* The op pointwise on tensors of any rank; x and y may be 0. */
 void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out);
 
-/* ---- slices of a map that do not meet (graph_each.c) ---- */
-/* Records what one slice goes through, from x to out. */
+/* ---- disjoint slices of a map (graph_each.c) ---- */
+/* Records the calls for one slice, from x to out. */
 typedef void kr_slice_fn(void *user, kr_graph *g, kr_tensor x, kr_tensor out);
-/* out from x, n at a time along dimension dim, each slice by a thread of its own through a graph that fn records at
- * once (a second time for what is left behind the last n). On a CPU; it has no gradient, and out may be x itself where
- * fn reads all of x before it writes. */
+/* Computes out from x, n at a time along dimension dim, each slice on one thread through a graph that fn records
+ * immediately (a second time for the remainder after the last n). CPU only; it has no gradient, and out may be x itself
+ * if fn reads all of x before it writes. */
 void kr_graph_each(kr_graph *g, const char *name, int dim, int64_t n, kr_slice_fn *fn, void *user, kr_tensor x,
                    kr_tensor out);
 
 /* ---- gradients (graph_backward.c) ---- */
 typedef struct kr_gradient {
-  kr_tensor of, at; /* at: its gradient, of the same dimensions and type; 0 in `wanted`: made, and written here */
+  kr_tensor of, at; /* at: its gradient, of the same dimensions and type; 0 in `wanted`: created, and stored here */
 } kr_gradient;
-/* Records the calls that compute the gradients of `wanted` from those of `seeds`, by the gradient ops of the ops; sums
- * where a value is used twice. What is not wanted is not computed: a frozen parameter costs nothing. */
+/* Records the calls that compute the gradients of `wanted` from those of `seeds`, with the gradient ops of the ops;
+ * sums where a value is used twice. Gradients that are not requested are not computed: a frozen parameter costs
+ * nothing. */
 int32_t kr_graph_backward(kr_graph *g, const kr_gradient *seeds, int n_seeds, kr_gradient *wanted, int n_wanted);
-/* Before kr_graph_backward: gradients do not keep t; its calls run again, bit for bit, where they first read it. */
+/* Before kr_graph_backward: t is not stored for gradients; its calls are recomputed, with bit-identical results, where
+ * they first read it. */
 void kr_graph_recompute(kr_graph *g, kr_tensor t);
-/* The same of everything that was made after tensor `from`, but `kept`: a part of the model that is run twice instead
- * of kept. */
+/* The same for everything created after tensor `from`, except `kept`: a part of the model that is recomputed instead of
+ * stored. */
 void kr_graph_recompute_since(kr_graph *g, kr_tensor from, kr_tensor kept);
 
-/* Before kr_graph_backward: t has 16 bits and is a factor of products alone; its gradient is a sum over many rows, in
- * float32. */
+/* Before kr_graph_backward: t has 16 bits and is used only as a factor of products; its gradient is a sum over many
+ * rows, in float32. */
 void kr_graph_wide_gradient(kr_graph *g, kr_tensor t);
 
 /* ---- plan ---- */
-/* Rewrites (graph_rewrite.c) turn calls into fused ones, each of which computes what the calls did; by name, or
- * "all". */
+/* Rewrites (graph_rewrite.c) replace calls by fused ones that compute the same; by name, or "all". */
 void kr_graph_rewrite_off(kr_graph *g, const char *name);
 enum {
   KR_PLAN_REFERENCE = 1, /* the reference row of each op, in host memory: tensors may be float64, ctx NULL */
-  KR_PLAN_APART = 2,     /* no memory is shared: for tests, and to look at tensors after a run */
+  KR_PLAN_APART = 2,     /* no memory is shared: for tests, and to inspect tensors after a run */
   KR_PLAN_TF32 = 4,      /* products of float32 may round their factors to 11 significant bits */
-  KR_PLAN_CONSTANT = 8,  /* weights given while recording, on the host, stay as they are: calls on nothing else run now,
-                            once; a GPU's graph has its own copy of what is left */
+  KR_PLAN_CONSTANT = 8,  /* weights given while recording, on the host, do not change: calls that depend only on them
+                            run once, now; a GPU's graph has its own copy of the remaining ones */
 };
 int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags);
-uint64_t kr_graph_bytes(const kr_graph *g); /* what a runner needs: arena and states */
+uint64_t kr_graph_bytes(const kr_graph *g); /* memory of a runner: arena and states */
 kr_cost kr_graph_cost(const kr_graph *g);   /* of all calls of a run */
 
 /* ---- runs ---- */
 int32_t kr_runner_open(const kr_graph *g, kr_runner **runner);
 void *kr_runner_memory(
-    const kr_runner *r); /* kr_graph_bytes of it: between two runs another graph's runner may have it */
+    const kr_runner *r); /* kr_graph_bytes of it: between two runs another graph's runner may use it */
 /* In the caller's memory of kr_graph_bytes, aligned to 256; the graph must have no states. */
 int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner);
 void kr_runner_close(kr_runner **runner);
-/* Address of an input, output or weight; kept until another is bound. Between two runs on a CPU another one of the same
- * alignment costs little more than nothing. */
+/* Address of an input, output or weight; kept until another is bound. On a CPU rebinding an address of the same
+ * alignment between two runs costs almost nothing. */
 int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data);
-/* On a CPU it is done when it returns; on a GPU it is enqueued. From the second run with the same addresses on, a GPU
- * runs it as one graph of its own, unless the stream records one itself. */
+/* On a CPU it is finished when it returns; on a GPU it is enqueued. From the second run with the same addresses on, a
+ * GPU runs it as a CUDA graph, unless the stream is itself being captured. */
 int32_t kr_runner_run(kr_runner *r, void *stream);
-/* A run in two parts: all calls up to the last that writes t before anything reads it back, then the others. What both
- * parts touch stays as it is. */
+/* A run in two parts: all calls up to the last one that writes t before anything reads it, then the others. Between the
+ * parts, memory used by both must not change. */
 int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream);
 int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream);
-int32_t kr_runner_reset(kr_runner *r, void *stream); /* states are zero again */
+int32_t kr_runner_reset(kr_runner *r, void *stream); /* resets states to zero */
 void *kr_runner_at(const kr_runner *r,
                    kr_tensor t); /* the tensor's address; a temp's only means something with KR_PLAN_APART */
 /* One run, node by node, each timed by itself; kr_graph_print then shows the times. */
 int32_t kr_runner_profile(kr_runner *r, void *stream);
-/* All calls of the same name and row in a row, ten times over (on a GPU as one graph of the driver), and what one round
- * takes. What states hold is lost. */
+/* Runs all calls of the same name and row in sequence, ten times (on a GPU as one CUDA graph), and times one round. The
+ * states' contents are lost. */
 typedef void (*kr_runner_kind_fn)(void *user, const char *name, const char *op, const char *row, int64_t n_calls,
                                   double seconds);
 int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user);
-/* What that found, node by node: its name, op, row and seconds. */
+/* The results, node by node: name, op, row and seconds. */
 void kr_runner_each_time(const kr_runner *r,
                          void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
                          void *user);
 
-/* One line per node: name, op, row, shapes, bytes, where they lie; then the memory; then one slice of each node that
- * kr_graph_each recorded, as kr_graph_show. runner may be NULL: no times. */
+/* One line per node: name, op, row, shapes, bytes, offsets; then the memory; then one slice of each node that
+ * kr_graph_each recorded, as in kr_graph_show. runner may be NULL: no times. */
 int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text),
                        void *user);
-/* The same of a graph that nobody runs; is_timed: its nodes run once and are timed, on zeros wherever nothing was given
- * while recording. */
+/* The same for a graph that is not otherwise run; is_timed: its nodes run once and are timed, on zeros where nothing
+ * was given while recording. */
 int32_t kr_graph_show(const kr_graph *g, int is_timed, void (*line)(void *user, const char *text), void *user);
 
 #endif

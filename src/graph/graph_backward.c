@@ -1,18 +1,18 @@
-/* graph_backward.c: reverse mode. The gradient of a tensor lies in a storage of its own shape, where each use of the
- * tensor contributes to the part that it read: the first writes, later ones add. Parts that overlap without being
- * equal, or that leave gaps, begin as zeros. */
+/* graph_backward.c: reverse mode. The gradient of a tensor has a storage of the tensor's shape, to which each use of
+ * the tensor contributes the part that it read: the first use writes, later ones add. Parts that overlap without being
+ * equal, or that leave gaps, start from zeros. */
 #include <string.h>
 
 #include "graph_rules.h"
 #include "op_list.h"
 #include "status.h"
 
-typedef struct flow { /* of a storage that was there before */
-  int32_t needed, reached;    /* something wanted lies behind it; a seed lies before it */
+typedef struct flow {         /* for a storage of the forward graph */
+  int32_t needed, reached;    /* a requested gradient depends on it; it depends on a seed */
   int32_t gradient;           /* storage; -1: none yet */
-  int32_t zeroed, opened, given; /* begins as zeros; does already; the gradient lies in memory that has an owner */
-  int32_t fresh;              /* storage with its values computed again; -1: none yet */
-  kr_list parts;              /* kr_box: what was contributed */
+  int32_t zeroed, opened, given; /* starts from zeros; is already zeroed; the gradient is in memory with an owner */
+  int32_t fresh;                 /* storage with the recomputed values; -1: none yet */
+  kr_list parts;                 /* kr_box: the parts contributed so far */
 } flow;
 
 struct kr_back {
@@ -82,7 +82,7 @@ static int32_t fresh_of(kr_back *b, int32_t storage) {
   return b->flows[storage].fresh;
 }
 
-/* Runs a node of the forward part once more: what it writes goes into fresh storages. */
+/* Runs a node of the forward part again: its outputs go to new storages. */
 static void clone_node(kr_back *b, int32_t n) {
   const kr_node node = *KR_NODE(b->g, n);
   unsigned char *args = kr_arena_alloc(b->g->arena, node.op->args_bytes);
@@ -174,8 +174,8 @@ static int works_in_place(const kr_back *b, kr_tensor t) {
   return b->node >= 0 && writes(b, KR_NODE(b->g, b->node), storage_of(b, t));
 }
 
-/* What was spread over dimensions that follow one another is summed over them; before, rows, columns: sizes before, in
- * and behind these. */
+/* A tensor that was expanded over adjacent dimensions gets the sum over them; before, rows, columns: sizes before, in
+ * and after these. */
 typedef struct spread_sum {
   int64_t before, rows, columns;
   kr_tensor place; /* the tensor without them */
@@ -183,7 +183,7 @@ typedef struct spread_sum {
 
 static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
   kr_part p = *KR_PART(b->g, t);
-  int state = 0; /* before, in and behind the spread dimensions */
+  int state = 0; /* before, in and after the expanded dimensions */
   *s = (spread_sum){1, 1, 1, 0};
   for (int i = 0; i < p.dims.n; i++) {
     const int spread = p.dims.size[i] > 1 && p.stride[i] == 0;
@@ -254,7 +254,7 @@ static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tenso
                     .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(across ? s->before : s->columns)))});
 }
 
-/* Where nothing came before and the place can be seen as the sums are, they are written there. */
+/* If there were no earlier contributions and the destination has a compatible shape, the sums are written there. */
 static void end_spread(kr_back *b, const kr_back_target *target) {
   spread_sum s;
   if (find_spread(b, target->home, &s) < 0) return;
@@ -294,7 +294,7 @@ static int is_whole(const kr_graph *g, kr_tensor t) {
 void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to) {
   if (!from || !to || is_failed(b) || !is_active(flow_of(b, to)) || flow_of(b, from)->gradient < 0) return;
   const int32_t source = storage_of(b, from), target = storage_of(b, to);
-  if (source == target) return; /* in place: the sum goes through */
+  if (source == target) return; /* in place: the sum passes through */
   flow *f = &b->flows[source], *t = &b->flows[target];
   if (t->gradient < 0 && !t->zeroed && !f->given &&
       same_layout(b->g, KR_STORAGE(b->g, source)->is_wide ? f->gradient : source, target) && is_whole(b->g, from) &&
@@ -311,7 +311,7 @@ void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to) {
   else copy_tensor(b, kr_back_name(b, "pass"), gradient, into.at), kr_back_end(b, &into);
 }
 
-/* ---- which parts there will be ---- */
+/* ---- the parts to come ---- */
 
 static int reaches_back(const kr_op *op, const kr_use *u) {
   return u->role == KR_READ && kr_rule_reaches(op, u->offset);
@@ -349,7 +349,7 @@ static void mark_reached(kr_back *b) {
   }
 }
 
-/* Parts that meet without being equal, or that leave something out, need zeros to begin with. */
+/* Parts that overlap without being equal, or that leave gaps, need zeros to start from. */
 static void plan_part(kr_back *b, kr_tensor t) {
   flow *f = flow_of(b, t);
   if (!is_active(f)) return;
@@ -386,7 +386,8 @@ static void plan_parts(kr_back *b, const kr_gradient *seeds, int n_seeds) {
 
 /* ---- seeds and results ---- */
 
-/* Whether memory that has an owner may hold the gradient of a storage: every view of it must have one there, too. */
+/* Whether memory with an owner may hold the gradient of a storage: every view of it must have a corresponding view
+ * there. */
 static int fits_gradient(kr_back *b, kr_tensor at, int32_t storage) {
   const kr_storage *s = KR_STORAGE(b->g, storage), *other = KR_STORAGE(b->g, storage_of(b, at));
   int fits = is_whole(b->g, at) && s->dtype == other->dtype && kr_dims_same(s->dims, other->dims);
@@ -398,7 +399,7 @@ static int fits_gradient(kr_back *b, kr_tensor at, int32_t storage) {
   return fits;
 }
 
-/* A gradient that is asked for is written where it was asked for, not copied there. */
+/* A requested gradient is written directly to its destination, not copied there. */
 static void place_wanted(kr_back *b, const kr_gradient *wanted, int n_wanted) {
   for (int i = 0; i < n_wanted; i++) {
     flow *f = flow_of(b, wanted[i].of);

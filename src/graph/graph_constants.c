@@ -1,5 +1,5 @@
-/* graph_constants.c: calls on nothing but weights that were given, run on the host while the graph is planned: what
- * they make is weights from then on. On a GPU those that are still read go there, in one block. */
+/* graph_constants.c: constant folding: calls that depend only on given weights run on the host while the graph is
+ * planned, and their outputs become weights. On a GPU those that are still read are copied there, in one block. */
 #include <string.h>
 
 #include "alloc.h"
@@ -12,7 +12,7 @@ static kr_storage *storage_of(const kr_graph *g, const kr_use *u) {
   return KR_STORAGE(g, KR_PART(g, u->tensor)->storage);
 }
 
-/* Whether all that write a storage are among the constant calls. */
+/* Whether all writers of a storage are constant calls. */
 static int made_by_constants(const kr_graph *g, const char *constant, const kr_storage *s) {
   for (size_t n = 0; n < g->nodes.n; n++)
     for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
@@ -32,7 +32,7 @@ static int stays_constant(const kr_graph *g, const char *constant, size_t n) {
   return 1;
 }
 
-/* A temp becomes a weight with memory of its own. */
+/* A temp becomes a weight with its own memory. */
 static int32_t give_memory(kr_graph *g, kr_storage *s) {
   if (s->home == KR_HOME_WEIGHT) return KRAIT_OK;
   char *block = kr_arena_try(g->arena, s->bytes + KR_GRAPH_LINE);
@@ -60,8 +60,8 @@ static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
   return status;
 }
 
-/* A copy of a constant (float32), its dimensions in this order in memory, from one of the last to the next as many
- * elements as `row`. */
+/* A copy of a constant (float32) with its dimensions in this memory order; `row` is the stride of the second to last
+ * one. */
 static kr_tensor laid_out(kr_graph *g, kr_tensor t, const int *order, int64_t row) {
   const kr_part p = *KR_PART(g, t);
   kr_dims turned = {.n = p.dims.n};
@@ -93,8 +93,8 @@ static int is_constant(const kr_graph *g, kr_tensor t, int n_dims) {
          p->dtype == KRAIT_F32 && p->dims.n == n_dims;
 }
 
-/* Factors of products of many rows: outputs side by side, rows an odd number of lines apart, and taps of filters:
- * channels side by side: as the rows of a CPU take them, so that a run need not turn or pack them. */
+/* Factors of products with many rows: outputs contiguous, rows an odd number of cache lines apart; and filter taps:
+ * channels contiguous. This is the layout of the CPU's rows, so that a run need not transpose or pack them. */
 static int32_t lay_out_factors(kr_graph *g) {
   enum { LINE = 16 };
   for (size_t n = 0; n < g->nodes.n && kr_graph_status(g) >= 0; n++) {
@@ -168,7 +168,7 @@ static int32_t move_weights(kr_graph *g, const kr_cuda *cuda) {
   return kr_cuda_wait(cuda, NULL);
 }
 
-/* The same pool of threads; what a call keeps with its context goes with this one. */
+/* The same thread pool; data that calls attach to their context are freed with this one. */
 static int32_t compute_for_device(kr_graph *g, const krait_ctx *ctx) {
   krait_ctx host = {
       .caps = krait_cpu_caps(), .device = KRAIT_DEVICE_CPU, .fallback = ctx->fallback, .pool = ctx->pool};

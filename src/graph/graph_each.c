@@ -1,5 +1,5 @@
-/* graph_each.c: a call that takes a map slice by slice, each through a graph of its own: what lies between its nodes
- * stays in the cache, and each thread runs whole slices. A node as any other: its op is this file's. */
+/* graph_each.c: a call that processes a map slice by slice, each through its own graph: the tensors between its nodes
+ * stay in the cache, and each thread runs whole slices. It is an ordinary node, whose op is defined in this file. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,12 +8,12 @@
 #include "status.h"
 
 enum { WHOLE, REST, N_KINDS };
-enum { X = 1, OUT }; /* a slice's graph has them first */
+enum { X = 1, OUT }; /* the first tensors of a slice's graph */
 
 typedef struct each_args {
   krait_call call;
   int64_t sizes[8];          /* of x, of out */
-  int64_t dim, n;            /* slices of n along this dimension, and one of what is left */
+  int64_t dim, n;            /* slices of n along this dimension, and one with the remainder */
   kr_graph *graphs[N_KINDS]; /* NULL: there is no such slice */
   krait_view x, out;
 } each_args;
@@ -129,7 +129,7 @@ static const kr_op each = {.name = "each", .args_bytes = sizeof(each_args), .sig
 
 /* ---- recording and plan ---- */
 
-/* The graph of a slice of so many; it is the whole graph's to close. */
+/* The graph for a slice of this size; it is closed with the whole graph. */
 static kr_graph *record_slice(kr_graph *g, const char *name, int dim, int64_t n, kr_slice_fn *fn, void *user,
                               kr_tensor x, kr_tensor out) {
   const kr_tensor given[] = {x, out};

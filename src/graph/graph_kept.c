@@ -1,5 +1,5 @@
-/* graph_kept.c: the graphs that a context keeps. Args are told apart by all their bytes but addresses, of which only
- * presence counts. The one used least recently makes room; a graph in use stays until its last user is done. */
+/* graph_kept.c: the cache of graphs in a context. The key is all bytes of the args except addresses, of which only the
+ * presence counts. The least recently used graph is evicted; a graph in use stays until its last user is done. */
 #include "graph_kept.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ typedef struct entry {
 
 typedef struct kept_graphs {
   kr_kept base;
-  atomic_flag lock; /* held while entries are looked through, never while a graph is made */
+  atomic_flag lock; /* held while entries are searched, never while a graph is created */
   uint64_t n_uses;
   entry *entries[MOST_KEPT];
 } kept_graphs;
@@ -45,7 +45,7 @@ static void close_all(kr_kept *base) {
 }
 
 static kept_graphs *kept_of(const krait_ctx *ctx) {
-  krait_ctx *owner = (krait_ctx *)ctx; /* a cache, as that of kernels */
+  krait_ctx *owner = (krait_ctx *)ctx; /* a cache, like that of kernels */
   kr_kept *there = atomic_load(&owner->graphs);
   if (there) return (kept_graphs *)there;
   kept_graphs *k = kr_zalloc(sizeof *k);
@@ -99,7 +99,7 @@ static entry *find(kept_graphs *k, const kr_graph_row *row, const unsigned char 
   return NULL;
 }
 
-/* With the lock held. What has to go is returned; e itself where every other one is in use. */
+/* With the lock held. Returns the entry to evict; e itself if every other one is in use. */
 static entry *insert(kept_graphs *k, entry *e) {
   int oldest = -1;
   for (int i = 0; i < MOST_KEPT; i++) {
@@ -117,7 +117,7 @@ static entry *insert(kept_graphs *k, entry *e) {
   return gone;
 }
 
-/* *own: the caller closes it when it is done. */
+/* *own: the caller closes it after use. */
 static int32_t get(const kr_graph_row *row, const krait_ctx *ctx, const void *args, entry **got, int *own) {
   unsigned char key[4096];
   kept_graphs *k = ctx ? kept_of(ctx) : NULL;
@@ -193,7 +193,7 @@ int32_t kr_graph_row_run(const kr_graph_row *row, const krait_ctx *ctx, const vo
 uint64_t kr_graph_row_scratch(const kr_graph_row *row, const krait_ctx *ctx, const void *args) {
   entry *e;
   int own;
-  if (get(row, ctx, args, &e, &own) < 0) return 0; /* the run says why */
+  if (get(row, ctx, args, &e, &own) < 0) return 0; /* the run reports the reason */
   const uint64_t bytes = kr_graph_bytes(e->graph);
   put(ctx, e, own);
   return bytes;

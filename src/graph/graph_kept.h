@@ -1,5 +1,5 @@
-/* graph_kept.h: ops whose row is a graph: planned once for each set of args that differ in more than addresses, and
- * kept with the context. */
+/* graph_kept.h: ops whose row is a graph: planned once for all args that differ only in addresses, and cached in the
+ * context. */
 #ifndef KR_GRAPH_KEPT_H
 #define KR_GRAPH_KEPT_H
 
@@ -10,7 +10,7 @@ typedef void kr_graph_record(kr_graph *g, const void *args, int32_t dtype);
 typedef struct kr_graph_row {
   const kr_op *op;
   kr_graph_record *record;
-  int32_t dtype;  /* handed to record */
+  int32_t dtype;  /* passed to record */
   uint32_t flags; /* KR_PLAN_* */
 } kr_graph_row;
 
@@ -20,8 +20,8 @@ kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *vie
 /* In a kr_graph_record with its g and args a: kr_tensor FIELD, an input of these sizes. */
 #define KR_GRAPH_INPUT(field, ...) \
   const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
-/* An input of a gradient: where its elements share memory, by a stride of 0, it is a copy, so that each gets a gradient
- * of its own (complex ones: not). */
+/* An input of a gradient: if its elements share memory through a stride of 0, it is a copy, so that each gets its own
+ * gradient (not for complex ones). */
 kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims);
 /* The row's run and scratch_bytes. */
 int32_t kr_graph_row_run(const kr_graph_row *row, const krait_ctx *ctx, const void *args);

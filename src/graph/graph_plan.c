@@ -1,6 +1,7 @@
 /* graph_plan.c: from a recorded graph to one that can run: nodes that nothing needs are dropped, every op's row is
- * chosen, and each tensor between two nodes gets its place in one arena, each as low as those that live at the same
- * time allow: the largest first, or before them those that live longer than from call to call, whichever takes less. */
+ * chosen, and each tensor between two nodes gets its offset in one arena, as low as the tensors that are live at the
+ * same time allow: the largest first, or those that live beyond adjacent calls before the others, whichever takes less
+ * memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +12,9 @@
 
 static uint64_t round_up(uint64_t bytes) { return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE; }
 
-/* ---- what is needed ---- */
+/* ---- liveness ---- */
 
-/* Backwards: a node is needed if it writes what leaves the graph or what a needed node reads later. */
+/* Backwards: a node is needed if it writes an output of the graph or something that a needed node reads later. */
 static int32_t drop_dead_nodes(kr_graph *g) {
   char *read = kr_arena_alloc(g->arena, g->storages.n + 1);
   if (kr_arena_failed(g->arena)) return kr_graph_status(g);
@@ -30,7 +31,7 @@ static int32_t drop_dead_nodes(kr_graph *g) {
   return KRAIT_OK;
 }
 
-/* First and last node of every storage; a temp that is read before anything wrote it is a fault of the builder. */
+/* First and last node of every storage; reading a temp before it is written is an error of the builder. */
 static int32_t find_lives(kr_graph *g) {
   for (size_t i = 0; i < g->storages.n; i++) KR_STORAGE(g, i)->first = INT32_MAX, KR_STORAGE(g, i)->last = -1;
   for (size_t n = 0; n < g->nodes.n; n++) {
@@ -62,9 +63,9 @@ static int32_t choose_row(kr_graph *g, kr_node *node) {
   return KRAIT_OK;
 }
 
-/* ---- kernels that start while the one before them still runs ---- */
+/* ---- kernels that start while the previous one still runs ---- */
 
-/* Those that have rows which look at the bits. */
+/* Ops with rows that use these bits. */
 static int takes_ahead(const kr_op *op) {
   const kr_op *const ops[] = {&kr_op_add_norm,
                               &kr_op_argmax_rows,
@@ -90,7 +91,7 @@ static int class_at(const kr_sig *sig, size_t view) {
   return KR_CLASS_ACTIVATION;
 }
 
-/* By storage: whether any node writes it, and whether one before this node does. */
+/* Per storage: whether any node writes it, and whether an earlier node does. */
 static uint32_t ahead_of(const kr_graph *g, const kr_node *node, const char *written, const char *now) {
   uint32_t ahead = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
   if (node->dead || !takes_ahead(node->op) || node->lane) return 0;
@@ -121,7 +122,7 @@ static int32_t find_ahead(kr_graph *g) {
 
 /* ---- lanes ---- */
 
-/* Whether a storage is written in one lane and touched in the other. */
+/* Whether a storage is written in one lane and used in the other. */
 static int lanes_meet(const kr_graph *g, size_t from, size_t to, char *touched) {
   enum { WRITES = 4 };
   for (size_t n = from; n < to; n++) {
@@ -135,7 +136,7 @@ static int lanes_meet(const kr_graph *g, size_t from, size_t to, char *touched) 
   return 0;
 }
 
-/* The nodes of both lanes, if nothing else lies between them; what one of them touches lives as long as all of them. */
+/* The nodes of both lanes, if there is nothing else between them; what one of them uses is live during all of them. */
 static int32_t find_lanes(kr_graph *g) {
   size_t from = g->nodes.n, to = 0;
   char *touched = kr_arena_alloc(g->arena, g->storages.n + 1);
@@ -155,7 +156,7 @@ static int32_t find_lanes(kr_graph *g) {
   return KRAIT_OK;
 }
 static int in_lanes(const kr_graph *g, size_t n) { return n >= g->lanes_from && n < g->lanes_to; }
-/* When a node's scratch is in use. */
+/* The live range of a node's scratch. */
 static int32_t scratch_first(const kr_graph *g, size_t n) { return (int32_t)(in_lanes(g, n) ? g->lanes_from : n); }
 static int32_t scratch_last(const kr_graph *g, size_t n) { return (int32_t)(in_lanes(g, n) ? g->lanes_to - 1 : n); }
 
@@ -173,14 +174,14 @@ static int larger_first(const void *a, const void *b) {
   return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* What goes past other calls by how long it lives, then what lies between neighbours. */
+/* Tensors that live across other calls, by lifetime, then those between adjacent calls. */
 static int32_t life_past(const block *b) { return b->last - b->first > 1 ? b->last - b->first : 0; }
 static int longer_first(const void *a, const void *b) {
   const int32_t x = life_past(a), y = life_past(b);
   return x != y ? (x < y ? 1 : -1) : larger_first(a, b);
 }
 
-/* The lowest gap between the placed blocks that live at the same time; placed ones are kept in order of address. */
+/* The lowest gap between the placed blocks that are live at the same time; placed blocks are sorted by address. */
 static void place(block *blocks, int32_t *order, int32_t n_placed, int apart) {
   block *b = &blocks[n_placed];
   uint64_t at = 0;
@@ -246,7 +247,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
     if (flags & KR_PLAN_CONSTANT) KR_TRY(kr_graph_compute_constants(g, ctx));
   }
   g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,
-  g->flags = flags; /* reference rows run on the host, and look at no context */
+  g->flags = flags; /* reference rows run on the host, and use no context */
   KR_TRY(kr_graph_plan_slices(g));
   KR_TRY(drop_dead_nodes(g));
   KR_TRY(find_lives(g));
@@ -259,7 +260,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
 
 uint64_t kr_graph_bytes(const kr_graph *g) { return g->arena_bytes + g->state_bytes; }
 
-/* ---- the plan, looked at again ---- */
+/* ---- checking the plan ---- */
 
 typedef struct span {
   const char *name;

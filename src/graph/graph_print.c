@@ -1,4 +1,4 @@
-/* graph_print.c: a planned graph as lines to read, and what its calls cost. */
+/* graph_print.c: prints a planned graph, with the cost of its calls. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "graph_runner.h"
 #include "status.h"
 
-/* Of the longest name, operator and row. */
+/* Widths of the longest name, operator and row. */
 typedef struct widths {
   int name, op, row;
 } widths;

@@ -1,6 +1,6 @@
-/* graph_record.c: tensors, their views and calls, as a builder records them. A view in recorded args holds, in place of
- * an address, the number of its storage in the upper bits and the offset in the lower ones: checks that compare
- * addresses then work as with real ones. */
+/* graph_record.c: records tensors, their views and calls. Instead of an address, a view in recorded args has the number
+ * of its storage in the upper bits and the offset in the lower ones: checks that compare addresses then work as with
+ * real ones. */
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +27,7 @@ int32_t kr_graph_status(const kr_graph *g) {
   return KRAIT_OK;
 }
 
-/* Recording goes on: nothing failed, and the plan was not made yet. */
+/* Whether recording is possible: nothing failed, and there is no plan yet. */
 static int is_open(kr_graph *g) {
   if (g->status >= 0 && g->planned)
     kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is planned, nothing more can be recorded");
@@ -55,7 +55,7 @@ int32_t kr_graph_open(kr_graph **graph) {
 
 void kr_graph_close(kr_graph **graph) {
   if (!graph || !*graph) return;
-  kr_arena *arena = (*graph)->arena; /* the graph lies in it */
+  kr_arena *arena = (*graph)->arena; /* the graph is allocated in it */
   kr_graph_close_slices(*graph);
   if ((*graph)->moved) kr_cuda_free((*graph)->moved_on, (*graph)->moved);
   *graph = NULL;
@@ -174,7 +174,7 @@ kr_tensor kr_graph_output_like(kr_graph *g, const char *name, const krait_view *
   return add_storage(g, KR_HOME_OUTPUT, name, layout->dtype, dims, layout->stride, layout->data);
 }
 
-/* Without gaps, dimensions in memory in the order of these strides, the longest first. */
+/* Without gaps, with the memory order of dimensions of these strides, the largest first. */
 static kr_tensor temp_in_order(kr_graph *g, int32_t dtype, kr_dims dims, const int64_t *like) {
   int order[4] = {0, 1, 2, 3};
   int64_t stride[4] = {0}, next = 1;
@@ -208,7 +208,7 @@ static kr_part *part_of(kr_graph *g, kr_tensor t) {
 const char *kr_graph_name(const kr_graph *g, kr_tensor t) {
   const kr_storage *s = KR_STORAGE(g, KR_PART(g, t)->storage);
   if (*s->name) return s->name;
-  for (size_t i = 0; i < g->nodes.n; i++) /* a temp is called by what writes it first */
+  for (size_t i = 0; i < g->nodes.n; i++) /* a temp is named after its first writer */
     for (int32_t k = 0; k < KR_NODE(g, i)->n_uses; k++) {
       const kr_use *u = &KR_NODE(g, i)->uses[k];
       if (u->role & KR_WRITE && KR_PART(g, u->tensor)->storage == KR_PART(g, t)->storage) return KR_NODE(g, i)->name;
@@ -250,8 +250,7 @@ kr_tensor kr_graph_permute(kr_graph *g, kr_tensor t, const int *order) {
   return kr_graph_part(g, &p);
 }
 
-/* Both shapes are walked from the last dimension; each new one must lie within a run of old ones that has one
- * stride. */
+/* Both shapes are traversed from the last dimension; each new one must be within a run of contiguous old ones. */
 static int restride(const kr_part *old, kr_dims dims, int64_t *stride) {
   int k = old->dims.n - 1;
   int64_t left = 1, step = 1;
@@ -348,7 +347,7 @@ krait_view kr_graph_view(const kr_graph *g, kr_tensor t) {
 enum { ASKED = -1 };
 krait_view kr_graph_ask(void) { return (krait_view){.reserved = ASKED}; }
 
-/* Shapes of the tensors that the views name; the names are taken out. */
+/* Shapes of the tensors that the views name; the names are removed. */
 static int32_t read_shapes(kr_graph *g, const kr_node *node, kr_shape *shapes, kr_tensor *tensors) {
   const kr_sig *sig = node->op->sig;
   for (int i = 0; i < sig->n_tensors; i++) {
@@ -367,7 +366,7 @@ static int32_t read_shapes(kr_graph *g, const kr_node *node, kr_shape *shapes, k
   return KRAIT_OK;
 }
 
-/* An output that is asked for lies in memory as the first input of the same shape does. */
+/* A requested output has the memory layout of the first input of the same shape. */
 static kr_tensor make_output(kr_graph *g, const kr_node *node, const kr_tensor *tensors, int which,
                              const kr_shape *shape) {
   const kr_sig *sig = node->op->sig;
@@ -382,7 +381,7 @@ static kr_tensor make_output(kr_graph *g, const kr_node *node, const kr_tensor *
   return kr_graph_temp(g, dtype, dims);
 }
 
-/* float64 is for reference rows, which contracts do not know. */
+/* float64 is only for reference rows; contracts do not allow it. */
 static int32_t check_call(kr_graph *g, const kr_node *node) {
   const kr_sig *sig = node->op->sig;
   unsigned char *args = kr_arena_try(g->arena, sig->args_bytes);

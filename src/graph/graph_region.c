@@ -1,5 +1,5 @@
-/* graph_region.c: which elements of a storage a view has, as a box of the storage's own dimensions; and the same box in
- * another storage. */
+/* graph_region.c: the elements of a storage that a view covers, as a box in the storage's dimensions; and the same box
+ * in another storage. */
 #include <string.h>
 
 #include "graph_parts.h"
@@ -16,7 +16,7 @@ static int dim_of(const kr_storage *s, int64_t stride) {
   return best;
 }
 
-/* Index of the view's first element, by taking the longest strides first. */
+/* Index of the view's first element, by dividing by the largest strides first. */
 static void first_index(const kr_storage *s, int64_t at, int64_t *index) {
   int64_t below = INT64_MAX;
   for (int round = 0; round < s->dims.n; round++) {
@@ -37,8 +37,8 @@ static kr_box whole_box(const kr_storage *s, int exact) {
   return box;
 }
 
-/* n steps of a view's dimension along dimension k of the storage; shorter ones came before. Past the end of k they go
- * on in the next longer dimension, if that continues it. */
+/* n steps of a view's dimension along dimension k of the storage; smaller strides come first. Past the end of k they
+ * continue in the next larger dimension, if it is contiguous with k. */
 static int extend(const kr_storage *s, kr_box *box, int k, int64_t n, int64_t step) {
   while (box->to[k] + (n - 1) * step >= s->dims.size[k]) {
     const int64_t size = s->dims.size[k];
@@ -48,7 +48,7 @@ static int extend(const kr_storage *s, kr_box *box, int k, int64_t n, int64_t st
     if (next < 0 || s->stride[next] != size * s->stride[k]) return 0;
     k = next, n /= size;
   }
-  if (step != box->to[k] - box->from[k] + 1) box->exact = 0; /* it leaves gaps, or goes over itself */
+  if (step != box->to[k] - box->from[k] + 1) box->exact = 0; /* it leaves gaps, or overlaps itself */
   box->to[k] += (n - 1) * step;
   return 1;
 }
@@ -85,7 +85,7 @@ int kr_boxes_equal(const kr_box *a, const kr_box *b) {
          memcmp(a->to, b->to, sizeof a->to) == 0;
 }
 
-/* Whether n steps along dimension k stay in it, or go on in the next longer one in both storages. */
+/* Whether n steps along dimension k stay in it, or continue in the next larger one in both storages. */
 static int runs_on(const kr_storage *from, const kr_storage *to, const int64_t *index, int k, int64_t n, int64_t step) {
   if (index[k] + (n - 1) * step < from->dims.size[k]) return 1;
   for (int64_t size = from->dims.size[k]; n > size;) {

@@ -1,5 +1,5 @@
-/* graph_rewrite.c: the rewrites: what a product can add, activate or (on a CPU) multiply itself, what a norm can add
- * itself, and on a CPU operands as the fast products take them. */
+/* graph_rewrite.c: the rewrites: additions, activations and (on a CPU) multiplications merged into products, additions
+ * into norms, and on a CPU operands in the layout of the fast products. */
 #include "graph_rewrite.h"
 
 #include <stddef.h>
@@ -26,7 +26,7 @@ void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_ten
     if (i < node->n_uses) node->uses[i] = node->uses[--node->n_uses];
     return;
   }
-  if (i == node->n_uses) node->n_uses++; /* there is room for every tensor of the op */
+  if (i == node->n_uses) node->n_uses++; /* it has space for every tensor of the op */
   node->uses[i] = (kr_use){offset, role, t};
 }
 
@@ -76,7 +76,7 @@ void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other) {
     }
 }
 
-/* Whether anything between two nodes writes what t has: a call that reads t may then not move from the one to the
+/* Whether any node between two nodes writes t's elements: a call that reads t must then not move from one to the
  * other. */
 static int is_written_between(const kr_graph *g, size_t from, size_t to, kr_tensor t) {
   const kr_box box = kr_box_of(g, t);
@@ -90,7 +90,7 @@ static int is_written_between(const kr_graph *g, size_t from, size_t to, kr_tens
   return 0;
 }
 
-/* The same elements as a matrix, rows before columns, as the product's output is; 0: not without a copy. */
+/* The same elements as a matrix, rows before columns, like the product's output; 0: not without a copy. */
 static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) {
   return kr_graph_can_reshape(g, t, dims) ? kr_graph_reshape(g, t, dims) : 0;
 }
@@ -123,7 +123,7 @@ int kr_product_is_plain(const kr_node *node) {
   return 1;
 }
 
-/* A pointwise call of just this kind on the product's result, which nobody else reads; -1: there is none. */
+/* A pointwise call of exactly this kind on the product's result, which nothing else reads; -1: there is none. */
 static int32_t follower(const kr_graph *g, size_t n, uint32_t flags, int32_t activation) {
   const kr_node *node = KR_NODE(g, n);
   const int32_t at = kr_graph_only_reader(g, n, kr_node_tensor(node, GEMM(out)));
@@ -134,7 +134,7 @@ static int32_t follower(const kr_graph *g, size_t n, uint32_t flags, int32_t act
   return plain ? at : -1;
 }
 
-/* The product takes the place of the call behind it. */
+/* The product replaces the call after it. */
 static int replace_follower(kr_graph *g, size_t n, size_t at, kr_tensor out) {
   const kr_node product = *KR_NODE(g, n);
   *KR_NODE(g, at) = product;
@@ -186,8 +186,8 @@ static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   return replace_follower(g, n, (size_t)at, out);
 }
 
-/* What a CPU's fast products take: another product is left as it is, because with a factor or a gate it is no longer
- * plain. */
+/* What the CPU's fast products accept: other products are left unchanged, because with a factor or a gate they are no
+ * longer plain. */
 static int is_fast_on_cpu(const krait_ctx *ctx, const kr_node *node) {
   const krait_gemm_args *a = (const krait_gemm_args *)node->args;
   return ctx && !ctx->cuda && kr_product_is_plain(node) && !kr_node_tensor(node, GEMM(residual)) &&
@@ -285,7 +285,7 @@ static int add_into_norm(kr_graph *g, const krait_ctx *ctx, size_t n) {
   return 1;
 }
 
-/* ---- operands as the products of a CPU take them ---- */
+/* ---- operands in the layout of the CPU's products ---- */
 
 /* A float32 copy without gaps, made before node n; the node is then at n + 1. */
 static kr_tensor float_rows(kr_graph *g, size_t n, const char *name, kr_tensor t) {
@@ -296,7 +296,7 @@ static kr_tensor float_rows(kr_graph *g, size_t n, const char *name, kr_tensor t
   return rows;
 }
 
-/* The transposed product, where its left factor is the smaller one to turn. */
+/* The transposed product, if its left factor is the smaller one to transpose. */
 static void flip_product(kr_graph *g, kr_node *node) {
   const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)),
                   out = kr_node_tensor(node, GEMM(out)), residual = kr_node_tensor(node, GEMM(residual));

@@ -1,6 +1,6 @@
 /* graph_rewrite.h: changes to a recorded graph before it is planned: several calls become one fused call, or a call
- * becomes one that a fast row takes. What a rewrite replaces is its reference: with the rewrite off the graph computes
- * the same. */
+ * becomes one that a fast row accepts. The calls that a rewrite replaces are its reference: with the rewrite disabled
+ * the graph computes the same. */
 #ifndef KR_GRAPH_REWRITE_H
 #define KR_GRAPH_REWRITE_H
 
@@ -8,11 +8,12 @@
 
 typedef struct kr_rewrite {
   const char *name; /* as in kr_graph_rewrite_off */
-  /* Looks at the calls from node n on; 1: it changed some. ctx may be NULL: reference rows. */
+  /* Examines the calls from node n on; 1: it changed some. ctx may be NULL: reference rows. */
   int (*apply)(kr_graph *g, const krait_ctx *ctx, size_t n);
 } kr_rewrite;
 
-/* All of the list at every node, each until nothing changes; kr_graph_plan does it with kr_rewrites. */
+/* Applies the whole list at every node, each rewrite until nothing changes; kr_graph_plan does this with
+ * kr_rewrites. */
 int32_t kr_graph_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_rewrite *list, size_t n_list);
 extern const kr_rewrite kr_rewrites[];
 extern const size_t kr_n_rewrites;
@@ -27,18 +28,19 @@ int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n);
 
 /* ---- for rewrites ---- */
 kr_tensor kr_node_tensor(const kr_node *node, size_t offset); /* 0: absent */
-/* Puts another tensor, or none, into a call. */
+/* Replaces a tensor in a call, or removes it. */
 void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_tensor t);
-/* The only node that reads the storage of t, if all that it reads is t, nothing else writes it, and it is a temp; -1:
- * there is no such node. */
+/* The only node that reads the storage of t, if it reads nothing but t from it, nothing else writes it, and it is a
+ * temp; -1: there is no such node. */
 int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t);
-/* The last call recorded becomes the one before node n. */
+/* Moves the last recorded call before node n. */
 void kr_graph_move_last(kr_graph *g, size_t n);
 void kr_graph_drop(kr_graph *g, size_t n);
-/* Calls that read t, or part of it, read `other` from now on, of the same dimensions, which holds the same values;
- * where its strides allow that. */
+/* Calls that read t, or part of it, now read `other`, which has the same dimensions and values, if its strides allow
+ * that. */
 void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other);
-/* A product of two matrices with no more than bias, residual and activation: what rewrites and the gradient know. */
+/* A product of two matrices with at most bias, residual and activation: the form that rewrites and the gradient
+ * support. */
 int kr_product_is_plain(const kr_node *node);
 
 #endif

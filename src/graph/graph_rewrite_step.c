@@ -1,8 +1,8 @@
-/* graph_rewrite_step.c: the rewrites of a GPU's step, where a kernel less is a microsecond less: an RMS norm goes into
- * the one product that reads it, which norms the row while it waits for its weights, what the norm adds into the
- * product before it, what it gates with into the scan before it; a step of a convolution goes into the product that
- * gives its inputs; a product that gives time steps goes into the scan that takes them; queries are turned by the call
- * that appends keys. Where a GPU's row of the fused op takes the call: of few rows. */
+/* graph_rewrite_step.c: the rewrites of a decode step on a GPU, where one kernel less saves a microsecond: an RMS norm
+ * is merged into the product that reads it, which normalises the row while it waits for its weights; the norm's
+ * addition into the product before it; its gate into the scan before it; a convolution's step into the product that
+ * computes its inputs; a product that computes time steps into the scan that uses them; the rotary embedding of queries
+ * into the call that appends keys. Applied if a GPU row of the fused op accepts the call: few rows. */
 #include <stddef.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@
 
 /* ---- norms in products ---- */
 
-/* The norm's part of the call; its output. 0: another kind of norm. */
+/* The norm's part of the call; returns its output. 0: another kind of norm. */
 static kr_tensor read_norm(const kr_graph *g, const kr_node *node, krait_norm_gemm_args *to) {
 #define VIEW(op, view) kr_graph_view(g, TENSOR(node, op, view))
   if (node->op == &kr_op_add_norm) {
@@ -39,7 +39,7 @@ static kr_tensor read_norm(const kr_graph *g, const kr_node *node, krait_norm_ge
 #undef VIEW
 }
 
-/* The call, sizes included, as a row's refusal looks at it; recording takes tensors by name instead. */
+/* The call with its sizes, as a row's refuse function needs it; recording uses tensor names instead. */
 static int is_taken(const krait_ctx *ctx, const kr_op *op, const void *call) {
   _Alignas(16) unsigned char args[1024];
   if (op->args_bytes > sizeof args) return 0;
@@ -50,7 +50,7 @@ static int is_taken(const krait_ctx *ctx, const kr_op *op, const void *call) {
   return row && !(row->needs & KRAIT_CAP_CPU);
 }
 
-/* The call in place of the nodes n and n + 1. */
+/* Puts the call in place of the nodes n and n + 1. */
 static int replace_two(kr_graph *g, size_t n, const char *name, const kr_op *op, const void *call) {
   kr_graph_call(g, name, op, call);
   if (kr_graph_status(g) < 0) return 0;
@@ -62,7 +62,8 @@ static int replace_two(kr_graph *g, size_t n, const char *name, const kr_op *op,
 
 static int is_empty(const kr_graph *g, kr_tensor t) { return kr_dims_elements(kr_graph_dims(g, t)) == 0; }
 
-/* Whether the norm or the product writes what the norm reads: other blocks of the one kernel still do. */
+/* Whether the norm or the product writes what the norm reads, which other blocks of the fused kernel may still be
+ * reading. */
 static int is_in_place(const kr_graph *g, const kr_node *norm, kr_tensor out) {
   const kr_tensor sum = norm->op == &kr_op_add_norm ? TENSOR(norm, add_norm, residual_out) : 0;
   for (int32_t i = 0; i < norm->n_uses; i++) {
@@ -73,7 +74,7 @@ static int is_in_place(const kr_graph *g, const kr_node *norm, kr_tensor out) {
   return 0;
 }
 
-/* A product with no more than a bias. */
+/* A product with at most a bias. */
 static int is_known_product(const kr_node *node) {
   const krait_gemm_args *a = (const krait_gemm_args *)node->args;
   return kr_product_is_plain(node) && a->activation == KRAIT_ACT_NONE && !TENSOR(node, gemm, residual);
@@ -113,9 +114,9 @@ int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   return is_taken(ctx, &kr_op_norm_gemm, &a) && replace_two(g, n, product->name, &kr_op_norm_gemm, &a);
 }
 
-/* ---- what such a norm adds, in the product before it ---- */
+/* ---- the addition of such a norm, in the product before it ---- */
 
-/* Each block of a norm's product would add all of it. */
+/* Otherwise each block of a norm's product would repeat the addition. */
 int kr_sum_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || !is_known_product(KR_NODE(g, n)) ||
       KR_NODE(g, n + 1)->op != &kr_op_norm_gemm)
@@ -140,9 +141,9 @@ int kr_sum_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   return 1;
 }
 
-/* ---- the gate of such a norm, in the scan that gives what it gates ---- */
+/* ---- the gate of such a norm, in the scan before it ---- */
 
-/* Each block of a norm's product would gate all of it. */
+/* Otherwise each block of a norm's product would repeat the gate. */
 int kr_gate_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_state_update ||
       KR_NODE(g, n + 1)->op != &kr_op_norm_gemm)
@@ -164,9 +165,9 @@ int kr_gate_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
   return 1;
 }
 
-/* ---- a convolution's step behind the product ---- */
+/* ---- a convolution's step after the product ---- */
 
-/* The column of the matrix at which (rows, channels, one step) begin that are columns of it; -1: they are not. */
+/* The column of the matrix at which (rows, channels, one step) starts, if these are columns of it; -1: they are not. */
 static int64_t columns_from(const kr_graph *g, kr_tensor x, kr_tensor matrix) {
   const kr_part *part = KR_PART(g, x), *of = KR_PART(g, matrix);
   const int64_t bytes = (int64_t)krait_dtype_bytes(of->dtype), at = part->at_bytes - of->at_bytes, from = at / bytes;
@@ -250,7 +251,7 @@ int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n) {
   return is_taken(ctx, &kr_op_dt_state_update, &a) && replace_two(g, n, update->name, &kr_op_dt_state_update, &a);
 }
 
-/* ---- queries turned by the call that appends keys and values ---- */
+/* ---- rotary embedding of queries in the call that appends keys and values ---- */
 
 int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_rotary ||

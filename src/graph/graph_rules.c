@@ -1,5 +1,5 @@
-/* graph_rules.c: the gradient of each op as calls. Most ops name a gradient op in their signature, and its tensors say
- * what they belong to; those whose gradient is calls of other ops have a rule of their own here. */
+/* graph_rules.c: the gradient of each op as calls. Most ops name a gradient op in their signature, which maps its
+ * tensors; ops whose gradient consists of calls of other ops have a rule here. */
 #include <stddef.h>
 #include <string.h>
 
@@ -11,15 +11,15 @@
 
 /* ---- ops with a gradient op ---- */
 
-/* A gradient that the op writes in one type alone, as sums in float32, goes to a tensor of another type through a
- * temp. */
+/* A gradient that the op can write only in one type, such as sums in float32, goes to a tensor of another type through
+ * a temp. */
 static kr_tensor written_as(kr_graph *g, const kr_sig *sig, const void *args, int which, kr_tensor at) {
   const uint32_t types = kr_sig_types_of(sig, args, kr_sig_facts(sig, args), which), own = 1u << kr_graph_dtype(g, at);
   if (!types || types & (types - 1) || types & own || kr_graph_dtype(g, at) == KRAIT_F64) return at;
   return kr_graph_temp(g, (int32_t)__builtin_ctz(types), kr_graph_dims(g, at));
 }
 
-/* The gradient of a norm that added nothing adds what came to its input by other ways, as that of residual_out. */
+/* The gradient of a norm without addition adds the other contributions to its input, passed as that of residual_out. */
 static krait_view *place_of_sum(const kr_node *node, int which, void *args) {
   const krait_add_norm_args *a = (const krait_add_norm_args *)node->args;
   if (node->op != &kr_op_add_norm || kr_has(&a->residual) || kr_has(&a->residual_out) || kr_has(&a->x1) ||
@@ -99,8 +99,8 @@ static int is_wide(const kr_graph *g, kr_tensor left, kr_tensor right, kr_tensor
   return kr_graph_dtype(g, out) == KRAIT_F32 && is_half(g, left) && is_half(g, right);
 }
 
-/* The product whose rows are contiguous where the result's are; a result of another type than A's and float32 goes
- * through one of A's. */
+/* The product whose rows are contiguous where the result's are; a result whose type is neither A's nor float32 goes
+ * through a temp of A's type. */
 static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B, const kr_back_target *target) {
   kr_graph *g = kr_back_graph(b);
   if (!target->at || kr_graph_status(g) < 0) return;
@@ -136,7 +136,7 @@ static void run_gemm(kr_back *b, const kr_node *node) {
     kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: only a plain product has a gradient", node->name);
     return;
   }
-  if (a->activation != KRAIT_ACT_NONE) { /* what the activation was given is computed again */
+  if (a->activation != KRAIT_ACT_NONE) { /* the activation's input is recomputed */
     const kr_tensor before = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out)),
                     slope = kr_graph_temp(g, a->A.dtype, kr_graph_dims(g, out));
     multiply(b, "again", kr_back_value(b, A), kr_back_value(b, B), kr_back_value(b, bias), before, 0);
@@ -263,7 +263,7 @@ static void run_rotary(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
-/* ---- pools: a mean's or a sum's gradient is the same in all rows, and is added as it is spread ---- */
+/* ---- pools: the gradient of a mean or sum is the same in all rows, and is added with broadcasting ---- */
 
 static void run_pool(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
@@ -283,7 +283,7 @@ static void run_pool(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
-/* ---- windows as rows, and their sum: each the other's gradient; args of both are alike ---- */
+/* ---- unfold and fold: each is the other's gradient; their args are the same ---- */
 
 static void run_window(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);

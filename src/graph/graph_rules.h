@@ -1,5 +1,5 @@
-/* graph_rules.h: what a gradient rule of an op may use (graph_backward.c keeps the books). A rule records the calls
- * that turn the gradients of a node's outputs into those of its inputs. */
+/* graph_rules.h: the functions for gradient rules of ops (graph_backward.c does the bookkeeping). A rule records the
+ * calls that compute the gradients of a node's inputs from those of its outputs. */
 #ifndef KR_GRAPH_RULES_H
 #define KR_GRAPH_RULES_H
 
@@ -10,24 +10,24 @@ typedef struct kr_back kr_back;
 kr_graph *kr_back_graph(kr_back *b);
 /* A tensor of the forward call at this offset of its args; 0: absent. */
 kr_tensor kr_back_tensor(const kr_node *node, size_t offset);
-/* The tensor's value as it was when the node ran: kept, or computed again. */
+/* The tensor's value when the node ran: stored, or recomputed. */
 kr_tensor kr_back_value(kr_back *b, kr_tensor t);
-/* The gradient that has reached an output; 0: none has. */
+/* The gradient of an output; 0: none. */
 kr_tensor kr_back_gradient(kr_back *b, kr_tensor t);
 
-/* Where to write the gradient of an input: begin gives `at`, 0 where nobody wants it; the call that writes it comes
+/* Where to write the gradient of an input: begin sets `at`, 0 if it is not needed; the call that writes it comes
  * between begin and end. */
 typedef struct kr_back_target {
   kr_tensor of, at;
-  kr_tensor home; /* where `at` goes when it is not the place itself; 0: it is */
-  int32_t add;    /* there it is added to what came before */
+  kr_tensor home; /* the destination of `at` if it is a temp; 0: it is the destination itself */
+  int32_t add;    /* it is added to earlier contributions there */
   int32_t adding; /* kr_back_begin_adding: `at` is a sum already, the call must read it and add */
 } kr_back_target;
 kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target);
 kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t,
                                kr_back_target *target); /* for calls that can add by themselves */
 kr_tensor kr_back_begin_sums(kr_back *b, kr_tensor t,
-                             kr_back_target *target); /* for calls that sum over what is spread by themselves */
+                             kr_back_target *target); /* for calls that sum over expanded dimensions by themselves */
 void kr_back_end(kr_back *b, const kr_back_target *target);
 /* The gradient of `to` is that of `from`, of whose calls this is the last. */
 void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to);

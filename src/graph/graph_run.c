@@ -1,5 +1,5 @@
-/* graph_run.c: one timeline of a planned graph: its memory, the addresses of what is bound, and runs: node by node, or
- * on a GPU as one graph of the driver once the same addresses come back. */
+/* graph_run.c: one runner of a planned graph: its memory, the bound addresses, and runs: node by node, or on a GPU as a
+ * CUDA graph when the same addresses are used again. */
 #include <string.h>
 
 #include "overlap.h"
@@ -24,8 +24,8 @@ void *kr_runner_at(const kr_runner *r, kr_tensor t) {
   return at ? at + p->at_bytes : NULL;
 }
 
-/* Whether the row that took the node's addresses would be chosen for the new ones: rows look at the alignment to 16
- * bytes, and at which are the same. */
+/* Whether the row chosen for the node's addresses would also be chosen for the new ones: rows depend on the 16-byte
+ * alignment, and on which addresses are equal. */
 static int is_alike(const kr_runner *r, size_t n, void *const *now) {
   const kr_node *node = KR_NODE(r->graph, n);
   if (!r->rows[n]) return 0;
@@ -48,8 +48,8 @@ static int set_views(kr_runner *r, size_t n) {
   return !alike;
 }
 
-/* An address may lie less even than the plan took it to: rows are chosen again, and may need more scratch, which is
- * then the runner's own. */
+/* An address may be less aligned than the plan assumed: rows are chosen again, and may need more scratch, which the
+ * runner then allocates itself. */
 static int32_t fit_row(kr_runner *r, size_t n) {
   const kr_graph *g = r->graph;
   const kr_node *node = KR_NODE(g, n);
@@ -81,7 +81,7 @@ static void free_block(const kr_runner *r, char **block) {
 static int32_t get_extra(kr_runner *r) {
   if (r->extra_needed > r->extra_bytes) {
     if (kr_graph_cuda(r->graph) && r->extra)
-      KR_TRY(kr_cuda_wait(kr_graph_cuda(r->graph), r->stream)); /* the run before may still use it */
+      KR_TRY(kr_cuda_wait(kr_graph_cuda(r->graph), r->stream)); /* the previous run may still use it */
     free_block(r, &r->extra);
     KR_TRY(get_block(r, r->extra_needed, &r->extra));
     r->extra_bytes = r->extra_needed;
@@ -99,7 +99,7 @@ static void forget_recordings(kr_runner *r) {
   r->n_recordings = 0;
 }
 
-/* Every address into every node that has changed ones. */
+/* Writes all addresses into every node whose addresses changed. */
 static int32_t settle(kr_runner *r) {
   const kr_graph *g = r->graph;
   if (r->settled) return KRAIT_OK;
@@ -179,7 +179,7 @@ int32_t kr_runner_open(const kr_graph *g, kr_runner **runner) { return open_runn
 void *kr_runner_memory(const kr_runner *r) { return r->memory; }
 
 int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner) {
-  static char nothing[KR_GRAPH_LINE]; /* the address of an arena of no bytes */
+  static char nothing[KR_GRAPH_LINE]; /* the address of an empty arena */
   *runner = NULL;
   KR_TRY(kr_graph_status(g));
   KR_CHECK(bytes >= kr_graph_bytes(g) && (memory || !kr_graph_bytes(g)), KRAIT_ERR_SCRATCH,
@@ -228,13 +228,13 @@ static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   return kr_fail(status, "graph: node %s (%s, row %s): %s", node->name, node->op->name, r->rows[n]->name, why);
 }
 
-/* What is launched on `later` from here on waits for what is on `stream`. */
+/* Later launches on `later` wait for the work on `stream`. */
 static int32_t follow(const kr_cuda *cuda, void *point, void *stream, void *later) {
   KR_TRY(kr_cuda_timer_mark(cuda, point, stream));
   return kr_cuda_wait_for(cuda, point, later);
 }
 
-/* Recordings run both lanes side by side. */
+/* Captured graphs run both lanes in parallel. */
 static int32_t run_lanes(kr_runner *r, void *stream) {
   const kr_graph *g = r->graph;
   const kr_cuda *cuda = kr_graph_cuda(g);
@@ -259,7 +259,7 @@ static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
   return KRAIT_OK;
 }
 
-/* Behind the last call that writes t before one reads it. */
+/* After the last call that writes t before one reads it. */
 static size_t end_of(const kr_graph *g, kr_tensor t) {
   const int32_t storage = KR_PART(g, t)->storage;
   size_t end = 0;
@@ -273,7 +273,7 @@ static size_t end_of(const kr_graph *g, kr_tensor t) {
   return end;
 }
 
-/* Whether the caller records this stream: then every launch goes into its recording. */
+/* Whether the caller is capturing this stream: then every launch goes into its graph. */
 static int is_recorded(const kr_cuda *cuda, void *stream) {
   const kr_driver *d = kr_cuda_driver(cuda);
   int recording = 0;
@@ -283,7 +283,7 @@ static int is_recorded(const kr_cuda *cuda, void *stream) {
   return recording;
 }
 
-/* The recording of a range; NULL: there are many others already. */
+/* The captured graph of a range; NULL: there are too many already. */
 static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
   for (int32_t i = 0; i < r->n_recordings; i++)
     if (r->recordings[i].from == from && r->recordings[i].to == to) return &r->recordings[i];
@@ -292,7 +292,7 @@ static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
   return &r->recordings[r->n_recordings++];
 }
 
-/* Without graphs in the driver every run is like the first. */
+/* If the driver has no graphs, every run is like the first. */
 static int32_t record(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (r->graph->lanes_to && !r->beside) {

@@ -72,7 +72,7 @@ static const kr_storage *storage_of(const kr_shape_graph *shape, int i) {
   return shape->tensors[i] ? KR_STORAGE(shape->graph, KR_PART(shape->graph, shape->tensors[i])->storage) : NULL;
 }
 
-/* On a GPU: where the first n tensors end in the block. */
+/* On a GPU: the end of the first n tensors in the block. */
 static uint64_t end_of(const kr_shapes *s, const kr_shape_graph *shape, int n) {
   uint64_t end = 0;
   for (int i = 0; i < n && s->ctx->cuda; i++)
@@ -86,7 +86,7 @@ uint64_t kr_shapes_bytes(const kr_shapes *s, const kr_shape_graph *shape) {
 
 int32_t kr_shapes_ready(kr_shapes *s, kr_shape_graph *shape, float *const *here) {
   const uint64_t own = end_of(s, shape, KR_SHAPE_TENSORS);
-  const int has_states = shape->graph->state_bytes != 0; /* which live in memory that it does not share */
+  const int has_states = shape->graph->state_bytes != 0; /* which are in memory that it does not share */
   KR_TRY(kr_shapes_finish(s));
   KR_TRY(get_memory(s, own + (has_states ? 0 : kr_graph_bytes(shape->graph))));
   shape->last_use = ++s->n_uses;
@@ -101,7 +101,7 @@ int32_t kr_shapes_ready(kr_shapes *s, kr_shape_graph *shape, float *const *here)
   return KRAIT_OK;
 }
 
-/* Inputs go there, or outputs come back. */
+/* Copies inputs to the device, or outputs back. */
 static int32_t move(kr_shapes *s, const kr_shape_graph *shape, int32_t home) {
   for (int i = 0; i < KR_SHAPE_TENSORS; i++) {
     const kr_storage *of = storage_of(shape, i);

@@ -1,5 +1,5 @@
-/* graph_show.c: a planned graph without a caller: what nothing is bound to gets memory of its own, so that the nodes
- * can be timed. */
+/* graph_show.c: shows a planned graph without a caller: unbound tensors get their own memory, so that the nodes can be
+ * timed. */
 #include "alloc.h"
 #include "graph_parts.h"
 #include "graph_runner.h"

@@ -1,4 +1,4 @@
-/* contract.c: the sentences of contract.h. */
+/* contract.c: the error sentences of contract.h. */
 #include "contract.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* contract.h: the checks that every op's contract is made of, each a status and one sentence that names op and
+/* contract.h: the checks that make up every op's contract; each returns a status and one sentence that names op and
  * argument. */
 #ifndef KR_CONTRACT_H
 #define KR_CONTRACT_H
@@ -19,10 +19,10 @@ enum {
 
 /* view must be given (unless KR_OPTIONAL) and of one of the types. */
 int32_t kr_need(const char *op, const char *name, const krait_view *view, int types);
-/* Two present views must have one type. */
+/* Two given views must have the same type. */
 int32_t kr_need_same_type(const char *op, const char *name, const krait_view *view, const char *other_name,
                           const krait_view *other);
-/* If two views begin at the same address they must have the same strides: the op works in place. */
+/* If two views start at the same address they must have the same strides: the op works in place. */
 int32_t kr_need_same_place(const char *op, const char *name, const krait_view *view, const char *other_name,
                            const krait_view *other, int n_dims);
 /* A size in low..high. */
@@ -32,7 +32,7 @@ int32_t kr_need_absent(const char *op, const char *name, const krait_view *view,
 int32_t kr_need_flags(const char *op, const krait_call *call, uint32_t known);
 /* int32 offsets of n_sequences packed sequences, from 0 to total, not decreasing. Reads host memory. */
 int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view, int64_t n_sequences, int64_t total);
-/* If view is present its n int32 values must be below n_rows; negative ones stand for no row. Reads host memory. */
+/* If view is given, its n int32 values must be below n_rows; negative ones mean no row. Reads host memory. */
 int32_t kr_need_rows(const char *op, const char *name, const krait_view *view, int64_t n, int64_t n_rows);
 
 #endif

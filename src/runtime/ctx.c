@@ -1,4 +1,4 @@
-/* ctx.c: opens and closes contexts: which device, what it may use, threads, policy. */
+/* ctx.c: opens and closes contexts: device, capabilities, threads, fallback policy. */
 #include "ctx.h"
 
 #include <string.h>
@@ -22,7 +22,7 @@ static int32_t fallback_policy(int32_t asked, int32_t *policy) {
   return KRAIT_OK;
 }
 
-/* needed: the tier that the environment names, which a GPU must take. */
+/* needed: the tier given in the environment, which a GPU must support. */
 static int32_t wanted_caps(uint64_t mask, uint64_t *wanted, uint64_t *needed) {
   *wanted = mask ? mask | KRAIT_CAP_CPU : KRAIT_CAPS_ALL;
   *needed = 0;
@@ -41,7 +41,7 @@ static int32_t read_options(const krait_ctx_options *given, krait_ctx_options *o
   return kr_struct_take("krait_ctx_options", given, 8, options, sizeof *options);
 }
 
-/* Said once per process: a program that opens many contexts on a machine without a GPU says it once. */
+/* Printed once per process, even if a program opens many contexts on a machine without a GPU. */
 static void say_no_gpu(const char *why) {
   static atomic_flag said = ATOMIC_FLAG_INIT;
   if (!atomic_flag_test_and_set(&said)) kr_log("running on the CPU: %s", why);
@@ -51,10 +51,10 @@ static int32_t open_cuda(int index, uint64_t wanted, uint64_t needed, kr_cuda **
   KR_TRY(kr_cuda_open(index, wanted, cuda));
   if (!(needed & ~kr_cuda_info(*cuda)->caps)) return KRAIT_OK;
   kr_cuda_close(cuda);
-  return kr_cuda_open(index, (wanted & ~kr_device_tiers) | needed, cuda); /* which says why not */
+  return kr_cuda_open(index, (wanted & ~kr_device_tiers) | needed, cuda); /* which reports the reason */
 }
 
-/* The first GPU that takes a tier; without one KRAIT_OK, unless falling back is forbidden. */
+/* The first GPU that supports a tier; if there is none, KRAIT_OK, unless fallback is disabled. */
 static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted, uint64_t needed) {
   int n = 0;
   int32_t status = kr_cuda_n_devices(&n);
@@ -66,11 +66,13 @@ static int32_t open_first_gpu(krait_ctx *ctx, uint64_t wanted, uint64_t needed) 
   if (ctx->fallback == KRAIT_FALLBACK_NEVER)
     return kr_fail(KRAIT_ERR_FALLBACK, "no usable GPU, and fallback to the CPU is disabled: %s", krait_error_detail());
   ctx->fell_back = status != KRAIT_ERR_DRIVER_MISSING;
-  if (ctx->fell_back || kr_env_verbose()) say_no_gpu(krait_error_detail()); /* a machine without a GPU is not news */
+  if (ctx->fell_back || kr_env_verbose())
+    say_no_gpu(krait_error_detail()); /* not worth a message on a machine without
+                                         a GPU */
   return KRAIT_OK;
 }
 
-/* A GPU that was asked for; where it takes no tier the calls go through the host, if KRAIT_FALLBACK_CPU allows that. */
+/* A GPU that was requested; if it supports no tier, calls run on the host, if KRAIT_FALLBACK_CPU allows that. */
 static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted, uint64_t needed) {
   int32_t status = open_cuda(index, wanted, needed, &ctx->cuda);
   if (status != KRAIT_ERR_UNSUPPORTED || ctx->fallback != KRAIT_FALLBACK_CPU) return status;

@@ -1,4 +1,4 @@
-/* op.c: from a call to a row: size of the struct, contract, first willing row, scratch; and the verbose line. */
+/* op.c: from a call to a row: struct size, contract, first row that accepts it, scratch; and the verbose line. */
 #include "op.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "round_trip.h"
 #include "status.h"
 
-/* Older callers have shorter structs (the rest is zero), newer ones longer (their tail must be zero). */
+/* Older callers have shorter structs (the rest is zero), newer ones longer structs (the tail must be zero). */
 static int32_t complete_args(const kr_op *op, const void *args, void *buffer, const void **complete) {
   KR_CHECK(args, KRAIT_ERR_ARGUMENT, "%s: args must not be NULL", op->name);
   uint32_t size = ((const krait_call *)args)->size;
@@ -48,7 +48,7 @@ static const char *refusal_of(const kr_row *row, const krait_ctx *ctx, const voi
   return row->refuse ? row->refuse(ctx, args) : NULL;
 }
 
-/* Of the rows that the context could run; without any, of all. */
+/* The refusals of the rows that the context could run; if there are none, of all rows. */
 static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void *args) {
   char text[768] = "";
   size_t used = 0;
@@ -76,10 +76,10 @@ const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *a
   return NULL;
 }
 
-/* Whether a call that no row takes goes through the host. */
+/* Whether a call that no row accepts runs on the host. */
 static int takes_round_trip(const krait_ctx *ctx, const kr_row *row) { return !row && ctx->cpu; }
 
-/* The row of that name, if it is willing. */
+/* The row with that name, if it accepts the call. */
 static int32_t find_row(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, const kr_row **row) {
   for (int32_t i = 0; i < op->n_rows; i++) {
     if (strcmp(op->rows[i].name, name) != 0) continue;
@@ -112,8 +112,8 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   return KRAIT_OK;
 }
 
-/* The first row of a better tier of device code, where all of them refuse this call, and why; NULL when it runs on the
- * best that there is, or on a row that was asked for by its name. */
+/* If all rows of a better tier of device code refuse this call, the first of them and its reason; NULL if it runs on
+ * the best tier, or on a row requested by name. */
 static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args,
                                 const char **why) {
   const kr_row *first = NULL;
@@ -128,14 +128,14 @@ static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_
   return first;
 }
 
-/* A fallback is counted, said once per context, or forbidden. */
+/* A fallback is counted and reported once per context, or is an error. */
 static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
   const char *why = NULL;
   const kr_row *better = ctx->cuda ? better_row(op, row, ctx, args, &why) : NULL;
   krait_ctx *counters = (krait_ctx *)ctx;
   if (!better && !ctx->fell_back) return KRAIT_OK;
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
-  if (!better) return KRAIT_OK; /* said when the context was opened */
+  if (!better) return KRAIT_OK; /* reported when the context was opened */
   KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK,
            "%s: row %s refuses (%s) and fallback to %s is disabled", op->name, better->name, why, row->name);
   if (!atomic_flag_test_and_set(&counters->said_fallback))
@@ -144,7 +144,7 @@ static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx
   return KRAIT_OK;
 }
 
-/* Said once per context and counted, like every fallback; krait_error_detail() holds the rows' refusals. */
+/* Reported once per context and counted, like every fallback; krait_error_detail() has the rows' refusals. */
 static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
   krait_ctx *counters = (krait_ctx *)ctx;
   if (!atomic_flag_test_and_set(&counters->said_fallback))

@@ -1,5 +1,5 @@
-/* op.h: an operator as data: its contract and its rows, best first, the reference last. The walker that checks rows,
- * the benchmark and `krait info` read the same arrays. */
+/* op.h: an operator as data: its contract and its rows, best first, the reference last. The row checker, the benchmark
+ * and `krait info` read the same arrays. */
 #ifndef KR_OP_H
 #define KR_OP_H
 
@@ -12,17 +12,18 @@ struct kr_case;
 
 /* One implementation. args is the op's args struct, complete and already checked. */
 typedef struct kr_row {
-  const char *name; /* "ref", "simd_avx2", "cuda_base"; a GPU's without "cuda_" takes some calls only: that a lower tier
-                       runs others is no fallback */
+  const char *name; /* "ref", "simd_avx2", "cuda_base"; a GPU row without "cuda_" accepts only some calls: running
+                       others on a lower tier is not a fallback */
   uint64_t needs;                                                /* all of these capabilities */
-  const char *(*refuse)(const krait_ctx *ctx, const void *args); /* NULL or why not, one static clause; may be NULL */
+  const char *(*refuse)(const krait_ctx *ctx, const void *args); /* returns NULL or the reason, one static clause; may
+                                                                    be NULL */
   int32_t (*run)(const krait_ctx *ctx, const void *args);
   uint64_t (*scratch_bytes)(const krait_ctx *ctx, const void *args); /* NULL: none */
 } kr_row;
 
-/* What one call must do at least: the two numbers, for the benchmark. */
+/* The minimum work of one call, for the benchmark. */
 typedef struct kr_cost {
-  double flops; /* multiply and add count as two */
+  double flops; /* a multiply-add counts as two */
   double bytes; /* each input read once, each output written once */
   double exps;  /* exponentials */
 } kr_cost;
@@ -47,7 +48,7 @@ typedef struct kr_op {
   const kr_sig *sig;
   int32_t n_rows;
   const kr_row *rows;
-  int32_t (*rules)(const void *args); /* of the contract, what the signature cannot say; NULL: nothing */
+  int32_t (*rules)(const void *args); /* the part of the contract that the signature cannot express; NULL: none */
   void (*cost)(const void *args, kr_cost *cost);
   int32_t (*make_case)(struct kr_case *c, int64_t index); /* <op>_check.c */
   int64_t n_cases;
@@ -60,18 +61,19 @@ void kr_op_views(const kr_op *op, kr_view_uses *uses);
 
 enum { KR_MOST_ARGS_BYTES = 4096 };
 
-/* Checks the contract, takes the first willing row and runs it. */
+/* Checks the contract, and runs the first row that accepts the call. */
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args);
 int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes);
-/* The row that kr_op_run would take; NULL with a status in *status (may be NULL) that quotes every refusal. */
+/* The row that kr_op_run would choose; NULL with a status in *status (may be NULL) and every refusal in the error
+ * detail. */
 const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status);
 
-/* The two steps of kr_op_run, for plans. Completes the args (in buffer, of args_bytes, where they are an older
- * caller's), checks them, finds the row: the named one, or where name is NULL the best; *row is NULL where the call
- * goes through the host. */
+/* The two steps of kr_op_run, for plans. Completes the args (in buffer, of args_bytes, if they come from an older
+ * caller), checks them, finds the row: the named one, or the best if name is NULL; *row is NULL if the call runs on the
+ * host. */
 int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer,
                       const void **complete, const kr_row **row);
-/* Of a call that is complete and checked; scratch_bytes: what the row needs. */
+/* For a call that is complete and checked; scratch_bytes: the row's requirement. */
 int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args,
                       uint64_t scratch_bytes);
 

@@ -1,4 +1,4 @@
-/* plan.c: what kr_op_run finds out about a call, kept; and the public functions of plans. */
+/* plan.c: stores what kr_op_run determines about a call; and the public functions of plans. */
 #include "plan.h"
 
 #include <string.h>
@@ -13,8 +13,8 @@ struct krait_plan {
   const krait_ctx *ctx;
   const kr_row *row;
   uint64_t scratch_bytes;
-  uint8_t offset[MOST_TENSORS],
-      twin[MOST_TENSORS]; /* of an address: beyond the alignment; the first tensor that has it too, or itself */
+  uint8_t offset[MOST_TENSORS], twin[MOST_TENSORS]; /* of an address: its offset from the alignment; the first tensor
+                                                       with the same address, or itself */
   _Alignas(16) unsigned char args[];
 };
 
@@ -56,7 +56,7 @@ void kr_plan_close(kr_plan **plan) {
   *plan = NULL;
 }
 
-/* Whether the row would choose as it did. */
+/* Whether the row would be chosen again. */
 static int is_alike(const kr_plan *p, void *const *addresses) {
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
     if (!address_of(p, i)) continue;
@@ -88,7 +88,7 @@ const kr_row *kr_plan_row(const kr_plan *p) { return p->row; }
 
 /* ---- sizes ---- */
 
-/* The tensor whose view lies there; -1: none. */
+/* The tensor whose view is at that offset; -1: none. */
 static int tensor_at(const kr_sig *sig, uint32_t view) {
   for (int i = 0; i < sig->n_tensors; i++)
     if (sig->tensors[i].offset == view) return i;

@@ -1,5 +1,5 @@
-/* plan.h: a call made ready once: checked, its row chosen, its scratch known. Running it takes addresses alone. A plan
- * does not change; any thread may run it. It lives no longer than its context. */
+/* plan.h: a prepared call: checked, with its row chosen and its scratch size known. Running it takes only addresses. A
+ * plan is immutable; any thread may run it. It must not outlive its context. */
 #ifndef KR_PLAN_H
 #define KR_PLAN_H
 
@@ -9,18 +9,18 @@
 
 typedef struct krait_plan kr_plan;
 
-/* Addresses in args count for what is given, how they are aligned, and which of them are the same. row: its name, or
- * NULL for the best that is willing; where that one refuses, its sentence. */
+/* Addresses in args define which tensors are given, how they are aligned, and which of them are the same. row: its
+ * name, or NULL for the best that accepts the call; if it refuses, the error is its reason. */
 int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *row, kr_plan **plan);
 void kr_plan_close(kr_plan **plan);
-/* addresses: of the tensors of op->sig, in that order; those that are absent are not looked at. scratch:
- * krait_plan_scratch_bytes of it. Addresses that are aligned otherwise, or the same otherwise, take kr_op_run's way: as
- * right, and slower. */
+/* addresses: of the tensors of op->sig, in that order; those of absent tensors are ignored. scratch: of
+ * krait_plan_scratch_bytes. Addresses with another alignment, or with other equalities, go through kr_op_run: correct,
+ * but slower. */
 int32_t kr_plan_run(const kr_plan *plan, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes);
-const kr_row *kr_plan_row(const kr_plan *plan); /* NULL: through the host */
+const kr_row *kr_plan_row(const kr_plan *plan); /* NULL: runs on the host */
 
-/* kr_sig_infer for shapes of a caller who may be wrong in any of them (sig.c), and the sizes' limits; a size of -1 is
- * any. The sentence has the shapes of all inputs that are given. */
+/* kr_sig_infer for a caller's unchecked shapes (sig.c), including the limits of sizes; a size of -1 is any. The error
+ * lists the shapes of all given inputs. */
 int32_t kr_sig_take_shapes(const kr_sig *sig, void *args, kr_shape *shapes);
 /* krait_args_sizes of an op. */
 int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, int32_t n_shapes);

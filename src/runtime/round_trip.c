@@ -40,7 +40,7 @@ static block reach(const krait_view *view, const kr_view_use *use) {
                  .is_written = (use->role & 2) != 0};
 }
 
-/* Blocks never overlap: one that meets others takes them in. */
+/* Blocks never overlap: one that touches others is merged with them. */
 static void add_block(trip *t, block b) {
   for (int i = 0; i < t->n_blocks;) {
     block *have = &t->blocks[i];

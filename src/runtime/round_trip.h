@@ -1,4 +1,4 @@
-/* round_trip.h: a call on device tensors, computed by the CPU (KRAIT_FALLBACK_CPU). */
+/* round_trip.h: runs a call on device tensors on the CPU (KRAIT_FALLBACK_CPU). */
 #ifndef KR_ROUND_TRIP_H
 #define KR_ROUND_TRIP_H
 

@@ -1,4 +1,4 @@
-/* sig.c: reads a signature: what holds of a call, its shapes and types, the contract, and sizes from shapes. */
+/* sig.c: evaluates a signature: a call's facts, its shapes and types, the contract, and sizes from shapes. */
 #include "sig.h"
 
 #include <stdarg.h>
@@ -33,7 +33,7 @@ void kr_sig_set_size(const kr_sig *sig, void *args, int size, int64_t value) {
 
 /* ---- facts ---- */
 
-/* Whether a tensor is given is taken from `shapes`, where there are any. */
+/* Whether a tensor is given is determined by `shapes`, if there are any. */
 static uint32_t facts_of(const kr_sig *sig, const void *args, const kr_shape *shapes) {
   uint32_t facts = 0;
   for (int i = 0; i < sig->n_facts; i++) {
@@ -69,7 +69,7 @@ static int64_t value_of(const kr_sig *sig, const void *args, uint32_t facts, kr_
     const kr_sig_term *t = &sig->terms[i];
     int64_t product = t->times;
     if (!kr_sig_holds(facts, t->when)) continue;
-    for (int k = 0; k < 2; k++) /* sizes of hostile callers: what does not fit is no size of any tensor */
+    for (int k = 0; k < 2; k++) /* sizes from hostile callers: an overflow is not the size of any tensor */
       if (t->size[k] >= 0 && __builtin_mul_overflow(product, kr_sig_get_size(sig, args, t->size[k]), &product))
         return INT64_MAX;
     if (__builtin_add_overflow(value, product, &value)) return INT64_MAX;
@@ -103,7 +103,7 @@ int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, 
   const uint32_t types = kr_sig_types_of(sig, args, facts, tensor);
   if (t->same >= 0) return kr_sig_view(sig, args, t->same)->dtype;
   if (types && !(types & (types - 1))) return (int32_t)__builtin_ctz(types);
-  if (t->gradient_of >= 0) { /* that of its input, where that is read again */
+  if (t->gradient_of >= 0) { /* that of its input, if it is read again */
     const int input = kr_sig_find(sig, sig->forward->tensors[t->gradient_of].name);
     if (input >= 0 && types >> kr_sig_view(sig, args, input)->dtype & 1) return kr_sig_view(sig, args, input)->dtype;
   }
@@ -188,7 +188,7 @@ static int32_t does_not_fit(const kr_sig *sig, const char *name, const kr_shape 
                  needed ? write_shape(needed, other, sizeof other) : "");
 }
 
-/* The one size that is not known in a sum of `total`, if there is only one: set. 1: something was learnt. */
+/* Solves for the size in an expression of value `total`, if only one is unknown. 1: it was set. */
 static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known, kr_sig_sum sum, int64_t total) {
   int unknown = -1;
   int64_t times = 0;
@@ -212,7 +212,7 @@ static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known,
   return 1;
 }
 
-/* unsure: facts that later sizes may turn; tensors whose shape depends on one of them wait. */
+/* unsure: facts that later sizes may change; tensors whose shape depends on one of them are postponed. */
 static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t unsure, uint32_t *known,
                          const kr_shape *shapes) {
   int learnt = 0;
@@ -251,7 +251,7 @@ int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes) {
   return KRAIT_OK;
 }
 
-/* ---- what all shapes must be, in a sentence ---- */
+/* ---- the required shapes, as a sentence ---- */
 
 typedef struct writer {
   char text[1000];
@@ -274,7 +274,7 @@ static int have_one_shape(const kr_sig_tensor *a, const kr_sig_tensor *b) {
   return strcmp(a->dims[0].text, b->dims[0].text) == 0 && strcmp(other_dims(a), other_dims(b)) == 0;
 }
 
-/* Inputs that are given. */
+/* The given inputs. */
 static int is_shown(const kr_sig *sig, const kr_shape *shapes, int tensor) {
   return sig->tensors[tensor].role & KR_IN && shapes[tensor].n_dims >= 0;
 }
@@ -285,7 +285,7 @@ static int is_named_before(const kr_sig *sig, const kr_shape *shapes, int tensor
   return 0;
 }
 
-/* "x and z must be (B,L), bias (L)": those of one shape together. */
+/* "x and z must be (B,L), bias (L)": tensors of the same shape together. */
 static void write_wanted(const kr_sig *sig, const kr_shape *shapes, writer *w) {
   for (int i = 0, n_groups = 0; i < sig->n_tensors; i++) {
     const kr_sig_tensor *t = &sig->tensors[i];

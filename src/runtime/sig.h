@@ -1,6 +1,6 @@
-/* sig.h: an operator's signature as data: its sizes, fields and tensors, what each may be, and which gradient belongs
- * to which input. Written once, in src/ops/<op>/<op>.sig; tools/make_sigs.py turns it into the tables kr_sig_<op>. The
- * contract check, views, their moving between host and device, and graphs read them. */
+/* sig.h: an operator's signature as data: its sizes, fields and tensors, their constraints, and which gradient belongs
+ * to which input. Written once, in src/ops/<op>/<op>.sig; tools/make_sigs.py converts it into the tables kr_sig_<op>.
+ * The contract check, views, their transfer between host and device, and graphs use them. */
 #ifndef KR_SIG_H
 #define KR_SIG_H
 
@@ -9,13 +9,13 @@
 
 enum { KR_IN = 1, KR_OUT = 2, KR_INOUT = 3 };
 typedef enum kr_class {
-  KR_CLASS_ACTIVATION, /* what flows between operators */
-  KR_CLASS_PARAMETER,  /* what is trained */
-  KR_CLASS_STATE,      /* what lives from call to call */
+  KR_CLASS_ACTIVATION, /* flows between operators */
+  KR_CLASS_PARAMETER,  /* is trained */
+  KR_CLASS_STATE,      /* persists from call to call */
   KR_CLASS_INDEX       /* int32: sequences, offsets, rows */
 } kr_class;
 
-/* What may hold of a call; bit i of its facts is sig->facts[i]. */
+/* Conditions on a call; bit i of its facts is sig->facts[i]. */
 enum { KR_FACT_FLAG, KR_FACT_GIVEN, KR_FACT_COMPLEX, KR_FACT_ZERO };
 typedef struct kr_sig_fact {
   uint32_t kind, which; /* flag bits; tensor; tensor; size */
@@ -24,7 +24,7 @@ typedef struct kr_sig_when { /* all of these facts and none of those */
   uint32_t all, none;
 } kr_sig_when;
 
-/* times * size[0] * size[1], where it holds; a size below 0 stands for 1. */
+/* times * size[0] * size[1], if its condition holds; a size below 0 stands for 1. */
 typedef struct kr_sig_term {
   int64_t times;
   int8_t size[2];
@@ -48,7 +48,7 @@ typedef struct kr_sig_limit {
 
 enum { KR_FIELD_CHOICE, KR_FIELD_FLOAT };
 typedef struct kr_sig_field {
-  const char *name, *kind_name; /* KIND_NAME_*: what the sentence quotes */
+  const char *name, *kind_name; /* KIND_NAME_*: quoted in the error */
   uint32_t offset, kind, choices; /* choices: a bit for each value */
   float usual;                    /* its value in a timed call */
 } kr_sig_field;
@@ -72,12 +72,12 @@ typedef struct kr_sig_absent { /* must not be given there; reason: "with seq_idx
 } kr_sig_absent;
 
 enum { KR_USUAL = 1, KR_USUAL_F32 };
-/* How a usual call and a random one look: what values, how often an optional tensor is given. */
+/* Typical and random calls: the values, and how often an optional tensor is given. */
 enum { KR_DRAW_NORMAL, KR_DRAW_UNIFORM, KR_DRAW_SEQUENCES, KR_DRAW_OFFSETS, KR_DRAW_ROWS, KR_DRAW_COUNTS };
 typedef struct kr_sig_draw {
   uint8_t kind, is_usual,
-      is_mixed; /* is_usual: given where a call is timed, KR_USUAL*; mixed: of the parameters' type */
-  int8_t rows;                      /* KR_DRAW_ROWS, _OFFSETS: the size that they count to */
+      is_mixed; /* is_usual: given in timed calls, KR_USUAL*; mixed: has the parameters' type */
+  int8_t rows;                      /* KR_DRAW_ROWS, _OFFSETS: their upper limit, a size */
   float a, b, chance, rtol, atol;   /* rtol 0: from the type; below 0: exact */
 } kr_sig_draw;
 
@@ -86,8 +86,8 @@ typedef struct kr_sig_tensor {
   const char *name;
   uint16_t offset;          /* of a krait_view in the args */
   uint8_t role, tensor_class, is_optional;
-  int8_t same;              /* the tensor whose type it must have, or -1; named in the sentence */
-  int8_t in_place[KR_SIG_MOST_PLACES]; /* inputs that it may be itself, or -1 */
+  int8_t same;              /* the tensor whose type it must have, or -1; named in the error */
+  int8_t in_place[KR_SIG_MOST_PLACES]; /* inputs whose memory it may share (in place), or -1 */
   int8_t gradient, reread;  /* tensors of the gradient op: this one's gradient; itself, read again; or -1 */
   int8_t gradient_of, rereads[2]; /* of a gradient op, tensors of the forward op: whose gradient it is; what it is (the
                                      first that is given); or -1 */
@@ -107,8 +107,8 @@ typedef struct kr_sig_flag {
 
 typedef struct kr_sig {
   const char *name;
-  uint32_t args_bytes, flags; /* flags: those that it knows */
-  const struct kr_sig *gradient, *forward; /* the op of the gradient; of what this is the gradient; or NULL */
+  uint32_t args_bytes, flags; /* flags: the valid ones */
+  const struct kr_sig *gradient, *forward; /* the gradient op; the op whose gradient this is; or NULL */
   uint8_t n_sizes, n_limits, n_fields, n_tensors, n_facts, n_flags;
   const kr_sig_size *sizes;
   const kr_sig_limit *limits;
@@ -117,7 +117,7 @@ typedef struct kr_sig {
   const kr_sig_fact *facts;
   const kr_sig_term *terms;
   const kr_sig_flag *flag_list;
-  const char *bench; /* sizes of a usual call: "B=1,D=1536,S=W" */
+  const char *bench; /* sizes of a typical call: "B=1,D=1536,S=W" */
 } kr_sig;
 
 /* The sizes of one tensor. */
@@ -140,27 +140,27 @@ int kr_sig_find(const kr_sig *sig, const char *name);      /* a tensor; -1 for n
 int kr_sig_find_size(const kr_sig *sig, const char *name); /* a size; -1 for none */
 int64_t kr_sig_get_size(const kr_sig *sig, const void *args, int size);
 void kr_sig_set_size(const kr_sig *sig, void *args, int size, int64_t value);
-/* A tensor's shape by the size fields of the args, whether it is given or not. */
+/* A tensor's shape according to the size fields of the args, whether it is given or not. */
 kr_shape kr_sig_shape(const kr_sig *sig, const void *args, uint32_t facts, int tensor);
 /* The types that a tensor may have, as bits. */
 uint32_t kr_sig_types_of(const kr_sig *sig, const void *args, uint32_t facts, int tensor);
-/* Whether the facts forbid a tensor: the reason, or NULL. */
+/* If the facts forbid a tensor, the reason; else NULL. */
 const char *kr_sig_forbids(const kr_sig *sig, uint32_t facts, int tensor);
-/* Flags, sizes, fields, and of every tensor: given, type, place. One sentence that names op and argument. */
+/* Checks flags, sizes, fields, and for every tensor: presence, type, aliasing. The error names op and argument. */
 int32_t kr_sig_check(const kr_sig *sig, const void *args);
 
 /* ---- of a call that is being built ---- */
 
-/* From the shapes of the tensors (shapes[i] of sig->tensors[i]; ABSENT or ASKED without sizes) to the args' size
- * fields, as far as shapes decide them (others must be set before), and to the shapes of the tensors that are ASKED.
- * Flags and the types of views must be set; their addresses are not looked at. Where shapes do not fit: a sentence that
- * names the tensor and both shapes. */
+/* From the shapes of the tensors (shapes[i] of sig->tensors[i]; ABSENT or ASKED without sizes) derives the args' size
+ * fields, as far as shapes determine them (others must be set before), and the shapes of the tensors that are ASKED.
+ * Flags and the types of views must be set; their addresses are ignored. On a mismatch the error names the tensor and
+ * both shapes. */
 int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes);
-/* The type that an output should have by the types of the inputs' views: what its contract leaves, else the first
- * activation's. */
+/* The type that an output should have, given the types of the inputs' views: the only one its contract allows, else the
+ * first activation's. */
 int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, int tensor);
-/* Begins a gradient's args from a forward call: flags, sizes, fields, and the tensors that it reads again. The rest is
- * absent. */
+/* Initialises a gradient's args from a forward call: flags, sizes, fields, and the tensors that it reads again. The
+ * rest is absent. */
 void kr_sig_begin_gradient(const kr_sig *forward, const void *args, void *gradient_args);
 
 #endif

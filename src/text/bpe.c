@@ -1,5 +1,5 @@
-/* bpe.c: a table of pairs by open addressing; a piece is a linked list of tokens, and a heap has its pairs by rank and
- * place. A pair in the heap whose tokens have changed meanwhile is skipped. */
+/* bpe.c: a table of pairs by open addressing; a piece is a linked list of tokens, and a heap orders its pairs by rank
+ * and position. A pair in the heap whose tokens have changed meanwhile is skipped. */
 #include "bpe.h"
 
 #include "alloc.h"
@@ -36,7 +36,7 @@ void kr_bpe_close(kr_bpe **bpe) {
   *bpe = NULL;
 }
 
-/* The pair's slot, or the free one where it would be. */
+/* The pair's slot, or the free slot for it. */
 static pair *slot_of(const kr_bpe *bpe, int32_t left, int32_t right) {
   uint64_t h = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9e3779b97f4a7c15u;
   h ^= h >> 29;
@@ -132,7 +132,7 @@ int32_t kr_bpe_merge(const kr_bpe *bpe, const int32_t *tokens, int64_t n, kr_ids
   if (n == 1) return kr_ids_add(out, tokens[0]);
   if (n <= 0) return KRAIT_OK;
   node few[64];
-  candidate few_candidates[192]; /* n - 1 pairs at first, and two for each merge */
+  candidate few_candidates[192]; /* n - 1 pairs initially, and two for each merge */
   work w = {.bpe = bpe, .nodes = few, .heap = few_candidates};
   void *block = NULL;
   if (n > 64) {

@@ -1,4 +1,4 @@
-/* chat.c: Qwen2's chat template, the one that its published tokenizer_config.json has. */
+/* chat.c: Qwen2's chat template, as in its published tokenizer_config.json. */
 #include <string.h>
 
 #include "alloc.h"

@@ -1,5 +1,4 @@
-/* split.c: an expression's alternatives in their order, each as one look ahead; a piece takes time in proportion to its
- * length. */
+/* split.c: the alternatives of an expression in order, each as one lookahead; linear time in the length of a piece. */
 #include "split.h"
 
 #include <string.h>
@@ -23,7 +22,7 @@ typedef struct scan {
   size_t n;
 } scan;
 
-/* The class of the character at `at`, and where the next one begins. */
+/* The class of the character at `at`, and the start of the next one. */
 static int class_at(const scan *s, size_t at, size_t *next, uint32_t *code) {
   uint32_t value = 0;
   *next = at;
@@ -43,7 +42,7 @@ static size_t run_of(const scan *s, size_t at, int class) {
 
 static int is_newline(const scan *s, size_t at) { return at < s->n && (s->text[at] == '\r' || s->text[at] == '\n'); }
 
-/* 's and its like; with any_case also in capitals, and with the long s, which folds to s. 0: none begins here. */
+/* 's and similar; with any_case also in capitals, and with the long s, which folds to s. 0: none starts here. */
 static size_t contraction(const scan *s, size_t at, int any_case) {
   static const char *const tails[] = {"s", "t", "re", "ve", "m", "ll", "d"};
   if (s->text[at] != '\'') return 0;
@@ -57,7 +56,7 @@ static size_t contraction(const scan *s, size_t at, int any_case) {
   return 0;
 }
 
-/* \s+(?!\S)|\s+: a run of spaces leaves its last one to what follows. */
+/* \s+(?!\S)|\s+: a run of spaces leaves its last one to the next piece. */
 static size_t spaces(const scan *s, size_t from) {
   size_t at = from, last = from, next;
   while (class_at(s, at, &next, NULL) == SPACE) last = at, at = next;

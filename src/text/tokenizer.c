@@ -1,6 +1,6 @@
-/* tokenizer.c: reads tokenizer.json, and encodes: special tokens are cut out of the raw text, the rest is normalised,
- * the other added tokens are cut out of that, and what is left is cut by the rule and merged. Of added tokens that
- * could begin at a place the longest counts. */
+/* tokenizer.c: reads tokenizer.json, and encodes: special tokens are cut out of the raw text, the rest is normalized,
+ * the other added tokens are cut out of that, and the remainder is split by the rule and merged. If several added
+ * tokens match at a position, the longest is used. */
 #include "tokenizer.h"
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ struct kr_tokenizer {
 
 /* ---- bytes as characters: GPT-2's table ---- */
 
-/* Bytes that print stand for themselves, the others for the characters from U+0100 on. */
+/* Printable bytes stand for themselves, the others are mapped to the characters from U+0100 on. */
 static int prints(int byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
 
 /* byte_of[c] of the characters below 0x144; -1: stands for none. */
@@ -52,7 +52,7 @@ static void make_byte_table(int16_t *byte_of) {
   for (int byte = 0; byte < 256; byte++) byte_of[prints(byte) ? byte : more++] = (int16_t)byte;
 }
 
-/* The bytes that a token of the vocabulary stands for; 0: it is not written in that alphabet. */
+/* The bytes of a vocabulary token; 0: it is not written in that alphabet. */
 static int unwrite(const int16_t *byte_of, const char *text, size_t n, char *bytes, size_t *n_bytes) {
   uint32_t code;
   *n_bytes = 0;
@@ -135,7 +135,7 @@ static int32_t read_vocabulary(kr_tokenizer *t, json_t *vocab) {
     KR_TRY(put_token(t, id, is_written ? bytes : name, is_written ? n_bytes : n, 0));
     if (is_written && n_bytes == 1) t->byte_token[(unsigned char)*bytes] = id;
   }
-  for (int i = 0; i < 256; i++) /* bytes that UTF-8 never has may be missing */
+  for (int i = 0; i < 256; i++) /* bytes that never occur in UTF-8 may be missing */
     FORMAT_CHECK(t->byte_token[i] >= 0 || i == 0xc0 || i == 0xc1 || i > 0xf4,
                  "%s: its vocabulary has no token for byte 0x%02x; only byte-level tokenizers are supported", t->label,
                  i);
@@ -187,7 +187,7 @@ static int32_t read_model(kr_tokenizer *t, const json_t *root, const json_t *add
   FORMAT_CHECK(json_is_object(model) && (strcmp(type_of(model), "BPE") == 0 || !*type_of(model)),
                "%s: its model is '%.32s'; only byte pair encoding is supported", t->label, type_of(model));
   FORMAT_CHECK(json_is_object(vocab), "%s: its model has no vocabulary", t->label);
-  for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) /* NeoX names an unk_token that no byte needs */
+  for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) /* NeoX has an unk_token that no byte needs */
     FORMAT_CHECK(is_off(model, unsupported[i]) || i == 1, "%s: its model has %s, which is not supported", t->label,
                  unsupported[i]);
   KR_TRY(count_tokens(t, vocab, added_tokens));
@@ -245,7 +245,7 @@ static int32_t read_byte_level(kr_tokenizer *t, const json_t *step, int32_t *rul
   return KRAIT_OK;
 }
 
-/* A ByteLevel by itself, or a Split by one of the known expressions and a ByteLevel that cuts no more. */
+/* A ByteLevel alone, or a Split by one of the known expressions and a ByteLevel that does not split. */
 static int32_t read_pre_tokenizer(kr_tokenizer *t, const json_t *pre) {
   const json_t *list = json_object_get(pre, "pretokenizers"), *split = json_array_get(list, 0),
                *last = json_array_get(list, json_array_size(list) - 1);
@@ -276,7 +276,7 @@ static int32_t read_normalizer(kr_tokenizer *t, const json_t *normalizer) {
   return KRAIT_OK;
 }
 
-/* A ByteLevel changes offsets alone; a template may put tokens around the text, those that save_pretrained writes put
+/* A ByteLevel only changes offsets; a template may add tokens around the text, but those written by save_pretrained add
  * none. */
 static int32_t read_post_processor(const kr_tokenizer *t, const json_t *post) {
   const json_t *single = json_object_get(post, "single"), *part;
@@ -413,7 +413,7 @@ int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, u
   return encode_around(t, text, n, 0, flags, ids);
 }
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 int64_t kr_tokenizer_size(const kr_tokenizer *t) { return t->n_tokens; }
 
@@ -436,7 +436,7 @@ int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content) {
 #ifdef KR_FUZZ
 #include <stdio.h>
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-/* A tokenizer, a NUL, a text: whatever is read must give back the text where nothing normalises it. */
+/* Fuzz target, a tokenizer, a NUL, a text: an accepted tokenizer must reproduce the text if nothing normalizes it. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const uint8_t *gap = memchr(data, 0, size);
   const size_t n = gap ? (size_t)(gap - data) : size, n_text = gap ? size - n - 1 : 0;

@@ -1,7 +1,7 @@
 /* tokenizer.h: tokenizer.json of the byte-level kind: text to tokens and back. Immutable after open; any number of
  * threads may use it.
  *
- * Read are: form C or no normalisation; the cuts of split.h; BPE on bytes; added tokens, special or not, that are cut
+ * Supported: form C or no normalization; the rules of split.h; BPE on bytes; added tokens, special or not, that are cut
  * out of the text first. Anything else in the file is refused by name, because its tokens would be wrong. */
 #ifndef KR_TOKENIZER_H
 #define KR_TOKENIZER_H
@@ -19,10 +19,10 @@ int32_t kr_tokenizer_open_tree(const json_t *root, const char *label, kr_tokeniz
 void kr_tokenizer_close(kr_tokenizer **tokenizer);
 
 int64_t kr_tokenizer_size(const kr_tokenizer *t); /* one more than the highest token */
-enum { KR_ENCODE_PLAIN = 1 };                     /* the names of special tokens are text like any other */
+enum { KR_ENCODE_PLAIN = 1 };                     /* names of special tokens are treated as plain text */
 /* Appends; text that is not UTF-8 is KRAIT_ERR_ARGUMENT. */
 int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids);
-/* The bytes of a token, not always whole characters (utf8.h has kr_utf8_push); n is 0 for what is no token. */
+/* The bytes of a token, not always whole characters (see kr_utf8_push in utf8.h); n is 0 for an invalid token. */
 const char *kr_tokenizer_bytes(const kr_tokenizer *t, int32_t id, size_t *n);
 int kr_tokenizer_is_special(const kr_tokenizer *t, int32_t id);
 int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content); /* "<|im_end|>"; -1: there is none */
@@ -31,9 +31,9 @@ int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content); /* 
 typedef struct kr_message {
   const char *role, *content; /* "system", "user", "assistant" */
 } kr_message;
-int kr_chat_is_known(const kr_tokenizer *t); /* it has the template's special tokens */
-/* The messages and the beginning of the assistant's answer; its end is <|im_end|>. A content's special tokens are text.
- * Without a system message first the template's own stands there. */
+int kr_chat_is_known(const kr_tokenizer *t); /* whether it has the template's special tokens */
+/* The messages and the beginning of the assistant's answer; its end is <|im_end|>. Special tokens in a content are
+ * plain text. If the first message is not a system message, the template's default one is added. */
 int32_t kr_chat_encode(const kr_tokenizer *t, const kr_message *messages, int n, kr_ids *ids);
 
 #endif

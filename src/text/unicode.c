@@ -1,5 +1,5 @@
-/* unicode.c: utf8proc has the tables and composes; marks are put into their order here, because it does so in a time
- * that grows with the square of a run of them, and memory comes from src/base. */
+/* unicode.c: utf8proc has the tables and composes; marks are sorted here, because utf8proc needs quadratic time for a
+ * run of them, and because memory comes from src/base. */
 #include "unicode.h"
 
 #include <utf8proc.h>
@@ -33,7 +33,7 @@ static int is_plain(const char *text, size_t n) {
 
 static int class_of(utf8proc_int32_t code) { return utf8proc_get_property(code)->combining_class; }
 
-/* Marks of a run by class, those of the same class as they stood; other is as long. */
+/* Sorts the marks of a run by class, stably; other has the same length. */
 static void sort_marks(utf8proc_int32_t *marks, utf8proc_int32_t *other, size_t n) {
   size_t at[257] = {0};
   for (size_t i = 0; i < n; i++) at[class_of(marks[i]) + 1]++;

@@ -1,4 +1,4 @@
-/* unicode.h: what tokenizers ask of Unicode: classes of characters, and normalisation form C. By utf8proc. */
+/* unicode.h: Unicode for tokenizers: character classes, and normalization form C. Uses utf8proc. */
 #ifndef KR_UNICODE_H
 #define KR_UNICODE_H
 
@@ -9,7 +9,7 @@ int kr_is_letter(uint32_t code); /* \p{L} */
 int kr_is_number(uint32_t code); /* \p{N} */
 int kr_is_space(uint32_t code);  /* \s: White_Space */
 
-/* *normal: text in form C, to be freed with kr_free, or NULL where text is in it already. text must be UTF-8. */
+/* *normal: text in form C, to be freed with kr_free, or NULL if text already is. text must be UTF-8. */
 int32_t kr_nfc(const char *text, size_t n, char **normal, size_t *n_normal);
 
 #endif

@@ -1,10 +1,9 @@
-/* utf8.c: the table of well-formed sequences is Unicode's (3.9, table 3-7): only the second byte has ranges of its
- * own. */
+/* utf8.c: the table of well-formed sequences is Unicode's (3.9, table 3-7): only the second byte has special ranges. */
 #include "utf8.h"
 
 #include <string.h>
 
-/* Bytes that a character with this first byte has; 0: none begins so. */
+/* Length of a character with this first byte; 0: invalid. */
 static int length_of(unsigned char first) {
   if (first < 0x80) return 1;
   if (first < 0xc2 || first > 0xf4) return 0;
@@ -21,7 +20,7 @@ static int is_second(unsigned char first, unsigned char second) {
   return second >= low && second <= high;
 }
 
-/* Of the first n bytes those that can begin one character. */
+/* How many of the first n bytes can be the beginning of one character. */
 static int start_length(const unsigned char *s, size_t n) {
   const int length = length_of(*s);
   int i = 1;
@@ -72,7 +71,7 @@ size_t kr_utf8_push(kr_utf8_stream *stream, const char *bytes, size_t n, char *o
       memcpy(out + written, stream->pending, (size_t)start);
       written += (size_t)start;
       stream->n = 0;
-    } else if (start < stream->n) { /* the last byte does not go on: it begins anew, unless it is alone */
+    } else if (start < stream->n) { /* the last byte is not a continuation: it starts again, unless it is alone */
       written += put_replacement(out + written);
       i -= stream->n > 1;
       stream->n = 0;

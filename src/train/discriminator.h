@@ -1,6 +1,6 @@
-/* discriminator.h: the metric discriminator of MetricGAN (Fu et al. 2019) as PrimeKnet's training has it, as calls of a
- * graph: four convolutions with spectral norm, instance norm and PReLU, the largest of each channel, two layers, a
- * sigmoid. */
+/* discriminator.h: the metric discriminator of MetricGAN (Fu et al. 2019) as in PrimeKnet's training, as calls of a
+ * graph: four convolutions with spectral norm, instance norm and PReLU, a max pool over each channel, two linear
+ * layers, a sigmoid. */
 #ifndef KR_DISCRIMINATOR_H
 #define KR_DISCRIMINATOR_H
 
@@ -13,9 +13,9 @@ int64_t kr_disc_inputs(int norm);                /* of v */
 
 typedef struct kr_disc {
   kr_tensor reference, judged; /* (B,F,T): the magnitudes that it compares */
-  kr_tensor dropout;           /* (B,64): factors behind the first layer; 0: none */
-  kr_tensor u[KR_DISC_NORMS];  /* given: before; made: after one step of the power iteration */
-  kr_tensor v[KR_DISC_NORMS], sigma[KR_DISC_NORMS]; /* given (to be written), or 0: made */
+  kr_tensor dropout;           /* (B,64): factors after the first layer; 0: none */
+  kr_tensor u[KR_DISC_NORMS];  /* input: before; output: after one step of the power iteration */
+  kr_tensor v[KR_DISC_NORMS], sigma[KR_DISC_NORMS]; /* given (to be written), or 0: created */
   kr_tensor score;             /* (B): made */
 } kr_disc;
 

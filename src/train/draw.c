@@ -19,7 +19,7 @@ static int ends(const char *name, const char *with) {
   return n >= m && strcmp(name + n - m, with) == 0;
 }
 
-/* Uniform within one over the root of what a weight sums over; a bias goes with the weight before it. */
+/* Uniform within 1 / sqrt(fan in); a bias uses that of the weight before it. */
 static void draw_parameter(kr_parameters *p, const kr_pk_config *config, uint64_t seed, int64_t index, uint64_t stream,
                            double *reach) {
   const kr_parameter *item = &p->items[index];
@@ -46,7 +46,7 @@ static void draw_parameter(kr_parameters *p, const kr_pk_config *config, uint64_
   }
 }
 
-/* What stands behind an instance norm's weight of one dimension: its bias is 0, and a PReLU begins with 0.25. */
+/* After a one-dimensional instance norm weight: its bias starts at 0, and a PReLU at 0.25. */
 static void draw_norms(kr_parameters *p) {
   for (int64_t i = 0; i + 1 < p->n_items; i++) {
     const kr_parameter *weight = &p->items[i], *bias = &p->items[i + 1],

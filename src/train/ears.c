@@ -1,4 +1,4 @@
-/* ears.c: see ears.h. An item's result does not depend on the thread that has it. */
+/* ears.c: see ears.h. An item's result does not depend on the thread that computes it. */
 #include "ears.h"
 
 #include <math.h>
@@ -48,7 +48,7 @@ void kr_ears_close(kr_ears **ears) {
   *ears = NULL;
 }
 
-/* P.862.2: the score of a disturbance, and what it loses by more of it. */
+/* P.862.2: the score of a disturbance, and its derivative. */
 static double opinion_of(double disturbance, double *slope) {
   const double power = exp(3.8224 - 1.3669 * (4.5 - disturbance));
   *slope = 4 * 1.3669 * power / ((1 + power) * (1 + power));
@@ -75,7 +75,7 @@ static void hear_others(const kr_ears *e, int64_t b, int worker, float *own) {
         kr_intelligibility_lack(e->understood[worker], clean, made, w[KR_EARS_STOI], e->pull ? own : NULL);
 }
 
-/* An item's two halves: there are more threads than items. */
+/* The two halves of an item: there are more threads than items. */
 static void hear(void *user, int64_t begin, int64_t end, int worker) {
   const kr_ears *e = user;
   for (int64_t k = begin; k < end; k++) {

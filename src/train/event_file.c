@@ -27,7 +27,8 @@ typedef struct message {
   size_t n;
 } message;
 
-static uint32_t checksum(const unsigned char *bytes, size_t n) { /* CRC-32C, turned and shifted as the format has it */
+static uint32_t checksum(const unsigned char *bytes, size_t n) { /* CRC-32C, rotated and offset as the format
+                                                                    requires */
   uint32_t crc = ~0u;
   for (size_t i = 0; i < n; i++) {
     crc ^= bytes[i];

@@ -1,5 +1,5 @@
-/* feed.c: see feed.h. Two rooms: the step has one, the other is filled meanwhile. What is made depends on the step's
- * number alone, not on when. */
+/* feed.c: see feed.h. Double buffering: the step uses one buffer while the other is filled. The contents depend only on
+ * the step's number, not on timing. */
 #include "feed.h"
 
 #include <math.h>
@@ -91,7 +91,7 @@ static void *make_batches(void *user) {
   return NULL;
 }
 
-/* A GPU leaves the cores to the feed; beside steps on the CPU it takes one. */
+/* With a GPU the feed can use all cores; beside steps on the CPU it uses one. */
 int32_t kr_feed_open(const krait_ctx *ctx, kr_data *data, int64_t B, int64_t F, kr_feed **feed) {
   kr_feed *f = *feed = kr_zalloc(sizeof *f);
   KR_CHECK(f, KRAIT_ERR_NO_MEMORY, "no memory for batches");

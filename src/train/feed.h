@@ -1,5 +1,5 @@
-/* feed.h: a training run's batches: samples and their spectra, made from recordings by a thread of the feed's own while
- * the step before runs. */
+/* feed.h: a training run's batches: samples and their spectra, made from recordings on a separate thread while the
+ * previous step runs. */
 #ifndef KR_FEED_H
 #define KR_FEED_H
 
@@ -8,7 +8,7 @@
 #include "stft.h"
 #include "trainer.h"
 
-/* Room for one batch, and what makes its spectra. */
+/* Buffers for one batch, and its transform. */
 typedef struct kr_batch_room {
   int64_t B, F, T, N;
   float *noisy, *clean, *com_in, *com, *mag, *pha;
@@ -18,14 +18,14 @@ typedef struct kr_batch_room {
 /* Spectra of F bins, hops of (F - 1) / 2 samples; pool is kept, not owned. */
 int32_t kr_batch_open(int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_room *room);
 void kr_batch_close(kr_batch_room *room);
-/* From noisy and clean, (B,N): the batch points into the room. */
+/* From noisy and clean, (B,N): the batch points into the buffers. */
 int32_t kr_batch_make(kr_batch_room *room, kr_batch *batch);
 
 typedef struct kr_feed kr_feed;
-/* From where kr_data_begin has put the data, which is the feed's alone until it is closed. */
+/* Starts at the position set by kr_data_begin; the data belong to the feed until it is closed. */
 int32_t kr_feed_open(const krait_ctx *ctx, kr_data *data, int64_t B, int64_t F, kr_feed **feed);
 void kr_feed_close(kr_feed **feed);
-/* The next step's, which lasts until the next call. Fails as kr_data_next does. */
+/* The next step's batch, valid until the next call. Fails like kr_data_next. */
 int32_t kr_feed_next(kr_feed *feed, kr_batch *batch);
 
 #endif

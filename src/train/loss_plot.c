@@ -1,4 +1,4 @@
-/* loss_plot.c: see loss_plot.h. Losses lie on a logarithmic axis: they differ by their weights. */
+/* loss_plot.c: see loss_plot.h. Losses have a logarithmic axis, because their weights differ. */
 #define _GNU_SOURCE
 #include "loss_plot.h"
 

@@ -1,4 +1,4 @@
-/* loss_plot.h: a run's log as a picture: losses and the rate of learning over the steps, as PNG. */
+/* loss_plot.h: plots a run's log: losses and learning rate over the steps, as PNG. */
 #ifndef KR_LOSS_PLOT_H
 #define KR_LOSS_PLOT_H
 

@@ -39,13 +39,13 @@ static int32_t find_symbols(kr_dlib *lib, const char *path) {
 static int32_t load_table(void) {
   const char *path = kr_env_libnccl() ? kr_env_libnccl() : "libnccl.so.2", *why = "";
   kr_env_offer("NCCL_ALGO", "Ring"), kr_env_offer("NCCL_PROTO", "Simple"),
-      kr_env_offer("NCCL_NVLS_ENABLE", "0"); /* multicast would go unused, and asks more of a machine */
+      kr_env_offer("NCCL_NVLS_ENABLE", "0"); /* multicast would not be used, and has more requirements */
   kr_dlib *lib = kr_dlib_open(path, &why);
   KR_CHECK(
       lib, KRAIT_ERR_UNSUPPORTED,
       "several GPUs need NCCL (%s): set KRAIT_LIBNCCL to a libnccl.so.2, such as that of PyTorch's nvidia/nccl/lib",
       why);
-  KR_TRY(find_symbols(lib, path)); /* stays open: it starts threads */
+  KR_TRY(find_symbols(lib, path)); /* stays loaded: it starts threads */
   KR_NCCL_TRY(&table, GetVersion(&table.version), "asking its version");
   KR_CHECK(table.version >= OLDEST, KRAIT_ERR_UNSUPPORTED, "%s is NCCL %d, krait needs 2.4 or later", path,
            table.version);

@@ -20,11 +20,11 @@ typedef struct kr_nccl {
 
 enum { KR_NCCL_FLOAT32 = 7, KR_NCCL_SUM = 0, KR_NCCL_IN_PROGRESS = 7 }; /* part of its ABI */
 
-/* Loads the library (KRAIT_LIBNCCL, else libnccl.so.2) once per process; later calls repeat the first answer. Sums are
- * pinned to one algorithm, whose order of terms does not change from run to run, unless NCCL_ALGO and NCCL_PROTO say
- * otherwise. */
+/* Loads the library (KRAIT_LIBNCCL, else libnccl.so.2) once per process; later calls return the first result. Sums are
+ * pinned to one algorithm, whose order of terms does not change from run to run, unless NCCL_ALGO and NCCL_PROTO are
+ * set. */
 int32_t kr_nccl_load(const kr_nccl **nccl);
-/* A failed call as a status, with the library's sentence. */
+/* Converts a failed call to a status, with the library's error text. */
 int32_t kr_nccl_fail(const kr_nccl *nccl, int result, const char *doing);
 
 #define KR_NCCL_TRY(nccl, call, doing)                                             \

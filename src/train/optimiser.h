@@ -1,5 +1,4 @@
-/* optimiser.h: what happens to parameters between two steps, where they lie: on the host, or on the GPU of the
- * context. */
+/* optimiser.h: updates parameters between two steps, in place: on the host, or on the context's GPU. */
 #ifndef KR_OPTIMISER_H
 #define KR_OPTIMISER_H
 
@@ -10,10 +9,10 @@ typedef struct kr_adamw {
   double lr, beta1, beta2, eps, weight_decay;
   int64_t step; /* 1 for the first */
 } kr_adamw;
-/* One step; gradients are scaled by `scale` first. average = decay average + (1 - decay) value behind it, where decay
- * is not 0. */
+/* One step; gradients are scaled by `scale` first. Then average = decay average + (1 - decay) value, if decay is not
+ * 0. */
 int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *options, double scale, double decay);
-/* total (p->n floats, where p lies) sums batch `at` of n; the last leaves their mean as the gradient. */
+/* total (p->n floats, in p's memory) accumulates batch `at` of n; the last call leaves their mean as the gradient. */
 int32_t kr_optimiser_accumulate(const krait_ctx *ctx, kr_parameters *p, float *total, int64_t at, int64_t n);
 /* The gradient's norm; scratch on the device, unused on a CPU. Waits for it. */
 int64_t kr_optimiser_scratch_bytes(void);

@@ -1,4 +1,4 @@
-/* optimiser_plan.h: what the kernels of optimiser.cu take; host and device read the same struct. */
+/* optimiser_plan.h: the arguments of the kernels in optimiser.cu; shared by host and device. */
 #ifndef KR_OPTIMISER_PLAN_H
 #define KR_OPTIMISER_PLAN_H
 
@@ -12,7 +12,7 @@ typedef struct kr_optimiser_plan {
   int64_t n;
   float scale, keep, beta1, beta2, step, root, eps; /* as in parameters.c */
   float average_keep, average_take;
-  float total_keep, by; /* total = total_keep total + gradient; gradient = total by, where by is not 0 */
+  float total_keep, by; /* total = total_keep total + gradient; gradient = total * by, if by is not 0 */
 } kr_optimiser_plan;
 
 #endif

@@ -1,4 +1,4 @@
-/* place.c: what launchers of several processes tell each of them by its environment. */
+/* place.c: reads the environment variables of multi-process launchers. */
 #include <krait/train.h>
 
 #include <stdio.h>
@@ -42,7 +42,7 @@ int32_t krait_train_place_read(krait_train_place *place) {
     KR_CHECK(place->n_ranks > 0 && place->rank < place->n_ranks, KRAIT_ERR_ARGUMENT,
              "environment variable %s is %d, must be below %s, which is %d", l->rank, place->rank, l->n_ranks,
              place->n_ranks);
-    if (kr_env_foreign("TORCHELASTIC_RUN_ID")) port++; /* torchrun itself listens at the port that it names */
+    if (kr_env_foreign("TORCHELASTIC_RUN_ID")) port++; /* torchrun itself listens on the port that it announces */
     const int n = snprintf(place->meet, sizeof place->meet, "%s:%d", host && *host ? host : "127.0.0.1", port);
     KR_CHECK(n > 0 && (size_t)n < sizeof place->meet, KRAIT_ERR_ARGUMENT,
              "environment variable MASTER_ADDR is too long for a host name");

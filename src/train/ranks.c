@@ -1,5 +1,5 @@
-/* ranks.c: see ranks.h. Connections form a star around rank 0. A thread of each process waits for their ends; when one
- * comes it stops NCCL, in whose sums the process would else wait for ever. */
+/* ranks.c: see ranks.h. Connections form a star around rank 0. A thread of each process watches for closed connections;
+ * when one is closed it aborts NCCL, in which the process would otherwise wait for ever. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -49,8 +49,8 @@ struct kr_ranks {
   pthread_t watcher;
   int is_watched, stop[2];
   pthread_mutex_t lock;  /* of comm */
-  atomic_int lost, ending; /* lost: a rank, -1 as long as none is */
-  char farewell[512];    /* of the lost one; empty: it vanished */
+  atomic_int lost, ending; /* lost: a rank, -1 if none */
+  char farewell[512];      /* the lost rank's last message; empty: it disappeared */
 };
 
 int kr_ranks_rank(const kr_ranks *r) { return r ? r->rank : 0; }
@@ -77,7 +77,7 @@ static int32_t tell(int fd, uint32_t kind, void *data, size_t bytes) {
   return move(fd, data, bytes, 1);
 }
 
-/* A message of this kind and length; a farewell instead is kept. */
+/* Receives a message of this kind and length; if a farewell comes instead, it is stored. */
 static int32_t hear(kr_ranks *r, int fd, uint32_t kind, void *data, size_t bytes) {
   head h;
   KR_TRY(move(fd, &h, sizeof h, 0));
@@ -104,7 +104,8 @@ static int32_t lose(kr_ranks *r, int k) {
 static void set_up(int fd) {
   const int yes = 1, idle_s = 10, interval_s = 5, n_probes = 3;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes); /* a machine that loses its power says nothing */
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes); /* a machine that loses power does not close its
+                                                                 connections */
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &n_probes, sizeof n_probes);
@@ -126,7 +127,7 @@ static int32_t find_address(const char *meet, int is_server, struct addrinfo **f
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = is_server && !is_local ? AI_PASSIVE : 0};
   const int result =
       getaddrinfo(is_server && !is_local ? NULL : host, colon + 1, &hints,
-                  found); /* one's own name may stand for another address than the one that others take */
+                  found); /* this host's name may resolve to another address than the one that others use */
   KR_CHECK(result == 0, KRAIT_ERR_ARGUMENT, "MASTER_ADDR %s: %s", host, gai_strerror(result));
   return KRAIT_OK;
 }
@@ -146,7 +147,7 @@ static int32_t listen_at(const char *meet, int *listener) {
              : KRAIT_OK;
 }
 
-/* Whoever is no rank of this run is sent away. */
+/* Connections from anything that is not a rank of this run are closed. */
 static void greet(kr_ranks *r, int fd) {
   hello who;
   const struct timeval patience = {.tv_sec = 5}, none = {0};
@@ -196,7 +197,7 @@ static int32_t go_to(kr_ranks *r, const char *meet) {
       fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
       if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) != 0) close(fd), fd = -1;
     }
-    if (fd < 0) nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* it has not begun to listen */
+    if (fd < 0) nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* it is not listening yet */
   }
   freeaddrinfo(found);
   KR_CHECK(fd >= 0, KRAIT_ERR_CANCELLED, "rank %d could not connect to %s within %d seconds", r->rank, meet,
@@ -210,7 +211,7 @@ static int32_t go_to(kr_ranks *r, const char *meet) {
 
 /* ---- the watch ---- */
 
-/* The main thread may stand in a call of NCCL, which then ends; one that does not is interrupted. */
+/* The main thread may be blocked in a call of NCCL, which this ends; if not, it is interrupted. */
 static void stop_nccl(kr_ranks *r) {
   int locked = 0;
   for (int ms = 0; ms < ABORT_AFTER_MS && !(locked = pthread_mutex_trylock(&r->lock) == 0); ms += 10)
@@ -279,7 +280,7 @@ void kr_ranks_close(kr_ranks **ranks) {
     pthread_join(r->watcher, NULL);
   }
   if (r->comm && kr_cuda_begin(r->ctx->cuda) >= 0) {
-    r->nccl->CommAbort(r->comm); /* nothing is under way: a destroy would wait for ranks that may be gone */
+    r->nccl->CommAbort(r->comm); /* nothing is in flight: destroying would wait for ranks that may be lost */
     kr_cuda_end(r->ctx->cuda);
   }
   for (int k = 0; k < r->n; k++)
@@ -379,7 +380,7 @@ int32_t kr_ranks_check(kr_ranks *r) {
 
 /* ---- the end ---- */
 
-/* What the lost one had to say may still lie in its connection, behind values that nobody took. */
+/* The lost rank's last message may still be in its connection, after values that were not read. */
 static void read_farewell(kr_ranks *r, int fd) {
   char skipped[sizeof(double) * MOST_VALUES];
   const struct timeval patience = {.tv_sec = 1};
@@ -405,8 +406,8 @@ int kr_ranks_blame(kr_ranks *r) {
   return 1;
 }
 
-/* Until they have closed their sides, or for two seconds: a connection that is closed with words unread takes those
- * under way with it. */
+/* Waits until they have closed their sides, or for two seconds: closing a connection with unread data discards data in
+ * flight. */
 static void let_go(int fd) {
   char rest[256];
   const struct timeval patience = {.tv_sec = 2};
@@ -419,7 +420,7 @@ int32_t kr_ranks_end(kr_ranks *r, int32_t status) {
   double done = 0;
   char why[500];
   if (!r) return status;
-  atomic_store(&r->ending, 1); /* connections that end from here on have done their work */
+  atomic_store(&r->ending, 1); /* from here on, closed connections are expected */
   if (status >= 0) return kr_ranks_mean(r, &done, 1);
   snprintf(why, sizeof why, "%s", krait_error_detail());
   const int lost = atomic_load(&r->lost);
@@ -430,7 +431,6 @@ int32_t kr_ranks_end(kr_ranks *r, int32_t status) {
   for (int k = first_peer(r); k < last_peer(r) && r->rank == 0; k++)
     if (k != lost) let_go(r->peers[k].fd);
   const int is_said =
-      r->rank > 0 &&
-      (lost < 0 ? heard > 0 : r->farewell[0] || r->rank > 1); /* by rank 0; where that one is gone, by rank 1 */
+      r->rank > 0 && (lost < 0 ? heard > 0 : r->farewell[0] || r->rank > 1); /* by rank 0; if that is lost, by rank 1 */
   return kr_fail(is_said ? KRAIT_ERR_CANCELLED : status, "%s", why);
 }

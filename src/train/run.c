@@ -1,7 +1,6 @@
 /* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its
- * folder: checkpoint.safetensors, written anew with every line of progress, best.safetensors whenever an epoch's
- * validation improves, log.jsonl, tensorbd with the same for TensorBoard,
- * .hydra/config.yaml. */
+ * folder: checkpoint.safetensors, rewritten with every line of progress, best.safetensors whenever an epoch's
+ * validation improves, log.jsonl, tensorbd with the same for TensorBoard, .hydra/config.yaml. */
 #include <krait/train.h>
 
 #include <errno.h>
@@ -44,12 +43,12 @@ typedef struct run {
   kr_ranks *ranks; /* NULL: alone */
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
-  kr_batch_room room; /* of validation, and of steps that are timed */
+  kr_batch_room room; /* for validation, and for timed steps */
   kr_batch batch;     /* of the step */
-  int64_t begun_ns, begun_step, saved_step; /* saved_step: what the folder's checkpoint has; 0: there is none */
+  int64_t begun_ns, begun_step, saved_step; /* saved_step: the step of the folder's checkpoint; 0: none */
 } run;
 
-static int is_first(const run *r) { return kr_ranks_rank(r->ranks) == 0; } /* it alone writes and reports */
+static int is_first(const run *r) { return kr_ranks_rank(r->ranks) == 0; } /* only this rank writes and reports */
 
 static void path_in(const run *r, const char *name, char *path, size_t bytes) {
   snprintf(path, bytes, "%s/%s", r->options->folder, name);
@@ -145,7 +144,7 @@ static double lr_of(const run *r, int64_t epoch) {
   return r->eta_min + (r->train.lr - r->eta_min) * (1 + cos(3.14159265358979323846 * part)) / 2;
 }
 
-/* ---- the judge: PESQ, by threads of its own ---- */
+/* ---- the judge: PESQ, on its own threads ---- */
 
 static int32_t ask(void *user, const float *wav) {
   const run *r = user;
@@ -227,8 +226,8 @@ static int32_t validate(run *r, double *mean) {
 
 /* ---- steps ---- */
 
-/* Where gradients are summed over several steps the run and its epochs end behind the last of such: a checkpoint has no
- * half of a sum. */
+/* If gradients are accumulated over several steps, the run and its epochs end after a complete accumulation: a
+ * checkpoint never contains a partial sum. */
 static int64_t whole_sums(const run *r, int64_t n_steps) {
   const int64_t n = r->train.accumulate;
   return (n_steps + n - 1) / n * n;
@@ -259,7 +258,7 @@ static void describe(const run *r, const kr_step *s, krait_train_report *report)
   report->left_s = seconds / done * (double)(all - r->state.step);
 }
 
-/* Chooses the best by whole epochs; a run that ends within its first has what there is. */
+/* Chooses the best by complete epochs; a run that ends within its first uses its last weights. */
 static int32_t end_epoch(run *r, int is_whole, krait_train_report *report) {
   report->valid = r->state.epoch_loss / r->state.epoch_steps;
   if (r->valid) KR_TRY(validate(r, &report->valid));
@@ -352,7 +351,7 @@ static int32_t open_data(run *r) {
   if (!kr_recipe_has(r->recipe, "dset.speech_valid") && !kr_recipe_has(r->recipe, "dset.noisy_valid")) return KRAIT_OK;
   KR_TRY(kr_recipe_data(r->recipe, KR_RECIPE_VALID, &c));
   c.segment = c.stride = r->N, c.shift = 0, c.report = note,
-  c.user = r->options->user; /* pieces as long as in training: one graph serves both */
+  c.user = r->options->user; /* segments as long as in training: one graph serves both */
   KR_TRY(kr_data_open(&c, &r->valid));
   KR_CHECK(kr_data_samples(r->valid) == r->N, KRAIT_ERR_ARGUMENT,
            "validation segments have %lld samples, training segments %lld", (long long)kr_data_samples(r->valid),
@@ -360,7 +359,7 @@ static int32_t open_data(run *r) {
   return KRAIT_OK;
 }
 
-/* Where a run's configuration lies in its folder, as upstream has it. */
+/* A run's configuration file in its folder, as upstream's. */
 static void config_path(const char *folder, char *path, size_t bytes) {
   snprintf(path, bytes, "%s/.hydra/config.yaml", folder);
 }
@@ -370,8 +369,7 @@ static int is_same_file(const char *a, const char *b) {
   return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* The whole configuration, with the model that the run has, whatever it began with: JSON is YAML, too. NULL when out of
- * memory. */
+/* The complete configuration, with the run's actual model: JSON is YAML, too. NULL if out of memory. */
 static char *whole_config(const run *r) {
   json_t *tree = json_loads(r->recipe_json, 0, NULL), *model = json_object_get(tree, "model");
   int failed = !tree;
@@ -390,7 +388,7 @@ static int32_t write_config(const run *r) {
   path_in(r, ".hydra", folder, sizeof folder), config_path(r->options->folder, path, sizeof path);
   if (r->options->config &&
       (is_same_file(r->options->config, r->options->folder) || is_same_file(r->options->config, path)))
-    return KRAIT_OK; /* what was read stays as it is */
+    return KRAIT_OK; /* the configuration that was read is not changed */
   KR_CHECK(mkdir(folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", folder, strerror(errno));
   char *text = whole_config(r);
   KR_CHECK(text, KRAIT_ERR_NO_MEMORY, "no memory for the configuration");
@@ -423,7 +421,7 @@ static uint32_t hash(uint32_t h, const void *data, size_t bytes) { /* FNV-1a */
   return h;
 }
 
-/* Processes that begin with anything different would drift apart without a word. */
+/* Processes that start with anything different would silently diverge. */
 static int32_t compare_ranks(run *r) {
   const kr_parameters *g = kr_trainer_generator(r->trainer), *d = kr_trainer_discriminator(r->trainer);
   const int64_t counts[] = {kr_data_n_items(r->data), r->valid ? kr_data_n_items(r->valid) : 0, r->n_steps};
@@ -482,12 +480,12 @@ static void close_run(run *r) {
   kr_ranks_close(&r->ranks);
 }
 
-/* The error's line also says where to go on: where another rank is the cause, the first keeps what all have reached. */
+/* The error also says where to continue: if another rank is the cause, rank 0 saves the step that all have reached. */
 static int32_t end_run(run *r, int32_t status) {
   char why[600], path[4096];
   if (status >= 0) status = kr_ranks_end(r->ranks, KRAIT_OK);
   if (status >= 0) return status;
-  const int is_blamed = kr_ranks_blame(r->ranks); /* the sentence is the other's now */
+  const int is_blamed = kr_ranks_blame(r->ranks); /* the error is now the other rank's */
   if (!is_first(r) || !r->begun_ns) return kr_ranks_end(r->ranks, status);
   const int is_other = is_blamed && r->state.step > r->begun_step;
   snprintf(why, sizeof why, "%s", krait_error_detail());
@@ -503,7 +501,7 @@ static int32_t end_run(run *r, int32_t status) {
   return kr_ranks_end(r->ranks, status);
 }
 
-/* A run that goes on and is told no other has its own, which settings change. */
+/* A resumed run without a configuration uses its own, with the settings on top. */
 static const char *config_of(const krait_train_options *o) {
   char path[4096];
   config_path(o->folder, path, sizeof path);
@@ -578,7 +576,7 @@ static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps,
   KR_TRY(kr_trainer_draw_weights(r->trainer));
   draw_batch(&r->room, &batch);
   *seconds = INFINITY, *bytes = kr_trainer_bytes(r->trainer);
-  for (int64_t k = 0; k < n_steps + 2; k++) { /* the first two load and record */
+  for (int64_t k = 0; k < n_steps + 2; k++) { /* the first two load kernels and capture graphs */
     const int64_t begun = kr_clock_ns();
     KR_TRY(kr_trainer_step(r->trainer, &batch, 1e-6, &judge, &step));
     const double took = (double)(kr_clock_ns() - begun) * 1e-9;

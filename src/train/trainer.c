@@ -1,6 +1,6 @@
-/* trainer.c: two graphs and what lies between them. A step runs the generator's graph up to the magnitude of the signal
- * that it makes, lets the discriminator judge and be updated, and runs the rest: losses and gradients. With a late
- * judge it runs the generator's graph as a whole, then the discriminator's on what the step before left. */
+/* trainer.c: two graphs and what connects them. A step runs the generator's graph up to the magnitude of its output,
+ * runs and updates the discriminator, and then runs the rest: losses and gradients. With a late judge it runs the
+ * complete generator graph, then the discriminator's graph on the signals of the previous step. */
 #include "trainer.h"
 
 #include <math.h>
@@ -33,15 +33,15 @@ static const double compress = 0.3, dropout_rate = 0.3,
 
 enum { MOST_OVERFLOWS = 10 };
 
-/* ---- memory of a batch: where graphs take some of it at once, these are copied to them, or from them; the generator's
- * come first, of each graph's what it reads ---- */
+/* ---- memory of a batch: if graphs process it in parts, these are copied to and from them; the generator's tensors
+ * come first, and for each graph its inputs ---- */
 enum {
   COM_IN, MAG, PHA, COM, WAV, DROPOUT, MAG_CON, WAV_HAT, SCORES,
   JUDGED_MAG, JUDGED_CON, QUALITY, DROPOUT_R, DROPOUT_G, SCORES_R, SCORES_G,
   HANDED
 };
 typedef struct handed {
-  float *all, *some; /* the same where it takes all */
+  float *all, *some; /* the same if it processes the whole batch */
   int64_t n;         /* floats of an item */
 } handed;
 
@@ -50,38 +50,41 @@ struct kr_trainer {
   kr_pk_config config;
   kr_train_options options;
   int64_t B, F, T, N;
-  int64_t some, n_parts;      /* items that a graph takes, and how often it runs for a batch */
+  int64_t some, n_parts; /* items per run of a graph, and runs per batch */
   kr_spectral spectral;
   kr_parameters generator, discriminator;
-  kr_parameters statistics;   /* running ones of a model that streams; their gradients: what they come closer to */
+  kr_parameters statistics;   /* running statistics of a streaming model; their gradients: the values that they move
+                                 towards */
   int64_t n_steps, n_updates; /* batches; updates of the weights */
-  float *sum; /* gradients of the batches before, where several make a step: the generator's, the discriminator's; where
-                 these lie */
+  float *sum; /* accumulated gradients of earlier batches, if several make a step: the generator's, the discriminator's;
+                 their memory */
   kr_graph *g, *d;            /* of the generator with all losses; of the discriminator's own */
   kr_graph *move;             /* of the running statistics; NULL: there are none */
-  kr_graph *divide;           /* the generator's gradients by gradient_scale; NULL: that is 1 */
+  kr_graph *divide;           /* the generator's gradients times gradient_scale; NULL: it is 1 */
   kr_runner *run_g, *run_d, *run_move, *run_divide;
-  float gradient_scale;       /* of float16, which has no small numbers: of the terms while gradients are computed */
-  int n_overflows;            /* steps in a row that were left out since it was too much */
+  float gradient_scale; /* loss scaling, because of float16's small range: applied to the terms while gradients
+                           are computed */
+  int n_overflows;      /* consecutive steps skipped because of overflow */
   kr_tensor mag_con, wav_hat, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
-  int judged;                 /* whether the judge took the batch that the discriminator learnt from */
+  int judged;                 /* whether the judge scored the batch that the discriminator learnt from */
   kr_ears *ears;              /* NULL: its terms have no weight */
   const float *clean;         /* the batch's, on the host */
   double heard[KR_EARS_TERMS]; /* of the step, the means over items */
-  kr_judge judge;             /* whose answer is due, where has_asked */
-  int has_asked, has_judged;  /* has_judged: a late judge's signals of the step before are there */
+  kr_judge judge;              /* whose answer is pending, if has_asked */
+  int has_asked, has_judged;   /* has_judged: a late judge's signals of the previous step are available */
   kr_judged all;              /* the same of all ranks, when gathered: in */
   float *gathered;
-  float *memory, *host;       /* what follows, where graphs run; and the same on the host, the same memory on a CPU */
+  float *memory, *host;       /* the following, in the memory of the graphs' device; and the same on the host (on a CPU
+                                 the same memory) */
   double *squares;            /* the optimiser's scratch on a GPU */
-  float *aside;               /* the discriminator as it was before a step; NULL: nobody else can end one */
+  float *aside;               /* a copy of the discriminator from before a step; NULL: a single process */
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores,
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
-  float *v_pull; /* the gradient of what is heard by the samples of a part */
-  float *v_judged_mag, *v_judged_con, /* what the discriminator learns from: of this step, or of the one before */
+  float *v_pull;                      /* the gradient of the perceptual losses with respect to the samples of a part */
+  float *v_judged_mag, *v_judged_con, /* the discriminator's training signals: of this step, or of the previous one */
       *v_answer;                      /* the judge's, on the host */
-  handed now[HANDED]; /* what the graphs read and write: of the whole batch, and of the items that they have now */
+  handed now[HANDED];                 /* the graphs' inputs and outputs: of the whole batch, and of the current items */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS],
       *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
 };
@@ -96,7 +99,7 @@ uint64_t kr_trainer_bytes(const kr_trainer *t) {
   return t->n_parts == 1 ? g + d : g > d ? g : d;
 }
 
-/* ---- memory that graphs read and write; a tensor is bound to its place while it is recorded ---- */
+/* ---- memory that graphs read and write; a tensor is bound to its address while it is recorded ---- */
 
 static float *cut(float **memory, int64_t n) {
   float *at = *memory;
@@ -104,7 +107,7 @@ static float *cut(float **memory, int64_t n) {
   return at;
 }
 
-/* Twice: to count (memory is NULL), and to cut. Returns the floats. */
+/* Called twice: to count (memory is NULL), and to assign. Returns the number of floats. */
 static int64_t lay_out(kr_trainer *t, float *memory) {
   float *const begin = memory;
   const int64_t plane = t->B * t->F * t->T;
@@ -145,11 +148,11 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
   return memory - begin;
 }
 
-/* ---- between the host and where graphs run: on a CPU there is nothing to do ---- */
+/* ---- transfers between host and device: on a CPU there is nothing to do ---- */
 
 static float *on_host(const kr_trainer *t, float *at) { return t->host + (at - t->memory); }
 
-/* From the caller's memory, or (from is NULL) from the host's side of the same floats. */
+/* From the caller's memory, or (from is NULL) from the host's copy. */
 static int32_t put(kr_trainer *t, float *at, const float *from, int64_t n) {
   const size_t bytes = (size_t)n * sizeof *at;
   if (t->ctx->cuda) return kr_cuda_copy_in(t->ctx->cuda, at, from ? from : on_host(t, at), bytes, NULL);
@@ -182,7 +185,7 @@ static kr_tensor output(kr_graph *g, const char *name, kr_dims dims, float *data
 
 /* ---- the graphs ---- */
 
-/* scale sum of (x - y)^2, or of the angles between, as term number k. */
+/* scale * sum of (x - y)^2, or of the angles between them, as term number k. */
 static void add_term(kr_trainer *t, kr_graph *g, int k, uint32_t flags, double scale, kr_tensor x, kr_tensor y) {
   const kr_dims d = kr_graph_dims(g, x);
   kr_dims four = {.n = 4, .size = {1, 1, 1, 1}};
@@ -247,7 +250,7 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
   return status;
 }
 
-/* Where a batch's statistics are written to. */
+/* The destination of a batch's statistics. */
 static kr_tensor measured(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
   kr_trainer *t = trainer;
   const kr_parameter *item = kr_parameters_find(&t->statistics, name);
@@ -257,8 +260,8 @@ static kr_tensor parameter(void *trainer, kr_graph *g, const char *name, kr_dims
   return kr_parameters_tensor(&((kr_trainer *)trainer)->generator, g, name, dims);
 }
 
-/* Running statistics come a tenth closer to a step's, and their average to them. The step's are the means of what its
- * batches, parts and ranks had. */
+/* Running statistics move a tenth of the way to a step's, and their average follows. The step's statistics are the
+ * means over its batches, parts and ranks. */
 static int32_t record_move(kr_trainer *t) {
   const kr_parameters *p = &t->statistics;
   const kr_dims all = KR_DIMS(p->n);
@@ -280,7 +283,7 @@ static int32_t record_move(kr_trainer *t) {
   return kr_runner_open(g, &t->run_move);
 }
 
-/* A mean's gradients have the size of one over what it is of. A power of two: nothing is rounded by it. */
+/* The gradient of a mean is of the order of 1 / its count. A power of two, so scaling does not round. */
 static float scale_of(const kr_trainer *t) {
   double scale = 1;
   while (t->options.halves == KRAIT_F16 && 32 * scale <= (double)t->some * (double)t->F * (double)t->T) scale *= 2;
@@ -350,7 +353,7 @@ static int32_t record_discriminator(kr_trainer *t) {
   return record_backward(t, g, KR_TERM_DISC_R, KR_TERMS, &t->discriminator);
 }
 
-/* ---- lists of parameters: the models recorded once, small, without running ---- */
+/* ---- lists of parameters: the models are recorded once in a small size, without running ---- */
 
 static kr_tensor note_parameter(void *trainer, kr_graph *g, const char *name, kr_dims dims) {
   return kr_parameters_note(&((kr_trainer *)trainer)->generator, g, name, dims);
@@ -416,7 +419,9 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
   KR_TRY(kr_graph_plan(t->d, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
-  if (t->n_parts == 1) return kr_runner_open(t->d, &t->run_d); /* the generator's forward pass stays in its own */
+  if (t->n_parts == 1)
+    return kr_runner_open(t->d, &t->run_d); /* the generator's forward pass stays in its own
+                                               memory */
   if (kr_graph_bytes(t->d) <= kr_graph_bytes(t->g))
     return kr_runner_open_in(t->d, kr_runner_memory(t->run_g), kr_graph_bytes(t->g), &t->run_d);
   return kr_runner_open(t->d, &t->run_d);
@@ -512,7 +517,7 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
 
-/* By the place in the batch of all ranks: the same for any number of them. */
+/* By the position in the batch of all ranks: independent of their number. */
 static int32_t draw_dropout(kr_trainer *t, const float *given) {
   const int64_t n = 3 * t->B * KR_DISC_WIDTH, own = t->B * KR_DISC_WIDTH, all = own * kr_ranks_n(t->options.ranks),
                 before = own * kr_ranks_rank(t->options.ranks);
@@ -574,7 +579,7 @@ static int32_t sum_terms(kr_trainer *t, kr_step *step) {
 
 static int32_t divide_gradients(kr_trainer *t) { return t->divide ? kr_runner_run(t->run_divide, NULL) : KRAIT_OK; }
 
-/* The same of running statistics, which lie behind them in t->sum. */
+/* The same for running statistics, which follow them in t->sum. */
 static int32_t accumulate_statistics(kr_trainer *t, int64_t part) {
   const int64_t n = t->options.accumulate * t->n_parts,
                 at = t->n_steps % t->options.accumulate * t->n_parts + part;
@@ -583,7 +588,7 @@ static int32_t accumulate_statistics(kr_trainer *t, int64_t part) {
              : kr_optimiser_accumulate(t->ctx, &t->statistics, t->sum + t->generator.n + t->discriminator.n, at, n);
 }
 
-/* Sums of batches, or of their parts, that make one step together; whether this one ends it. */
+/* Accumulates batches, or parts of them, that make one step together; returns whether this one completes it. */
 static int32_t accumulate(kr_trainer *t, kr_parameters *p, float *sum, int64_t part, int64_t n_parts, int *is_last) {
   const int64_t n = t->options.accumulate * n_parts, at = t->n_steps % t->options.accumulate * n_parts + part;
   *is_last = at + 1 == n;
@@ -616,7 +621,7 @@ static void hear_judge(kr_trainer *t) {
   for (int64_t b = 0; b < t->B; b++) answer[b] = NAN;
 }
 
-/* The answer, where the discriminator's graph reads it: everywhere or nowhere, as in one batch. */
+/* Copies the answer to the discriminator graph's input: for all items or none, as in one batch. */
 static int32_t put_answer(kr_trainer *t) {
   float *const quality = on_host(t, t->v_quality), *const answer = on_host(t, t->v_answer);
   hear_judge(t);
@@ -629,7 +634,7 @@ static int32_t put_answer(kr_trainer *t) {
   return put(t, t->v_quality, NULL, t->B);
 }
 
-/* What the discriminator learns from in the next step. */
+/* The discriminator's training signals for the next step. */
 static int32_t keep_signals(kr_trainer *t, const kr_judge *judge) {
   const int64_t plane = t->B * t->F * t->T;
   KR_TRY(copy(t, t->v_judged_mag, t->v_mag, plane));
@@ -638,7 +643,7 @@ static int32_t keep_signals(kr_trainer *t, const kr_judge *judge) {
   return ask_judge(t, judge);
 }
 
-/* Others' parts are zeros in the sum. */
+/* The parts of other ranks are zeros in the sum. */
 static int32_t sum_judged(kr_trainer *t, int64_t n) {
   float *at = NULL;
   if (!t->options.ranks) return KRAIT_OK;
@@ -687,7 +692,7 @@ int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
   return wait(t);
 }
 
-/* ---- what is heard, by the host's threads, between the halves of the generator's graph ---- */
+/* ---- perceptual losses, on the host's threads, between the halves of the generator's graph ---- */
 
 static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
   const int64_t n = t->some * t->N;
@@ -704,7 +709,7 @@ static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
   return with_gradient ? put(t, t->v_pull, NULL, n) : KRAIT_OK;
 }
 
-/* From the magnitude of what it made on: losses and gradients. */
+/* The part after the output's magnitude: losses and gradients. */
 static int32_t run_rest(kr_trainer *t, int64_t part) {
   KR_TRY(hear_part(t, part, 1));
   return kr_runner_run_after(t->run_g, t->mag_con, NULL);
@@ -712,7 +717,7 @@ static int32_t run_rest(kr_trainer *t, int64_t part) {
 
 /* ---- halves of a step ---- */
 
-/* Gradients of all ranks sum up to that of their means. */
+/* Scaled so that the sum of all ranks' gradients is that of the mean. */
 static int32_t put_seeds(kr_trainer *t) {
   float *const seeds = on_host(t, t->v_seeds);
   const double n = kr_ranks_n(t->options.ranks);
@@ -721,7 +726,7 @@ static int32_t put_seeds(kr_trainer *t) {
   return put(t, t->v_seeds, NULL, 16 * KR_TERMS);
 }
 
-/* A part's items to the graphs, from the first of these to the one before the last; or from them. */
+/* Copies a part's items to the graphs' memory, for tensors [first, last); or back. */
 static int32_t hand_over(kr_trainer *t, int first, int last, int64_t part) {
   for (int k = first; k < last && t->n_parts > 1; k++)
     if (k != WAV || t->options.weights[KR_TERM_TIME] != 0)
@@ -734,7 +739,7 @@ static int32_t take_over(kr_trainer *t, int first, int last, int64_t part) {
   return KRAIT_OK;
 }
 
-/* Each part's are means over its items. */
+/* Those of each part are means over its items. */
 static int32_t keep_terms(kr_trainer *t, int from, int to, int64_t part) {
   return t->n_parts == 1 ? KRAIT_OK
                          : copy(t, t->v_part_terms + 16 * (KR_TERMS * part + from), t->v_terms + 16 * from,
@@ -783,7 +788,7 @@ static int32_t open_sums(kr_trainer *t) {
   return KRAIT_OK;
 }
 
-/* From the generator's gradients to its new values. */
+/* Updates the generator from its gradients. */
 static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   if (step->updated)
     KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->generator, t->generator.gradient), t->generator.n));
@@ -793,7 +798,7 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
   KR_TRY(kr_ranks_check(t->options.ranks));
   const int overflows = !isfinite(step->gradient_norm) && t->divide && step->updated;
   t->n_overflows = overflows ? t->n_overflows + 1 : 0;
-  if (overflows && t->n_overflows < MOST_OVERFLOWS) { /* the batch has no say */
+  if (overflows && t->n_overflows < MOST_OVERFLOWS) { /* the batch is skipped */
     t->n_steps++, step->updated = 0, step->gradient_norm = 0;
     return KRAIT_OK;
   }
@@ -815,7 +820,7 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
                            t->options.average_decay);
 }
 
-/* The discriminator moves before the generator's half of a step. */
+/* The discriminator is updated before the generator's half of a step. */
 static int32_t set_aside(kr_trainer *t, int back) {
   const size_t bytes = (size_t)t->discriminator.n * 5 * sizeof(float);
   return t->aside ? kr_cuda_copy(t->ctx->cuda, back ? t->discriminator.device : t->aside,
@@ -833,7 +838,7 @@ static int32_t make_signals(kr_trainer *t) {
   return KRAIT_OK;
 }
 
-/* Of a step of the discriminator alone: the generator's losses for the log are none. */
+/* For a step of only the discriminator: there are no generator losses to log. */
 static int32_t end_alone(kr_trainer *t, double lr, kr_step *step) {
   for (int k = 0; k < KR_TERM_DISC_R; k++) step->terms[k] = 0;
   KR_TRY(sum_terms(t, step));
@@ -881,16 +886,16 @@ static int32_t run_generator(kr_trainer *t, kr_step *step) {
   return KRAIT_OK;
 }
 
-/* What a part keeps for its gradients is gone when the next one runs: the discriminator has its signals from a pass of
- * their own. */
+/* A part's stored activations are overwritten by the next one: the discriminator gets its signals from a separate
+ * forward pass. */
 static int32_t run_parts(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   if (t->d) KR_TRY(make_signals(t));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
   return run_generator(t, step);
 }
 
-/* Both halves are summed before either moves: a rank that is lost leaves all as it was. The first of all steps has no
- * signals from before: the discriminator learns from its own, and in the second step from them again. */
+/* Both halves are summed before either is updated: if a rank is lost, nothing has changed. The first step has no
+ * earlier signals: the discriminator learns from its own, and in the second step from them again. */
 static int32_t step_late(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   const kr_adamw o = adamw_of(t, lr, t->n_updates);
   const int alone = is_alone(t), is_first = !t->has_judged;
