@@ -37,8 +37,8 @@ KR_DEV void kr_keep_all_near(const T &parameters) {
                :
                : "r"(v));
 }
-/* L2 policy: evicted first. For what a step reads or writes once; otherwise it evicts what every layer needs again,
- * kernels' instructions and parameters included. */
+/* L2 policy: evicted first. For what a step reads or writes once, so that it displaces less of what every layer reads
+ * again. */
 KR_DEV uint64_t kr_once(void) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

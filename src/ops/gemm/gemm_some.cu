@@ -139,8 +139,8 @@ KR_DEV void add_sums(const float *from, int n_splits, int64_t step, float (&v)[R
   }
 }
 
-/* A kernel's text is read once a launch, from memory where weights have driven it out of the caches: what most calls
- * need is a short loop, and what a call may ask for besides stands apart. */
+/* Code that runs once a launch is slow: instructions come from memory where a layer's weights have evicted them from
+ * the caches. So the usual end is a short loop, and the general one stands behind it. */
 KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const places &in, const float *sums) {
   const int rows = ROWS / p.n_splits, runs = p.tile / RUN, row_step = 128 / runs, run_step = 128 - row_step * runs;
   int row = kr_thread() / runs, run = kr_thread() - row * runs;
