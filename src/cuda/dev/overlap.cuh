@@ -37,13 +37,35 @@ KR_DEV void kr_keep_all_near(const T &parameters) {
                :
                : "r"(v));
 }
+/* L2 policy: evicted first. For what a step reads or writes once, so that it displaces less of what every layer reads
+ * again. */
+KR_DEV uint64_t kr_once(void) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 /* 16 bytes that this kernel reads once, and nobody writes meanwhile; fetches 256 bytes into L2. */
 KR_DEV kr_raw16 kr_read_once(const void *from) {
   kr_raw16 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-               : "l"(from));
+               : "l"(from), "l"(kr_once()));
   return v;
+}
+/* 16 bytes of a state, which this thread overwrites. */
+KR_DEV kr_raw16 kr_read_state(const void *from) {
+  kr_raw16 v;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "l"(from), "l"(kr_once())
+               : "memory");
+  return v;
+}
+KR_DEV void kr_write_state(void *to, const kr_raw16 &v) {
+  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
+               :
+               : "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]), "l"(kr_once())
+               : "memory");
 }
 #else
 enum { KR_AHEAD = 0 };
@@ -59,6 +81,8 @@ KR_DEV void kr_others_done(void) { kr_emulated_others_done(); }
 KR_DEV void kr_others_done(void) {}
 #endif
 KR_DEV kr_raw16 kr_read_once(const void *from) { return *(const kr_raw16 *)from; }
+KR_DEV kr_raw16 kr_read_state(const void *from) { return *(const kr_raw16 *)from; }
+KR_DEV void kr_write_state(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
 #endif
 
 #endif

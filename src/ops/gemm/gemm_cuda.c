@@ -625,15 +625,19 @@ const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
              : "K must lie side by side in A and Bmat, rows aligned to 16 bytes";
 }
 
+/* Sums that are stored as they are, by whole runs of eight columns. */
+static int is_bare(const kr_gemm_plan *p) {
+  return is_plain(p) && !p->residual.data && p->out.dtype == p->A.dtype && p->N % 8 == 0 && p->scale == 1 &&
+         p->activation == KRAIT_ACT_NONE;
+}
+
 int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[3][2] = {
-      {{"gemm_some_f16_64", "kr_gemm_some"}, {"gemm_some_bf16_64", "kr_gemm_some"}},
-      {{"gemm_some_f16_80", "kr_gemm_some"}, {"gemm_some_bf16_80", "kr_gemm_some"}},
-      {{"gemm_some_f16_96", "kr_gemm_some"}, {"gemm_some_bf16_96", "kr_gemm_some"}}};
+  static const kr_kernel kernels[2] = {{"gemm_some_f16", "kr_gemm_some"}, {"gemm_some_bf16", "kr_gemm_some"}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_some_plan s = {.plan = describe(a)};
   const some_shape shape = choose_some(ctx, &s.plan);
+  s.tile = shape.tile, s.out = s.plan.out.data, s.out_row = s.plan.out.row, s.is_plain = is_bare(&s.plan);
   s.n_steps = ceil_div(s.plan.K, KR_HOPPER_BK), s.n_splits = shape.n_splits;
   s.n_stages = ceil_div(s.n_steps, s.n_splits);
   if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
@@ -648,8 +652,7 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
                         .cluster = (uint32_t)s.n_splits,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
-  const kr_kernel *kernel = &kernels[shape.tile / 16 - 4][a->A.dtype == KRAIT_BF16];
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, kernel, &grid, &s, sizeof s);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[a->A.dtype == KRAIT_BF16], &grid, &s, sizeof s);
 }
 
 /* ---- very many terms --------------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
-/* gemm_some.cu: up to 64 rows of A (tokens) times weights whose k lie side by side, 16 bits, by a warpgroup (sm_90a):
- * bound by reading the weights once. A block has KR_TILE columns and a part of K: one warp copies boxes of rows and
- * weights into a ring of stages, four multiply. The blocks that share a K are a cluster; each finishes some of the
- * rows, whose sums the others put into its shared memory. Weights are asked for before the kernel before this one has
- * ended (overlap.cuh). */
+/* gemm_some.cu: up to 64 rows of A (tokens) times weights whose k are contiguous, 16 bits, by a warpgroup (sm_90a):
+ * bound by reading the weights once. A block has 64, 80 or 96 columns and a part of K: one warp copies boxes of rows
+ * and weights into a ring of stages, four multiply. The blocks that share a K are a cluster; each finishes some of the
+ * rows, whose sums the others store into its shared memory. Weights are requested before the previous kernel has ended
+ * (overlap.cuh). */
 #include "gemm_finish.cuh"
 #include "gemm_some.h"
 #include "overlap.cuh"
@@ -14,15 +14,15 @@ KR_WGMMA_SHAPES(80, KR_TO_39)
 
 #ifdef KR_HALF
 typedef kr_f16 element;
+enum { DTYPE = KRAIT_F16 };
 #else
 typedef kr_bf16 element;
+enum { DTYPE = KRAIT_BF16 };
 #endif
 enum {
   ROWS = KR_SOME_ROWS,
-  TILE = KR_TILE,
-  STAGE_BYTES = KR_SOME_STAGE_BYTES(TILE),
-  SUMS_ROW = KR_SOME_SUMS_ROW(TILE),
-  RUN = 8 /* columns that a thread finishes at a time */
+  MOST = 96, /* columns */
+  RUN = 8    /* columns that a thread finishes at a time */
 };
 
 typedef struct part {
@@ -32,7 +32,20 @@ typedef struct part {
 KR_DEV part part_of(const kr_gemm_some_plan &p) {
   const int tile = kr_block_x() / p.n_splits, rank = kr_block_x() - tile * p.n_splits;
   const int first = p.n_steps * rank / p.n_splits;
-  return (part){rank, tile * TILE, first, p.n_steps * (rank + 1) / p.n_splits - first};
+  return (part){rank, tile * p.tile, first, p.n_steps * (rank + 1) / p.n_splits - first};
+}
+
+/* Where things lie in shared memory. */
+typedef struct places {
+  uint32_t stages, stage_bytes, sums, sums_row, full, empty;
+} places;
+
+KR_DEV places places_of(const kr_gemm_some_plan &p, uint32_t base) {
+  places at;
+  at.stages = (base + 1023) & ~1023u, at.stage_bytes = (uint32_t)KR_SOME_STAGE_BYTES(p.tile);
+  at.sums = at.stages + p.n_stages * at.stage_bytes, at.sums_row = (uint32_t)KR_SOME_SUMS_ROW(p.tile);
+  at.full = at.sums + ROWS * at.sums_row * 4, at.empty = at.full + p.n_stages * 8;
+  return at;
 }
 
 /* Where an address of this block's shared memory is in that of another block of the cluster. */
@@ -45,76 +58,109 @@ KR_DEV void put_two(uint32_t to, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" : : "r"(to), "f"(a), "f"(b) : "memory");
 }
 
+/* kr_load_box with a policy of the L2 cache. */
+KR_DEV void load_box_by(uint64_t policy, uint32_t to, uint64_t map, uint32_t barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+      "0}], [%4], %5;"
+      :
+      : "r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 /* All threads of the cluster arrive, and wait, in turn. */
 KR_DEV void arrive(void) { asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory"); }
 KR_DEV void await(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
 
-KR_DEV void load_weights(const part &at, uint32_t stage, uint32_t full, uint64_t maps, int s) {
-  kr_barrier_expect(full, STAGE_BYTES);
-  kr_load_box(stage + ROWS * 128, maps, full, (at.first + s) * 64, at.n, 0);
+KR_DEV void load_weights(const part &at, uint64_t once, uint32_t to, uint32_t full, const kr_gemm_some_plan &p,
+                         uint64_t maps, int s) {
+  kr_barrier_expect(full, KR_SOME_STAGE_BYTES(p.tile));
+  load_box_by(once, to + ROWS * 128, maps, full, (at.first + s) * 64, at.n);
 }
 
-KR_DEV void copy_stages(const part &at, int n_stages, uint32_t stages, uint32_t full, uint32_t empty, uint64_t maps) {
-  const int early = at.n_steps < n_stages ? at.n_steps : n_stages;
-  for (int s = 0; s < early; s++) load_weights(at, stages + s * STAGE_BYTES, full + s * 8, maps, s);
+KR_DEV void copy_stages(const kr_gemm_some_plan &p, const part &at, const places &in, uint64_t maps) {
+  const int early = at.n_steps < p.n_stages ? at.n_steps : p.n_stages;
+  const uint64_t once = kr_once();
+  for (int s = 0; s < early; s++)
+    load_weights(at, once, in.stages + s * in.stage_bytes, in.full + s * 8, p, maps, s);
   kr_others_done();
   int stage = 0;
   uint32_t round = 1;
   for (int s = 0; s < at.n_steps; s++) {
-    if (s >= n_stages) {
-      kr_barrier_await(empty + stage * 8, round);
-      load_weights(at, stages + stage * STAGE_BYTES, full + stage * 8, maps, s);
+    const uint32_t to = in.stages + stage * in.stage_bytes, full = in.full + stage * 8;
+    if (s >= p.n_stages) {
+      kr_barrier_await(in.empty + stage * 8, round);
+      load_weights(at, once, to, full, p, maps, s);
     }
-    kr_load_box(stages + stage * STAGE_BYTES, maps + sizeof(kr_gemm_map), full + stage * 8, (at.first + s) * 64, 0, 0);
-    if (++stage == n_stages) stage = 0, round ^= 1;
+    kr_load_box(to, maps + sizeof(kr_gemm_map), full, (at.first + s) * 64, 0, 0);
+    if (++stage == p.n_stages) stage = 0, round ^= 1;
   }
 }
 
 /* A stage's products are under way while the next one's are asked for; then it is given back. */
-KR_DEV void multiply_stages(const part &at, int n_stages, uint32_t stages, uint32_t full, uint32_t empty,
-                            float (&d)[TILE / 2]) {
+template <int TILE>
+KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const places &in, float (&sums)[MOST / 2]) {
+  float d[TILE / 2];
   int stage = 0, before = 0;
   uint32_t round = 0;
   for (int s = 0; s < at.n_steps; s++) {
-    const uint32_t from = stages + stage * STAGE_BYTES;
-    kr_barrier_await(full + stage * 8, round);
+    const uint32_t from = in.stages + stage * KR_SOME_STAGE_BYTES(TILE);
+    kr_barrier_await(in.full + stage * 8, round);
     kr_wgmma<TILE, element, 0, 0, 1>(d, kr_k_major(from), kr_k_major(from + ROWS * 128), s > 0);
-    if (kr_thread() == 0 && s > 0) kr_barrier_arrive(empty + before * 8);
+    if (kr_thread() == 0 && s > 0) kr_barrier_arrive(in.empty + before * 8);
     before = stage;
-    if (++stage == n_stages) stage = 0, round ^= 1;
+    if (++stage == p.n_stages) stage = 0, round ^= 1;
   }
   kr_wgmma_wait<TILE, 0>(d);
+#pragma unroll
+  for (int i = 0; i < TILE / 2; i++) sums[i] = d[i];
 }
 
 /* To the block that finishes a row, where the sums of this part stand behind those of the parts before. */
-KR_DEV void hand_over(const kr_gemm_some_plan &p, const part &at, uint32_t sums, const float (&d)[TILE / 2]) {
+KR_DEV void hand_over(const kr_gemm_some_plan &p, const part &at, const places &in, const float (&d)[MOST / 2]) {
   const int lane = kr_thread() & 31, rows = ROWS / p.n_splits;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int m = 16 * (kr_thread() / 32) + lane / 4 + 8 * h, owner = m / rows;
-    const uint32_t to = there(sums + ((at.rank * rows + m - owner * rows) * SUMS_ROW + lane % 4 * 2) * 4, owner);
+    const uint32_t to =
+        there(in.sums + ((at.rank * rows + m - owner * rows) * in.sums_row + lane % 4 * 2) * 4, owner);
 #pragma unroll
-    for (int j = 0; j < TILE / 8; j++) put_two(to + j * 32, d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+    for (int j = 0; j < MOST / 8; j++)
+      if (8 * j < p.tile) put_two(to + j * 32, d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
   }
 }
 
-KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const float *sums) {
-  const int rows = ROWS / p.n_splits;
-  for (int i = kr_thread(); i < rows * (TILE / RUN); i += 128) {
-    const int row = i / (TILE / RUN), m = at.rank * rows + row, column = i % (TILE / RUN) * RUN;
-    if (m >= p.plan.M || at.n + column >= p.plan.N) continue;
-    const float *from = sums + row * SUMS_ROW + column;
-    kr_column_terms<RUN> terms;
+KR_DEV void add_sums(const float *from, int n_splits, int64_t step, float (&v)[RUN]) {
+#pragma unroll 1
+  for (int s = 0; s < n_splits; s++, from += step) {
+    const kr_float4 low = *(const kr_float4 *)from, high = *((const kr_float4 *)from + 1);
+#pragma unroll
+    for (int k = 0; k < RUN; k++) v[k] += k < 4 ? low.v[k % 4] : high.v[k % 4];
+  }
+}
+
+/* Code that runs once a launch is slow: instructions come from memory where a layer's weights have evicted them from
+ * the caches. So the usual end is a short loop, and the general one stands behind it. */
+KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const places &in, const float *sums) {
+  const int rows = ROWS / p.n_splits, runs = p.tile / RUN, row_step = 128 / runs, run_step = 128 - row_step * runs;
+  int row = kr_thread() / runs, run = kr_thread() - row * runs;
+#pragma unroll 1
+  for (; row < rows; row += row_step, run += run_step) {
+    if (run >= runs) run -= runs, row++;
+    const int m = at.rank * rows + row, n = at.n + RUN * run;
+    if (row >= rows || m >= p.plan.M || n >= p.plan.N) continue;
     float v[RUN] = {};
+    add_sums(sums + row * in.sums_row + RUN * run, p.n_splits, (int64_t)rows * in.sums_row, v);
+    if (p.is_plain) {
+      kr_raw16 raw;
 #pragma unroll
-    for (int s = 0; s < KR_SOME_MOST_SPLITS; s++) {
-      if (s >= p.n_splits) continue;
-      const kr_float4 *one = (const kr_float4 *)(from + s * rows * SUMS_ROW);
-#pragma unroll
-      for (int k = 0; k < RUN; k++) v[k] += one[k / 4].v[k % 4];
+      for (int i = 0; i < 4; i++) raw.w[i] = kr_pack(v[2 * i], v[2 * i + 1], DTYPE);
+      *(kr_raw16 *)((uint16_t *)p.out + m * p.out_row + n) = raw;
+      continue;
     }
-    kr_read_terms<RUN>(p.plan, at.n + column, terms);
-    kr_finish_run<RUN, 0>(p.plan, terms, 0, m, at.n + column, v, v);
+    kr_column_terms<RUN> terms;
+    kr_read_terms<RUN>(p.plan, n, terms);
+    kr_finish_run<RUN, 0>(p.plan, terms, 0, m, n, v, v);
   }
 }
 
@@ -122,29 +168,30 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
   KR_DYNAMIC_SHARED(shared);
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_gemm_some, maps);
-  const int n_stages = plan.n_stages;
-  const uint32_t base = kr_shared_at(shared), stages = (base + 1023) & ~1023u, sums = stages + n_stages * STAGE_BYTES,
-                 full = sums + ROWS * SUMS_ROW * 4, empty = full + n_stages * 8;
+  const uint32_t base = kr_shared_at(shared);
+  const places in = places_of(plan, base);
   const part at = part_of(plan);
   kr_next_may_start();
   arrive();
   if (kr_thread() == 128) {
-    for (int s = 0; s < n_stages; s++) kr_barrier_open(full + s * 8, 1), kr_barrier_open(empty + s * 8, 1);
+    for (int s = 0; s < plan.n_stages; s++) kr_barrier_open(in.full + s * 8, 1), kr_barrier_open(in.empty + s * 8, 1);
     kr_barriers_opened();
     for (int i = 0; i < 2; i++) kr_fetch_map(maps + i * sizeof(kr_gemm_map));
   }
   kr_sync();
   if (kr_thread() >= 128) {
-    if (kr_thread() == 128) copy_stages(at, n_stages, stages, full, empty, maps);
+    if (kr_thread() == 128) copy_stages(plan, at, in, maps);
     kr_sync_warp();
     await(), arrive(), await();
     return;
   }
-  float d[TILE / 2];
-  multiply_stages(at, n_stages, stages, full, empty, d);
+  float d[MOST / 2] = {};
+  if (plan.tile == 64) multiply_stages<64>(plan, at, in, d);
+  else if (plan.tile == 80) multiply_stages<80>(plan, at, in, d);
+  else multiply_stages<96>(plan, at, in, d);
   kr_others_done();
   await(); /* the others have begun */
-  hand_over(plan, at, sums, d);
+  hand_over(plan, at, in, d);
   arrive(), await();
-  finish_rows(plan, at, (const float *)(shared + (sums - base)));
+  finish_rows(plan, at, in, (const float *)(shared + (in.sums - base)));
 }

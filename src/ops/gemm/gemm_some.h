@@ -14,9 +14,13 @@ enum { KR_SOME_ROWS = 64, KR_SOME_THREADS = 160, KR_SOME_MOST_SPLITS = 8 };
 
 typedef struct kr_gemm_some_plan {
   kr_gemm_map weights, rows;
-  kr_gemm_plan plan;
+  int32_t tile;              /* columns of a block */
   int32_t n_steps, n_splits; /* stages of K, dealt to the blocks of a cluster: a power of two */
   int32_t n_stages;          /* of the ring; one is enough where a block has no more */
+  int32_t is_plain, reserved; /* is_plain: out has packs of the factors' type, and nothing is added */
+  void *out;
+  int64_t out_row;
+  kr_gemm_plan plan;
 } kr_gemm_some_plan;
 
 #endif

@@ -304,7 +304,8 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
 #pragma unroll
     for (int k = 0; k < PACKS; k++)
       if (live[s])
-        raw[s][k] = *((const kr_raw16 *)((const char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2)) + k);
+        raw[s][k] =
+            kr_read_state((const char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2) + 16 * k);
   }
 #pragma unroll
   for (int k = 0; k < ROW_STATES / 4; k++)
@@ -359,7 +360,7 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
       for (int i = 0; i < 4; i++)
         packed.w[i] = t.state == KRAIT_F32 ? kr_float_to_bits(v[i % in_pack])
                                            : kr_pack(v[2 * i % in_pack], v[(2 * i + 1) % in_pack], t.state);
-      if (live[s]) *to = packed;
+      if (live[s]) kr_write_state(to, packed);
     }
     if (a.Dvec.data) y = kr_fma(one_of(a.Dvec.dtype, raw_D), x, y);
     if (a.z.data) y *= kr_silu(one_of(t.input, raw_z[s]));
@@ -414,9 +415,14 @@ KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
   return sum;
 }
 
-/* STATES of a lane, four or eight (16 bytes). */
+/* STATES of a lane, four or eight (16 bytes), or as many of B or C. */
 template <int STATES>
 KR_DEV void load_states(const krait_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
+  if (STATES == 4) raw = load_four(v, dtype, offset);
+  else raw = kr_read_state((const uint16_t *)v.data + offset);
+}
+template <int STATES>
+KR_DEV void load_group(const krait_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
   if (STATES == 4) raw = load_four(v, dtype, offset);
   else raw = *(const kr_raw16 *)((const uint16_t *)v.data + offset);
 }
@@ -436,7 +442,7 @@ KR_DEV void store_states(const krait_view &v, int32_t dtype, int64_t offset, con
 #pragma unroll
   for (int k = 0; k < STATES / 2; k++) w[k] = kr_pack(x[2 * k], x[2 * k + 1], dtype);
   if (STATES == 4) *(four_halves *)((uint16_t *)v.data + offset) = four_halves{{w[0], w[1]}};
-  else *(kr_raw16 *)((uint16_t *)v.data + offset) = kr_raw16{{w[0], w[1], w[STATES / 2 - 2], w[STATES / 2 - 1]}};
+  else kr_write_state((uint16_t *)v.data + offset, kr_raw16{{w[0], w[1], w[STATES / 2 - 2], w[STATES / 2 - 1]}});
 }
 
 /* p.P: eights of channels. */
@@ -468,8 +474,8 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0));
   if (ahead) wait_ahead(p);
   kr_raw16 raw_B, raw_C;
-  load_states<STATES>(a.Bmat, t.input, at3(a.Bmat, b, g, n), raw_B);
-  load_states<STATES>(a.Cmat, t.input, at3(a.Cmat, b, g, n), raw_C);
+  load_group<STATES>(a.Bmat, t.input, at3(a.Bmat, b, g, n), raw_B);
+  load_group<STATES>(a.Cmat, t.input, at3(a.Cmat, b, g, n), raw_C);
   const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), raw_bias);
   const float decay = kr_exp(dt * one_of(KRAIT_F32, raw_A));
   const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)),
