@@ -324,7 +324,7 @@ static void read_conda(doc *d, const char *path) {
     }
   if (!r.is_conda)
     doc_add_text(d, &d->unreadable,
-                 kr_arena_print(d->arena, "%s is no package of conda: it has no info/index.json", path));
+                 kr_arena_print(d->arena, "%s is not a conda package: it has no info/index.json", path));
   kr_zip_close(&zip);
 }
 
@@ -366,11 +366,12 @@ static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
   const int cc = doc_main_cc(d);
   if (!b->n_targets) {
     if (b->uses_torch)
-      doc_add_text(d, &d->notes,
-                   kr_arena_print(d->arena,
-                                  "%s: its build names no GPUs, so that torch's builder takes those of "
-                                  "TORCH_CUDA_ARCH_LIST, or the machine's own",
-                                  about->name));
+      doc_add_text(
+          d, &d->notes,
+          kr_arena_print(
+              d->arena,
+              "%s: its build names no GPUs, so torch's builder uses TORCH_CUDA_ARCH_LIST, or the machine's own",
+              about->name));
     return;
   }
   if (!cc || serves(b, cc)) {
@@ -412,8 +413,8 @@ static void check_torch_pins(doc *d, const doc_build *b, const doc_file *about) 
                           NULL};
     doc_finding *f = doc_report(d, "P01", about, b->package, keys);
     doc_evidence(d, f,
-                 "its build asks for \"%s\"; pip's isolated build would bring that torch, and what it makes may not "
-                 "load beside %s",
+                 "its build requires \"%s\"; pip's isolated build would install that torch, and the result may not "
+                 "load with %s",
                  line, d->torch);
     if (f && f->fixes.n == 0)
       doc_add_text(

@@ -171,8 +171,8 @@ static const char *torch_install(doc *d) {
   if (doc_main_cc(d) == 87) return "pip install torch --index-url https://pypi.jetson-ai-lab.io/jp6/cu126";
   if (*command || !doc_main_cc(d)) return command;
   return kr_arena_print(d->arena,
-                        "no wheel of torch that these tables know has code for %s on %s: build it from its source, "
-                        "with TORCH_CUDA_ARCH_LIST=%s",
+                        "no wheel of torch known to these tables has code for %s on %s: build it from source, with "
+                        "TORCH_CUDA_ARCH_LIST=%s",
                         kr_print_cc(d->arena, doc_main_cc(d)), d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64",
                         kr_print_cc(d->arena, doc_main_cc(d)));
 }
@@ -323,7 +323,7 @@ const char *doc_no_build(doc *d, const char *package) {
   if (!cc || !row) return "";
   if (strcmp(source_of(row), "none") == 0)
     return kr_arena_print(
-        d->arena, "no release of %s that these tables know has code for %s, and it has no source release to build",
+        d->arena, "no release of %s known to these tables has code for %s, and there is no source release to build",
         package, kr_print_cc(d->arena, cc));
   if (build_target(row, cc)) return "";
   return kr_arena_print(d->arena, "no release of %s has code for %s, and its source builds for sm %s only", package,
@@ -377,7 +377,7 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
     if (cc)
       add(d, fixes,
           kr_arena_print(d->arena, "which brings its own torch, triton and nvidia packages%s",
-                         cc < 75 ? "; the last that serve this GPU" : ""));
+                         cc < 75 ? "; the last that support this GPU" : ""));
     return;
   }
   if (!*package && cc) {

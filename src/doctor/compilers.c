@@ -54,7 +54,7 @@ void doc_diagnose_compilers(doc *d) {
                           "newest", newest ? newest->column[1] : "",
                           NULL};
     doc_finding *f = doc_report(d, c->is_nvrtc ? "K23" : "B11", &about, c->package, keys);
-    doc_evidence(d, f, "%s says that it was built as CUDA %s; %s is known since CUDA %s", about.name, version,
+    doc_evidence(d, f, "%s says that it is from CUDA %s; %s is supported since CUDA %s", about.name, version,
                  kr_arena_print(d->arena, "sm_%d", cc), kr_print_tenths(d->arena, need));
     if (f && c->is_nvrtc)
       f->severity = KR_WARN; /* some callers then compile for an older GPU and leave the rest to the driver */
@@ -135,10 +135,9 @@ void doc_choose_variants(doc *d) {
       n += variant_of(row, file) && file->is_unused;
     }
     if (n)
-      doc_add_text(
-          d, &d->notes,
-          kr_arena_print(d->arena, "%s: %s%d.so is the one that is loaded; %d others are for other CUDA releases",
-                         row->column[0], row->column[1], chosen, n));
+      doc_add_text(d, &d->notes,
+                   kr_arena_print(d->arena, "%s: %s%d.so is loaded; %d others are for other CUDA releases",
+                                  row->column[0], row->column[1], chosen, n));
     if (chosen || n) report_no_variant(d, row, chosen);
   }
 }

@@ -120,7 +120,7 @@ static void report_cpu_option(doc *d) {
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (!file->is_cuda || !file->is_extension) continue;
-    doc_evidence(d, doc_report(d, "D07", NULL, "torch", NULL), "%s asks for libraries that only a torch with CUDA has",
+    doc_evidence(d, doc_report(d, "D07", NULL, "torch", NULL), "%s needs libraries that only a torch with CUDA has",
                  file->name);
     return;
   }

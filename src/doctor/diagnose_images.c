@@ -120,7 +120,7 @@ static void set_optional(doc *d, doc_finding *f, const kr_row *row) {
       (!*row->column[4] && !is_served(d, row->column[0])))
     return;
   f->severity = KR_INFO, f->hidden = 1;
-  doc_evidence(d, f, "no fault: this part of %s is for sm %s; %s serves other GPUs", row->column[0], row->column[2],
+  doc_evidence(d, f, "not an error: this part of %s is for sm %s; other GPUs use %s", row->column[0], row->column[2],
                row->column[3]);
 }
 
@@ -142,7 +142,7 @@ static void report_partial(doc *d, const doc_file *file, int verdicts) {
   set_optional(d, f, doc_optional_row(d, file));
   if (f && picks_kernels(d, file)) {
     f->severity = KR_INFO, f->hidden = 1;
-    doc_evidence(d, f, "this library chooses kernels by GPU: code for other GPUs only is no fault");
+    doc_evidence(d, f, "this library chooses kernels by GPU: code for other GPUs only is not an error");
     if (count_lost(file, verdicts) == file->n_lost)
       doc_add_text(
           d, &d->notes,
@@ -150,7 +150,7 @@ static void report_partial(doc *d, const doc_file *file, int verdicts) {
                          file->name, file->n_judged - file->n_lost, file->n_judged, nth_cc(d)));
   } else if (f && lost_is_specific(file, verdicts)) {
     f->severity = KR_WARN;
-    doc_evidence(d, f, "arch-specific code alone: no fault if %s tests the GPU before it picks these",
+    doc_evidence(d, f, "arch-specific code only: not an error if %s checks the GPU before it picks these",
                  *file->package ? file->package : file->name);
   }
 }
@@ -229,10 +229,10 @@ static void judge_hollow(doc *d, const doc_file *file) {
       "n",  number,    "full",   kr_arena_print(d->arena, "%d.%d%s", full / 4 / 10, full / 4 % 10, full % 4 ? "a" : ""),
       NULL};
   doc_finding *f = doc_report(d, "K20", file, "", keys);
-  doc_evidence(d, f, "their code is at most %d bytes beside kilobytes for %d.%d", 256, full / 4 / 10, full / 4 % 10);
+  doc_evidence(d, f, "their code is at most %d bytes, against kilobytes for %d.%d", 256, full / 4 / 10, full / 4 % 10);
   if (f && row) {
     f->severity = KR_WARN;
-    doc_evidence(d, f, "%s serves this GPU: trouble only where the program forces this part", row->column[3]);
+    doc_evidence(d, f, "this GPU uses %s: a problem only if the program forces this part", row->column[3]);
   }
 }
 

@@ -81,7 +81,8 @@ static void check_needed(doc *d, const doc_file *file) {
     add_nearby(d, f, name);
     const kr_row *optional = doc_optional_row(d, file);
     if (f && optional && !*optional->column[2])
-      f->severity = KR_INFO, f->hidden = 1, doc_evidence(d, f, "no fault: %s serves without it", optional->column[3]);
+      f->severity = KR_INFO, f->hidden = 1,
+      doc_evidence(d, f, "not an error: %s works without it", optional->column[3]);
   }
   doc_finding *f =
       n_torch && !n_other && file->is_extension && *d->torch_lib ? doc_report(d, "L02", file, "", NULL) : NULL;

@@ -174,7 +174,7 @@ const char *doc_install_library(doc *d, const char *lib, const char *package) {
   if (want && have && want != have && is_someone(package))
     return "{rebuild}"; /* it was built for a different CUDA than torch */
   return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2])
-             : kr_arena_print(d->arena, "install the package that brings %s; the tables do not know it", lib);
+             : kr_arena_print(d->arena, "install the package that contains %s; the tables do not know it", lib);
 }
 
 static const char *cudnn_major(const char *text) {
@@ -441,7 +441,7 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
   }
   if (is(hit, "D06")) put(keys, "branch", "580");
   if (is(hit, "D10") && d->log.is_wsl)
-    put(keys, "wsl", "nothing of NVIDIA's driver is to be installed inside"),
+    put(keys, "wsl", "no part of NVIDIA's driver should be installed inside"),
         put(keys, "wsl_fix", "wsl --update && wsl --shutdown");
   if (is(hit, "W01") && *taken(hit, "tag")) {
     krait_wheel_name name = {.size = sizeof name};
@@ -593,8 +593,8 @@ static void fill_fault(const doc_hit *hit, hit_keys *keys) {
                                           {"ECC_UNCORR", "a memory error that cannot be corrected"},
                                           {"ECCUncorr", "a memory error that cannot be corrected"},
                                           {"off the bus", "it has left the bus"},
-                                          {"is lost", "it does not answer any more"},
-                                          {"device handle", "it does not answer any more"}};
+                                          {"is lost", "it no longer responds"},
+                                          {"device handle", "it no longer responds"}};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
     if (strstr(hit->line, faults[i][0])) {
       put(keys, "fault", faults[i][1]);
@@ -616,7 +616,7 @@ static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
 static const char *check_for(doc *d, int stage) {
   const char *where = doc_command(d, "environment", "", "", "");
   if (stage == KR_STAGE_IMAGE)
-    return kr_arena_print(d->arena, "to be certain: krait doctor %s reads what every library holds", where);
+    return kr_arena_print(d->arena, "to be certain: krait doctor %s reads the contents of every library", where);
   if (stage == KR_STAGE_SYMBOL)
     return kr_arena_print(d->arena, "to be certain: krait doctor %s compares the library's names with torch's", where);
   if (stage == KR_STAGE_DRIVER) return "to be certain: run krait doctor on the machine itself";

@@ -57,7 +57,7 @@ static const char *tag_complaint(doc *d, const char *python, const char *abi, co
     return kr_arena_print(d->arena, "Python %d.%d", d->python / 100, d->python % 100);
   if (!limited && strcmp(abi, "none") != 0 && d->python && !any_part(abi, python_fits, d))
     return kr_arena_print(d->arena, "the ABI of Python %d.%d", d->python / 100, d->python % 100);
-  if (strstr(abi, "cp3") && abi[strlen(abi) - 1] == 't') return "a Python with the global lock";
+  if (strstr(abi, "cp3") && abi[strlen(abi) - 1] == 't') return "a Python with the global interpreter lock";
   if (any_part(platform, platform_fits, d)) return NULL;
   if (d->glibc && strstr(platform, "manylinux") &&
       strstr(platform, d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"))

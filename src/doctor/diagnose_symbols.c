@@ -37,8 +37,8 @@ static void report_missing(doc *d, const doc_file *file) {
                           "torch_abi", abi_name(d->torch_abi),
                           "TRUE",      d->torch_abi == DOC_ABI_NEW ? "TRUE" : "FALSE",
                           NULL};
-    doc_evidence(d, doc_report(d, "S02", file, "", keys), "%zu of its %zu missing names hold a std::string", n_strings,
-                 n);
+    doc_evidence(d, doc_report(d, "S02", file, "", keys), "%zu of its %zu missing names contain a std::string",
+                 n_strings, n);
     if (n_strings == n) return;
   }
   doc_torch_range(d, &file->missing, &first, &last);

@@ -24,7 +24,8 @@ static int is_pins(const char *path) {
 /* A file that was named but cannot be inspected. */
 static void refuse_other(doc *d, const doc_file *file) {
   if (!file || file->kind != KRAIT_FILE_OTHER || !file->bytes || d->findings.n) return;
-  doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s is no library, wheel, archive or GPU code", file->path));
+  doc_add_text(d, &d->unreadable,
+               kr_arena_print(d->arena, "%s is not a library, wheel, archive or GPU code", file->path));
 }
 
 static void read_path(doc *d, const char *path) {
@@ -162,10 +163,11 @@ static int32_t refuse_gpu(doc *d, const char *name) {
   if (*similar)
     return kr_fail(
         KRAIT_ERR_ARGUMENT,
-        "'%.80s' is no GPU that the tables of %s know; did you mean %s? or give its capability, as in --gpu 12.0", name,
-        krait_tables_date(d->tables), similar);
+        "'%.80s' is not a GPU known to the tables of %s; did you mean %s? or give its capability, as in --gpu "
+        "12.0",
+        name, krait_tables_date(d->tables), similar);
   return kr_fail(KRAIT_ERR_ARGUMENT,
-                 "'%.80s' is no GPU that the tables of %s know; give its capability, as in --gpu 12.0", name,
+                 "'%.80s' is not a GPU known to the tables of %s; give its capability, as in --gpu 12.0", name,
                  krait_tables_date(d->tables));
 }
 
@@ -182,16 +184,18 @@ int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **rep
   if (options->gpu && !krait_tables_find_gpu(d->tables, options->gpu))
     status = refuse_gpu(d, options->gpu);
   if (options->driver && !kr_parse_driver(options->driver))
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no driver version; give it as in --driver 580.82", options->driver);
-  if (options->torch && !kr_parse_torch(options->torch))
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no torch version; give it as in --torch 2.8.0+cu128", options->torch);
-  if (d->options.machine && strcmp(d->options.machine, "x86_64") != 0 && strcmp(d->options.machine, "aarch64") != 0)
     status =
-        kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no machine that is judged; give x86_64 or aarch64", d->options.machine);
+        kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is not a driver version; give it as in --driver 580.82", options->driver);
+  if (options->torch && !kr_parse_torch(options->torch))
+    status =
+        kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is not a torch version; give it as in --torch 2.8.0+cu128", options->torch);
+  if (d->options.machine && strcmp(d->options.machine, "x86_64") != 0 && strcmp(d->options.machine, "aarch64") != 0)
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is not a supported machine; give x86_64 or aarch64", d->options.machine);
   if (d->options.python && (strncmp(d->options.python, "3.", 2) != 0 || atoi(d->options.python + 2) < 1))
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no Python version; give it as in --python 3.11", d->options.python);
+    status =
+        kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is not a Python version; give it as in --python 3.11", d->options.python);
   if (d->options.glibc && strncmp(d->options.glibc, "2.", 2) != 0)
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is no version of glibc; give it as in --glibc 2.35", d->options.glibc);
+    status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is not a glibc version; give it as in --glibc 2.35", d->options.glibc);
   if (status == KRAIT_OK && d->options.python)
     d->python = 300 + atoi(d->options.python + 2), d->python_source = "--python";
   if (status == KRAIT_OK) {
@@ -262,7 +266,7 @@ int32_t krait_doctor_explain(const char *tables, const char *id, krait_report **
   *out = text.at;
   if (text.length) return KRAIT_OK;
   krait_report_close(report);
-  return kr_fail(KRAIT_ERR_ARGUMENT, "no rule '%s'; krait doctor --explain list names them all", id);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "no rule '%s'; krait doctor --explain list lists them all", id);
 }
 
 #ifdef KR_FUZZ

@@ -138,7 +138,8 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
   if (is_repeated(d, &f)) return NULL;
   if (f.severity == KR_ERROR && rule->confidence != 'C' && rule->confidence != 'H') f.severity = KR_WARN;
   add_fixes(&v, &f);
-  if (!f.fixes.n && file && strchr("FW", *rule->id)) doc_add_text(d, &f.fixes, "get it again from where it came");
+  if (!f.fixes.n && file && strchr("FW", *rule->id))
+    doc_add_text(d, &f.fixes, "download it again from the original source");
   doc_finding *kept = kr_list_push(d->arena, &d->findings);
   *kept = f;
   return kept;
@@ -169,11 +170,11 @@ static const char *consequence_of(const doc *d, const doc_finding *f, const doc_
                                   const doc_finding *driver, const doc_finding *packed) {
   const int is_ours = f->rule->stage == KR_STAGE_IMAGE && *f->rule->id == 'K' && is_torchs(d, f),
             is_packed = strcmp(f->rule->id, "K11") == 0;
-  if (torch && !torch->from_log && is_ours && f->rule != torch->rule) return "K14: another torch brings others";
+  if (torch && !torch->from_log && is_ours && f->rule != torch->rule) return "K14: another torch installs others";
   if (driver && driver->severity != KR_ERROR) driver = NULL; /* a guess explains no certainty away */
   if (driver && is_ours && strcmp(f->rule->id, "K08") == 0) return "D01: a newer driver compiles newer PTX";
   if (driver && is_packed && d->driver_needed >= kr_parse_driver(kr_tables_zstd_driver(d->tables)))
-    return "D01: the driver that it asks for unpacks them";
+    return "D01: the driver that it requires can decompress them";
   return is_packed && is_ours && f != packed && is_torchs(d, packed) ? "the same driver" : NULL;
 }
 

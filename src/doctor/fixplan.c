@@ -162,7 +162,7 @@ static void check_torch(outcome *o) {
         o, kr_arena_print(d->arena, "torch %s of %s has no code for %s", o->torch, o->tag, kr_print_cc(d->arena, cc)));
   d->driver_number = driver;
   if (o->driver && gate && o->driver < gate)
-    complain(o, kr_arena_print(d->arena, "torch of %s asks for driver %s, and %s is here", o->tag,
+    complain(o, kr_arena_print(d->arena, "torch of %s requires driver %s; this is %s", o->tag,
                                kr_print_driver(d->arena, gate), d->driver));
 }
 
@@ -194,7 +194,7 @@ static void check_install(outcome *o, const char *name, const char *version, int
                                kr_print_tenths(d->arena, o->toolkit), name, kr_print_cc(d->arena, cc),
                                kr_print_tenths(d->arena, need)));
   if (is_built && o->toolkit && major && o->toolkit / 10 != major)
-    complain(o, kr_arena_print(d->arena, "%s would be built with CUDA %s beside a torch of CUDA %d", name,
+    complain(o, kr_arena_print(d->arena, "%s would be built with CUDA %s for a torch of CUDA %d", name,
                                kr_print_tenths(d->arena, o->toolkit), major));
 }
 
@@ -252,7 +252,7 @@ const char *krait_report_plan(krait_report *d) {
     kr_text_print(&out, "# not fixed by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
   if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
   for (size_t i = 0; i < d->unreadable.n; i++)
-    kr_text_print(&out, "# not looked into: %s\n", doc_printable(d, DOC_TEXT(d->unreadable, i)));
+    kr_text_print(&out, "# not inspected: %s\n", doc_printable(d, DOC_TEXT(d->unreadable, i)));
   if (d->is_nowhere) kr_text_print(&out, "# no Python environment found: name a folder or a file\n");
   if (!out.length) kr_text_print(&out, "# nothing to do\n");
   return out.at;

@@ -330,8 +330,7 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   size_t n_head = source->size < sizeof head ? (size_t)source->size : sizeof head;
   if (n_head) kr_source_read(source, 0, head, n_head);
   if (source->size == 0 || strncmp(head, "version https://git-lfs", 23) == 0) {
-    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it has no bytes",
-                          NULL};
+    const char *keys[] = {"why", source->size ? "it is a Git LFS pointer, not the file itself" : "it is empty", NULL};
     doc_report(d, "W06", file, "", keys);
     return file;
   }
@@ -343,7 +342,8 @@ doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path) {
   if (strncmp(file->name, "libnvrtc.so", 11) == 0 || strncmp(file->name, "libnvrtc-", 9) == 0)
     doc_read_compiler(d, source, file);
   if (file->kind == KRAIT_FILE_OTHER && is_garbage(file, head, n_head)) {
-    report_as_damaged(d, file, "it begins like no library, archive or GPU code (Python would say: invalid ELF header)");
+    report_as_damaged(d, file,
+                      "it does not begin like a library, archive or GPU code (Python would say: invalid ELF header)");
   }
   if (d->options.deep) kr_scan_set_deep(scan);
   if (kr_scan_elf(scan)) {

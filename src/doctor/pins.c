@@ -346,7 +346,8 @@ static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
     return;
   const char *keys[] = {"cc", kr_print_cc(d->arena, cc), "index", doc_index_for(d, cc), NULL};
   doc_finding *f = doc_report(d, "K14", about, "torch", keys);
-  doc_evidence(d, f, "line %d: torch %s; its wheels hold nothing for %s", p->line, p->spec, kr_print_cc(d->arena, cc));
+  doc_evidence(d, f, "line %d: torch %s; its wheels contain nothing for %s", p->line, p->spec,
+               kr_print_cc(d->arena, cc));
   if (f && *combination(all)) set_fix(all, f, p);
 }
 
@@ -373,7 +374,7 @@ static void check_pin(pins *all, const pin *p) {
         "file", what, "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[4]), "cc", kr_print_cc(d->arena, cc),
         NULL};
     doc_finding *f = doc_report(d, "K01", &about, p->name, keys);
-    doc_evidence(d, f, "line %d; released wheels are built by nvcc %s", p->line, row->column[3]);
+    doc_evidence(d, f, "line %d; released wheels are built with nvcc %s", p->line, row->column[3]);
     set_fix(all, f, p);
   } else if (!torch_fits(row, d->torch_number)) {
     const char *keys[] = {"tag", what, "why",
@@ -524,7 +525,7 @@ static void check_open_torch(pins *all) {
     doc_file about;
     if (!row || !*row->column[6]) continue;
     const char *keys[] = {
-        "open", torch ? kr_arena_print(d->arena, "torch%s has no upper end", torch->spec) : "torch is not pinned",
+        "open", torch ? kr_arena_print(d->arena, "torch%s has no upper bound", torch->spec) : "torch is not pinned",
         "last", row->column[6], NULL};
     doc_finding *f = doc_report(d, "P05", about_pin(d, torch ? torch : p, &about), p->name, keys);
     if (f && *combination(all)) f->fixes.n = 0, doc_add_text(d, &f->fixes, combination(all));
@@ -548,7 +549,7 @@ static int check_release(pins *all, const pin *p) {
   if (!row) return 0;
   if (!cc || doc_covers(row->column[2], cc) || (ptx && ptx <= cc)) {
     doc_add_text(d, &d->notes,
-                 kr_arena_print(d->arena, "%s %s: its wheels hold sm %s%s", p->name, row->column[1], row->column[2],
+                 kr_arena_print(d->arena, "%s %s: its wheels contain sm %s%s", p->name, row->column[1], row->column[2],
                                 ptx ? kr_arena_print(d->arena, " and PTX for %s", row->column[3]) : ""));
     return 1;
   }

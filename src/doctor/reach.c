@@ -163,6 +163,6 @@ void doc_set_unreached_aside(doc *d) {
     f->severity = KR_INFO;
     if (!f->hidden) d->n_unreached++;
     f->hidden = 1;
-    doc_evidence(d, f, "no import in the log leads to it");
+    doc_evidence(d, f, "no import in the log reaches it");
   }
 }

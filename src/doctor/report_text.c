@@ -251,16 +251,16 @@ static void print_unknown_log(printer *p) {
   doc *d = p->d;
   wrap(p, "[ ] ", 4,
        kr_arena_print(d->arena,
-                      "The log's text names nothing that this program knows: it was searched for %zu kinds of failure "
-                      "of drivers, libraries, wheels, builds and GPU code.",
+                      "Nothing in the log was recognised: it was searched for %zu kinds of failure of drivers, "
+                      "libraries, wheels, builds and GPU code.",
                       d->tables->rules.n),
        0);
   if (d->log.is_crash && d->log.last_exception)
     wrap(p, "    ", 4, kr_arena_print(d->arena, "Its last error: %.200s", d->log.last_exception), 0);
   if (d->log.is_crash)
     wrap(p, "    ", 4,
-         "To find out more, give the whole text from the command on, the output of python3 -m torch.utils.collect_env "
-         "behind it, and the environment's folder.",
+         "To find out more, give the whole text starting with the command, followed by the output of python3 -m "
+         "torch.utils.collect_env, and the environment's folder.",
          0);
 }
 
@@ -283,14 +283,14 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   }
   if (d->n_unreached && !d->options.all)
     wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "%d finding%s about files that no import in the log leads to: --all shows %s.",
+         kr_arena_print(d->arena, "%d finding%s about files that no import in the log reaches: --all shows %s.",
                         d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"),
          0);
   for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
   if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere &&
       !d->unreadable.n)
-    wrap(&p, "[ ] ", 4, "Nothing was found there that could be looked into.", 0);
+    wrap(&p, "[ ] ", 4, "Nothing to inspect was found there.", 0);
   if (d->n_pins && !d->findings.n && !d->notes.n)
     wrap(&p, "[ ] ", 4,
          kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.",
@@ -304,23 +304,22 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     wrap(&p, "[ ] ", 4,
          "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
   if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)
-    wrap(
-        &p, "[ ] ", 4,
-        kr_arena_print(d->arena,
-                       "Looked at: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu "
-                       "libraries of the environment above. To ask about another GPU: krait doctor --gpu \"RTX 5090\".",
-                       d->packages.n, d->files.n),
-        0);
+    wrap(&p, "[ ] ", 4,
+         kr_arena_print(d->arena,
+                        "Inspected: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu "
+                        "libraries of the environment above. For another GPU: krait doctor --gpu \"RTX 5090\".",
+                        d->packages.n, d->files.n),
+         0);
   if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0])
     wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "%zu file%s looked into: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
+         kr_arena_print(d->arena, "%zu file%s inspected: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
   if (!doc_main_cc(d) && d->n_pins)
     wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
   if (!doc_main_cc(d) && holds_code(d))
     wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
   kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s",
                 krait_report_exit(d, strict));
-  if (first) kr_text_print(&p.out, " krait doctor --explain %s tells the rule.", first->rule->id);
+  if (first) kr_text_print(&p.out, " krait doctor --explain %s explains the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");
   return p.out.at;
 }

@@ -230,7 +230,7 @@ static void report_nvidia(doc *d, const doc_package *p, const missing *m) {
   const char *keys[] = {
       "req", what, "v", p->version, "pair", kr_arena_print(d->arena, "pip install --no-deps%s", m->command.at), NULL};
   const doc_file about = {.path = p->dist_info, .name = p->name, .package = p->name, .package_version = p->version};
-  doc_evidence(d, doc_report(d, "P01", &about, p->name, keys), "METADATA of %s %s asks for %s", p->name, p->version,
+  doc_evidence(d, doc_report(d, "P01", &about, p->name, keys), "METADATA of %s %s requires %s", p->name, p->version,
                m->names.at);
 }
 

@@ -454,7 +454,7 @@ int32_t krait_scan_next_image(krait_scan *s, krait_image *image) {
 /* ---- kernels ---- */
 static int32_t unpack_all(krait_scan *s) {
   uint64_t bytes = kr_entry_bytes(&s->entry);
-  KR_CHECK(bytes <= MAX_UNPACK_BYTES, KRAIT_ERR_UNSUPPORTED, "%s: an image of %llu bytes is too large to look into",
+  KR_CHECK(bytes <= MAX_UNPACK_BYTES, KRAIT_ERR_UNSUPPORTED, "%s: an image of %llu bytes is too large to read",
            s->source->name, (unsigned long long)bytes);
   if (s->unpacked_bytes < bytes) {
     kr_free(s->unpacked);

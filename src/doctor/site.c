@@ -197,7 +197,7 @@ static void read_record(doc *d, const doc_package *p) {
       if (!is_there && os_errno != ENOENT && os_errno != ENOTDIR) refuse_package(d, p, path, os_errno);
       else if (!is_there)
         report_record(d, &(doc_file){.path = path, .name = path, .package = p->name, .package_version = p->version},
-                      "RECORD names it, and it is not there");
+                      "RECORD lists it, but it does not exist");
       doc_file *file = is_there ? inspect_once(d, path, p) : NULL;
       if (file) check_record(d, file, p, field[1], field[2]);
     }

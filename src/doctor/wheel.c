@@ -110,7 +110,7 @@ int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name) {
   has_variant = n - has_build == 6 && (memchr(part[4 + has_build], '_', length[4 + has_build]) ||
                                        strncmp(part[4 + has_build], "any-", 4) == 0);
   KR_CHECK(n - has_build == 5 || has_variant, KRAIT_ERR_ARGUMENT,
-           "%s.whl is no wheel name: NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl", text);
+           "%s.whl is not a wheel name: NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl", text);
   const int tags = 2 + has_build;
   int fits = copy_part(name->dist, sizeof name->dist, part[0], length[0]) &&
              copy_part(name->python, sizeof name->python, part[tags], length[tags]) &&

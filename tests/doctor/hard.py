@@ -489,12 +489,12 @@ def the_same_kernels_are_listed_once(doctor, folder):
 def scanned_files_are_reported(doctor, folder):
     (folder / "notes.bin").write_text("hello\n")
     assert doctor(folder / "notes.bin", "--gpu", "8.0", "--root", folder)["exit"] == 3
-    assert "is no library, wheel" in " ".join(doctor.text(folder / "notes.bin", "--gpu", "8.0", "--root", folder).split())
+    assert "is not a library, wheel" in " ".join(doctor.text(folder / "notes.bin", "--gpu", "8.0", "--root", folder).split())
     (folder / "plain").mkdir()
     (folder / "plain/a.so").write_bytes(elf())
-    assert "1 file looked into: no GPU code." in doctor.text(folder / "plain", "--gpu", "8.0", "--root", folder)
+    assert "1 file inspected: no GPU code." in doctor.text(folder / "plain", "--gpu", "8.0", "--root", folder)
     (folder / "empty").mkdir()
-    assert "Nothing was found there" in doctor.text(folder / "empty", "--gpu", "8.0", "--root", folder)
+    assert "Nothing to inspect was found there" in doctor.text(folder / "empty", "--gpu", "8.0", "--root", folder)
     (folder / "requirements.txt").write_text("numpy\nscipy==1.0\n")
     assert "None of the 2 requirements" in doctor.text(folder / "requirements.txt", "--gpu", "8.0", "--root", folder)
     (folder / "requirements.txt").unlink()
@@ -607,7 +607,7 @@ def one_combination_serves_all_pins(doctor, folder):
     assert ask("--gpu", "12.0", "--driver", "570.86")[0].split(" && ")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
     assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install --no-build-isolation "flash-attn==2.8.3.post1" "causal-conv1d==1.6.0" "mamba-ssm==2.3.1"'
     assert ask("--gpu", "8.0") == ["# nothing to do"]
-    assert ask(folder / "none.txt", "--gpu", "8.0")[0].startswith("# not looked into: cannot ")  # not "nothing to do"
+    assert ask(folder / "none.txt", "--gpu", "8.0")[0].startswith("# not inspected: cannot ")  # not "nothing to do"
     assert all(": no release of " in line and "FORCE_BUILD" not in line for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
     assert all(": no torch has wheels of all" in line for line in ask("--gpu", "11.0")[1:-1]), ask("--gpu", "11.0")
     (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # working versions are kept
@@ -661,7 +661,7 @@ def plans_list_unfixed_findings(doctor, folder):
         said = left(command)
         assert any(line.startswith(words) for line in said), (command, said)
     said = left("pip install torch==2.9.1 --index-url https://download.pytorch.org/whl/cu130", "--driver", "575.57")
-    assert any("asks for driver 580" in line for line in said), said
+    assert any("requires driver 580" in line for line in said), said
     assert left("pip install torch==2.9.1 --index-url https://download.pytorch.org/whl/cu128", "--driver", "580.82") == []
 
 
@@ -679,7 +679,7 @@ def an_unknown_library_is_not_to_be_installed_by_its_name(doctor, folder):
     t = Tree(folder)
     t.extension(needed=("libodd.so.1", "libcurand.so.10", "libc10.so"), images=(80,))
     fixes = {f["explain"].split()[0]: f["fix"][0] for f in doctor(t.site, "--root", t.root, "--gpu", "8.0")["findings"] if f["id"] == "L01"}
-    assert "the package that brings libodd.so.1" in fixes["libodd.so.1"] and "nvidia-curand-cu12" in fixes["libcurand.so.10"], fixes
+    assert "the package that contains libodd.so.1" in fixes["libodd.so.1"] and "nvidia-curand-cu12" in fixes["libcurand.so.10"], fixes
 
 
 def krait_offers_itself(doctor, folder):
@@ -696,7 +696,7 @@ def unreadable_files_are_not_damaged(doctor, folder):
     a = doctor(t.site, "--root", t.root, "--gpu", "8.0")
     assert a["exit"] == 3 and "W06" not in a.ids() and len(a["unreadable"]) == 1 and "torch/lib/libc10.so: Too many levels" in a["unreadable"][0], a
     plan = doctor.run(t.site, "--root", t.root, "--gpu", "8.0", "--fix-plan").stdout.decode()
-    assert "# not looked into: cannot open" in plan and "install" not in plan, plan
+    assert "# not inspected: cannot open" in plan and "install" not in plan, plan
     if os.geteuid():
         secret = wheel(folder / "a-1-py3-none-any.whl", {"a.so": elf()})
         secret.chmod(0)

@@ -35,7 +35,7 @@ def unreached_files_are_set_aside(doctor, folder):
     other = next(f for f in a["findings"] if f["id"] == "K01" and f["file"] and "/other/" in f["file"])
     assert other["severity"] == "info" and any("no import in the log" in e for e in other["evidence"])
     text = " ".join(doctor.text(t.site, "--root", t.root, "--gpu", "8.9", log=log).split())
-    assert "1 finding about files that no import in the log leads to: --all shows it." in text and "1 problem," in text, text
+    assert "1 finding about files that no import in the log reaches: --all shows it." in text and "1 problem," in text, text
 
 
 def reached_files_stay(doctor, folder):

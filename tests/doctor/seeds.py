@@ -146,7 +146,7 @@ def wrapped_and_coloured_text_is_read(doctor, folder):
 
 
 def unknown_text_says_so(doctor, folder):
-    assert "names nothing that this program knows" in doctor.text("--root", folder, log="hello\n")
+    assert "Nothing in the log was recognised" in doctor.text("--root", folder, log="hello\n")
 
 
 def hostile_text_terminates(doctor, folder):
