@@ -61,8 +61,8 @@ static int32_t read_judged(const kr_weights *w, kr_trainer *t) {
 int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_state *s,
                             const kr_checkpoint_text *text) {
   part parts[N_PARTS];
-  char numbers[6][40];
-  int64_t n = 0, most = KR_DISC_NORMS + N_JUDGED;
+  char numbers[7][40];
+  int64_t n_finite, n = 0, most = KR_DISC_NORMS + N_JUDGED;
   KR_TRY(kr_trainer_pull(t));
   list_parts(t, parts);
   for (int k = 0; k < N_PARTS; k++) most += parts[k].parameters->n_items;
@@ -85,9 +85,12 @@ int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_s
       snprintf(numbers[1], 40, "%lld", (long long)kr_trainer_updates(t));
   snprintf(numbers[2], 40, "%a", s->epoch_loss), snprintf(numbers[3], 40, "%a", s->epoch_steps),
       snprintf(numbers[4], 40, "%a", s->best_loss);
+  snprintf(numbers[5], 40, "%a", (double)kr_trainer_scale(t, &n_finite)),
+      snprintf(numbers[6], 40, "%lld", (long long)n_finite);
   const kr_metadata metadata[] = {
       {"format", "krait training 1"}, {"step", numbers[0]},        {"updates", numbers[1]},
       {"epoch_loss", numbers[2]},     {"epoch_steps", numbers[3]}, {"best_loss", numbers[4]},
+      {"gradient_scale", numbers[5]}, {"scale_updates", numbers[6]},
       {"model", text->model},         {"config", text->config},    {"recipe", text->recipe}};
   const int32_t status = kr_safetensors_write(path, items, n, metadata, sizeof metadata / sizeof *metadata);
   kr_free(items);
@@ -101,6 +104,19 @@ static int32_t read_number(const kr_weights *w, const char *path, const char *ke
   *value = strtod(text, &end);
   KR_CHECK(end && end != text && !*end, KRAIT_ERR_WEIGHTS, "%s: %s is '%s', not a number", path, key, text);
   return KRAIT_OK;
+}
+
+/* Absent from checkpoints of krait before it changed: it stays where it begins. One of another precision is of no use.
+ */
+static int32_t read_scale(const kr_weights *w, const char *path, kr_trainer *t) {
+  const float first = kr_trainer_scale(t, NULL);
+  double scale, n_finite;
+  if (!kr_weights_metadata(w, "gradient_scale")) return KRAIT_OK;
+  KR_TRY(read_number(w, path, "gradient_scale", &scale));
+  KR_TRY(read_number(w, path, "scale_updates", &n_finite));
+  KR_CHECK(scale >= 1 && n_finite >= 0 && n_finite < 1e15, KRAIT_ERR_WEIGHTS,
+           "%s: gradient_scale is %g after %g updates", path, scale, n_finite);
+  return scale <= (double)first ? kr_trainer_set_scale(t, (float)scale, (int64_t)n_finite) : KRAIT_OK;
 }
 
 static int32_t read_all(const kr_weights *w, const char *path, kr_trainer *t, kr_progress_state *s) {
@@ -120,6 +136,7 @@ static int32_t read_all(const kr_weights *w, const char *path, kr_trainer *t, kr
     memcpy(kr_trainer_u(t, k), u, (size_t)n * sizeof *u);
   }
   KR_TRY(read_judged(w, t));
+  KR_TRY(read_scale(w, path, t));
   s->step = (int64_t)step;
   kr_trainer_set_steps(t, (int64_t)step, (int64_t)updates);
   return kr_trainer_push(t);

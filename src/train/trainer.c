@@ -31,7 +31,7 @@ const kr_train_options kr_train_defaults = {.lr = 5e-4,
 static const double compress = 0.3, dropout_rate = 0.3,
                     momentum = 0.1; /* momentum: of running statistics, upstream's */
 
-enum { MOST_OVERFLOWS = 10 };
+enum { MOST_OVERFLOWS = 10, UPDATES_TO_RAISE = 1000 }; /* of the gradient scale */
 
 /* ---- memory of a batch: if graphs process it in parts, these are copied to and from them; the generator's tensors
  * come first, and for each graph its inputs ---- */
@@ -64,7 +64,9 @@ struct kr_trainer {
   kr_runner *run_g, *run_d, *run_move, *run_divide;
   float gradient_scale; /* loss scaling, because of float16's small range: applied to the terms while gradients
                            are computed */
+  float first_scale;    /* at the start, and at most */
   int n_overflows;      /* consecutive steps skipped because of overflow */
+  int64_t n_finite;     /* updates since the gradient scale changed */
   kr_tensor mag_con, wav_hat, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge scored the batch that the discriminator learnt from */
@@ -94,6 +96,10 @@ kr_parameters *kr_trainer_discriminator(kr_trainer *t) { return &t->discriminato
 kr_parameters *kr_trainer_statistics(kr_trainer *t) { return &t->statistics; }
 int64_t kr_trainer_updates(const kr_trainer *t) { return t->n_updates; }
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates) { t->n_steps = steps, t->n_updates = updates; }
+float kr_trainer_scale(const kr_trainer *t, int64_t *n_finite) {
+  if (n_finite) *n_finite = t->n_finite;
+  return t->gradient_scale;
+}
 uint64_t kr_trainer_bytes(const kr_trainer *t) {
   const uint64_t g = kr_graph_bytes(t->g), d = t->d ? kr_graph_bytes(t->d) : 0;
   return t->n_parts == 1 ? g + d : g > d ? g : d;
@@ -302,6 +308,22 @@ static int32_t record_divide(kr_trainer *t) {
   return kr_runner_open(t->divide, &t->run_divide);
 }
 
+int32_t kr_trainer_set_scale(kr_trainer *t, float scale, int64_t n_finite) {
+  t->n_finite = n_finite;
+  if (scale == t->gradient_scale) return KRAIT_OK;
+  kr_runner_close(&t->run_divide), kr_graph_close(&t->divide);
+  t->gradient_scale = scale;
+  return record_divide(t);
+}
+
+/* Halved by each overflow, doubled again, up to where it began, after many updates without one. All ranks see the same
+ * sums, so they agree. */
+static int32_t adapt_scale(kr_trainer *t, int overflows) {
+  if (overflows) return kr_trainer_set_scale(t, t->gradient_scale > 1 ? t->gradient_scale / 2 : 1, 0);
+  if (++t->n_finite < UPDATES_TO_RAISE || t->gradient_scale >= t->first_scale) return KRAIT_OK;
+  return kr_trainer_set_scale(t, t->gradient_scale * 2, 0);
+}
+
 static int32_t record_generator(kr_trainer *t) {
   kr_graph *g = t->g;
   const kr_dims plane = KR_DIMS(t->some, t->F, t->T), pairs = KR_DIMS(t->some, t->F, t->T, 2);
@@ -435,7 +457,7 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
   t->N = (T - 1) * (config->fft_len / 4);
   const int64_t at_once = options->at_once > 0 && options->at_once < B ? options->at_once : B;
   if (B % at_once == 0) t->some = at_once, t->n_parts = B / at_once;
-  t->gradient_scale = scale_of(t);
+  t->gradient_scale = t->first_scale = scale_of(t);
   const int32_t status = t->some ? open_parts(t)
                                  : kr_fail(KRAIT_ERR_ARGUMENT, "at_once %lld does not divide a batch of %lld",
                                            (long long)at_once, (long long)B);
@@ -796,24 +818,25 @@ static int32_t step_generator(kr_trainer *t, double lr, kr_step *step) {
     KR_TRY(kr_ranks_sum(t->options.ranks, kr_parameters_at(&t->statistics, t->statistics.gradient), t->statistics.n));
   KR_TRY(kr_optimiser_norm(t->ctx, &t->generator, t->squares, &step->gradient_norm));
   KR_TRY(kr_ranks_check(t->options.ranks));
-  const int overflows = !isfinite(step->gradient_norm) && t->divide && step->updated;
+  const int is_scaled = t->first_scale > 1, overflows = !isfinite(step->gradient_norm) && is_scaled && step->updated;
   t->n_overflows = overflows ? t->n_overflows + 1 : 0;
   if (overflows && t->n_overflows < MOST_OVERFLOWS) { /* the batch is skipped */
     t->n_steps++, step->updated = 0, step->gradient_norm = 0;
-    return KRAIT_OK;
+    return adapt_scale(t, 1);
   }
   if (!isfinite(step->gradient_norm)) {
     KR_TRY(kr_trainer_pull(t));
     const char *name = kr_parameters_not_finite(&t->generator, t->generator.gradient);
     return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the gradient of %s is not finite%s", (long long)t->n_steps + 1,
                    name ? name : "all together",
-                   t->divide ? "; precision=tf32 does not have float16's range limit" : "");
+                   is_scaled ? "; precision=tf32 does not have float16's range limit" : "");
   }
   t->n_steps++;
   if (!step->updated || lr <= 0) return KRAIT_OK;
   const kr_adamw o = adamw_of(t, lr, t->n_updates - (t->d ? t->options.discriminator_first : 0));
   const double clip = t->options.clip;
   t->n_updates++;
+  KR_TRY(adapt_scale(t, 0));
   if (t->run_move) KR_TRY(kr_runner_run(t->run_move, NULL));
   return kr_optimiser_step(t->ctx, &t->generator, &o,
                            clip > 0 && step->gradient_norm > clip ? clip / step->gradient_norm : 1,

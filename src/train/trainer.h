@@ -80,6 +80,9 @@ int32_t kr_trainer_push(kr_trainer *t);
 int32_t kr_trainer_pull(kr_trainer *t);
 void kr_trainer_set_steps(kr_trainer *t, int64_t steps, int64_t updates);
 int64_t kr_trainer_updates(const kr_trainer *t);
+/* What a loss is multiplied by while gradients are computed in float16 (1 otherwise), and for how many updates. */
+float kr_trainer_scale(const kr_trainer *t, int64_t *n_finite);
+int32_t kr_trainer_set_scale(kr_trainer *t, float scale, int64_t n_finite);
 
 /* The discriminator's training signals for the next step, of the B items of all ranks: only with a late judge. */
 typedef struct kr_judged {

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "checkpoint.h"
 #include "emulator/emulator.h"
 #include "trainer.h"
 
@@ -243,12 +245,45 @@ static void halves(void **state) {
   }
 }
 
-/* A float16 overflow skips a batch; ten in a row end the training. */
+/* Each float16 overflow skips a batch and halves the gradient scale; a checkpoint keeps it. */
+static void overflow_halves_the_scale(void **state) {
+  char path[] = "emulated_trainer-XXXXXX";
+  kr_train_options options = smooth_losses();
+  kr_progress_state progress = {.step = 1};
+  const kr_checkpoint_text text = {"primeknet_gru", "{}", "{}"};
+  side s, other;
+  int n_skipped = 0;
+  int64_t n_finite = -1;
+  (void)state;
+  const int file = mkstemp(path);
+  assert_true(file >= 0 && close(file) == 0);
+  options.halves = KRAIT_F16, options.weights[KR_TERM_MAGNITUDE] = 3e7f;
+  open_side(&s, KRAIT_DEVICE_CPU, models[1], &options);
+  const kr_batch batch = draw_batch();
+  const float first = kr_trainer_scale(s.t, NULL);
+  for (step_or_fail(&s, &batch); !s.step.updated && n_skipped < 9; n_skipped++) step_or_fail(&s, &batch);
+  print_message("%d batches skipped, scale %g of %g\n", n_skipped, (double)kr_trainer_scale(s.t, NULL), (double)first);
+  assert_true(n_skipped > 0 && s.step.updated && isfinite(s.step.gradient_norm));
+  assert_true(kr_trainer_scale(s.t, &n_finite) == ldexpf(first, -n_skipped) && n_finite == 1);
+  assert_int_equal(kr_checkpoint_write(path, s.t, &progress, &text), KRAIT_OK);
+  open_side(&other, KRAIT_DEVICE_CPU, models[1], &options);
+  assert_int_equal(kr_checkpoint_read(path, other.t, &progress), KRAIT_OK);
+  assert_true(kr_trainer_scale(other.t, &n_finite) == kr_trainer_scale(s.t, NULL) && n_finite == 1);
+  step_or_fail(&other, &batch), step_or_fail(&s, &batch);
+  assert_true(other.step.updated && other.step.gradient_norm == s.step.gradient_norm);
+  const float scale = kr_trainer_scale(s.t, NULL);
+  assert_int_equal(kr_trainer_set_scale(s.t, scale / 2, 999), KRAIT_OK);
+  step_or_fail(&s, &batch); /* the 1000th update without an overflow doubles it */
+  assert_true(s.step.updated && kr_trainer_scale(s.t, &n_finite) == scale && n_finite == 0);
+  close_side(&other), close_side(&s), remove(path);
+}
+
+/* Ten overflows in a row end the training. */
 static void overflows(void **state) {
   kr_train_options options = smooth_losses();
   side s;
   (void)state;
-  options.halves = KRAIT_F16, options.weights[KR_TERM_MAGNITUDE] = 1e9;
+  options.halves = KRAIT_F16, options.weights[KR_TERM_MAGNITUDE] = 1e12f;
   open_side(&s, KRAIT_DEVICE_CPU, models[1], &options);
   const kr_batch batch = draw_batch();
   const float before = kr_trainer_generator(s.t)->value[0];
@@ -266,7 +301,8 @@ int main(int argc, char **argv) {
   size_t bytes;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_stage), cmocka_unit_test(several_steps), cmocka_unit_test(running_statistics),
-      cmocka_unit_test(disturbance), cmocka_unit_test(halves),        cmocka_unit_test(overflows)};
+      cmocka_unit_test(disturbance), cmocka_unit_test(halves),        cmocka_unit_test(overflow_halves_the_scale),
+      cmocka_unit_test(overflows)};
   if (argc != 2) return fprintf(stderr, "usage: emulated_trainer LIBRARY\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
