@@ -137,13 +137,14 @@ def once(backward):
     """For an autograd node's backward(ctx, *douts): runs it without a graph, on gradients that are what their memory says."""
     @functools.wraps(backward)
     def run(ctx, *douts):
+        if not torch.is_grad_enabled():
+            return tuple(backward(ctx, *[g if g is None else g.resolve_conj().resolve_neg() for g in douts]))
         with torch.no_grad():
             grads = list(backward(ctx, *[g if g is None else g.resolve_conj().resolve_neg() for g in douts]))
-        if torch.is_grad_enabled():
-            given = [i for i, g in enumerate(grads) if g is not None]
-            sources = [g for g in douts if g is not None and g.requires_grad]
-            for i, g in zip(given, _Last.apply(len(given), *[grads[i].detach().requires_grad_() for i in given], *sources)):
-                grads[i] = g
+        given = [i for i, g in enumerate(grads) if g is not None]
+        sources = [g for g in douts if g is not None and g.requires_grad]
+        for i, g in zip(given, _Last.apply(len(given), *[grads[i].detach().requires_grad_() for i in given], *sources)):
+            grads[i] = g
         return tuple(grads)
     return run
 

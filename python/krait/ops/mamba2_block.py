@@ -318,7 +318,9 @@ def mamba2_block(x, w, o):
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         plan = _known[key] = _Plan(x, w, o, dtype)
-    if plan.has_gradients and is_grad_enabled():
+    if not is_grad_enabled():
+        return _forward(plan, False, x, w)[:2]
+    if plan.has_gradients:
         out = _Block.apply(plan, *tensors)
         return out if o.want_final else (out, None)
     with torch.no_grad():

@@ -261,7 +261,9 @@ def mamba_block(hidden, *weights):
         plan = _known[key] = _Plan(hidden, w) if _fits(hidden, w) else False
     if not plan:
         return None
-    if plan.has_gradients and is_grad_enabled():
+    if not is_grad_enabled():
+        return _forward(plan, hidden, Weights(*weights))[0]
+    if plan.has_gradients:
         return _Block.apply(plan, hidden, *weights)
     with torch.no_grad():
         return _forward(plan, hidden, Weights(*weights))[0]
