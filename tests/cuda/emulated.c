@@ -720,6 +720,36 @@ static void whole_heads_are_right(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* On three multiprocessors: four heads, each by itself and handed on where a block's range ends; five, two a block. */
+static void few_heads_have_blocks_of_their_own(void **state) {
+  enum { LONG = 2048, HEADS = 5, STATES = 16 };
+  static _Alignas(64) uint16_t x[LONG * HEADS * OP], BC[LONG * STATES], out[2][LONG * HEADS * OP];
+  static float dt[LONG * HEADS], A[HEADS] = {-0.1f, -0.02f, -1, -0.3f, -0.05f};
+  if (*state != kr_op_find("ssd")) skip();
+  capability = 90, n_multiprocessors = 3;
+  fake_device(MUCH);
+  kr_emulated_order(0);
+  krait_ctx *ctx = open_ctx();
+  fill(x, LONG * HEADS * OP, 37, 101), fill(BC, LONG * STATES, 29, 97);
+  for (int i = 0; i < LONG * HEADS; i++) dt[i] = 0.02f + 0.01f * (float)(i % 7);
+  for (int heads = 4; heads <= HEADS; heads++) {
+    krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = LONG, .H = heads, .P = OP, .N = STATES, .G = 1};
+    a.x = (krait_view){x, {LONG * heads * OP, heads * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x;
+    a.Bmat = a.Cmat = (krait_view){BC, {LONG * STATES, STATES, STATES, 1}, KRAIT_BF16, 0};
+    a.dt = (krait_view){dt, {LONG * heads, heads, 1}, KRAIT_F32, 0}, a.A = (krait_view){A, {1}, KRAIT_F32, 0};
+    a.out.data = out[0], run_row(ctx, "ssd", "ref", &a);
+    memset(out[1], 0xff, sizeof out[1]);
+    const int64_t before = kr_emulated_launches();
+    a.out.data = out[1], run_row(ctx, "ssd", "cuda_hopper", &a);
+    assert_int_equal(kr_emulated_launches() - before, 3); /* none for ends of pieces */
+    for (int i = 0; i < LONG * heads * OP; i++) {
+      const float g = kr_bf16_to_float(out[1][i]), w = kr_bf16_to_float(out[0][i]);
+      if (!(fabsf(g - w) <= 0.03f * (1 + fabsf(w)))) fail_msg("%d heads: number %d is %g, not %g", heads, i, g, w);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
 enum { WL = 5, WD = 256 };
 typedef struct wide_call {
   float q[WL][WD], k[WL][WD], v[WL][WD], dout[WL][WD], out[WL][WD], lse[WL], dq[WL][WD], dk[WL][WD], dv[WL][WD];
@@ -829,6 +859,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
                                      cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
                                      cmocka_unit_test_prestate(whole_heads_are_right, op),
+                                     cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),
                                      cmocka_unit_test_prestate(widest_heads_have_room, op),
                                      cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);

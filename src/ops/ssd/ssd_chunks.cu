@@ -196,8 +196,8 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
   }
 }
 
-/* As write_output of whole rows of 16-byte pieces, of more than 64 states: through what P leaves of the warps' rows of C.
- * Else each store is half of 32 bytes. */
+/* As write_output of whole rows of 16-byte pieces, with 128 states: through what P leaves of the warps' rows of C. Else
+ * each store is half of 32 bytes. */
 template <int N, int PASSED>
 KR_DEV void write_pieces(const kr_ssd_plan &p, const place &at, const warp_place &me, float (&y)[4][4],
                          const unsigned char *x, const float *D, unsigned char *C, int64_t t0) {
@@ -264,23 +264,31 @@ KR_DEV void walk(const kr_ssd_plan &p) {
     kr_sync();
     if (t0 + Q < at.end)
       copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
+    if (!ONLY_ENDS) {
+      float y[4][4];
+      output_before<N, PASSED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
+      if (N > 128) { /* a block alone on its multiprocessor: one barrier for the state and for P */
+        spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
+        kr_sync();
+        share_state<N>(state, me, s);
+      } else {
+        sync_pair(me);
+      }
+      output_within<N>(y, me, C, x);
+      if (whole && t0 + Q <= at.end) {
+        if (N == 128) write_pieces<N, PASSED>(p, at, me, y, x, D, C, t0);
+        else write_output<1, PASSED>(p, at, me, y, x, D, now, t0);
+      } else {
+        write_output<0, PASSED>(p, at, me, y, x, D, now, t0);
+      }
+    }
+    if (ONLY_ENDS || N <= 128) spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
     if (ONLY_ENDS) {
-      spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
       if (now.last != 0) decay = 1.0f;
       else if (decay <= 0) decay += now.total;
-      continue;
-    }
-    float y[4][4];
-    output_before<N, PASSED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
-    spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
-    kr_sync(); /* all have read the state before, and P is there */
-    share_state<N>(state, me, s);
-    output_within<N>(y, me, C, x);
-    if (whole && t0 + Q <= at.end) {
-      if (N == 128) write_pieces<N, PASSED>(p, at, me, y, x, D, C, t0);
-      else write_output<1, PASSED>(p, at, me, y, x, D, now, t0);
-    } else {
-      write_output<0, PASSED>(p, at, me, y, x, D, now, t0);
+    } else if (N <= 128) {
+      kr_sync();
+      share_state<N>(state, me, s);
     }
   }
   if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
