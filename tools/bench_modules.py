@@ -6,7 +6,8 @@
 
 A shape is d_model,B,L (of both modules, unless --module says which); --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}. Medians of
 triton.testing.do_bench in milliseconds, of a forward call without gradients and of forward + backward, autograd and what Python
-does included, and the host's share of a call: what a loop of calls takes until the last has been handed to the GPU. --profile
+does included: "both" adds to gradients that are there, which costs torch a pass over each of them, "anew" begins without them, as a
+training step does after zero_grad(). Then the host's share of a call: what a loop of calls takes until the last has been handed to the GPU. --profile
 adds what each kernel takes. What does not fit in the GPU's memory is named in its place; after --seconds no shape is begun. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}, "Mamba2 module": {...}}."""
 import argparse, gc, importlib, importlib.util, json, math, os, re, sys, time
 
@@ -35,6 +36,7 @@ def import_modules(folder):
 
 
 def calls_of(kind, shape, dtype):
+    """-> forward, forward + backward, the leaves of the graph."""
     d, b, length = shape
     torch.manual_seed(0)
     module = kind(d, device="cuda", dtype=dtype)
@@ -47,7 +49,7 @@ def calls_of(kind, shape, dtype):
 
     def both():
         module(x).backward(dout)
-    return forward, both
+    return forward, both, [x, *module.parameters()]
 
 
 def host_ms(call, took_ms):
@@ -77,15 +79,17 @@ def profile(call, n=8):
 
 
 def time_module(kind, shape, dtype, with_profile):
-    """[forward, both, the host's share of either]: milliseconds, NaN where the GPU's memory does not suffice."""
-    times = [math.nan] * 4
+    """[forward, both, anew, the host's share of the first two]: milliseconds, NaN where the GPU's memory does not suffice."""
+    times = [math.nan] * 5
     try:
-        for i, call in enumerate(calls_of(kind, shape, dtype)):
+        *calls, leaves = calls_of(kind, shape, dtype)
+        for i, call in enumerate(calls):
             call()
             times[i] = do_bench(call, warmup=10, rep=50, return_mode="median")
-            times[2 + i] = host_ms(call, times[i])
+            times[3 + i] = host_ms(call, times[i])
             if with_profile:
                 profile(call)
+        times[2] = do_bench(call, warmup=10, rep=50, grad_to_none=leaves, return_mode="median")
     except torch.cuda.OutOfMemoryError:
         pass
     free_memory()
@@ -125,7 +129,7 @@ def main():
     work = [(kind, shape) for kind in sorted(USUAL) if a.module in (None, kind) for shape in shapes or USUAL[kind]]
     work.sort(key=lambda one: math.prod(one[1]))
     began = time.monotonic()
-    print("%-28s %21s %21s %8s %8s   host %15s" % ("ms", "krait fwd, fwd + bwd", "mamba_ssm", "ratio", "", "krait fwd, both"))
+    print("%-28s %32s %21s %8s %8s   host %15s" % ("ms", "krait fwd, both, anew", "mamba_ssm", "ratio", "", "krait fwd, both"))
     for kind, shape in work:
         if time.monotonic() - began > a.seconds:
             print("not begun: %s(%d) B%d L%d" % (kind, *shape))
@@ -134,8 +138,8 @@ def main():
         theirs = time_module(upstream[kind], shape, getattr(torch, a.dtype), a.profile)[:2] if upstream else peers.get((kind, shape))
         out["%s %d,%d,%d" % (kind, *shape)] = {"krait": mine, "mamba_ssm": theirs}
         ratios = " %10.3f %10.3f %8.2f %8.2f" % (*theirs, theirs[0] / mine[0], theirs[1] / mine[1]) if theirs else " " * 40
-        text = "%10.3f %10.3f" % tuple(mine[:2]) + ratios
-        print("%-28s %s   %10.3f %8.3f" % ("%s(%d) B%d L%d" % (kind, *shape), text, *mine[2:]), flush=True)
+        text = "%10.3f %10.3f %10.3f" % tuple(mine[:3]) + ratios
+        print("%-28s %s   %10.3f %8.3f" % ("%s(%d) B%d L%d" % (kind, *shape), text, *mine[3:]), flush=True)
     if a.json:
         json.dump(out, open(a.json, "w", encoding="utf-8"), indent=1)
 

@@ -85,6 +85,15 @@ def is_watched():
     return is_compiling() or _tracing.on or _innermost() is not None or _forward_ad._current_level >= 0 or _trace() is not None
 
 
+def member(module, name):
+    """module.name, a parameter or a module: nn.Module looks them up in Python, a microsecond for each, where the whole of a small block is
+    some twenty. What parametrizations and pruning have moved elsewhere is found as usual."""
+    for members in (module._parameters, module._modules):
+        if name in members:
+            return members[name]
+    return getattr(module, name)
+
+
 def call_after(ctx, operator, key):
     """The gradient's call, determined by the forward's signature and `key` and cached with it; None in compiled code."""
     call = getattr(ctx, "call", None)
@@ -128,13 +137,14 @@ def once(backward):
     """For an autograd node's backward(ctx, *douts): runs it without a graph, on gradients with conj and neg resolved."""
     @functools.wraps(backward)
     def run(ctx, *douts):
+        if not torch.is_grad_enabled():
+            return tuple(backward(ctx, *[g if g is None else g.resolve_conj().resolve_neg() for g in douts]))
         with torch.no_grad():
             grads = list(backward(ctx, *[g if g is None else g.resolve_conj().resolve_neg() for g in douts]))
-        if torch.is_grad_enabled():
-            given = [i for i, g in enumerate(grads) if g is not None]
-            sources = [g for g in douts if g is not None and g.requires_grad]
-            for i, g in zip(given, _Last.apply(len(given), *[grads[i].detach().requires_grad_() for i in given], *sources)):
-                grads[i] = g
+        given = [i for i, g in enumerate(grads) if g is not None]
+        sources = [g for g in douts if g is not None and g.requires_grad]
+        for i, g in zip(given, _Last.apply(len(given), *[grads[i].detach().requires_grad_() for i in given], *sources)):
+            grads[i] = g
         return tuple(grads)
     return run
 

@@ -106,8 +106,7 @@ static int32_t read_number(const kr_weights *w, const char *path, const char *ke
   return KRAIT_OK;
 }
 
-/* Absent from checkpoints of krait before it changed: it stays where it begins. One of another precision is of no use.
- */
+/* Older checkpoints have none, and one of another precision does not apply: the scale keeps its first value. */
 static int32_t read_scale(const kr_weights *w, const char *path, kr_trainer *t) {
   const float first = kr_trainer_scale(t, NULL);
   double scale, n_finite;

@@ -640,7 +640,7 @@ static void a_product_in_two_launches_is_whole(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* ---- calls that use all shared memory ---------------------------------------------------------------------------- */
+/* ---- calls that random ones do not cover: whole heads; all of shared memory -------------------------------------- */
 
 static const kr_row *row_named(const char *op, const char *name) {
   const kr_row *row = kr_op_find(op)->rows;
@@ -673,6 +673,79 @@ static void fill_random(float *to, size_t n) {
 static void compare_floats(const char *what, const float *got, const float *want, size_t n, float bound) {
   for (size_t i = 0; i < n; i++)
     if (!(fabsf(got[i] - want[i]) <= bound)) fail_msg("%s: number %zu is %g, not %g", what, i, got[i], want[i]);
+}
+
+enum { OL = 150, OH = 3, OP = 64, ON = 200 };
+typedef struct whole_call {
+  uint16_t x[OL * OH * OP], B[OL * ON], C[OL * ON], out[OL * OH * OP];
+  float dt[OL * OH], A[OH], D[OH * OP];
+} whole_call;
+
+static void walk_whole(const krait_ctx *ctx, const char *name, whole_call *c, int32_t n_states, int has_D, int n_D) {
+  krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = OL, .H = OH, .P = OP, .N = n_states, .G = 1};
+  a.x = (krait_view){c->x, {OL * OH * OP, OH * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x, a.out.data = c->out;
+  a.Bmat = (krait_view){c->B, {OL * n_states, n_states, n_states, 1}, KRAIT_BF16, 0}, a.Cmat = a.Bmat;
+  a.Cmat.data = c->C;
+  a.dt = (krait_view){c->dt, {OL * OH, OH, 1}, KRAIT_F32, 0}, a.A = (krait_view){c->A, {1}, KRAIT_F32, 0};
+  if (has_D) a.Dvec = (krait_view){c->D, {n_D, n_D > 1}, KRAIT_F32, 0};
+  run_row(ctx, "ssd", name, &a);
+}
+
+/* Whole heads of 64 channels that lie side by side, with no gate: what models have, and random calls hardly ever. */
+static void whole_heads_are_right(void **state) {
+  const kr_op *op = *state;
+  if (op != kr_op_find("ssd")) skip();
+  static _Alignas(64) whole_call want, got;
+  krait_ctx *ctx = open_tight(90, MUCH);
+  fill(want.x, OL * OH * OP, 37, 101), fill(want.B, OL * ON, 29, 97), fill(want.C, OL * ON, 53, 89);
+  for (int i = 0; i < OL * OH; i++) want.dt[i] = 0.02f + 0.01f * (float)(i % 7);
+  for (int i = 0; i < OH * OP; i++) want.D[i] = (float)(i % 13) / 6 - 1;
+  for (int i = 0; i < OH; i++) want.A[i] = -0.2f - (float)i;
+  for (int k = 0; k < 9; k++) {
+    const int n_states = (int[]){48, 128, ON}[k % 3];
+    walk_whole(ctx, "ref", &want, n_states, k / 3, k / 3 == 1 ? 1 : OP);
+    for (int i = 0; strncmp(op->rows[i].name, "cuda_", 5) == 0; i++) {
+      got = want;
+      memset(got.out, 0xff, sizeof got.out);
+      walk_whole(ctx, op->rows[i].name, &got, n_states, k / 3, k / 3 == 1 ? 1 : OP);
+      for (int j = 0; j < OL * OH * OP; j++) {
+        const float g = kr_bf16_to_float(got.out[j]), w = kr_bf16_to_float(want.out[j]);
+        if (!(fabsf(g - w) <= 0.02f * (1 + fabsf(w))))
+          fail_msg("%s, %d states, call %d: number %d is %g, not %g", op->rows[i].name, n_states, k, j, g, w);
+      }
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
+/* On three multiprocessors: four heads, each by itself and handed on where a block's range ends; five, two a block. */
+static void few_heads_have_blocks_of_their_own(void **state) {
+  enum { LONG = 2048, HEADS = 5, STATES = 16 };
+  static _Alignas(64) uint16_t x[LONG * HEADS * OP], BC[LONG * STATES], out[2][LONG * HEADS * OP];
+  static float dt[LONG * HEADS], A[HEADS] = {-0.1f, -0.02f, -1, -0.3f, -0.05f};
+  if (*state != kr_op_find("ssd")) skip();
+  capability = 90, n_multiprocessors = 3;
+  fake_device(MUCH);
+  kr_emulated_order(0);
+  krait_ctx *ctx = open_ctx();
+  fill(x, LONG * HEADS * OP, 37, 101), fill(BC, LONG * STATES, 29, 97);
+  for (int i = 0; i < LONG * HEADS; i++) dt[i] = 0.02f + 0.01f * (float)(i % 7);
+  for (int heads = 4; heads <= HEADS; heads++) {
+    krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = LONG, .H = heads, .P = OP, .N = STATES, .G = 1};
+    a.x = (krait_view){x, {LONG * heads * OP, heads * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x;
+    a.Bmat = a.Cmat = (krait_view){BC, {LONG * STATES, STATES, STATES, 1}, KRAIT_BF16, 0};
+    a.dt = (krait_view){dt, {LONG * heads, heads, 1}, KRAIT_F32, 0}, a.A = (krait_view){A, {1}, KRAIT_F32, 0};
+    a.out.data = out[0], run_row(ctx, "ssd", "ref", &a);
+    memset(out[1], 0xff, sizeof out[1]);
+    const int64_t before = kr_emulated_launches();
+    a.out.data = out[1], run_row(ctx, "ssd", "cuda_hopper", &a);
+    assert_int_equal(kr_emulated_launches() - before, 3); /* none for ends of pieces */
+    for (int i = 0; i < LONG * heads * OP; i++) {
+      const float g = kr_bf16_to_float(out[1][i]), w = kr_bf16_to_float(out[0][i]);
+      if (!(fabsf(g - w) <= 0.03f * (1 + fabsf(w)))) fail_msg("%d heads: number %d is %g, not %g", heads, i, g, w);
+    }
+  }
+  krait_ctx_close(&ctx);
 }
 
 enum { WL = 5, WD = 256 };
@@ -783,6 +856,8 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
                                      cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
+                                     cmocka_unit_test_prestate(whole_heads_are_right, op),
+                                     cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),
                                      cmocka_unit_test_prestate(widest_heads_have_room, op),
                                      cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,6 +40,33 @@ def test_node_equals_its_parts(device, keeps, keeps_states, pieces, conv_bias):
             torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("out_bias", [False, True])
+def test_own_products_equal_torchs(device, out_bias, monkeypatch):
+    torch.manual_seed(4)
+    m = Mamba(32, d_state=4, bias=out_bias).to(device)
+    m.in_proj.bias, m.use_fast_path = None, False
+    x = torch.randn(3, 11, 32, device=device, requires_grad=True)
+    expected, tensors = _gradients(m, x, lambda: m(x)), _tensors(m)
+    plan, rows = block._Plan(x, block.Weights(*tensors)), []
+    monkeypatch.setattr(block, "_OWN_ROWS", _Any(rows))
+    plan.is_small = True
+    for _ in range(2):
+        for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
+            torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
+    assert len(rows) == len(plan.products) == 6 - out_bias and all(plan.products.values())
+
+
+class _Any(list):
+    """Takes all rows, and notes them."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __contains__(self, name):
+        self.seen.append(name)
+        return name is not None
+
+
 def test_batch_is_split_if_scratch_does_not_fit():
     assert [block._pieces(6, scratch, 16 * 100) for scratch in (1, 100, 101, 200, 201, 301, 601, 10 ** 6)] == [1, 1, 2, 2, 3, 6, 6, 6]
     assert block._pieces(6, 10 ** 6, 0) == 1  # not a GPU

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import refs
 from krait import _dropin
-from mamba_ssm import Mamba
+from mamba_ssm import Mamba, Mamba2
 from mamba_ssm.modules.block import Block
 from mamba_ssm.modules.mamba_simple import Block as OldBlock
 from mamba_ssm.modules.mlp import GatedMLP
@@ -188,6 +188,27 @@ def test_blocks(device, fused, norm, block):
     refs.close(total, want, (1e-5, 1e-5))
     hidden, residual = b(hidden, residual)
     assert hidden.shape == x.shape and residual.dtype == torch.float32
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("kind", [Mamba, Mamba2])
+@pytest.mark.parametrize("name,member", [("conv1d", "weight"), ("out_proj", "weight"), ("conv1d", "bias"), (None, "D")])
+def test_parametrized(device, kind, name, member):
+    """A parameter that torch's parametrizations have moved is the one that they make."""
+    torch.manual_seed(0)
+    options = {"d_state": 8, "headdim": 8} if kind is Mamba2 else {}
+    m, x = kind(16, **options).to(device), torch.randn(2, 7, 16, device=device)
+    doubled = copy.deepcopy(m)
+    parent = doubled if name is None else getattr(doubled, name)
+    getattr(parent, member).data.mul_(2)
+    torch.nn.utils.parametrize.register_parametrization(m if name is None else getattr(m, name), member, Doubled())
+    assert torch.equal(m(x), doubled(x))
+    with torch.nn.utils.parametrize.cached():
+        assert torch.equal(m(x), doubled(x))
 
 
 def test_what_has_no_operator_has_no_name():

@@ -309,16 +309,18 @@ def mamba2_block(x, w, o):
     if is_traced():
         return _traced(x, w, o)
     tensors, dtype = (x, *w), autocast_dtype(x) if w.in_proj is not None or w.out_proj is not None else None
-    if any([t is not None and t.is_neg() for t in tensors]):
-        x, *weights = [t if t is None else t.resolve_neg() for t in tensors]
-        w, tensors = Weights(*weights), (x, *weights)
     key = _signature(tensors, (*o, dtype))
     plan = _known.get(key)
     if plan is None:
+        if any([t is not None and t.is_neg() for t in tensors]):
+            x, *weights = [t if t is None else t.resolve_neg() for t in tensors]
+            return mamba2_block(x, Weights(*weights), o)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         plan = _known[key] = _Plan(x, w, o, dtype)
-    if plan.has_gradients and is_grad_enabled():
+    if not is_grad_enabled():
+        return _forward(plan, False, x, w)[:2]
+    if plan.has_gradients:
         out = _Block.apply(plan, *tensors)
         return out if o.want_final else (out, None)
     with torch.no_grad():

@@ -14,6 +14,7 @@ from torch import Tensor, is_grad_enabled, mm
 from .._call import Call, Operator, place, signer
 from .._torch import autocast_dtype, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
+from .product import GEMM
 from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -24,6 +25,8 @@ _KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they 
 _STATES_SHARE = 1 << 9  # and the scan's states before every eighth step
 _LEAST_BESIDE = 1 << 23  # elements of a tensor from which on small calls run beside in_proj, which costs the host 15 us
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient takes the batch in pieces where its scratch would be more than this part
+_MOST_OWN = 2e10  # multiplications of the outer projections up to which they are the library's: some 60 us of an H200, less than they cost the host
+_OWN_ROWS = ("hopper_tiles",)  # of gemm, which are then as fast as torch's
 _signature = signer(11)
 _known = {}
 _MOST_KNOWN = 256
@@ -86,6 +89,8 @@ class _Plan:
         self.keeps_states = (n in (4, 8, 12, 16) and length > 8 and self.rows * d * (n * 4 // 8) * _STATES_SHARE <= memory
                              and 5 * b * (d // 32) >= 11 * multiprocessors)
         self.runs_beside = hidden.is_cuda and self.rows * d >= _LEAST_BESIDE
+        self.is_small = hidden.is_cuda and self.rows * (w.in_proj.numel() + w.out_proj.numel()) <= _MOST_OWN
+        self.products = {}
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
         self.calls = None
         self.backward_calls = None
@@ -99,6 +104,14 @@ class _Plan:
         """(B, D, N, steps / 8), a channel's states side by side, or None where they are not kept."""
         b, length, d = self.shape
         return like.new_empty(b, -(-length // 8), d, self.n, dtype=torch.float32).permute(0, 2, 3, 1) if self.keeps_states and self.pieces == 1 else None
+
+    def own_product(self, at, a, b):
+        """The packed call of a b, False where torch's is to be taken."""
+        if not self.is_small:
+            return False
+        call = Call(GEMM)
+        call.pack((a, b, None, None, a.new_empty(a.shape[0], b.shape[1])))
+        return call if call.row(at) in _OWN_ROWS else False
 
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank
@@ -128,6 +141,20 @@ def _address(t):
     return 0 if t is None else t.data_ptr()
 
 
+def _product(plan, at, name, a, b, turns_a=False, turns_b=False):
+    """a b, each turned if so said. A call of the library costs the host a fraction of one of torch's."""
+    call = plan.products.get(name)
+    if not call:
+        first, second = a.t() if turns_a else a, b.t() if turns_b else b
+        if call is None:
+            call = plan.products[name] = plan.own_product(at, first, second)
+        if not call:
+            return mm(first, second)
+    out = a.new_empty(a.shape[1] if turns_a else a.shape[0], b.shape[0] if turns_b else b.shape[1])
+    call.run_at(at, (a.data_ptr(), b.data_ptr(), 0, 0, out.data_ptr()))
+    return out
+
+
 def _conv(plan, at, w, xz, u):
     plan.calls[0].run_at(at, (xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, u.data_ptr(), 0))
 
@@ -152,7 +179,7 @@ def _forward(plan, hidden, w, trains=False):
     if plan.runs_beside:
         stream, beside = torch.cuda.current_stream(hidden.device), _stream_beside(hidden.device)
         beside.wait_stream(stream)
-    xz = mm(x, w.in_proj.t())
+    xz = _product(plan, at, "xz", x, w.in_proj, turns_b=True)
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
     if plan.calls is None:
         plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
@@ -171,7 +198,7 @@ def _forward(plan, hidden, w, trains=False):
     plan.calls[1 if states is None else 2].run_at(at, (
         u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
         0, 0, 0, 0, y.data_ptr(), 0, _address(states)))
-    out = mm(y, w.out_proj.t()) if w.out_bias is None else torch.addmm(w.out_bias, y, w.out_proj.t())
+    out = _product(plan, at, "out", y, w.out_proj, turns_b=True) if w.out_bias is None else torch.addmm(w.out_bias, y, w.out_proj.t())
     return out.view(*plan.shape[:2], -1), (x, xz, A, bias, u, rows, delta, y, states)
 
 
@@ -180,13 +207,13 @@ def _backward(plan, kept, w, dout, wanted):
     x, xz, A, bias, u, rows, delta, y, states = kept
     at, d, r, n, size = place(xz), plan.d, plan.rank, plan.n, plan.bytes
     dout = dout.reshape(plan.rows, -1)
-    dout = dout.contiguous() if 0 in dout.stride() else dout
+    dout = dout.contiguous() if plan.is_small or 0 in dout.stride() else dout
     grads = [None] * 11
     if wanted[9]:
-        grads[9] = mm(dout.t(), y)
+        grads[9] = _product(plan, at, "dout_proj", dout, y, turns_a=True)
     if wanted[10] and w.out_bias is not None:
         grads[10] = dout.sum(0)
-    dy = mm(dout, w.out_proj)
+    dy = _product(plan, at, "dy", dout, w.out_proj)
     if u is None:
         u = torch.empty_like(dy)
         _conv(plan, at, w, xz, u)
@@ -218,9 +245,9 @@ def _backward(plan, kept, w, dout, wanted):
         xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, du.data_ptr(), 0, dxz.data_ptr(), dconv.data_ptr(),
         _address(dconv_bias), 0))
     if wanted[1]:
-        grads[1] = mm(dxz.t(), x)
+        grads[1] = _product(plan, at, "din_proj", dxz, x, turns_a=True)
     if wanted[0]:
-        grads[0] = mm(dxz, w.in_proj).view(*plan.shape[:2], -1)
+        grads[0] = _product(plan, at, "dx", dxz, w.in_proj).view(*plan.shape[:2], -1)
     grads[2], grads[3], grads[6], grads[7], grads[8] = dconv, dconv_bias, dbias.to(w.delta_bias.dtype), dA.mul_(A), dD
     return grads
 
@@ -261,7 +288,9 @@ def mamba_block(hidden, *weights):
         plan = _known[key] = _Plan(hidden, w) if _fits(hidden, w) else False
     if not plan:
         return None
-    if plan.has_gradients and is_grad_enabled():
+    if not is_grad_enabled():
+        return _forward(plan, hidden, Weights(*weights))[0]
+    if plan.has_gradients:
         return _Block.apply(plan, hidden, *weights)
     with torch.no_grad():
         return _forward(plan, hidden, Weights(*weights))[0]

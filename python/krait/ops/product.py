@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from .._call import Call, Operator, place
 from .._torch import autocast_dtype, is_traced, is_watched, once
 
-_GEMM = Operator("gemm", "A Bmat bias residual out")
+GEMM = Operator("gemm", "A Bmat bias residual out")
 _FASTER = "tiles_amx"  # the CPU row that is faster than torch
 _calls = {}
 _MOST_CALLS = 1024
@@ -17,7 +17,7 @@ _LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these 
 
 def _new_call(a, b, bias):
     """The packed call if the AMX row runs it, else None."""
-    call, out = Call(_GEMM), a.new_empty(a.shape[0], b.shape[1])
+    call, out = Call(GEMM), a.new_empty(a.shape[0], b.shape[1])
     call.pack((a, b, bias, None, out))
     return call if call.row(place(a)) == _FASTER else None
 
@@ -99,7 +99,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx, rows, weight):
         ctx.save_for_backward(rows, weight)
         out = rows.new_empty(rows.shape[0], weight.shape[0])
-        _GEMM.run((rows, weight.t(), None, None, out), M=rows.shape[0], N=weight.shape[0], K=rows.shape[1])
+        GEMM.run((rows, weight.t(), None, None, out), M=rows.shape[0], N=weight.shape[0], K=rows.shape[1])
         return out
 
     @staticmethod

@@ -134,7 +134,6 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
           given<PASSED>(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3], j & 1 ? own : none);
     }
   }
-  sync_pair(me);
 }
 
 /* Y += P X. */
@@ -197,6 +196,38 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
   }
 }
 
+/* As write_output of whole rows of 16-byte pieces, with 128 states: through what P leaves of the warps' rows of C. Else
+ * each store is half of 32 bytes. */
+template <int N, int PASSED>
+KR_DEV void write_pieces(const kr_ssd_plan &p, const place &at, const warp_place &me, float (&y)[4][4],
+                         const unsigned char *x, const float *D, unsigned char *C, int64_t t0) {
+  unsigned char *const mine = C + 16 * me.m * N * 2 + 16 * Q * 2 + me.n * 16 * 64;
+  uint16_t *const to = (uint16_t *)p.out.data + at.b * p.out.b + (t0 + 16 * me.m + (me.lane >> 2)) * p.out.t +
+                       at.h * p.out.h + at.p0 + 32 * me.n + 8 * me.q;
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float low = y[j][2 * half], high = y[j][2 * half + 1];
+      if (!PASSED && p.D.data) {
+        const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(me.row + 8 * half, 4 * me.n + j) + 4 * me.q);
+        const kr_float2 d = *(const kr_float2 *)&D[32 * me.n + 8 * j + 2 * me.q];
+        low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low),
+        high = kr_fma(d.v[1], kr_unpack(two, 1, KR_DTYPE), high);
+      }
+      *(uint32_t *)(mine + kr_swizzle<64>(me.g + 8 * half, j) + 4 * me.q) = pack(low, high);
+    }
+  kr_sync_warp();
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    write_global(to + 8 * half * p.out.t, read_shared(mine + kr_swizzle<64>(me.g + 8 * half, me.q)));
+}
+
+/* Whether a tensor's rows are of 16-byte pieces. */
+KR_DEV int is_in_pieces(const kr_ssd_tensor &v) {
+  return (((uint64_t)(uintptr_t)v.data >> 1 | (uint64_t)v.b | (uint64_t)v.t | (uint64_t)v.h) & 7) == 0;
+}
+
 template <int N, int ONLY_ENDS, int PASSED>
 KR_DEV void walk(const kr_ssd_plan &p) {
   KR_DYNAMIC_SHARED(shared);
@@ -208,7 +239,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   const float own_D = PASSED ? kr_load(p.D.data, at.h * p.D.h, p.D.dtype) : 0.0f;
   float s[N / 16][4], decay = 0;
   int spoilt = 0;
-  const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds;
+  const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds && (N != 128 || is_in_pieces(p.out));
   if (at.begin >= at.end && p.n_segments > 1) return;
   if (kr_thread() < PB)
     D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P
@@ -236,15 +267,26 @@ KR_DEV void walk(const kr_ssd_plan &p) {
     if (!ONLY_ENDS) {
       float y[4][4];
       output_before<N, PASSED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
+      if (N > 128) { /* a block alone on its multiprocessor: one barrier for the state and for P */
+        spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
+        kr_sync();
+        share_state<N>(state, me, s);
+      } else {
+        sync_pair(me);
+      }
       output_within<N>(y, me, C, x);
-      if (whole && t0 + Q <= at.end) write_output<1, PASSED>(p, at, me, y, x, D, now, t0);
-      else write_output<0, PASSED>(p, at, me, y, x, D, now, t0);
+      if (whole && t0 + Q <= at.end) {
+        if (N == 128) write_pieces<N, PASSED>(p, at, me, y, x, D, C, t0);
+        else write_output<1, PASSED>(p, at, me, y, x, D, now, t0);
+      } else {
+        write_output<0, PASSED>(p, at, me, y, x, D, now, t0);
+      }
     }
-    spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
+    if (ONLY_ENDS || N <= 128) spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
     if (ONLY_ENDS) {
       if (now.last != 0) decay = 1.0f;
       else if (decay <= 0) decay += now.total;
-    } else {
+    } else if (N <= 128) {
       kr_sync();
       share_state<N>(state, me, s);
     }

@@ -18,29 +18,12 @@ KR_DEV int64_t kept_at(const kr_ssd_plan &p, int b, int h, int block, int chunk,
 
 #ifdef KR_EMULATE
 KR_DEV uint32_t uniform(uint32_t v) { return v; }
-KR_DEV kr_raw16 read_shared(const unsigned char *from) { return *(const kr_raw16 *)from; }
-KR_DEV void write_global(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
 #else
 /* What all lanes of the warp have alike, so that the compiler knows it: descriptors are then made once a warp. */
 KR_DEV uint32_t uniform(uint32_t v) {
   uint32_t u;
   asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(u) : "r"(v));
   return u;
-}
-/* 16 bytes in one access: the compiler would take it apart. */
-KR_DEV kr_raw16 read_shared(const unsigned char *from) {
-  kr_raw16 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-               : "r"(kr_shared_at(from))
-               : "memory");
-  return v;
-}
-KR_DEV void write_global(void *to, const kr_raw16 &v) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
-               : "memory");
 }
 #endif
 

@@ -139,6 +139,27 @@ KR_DEV const uint16_t *anew(const uint16_t *x) {
 }
 #endif
 
+#ifdef KR_EMULATE
+KR_DEV kr_raw16 read_shared(const unsigned char *from) { return *(const kr_raw16 *)from; }
+KR_DEV void write_global(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
+#else
+/* 16 bytes in one access: the compiler would take it apart. */
+KR_DEV kr_raw16 read_shared(const unsigned char *from) {
+  kr_raw16 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "r"(kr_shared_at(from))
+               : "memory");
+  return v;
+}
+KR_DEV void write_global(void *to, const kr_raw16 &v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+               : "memory");
+}
+#endif
+
 /* Rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a multiple
  * of eight apart: all lie alike among the banks. */
 template <int ROW_BYTES, int THREADS>

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block
+from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block, member
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
@@ -103,17 +103,18 @@ class Mamba2(nn.Module):
 
     def _whole(self, u, seqlen, seq_idx):
         """The block as one node in the graph, together with those projections that are plain linear maps without hooks."""
-        first, last = [layer if is_plain(layer) else None for layer in (self.in_proj, self.out_proj)]
-        x = u if first is not None else self.in_proj(u)
+        first, conv, last = member(self, "in_proj"), member(self, "conv1d"), member(self, "out_proj")
+        norm, D = member(self, "norm") if self.rmsnorm else None, member(self, "D")
+        of_first, of_last = [(member(layer, "weight"), member(layer, "bias")) if is_plain(layer) else (None, None) for layer in (first, last)]
+        x = u if of_first[0] is not None else first(u)
         x = x if seqlen is None else x.unflatten(0, (-1, seqlen))
         weights = Mamba2Weights(
-            first and first.weight, first and first.bias, self.conv1d.weight, self.conv1d.bias, self.dt_bias, self.A_log, self._D(),
-            self.norm.weight if self.rmsnorm else None, last and last.weight, last and last.bias, None, seq_idx)
+            *of_first, member(conv, "weight"), member(conv, "bias"), member(self, "dt_bias"), member(self, "A_log"),
+            D.view(-1, self.headdim) if self.D_has_hdim else D, norm if norm is None else member(norm, "weight"), *of_last, None, seq_idx)
         out, _ = mamba2_block(x, weights, Mamba2Options(
-            self.headdim, self.ngroups, self.d_inner - self.d_ssm, True, self.norm_before_gate, self.norm.eps if self.rmsnorm else 1e-6, *self.dt_limit, True,
-            False))
+            self.headdim, self.ngroups, self.d_inner - self.d_ssm, True, self.norm_before_gate, 1e-6 if norm is None else norm.eps, *self.dt_limit, True, False))
         out = out if seqlen is None else out.flatten(0, 1)
-        return out if last is not None else self.out_proj(out)
+        return out if of_last[0] is not None else last(out)
 
     def _split(self, zxbcdt):
         """-> z0, x0, z, xBC, dt."""

@@ -7,7 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
-from krait.ops import apply_linear, linear, mamba_block
+from krait.ops import apply_linear, linear, mamba_block, member
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
 from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_fn
@@ -81,12 +81,12 @@ class Mamba(nn.Module):
 
     def _whole(self, hidden_states):
         """The block as one node in the graph; None where the first projection must be called: another layer, or one with a bias or hooks."""
-        first = self.in_proj
-        if type(first) is not nn.Linear or first.bias is not None or first._forward_hooks or first._forward_pre_hooks or first._backward_hooks:
+        first = member(self, "in_proj")
+        if type(first) is not nn.Linear or first._forward_hooks or first._forward_pre_hooks or first._backward_hooks or member(first, "bias") is not None:
             return None
-        conv, dt, last = self.conv1d, self.dt_proj, self.out_proj
-        return mamba_block(hidden_states, first.weight, conv.weight, conv.bias, self.x_proj.weight, dt.weight, dt.bias, self.A_log, self.D,
-                           last.weight, last.bias)
+        of_conv, of_dt, of_last = [(member(layer, "weight"), member(layer, "bias")) for layer in [member(self, name) for name in ("conv1d", "dt_proj", "out_proj")]]
+        return mamba_block(hidden_states, member(first, "weight"), *of_conv, member(member(self, "x_proj"), "weight"), *of_dt, member(self, "A_log"),
+                           member(self, "D"), *of_last)
 
     def _scaled(self, out):
         return out if self.init_layer_scale is None else out * self.gamma
