@@ -376,7 +376,7 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
     add(d, fixes, torch_install(d));
     if (cc)
       add(d, fixes,
-          kr_arena_print(d->arena, "which brings its own torch, triton and nvidia packages%s",
+          kr_arena_print(d->arena, "which installs its own torch, triton and nvidia packages%s",
                          cc < 75 ? "; the last that support this GPU" : ""));
     return;
   }

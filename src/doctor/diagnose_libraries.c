@@ -155,7 +155,7 @@ static void report_version(doc *d, const doc_file *file, const doc_version *v, c
   const char *keys[] = {"need",  v->version, "have", *best ? best : "no such version", "lib", v->file,
                         "fixed", fixed,      NULL};
   doc_finding *f = doc_report(d, is_gcc ? "L04" : strncmp(v->file, "libc.so.", 8) == 0 ? "L03" : "L07", file, "", keys);
-  doc_evidence(d, f, ".gnu.version_r asks for %s of %s; .gnu.version_d of %s has %s", v->version, v->file, path,
+  doc_evidence(d, f, ".gnu.version_r requires %s of %s; .gnu.version_d of %s has %s", v->version, v->file, path,
                *best ? best : "no such version");
   if (f && !*d->root && *folder && strstr(d->env_library_path, folder)) {
     doc_evidence(d, f, "LD_LIBRARY_PATH leads there");
@@ -191,7 +191,7 @@ static void check_versions(doc *d, const doc_file *file) {
   const char *have = kr_arena_print(d->arena, "%d.%d", d->glibc / 100, d->glibc % 100);
   if (d->glibc && *libc && kr_compare_versions(libc, have) > 0) {
     const char *keys[] = {"need", libc, "have", have, NULL};
-    doc_evidence(d, doc_report(d, "L03", file, "", keys), ".gnu.version_r asks for GLIBC_%s", libc);
+    doc_evidence(d, doc_report(d, "L03", file, "", keys), ".gnu.version_r requires GLIBC_%s", libc);
   }
   check_each_version(d, file);
 }

@@ -119,7 +119,7 @@ def empty_kernels_count_only_beside_full_ones(doctor, folder):
     assert verdict(doctor, folder, pair(128, 384), "--gpu", "8.0")["findings"] == []  # a small kernel is small everywhere
     assert verdict(doctor, folder, pair(6000, 9000), "--gpu", "8.0")["findings"] == []
     a = verdict(doctor, folder, elf(fatbin=container("ptx80", entry(2, 80, cubin(80, code=128)), entry(2, 90, cubin(90, "a", code=9000), "a"))), "--gpu", "12.0")
-    assert a.ids() == ["K20", "K13"] and "1 kernel hold" in a.find("K20")["explain"] and "9.0a" in a.find("K20")["explain"], a["findings"]
+    assert a.ids() == ["K20", "K13"] and "empty for 1 kernel" in a.find("K20")["explain"] and "9.0a" in a.find("K20")["explain"], a["findings"]
 
 
 def text_version_decides(doctor, folder):
