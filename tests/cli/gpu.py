@@ -63,7 +63,7 @@ check_error(2, "RANK is 5", "train", env=dict(pair, RANK="5", WORLD_SIZE="2"))
 check_error(2, "a launcher has already started", "train", "--gpus", "3", env=dict(pair, RANK="0", WORLD_SIZE="2"))
 if "cuda_base" in krait("info").stdout.decode():  # a build with device code
     check_error(1, "no 'frobnicate'", "train", "--gpus", "2", "frobnicate=1", env=pair)
-    check_error(1, "multiple of 2", "train", "--gpus", "2", "+model=primeknet_gru_masking", "batch_size=3", env=pair)
+    check_error(1, "multiple of the number of GPUs, 2", "train", "--gpus", "2", "+model=primeknet_gru_masking", "batch_size=3", env=pair)
     recordings = [f"dset.{side}={pathlib.Path(__file__).parent.parent.parent / 'demo' / name}" for side, name in (("speech_train", "clean.flac"), ("noise_train", "noisy.flac"))]
     with tempfile.TemporaryDirectory() as folder:
         check_error(1, "need NCCL", "train", "--gpus", "2", "+model=primeknet_gru_masking", *recordings, "-o", folder + "/run", env=dict(pair, KRAIT_LIBNCCL="/no/such/libnccl.so"))

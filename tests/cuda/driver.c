@@ -253,7 +253,7 @@ static void more_kernels_than_a_context_holds(void **state) {
     const int32_t status = kr_cuda_prepare(cuda, KRAIT_CAP_CUDA_BASE, &kernels[i]);
     assert_int_equal(status, i < MORE - 1 ? KRAIT_OK : KRAIT_ERR_UNSUPPORTED);
   }
-  assert_string_equal(krait_error_detail(), "kr_limit_fmas: a context holds 2048 kernels at most");
+  assert_string_equal(krait_error_detail(), "kr_limit_fmas: a context holds at most 2048 kernels");
   assert_int_equal(kr_cuda_prepare(cuda, KRAIT_CAP_CUDA_BASE, &kernels[7]), KRAIT_OK);
   kr_cuda_close(&cuda);
 }
