@@ -1,13 +1,13 @@
-/* gemm.c: contract, cost and rows of the product of rows with a weight matrix. The equation is in gemm_ref.c. Bound:
- * float32 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32 float32
- * factors may lose all but 11 significant bits: 6e-3. */
+/* gemm.c: contract, cost and rows of the product of activation rows with a weight matrix. gemm_ref.c has the equation.
+ * Bound: float32 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32,
+ * float32 factors may be rounded to 11 significant bits: 6e-3. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_rows.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-/* No memory holds more elements; within them no size, offset or scratch overflows. */
+/* More elements fit in no memory; up to this limit no size, offset or scratch size overflows. */
 static int32_t check_product(const char *what, int64_t a, int64_t b) {
   const int64_t most = (int64_t)1 << 48;
   KR_CHECK(b == 0 || a <= most / b, KRAIT_ERR_SHAPE, "gemm: %s is %lld x %lld, more than 2^48 elements", what,
@@ -68,8 +68,8 @@ static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
 }
 
 #ifdef KR_BUILD_amx
-/* What vectors are as fast at: a tile's padding, the packing of what is multiplied with few columns, and a result that
- * takes longer to write than to make. Float32 has six products of parts. */
+/* Cases where the vector rows are as fast: mostly padding in the tiles, packing for few columns, or a result that takes
+ * longer to write than to compute. Float32 takes six products of parts. */
 static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const int is_wide = a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;

@@ -1,4 +1,4 @@
-# Products of rows with a weight matrix, and what models do to them: scales, biases, activations, gates, sums.
+# Products of rows with a weight matrix and what models fuse into them: scales, biases, activations, gates, sums.
 op gemm
   flags KRAIT_GEMM_TF32 0.2
   size M >= 0

@@ -1,8 +1,8 @@
-/* gemm_ampere.cu: products by warps' tensor cores, of 16-bit factors or of float32 ones rounded to tf32. A block makes
- * a tile of 128 x BN with a warp for every 64 x 64 (of 192 columns 64 x 48) of it; A and B come past the registers into
- * a ring of stages of BK of K. Any strides: where 16 bytes are not aligned, elements are copied one by one. Compiled
- * once per type (KR_HALF: float16, KR_TF32) and order of the factors in memory, as gemm_hopper.cu; KR_GATES: products
- * with a gate, too, and tiles of 192 columns. */
+/* gemm_ampere.cu: products by warp-level tensor-core mma, of 16-bit factors or of float32 ones rounded to tf32. A block
+ * computes a 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of
+ * stages of BK of K. Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled
+ * once per type (KR_HALF: float16, KR_TF32) and memory order of the factors, like gemm_hopper.cu; with KR_GATES, also
+ * gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
@@ -18,7 +18,7 @@ typedef kr_bf16 element;
 typedef uint16_t stored;
 enum { TYPE = KRAIT_BF16 };
 #endif
-/* CHUNK: elements of 16 bytes; STEP_K: of k that one mma takes. */
+/* CHUNK: elements in 16 bytes; STEP_K: k per mma. */
 enum {
   BM = KR_AMPERE_BM,
   K_ROW_BYTES = KR_AMPERE_K_BYTES,
@@ -30,8 +30,8 @@ enum {
 
 /* ---- to shared memory -------------------------------------------------------------------------------------------- */
 
-/* 16 bytes past the registers. kr_copy16 takes a pointer of any memory, for which the loop would look up, in each
- * stage, where shared memory lies among all. */
+/* cp.async of 16 bytes. kr_copy16 takes a generic pointer, which the loop would convert to a shared address in every
+ * stage. */
 KR_DEV void copy_chunk(uint32_t shared, const void *from) {
 #ifdef KR_EMULATE
   kr_emulated_copy(kr_emulated_at(shared), from, 16);
@@ -40,15 +40,15 @@ KR_DEV void copy_chunk(uint32_t shared, const void *from) {
 #endif
 }
 
-/* Of a tile of ROWS m (or n) and BK of k: the chunk in its memory order. tf32 with m side by side is read element by
- * element, eight of each of four lines at a time: two chunks a line. */
+/* Location of a chunk in a tile of ROWS m (or n) by BK of k, in its memory order. m-contiguous tf32 is read element by
+ * element, eight from each of four lines at a time: two chunks per line. */
 template <int ROWS, int MN>
 KR_DEV int chunk_at(int line, int chunk) {
   if (MN && sizeof(stored) == 4) return line * ROWS * 4 + (chunk ^ (line & 3) << 1) * 16;
   return MN ? kr_swizzle<ROWS * 2>(line, chunk) : kr_swizzle<K_ROW_BYTES>(line, chunk);
 }
 
-/* What a thread copies of a factor: chunks in lines `LINES` apart, the same chunk of each. */
+/* A thread's share of copying a factor: the same chunk of every `LINES`-th line. */
 template <int ROWS, int MN, int THREADS, int HALVES>
 struct copier {
   enum {
@@ -57,13 +57,13 @@ struct copier {
     N = ROWS * BK / CHUNK / THREADS,
     LINE_BYTES = MN ? ROWS * (int)sizeof(stored) : (int)K_ROW_BYTES
   };
-  const stored *at;    /* of the next stage */
-  int64_t step, advance; /* elements from line to line, from stage to stage */
-  int64_t along;         /* from element to element of a chunk, where they are copied one by one */
-  int place, line, left; /* in shared memory; first line; of a chunk, where it may not be whole, or of the lines */
+  const stored *at;    /* in the next stage */
+  int64_t step, advance; /* in elements: between lines, between stages */
+  int64_t along;         /* between elements of a chunk, if copied one by one */
+  int place, line, left; /* in shared memory; first line; remaining elements of a partial chunk, or lines */
   int packs;
 
-  /* HALVES: of every 64 rows the latter 32 belong to `second`. */
+  /* HALVES: the last 32 of every 64 rows come from `second`. */
   KR_DEV void open(copier &c, const kr_gemm_matrix &matrix, const kr_gemm_matrix &second, int batch, int first,
                    int limit, int k, int is_b) {
     const int chunk = kr_thread() % PER_LINE;
@@ -82,7 +82,7 @@ struct copier {
     if (!MN) c.line = chunk * CHUNK;
   }
 
-  /* A stage of which every chunk exists. */
+  /* A stage entirely within bounds. */
   KR_DEV void copy_whole(copier &c, uint32_t to) {
     const stored *at = c.at;
 #pragma unroll
@@ -90,8 +90,8 @@ struct copier {
     c.at += c.advance;
   }
 
-  /* The stage whose first k is left_k before the end: to count out what exists of each chunk would cost a third of the
-   * product's rate. */
+  /* A stage that starts left_k before the end of K. Bounds-checking every chunk would cost a third of the throughput,
+   * hence copy_whole. */
   KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
     const stored *at = c.at;
     if (c.packs) {
@@ -107,12 +107,12 @@ struct copier {
     c.at += c.advance;
   }
 
-  /* Lines less than four apart lie otherwise swizzled. */
+  /* Lines less than four apart are swizzled differently. */
   KR_DEV int place_of(const copier &c, int i) {
     return (MN && sizeof(stored) == 4 && LINES == 2 ? c.place ^ (i & 1) << 6 : c.place) + i * LINES * LINE_BYTES;
   }
 
-  /* Elements of the i-th chunk from its first on. */
+  /* In-bounds elements of the i-th chunk. */
   KR_DEV int exist(const copier &c, int i, int left_k) {
     const int STEP = HALVES ? LINES / 2 : LINES;
     return MN ? (c.line + i * LINES < left_k ? c.left : 0) : (i * STEP < c.left ? left_k - c.line : 0);
@@ -129,7 +129,7 @@ struct copier {
 
 /* ---- from shared memory ------------------------------------------------------------------------------------------ */
 
-/* Element by element: what kr_load_matrices cannot turn. */
+/* Element by element, where kr_load_matrices cannot transpose. */
 template <int ROWS, int AS_B>
 KR_DEV void read_elements(uint32_t (&f)[4], const unsigned char *tile, int row, int step) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3;
@@ -140,9 +140,9 @@ KR_DEV void read_elements(uint32_t (&f)[4], const unsigned char *tile, int row, 
   }
 }
 
-/* Two factors of 16 rows (m, or two times 8 of n) by STEP_K, from row `row` and step `step` on. As a: a[0], a[1] are
- * rows 0..7, 8..15 of the first half of k, a[2], a[3] of the others. As b: b[0], b[1] the first eight rows', b[2], b[3]
- * the others'. */
+/* Two 16-row fragments (m, or two times 8 of n) by STEP_K, from row `row` and step `step`. As a: a[0], a[1] are rows
+ * 0..7, 8..15 of the first half of k; a[2], a[3] of the second. As b: b[0], b[1] belong to the first eight rows, b[2],
+ * b[3] to the others. */
 template <int ROWS, int MN, int AS_B>
 KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, int step) {
   const int lane = kr_thread() & 31, second = lane / 8 & 1, upper = lane / 16, within = lane & 7;
@@ -175,8 +175,8 @@ KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const 
 
 /* ---- a tile ------------------------------------------------------------------------------------------------------ */
 
-/* 16 rows of the warp's columns at a time through its own shared memory, so that a lane has eight columns side by
- * side. */
+/* Passes 16 rows of the warp's columns at a time through the warp's own shared memory, to give each lane eight
+ * contiguous columns. */
 template <int WN, int GATED>
 KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged,
                         const float (&d)[WN / 8][4], int slab, int batch, int m, int n) {
@@ -201,17 +201,17 @@ KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, 
 }
 
 #ifndef KR_TF32
-/* A product to which nothing is done but its scale, of the factors' 16 bits, in aligned packs. */
+/* Nothing but a scale in the epilogue, out of the factors' 16-bit type, packs aligned. */
 KR_DEV int is_plain(const kr_gemm_plan &p) {
   return p.n_splits == 1 && !p.bias.data && !p.residual.data && !p.row_scale.data &&
          p.activation == KRAIT_ACT_NONE && p.out.packs && p.N % 8 == 0 && p.out.dtype == TYPE;
 }
 
-/* Its rows by packs of 16 bits, as above. */
+/* Stores its rows in 16-byte packs, as above. */
 template <int WN>
 KR_DEV void store_tile(const kr_gemm_plan &p, uint32_t *staged, const float (&d)[4][WN / 8][4], int batch, int m,
                        int n) {
-  enum { WORDS = WN / 2 + 4 }; /* of a row; the gap is for the banks */
+  enum { WORDS = WN / 2 + 4 }; /* per row; padded against bank conflicts */
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, row = lane / 8, pack = lane % 8;
   const int exists = pack < WN / 8 && n + pack * 8 < p.N;
   uint16_t *to = (uint16_t *)p.out.data + batch * p.out.batch + (m + row) * p.out.row + n + pack * 8;
@@ -283,7 +283,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
         kr_copied<STAGES - 2>();
         kr_sync();
         read_factors<BN, WN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column,
-                             0); /* behind the last block: not used */
+                             0); /* beyond the last block: unused */
       }
       multiply<WN>(d, a[s % 2], b[s % 2]);
     }

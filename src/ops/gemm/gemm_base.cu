@@ -1,22 +1,22 @@
-/* gemm_base.cu: products of factors of any type and strides by float32 multiply-adds, for every GPU. A block of 256
- * threads makes a tile of 128 x 128; a thread has rows 4 y + {0..3} and 64 on, columns 4 x + {0..3} and 64 on. Where
- * the product is gated, the tile's second half of columns belongs to B2: a thread has both factors of a result. While a
- * stage is multiplied, the next is on its way to registers. Then kr_gemm_sum: the parts of a product whose K was
- * split. */
+/* gemm_base.cu: products of factors of any type and strides by float32 FMAs, for every GPU. A block of 256 threads
+ * computes a 128 x 128 tile; a thread has rows 4 y + {0..3} and those + 64, columns 4 x + {0..3} and those + 64. In a
+ * gated product the second half of the tile's columns belongs to B2, so one thread holds both factors of a result. The
+ * next stage is prefetched into registers while the current one is multiplied. kr_gemm_sum then reduces the split-K
+ * parts. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 
 enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
 
-/* What a thread copies of a factor: eight elements side by side in memory, if any are. */
+/* A thread's share of copying a factor: eight elements, contiguous in memory if any are. */
 typedef struct copier {
   const kr_gemm_matrix *matrix;
-  int64_t at, advance, along; /* elements: of the next stage, from stage to stage, from one to the next of the eight */
+  int64_t at, advance, along; /* in elements: next stage, stride between stages, stride between the eight */
   int row, k, left,
-      turned; /* place in the stage; rows that exist from the first one on; turned: the eight are rows, not k */
+      turned; /* place in the stage; rows in bounds from the first; turned: the eight are rows, not k */
 } copier;
 
-/* first: the row (m or n) in the matrix, place: in the stage. */
+/* first: row (m or n) in the matrix; place: in the stage. */
 KR_DEV copier copier_of(const kr_gemm_matrix &matrix, int64_t row_stride, int64_t k_stride, int batch, int first,
                         int place, int limit, int turned, int k) {
   copier c = {&matrix, 0, BK * k_stride, turned ? row_stride : k_stride, place, 0, 0, turned};
@@ -26,7 +26,7 @@ KR_DEV copier copier_of(const kr_gemm_matrix &matrix, int64_t row_stride, int64_
   return c;
 }
 
-/* left_k: how many k exist from the stage's first one on. */
+/* left_k: k in bounds from the stage's first. */
 KR_DEV void fetch(copier &c, int left_k, float (&v)[8]) {
   const int left = c.turned ? (c.k < left_k ? c.left : 0) : (c.left > 0 ? left_k - c.k : 0);
   kr_read_run<8>(*c.matrix, c.at, c.along, left, v);
@@ -54,7 +54,7 @@ KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b) {
   }
 }
 
-/* Through shared memory, 64 rows at a time, so that a thread has eight columns side by side. */
+/* Goes through shared memory, 64 rows at a time, to give each thread eight contiguous columns. */
 template <int GATED>
 KR_DEV void finish_tile(const kr_gemm_plan &p, float *staged, const float (&d)[8][8], int slab, int m, int n) {
   const int RUNS = GATED ? 8 : 16, x = kr_thread() % 16 * 4, y = kr_thread() / 16 * 4, column = kr_thread() % RUNS * 8;
@@ -85,7 +85,7 @@ KR_DEV void finish_tile(const kr_gemm_plan &p, float *staged, const float (&d)[8
 
 template <int GATED>
 KR_DEV void run(const kr_gemm_plan &p) {
-  KR_SHARED float __attribute__((aligned(16))) stages[2][2][BK * ROW]; /* and then 64 rows of the result */
+  KR_SHARED float __attribute__((aligned(16))) stages[2][2][BK * ROW]; /* reused for 64 rows of the result */
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * (GATED ? BN / 2 : BN), slab = u.slab, batch = u.batch;
   const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split;
@@ -116,8 +116,8 @@ KR_DEV void run(const kr_gemm_plan &p) {
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_plan plan) { run<0>(plan); }
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base_gated(kr_gemm_plan plan) { run<1>(plan); }
 
-/* sum_lanes threads add the parts of eight columns, each those that lie sum_lanes apart in their order; the first
- * finishes. */
+/* sum_lanes threads reduce the parts of eight columns, each every sum_lanes-th part in order; the first runs the
+ * epilogue. */
 KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
   const int per_row = (int)(p.partial_row / 8);
   const int lane = kr_thread() & (p.sum_lanes - 1);

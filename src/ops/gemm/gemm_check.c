@@ -1,10 +1,10 @@
-/* gemm_check.c: sizes of random products around the edges of tiles and panels; every third call as layers make it, rows
- * or columns without gaps and aligned, often of 16 bits and often of few rows. */
+/* gemm_check.c: random sizes around the edges of tiles and panels; every third call as layers make it: contiguous,
+ * aligned rows or columns, often of 16 bits, often few rows. */
 #include "check.h"
 #include "op_list.h"
 
-/* A tensor (rows, columns, P) without gaps, given other strides over the same memory: product after product, of each
- * row after row or, turned, column after column. */
+/* Gives a contiguous tensor (rows, columns, P) other strides over the same memory: products one after another, each
+ * row-major or, turned, column-major. */
 static void lay_out(krait_view *view, int64_t rows, int64_t columns, int turned) {
   if (!view) return;
   view->stride[0] = turned ? 1 : columns, view->stride[1] = turned ? rows : 1, view->stride[2] = rows * columns;
@@ -18,14 +18,14 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
 
 static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
-/* turned: 0 to 2: with weights (N,K); 3: with the weights as they lie; 4: gradients of weights. far: with the weights
- * as they lie, rows an odd number of lines apart. */
+/* turned: 0 to 2: weights (N,K); 3: weights as stored; 4: weight gradients. far: weights as stored, with a row stride
+ * of an odd number of cache lines. */
 static void give_aligned(kr_case *c, krait_gemm_args *a, int turned, int far) {
   c->contiguous = 1;
   lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
   if (far) a->N = (a->N + 31) / 32 * 32 + 16;
   lay_out(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
-  if (far) { /* the last columns are only there */
+  if (far) { /* the last columns are only padding */
     a->N -= 16, c->tensors[c->n_tensors - 1].shape[1] -= 16;
     kr_case_leave_out(c, "B2"), kr_case_leave_out(c, "bias2");
   }
@@ -34,8 +34,8 @@ static void give_aligned(kr_case *c, krait_gemm_args *a, int turned, int far) {
   if (!far) lay_out(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
 }
 
-/* What rounding both factors to 11 bits makes of a sum of random terms, in units of the sums' own size; and what is
- * left of GELU's two terms far below zero, where rows differ by the last places of a sum of about one. */
+/* The error of rounding both factors to 11 bits in a sum of random terms, relative to the sums; and the residue of
+ * GELU's two terms far below zero, where rows differ in the last places of a sum of about one. */
 static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
   kr_case_give_rest(c);
   const int is_tf32 = a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
@@ -45,7 +45,7 @@ static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
   return KRAIT_OK;
 }
 
-/* Of 16 bits, whole tiles among others, and nothing done to the sums: what a row may store in a way of its own. */
+/* 16 bits, often whole tiles, no epilogue: rows may have a store path of their own for it. */
 static void give_plain(kr_case *c, krait_gemm_args *a) {
   static const char *const left_out[] = {"residual", "bias", "row_scale", "B2", "bias2", "factor"};
   c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16, c->contiguous = 1;
@@ -70,15 +70,15 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   a->K = kr_case_edge(c, index % 8 == 1 ? 600 : 130);
   a->P = !c->is_exact && kr_case_chance(c, 0.2) ? kr_case_int(c, 1, 4) : 0;
   a->scale = !c->is_exact && kr_case_chance(c, 0.2) ? (float)kr_case_uniform(c, 0.1, 2) : 0;
-  if (!aligned && index % 60 == 19 && !c->is_exact) /* a matrix unit's, several */
+  if (!aligned && index % 60 == 19 && !c->is_exact) /* several tiles of a matrix unit */
     a->M = kr_case_int(c, 80, 100), a->N = kr_case_int(c, 80, 100), a->K = kr_case_int(c, 84, 130), a->P = 2;
   if (!aligned && index % 7 == 1 &&
-      !c->is_exact) { /* a CPU's few rows: float32 against weights of any type, as layers store them */
+      !c->is_exact) { /* few rows on a CPU: float32 against weights of any type, as layers store them */
     a->M = kr_case_int(c, 1, 17), a->P = 0;
     c->contiguous = 1, c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
     lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
     lay_out(kr_case_give(c, "Bmat"), a->K, a->N, 1);
-    c->other = KRAIT_F32; /* of what is added, and of out */
+    c->other = KRAIT_F32; /* type of the added tensors and of out */
     kr_case_leave_out(c, "B2"), kr_case_leave_out(c, "bias2");
     if (kr_case_chance(c, 0.7)) a->activation = KRAIT_ACT_NONE;
   }
@@ -92,19 +92,19 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.1)) a->K = 8 * kr_case_int(c, 64, 160), a->N = 8 * kr_case_int(c, 1, 3);
   if (!far && kr_case_chance(c, 0.05))
     a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2),
-    a->P = 0; /* many parts of K */
-  if (!far && is_half(c->dtype) && kr_case_chance(c, 0.1)) /* steps of many sequences */
+    a->P = 0; /* many splits of K */
+  if (!far && is_half(c->dtype) && kr_case_chance(c, 0.1)) /* decoding steps of many sequences */
     a->M = kr_case_int(c, 17, 64), a->N = 8 * kr_case_int(c, 1, 40), a->K = 8 * kr_case_int(c, 64, 160), a->P = 0;
-  if (!far && kr_case_chance(c, 0.08)) /* whole tiles, whole stages of them and what is left of both */
+  if (!far && kr_case_chance(c, 0.08)) /* whole tiles and stages, and remainders of both */
     a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 64 * kr_case_int(c, 2, 4) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
-  const int many_terms = !far && index % 90 == 63; /* for 16 multiprocessors */
+  const int many_terms = !far && index % 90 == 63; /* enough for 16 multiprocessors */
   if (many_terms) a->call.flags |= KRAIT_GEMM_TF32, c->dtype = c->other = KRAIT_F32;
   if (many_terms) {
     const int64_t more = 8 * kr_case_int(c, 1, 20), less = 8 * kr_case_int(c, 1, 2), turn = kr_case_int(c, 0, 1);
     a->M = turn ? less : more, a->N = turn ? more : less, a->K = 2048 + kr_case_int(c, 0, 70), a->P = 0;
   }
-  if (!far && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* a head */
+  if (!far && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* an output head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
   give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, 4), far);
   return bound_result(c, a);

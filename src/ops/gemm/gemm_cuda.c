@@ -1,5 +1,4 @@
-/* gemm_cuda.c: products on a GPU: which kernels take a call, how the result is cut into tiles and K into parts, tensor
- * maps, launches. */
+/* gemm_cuda.c: products on a GPU: kernel selection, tiling, split-K, tensor maps, launches. */
 #include <math.h>
 #include <string.h>
 
@@ -13,12 +12,12 @@
 #include "status.h"
 #include "view.h"
 
-/* ---- what a call looks like -------------------------------------------------------------------------------------- */
+/* ---- classifying a call ------------------------------------------------------------------------------------------ */
 
-/* Order in memory of the factors: a factor's k lie side by side (K), or its m or n (M, N). */
+/* Memory order of the factors: contiguous in k (K), or in m or n (M, N). */
 enum { ORDER_KK, ORDER_KN, ORDER_MN, N_ORDERS, NO_ORDER };
 
-/* A dimension of one element has no stride; a plan's is then what keeps packs whole. */
+/* A one-element dimension has no stride; the plan gets one that keeps packs aligned. */
 static kr_gemm_matrix matrix_of(const krait_view *v, int64_t rows, int64_t columns, int64_t P) {
   kr_gemm_matrix m = {v->data, v->stride[0], v->stride[1], P > 1 ? v->stride[2] : 0, v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
@@ -71,14 +70,14 @@ static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_
 
 static int32_t ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
-/* A tile of 128 x bn, so many of which run on a multiprocessor at once. Time in units of 64 k of a 128 x 256 tile, as
- * measured on an H200: rate: of 64 k; beside: what a tile costs beside them. */
+/* A tile of 128 x bn; at_once: tiles resident per multiprocessor. Times, measured on an H200, are in units of 64 k of a
+ * 128 x 256 tile: rate: per 64 k; beside: fixed cost per tile. */
 typedef struct tile_cost {
   int bn, at_once;
   double rate, beside;
 } tile_cost;
 
-/* With the sums of parts. */
+/* Includes the split-K reduction. */
 static double cost_of(const kr_gemm_plan *p, const tile_cost *t, int n_splits, int stage_k, int n_multiprocessors) {
   const int width = p->B2.data ? t->bn / 2 : t->bn, n_at_once = t->at_once * n_multiprocessors;
   const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k);
@@ -90,9 +89,9 @@ static double cost_of(const kr_gemm_plan *p, const tile_cost *t, int n_splits, i
 enum {
   MOST_SPLITS = 512,
   MOST_SPLIT_UNITS = 4096
-}; /* few tiles of a long K: the gradient of a small layer's weights */
+}; /* few tiles of a long K: the weight gradient of a small layer */
 
-/* The cheapest of the tiles (bn 0 ends them; a product with a gate has the first), and how often K is split. */
+/* The cheapest tile (the list ends with bn 0; a gated product takes the first) and number of K splits. */
 static int choose_tiles(const krait_ctx *ctx, kr_gemm_plan *p, const tile_cost *tiles, int stage_k) {
   const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int best_bn = tiles->bn, best_splits = 1;
@@ -126,8 +125,7 @@ static uint64_t partial_bytes(const kr_gemm_plan *p) {
              : 0;
 }
 
-/* The product's launch, and that of the sums where K is split: then the product leaves all but the sums to the
- * second. */
+/* Launches the product and, for split-K, the reduction, which then also runs the epilogue. */
 static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid,
                           const void *plan, const kr_gemm_plan *p) {
   static const kr_kernel sum = {"gemm_base", "kr_gemm_sum"};
@@ -193,7 +191,7 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   }
 #define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
 
-/* An order for which there are kernels. */
+/* An order that has kernels. */
 static const char *refuse_order(const krait_gemm_args *a) {
   if (!fits(a)) return too_large;
   const kr_gemm_plan p = describe(a);
@@ -307,7 +305,7 @@ const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
-/* Where nothing but rows of float32 is added and out has packs of four. */
+/* Whether only a float32 residual is added and out has packs of four. */
 static int is_plain(const kr_gemm_plan *p) {
   const kr_gemm_matrix *added = &p->residual;
   return !p->bias.data && !p->bias2.data && !p->row_scale.data && p->out.packs && p->N % KR_FEW_GROUP == 0 &&
@@ -351,7 +349,7 @@ static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, i
                        .plan = *p};
 }
 
-/* How the K of a warp's columns is shared out: one of 256 k for each warp of up to five, else two, and again. */
+/* How warps share K: one run of 256 k each for up to five runs, else two, more if warps run out. */
 static kr_few_plan plan_lanes(const krait_ctx *ctx, const kr_gemm_plan *p) {
   const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
   int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
@@ -370,11 +368,10 @@ static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, cons
 }
 
 #define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-/* Columns from which on a warp takes eight; weights from which on a product has no norm for two rows: as measured on an
- * H200. */
+/* Measured on an H200: columns from which a warp takes eight; weights from which the norm of two rows is not fused. */
 enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
 
-/* One row, a warp having that many runs of K. */
+/* One row, with that many runs of K per warp. */
 static int is_at_once_by(const kr_gemm_plan *p, int runs) {
   return p->M == 1 && ceil_div(p->K, KR_FEW_RUN) <= runs * KR_FEW_MOST_WARPS;
 }
@@ -409,8 +406,8 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
 }
 
-/* One row or two without a norm. Heads, whose columns are very many, and gated products of one row have all of K under
- * way at once. */
+/* One row, or two without a norm. Heads, which have very many columns, and gated products of one row keep all of K in
+ * flight at once. */
 static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p) {
   static const kr_kernel once[2][2] = {FEW("kr_gemm_one_wide"), FEW("kr_gemm_one_gated_once")},
                          lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
@@ -440,8 +437,7 @@ int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
-/* Whether bulk copies take the matrix: 16 bytes aligned, rows (of the contiguous dimension, `along` long) that do not
- * overlap. */
+/* Whether bulk copies accept the matrix: 16-byte aligned, non-overlapping rows (`along` long, contiguous). */
 static int boxes_take(const kr_gemm_matrix *m, int64_t along, int64_t P) {
   const int64_t across = m->column == 1 ? m->row : m->column;
   return m->packs && across >= along && across < (int64_t)1 << 30 &&
@@ -484,7 +480,7 @@ uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
   return partial_bytes(&p);
 }
 
-/* Boxes of 64 along the contiguous dimension by `rows` across, 128-byte swizzling. */
+/* Boxes of 64 along the contiguous dimension by `rows` across, 128-byte swizzle. */
 static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_matrix *m, int64_t along, int64_t across,
                         int64_t P, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
@@ -524,7 +520,7 @@ static krait_gemm_args columns_of(const krait_gemm_args *a, int64_t from, int64_
   return part;
 }
 
-/* Time by itself; negative: K is split. */
+/* Time of one launch; negative: K is split. */
 static double cost_of_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
   kr_gemm_plan p = describe(a);
   const tile_cost *tile = hopper_tiles;
@@ -532,8 +528,8 @@ static double cost_of_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
   return p.n_splits > 1 ? -1 : cost_of(&p, tile, 1, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
-/* Columns of the first of two launches where the last turn of tiles would leave many multiprocessors idle: whole turns
- * of the widest tiles, and what is left by tiles of its own. */
+/* Columns of the first of two launches, for when the last wave of tiles would leave many multiprocessors idle: whole
+ * waves of the widest tile, then the remainder with its own tile. */
 static int64_t first_columns(const krait_ctx *ctx, const krait_gemm_args *a) {
   enum { WIDEST = 256, LAUNCH = 3, MOST_TURNS = 8 };
   const int64_t n_m = ceil_div(a->M, 128), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
@@ -555,7 +551,7 @@ static int32_t run_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
             n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.plan.n_m * h.plan.n_n * h.plan.P * h.plan.n_splits;
   h.plan.partial = a->call.scratch;
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
   const int32_t status = make_maps(ctx, &h, order, bn);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
@@ -579,15 +575,15 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */
 
-/* Columns of a block, and blocks that share K. */
+/* Columns per block, and blocks sharing K (splits). */
 typedef struct some_shape {
   int tile, n_splits;
 } some_shape;
 
 enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
 
-/* What a block reads, in columns and stages, as measured on an H200; 0: the shape is not for this product. Clusters of
- * one block a multiprocessor do not fit on all of them. */
+/* A block's reads, in columns and stages, as measured on an H200; 0: the shape does not fit. Clusters with one block
+ * per multiprocessor cannot occupy all of them. */
 static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiprocessors) {
   const int n_steps = ceil_div(p->K, KR_HOPPER_BK),
             most = s.n_splits > 1 ? n_multiprocessors * 7 / 8 : n_multiprocessors;
@@ -596,7 +592,7 @@ static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiproc
          (s.tile + KR_SOME_ROWS / 2);
 }
 
-/* n_splits 0: none. */
+/* n_splits 0: none fits. */
 static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_plan *p) {
   some_shape best = {0};
   int64_t least = 0;
@@ -625,7 +621,7 @@ const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
              : "K must lie side by side in A and Bmat, rows aligned to 16 bytes";
 }
 
-/* Sums that are stored as they are, by whole runs of eight columns. */
+/* No epilogue, and stores in whole runs of eight columns. */
 static int is_bare(const kr_gemm_plan *p) {
   return is_plain(p) && !p->residual.data && p->out.dtype == p->A.dtype && p->N % 8 == 0 && p->scale == 1 &&
          p->activation == KRAIT_ACT_NONE;
@@ -641,7 +637,7 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
   s.n_steps = ceil_div(s.plan.K, KR_HOPPER_BK), s.n_splits = shape.n_splits;
   s.n_stages = ceil_div(s.n_steps, s.n_splits);
   if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
   int32_t status = make_map(ctx, &s.weights, &s.plan.B, s.plan.K, s.plan.N, 1, shape.tile);
   if (status >= 0) status = make_map(ctx, &s.rows, &s.plan.A, s.plan.K, s.plan.M, 1, KR_SOME_ROWS);
   kr_cuda_end(ctx->cuda);
@@ -657,7 +653,7 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
 
 /* ---- very many terms --------------------------------------------------------------------------------------------- */
 
-/* The results that a block's warps hold. */
+/* The shape of result that a block's warps hold. */
 static const struct {
   int M, N;
   kr_kernel kernel;
@@ -668,7 +664,7 @@ static const struct {
 };
 enum { N_TERMS_SHAPES = sizeof terms_shapes / sizeof *terms_shapes, LEAST_TERMS_STAGES = 4 };
 
-/* The shape, or -1; and K's parts: a block each. */
+/* The shape, or -1 for none; and the K splits: a block each. */
 static int plan_terms(const krait_ctx *ctx, kr_gemm_plan *p) {
   const int n_blocks = 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int which = 0;

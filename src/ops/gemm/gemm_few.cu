@@ -1,14 +1,14 @@
-/* gemm_few.cu: up to 16 rows of A (tokens) times weights whose k lie side by side, 16 bits: bound by reading the
- * weights once. Weights are asked for before the kernel before this one has ended (overlap.cuh).
- *   kr_gemm_one, _two   one token or two, by multiply-adds: p.n_splits warps share the K of four columns, a lane having
- *                       16 bytes of a row of weights at a time
- *   kr_*_wide, _once     the same of up to 2560 k: all of it is under way at once; wide: a warp has eight columns
- *   kr_norm_gemm_*, kr_gate_gemm_*  the same, with an RMS norm of the row while it is read: of what is added to a
- *                       stream, or of a row and its gate; a step of a convolution may follow on columns of the result.
- *                       One row: of up to 2560 k, _deep of up to 5120, all of it under way at once
- *   kr_gemm_few_8, _16  a block makes 16 columns of the result; its warps share K, each reading 128 bytes of 16 rows of
- *                       the weights at a time straight into registers as the left factor of tensor cores, tokens being
- *                       the right one: the order of k within a step does not matter as long as both have the same */
+/* gemm_few.cu: up to 16 rows of A (tokens) times 16-bit weights contiguous in k: bound by reading the weights once. The
+ * weight loads are issued before the preceding kernel has ended (overlap.cuh).
+ *   kr_gemm_one, _two   one or two tokens, by FMAs: p.n_splits warps share the K of four columns; a lane loads 16 bytes
+ *                       of a row of weights at a time
+ *   kr_*_wide, _once     the same for up to 2560 k, all in flight at once; wide: eight columns per warp
+ *   kr_norm_gemm_*, kr_gate_gemm_*  the same with a fused RMS norm of the row: of a residual stream plus an addend, or
+ *                       of a row and its gate; a convolution step may follow on some result columns. One row: up to
+ *                       2560 k, _deep up to 5120, all in flight at once
+ *   kr_gemm_few_8, _16  a block computes 16 result columns; its warps share K, each loading 128 bytes of 16 weight rows
+ *                       at a time directly into registers as the tensor cores' left operand, tokens being the right
+ *                       one: the order of k within a step is irrelevant as long as both operands share it */
 #include "row_lanes.cuh"
 #include "gemm_few.h"
 #include "gemm_finish.cuh"
@@ -32,16 +32,16 @@ KR_DEV kr_raw16 read_16_once(const uint16_t *from, int exists) {
   return (kr_raw16){{0, 0, 0, 0}};
 }
 
-/* ---- multiply-adds ----------------------------------------------------------------------------------------------- */
+/* ---- FMAs -------------------------------------------------------------------------------------------------------- */
 
-enum { RUN = KR_FEW_RUN, IN_GROUP = KR_FEW_GROUP }; /* k of a warp at a time; columns */
+enum { RUN = KR_FEW_RUN, IN_GROUP = KR_FEW_GROUP }; /* k per warp and step; columns */
 
 KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
 }
 
-/* Of a group's four columns, one row: what follows the sums. */
+/* The epilogue for one row of a group's four columns. */
 template <int GATED>
 KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP], const float (&second)[IN_GROUP],
                          const kr_float4 &added) {
@@ -57,13 +57,13 @@ KR_DEV void finish_plain(const kr_few_plan &p, int m, int n, float (&v)[IN_GROUP
   kr_store_four<DTYPE>(p.out, m * p.out_row + n, p.out_dtype == KRAIT_F32, v);
 }
 
-/* A warp has FOURS fours of columns; its rows of weights: of B, then of B2. ONCE: the warps have all of K at once, in
- * that many runs each. */
+/* A warp takes FOURS groups of four columns; its weight rows are B's, then B2's. ONCE: the warps hold all of K at once,
+ * in that many runs each. */
 template <int TOKENS, int GATED, int NORM, int FOURS, int ONCE>
 KR_DEV void run_lanes(const kr_few_plan &p) {
   const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = ONCE ? ONCE : GATED || NORM ? 1 : 2;
   KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][ROWS / IN_GROUP];
-  KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of a norm: sums of squares */
+  KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of the norm: sums of squares */
   KR_SHARED kr_conv_run convs[NORM ? KR_FEW_MOST_WARPS : 1][FOURS * TOKENS];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * COLUMNS, K = p.K,
@@ -134,7 +134,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
     if (ONCE) break;
   }
   const int m = lane % TOKENS, four = lane / TOKENS, own = n + IN_GROUP * four, finishes = part == 0 && four < FOURS,
-            channel = own - p.conv.from; /* what this lane finishes: a row of four columns */
+            channel = own - p.conv.from; /* what this lane finishes: one row of four columns */
   const int has_conv =
       NORM && p.conv.state && finishes && m < p.M && channel >= 0 && channel < p.conv.channels;
   kr_float4 added = {};
@@ -156,7 +156,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
   if (!finishes) return;
   float v[IN_GROUP] = {}, second[IN_GROUP] = {}, square = 0.0f;
 #pragma unroll
-  for (int s = 0; s < KR_FEW_MOST_WARPS; s++) { /* without branches: all of it is loaded at once */
+  for (int s = 0; s < KR_FEW_MOST_WARPS; s++) { /* no branches, so that all loads are in flight at once */
     const int counts = s < splits, of = warp + (counts ? s : 0);
 #pragma unroll
     for (int i = 0; i < IN_GROUP; i++) {
@@ -182,7 +182,7 @@ KR_DEV void run_lanes(const kr_few_plan &p) {
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------ */
 
-/* Of one step: this lane's part of two runs of 32 k in its row of a factor. */
+/* One step: this lane's part of two runs of 32 k in its row of a factor. */
 KR_DEV void read_step(kr_raw16 (&v)[2], const uint16_t *row, int k, int K) {
 #pragma unroll
   for (int h = 0; h < 2; h++) v[h] = read_16(row + k + 32 * h, k + 32 * h < K);
@@ -219,7 +219,7 @@ KR_DEV void multiply(float (&d)[TOKENS][4], const kr_raw16 (&low)[2], const kr_r
     }
 }
 
-/* TOKENS: eights of them. */
+/* TOKENS: in groups of eight. */
 template <int TOKENS, int GATED>
 KR_DEV void run(const kr_gemm_plan &p) {
   KR_SHARED float sums[1 + GATED][WARPS][8 * TOKENS][COLUMNS + 1];

@@ -1,11 +1,11 @@
-/* gemm_few_simd.c: few rows of A against weights as layers store them, each output's K inputs side by side: dot
- * products, so that the weights are read once, where they lie and as they are. Bound by memory: the lines that the next
- * outputs need are asked for while these are multiplied. */
+/* gemm_few_simd.c: few rows of A against weights as layers store them, the K inputs of each output contiguous: dot
+ * products, so that the weights are read once, in place and unconverted. Memory-bound: the cache lines of the next
+ * outputs are prefetched while the current ones are multiplied. */
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
 
-/* Rows of A and outputs at once: their sums, with a vector of each, must fit the register file (16 or 32). */
+/* Rows of A and outputs at once: their accumulators plus a vector of each must fit the register file (16 or 32). */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 enum { ROWS = 6 };
 #else
@@ -18,23 +18,23 @@ enum {
   IN_ORDER_BYTES = 3072,
   LINE_BYTES = 64,
   PART_BYTES = 24 * 1024
-}; /* PART_BYTES: of A, which stay in the L1 cache */
+}; /* PART_BYTES: of A, kept in the L1 cache */
 
 typedef struct product {
   const krait_gemm_args *args;
-  const float *A;    /* rows without gaps, lda apart */
-  int64_t lda, part, piece; /* part: of K that is multiplied at once; piece: outputs, a vector or OUTPUTS of it */
+  const float *A;    /* contiguous rows, lda apart */
+  int64_t lda, part, piece; /* part: K multiplied at once; piece: outputs per task, a vector or OUTPUTS */
   int n_parts;              /* of the rows */
 } product;
 
-typedef struct weights { /* of some outputs, a part of K */
+typedef struct weights { /* of some outputs, one part of K */
   const void *data;
   int64_t at, next, K,
-      ahead; /* elements to the first output, and from one to the next; bytes to what will be read soon */
-  unsigned fetch;             /* a bit for each output whose lines are asked for */
+      ahead; /* in elements: offset of the first output, output stride; in bytes: prefetch distance */
+  unsigned fetch;             /* one bit per output to prefetch for */
 } weights;
 
-/* sums[m * KR_VL + n] += A[m] . B[n], not added across yet; rows and dtype are constants after inlining. */
+/* sums[m * KR_VL + n] += A[m] . B[n], not yet reduced across lanes; rows and dtype are constants after inlining. */
 KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t lda, const weights *w, kr_v *sums) {
   const int64_t K = w->K, bytes = dtype == KRAIT_F32 ? 4 : 2, line = LINE_BYTES / bytes,
                 step = line > KR_VL ? line : KR_VL;
@@ -100,8 +100,8 @@ static dots_fn *const kernels[ROWS - 1][3] = {
 #endif
 };
 
-/* A . B of one row of A: outputs one after the other, so that memory is read in order, which is what its prefetchers
- * follow best. */
+/* A . B for one row of A: one output at a time, so that memory is read sequentially, which hardware prefetchers follow
+ * best. */
 KR_INLINE kr_v dot(const int32_t dtype, const float *A, const void *data, int64_t at, int64_t K) {
   enum { AT_ONCE = 4, STEP = AT_ONCE * KR_VL };
   const int64_t bytes = dtype == KRAIT_F32 ? 4 : 2;
@@ -139,7 +139,7 @@ static void sum_row(const product *p, const krait_view *B, int64_t n0, int lanes
   }
 }
 
-/* All rows against some outputs, in parts as even as can be, which take turns at asking for what comes next. */
+/* All rows against some outputs, in parts as even as possible, which take turns at prefetching. */
 static void add_rows(const product *p, int64_t k, int32_t dtype, weights *w, kr_v *sums) {
   const int M = (int)p->args->M;
   for (int part = 0, m = 0; part < p->n_parts; part++) {
@@ -151,7 +151,7 @@ static void add_rows(const product *p, int64_t k, int32_t dtype, weights *w, kr_
   }
 }
 
-/* n outputs, fewer than a kernel makes: one after the other as if it were several. */
+/* The tail: n outputs, fewer than a kernel computes, one at a time as if they were several. */
 static void add_last(const product *p, int64_t k, int32_t dtype, weights w, int n, kr_v *sums) {
   const int64_t next = w.next;
   kr_v same[KR_GEMM_MOST_FEW * KR_VL];
@@ -163,7 +163,7 @@ static void add_last(const product *p, int64_t k, int32_t dtype, weights w, int 
   }
 }
 
-/* sums[m * KR_VL + n] of a vector of outputs from n0 on. */
+/* sums[m * KR_VL + n] for a vector of outputs from n0. */
 static void sum_outputs(const product *p, const krait_view *B, int64_t n0, int lanes, kr_v *sums) {
   if (p->args->M == 1) {
     sum_row(p, B, n0, lanes, sums);
@@ -229,7 +229,7 @@ int32_t KR_FN(kr_gemm_few)(const krait_ctx *ctx, const void *args) {
     for (int64_t m = 0; m < a->M; m++)
       kr_row_load(rows + m * p.lda, a->A.data, a->A.dtype, m * a->A.stride[0], a->A.stride[1], a->K);
   }
-  /* Few outputs go to threads by fewer than a vector of them, lest one has a vector more to make. */
+  /* Few outputs are dealt in less than a vector each, lest one thread has a whole vector more. */
   p.piece = a->N < EVEN_VECTORS * KR_VL && a->K <= p.part && KR_VL > OUTPUTS ? OUTPUTS : KR_VL;
   kr_parallel_long(ctx, (a->N + p.piece - 1) / p.piece, 1 + 8192 / (p.piece * (a->K + 1)), multiply, &p);
   return KRAIT_OK;

@@ -1,13 +1,13 @@
-/* gemm_finish.cuh: what happens to a sum before it is stored. */
+/* gemm_finish.cuh: the epilogue, from sum to stored result. */
 #ifndef KR_GEMM_FINISH_CUH
 #define KR_GEMM_FINISH_CUH
 
 #include "gemm_plan.h"
 #include "pack.cuh"
 
-/* A tile of a part of a product; m and n count tiles. */
+/* One tile of one split of a product; m and n count tiles. */
 typedef struct kr_gemm_unit {
-  int m, n, batch, split, slab; /* slab: of the partial sums */
+  int m, n, batch, split, slab; /* slab: in the partial sums */
 } kr_gemm_unit;
 
 KR_DEV kr_gemm_unit kr_gemm_unit_at(const kr_gemm_plan &p, int index) {
@@ -50,7 +50,7 @@ KR_DEV void kr_activate(float *v, int32_t activation) {
   }
 }
 
-/* N (4 or 8) elements of a row, the first at `at`, `left` of which exist: by whole packs where that is aligned. */
+/* N (4 or 8) elements of a row from `at`, `left` of them in bounds: whole packs where aligned. */
 template <int N>
 KR_DEV void kr_read_run(const kr_gemm_matrix &from, int64_t at, int64_t stride, int left, float (&v)[N]) {
   if (from.packs && stride == 1 && left >= N) {
@@ -90,7 +90,7 @@ KR_DEV void kr_write_run(const kr_gemm_matrix &to, int64_t at, int left, const f
     if (i < left) kr_store(to.data, at + i * to.column, to.dtype, v[i]);
 }
 
-/* What belongs to columns: the same for every row that a thread finishes. */
+/* Per-column operands: the same for every row that a thread finishes. */
 template <int N>
 struct kr_column_terms {
   float bias[N], bias2[N];
@@ -106,7 +106,7 @@ KR_DEV void kr_read_terms(const kr_gemm_plan &p, int n, kr_column_terms<N> &term
   kr_read_bias<N>(p.bias2, n, p.N - n, terms.bias2);
 }
 
-/* The sums of N columns from n on of row m, and those with B2 if there is one: finished and stored. */
+/* Finishes and stores N columns from n of row m: their sums, and those with B2 if there is one. */
 template <int N, int GATED>
 KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms, int batch, int m, int n,
                           float (&v)[N], const float (&gated)[N]) {
@@ -132,7 +132,7 @@ KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms
   kr_write_run<N>(p.out, batch * p.out.batch + m * p.out.row + n * p.out.column, left, v);
 }
 
-/* A part of the sums, where K is split; the rows of partial are padded to a multiple of eight. */
+/* Stores split-K partial sums; rows of `partial` are padded to a multiple of eight. */
 template <int N>
 KR_DEV void kr_keep_run(const kr_gemm_plan &p, int slab, int m, int n, const float (&v)[N]) {
   if (m >= p.M || n >= p.partial_row) return;

@@ -1,8 +1,8 @@
-/* gemm_hopper.cu: products of 16-bit factors by warpgroups (sm_90a). A block is resident and takes tiles of 128 x BN in
- * turn: one warp of the first warpgroup copies boxes of A and B into a ring of stages, the other two warpgroups
- * multiply 64 rows each and finish them; the result's boxes are stored while the next tile is under way. Compiled once
- * per type (KR_HALF: float16) and order of the factors in memory: KR_A_MN, the rows m of A lie side by side instead of
- * its k; KR_B_MN the same of B's n; and per KR_BN and KR_GATED. */
+/* gemm_hopper.cu: products of 16-bit factors by wgmma (sm_90a), persistent blocks looping over tiles of 128 x BN. One
+ * producer warp, of the first warpgroup, copies boxes of A and B by TMA into a ring of stages; two consumer warpgroups
+ * multiply and finish 64 rows each; the result's boxes are stored while the next tile is in progress. Compiled once per
+ * type (KR_HALF: float16), memory order (KR_A_MN: A is contiguous in m, not k; KR_B_MN: B is contiguous in n), KR_BN
+ * and KR_GATED. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 #include "products.cuh"
@@ -17,7 +17,7 @@ enum { DTYPE = KRAIT_BF16 };
 enum { BM = KR_HOPPER_BM, BK = KR_HOPPER_BK, BLOCK_BYTES = 64 * 128 };
 
 typedef struct unit {
-  int m, n, batch, k, n_steps, slab; /* first row and column; first k and how many stages; slab: of the partial sums */
+  int m, n, batch, k, n_steps, slab; /* first row and column; first k and number of stages; slab: in the partial sums */
 } unit;
 
 template <int WIDTH>
@@ -27,7 +27,7 @@ KR_DEV unit unit_at(const kr_gemm_plan &p, int index) {
   return (unit){at.m * BM, at.n * WIDTH, at.batch, k, ((left < p.k_split ? left : p.k_split) + BK - 1) / BK, at.slab};
 }
 
-/* Where a stage is and which round of the ring. */
+/* Stage in the ring and barrier phase. */
 typedef struct place {
   int stage;
   uint32_t round;
@@ -53,9 +53,9 @@ KR_DEV layout lay_out(uint32_t base) {
   return at;
 }
 
-/* ---- the copying thread ------------------------------------------------------------------------------------------ */
+/* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* `rows` rows or columns from `first`, 64 of k. */
+/* `rows` rows or columns from `first`, by 64 of k. */
 template <int MN_MAJOR>
 KR_DEV void load_factor(uint32_t to, uint64_t map, uint32_t barrier, int first, int rows, int k, int batch) {
   if (!MN_MAJOR) {
@@ -65,7 +65,7 @@ KR_DEV void load_factor(uint32_t to, uint64_t map, uint32_t barrier, int first, 
   for (int i = 0; i < rows; i += 64) kr_load_box(to + i / 64 * BLOCK_BYTES, map, barrier, first + i, k, batch);
 }
 
-/* A stage's part of B, and of B2. */
+/* B's part of a stage, and B2's. */
 template <int BN, int GATED>
 KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t maps, int k) {
   const uint64_t map_b = maps + sizeof(kr_gemm_map), map_b2 = maps + 2 * sizeof(kr_gemm_map);
@@ -74,7 +74,7 @@ KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t 
   if (GATED) load_factor<KR_B_MN>(stage + (BM + BN / 2) * 128, map_b2, full, u.n, BN / 2, k, u.batch);
 }
 
-/* The first stages' weights are asked for before the kernel before this one has ended. */
+/* The first stages' weight loads are issued before the preceding kernel has ended. */
 template <int BN, int GATED>
 KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, int n_units) {
   const int STAGES = KR_HOPPER_STAGES(BN);
@@ -102,11 +102,11 @@ KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, i
   }
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
+/* ---- consumer warpgroups ----------------------------------------------------------------------------------------- */
 
 typedef struct lanes {
   int group, thread, row, column,
-      first_row; /* warpgroup 0 or 1; of its 128; rows `row` and + 8 of its 64; columns 8 j + column */
+      first_row; /* warpgroup 0 or 1; thread of its 128; rows `row` and + 8 of its 64; columns 8 j + column */
 } lanes;
 
 KR_DEV void sync_group(int group) {
@@ -114,7 +114,7 @@ KR_DEV void sync_group(int group) {
   else kr_sync_some<1, 128>();
 }
 
-/* Biases of the tile's columns, zeros where there are none. */
+/* Loads the biases of the tile's columns, zeros if absent. */
 template <int BN, int GATED>
 KR_DEV void fetch_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, float *bias) {
   const int width = GATED ? BN / 2 : BN;
@@ -139,12 +139,12 @@ KR_DEV void store_partial(const kr_gemm_plan &p, const unit &u, const lanes &me,
   }
 }
 
-/* Loads that stand after it are made after those before it: registers hold a few at a time. */
+/* Compiler barrier between loads: registers hold only a few at a time. */
 KR_DEV void hold_loads(int j) {
   if (j % 8 == 7) asm volatile("" : : : "memory");
 }
 
-/* N is even, so that pairs of columns are there or not. */
+/* N is even: a pair of columns is in or out as a whole. */
 template <int COLUMNS>
 KR_DEV void add_residual(const kr_gemm_plan &p, const unit &u, const lanes &me, float *v) {
   const kr_gemm_matrix &r = p.residual;
@@ -190,7 +190,7 @@ KR_DEV void store_floats(const kr_gemm_plan &p, const unit &u, const lanes &me, 
   }
 }
 
-/* Through shared memory, blocks of 64 columns by 64 rows. */
+/* Goes through shared memory in blocks of 64 columns by 64 rows. */
 template <int COLUMNS>
 KR_DEV void store_boxes(const unit &u, const lanes &me, uint32_t staged, uint64_t map, const float *v) {
   const int lane = kr_thread() & 31, row = 16 * (me.thread / 32) + lane % 16, chunk = lane / 16;
@@ -208,7 +208,7 @@ KR_DEV void store_boxes(const unit &u, const lanes &me, uint32_t staged, uint64_
   kr_commit_stores();
 }
 
-/* Whether there is more to a sum than the sum. */
+/* Whether the sums are scaled or biased. */
 KR_DEV int has_terms(const kr_gemm_plan &p) {
   return p.scale != 1.0f || p.bias.data || p.bias2.data || p.row_scale.data;
 }
@@ -231,8 +231,7 @@ KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me
   }
 }
 
-/* The exact GELU in steps of 16 columns, with a branch between them: taken together they need more registers than there
- * are. */
+/* The exact GELU, 16 columns at a time with a branch in between: all at once would spill registers. */
 template <int COLUMNS>
 KR_DEV void activate(const kr_gemm_plan &p, const unit &u, float *d) {
   if (p.activation != KRAIT_ACT_GELU) {
@@ -286,9 +285,9 @@ KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *share
       continue;
     }
     if (me.thread == 0) kr_stores_read<0>();
-    sync_group(group); /* the biases are there; the tile before has left its place */
+    sync_group(group); /* biases loaded; the previous tile has left the staging buffer */
     finish<BN, GATED>(p, u, me, bias, staged, maps + 3 * sizeof(kr_gemm_map), d);
-    if (terms) sync_group(group); /* the biases have been read */
+    if (terms) sync_group(group); /* all threads have read the biases */
   }
   if (me.thread == 0) kr_stores_read<0>();
 }

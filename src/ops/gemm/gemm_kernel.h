@@ -1,8 +1,8 @@
 /* gemm_kernel.h: the product of many rows with one packed matrix, for callers that keep the packed form (models pack
- * their weights once). Everything is float32.
+ * their weights once). All float32.
  *
- * Packed form: columns in panels of two vectors, the last of one vector if that suffices; a panel is [K][width], zero
- * padded; `bias` has the padded length, zeros where there is none. */
+ * Packed form: column panels two vectors wide, the last one vector if that suffices; a panel is [K][width], padded
+ * with zeros; `bias` has the padded length, zeros if absent. */
 #ifndef KR_GEMM_KERNEL_H
 #define KR_GEMM_KERNEL_H
 

@@ -1,4 +1,4 @@
-/* gemm_plan.h: what the device code of products is told; host and device read the same structs. */
+/* gemm_plan.h: kernel parameters of products; the same structs for host and device. */
 #ifndef KR_GEMM_PLAN_H
 #define KR_GEMM_PLAN_H
 
@@ -6,23 +6,23 @@
 
 #include "rows.h"
 
-/* A matrix of P: strides in elements. */
+/* A batch of P matrices; strides in elements. */
 typedef struct kr_gemm_matrix {
   void *data;                 /* NULL: absent */
-  int64_t row, column, batch; /* of A: m and k; of B: k and n; of out: m and n; a vector's stride is `row` */
+  int64_t row, column, batch; /* of A: m and k; of B: k and n; of out: m and n; of a vector: `row` only */
   int32_t dtype, packs;       /* packs: 16-byte accesses along the contiguous dimension are aligned */
 } kr_gemm_matrix;
 
 typedef struct kr_gemm_plan {
   kr_gemm_matrix A, B, B2, out, residual, bias, bias2, row_scale;
-  float *partial; /* [split][batch][M][partial_row]: sums of a part of K, where K is split */
+  float *partial; /* split-K partial sums, [split][batch][M][partial_row] */
   int64_t partial_row;
   int32_t M, N, K, P;
-  int32_t n_m, n_n, group; /* tiles of the result; `group` rows of tiles go together, for the L2 cache */
+  int32_t n_m, n_n, group; /* tiles of the result, in groups of `group` tile rows for L2 reuse */
   kr_divisor by_tiles, by_P, by_group, by_rows,
       by_last_rows;          /* tiles of a product; products; tiles of a group; rows of a group and of the last */
-  int32_t n_splits, k_split; /* k_split: of K, a multiple of the tile's */
-  int32_t sum_lanes;         /* threads that add the parts of eight columns: 1, 4 or 32 */
+  int32_t n_splits, k_split; /* k_split: k per split, a multiple of the stage's */
+  int32_t sum_lanes;         /* threads that reduce the parts of eight columns: 1, 4 or 32 */
   int32_t activation;
   float scale;
 } kr_gemm_plan;
@@ -33,7 +33,7 @@ typedef struct __attribute__((aligned(64))) kr_gemm_map {
 } kr_gemm_map;
 
 typedef struct kr_gemm_hopper_plan {
-  kr_gemm_map A, B, B2, out; /* of what lies outside: out of 16 bits */
+  kr_gemm_map A, B, B2, out; /* out: only if of 16 bits */
   kr_gemm_plan plan;
 } kr_gemm_hopper_plan;
 

@@ -1,4 +1,4 @@
-/* gemm_ref.c: out = residual + factor act(S A B + bias) (S A B2 + bias2), S = scale row_scale[m], written to be read;
+/* gemm_ref.c: out = residual + factor act(S A B + bias) (S A B2 + bias2), S = scale row_scale[m]. Written for clarity;
  * double accumulation, one rounding. */
 #include <math.h>
 
@@ -34,7 +34,7 @@ static void one_product(const krait_gemm_args *a, int64_t p) {
     }
 }
 
-/* A call of one product leaves the strides of its third dimension to chance: p is 0 there. */
+/* A single product leaves the strides of its third dimension undefined: p is 0 there. */
 int32_t kr_gemm_ref(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   (void)ctx;

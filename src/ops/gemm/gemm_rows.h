@@ -1,4 +1,4 @@
-/* gemm_rows.h: the rows of products on a GPU (gemm_cuda.c), and what all rows read off a call. */
+/* gemm_rows.h: the GPU rows of products (gemm_cuda.c), and what all rows derive from a call. */
 #ifndef KR_GEMM_ROWS_H
 #define KR_GEMM_ROWS_H
 
@@ -13,9 +13,9 @@ typedef const char *kr_refuse_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_row_fn(const krait_ctx *ctx, const void *args);
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 
-/* few: up to 16 rows of A against weights as layers store them; some: up to 64. terms: a small result of very many
- * terms. hopper, ampere: tiles by tensor cores, factors of 16 bits. tf32: float32 factors where the call allows it.
- * base: everything. */
+/* few: up to 16 rows of A against weights as layers store them; some: up to 64. terms: a small result with a very long
+ * K. hopper, ampere: tensor-core tiles, 16-bit factors. tf32: float32 factors where the call allows it. base:
+ * everything. */
 kr_refuse_fn kr_gemm_few_refuse, kr_gemm_some_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse,
     kr_gemm_tf32_refuse, kr_gemm_base_refuse, kr_gemm_terms_refuse;
 kr_row_fn kr_gemm_few, kr_gemm_some, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_base,
@@ -23,12 +23,12 @@ kr_row_fn kr_gemm_few, kr_gemm_some, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf3
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch,
     kr_gemm_terms_scratch;
 
-/* Groups of columns, of n_warps warps each, that share a block of most_warps at most: as many as leave no
- * multiprocessor more groups than it must have. */
+/* Groups of columns, n_warps warps each, that share a block of at most most_warps: as many as do not raise the largest
+ * number of groups per multiprocessor. */
 int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps);
 
-/* few, of up to two rows whose RMS norm is taken on the way (norm_gemm); is_gate: norm->other is a gate; where it is A
- * itself A is float32, whatever its view says. */
+/* few, up to two rows, with a fused RMS norm (norm_gemm); is_gate: norm->other is a gate; where it is A itself, A is
+ * float32 whatever its view says. */
 const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv);
 int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv);
@@ -39,10 +39,10 @@ kr_row_fn kr_gemm_few_avx512, kr_gemm_few_avx2, kr_gemm_few_neon, kr_gemm_few_sc
 kr_scratch_fn kr_gemm_few_scratch_avx512, kr_gemm_few_scratch_avx2, kr_gemm_few_scratch_neon,
     kr_gemm_few_scratch_scalar;
 
-/* The memory of the vector rows (gemm_simd.c). */
+/* Scratch of the vector rows (gemm_simd.c). */
 kr_scratch_fn kr_gemm_scratch_avx512, kr_gemm_scratch_avx2, kr_gemm_scratch_neon, kr_gemm_scratch_scalar;
 
-/* The matrix unit's row (gemm_tiles_simd.c), with vectors of AVX-512 around it; scalar: a test's, with loops for the
+/* The matrix-unit row (gemm_tiles_simd.c) with AVX-512 vectors around it; scalar: for tests, loops emulating the
  * unit. */
 kr_row_fn kr_gemm_tiles_avx512, kr_gemm_tiles_scalar;
 kr_scratch_fn kr_gemm_tiles_scratch_avx512, kr_gemm_tiles_scratch_scalar;

@@ -1,5 +1,5 @@
-/* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers, so
- * that C is touched once. B is packed (gemm_kernel.h); A is read where it lies. */
+/* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers, so that
+ * C is touched once. B is packed (gemm_kernel.h); A is read in place. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
@@ -23,7 +23,7 @@ static kr_panels place_panels(float *storage, int64_t K, int64_t N) {
   return (kr_panels){.K = K, .N = N, .data = storage, .bias = storage + (padded(N) * K + NR - 1) / NR * NR};
 }
 
-/* The panel that begins with column `first`. */
+/* Packs the panel whose first column is `first`. */
 static void pack_panel(const kr_panels *p, int64_t first, const float *B, int64_t stride_k, int64_t stride_n) {
   const int64_t left = padded(p->N) - first, width = left < NR ? left : NR, K = p->K;
   float *to = p->data + first * K;
@@ -53,7 +53,7 @@ void KR_FN(kr_panels_pack)(kr_panels *p, float *storage, int64_t K, int64_t N, c
   for (int64_t n = 0; n < padded(p->N); n++) p->bias[n] = n < N && bias ? bias[n] : 0;
 }
 
-/* One tile's place in the call: its first column of C and how many lanes of each of its vectors are stored. */
+/* One tile's position: its first column of C and the lanes stored of each of its vectors. */
 typedef struct place {
   int64_t K, lda, ldc;
   const float *panel, *bias;
@@ -65,7 +65,7 @@ static inline void store_lanes(float *to, kr_v v, int lanes) {
   else if (lanes > 0) kr_v_storen(to, v, lanes);
 }
 
-/* rows and vectors are constants after inlining; every loop over them unrolls into registers. */
+/* The micro-kernel; rows and vectors are constants after inlining: its loops unroll. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, const place *at,
                                                        const float *A, float *C) {
   kr_v sum[2 * MR];
@@ -92,7 +92,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
   }
 }
 
-/* Greedy cut of the rows into tiles of MR, then MR/2 (and so on), then 1. */
+/* Greedily cuts the rows into tiles of MR, then MR/2 (and so on), then 1. */
 #define TILES(rows, vectors)                  \
   for (; left >= rows; left -= rows) {        \
     tile(rows, vectors, at, A, C);            \
@@ -117,7 +117,7 @@ static void panel_narrow(const place *at, const float *A, float *C, int64_t left
   TILES(1, 1)
 }
 
-/* Columns begin..end-1 of the packed form, whole panels. */
+/* Columns begin..end-1 of the packed form, in whole panels. */
 static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t end) {
   const kr_panels *w = c->weights;
   const int64_t columns = padded(w->N);
@@ -134,26 +134,26 @@ static void multiply_panels(const kr_gemm_rows_call *c, int64_t begin, int64_t e
 
 void KR_FN(kr_gemm_rows)(const kr_gemm_rows_call *c) { multiply_panels(c, 0, padded(c->weights->N)); }
 
-/* ---- the op: a thread takes a group of panels and a block of rows; it packs the panels for itself, widened where they
- * are of 16 bits, and walks along the rows. Of a part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the
- * L2 cache; what follows the sums finds a tile of them in the L1 cache. ------------- */
+/* ---- the op: a task is a group of panels times a block of rows; its thread packs the panels for itself, widening
+ * 16-bit ones, and walks the rows. For one part of K, a panel and MR rows stay in the L1 cache, ROWS rows in the L2
+ * cache; the epilogue finds a tile of sums in the L1 cache. -------------------------------------------------------- */
 
 enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 256, LARGE = 1 << 18, LINE = 16 };
-enum { PIECES = 8 }; /* for each thread */
+enum { PIECES = 8 }; /* tasks per thread */
 
 typedef struct product {
   const krait_gemm_args *args;
   int64_t n_rows, n_row_blocks, n_panels,
-      n_groups; /* rows of a block; a panel has NR columns, or KR_VL of either factor of a gate */
+      n_groups; /* rows per block; a panel has NR columns, or KR_VL of either factor of a gate */
   int64_t thread_floats;
-  int panels, width, gated, plain, direct; /* panels of a group; results of a panel; plain: nothing but a bias before
-                                              the activation; direct: sums go on to rows of float32, through `behind` */
-  int lies; /* Bmat's rows are read where they lie: whole panels of float32, an odd number of lines of the cache apart,
-               so that a panel's rows do not fall on the same few of its sets */
-  int behind, fetches; /* fetches: the result is large, and its lines are asked for while their sums are made */
+  int panels, width, gated, plain, direct; /* panels per group; results per panel; plain: only a bias before the
+                                              activation; direct: registers to float32 rows, by `behind` */
+  int lies; /* Bmat is read in place: whole panels of float32, with a row stride of an odd number of cache lines, so
+               that a panel's rows spread over the cache's sets */
+  int behind, fetches; /* fetches: the result is large, so its lines are prefetched while its sums are computed */
 } product;
 
-/* A vector's columns of a panel, from `first` on. */
+/* Packs one vector of a panel's columns, from `first`. */
 static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, int64_t first, int lanes) {
   enum { MANY = 1 << 20 };
   for (int64_t k = 0; k < K; k += MANY) {
@@ -163,8 +163,8 @@ static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, 
   }
 }
 
-/* A thread's memory: of every panel what its sums begin with; the panels, where they do not lie as they are read; of
- * several parts of K the sums of ROWS rows; K_PART of those rows of A, where they are not read in place. */
+/* A thread's scratch: each panel's initial sums; the panels, unless read in place; with several parts of K, the sums of
+ * ROWS rows; K_PART of those rows of A, unless read in place. */
 static float *bias_of(float *memory, int i) { return memory + i * NR; }
 static float *panel_of(const product *p, float *memory, int i) {
   return bias_of(memory, p->panels) + (int64_t)i * p->args->K * NR;
@@ -203,11 +203,10 @@ static void widen_rows(const krait_view *A, int64_t at, int64_t K, int n, float 
   }
 }
 
-/* What sums go through in registers: nothing, a sum or a product with other rows, or the second vector times the
- * first. */
+/* The epilogue in registers: none, add or multiply with other rows, or multiply the second vector by the first. */
 enum { STORED, ADDED, MULTIPLIED, GATED };
 
-/* Where sums come from and go to, with the distances from row to row. */
+/* Where sums are read from and written to, and the row strides. */
 typedef struct way {
   const float *from, *other;
   float *to;
@@ -220,7 +219,7 @@ static inline kr_v pass(const way *w, int64_t at, kr_v v) {
   return w->behind == MULTIPLIED ? kr_v_mul(v, kr_v_load(w->other + at)) : v;
 }
 
-/* Sums over K. rows and vectors are constants after inlining; of one vector, the other's sums are 0. */
+/* Sums over K. rows and vectors are constants after inlining; with one vector, the second's sums are 0. */
 static inline __attribute__((always_inline)) void sum_rows(const int rows, const int vectors, const float *A,
                                                            int64_t lda, const float *B, int64_t K, const way *w) {
   kr_v sum[2 * MR];
@@ -249,7 +248,7 @@ static inline __attribute__((always_inline)) void sum_rows(const int rows, const
   }
 }
 
-/* vectors: 1 where the panel's second one has no column. */
+/* vectors: 1 if the panel's second one has no column. */
 static void sum_tile(int rows, int vectors, const float *A, int64_t lda, const float *B, int64_t K, const way *w) {
 #define SUM(rows)                                      \
   case rows:                                           \
@@ -268,13 +267,13 @@ static void sum_tile(int rows, int vectors, const float *A, int64_t lda, const f
 #undef SUM
 }
 
-typedef struct part { /* of K, of a block of rows */
+typedef struct part { /* one part of K, one block of rows */
   const float *A;
   int64_t lda, k, K, batch, m;
   int rows;
 } part;
 
-/* A part's tiles of one panel: sums go on where the part before left them, and on to the result behind the last one. */
+/* One part's tiles of one panel: sums continue from the previous part; the last part writes the result. */
 static void multiply_panel(const product *p, float *memory, int64_t panel, int i, const part *t) {
   static const float zeros[NR] = {0};
   const krait_gemm_args *a = p->args;
@@ -335,7 +334,7 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
   }
 }
 
-/* Which group a thread has packed: it does not pack it again for the next block of rows. */
+/* The group a thread has packed: it is not packed again for the next block of rows. */
 static int64_t *packed_of(const product *p, int worker) {
   return (int64_t *)((float *)p->args->call.scratch + (worker + 1) * p->thread_floats - LINE);
 }
@@ -369,8 +368,7 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
            a->Bmat.stride[0] % (2 * LINE) == LINE;
   p.width = p.gated ? KR_VL : NR;
   p.n_panels = (a->N + p.width - 1) / p.width;
-  /* Columns are shared by threads where there are not enough rows: else every thread packs them all, and A is read
-   * once. */
+  /* Threads share the columns only if there are too few rows: otherwise each packs all columns, and A is read once. */
   const int64_t fit = GROUP_BYTES / ((int64_t)sizeof(float) * a->K * NR),
                 share = (p.n_panels * P + n_threads - 1) / n_threads, pieces = PIECES * n_threads,
                 most = 2 * a->M / ROWS;

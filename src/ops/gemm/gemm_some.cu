@@ -1,8 +1,8 @@
-/* gemm_some.cu: up to 64 rows of A (tokens) times weights whose k are contiguous, 16 bits, by a warpgroup (sm_90a):
- * bound by reading the weights once. A block has 64, 80 or 96 columns and a part of K: one warp copies boxes of rows
- * and weights into a ring of stages, four multiply. The blocks that share a K are a cluster; each finishes some of the
- * rows, whose sums the others store into its shared memory. Weights are requested before the previous kernel has ended
- * (overlap.cuh). */
+/* gemm_some.cu: up to 64 rows of A (tokens) times k-contiguous 16-bit weights, by wgmma (sm_90a): bound by reading the
+ * weights once. A block takes 64, 80 or 96 columns and one K split: a producer warp copies boxes of rows and weights
+ * into a ring of stages, four consumer warps multiply. Blocks sharing K form a cluster; each finishes some of the rows,
+ * whose partial sums the others store into its shared memory. Weight loads are issued before the preceding kernel has
+ * ended (overlap.cuh). */
 #include "gemm_finish.cuh"
 #include "gemm_some.h"
 #include "overlap.cuh"
@@ -22,11 +22,11 @@ enum { DTYPE = KRAIT_BF16 };
 enum {
   ROWS = KR_SOME_ROWS,
   MOST = 96, /* columns */
-  RUN = 8    /* columns that a thread finishes at a time */
+  RUN = 8    /* columns a thread finishes at a time */
 };
 
 typedef struct part {
-  int rank, n, first, n_steps; /* in the cluster; first column; first stage of K and how many */
+  int rank, n, first, n_steps; /* in the cluster; first column; first stage of K and number of stages */
 } part;
 
 KR_DEV part part_of(const kr_gemm_some_plan &p) {
@@ -35,7 +35,7 @@ KR_DEV part part_of(const kr_gemm_some_plan &p) {
   return (part){rank, tile * p.tile, first, p.n_steps * (rank + 1) / p.n_splits - first};
 }
 
-/* Where things lie in shared memory. */
+/* Layout of shared memory. */
 typedef struct places {
   uint32_t stages, stage_bytes, sums, sums_row, full, empty;
 } places;
@@ -48,7 +48,7 @@ KR_DEV places places_of(const kr_gemm_some_plan &p, uint32_t base) {
   return at;
 }
 
-/* Where an address of this block's shared memory is in that of another block of the cluster. */
+/* Maps an address of this block's shared memory to that of another block of the cluster. */
 KR_DEV uint32_t there(uint32_t address, int rank) {
   uint32_t v;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(address), "r"(rank));
@@ -58,7 +58,7 @@ KR_DEV void put_two(uint32_t to, float a, float b) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" : : "r"(to), "f"(a), "f"(b) : "memory");
 }
 
-/* kr_load_box with a policy of the L2 cache. */
+/* kr_load_box with an L2 cache policy. */
 KR_DEV void load_box_by(uint64_t policy, uint32_t to, uint64_t map, uint32_t barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
@@ -68,7 +68,7 @@ KR_DEV void load_box_by(uint64_t policy, uint32_t to, uint64_t map, uint32_t bar
       : "memory");
 }
 
-/* All threads of the cluster arrive, and wait, in turn. */
+/* Split cluster barrier: all threads arrive, then wait. */
 KR_DEV void arrive(void) { asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory"); }
 KR_DEV void await(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
 
@@ -97,7 +97,7 @@ KR_DEV void copy_stages(const kr_gemm_some_plan &p, const part &at, const places
   }
 }
 
-/* A stage's products are under way while the next one's are asked for; then it is given back. */
+/* A stage's wgmma is in flight while the next one's is issued; then the stage is released. */
 template <int TILE>
 KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const places &in, float (&sums)[MOST / 2]) {
   float d[TILE / 2];
@@ -116,7 +116,7 @@ KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const pl
   for (int i = 0; i < TILE / 2; i++) sums[i] = d[i];
 }
 
-/* To the block that finishes a row, where the sums of this part stand behind those of the parts before. */
+/* Stores the partial sums to the block that finishes the row, after those of lower ranks. */
 KR_DEV void hand_over(const kr_gemm_some_plan &p, const part &at, const places &in, const float (&d)[MOST / 2]) {
   const int lane = kr_thread() & 31, rows = ROWS / p.n_splits;
 #pragma unroll
@@ -139,8 +139,8 @@ KR_DEV void add_sums(const float *from, int n_splits, int64_t step, float (&v)[R
   }
 }
 
-/* Code that runs once a launch is slow: instructions come from memory where a layer's weights have evicted them from
- * the caches. So the usual end is a short loop, and the general one stands behind it. */
+/* Code that runs once per launch is slow: a layer's weights have evicted it from the caches, so it is fetched from
+ * memory. Hence the common epilogue is a short loop, and the general one follows it. */
 KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const places &in, const float *sums) {
   const int rows = ROWS / p.n_splits, runs = p.tile / RUN, row_step = 128 / runs, run_step = 128 - row_step * runs;
   int row = kr_thread() / runs, run = kr_thread() - row * runs;
@@ -190,7 +190,7 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
   else if (plan.tile == 80) multiply_stages<80>(plan, at, in, d);
   else multiply_stages<96>(plan, at, in, d);
   kr_others_done();
-  await(); /* the others have begun */
+  await(); /* the other blocks have started */
   hand_over(plan, at, in, d);
   arrive(), await();
   finish_rows(plan, at, in, (const float *)(shared + (in.sums - base)));

@@ -1,12 +1,12 @@
-/* gemm_some.h: what the device code of up to 64 rows times weights is told; host and device read the same struct. */
+/* gemm_some.h: parameters of the kernel for up to 64 rows; one struct for host and device. */
 #ifndef KR_GEMM_SOME_H
 #define KR_GEMM_SOME_H
 
 #include "gemm_plan.h"
 
-/* A stage is 64 of K: of all rows, and of TILE columns. One block a multiprocessor, for as many bytes under way. */
+/* A stage is 64 of K, of all rows and of TILE columns. One block per multiprocessor, to maximize bytes in flight. */
 enum { KR_SOME_ROWS = 64, KR_SOME_THREADS = 160, KR_SOME_MOST_SPLITS = 8 };
-#define KR_SOME_SUMS_ROW(TILE) ((TILE) + 4) /* floats */
+#define KR_SOME_SUMS_ROW(TILE) ((TILE) + 4) /* in floats */
 #define KR_SOME_STAGE_BYTES(TILE) (((TILE) + KR_SOME_ROWS) * 128)
 #define KR_SOME_REST_BYTES(TILE) (KR_SOME_ROWS * KR_SOME_SUMS_ROW(TILE) * 4 + 1024 + 256)
 #define KR_SOME_SHARED_BYTES(TILE, n_stages) ((n_stages) * KR_SOME_STAGE_BYTES(TILE) + KR_SOME_REST_BYTES(TILE))
@@ -14,9 +14,9 @@ enum { KR_SOME_ROWS = 64, KR_SOME_THREADS = 160, KR_SOME_MOST_SPLITS = 8 };
 
 typedef struct kr_gemm_some_plan {
   kr_gemm_map weights, rows;
-  int32_t tile;              /* columns of a block */
-  int32_t n_steps, n_splits; /* stages of K, dealt to the blocks of a cluster: a power of two */
-  int32_t n_stages;          /* of the ring; one is enough where a block has no more */
+  int32_t tile;              /* columns per block */
+  int32_t n_steps, n_splits; /* stages of K, dealt to the n_splits blocks of a cluster, a power of two */
+  int32_t n_stages;          /* in the ring; one suffices if a block has no more */
   int32_t is_plain, reserved; /* is_plain: out has packs of the factors' type, and nothing is added */
   void *out;
   int64_t out_row;

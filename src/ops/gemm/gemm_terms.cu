@@ -1,14 +1,14 @@
-/* gemm_terms.cu: a small product of very many terms (the gradient of a layer's weights: its rows are k), by tensor
- * cores, float32 factors rounded to tf32: bound by reading both factors once. A block makes all of the result for a
- * part of K, whose rows come past the registers into a ring of stages; gemm_base.cu's kr_gemm_sum adds the parts. */
+/* gemm_terms.cu: a small product with a very long K (a layer's weight gradient, whose rows are k), by tensor cores,
+ * float32 factors rounded to tf32: bound by reading both factors once. A block computes the whole result for one split
+ * of K, whose rows cp.async copies into a ring of stages; gemm_base.cu's kr_gemm_sum reduces the splits. */
 #include "gemm_finish.cuh"
 #include "gemm_terms.h"
 #include "mma.cuh"
 
-/* Rows of a factor begin 8 banks apart, so that what a product reads of four of them lies in different ones. */
+/* Consecutive rows of a factor start 8 banks apart, so that an mma's reads of four rows do not conflict. */
 enum { STEP_K = 8, DEPTH = KR_TERMS_DEPTH, PAD = KR_TERMS_PAD, STAGES = KR_TERMS_STAGES };
 
-/* DEPTH rows of a factor, so many of which exist; WIDTH elements each, `n` of which exist. */
+/* DEPTH rows of a factor, a given number of them in bounds; WIDTH elements each, `n` in bounds. */
 template <int WIDTH>
 KR_DEV void bring(const float *from, int64_t stride, int n, int left_k, float *to) {
 #pragma unroll
@@ -18,7 +18,7 @@ KR_DEV void bring(const float *from, int64_t stride, int n, int left_k, float *t
   }
 }
 
-/* 16 columns of a factor from `column` on and STEP_K of its rows, as kr_mma_as takes a, or, AS_B, as two b. */
+/* 16 columns of a factor from `column` and STEP_K of its rows, as operand a of kr_mma or, AS_B, as two operands b. */
 template <int WIDTH, int AS_B>
 KR_DEV void read_columns(uint32_t (&f)[4], const float *rows, int column) {
   const int g = (kr_thread() & 31) / 4, q = kr_thread() & 3;
@@ -28,7 +28,7 @@ KR_DEV void read_columns(uint32_t (&f)[4], const float *rows, int column) {
         rows[((AS_B ? r % 2 : r / 2) * 4 + q) * (WIDTH + PAD) + column + (AS_B ? r / 2 : r % 2) * 8 + g]));
 }
 
-/* Warps are WM by 8 / WM over the result; each has MT times 16 rows and NT times 16 columns. */
+/* WM by 8 / WM warps cover the result; each has MT times 16 rows and NT times 16 columns. */
 template <int WM, int MT, int NT>
 KR_DEV void run(const kr_gemm_plan &p) {
   enum { M = WM * MT * 16, N = 8 / WM * NT * 16, STAGE = DEPTH * (M + N + 2 * PAD) };
@@ -51,7 +51,7 @@ KR_DEV void run(const kr_gemm_plan &p) {
 #pragma unroll 1
   for (int k = begin; k < end; k += DEPTH) {
     kr_copied<STAGES - 2>();
-    kr_sync(); /* the stage is there, and the one before was read */
+    kr_sync(); /* the stage has arrived, and all have read the previous one */
     begin_stage(k + (STAGES - 1) * DEPTH, at ? at - 1 : STAGES - 1);
     const float *const left = stages + at * STAGE, *const right = left + DEPTH * (M + PAD);
     at = at + 1 == STAGES ? 0 : at + 1;

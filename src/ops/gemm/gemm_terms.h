@@ -1,11 +1,10 @@
-/* gemm_terms.h: how the kernels of small products of very many terms lie in shared memory; host and device read the
- * same. */
+/* gemm_terms.h: shared-memory layout of the kernels for small products with a very long K, for host and device. */
 #ifndef KR_GEMM_TERMS_H
 #define KR_GEMM_TERMS_H
 
 #include "gemm_plan.h"
 
-/* A stage is KR_TERMS_DEPTH rows of both factors, each with KR_TERMS_PAD floats behind it. */
+/* A stage is KR_TERMS_DEPTH rows of both factors, each padded by KR_TERMS_PAD floats. */
 enum { KR_TERMS_THREADS = 256, KR_TERMS_STAGES = 4, KR_TERMS_DEPTH = 16, KR_TERMS_PAD = 8 };
 #define KR_TERMS_SHARED_BYTES(M, N) \
   ((uint32_t)(KR_TERMS_STAGES * KR_TERMS_DEPTH * ((M) + (N) + 2 * KR_TERMS_PAD) * 4))

@@ -1,8 +1,7 @@
-/* gemm_tiles_simd.c: products by a matrix unit for bfloat16. A factor is a sum of up to three numbers of bfloat16
- * (float32 three, float16 two), which hold all of its bits; of the products of such parts those are left out that are
- * below the result's last place. Both factors are packed by blocks of 32 terms and 16 rows or columns. Quantized
- * columns are one number of bfloat16 each, and a block's sums are multiplied with its scale. Compiled for AMX; a test
- * compiles it with loops for the unit. */
+/* gemm_tiles_simd.c: products by a bfloat16 matrix unit. A factor is split into up to three bfloat16 parts (float32
+ * three, float16 two), which hold all of its bits; products of parts below the result's last place are omitted. Both
+ * factors are packed in blocks of 32 terms by 16 rows or columns. Quantized columns are one bfloat16 each, and a
+ * block's sums are multiplied by its scale. Compiled for AMX; a test compiles it with loops emulating the unit. */
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_rows.h"
 #include "gemm/gemm_vectors.h"
@@ -11,43 +10,43 @@
 #include "tiles.h"
 
 enum { SIDE = 2 * KR_TILE, MOST_PARTS = 3, MOST_STEPS = 6, LINE = 64 };
-/* A group of packed columns and its sums of several parts of K share the L2 cache; rows that threads share need not.
- * Where loops stand for the unit all are small, so that the products of a test have several of each. */
+/* A group of packed columns and its sums share the L2 cache if K has several parts; rows shared by threads need not
+ * fit. With emulating loops all sizes are small, so that a test's products have several of each. */
 #if defined(KR_TILES_AMX)
 enum { GROUP_BYTES = 1 << 20, SUMS_BYTES = 1 << 20, PART_TERMS = 3072, ROWS_BYTES = 24 << 20, FEWEST_ROWS = 128 };
 #else
 enum { GROUP_BYTES = 5 << 13, SUMS_BYTES = 1 << 14, PART_TERMS = 288, ROWS_BYTES = 24 << 12, FEWEST_ROWS = 32 };
 #endif
-enum { PIECES = 4, GROUPS = 2 }; /* for each thread, at the least; a group of columns reads all rows of its block */
+enum { PIECES = 4, GROUPS = 2 }; /* tasks per thread, at least; a group of columns reads all rows of its block */
 
-/* A product of two parts: where they begin in a block, and which of them are not in the unit yet. */
+/* A product of two parts: their offsets in a block, and which of them the unit has yet to load. */
 typedef struct step {
   int a, b, loads_a, loads_b;
 } step;
 
 typedef struct product {
   const krait_gemm_args *args;
-  const kr_blocks *quantized; /* columns; NULL: they are the second factor's */
-  int64_t block_a, block_b;   /* bytes of a panel's block of terms */
+  const kr_blocks *quantized; /* columns; NULL: those of the second factor */
+  int64_t block_a, block_b;   /* bytes of one block of terms in a panel */
   step steps[MOST_STEPS];
   int n_steps, parts_a, parts_b;
-  int gated, width, panels, shared; /* results of a panel, panels of a group; shared: rows are packed once, for all */
-  int64_t n_panels, n_groups, part, n_parts; /* part: terms that are summed at once */
-  int64_t first, n_rows, block, n_blocks;    /* rows that are packed at a time, and of a task */
+  int gated, width, panels, shared; /* results per panel, panels per group; shared: rows are packed once for all */
+  int64_t n_panels, n_groups, part, n_parts; /* part: terms summed at once */
+  int64_t first, n_rows, block, n_blocks;    /* rows packed at a time, and per task */
   int64_t shared_bytes;
 } product;
 
-/* What a power of two makes ordinary, and what nothing does. */
+/* Magnitudes outside LEAST..MOST are scaled by a power of two; INFINITE cannot be. */
 enum { LEAST = (127 - 60) << 23, MOST = (127 + 60) << 23, INFINITE = 255 << 23, NOT_FINITE = 1 << 10 };
 
-typedef struct lines { /* rows of A or columns of B, 16 at most, of one product */
+typedef struct lines { /* up to 16 rows of A or columns of B, of one product */
   const krait_view *view;
-  int64_t at, next, next_term; /* elements: to the first, from one to the next, from term to term */
+  int64_t at, next, next_term; /* in elements: offset of the first, stride between lines, between terms */
   int64_t block;               /* bytes from one packed block to the next */
   int n, is_columns;
 } lines;
 
-/* Two vectors of terms as numbers of bfloat16 side by side, whose sum they are. */
+/* Splits two vectors of terms into pairs of bfloat16 parts that sum to them. */
 KR_INLINE void split(const int parts, const float *x, const float *y, float scale, uint32_t *to, uint32_t *largest) {
   for (int i = 0; i < KR_TILE; i++) {
     float u = x[i], v = y[i];
@@ -63,7 +62,7 @@ KR_INLINE void split(const int parts, const float *x, const float *y, float scal
   }
 }
 
-/* 32 terms from k on as floats: of columns term by term, of rows row by row; zeros beyond the last. */
+/* 32 terms from k as floats: columns term by term, rows row by row; zeros past the end. */
 static void load_terms(const lines *l, int64_t k, int64_t K, float *terms) {
   const int n = K - k < KR_TILE_TERMS ? (int)(K - k) : KR_TILE_TERMS, pitch = l->is_columns ? KR_TILE : KR_TILE_TERMS,
             n_rows = l->is_columns ? n : l->n, n_lanes = l->is_columns ? l->n : n;
@@ -77,7 +76,7 @@ static void load_terms(const lines *l, int64_t k, int64_t K, float *terms) {
   }
 }
 
-/* Returns the bits of the largest size among them. */
+/* Returns the bits of the largest magnitude. */
 KR_INLINE uint32_t pack_parts(const int parts, const lines *l, int64_t k, int64_t K, float scale, char *to) {
   const int lies = l->view->dtype == KRAIT_F32 && l->n == KR_TILE && (l->is_columns ? l->next : l->next_term) == 1;
   uint32_t largest[KR_TILE] = {0}, most = 0;
@@ -101,8 +100,8 @@ static uint32_t pack_scaled(int parts, const lines *l, int64_t k, int64_t K, flo
   return parts == 2 ? pack_parts(2, l, k, K, scale, to) : pack_parts(3, l, k, K, scale, to);
 }
 
-/* Terms k to K. Returns the power of two that they were multiplied with, so that none of their parts is lost and no sum
- * of products too large, or NOT_FINITE. */
+/* Packs terms k to K. Returns the exponent of the power of two they were multiplied by, so that no part underflows and
+ * no sum of products overflows, or NOT_FINITE. */
 static int pack(int parts, const lines *l, int64_t k, int64_t K, char *to) {
   const uint32_t largest = pack_scaled(parts, l, k, K, 1, to);
   if (largest >= INFINITE) return NOT_FINITE;
@@ -121,7 +120,7 @@ static lines rows_of(const krait_gemm_args *a, int64_t batch, int64_t m) {
                  .n = left < 0 ? 0 : left < KR_TILE ? (int)left : KR_TILE};
 }
 
-/* Half of a panel: its second one is the second factor's where there is a gate. */
+/* Half of a panel: with a gate, the second half belongs to the second factor. */
 static lines columns_of(const product *p, int64_t batch, int64_t panel, int half) {
   const krait_gemm_args *a = p->args;
   const krait_view *B = p->gated && half ? &a->B2 : &a->Bmat;
@@ -139,22 +138,22 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t blocks_of(int64_t K) { return ceil_div(K, KR_TILE_TERMS); }
-/* Of a panel. */
+/* Per panel. */
 static int64_t packed_bytes(int64_t K, int64_t block) { return blocks_of(K) * block; }
 
-/* A thread's memory. */
+/* A thread's scratch. */
 typedef struct memory {
-  float *bias, *sums; /* SIDE for each panel; of several parts of K, SIDE * SIDE for each pair of panels */
-  char *columns, *rows; /* packed: the group; where they are not shared, a panel of rows */
-  int *shifts;          /* two of each panel */
-  int64_t *packed;      /* which group it has packed: it does not pack it again for the next block of rows */
+  float *bias, *sums; /* SIDE per panel; with several parts of K, SIDE * SIDE per pair of panels */
+  char *columns, *rows; /* packed: the group; unless shared, a panel of rows */
+  int *shifts;          /* two per panel */
+  int64_t *packed;      /* the group it has packed: it is not packed again for the next block of rows */
 } memory;
 
 static int64_t sums_floats(const product *p) {
   return p->n_parts > 1 ? ceil_div(p->block, SIDE) * p->panels * SIDE * SIDE : 0;
 }
 
-/* Where the thread's memory has what, in bytes: in the order of `memory`. */
+/* Byte offsets in a thread's scratch, in the order of `memory`. */
 static int64_t place(const product *p, int64_t at[6]) {
   const int64_t bytes[6] = {p->panels * SIDE * (int64_t)sizeof(float),
                             sums_floats(p) * (int64_t)sizeof(float),
@@ -177,8 +176,8 @@ static memory memory_of(const product *p, int worker) {
                   (int *)(void *)(base + at[4]), (int64_t *)(void *)(base + at[5])};
 }
 
-/* Rows that all threads share: panels of them. Then two shifts of each panel, which are kept of quantized products'
- * rows that are not shared too. */
+/* Panels of rows shared by all threads, then two shifts per panel, which quantized products also keep for rows that are
+ * not shared. */
 static char *shared_rows(const product *p, int64_t panel) {
   return base_of(p) + panel * packed_bytes(p->args->K, p->block_a);
 }
@@ -186,8 +185,8 @@ static int *shared_shifts(const product *p, int64_t panel) {
   return (int *)(void *)shared_rows(p, p->shared ? ceil_div(p->n_rows, SIDE) : 0) + 2 * panel;
 }
 
-/* Quantized columns with a base need the sum of each row's block of terms, of all its terms at once: of a panel, behind
- * the block's parts. */
+/* Quantized columns with a base need the sum of all terms of each row's block: stored per panel behind the block's
+ * parts. */
 static float *row_sums(const product *p, char *block) {
   return (float *)(void *)(block + p->parts_a * 2 * KR_TILE_BYTES);
 }
@@ -226,11 +225,11 @@ static void pack_shared(void *user, int64_t begin, int64_t end, int worker) {
     pack_rows(p, 0, p->first + i * SIDE, 0, p->args->K, shared_rows(p, i), shared_shifts(p, i));
 }
 
-/* Behind a block's tiles of quantized columns: SIDE scales and SIDE bases. */
+/* After a block's tiles of quantized columns: SIDE scales and SIDE bases. */
 enum { FACTORS_BYTES = 2 * SIDE * sizeof(float) };
 static float *factors_of(char *block) { return (float *)(void *)(block + 2 * KR_TILE_BYTES); }
 
-/* 16 numbers of n columns, `pitch` from one column to the next, line by line; zeros beyond the last column. */
+/* Transposes 16 numbers of n columns, `pitch` between columns, into lines; zeros past the last column. */
 static void turn(const float *numbers, int64_t pitch, int n, float *to) {
   for (int lane = 0; lane < KR_TILE; lane += KR_VL) {
     const kr_plane plane = {(void *)(uintptr_t)(numbers + lane * pitch), KRAIT_F32, 0, 1, pitch};
@@ -238,7 +237,7 @@ static void turn(const float *numbers, int64_t pitch, int n, float *to) {
   }
 }
 
-/* Half a panel of quantized columns, n of them from one on, terms k to K; zeros beyond the last. */
+/* Half a panel of quantized columns, n of them from `first`, terms k to K; zeros past the last. */
 static void pack_quantized(const product *p, int half, int64_t first, int n, int64_t k, int64_t K, char *to) {
   enum { AT_ONCE = KR_BLOCKS_AT_ONCE };
   const kr_blocks *q = p->quantized;
@@ -275,22 +274,22 @@ static void pack_group(const product *p, const memory *t, int64_t batch, int64_t
   }
 }
 
-/* Two tiles of the next block. */
+/* Prefetches two tiles of the next block. */
 static inline void ask_for(const char *tiles) {
   for (int i = 0; i < 2 * KR_TILE_BYTES; i += LINE)
     __builtin_prefetch((const void *)((uintptr_t)tiles + (uintptr_t)i), 0, 3);
 }
 
-/* A panel of rows times one of columns, over some terms. */
+/* A panel of rows times a panel of columns, over some terms. */
 typedef struct piece {
   int64_t batch, m, panel, k, K;
   const char *A, *B;
   int *rows, *columns; /* their shifts */
-  const char *next;    /* what the rows after these are made of, and how much of it a block asks for; NULL */
+  const char *next;    /* source of the next rows, and how many bytes of it to prefetch per block; NULL */
   int next_bytes;
 } piece;
 
-/* Sums of two by two tiles: panels of rows and of columns, of which the second halves may have none. */
+/* Sums of two by two tiles: panels of rows and of columns, either of which may lack its second half. */
 static void multiply(const product *p, const piece *c, int two_rows, int two_columns, float *sums, kr_tmms *t) {
   enum { PITCH = SIDE * sizeof(float) };
   const char *A = c->A, *B = c->B, *next = c->next;
@@ -326,7 +325,7 @@ static void multiply(const product *p, const piece *c, int two_rows, int two_col
   KR_TMM_STORE(*t, 3, sums + KR_TILE * SIDE + KR_TILE, PITCH);
 }
 
-/* sums of 16 rows += a block's tiles times its scales, and the rows' sums times its bases. */
+/* sums of 16 rows += a block's tiles times its scales + the rows' sums times its bases. */
 KR_INLINE void add_block(const int has_bases, const float *tiles, const float *factors, const float *rows,
                          float *sums) {
   enum { N = SIDE / KR_VL };
@@ -356,7 +355,7 @@ KR_INLINE void add_block(const int has_bases, const float *tiles, const float *f
   KR_TMM_STORE(*t, x, to, PITCH);                                  \
   if (two_columns) KR_TMM_STORE(*t, y, (to) + KR_TILE, PITCH)
 
-/* Quantized columns: vectors take the sums of one half of the rows while the unit makes the other's. */
+/* Quantized columns: vectors scale the sums of one half of the rows while the unit computes the other's. */
 KR_INLINE void multiply_scaled(const int has_bases, const product *p, const piece *c, int two_rows, int two_columns,
                                float *sums, kr_tmms *t) {
   enum { PITCH = SIDE * sizeof(float), HALF = KR_TILE * SIDE };
@@ -382,7 +381,7 @@ KR_INLINE void multiply_scaled(const int has_bases, const product *p, const piec
   if (two_rows) add_block(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
 }
 
-/* The same for a tile with numbers that are not finite, which have no parts. */
+/* The same for a tile with non-finite numbers, which cannot be split into parts. */
 static void multiply_plainly(const lines *rows, const lines *columns, int64_t k, int64_t K, float *sums) {
   float x[SIDE * KR_TILE], y[SIDE * KR_TILE];
   for (int m = 0; m < rows->n; m++)
@@ -421,7 +420,7 @@ static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t)
     const int row = i / 2, column = i % 2;
     float *tile = sums + row * KR_TILE * SIDE + column * KR_TILE;
     if (c->rows[row] == NOT_FINITE || c->columns[column] == NOT_FINITE) {
-      if (p->quantized) continue; /* `run` has them made again */
+      if (p->quantized) continue; /* `run` recomputes them */
       const lines l = rows_of(a, c->batch, c->m + row * KR_TILE), r = columns_of(p, c->batch, c->panel, column);
       multiply_plainly(&l, &r, c->k, c->K, tile);
     } else if (c->rows[row] + c->columns[column]) scale_tile(tile, -c->rows[row] - c->columns[column]);
@@ -432,7 +431,7 @@ static void add_sums(float *to, const float *from) {
   for (int i = 0; i < SIDE * SIDE; i += KR_VL) kr_v_store(to + i, kr_v_add(kr_v_load(to + i), kr_v_load(from + i)));
 }
 
-/* The lines that a tile of the result will be written to, while its sums are made: of rows that lie together. */
+/* Prefetches the lines of the result tile while its sums are computed, if rows are contiguous. */
 static inline void fetch_result(const product *p, const piece *c, int n) {
   const krait_gemm_args *a = p->args;
   const krait_view *out = &a->out;
@@ -445,7 +444,7 @@ static inline void fetch_result(const product *p, const piece *c, int n) {
     __builtin_prefetch(line, 1), __builtin_prefetch(line + (width - 1) * bytes, 1);
 }
 
-/* A panel of rows, the i-th of its block, times a group of columns, over some terms. */
+/* The i-th panel of rows of its block times a group of columns, over some terms. */
 static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
   const int64_t panel = c->panel;
@@ -464,8 +463,7 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
   c->panel = panel;
 }
 
-/* The next panel of rows, if it is there: packed, or rows of A without gaps. It comes while n panels of columns are
- * multiplied. */
+/* Prefetches the next panel of rows, if any, packed or contiguous in A, while n panels of columns are multiplied. */
 static void look_ahead(const product *p, piece *c, int is_there, int n) {
   const krait_view *A = &p->args->A;
   const int64_t bytes = (int64_t)krait_dtype_bytes(A->dtype), dense = A->stride[1] == 1 && A->stride[0] == p->args->K,
@@ -515,7 +513,7 @@ static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) 
 
 static int parts_of(int32_t dtype) { return dtype == KRAIT_F32 ? 3 : dtype == KRAIT_F16 ? 2 : 1; }
 
-/* Small products first. depth: how small a part's product may be and still counts. */
+/* Small products first. depth: the largest sum of part indices that still counts. */
 static void choose_steps(product *p) {
   static const int order[MOST_STEPS][2] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}};
   const krait_gemm_args *a = p->args;
@@ -546,8 +544,8 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blo
                 terms = quantized ? KR_BLOCKS_AT_ONCE * KR_BLOCK : KR_TILE_TERMS;
   p.part = ceil_div(ceil_div(a->K, n_parts), terms) * terms;
   p.n_parts = ceil_div(a->K, p.part);
-  /* Threads share columns, which are then packed once; rows where there are many more of these; both where there are
-   * few of either. */
+  /* Threads share columns, which are then packed once; rows if there are many more rows; both if there are few of
+   * either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.block_b)), n_pieces = PIECES * n_threads,
                 row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, GROUPS * n_threads);
   int64_t panels = smaller(fit, p.n_panels);
@@ -580,7 +578,7 @@ static uint64_t scratch_of(const krait_ctx *ctx, const krait_gemm_args *a, const
   return (uint64_t)(p.shared_bytes + place(&p, at) * krait_ctx_n_threads(ctx) + LINE);
 }
 
-/* Rows of which 16 are not finite, of quantized columns. */
+/* Quantized columns: recomputes 16 rows if any is not finite. */
 static int32_t run_others(const krait_ctx *ctx, const product *p) {
   for (int64_t i = 0; i < ceil_div(p->n_rows, KR_TILE); i++) {
     const int64_t m = p->first + i * KR_TILE, left = p->args->M - m;

@@ -1,5 +1,5 @@
-/* gemm_vectors.h: what the vector rows of products share: vectors of a tensor of any float type and stride, and what
- * follows a sum. */
+/* gemm_vectors.h: shared by the vector rows of products: vector access to a tensor of any float type and stride, and
+ * the epilogue. */
 #ifndef KR_GEMM_VECTORS_H
 #define KR_GEMM_VECTORS_H
 
@@ -11,7 +11,7 @@
 
 static inline int gemm_lanes(int64_t n) { return n < 0 ? 0 : n > KR_VL ? KR_VL : (int)n; }
 
-/* Lanes whose elements are `stride` apart. */
+/* Loads lanes `stride` elements apart. */
 static inline kr_v gemm_load(const krait_view *view, int64_t at, int64_t stride, int lanes) {
   if (stride == 1) return lanes > 0 ? kr_v_load_as(view->data, at, lanes, view->dtype) : kr_v_zero();
   float values[KR_VL] = {0};
@@ -57,7 +57,7 @@ static inline kr_v gemm_activated(kr_v v, int32_t activation) {
   }
 }
 
-/* What sums of row m are multiplied with. */
+/* The factor of row m's sums. */
 static inline float gemm_scale(const krait_gemm_args *a, int64_t batch, int64_t m) {
   const float scale = a->scale != 0 ? a->scale : 1;
   const krait_view *r = &a->row_scale;
@@ -65,14 +65,13 @@ static inline float gemm_scale(const krait_gemm_args *a, int64_t batch, int64_t 
                    : scale;
 }
 
-/* Elements of a matrix (M,N) of each product, of row m from a column on. */
+/* Elements of row m of an (M,N) matrix of each product, from a column. */
 static inline kr_v gemm_elements(const krait_view *v, int64_t batch, int64_t m, int64_t column, int lanes) {
   return gemm_load(v, m * v->stride[0] + column * v->stride[1] + (batch ? batch * v->stride[2] : 0), v->stride[1],
                    lanes);
 }
 
-/* Scaled sums with their bias, of row m from a column on, activated, gated where there is a gate, multiplied by the
- * factor, added to the residual, and stored. */
+/* The epilogue of row m from a column: scale, bias, activation, gate if any, factor, residual, store. */
 static inline void gemm_finish_some(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, int lanes,
                                     kr_v v, const kr_v *gate) {
   const krait_view *out = &a->out;
@@ -88,13 +87,13 @@ static inline void gemm_finish(const krait_gemm_args *a, int64_t batch, int64_t 
   gemm_finish_some(a, batch, m, column, gemm_lanes(a->N - column), v, gate);
 }
 
-/* Vector v of a row's sums, with scale and bias; is_plain: they are all there is. */
+/* Vector v of a row's sums, with scale and bias; is_plain: these are already applied. */
 KR_INLINE kr_v gemm_scaled(int is_plain, const float *sums, const float *bias, kr_v scale, int v) {
   const kr_v sum = kr_v_load(sums + v * KR_VL);
   return is_plain ? sum : kr_v_fma(sum, scale, kr_v_load(bias + v * KR_VL));
 }
 
-/* Whole vectors, columns side by side; type and vectors are constants after inlining. */
+/* Whole vectors of contiguous columns; type and vectors are constants after inlining. */
 KR_INLINE void gemm_finish_whole(const int32_t type, const int vectors, const krait_gemm_args *a, int is_plain,
                                  const float *sums, const float *bias, int64_t batch, int64_t m, int rows,
                                  int64_t column) {
@@ -115,13 +114,13 @@ KR_INLINE void gemm_finish_whole(const int32_t type, const int vectors, const kr
   }
 }
 
-/* Nothing, or rows as the result's. */
+/* Absent, or rows laid out like the result's. */
 static inline int gemm_lies_as_out(const krait_gemm_args *a, const krait_view *v) {
   return !kr_has(v) || (v->stride[1] == 1 && v->dtype == a->out.dtype);
 }
 
-/* Rows of sums, `vectors` of them (a constant) side by side from a column on: of a gate, the second half is what the
- * first is multiplied with. is_plain: they have their scale and bias already. */
+/* Rows of sums, `vectors` (a constant) contiguous ones from a column; with a gate, the second half multiplies the
+ * first. is_plain: scale and bias are already applied. */
 KR_INLINE void gemm_finish_rows(const krait_gemm_args *a, int is_plain, const int vectors, const float *sums,
                                 const float *bias, int64_t batch, int64_t m, int rows, int64_t column) {
   const int is_gated = kr_has(&a->B2), n = is_gated ? vectors / 2 : vectors;

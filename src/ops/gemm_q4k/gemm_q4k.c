@@ -1,5 +1,5 @@
-/* gemm_q4k.c: cost and rows of products with weights of 4 bits. The equation is in gemm_q4k_ref.c. Bound: float32 1e-5
- * of the result's scale, 16-bit storage one rounding; what quantisation itself loses is not this op's. */
+/* gemm_q4k.c: cost and rows of products with 4-bit weights. gemm_q4k_ref.c has the equation. Bound: float32 1e-5 of the
+ * result's scale, 16-bit storage one rounding; the quantization error itself is not this op's. */
 #include "gemm_q4k/gemm_q4k_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -12,7 +12,7 @@ static void count_cost(const void *args, kr_cost *cost) {
                 M * N * (double)krait_dtype_bytes(a->out.dtype);
 }
 
-/* What the vector rows take: rows of float32 and of words without gaps. */
+/* The vector rows take contiguous rows of float32 and of words. */
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
   (void)ctx;
@@ -28,7 +28,7 @@ static const char *refuse_few(const krait_ctx *ctx, const void *args) {
 }
 
 #ifdef KR_BUILD_amx
-/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few rows. */
+/* Cases where the vector rows are as fast: mostly padding in the tiles, or packing for few rows. */
 static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
   if (a->M < 13 || a->N < 64) return "fewer than 13 rows or 64 outputs";

@@ -1,13 +1,13 @@
-/* gemm_q4k.cu: products with weights of 4 bits, for every GPU, by float32 multiply-adds. Few rows: a warp takes two
- * outputs, a lane 16 bytes, 32 weights, of every fourth super-block. Many rows: a block takes a tile of 64 rows and 64
- * outputs, 64 weights of each at a time, widened into shared memory. */
+/* gemm_q4k.cu: products with 4-bit weights, for every GPU, by float32 FMAs. Few rows: a warp takes two outputs, a lane
+ * 16 bytes (32 weights) of every fourth super-block. Many rows: a block computes a tile of 64 rows by 64 outputs, 64
+ * weights of each at a time widened into shared memory. */
 #include "kernel.cuh"
 #include "gemm_q4k_plan.h"
 
 enum { SUPER_WORDS = 36, OUTPUTS = KR_Q4K_FEW_OUTPUTS, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
 
-/* w = scale q + base in part j of 32 of a super-block that begins with head: d and e, then the three words of scales
- * and minima. */
+/* w = scale q + base in the j-th 32 of a super-block starting with head: d and e, then the three words of scales and
+ * minima. */
 KR_DEV void read_part(const uint32_t (&head)[4], int j, float &scale, float &base) {
   const int shift = j % 4 * 8;
   const uint32_t first_s = head[1] >> shift, first_t = head[2] >> shift, rest = head[3] >> shift;
@@ -22,7 +22,7 @@ KR_DEV void read_head(const int32_t *super, int64_t stride, uint32_t (&head)[4])
   for (int i = 0; i < 4; i++) head[i] = (uint32_t)super[i * stride];
 }
 
-/* Sixteen elements side by side. */
+/* Sixteen contiguous elements. */
 template <int DTYPE>
 KR_DEV void read_sixteen(const void *data, int64_t at, float (&v)[16]) {
   if (DTYPE == KRAIT_F32) {
@@ -42,7 +42,7 @@ KR_DEV void read_sixteen(const void *data, int64_t at, float (&v)[16]) {
   }
 }
 
-/* What a lane takes of a super-block: its head and 16 bytes, 32 weights. */
+/* A lane's share of a super-block: its head and 16 bytes, 32 weights. */
 typedef struct piece {
   kr_raw16 head, q;
 } piece;
@@ -53,15 +53,14 @@ KR_DEV piece read_piece(const int32_t *words, int64_t s, int64_t S, int eighth) 
   return piece{*(const kr_raw16 *)words, *(const kr_raw16 *)(words + 4 + 4 * eighth)};
 }
 
-/* 16 + the four bits from bit `from` on, without a conversion: they are the highest of the mantissa of a number from 16
- * on. */
+/* 16 + the four bits from bit `from`, without a conversion: placed at the top of the mantissa of a float from 16. */
 KR_DEV float sixteen_and(uint32_t word, int from) {
   const uint32_t bits = from < 19 ? word << (19 - from) : word >> (from - 19);
   return kr_bits_to_float((bits & 0x00780000u) | 0x41800000u);
 }
 
-/* Words and rows of A lie without gaps and are aligned. A warp takes OUTPUTS of ROWS rows, eight of its lanes one of
- * four super-blocks; the next four are on their way meanwhile. */
+/* Words and rows of A are contiguous and aligned. A warp takes OUTPUTS of ROWS rows, eight lanes per super-block, four
+ * super-blocks at a time; the next four are prefetched. */
 template <int DTYPE, int ROWS>
 KR_DEV void run_few(const krait_gemm_q4k_args &a) {
   const int lane = kr_thread() & 31, place = lane / 8, eighth = lane % 8, chunk = eighth / 2;
@@ -137,7 +136,7 @@ KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 3) kr_gemm_q4k_few(const krait_gemm
   run_typed<KR_Q4K_FEW_ROWS>(a);
 }
 
-/* A thread's quarter of an output's 64 weights of a step: two words of bytes hold sixteen of them. */
+/* A thread's quarter of an output's 64 weights of a step: sixteen of them, from two words of bytes. */
 KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s,
                         int chunk) {
   const int column = kr_thread() / 4, quarter = kr_thread() % 4;
@@ -158,7 +157,7 @@ KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH
   }
 }
 
-/* A thread's sixteen of the tile's 64 x 64 elements of A: neighbouring threads, neighbouring columns. */
+/* A thread's sixteen of the tile's 64 x 64 elements of A: neighboring threads take neighboring columns. */
 KR_DEV void put_rows(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_m, int64_t k) {
   const int column = kr_thread() % TILE;
 #pragma unroll

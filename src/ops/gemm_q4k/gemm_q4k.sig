@@ -1,4 +1,4 @@
-# Rows times weights of 4 bits in super-blocks of 256.
+# Rows times 4-bit weights in super-blocks of 256.
 op gemm_q4k
   size M N S >= 0
   bench "M=1,N=3072,S=3"

@@ -1,5 +1,5 @@
-/* gemm_q4k_check.c: random calls: few and many rows; two in three as the vector rows take them. Scales and minima are
- * those of weights of about 0.1. */
+/* gemm_q4k_check.c: random calls with few and many rows; two in three as the vector rows take them. Scales and minima
+ * fit weights of about 0.1. */
 #include "check.h"
 #include "half.h"
 #include "op_list.h"
@@ -21,9 +21,9 @@ int32_t kr_gemm_q4k_case(kr_case *c, int64_t index) {
   krait_gemm_q4k_args *a = (krait_gemm_q4k_args *)c->args;
   a->M = index % 4 == 0 ? kr_case_edge(c, 70) : index % 4 == 1 ? 1 : kr_case_int(c, 1, 9);
   a->N = kr_case_edge(c, index % 4 == 0 ? 70 : 130), a->S = kr_case_int(c, 1, 3);
-  if (index % 24 == 4) /* as a matrix unit takes them */
+  if (index % 24 == 4) /* as the matrix unit takes them */
     a->M = kr_case_int(c, 20, 50), a->N = kr_case_int(c, 64, 100), a->S = kr_case_int(c, 2, 3);
-  if (index % 16 == 5) a->N = kr_case_int(c, 1, 20), a->S = kr_case_int(c, 15, 20); /* more than are read together */
+  if (index % 16 == 5) a->N = kr_case_int(c, 1, 20), a->S = kr_case_int(c, 15, 20); /* more than are read at once */
   c->contiguous = index % 3 != 2;
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
   const krait_view *words = kr_case_give(c, "words");

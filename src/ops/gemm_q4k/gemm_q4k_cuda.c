@@ -22,7 +22,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int wh
   return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, a, sizeof *a);
 }
 
-/* Rows side by side whose packs of 16 bytes are aligned. */
+/* Contiguous rows with aligned 16-byte packs. */
 static int is_packed(const krait_view *v, int64_t per_pack) {
   return v->stride[1] == 1 && v->stride[0] % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
 }

@@ -1,4 +1,4 @@
-/* gemm_q4k_parts.h: what the vector rows read off the bytes of weights of 4 bits. */
+/* gemm_q4k_parts.h: how the vector rows decode the bytes of 4-bit weights. */
 #ifndef KR_GEMM_Q4K_PARTS_H
 #define KR_GEMM_Q4K_PARTS_H
 
@@ -7,7 +7,7 @@
 
 #include "vec.h"
 
-/* Weights and bytes of a super-block, weights of one scale and minimum. */
+/* Weights and bytes per super-block, weights per scale and minimum. */
 enum { SUPER = 256, SUPER_BYTES = 144, PART = 32 };
 
 static inline const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) {
@@ -19,8 +19,8 @@ typedef struct parts {
   float scale[16], base[16];
 } parts;
 
-/* Of OUTPUTS outputs at once, and in steps: what is written as bytes is read as vectors, which waits for all that came
- * before, once for many super-blocks instead of once for each. */
+/* For OUTPUTS outputs at once, in two steps: vector loads of what was stored as bytes wait for all earlier stores, once
+ * for many super-blocks instead of once for each. */
 typedef struct raw_parts {
   int8_t scale[16], minimum[16];
   float d, e;

@@ -1,4 +1,4 @@
-/* gemm_q4k_plan.h: sizes of the kernels of gemm_q4k.cu. */
+/* gemm_q4k_plan.h: sizes for the kernels of gemm_q4k.cu. */
 #ifndef KR_GEMM_Q4K_PLAN_H
 #define KR_GEMM_Q4K_PLAN_H
 
@@ -7,7 +7,7 @@ enum {
   KR_Q4K_FEW_OUTPUTS = 2,
   KR_Q4K_FEW_ROWS = 8,
   KR_Q4K_TILE_THREADS = 256,
-  KR_Q4K_TILE = 64, /* rows and outputs of a tile, and weights of a step */
+  KR_Q4K_TILE = 64, /* rows and outputs of a tile, weights per step */
 };
 
 #endif

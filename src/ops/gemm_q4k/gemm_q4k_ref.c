@@ -1,6 +1,6 @@
-/* gemm_q4k_ref.c: out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]; a super-block of 256 w is 36 words, seen as 144
- * bytes, the lowest of a word first: float16 d and e, 12 bytes of eight 6-bit scales s and minima t, and 128 bytes of
- * four bits each; w = d s[i / 32] q[i] - e t[i / 32]. */
+/* gemm_q4k_ref.c: out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]. A super-block of 256 w is 36 words, little-endian,
+ * i.e. 144 bytes: float16 d and e, 12 bytes of eight 6-bit scales s and minima t, and 128 bytes of 4-bit q; w = d s[i /
+ * 32] q[i] - e t[i / 32]. */
 #include "half.h"
 #include "op_list.h"
 #include "view.h"
@@ -14,8 +14,8 @@ static double half_of(const krait_view *words, int64_t n, int64_t s, int64_t at)
   return kr_f16_to_float((uint16_t)(byte_of(words, n, s, at) | byte_of(words, n, s, at + 1) << 8));
 }
 
-/* Scale j, or minimum j with from = 4: the first four of both have six bits of a byte; of the others four are half a
- * byte, two the top of one before. */
+/* Scale j, or minimum j with from = 4: the first four of each are six bits of one byte; the others have four bits in a
+ * half byte and two at the top of an earlier byte. */
 static uint32_t six_bits(const krait_view *words, int64_t n, int64_t s, int64_t j, int64_t from) {
   if (j < 4) return byte_of(words, n, s, 4 + from + j) & 63;
   const uint32_t low = byte_of(words, n, s, 4 + 4 + j) >> from & 15;

@@ -1,5 +1,5 @@
-/* gemm_q4k_rows.h: the rows of gemm_q4k: on CPUs few rows of A straight from the bytes, many by way of float32 panels;
- * on GPUs the same two families. */
+/* gemm_q4k_rows.h: the rows of gemm_q4k: on CPUs few rows of A directly from the bytes, many through float32 panels; on
+ * GPUs the same two families. */
 #ifndef KR_GEMM_Q4K_ROWS_H
 #define KR_GEMM_Q4K_ROWS_H
 
@@ -12,7 +12,7 @@ kr_q4k_row_fn kr_gemm_q4k_few_avx512, kr_gemm_q4k_few_avx2, kr_gemm_q4k_few_neon
 kr_q4k_scratch_fn kr_gemm_q4k_scratch_avx512, kr_gemm_q4k_scratch_avx2, kr_gemm_q4k_scratch_neon,
     kr_gemm_q4k_scratch_scalar;
 
-/* The matrix unit's row, with vectors of AVX-512 around it; scalar: a test's, with loops for the unit. */
+/* The matrix-unit row with AVX-512 vectors around it; scalar: for tests, loops emulating the unit. */
 kr_q4k_row_fn kr_gemm_q4k_tiles_avx512, kr_gemm_q4k_tiles_scalar;
 kr_q4k_scratch_fn kr_gemm_q4k_tiles_scratch_avx512, kr_gemm_q4k_tiles_scratch_scalar;
 

@@ -1,5 +1,5 @@
-/* gemm_q4k_simd.c: few rows: weights are made of their four bits in registers and multiplied at once; bound by reading
- * the bytes. Many rows: groups of outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
+/* gemm_q4k_simd.c: few rows: weights are unpacked from 4 bits in registers and multiplied at once; bound by reading the
+ * bytes. Many rows: groups of outputs are widened to float32, packed, and multiplied by gemm's own kernel. */
 #include "gemm/gemm_kernel.h"
 #include "gemm_q4k/gemm_q4k_parts.h"
 #include "gemm_q4k/gemm_q4k_rows.h"
@@ -7,10 +7,10 @@
 #include "vec_math.h"
 #include "view.h"
 
-/* Rows of A at once, a group of outputs of many rows, super-blocks whose scales are read together. */
+/* Rows of A at once, outputs per group for many rows, super-blocks whose scales are read together. */
 enum { ROWS = 4, GROUP = 64, SUPERS = 16 };
 
-/* n super-blocks of each of n_outputs; n_outputs n <= SUPERS. */
+/* n super-blocks of each of n_outputs outputs; n_outputs n <= SUPERS. */
 static void read_parts(const uint8_t *super, int64_t n, int64_t n_outputs, int64_t next_bytes, parts *p) {
   raw_parts raw[SUPERS];
   memset(raw, 0, (size_t)(n * n_outputs) * sizeof *raw);
@@ -19,8 +19,8 @@ static void read_parts(const uint8_t *super, int64_t n, int64_t n_outputs, int64
   for (int64_t i = 0; i < n * n_outputs; i++) make_parts(&raw[i], &p[i]);
 }
 
-/* rows outputs' worth of one n: sums[m]. rows is a constant after inlining. p: all of its super-blocks, or where those
- * are more than SUPERS room for some. */
+/* sums[m] of `rows` rows for output n. rows is a constant after inlining. p: all of its super-blocks, or if those
+ * exceed SUPERS, room for some. */
 KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int64_t n, parts *p, float *sums) {
   const uint8_t *w = bytes_of(a, n);
   const int64_t lda = a->A.stride[0];
@@ -85,7 +85,7 @@ int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-/* A thread's memory: a group's weights as float32, its biases, and its panels. */
+/* A thread's scratch: a group's weights as float32, its biases, and its panels. */
 static int64_t thread_floats(const krait_gemm_q4k_args *a) {
   return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP) + 31) / 16 * 16;
 }

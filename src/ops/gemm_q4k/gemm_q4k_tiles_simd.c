@@ -1,11 +1,11 @@
-/* gemm_q4k_tiles_simd.c: weights of 4 bits for the matrix unit: q and a scale and base for each 32. */
+/* gemm_q4k_tiles_simd.c: 4-bit weights for the matrix unit: q, and a scale and base per 32. */
 #include "gemm/gemm_blocks.h"
 #include "gemm_q4k/gemm_q4k_parts.h"
 #include "gemm_q4k/gemm_q4k_rows.h"
 #include "op_list.h"
 #include "vec_tile.h"
 
-/* A super-block, which is KR_BLOCKS_AT_ONCE blocks. */
+/* Loads a super-block, which is KR_BLOCKS_AT_ONCE blocks. */
 static void load(const void *args, int64_t n, int64_t first, int n_blocks, float *pairs, float *scales, float *bases) {
   const uint8_t *w = bytes_of(args, n) + first / KR_BLOCKS_AT_ONCE * SUPER_BYTES;
   const kr_levels whole = kr_levels_of(1, 0);

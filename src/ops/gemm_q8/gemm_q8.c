@@ -1,6 +1,6 @@
-/* gemm_q8.c: cost and rows of products with weights of 8 bits. The equation is in gemm_q8_ref.c. Bound: float32 1e-5 of
- * the result's scale, 16-bit storage one rounding; what quantisation itself loses is not this op's. On a GPU
- * one row or two. */
+/* gemm_q8.c: cost and rows of products with 8-bit weights. gemm_q8_ref.c has the equation. Bound: float32 1e-5 of the
+ * result's scale, 16-bit storage one rounding; the quantization error itself is not this op's. On a GPU one or two
+ * rows. */
 #include "gemm_q8/gemm_q8_rows.h"
 #include "op_list.h"
 #include "view.h"
@@ -13,7 +13,7 @@ static void count_cost(const void *args, kr_cost *cost) {
                 32 * M * S * (double)krait_dtype_bytes(a->A.dtype) + M * N * (double)krait_dtype_bytes(a->out.dtype);
 }
 
-/* What the vector rows take: rows of float32 and of words without gaps. */
+/* The vector rows take contiguous rows of float32 and of words. */
 static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
   (void)ctx;
@@ -29,7 +29,7 @@ static const char *refuse_few(const krait_ctx *ctx, const void *args) {
 }
 
 #ifdef KR_BUILD_amx
-/* What vectors are as fast at: a tile's padding, and the packing of what is multiplied with few rows. */
+/* Cases where the vector rows are as fast: mostly padding in the tiles, or packing for few rows. */
 static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
   if (a->M < 13 || a->N < 64) return "fewer than 13 rows or 64 outputs";

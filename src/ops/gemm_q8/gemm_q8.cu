@@ -1,6 +1,6 @@
-/* gemm_q8.cu: one row or two of A times weights of 8 bits, by multiply-adds: p.n_splits warps share the K of four
- * outputs, or eight, a lane having 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the
- * weights once; they are asked for before the kernel before this one has ended (overlap.cuh). */
+/* gemm_q8.cu: one or two rows of A times 8-bit weights, by FMAs: p.n_splits warps share the K of four or eight outputs;
+ * a lane loads 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the weights once; their
+ * loads are issued before the preceding kernel has ended (overlap.cuh). */
 #include "row_lanes.cuh"
 #include "gemm_q8_plan.h"
 
@@ -11,7 +11,7 @@ enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { GROUP = KR_Q8_GROUP, RUN = KR_Q8_RUN, THREADS = 32 * KR_Q8_MOST_WARPS };
 
-/* The four bytes of a word, from -128 to 127: as the lowest bits of 2^23 and more, without a conversion. */
+/* The four bytes of a word, -128 to 127, without a conversion: placed in the low mantissa bits of a float from 2^23. */
 KR_DEV void widen_bytes(uint32_t word, float *v) {
   const uint32_t shifted = word ^ 0x80808080u;
 #pragma unroll
@@ -93,11 +93,11 @@ KR_DEV void run(const kr_q8_plan &p) {
   kr_store(p.out, m * p.out_row + (n + o) * p.out_column, p.out_dtype, v);
 }
 
-/* ---- one row, all of its K at once: eight outputs a warp, so that twice the bytes are on their way --------------- */
+/* ---- one row, all of K in flight: eight outputs per warp double the bytes in flight ------------------------------ */
 
-enum { WIDE = KR_Q8_WIDE, SCALES = RUN / 32 }; /* scales of an output in a run */
+enum { WIDE = KR_Q8_WIDE, SCALES = RUN / 32 }; /* scales per output and run */
 
-/* The run's scales of the warp's outputs, into shared memory by 16 bytes; zeros where there are none. */
+/* Copies the run's scales of the warp's outputs to shared memory, 16 bytes at a time; zeros out of bounds. */
 KR_DEV void fetch_scales(const kr_q8_plan &p, int n, int k, uint16_t (&to)[WIDE][SCALES]) {
   const int lane = kr_thread() & 31, o = lane / 2, at = lane % 2 * 8, left = (p.K - k) / 32 - at;
   if (o >= WIDE) return;
@@ -163,14 +163,14 @@ KR_DEV void run_wide(const kr_q8_plan &p) {
   kr_store(p.out, (n + lane) * p.out_column, p.out_dtype, v);
 }
 
-/* ---- the same with an RMS norm of the row before it and a convolution's step after it (norm_gemm) ---------------- */
+/* ---- the same with a fused RMS norm before and a convolution step after (norm_gemm) ------------------------------ */
 
-/* The row is float32 in shared memory. The 16 inputs of each lane begin 80 bytes after those of the lane before, so
- * that eight lanes read from different banks. */
+/* The row is float32 in shared memory. Each lane's 16 inputs start 80 bytes after the previous lane's, so that eight
+ * lanes read without bank conflicts. */
 enum { ROW_STEP = 20, ROW_FLOATS = KR_Q8_MOST_WARPS * RUN / 16 * ROW_STEP, CHUNKS = 2 };
 
-/* The block norms the row once, each thread eight inputs at a time. The returned sum of squares scales the results at
- * the end. */
+/* The block norms the row once, each thread eight inputs at a time. Returns the sum of squares, which scales the
+ * results at the end. */
 KR_DEV float norm_row(const kr_q8_plan &p, const kr_raw16 (&weights)[CHUNKS][THREADS], float *row) {
   float squares = 0.0f;
 #pragma unroll
@@ -194,7 +194,7 @@ KR_DEV void run_normed(const kr_q8_plan &p) {
   KR_SHARED float sums[KR_Q8_MOST_WARPS][WIDE], squares[KR_Q8_MOST_WARPS];
   KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
   KR_SHARED __attribute__((aligned(16))) float row[ROW_FLOATS];
-  KR_SHARED kr_raw16 weights[CHUNKS][THREADS]; /* a thread's own */
+  KR_SHARED kr_raw16 weights[CHUNKS][THREADS]; /* private to each thread */
   KR_SHARED kr_conv_run convs[KR_Q8_MOST_WARPS][WIDE / 4];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;

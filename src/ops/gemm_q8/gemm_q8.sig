@@ -1,4 +1,4 @@
-# Rows times weights of 8 bits in blocks of 32 with a scale each.
+# Rows times 8-bit weights in blocks of 32 with a scale each.
 op gemm_q8
   size M N S >= 0
   bench "M=1,N=3072,S=24"

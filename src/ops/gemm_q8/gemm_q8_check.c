@@ -1,4 +1,4 @@
-/* gemm_q8_check.c: random calls: few and many rows; a third as the vector rows take them, a third as a GPU's does. */
+/* gemm_q8_check.c: random calls, few and many rows; a third as vector rows take them, a third as the GPU row does. */
 #include "check.h"
 #include "op_list.h"
 
@@ -13,7 +13,7 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
   krait_gemm_q8_args *a = (krait_gemm_q8_args *)c->args;
   a->M = index % 4 == 0 ? kr_case_edge(c, 70) : kr_case_int(c, 1, 17);
   a->N = kr_case_edge(c, 130), a->S = kr_case_int(c, 1, 5);
-  if (index % 24 == 4) /* as a matrix unit takes them */
+  if (index % 24 == 4) /* as the matrix unit takes them */
     a->M = kr_case_int(c, 20, 50), a->N = kr_case_int(c, 64, 130), a->S = kr_case_int(c, 10, 20);
   c->contiguous = index % 3 != 2;
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);

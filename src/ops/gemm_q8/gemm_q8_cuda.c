@@ -1,4 +1,4 @@
-/* gemm_q8_cuda.c: one row or two of A on a GPU: which calls, and how they are shared out. */
+/* gemm_q8_cuda.c: one or two rows of A on a GPU: which calls are taken, and how work is divided. */
 #include "cuda_row.h"
 #include "gemm/gemm_rows.h"
 #include "gemm_q8/gemm_q8_plan.h"
@@ -7,8 +7,8 @@
 #include "overlap.h"
 #include "view.h"
 
-/* Outputs from which on eight a warp leave enough warps; weights from which on a norm of its own is faster, as measured
- * on an H200. */
+/* Measured on an H200: outputs from which eight per warp leave enough warps; weights from which a separate norm is
+ * faster. */
 enum { FEWEST_WIDE = 1024, MANY_WEIGHTS = 1 << 23 };
 
 static int is_packed(const krait_view *v, int64_t per_pack) {
@@ -52,10 +52,10 @@ static kr_q8_plan describe(const krait_gemm_q8_args *a) {
                       .scale_packs = a->scales.stride[0] % 8 == 0 && (uintptr_t)a->scales.data % 16 == 0};
 }
 
-/* columns: of a warp. */
+/* columns: per warp. */
 static int32_t launch(const krait_ctx *ctx, const krait_gemm_q8_args *a, kr_q8_plan *p, const kr_kernel *kernels,
                       int64_t columns) {
-  /* the words are no parameter but indices to the signature */
+  /* to the signature, the words are indices, not a parameter */
   const uint32_t both = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
   p->n_groups = kr_groups_of_block(ctx, (a->N + columns - 1) / columns, p->n_splits, KR_Q8_MOST_WARPS);
   const int64_t each = columns * p->n_groups;

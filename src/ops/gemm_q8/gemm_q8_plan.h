@@ -1,5 +1,4 @@
-/* gemm_q8_plan.h: what the device code of one row or two times weights of 8 bits is told; host and device read the same
- * struct. */
+/* gemm_q8_plan.h: parameters of the kernels for one or two rows times 8-bit weights; one struct for host and device. */
 #ifndef KR_GEMM_Q8_PLAN_H
 #define KR_GEMM_Q8_PLAN_H
 
@@ -7,18 +6,18 @@
 
 #include "row_lanes.h"
 
-/* Outputs whose weights a warp reads together; their k at a time; warps of a block at most; rows. */
+/* Outputs whose weights a warp loads together; k per step; most warps per block; most rows. */
 enum { KR_Q8_GROUP = 4, KR_Q8_WIDE = 8, KR_Q8_RUN = 512, KR_Q8_MOST_WARPS = 10, KR_Q8_ROWS = 2 };
 
 typedef struct kr_q8_plan {
   const void *A, *words, *scales, *bias;
   void *out;
   int64_t A_row, words_row, scales_row, out_row, out_column, bias_step; /* words_row: in bytes */
-  int32_t M, N, K, n_splits, n_groups; /* n_splits: warps that share a K; n_groups: of them, in a block */
+  int32_t M, N, K, n_splits, n_groups; /* n_splits: warps sharing K; n_groups: such groups per block */
   int32_t out_dtype, bias_dtype;
-  int32_t scale_packs; /* eights of scales are aligned */
+  int32_t scale_packs; /* groups of eight scales are aligned */
   int32_t state_ahead; /* KR_CALL_STATE_AHEAD */
-  kr_normed norm;      /* of norm_gemm, as the conv; A NULL: zeros, to which the norm adds */
+  kr_normed norm;      /* of norm_gemm, like the conv; A NULL: zeros, to which the norm adds */
   kr_conv_step conv;
 } kr_q8_plan;
 

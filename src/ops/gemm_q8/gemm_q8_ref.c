@@ -1,5 +1,5 @@
 /* gemm_q8_ref.c: out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i], where a word
- * holds four w as bytes -128 to 127, the lowest first. */
+ * holds four w as bytes -128 to 127, lowest first. */
 #include "op_list.h"
 #include "view.h"
 

@@ -1,5 +1,4 @@
-/* gemm_q8_rows.h: the rows of gemm_q8. Vectors: few rows of A straight from the bytes, many by way of float32
- * panels. */
+/* gemm_q8_rows.h: the rows of gemm_q8. Vectors: few rows of A directly from the bytes, many through float32 panels. */
 #ifndef KR_GEMM_Q8_ROWS_H
 #define KR_GEMM_Q8_ROWS_H
 
@@ -15,15 +14,15 @@ typedef int32_t kr_q8_row_fn(const krait_ctx *ctx, const void *args);
 kr_q8_row_fn kr_gemm_q8_few_avx512, kr_gemm_q8_few_avx2, kr_gemm_q8_few_neon, kr_gemm_q8_few_scalar;
 kr_q8_scratch_fn kr_gemm_q8_scratch_avx512, kr_gemm_q8_scratch_avx2, kr_gemm_q8_scratch_neon, kr_gemm_q8_scratch_scalar;
 
-/* The matrix unit's row, with vectors of AVX-512 around it; scalar: a test's, with loops for the unit. */
+/* The matrix-unit row with AVX-512 vectors around it; scalar: for tests, loops emulating the unit. */
 kr_q8_row_fn kr_gemm_q8_tiles_avx512, kr_gemm_q8_tiles_scalar;
 kr_q8_scratch_fn kr_gemm_q8_tiles_scratch_avx512, kr_gemm_q8_tiles_scratch_scalar;
 
 /* On a GPU (gemm_q8_cuda.c). */
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
-/* One row whose RMS norm is taken on the way, and a convolution's step behind (norm_gemm); where the norm reads A
- * itself A is float32, whatever its view says. */
+/* One row with a fused RMS norm and a following convolution step (norm_gemm); where the norm reads A itself, A is
+ * float32 whatever its view says. */
 const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a);
 int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm,
                           const kr_conv_step *conv);

@@ -1,5 +1,5 @@
 /* gemm_q8_simd.c: few rows: dot products block by block, each block's sum times its scale; bound by reading the bytes.
- * Many rows: groups of outputs are widened into float32, packed, and multiplied by gemm's own kernel. */
+ * Many rows: groups of outputs are widened to float32, packed, and multiplied by gemm's own kernel. */
 #include <string.h>
 
 #include "gemm/gemm_kernel.h"
@@ -9,7 +9,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-/* Rows of A and outputs at once, a group of outputs of many rows, weights of a block. */
+/* Rows of A and outputs at once, outputs per group for many rows, weights per block. */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
 enum { ROWS = 6 };
 #else
@@ -24,12 +24,12 @@ enum {
   IN_ORDER_BYTES = 5120,
   SCALES_AHEAD = 16,
   PART = 32
-}; /* PART: blocks that are multiplied at once; SCALES_AHEAD: outputs */
+}; /* PART: blocks multiplied at once; SCALES_AHEAD: in outputs */
 
 typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
   const int8_t *data;
-  int64_t next, n_blocks, ahead; /* bytes from one output to the next, and to what will be read soon */
-  unsigned fetch;                /* a bit for each output whose lines are asked for */
+  int64_t next, n_blocks, ahead; /* in bytes: output stride, prefetch distance */
+  unsigned fetch;                /* one bit per output to prefetch for */
   float scales[OUTPUTS][PART];
 } few_weights;
 
@@ -44,7 +44,7 @@ KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8
   }
 }
 
-/* sums[m * KR_VL + n] += A[m] . output n, not added across yet. rows is a constant after inlining. */
+/* sums[m * KR_VL + n] += A[m] . output n, not yet reduced across lanes. rows is a constant after inlining. */
 KR_INLINE void dots(const int rows, const float *A, int64_t lda, const few_weights *w, kr_v *sums) {
   kr_v sum[ROWS * OUTPUTS];
 #pragma GCC unroll 8
@@ -53,7 +53,7 @@ KR_INLINE void dots(const int rows, const float *A, int64_t lda, const few_weigh
     for (int n = 0; n < OUTPUTS; n++) sum[m * OUTPUTS + n] = sums[m * KR_VL + n];
   const int64_t pairs = w->n_blocks / 2;
   const int8_t *bytes = w->data;
-  for (int64_t s = 0; s < pairs; s++, A += 2 * BLOCK, bytes += 2 * BLOCK) { /* a line */
+  for (int64_t s = 0; s < pairs; s++, A += 2 * BLOCK, bytes += 2 * BLOCK) { /* a cache line */
 #pragma GCC unroll 4
     for (int n = 0; n < OUTPUTS; n++) {
       if (w->fetch >> n & 1) __builtin_prefetch(bytes + n * w->next + w->ahead, 0, 2);
@@ -83,7 +83,7 @@ static dots_fn *const kernels[ROWS] = {dots_1, dots_2, dots_3, dots_4, dots_5, d
 static dots_fn *const kernels[ROWS] = {dots_1, dots_2};
 #endif
 
-/* A block of one row of A, its sum scaled. */
+/* Adds a block of one row of A, its sum scaled. */
 KR_INLINE kr_v add_scaled(const float *A, const int8_t *bytes, float scale, kr_v sum) {
   kr_v part = kr_v_mul(kr_v_load(A), kr_v_load_i8(bytes));
 #pragma GCC unroll 8
@@ -91,7 +91,7 @@ KR_INLINE kr_v add_scaled(const float *A, const int8_t *bytes, float scale, kr_v
   return kr_v_fma(part, kr_v_set1(scale), sum);
 }
 
-/* Outputs of one row of A one after the other, so that memory is read in order. */
+/* One row of A, one output at a time, so that memory is read sequentially. */
 static void sum_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
   const int64_t scale_bytes = (int64_t)krait_dtype_bytes(a->scales.dtype), ahead = SCALES_AHEAD * a->scales.stride[0];
   for (int n = 0; n < lanes; n++) {
@@ -104,18 +104,18 @@ static void sum_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *su
       float scales[PART];
       __builtin_prefetch((const char *)a->scales.data + (at + ahead + s * a->scales.stride[1]) * scale_bytes, 0, 2);
       kr_row_load(scales, a->scales.data, a->scales.dtype, at + s * a->scales.stride[1], a->scales.stride[1], n_blocks);
-      for (int64_t i = 0; i + 2 <= n_blocks; i += 2, A += 2 * BLOCK, bytes += 2 * BLOCK) { /* a line */
+      for (int64_t i = 0; i + 2 <= n_blocks; i += 2, A += 2 * BLOCK, bytes += 2 * BLOCK) { /* a cache line */
         __builtin_prefetch(bytes + IN_ORDER_BYTES, 0, 2);
         even = add_scaled(A, bytes, scales[i], even);
         odd = add_scaled(A + BLOCK, bytes + BLOCK, scales[i + 1], odd);
       }
-      if (n_blocks % 2) even = add_scaled(A, bytes, scales[n_blocks - 1], even); /* the last of all */
+      if (n_blocks % 2) even = add_scaled(A, bytes, scales[n_blocks - 1], even); /* the odd last block */
     }
     sums[n] = kr_v_add(even, odd);
   }
 }
 
-/* All rows against OUTPUTS outputs, in parts as even as can be, which take turns at asking for what comes next. */
+/* All rows against OUTPUTS outputs, in parts as even as possible, which take turns at prefetching. */
 static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w, kr_v *sums) {
   const int M = (int)a->M, n_parts = (M + ROWS - 1) / ROWS;
   for (int part = 0, m = 0; part < n_parts; part++) {
@@ -128,7 +128,7 @@ static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
   }
 }
 
-/* n outputs, fewer than OUTPUTS: one after the other as if it were several. */
+/* The tail: n outputs, fewer than OUTPUTS, one at a time as if they were several. */
 static void add_last(const krait_gemm_q8_args *a, int64_t first, few_weights *w, int n, kr_v *sums) {
   few_weights one = *w;
   kr_v same[KR_GEMM_Q8_MOST_FEW * KR_VL];
@@ -141,7 +141,7 @@ static void add_last(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
   }
 }
 
-/* sums[m * KR_VL + n] of a vector of outputs from n0 on. */
+/* sums[m * KR_VL + n] for a vector of outputs from n0. */
 static void sum_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
   const int64_t next = 4 * a->words.stride[0], far = OUTPUTS * next,
                 ahead = far > 0 ? (FAR_BYTES + far - 1) / far * far : 0;
@@ -158,7 +158,7 @@ static void sum_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v
     }
 }
 
-/* Few outputs of one row go to threads by fewer than a vector of them, lest one has a vector more to make. */
+/* Few outputs of one row are dealt to threads in less than a vector each, lest one thread has a whole vector more. */
 static int64_t piece_of(const krait_gemm_q8_args *a) {
   return a->M == 1 && a->N < EVEN_VECTORS * KR_VL && KR_VL > OUTPUTS ? OUTPUTS : KR_VL;
 }
@@ -192,7 +192,7 @@ int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-/* A thread's memory: a group's weights as float32, its biases, and its panels. */
+/* A thread's scratch: a group's weights as float32, its biases, and its panels. */
 static int64_t thread_floats(const krait_gemm_q8_args *a) {
   return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP) + 31) / 16 * 16;
 }

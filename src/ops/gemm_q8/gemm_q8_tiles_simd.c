@@ -1,4 +1,4 @@
-/* gemm_q8_tiles_simd.c: weights of 8 bits for the matrix unit. */
+/* gemm_q8_tiles_simd.c: 8-bit weights for the matrix unit. */
 #include "gemm/gemm_blocks.h"
 #include "gemm_q8/gemm_q8_rows.h"
 #include "op_list.h"
