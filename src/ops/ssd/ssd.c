@@ -1,6 +1,6 @@
-/* ssd.c: contract, cost and rows of the SSD (Mamba 2). The equation is in ssd_ref.c.
- * Bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 tokens; 16-bit storage one rounding more. Rows on tensor
- * cores round their factors to the storage type: 16-bit storage alone takes them. */
+/* ssd.c: contract, cost and rows of the SSD (Mamba 2); the equation is in ssd_ref.c. Error bound: float32 1e-5 of the
+ * output's scale, 2e-5 beyond 4000 tokens; 16-bit storage adds one rounding. Tensor-core rows round their operands to
+ * the storage type, so they take 16-bit storage only. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"
@@ -22,7 +22,7 @@ static int32_t check_rules(const void *args) {
   return kr_need_size(op, "S", a->S, 1, INT32_MAX);
 }
 
-/* The chunked form with 64 tokens, C B^T once per group. */
+/* Cost of the chunked form with 64 tokens per chunk, C B^T computed once per group. */
 static void count_cost(const void *args, kr_cost *cost) {
   const krait_ssd_args *a = args;
   const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,

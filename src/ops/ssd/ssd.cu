@@ -1,12 +1,12 @@
-/* ssd.cu: the SSD as the recurrence that it is (ssd_ref.c), for every type, size and option: a warp walks along time
- * with four channels of a head, states over its lanes. Bound by its instructions; tensor cores have ssd_chunks.cu.
- * kr_ssd_walk_sS: S states of a channel in a lane. */
+/* ssd.cu: the SSD as a plain recurrence (ssd_ref.c), for every type, size and option: each warp scans four channels of
+ * a head over time, states spread over its lanes. Instruction-bound; the tensor-core version is ssd_chunks.cu.
+ * kr_ssd_walk_sS: S states of a channel per lane. */
 #include "ssd_walk.cuh"
 
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s4(const kr_ssd_plan p) { walk<4, 0>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s16(const kr_ssd_plan p) { walk<16, 0>(p); }
 
-/* States of empty sequences: 0. A thread per element of a state, a block row per sequence. */
+/* Zeroes the states of empty sequences. One thread per state element, one block row per sequence. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_clear_empty(const kr_ssd_plan p) {
   const int i = kr_block_y();
   const int64_t e = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();

@@ -1,15 +1,15 @@
-/* ssd_bwd.cu: the SSD's gradient (ssd_bwd_ref.c has the equations) for every type, size and option, one direction of
- * time at a time:
- *   kr_ssd_bwd_walks_sS   token by token, as the forward walk: the state before each chunk; dz. Beside it token by
- *                         token backwards: the gradient M of the state after each chunk
- *   kr_ssd_bwd_chunks     a block per chunk and group: with S and M known, chunks are apart. Heads in turn, so that dB
- *                         and dC are summed in one order; the part of dB and dC that stays in the chunk is one product
- *                           with what the heads add up to
- *   kr_ssd_bwd_add        sums over chunks
- * What passes over token t, q_t = e_t <M_t, S_{t-1}>: pairs of a token before and one from t on, sums of positive
- * decays' terms alone: what is not finite reaches no other sequence, and no token that the equation keeps it from. So
- * rows by chunks leave groups of heads in which they met it (f.spoilt) to these kernels, with S and M in the storage
- * type (f.kept_dtype). */
+/* ssd_bwd.cu: the SSD's gradient (equations in ssd_bwd_ref.c) for every type, size and option, one time direction at a
+ * time:
+ * kr_ssd_bwd_walks_sS   token by token, as the forward scan: the state before each chunk; dz. Concurrently, in reverse:
+ *                       M, the gradient of the state after each chunk
+ * kr_ssd_bwd_chunks     one block per chunk and group: given S and M, chunks are independent. Heads are processed in
+ *                       turn, so dB and dC are summed in a fixed order; the intra-chunk part of dB and dC is one
+ *                       product with the sum over heads
+ * kr_ssd_bwd_add        reductions over chunks
+ * The gradient of the log-decay at token t, q_t = e_t <M_t, S_{t-1}>, is summed over pairs of a token before t and one
+ * at or after t, using only terms with positive decays: non-finite values reach no other sequence, and no token that
+ * the equation does not couple to them. So chunked rows leave the groups of heads in which they met such values
+ * (f.spoilt) to these kernels, with S and M in the storage type (f.kept_dtype). */
 #include "ssd_walk.cuh"
 
 #include "ssd_bwd_plan.h"
@@ -70,9 +70,9 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s16(const kr_ssd_bw
 
 /* ---- a chunk ---- */
 
-/* A chunk's tokens for one head. a: running sums of log2 of the decays, as two floats, since chunks' sums can be large
- * and their differences small; bad: decays so far that are NaN, which the sums leave out; into: what is left of a
- * token's input at the end, out: of the state before at a token. */
+/* A chunk's tokens for one head. a: cumulative log2-decays, each as two floats, since a chunk's sums can be large and
+ * their differences small; bad: NaN decays so far, which the sums leave out; into: decay of a token's input to the
+ * chunk's end, out: decay of the incoming state to a token. */
 typedef struct chunk_steps {
   float raw[Q], d[Q], a[Q], rest[Q], bad[Q], segment[Q], into[Q], out[Q];
   float inputs[Q], before[Q], after[Q], q[Q];
@@ -89,8 +89,8 @@ KR_DEV float decay_between(const chunk_steps &s, int i, int j) {
   return nan_if(s.bad[i] != s.bad[j], kr_exp2((s.a[i] - s.a[j]) + (s.rest[i] - s.rest[j])));
 }
 
-/* By all threads; a chunk is short, and one thread walks over it. Sums begin anew with a sequence, so that nothing of
- * another one is in them. */
+/* Called by all threads; a chunk is short, so one thread scans it. Sums restart with each sequence, so no other
+ * sequence's terms are in them. */
 KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
   const int i = kr_thread();
   if (i < at.n) {
@@ -133,7 +133,7 @@ KR_DEV float C_at(const kr_ssd_plan &f, const place &at, int t, int n) {
   return kr_load(f.Cmat.data, of(f.Cmat, at.b, at.t0 + t, at.g, n), f.Cmat.dtype);
 }
 
-/* PART channels from c0 on of what comes into the sums: dout, gated; zeros beyond. */
+/* PART channels from c0 on of dout, gated, as the sums use it; zeros beyond. */
 KR_DEV void stage_dy(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int c0, float *dy) {
   for (int i = kr_thread(); i < Q * PART; i += THREADS) {
     const int t = i / PART, c = c0 + i % PART;
@@ -170,7 +170,7 @@ KR_DEV float add_block(float v, float *sums) {
   return total;
 }
 
-/* dx of the part's channels, and <M_t, x_t (outer) B_t>. passes: C_i B_j and the decay from j to i. */
+/* dx of this part's channels, and <M_t, x_t (outer) B_t>. passes: C_i B_j times the decay from j to i. */
 KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *passes, const float *dy,
                     const kept_state &M, int c0) {
   const kr_ssd_plan &f = p.f;
@@ -198,7 +198,7 @@ KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, c
     s.after[j] = (c0 ? s.after[j] : 0) + (s.into[j] == 0 ? 0.0f : s.d[j] * after);
 }
 
-/* What S and M give dC and dB. */
+/* The inter-chunk terms of dC and dB, from S and M. */
 KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *dy,
                           const kept_state &S, const kept_state &M, int c0, int first) {
   const kr_ssd_plan &f = p.f;
@@ -223,8 +223,8 @@ KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps
   if ((kr_thread() & 3) == 0) s.before[t] = (c0 ? s.before[t] : 0) + before;
 }
 
-/* q of every token, from pairs (given[i][j]: from token j to a later one i; made sums over j here), from the state
- * before the chunk and to what comes after it. */
+/* q of every token: from pairs (given[i][j]: from token j to a later token i; replaced by its sums over j), from the
+ * state before the chunk, and to what follows it. */
 KR_DEV void pass_over(chunk_steps &s, float *given, int n, float through) {
   const int t = kr_thread();
   if (t < n) {
@@ -252,7 +252,7 @@ KR_DEV void pass_over(chunk_steps &s, float *given, int n, float through) {
   kr_sync();
 }
 
-/* ddt of a head's tokens and their sums. */
+/* ddt of a head's tokens, and its sums over the chunk. */
 KR_DEV void finish_steps(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *parts) {
   const kr_ssd_plan &f = p.f;
   const int t = kr_thread();
@@ -330,7 +330,7 @@ KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, 
   finish_steps(p, at, s, parts);
 }
 
-/* dB and dC: what the heads gave, and W (from j to i, over the heads) times C and B. */
+/* dB and dC: the heads' contributions, plus W (from j to i, summed over heads) times C and B. */
 KR_DEV void finish_matrices(const kr_ssd_bwd_plan &p, const place &at, const float *W) {
   const kr_ssd_plan &f = p.f;
   const int t = kr_thread() >> 2;
@@ -379,14 +379,14 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_plan p) 
   finish_matrices(p, at, given);
 }
 
-/* A block per head, a warp some rows of its parts: a lane takes channels, then dA and the bias. */
+/* One block per head, each warp takes some rows of its parts: a lane takes channels, then dA and the bias. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_plan p) {
   enum { WARPS = KR_SSD_BWD_ADDERS / 32, AT_ONCE = 3 };
   KR_SHARED float sums[WARPS][32 * AT_ONCE];
   const kr_ssd_plan &f = p.f;
   const int h = kr_block_x(), warp = kr_thread() >> 5, lane = kr_thread() & 31;
   const int64_t n = (int64_t)f.B * p.n_chunks, step = WARPS * (int64_t)f.H * (f.P + 2);
-  float own_D = 0; /* of one for all channels */
+  float own_D = 0; /* of one D for all channels */
   for (int first = 0; first < f.P + 2; first += 32 * AT_ONCE) {
     const float *from = p.parts + (warp * (int64_t)f.H + h) * (f.P + 2) + first + lane;
     float sum[AT_ONCE] = {};

@@ -1,25 +1,24 @@
-/* ssd_bwd_chunks.cu: the SSD's gradient on tensor cores, from Ampere on; compiled for float16 and bfloat16 storage.
- * Chunks of 64 tokens, 64 channels of a head at a time. dy is dout, gated (kr_ssd_bwd_gate, where there is a gate).
- * kr_ssd_bwd_states_nN  a block of four warps walks over a head's chunks with its state in its accumulators and leaves
- * it, in the storage type,
- *                       before each chunk: S forwards; M backwards, which takes dy and C as S takes x and B
- * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and some heads of a group, taken in turn; S and M known,
- * chunks are apart:
- *                         dC += 2^a dy S          dB += into x M           W += (dy x^T) o 2^(a_i - a_j) d_j, j <= i
- *                         dx = d (P^T dy + 2^(a_end - a) B M^T) + D dy     P = (C B^T) o 2^(a_i - a_j)
- *                       and when all heads are done dC += W B, dB += W^T C. Two warps share 16 tokens and halve the
- *                         columns.
- * kr_ssd_bwd_finish     gradients of step sizes from what the tokens' sums pass over kr_ssd_bwd_gate       dy and dz
- * from y before the gate kr_ssd_bwd_sum        dB and dC of blocks that shared a group's heads Of more than 128 states
- * a call takes 128 at a time (p.part): what they give dx and the tokens' sums is added up. Exponents are differences,
- * at most 0 for A <= 0. What passes over a token: see ssd_bwd.cu, whose kernels also do groups of heads again whose
- * states, or their gradients, met NaN or infinity: products with zeros bring those to tokens that the equation keeps
- * them from. */
+/* ssd_bwd_chunks.cu: the SSD's gradient on tensor cores, Ampere and later; compiled for float16 and bfloat16 storage.
+ * Chunks of 64 tokens, 64 channels of a head at a time. dy is dout after the gate (kr_ssd_bwd_gate, if there is one).
+ * kr_ssd_bwd_states_nN  a block of four warps passes a head's state from chunk to chunk in its accumulators and stores
+ *                       it, in the storage type, before each chunk: S forwards; M backwards, with dy, C for x, B
+ * kr_ssd_bwd_inner_nN   a block of eight warps per chunk and several heads of a group, in turn; given S and M, chunks
+ *                       are independent:
+ *     dC += 2^a dy S          dB += into x M           W += (dy x^T) o 2^(a_i - a_j) d_j, j <= i
+ *     dx = d (P^T dy + 2^(a_end - a) B M^T) + D dy     P = (C B^T) o 2^(a_i - a_j)
+ *                       and after the last head dC += W B, dB += W^T C. Two warps share 16 tokens, and split columns.
+ * kr_ssd_bwd_finish     step-size gradients from the per-token sums
+ * kr_ssd_bwd_gate       dy and dz from y before the gate
+ * kr_ssd_bwd_sum        reduces dB and dC over the blocks that shared a group's heads
+ * More than 128 states are processed 128 at a time (p.part), accumulating into dx and the per-token sums. Exponents are
+ * differences, at most 0 for A <= 0. The log-decay gradient is described in ssd_bwd.cu, whose kernels also recompute
+ * groups of heads whose states or state gradients met NaN or infinity: products with masking zeros spread those to
+ * tokens that the equation does not couple to them. */
 #include "ssd_bwd_sums.cuh"
 
 enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
 
-/* A tile of P x N states in the storage type, N padded to the kernel's, for one chunk. */
+/* One chunk's P x N state tile in the storage type, N padded to the kernel's. */
 template <int N>
 KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, int block, int64_t chunk) {
   return (uint16_t *)tiles + ((((int64_t)b * p.f.H + h) * p.f.blocks_per_head + block) * p.n_chunks + chunk) * (PB * N);
@@ -27,8 +26,8 @@ KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, in
 
 /* ---- states ---- */
 
-/* A warp's 16 rows of the state to its tile: a lane's four words of 32 columns lie side by side there, so that of every
- * 16 words those of four by four are exchanged. B and C take the same order where tiles meet them. */
+/* Stores a warp's 16 state rows to its tile. A lane's four words of 32 columns are contiguous there: each 16 words are
+ * transposed four by four. B and C are permuted alike wherever they meet these tiles. */
 template <int N>
 KR_DEV void leave_state(uint16_t *tile, const float (&s)[N / 8][4]) {
   const int lane = kr_thread() & 31;
@@ -87,11 +86,11 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 3) kr_ssd_bwd_states_n128(const kr_ssd_bwd_pla
 
 /* ---- chunks ---- */
 
-/* What warps found for each token of a head. */
-typedef struct first_sums { /* two of them: a head's are read while the next head's come */
+/* The warps' partial sums for each token of a head. */
+typedef struct first_sums { /* double-buffered: one head's are read while the next head's arrive */
   float before[2][Q], given[2][Q], taken[4][Q], through[8];
 } first_sums;
-typedef struct second_sums { /* read before the next head's come */
+typedef struct second_sums { /* read before the next head's arrive */
   float after[2][Q], inputs[2][Q], dD[THREADS / 32][PB];
 } second_sums;
 
@@ -108,7 +107,7 @@ KR_DEV void copy_tile(unsigned char *to, const uint16_t *from) {
   for (int k = 0; k < PB / rows; k++) kr_copy_some(to + k * rows * N * 2, from + k * rows * N, 16);
 }
 
-/* B or C in the order of a tile's columns. */
+/* Loads B or C in the column order of a state tile. */
 template <int N>
 KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_plan &f, const kr_ssd_tensor &v, const place &at) {
   const int per_row = N / 8, row = kr_thread() / per_row, piece = kr_thread() % per_row, left = f.N - piece * 8;
@@ -125,7 +124,7 @@ KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_plan &f, const kr_ssd_te
   }
 }
 
-/* x, dy, S, M and step sizes of a head. */
+/* Copies x, dy, S, M and step sizes of a head. */
 template <int N>
 KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage,
                       chunk_steps *steps) {
@@ -139,13 +138,13 @@ KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int bloc
   kr_commit_copies();
 }
 
-/* Sums over the four lanes of a row. */
+/* Sum over the four lanes of a row. */
 KR_DEV float add_row(float v) {
   v += kr_shuffle_xor(v, 1);
   return v + kr_shuffle_xor(v, 2);
 }
 
-/* What the products before the exchange of P give: P to shared memory, W, dC, and sums of tokens. */
+/* The products before P is exchanged: P to shared memory, W, dC, and per-token sums. */
 template <int N>
 KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C,
                        unsigned char *passes, const chunk_steps &s, first_sums &sums, const float (&CB)[4][4],
@@ -166,7 +165,7 @@ KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigne
       kr_mma_as(half_type(), t[2 * j], a, b[0], b[1]);
       kr_mma_as(half_type(), t[2 * j + 1], a, b[2], b[3]);
     }
-    if (me.m < 2 * me.n) continue; /* tokens after all of these */
+    if (me.m < 2 * me.n) continue; /* causally masked */
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       load_b<PB * 2>(b, x, me, 32 * me.n + 16 * j, k);
@@ -225,7 +224,7 @@ KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigne
   }
 }
 
-/* <S, M> of a thread's share. */
+/* A thread's share of <S, M>. */
 template <int N>
 KR_DEV void pass_through(const unsigned char *S, const unsigned char *M, first_sums &sums) {
   float v = 0;
@@ -332,7 +331,7 @@ KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_pl
     dB[j][2] = kr_fma(high, t[j][2], dB[j][2]), dB[j][3] = kr_fma(high, t[j][3], dB[j][3]);
 }
 
-/* Sums of dy x over the chunk, for each channel: a warp takes eight tokens, a lane two channels. */
+/* Sums of dy x over the chunk for each channel: eight tokens per warp, two channels per lane. */
 KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, int has_padding, second_sums &sums) {
   const int lane = kr_thread() & 31, w = kr_thread() >> 5;
   float low = 0, high = 0;
@@ -347,7 +346,7 @@ KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, int has_pad
   *(kr_float2 *)&sums.dD[w][2 * lane] = kr_float2{{low, high}};
 }
 
-/* What the warps found for a head, added up and left: by the block's first threads, a head after it was done. */
+/* Reduces the warps' sums for a head and stores them: by the block's first threads, one head late. */
 KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_sums &sums, const second_sums &others) {
   const int t = kr_thread() & (Q - 1), c = at.p0 + t;
   token_sums &to = *sums_at(p, at.b, at.h, at.chunk);
@@ -441,7 +440,7 @@ KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsi
   }
 }
 
-/* The i-th (head, block of channels) of a block's. */
+/* The i-th (head, channel block) of this thread block. */
 KR_DEV void go_to(place &at, const kr_ssd_plan &f, int first, int i) {
   at.h = first + i / f.blocks_per_head, at.block = i % f.blocks_per_head, at.p0 = at.block * PB;
 }
@@ -523,12 +522,12 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
 
-/* A chunk of a head, by a warp: a lane takes tokens lane and lane + 32. slopes: gradients of dt. */
+/* One chunk of a head, by one warp: a lane takes tokens lane and lane + 32. slopes: gradients of dt. */
 KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) {
   const kr_ssd_plan &f = p.f;
   const int lane = kr_thread() & 31, chunk = kr_block_x();
   const int64_t t0 = (int64_t)chunk * Q;
-  /* Of a step size that nothing clamps, its slope is known without dt: a token's are far apart. */
+  /* Without clamps the slope follows from the step size alone: no reload of dt, whose tokens are far apart. */
   const int is_free = f.softplus && f.dt_min <= 0 && f.dt_max > 3e38f;
   raw_steps stored = {};
   if (!is_free) stored = load_steps<STEPS_ANY>(f, b, h, t0, f.L);
@@ -550,7 +549,7 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) 
       if (lane + by < 32) still[k] += other;
     }
   }
-  /* What earlier tokens began; not with the own taken off again, which may be larger by more than a float's digits. */
+  /* Exclusive prefix sum; not inclusive minus own, as own may exceed the rest by more than a float's digits. */
   const float first = kr_shuffle_up(begun[0], 1, 32), second = kr_shuffle_up(begun[1], 1, 32);
   q[0] = lane ? first : 0.0f, q[1] = kr_shuffle_from(begun[0], 31) + (lane ? second : 0.0f);
   still[0] += kr_shuffle_from(still[1], 0);
@@ -559,7 +558,7 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) 
     const int t = lane + 32 * k;
     const int64_t token = t0 + t;
     if (token >= f.L) continue;
-    const float raw = is_free ? s.d[t] : dt_of<STEPS_ANY>(f, stored, k) + dt_bias; /* alike beyond 20 */
+    const float raw = is_free ? s.d[t] : dt_of<STEPS_ANY>(f, stored, k) + dt_bias; /* equal beyond 20 */
     const float passing = q[k] + still[k] + through, unclamped = f.softplus && !is_free ? kr_softplus(raw) : raw;
     const int counts = !f.seq_idx || s.segment[t] >= 0;
     float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;
@@ -573,7 +572,7 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) 
   if (lane == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
 }
 
-/* A block takes neighbouring heads, and writes gradients of dt by tokens: those of neighbouring heads lie together. */
+/* A block takes adjacent heads and writes dt gradients token by token: those of adjacent heads are contiguous. */
 KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
   enum { HEADS = WALKERS / 32, ROW = Q + 8 };
   KR_SHARED float slopes[HEADS * ROW];
@@ -589,7 +588,7 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
   }
 }
 
-/* dB and dC of a group from the blocks that shared its heads: a thread per element. */
+/* Reduces a group's dB and dC over the blocks that shared its heads: one thread per element. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {
   const kr_ssd_tensor &part = kr_block_y() ? p.sum_C : p.sum_B, &to = kr_block_y() ? p.dC : p.dB;
   const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / p.f.N, groups = p.f.H / p.f.heads,
@@ -601,7 +600,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {
   kr_store(to.data, kr_block_z() * to.b + t * to.t + g * to.h + n, to.dtype, sum);
 }
 
-/* f.out: y before the gate, then dy in its place; dz. A thread per element. */
+/* f.out: y before the gate, replaced by dy; also dz. One thread per element. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_plan p) {
   const kr_ssd_plan &f = p.f;
   const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H,

@@ -1,5 +1,5 @@
-/* ssd_bwd_cuda.c: the SSD's gradient on a GPU: states before every chunk, their gradients after it, then chunk by
- * chunk; sums over chunks last. Both directions of time: twice, the first leaving its part to the second. */
+/* ssd_bwd_cuda.c: the SSD's gradient on a GPU: states before every chunk and their gradients after it, then chunk by
+ * chunk; reductions over chunks last. Bidirectional calls run twice, the first run leaving its part to the second. */
 #include "cuda_row.h"
 #include "op_list.h"
 #include "ssd_hopper_bwd_plan.h"
@@ -11,7 +11,7 @@ static const kr_kernel walks_s4 = {"ssd_bwd", "kr_ssd_bwd_walks_s4"}, walks_s16 
 static const kr_kernel in_chunks = {"ssd_bwd", "kr_ssd_bwd_chunks"}, add_chunks = {"ssd_bwd", "kr_ssd_bwd_add"};
 static const kr_kernel only_y_s4 = {"ssd", "kr_ssd_walk_s4"}, only_y_s16 = {"ssd", "kr_ssd_walk_s16"};
 
-/* How scratch is cut: bytes from its begin. */
+/* Scratch layout: byte offsets. */
 typedef struct layout {
   uint64_t S, M, sum_B, sum_C, parts, all_dx, all_dd, y, end;
 } layout;
@@ -36,7 +36,7 @@ static layout layout_of(const krait_ssd_bwd_args *a) {
   return l;
 }
 
-/* Scratch as a tensor (B,L,H,n) of a walk. */
+/* Scratch as a (B,L,H,n) tensor in scan order. */
 static kr_ssd_tensor floats_at(const krait_ssd_bwd_args *a, uint64_t at, int64_t H, int64_t n, int reverse) {
   const krait_view v = {(char *)a->call.scratch + at, {a->L * H * n, H * n, n, 1}, KRAIT_F32, 0};
   return kr_ssd_sequence(&v, reverse, a->L);
@@ -72,7 +72,7 @@ uint64_t kr_ssd_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   return layout_of(args).end;
 }
 
-/* n_ways: 2: the walk back beside that forwards. */
+/* n_ways: 2: the backward scan runs beside the forward one. */
 static kr_grid walks(const kr_ssd_plan *f, uint32_t n_ways, void *stream) {
   return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0),
                    .y = n_ways,
@@ -81,7 +81,7 @@ static kr_grid walks(const kr_ssd_plan *f, uint32_t n_ways, void *stream) {
                    .stream = stream};
 }
 
-/* All but the sums over chunks. */
+/* Everything but the reductions over chunks. */
 static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   const int narrow = a->N <= 128;
   const kr_grid walk = walks(&p->f, 2, a->call.stream);
@@ -163,7 +163,7 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 1) ? "too little shared memory" : NULL;
 }
 
-/* Blocks share a group's heads only where they do not fill the device. */
+/* Blocks share a group's heads only if one block per group does not fill the device. */
 static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
   const int64_t blocks = a->B * a->G * chunks_of(a), most = a->H / a->G < 16 ? a->H / a->G : 16;
   int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (blocks ? blocks : 1);
@@ -181,7 +181,7 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_ar
                 tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * columns_of(a),
                 plain = chunks * a->P * a->N;
   const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
-                states = tiles > plain ? tiles : plain; /* plain: what redo_spoilt keeps there */
+                states = tiles > plain ? tiles : plain; /* plain: what redo_spoilt stores there */
   chunks_layout l = {.end = 0};
   l.S = place(&l.end, (states + 1) / 2), l.M = place(&l.end, (states + 1) / 2);
   l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
@@ -195,7 +195,7 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_ar
 
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
 
-/* dz, and what the gate leaves of dout in its place: y comes from the forward kernel. */
+/* dz, and dout after the gate in place of y, which comes from the forward kernel. */
 static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_plan *p, uint64_t y) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_plan forward = p->f;
@@ -233,7 +233,7 @@ static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_arg
   return p;
 }
 
-/* 128 states from 128 part on. */
+/* The slice of 128 states that `part` selects. */
 static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
   kr_ssd_bwd_plan p = *whole;
   const int64_t first = 128 * part;
@@ -279,7 +279,7 @@ static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const
   return sum_splits(ctx, a, p);
 }
 
-/* Groups of heads in which chunks met NaN or infinity, token by token, in scratch that is done with. */
+/* Recomputes token by token the groups of heads in which chunks met NaN or infinity, in scratch no longer in use. */
 static int32_t redo_spoilt(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *chunks) {
   kr_ssd_bwd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = a->x.dtype, p.f.spoilt = chunks->f.spoilt;
@@ -323,7 +323,7 @@ enum { PACKED, PLAIN, CHANNELS };
 static const kr_kernel hopper_inner[3][2][3] = {
     WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels")};
 
-/* plain: neither D nor its gradient is asked for by channel. */
+/* plain: neither D nor its gradient is per channel. */
 static int kind_of(const kr_ssd_bwd_plan *p) {
   const int plain = (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
   return p->f.seq_idx ? PACKED : plain ? PLAIN : CHANNELS;
@@ -345,8 +345,8 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)hopper_shared_bytes(a) ? "too little shared memory" : NULL;
 }
 
-/* The walks that leave states before chunks and their gradients after chunks: both at once where one of them does not
- * fill the device, else one after the other, which is a little faster. */
+/* The state-passing kernels (states before chunks, gradients after chunks): one launch if a single direction does not
+ * fill the device, otherwise one after the other, which is slightly faster. */
 static kr_ssd_hopper_plan walks_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
   kr_ssd_hopper_plan h = {
       .p = p->f, .adds = 1, .S = p->S, .M = p->M, .dfinal = p->dfinal, .dinitial = p->dinitial};
@@ -363,7 +363,7 @@ uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
 
 static int32_t make_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_hopper_bwd_plan *h) {
   const kr_ssd_plan *f = &h->q.f;
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &f->x, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->dy, &f->dout, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK && h->q.dx.data)

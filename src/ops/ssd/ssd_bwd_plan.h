@@ -1,13 +1,13 @@
-/* ssd_bwd_plan.h: what the host tells the kernels of the SSD's gradient, beside the forward walk's plan: one direction
- * of time at a time, every tensor as strides in the order of that walk. */
+/* ssd_bwd_plan.h: parameters of the SSD gradient's kernels, beside the forward plan: one time direction per launch,
+ * every tensor as strides in scan order. */
 #ifndef KR_SSD_BWD_PLAN_H
 #define KR_SSD_BWD_PLAN_H
 
 #include "ssd_plan.h"
 
 #define KR_SSD_BWD_THREADS 256
-#define KR_SSD_BWD_ADDERS 512 /* threads that sum up a head's parts */
-#define KR_SSD_BWD_TOKENS_BYTES (20 * KR_SSD_CHUNK + 16) /* sums that are left of a chunk of a head */
+#define KR_SSD_BWD_ADDERS 512 /* threads that reduce a head's parts */
+#define KR_SSD_BWD_TOKENS_BYTES (20 * KR_SSD_CHUNK + 16) /* sums stored per chunk of a head */
 #define KR_SSD_BWD_STATES_SHARED(N) (2 * KR_SSD_CHUNK * (KR_SSD_P + (N)) * 2 + 2 * KR_SSD_STEPS_BYTES)
 #define KR_SSD_BWD_INNER_SHARED(N, stages)                                                                     \
   ((stages) * 4 * KR_SSD_P * (KR_SSD_CHUNK + (N)) + 4 * KR_SSD_CHUNK * (N) + 2 * KR_SSD_CHUNK * KR_SSD_CHUNK + \
@@ -17,17 +17,17 @@ typedef struct kr_ssd_bwd_plan {
   kr_ssd_plan f;
   kr_ssd_tensor dx, ddt, dB, dC;
   kr_ssd_tensor dfinal, dinitial;          /* (b, h, t: channel, n) */
-  kr_ssd_tensor all_dx, all_dd; /* float32, where both directions add up: kept by the first, added by the last */
+  kr_ssd_tensor all_dx, all_dd; /* float32, with both directions: stored by the first, added by the last */
   kr_ssd_tensor sum_B, sum_C;              /* float32 (B,L,G,N) */
   kr_ssd_tensor dA, dbias, dD;             /* h, n */
-  void *S, *M;                             /* (B,H,chunks,P,N): the state before, its gradient after each chunk */
+  void *S, *M;                             /* (B,H,chunks,P,N): state before, state gradient after each chunk */
   void *tokens;                            /* (B,H,chunks) of KR_SSD_BWD_TOKENS_BYTES */
-  float *parts;                            /* (B,chunks,H,P + 2): sums of dD, dA and dt_bias's over a chunk */
-  kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is what the gate leaves of it */
+  float *parts;                            /* (B,chunks,H,P + 2): dD, dA and dt_bias's gradient, summed over a chunk */
+  kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is dy (after the gate) */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
-  int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C then hold (n_splits,B,L,G,N) */
-  int32_t part;     /* of more states than a kernel takes: which; from 1 on dx and tokens are added to */
-  int32_t n_chunks, adds, keeps;           /* adds: to what the other direction left; keeps: leaves it to the other */
+  int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N) */
+  int32_t part;     /* slice of the states, if more than a kernel takes; from 1 on it adds to dx and tokens */
+  int32_t n_chunks, adds, keeps;           /* adds: to the other direction's part; keeps: stores one for it */
 } kr_ssd_bwd_plan;
 
 #endif

@@ -1,11 +1,10 @@
-/* ssd_bwd_ref.c: the SSD's gradient, written to be read. With e = exp(d A), dy = dout silu(z) and M the gradient of the
- * state,
+/* ssd_bwd_ref.c: the SSD's gradient, written for readability. With e = exp(d A), dy = dout silu(z) and M the gradient
+ * of the state,
  *   M_t = dy_t (outer) C_t + e_{t+1} M_{t+1}           after the last token: dfinal_states
  *   dx_t = D dy_t + d_t M_t B_t;  dC_t = sum over the group of S_t^T dy_t;  dB_t = sum of d_t M_t^T x_t
- *   dd_t = <M_t, x_t (outer) B_t> + A e_t <M_t, S_{t-1}>;  dA = sum_t d_t e_t <M_t, S_{t-1}>;  dinitial_states = e_0
- *                                                          M_0
- *   ddt = dd sigmoid(dt + dt_bias) with softplus (up to 20), 0 where d is clamped;  dz = dout y silu'(z). Double
- *     accumulation. */
+ *   dd_t = <M_t, x_t (outer) B_t> + A e_t <M_t, S_{t-1}>;  dA = sum_t d_t e_t <M_t, S_{t-1}>
+ *   ddt = dd sigmoid(dt + dt_bias) with softplus (up to 20), 0 where d is clamped;  dz = dout y silu'(z);
+ *   dinitial_states = e_0 M_0. Double-precision accumulation. */
 #include <string.h>
 
 #include "op_list.h"
@@ -16,7 +15,7 @@
 typedef struct sums {
   double *dB, *dC;      /* (L,N) of one group */
   double *dd, *y, *dy, *dx; /* (L) */
-  double *states;       /* (L,N): of one channel after each token of the walk */
+  double *states;       /* (L,N): one channel's state after each token, in scan order */
   double *dD, *dA, *dA_reverse, *dbias; /* (H,P), (H) */
 } sums;
 
@@ -50,8 +49,8 @@ static void walk_forward(const channel *c, int reverse, const krait_view *A) {
   }
 }
 
-/* One token of the walk back; M holds the gradient of the state before the token's own output, then of the state before
- * the token. */
+/* One token of the backward scan; M holds the state's gradient before the token's own output, then that before the
+ * token. */
 static void step_back(const channel *c, int reverse, double A, int64_t i, double *M, double *dA) {
   const krait_ssd_bwd_args *a = c->a;
   const int64_t N = a->N, t = ssd_time(c->in, reverse, i), g = c->h / (a->H / a->G);
@@ -88,7 +87,7 @@ static void walk_back(const channel *c, int reverse, const krait_view *A, double
     kr_put(&a->dinitial_states, kr_at4(&a->dinitial_states, c->b, c->h, c->p, n), M[n]);
 }
 
-/* dy of every token, and what D x and the gate leave of the gradient. */
+/* dy of every token, and the gradients of the D x term and the gate. */
 static void leave_gate(const channel *c) {
   const krait_ssd_bwd_args *a = c->a;
   const double D = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at2(&a->Dvec, c->h, c->p)) : 0;

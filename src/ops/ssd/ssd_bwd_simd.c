@@ -1,12 +1,12 @@
-/* ssd_bwd_simd.c: the gradient as four walks of the forward kernel (ssd_lanes.h), a head at a time, tile by tile. With
- * M the gradient of the state, S the state, and parts exchanged as needed:
+/* ssd_bwd_simd.c: the gradient as four runs of the forward scan (ssd_lanes.h), one head at a time, tile by tile. With M
+ * the gradient of the state, S the state, and roles exchanged as needed:
  *   forwards   y = C S with channels over lanes (only for dz); the head's dC = dy S with states over lanes
  *   backwards  M B with channels over lanes: dx; the head's dB = d x M with states over lanes
- * The gradient of d A at token t is what passes over it, q_t = e_t <M_t, S_{t-1}>: in a tile from the state before the
- * tile or from tokens before t, to the tokens from t on or to M after the tile. Each part is a sum of terms of its own
- * size: as a difference of sums over all tokens it would lose its digits where decays are strong. Heads of a group are
- * shared by a number of teams that the shape alone decides; each adds up dB and dC of its heads in order, then the
- * teams are added in order: nothing depends on the number of threads. */
+ * The gradient of d A at token t is q_t = e_t <M_t, S_{t-1}>: within a tile, the flow from the state before the tile or
+ * from tokens before t, to tokens from t on or to M after the tile. Each part is a sum of terms of its own magnitude: a
+ * difference of sums over all tokens would lose its digits under strong decay.
+ * A group's heads are divided among teams, whose number depends on the shape alone; each accumulates dB and dC of its
+ * heads in order, then the teams are reduced in order: results do not depend on the number of threads. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_lanes.h"
@@ -14,14 +14,14 @@
 
 enum { MOST_TEAMS = 16, TARGET_ITEMS = 32 };
 
-/* How a call's scratch is cut: floats of each part. */
+/* Scratch layout: floats of each part. */
 typedef struct layout {
-  int64_t P, N;                /* P and N in whole lanes */
-  int64_t row_P, row_N;        /* from token to token of a tile */
+  int64_t P, N;                /* P and N rounded up to whole lanes */
+  int64_t row_P, row_N;        /* row pitch: from token to token of a tile */
   int64_t n_tiles, teams, heads; /* tiles of a sequence, teams of a group, heads of a group */
   int64_t share;               /* heads of a team */
   int64_t sums;                /* (B,G,teams,2,L,N): dB, dC of a team */
-  int64_t per_head;            /* (B,H,P + 3): dD, dA, dA_reverse, dt_bias's */
+  int64_t per_head;            /* (B,H,P + 3): dD, dA, dA_reverse, dt_bias's gradient */
   int64_t worker;
 } layout;
 
@@ -51,22 +51,22 @@ typedef struct item {
   const krait_ssd_bwd_args *a;
   const kr_ssd_inputs *in;
   layout l;
-  float *x, *dx, *dy, *z, *y;        /* [token][P] of a tile; dx: d x (forwards as states take it), or M B; z: where the
-                                        walk goes back, dy as states take it */
+  float *x, *dx, *dy, *z, *y;        /* [token][P] of a tile; dx: d x (forwards: the scan's input), or M B; z:
+                                        backwards, dy as the scan's input */
   float *B, *C, *dB, *dC;            /* [token][N] of a tile */
   float *by_channel, *by_state;      /* [n][P] as blocks of lanes; [p][N] likewise */
-  float *pairs, *shared, *across;    /* [token][SSD_TILE], twice; rows of a tile across, as blocks of lanes */
+  float *pairs, *shared, *across;    /* [token][SSD_TILE], two of them; a tile's rows transposed, as blocks of lanes */
   float *kept;                       /* [tile][p][N]: S before each tile */
-  float *dd;                         /* [L]: gradient of d, in the order of the walk */
-  float inputs[SSD_TILE];            /* <M_t, x_t (outer) B_t>, in the order of the walk back */
-  float *all_y, *all_dx, *all_dd;    /* [L][P], [L][P], [L]: over both directions */
+  float *dd;                         /* [L]: gradient of d, in scan order */
+  float inputs[SSD_TILE];            /* <M_t, x_t (outer) B_t>, in backward scan order */
+  float *all_y, *all_dx, *all_dd;    /* [L][P], [L][P], [L]: summed over both directions */
   float *sum_B, *sum_C;              /* [L][N] of the team */
   float *head;                       /* [P + 3] */
   float d[SSD_TILE + 16], decay[SSD_TILE + 16], raw[SSD_TILE + 16], shifted[SSD_TILE + 16];
   unsigned char marks[SSD_TILE];
   ssd_cuts cuts;
   ssd_ahead ahead;
-  int adds; /* whether the team's sums have something yet */
+  int adds; /* whether the team's sums already hold something */
 } item;
 
 static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
@@ -101,7 +101,7 @@ static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, co
   kr_matrix_store(matrix, pitch, &plane, n, columns);
 }
 
-/* x, dy (times the gate), B, C, d and decays of a tile, in the order of the walk; z stays for dz. */
+/* x, dy (times the gate), B, C, d and decays of a tile, in scan order; z is kept for dz. */
 static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   const kr_ssd_inputs *in = it->in;
   const int64_t P = it->l.row_P, N = it->l.row_N;
@@ -125,7 +125,7 @@ static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   }
 }
 
-/* to[t] = factor[t] times second[t] (where given) rows[t]. */
+/* to[t] = factor[t] times second[t] (if given) times rows[t]. */
 static void scale_rows(const item *it, float *to, const float *rows, const float *factor, const float *second, int n) {
   for (int t = 0; t < n; t++)
     for (int64_t p = 0; p < it->l.P; p += KR_VL) {
@@ -134,14 +134,14 @@ static void scale_rows(const item *it, float *to, const float *rows, const float
     }
 }
 
-/* One side of a walk: vectors of a token, and how many of their floats are of use. */
+/* One side of a scan: a vector per token, and how many of its floats are valid. */
 typedef struct side {
   float *rows;
   int64_t pitch, n;
 } side;
 
-/* Walks runs of a tile over states of y.n lanes by coef.n rows, as it->cuts say; what begins a sequence begins from 0,
- * padding is left out. in and y lie alike, coef and out_coef too. y is still to be multiplied by cuts.kept. */
+/* Scans a tile's runs over states of y.n lanes by coef.n rows, cut as in it->cuts; a new sequence starts from 0,
+ * padding is skipped. in and y share a layout, as do coef and out_coef. y is still to be multiplied by cuts.kept. */
 static void walk_tile(item *it, float *states, const float *in, side y, side coef, const float *out_coef, int n) {
   const ssd_stretch *s = it->cuts.stretches, *end;
   for (int t = 0; t < n; t++) memset(y.rows + t * y.pitch, 0, (size_t)y.n * sizeof(float));
@@ -158,11 +158,11 @@ static void walk_tile(item *it, float *states, const float *in, side y, side coe
 
 static side of_channels(const item *it, float *rows) { return (side){rows, it->l.row_P, it->l.P}; }
 static side of_states(const item *it, float *rows) { return (side){rows, it->l.row_N, it->l.N}; }
-/* As coefficients: no more than there are. */
+/* As coefficients: only as many as exist. */
 static side channels_of(const item *it, float *rows) { return (side){rows, it->l.row_P, it->in->P}; }
 static side states_of(const item *it, float *rows) { return (side){rows, it->l.row_N, it->in->N}; }
 
-/* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros where it is
+/* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros if it is
  * absent. */
 static void load_states(item *it, const ssd_walk *w, const krait_view *v) {
   const int64_t P = it->in->P, N = it->in->N, bytes = it->l.P * it->l.N * (int64_t)sizeof(float);
@@ -186,7 +186,7 @@ static void add_rows(float *sum, const float *rows, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(sum + i, kr_v_add(kr_v_load(sum + i), kr_v_load(rows + i)));
 }
 
-/* The walk's rows of dB or dC to the team's sums. */
+/* Adds the scan's rows of dB or dC to the team's sums. */
 static void add_tile(const item *it, const ssd_walk *w, float *sums, const float *rows, int64_t i, int n) {
   for (int t = 0; t < n; t++) {
     float *sum = sums + ssd_token(w, i + t) * it->l.N;
@@ -207,7 +207,7 @@ static void load_skip(const item *it, int64_t h, float *skip) {
   for (int64_t p = 0; kr_has(D) && p < it->in->P; p++) skip[p] = kr_scalar_load(D->data, kr_at2(D, h, p), D->dtype);
 }
 
-/* dz of a tile, from y and the other direction's. */
+/* dz of a tile, from y of this direction and of the other. */
 static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
   const int64_t P = it->l.row_P;
   float skip[MOST_P + SSD_WIDTH];
@@ -225,7 +225,7 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
   store_rows(it->dx, P, w, &it->a->dz, i, n, it->in->P);
 }
 
-/* The tile at token i of a walk is asked for while this one is walked over. */
+/* Prefetches the tile at token i of a scan while the current one is computed. */
 static void look_ahead(item *it, const ssd_walk *w, int64_t i, int walks, const krait_view *written) {
   const int64_t P = it->in->P;
   it->ahead = ssd_ahead_of(w, i, 1 + walks * (int)(it->l.N / SSD_WIDTH * P / SSD_ROWS));
@@ -244,7 +244,7 @@ static void walk_forwards(item *it, const ssd_walk *w, int what) {
     const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
     read_tile(it, w, i, n);
     for (int t = 0; t < n; t++)
-      if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
+      if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* even if NaN: nothing crosses sequences */
     ssd_cut(&it->cuts, it->marks, it->decay, n);
     scale_rows(it, it->dx, it->x, it->d, it->cuts.inverse, n);
     look_ahead(it, w, i + SSD_TILE, 1 + with_dz, with_dz ? &it->a->dz : NULL);
@@ -264,8 +264,8 @@ static void walk_forwards(item *it, const ssd_walk *w, int what) {
   }
 }
 
-/* Marks of a walk back over w's tokens: a sequence's last token begins, the very last takes dfinal_states unless it is
- * padding. */
+/* Marks for a backward scan over w's tokens: a sequence begins with its last token; the very last token takes
+ * dfinal_states unless it is padding. */
 static void marks_back(item *it, const ssd_walk *back, int64_t j, int n) {
   ssd_marks(back, j, n, it->marks);
   if (j == 0) it->marks[0] = it->marks[0] & SSD_PADDING ? SSD_BEGINS | SSD_PADDING : 0;
@@ -289,8 +289,8 @@ static void finish_dx(item *it, const ssd_walk *back, int n, int add_skip) {
   for (int64_t p = 0; add_skip && p < it->in->P; p++) it->head[p] += sums[p];
 }
 
-/* out[r][lane] = sum over k of rows[r][k] columns[k][lane], SSD_ROWS by SSD_WIDTH. A function of its own, for its
- * registers. */
+/* out[r][lane] = sum over k of rows[r][k] columns[k][lane], SSD_ROWS by SSD_WIDTH. Not inlined, for register
+ * allocation. */
 static __attribute__((noinline)) void multiply_some(const float *rows, int64_t pitch, const float *columns, int64_t K,
                                                     float *out, int64_t out_pitch) {
   kr_v sum[2 * SSD_ROWS];
@@ -309,7 +309,7 @@ static __attribute__((noinline)) void multiply_some(const float *rows, int64_t p
     kr_v_store(out + r * out_pitch, sum[2 * r]), kr_v_store(out + r * out_pitch + KR_VL, sum[2 * r + 1]);
 }
 
-/* Rows of a tile have room to SSD_TILE: products take whole SSD_ROWS of them. */
+/* A tile's rows have room up to SSD_TILE: products take whole multiples of SSD_ROWS. */
 static int whole_rows(int n) { return (n + SSD_ROWS - 1) / SSD_ROWS * SSD_ROWS; }
 
 /* sums[t] over p and n of rows[t][p] states[p][n] columns[t][n], states as blocks of lanes. */
@@ -330,7 +330,7 @@ static void forms(const item *it, const float *rows, const float *states, const 
   }
 }
 
-/* to[t][s] = sum over k of rows[t][k] others[s][k], for tokens s behind t at least. */
+/* to[t][s] = sum over k of rows[t][k] others[s][k], at least for tokens s after t. */
 static void products(const item *it, float *to, const float *rows, const float *others, int64_t pitch, int64_t K,
                      int n) {
   for (int first = 0; first < n; first += SSD_WIDTH) {
@@ -343,23 +343,23 @@ static void products(const item *it, float *to, const float *rows, const float *
   }
 }
 
-/* A tile of the walk back: its rows are tokens, the last one first. */
+/* A tile of the backward scan: its rows are tokens, last one first. */
 typedef struct crossing {
   const item *it;
   int n;
   const float *before; /* S before the tile */
-  const float *after;  /* M after the tile, still to be multiplied by scale; NULL: nothing comes from there */
+  const float *after;  /* M after the tile, still to be multiplied by scale; NULL: no gradient comes from there */
   double scale;
-  unsigned char marks[SSD_TILE]; /* of tokens in the order of the walk forwards */
-  double q[SSD_TILE];            /* of rows */
+  unsigned char marks[SSD_TILE]; /* of tokens in forward order */
+  double q[SSD_TILE];            /* per row */
 } crossing;
 
-/* decay v, and 0 whatever v is where nothing passes. */
+/* decay v, and 0 for any v (even NaN) if the decay is 0. */
 static inline kr_v times(kr_v decay, kr_v v) {
   return kr_v_select(kr_v_gt(decay, kr_v_zero()), kr_v_mul(decay, v), decay);
 }
 
-/* From row s to row r < s, tokens of one run: what passes over all rows from s - 1 to r. */
+/* From row s to row r < s, tokens of one run: contributes to all rows from s - 1 to r. */
 static void cross_pairs(crossing *c) {
   const item *it = c->it;
   float decay[SSD_TILE + 1] = {0}, sums[SSD_TILE] = {0};
@@ -381,14 +381,14 @@ static void cross_pairs(crossing *c) {
   for (int r = 0; r < c->n; r++) {
     for (int s = r / KR_VL * KR_VL; s < SSD_TILE; s += KR_VL)
       kr_v_store(sums + s, kr_v_add(kr_v_load(sums + s), kr_v_load(it->pairs + r * SSD_TILE + s)));
-    sums[r] = 0; /* what ends here passes over no later row */
+    sums[r] = 0; /* nothing crosses this boundary to later rows */
     kr_v sum = kr_v_zero();
     for (int s = r / KR_VL * KR_VL; s < SSD_TILE; s += KR_VL) sum = kr_v_add(sum, kr_v_load(sums + s));
     c->q[r] += kr_v_sum(sum);
   }
 }
 
-/* From the state before the tile to its rows from `first` on, and on to what comes after the tile. */
+/* From the state before the tile to its rows from `first` on, and through to M after the tile. */
 static void cross_from_before(crossing *c, int first) {
   const item *it = c->it;
   float form[SSD_TILE];
@@ -402,7 +402,7 @@ static void cross_from_before(crossing *c, int first) {
   for (int r = first; r < c->n; r++) c->q[r] += sum += to[r];
 }
 
-/* From the tile's rows before `end` to what comes after it. */
+/* From the tile's rows before `end` to M after the tile. */
 static void cross_to_after(crossing *c, int end) {
   const item *it = c->it;
   float form[SSD_TILE];
@@ -415,7 +415,7 @@ static void cross_to_after(crossing *c, int end) {
   for (int r = end - 2; r >= 0; r--) c->q[r] += sum += from[r + 1];
 }
 
-/* q of a tile's rows: what passes over each of them. */
+/* q of each of a tile's rows. */
 static void cross_tile(crossing *c, const ssd_walk *w, int64_t i) {
   ssd_marks(w, i, c->n, c->marks);
   memset(c->q, 0, sizeof c->q);
@@ -428,7 +428,7 @@ static void cross_tile(crossing *c, const ssd_walk *w, int64_t i) {
   cross_pairs(c);
 }
 
-/* The gradients of d and of A from q; dd in the order of the walk. */
+/* The gradients of d and of A from q; dd in scan order. */
 static void finish_steps(item *it, const ssd_walk *w, const crossing *c, int64_t i, float *dA) {
   const double A = ((const float *)w->A->data)[kr_at1(w->A, w->h)];
   double sum = 0;
@@ -492,7 +492,7 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
                       begins ? 0 : carry * it->by_state[(k / SSD_WIDTH * in->P + p) * SSD_WIDTH + k % SSD_WIDTH]);
 }
 
-/* From the gradient of d to that of dt: dd in the order of w. */
+/* From the gradient of d to that of dt; dd in w's order. */
 static void finish_dt(item *it, const ssd_walk *w, const float *dd) {
   const kr_ssd_inputs *in = it->in;
   const float high = in->dt_max == 0 ? INFINITY : in->dt_max;

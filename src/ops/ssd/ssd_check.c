@@ -7,7 +7,7 @@
 #include "op_list.h"
 
 static void choose_sizes(kr_case *c, int64_t index) {
-  const int usual = index % 5 == 3; /* what kernels for the usual sizes take: aligned tensors, whole vectors */
+  const int usual = index % 5 == 3; /* what the fast kernels require: aligned tensors, whole vectors */
   const int64_t G = kr_case_chance(c, 0.3) ? 2 : 1;
   int64_t *P = kr_case_size(c, "P"), *N = kr_case_size(c, "N");
   c->contiguous = usual;
@@ -17,7 +17,7 @@ static void choose_sizes(kr_case *c, int64_t index) {
   *N = usual ? kr_case_int(c, 1, index % 20 == 13 ? 64 : 16) * 8 : kr_case_edge(c, index % 40 == 12 ? 512 : 33);
   *kr_case_size(c, "L") = kr_case_edge(c, *P * *N > 4000 ? 150 : 200);
   if (usual && index % 25 == 3)
-    *kr_case_size(c, "L") = kr_case_int(c, 400, 700), *P = 8; /* long enough for pieces of time */
+    *kr_case_size(c, "L") = kr_case_int(c, 400, 700), *P = 8; /* long enough to be split over time */
 }
 
 static void set_exact_sizes(kr_case *c) {
@@ -38,7 +38,7 @@ static void choose_mode(kr_case *c) {
   }
 }
 
-/* The fields are drawn, but limits that mean something and decays of every size are rarer than that. */
+/* Fields are drawn at random, which seldom gives meaningful limits or decays of every magnitude. */
 static void choose_steps(kr_case *c) {
   float *limits = c->sig->forward ? &((krait_ssd_bwd_args *)c->args)->dt_min : &((krait_ssd_args *)c->args)->dt_min;
   limits[0] = limits[1] = 0;
@@ -50,14 +50,14 @@ static void choose_steps(kr_case *c) {
   if (kr_case_chance(c, 0.3)) kr_case_fill_uniform(c, dt, -0.5, kr_case_chance(c, 0.3) ? 20 : 0.8);
   krait_view *A = kr_case_give(c, "A");
   if (kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, A, -60, -0.01);
-  else if (*kr_case_size(c, "L") >= 400) kr_case_fill_uniform(c, A, -12, -0.5); /* some reach no piece's end */
+  else if (*kr_case_size(c, "L") >= 400) kr_case_fill_uniform(c, A, -12, -0.5); /* some die out within a segment */
 }
 
-/* Sums of products whose factors a tensor core takes in 16 bits carry those roundings, whatever they are stored in;
- * they are as large as a head's terms, and heads differ by much. States also decay to numbers that float16 has few
- * digits for. A head's gradient of a parameter is a sum over all tokens, whose terms may be a hundred times what is
- * left of them: it is held to a tenth, and of few heads, one of which may come out near zero, to what so many terms of
- * about one may be off by. */
+/* Sums of products whose factors a tensor core takes in 16 bits carry those roundings, whatever the storage type; they
+ * scale with a head's terms, and heads differ widely. States also decay to magnitudes where float16 has few digits. A
+ * head's parameter gradient is a sum over all tokens, whose terms may be a hundred times the result: it is held to a
+ * tenth and, with few heads, one of which may come out near zero, to the possible error of that many terms of about
+ * one. */
 static void set_bounds(kr_case *c) {
   const double rtol = c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
   const double n_tokens = (double)(*kr_case_size(c, "B") * *kr_case_size(c, "L"));
@@ -77,7 +77,7 @@ static int32_t draw(kr_case *c, int64_t index) {
   choose_mode(c);
   if (!c->is_exact) choose_steps(c);
   if (!c->is_exact && kr_case_chance(c, 0.5)) {
-    kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels, and its gradient perhaps as well */
+    kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels, and maybe its gradient as well */
     if (c->sig->forward && kr_case_chance(c, 0.7)) kr_case_give(c, "dDvec")->stride[1] = 0;
   }
   kr_case_give_rest(c);

@@ -1,18 +1,18 @@
-/* ssd_chunks.cu: the SSD on tensor cores (ssd_ref.c has the equation), from Ampere on: a block of eight warps walks
- * along time with one head's state (64 channels, N states) in its accumulators, chunk by chunk of 64 tokens; compiled
- * for float16 and bfloat16 storage. With a the running sum of d A since the chunk began (in powers of two):
- *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i     S = 2^a_end S_before + (2^(a_end - a_j)
- *                                    d_j X)^T B
- * Two warps share 16 rows of Y, and 16 channels of S, and halve the columns; P goes between them through their 16 rows
- * of C, when both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. Copies of the
- * next chunk are under way meanwhile.
- * kr_ssd_steps       what tokens decay by, chunk by chunk (chunk_steps)
+/* ssd_chunks.cu: the SSD on tensor cores (equation in ssd_ref.c), Ampere and later: a block of eight warps passes one
+ * head's state (64 channels, N states) through time in its accumulators, in chunks of 64 tokens; compiled for float16
+ * and bfloat16 storage. With a the cumulative sum of d A since the chunk's start (log2):
+ *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i
+ *   S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
+ * Two warps share 16 rows of Y, and 16 channels of S, and split the columns; they exchange P through their 16 rows of
+ * C, once both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. The next chunk's
+ * copies are in flight meanwhile.
+ * kr_ssd_steps       cumulative log-decays of every chunk (chunk_steps)
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
- * kr_ssd_passed_nN   the same where a head has one D for all its channels (kr_ssd_passes_D): on the diagonal of P
+ * kr_ssd_passed_nN   the same with one D for all channels of a head (kr_ssd_passes_D): on the diagonal of P
  * kr_ssd_ends_nN     only the state at the end of each segment, from zero
- * kr_ssd_join        start states of the segments from their ends
- * NaN or infinity in x or B reaches earlier tokens of its chunk through products with zeros. It is in the state after
- * them, too: such a head is walked again token by token (p.spoilt). */
+ * kr_ssd_join        state passing: start states of the segments from their end states
+ * NaN or infinity in x or B reaches earlier tokens of its chunk through products with masking zeros. The state after
+ * them holds it too: such a head is recomputed token by token (p.spoilt). */
 #include "ssd_mma.cuh"
 
 enum { THREADS = KR_SSD_CHUNK_THREADS };
@@ -20,7 +20,7 @@ enum { THREADS = KR_SSD_CHUNK_THREADS };
 template <int N>
 KR_DEV constexpr int stage_bytes(void) { return X_BYTES + 2 * Q * N * 2; }
 
-/* Where a block works. */
+/* The work of a block. */
 typedef struct place {
   int b, h, g, p0, segment;
   int64_t begin, end;
@@ -36,7 +36,7 @@ KR_DEV place here(const kr_ssd_plan &p) {
   return at;
 }
 
-/* The states of this place's segment as a tensor. */
+/* This segment's states as a tensor. */
 KR_DEV kr_ssd_tensor segment_states(const kr_ssd_plan &p, const place &at) {
   const int64_t size = (int64_t)p.P * p.N, head = p.n_segments * size;
   kr_ssd_tensor v = {};
@@ -54,7 +54,7 @@ KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *sta
   kr_commit_copies();
 }
 
-/* The two warps of 16 rows. */
+/* Barrier for the two warps that share 16 rows. */
 KR_DEV void sync_pair(const warp_place &me) {
   if (me.m == 0) kr_sync_some<1, 64>();
   else if (me.m == 1) kr_sync_some<2, 64>();
@@ -62,7 +62,7 @@ KR_DEV void sync_pair(const warp_place &me) {
   else kr_sync_some<4, 64>();
 }
 
-/* The state as a factor of the next chunk: [channel][state] in the storage type. */
+/* Stores the state as the next chunk's operand: [channel][state] in the storage type. */
 template <int N>
 KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float (&s)[N / 16][4]) {
 #pragma unroll
@@ -72,7 +72,7 @@ KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float
   }
 }
 
-/* Two factors of a row of P: tokens j and j + 1 for token i. PASSED: with D where the diagonal is. */
+/* Two elements of a row of P: tokens j and j + 1 for token i. PASSED: with D on the diagonal. */
 template <int PASSED>
 KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first,
                       float second, const float (&D)[2]) {
@@ -89,7 +89,7 @@ KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, flo
   return pack(first, second);
 }
 
-/* Y = 2^a (C S^T) for the tokens of the sequence that was there before; P to rows of 128 bytes where C's rows were. */
+/* Y = 2^a (C S^T) for tokens of the incoming state's sequence; P to rows of 128 bytes in place of C's. */
 template <int N, int PASSED>
 KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B,
                           const unsigned char *state, const chunk_steps &steps, int has_sequences, float D) {
@@ -107,7 +107,7 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
       kr_mma_as(half_type(), y[2 * j], a, b[0], b[1]);
       kr_mma_as(half_type(), y[2 * j + 1], a, b[2], b[3]);
     }
-    if (me.m < 2 * me.n) continue; /* tokens after all of these */
+    if (me.m < 2 * me.n) continue; /* causally masked */
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       load_b<N * 2>(b, B, me, 32 * me.n + 16 * j, k);
@@ -125,7 +125,7 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int column = 32 * me.n + 8 * j + 2 * me.q;
-      /* Of the diagonal in an even block of columns a warp's first eight rows have theirs, else the others. */
+      /* In an even block of columns the diagonal is in a warp's first eight rows, else in the others. */
       const int from = me.row + 8 * (j & 1) - column;
       const float own[2] = {from == 0 ? D : 0.0f, from == 1 ? D : 0.0f}, none[2] = {0, 0};
       *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) =
@@ -154,11 +154,11 @@ KR_DEV void output_within(float (&y)[4][4], const warp_place &me, const unsigned
   }
 }
 
-/* Two elements that lie side by side; the second may not exist. */
+/* Two adjacent elements; the second may not exist. */
 KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(const uint32_t *)from : from[0]; }
 
-/* (Y + D x) silu(z) to out, with what it holds of other states (p.adds). WHOLE: all tokens and channels of the chunk
- * are there, no gate, no padding, nothing to add to. */
+/* (Y + D x) silu(z) to out, plus out's value from other states (p.adds). WHOLE: all tokens and channels of the chunk
+ * exist, no gate, no padding, no accumulation. */
 template <int WHOLE, int PASSED>
 KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4],
                          const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
@@ -196,8 +196,8 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
   }
 }
 
-/* As write_output of whole rows of 16-byte pieces, with 128 states: through what P leaves of the warps' rows of C. Else
- * each store is half of 32 bytes. */
+/* As write_output WHOLE, for rows of 16-byte pieces and 128 states: staged in the part of the warps' C rows that P
+ * leaves free. Otherwise each store fills half of a 32-byte sector. */
 template <int N, int PASSED>
 KR_DEV void write_pieces(const kr_ssd_plan &p, const place &at, const warp_place &me, float (&y)[4][4],
                          const unsigned char *x, const float *D, unsigned char *C, int64_t t0) {
@@ -223,7 +223,7 @@ KR_DEV void write_pieces(const kr_ssd_plan &p, const place &at, const warp_place
     write_global(to + 8 * half * p.out.t, read_shared(mine + kr_swizzle<64>(me.g + 8 * half, me.q)));
 }
 
-/* Whether a tensor's rows are of 16-byte pieces. */
+/* Whether a tensor's rows consist of aligned 16-byte pieces. */
 KR_DEV int is_in_pieces(const kr_ssd_tensor &v) {
   return (((uint64_t)(uintptr_t)v.data >> 1 | (uint64_t)v.b | (uint64_t)v.t | (uint64_t)v.h) & 7) == 0;
 }
@@ -256,7 +256,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   }
   int turn = 0;
   for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
-    /* Addresses made anew, where there are no registers left to keep them. */
+    /* Addresses are recomputed where no registers are left to keep them. */
     const warp_place me = N > 64 ? place_of_thread(anew(kr_thread())) : first;
     unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
     const chunk_steps &now = steps[turn];
@@ -267,7 +267,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
     if (!ONLY_ENDS) {
       float y[4][4];
       output_before<N, PASSED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
-      if (N > 128) { /* a block alone on its multiprocessor: one barrier for the state and for P */
+      if (N > 128) { /* one block per multiprocessor: a single barrier for the state and for P */
         spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
         kr_sync();
         share_state<N>(state, me, s);
@@ -311,7 +311,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n64(const kr_ssd_plan p) { wa
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n128(const kr_ssd_plan p) { walk<128, 0, 1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_passed_n256(const kr_ssd_plan p) { walk<256, 0, 1>(p); }
 
-/* A thread per element of a head's state. */
+/* One thread per element of a head's state. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread(), size = (int64_t)p.P * p.N;
   const int h = kr_block_y(), b = kr_block_z();
@@ -330,7 +330,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {
   }
 }
 
-/* A warp per chunk of a head; a block takes neighbouring heads, whose step sizes lie side by side. */
+/* One warp per chunk of a head; a block takes adjacent heads, whose step sizes are contiguous. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
   const int64_t chunk = kr_block_x(), t0 = chunk * Q;
   const int h = kr_block_y() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), b = kr_block_z(), lane = kr_thread() & 31;
@@ -343,7 +343,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
   for (int k = 0; k < 2; k++) {
     const int i = lane + 32 * k;
     s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.d[i] = v.d[k],
-    s.segment[i] = v.segment[k]; /* d is 0 or more: the host sees to it */
+    s.segment[i] = v.segment[k]; /* the host guarantees d >= 0 */
   }
   if (lane == 0) s.total = v.total, s.last = v.last;
   if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;

@@ -1,6 +1,6 @@
-/* ssd_cuda.c: the SSD on a GPU. Chunks on tensor cores where the storage is 16 bits and rows are aligned; where heads
- * are too few to fill the device, time is cut into segments: their end states from zero, a walk over them, then every
- * segment from its true state. Everything else walks token by token, and so does a head again in which chunks met NaN
+/* ssd_cuda.c: the SSD on a GPU. Chunked on tensor cores for 16-bit storage with aligned rows; if there are too few
+ * heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
+ * every segment from its true start state. Everything else runs token by token, and so do heads in which chunks met NaN
  * or infinity. */
 #include "cuda_row.h"
 #include "op_list.h"
@@ -38,7 +38,7 @@ const char *kr_ssd_cuda_refuse(const krait_ctx *ctx, const void *args) {
   return refuse_sizes(args);
 }
 
-/* Scratch of the walk: y of the other direction. */
+/* Scratch of the token-by-token row: y of the other direction. */
 uint64_t kr_ssd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   (void)ctx;
@@ -115,7 +115,7 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
-/* Segments only where blocks do not fill the device; each costs a second pass over its tokens. */
+/* Splits time only if blocks do not fill the device; each split costs a second pass over its tokens. */
 static void cut_time(kr_ssd_plan *p, int64_t n_multiprocessors) {
   const int64_t blocks = (int64_t)p->B * p->H * p->blocks_per_head, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   int64_t segments = blocks ? 2 * n_multiprocessors / blocks : 1;
@@ -130,7 +130,7 @@ static int64_t segment_floats(const kr_ssd_plan *p) {
   return (int64_t)p->B * p->H * p->n_segments * p->P * (p->N < KR_SSD_MOST_STATES ? p->N : KR_SSD_MOST_STATES);
 }
 
-/* Bytes from scratch's begin: states of segments, what is left of them, step sizes. */
+/* Byte offsets in scratch: states of segments, their decays, step sizes. */
 typedef struct chunks_layout {
   uint64_t decay, steps, spoilt, end;
 } chunks_layout;

@@ -1,18 +1,18 @@
-/* ssd_hopper.cu: the SSD by warpgroups (sm_90a), the equation of ssd_chunks.cu; compiled for float16 and bfloat16
- * storage (KR_DTYPE) and up to 64, 128 or 256 states (KR_N). A block is resident: one thread copies boxes of B, C and
- * x, warps beside it sum up step sizes, two or three warpgroups walk along time, each with a head's state (64 channels)
- * in its accumulators; B and C are shared between them. C B^T and C S_before^T come from shared memory; P = C B^T o
- * decays stays in registers as a factor, (2^(a_end - a_j) d_j X)^T too.
- * kr_ssd_hopper        output. Blocks take ranges of the same length (ssd_hopper_plan.h), last unit first: what is cut
- *                      off at a range's end is thus done first, and its state handed to the next block, which needs
- *                      it last.
- * kr_ssd_hopper_passed the same where a head has one D for all its channels (kr_ssd_passes_D): on the diagonal of P
- * Fewer units than blocks: a range lies within a unit, so that its start state would come too late. Then, before it:
- * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; from where a piece still passes anything on to
+/* ssd_hopper.cu: the SSD on warpgroups (sm_90a), same equation as ssd_chunks.cu; compiled for float16 and bfloat16
+ * storage (KR_DTYPE) and up to 64, 128 or 256 states (KR_N). Persistent blocks: one producer thread copies boxes of B,
+ * C and x, other producer warps compute cumulative log-decays, and two or three consumer warpgroups pass states through
+ * time, each with one head's state (64 channels) in its accumulators, sharing B and C. C B^T and C S_before^T read
+ * shared memory; P = C B^T o decays stays in registers as an operand, as does (2^(a_end - a_j) d_j X)^T.
+ * kr_ssd_hopper        output. Blocks take ranges of equal length (ssd_hopper_plan.h), last unit first: a unit cut off
+ *                      at a range's end is thus done first, and its state handed to the next block, which needs it
+ *                      last.
+ * kr_ssd_hopper_passed the same with one D for all channels of a head (kr_ssd_passes_D): on the diagonal of P
+ * With fewer units than blocks a range lies within a unit, so its start state would come too late. Then, beforehand:
+ * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; starting where a piece still contributes to
  *                      its end
- * kr_ssd_hopper_states for the gradient, up to 128: the state before each chunk; on the way back, with dy and C for x
- *                      and B, its gradient after each
- * kr_ssd_hopper_begin  clears what blocks tell each other by, and brings initial states into the order of fragments
+ * kr_ssd_hopper_states for the gradient, up to 128 states: the state before each chunk; backwards, with dy and C for x
+ *                      and B, the state gradient after each
+ * kr_ssd_hopper_begin  clears the flags between blocks, and permutes initial states into fragment order
  * NaN and infinity: as in ssd_chunks.cu. */
 #include "ssd_hopper_tiles.cuh"
 
@@ -25,23 +25,23 @@ enum {
   STATE_FLOATS = 64 * KR_N,
   OUTPUT = 0,
   ENDS = 1,
-  STATES = 2, /* what a walk leaves */
+  STATES = 2, /* state passing for the gradient */
   MOST_STAGES = 4,
   GIVEN = HEADS == 3 ? 56 : 40,
-  TAKEN = HEADS == 3 ? 152 : 232 /* registers of a thread beside the walk, and of it */
+  TAKEN = HEADS == 3 ? 152 : 232 /* registers per producer and per consumer thread */
 };
 static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
 
-/* Stages of B and x. Walks wait for memory, and what leaves no output has the place of C and of outputs. */
+/* Stages of B and x. Consumers are memory-bound; without output the space of C and of outputs holds more stages. */
 KR_DEV constexpr int stages_of(int mode) { return mode == OUTPUT ? 2 : mode == STATES && N > 128 ? 3 : 4; }
 
-/* Of a chunk (ssd_mma.cuh); left: of a token's input at the end; reach: of the state before at a token. */
+/* Per chunk (ssd_mma.cuh); left: decay of a token's input to its end; reach: of the incoming state to a token. */
 typedef struct head_steps {
   float a[Q], from[Q], left[Q], reach[Q], segment[Q];
   float keeps, total, last, pad;
 } head_steps;
 
-/* Bytes from the first multiple of 1024 in shared memory. */
+/* Byte offsets from the first multiple of 1024 in shared memory. */
 enum {
   STEPS_AT = 0,
   D_AT = STEPS_AT + STEPS_STAGES * HEADS * KR_SSD_HOPPER_STEPS_BYTES,
@@ -62,14 +62,13 @@ static_assert(STEPS_EMPTY + 8 * STEPS_STAGES * HEADS <= STAGES_AT && END <= end_
                   state_at(STATES) + HEADS * BLOCKS * TILE <= end_of(0),
               "all have a place");
 
-/* ---- how the work is cut ----------------------------------------------------------------------------------------- */
+/* ---- work partition ---------------------------------------------------------------------------------------------- */
 
 typedef struct task {
-  int unit, b, g, back, first, end, piece; /* chunks first to end - 1 of the unit; back: from the last chunk to the
-                                              first */
+  int unit, b, g, back, first, end, piece; /* chunks first to end - 1 of the unit; back: in reverse */
 } task;
 
-/* log2 of what leaves nothing of any float: 2^128 times it is 0. */
+/* log2 of a decay that takes any float to 0, even 2^128. */
 #define NOTHING_LEFT (-280.0f)
 
 KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
@@ -82,8 +81,7 @@ KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
 KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
   return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
 }
-/* The i-th task of this block: its last unit first; with ends it is the only one that is walked, from chunk `start`
- * on. */
+/* The i-th task of this block, last unit first; with ends there is only one, processed from chunk `start` on. */
 template <int MODE>
 KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i, int start) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
@@ -91,14 +89,14 @@ KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i, int start) {
   const int begin = t.unit * h.n_chunks;
   t.first = from > begin ? from - begin : 0, t.end = to - begin < h.n_chunks ? to - begin : h.n_chunks;
   t.piece = kr_block_x() + t.unit;
-  if (MODE == OUTPUT) t.back = 0; /* as it is: the compiler need not ask */
+  if (MODE == OUTPUT) t.back = 0; /* already so; spares the compiler the test */
   if (MODE == ENDS && i == 0 && start > t.first) t.first = start;
   return t;
 }
 
 KR_DEV int chunk_at(const kr_ssd_hopper_plan &h, const task &t, int i) { return t.back ? h.n_chunks - 1 - i : i; }
 
-/* The head of a warpgroup, and its first channel; -1: there is none. */
+/* A warpgroup's head and its first channel; -1: none. */
 typedef struct slot {
   int h, p0;
 } slot;
@@ -109,7 +107,7 @@ KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
   return slot{t.g * h.p.heads + head, (index - head * h.p.blocks_per_head) * PB};
 }
 
-/* ---- those who bring --------------------------------------------------------------------------------------------- */
+/* ---- producers --------------------------------------------------------------------------------------------------- */
 
 template <int MODE>
 KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, int start, uint64_t maps, uint32_t base) {
@@ -147,7 +145,7 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, int start, uint64_t maps, ui
   }
 }
 
-/* A chunk's step sizes, as its warpgroup needs them. */
+/* A chunk's step sizes in the form its warpgroup needs. */
 template <int MODE>
 KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
   const int lane = kr_thread() & 31;
@@ -155,16 +153,16 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
   for (int i = 0; i < 2; i++) {
     const int j = lane + 32 * i;
     const float from = v.a[i] - kr_log2(v.d[i]),
-                reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* d is 0 or more: the host sees to it */
+                reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* the host guarantees d >= 0 */
     if (MODE == OUTPUT) s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
     s.left[j] = back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
   }
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
 }
 
-/* By a warp, for one warpgroup. What is asked for some chunks ahead stays in its registers where walks wait for this,
- * as many chunks a round: a copy to others waits for it. With output there is time for that, and less code is sooner
- * there. */
+/* By one warp, for one warpgroup. Where consumers wait for it, step sizes are prefetched into registers several chunks
+ * ahead, that many per round: a copy between registers would wait for the load. With output there is slack, and shorter
+ * code starts sooner. */
 template <int MODE, int KIND>
 KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int start, int w, unsigned char *shared, uint32_t base) {
   enum { AHEAD = MODE == OUTPUT || KIND == STEPS_ANY || N > 128 ? 2 : 4, ROUND = MODE == OUTPUT ? 1 : AHEAD };
@@ -200,8 +198,8 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int start, int w, unsigned c
   }
 }
 
-/* The chunk of the first task from which on something is left at its end, by all of the block: a warp sums a chunk up.
- * What is not finite before it does not pass on; the walks after this one meet it, and tell of it. */
+/* The chunk of the first task from which on something survives to its end, by the whole block: one chunk per warp.
+ * Non-finite values before it do not pass on; the output pass meets and flags them. */
 template <int KIND>
 KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
   const kr_ssd_plan &p = h.p;
@@ -240,7 +238,7 @@ KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
 #pragma unroll
     for (int w = 0; w < HEADS; w++)
       hopeless |= !(left[w] * (float)(t.end - t.first) <= NOTHING_LEFT * (float)(t.end - last + THREADS / 32));
-    if (hopeless) return t.first; /* at this rate all chunks would not do: the others are not looked at */
+    if (hopeless) return t.first; /* at this rate no chunk would be skipped: stop looking */
     kr_sync();
   }
   return t.first;
@@ -252,9 +250,9 @@ KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
                                  : find_start<STEPS_ANY>(h, shared);
 }
 
-/* ---- a multiplying warpgroup ------------------------------------------------------------------------------------- */
+/* ---- a consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The state as a factor of the next chunk: [channel][state]. */
+/* Stores the state as the next chunk's operand: [channel][state]. */
 KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[N / 2]) {
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2)
@@ -279,7 +277,7 @@ KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, con
   }
 }
 
-/* A state as fragments: a thread's four by four. */
+/* A state in fragment order: four floats per thread at a time. */
 KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) {
   return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS);
 }
@@ -310,14 +308,14 @@ KR_DEV int spoilt_state(const float (&s)[N / 2]) {
   return !(zero == 0);
 }
 
-/* P as a factor, from C B^T: 32 columns of it. MASKED: they reach into the warp's own tokens, or beyond. PASSED: with D
+/* 32 columns of P as an operand, from C B^T. MASKED: they include the warp's own tokens, or later ones. PASSED: with D
  * on the diagonal. */
 template <int HALF, int MASKED, int PASSED>
 KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
                        int has_sequences, float D) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
   const int last = me.row - 2 * me.q;
-  /* The warp's 16 tokens are the first or the last half of these columns; a lane has two of the diagonal, or none. */
+  /* The warp's 16 tokens are the first or second half of these columns; a lane holds two diagonal elements, or none. */
   const float own = me.g >> 1 == me.q ? D : 0.0f, even = me.g & 1 ? 0.0f : own, odd = me.g & 1 ? own : 0.0f;
   const float diagonal[2][2] = {{me.warp & 1 ? 0.0f : even, me.warp & 1 ? 0.0f : odd},
                                 {me.warp & 1 ? even : 0.0f, me.warp & 1 ? odd : 0.0f}};
@@ -348,14 +346,14 @@ KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_ste
   if (me.warp < 2) {
     weigh_half<0, 1, PASSED>(cb, w, s, me, has_sequences, D);
 #pragma unroll
-    for (int i = 0; i < 8; i++) w[8 + i] = 0; /* tokens after all of these */
+    for (int i = 0; i < 8; i++) w[8 + i] = 0; /* causally masked */
   } else {
     weigh_half<0, 0, PASSED>(cb, w, s, me, has_sequences, D);
     weigh_half<1, 1, PASSED>(cb, w, s, me, has_sequences, D);
   }
 }
 
-/* (2^(a_end - a_j) d_j X)^T as a factor: a warp's 16 channels. */
+/* (2^(a_end - a_j) d_j X)^T as an operand: a warp's 16 channels. */
 KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me) {
 #pragma unroll
   for (int k = 0; k < Q / 16; k++) {
@@ -405,7 +403,7 @@ KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2],
   kr_sync_warp();
 }
 
-/* From there to memory; to: the lane's first place. adds: to what is there. */
+/* From the tile to global memory; to: the lane's first address. adds: accumulates. */
 KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile,
                          uint16_t *to, int adds) {
   const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
@@ -422,8 +420,7 @@ KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lane
   kr_sync_warp();
 }
 
-/* What is left of the state; what is not finite passes to no other sequence (start_sum then leaves the state out), but
- * is told of. */
+/* Decays the state; not even NaN crosses sequences (start_sum then drops the state), but it is flagged. */
 KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
   const int spoilt = keeps == 0 && spoilt_state(s);
 #pragma unroll
@@ -431,7 +428,7 @@ KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
   return spoilt;
 }
 
-/* A chunk of a warpgroup without a head: what others have is done with, too. */
+/* A chunk for a warpgroup without a head: only releases the shared stages. */
 template <int MODE>
 KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use) {
   const int STAGES = stages_of(MODE);
@@ -444,7 +441,7 @@ KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use)
   }
 }
 
-/* The block whose range has this chunk. */
+/* The block whose range contains this chunk. */
 KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
   const int within = h.longer * (h.per_block + 1);
   return chunk < within ? chunk / (h.per_block + 1) : h.longer + (chunk - within) / h.per_block;
@@ -460,8 +457,8 @@ KR_DEV void add_fragments(const kr_float4 *from, const lanes &me, float of, floa
   }
 }
 
-/* The state that a piece of time begins with, from the ends of those before it, the latest first, until no more passes
- * on. */
+/* State passing: a piece's start state from the end states of those before it, latest first, until nothing more
+ * survives. */
 KR_DEV void join_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
   const int first = t.unit + block_of(h, t.unit * h.n_chunks);
   float left = 0;
@@ -476,7 +473,7 @@ KR_DEV void join_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &
   if (h.initial) add_fragments(initial_at(h, t.unit, me.w), me, kr_exp2(left), s);
 }
 
-/* The state that a task begins with. */
+/* A task's start state. */
 template <int MODE>
 KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
   if (MODE == ENDS) {
@@ -495,7 +492,7 @@ KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes 
   }
 }
 
-/* The state at its end, to who needs it. */
+/* Stores a task's end state or hands it on. */
 template <int MODE>
 KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me,
                       const float (&s)[N / 2], float decay, int spoilt) {
@@ -520,7 +517,7 @@ KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at
   }
 }
 
-/* The state before a chunk, or after it on the way back, as the factor that it is (ssd_hopper_bwd.cu). */
+/* Stores the state before a chunk (backwards: after it) in operand layout, for ssd_hopper_bwd.cu. */
 KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int c, const lanes &me,
                         const float (&s)[N / 2], unsigned char *tiles) {
   if (me.thread == 0) kr_stores_read<0>();
@@ -558,7 +555,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     sync_group(whole);
   }
   for (int i = t.first; i < t.end; i++, use++, own_use++) {
-    const lanes me = lanes_of(anew(kr_thread())); /* addresses are made anew, else there are no registers left */
+    const lanes me = lanes_of(anew(kr_thread())); /* addresses are recomputed for lack of registers */
     const int stage = use % STAGES, c_stage = use % C_STAGES, own = own_use % STEPS_STAGES;
     const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE + (BLOCKS + me.w) * TILE);
     const head_steps &steps =
@@ -597,7 +594,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
     release(base + EMPTY + 8 * stage, me);
     release(steps_empty, me);
     if (MODE == OUTPUT && i + 1 < t.end) {
-      sync_group(me); /* all four warps have read the state before */
+      sync_group(me); /* all four warps have read the previous state */
       share_state(state, me, s);
       sync_group(me);
     }
@@ -675,7 +672,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_plan
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_plan plan) {
-#if KR_N <= 128 /* the gradient takes no more at once */
+#if KR_N <= 128 /* the gradient takes at most 128 states at once */
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_states, maps);
   run<STATES, 0>(plan, maps);
@@ -684,9 +681,9 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_pl
 #endif
 }
 
-/* ---- pieces of time ---------------------------------------------------------------------------------------------- */
+/* ---- splits over time -------------------------------------------------------------------------------------------- */
 
-/* Four elements of a unit's initial state, as they lie in a warpgroup's fragments: 8 states from 8 j on. */
+/* Four elements of a unit's initial state in a warpgroup's fragment order: 8 states from 8 j on. */
 KR_DEV kr_float4 elements_at(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int j) {
   const kr_ssd_tensor &v = t.back ? h.dfinal : h.p.initial;
   kr_float4 s;
@@ -700,8 +697,8 @@ KR_DEV kr_float4 elements_at(const kr_ssd_hopper_plan &h, const task &t, const s
   return s;
 }
 
-/* A thread per message and head that may be spoilt; of initial states, a block per eight states, head of the block, and
- * unit. */
+/* One thread per flag between blocks and per head of p.spoilt; for initial states, one block per eight states, head of
+ * the block, and unit. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
   const kr_ssd_hopper_plan &h = plan;
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();

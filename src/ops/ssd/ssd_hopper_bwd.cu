@@ -1,17 +1,17 @@
-/* ssd_hopper_bwd.cu: the SSD's gradient by warpgroups (sm_90a), chunk by chunk; states S before and their gradients M
- * after each chunk are known (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to 64
- * or 128 states (KR_N). dy, sums and the rest: as in ssd_bwd_chunks.cu. A block takes a chunk and some heads of a group
- * in turn, copied two ahead by one thread; a head's dy x^T is made while the head before it is worked on:
- *   the first warpgroup (tokens i that take): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, at the end dC += W
- *     B from before: dy o 2^a (C S^T); from pairs: W o C B^T, row by row
- *   the second (tokens j that give): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, at the end dB += W^T C
- *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to what comes after, and to all: x o those; pairs: d P^T o x dy^T
- *   three warps beside the copying one: <S, M>, and sums of dy x for dD of each channel
+/* ssd_hopper_bwd.cu: the SSD's gradient on warpgroups (sm_90a), chunk by chunk, given states S before and their
+ * gradients M after each chunk (kr_ssd_hopper_states). Compiled for float16 and bfloat16 storage (KR_DTYPE) and up to
+ * 64 or 128 states (KR_N). Notation as in ssd_bwd_chunks.cu. A block takes a chunk and several heads of a group in
+ * turn, prefetched two ahead by one producer thread; a head's dy x^T runs while the previous head is being processed:
+ *   the first warpgroup (receiving tokens i): W += (dy x^T) o 2^(a_i - a_j) d_j   dC += (2^a dy) S, finally dC += W B
+ *     inter-chunk: dy o 2^a (C S^T); pairs: row sums of W o C B^T
+ *   the second (source tokens j): dx = d (P^T dy + into B M^T) + D dy    dB += (into d x) M, finally dB += W^T C
+ *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to later chunks, and in total: x o those; pairs: d P^T o x dy^T
+ *   three warps beside the producer: <S, M>, and sums of dy x for dD of each channel
  * kr_ssd_hopper_inner_packed   sequences, any D
- * kr_ssd_hopper_inner_plain    no sequences, D one number for a head or absent: in bfloat16 P^T has its step sizes, and
- *                              D on the diagonal
+ * kr_ssd_hopper_inner_plain    no sequences, one D per head or none: in bfloat16 P^T includes step sizes, and D on its
+ *                              diagonal
  * kr_ssd_hopper_inner_channels no sequences, D of each channel
- * dD of one D a head is the trace of dy x^T. */
+ * With one D per head, dD is the trace of dy x^T. */
 #include "ssd_bwd_sums.cuh"
 #include "ssd_hopper_tiles.cuh"
 
@@ -26,7 +26,7 @@ enum {
   STAGES_AT = C_AT + BLOCKS * TILE,
   DX_AT = STAGES_AT + STAGES * STAGE,
   CB_AT = DX_AT + TILE,
-  W_AT = CB_AT, /* in the end */
+  W_AT = CB_AT, /* at the end */
   STEPS_AT = CB_AT + TILE * 3 / 2,
   BOTH_FULL = STEPS_AT + STAGES * KR_SSD_STEPS_BYTES,
   FULL = BOTH_FULL + 8,
@@ -35,18 +35,17 @@ enum {
   D_AT = SIDE_SUMS + 16,
   ALL_BARRIER = 3,
   GIVEN = 40,
-  TAKEN = 232 /* registers of a thread */
+  TAKEN = 232 /* registers per thread */
 };
 static_assert(1024 + D_AT + 2 * PB * 4 <= KR_SSD_HOPPER_BWD_SHARED(N) && KR_SSD_HOPPER_BWD_SHARED(N) <= 227 * 1024,
               "all have a place");
 static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
 
-/* What a call has: sequences, and any D; none, and no D or one for all channels of a head; none, and D of each
- * channel. */
+/* Kinds of call: sequences, any D; none, and no D or one per head; none, and D per channel. */
 typedef enum call_kind { PACKED, PLAIN, CHANNELS } call_kind;
 
 typedef struct place {
-  int b, g, chunk, split, first, n; /* first head; heads' blocks of channels */
+  int b, g, chunk, split, first, n; /* first head; channel blocks of heads */
 } place;
 
 KR_DEV place here(const kr_ssd_bwd_plan &p) {
@@ -59,7 +58,7 @@ KR_DEV place here(const kr_ssd_bwd_plan &p) {
   return at;
 }
 
-/* The i-th of a block's. */
+/* The i-th slot of a block. */
 typedef struct slot {
   int h, block, p0;
 } slot;
@@ -68,7 +67,7 @@ KR_DEV slot slot_at(const kr_ssd_plan &f, const place &at, int i) {
   return slot{at.first + head, block, block * PB};
 }
 
-/* ---- beside ------------------------------------------------------------------------------------------------------ */
+/* ---- helper warps ------------------------------------------------------------------------------------------------ */
 
 KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps, uint32_t base) {
   const kr_ssd_plan &f = p.f;
@@ -97,7 +96,7 @@ KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps,
   }
 }
 
-/* Sums of dy x over the chunk, for each channel: a lane takes two. */
+/* Sums of dy x over the chunk for each channel: two per lane. */
 template <int KIND>
 KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const unsigned char *x,
                    const chunk_steps &steps) {
@@ -116,7 +115,7 @@ KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, con
   if (s.p0 + 2 * lane + 1 < p.f.P) to[1] = high;
 }
 
-/* <S, M> of every PARTS-th piece of their tiles. */
+/* <S, M> over every PARTS-th 16-byte piece of their tiles. */
 template <int PARTS>
 KR_DEV float pass_through(const unsigned char *S, int part) {
   enum { PIECES = BLOCKS * TILE / 512 };
@@ -137,8 +136,8 @@ KR_DEV float pass_through(const unsigned char *S, int part) {
   return v;
 }
 
-/* A warp's sums, slot by slot: dD by the first of three, where it is not the other warpgroup's; else all of them have a
- * part of <S, M>, and meet in shared memory. */
+/* A helper warp's sums, slot by slot: dD by the first of three, unless the other warpgroup computes it; otherwise all
+ * take a part of <S, M>, reduced in shared memory. */
 template <int KIND>
 KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, unsigned char *shared, uint32_t base) {
   float *const others = (float *)(shared + SIDE_SUMS);
@@ -168,7 +167,7 @@ KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, uns
 
 /* ---- the two warpgroups ------------------------------------------------------------------------------------------ */
 
-/* Sums over the four lanes of a row. */
+/* Sum over the four lanes of a row. */
 KR_DEV float add_row(float v) {
   v += kr_shuffle_xor(v, 1);
   return v + kr_shuffle_xor(v, 2);
@@ -179,7 +178,7 @@ KR_DEV void clear_all(float *d, int n) {
   for (int i = 0; i < n; i++) d[i] = 0;
 }
 
-/* Rows of a tile as a factor, as they are. */
+/* Loads rows of a tile as an operand, unchanged. */
 KR_DEV void take_factor(uint32_t (&w)[16], const unsigned char *tile, const lanes &me) {
 #pragma unroll
   for (int k = 0; k < 4; k++) {
@@ -197,7 +196,7 @@ KR_DEV void scale_factor(uint32_t (&w)[16], float low, float high) {
   }
 }
 
-/* Row sums of a product, in accumulators, times a factor. */
+/* Row sums of a product, in accumulators, times an operand. */
 KR_DEV void row_sums(const float (&d)[32], const uint32_t (&w)[16], float (&sums)[2]) {
   sums[0] = sums[1] = 0;
 #pragma unroll
@@ -210,7 +209,7 @@ KR_DEV void row_sums(const float (&d)[32], const uint32_t (&w)[16], float (&sums
             kr_fma(d[8 * k + 4 * (i >> 1) + 2 * (i & 1) + e], kr_unpack(w[4 * k + i], e, KR_DTYPE), sums[i & 1]);
 }
 
-/* Of 32 columns: those of another sequence count nothing. */
+/* Zeroes those of 32 columns that belong to another sequence. */
 template <int HALF>
 KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
   const float own[2] = {s.segment[me.row], s.segment[me.row + 8]};
@@ -220,8 +219,8 @@ KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
                                                                                                    : 0.0f;
 }
 
-/* Of the first warpgroup: W, and what rows take from pairs: 32 columns. xy becomes what W takes; its diagonal is added
- * to own. MASKED: they reach into the warp's own tokens, or beyond. */
+/* First warpgroup: 32 columns of W and of what rows take from pairs. xy becomes W's increment; its diagonal is added to
+ * own. MASKED: the columns include the warp's own tokens, or later ones. */
 template <int KIND, int HALF, int MASKED>
 KR_DEV void add_half(const lanes &me, const chunk_steps &s, float (&xy)[32], const kr_float4 *CB, float (&W)[32],
                      float (&taken)[2], float &own) {
@@ -259,24 +258,24 @@ KR_DEV void add_pairs(const lanes &me, const chunk_steps &s, float (&xy)[32], co
                       float (&taken)[2], float &own) {
   taken[0] = taken[1] = own = 0;
   if (me.warp < 2) {
-    add_half<KIND, 0, 1>(me, s, xy, CB, W, taken, own); /* the others are tokens after all of these */
+    add_half<KIND, 0, 1>(me, s, xy, CB, W, taken, own); /* the other half is causally masked */
   } else {
     add_half<KIND, 0, 0>(me, s, xy, CB, W, taken, own);
     add_half<KIND, 1, 1>(me, s, xy, CB, W, taken, own);
   }
 }
 
-/* Whether P^T has its tokens' step sizes, and D on its diagonal: in bfloat16, whose range bears both. */
+/* Whether P^T includes step sizes and D on its diagonal: in bfloat16, whose range allows both. */
 template <int KIND>
 KR_DEV constexpr int has_sizes() { return KIND == PLAIN && KR_DTYPE == 2; }
-/* log2 of such a size less than a: no size is 0, as what tokens take of it is divided by it. */
+/* a minus log2 of the step size (at least 2^-100 here), since what tokens take is divided by it. */
 KR_DEV float from_of(const chunk_steps &s, int row) {
   const float most = s.a[row] + 100.0f, from = s.from[row];
   return from < most ? from : most;
 }
 
-/* Of the second: P^T as a factor, what rows give to pairs, and to themselves; with sizes, all of these times their
- * size. */
+/* Second warpgroup: P^T as an operand, what rows give to pairs and to themselves; with sizes, all of them times the
+ * step size. */
 template <int KIND, int HALF, int MASKED>
 KR_DEV void weigh_half(const lanes &me, const chunk_steps &s, const float (&xy)[32], const float (&BC)[32],
                        uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D) {
@@ -317,12 +316,12 @@ KR_DEV void weigh_pairs(const lanes &me, const chunk_steps &s, const float (&xy)
     weigh_half<KIND, 1, 0>(me, s, xy, BC, w, given, own, D);
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; i++) w[i] = 0; /* tokens before all of these */
+    for (int i = 0; i < 8; i++) w[i] = 0; /* causally masked */
     weigh_half<KIND, 1, 1>(me, s, xy, BC, w, given, own, D);
   }
 }
 
-/* A warp's rows of a tile to rows of `to`, which has a token a row: `columns` of them. */
+/* Stores `columns` columns of a warp's tile rows to `to`, one token per row. */
 KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_tensor &v, uint16_t *to, int n_rows,
                        int columns) {
   const int chunk = me.lane & 7, left = columns - 8 * chunk;
@@ -386,13 +385,13 @@ KR_DEV void pack_all(const float (&d)[32], uint32_t (&w)[16]) {
   for (int i = 0; i < 16; i++) w[i] = pack(d[2 * i], d[2 * i + 1]);
 }
 
-/* W to a tile, rows i. */
+/* Stores W to a tile, rows i. */
 KR_DEV void put_factor(unsigned char *tile, const lanes &me, const uint32_t (&w)[16]) {
 #pragma unroll
   for (int k = 0; k < 4; k++) put_matrices(tile, me, 2 * k, w[4 * k], w[4 * k + 1], w[4 * k + 2], w[4 * k + 3]);
 }
 
-/* d = A F^T over a tile of 64 columns, under way. */
+/* Starts d = A F^T over a tile of 64 columns, asynchronously. */
 KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
   const uint64_t a = kr_k_major(A), f = kr_k_major(F);
   kr_wgmma_begin();
@@ -402,8 +401,8 @@ KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
   kr_wgmma_commit();
 }
 
-/* The sum of a head's dy x, where D is one number: a warp's part of it for every fourth of these channels, the first of
- * them. */
+/* The sum of a head's dy x, if D is one number: each warp has a quarter of the channels' slots and writes its sum to
+ * the first, 0 to the others. */
 KR_DEV void leave_trace(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const lanes &me, float own) {
   const int n = p.f.P - s.p0 < PB ? (p.f.P - s.p0) / 4 : PB / 4;
 #pragma unroll
@@ -413,7 +412,7 @@ KR_DEV void leave_trace(const kr_ssd_bwd_plan &p, const place &at, const slot &s
         me.lane ? 0.0f : own;
 }
 
-/* Eight columns' of C B^T: of tokens before those of the rows. */
+/* Eight columns of C B^T, masked to tokens before those of the rows. */
 KR_DEV kr_float4 before_these(const lanes &me, int j, const float (&CB)[32]) {
   kr_float4 v;
 #pragma unroll
@@ -433,7 +432,7 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   kr_float4 *const CB = (kr_float4 *)(shared + CB_AT) + whole.thread;
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    if (j < 4 || whole.warp >= 2) /* the others have tokens behind theirs there */
+    if (j < 4 || whole.warp >= 2) /* the others have only later tokens there */
       CB[j < 4 ? 128 * j : 192 + 64 * j] = before_these(whole, j, xy);
   kr_barrier_await(base + FULL, 0);
   start_tile(base + STAGES_AT + TILE, base + STAGES_AT, xy);

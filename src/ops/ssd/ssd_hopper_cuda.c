@@ -1,4 +1,4 @@
-/* ssd_hopper_cuda.c: the SSD on warpgroups: tensor maps, how the work is cut (ssd_hopper_plan.h), launches. */
+/* ssd_hopper_cuda.c: the SSD on warpgroups: tensor maps, work partition (ssd_hopper_plan.h), launches. */
 #include "op_list.h"
 #include "ssd_hopper_host.h"
 #include "ssd_rows.h"
@@ -54,7 +54,7 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N, 0) ? "too little shared memory" : NULL;
 }
 
-/* Units of n_heads. Returns whether there is this share of one for each multiprocessor. */
+/* Partitions into units of n_heads. Returns whether there is at least this share of a unit per multiprocessor. */
 static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, double share, int64_t n_multiprocessors) {
   h->n_heads = (int32_t)n_heads;
   h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
@@ -62,9 +62,9 @@ static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, double share, int64
   return h->n_units >= share * (double)n_multiprocessors;
 }
 
-/* Units of two heads or of one, where those of more are too few, and that is sooner done than pieces of time, whose
- * ends are walked for first. us on an H200 with 128 states, from 2048 tokens on: what a walk costs once, and each chunk
- * of a block. */
+/* Units of two heads or of one, if there are too few larger ones and this beats splitting time, which needs a pass over
+ * the pieces' ends first. Cost model in us on an H200 with 128 states, from 2048 tokens on: fixed per pass, and per
+ * chunk of a block. */
 static int cut_output(kr_ssd_hopper_plan *h, int64_t n_multiprocessors) {
   static const struct {
     double once, chunk;
@@ -83,8 +83,8 @@ static int cut_output(kr_ssd_hopper_plan *h, int64_t n_multiprocessors) {
   return best > 0;
 }
 
-/* With fewer units than three quarters it is worth to walk over states twice; ranges then lie within units. What leaves
- * states alone, and waits for bytes, rather has fewer heads a block, or fewer blocks. */
+/* Below three quarters of the device, a second pass over the states pays off; ranges then lie within units. The
+ * state-passing kernel is memory-bound and prefers fewer heads per block, or fewer blocks. */
 static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
   h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
   h->n_groups = (int32_t)G;
@@ -100,7 +100,7 @@ static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_mult
   h->per_block = (int32_t)(units * h->n_chunks / h->n_blocks), h->longer = (int32_t)(units * h->n_chunks % h->n_blocks);
 }
 
-/* Bytes from scratch's begin: states, initial ones, what is left of them, messages. */
+/* Byte offsets in scratch: states, initial states, decays, flags. */
 typedef struct layout {
   uint64_t initial, decays, ready, end;
 } layout;
@@ -135,7 +135,7 @@ void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch) {
   h->initial = has_initial(h) ? (float *)(scratch + l.initial) : NULL;
 }
 
-/* Parts behind the first add to its output. */
+/* Parts after the first add to its output. */
 static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_plan whole = kr_ssd_plan_of(&in, 0);
@@ -143,7 +143,7 @@ static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
   return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .n_ways = 1, .adds = part > 0};
 }
 
-/* What all parts have in turn. */
+/* Scratch shared by all parts in turn. */
 static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_args *a) {
   uint64_t most = 0;
   for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
@@ -159,8 +159,8 @@ uint64_t kr_ssd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   return walk_bytes(ctx, a) + (uint64_t)(a->B * a->H) * sizeof(int32_t);
 }
 
-/* A dimension of one element has no stride of its own. The L2 cache takes no more than a row of a box: beside it lies
- * another block's head. */
+/* A dimension of one element has no stride of its own. L2 promotion stops at a row of a box: the next bytes are another
+ * block's head. */
 int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_tensor *t, int64_t B, int64_t L,
                           int64_t H, int64_t n) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
@@ -177,7 +177,7 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
 }
 
 static int32_t make_maps(const krait_ctx *ctx, kr_ssd_hopper_plan *h, const krait_ssd_args *a) {
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver describes tensors of its current context alone */
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &h->p.x, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &h->p.Bmat, a->B, a->L, a->G, h->p.N);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &h->p.Cmat, a->B, a->L, a->G, h->p.N);

@@ -1,25 +1,25 @@
-/* ssd_hopper_host.h: what the SSD's rows for warpgroups share on the host. */
+/* ssd_hopper_host.h: host code shared by the SSD's warpgroup rows. */
 #ifndef KR_SSD_HOPPER_HOST_H
 #define KR_SSD_HOPPER_HOST_H
 
 #include "ssd_hopper_plan.h"
 #include "ssd_host.h"
 
-/* Why bulk copies do not take a tensor (batch, token, head, channel), or NULL. */
+/* Whether bulk copies can take a tensor (batch, token, head, channel). */
 int kr_ssd_boxes_take(const krait_view *v, int64_t B, int64_t L, int64_t H);
-/* Why no such row takes calls of these sizes, or NULL. */
+/* Why no warpgroup row takes calls of these sizes, or NULL. */
 const char *kr_ssd_hopper_refuse_sizes(const krait_ctx *ctx, int64_t B, int64_t L, int64_t H, int64_t P,
                                        uint32_t flags);
 /* Boxes of 64 tokens by 64 channels. The device's context must be current. */
 int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_tensor *t, int64_t B, int64_t L,
                           int64_t H, int64_t n);
-/* How h's work is cut, whose p is there; N: states of a kernel. Returns bytes of scratch, whose addresses
- * kr_ssd_hopper_place gives. */
+/* Partitions the work of h, whose p is set; N: states of a kernel. Returns the bytes of scratch, whose addresses
+ * kr_ssd_hopper_place sets. */
 uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G);
 void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch);
-/* Whether one way's units fill the device. */
+/* Whether the units of one direction fill the device. */
 int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G);
-/* States before each chunk to h->S, their gradients after it to h->M. */
+/* States before each chunk to h->S, state gradients after each to h->M. */
 int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream);
 
 #endif

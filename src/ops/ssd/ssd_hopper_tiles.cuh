@@ -1,5 +1,5 @@
-/* ssd_hopper_tiles.cuh: what the SSD's kernels for warpgroups share: lanes of a warpgroup, tiles of 64 rows of 128
- * bytes between registers and shared memory, products of them. */
+/* ssd_hopper_tiles.cuh: shared code of the SSD's warpgroup kernels: a warpgroup's lanes, tiles of 64 rows of 128 bytes
+ * between registers and shared memory, and tile products. */
 #ifndef KR_SSD_HOPPER_TILES_CUH
 #define KR_SSD_HOPPER_TILES_CUH
 
@@ -11,7 +11,7 @@
 
 enum { N = KR_N, BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, OWN_BARRIER = 1 };
 
-/* Bytes from the begin of the gradient's S or M. */
+/* Byte offset into the gradient's S or M. */
 KR_DEV int64_t kept_at(const kr_ssd_plan &p, int b, int h, int block, int chunk, int n_chunks) {
   return ((((int64_t)b * n_chunks + chunk) * p.H + h) * p.blocks_per_head + block) * (BLOCKS * TILE);
 }
@@ -19,7 +19,7 @@ KR_DEV int64_t kept_at(const kr_ssd_plan &p, int b, int h, int block, int chunk,
 #ifdef KR_EMULATE
 KR_DEV uint32_t uniform(uint32_t v) { return v; }
 #else
-/* What all lanes of the warp have alike, so that the compiler knows it: descriptors are then made once a warp. */
+/* Tells the compiler that a value is warp-uniform: descriptors are then built once per warp. */
 KR_DEV uint32_t uniform(uint32_t v) {
   uint32_t u;
   asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(u) : "r"(v));
@@ -27,13 +27,13 @@ KR_DEV uint32_t uniform(uint32_t v) {
 }
 #endif
 
-/* Whether a block's registers, as many as it can be launched with, are enough for one warpgroup with `given` a thread
- * and the others with `taken`. */
+/* Whether the registers that a block can be launched with suffice for one warpgroup with `given` per thread and the
+ * others with `taken`. */
 KR_DEV constexpr int enough_registers(int threads, int given, int taken) {
   return 128 * given + (threads - 128) * taken <= 65536 / threads / 8 * 8 * threads;
 }
 
-/* w: of the multiplying warpgroups, behind the first. */
+/* w: index among the consumer warpgroups, which follow the first. */
 typedef struct lanes {
   int w, thread, warp, lane, g, q, row;
 } lanes;
@@ -44,18 +44,18 @@ KR_DEV lanes lanes_of(int thread) {
                16 * (t >> 5) + ((t & 31) >> 2)};
 }
 
-/* The how many-th use of a ring. */
+/* Barrier phase parity of a ring's use-th use. */
 KR_DEV uint32_t parity_of(int use, int n_stages) { return (uint32_t)(use / n_stages) & 1; }
 
 KR_DEV void sync_group(const lanes &me) { kr_sync_at<128>(OWN_BARRIER + me.w); }
 
-/* Each warp of the warpgroup is done with it. */
+/* Releases a stage: one arrival per warp. */
 KR_DEV void release(uint32_t barrier, const lanes &me) {
   kr_sync_warp();
   if (me.lane == 0) kr_barrier_arrive(barrier);
 }
 
-/* Four 8 x 8 matrices of pairs, to rows row and row + 8 and chunks `chunk` and the next of a tile. */
+/* Stores four 8 x 8 matrices of pairs to rows row and row + 8, 16-byte pieces `chunk` and the next, of a tile. */
 KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32_t a, uint32_t b, uint32_t c,
                          uint32_t d) {
 #ifdef KR_EMULATE
@@ -69,12 +69,12 @@ KR_DEV void put_matrices(unsigned char *tile, const lanes &me, int chunk, uint32
 #endif
 }
 
-/* The same four of a warp's rows, from them. */
+/* Loads the same four matrices of a warp's rows. */
 KR_DEV void take_matrices(uint32_t (&d)[4], const unsigned char *tile, const lanes &me, int chunk) {
   kr_load_matrices(d, tile + kr_swizzle<128>(16 * me.warp + (me.lane & 15), chunk + (me.lane >> 4)));
 }
 
-/* Eight elements of storage and eight more. */
+/* Adds eight storage elements to eight others. */
 KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
 #pragma unroll
   for (int k = 0; k < 4; k++)
@@ -82,12 +82,12 @@ KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
                    kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
 }
 
-/* A factor's description some bytes further on: an addition for each step, where an address would be described anew. */
+/* An operand's descriptor advanced by some bytes: one addition per step instead of a new descriptor. */
 KR_DEV uint64_t further(uint64_t factor, int bytes) {
   return (factor & 0xffffffff00000000ull) | (uint32_t)((uint32_t)factor + (uint32_t)bytes / 16);
 }
 
-/* d = A F^T, A and F of 64 rows and N columns, under way. */
+/* Starts d = A F^T, A and F of 64 rows and N columns; in flight on return. */
 KR_DEV void start_product(uint32_t A, uint32_t F, float (&d)[32]) {
   const uint64_t a = kr_k_major(A), f = kr_k_major(F);
   kr_wgmma_begin();
@@ -100,7 +100,7 @@ KR_DEV void start_product(uint32_t A, uint32_t F, float (&d)[32]) {
   kr_wgmma_commit();
 }
 
-/* d += w F, w in registers, F of 64 rows and WIDTH columns, under way. first: 0: d = w F. */
+/* Starts d += w F, w in registers, F of 64 rows and WIDTH columns; in flight on return. first: 0: d = w F. */
 template <int WIDTH>
 KR_DEV void start_sum(uint32_t F, const uint32_t (&w)[16], float (&d)[WIDTH / 2], int first) {
   const uint64_t f = kr_mn_major(F, TILE);

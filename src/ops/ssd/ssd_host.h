@@ -1,4 +1,4 @@
-/* ssd_host.h: the inputs of the SSD and of its gradient as their kernels take them. */
+/* ssd_host.h: inputs of the SSD and its gradient in the form that their kernels take. */
 #ifndef KR_SSD_HOST_H
 #define KR_SSD_HOST_H
 
@@ -9,7 +9,7 @@
 #include "ssd_plan.h"
 #include "view.h"
 
-/* (B,L,H,..) of a walk in either direction. */
+/* (B,L,H,..) in scan order of either direction. */
 static inline kr_ssd_tensor kr_ssd_sequence(const krait_view *v, int reverse, int64_t L) {
   kr_ssd_tensor t = {
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
@@ -51,8 +51,8 @@ static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
   return p;
 }
 
-/* KR_SSD_MOST_STATES states from that many times part on: D goes into the first part's output, the gate onto the last
- * one's. */
+/* The slice of KR_SSD_MOST_STATES states that `part` selects: the first part's output includes D x, the last applies
+ * the gate. */
 static inline kr_ssd_plan kr_ssd_part_of(const kr_ssd_plan *whole, int part) {
   kr_ssd_plan p = *whole;
   const int64_t first = (int64_t)KR_SSD_MOST_STATES * part, left = whole->N - first;
@@ -70,7 +70,7 @@ static inline kr_ssd_plan kr_ssd_part_of(const kr_ssd_plan *whole, int part) {
 static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
   if (in->B > 65535 || in->S > 65535) return "more than 65535 sequences";
   if (in->H > INT32_MAX / 256) return "more than 2^23 heads";
-  if (in->B * in->H > INT32_MAX) return "more than 2^31 heads of all sequences"; /* spoilt ones' index */
+  if (in->B * in->H > INT32_MAX) return "more than 2^31 heads of all sequences"; /* index of spoilt */
   return NULL;
 }
 
@@ -79,17 +79,17 @@ static inline int kr_ssd_is_aligned(const krait_view *v) {
          (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
 
-/* Whether D goes through P, the factor that passes tokens on (kernels called `passed`), on its diagonal and in its 16
- * bits: one D for all channels of a head. In float16 one beyond 65504 is infinite there. */
+/* Whether D is on the diagonal of P, in its 16 bits (the kernels named `passed`): one D for all channels of a head. In
+ * float16 a D beyond 65504 would be infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_plan *p) { return p->D.data && p->D.n == 0; }
 
-/* Why rows by chunks take no such tensors or options, or NULL. */
+/* Why the chunked rows take no such tensors or options, or NULL. */
 const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
-/* Token by token, for heads that p->spoilt names. */
+/* Recomputes the heads flagged in p->spoilt token by token. */
 int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
-/* What rows by chunks need first: p->steps. */
+/* Prerequisite of the chunked rows: p->steps. */
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
-/* The output of 16-bit rows by chunks, for a plan of KR_SSD_MOST_STATES at most whose time is not cut or whose
+/* Output of the chunked 16-bit rows, for a plan of at most KR_SSD_MOST_STATES whose time is not split or whose
  * segments' start states are known. */
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
 

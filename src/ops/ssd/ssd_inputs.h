@@ -1,4 +1,4 @@
-/* ssd_inputs.h: the inputs that the SSD and its gradient share, by name, whichever args struct they lie in. */
+/* ssd_inputs.h: the inputs shared by the SSD and its gradient, by name, independent of the args struct. */
 #ifndef KR_SSD_INPUTS_H
 #define KR_SSD_INPUTS_H
 

@@ -1,5 +1,5 @@
-/* ssd_lanes.h: what the vector rows of the SSD and of its gradient share: a head's channels over lanes, a tile of
- * tokens as floats, and where sequences begin in it. Tokens are counted in the direction of the walk. */
+/* ssd_lanes.h: shared code of the SIMD rows of the SSD and its gradient: a head's channels over lanes, a tile of tokens
+ * as floats, and its sequence boundaries. Tokens are numbered in scan order. */
 #ifndef KR_SSD_LANES_H
 #define KR_SSD_LANES_H
 
@@ -10,19 +10,19 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens of a tile; channels of a block */
+enum { SSD_TILE = 64, SSD_WIDTH = 2 * KR_VL }; /* tokens per tile; channels per block */
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)
-enum { SSD_ROWS = 8 }; /* of 32 registers */
+enum { SSD_ROWS = 8 }; /* out of 32 registers */
 #else
 enum { SSD_ROWS = 4 };
 #endif
 
-enum { SSD_BEGINS = 1, SSD_PADDING = 2, SSD_ENDS = 4 }; /* ENDS: a varlen state is taken after the token */
+enum { SSD_BEGINS = 1, SSD_PADDING = 2, SSD_ENDS = 4 }; /* ENDS: a varlen state is stored after the token */
 
-/* Called from several places of a walk, too long to stand there each time. */
+/* Called from several places in a scan, too long to inline. */
 #define SSD_APART static __attribute__((noinline, unused))
 
-/* One direction over one head of one batch entry, for SSD_WIDTH of its channels. */
+/* One direction of one head of one batch entry, for SSD_WIDTH of its channels. */
 typedef struct ssd_walk {
   const kr_ssd_inputs *in;
   const krait_view *A;
@@ -33,12 +33,12 @@ typedef struct ssd_walk {
 
 static inline int64_t ssd_row(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-/* The same, an odd number of lines of the cache: rows of a tile do not fall on the same few of its sets. */
+/* The same, but an odd number of cache lines, so that a tile's rows do not collide in a few cache sets. */
 static inline int64_t ssd_odd_row(int64_t floats) { return ssd_row(floats) | 16; }
 
 static inline int64_t ssd_token(const ssd_walk *w, int64_t i) { return w->reverse ? w->in->L - 1 - i : i; }
 
-/* (token, channel) of a view (B,L,H,P), from token i of the walk on. */
+/* (token, channel) of a view (B,L,H,P), from the scan's token i on. */
 static inline kr_plane ssd_channels(const ssd_walk *w, const krait_view *v, int64_t i) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
   return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, w->p0), step, v->stride[3]};
@@ -67,8 +67,8 @@ SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const kr
   }
 }
 
-/* matrix[token][pitch] of a head's or a group's columns. Where they lie side by side: token after token, as the
- * hardware fetches ahead. */
+/* matrix[token][pitch] of a head's or a group's columns. If contiguous: token by token, which suits the hardware
+ * prefetcher. */
 SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
                              int64_t head, int64_t columns) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1], at = kr_at4(v, w->b, ssd_token(w, i), head, 0);
@@ -83,7 +83,7 @@ static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk 
   ssd_load_rows(matrix, pitch, w, v, i, n, w->g, w->in->N);
 }
 
-/* d and exp(d A) of a tile's tokens; d before the clamp and dt + dt_bias to raw, where that is asked for. */
+/* d and exp(d A) of a tile's tokens; d before the clamp and dt + dt_bias to raw, if given. */
 SSD_APART void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *decay, float *raw) {
   const kr_ssd_inputs *in = w->in;
   const int64_t step = w->reverse ? -in->dt->stride[1] : in->dt->stride[1];
@@ -101,7 +101,7 @@ SSD_APART void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *d
   }
 }
 
-/* What seq_idx says of each token. */
+/* Marks each token from seq_idx. */
 static inline void ssd_marks(const ssd_walk *w, int64_t i, int n, unsigned char *marks) {
   const krait_view *v = w->in->seq_idx;
   memset(marks, 0, (size_t)n);
@@ -114,7 +114,7 @@ static inline void ssd_marks(const ssd_walk *w, int64_t i, int n, unsigned char 
   }
 }
 
-/* Tokens from t on that are taken together: up to the next one that begins a sequence, or past the next end. */
+/* Number of tokens from t on that are processed together: up to the next sequence start, or past the next end. */
 static inline int ssd_run(const unsigned char *marks, int t, int n) {
   int end = t + 1;
   while (end < n && !(marks[end] & SSD_BEGINS) && !(marks[end - 1] & SSD_ENDS)) end++;
@@ -139,17 +139,17 @@ static inline void ssd_store_states(const float *states, const ssd_walk *w, cons
       kr_scalar_store(v->data, kr_at4(v, row, w->h, w->p0 + lane, n), v->dtype, states[n * SSD_WIDTH + lane]);
 }
 
-/* Rows that will be read or written next, asked for a few at a time between other work: a head's channels are short
- * pieces of many pages, more than hardware prefetchers follow. */
+/* Rows to be read or written next, prefetched a few at a time between other work: a head's channels are short pieces of
+ * many pages, more streams than hardware prefetchers follow. */
 typedef struct ssd_ahead {
   struct {
     const char *at;
     int64_t step, bytes;
   } of[4];
-  int n, rows, each; /* rows: left; each: of a step */
+  int n, rows, each; /* rows: remaining; each: per step */
 } ssd_ahead;
 
-/* n_tokens from token i of the walk on, to be asked for in so many steps. */
+/* Prefetch of n_tokens from the scan's token i on, spread over `steps` steps. */
 static inline ssd_ahead ssd_ahead_of(const ssd_walk *w, int64_t i, int steps) {
   const int64_t left = w->in->L - i;
   ssd_ahead a = {.rows = left < 0 ? 0 : left < SSD_TILE ? (int)left : SSD_TILE};
@@ -175,14 +175,14 @@ static inline void ssd_ahead_step(ssd_ahead *a) {
     }
 }
 
-/* States are kept divided by the decays since the last cut, so that a token costs two multiply-adds a state and no
- * product: what goes in is divided by kept, what comes out multiplied by it. Where kept would leave its range, states
- * are multiplied by it instead: a cut; so they are before the first token of a run (ssd_run). A stretch ends with a cut
- * or with its run; the last of a run has a token at least. A product of decays that is 0, infinite or NaN is never
- * divided by. */
+/* States are stored divided by the cumulative decay since the last cut, so a token costs two multiply-adds per state
+ * and no product with the decay: inputs are divided by kept, outputs multiplied by it. Where kept would leave its
+ * range, states are multiplied by it instead: a cut; likewise before the first token of a run (ssd_run). A stretch ends
+ * with a cut or with its run; the last of a run has at least one token. Nothing is ever divided by a cumulative decay
+ * that is 0, infinite or NaN. */
 typedef struct ssd_stretch {
   int tokens;
-  float after; /* what states are multiplied by behind them */
+  float after; /* factor for the states after the stretch */
 } ssd_stretch;
 
 typedef struct ssd_cuts {
@@ -215,9 +215,9 @@ static inline const ssd_stretch *ssd_past(const ssd_stretch *s, int n) {
   return s;
 }
 
-/* A run's stretches over states[k][SSD_WIDTH]: state_k += in coef_k; y += sum_k out_coef_k state_k. in and y are
- * vectors of a token, lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y
- * of in = d x, coef = B, out_coef = C; the gradient takes the same walk with the parts exchanged, and with states over
+/* Scans a run's stretches over states[k][SSD_WIDTH]: state_k += in coef_k; y += sum_k out_coef_k state_k. in and y are
+ * per-token vectors, lane_pitch floats apart; coefficients are a token's row, pitch apart. Channels over lanes give y
+ * with in = d x, coef = B, out_coef = C; the gradient uses the same scan with roles exchanged, and with states over
  * lanes. SSD_ROWS rows of states stay in registers. */
 KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t lane_pitch, const float *coef,
                              const float *out_coef, int64_t pitch, const ssd_stretch *s, const ssd_stretch *end,
@@ -229,7 +229,7 @@ KR_INLINE void ssd_scan_some(float *states, const float *in, float *y, int64_t l
   for (; s < end; s++) {
     for (int t = s->tokens; t; t--, in += lane_pitch, y += lane_pitch, coef += pitch, out_coef += pitch) {
       const kr_v x0 = kr_v_load(in), x1 = kr_v_load(in + KR_VL);
-      kr_v sum[2][2] = {{kr_v_load(y), kr_v_load(y + KR_VL)}, {kr_v_zero(), kr_v_zero()}}; /* of even and odd rows */
+      kr_v sum[2][2] = {{kr_v_load(y), kr_v_load(y + KR_VL)}, {kr_v_zero(), kr_v_zero()}}; /* for even and odd rows */
 #pragma GCC unroll 8
       for (int k = 0; k < rows; k++) {
         const kr_v b = kr_v_set1(coef[k]);

@@ -1,5 +1,5 @@
-/* ssd_mma.cuh: what the SSD's kernels on tensor cores share, from Ampere on; compiled for float16 and bfloat16 storage
- * (KR_DTYPE): the step sizes of a chunk, copies of its rows, a state in accumulators that takes a chunk. */
+/* ssd_mma.cuh: shared code of the SSD's tensor-core kernels, Ampere and later; compiled for float16 and bfloat16
+ * storage (KR_DTYPE): a chunk's step sizes, copies of its rows, a chunk's update of a state in accumulators. */
 #ifndef KR_SSD_MMA_CUH
 #define KR_SSD_MMA_CUH
 
@@ -15,9 +15,9 @@ typedef kr_bf16 half_type;
 
 enum { Q = KR_SSD_CHUNK, PB = KR_SSD_P, X_BYTES = Q * PB * 2 };
 
-/* What a chunk's tokens decay by, made by kr_ssd_steps for every head. a: running sums of log2 of the decays; from: a_j
- * - log2 d_j, so that 2^(total - from_j) is what is left of token j's input at the end; segment: sequences begun since
- * the chunk began, -1 at padding. */
+/* Decays of a chunk's tokens, computed by kr_ssd_steps for every head. a: cumulative log2-decay; from: a_j - log2 d_j,
+ * so that 2^(total - from_j) weights token j's input at the chunk's end; segment: sequences begun since the chunk's
+ * start, -1 at padding. */
 typedef struct chunk_steps {
   float a[Q], from[Q], d[Q], segment[Q];
   float total, last, pad[2]; /* a at the end, sequences begun */
@@ -33,7 +33,7 @@ KR_DEV void copy_steps(chunk_steps *to, const chunk_steps *from) {
     kr_copy_some((char *)to + 16 * kr_thread(), (const char *)from + 16 * kr_thread(), 16);
 }
 
-/* What is left at the end of the state before the chunk, of a token's input, and at a token of the state before. */
+/* Decay to the chunk's end of the incoming state and of a token's input, and of the incoming state to a token. */
 KR_DEV float state_left(const chunk_steps &s) { return s.last == 0 ? kr_exp2(s.total) : 0.0f; }
 KR_DEV kr_float2 inputs_left(const chunk_steps &s, int has_sequences, int j) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
@@ -44,15 +44,15 @@ KR_DEV kr_float2 inputs_left(const chunk_steps &s, int has_sequences, int j) {
 }
 KR_DEV float state_reaches(const chunk_steps &s, int i) { return s.segment[i] == 0 ? kr_exp2(s.a[i]) : 0.0f; }
 
-/* dt and sequence of the tokens that a lane of the warp that prepares them takes: lane and lane + 32 of a chunk. As
- * they are stored: who converts or compares one waits for it. */
+/* dt and sequence of the tokens of one lane of the preparing warp: lane and lane + 32 of a chunk. Kept in storage form:
+ * a conversion or comparison would wait for the load. */
 typedef struct raw_steps {
   uint32_t dt[2];
   int32_t now[2], before[2];
 } raw_steps;
 
-/* How step sizes are stored. Of two loads to one register, as the choice would make them, the second waits for the
- * first: so walks know it when they are compiled, but where tokens have sequences. */
+/* Storage of step sizes. A run-time choice would make two loads to one register, the second waiting for the first: so
+ * it is fixed at compile time, except for packed sequences. */
 typedef enum steps_kind { STEPS_16_BITS, STEPS_32_BITS, STEPS_ANY } steps_kind;
 
 KR_DEV steps_kind kind_of_steps(const kr_ssd_plan &p) {
@@ -90,10 +90,10 @@ KR_DEV float sum_up(float v) {
   return v;
 }
 
-/* What a lane of a warp knows of its tokens: lane and lane + 32. */
+/* A lane's values for its tokens: lane and lane + 32. */
 typedef struct lane_steps {
   float raw[2], d[2], a[2], segment[2], total,
-      last; /* raw: dt + dt_bias; segment: -1 at padding; total: a at the end; last: segments begun */
+      last; /* raw: dt + dt_bias; segment: -1 at padding; total: a at the end; last: sequences begun */
 } lane_steps;
 
 /* By one warp. */
@@ -123,8 +123,7 @@ KR_DEV lane_steps sum_steps(const kr_ssd_plan &p, const raw_steps &r, float A, f
   return v;
 }
 
-/* A number or an address that the compiler must take as new: it would rather keep every address of the walk than have
- * registers. */
+/* Hides a number's or an address's origin from the compiler, which would otherwise keep every address in registers. */
 #ifdef KR_EMULATE
 KR_DEV int anew(int x) { return x; }
 KR_DEV const uint16_t *anew(const uint16_t *x) { return x; }
@@ -143,7 +142,7 @@ KR_DEV const uint16_t *anew(const uint16_t *x) {
 KR_DEV kr_raw16 read_shared(const unsigned char *from) { return *(const kr_raw16 *)from; }
 KR_DEV void write_global(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
 #else
-/* 16 bytes in one access: the compiler would take it apart. */
+/* 16 bytes in one access, which the compiler would otherwise split. */
 KR_DEV kr_raw16 read_shared(const unsigned char *from) {
   kr_raw16 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -160,8 +159,8 @@ KR_DEV void write_global(void *to, const kr_raw16 &v) {
 }
 #endif
 
-/* Rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a multiple
- * of eight apart: all lie alike among the banks. */
+/* Copies rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a
+ * multiple of eight apart: they share one bank swizzle. */
 template <int ROW_BYTES, int THREADS>
 KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, int64_t t0, int64_t end, int n_columns) {
   const int per_row = ROW_BYTES / 16, rows = THREADS / per_row, row = kr_thread() / per_row,
@@ -185,7 +184,7 @@ KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, i
 
 KR_DEV uint32_t pack(float low, float high) { return kr_pack(low, high, KR_DTYPE); }
 
-/* A warp's rows of a state in registers, WIDTH columns: rows c + g and 8 more, columns n0 + 8 j + 2 q and one more. */
+/* A warp's rows of a state in registers, WIDTH columns: rows c + g and + 8, columns n0 + 8 j + 2 q and + 1. */
 template <int WIDTH>
 KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
                        float (&s)[WIDTH / 8][4]) {
@@ -212,7 +211,7 @@ KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b,
     }
 }
 
-/* A warp: rows 16 m and on, columns half n of the tile. */
+/* A warp's place: rows from 16 m on, column half n of the tile. */
 typedef struct warp_place {
   int m, n, g, q, lane, row;
 } warp_place;
@@ -222,12 +221,12 @@ KR_DEV warp_place place_of_thread(int thread) {
   return warp_place{w & 3, w >> 2, lane >> 2, lane & 3, lane, 16 * (w & 3) + (lane >> 2)};
 }
 
-/* 16 rows from 16 m on as a factor, 16 k from 16 k on; rows of ROW_BYTES. */
+/* 16 rows from 16 m on as an A operand, 16 k from 16 k on; rows of ROW_BYTES. */
 template <int ROW_BYTES>
 KR_DEV void load_a(uint32_t (&a)[4], const unsigned char *rows, const warp_place &me, int k) {
   kr_load_matrices(a, rows + kr_swizzle<ROW_BYTES>(16 * me.m + (me.lane & 15), 2 * k + (me.lane >> 4)));
 }
-/* The other factor for 16 columns: whose k lie side by side; turned, whose columns do: row0: first k, chunk: of 8
+/* The B operand for 16 columns, stored k-contiguous or (turned) column-contiguous; row0: first k, chunk: of 8
  * columns. */
 template <int ROW_BYTES>
 KR_DEV void load_b(uint32_t (&b)[4], const unsigned char *rows, const warp_place &me, int first, int k) {
@@ -242,7 +241,7 @@ KR_DEV void load_b_turned(uint32_t (&b)[4], const unsigned char *rows, const war
 
 KR_DEV void clear(float (&d)[4]) { d[0] = d[1] = d[2] = d[3] = 0; }
 
-/* Whether NaN or infinity is in a state. */
+/* Whether a state contains NaN or infinity. */
 template <int n>
 KR_DEV int is_spoilt(const float (&s)[n][4]) {
   float zero = 0;
@@ -253,12 +252,12 @@ KR_DEV int is_spoilt(const float (&s)[n][4]) {
   return !(zero == 0);
 }
 
-/* Of a gradient, whose dB and dC are sums over a group's heads: they are done again together. */
+/* For a gradient, whose dB and dC are sums over a group's heads: these are recomputed together. */
 KR_DEV void tell_spoilt_group(const kr_ssd_plan &f, int b, int h) {
   for (int k = 0, first = h - h % f.heads; k < f.heads; k++) f.spoilt[(int64_t)b * f.H + first + k] = 1;
 }
 
-/* What is left of a state; not even NaN may pass to another sequence, but is told of. */
+/* Decays a state; not even NaN crosses sequences, but it is flagged. */
 template <int n>
 KR_DEV int keep_of_state(float (&s)[n][4], float keeps) {
   if (keeps == 0) {
@@ -273,8 +272,8 @@ KR_DEV int keep_of_state(float (&s)[n][4], float keeps) {
 }
 
 /* S = keeps S + (weights X)^T B for a warp's 16 channels from 16 m on and WIDTH / 8 blocks of 8 states from block n on.
- * OUT: the weights are what reaches a token of the state before, else what is left of its input at the end. Returns
- * whether a state that is dropped was not finite. */
+ * OUT: the weights are decays of the incoming state to a token, else of its input to the chunk's end. Returns whether a
+ * dropped state was not finite. */
 template <int N, int WIDTH, int OUT>
 KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned char *x, const unsigned char *B,
                       const chunk_steps &steps, int has_sequences) {

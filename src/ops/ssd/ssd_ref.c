@@ -1,8 +1,8 @@
-/* ssd_ref.c: Mamba 2's state-space duality as the recurrence that it computes (Dao & Gu 2024), written to be read.
+/* ssd_ref.c: Mamba 2's state-space duality as the recurrence that it computes (Dao & Gu 2024), written for readability.
  *   d = clamp(softplus(dt + dt_bias))
  *   S_t = exp(d A) S_{t-1} + d x_t (outer) B_t        S before the first token: initial_states, else 0
  *   y_t = S_t C_t + D x_t;  out = y silu(z)
- * Reverse walks time backwards; both directions add their sums before D x and the gate. Double accumulation. */
+ * Reverse runs time backwards; both directions are summed before D x and the gate. Double-precision accumulation. */
 #include "ssd_ref.h"
 #include "ssd_rows.h"
 

@@ -1,4 +1,4 @@
-/* ssd_ref.h: what the reference rows of the SSD and of its gradient share: step sizes, sequences, the walk through
+/* ssd_ref.h: shared code of the reference rows of the SSD and its gradient: step sizes, sequences, the scan over
  * time. */
 #ifndef KR_SSD_REF_H
 #define KR_SSD_REF_H
@@ -30,7 +30,7 @@ static inline double ssd_step(const kr_ssd_inputs *in, int64_t b, int64_t t, int
   return d < in->dt_min ? in->dt_min : d > high ? high : d;
 }
 
-/* What seq_idx says of the i-th token of the walk: whether a new sequence begins with it, and whether it is padding. */
+/* The i-th token of the scan according to seq_idx: whether it begins a sequence, and whether it is padding. */
 typedef struct ssd_token {
   int begins, padding;
 } ssd_token;
@@ -46,7 +46,7 @@ static inline double ssd_initial(const kr_ssd_inputs *in, int64_t b, int64_t h, 
   return kr_has(in->initial_states) ? kr_get(in->initial_states, kr_at4(in->initial_states, b, h, p, n)) : 0;
 }
 
-/* One channel's state taken over the i-th token; returns sum_n C state. */
+/* Advances one channel's state by the i-th token; returns sum_n C state. */
 static inline double ssd_advance(const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, int reverse, double A,
                                  int64_t i, double *state) {
   const int64_t t = ssd_time(in, reverse, i), g = h / (in->H / in->G);

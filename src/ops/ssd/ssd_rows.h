@@ -1,5 +1,4 @@
-/* ssd_rows.h: the scratch that the rows of the SSD and of its gradient need, and the rule that their contracts
- * share. */
+/* ssd_rows.h: scratch sizes of the rows of the SSD and its gradient, and the rule shared by their contracts. */
 #ifndef KR_SSD_ROWS_H
 #define KR_SSD_ROWS_H
 

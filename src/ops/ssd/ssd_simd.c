@@ -1,19 +1,19 @@
-/* ssd_simd.c: the recurrence with channels over lanes. Tokens come in tiles: B and C of a tile are made floats once for
- * several heads of their group, then rows of states of two vectors of channels stay in registers while they walk over
- * it, two multiply-adds per state and token: fewer operations than the chunked products of 64 tokens would take, and no
- * exponentials but one per token. Items are neighbouring blocks of channels; what a block gives depends neither on the
- * blocks beside it nor on the number of threads. */
+/* ssd_simd.c: the recurrence with channels over lanes. Tokens come in tiles: a tile's B and C are converted to float
+ * once for several heads of their group, then rows of states of two channel vectors stay in registers for the whole
+ * tile, two multiply-adds per state and token: fewer operations than chunked products of 64 tokens, and only one
+ * exponential per token. Items are adjacent blocks of channels; a block's result depends neither on its neighbours nor
+ * on the number of threads. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_lanes.h"
 #include "ssd_rows.h"
 
-enum { MOST_BLOCKS = 8, ITEMS_EACH = 4 }; /* of an item; items for a thread */
+enum { MOST_BLOCKS = 8, ITEMS_EACH = 4 }; /* per item; items per thread */
 
-/* How a call is cut: blocks of SSD_WIDTH channels of a head, of a group's heads, and of an item. */
+/* Work partition: blocks of SSD_WIDTH channels per head, per group's heads, and per item. */
 typedef struct cut {
   const krait_ssd_args *a;
-  int64_t of_head, of_group, each, items; /* items of a group */
+  int64_t of_head, of_group, each, items; /* items per group */
 } cut;
 
 static cut cut_of(const krait_ctx *ctx, const krait_ssd_args *a) {
@@ -65,7 +65,7 @@ static item begin_item(const cut *c, const kr_ssd_inputs *in, int worker) {
   return it;
 }
 
-/* What all heads of a group share. */
+/* What a group's heads share. */
 static void read_tile(item *it, int64_t i, int n) {
   const ssd_walk *w = it->walks;
   ssd_marks(w, i, n, it->marks);
@@ -80,7 +80,7 @@ static void read_tile(item *it, int64_t i, int n) {
 static void read_steps(item *it, const ssd_walk *w, int64_t i, int n) {
   ssd_steps(w, i, n, it->d, it->decay, NULL);
   for (int t = 0; t < n; t++)
-    if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* whatever it is, nothing of another sequence passes */
+    if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* even if NaN: nothing crosses sequences */
   ssd_cut(&it->cuts, it->marks, it->decay, n);
 }
 
@@ -93,7 +93,7 @@ static void read_block(item *it, const ssd_walk *w, int64_t i, int n) {
   }
 }
 
-/* The state after token t, to every sequence that ends with it. */
+/* Stores the state after token t for every sequence that ends there. */
 static void keep_varlen(const item *it, const float *states, const ssd_walk *w, int64_t t) {
   const krait_view *offsets = &it->a->cu_seqlens;
   for (int64_t s = 0; s < it->a->S; s++) {
@@ -141,7 +141,7 @@ static void finish_tile(item *it, const float *other, const ssd_walk *w, int64_t
   ssd_store_channels(it->y, w, &it->a->out, i, n);
 }
 
-/* What comes behind block k of the tile at i is asked for meanwhile. */
+/* Prefetches what follows block k of the tile at i. */
 static void look_ahead(item *it, int k, int64_t i) {
   const int last = k + 1 == it->n_blocks;
   const ssd_walk *next = &it->walks[last ? 0 : k + 1];

@@ -1,6 +1,6 @@
-/* ssd_walk.cuh: the SSD token by token, for every type, size and option: a warp walks along time with four channels of
- * a head, states over its lanes. With GRADIENT the states before every chunk of tokens are kept, and the gradient of z
- * takes the place of the output. */
+/* ssd_walk.cuh: the SSD token by token, for every type, size and option: a warp scans four channels of a head over
+ * time, states spread over its lanes. With GRADIENT the states before every chunk of tokens are kept, and dz replaces
+ * the output. */
 #ifndef KR_SSD_WALK_CUH
 #define KR_SSD_WALK_CUH
 
@@ -8,7 +8,7 @@
 
 #include "ssd_plan.h"
 
-enum { ROWS = 4 }; /* channels of a warp */
+enum { ROWS = 4 }; /* channels per warp */
 
 KR_DEV int64_t of(const kr_ssd_tensor &v, int64_t b, int64_t t, int64_t h, int64_t n) {
   return b * v.b + t * v.t + h * v.h + n * v.n;
@@ -27,7 +27,7 @@ KR_DEV float step_size(const kr_ssd_plan &p, int b, int64_t t, int h) {
   return clamp_step(p, p.softplus ? kr_softplus(d) : d);
 }
 
-/* HALF: in to.dtype, else float32, as states of the forward call are. */
+/* HALF: in to.dtype, else float32, as the forward call's states are. */
 template <int S, int HALF>
 KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t row, int h, int c0,
                         const float (&s)[ROWS][S]) {
@@ -40,7 +40,7 @@ KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t r
         kr_store(to.data, of(to, row, c0 + r, h, k * 32 + lane), HALF ? to.dtype : KRAIT_F32, s[r][k]);
 }
 
-/* The state after token t to every sequence that ends with it. */
+/* Stores the state after token t for every sequence that ends there. */
 template <int S>
 KR_DEV void keep_varlen(const kr_ssd_plan &p, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
   for (int i = 0; i < p.S; i++) {
@@ -49,7 +49,7 @@ KR_DEV void keep_varlen(const kr_ssd_plan &p, int64_t t, int h, int c0, const fl
   }
 }
 
-/* Of four sums over the warp's lanes, lane r gets that of row r. */
+/* Reduces four sums over the warp's lanes; lane r gets that of row r. */
 KR_DEV float add_lanes(float (&y)[ROWS]) {
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1)
@@ -82,7 +82,7 @@ KR_DEV void write_token(const kr_ssd_plan &p, int b, int64_t t, int h, int c, fl
   kr_store(p.out.data, of(p.out, b, t, h, c), p.out.dtype, padding ? 0.0f : y);
 }
 
-/* The state before token t, the first of its chunk, to p.kept. */
+/* Stores the state before token t, the first of its chunk, to p.kept. */
 template <int S>
 KR_DEV void keep_before(const kr_ssd_plan &p, void *kept, int b, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
   const int64_t head = (int64_t)p.P * p.N, n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
